@@ -1,0 +1,60 @@
+// Dropout bits as a pure function of (seed, batch, head, query, key), so that every backend, tile size and pass draws
+// the same ones and nothing has to be stored.
+//
+// Philox-4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, table 2: the
+// fewest rounds that pass BigCrush with a margin of one). One call gives 128 bits = 8 draws of 16 bits, for
+// queries {q, q + 8} x keys {k, k + 8, k + 16, k + 24} of a block of 16 queries x 32 keys. These are elements that one
+// thread owns in an mma accumulator tile, whether its rows are queries (forward, dQ) or keys (dK/dV).
+#pragma once
+
+#include <cstdint>
+
+#include "attention/host_device.h"
+
+namespace flash_attn_ext::attention {
+
+struct PhiloxCounter {
+  uint32_t word[4];
+};
+
+FLASH_HOST_DEVICE PhiloxCounter philox_4x32_7(PhiloxCounter counter, uint64_t seed) {
+  uint32_t key0 = static_cast<uint32_t>(seed);
+  uint32_t key1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 7; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53u} * counter.word[0];
+    const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter.word[2];
+    counter = {{static_cast<uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0, static_cast<uint32_t>(product1),
+                static_cast<uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1, static_cast<uint32_t>(product0)}};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+struct Dropout {
+  static constexpr int kBlockQueries = 16;
+  static constexpr int kBlockKeys = 32;
+
+  const int64_t* seed = nullptr;  // in the memory of the device that runs the kernel; null: no dropout
+  uint32_t threshold = 0;         // a 16-bit draw below it is dropped: p rounded to a multiple of 2^-16, but never to 0
+  double rescale = 1.0;           // 1 / (1 - p)
+
+  FLASH_HOST_DEVICE bool enabled() const { return seed != nullptr; }
+
+  // The 8 draws that (query, key) shares with its partners.
+  FLASH_HOST_DEVICE PhiloxCounter draws(int64_t batch, int64_t head, int64_t query, int64_t key) const {
+    const PhiloxCounter counter = {{static_cast<uint32_t>((key / kBlockKeys) * 8 + key % 8),
+                                    static_cast<uint32_t>((query / kBlockQueries) * 8 + query % 8),
+                                    static_cast<uint32_t>(head), static_cast<uint32_t>(batch)}};
+    return philox_4x32_7(counter, static_cast<uint64_t>(*seed));
+  }
+
+  // Which of the 8 draws belongs to (query, key), compared with the threshold.
+  FLASH_HOST_DEVICE bool keeps(const PhiloxCounter& draws, int64_t query, int64_t key) const {
+    const uint32_t word = draws.word[(key / 8) % 4];
+    const uint32_t draw = (query / 8) % 2 == 0 ? word & 0xFFFFu : word >> 16;
+    return draw >= threshold;
+  }
+};
+
+}  // namespace flash_attn_ext::attention

@@ -1,0 +1,55 @@
+// The state of a softmax whose scores arrive in pieces (Milakov & Gimelshein 2018; Dao et al. 2022, section 3.1).
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "attention/host_device.h"
+
+namespace flash_attn_ext::attention {
+
+template <class Real>
+struct LogSumExp {
+  Real value;     // natural log; -inf for a row that sees no key
+  Real residual;  // what rounding took off the value: value + residual is right to twice the precision
+};
+
+template <class Real>
+struct SoftmaxState {
+  static constexpr Real kMinusInfinity = -std::numeric_limits<Real>::infinity();
+
+  Real m = kMinusInfinity;  // largest score so far
+  Real l = Real(0);         // sum of exp(score - m) so far
+
+  // What to subtract from scores before exp: a row that has seen nothing subtracts 0, since -inf - (-inf) is NaN.
+  FLASH_HOST_DEVICE Real shift() const { return m == kMinusInfinity ? Real(0) : m; }
+
+  // Takes in a new maximum and returns the factor that sums and outputs so far must be multiplied by.
+  FLASH_HOST_DEVICE Real raise_maximum(Real candidate) {
+    const Real raised = candidate > m ? candidate : m;
+    // NaN scores do not raise m; they reach l through exp.
+    const Real factor = m == kMinusInfinity ? Real(0) : std::exp(m - raised);
+    m = raised;
+    l *= factor;
+    return factor;
+  }
+
+  // A sink is a logit that joins the denominator and has no value row (Xiao et al. 2023).
+  FLASH_HOST_DEVICE Real add_sink(Real sink) {
+    const Real factor = raise_maximum(sink);
+    l += std::exp(sink - shift());
+    return factor;
+  }
+
+  FLASH_HOST_DEVICE Real output_factor() const { return l == Real(0) ? Real(0) : Real(1) / l; }
+
+  FLASH_HOST_DEVICE LogSumExp<Real> log_sum_exp() const {
+    if (l == Real(0)) return {kMinusInfinity, Real(0)};
+    const Real log_l = std::log(l);
+    const Real value = m + log_l;
+    // Exact (Dekker's fast two-sum) when |m| >= |log l|; else the value itself is small and already precise.
+    return {value, (m - value) + log_l};
+  }
+};
+
+}  // namespace flash_attn_ext::attention

@@ -1,0 +1,109 @@
+// What a kernel is told, as plain data. Host code fills every field by name; kernels of every backend read it.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/dropout.h"
+#include "attention/host_device.h"
+#include "attention/score_mod.h"
+#include "attention/sequence.h"
+#include "attention/visibility.h"
+
+namespace flash_attn_ext::attention {
+
+// A (batch, heads, rows, columns) tensor. In a packed batch batch_stride is 0 and rows count over all sequences.
+struct MatrixView {
+  void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;
+
+  template <class Element>
+  FLASH_HOST_DEVICE Element* row(int64_t batch, int64_t head, int64_t row) const {
+    return static_cast<Element*>(data) + batch * batch_stride + head * head_stride + row * row_stride;
+  }
+};
+
+// One accumulate-type value per (batch, head, query): lse, its residual, delta. Queries are contiguous.
+struct StatisticView {
+  void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+
+  FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
+  template <class Real>
+  FLASH_HOST_DEVICE Real* at(int64_t batch, int64_t head, int64_t query) const {
+    return static_cast<Real*>(data) + batch * batch_stride + head * head_stride + query;
+  }
+};
+
+struct AttentionParams {
+  ElementType element = ElementType::kFloat32;  // of q, k, v, out and their gradients
+  int64_t batch = 0;
+  int64_t num_heads_q = 0;
+  int64_t num_heads_k = 0;
+  int64_t head_dim_qk = 0;
+  int64_t head_dim_v = 0;
+
+  SequenceTable sequences;
+  Visibility visibility;
+  ScoreMod score_mod;
+  Dropout dropout;
+  const void* sink = nullptr;  // (num_heads_q,) accumulate type, or null
+
+  MatrixView q;  // (batch, num_heads_q, queries, head_dim_qk)
+  MatrixView k;  // (batch, num_heads_k, keys, head_dim_qk)
+  MatrixView v;  // (batch, num_heads_k, keys, head_dim_v)
+
+  FLASH_HOST_DEVICE int64_t queries_per_key_head() const { return num_heads_q / num_heads_k; }
+};
+
+struct ForwardParams : AttentionParams {
+  MatrixView out;              // (batch, num_heads_q, queries, head_dim_v)
+  StatisticView lse;           // written
+  StatisticView lse_residual;  // written where present
+};
+
+// delta = rowsum(dout * out) - dlse (Dao 2023, "FlashAttention-2", algorithm 2 line 4; dlse makes the LSE an output).
+struct DeltaParams {
+  ElementType element = ElementType::kFloat32;
+  int64_t batch = 0;
+  int64_t num_heads = 0;
+  int64_t rows = 0;
+  int64_t head_dim = 0;
+  MatrixView out;
+  MatrixView dout;
+  StatisticView dlse;  // read where present
+  StatisticView delta;
+};
+
+// The gradient of a bias in the bias's own shape: contiguous, accumulate type, zero-filled by the host. A broadcast
+// dimension has extent 1, and its gradients are summed in a fixed order.
+struct BiasGradient {
+  void* data = nullptr;
+  bool per_batch = false;
+  bool per_head = false;
+  bool per_query = false;
+  bool per_key = false;
+  int64_t batch_stride = 0;  // 0 where broadcast, as in BroadcastView
+  int64_t head_stride = 0;
+  int64_t query_stride = 0;
+  int64_t key_stride = 0;
+  bool present() const { return data != nullptr; }
+};
+
+struct BackwardParams : AttentionParams {
+  MatrixView dout;
+  StatisticView lse;
+  StatisticView lse_residual;  // read where present
+  StatisticView delta;
+  MatrixView dq;  // each gradient is written where its data is not null
+  MatrixView dk;
+  MatrixView dv;
+  BiasGradient dbias;
+  void* dalibi_slopes = nullptr;  // (batch, num_heads_q) contiguous, accumulate type
+  void* dsink = nullptr;          // (num_heads_q,) accumulate type
+};
+
+}  // namespace flash_attn_ext::attention

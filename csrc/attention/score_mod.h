@@ -1,0 +1,103 @@
+// What happens to a score between q.k and the softmax, and its derivative, side by side.
+//
+//   product = q . k
+//   scaled  = scale * product
+//   capped  = softcap * tanh(scaled / softcap)
+//   score   = capped - slope * |key - (query + diagonal)| + bias,   or -inf where the mask is False
+//
+// Visibility (visibility.h) comes after it, then the softmax. A sink joins in online_softmax.h.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "attention/host_device.h"
+
+namespace flash_attn_ext::attention {
+
+enum class ElementType : int8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kBool };
+
+struct Coordinate {  // positions inside the sequence, whatever the tile
+  int64_t batch;
+  int64_t head;
+  int64_t query;
+  int64_t key;
+};
+
+// A bias or mask of shape (batch, heads, queries, keys) in which a broadcast dimension has stride 0.
+struct BroadcastView {
+  const void* data = nullptr;
+  ElementType element = ElementType::kFloat32;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t query_stride = 0;
+  int64_t key_stride = 0;
+
+  FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
+  FLASH_HOST_DEVICE int64_t offset(const Coordinate& at) const {
+    return at.batch * batch_stride + at.head * head_stride + at.query * query_stride + at.key * key_stride;
+  }
+};
+
+// ALiBi (Press et al. 2022, section 3): a slope per head, or per batch entry and head.
+struct AlibiSlopes {
+  const void* data = nullptr;  // accumulate type
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+
+  FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
+  template <class Real>
+  FLASH_HOST_DEVICE Real at(int64_t batch, int64_t head) const {
+    return static_cast<const Real*>(data)[batch * batch_stride + head * head_stride];
+  }
+};
+
+// d score / d slope.
+FLASH_HOST_DEVICE int64_t alibi_derivative(int64_t query, int64_t key, int64_t diagonal) {
+  const int64_t distance = key - (query + diagonal);
+  return distance < 0 ? distance : -distance;
+}
+
+// The elementwise part. Math provides tanh(Real); each backend has its own.
+template <class Real, class Math>
+struct ScoreTransform {
+  Real scale;
+  Real softcap;  // 0: none
+  Real inverse_softcap;
+
+  // added = ALiBi + bias; -inf means masked, and hides even a NaN in q or k.
+  FLASH_HOST_DEVICE Real forward(Real product, Real added) const {
+    const Real scaled = scale * product;
+    const Real capped = softcap == Real(0) ? scaled : softcap * Math::tanh(scaled * inverse_softcap);
+    return added == -std::numeric_limits<Real>::infinity() ? added : capped + added;
+  }
+
+  // d loss / d scaled from d loss / d score. The remaining factor, scale, is applied once to whole dQ and dK rows.
+  FLASH_HOST_DEVICE Real backward(Real dscore, Real product) const {
+    if (softcap == Real(0)) return dscore;
+    const Real t = Math::tanh(scale * product * inverse_softcap);
+    // A masked element has dscore = 0 exactly; its product may be NaN.
+    return dscore == Real(0) ? dscore : dscore * (Real(1) - t * t);
+  }
+};
+
+struct ScoreMod {
+  double scale = 1.0;
+  double softcap = 0.0;  // 0: none
+  AlibiSlopes alibi;
+  BroadcastView bias;
+  BroadcastView mask;  // bool, one byte each: True = attend
+
+  // Scale only: what the fast kernels are built for.
+  FLASH_HOST_DEVICE bool plain() const {
+    return softcap == 0.0 && !alibi.present() && !bias.present() && !mask.present();
+  }
+
+  template <class Real, class Math>
+  FLASH_HOST_DEVICE ScoreTransform<Real, Math> transform() const {
+    const Real cap = static_cast<Real>(softcap);
+    return {static_cast<Real>(scale), cap, cap == Real(0) ? Real(0) : Real(1) / cap};
+  }
+};
+
+}  // namespace flash_attn_ext::attention

@@ -1,0 +1,128 @@
+// flash_attn_ext._C: hands Python's arguments to host/. Typed in flash_attn_ext/_C.pyi.
+#include <pybind11/stl.h>
+#include <torch/extension.h>
+
+#include "host/attention.h"
+#include "host/backends.h"
+#include "host/build_info.h"
+#include "host/inspect.h"
+#include "host/make_params.h"
+
+namespace py = pybind11;
+
+namespace flash_attn_ext::host {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// Binds a function whose trailing arguments describe one attention call. Spelled out once, for the three functions that
+// take them; what comes before them is Leading.
+template <class... Leading, class Function>
+void define_attention_function(py::module_& module, const char* name, const char* doc, Function function) {
+  module.def(
+      name,
+      [function](Leading... leading, at::Tensor q, at::Tensor k, at::Tensor v, OptionalTensor bias, OptionalTensor mask,
+                 OptionalTensor alibi_slopes, OptionalTensor sink, OptionalTensor cu_seqlens_q,
+                 OptionalTensor cu_seqlens_k, OptionalTensor rng_seed, double scale, std::optional<double> softcap,
+                 std::optional<std::string> causal, std::optional<int64_t> window_left,
+                 std::optional<int64_t> window_right, double dropout_p, std::optional<int64_t> max_seqlen_q,
+                 std::optional<int64_t> max_seqlen_k, std::optional<std::string> backend) {
+        const py::gil_scoped_release release;
+        return function(std::move(leading)..., AttentionInputs{.q = std::move(q),
+                                                               .k = std::move(k),
+                                                               .v = std::move(v),
+                                                               .bias = std::move(bias),
+                                                               .mask = std::move(mask),
+                                                               .alibi_slopes = std::move(alibi_slopes),
+                                                               .sink = std::move(sink),
+                                                               .cu_seqlens_q = std::move(cu_seqlens_q),
+                                                               .cu_seqlens_k = std::move(cu_seqlens_k),
+                                                               .rng_seed = std::move(rng_seed),
+                                                               .scale = scale,
+                                                               .softcap = softcap,
+                                                               .causal = std::move(causal),
+                                                               .window_left = window_left,
+                                                               .window_right = window_right,
+                                                               .dropout_p = dropout_p,
+                                                               .max_seqlen_q = max_seqlen_q,
+                                                               .max_seqlen_k = max_seqlen_k,
+                                                               .backend = std::move(backend)});
+      },
+      doc);
+}
+
+py::dict build_info() {
+  py::dict info;
+  for (const auto& [name, value] : build_facts()) info[py::str(name)] = value;
+  py::list names;
+  for (const Backend& backend : backends()) names.append(backend.name);
+  info["backends"] = names;
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.doc() = "Exact attention: the compiled half of flash_attn_ext. Call it through flash_attn_ext.functional.";
+
+  define_attention_function<>(
+      module, "attention_forward",
+      "(out, lse, lse_residual) of one attention call in canonical form; see flash_attn_ext/_C.pyi.",
+      [](const AttentionInputs& inputs) {
+        ForwardOutputs outputs = attention_forward(inputs);
+        return std::make_tuple(outputs.out, outputs.lse, outputs.lse_residual);
+      });
+
+  define_attention_function<at::Tensor, OptionalTensor, at::Tensor, at::Tensor, at::Tensor, std::array<bool, 6>>(
+      module, "attention_backward",
+      "[dq, dk, dv, dbias, dalibi_slopes, dsink]; shape (0,) where output_mask does not ask for one.",
+      [](at::Tensor dout, OptionalTensor dlse, at::Tensor out, at::Tensor lse, at::Tensor lse_residual,
+         std::array<bool, 6> output_mask, const AttentionInputs& inputs) {
+        return attention_backward(inputs, {.dout = dout,
+                                           .dlse = dlse,
+                                           .out = out,
+                                           .lse = lse,
+                                           .lse_residual = lse_residual,
+                                           .output_mask = output_mask});
+      });
+
+  define_attention_function<>(module, "attention_explain",
+                              "[(backend, reasons it cannot run)] in the order in which backends are tried.",
+                              [](const AttentionInputs& inputs) { return explain(inputs); });
+
+  module.def("delta", &compute_delta, py::arg("out"), py::arg("dout"), py::arg("dlse") = py::none(),
+             "rowsum(dout * out) - dlse, the first stage of the backward pass.",
+             py::call_guard<py::gil_scoped_release>());
+
+  module.def(
+      "dropout_mask",
+      [](const at::Tensor& rng_seed, double dropout_p, int64_t batch, int64_t num_heads, int64_t seqlen_q,
+         int64_t seqlen_k) {
+        return dropout_mask(rng_seed, dropout_p,
+                            {.batch = batch, .num_heads = num_heads, .seqlen_q = seqlen_q, .seqlen_k = seqlen_k});
+      },
+      py::arg("rng_seed"), py::arg("dropout_p"), py::arg("batch"), py::arg("num_heads"), py::arg("seqlen_q"),
+      py::arg("seqlen_k"), "(B, H, Sq, Sk) bool on the CPU, True = kept: the bits that every backend draws.");
+
+  module.def(
+      "visible_keys",
+      [](int64_t seqlen_q, int64_t seqlen_k, const std::optional<std::string>& causal,
+         const std::optional<int64_t>& window_left, const std::optional<int64_t>& window_right) {
+        return visible_keys({seqlen_q, seqlen_k}, make_visibility(causal, window_left, window_right));
+      },
+      py::arg("seqlen_q"), py::arg("seqlen_k"), py::arg("causal") = py::none(), py::arg("window_left") = py::none(),
+      py::arg("window_right") = py::none(), "(Sq, 2) int64: the keys [begin, end) that each query sees.");
+
+  module.def(
+      "visible_queries",
+      [](int64_t seqlen_q, int64_t seqlen_k, const std::optional<std::string>& causal,
+         const std::optional<int64_t>& window_left, const std::optional<int64_t>& window_right) {
+        return visible_queries({seqlen_q, seqlen_k}, make_visibility(causal, window_left, window_right));
+      },
+      py::arg("seqlen_q"), py::arg("seqlen_k"), py::arg("causal") = py::none(), py::arg("window_left") = py::none(),
+      py::arg("window_right") = py::none(), "(Sk, 2) int64: the queries [begin, end) that see each key.");
+
+  module.def("build_info", &build_info, "How this library was built, and its backends in the order they are tried.");
+}
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,16 @@
+// The forward and backward pass on tensors: allocate, guard, choose the backend, call it.
+#pragma once
+
+#include "host/inputs.h"
+
+namespace flash_attn_ext::host {
+
+ForwardOutputs attention_forward(const AttentionInputs& inputs);
+
+// dq, dk, dv, dbias, dalibi_slopes, dsink; shape (0,) where output_mask does not ask for it.
+std::vector<at::Tensor> attention_backward(const AttentionInputs& inputs, const BackwardInputs& backward);
+
+// rowsum(dout * out) - dlse: (B, H, S) for (B, H, S, D), (H, T) for (T, H, D); accumulate type.
+at::Tensor compute_delta(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse);
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,220 @@
+#include "host/checks.h"
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <string>
+
+#include "host/sequence_lengths.h"
+
+namespace flash_attn_ext::host {
+namespace {
+
+void check_dtype_and_device(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
+  TORCH_CHECK(tensor.scalar_type() == q.scalar_type(), name, " has dtype ", tensor.scalar_type(), ", but q has ",
+              q.scalar_type(), "; they must agree: cast with ", name, ".to(q.dtype)");
+  TORCH_CHECK(tensor.device() == q.device(), name, " is on ", tensor.device(), ", but q is on ", q.device(),
+              "; move it with ", name, ".to(q.device)");
+}
+
+void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
+  TORCH_CHECK(tensor.device() == q.device(), name, " is on ", tensor.device(), ", but q is on ", q.device(),
+              "; move it with ", name, ".to(q.device)");
+}
+
+void check_rank(const char* name, const at::Tensor& tensor, int64_t rank, const char* layout) {
+  TORCH_CHECK(tensor.dim() == rank, name, " has ", tensor.dim(), " dimensions (shape ", tensor.sizes(), "), expected ",
+              rank, ": ", layout);
+}
+
+void check_size(const char* name, const char* what, int64_t got, int64_t expected, const char* of) {
+  TORCH_CHECK(got == expected, name, " has ", what, " ", got, ", expected ", expected, " (that of ", of, ")");
+}
+
+void check_qkv(const AttentionInputs& in) {
+  const at::ScalarType dtype = in.q.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
+              "q has dtype ", dtype, ", expected float32, float64, bfloat16 or float16; cast q, k and v");
+  check_dtype_and_device("k", in.k, in.q);
+  check_dtype_and_device("v", in.v, in.q);
+  const int64_t rank = in.packed() ? 3 : 4;
+  const char* layout = in.packed() ? "(total tokens, heads, head dim)" : "(batch, heads, sequence, head dim)";
+  check_rank("q", in.q, rank, layout);
+  check_rank("k", in.k, rank, layout);
+  check_rank("v", in.v, rank, layout);
+  if (!in.packed()) {
+    check_size("k", "batch size", in.k.size(0), in.q.size(0), "q");
+    check_size("v", "batch size", in.v.size(0), in.q.size(0), "q");
+  }
+  const int64_t sequence_dim = in.packed() ? 0 : 2;
+  check_size("v", "sequence length", in.v.size(sequence_dim), in.k.size(sequence_dim), "k");
+  check_size("v", "number of heads", in.v.size(1), in.k.size(1), "k");
+  check_size("k", "head dim", in.k.size(-1), in.q.size(-1), "q");
+  const int64_t num_heads_k = in.num_heads_k();
+  TORCH_CHECK(num_heads_k > 0 ? in.num_heads_q() % num_heads_k == 0 : in.num_heads_q() == 0, "q has ", in.num_heads_q(),
+              " heads and k has ", num_heads_k,
+              "; q's number of heads must be a multiple of k's (query head h reads key head h // (Hq / Hk))");
+}
+
+void check_sequence_offsets(const AttentionInputs& in) {
+  TORCH_CHECK(in.cu_seqlens_q.has_value() == in.cu_seqlens_k.has_value(), "only ",
+              in.cu_seqlens_q.has_value() ? "cu_seqlens_q" : "cu_seqlens_k",
+              " was given; packed attention needs both cu_seqlens_q and cu_seqlens_k");
+  TORCH_CHECK(in.packed() || (!in.max_seqlen_q && !in.max_seqlen_k),
+              "max_seqlen_q and max_seqlen_k belong to packed attention; pass cu_seqlens_q and cu_seqlens_k too");
+}
+
+void check_cu_seqlens(const char* name, const at::Tensor& cu_seqlens, const at::Tensor& tokens, const char* of) {
+  TORCH_CHECK(cu_seqlens.scalar_type() == at::kInt, name, " has dtype ", cu_seqlens.scalar_type(),
+              ", expected int32; cast with ", name, ".to(torch.int32)");
+  TORCH_CHECK(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1, name, " has shape ", cu_seqlens.sizes(),
+              ", expected (batch + 1,): 0 and the running sum of the sequence lengths");
+  check_device(name, cu_seqlens, tokens);
+  if (!cu_seqlens.is_cpu()) return;  // reading it would stall the device; kernels clamp what they read
+  const auto offsets = cu_seqlens.accessor<int32_t, 1>();
+  TORCH_CHECK(offsets[0] == 0, name, "[0] is ", offsets[0], ", expected 0");
+  for (int64_t i = 1; i < offsets.size(0); ++i) {
+    TORCH_CHECK(offsets[i] >= offsets[i - 1], name, " decreases: ", name, "[", i - 1, "] = ", offsets[i - 1], " and ",
+                name, "[", i, "] = ", offsets[i], "; it must be the running sum of the sequence lengths");
+  }
+  const int64_t last = offsets[offsets.size(0) - 1];
+  TORCH_CHECK(last == tokens.size(0), name, " ends at ", last, ", but ", of, " has ", tokens.size(0),
+              " tokens; its last entry must be the total number of tokens");
+}
+
+void check_max_seqlen(const char* name, const std::optional<int64_t>& max_seqlen, const at::Tensor& cu_seqlens) {
+  if (!max_seqlen) return;
+  TORCH_CHECK_VALUE(*max_seqlen >= 0, name, " is ", *max_seqlen, ", expected 0 or more, or None");
+  if (!cu_seqlens.is_cpu()) return;
+  const int64_t longest = longest_sequence(cu_seqlens);
+  TORCH_CHECK_VALUE(*max_seqlen >= longest, name, " is ", *max_seqlen, ", but the longest sequence has ", longest,
+                    " tokens; pass an upper bound or None");
+}
+
+void check_packed(const AttentionInputs& in) {
+  if (!in.packed()) return;
+  check_cu_seqlens("cu_seqlens_q", *in.cu_seqlens_q, in.q, "q");
+  check_cu_seqlens("cu_seqlens_k", *in.cu_seqlens_k, in.k, "k");
+  check_size("cu_seqlens_k", "length", in.cu_seqlens_k->size(0), in.cu_seqlens_q->size(0), "cu_seqlens_q");
+  check_max_seqlen("max_seqlen_q", in.max_seqlen_q, *in.cu_seqlens_q);
+  check_max_seqlen("max_seqlen_k", in.max_seqlen_k, *in.cu_seqlens_k);
+}
+
+// A mask or bias: every dimension 1 or full.
+void check_broadcastable(const char* name, const at::Tensor& tensor, const AttentionInputs& in) {
+  check_device(name, tensor, in.q);
+  const SequenceLengths longest = longest_sequences(in);
+  const std::array<int64_t, 4> full = {in.batch(), in.num_heads_q(), longest.queries, longest.keys};
+  bool matches = tensor.dim() == 4;
+  for (int64_t d = 0; matches && d < 4; ++d) matches = tensor.size(d) == 1 || tensor.size(d) == full[d];
+  TORCH_CHECK(matches, name, " has shape ", tensor.sizes(), ", expected one that broadcasts to ",
+              at::IntArrayRef(full.data(), full.size()), " (batch, query heads, queries, keys)");
+}
+
+void check_score_tensors(const AttentionInputs& in) {
+  const at::ScalarType accumulate = in.accumulate_type();
+  if (in.bias) {
+    const at::ScalarType dtype = in.bias->scalar_type();
+    TORCH_CHECK(dtype == in.q.scalar_type() || dtype == at::kFloat, "bias has dtype ", dtype, ", expected q's dtype (",
+                in.q.scalar_type(), ") or float32; a boolean mask goes into mask=");
+    check_broadcastable("bias", *in.bias, in);
+  }
+  if (in.mask) {
+    TORCH_CHECK(in.mask->scalar_type() == at::kBool, "mask has dtype ", in.mask->scalar_type(),
+                ", expected bool (True = attend); a float mask goes into bias=");
+    check_broadcastable("mask", *in.mask, in);
+  }
+  if (in.alibi_slopes) {
+    const at::Tensor& slopes = *in.alibi_slopes;
+    check_device("alibi_slopes", slopes, in.q);
+    TORCH_CHECK(slopes.scalar_type() == accumulate, "alibi_slopes has dtype ", slopes.scalar_type(), ", expected ",
+                accumulate);
+    const bool matches = (slopes.dim() == 1 && slopes.size(0) == in.num_heads_q()) ||
+                         (slopes.dim() == 2 && slopes.size(0) == in.batch() && slopes.size(1) == in.num_heads_q());
+    TORCH_CHECK(matches, "alibi_slopes has shape ", slopes.sizes(), ", expected (", in.num_heads_q(), ",) or (",
+                in.batch(), ", ", in.num_heads_q(), "): a slope for each query head, or batch entry and query head");
+  }
+  if (in.sink) {
+    check_device("sink", *in.sink, in.q);
+    TORCH_CHECK(in.sink->scalar_type() == accumulate, "sink has dtype ", in.sink->scalar_type(), ", expected ",
+                accumulate);
+    TORCH_CHECK(in.sink->dim() == 1 && in.sink->size(0) == in.num_heads_q(), "sink has shape ", in.sink->sizes(),
+                ", expected (", in.num_heads_q(), ",): a logit for each query head");
+  }
+}
+
+void check_window(const char* name, const std::optional<int64_t>& width) {
+  TORCH_CHECK_VALUE(!width || *width >= 0, name, " is ", width.value_or(0),
+                    ", expected 0 or more keys, or None for no bound");
+}
+
+void check_options(const AttentionInputs& in) {
+  TORCH_CHECK_VALUE(std::isfinite(in.scale), "scale is ", in.scale, ", expected a finite number");
+  TORCH_CHECK_VALUE(!in.softcap || (std::isfinite(*in.softcap) && *in.softcap > 0.0), "softcap is ",
+                    in.softcap.value_or(0.0), ", expected a finite number above 0, or None for no cap");
+  TORCH_CHECK_VALUE(!in.causal || *in.causal == "top_left" || *in.causal == "bottom_right", "causal is '",
+                    in.causal.value_or(""), "', expected 'top_left', 'bottom_right' or None");
+  check_window("window_left", in.window_left);
+  check_window("window_right", in.window_right);
+  check_dropout_probability(in.dropout_p);
+  TORCH_CHECK(in.dropout_p == 0.0 || in.rng_seed.has_value(), "dropout_p is ", in.dropout_p,
+              " but there is no rng_seed; pass an int64 tensor of shape (1,)");
+  TORCH_CHECK(in.dropout_p > 0.0 || !in.rng_seed.has_value(),
+              "there is an rng_seed but dropout_p is 0; pass None, or the dropout probability");
+  if (in.rng_seed) check_rng_seed(*in.rng_seed, in.q.device());
+}
+
+}  // namespace
+
+void check_dropout_probability(double dropout_p) {
+  TORCH_CHECK_VALUE(dropout_p >= 0.0 && dropout_p < 1.0, "dropout_p is ", dropout_p, ", expected 0 <= dropout_p < 1");
+}
+
+void check_rng_seed(const at::Tensor& rng_seed, at::Device device) {
+  TORCH_CHECK(rng_seed.scalar_type() == at::kLong && rng_seed.dim() == 1 && rng_seed.size(0) == 1,
+              "rng_seed has dtype ", rng_seed.scalar_type(), " and shape ", rng_seed.sizes(),
+              ", expected int64 and (1,)");
+  TORCH_CHECK(rng_seed.device() == device, "rng_seed is on ", rng_seed.device(), ", but q is on ", device,
+              "; draw it on q's device");
+}
+
+void check_inputs(const AttentionInputs& in) {
+  check_sequence_offsets(in);
+  check_qkv(in);
+  check_packed(in);
+  check_score_tensors(in);
+  check_options(in);
+}
+
+void check_backward_inputs(const AttentionInputs& in, const BackwardInputs& backward) {
+  check_dtype_and_device("dout", backward.dout, in.q);
+  check_dtype_and_device("out", backward.out, in.q);
+  TORCH_CHECK(backward.dout.sizes() == backward.out.sizes(), "dout has shape ", backward.dout.sizes(),
+              ", expected that of out, ", backward.out.sizes());
+  TORCH_CHECK(backward.lse.scalar_type() == in.accumulate_type(), "lse has dtype ", backward.lse.scalar_type(),
+              ", expected ", in.accumulate_type());
+  TORCH_CHECK(!backward.dlse || backward.dlse->sizes() == backward.lse.sizes(), "dlse has shape ",
+              backward.dlse ? backward.dlse->sizes() : at::IntArrayRef(), ", expected that of lse, ",
+              backward.lse.sizes());
+  const std::array<bool, 3> present = {in.bias.has_value(), in.alibi_slopes.has_value(), in.sink.has_value()};
+  const std::array<const char*, 3> names = {"bias", "alibi_slopes", "sink"};
+  for (size_t i = 0; i < present.size(); ++i) {
+    TORCH_CHECK(present[i] || !backward.output_mask[3 + i], "output_mask asks for the gradient of ", names[i],
+                ", which was not given");
+  }
+}
+
+void check_delta_inputs(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse) {
+  TORCH_CHECK(out.dim() == 3 || out.dim() == 4, "out has shape ", out.sizes(),
+              ", expected (batch, heads, sequence, head dim) or (total tokens, heads, head dim)");
+  check_dtype_and_device("dout", dout, out);
+  TORCH_CHECK(dout.sizes() == out.sizes(), "dout has shape ", dout.sizes(), ", expected that of out, ", out.sizes());
+  if (!dlse) return;
+  check_device("dlse", *dlse, out);
+  const std::vector<int64_t> rows = out.dim() == 4 ? std::vector<int64_t>{out.size(0), out.size(1), out.size(2)}
+                                                   : std::vector<int64_t>{out.size(1), out.size(0)};
+  TORCH_CHECK(dlse->sizes() == at::IntArrayRef(rows), "dlse has shape ", dlse->sizes(), ", expected ",
+              at::IntArrayRef(rows));
+}
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,19 @@
+// Every requirement on an attention call's tensors and options. Each message names the tensor, what was got, what is
+// allowed and what to do.
+#pragma once
+
+#include "host/inputs.h"
+
+namespace flash_attn_ext::host {
+
+void check_inputs(const AttentionInputs& inputs);
+void check_backward_inputs(const AttentionInputs& inputs, const BackwardInputs& backward);
+void check_delta_inputs(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse);
+
+// A dropout probability; ValueError outside [0, 1).
+void check_dropout_probability(double dropout_p);
+
+// The seed of a call with dropout.
+void check_rng_seed(const at::Tensor& rng_seed, at::Device device);
+
+}  // namespace flash_attn_ext::host

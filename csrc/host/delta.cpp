@@ -1,0 +1,54 @@
+#include "attention/params.h"
+#include "host/attention.h"
+#include "host/checks.h"
+#include "host/make_params.h"
+#include "kernels/cpu/cpu_kernels.h"
+
+#if FLASH_ATTN_EXT_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "kernels/common/delta.h"
+#endif
+
+namespace flash_attn_ext::host {
+namespace {
+
+void run_delta(const attention::DeltaParams& params, at::Device device) {
+  if (device.is_cpu()) return cpu::delta(params);
+#if FLASH_ATTN_EXT_WITH_CUDA
+  if (device.is_cuda()) {
+    const c10::cuda::CUDAGuard guard(device);
+    C10_CUDA_CHECK(common::launch_delta(params, c10::cuda::getCurrentCUDAStream()));
+    return;
+  }
+#endif
+  TORCH_CHECK(false, "out is on ", device, ", which this build has no delta kernel for; move the tensors to the CPU");
+}
+
+}  // namespace
+
+at::Tensor compute_delta(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse) {
+  check_delta_inputs(out, dout, dlse);
+  const bool packed = out.dim() == 3;
+  const at::ScalarType accumulate = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::TensorOptions options = out.options().dtype(accumulate);
+  const at::Tensor result = packed ? at::empty({out.size(1), out.size(0)}, options)
+                                   : at::empty({out.size(0), out.size(1), out.size(2)}, options);
+  const at::Tensor dlse_rows = dlse ? dlse->to(accumulate).contiguous() : at::Tensor();
+  if (result.numel() == 0) return result;
+  run_delta({.element = element_type(out.scalar_type()),
+             .batch = packed ? 1 : out.size(0),
+             .num_heads = out.size(1),
+             .rows = out.size(packed ? 0 : 2),
+             .head_dim = out.size(-1),
+             .out = matrix_view(out),
+             .dout = matrix_view(dout),
+             .dlse = statistic_view(dlse_rows),
+             .delta = statistic_view(result)},
+            out.device());
+  return result;
+}
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,62 @@
+// One attention call as it arrives from Python, in canonical form:
+//   dense   q (B, Hq, Sq, D), k (B, Hk, Sk, D), v (B, Hk, Sk, Dv)
+//   packed  q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv) with cu_seqlens_q and cu_seqlens_k (batch + 1,)
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace flash_attn_ext::host {
+
+struct AttentionInputs {
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
+  std::optional<at::Tensor> bias;          // (B|1, Hq|1, Sq|1, Sk|1), q's dtype or the accumulate type
+  std::optional<at::Tensor> mask;          // the same shapes, bool, True = attend
+  std::optional<at::Tensor> alibi_slopes;  // (Hq,) or (B, Hq), accumulate type
+  std::optional<at::Tensor> sink;          // (Hq,), accumulate type
+  std::optional<at::Tensor> cu_seqlens_q;  // (B + 1,) int32
+  std::optional<at::Tensor> cu_seqlens_k;
+  std::optional<at::Tensor> rng_seed;  // (1,) int64
+  double scale;
+  std::optional<double> softcap;
+  std::optional<std::string> causal;
+  std::optional<int64_t> window_left;
+  std::optional<int64_t> window_right;
+  double dropout_p;
+  std::optional<int64_t> max_seqlen_q;
+  std::optional<int64_t> max_seqlen_k;
+  std::optional<std::string> backend;
+
+  bool packed() const { return cu_seqlens_q.has_value(); }
+  int64_t batch() const { return packed() ? cu_seqlens_q->size(0) - 1 : q.size(0); }
+  int64_t num_heads_q() const { return q.size(1); }
+  int64_t num_heads_k() const { return k.size(1); }
+  int64_t head_dim_qk() const { return q.size(-1); }
+  int64_t head_dim_v() const { return v.size(-1); }
+  at::ScalarType accumulate_type() const { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+};
+
+// What the forward pass hands to the backward pass, and the incoming gradients.
+struct BackwardInputs {
+  at::Tensor dout;
+  std::optional<at::Tensor> dlse;
+  at::Tensor out;
+  at::Tensor lse;
+  at::Tensor lse_residual;          // shape (0,) when there is no bias
+  std::array<bool, 6> output_mask;  // dq, dk, dv, dbias, dalibi_slopes, dsink
+};
+
+struct ForwardOutputs {
+  at::Tensor out;
+  at::Tensor lse;
+  at::Tensor lse_residual;
+};
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,59 @@
+#include "host/inspect.h"
+
+#include <algorithm>
+
+#include "host/checks.h"
+#include "host/make_params.h"
+
+namespace flash_attn_ext::host {
+namespace {
+
+attention::Sequence dense_sequence(const Lengths& lengths) {
+  TORCH_CHECK_VALUE(lengths.seqlen_q >= 0 && lengths.seqlen_k >= 0, "seqlen_q and seqlen_k are ", lengths.seqlen_q,
+                    " and ", lengths.seqlen_k, ", expected 0 or more");
+  return {0, 0, 0, lengths.seqlen_q, lengths.seqlen_k};
+}
+
+template <class IntervalOf>
+at::Tensor tabulate(int64_t rows, IntervalOf&& interval_of) {
+  at::Tensor table = at::empty({rows, 2}, at::kLong);
+  auto cells = table.accessor<int64_t, 2>();
+  for (int64_t row = 0; row < rows; ++row) {
+    const attention::Interval interval = interval_of(row);
+    cells[row][0] = interval.begin;
+    cells[row][1] = std::max(interval.begin, interval.end);
+  }
+  return table;
+}
+
+}  // namespace
+
+at::Tensor visible_keys(const Lengths& lengths, const attention::Visibility& visibility) {
+  const attention::Sequence sequence = dense_sequence(lengths);
+  return tabulate(lengths.seqlen_q, [&](int64_t query) { return visibility.keys_of(query, sequence); });
+}
+
+at::Tensor visible_queries(const Lengths& lengths, const attention::Visibility& visibility) {
+  const attention::Sequence sequence = dense_sequence(lengths);
+  return tabulate(lengths.seqlen_k, [&](int64_t key) { return visibility.queries_of(key, sequence); });
+}
+
+at::Tensor dropout_mask(const at::Tensor& rng_seed, double dropout_p, const DropoutShape& shape) {
+  check_dropout_probability(dropout_p);
+  const at::Tensor seed = rng_seed.cpu();
+  check_rng_seed(seed, at::kCPU);
+  at::Tensor mask = at::ones({shape.batch, shape.num_heads, shape.seqlen_q, shape.seqlen_k}, at::kBool);
+  if (dropout_p == 0.0) return mask;
+  const attention::Dropout dropout = make_dropout(dropout_p, seed);
+  auto kept = mask.accessor<bool, 4>();
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.num_heads; ++h) {
+      for (int64_t q = 0; q < shape.seqlen_q; ++q) {
+        for (int64_t k = 0; k < shape.seqlen_k; ++k) kept[b][h][q][k] = dropout.keeps(dropout.draws(b, h, q, k), q, k);
+      }
+    }
+  }
+  return mask;
+}
+
+}  // namespace flash_attn_ext::host

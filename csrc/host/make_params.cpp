@@ -1,0 +1,127 @@
+#include "host/make_params.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "host/sequence_lengths.h"
+
+namespace flash_attn_ext::host {
+namespace {
+
+using attention::BroadcastView;
+
+BroadcastView broadcast_view(const std::optional<at::Tensor>& tensor) {
+  if (!tensor) return {};
+  const auto stride = [&](int64_t d) { return tensor->size(d) == 1 ? int64_t{0} : tensor->stride(d); };
+  return {.data = tensor->data_ptr(),
+          .element = element_type(tensor->scalar_type()),
+          .batch_stride = stride(0),
+          .head_stride = stride(1),
+          .query_stride = stride(2),
+          .key_stride = stride(3)};
+}
+
+attention::AlibiSlopes alibi_slopes(const std::optional<at::Tensor>& slopes) {
+  if (!slopes) return {};
+  return {.data = slopes->data_ptr(),
+          .batch_stride = slopes->dim() == 2 ? slopes->stride(0) : 0,
+          .head_stride = slopes->stride(-1)};
+}
+
+attention::SequenceTable sequence_table(const AttentionInputs& in) {
+  const SequenceLengths longest = longest_sequences(in);
+  return {.cu_seqlens_q = in.packed() ? in.cu_seqlens_q->data_ptr<int32_t>() : nullptr,
+          .cu_seqlens_k = in.packed() ? in.cu_seqlens_k->data_ptr<int32_t>() : nullptr,
+          .max_seqlen_q = longest.queries,
+          .max_seqlen_k = longest.keys};
+}
+
+}  // namespace
+
+attention::ElementType element_type(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return attention::ElementType::kFloat32;
+    case at::kDouble:
+      return attention::ElementType::kFloat64;
+    case at::kBFloat16:
+      return attention::ElementType::kBFloat16;
+    case at::kHalf:
+      return attention::ElementType::kFloat16;
+    case at::kBool:
+      return attention::ElementType::kBool;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "unchecked dtype ", dtype);
+  }
+}
+
+attention::Visibility make_visibility(const std::optional<std::string>& causal,
+                                      const std::optional<int64_t>& window_left,
+                                      const std::optional<int64_t>& window_right) {
+  constexpr int64_t kUnbounded = attention::Visibility::kUnbounded;
+  attention::Visibility visibility;
+  visibility.left = std::min(window_left.value_or(kUnbounded), kUnbounded);
+  visibility.right = causal ? 0 : std::min(window_right.value_or(kUnbounded), kUnbounded);
+  visibility.top_left = causal == "top_left";
+  return visibility;
+}
+
+attention::Dropout make_dropout(double dropout_p, const std::optional<at::Tensor>& rng_seed) {
+  if (!rng_seed) return {};
+  const double threshold = std::clamp(std::round(dropout_p * 65536.0), 1.0, 65535.0);
+  return {.seed = rng_seed->data_ptr<int64_t>(),
+          .threshold = static_cast<uint32_t>(threshold),
+          .rescale = 1.0 / (1.0 - dropout_p)};
+}
+
+attention::MatrixView matrix_view(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  const bool packed = tensor.dim() == 3;
+  return {.data = tensor.data_ptr(),
+          .batch_stride = packed ? 0 : tensor.stride(0),
+          .head_stride = tensor.stride(1),
+          .row_stride = tensor.stride(packed ? 0 : 2),
+          .column_stride = tensor.stride(-1)};
+}
+
+attention::StatisticView statistic_view(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.dim() < 2) return {};
+  const bool packed = tensor.dim() == 2;
+  return {.data = tensor.data_ptr(),
+          .batch_stride = packed ? 0 : tensor.stride(0),
+          .head_stride = tensor.stride(packed ? 0 : 1)};
+}
+
+attention::AttentionParams make_attention_params(const AttentionInputs& in) {
+  attention::AttentionParams params;
+  params.element = element_type(in.q.scalar_type());
+  params.batch = in.batch();
+  params.num_heads_q = in.num_heads_q();
+  params.num_heads_k = in.num_heads_k();
+  params.head_dim_qk = in.head_dim_qk();
+  params.head_dim_v = in.head_dim_v();
+  params.sequences = sequence_table(in);
+  params.visibility = make_visibility(in.causal, in.window_left, in.window_right);
+  params.score_mod = {.scale = in.scale,
+                      .softcap = in.softcap.value_or(0.0),
+                      .alibi = alibi_slopes(in.alibi_slopes),
+                      .bias = broadcast_view(in.bias),
+                      .mask = broadcast_view(in.mask)};
+  params.dropout = make_dropout(in.dropout_p, in.rng_seed);
+  params.sink = in.sink ? in.sink->data_ptr() : nullptr;
+  params.q = matrix_view(in.q);
+  params.k = matrix_view(in.k);
+  params.v = matrix_view(in.v);
+  return params;
+}
+
+attention::ForwardParams make_forward_params(const AttentionInputs& inputs, const ForwardOutputs& outputs) {
+  attention::ForwardParams params;
+  static_cast<attention::AttentionParams&>(params) = make_attention_params(inputs);
+  params.out = matrix_view(outputs.out);
+  params.lse = statistic_view(outputs.lse);
+  params.lse_residual = statistic_view(outputs.lse_residual);
+  return params;
+}
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,23 @@
+// Tensors and options -> what the kernels read, every field by name.
+#pragma once
+
+#include "attention/params.h"
+#include "host/inputs.h"
+
+namespace flash_attn_ext::host {
+
+attention::ElementType element_type(at::ScalarType dtype);
+attention::Visibility make_visibility(const std::optional<std::string>& causal,
+                                      const std::optional<int64_t>& window_left,
+                                      const std::optional<int64_t>& window_right);
+attention::Dropout make_dropout(double dropout_p, const std::optional<at::Tensor>& rng_seed);
+
+// (B, H, S, D) or packed (T, H, D); (B, H, S) or packed (H, T). An undefined tensor gives an absent view.
+attention::MatrixView matrix_view(const at::Tensor& tensor);
+attention::StatisticView statistic_view(const at::Tensor& tensor);
+
+// The part that forward and backward share.
+attention::AttentionParams make_attention_params(const AttentionInputs& inputs);
+attention::ForwardParams make_forward_params(const AttentionInputs& inputs, const ForwardOutputs& outputs);
+
+}  // namespace flash_attn_ext::host

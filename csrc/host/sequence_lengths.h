@@ -1,0 +1,19 @@
+// The longest sequences of a call: known from the shapes of a dense batch, from cu_seqlens or a bound of a packed one.
+#pragma once
+
+#include "host/inputs.h"
+
+namespace flash_attn_ext::host {
+
+struct SequenceLengths {
+  int64_t queries;
+  int64_t keys;
+};
+
+// The longest sequence of offsets in CPU memory.
+int64_t longest_sequence(const at::Tensor& cu_seqlens);
+
+// Upper bounds, without reading from a device: for offsets on a device, max_seqlen or else the number of tokens.
+SequenceLengths longest_sequences(const AttentionInputs& inputs);
+
+}  // namespace flash_attn_ext::host

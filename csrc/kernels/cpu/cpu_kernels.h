@@ -1,0 +1,26 @@
+// The CPU backend's stages. Each runs on all threads and returns when its outputs are written.
+#pragma once
+
+#include "attention/params.h"
+
+namespace flash_attn_ext::cpu {
+
+// O and LSE.
+void forward(const attention::ForwardParams& params);
+
+// delta = rowsum(dout * out) - dlse.
+void delta(const attention::DeltaParams& params);
+
+// dK, dV and the ALiBi slopes' gradient: KV-stationary.
+void backward_dkdv(const attention::BackwardParams& params);
+
+// dQ: Q-stationary.
+void backward_dq(const attention::BackwardParams& params);
+
+// The bias's gradient, summed over its broadcast dimensions in a fixed order.
+void backward_dbias(const attention::BackwardParams& params);
+
+// The sinks' gradient.
+void backward_dsink(const attention::BackwardParams& params);
+
+}  // namespace flash_attn_ext::cpu

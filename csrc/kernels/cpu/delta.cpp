@@ -1,0 +1,44 @@
+// delta = rowsum(dout * out) - dlse, one value a query row. Work item: one tile of rows of one head.
+#include <algorithm>
+
+#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/operand.h"
+#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/work_queue.h"
+
+namespace flash_attn_ext::cpu {
+namespace {
+
+template <class Real>
+void delta_as(const attention::DeltaParams& p) {
+  const int64_t tiles = num_tiles(p.rows, kStationaryRows);
+  run_items(p.batch * p.num_heads * tiles, [&] {
+    return [&, out_rows = Scratch<Real>(kStationaryRows * p.head_dim),
+            dout_rows = Scratch<Real>(kStationaryRows * p.head_dim)](int64_t item) mutable {
+      const int64_t head_index = item / tiles;
+      const int64_t begin = item % tiles * kStationaryRows;
+      const RowRange rows = {head_index / p.num_heads, head_index % p.num_heads, begin,
+                             std::min(kStationaryRows, p.rows - begin)};
+      const Block<const Real> out = load_rows<Real>({p.out, p.element, p.head_dim}, rows, out_rows.data());
+      const Block<const Real> dout = load_rows<Real>({p.dout, p.element, p.head_dim}, rows, dout_rows.data());
+      for (int64_t i = 0; i < rows.count; ++i) {
+        Real sum = Real(0);
+        const Real* o = out.row(i);
+        const Real* d = dout.row(i);
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < p.head_dim; ++j) sum += o[j] * d[j];
+        if (p.dlse.present()) sum -= *p.dlse.at<const Real>(rows.batch, rows.head, begin + i);
+        *p.delta.at<Real>(rows.batch, rows.head, begin + i) = sum;
+      }
+    };
+  });
+}
+
+}  // namespace
+
+void delta(const attention::DeltaParams& params) {
+  params.element == attention::ElementType::kFloat64 ? delta_as<double>(params) : delta_as<float>(params);
+}
+
+}  // namespace flash_attn_ext::cpu

@@ -1,0 +1,110 @@
+#include "kernels/cpu/operand.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <type_traits>
+
+namespace flash_attn_ext::cpu {
+namespace {
+
+using attention::ElementType;
+
+template <class Real>
+constexpr ElementType kElementOf = std::is_same_v<Real, double> ? ElementType::kFloat64 : ElementType::kFloat32;
+
+// Calls function with a null pointer of the element's C++ type.
+template <class Function>
+void with_element(ElementType element, Function&& function) {
+  switch (element) {
+    case ElementType::kFloat32:
+      return function(static_cast<float*>(nullptr));
+    case ElementType::kFloat64:
+      return function(static_cast<double*>(nullptr));
+    case ElementType::kBFloat16:
+      return function(static_cast<c10::BFloat16*>(nullptr));
+    case ElementType::kFloat16:
+      return function(static_cast<c10::Half*>(nullptr));
+    case ElementType::kBool:
+      break;
+  }
+  TORCH_INTERNAL_ASSERT(false, "a bool tensor is no matrix operand");
+}
+
+}  // namespace
+
+template <class Real>
+bool Operand::readable_in_place() const {
+  return element == kElementOf<Real> && (view.column_stride == 1 || columns == 1) && view.row_stride >= columns;
+}
+
+template <class Real>
+Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* scratch) {
+  if (operand.readable_in_place<Real>()) {
+    return {operand.view.row<const Real>(rows.batch, rows.head, rows.begin), operand.view.row_stride};
+  }
+  const int64_t columns = operand.columns;
+  with_element(operand.element, [&](auto* type) {
+    using Element = std::remove_pointer_t<decltype(type)>;
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const Element* source = operand.view.row<const Element>(rows.batch, rows.head, rows.begin + i);
+      Real* target = scratch + i * columns;
+      const int64_t stride = operand.view.column_stride;
+      if (stride == 1) {
+        for (int64_t j = 0; j < columns; ++j) target[j] = static_cast<Real>(source[j]);
+      } else {
+        for (int64_t j = 0; j < columns; ++j) target[j] = static_cast<Real>(source[j * stride]);
+      }
+    }
+  });
+  return {scratch, columns};
+}
+
+template <class Real>
+void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Real* out) {
+  // Blocks of 16 x 16: both sides of a block stay in the first-level cache.
+  constexpr int64_t kBlock = 16;
+  with_element(operand.element, [&](auto* type) {
+    using Element = std::remove_pointer_t<decltype(type)>;
+    const int64_t stride = operand.view.column_stride;
+    for (int64_t row = 0; row < rows.count; row += kBlock) {
+      const int64_t row_end = std::min(row + kBlock, rows.count);
+      for (int64_t column = 0; column < operand.columns; column += kBlock) {
+        const int64_t column_end = std::min(column + kBlock, operand.columns);
+        for (int64_t i = row; i < row_end; ++i) {
+          const Element* source = operand.view.row<const Element>(rows.batch, rows.head, rows.begin + i);
+          for (int64_t j = column; j < column_end; ++j) out[j * width + i] = static_cast<Real>(source[j * stride]);
+        }
+      }
+    }
+  });
+  for (int64_t j = 0; j < operand.columns; ++j) {
+    std::fill(out + j * width + rows.count, out + (j + 1) * width, Real(0));
+  }
+}
+
+template <class Real>
+void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values) {
+  with_element(operand.element, [&](auto* type) {
+    using Element = std::remove_pointer_t<decltype(type)>;
+    for (int64_t i = 0; i < rows.count; ++i) {
+      Element* target = operand.view.row<Element>(rows.batch, rows.head, rows.begin + i);
+      for (int64_t j = 0; j < operand.columns; ++j) {
+        target[j * operand.view.column_stride] = static_cast<Element>(values.row(i)[j]);
+      }
+    }
+  });
+}
+
+#define FLASH_INSTANTIATE(Real)                                                         \
+  template bool Operand::readable_in_place<Real>() const;                               \
+  template Block<const Real> load_rows<Real>(const Operand&, const RowRange&, Real*);   \
+  template void load_transposed<Real>(const Operand&, const RowRange&, int64_t, Real*); \
+  template void store_rows<Real>(const Operand&, const RowRange&, Block<const Real>);
+FLASH_INSTANTIATE(float)
+FLASH_INSTANTIATE(double)
+#undef FLASH_INSTANTIATE
+
+}  // namespace flash_attn_ext::cpu

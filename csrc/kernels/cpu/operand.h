@@ -1,0 +1,42 @@
+// Rows of q, k, v, out and dout as the tile products want them: the compute type, contiguous, or transposed.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/params.h"
+#include "kernels/cpu/tile_gemm.h"
+
+namespace flash_attn_ext::cpu {
+
+// A run of rows of one head of a tensor.
+struct RowRange {
+  int64_t batch;
+  int64_t head;
+  int64_t begin;
+  int64_t count;
+};
+
+// A tensor and its number of columns (its head dim).
+struct Operand {
+  attention::MatrixView view;
+  attention::ElementType element;
+  int64_t columns;
+
+  // Whether a kernel that computes in Real can read its rows where they are.
+  template <class Real>
+  bool readable_in_place() const;
+};
+
+// The rows themselves: in place, or else converted into scratch (count x columns).
+template <class Real>
+Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* scratch);
+
+// out (columns x width) = the rows, transposed and filled up with zeros to `width` columns.
+template <class Real>
+void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Real* out);
+
+// The rows, converted to the tensor's own type.
+template <class Real>
+void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values);
+
+}  // namespace flash_attn_ext::cpu

@@ -1,0 +1,94 @@
+#include "kernels/cpu/packed_operand.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "kernels/cpu/row_ops.h"
+
+namespace flash_attn_ext::cpu {
+
+template <class Real>
+PackedOperand<Real>::PackedOperand(const attention::AttentionParams& params, const Operand& operand, Side side,
+                                   Form form)
+    : operand_(operand),
+      sequences_(params.sequences),
+      side_(side),
+      form_(form),
+      num_heads_(side == Side::kQueries ? params.num_heads_q : params.num_heads_k),
+      num_heads_k_(params.num_heads_k) {
+  const int64_t longest = side == Side::kQueries ? sequences_.max_seqlen_q : sequences_.max_seqlen_k;
+  num_tiles_ = (longest + kStreamedRows - 1) / kStreamedRows;
+}
+
+template <class Real>
+int64_t PackedOperand<Real>::bytes_per_key_head() const {
+  if (in_place()) return 0;
+  return heads_per_key_head() * num_tiles_ * tile_elements() * static_cast<int64_t>(sizeof(Real));
+}
+
+template <class Real>
+int64_t PackedOperand<Real>::length(int64_t batch) const {
+  const attention::Sequence sequence = sequences_.at(batch);
+  return side_ == Side::kQueries ? sequence.num_queries : sequence.num_keys;
+}
+
+template <class Real>
+void PackedOperand<Real>::load(const HeadRange& key_heads) {
+  first_head_ = key_heads.begin * heads_per_key_head();
+  const int64_t num_slots = (key_heads.end - key_heads.begin) * heads_per_key_head() * num_tiles_;
+  if (!in_place()) storage_.reserve(num_slots * tile_elements());
+  finite_.resize(num_slots);
+  at::parallel_for(0, num_slots, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t slot = begin; slot < end; ++slot) load_tile(slot);
+  });
+}
+
+template <class Real>
+void PackedOperand<Real>::load_tile(int64_t slot) {
+  const int64_t head_index = first_head_ + slot / num_tiles_;
+  const int64_t batch = head_index / num_heads_;
+  const int64_t first_row = slot % num_tiles_ * kStreamedRows;
+  const int64_t count = std::min(kStreamedRows, length(batch) - first_row);
+  if (count <= 0) return;
+  const attention::Sequence sequence = sequences_.at(batch);
+  const int64_t sequence_begin = side_ == Side::kQueries ? sequence.query_begin : sequence.key_begin;
+  const RowRange rows = {batch, head_index % num_heads_, sequence_begin + first_row, count};
+  Real* target = in_place() ? nullptr : storage_.data() + slot * tile_elements();
+  if (form_ == Form::kTransposed) {
+    load_transposed(operand_, rows, kStreamedRows, target);
+    finite_[slot] = all_finite(target, tile_elements());
+    return;
+  }
+  const Block<const Real> loaded = load_rows(operand_, rows, target);
+  bool finite = true;
+  for (int64_t i = 0; i < count; ++i) finite = finite && all_finite(loaded.row(i), operand_.columns);
+  finite_[slot] = finite;
+}
+
+template <class Real>
+Block<const Real> PackedOperand<Real>::tile(int64_t batch, int64_t head, int64_t tile) const {
+  if (in_place()) {
+    const attention::Sequence sequence = sequences_.at(batch);
+    const int64_t sequence_begin = side_ == Side::kQueries ? sequence.query_begin : sequence.key_begin;
+    const int64_t row = sequence_begin + tile * kStreamedRows;
+    return {operand_.view.template row<const Real>(batch, head, row), operand_.view.row_stride};
+  }
+  const int64_t stride = form_ == Form::kTransposed ? kStreamedRows : operand_.columns;
+  return {storage_.data() + slot(batch, head, tile) * tile_elements(), stride};
+}
+
+std::vector<HeadRange> head_groups(const attention::AttentionParams& params, int64_t bytes_per_key_head) {
+  const int64_t num_heads = params.batch * params.num_heads_k;
+  const int64_t group = bytes_per_key_head == 0 ? num_heads : std::max<int64_t>(1, kPackedBytes / bytes_per_key_head);
+  std::vector<HeadRange> groups;
+  for (int64_t begin = 0; begin < num_heads; begin += group) {
+    groups.push_back({begin, std::min(begin + group, num_heads)});
+  }
+  return groups;
+}
+
+template class PackedOperand<float>;
+template class PackedOperand<double>;
+
+}  // namespace flash_attn_ext::cpu

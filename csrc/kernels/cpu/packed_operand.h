@@ -1,0 +1,66 @@
+// The streamed operands of a group of heads, converted or transposed once and read by many work items.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/params.h"
+#include "kernels/cpu/operand.h"
+#include "kernels/cpu/scratch.h"
+#include "kernels/tile_config.h"
+
+namespace flash_attn_ext::cpu {
+
+enum class Side { kQueries, kKeys };     // which lengths count its rows
+enum class Form { kRows, kTransposed };  // (rows x columns) or (columns x kStreamedRows) tiles
+
+// Heads are numbered batch * num_heads + head. A key head's query heads are neighbours, so a range of key heads is a
+// range of query heads too.
+struct HeadRange {
+  int64_t begin;
+  int64_t end;
+};
+
+template <class Real>
+class PackedOperand {
+ public:
+  PackedOperand(const attention::AttentionParams& params, const Operand& operand, Side side, Form form);
+
+  // Bytes that one key head takes (with all query heads that read it).
+  int64_t bytes_per_key_head() const;
+
+  // Packs the heads that belong to these key heads, in parallel; what was packed before is gone.
+  void load(const HeadRange& key_heads);
+
+  // Tile `tile` (rows [tile * kStreamedRows, ...)) of a head that was loaded.
+  Block<const Real> tile(int64_t batch, int64_t head, int64_t tile) const;
+
+  // Whether the tile holds neither NaN nor infinity.
+  bool finite(int64_t batch, int64_t head, int64_t tile) const { return finite_[slot(batch, head, tile)] != 0; }
+
+ private:
+  bool in_place() const { return form_ == Form::kRows && operand_.template readable_in_place<Real>(); }
+  int64_t heads_per_key_head() const { return num_heads_ / num_heads_k_; }
+  int64_t tile_elements() const { return kStreamedRows * operand_.columns; }
+  int64_t slot(int64_t batch, int64_t head, int64_t tile) const {
+    return (batch * num_heads_ + head - first_head_) * num_tiles_ + tile;
+  }
+  int64_t length(int64_t batch) const;
+  void load_tile(int64_t slot);
+
+  Operand operand_;
+  attention::SequenceTable sequences_;
+  Side side_;
+  Form form_;
+  int64_t num_heads_;
+  int64_t num_heads_k_;
+  int64_t num_tiles_;       // of the longest sequence
+  int64_t first_head_ = 0;  // of those loaded
+  Scratch<Real> storage_;
+  std::vector<uint8_t> finite_;
+};
+
+// Key heads [0, batch * num_heads_k) in groups whose packed operands stay under kPackedBytes, or of one head.
+std::vector<HeadRange> head_groups(const attention::AttentionParams& params, int64_t bytes_per_key_head);
+
+}  // namespace flash_attn_ext::cpu

@@ -1,0 +1,183 @@
+#include "kernels/cpu/row_ops.h"
+
+#include <limits>
+
+namespace flash_attn_ext::cpu {
+namespace {
+
+template <class Real>
+FLASH_SIMD_INLINE void multiply_row_impl(Real* x, int64_t n, Real factor) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+template <class Real>
+FLASH_SIMD_INLINE void multiply_rows_impl(Real* x, const Real* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] *= y[i];
+}
+
+template <class Real>
+FLASH_SIMD_INLINE Real scale_row_impl(Real* scores, int64_t n, Real scale) {
+  Real maximum = -std::numeric_limits<Real>::infinity();
+#pragma omp simd reduction(max : maximum)
+  for (int64_t i = 0; i < n; ++i) {
+    const Real score = scores[i] * scale;
+    scores[i] = score;
+    maximum = score > maximum ? score : maximum;
+  }
+  return maximum;
+}
+
+// The same transform with its absent softcap as a constant, so that the loop over it carries no tanh.
+template <class Real>
+FLASH_SIMD_INLINE Transform<Real> without_softcap(const Transform<Real>& transform) {
+  return {transform.scale, Real(0), Real(0)};
+}
+
+template <class Real>
+FLASH_SIMD_INLINE Real transform_row_impl(Real* scores, const Real* added, int64_t n, const Transform<Real> transform) {
+  Real maximum = -std::numeric_limits<Real>::infinity();
+#pragma omp simd reduction(max : maximum)
+  for (int64_t i = 0; i < n; ++i) {
+    const Real score = transform.forward(scores[i], added[i]);
+    scores[i] = score;
+    maximum = score > maximum ? score : maximum;
+  }
+  return maximum;
+}
+
+template <class Real>
+FLASH_SIMD_INLINE Real transform_row_any(Real* scores, const Real* added, int64_t n, const Transform<Real>& transform) {
+  return transform.softcap == Real(0) ? transform_row_impl(scores, added, n, without_softcap(transform))
+                                      : transform_row_impl(scores, added, n, transform);
+}
+
+template <class Real>
+FLASH_SIMD_INLINE Real exponentiate_row_impl(Real* scores, int64_t n, Real shift) {
+  Real sum = Real(0);
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) {
+    const Real p = vector_exp(scores[i] - shift);
+    scores[i] = p;
+    sum += p;
+  }
+  return sum;
+}
+
+// A statistic of the row's i-th element: one each, or one for the whole row, read before the loop.
+template <Statistics kStatistics, class Real>
+struct StatisticOf {
+  const Real* values;
+  Real first;
+
+  FLASH_SIMD_INLINE explicit StatisticOf(const Real* v) : values(v), first(v[0]) {}
+  FLASH_SIMD_INLINE Real operator[](int64_t i) const {
+    return kStatistics == Statistics::kPerElement ? values[i] : first;
+  }
+};
+
+template <Statistics kStatistics, class Real>
+FLASH_SIMD_INLINE void gradient_row_plain_impl(const GradientRow<Real>& row, Real scale) {
+  const GradientRow<Real> r = row;
+  const StatisticOf<kStatistics, Real> lse(r.lse), delta(r.delta);
+#pragma omp simd
+  for (int64_t i = 0; i < r.n; ++i) {
+    const Real p = vector_exp(r.product[i] * scale - lse[i]);
+    const Real ds = p * (r.dproduct[i] - delta[i]);
+    r.p[i] = p;
+    r.dproduct[i] = p == Real(0) ? Real(0) : ds;  // dP of a row nobody sees may be NaN
+  }
+}
+
+template <class Real>
+FLASH_SIMD_INLINE void gradient_row_plain_any(const GradientRow<Real>& row, Real scale, Statistics statistics) {
+  statistics == Statistics::kPerElement ? gradient_row_plain_impl<Statistics::kPerElement>(row, scale)
+                                        : gradient_row_plain_impl<Statistics::kPerRow>(row, scale);
+}
+
+template <Statistics kStatistics, class Real>
+FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, const Transform<Real> transform) {
+  const GradientRow<Real> r = row;
+  const StatisticOf<kStatistics, Real> lse(r.lse), residual(r.residual), delta(r.delta);
+#pragma omp simd
+  for (int64_t i = 0; i < r.n; ++i) {
+    const Real product = r.product[i];
+    const Real score = transform.forward(product, r.added[i]);
+    const Real p = vector_exp((score - lse[i]) - residual[i]);
+    const Real kept = r.keep[i];
+    const Real dp = kept == Real(0) ? Real(0) : kept * r.dproduct[i];
+    const Real ds = p * (dp - delta[i]);
+    const Real dscore = p == Real(0) ? Real(0) : ds;
+    r.p[i] = p * kept;
+    r.dscore[i] = dscore;
+    r.dproduct[i] = transform.backward(dscore, product);
+  }
+}
+
+template <class Real>
+FLASH_SIMD_INLINE void gradient_row_extended_any(const GradientRow<Real>& row, const Transform<Real>& transform,
+                                                 Statistics statistics) {
+  if (statistics == Statistics::kPerElement) {
+    transform.softcap == Real(0) ? gradient_row_extended_impl<Statistics::kPerElement>(row, without_softcap(transform))
+                                 : gradient_row_extended_impl<Statistics::kPerElement>(row, transform);
+  } else {
+    transform.softcap == Real(0) ? gradient_row_extended_impl<Statistics::kPerRow>(row, without_softcap(transform))
+                                 : gradient_row_extended_impl<Statistics::kPerRow>(row, transform);
+  }
+}
+
+template <class Real>
+FLASH_SIMD_INLINE bool all_finite_impl(const Real* x, int64_t n) {
+  Real sum = Real(0);  // x * 0 is 0 for a finite x and NaN for the others
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * Real(0);
+  return sum == Real(0);
+}
+
+}  // namespace
+
+FLASH_SIMD_CLONES void multiply_row(float* x, int64_t n, float factor) { multiply_row_impl(x, n, factor); }
+FLASH_SIMD_CLONES void multiply_row(double* x, int64_t n, double factor) { multiply_row_impl(x, n, factor); }
+
+FLASH_SIMD_CLONES void multiply_rows(float* x, const float* y, int64_t n) { multiply_rows_impl(x, y, n); }
+FLASH_SIMD_CLONES void multiply_rows(double* x, const double* y, int64_t n) { multiply_rows_impl(x, y, n); }
+
+FLASH_SIMD_CLONES float scale_row(float* scores, int64_t n, float scale) { return scale_row_impl(scores, n, scale); }
+FLASH_SIMD_CLONES double scale_row(double* scores, int64_t n, double scale) { return scale_row_impl(scores, n, scale); }
+
+FLASH_SIMD_CLONES float transform_row(float* scores, const float* added, int64_t n, const Transform<float>& transform) {
+  return transform_row_any(scores, added, n, transform);
+}
+FLASH_SIMD_CLONES double transform_row(double* scores, const double* added, int64_t n,
+                                       const Transform<double>& transform) {
+  return transform_row_any(scores, added, n, transform);
+}
+
+FLASH_SIMD_CLONES float exponentiate_row(float* scores, int64_t n, float shift) {
+  return exponentiate_row_impl(scores, n, shift);
+}
+FLASH_SIMD_CLONES double exponentiate_row(double* scores, int64_t n, double shift) {
+  return exponentiate_row_impl(scores, n, shift);
+}
+
+FLASH_SIMD_CLONES void gradient_row_plain(const GradientRow<float>& row, float scale, Statistics statistics) {
+  gradient_row_plain_any(row, scale, statistics);
+}
+FLASH_SIMD_CLONES void gradient_row_plain(const GradientRow<double>& row, double scale, Statistics statistics) {
+  gradient_row_plain_any(row, scale, statistics);
+}
+
+FLASH_SIMD_CLONES void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform,
+                                             Statistics statistics) {
+  gradient_row_extended_any(row, transform, statistics);
+}
+FLASH_SIMD_CLONES void gradient_row_extended(const GradientRow<double>& row, const Transform<double>& transform,
+                                             Statistics statistics) {
+  gradient_row_extended_any(row, transform, statistics);
+}
+
+FLASH_SIMD_CLONES bool all_finite(const float* x, int64_t n) { return all_finite_impl(x, n); }
+FLASH_SIMD_CLONES bool all_finite(const double* x, int64_t n) { return all_finite_impl(x, n); }
+
+}  // namespace flash_attn_ext::cpu

@@ -1,0 +1,58 @@
+// What happens to one row of a score tile, vectorised along the row. Rows are contiguous; in-place where noted.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/score_mod.h"
+#include "kernels/cpu/vector_math.h"
+
+namespace flash_attn_ext::cpu {
+
+template <class Real>
+using Transform = attention::ScoreTransform<Real, VectorMath>;
+
+// x *= factor.
+void multiply_row(float* x, int64_t n, float factor);
+void multiply_row(double* x, int64_t n, double factor);
+
+// x *= y elementwise.
+void multiply_rows(float* x, const float* y, int64_t n);
+void multiply_rows(double* x, const double* y, int64_t n);
+
+// Products become scores in place; returns their maximum (-inf if n is 0; NaN scores do not count).
+float scale_row(float* scores, int64_t n, float scale);
+double scale_row(double* scores, int64_t n, double scale);
+float transform_row(float* scores, const float* added, int64_t n, const Transform<float>& transform);
+double transform_row(double* scores, const double* added, int64_t n, const Transform<double>& transform);
+
+// Scores become exp(score - shift) in place; returns their sum.
+float exponentiate_row(float* scores, int64_t n, float shift);
+double exponentiate_row(double* scores, int64_t n, double shift);
+
+// One row of the backward pass: P = exp(score - lse), dS = P (dP - delta).
+template <class Real>
+struct GradientRow {
+  int64_t n;
+  const Real* product;   // q . k
+  Real* p;               // out: P as it multiplies dO (after dropout); may be product
+  Real* dproduct;        // in: dP = dO . V; out: d loss / d scaled product
+  const Real* lse;       // per element, or one for the row (kRowStatistics); +inf where a row sees no key
+  const Real* residual;  // Extended only from here on
+  const Real* delta;     // (all variants)
+  const Real* added;     // ALiBi + bias, -inf where masked
+  const Real* keep;      // dropout: 0 or 1 / (1 - p)
+  Real* dscore;          // out: d loss / d score; may be product
+};
+
+enum class Statistics { kPerElement, kPerRow };
+
+void gradient_row_plain(const GradientRow<float>& row, float scale, Statistics statistics);
+void gradient_row_plain(const GradientRow<double>& row, double scale, Statistics statistics);
+void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform, Statistics statistics);
+void gradient_row_extended(const GradientRow<double>& row, const Transform<double>& transform, Statistics statistics);
+
+// Whether every element is finite.
+bool all_finite(const float* x, int64_t n);
+bool all_finite(const double* x, int64_t n);
+
+}  // namespace flash_attn_ext::cpu

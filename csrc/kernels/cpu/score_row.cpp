@@ -1,0 +1,123 @@
+#include "kernels/cpu/score_row.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace flash_attn_ext::cpu {
+namespace {
+
+using attention::BroadcastView;
+using attention::Coordinate;
+using attention::ElementType;
+
+int64_t stride_along(const BroadcastView& view, Along along) {
+  return along == Along::kKeys ? view.key_stride : view.query_stride;
+}
+
+template <class Element, class Real>
+void add_bias_of_type(const BroadcastView& bias, const ScoreRun& run, Real* added) {
+  const Element* source = static_cast<const Element*>(bias.data) + bias.offset(run.first);
+  const int64_t stride = stride_along(bias, run.along);
+  if (stride == 1) {
+    for (int64_t i = 0; i < run.count; ++i) added[i] += static_cast<Real>(source[i]);
+  } else {
+    for (int64_t i = 0; i < run.count; ++i) added[i] += static_cast<Real>(source[i * stride]);
+  }
+}
+
+template <class Real>
+void add_bias(const BroadcastView& bias, const ScoreRun& run, Real* added) {
+  switch (bias.element) {
+    case ElementType::kFloat32:
+      return add_bias_of_type<float>(bias, run, added);
+    case ElementType::kFloat64:
+      return add_bias_of_type<double>(bias, run, added);
+    case ElementType::kBFloat16:
+      return add_bias_of_type<c10::BFloat16>(bias, run, added);
+    case ElementType::kFloat16:
+      return add_bias_of_type<c10::Half>(bias, run, added);
+    case ElementType::kBool:
+      return;  // a bool bias is a mask
+  }
+}
+
+template <class Real>
+void apply_mask(const BroadcastView& mask, const ScoreRun& run, Real* added) {
+  const uint8_t* source = static_cast<const uint8_t*>(mask.data) + mask.offset(run.first);
+  const int64_t stride = stride_along(mask, run.along);
+  constexpr Real kMasked = -std::numeric_limits<Real>::infinity();
+  if (stride == 1) {
+    for (int64_t i = 0; i < run.count; ++i) added[i] = source[i] != 0 ? added[i] : kMasked;
+  } else {
+    for (int64_t i = 0; i < run.count; ++i) added[i] = source[i * stride] != 0 ? added[i] : kMasked;
+  }
+}
+
+// d score / d slope of the run's i-th score.
+int64_t alibi_derivative_at(const ScoreRun& run, int64_t diagonal, int64_t i) {
+  const int64_t query = run.first.query + (run.along == Along::kQueries ? i : 0);
+  const int64_t key = run.first.key + (run.along == Along::kKeys ? i : 0);
+  return attention::alibi_derivative(query, key, diagonal);
+}
+
+}  // namespace
+
+template <class Real>
+void load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, int64_t diagonal, Real* added) {
+  if (score_mod.alibi.present()) {
+    const Real slope = score_mod.alibi.at<Real>(run.first.batch, run.first.head);
+    for (int64_t i = 0; i < run.count; ++i) {
+      added[i] = slope * static_cast<Real>(alibi_derivative_at(run, diagonal, i));
+    }
+  } else {
+    std::fill(added, added + run.count, Real(0));
+  }
+  if (score_mod.bias.present()) add_bias(score_mod.bias, run, added);
+  if (score_mod.mask.present()) apply_mask(score_mod.mask, run, added);
+}
+
+template <class Real>
+double alibi_slope_gradient(const ScoreRun& run, int64_t diagonal, const Real* dscore) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < run.count; ++i) {
+    sum += static_cast<double>(dscore[i]) * static_cast<double>(alibi_derivative_at(run, diagonal, i));
+  }
+  return sum;
+}
+
+template <class Real>
+void load_keep(const attention::Dropout& dropout, const ScoreRun& run, Real* keep) {
+  if (!dropout.enabled()) {
+    std::fill(keep, keep + run.count, Real(1));
+    return;
+  }
+  const Real rescale = static_cast<Real>(dropout.rescale);
+  // Draws shared by elements 8 apart: one call serves up to 4 of them along keys, 2 along queries.
+  const int64_t block = run.along == Along::kKeys ? attention::Dropout::kBlockKeys : attention::Dropout::kBlockQueries;
+  const int64_t first = run.along == Along::kKeys ? run.first.key : run.first.query;
+  const int64_t end = first + run.count;
+  for (int64_t block_begin = first - first % block; block_begin < end; block_begin += block) {
+    for (int64_t residue = 0; residue < 8; ++residue) {
+      Coordinate at = run.first;
+      int64_t& moving = run.along == Along::kKeys ? at.key : at.query;
+      moving = block_begin + residue;
+      const attention::PhiloxCounter draws = dropout.draws(at.batch, at.head, at.query, at.key);
+      for (; moving < std::min(block_begin + block, end); moving += 8) {
+        if (moving >= first) keep[moving - first] = dropout.keeps(draws, at.query, at.key) ? rescale : Real(0);
+      }
+    }
+  }
+}
+
+#define FLASH_INSTANTIATE(Real)                                                                \
+  template void load_added<Real>(const attention::ScoreMod&, const ScoreRun&, int64_t, Real*); \
+  template double alibi_slope_gradient<Real>(const ScoreRun&, int64_t, const Real*);           \
+  template void load_keep<Real>(const attention::Dropout&, const ScoreRun&, Real*);
+FLASH_INSTANTIATE(float)
+FLASH_INSTANTIATE(double)
+#undef FLASH_INSTANTIATE
+
+}  // namespace flash_attn_ext::cpu

@@ -1,0 +1,31 @@
+// Reads what is added to a run of scores (ALiBi, bias, mask) and which of them dropout keeps.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/params.h"
+
+namespace flash_attn_ext::cpu {
+
+// A run of scores along keys (one query) or along queries (one key).
+enum class Along { kKeys, kQueries };
+
+struct ScoreRun {
+  attention::Coordinate first;
+  int64_t count;
+  Along along;
+};
+
+// added[i] = ALiBi + bias of the run's i-th score, or -inf where the mask is False.
+template <class Real>
+void load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, int64_t diagonal, Real* added);
+
+// Sum over the run of dscore * d score / d slope.
+template <class Real>
+double alibi_slope_gradient(const ScoreRun& run, int64_t diagonal, const Real* dscore);
+
+// keep[i] = 1 / (1 - p) where dropout keeps the run's i-th score, else 0; 1 everywhere without dropout.
+template <class Real>
+void load_keep(const attention::Dropout& dropout, const ScoreRun& run, Real* keep);
+
+}  // namespace flash_attn_ext::cpu

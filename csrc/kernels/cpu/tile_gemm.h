@@ -1,0 +1,41 @@
+// Products of tiles: c (m x n) = a (m x k) . b (k x n), row-major, on the calling thread.
+#pragma once
+
+#include <cstdint>
+
+namespace flash_attn_ext::cpu {
+
+// A row-major block inside a larger matrix: rows are `stride` elements apart.
+template <class Real>
+struct Block {
+  Real* data;
+  int64_t stride;
+
+  Real* row(int64_t i) const { return data + i * stride; }
+};
+
+struct GemmShape {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+};
+
+enum class Accumulate { kNo, kYes };
+
+void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode);
+void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode);
+
+// c += a . b, leaving out terms whose factor in a is exactly 0: what is not attended must not reach the result, even
+// when its row in b holds NaN or infinity. Slow, and used only for a b that does.
+template <class Real>
+void accumulate_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c) {
+  for (int64_t i = 0; i < shape.m; ++i) {
+    for (int64_t t = 0; t < shape.k; ++t) {
+      const Real factor = a.row(i)[t];
+      if (factor == Real(0)) continue;
+      for (int64_t j = 0; j < shape.n; ++j) c.row(i)[j] += factor * b.row(t)[j];
+    }
+  }
+}
+
+}  // namespace flash_attn_ext::cpu

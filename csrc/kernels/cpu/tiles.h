@@ -1,0 +1,44 @@
+// How a head's rows are cut into stationary and streamed tiles.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/visibility.h"
+#include "kernels/tile_config.h"
+
+namespace flash_attn_ext::cpu {
+
+inline int64_t num_tiles(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
+
+// The part of one streamed tile that a work item touches. Rows [first, first + width) of the score tile's columns are
+// computed (width is a multiple of kClipRows and may pass the sequence's end, where packed operands hold zeros);
+// [first, first + count) exist.
+struct StreamedSlice {
+  int64_t tile;
+  int64_t first;  // position inside the sequence
+  int64_t count;
+  int64_t width;
+
+  int64_t offset_in_tile() const { return first - tile * kStreamedRows; }
+};
+
+// Calls visit(slice) for each streamed tile that meets the interval, in ascending order.
+template <class Visit>
+void for_each_slice(const attention::Interval& visible, int64_t length, Visit&& visit) {
+  if (visible.empty()) return;
+  for (int64_t tile = visible.begin / kStreamedRows; tile * kStreamedRows < visible.end; ++tile) {
+    const int64_t begin = std::max(visible.begin, tile * kStreamedRows) / kClipRows * kClipRows;
+    const int64_t end = std::min(visible.end, (tile + 1) * kStreamedRows);
+    const int64_t width = num_tiles(end - begin, kClipRows) * kClipRows;
+    visit(StreamedSlice{tile, begin, std::min(width, length - begin), width});
+  }
+}
+
+// A row's visible interval, relative to the slice and clipped to it.
+inline attention::Interval within(const attention::Interval& visible, const StreamedSlice& slice) {
+  const int64_t begin = std::clamp<int64_t>(visible.begin - slice.first, 0, slice.count);
+  return {begin, std::clamp(visible.end - slice.first, begin, slice.count)};
+}
+
+}  // namespace flash_attn_ext::cpu
