@@ -1,0 +1,91 @@
+# `make help` says what there is. Everything happens in .venv and build/; git sees neither.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+
+ifdef NO_VENV
+# An interpreter that already has torch, ninja and pytest: nothing is installed, the package is used from this folder.
+BIN :=
+PY := $(PYTHON)
+READY := build
+export PYTHONPATH := $(CURDIR)
+else
+BIN := $(VENV)/bin/
+PY := $(BIN)python
+REQUIREMENTS := $(VENV)/.requirements.stamp
+READY := $(VENV)/.editable.stamp
+endif
+
+CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: help demo test bench build install lint format layering clean distclean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo       set up .venv, build, train a small GPT on real text with our attention and with PyTorch's"
+	@echo "make test       set up .venv, build, run the whole test suite      (PYTEST_ARGS='-k causal -x')"
+	@echo "make bench      set up .venv, build, time our attention            (BENCH_ARGS='--device cpu')"
+	@echo "make build      set up .venv, compile what changed into flash_attn_ext/"
+	@echo "make lint       check formatting and style of C++ and Python;      make format: apply it"
+	@echo "make layering   check the rules of CONTRIBUTING.md: who may include whom, how long a file may be"
+	@echo "make clean      remove what was built;                             make distclean: and .venv"
+	@echo
+	@echo "PYTHON=python3.12   the interpreter that .venv is made with (3.10 or later)"
+	@echo "VENV=/some/where    another place for the virtual environment"
+	@echo "NO_VENV=1           no virtual environment and no downloads: PYTHON itself has torch, ninja and pytest"
+	@echo "MAX_JOBS=4          compilers at a time, instead of what cores and memory allow"
+	@echo "FLASH_ATTN_EXT_CUDA=0|1, FLASH_ATTN_EXT_ARCHS='8.0;9.0a+PTX', CUDA_HOME=...   the CUDA part of the build"
+
+# Waiting threads sleep instead of spinning: on cores that other work shares, spinning makes small steps several times
+# slower. Timings (bench) are taken as users have them, with the default.
+demo test: export OMP_WAIT_POLICY ?= passive
+
+demo: $(READY)
+	$(PY) examples/train_gpt.py $(DEMO_ARGS)
+
+test: $(READY)
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+bench: $(READY)
+	$(PY) -m flash_attn_ext bench $(BENCH_ARGS)
+
+# Always run: ninja knows better than make what has to be compiled again, and takes no time when nothing has.
+build: $(REQUIREMENTS)
+	@$(PY) -m build_support
+
+install: $(READY)
+
+$(VENV)/.editable.stamp: pyproject.toml setup.py $(REQUIREMENTS) | build
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.requirements.stamp: requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed, $(PYTHON) is " + \
+	  sys.version.split()[0] + ". Run: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --disable-pip-version-check --progress-bar off -r requirements-dev.txt
+	@touch $@
+
+lint: $(REQUIREMENTS)
+	$(BIN)clang-format --dry-run -Werror $(CPP_FILES)
+	$(BIN)ruff check .
+	$(BIN)ruff format --check .
+
+format: $(REQUIREMENTS)
+	$(BIN)clang-format -i $(CPP_FILES)
+	$(BIN)ruff check --fix .
+	$(BIN)ruff format .
+
+layering:
+	$(PYTHON) tests/architecture/rules.py
+
+clean:
+	rm -rf build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find flash_attn_ext build_support tests examples -name __pycache__ -prune -exec rm -rf {} +
+	rm -f flash_attn_ext/_C*.so $(VENV)/.editable.stamp
+
+distclean: clean
+	rm -rf $(VENV)

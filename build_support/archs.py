@@ -1,0 +1,91 @@
+"""Which GPU architectures the kernels are compiled for, and the nvcc flags that say so."""
+
+import re
+import subprocess
+from dataclasses import dataclass
+
+from build_support.toolchain import INSTALL_COMMAND, BuildError, Nvcc
+
+MIN_CAPABILITY = (8, 0)
+DEFAULT_ARCHS = "8.0;9.0a+PTX"  # no GPU in sight: every data-centre part since Ampere, and PTX for what comes later
+
+
+@dataclass(frozen=True, order=True)
+class Arch:
+    major: int
+    minor: int
+    ptx: bool = False
+
+    @property
+    def number(self) -> int:
+        return 10 * self.major + self.minor
+
+    def __str__(self) -> str:
+        suffix = "a" if self.number == 90 else ""
+        return f"{self.major}.{self.minor}{suffix}" + ("+PTX" if self.ptx else "")
+
+
+def parse_archs(text: str) -> list[Arch]:
+    """ "8.0;9.0a+PTX" -> [Arch(8, 0), Arch(9, 0, ptx=True)], sorted. 9.0 and 9.0a mean the same."""
+    archs: dict[int, Arch] = {}
+    for item in re.split(r"[;,\s]+", text.strip()):
+        match = re.fullmatch(r"(\d{1,2})\.(\d)(a?)(\+PTX)?", item)
+        if match is None or (match.group(3) and item[:3] != "9.0"):
+            raise BuildError(
+                f"FLASH_ATTN_EXT_ARCHS={text!r}: cannot read {item!r}. Allowed: capabilities such as 8.0, 8.6 or 9.0a, "
+                f"each with +PTX or without, joined by ';'. For example:\n    FLASH_ATTN_EXT_ARCHS='{DEFAULT_ARCHS}' "
+                f"{INSTALL_COMMAND}"
+            )
+        arch = Arch(int(match.group(1)), int(match.group(2)), bool(match.group(4)))
+        if (arch.major, arch.minor) < MIN_CAPABILITY:
+            raise BuildError(
+                f"FLASH_ATTN_EXT_ARCHS={text!r}: {item} is too old, the kernels need 8.0 or later, such as "
+                f"'{DEFAULT_ARCHS}'"
+            )
+        archs[arch.number] = arch
+    return sorted(archs.values())
+
+
+def choose_archs(wish: str | None, capabilities: list[tuple[int, int]], supported: set[int]) -> list[Arch]:
+    """FLASH_ATTN_EXT_ARCHS, else the GPUs present, else the default list. `supported`: what nvcc knows, 80 for 8.0."""
+    if wish:
+        archs = parse_archs(wish)
+        unknown = [str(arch) for arch in archs if arch.number not in supported]
+        if unknown:
+            known = ", ".join(f"{n // 10}.{n % 10}" for n in sorted(supported) if n >= 80)
+            raise BuildError(
+                f"FLASH_ATTN_EXT_ARCHS={wish!r}: this nvcc cannot compile for {', '.join(unknown)}; it knows {known}"
+            )
+        return archs
+    usable = [Arch(*capability) for capability in set(capabilities) if capability >= MIN_CAPABILITY]
+    if not usable:
+        return [arch for arch in parse_archs(DEFAULT_ARCHS) if arch.number in supported]
+    known_to_nvcc = sorted(arch for arch in usable if arch.number in supported)
+    if len(known_to_nvcc) == len(usable):
+        return known_to_nvcc
+    # A GPU newer than this nvcc: the newest PTX that nvcc can write below it, compiled by the driver when it is loaded.
+    newest = max(number for number in supported if number < max(usable).number)
+    return sorted({*(a for a in known_to_nvcc if a.number != newest), Arch(newest // 10, newest % 10, ptx=True)})
+
+
+def gencode_flags(archs: list[Arch], only: int | None = None) -> list[str]:
+    """nvcc flags. `only`=90: the architecture-specific 90a code alone (wgmma, TMA), nothing when 9.0 is not listed."""
+    if only is not None:
+        return [f"-gencode=arch=compute_{a.number}a,code=sm_{a.number}a" for a in archs if a.number == only]
+    flags = [f"-gencode=arch=compute_{a.number},code=sm_{a.number}" for a in archs]
+    return flags + [f"-gencode=arch=compute_{a.number},code=compute_{a.number}" for a in archs if a.ptx]
+
+
+def find_supported(nvcc: Nvcc) -> set[int]:
+    listing = subprocess.run([nvcc.path, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout
+    return {int(number) for number in re.findall(r"sm_(\d+)$", listing, re.MULTILINE)}
+
+
+def find_capabilities() -> list[tuple[int, int]]:
+    """Compute capabilities of the GPUs present, without starting a CUDA context."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [(int(major), int(minor)) for major, minor in re.findall(r"^(\d+)\.(\d)\s*$", listing, re.MULTILINE)]

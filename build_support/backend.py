@@ -1,0 +1,59 @@
+"""The PEP 517 backend: setuptools', with a look around before pip starts to resolve and download anything.
+
+Plain `pip install .` builds in a sandbox in which the user's torch cannot be seen. torch is deliberately no build
+requirement, because the sandbox would then get a torch of its own, maybe another one. So the first hook that pip calls
+there stops and names the command that works. With that command pip skips the first hook, and the second one looks for
+everything else that the build needs. Source distributions need none of it and are not checked.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+
+try:
+    from setuptools import build_meta
+    from setuptools.build_meta import *  # noqa: F403 - a backend is its module's names
+except ImportError:
+    sys.exit("\nsetuptools is not installed in this environment.\nRun:\n    pip install setuptools wheel ninja\n")
+
+from build_support.plan import make_plan
+from build_support.toolchain import INSTALL_COMMAND, BuildError, find_ninja, find_torch
+
+EDITABLE_COMMAND = INSTALL_COMMAND.replace(" .", " -e .")
+
+
+def _check_all() -> None:
+    find_torch()
+    if not any(importlib.util.find_spec(name) for name in ("setuptools.command.bdist_wheel", "wheel")):
+        raise BuildError(
+            f"this setuptools needs wheel, which is missing.\nRun:\n    pip install wheel\n    {INSTALL_COMMAND}"
+        )
+    find_ninja()
+    make_plan()
+
+
+def _stop_at_once(check: Callable[[], object], command: str = INSTALL_COMMAND) -> None:
+    try:
+        check()
+    except BuildError as error:
+        sys.exit("\n" + str(error).replace(INSTALL_COMMAND, command) + "\n")
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    _stop_at_once(find_torch)
+    return build_meta.get_requires_for_build_wheel(config_settings)
+
+
+def get_requires_for_build_editable(config_settings=None):
+    _stop_at_once(find_torch, EDITABLE_COMMAND)
+    return build_meta.get_requires_for_build_editable(config_settings)
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    _stop_at_once(_check_all)
+    return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+
+
+def prepare_metadata_for_build_editable(metadata_directory, config_settings=None):
+    _stop_at_once(_check_all, EDITABLE_COMMAND)
+    return build_meta.prepare_metadata_for_build_editable(metadata_directory, config_settings)
