@@ -1,10 +1,10 @@
 // Dropout bits as a pure function of (seed, batch, head, query, key), so that every backend, tile size and pass draws
 // the same ones and nothing has to be stored.
 //
-// Philox-4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, table 2: the
-// fewest rounds that pass BigCrush with a margin of one). One call gives 128 bits = 8 draws of 16 bits, for
-// queries {q, q + 8} x keys {k, k + 8, k + 16, k + 24} of a block of 16 queries x 32 keys. These are elements that one
-// thread owns in an mma accumulator tile, whether its rows are queries (forward, dQ) or keys (dK/dV).
+// Philox-4x32 with 7 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4: the
+// fewest rounds that pass BigCrush). One call gives 128 bits = 8 draws of 16 bits, for queries {q, q + 8} x keys {k, k
+// + 8, k + 16, k + 24} of a block of 16 queries x 32 keys. These are elements that one thread owns in an mma
+// accumulator tile, whether its rows are queries (forward, dQ) or keys (dK/dV).
 #pragma once
 
 #include <cstdint>

@@ -104,6 +104,10 @@ struct BackwardParams : AttentionParams {
   BiasGradient dbias;
   void* dalibi_slopes = nullptr;  // (batch, num_heads_q) contiguous, accumulate type
   void* dsink = nullptr;          // (num_heads_q,) accumulate type
+
+  // A GPU's partial sums of dalibi_slopes: (batch, num_heads_q, alibi_partials_per_head), one for each tile of queries.
+  float* alibi_partials = nullptr;
+  int64_t alibi_partials_per_head = 0;
 };
 
 }  // namespace flash_attn_ext::attention

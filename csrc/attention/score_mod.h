@@ -65,19 +65,27 @@ struct ScoreTransform {
   Real softcap;  // 0: none
   Real inverse_softcap;
 
-  // added = ALiBi + bias; -inf means masked, and hides even a NaN in q or k.
-  FLASH_HOST_DEVICE Real forward(Real product, Real added) const {
+  // product -> capped.
+  FLASH_HOST_DEVICE Real cap(Real product) const {
     const Real scaled = scale * product;
-    const Real capped = softcap == Real(0) ? scaled : softcap * Math::tanh(scaled * inverse_softcap);
-    return added == -std::numeric_limits<Real>::infinity() ? added : capped + added;
+    return softcap == Real(0) ? scaled : softcap * Math::tanh(scaled * inverse_softcap);
   }
 
-  // d loss / d scaled from d loss / d score. The remaining factor, scale, is applied once to whole dQ and dK rows.
+  // d capped / d scaled. The remaining factor, scale, is applied once to whole rows of dQ and dK.
+  FLASH_HOST_DEVICE Real cap_derivative(Real capped) const {
+    const Real t = capped * inverse_softcap;  // 0 without a softcap
+    return Real(1) - t * t;
+  }
+
+  // product -> score. added = ALiBi + bias; -inf means masked, and hides even a NaN in q or k.
+  FLASH_HOST_DEVICE Real forward(Real product, Real added) const {
+    return added == -std::numeric_limits<Real>::infinity() ? added : cap(product) + added;
+  }
+
+  // d loss / d scaled from d loss / d score. A masked element has dscore = 0 exactly; its product may be NaN.
   FLASH_HOST_DEVICE Real backward(Real dscore, Real product) const {
     if (softcap == Real(0)) return dscore;
-    const Real t = Math::tanh(scale * product * inverse_softcap);
-    // A masked element has dscore = 0 exactly; its product may be NaN.
-    return dscore == Real(0) ? dscore : dscore * (Real(1) - t * t);
+    return dscore == Real(0) ? dscore : dscore * cap_derivative(cap(product));
   }
 };
 

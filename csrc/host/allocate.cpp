@@ -22,4 +22,12 @@ at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes) 
   return at::empty_strided(sizes, strides, like.options());
 }
 
+at::Tensor copy_with_aligned_rows(const at::Tensor& tensor) {
+  const int64_t alignment = 16 / tensor.element_size();
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  sizes.back() = (sizes.back() + alignment - 1) / alignment * alignment;
+  at::Tensor rows = at::empty(sizes, tensor.options()).narrow(-1, 0, tensor.size(-1));
+  return rows.copy_(tensor);
+}
+
 }  // namespace flash_attn_ext::host

@@ -1,3 +1,5 @@
+#include <c10/core/DeviceGuard.h>
+
 #include "host/allocate.h"
 #include "host/attention.h"
 #include "host/backends.h"
@@ -44,11 +46,10 @@ Gradients allocate_gradients(const AttentionInputs& in, const std::array<bool, k
   return g;
 }
 
-attention::BackwardParams make_backward_params(const AttentionInputs& in, const BackwardInputs& backward,
-                                               const Gradients& g) {
+attention::BackwardParams make_backward_params(const AttentionInputs& in, const at::Tensor& dout, const Gradients& g) {
   attention::BackwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
-  params.dout = matrix_view(backward.dout);
+  params.dout = matrix_view(dout);
   params.dq = matrix_view(g.dq);
   params.dk = matrix_view(g.dk);
   params.dv = matrix_view(g.dv);
@@ -56,6 +57,13 @@ attention::BackwardParams make_backward_params(const AttentionInputs& in, const 
   params.dalibi_slopes = g.dalibi_slopes.defined() ? g.dalibi_slopes.data_ptr() : nullptr;
   params.dsink = g.dsink.defined() ? g.dsink.data_ptr() : nullptr;
   return params;
+}
+
+// Room for the partial sums of a backend that adds up the slopes' gradient in a second step.
+at::Tensor alibi_partials(const Backend& backend, const attention::BackwardParams& params,
+                          const at::TensorOptions& options) {
+  if (params.dalibi_slopes == nullptr || backend.num_alibi_partials == nullptr) return {};
+  return at::zeros({params.batch, params.num_heads_q, backend.num_alibi_partials(params)}, options);
 }
 
 // Kernel gradients in the shapes and dtypes of the inputs.
@@ -71,22 +79,28 @@ std::vector<at::Tensor> finish(const AttentionInputs& in, Gradients g) {
 
 }  // namespace
 
-std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const BackwardInputs& backward) {
-  check_inputs(in);
-  check_backward_inputs(in, backward);
-  Gradients gradients = allocate_gradients(in, backward.output_mask);
-  attention::BackwardParams params = make_backward_params(in, backward, gradients);
-  const Backend& backend = choose_backend(in, params);
-  if (in.batch() > 0 && in.num_heads_q() > 0) {
+std::vector<at::Tensor> attention_backward(const AttentionInputs& given, const BackwardInputs& backward) {
+  check_inputs(given);
+  check_backward_inputs(given, backward);
+  const c10::OptionalDeviceGuard guard(given.q.device());
+  const Backend& backend = choose_backend(given, make_attention_params(given));
+  Gradients gradients = allocate_gradients(given, backward.output_mask);
+  if (given.batch() > 0 && given.num_heads_q() > 0) {
+    const AttentionInputs in = readable_inputs(backend, given);
+    const at::Tensor dout = readable(backend, backward.dout);
     const at::Tensor lse = backward.lse.contiguous();
     const at::Tensor residual = backward.lse_residual.contiguous();
     const at::Tensor delta = compute_delta(backward.out, backward.dout, backward.dlse);
+    attention::BackwardParams params = make_backward_params(in, dout, gradients);
     params.lse = statistic_view(lse);
     params.lse_residual = statistic_view(residual);
     params.delta = statistic_view(delta);
+    const at::Tensor partials = alibi_partials(backend, params, delta.options());
+    params.alibi_partials = partials.defined() ? partials.data_ptr<float>() : nullptr;
+    params.alibi_partials_per_head = partials.defined() ? partials.size(-1) : 0;
     backend.backward(params);
   }
-  return finish(in, std::move(gradients));
+  return finish(given, std::move(gradients));
 }
 
 }  // namespace flash_attn_ext::host

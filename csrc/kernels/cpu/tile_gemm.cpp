@@ -4,6 +4,8 @@
 #include <ATen/native/CPUBlas.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
 namespace flash_attn_ext::cpu {
 namespace {
 
@@ -22,6 +24,16 @@ bool has_small_tile_gemm() {
     return true;
   }();
   return available;
+}
+
+// What a product with an empty dimension is: the libraries refuse some of these.
+template <class Real>
+bool multiply_empty(const GemmShape& shape, Block<Real> c, Accumulate mode) {
+  if (shape.m > 0 && shape.n > 0 && shape.k > 0) return false;
+  if (mode == Accumulate::kNo) {
+    for (int64_t i = 0; i < shape.m; ++i) std::fill_n(c.row(i), shape.n, Real(0));
+  }
+  return true;
 }
 
 template <class Real>
@@ -45,12 +57,14 @@ void multiply_general(const GemmShape& shape, Block<const Real> a, Block<const R
 }  // namespace
 
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode) {
+  if (multiply_empty(shape, c, mode)) return;
   if (!has_small_tile_gemm()) return multiply_general(shape, a, b, c, mode);
   at::native::cpublas::brgemm(shape.m, shape.n, shape.k, a.stride, b.stride, c.stride, mode == Accumulate::kYes, a.data,
                               b.data, c.data, /*is_vnni=*/false);
 }
 
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode) {
+  if (multiply_empty(shape, c, mode)) return;
   multiply_general(shape, a, b, c, mode);
 }
 

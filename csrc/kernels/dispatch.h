@@ -1,0 +1,32 @@
+// Run-time values -> compile-time tags.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <type_traits>
+
+#include "attention/params.h"
+#include "kernels/tile_config.h"
+
+namespace flash_attn_ext {
+
+template <int kValue>
+using Int = std::integral_constant<int, kValue>;
+
+// Calls function(Int<bucket>) with the smallest head-dim bucket that holds head_dim.
+template <class Function>
+cudaError_t with_head_dim(int64_t head_dim, Function&& function) {
+  if (head_dim <= 64) return function(Int<64>{});
+  if (head_dim <= 96) return function(Int<96>{});
+  if (head_dim <= 128) return function(Int<128>{});
+  if (head_dim <= 192) return function(Int<192>{});
+  if (head_dim <= 256) return function(Int<256>{});
+  return cudaErrorInvalidValue;  // backends refuse larger ones
+}
+
+// Scores that are scale * q.k with a positive scale and no dropout: the scale can be folded into the exponent.
+inline bool has_plain_scores(const attention::AttentionParams& params) {
+  return params.score_mod.plain() && params.score_mod.scale > 0.0 && !params.dropout.enabled();
+}
+
+}  // namespace flash_attn_ext

@@ -1,0 +1,88 @@
+// dS of one tile, recomputed on its own: what the gradients of biases and ALiBi slopes are sums of.
+#pragma once
+
+#include "kernels/sm80/score_gradient.cuh"
+#include "kernels/tile_config.h"
+#include "tile/gemm.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Element, int kHeadDim>
+struct DscoreTile {
+  static constexpr QueryStationaryTile kTile = backward_dq_tile(kHeadDim);
+  static constexpr int kThreads = kTile.warps * kWarpSize;
+  static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
+
+  struct Shared {
+    tile::SharedTile<Element, kTile.queries, kHeadDim> q;
+    tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
+    tile::SharedTile<Element, kTile.keys, kHeadDim> k;
+    tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+  };
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
+
+  const attention::BackwardParams& p;
+  Shared& shared;
+
+  // Calls add(dscore, where) for each tile in the range that has visible scores, queries before keys, in ascending
+  // order.
+  template <class Add>
+  __device__ __forceinline__ void walk(const WorkItem& item, const attention::Interval& query_range,
+                                       const attention::Interval& key_range, Add&& add) {
+    const int64_t query_end = min(query_range.end, item.sequence.num_queries);
+    const int64_t key_end = min(key_range.end, item.sequence.num_keys);
+    for (int64_t query = query_range.begin; query < query_end; query += kTile.queries) {
+      const attention::Interval queries = {query, min(query + kTile.queries, query_end)};
+      for (int64_t key = key_range.begin; key < key_end; key += kTile.keys) {
+        const attention::Interval keys = {key, min(key + kTile.keys, key_end)};
+        if (p.visibility.coverage(queries, keys, item.sequence) == attention::TileCoverage::kNone) continue;
+        load(item, queries, keys);
+        const ScoreTile<Rows::kQueries, Scores> where = {p, item, query + tile::warp() * kRowsPerWarp, key};
+        Scores dscore = compute(where);
+        add(dscore, where);
+      }
+    }
+  }
+
+ private:
+  template <class Tile>
+  __device__ __forceinline__ void load_rows(Tile& target, const attention::MatrixView& view, int64_t head_dim,
+                                            const Element* first_row, const attention::Interval& rows) {
+    tile::copy_rows_async<kThreads>(target, {first_row, view.row_stride, static_cast<int>(head_dim)},
+                                    static_cast<int>(rows.end - rows.begin));
+  }
+
+  __device__ __forceinline__ void load(const WorkItem& item, const attention::Interval& queries,
+                                       const attention::Interval& keys) {
+    const int64_t batch = item.sequence.batch;
+    const int64_t query_row = item.sequence.query_begin + queries.begin;
+    const int64_t key_row = item.sequence.key_begin + keys.begin;
+    __syncthreads();  // the last tile's readers are done
+    load_rows(shared.q, p.q, p.head_dim_qk, p.q.row<const Element>(batch, item.head, query_row), queries);
+    load_rows(shared.dout, p.dout, p.head_dim_v, p.dout.row<const Element>(batch, item.head, query_row), queries);
+    load_rows(shared.k, p.k, p.head_dim_qk, p.k.row<const Element>(batch, item.key_head, key_row), keys);
+    load_rows(shared.v, p.v, p.head_dim_v, p.v.row<const Element>(batch, item.key_head, key_row), keys);
+    ptx::commit_copies();
+    ptx::wait_copies<0>();
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ Scores compute(const ScoreTile<Rows::kQueries, Scores>& where) {
+    Scores scores;
+    Scores gradients;
+    scores.clear();
+    gradients.clear();
+    tile::multiply_rows(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
+    tile::multiply_rows(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v);
+    QueryStatistics statistics[Scores::kThreadRows];
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      statistics[r] = load_statistics(p, where.item, where.first_row + Scores::row(r));
+    }
+    differentiate<Differentiation<Score::kExtended, true, GradientOf::kScore>>(
+        scores, gradients, where, [&](int r, int) -> const QueryStatistics& { return statistics[r]; });
+    return gradients;
+  }
+};
+
+}  // namespace flash_attn_ext::sm80

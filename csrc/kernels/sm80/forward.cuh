@@ -1,0 +1,191 @@
+// Forward pass: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1).
+//
+// Grid: one block a (batch, query head, tile of kQueries queries), tiles with the most keys first. Each warp owns
+// kQueries / kWarps rows: S, P and O live in its registers, and P is used as an operand from there.
+// Shared memory: Q, one tile of K, one of V. While S = Q K^T is computed V is on its way; while O += P V, the next K.
+// Two blocks on a multiprocessor fill each other's waits. Key tiles outside the visible interval are never loaded, and
+// only partial ones compare.
+#pragma once
+
+#include "attention/online_softmax.h"
+#include "kernels/sm80/score_tile.cuh"
+#include "kernels/sm80/store_row.cuh"
+#include "kernels/tile_config.h"
+#include "tile/gemm.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Traits>
+struct ForwardKernel {
+  using Element = typename Traits::Element;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr QueryStationaryTile kTile = forward_tile(kHeadDim, Traits::kExtended);
+  static constexpr int kThreads = kTile.warps * kWarpSize;
+  static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
+
+  struct Shared {
+    tile::SharedTile<Element, kTile.queries, kHeadDim> q;
+    tile::SharedTile<Element, kTile.keys, kHeadDim> k;
+    tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+  };
+
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
+  using Output = tile::Accumulator<kRowsPerWarp / 16, kHeadDim / 8>;
+
+  const attention::ForwardParams& p;
+  Shared& shared;
+  WorkItem item;
+  int64_t first_query;
+  int num_keys;
+  Output out;
+  float m[Output::kThreadRows];  // largest score: of q.k (Plain) or of the finished score (Extended)
+  float l[Output::kThreadRows];  // this thread's part of the sum of exp
+
+  __device__ __forceinline__ int num_queries() const {
+    return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
+  }
+
+  // Rows [tile * kTile.keys, ...) of K or V; `rows` is the head's first row.
+  template <class Tile>
+  __device__ __forceinline__ void load_keys(Tile& target, const tile::GlobalRows<Element>& rows, int tile) {
+    const int first_key = tile * kTile.keys;
+    tile::copy_rows_async<kThreads>(target, {rows.data + first_key * rows.stride, rows.stride, rows.columns},
+                                    num_keys - first_key);
+    ptx::commit_copies();
+  }
+
+  __device__ __forceinline__ void run() {
+    const attention::Interval first = p.visibility.keys_of(first_query, item.sequence);
+    const attention::Interval last = p.visibility.keys_of(first_query + num_queries() - 1, item.sequence);
+    num_keys = static_cast<int>(item.sequence.num_keys);
+    out.clear();
+#pragma unroll
+    for (int r = 0; r < Output::kThreadRows; ++r) {
+      m[r] = -INFINITY;
+      l[r] = 0.0f;
+    }
+    if (first.begin < last.end) {
+      const int64_t row = item.sequence.query_begin + first_query;
+      const auto* rows = p.q.row<const Element>(item.sequence.batch, item.head, row);
+      tile::copy_rows_async<kThreads>(shared.q, {rows, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, num_queries());
+      stream(first, last);
+    }
+    finish();
+  }
+
+  // Visits the key tiles that the block's first and last query see between them, from the last one down.
+  __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
+    const int64_t key_row = item.sequence.key_begin;
+    const tile::GlobalRows<Element> k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row),
+                                         p.k.row_stride, static_cast<int>(p.head_dim_qk)};
+    const tile::GlobalRows<Element> v = {p.v.row<const Element>(item.sequence.batch, item.key_head, key_row),
+                                         p.v.row_stride, static_cast<int>(p.head_dim_v)};
+    const int first_tile = static_cast<int>(first.begin / kTile.keys);
+    const int last_tile = static_cast<int>((last.end - 1) / kTile.keys);
+    // Every query sees every key of tiles [full_begin, full_end): the last query begins last, the first ends first.
+    const int full_begin = static_cast<int>((last.begin + kTile.keys - 1) / kTile.keys);
+    const int full_end = static_cast<int>(first.end / kTile.keys);
+    load_keys(shared.k, k, last_tile);
+    for (int tile = last_tile; tile >= first_tile; --tile) {
+      ptx::wait_copies<0>();
+      __syncthreads();  // K (and Q) have arrived, and V's last readers are done
+      load_keys(shared.v, v, tile);
+      Scores scores;
+      scores.clear();
+      tile::multiply_rows(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
+      ptx::wait_copies<0>();
+      __syncthreads();  // V has arrived, and K's readers are done
+      if (tile > first_tile) load_keys(shared.k, k, tile - 1);
+      const ScoreTile<Rows::kQueries, Scores> where = {p, item, first_query + tile::warp() * kRowsPerWarp,
+                                                       int64_t{tile} * kTile.keys};
+      if constexpr (Traits::kExtended) {
+        const auto transform = p.score_mod.transform<float, DeviceMath>();
+        for_each_element<Scores>(
+            [&](int r, int, int j, int e, int) { scores.at(r, j, e) = transform.cap(scores.at(r, j, e)); });
+        where.add_terms(scores);
+      }
+      if (tile < full_begin || tile >= full_end) where.hide_invisible(scores);
+      softmax(scores);
+      if (Traits::kExtended && p.dropout.enabled()) {
+        const auto keep = where.draw();
+        const float rescale = static_cast<float>(p.dropout.rescale);
+        for_each_element<Scores>(
+            [&](int r, int, int j, int e, int) { scores.at(r, j, e) *= keep.at(r, j, e) ? rescale : 0.0f; });
+      }
+      tile::multiply_registers(out, scores, shared.v);
+    }
+  }
+
+  // scores -> P, with m, l and O brought up to date.
+  __device__ __forceinline__ void softmax(Scores& scores) {
+    // Plain folds the scale into the exponent: exp(scale (x - m)) = 2^(c x - c m). Extended scores may be as low as the
+    // smallest finite number, so there the difference comes first.
+    const float c = !Traits::kExtended ? static_cast<float>(p.score_mod.scale) * kLog2e : kLog2e;
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      float tile_max = scores.at(r, 0, 0);
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+        tile_max = fmaxf(tile_max, fmaxf(scores.at(r, j, 0), scores.at(r, j, 1)));
+      }
+      const float raised = fmaxf(m[r], tile::quad_max(tile_max));
+      const float shift = raised == -INFINITY ? 0.0f : raised;
+      const float factor = ptx::exp2((m[r] - shift) * c);
+      m[r] = raised;
+      l[r] *= factor;
+#pragma unroll
+      for (int j = 0; j < Output::kColumnTiles; ++j) {
+        out.at(r, j, 0) *= factor;
+        out.at(r, j, 1) *= factor;
+      }
+      const float scaled_shift = shift * c;
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores.at(r, j, e);
+          score = ptx::exp2(!Traits::kExtended ? score * c - scaled_shift : (score - shift) * c);
+          l[r] += score;
+        }
+      }
+    }
+  }
+
+  // O / l and the LSE.
+  __device__ __forceinline__ void finish() {
+    const float scale = !Traits::kExtended ? static_cast<float>(p.score_mod.scale) : 1.0f;
+#pragma unroll
+    for (int r = 0; r < Output::kThreadRows; ++r) {
+      const int64_t query = first_query + tile::warp() * kRowsPerWarp + Output::row(r);
+      attention::SoftmaxState<float> state = {.m = m[r] * scale, .l = tile::quad_sum(l[r])};
+      if (m[r] == -INFINITY) state.m = -INFINITY;  // whatever the sign of the scale
+      float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[item.head]);
+      factor *= state.output_factor();
+      if (query >= item.sequence.num_queries) continue;
+      const int64_t row = item.sequence.query_begin + query;
+      Element* target = p.out.row<Element>(item.sequence.batch, item.head, row);
+      store_row<Element>({target, static_cast<int>(p.head_dim_v), p.out.column_stride}, out, r, factor);
+      if (tile::lane() % 4 != 0) continue;
+      const attention::LogSumExp<float> lse = state.log_sum_exp();
+      *p.lse.at<float>(item.sequence.batch, item.head, row) = lse.value;
+      if (p.lse_residual.present()) *p.lse_residual.at<float>(item.sequence.batch, item.head, row) = lse.residual;
+    }
+  }
+};
+
+// Block index -> (batch, head, tile), tiles of one head next to each other so that its K and V stay in L2.
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads) forward_kernel(const __grid_constant__ attention::ForwardParams p) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const int64_t tiles = (p.sequences.max_seqlen_q + Kernel::kTile.queries - 1) / Kernel::kTile.queries;
+  const int64_t head_index = blockIdx.x / tiles;
+  const int64_t tile = tiles - 1 - blockIdx.x % tiles;
+  const int64_t head = head_index % p.num_heads_q;
+  const WorkItem item = {p.sequences.at(head_index / p.num_heads_q), head, head / p.queries_per_key_head()};
+  const int64_t first_query = tile * Kernel::kTile.queries;
+  if (first_query >= item.sequence.num_queries) return;
+  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), item, first_query};
+  kernel.run();
+}
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,89 @@
+// From products and dP to P and dS: the part that the dK/dV, dQ and dBias kernels share.
+#pragma once
+
+#include "kernels/sm80/score_tile.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+// LSE and delta of one query, as the gradient of its scores needs them.
+struct QueryStatistics {
+  float lse;  // +inf for a query that sees no key: its probabilities vanish without a branch
+  float residual;
+  float delta;
+};
+
+__device__ __forceinline__ QueryStatistics load_statistics(const attention::BackwardParams& p, const WorkItem& item,
+                                                           int64_t query) {
+  if (query >= item.sequence.num_queries) return {INFINITY, 0.0f, 0.0f};
+  const int64_t row = item.sequence.query_begin + query;
+  const float lse = *p.lse.at<const float>(item.sequence.batch, item.head, row);
+  const float residual =
+      p.lse_residual.present() ? *p.lse_residual.at<const float>(item.sequence.batch, item.head, row) : 0.0f;
+  return {lse == -INFINITY ? INFINITY : lse, residual, *p.delta.at<const float>(item.sequence.batch, item.head, row)};
+}
+
+// What the gradients accumulator ends as.
+enum class GradientOf {
+  kProduct,  // d loss / d (scale * q.k): the factor scale is left to whole rows of dQ and dK
+  kScore,    // d loss / d score: what a bias receives
+};
+
+template <Score kScoreValue, bool kPartialValue, GradientOf kOfValue>
+struct Differentiation {
+  static constexpr Score kScore = kScoreValue;
+  static constexpr bool kPartial = kPartialValue;
+  static constexpr GradientOf kOf = kOfValue;
+};
+
+// products -> P (as it multiplies dO, after dropout), gradients: dP -> dS. `statistics(r, column)` gives the query's.
+template <class Kind, class Tile, class StatisticsOf>
+__device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
+                                              const Tile& where, StatisticsOf&& statistics) {
+  using Acc = typename Tile::Accumulator;
+  const attention::AttentionParams& p = where.p;
+  if constexpr (Kind::kScore == Score::kPlain) {
+    if constexpr (Kind::kPartial) where.hide_invisible(scores);
+    // The scale is positive here: -inf stays -inf.
+    const float scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
+    for_each_element<Acc>([&](int r, int, int j, int e, int column) {
+      const QueryStatistics& query = statistics(r, column);
+      const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse * kLog2e);
+      scores.at(r, j, e) = probability;
+      gradients.at(r, j, e) = probability * (gradients.at(r, j, e) - query.delta);
+    });
+    return;
+  }
+  typename Tile::KeepBits keep = {};
+  const float rescale = static_cast<float>(p.dropout.rescale);
+  if (p.dropout.enabled()) {
+    keep = where.draw();
+    for_each_element<Acc>([&](int r, int, int j, int e, int) {
+      gradients.at(r, j, e) = keep.at(r, j, e) ? gradients.at(r, j, e) * rescale : 0.0f;
+    });
+  }
+  const auto transform = p.score_mod.transform<float, DeviceMath>();
+  for_each_element<Acc>([&](int r, int, int j, int e, int column) {
+    gradients.at(r, j, e) -= statistics(r, column).delta;
+    scores.at(r, j, e) = transform.cap(scores.at(r, j, e));
+  });
+  if (Kind::kOf == GradientOf::kProduct && p.score_mod.softcap != 0.0) {
+    for_each_element<Acc>(
+        [&](int r, int, int j, int e, int) { gradients.at(r, j, e) *= transform.cap_derivative(scores.at(r, j, e)); });
+  }
+  where.add_terms(scores);
+  if constexpr (Kind::kPartial) where.hide_invisible(scores);
+  for_each_element<Acc>([&](int r, int, int j, int e, int column) {
+    const QueryStatistics& query = statistics(r, column);
+    // The difference comes first: scores may be as low as the smallest finite number.
+    const float probability = ptx::exp2(((scores.at(r, j, e) - query.lse) - query.residual) * kLog2e);
+    scores.at(r, j, e) = probability;
+    // dP of what nobody attends may be NaN.
+    gradients.at(r, j, e) = probability == 0.0f ? 0.0f : probability * gradients.at(r, j, e);
+  });
+  if (p.dropout.enabled()) {
+    for_each_element<Acc>(
+        [&](int r, int, int j, int e, int) { scores.at(r, j, e) *= keep.at(r, j, e) ? rescale : 0.0f; });
+  }
+}
+
+}  // namespace flash_attn_ext::sm80

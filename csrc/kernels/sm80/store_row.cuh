@@ -1,0 +1,38 @@
+// Writes one row of an accumulator to a row of a tensor.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/math.h"
+
+namespace flash_attn_ext::sm80 {
+
+// The tensor's row: `columns` elements, `stride` apart.
+template <class Element>
+struct OutputRow {
+  Element* data;
+  int columns;
+  int64_t stride;
+};
+
+// The thread's elements of its row r, times factor.
+template <class Element, class Acc>
+__device__ __forceinline__ void store_row(const OutputRow<Element>& row, const Acc& acc, int r, float factor) {
+  // Two neighbouring elements are one 4-byte store where the row allows it.
+  const bool pairs = row.stride == 1 && row.columns % 2 == 0 && reinterpret_cast<uintptr_t>(row.data) % 4 == 0;
+#pragma unroll
+  for (int j = 0; j < Acc::kColumnTiles; ++j) {
+    const int column = Acc::column(j, 0);
+    if (column >= row.columns) continue;
+    const float low = acc.at(r, j, 0) * factor;
+    const float high = acc.at(r, j, 1) * factor;
+    if (pairs) {
+      *reinterpret_cast<uint32_t*>(row.data + column) = ptx::pack(low, high, Element{});
+    } else {
+      row.data[column * row.stride] = Element(low);
+      if (column + 1 < row.columns) row.data[(column + 1) * row.stride] = Element(high);
+    }
+  }
+}
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,62 @@
+// Accumulators of a warp: kRowTiles x kColumnTiles blocks of 16 x 8, and which element a register holds.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/math.h"
+
+namespace flash_attn_ext::tile {
+
+inline constexpr int kWarpSize = 32;
+
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+__device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
+
+template <int kRowTilesValue, int kColumnTilesValue>
+struct Accumulator {
+  static constexpr int kRowTiles = kRowTilesValue;
+  static constexpr int kColumnTiles = kColumnTilesValue;
+  static constexpr int kThreadRows = 2 * kRowTiles;  // rows of which a thread holds elements
+
+  float c[kRowTiles][kColumnTiles][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) c[i][j][e] = 0.0f;
+      }
+    }
+  }
+
+  // The fragment map (PTX ISA 9.7.14.5.8, accumulators of m16n8k16): a thread's row r (0 .. kThreadRows) and the column
+  // of element e (0, 1) of column tile j. wgmma's accumulators share it.
+  __device__ static int row(int r) { return 16 * (r / 2) + 8 * (r % 2) + lane() / 4; }
+  __device__ static int column(int j, int e) { return 8 * j + 2 * (lane() % 4) + e; }
+
+  __device__ __forceinline__ float& at(int r, int j, int e) { return c[r / 2][j][2 * (r % 2) + e]; }
+  __device__ __forceinline__ float at(int r, int j, int e) const { return c[r / 2][j][2 * (r % 2) + e]; }
+};
+
+// Columns [16 k, 16 k + 16) of row tile i as the left operand of the next product: the fragment maps agree.
+template <class Element, class Acc>
+__device__ __forceinline__ void to_operand(uint32_t (&a)[4], const Acc& acc, int i, int k) {
+  a[0] = ptx::pack(acc.c[i][2 * k][0], acc.c[i][2 * k][1], Element{});
+  a[1] = ptx::pack(acc.c[i][2 * k][2], acc.c[i][2 * k][3], Element{});
+  a[2] = ptx::pack(acc.c[i][2 * k + 1][0], acc.c[i][2 * k + 1][1], Element{});
+  a[3] = ptx::pack(acc.c[i][2 * k + 1][2], acc.c[i][2 * k + 1][3], Element{});
+}
+
+// Over the four threads that share a row.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
+}
+
+}  // namespace flash_attn_ext::tile
