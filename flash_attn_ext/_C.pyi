@@ -1,0 +1,145 @@
+"""The compiled half of flash_attn_ext (csrc/bindings.cpp), as functional.py and ops.py call it.
+
+One attention call in canonical form is the same 19 arguments everywhere, here named once:
+
+    q, k, v            dense: (B, Hq, Sq, D), (B, Hk, Sk, D), (B, Hk, Sk, Dv); packed, when cu_seqlens_* are given:
+                       (Tq, Hq, D), (Tk, Hk, D), (Tk, Hk, Dv). One dtype of float32, float64, bfloat16, float16; any
+                       strides. Hk divides Hq.
+    bias               (B|1, Hq|1, Sq|1, Sk|1), q's dtype or float32. Packed: (batch|1, Hq|1, max_seqlen_q|1,
+                       max_seqlen_k|1), indexed by the position inside the sequence
+    mask               the same shapes, bool, True = attend
+    alibi_slopes       (Hq,) or (B, Hq), accumulate dtype: float32, or float64 for float64 q
+    sink               (Hq,), accumulate dtype
+    cu_seqlens_q, _k   (batch + 1,) int32
+    rng_seed           (1,) int64 on q's device; given if and only if dropout_p > 0
+    scale              finite
+    softcap            > 0, or None
+    causal             None, "top_left", "bottom_right"
+    window_left, right >= 0, or None for unbounded
+    dropout_p          in [0, 1)
+    max_seqlen_q, _k   upper bounds, or None; packed only
+    backend            None, or the name of one
+
+Wrong tensors raise RuntimeError, wrong option values ValueError.
+"""
+
+from torch import Tensor
+
+def attention_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sink: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    rng_seed: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    causal: str | None,
+    window_left: int | None,
+    window_right: int | None,
+    dropout_p: float,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    backend: str | None,
+    /,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, lse, lse_residual).
+
+    out: q's shape with Dv for D, q's dtype, in memory in the order of q's strides.
+    lse: natural log, (B, Hq, Sq), packed (Hq, Tq), accumulate dtype.
+    lse_residual: what rounding took off lse, of its shape when there is a bias, else (0,).
+    """
+
+def attention_backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    lse_residual: Tensor,
+    output_mask: list[bool],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sink: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    rng_seed: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    causal: str | None,
+    window_left: int | None,
+    window_right: int | None,
+    dropout_p: float,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    backend: str | None,
+    /,
+) -> list[Tensor]:
+    """[dq, dk, dv, dbias, dalibi_slopes, dsink] in their inputs' shapes and dtypes; shape (0,) where not asked for.
+
+    output_mask: which of the six to compute.
+    """
+
+def attention_explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sink: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    rng_seed: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    causal: str | None,
+    window_left: int | None,
+    window_right: int | None,
+    dropout_p: float,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    backend: str | None,
+    /,
+) -> list[tuple[str, list[str]]]:
+    """Every backend in the order in which they are tried, with the reasons against it (none: it can run this call)."""
+
+def delta(out: Tensor, dout: Tensor, dlse: Tensor | None = None) -> Tensor:
+    """rowsum(dout * out) - dlse, accumulate dtype: (B, H, S) for (B, H, S, D), (H, T) for (T, H, D)."""
+
+def dropout_mask(
+    rng_seed: Tensor, dropout_p: float, batch: int, num_heads: int, seqlen_q: int, seqlen_k: int
+) -> Tensor:
+    """(B, H, Sq, Sk) bool on the CPU, True = kept: the bits that every backend draws."""
+
+def visible_keys(
+    seqlen_q: int,
+    seqlen_k: int,
+    causal: str | None = None,
+    window_left: int | None = None,
+    window_right: int | None = None,
+) -> Tensor:
+    """(Sq, 2) int64: the keys [begin, end) that each query sees."""
+
+def visible_queries(
+    seqlen_q: int,
+    seqlen_k: int,
+    causal: str | None = None,
+    window_left: int | None = None,
+    window_right: int | None = None,
+) -> Tensor:
+    """(Sk, 2) int64: the queries [begin, end) that see each key."""
+
+def build_info() -> dict[str, str | list[str] | None]:
+    """How the extension was built.
+
+    "compiler", "torch_version": str. "cuda_version", "cuda_archs": str, or None when no CUDA source was built, and then
+    "cuda_not_built" says why. "backends": their names, in the order in which they are tried.
+    """

@@ -1,0 +1,39 @@
+"""Exact attention for PyTorch: forward, backward, and every option of attention, never holding the table of scores.
+
+The functions are in ``flash_attn_ext.functional``, the definition of each rule in ``flash_attn_ext.reference``;
+``python -m flash_attn_ext info`` says what this installation can run.
+"""
+
+__version__ = "0.1.0"
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("flash_attn_ext needs PyTorch, which is not installed here: pip install torch") from error
+
+from flash_attn_ext import _unusable
+
+try:
+    from flash_attn_ext import _C
+except ImportError as error:
+    raise ImportError(_unusable.explain_missing_extension(error)) from error
+
+if _problem := _unusable.explain_other_torch(_C.build_info()["torch_version"]):
+    raise ImportError(_problem)
+
+from flash_attn_ext import ops
+from flash_attn_ext.autograd import FlashAttentionFunction
+from flash_attn_ext.functional import Explanation, attention, attention_varlen, explain, scaled_dot_product_attention
+from flash_attn_ext.integrations.torch_sdpa import install_sdpa, replace_sdpa, uninstall_sdpa
+
+__all__ = [
+    "Explanation",
+    "FlashAttentionFunction",
+    "attention",
+    "attention_varlen",
+    "explain",
+    "install_sdpa",
+    "replace_sdpa",
+    "scaled_dot_product_attention",
+    "uninstall_sdpa",
+]

@@ -1,0 +1,41 @@
+"""``python -m flash_attn_ext {info,verify,bench}``. Each command says more with ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flash_attn_ext", description="Exact attention for PyTorch.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    info = commands.add_parser("info", help="versions, build, backends, what the GPU can run, a short self-test")
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+
+    verify = commands.add_parser(
+        "verify", help="accuracy against float64 as a ratio to PyTorch's own; exit status 1 when it breaks the rule"
+    )
+    verify.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda when a backend runs there, else cpu")
+
+    bench = commands.add_parser("bench", help="time next to F.scaled_dot_product_attention in the same run")
+    bench.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda when a backend runs there, else cpu")
+    bench.add_argument("--quick", action="store_true", help="a few repetitions and one head dimension")
+    bench.add_argument(
+        "--output", default="build/bench", metavar="FOLDER", help="where DEVICE.json and DEVICE.png go (%(default)s)"
+    )
+    bench.add_argument("--no-plot", action="store_true", help="do not draw (drawing needs matplotlib)")
+
+    options = parser.parse_args(arguments)
+    # Imported here: `info` has no need of what `bench` imports.
+    if options.command == "info":
+        from flash_attn_ext.cli.info import run
+    elif options.command == "verify":
+        from flash_attn_ext.cli.verify import run
+    else:
+        from flash_attn_ext.cli.bench import run
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

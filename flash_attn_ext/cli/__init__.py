@@ -1,0 +1,1 @@
+"""The commands of ``python -m flash_attn_ext``."""

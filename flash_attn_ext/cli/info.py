@@ -1,0 +1,79 @@
+"""``python -m flash_attn_ext info``: what is installed, what it can run, and whether it computes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+
+from flash_attn_ext import _C
+from flash_attn_ext.cli.accuracy import compare
+from flash_attn_ext.cli.cases import CASES
+from flash_attn_ext.cli.machine import choose_device, explain_on, gpu_verdict, machine, versions
+
+SELF_TEST_SECONDS = 2.0
+
+
+def run(options: argparse.Namespace) -> int:
+    """0, or 1 when the self-test fails."""
+    facts = collect()
+    print(json.dumps(facts, indent=2) if options.json else _as_text(facts))
+    return 0 if facts["self_test"]["passed"] else 1
+
+
+def collect() -> dict:
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return {
+        "versions": versions(),
+        "machine": machine(),
+        "build": _C.build_info(),
+        "runs_on": {device: explain_on(device).backend for device in devices},
+        "gpu": gpu_verdict(),
+        "self_test": self_test(choose_device(None)[0]),
+    }
+
+
+def self_test(device: str) -> dict:
+    """As many cases of ``verify``, forward and backward, as fit into the time; the all-in-one case first."""
+    start = time.perf_counter()
+    failures, num_cases = [], 0
+    for case in reversed(CASES):
+        for dtype in (torch.float32, torch.bfloat16):
+            if time.perf_counter() - start > SELF_TEST_SECONDS:
+                break
+            num_cases += 1
+            for comparison in compare(case, dtype, device):
+                if not comparison.share_of_allowed <= 1:
+                    failures.append(f"{case.name}, {dtype}: {comparison.name} off by {comparison.max_error:.2e}")
+    seconds = time.perf_counter() - start
+    return {
+        "passed": not failures,
+        "device": device,
+        "cases": num_cases,
+        "seconds": round(seconds, 2),
+        "failures": failures,
+    }
+
+
+def _as_text(facts: dict) -> str:
+    build, test = facts["build"], facts["self_test"]
+    cuda = f"for CUDA {build['cuda_version']}, {build['cuda_archs']}"
+    if build["cuda_not_built"]:
+        cuda = f"not built: {build['cuda_not_built']}"
+    rows = [
+        ("versions", ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)),
+        (
+            "machine",
+            "{cpu} ({cpu_capability}), {cores} cores, {torch_threads} torch threads".format(**facts["machine"]),
+        ),
+        ("build", f"{build['compiler']}, against torch {build['torch_version']}"),
+        ("CUDA sources", cuda),
+        ("backends", ", ".join(build["backends"])),
+        ("runs on", ", ".join(f"{device}: {backend or 'nothing'}" for device, backend in facts["runs_on"].items())),
+        ("GPU", facts["gpu"]),
+        ("self-test", f"{'passed' if test['passed'] else 'FAILED'}: {test['cases']} cases, {test['seconds']} s"),
+        *(("", failure) for failure in test["failures"]),
+    ]
+    return "\n".join(f"{name:<13} {text}" for name, text in rows)

@@ -1,0 +1,76 @@
+"""What this machine is, which versions run on it, and which device can compute."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+import flash_attn_ext
+from flash_attn_ext import _C
+from flash_attn_ext.functional import Explanation, explain
+
+
+def versions() -> dict[str, str | None]:
+    return {
+        "flash_attn_ext": flash_attn_ext.__version__,
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
+
+
+def machine() -> dict[str, str | int | None]:
+    return {
+        "cpu": _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": platform.platform(),
+    }
+
+
+def explain_on(device: str) -> Explanation:
+    """What a small bfloat16 call would do there."""
+    q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16, device=device)
+    return explain(q, q, q)
+
+
+def gpu_verdict() -> str:
+    """One sentence: what the GPU of this machine can run of this library."""
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        return f"no GPU that torch (which is {built}) can use"
+    major, minor = torch.cuda.get_device_capability()
+    gpu = f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}"
+    explanation = explain_on("cuda")
+    if explanation.backend:
+        return f"{gpu}: runs on backend {explanation.backend}"
+    why = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in explanation.reasons.items())
+    not_built = _C.build_info().get("cuda_not_built")
+    return f"{gpu}: no backend can run on it ({why})" + (
+        f". CUDA sources were not built: {not_built}" if not_built else ""
+    )
+
+
+def choose_device(wanted: str | None) -> tuple[str, str | None]:
+    """(device, None), or (device, why it cannot run). Without a wish, the GPU where a backend runs on it."""
+    if wanted == "cpu":
+        return "cpu", None
+    runs = torch.cuda.is_available() and explain_on("cuda").backend is not None
+    if wanted == "cuda":
+        return "cuda", None if runs else f"--device cuda: {gpu_verdict()}"
+    return ("cuda" if runs else "cpu"), None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

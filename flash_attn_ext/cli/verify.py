@@ -1,0 +1,56 @@
+"""``python -m flash_attn_ext verify``: the accuracy matrix."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from flash_attn_ext.cli.accuracy import MAX_ERROR_RATIO, MEAN_ERROR_RATIO, Comparison, compare
+from flash_attn_ext.cli.cases import CASES
+from flash_attn_ext.cli.machine import choose_device
+
+DTYPES = {
+    "cpu": (torch.float32, torch.bfloat16, torch.float16, torch.float64),
+    "cuda": (torch.bfloat16, torch.float16, torch.float32),
+}
+COLUMNS = "{:<22} {:<9} {:<14} {:>9} {:>8} {:>9} {:>8} {:>8}  {}"
+
+
+def run(options: argparse.Namespace) -> int:
+    """0 when every case on the device keeps the error rule, 1 when one does not, 2 when the device cannot run."""
+    device, reason = choose_device(options.device)
+    if reason is not None:
+        print(reason)
+        return 2
+    print(
+        f"Errors against float64 on {device}, of each case's worst result; x torch: PyTorch's own attention in the same"
+    )
+    print(
+        f"dtype = 1. Allowed: {MAX_ERROR_RATIO} x its largest error and {MEAN_ERROR_RATIO} x its mean error, plus 1e-5"
+    )
+    print("of the result's scale; of limit: the share of that.\n")
+    print(COLUMNS.format("case", "dtype", "worst result", "max", "x torch", "mean", "x torch", "of limit", "verdict"))
+    broken = 0
+    for case in CASES:
+        for dtype in DTYPES[device]:
+            worst = max(compare(case, dtype, device), key=lambda comparison: comparison.share_of_allowed)
+            broken += not worst.share_of_allowed <= 1
+            print(_row(case.name, dtype, worst), flush=True)
+    total = len(CASES) * len(DTYPES[device])
+    print(f"\n{total - broken} of {total} keep the rule" + (f", {broken} BREAK it" if broken else ""))
+    return 1 if broken else 0
+
+
+def _row(name: str, dtype: torch.dtype, worst: Comparison) -> str:
+    return COLUMNS.format(
+        name,
+        str(dtype).removeprefix("torch."),
+        worst.name,
+        f"{worst.max_error:.2e}",
+        f"{worst.max_ratio:.2f}",
+        f"{worst.mean_error:.2e}",
+        f"{worst.mean_ratio:.2f}",
+        f"{worst.share_of_allowed:.0%}",
+        "ok" if worst.share_of_allowed <= 1 else "BROKEN",
+    )

@@ -1,0 +1,267 @@
+"""The public functions. Each brings its arguments to canonical form and hands them to autograd.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flash_attn_ext import _C
+from flash_attn_ext._canonical import (
+    Options,
+    Packing,
+    Problem,
+    ScoreTensors,
+    dense_problem,
+    packed_problem,
+)
+from flash_attn_ext._options import check_flag
+from flash_attn_ext._sdpa import SdpaArguments, sdpa_problem
+from flash_attn_ext.autograd import attention_forward
+
+Window = int | tuple[int | None, int | None]
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``torch.nn.functional.scaled_dot_product_attention``, argument for argument.
+
+    ``softmax(scale * query key^T + attn_mask) value`` without ever holding the (L, S) scores (Dao 2023,
+    "FlashAttention-2", section 3.1), for any number of dimensions, any strides and any head dimension.
+
+    Args:
+        query: (N, ..., Hq, L, E) or with fewer leading dimensions, down to (L, E). float32, float64, bfloat16, float16.
+        key: (N, ..., H, S, E). Leading dimensions broadcast with those of ``query`` and ``value``.
+        value: (N, ..., H, S, Ev). Ev may differ from E.
+        attn_mask: anything that broadcasts to (N, ..., Hq, L, S), (S,) included, with any strides. bool: True = attend
+            (the opposite of the ``key_padding_mask`` of nn.MultiheadAttention). float32 or query's dtype: added to the
+            scaled scores; it may require grad. A row that sees no key (all False, or all -inf) gives 0.
+        dropout_p: probability in [0, 1) with which a weight is dropped; kept ones are multiplied by 1 / (1 - p). There
+            is no training flag: pass 0.0 for evaluation. Drawn from PyTorch's default generator of the device.
+        is_causal: query i sees keys 0..i (aligned at the **top left**, also where L != S). Not together with
+            ``attn_mask``.
+        scale: factor on query key^T; 1 / sqrt(E) by default. Any finite number, 0 and negative ones included.
+        enable_gqa: let query head h use key head h // (Hq / H). Without it unequal head counts are an error, except
+            for a broadcast 1.
+
+    Returns:
+        (N, ..., Hq, L, Ev) in query's dtype. It lies in memory in the order of ``query``'s strides, so a query that
+        was transposed from (N, L, H, E) gives an output that transposes back without a copy.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not go together; ``attn_mask`` with ``is_causal``; a call that
+            no backend can run, with each backend's reasons.
+        ValueError: an option outside its range. TypeError: an argument of the wrong type.
+
+    Under ``torch.autocast`` query, key, value and a float mask are cast as PyTorch casts them.
+    """
+    arguments = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    problem, form = sdpa_problem(arguments)
+    out, _ = attention_forward(problem)
+    return form.restore_out(out)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: str | None = None,
+    window: Window | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention with every feature of the library. Everything combines with everything.
+
+    In order: scale, softcap, ALiBi, bias and mask, causality and window, softmax (with the sink), dropout::
+
+        score = softcap * tanh(scale * q k^T / softcap) - slope * |key - (query + diagonal)| + bias
+        out   = dropout(softmax(score)) v
+
+    (FlashAttention-2, Dao 2023, section 3.1, for the algorithm; ``flash_attn_ext.reference`` for each rule in a line.)
+
+    Args:
+        q: (..., Hq, Sq, D) for layout "bhsd", (..., Sq, Hq, D) for "bshd"; 3-D is one batch entry and 2-D, (Sq, D), one
+            head. float32, float64, bfloat16 or float16, any strides, any D >= 1.
+        k: (..., Hk, Sk, D), likewise. Hk divides Hq; query head h uses key head h // (Hq / Hk) (GQA, Ainslie et al.
+            2023). Batch dimensions broadcast among q, k and v; all three have the same number of dimensions.
+        v: (..., Hk, Sk, Dv). Dv may differ from D.
+        causal: None, "top_left" (query i sees keys 0..i, as ``is_causal`` in PyTorch) or "bottom_right" (the last
+            query sees the last key, as ``causal`` in flash_attn; a row above the first key sees nothing).
+        window: (left, right): query i sees the keys from ``left`` before to ``right`` after its diagonal key, which is
+            i + Sk - Sq, or i with causal="top_left". None is unbounded; an int w is (w, w). With ``causal`` the right
+            side is 0 whatever is given.
+        bias: float, broadcastable to (..., Hq, Sq, Sk) whatever the layout; float32 or q's dtype. Added to the scores;
+            it may require grad, and its gradient is summed over broadcast dimensions in a fixed order.
+        mask: bool, broadcastable likewise, True = attend.
+        alibi_slopes: (Hq,) or (*batch, Hq), float32 (float64 for float64 q): the bias -slope * |key - (query +
+            diagonal)| of ALiBi (Press et al. 2022, section 3). Differentiable.
+        softcap: scores become softcap * tanh(score / softcap), > 0 (Gemma Team 2024, section 2). None: no cap.
+        sink: (Hq,), dtype as alibi_slopes: a logit that joins each row's softmax denominator and has no value (Xiao
+            et al. 2023, section 3). Differentiable.
+        dropout_p: probability in [0, 1) with which a weight is dropped; kept ones are multiplied by 1 / (1 - p). Drawn
+            from PyTorch's default generator of q's device; applied whenever it is above 0. The LSE is unaffected.
+        scale: 1 / sqrt(D) by default; any finite number.
+        layout: where heads and sequence are: "bhsd" or "bshd". ``out`` has it too.
+        return_lse: also return the log-sum-exp of each row's scores.
+        backend: None for the first that can run this call, or a name from ``explain`` to force one.
+
+    Returns:
+        ``out``: (..., Hq, Sq, Dv) or (..., Sq, Hq, Dv), q's dtype, in memory in the order of q's strides. With
+        ``return_lse``, ``(out, lse)``: ``lse`` (..., Hq, Sq) whatever the layout, natural log, float32 (float64 for
+        float64 q), sink included, differentiable. A row that sees no key has out = 0, lse = -inf (lse = sink with a
+        sink) and zero gradients.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not go together; a call that no backend can run.
+        ValueError: an option outside its range. TypeError: an argument of the wrong type.
+
+    Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
+    """
+    check_flag("return_lse", return_lse)
+    scores = ScoreTensors(bias, mask, alibi_slopes, sink)
+    options = Options(causal, window, softcap, dropout_p, scale, backend)
+    problem, form = dense_problem(q, k, v, scores, options, layout)
+    out, lse = attention_forward(problem)
+    out = form.restore_out(out)
+    if layout == "bshd" and form.rank > 2:
+        out = out.transpose(-3, -2)
+    return (out, form.restore_lse(lse)) if return_lse else out
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    causal: str | None = None,
+    window: Window | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of sequences of different lengths, packed one after the other without padding.
+
+    Sequence b has queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]`` and attends only to its own keys, exactly as a
+    call of :func:`attention` on that sequence alone would.
+
+    Args:
+        q: (Tq, Hq, D), k: (Tk, Hk, D), v: (Tk, Hk, Dv), with T the sum of all lengths.
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device: 0, then the running sum of the lengths, ending at
+            Tq and Tk. Lengths may be 0. Checked on the CPU; on a GPU they are read by the kernels, never by the host.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths. Optional: they size ``bias`` and ``mask`` and the GPU's
+            grid, and never change the result.
+        bias, mask: broadcastable to (batch, Hq, max_seqlen_q, max_seqlen_k), where each max_seqlen is the one given or
+            else the longest length; indexed by the position inside the sequence.
+        alibi_slopes: (Hq,) or (batch, Hq).
+        Everything else as in :func:`attention`.
+
+    Returns:
+        ``out`` (Tq, Hq, Dv), and with ``return_lse`` also ``lse`` (Hq, Tq).
+
+    Raises:
+        As :func:`attention`; also for cu_seqlens that decrease, or do not begin at 0 or end at the number of tokens.
+    """
+    check_flag("return_lse", return_lse)
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    scores = ScoreTensors(bias, mask, alibi_slopes, sink)
+    options = Options(causal, window, softcap, dropout_p, scale, backend)
+    out, lse = attention_forward(packed_problem(q, k, v, packing, scores, options))
+    return (out, lse) if return_lse else out
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which backend a call runs on, and why the others do not. ``str()`` of it is a table to read."""
+
+    backend: str | None
+    """The backend that runs; None when there is none."""
+    reasons: dict[str, tuple[str, ...]]
+    """For every backend, in the order in which they are tried: why it cannot run. Empty: it can."""
+
+    def __str__(self) -> str:
+        lines = [f"backend: {self.backend or 'none can run this call'}"]
+        width = max(map(len, self.reasons), default=0)
+        for name, reasons in self.reasons.items():
+            verdict = "; ".join(reasons) or ("runs" if name == self.backend else "could run, but comes later in order")
+            lines.append(f"  {name:<{width}}  {verdict}")
+        return "\n".join(lines)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    causal: str | None = None,
+    window: Window | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Explanation:
+    """Which backend the same call to :func:`attention` would run on, and for each other one why not. Computes nothing.
+
+    With ``cu_seqlens_q`` and ``cu_seqlens_k`` it explains :func:`attention_varlen` (``layout`` is then always packed).
+    Raises what the call itself would raise, except for "no backend can run this call": that is an answer here.
+
+    >>> print(flash_attn_ext.explain(q, k, v, causal="top_left"))
+    backend: cpu
+      cpu  runs
+    """
+    check_flag("return_lse", return_lse)
+    scores = ScoreTensors(bias, mask, alibi_slopes, sink)
+    options = Options(causal, window, softcap, dropout_p, scale, backend)
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    if packing == (None, None, None, None):
+        problem, _ = dense_problem(q, k, v, scores, options, layout)
+    else:
+        if layout != "bhsd":
+            raise ValueError(f"layout={layout!r} does not go with cu_seqlens: packed tensors are (tokens, heads, dim)")
+        problem = packed_problem(q, k, v, packing, scores, options)
+    return explain_problem(problem)
+
+
+def explain_problem(problem: Problem) -> Explanation:
+    if problem.dropout_p > 0:  # a seed is needed, but asking must not advance anybody's generator
+        problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64, device=problem.q.device))
+    reasons = {name: tuple(why) for name, why in _C.attention_explain(*problem)}
+    runs = next((name for name, why in reasons.items() if not why), None)
+    return Explanation(runs, reasons)

@@ -1,0 +1,24 @@
+"""PyTorch's ``F.multi_head_attention_forward`` with another scaled_dot_product_attention in it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+
+import torch.nn.functional as F
+
+
+def multi_head_attention_with(sdpa: Callable) -> Callable:
+    """A copy of the function whose global name scaled_dot_product_attention is ``sdpa``.
+
+    A TorchFunctionMode cannot get at that call in any other way: the function offers itself to the active mode, and
+    its body then runs with the mode off. ``has_torch_function`` is False in the copy, so it does not offer itself
+    again.
+    """
+    original = F.multi_head_attention_forward
+    namespace = {**vars(F), "scaled_dot_product_attention": sdpa, "has_torch_function": lambda _tensors: False}
+    copy = types.FunctionType(
+        original.__code__, namespace, original.__name__, original.__defaults__, original.__closure__
+    )
+    copy.__kwdefaults__ = original.__kwdefaults__
+    return copy

@@ -1,0 +1,246 @@
+"""Send every ``torch.nn.functional.scaled_dot_product_attention`` call to this library, models untouched.
+
+    with flash_attn_ext.replace_sdpa():
+        loss = model(x).sum()
+        loss.backward()
+
+It works through PyTorch's own override mechanism, ``torch.overrides.TorchFunctionMode``, also under ``torch.compile``.
+nn.MultiheadAttention and nn.TransformerEncoderLayer arrive here too: PyTorch turns off their fused inference path while
+a mode is active. (nn.MultiheadAttention with need_weights=True, its default, asks for the attention weights and
+therefore never calls scaled_dot_product_attention; nn.TransformerEncoderLayer passes need_weights=False.)
+
+A mode belongs to a thread. ``replace_sdpa`` therefore covers calls of the thread that entered it, and backward passes
+that it starts (where activation checkpointing calls the model again); ``install_sdpa`` covers all threads.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, overrides
+
+from flash_attn_ext._sdpa import SdpaArguments
+from flash_attn_ext.functional import scaled_dot_product_attention
+from flash_attn_ext.integrations._multi_head_attention import multi_head_attention_with
+
+_TORCH_SDPA = F.scaled_dot_product_attention
+_OVERRIDDEN = (
+    _TORCH_SDPA,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+
+
+def replace_sdpa(fallback: str = "raise") -> SdpaReplacement:
+    """Context manager: inside it, ``F.scaled_dot_product_attention`` is this library's.
+
+    Args:
+        fallback: what happens to a call that this library cannot take. "raise": its error, which says why. "torch":
+            PyTorch's own attention runs, with one warning for each different reason.
+
+    Contexts nest; the innermost decides.
+
+    Under ``torch.compile``: enter it around the compiled call, not inside it, where PyTorch's fused inference path of
+    nn.TransformerEncoderLayer (in eval mode, without gradients) cannot be switched off and bypasses it. What only the
+    extension can refuse (an option out of its range, no backend for the device) raises with either fallback, when the
+    compiled code runs.
+
+    Raises ValueError for another ``fallback``.
+    """
+    return SdpaReplacement(fallback)
+
+
+class SdpaReplacement(overrides.TorchFunctionMode):
+    """The mode behind :func:`replace_sdpa` and :func:`install_sdpa`."""
+
+    def __init__(self, fallback: str):
+        super().__init__()
+        self.configure(fallback)
+
+    def configure(self, fallback: str) -> None:
+        if fallback not in _attention_functions:
+            raise ValueError(f"fallback must be 'raise' or 'torch', got {fallback!r}")
+        self.attention = _attention_functions[fallback]
+        self.multi_head_attention = _multi_head_attention_functions[fallback]
+
+    def put_out_of_force(self) -> None:
+        """Let every call through from now on, on whatever thread it is still entered."""
+        self.attention = None
+
+    def __enter__(self):
+        _fused_inference.switch_off()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        super().__exit__(*exception)
+        _fused_inference.switch_back()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.attention is not None:
+            if func in _OVERRIDDEN:
+                return self.attention(*args, **kwargs)
+            if func is F.multi_head_attention_forward:
+                if torch.compiler.is_dynamo_compiling():
+                    _let_dynamo_take_copies_whole()
+                return self.multi_head_attention(*args, **kwargs)
+        if func is Tensor.unflatten:  # its super() call is what torch.compile cannot trace under any mode
+            func = torch.unflatten
+        return func(*args, **kwargs)
+
+
+def install_sdpa(fallback: str = "raise") -> None:
+    """:func:`replace_sdpa` for the whole process, until :func:`uninstall_sdpa`.
+
+    The calling thread gets a mode, which also reaches code that did ``from torch.nn.functional import
+    scaled_dot_product_attention`` before. A mode cannot be given to other threads, so for them the name
+    ``torch.nn.functional.scaled_dot_product_attention`` is replaced, and PyTorch's fused inference path of
+    nn.TransformerEncoderLayer and nn.MultiheadAttention is switched off (torch.backends.mha), since it calls none.
+
+    Calling it again changes ``fallback``. A ``replace_sdpa`` block inside decides for itself.
+    """
+    with _lock:
+        if _process.mode is not None:
+            _process.mode.configure(fallback)
+            return
+        mode = SdpaReplacement(fallback)
+        _fused_inference.switch_off()
+        overrides.get_overridable_functions()  # cached with PyTorch's function in it, or torch.compile forgets the mode
+        F.scaled_dot_product_attention = _sdpa_of_any_thread
+        _push_below_others(mode)
+        _process.mode = mode
+
+
+def uninstall_sdpa() -> None:
+    """Undo :func:`install_sdpa`, from any thread. Does nothing when it is not installed."""
+    with _lock:
+        mode, _process.mode = _process.mode, None
+        if mode is None:
+            return
+        if F.scaled_dot_product_attention is _sdpa_of_any_thread:
+            F.scaled_dot_product_attention = _TORCH_SDPA
+        _fused_inference.switch_back()
+        mode.put_out_of_force()
+        for other in reversed(_pop_modes()):
+            overrides._push_mode(other)
+
+
+class _Process:
+    """What install_sdpa has put in place."""
+
+    mode: SdpaReplacement | None = None
+
+
+class _FusedInference:
+    """PyTorch's fused inference path of its transformer modules, which is off while any of us is in force.
+
+    It looks at modes by itself, except under torch.compile and on threads without one.
+    """
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.users = 0
+        self.enabled_before = True
+
+    def switch_off(self) -> None:
+        self._change_users(1)
+
+    def switch_back(self) -> None:
+        self._change_users(-1)
+
+    def _change_users(self, change: int) -> None:
+        if torch.compiler.is_dynamo_compiling():  # which can trace neither a lock nor the switch
+            return
+        with self.lock:
+            if self.users == 0:
+                self.enabled_before = torch.backends.mha.get_fastpath_enabled()
+            self.users += change
+            torch.backends.mha.set_fastpath_enabled(self.users == 0 and self.enabled_before)
+
+
+_process = _Process()
+_fused_inference = _FusedInference()
+_lock = threading.Lock()
+_warned: set[str] = set()
+
+
+def _sdpa_of_any_thread(*args, **kwargs):
+    """What the name torch.nn.functional.scaled_dot_product_attention means while install_sdpa is in force."""
+    modes = overrides._get_current_function_mode_stack()
+    if _process.mode is None or any(isinstance(mode, SdpaReplacement) and mode.attention is not None for mode in modes):
+        return _TORCH_SDPA(*args, **kwargs)  # the mode of this thread takes it from there
+    return _process.mode.attention(*args, **kwargs)
+
+
+def _pop_modes() -> list[overrides.TorchFunctionMode]:
+    """All modes of this thread, the last entered first, without what uninstall_sdpa has put out of force."""
+    modes = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()]
+    return [mode for mode in modes if not (isinstance(mode, SdpaReplacement) and mode.attention is None)]
+
+
+def _push_below_others(mode: SdpaReplacement) -> None:
+    """Below modes that a ``with`` block will pop. The mode of torch.set_default_device insists on being the lowest."""
+    modes = _pop_modes()
+    if modes and modes[-1] is getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None):
+        overrides._push_mode(modes.pop())
+    for one in (mode, *reversed(modes)):
+        overrides._push_mode(one)
+
+
+def _attention_or_torch(*args, **kwargs) -> Tensor:
+    try:
+        return scaled_dot_product_attention(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error)
+    arguments = SdpaArguments(*args, **kwargs)
+    _warn_once(reason, arguments)
+    return _TORCH_SDPA(*_plain_mask(arguments)[:6], scale=arguments.scale, enable_gqa=arguments.enable_gqa)
+
+
+_attention_functions = {"raise": scaled_dot_product_attention, "torch": _attention_or_torch}
+_multi_head_attention_functions = {
+    fallback: multi_head_attention_with(attention) for fallback, attention in _attention_functions.items()
+}
+
+
+def _let_dynamo_take_copies_whole() -> None:
+    """torch.compile does not look into F.multi_head_attention_forward (it could not); its copies are the same."""
+    for copy in _multi_head_attention_functions.values():
+        torch.compiler.allow_in_graph(copy)
+
+
+# What torch.compiler.assume_constant_result sets, without importing torch._dynamo for it: dynamo runs the function when
+# it meets the call.
+_let_dynamo_take_copies_whole._dynamo_marked_constant = True
+
+
+def _plain_mask(arguments: SdpaArguments) -> SdpaArguments:
+    """PyTorch's CausalBias looks for the name that install_sdpa replaces: hand over the mask that it stands for."""
+    variant = getattr(arguments.attn_mask, "variant", None)
+    if variant is None:
+        return arguments
+    num_queries, num_keys = arguments.attn_mask.seq_len_q, arguments.attn_mask.seq_len_kv
+    mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=arguments.query.device)
+    return arguments._replace(attn_mask=mask.tril(num_keys - num_queries if variant.name == "LOWER_RIGHT" else 0))
+
+
+def _warn_once(reason: str, arguments: SdpaArguments) -> None:
+    """Once for each reason, whatever the sizes in it."""
+    kind = re.sub(r"\d+", "#", reason)
+    if kind in _warned:
+        return
+    _warned.add(kind)
+    query, key = arguments.query, arguments.key
+    score_bytes = math.prod(query.shape[:-1]) * key.shape[-2] * query.element_size()
+    warnings.warn(
+        "flash_attn_ext cannot take this call and PyTorch's attention runs instead, which may hold "
+        f"{score_bytes / 2**20:.1f} MiB of scores at a time: {reason}",
+        stacklevel=4,
+    )

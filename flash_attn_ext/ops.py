@@ -1,0 +1,104 @@
+"""torch.library operators over the same binding, for torch.compile, torch.export and everything else that traces.
+
+``torch.ops.flash_attn_ext.attention_forward`` and ``attention_backward`` take exactly the arguments of their namesakes
+in ``_C`` (see ``_C.pyi``). Their fake kernels say shapes, strides and dtypes without computing; their derivative is
+that of ``FlashAttentionFunction``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attn_ext import _C
+from flash_attn_ext.autograd import NO_DOUBLE_BACKWARD, FlashAttentionFunction
+
+_PROBLEM = (
+    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_seed, float scale, float? softcap, str? causal, "
+    "SymInt? window_left, SymInt? window_right, float dropout_p, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
+    "str? backend"
+)
+_FORWARD = "flash_attn_ext::attention_forward"
+_BACKWARD = "flash_attn_ext::attention_backward"
+_DEVICES = ("cpu", "cuda")
+# The layout of results follows that of the inputs, so a compiler must not change the latter.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+torch.library.define(_FORWARD, f"({_PROBLEM}) -> (Tensor out, Tensor lse, Tensor lse_residual)", tags=_TAGS)
+torch.library.define(
+    _BACKWARD,
+    f"(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor lse_residual, bool[6] output_mask, {_PROBLEM}) -> "
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dalibi_slopes, Tensor dsink)",
+    tags=_TAGS,
+)
+
+
+@torch.library.impl(_FORWARD, _DEVICES)
+def _forward(*problem):
+    return _C.attention_forward(*problem)
+
+
+@torch.library.impl(_BACKWARD, _DEVICES)
+def _backward(*arguments):
+    return tuple(_C.attention_backward(*arguments))
+
+
+@torch.library.register_fake(_FORWARD)
+def _forward_fake(q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, *_options):
+    for name, tensor in {
+        "k": k,
+        "v": v,
+        "bias": bias,
+        "mask": mask,
+        "alibi_slopes": alibi_slopes,
+        "sink": sink,
+    }.items():
+        if tensor is not None and tensor.device != q.device:
+            raise RuntimeError(
+                f"{name} is on {tensor.device}, but q is on {q.device}; move it with {name}.to(q.device)"
+            )
+    out = empty_in_order_of(q, (*q.shape[:-1], v.shape[-1]))
+    statistics = q.shape[:-1] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lse = q.new_empty(statistics, dtype=dtype)
+    return out, lse, q.new_empty(statistics if bias is not None else (0,), dtype=dtype)
+
+
+@torch.library.register_fake(_BACKWARD)
+def _backward_fake(dout, dlse, out, lse, lse_residual, output_mask, q, k, v, bias, mask, alibi_slopes, sink, *_options):
+    wanted = dict(zip(("q", "k", "v", "bias", "alibi_slopes", "sink"), output_mask, strict=True))
+    return (
+        *(
+            empty_in_order_of(t, t.shape) if wanted[name] else q.new_empty(0)
+            for name, t in (("q", q), ("k", k), ("v", v))
+        ),
+        *(
+            t.new_empty(t.shape) if wanted[name] else q.new_empty(0)
+            for name, t in (("bias", bias), ("alibi_slopes", alibi_slopes), ("sink", sink))
+        ),
+    )
+
+
+def empty_in_order_of(like: Tensor, shape) -> Tensor:
+    """An empty tensor whose dimensions lie in memory as those of `like`: the rule of csrc/host for results.
+
+    Dimensions are sorted by the strides of `like`, largest first, and dimensions of equal stride keep their order; a
+    broadcast `like` (a stride of 0 in a dimension that is not 1) has no order, and the result is contiguous.
+    """
+    strides = like.stride()
+    order = range(like.dim())
+    if not any(stride == 0 and size != 1 for stride, size in zip(strides, like.shape, strict=True)):
+        order = sorted(order, key=lambda dim: -strides[dim])
+    memory = like.new_empty([shape[dim] for dim in order])
+    return memory.permute([list(order).index(dim) for dim in range(like.dim())])
+
+
+def _no_double_backward(ctx, *_gradients):
+    raise RuntimeError(NO_DOUBLE_BACKWARD)
+
+
+torch.library.register_autograd(
+    _FORWARD, FlashAttentionFunction.backward, setup_context=FlashAttentionFunction.setup_context
+)
+torch.library.register_autograd(_BACKWARD, _no_double_backward)

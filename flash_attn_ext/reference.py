@@ -1,0 +1,176 @@
+"""Exact attention in plain PyTorch: the specification that the documentation states and the tests compare with.
+
+It builds the whole (Sq, Sk) table of scores, so it is slow and needs O(Sq * Sk) memory, but every rule of the library
+is one line here. It computes in the dtype of its inputs: pass float64 tensors for exact answers. (One rule it does not
+follow: a NaN in a key that a query does not see spoils matrix products here, and not in the library.)
+
+    score[i, j] = softcap( scale * q_i . k_j ) - slope * |j - (i + diagonal)| + bias[i, j]
+    p[i, j]     = exp(score[i, j] - lse[i])            where query i sees key j, else 0
+    lse[i]      = log( sum over visible j of exp(score[i, j])  +  exp(sink) )
+    out[i]      = sum over j of dropout(p[i, j]) * v_j
+
+Sources: softmax attention, Vaswani et al. 2017, section 3.2.1; ALiBi, Press et al. 2022, section 3; softcap, Gemma Team
+2024 ("Gemma 2"), section 2; sinks, Xiao et al. 2023 ("Efficient streaming language models with attention sinks"),
+section 3; grouped queries, Ainslie et al. 2023 ("GQA"), section 2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: str | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_mask: Tensor | None = None,
+    scale: float | None = None,
+    layout: str = "bhsd",
+    return_lse: bool = True,
+):
+    """What :func:`flash_attn_ext.attention` computes, with the same keywords.
+
+    Args:
+        q, k, v: (..., H, S, D) as for ``attention``: ``q`` has Hq heads, ``k`` and ``v`` have Hk, and Hk divides Hq.
+        dropout_mask: bool, broadcastable to (..., Hq, Sq, Sk), True = kept. Without it ``dropout_p > 0`` draws from
+            PyTorch's default generator. ``flash_attn_ext._C.dropout_mask`` gives the bits that the kernels draw.
+        return_lse: also return the log-sum-exp; True by default, unlike in ``attention``.
+        Everything else as in ``attention``.
+
+    Returns:
+        ``out`` (..., Hq, Sq, Dv), or (..., Sq, Hq, Dv) for layout "bshd"; and ``lse`` (..., Hq, Sq), natural log.
+        A query that sees no key has out = 0 and lse = -inf (or lse = sink), and zero gradients.
+    """
+    one_head = q.dim() == 2
+    if one_head:
+        q, k, v = q[None], k[None], v[None]
+    elif layout == "bshd":
+        q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
+    # Query head h uses key head h // (Hq / Hk).
+    k, v = (t.repeat_interleave(q.shape[-3] // max(t.shape[-3], 1), dim=-3) for t in (k, v))
+    if scale is None:
+        scale = q.shape[-1] ** -0.5 if q.shape[-1] > 0 else 1.0
+    distance = key_distance(q.shape[-2], k.shape[-2], causal, q.device)
+    visible = visible_pairs(distance, causal, window)
+    if mask is not None:
+        visible = visible & mask
+
+    score = scale * (q @ k.mT)
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
+    if alibi_slopes is not None:
+        score = score - alibi_slopes[..., None, None].to(score.dtype) * distance.abs()
+    if bias is not None:
+        score = score + bias
+    p, lse = _softmax(score, visible, sink)
+    if dropout_p > 0:
+        if dropout_mask is None:
+            dropout_mask = torch.rand(p.shape, device=p.device) >= dropout_p
+        p = p.masked_fill(~dropout_mask, 0) / (1 - dropout_p)
+    out = p.to(v.dtype) @ v
+    if one_head:
+        out, lse = out[0], lse[0]
+    elif layout == "bshd":
+        out = out.transpose(-3, -2)
+    return (out, lse) if return_lse else out
+
+
+def attention_varlen_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    dropout_mask: Tensor | None = None,
+    **options,
+):
+    """What :func:`flash_attn_ext.attention_varlen` computes: sequence after sequence, in the packed (T, H, D) layout.
+
+    Keywords as in :func:`attention_reference`; dropout_mask has the shape of ``mask``.
+    Returns ``out`` (Tq, Hq, Dv) and ``lse`` (Hq, Tq).
+    """
+    starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    outs, lses = [], []
+    for index in range(len(starts_q) - 1):
+        queries, keys = slice(*starts_q[index : index + 2]), slice(*starts_k[index : index + 2])
+        lengths = (queries.stop - queries.start, keys.stop - keys.start)
+        slopes = alibi_slopes
+        if slopes is not None and slopes.dim() == 2:
+            slopes = slopes[index]
+        out, lse = attention_reference(
+            *(t.transpose(0, 1) for t in (q[queries], k[keys], v[keys])),
+            bias=_of_sequence(bias, index, lengths),
+            mask=_of_sequence(mask, index, lengths),
+            alibi_slopes=slopes,
+            dropout_mask=_of_sequence(dropout_mask, index, lengths),
+            **options,
+        )
+        outs.append(out.transpose(0, 1))
+        lses.append(lse)
+    return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+def key_distance(num_queries: int, num_keys: int, causal: str | None, device=None) -> Tensor:
+    """key - (query + diagonal), (Sq, Sk): 0 on the diagonal, negative before it.
+
+    The diagonal ends at the last query and the last key (bottom right), except for causal="top_left" where it starts
+    at the first of both.
+    """
+    diagonal = 0 if causal == "top_left" else num_keys - num_queries
+    queries = torch.arange(num_queries, device=device)[:, None]
+    return torch.arange(num_keys, device=device) - (queries + diagonal)
+
+
+def visible_pairs(distance: Tensor, causal: str | None, window: int | tuple[int | None, int | None] | None) -> Tensor:
+    """Which keys a query sees by causality and window: bool (Sq, Sk) from :func:`key_distance`, True = seen."""
+    left, right = window if isinstance(window, tuple | list) else (window, window)
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if causal is not None:
+        visible = visible & (distance <= 0)
+    if left is not None:
+        visible = visible & (distance >= -left)
+    if right is not None:
+        visible = visible & (distance <= right)
+    return visible
+
+
+def _softmax(score: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Softmax over the visible keys, and its log-sum-exp. What is not visible gets 0 and a zero gradient."""
+    score = score.masked_fill(~visible, -torch.inf)
+    logits = score
+    if sink is not None:  # one more logit in every row, of which no key sees the weight
+        sink_column = sink.to(score.dtype)[:, None, None].expand(*score.shape[:-1], 1)
+        logits = torch.cat([score, sink_column], dim=-1)
+    if logits.shape[-1] == 0:
+        return score, score.sum(-1) - torch.inf
+    largest = logits.detach().amax(-1, keepdim=True)
+    largest = largest.masked_fill(largest == -torch.inf, 0)  # a row that sees nothing: exp(-inf - 0) = 0
+    total = torch.exp(logits - largest).sum(-1, keepdim=True)
+    empty = total == 0
+    total = total.masked_fill(empty, 1)  # keeps 0 / 0 and log(0) out of the gradients
+    lse = (largest + total.log()).masked_fill(empty, -torch.inf)
+    return torch.exp(score - largest) / total, lse.squeeze(-1)
+
+
+def _of_sequence(table: Tensor | None, index: int, lengths: tuple[int, int]) -> Tensor | None:
+    """The (heads, queries, keys) part of a (batch, heads, queries, keys) table; broadcast dimensions stay 1."""
+    if table is None:
+        return None
+    table = table[(None,) * (4 - table.dim())]
+    table = table[index if table.shape[0] > 1 else 0]
+    num_queries, num_keys = (n if size > 1 else 1 for n, size in zip(lengths, table.shape[1:], strict=True))
+    return table[:, :num_queries, :num_keys]
