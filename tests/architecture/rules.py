@@ -1,0 +1,49 @@
+"""The layer rules and size budgets of CONTRIBUTING.md, as functions from source text to a list of violations.
+
+    python tests/architecture/rules.py        # prints every violation; exit status 1 when there is one
+
+Standard library only, so that they also run before anything is installed.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+if __name__ == "__main__":  # started as a script: make the sibling modules importable by the names the tests use
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from architecture import cpp_rules, python_rules
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON_FOLDERS = ("flash_attn_ext", "build_support", "examples", "tests", "benchmarks")
+
+
+def cpp_sources() -> dict[str, str]:
+    """Path under csrc/ -> text."""
+    folder = ROOT / "csrc"
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in cpp_rules.SUFFIXES)
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def python_sources() -> dict[str, str]:
+    """Path under the repository's root -> text."""
+    paths = [ROOT / "setup.py", *(p for folder in PYTHON_FOLDERS for p in sorted((ROOT / folder).rglob("*.py")))]
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def all_violations() -> Iterator[str]:
+    cpp, python = cpp_sources(), python_sources()
+    for rule in cpp_rules.RULES:
+        yield from (f"csrc/{violation}" for violation in rule(cpp))
+    for rule in python_rules.RULES:
+        yield from rule(python)
+
+
+def main() -> int:
+    violations = list(all_violations())
+    print("\n".join(violations) if violations else f"layering: {len(cpp_sources())} C++ files keep every rule")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Who may include or import whom. Each rule holds on the real tree, and catches a planted violation."""
+
+import pytest
+
+from architecture import cpp_rules, python_rules, rules
+
+CPP_RULES = [
+    cpp_rules.includes_go_down,
+    cpp_rules.backends_do_not_know_each_other,
+    cpp_rules.include_graph_has_no_cycle,
+    cpp_rules.kernels_are_free_of_torch,
+    cpp_rules.asm_only_under_ptx,
+    cpp_rules.nothing_prints,
+]
+PYTHON_RULES = [python_rules.imports_go_down, python_rules.imports_are_absolute]
+
+
+@pytest.mark.parametrize("rule", CPP_RULES, ids=lambda rule: rule.__name__)
+def test_cpp_sources_keep(rule):
+    assert list(rule(rules.cpp_sources())) == []
+
+
+@pytest.mark.parametrize("rule", PYTHON_RULES, ids=lambda rule: rule.__name__)
+def test_python_sources_keep(rule):
+    assert list(rule(rules.python_sources())) == []
+
+
+def test_the_rules_see_the_sources():
+    cpp, python = rules.cpp_sources(), rules.python_sources()
+    assert {"bindings.cpp", "attention/visibility.h", "kernels/common/delta.cu"} <= cpp.keys()
+    assert {"flash_attn_ext/functional.py", "build_support/plan.py", "setup.py"} <= python.keys()
+
+
+@pytest.mark.parametrize(
+    ("rule", "sources"),
+    [
+        (
+            cpp_rules.includes_go_down,
+            {"attention/a.h": '#include "host/checks.h"', "host/checks.h": ""},
+        ),
+        (cpp_rules.includes_go_down, {"tile/a.h": '#include "kernels/b.h"', "kernels/b.h": ""}),
+        (cpp_rules.includes_go_down, {"host/a.h": '#include "vector"'}),
+        (cpp_rules.includes_go_down, {"host/a.h": '#include "ptx/b.h"', "ptx/b.h": ""}),
+        (
+            cpp_rules.backends_do_not_know_each_other,
+            {"kernels/sm90/a.cu": '#include "kernels/sm80/b.h"', "kernels/sm80/b.h": ""},
+        ),
+        (
+            cpp_rules.include_graph_has_no_cycle,
+            {"host/a.h": '#include "b.h"', "host/b.h": '#include "host/c.h"', "host/c.h": '#include "host/a.h"'},
+        ),
+        (cpp_rules.kernels_are_free_of_torch, {"kernels/sm80/a.h": "#include <ATen/ATen.h>"}),
+        (
+            cpp_rules.kernels_are_free_of_torch,
+            {"kernels/x/a.cu": '#include "kernels/b.h"', "kernels/b.h": "# include <torch/types.h>"},
+        ),
+        (cpp_rules.asm_only_under_ptx, {"tile/a.h": 'inline void f() { asm volatile("bar.sync 0;"); }'}),
+        (cpp_rules.nothing_prints, {"kernels/a.cu": 'void f() { printf("x"); }'}),
+    ],
+)
+def test_a_planted_cpp_violation_is_found(rule, sources):
+    assert list(rule(sources))
+
+
+@pytest.mark.parametrize(
+    ("rule", "sources"),
+    [
+        (cpp_rules.includes_go_down, {"kernels/cpu/a.h": '#include "attention/b.h"', "attention/b.h": ""}),
+        (cpp_rules.backends_do_not_know_each_other, {"host/a.h": '#include "kernels/cpu/b.h"', "kernels/cpu/b.h": ""}),
+        (cpp_rules.kernels_are_free_of_torch, {"kernels/cpu/a.h": "#include <ATen/ATen.h>"}),
+        (cpp_rules.asm_only_under_ptx, {"ptx/a.h": 'asm("x");', "tile/b.h": "// asm is elsewhere"}),
+        (cpp_rules.nothing_prints, {"host/a.h": 'auto f = std::snprintf; const char* s = "printf(";'}),
+    ],
+)
+def test_what_is_allowed_passes(rule, sources):
+    assert list(rule(sources)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from flash_attn_ext import functional",
+        "from flash_attn_ext.functional import attention",
+        "import flash_attn_ext.cli.info",
+        "from flash_attn_ext import attention",
+        "def f():\n    import flash_attn_ext",
+    ],
+)
+def test_a_planted_python_violation_is_found(text):
+    assert list(python_rules.imports_go_down({"flash_attn_ext/autograd.py": text}))
+
+
+def test_python_imports_downwards_pass():
+    text = "import torch\nfrom flash_attn_ext import _C\nfrom flash_attn_ext._canonical import Problem\n"
+    assert list(python_rules.imports_go_down({"flash_attn_ext/autograd.py": text})) == []
+
+
+def test_a_new_python_module_needs_a_place():
+    (violation,) = python_rules.imports_go_down({"flash_attn_ext/novel.py": ""})
+    assert "novel has no place" in violation
+
+
+def test_relative_imports_are_found():
+    assert list(python_rules.imports_are_absolute({"flash_attn_ext/a.py": "from . import _C"}))

@@ -1,0 +1,47 @@
+"""What every test shares: the backend axis, and hypothesis settings that repeat.
+
+pytest puts this folder on sys.path, so tests import their helpers as `support.*`, and the package that is tested is
+the installed one.
+"""
+
+import os
+
+# Before torch loads OpenMP: its threads would spin between the small calls that tests are made of, which multiplies
+# the time of a suite that shares its cores with anything else.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+pytest.register_assert_rewrite("support")
+
+from support.backends import BACKENDS, Backend, not_runnable_because  # noqa: E402
+
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+def backend(request) -> Backend:
+    """Each backend in turn; skipped where it was not built or there is no GPU that runs it."""
+    reason = not_runnable_because(request.param)
+    if reason:
+        pytest.skip(reason)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _same_state_for_every_test():
+    """Seeds, and thread count and default dtype that a test may have changed."""
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)

@@ -1,0 +1,33 @@
+"""An additive bias of every broadcast shape, and its gradient summed over what was broadcast."""
+
+import torch
+
+from support.cases import ALL_PATTERNS, Case
+from support.checks import check_case
+from support.params import over_cases, over_dtypes
+
+CASES = [Case(sq=140, sk=270, d=16, batch=3, heads=2, bias=pattern) for pattern in ALL_PATTERNS]
+EDGES = [Case(sq=n, sk=m, d=16, bias="1hqk") for n, m in ((1, 257), (128, 256), (129, 33), (257, 32), (64, 1))]
+COMBINED = [
+    Case(sq=140, sk=270, d=16, heads=4, kv_heads=2, bias=pattern, causal="bottom_right", dlse=True)
+    for pattern in ("bhqk", "11qk", "b11k", "1hq1")
+]
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
+@over_cases(CASES)
+def test_every_broadcast_shape(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.float64, torch.float16))
+@over_cases(EDGES + COMBINED)
+def test_tile_edges_and_combinations(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.bfloat16, torch.float16))
+@over_cases([Case(sq=140, sk=270, bias=pattern, bias_float32=True) for pattern in ("bhqk", "1h11", "b11k")])
+def test_float32_bias_beside_16_bit_inputs(case, dtype, backend):
+    """Neither rounded to the inputs' dtype on the way in, nor its gradient on the way out."""
+    check_case(case, dtype, backend)

@@ -1,0 +1,176 @@
+"""NaN and Inf in what a row does not attend never reach it; in what it attends, they do."""
+
+import math
+
+import pytest
+import torch
+
+from support.cases import Case, Inputs, make_inputs
+from support.masks import attended
+from support.packed import PackedCase, make_packed, run_packed
+from support.params import over_cases
+from support.runners import Result, run_ours
+
+POISONS = [float("nan"), float("inf"), -float("inf")]
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+over_poisons = pytest.mark.parametrize("poison", POISONS, ids=str)
+over_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+# Keys that no query attends: hidden by the mask, outside every window, or in the future of every query.
+UNATTENDED = [
+    Case(sq=140, sk=300, mask="111k"),
+    Case(sq=140, sk=300, mask="111k", bias="bhqk", alibi="h", softcap=5.0, sink=True, dlse=True),
+    Case(sq=140, sk=300, causal="top_left"),
+    Case(sq=40, sk=300, causal="bottom_right", window=(50, None)),
+    Case(sq=40, sk=300, window=(7, 7)),
+    Case(sq=140, sk=300, heads=4, kv_heads=2, causal="top_left", dropout_p=0.3),
+]
+
+
+def assert_same(result: Result, expected: Result, names=None) -> None:
+    for name in names or expected:
+        torch.testing.assert_close(result[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+def poisoned(inputs: Inputs, poison: float, rows: torch.Tensor, names: tuple[str, ...]) -> Inputs:
+    """`poison` in the rows (a bool vector along dimension 2) of the named tensors."""
+    where = rows.to(inputs.q.device)[:, None]
+    return inputs.replace(**{name: getattr(inputs, name).masked_fill(where, poison) for name in names})
+
+
+@over_poisons
+@over_dtypes
+@over_cases(UNATTENDED)
+def test_keys_that_nobody_attends(case, dtype, poison, backend):
+    """Outputs and all gradients are those of clean keys, and the poisoned keys' own gradients are 0."""
+    inputs = make_inputs(case, dtype, backend.device)
+    hidden = ~attended(case, inputs.mask).any(2).any(1).any(0)
+    assert bool(hidden.any())
+    result = run_ours(poisoned(inputs, poison, hidden, ("k", "v")), backend)
+    assert_same(result, run_ours(inputs, backend))
+    assert bool((result["dk"][:, :, hidden] == 0).all())
+    assert bool((result["dv"][:, :, hidden] == 0).all())
+
+
+@over_poisons
+@over_dtypes
+@pytest.mark.parametrize("names", [("k",), ("v",), ("k", "v")], ids="".join)
+@over_cases(
+    [
+        Case(sq=300, sk=300, causal="top_left"),
+        Case(sq=140, sk=300, causal="bottom_right"),
+        Case(sq=300, sk=300, window=(40, 40)),
+        Case(sq=140, sk=300, mask="11qk"),
+        Case(sq=140, sk=300, mask="bhqk", heads=4, kv_heads=2),
+    ]
+)
+def test_keys_that_some_rows_attend(case, names, dtype, poison, backend):
+    """Rows that do not attend them keep output and dq, and keys that share no row with them keep dk and dv.
+
+    NaN shows in every row that does attend them.
+    """
+    inputs = make_inputs(case, dtype, backend.device)
+    rows = torch.zeros(case.sk, dtype=torch.bool)
+    rows[[200, 203]] = True
+    dirty = run_ours(poisoned(inputs, poison, rows, names), backend)
+    clean = run_ours(inputs, backend)
+    attends = attended(case, inputs.mask).to(backend.device)
+    touched = attends[..., rows].any(-1)
+    assert bool(touched.any()) and not bool(touched.all())
+    for name in ("out", "dq", "lse"):
+        torch.testing.assert_close(dirty[name][~touched], clean[name][~touched])
+    reached = (attends & touched.unsqueeze(-1)).any(2).unflatten(1, (case.num_kv_heads, -1)).any(2)
+    for name in ("dk", "dv"):
+        torch.testing.assert_close(dirty[name][~reached], clean[name][~reached])
+    if math.isnan(poison):
+        for name in ("out", "lse") if "k" in names else ("out",):
+            assert bool(dirty[name][touched].isnan().all()), name
+
+
+@over_poisons
+@over_dtypes
+@pytest.mark.parametrize("names", [("q",), ("dout",), ("q", "dout")], ids="".join)
+@over_cases(
+    [
+        Case(sq=300, sk=300, causal="top_left"),
+        Case(sq=300, sk=140, causal="bottom_right"),
+        Case(sq=300, sk=300, window=(40, 40)),
+        Case(sq=300, sk=140, mask="11qk"),
+    ]
+)
+def test_queries(case, names, dtype, poison, backend):
+    """A poisoned query row reaches its own output and the gradients of the keys it attends, and nothing else."""
+    inputs = make_inputs(case, dtype, backend.device)
+    rows = torch.zeros(case.sq, dtype=torch.bool)
+    rows[[220, 223]] = True
+    dirty = run_ours(poisoned(inputs, poison, rows, names), backend)
+    clean = run_ours(inputs, backend)
+    for name in ("out", "lse", "dq"):
+        torch.testing.assert_close(dirty[name][:, :, ~rows], clean[name][:, :, ~rows])
+    touched = attended(case, inputs.mask)[:, :, rows].any(2).to(backend.device)
+    assert bool(touched.any()) and not bool(touched.all())
+    for name in ("dk", "dv"):
+        torch.testing.assert_close(dirty[name][~touched], clean[name][~touched])
+
+
+@over_poisons
+@over_dtypes
+def test_query_rows_without_keys(dtype, poison, backend):
+    """What such rows hold, in q or dout or dlse, reaches no gradient; their output stays 0."""
+    case = Case(sq=140, sk=300, mask="11qk", dlse=True)
+    inputs = make_inputs(case, dtype, backend.device)
+    inputs.mask[:, :, [3, 130]] = False
+    rows = torch.zeros(140, dtype=torch.bool)
+    rows[[3, 130]] = True
+    clean = run_ours(inputs, backend)
+    dirty = poisoned(inputs, poison, rows, ("q", "dout"))
+    dirty.dlse = inputs.dlse.masked_fill(rows.to(backend.device), poison)
+    assert_same(run_ours(dirty, backend), clean)
+    assert bool((clean["out"][:, :, rows] == 0).all())
+
+
+@over_poisons
+@pytest.mark.parametrize("names", [("q",), ("k",), ("v",), ("dout",)], ids="".join)
+def test_other_heads_and_batch_entries(names, poison, backend):
+    """One (batch entry, key head) is poisoned entirely; only its own query heads notice."""
+    case = Case(sq=140, sk=300, heads=4, kv_heads=2, batch=2)
+    inputs = make_inputs(case, torch.float32, backend.device)
+    dirty_inputs = inputs.replace(**{name: getattr(inputs, name).clone() for name in names})
+    for name in names:
+        heads = slice(2, 4) if name in ("q", "dout") else slice(1, 2)
+        getattr(dirty_inputs, name)[1, heads] = poison
+    dirty, clean = run_ours(dirty_inputs, backend), run_ours(inputs, backend)
+    for name in clean:
+        own = slice(2, 4) if clean[name].shape[1] == 4 else slice(1, 2)
+        expected = clean[name].clone()
+        expected[1, own] = dirty[name][1, own]
+        torch.testing.assert_close(dirty[name], expected, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@over_poisons
+@pytest.mark.parametrize("base", [Case(), Case(causal="bottom_right", dlse=True), Case(window=(30, 30))], ids=str)
+def test_neighbouring_sequences(base, poison, backend):
+    """A packed batch whose middle sequence is poisoned everywhere: the first and last do not notice."""
+    case = PackedCase((70, 45, 60), (90, 37, 130), base)
+    inputs = make_packed(case, torch.float32, backend.device)
+    middle = {"q": slice(70, 115), "dout": slice(70, 115), "k": slice(90, 127), "v": slice(90, 127)}
+    dirty_inputs = inputs.replace(**{name: getattr(inputs, name).clone() for name in middle})
+    for name, rows in middle.items():
+        getattr(dirty_inputs, name)[rows] = poison
+    dirty, clean = run_packed(case, dirty_inputs, backend), run_packed(case, inputs, backend)
+    for name, rows in {**middle, "dq": middle["q"], "dk": middle["k"], "dv": middle["v"], "out": middle["q"]}.items():
+        if name in clean:
+            keep = torch.ones(clean[name].shape[0], dtype=torch.bool)
+            keep[rows] = False
+            torch.testing.assert_close(dirty[name][keep], clean[name][keep])
+    torch.testing.assert_close(dirty["lse"][:, :70], clean["lse"][:, :70])
+    torch.testing.assert_close(dirty["lse"][:, 115:], clean["lse"][:, 115:])
+
+
+@over_poisons
+def test_bias_where_the_mask_hides(poison, backend):
+    """NaN in the bias of a hidden element is as absent as the key, and gets no gradient."""
+    inputs = make_inputs(Case(sq=140, sk=300, bias="bhqk", mask="bhqk"), torch.float32, backend.device)
+    dirty = run_ours(inputs.replace(bias=inputs.bias.masked_fill(~inputs.mask, poison)), backend)
+    assert_same(dirty, run_ours(inputs, backend))
+    assert bool((dirty["dbias"][~inputs.mask] == 0).all())

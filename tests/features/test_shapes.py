@@ -1,0 +1,58 @@
+"""Plain attention around every tile edge: lengths, head dims, batch and heads."""
+
+import pytest
+import torch
+
+from support.cases import Case, make_inputs
+from support.checks import check_case
+from support.params import over_cases, over_dtypes
+from support.runners import run_ours
+
+# One side walks the edges of the 32-wide rounding, of 64-, 128- and 256-wide tiles; the other is asymmetric to it.
+EDGES = (2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 300)
+QUERY_EDGES = [Case(sq=n, sk=m, d=32) for n, m in zip(EDGES, reversed(EDGES), strict=True)]
+KEY_EDGES = [Case(sq=200, sk=n, d=16, batch=1) for n in EDGES] + [Case(sq=n, sk=200, d=16, batch=1) for n in EDGES]
+SQUARE = [Case(sq=n, sk=n, d=64, batch=1) for n in (64, 128, 256, 257)]
+HEAD_DIMS = [Case(sq=70, sk=90, d=d, batch=1) for d in (1, 2, 3, 8, 40, 64, 72, 80, 96, 128, 160, 192, 256)]
+VALUE_DIMS = [
+    Case(sq=70, sk=90, d=d, dv=dv, batch=1) for d, dv in ((64, 1), (1, 64), (40, 72), (192, 128), (128, 192), (3, 5))
+]
+LARGE_HEAD_DIMS = [Case(sq=40, sk=50, d=300, batch=1), Case(sq=40, sk=50, d=513, dv=300, batch=1)]
+MANY = [Case(sq=5, sk=7, d=8, batch=7, heads=5), Case(sq=197, sk=197, d=24, batch=3, heads=3)]
+
+
+@over_dtypes()
+@over_cases(QUERY_EDGES + SQUARE + HEAD_DIMS + VALUE_DIMS + MANY)
+def test_matches_float64(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_cases(KEY_EDGES)
+def test_every_edge_in_float64(case, backend):
+    check_case(case, torch.float64, backend)
+
+
+@over_dtypes()
+@over_cases(LARGE_HEAD_DIMS)
+def test_head_dims_past_256(case, dtype, backend):
+    if not backend.is_cpu:
+        pytest.skip("CUDA backends take head dims up to 256, the 16-bit types up to 512")
+    check_case(case, dtype, backend)
+
+
+@over_dtypes()
+def test_one_query_one_key(dtype, backend):
+    """The weight is exactly 1: out is v, dv is dout, and no gradient reaches q and k beyond rounding."""
+    inputs = make_inputs(Case(sq=1, sk=1, d=40), dtype, backend.device)
+    result = run_ours(inputs, backend)
+    torch.testing.assert_close(result["out"], inputs.v, rtol=0, atol=0)
+    torch.testing.assert_close(result["dv"], inputs.dout, rtol=0, atol=0)
+    # dP - delta cancels two sums over 40 products, each rounded in the accumulate dtype.
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-4
+    for name in ("dq", "dk"):
+        assert float(result[name].abs().max()) <= tolerance
+
+
+@pytest.mark.parametrize("length", [33, 128, 257])
+def test_one_query(length, backend):
+    check_case(Case(sq=1, sk=length, d=64, heads=3), torch.float32, backend)

@@ -1,0 +1,101 @@
+"""Any strides of any tensor, stride 0 included: the values count, not where they lie."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+import flash_attn_ext
+from support.cases import Case, Inputs, make_inputs
+from support.runners import Result, run_ours
+from support.strides import with_stride_zero, with_strides
+
+CASES = (
+    Case(sq=70, sk=130, d=24, batch=2, heads=2, dlse=True),
+    Case(sq=130, sk=70, d=40, dv=16, heads=4, kv_heads=2, causal="bottom_right"),
+    Case(sq=65, sk=140, d=16, bias="bhqk", mask="bhqk", dlse=True),
+    Case(sq=65, sk=140, d=16, bias="1h1k", mask="b1q1"),
+    Case(sq=65, sk=140, d=16, bias="11qk", alibi="bh", sink=True, dlse=True),
+)
+DENSE = ("q", "k", "v", "dout")
+
+
+def contiguous(inputs: Inputs) -> Inputs:
+    tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS}
+    return inputs.replace(**{name: t.contiguous() for name, t in tensors.items() if t is not None})
+
+
+def assert_same(strided: Result, expected: Result) -> None:
+    for name in expected:
+        torch.testing.assert_close(strided[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_strides_of_everything(seed, backend):
+    rng = random.Random(seed)
+    dtype = rng.choice((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+    inputs = make_inputs(CASES[seed % len(CASES)], dtype, backend.device, seed)
+    tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS}
+    strided = inputs.replace(**{name: with_strides(t, rng) for name, t in tensors.items() if t is not None})
+    assert_same(run_ours(strided, backend), run_ours(contiguous(strided), backend))
+
+
+ZERO_DIMS = [dims for count in (1, 2, 3, 4) for dims in itertools.combinations(range(4), count)]
+
+
+@pytest.mark.parametrize("dims", ZERO_DIMS, ids=str)
+@pytest.mark.parametrize("name", [*DENSE, "bias", "mask"])
+def test_stride_zero(name, dims, backend):
+    """out.sum().backward() makes a dout of stride 0 everywhere; expand() makes such k, v and masks."""
+    inputs = make_inputs(CASES[2], torch.float32, backend.device)
+    expanded = inputs.replace(**{name: with_stride_zero(getattr(inputs, name), dims)})
+    assert_same(run_ours(expanded, backend), run_ours(contiguous(expanded), backend))
+
+
+def test_everything_expanded_from_one_element(backend):
+    inputs = make_inputs(Case(sq=70, sk=130, d=24, dlse=True), torch.float32, backend.device)
+    dims = (0, 1, 2, 3)
+    expanded = inputs.replace(**{name: with_stride_zero(getattr(inputs, name), dims) for name in DENSE})
+    expanded.dlse = with_stride_zero(inputs.dlse, (0, 1, 2))
+    assert_same(run_ours(expanded, backend), run_ours(contiguous(expanded), backend))
+
+
+def test_views_of_one_packed_projection(backend):
+    """qkv.unbind(2) of (B, S, 3, H, D), transposed: what models pass."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(2, 140, 3, 2, 32, generator=generator).to(backend.device).requires_grad_()
+    copy = qkv.detach().clone().requires_grad_()
+    views = (t.transpose(1, 2) for t in qkv.unbind(2))
+    copies = (t.transpose(1, 2).contiguous() for t in copy.unbind(2))
+    for source in (views, copies):
+        flash_attn_ext.attention(*source, causal="top_left", backend=backend.name).square().sum().backward()
+    torch.testing.assert_close(qkv.grad, copy.grad)
+
+
+def test_transposed_mask_and_bias(backend):
+    inputs = make_inputs(Case(sq=140, sk=140, bias="11qk", mask="bhqk"), torch.float32, backend.device)
+    transposed = inputs.replace(bias=inputs.bias.mT, mask=inputs.mask.mT)
+    assert_same(run_ours(transposed, backend), run_ours(contiguous(transposed), backend))
+
+
+def test_storage_offset_breaks_alignment(backend):
+    """A view that begins in the middle of a vector register's worth of elements."""
+    inputs = make_inputs(Case(sq=70, sk=130, d=24), torch.bfloat16, backend.device)
+
+    def shifted(tensor: torch.Tensor, by: int) -> torch.Tensor:
+        storage = torch.full((tensor.numel() + by,), float("nan"), dtype=tensor.dtype, device=tensor.device)
+        return storage[by:].view(tensor.shape).copy_(tensor)
+
+    offset = inputs.replace(**{name: shifted(getattr(inputs, name), i + 1) for i, name in enumerate(DENSE)})
+    assert_same(run_ours(offset, backend), run_ours(inputs, backend))
+
+
+def test_same_tensor_as_q_k_and_v(backend):
+    """One leaf in three roles gets the sum of three gradients."""
+    inputs = make_inputs(Case(sq=70, sk=70, d=24), torch.float64, backend.device)
+    together = inputs.q.clone().requires_grad_()
+    apart = [inputs.q.clone().requires_grad_() for _ in range(3)]
+    flash_attn_ext.attention(together, together, together, backend=backend.name).backward(inputs.dout)
+    flash_attn_ext.attention(*apart, backend=backend.name).backward(inputs.dout)
+    torch.testing.assert_close(together.grad, sum(leaf.grad for leaf in apart))

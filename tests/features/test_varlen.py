@@ -1,0 +1,119 @@
+"""Packed sequences: each attends inside itself only, whatever its length, zero included."""
+
+import pytest
+import torch
+
+import flash_attn_ext
+from support.cases import Case, accumulate_dtype
+from support.errors import check_error
+from support.packed import PackedCase, call_packed, cu_seqlens, make_packed, run_by_sequence, run_packed
+from support.params import over_cases, over_dtypes
+
+RAGGED_Q, RAGGED_K = (1, 128, 33, 0, 257, 64), (300, 31, 129, 17, 64, 1)
+SQUARE = (65, 1, 128, 0, 200)
+PLAIN = [
+    PackedCase(RAGGED_Q, RAGGED_K),
+    PackedCase((3,), (4,)),
+    PackedCase((0, 5, 0), (7, 0, 0)),
+    PackedCase((70, 40), (90, 30), Case(d=40, dv=72)),
+    PackedCase(RAGGED_Q, RAGGED_K, Case(heads=6, kv_heads=2, d=16)),
+]
+FEATURES = [
+    PackedCase(RAGGED_Q, RAGGED_K, Case(d=16, **features))
+    for features in (
+        dict(causal="top_left"),
+        dict(causal="bottom_right", dlse=True),
+        dict(window=(20, 5)),
+        dict(window=(64, 0), causal="bottom_right"),
+        dict(bias="bhqk"),
+        dict(bias="1h1k", mask="b1qk"),
+        dict(bias="11q1", dlse=True),
+        dict(mask="b11k", sink=True, dlse=True),
+        dict(alibi="h", causal="top_left"),
+        dict(alibi="bh", softcap=5.0),
+        dict(heads=4, kv_heads=2, sink=True, softcap=9.0, bias="b1qk", window=(100, 30), dlse=True),
+    )
+]
+
+
+@over_dtypes()
+@over_cases(PLAIN + FEATURES)
+def test_matches_float64_sequence_by_sequence(case, dtype, backend):
+    inputs = make_packed(case, dtype, backend.device)
+    ours = run_packed(case, inputs, backend)
+    exact = run_by_sequence(case, inputs.to(torch.float64))
+    yardstick = run_by_sequence(case, inputs)
+    yardstick["lse"] = run_by_sequence(case, inputs.to(accumulate_dtype(dtype)))["lse"]
+    assert ours.keys() == exact.keys()
+    for name in ours:
+        check_error(name, ours[name], yardstick[name], exact[name])
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
+@over_cases([PackedCase(SQUARE, SQUARE, Case(causal="top_left")), PackedCase(RAGGED_Q, RAGGED_K)])
+def test_equals_dense_attention_on_each_sequence(case, dtype, backend):
+    """The same kernels on the same rows: a sequence does not notice its neighbours."""
+    inputs = make_packed(case, dtype, backend.device)
+
+    def dense(*tensors, **options):
+        return flash_attn_ext.attention(*tensors, **options, backend=backend.name)
+
+    packed, dense_result = run_packed(case, inputs, backend), run_by_sequence(case, inputs, dense)
+    for name in packed:
+        torch.testing.assert_close(packed[name], dense_result[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("lengths", [(None, None), (300, 400), (257, None)], ids=str)
+def test_max_seqlen_is_optional_or_an_upper_bound(lengths, backend):
+    case = PackedCase(RAGGED_Q, RAGGED_K)
+    inputs = make_packed(case, torch.float32, backend.device)
+    exact = run_packed(case, inputs, backend)
+    bound = run_packed(case, inputs, backend, max_seqlen_q=lengths[0], max_seqlen_k=lengths[1])
+    for name in exact:
+        torch.testing.assert_close(bound[name], exact[name])
+
+
+def test_self_attention_shares_one_cu_seqlens(backend):
+    case = PackedCase(SQUARE, SQUARE)
+    inputs = make_packed(case, torch.float32, backend.device)
+    cu = cu_seqlens(SQUARE, backend.device)
+    out = flash_attn_ext.attention_varlen(inputs.q, inputs.k, inputs.v, cu, cu, backend=backend.name)
+    expected, _ = call_packed(case, inputs, {"q": inputs.q, "k": inputs.k, "v": inputs.v}, backend)
+    torch.testing.assert_close(out, expected)
+
+
+def test_strided_cu_seqlens(backend):
+    """The columns of a (batch + 1, 2) table."""
+    case = PackedCase(RAGGED_Q, RAGGED_K)
+    inputs = make_packed(case, torch.float32, backend.device)
+    columns = [cu_seqlens(lengths, backend.device) for lengths in (RAGGED_Q, RAGGED_K)]
+    tensors = (inputs.q, inputs.k, inputs.v)
+    strided = torch.stack(columns, dim=1).unbind(1)
+    assert not strided[0].is_contiguous()
+    ours, expected = (flash_attn_ext.attention_varlen(*tensors, *cu, backend=backend.name) for cu in (strided, columns))
+    torch.testing.assert_close(ours, expected)
+
+
+def test_strided_packed_tensors(backend):
+    """q, k, v as views of one (T, 3, H, D) projection, as models make them."""
+    total = sum(SQUARE)
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(total, 3, 2, 16, generator=generator).to(backend.device)
+    cu = cu_seqlens(SQUARE, backend.device)
+    views, copies = qkv.unbind(1), [t.contiguous() for t in qkv.unbind(1)]
+    strided = flash_attn_ext.attention_varlen(*views, cu, cu, backend=backend.name)
+    torch.testing.assert_close(strided, flash_attn_ext.attention_varlen(*copies, cu, cu, backend=backend.name))
+
+
+def test_dropout_is_keyed_by_position_inside_the_sequence(backend):
+    """Bits of (sequence, head, query, key): the same as a dense batch of the same sequences draws."""
+    case = PackedCase((70, 33, 0, 130), (40, 64, 9, 90), Case(d=16, dropout_p=0.3, dlse=True))
+    inputs = make_packed(case, torch.float64, backend.device)
+    padded = case.padded()
+    torch.manual_seed(inputs.dropout_seed)
+    zeros_q, zeros_k = (torch.zeros(4, 2, n, 1, device=backend.device) for n in (padded.sq, padded.sk))
+    identity = torch.eye(padded.sk, device=backend.device).expand(4, 2, -1, -1)
+    keep = flash_attn_ext.attention(zeros_q, zeros_k, identity, dropout_p=0.3, backend=backend.name) > 0
+    ours, exact = run_packed(case, inputs, backend), run_by_sequence(case, inputs, keep=keep)
+    for name in ours:
+        torch.testing.assert_close(ours[name], exact[name], msg=lambda text, name=name: f"{name}: {text}")

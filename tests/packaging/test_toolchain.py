@@ -1,0 +1,182 @@
+"""What the build says when something is missing or does not fit: what was found, and the exact command."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from build_support import toolchain
+from build_support.toolchain import BuildError, Nvcc, TorchInfo
+
+TORCH = TorchInfo("2.11.0+cu130", "13.0", Path("/venv/torch"))
+CPU_TORCH = TorchInfo("2.11.0+cpu", None, Path("/venv/torch"))
+BANNER = """nvcc: NVIDIA (R) Cuda compiler driver
+Copyright (c) 2005-2025 NVIDIA Corporation
+Cuda compilation tools, release 13.0, V13.0.88
+Build cuda_13.0.r13.0/compiler.36424714_0
+"""
+
+
+def nvcc(version: str) -> Nvcc:
+    return Nvcc(Path("/usr/local/cuda/bin/nvcc"), version, f"release {version}, V{version}.88")
+
+
+def test_matching_nvcc_builds_the_cuda_sources():
+    decision = toolchain.decide_cuda(TORCH, nvcc("13.0"), None)
+    assert decision.build
+    assert decision.warning is None
+    assert "nvcc 13.0 at /usr/local/cuda/bin/nvcc" in decision.message
+
+
+def test_another_minor_version_is_a_warning():
+    decision = toolchain.decide_cuda(TORCH, nvcc("13.2"), None)
+    assert decision.build
+    assert "13.2" in decision.warning
+    assert "13.0" in decision.warning
+
+
+@pytest.mark.parametrize("wish", [None, "", "1"])
+def test_another_major_version_is_an_error_that_says_what_to_run(wish):
+    with pytest.raises(BuildError) as error:
+        toolchain.decide_cuda(TORCH, nvcc("12.8"), wish)
+    message = str(error.value)
+    assert "nvcc 12.8 at /usr/local/cuda/bin/nvcc" in message
+    assert "torch 2.11.0+cu130 was built with CUDA 13.0" in message
+    assert "CUDA_HOME=/usr/local/cuda-13.0 pip install --no-build-isolation ." in message
+    assert "FLASH_ATTN_EXT_CUDA=0 pip install --no-build-isolation ." in message
+
+
+def test_a_mismatch_does_not_matter_to_a_cpu_only_build():
+    decision = toolchain.decide_cuda(TORCH, nvcc("12.8"), "0")
+    assert not decision.build
+    assert decision.message == "CPU-only build: FLASH_ATTN_EXT_CUDA=0"
+
+
+@pytest.mark.parametrize(
+    ("torch", "found", "reason"),
+    [(TORCH, None, "no nvcc found"), (CPU_TORCH, nvcc("13.0"), "torch 2.11.0+cpu is built without CUDA")],
+)
+def test_without_cuda_the_build_is_cpu_only_and_says_so_in_one_line(torch, found, reason):
+    decision = toolchain.decide_cuda(torch, found, None)
+    assert not decision.build
+    assert decision.message.startswith(f"CPU-only build: {reason}")
+    assert "\n" not in decision.message
+    with pytest.raises(BuildError, match="FLASH_ATTN_EXT_CUDA=1 asks for a CUDA build, but " + re.escape(reason)):
+        toolchain.decide_cuda(torch, found, "1")
+
+
+def test_an_unknown_wish_is_an_error():
+    with pytest.raises(BuildError, match="FLASH_ATTN_EXT_CUDA='yes': allowed are 0"):
+        toolchain.decide_cuda(TORCH, None, "yes")
+
+
+def test_versions_are_read_from_torchs_own_file():
+    text = "from typing import Optional\n__version__ = '2.11.0+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\n"
+    assert toolchain.parse_torch_version_file(text) == ("2.11.0+cu130", "13.0")
+    assert toolchain.parse_torch_version_file("__version__ = '2.11.0+cpu'\ncuda: str | None = None\n") == (
+        "2.11.0+cpu",
+        None,
+    )
+    with pytest.raises(BuildError, match="names no version"):
+        toolchain.parse_torch_version_file("")
+
+
+def test_versions_agree_with_the_torch_that_runs():
+    import torch
+
+    found = toolchain.find_torch()
+    assert found.version == torch.__version__
+    assert found.cuda == torch.version.cuda
+    assert (found.include_dirs[0] / "ATen/ATen.h").is_file()
+
+
+def test_missing_torch_in_a_build_sandbox_names_the_one_command():
+    message = toolchain.missing_torch_message("/venv/bin/python", outside_sandbox=True)
+    assert message.endswith("Run instead:\n    pip install --no-build-isolation .")
+
+
+def test_missing_torch_names_the_interpreter_and_both_commands():
+    message = toolchain.missing_torch_message("/venv/bin/python", outside_sandbox=False)
+    assert "/venv/bin/python" in message
+    assert "    pip install torch" in message
+    assert message.endswith("    pip install --no-build-isolation .")
+
+
+def test_find_torch_without_torch(monkeypatch):
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(toolchain, "_torch_outside_sandbox", lambda: True)
+    with pytest.raises(BuildError, match="sandbox hides it"):
+        toolchain.find_torch()
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.12.0a0+git123", "3.0.0"])
+def test_torch_that_will_do(version):
+    toolchain.check_torch_version(version)
+
+
+@pytest.mark.parametrize("version", ["2.10.1+cu128", "2.9.0", "1.13.1"])
+def test_an_old_torch_is_refused_before_pip_replaces_it(version):
+    with pytest.raises(BuildError) as error:
+        toolchain.check_torch_version(version)
+    assert f"found torch {version}; torch 2.11 or later" in str(error.value)
+    assert "pip install 'torch>=2.11'\n    pip install --no-build-isolation ." in str(error.value)
+
+
+def test_missing_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    with pytest.raises(BuildError, match=r"`g\+\+` is not on the PATH(?s:.*)apt-get install g\+\+"):
+        toolchain.find_cxx({})
+    with pytest.raises(BuildError, match="`clang-99` is not on the PATH"):
+        toolchain.find_cxx({"CXX": "clang-99"})
+
+
+@pytest.mark.parametrize(
+    "banner",
+    [
+        "g++ (Debian 12.2.0-14+deb12u1) 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc.",
+        "g++-10 (GCC) 10.1.0",
+        "clang version 9.0.1",
+    ],
+)
+def test_compilers_that_will_do(banner):
+    toolchain.check_cxx_version("/usr/bin/g++", banner)
+
+
+@pytest.mark.parametrize(
+    "banner",
+    ["g++ (Ubuntu 9.4.0-1ubuntu1~20.04.2) 9.4.0\nCopyright (C) 2019", "g++ (GCC) 8.5.0 20210514 (Red Hat 8.5.0)"],
+)
+def test_a_compiler_without_cpp20_is_refused(banner):
+    with pytest.raises(BuildError, match=r"is GCC [89]; C\+\+20 needs GCC 10"):
+        toolchain.check_cxx_version("/usr/bin/g++", banner)
+
+
+def test_missing_python_headers_name_the_package(monkeypatch):
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: "/nowhere")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    with pytest.raises(BuildError, match=rf"Python\.h is not in /nowhere(?s:.*)apt-get install python{version}-dev"):
+        toolchain.find_python_include()
+
+
+def test_missing_ninja_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(toolchain.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    with pytest.raises(BuildError, match="pip install ninja"):
+        toolchain.find_ninja()
+
+
+def test_nvcc_banner():
+    assert toolchain.parse_nvcc_banner(BANNER) == ("13.0", "release 13.0, V13.0.88")
+    with pytest.raises(BuildError, match="cannot read a release"):
+        toolchain.parse_nvcc_banner("Segmentation fault")
+
+
+def test_cuda_home_wins_over_the_path(tmp_path):
+    binary = tmp_path / "bin" / "nvcc"
+    binary.parent.mkdir()
+    binary.write_text(f"#!/bin/sh\ncat <<'END'\n{BANNER}END\n")
+    binary.chmod(0o755)
+    found = toolchain.find_nvcc({"CUDA_HOME": str(tmp_path)})
+    assert (found.path, found.version) == (binary, "13.0")
+    assert toolchain.find_nvcc({"CUDA_HOME": str(tmp_path / "elsewhere")}) is None

@@ -1,0 +1,145 @@
+"""One attention problem as data. Every feature of the public surface is a field."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+# A bias or mask shape is a pattern of the dimensions it has in full: "bhqk" is (B, H, Sq, Sk), "1h1k" (1, H, 1, Sk).
+ALL_PATTERNS = tuple(f"{b}{h}{q}{k}" for b in "1b" for h in "1h" for q in "1q" for k in "1k")
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """Defaults are small, asymmetric, and end inside a tile of 128 queries x 256 keys."""
+
+    sq: int = 65
+    sk: int = 97
+    d: int = 32
+    dv: int | None = None
+    batch: int = 2
+    heads: int = 2
+    kv_heads: int | None = None
+    causal: str | None = None
+    window: tuple[int | None, int | None] | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    bias: str | None = None
+    bias_float32: bool = False  # a float32 bias beside 16-bit q, k, v
+    mask: str | None = None
+    mask_keep: float = 0.7
+    alibi: str | None = None  # "h" or "bh"
+    sink: bool = False
+    dropout_p: float = 0.0
+    dlse: bool = False  # the loss depends on the LSE as well
+    layout: str = "bhsd"
+
+    @property
+    def head_dim_v(self) -> int:
+        return self.d if self.dv is None else self.dv
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    def pattern_shape(self, pattern: str) -> tuple[int, ...]:
+        full = {"b": self.batch, "h": self.heads, "q": self.sq, "k": self.sk, "1": 1}
+        return tuple(full[letter] for letter in pattern)
+
+    def options(self) -> dict:
+        """The keywords of flash_attn_ext.attention that are not tensors."""
+        return dict(causal=self.causal, window=self.window, scale=self.scale, softcap=self.softcap)
+
+    def __str__(self) -> str:
+        """The test id: what differs from the defaults."""
+        changed = [f"q{self.sq}", f"k{self.sk}"]
+        for f in dataclasses.fields(self)[2:]:
+            value = getattr(self, f.name)
+            if value != f.default:
+                text = f.name if value is True else f"{f.name}={value}"
+                changed.append(text.replace(" ", ""))
+        return "-".join(changed)
+
+
+@dataclass
+class Inputs:
+    """A case's tensors, all in (B, H, S, D), and the gradients that come back into out and lse."""
+
+    case: Case
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+    sink: torch.Tensor | None = None
+    dropout_seed: int = 1234
+    differentiable: tuple[str, ...] = field(default=("q", "k", "v", "bias", "alibi_slopes", "sink"))
+
+    TENSORS = ("q", "k", "v", "dout", "dlse", "bias", "mask", "alibi_slopes", "sink")
+
+    def replace(self, **changes) -> Inputs:
+        return dataclasses.replace(self, **changes)
+
+    def to(self, dtype: torch.dtype, device: str | None = None) -> Inputs:
+        """Every floating tensor in one dtype: float64 for the exact answer to the same (rounded) inputs."""
+        changes = {}
+        for name in self.TENSORS:
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            tensor = tensor.detach()
+            changes[name] = tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+        return self.replace(**changes)
+
+    def leaves(self) -> dict[str, torch.Tensor]:
+        """The inputs that get gradients here, as fresh leaves that keep the strides."""
+        return {
+            name: getattr(self, name).detach().requires_grad_()
+            for name in self.differentiable
+            if getattr(self, name) is not None
+        }
+
+
+def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Inputs:
+    """Drawn on the CPU in float64 from one seeded generator, so that every dtype and device rounds the same numbers."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, to: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device=device, dtype=to)
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    accumulate = accumulate_dtype(dtype)
+    b, h, hk = case.batch, case.heads, case.num_kv_heads
+    inputs = Inputs(
+        case,
+        q=normal(b, h, case.sq, case.d),
+        k=normal(b, hk, case.sk, case.d),
+        v=normal(b, hk, case.sk, case.head_dim_v),
+        dout=normal(b, h, case.sq, case.head_dim_v),
+    )
+    if case.dlse:
+        inputs.dlse = normal(b, h, case.sq, to=accumulate)
+    if case.bias is not None:
+        inputs.bias = normal(*case.pattern_shape(case.bias), to=accumulate if case.bias_float32 else dtype)
+    if case.mask is not None:
+        inputs.mask = (uniform(*case.pattern_shape(case.mask)) < case.mask_keep).to(device)
+    if case.alibi is not None:
+        shape = (h,) if case.alibi == "h" else (b, h)
+        inputs.alibi_slopes = (uniform(*shape) * 0.3 + 0.01).to(device=device, dtype=accumulate)
+    if case.sink:
+        inputs.sink = normal(h, to=accumulate) + math.log(max(case.sk, 1))  # about the weight of all keys together
+    return inputs

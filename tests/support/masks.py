@@ -1,0 +1,36 @@
+"""Visibility and ALiBi by brute force: an (Sq, Sk) table from the definitions, independent of the library."""
+
+import torch
+
+from support.cases import Case
+
+
+def diagonal(case: Case) -> int:
+    """Key index minus query index on the diagonal: aligned at the top left only where the case says so."""
+    return 0 if case.causal == "top_left" else case.sk - case.sq
+
+
+def offsets(case: Case) -> torch.Tensor:
+    """key - (query + diagonal), (Sq, Sk)."""
+    queries = torch.arange(case.sq).unsqueeze(1) + diagonal(case)
+    return torch.arange(case.sk).unsqueeze(0) - queries
+
+
+def visible(case: Case) -> torch.Tensor:
+    """Causal and window, (Sq, Sk), True = seen."""
+    distance = offsets(case)
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if case.causal is not None:
+        seen &= distance <= 0
+    left, right = case.window or (None, None)
+    if left is not None:
+        seen &= distance >= -left
+    if right is not None:
+        seen &= distance <= right
+    return seen
+
+
+def attended(case: Case, mask: torch.Tensor | None) -> torch.Tensor:
+    """Visibility and the boolean mask, (B, H, Sq, Sk)."""
+    seen = visible(case).expand(case.batch, case.heads, case.sq, case.sk)
+    return seen if mask is None else seen & mask.to("cpu")

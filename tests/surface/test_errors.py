@@ -1,0 +1,209 @@
+"""Bad input: every error names the tensor or option, what it got, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import flash_attn_ext
+from flash_attn_ext import _C, attention, attention_varlen, scaled_dot_product_attention
+from support.binding import forward, problem
+
+
+@dataclass(frozen=True)
+class Bad:
+    name: str
+    call: Callable[[], object]
+    says: tuple[str, ...]  # what is named, got, allowed, and the way out
+    exception: type[Exception] = RuntimeError
+
+
+def t(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def dense(q=(2, 4, 5, 8), k=(2, 2, 7, 8), v=(2, 2, 7, 6), **options):
+    """A call that is right but for what a case changes."""
+    tensors = [x if isinstance(x, torch.Tensor) else t(*x) for x in (q, k, v)]
+    return lambda: attention(*tensors, **options)
+
+
+def packed(cu_q=(0, 3, 5), cu_k=(0, 4, 7), q=(5, 4, 8), k=(7, 2, 8), v=(7, 2, 8), **options):
+    tensors = [x if isinstance(x, torch.Tensor) else t(*x) for x in (q, k, v)]
+    cu = [x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.int32) for x in (cu_q, cu_k)]
+    return lambda: attention_varlen(*tensors, *cu, **options)
+
+
+def sdpa(q=(2, 4, 5, 8), k=(2, 4, 7, 8), v=(2, 4, 7, 6), **options):
+    tensors = [x if isinstance(x, torch.Tensor) else t(*x) for x in (q, k, v)]
+    return lambda: scaled_dot_product_attention(*tensors, **options)
+
+
+NAN, INF = float("nan"), float("inf")
+SHAPES = [
+    Bad("one dimension", dense(q=(8,), k=(8,), v=(8,)), ("q", "(8,)", "at least 2", "dimensions")),
+    Bad("ranks differ", dense(q=(4, 5, 8)), ("q (4, 5, 8)", "k (2, 2, 7, 8)", "same number", "size 1")),
+    Bad("head counts", dense(q=(2, 3, 5, 8)), ("q", "3", "k", "2", "multiple")),
+    Bad("no key heads", dense(k=(2, 0, 7, 8), v=(2, 0, 7, 6)), ("q", "4", "k", "0", "multiple")),
+    Bad("v heads", dense(v=(2, 4, 7, 6)), ("v", "number of heads 4", "expected 2")),
+    Bad("v length", dense(v=(2, 2, 6, 6)), ("v", "sequence length 6", "expected 7")),
+    Bad("head dims", dense(k=(2, 2, 7, 9)), ("k", "head dim 9", "expected 8")),
+    Bad("batch", dense(q=(3, 4, 5, 8)), ("batch", "q (3, 4, 5, 8)", "k (2, 2, 7, 8)", "or 1")),
+    Bad("packed rank", packed(q=(1, 5, 4, 8)), ("q", "4 dimensions", "expected 3", "total tokens")),
+    Bad("packed k rank", packed(k=(7, 8)), ("k", "2 dimensions", "expected 3")),
+    Bad("sdpa heads", sdpa(k=(2, 2, 7, 8), v=(2, 2, 7, 6)), ("heads", "query (2, 4, 5, 8)", "enable_gqa=True")),
+    Bad("sdpa gqa heads", sdpa(k=(2, 3, 7, 8), v=(2, 3, 7, 6), enable_gqa=True), ("heads", "key", "divide")),
+    Bad("sdpa one dimension", sdpa(q=(8,), k=(8,), v=(8,)), ("query", "at least 2", "(8,)")),
+]
+DTYPES = [
+    Bad("int q", dense(*(t(2, 2, 5, 8, dtype=torch.int32),) * 3), ("q", "Int", "float32", "cast")),
+    Bad("complex q", dense(*(t(2, 2, 5, 8, dtype=torch.complex64),) * 3), ("q", "Complex", "bfloat16", "cast")),
+    Bad("k differs", dense(k=t(2, 2, 7, 8, dtype=torch.float64)), ("k", "Double", "Float", ".to(q.dtype)")),
+    Bad("v differs", dense(v=t(2, 2, 7, 6, dtype=torch.bfloat16)), ("v", "BFloat16", ".to(q.dtype)")),
+    Bad("bool bias", dense(bias=t(5, 7, dtype=torch.bool)), ("bias", "Bool", "float32", "mask=")),
+    Bad("half bias", dense(bias=t(5, 7, dtype=torch.half)), ("bias", "Half", "Float")),
+    Bad("float mask", dense(mask=t(5, 7)), ("mask", "Float", "bool", "True = attend", "bias=")),
+    Bad("int mask", dense(mask=t(5, 7, dtype=torch.uint8)), ("mask", "Byte", "bool")),
+    Bad("slopes", dense(alibi_slopes=t(4, dtype=torch.half)), ("alibi_slopes", "Half", "Float")),
+    Bad("sink", dense(sink=t(4, dtype=torch.float64)), ("sink", "Double", "Float")),
+    Bad("sdpa mask", sdpa(attn_mask=t(5, 7, dtype=torch.int64)), ("attn_mask", "int64", "bool", "float32", "cast")),
+    Bad("sdpa key", sdpa(k=t(2, 4, 7, 8, dtype=torch.half)), ("key", "float16", "query", "float32", "cast")),
+    Bad("cu_seqlens int64", packed(cu_q=torch.tensor([0, 3, 5])), ("cu_seqlens_q", "Long", "int32", ".to(")),
+    Bad("cu_seqlens float", packed(cu_k=torch.tensor([0.0, 4, 7])), ("cu_seqlens_k", "Float", "int32")),
+]
+DEVICES = [
+    Bad("k", dense(k=t(2, 2, 7, 8, device="meta")), ("k", "meta", "cpu", ".to(q.device)")),
+    Bad("mask", dense(mask=t(5, 7, dtype=torch.bool, device="meta")), ("mask", "meta", "cpu")),
+    Bad("bias", dense(bias=t(5, 7, device="meta")), ("bias", "meta", "cpu")),
+    Bad("sink", dense(sink=t(4, device="meta")), ("sink", "meta", "cpu")),
+    Bad("slopes", dense(alibi_slopes=t(4, device="meta")), ("alibi_slopes", "meta", "cpu")),
+    Bad("cu_seqlens", packed(cu_q=t(3, dtype=torch.int32, device="meta")), ("cu_seqlens_q", "meta", "cpu")),
+]
+CU_SEQLENS = [
+    Bad("decreasing", packed(cu_q=(0, 4, 3, 5), cu_k=(0, 2, 4, 7)), ("cu_seqlens_q", "4", "3", "decreases", "sum")),
+    Bad("start", packed(cu_q=(1, 3, 5)), ("cu_seqlens_q[0] is 1", "expected 0")),
+    Bad("end", packed(cu_k=(0, 4, 8)), ("cu_seqlens_k", "8", "7", "total number of tokens")),
+    Bad("short end", packed(cu_q=(0, 3, 4)), ("cu_seqlens_q", "4", "5", "total number of tokens")),
+    Bad("lengths differ", packed(cu_k=(0, 4, 5, 7)), ("cu_seqlens_k", "4", "expected 3", "cu_seqlens_q")),
+    Bad("rank", packed(cu_q=torch.zeros(1, 3, dtype=torch.int32)), ("cu_seqlens_q", "[1, 3]", "(batch + 1,)")),
+    Bad("empty", packed(cu_q=torch.zeros(0, dtype=torch.int32)), ("cu_seqlens_q", "[0]", "(batch + 1,)")),
+    Bad("max too small", packed(max_seqlen_q=2), ("max_seqlen_q", "2", "3", "upper bound"), ValueError),
+    Bad("negative max", packed(max_seqlen_k=-1), ("max_seqlen_k", "-1", "0 or more"), ValueError),
+    Bad("tensor max", packed(max_seqlen_k=torch.tensor(7)), ("max_seqlen_k", "int or None", "Tensor"), TypeError),
+    Bad(
+        "a list",
+        lambda: attention_varlen(t(5, 4, 8), t(7, 2, 8), t(7, 2, 8), [0, 5], [0, 7]),
+        ("cu_seqlens_q", "Tensor", "list"),
+        TypeError,
+    ),
+]
+MASKS = [
+    Bad("mask", dense(mask=t(5, 6, dtype=torch.bool)), ("mask", "(5, 6)", "(2, 4, 5, 7)", "broadcast")),
+    Bad("bias", dense(bias=t(4, 7, 5)), ("bias", "(4, 7, 5)", "(2, 4, 5, 7)", "broadcast")),
+    Bad("bias heads", dense(bias=t(2, 2, 5, 7)), ("bias", "(2, 2, 5, 7)", "(2, 4, 5, 7)")),
+    Bad("bias rank", dense(bias=t(1, 2, 4, 5, 7)), ("bias", "(1, 2, 4, 5, 7)", "broadcast")),
+    Bad("attn_mask", sdpa(attn_mask=t(7, 5)), ("attn_mask", "(7, 5)", "(2, 4, 5, 7)", "broadcast")),
+    Bad("packed mask", packed(mask=t(2, 1, 3, 5, dtype=torch.bool)), ("mask", "[2, 1, 3, 5]", "[2, 4, 3, 4]")),
+    Bad("slopes", dense(alibi_slopes=t(2)), ("alibi_slopes", "[2]", "(4,)", "(2, 4)", "query head")),
+    Bad("sink", dense(sink=t(2, 4)), ("sink", "[2, 4]", "(4,)", "query head")),
+    Bad("mask and is_causal", sdpa(attn_mask=t(5, 7), is_causal=True), ("attn_mask", "is_causal", "attention(")),
+]
+OPTIONS = [
+    *(
+        Bad(f"dropout {p}", dense(dropout_p=p), ("dropout_p", f"{p:g}", "0 <= dropout_p < 1"), ValueError)
+        for p in (-0.1, 1.0, 1.5, NAN)
+    ),
+    Bad("sdpa dropout", sdpa(dropout_p=1.0), ("dropout_p", "1", "0 <= dropout_p < 1"), ValueError),
+    *(Bad(f"scale {x}", dense(scale=x), ("scale", str(x), "finite"), ValueError) for x in (NAN, INF, -INF)),
+    *(Bad(f"softcap {x}", dense(softcap=x), ("softcap", "above 0", "None"), ValueError) for x in (0.0, -1.0, NAN, INF)),
+    Bad("sdpa scale", sdpa(scale=NAN), ("scale", "nan", "finite"), ValueError),
+    Bad("scale type", dense(scale="1"), ("scale", "number", "str"), TypeError),
+    Bad("causal True", dense(causal=True), ("causal", "True", "top_left", "bottom_right", "None"), ValueError),
+    Bad("causal name", dense(causal="bottomright"), ("causal", "'bottomright'", "'bottom_right'"), ValueError),
+    Bad("layout", dense(layout="sbhd"), ("layout", "'sbhd'", "'bhsd'", "'bshd'"), ValueError),
+    Bad("backend", dense(backend="sm70"), ("backend", "'sm70'", "'cpu'", "None"), ValueError),
+    Bad("window -1", dense(window=(-1, 0)), ("window", "-1", ">= 0", "None"), ValueError),
+    Bad("window length", dense(window=(1, 2, 3)), ("window", "(1, 2, 3)", "(left, right)"), ValueError),
+    Bad("window float", dense(window=(1.5, 0)), ("window", "1.5", "int"), TypeError),
+    Bad("positional option", lambda: attention(t(5, 8), t(7, 8), t(7, 8), "top_left"), ("positional",), TypeError),
+    Bad("unknown keyword", dense(sliding_window=3), ("sliding_window",), TypeError),
+    Bad("not a tensor", lambda: attention([1.0], t(2, 8), t(2, 8)), ("q", "Tensor", "list"), TypeError),
+    Bad("bias not a tensor", dense(bias=0.5), ("bias", "Tensor", "float"), TypeError),
+    Bad("is_causal type", sdpa(is_causal=1), ("is_causal", "True or False", "int"), TypeError),
+    Bad(
+        "fallback", lambda: flash_attn_ext.replace_sdpa(fallback="math"), ("fallback", "'math'", "'torch'"), ValueError
+    ),
+]
+SEED = torch.zeros(1, dtype=torch.int64)
+QKV = (t(1, 1, 2, 4),) * 3
+BINDING = [
+    Bad("no seed", lambda: forward(*QKV, dropout_p=0.5), ("dropout_p", "0.5", "rng_seed", "int64")),
+    Bad("seed without dropout", lambda: forward(*QKV, rng_seed=SEED), ("rng_seed", "dropout_p is 0")),
+    Bad("seed dtype", lambda: forward(*QKV, dropout_p=0.5, rng_seed=SEED.int()), ("rng_seed", "Int", "int64")),
+    Bad("seed shape", lambda: forward(*QKV, dropout_p=0.5, rng_seed=SEED.expand(2)), ("rng_seed", "[2]", "(1,)")),
+    Bad(
+        "one cu_seqlens", lambda: forward(*QKV, cu_seqlens_q=t(1, dtype=torch.int32)), ("cu_seqlens_q", "cu_seqlens_k")
+    ),
+    Bad("max without cu", lambda: forward(*QKV, max_seqlen_q=3), ("max_seqlen", "cu_seqlens")),
+    Bad("window_left", lambda: forward(*QKV, window_left=-2), ("window_left", "-2", "0 or more", "None"), ValueError),
+    Bad("dropout_mask p", lambda: _C.dropout_mask(SEED, 1.0, 1, 1, 1, 1), ("dropout_p", "1"), ValueError),
+    Bad("delta shapes", lambda: _C.delta(t(2, 3, 4, 5), t(2, 3, 4, 6), None), ("dout", "[2, 3, 4, 6]", "[2, 3, 4, 5]")),
+    Bad("delta dlse", lambda: _C.delta(t(2, 3, 4, 5), t(2, 3, 4, 5), t(2, 3)), ("dlse", "[2, 3]", "[2, 3, 4]")),
+]
+GROUPS = dict(
+    shape=SHAPES, dtype=DTYPES, device=DEVICES, cu_seqlens=CU_SEQLENS, mask=MASKS, option=OPTIONS, binding=BINDING
+)
+
+
+@pytest.mark.parametrize(
+    "bad", [pytest.param(bad, id=f"{group}: {bad.name}") for group, cases in GROUPS.items() for bad in cases]
+)
+def test_says_what_is_wrong(bad):
+    with pytest.raises(bad.exception) as error:
+        bad.call()
+    message = str(error.value)
+    missing = [part for part in bad.says if part not in message]
+    assert not missing, f"{missing} not in: {message}"
+
+
+def backward_of(**changes):
+    out, wanted = t(1, 1, 2, 4), [True, True, True, False, False, False]
+    arguments = dict(dout=out, dlse=None, out=out, lse=t(1, 1, 2), residual=t(0), wanted=wanted) | changes
+    return _C.attention_backward(*arguments.values(), *problem(*QKV))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (dict(dout=t(1, 1, 2, 3)), ("dout", "[1, 1, 2, 3]", "[1, 1, 2, 4]")),
+        (dict(dout=t(1, 1, 2, 4, dtype=torch.float64)), ("dout", "Double", "Float")),
+        (dict(dlse=t(1, 1, 3)), ("dlse", "[1, 1, 3]", "[1, 1, 2]")),
+        (dict(wanted=[True] * 6), ("output_mask", "bias")),
+        (dict(lse=t(1, 1, 2, dtype=torch.float64)), ("lse", "Double", "Float")),
+        (dict(lse=t(1, 1, 3)), ("lse", "[1, 1, 3]", "[1, 1, 2]")),
+        (dict(out=t(1, 1, 3, 4), dout=t(1, 1, 3, 4)), ("out", "[1, 1, 3, 4]", "[1, 1, 2, 4]")),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_backward_of_the_binding(changes, says):
+    with pytest.raises(RuntimeError) as error:
+        backward_of(**changes)
+    assert all(part in str(error.value) for part in says), str(error.value)
+
+
+def test_a_wrong_call_does_not_disturb_the_next():
+    with pytest.raises(RuntimeError):
+        dense(k=(2, 2, 7, 9))()
+    assert dense()().shape == (2, 4, 5, 6)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_wrong_call_leaves_the_generator_alone(p):
+    state = torch.get_rng_state()
+    with pytest.raises((RuntimeError, ValueError)):
+        dense(k=(2, 2, 7, 9), dropout_p=p)()
+    if p == 0:
+        assert torch.equal(state, torch.get_rng_state())

@@ -1,0 +1,92 @@
+"""explain(): the backend that would run, and for each other one why not."""
+
+import pytest
+import torch
+
+import flash_attn_ext
+from flash_attn_ext import explain
+from support.cases import Case, make_inputs
+from support.packed import cu_seqlens
+
+
+def tensors_of(backend, dtype=torch.float32):
+    inputs = make_inputs(Case(sq=5, sk=7, d=8), dtype, backend.device)
+    return inputs.q, inputs.k, inputs.v
+
+
+def test_names_every_backend_of_the_build(backend):
+    explanation = explain(*tensors_of(backend))
+    assert list(explanation.reasons) == flash_attn_ext._C.build_info()["backends"]
+    assert explanation.backend in explanation.reasons
+    assert not explanation.reasons[explanation.backend]
+
+
+def test_the_first_without_reasons_runs(backend):
+    explanation = explain(*tensors_of(backend))
+    possible = [name for name, reasons in explanation.reasons.items() if not reasons]
+    assert explanation.backend == possible[0]
+
+
+def test_asking_for_a_backend_is_a_reason_against_the_others(backend):
+    explanation = explain(*tensors_of(backend), backend=backend.name)
+    assert explanation.backend == backend.name
+    for name, reasons in explanation.reasons.items():
+        assert (name == backend.name) == (not reasons)
+
+
+def test_cpu_tensors_are_refused_by_cuda_backends_and_the_other_way_round(backend):
+    explanation = explain(*tensors_of(backend))
+    others = [name for name in explanation.reasons if name.startswith("sm") != (backend.device == "cuda")]
+    for name in others:
+        assert any("CPU" in reason or "cpu" in reason for reason in explanation.reasons[name])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_forcing_the_cpu_on_cuda_tensors_is_an_error_with_all_reasons():
+    q = torch.zeros(1, 1, 2, 8, device="cuda")
+    assert explain(q, q, q, backend="cpu").backend is None
+    with pytest.raises(RuntimeError, match=r"no backend can run this call") as error:
+        flash_attn_ext.attention(q, q, q, backend="cpu")
+    for name in flash_attn_ext._C.build_info()["backends"]:
+        assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(causal="bottom_right", window=(3, 0), softcap=2.0, scale=0.5),
+        dict(dropout_p=0.5, return_lse=True),
+        dict(layout="bshd"),
+    ],
+    ids=str,
+)
+def test_takes_the_arguments_of_the_call(options, backend):
+    q, k, v = tensors_of(backend)
+    if options.get("layout") == "bshd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    state = torch.get_rng_state()
+    assert explain(q, k, v, **options).backend is not None
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_packed(backend):
+    q, k = (torch.zeros(n, 2, 8, device=backend.device) for n in (5, 7))
+    cu_q, cu_k = cu_seqlens((2, 3), backend.device), cu_seqlens((3, 4), backend.device)
+    assert explain(q, k, k, cu_q, cu_k, backend=backend.name).backend == backend.name
+
+
+def test_reads_as_text(backend):
+    explanation = explain(*tensors_of(backend))
+    text = str(explanation)
+    assert text.startswith(f"backend: {explanation.backend}")
+    for name in explanation.reasons:
+        assert name in text
+
+
+def test_raises_what_the_call_would_raise(backend):
+    q, k, _ = tensors_of(backend)
+    with pytest.raises(RuntimeError, match="sequence length"):
+        explain(q, k, k[:, :, :3])
+    with pytest.raises(ValueError, match="dropout_p"):
+        explain(q, k, k, dropout_p=1.0)

@@ -1,0 +1,77 @@
+"""torch.library.opcheck on both operators: schema, fake kernels, autograd registration, dynamic AOT dispatch."""
+
+import pytest
+import torch
+
+import flash_attn_ext  # noqa: F401  (registers the operators)
+from support.binding import forward, problem
+from support.cases import Case, make_inputs
+from support.packed import PackedCase, cu_seqlens, make_packed
+from support.params import over_cases
+
+CASES = [
+    Case(sq=5, sk=7, d=4),
+    Case(sq=5, sk=7, d=4, dv=3, heads=4, kv_heads=2, causal="bottom_right", window=(3, None)),
+    Case(sq=5, sk=7, d=4, bias="1hqk", mask="b11k", alibi="bh", sink=True, softcap=2.0, dropout_p=0.3),
+    Case(sq=5, sk=0, d=4, bias="bhqk"),
+    Case(sq=5, sk=7, d=4, layout="bshd"),
+]
+
+
+def arguments(case: Case, backend, differentiable: bool) -> tuple:
+    inputs = make_inputs(case, torch.float32, backend.device)
+    tensors = {name: getattr(inputs, name) for name in ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink")}
+    if case.layout == "bshd":
+        for name in "qkv":
+            tensors[name] = tensors[name].transpose(1, 2).contiguous().transpose(1, 2)
+    if differentiable:
+        tensors |= {name: t.requires_grad_() for name, t in tensors.items() if t is not None and name != "mask"}
+    options = dict(case.options(), dropout_p=case.dropout_p, scale=0.5, backend=backend.name)
+    options["window_left"], options["window_right"] = options.pop("window") or (None, None)
+    if case.dropout_p:
+        options["rng_seed"] = torch.tensor([5], device=backend.device)
+    q, k, v = (tensors.pop(name) for name in "qkv")
+    return problem(q, k, v, **tensors, **options)
+
+
+@over_cases(CASES)
+def test_forward(case, backend):
+    operator = torch.ops.flash_attn_ext.attention_forward.default
+    torch.library.opcheck(operator, arguments(case, backend, differentiable=True))
+
+
+@over_cases(CASES)
+def test_backward(case, backend):
+    args = arguments(case, backend, differentiable=False)
+    out, lse, residual = torch.ops.flash_attn_ext.attention_forward(*args)
+    wanted = [True, True, True, case.bias is not None, case.alibi is not None, case.sink]
+    operator = torch.ops.flash_attn_ext.attention_backward.default
+    for dlse in (None, torch.ones_like(lse)):
+        torch.library.opcheck(operator, (torch.ones_like(out), dlse, out, lse, residual, wanted, *args))
+
+
+def test_packed(backend):
+    case = PackedCase((3, 0, 5), (4, 2, 1))
+    inputs = make_packed(case, torch.float32, backend.device)
+    q, k, v = (t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    args = problem(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens(case.lengths_q, backend.device),
+        cu_seqlens_k=cu_seqlens(case.lengths_k, backend.device),
+        max_seqlen_q=5,
+        max_seqlen_k=4,
+        backend=backend.name,
+    )
+    torch.library.opcheck(torch.ops.flash_attn_ext.attention_forward.default, args)
+
+
+@pytest.mark.parametrize("causal", [None, "top_left"])
+def test_operator_equals_binding(causal, backend):
+    inputs = make_inputs(Case(sq=40, sk=50), torch.float32, backend.device)
+    options = dict(causal=causal, backend=backend.name)
+    tensors = (inputs.q, inputs.k, inputs.v)
+    through_operator = torch.ops.flash_attn_ext.attention_forward(*problem(*tensors, **options))
+    for ours, expected in zip(through_operator, forward(*tensors, **options), strict=True):
+        assert torch.equal(ours, expected)
