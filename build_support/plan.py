@@ -88,6 +88,7 @@ def build_info_macros(plan: Plan) -> list[str]:
 
 def link_flags(plan: Plan) -> list[str]:
     flags = ["-fopenmp", f"-L{plan.torch.lib_dir}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    flags += toolchain.shared_libstdcxx_flags(plan.cxx)
     if plan.cuda.build and plan.nvcc:
         # libcudart by soname: at run time it is the copy that `import torch` has already loaded.
         flags += ["-lc10_cuda", "-ltorch_cuda", f"-L{plan.nvcc.home / 'lib64'}", "-lcudart"]

@@ -223,3 +223,12 @@ def cuda_mismatch_message(torch: TorchInfo, nvcc: Nvcc) -> str:
         f"    CUDA_HOME=/usr/local/cuda-{torch.cuda} {INSTALL_COMMAND}  # where a CUDA Toolkit {major}.x is\n"
         f"    FLASH_ATTN_EXT_CUDA=0 {INSTALL_COMMAND}  # CPU only"
     )
+
+
+def shared_libstdcxx_flags(cxx: str) -> list[str]:
+    """What makes g++ link the shared C++ library where only the static one is set up for linking.
+
+    A second, static copy beside torch's would have facets of its own, and printing a number in an error would crash.
+    """
+    found = subprocess.run([cxx, "-print-file-name=libstdc++.so"], capture_output=True, text=True, check=True).stdout
+    return [] if os.path.isabs(found.strip()) else ["-l:libstdc++.so.6"]

@@ -97,8 +97,9 @@ struct BackwardParams : AttentionParams {
   MatrixView dout;
   StatisticView lse;
   StatisticView lse_residual;  // read where present
-  StatisticView delta;
-  MatrixView dq;  // each gradient is written where its data is not null
+  StatisticView delta;         // a backend may replace it by a more precise one
+  StatisticView dlse;          // read where present
+  MatrixView dq;               // each gradient is written where its data is not null
   MatrixView dk;
   MatrixView dv;
   BiasGradient dbias;

@@ -26,6 +26,9 @@ std::vector<std::string> cpu_unsupported_reasons(const attention::AttentionParam
 }
 
 void cpu_backward(const attention::BackwardParams& params) {
+  const bool rounded_out =
+      params.element == attention::ElementType::kBFloat16 || params.element == attention::ElementType::kFloat16;
+  if (rounded_out) cpu::backward_delta(params);
   if (params.dk.data || params.dv.data || params.dalibi_slopes) cpu::backward_dkdv(params);
   if (params.dq.data) cpu::backward_dq(params);
   if (params.dbias.present()) cpu::backward_dbias(params);
@@ -147,6 +150,10 @@ at::Tensor readable(const Backend& backend, const at::Tensor& operand) {
 
 AttentionInputs readable_inputs(const Backend& backend, AttentionInputs inputs) {
   for (at::Tensor* operand : {&inputs.q, &inputs.k, &inputs.v}) *operand = readable(backend, *operand);
+  // A few numbers a head or sequence, which every kernel reads as an array.
+  for (std::optional<at::Tensor>* vector : {&inputs.sink, &inputs.cu_seqlens_q, &inputs.cu_seqlens_k}) {
+    if (*vector) *vector = (*vector)->contiguous();
+  }
   return inputs;
 }
 

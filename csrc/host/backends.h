@@ -32,7 +32,7 @@ std::vector<Verdict> explain(const AttentionInputs& inputs);
 // The backend that runs the call; an error with every backend's reasons when there is none.
 const Backend& choose_backend(const AttentionInputs& inputs, const attention::AttentionParams& params);
 
-// The inputs with q, k and v copied where the backend cannot read them in place.
+// The inputs with tensors copied where the backend cannot read them in place.
 AttentionInputs readable_inputs(const Backend& backend, AttentionInputs inputs);
 at::Tensor readable(const Backend& backend, const at::Tensor& operand);
 

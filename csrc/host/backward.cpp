@@ -95,6 +95,8 @@ std::vector<at::Tensor> attention_backward(const AttentionInputs& given, const B
     params.lse = statistic_view(lse);
     params.lse_residual = statistic_view(residual);
     params.delta = statistic_view(delta);
+    const at::Tensor dlse = backward.dlse ? backward.dlse->to(in.accumulate_type()).contiguous() : at::Tensor();
+    params.dlse = statistic_view(dlse);
     const at::Tensor partials = alibi_partials(backend, params, delta.options());
     params.alibi_partials = partials.defined() ? partials.data_ptr<float>() : nullptr;
     params.alibi_partials_per_head = partials.defined() ? partials.size(-1) : 0;

@@ -164,6 +164,22 @@ void check_options(const AttentionInputs& in) {
   if (in.rng_seed) check_rng_seed(*in.rng_seed, in.q.device());
 }
 
+std::vector<int64_t> expected_out_sizes(const AttentionInputs& in) {
+  std::vector<int64_t> sizes = in.q.sizes().vec();
+  sizes.back() = in.head_dim_v();
+  return sizes;
+}
+
+std::vector<int64_t> expected_lse_sizes(const AttentionInputs& in) {
+  if (in.packed()) return {in.num_heads_q(), in.q.size(0)};
+  return {in.q.size(0), in.q.size(1), in.q.size(2)};
+}
+
+void check_shape(const char* name, const at::Tensor& tensor, at::IntArrayRef expected, const char* what) {
+  TORCH_CHECK(tensor.sizes() == expected, name, " has shape ", tensor.sizes(), ", expected ", expected, " (", what,
+              "); pass what the forward pass returned");
+}
+
 }  // namespace
 
 void check_dropout_probability(double dropout_p) {
@@ -189,6 +205,8 @@ void check_inputs(const AttentionInputs& in) {
 void check_backward_inputs(const AttentionInputs& in, const BackwardInputs& backward) {
   check_dtype_and_device("dout", backward.dout, in.q);
   check_dtype_and_device("out", backward.out, in.q);
+  check_shape("out", backward.out, expected_out_sizes(in), "q's, with v's head dim");
+  check_shape("lse", backward.lse, expected_lse_sizes(in), "a value for each query head and query");
   TORCH_CHECK(backward.dout.sizes() == backward.out.sizes(), "dout has shape ", backward.dout.sizes(),
               ", expected that of out, ", backward.out.sizes());
   TORCH_CHECK(backward.lse.scalar_type() == in.accumulate_type(), "lse has dtype ", backward.lse.scalar_type(),

@@ -60,7 +60,7 @@ class Plan:
 
 
 PLANS = {
-    ("cpu", False): Plan(1, 8, 2048, (64, 128), (torch.float32, torch.bfloat16), 3.2, 3),
+    ("cpu", False): Plan(1, 8, 2048, (64, 128), (torch.float32, torch.bfloat16), 2.8, 3),
     ("cpu", True): Plan(1, 8, 2048, (64,), (torch.float32, torch.bfloat16), 0.7, 1),
     ("cuda", False): Plan(4, 16, 4096, (64, 128), (torch.bfloat16, torch.float16), 1.0, 15),
     ("cuda", True): Plan(4, 16, 4096, (128,), (torch.bfloat16,), 0.3, 5),

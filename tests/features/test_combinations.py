@@ -1,11 +1,15 @@
-"""Everything combines with everything: problems drawn at random from all features, shapes preferring tile edges."""
+"""Everything combines with everything: problems drawn at random from all features, shapes preferring tile edges.
 
+More of them: pytest tests/features/test_combinations.py --random-problems 5000
+"""
+
+import math
 import random
 
-import pytest
-
-from support.cases import ALL_PATTERNS, DTYPES, Case
-from support.checks import check_case
+from support.cases import ALL_PATTERNS, DTYPES, Case, Inputs, make_inputs
+from support.checks import check_drawn
+from support.masks import attended
+from support.strides import with_strides
 
 LENGTHS = (1, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 300)
 HEAD_DIMS = (1, 3, 8, 16, 33, 64, 72, 96)
@@ -44,7 +48,29 @@ def draw(seed: int) -> Case:
     )
 
 
-@pytest.mark.parametrize("seed", range(240))
+def pytest_generate_tests(metafunc):
+    metafunc.parametrize("seed", range(metafunc.config.getoption("--random-problems")))
+
+
+def with_poisoned_strangers(inputs: Inputs) -> Inputs:
+    """NaN in the keys that no query of their heads attends."""
+    case = inputs.case
+    seen = attended(case, inputs.mask).any(2).unflatten(1, (case.num_kv_heads, -1)).any(2).to(inputs.k.device)
+    hidden = ~seen.unsqueeze(-1)
+    return inputs.replace(k=inputs.k.masked_fill(hidden, math.nan), v=inputs.v.masked_fill(hidden, math.nan))
+
+
+def with_random_strides(inputs: Inputs, rng: random.Random) -> Inputs:
+    tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS}
+    return inputs.replace(**{name: with_strides(t, rng) for name, t in tensors.items() if t is not None})
+
+
 def test_random_problem(seed, backend):
-    """Each seed is a problem and a dtype; a failure is repeated by its seed alone."""
-    check_case(draw(seed), DTYPES[seed % len(DTYPES)], backend, seed)
+    """Each seed is a problem, a dtype and strides; a failure is repeated by its seed alone."""
+    case, dtype = draw(seed), DTYPES[seed % len(DTYPES)]
+
+    def present(inputs: Inputs) -> Inputs:
+        inputs = with_poisoned_strangers(inputs)
+        return with_random_strides(inputs, random.Random(seed)) if seed % 3 == 0 else inputs
+
+    check_drawn(lambda redraw: make_inputs(case, dtype, backend.device, seed + 10**6 * redraw), backend, present)

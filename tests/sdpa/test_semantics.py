@@ -9,7 +9,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import flash_attn_ext
 from flash_attn_ext import scaled_dot_product_attention
-from support.errors import check_error
+from support.errors import assert_rule, compare
 from support.params import over_dtypes
 
 
@@ -48,9 +48,14 @@ def check_against_pytorch(tensors, attn_mask=None, **options) -> None:
     mask64 = attn_mask.double() if attn_mask is not None and attn_mask.is_floating_point() else attn_mask
     exact = forward_and_backward(F.scaled_dot_product_attention, doubles, mask64, **options)
     terms = terms_of_mask_gradient(doubles, mask64, **options) if len(exact) > 4 else 0.0
-    for name, a, b, c in zip(("out", "dq", "dk", "dv", "dmask"), ours, theirs, exact, strict=False):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        check_error(name, a, b, c, terms if name == "dmask" else 0.0)
+    assert all(a.dtype == b.dtype and a.shape == b.shape for a, b in zip(ours, theirs, strict=True))
+    names = ("out", "dq", "dk", "dv", "dmask")[: len(ours)]
+    assert_rule(
+        {
+            name: compare(a, b, c, terms if name == "dmask" else 0.0)
+            for name, a, b, c in zip(names, ours, theirs, exact, strict=True)
+        }
+    )
 
 
 def terms_of_mask_gradient(tensors, attn_mask, **options) -> float:

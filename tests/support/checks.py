@@ -1,32 +1,54 @@
 """The one check that feature tests are made of: a case on a backend obeys the error rule, forward and backward."""
 
+from collections.abc import Callable
+
 import torch
 
 from support.backends import Backend
 from support.cases import Case, Inputs, accumulate_dtype, make_inputs
-from support.errors import check_error
+from support.errors import Comparison, assert_rule, assert_rule_over_draws, compare
 from support.runners import Result, dropout_bits, run_ours, run_reference, run_sdpa, sdpa_can
 from support.terms import largest_terms
 
 
-def check_case(case: Case, dtype: torch.dtype, backend: Backend, seed: int = 0) -> Result:
-    return check_inputs(make_inputs(case, dtype, backend.device, seed), backend)
+def check_case(case: Case, dtype: torch.dtype, backend: Backend) -> None:
+    check_drawn(lambda seed: make_inputs(case, dtype, backend.device, seed), backend)
 
 
-def check_inputs(inputs: Inputs, backend: Backend, ours: Result | None = None) -> Result:
-    """Compare with float64, PyTorch being the yardstick; returns our result."""
-    ours = run_ours(inputs, backend) if ours is None else ours
-    keep = dropout_bits(inputs, backend) if inputs.case.dropout_p > 0 else None
-    exact, yardstick = run_reference(inputs.to(torch.float64), keep), measure_yardstick(inputs, keep)
-    terms = largest_terms(inputs.to(torch.float64), exact, keep)
-    assert ours.keys() == exact.keys()
-    check_dtypes(inputs, ours)
-    for name in ours:
-        check_error(name, ours[name], yardstick[name], exact[name], terms.get(name, 0.0))
+def check_drawn(
+    draw: Callable[[int], Inputs], backend: Backend, present: Callable[[Inputs], Inputs] = lambda inputs: inputs
+) -> None:
+    """The rule for the inputs that `draw` makes from a seed.
+
+    `present` gives the inputs as ours gets them: the same problem at other strides, say.
+    """
+
+    def compare_draw(seed: int) -> dict[str, Comparison]:
+        inputs = draw(seed)
+        return compare_with_pytorch(inputs, backend, run_ours(present(inputs), backend))
+
+    assert_rule_over_draws(compare_draw)
+
+
+def check_inputs(inputs: Inputs, backend: Backend) -> Result:
+    """The rule for these very inputs; returns our result."""
+    ours = run_ours(inputs, backend)
+    assert_rule(compare_with_pytorch(inputs, backend, ours))
     return ours
 
 
-def measure_yardstick(inputs: Inputs, keep: torch.Tensor | None = None) -> Result:
+def compare_with_pytorch(inputs: Inputs, backend: Backend, ours: Result) -> dict[str, Comparison]:
+    """Errors of every output and gradient against float64, beside those of PyTorch."""
+    keep = dropout_bits(inputs, backend) if inputs.case.dropout_p > 0 else None
+    doubles = inputs.to(torch.float64)
+    exact, yardstick = run_reference(doubles, keep), run_yardstick(inputs, keep)
+    terms = largest_terms(doubles, exact, keep)
+    assert ours.keys() == exact.keys()
+    check_dtypes(inputs, ours)
+    return {name: compare(ours[name], yardstick[name], exact[name], terms.get(name, 0.0)) for name in ours}
+
+
+def run_yardstick(inputs: Inputs, keep: torch.Tensor | None = None) -> Result:
     """PyTorch's attention where it has the feature, else the plain formula in the same dtype.
 
     It has no LSE and no slopes. The LSE is kept in the accumulate dtype, so its yardstick is computed in it.

@@ -79,9 +79,7 @@ class DbiasWorker {
     if (g.per_key) {
       for (int64_t j = 0; j < keys.count; ++j) target[j] += dscore[j];
     } else {
-      Real sum = Real(0);
-      for (int64_t j = 0; j < keys.count; ++j) sum += dscore[j];
-      *target += sum;
+      *target += sum_row(dscore, keys.count);
     }
   }
 

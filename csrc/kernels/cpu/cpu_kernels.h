@@ -11,6 +11,10 @@ void forward(const attention::ForwardParams& params);
 // delta = rowsum(dout * out) - dlse.
 void delta(const attention::DeltaParams& params);
 
+// The same from P and dP instead of out: sum over keys of P dP, minus dlse. For 16-bit tensors, whose rounded out
+// leaves an error in delta that does not cancel where dS should.
+void backward_delta(const attention::BackwardParams& params);
+
 // dK, dV and the ALiBi slopes' gradient: KV-stationary.
 void backward_dkdv(const attention::BackwardParams& params);
 

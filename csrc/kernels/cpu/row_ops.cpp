@@ -65,6 +65,14 @@ FLASH_SIMD_INLINE Real exponentiate_row_impl(Real* scores, int64_t n, Real shift
   return sum;
 }
 
+template <class Real>
+FLASH_SIMD_INLINE Real sum_row_impl(const Real* x, int64_t n) {
+  Real sum = Real(0);
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += x[i];
+  return sum;
+}
+
 // A statistic of the row's i-th element: one each, or one for the whole row, read before the loop.
 template <Statistics kStatistics, class Real>
 struct StatisticOf {
@@ -104,7 +112,9 @@ FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, 
   for (int64_t i = 0; i < r.n; ++i) {
     const Real product = r.product[i];
     const Real score = transform.forward(product, r.added[i]);
-    const Real p = vector_exp((score - lse[i]) - residual[i]);
+    // Compared, since the LSE of a row that holds NaN would carry it to what the row does not attend.
+    const Real exponential = vector_exp((score - lse[i]) - residual[i]);
+    const Real p = score == -std::numeric_limits<Real>::infinity() ? Real(0) : exponential;
     const Real kept = r.keep[i];
     const Real dp = kept == Real(0) ? Real(0) : kept * r.dproduct[i];
     const Real ds = p * (dp - delta[i]);
@@ -160,6 +170,9 @@ FLASH_SIMD_CLONES float exponentiate_row(float* scores, int64_t n, float shift) 
 FLASH_SIMD_CLONES double exponentiate_row(double* scores, int64_t n, double shift) {
   return exponentiate_row_impl(scores, n, shift);
 }
+
+FLASH_SIMD_CLONES float sum_row(const float* x, int64_t n) { return sum_row_impl(x, n); }
+FLASH_SIMD_CLONES double sum_row(const double* x, int64_t n) { return sum_row_impl(x, n); }
 
 FLASH_SIMD_CLONES void gradient_row_plain(const GradientRow<float>& row, float scale, Statistics statistics) {
   gradient_row_plain_any(row, scale, statistics);

@@ -29,6 +29,10 @@ double transform_row(double* scores, const double* added, int64_t n, const Trans
 float exponentiate_row(float* scores, int64_t n, float shift);
 double exponentiate_row(double* scores, int64_t n, double shift);
 
+// Their sum.
+float sum_row(const float* x, int64_t n);
+double sum_row(const double* x, int64_t n);
+
 // One row of the backward pass: P = exp(score - lse), dS = P (dP - delta).
 template <class Real>
 struct GradientRow {

@@ -54,7 +54,7 @@ class ScoreGradient {
     statistics_.load(p_, sequence, head, queries.begin, num_queries(), num_queries());
   }
 
-  // Fills dproduct() and, where the score has more than a scale, dscore(); columns are the slice's keys.
+  // Fills dproduct() and dscore(); columns are the slice's keys.
   void compute(const StreamedSlice& keys) {
     const int64_t key_head = head_ / p_.queries_per_key_head();
     Block<const Real> k = operands_.k_transposed.tile(sequence_.batch, key_head, keys.tile);
@@ -75,10 +75,15 @@ class ScoreGradient {
   }
 
   Block<const Real> dproduct(const StreamedSlice& keys) const { return {dproduct_tile_.data(), keys.width}; }
-  Block<const Real> dscore(const StreamedSlice& keys) const { return {dscore_tile_.data(), keys.width}; }
+  // d loss / d score. Without a softcap the two are one, and a plain score fills only dproduct.
+  Block<const Real> dscore(const StreamedSlice& keys) const {
+    return plain() ? dproduct(keys) : Block<const Real>{dscore_tile_.data(), keys.width};
+  }
   int64_t num_queries() const { return queries_.end - queries_.begin; }
 
  private:
+  bool plain() const { return p_.score_mod.plain() && !p_.dropout.enabled(); }
+
   void gradient_row(int64_t i, const StreamedSlice& keys, const attention::Interval& seen) {
     Real* dscore_row = dscore_tile_.data() + i * keys.width;
     Real* dproduct_row = dproduct_tile_.data() + i * keys.width;
@@ -98,9 +103,7 @@ class ScoreGradient {
                                    .added = added_.data(),
                                    .keep = keep_.data(),
                                    .dscore = dscore_row + seen.begin};
-    if (p_.score_mod.plain() && !p_.dropout.enabled()) {
-      return gradient_row_plain(row, transform_.scale, Statistics::kPerRow);
-    }
+    if (plain()) return gradient_row_plain(row, transform_.scale, Statistics::kPerRow);
     const ScoreRun run = {{sequence_.batch, head_, queries_.begin + i, keys.first + seen.begin}, n, Along::kKeys};
     load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_.data());
     load_keep(p_.dropout, run, keep_.data());

@@ -48,8 +48,11 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
     for_each_element<Acc>([&](int r, int, int j, int e, int column) {
       const QueryStatistics& query = statistics(r, column);
       const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse * kLog2e);
-      scores.at(r, j, e) = probability;
-      gradients.at(r, j, e) = probability * (gradients.at(r, j, e) - query.delta);
+      const float gradient = probability * (gradients.at(r, j, e) - query.delta);
+      // Compared, since NaN in a query's LSE, delta or dP must not reach what the query does not attend.
+      const bool hidden = Kind::kPartial && scores.at(r, j, e) == -INFINITY;
+      scores.at(r, j, e) = hidden ? 0.0f : probability;
+      gradients.at(r, j, e) = hidden ? 0.0f : gradient;
     });
     return;
   }
@@ -75,7 +78,8 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
   for_each_element<Acc>([&](int r, int, int j, int e, int column) {
     const QueryStatistics& query = statistics(r, column);
     // The difference comes first: scores may be as low as the smallest finite number.
-    const float probability = ptx::exp2(((scores.at(r, j, e) - query.lse) - query.residual) * kLog2e);
+    const float exponential = ptx::exp2(((scores.at(r, j, e) - query.lse) - query.residual) * kLog2e);
+    const float probability = scores.at(r, j, e) == -INFINITY ? 0.0f : exponential;
     scores.at(r, j, e) = probability;
     // dP of what nobody attends may be NaN.
     gradients.at(r, j, e) = probability == 0.0f ? 0.0f : probability * gradients.at(r, j, e);
