@@ -58,7 +58,8 @@ class DkdvWorker {
         ds_tile_(kStationaryRows * kStreamedRows),
         dk_(kStationaryRows * params.head_dim_qk),
         dv_(kStationaryRows * params.head_dim_v),
-        added_(kStreamedRows),
+        added_tile_(kStationaryRows * kAddedStride),
+        added_row_(kStationaryRows),
         keep_(kStreamedRows),
         dscore_(kStreamedRows) {}
 
@@ -81,6 +82,9 @@ class DkdvWorker {
   }
 
  private:
+  // Not a power of 2: the transposing writes of load_added_tile would meet in a few sets of the cache.
+  static constexpr int64_t kAddedStride = kStreamedRows + 16;
+
   int64_t num_keys() const { return keys_.end - keys_.begin; }
 
   void step(const StreamedSlice& queries) {
@@ -91,6 +95,7 @@ class DkdvWorker {
              {ds_tile_.data(), width}, Accumulate::kNo);
 
     statistics_.load(p_, sequence_, head_, queries.first, queries.count, width);
+    if (!plain()) load_added_tile(queries);
     const Interval query_range = {queries.first, queries.first + queries.count};
     const bool full = p_.visibility.coverage(query_range, keys_, sequence_) == TileCoverage::kFull;
     for (int64_t i = 0; i < num_keys(); ++i) {
@@ -100,6 +105,19 @@ class DkdvWorker {
     }
     accumulate(operands_.dout, queries, p_tile_, {dv_.data(), p_.head_dim_v}, p_.head_dim_v);
     accumulate(operands_.q, queries, ds_tile_, {dk_.data(), p_.head_dim_qk}, p_.head_dim_qk);
+  }
+
+  bool plain() const { return p_.score_mod.plain() && !p_.dropout.enabled(); }
+
+  // What is added to the tile's scores, transposed as they are. Read along keys, in which biases and masks are usually
+  // contiguous: along queries each element would be in a cache line of its own.
+  void load_added_tile(const StreamedSlice& queries) {
+    for (int64_t i = 0; i < queries.count; ++i) {
+      const ScoreRun run = {{sequence_.batch, head_, queries.first + i, keys_.begin}, num_keys(), Along::kKeys};
+      load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_row_.data());
+      for (int64_t key = 0; key < num_keys(); ++key)
+        added_tile_.data()[key * kAddedStride + i] = added_row_.data()[key];
+    }
   }
 
   // Products and dP of one key become P and dS; queries that do not see it get 0.
@@ -118,15 +136,12 @@ class DkdvWorker {
                                    .lse = statistics_.lse() + seen.begin,
                                    .residual = statistics_.residual() + seen.begin,
                                    .delta = statistics_.delta() + seen.begin,
-                                   .added = added_.data(),
+                                   .added = added_tile_.data() + (key - keys_.begin) * kAddedStride + seen.begin,
                                    .keep = keep_.data(),
                                    .dscore = dscore_.data()};
-    if (p_.score_mod.plain() && !p_.dropout.enabled()) {
-      return gradient_row_plain(row, transform_.scale, Statistics::kPerElement);
-    }
+    if (plain()) return gradient_row_plain(row, transform_.scale, Statistics::kPerElement);
     const ScoreRun run = {{sequence_.batch, head_, queries.first + seen.begin, key}, n, Along::kQueries};
     const int64_t diagonal = p_.visibility.diagonal(sequence_);
-    load_added(p_.score_mod, run, diagonal, added_.data());
     load_keep(p_.dropout, run, keep_.data());
     gradient_row_extended(row, transform_, Statistics::kPerElement);
     if (alibi_partials_) {
@@ -163,7 +178,7 @@ class DkdvWorker {
   const DkdvOperands<Real>& operands_;
   const Transform<Real> transform_;
   double* alibi_partials_;
-  Scratch<Real> k_rows_, v_rows_, p_tile_, ds_tile_, dk_, dv_, added_, keep_, dscore_;
+  Scratch<Real> k_rows_, v_rows_, p_tile_, ds_tile_, dk_, dv_, added_tile_, added_row_, keep_, dscore_;
   QueryStatistics<Real> statistics_;
   Block<const Real> k_{}, v_{};
   Sequence sequence_{};

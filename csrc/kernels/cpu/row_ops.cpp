@@ -73,6 +73,12 @@ FLASH_SIMD_INLINE Real sum_row_impl(const Real* x, int64_t n) {
   return sum;
 }
 
+template <class Real>
+FLASH_SIMD_INLINE void mask_row_impl(Real* added, const uint8_t* mask, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) added[i] = mask[i] != 0 ? added[i] : -std::numeric_limits<Real>::infinity();
+}
+
 // A statistic of the row's i-th element: one each, or one for the whole row, read before the loop.
 template <Statistics kStatistics, class Real>
 struct StatisticOf {
@@ -170,6 +176,18 @@ FLASH_SIMD_CLONES float exponentiate_row(float* scores, int64_t n, float shift) 
 FLASH_SIMD_CLONES double exponentiate_row(double* scores, int64_t n, double shift) {
   return exponentiate_row_impl(scores, n, shift);
 }
+
+FLASH_SIMD_CLONES void add_row(float* added, const float* bias, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) added[i] += bias[i];
+}
+FLASH_SIMD_CLONES void add_row(float* added, const uint16_t* bias, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) added[i] += __builtin_bit_cast(float, static_cast<uint32_t>(bias[i]) << 16);
+}
+
+FLASH_SIMD_CLONES void mask_row(float* added, const uint8_t* mask, int64_t n) { mask_row_impl(added, mask, n); }
+FLASH_SIMD_CLONES void mask_row(double* added, const uint8_t* mask, int64_t n) { mask_row_impl(added, mask, n); }
 
 FLASH_SIMD_CLONES float sum_row(const float* x, int64_t n) { return sum_row_impl(x, n); }
 FLASH_SIMD_CLONES double sum_row(const double* x, int64_t n) { return sum_row_impl(x, n); }

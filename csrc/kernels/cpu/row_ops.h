@@ -29,6 +29,14 @@ double transform_row(double* scores, const double* added, int64_t n, const Trans
 float exponentiate_row(float* scores, int64_t n, float shift);
 double exponentiate_row(double* scores, int64_t n, double shift);
 
+// added += bias, for biases whose elements are neighbours. bfloat16 is given as its bits.
+void add_row(float* added, const float* bias, int64_t n);
+void add_row(float* added, const uint16_t* bias, int64_t n);
+
+// added becomes -inf where mask is 0.
+void mask_row(float* added, const uint8_t* mask, int64_t n);
+void mask_row(double* added, const uint8_t* mask, int64_t n);
+
 // Their sum.
 float sum_row(const float* x, int64_t n);
 double sum_row(const double* x, int64_t n);

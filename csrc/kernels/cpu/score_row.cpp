@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
+
+#include "kernels/cpu/row_ops.h"
 
 namespace flash_attn_ext::cpu {
 namespace {
@@ -21,11 +24,12 @@ template <class Element, class Real>
 void add_bias_of_type(const BroadcastView& bias, const ScoreRun& run, Real* added) {
   const Element* source = static_cast<const Element*>(bias.data) + bias.offset(run.first);
   const int64_t stride = stride_along(bias, run.along);
-  if (stride == 1) {
-    for (int64_t i = 0; i < run.count; ++i) added[i] += static_cast<Real>(source[i]);
-  } else {
-    for (int64_t i = 0; i < run.count; ++i) added[i] += static_cast<Real>(source[i * stride]);
+  if constexpr (std::is_same_v<Real, float> && std::is_same_v<Element, float>) {
+    if (stride == 1) return add_row(added, source, run.count);
+  } else if constexpr (std::is_same_v<Real, float> && std::is_same_v<Element, c10::BFloat16>) {
+    if (stride == 1) return add_row(added, reinterpret_cast<const uint16_t*>(source), run.count);
   }
+  for (int64_t i = 0; i < run.count; ++i) added[i] += static_cast<Real>(source[i * stride]);
 }
 
 template <class Real>
@@ -49,11 +53,8 @@ void apply_mask(const BroadcastView& mask, const ScoreRun& run, Real* added) {
   const uint8_t* source = static_cast<const uint8_t*>(mask.data) + mask.offset(run.first);
   const int64_t stride = stride_along(mask, run.along);
   constexpr Real kMasked = -std::numeric_limits<Real>::infinity();
-  if (stride == 1) {
-    for (int64_t i = 0; i < run.count; ++i) added[i] = source[i] != 0 ? added[i] : kMasked;
-  } else {
-    for (int64_t i = 0; i < run.count; ++i) added[i] = source[i * stride] != 0 ? added[i] : kMasked;
-  }
+  if (stride == 1) return mask_row(added, source, run.count);
+  for (int64_t i = 0; i < run.count; ++i) added[i] = source[i * stride] != 0 ? added[i] : kMasked;
 }
 
 // d score / d slope of the run's i-th score.
