@@ -14,6 +14,7 @@ from flash_attn_ext.cli.cases import CASES
 from flash_attn_ext.cli.machine import choose_device, explain_on, gpu_verdict, machine, versions
 
 SELF_TEST_SECONDS = 2.0
+SELF_TEST_DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,7 +41,7 @@ def self_test(device: str) -> dict:
     start = time.perf_counter()
     failures, num_cases = [], 0
     for case in reversed(CASES):
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in SELF_TEST_DTYPES[device]:
             if time.perf_counter() - start > SELF_TEST_SECONDS:
                 break
             num_cases += 1
