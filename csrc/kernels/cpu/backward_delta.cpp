@@ -51,7 +51,6 @@ class DeltaWorker {
 }  // namespace
 
 void backward_delta(const BackwardParams& params) {
-  // P dP is the gradient of a score with delta = 0. Each row's delta is read before it is written.
   ScoreGradientOperands<float> operands(params);
   const int64_t tiles = num_tiles(params.sequences.max_seqlen_q, kStationaryRows);
   for (const HeadRange& key_heads : head_groups(params, operands.bytes_per_key_head())) {
@@ -67,7 +66,7 @@ void backward_delta(const BackwardParams& params) {
         const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
         if (begin >= end) return;
         float* delta = params.delta.at<float>(sequence.batch, head, sequence.query_begin + begin);
-        std::fill(delta, delta + (end - begin), 0.0f);
+        std::fill(delta, delta + (end - begin), 0.0f);  // dS with delta = 0 is P dP
         worker.run(sequence, head, {begin, end}, delta);
       };
     });
