@@ -1,25 +1,95 @@
 #!/usr/bin/env bash
-# Builds, tests and benchmarks on a GPU machine in one call: gpu_check.sh [build] [test] [bench]; none named: all three.
-# PYTHON names the interpreter (one that has torch); OUT, a folder, receives the logs, the figures and the kernel
-# objects, which another machine with the same nvcc and the same FLASH_ATTN_EXT_ARCHS can use.
-set -euo pipefail
+# Everything that needs a GPU machine, in one call: gpu_check.sh [PART...], in the order given; none named: all of them.
+#
+#   build      compiles what build/kernels lacks. kernels.tar in OUT holds the objects for another machine with the same
+#              nvcc and the same FLASH_ATTN_EXT_ARCHS: unpacked in the repository there, they are only linked.
+#   test       the whole suite, on every backend that the machine runs
+#   fuzz       FUZZ_PROBLEMS (2000) random problems on BACKEND (sm80), numbered from 0, by FUZZ_JOBS processes (half the
+#              cores); the number in a failing test's name repeats it
+#   memcheck   compute-sanitizer on BACKEND over a reduced suite: SANITIZE_PROBLEMS (60) random problems, tile edges
+#   racecheck  the same for races in shared memory
+#   sanitize   both
+#   bench      every suite beside PyTorch's kernels; BENCH_ARGS goes to it
+#   demo       trains a small GPT with our attention and with PyTorch's
+#
+# PYTHON names an interpreter that has torch, ninja and pytest. OUT, a folder, receives logs, figures and objects.
+# A part that fails, other than build, does not keep the next from running; the exit status says whether one did.
+set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}
-out=${OUT:-build/gpu_check}
-mkdir -p "$out"
-parts=("$@")
-[ $# -gt 0 ] || parts=(build test bench)
-for part in "${parts[@]}"; do
+backend=${BACKEND:-sm80}
+mkdir -p "${OUT:=build/gpu_check}"
+out=$(cd "$OUT" && pwd)
+
+run_pytest() { "$python" -m pytest -q -p no:cacheprovider "$@"; }
+
+build() {
+  "$python" -m build_support && tar cf "$out/kernels.tar" build/kernels
+}
+
+# The host is the slower half of such small problems, so several processes share the GPU.
+fuzz() {
+  local problems=${FUZZ_PROBLEMS:-2000} jobs=${FUZZ_JOBS:-$((($(nproc) + 1) / 2))} share job pids=() status=0
+  share=$(((problems + jobs - 1) / jobs))
+  for ((job = 0; job < jobs; job++)); do
+    OMP_NUM_THREADS=1 run_pytest tests/features/test_combinations.py -k "$backend" \
+      --first-problem $((job * share)) --random-problems "$share" >"$out/fuzz_$job.log" 2>&1 &
+    pids+=($!)
+  done
+  for ((job = 0; job < jobs; job++)); do
+    wait "${pids[job]}" || status=1
+    echo "problems $((job * share)) to $(((job + 1) * share - 1)): $(tail -n 1 "$out/fuzz_$job.log")"
+    grep -E '^FAILED|^ERROR' "$out/fuzz_$job.log"
+  done
+  return $status
+}
+
+# Only our own kernels are instrumented. Without torch's caching allocator every tensor is an allocation of its own, so
+# that what lies behind its end is out of bounds.
+sanitize_with() {
+  local tool=$1 sanitizer
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer) || return
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 86 \
+    --kernel-name kns=flash_attn_ext --report-api-errors no --print-limit 20 \
+    "$python" -m pytest -q -p no:cacheprovider tests/features/test_combinations.py \
+    tests/features/test_shapes.py::test_matches_float64 --random-problems "${SANITIZE_PROBLEMS:-60}" \
+    -k "$backend and (random_problem or bfloat16 or float32)"
+}
+
+run_part() {
+  case "$1" in
+    build) build ;;
+    test) run_pytest tests ;;
+    fuzz) fuzz ;;
+    memcheck | racecheck) sanitize_with "$1" ;;
+    bench) "$python" -m flash_attn_ext bench --device cuda --output "$out" ${BENCH_ARGS:-} ;;
+    demo) make demo NO_VENV=1 PYTHON="$python" DEMO_ARGS="--out '$out/demo'" ;;
+  esac
+}
+
+parts=()
+[ $# -gt 0 ] || set -- build test fuzz sanitize bench demo
+for part in "$@"; do
   case "$part" in
-    build)
-      "$python" -m build_support
-      tar cf "$out/kernels.tar" build/kernels
-      ;;
-    test) "$python" -m pytest tests -q -p no:cacheprovider 2>&1 | tee "$out/test.log" ;;
-    bench) "$python" -m flash_attn_ext bench --device cuda --output "$out" 2>&1 | tee "$out/bench.log" ;;
+    build | test | fuzz | memcheck | racecheck | bench | demo) parts+=("$part") ;;
+    sanitize) parts+=(memcheck racecheck) ;;
     *)
-      echo "gpu_check.sh: unknown part '$part'; allowed: build, test, bench" >&2
+      echo "gpu_check.sh: unknown part '$part'; allowed: build test fuzz memcheck racecheck sanitize bench demo" >&2
       exit 2
       ;;
   esac
 done
+
+failed=()
+for part in "${parts[@]}"; do
+  echo "== $part"
+  start=$SECONDS
+  run_part "$part" 2>&1 | tee "$out/$part.log"
+  status=${PIPESTATUS[0]}
+  echo "== $part: exit status $status after $((SECONDS - start)) s"
+  [ "$status" -eq 0 ] && continue
+  failed+=("$part")
+  [ "$part" = build ] && break
+done
+[ ${#failed[@]} -eq 0 ] || echo "gpu_check.sh: failed: ${failed[*]}"
+[ ${#failed[@]} -eq 0 ]

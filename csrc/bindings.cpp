@@ -6,7 +6,9 @@
 #include "host/backends.h"
 #include "host/build_info.h"
 #include "host/inspect.h"
+#include "host/log.h"
 #include "host/make_params.h"
+#include "host/python_tensors.h"
 
 namespace py = pybind11;
 
@@ -27,73 +29,34 @@ void define_attention_function(py::module_& module, const char* name, const char
                  std::optional<std::string> causal, std::optional<int64_t> window_left,
                  std::optional<int64_t> window_right, double dropout_p, std::optional<int64_t> max_seqlen_q,
                  std::optional<int64_t> max_seqlen_k, std::optional<std::string> backend) {
+        const AttentionInputs inputs{.q = std::move(q),
+                                     .k = std::move(k),
+                                     .v = std::move(v),
+                                     .bias = std::move(bias),
+                                     .mask = std::move(mask),
+                                     .alibi_slopes = std::move(alibi_slopes),
+                                     .sink = std::move(sink),
+                                     .cu_seqlens_q = std::move(cu_seqlens_q),
+                                     .cu_seqlens_k = std::move(cu_seqlens_k),
+                                     .rng_seed = std::move(rng_seed),
+                                     .scale = scale,
+                                     .softcap = softcap,
+                                     .causal = std::move(causal),
+                                     .window_left = window_left,
+                                     .window_right = window_right,
+                                     .dropout_p = dropout_p,
+                                     .max_seqlen_q = max_seqlen_q,
+                                     .max_seqlen_k = max_seqlen_k,
+                                     .backend = std::move(backend)};
+        // Taken back before the arguments are dropped: a tensor that Python holds takes the GIL for that by itself.
         const py::gil_scoped_release release;
-        return function(std::move(leading)..., AttentionInputs{.q = std::move(q),
-                                                               .k = std::move(k),
-                                                               .v = std::move(v),
-                                                               .bias = std::move(bias),
-                                                               .mask = std::move(mask),
-                                                               .alibi_slopes = std::move(alibi_slopes),
-                                                               .sink = std::move(sink),
-                                                               .cu_seqlens_q = std::move(cu_seqlens_q),
-                                                               .cu_seqlens_k = std::move(cu_seqlens_k),
-                                                               .rng_seed = std::move(rng_seed),
-                                                               .scale = scale,
-                                                               .softcap = softcap,
-                                                               .causal = std::move(causal),
-                                                               .window_left = window_left,
-                                                               .window_right = window_right,
-                                                               .dropout_p = dropout_p,
-                                                               .max_seqlen_q = max_seqlen_q,
-                                                               .max_seqlen_k = max_seqlen_k,
-                                                               .backend = std::move(backend)});
+        return function(leading..., inputs);
       },
       doc);
 }
 
-py::dict build_info() {
-  py::dict info;
-  for (const auto& [name, value] : build_facts()) info[py::str(name)] = value;
-  py::list names;
-  for (const Backend& backend : backends()) names.append(backend.name);
-  info["backends"] = names;
-  return info;
-}
-
-}  // namespace
-
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  module.doc() = "Exact attention: the compiled half of flash_attn_ext. Call it through flash_attn_ext.functional.";
-
-  define_attention_function<>(
-      module, "attention_forward",
-      "(out, lse, lse_residual) of one attention call in canonical form; see flash_attn_ext/_C.pyi.",
-      [](const AttentionInputs& inputs) {
-        ForwardOutputs outputs = attention_forward(inputs);
-        return std::make_tuple(outputs.out, outputs.lse, outputs.lse_residual);
-      });
-
-  define_attention_function<at::Tensor, OptionalTensor, at::Tensor, at::Tensor, at::Tensor, std::array<bool, 6>>(
-      module, "attention_backward",
-      "[dq, dk, dv, dbias, dalibi_slopes, dsink]; shape (0,) where output_mask does not ask for one.",
-      [](at::Tensor dout, OptionalTensor dlse, at::Tensor out, at::Tensor lse, at::Tensor lse_residual,
-         std::array<bool, 6> output_mask, const AttentionInputs& inputs) {
-        return attention_backward(inputs, {.dout = dout,
-                                           .dlse = dlse,
-                                           .out = out,
-                                           .lse = lse,
-                                           .lse_residual = lse_residual,
-                                           .output_mask = output_mask});
-      });
-
-  define_attention_function<>(module, "attention_explain",
-                              "[(backend, reasons it cannot run)] in the order in which backends are tried.",
-                              [](const AttentionInputs& inputs) { return explain(inputs); });
-
-  module.def("delta", &compute_delta, py::arg("out"), py::arg("dout"), py::arg("dlse") = py::none(),
-             "rowsum(dout * out) - dlse, the first stage of the backward pass.",
-             py::call_guard<py::gil_scoped_release>());
-
+// What users and tests may look at.
+void define_inspection(py::module_& module) {
   module.def(
       "dropout_mask",
       [](const at::Tensor& rng_seed, double dropout_p, int64_t batch, int64_t num_heads, int64_t seqlen_q,
@@ -121,6 +84,77 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       },
       py::arg("seqlen_q"), py::arg("seqlen_k"), py::arg("causal") = py::none(), py::arg("window_left") = py::none(),
       py::arg("window_right") = py::none(), "(Sk, 2) int64: the queries [begin, end) that see each key.");
+}
+
+py::dict build_info() {
+  py::dict info;
+  for (const auto& [name, value] : build_facts()) info[py::str(name)] = value;
+  py::list names;
+  for (const Backend& backend : backends()) names.append(backend.name);
+  info["backends"] = names;
+  return info;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.doc() = "Exact attention: the compiled half of flash_attn_ext. Call it through flash_attn_ext.functional.";
+
+  define_attention_function<>(
+      module, "attention_forward",
+      "(out, lse, lse_residual) of one attention call in canonical form; see flash_attn_ext/_C.pyi.",
+      [](const AttentionInputs& inputs) {
+        ForwardOutputs outputs = attention_forward(inputs);
+        return std::make_tuple(std::move(outputs.out), std::move(outputs.lse), std::move(outputs.lse_residual));
+      });
+
+  define_attention_function<at::Tensor, OptionalTensor, at::Tensor, at::Tensor, OptionalTensor, std::array<bool, 6>>(
+      module, "attention_backward",
+      "[dq, dk, dv, dbias, dalibi_slopes, dsink]; None where output_mask does not ask for one.",
+      [](const at::Tensor& dout, const OptionalTensor& dlse, const at::Tensor& out, const at::Tensor& lse,
+         const OptionalTensor& lse_residual, std::array<bool, 6> output_mask, const AttentionInputs& inputs) {
+        return attention_backward(inputs, {.dout = dout,
+                                           .dlse = dlse,
+                                           .out = out,
+                                           .lse = lse,
+                                           .lse_residual = lse_residual,
+                                           .output_mask = output_mask});
+      });
+
+  define_attention_function<>(module, "attention_explain",
+                              "[(backend, reasons it cannot run)] in the order in which backends are tried.",
+                              [](const AttentionInputs& inputs) { return explain(inputs); });
+
+  module.def("delta", &compute_delta, py::arg("out"), py::arg("dout"), py::arg("dlse") = py::none(),
+             "rowsum(dout * out) - dlse, the first stage of the backward pass.",
+             py::call_guard<py::gil_scoped_release>());
+
+  define_inspection(module);
+
+  module.def(
+      "hold_memory",
+      [](py::handle q, py::handle k, py::handle v) {
+        return hold_memory({q.ptr(), k.ptr(), v.ptr()});
+      },
+      "Whether the extension may read these tensors now: plain ones, while nothing watches or traces.");
+
+  module.def(
+      "are_canonical",
+      [](py::handle q, py::handle k, py::handle v) {
+        return are_canonical({q.ptr(), k.ptr(), v.ptr()});
+      },
+      "Whether q, k and v are plain 4-D tensors that go together as they are.");
+
+  module.def(
+      "set_copy_log",
+      [](py::function log) {
+        // Never released: it may be called until the process ends.
+        set_copy_log([log = log.release()](const char* name, const at::Tensor& tensor, const char* needed) {
+          const py::gil_scoped_acquire gil;
+          log(name, tensor, needed);
+        });
+      },
+      "log(name, tensor, needed) is called for each tensor that is copied because no kernel can read it in place.");
 
   module.def("build_info", &build_info, "How this library was built, and its backends in the order they are tried.");
 }

@@ -23,6 +23,8 @@ One attention call in canonical form is the same 19 arguments everywhere, here n
 Wrong tensors raise RuntimeError, wrong option values ValueError.
 """
 
+from collections.abc import Callable, Sequence
+
 from torch import Tensor
 
 def attention_forward(
@@ -46,12 +48,12 @@ def attention_forward(
     max_seqlen_k: int | None,
     backend: str | None,
     /,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """(out, lse, lse_residual).
 
     out: q's shape with Dv for D, q's dtype, in memory in the order of q's strides.
     lse: natural log, (B, Hq, Sq), packed (Hq, Tq), accumulate dtype.
-    lse_residual: what rounding took off lse, of its shape when there is a bias, else (0,).
+    lse_residual: what rounding took off lse, of its shape, when there is a bias.
     """
 
 def attention_backward(
@@ -59,8 +61,8 @@ def attention_backward(
     dlse: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    lse_residual: Tensor,
-    output_mask: list[bool],
+    lse_residual: Tensor | None,
+    output_mask: Sequence[bool],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -81,9 +83,10 @@ def attention_backward(
     max_seqlen_k: int | None,
     backend: str | None,
     /,
-) -> list[Tensor]:
-    """[dq, dk, dv, dbias, dalibi_slopes, dsink] in their inputs' shapes and dtypes; shape (0,) where not asked for.
+) -> list[Tensor | None]:
+    """[dq, dk, dv, dbias, dalibi_slopes, dsink] in their inputs' shapes and dtypes; None where not asked for.
 
+    lse_residual: as the forward pass gave it; (0,) is None.
     output_mask: which of the six to compute.
     """
 
@@ -136,6 +139,17 @@ def visible_queries(
     window_right: int | None = None,
 ) -> Tensor:
     """(Sk, 2) int64: the queries [begin, end) that see each key."""
+
+def hold_memory(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether they are tensors (no subclass) with memory behind them, while no dispatch mode and no tracing is on."""
+
+def are_canonical(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether they are tensors (no subclass) that are dense and 4-D, of one dtype and batch size, k and v of one number
+    of heads, and autocast would not cast them. Anything else may be passed: it is not."""
+
+def set_copy_log(log: Callable[[str, Tensor, str], None]) -> None:
+    """From now on log(name, tensor, needed) is called, from any thread, for each tensor that is copied because no
+    kernel can read it in place. `needed`: what they can read."""
 
 def build_info() -> dict[str, str | list[str] | None]:
     """How the extension was built.

@@ -21,7 +21,7 @@ except ImportError as error:
 if _problem := _unusable.explain_other_torch(_C.build_info()["torch_version"]):
     raise ImportError(_problem)
 
-from flash_attn_ext import ops
+from flash_attn_ext import _copies, ops
 from flash_attn_ext.autograd import FlashAttentionFunction
 from flash_attn_ext.functional import Explanation, attention, attention_varlen, explain, scaled_dot_product_attention
 from flash_attn_ext.integrations.torch_sdpa import install_sdpa, replace_sdpa, uninstall_sdpa

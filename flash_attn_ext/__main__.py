@@ -18,13 +18,25 @@ def main(arguments: list[str] | None = None) -> int:
     )
     verify.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda when a backend runs there, else cpu")
 
-    bench = commands.add_parser("bench", help="time next to F.scaled_dot_product_attention in the same run")
+    bench = commands.add_parser("bench", help="time beside PyTorch's own attention kernels in the same run")
     bench.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda when a backend runs there, else cpu")
-    bench.add_argument("--quick", action="store_true", help="a few repetitions and one head dimension")
     bench.add_argument(
-        "--output", default="build/bench", metavar="FOLDER", help="where DEVICE.json and DEVICE.png go (%(default)s)"
+        "--suite",
+        nargs="+",
+        metavar="NAME",
+        help="default: all of the device. cuda has grid, mask, float32, dropout, head_dims, short, varlen, window, gqa "
+        "and host, cpu has cpu",
+    )
+    bench.add_argument("--backend", metavar="NAME", help="time this backend of ours, such as sm80; default: the best")
+    bench.add_argument("--quick", action="store_true", help="few repetitions, and each suite's first head dim only")
+    bench.add_argument(
+        "--output",
+        default="build/bench",
+        metavar="FOLDER",
+        help="where DEVICE[_SUITES][_BACKEND].json and .png go (%(default)s)",
     )
     bench.add_argument("--no-plot", action="store_true", help="do not draw (drawing needs matplotlib)")
+    bench.add_argument("--draw", nargs="+", metavar="JSON", help="time nothing, draw these reports beside themselves")
 
     options = parser.parse_args(arguments)
     # Imported here: `info` has no need of what `bench` imports.
@@ -33,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.command == "verify":
         from flash_attn_ext.cli.verify import run
     else:
-        from flash_attn_ext.cli.bench import run
+        from flash_attn_ext.cli.bench.command import run
     return run(options)
 
 

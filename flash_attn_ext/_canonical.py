@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from flash_attn_ext import _C
 from flash_attn_ext._options import check_causal, check_length, check_number, window_pair
 
 
@@ -76,7 +78,7 @@ class DenseForm(NamedTuple):
 
     def restore_out(self, out: Tensor) -> Tensor:
         """(B, H, Sq, Dv) -> (*lead, H, Sq, Dv), without the dimensions that the caller did not have."""
-        return self._restore(out, self.rank)
+        return out if self.rank == 4 else self._restore(out, self.rank)
 
     def restore_lse(self, lse: Tensor) -> Tensor:
         return self._restore(lse, self.rank - 1)
@@ -95,7 +97,28 @@ def dense_problem(
     q: Tensor, k: Tensor, v: Tensor, scores: ScoreTensors, options: Options, layout: str
 ) -> tuple[Problem, DenseForm]:
     """The arguments of ``attention`` in canonical form (without a seed), and how to give the results back."""
-    require_tensors(Problem._fields, (q, k, v, *scores))
+    bias, mask, alibi_slopes, sink = scores
+    any_scores = bias is not None or mask is not None or alibi_slopes is not None or sink is not None
+    if any_scores:
+        require_tensors(ScoreTensors._fields, scores, num_required=0)
+    if layout == "bhsd" and are_canonical(q, k, v):
+        form = PLAIN_FORM
+    else:
+        q, k, v = _heads_before_sequence(q, k, v, layout)
+        q, k, v, bias = _cast_for_autocast(q, k, v, bias)
+        q, k, v, form = dense_form(q, k, v, ("q", "k", "v"))
+    if any_scores:
+        scores = ScoreTensors(
+            table_form("bias", bias, q, k.size(2), form),
+            table_form("mask", mask, q, k.size(2), form),
+            _slopes_form(alibi_slopes, form, q.shape[:1]),
+            sink,
+        )
+    return _problem(q, k, v, scores, options, _DENSE), form
+
+
+def _heads_before_sequence(q: Tensor, k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor, Tensor]:
+    require_tensors(Problem._fields, (q, k, v))
     if not q.dim() == k.dim() == v.dim() >= 2:
         raise RuntimeError(
             "q, k and v must have the same number of dimensions, at least 2, got "
@@ -109,15 +132,7 @@ def dense_problem(
             f"layout must be 'bhsd' (..., heads, sequence, head dim) or 'bshd' (..., sequence, heads, head dim), "
             f"got {layout!r}"
         )
-    q, k, v, bias = _cast_for_autocast(q, k, v, scores.bias)
-    q, k, v, form = dense_form(q, k, v, ("q", "k", "v"))
-    scores = ScoreTensors(
-        table_form("bias", bias, q, k.size(2), form),
-        table_form("mask", scores.mask, q, k.size(2), form),
-        _slopes_form(scores.alibi_slopes, form, q.shape[:1]),
-        scores.sink,
-    )
-    return _problem(q, k, v, scores, options, _DENSE), form
+    return q, k, v
 
 
 def packed_problem(
@@ -160,6 +175,12 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, scores: ScoreTensors, options: Opt
     )
 
 
+def are_canonical(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether they are plain 4-D tensors that need no bringing into form, as in most calls; answered in C++, since each
+    question alone takes as long from Python."""
+    return not is_compiling() and _C.are_canonical(q, k, v)
+
+
 def require_tensors(names: tuple[str, ...], tensors: tuple, num_required: int = 3) -> None:
     """The first ``num_required`` must be tensors, the others may be None."""
     for index, tensor in enumerate(tensors):
@@ -170,6 +191,10 @@ def require_tensors(names: tuple[str, ...], tensors: tuple, num_required: int = 
                 f"{names[index]} is a nested tensor, which is not taken: pass its values() and offsets() to "
                 "flash_attn_ext.attention_varlen, or pad it and pass a mask"
             )
+        if tensor is not None and tensor.layout != torch.strided:
+            raise TypeError(
+                f"{names[index]} has layout {tensor.layout}, expected a dense tensor: pass {names[index]}.to_dense()"
+            )
 
 
 def dense_form(
@@ -178,7 +203,7 @@ def dense_form(
     """Broadcast the dimensions before (H, S, D) and fold them into one. Heads are left as they are."""
     rank = q.dim()
     if rank == 4 and k.dim() == 4 and v.dim() == 4 and q.size(0) == k.size(0) == v.size(0):
-        return q, k, v, _PLAIN_FORM
+        return q, k, v, PLAIN_FORM
     rank = max(rank, k.dim(), v.dim())
     tensors = [_at_least_3d(t, rank, name) for name, t in zip(names, (q, k, v), strict=True)]
     try:
@@ -289,5 +314,5 @@ def _fold(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
     return tensor.expand(*lead, *inner).reshape(math.prod(lead), *inner)
 
 
-_PLAIN_FORM = DenseForm((), 4)
+PLAIN_FORM = DenseForm((), 4)
 _DENSE = Packing(None, None, None, None)

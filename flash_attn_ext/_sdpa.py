@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext._canonical import (
+    PLAIN_FORM,
     DenseForm,
     Problem,
+    are_canonical,
     autocast_dtype,
     cast,
     default_scale,
@@ -34,9 +36,11 @@ class SdpaArguments(NamedTuple):
 
 
 def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm]:
-    """The canonical form of a call (without a seed), and how to give its output back."""
+    """The canonical form of a call (without a seed), and how to give its output back. A plain tuple will do."""
     q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa = arguments
-    require_tensors(SdpaArguments._fields, arguments[:4])
+    canonical = are_canonical(q, k, v) and q.size(1) == k.size(1)
+    if not canonical or attn_mask is not None:
+        require_tensors(SdpaArguments._fields, arguments[:4])
     check_flag("is_causal", is_causal)
     check_flag("enable_gqa", enable_gqa)
     causal = "top_left" if is_causal else None
@@ -48,6 +52,22 @@ def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm]:
             )
         if type(attn_mask) is not Tensor:
             causal, attn_mask = _causal_bias(attn_mask, q, k)
+    if canonical:
+        form = PLAIN_FORM
+    else:
+        q, k, v, attn_mask, form = _bring_into_form(q, k, v, attn_mask, enable_gqa)
+    bias = mask = None
+    if attn_mask is not None:
+        attn_mask = table_form("attn_mask", attn_mask, q, k.size(2), form)
+        bias, mask = (None, attn_mask) if attn_mask.dtype == torch.bool else (_float_mask(attn_mask, q), None)
+    scale = default_scale(q) if scale is None else check_number("scale", scale)
+    dropout_p = check_number("dropout_p", dropout_p)
+    return Problem(q, k, v, bias, mask, None, None, None, None, None, scale, None, causal, None, None, dropout_p), form
+
+
+def _bring_into_form(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, DenseForm]:
     dtype = autocast_dtype(q)
     if dtype is not None:
         q, k, v = cast(q, dtype), cast(k, dtype), cast(v, dtype)
@@ -60,21 +80,7 @@ def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm]:
     if not (q.dim() == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2]):
         q, k, v = _match_heads(q, k, v, enable_gqa)
     q, k, v, form = dense_form(q, k, v, ("query", "key", "value"))
-    bias = mask = None
-    if attn_mask is not None:
-        attn_mask = table_form("attn_mask", attn_mask, q, k.size(2), form)
-        bias, mask = (None, attn_mask) if attn_mask.dtype == torch.bool else (_float_mask(attn_mask, q), None)
-    problem = Problem(
-        q,
-        k,
-        v,
-        bias,
-        mask,
-        scale=default_scale(q) if scale is None else check_number("scale", scale),
-        causal=causal,
-        dropout_p=check_number("dropout_p", dropout_p),
-    )
-    return problem, form
+    return q, k, v, attn_mask, form
 
 
 def _float_mask(attn_mask: Tensor, q: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import Problem
 
 NUM_TENSORS = Problem._fields.index("rng_seed") + 1  # Problem begins with them
+_NO_OTHERS = (None,) * (NUM_TENSORS - 3)
 DIFFERENTIABLE = tuple(map(Problem._fields.index, ("q", "k", "v", "bias", "alibi_slopes", "sink")))
 
 NO_DOUBLE_BACKWARD = (
@@ -26,8 +28,6 @@ NO_VMAP = (
     "mapped dimension as one of them"
 )
 
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-
 
 def attention_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """(out, lse) of a canonical problem that has no seed yet, differentiable in both.
@@ -37,72 +37,90 @@ def attention_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """
     if problem.dropout_p > 0:
         problem = problem._replace(rng_seed=draw_seed(problem.q.device))
-    if not _holds_memory(problem):
+    if not _hold_memory(*problem[:3]):
         return torch.ops.flash_attn_ext.attention_forward(*problem)[:2]
-    if _records_gradients(problem):
-        return FlashAttentionFunction.apply(*problem)[:2]
+    functorch = torch._C._are_functorch_transforms_active()
+    if functorch or _records_gradients(problem):
+        q, k, v, bias, _, alibi_slopes, sink = problem[:7]
+        # Function.apply first binds the arguments through inspect.signature, which takes longer than a small forward
+        # pass; only functorch needs it.
+        apply = FlashAttentionFunction.apply if functorch else _apply
+        if bias is None and alibi_slopes is None and sink is None:
+            return apply(problem, q, k, v)[:2]
+        return apply(problem, q, k, v, bias, alibi_slopes, sink)[:2]
     return _C.attention_forward(*problem)[:2]
 
 
 class FlashAttentionFunction(torch.autograd.Function):
     """Attention forward and backward over ``_C`` (FlashAttention-2, Dao 2023, algorithms 1 and 2).
 
-    Takes the fields of :class:`Problem` and returns (out, lse, lse_residual). Saves q, k, v, out, lse and the seed,
-    and bias, mask, alibi_slopes, sink and cu_seqlens as they were given: nothing of size Sq x Sk of its own.
-    Gradients go to q, k, v, bias, alibi_slopes and sink, each only where it is asked for, and come from out, lse or
-    both: the LSE's gradient enters through delta = rowsum(dout * out) - dlse.
+    Takes a :class:`Problem` and then, once more, its differentiable tensors: q, k, v, or q, k, v, bias, alibi_slopes,
+    sink. (Each further argument, None or not, costs autograd time in both passes.) Returns (out, lse, lse_residual).
+    Saves q, k, v, out, lse and the seed, and bias, mask, alibi_slopes, sink and cu_seqlens as they were given: nothing
+    of size Sq x Sk of its own. Gradients go to the differentiable tensors, each only where it is asked for, and come
+    from out, lse or both: the LSE's gradient enters through delta = rowsum(dout * out) - dlse.
     """
 
-    @classmethod
-    def apply(cls, *problem):
-        if torch._C._are_functorch_transforms_active():
-            return super().apply(*problem)
-        # Function.apply first binds the arguments through inspect.signature, which takes longer than a small forward
-        # pass; forward() below takes its arguments as they come.
-        return super(torch.autograd.Function, cls).apply(*problem)
-
     @staticmethod
-    def forward(*problem):
-        if _holds_memory(problem):
+    def forward(problem, *_differentiable):
+        if _hold_memory(*problem[:3]):
             return _C.attention_forward(*problem)
         return torch.ops.flash_attn_ext.attention_forward(*problem)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        lse_residual = output[2]
-        ctx.save_for_backward(*inputs[:NUM_TENSORS], *output)
-        ctx.options = inputs[NUM_TENSORS:]
-        ctx.mark_non_differentiable(lse_residual)
-        ctx.set_materialize_grads(False)
+        save_for_backward(ctx, inputs[0], output)
 
     @staticmethod
     def backward(ctx, dout, dlse, _dlse_residual):
-        gradients = [None] * len(Problem._fields)
-        if dout is None and dlse is None:
-            return tuple(gradients)
-        *tensors, out, lse, lse_residual = ctx.saved_tensors
-        if dout is None:
-            dout = torch.zeros_like(out)
-        output_mask = [ctx.needs_input_grad[index] for index in DIFFERENTIABLE]
-        arguments = (dout, dlse, out, lse, lse_residual, output_mask, *tensors, *ctx.options)
-        if not (_holds_memory(tensors) and _holds_memory((dout, out, lse))):
-            backward = torch.ops.flash_attn_ext.attention_backward
-        elif torch.is_grad_enabled():  # create_graph=True, torch.func
-            backward = _BackwardWithoutDerivative.apply
-        else:
-            backward = _C.attention_backward
-        for index, wanted, gradient in zip(DIFFERENTIABLE, output_mask, backward(*arguments), strict=True):
-            if wanted:
-                gradients[index] = gradient
-        return tuple(gradients)
+        return (None, *backward_of(ctx, dout, dlse, ctx.needs_input_grad[1:]))
 
     @staticmethod
     def jvp(ctx, *tangents):
         raise RuntimeError(NO_FORWARD_MODE)
 
     @staticmethod
-    def vmap(info, in_dims, *problem):
+    def vmap(info, in_dims, *arguments):
         raise RuntimeError(NO_VMAP)
+
+
+_apply = super(torch.autograd.Function, FlashAttentionFunction).apply
+
+
+def save_for_backward(ctx, problem, output) -> None:
+    """What :func:`backward_of` needs: `problem` in the order of :class:`Problem`, `output` (out, lse, lse_residual)."""
+    q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, _, rng_seed = problem[:NUM_TENSORS]
+    scores = bias is not None or mask is not None or alibi_slopes is not None or sink is not None
+    if scores or cu_seqlens_q is not None or rng_seed is not None:
+        ctx.save_for_backward(*problem[:NUM_TENSORS], *output)
+    else:  # an absent tensor takes as long to save as a present one
+        ctx.save_for_backward(q, k, v, *output[:2])
+    ctx.options = problem[NUM_TENSORS:]
+    if output[2] is not None:
+        ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+
+
+def backward_of(ctx, dout: Tensor | None, dlse: Tensor | None, wanted) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v, bias, alibi_slopes and sink; None where `wanted`, which may be shorter, has no True."""
+    if dout is None and dlse is None:
+        return (None,) * len(DIFFERENTIABLE)
+    saved = ctx.saved_tensors
+    if len(saved) == 5:
+        q, k, v, out, lse = saved
+        lse_residual, others = None, _NO_OTHERS
+    else:
+        q, k, v, *others, out, lse, lse_residual = saved
+    if dout is None:
+        dout = torch.zeros_like(out)
+    wanted = (*wanted, False, False, False)[: len(DIFFERENTIABLE)]
+    arguments = (dout, dlse, out, lse, lse_residual, wanted, q, k, v, *others, *ctx.options)
+    if not (_hold_memory(q, k, v) and _hold_memory(dout, out, lse)):
+        gradients = torch.ops.flash_attn_ext.attention_backward(*arguments)
+        return tuple(g if w else None for g, w in zip(gradients, wanted, strict=True))
+    if torch.is_grad_enabled():  # create_graph=True, torch.func
+        return _BackwardWithoutDerivative.apply(*arguments)
+    return _C.attention_backward(*arguments)
 
 
 class _BackwardWithoutDerivative(torch.autograd.Function):
@@ -137,16 +155,16 @@ def draw_seed(device: torch.device) -> Tensor:
 
 def _records_gradients(problem: Problem) -> bool:
     if torch.is_grad_enabled():
-        for index in DIFFERENTIABLE:
-            if problem[index] is not None and problem[index].requires_grad:
+        q, k, v, bias, _, alibi_slopes, sink = problem[:7]
+        if q.requires_grad or k.requires_grad or v.requires_grad:
+            return True
+        for tensor in (bias, alibi_slopes, sink):
+            if tensor is not None and tensor.requires_grad:
                 return True
-    # Inside these, tensors that do not require grad may still carry a derivative: the function must see them.
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    # Inside this, tensors that do not require grad may still carry a derivative: the function must see them.
+    return forward_ad._current_level >= 0
 
 
-def _holds_memory(tensors) -> bool:
-    """Whether the extension may read these tensors now (q, k, v come first), and nobody but autograd has to know."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
-        return False
-    q, k, v = tensors[:3]
-    return type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES and not q.is_meta
+def _hold_memory(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the extension may read these tensors now, and nobody but autograd has to know."""
+    return not is_compiling() and _C.hold_memory(q, k, v)

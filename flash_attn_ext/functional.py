@@ -17,7 +17,7 @@ from flash_attn_ext._canonical import (
     packed_problem,
 )
 from flash_attn_ext._options import check_flag
-from flash_attn_ext._sdpa import SdpaArguments, sdpa_problem
+from flash_attn_ext._sdpa import sdpa_problem
 from flash_attn_ext.autograd import attention_forward
 
 Window = int | tuple[int | None, int | None]
@@ -64,8 +64,7 @@ def scaled_dot_product_attention(
 
     Under ``torch.autocast`` query, key, value and a float mask are cast as PyTorch casts them.
     """
-    arguments = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    problem, form = sdpa_problem(arguments)
+    problem, form = sdpa_problem((query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
     out, _ = attention_forward(problem)
     return form.restore_out(out)
 
@@ -175,9 +174,10 @@ def attention_varlen(
     Args:
         q: (Tq, Hq, D), k: (Tk, Hk, D), v: (Tk, Hk, Dv), with T the sum of all lengths.
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device: 0, then the running sum of the lengths, ending at
-            Tq and Tk. Lengths may be 0. Checked on the CPU; on a GPU they are read by the kernels, never by the host.
+            Tq and Tk. Lengths may be 0. On the CPU the values are checked. On a GPU they are trusted, since looking at
+            them would wait for the device: wrong ones give wrong results, but never an access outside the tensors.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths. Optional: they size ``bias`` and ``mask`` and the GPU's
-            grid, and never change the result.
+            grid, and never change the result. On a GPU they are trusted too: a longer sequence is cut off there.
         bias, mask: broadcastable to (batch, Hq, max_seqlen_q, max_seqlen_k), where each max_seqlen is the one given or
             else the longest length; indexed by the position inside the sequence.
         alibi_slopes: (Hq,) or (batch, Hq).
@@ -187,7 +187,8 @@ def attention_varlen(
         ``out`` (Tq, Hq, Dv), and with ``return_lse`` also ``lse`` (Hq, Tq).
 
     Raises:
-        As :func:`attention`; also for cu_seqlens that decrease, or do not begin at 0 or end at the number of tokens.
+        As :func:`attention`; on the CPU also for cu_seqlens that decrease, or do not begin at 0 or end at the number of
+        tokens, and for a max_seqlen below the longest length.
     """
     check_flag("return_lse", return_lse)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext.autograd import NO_DOUBLE_BACKWARD, FlashAttentionFunction
+from flash_attn_ext._canonical import Problem
+from flash_attn_ext.autograd import DIFFERENTIABLE, NO_DOUBLE_BACKWARD, backward_of, save_for_backward
 
 _PROBLEM = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "
@@ -28,7 +29,7 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 torch.library.define(_FORWARD, f"({_PROBLEM}) -> (Tensor out, Tensor lse, Tensor lse_residual)", tags=_TAGS)
 torch.library.define(
     _BACKWARD,
-    f"(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor lse_residual, bool[6] output_mask, {_PROBLEM}) -> "
+    f"(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor? lse_residual, bool[6] output_mask, {_PROBLEM}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dalibi_slopes, Tensor dsink)",
     tags=_TAGS,
 )
@@ -36,12 +37,13 @@ torch.library.define(
 
 @torch.library.impl(_FORWARD, _DEVICES)
 def _forward(*problem):
-    return _C.attention_forward(*problem)
+    out, lse, lse_residual = _C.attention_forward(*problem)
+    return out, lse, lse.new_empty(0) if lse_residual is None else lse_residual
 
 
 @torch.library.impl(_BACKWARD, _DEVICES)
 def _backward(*arguments):
-    return tuple(_C.attention_backward(*arguments))
+    return tuple(arguments[2].new_empty(0) if g is None else g for g in _C.attention_backward(*arguments))
 
 
 @torch.library.register_fake(_FORWARD)
@@ -94,11 +96,21 @@ def empty_in_order_of(like: Tensor, shape) -> Tensor:
     return memory.permute([list(order).index(dim) for dim in range(like.dim())])
 
 
+def _setup_context(ctx, inputs, output):
+    save_for_backward(ctx, inputs, output)
+
+
+def _gradients(ctx, dout, dlse, _dlse_residual):
+    gradients = [None] * len(Problem._fields)
+    wanted = [ctx.needs_input_grad[index] for index in DIFFERENTIABLE]
+    for index, gradient in zip(DIFFERENTIABLE, backward_of(ctx, dout, dlse, wanted), strict=True):
+        gradients[index] = gradient
+    return tuple(gradients)
+
+
 def _no_double_backward(ctx, *_gradients):
     raise RuntimeError(NO_DOUBLE_BACKWARD)
 
 
-torch.library.register_autograd(
-    _FORWARD, FlashAttentionFunction.backward, setup_context=FlashAttentionFunction.setup_context
-)
+torch.library.register_autograd(_FORWARD, _gradients, setup_context=_setup_context)
 torch.library.register_autograd(_BACKWARD, _no_double_backward)

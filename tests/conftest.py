@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("support")
 
-from support.backends import BACKENDS, Backend, not_runnable_because  # noqa: E402
+from support.backends import BACKENDS, Backend, device_not_runnable_because, not_runnable_because  # noqa: E402
 
 settings.register_profile(
     "repeatable",
@@ -29,7 +29,8 @@ settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--random-problems", type=int, default=400, help="how many problems test_combinations.py draws")
+    parser.addoption("--random-problems", type=int, default=200, help="how many problems test_combinations.py draws")
+    parser.addoption("--first-problem", type=int, default=0, help="the first of them; its number is its seed")
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
@@ -41,24 +42,23 @@ def backend(request) -> Backend:
     return request.param
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """A GPU backend states what it cannot run: that is a skip with its reasons. What it must not refuse is in
-    features/test_gpu_support.py."""
-    try:
-        return (yield)
-    except RuntimeError as error:
-        tested = getattr(item, "funcargs", {}).get("backend")
-        if tested is None or tested.is_cpu or "no backend can run this call" not in str(error):
-            raise
-        pytest.skip(str(error))
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request) -> str:
+    """For what does not depend on the backend: each kind of memory once, skipped where no backend runs on it."""
+    reason = device_not_runnable_because(request.param)
+    if reason:
+        pytest.skip(reason)
+    return request.param
 
 
 @pytest.fixture(autouse=True)
 def _same_state_for_every_test():
-    """Seeds, and thread count and default dtype that a test may have changed."""
+    """Seeds, and thread count, default dtype and TF32 switch that a test may have changed."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
+    # PyTorch's default, stated: float32 is measured by PyTorch's float32, and kernels that obey the switch see it off.
+    torch.backends.cuda.matmul.allow_tf32 = False
     yield
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
+    torch.backends.cuda.matmul.allow_tf32 = False

@@ -41,19 +41,36 @@ struct Dropout {
 
   FLASH_HOST_DEVICE bool enabled() const { return seed != nullptr; }
 
+  // A block's own numbers, for draws(): those of the one that holds (query, key).
+  FLASH_HOST_DEVICE static uint32_t query_block(int64_t query) {
+    return static_cast<uint32_t>(static_cast<uint64_t>(query) / kBlockQueries);
+  }
+  FLASH_HOST_DEVICE static uint32_t key_block(int64_t key) {
+    return static_cast<uint32_t>(static_cast<uint64_t>(key) / kBlockKeys);
+  }
+
+  // The 8 draws of queries 8 m + query_in_8 and keys 8 n + key_in_8 of a block, whose counter holds block * 8.
+  FLASH_HOST_DEVICE static PhiloxCounter counter(uint32_t batch, uint32_t head, uint32_t query_counter,
+                                                 uint32_t key_counter) {
+    return {{key_counter, query_counter, head, batch}};
+  }
+
   // The 8 draws that (query, key) shares with its partners.
   FLASH_HOST_DEVICE PhiloxCounter draws(int64_t batch, int64_t head, int64_t query, int64_t key) const {
-    const PhiloxCounter counter = {{static_cast<uint32_t>((key / kBlockKeys) * 8 + key % 8),
-                                    static_cast<uint32_t>((query / kBlockQueries) * 8 + query % 8),
-                                    static_cast<uint32_t>(head), static_cast<uint32_t>(batch)}};
-    return philox_4x32_7(counter, static_cast<uint64_t>(*seed));
+    return philox_4x32_7(counter(static_cast<uint32_t>(batch), static_cast<uint32_t>(head),
+                                 query_block(query) * 8 + static_cast<uint32_t>(query % 8),
+                                 key_block(key) * 8 + static_cast<uint32_t>(key % 8)),
+                         static_cast<uint64_t>(*seed));
+  }
+
+  // Whether the draw of query 8 m + .. and key 8 n + .. of a block is kept: word n % 4 holds those of m = 0 and 1.
+  FLASH_HOST_DEVICE bool keeps(uint32_t word, int query_half) const {
+    return (query_half == 0 ? word & 0xFFFFu : word >> 16) >= threshold;
   }
 
   // Which of the 8 draws belongs to (query, key), compared with the threshold.
   FLASH_HOST_DEVICE bool keeps(const PhiloxCounter& draws, int64_t query, int64_t key) const {
-    const uint32_t word = draws.word[(key / 8) % 4];
-    const uint32_t draw = (query / 8) % 2 == 0 ? word & 0xFFFFu : word >> 16;
-    return draw >= threshold;
+    return keeps(draws.word[(key / 8) % 4], static_cast<int>((query / 8) % 2));
   }
 };
 

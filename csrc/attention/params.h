@@ -40,6 +40,7 @@ struct StatisticView {
 
 struct AttentionParams {
   ElementType element = ElementType::kFloat32;  // of q, k, v, out and their gradients
+  bool allow_tf32 = false;                      // products of float32 may be rounded to TF32
   int64_t batch = 0;
   int64_t num_heads_q = 0;
   int64_t num_heads_k = 0;
@@ -93,6 +94,29 @@ struct BiasGradient {
   bool present() const { return data != nullptr; }
 };
 
+// Matrices of scores (P or dS, in the element type) that one kernel of the backward pass leaves to another: one for
+// each query head of the heads at work. Rows are what the writer keeps stationary, columns what streams past it; both
+// are padded to multiples of kPadding. Only what is visible is written.
+//
+// Inside each group of 32 columns they lie in the order in which a thread of an accumulator holds them: column 8 j + 2
+// t
+// + e (j, t < 4, e < 2) at place 8 t + 2 j + e, so that a thread writes 16 bytes at a time.
+struct ScoreSpill {
+  static constexpr int64_t kPadding = 128;
+
+  void* p = nullptr;   // P as it multiplies dO; null where only dS is kept
+  void* ds = nullptr;  // d loss / d (scale * q.k); null: nothing is kept
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t max_bytes = 0;  // how much memory may be used for it
+
+  FLASH_HOST_DEVICE bool present() const { return ds != nullptr; }
+  FLASH_HOST_DEVICE static int64_t padded(int64_t length) { return (length + kPadding - 1) / kPadding * kPadding; }
+  FLASH_HOST_DEVICE static int place(int column) {
+    return column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2;
+  }
+};
+
 struct BackwardParams : AttentionParams {
   MatrixView dout;
   StatisticView lse;
@@ -106,9 +130,15 @@ struct BackwardParams : AttentionParams {
   void* dalibi_slopes = nullptr;  // (batch, num_heads_q) contiguous, accumulate type
   void* dsink = nullptr;          // (num_heads_q,) accumulate type
 
-  // A GPU's partial sums of dalibi_slopes: (batch, num_heads_q, alibi_partials_per_head), one for each tile of queries.
-  float* alibi_partials = nullptr;
+  // A GPU's partial sums of dalibi_slopes, accumulate type: (batch, num_heads_q, alibi_partials_per_head), one for each
+  // tile of queries.
+  void* alibi_partials = nullptr;
   int64_t alibi_partials_per_head = 0;
+
+  // The (batch, key head) pairs, counted batch-major, that a launch works on, and the scores that it leaves or finds.
+  int64_t first_pair = 0;
+  int64_t num_pairs = 0;
+  ScoreSpill spill;
 };
 
 }  // namespace flash_attn_ext::attention

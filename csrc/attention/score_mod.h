@@ -39,6 +39,22 @@ struct BroadcastView {
   }
 };
 
+// What a mask holds, tile by tile, for backends that look at it first: one byte for each kSize queries x kSize keys, of
+// the mask's own batch entries and heads (a broadcast dimension has stride 0, and one tile).
+struct MaskTiles {
+  static constexpr int64_t kSize = 64;
+  static constexpr uint8_t kSomeTrue = 1;
+  static constexpr uint8_t kSomeFalse = 2;
+
+  uint8_t* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t query_stride = 0;
+  int64_t key_stride = 0;
+
+  FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
+};
+
 // ALiBi (Press et al. 2022, section 3): a slope per head, or per batch entry and head.
 struct AlibiSlopes {
   const void* data = nullptr;  // accumulate type
@@ -95,6 +111,7 @@ struct ScoreMod {
   AlibiSlopes alibi;
   BroadcastView bias;
   BroadcastView mask;  // bool, one byte each: True = attend
+  MaskTiles mask_tiles;
 
   // Scale only: what the fast kernels are built for.
   FLASH_HOST_DEVICE bool plain() const {

@@ -24,6 +24,17 @@ enum class TileCoverage {
   kPartial,  // compared element by element
 };
 
+// What the rows of a tile see, relative to the tile's first element: row sees columns [begin + row, min(end + row,
+// length)). Small numbers, the same for the whole tile.
+struct Band {
+  int begin;
+  int end;
+  int length;
+
+  FLASH_HOST_DEVICE int first_column(int row) const { return begin + row; }
+  FLASH_HOST_DEVICE int end_column(int row) const { return end + row < length ? end + row : length; }
+};
+
 struct Visibility {
   // Far beyond any length, and small enough that sums of a few of them do not overflow.
   static constexpr int64_t kUnbounded = int64_t{1} << 60;
@@ -47,6 +58,16 @@ struct Visibility {
     return clamped(center - right, center + left + 1, sequence.num_queries);
   }
 
+  // keys_of for the rows of a tile whose first element is (query, key), and queries_of where rows are keys.
+  FLASH_HOST_DEVICE Band keys_of_rows(int64_t query, int64_t key, const Sequence& sequence) const {
+    const int64_t center = query + diagonal(sequence) - key;
+    return {small(center - left), small(center + right + 1), small(sequence.num_keys - key)};
+  }
+  FLASH_HOST_DEVICE Band queries_of_rows(int64_t key, int64_t query, const Sequence& sequence) const {
+    const int64_t center = key - diagonal(sequence) - query;
+    return {small(center - right), small(center + left + 1), small(sequence.num_queries - query)};
+  }
+
   // The union of keys_of over queries [queries.begin, queries.end), which must not be empty.
   FLASH_HOST_DEVICE Interval keys_of_tile(const Interval& queries, const Sequence& sequence) const {
     return {keys_of(queries.begin, sequence).begin, keys_of(queries.end - 1, sequence).end};
@@ -67,6 +88,12 @@ struct Visibility {
   }
 
  private:
+  // Saturated far beyond any tile.
+  FLASH_HOST_DEVICE static int small(int64_t x) {
+    constexpr int64_t kLimit = int64_t{1} << 20;
+    return static_cast<int>(x < -kLimit ? -kLimit : x > kLimit ? kLimit : x);
+  }
+
   FLASH_HOST_DEVICE static Interval clamped(int64_t begin, int64_t end, int64_t length) {
     begin = begin < 0 ? 0 : begin;
     end = end > length ? length : end;

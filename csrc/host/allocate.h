@@ -9,7 +9,7 @@ namespace flash_attn_ext::host {
 // first, equal ones in dimension order), without gaps. A broadcast (stride 0) `like` gives a contiguous tensor.
 at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes);
 
-// A copy whose rows (last dimension) are contiguous and begin at multiples of 16 bytes.
-at::Tensor copy_with_aligned_rows(const at::Tensor& tensor);
+// Uninitialised memory; undefined for 0 bytes.
+at::Tensor byte_memory(int64_t bytes, const at::TensorOptions& options);
 
 }  // namespace flash_attn_ext::host

@@ -7,7 +7,7 @@ namespace flash_attn_ext::host {
 
 ForwardOutputs attention_forward(const AttentionInputs& inputs);
 
-// dq, dk, dv, dbias, dalibi_slopes, dsink; shape (0,) where output_mask does not ask for it.
+// dq, dk, dv, dbias, dalibi_slopes, dsink; undefined where output_mask does not ask for it.
 std::vector<at::Tensor> attention_backward(const AttentionInputs& inputs, const BackwardInputs& backward);
 
 // rowsum(dout * out) - dlse: (B, H, S) for (B, H, S, D), (H, T) for (T, H, D); accumulate type.

@@ -48,19 +48,19 @@ std::vector<std::string> sm80_unsupported_reasons(const attention::AttentionPara
     reasons.push_back(std::string("it needs compute capability 8.0 or later, and ") + properties->name + " has " +
                       std::to_string(properties->major) + "." + std::to_string(properties->minor));
   }
-  if (params.element != attention::ElementType::kBFloat16 && params.element != attention::ElementType::kFloat16) {
-    reasons.push_back("it takes bfloat16 and float16; cast q, k and v");
-  }
   const int64_t head_dim = std::max(params.head_dim_qk, params.head_dim_v);
-  if (head_dim > sm80::kMaxHeadDim) {
-    reasons.push_back("it takes head dims up to " + std::to_string(sm80::kMaxHeadDim) + ", got " +
-                      std::to_string(head_dim));
+  const int64_t largest = sm80::max_head_dim(params.element);
+  if (head_dim > largest) {
+    reasons.push_back("it takes head dims up to " + std::to_string(largest) + " in this dtype, got " +
+                      std::to_string(head_dim) + "; bfloat16 and float16 may have " +
+                      std::to_string(sm80::max_head_dim(attention::ElementType::kBFloat16)));
   }
   return reasons;
 }
 
-// Rows of contiguous 16-bit elements that begin at multiples of 16 bytes.
+// Rows of contiguous elements that begin at multiples of 16 bytes. The float64 kernels read any strides.
 bool sm80_readable(const at::Tensor& operand) {
+  if (operand.scalar_type() == at::kDouble) return true;
   const int64_t alignment = 16 / operand.element_size();
   if (operand.stride(-1) != 1 && operand.size(-1) != 1) return false;
   if (reinterpret_cast<uintptr_t>(operand.data_ptr()) % 16 != 0) return false;
@@ -79,22 +79,25 @@ void sm80_backward(const attention::BackwardParams& params) {
 }
 #endif
 
+bool may_use(const Backend& backend, const AttentionInputs& inputs) {
+  return !inputs.backend || *inputs.backend == backend.name;
+}
+
 std::vector<std::string> reasons_against(const Backend& backend, const AttentionInputs& inputs,
                                          const attention::AttentionParams& params) {
   std::vector<std::string> reasons = backend.unsupported_reasons(params, inputs.q.device());
-  if (inputs.backend && *inputs.backend != backend.name) {
+  if (!may_use(backend, inputs)) {
     reasons.push_back("the call asked for backend='" + *inputs.backend + "'");
   }
   return reasons;
 }
 
 void check_backend_name(const AttentionInputs& inputs) {
-  if (!inputs.backend) return;
-  std::ostringstream names;
   for (const Backend& backend : backends()) {
-    if (*inputs.backend == backend.name) return;
-    names << (names.tellp() > 0 ? ", " : "") << "'" << backend.name << "'";
+    if (may_use(backend, inputs)) return;
   }
+  std::ostringstream names;
+  for (const Backend& backend : backends()) names << (names.tellp() > 0 ? ", " : "") << "'" << backend.name << "'";
   TORCH_CHECK_VALUE(false, "backend is '", *inputs.backend, "', expected one of ", names.str(),
                     " or None for the first that can run");
 }
@@ -108,6 +111,8 @@ const std::vector<Backend>& backends() {
      .unsupported_reasons = sm80_unsupported_reasons,
      .readable = sm80_readable,
      .num_alibi_partials = sm80::num_alibi_partials,
+     .spill_bytes = sm80::spill_bytes,
+     .mask_tile_bytes = sm80::mask_tile_bytes,
      .forward = sm80_forward,
      .backward = sm80_backward},
 #endif
@@ -115,10 +120,27 @@ const std::vector<Backend>& backends() {
      .unsupported_reasons = cpu_unsupported_reasons,
      .readable = cpu_readable,
      .num_alibi_partials = nullptr,
+     .spill_bytes = nullptr,
+     .mask_tile_bytes = nullptr,
      .forward = cpu::forward,
      .backward = cpu_backward},
   };
   return table;
+}
+
+int64_t max_spill_bytes(at::Device device) {
+#if FLASH_ATTN_EXT_WITH_CUDA
+  if (device.is_cuda()) {
+    const auto total = static_cast<int64_t>(at::cuda::getDeviceProperties(device.index())->totalGlobalMem);
+    return std::min(int64_t{2} << 30, total / 64);
+  }
+#endif
+  return 0;
+}
+
+at::Tensor mask_tile_memory(const Backend& backend, const attention::AttentionParams& params,
+                            const at::TensorOptions& options) {
+  return byte_memory(backend.mask_tile_bytes == nullptr ? 0 : backend.mask_tile_bytes(params), options);
 }
 
 std::vector<Verdict> explain(const AttentionInputs& inputs) {
@@ -133,10 +155,10 @@ std::vector<Verdict> explain(const AttentionInputs& inputs) {
 }
 
 const Backend& choose_backend(const AttentionInputs& inputs, const attention::AttentionParams& params) {
-  check_backend_name(inputs);
   for (const Backend& backend : backends()) {
-    if (reasons_against(backend, inputs, params).empty()) return backend;
+    if (may_use(backend, inputs) && backend.unsupported_reasons(params, inputs.q.device()).empty()) return backend;
   }
+  check_backend_name(inputs);
   std::ostringstream message;
   message << "no backend can run this call:";
   for (const Backend& backend : backends()) {
@@ -144,19 +166,6 @@ const Backend& choose_backend(const AttentionInputs& inputs, const attention::At
     for (const std::string& reason : reasons_against(backend, inputs, params)) message << " " << reason << ".";
   }
   TORCH_CHECK(false, message.str());
-}
-
-at::Tensor readable(const Backend& backend, const at::Tensor& operand) {
-  return backend.readable(operand) ? operand : copy_with_aligned_rows(operand);
-}
-
-AttentionInputs readable_inputs(const Backend& backend, AttentionInputs inputs) {
-  for (at::Tensor* operand : {&inputs.q, &inputs.k, &inputs.v}) *operand = readable(backend, *operand);
-  // A few numbers a head or sequence, which every kernel reads as an array.
-  for (std::optional<at::Tensor>* vector : {&inputs.sink, &inputs.cu_seqlens_q, &inputs.cu_seqlens_k}) {
-    if (*vector) *vector = (*vector)->contiguous();
-  }
-  return inputs;
 }
 
 }  // namespace flash_attn_ext::host

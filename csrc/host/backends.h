@@ -17,12 +17,25 @@ struct Backend {
   bool (*readable)(const at::Tensor& operand);
   // How many partial sums of an ALiBi slope's gradient it writes; null when it writes the gradient itself.
   int64_t (*num_alibi_partials)(const attention::AttentionParams& params);
+  // The memory that its backward pass keeps scores in, for params.spill.ds, of at most params.spill.max_bytes; null
+  // when it never does.
+  int64_t (*spill_bytes)(const attention::BackwardParams& params);
+  // The memory in which it notes what a mask's tiles hold, for params.score_mod.mask_tiles.data; null when it never
+  // does.
+  int64_t (*mask_tile_bytes)(const attention::AttentionParams& params);
   // Both work on the current device and stream.
   void (*forward)(const attention::ForwardParams& params);
   void (*backward)(const attention::BackwardParams& params);
 };
 
 const std::vector<Backend>& backends();
+
+// How much memory a backward pass may take to keep scores: 2 GiB, and not more than a 64th of the device's.
+int64_t max_spill_bytes(at::Device device);
+
+// Room for what the backend notes about a mask's tiles; undefined where it notes nothing.
+at::Tensor mask_tile_memory(const Backend& backend, const attention::AttentionParams& params,
+                            const at::TensorOptions& options);
 
 // Every backend that a call may use, with its reasons against it (none: it can run). A backend that the call did not
 // ask for has that as a reason.
@@ -31,9 +44,5 @@ std::vector<Verdict> explain(const AttentionInputs& inputs);
 
 // The backend that runs the call; an error with every backend's reasons when there is none.
 const Backend& choose_backend(const AttentionInputs& inputs, const attention::AttentionParams& params);
-
-// The inputs with tensors copied where the backend cannot read them in place.
-AttentionInputs readable_inputs(const Backend& backend, AttentionInputs inputs);
-at::Tensor readable(const Backend& backend, const at::Tensor& operand);
 
 }  // namespace flash_attn_ext::host

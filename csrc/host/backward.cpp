@@ -5,6 +5,7 @@
 #include "host/backends.h"
 #include "host/checks.h"
 #include "host/make_params.h"
+#include "host/readable.h"
 
 namespace flash_attn_ext::host {
 namespace {
@@ -46,17 +47,13 @@ Gradients allocate_gradients(const AttentionInputs& in, const std::array<bool, k
   return g;
 }
 
-attention::BackwardParams make_backward_params(const AttentionInputs& in, const at::Tensor& dout, const Gradients& g) {
-  attention::BackwardParams params;
-  static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
-  params.dout = matrix_view(dout);
+void set_gradients(attention::BackwardParams& params, const Gradients& g) {
   params.dq = matrix_view(g.dq);
   params.dk = matrix_view(g.dk);
   params.dv = matrix_view(g.dv);
   params.dbias = bias_gradient(g.dbias);
   params.dalibi_slopes = g.dalibi_slopes.defined() ? g.dalibi_slopes.data_ptr() : nullptr;
   params.dsink = g.dsink.defined() ? g.dsink.data_ptr() : nullptr;
-  return params;
 }
 
 // Room for the partial sums of a backend that adds up the slopes' gradient in a second step.
@@ -66,43 +63,59 @@ at::Tensor alibi_partials(const Backend& backend, const attention::BackwardParam
   return at::zeros({params.batch, params.num_heads_q, backend.num_alibi_partials(params)}, options);
 }
 
+// Room for scores that one kernel leaves to another.
+at::Tensor spill_memory(const Backend& backend, const attention::BackwardParams& params,
+                        const at::TensorOptions& options) {
+  return byte_memory(backend.spill_bytes == nullptr ? 0 : backend.spill_bytes(params), options);
+}
+
+void run_backward(const Backend& backend, const AttentionInputs& in, const BackwardInputs& backward,
+                  attention::BackwardParams& params) {
+  const InputCopies copies = make_readable(backend, in, params);
+  const at::Tensor dout = readable_matrix(backend, "dout", backward.dout);
+  const at::Tensor lse = readable_array("lse", backward.lse);
+  std::optional<at::Tensor> residual, dlse;
+  if (backward.lse_residual) residual = readable_array("lse_residual", *backward.lse_residual);
+  if (backward.dlse) dlse = readable_array("dlse", backward.dlse->to(in.accumulate_type()));
+  const at::Tensor delta = compute_delta(backward.out, dout, dlse);
+  params.num_pairs = params.batch * params.num_heads_k;
+  params.dout = matrix_view(dout);
+  params.lse = statistic_view(lse);
+  params.lse_residual = residual ? statistic_view(*residual) : attention::StatisticView();
+  params.dlse = dlse ? statistic_view(*dlse) : attention::StatisticView();
+  params.delta = statistic_view(delta);
+  const at::Tensor partials = alibi_partials(backend, params, delta.options());
+  params.alibi_partials = partials.defined() ? partials.data_ptr() : nullptr;
+  params.alibi_partials_per_head = partials.defined() ? partials.size(-1) : 0;
+  params.spill.max_bytes = max_spill_bytes(in.q.device());
+  const at::Tensor spill = spill_memory(backend, params, in.q.options());
+  params.spill.ds = spill.defined() ? spill.data_ptr() : nullptr;
+  const at::Tensor mask_tiles = mask_tile_memory(backend, params, in.q.options());
+  params.score_mod.mask_tiles.data = mask_tiles.defined() ? mask_tiles.data_ptr<uint8_t>() : nullptr;
+  backend.backward(params);
+}
+
 // Kernel gradients in the shapes and dtypes of the inputs.
 std::vector<at::Tensor> finish(const AttentionInputs& in, Gradients g) {
   if (g.dbias.defined()) g.dbias = g.dbias.to(in.bias->scalar_type());
   if (g.dalibi_slopes.defined() && in.alibi_slopes->dim() == 1) g.dalibi_slopes = g.dalibi_slopes.sum(0);
-  std::vector<at::Tensor> gradients = {g.dq, g.dk, g.dv, g.dbias, g.dalibi_slopes, g.dsink};
-  for (at::Tensor& gradient : gradients) {
-    if (!gradient.defined()) gradient = at::empty({0}, in.q.options());
-  }
-  return gradients;
+  return {std::move(g.dq),   std::move(g.dk), std::move(g.dv), std::move(g.dbias), std::move(g.dalibi_slopes),
+          std::move(g.dsink)};
 }
 
 }  // namespace
 
-std::vector<at::Tensor> attention_backward(const AttentionInputs& given, const BackwardInputs& backward) {
-  check_inputs(given);
-  check_backward_inputs(given, backward);
-  const c10::OptionalDeviceGuard guard(given.q.device());
-  const Backend& backend = choose_backend(given, make_attention_params(given));
-  Gradients gradients = allocate_gradients(given, backward.output_mask);
-  if (given.batch() > 0 && given.num_heads_q() > 0) {
-    const AttentionInputs in = readable_inputs(backend, given);
-    const at::Tensor dout = readable(backend, backward.dout);
-    const at::Tensor lse = backward.lse.contiguous();
-    const at::Tensor residual = backward.lse_residual.contiguous();
-    const at::Tensor delta = compute_delta(backward.out, backward.dout, backward.dlse);
-    attention::BackwardParams params = make_backward_params(in, dout, gradients);
-    params.lse = statistic_view(lse);
-    params.lse_residual = statistic_view(residual);
-    params.delta = statistic_view(delta);
-    const at::Tensor dlse = backward.dlse ? backward.dlse->to(in.accumulate_type()).contiguous() : at::Tensor();
-    params.dlse = statistic_view(dlse);
-    const at::Tensor partials = alibi_partials(backend, params, delta.options());
-    params.alibi_partials = partials.defined() ? partials.data_ptr<float>() : nullptr;
-    params.alibi_partials_per_head = partials.defined() ? partials.size(-1) : 0;
-    backend.backward(params);
-  }
-  return finish(given, std::move(gradients));
+std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const BackwardInputs& backward) {
+  check_inputs(in);
+  check_backward_inputs(in, backward);
+  const c10::OptionalDeviceGuard guard(in.q.device());
+  attention::BackwardParams params;
+  static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
+  const Backend& backend = choose_backend(in, params);
+  Gradients gradients = allocate_gradients(in, backward.output_mask);
+  set_gradients(params, gradients);
+  if (in.batch() > 0 && in.num_heads_q() > 0) run_backward(backend, in, backward, params);
+  return finish(in, std::move(gradients));
 }
 
 }  // namespace flash_attn_ext::host

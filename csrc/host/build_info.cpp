@@ -3,10 +3,19 @@
 #include <torch/version.h>
 
 namespace flash_attn_ext::host {
+namespace {
+
+#ifdef __clang__
+constexpr const char* kCompiler = __VERSION__;  // begins with its name
+#else
+constexpr const char* kCompiler = "GCC " __VERSION__;
+#endif
+
+}  // namespace
 
 std::map<std::string, std::optional<std::string>> build_facts() {
   std::map<std::string, std::optional<std::string>> facts;
-  facts["compiler"] = __VERSION__;
+  facts["compiler"] = kCompiler;
   facts["torch_version"] = TORCH_VERSION;
 #if FLASH_ATTN_EXT_WITH_CUDA
   facts["cuda_version"] = FLASH_ATTN_EXT_CUDA_VERSION;

@@ -17,6 +17,13 @@ void check_dtype_and_device(const char* name, const at::Tensor& tensor, const at
               "; move it with ", name, ".to(q.device)");
 }
 
+// Kernels address memory by strides.
+void check_dense(const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.layout() == at::kStrided && !tensor.is_nested(), name, " has layout ", tensor.layout(),
+              tensor.is_nested() ? " and is nested" : "", ", expected a dense tensor; convert it with ", name,
+              tensor.is_nested() ? ".to_padded_tensor(0.0) and a mask" : ".to_dense()");
+}
+
 void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
   TORCH_CHECK(tensor.device() == q.device(), name, " is on ", tensor.device(), ", but q is on ", q.device(),
               "; move it with ", name, ".to(q.device)");
@@ -32,6 +39,9 @@ void check_size(const char* name, const char* what, int64_t got, int64_t expecte
 }
 
 void check_qkv(const AttentionInputs& in) {
+  check_dense("q", in.q);
+  check_dense("k", in.k);
+  check_dense("v", in.v);
   const at::ScalarType dtype = in.q.scalar_type();
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
               "q has dtype ", dtype, ", expected float32, float64, bfloat16 or float16; cast q, k and v");
@@ -65,6 +75,7 @@ void check_sequence_offsets(const AttentionInputs& in) {
 }
 
 void check_cu_seqlens(const char* name, const at::Tensor& cu_seqlens, const at::Tensor& tokens, const char* of) {
+  check_dense(name, cu_seqlens);
   TORCH_CHECK(cu_seqlens.scalar_type() == at::kInt, name, " has dtype ", cu_seqlens.scalar_type(),
               ", expected int32; cast with ", name, ".to(torch.int32)");
   TORCH_CHECK(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1, name, " has shape ", cu_seqlens.sizes(),
@@ -102,6 +113,7 @@ void check_packed(const AttentionInputs& in) {
 
 // A mask or bias: every dimension 1 or full.
 void check_broadcastable(const char* name, const at::Tensor& tensor, const AttentionInputs& in) {
+  check_dense(name, tensor);
   check_device(name, tensor, in.q);
   const SequenceLengths longest = longest_sequences(in);
   const std::array<int64_t, 4> full = {in.batch(), in.num_heads_q(), longest.queries, longest.keys};
@@ -111,8 +123,16 @@ void check_broadcastable(const char* name, const at::Tensor& tensor, const Atten
               at::IntArrayRef(full.data(), full.size()), " (batch, query heads, queries, keys)");
 }
 
+void check_accumulate_type(const char* name, const at::Tensor& tensor, const AttentionInputs& in) {
+  check_dense(name, tensor);
+  check_device(name, tensor, in.q);
+  const at::ScalarType expected = in.accumulate_type();
+  TORCH_CHECK(tensor.scalar_type() == expected, name, " has dtype ", tensor.scalar_type(), ", expected ", expected,
+              " for q of dtype ", in.q.scalar_type(), "; cast with ", name,
+              expected == at::kDouble ? ".double()" : ".float()");
+}
+
 void check_score_tensors(const AttentionInputs& in) {
-  const at::ScalarType accumulate = in.accumulate_type();
   if (in.bias) {
     const at::ScalarType dtype = in.bias->scalar_type();
     TORCH_CHECK(dtype == in.q.scalar_type() || dtype == at::kFloat, "bias has dtype ", dtype, ", expected q's dtype (",
@@ -126,18 +146,14 @@ void check_score_tensors(const AttentionInputs& in) {
   }
   if (in.alibi_slopes) {
     const at::Tensor& slopes = *in.alibi_slopes;
-    check_device("alibi_slopes", slopes, in.q);
-    TORCH_CHECK(slopes.scalar_type() == accumulate, "alibi_slopes has dtype ", slopes.scalar_type(), ", expected ",
-                accumulate);
+    check_accumulate_type("alibi_slopes", slopes, in);
     const bool matches = (slopes.dim() == 1 && slopes.size(0) == in.num_heads_q()) ||
                          (slopes.dim() == 2 && slopes.size(0) == in.batch() && slopes.size(1) == in.num_heads_q());
     TORCH_CHECK(matches, "alibi_slopes has shape ", slopes.sizes(), ", expected (", in.num_heads_q(), ",) or (",
                 in.batch(), ", ", in.num_heads_q(), "): a slope for each query head, or batch entry and query head");
   }
   if (in.sink) {
-    check_device("sink", *in.sink, in.q);
-    TORCH_CHECK(in.sink->scalar_type() == accumulate, "sink has dtype ", in.sink->scalar_type(), ", expected ",
-                accumulate);
+    check_accumulate_type("sink", *in.sink, in);
     TORCH_CHECK(in.sink->dim() == 1 && in.sink->size(0) == in.num_heads_q(), "sink has shape ", in.sink->sizes(),
                 ", expected (", in.num_heads_q(), ",): a logit for each query head");
   }
@@ -164,20 +180,23 @@ void check_options(const AttentionInputs& in) {
   if (in.rng_seed) check_rng_seed(*in.rng_seed, in.q.device());
 }
 
-std::vector<int64_t> expected_out_sizes(const AttentionInputs& in) {
-  std::vector<int64_t> sizes = in.q.sizes().vec();
+at::DimVector expected_out_sizes(const AttentionInputs& in) {
+  at::DimVector sizes(in.q.sizes());
   sizes.back() = in.head_dim_v();
   return sizes;
-}
-
-std::vector<int64_t> expected_lse_sizes(const AttentionInputs& in) {
-  if (in.packed()) return {in.num_heads_q(), in.q.size(0)};
-  return {in.q.size(0), in.q.size(1), in.q.size(2)};
 }
 
 void check_shape(const char* name, const at::Tensor& tensor, at::IntArrayRef expected, const char* what) {
   TORCH_CHECK(tensor.sizes() == expected, name, " has shape ", tensor.sizes(), ", expected ", expected, " (", what,
               "); pass what the forward pass returned");
+}
+
+// The LSE's residual: of the LSE's shape, or nothing at all.
+void check_lse_residual(const std::optional<at::Tensor>& residual, const at::Tensor& lse) {
+  if (!residual || residual->sizes() == at::IntArrayRef{0}) return;
+  check_shape("lse_residual", *residual, lse.sizes(), "that of lse");
+  TORCH_CHECK(residual->scalar_type() == lse.scalar_type(), "lse_residual has dtype ", residual->scalar_type(),
+              ", expected ", lse.scalar_type());
 }
 
 }  // namespace
@@ -206,11 +225,12 @@ void check_backward_inputs(const AttentionInputs& in, const BackwardInputs& back
   check_dtype_and_device("dout", backward.dout, in.q);
   check_dtype_and_device("out", backward.out, in.q);
   check_shape("out", backward.out, expected_out_sizes(in), "q's, with v's head dim");
-  check_shape("lse", backward.lse, expected_lse_sizes(in), "a value for each query head and query");
+  check_shape("lse", backward.lse, in.lse_sizes(), "a value for each query head and query");
   TORCH_CHECK(backward.dout.sizes() == backward.out.sizes(), "dout has shape ", backward.dout.sizes(),
               ", expected that of out, ", backward.out.sizes());
   TORCH_CHECK(backward.lse.scalar_type() == in.accumulate_type(), "lse has dtype ", backward.lse.scalar_type(),
               ", expected ", in.accumulate_type());
+  check_lse_residual(backward.lse_residual, backward.lse);
   TORCH_CHECK(!backward.dlse || backward.dlse->sizes() == backward.lse.sizes(), "dlse has shape ",
               backward.dlse ? backward.dlse->sizes() : at::IntArrayRef(), ", expected that of lse, ",
               backward.lse.sizes());

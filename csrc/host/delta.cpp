@@ -2,6 +2,7 @@
 #include "host/attention.h"
 #include "host/checks.h"
 #include "host/make_params.h"
+#include "host/readable.h"
 #include "kernels/cpu/cpu_kernels.h"
 
 #if FLASH_ATTN_EXT_WITH_CUDA
@@ -36,7 +37,7 @@ at::Tensor compute_delta(const at::Tensor& out, const at::Tensor& dout, const st
   const at::TensorOptions options = out.options().dtype(accumulate);
   const at::Tensor result = packed ? at::empty({out.size(1), out.size(0)}, options)
                                    : at::empty({out.size(0), out.size(1), out.size(2)}, options);
-  const at::Tensor dlse_rows = dlse ? dlse->to(accumulate).contiguous() : at::Tensor();
+  const at::Tensor dlse_rows = dlse ? readable_array("dlse", dlse->to(accumulate)) : at::Tensor();
   if (result.numel() == 0) return result;
   run_delta({.element = element_type(out.scalar_type()),
              .batch = packed ? 1 : out.size(0),

@@ -5,31 +5,40 @@
 #include "host/backends.h"
 #include "host/checks.h"
 #include "host/make_params.h"
+#include "host/readable.h"
 
 namespace flash_attn_ext::host {
 namespace {
 
-std::vector<int64_t> with_last_dim(const at::Tensor& tensor, int64_t size) {
-  std::vector<int64_t> sizes = tensor.sizes().vec();
-  sizes.back() = size;
-  return sizes;
+ForwardOutputs allocate_outputs(const AttentionInputs& in) {
+  at::DimVector out_sizes(in.q.sizes());
+  out_sizes.back() = in.head_dim_v();
+  const at::DimVector lse_sizes = in.lse_sizes();
+  const at::TensorOptions statistics = in.q.options().dtype(in.accumulate_type());
+  ForwardOutputs outputs;
+  outputs.out = empty_in_stride_order(in.q, out_sizes);
+  outputs.lse = at::empty(lse_sizes, statistics);
+  // Only an added bias moves scores so far from 0 that the LSE alone is too coarse for the gradients.
+  if (in.bias) outputs.lse_residual = at::empty(lse_sizes, statistics);
+  return outputs;
 }
 
 }  // namespace
 
-ForwardOutputs attention_forward(const AttentionInputs& given) {
-  check_inputs(given);
-  const c10::OptionalDeviceGuard guard(given.q.device());
-  const Backend& backend = choose_backend(given, make_attention_params(given));
-  const AttentionInputs in = readable_inputs(backend, given);
-  const at::TensorOptions statistics = in.q.options().dtype(in.accumulate_type());
-  ForwardOutputs outputs;
-  outputs.out = empty_in_stride_order(given.q, with_last_dim(in.q, in.head_dim_v()));
-  outputs.lse = in.packed() ? at::empty({in.num_heads_q(), in.q.size(0)}, statistics)
-                            : at::empty({in.q.size(0), in.q.size(1), in.q.size(2)}, statistics);
-  // Only an added bias moves scores so far from 0 that the LSE alone is too coarse for the gradients.
-  outputs.lse_residual = in.bias ? at::empty_like(outputs.lse) : at::empty({0}, statistics);
-  if (outputs.lse.numel() > 0) backend.forward(make_forward_params(in, outputs));
+ForwardOutputs attention_forward(const AttentionInputs& in) {
+  check_inputs(in);
+  const c10::OptionalDeviceGuard guard(in.q.device());
+  attention::ForwardParams params;
+  static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
+  const Backend& backend = choose_backend(in, params);
+  const InputCopies copies = make_readable(backend, in, params);
+  ForwardOutputs outputs = allocate_outputs(in);
+  const at::Tensor mask_tiles = mask_tile_memory(backend, params, in.q.options());
+  params.score_mod.mask_tiles.data = mask_tiles.defined() ? mask_tiles.data_ptr<uint8_t>() : nullptr;
+  params.out = matrix_view(outputs.out);
+  params.lse = statistic_view(outputs.lse);
+  params.lse_residual = statistic_view(outputs.lse_residual);
+  if (outputs.lse.numel() > 0) backend.forward(params);
   return outputs;
 }
 

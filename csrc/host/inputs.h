@@ -40,6 +40,10 @@ struct AttentionInputs {
   int64_t num_heads_k() const { return k.size(1); }
   int64_t head_dim_qk() const { return q.size(-1); }
   int64_t head_dim_v() const { return v.size(-1); }
+  at::DimVector lse_sizes() const {
+    if (packed()) return {q.size(1), q.size(0)};
+    return {q.size(0), q.size(1), q.size(2)};
+  }
   at::ScalarType accumulate_type() const { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 };
 
@@ -49,14 +53,14 @@ struct BackwardInputs {
   std::optional<at::Tensor> dlse;
   at::Tensor out;
   at::Tensor lse;
-  at::Tensor lse_residual;          // shape (0,) when there is no bias
-  std::array<bool, 6> output_mask;  // dq, dk, dv, dbias, dalibi_slopes, dsink
+  std::optional<at::Tensor> lse_residual;  // absent, or of shape (0,), when there is no bias
+  std::array<bool, 6> output_mask;         // dq, dk, dv, dbias, dalibi_slopes, dsink
 };
 
 struct ForwardOutputs {
   at::Tensor out;
   at::Tensor lse;
-  at::Tensor lse_residual;
+  at::Tensor lse_residual;  // undefined when there is no bias
 };
 
 }  // namespace flash_attn_ext::host

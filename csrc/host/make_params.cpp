@@ -33,7 +33,9 @@ attention::SequenceTable sequence_table(const AttentionInputs& in) {
   return {.cu_seqlens_q = in.packed() ? in.cu_seqlens_q->data_ptr<int32_t>() : nullptr,
           .cu_seqlens_k = in.packed() ? in.cu_seqlens_k->data_ptr<int32_t>() : nullptr,
           .max_seqlen_q = longest.queries,
-          .max_seqlen_k = longest.keys};
+          .max_seqlen_k = longest.keys,
+          .total_q = in.packed() ? in.q.size(0) : longest.queries,
+          .total_k = in.packed() ? in.k.size(0) : longest.keys};
 }
 
 }  // namespace
@@ -92,9 +94,17 @@ attention::StatisticView statistic_view(const at::Tensor& tensor) {
           .head_stride = tensor.stride(packed ? 0 : 1)};
 }
 
+// The switch of PyTorch's own products: torch.backends.cuda.matmul.allow_tf32 or fp32_precision,
+// torch.set_float32_matmul_precision.
+static bool allows_tf32() {
+  return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+         at::Float32Precision::TF32;
+}
+
 attention::AttentionParams make_attention_params(const AttentionInputs& in) {
   attention::AttentionParams params;
   params.element = element_type(in.q.scalar_type());
+  params.allow_tf32 = allows_tf32();
   params.batch = in.batch();
   params.num_heads_q = in.num_heads_q();
   params.num_heads_k = in.num_heads_k();
@@ -112,15 +122,6 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
   params.q = matrix_view(in.q);
   params.k = matrix_view(in.k);
   params.v = matrix_view(in.v);
-  return params;
-}
-
-attention::ForwardParams make_forward_params(const AttentionInputs& inputs, const ForwardOutputs& outputs) {
-  attention::ForwardParams params;
-  static_cast<attention::AttentionParams&>(params) = make_attention_params(inputs);
-  params.out = matrix_view(outputs.out);
-  params.lse = statistic_view(outputs.lse);
-  params.lse_residual = statistic_view(outputs.lse_residual);
   return params;
 }
 

@@ -16,8 +16,7 @@ attention::Dropout make_dropout(double dropout_p, const std::optional<at::Tensor
 attention::MatrixView matrix_view(const at::Tensor& tensor);
 attention::StatisticView statistic_view(const at::Tensor& tensor);
 
-// The part that forward and backward share.
+// The part that forward and backward share; the views are of the inputs as given.
 attention::AttentionParams make_attention_params(const AttentionInputs& inputs);
-attention::ForwardParams make_forward_params(const AttentionInputs& inputs, const ForwardOutputs& outputs);
 
 }  // namespace flash_attn_ext::host

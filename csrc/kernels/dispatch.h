@@ -13,14 +13,21 @@ namespace flash_attn_ext {
 template <int kValue>
 using Int = std::integral_constant<int, kValue>;
 
-// Calls function(Int<bucket>) with the smallest head-dim bucket that holds head_dim.
-template <class Function>
+// Calls function(Int<bucket>) with the smallest head-dim bucket of the element type that holds head_dim.
+template <int kElementBytes, class Function>
 cudaError_t with_head_dim(int64_t head_dim, Function&& function) {
   if (head_dim <= 64) return function(Int<64>{});
-  if (head_dim <= 96) return function(Int<96>{});
+  if constexpr (kElementBytes == 2) {
+    if (head_dim <= 96) return function(Int<96>{});
+  }
   if (head_dim <= 128) return function(Int<128>{});
-  if (head_dim <= 192) return function(Int<192>{});
+  if constexpr (kElementBytes == 2) {
+    if (head_dim <= 192) return function(Int<192>{});
+  }
   if (head_dim <= 256) return function(Int<256>{});
+  if constexpr (kElementBytes == 2) {
+    if (head_dim <= 512) return function(Int<512>{});
+  }
   return cudaErrorInvalidValue;  // backends refuse larger ones
 }
 

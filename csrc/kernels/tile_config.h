@@ -25,43 +25,102 @@ namespace flash_attn_ext::sm80 {
 
 inline constexpr int kWarpSize = 32;
 
-// Head dims are rounded up to one of these; the tail is filled with zeros.
-inline constexpr int kHeadDims[] = {64, 96, 128, 192, 256};
+// Head dims are rounded up to one of these; the tail is filled with zeros. 16-bit elements alone have the last one, and
+// wider elements skip some, to keep the build short.
+inline constexpr int kHeadDims[] = {64, 96, 128, 192, 256, 512};
 
-// A forward or dQ block: kQueries rows of Q stay, tiles of kKeys stream past. kWarps warps of kQueries / kWarps rows.
+// Shared memory that every GPU of compute capability 8.0 and later has for a block (8.6, 8.9 and 12.0 have no more).
+inline constexpr int kSharedBytes = 99 * 1024;
+
+constexpr int64_t num_tiles(int64_t rows, int tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
+
+// Blocks that share a tile of rows; one even where there is no column, since it also writes the LSE.
+constexpr int64_t num_slices(int64_t head_dim, int columns) {
+  return head_dim <= columns ? 1 : (head_dim + columns - 1) / columns;
+}
+
+// A forward or dQ block: `queries` rows of Q stay, tiles of `keys` stream past. Each warp owns queries / warps rows.
+// The block computes `columns` columns of the result; where that is less than the head dim, several blocks share a tile
+// and each computes the scores for itself.
 struct QueryStationaryTile {
   int queries;
   int keys;
   int warps;
+  int columns;
 };
 
-// Two blocks share a multiprocessor: 32 rows a warp halve what each product reads from shared memory, as long as O
-// (rows x head_dim) and S (rows x keys) fit 255 registers; beyond that, and with the temporaries of an Extended score,
-// 16 rows a warp.
-constexpr QueryStationaryTile forward_tile(int head_dim, bool extended) {
-  if (head_dim <= 64) return {128, extended ? 64 : 128, 4};
-  if (head_dim <= 128) return {extended ? 64 : 128, 64, 4};
-  return {64, 64, 4};
+// 32 rows a warp halve what each product reads from shared memory, as long as O (rows x head_dim) and S (rows x keys)
+// fit 255 registers; beyond that, and with the temporaries of an Extended score, 16 rows a warp. Shared memory lets two
+// blocks or more share a multiprocessor, so that one computes while the other waits.
+constexpr QueryStationaryTile forward_tile(int element_bytes, int head_dim, bool extended) {
+  if (element_bytes == 4) {
+    if (head_dim <= 64) return {extended ? 64 : 128, 64, 4, head_dim};
+    if (head_dim <= 128) return {extended ? 64 : 128, 32, 4, head_dim};
+    return {64, 16, 4, head_dim};
+  }
+  if (head_dim <= 128) return {extended ? 64 : 128, 64, 4, head_dim};
+  if (head_dim <= 256) return {64, 64, 4, head_dim};
+  return {32, 32, 2, 256};
 }
 
 // S and dP are both alive: fewer keys at a time.
-constexpr QueryStationaryTile backward_dq_tile(int head_dim) {
-  if (head_dim <= 64) return {128, 64, 4};
-  if (head_dim <= 128) return {64, 64, 4};
-  return {64, 32, 4};
+constexpr QueryStationaryTile backward_dq_tile(int element_bytes, int head_dim, bool extended) {
+  if (element_bytes == 4) {
+    if (head_dim <= 64) return {64, 64, 4, head_dim};
+    if (head_dim <= 128) return {64, 32, 4, head_dim};
+    return {32, 16, 2, head_dim};
+  }
+  if (head_dim <= 64) return {extended ? 64 : 128, 64, 4, head_dim};
+  if (head_dim <= 128) return {64, 64, 4, head_dim};
+  if (head_dim <= 256) return {64, 32, 4, head_dim};
+  return {32, 16, 2, 256};
 }
 
-// A dK/dV block: `keys` rows of K and V stay, tiles of `queries` rows of Q and dO stream past.
+// A dK/dV block: `keys` rows of K and V stay, tiles of `queries` rows of Q and dO stream past, `stages` of them in
+// flight. Each warp owns keys / warps rows.
 struct KeyStationaryTile {
   int keys;
   int queries;
   int warps;
+  int stages;
+  int columns;
+  bool both;  // dK and dV in one launch; else their accumulators do not fit into registers together
 };
 
-constexpr KeyStationaryTile backward_dkdv_tile(int head_dim, bool extended) {
-  if (head_dim <= 64) return {128, 64, 8};
-  if (head_dim <= 128) return {64, extended ? 32 : 64, 4};
-  return {64, 32, 4};
+constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, bool extended) {
+  if (element_bytes == 4) {
+    if (head_dim <= 64) return {64, 32, 4, 2, head_dim, true};
+    if (head_dim <= 128) return {64, 32, 4, 1, head_dim, true};
+    return {32, 16, 2, 1, head_dim, false};
+  }
+  if (head_dim <= 64 && extended) return {64, 64, 4, 2, head_dim, true};
+  if (head_dim <= 64) return {128, 32, 4, 2, head_dim, true};
+  if (head_dim <= 128) return {64, extended ? 32 : 64, 4, 2, head_dim, true};
+  if (head_dim <= 192) return {64, 32, 4, 2, head_dim, false};
+  if (head_dim <= 256) return {64, 32, 4, 1, head_dim, false};
+  return {32, 16, 2, 1, 256, false};
+}
+
+// A block of a product with kept scores: rows x columns of the result, `row_warps` x `column_warps` warps, `stages` of
+// `step` inner rows in flight, `blocks` of them on a multiprocessor.
+struct ProductTile {
+  int rows;
+  int columns;
+  int step;
+  int stages;
+  int row_warps;
+  int column_warps;
+  int blocks;
+};
+
+// 64 rows a warp: of the shapes whose sums fit into registers, the nearly square ones read the least shared memory a
+// product, and that bounds mma.sync before its own rate does. Where one block fills the registers, short steps keep
+// more of the copies in flight in the same 99 KiB.
+constexpr ProductTile product_tile(int head_dim) {
+  if (head_dim <= 64) return {128, 64, 64, 3, 2, 2, 3};
+  if (head_dim <= 128) return {128, head_dim, 64, 3, 2, 2, 2};
+  if (head_dim <= 192) return {128, 192, 32, 4, 2, 2, 2};
+  return {128, 256, 64, 2, 2, 4, 1};
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -1,13 +1,10 @@
-// Warp-wide loads of 8x8 matrices of 16-bit elements from shared memory.
+// Warp-wide loads of 8x8 matrices of 16-bit elements from shared memory. Rows of 16 bytes are all they know: 8x4
+// matrices of 32-bit elements come out right too, unless transposed.
 #pragma once
 
 #include <cstdint>
 
 namespace flash_attn_ext::ptx {
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // PTX ISA 9.7.14.5.15 ldmatrix. Lane l gives the address of row l % 8 of matrix l / 8, and receives from each matrix
 // the two neighbouring elements (row l / 4, columns 2 (l % 4) and the next).

@@ -28,4 +28,10 @@ __device__ __forceinline__ uint32_t pack(float low, float high, __half) {
   return packed;
 }
 
+// The value of 16 bits of memory.
+__device__ __forceinline__ float to_float(uint16_t bits, __nv_bfloat16) {
+  return __uint_as_float(uint32_t{bits} << 16);
+}
+__device__ __forceinline__ float to_float(uint16_t bits, __half) { return __half2float(__ushort_as_half(bits)); }
+
 }  // namespace flash_attn_ext::ptx

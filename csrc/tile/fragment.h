@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ptx/math.h"
+#include "tile/element.h"
 
 namespace flash_attn_ext::tile {
 
@@ -33,20 +33,42 @@ struct Accumulator {
 
   // The fragment map (PTX ISA 9.7.14.5.8, accumulators of m16n8k16): a thread's row r (0 .. kThreadRows) and the column
   // of element e (0, 1) of column tile j. wgmma's accumulators share it.
-  __device__ static int row(int r) { return 16 * (r / 2) + 8 * (r % 2) + lane() / 4; }
-  __device__ static int column(int j, int e) { return 8 * j + 2 * (lane() % 4) + e; }
+  __device__ static int row(int r) { return row_step(r) + lane() / 4; }
+  __device__ static int column(int j, int e) { return column_step(j, e) + 2 * (lane() % 4); }
+  __host__ __device__ static constexpr int row_step(int r) { return 16 * (r / 2) + 8 * (r % 2); }
+  __host__ __device__ static constexpr int column_step(int j, int e) { return 8 * j + e; }
 
   __device__ __forceinline__ float& at(int r, int j, int e) { return c[r / 2][j][2 * (r % 2) + e]; }
   __device__ __forceinline__ float at(int r, int j, int e) const { return c[r / 2][j][2 * (r % 2) + e]; }
+
+  __device__ __forceinline__ bool has_nan() const {
+    bool found = false;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) found |= c[i][j][e] != c[i][j][e];
+      }
+    }
+    return found;
+  }
 };
 
-// Columns [16 k, 16 k + 16) of row tile i as the left operand of the next product: the fragment maps agree.
+// Columns [k * kInner, ...) of row tile i as the left operand of the next product. The fragment maps of 16-bit elements
+// agree. 32-bit ones want inner indices t and t + 4 where the accumulator holds columns 2 t and 2 t + 1: a product does
+// not care in which order its inner indices come, so these take each other's places (and do so in the right operand).
 template <class Element, class Acc>
 __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const Acc& acc, int i, int k) {
-  a[0] = ptx::pack(acc.c[i][2 * k][0], acc.c[i][2 * k][1], Element{});
-  a[1] = ptx::pack(acc.c[i][2 * k][2], acc.c[i][2 * k][3], Element{});
-  a[2] = ptx::pack(acc.c[i][2 * k + 1][0], acc.c[i][2 * k + 1][1], Element{});
-  a[3] = ptx::pack(acc.c[i][2 * k + 1][2], acc.c[i][2 * k + 1][3], Element{});
+  if constexpr (sizeof(Element) == 2) {
+    a[0] = ptx::pack(acc.c[i][2 * k][0], acc.c[i][2 * k][1], Element{});
+    a[1] = ptx::pack(acc.c[i][2 * k][2], acc.c[i][2 * k][3], Element{});
+    a[2] = ptx::pack(acc.c[i][2 * k + 1][0], acc.c[i][2 * k + 1][1], Element{});
+    a[3] = ptx::pack(acc.c[i][2 * k + 1][2], acc.c[i][2 * k + 1][3], Element{});
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) a[e] = __float_as_uint(acc.c[i][k][e / 2 + e % 2 * 2]);
+  }
 }
 
 // Over the four threads that share a row.

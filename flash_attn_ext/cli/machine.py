@@ -33,9 +33,9 @@ def machine() -> dict[str, str | int | None]:
     }
 
 
-def explain_on(device: str) -> Explanation:
-    """What a small bfloat16 call would do there."""
-    q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16, device=device)
+def explain_on(device: str, dtype: torch.dtype = torch.bfloat16) -> Explanation:
+    """What a small call would do there."""
+    q = torch.zeros(1, 1, 1, 64, dtype=dtype, device=device)
     return explain(q, q, q)
 
 

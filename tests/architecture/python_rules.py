@@ -24,6 +24,7 @@ ORDER = (
     "_canonical",
     "_options",
     "_unusable",
+    "_copies",
     "_C",
     "reference",
 )

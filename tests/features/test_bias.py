@@ -2,8 +2,8 @@
 
 import torch
 
-from support.cases import ALL_PATTERNS, Case
-from support.checks import check_case
+from support.cases import ALL_PATTERNS, Case, make_inputs
+from support.checks import check_case, check_inputs
 from support.params import over_cases, over_dtypes
 
 CASES = [Case(sq=140, sk=270, d=16, batch=3, heads=2, bias=pattern) for pattern in ALL_PATTERNS]
@@ -29,5 +29,17 @@ def test_tile_edges_and_combinations(case, dtype, backend):
 @over_dtypes((torch.bfloat16, torch.float16))
 @over_cases([Case(sq=140, sk=270, bias=pattern, bias_float32=True) for pattern in ("bhqk", "1h11", "b11k")])
 def test_float32_bias_beside_16_bit_inputs(case, dtype, backend):
-    """Neither rounded to the inputs' dtype on the way in, nor its gradient on the way out."""
     check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.bfloat16, torch.float16))
+def test_float32_bias_is_not_rounded(dtype, backend):
+    """Neither to the inputs' dtype on the way in, nor its gradient on the way out.
+
+    Around 4096 the neighbours of 16-bit numbers are 4 and more apart, so all that distinguishes keys would be gone.
+    """
+    inputs = make_inputs(Case(sq=140, sk=270, bias="bhqk", bias_float32=True), dtype, backend.device)
+    inputs.bias += 4096
+    result = check_inputs(inputs, backend)
+    gradient = result["dbias"]
+    assert float((gradient == gradient.to(dtype).float()).double().mean()) < 0.1

@@ -1,76 +1,96 @@
 """Everything combines with everything: problems drawn at random from all features, shapes preferring tile edges.
 
-More of them: pytest tests/features/test_combinations.py --random-problems 5000
+    pytest tests/features/test_combinations.py --random-problems 5000 -k sm80        # problems 0 to 4999
+    pytest tests/features/test_combinations.py --first-problem 1234 --random-problems 1
+
+Results lie in memory that was NaN before, and keys that nobody attends hold NaN or infinities. A problem is its number:
+the list is the same each time (support/problems.py). Numbers are drawn on the backend's own device, where they are
+also checked, so that a GPU works through thousands.
 """
 
 import math
 import random
 
-from support.cases import ALL_PATTERNS, DTYPES, Case, Inputs, make_inputs
-from support.checks import check_drawn
+import torch
+
+from support.backends import Backend
+from support.cases import DTYPES, Inputs, make_inputs
+from support.checks import check_drawn, check_packed_drawn
 from support.masks import attended
+from support.packed import PackedCase, make_packed, sequences
+from support.problems import Problem, draw
 from support.strides import with_strides
 
-LENGTHS = (1, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 300)
-HEAD_DIMS = (1, 3, 8, 16, 33, 64, 72, 96)
-
-
-def draw(seed: int) -> Case:
-    rng = random.Random(seed)
-
-    def maybe(value, probability=0.35):
-        return value if rng.random() < probability else None
-
-    kv_heads = rng.choice((1, 2))
-    heads = kv_heads * rng.choice((1, 1, 2, 3))
-    # A lone key has an exact gradient of zero for q and k, against which no relative error exists.
-    sq, sk = rng.choice(LENGTHS), rng.choice(LENGTHS[1:])
-    return Case(
-        sq=sq,
-        sk=sk,
-        d=rng.choice(HEAD_DIMS),
-        dv=maybe(rng.choice(HEAD_DIMS)),
-        batch=rng.choice((1, 2, 3)),
-        heads=heads,
-        kv_heads=kv_heads,
-        causal=maybe(rng.choice(("top_left", "bottom_right")), 0.5),
-        window=maybe((rng.choice((None, 0, 7, 100)), rng.choice((None, 0, 7, 100)))),
-        scale=maybe(rng.choice((-0.2, 0.05, 0.5))),
-        softcap=maybe(rng.choice((1.0, 20.0))),
-        bias=maybe(rng.choice(ALL_PATTERNS), 0.5),
-        bias_float32=rng.random() < 0.3,
-        mask=maybe(rng.choice(ALL_PATTERNS)),
-        alibi=maybe(rng.choice(("h", "bh"))),
-        sink=rng.random() < 0.35,
-        dropout_p=maybe(rng.choice((0.1, 0.6)), 0.3) or 0.0,
-        dlse=rng.random() < 0.5,
-        layout=rng.choice(("bhsd", "bshd")),
-    )
+ANOTHER_DRAW = 10**6  # of the same problem
+POISONS = (math.nan, math.inf, -math.inf)
 
 
 def pytest_generate_tests(metafunc):
-    metafunc.parametrize("seed", range(metafunc.config.getoption("--random-problems")))
+    first, count = (metafunc.config.getoption(name) for name in ("--first-problem", "--random-problems"))
+    if "number" in metafunc.fixturenames:
+        metafunc.parametrize("number", range(first, first + count))
 
 
-def with_poisoned_strangers(inputs: Inputs) -> Inputs:
-    """NaN in the keys that no query of their heads attends."""
+def unattended(inputs: Inputs) -> torch.Tensor:
+    """(B, Hk, Sk): keys that no query of their heads sees."""
     case = inputs.case
-    seen = attended(case, inputs.mask).any(2).unflatten(1, (case.num_kv_heads, -1)).any(2).to(inputs.k.device)
-    hidden = ~seen.unsqueeze(-1)
-    return inputs.replace(k=inputs.k.masked_fill(hidden, math.nan), v=inputs.v.masked_fill(hidden, math.nan))
+    seen = attended(case, inputs.mask, inputs.k.device).any(2)
+    return ~seen.unflatten(1, (case.num_kv_heads, -1)).any(2)
 
 
-def with_random_strides(inputs: Inputs, rng: random.Random) -> Inputs:
+def unattended_tokens(case: PackedCase, inputs: Inputs) -> torch.Tensor:
+    """(Tk, Hk)"""
+    return torch.cat([unattended(alone)[0].T for alone, _, _ in sequences(case, inputs)])
+
+
+def as_presented(problem: Problem, inputs: Inputs) -> Inputs:
+    """The same problem with poison where nothing may look, and at random strides."""
+    hidden = unattended(inputs) if problem.packed is None else unattended_tokens(problem.packed, inputs)
+    hidden, poison = hidden.unsqueeze(-1), POISONS[problem.number % len(POISONS)]
+    inputs = inputs.replace(k=inputs.k.masked_fill(hidden, poison), v=inputs.v.masked_fill(hidden, poison))
+    if not problem.is_strided:
+        return inputs
+    rng = random.Random(problem.number)
     tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS}
     return inputs.replace(**{name: with_strides(t, rng) for name, t in tensors.items() if t is not None})
 
 
-def test_random_problem(seed, backend):
-    """Each seed is a problem, a dtype and strides; a failure is repeated by its seed alone."""
-    case, dtype = draw(seed), DTYPES[seed % len(DTYPES)]
-
+def check(problem: Problem, backend: Backend) -> None:
     def present(inputs: Inputs) -> Inputs:
-        inputs = with_poisoned_strangers(inputs)
-        return with_random_strides(inputs, random.Random(seed)) if seed % 3 == 0 else inputs
+        return as_presented(problem, inputs)
 
-    check_drawn(lambda redraw: make_inputs(case, dtype, backend.device, seed + 10**6 * redraw), backend, present)
+    case, packed, dtype, device = problem.case, problem.packed, problem.dtype, backend.device
+    if packed is None:
+        check_drawn(
+            lambda redraw: make_inputs(case, dtype, device, problem.number + ANOTHER_DRAW * redraw, device),
+            backend,
+            present,
+        )
+    else:
+        check_packed_drawn(
+            packed,
+            lambda redraw: make_packed(packed, dtype, device, problem.number + ANOTHER_DRAW * redraw, device),
+            backend,
+            present,
+        )
+
+
+def test_random_problem(number, backend):
+    problem = draw(number)
+    try:
+        check(problem, backend)
+    except Exception as error:
+        raise AssertionError(
+            f"problem {number} on {backend.name} ({problem}): {error}\nalone: pytest "
+            f"tests/features/test_combinations.py --first-problem {number} --random-problems 1 -k {backend.name}"
+        ) from error
+
+
+def test_a_number_is_a_problem():
+    """The same one in any order; and the first thousand reach every dtype, wide head dims and packed sequences."""
+    forward, backward = [draw(n) for n in range(1000)], [draw(n) for n in reversed(range(1000))]
+    assert forward == backward[::-1]
+    for dtype in DTYPES:
+        dims = {max(p.case.d, p.case.head_dim_v) for p in forward if p.dtype == dtype}
+        assert (max(dims) > 256) == (dtype.itemsize == 2)
+        assert {p.packed is None for p in forward if p.dtype == dtype} == {True, False}

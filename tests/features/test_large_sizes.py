@@ -5,6 +5,7 @@ import torch
 
 import flash_attn_ext
 from support.cases import Case, make_inputs
+from support.errors import rounding_of_a_copy
 from support.packed import cu_seqlens
 from support.runners import run_ours
 
@@ -60,7 +61,8 @@ def test_many_heads_and_batch_entries(batch, heads, backend):
     """B x H past 65535, in closed form: one key, so out is v."""
     q, k, v = (torch.randn(batch, heads, n, 2, device=backend.device, requires_grad=True) for n in (2, 1, 1))
     out = flash_attn_ext.attention(q, k, v, backend=backend.name)
-    torch.testing.assert_close(out, v.expand_as(out), rtol=0, atol=0)
+    rtol = rounding_of_a_copy(v.dtype, backend)
+    torch.testing.assert_close(out, v.expand_as(out), rtol=rtol, atol=0)
     out.sum().backward()
     torch.testing.assert_close(v.grad, torch.full_like(v, 2.0))
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from support.cases import ALL_PATTERNS, Case, make_inputs
-from support.checks import check_case, check_inputs
+from support.cases import ALL_PATTERNS, Case, Inputs, make_inputs
+from support.checks import check_case, check_drawn, check_inputs
+from support.errors import assert_same_answer
 from support.params import over_cases, over_dtypes
 from support.runners import run_ours
 
@@ -52,6 +53,53 @@ def test_mask_of_whole_tiles(backend):
     inputs.mask[..., 128:256, :512] = True
     inputs.mask[..., 256:, :256] = False
     check_inputs(inputs, backend)
+
+
+def blocks(rows: int, columns: int, size: int, keep: float) -> torch.Tensor:
+    """A block-sparse mask: True in some blocks of size x size, and False in whole tiles of any kernel between them."""
+    generator = torch.Generator().manual_seed(rows + columns)
+    kept = torch.rand(-(-rows // size), -(-columns // size), generator=generator) < keep
+    return kept.repeat_interleave(size, 0).repeat_interleave(size, 1)[:rows, :columns]
+
+
+BLOCK_SPARSE = [
+    Case(sq=512, sk=768, d=64, mask="11qk", batch=1, heads=1),
+    Case(sq=400, sk=600, d=64, mask="11qk", batch=1, kv_heads=1, causal="bottom_right"),
+    Case(sq=300, sk=700, d=40, mask="11qk", batch=1, bias="1hqk", alibi="h", sink=True, dlse=True),
+    Case(sq=300, sk=600, d=128, mask="11qk", batch=1, heads=1, window=(200, 100), softcap=8.0, dropout_p=0.1),
+]
+
+
+@over_dtypes()
+@pytest.mark.parametrize("size", [64, 160])
+@over_cases(BLOCK_SPARSE)
+def test_block_sparse(case, size, dtype, backend):
+    """Tiles without a True are skipped; a whole row and a whole column of them leave queries and keys with nothing."""
+    mask = blocks(case.sq, case.sk, size, keep=0.3)
+    mask[128:256] = False
+    mask[:, 256:512] = False
+
+    def draw(seed: int) -> Inputs:
+        inputs = make_inputs(case, dtype, backend.device, seed)
+        return inputs.replace(mask=mask.expand(1, 1, -1, -1).to(backend.device))
+
+    check_drawn(draw, backend)
+    result = run_ours(draw(0), backend)
+    assert bool((result["out"][:, :, 128:256] == 0).all()) and bool((result["dq"][:, :, 128:256] == 0).all())
+    assert bool((result["dk"][:, :, 256:512] == 0).all()) and bool((result["dv"][:, :, 256:512] == 0).all())
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
+def test_nan_in_skipped_blocks(dtype, backend):
+    """Whether a tile is skipped or masked does not show: NaN in keys that the mask hides reaches nothing."""
+    inputs = make_inputs(Case(sq=300, sk=700, d=64, mask="11qk"), dtype, backend.device)
+    inputs.mask = blocks(300, 700, 64, keep=0.3).expand(1, 1, -1, -1).to(backend.device).clone()
+    inputs.mask[..., 256:512] = False
+    clean = run_ours(inputs, backend)
+    for name in ("k", "v"):
+        getattr(inputs, name)[:, :, 256:512] = float("nan")
+    for name, tensor in run_ours(inputs, backend).items():
+        assert_same_answer(tensor, clean[name], backend, name)
 
 
 def test_mask_equals_a_bias_of_minus_infinity(backend):

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import flash_attn_ext
-from support.cases import Case, accumulate_dtype
-from support.errors import assert_rule_over_draws, compare
+from support.cases import Case
+from support.checks import check_packed_drawn
 from support.packed import PackedCase, call_packed, cu_seqlens, make_packed, run_by_sequence, run_packed
 from support.params import over_cases, over_dtypes
+from support.runners import dropout_bits
 
 RAGGED_Q, RAGGED_K = (1, 128, 33, 0, 257, 64), (300, 31, 129, 17, 64, 1)
 SQUARE = (65, 1, 128, 0, 200)
@@ -39,15 +40,7 @@ FEATURES = [
 @over_dtypes()
 @over_cases(PLAIN + FEATURES)
 def test_matches_float64_sequence_by_sequence(case, dtype, backend):
-    def compare_draw(seed: int):
-        inputs = make_packed(case, dtype, backend.device, seed)
-        ours, exact = run_packed(case, inputs, backend), run_by_sequence(case, inputs.to(torch.float64))
-        yardstick = run_by_sequence(case, inputs)
-        yardstick["lse"] = run_by_sequence(case, inputs.to(accumulate_dtype(dtype)))["lse"]
-        assert ours.keys() == exact.keys()
-        return {name: compare(ours[name], yardstick[name], exact[name]) for name in ours}
-
-    assert_rule_over_draws(compare_draw)
+    check_packed_drawn(case, lambda seed: make_packed(case, dtype, backend.device, seed), backend)
 
 
 @over_dtypes((torch.float32, torch.bfloat16))
@@ -110,11 +103,7 @@ def test_dropout_is_keyed_by_position_inside_the_sequence(backend):
     """Bits of (sequence, head, query, key): the same as a dense batch of the same sequences draws."""
     case = PackedCase((70, 33, 0, 130), (40, 64, 9, 90), Case(d=16, dropout_p=0.3, dlse=True))
     inputs = make_packed(case, torch.float64, backend.device)
-    padded = case.padded()
-    torch.manual_seed(inputs.dropout_seed)
-    zeros_q, zeros_k = (torch.zeros(4, 2, n, 1, device=backend.device) for n in (padded.sq, padded.sk))
-    identity = torch.eye(padded.sk, device=backend.device).expand(4, 2, -1, -1)
-    keep = flash_attn_ext.attention(zeros_q, zeros_k, identity, dropout_p=0.3, backend=backend.name) > 0
+    keep = dropout_bits(inputs.replace(case=case.padded()), backend)
     ours, exact = run_packed(case, inputs, backend), run_by_sequence(case, inputs, keep=keep)
     for name in ours:
         torch.testing.assert_close(ours[name], exact[name], msg=lambda text, name=name: f"{name}: {text}")

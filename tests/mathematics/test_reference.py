@@ -11,7 +11,8 @@ from support.cases import ALL_PATTERNS, Case, Inputs, make_inputs
 from support.masks import diagonal, visible
 from support.packed import PackedCase, cu_seqlens, make_packed, run_by_sequence
 from support.params import over_cases
-from support.runners import run_reference, run_sdpa
+from support.runners import run_reference
+from support.yardstick import run_sdpa
 
 SMALL = dict(sq=4, sk=6, d=3, dv=2, heads=4, kv_heads=2)
 

@@ -15,29 +15,38 @@ def _nothing_was_warned_about(monkeypatch):
     monkeypatch.setattr(torch_sdpa, "_warned", set())
 
 
-def qkv():
-    return [torch.randn(2, 3, 5, 8) for _ in range(3)]
+def qkv(device: str, length: int = 5, head_dim: int = 8) -> list[torch.Tensor]:
+    return [torch.randn(2, 3, length, head_dim, device=device) for _ in range(3)]
 
 
-def test_raises_by_default():
-    with replace_sdpa(), pytest.raises(ValueError, match="dropout_p"):
-        F.scaled_dot_product_attention(*qkv(), dropout_p=1.0)
+def call(device: str, length: int = 5) -> torch.Tensor:
+    """A call that PyTorch takes and no backend on the device does: on a GPU, a float32 head dim past 256."""
+    if device == "cpu":
+        return F.scaled_dot_product_attention(*qkv(device, length), dropout_p=1.0)
+    return F.scaled_dot_product_attention(*qkv(device, length, head_dim=300))
 
 
-def test_goes_to_pytorch_when_asked():
-    with replace_sdpa(fallback="torch"), pytest.warns(UserWarning, match=r"PyTorch.*dropout_p") as record:
-        out = F.scaled_dot_product_attention(*qkv(), dropout_p=1.0)
-    assert bool((out == 0).all())
+REASON = {"cpu": "dropout_p", "cuda": "head dim"}
+
+
+def test_raises_by_default(device):
+    with replace_sdpa(), pytest.raises((ValueError, RuntimeError), match=REASON[device]):
+        call(device)
+
+
+def test_goes_to_pytorch_when_asked(device):
+    with replace_sdpa(fallback="torch"), pytest.warns(UserWarning, match=rf"PyTorch[\s\S]*{REASON[device]}") as record:
+        out = call(device)
+    assert bool((out == 0).all()) if device == "cpu" else out.shape == (2, 3, 5, 300)
     assert "MiB" in str(record[0].message)  # what the unfused path may cost
 
 
-def test_one_warning_for_each_reason():
-    q, k, v = qkv()
+def test_one_warning_for_each_reason(device):
+    q, k, v = qkv(device)
     with replace_sdpa(fallback="torch"), warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         for length in (5, 4, 3):
-            # The same reason at other sizes.
-            F.scaled_dot_product_attention(q, k[:, :, :length], v[:, :, :length], dropout_p=1.0)
+            call(device, length)  # the same reason at other sizes
         assert len(record) == 1
         with pytest.raises(RuntimeError):  # another reason, and PyTorch refuses it too
             F.scaled_dot_product_attention(q, k, v.double())
@@ -45,20 +54,20 @@ def test_one_warning_for_each_reason():
     assert all("flash_attn_ext" in str(warning.message) for warning in record)
 
 
-def test_no_warning_where_ours_runs():
+def test_no_warning_where_ours_runs(device):
     with replace_sdpa(fallback="torch"), warnings.catch_warnings():
         warnings.simplefilter("error")
-        F.scaled_dot_product_attention(*qkv())
+        F.scaled_dot_product_attention(*qkv(device))
 
 
-def test_the_innermost_context_decides():
-    with replace_sdpa(fallback="torch"), replace_sdpa(), pytest.raises(ValueError, match="dropout_p"):
-        F.scaled_dot_product_attention(*qkv(), dropout_p=1.0)
+def test_the_innermost_context_decides(device):
+    with replace_sdpa(fallback="torch"), replace_sdpa(), pytest.raises((ValueError, RuntimeError)):
+        call(device)
 
 
 def test_meta_tensors_have_shapes():
     """Models built on the meta device run without computing."""
-    q, k, v = (t.to("meta") for t in qkv())
+    q, k, v = (t.to("meta") for t in qkv("cpu"))
     with replace_sdpa():
         out = F.scaled_dot_product_attention(q, k, v)
     assert out.is_meta and out.shape == q.shape

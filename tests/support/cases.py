@@ -112,15 +112,19 @@ class Inputs:
         }
 
 
-def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Inputs:
-    """Drawn on the CPU in float64 from one seeded generator, so that every dtype and device rounds the same numbers."""
-    generator = torch.Generator().manual_seed(seed)
+def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0, draw_on: str = "cpu") -> Inputs:
+    """Drawn on the CPU in float64 from one seeded generator, so that every dtype and device rounds the same numbers.
+
+    `draw_on`: the generator of another device, where thousands of problems would wait for the CPU's.
+    """
+    generator = torch.Generator(draw_on).manual_seed(seed)
 
     def normal(*shape: int, to: torch.dtype = dtype) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device=device, dtype=to)
+        numbers = torch.randn(shape, generator=generator, dtype=torch.float64, device=draw_on)
+        return numbers.to(device=device, dtype=to)
 
     def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64)
+        return torch.rand(shape, generator=generator, dtype=torch.float64, device=draw_on)
 
     accumulate = accumulate_dtype(dtype)
     b, h, hk = case.batch, case.heads, case.num_kv_heads

@@ -7,8 +7,10 @@ import torch
 from support.backends import Backend
 from support.cases import Case, Inputs, accumulate_dtype, make_inputs
 from support.errors import Comparison, assert_rule, assert_rule_over_draws, compare
-from support.runners import Result, dropout_bits, run_ours, run_reference, run_sdpa, sdpa_can
-from support.terms import largest_terms
+from support.packed import PackedCase, run_by_sequence, run_packed
+from support.runners import Result, dropout_bits, run_ours, run_reference
+from support.terms import largest_terms, largest_terms_packed
+from support.yardstick import run_yardstick
 
 
 def check_case(case: Case, dtype: torch.dtype, backend: Backend) -> None:
@@ -41,21 +43,35 @@ def compare_with_pytorch(inputs: Inputs, backend: Backend, ours: Result) -> dict
     """Errors of every output and gradient against float64, beside those of PyTorch."""
     keep = dropout_bits(inputs, backend) if inputs.case.dropout_p > 0 else None
     doubles = inputs.to(torch.float64)
-    exact, yardstick = run_reference(doubles, keep), run_yardstick(inputs, keep)
+    exact = run_reference(doubles, keep)
+    yardstick = run_yardstick(inputs, exact, keep)
     terms = largest_terms(doubles, exact, keep)
     assert ours.keys() == exact.keys()
     check_dtypes(inputs, ours)
     return {name: compare(ours[name], yardstick[name], exact[name], terms.get(name, 0.0)) for name in ours}
 
 
-def run_yardstick(inputs: Inputs, keep: torch.Tensor | None = None) -> Result:
-    """PyTorch's attention where it has the feature, else the plain formula in the same dtype.
+def check_packed_drawn(
+    case: PackedCase,
+    draw: Callable[[int], Inputs],
+    backend: Backend,
+    present: Callable[[Inputs], Inputs] = lambda inputs: inputs,
+) -> None:
+    """check_drawn for packed sequences: exact is each of them on its own, and PyTorch is the plain formula."""
 
-    It has no LSE and no slopes. The LSE is kept in the accumulate dtype, so its yardstick is computed in it.
-    """
-    plain = run_reference(inputs, keep)
-    plain["lse"] = run_reference(inputs.to(accumulate_dtype(inputs.q.dtype)), keep)["lse"]
-    return plain | run_sdpa(inputs) if sdpa_can(inputs) else plain
+    def compare_draw(seed: int) -> dict[str, Comparison]:
+        inputs = draw(seed)
+        ours = run_packed(case, present(inputs), backend)
+        keep = dropout_bits(inputs.replace(case=case.padded()), backend) if case.base.dropout_p > 0 else None
+        doubles = inputs.to(torch.float64)
+        exact, yardstick = (run_by_sequence(case, each, keep=keep) for each in (doubles, inputs))
+        yardstick["lse"] = run_by_sequence(case, inputs.to(accumulate_dtype(inputs.q.dtype)), keep=keep)["lse"]
+        terms = largest_terms_packed(case, doubles, exact, keep)
+        assert ours.keys() == exact.keys()
+        check_dtypes(inputs, ours)
+        return {name: compare(ours[name], yardstick[name], exact[name], terms.get(name, 0.0)) for name in ours}
+
+    assert_rule_over_draws(compare_draw)
 
 
 def check_dtypes(inputs: Inputs, result: Result) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from support.backends import Backend
+
 MAX_RATIO = 2.0
 MEAN_RATIO = 1.1
 # In float64 the exact answer is itself only float64, so the slack is what two orders of summation may differ by.
@@ -46,7 +48,7 @@ class Comparison:
 
 def errors_of(result: torch.Tensor, exact: torch.Tensor) -> Errors:
     """Equal infinities (the LSE of a row without keys) are no error; a NaN is an infinite one."""
-    result, exact = result.detach().to("cpu", torch.float64), exact.detach().to("cpu", torch.float64)
+    result, exact = result.detach().to(exact.device, torch.float64), exact.detach().to(torch.float64)
     assert result.shape == exact.shape, f"shape {tuple(result.shape)}, expected {tuple(exact.shape)}"
     if exact.numel() == 0:
         return Errors(0.0, 0.0)
@@ -55,9 +57,45 @@ def errors_of(result: torch.Tensor, exact: torch.Tensor) -> Errors:
     return Errors(float(error.max()), float(error.mean()))
 
 
+def rounding_of_a_copy(dtype: torch.dtype, backend: Backend) -> float:
+    """The relative error of a product with exactly 1.
+
+    None, except in float32 on a GPU: there a factor is the sum of two TF32 numbers of 11 bits each, and its last two
+    bits are lost.
+    """
+    return 2.0**-21 if dtype == torch.float32 and not backend.is_cpu else 0.0
+
+
+def assert_same_answer(result: torch.Tensor, expected: torch.Tensor, backend: Backend, name: str, where=...) -> None:
+    """Two calls of ours that have one exact answer; NaN is in neither. `where`: the elements that are compared.
+
+    On a GPU the two may come from different code. A row in which a tensor-core product met NaN is computed again
+    without tensor cores (csrc/kernels/common/attention_rows.cuh), so
+
+    - in 16 bits its P and dS are not rounded before the second product, and the delta of other kernels reads an out
+      that rounded differently: up to eps / 2 of each weight and of out, hence of the result's scale, not of an element;
+    - in float32 products, tanh and exp2 are other ones. Each answer is within the rule's slack of the exact one.
+    """
+    options = {}
+    if not backend.is_cpu and result.dtype.itemsize == 2:
+        eps = torch.finfo(result.dtype).eps
+        options = dict(rtol=2 * eps, atol=eps * scale_of(expected))
+    elif not backend.is_cpu and result.dtype == torch.float32:
+        options = dict(rtol=1.3e-6, atol=max(1e-5, 2 * DEFAULT_SLACK * scale_of(expected)))
+    result, expected = result[where], expected[where]
+    # -inf is the LSE of a row without keys.
+    assert not bool((result.isnan() | result.isposinf()).any()), f"{name}: NaN or Inf"
+    torch.testing.assert_close(result, expected, **options, msg=lambda text: f"{name}: {text}")
+
+
 def scale_of(exact: torch.Tensor) -> float:
     finite = exact.detach()[torch.isfinite(exact)]
     return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def slack_of(dtype: torch.dtype, exact: torch.Tensor) -> float:
+    """What is allowed on top of the yardstick, for a result that has a scale of its own."""
+    return SLACK.get(dtype, DEFAULT_SLACK) * scale_of(exact)
 
 
 def compare(result: torch.Tensor, yardstick: torch.Tensor, exact: torch.Tensor, terms: float = 0.0) -> Comparison:

@@ -10,15 +10,15 @@ def diagonal(case: Case) -> int:
     return 0 if case.causal == "top_left" else case.sk - case.sq
 
 
-def offsets(case: Case) -> torch.Tensor:
+def offsets(case: Case, device: str = "cpu") -> torch.Tensor:
     """key - (query + diagonal), (Sq, Sk)."""
-    queries = torch.arange(case.sq).unsqueeze(1) + diagonal(case)
-    return torch.arange(case.sk).unsqueeze(0) - queries
+    queries = torch.arange(case.sq, device=device).unsqueeze(1) + diagonal(case)
+    return torch.arange(case.sk, device=device).unsqueeze(0) - queries
 
 
-def visible(case: Case) -> torch.Tensor:
+def visible(case: Case, device: str = "cpu") -> torch.Tensor:
     """Causal and window, (Sq, Sk), True = seen."""
-    distance = offsets(case)
+    distance = offsets(case, device)
     seen = torch.ones_like(distance, dtype=torch.bool)
     if case.causal is not None:
         seen &= distance <= 0
@@ -30,7 +30,7 @@ def visible(case: Case) -> torch.Tensor:
     return seen
 
 
-def attended(case: Case, mask: torch.Tensor | None) -> torch.Tensor:
+def attended(case: Case, mask: torch.Tensor | None, device: str = "cpu") -> torch.Tensor:
     """Visibility and the boolean mask, (B, H, Sq, Sk)."""
-    seen = visible(case).expand(case.batch, case.heads, case.sq, case.sk)
-    return seen if mask is None else seen & mask.to("cpu")
+    seen = visible(case, device).expand(case.batch, case.heads, case.sq, case.sk)
+    return seen if mask is None else seen & mask.to(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -47,14 +47,15 @@ def cu_seqlens(lengths: tuple[int, ...], device: str) -> torch.Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
-def make_packed(case: PackedCase, dtype: torch.dtype, device: str, seed: int = 0) -> Inputs:
+def make_packed(case: PackedCase, dtype: torch.dtype, device: str, seed: int = 0, draw_on: str = "cpu") -> Inputs:
     """Inputs with q, k, v, dout of shape (T, H, D) and dlse (H, T)."""
-    inputs = make_inputs(case.padded(), dtype, device, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
+    inputs = make_inputs(case.padded(), dtype, device, seed, draw_on)
+    generator = torch.Generator(draw_on).manual_seed(seed + 1)
     base, total_q, total_k = case.base, sum(case.lengths_q), sum(case.lengths_k)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device=device, dtype=dtype)
+        numbers = torch.randn(shape, generator=generator, dtype=torch.float64, device=draw_on)
+        return numbers.to(device=device, dtype=dtype)
 
     changes = dict(
         q=normal(total_q, base.heads, base.d),
@@ -98,6 +99,24 @@ def run_packed(case: PackedCase, inputs: Inputs, backend: Backend, **more) -> Re
     return {name: tensor.detach() for name, tensor in result.items()}
 
 
+def sequences(case: PackedCase, inputs: Inputs) -> Iterator[tuple[Inputs, slice, slice]]:
+    """Each sequence as a dense problem of one batch entry, and where its queries and keys are among the tokens."""
+    q_begin, k_begin = 0, 0
+    for index, (length_q, length_k) in enumerate(zip(case.lengths_q, case.lengths_k, strict=True)):
+        queries, keys = slice(q_begin, q_begin + length_q), slice(k_begin, k_begin + length_k)
+        q_begin, k_begin = queries.stop, keys.stop
+        rows = {"q": queries, "k": keys, "v": keys, "dout": queries}
+        changes = {name: getattr(inputs, name)[tokens].transpose(0, 1).unsqueeze(0) for name, tokens in rows.items()}
+        if inputs.dlse is not None:
+            changes["dlse"] = inputs.dlse[:, queries].unsqueeze(0)
+        for name in ("bias", "mask"):
+            changes[name] = _of_sequence(getattr(inputs, name), index, length_q, length_k)
+        if case.base.alibi == "bh":
+            changes["alibi_slopes"] = inputs.alibi_slopes[index : index + 1]
+        alone = dataclasses.replace(case.base, batch=1, sq=length_q, sk=length_k)
+        yield inputs.replace(case=alone, **changes), queries, keys
+
+
 def run_by_sequence(
     case: PackedCase, inputs: Inputs, attend: DenseAttention = attention_reference, keep: torch.Tensor | None = None
 ) -> Result:
@@ -106,20 +125,13 @@ def run_by_sequence(
     `keep`: dropout bits (batch, H, max_q, max_k) for a reference that takes them.
     """
     leaves = inputs.leaves()
-    outs, lses, q_begin, k_begin = [], [], 0, 0
-    for index, (length_q, length_k) in enumerate(zip(case.lengths_q, case.lengths_k, strict=True)):
-        q = leaves["q"][q_begin : q_begin + length_q]
-        k, v = (leaves[name][k_begin : k_begin + length_k] for name in ("k", "v"))
-        q_begin, k_begin = q_begin + length_q, k_begin + length_k
-        options = dict(case.base.options(), sink=leaves.get("sink"))
-        options["bias"] = _of_sequence(leaves.get("bias"), index, length_q, length_k)
-        options["mask"] = _of_sequence(inputs.mask, index, length_q, length_k)
-        slopes = leaves.get("alibi_slopes")
-        options["alibi_slopes"] = slopes if slopes is None or slopes.dim() == 1 else slopes[index : index + 1]
+    outs, lses = [], []
+    for index, (alone, _, _) in enumerate(sequences(case, inputs.replace(**leaves))):
+        options = {name: getattr(alone, name) for name in ("bias", "mask", "alibi_slopes", "sink")}
         if keep is not None:
             options |= dict(dropout_p=case.base.dropout_p)
-            options["dropout_mask"] = keep[index : index + 1, :, :length_q, :length_k]
-        out, lse = attend(*(t.transpose(0, 1).unsqueeze(0) for t in (q, k, v)), **options, return_lse=True)
+            options["dropout_mask"] = keep[index : index + 1, :, : alone.case.sq, : alone.case.sk]
+        out, lse = attend(alone.q, alone.k, alone.v, **alone.case.options(), **options, return_lse=True)
         outs.append(out[0].transpose(0, 1))
         lses.append(lse[0])
     result = {"out": torch.cat(outs), "lse": torch.cat(lses, dim=1)}

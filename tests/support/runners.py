@@ -1,4 +1,4 @@
-"""The same inputs through the library, through its reference, and through PyTorch's own attention.
+"""The same inputs through the library and through its reference; through PyTorch: support/yardstick.py.
 
 Each returns a Result: "out", "lse", and "dq", "dk", "dv", "dbias", "dalibi_slopes", "dsink" where they exist.
 """
@@ -6,13 +6,11 @@ Each returns a Result: "out", "lse", and "dq", "dk", "dv", "dbias", "dalibi_slop
 import contextlib
 
 import torch
-import torch.nn.functional as F
 
 import flash_attn_ext
 from flash_attn_ext.reference import attention_reference
-from support.backends import Backend
-from support.cases import Inputs, accumulate_dtype
-from support.masks import offsets, visible
+from support.backends import WIDEST_EVERYWHERE, Backend
+from support.cases import Inputs
 
 Result = dict[str, torch.Tensor]
 
@@ -95,63 +93,23 @@ def run_reference(inputs: Inputs, keep: torch.Tensor | None = None) -> Result:
     return {name: tensor.detach() for name, tensor in result.items()}
 
 
-def sdpa_can(inputs: Inputs) -> bool:
-    case = inputs.case
-    return case.softcap is None and not case.sink and case.dropout_p == 0 and inputs.dlse is None
+def dropout_bits(inputs: Inputs, backend: Backend, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Which weights the call of this case keeps, read off the public surface: uniform weights times an identity V.
 
-
-def run_sdpa(inputs: Inputs) -> Result:
-    """PyTorch's scaled_dot_product_attention with everything it has no keyword for folded into a float mask.
-
-    A mask that requires grad takes PyTorch's unfused path, so only the mask's own gradient comes from there.
+    A head dim is as wide as every backend takes it, so a wide identity comes in parts: the bits depend on the seed and
+    on where a weight is, and not on V.
     """
-    leaves = inputs.leaves()
-    core = {name: leaves[name] for name in ("q", "k", "v")}
-    result = _sdpa(inputs, core)
-    if inputs.bias is not None:
-        result = _sdpa(inputs, core | {"bias": leaves["bias"]}) | result
-    return {name: tensor.detach() for name, tensor in result.items()}
-
-
-def _sdpa(inputs: Inputs, leaves: dict[str, torch.Tensor]) -> Result:
-    case = inputs.case
-    bias, slopes = leaves.get("bias", inputs.bias), inputs.alibi_slopes
-    options = dict(scale=case.scale, enable_gqa=case.heads != case.num_kv_heads)
-    only_top_left = case.causal == "top_left" and case.window is None
-    if bias is None and slopes is None and inputs.mask is None and (only_top_left or bool(visible(case).all())):
-        options |= dict(is_causal=only_top_left)
-    else:
-        options |= dict(attn_mask=_float_mask(inputs, bias, slopes))
-    if options["scale"] is None:
-        options["scale"] = max(case.d, 1) ** -0.5
-    # Zeros up to one head dim change nothing, and PyTorch has no fused path for two different ones.
-    widest = max(case.d, case.head_dim_v)
-    q, k, v = (F.pad(leaves[name], (0, widest - leaves[name].shape[-1])) for name in ("q", "k", "v"))
-    result = {"out": F.scaled_dot_product_attention(q, k, v, **options)[..., : case.head_dim_v]}
-    return result | gradients(result, inputs, leaves)
-
-
-def _float_mask(inputs: Inputs, bias: torch.Tensor | None, slopes: torch.Tensor | None) -> torch.Tensor:
     case, device = inputs.case, inputs.q.device
-    dtype = accumulate_dtype(inputs.q.dtype)  # PyTorch takes a float32 mask beside 16-bit inputs
-    mask = torch.zeros(case.batch, case.heads, case.sq, case.sk, dtype=dtype, device=device)
-    if bias is not None:
-        mask = mask + bias.to(dtype)
-    if slopes is not None:
-        mask = mask - slopes[..., None, None] * offsets(case).abs().to(device)
-    hidden = ~visible(case).to(device)
-    if inputs.mask is not None:
-        hidden = hidden | ~inputs.mask
-    return mask.masked_fill(hidden, -float("inf"))
-
-
-def dropout_bits(inputs: Inputs, backend: Backend) -> torch.Tensor:
-    """Which weights the call of this case keeps, read off the public surface: uniform weights times an identity V."""
-    case, device = inputs.case, inputs.q.device
-    dtype = torch.float32
     zeros_q = torch.zeros(case.batch, case.heads, case.sq, 1, device=device, dtype=dtype)
     zeros_k = torch.zeros(case.batch, case.heads, case.sk, 1, device=device, dtype=dtype)
-    identity = torch.eye(case.sk, device=device, dtype=dtype).expand(case.batch, case.heads, -1, -1)
-    torch.manual_seed(inputs.dropout_seed)
-    weights = flash_attn_ext.attention(zeros_q, zeros_k, identity, dropout_p=case.dropout_p, backend=backend.name)
-    return weights > 0
+    parts = []
+    for identity in identity_parts(case.sk, device, dtype):
+        v = identity.expand(case.batch, case.heads, -1, -1)
+        torch.manual_seed(inputs.dropout_seed)
+        parts.append(flash_attn_ext.attention(zeros_q, zeros_k, v, dropout_p=case.dropout_p, backend=backend.name) > 0)
+    return torch.cat(parts, dim=-1)
+
+
+def identity_parts(size: int, device: str, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    """Columns of the identity, no wider than the head dims that every backend takes."""
+    return torch.eye(size, device=device, dtype=dtype).split(WIDEST_EVERYWHERE, dim=1)

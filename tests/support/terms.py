@@ -5,6 +5,7 @@ import torch
 from flash_attn_ext.reference import attention_reference
 from support.cases import Inputs
 from support.masks import offsets
+from support.packed import PackedCase, sequences
 from support.runners import Result
 
 
@@ -28,9 +29,26 @@ def largest_terms(inputs: Inputs, exact: Result, keep: torch.Tensor | None = Non
     if inputs.bias is not None:
         terms["dbias"] = dscores.sum_to_size(inputs.bias.shape)
     if inputs.alibi_slopes is not None:
-        by_slope = (dscores * offsets(case).abs().to(dscores.device)).sum((2, 3))
+        by_slope = (dscores * offsets(case, dscores.device).abs()).sum((2, 3))
         terms["dalibi_slopes"] = by_slope if case.alibi == "bh" else by_slope.sum(0)
     return {name: float(term.max()) if term.numel() else 0.0 for name, term in terms.items()}
+
+
+def largest_terms_packed(
+    case: PackedCase, inputs: Inputs, exact: Result, keep: torch.Tensor | None = None
+) -> dict[str, float]:
+    """The same for a packed batch: of any of its sequences, and of all for what they share."""
+    shared = {"dbias": case.base.bias is not None and case.base.bias[0] == "1", "dalibi_slopes": case.base.alibi == "h"}
+    largest: dict[str, float] = {}
+    for index, (alone, queries, _) in enumerate(sequences(case, inputs)):
+        if alone.case.sq == 0 or alone.case.sk == 0:
+            continue
+        bits = None if keep is None else keep[index : index + 1, :, : alone.case.sq, : alone.case.sk]
+        out = exact["out"][queries].transpose(0, 1).unsqueeze(0)
+        for name, term in largest_terms(alone, {"out": out}, bits).items():
+            so_far = largest.get(name, 0.0)
+            largest[name] = so_far + term if shared.get(name) else max(so_far, term)
+    return largest
 
 
 def _weights(inputs: Inputs) -> torch.Tensor:

@@ -5,8 +5,10 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext import explain
-from support.cases import Case, make_inputs
+from support.backends import BACKENDS, generator_state
+from support.cases import DTYPES, Case, make_inputs
 from support.packed import cu_seqlens
+from support.params import over_dtypes
 
 
 def tensors_of(backend, dtype=torch.float32):
@@ -14,21 +16,24 @@ def tensors_of(backend, dtype=torch.float32):
     return inputs.q, inputs.k, inputs.v
 
 
-def test_names_every_backend_of_the_build(backend):
-    explanation = explain(*tensors_of(backend))
+@over_dtypes(DTYPES)
+def test_names_every_backend_of_the_build(dtype, backend):
+    explanation = explain(*tensors_of(backend, dtype))
     assert list(explanation.reasons) == flash_attn_ext._C.build_info()["backends"]
     assert explanation.backend in explanation.reasons
     assert not explanation.reasons[explanation.backend]
 
 
-def test_the_first_without_reasons_runs(backend):
-    explanation = explain(*tensors_of(backend))
+@over_dtypes(DTYPES)
+def test_the_first_without_reasons_runs(dtype, backend):
+    explanation = explain(*tensors_of(backend, dtype))
     possible = [name for name, reasons in explanation.reasons.items() if not reasons]
     assert explanation.backend == possible[0]
 
 
-def test_asking_for_a_backend_is_a_reason_against_the_others(backend):
-    explanation = explain(*tensors_of(backend), backend=backend.name)
+@over_dtypes(DTYPES)
+def test_asking_for_a_backend_is_a_reason_against_the_others(dtype, backend):
+    explanation = explain(*tensors_of(backend, dtype), backend=backend.name)
     assert explanation.backend == backend.name
     for name, reasons in explanation.reasons.items():
         assert (name == backend.name) == (not reasons)
@@ -36,18 +41,22 @@ def test_asking_for_a_backend_is_a_reason_against_the_others(backend):
 
 def test_cpu_tensors_are_refused_by_cuda_backends_and_the_other_way_round(backend):
     explanation = explain(*tensors_of(backend))
-    others = [name for name in explanation.reasons if name.startswith("sm") != (backend.device == "cuda")]
-    for name in others:
+    others = [other.name for other in BACKENDS if other.device != backend.device]
+    for name in explanation.reasons.keys() & set(others):
+        assert explanation.reasons[name]
         assert any("CPU" in reason or "cpu" in reason for reason in explanation.reasons[name])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_forcing_the_cpu_on_cuda_tensors_is_an_error_with_all_reasons():
-    q = torch.zeros(1, 1, 2, 8, device="cuda")
-    assert explain(q, q, q, backend="cpu").backend is None
+@pytest.mark.parametrize("other", BACKENDS, ids=lambda other: other.name)
+def test_forcing_a_backend_of_another_device_is_an_error_with_all_reasons(other, device):
+    names = flash_attn_ext._C.build_info()["backends"]
+    if other.device == device or other.name not in names:
+        pytest.skip("not a backend of another device in this build")
+    q = torch.zeros(1, 1, 2, 8, device=device)
+    assert explain(q, q, q, backend=other.name).backend is None
     with pytest.raises(RuntimeError, match=r"no backend can run this call") as error:
-        flash_attn_ext.attention(q, q, q, backend="cpu")
-    for name in flash_attn_ext._C.build_info()["backends"]:
+        flash_attn_ext.attention(q, q, q, backend=other.name)
+    for name in names:
         assert name in str(error.value)
 
 
@@ -65,9 +74,9 @@ def test_takes_the_arguments_of_the_call(options, backend):
     q, k, v = tensors_of(backend)
     if options.get("layout") == "bshd":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    state = torch.get_rng_state()
+    state = generator_state(backend.device)
     assert explain(q, k, v, **options).backend is not None
-    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(state, generator_state(backend.device))
 
 
 def test_packed(backend):

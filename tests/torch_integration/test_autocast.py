@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import flash_attn_ext
 from support.cases import Case, make_inputs
 from support.errors import assert_rule, compare
 from support.runners import run_reference
+from support.yardstick import fused_sdpa
 
 LOW = [torch.bfloat16, torch.float16]
 CASE = Case(sq=65, sk=97, d=16)
@@ -38,7 +38,7 @@ def test_mixed_dtypes_meet(low, backend):
     mixed = (inputs.q, inputs.k.to(low), inputs.v.half())
     with torch.autocast(backend.device, dtype=low):
         ours = flash_attn_ext.scaled_dot_product_attention(*mixed)
-        theirs = F.scaled_dot_product_attention(*mixed)
+        theirs = fused_sdpa(*mixed)
     assert ours.dtype == theirs.dtype == low
     exact = run_reference(inputs.to(torch.float64))["out"]
     assert_rule({"out": compare(ours, theirs, exact)})
@@ -55,7 +55,7 @@ def test_float_mask_in_float32(entry, backend):
             out = flash_attn_ext.scaled_dot_product_attention(*tensors, attn_mask=bias)
         else:
             out = flash_attn_ext.attention(*tensors, bias=bias, backend=backend.name)
-        theirs = F.scaled_dot_product_attention(*tensors, attn_mask=bias)
+        theirs = fused_sdpa(*tensors, attn_mask=bias)
     assert out.dtype == torch.bfloat16
     exact = run_reference(inputs.to(torch.float64))["out"]
     assert_rule({"out": compare(out, theirs, exact)})

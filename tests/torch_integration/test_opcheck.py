@@ -74,4 +74,7 @@ def test_operator_equals_binding(causal, backend):
     tensors = (inputs.q, inputs.k, inputs.v)
     through_operator = torch.ops.flash_attn_ext.attention_forward(*problem(*tensors, **options))
     for ours, expected in zip(through_operator, forward(*tensors, **options), strict=True):
-        assert torch.equal(ours, expected)
+        if expected is None:  # an operator has no absent results
+            assert ours.numel() == 0
+        else:
+            assert torch.equal(ours, expected)

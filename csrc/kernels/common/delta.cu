@@ -3,25 +3,14 @@
 // Grid: one warp a row, kWarpsPerBlock rows a block, rows numbered (batch, head, row). Lanes stride over the columns
 // and the warp adds up in a fixed butterfly order, so the result does not depend on scheduling. Bound: memory. 2 *
 // head_dim * element bytes are read and 4 (or 8) written a row.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "kernels/common/delta.h"
+#include "tile/element.h"
 
 namespace flash_attn_ext::common {
 namespace {
 
 constexpr int kWarpSize = 32;
 constexpr int kWarpsPerBlock = 8;
-
-template <class Element>
-struct AccumulateType {
-  using Type = float;
-};
-template <>
-struct AccumulateType<double> {
-  using Type = double;
-};
 
 template <class Real>
 __device__ Real sum_over_warp(Real value) {
@@ -31,7 +20,7 @@ __device__ Real sum_over_warp(Real value) {
 
 template <class Element>
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) delta_kernel(const attention::DeltaParams p) {
-  using Real = typename AccumulateType<Element>::Type;
+  using Real = tile::Accumulate<Element>;
   const int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize;
   if (index >= p.batch * p.num_heads * p.rows) return;
   const int64_t row = index % p.rows;

@@ -10,7 +10,7 @@ namespace flash_attn_ext::sm80 {
 
 template <class Element, int kHeadDim>
 struct BackwardDalibiKernel {
-  using Tile = DscoreTile<Element, kHeadDim>;
+  using Tile = DscoreTile<Element, kHeadDim, Dscore::kWhole>;
   using Scores = typename Tile::Scores;
   static constexpr QueryStationaryTile kTile = Tile::kTile;
   static constexpr int kThreads = Tile::kThreads;
@@ -44,7 +44,7 @@ struct BackwardDalibiKernel {
     sum = 0.0f;
     for (int w = 0; w < kTile.warps; ++w) sum += shared.sums[w];
     const int64_t head_index = item.sequence.batch * p.num_heads_q + item.head;
-    p.alibi_partials[head_index * p.alibi_partials_per_head + tile] = sum;
+    static_cast<float*>(p.alibi_partials)[head_index * p.alibi_partials_per_head + tile] = sum;
   }
 };
 

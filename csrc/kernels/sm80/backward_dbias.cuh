@@ -24,7 +24,7 @@ struct BiasAxis {
 
 template <class Element, int kHeadDim>
 struct BackwardDbiasKernel {
-  using Tile = DscoreTile<Element, kHeadDim>;
+  using Tile = DscoreTile<Element, kHeadDim, Dscore::kWhole>;
   using Scores = typename Tile::Scores;
   static constexpr QueryStationaryTile kTile = Tile::kTile;
   static constexpr int kThreads = Tile::kThreads;

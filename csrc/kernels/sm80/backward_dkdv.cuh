@@ -1,13 +1,18 @@
 // dK and dV, KV-stationary (Dao 2023, "FlashAttention-2", algorithm 2 without its dQ).
 //
-// Grid: one block a (batch, key head, tile of kKeys keys). Each warp owns 16 keys: its rows of S^T = K Q^T and
-// dP^T = V dO^T come out as accumulators whose register layout is that of a left operand, so that dV += P^T dO and
+// Grid: one block a (batch, key head, tile of kKeys keys). Each warp owns kKeys / kWarps keys: its rows of S^T = K Q^T
+// and dP^T = V dO^T come out as accumulators whose register layout is that of a left operand, so that dV += P^T dO and
 // dK += dS^T Q read P and dS from registers, without shared memory and without a barrier between warps.
 // Query heads of the group and query tiles are visited in one fixed order, and the block alone writes its rows.
-// Shared memory: K, V, and two stages of Q and dO, so that the next query tile travels while this one is used.
+// Shared memory: K, V, and one or two stages of Q and dO; with two, the next query tile travels while this one is used.
+// Where the dQ kernel shall not compute dS again, this one leaves it in p.spill.
 #pragma once
 
+#include "kernels/common/attention_rows.cuh"
+#include "kernels/sm80/block.cuh"
+#include "kernels/sm80/mask_coverage.cuh"
 #include "kernels/sm80/score_gradient.cuh"
+#include "kernels/sm80/spill.cuh"
 #include "kernels/sm80/store_row.cuh"
 #include "kernels/tile_config.h"
 #include "tile/gemm.h"
@@ -17,14 +22,24 @@ namespace flash_attn_ext::sm80 {
 // Which gradients one launch accumulates. For large head dims both do not fit into registers.
 enum class KeyGradient { kBoth, kDk, kDv };
 
+// The block's rows again. Takes nothing that the kernel would have to keep for it.
+template <class Kernel>
+__device__ __forceinline__ void dkdv_without_tensor_cores(const attention::BackwardParams& p) {
+  const KeyBlock block = key_block<Kernel>(p);
+  const int64_t end = min(block.first_key + Kernel::kTile.keys, block.item.sequence.num_keys);
+  const common::ColumnRange columns = {block.first_column, block.first_column + Kernel::kTile.columns};
+  for (int64_t key = block.first_key + tile::warp(); key < end; key += Kernel::kTile.warps) {
+    common::compute_dkdv_row<typename Kernel::Element>(p, block.item.sequence, block.item.key_head, key, columns);
+  }
+}
+
 template <class Traits, KeyGradient kGradient>
 struct BackwardDkdvKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr KeyStationaryTile kTile = backward_dkdv_tile(kHeadDim, Traits::kExtended);
+  static constexpr KeyStationaryTile kTile = backward_dkdv_tile(sizeof(Element), kHeadDim, Traits::kExtended);
   static constexpr int kThreads = kTile.warps * kWarpSize;
-  static constexpr int kRowsPerWarp = 16;
-  static_assert(kTile.keys == kTile.warps * kRowsPerWarp);
+  static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
   static constexpr bool kWantDk = kGradient != KeyGradient::kDv;
   static constexpr bool kWantDv = kGradient != KeyGradient::kDk;
 
@@ -36,16 +51,17 @@ struct BackwardDkdvKernel {
   struct Shared {
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
-    Stage stages[2];
+    Stage stages[kTile.stages];
   };
 
-  using Scores = tile::Accumulator<1, kTile.queries / 8>;
-  using Gradient = tile::Accumulator<1, kHeadDim / 8>;
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
+  using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
 
   const attention::BackwardParams& p;
   Shared& shared;
   WorkItem item;
   int64_t first_key;
+  int first_column;  // of dK and dV
   Gradient dk;
   Gradient dv;
 
@@ -53,13 +69,13 @@ struct BackwardDkdvKernel {
     const int num_keys = static_cast<int>(min(item.sequence.num_keys - first_key, int64_t{kTile.keys}));
     const attention::Interval first = p.visibility.queries_of(first_key, item.sequence);
     const attention::Interval last = p.visibility.queries_of(first_key + num_keys - 1, item.sequence);
-    if constexpr (kWantDk) dk.clear();
-    if constexpr (kWantDv) dv.clear();
     const int64_t row = item.sequence.key_begin + first_key;
     const auto* k = p.k.row<const Element>(item.sequence.batch, item.key_head, row);
     const auto* v = p.v.row<const Element>(item.sequence.batch, item.key_head, row);
     tile::copy_rows_async<kThreads>(shared.k, {k, p.k.row_stride, static_cast<int>(p.head_dim_qk)}, num_keys);
     tile::copy_rows_async<kThreads>(shared.v, {v, p.v.row_stride, static_cast<int>(p.head_dim_v)}, num_keys);
+    if constexpr (kWantDk) dk.clear();
+    if constexpr (kWantDv) dv.clear();
     const int64_t group = p.queries_per_key_head();
     for (int64_t g = 0; g < group; ++g) {
       item.head = item.key_head * group + g;
@@ -67,8 +83,12 @@ struct BackwardDkdvKernel {
     }
     ptx::wait_copies<0>();
     const float scale = static_cast<float>(p.score_mod.scale);
-    if (kWantDk && p.dk.data != nullptr) store(p.dk, dk, static_cast<int>(p.head_dim_qk), scale);
-    if (kWantDv && p.dv.data != nullptr) store(p.dv, dv, static_cast<int>(p.head_dim_v), 1.0f);
+    if (kWantDk && p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk, scale);
+    if (kWantDv && p.dv.data != nullptr) store(p.dv, dv, p.head_dim_v, 1.0f);
+    // A NaN may be 0 times what does not attend: such rows again, without tensor cores.
+    if (__syncthreads_or((kWantDk && dk.has_nan()) || (kWantDv && dv.has_nan()))) {
+      dkdv_without_tensor_cores<BackwardDkdvKernel>(p);
+    }
   }
 
  private:
@@ -81,6 +101,7 @@ struct BackwardDkdvKernel {
     tile::copy_rows_async<kThreads>(stage.q, {q, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, count);
     tile::copy_rows_async<kThreads>(stage.dout, {dout, p.dout.row_stride, static_cast<int>(p.head_dim_v)}, count);
     ptx::commit_copies();
+    static_assert(kTile.queries <= kThreads);
     if (threadIdx.x < kTile.queries) {
       stage.statistics[threadIdx.x] = load_statistics(p, item, first_query + threadIdx.x);
     }
@@ -94,58 +115,81 @@ struct BackwardDkdvKernel {
     // are not stored, so only the queries' end matters.
     const int full_begin = static_cast<int>((last.begin + kTile.queries - 1) / kTile.queries);
     const int full_end = static_cast<int>(first.end / kTile.queries);
+    const auto coverage = [&](int tile) {
+      return mask_coverage(p, item, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
+                           {first_key, first_key + kTile.keys});
+    };
+    const auto where_of = [&](int tile) {
+      return ScoreTile<Rows::kKeys, Scores>{p, item, first_key + tile::warp() * kRowsPerWarp,
+                                            int64_t{tile} * kTile.queries};
+    };
+    const bool keeps_scores = kWantDk && p.spill.present();
+    Visit at = next_attended<1, Traits::kExtended>(first_tile, end_tile, coverage);
+    if (Traits::kExtended && keeps_scores) spill_zeros<Element>(p, first_tile, at.tile, where_of);
+    if (at.tile == end_tile) return;
+    int current = 0;
     __syncthreads();  // the last head's readers are done
-    load_queries(shared.stages[first_tile % 2], first_tile);
-    for (int tile = first_tile; tile < end_tile; ++tile) {
-      Stage& stage = shared.stages[tile % 2];
+    load_queries(shared.stages[current], at.tile);
+    while (at.tile != end_tile) {
+      const auto where = where_of(at.tile);
+      TileTerms<Scores> terms;
+      if constexpr (Traits::kExtended) terms = where.load_terms(at.masked);
+      const Visit next = next_attended<1, Traits::kExtended>(at.tile + 1, end_tile, coverage);
+      Stage& stage = shared.stages[current];
       ptx::wait_copies<0>();
       __syncthreads();  // this stage has arrived, and the other's readers are done
-      if (tile + 1 < end_tile) load_queries(shared.stages[(tile + 1) % 2], tile + 1);
+      current = (current + 1) % kTile.stages;
+      if (kTile.stages == 2 && next.tile != end_tile) load_queries(shared.stages[current], next.tile);
       Scores scores;
       Scores gradients;
       scores.clear();
       gradients.clear();
       tile::multiply_rows(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
       if constexpr (kWantDk) tile::multiply_rows(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
-      const ScoreTile<Rows::kKeys, Scores> where = {p, item, first_key + tile::warp() * kRowsPerWarp,
-                                                    int64_t{tile} * kTile.queries};
-      const auto statistics = [&](int, int column) -> const QueryStatistics& { return stage.statistics[column]; };
-      if (tile >= full_begin && tile < full_end) {
-        differentiate<Differentiation<Traits::kScore, false, GradientOf::kProduct>>(scores, gradients, where,
+      const auto statistics = [&](int, int column) -> const auto& { return stage.statistics[column]; };
+      if (at.tile >= full_begin && at.tile < full_end) {
+        differentiate<Differentiation<Traits::kScore, false, GradientOf::kProduct>>(scores, gradients, where, terms,
                                                                                     statistics);
       } else {
-        differentiate<Differentiation<Traits::kScore, true, GradientOf::kProduct>>(scores, gradients, where,
+        differentiate<Differentiation<Traits::kScore, true, GradientOf::kProduct>>(scores, gradients, where, terms,
                                                                                    statistics);
       }
-      if constexpr (kWantDv) tile::multiply_registers(dv, scores, stage.dout);
-      if constexpr (kWantDk) tile::multiply_registers(dk, gradients, stage.q);
+      if (keeps_scores) {
+        spill_scores<Element>(p, static_cast<Element*>(p.spill.ds), where, gradients);
+        if (Traits::kExtended) spill_zeros<Element>(p, at.tile + 1, next.tile, where_of);
+      }
+      if constexpr (kWantDv) tile::multiply_registers(dv, scores, stage.dout, first_column);
+      if constexpr (kWantDk) tile::multiply_registers(dk, gradients, stage.q, first_column);
+      at = next;
+      if (kTile.stages == 1 && at.tile != end_tile) {
+        __syncthreads();  // the stage's readers are done
+        load_queries(stage, at.tile);
+      }
     }
   }
 
-  __device__ __forceinline__ void store(const attention::MatrixView& view, const Gradient& gradient, int head_dim,
+  __device__ __forceinline__ void store(const attention::MatrixView& view, const Gradient& gradient, int64_t head_dim,
                                         float factor) {
+    const int columns = static_cast<int>(head_dim) - first_column;
 #pragma unroll
     for (int r = 0; r < Gradient::kThreadRows; ++r) {
       const int64_t key = first_key + tile::warp() * kRowsPerWarp + Gradient::row(r);
       if (key >= item.sequence.num_keys) continue;
       Element* target = view.row<Element>(item.sequence.batch, item.key_head, item.sequence.key_begin + key);
-      store_row<Element>({target, head_dim, view.column_stride}, gradient, r, factor);
+      store_row<Element>({target + first_column * view.column_stride, columns, view.column_stride}, gradient, r,
+                         factor);
     }
   }
 };
 
-// Block index -> (batch, key head, tile), tiles of one head next to each other so that its Q and dO stay in L2.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads)
+__global__ void __launch_bounds__(Kernel::kThreads, 1)
     backward_dkdv_kernel(const __grid_constant__ attention::BackwardParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  const int64_t tiles = (p.sequences.max_seqlen_k + Kernel::kTile.keys - 1) / Kernel::kTile.keys;
-  const int64_t head_index = blockIdx.x / tiles;
-  const int64_t key_head = head_index % p.num_heads_k;
-  const WorkItem item = {p.sequences.at(head_index / p.num_heads_k), 0, key_head};
-  const int64_t first_key = blockIdx.x % tiles * Kernel::kTile.keys;
-  if (first_key >= item.sequence.num_keys) return;
-  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), item, first_key};
+  const KeyBlock block = key_block<Kernel>(p);
+  if (block.first_key >= block.item.sequence.num_keys) return;
+  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), block.item, block.first_key,
+                   block.first_column};
   kernel.run();
 }
 

@@ -2,39 +2,57 @@
 //
 // Grid: one block a (batch, query head, tile of kQueries queries), tiles with the most keys first. Each warp owns
 // kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is used as an operand from there.
-// Shared memory: Q, dO, one tile of K and one of V. V travels while S = Q K^T is computed, the next K while the block
-// waits for nothing else; two or more blocks on a multiprocessor fill each other's waits.
+// Shared memory: Q, dO, one tile of K and one of V. While dP = dO V^T is computed K is on its way; while S = Q K^T,
+// dS and dQ are, the next V. Two or more blocks on a multiprocessor fill each other's waits.
+// Where the dK/dV kernel shall not compute P and dS again, this one leaves them in p.spill.
 #pragma once
 
+#include "kernels/common/attention_rows.cuh"
+#include "kernels/sm80/block.cuh"
+#include "kernels/sm80/mask_coverage.cuh"
 #include "kernels/sm80/score_gradient.cuh"
+#include "kernels/sm80/spill.cuh"
 #include "kernels/sm80/store_row.cuh"
 #include "kernels/tile_config.h"
 #include "tile/gemm.h"
 
 namespace flash_attn_ext::sm80 {
 
+// The block's rows again. Takes nothing that the kernel would have to keep for it.
+template <class Kernel>
+__device__ __forceinline__ void dq_without_tensor_cores(const attention::BackwardParams& p) {
+  const QueryBlock block = query_block<Kernel>(p, p.head_dim_qk, p.first_pair * p.queries_per_key_head());
+  const int64_t end = min(block.first_query + Kernel::kTile.queries, block.item.sequence.num_queries);
+  const common::ColumnRange columns = {block.first_column, block.first_column + Kernel::kTile.columns};
+  const common::HeadItem head = common::head_item(p, block.item.sequence, block.item.head);
+  for (int64_t query = block.first_query + tile::warp(); query < end; query += Kernel::kTile.warps) {
+    common::compute_dq_row<typename Kernel::Element>(p, head, query, columns);
+  }
+}
+
 template <class Traits>
 struct BackwardDqKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr QueryStationaryTile kTile = backward_dq_tile(kHeadDim);
+  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, Traits::kExtended);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
 
   struct Shared {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
     tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
-    tile::SharedTile<Element, kTile.keys, kHeadDim> k[2];
+    tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
   };
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
-  using Gradient = tile::Accumulator<kRowsPerWarp / 16, kHeadDim / 8>;
+  using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
 
   const attention::BackwardParams& p;
   Shared& shared;
   WorkItem item;
   int64_t first_query;
+  int first_column;  // of dQ
   int num_keys;
   Gradient dq;
   QueryStatistics statistics[Scores::kThreadRows];
@@ -58,7 +76,10 @@ struct BackwardDqKernel {
       }
       stream(first, last);
     }
+    if (p.dq.data == nullptr) return;
     store();
+    // A NaN may be 0 times what is not attended: such rows again, without tensor cores.
+    if (__syncthreads_or(dq.has_nan())) dq_without_tensor_cores<BackwardDqKernel>(p);
   }
 
  private:
@@ -82,58 +103,75 @@ struct BackwardDqKernel {
     // Every query sees every key of tiles [full_begin, full_end): the last query begins last, the first ends first.
     const int full_begin = static_cast<int>((last.begin + kTile.keys - 1) / kTile.keys);
     const int full_end = static_cast<int>(first.end / kTile.keys);
-    load_keys(shared.k[first_tile % 2], k, first_tile);
-    for (int tile = first_tile; tile < end_tile; ++tile) {
+    const auto coverage = [&](int tile) {
+      return mask_coverage(p, item, {first_query, first_query + kTile.queries},
+                           {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
+    };
+    const auto statistics_of = [&](int r, int) -> const auto& { return statistics[r]; };
+    const auto where_of = [&](int tile) {
+      return ScoreTile<Rows::kQueries, Scores>{p, item, first_query + tile::warp() * kRowsPerWarp,
+                                               int64_t{tile} * kTile.keys};
+    };
+    const bool keeps_scores = p.spill.p != nullptr;
+    Visit at = next_attended<1, Traits::kExtended>(first_tile, end_tile, coverage);
+    if (Traits::kExtended && keeps_scores) spill_zeros<Element>(p, first_tile, at.tile, where_of);
+    if (at.tile != end_tile) load_keys(shared.v, v, at.tile);
+    while (at.tile != end_tile) {
+      const auto where = where_of(at.tile);
+      TileTerms<Scores> terms;
+      if constexpr (Traits::kExtended) terms = where.load_terms(at.masked);
       ptx::wait_copies<0>();
-      __syncthreads();  // K (and Q and dO) have arrived; V's and the other K's readers are done
-      load_keys(shared.v, v, tile);
-      if (tile + 1 < end_tile) load_keys(shared.k[(tile + 1) % 2], k, tile + 1);
+      __syncthreads();  // V (and Q and dO) have arrived, and K's last readers are done
+      load_keys(shared.k, k, at.tile);
+      const Visit next = next_attended<1, Traits::kExtended>(at.tile + 1, end_tile, coverage);
       Scores scores;
       Scores gradients;
       scores.clear();
       gradients.clear();
-      tile::multiply_rows(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[tile % 2]);
-      tile + 1 < end_tile ? ptx::wait_copies<1>() : ptx::wait_copies<0>();
-      __syncthreads();  // V has arrived
       tile::multiply_rows(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v);
-      const ScoreTile<Rows::kQueries, Scores> where = {p, item, first_query + tile::warp() * kRowsPerWarp,
-                                                       int64_t{tile} * kTile.keys};
-      const auto statistics_of = [&](int r, int) -> const QueryStatistics& { return statistics[r]; };
-      if (tile >= full_begin && tile < full_end) {
-        differentiate<Differentiation<Traits::kScore, false, GradientOf::kProduct>>(scores, gradients, where,
+      ptx::wait_copies<0>();
+      __syncthreads();  // K has arrived, and V's readers are done
+      if (next.tile != end_tile) load_keys(shared.v, v, next.tile);
+      tile::multiply_rows(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
+      if (at.tile >= full_begin && at.tile < full_end) {
+        differentiate<Differentiation<Traits::kScore, false, GradientOf::kProduct>>(scores, gradients, where, terms,
                                                                                     statistics_of);
       } else {
-        differentiate<Differentiation<Traits::kScore, true, GradientOf::kProduct>>(scores, gradients, where,
+        differentiate<Differentiation<Traits::kScore, true, GradientOf::kProduct>>(scores, gradients, where, terms,
                                                                                    statistics_of);
       }
-      tile::multiply_registers(dq, gradients, shared.k[tile % 2]);
+      if (keeps_scores) {
+        spill_scores<Element>(p, static_cast<Element*>(p.spill.p), where, scores);
+        spill_scores<Element>(p, static_cast<Element*>(p.spill.ds), where, gradients);
+        if (Traits::kExtended) spill_zeros<Element>(p, at.tile + 1, next.tile, where_of);
+      }
+      tile::multiply_registers(dq, gradients, shared.k, first_column);
+      at = next;
     }
+    ptx::wait_copies<0>();
   }
 
   __device__ __forceinline__ void store() {
     const float scale = static_cast<float>(p.score_mod.scale);
+    const int columns = static_cast<int>(p.head_dim_qk) - first_column;
 #pragma unroll
     for (int r = 0; r < Gradient::kThreadRows; ++r) {
       const int64_t query = first_query + tile::warp() * kRowsPerWarp + Gradient::row(r);
       if (query >= item.sequence.num_queries) continue;
       Element* target = p.dq.row<Element>(item.sequence.batch, item.head, item.sequence.query_begin + query);
-      store_row<Element>({target, static_cast<int>(p.head_dim_qk), p.dq.column_stride}, dq, r, scale);
+      store_row<Element>({target + first_column * p.dq.column_stride, columns, p.dq.column_stride}, dq, r, scale);
     }
   }
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads)
+__global__ void __launch_bounds__(Kernel::kThreads, 1)
     backward_dq_kernel(const __grid_constant__ attention::BackwardParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  const int64_t tiles = (p.sequences.max_seqlen_q + Kernel::kTile.queries - 1) / Kernel::kTile.queries;
-  const int64_t head_index = blockIdx.x / tiles;
-  const int64_t tile = tiles - 1 - blockIdx.x % tiles;
-  const int64_t head = head_index % p.num_heads_q;
-  const WorkItem item = {p.sequences.at(head_index / p.num_heads_q), head, head / p.queries_per_key_head()};
-  const int64_t first_query = tile * Kernel::kTile.queries;
-  if (first_query >= item.sequence.num_queries) return;
-  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), item, first_query};
+  const QueryBlock block = query_block<Kernel>(p, p.head_dim_qk, p.first_pair * p.queries_per_key_head());
+  if (block.first_query >= block.item.sequence.num_queries) return;
+  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), block.item, block.first_query,
+                   block.first_column};
   kernel.run();
 }
 

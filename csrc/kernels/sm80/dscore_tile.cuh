@@ -1,15 +1,21 @@
-// dS of one tile, recomputed on its own: what the gradients of biases and ALiBi slopes are sums of.
+// dS of one tile, recomputed on its own: what the gradients of biases and ALiBi slopes, and delta, are sums of.
 #pragma once
 
+#include "kernels/sm80/mask_coverage.cuh"
 #include "kernels/sm80/score_gradient.cuh"
 #include "kernels/tile_config.h"
 #include "tile/gemm.h"
 
 namespace flash_attn_ext::sm80 {
 
-template <class Element, int kHeadDim>
+enum class Dscore {
+  kWhole,         // P (dP - delta)
+  kWithoutDelta,  // P dP, whose sum over keys is delta + dlse
+};
+
+template <class Element, int kHeadDim, Dscore kDscore>
 struct DscoreTile {
-  static constexpr QueryStationaryTile kTile = backward_dq_tile(kHeadDim);
+  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, true);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
 
@@ -36,9 +42,12 @@ struct DscoreTile {
       for (int64_t key = key_range.begin; key < key_end; key += kTile.keys) {
         const attention::Interval keys = {key, min(key + kTile.keys, key_end)};
         if (p.visibility.coverage(queries, keys, item.sequence) == attention::TileCoverage::kNone) continue;
-        load(item, queries, keys);
+        const MaskCoverage attended = mask_coverage(p, item, queries, keys);
+        if (attended == MaskCoverage::kNone) continue;
         const ScoreTile<Rows::kQueries, Scores> where = {p, item, query + tile::warp() * kRowsPerWarp, key};
-        Scores dscore = compute(where);
+        const TileTerms<Scores> terms = where.load_terms(attended == MaskCoverage::kMixed);
+        load(item, queries, keys);
+        Scores dscore = compute(where, terms);
         add(dscore, where);
       }
     }
@@ -67,7 +76,8 @@ struct DscoreTile {
     __syncthreads();
   }
 
-  __device__ __forceinline__ Scores compute(const ScoreTile<Rows::kQueries, Scores>& where) {
+  __device__ __forceinline__ Scores compute(const ScoreTile<Rows::kQueries, Scores>& where,
+                                            const TileTerms<Scores>& terms) {
     Scores scores;
     Scores gradients;
     scores.clear();
@@ -78,9 +88,14 @@ struct DscoreTile {
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
       statistics[r] = load_statistics(p, where.item, where.first_row + Scores::row(r));
+      if (kDscore == Dscore::kWithoutDelta) statistics[r].delta = 0.0f;
     }
     differentiate<Differentiation<Score::kExtended, true, GradientOf::kScore>>(
-        scores, gradients, where, [&](int r, int) -> const QueryStatistics& { return statistics[r]; });
+        scores, gradients, where, terms, [&](int r, int) -> const auto& { return statistics[r]; });
+    // Rows past the end hold zeros, but see keys: 0 times a NaN is not to reach a sum over rows.
+    for_each_element<Scores>([&](int r, int row, int j, int e, int) {
+      if (where.first_row + row >= where.item.sequence.num_queries) gradients.at(r, j, e) = 0.0f;
+    });
     return gradients;
   }
 };

@@ -8,6 +8,9 @@
 #pragma once
 
 #include "attention/online_softmax.h"
+#include "kernels/common/attention_rows.cuh"
+#include "kernels/sm80/block.cuh"
+#include "kernels/sm80/mask_coverage.cuh"
 #include "kernels/sm80/score_tile.cuh"
 #include "kernels/sm80/store_row.cuh"
 #include "kernels/tile_config.h"
@@ -15,27 +18,40 @@
 
 namespace flash_attn_ext::sm80 {
 
+// The block's rows again. Takes nothing that the kernel would have to keep for it.
+template <class Kernel>
+__device__ __forceinline__ void forward_without_tensor_cores(const attention::ForwardParams& p) {
+  const QueryBlock block = query_block<Kernel>(p, p.head_dim_v, 0);
+  const int64_t end = min(block.first_query + Kernel::kTile.queries, block.item.sequence.num_queries);
+  const common::ColumnRange columns = {block.first_column, block.first_column + Kernel::kTile.columns};
+  const common::HeadItem head = common::head_item(p, block.item.sequence, block.item.head);
+  for (int64_t query = block.first_query + tile::warp(); query < end; query += Kernel::kTile.warps) {
+    common::compute_forward_row<typename Kernel::Element>(p, head, query, columns);
+  }
+}
+
 template <class Traits>
 struct ForwardKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr QueryStationaryTile kTile = forward_tile(kHeadDim, Traits::kExtended);
+  static constexpr QueryStationaryTile kTile = forward_tile(sizeof(Element), kHeadDim, Traits::kExtended);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
 
   struct Shared {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
-    tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+    tile::SharedTile<Element, kTile.keys, kTile.columns> v;
   };
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
-  using Output = tile::Accumulator<kRowsPerWarp / 16, kHeadDim / 8>;
+  using Output = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
 
   const attention::ForwardParams& p;
   Shared& shared;
   WorkItem item;
   int64_t first_query;
+  int first_column;  // of V and O
   int num_keys;
   Output out;
   float m[Output::kThreadRows];  // largest score: of q.k (Plain) or of the finished score (Extended)
@@ -71,6 +87,8 @@ struct ForwardKernel {
       stream(first, last);
     }
     finish();
+    // A NaN may be 0 times what nobody attends: such rows again, without tensor cores.
+    if (__syncthreads_or(out.has_nan())) forward_without_tensor_cores<ForwardKernel>(p);
   }
 
   // Visits the key tiles that the block's first and last query see between them, from the last one down.
@@ -78,49 +96,58 @@ struct ForwardKernel {
     const int64_t key_row = item.sequence.key_begin;
     const tile::GlobalRows<Element> k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row),
                                          p.k.row_stride, static_cast<int>(p.head_dim_qk)};
-    const tile::GlobalRows<Element> v = {p.v.row<const Element>(item.sequence.batch, item.key_head, key_row),
-                                         p.v.row_stride, static_cast<int>(p.head_dim_v)};
+    const tile::GlobalRows<Element> v = {
+        p.v.row<const Element>(item.sequence.batch, item.key_head, key_row) + first_column, p.v.row_stride,
+        static_cast<int>(p.head_dim_v) - first_column};
     const int first_tile = static_cast<int>(first.begin / kTile.keys);
     const int last_tile = static_cast<int>((last.end - 1) / kTile.keys);
     // Every query sees every key of tiles [full_begin, full_end): the last query begins last, the first ends first.
     const int full_begin = static_cast<int>((last.begin + kTile.keys - 1) / kTile.keys);
     const int full_end = static_cast<int>(first.end / kTile.keys);
-    load_keys(shared.k, k, last_tile);
-    for (int tile = last_tile; tile >= first_tile; --tile) {
+    const auto coverage = [&](int tile) {
+      return mask_coverage(p, item, {first_query, first_query + kTile.queries},
+                           {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
+    };
+    const int end = first_tile - 1;
+    Visit at = next_attended<-1, Traits::kExtended>(last_tile, end, coverage);
+    if (at.tile != end) load_keys(shared.k, k, at.tile);
+    while (at.tile != end) {
+      const ScoreTile<Rows::kQueries, Scores> where = {p, item, first_query + tile::warp() * kRowsPerWarp,
+                                                       int64_t{at.tile} * kTile.keys};
+      TileTerms<Scores> terms;
+      if constexpr (Traits::kExtended) terms = where.load_terms(at.masked);
       ptx::wait_copies<0>();
       __syncthreads();  // K (and Q) have arrived, and V's last readers are done
-      load_keys(shared.v, v, tile);
+      load_keys(shared.v, v, at.tile);
+      const Visit next = next_attended<-1, Traits::kExtended>(at.tile - 1, end, coverage);
       Scores scores;
       scores.clear();
       tile::multiply_rows(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
       ptx::wait_copies<0>();
       __syncthreads();  // V has arrived, and K's readers are done
-      if (tile > first_tile) load_keys(shared.k, k, tile - 1);
-      const ScoreTile<Rows::kQueries, Scores> where = {p, item, first_query + tile::warp() * kRowsPerWarp,
-                                                       int64_t{tile} * kTile.keys};
+      if (next.tile != end) load_keys(shared.k, k, next.tile);
       if constexpr (Traits::kExtended) {
-        const auto transform = p.score_mod.transform<float, DeviceMath>();
-        for_each_element<Scores>(
-            [&](int r, int, int j, int e, int) { scores.at(r, j, e) = transform.cap(scores.at(r, j, e)); });
-        where.add_terms(scores);
+        where.cap(scores);
+        where.add_terms(scores, terms);
       }
-      if (tile < full_begin || tile >= full_end) where.hide_invisible(scores);
+      if (at.tile < full_begin || at.tile >= full_end) where.hide_invisible(scores);
       softmax(scores);
       if (Traits::kExtended && p.dropout.enabled()) {
-        const auto keep = where.draw();
-        const float rescale = static_cast<float>(p.dropout.rescale);
-        for_each_element<Scores>(
-            [&](int r, int, int j, int e, int) { scores.at(r, j, e) *= keep.at(r, j, e) ? rescale : 0.0f; });
+        where.draw([&](int r, int j, int e, bool kept) {
+          if (!kept) scores.at(r, j, e) = 0.0f;
+        });
       }
       tile::multiply_registers(out, scores, shared.v);
+      at = next;
     }
+    ptx::wait_copies<0>();
   }
 
   // scores -> P, with m, l and O brought up to date.
   __device__ __forceinline__ void softmax(Scores& scores) {
     // Plain folds the scale into the exponent: exp(scale (x - m)) = 2^(c x - c m). Extended scores may be as low as the
     // smallest finite number, so there the difference comes first.
-    const float c = !Traits::kExtended ? static_cast<float>(p.score_mod.scale) * kLog2e : kLog2e;
+    const float c = Traits::kExtended ? kLog2e : static_cast<float>(p.score_mod.scale) * kLog2e;
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
       float tile_max = scores.at(r, 0, 0);
@@ -132,28 +159,29 @@ struct ForwardKernel {
       const float shift = raised == -INFINITY ? 0.0f : raised;
       const float factor = ptx::exp2((m[r] - shift) * c);
       m[r] = raised;
-      l[r] *= factor;
 #pragma unroll
       for (int j = 0; j < Output::kColumnTiles; ++j) {
         out.at(r, j, 0) *= factor;
         out.at(r, j, 1) *= factor;
       }
       const float scaled_shift = shift * c;
+      float tile_sum = 0.0f;  // on its own: beside a long row's sum, single terms would be rounded away
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = scores.at(r, j, e);
-          score = ptx::exp2(!Traits::kExtended ? score * c - scaled_shift : (score - shift) * c);
-          l[r] += score;
+          score = ptx::exp2(Traits::kExtended ? (score - shift) * c : score * c - scaled_shift);
+          tile_sum += score;
         }
       }
+      l[r] = l[r] * factor + tile_sum;
     }
   }
 
   // O / l and the LSE.
   __device__ __forceinline__ void finish() {
-    const float scale = !Traits::kExtended ? static_cast<float>(p.score_mod.scale) : 1.0f;
+    const float scale = Traits::kExtended ? 1.0f : static_cast<float>(p.score_mod.scale);
 #pragma unroll
     for (int r = 0; r < Output::kThreadRows; ++r) {
       const int64_t query = first_query + tile::warp() * kRowsPerWarp + Output::row(r);
@@ -161,11 +189,14 @@ struct ForwardKernel {
       if (m[r] == -INFINITY) state.m = -INFINITY;  // whatever the sign of the scale
       float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[item.head]);
       factor *= state.output_factor();
+      if (Traits::kExtended && p.dropout.enabled()) factor *= static_cast<float>(p.dropout.rescale);
       if (query >= item.sequence.num_queries) continue;
       const int64_t row = item.sequence.query_begin + query;
       Element* target = p.out.row<Element>(item.sequence.batch, item.head, row);
-      store_row<Element>({target, static_cast<int>(p.head_dim_v), p.out.column_stride}, out, r, factor);
-      if (tile::lane() % 4 != 0) continue;
+      store_row<Element>({target + first_column * p.out.column_stride, static_cast<int>(p.head_dim_v) - first_column,
+                          p.out.column_stride},
+                         out, r, factor);
+      if (first_column != 0 || tile::lane() % 4 != 0) continue;
       const attention::LogSumExp<float> lse = state.log_sum_exp();
       *p.lse.at<float>(item.sequence.batch, item.head, row) = lse.value;
       if (p.lse_residual.present()) *p.lse_residual.at<float>(item.sequence.batch, item.head, row) = lse.residual;
@@ -173,18 +204,14 @@ struct ForwardKernel {
   }
 };
 
-// Block index -> (batch, head, tile), tiles of one head next to each other so that its K and V stay in L2.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads) forward_kernel(const __grid_constant__ attention::ForwardParams p) {
+__global__ void __launch_bounds__(Kernel::kThreads, 1)
+    forward_kernel(const __grid_constant__ attention::ForwardParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  const int64_t tiles = (p.sequences.max_seqlen_q + Kernel::kTile.queries - 1) / Kernel::kTile.queries;
-  const int64_t head_index = blockIdx.x / tiles;
-  const int64_t tile = tiles - 1 - blockIdx.x % tiles;
-  const int64_t head = head_index % p.num_heads_q;
-  const WorkItem item = {p.sequences.at(head_index / p.num_heads_q), head, head / p.queries_per_key_head()};
-  const int64_t first_query = tile * Kernel::kTile.queries;
-  if (first_query >= item.sequence.num_queries) return;
-  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), item, first_query};
+  const QueryBlock block = query_block<Kernel>(p, p.head_dim_v, 0);
+  if (block.first_query >= block.item.sequence.num_queries) return;
+  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), block.item, block.first_query,
+                   block.first_column};
   kernel.run();
 }
 

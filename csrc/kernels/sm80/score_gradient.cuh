@@ -38,7 +38,8 @@ struct Differentiation {
 // products -> P (as it multiplies dO, after dropout), gradients: dP -> dS. `statistics(r, column)` gives the query's.
 template <class Kind, class Tile, class StatisticsOf>
 __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
-                                              const Tile& where, StatisticsOf&& statistics) {
+                                              const Tile& where, const TileTerms<typename Tile::Accumulator>& terms,
+                                              StatisticsOf&& statistics) {
   using Acc = typename Tile::Accumulator;
   const attention::AttentionParams& p = where.p;
   if constexpr (Kind::kScore == Score::kPlain) {
@@ -59,21 +60,20 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
   typename Tile::KeepBits keep = {};
   const float rescale = static_cast<float>(p.dropout.rescale);
   if (p.dropout.enabled()) {
-    keep = where.draw();
+    keep = where.keep_bits();
     for_each_element<Acc>([&](int r, int, int j, int e, int) {
       gradients.at(r, j, e) = keep.at(r, j, e) ? gradients.at(r, j, e) * rescale : 0.0f;
     });
   }
-  const auto transform = p.score_mod.transform<float, DeviceMath>();
-  for_each_element<Acc>([&](int r, int, int j, int e, int column) {
-    gradients.at(r, j, e) -= statistics(r, column).delta;
-    scores.at(r, j, e) = transform.cap(scores.at(r, j, e));
-  });
+  where.cap(scores);
+  for_each_element<Acc>(
+      [&](int r, int, int j, int e, int column) { gradients.at(r, j, e) -= statistics(r, column).delta; });
   if (Kind::kOf == GradientOf::kProduct && p.score_mod.softcap != 0.0) {
+    const auto transform = p.score_mod.transform<float, DeviceMath>();
     for_each_element<Acc>(
         [&](int r, int, int j, int e, int) { gradients.at(r, j, e) *= transform.cap_derivative(scores.at(r, j, e)); });
   }
-  where.add_terms(scores);
+  where.add_terms(scores, terms);
   if constexpr (Kind::kPartial) where.hide_invisible(scores);
   for_each_element<Acc>([&](int r, int, int j, int e, int column) {
     const QueryStatistics& query = statistics(r, column);

@@ -27,24 +27,18 @@ struct KernelTraits {
 
 enum class Rows { kQueries, kKeys };  // what the rows of a score tile are; its columns are the other
 
+inline constexpr float kLog2e = 1.4426950408889634f;
+
 struct DeviceMath {
-  // Within 2^-21 of tanh: scores are products of 16-bit numbers.
+  // Within 2^-21 of tanh.
   __device__ static float tanh(float x) { return 1.0f - __fdividef(2.0f, 1.0f + ptx::exp2(x * (2.0f * kLog2e))); }
-  static constexpr float kLog2e = 1.4426950408889634f;
 };
-inline constexpr float kLog2e = DeviceMath::kLog2e;
 
 // Identifies the head that a block works on.
 struct WorkItem {
   attention::Sequence sequence;
   int64_t head;
   int64_t key_head;
-};
-
-struct ColumnRange {
-  int begin;
-  int end;
-  __device__ __forceinline__ bool contains(int column) const { return begin <= column && column < end; }
 };
 
 // Calls function(r, row, j, e, column) for each element that the thread holds.
@@ -61,11 +55,41 @@ __device__ __forceinline__ void for_each_element(Function&& function) {
   }
 }
 
-// The tile whose first element is (first_row, first_column), positions inside the sequence: multiples of 16 and 32.
+template <class Element>
+struct alignas(2 * sizeof(Element)) ElementPair {
+  Element low;
+  Element high;
+};
+
+// Assigned where the bias is -inf: adding it would leave a NaN in k visible.
+__device__ __forceinline__ float biased(float score, float bias) { return bias == -INFINITY ? bias : score + bias; }
+
+// A thread's elements of a 16-bit bias and of a mask, two to a register.
+template <class Acc>
+struct TileTerms {
+  bool masked;  // the mask has to be applied
+  uint32_t bias[Acc::kThreadRows][Acc::kColumnTiles];
+  uint32_t mask[Acc::kThreadRows][Acc::kColumnTiles];
+
+  template <class Element>
+  __device__ __forceinline__ void add_bias(Acc& scores, Element) const {
+    for_each_element<Acc>([&](int r, int, int j, int e, int) {
+      const auto bits = static_cast<uint16_t>(e == 0 ? bias[r][j] : bias[r][j] >> 16);
+      scores.at(r, j, e) = biased(scores.at(r, j, e), ptx::to_float(bits, Element{}));
+    });
+  }
+
+  __device__ __forceinline__ void apply_mask(Acc& scores) const {
+    for_each_element<Acc>([&](int r, int, int j, int e, int) {
+      if ((mask[r][j] & (e == 0 ? 0xFFu : 0xFF00u)) == 0) scores.at(r, j, e) = -INFINITY;
+    });
+  }
+};
+
+// The tile whose first element is (first_row, first_column), positions inside the sequence: multiples of 16.
 template <Rows kRows, class Acc>
 struct ScoreTile {
   using Accumulator = Acc;
-  static_assert(Acc::kColumnTiles % 4 == 0);
   static constexpr int kColumns = 8 * Acc::kColumnTiles;
 
   const attention::AttentionParams& p;
@@ -80,45 +104,71 @@ struct ScoreTile {
     return kRows == Rows::kQueries ? first_column + column : first_row + row;
   }
 
-  // The columns, relative to the tile, that a row sees (or is seen by).
-  __device__ __forceinline__ ColumnRange visible_columns(int row) const {
-    const attention::Interval seen = kRows == Rows::kQueries ? p.visibility.keys_of(first_row + row, item.sequence)
-                                                             : p.visibility.queries_of(first_row + row, item.sequence);
-    return {static_cast<int>(min(max(seen.begin - first_column, int64_t{0}), int64_t{kColumns})),
-            static_cast<int>(min(max(seen.end - first_column, int64_t{0}), int64_t{kColumns}))};
-  }
-
   // What a row may not see becomes -inf.
   __device__ __forceinline__ void hide_invisible(Acc& scores) const {
+    const attention::Band seen = kRows == Rows::kQueries
+                                     ? p.visibility.keys_of_rows(first_row, first_column, item.sequence)
+                                     : p.visibility.queries_of_rows(first_row, first_column, item.sequence);
+    // Relative to the thread's first column, the others are constants.
+    const int origin = Acc::column(0, 0);
 #pragma unroll
     for (int r = 0; r < Acc::kThreadRows; ++r) {
-      const ColumnRange seen = visible_columns(Acc::row(r));
+      const int first = seen.first_column(Acc::row(r)) - origin;
+      const int end = seen.end_column(Acc::row(r)) - origin;
 #pragma unroll
       for (int j = 0; j < Acc::kColumnTiles; ++j) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          if (!seen.contains(Acc::column(j, e))) scores.at(r, j, e) = -INFINITY;
+          const int column = Acc::column_step(j, e);
+          if (column < first || column >= end) scores.at(r, j, e) = -INFINITY;
         }
       }
     }
   }
 
+  // product -> capped.
+  __device__ __forceinline__ void cap(Acc& scores) const {
+    const auto transform = p.score_mod.transform<float, DeviceMath>();
+    if (p.score_mod.softcap == 0.0) {
+      for_each_element<Acc>([&](int r, int, int j, int e, int) { scores.at(r, j, e) *= transform.scale; });
+    } else {
+      for_each_element<Acc>(
+          [&](int r, int, int j, int e, int) { scores.at(r, j, e) = transform.cap(scores.at(r, j, e)); });
+    }
+  }
+
+  // What add_terms will need from memory, asked for early.
+  __device__ __forceinline__ TileTerms<Acc> load_terms(bool with_mask) const {
+    TileTerms<Acc> terms;
+    terms.masked = with_mask;
+    const auto& bias = p.score_mod.bias;
+    if (bias.present() && bias.element != attention::ElementType::kFloat32) {
+      load_pairs<uint16_t>(bias,
+                           [&](int r, int j, uint32_t low, uint32_t high) { terms.bias[r][j] = low | high << 16; });
+    }
+    if (with_mask) {
+      load_pairs<uint8_t>(p.score_mod.mask,
+                          [&](int r, int j, uint32_t low, uint32_t high) { terms.mask[r][j] = low | high << 8; });
+    }
+    return terms;
+  }
+
   // capped -> score: ALiBi, bias and mask.
-  __device__ __forceinline__ void add_terms(Acc& scores) const {
+  __device__ __forceinline__ void add_terms(Acc& scores, const TileTerms<Acc>& terms) const {
     if (p.score_mod.alibi.present()) add_alibi(scores);
     if (p.score_mod.bias.present()) {
       switch (p.score_mod.bias.element) {
         case attention::ElementType::kFloat32:
-          add_bias<float>(scores);
+          add_float32_bias(scores);
           break;
         case attention::ElementType::kBFloat16:
-          add_bias<__nv_bfloat16>(scores);
+          terms.add_bias(scores, __nv_bfloat16{});
           break;
         default:  // host checks leave no other type
-          add_bias<__half>(scores);
+          terms.add_bias(scores, __half{});
       }
     }
-    if (p.score_mod.mask.present()) apply_mask(scores);
+    if (terms.masked) terms.apply_mask(scores);
   }
 
   // One bit an element, in for_each_element's order: whether dropout keeps it. A Philox call serves 8 elements (4 where
@@ -133,30 +183,55 @@ struct ScoreTile {
     }
   };
 
-  __device__ __forceinline__ KeepBits draw() const {
-    constexpr int kJ = kRows == Rows::kQueries ? 4 : 2;  // column tiles that share a call
-    KeepBits keep = {};
+  // The tile's rows begin at a multiple of 16, its columns at one of 16: where in a block of draws is known but for
+  // whether keys begin in the block's second half.
+  // Calls function(r, j, e, kept) for each element.
+  template <class Function>
+  __device__ __forceinline__ void draw(Function&& function) const {
+    constexpr bool kQueries = kRows == Rows::kQueries;
+    constexpr int kShared = kQueries ? 4 : 2;  // column tiles that share a call
+    constexpr int kJ = kShared < Acc::kColumnTiles ? kShared : Acc::kColumnTiles;
+    const uint64_t seed = static_cast<uint64_t>(*p.dropout.seed);
+    const auto batch = static_cast<uint32_t>(item.sequence.batch);
+    const auto head = static_cast<uint32_t>(item.head);
+    const auto quad_row = static_cast<uint32_t>(tile::lane() / 4);
+    const auto quad_column = static_cast<uint32_t>(tile::lane() % 4 * 2);
+    const bool second_half = key(0, 0) % attention::Dropout::kBlockKeys != 0;
 #pragma unroll
     for (int i = 0; i < Acc::kRowTiles; ++i) {
 #pragma unroll
       for (int first_j = 0; first_j < Acc::kColumnTiles; first_j += kJ) {
+        const uint32_t row_block = kQueries ? attention::Dropout::query_block(query(16 * i, 0))
+                                            : attention::Dropout::key_block(key(16 * i, 0));
+        const uint32_t column_block = kQueries ? attention::Dropout::key_block(key(0, 8 * first_j))
+                                               : attention::Dropout::query_block(query(0, 8 * first_j));
+        const bool upper = second_half != (!kQueries && i % 2 == 1);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int row = Acc::row(2 * i);
-          const int column = Acc::column(first_j, e);
+          const uint32_t row_counter = row_block * 8 + quad_row;
+          const uint32_t column_counter = column_block * 8 + quad_column + e;
           const attention::PhiloxCounter draws =
-              p.dropout.draws(item.sequence.batch, item.head, query(row, column), key(row, column));
+              attention::philox_4x32_7(attention::Dropout::counter(batch, head, kQueries ? row_counter : column_counter,
+                                                                   kQueries ? column_counter : row_counter),
+                                       seed);
 #pragma unroll
           for (int n = 0; n < 2 * kJ; ++n) {
             const int r = 2 * i + n % 2;
             const int j = first_j + n / 2;
-            const bool kept =
-                p.dropout.keeps(draws, query(Acc::row(r), Acc::column(j, e)), key(Acc::row(r), Acc::column(j, e)));
-            keep.words[KeepBits::index(r, j, e) / 32] |= uint32_t{kept} << (KeepBits::index(r, j, e) % 32);
+            const int key_eighth = kQueries ? (n / 2) % 4 : n % 2;
+            const uint32_t word = upper ? draws.word[(key_eighth + 2) % 4] : draws.word[key_eighth];
+            function(r, j, e, p.dropout.keeps(word, kQueries ? n % 2 : n / 2));
           }
         }
       }
     }
+  }
+
+  __device__ __forceinline__ KeepBits keep_bits() const {
+    KeepBits keep = {};
+    draw([&](int r, int j, int e, bool kept) {
+      keep.words[KeepBits::index(r, j, e) / 32] |= uint32_t{kept} << (KeepBits::index(r, j, e) % 32);
+    });
     return keep;
   }
 
@@ -168,7 +243,7 @@ struct ScoreTile {
     const float origin = static_cast<float>(key(0, 0) - query(0, 0) - diagonal);
     for_each_element<Acc>([&](int r, int row, int j, int e, int column) {
       const int step = kRows == Rows::kQueries ? column - row : row - column;
-      scores.at(r, j, e) -= slope * fabsf(origin + static_cast<float>(step));
+      scores.at(r, j, e) -= slope * fabs(origin + static_cast<float>(step));
     });
   }
 
@@ -182,57 +257,58 @@ struct ScoreTile {
     return static_cast<int>(min(length - first_column, int64_t{kColumns}));
   }
 
-  // Calls function(score, term) for each score that exists and its element of a bias or mask. What does not exist is
-  // hidden by visibility.
+  // Calls function(r, j, low, high) with neighbouring elements of a bias or mask; 0 stands for those that do not exist,
+  // which visibility hides.
   template <class Element, class Function>
-  __device__ __forceinline__ void for_each_term(Acc& scores, const attention::BroadcastView& view,
-                                                Function&& function) const {
-    const bool queries = kRows == Rows::kQueries;
-    const int64_t row_stride = queries ? view.query_stride : view.key_stride;
-    const int64_t column_stride = queries ? view.key_stride : view.query_stride;
-    const Element* first =
+  __device__ __forceinline__ void load_pairs(const attention::BroadcastView& view, Function&& function) const {
+    constexpr bool kQueries = kRows == Rows::kQueries;
+    const int64_t row_stride = kQueries ? view.query_stride : view.key_stride;
+    const int64_t column_stride = kQueries ? view.key_stride : view.query_stride;
+    const Element* origin =
         static_cast<const Element*>(view.data) + view.offset({item.sequence.batch, item.head, query(0, 0), key(0, 0)});
-    const int rows = num_rows();
-    const int columns = num_columns();
-    const bool neighbours = column_stride == 1 && columns == kColumns && row_stride % 2 == 0 &&
-                            reinterpret_cast<uintptr_t>(first) % (2 * sizeof(Element)) == 0;
-#pragma unroll
-    for (int r = 0; r < Acc::kThreadRows; ++r) {
-      if (Acc::row(r) >= rows) continue;
-      const Element* row = first + Acc::row(r) * row_stride;
-      if (neighbours) {  // two at a time
-        struct alignas(2 * sizeof(Element)) Pair {
-          Element values[2];
-        };
-        const Pair* pairs = reinterpret_cast<const Pair*>(row + Acc::column(0, 0));
-#pragma unroll
-        for (int j = 0; j < Acc::kColumnTiles; ++j) {
-          const Pair pair = pairs[4 * j];
-          function(scores.at(r, j, 0), pair.values[0]);
-          function(scores.at(r, j, 1), pair.values[1]);
-        }
-      } else {
-#pragma unroll
-        for (int j = 0; j < Acc::kColumnTiles; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int column = Acc::column(j, e);
-            if (column < columns) function(scores.at(r, j, e), row[column * column_stride]);
-          }
-        }
-      }
+    const Element* first = origin + Acc::row(0) * row_stride + Acc::column(0, 0) * column_stride;
+    const int rows = num_rows() - Acc::row(0);
+    const int columns = num_columns() - Acc::column(0, 0);
+    const bool whole = num_rows() == 16 * Acc::kRowTiles && num_columns() == kColumns;
+    // Loops of their own, so that the common ones test nothing.
+    if (whole && column_stride == 1 && row_stride % 2 == 0 &&
+        reinterpret_cast<uintptr_t>(origin) % (2 * sizeof(Element)) == 0) {
+      for_each_pair([&](int r, int j) {
+        const auto* row = reinterpret_cast<const ElementPair<Element>*>(first + Acc::row_step(r) * row_stride);
+        const ElementPair<Element> pair = row[4 * j];
+        function(r, j, pair.low, pair.high);
+      });
+    } else if (whole) {
+      for_each_pair([&](int r, int j) {
+        const Element* element = first + Acc::row_step(r) * row_stride + 8 * j * column_stride;
+        function(r, j, element[0], element[column_stride]);
+      });
+    } else {
+      for_each_pair([&](int r, int j) {
+        const Element* element = first + Acc::row_step(r) * row_stride + 8 * j * column_stride;
+        const bool exists = Acc::row_step(r) < rows;
+        const Element low = exists && Acc::column_step(j, 0) < columns ? element[0] : Element{};
+        const Element high = exists && Acc::column_step(j, 1) < columns ? element[column_stride] : Element{};
+        function(r, j, low, high);
+      });
     }
   }
 
-  template <class Element>
-  __device__ __forceinline__ void add_bias(Acc& scores) const {
-    for_each_term<Element>(scores, p.score_mod.bias,
-                           [](float& score, Element bias) { score += static_cast<float>(bias); });
+  // Calls function(r, j) for each pair of neighbours that the thread holds.
+  template <class Function>
+  __device__ __forceinline__ static void for_each_pair(Function&& function) {
+#pragma unroll
+    for (int r = 0; r < Acc::kThreadRows; ++r) {
+#pragma unroll
+      for (int j = 0; j < Acc::kColumnTiles; ++j) function(r, j);
+    }
   }
 
-  __device__ __forceinline__ void apply_mask(Acc& scores) const {
-    for_each_term<uint8_t>(scores, p.score_mod.mask, [](float& score, uint8_t attend) {
-      if (attend == 0) score = -INFINITY;
+  // Straight from memory: it would fill as many registers as the scores.
+  __device__ __forceinline__ void add_float32_bias(Acc& scores) const {
+    load_pairs<float>(p.score_mod.bias, [&](int r, int j, float low, float high) {
+      scores.at(r, j, 0) = biased(scores.at(r, j, 0), low);
+      scores.at(r, j, 1) = biased(scores.at(r, j, 1), high);
     });
   }
 };

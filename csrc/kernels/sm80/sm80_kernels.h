@@ -1,5 +1,5 @@
-// The portable CUDA backend (compute capability 8.0 and later): mma.sync and cp.async. Every function queues its
-// kernels on the stream of the current device.
+// The stages of one element type: bfloat16, float16, float32, or float32 whose products are rounded to TF32. Each is
+// instantiated in a file of its own.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,11 +7,6 @@
 #include "attention/params.h"
 
 namespace flash_attn_ext::sm80 {
-
-inline constexpr int64_t kMaxHeadDim = 256;
-
-// Query tiles of a head, for BackwardParams::alibi_partials_per_head.
-int64_t num_alibi_partials(const attention::AttentionParams& params);
 
 template <class Element>
 cudaError_t forward(const attention::ForwardParams& params, cudaStream_t stream);
@@ -23,5 +18,17 @@ template <class Element>
 cudaError_t backward_dbias(const attention::BackwardParams& params, cudaStream_t stream);
 template <class Element>
 cudaError_t backward_dalibi(const attention::BackwardParams& params, cudaStream_t stream);
+template <class Element>
+cudaError_t backward_delta(const attention::BackwardParams& params, cudaStream_t stream);
+
+// From params.spill: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q; a full bias's dS. 16-bit elements only.
+template <class Element>
+cudaError_t dq_from_spill(const attention::BackwardParams& params, cudaStream_t stream);
+template <class Element>
+cudaError_t dv_from_spill(const attention::BackwardParams& params, cudaStream_t stream);
+template <class Element>
+cudaError_t dk_from_spill(const attention::BackwardParams& params, cudaStream_t stream);
+template <class Element>
+cudaError_t dbias_from_spill(const attention::BackwardParams& params, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm80

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ptx/math.h"
+#include "tile/element.h"
 
 namespace flash_attn_ext::sm80 {
 
@@ -18,16 +18,17 @@ struct OutputRow {
 // The thread's elements of its row r, times factor.
 template <class Element, class Acc>
 __device__ __forceinline__ void store_row(const OutputRow<Element>& row, const Acc& acc, int r, float factor) {
-  // Two neighbouring elements are one 4-byte store where the row allows it.
-  const bool pairs = row.stride == 1 && row.columns % 2 == 0 && reinterpret_cast<uintptr_t>(row.data) % 4 == 0;
+  // Two neighbouring elements are one store where the row allows it.
+  const bool pairs =
+      row.stride == 1 && row.columns % 2 == 0 && reinterpret_cast<uintptr_t>(row.data) % (2 * sizeof(Element)) == 0;
 #pragma unroll
   for (int j = 0; j < Acc::kColumnTiles; ++j) {
     const int column = Acc::column(j, 0);
     if (column >= row.columns) continue;
-    const float low = acc.at(r, j, 0) * factor;
-    const float high = acc.at(r, j, 1) * factor;
+    const auto low = acc.at(r, j, 0) * factor;
+    const auto high = acc.at(r, j, 1) * factor;
     if (pairs) {
-      *reinterpret_cast<uint32_t*>(row.data + column) = ptx::pack(low, high, Element{});
+      tile::store_pair(row.data + column, low, high);
     } else {
       row.data[column * row.stride] = Element(low);
       if (column + 1 < row.columns) row.data[(column + 1) * row.stride] = Element(high);

@@ -1,0 +1,62 @@
+#include "host/readable.h"
+
+#include "host/log.h"
+#include "host/make_params.h"
+
+namespace flash_attn_ext::host {
+namespace {
+
+constexpr int64_t kRowAlignmentBytes = 16;
+
+at::Tensor copy_with_aligned_rows(const at::Tensor& tensor) {
+  const int64_t alignment = kRowAlignmentBytes / tensor.element_size();
+  at::DimVector sizes(tensor.sizes());
+  sizes.back() = (sizes.back() + alignment - 1) / alignment * alignment;
+  at::Tensor rows = at::empty(sizes, tensor.options()).narrow(-1, 0, tensor.size(-1));
+  return rows.copy_(tensor);
+}
+
+// Undefined where the operand can be read in place.
+at::Tensor copy_unless_readable(const Backend& backend, const char* name, const at::Tensor& operand) {
+  if (backend.readable(operand)) return {};
+  log_copy(name, operand, "contiguous rows (the last dimension) that begin at multiples of 16 bytes");
+  return copy_with_aligned_rows(operand);
+}
+
+at::Tensor copy_unless_contiguous(const char* name, const at::Tensor& array) {
+  if (array.is_contiguous()) return {};
+  log_copy(name, array, "a contiguous array");
+  return array.contiguous();
+}
+
+}  // namespace
+
+at::Tensor readable_matrix(const Backend& backend, const char* name, const at::Tensor& operand) {
+  at::Tensor copy = copy_unless_readable(backend, name, operand);
+  return copy.defined() ? copy : operand;
+}
+
+at::Tensor readable_array(const char* name, const at::Tensor& array) {
+  at::Tensor copy = copy_unless_contiguous(name, array);
+  return copy.defined() ? copy : array;
+}
+
+InputCopies make_readable(const Backend& backend, const AttentionInputs& in, attention::AttentionParams& params) {
+  InputCopies copies;
+  copies.q = copy_unless_readable(backend, "q", in.q);
+  copies.k = copy_unless_readable(backend, "k", in.k);
+  copies.v = copy_unless_readable(backend, "v", in.v);
+  if (copies.q.defined()) params.q = matrix_view(copies.q);
+  if (copies.k.defined()) params.k = matrix_view(copies.k);
+  if (copies.v.defined()) params.v = matrix_view(copies.v);
+  // A few numbers a head or sequence, which every kernel reads as an array.
+  if (in.sink) copies.sink = copy_unless_contiguous("sink", *in.sink);
+  if (in.cu_seqlens_q) copies.cu_seqlens_q = copy_unless_contiguous("cu_seqlens_q", *in.cu_seqlens_q);
+  if (in.cu_seqlens_k) copies.cu_seqlens_k = copy_unless_contiguous("cu_seqlens_k", *in.cu_seqlens_k);
+  if (copies.sink.defined()) params.sink = copies.sink.data_ptr();
+  if (copies.cu_seqlens_q.defined()) params.sequences.cu_seqlens_q = copies.cu_seqlens_q.data_ptr<int32_t>();
+  if (copies.cu_seqlens_k.defined()) params.sequences.cu_seqlens_k = copies.cu_seqlens_k.data_ptr<int32_t>();
+  return copies;
+}
+
+}  // namespace flash_attn_ext::host

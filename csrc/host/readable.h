@@ -1,0 +1,25 @@
+// Operands in a form that kernels can read: as they are, or else a copy, which is logged.
+#pragma once
+
+#include "attention/params.h"
+#include "host/backends.h"
+#include "host/inputs.h"
+
+namespace flash_attn_ext::host {
+
+// A matrix operand, copied when the backend cannot read it in place.
+at::Tensor readable_matrix(const Backend& backend, const char* name, const at::Tensor& operand);
+
+// An array that every kernel reads as contiguous, copied when it is not.
+at::Tensor readable_array(const char* name, const at::Tensor& array);
+
+// The copies that a call made of its inputs; they must outlive it.
+struct InputCopies {
+  at::Tensor q, k, v;
+  at::Tensor sink, cu_seqlens_q, cu_seqlens_k;
+};
+
+// Points `params` at copies of those inputs that the backend cannot read in place.
+InputCopies make_readable(const Backend& backend, const AttentionInputs& inputs, attention::AttentionParams& params);
+
+}  // namespace flash_attn_ext::host

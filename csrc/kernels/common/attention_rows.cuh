@@ -1,0 +1,217 @@
+// One row of a result, exactly as docs/semantics.md defines it, computed by one warp without tensor cores:
+//   O[query] and LSE[query];  dQ[query] = scale * dS K;  dK[key] = scale * dS^T Q and dV[key] = P^T dO.
+//
+// What is not attended, or has a weight of exactly 0, is not read, so whatever it holds reaches nothing. Tensor cores
+// compute 0 * NaN for it: their kernels call these for rows in which a NaN came out. It is the whole path of float64.
+//
+// Mapping: the warp visits 32 keys (or queries) at a time. Their products are formed one after the other, lanes
+// striding over columns; what happens to a score happens in lane i for the i-th of them.
+#pragma once
+
+#include "attention/online_softmax.h"
+#include "kernels/common/pair_score.cuh"
+
+namespace flash_attn_ext::common {
+
+// The columns of a result that a call computes; the whole row by default. Where several blocks share a row, each passes
+// its own, so that no two write to the same place. The LSE is written with column 0.
+struct ColumnRange {
+  int begin = 0;
+  int end = INT32_MAX;
+};
+
+// Calls function(slice) for slices of the range that fit a ColumnSums, at least once if the range begins at 0.
+template <class Real, class Function>
+__device__ __forceinline__ void for_each_slice(const ColumnRange& range, int64_t columns, Function&& function) {
+  constexpr int kStep = ColumnSums<Real>::kColumns;
+  const int end = columns < range.end ? static_cast<int>(columns) : range.end;
+#pragma unroll 1
+  for (int begin = range.begin; begin == 0 || begin < end; begin += kStep) {
+    function(ColumnSlice{begin, min(begin + kStep, end)});
+  }
+}
+
+// The slice of a result's row.
+template <class Element, class Real>
+__device__ __forceinline__ void store_columns(const attention::MatrixView& view, const RowPlace& place,
+                                              const ColumnSums<Real>& sums, const ColumnSlice& slice, int64_t columns) {
+  Element* row = view.row<Element>(place.batch, place.head, place.row);
+  sums.store(row + slice.begin * view.column_stride, view.column_stride, slice.count(columns));
+}
+
+__device__ __forceinline__ HeadItem head_item(const attention::AttentionParams& p, const attention::Sequence& sequence,
+                                              int64_t head) {
+  return {sequence, head, head / p.queries_per_key_head()};
+}
+
+template <class Element>
+struct ForwardRow {
+  using Real = tile::Accumulate<Element>;
+
+  const attention::ForwardParams& p;
+  const HeadItem item;
+  int64_t query;
+  attention::SoftmaxState<Real> state;
+  ColumnSums<Real> out;
+
+  __device__ __forceinline__ void run(const ColumnSlice& slice) {
+    // Twice at most: an element may get its weight before a larger score makes that weight 0, and what is not finite
+    // remains. The second time m is the largest score from the start, so that each weight is the final one.
+    for (int walk = 0; walk < 2; ++walk) {
+      state.l = Real(0);
+      out.clear();
+      if (p.sink != nullptr) state.add_sink(static_cast<const Real*>(p.sink)[item.head]);
+      visit_keys(slice);
+      if (state.l != state.l || out.all_finite()) break;
+    }
+    finish(slice);
+  }
+
+ private:
+  __device__ __forceinline__ void visit_keys(const ColumnSlice& slice) {
+    const attention::Sequence& sequence = item.sequence;
+    const auto transform = p.score_mod.transform<Real, PreciseMath>();
+    const attention::Interval seen = p.visibility.keys_of(query, sequence);
+#pragma unroll 1
+    for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) {
+      if (state.l != state.l) return;  // O and the LSE are NaN, whatever comes
+      const Pair<Real> pair = pair_at<Real>(p, sequence, {sequence.batch, item.head, query, first + tile::lane()});
+      const unsigned visible = __ballot_sync(kAllLanes, pair.visible);
+      if (visible == 0) continue;
+      const Real product = multiply_rows(rows_from<Element>(p.q, item.query_row(query), p.head_dim_qk),
+                                         rows_from<Element>(p.k, item.key_row(first), p.head_dim_qk), visible);
+      const Real score = pair.visible ? score_of(p, sequence, pair, transform.cap(product)) : minus_infinity<Real>();
+      const Real factor = state.raise_maximum(maximum_over_warp(score));
+      if (factor != Real(1)) out.multiply(factor);
+      Real weight = exponential(score - state.shift());
+      state.l += sum_over_warp(weight);
+      if (weight != Real(0)) weight *= kept_factor<Real>(p.dropout, pair.at);
+      if (out.all_nan(slice.count(p.head_dim_v))) continue;  // only the LSE can change
+      add_rows(out, rows_from<Element>(p.v, item.key_row(first), p.head_dim_v).slice(slice), weight);
+    }
+  }
+
+  __device__ __forceinline__ void finish(const ColumnSlice& slice) {
+    const RowPlace place = item.query_row(query);
+    out.multiply(state.output_factor());
+    store_columns<Element>(p.out, place, out, slice, p.head_dim_v);
+    if (slice.begin != 0 || tile::lane() != 0) return;
+    const attention::LogSumExp<Real> lse = state.log_sum_exp();
+    *p.lse.at<Real>(place.batch, place.head, place.row) = lse.value;
+    if (p.lse_residual.present()) *p.lse_residual.at<Real>(place.batch, place.head, place.row) = lse.residual;
+  }
+};
+
+template <class Element>
+struct QueryGradientRow {
+  using Real = tile::Accumulate<Element>;
+
+  const attention::BackwardParams& p;
+  const HeadItem item;
+  int64_t query;
+  ColumnSums<Real> dq;
+
+  __device__ __forceinline__ void run(const ColumnSlice& slice) {
+    const attention::Interval seen = p.visibility.keys_of(query, item.sequence);
+    dq.clear();
+#pragma unroll 1
+    for (int64_t first = seen.begin; first < seen.end && !dq.all_nan(slice.count(p.head_dim_qk)); first += kWarpSize) {
+      const PairGradient<Real> gradient = gradients_of_query<Element>(p, item, query, first);
+      add_rows(dq, rows_from<Element>(p.k, item.key_row(first), p.head_dim_qk).slice(slice), gradient.dproduct);
+    }
+    dq.multiply(static_cast<Real>(p.score_mod.scale));
+    store_columns<Element>(p.dq, item.query_row(query), dq, slice, p.head_dim_qk);
+  }
+};
+
+template <class Element>
+struct KeyGradientRow {
+  using Real = tile::Accumulate<Element>;
+
+  const attention::BackwardParams& p;
+  const attention::Sequence& sequence;
+  int64_t key_head;
+  int64_t key;
+  ColumnSums<Real> dk;
+  ColumnSums<Real> dv;
+
+  __device__ __forceinline__ void run(const ColumnSlice& slice) {
+    dk.clear();
+    dv.clear();
+    visit_queries(slice);
+    dk.multiply(static_cast<Real>(p.score_mod.scale));
+    const RowPlace place = {sequence.batch, key_head, sequence.key_begin + key};
+    if (p.dk.data != nullptr) store_columns<Element>(p.dk, place, dk, slice, p.head_dim_qk);
+    if (p.dv.data != nullptr) store_columns<Element>(p.dv, place, dv, slice, p.head_dim_v);
+  }
+
+ private:
+  // The group's heads one after the other, and the queries of each in ascending order.
+  __device__ __forceinline__ void visit_queries(const ColumnSlice& slice) {
+    const attention::Interval seen = p.visibility.queries_of(key, sequence);
+    const int64_t group = p.queries_per_key_head();
+#pragma unroll 1
+    for (int64_t head = key_head * group; head < (key_head + 1) * group; ++head) {
+      const HeadItem item = {sequence, head, key_head};
+#pragma unroll 1
+      for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) {
+        const bool dk_done = p.dk.data == nullptr || dk.all_nan(slice.count(p.head_dim_qk));
+        const bool dv_done = p.dv.data == nullptr || dv.all_nan(slice.count(p.head_dim_v));
+        if (dk_done && dv_done) return;
+        const PairGradient<Real> gradient = gradients_of_key<Element>(p, item, first, key);
+        const RowPlace row = item.query_row(first);
+        if (!dk_done) add_rows(dk, rows_from<Element>(p.q, row, p.head_dim_qk).slice(slice), gradient.dproduct);
+        if (!dv_done) add_rows(dv, rows_from<Element>(p.dout, row, p.head_dim_v).slice(slice), gradient.weight);
+      }
+    }
+  }
+};
+
+// The three, inlined; `query` and `key` are positions inside the sequence.
+template <class Element>
+__device__ __forceinline__ void compute_forward_row(const attention::ForwardParams& p, const HeadItem& item,
+                                                    int64_t query, const ColumnRange& columns) {
+  for_each_slice<tile::Accumulate<Element>>(columns, p.head_dim_v, [&](const ColumnSlice& slice) {
+    ForwardRow<Element>{p, item, query}.run(slice);
+  });
+}
+
+template <class Element>
+__device__ __forceinline__ void compute_dq_row(const attention::BackwardParams& p, const HeadItem& item, int64_t query,
+                                               const ColumnRange& columns) {
+  if (p.dq.data == nullptr) return;
+  for_each_slice<tile::Accumulate<Element>>(columns, p.head_dim_qk, [&](const ColumnSlice& slice) {
+    QueryGradientRow<Element>{p, item, query}.run(slice);
+  });
+}
+
+template <class Element>
+__device__ __forceinline__ void compute_dkdv_row(const attention::BackwardParams& p,
+                                                 const attention::Sequence& sequence, int64_t key_head, int64_t key,
+                                                 const ColumnRange& columns) {
+  const int64_t width = max(p.head_dim_qk, p.head_dim_v);
+  for_each_slice<tile::Accumulate<Element>>(columns, width, [&](const ColumnSlice& slice) {
+    KeyGradientRow<Element>{p, sequence, key_head, key}.run(slice);
+  });
+}
+
+// The same as functions, so that a kernel that seldom needs them stays small. A whole warp calls them.
+template <class Element>
+__device__ __noinline__ void forward_row(const attention::ForwardParams& p, const attention::Sequence& sequence,
+                                         int64_t head, int64_t query, ColumnRange columns = {}) {
+  compute_forward_row<Element>(p, head_item(p, sequence, head), query, columns);
+}
+
+template <class Element>
+__device__ __noinline__ void dq_row(const attention::BackwardParams& p, const attention::Sequence& sequence,
+                                    int64_t head, int64_t query, ColumnRange columns = {}) {
+  compute_dq_row<Element>(p, head_item(p, sequence, head), query, columns);
+}
+
+template <class Element>
+__device__ __noinline__ void dkdv_row(const attention::BackwardParams& p, const attention::Sequence& sequence,
+                                      int64_t key_head, int64_t key, ColumnRange columns = {}) {
+  compute_dkdv_row<Element>(p, sequence, key_head, key, columns);
+}
+
+}  // namespace flash_attn_ext::common

@@ -1,0 +1,186 @@
+// The float64 kernels: rows as in attention_rows.cuh, one warp each, and sums of dS for biases and ALiBi slopes.
+//
+// Grid: kWarpsPerBlock rows a block, rows numbered (batch, head, row), walked with the grid's stride where they
+// outnumber its largest size. dBias: one block for what a warp owns of the bias, see below. Bound: the float64 units
+// and shuffles.
+#include <algorithm>
+
+#include "kernels/common/attention_rows.cuh"
+#include "kernels/common/float64_attention.h"
+
+namespace flash_attn_ext::common {
+namespace {
+
+constexpr int kWarpsPerBlock = 4;
+constexpr int kThreads = kWarpsPerBlock * kWarpSize;
+
+// Calls function(sequence, head, row) for the calling warp's share of (batch, head, row).
+template <class Function>
+__device__ __forceinline__ void for_each_row(const attention::AttentionParams& p, int64_t num_heads, int64_t length,
+                                             Function&& function) {
+  const int64_t num_rows = p.batch * num_heads * length;
+  const int64_t step = int64_t{gridDim.x} * kWarpsPerBlock;
+  for (int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + tile::warp(); index < num_rows; index += step) {
+    const attention::Sequence sequence = p.sequences.at(index / length / num_heads);
+    function(sequence, index / length % num_heads, index % length);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ attention::ForwardParams p) {
+  for_each_row(p, p.num_heads_q, p.sequences.max_seqlen_q,
+               [&](const attention::Sequence& sequence, int64_t head, int64_t query) {
+                 if (query < sequence.num_queries)
+                   compute_forward_row<double>(p, head_item(p, sequence, head), query, {});
+               });
+}
+
+__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ attention::BackwardParams p) {
+  for_each_row(p, p.num_heads_q, p.sequences.max_seqlen_q,
+               [&](const attention::Sequence& sequence, int64_t head, int64_t query) {
+                 if (query < sequence.num_queries) compute_dq_row<double>(p, head_item(p, sequence, head), query, {});
+               });
+}
+
+__global__ void __launch_bounds__(kThreads) dkdv_kernel(const __grid_constant__ attention::BackwardParams p) {
+  for_each_row(p, p.num_heads_k, p.sequences.max_seqlen_k,
+               [&](const attention::Sequence& sequence, int64_t key_head, int64_t key) {
+                 if (key < sequence.num_keys) compute_dkdv_row<double>(p, sequence, key_head, key, {});
+               });
+}
+
+__global__ void __launch_bounds__(kThreads) dalibi_kernel(const __grid_constant__ attention::BackwardParams p) {
+  for_each_row(p, p.num_heads_q, p.sequences.max_seqlen_q,
+               [&](const attention::Sequence& sequence, int64_t head, int64_t query) {
+                 if (query >= sequence.num_queries) return;
+                 const attention::Interval seen = p.visibility.keys_of(query, sequence);
+                 const int64_t diagonal = p.visibility.diagonal(sequence);
+                 double sum = 0.0;
+                 for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) {
+                   const double dscore =
+                       gradients_of_query<double>(p, head_item(p, sequence, head), query, first).dscore;
+                   const int64_t key = first + tile::lane();
+                   sum += dscore * static_cast<double>(attention::alibi_derivative(query, key, diagonal));
+                 }
+                 sum = sum_over_warp(sum);
+                 const int64_t row = (sequence.batch * p.num_heads_q + head) * p.alibi_partials_per_head + query;
+                 if (tile::lane() == 0) static_cast<double*>(p.alibi_partials)[row] = sum;
+               });
+}
+
+template <class Params>
+cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t rows, cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  const int64_t blocks = std::min<int64_t>((rows + kWarpsPerBlock - 1) / kWarpsPerBlock, INT32_MAX);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+int64_t num_query_rows(const attention::AttentionParams& p) {
+  return p.batch * p.num_heads_q * p.sequences.max_seqlen_q;
+}
+
+// One dimension of the bias: a block owns one index of it, or walks all of them where it is broadcast.
+struct BiasAxis {
+  bool owned;
+  int64_t length;
+
+  __host__ __device__ int64_t num_owners() const { return owned ? length : 1; }
+  __host__ __device__ int64_t num_walked() const { return owned ? 1 : length; }
+  __device__ int64_t at(int64_t owner, int64_t walked) const { return owned ? owner : walked; }
+};
+
+struct BiasAxes {
+  BiasAxis batches, heads, queries;
+  int64_t key_groups;  // 32 keys each, one a lane; one group of all keys where the bias is broadcast along them
+
+  __host__ __device__ explicit BiasAxes(const attention::BackwardParams& p)
+      : batches{p.dbias.per_batch, p.batch},
+        heads{p.dbias.per_head, p.num_heads_q},
+        queries{p.dbias.per_query, p.sequences.max_seqlen_q},
+        key_groups(p.dbias.per_key ? (p.sequences.max_seqlen_k + kWarpSize - 1) / kWarpSize : 1) {}
+
+  __host__ __device__ int64_t num_owners() const {
+    return batches.num_owners() * heads.num_owners() * queries.num_owners() * key_groups;
+  }
+  __host__ __device__ int64_t num_walked() const {
+    return batches.num_walked() * heads.num_walked() * queries.num_walked();
+  }
+};
+
+// The lane's share of dS of one query: its key of the group, or every 32nd key.
+__device__ __forceinline__ double sum_of_query(const attention::BackwardParams& p, const attention::Coordinate& at) {
+  const attention::Sequence sequence = p.sequences.at(at.batch);
+  if (at.query >= sequence.num_queries) return 0.0;
+  const HeadItem item = head_item(p, sequence, at.head);
+  if (p.dbias.per_key) return gradients_of_query<double>(p, item, at.query, at.key).dscore;
+  const attention::Interval seen = p.visibility.keys_of(at.query, sequence);
+  double sum = 0.0;
+  for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) {
+    sum += gradients_of_query<double>(p, item, at.query, first).dscore;
+  }
+  return sum;
+}
+
+// One block an owner. Its warps take turns at what is walked, and their sums are added in order.
+__global__ void __launch_bounds__(kThreads) dbias_kernel(const __grid_constant__ attention::BackwardParams p) {
+  __shared__ double sums[kWarpsPerBlock][kWarpSize];
+  const BiasAxes axes(p);
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
+  for (int64_t owner = blockIdx.x; owner < axes.num_owners(); owner += gridDim.x) {
+    const int64_t first_key = owner % axes.key_groups * kWarpSize;
+    const int64_t row = owner / axes.key_groups;
+    const int64_t query = row % axes.queries.num_owners();
+    const int64_t head = row / axes.queries.num_owners() % axes.heads.num_owners();
+    const int64_t batch = row / axes.queries.num_owners() / axes.heads.num_owners();
+    double sum = 0.0;
+    for (int64_t walked = tile::warp(); walked < axes.num_walked(); walked += num_warps) {
+      const int64_t walked_row = walked / axes.queries.num_walked();
+      const int64_t walked_batch = walked_row / axes.heads.num_walked();
+      sum += sum_of_query(
+          p, {axes.batches.at(batch, walked_batch), axes.heads.at(head, walked_row % axes.heads.num_walked()),
+              axes.queries.at(query, walked % axes.queries.num_walked()), first_key});
+    }
+    sums[tile::warp()][tile::lane()] = sum;
+    __syncthreads();
+    if (tile::warp() == 0) {
+      for (int w = 1; w < num_warps; ++w) sum += sums[w][tile::lane()];
+      if (!p.dbias.per_key) sum = sum_over_warp(sum);
+      const int64_t key = first_key + tile::lane();
+      if (p.dbias.per_key ? key < p.sequences.max_seqlen_k : tile::lane() == 0) {
+        static_cast<double*>(p.dbias.data)[batch * p.dbias.batch_stride + head * p.dbias.head_stride +
+                                           query * p.dbias.query_stride + key * p.dbias.key_stride] = sum;
+      }
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+cudaError_t launch_forward_float64(const attention::ForwardParams& params, cudaStream_t stream) {
+  return launch_rows(forward_kernel, params, num_query_rows(params), stream);
+}
+
+cudaError_t launch_dkdv_float64(const attention::BackwardParams& params, cudaStream_t stream) {
+  return launch_rows(dkdv_kernel, params, params.batch * params.num_heads_k * params.sequences.max_seqlen_k, stream);
+}
+
+cudaError_t launch_dq_float64(const attention::BackwardParams& params, cudaStream_t stream) {
+  return launch_rows(dq_kernel, params, num_query_rows(params), stream);
+}
+
+cudaError_t launch_dbias_float64(const attention::BackwardParams& params, cudaStream_t stream) {
+  const BiasAxes axes(params);
+  const int64_t owners = axes.num_owners();
+  if (owners == 0) return cudaSuccess;
+  const int64_t warps = std::clamp<int64_t>(axes.num_walked(), 1, kWarpsPerBlock);
+  dbias_kernel<<<static_cast<unsigned>(std::min<int64_t>(owners, INT32_MAX)), static_cast<unsigned>(warps * kWarpSize),
+                 0, stream>>>(params);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_dalibi_partials_float64(const attention::BackwardParams& params, cudaStream_t stream) {
+  return launch_rows(dalibi_kernel, params, num_query_rows(params), stream);
+}
+
+}  // namespace flash_attn_ext::common

@@ -1,0 +1,97 @@
+// mask_tiles[tile] = whether a True and whether a False is in it.
+//
+// Grid: one warp a tile of 64 queries x 64 keys of the mask as it is stored (broadcast dimensions once). Lanes take
+// neighbouring keys, 16 bytes each where the mask allows it. Bound: memory; every byte of the mask is read once.
+#include "kernels/common/mask_tiles.h"
+
+namespace flash_attn_ext::common {
+namespace {
+
+using attention::MaskTiles;
+
+constexpr int kWarpSize = 32;
+constexpr int kWarpsPerBlock = 8;
+constexpr int kVectorBytes = 16;
+
+// Bytes of a bool tensor are 0 or 1, so sums tell; of 4 at a time.
+__device__ __forceinline__ uint8_t flags_of(uint32_t four) {
+  return (four != 0 ? MaskTiles::kSomeTrue : 0) | (four != 0x01010101u ? MaskTiles::kSomeFalse : 0);
+}
+
+__device__ __forceinline__ uint8_t look_at_vectors(const uint8_t* first, int64_t row_stride, int rows) {
+  constexpr int kLanesPerRow = static_cast<int>(MaskTiles::kSize) / kVectorBytes;
+  uint8_t flags = 0;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  for (int row = lane / kLanesPerRow; row < rows; row += kWarpSize / kLanesPerRow) {
+    const uint4 bytes = *reinterpret_cast<const uint4*>(first + row * row_stride + lane % kLanesPerRow * kVectorBytes);
+    flags |= flags_of(bytes.x) | flags_of(bytes.y) | flags_of(bytes.z) | flags_of(bytes.w);
+  }
+  return flags;
+}
+
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
+    mask_tiles_kernel(const __grid_constant__ attention::AttentionParams p, const MaskTileCounts counts) {
+  int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize;
+  if (index >= counts.total()) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  uint8_t* result = p.score_mod.mask_tiles.data + index;
+  const int64_t first_key = index % counts.keys * MaskTiles::kSize;
+  index /= counts.keys;
+  const int64_t first_query = index % counts.queries * MaskTiles::kSize;
+  index /= counts.queries;
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  const bool per_query = mask.query_stride != 0;
+  const bool per_key = mask.key_stride != 0;
+  const int rows = per_query ? static_cast<int>(min(p.sequences.max_seqlen_q - first_query, MaskTiles::kSize)) : 1;
+  const int columns = per_key ? static_cast<int>(min(p.sequences.max_seqlen_k - first_key, MaskTiles::kSize)) : 1;
+  const uint8_t* first = static_cast<const uint8_t*>(mask.data) +
+                         mask.offset({index / counts.heads, index % counts.heads, first_query, first_key});
+  const bool vectors = mask.key_stride == 1 && columns == MaskTiles::kSize && mask.query_stride % kVectorBytes == 0 &&
+                       reinterpret_cast<uintptr_t>(first) % kVectorBytes == 0;
+  uint8_t flags = 0;
+  if (vectors) {
+    flags = look_at_vectors(first, mask.query_stride, rows);
+  } else {
+    for (int row = 0; row < rows; ++row) {
+      for (int column = lane; column < columns; column += kWarpSize) {
+        const bool attend = first[row * mask.query_stride + column * mask.key_stride] != 0;
+        flags |= attend ? MaskTiles::kSomeTrue : MaskTiles::kSomeFalse;
+      }
+    }
+  }
+  flags = static_cast<uint8_t>(__reduce_or_sync(0xFFFFFFFFu, flags));
+  if (lane == 0) *result = flags;
+}
+
+int64_t tiles_along(int64_t stride, int64_t length) {
+  return stride == 0 ? 1 : (length + MaskTiles::kSize - 1) / MaskTiles::kSize;
+}
+
+}  // namespace
+
+MaskTileCounts count_mask_tiles(const attention::AttentionParams& params) {
+  const attention::BroadcastView& mask = params.score_mod.mask;
+  return {.batch = mask.batch_stride == 0 ? 1 : params.batch,
+          .heads = mask.head_stride == 0 ? 1 : params.num_heads_q,
+          .queries = tiles_along(mask.query_stride, params.sequences.max_seqlen_q),
+          .keys = tiles_along(mask.key_stride, params.sequences.max_seqlen_k)};
+}
+
+MaskTiles mask_tiles_in(void* memory, const attention::AttentionParams& params) {
+  const MaskTileCounts counts = count_mask_tiles(params);
+  const auto stride = [](int64_t count, int64_t stride) { return count == 1 ? 0 : stride; };
+  return {.data = static_cast<uint8_t*>(memory),
+          .batch_stride = stride(counts.batch, counts.heads * counts.queries * counts.keys),
+          .head_stride = stride(counts.heads, counts.queries * counts.keys),
+          .query_stride = stride(counts.queries, counts.keys),
+          .key_stride = stride(counts.keys, 1)};
+}
+
+cudaError_t launch_mask_tiles(const attention::AttentionParams& params, cudaStream_t stream) {
+  const MaskTileCounts counts = count_mask_tiles(params);
+  const int64_t blocks = (counts.total() + kWarpsPerBlock - 1) / kWarpsPerBlock;
+  mask_tiles_kernel<<<static_cast<unsigned>(blocks), kWarpsPerBlock * kWarpSize, 0, stream>>>(params, counts);
+  return cudaGetLastError();
+}
+
+}  // namespace flash_attn_ext::common

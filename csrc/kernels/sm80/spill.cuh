@@ -1,0 +1,63 @@
+// Leaves a tile of P or dS to a later kernel.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/sm80/score_tile.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+// The matrix of the tile's head in a spill (attention::ScoreSpill).
+template <class Element>
+__device__ __forceinline__ Element* spilled_matrix(const attention::BackwardParams& p, Element* spill,
+                                                   const WorkItem& item) {
+  const int64_t first_head = p.first_pair * p.queries_per_key_head();
+  const int64_t head = item.sequence.batch * p.num_heads_q + item.head - first_head;
+  return spill + head * p.spill.rows * p.spill.columns;
+}
+
+// Whether row `row` of a head's matrix was written in the 32 columns from `group` on: what is visible was, in whole
+// tiles.
+__device__ __forceinline__ bool was_written(const attention::AttentionParams& p, const attention::Sequence& sequence,
+                                            Rows rows_are, int64_t row, int64_t group) {
+  const bool keys = rows_are == Rows::kKeys;
+  const attention::Interval seen = keys ? p.visibility.queries_of(row, sequence) : p.visibility.keys_of(row, sequence);
+  return row < (keys ? sequence.num_keys : sequence.num_queries) && !seen.empty() && seen.begin < group + 32 &&
+         group < seen.end;
+}
+
+template <class Element, class Tile>
+__device__ __forceinline__ void spill_scores(const attention::BackwardParams& p, Element* spill, const Tile& where,
+                                             const typename Tile::Accumulator& scores) {
+  using Acc = typename Tile::Accumulator;
+  if constexpr (sizeof(Element) == 2 && Acc::kColumnTiles % 4 == 0) {
+    Element* first = spilled_matrix(p, spill, where.item) + where.first_row * p.spill.columns + where.first_column;
+#pragma unroll
+    for (int r = 0; r < Acc::kThreadRows; ++r) {
+      Element* row = first + Acc::row(r) * p.spill.columns + tile::lane() % 4 * 8;
+#pragma unroll
+      for (int j = 0; j < Acc::kColumnTiles; j += 4) {
+        uint4 packed;
+        packed.x = ptx::pack(scores.at(r, j, 0), scores.at(r, j, 1), Element{});
+        packed.y = ptx::pack(scores.at(r, j + 1, 0), scores.at(r, j + 1, 1), Element{});
+        packed.z = ptx::pack(scores.at(r, j + 2, 0), scores.at(r, j + 2, 1), Element{});
+        packed.w = ptx::pack(scores.at(r, j + 3, 0), scores.at(r, j + 3, 1), Element{});
+        __stcs(reinterpret_cast<uint4*>(row + 8 * j), packed);  // read once: K and V are to stay in L2
+      }
+    }
+  }
+}
+
+// The tiles from `tile` on and before `end`, which a mask leaves nothing of: zeros. where_of(tile) gives the tile.
+template <class Element, class WhereOf>
+__device__ __forceinline__ void spill_zeros(const attention::BackwardParams& p, int tile, int end, WhereOf&& where_of) {
+  using Acc = typename std::invoke_result_t<WhereOf, int>::Accumulator;
+  for (; tile < end; ++tile) {
+    Acc nothing;
+    nothing.clear();
+    if (p.spill.p != nullptr) spill_scores<Element>(p, static_cast<Element*>(p.spill.p), where_of(tile), nothing);
+    spill_scores<Element>(p, static_cast<Element*>(p.spill.ds), where_of(tile), nothing);
+  }
+}
+
+}  // namespace flash_attn_ext::sm80

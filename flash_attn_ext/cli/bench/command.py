@@ -1,0 +1,122 @@
+"""The command: chooses suites, times every row, prints, writes and draws."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flash_attn_ext import _C
+from flash_attn_ext.cli.bench import plot, suites, table
+from flash_attn_ext.cli.bench.contestants import OURS, contestants, explain_ours, require_grads
+from flash_attn_ext.cli.bench.report import Report
+from flash_attn_ext.cli.bench.rows import failed, make_row
+from flash_attn_ext.cli.bench.timing import EFFORTS, DeviceLost, Effort, Measurement, measure, stopwatch_for
+from flash_attn_ext.cli.bench.workload import Workload, make_inputs
+from flash_attn_ext.cli.machine import choose_device
+
+METHOD = {
+    "cuda": "medians of CUDA-event times, the backward pass alone, its launches queued beforehand",
+    "cpu": "medians of wall-clock times",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    device: str
+    backend: str | None
+    effort: Effort
+
+
+def run(options: argparse.Namespace) -> int:
+    """0, 1 when one of our own calls failed or was wrong, 2 when nothing could be started."""
+    if options.draw is not None:
+        return draw_reports(options.draw)
+    device, reason = choose_device(options.device)
+    if reason is None:
+        reason = _unknown(options, device)
+    if reason is not None:
+        print(reason)
+        return 2
+    print(f"{device}, random-normal data, calls take turns; {METHOD[device]}.")
+    print(
+        "x a peer: times as fast as it, above 1 ours is faster; of own time: our time by our time without the option."
+    )
+    settings = Settings(device, options.backend, EFFORTS[device, options.quick])
+    report = Report(Path(options.output) / f"{_stem(device, options)}.json", device)
+    lost = None
+    try:
+        for name in dict.fromkeys(options.suite or suites.SUITES[device]):
+            workloads = suites.SUITES[device][name]
+            run_suite(name, suites.quick(workloads) if options.quick else workloads, settings, report)
+    except DeviceLost as error:
+        lost = error
+    print(f"\nrows: {report.path}")
+    if lost is not None:
+        print(f"STOPPED: the GPU runs nothing any more since {lost}")
+        return 1
+    if not options.no_plot:
+        print("\n".join(plot.draw(report.contents, report.path.with_suffix(".png"))))
+    return 1 if any(map(failed, report.rows)) else 0
+
+
+def draw_reports(paths: list[str]) -> int:
+    """Draws what was measured before, here or elsewhere."""
+    for path in map(Path, paths):
+        try:
+            report = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            print(f"--draw {path}: {error}")
+            return 2
+        print("\n".join(plot.draw(report, path.with_suffix(".png"))))
+    return 0
+
+
+def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, report: Report) -> None:
+    start = time.perf_counter()
+    rows = []
+    print(table.heading(name, workloads), flush=True)
+    for workload in workloads:
+        for row in _rows(workload, settings):
+            rows.append(row)
+            report.add(row)
+            print("\n".join([table.line(row, workloads), *table.complaints(row)]), flush=True)
+    print("\n".join(table.summary(name, rows)))
+    print(f"  {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def _rows(workload: Workload, settings: Settings) -> Iterator[dict]:
+    """One for each pass. What fails before anything can be timed is a row too."""
+    for pass_ in workload.passes:
+        backend = None
+        try:
+            inputs = make_inputs(workload, settings.device)
+            require_grads(workload, inputs, pass_)
+            backend = explain_ours(workload, inputs, settings.backend).backend
+            stopwatch = stopwatch_for(settings.device, workload.is_host_time)
+            entrants = contestants(workload, inputs, settings.backend)
+            measured = measure(entrants, pass_, inputs.dout, settings.effort, stopwatch)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            measured = Measurement(errors={OURS: f"{type(error).__name__}: {error}"})
+        inputs = entrants = None  # the memory, before the next pass takes its own
+        yield make_row(workload, pass_, backend, measured)
+
+
+def _unknown(options: argparse.Namespace, device: str) -> str | None:
+    wanted = [name for name in options.suite or () if name not in suites.SUITES[device]]
+    if wanted:
+        return f"--suite {' '.join(wanted)}: on {device} there are {', '.join(suites.SUITES[device])}"
+    built = _C.build_info()["backends"]
+    if options.backend is not None and options.backend not in built:
+        return f"--backend {options.backend}: this build has {', '.join(built)}"
+    return None
+
+
+def _stem(device: str, options: argparse.Namespace) -> str:
+    """cuda for all suites, cuda_grid_sm80 for one on a forced backend: a part does not overwrite the whole."""
+    return "_".join([device, *dict.fromkeys(options.suite or ()), *([options.backend] if options.backend else [])])

@@ -1,0 +1,131 @@
+"""Everyone who takes part in a workload: ours, our own call without its options, and PyTorch's kernels by name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flash_attn_ext.cli.bench.workload import Inputs, Workload
+from flash_attn_ext.functional import Explanation, attention, attention_varlen, explain, scaled_dot_product_attention
+
+OURS = "ours"
+SDPA_BACKENDS = {
+    "torch sdpa": None,  # PyTorch chooses
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    forward: Callable[[], Tensor]
+    leaves: tuple[Tensor, ...]  # what its backward pass differentiates
+    backend: SDPBackend | None = None
+    comparable: bool = True  # whether its result should be that of the others
+
+    def context(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if self.backend is None else sdpa_kernel(self.backend)
+
+    def make_call(self, pass_: str, dout: Tensor) -> Callable[[], object]:
+        """The pass as a call without arguments, its result returned. For a backward pass, runs the forward once."""
+        if pass_ == "forward":
+            return self.forward
+        gradients = functools.partial(torch.autograd.grad, inputs=self.leaves, grad_outputs=dout)
+        if pass_ == "forward+backward":
+            return lambda: gradients(self.forward())
+        out = self.forward()
+        return lambda: gradients(out, retain_graph=True)
+
+
+def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict[str, Contestant]:
+    """Ours first, then the workload's peers in their order, then our own call without options."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    leaves = (q, k, v, inputs.bias) if workload.bias_needs_grad else (q, k, v)
+    comparable = workload.dropout_p == 0  # everyone drops weights of its own
+    found = {OURS: Contestant(_ours(workload, inputs, backend), leaves, comparable=comparable)}
+    for name in workload.peers:
+        if name == "varlen_attn":
+            found[name] = Contestant(_varlen_peer(workload, inputs), leaves, comparable=comparable)
+        else:
+            arguments = _sdpa_arguments(workload, inputs)
+            forward = functools.partial(F.scaled_dot_product_attention, q, k, v, **arguments)
+            found[name] = Contestant(forward, leaves, SDPA_BACKENDS[name], comparable)
+    if workload.own is not None:
+        plain = functools.partial(attention, q, k, v, backend=backend)
+        found[workload.own] = Contestant(plain, (q, k, v), comparable=False)
+    return found
+
+
+def require_grads(workload: Workload, inputs: Inputs, pass_: str) -> None:
+    """A forward pass alone is timed as inference runs it, but for a bias that needs grad."""
+    for tensor in (inputs.q, inputs.k, inputs.v):
+        tensor.requires_grad_(pass_ != "forward")
+    if workload.bias_needs_grad:
+        inputs.bias.requires_grad_()
+
+
+def explain_ours(workload: Workload, inputs: Inputs, backend: str | None) -> Explanation:
+    options = _our_options(workload, inputs, backend)
+    if workload.lengths:
+        return explain(inputs.q, inputs.k, inputs.v, inputs.cu_seqlens, inputs.cu_seqlens, **options)
+    return explain(inputs.q, inputs.k, inputs.v, **options)
+
+
+def _ours(workload: Workload, inputs: Inputs, backend: str | None) -> Callable[[], Tensor]:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    if workload.is_host_time and backend is None:  # the entry point that stands in for PyTorch's
+        return functools.partial(scaled_dot_product_attention, q, k, v)
+    options = _our_options(workload, inputs, backend)
+    if workload.lengths:
+        return functools.partial(attention_varlen, q, k, v, inputs.cu_seqlens, inputs.cu_seqlens, **options)
+    return functools.partial(attention, q, k, v, **options)
+
+
+def _our_options(workload: Workload, inputs: Inputs, backend: str | None) -> dict:
+    options = dict(
+        causal="top_left" if workload.causal else None,
+        window=workload.window,
+        mask=inputs.mask,
+        bias=inputs.bias,
+        dropout_p=workload.dropout_p,
+        backend=backend,
+    )
+    if workload.lengths:
+        options |= dict(max_seqlen_q=workload.seqlen, max_seqlen_k=workload.seqlen)
+    return options
+
+
+def _sdpa_arguments(workload: Workload, inputs: Inputs) -> dict:
+    """PyTorch has no window: it gets one as a boolean mask."""
+    attn_mask, is_causal = inputs.bias if inputs.mask is None else inputs.mask, workload.causal
+    if workload.window is not None:
+        left, right = workload.window
+        offset = torch.arange(workload.seqlen, device=inputs.q.device)
+        distance = offset - offset[:, None]
+        attn_mask = (distance >= -left) & (distance <= (0 if is_causal else right))
+        is_causal = False
+    return dict(
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        dropout_p=workload.dropout_p,
+        enable_gqa=workload.key_heads != workload.num_heads,
+    )
+
+
+def _varlen_peer(workload: Workload, inputs: Inputs) -> Callable[[], Tensor]:
+    def forward() -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn  # here, so that a torch without it loses this peer alone
+
+        lengths = (inputs.cu_seqlens, inputs.cu_seqlens, workload.seqlen, workload.seqlen)
+        return varlen_attn(inputs.q, inputs.k, inputs.v, *lengths, window_size=(-1, 0 if workload.causal else -1))
+
+    return forward

@@ -1,0 +1,55 @@
+"""The JSON file of a run, on disk after every row, so that what ends a run early loses nothing that was measured."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from flash_attn_ext.cli.machine import machine, versions
+
+
+class Report:
+    def __init__(self, path: Path, device: str) -> None:
+        self.path = path
+        self.rows: list[dict] = []
+        self.contents = {
+            "command": shlex.join(sys.orig_argv),
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "versions": versions(),
+            "rows": self.rows,
+        }
+        if device == "cuda":
+            self.contents["machine"] |= _gpu_facts()
+            self.contents["versions"]["cudnn"] = torch.backends.cudnn.version()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write()
+
+    def add(self, row: dict) -> None:
+        self.rows.append(row)
+        self._write()
+
+    def _write(self) -> None:
+        fresh = self.path.with_suffix(".json.new")
+        fresh.write_text(json.dumps(self.contents, indent=1) + "\n")
+        fresh.replace(self.path)
+
+
+def _gpu_facts() -> dict[str, str]:
+    """What the driver says, where its tool is there."""
+    names = ("driver_version", "power.limit", "clocks.max.sm")
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    query = [f"--query-gpu={','.join(names)}", "--format=csv,noheader", f"--id={torch.cuda.current_device()}"]
+    try:
+        answer = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return dict(zip(names, (value.strip() for value in answer.split(",")), strict=False))

@@ -1,0 +1,128 @@
+"""One measured pass of one workload as a JSON row, and what can be read off rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import torch
+
+from flash_attn_ext.cli.bench.contestants import OURS
+from flash_attn_ext.cli.bench.timing import Measurement
+from flash_attn_ext.cli.bench.workload import Workload
+
+# Results further apart than this are not two roundings of one answer.
+MAX_DIFFERENCE = {torch.float32: 2e-3}
+MAX_DIFFERENCE_16_BIT = 2e-2
+
+
+def make_row(workload: Workload, pass_: str, backend: str | None, measured: Measurement) -> dict:
+    """TFLOP/s and ms of ours, the peers and our own call without options; microseconds where host time is measured."""
+    row = {
+        "suite": workload.suite,
+        "case": workload.case,
+        "pass": pass_,
+        "dtype": str(workload.dtype).removeprefix("torch."),
+        "head_dim": workload.head_dim,
+        "head_dim_v": workload.dim_v,
+        "causal": workload.causal,
+        "window": workload.window,
+        "batch": workload.batch,
+        "num_heads": workload.num_heads,
+        "num_key_heads": workload.key_heads,
+        "seqlen_q": workload.seqlen,
+        "seqlen_k": workload.seqlen,
+        "backend": backend,
+    }
+    if workload.lengths:
+        row["lengths"] = workload.lengths
+    milliseconds = measured.milliseconds
+    if workload.is_host_time:
+        row |= _figures("us", {name: round(time * 1e3, 2) for name, time in milliseconds.items()}, workload)
+    else:
+        rates = {name: _short(_flops(name, workload, pass_) / time * 1e-9) for name, time in milliseconds.items()}
+        row |= _figures("tflops", rates, workload)
+        row |= _figures("ms", {name: round(time, 4) for name, time in milliseconds.items()}, workload)
+    row["against"] = workload.against
+    row["ratio"] = _ratio(row, workload)
+    row["in_goal"] = workload.in_goal
+    row["rounds"] = measured.rounds
+    if measured.difference is not None:
+        row["difference"] = _short(measured.difference) if math.isfinite(measured.difference) else None
+        if not measured.difference <= MAX_DIFFERENCE.get(workload.dtype, MAX_DIFFERENCE_16_BIT):
+            measured.errors[OURS] = f"the result differs from the first peer's by {measured.difference:.3g}"
+    if measured.errors:
+        row["errors"] = measured.errors
+    return row
+
+
+def times_as_fast(row: dict) -> dict[str, float]:
+    """For each peer that ran, its time by ours."""
+    unit = "us" if "ours_us" in row else "ms"
+    ours = row[f"ours_{unit}"]
+    return {name: time / ours for name, time in row[f"peer_{unit}"].items() if time and ours}
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logarithms = [math.log(value) for value in values]
+    return math.exp(sum(logarithms) / len(logarithms))
+
+
+def failed(row: dict) -> bool:
+    """Whether ours did not run, or gave another answer than the peer."""
+    return OURS in row.get("errors", {})
+
+
+def place(row: dict) -> str:
+    """What tells this row from the others of its suite, for people."""
+    dims = f"D{row['head_dim']}"
+    if row.get("head_dim_v", row["head_dim"]) != row["head_dim"]:
+        dims = f"D({row['head_dim']},{row['head_dim_v']})"
+    return f"{row.get('case', row['suite'])} {row['dtype']} {dims} S{row['seqlen_q']}"
+
+
+def unit_of(row: dict) -> str:
+    """In which its figures are best read: a CPU's times say more than its share of a TFLOP/s."""
+    if "ours_us" in row:
+        return "us"
+    return "ms" if row["suite"] == "cpu" else "tflops"
+
+
+def share_of_own(row: dict) -> tuple[str, float] | None:
+    """(name, our time by that of our own call without options), where both were measured."""
+    for name, own in row.get("own_ms", {}).items():
+        if own and row["ours_ms"]:
+            return name, round(row["ours_ms"] / own, 4)
+    return None
+
+
+def _flops(name: str, workload: Workload, pass_: str) -> float:
+    """Our own call without options does the work that they spare."""
+    if name == workload.own:
+        workload = dataclasses.replace(workload, causal=False, window=None)
+    return workload.flops(pass_)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _figures(unit: str, values: dict[str, float], workload: Workload) -> dict:
+    figures = {
+        f"ours_{unit}": values.get(OURS),
+        f"peer_{unit}": {name: values.get(name) for name in workload.peers},
+    }
+    if workload.own is not None:
+        figures[f"own_{unit}"] = {workload.own: values.get(workload.own)}
+    return figures
+
+
+def _ratio(row: dict, workload: Workload) -> float | None:
+    """Our time by our own other time, or how many times as fast as the peer we are; None where either did not run."""
+    if workload.against == workload.own:
+        share = share_of_own(row)
+        return None if share is None else share[1]
+    ratios = times_as_fast(row)
+    found = min(ratios.values(), default=None) if workload.against == "best" else ratios.get(workload.against)
+    return None if found is None else round(found, 4)

@@ -1,0 +1,143 @@
+"""What is timed: every suite as a list of workloads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import torch
+
+from flash_attn_ext.cli.bench.workload import HEAD_BIAS, PADDING_MASK, SQUARE_BIAS, SQUARE_MASK, Workload
+
+FUSED = ("flash", "efficient", "cudnn")
+
+
+def grid() -> Iterator[Workload]:
+    """As many tokens and as many channels at every point."""
+    for head_dim in (64, 128, 256):
+        for causal in (False, True):
+            for seqlen in (512, 2048, 8192, 16384):
+                yield Workload(
+                    "grid",
+                    "causal" if causal else "full",
+                    batch=16384 // seqlen,
+                    num_heads=2048 // head_dim,
+                    seqlen=seqlen,
+                    head_dim=head_dim,
+                    causal=causal,
+                    peers=("flash", "cudnn"),
+                    against="flash",
+                )
+
+
+def mask() -> Iterator[Workload]:
+    common = dict(batch=2, num_heads=16, seqlen=4096, head_dim=128, own="plain", against="efficient")
+    peers = ("efficient", "cudnn")
+    yield Workload("mask", "bool [S,S]", score=SQUARE_MASK, peers=peers, **common)
+    yield Workload("mask", "bias [1,H,S,S]", score=HEAD_BIAS, peers=peers, **common)
+    yield Workload("mask", "bias with grad", score=HEAD_BIAS, bias_needs_grad=True, peers=peers, **common)
+    yield Workload("mask", "padding [B,1,1,S]", score=PADDING_MASK, peers=peers, in_goal=False, **common)
+
+
+def float32() -> Iterator[Workload]:
+    for head_dim in (64, 128):
+        yield Workload(
+            "float32", "full", 2, 16, 4096, head_dim, dtype=torch.float32, peers=("efficient",), against="efficient"
+        )
+
+
+def dropout() -> Iterator[Workload]:
+    """Against our own call without it. The peers drop as much."""
+    yield Workload("dropout", "0.1", 2, 16, 4096, 128, dropout_p=0.1, peers=FUSED, own="plain", against="plain")
+
+
+def head_dims() -> Iterator[Workload]:
+    common = dict(batch=2, num_heads=16, seqlen=4096)
+    for head_dim in (40, 72, 80, 96, 160, 192):
+        yield Workload(
+            "head_dims", "causal", head_dim=head_dim, causal=True, peers=("flash", "cudnn"), against="flash", **common
+        )
+    unusual = dict(peers=FUSED, against="best", in_goal=False)
+    yield Workload("head_dims", "causal", head_dim=512, causal=True, **unusual, **common)
+    yield Workload("head_dims", "causal", head_dim=192, head_dim_v=128, causal=True, **unusual, **common)
+    yield Workload("head_dims", "full", head_dim=128, head_dim_v=256, **unusual, **common)
+
+
+def short() -> Iterator[Workload]:
+    for seqlen, batch, heads in ((64, 256, 8), (128, 64, 12), (197, 8, 16)):
+        yield Workload("short", "full", batch, heads, seqlen, 64, peers=(*FUSED, "math"), against="best")
+
+
+def varlen() -> Iterator[Workload]:
+    rng = random.Random(0)
+    lengths = tuple(rng.randint(256, 8192) for _ in range(16))
+    yield Workload(
+        "varlen",
+        "16 ragged causal",
+        1,
+        16,
+        max(lengths),
+        128,
+        causal=True,
+        lengths=lengths,
+        peers=("varlen_attn",),
+        against="varlen_attn",
+    )
+
+
+def window() -> Iterator[Workload]:
+    """Against our own full time: how much of the work that is not visible is saved."""
+    for head_dim in (64, 128):
+        common = dict(batch=2, num_heads=2048 // head_dim, seqlen=8192, head_dim=head_dim, own="full", against="full")
+        yield Workload("window", "causal", causal=True, peers=("flash",), **common)
+        yield Workload("window", "window 512", window=(512, 512), **common)
+        yield Workload("window", "causal window 512", causal=True, window=(512, 0), in_goal=False, **common)
+
+
+def gqa() -> Iterator[Workload]:
+    yield Workload(
+        "gqa",
+        "32/8 heads causal",
+        2,
+        32,
+        4096,
+        128,
+        num_key_heads=8,
+        causal=True,
+        peers=("flash", "cudnn"),
+        against="flash",
+    )
+
+
+def host() -> Iterator[Workload]:
+    """A call so small that launching it takes longer than running it."""
+    peers = ("torch sdpa", *FUSED, "math")
+    passes = ("forward", "forward+backward")
+    yield Workload("host", "small call", 1, 8, 128, 64, peers=peers, against="torch sdpa", passes=passes)
+
+
+def cpu() -> Iterator[Workload]:
+    options = dict(peers=("torch sdpa",), against="torch sdpa", passes=("forward", "forward+backward"))
+    for dtype in (torch.float32, torch.bfloat16):
+        for head_dim in (64, 128):
+            common = dict(batch=1, num_heads=8, seqlen=2048, head_dim=head_dim, dtype=dtype, **options)
+            yield Workload("cpu", "full", **common)
+            yield Workload("cpu", "causal", causal=True, own="full", **common)
+            yield Workload("cpu", "window 256", window=(256, 256), own="full", **common)
+            yield Workload("cpu", "bool mask", score=SQUARE_MASK, **common)
+            yield Workload("cpu", "float bias", score=SQUARE_BIAS, **common)
+
+
+def _named(*suites) -> dict[str, tuple[Workload, ...]]:
+    return {suite.__name__: tuple(suite()) for suite in suites}
+
+
+SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
+    "cuda": _named(grid, mask, float32, dropout, head_dims, short, varlen, window, gqa, host),
+    "cpu": _named(cpu),
+}
+
+
+def quick(workloads: tuple[Workload, ...]) -> tuple[Workload, ...]:
+    """Those of the suite's first head dimension."""
+    return tuple(workload for workload in workloads if workload.head_dim == workloads[0].head_dim)

@@ -1,0 +1,165 @@
+"""Times of contestants that take turns, so that all see the same machine."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flash_attn_ext.cli.bench.contestants import OURS, Contestant
+
+Call = Callable[[], object]
+Stopwatch = Callable[[Call], float]  # milliseconds of one call
+
+# A GPU kept busy for about 0.2 ms before the first event has the whole call in its queue when it gets there, so that
+# the time between the events is its own and not that of the host that launches.
+LEAD_IN_CYCLES = 400_000
+HOST_CALLS = 50  # so few that their launches fit the queue, which would make the host wait
+
+
+class DeviceLost(RuntimeError):
+    """After an illegal access nothing runs on the GPU any more: only what was measured before is left."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    warm_ups: int
+    min_rounds: int
+    max_rounds: int
+    seconds: float  # for the rounds of one row, all contestants together
+
+    def rounds(self, seconds_of_a_round: float) -> int:
+        affordable = int(self.seconds / max(seconds_of_a_round, 1e-9))
+        return max(self.min_rounds, min(self.max_rounds, affordable))
+
+
+EFFORTS = {
+    ("cuda", False): Effort(warm_ups=3, min_rounds=5, max_rounds=15, seconds=1.5),
+    ("cuda", True): Effort(warm_ups=1, min_rounds=3, max_rounds=5, seconds=0.3),
+    ("cpu", False): Effort(warm_ups=1, min_rounds=3, max_rounds=1000, seconds=2.8),
+    ("cpu", True): Effort(warm_ups=1, min_rounds=1, max_rounds=1000, seconds=0.7),
+}
+
+
+@dataclass
+class Measurement:
+    """Medians in ms, and for whom there is none, why."""
+
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    rounds: int = 0
+    difference: float | None = None  # of our result from the first peer's, relative, root mean square
+
+
+def measure(
+    entrants: dict[str, Contestant], pass_: str, dout: Tensor, effort: Effort, stopwatch: Stopwatch
+) -> Measurement:
+    """A contestant that raises loses its own time only."""
+    measured = Measurement()
+    calls: dict[str, Call] = {}
+    results: dict[str, object] = {}
+    seconds_of_a_round = 0.0
+    for name, contestant in entrants.items():
+        with _failure_noted(measured, name), contestant.context(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch warns at length about each kernel that it cannot run
+            call = contestant.make_call(pass_, dout)
+            for _ in range(effort.warm_ups):
+                start = time.perf_counter()
+                result = call()
+                _wait(dout)
+                seconds = time.perf_counter() - start
+            calls[name] = call
+            if contestant.comparable and len(results) < 2:
+                results[name] = result
+            seconds_of_a_round += seconds
+        result = None
+    if OURS in results and len(results) > 1:
+        with _failure_noted(measured, "difference"):
+            measured.difference = _difference(*results.values())
+    results.clear()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    measured.rounds = effort.rounds(seconds_of_a_round)
+    with _no_garbage_collection():
+        for _ in range(measured.rounds):
+            for name, call in calls.items():
+                if name not in measured.errors:
+                    with _failure_noted(measured, name), entrants[name].context():
+                        times[name].append(stopwatch(call))
+    measured.milliseconds = {
+        name: statistics.median(taken) for name, taken in times.items() if name not in measured.errors
+    }
+    return measured
+
+
+def stopwatch_for(device: str, is_host_time: bool) -> Stopwatch:
+    if device == "cpu":
+        return _wall_clock
+    return _host_clock if is_host_time else _device_clock
+
+
+def _wall_clock(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def _device_clock(call: Call) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(LEAD_IN_CYCLES)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def _host_clock(call: Call) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(HOST_CALLS):
+        call()
+    return (time.perf_counter() - start) * 1e3 / HOST_CALLS
+
+
+def _wait(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+@contextlib.contextmanager
+def _failure_noted(measured: Measurement, name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        measured.errors[name] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        if torch.cuda.is_available():
+            try:
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+            except RuntimeError as lost:
+                raise DeviceLost(f"{name}: {measured.errors[name]}") from lost
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _difference(ours: object, peers: object) -> float:
+    """The largest over the tensors of both results."""
+    pairs = zip(*(result if isinstance(result, tuple) else (result,) for result in (ours, peers)), strict=True)
+    with torch.no_grad():
+        return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)

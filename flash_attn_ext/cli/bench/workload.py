@@ -1,0 +1,109 @@
+"""Attention problems to time, as data, with their floating-point operations and their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# A pass against the forward pass: the backward has five products where the forward has two.
+FLOPS_OF_PASS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
+
+SQUARE_MASK, PADDING_MASK = "mask [S,S]", "mask [B,1,1,S]"
+SQUARE_BIAS, HEAD_BIAS = "bias [S,S]", "bias [1,H,S,S]"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One problem and who takes part. Every contestant gets the same tensors."""
+
+    suite: str
+    case: str
+    batch: int
+    num_heads: int
+    seqlen: int
+    head_dim: int
+    dtype: torch.dtype = torch.bfloat16
+    head_dim_v: int | None = None
+    num_key_heads: int | None = None
+    causal: bool = False
+    window: tuple[int, int] | None = None  # keys to the left and to the right of the query's own
+    score: str | None = None  # one of the masks and biases named above
+    bias_needs_grad: bool = False
+    dropout_p: float = 0.0
+    lengths: tuple[int, ...] = ()  # of ragged sequences packed one after the other; seqlen is then the longest
+    peers: tuple[str, ...] = ()  # names in contestants.py
+    own: str | None = None  # our call without causality, window, mask and dropout takes part under this name
+    against: str = ""  # what our ratio compares with: a peer, "best" of them, or `own`
+    in_goal: bool = True  # whether the suite's mean counts it; else it is there for reference
+    passes: tuple[str, ...] = ("forward", "backward")
+
+    @property
+    def dim_v(self) -> int:
+        return self.head_dim_v or self.head_dim
+
+    @property
+    def key_heads(self) -> int:
+        return self.num_key_heads or self.num_heads
+
+    @property
+    def is_host_time(self) -> bool:
+        """Whether it is the time that a call keeps the host busy that counts, not the GPU's."""
+        return self.suite == "host"
+
+    def flops(self, pass_: str) -> float:
+        """By convention: half for causal, the visible pairs of a window, and no saving from masks."""
+        pairs = sum(map(self._pairs, self.lengths)) if self.lengths else self.batch * self._pairs(self.seqlen)
+        return FLOPS_OF_PASS[pass_] * 4 * self.num_heads * pairs * (self.head_dim + self.dim_v) / 2
+
+    def _pairs(self, length: int) -> float:
+        if self.window is None:
+            return length * length / (2 if self.causal else 1)
+        left, right = self.window[0], 0 if self.causal else self.window[1]
+        return sum(min(query + right, length - 1) - max(query - left, 0) + 1 for query in range(length))
+
+
+@dataclass
+class Inputs:
+    """(B, H, S, D), or (T, H, D) with cu_seqlens for ragged sequences."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+
+
+def make_inputs(workload: Workload, device: str) -> Inputs:
+    """Random-normal, from one seed."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=workload.dtype)
+
+    def operand(heads: int, dim: int) -> Tensor:
+        if workload.lengths:
+            return normal(sum(workload.lengths), heads, dim)
+        return normal(workload.batch, heads, workload.seqlen, dim)
+
+    q, k = operand(workload.num_heads, workload.head_dim), operand(workload.key_heads, workload.head_dim)
+    v, dout = operand(workload.key_heads, workload.dim_v), operand(workload.num_heads, workload.dim_v)
+    inputs = Inputs(q, k, v, dout)
+    square = (workload.seqlen, workload.seqlen)
+    if workload.score == SQUARE_MASK:
+        inputs.mask = torch.rand(square, generator=generator, device=device) < 0.7
+    elif workload.score == PADDING_MASK:
+        shortest = workload.seqlen // 2
+        lengths = shortest + torch.arange(workload.batch, device=device) * shortest // max(workload.batch - 1, 1)
+        inputs.mask = (torch.arange(workload.seqlen, device=device) < lengths[:, None])[:, None, None]
+    elif workload.score == SQUARE_BIAS:
+        inputs.bias = normal(*square)
+    elif workload.score == HEAD_BIAS:
+        inputs.bias = normal(1, workload.num_heads, *square)
+    if workload.lengths:
+        ends = torch.tensor(workload.lengths).cumsum(0)
+        inputs.cu_seqlens = torch.cat([ends.new_zeros(1), ends]).to(device, torch.int32)
+    return inputs

@@ -1,0 +1,17 @@
+"""What only a GPU has. Without one these tests are collected and skipped."""
+
+import pytest
+import torch
+
+from support.backends import BACKENDS, Backend, not_runnable_because
+
+
+@pytest.fixture(params=[backend for backend in BACKENDS if not backend.is_cpu], ids=lambda backend: backend.name)
+def gpu(request) -> Backend:
+    """Each CUDA backend in turn, with nothing of earlier tests left on the device."""
+    reason = not_runnable_because(request.param)
+    if reason:
+        pytest.skip(reason)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return request.param
