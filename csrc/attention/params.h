@@ -57,7 +57,10 @@ struct AttentionParams {
   MatrixView k;  // (batch, num_heads_k, keys, head_dim_qk)
   MatrixView v;  // (batch, num_heads_k, keys, head_dim_v)
 
-  FLASH_HOST_DEVICE int64_t queries_per_key_head() const { return num_heads_q / num_heads_k; }
+  // 32 bits divide several times faster on a GPU.
+  FLASH_HOST_DEVICE int64_t queries_per_key_head() const {
+    return static_cast<uint32_t>(num_heads_q) / static_cast<uint32_t>(num_heads_k);
+  }
 };
 
 struct ForwardParams : AttentionParams {

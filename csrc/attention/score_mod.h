@@ -118,6 +118,11 @@ struct ScoreMod {
     return softcap == 0.0 && !alibi.present() && !bias.present() && !mask.present();
   }
 
+  // Scores that are scale * q.k, or hidden: a positive scale can be folded into the exponent.
+  FLASH_HOST_DEVICE bool only_scales() const {
+    return softcap == 0.0 && !alibi.present() && !bias.present() && scale > 0.0;
+  }
+
   template <class Real, class Math>
   FLASH_HOST_DEVICE ScoreTransform<Real, Math> transform() const {
     const Real cap = static_cast<Real>(softcap);

@@ -8,10 +8,14 @@
 
 namespace flash_attn_ext::tile {
 
+// Head dims up to 128 add as PyTorch's own kernels do, which is fast.
+constexpr Sums sums_for(int head_dim) { return head_dim <= 128 ? Sums::kCutOff : Sums::kRounded; }
+
 // acc += left rows [first_row, ...) . right^T, both (rows x kColumns); acc's columns are right's rows.
 template <class Acc, class LeftTile, class RightTile>
 __device__ __forceinline__ void multiply_rows(Acc& acc, const LeftTile& left, int first_row, const RightTile& right) {
   using Element = typename LeftTile::Element;
+  constexpr Sums kSums = sums_for(LeftTile::kColumns);
   const LeftOperand<LeftTile> left_operand(left, first_row);
   const RightOperandRows<RightTile> right_operand(right);
 #pragma unroll
@@ -25,8 +29,8 @@ __device__ __forceinline__ void multiply_rows(Acc& acc, const LeftTile& left, in
       right_operand.load(b, 8 * j, k);
 #pragma unroll
       for (int i = 0; i < Acc::kRowTiles; ++i) {
-        multiply_step<Element>(acc.c[i][j], a[i], b[0], b[1]);
-        multiply_step<Element>(acc.c[i][j + 1], a[i], b[2], b[3]);
+        multiply_step<Element, kSums>(acc.c[i][j], a[i], b[0], b[1]);
+        multiply_step<Element, kSums>(acc.c[i][j + 1], a[i], b[2], b[3]);
       }
     }
   }
@@ -38,6 +42,7 @@ template <class Acc, class LeftAcc, class RightTile>
 __device__ __forceinline__ void multiply_registers(Acc& acc, const LeftAcc& left, const RightTile& right,
                                                    int first_column = 0) {
   using Element = typename RightTile::Element;
+  constexpr Sums kSums = sums_for(RightTile::kColumns);
   const RightOperandColumns<RightTile> right_operand(right, first_column);
 #pragma unroll
   for (int k = 0; k < 8 * LeftAcc::kColumnTiles / kInner<Element>; ++k) {
@@ -50,8 +55,8 @@ __device__ __forceinline__ void multiply_registers(Acc& acc, const LeftAcc& left
       right_operand.load(b, kInner<Element> * k, 8 * j);
 #pragma unroll
       for (int i = 0; i < Acc::kRowTiles; ++i) {
-        multiply_step<Element>(acc.c[i][j], a[i], b[0], b[1]);
-        multiply_step<Element>(acc.c[i][j + 1], a[i], b[2], b[3]);
+        multiply_step<Element, kSums>(acc.c[i][j], a[i], b[0], b[1]);
+        multiply_step<Element, kSums>(acc.c[i][j + 1], a[i], b[2], b[3]);
       }
     }
   }

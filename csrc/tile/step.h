@@ -13,38 +13,51 @@ namespace flash_attn_ext::tile {
 // rounds.
 inline constexpr uint32_t kHalfPlace = 0x1000u;
 
-// x = big + small, both as TF32 operands: 21 bits of the mantissa. big is cut off, small is rounded: rounding big too
-// would give one more bit, and costs a tenth of the backward pass.
+// x = big + small, both as TF32 operands: 21 bits of the mantissa, or 22 where big is rounded too. Left operands are
+// used often and can afford that; it makes the signs of their small parts random, and so of the products that are left
+// out.
 struct SplitFloat {
   uint32_t big;
   uint32_t small;
 };
 
-__device__ __forceinline__ SplitFloat split(uint32_t bits) {
-  const uint32_t big = bits & 0xFFFFE000u;
+__device__ __forceinline__ SplitFloat split(uint32_t bits, bool rounds_big) {
+  const uint32_t big = (rounds_big ? bits + kHalfPlace : bits) & 0xFFFFE000u;
   return {big, __float_as_uint(__uint_as_float(bits) - __uint_as_float(big)) + kHalfPlace};
 }
 
-template <class Element>
+// How a float32 product is added to what is there. A tensor core cuts sums off instead of rounding them, and over a
+// long sum that adds up (Ootomo & Yokota 2022, section 4).
+enum class Sums {
+  kCutOff,   // inside the tensor core
+  kRounded,  // outside, one addition a step; takes a quarter longer
+};
+
+template <class Element, Sums kSums = Sums::kCutOff>
 __device__ __forceinline__ void multiply_step(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (sizeof(Element) == 2) {
     ptx::multiply_accumulate(d, a, b0, b1, Element{});
   } else if constexpr (std::is_same_v<Element, Tf32>) {
     const uint32_t rounded[4] = {a[0] + kHalfPlace, a[1] + kHalfPlace, a[2] + kHalfPlace, a[3] + kHalfPlace};
     ptx::multiply_accumulate_tf32(d, rounded, b0 + kHalfPlace, b1 + kHalfPlace);
+  } else if constexpr (kSums == Sums::kRounded) {
+    float sum[4] = {};
+    multiply_step<Element>(sum, a, b0, b1);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) d[e] += sum[e];
   } else {
-    // small . small is below float32's precision (Ootomo & Yokota 2022, section 3). Small terms first. What the
-    // compiler sees split twice it splits once.
+    // small . small is below float32's precision (section 3 there). Small terms first. What the compiler sees split
+    // twice it splits once.
     uint32_t big[4];
     uint32_t small[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const SplitFloat left = split(a[e]);
+      const SplitFloat left = split(a[e], true);
       big[e] = left.big;
       small[e] = left.small;
     }
-    const SplitFloat right0 = split(b0);
-    const SplitFloat right1 = split(b1);
+    const SplitFloat right0 = split(b0, false);
+    const SplitFloat right1 = split(b1, false);
     ptx::multiply_accumulate_tf32(d, small, right0.big, right1.big);
     ptx::multiply_accumulate_tf32(d, big, right0.small, right1.small);
     ptx::multiply_accumulate_tf32(d, big, right0.big, right1.big);

@@ -20,11 +20,11 @@ cudaError_t launch_dkdv(const attention::BackwardParams& p, cudaStream_t stream)
   return launch<Kernel>(backward_dkdv_kernel<Kernel>, p, p.num_pairs * tiles * slices, stream);
 }
 
-template <class Element>
+template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const attention::BackwardParams& p, cudaStream_t stream) {
-  return with_tags<Element>(p, [&](auto head_dim, auto score) {
-    using Traits = KernelTraits<Element, head_dim(), score()>;
-    if constexpr (backward_dkdv_tile(sizeof(Element), head_dim(), Traits::kExtended).both) {
+  return with_score(p, [&](auto score) {
+    using Traits = KernelTraits<Element, kHeadDim, score()>;
+    if constexpr (backward_dkdv_tile(sizeof(Element), kHeadDim, Traits::kExtended).both) {
       return launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kBoth>>(p, stream);
     } else {
       cudaError_t error = cudaSuccess;
@@ -37,10 +37,10 @@ cudaError_t backward_dkdv(const attention::BackwardParams& p, cudaStream_t strea
   });
 }
 
-template <class Element>
+template <class Element, int kHeadDim>
 cudaError_t backward_dq(const attention::BackwardParams& p, cudaStream_t stream) {
-  return with_tags<Element>(p, [&](auto head_dim, auto score) {
-    using Kernel = BackwardDqKernel<KernelTraits<Element, head_dim(), score()>>;
+  return with_score(p, [&](auto score) {
+    using Kernel = BackwardDqKernel<KernelTraits<Element, kHeadDim, score()>>;
     const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, Kernel::kTile.queries);
     const int64_t slices = num_slices(p.head_dim_qk, Kernel::kTile.columns);
     return launch<Kernel>(backward_dq_kernel<Kernel>, p, p.num_pairs * p.queries_per_key_head() * tiles * slices,

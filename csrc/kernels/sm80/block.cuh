@@ -20,14 +20,15 @@ struct HeadAndTile {
 template <class Element>
 __device__ __forceinline__ HeadAndTile head_and_tile(const attention::AttentionParams& p, uint32_t tiles,
                                                      uint32_t slices, int64_t rows) {
-  constexpr int64_t kStreamedBytes = int64_t{24} << 20;
+  const uint32_t index = blockIdx.x / slices;
   const bool uneven = (p.visibility.left == attention::Visibility::kUnbounded) !=
                       (p.visibility.right == attention::Visibility::kUnbounded);
-  const int64_t head_bytes = max(rows * (p.head_dim_qk + p.head_dim_v) * int64_t{sizeof(Element)}, int64_t{1});
-  const uint32_t index = blockIdx.x / slices;
+  if (!uneven) return {index / tiles, index % tiles};
+  // In KiB, for 32 bits.
+  constexpr uint32_t kStreamed = 24 << 10;
+  const auto of_head = static_cast<uint32_t>(rows * (p.head_dim_qk + p.head_dim_v) * int64_t{sizeof(Element)} >> 10);
   const uint32_t num_heads = gridDim.x / (tiles * slices);
-  const uint32_t together =
-      uneven ? static_cast<uint32_t>(min(max(kStreamedBytes / head_bytes, int64_t{1}), int64_t{num_heads})) : 1;
+  const uint32_t together = min(max(kStreamed / max(of_head, 1u), 1u), num_heads);
   const uint32_t section = index / (together * tiles);
   const uint32_t in_section = index % (together * tiles);
   const uint32_t heads = min(together, num_heads - section * together);

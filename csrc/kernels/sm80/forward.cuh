@@ -127,7 +127,7 @@ struct ForwardKernel {
       __syncthreads();  // V has arrived, and K's readers are done
       if (next.tile != end) load_keys(shared.k, k, next.tile);
       if constexpr (Traits::kExtended) {
-        where.cap(scores);
+        if (!folds_scale()) where.cap(scores);
         where.add_terms(scores, terms);
       }
       if (at.tile < full_begin || at.tile >= full_end) where.hide_invisible(scores);
@@ -143,11 +143,14 @@ struct ForwardKernel {
     ptx::wait_copies<0>();
   }
 
+  // exp(scale (x - m)) = 2^(c x - c m) saves a multiplication. Other scores may be as low as the smallest finite
+  // number, so there the difference comes first.
+  __device__ __forceinline__ bool folds_scale() const { return !Traits::kExtended || p.score_mod.only_scales(); }
+
   // scores -> P, with m, l and O brought up to date.
   __device__ __forceinline__ void softmax(Scores& scores) {
-    // Plain folds the scale into the exponent: exp(scale (x - m)) = 2^(c x - c m). Extended scores may be as low as the
-    // smallest finite number, so there the difference comes first.
-    const float c = Traits::kExtended ? kLog2e : static_cast<float>(p.score_mod.scale) * kLog2e;
+    const bool folded = folds_scale();
+    const float c = folded ? static_cast<float>(p.score_mod.scale) * kLog2e : kLog2e;
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
       float tile_max = scores.at(r, 0, 0);
@@ -166,14 +169,21 @@ struct ForwardKernel {
       }
       const float scaled_shift = shift * c;
       float tile_sum = 0.0f;  // on its own: beside a long row's sum, single terms would be rounded away
+      const auto exponentiate = [&](auto&& exponent_of) {
 #pragma unroll
-      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+        for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& score = scores.at(r, j, e);
-          score = ptx::exp2(Traits::kExtended ? (score - shift) * c : score * c - scaled_shift);
-          tile_sum += score;
+          for (int e = 0; e < 2; ++e) {
+            float& score = scores.at(r, j, e);
+            score = ptx::exp2(exponent_of(score));
+            tile_sum += score;
+          }
         }
+      };
+      if (folded) {
+        exponentiate([&](float score) { return score * c - scaled_shift; });
+      } else {
+        exponentiate([&](float score) { return (score - shift) * c; });
       }
       l[r] = l[r] * factor + tile_sum;
     }
@@ -181,25 +191,29 @@ struct ForwardKernel {
 
   // O / l and the LSE.
   __device__ __forceinline__ void finish() {
-    const float scale = Traits::kExtended ? 1.0f : static_cast<float>(p.score_mod.scale);
+    const float scale = folds_scale() ? static_cast<float>(p.score_mod.scale) : 1.0f;
+    const int first_row = tile::warp() * kRowsPerWarp + Output::row(0);  // the thread's, in the tile
+    const int rows = num_queries() - first_row;
+    const int64_t row = item.sequence.query_begin + first_query + first_row;
+    Element* target = p.out.row<Element>(item.sequence.batch, item.head, row) + first_column * p.out.column_stride;
+    float* lse = p.lse.at<float>(item.sequence.batch, item.head, row);
+    float* residual = p.lse_residual.at<float>(item.sequence.batch, item.head, row);
 #pragma unroll
     for (int r = 0; r < Output::kThreadRows; ++r) {
-      const int64_t query = first_query + tile::warp() * kRowsPerWarp + Output::row(r);
+      const int step = Output::row_step(r);
       attention::SoftmaxState<float> state = {.m = m[r] * scale, .l = tile::quad_sum(l[r])};
       if (m[r] == -INFINITY) state.m = -INFINITY;  // whatever the sign of the scale
       float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[item.head]);
       factor *= state.output_factor();
       if (Traits::kExtended && p.dropout.enabled()) factor *= static_cast<float>(p.dropout.rescale);
-      if (query >= item.sequence.num_queries) continue;
-      const int64_t row = item.sequence.query_begin + query;
-      Element* target = p.out.row<Element>(item.sequence.batch, item.head, row);
-      store_row<Element>({target + first_column * p.out.column_stride, static_cast<int>(p.head_dim_v) - first_column,
-                          p.out.column_stride},
-                         out, r, factor);
+      if (step >= rows) continue;
+      store_row<Element>(
+          {target + step * p.out.row_stride, static_cast<int>(p.head_dim_v) - first_column, p.out.column_stride}, out,
+          r, factor);
       if (first_column != 0 || tile::lane() % 4 != 0) continue;
-      const attention::LogSumExp<float> lse = state.log_sum_exp();
-      *p.lse.at<float>(item.sequence.batch, item.head, row) = lse.value;
-      if (p.lse_residual.present()) *p.lse_residual.at<float>(item.sequence.batch, item.head, row) = lse.residual;
+      const attention::LogSumExp<float> result = state.log_sum_exp();
+      lse[step] = result.value;
+      if (p.lse_residual.present()) residual[step] = result.residual;
     }
   }
 };

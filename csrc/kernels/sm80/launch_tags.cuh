@@ -1,8 +1,6 @@
 // Which instantiation of a kernel a call takes.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/dispatch.h"
 #include "kernels/sm80/score_tile.cuh"
 
@@ -14,13 +12,11 @@ using ScoreTag = std::integral_constant<Score, kScore>;
 // Sequences of so few queries fill the smaller tiles of the Extended kernels, which can do everything.
 inline constexpr int64_t kFewQueries = 64;
 
-// Calls function(bucket, score).
-template <class Element, class Function>
-cudaError_t with_tags(const attention::AttentionParams& p, Function&& function) {
-  return with_head_dim<sizeof(Element)>(std::max(p.head_dim_qk, p.head_dim_v), [&](auto head_dim) {
-    const bool plain = has_plain_scores(p) && p.sequences.max_seqlen_q > kFewQueries;
-    return plain ? function(head_dim, ScoreTag<Score::kPlain>{}) : function(head_dim, ScoreTag<Score::kExtended>{});
-  });
+// Calls function(score).
+template <class Function>
+cudaError_t with_score(const attention::AttentionParams& p, Function&& function) {
+  const bool plain = has_plain_scores(p) && p.sequences.max_seqlen_q > kFewQueries;
+  return plain ? function(ScoreTag<Score::kPlain>{}) : function(ScoreTag<Score::kExtended>{});
 }
 
 }  // namespace flash_attn_ext::sm80

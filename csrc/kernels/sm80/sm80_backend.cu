@@ -1,9 +1,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "kernels/common/float64_attention.h"
 #include "kernels/common/mask_tiles.h"
 #include "kernels/common/score_gradients.h"
+#include "kernels/dispatch.h"
 #include "kernels/sm80/sm80_backend.h"
 #include "kernels/sm80/sm80_kernels.h"
 #include "kernels/sm80/spill_plan.h"
@@ -26,6 +29,20 @@ cudaError_t with_element(const attention::AttentionParams& p, Function&& functio
   }
 }
 
+// Calls stage(bucket) for the head dims.
+template <class Element, class Stage>
+cudaError_t for_head_dim(const attention::AttentionParams& p, Stage&& stage) {
+  return with_head_dim<sizeof(Element)>(std::max(p.head_dim_qk, p.head_dim_v), stage);
+}
+template <class Element>
+cudaError_t dkdv(const attention::BackwardParams& p, cudaStream_t stream) {
+  return for_head_dim<Element>(p, [&](auto head_dim) { return backward_dkdv<Element, head_dim()>(p, stream); });
+}
+template <class Element>
+cudaError_t dq(const attention::BackwardParams& p, cudaStream_t stream) {
+  return for_head_dim<Element>(p, [&](auto head_dim) { return backward_dq<Element, head_dim()>(p, stream); });
+}
+
 // The stages in order, as far as the ones before succeeded.
 template <class... Stages>
 cudaError_t in_order(Stages&&... stages) {
@@ -44,8 +61,8 @@ cudaError_t look_mask_over(attention::AttentionParams& p, cudaStream_t stream) {
 // dK, dV and dQ with P and dS computed in both kernels.
 template <class Element>
 cudaError_t recompute(const attention::BackwardParams& p, cudaStream_t stream) {
-  return in_order([&] { return p.dk.data || p.dv.data ? backward_dkdv<Element>(p, stream) : cudaSuccess; },
-                  [&] { return p.dq.data ? backward_dq<Element>(p, stream) : cudaSuccess; });
+  return in_order([&] { return p.dk.data || p.dv.data ? dkdv<Element>(p, stream) : cudaSuccess; },
+                  [&] { return p.dq.data ? dq<Element>(p, stream) : cudaSuccess; });
 }
 
 // Whether kept scores are all that the bias's gradient needs: it has no sum over rows, in which their rounding would
@@ -70,7 +87,7 @@ cudaError_t reuse(attention::BackwardParams p, const SpillPlan& plan, cudaStream
   for (p.first_pair = 0; p.first_pair < num_pairs; p.first_pair += plan.pairs) {
     p.num_pairs = std::min(plan.pairs, num_pairs - p.first_pair);
     const cudaError_t error =
-        in_order([&] { return keys_first ? backward_dkdv<Element>(p, stream) : backward_dq<Element>(p, stream); },
+        in_order([&] { return keys_first ? dkdv<Element>(p, stream) : dq<Element>(p, stream); },
                  [&] { return keys_first ? dq_from_spill<Element>(p, stream) : cudaSuccess; },
                  [&] { return !keys_first && p.dv.data ? dv_from_spill<Element>(p, stream) : cudaSuccess; },
                  [&] { return !keys_first && p.dk.data ? dk_from_spill<Element>(p, stream) : cudaSuccess; },
@@ -125,7 +142,13 @@ cudaError_t run_forward(const attention::ForwardParams& params, cudaStream_t str
   if (params.element == attention::ElementType::kFloat64) return common::launch_forward_float64(params, stream);
   attention::ForwardParams p = params;
   return in_order([&] { return look_mask_over(p, stream); },
-                  [&] { return with_element(p, [&](auto element) { return forward<decltype(element)>(p, stream); }); });
+                  [&] {
+                    return with_element(p, [&](auto element) {
+                      using Element = decltype(element);
+                      return for_head_dim<Element>(
+                          p, [&](auto head_dim) { return forward<Element, head_dim()>(p, stream); });
+                    });
+                  });
 }
 
 cudaError_t run_backward(const attention::BackwardParams& params, cudaStream_t stream) {

@@ -1,5 +1,5 @@
 // The stages of one element type: bfloat16, float16, float32, or float32 whose products are rounded to TF32. Each is
-// instantiated in a file of its own.
+// instantiated in files of its own; the large kernels, for each head-dim bucket, so that no file takes long to compile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,11 +8,11 @@
 
 namespace flash_attn_ext::sm80 {
 
-template <class Element>
+template <class Element, int kHeadDim>
 cudaError_t forward(const attention::ForwardParams& params, cudaStream_t stream);
-template <class Element>
+template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const attention::BackwardParams& params, cudaStream_t stream);
-template <class Element>
+template <class Element, int kHeadDim>
 cudaError_t backward_dq(const attention::BackwardParams& params, cudaStream_t stream);
 template <class Element>
 cudaError_t backward_dbias(const attention::BackwardParams& params, cudaStream_t stream);
