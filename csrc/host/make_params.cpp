@@ -116,7 +116,8 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
                       .softcap = in.softcap.value_or(0.0),
                       .alibi = alibi_slopes(in.alibi_slopes),
                       .bias = broadcast_view(in.bias),
-                      .mask = broadcast_view(in.mask)};
+                      .mask = broadcast_view(in.mask),
+                      .mask_tiles = {}};
   params.dropout = make_dropout(in.dropout_p, in.rng_seed);
   params.sink = in.sink ? in.sink->data_ptr() : nullptr;
   params.q = matrix_view(in.q);
