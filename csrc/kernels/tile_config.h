@@ -25,10 +25,6 @@ namespace flash_attn_ext::sm80 {
 
 inline constexpr int kWarpSize = 32;
 
-// Head dims are rounded up to one of these; the tail is filled with zeros. 16-bit elements alone have the last one, and
-// wider elements skip some, to keep the build short.
-inline constexpr int kHeadDims[] = {64, 96, 128, 192, 256, 512};
-
 // Shared memory that every GPU of compute capability 8.0 and later has for a block (8.6, 8.9 and 12.0 have no more).
 inline constexpr int kSharedBytes = 99 * 1024;
 

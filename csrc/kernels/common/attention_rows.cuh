@@ -195,23 +195,4 @@ __device__ __forceinline__ void compute_dkdv_row(const attention::BackwardParams
   });
 }
 
-// The same as functions, so that a kernel that seldom needs them stays small. A whole warp calls them.
-template <class Element>
-__device__ __noinline__ void forward_row(const attention::ForwardParams& p, const attention::Sequence& sequence,
-                                         int64_t head, int64_t query, ColumnRange columns = {}) {
-  compute_forward_row<Element>(p, head_item(p, sequence, head), query, columns);
-}
-
-template <class Element>
-__device__ __noinline__ void dq_row(const attention::BackwardParams& p, const attention::Sequence& sequence,
-                                    int64_t head, int64_t query, ColumnRange columns = {}) {
-  compute_dq_row<Element>(p, head_item(p, sequence, head), query, columns);
-}
-
-template <class Element>
-__device__ __noinline__ void dkdv_row(const attention::BackwardParams& p, const attention::Sequence& sequence,
-                                      int64_t key_head, int64_t key, ColumnRange columns = {}) {
-  compute_dkdv_row<Element>(p, sequence, key_head, key, columns);
-}
-
 }  // namespace flash_attn_ext::common

@@ -65,7 +65,6 @@ struct BackwardProductKernel {
   struct Shared {
     Stage stages[kTile.stages];
   };
-  static_assert(sizeof(Shared) <= kSharedBytes);
   using Result = tile::SharedColumns<decltype(Stage::right), kRowsPerWarp / 16, kTile.column_warps>;
 
   // What a zero in A does to NaN or infinity in B: makes NaN, as tensor cores do, or hides it.

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "kernels/tile_config.h"
+
 namespace flash_attn_ext::sm80 {
 
 // More shared memory than the 48 KiB that every kernel may have is asked for once: the driver keeps it for each device.
@@ -13,6 +15,7 @@ namespace flash_attn_ext::sm80 {
 template <class Kernel, class Params>
 cudaError_t allow_shared_memory(void (*kernel)(Params)) {
   constexpr int kBytes = sizeof(typename Kernel::Shared);
+  static_assert(kBytes <= kSharedBytes);
   if (kBytes <= 48 * 1024) return cudaSuccess;
   static std::atomic<uint64_t> allowed_devices{0};
   int device = 0;
