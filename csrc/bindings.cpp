@@ -1,8 +1,9 @@
 // flash_attn_ext._C: hands Python's arguments to host/. Typed in flash_attn_ext/_C.pyi.
 #include <pybind11/stl.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "host/attention.h"
+#include "host/autograd.h"
 #include "host/backends.h"
 #include "host/build_info.h"
 #include "host/inspect.h"
@@ -99,6 +100,15 @@ py::dict build_info() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Exact attention: the compiled half of flash_attn_ext. Call it through flash_attn_ext.functional.";
+
+  define_attention_function<>(module, "attention",
+                              "(out, lse) of one attention call in canonical form, differentiable.",
+                              [](const AttentionInputs& inputs) {
+                                ForwardOutputs outputs = attention(inputs);
+                                return std::make_pair(std::move(outputs.out), std::move(outputs.lse));
+                              });
+
+  module.attr("NO_DOUBLE_BACKWARD") = kNoDoubleBackward;
 
   define_attention_function<>(
       module, "attention_forward",

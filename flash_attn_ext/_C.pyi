@@ -27,6 +27,34 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+NO_DOUBLE_BACKWARD: str
+"""What a second derivative raises."""
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    alibi_slopes: Tensor | None,
+    sink: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    rng_seed: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    causal: str | None,
+    window_left: int | None,
+    window_right: int | None,
+    dropout_p: float,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    backend: str | None,
+    /,
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) as attention_forward gives them, recorded by autograd when gradients are on and q, k, v, bias,
+    alibi_slopes or sink requires one. Only for tensors that hold memory, outside of functorch and forward mode."""
+
 def attention_forward(
     q: Tensor,
     k: Tensor,
@@ -49,7 +77,7 @@ def attention_forward(
     backend: str | None,
     /,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(out, lse, lse_residual).
+    """(out, lse, lse_residual), never recorded by autograd.
 
     out: q's shape with Dv for D, q's dtype, in memory in the order of q's strides.
     lse: natural log, (B, Hq, Sq), packed (Hq, Tq), accumulate dtype.

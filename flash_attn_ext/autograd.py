@@ -1,4 +1,8 @@
-"""The one autograd function behind every entry point, and the choice of how to reach the extension."""
+"""How a problem reaches the extension, and what autograd sees of it.
+
+Plain tensors under plain autograd, which is nearly every call, get their node in C++ (csrc/host/autograd.cpp). Below is
+the same for what needs Python: ``torch.func`` transforms, forward mode, and the operators of ops.py.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,9 @@ from flash_attn_ext import _C
 from flash_attn_ext._canonical import Problem
 
 NUM_TENSORS = Problem._fields.index("rng_seed") + 1  # Problem begins with them
-_NO_OTHERS = (None,) * (NUM_TENSORS - 3)
 DIFFERENTIABLE = tuple(map(Problem._fields.index, ("q", "k", "v", "bias", "alibi_slopes", "sink")))
 
-NO_DOUBLE_BACKWARD = (
-    "flash_attn_ext attention is differentiable once: a second derivative (create_graph=True followed by another "
-    "backward, torch.func.hessian, gradient penalties) is not implemented. Use "
-    "flash_attn_ext.reference.attention_reference, or torch's scaled_dot_product_attention with SDPBackend.MATH, there"
-)
+NO_DOUBLE_BACKWARD = _C.NO_DOUBLE_BACKWARD
 NO_FORWARD_MODE = (
     "flash_attn_ext attention has no forward-mode derivative (torch.func.jvp, jacfwd, forward_ad.dual_level). Use "
     "reverse mode (torch.func.grad, vjp, jacrev), or flash_attn_ext.reference.attention_reference"
@@ -39,26 +38,20 @@ def attention_forward(problem: Problem) -> tuple[Tensor, Tensor]:
         problem = problem._replace(rng_seed=draw_seed(problem.q.device))
     if not _hold_memory(*problem[:3]):
         return torch.ops.flash_attn_ext.attention_forward(*problem)[:2]
-    functorch = torch._C._are_functorch_transforms_active()
-    if functorch or _records_gradients(problem):
-        q, k, v, bias, _, alibi_slopes, sink = problem[:7]
-        # Function.apply first binds the arguments through inspect.signature, which takes longer than a small forward
-        # pass; only functorch needs it.
-        apply = FlashAttentionFunction.apply if functorch else _apply
-        if bias is None and alibi_slopes is None and sink is None:
-            return apply(problem, q, k, v)[:2]
-        return apply(problem, q, k, v, bias, alibi_slopes, sink)[:2]
-    return _C.attention_forward(*problem)[:2]
+    # Inside these, tensors that do not require grad may still carry a derivative, and only Python's Function sees it.
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return FlashAttentionFunction.apply(problem, *(problem[index] for index in DIFFERENTIABLE))[:2]
+    return _C.attention(*problem)
 
 
 class FlashAttentionFunction(torch.autograd.Function):
     """Attention forward and backward over ``_C`` (FlashAttention-2, Dao 2023, algorithms 1 and 2).
 
-    Takes a :class:`Problem` and then, once more, its differentiable tensors: q, k, v, or q, k, v, bias, alibi_slopes,
-    sink. (Each further argument, None or not, costs autograd time in both passes.) Returns (out, lse, lse_residual).
-    Saves q, k, v, out, lse and the seed, and bias, mask, alibi_slopes, sink and cu_seqlens as they were given: nothing
-    of size Sq x Sk of its own. Gradients go to the differentiable tensors, each only where it is asked for, and come
-    from out, lse or both: the LSE's gradient enters through delta = rowsum(dout * out) - dlse.
+    What ``_C.attention`` does in C++, for ``torch.func`` and forward mode, which only know Functions of Python. Takes a
+    :class:`Problem` and then, once more, its differentiable tensors: q, k, v, bias, alibi_slopes, sink. Returns (out,
+    lse, lse_residual). Saves q, k, v, out, lse and the seed, and bias, mask, alibi_slopes, sink and cu_seqlens as they
+    were given: nothing of size Sq x Sk of its own. Gradients go to the differentiable tensors, each only where it is
+    asked for, and come from out, lse or both: the LSE's gradient enters through delta = rowsum(dout * out) - dlse.
     """
 
     @staticmethod
@@ -84,17 +77,9 @@ class FlashAttentionFunction(torch.autograd.Function):
         raise RuntimeError(NO_VMAP)
 
 
-_apply = super(torch.autograd.Function, FlashAttentionFunction).apply
-
-
 def save_for_backward(ctx, problem, output) -> None:
     """What :func:`backward_of` needs: `problem` in the order of :class:`Problem`, `output` (out, lse, lse_residual)."""
-    q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, _, rng_seed = problem[:NUM_TENSORS]
-    scores = bias is not None or mask is not None or alibi_slopes is not None or sink is not None
-    if scores or cu_seqlens_q is not None or rng_seed is not None:
-        ctx.save_for_backward(*problem[:NUM_TENSORS], *output)
-    else:  # an absent tensor takes as long to save as a present one
-        ctx.save_for_backward(q, k, v, *output[:2])
+    ctx.save_for_backward(*problem[:NUM_TENSORS], *output)
     ctx.options = problem[NUM_TENSORS:]
     if output[2] is not None:
         ctx.mark_non_differentiable(output[2])
@@ -102,20 +87,14 @@ def save_for_backward(ctx, problem, output) -> None:
 
 
 def backward_of(ctx, dout: Tensor | None, dlse: Tensor | None, wanted) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, v, bias, alibi_slopes and sink; None where `wanted`, which may be shorter, has no True."""
+    """The gradients of q, k, v, bias, alibi_slopes and sink; None where `wanted` is False."""
     if dout is None and dlse is None:
         return (None,) * len(DIFFERENTIABLE)
-    saved = ctx.saved_tensors
-    if len(saved) == 5:
-        q, k, v, out, lse = saved
-        lse_residual, others = None, _NO_OTHERS
-    else:
-        q, k, v, *others, out, lse, lse_residual = saved
+    tensors, (out, lse, lse_residual) = ctx.saved_tensors[:NUM_TENSORS], ctx.saved_tensors[NUM_TENSORS:]
     if dout is None:
         dout = torch.zeros_like(out)
-    wanted = (*wanted, False, False, False)[: len(DIFFERENTIABLE)]
-    arguments = (dout, dlse, out, lse, lse_residual, wanted, q, k, v, *others, *ctx.options)
-    if not (_hold_memory(q, k, v) and _hold_memory(dout, out, lse)):
+    arguments = (dout, dlse, out, lse, lse_residual, wanted, *tensors, *ctx.options)
+    if not (_hold_memory(*tensors[:3]) and _hold_memory(dout, out, lse)):
         gradients = torch.ops.flash_attn_ext.attention_backward(*arguments)
         return tuple(g if w else None for g, w in zip(gradients, wanted, strict=True))
     if torch.is_grad_enabled():  # create_graph=True, torch.func
@@ -151,18 +130,6 @@ class _BackwardWithoutDerivative(torch.autograd.Function):
 def draw_seed(device: torch.device) -> Tensor:
     """From PyTorch's generator of that device: manual_seed, checkpoint and CUDA graphs treat it as they do any draw."""
     return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
-
-
-def _records_gradients(problem: Problem) -> bool:
-    if torch.is_grad_enabled():
-        q, k, v, bias, _, alibi_slopes, sink = problem[:7]
-        if q.requires_grad or k.requires_grad or v.requires_grad:
-            return True
-        for tensor in (bias, alibi_slopes, sink):
-            if tensor is not None and tensor.requires_grad:
-                return True
-    # Inside this, tensors that do not require grad may still carry a derivative: the function must see them.
-    return forward_ad._current_level >= 0
 
 
 def _hold_memory(q: Tensor, k: Tensor, v: Tensor) -> bool:

@@ -1,5 +1,9 @@
 #include "host/allocate.h"
 
+#include <ATen/core/DimVector.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
 #include <algorithm>
 #include <numeric>
 

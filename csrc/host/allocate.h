@@ -1,7 +1,7 @@
 // Outputs laid out in memory like an input.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 namespace flash_attn_ext::host {
 

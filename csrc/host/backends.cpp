@@ -1,5 +1,7 @@
 #include "host/backends.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -9,7 +11,7 @@
 #include "kernels/cpu/cpu_kernels.h"
 
 #if FLASH_ATTN_EXT_WITH_CUDA
-#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -112,6 +114,8 @@ const std::vector<Backend>& backends() {
      .readable = sm80_readable,
      .num_alibi_partials = sm80::num_alibi_partials,
      .spill_bytes = sm80::spill_bytes,
+     .computes_delta = sm80::computes_delta,
+     .writes_dbias_once = sm80::writes_dbias_once,
      .mask_tile_bytes = sm80::mask_tile_bytes,
      .forward = sm80_forward,
      .backward = sm80_backward},
@@ -121,6 +125,8 @@ const std::vector<Backend>& backends() {
      .readable = cpu_readable,
      .num_alibi_partials = nullptr,
      .spill_bytes = nullptr,
+     .computes_delta = nullptr,
+     .writes_dbias_once = nullptr,
      .mask_tile_bytes = nullptr,
      .forward = cpu::forward,
      .backward = cpu_backward},

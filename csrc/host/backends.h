@@ -20,6 +20,12 @@ struct Backend {
   // The memory that its backward pass keeps scores in, for params.spill.ds, of at most params.spill.max_bytes; null
   // when it never does.
   int64_t (*spill_bytes)(const attention::BackwardParams& params);
+  // Whether its backward pass computes delta itself (params.delta_is_left); null when it never does.
+  bool (*computes_delta)(const attention::BackwardParams& params);
+  // Whether its backward pass writes each element of a bias's gradient, once, in the bias's own dtype; else, and where
+  // null, it adds to zeros of the accumulate type. Asked before there is memory for that gradient or for kept scores,
+  // and only about calls with batch entries and heads.
+  bool (*writes_dbias_once)(const attention::BackwardParams& params);
   // The memory in which it notes what a mask's tiles hold, for params.score_mod.mask_tiles.data; null when it never
   // does.
   int64_t (*mask_tile_bytes)(const attention::AttentionParams& params);

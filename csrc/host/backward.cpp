@@ -1,3 +1,5 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "host/allocate.h"
@@ -12,36 +14,21 @@ namespace {
 
 enum Gradient { kDq, kDk, kDv, kDbias, kDalibiSlopes, kDsink, kNumGradients };
 
-attention::BiasGradient bias_gradient(const at::Tensor& gradient) {
-  if (!gradient.defined()) return {};
-  const auto split = [&](int64_t d) { return gradient.size(d) != 1; };
-  const auto stride = [&](int64_t d) { return split(d) ? gradient.stride(d) : int64_t{0}; };
-  return {.data = gradient.data_ptr(),
-          .per_batch = split(0),
-          .per_head = split(1),
-          .per_query = split(2),
-          .per_key = split(3),
-          .batch_stride = stride(0),
-          .head_stride = stride(1),
-          .query_stride = stride(2),
-          .key_stride = stride(3)};
-}
-
-// The gradients in the accumulate type and shape that kernels write; undefined where not asked for.
+// The gradients in the type and shape that kernels write; undefined where not asked for.
 struct Gradients {
   at::Tensor dq, dk, dv;
-  at::Tensor dbias;          // bias's shape, starts at zero
+  at::Tensor dbias;          // bias's shape
   at::Tensor dalibi_slopes;  // (batch, heads)
   at::Tensor dsink;          // (heads,)
 };
 
+// All but dbias.
 Gradients allocate_gradients(const AttentionInputs& in, const std::array<bool, kNumGradients>& wanted) {
   const at::TensorOptions accumulate = in.q.options().dtype(in.accumulate_type());
   Gradients g;
   if (wanted[kDq]) g.dq = empty_in_stride_order(in.q, in.q.sizes());
   if (wanted[kDk]) g.dk = empty_in_stride_order(in.k, in.k.sizes());
   if (wanted[kDv]) g.dv = empty_in_stride_order(in.v, in.v.sizes());
-  if (wanted[kDbias]) g.dbias = at::zeros(in.bias->sizes(), accumulate);
   if (wanted[kDalibiSlopes]) g.dalibi_slopes = at::zeros({in.batch(), in.num_heads_q()}, accumulate);
   if (wanted[kDsink]) g.dsink = at::zeros({in.num_heads_q()}, accumulate);
   return g;
@@ -51,9 +38,32 @@ void set_gradients(attention::BackwardParams& params, const Gradients& g) {
   params.dq = matrix_view(g.dq);
   params.dk = matrix_view(g.dk);
   params.dv = matrix_view(g.dv);
-  params.dbias = bias_gradient(g.dbias);
   params.dalibi_slopes = g.dalibi_slopes.defined() ? g.dalibi_slopes.data_ptr() : nullptr;
   params.dsink = g.dsink.defined() ? g.dsink.data_ptr() : nullptr;
+}
+
+// Whether there is anything for kernels to do.
+bool has_heads(const AttentionInputs& in) { return in.batch() > 0 && in.num_heads_q() > 0; }
+
+// Allocates dbias and says so to the kernels. params: all that decides which scores are kept, other gradients included.
+at::Tensor allocate_dbias(const Backend& backend, const AttentionInputs& in, attention::BackwardParams& params) {
+  const auto split = [&](int64_t d) { return in.bias->size(d) != 1; };
+  params.dbias.per_batch = split(0);
+  params.dbias.per_head = split(1);
+  params.dbias.per_query = split(2);
+  params.dbias.per_key = split(3);
+  const bool written_once = has_heads(in) && backend.writes_dbias_once != nullptr && backend.writes_dbias_once(params);
+  const at::Tensor gradient = written_once ? at::empty(in.bias->sizes(), in.q.options().dtype(in.bias->scalar_type()))
+                                           : at::zeros(in.bias->sizes(), in.q.options().dtype(in.accumulate_type()));
+  const auto stride = [&](int64_t d) { return split(d) ? gradient.stride(d) : int64_t{0}; };
+  params.dbias.data = gradient.data_ptr();
+  params.dbias.element = element_type(gradient.scalar_type());
+  params.dbias.starts_at_zero = !written_once;
+  params.dbias.batch_stride = stride(0);
+  params.dbias.head_stride = stride(1);
+  params.dbias.query_stride = stride(2);
+  params.dbias.key_stride = stride(3);
+  return gradient;
 }
 
 // Room for the partial sums of a backend that adds up the slopes' gradient in a second step.
@@ -77,17 +87,18 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   std::optional<at::Tensor> residual, dlse;
   if (backward.lse_residual) residual = readable_array("lse_residual", *backward.lse_residual);
   if (backward.dlse) dlse = readable_array("dlse", backward.dlse->to(in.accumulate_type()));
-  const at::Tensor delta = compute_delta(backward.out, dout, dlse);
   params.num_pairs = params.batch * params.num_heads_k;
+  params.out = matrix_view(backward.out);
   params.dout = matrix_view(dout);
   params.lse = statistic_view(lse);
   params.lse_residual = residual ? statistic_view(*residual) : attention::StatisticView();
   params.dlse = dlse ? statistic_view(*dlse) : attention::StatisticView();
+  params.delta_is_left = backend.computes_delta != nullptr && backend.computes_delta(params);
+  const at::Tensor delta = params.delta_is_left ? empty_delta(backward.out) : compute_delta(backward.out, dout, dlse);
   params.delta = statistic_view(delta);
   const at::Tensor partials = alibi_partials(backend, params, delta.options());
   params.alibi_partials = partials.defined() ? partials.data_ptr() : nullptr;
   params.alibi_partials_per_head = partials.defined() ? partials.size(-1) : 0;
-  params.spill.max_bytes = max_spill_bytes(in.q.device());
   const at::Tensor spill = spill_memory(backend, params, in.q.options());
   params.spill.ds = spill.defined() ? spill.data_ptr() : nullptr;
   const at::Tensor mask_tiles = mask_tile_memory(backend, params, in.q.options());
@@ -95,7 +106,7 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   backend.backward(params);
 }
 
-// Kernel gradients in the shapes and dtypes of the inputs.
+// The kernels' gradients in the shapes and dtypes of the inputs.
 std::vector<at::Tensor> finish(const AttentionInputs& in, Gradients g) {
   if (g.dbias.defined()) g.dbias = g.dbias.to(in.bias->scalar_type());
   if (g.dalibi_slopes.defined() && in.alibi_slopes->dim() == 1) g.dalibi_slopes = g.dalibi_slopes.sum(0);
@@ -112,9 +123,11 @@ std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const Back
   attention::BackwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
   const Backend& backend = choose_backend(in, params);
+  params.spill.max_bytes = max_spill_bytes(in.q.device());
   Gradients gradients = allocate_gradients(in, backward.output_mask);
   set_gradients(params, gradients);
-  if (in.batch() > 0 && in.num_heads_q() > 0) run_backward(backend, in, backward, params);
+  if (backward.output_mask[kDbias]) gradients.dbias = allocate_dbias(backend, in, params);
+  if (has_heads(in)) run_backward(backend, in, backward, params);
   return finish(in, std::move(gradients));
 }
 

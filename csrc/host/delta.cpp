@@ -1,3 +1,6 @@
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
 #include "attention/params.h"
 #include "host/attention.h"
 #include "host/checks.h"
@@ -30,14 +33,18 @@ void run_delta(const attention::DeltaParams& params, at::Device device) {
 
 }  // namespace
 
+at::Tensor empty_delta(const at::Tensor& out) {
+  const at::ScalarType accumulate = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::TensorOptions options = out.options().dtype(accumulate);
+  return out.dim() == 3 ? at::empty({out.size(1), out.size(0)}, options)
+                        : at::empty({out.size(0), out.size(1), out.size(2)}, options);
+}
+
 at::Tensor compute_delta(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse) {
   check_delta_inputs(out, dout, dlse);
   const bool packed = out.dim() == 3;
-  const at::ScalarType accumulate = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::TensorOptions options = out.options().dtype(accumulate);
-  const at::Tensor result = packed ? at::empty({out.size(1), out.size(0)}, options)
-                                   : at::empty({out.size(0), out.size(1), out.size(2)}, options);
-  const at::Tensor dlse_rows = dlse ? readable_array("dlse", dlse->to(accumulate)) : at::Tensor();
+  const at::Tensor result = empty_delta(out);
+  const at::Tensor dlse_rows = dlse ? readable_array("dlse", dlse->to(result.scalar_type())) : at::Tensor();
   if (result.numel() == 0) return result;
   run_delta({.element = element_type(out.scalar_type()),
              .batch = packed ? 1 : out.size(0),

@@ -1,3 +1,4 @@
+#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "host/allocate.h"

@@ -3,7 +3,8 @@
 //   packed  q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv) with cu_seqlens_q and cu_seqlens_k (batch + 1,)
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/DimVector.h>
+#include <ATen/core/Tensor.h>
 
 #include <array>
 #include <cstdint>

@@ -1,5 +1,9 @@
 #include "host/inspect.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 
 #include "host/checks.h"

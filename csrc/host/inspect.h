@@ -1,7 +1,7 @@
 // What users and tests may look at: visible intervals and dropout bits.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <optional>
 #include <string>

@@ -1,7 +1,7 @@
 // What a user may want to know and need not: goes to Python's logger "flash_attn_ext".
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <functional>
 

@@ -1,5 +1,8 @@
 #include "host/make_params.h"
 
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cmath>
 

@@ -1,5 +1,7 @@
 #include "host/readable.h"
 
+#include <ATen/ops/empty.h>
+
 #include "host/log.h"
 #include "host/make_params.h"
 

@@ -1,7 +1,12 @@
-"""How the one autograd Function behaves inside PyTorch's machinery."""
+"""How attention behaves inside PyTorch's autograd."""
+
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import flash_attn_ext
@@ -101,10 +106,50 @@ def test_double_backward_is_a_clear_error(backend):
         grad.sum().backward()
 
 
+@pytest.mark.parametrize("which", ["input", "gradient"])
+def test_double_backward_to_one_tensor_is_a_clear_error(which, backend):
+    """The way there is found although only this one tensor asks for it."""
+    q, k, v = (leaf.detach() for leaf in leaves_of(backend, torch.float64))
+    _, lse = attend(backend, q.requires_grad_(), k, v, return_lse=True)
+    dlse = torch.ones_like(lse, requires_grad=True)
+    (grad,) = torch.autograd.grad(lse, q, dlse, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"second derivative .* is not implemented"):
+        torch.autograd.grad(grad.sum(), q if which == "input" else dlse)
+
+
+def test_second_backward_over_a_released_graph_is_an_error(backend):
+    out = attend(backend, *leaves_of(backend))
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.sum().backward()
+
+
+def test_backward_releases_what_was_saved(backend):
+    tensors = [leaf * 1 for leaf in leaves_of(backend)]
+    out = attend(backend, *tensors)
+    references = [weakref.ref(tensor) for tensor in tensors]
+    del tensors
+    assert all(reference() is not None for reference in references)
+    out.sum().backward()
+    assert all(reference() is None for reference in references)
+
+
+def test_threads_may_walk_one_graph(backend):
+    leaves = leaves_of(backend)
+    loss = attend(backend, *leaves).square().sum()
+    expected = torch.autograd.grad(loss, leaves, retain_graph=True)
+    with ThreadPoolExecutor(4) as pool:
+        walks = [pool.submit(torch.autograd.grad, loss, leaves, retain_graph=True) for _ in range(16)]
+    for walk in walks:
+        assert all(torch.equal(a, b) for a, b in zip(walk.result(), expected, strict=True))
+
+
 def test_forward_mode_is_a_clear_error(backend):
     q, k, v = (leaf.detach() for leaf in leaves_of(backend, torch.float64))
     with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)forward[- ]mode|jvp"):
         torch.func.jvp(lambda q: attend(backend, q, k, v), (q,), (torch.ones_like(q),))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivative"):
+        attend(backend, forward_ad.make_dual(q, torch.ones_like(q)), k, v)
 
 
 def test_vmap_is_a_clear_error(backend):
@@ -168,6 +213,45 @@ def test_saved_tensors_may_be_packed_elsewhere(backend):
     attend(backend, *kept).square().sum().backward()
     for a, b in zip(leaves, kept, strict=True):
         assert torch.equal(a.grad, b.grad)
+
+
+def test_an_error_of_a_packing_hook_arrives_as_it_is(backend):
+    def refuse(tensor):
+        raise KeyError("no room")
+
+    with pytest.raises(KeyError, match="no room"), torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t):
+        attend(backend, *leaves_of(backend))
+
+
+def test_batched_gradients(backend):
+    """The backward pass under torch.vmap, as torch.autograd.functional.jacobian(vectorize=True) runs it."""
+    leaves = leaves_of(backend)
+    out = attend(backend, *leaves)
+    douts = torch.randn(3, *out.shape, device=out.device)
+    batched = torch.autograd.grad(out, leaves, douts, is_grads_batched=True, retain_graph=True)
+    for index, dout in enumerate(douts):
+        for ours, expected in zip(batched, torch.autograd.grad(out, leaves, dout, retain_graph=True), strict=True):
+            torch.testing.assert_close(ours[index], expected)
+
+
+def test_a_dispatch_mode_sees_the_backward_operator(backend):
+    class Recorder(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.operators = []
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            self.operators.append(function)
+            return function(*arguments, **(keywords or {}))
+
+    leaves, unwatched = leaves_of(backend), leaves_of(backend)
+    options = dict(causal="bottom_right", window=(30, 3), softcap=5.0)
+    out = attend(backend, *leaves, **options)
+    with Recorder() as recorder:
+        out.sum().backward()
+    assert torch.ops.flash_attn_ext.attention_backward.default in recorder.operators
+    attend(backend, *unwatched, **options).sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(leaves, unwatched, strict=True))
 
 
 def test_only_the_lse_is_used(backend):

@@ -1,13 +1,17 @@
 """torch.compile(fullgraph=True) and torch.export see one operator, with the same results as eager."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import flash_attn_ext
 from support.cases import Case, make_inputs
 from support.packed import cu_seqlens
 from support.params import over_cases
+from support.runners import call_ours
 
 CASES = [
     Case(sq=40, sk=50, d=16),
@@ -21,6 +25,10 @@ def _fresh_compiler():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+def aot_eager(graph):
+    return torch.compile(graph, backend="aot_eager")
 
 
 def model_of(case: Case, inputs, backend):
@@ -162,3 +170,21 @@ def test_export(backend):
     for n in (40, 129):
         tensors = arguments(n)
         torch.testing.assert_close(program.module()(*tensors), Block()(*tensors))
+
+
+@pytest.mark.parametrize("bias", [None, "1hqk"])
+def test_compiled_autograd(bias, backend):
+    """The compiled backward of a graph that eager calls left, made anew where an option differs."""
+    for window in (None, (0, None), (2, 0)):
+        case = Case(sq=40, sk=50, d=16, window=window, bias=bias, dlse=True)
+        inputs = make_inputs(case, torch.float32, backend.device)
+        results = []
+        for compiled in (False, True):
+            leaves = inputs.leaves()
+            out, lse = call_ours(inputs, leaves, backend)
+            loss = (out * inputs.dout).sum() + (lse * inputs.dlse).sum()
+            with compiled_autograd._enable(aot_eager) if compiled else nullcontext():
+                loss.backward()
+            results.append([leaf.grad for leaf in leaves.values()])
+        for eager, compiled in zip(*results, strict=True):
+            torch.testing.assert_close(compiled, eager)

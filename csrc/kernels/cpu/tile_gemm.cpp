@@ -1,7 +1,8 @@
 #include "kernels/cpu/tile_gemm.h"
 
-#include <ATen/ATen.h>
 #include <ATen/native/CPUBlas.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>

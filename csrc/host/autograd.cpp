@@ -1,0 +1,167 @@
+#include "host/autograd.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+
+#include "host/attention.h"
+#include "host/operators.h"
+
+namespace flash_attn_ext::host {
+namespace {
+
+using torch::autograd::collect_next_edges;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+// The tensors of a call, in the order in which they are saved.
+template <class Inputs, class Visit>
+void visit_tensors(Inputs& in, Visit visit) {
+  visit(in.q);
+  visit(in.k);
+  visit(in.v);
+  visit(in.bias);
+  visit(in.mask);
+  visit(in.alibi_slopes);
+  visit(in.sink);
+  visit(in.cu_seqlens_q);
+  visit(in.cu_seqlens_k);
+  visit(in.rng_seed);
+}
+constexpr size_t kNumTensors = 10;
+
+std::optional<at::Tensor> if_defined(at::Tensor tensor) {
+  return tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt;
+}
+
+// What autograd keeps of a call, and its backward pass. A node of the kind that PyTorch's own operators have, since
+// host time is what a small call waits for: a Function of Python's adds a Python call and its bookkeeping to each pass.
+class FlashAttentionFunctionBackward : public torch::autograd::Node {
+ public:
+  void save(const AttentionInputs& in, const ForwardOutputs& outputs) {
+    auto saved = inputs_.begin();
+    visit_tensors(in, [&](const auto& tensor) { *saved++ = SavedVariable(tensor, /*is_output=*/false); });
+    out_ = SavedVariable(outputs.out, /*is_output=*/true);
+    lse_ = SavedVariable(outputs.lse, /*is_output=*/true);
+    lse_residual_ = SavedVariable(outputs.lse_residual, /*is_output=*/false);
+    options_ = in;
+    visit_tensors(options_, [](auto& tensor) { tensor.reset(); });
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    // Other threads may walk the same graph, and one of them may release what is saved.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const at::Tensor& dout = gradients[0];
+    const at::Tensor& dlse = gradients[1];
+    if (!dout.defined() && !dlse.defined()) return variable_list(num_outputs());
+    const AttentionInputs inputs = unpack_inputs();
+    const BackwardInputs backward = unpack_backward(dout, dlse);
+    if (!hold_memory(inputs, backward)) return call_backward_operator(inputs, backward);
+    variable_list results;
+    {
+      const at::AutoDispatchBelowADInplaceOrView nothing_inside_is_recorded;
+      results = attention_backward(inputs, backward);
+    }
+    if (at::GradMode::is_enabled()) forbid_second_derivative(results, dout, dlse);
+    return results;
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    visit_saved(*this, [](SavedVariable& saved, bool) { saved.reset_data(); });
+  }
+
+  std::string name() const override { return "FlashAttentionFunctionBackward"; }
+
+  // For compiled autograd: what the graph that it makes of this node depends on.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    visit_saved(*this, [&](const SavedVariable& saved, bool is_output) { args.collect(saved, is_output); });
+    for (const at::IValue& option : boxed(options_)) {
+      args.collect(option.isNone());  // None and 0 have the same hash, and a window of 0 is not an absent one
+      args.collect(option, /*nested=*/true);
+    }
+    for (size_t edge = 0; edge < num_outputs(); ++edge) args.collect(task_should_compute_output(edge));
+  }
+
+  variable_list apply_with_saved(const variable_list& gradients,
+                                 torch::dynamo::autograd::SwapSavedVariables& placeholders) override {
+    visit_saved(*this, [&](SavedVariable& saved, bool) { placeholders.before(saved); });
+    variable_list results = apply(variable_list(gradients));
+    visit_saved(*this, [&](SavedVariable& saved, bool) { placeholders.after(saved); });
+    return results;
+  }
+
+ private:
+  template <class Self, class Visit>
+  static void visit_saved(Self& self, Visit visit) {
+    for (auto& saved : self.inputs_) visit(saved, /*is_output=*/false);
+    visit(self.out_, /*is_output=*/true);
+    visit(self.lse_, /*is_output=*/true);
+    visit(self.lse_residual_, /*is_output=*/false);
+  }
+
+  AttentionInputs unpack_inputs() const {
+    AttentionInputs in = options_;
+    auto saved = inputs_.begin();
+    visit_tensors(in, [&](auto& tensor) {
+      if (at::Tensor unpacked = (saved++)->unpack(); unpacked.defined()) tensor = std::move(unpacked);
+    });
+    return in;
+  }
+
+  BackwardInputs unpack_backward(const at::Tensor& dout, const at::Tensor& dlse) {
+    BackwardInputs backward{.dout = dout,
+                            .dlse = if_defined(dlse),
+                            .out = out_.unpack(getptr()),
+                            .lse = lse_.unpack(getptr()),
+                            .lse_residual = if_defined(lse_residual_.unpack()),
+                            .output_mask = {}};
+    if (!dout.defined()) backward.dout = at::zeros_like(backward.out);
+    for (size_t edge = 0; edge < num_outputs(); ++edge) backward.output_mask[edge] = task_should_compute_output(edge);
+    return backward;
+  }
+
+  // Not to record the results would make their derivatives silently zero.
+  void forbid_second_derivative(const variable_list& results, const at::Tensor& dout, const at::Tensor& dlse) {
+    torch::autograd::edge_list edges = next_edges();
+    for (const torch::autograd::Edge& edge : collect_next_edges(dout, dlse)) edges.push_back(edge);
+    const auto error = std::make_shared<torch::autograd::Error>(kNoDoubleBackward, std::move(edges));
+    torch::autograd::set_history(results, error);
+  }
+
+  std::array<SavedVariable, kNumTensors> inputs_;
+  SavedVariable out_;
+  SavedVariable lse_;
+  SavedVariable lse_residual_;
+  AttentionInputs options_{};  // without the tensors
+};
+
+}  // namespace
+
+ForwardOutputs attention(const AttentionInputs& in) {
+  const bool recorded = torch::autograd::compute_requires_grad(in.q, in.k, in.v, in.bias, in.alibi_slopes, in.sink);
+  if (!recorded) return attention_forward(in);
+  ForwardOutputs outputs;
+  {
+    const at::AutoDispatchBelowADInplaceOrView nothing_inside_is_recorded;
+    outputs = attention_forward(in);
+  }
+  const std::shared_ptr<FlashAttentionFunctionBackward> node(new FlashAttentionFunctionBackward,
+                                                             torch::autograd::deleteNode);
+  // In the order of BackwardInputs::output_mask.
+  node->set_next_edges(collect_next_edges(in.q, in.k, in.v, in.bias, in.alibi_slopes, in.sink));
+  torch::autograd::set_history(outputs.out, node);
+  torch::autograd::set_history(outputs.lse, node);
+  node->save(in, outputs);
+  return outputs;
+}
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,49 @@
+#include "host/operators.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+namespace flash_attn_ext::host {
+namespace {
+
+// Batched and other wrapped tensors have no storage, subclasses with a __torch_dispatch__ one of their own making.
+bool holds_memory(const at::Tensor& tensor) {
+  return tensor.has_storage() && !tensor.is_meta() && !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+}
+
+}  // namespace
+
+bool is_watched() { return c10::impl::TorchDispatchModeTLS::any_modes_set() || torch::jit::tracer::isTracing(); }
+
+bool hold_memory(const AttentionInputs& in, const BackwardInputs& backward) {
+  return !is_watched() && holds_memory(in.q) && holds_memory(in.k) && holds_memory(in.v) &&
+         holds_memory(backward.dout) && (!backward.dlse || holds_memory(*backward.dlse)) &&
+         holds_memory(backward.out) && holds_memory(backward.lse);
+}
+
+torch::jit::Stack boxed(const AttentionInputs& in) {
+  torch::jit::Stack stack;
+  torch::jit::push(stack, in.q, in.k, in.v, in.bias, in.mask, in.alibi_slopes, in.sink, in.cu_seqlens_q,
+                   in.cu_seqlens_k, in.rng_seed, in.scale, in.softcap, in.causal, in.window_left, in.window_right,
+                   in.dropout_p, in.max_seqlen_q, in.max_seqlen_k, in.backend);
+  return stack;
+}
+
+std::vector<at::Tensor> call_backward_operator(const AttentionInputs& in, const BackwardInputs& backward) {
+  const c10::OperatorHandle op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("flash_attn_ext::attention_backward", "");
+  torch::jit::Stack stack;
+  torch::jit::push(stack, backward.dout, backward.dlse, backward.out, backward.lse, backward.lse_residual,
+                   backward.output_mask);
+  for (at::IValue& argument : boxed(in)) stack.push_back(std::move(argument));
+  op.callBoxed(stack);
+  std::vector<at::Tensor> gradients;
+  for (size_t i = 0; i < backward.output_mask.size(); ++i) {
+    // An operator has no absent results.
+    gradients.push_back(backward.output_mask[i] ? stack[i].toTensor() : at::Tensor());
+  }
+  return gradients;
+}
+
+}  // namespace flash_attn_ext::host
