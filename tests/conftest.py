@@ -31,6 +31,19 @@ settings.load_profile("repeatable")
 def pytest_addoption(parser):
     parser.addoption("--random-problems", type=int, default=200, help="how many problems test_combinations.py draws")
     parser.addoption("--first-problem", type=int, default=0, help="the first of them; its number is its seed")
+    parser.addoption(
+        "--run-only",
+        action="store_true",
+        help="run our side of random problems and shape cases, outputs poisoned as usual, but compare nothing: for "
+        "sanitizers",
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("--run-only"):
+        from support import checks  # here, so that collecting tests of the source tree needs no built extension
+
+        checks.run_only = True
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import flash_attn_ext
+from support.backends import SM80, Backend
 from support.cases import Case, make_inputs
 from support.packed import cu_seqlens
 from support.params import over_dtypes
@@ -14,10 +15,12 @@ from support.runners import call_ours, gradients
 
 LENGTH = 65536
 MIB = 2**20
-# dS may be spilled to a workspace under a cap of its own (architecture.md, section 4), whatever the length.
+# At head dim 64, where sm80 keeps no scores; a backend that does may keep a sixth of them.
 WORKSPACE = 1.3 * 2**30
 ROUNDING = 2 * MIB  # the allocator's, over a few tensors
 SCORES = LENGTH * LENGTH * 2
+# As many scores, in heads of which a few fit the memory that there is for kept ones.
+HEADS, SHORT = 64, LENGTH // 8
 
 
 def extra_memory(function: Callable[[], object]) -> int:
@@ -96,6 +99,40 @@ def test_other_dtypes_stay_linear(dtype, length, gpu):
 
     extra = extra_memory(train) - 4 * q.numel() * q.element_size()
     assert extra < WORKSPACE, f"{extra / MIB:.1f} MiB"
+
+
+def extra_to_train(heads: int, length: int, head_dim: int, gpu: Backend) -> int:
+    """Bytes at the peak of a forward and backward pass beyond inputs, output, gradients, LSE and delta."""
+    q, k, v, dout = (torch.randn(1, heads, length, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+
+    def train() -> None:
+        torch.autograd.grad(flash_attn_ext.attention(q, k, v, backend=gpu.name), leaves, dout)
+
+    return extra_memory(train) - 4 * q.numel() * q.element_size() - 2 * heads * length * 4
+
+
+def most_for_kept_scores() -> int:
+    """max_spill_bytes in csrc/host/backends.cpp."""
+    return min(2 * 2**30, torch.cuda.get_device_properties(0).total_memory // 64)
+
+
+@pytest.mark.parametrize(("head_dim", "matrices"), [(128, 1), (256, 2)])
+def test_kept_scores_stay_under_their_limit(head_dim, matrices, gpu):
+    """Above head dim 64 the backward pass keeps dS between its kernels, above 128 P too, of as many whole heads as fit
+    (csrc/kernels/sm80/spill_plan.h). Those of all 64 would take 8 and 16 GiB."""
+    extra = extra_to_train(HEADS, SHORT, head_dim, gpu)
+    limit, head = most_for_kept_scores(), matrices * SHORT * SHORT * 2
+    assert extra <= limit + 4 * ROUNDING, f"{extra / MIB:.1f} MiB"
+    if gpu == SM80:  # without kept scores the limit would mean nothing; launches of equal size may leave half of it
+        assert extra >= limit // head * head / 2, f"{extra / MIB:.1f} MiB"
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_a_head_beyond_the_limit_keeps_nothing(head_dim, gpu):
+    """dS of one head of 65536 tokens takes 8 GiB, so it is computed again."""
+    extra = extra_to_train(1, LENGTH, head_dim, gpu)
+    assert extra <= 4 * ROUNDING, f"{extra / MIB:.1f} MiB"
 
 
 def test_packed_stays_linear(gpu):

@@ -33,12 +33,27 @@ WIDE_HEAD_DIMS = [
     )
 ]
 WIDER_THAN_ANY_GPU_TAKES = [Case(sq=40, sk=50, d=513, dv=300, batch=1)]
+# Past the lengths up to which short sequences have kernels of their own (512 queries).
+LONG = [
+    Case(sq=513, sk=640, d=64, batch=1),
+    Case(sq=640, sk=513, d=64, batch=1, heads=4, kv_heads=2, causal="bottom_right", dlse=True),
+    Case(sq=577, sk=577, d=64, batch=1, window=(100, 20), sink=True),
+    Case(sq=769, sk=129, d=40, batch=1, causal="top_left"),
+    Case(sq=520, sk=700, d=64, batch=1, bias="11qk", mask="b11k"),
+    Case(sq=520, sk=520, d=128, batch=1, causal="top_left", dropout_p=0.1),
+]
 MANY = [Case(sq=5, sk=7, d=8, batch=7, heads=5), Case(sq=197, sk=197, d=24, batch=3, heads=3)]
 
 
 @over_dtypes()
 @over_cases(QUERY_EDGES + SQUARE + HEAD_DIMS + VALUE_DIMS + MANY)
 def test_matches_float64(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_dtypes()
+@over_cases(LONG)
+def test_long_sequences(case, dtype, backend):
     check_case(case, dtype, backend)
 
 

@@ -12,6 +12,9 @@ from support.runners import Result, dropout_bits, run_ours, run_reference
 from support.terms import largest_terms, largest_terms_packed
 from support.yardstick import run_yardstick
 
+# pytest --run-only: our forward and backward pass alone. Sanitizers look at kernels, and not at what they compute.
+run_only = False
+
 
 def check_case(case: Case, dtype: torch.dtype, backend: Backend) -> None:
     check_drawn(lambda seed: make_inputs(case, dtype, backend.device, seed), backend)
@@ -24,10 +27,29 @@ def check_drawn(
 
     `present` gives the inputs as ours gets them: the same problem at other strides, say.
     """
+    check_draws(
+        draw,
+        backend,
+        run=lambda inputs: run_ours(present(inputs), backend),
+        errors=lambda inputs, ours: compare_with_pytorch(inputs, backend, ours),
+    )
+
+
+def check_draws(
+    draw: Callable[[int], Inputs],
+    backend: Backend,
+    run: Callable[[Inputs], Result],
+    errors: Callable[[Inputs, Result], dict[str, Comparison]],
+) -> None:
+    """The rule for what `run` makes of inputs, by its `errors`."""
+    if run_only:
+        run(draw(0))
+        synchronize(backend)
+        return
 
     def compare_draw(seed: int) -> dict[str, Comparison]:
         inputs = draw(seed)
-        return compare_with_pytorch(inputs, backend, run_ours(present(inputs), backend))
+        return errors(inputs, run(inputs))
 
     assert_rule_over_draws(compare_draw)
 
@@ -35,8 +57,17 @@ def check_drawn(
 def check_inputs(inputs: Inputs, backend: Backend) -> Result:
     """The rule for these very inputs; returns our result."""
     ours = run_ours(inputs, backend)
-    assert_rule(compare_with_pytorch(inputs, backend, ours))
+    if run_only:
+        synchronize(backend)
+    else:
+        assert_rule(compare_with_pytorch(inputs, backend, ours))
     return ours
+
+
+def synchronize(backend: Backend) -> None:
+    """So that an error of a kernel is one of the test that launched it."""
+    if not backend.is_cpu:
+        torch.cuda.synchronize()
 
 
 def compare_with_pytorch(inputs: Inputs, backend: Backend, ours: Result) -> dict[str, Comparison]:
@@ -57,21 +88,27 @@ def check_packed_drawn(
     backend: Backend,
     present: Callable[[Inputs], Inputs] = lambda inputs: inputs,
 ) -> None:
-    """check_drawn for packed sequences: exact is each of them on its own, and PyTorch is the plain formula."""
+    """check_drawn for packed sequences."""
+    check_draws(
+        draw,
+        backend,
+        run=lambda inputs: run_packed(case, present(inputs), backend),
+        errors=lambda inputs, ours: compare_packed_with_pytorch(case, inputs, backend, ours),
+    )
 
-    def compare_draw(seed: int) -> dict[str, Comparison]:
-        inputs = draw(seed)
-        ours = run_packed(case, present(inputs), backend)
-        keep = dropout_bits(inputs.replace(case=case.padded()), backend) if case.base.dropout_p > 0 else None
-        doubles = inputs.to(torch.float64)
-        exact, yardstick = (run_by_sequence(case, each, keep=keep) for each in (doubles, inputs))
-        yardstick["lse"] = run_by_sequence(case, inputs.to(accumulate_dtype(inputs.q.dtype)), keep=keep)["lse"]
-        terms = largest_terms_packed(case, doubles, exact, keep)
-        assert ours.keys() == exact.keys()
-        check_dtypes(inputs, ours)
-        return {name: compare(ours[name], yardstick[name], exact[name], terms.get(name, 0.0)) for name in ours}
 
-    assert_rule_over_draws(compare_draw)
+def compare_packed_with_pytorch(
+    case: PackedCase, inputs: Inputs, backend: Backend, ours: Result
+) -> dict[str, Comparison]:
+    """compare_with_pytorch: exact is each sequence on its own, and PyTorch is the plain formula."""
+    keep = dropout_bits(inputs.replace(case=case.padded()), backend) if case.base.dropout_p > 0 else None
+    doubles = inputs.to(torch.float64)
+    exact, yardstick = (run_by_sequence(case, each, keep=keep) for each in (doubles, inputs))
+    yardstick["lse"] = run_by_sequence(case, inputs.to(accumulate_dtype(inputs.q.dtype)), keep=keep)["lse"]
+    terms = largest_terms_packed(case, doubles, exact, keep)
+    assert ours.keys() == exact.keys()
+    check_dtypes(inputs, ours)
+    return {name: compare(ours[name], yardstick[name], exact[name], terms.get(name, 0.0)) for name in ours}
 
 
 def check_dtypes(inputs: Inputs, result: Result) -> None:

@@ -103,6 +103,7 @@ def test_bench_writes_rows_and_a_plot(tiny_suite, tmp_path, capsys):
         assert row["ours_tflops"] > 0 and row["peer_tflops"]["torch sdpa"] > 0
         assert (row["suite"], row["backend"], row["against"]) == ("cpu", "cpu", "torch sdpa")
         assert (row["dtype"], row["head_dim"], row["seqlen_q"]) == ("float32", 16, 64)
+    assert report["command"] == "python -m flash_attn_ext bench --device cpu --quick"  # nothing of this machine
     assert report["machine"] and report["date"] and report["versions"]["torch"] == torch.__version__
     assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
@@ -112,6 +113,13 @@ def test_bench_writes_rows_and_a_plot(tiny_suite, tmp_path, capsys):
 def test_bench_without_a_plot(tiny_suite, tmp_path):
     assert main(["bench", "--device", "cpu", "--output", str(tmp_path / "new"), "--no-plot"]) == 0
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["cpu.json"]
+
+
+def test_bench_notes_the_choices_that_made_the_rows(tiny_suite, tmp_path):
+    choices = ["--suite", "cpu", "--backend", "cpu"]
+    assert main(["bench", "--no-plot", "--output", str(tmp_path), *choices, "--device", "cpu"]) == 0
+    report = json.loads((tmp_path / "cpu_cpu_cpu.json").read_text())
+    assert report["command"] == "python -m flash_attn_ext bench --device cpu --suite cpu --backend cpu"
 
 
 def test_bench_a_peer_that_fails_loses_its_own_figure_only(tiny_suite, tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         "x a peer: times as fast as it, above 1 ours is faster; of own time: our time by our time without the option."
     )
     settings = Settings(device, options.backend, EFFORTS[device, options.quick])
-    report = Report(Path(options.output) / f"{_stem(device, options)}.json", device)
+    report = Report(Path(options.output) / f"{_stem(device, options)}.json", device, _command(device, options))
     lost = None
     try:
         for name in dict.fromkeys(options.suite or suites.SUITES[device]):
@@ -115,6 +116,18 @@ def _unknown(options: argparse.Namespace, device: str) -> str | None:
     if options.backend is not None and options.backend not in built:
         return f"--backend {options.backend}: this build has {', '.join(built)}"
     return None
+
+
+def _command(device: str, options: argparse.Namespace) -> str:
+    """What decides the rows, and nothing of this machine: neither its interpreter nor where its files go."""
+    words = ["python", "-m", "flash_attn_ext", "bench", "--device", device]
+    if options.suite:
+        words += ["--suite", *options.suite]
+    if options.backend:
+        words += ["--backend", options.backend]
+    if options.quick:
+        words.append("--quick")
+    return shlex.join(words)
 
 
 def _stem(device: str, options: argparse.Namespace) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -16,11 +14,12 @@ from flash_attn_ext.cli.machine import machine, versions
 
 
 class Report:
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str, command: str) -> None:
+        """`command`: what measures the same rows anywhere."""
         self.path = path
         self.rows: list[dict] = []
         self.contents = {
-            "command": shlex.join(sys.orig_argv),
+            "command": command,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": machine(),
             "versions": versions(),
