@@ -17,18 +17,21 @@ struct PhiloxCounter {
   uint32_t word[4];
 };
 
-FLASH_HOST_DEVICE PhiloxCounter philox_4x32_7(PhiloxCounter counter, uint64_t seed) {
+// Of several counters at a time, which share the keys of a round.
+template <int kCount>
+FLASH_HOST_DEVICE void philox_4x32_7(PhiloxCounter (&counters)[kCount], uint64_t seed) {
   uint32_t key0 = static_cast<uint32_t>(seed);
   uint32_t key1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 7; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53u} * counter.word[0];
-    const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter.word[2];
-    counter = {{static_cast<uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0, static_cast<uint32_t>(product1),
-                static_cast<uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1, static_cast<uint32_t>(product0)}};
+    for (PhiloxCounter& counter : counters) {
+      const uint64_t product0 = uint64_t{0xD2511F53u} * counter.word[0];
+      const uint64_t product1 = uint64_t{0xCD9E8D57u} * counter.word[2];
+      counter = {{static_cast<uint32_t>(product1 >> 32) ^ counter.word[1] ^ key0, static_cast<uint32_t>(product1),
+                  static_cast<uint32_t>(product0 >> 32) ^ counter.word[3] ^ key1, static_cast<uint32_t>(product0)}};
+    }
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
-  return counter;
 }
 
 struct Dropout {
@@ -57,15 +60,17 @@ struct Dropout {
 
   // The 8 draws that (query, key) shares with its partners.
   FLASH_HOST_DEVICE PhiloxCounter draws(int64_t batch, int64_t head, int64_t query, int64_t key) const {
-    return philox_4x32_7(counter(static_cast<uint32_t>(batch), static_cast<uint32_t>(head),
-                                 query_block(query) * 8 + static_cast<uint32_t>(query % 8),
-                                 key_block(key) * 8 + static_cast<uint32_t>(key % 8)),
-                         static_cast<uint64_t>(*seed));
+    PhiloxCounter counters[] = {counter(static_cast<uint32_t>(batch), static_cast<uint32_t>(head),
+                                        query_block(query) * 8 + static_cast<uint32_t>(query % 8),
+                                        key_block(key) * 8 + static_cast<uint32_t>(key % 8))};
+    philox_4x32_7(counters, static_cast<uint64_t>(*seed));
+    return counters[0];
   }
 
   // Whether the draw of query 8 m + .. and key 8 n + .. of a block is kept: word n % 4 holds those of m = 0 and 1.
   FLASH_HOST_DEVICE bool keeps(uint32_t word, int query_half) const {
-    return (query_half == 0 ? word & 0xFFFFu : word >> 16) >= threshold;
+    // Compared in the upper half, where one of the two already is.
+    return (query_half == 0 ? word << 16 : word) >= threshold << 16;
   }
 
   // Which of the 8 draws belongs to (query, key), compared with the threshold.

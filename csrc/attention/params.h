@@ -82,10 +82,12 @@ struct DeltaParams {
   StatisticView delta;
 };
 
-// The gradient of a bias in the bias's own shape: contiguous, accumulate type, zero-filled by the host. A broadcast
-// dimension has extent 1, and its gradients are summed in a fixed order.
+// The gradient of a bias in the bias's own shape, contiguous. A broadcast dimension has extent 1, and its gradients are
+// summed in a fixed order.
 struct BiasGradient {
   void* data = nullptr;
+  ElementType element = ElementType::kFloat32;  // of data: the accumulate type where it starts at zero, else the bias's
+  bool starts_at_zero = true;                   // kernels may add to it; else they write each element, and once
   bool per_batch = false;
   bool per_head = false;
   bool per_query = false;
@@ -98,23 +100,33 @@ struct BiasGradient {
 };
 
 // Matrices of scores (P or dS, in the element type) that one kernel of the backward pass leaves to another: one for
-// each query head of the heads at work. Rows are what the writer keeps stationary, columns what streams past it; both
-// are padded to multiples of kPadding. Only what is visible is written.
+// each query head of the pairs at work. Rows are what the writer keeps stationary, columns what streams past it; both
+// are padded to multiples of kPadding. In a packed batch a head's matrix has the rows of all sequences, one after the
+// other. Only what is visible is written.
 //
-// Inside each group of 32 columns they lie in the order in which a thread of an accumulator holds them: column 8 j + 2
-// t
-// + e (j, t < 4, e < 2) at place 8 t + 2 j + e, so that a thread writes 16 bytes at a time.
+// Inside each group of 32 columns they lie in the order in which a thread of an accumulator holds them: column
+// 8 j + 2 t + e (j, t < 4, e < 2) at place 8 t + 2 j + e, so that a thread writes 16 bytes at a time.
 struct ScoreSpill {
   static constexpr int64_t kPadding = 128;
 
   void* p = nullptr;   // P as it multiplies dO; null where only dS is kept
   void* ds = nullptr;  // d loss / d (scale * q.k); null: nothing is kept
+  bool rows_are_keys = false;
   int64_t rows = 0;
   int64_t columns = 0;
-  int64_t max_bytes = 0;  // how much memory may be used for it
+  int64_t first_key_head = 0;  // at work; a packed batch has all of a head's pairs at work
+  int64_t max_bytes = 0;       // how much memory may be used for it
 
   FLASH_HOST_DEVICE bool present() const { return ds != nullptr; }
   FLASH_HOST_DEVICE static int64_t padded(int64_t length) { return (length + kPadding - 1) / kPadding * kPadding; }
+
+  // Where a packed sequence's rows begin: far enough from those of the one before, wherever that ends.
+  FLASH_HOST_DEVICE int64_t first_row(const Sequence& sequence) const {
+    const int64_t begin = rows_are_keys ? sequence.key_begin : sequence.query_begin;
+    return (begin / kPadding + sequence.batch) * kPadding;
+  }
+  static int64_t packed_rows(int64_t total, int64_t batch) { return padded(total) + batch * kPadding; }
+
   FLASH_HOST_DEVICE static int place(int column) {
     return column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2;
   }
@@ -125,6 +137,8 @@ struct BackwardParams : AttentionParams {
   StatisticView lse;
   StatisticView lse_residual;  // read where present
   StatisticView delta;         // a backend may replace it by a more precise one
+  bool delta_is_left = false;  // delta is not there yet: the dQ kernel computes it from out, for itself and the others
+  MatrixView out;              // read where delta_is_left
   StatisticView dlse;          // read where present
   MatrixView dq;               // each gradient is written where its data is not null
   MatrixView dk;
@@ -138,7 +152,8 @@ struct BackwardParams : AttentionParams {
   void* alibi_partials = nullptr;
   int64_t alibi_partials_per_head = 0;
 
-  // The (batch, key head) pairs, counted batch-major, that a launch works on, and the scores that it leaves or finds.
+  // The pairs of a batch entry and a key head that a launch works on, and the scores that it leaves or finds. Counted
+  // head-major, key head * batch + batch entry, so that a launch may hold all batch entries of a head.
   int64_t first_pair = 0;
   int64_t num_pairs = 0;
   ScoreSpill spill;

@@ -15,8 +15,8 @@ using Int = std::integral_constant<int, kValue>;
 
 // Calls function(Int<bucket>) with the smallest head-dim bucket of the element type that holds head_dim.
 // Kernels fill the tail with zeros. 16-bit elements alone have the widest; wider elements skip some, to keep the build
-// short.
-template <int kElementBytes, class Function>
+// short. kLargest: the largest bucket that the caller has kernels for.
+template <int kElementBytes, int kLargest = 512, class Function>
 cudaError_t with_head_dim(int64_t head_dim, Function&& function) {
   if (head_dim <= 64) return function(Int<64>{});
   if constexpr (kElementBytes == 2) {
@@ -26,16 +26,23 @@ cudaError_t with_head_dim(int64_t head_dim, Function&& function) {
   if constexpr (kElementBytes == 2) {
     if (head_dim <= 192) return function(Int<192>{});
   }
-  if (head_dim <= 256) return function(Int<256>{});
+  if constexpr (kLargest >= 256) {
+    if (head_dim <= 256) return function(Int<256>{});
+  }
   if constexpr (kElementBytes == 2) {
     if (head_dim <= 512) return function(Int<512>{});
   }
   return cudaErrorInvalidValue;  // backends refuse larger ones
 }
 
-// Scores that are scale * q.k with a positive scale and no dropout: the scale can be folded into the exponent.
-inline bool has_plain_scores(const attention::AttentionParams& params) {
-  return params.score_mod.plain() && params.score_mod.scale > 0.0 && !params.dropout.enabled();
+// Scores that are scale * q.k with a positive scale, which can be folded into the exponent.
+inline bool only_scales_up(const attention::AttentionParams& params) {
+  return params.score_mod.plain() && params.score_mod.scale > 0.0;
+}
+
+// The same, with a bias or a mask or both.
+inline bool scales_up_and_adds(const attention::AttentionParams& params) {
+  return params.score_mod.softcap == 0.0 && !params.score_mod.alibi.present() && params.score_mod.scale > 0.0;
 }
 
 }  // namespace flash_attn_ext

@@ -28,6 +28,15 @@ inline constexpr int kWarpSize = 32;
 // Shared memory that every GPU of compute capability 8.0 and later has for a block (8.6, 8.9 and 12.0 have no more).
 inline constexpr int kSharedBytes = 99 * 1024;
 
+// What forward, dK/dV and dQ kernels are compiled for.
+enum class Variant {
+  kPlain,     // a positive scale, and nothing else that changes a score
+  kShort,     // the same for few queries
+  kDropout,   // the same with dropout; forward only
+  kTerms,     // the same with a bias, a mask or both; forward only
+  kExtended,  // everything
+};
+
 constexpr int64_t num_tiles(int64_t rows, int tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
 // Blocks that share a tile of rows; one even where there is no column, since it also writes the LSE.
@@ -43,29 +52,45 @@ struct QueryStationaryTile {
   int keys;
   int warps;
   int columns;
+  int blocks = 1;  // on a multiprocessor, at least; 1 leaves a thread all the registers that it can have
+  int stages = 1;  // tiles of K and V in flight; the dQ kernel has one
 };
 
+// Up to how many queries the Short variants are faster.
+inline constexpr int64_t kShortForwardQueries = 512;
+inline constexpr int64_t kShortDkdvQueries = 64;
+inline constexpr int64_t kShortDqQueries = 128;
+
 // 32 rows a warp halve what each product reads from shared memory, as long as O (rows x head_dim) and S (rows x keys)
-// fit 255 registers; beyond that, and with the temporaries of an Extended score, 16 rows a warp. Shared memory lets two
-// blocks or more share a multiprocessor, so that one computes while the other waits.
-constexpr QueryStationaryTile forward_tile(int element_bytes, int head_dim, bool extended) {
+// fit 255 registers; beyond that, 16 rows. Shared memory lets two blocks or more share a multiprocessor, so that one
+// computes while the other waits, and holds Extended kernels' biases and masks beside Q, K and V. Short kernels spend
+// most of their time on starting and ending: five small blocks hide each other's. A second stage of K and V pays at
+// head dim 64.
+constexpr QueryStationaryTile forward_tile(int element_bytes, int head_dim, Variant variant) {
+  const bool extended = variant == Variant::kExtended;
   if (element_bytes == 4) {
     if (head_dim <= 64) return {extended ? 64 : 128, 64, 4, head_dim};
     if (head_dim <= 128) return {extended ? 64 : 128, 32, 4, head_dim};
+    if (extended) return {32, 16, 2, head_dim};
     return {64, 16, 4, head_dim};
   }
-  if (head_dim <= 128) return {extended ? 64 : 128, 64, 4, head_dim};
-  if (head_dim <= 256) return {64, 64, 4, head_dim};
+  if (variant == Variant::kShort) return {64, 64, 4, head_dim, 5};
+  if (head_dim <= 64 && variant == Variant::kPlain) return {128, 64, 4, head_dim, 1, 2};
+  if (head_dim <= 128) return {128, 64, 4, head_dim};
+  if (head_dim <= 192) return {64, 64, 4, head_dim};
+  if (head_dim <= 256) return {64, extended ? 32 : 64, 4, head_dim};
   return {32, 32, 2, 256};
 }
 
 // S and dP are both alive: fewer keys at a time.
-constexpr QueryStationaryTile backward_dq_tile(int element_bytes, int head_dim, bool extended) {
+constexpr QueryStationaryTile backward_dq_tile(int element_bytes, int head_dim, Variant variant) {
+  const bool extended = variant == Variant::kExtended;
   if (element_bytes == 4) {
     if (head_dim <= 64) return {64, 64, 4, head_dim};
     if (head_dim <= 128) return {64, 32, 4, head_dim};
     return {32, 16, 2, head_dim};
   }
+  if (variant == Variant::kShort) return {64, 64, 4, head_dim, 4};
   if (head_dim <= 64) return {extended ? 64 : 128, 64, 4, head_dim};
   if (head_dim <= 128) return {64, 64, 4, head_dim};
   if (head_dim <= 256) return {64, 32, 4, head_dim};
@@ -80,15 +105,18 @@ struct KeyStationaryTile {
   int warps;
   int stages;
   int columns;
-  bool both;  // dK and dV in one launch; else their accumulators do not fit into registers together
+  bool both;       // dK and dV in one launch; else their accumulators do not fit into registers together
+  int blocks = 1;  // as above
 };
 
-constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, bool extended) {
+constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, Variant variant) {
+  const bool extended = variant == Variant::kExtended;
   if (element_bytes == 4) {
     if (head_dim <= 64) return {64, 32, 4, 2, head_dim, true};
     if (head_dim <= 128) return {64, 32, 4, 1, head_dim, true};
     return {32, 16, 2, 1, head_dim, false};
   }
+  if (variant == Variant::kShort) return {64, 32, 4, 1, head_dim, true, 4};
   if (head_dim <= 64 && extended) return {64, 64, 4, 2, head_dim, true};
   if (head_dim <= 64) return {128, 32, 4, 2, head_dim, true};
   if (head_dim <= 128) return {64, extended ? 32 : 64, 4, 2, head_dim, true};

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ptx/math.h"
+#include "ptx/shared_memory.h"
 
 namespace flash_attn_ext::tile {
 
@@ -42,6 +43,15 @@ __device__ __forceinline__ void store_pair(Element* target, float low, float hig
     *reinterpret_cast<uint32_t*>(target) = ptx::pack(low, high, Element{});
   } else {
     *reinterpret_cast<float2*>(target) = {low, high};
+  }
+}
+
+template <class Element>
+__device__ __forceinline__ void store_shared_pair(uint32_t address, float low, float high) {
+  if constexpr (sizeof(Element) == 2) {
+    ptx::store_shared(address, ptx::pack(low, high, Element{}));
+  } else {
+    ptx::store_shared(address, float2{low, high});
   }
 }
 

@@ -41,6 +41,29 @@ struct Accumulator {
   __device__ __forceinline__ float& at(int r, int j, int e) { return c[r / 2][j][2 * (r % 2) + e]; }
   __device__ __forceinline__ float at(int r, int j, int e) const { return c[r / 2][j][2 * (r % 2) + e]; }
 
+  __device__ __forceinline__ void add(const Accumulator& other) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) c[i][j][e] += other.c[i][j][e];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void scale(float factor) {
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) scale_row(r, factor);
+  }
+  __device__ __forceinline__ void scale_row(int r, float factor) {
+#pragma unroll
+    for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) at(r, j, e) *= factor;
+    }
+  }
+
   __device__ __forceinline__ bool has_nan() const {
     bool found = false;
 #pragma unroll
@@ -48,7 +71,7 @@ struct Accumulator {
 #pragma unroll
       for (int j = 0; j < kColumnTiles; ++j) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) found |= c[i][j][e] != c[i][j][e];
+        for (int e = 0; e < 4; e += 2) found |= c[i][j][e] != c[i][j][e] || c[i][j][e + 1] != c[i][j][e + 1];
       }
     }
     return found;

@@ -1,6 +1,8 @@
 // Products of one warp on shared tiles.
 #pragma once
 
+#include <type_traits>
+
 #include "tile/fragment.h"
 #include "tile/operand.h"
 #include "tile/shared_tile.h"
@@ -8,14 +10,19 @@
 
 namespace flash_attn_ext::tile {
 
-// Head dims up to 128 add as PyTorch's own kernels do, which is fast.
+// Head dims up to 128 add inside the tensor core as PyTorch's own kernels do, which is fast.
 constexpr Sums sums_for(int head_dim) { return head_dim <= 128 ? Sums::kCutOff : Sums::kRounded; }
 
 // acc += left rows [first_row, ...) . right^T, both (rows x kColumns); acc's columns are right's rows.
-template <class Acc, class LeftTile, class RightTile>
-__device__ __forceinline__ void multiply_rows(Acc& acc, const LeftTile& left, int first_row, const RightTile& right) {
+template <class LeftTile, Sums kSums = sums_for(LeftTile::kColumns), class Acc>
+__device__ __forceinline__ void multiply_rows(
+    Acc& acc, const LeftTile& left, int first_row,
+    const SharedTile<typename LeftTile::Element, 8 * Acc::kColumnTiles, LeftTile::kColumns>& right) {
   using Element = typename LeftTile::Element;
-  constexpr Sums kSums = sums_for(LeftTile::kColumns);
+  using RightTile = std::remove_cvref_t<decltype(right)>;
+  constexpr bool kApart = std::is_same_v<Element, float> && kSums == Sums::kApart;
+  Acc small_terms;
+  if constexpr (kApart) small_terms.clear();
   const LeftOperand<LeftTile> left_operand(left, first_row);
   const RightOperandRows<RightTile> right_operand(right);
 #pragma unroll
@@ -29,11 +36,26 @@ __device__ __forceinline__ void multiply_rows(Acc& acc, const LeftTile& left, in
       right_operand.load(b, 8 * j, k);
 #pragma unroll
       for (int i = 0; i < Acc::kRowTiles; ++i) {
-        multiply_step<Element, kSums>(acc.c[i][j], a[i], b[0], b[1]);
-        multiply_step<Element, kSums>(acc.c[i][j + 1], a[i], b[2], b[3]);
+        if constexpr (kApart) {
+          multiply_split(acc.c[i][j], small_terms.c[i][j], a[i], b[0], b[1]);
+          multiply_split(acc.c[i][j + 1], small_terms.c[i][j + 1], a[i], b[2], b[3]);
+        } else {
+          multiply_step<Element, kSums>(acc.c[i][j], a[i], b[0], b[1]);
+          multiply_step<Element, kSums>(acc.c[i][j + 1], a[i], b[2], b[3]);
+        }
       }
     }
   }
+  if constexpr (kApart) acc.add(small_terms);
+}
+
+// scores += Q rows . K^T or the reverse, in each kernel with the same sums: what exp makes of an error in S goes
+// unnoticed where P = exp(S - LSE) is computed again with the same one.
+template <class Acc, class LeftTile, class RightTile>
+__device__ __forceinline__ void multiply_scores(Acc& scores, const LeftTile& left, int first_row,
+                                                const RightTile& right) {
+  constexpr int kHeadDim = LeftTile::kColumns;
+  multiply_rows<LeftTile, kHeadDim <= 128 ? Sums::kApart : Sums::kRounded>(scores, left, first_row, right);
 }
 
 // acc += left . right columns [first_column, ...), left an accumulator in registers (rounded to Element), right's rows

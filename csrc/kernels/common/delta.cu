@@ -1,51 +1,127 @@
 // delta[row] = sum over columns of dout * out, minus dlse: the first stage of the backward pass.
 //
-// Grid: one warp a row, kWarpsPerBlock rows a block, rows numbered (batch, head, row). Lanes stride over the columns
-// and the warp adds up in a fixed butterfly order, so the result does not depend on scheduling. Bound: memory. 2 *
-// head_dim * element bytes are read and 4 (or 8) written a row.
+// Grid: a block has kRows rows of one head. kLanes neighbouring lanes share a row, 16 bytes each, and add up in a fixed
+// butterfly order, so the result does not depend on scheduling. A thread has several rows in flight at a time. Bound:
+// memory. 2 * head_dim * element bytes are read and 4 (or 8) written a row.
 #include "kernels/common/delta.h"
+#include "kernels/divisor.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext::common {
 namespace {
 
-constexpr int kWarpSize = 32;
-constexpr int kWarpsPerBlock = 8;
+constexpr int kThreads = 128;
+constexpr int kRowsInFlight = 4;
 
-template <class Real>
-__device__ Real sum_over_warp(Real value) {
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, offset);
-  return value;
-}
+struct DeltaGrid {
+  Divisor tiles;  // of a head's rows
+  Divisor heads;
+};
+
+// Elements that one load takes.
+template <class Element, int kCount>
+struct alignas(kCount * sizeof(Element)) Chunk {
+  Element elements[kCount];
+};
 
 template <class Element>
-__global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize) delta_kernel(const attention::DeltaParams p) {
+inline constexpr int kWidest = 16 / sizeof(Element);
+
+// Whether a head's rows can be read 16 bytes at a time.
+template <class Element>
+__device__ __forceinline__ bool in_chunks(const attention::MatrixView& view, const Element* head, int64_t head_dim) {
+  return view.column_stride == 1 && head_dim % kWidest<Element> == 0 && view.row_stride % kWidest<Element> == 0 &&
+         reinterpret_cast<uintptr_t>(head) % 16 == 0;
+}
+
+template <class Element, int kLanes>
+struct DeltaKernel {
   using Real = tile::Accumulate<Element>;
-  const int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize;
-  if (index >= p.batch * p.num_heads * p.rows) return;
-  const int64_t row = index % p.rows;
-  const int64_t head = index / p.rows % p.num_heads;
-  const int64_t batch = index / p.rows / p.num_heads;
-  const Element* out = p.out.row<const Element>(batch, head, row);
-  const Element* dout = p.dout.row<const Element>(batch, head, row);
-  const int lane = threadIdx.x % kWarpSize;
-  Real sum = Real(0);
-  for (int64_t column = lane; column < p.head_dim; column += kWarpSize) {
-    sum +=
-        static_cast<Real>(out[column * p.out.column_stride]) * static_cast<Real>(dout[column * p.dout.column_stride]);
+  static constexpr int kRowStep = kThreads / kLanes;
+  static constexpr int kRows = kRowsInFlight * kRowStep;
+
+  const attention::DeltaParams& p;
+  const Element* out;  // row 0 of the head
+  const Element* dout;
+  int64_t first_row;  // the thread's
+
+  template <int kCount>
+  __device__ __forceinline__ void sum(Real (&sums)[kRowsInFlight]) const {
+    using Piece = Chunk<Element, kCount>;
+    const int64_t lane = threadIdx.x % kLanes;
+    for (int64_t column = lane * kCount; column < p.head_dim; column += kLanes * kCount) {
+      Piece outs[kRowsInFlight];
+      Piece douts[kRowsInFlight];
+#pragma unroll
+      for (int i = 0; i < kRowsInFlight; ++i) {
+        const int64_t row = first_row + i * kRowStep;
+        if (row >= p.rows) continue;
+        outs[i] = *reinterpret_cast<const Piece*>(out + row * p.out.row_stride + column * p.out.column_stride);
+        douts[i] = *reinterpret_cast<const Piece*>(dout + row * p.dout.row_stride + column * p.dout.column_stride);
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsInFlight; ++i) {
+        if (first_row + i * kRowStep >= p.rows) continue;
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) {
+          sums[i] += static_cast<Real>(outs[i].elements[e]) * static_cast<Real>(douts[i].elements[e]);
+        }
+      }
+    }
   }
-  sum = sum_over_warp(sum);
-  if (lane != 0) return;
-  if (p.dlse.present()) sum -= *p.dlse.at<const Real>(batch, head, row);
-  *p.delta.at<Real>(batch, head, row) = sum;
+
+  __device__ __forceinline__ void run(int64_t batch, int64_t head) const {
+    Real sums[kRowsInFlight] = {};
+    if (in_chunks(p.out, out, p.head_dim) && in_chunks(p.dout, dout, p.head_dim)) {
+      sum<kWidest<Element>>(sums);
+    } else {
+      sum<1>(sums);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsInFlight; ++i) {
+#pragma unroll
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+        sums[i] += __shfl_xor_sync(0xFFFFFFFFu, sums[i], offset);
+      }
+      const int64_t row = first_row + i * kRowStep;
+      if (row >= p.rows || threadIdx.x % kLanes != 0) continue;
+      const Real dlse = p.dlse.present() ? *p.dlse.at<const Real>(batch, head, row) : Real(0);
+      *p.delta.at<Real>(batch, head, row) = sums[i] - dlse;
+    }
+  }
+};
+
+template <class Element, int kLanes>
+__global__ void __launch_bounds__(kThreads)
+    delta_kernel(const __grid_constant__ attention::DeltaParams p, const __grid_constant__ DeltaGrid grid) {
+  using Kernel = DeltaKernel<Element, kLanes>;
+  const uint32_t index = grid.tiles.quotient(blockIdx.x);
+  const uint32_t tile = blockIdx.x - index * grid.tiles.divisor;
+  const uint32_t batch = grid.heads.quotient(index);
+  const uint32_t head = index - batch * grid.heads.divisor;
+  const Kernel kernel = {p, p.out.row<const Element>(batch, head, 0), p.dout.row<const Element>(batch, head, 0),
+                         int64_t{tile} * Kernel::kRows + threadIdx.x / kLanes};
+  kernel.run(batch, head);
 }
 
-template <class Element>
+template <class Element, int kLanes>
 cudaError_t launch(const attention::DeltaParams& params, cudaStream_t stream) {
-  const int64_t rows = params.batch * params.num_heads * params.rows;
-  const int64_t blocks = (rows + kWarpsPerBlock - 1) / kWarpsPerBlock;
-  delta_kernel<Element><<<static_cast<unsigned>(blocks), kWarpsPerBlock * kWarpSize, 0, stream>>>(params);
+  constexpr int kRows = DeltaKernel<Element, kLanes>::kRows;
+  const int64_t tiles = (params.rows + kRows - 1) / kRows;
+  const int64_t blocks = params.batch * params.num_heads * tiles;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const DeltaGrid grid = {Divisor::of(static_cast<uint32_t>(tiles)),
+                          Divisor::of(static_cast<uint32_t>(params.num_heads))};
+  delta_kernel<Element, kLanes><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params, grid);
   return cudaGetLastError();
+}
+
+// As many lanes as a row has pieces of 16 bytes.
+template <class Element>
+cudaError_t launch_for_head_dim(const attention::DeltaParams& params, cudaStream_t stream) {
+  return params.head_dim <= 8 * kWidest<Element> ? launch<Element, 8>(params, stream)
+                                                 : launch<Element, 16>(params, stream);
 }
 
 }  // namespace
@@ -53,13 +129,13 @@ cudaError_t launch(const attention::DeltaParams& params, cudaStream_t stream) {
 cudaError_t launch_delta(const attention::DeltaParams& params, cudaStream_t stream) {
   switch (params.element) {
     case attention::ElementType::kFloat32:
-      return launch<float>(params, stream);
+      return launch_for_head_dim<float>(params, stream);
     case attention::ElementType::kFloat64:
-      return launch<double>(params, stream);
+      return launch_for_head_dim<double>(params, stream);
     case attention::ElementType::kBFloat16:
-      return launch<__nv_bfloat16>(params, stream);
+      return launch_for_head_dim<__nv_bfloat16>(params, stream);
     case attention::ElementType::kFloat16:
-      return launch<__half>(params, stream);
+      return launch_for_head_dim<__half>(params, stream);
     case attention::ElementType::kBool:
       break;
   }

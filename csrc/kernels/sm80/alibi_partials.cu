@@ -10,7 +10,8 @@ template <int kElementBytes>
 int64_t num_query_tiles(const attention::AttentionParams& p) {
   int64_t tiles = 0;
   with_head_dim<kElementBytes>(std::max(p.head_dim_qk, p.head_dim_v), [&](auto head_dim) {
-    tiles = num_tiles(p.sequences.max_seqlen_q, backward_dq_tile(kElementBytes, head_dim(), true).queries);
+    tiles =
+        num_tiles(p.sequences.max_seqlen_q, backward_dq_tile(kElementBytes, head_dim(), Variant::kExtended).queries);
     return cudaSuccess;
   });
   return tiles;

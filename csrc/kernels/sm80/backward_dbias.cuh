@@ -2,10 +2,12 @@
 //
 // Grid: one block a tile of the bias itself. Along a dimension that the bias has, a block owns one index (a batch
 // entry, a head) or one tile of queries or keys; along a broadcast one it walks all of them in order. So blocks never
-// share an element of the result, and every sum has one order. The block's own sums stay in registers until the end.
+// share an element of the result, every sum has one order, and each element is written once. The block's own sums stay
+// in registers until the end.
 #pragma once
 
 #include "kernels/sm80/dscore_tile.cuh"
+#include "kernels/sm80/store_dbias.cuh"
 
 namespace flash_attn_ext::sm80 {
 
@@ -82,7 +84,7 @@ struct BackwardDbiasKernel {
     const attention::BiasGradient& g = p.dbias;
     const int rows = g.per_query ? kTile.queries : 1;
     const int columns = g.per_key ? kTile.keys : 1;
-    float* target = static_cast<float*>(g.data) + batch * g.batch_stride + head * g.head_stride;
+    const int64_t first = batch * g.batch_stride + head * g.head_stride;
     for (int index = static_cast<int>(threadIdx.x); index < rows * columns; index += kThreads) {
       const int row = index / columns;
       const int column = index % columns;
@@ -91,7 +93,7 @@ struct BackwardDbiasKernel {
       for (int i = row; i < (g.per_query ? row + 1 : kTile.queries); ++i) {
         for (int j = column; j < (g.per_key ? column + 1 : kTile.keys); ++j) sum += shared.sums[i][j];
       }
-      target[(first_query + row) * g.query_stride + (first_key + column) * g.key_stride] = sum;
+      store_dbias<Element>(g, first + (first_query + row) * g.query_stride + (first_key + column) * g.key_stride, sum);
     }
   }
 };

@@ -13,7 +13,7 @@
 #include "kernels/sm80/mask_coverage.cuh"
 #include "kernels/sm80/score_gradient.cuh"
 #include "kernels/sm80/spill.cuh"
-#include "kernels/sm80/store_row.cuh"
+#include "kernels/sm80/store_rows.cuh"
 #include "kernels/tile_config.h"
 #include "tile/gemm.h"
 
@@ -24,9 +24,10 @@ enum class KeyGradient { kBoth, kDk, kDv };
 
 // The block's rows again. Takes nothing that the kernel would have to keep for it.
 template <class Kernel>
-__device__ __forceinline__ void dkdv_without_tensor_cores(const attention::BackwardParams& p) {
-  const KeyBlock block = key_block<Kernel>(p);
-  const int64_t end = min(block.first_key + Kernel::kTile.keys, block.item.sequence.num_keys);
+__device__ __forceinline__ void dkdv_without_tensor_cores(const attention::BackwardParams& p,
+                                                          const Schedule& schedule) {
+  const KeyBlock block = key_block<Kernel>(p, schedule);
+  const int64_t end = min(int64_t{block.first_key} + Kernel::kTile.keys, block.item.sequence.num_keys);
   const common::ColumnRange columns = {block.first_column, block.first_column + Kernel::kTile.columns};
   for (int64_t key = block.first_key + tile::warp(); key < end; key += Kernel::kTile.warps) {
     common::compute_dkdv_row<typename Kernel::Element>(p, block.item.sequence, block.item.key_head, key, columns);
@@ -37,7 +38,7 @@ template <class Traits, KeyGradient kGradient>
 struct BackwardDkdvKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr KeyStationaryTile kTile = backward_dkdv_tile(sizeof(Element), kHeadDim, Traits::kExtended);
+  static constexpr KeyStationaryTile kTile = backward_dkdv_tile(sizeof(Element), kHeadDim, Traits::kVariant);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
   static constexpr bool kWantDk = kGradient != KeyGradient::kDv;
@@ -58,9 +59,10 @@ struct BackwardDkdvKernel {
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
 
   const attention::BackwardParams& p;
+  const Schedule& schedule;
   Shared& shared;
   WorkItem item;
-  int64_t first_key;
+  int first_key;
   int first_column;  // of dK and dV
   Gradient dk;
   Gradient dv;
@@ -74,20 +76,23 @@ struct BackwardDkdvKernel {
     const auto* v = p.v.row<const Element>(item.sequence.batch, item.key_head, row);
     tile::copy_rows_async<kThreads>(shared.k, {k, p.k.row_stride, static_cast<int>(p.head_dim_qk)}, num_keys);
     tile::copy_rows_async<kThreads>(shared.v, {v, p.v.row_stride, static_cast<int>(p.head_dim_v)}, num_keys);
+    ptx::commit_copies();  // also waited for where nothing is streamed
     if constexpr (kWantDk) dk.clear();
     if constexpr (kWantDv) dv.clear();
-    const int64_t group = p.queries_per_key_head();
-    for (int64_t g = 0; g < group; ++g) {
-      item.head = item.key_head * group + g;
-      if (first.begin < last.end) stream(first, last);
+    const uint32_t group = first.begin < last.end ? schedule.group : 0;
+    for (uint32_t g = 0; g < group; ++g) {
+      stream(first, last);
+      ++item.head;
     }
     ptx::wait_copies<0>();
+    __syncthreads();  // K's and V's tiles are used anew
     const float scale = static_cast<float>(p.score_mod.scale);
-    if (kWantDk && p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk, scale);
-    if (kWantDv && p.dv.data != nullptr) store(p.dv, dv, p.head_dim_v, 1.0f);
+    if (kWantDk) dk.scale(scale);
+    if (kWantDk && p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk, shared.k);
+    if (kWantDv && p.dv.data != nullptr) store(p.dv, dv, p.head_dim_v, shared.v);
     // A NaN may be 0 times what does not attend: such rows again, without tensor cores.
     if (__syncthreads_or((kWantDk && dk.has_nan()) || (kWantDv && dv.has_nan()))) {
-      dkdv_without_tensor_cores<BackwardDkdvKernel>(p);
+      dkdv_without_tensor_cores<BackwardDkdvKernel>(p, schedule);
     }
   }
 
@@ -103,7 +108,7 @@ struct BackwardDkdvKernel {
     ptx::commit_copies();
     static_assert(kTile.queries <= kThreads);
     if (threadIdx.x < kTile.queries) {
-      stage.statistics[threadIdx.x] = load_statistics(p, item, first_query + threadIdx.x);
+      stage.statistics[threadIdx.x] = load_statistics<Traits::kExtended>(p, item, first_query + threadIdx.x);
     }
   }
 
@@ -144,15 +149,15 @@ struct BackwardDkdvKernel {
       Scores gradients;
       scores.clear();
       gradients.clear();
-      tile::multiply_rows(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
+      tile::multiply_scores(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
       if constexpr (kWantDk) tile::multiply_rows(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
       const auto statistics = [&](int, int column) -> const auto& { return stage.statistics[column]; };
       if (at.tile >= full_begin && at.tile < full_end) {
-        differentiate<Differentiation<Traits::kScore, false, GradientOf::kProduct>>(scores, gradients, where, terms,
-                                                                                    statistics);
+        differentiate<Differentiation<Traits::kExtended, false, GradientOf::kProduct>>(scores, gradients, where, terms,
+                                                                                       statistics);
       } else {
-        differentiate<Differentiation<Traits::kScore, true, GradientOf::kProduct>>(scores, gradients, where, terms,
-                                                                                   statistics);
+        differentiate<Differentiation<Traits::kExtended, true, GradientOf::kProduct>>(scores, gradients, where, terms,
+                                                                                      statistics);
       }
       if (keeps_scores) {
         spill_scores<Element>(p, static_cast<Element*>(p.spill.ds), where, gradients);
@@ -168,28 +173,31 @@ struct BackwardDkdvKernel {
     }
   }
 
+  // staging: an operand of which each warp has read its own rows alone.
+  template <class Tile>
   __device__ __forceinline__ void store(const attention::MatrixView& view, const Gradient& gradient, int64_t head_dim,
-                                        float factor) {
-    const int columns = static_cast<int>(head_dim) - first_column;
-#pragma unroll
-    for (int r = 0; r < Gradient::kThreadRows; ++r) {
-      const int64_t key = first_key + tile::warp() * kRowsPerWarp + Gradient::row(r);
-      if (key >= item.sequence.num_keys) continue;
-      Element* target = view.row<Element>(item.sequence.batch, item.key_head, item.sequence.key_begin + key);
-      store_row<Element>({target + first_column * view.column_stride, columns, view.column_stride}, gradient, r,
-                         factor);
-    }
+                                        Tile& staging) {
+    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's, in the tile
+    const int64_t key = first_key + first_row;
+    Element* target = view.row<Element>(item.sequence.batch, item.key_head, item.sequence.key_begin + key);
+    store_rows<Element>({.data = target + first_column * view.column_stride,
+                         .row_stride = view.row_stride,
+                         .column_stride = view.column_stride,
+                         .rows = static_cast<int>(min(item.sequence.num_keys - key, int64_t{kRowsPerWarp})),
+                         .columns = static_cast<int>(head_dim) - first_column},
+                        gradient, staging, first_row);
   }
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, 1)
-    backward_dkdv_kernel(const __grid_constant__ attention::BackwardParams p) {
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+    backward_dkdv_kernel(const __grid_constant__ attention::BackwardParams p,
+                         const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  const KeyBlock block = key_block<Kernel>(p);
-  if (block.first_key >= block.item.sequence.num_keys) return;
-  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), block.item, block.first_key,
-                   block.first_column};
+  const KeyBlock block = key_block<Kernel>(p, schedule);
+  if (block.first_key < 0) return;
+  Kernel kernel = {p,          schedule,        *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
+                   block.item, block.first_key, block.first_column};
   kernel.run();
 }
 

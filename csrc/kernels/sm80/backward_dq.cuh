@@ -10,9 +10,10 @@
 #include "kernels/common/attention_rows.cuh"
 #include "kernels/sm80/block.cuh"
 #include "kernels/sm80/mask_coverage.cuh"
+#include "kernels/sm80/row_delta.cuh"
 #include "kernels/sm80/score_gradient.cuh"
 #include "kernels/sm80/spill.cuh"
-#include "kernels/sm80/store_row.cuh"
+#include "kernels/sm80/store_rows.cuh"
 #include "kernels/tile_config.h"
 #include "tile/gemm.h"
 
@@ -20,8 +21,8 @@ namespace flash_attn_ext::sm80 {
 
 // The block's rows again. Takes nothing that the kernel would have to keep for it.
 template <class Kernel>
-__device__ __forceinline__ void dq_without_tensor_cores(const attention::BackwardParams& p) {
-  const QueryBlock block = query_block<Kernel>(p, p.head_dim_qk, p.first_pair * p.queries_per_key_head());
+__device__ __forceinline__ void dq_without_tensor_cores(const attention::BackwardParams& p, const Schedule& schedule) {
+  const QueryBlock block = query_block<Kernel>(p, schedule);
   const int64_t end = min(block.first_query + Kernel::kTile.queries, block.item.sequence.num_queries);
   const common::ColumnRange columns = {block.first_column, block.first_column + Kernel::kTile.columns};
   const common::HeadItem head = common::head_item(p, block.item.sequence, block.item.head);
@@ -34,7 +35,7 @@ template <class Traits>
 struct BackwardDqKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, Traits::kExtended);
+  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, Traits::kVariant);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
 
@@ -49,6 +50,7 @@ struct BackwardDqKernel {
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
 
   const attention::BackwardParams& p;
+  const Schedule& schedule;
   Shared& shared;
   WorkItem item;
   int64_t first_query;
@@ -58,31 +60,42 @@ struct BackwardDqKernel {
   QueryStatistics statistics[Scores::kThreadRows];
 
   __device__ __forceinline__ void run() {
-    const int num_queries = static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
     const attention::Interval first = p.visibility.keys_of(first_query, item.sequence);
-    const attention::Interval last = p.visibility.keys_of(first_query + num_queries - 1, item.sequence);
+    const attention::Interval last = p.visibility.keys_of(first_query + num_queries() - 1, item.sequence);
     num_keys = static_cast<int>(item.sequence.num_keys);
     dq.clear();
-    if (first.begin < last.end) {
-      const int64_t row = item.sequence.query_begin + first_query;
-      const auto* q = p.q.row<const Element>(item.sequence.batch, item.head, row);
-      const auto* dout = p.dout.row<const Element>(item.sequence.batch, item.head, row);
-      tile::copy_rows_async<kThreads>(shared.q, {q, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, num_queries);
-      tile::copy_rows_async<kThreads>(shared.dout, {dout, p.dout.row_stride, static_cast<int>(p.head_dim_v)},
-                                      num_queries);
+    const bool sees_keys = first.begin < last.end;
+    if (sees_keys) load_queries();
+    const int64_t warp_query = first_query + tile::warp() * kRowsPerWarp;
+    float delta[Scores::kThreadRows];
+    if (p.delta_is_left) compute_delta<Element, Scores>(delta, p, item, warp_query, first_column == 0);
 #pragma unroll
-      for (int r = 0; r < Scores::kThreadRows; ++r) {
-        statistics[r] = load_statistics(p, item, first_query + tile::warp() * kRowsPerWarp + Scores::row(r));
-      }
-      stream(first, last);
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      statistics[r] = load_statistics<Traits::kExtended>(p, item, warp_query + Scores::row(r));
+      if (p.delta_is_left) statistics[r].delta = delta[r];
     }
+    if (sees_keys) stream(first, last);
     if (p.dq.data == nullptr) return;
     store();
     // A NaN may be 0 times what is not attended: such rows again, without tensor cores.
-    if (__syncthreads_or(dq.has_nan())) dq_without_tensor_cores<BackwardDqKernel>(p);
+    if (__syncthreads_or(dq.has_nan())) dq_without_tensor_cores<BackwardDqKernel>(p, schedule);
   }
 
  private:
+  __device__ __forceinline__ int num_queries() const {
+    return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
+  }
+
+  // Committed with the first tile of keys.
+  __device__ __forceinline__ void load_queries() {
+    const int64_t row = item.sequence.query_begin + first_query;
+    const auto* q = p.q.row<const Element>(item.sequence.batch, item.head, row);
+    const auto* dout = p.dout.row<const Element>(item.sequence.batch, item.head, row);
+    tile::copy_rows_async<kThreads>(shared.q, {q, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, num_queries());
+    tile::copy_rows_async<kThreads>(shared.dout, {dout, p.dout.row_stride, static_cast<int>(p.head_dim_v)},
+                                    num_queries());
+  }
+
   template <class Tile>
   __device__ __forceinline__ void load_keys(Tile& target, const tile::GlobalRows<Element>& rows, int tile) {
     const int first_key = tile * kTile.keys;
@@ -132,13 +145,13 @@ struct BackwardDqKernel {
       ptx::wait_copies<0>();
       __syncthreads();  // K has arrived, and V's readers are done
       if (next.tile != end_tile) load_keys(shared.v, v, next.tile);
-      tile::multiply_rows(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
+      tile::multiply_scores(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
       if (at.tile >= full_begin && at.tile < full_end) {
-        differentiate<Differentiation<Traits::kScore, false, GradientOf::kProduct>>(scores, gradients, where, terms,
-                                                                                    statistics_of);
+        differentiate<Differentiation<Traits::kExtended, false, GradientOf::kProduct>>(scores, gradients, where, terms,
+                                                                                       statistics_of);
       } else {
-        differentiate<Differentiation<Traits::kScore, true, GradientOf::kProduct>>(scores, gradients, where, terms,
-                                                                                   statistics_of);
+        differentiate<Differentiation<Traits::kExtended, true, GradientOf::kProduct>>(scores, gradients, where, terms,
+                                                                                      statistics_of);
       }
       if (keeps_scores) {
         spill_scores<Element>(p, static_cast<Element*>(p.spill.p), where, scores);
@@ -148,30 +161,34 @@ struct BackwardDqKernel {
       tile::multiply_registers(dq, gradients, shared.k, first_column);
       at = next;
     }
+    ptx::commit_copies();  // of Q and dO, where the mask left no tile of keys
     ptx::wait_copies<0>();
+    __syncthreads();  // Q's tile is used anew
   }
 
   __device__ __forceinline__ void store() {
     const float scale = static_cast<float>(p.score_mod.scale);
-    const int columns = static_cast<int>(p.head_dim_qk) - first_column;
-#pragma unroll
-    for (int r = 0; r < Gradient::kThreadRows; ++r) {
-      const int64_t query = first_query + tile::warp() * kRowsPerWarp + Gradient::row(r);
-      if (query >= item.sequence.num_queries) continue;
-      Element* target = p.dq.row<Element>(item.sequence.batch, item.head, item.sequence.query_begin + query);
-      store_row<Element>({target + first_column * p.dq.column_stride, columns, p.dq.column_stride}, dq, r, scale);
-    }
+    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's, in the tile
+    const int64_t query = first_query + first_row;
+    Element* target = p.dq.row<Element>(item.sequence.batch, item.head, item.sequence.query_begin + query);
+    dq.scale(scale);
+    store_rows<Element>({.data = target + first_column * p.dq.column_stride,
+                         .row_stride = p.dq.row_stride,
+                         .column_stride = p.dq.column_stride,
+                         .rows = static_cast<int>(min(item.sequence.num_queries - query, int64_t{kRowsPerWarp})),
+                         .columns = static_cast<int>(p.head_dim_qk) - first_column},
+                        dq, shared.q, first_row);
   }
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, 1)
-    backward_dq_kernel(const __grid_constant__ attention::BackwardParams p) {
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+    backward_dq_kernel(const __grid_constant__ attention::BackwardParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  const QueryBlock block = query_block<Kernel>(p, p.head_dim_qk, p.first_pair * p.queries_per_key_head());
+  const QueryBlock block = query_block<Kernel>(p, schedule);
   if (block.first_query >= block.item.sequence.num_queries) return;
-  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), block.item, block.first_query,
-                   block.first_column};
+  Kernel kernel = {p,          schedule,          *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
+                   block.item, block.first_query, block.first_column};
   kernel.run();
 }
 

@@ -4,6 +4,5 @@ namespace flash_attn_ext::sm80 {
 
 template cudaError_t backward_dq<tile::Tf32, 64>(const attention::BackwardParams&, cudaStream_t);
 template cudaError_t backward_dq<tile::Tf32, 128>(const attention::BackwardParams&, cudaStream_t);
-template cudaError_t backward_dq<tile::Tf32, 256>(const attention::BackwardParams&, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm80

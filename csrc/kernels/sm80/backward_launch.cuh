@@ -15,16 +15,17 @@ namespace flash_attn_ext::sm80 {
 
 template <class Kernel>
 cudaError_t launch_dkdv(const attention::BackwardParams& p, cudaStream_t stream) {
-  const int64_t tiles = num_tiles(p.sequences.max_seqlen_k, Kernel::kTile.keys);
   const int64_t slices = num_slices(std::max(p.head_dim_qk, p.head_dim_v), Kernel::kTile.columns);
-  return launch<Kernel>(backward_dkdv_kernel<Kernel>, p, p.num_pairs * tiles * slices, stream);
+  const Schedule schedule = make_schedule(p, {p.first_pair, p.num_pairs}, Rows::kKeys, Kernel::kTile.keys, slices,
+                                          sizeof(typename Kernel::Element));
+  return launch<Kernel>(backward_dkdv_kernel<Kernel>, p, schedule, stream);
 }
 
 template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const attention::BackwardParams& p, cudaStream_t stream) {
-  return with_score(p, [&](auto score) {
-    using Traits = KernelTraits<Element, kHeadDim, score()>;
-    if constexpr (backward_dkdv_tile(sizeof(Element), kHeadDim, Traits::kExtended).both) {
+  return with_backward_variant<Element, kHeadDim>(p, kShortDkdvQueries, [&](auto variant) {
+    using Traits = KernelTraits<Element, kHeadDim, variant()>;
+    if constexpr (backward_dkdv_tile(sizeof(Element), kHeadDim, variant()).both) {
       return launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kBoth>>(p, stream);
     } else {
       cudaError_t error = cudaSuccess;
@@ -39,12 +40,12 @@ cudaError_t backward_dkdv(const attention::BackwardParams& p, cudaStream_t strea
 
 template <class Element, int kHeadDim>
 cudaError_t backward_dq(const attention::BackwardParams& p, cudaStream_t stream) {
-  return with_score(p, [&](auto score) {
-    using Kernel = BackwardDqKernel<KernelTraits<Element, kHeadDim, score()>>;
-    const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, Kernel::kTile.queries);
+  return with_backward_variant<Element, kHeadDim>(p, kShortDqQueries, [&](auto variant) {
+    using Kernel = BackwardDqKernel<KernelTraits<Element, kHeadDim, variant()>>;
     const int64_t slices = num_slices(p.head_dim_qk, Kernel::kTile.columns);
-    return launch<Kernel>(backward_dq_kernel<Kernel>, p, p.num_pairs * p.queries_per_key_head() * tiles * slices,
-                          stream);
+    const Schedule schedule =
+        make_schedule(p, {p.first_pair, p.num_pairs}, Rows::kQueries, Kernel::kTile.queries, slices, sizeof(Element));
+    return launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
   });
 }
 

@@ -224,38 +224,32 @@ struct BackwardProductKernel {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
-    backward_product_kernel(const __grid_constant__ BackwardProductParams params) {
+    backward_product_kernel(const __grid_constant__ BackwardProductParams params,
+                            const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   using Element = typename Kernel::Element;
   constexpr bool kQueries = Kernel::kOutput == Rows::kQueries;
   const attention::BackwardParams& p = params.p;
-  const auto slices = static_cast<uint32_t>(num_slices(params.operands.columns, Kernel::kTile.columns));
-  const int64_t rows = kQueries ? p.sequences.max_seqlen_q : p.sequences.max_seqlen_k;
-  const int64_t inner = kQueries ? p.sequences.max_seqlen_k : p.sequences.max_seqlen_q;
-  const auto tiles = static_cast<uint32_t>(num_tiles(rows, Kernel::kTile.rows));
-  const auto group = static_cast<uint32_t>(p.queries_per_key_head());
-  const uint32_t heads = kQueries ? group : 1;
-  const HeadAndTile at = head_and_tile<Element>(p, tiles, slices, inner);
-  const int64_t pair = at.head / heads;  // counted from first_pair
-  const int64_t key_head = (p.first_pair + pair) % p.num_heads_k;
-  const int64_t g = at.head % heads;  // the query head in the group, or the first one of the sum
-  const attention::Sequence sequence = p.sequences.at((p.first_pair + pair) / p.num_heads_k);
+  const Place at = schedule.place();
+  const attention::Sequence sequence = p.sequences.at(at.batch);
   // Causal queries see the more the later they are; keys are seen the more the earlier.
-  const int64_t tile = kQueries ? tiles - 1 - at.tile : at.tile;
+  const int64_t tile = kQueries ? static_cast<int>(schedule.tiles - 1 - at.tile)
+                                : key_tile<Kernel::kTile.rows>(schedule, at, sequence.num_keys);
   const int64_t first_row = tile * Kernel::kTile.rows;
-  if (first_row >= (kQueries ? sequence.num_queries : sequence.num_keys)) return;
-  const int64_t query_head = key_head * group + g;
+  if (first_row < 0 || first_row >= (kQueries ? sequence.num_queries : sequence.num_keys)) return;
+  const int64_t key_head = at.key_head;
+  const int64_t query_head = key_head * schedule.group + at.head_of_group;  // or the first one of the sum
   const int64_t query_row = sequence.query_begin;
   const int64_t key_row = sequence.key_begin;
-  const int64_t first_column = blockIdx.x % slices * Kernel::kTile.columns;
-  const int64_t matrix = (pair * group + g) * p.spill.rows * p.spill.columns;
+  const int64_t first_column = int64_t{at.slice} * Kernel::kTile.columns;
   const attention::MatrixView& right = params.operands.right;
   const attention::MatrixView& out = params.operands.out;
   const ProductItem<Element> item = {
       .sequence = sequence,
       .first_row = first_row,
       .columns = static_cast<int>(params.operands.columns - first_column),
-      .left = static_cast<const Element*>(params.operands.left) + matrix + first_row,
+      .left = spilled_matrix(p, static_cast<const Element*>(params.operands.left), {sequence, query_head, key_head}) +
+              first_row,
       .right =
           right.row<const Element>(sequence.batch, kQueries ? key_head : query_head, kQueries ? key_row : query_row) +
           first_column,
@@ -274,12 +268,11 @@ cudaError_t backward_product(const BackwardProductParams& params, cudaStream_t s
   return with_head_dim<sizeof(Element)>(params.operands.columns, [&](auto head_dim) {
     // Larger head dims are slices of 256.
     using Kernel = BackwardProductKernel<Element, std::min(head_dim(), 256), kOutput>;
-    constexpr bool kQueries = kOutput == Rows::kQueries;
     const attention::BackwardParams& p = params.p;
-    const int64_t tiles = num_tiles(kQueries ? p.sequences.max_seqlen_q : p.sequences.max_seqlen_k, Kernel::kTile.rows);
-    const int64_t heads = kQueries ? p.queries_per_key_head() : 1;
     const int64_t slices = num_slices(params.operands.columns, Kernel::kTile.columns);
-    return launch<Kernel>(backward_product_kernel<Kernel>, params, p.num_pairs * heads * tiles * slices, stream);
+    const Schedule schedule =
+        make_schedule(p, {p.first_pair, p.num_pairs}, kOutput, Kernel::kTile.rows, slices, sizeof(Element));
+    return launch<Kernel>(backward_product_kernel<Kernel>, params, schedule, stream);
   });
 }
 

@@ -15,7 +15,7 @@ enum class Dscore {
 
 template <class Element, int kHeadDim, Dscore kDscore>
 struct DscoreTile {
-  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, true);
+  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, Variant::kExtended);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
 
@@ -82,15 +82,17 @@ struct DscoreTile {
     Scores gradients;
     scores.clear();
     gradients.clear();
-    tile::multiply_rows(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
-    tile::multiply_rows(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v);
+    tile::multiply_scores(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
+    // Their sum over keys cancels against delta, which knows nothing of cut-off sums.
+    tile::multiply_rows<decltype(shared.dout), tile::Sums::kRounded>(gradients, shared.dout,
+                                                                     tile::warp() * kRowsPerWarp, shared.v);
     QueryStatistics statistics[Scores::kThreadRows];
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
-      statistics[r] = load_statistics(p, where.item, where.first_row + Scores::row(r));
+      statistics[r] = load_statistics<true>(p, where.item, where.first_row + Scores::row(r));
       if (kDscore == Dscore::kWithoutDelta) statistics[r].delta = 0.0f;
     }
-    differentiate<Differentiation<Score::kExtended, true, GradientOf::kScore>>(
+    differentiate<Differentiation<true, true, GradientOf::kScore>>(
         scores, gradients, where, terms, [&](int r, int) -> const auto& { return statistics[r]; });
     // Rows past the end hold zeros, but see keys: 0 times a NaN is not to reach a sum over rows.
     for_each_element<Scores>([&](int r, int row, int j, int e, int) {

@@ -9,11 +9,12 @@ namespace flash_attn_ext::sm80 {
 
 template <class Element, int kHeadDim>
 cudaError_t forward(const attention::ForwardParams& p, cudaStream_t stream) {
-  return with_score(p, [&](auto score) {
-    using Kernel = ForwardKernel<KernelTraits<Element, kHeadDim, score()>>;
-    const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, Kernel::kTile.queries);
+  return with_forward_variant<Element, kHeadDim>(p, [&](auto variant) {
+    using Kernel = ForwardKernel<KernelTraits<Element, kHeadDim, variant()>>;
     const int64_t slices = num_slices(p.head_dim_v, Kernel::kTile.columns);
-    return launch<Kernel>(forward_kernel<Kernel>, p, p.batch * p.num_heads_q * tiles * slices, stream);
+    const Schedule schedule =
+        make_schedule(p, all_pairs(p), Rows::kQueries, Kernel::kTile.queries, slices, sizeof(Element));
+    return launch<Kernel>(forward_kernel<Kernel>, p, schedule, stream);
   });
 }
 

@@ -6,14 +6,15 @@
 #include <atomic>
 #include <cstdint>
 
+#include "kernels/sm80/schedule.cuh"
 #include "kernels/tile_config.h"
 
 namespace flash_attn_ext::sm80 {
 
 // More shared memory than the 48 KiB that every kernel may have is asked for once: the driver keeps it for each device.
 // A Kernel has one __global__ function for each Params.
-template <class Kernel, class Params>
-cudaError_t allow_shared_memory(void (*kernel)(Params)) {
+template <class Kernel, class... Arguments>
+cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
   constexpr int kBytes = sizeof(typename Kernel::Shared);
   static_assert(kBytes <= kSharedBytes);
   if (kBytes <= 48 * 1024) return cudaSuccess;
@@ -36,6 +37,18 @@ cudaError_t launch(void (*kernel)(Params), const Params& params, int64_t num_blo
   const cudaError_t error = allow_shared_memory<Kernel>(kernel);
   if (error != cudaSuccess) return error;
   kernel<<<static_cast<unsigned>(num_blocks), Kernel::kThreads, kBytes, stream>>>(params);
+  return cudaGetLastError();
+}
+
+template <class Kernel, class Params>
+cudaError_t launch(void (*kernel)(Params, Schedule), const Params& params, const Schedule& schedule,
+                   cudaStream_t stream) {
+  if (schedule.num_blocks == 0) return cudaSuccess;
+  if (schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  constexpr int kBytes = sizeof(typename Kernel::Shared);
+  const cudaError_t error = allow_shared_memory<Kernel>(kernel);
+  if (error != cudaSuccess) return error;
+  kernel<<<schedule.num_blocks, Kernel::kThreads, kBytes, stream>>>(params, schedule);
   return cudaGetLastError();
 }
 

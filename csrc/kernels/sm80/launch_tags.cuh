@@ -2,21 +2,50 @@
 #pragma once
 
 #include "kernels/dispatch.h"
-#include "kernels/sm80/score_tile.cuh"
+#include "kernels/tile_config.h"
 
 namespace flash_attn_ext::sm80 {
 
-template <Score kScore>
-using ScoreTag = std::integral_constant<Score, kScore>;
+template <Variant kVariant>
+using VariantTag = std::integral_constant<Variant, kVariant>;
 
-// Sequences of so few queries fill the smaller tiles of the Extended kernels, which can do everything.
+// Sequences of so few queries fill the smaller tiles of an Extended kernel, where it has some. It can do everything.
 inline constexpr int64_t kFewQueries = 64;
 
-// Calls function(score).
-template <class Function>
-cudaError_t with_score(const attention::AttentionParams& p, Function&& function) {
-  const bool plain = has_plain_scores(p) && p.sequences.max_seqlen_q > kFewQueries;
-  return plain ? function(ScoreTag<Score::kPlain>{}) : function(ScoreTag<Score::kExtended>{});
+// Calls function(variant) for a call's forward kernel. Variants exist for the head dims and types that are used most:
+// each takes time to compile.
+template <class Element, int kHeadDim, class Function>
+cudaError_t with_forward_variant(const attention::ForwardParams& p, Function&& function) {
+  const bool drops = p.dropout.enabled();
+  if constexpr (sizeof(Element) == 2 && (kHeadDim == 64 || kHeadDim == 128)) {
+    const attention::BroadcastView& bias = p.score_mod.bias;
+    const bool adds_float32 = bias.present() && bias.element == attention::ElementType::kFloat32;
+    if (only_scales_up(p) && drops) return function(VariantTag<Variant::kDropout>{});
+    if (scales_up_and_adds(p) && !only_scales_up(p) && !adds_float32 && !drops) {
+      return function(VariantTag<Variant::kTerms>{});
+    }
+  }
+  if (only_scales_up(p) && !drops) {
+    if constexpr (sizeof(Element) == 2 && kHeadDim == 64) {
+      if (p.sequences.max_seqlen_q <= kShortForwardQueries) return function(VariantTag<Variant::kShort>{});
+    }
+    constexpr bool kSmaller = forward_tile(sizeof(Element), kHeadDim, Variant::kExtended).queries <
+                              forward_tile(sizeof(Element), kHeadDim, Variant::kPlain).queries;
+    if (!kSmaller || p.sequences.max_seqlen_q > kFewQueries) return function(VariantTag<Variant::kPlain>{});
+  }
+  return function(VariantTag<Variant::kExtended>{});
+}
+
+// The same for the kernels of the backward pass; short_queries: up to how many queries the Short variant is faster.
+template <class Element, int kHeadDim, class Function>
+cudaError_t with_backward_variant(const attention::BackwardParams& p, int64_t short_queries, Function&& function) {
+  if (only_scales_up(p) && !p.dropout.enabled()) {
+    if constexpr (sizeof(Element) == 2 && kHeadDim == 64) {
+      if (p.sequences.max_seqlen_q <= short_queries) return function(VariantTag<Variant::kShort>{});
+    }
+    if (p.sequences.max_seqlen_q > kFewQueries) return function(VariantTag<Variant::kPlain>{});
+  }
+  return function(VariantTag<Variant::kExtended>{});
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -6,20 +6,25 @@
 namespace flash_attn_ext::sm80 {
 
 // LSE and delta of one query, as the gradient of its scores needs them.
-struct QueryStatistics {
-  float lse;  // +inf for a query that sees no key: its probabilities vanish without a branch
-  float residual;
+struct alignas(8) QueryStatistics {
+  // Times log2(e) where the scale is folded into the exponent (not Extended). +inf for a query that sees no key: its
+  // probabilities vanish without a branch.
+  float lse;
   float delta;
+  float residual;
 };
 
+template <bool kExtended>
 __device__ __forceinline__ QueryStatistics load_statistics(const attention::BackwardParams& p, const WorkItem& item,
                                                            int64_t query) {
-  if (query >= item.sequence.num_queries) return {INFINITY, 0.0f, 0.0f};
+  if (query >= item.sequence.num_queries) return {.lse = INFINITY, .delta = 0.0f, .residual = 0.0f};
   const int64_t row = item.sequence.query_begin + query;
   const float lse = *p.lse.at<const float>(item.sequence.batch, item.head, row);
   const float residual =
       p.lse_residual.present() ? *p.lse_residual.at<const float>(item.sequence.batch, item.head, row) : 0.0f;
-  return {lse == -INFINITY ? INFINITY : lse, residual, *p.delta.at<const float>(item.sequence.batch, item.head, row)};
+  return {.lse = lse == -INFINITY ? INFINITY : lse * (kExtended ? 1.0f : kLog2e),
+          .delta = *p.delta.at<const float>(item.sequence.batch, item.head, row),
+          .residual = residual};
 }
 
 // What the gradients accumulator ends as.
@@ -28,9 +33,9 @@ enum class GradientOf {
   kScore,    // d loss / d score: what a bias receives
 };
 
-template <Score kScoreValue, bool kPartialValue, GradientOf kOfValue>
+template <bool kExtendedValue, bool kPartialValue, GradientOf kOfValue>
 struct Differentiation {
-  static constexpr Score kScore = kScoreValue;
+  static constexpr bool kExtended = kExtendedValue;
   static constexpr bool kPartial = kPartialValue;
   static constexpr GradientOf kOf = kOfValue;
 };
@@ -42,13 +47,13 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
                                               StatisticsOf&& statistics) {
   using Acc = typename Tile::Accumulator;
   const attention::AttentionParams& p = where.p;
-  if constexpr (Kind::kScore == Score::kPlain) {
+  if constexpr (!Kind::kExtended) {
     if constexpr (Kind::kPartial) where.hide_invisible(scores);
     // The scale is positive here: -inf stays -inf.
     const float scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
     for_each_element<Acc>([&](int r, int, int j, int e, int column) {
       const QueryStatistics& query = statistics(r, column);
-      const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse * kLog2e);
+      const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse);
       const float gradient = probability * (gradients.at(r, j, e) - query.delta);
       // Compared, since NaN in a query's LSE, delta or dP must not reach what the query does not attend.
       const bool hidden = Kind::kPartial && scores.at(r, j, e) == -INFINITY;

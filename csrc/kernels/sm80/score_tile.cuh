@@ -8,24 +8,22 @@
 #include <cuda_fp16.h>
 
 #include "attention/params.h"
+#include "kernels/sm80/schedule.cuh"
 #include "kernels/tile_config.h"
 #include "ptx/math.h"
 #include "tile/fragment.h"
 
 namespace flash_attn_ext::sm80 {
 
-enum class Score { kPlain, kExtended };  // scale only, or everything
-
 // What a kernel is compiled for.
-template <class ElementType, int kHeadDimValue, Score kScoreValue>
+template <class ElementType, int kHeadDimValue, Variant kVariantValue>
 struct KernelTraits {
   using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimValue;
-  static constexpr Score kScore = kScoreValue;
-  static constexpr bool kExtended = kScore == Score::kExtended;
+  static constexpr Variant kVariant = kVariantValue;
+  static constexpr bool kExtended = kVariant == Variant::kExtended;
+  static constexpr bool kHasTerms = kExtended || kVariant == Variant::kTerms;
 };
-
-enum class Rows { kQueries, kKeys };  // what the rows of a score tile are; its columns are the other
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 
@@ -196,7 +194,9 @@ struct ScoreTile {
     const auto head = static_cast<uint32_t>(item.head);
     const auto quad_row = static_cast<uint32_t>(tile::lane() / 4);
     const auto quad_column = static_cast<uint32_t>(tile::lane() % 4 * 2);
-    const bool second_half = key(0, 0) % attention::Dropout::kBlockKeys != 0;
+    // Tiles of keys begin at multiples of their length.
+    constexpr bool kWholeBlocks = kQueries && kColumns % attention::Dropout::kBlockKeys == 0;
+    const bool second_half = !kWholeBlocks && key(0, 0) % attention::Dropout::kBlockKeys != 0;
 #pragma unroll
     for (int i = 0; i < Acc::kRowTiles; ++i) {
 #pragma unroll
@@ -206,22 +206,23 @@ struct ScoreTile {
         const uint32_t column_block = kQueries ? attention::Dropout::key_block(key(0, 8 * first_j))
                                                : attention::Dropout::query_block(query(0, 8 * first_j));
         const bool upper = second_half != (!kQueries && i % 2 == 1);
+        attention::PhiloxCounter draws[2];  // of neighbouring columns
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const uint32_t row_counter = row_block * 8 + quad_row;
           const uint32_t column_counter = column_block * 8 + quad_column + e;
-          const attention::PhiloxCounter draws =
-              attention::philox_4x32_7(attention::Dropout::counter(batch, head, kQueries ? row_counter : column_counter,
-                                                                   kQueries ? column_counter : row_counter),
-                                       seed);
+          draws[e] = attention::Dropout::counter(batch, head, kQueries ? row_counter : column_counter,
+                                                 kQueries ? column_counter : row_counter);
+        }
+        attention::philox_4x32_7(draws, seed);
 #pragma unroll
-          for (int n = 0; n < 2 * kJ; ++n) {
-            const int r = 2 * i + n % 2;
-            const int j = first_j + n / 2;
-            const int key_eighth = kQueries ? (n / 2) % 4 : n % 2;
-            const uint32_t word = upper ? draws.word[(key_eighth + 2) % 4] : draws.word[key_eighth];
-            function(r, j, e, p.dropout.keeps(word, kQueries ? n % 2 : n / 2));
-          }
+        for (int n = 0; n < 4 * kJ; ++n) {
+          const int e = n % 2;
+          const int half = n / 2 % 2;
+          const int j = first_j + n / 4;
+          const int key_eighth = kQueries ? n / 4 % 4 : half;
+          const uint32_t word = draws[e].word[upper ? (key_eighth + 2) % 4 : key_eighth];
+          function(2 * i + half, j, e, p.dropout.keeps(word, kQueries ? half : n / 4));
         }
       }
     }
@@ -235,7 +236,6 @@ struct ScoreTile {
     return keep;
   }
 
- private:
   __device__ __forceinline__ void add_alibi(Acc& scores) const {
     const float slope = p.score_mod.alibi.at<float>(item.sequence.batch, item.head);
     // Key minus diagonal key of the tile's first element; the rest is small numbers.

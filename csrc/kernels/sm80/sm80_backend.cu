@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/common/float64_attention.h"
 #include "kernels/common/mask_tiles.h"
@@ -15,6 +16,12 @@
 namespace flash_attn_ext::sm80 {
 namespace {
 
+// Single TF32 products are allowed, never asked for: kernels exist where they are used most.
+constexpr int kLargestTf32HeadDim = 128;
+bool rounds_to_tf32(const attention::AttentionParams& p) {
+  return p.allow_tf32 && std::max(p.head_dim_qk, p.head_dim_v) <= kLargestTf32HeadDim;
+}
+
 template <class Function>
 cudaError_t with_element(const attention::AttentionParams& p, Function&& function) {
   switch (p.element) {
@@ -23,7 +30,7 @@ cudaError_t with_element(const attention::AttentionParams& p, Function&& functio
     case attention::ElementType::kFloat16:
       return function(__half{});
     case attention::ElementType::kFloat32:
-      return p.allow_tf32 ? function(tile::Tf32{}) : function(float{});
+      return rounds_to_tf32(p) ? function(tile::Tf32{}) : function(float{});
     default:  // float64 has kernels of its own
       return cudaErrorInvalidValue;
   }
@@ -32,8 +39,10 @@ cudaError_t with_element(const attention::AttentionParams& p, Function&& functio
 // Calls stage(bucket) for the head dims.
 template <class Element, class Stage>
 cudaError_t for_head_dim(const attention::AttentionParams& p, Stage&& stage) {
-  return with_head_dim<sizeof(Element)>(std::max(p.head_dim_qk, p.head_dim_v), stage);
+  constexpr int kLargest = std::is_same_v<Element, tile::Tf32> ? kLargestTf32HeadDim : 512;
+  return with_head_dim<sizeof(Element), kLargest>(std::max(p.head_dim_qk, p.head_dim_v), stage);
 }
+
 template <class Element>
 cudaError_t dkdv(const attention::BackwardParams& p, cudaStream_t stream) {
   return for_head_dim<Element>(p, [&](auto head_dim) { return backward_dkdv<Element, head_dim()>(p, stream); });
@@ -58,17 +67,24 @@ cudaError_t look_mask_over(attention::AttentionParams& p, cudaStream_t stream) {
   return common::launch_mask_tiles(p, stream);
 }
 
-// dK, dV and dQ with P and dS computed in both kernels.
+// dK, dV and dQ with P and dS computed in both kernels. dQ comes first: it may compute delta.
 template <class Element>
 cudaError_t recompute(const attention::BackwardParams& p, cudaStream_t stream) {
-  return in_order([&] { return p.dk.data || p.dv.data ? dkdv<Element>(p, stream) : cudaSuccess; },
-                  [&] { return p.dq.data ? dq<Element>(p, stream) : cudaSuccess; });
+  return in_order([&] { return p.dq.data ? dq<Element>(p, stream) : cudaSuccess; },
+                  [&] { return p.dk.data || p.dv.data ? dkdv<Element>(p, stream) : cudaSuccess; });
 }
 
 // Whether kept scores are all that the bias's gradient needs: it has no sum over rows, in which their rounding would
 // add up, and dS is that of the score itself.
 bool dbias_is_kept(const attention::BackwardParams& p) {
-  return p.dbias.present() && p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
+  return p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
+}
+
+// Whether each launch holds all heads and batch entries that any element of dBias sums.
+bool holds_sums_of_dbias(const attention::BackwardParams& p, const SpillPlan& plan) {
+  const bool over_heads = !p.dbias.per_head && p.num_heads_k > 1;
+  const bool over_batch = !p.dbias.per_batch && p.batch > 1;
+  return plan.pairs >= p.batch * p.num_heads_k || (!over_heads && (!over_batch || plan.pairs % p.batch == 0));
 }
 
 // Whether the scores of one kernel are kept for others.
@@ -79,19 +95,22 @@ bool keeps_scores(const attention::BackwardParams& p) {
 // dK, dV and dQ with the first kernel's scores kept for the second, some heads after the others.
 template <class Element>
 cudaError_t reuse(attention::BackwardParams p, const SpillPlan& plan, cudaStream_t stream) {
+  const bool keys_first = plan.order == SpillPlan::Order::kKeysFirst;
+  p.spill.rows_are_keys = keys_first;
   p.spill.rows = plan.rows;
   p.spill.columns = plan.columns;
-  const bool keys_first = plan.order == SpillPlan::Order::kKeysFirst;
   if (!keys_first) p.spill.p = static_cast<char*>(p.spill.ds) + plan.matrix_bytes;
+  const bool kept_dbias = p.dbias.present() && dbias_is_kept(p);
   const int64_t num_pairs = p.num_pairs;
   for (p.first_pair = 0; p.first_pair < num_pairs; p.first_pair += plan.pairs) {
     p.num_pairs = std::min(plan.pairs, num_pairs - p.first_pair);
+    p.spill.first_key_head = p.first_pair / p.batch;
     const cudaError_t error =
         in_order([&] { return keys_first ? dkdv<Element>(p, stream) : dq<Element>(p, stream); },
                  [&] { return keys_first ? dq_from_spill<Element>(p, stream) : cudaSuccess; },
                  [&] { return !keys_first && p.dv.data ? dv_from_spill<Element>(p, stream) : cudaSuccess; },
                  [&] { return !keys_first && p.dk.data ? dk_from_spill<Element>(p, stream) : cudaSuccess; },
-                 [&] { return dbias_is_kept(p) ? dbias_from_spill<Element>(p, stream) : cudaSuccess; });
+                 [&] { return kept_dbias ? dbias_from_spill<Element>(p, stream) : cudaSuccess; });
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -112,16 +131,35 @@ cudaError_t run_backward_float64(const attention::BackwardParams& p, cudaStream_
                   [&] { return p.dalibi_slopes ? common::launch_dalibi_partials_float64(p, stream) : cudaSuccess; });
 }
 
+bool has_16_bit_elements(const attention::AttentionParams& p) {
+  return p.element == attention::ElementType::kBFloat16 || p.element == attention::ElementType::kFloat16;
+}
+
+// Sums of dS over rows cancel; what a rounded O leaves in delta does not. Nor does it in the gradient of a bias that is
+// more precise than O.
+bool needs_exact_delta(const attention::BackwardParams& p) {
+  const bool dbias_is_exact = p.dbias.present() && (!(p.dbias.per_query && p.dbias.per_key) ||
+                                                    p.score_mod.bias.element == attention::ElementType::kFloat32);
+  return has_16_bit_elements(p) && (dbias_is_exact || p.dalibi_slopes || p.dsink);
+}
+
+// Whether rows are made of whole pieces of 16 bytes.
+bool has_whole_chunks(const attention::MatrixView& view, int64_t columns, int64_t chunk) {
+  const int64_t strides = view.batch_stride | view.head_stride | view.row_stride;  // chunk is a power of 2
+  return view.column_stride == 1 && (strides | columns) % chunk == 0 &&
+         reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+}
+
 template <class Element>
 cudaError_t run_backward(const attention::BackwardParams& p, cudaStream_t stream) {
-  // Sums of dS over rows cancel; what a rounded O leaves in delta does not.
-  const bool dbias_sums_rows = p.dbias.present() && !(p.dbias.per_query && p.dbias.per_key);
-  const bool exact_delta = sizeof(Element) == 2 && (dbias_sums_rows || p.dalibi_slopes || p.dsink);
+  const bool exact_delta = needs_exact_delta(p);
   const bool dbias_is_left = p.dbias.present() && !(keeps_scores(p) && dbias_is_kept(p));
-  return in_order([&] { return exact_delta ? backward_delta<Element>(p, stream) : cudaSuccess; },
+  // What is summed over rows is not rounded to TF32, however much that is allowed.
+  using Summed = std::conditional_t<std::is_same_v<Element, tile::Tf32>, float, Element>;
+  return in_order([&] { return exact_delta ? backward_delta<Summed>(p, stream) : cudaSuccess; },
                   [&] { return backward_matrices<Element>(p, stream); },
-                  [&] { return dbias_is_left ? backward_dbias<Element>(p, stream) : cudaSuccess; },
-                  [&] { return p.dalibi_slopes ? backward_dalibi<Element>(p, stream) : cudaSuccess; });
+                  [&] { return dbias_is_left ? backward_dbias<Summed>(p, stream) : cudaSuccess; },
+                  [&] { return p.dalibi_slopes ? backward_dalibi<Summed>(p, stream) : cudaSuccess; });
 }
 
 }  // namespace
@@ -132,6 +170,22 @@ int64_t max_head_dim(attention::ElementType element) {
 }
 
 int64_t spill_bytes(const attention::BackwardParams& params) { return plan_spill(params).bytes(); }
+
+bool computes_delta(const attention::BackwardParams& params) {
+  if (params.element == attention::ElementType::kFloat64 || params.dq.data == nullptr) return false;
+  if (needs_exact_delta(params) || plan_spill(params).order == SpillPlan::Order::kKeysFirst) return false;
+  const int64_t chunk = has_16_bit_elements(params) ? 8 : 4;
+  return has_whole_chunks(params.out, params.head_dim_v, chunk) &&
+         has_whole_chunks(params.dout, params.head_dim_v, chunk);
+}
+
+bool writes_dbias_once(const attention::BackwardParams& params) {
+  if (params.element == attention::ElementType::kFloat64) return false;
+  if (params.sequences.max_seqlen_q == 0 || params.sequences.max_seqlen_k == 0) return false;  // a grid without blocks
+  if (!dbias_is_kept(params)) return true;
+  const SpillPlan plan = plan_spill(params);
+  return plan.order == SpillPlan::Order::kRecompute || holds_sums_of_dbias(params, plan);
+}
 
 int64_t mask_tile_bytes(const attention::AttentionParams& params) {
   if (!params.score_mod.mask.present() || params.element == attention::ElementType::kFloat64) return 0;

@@ -7,13 +7,18 @@
 
 namespace flash_attn_ext::sm80 {
 
-// The matrix of the tile's head in a spill (attention::ScoreSpill).
+// Row 0 of the sequence's matrix, of the item's query head (attention::ScoreSpill).
 template <class Element>
 __device__ __forceinline__ Element* spilled_matrix(const attention::BackwardParams& p, Element* spill,
                                                    const WorkItem& item) {
-  const int64_t first_head = p.first_pair * p.queries_per_key_head();
-  const int64_t head = item.sequence.batch * p.num_heads_q + item.head - first_head;
-  return spill + head * p.spill.rows * p.spill.columns;
+  const attention::ScoreSpill& kept = p.spill;
+  const bool packed = p.sequences.cu_seqlens_q != nullptr;
+  const int64_t group = p.queries_per_key_head();
+  const int64_t matrix =
+      packed ? item.key_head - kept.first_key_head : item.key_head * p.batch + item.sequence.batch - p.first_pair;
+  const int64_t head = matrix * group + item.head - item.key_head * group;
+  const int64_t first_row = packed ? kept.first_row(item.sequence) : 0;
+  return spill + (head * kept.rows + first_row) * kept.columns;
 }
 
 // Whether row `row` of a head's matrix was written in the 32 columns from `group` on: what is visible was, in whole

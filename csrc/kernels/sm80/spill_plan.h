@@ -3,8 +3,8 @@
 // Computing S and dP again in the second kernel costs 2 of 7 products of tiles. Where dK and dV both fit into registers
 // (head dims up to 128) the dK/dV kernel keeps dS, and dQ = dS K is a plain product. Beyond that they do not: the dQ
 // kernel comes first and keeps P and dS, and dV = P^T dO and dK = dS^T Q are plain products. Up to 64, writing and
-// reading dS takes longer than the products that it saves, and so does memory for the longest of all sequences in a
-// packed batch. A head that needs more memory than there may be is computed again too.
+// reading dS takes longer than the products that it saves. A head that needs more memory than there may be is computed
+// again too.
 #pragma once
 
 #include <algorithm>
@@ -25,21 +25,38 @@ struct SpillPlan {
   int64_t bytes() const { return order == Order::kQueriesFirst ? 2 * matrix_bytes : matrix_bytes; }
 };
 
+// As few launches as `most` pairs at a time allow, of about the same size, and with all batch entries of a head where
+// one can hold them.
+inline int64_t in_equal_launches(const attention::BackwardParams& p, int64_t most) {
+  const int64_t step = most >= p.batch ? p.batch : 1;
+  const int64_t steps = p.batch * p.num_heads_k / step;
+  const int64_t launches = (steps + most / step - 1) / (most / step);
+  return (steps + launches - 1) / launches * step;
+}
+
 inline SpillPlan plan_spill(const attention::BackwardParams& p) {
   const bool half = p.element == attention::ElementType::kBFloat16 || p.element == attention::ElementType::kFloat16;
   const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
   const bool dkdv = p.dk.data != nullptr || p.dv.data != nullptr;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
-  if (!half || head_dim <= 64 || head_dim > 256 || packed || !dkdv || p.dq.data == nullptr) return {};
+  if (!half || head_dim <= 64 || head_dim > 256 || !dkdv || p.dq.data == nullptr) return {};
+  if (p.sequences.max_seqlen_q == 0 || p.sequences.max_seqlen_k == 0 || p.batch == 0) return {};
   SpillPlan plan;
   plan.order = head_dim <= 128 ? SpillPlan::Order::kKeysFirst : SpillPlan::Order::kQueriesFirst;
   const bool keys_first = plan.order == SpillPlan::Order::kKeysFirst;
-  plan.rows = attention::ScoreSpill::padded(keys_first ? p.sequences.max_seqlen_k : p.sequences.max_seqlen_q);
-  plan.columns = attention::ScoreSpill::padded(keys_first ? p.sequences.max_seqlen_q : p.sequences.max_seqlen_k);
-  const int64_t pair_bytes = p.queries_per_key_head() * plan.rows * plan.columns * 2;
-  plan.pairs = std::min(p.spill.max_bytes / (keys_first ? pair_bytes : 2 * pair_bytes), p.batch * p.num_heads_k);
-  if (plan.pairs == 0) return {};
-  plan.matrix_bytes = plan.pairs * pair_bytes;
+  const attention::SequenceTable& lengths = p.sequences;
+  using attention::ScoreSpill;
+  plan.columns = ScoreSpill::padded(keys_first ? lengths.max_seqlen_q : lengths.max_seqlen_k);
+  plan.rows = packed ? ScoreSpill::packed_rows(keys_first ? lengths.total_k : lengths.total_q, p.batch)
+                     : ScoreSpill::padded(keys_first ? lengths.max_seqlen_k : lengths.max_seqlen_q);
+  // A matrix holds one pair, or all pairs of a key head.
+  const int64_t pairs_of_matrix = packed ? p.batch : 1;
+  const int64_t matrices = p.batch * p.num_heads_k / pairs_of_matrix;
+  const int64_t bytes = p.queries_per_key_head() * plan.rows * plan.columns * 2;
+  const int64_t most = std::min(p.spill.max_bytes / (keys_first ? bytes : 2 * bytes), matrices);
+  if (most == 0) return {};
+  plan.pairs = in_equal_launches(p, most * pairs_of_matrix);
+  plan.matrix_bytes = plan.pairs / pairs_of_matrix * bytes;
   return plan;
 }
 

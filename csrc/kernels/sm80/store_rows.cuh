@@ -1,0 +1,78 @@
+// Writes a warp's rows of a result.
+#pragma once
+
+#include <cstdint>
+
+#include "tile/element.h"
+#include "tile/fragment.h"
+#include "tile/shared_tile.h"
+
+namespace flash_attn_ext::sm80 {
+
+// Where a warp's accumulator goes: `rows` rows from `data` on, of `columns` elements each.
+template <class Element>
+struct OutputRows {
+  Element* data;
+  int64_t row_stride;
+  int64_t column_stride;
+  int rows;
+  int columns;
+
+  // Whether rows can be written 16 bytes at a time.
+  __device__ __forceinline__ bool in_chunks() const {
+    constexpr int kChunk = 16 / sizeof(Element);
+    return column_stride == 1 && columns % kChunk == 0 && row_stride % kChunk == 0 &&
+           reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  }
+};
+
+// One element at a time, for any strides.
+template <class Element, class Acc>
+__device__ __forceinline__ void store_elements(const OutputRows<Element>& target, const Acc& acc) {
+#pragma unroll
+  for (int r = 0; r < Acc::kThreadRows; ++r) {
+    if (Acc::row(r) >= target.rows) continue;
+    Element* row = target.data + Acc::row(r) * target.row_stride;
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = Acc::column(j, e);
+        if (column < target.columns) row[column * target.column_stride] = Element(acc.at(r, j, e));
+      }
+    }
+  }
+}
+
+// Through rows [first_row, ...) of a shared tile that no other warp uses any more, so that neighbouring lanes write
+// neighbouring 16 bytes.
+template <class Element, class Acc, class Tile>
+__device__ __forceinline__ void store_rows(const OutputRows<Element>& target, const Acc& acc, Tile& staging,
+                                           int first_row) {
+  constexpr int kChunks = 8 * Acc::kColumnTiles / Tile::kChunk;  // in a row
+  if (!target.in_chunks()) {
+    store_elements(target, acc);
+    return;
+  }
+  __syncwarp();  // the rows' last readers are done
+  const tile::LaneAddress<Tile> own(staging, first_row + Acc::row(0), Acc::column(0, 0));
+#pragma unroll
+  for (int r = 0; r < Acc::kThreadRows; ++r) {
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; ++j) {
+      tile::store_shared_pair<Element>(own.at(Acc::row_step(r), 8 * j), acc.at(r, j, 0), acc.at(r, j, 1));
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16 * Acc::kRowTiles * kChunks / tile::kWarpSize; ++i) {
+    const int index = i * tile::kWarpSize + tile::lane();
+    const int row = index / kChunks;
+    const int column = index % kChunks * Tile::kChunk;
+    if (row >= target.rows || column >= target.columns) continue;
+    *reinterpret_cast<uint4*>(target.data + row * target.row_stride + column) =
+        ptx::load_shared_16(staging.address(first_row + row, column));
+  }
+}
+
+}  // namespace flash_attn_ext::sm80
