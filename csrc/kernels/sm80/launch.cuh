@@ -12,7 +12,7 @@
 namespace flash_attn_ext::sm80 {
 
 // More shared memory than the 48 KiB that every kernel may have is asked for once: the driver keeps it for each device.
-// A Kernel has one __global__ function for each Params.
+// A Kernel has one __global__ function.
 template <class Kernel, class... Arguments>
 cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
   constexpr int kBytes = sizeof(typename Kernel::Shared);
@@ -29,27 +29,27 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
   return error;
 }
 
-template <class Kernel, class Params>
-cudaError_t launch(void (*kernel)(Params), const Params& params, int64_t num_blocks, cudaStream_t stream) {
+template <class Kernel, class... Arguments>
+cudaError_t launch_blocks(void (*kernel)(Arguments...), int64_t num_blocks, cudaStream_t stream,
+                          const Arguments&... arguments) {
   if (num_blocks == 0) return cudaSuccess;
   if (num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   constexpr int kBytes = sizeof(typename Kernel::Shared);
   const cudaError_t error = allow_shared_memory<Kernel>(kernel);
   if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(num_blocks), Kernel::kThreads, kBytes, stream>>>(params);
+  kernel<<<static_cast<unsigned>(num_blocks), Kernel::kThreads, kBytes, stream>>>(arguments...);
   return cudaGetLastError();
+}
+
+template <class Kernel, class Params>
+cudaError_t launch(void (*kernel)(Params), const Params& params, int64_t num_blocks, cudaStream_t stream) {
+  return launch_blocks<Kernel>(kernel, num_blocks, stream, params);
 }
 
 template <class Kernel, class Params>
 cudaError_t launch(void (*kernel)(Params, Schedule), const Params& params, const Schedule& schedule,
                    cudaStream_t stream) {
-  if (schedule.num_blocks == 0) return cudaSuccess;
-  if (schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  constexpr int kBytes = sizeof(typename Kernel::Shared);
-  const cudaError_t error = allow_shared_memory<Kernel>(kernel);
-  if (error != cudaSuccess) return error;
-  kernel<<<schedule.num_blocks, Kernel::kThreads, kBytes, stream>>>(params, schedule);
-  return cudaGetLastError();
+  return launch_blocks<Kernel>(kernel, schedule.num_blocks, stream, params, schedule);
 }
 
 }  // namespace flash_attn_ext::sm80
