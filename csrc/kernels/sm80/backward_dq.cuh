@@ -68,7 +68,7 @@ struct BackwardDqKernel {
     if (sees_keys) load_queries();
     const int64_t warp_query = first_query + tile::warp() * kRowsPerWarp;
     float delta[Scores::kThreadRows];
-    if (p.delta_is_left) compute_delta<Element, Scores>(delta, p, item, warp_query, first_column == 0);
+    if (p.delta_is_left) compute_delta<Element, Scores>(delta, p, item, warp_query);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
       statistics[r] = load_statistics<Traits::kExtended>(p, item, warp_query + Scores::row(r));

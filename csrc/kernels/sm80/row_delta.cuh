@@ -7,12 +7,12 @@
 
 namespace flash_attn_ext::sm80 {
 
-// For the thread's rows of an accumulator whose first row is first_query; of the blocks that share them, the one with
-// the first columns of dQ writes it. The four threads that share a row read 16 bytes each at a time: rows of O and dO
-// have whole ones (computes_delta).
+// For the thread's rows of an accumulator whose first row is first_query. The four threads that share a row read 16
+// bytes each at a time: rows of O and dO have whole ones (computes_delta). Blocks that share rows, for slices of dQ's
+// columns, write the same bits: each may have to read what is written again (dq_without_tensor_cores).
 template <class Element, class Acc>
 __device__ __forceinline__ void compute_delta(float (&delta)[Acc::kThreadRows], const attention::BackwardParams& p,
-                                              const WorkItem& item, int64_t first_query, bool writes) {
+                                              const WorkItem& item, int64_t first_query) {
   constexpr int kChunk = 16 / sizeof(Element);
   struct alignas(16) Chunk {
     Element elements[kChunk];
@@ -52,7 +52,7 @@ __device__ __forceinline__ void compute_delta(float (&delta)[Acc::kThreadRows], 
     if (p.dlse.present()) {
       delta[r] -= p.dlse.at<const float>(item.sequence.batch, item.head, row)[Acc::row_step(r)];
     }
-    if (writes && tile::lane() % 4 == 0) {
+    if (tile::lane() % 4 == 0) {
       p.delta.at<float>(item.sequence.batch, item.head, row)[Acc::row_step(r)] = delta[r];
     }
   }
