@@ -2,7 +2,6 @@
 
 namespace flash_attn_ext::sm80 {
 
-template cudaError_t backward_dbias<__nv_bfloat16>(const attention::BackwardParams&, cudaStream_t);
 template cudaError_t backward_dalibi<__nv_bfloat16>(const attention::BackwardParams&, cudaStream_t);
 template cudaError_t backward_delta<__nv_bfloat16>(const attention::BackwardParams&, cudaStream_t);
 

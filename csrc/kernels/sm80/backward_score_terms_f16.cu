@@ -2,7 +2,6 @@
 
 namespace flash_attn_ext::sm80 {
 
-template cudaError_t backward_dbias<__half>(const attention::BackwardParams&, cudaStream_t);
 template cudaError_t backward_dalibi<__half>(const attention::BackwardParams&, cudaStream_t);
 template cudaError_t backward_delta<__half>(const attention::BackwardParams&, cudaStream_t);
 
