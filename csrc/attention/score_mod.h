@@ -17,6 +17,10 @@ namespace flash_attn_ext::attention {
 
 enum class ElementType : int8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kBool };
 
+FLASH_HOST_DEVICE bool is_16_bit(ElementType element) {
+  return element == ElementType::kBFloat16 || element == ElementType::kFloat16;
+}
+
 struct Coordinate {  // positions inside the sequence, whatever the tile
   int64_t batch;
   int64_t head;

@@ -29,10 +29,8 @@ std::vector<std::string> cpu_unsupported_reasons(const attention::AttentionParam
 
 void cpu_backward(const attention::BackwardParams& params) {
   // Gradients that are sums of dS over rows cancel; what a rounded out leaves in delta does not.
-  const bool rounded_out =
-      params.element == attention::ElementType::kBFloat16 || params.element == attention::ElementType::kFloat16;
   const bool sums_over_rows = params.dbias.present() || params.dalibi_slopes || params.dsink;
-  if (rounded_out && sums_over_rows) cpu::backward_delta(params);
+  if (attention::is_16_bit(params.element) && sums_over_rows) cpu::backward_delta(params);
   if (params.dk.data || params.dv.data || params.dalibi_slopes) cpu::backward_dkdv(params);
   if (params.dq.data) cpu::backward_dq(params);
   if (params.dbias.present()) cpu::backward_dbias(params);

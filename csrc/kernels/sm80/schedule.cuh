@@ -78,12 +78,14 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Pairs& 
   if (blocks == 0 || blocks > INT32_MAX) return {.num_blocks = blocks == 0 ? 0 : UINT32_MAX};
   const bool uneven = (p.visibility.left == attention::Visibility::kUnbounded) !=
                       (p.visibility.right == attention::Visibility::kUnbounded);
-  constexpr int64_t kStreamedBytes = int64_t{32} << 20;
-  const int64_t streamed_rows = queries ? p.sequences.max_seqlen_k : p.sequences.max_seqlen_q;
+  // A packed batch by its average length. A launch of one of its heads ends on few long sequences, which costs more
+  // than what L2 misses.
+  const bool packed = p.sequences.cu_seqlens_q != nullptr;
+  const int64_t budget = int64_t{packed && pairs.count <= p.batch ? 64 : 32} << 20;
+  const int64_t dense_rows = queries ? p.sequences.max_seqlen_k : p.sequences.max_seqlen_q;
+  const int64_t streamed_rows = packed ? (queries ? p.sequences.total_k : p.sequences.total_q) / p.batch : dense_rows;
   const int64_t streamed = std::max<int64_t>(streamed_rows * (p.head_dim_qk + p.head_dim_v) * element_bytes, 1);
-  // Sequences of different lengths are the more uneven.
-  const int64_t least = p.sequences.cu_seqlens_q == nullptr ? 1 : std::min(heads_of_pair * p.batch, heads);
-  const int64_t most = uneven ? std::clamp(kStreamedBytes / streamed, least, heads) : int64_t{1};
+  const int64_t most = uneven ? std::clamp(budget / streamed, int64_t{1}, heads) : int64_t{1};
   const int64_t sections = (heads + most - 1) / most;
   const int64_t together = (heads + sections - 1) / sections;
   const auto divisor = [](int64_t n) { return Divisor::of(static_cast<uint32_t>(n)); };

@@ -131,16 +131,12 @@ cudaError_t run_backward_float64(const attention::BackwardParams& p, cudaStream_
                   [&] { return p.dalibi_slopes ? common::launch_dalibi_partials_float64(p, stream) : cudaSuccess; });
 }
 
-bool has_16_bit_elements(const attention::AttentionParams& p) {
-  return p.element == attention::ElementType::kBFloat16 || p.element == attention::ElementType::kFloat16;
-}
-
 // Sums of dS over rows cancel; what a rounded O leaves in delta does not. Nor does it in the gradient of a bias that is
 // more precise than O.
 bool needs_exact_delta(const attention::BackwardParams& p) {
   const bool dbias_is_exact = p.dbias.present() && (!(p.dbias.per_query && p.dbias.per_key) ||
                                                     p.score_mod.bias.element == attention::ElementType::kFloat32);
-  return has_16_bit_elements(p) && (dbias_is_exact || p.dalibi_slopes || p.dsink);
+  return attention::is_16_bit(p.element) && (dbias_is_exact || p.dalibi_slopes || p.dsink);
 }
 
 // Whether rows are made of whole pieces of 16 bytes.
@@ -164,17 +160,14 @@ cudaError_t run_backward(const attention::BackwardParams& p, cudaStream_t stream
 
 }  // namespace
 
-int64_t max_head_dim(attention::ElementType element) {
-  const bool half = element == attention::ElementType::kBFloat16 || element == attention::ElementType::kFloat16;
-  return half ? 512 : 256;
-}
+int64_t max_head_dim(attention::ElementType element) { return attention::is_16_bit(element) ? 512 : 256; }
 
 int64_t spill_bytes(const attention::BackwardParams& params) { return plan_spill(params).bytes(); }
 
 bool computes_delta(const attention::BackwardParams& params) {
   if (params.element == attention::ElementType::kFloat64 || params.dq.data == nullptr) return false;
   if (needs_exact_delta(params) || plan_spill(params).order == SpillPlan::Order::kKeysFirst) return false;
-  const int64_t chunk = has_16_bit_elements(params) ? 8 : 4;
+  const int64_t chunk = attention::is_16_bit(params.element) ? 8 : 4;
   return has_whole_chunks(params.out, params.head_dim_v, chunk) &&
          has_whole_chunks(params.dout, params.head_dim_v, chunk);
 }

@@ -35,11 +35,10 @@ inline int64_t in_equal_launches(const attention::BackwardParams& p, int64_t mos
 }
 
 inline SpillPlan plan_spill(const attention::BackwardParams& p) {
-  const bool half = p.element == attention::ElementType::kBFloat16 || p.element == attention::ElementType::kFloat16;
   const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
   const bool dkdv = p.dk.data != nullptr || p.dv.data != nullptr;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
-  if (!half || head_dim <= 64 || head_dim > 256 || !dkdv || p.dq.data == nullptr) return {};
+  if (!attention::is_16_bit(p.element) || head_dim <= 64 || head_dim > 256 || !dkdv || p.dq.data == nullptr) return {};
   if (p.sequences.max_seqlen_q == 0 || p.sequences.max_seqlen_k == 0 || p.batch == 0) return {};
   SpillPlan plan;
   plan.order = head_dim <= 128 ? SpillPlan::Order::kKeysFirst : SpillPlan::Order::kQueriesFirst;
