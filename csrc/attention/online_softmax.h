@@ -44,8 +44,12 @@ struct SoftmaxState {
   FLASH_HOST_DEVICE Real output_factor() const { return l == Real(0) ? Real(0) : Real(1) / l; }
 
   FLASH_HOST_DEVICE LogSumExp<Real> log_sum_exp() const {
+    return log_sum_exp([](Real x) { return std::log(x); });
+  }
+  template <class Log>
+  FLASH_HOST_DEVICE LogSumExp<Real> log_sum_exp(Log&& log) const {
     if (l == Real(0)) return {kMinusInfinity, Real(0)};
-    const Real log_l = std::log(l);
+    const Real log_l = log(l);
     const Real value = m + log_l;
     // Exact (Dekker's fast two-sum) when |m| >= |log l|; else the value itself is small and already precise.
     return {value, (m - value) + log_l};

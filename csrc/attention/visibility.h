@@ -43,6 +43,9 @@ struct Visibility {
   int64_t right = kUnbounded;  // and how many after it; causal attention is right = 0
   bool top_left = false;       // the diagonal key of query 0 is key 0; else the last query's is the last key
 
+  // Causal, to either side: later queries see more keys, or fewer.
+  FLASH_HOST_DEVICE bool one_sided() const { return (left == kUnbounded) != (right == kUnbounded); }
+
   // Key index minus query index on the diagonal.
   FLASH_HOST_DEVICE int64_t diagonal(const Sequence& sequence) const {
     return top_left ? 0 : sequence.num_keys - sequence.num_queries;

@@ -57,7 +57,8 @@ struct QueryStationaryTile {
 };
 
 // Up to how many queries the Short variants are faster.
-inline constexpr int64_t kShortForwardQueries = 512;
+inline constexpr int64_t kShortForwardQueries = 128;
+inline constexpr int64_t kShortCausalQueries = 512;  // in a causal forward pass, where large tiles see more in vain
 inline constexpr int64_t kShortDkdvQueries = 64;
 inline constexpr int64_t kShortDqQueries = 128;
 

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdint>
 
 namespace flash_attn_ext::ptx {
@@ -13,6 +14,24 @@ __device__ __forceinline__ float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// PTX ISA 9.7.3.16 rcp.approx.ftz: 1 / x, at most one unit in the last place off.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The natural logarithm of a normal number, infinity or NaN. PTX ISA 9.7.3.20 lg2.approx.ftz is within 2^-22 of log2
+// between 1 and 2; the exponent is added apart.
+__device__ __forceinline__ float log(float x) {
+  constexpr float kLn2 = 0.69314718056f;
+  const uint32_t bits = __float_as_uint(x);
+  const auto exponent = static_cast<float>(static_cast<int>(bits >> 23) - 127);
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__uint_as_float((bits & 0x007FFFFFu) | 0x3F800000u)));
+  return x < INFINITY ? fmaf(exponent, kLn2, y * kLn2) : x;
 }
 
 // PTX ISA 9.7.9.22 cvt.rn: two floats to two neighbouring elements, `low` in the lower half.

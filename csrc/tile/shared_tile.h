@@ -27,6 +27,17 @@ struct SharedTile {
   __device__ static int swizzled_chunk(int row, int chunk) {
     return kRowBytes % 128 == 0 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3);
   }
+  // The address of an element `step` rows down is this one's, exclusive or that, plus step rows: where the lowest bits
+  // of the row and of step have none in common.
+  __device__ static constexpr int swizzle_step(int step) {
+    return 16 * (kRowBytes % 128 == 0 ? step & 7 : step >> 1 & 3);
+  }
+  template <int kFew>
+  __device__ const SharedTile<Element, kFew, kColumns>& first_rows() const {
+    static_assert(kFew <= kRows);
+    return reinterpret_cast<const SharedTile<Element, kFew, kColumns>&>(*this);
+  }
+
   __device__ const Element& at(int row, int column) const {
     return data[row * kColumns + swizzled_chunk(row, column / kChunk) * kChunk + column % kChunk];
   }
@@ -67,8 +78,8 @@ __device__ __forceinline__ void copy_rows_async(Tile& tile, const GlobalRows<typ
   constexpr int kChunks = Tile::kGroup / Tile::kChunk;
   constexpr int kRowStep = kThreads / kChunks;
   static_assert(kRowStep % 8 == 0);
-  const int first_row = static_cast<int>(threadIdx.x) / kChunks;
-  const int first_column = static_cast<int>(threadIdx.x) % kChunks * Tile::kChunk;
+  const int first_row = static_cast<int>(threadIdx.x / kChunks);
+  const int first_column = static_cast<int>(threadIdx.x % kChunks * Tile::kChunk);
   if (Tile::kRows < kRowStep && first_row >= Tile::kRows) return;
   const Element* source = rows.data + first_row * rows.stride + first_column;
   uint32_t target = tile.address(first_row, first_column);

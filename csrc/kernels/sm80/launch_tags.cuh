@@ -27,7 +27,8 @@ cudaError_t with_forward_variant(const attention::ForwardParams& p, Function&& f
   }
   if (only_scales_up(p) && !drops) {
     if constexpr (sizeof(Element) == 2 && kHeadDim == 64) {
-      if (p.sequences.max_seqlen_q <= kShortForwardQueries) return function(VariantTag<Variant::kShort>{});
+      const int64_t short_queries = p.visibility.one_sided() ? kShortCausalQueries : kShortForwardQueries;
+      if (p.sequences.max_seqlen_q <= short_queries) return function(VariantTag<Variant::kShort>{});
     }
     constexpr bool kSmaller = forward_tile(sizeof(Element), kHeadDim, Variant::kExtended).queries <
                               forward_tile(sizeof(Element), kHeadDim, Variant::kPlain).queries;

@@ -76,8 +76,6 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Pairs& 
   const int64_t tiles = num_tiles(queries ? p.sequences.max_seqlen_q : p.sequences.max_seqlen_k, tile_rows);
   const int64_t blocks = heads * tiles * slices;
   if (blocks == 0 || blocks > INT32_MAX) return {.num_blocks = blocks == 0 ? 0 : UINT32_MAX};
-  const bool uneven = (p.visibility.left == attention::Visibility::kUnbounded) !=
-                      (p.visibility.right == attention::Visibility::kUnbounded);
   // A packed batch by its average length. A launch of one of its heads ends on few long sequences, which costs more
   // than what L2 misses.
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
@@ -85,7 +83,7 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Pairs& 
   const int64_t dense_rows = queries ? p.sequences.max_seqlen_k : p.sequences.max_seqlen_q;
   const int64_t streamed_rows = packed ? (queries ? p.sequences.total_k : p.sequences.total_q) / p.batch : dense_rows;
   const int64_t streamed = std::max<int64_t>(streamed_rows * (p.head_dim_qk + p.head_dim_v) * element_bytes, 1);
-  const int64_t most = uneven ? std::clamp(budget / streamed, int64_t{1}, heads) : int64_t{1};
+  const int64_t most = p.visibility.one_sided() ? std::clamp(budget / streamed, int64_t{1}, heads) : int64_t{1};
   const int64_t sections = (heads + most - 1) / most;
   const int64_t together = (heads + sections - 1) / sections;
   const auto divisor = [](int64_t n) { return Divisor::of(static_cast<uint32_t>(n)); };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ptx/global_memory.h"
 #include "tile/element.h"
 #include "tile/fragment.h"
 #include "tile/shared_tile.h"
@@ -49,7 +50,6 @@ __device__ __forceinline__ void store_elements(const OutputRows<Element>& target
 template <class Element, class Acc, class Tile>
 __device__ __forceinline__ void store_rows(const OutputRows<Element>& target, const Acc& acc, Tile& staging,
                                            int first_row) {
-  constexpr int kChunks = 8 * Acc::kColumnTiles / Tile::kChunk;  // in a row
   if (!target.in_chunks()) {
     store_elements(target, acc);
     return;
@@ -64,14 +64,22 @@ __device__ __forceinline__ void store_rows(const OutputRows<Element>& target, co
     }
   }
   __syncwarp();
+  // A thread keeps its place in the swizzle: it steps from group to group and down the rows.
+  constexpr int kChunks = Tile::kGroup / Tile::kChunk;
+  constexpr int kRowStep = tile::kWarpSize / kChunks;
+  const int row = tile::lane() / kChunks;
+  const int column = tile::lane() % kChunks * Tile::kChunk;
+  const uint32_t source = staging.address(first_row + row, column);
+  Element* out = target.data + row * target.row_stride + column;
 #pragma unroll
-  for (int i = 0; i < 16 * Acc::kRowTiles * kChunks / tile::kWarpSize; ++i) {
-    const int index = i * tile::kWarpSize + tile::lane();
-    const int row = index / kChunks;
-    const int column = index % kChunks * Tile::kChunk;
-    if (row >= target.rows || column >= target.columns) continue;
-    *reinterpret_cast<uint4*>(target.data + row * target.row_stride + column) =
-        ptx::load_shared_16(staging.address(first_row + row, column));
+  for (int step = 0; step < 16 * Acc::kRowTiles; step += kRowStep) {
+#pragma unroll
+    for (int group = 0; group < 8 * Acc::kColumnTiles; group += Tile::kGroup) {
+      if (row + step >= target.rows || column + group >= target.columns) continue;
+      ptx::store_global_16(out + group, ptx::load_shared_16((source ^ Tile::swizzle_step(step)) +
+                                                            (step * Tile::kColumns + group) * sizeof(Element)));
+    }
+    out += kRowStep * target.row_stride;
   }
 }
 

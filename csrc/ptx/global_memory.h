@@ -1,0 +1,15 @@
+// Access to global memory.
+#pragma once
+
+#include <cstdint>
+
+namespace flash_attn_ext::ptx {
+
+// PTX ISA 9.7.9.11 st.global.v4: 16 bytes, to an address that is a multiple of 16.
+__device__ __forceinline__ void store_global_16(void* target, const uint4& value) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+}  // namespace flash_attn_ext::ptx
