@@ -165,16 +165,24 @@ struct BackwardShortKernel {
     return {max(band.first_column(first_query), 0), band.end_column(last_query)};
   }
 
+  // The readers of the last tile's dS are done. Warps come here from different places.
+  __device__ __forceinline__ static void release_dscores() {
+    if constexpr (kTile.dscores == 1) __syncthreads();
+  }
+
   // dK, dV and dS of a tile of queries.
   __device__ __forceinline__ void add_queries(int tile) {
     const Keys keys = keys_of(tile);
     const bool seen = keys.begin < first_key() + kRowsPerWarp && keys.end > first_key();
+    if (!seen) {
+      release_dscores();
+      return;
+    }
     const Stage& stage = shared.stages[tile % kStages];
     Scores scores;
     Scores gradients;
-    if (seen) compute_scores(scores, gradients, tile);
-    if constexpr (kTile.dscores == 1) __syncthreads();  // the readers of the last tile's dS are done
-    if (!seen) return;
+    compute_scores(scores, gradients, tile);
+    release_dscores();
     const tile::LaneAddress<DscoreTile> own(shared.dscores[tile % kTile.dscores], first_key() + Scores::row(0),
                                             Scores::column(0, 0));
 #pragma unroll
@@ -221,20 +229,28 @@ struct BackwardShortKernel {
     const tile::LeftOperandColumns<DscoreTile> dscores(shared.dscores[tile % kTile.dscores], first_row);
     const tile::RightOperandColumns<KeyTile> k(shared.k, first_column);
     const Keys keys = keys_of(tile);
-    QueryGradients dq;
-    dq.clear();
-#pragma unroll 4
-    for (int key = keys.begin / 16 * 16; key < keys.end; key += 16) {
-      uint32_t a[4];
-      dscores.load(a, 0, key);
+    // Four products in flight: those of two column tiles, for every other 16 keys.
+    constexpr int kSteps = kRowsPerWarp / 16;
+    constexpr int kSums = QueryGradients::kColumnTiles < 4 ? kSteps : 1;
+    QueryGradients sums[kSums];
+    for (QueryGradients& sum : sums) sum.clear();
+#pragma unroll(kTile.keys / 64)
+    for (int first = keys.begin / kRowsPerWarp * kRowsPerWarp; first < keys.end; first += kRowsPerWarp) {
 #pragma unroll
-      for (int j = 0; j < QueryGradients::kColumnTiles; j += 2) {
-        uint32_t b[4];
-        k.load(b, key, 8 * j);
-        tile::multiply_step<Element>(dq.c[0][j], a, b[0], b[1]);
-        tile::multiply_step<Element>(dq.c[0][j + 1], a, b[2], b[3]);
+      for (int i = 0; i < kSteps; ++i) {
+        uint32_t a[4];
+        dscores.load(a, 0, first + 16 * i);
+#pragma unroll
+        for (int j = 0; j < QueryGradients::kColumnTiles; j += 2) {
+          uint32_t b[4];
+          k.load(b, first + 16 * i, 8 * j);
+          tile::multiply_step<Element>(sums[i % kSums].c[0][j], a, b[0], b[1]);
+          tile::multiply_step<Element>(sums[i % kSums].c[0][j + 1], a, b[2], b[3]);
+        }
       }
     }
+    QueryGradients& dq = sums[0];
+    if constexpr (kSums == 2) dq.add(sums[1]);
     found_nan |= dq.has_nan();
     dq.scale(static_cast<float>(p.score_mod.scale));
     const int64_t query = tile * kTile.queries + first_row;
