@@ -3,8 +3,8 @@
 // Grid: one block a (batch, key head). Each warp owns kKeys / kWarps keys, as in backward_dkdv.cuh: its rows of
 // S^T = K Q^T and dP^T = V dO^T are accumulators from which dV += P^T dO and dK += dS^T Q read P and dS. The block has
 // all keys, so dS of a query tile is complete in it: it goes to shared memory, and the warps share the tile of
-// dQ = scale * dS K, whose sum over the keys is one sum in ascending order. So five products of tiles do where two
-// kernels compute seven, each operand is read once, and nothing is added up across blocks.
+// dQ = scale * dS K. So five products of tiles do where two kernels compute seven, each operand is read once, and
+// nothing is added up across blocks: sums have one fixed order.
 // Shared memory: K, V, two stages of Q and dO, LSE and delta of the head's queries, and one or two tiles of dS. dQ of a
 // tile is computed one step late: one barrier then says that the next tile has arrived and that dS is complete.
 // A warp leaves out the products of what none of its keys sees.
