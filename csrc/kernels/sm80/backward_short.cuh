@@ -92,10 +92,12 @@ struct BackwardShortKernel {
     dk.clear();
     dv.clear();
     found_nan = false;
-    for (uint32_t g = 0; g < schedule.group; ++g) {
+    auto head = static_cast<uint32_t>(item.head);  // known to fit: 64 bits would take more registers
+    const uint32_t end_head = head + schedule.group;
+    do {
+      item.head = head;
       walk_queries();
-      ++item.head;
-    }
+    } while (++head != end_head);
     dk.scale(static_cast<float>(p.score_mod.scale));
     // V's tile is used anew for both: nobody but the warp has read its rows.
     if (p.dv.data != nullptr) store(p.dv, dv, p.head_dim_v);

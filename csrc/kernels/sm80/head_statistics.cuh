@@ -30,50 +30,74 @@ __device__ __forceinline__ float dot_product(const uint4& left, const uint4& rig
   return sum;
 }
 
+// Sums over groups of eight lanes, of one value for each of kRows rows: lane i gets that of row i % kRows. Half of the
+// values leave at each step, so that eight sums take seven shuffles.
+template <int kRows>
+__device__ __forceinline__ float sum_rows(float (&values)[kRows]) {
+  static_assert(kRows == 4 || kRows == 8);
+#pragma unroll
+  for (int step = 1; step < kRows; step *= 2) {
+    const bool upper = (tile::lane() & step) != 0;
+#pragma unroll
+    for (int i = 0; i < kRows / (2 * step); ++i) {
+      const float sent = upper ? values[2 * i] : values[2 * i + 1];
+      values[i] = (upper ? values[2 * i + 1] : values[2 * i]) + __shfl_xor_sync(0xFFFFFFFFu, sent, step);
+    }
+  }
+  return kRows == 8 ? values[0] : values[0] + __shfl_xor_sync(0xFFFFFFFFu, values[0], 4);
+}
+
+// rowsum(dO ∘ O) of kRows queries from `first` on, kRowStep apart, where eight threads share a row: each gets that of
+// one row, as sum_rows deals them out. All loads are in flight together. Past the end the last query is read again.
+template <class Element, int kRows, int kRowStep>
+__device__ __forceinline__ float multiply_outputs(const attention::BackwardParams& p, const WorkItem& item, int first) {
+  constexpr int kChunk = 16 / sizeof(Element);
+  const int last_query = static_cast<int>(item.sequence.num_queries) - 1;
+  const int column = tile::lane() % 8 * kChunk;
+  const bool exists = column < static_cast<int>(p.head_dim_v);
+  const int64_t row = item.sequence.query_begin + min(first, last_query);
+  const int64_t batch = item.sequence.batch;
+  const auto* out = p.out.row<const Element>(batch, item.head, row) + (exists ? column : 0);
+  const auto* dout = p.dout.row<const Element>(batch, item.head, row) + (exists ? column : 0);
+  uint4 outs[kRows];
+  uint4 douts[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    outs[i] = *reinterpret_cast<const uint4*>(out);
+    douts[i] = *reinterpret_cast<const uint4*>(dout);
+    const bool moves = first + (i + 1) * kRowStep <= last_query;
+    out += moves ? kRowStep * p.out.row_stride : 0;
+    dout += moves ? kRowStep * p.dout.row_stride : 0;
+  }
+  float sums[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) sums[i] = exists ? dot_product<Element>(outs[i], douts[i]) : 0.0f;
+  return sum_rows(sums);
+}
+
 // Of queries [0, num_rows); delta from O and dO where it is left, and then written for common/attention_rows.cuh too.
-// Eight threads share a row of 64 elements, and a thread's loads for kTile.keys rows are in flight together.
 template <class Kernel>
 __device__ __forceinline__ void load_head_statistics(HeadStatistics* statistics, const attention::BackwardParams& p,
                                                      const WorkItem& item, int num_rows) {
   using Element = typename Kernel::Element;
-  constexpr int kChunk = 16 / sizeof(Element);
-  constexpr int kLanes = Kernel::kHeadDim / kChunk;  // that share a row
+  constexpr int kLanes = 8;  // that share a row
+  static_assert(Kernel::kHeadDim * sizeof(Element) == 16 * kLanes);
   constexpr int kRowStep = Kernel::kThreads / kLanes;
-  constexpr int kRows = Kernel::kTile.keys / kRowStep;
-  static_assert(kLanes == 8);
-  const int64_t batch = item.sequence.batch;
-  const int num_queries = static_cast<int>(item.sequence.num_queries);
-  const int column = tile::lane() % kLanes * kChunk;
-  const bool adds = p.delta_is_left && column < static_cast<int>(p.head_dim_v);
+  constexpr int kRows = Kernel::kTile.keys / kRowStep;  // a thread: as many in all as a square head has
   const attention::StatisticView& known = p.delta_is_left ? p.dlse : p.delta;
 #pragma unroll 1
   for (int first = static_cast<int>(threadIdx.x) / kLanes; first < num_rows; first += kRows * kRowStep) {
-    const int64_t row = item.sequence.query_begin + first;
-    const auto* out = p.out.row<const Element>(batch, item.head, row) + column;
-    const auto* dout = p.dout.row<const Element>(batch, item.head, row) + column;
-    uint4 outs[kRows] = {};
-    uint4 douts[kRows] = {};
-    float lse[kRows];
-    float known_part[kRows];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int step = i * kRowStep;
-      const bool exists = first + step < num_queries;
-      lse[i] = exists ? p.lse.at<const float>(batch, item.head, row)[step] : -INFINITY;
-      known_part[i] = exists && known.present() ? known.at<const float>(batch, item.head, row)[step] : 0.0f;
-      if (!exists || !adds) continue;
-      outs[i] = *reinterpret_cast<const uint4*>(out + step * p.out.row_stride);
-      douts[i] = *reinterpret_cast<const uint4*>(dout + step * p.dout.row_stride);
+    const int query = first + tile::lane() % kRows * kRowStep;
+    const bool exists = query < item.sequence.num_queries;
+    const int64_t row = item.sequence.query_begin + query;
+    const float lse = exists ? *p.lse.at<const float>(item.sequence.batch, item.head, row) : -INFINITY;
+    float delta = exists && known.present() ? *known.at<const float>(item.sequence.batch, item.head, row) : 0.0f;
+    if (p.delta_is_left) {
+      delta = multiply_outputs<Element, kRows, kRowStep>(p, item, first) - delta;
+      if (exists) *p.delta.at<float>(item.sequence.batch, item.head, row) = delta;
     }
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      float sum = tile::quad_sum(dot_product<Element>(outs[i], douts[i]));
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 4);
-      const float delta = p.delta_is_left ? sum - known_part[i] : known_part[i];
-      const int query = first + i * kRowStep;
-      if (tile::lane() % kLanes != 0 || query >= num_rows) continue;
-      statistics[query] = {.lse = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e, .delta = delta};
-      if (p.delta_is_left && query < num_queries) p.delta.at<float>(batch, item.head, row)[i * kRowStep] = delta;
+    if (query < num_rows) {
+      statistics[query] = {.lse = lse == -INFINITY ? INFINITY : lse * kLog2e, .delta = exists ? delta : 0.0f};
     }
   }
 }
