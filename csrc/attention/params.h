@@ -137,7 +137,7 @@ struct BackwardParams : AttentionParams {
   StatisticView lse;
   StatisticView lse_residual;  // read where present
   StatisticView delta;         // a backend may replace it by a more precise one
-  bool delta_is_left = false;  // delta is not there yet: the dQ kernel computes it from out, for itself and the others
+  bool delta_is_left = false;  // delta is not there yet: the first kernel that needs it computes it from out
   MatrixView out;              // read where delta_is_left
   StatisticView dlse;          // read where present
   MatrixView dq;               // each gradient is written where its data is not null

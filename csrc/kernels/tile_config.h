@@ -31,7 +31,7 @@ inline constexpr int kSharedBytes = 99 * 1024;
 // What forward, dK/dV and dQ kernels are compiled for.
 enum class Variant {
   kPlain,     // a positive scale, and nothing else that changes a score
-  kShort,     // the same for few queries
+  kShort,     // the same for few queries; forward only
   kDropout,   // the same with dropout; forward only
   kTerms,     // the same with a bias, a mask or both; forward only
   kExtended,  // everything
@@ -56,11 +56,9 @@ struct QueryStationaryTile {
   int stages = 1;  // tiles of K and V in flight; the dQ kernel has one
 };
 
-// Up to how many queries the Short variants are faster.
+// Up to how many queries the Short forward kernel is faster.
 inline constexpr int64_t kShortForwardQueries = 128;
-inline constexpr int64_t kShortCausalQueries = 512;  // in a causal forward pass, where large tiles see more in vain
-inline constexpr int64_t kShortDkdvQueries = 64;
-inline constexpr int64_t kShortDqQueries = 128;
+inline constexpr int64_t kShortCausalQueries = 512;  // where large tiles see more in vain
 
 // 32 rows a warp halve what each product reads from shared memory, as long as O (rows x head_dim) and S (rows x keys)
 // fit 255 registers; beyond that, 16 rows. Shared memory lets two blocks or more share a multiprocessor, so that one
@@ -91,7 +89,6 @@ constexpr QueryStationaryTile backward_dq_tile(int element_bytes, int head_dim, 
     if (head_dim <= 128) return {64, 32, 4, head_dim};
     return {32, 16, 2, head_dim};
   }
-  if (variant == Variant::kShort) return {64, 64, 4, head_dim, 4};
   if (head_dim <= 64) return {extended ? 64 : 128, 64, 4, head_dim};
   if (head_dim <= 128) return {64, 64, 4, head_dim};
   if (head_dim <= 256) return {64, 32, 4, head_dim};
@@ -117,13 +114,34 @@ constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, 
     if (head_dim <= 128) return {64, 32, 4, 1, head_dim, true};
     return {32, 16, 2, 1, head_dim, false};
   }
-  if (variant == Variant::kShort) return {64, 32, 4, 1, head_dim, true, 4};
   if (head_dim <= 64 && extended) return {64, 64, 4, 2, head_dim, true};
   if (head_dim <= 64) return {128, 32, 4, 2, head_dim, true};
   if (head_dim <= 128) return {64, extended ? 32 : 64, 4, 2, head_dim, true};
   if (head_dim <= 192) return {64, 32, 4, 2, head_dim, false};
   if (head_dim <= 256) return {64, 32, 4, 1, head_dim, false};
   return {32, 16, 2, 1, 256, false};
+}
+
+// Up to which lengths and head dim one block computes dQ, dK and dV of a head: what fits its shared memory.
+inline constexpr int64_t kShortBackwardKeys = 256;
+inline constexpr int64_t kShortBackwardQueries = 256;
+inline constexpr int kShortBackwardHeadDim = 64;
+
+// Such a block: all keys stay, at most `keys`, and tiles of `queries` rows stream past. Each warp owns keys / warps
+// rows. `dscores` tiles of dS: with one, another barrier separates those who read it from those who write the next.
+struct ShortTile {
+  int keys;
+  int queries;
+  int warps;
+  int blocks;  // as above
+  int dscores;
+};
+
+// 32 rows a warp, as in dK/dV; 16 where a block would have two warps only, and four blocks then share a multiprocessor.
+constexpr ShortTile backward_short_tile(int keys) {
+  if (keys <= 64) return {64, 32, 4, 4, 2};
+  if (keys <= 128) return {128, 32, 4, 2, 2};
+  return {256, 32, 8, 1, 1};
 }
 
 // A block of a product with kept scores: rows x columns of the result, `row_warps` x `column_warps` warps, `stages` of

@@ -33,7 +33,7 @@ WIDE_HEAD_DIMS = [
     )
 ]
 WIDER_THAN_ANY_GPU_TAKES = [Case(sq=40, sk=50, d=513, dv=300, batch=1)]
-# Past the lengths up to which short sequences have kernels of their own (512 queries).
+# Past the lengths up to which short sequences have kernels of their own (512 queries; 256 in the backward pass).
 LONG = [
     Case(sq=513, sk=640, d=64, batch=1),
     Case(sq=640, sk=513, d=64, batch=1, heads=4, kv_heads=2, causal="bottom_right", dlse=True),

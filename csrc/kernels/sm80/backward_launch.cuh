@@ -23,7 +23,7 @@ cudaError_t launch_dkdv(const attention::BackwardParams& p, cudaStream_t stream)
 
 template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const attention::BackwardParams& p, cudaStream_t stream) {
-  return with_backward_variant<Element, kHeadDim>(p, kShortDkdvQueries, [&](auto variant) {
+  return with_backward_variant(p, [&](auto variant) {
     using Traits = KernelTraits<Element, kHeadDim, variant()>;
     if constexpr (backward_dkdv_tile(sizeof(Element), kHeadDim, variant()).both) {
       return launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kBoth>>(p, stream);
@@ -40,7 +40,7 @@ cudaError_t backward_dkdv(const attention::BackwardParams& p, cudaStream_t strea
 
 template <class Element, int kHeadDim>
 cudaError_t backward_dq(const attention::BackwardParams& p, cudaStream_t stream) {
-  return with_backward_variant<Element, kHeadDim>(p, kShortDqQueries, [&](auto variant) {
+  return with_backward_variant(p, [&](auto variant) {
     using Kernel = BackwardDqKernel<KernelTraits<Element, kHeadDim, variant()>>;
     const int64_t slices = num_slices(p.head_dim_qk, Kernel::kTile.columns);
     const Schedule schedule =

@@ -37,14 +37,11 @@ cudaError_t with_forward_variant(const attention::ForwardParams& p, Function&& f
   return function(VariantTag<Variant::kExtended>{});
 }
 
-// The same for the kernels of the backward pass; short_queries: up to how many queries the Short variant is faster.
-template <class Element, int kHeadDim, class Function>
-cudaError_t with_backward_variant(const attention::BackwardParams& p, int64_t short_queries, Function&& function) {
-  if (only_scales_up(p) && !p.dropout.enabled()) {
-    if constexpr (sizeof(Element) == 2 && kHeadDim == 64) {
-      if (p.sequences.max_seqlen_q <= short_queries) return function(VariantTag<Variant::kShort>{});
-    }
-    if (p.sequences.max_seqlen_q > kFewQueries) return function(VariantTag<Variant::kPlain>{});
+// The same for the kernels of the backward pass.
+template <class Function>
+cudaError_t with_backward_variant(const attention::BackwardParams& p, Function&& function) {
+  if (only_scales_up(p) && !p.dropout.enabled() && p.sequences.max_seqlen_q > kFewQueries) {
+    return function(VariantTag<Variant::kPlain>{});
   }
   return function(VariantTag<Variant::kExtended>{});
 }

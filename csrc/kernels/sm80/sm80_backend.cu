@@ -67,6 +67,16 @@ cudaError_t look_mask_over(attention::AttentionParams& p, cudaStream_t stream) {
   return common::launch_mask_tiles(p, stream);
 }
 
+// Whether one kernel computes dK, dV and dQ. Without keys it would have no blocks, and dQ would not be written.
+bool takes_short_kernel(const attention::BackwardParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  const bool wanted = p.dq.data && (p.dk.data || p.dv.data);
+  return wanted && only_scales_up(p) && !p.dropout.enabled() &&
+         std::max(p.head_dim_qk, p.head_dim_v) <= kShortBackwardHeadDim &&
+         lengths.max_seqlen_q <= kShortBackwardQueries && lengths.max_seqlen_k <= kShortBackwardKeys &&
+         lengths.max_seqlen_k > 0;
+}
+
 // dK, dV and dQ with P and dS computed in both kernels. dQ comes first: it may compute delta.
 template <class Element>
 cudaError_t recompute(const attention::BackwardParams& p, cudaStream_t stream) {
@@ -119,6 +129,7 @@ cudaError_t reuse(attention::BackwardParams p, const SpillPlan& plan, cudaStream
 template <class Element>
 cudaError_t backward_matrices(const attention::BackwardParams& p, cudaStream_t stream) {
   if constexpr (sizeof(Element) == 2) {
+    if (takes_short_kernel(p)) return backward_short<Element>(p, stream);
     if (keeps_scores(p)) return reuse<Element>(p, plan_spill(p), stream);
   }
   return recompute<Element>(p, stream);

@@ -14,6 +14,9 @@ template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const attention::BackwardParams& params, cudaStream_t stream);
 template <class Element, int kHeadDim>
 cudaError_t backward_dq(const attention::BackwardParams& params, cudaStream_t stream);
+// dQ, dK and dV of sequences that takes_short_kernel accepts. 16-bit elements only.
+template <class Element>
+cudaError_t backward_short(const attention::BackwardParams& params, cudaStream_t stream);
 template <class Element>
 cudaError_t backward_dbias(const attention::BackwardParams& params, cudaStream_t stream);
 template <class Element>
