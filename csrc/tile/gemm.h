@@ -14,7 +14,7 @@ namespace flash_attn_ext::tile {
 constexpr Sums sums_for(int head_dim) { return head_dim <= 128 ? Sums::kCutOff : Sums::kRounded; }
 
 // acc += left rows [first_row, ...) . right^T, both (rows x kColumns); acc's columns are right's rows.
-template <class LeftTile, Sums kSums = sums_for(LeftTile::kColumns), class Acc>
+template <class LeftTile, Sums kSums, class Acc>
 __device__ __forceinline__ void multiply_rows(
     Acc& acc, const LeftTile& left, int first_row,
     const SharedTile<typename LeftTile::Element, 8 * Acc::kColumnTiles, LeftTile::kColumns>& right) {
@@ -49,13 +49,14 @@ __device__ __forceinline__ void multiply_rows(
   if constexpr (kApart) acc.add(small_terms);
 }
 
-// scores += Q rows . K^T or the reverse, in each kernel with the same sums: what exp makes of an error in S goes
-// unnoticed where P = exp(S - LSE) is computed again with the same one.
+// acc += S or dP, summed over the head dim: Q rows . K^T, dO rows . V^T or the reverse. S in each kernel with the same
+// sums: what exp makes of an error in it goes unnoticed where P = exp(S - LSE) is computed again with the same one. dP
+// meets delta, which knows nothing of cut-off sums, and what their difference is off adds up in the sums of dS.
 template <class Acc, class LeftTile, class RightTile>
-__device__ __forceinline__ void multiply_scores(Acc& scores, const LeftTile& left, int first_row,
-                                                const RightTile& right) {
+__device__ __forceinline__ void multiply_head_dims(Acc& acc, const LeftTile& left, int first_row,
+                                                   const RightTile& right) {
   constexpr int kHeadDim = LeftTile::kColumns;
-  multiply_rows<LeftTile, kHeadDim <= 128 ? Sums::kApart : Sums::kRounded>(scores, left, first_row, right);
+  multiply_rows<LeftTile, kHeadDim <= 128 ? Sums::kApart : Sums::kRounded>(acc, left, first_row, right);
 }
 
 // acc += left . right columns [first_column, ...), left an accumulator in registers (rounded to Element), right's rows

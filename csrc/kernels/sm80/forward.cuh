@@ -152,7 +152,7 @@ struct ForwardKernel {
       }
       Scores scores;
       scores.clear();
-      tile::multiply_scores(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[stage]);
+      tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[stage]);
       if constexpr (kTile.stages == 1) {
         ptx::wait_copies<0>();
         __syncthreads();  // V has arrived, and K's readers are done
