@@ -138,9 +138,10 @@ struct ProductTile {
 };
 
 // 64 rows a warp: of the shapes whose sums fit into registers, the nearly square ones read the least shared memory a
-// product, and that bounds mma.sync before its own rate does. Where one block fills the registers, short steps keep
-// more of the copies in flight in the same 99 KiB.
-constexpr ProductTile product_tile(int head_dim) {
+// product, and that bounds mma.sync before its own rate does; float32 operands are split the fewest times too. Where
+// one block fills the registers, short steps keep more of the copies in flight in the same 99 KiB.
+constexpr ProductTile product_tile(int element_bytes, int head_dim) {
+  if (element_bytes == 4) return {128, head_dim, 16, 6, 2, 2, head_dim <= 64 ? 3 : 2};
   if (head_dim <= 64) return {128, 64, 64, 3, 2, 2, 3};
   if (head_dim <= 128) return {128, head_dim, 64, 3, 2, 2, 2};
   if (head_dim <= 192) return {128, 192, 32, 4, 2, 2, 2};
