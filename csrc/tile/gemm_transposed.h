@@ -88,7 +88,8 @@ struct SharedColumns {
   }
 };
 
-// acc += left^T . right for result rows [first_row, ...) and the columns of warp_column.
+// acc += left^T . right for result rows [first_row, ...) and the columns of warp_column. Float32 sums are rounded at
+// each step: they are as long as a sequence.
 template <class Acc, class LeftTile, class RightTile>
 __device__ __forceinline__ void multiply_transposed(Acc& acc, const LeftTile& left, int first_row,
                                                     const RightTile& right, int warp_column) {
@@ -96,7 +97,10 @@ __device__ __forceinline__ void multiply_transposed(Acc& acc, const LeftTile& le
   using Part = typename Acc::Part;
   const LeftOperandColumns<LeftTile> left_operand(left, first_row);
   const RightOperandColumns<RightTile> right_operand(right, Acc::first_column(0, warp_column));
-#pragma unroll
+  // The parts of two steps' float32 operands do not fit into registers beside 128 sums.
+  constexpr bool kOneStep = sizeof(Element) == 4 && RightTile::kColumns > 64;
+  constexpr int kUnrolled = kOneStep ? 1 : LeftTile::kRows / kInner<Element>;
+#pragma unroll kUnrolled
   for (int k = 0; k < LeftTile::kRows; k += kInner<Element>) {
     uint32_t a[Part::kRowTiles][4];
 #pragma unroll
@@ -109,8 +113,8 @@ __device__ __forceinline__ void multiply_transposed(Acc& acc, const LeftTile& le
         right_operand.load(b, k, group * RightTile::kGroup + 8 * j);
 #pragma unroll
         for (int i = 0; i < Part::kRowTiles; ++i) {
-          multiply_step<Element>(acc.parts[group].c[i][j], a[i], b[0], b[1]);
-          multiply_step<Element>(acc.parts[group].c[i][j + 1], a[i], b[2], b[3]);
+          multiply_step<Element, Sums::kRounded>(acc.parts[group].c[i][j], a[i], b[0], b[1]);
+          multiply_step<Element, Sums::kRounded>(acc.parts[group].c[i][j + 1], a[i], b[2], b[3]);
         }
       }
     }

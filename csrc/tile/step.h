@@ -31,7 +31,7 @@ __device__ __forceinline__ SplitFloat split(uint32_t bits, bool rounds_big) {
 enum class Sums {
   kCutOff,   // inside the tensor core
   kApart,    // there too, but small terms in sums of their own: a third of the additions to the large sum
-  kRounded,  // outside, one addition a step; takes a quarter longer
+  kRounded,  // outside, one addition a step
 };
 
 // d += left . right for float32: the product of the big parts to `sum`, those with a small part to `small_terms`, which
