@@ -104,8 +104,9 @@ struct BiasGradient {
 // are padded to multiples of kPadding. In a packed batch a head's matrix has the rows of all sequences, one after the
 // other. Only what is visible is written.
 //
-// Inside each group of 32 columns they lie in the order in which a thread of an accumulator holds them: column
-// 8 j + 2 t + e (j, t < 4, e < 2) at place 8 t + 2 j + e, so that a thread writes 16 bytes at a time.
+// Inside each group of 32 columns 16-bit elements lie in the order in which a thread of an accumulator holds them:
+// column 8 j + 2 t + e (j, t < 4, e < 2) at place 8 t + 2 j + e, so that a thread writes 16 bytes at a time. 32-bit
+// ones lie in order: the pairs of four threads make 32 bytes.
 struct ScoreSpill {
   static constexpr int64_t kPadding = 128;
 
@@ -127,7 +128,9 @@ struct ScoreSpill {
   }
   static int64_t packed_rows(int64_t total, int64_t batch) { return padded(total) + batch * kPadding; }
 
+  template <class Element>
   FLASH_HOST_DEVICE static int place(int column) {
+    if (sizeof(Element) != 2) return column;
     return column / 32 * 32 + column % 8 / 2 * 8 + column % 32 / 8 * 2 + column % 2;
   }
 };

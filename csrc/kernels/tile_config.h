@@ -126,6 +126,7 @@ constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, 
 inline constexpr int64_t kShortBackwardKeys = 256;
 inline constexpr int64_t kShortBackwardQueries = 256;
 inline constexpr int kShortBackwardHeadDim = 64;
+inline constexpr int64_t kShortBackwardPairs = 128;  // at least, of grouped heads: about a GPU's multiprocessors
 
 // Such a block: all keys stay, at most `keys`, and tiles of `queries` rows stream past. Each warp owns keys / warps
 // rows. `dscores` tiles of dS: with one, another barrier separates those who read it from those who write the next.
@@ -139,7 +140,7 @@ struct ShortTile {
 
 // 32 rows a warp, as in dK/dV; 16 where a block would have two warps only, and four blocks then share a multiprocessor.
 constexpr ShortTile backward_short_tile(int keys) {
-  if (keys <= 64) return {64, 32, 4, 4, 2};
+  if (keys <= 64) return {64, 32, 4, 3, 2};
   if (keys <= 128) return {128, 32, 4, 2, 2};
   return {256, 32, 8, 1, 1};
 }
@@ -157,9 +158,10 @@ struct ProductTile {
 };
 
 // 64 rows a warp: of the shapes whose sums fit into registers, the nearly square ones read the least shared memory a
-// product, and that bounds mma.sync before its own rate does. Where one block fills the registers, short steps keep
-// more of the copies in flight in the same 99 KiB.
-constexpr ProductTile product_tile(int head_dim) {
+// product, and that bounds mma.sync before its own rate does; float32 operands are split the fewest times too. Where
+// one block fills the registers, short steps keep more of the copies in flight in the same 99 KiB.
+constexpr ProductTile product_tile(int element_bytes, int head_dim) {
+  if (element_bytes == 4) return {128, head_dim, 16, 6, 2, 2, head_dim <= 64 ? 3 : 2};
   if (head_dim <= 64) return {128, 64, 64, 3, 2, 2, 3};
   if (head_dim <= 128) return {128, head_dim, 64, 3, 2, 2, 2};
   if (head_dim <= 192) return {128, 192, 32, 4, 2, 2, 2};

@@ -1,26 +1,41 @@
-// The product of one warp on two shared tiles of 16-bit elements whose rows are both inner indices: left^T . right.
+// The product of one warp on two shared tiles whose rows are both inner indices: left^T . right.
 #pragma once
 
 #include "ptx/ldmatrix.h"
-#include "ptx/mma.h"
+#include "ptx/shared_memory.h"
 #include "tile/fragment.h"
 #include "tile/operand.h"
 #include "tile/shared_tile.h"
+#include "tile/step.h"
 
 namespace flash_attn_ext::tile {
 
-// A left operand whose tile's columns are result rows: ldmatrix turns its blocks over on the way.
+// A left operand whose tile's columns are result rows: ldmatrix turns its blocks over on the way. As in
+// RightOperandColumns, and in the same order of inner indices, 32-bit elements are read one by one. A warp's 32 lie in
+// different banks, since those of 4 even rows, or odd ones, differ in the chunk that the swizzle gives them.
 template <class Tile>
 struct LeftOperandColumns {
-  static_assert(sizeof(typename Tile::Element) == 2);
-  LaneAddress<Tile> lane_address;
+  using Element = typename Tile::Element;
+  LaneAddress<Tile> first;
+  LaneAddress<Tile> second;
 
   // first_row: of the result; a multiple of the tile's swizzle group.
   __device__ __forceinline__ LeftOperandColumns(const Tile& tile, int first_row)
-      : lane_address(tile, lane() % 8 + lane() / 16 * 8, first_row + lane() / 8 % 2 * 8) {}
+      : first(sizeof(Element) == 2
+                  ? LaneAddress<Tile>{tile, lane() % 8 + lane() / 16 * 8, first_row + lane() / 8 % 2 * 8}
+                  : LaneAddress<Tile>{tile, 2 * (lane() % 4), first_row + lane() / 4}),
+        second(tile, 2 * (lane() % 4) + 1, first_row + lane() / 4) {}
 
   __device__ __forceinline__ void load(uint32_t (&a)[4], int row, int k) const {
-    ptx::load_matrix_x4_transposed(a, lane_address.at(k, row));
+    if constexpr (sizeof(Element) == 2) {
+      ptx::load_matrix_x4_transposed(a, first.at(k, row));
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        a[half] = ptx::load_shared(first.at(k, row + 8 * half));
+        a[2 + half] = ptx::load_shared(second.at(k, row + 8 * half));
+      }
+    }
   }
 };
 
@@ -73,7 +88,8 @@ struct SharedColumns {
   }
 };
 
-// acc += left^T . right for result rows [first_row, ...) and the columns of warp_column.
+// acc += left^T . right for result rows [first_row, ...) and the columns of warp_column. Float32 sums are rounded at
+// each step: they are as long as a sequence.
 template <class Acc, class LeftTile, class RightTile>
 __device__ __forceinline__ void multiply_transposed(Acc& acc, const LeftTile& left, int first_row,
                                                     const RightTile& right, int warp_column) {
@@ -81,8 +97,11 @@ __device__ __forceinline__ void multiply_transposed(Acc& acc, const LeftTile& le
   using Part = typename Acc::Part;
   const LeftOperandColumns<LeftTile> left_operand(left, first_row);
   const RightOperandColumns<RightTile> right_operand(right, Acc::first_column(0, warp_column));
-#pragma unroll
-  for (int k = 0; k < LeftTile::kRows; k += 16) {
+  // The parts of two steps' float32 operands do not fit into registers beside 128 sums.
+  constexpr bool kOneStep = sizeof(Element) == 4 && RightTile::kColumns > 64;
+  constexpr int kUnrolled = kOneStep ? 1 : LeftTile::kRows / kInner<Element>;
+#pragma unroll kUnrolled
+  for (int k = 0; k < LeftTile::kRows; k += kInner<Element>) {
     uint32_t a[Part::kRowTiles][4];
 #pragma unroll
     for (int i = 0; i < Part::kRowTiles; ++i) left_operand.load(a[i], 16 * i, k);
@@ -94,8 +113,8 @@ __device__ __forceinline__ void multiply_transposed(Acc& acc, const LeftTile& le
         right_operand.load(b, k, group * RightTile::kGroup + 8 * j);
 #pragma unroll
         for (int i = 0; i < Part::kRowTiles; ++i) {
-          ptx::multiply_accumulate(acc.parts[group].c[i][j], a[i], b[0], b[1], Element{});
-          ptx::multiply_accumulate(acc.parts[group].c[i][j + 1], a[i], b[2], b[3], Element{});
+          multiply_step<Element, Sums::kRounded>(acc.parts[group].c[i][j], a[i], b[0], b[1]);
+          multiply_step<Element, Sums::kRounded>(acc.parts[group].c[i][j + 1], a[i], b[2], b[3]);
         }
       }
     }

@@ -184,7 +184,7 @@ struct DbiasFromSpillKernel {
     for (int i = 0; i < kRowsPerThread; ++i) {
 #pragma unroll
       for (int e = 0; e < kChunk; ++e) {
-        const int column = attention::ScoreSpill::place(thread_column() + e);  // its own inverse
+        const int column = attention::ScoreSpill::place<Element>(thread_column() + e);  // its own inverse
         if (kRowsAreKeys) {
           shared.sums[column][thread_row(i)] = sums[i][e];
         } else {

@@ -149,8 +149,8 @@ struct BackwardDkdvKernel {
       Scores gradients;
       scores.clear();
       gradients.clear();
-      tile::multiply_scores(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
-      if constexpr (kWantDk) tile::multiply_rows(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
+      tile::multiply_head_dims(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
+      if constexpr (kWantDk) tile::multiply_head_dims(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
       const auto statistics = [&](int, int column) -> const auto& { return stage.statistics[column]; };
       if (at.tile >= full_begin && at.tile < full_end) {
         differentiate<Differentiation<Traits::kExtended, false, GradientOf::kProduct>>(scores, gradients, where, terms,

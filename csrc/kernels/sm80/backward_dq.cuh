@@ -141,11 +141,11 @@ struct BackwardDqKernel {
       Scores gradients;
       scores.clear();
       gradients.clear();
-      tile::multiply_rows(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v);
+      tile::multiply_head_dims(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v);
       ptx::wait_copies<0>();
       __syncthreads();  // K has arrived, and V's readers are done
       if (next.tile != end_tile) load_keys(shared.v, v, next.tile);
-      tile::multiply_scores(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
+      tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
       if (at.tile >= full_begin && at.tile < full_end) {
         differentiate<Differentiation<Traits::kExtended, false, GradientOf::kProduct>>(scores, gradients, where, terms,
                                                                                        statistics_of);

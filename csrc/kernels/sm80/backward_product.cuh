@@ -52,7 +52,7 @@ template <class ElementType, int kHeadDim, Rows kOutputValue>
 struct BackwardProductKernel {
   using Element = ElementType;
   static constexpr Rows kOutput = kOutputValue;
-  static constexpr ProductTile kTile = product_tile(kHeadDim);
+  static constexpr ProductTile kTile = product_tile(sizeof(ElementType), kHeadDim);
   static constexpr int kThreads = kTile.row_warps * kTile.column_warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.rows / kTile.row_warps;
   static constexpr int kSpillGroup = 32;  // columns of A that were written together
@@ -163,7 +163,8 @@ struct BackwardProductKernel {
         copy_async<kTile.step>(stage.right, right, operands.right.row_stride, everything);
       } else {
         copy_async<1>(stage.right, right, operands.right.row_stride, [&](int row, int column) {
-          return row < rows ? min(max(item.columns - column, 0), 8) * static_cast<int>(sizeof(Element)) : 0;
+          constexpr int kChunk = decltype(stage.right)::kChunk;
+          return row < rows ? min(max(item.columns - column, 0), kChunk) * static_cast<int>(sizeof(Element)) : 0;
         });
       }
       if (++next.tile == end_tile) {
@@ -208,8 +209,9 @@ struct BackwardProductKernel {
     const int64_t stride = operands.out.column_stride;
 #pragma unroll
     for (int r = 0; r < Result::Part::kThreadRows; ++r) {
-      // The order of A's columns is a transposition, (j, t) -> (t, j): the same function leads back.
-      const int64_t row = item.first_row + attention::ScoreSpill::place(first_warp_row() + Result::Part::row(r));
+      const int column_of_left = first_warp_row() + Result::Part::row(r);
+      // The order of A's columns is at most a transposition, (j, t) -> (t, j): the same function leads back.
+      const int64_t row = item.first_row + attention::ScoreSpill::place<Element>(column_of_left);
       if (row >= num_rows()) continue;
       Element* target = item.out + row * operands.out.row_stride;
 #pragma unroll
@@ -265,7 +267,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
 // Queues the product for pairs [first_pair, first_pair + num_pairs).
 template <class Element, Rows kOutput>
 cudaError_t backward_product(const BackwardProductParams& params, cudaStream_t stream) {
-  return with_head_dim<sizeof(Element)>(params.operands.columns, [&](auto head_dim) {
+  constexpr int kLargest = sizeof(Element) == 2 ? 512 : 128;  // of head dims whose scores are kept
+  return with_head_dim<sizeof(Element), kLargest>(params.operands.columns, [&](auto head_dim) {
     // Larger head dims are slices of 256.
     using Kernel = BackwardProductKernel<Element, std::min(head_dim(), 256), kOutput>;
     const attention::BackwardParams& p = params.p;

@@ -206,7 +206,7 @@ struct BackwardShortKernel {
     const int end_query = first_query + kTile.queries;
     scores.clear();
     gradients.clear();
-    tile::multiply_scores(scores, shared.k, first_key(), stage.q);
+    tile::multiply_head_dims(scores, shared.k, first_key(), stage.q);
     tile::multiply_rows(gradients, shared.v, first_key(), stage.dout);
     const ScoreTile<Rows::kKeys, Scores> where = {p, item, first_key(), first_query};
     const auto statistics = [&](int, int column) -> QueryStatistics { return shared.statistics[first_query + column]; };

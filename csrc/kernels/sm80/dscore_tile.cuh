@@ -82,7 +82,7 @@ struct DscoreTile {
     Scores gradients;
     scores.clear();
     gradients.clear();
-    tile::multiply_scores(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
+    tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
     // Their sum over keys cancels against delta, which knows nothing of cut-off sums.
     tile::multiply_rows<decltype(shared.dout), tile::Sums::kRounded>(gradients, shared.dout,
                                                                      tile::warp() * kRowsPerWarp, shared.v);

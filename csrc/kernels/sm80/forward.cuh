@@ -170,7 +170,7 @@ struct ForwardKernel {
       const Visit next = next_attended<-1, Traits::kHasTerms>(at.tile - 1, end, coverage);
       Scores scores;
       scores.clear();
-      tile::multiply_scores(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[0]);
+      tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[0]);
       ptx::wait_copies<0>();
       __syncthreads();  // V has arrived, and K's readers are done
       if (next.tile != end) load_keys(shared.k[0], k, next.tile);
@@ -225,7 +225,7 @@ struct ForwardKernel {
   __device__ __forceinline__ void attend(int stage, int tile, const KeyTiles& tiles) {
     tile::Accumulator<kRowsPerWarp / 16, kKeys / 8> scores;
     scores.clear();
-    tile::multiply_scores(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[stage].template first_rows<kKeys>());
+    tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[stage].template first_rows<kKeys>());
     if (tile < tiles.full_begin || tile >= tiles.full_end) where_of<decltype(scores)>(tile).hide_invisible(scores);
     rows.softmax(scores);
     tile::multiply_registers(rows.out, scores, shared.v[stage]);

@@ -88,6 +88,7 @@ struct TileTerms {
 template <Rows kRows, class Acc>
 struct ScoreTile {
   using Accumulator = Acc;
+  static constexpr Rows kRowsAre = kRows;
   static constexpr int kColumns = 8 * Acc::kColumnTiles;
 
   const attention::AttentionParams& p;

@@ -71,7 +71,9 @@ cudaError_t look_mask_over(attention::AttentionParams& p, cudaStream_t stream) {
 bool takes_short_kernel(const attention::BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   const bool wanted = p.dq.data && (p.dk.data || p.dv.data);
-  return wanted && only_scales_up(p) && !p.dropout.enabled() &&
+  // One block walks all heads of a group.
+  const bool fills_gpu = p.queries_per_key_head() == 1 || p.num_pairs >= kShortBackwardPairs;
+  return wanted && fills_gpu && only_scales_up(p) && !p.dropout.enabled() &&
          std::max(p.head_dim_qk, p.head_dim_v) <= kShortBackwardHeadDim &&
          lengths.max_seqlen_q <= kShortBackwardQueries && lengths.max_seqlen_k <= kShortBackwardKeys &&
          lengths.max_seqlen_k > 0;
@@ -85,9 +87,9 @@ cudaError_t recompute(const attention::BackwardParams& p, cudaStream_t stream) {
 }
 
 // Whether kept scores are all that the bias's gradient needs: it has no sum over rows, in which their rounding would
-// add up, and dS is that of the score itself.
+// add up, and dS is that of the score itself. There are kernels for 16-bit scores.
 bool dbias_is_kept(const attention::BackwardParams& p) {
-  return p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
+  return attention::is_16_bit(p.element) && p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
 }
 
 // Whether each launch holds all heads and batch entries that any element of dBias sums.
@@ -102,6 +104,26 @@ bool keeps_scores(const attention::BackwardParams& p) {
   return p.spill.ds != nullptr && plan_spill(p).order != SpillPlan::Order::kRecompute;
 }
 
+// The pairs at work. 16-bit scores alone are kept in either order, and for the bias's gradient.
+template <class Element>
+cudaError_t with_kept_scores(const attention::BackwardParams& p, bool keys_first, cudaStream_t stream) {
+  const auto for_dq = [&] {
+    return in_order([&] { return dkdv<Element>(p, stream); }, [&] { return dq_from_spill<Element>(p, stream); });
+  };
+  if constexpr (sizeof(Element) != 2) {
+    return for_dq();
+  } else {
+    const auto for_dk_and_dv = [&] {
+      return in_order([&] { return dq<Element>(p, stream); },
+                      [&] { return p.dv.data ? dv_from_spill<Element>(p, stream) : cudaSuccess; },
+                      [&] { return p.dk.data ? dk_from_spill<Element>(p, stream) : cudaSuccess; });
+    };
+    const bool kept_dbias = p.dbias.present() && dbias_is_kept(p);
+    return in_order([&] { return keys_first ? for_dq() : for_dk_and_dv(); },
+                    [&] { return kept_dbias ? dbias_from_spill<Element>(p, stream) : cudaSuccess; });
+  }
+}
+
 // dK, dV and dQ with the first kernel's scores kept for the second, some heads after the others.
 template <class Element>
 cudaError_t reuse(attention::BackwardParams p, const SpillPlan& plan, cudaStream_t stream) {
@@ -110,17 +132,11 @@ cudaError_t reuse(attention::BackwardParams p, const SpillPlan& plan, cudaStream
   p.spill.rows = plan.rows;
   p.spill.columns = plan.columns;
   if (!keys_first) p.spill.p = static_cast<char*>(p.spill.ds) + plan.matrix_bytes;
-  const bool kept_dbias = p.dbias.present() && dbias_is_kept(p);
   const int64_t num_pairs = p.num_pairs;
   for (p.first_pair = 0; p.first_pair < num_pairs; p.first_pair += plan.pairs) {
     p.num_pairs = std::min(plan.pairs, num_pairs - p.first_pair);
     p.spill.first_key_head = p.first_pair / p.batch;
-    const cudaError_t error =
-        in_order([&] { return keys_first ? dkdv<Element>(p, stream) : dq<Element>(p, stream); },
-                 [&] { return keys_first ? dq_from_spill<Element>(p, stream) : cudaSuccess; },
-                 [&] { return !keys_first && p.dv.data ? dv_from_spill<Element>(p, stream) : cudaSuccess; },
-                 [&] { return !keys_first && p.dk.data ? dk_from_spill<Element>(p, stream) : cudaSuccess; },
-                 [&] { return kept_dbias ? dbias_from_spill<Element>(p, stream) : cudaSuccess; });
+    const cudaError_t error = with_kept_scores<Element>(p, keys_first, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -130,6 +146,8 @@ template <class Element>
 cudaError_t backward_matrices(const attention::BackwardParams& p, cudaStream_t stream) {
   if constexpr (sizeof(Element) == 2) {
     if (takes_short_kernel(p)) return backward_short<Element>(p, stream);
+  }
+  if constexpr (!std::is_same_v<Element, tile::Tf32>) {
     if (keeps_scores(p)) return reuse<Element>(p, plan_spill(p), stream);
   }
   return recompute<Element>(p, stream);

@@ -24,7 +24,8 @@ cudaError_t backward_dalibi(const attention::BackwardParams& params, cudaStream_
 template <class Element>
 cudaError_t backward_delta(const attention::BackwardParams& params, cudaStream_t stream);
 
-// From params.spill: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q; a full bias's dS. 16-bit elements only.
+// From params.spill: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q; a full bias's dS. 16-bit elements; float32
+// has the first.
 template <class Element>
 cudaError_t dq_from_spill(const attention::BackwardParams& params, cudaStream_t stream);
 template <class Element>

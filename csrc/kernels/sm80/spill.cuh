@@ -50,6 +50,16 @@ __device__ __forceinline__ void spill_scores(const attention::BackwardParams& p,
         __stcs(reinterpret_cast<uint4*>(row + 8 * j), packed);  // read once: K and V are to stay in L2
       }
     }
+  } else if constexpr (std::is_same_v<Element, float> && Tile::kRowsAre == Rows::kKeys && Acc::kColumnTiles % 4 == 0) {
+    Element* first = spilled_matrix(p, spill, where.item) + where.first_row * p.spill.columns + where.first_column;
+#pragma unroll
+    for (int r = 0; r < Acc::kThreadRows; ++r) {
+      Element* row = first + Acc::row(r) * p.spill.columns + Acc::column(0, 0);
+#pragma unroll
+      for (int j = 0; j < Acc::kColumnTiles; ++j) {
+        __stcs(reinterpret_cast<float2*>(row + 8 * j), float2{scores.at(r, j, 0), scores.at(r, j, 1)});
+      }
+    }
   }
 }
 

@@ -2,9 +2,8 @@
 //
 // Computing S and dP again in the second kernel costs 2 of 7 products of tiles. Where dK and dV both fit into registers
 // (head dims up to 128) the dK/dV kernel keeps dS, and dQ = dS K is a plain product. Beyond that they do not: the dQ
-// kernel comes first and keeps P and dS, and dV = P^T dO and dK = dS^T Q are plain products. Up to 64, writing and
-// reading dS takes longer than the products that it saves. A head that needs more memory than there may be is computed
-// again too.
+// kernel comes first and keeps P and dS, and dV = P^T dO and dK = dS^T Q are plain products. A head that needs more
+// memory than there may be is computed again.
 #pragma once
 
 #include <algorithm>
@@ -34,11 +33,19 @@ inline int64_t in_equal_launches(const attention::BackwardParams& p, int64_t mos
   return (steps + launches - 1) / launches * step;
 }
 
+// Writing and reading dS takes longer than 16-bit products of head dims up to 64, or single TF32 ones. Float32 products
+// are three of these each, and save more at any head dim; above 128 there are no kernels for them.
+inline bool keeping_pays(const attention::BackwardParams& p) {
+  const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
+  if (attention::is_16_bit(p.element)) return head_dim > 64 && head_dim <= 256;
+  return p.element == attention::ElementType::kFloat32 && !p.allow_tf32 && head_dim <= 128;
+}
+
 inline SpillPlan plan_spill(const attention::BackwardParams& p) {
   const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
   const bool dkdv = p.dk.data != nullptr || p.dv.data != nullptr;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
-  if (!attention::is_16_bit(p.element) || head_dim <= 64 || head_dim > 256 || !dkdv || p.dq.data == nullptr) return {};
+  if (!keeping_pays(p) || !dkdv || p.dq.data == nullptr) return {};
   if (p.sequences.max_seqlen_q == 0 || p.sequences.max_seqlen_k == 0 || p.batch == 0) return {};
   SpillPlan plan;
   plan.order = head_dim <= 128 ? SpillPlan::Order::kKeysFirst : SpillPlan::Order::kQueriesFirst;
@@ -51,7 +58,8 @@ inline SpillPlan plan_spill(const attention::BackwardParams& p) {
   // A matrix holds one pair, or all pairs of a key head.
   const int64_t pairs_of_matrix = packed ? p.batch : 1;
   const int64_t matrices = p.batch * p.num_heads_k / pairs_of_matrix;
-  const int64_t bytes = p.queries_per_key_head() * plan.rows * plan.columns * 2;
+  const int64_t element_bytes = attention::is_16_bit(p.element) ? 2 : 4;
+  const int64_t bytes = p.queries_per_key_head() * plan.rows * plan.columns * element_bytes;
   const int64_t most = std::min(p.spill.max_bytes / (keys_first ? bytes : 2 * bytes), matrices);
   if (most == 0) return {};
   plan.pairs = in_equal_launches(p, most * pairs_of_matrix);
