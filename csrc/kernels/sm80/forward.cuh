@@ -225,7 +225,8 @@ struct ForwardKernel {
   __device__ __forceinline__ void attend(int stage, int tile, const KeyTiles& tiles) {
     tile::Accumulator<kRowsPerWarp / 16, kKeys / 8> scores;
     scores.clear();
-    tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[stage].template first_rows<kKeys>());
+    tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp,
+                             shared.k[stage].template first_rows<kKeys>());
     if (tile < tiles.full_begin || tile >= tiles.full_end) where_of<decltype(scores)>(tile).hide_invisible(scores);
     rows.softmax(scores);
     tile::multiply_registers(rows.out, scores, shared.v[stage]);
