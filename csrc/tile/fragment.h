@@ -9,8 +9,8 @@ namespace flash_attn_ext::tile {
 
 inline constexpr int kWarpSize = 32;
 
-__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % kWarpSize); }
-__device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x / kWarpSize); }
+__device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+__device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
 
 template <int kRowTilesValue, int kColumnTilesValue>
 struct Accumulator {

@@ -71,15 +71,19 @@ struct GlobalRows {
 // Starts copying rows [0, num_rows) into the tile; rows and columns beyond what is valid become zeros. The block's
 // threads share the work, and each commits its own copies. A thread keeps its place in the swizzle: it steps from group
 // to group and down the rows.
-template <int kThreads, class Tile>
+//
+// Index is the type that a thread computes its place in. It changes which registers ptxas has left, and nothing else:
+// an int is better in the forward kernels up to head dim 128, by up to 2 %, and keeps those of 128 from spilling.
+template <int kThreads, class Index = unsigned, class Tile>
 __device__ __forceinline__ void copy_rows_async(Tile& tile, const GlobalRows<typename Tile::Element>& rows,
                                                 int num_rows) {
   using Element = typename Tile::Element;
   constexpr int kChunks = Tile::kGroup / Tile::kChunk;
   constexpr int kRowStep = kThreads / kChunks;
   static_assert(kRowStep % 8 == 0);
-  const int first_row = static_cast<int>(threadIdx.x / kChunks);
-  const int first_column = static_cast<int>(threadIdx.x % kChunks * Tile::kChunk);
+  const auto thread = static_cast<Index>(threadIdx.x);
+  const int first_row = static_cast<int>(thread / kChunks);
+  const int first_column = static_cast<int>(thread % kChunks * Tile::kChunk);
   if (Tile::kRows < kRowStep && first_row >= Tile::kRows) return;
   const Element* source = rows.data + first_row * rows.stride + first_column;
   uint32_t target = tile.address(first_row, first_column);

@@ -53,7 +53,7 @@ struct BackwardDqKernel {
   const Schedule& schedule;
   Shared& shared;
   WorkItem item;
-  int64_t first_query;
+  int first_query;
   int first_column;  // of dQ
   int num_keys;
   Gradient dq;
@@ -187,8 +187,12 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const QueryBlock block = query_block<Kernel>(p, schedule);
   if (block.first_query >= block.item.sequence.num_queries) return;
-  Kernel kernel = {p,          schedule,          *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
-                   block.item, block.first_query, block.first_column};
+  Kernel kernel = {p,
+                   schedule,
+                   *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
+                   block.item,
+                   static_cast<int>(block.first_query),
+                   block.first_column};
   kernel.run();
 }
 

@@ -41,6 +41,7 @@ struct ForwardKernel {
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   static constexpr int kFewKeys = 16;
+  using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;  // of copies
 
   using WarpRows = ForwardRows<Traits>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
@@ -77,15 +78,16 @@ struct ForwardKernel {
   __device__ __forceinline__ void load_queries() {
     const int64_t row = item.sequence.query_begin + first_query;
     const auto* rows = p.q.row<const Element>(item.sequence.batch, item.head, row);
-    tile::copy_rows_async<kThreads>(shared.q, {rows, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, num_queries());
+    tile::copy_rows_async<kThreads, Index>(shared.q, {rows, p.q.row_stride, static_cast<int>(p.head_dim_qk)},
+                                           num_queries());
   }
 
   // Rows [tile * kTile.keys, ...) of K or V; `rows` is the head's first row.
   template <class Tile>
   __device__ __forceinline__ void load_keys(Tile& target, const tile::GlobalRows<Element>& rows, int tile) {
     const int first_key = tile * kTile.keys;
-    tile::copy_rows_async<kThreads>(target, {rows.data + first_key * rows.stride, rows.stride, rows.columns},
-                                    num_keys - first_key);
+    tile::copy_rows_async<kThreads, Index>(target, {rows.data + first_key * rows.stride, rows.stride, rows.columns},
+                                           num_keys - first_key);
     ptx::commit_copies();
   }
 
