@@ -207,7 +207,7 @@ struct BackwardShortKernel {
     scores.clear();
     gradients.clear();
     tile::multiply_head_dims(scores, shared.k, first_key(), stage.q);
-    tile::multiply_rows(gradients, shared.v, first_key(), stage.dout);
+    tile::multiply_head_dims(gradients, shared.v, first_key(), stage.dout);
     const ScoreTile<Rows::kKeys, Scores> where = {p, item, first_key(), first_query};
     const auto statistics = [&](int, int column) -> QueryStatistics { return shared.statistics[first_query + column]; };
     const bool full = band.first_column(end_query - 1) <= first_key() &&
