@@ -13,10 +13,9 @@ namespace flash_attn_ext::tile {
 // rounds.
 inline constexpr uint32_t kHalfPlace = 0x1000u;
 
-// x = big + small, both as TF32 operands: 20 bits of the mantissa, or 21 where big is rounded. Left operands are used
-// often and can afford that; it makes the signs of their small parts random, and so of the products that are left out.
-// The hardware cuts small off. Where big is cut off too that is always towards 0: the fused addition makes up for what
-// is lost on average, where rounding would be one more instruction.
+// x = big + small, both as TF32 operands: 21 bits of the mantissa, or 22 where big is rounded too. Left operands are
+// used often and can afford that; it makes the signs of their small parts random, and so of the products that are left
+// out.
 struct SplitFloat {
   uint32_t big;
   uint32_t small;
@@ -24,8 +23,7 @@ struct SplitFloat {
 
 __device__ __forceinline__ SplitFloat split(uint32_t bits, bool rounds_big) {
   const uint32_t big = (rounds_big ? bits + kHalfPlace : bits) & 0xFFFFE000u;
-  const float makes_up = rounds_big ? 1.0f : 1.0f + 0x1p-22f;
-  return {big, __float_as_uint(fmaf(__uint_as_float(bits), makes_up, -__uint_as_float(big)))};
+  return {big, __float_as_uint(__uint_as_float(bits) - __uint_as_float(big)) + kHalfPlace};
 }
 
 // How a float32 product is added to what is there. A tensor core cuts sums off instead of rounding them, and over a
