@@ -136,21 +136,14 @@ struct DbiasFromSpillKernel {
   __device__ __forceinline__ int64_t first_row() const { return kRowsAreKeys ? first_key : first_query; }
   __device__ __forceinline__ int64_t first_column() const { return kRowsAreKeys ? first_query : first_key; }
 
-  // was_written for the thread's rows, in numbers relative to the tile.
+  // For the thread's rows.
   __device__ __forceinline__ void find_written(const attention::Sequence& sequence) {
-    const attention::Visibility& visibility = params.p.visibility;
-    const attention::Band seen = kRowsAreKeys ? visibility.queries_of_rows(first_key, first_query, sequence)
-                                              : visibility.keys_of_rows(first_query, first_key, sequence);
-    const int64_t rows_left = (kRowsAreKeys ? sequence.num_keys : sequence.num_queries) - first_row();
-    const int num_rows = static_cast<int>(min(rows_left, int64_t{kTile}));
-    const int group = thread_column() / 32 * 32;
+    const WrittenGroups groups(params.p, sequence, kRowsAreKeys ? Rows::kKeys : Rows::kQueries, first_row(),
+                               first_column());
     written = 0;
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
-      const int row = thread_row(i);
-      const int begin = seen.first_column(row);
-      const int end = seen.end_column(row);
-      if (row < num_rows && begin < end && begin < group + 32 && group < end) written |= 1u << i;
+      if (groups.has(thread_row(i), thread_column())) written |= 1u << i;
     }
   }
 

@@ -55,7 +55,6 @@ struct BackwardProductKernel {
   static constexpr ProductTile kTile = product_tile(sizeof(ElementType), kHeadDim);
   static constexpr int kThreads = kTile.row_warps * kTile.column_warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.rows / kTile.row_warps;
-  static constexpr int kSpillGroup = 32;  // columns of A that were written together
   static constexpr Rows kInner = kOutput == Rows::kQueries ? Rows::kKeys : Rows::kQueries;  // what A's rows are
 
   struct Stage {
@@ -152,10 +151,9 @@ struct BackwardProductKernel {
       if (next.tile >= full_begin && next.tile < full_end) {
         copy_async<kTile.step>(stage.left, left, p.spill.columns, everything);
       } else {
-        copy_async<1>(stage.left, left, p.spill.columns, [&](int row, int column) {
-          const int64_t group = item.first_row + column / kSpillGroup * kSpillGroup;
-          return was_written(p, item.sequence, kInner, first + row, group) ? 16 : 0;
-        });
+        const WrittenGroups written(p, item.sequence, kInner, first, item.first_row);
+        copy_async<1>(stage.left, left, p.spill.columns,
+                      [&](int row, int column) { return written.has(row, column) ? 16 : 0; });
       }
       const int rows = static_cast<int>(min(inner_length() - first, int64_t{kTile.step}));
       const Element* right = next.right + first * operands.right.row_stride;

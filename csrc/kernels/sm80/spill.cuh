@@ -21,15 +21,26 @@ __device__ __forceinline__ Element* spilled_matrix(const attention::BackwardPara
   return spill + (head * kept.rows + first_row) * kept.columns;
 }
 
-// Whether row `row` of a head's matrix was written in the 32 columns from `group` on: what is visible was, in whole
-// tiles.
-__device__ __forceinline__ bool was_written(const attention::AttentionParams& p, const attention::Sequence& sequence,
-                                            Rows rows_are, int64_t row, int64_t group) {
-  const bool keys = rows_are == Rows::kKeys;
-  const attention::Interval seen = keys ? p.visibility.queries_of(row, sequence) : p.visibility.keys_of(row, sequence);
-  return row < (keys ? sequence.num_keys : sequence.num_queries) && !seen.empty() && seen.begin < group + 32 &&
-         group < seen.end;
-}
+// Which groups of 32 columns of a tile's rows were written: what is visible was, in whole tiles.
+struct WrittenGroups {
+  attention::Band seen;
+  int num_rows;
+
+  // Of the tile of a head's matrix that begins at (first_row, first_column).
+  __device__ __forceinline__ WrittenGroups(const attention::AttentionParams& p, const attention::Sequence& sequence,
+                                           Rows rows_are, int64_t first_row, int64_t first_column)
+      : seen(rows_are == Rows::kKeys ? p.visibility.queries_of_rows(first_row, first_column, sequence)
+                                     : p.visibility.keys_of_rows(first_row, first_column, sequence)),
+        num_rows(static_cast<int>((rows_are == Rows::kKeys ? sequence.num_keys : sequence.num_queries) - first_row)) {}
+
+  // row, column: in the tile.
+  __device__ __forceinline__ bool has(int row, int column) const {
+    const int group = column / 32 * 32;
+    const int begin = seen.first_column(row);
+    const int end = seen.end_column(row);
+    return row < num_rows && begin < end && begin < group + 32 && group < end;
+  }
+};
 
 template <class Element, class Tile>
 __device__ __forceinline__ void spill_scores(const attention::BackwardParams& p, Element* spill, const Tile& where,
