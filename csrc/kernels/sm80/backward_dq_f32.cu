@@ -4,6 +4,5 @@ namespace flash_attn_ext::sm80 {
 
 template cudaError_t backward_dq<float, 64>(const attention::BackwardParams&, cudaStream_t);
 template cudaError_t backward_dq<float, 128>(const attention::BackwardParams&, cudaStream_t);
-template cudaError_t backward_dq<float, 256>(const attention::BackwardParams&, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm80

@@ -2,7 +2,6 @@
 
 namespace flash_attn_ext::sm80 {
 
-template cudaError_t backward_dbias<float>(const attention::BackwardParams&, cudaStream_t);
 template cudaError_t backward_dalibi<float>(const attention::BackwardParams&, cudaStream_t);
 template cudaError_t backward_delta<float>(const attention::BackwardParams&, cudaStream_t);
 

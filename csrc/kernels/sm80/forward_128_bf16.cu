@@ -2,7 +2,6 @@
 
 namespace flash_attn_ext::sm80 {
 
-template cudaError_t forward<__nv_bfloat16, 96>(const attention::ForwardParams&, cudaStream_t);
 template cudaError_t forward<__nv_bfloat16, 128>(const attention::ForwardParams&, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm80

@@ -2,7 +2,6 @@
 
 namespace flash_attn_ext::sm80 {
 
-template cudaError_t backward_dkdv<__half, 192>(const attention::BackwardParams&, cudaStream_t);
 template cudaError_t backward_dkdv<__half, 256>(const attention::BackwardParams&, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm80
