@@ -138,7 +138,7 @@ struct ShortTile {
   int dscores;
 };
 
-// 32 rows a warp, as in dK/dV; 16 where a block would have two warps only, and four blocks then share a multiprocessor.
+// 32 rows a warp, as in dK/dV; 16 where a block would have two warps only; three such blocks share a multiprocessor.
 constexpr ShortTile backward_short_tile(int keys) {
   if (keys <= 64) return {64, 32, 4, 3, 2};
   if (keys <= 128) return {128, 32, 4, 2, 2};

@@ -40,19 +40,17 @@ struct ForwardKernel {
   static constexpr QueryStationaryTile kTile = forward_tile(sizeof(Element), kHeadDim, Traits::kVariant);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
-  static constexpr int kFewKeys = 16;
+  static constexpr int kFewKeys = 16;  // a last tile of no more is a narrow one, where there are two stages
   using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;  // of copies
 
   using WarpRows = ForwardRows<Traits>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Terms = std::conditional_t<Traits::kHasTerms, StagedTerms<Element, Scores>, NoTerms>;
 
-  using KeyTile = tile::SharedTile<Element, kTile.keys, kHeadDim>;
-  using ValueTile = tile::SharedTile<Element, kTile.keys, kTile.columns>;
   struct Shared {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
-    KeyTile k[kTile.stages];
-    ValueTile v[kTile.stages];
+    tile::SharedTile<Element, kTile.keys, kHeadDim> k[kTile.stages];
+    tile::SharedTile<Element, kTile.keys, kTile.columns> v[kTile.stages];
     Terms terms[Traits::kHasTerms ? kTile.warps : 1];
   };
 
@@ -212,7 +210,7 @@ struct ForwardKernel {
       ptx::wait_copies<0>();
       __syncthreads();  // this tile has arrived, and the last one has no readers any more
       if (tile > tiles.first) load(1 - stage, tile - 1);
-      // The few keys beyond a whole number of tiles: 197 and 257 are common lengths.
+      // 197 and 257 keys are common: vision transformers.
       if (tile == tiles.last && tiles.last_keys <= kFewKeys) {
         attend<kFewKeys>(stage, tile, tiles);
       } else {
