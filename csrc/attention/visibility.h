@@ -46,6 +46,9 @@ struct Visibility {
   // Causal, to either side: later queries see more keys, or fewer.
   FLASH_HOST_DEVICE bool one_sided() const { return (left == kUnbounded) != (right == kUnbounded); }
 
+  // Every query sees every key.
+  FLASH_HOST_DEVICE bool unlimited() const { return left == kUnbounded && right == kUnbounded; }
+
   // Key index minus query index on the diagonal.
   FLASH_HOST_DEVICE int64_t diagonal(const Sequence& sequence) const {
     return top_left ? 0 : sequence.num_keys - sequence.num_queries;

@@ -57,8 +57,14 @@ struct QueryStationaryTile {
 };
 
 // Up to how many queries the Short forward kernel is faster.
-inline constexpr int64_t kShortForwardQueries = 128;
-inline constexpr int64_t kShortCausalQueries = 512;  // where large tiles see more in vain
+inline constexpr int64_t kShortForwardQueries = 64;
+inline constexpr int64_t kShortCausalQueries = 448;  // where large tiles see more in vain
+
+// The kernel that goes through whole heads: from how many keys on it is faster (up to there a narrow last tile is), and
+// up to how many rows it holds. Blocks on a multiprocessor.
+inline constexpr int64_t kHeadsKeys = 81;
+inline constexpr int kHeadsRows = 128;
+inline constexpr int kHeadsBlocks = 2;
 
 // 32 rows a warp halve what each product reads from shared memory, as long as O (rows x head_dim) and S (rows x keys)
 // fit 255 registers; beyond that, 16 rows. Shared memory lets two blocks or more share a multiprocessor, so that one
@@ -121,6 +127,18 @@ constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, 
   if (head_dim <= 256) return {64, 32, 4, 1, head_dim, false};
   return {32, 16, 2, 1, 256, false};
 }
+
+// Kernels that keep scores for others do so in whole tiles of this many rows, or of a multiple of it: all rows of such
+// a tile are written in the same columns.
+inline constexpr int kKeptRows = 64;
+constexpr bool keeps_whole_tiles(Variant variant) {
+  return backward_dkdv_tile(2, 128, variant).keys % kKeptRows == 0 &&
+         backward_dkdv_tile(4, 64, variant).keys % kKeptRows == 0 &&
+         backward_dkdv_tile(4, 128, variant).keys % kKeptRows == 0 &&
+         backward_dq_tile(2, 192, variant).queries % kKeptRows == 0 &&
+         backward_dq_tile(2, 256, variant).queries % kKeptRows == 0;
+}
+static_assert(keeps_whole_tiles(Variant::kPlain) && keeps_whole_tiles(Variant::kExtended));
 
 // Up to which lengths and head dim one block computes dQ, dK and dV of a head: what fits its shared memory.
 inline constexpr int64_t kShortBackwardKeys = 256;

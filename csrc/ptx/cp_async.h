@@ -11,6 +11,11 @@ __device__ __forceinline__ void copy_async_16(uint32_t shared_address, const voi
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address), "l"(source), "r"(source_bytes));
 }
 
+// The same for 4 bytes, all of them or a zero.
+__device__ __forceinline__ void copy_async_4(uint32_t shared_address, const void* source, bool read) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address), "l"(source), "r"(read ? 4 : 0));
+}
+
 // PTX ISA 9.7.9.25.3.2 cp.async.commit_group: the copies issued so far form a group.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 

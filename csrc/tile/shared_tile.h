@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "ptx/cp_async.h"
 #include "ptx/shared_memory.h"
 
 namespace flash_attn_ext::tile {
@@ -38,6 +37,12 @@ struct SharedTile {
     return reinterpret_cast<const SharedTile<Element, kFew, kColumns>&>(*this);
   }
 
+  // kFew rows from `first` on, a multiple of 8.
+  template <int kFew>
+  __device__ const SharedTile<Element, kFew, kColumns>& rows_from(int first) const {
+    return reinterpret_cast<const SharedTile<Element, kFew, kColumns>&>(data[first * kColumns]);
+  }
+
   __device__ const Element& at(int row, int column) const {
     return data[row * kColumns + swizzled_chunk(row, column / kChunk) * kChunk + column % kChunk];
   }
@@ -59,55 +64,5 @@ struct LaneAddress {
            (row * Tile::kColumns + column / Tile::kGroup * Tile::kGroup) * kBytes;
   }
 };
-
-// Rows of a global tensor: consecutive rows `stride` elements apart, `columns` of them valid.
-template <class Element>
-struct GlobalRows {
-  const Element* data;
-  int64_t stride;
-  int columns;
-};
-
-// Starts copying rows [0, num_rows) into the tile; rows and columns beyond what is valid become zeros. The block's
-// threads share the work, and each commits its own copies. A thread keeps its place in the swizzle: it steps from group
-// to group and down the rows.
-//
-// Index is the type that a thread computes its place in. It changes which registers ptxas has left, and nothing else:
-// an int is better in the forward kernels up to head dim 128, by up to 2 %, and keeps those of 128 from spilling.
-template <int kThreads, class Index = unsigned, class Tile>
-__device__ __forceinline__ void copy_rows_async(Tile& tile, const GlobalRows<typename Tile::Element>& rows,
-                                                int num_rows) {
-  using Element = typename Tile::Element;
-  constexpr int kChunks = Tile::kGroup / Tile::kChunk;
-  constexpr int kRowStep = kThreads / kChunks;
-  static_assert(kRowStep % 8 == 0);
-  const auto thread = static_cast<Index>(threadIdx.x);
-  const int first_row = static_cast<int>(thread / kChunks);
-  const int first_column = static_cast<int>(thread % kChunks * Tile::kChunk);
-  if (Tile::kRows < kRowStep && first_row >= Tile::kRows) return;
-  const Element* source = rows.data + first_row * rows.stride + first_column;
-  uint32_t target = tile.address(first_row, first_column);
-  if (num_rows >= Tile::kRows && rows.columns >= Tile::kColumns) {
-#pragma unroll
-    for (int row = 0; row < Tile::kRows; row += kRowStep) {
-#pragma unroll
-      for (int column = 0; column < Tile::kColumns; column += Tile::kGroup) {
-        ptx::copy_async_16(target + (row * Tile::kColumns + column) * sizeof(Element), source + column, 16);
-      }
-      source += kRowStep * rows.stride;
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int row = first_row; row < Tile::kRows; row += kRowStep) {
-#pragma unroll
-    for (int column = 0; column < Tile::kColumns; column += Tile::kGroup) {
-      const int valid = row < num_rows ? min(max(rows.columns - first_column - column, 0), Tile::kChunk) : 0;
-      ptx::copy_async_16(target + column * sizeof(Element), source + column, valid * sizeof(Element));
-    }
-    source += kRowStep * rows.stride;
-    target += kRowStep * Tile::kColumns * sizeof(Element);
-  }
-}
 
 }  // namespace flash_attn_ext::tile

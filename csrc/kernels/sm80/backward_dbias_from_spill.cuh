@@ -138,12 +138,13 @@ struct DbiasFromSpillKernel {
 
   // For the thread's rows.
   __device__ __forceinline__ void find_written(const attention::Sequence& sequence) {
-    const WrittenGroups groups(params.p, sequence, kRowsAreKeys ? Rows::kKeys : Rows::kQueries, first_row(),
-                               first_column());
+    static_assert(kTile == kKeptRows);
+    const WrittenColumns columns(params.p, sequence, kRowsAreKeys ? Rows::kKeys : Rows::kQueries, first_row(),
+                                 first_column());
     written = 0;
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
-      if (groups.has(thread_row(i), thread_column())) written |= 1u << i;
+      if (thread_row(i) < columns.num_rows && columns.has(thread_column())) written |= 1u << i;
     }
   }
 

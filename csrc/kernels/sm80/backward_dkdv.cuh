@@ -15,6 +15,7 @@
 #include "kernels/sm80/spill.cuh"
 #include "kernels/sm80/store_rows.cuh"
 #include "kernels/tile_config.h"
+#include "tile/copy_rows.h"
 #include "tile/gemm.h"
 
 namespace flash_attn_ext::sm80 {
@@ -44,10 +45,13 @@ struct BackwardDkdvKernel {
   static constexpr bool kWantDk = kGradient != KeyGradient::kDv;
   static constexpr bool kWantDv = kGradient != KeyGradient::kDk;
 
+  using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
+  static constexpr int kStatistics = Traits::kExtended ? 3 : 2;  // a query's LSE, delta, and the LSE's residual
+
   struct Stage {
-    tile::SharedTile<Element, kTile.queries, kHeadDim> q;
-    tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
-    QueryStatistics statistics[kTile.queries];
+    QueryTile q;
+    QueryTile dout;
+    float statistics[kStatistics][kTile.queries];
   };
   struct Shared {
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
@@ -97,29 +101,82 @@ struct BackwardDkdvKernel {
   }
 
  private:
-  __device__ __forceinline__ void load_queries(Stage& stage, int tile) {
-    const int64_t first_query = int64_t{tile} * kTile.queries;
-    const int64_t row = item.sequence.query_begin + first_query;
-    const int count = static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
-    const auto* q = p.q.row<const Element>(item.sequence.batch, item.head, row);
-    const auto* dout = p.dout.row<const Element>(item.sequence.batch, item.head, row);
-    tile::copy_rows_async<kThreads>(stage.q, {q, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, count);
-    tile::copy_rows_async<kThreads>(stage.dout, {dout, p.dout.row_stride, static_cast<int>(p.head_dim_v)}, count);
-    ptx::commit_copies();
-    static_assert(kTile.queries <= kThreads);
-    if (threadIdx.x < kTile.queries) {
-      stage.statistics[threadIdx.x] = load_statistics<Traits::kExtended>(p, item, first_query + threadIdx.x);
+  // A head's queries, in tiles: Q, dO and the statistics. These arrive with their tile: a thread that waited for them
+  // would keep all others waiting.
+  struct Queries {
+    const BackwardDkdvKernel& kernel;
+    int count;
+    tile::TileSource<kThreads, QueryTile> q;
+    tile::TileSource<kThreads, QueryTile> dout;
+    int whole;               // tiles
+    const float* statistic;  // Plain: that of tile 0 which the thread copies
+
+    __device__ __forceinline__ explicit Queries(const BackwardDkdvKernel& kernel)
+        : kernel(kernel),
+          count(static_cast<int>(kernel.item.sequence.num_queries)),
+          q(rows_of(kernel.p.q, kernel.p.head_dim_qk), count),
+          dout(rows_of(kernel.p.dout, kernel.p.head_dim_v), count),
+          whole(ptx::kept(q.regular() && dout.regular() ? count / kTile.queries : 0)),
+          statistic(statistics_of(threadIdx.x < kTile.queries ? kernel.p.lse : kernel.p.delta) + own_query()) {}
+
+    __device__ __forceinline__ static int own_query() { return threadIdx.x % kTile.queries; }
+
+    __device__ __forceinline__ tile::GlobalRows<Element> rows_of(const attention::MatrixView& view,
+                                                                 int64_t columns) const {
+      const WorkItem& item = kernel.item;
+      return {view.row<const Element>(item.sequence.batch, item.head, item.sequence.query_begin), view.row_stride,
+              static_cast<int>(columns)};
     }
-  }
+    __device__ __forceinline__ const float* statistics_of(const attention::StatisticView& view) const {
+      const WorkItem& item = kernel.item;
+      return view.at<const float>(item.sequence.batch, item.head, item.sequence.query_begin);
+    }
+
+    __device__ __forceinline__ void load(Stage& stage, int tile) const {
+      if constexpr (Traits::kExtended) {  // it has no registers for places
+        q.template copy<false>(stage.q, tile, whole);
+        dout.template copy<false>(stage.dout, tile, whole);
+        copy_statistics(stage, tile * kTile.queries);
+      } else {
+        if (tile < whole) {
+          q.copy_whole(stage.q, tile);
+          dout.copy_whole(stage.dout, tile);
+        } else {
+          q.copy_some(stage.q, tile);
+          dout.copy_some(stage.dout, tile);
+        }
+        static_assert(2 * kTile.queries <= kThreads);
+        if (threadIdx.x < 2 * kTile.queries) {
+          ptx::copy_async_4(ptx::shared_address(&stage.statistics[0][0] + threadIdx.x),
+                            statistic + tile * kTile.queries, tile * kTile.queries + own_query() < count);
+        }
+      }
+      ptx::commit_copies();
+    }
+
+    __device__ __forceinline__ void copy_statistics(Stage& stage, int first_query) const {
+      const attention::BackwardParams& p = kernel.p;
+      const int query = own_query();
+      const bool exists = first_query + query < count;
+#pragma unroll
+      for (int first = 0; first < kStatistics; first += kThreads / kTile.queries) {
+        const int which = first + threadIdx.x / kTile.queries;
+        if (which >= kStatistics) break;
+        const attention::StatisticView& view = which == 0 ? p.lse : which == 1 ? p.delta : p.lse_residual;
+        ptx::copy_async_4(ptx::shared_address(&stage.statistics[which][query]),
+                          statistics_of(view) + first_query + query, exists && view.present());
+      }
+    }
+  };
 
   // Visits the query tiles that see the block's first and last key and those between, in ascending order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
     const int first_tile = static_cast<int>(first.begin / kTile.queries);
-    const int end_tile = static_cast<int>((last.end + kTile.queries - 1) / kTile.queries);
+    const int end_tile = ptx::kept(static_cast<int>((last.end + kTile.queries - 1) / kTile.queries));
     // Every key is seen by every query of tiles [full_begin, full_end). Keys past the sequence's end hold zeros and
     // are not stored, so only the queries' end matters.
-    const int full_begin = static_cast<int>((last.begin + kTile.queries - 1) / kTile.queries);
-    const int full_end = static_cast<int>(first.end / kTile.queries);
+    const int full_begin = ptx::kept(static_cast<int>((last.begin + kTile.queries - 1) / kTile.queries));
+    const int full_end = ptx::kept(static_cast<int>(first.end / kTile.queries));
     const auto coverage = [&](int tile) {
       return mask_coverage(p, item, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
                            {first_key, first_key + kTile.keys});
@@ -132,9 +189,10 @@ struct BackwardDkdvKernel {
     Visit at = next_attended<1, Traits::kExtended>(first_tile, end_tile, coverage);
     if (Traits::kExtended && keeps_scores) spill_zeros<Element>(p, first_tile, at.tile, where_of);
     if (at.tile == end_tile) return;
+    const Queries queries(*this);
     int current = 0;
     __syncthreads();  // the last head's readers are done
-    load_queries(shared.stages[current], at.tile);
+    queries.load(shared.stages[current], at.tile);
     while (at.tile != end_tile) {
       const auto where = where_of(at.tile);
       TileTerms<Scores> terms;
@@ -144,14 +202,17 @@ struct BackwardDkdvKernel {
       ptx::wait_copies<0>();
       __syncthreads();  // this stage has arrived, and the other's readers are done
       current = (current + 1) % kTile.stages;
-      if (kTile.stages == 2 && next.tile != end_tile) load_queries(shared.stages[current], next.tile);
+      if (kTile.stages == 2 && next.tile != end_tile) queries.load(shared.stages[current], next.tile);
       Scores scores;
       Scores gradients;
       scores.clear();
       gradients.clear();
       tile::multiply_head_dims(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
       if constexpr (kWantDk) tile::multiply_head_dims(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
-      const auto statistics = [&](int, int column) -> const auto& { return stage.statistics[column]; };
+      const auto statistics = [&](int, int column) {
+        const float residual = Traits::kExtended ? stage.statistics[kStatistics - 1][column] : 0.0f;
+        return query_statistics<Traits::kExtended>(stage.statistics[0][column], stage.statistics[1][column], residual);
+      };
       if (at.tile >= full_begin && at.tile < full_end) {
         differentiate<Differentiation<Traits::kExtended, false, GradientOf::kProduct>>(scores, gradients, where, terms,
                                                                                        statistics);
@@ -168,7 +229,7 @@ struct BackwardDkdvKernel {
       at = next;
       if (kTile.stages == 1 && at.tile != end_tile) {
         __syncthreads();  // the stage's readers are done
-        load_queries(stage, at.tile);
+        queries.load(stage, at.tile);
       }
     }
   }

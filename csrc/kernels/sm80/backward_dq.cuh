@@ -15,6 +15,7 @@
 #include "kernels/sm80/spill.cuh"
 #include "kernels/sm80/store_rows.cuh"
 #include "kernels/tile_config.h"
+#include "tile/copy_rows.h"
 #include "tile/gemm.h"
 
 namespace flash_attn_ext::sm80 {

@@ -20,6 +20,7 @@
 #include "kernels/sm80/spill.cuh"
 #include "kernels/sm80/store_row.cuh"
 #include "kernels/tile_config.h"
+#include "ptx/cp_async.h"
 #include "tile/gemm_transposed.h"
 
 namespace flash_attn_ext::sm80 {
@@ -55,6 +56,7 @@ struct BackwardProductKernel {
   static constexpr ProductTile kTile = product_tile(sizeof(ElementType), kHeadDim);
   static constexpr int kThreads = kTile.row_warps * kTile.column_warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.rows / kTile.row_warps;
+  static_assert(kKeptRows % kTile.step == 0);
   static constexpr Rows kInner = kOutput == Rows::kQueries ? Rows::kKeys : Rows::kQueries;  // what A's rows are
 
   struct Stage {
@@ -151,9 +153,9 @@ struct BackwardProductKernel {
       if (next.tile >= full_begin && next.tile < full_end) {
         copy_async<kTile.step>(stage.left, left, p.spill.columns, everything);
       } else {
-        const WrittenGroups written(p, item.sequence, kInner, first, item.first_row);
+        const WrittenColumns written(p, item.sequence, kInner, first, item.first_row);
         copy_async<1>(stage.left, left, p.spill.columns,
-                      [&](int row, int column) { return written.has(row, column) ? 16 : 0; });
+                      [&](int row, int column) { return row < written.num_rows && written.has(column) ? 16 : 0; });
       }
       const int rows = static_cast<int>(min(inner_length() - first, int64_t{kTile.step}));
       const Element* right = next.right + first * operands.right.row_stride;

@@ -17,6 +17,7 @@
 #include "kernels/sm80/store_quads.cuh"
 #include "kernels/sm80/store_rows.cuh"
 #include "kernels/tile_config.h"
+#include "tile/copy_rows.h"
 #include "tile/gemm.h"
 #include "tile/gemm_transposed.h"
 

@@ -4,6 +4,7 @@
 #include "kernels/sm80/mask_coverage.cuh"
 #include "kernels/sm80/score_gradient.cuh"
 #include "kernels/tile_config.h"
+#include "tile/copy_rows.h"
 #include "tile/gemm.h"
 
 namespace flash_attn_ext::sm80 {

@@ -15,6 +15,7 @@
 #include "kernels/sm80/score_tile.cuh"
 #include "kernels/sm80/staged_terms.cuh"
 #include "kernels/tile_config.h"
+#include "tile/copy_rows.h"
 #include "tile/gemm.h"
 
 namespace flash_attn_ext::sm80 {
@@ -41,16 +42,20 @@ struct ForwardKernel {
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   static constexpr int kFewKeys = 16;  // a last tile of no more is a narrow one, where there are two stages
-  using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;  // of copies
+  static constexpr bool kKeepsPlaces = Traits::kVariant == Variant::kShort;  // with one stage
+  using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;          // of copies
 
   using WarpRows = ForwardRows<Traits>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Terms = std::conditional_t<Traits::kHasTerms, StagedTerms<Element, Scores>, NoTerms>;
 
+  using KTile = tile::SharedTile<Element, kTile.keys, kHeadDim>;
+  using VTile = tile::SharedTile<Element, kTile.keys, kTile.columns>;
+
   struct Shared {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
-    tile::SharedTile<Element, kTile.keys, kHeadDim> k[kTile.stages];
-    tile::SharedTile<Element, kTile.keys, kTile.columns> v[kTile.stages];
+    KTile k[kTile.stages];
+    VTile v[kTile.stages];
     Terms terms[Traits::kHasTerms ? kTile.warps : 1];
   };
 
@@ -80,19 +85,14 @@ struct ForwardKernel {
                                            num_queries());
   }
 
-  // Rows [tile * kTile.keys, ...) of K or V; `rows` is the head's first row.
-  template <class Tile>
-  __device__ __forceinline__ void load_keys(Tile& target, const tile::GlobalRows<Element>& rows, int tile) {
-    const int first_key = tile * kTile.keys;
-    tile::copy_rows_async<kThreads, Index>(target, {rows.data + first_key * rows.stride, rows.stride, rows.columns},
-                                           num_keys - first_key);
-    ptx::commit_copies();
-  }
-
   __device__ __forceinline__ void run() {
-    const attention::Interval first = p.visibility.keys_of(first_query, item.sequence);
-    const attention::Interval last = p.visibility.keys_of(first_query + num_queries() - 1, item.sequence);
     num_keys = static_cast<int>(item.sequence.num_keys);
+    attention::Interval first = {0, num_keys};
+    attention::Interval last = first;
+    if (Traits::kVariant != Variant::kShort || !p.visibility.unlimited()) {
+      first = p.visibility.keys_of(first_query, item.sequence);
+      last = p.visibility.keys_of(first_query + num_queries() - 1, item.sequence);
+    }
     rows.clear();
     if (first.begin < last.end) {
       if constexpr (kTile.stages == 2) {
@@ -126,6 +126,7 @@ struct ForwardKernel {
             .last_keys = static_cast<int>(last.end) - last_tile * kTile.keys};
   }
 
+  // The head's K, and the block's columns of its V.
   __device__ __forceinline__ tile::GlobalRows<Element> k_rows() const {
     return {p.k.row<const Element>(item.sequence.batch, item.key_head, item.sequence.key_begin), p.k.row_stride,
             static_cast<int>(p.head_dim_qk)};
@@ -142,8 +143,18 @@ struct ForwardKernel {
 
   // Visits the tiles from the last one down, one stage of K and V.
   __device__ __forceinline__ void stream(const KeyTiles& tiles) {
-    const tile::GlobalRows<Element> k = k_rows();
-    const tile::GlobalRows<Element> v = v_rows();
+    const tile::TileSource<kThreads, KTile, Index> k(k_rows(), num_keys);
+    const tile::TileSource<kThreads, VTile, Index> v(v_rows(), num_keys);
+    const int whole_k = ptx::kept(k.regular() ? num_keys / kTile.keys : 0);
+    const int whole_v = ptx::kept(v.regular() ? num_keys / kTile.keys : 0);
+    const auto load_k = [&](int tile) {
+      k.template copy<kKeepsPlaces>(shared.k[0], tile, whole_k);
+      ptx::commit_copies();
+    };
+    const auto load_v = [&](int tile) {
+      v.template copy<kKeepsPlaces>(shared.v[0], tile, whole_v);
+      ptx::commit_copies();
+    };
     const auto coverage = [&](int tile) {
       return mask_coverage(p, item, {first_query, first_query + kTile.queries},
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
@@ -155,8 +166,8 @@ struct ForwardKernel {
     const int start = at.tile;
     load_queries();
     if constexpr (Traits::kHasTerms) terms.load(where_of<Scores>(start), at.masked);
-    load_keys(shared.k[0], k, start);
-    load_keys(shared.v[0], v, start);
+    load_k(start);
+    load_v(start);
     while (at.tile != end) {
       const auto where = where_of<Scores>(at.tile);
       if (at.tile == start) {
@@ -165,7 +176,7 @@ struct ForwardKernel {
       } else {
         ptx::wait_copies<0>();
         __syncthreads();  // K has arrived, and V's readers are done
-        load_keys(shared.v[0], v, at.tile);
+        load_v(at.tile);
       }
       const Visit next = next_attended<-1, Traits::kHasTerms>(at.tile - 1, end, coverage);
       Scores scores;
@@ -173,7 +184,7 @@ struct ForwardKernel {
       tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[0]);
       ptx::wait_copies<0>();
       __syncthreads();  // V has arrived, and K's readers are done
-      if (next.tile != end) load_keys(shared.k[0], k, next.tile);
+      if (next.tile != end) load_k(next.tile);
       if constexpr (Traits::kHasTerms) {
         modify(scores, where, terms, at.masked);
         __syncwarp();  // the terms' readers are done
@@ -197,37 +208,51 @@ struct ForwardKernel {
 
   // The same with two stages, and nothing that changes a score but its scale.
   __device__ __forceinline__ void stream_ahead(const KeyTiles& tiles) {
-    const tile::GlobalRows<Element> k = k_rows();
-    const tile::GlobalRows<Element> v = v_rows();
+    const tile::TileSource<kThreads, KTile, Index> k(k_rows(), num_keys);
+    const tile::TileSource<kThreads, VTile, Index> v(v_rows(), num_keys);
+    const int whole = ptx::kept(k.regular() && v.regular() ? num_keys / kTile.keys : 0);
+    // 197 and 257 keys are common: vision transformers.
+    const int narrow = ptx::kept(tiles.last_keys <= kFewKeys ? tiles.last : -1);
     const auto load = [&](int stage, int tile) {
-      load_keys(shared.k[stage], k, tile);
-      load_keys(shared.v[stage], v, tile);
+      if (tile < whole) {
+        k.copy_whole(shared.k[stage], tile);
+        v.copy_whole(shared.v[stage], tile);
+      } else {
+        const int wanted = tile == narrow ? kFewKeys : kTile.keys;
+        k.copy_some(shared.k[stage], tile, wanted);
+        v.copy_some(shared.v[stage], tile, wanted);
+      }
+      ptx::commit_copies();
     };
+    const int full_begin = ptx::kept(tiles.full_begin);
+    const int full_end = ptx::kept(tiles.full_end);
+    const int first = ptx::kept(tiles.first);
     load_queries();
     load(0, tiles.last);
     int stage = 0;
-    for (int tile = tiles.last; tile >= tiles.first; --tile) {
+    for (int tile = tiles.last; tile >= first; --tile) {
       ptx::wait_copies<0>();
       __syncthreads();  // this tile has arrived, and the last one has no readers any more
-      if (tile > tiles.first) load(1 - stage, tile - 1);
-      // 197 and 257 keys are common: vision transformers.
-      if (tile == tiles.last && tiles.last_keys <= kFewKeys) {
-        attend<kFewKeys>(stage, tile, tiles);
+      if (tile > first) load(1 - stage, tile - 1);
+      if (tile == narrow) {
+        attend<kFewKeys, true>(stage, tile);
+      } else if (tile < full_begin || tile >= full_end) {
+        attend<kTile.keys, true>(stage, tile);
       } else {
-        attend<kTile.keys>(stage, tile, tiles);
+        attend<kTile.keys, false>(stage, tile);
       }
       stage = 1 - stage;
     }
   }
 
   // The first kKeys keys of a tile.
-  template <int kKeys>
-  __device__ __forceinline__ void attend(int stage, int tile, const KeyTiles& tiles) {
+  template <int kKeys, bool kPartial>
+  __device__ __forceinline__ void attend(int stage, int tile) {
     tile::Accumulator<kRowsPerWarp / 16, kKeys / 8> scores;
     scores.clear();
     tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp,
                              shared.k[stage].template first_rows<kKeys>());
-    if (tile < tiles.full_begin || tile >= tiles.full_end) where_of<decltype(scores)>(tile).hide_invisible(scores);
+    if (kPartial) where_of<decltype(scores)>(tile).hide_invisible(scores);
     rows.softmax(scores);
     tile::multiply_registers(rows.out, scores, shared.v[stage]);
   }

@@ -14,6 +14,12 @@ struct alignas(8) QueryStatistics {
   float residual;
 };
 
+// From what the forward pass wrote, whose LSE is -inf where no key is seen.
+template <bool kExtended>
+__device__ __forceinline__ QueryStatistics query_statistics(float lse, float delta, float residual) {
+  return {.lse = lse == -INFINITY ? INFINITY : lse * (kExtended ? 1.0f : kLog2e), .delta = delta, .residual = residual};
+}
+
 template <bool kExtended>
 __device__ __forceinline__ QueryStatistics load_statistics(const attention::BackwardParams& p, const WorkItem& item,
                                                            int64_t query) {
@@ -22,9 +28,7 @@ __device__ __forceinline__ QueryStatistics load_statistics(const attention::Back
   const float lse = *p.lse.at<const float>(item.sequence.batch, item.head, row);
   const float residual =
       p.lse_residual.present() ? *p.lse_residual.at<const float>(item.sequence.batch, item.head, row) : 0.0f;
-  return {.lse = lse == -INFINITY ? INFINITY : lse * (kExtended ? 1.0f : kLog2e),
-          .delta = *p.delta.at<const float>(item.sequence.batch, item.head, row),
-          .residual = residual};
+  return query_statistics<kExtended>(lse, *p.delta.at<const float>(item.sequence.batch, item.head, row), residual);
 }
 
 // What the gradients accumulator ends as.
@@ -52,7 +56,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
     // The scale is positive here: -inf stays -inf.
     const float scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
     for_each_element<Acc>([&](int r, int, int j, int e, int column) {
-      const QueryStatistics& query = statistics(r, column);
+      const QueryStatistics query = statistics(r, column);
       const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse);
       const float gradient = probability * (gradients.at(r, j, e) - query.delta);
       // Compared, since NaN in a query's LSE, delta or dP must not reach what the query does not attend.
@@ -81,7 +85,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
   where.add_terms(scores, terms);
   if constexpr (Kind::kPartial) where.hide_invisible(scores);
   for_each_element<Acc>([&](int r, int, int j, int e, int column) {
-    const QueryStatistics& query = statistics(r, column);
+    const QueryStatistics query = statistics(r, column);
     // The difference comes first: scores may be as low as the smallest finite number.
     const float exponential = ptx::exp2(((scores.at(r, j, e) - query.lse) - query.residual) * kLog2e);
     const float probability = scores.at(r, j, e) == -INFINITY ? 0.0f : exponential;

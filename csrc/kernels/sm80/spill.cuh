@@ -21,24 +21,28 @@ __device__ __forceinline__ Element* spilled_matrix(const attention::BackwardPara
   return spill + (head * kept.rows + first_row) * kept.columns;
 }
 
-// Which groups of 32 columns of a tile's rows were written: what is visible was, in whole tiles.
-struct WrittenGroups {
-  attention::Band seen;
-  int num_rows;
+// What was written of rows [first_row, ...), all in one aligned tile of kKeptRows: the same groups of 32 columns for
+// each of them, those that any of the tile's rows sees.
+struct WrittenColumns {
+  int begin;  // relative to first_column, as has() takes them
+  int end;
+  int num_rows;  // from first_row on
 
-  // Of the tile of a head's matrix that begins at (first_row, first_column).
-  __device__ __forceinline__ WrittenGroups(const attention::AttentionParams& p, const attention::Sequence& sequence,
-                                           Rows rows_are, int64_t first_row, int64_t first_column)
-      : seen(rows_are == Rows::kKeys ? p.visibility.queries_of_rows(first_row, first_column, sequence)
-                                     : p.visibility.keys_of_rows(first_row, first_column, sequence)),
-        num_rows(static_cast<int>((rows_are == Rows::kKeys ? sequence.num_keys : sequence.num_queries) - first_row)) {}
+  __device__ __forceinline__ WrittenColumns(const attention::AttentionParams& p, const attention::Sequence& sequence,
+                                            Rows rows_are, int64_t first_row, int64_t first_column) {
+    const bool are_keys = rows_are == Rows::kKeys;
+    const int64_t tile = first_row / kKeptRows * kKeptRows;
+    const int64_t end_row = are_keys ? sequence.num_keys : sequence.num_queries;
+    const attention::Band seen = are_keys ? p.visibility.queries_of_rows(tile, first_column, sequence)
+                                          : p.visibility.keys_of_rows(tile, first_column, sequence);
+    begin = seen.first_column(0);
+    end = seen.end_column(static_cast<int>(min(end_row - tile, int64_t{kKeptRows})) - 1);
+    num_rows = static_cast<int>(end_row - first_row);
+  }
 
-  // row, column: in the tile.
-  __device__ __forceinline__ bool has(int row, int column) const {
+  __device__ __forceinline__ bool has(int column) const {
     const int group = column / 32 * 32;
-    const int begin = seen.first_column(row);
-    const int end = seen.end_column(row);
-    return row < num_rows && begin < end && begin < group + 32 && group < end;
+    return begin < end && begin < group + 32 && group < end;
   }
 };
 
