@@ -94,6 +94,21 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const Acc& acc, int
   }
 }
 
+// Two column tiles of an accumulator, packed ahead of the product that they are a 16-bit left operand of: half as many
+// registers.
+template <int kRowTiles>
+struct PackedColumns {
+  static constexpr int kColumnTiles = 2;
+
+  uint32_t a[kRowTiles][4];
+};
+
+template <class Element, int kRowTiles>
+__device__ __forceinline__ void to_operand(uint32_t (&a)[4], const PackedColumns<kRowTiles>& packed, int i, int) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) a[e] = packed.a[i][e];
+}
+
 // Over the four threads that share a row.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));

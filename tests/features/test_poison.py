@@ -135,10 +135,18 @@ def test_query_rows_without_keys(dtype, poison, backend):
 
 @over_poisons
 @pytest.mark.parametrize("names", [("q",), ("k",), ("v",), ("dout",)], ids="".join)
-def test_other_heads_and_batch_entries(names, poison, backend):
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        (Case(sq=140, sk=300, heads=4, kv_heads=2, batch=2), torch.float32),
+        # A kernel whose blocks go from head to head.
+        (Case(sq=90, sk=100, d=64, heads=4, kv_heads=2, batch=150), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_other_heads_and_batch_entries(case, dtype, names, poison, backend):
     """One (batch entry, key head) is poisoned entirely; only its own query heads notice."""
-    case = Case(sq=140, sk=300, heads=4, kv_heads=2, batch=2)
-    inputs = make_inputs(case, torch.float32, backend.device)
+    inputs = make_inputs(case, dtype, backend.device)
     dirty_inputs = inputs.replace(**{name: getattr(inputs, name).clone() for name in names})
     for name in names:
         heads = slice(2, 4) if name in ("q", "dout") else slice(1, 2)

@@ -42,11 +42,18 @@ LONG = [
     Case(sq=520, sk=700, d=64, batch=1, bias="11qk", mask="b11k"),
     Case(sq=520, sk=520, d=128, batch=1, causal="top_left", dropout_p=0.1),
 ]
+# Up to 128 queries and keys that all see each other: more heads than blocks run at a time, and fewer.
+WHOLE_HEADS = [
+    Case(sq=90, sk=110, d=64, batch=150, heads=4),
+    Case(sq=128, sk=128, d=64, batch=70, heads=4, sink=True),
+    Case(sq=97, sk=81, d=64, batch=50, heads=6, kv_heads=2, dlse=True),
+    Case(sq=65, sk=127, d=64, batch=2),
+]
 MANY = [Case(sq=5, sk=7, d=8, batch=7, heads=5), Case(sq=197, sk=197, d=24, batch=3, heads=3)]
 
 
 @over_dtypes()
-@over_cases(QUERY_EDGES + SQUARE + HEAD_DIMS + VALUE_DIMS + MANY)
+@over_cases(QUERY_EDGES + SQUARE + HEAD_DIMS + VALUE_DIMS + WHOLE_HEADS + MANY)
 def test_matches_float64(case, dtype, backend):
     check_case(case, dtype, backend)
 

@@ -40,8 +40,9 @@ struct Schedule {
   Divisor section;   // tiles of heads that are worked on together
   uint32_t num_sections;
 
-  __device__ __forceinline__ Place place() const {
-    const uint32_t index = slices.quotient(blockIdx.x);
+  __device__ __forceinline__ Place place() const { return place(blockIdx.x); }
+  __device__ __forceinline__ Place place(uint32_t block) const {
+    const uint32_t index = slices.quotient(block);
     const uint32_t in_section_of = section.quotient(index);
     const uint32_t in_section = index - in_section_of * section.divisor;
     const Divisor& count = in_section_of + 1 == num_sections ? rest : together;
@@ -53,7 +54,7 @@ struct Schedule {
             .key_head = key_head,
             .head_of_group = head - pair * heads.divisor,
             .tile = tile,
-            .slice = blockIdx.x - index * slices.divisor};
+            .slice = block - index * slices.divisor};
   }
 };
 

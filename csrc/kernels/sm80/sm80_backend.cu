@@ -11,6 +11,7 @@
 #include "kernels/sm80/sm80_backend.h"
 #include "kernels/sm80/sm80_kernels.h"
 #include "kernels/sm80/spill_plan.h"
+#include "tile/copy_rows.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext::sm80 {
@@ -65,6 +66,21 @@ cudaError_t look_mask_over(attention::AttentionParams& p, cudaStream_t stream) {
   if (!p.score_mod.mask_tiles.present()) return cudaSuccess;
   p.score_mod.mask_tiles = common::mask_tiles_in(p.score_mod.mask_tiles.data, p);
   return common::launch_mask_tiles(p, stream);
+}
+
+// Whether bytes between rows are 32-bit numbers as far as a tile goes.
+bool has_short_strides(const attention::AttentionParams& p) {
+  return std::max({p.q.row_stride, p.k.row_stride, p.v.row_stride}) < tile::kLongStride;
+}
+
+// Whether blocks go through whole heads, which needs all of their keys at once. Fewer queries fill smaller tiles.
+bool takes_heads_kernel(const attention::ForwardParams& p) {
+  constexpr int64_t kHeadDim = 64;  // of the kernel, without a tail
+  const attention::SequenceTable& lengths = p.sequences;
+  return only_scales_up(p) && !p.dropout.enabled() && p.visibility.unlimited() && lengths.cu_seqlens_q == nullptr &&
+         p.head_dim_qk == kHeadDim && p.head_dim_v == kHeadDim && has_short_strides(p) &&
+         lengths.max_seqlen_q > kShortForwardQueries && lengths.max_seqlen_q <= kHeadsRows &&
+         lengths.max_seqlen_k >= kHeadsKeys && lengths.max_seqlen_k <= kHeadsRows;
 }
 
 // Whether one kernel computes dK, dV and dQ. Without keys it would have no blocks, and dQ would not be written.
@@ -221,6 +237,9 @@ cudaError_t run_forward(const attention::ForwardParams& params, cudaStream_t str
                   [&] {
                     return with_element(p, [&](auto element) {
                       using Element = decltype(element);
+                      if constexpr (sizeof(Element) == 2) {
+                        if (takes_heads_kernel(p)) return forward_heads<Element>(p, stream);
+                      }
                       return for_head_dim<Element>(
                           p, [&](auto head_dim) { return forward<Element, head_dim()>(p, stream); });
                     });

@@ -10,6 +10,9 @@ namespace flash_attn_ext::sm80 {
 
 template <class Element, int kHeadDim>
 cudaError_t forward(const attention::ForwardParams& params, cudaStream_t stream);
+// Heads that takes_heads_kernel accepts. 16-bit elements only.
+template <class Element>
+cudaError_t forward_heads(const attention::ForwardParams& params, cudaStream_t stream);
 template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const attention::BackwardParams& params, cudaStream_t stream);
 template <class Element, int kHeadDim>
