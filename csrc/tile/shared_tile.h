@@ -31,15 +31,10 @@ struct SharedTile {
   __device__ static constexpr int swizzle_step(int step) {
     return 16 * (kRowBytes % 128 == 0 ? step & 7 : step >> 1 & 3);
   }
-  template <int kFew>
-  __device__ const SharedTile<Element, kFew, kColumns>& first_rows() const {
-    static_assert(kFew <= kRows);
-    return reinterpret_cast<const SharedTile<Element, kFew, kColumns>&>(*this);
-  }
-
   // kFew rows from `first` on, a multiple of 8.
   template <int kFew>
   __device__ const SharedTile<Element, kFew, kColumns>& rows_from(int first) const {
+    static_assert(kFew <= kRows);
     return reinterpret_cast<const SharedTile<Element, kFew, kColumns>&>(data[first * kColumns]);
   }
 

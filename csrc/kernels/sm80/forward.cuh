@@ -251,7 +251,7 @@ struct ForwardKernel {
     tile::Accumulator<kRowsPerWarp / 16, kKeys / 8> scores;
     scores.clear();
     tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp,
-                             shared.k[stage].template first_rows<kKeys>());
+                             shared.k[stage].template rows_from<kKeys>(0));
     if (kPartial) where_of<decltype(scores)>(tile).hide_invisible(scores);
     rows.softmax(scores);
     tile::multiply_registers(rows.out, scores, shared.v[stage]);
