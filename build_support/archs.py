@@ -63,17 +63,22 @@ def choose_archs(wish: str | None, capabilities: list[tuple[int, int]], supporte
     known_to_nvcc = sorted(arch for arch in usable if arch.number in supported)
     if len(known_to_nvcc) == len(usable):
         return known_to_nvcc
-    # A GPU newer than this nvcc: the newest PTX that nvcc can write below it, compiled by the driver when it is loaded.
+    # A GPU newer than this nvcc: PTX, compiled by the driver when it is loaded, beside code for the newest below it.
     newest = max(number for number in supported if number < max(usable).number)
     return sorted({*(a for a in known_to_nvcc if a.number != newest), Arch(newest // 10, newest % 10, ptx=True)})
 
 
 def gencode_flags(archs: list[Arch], only: int | None = None) -> list[str]:
-    """nvcc flags. `only`=90: the architecture-specific 90a code alone (wgmma, TMA), nothing when 9.0 is not listed."""
+    """nvcc flags. `only`=90: the architecture-specific 90a code alone (wgmma, TMA), nothing when 9.0 is not listed.
+
+    All other kernels use what MIN_CAPABILITY has, so one PTX serves every architecture: writing it takes nvcc longer
+    than making machine code of it, and it would be the same for each.
+    """
     if only is not None:
         return [f"-gencode=arch=compute_{a.number}a,code=sm_{a.number}a" for a in archs if a.number == only]
-    flags = [f"-gencode=arch=compute_{a.number},code=sm_{a.number}" for a in archs]
-    return flags + [f"-gencode=arch=compute_{a.number},code=compute_{a.number}" for a in archs if a.ptx]
+    ptx = f"compute_{MIN_CAPABILITY[0]}{MIN_CAPABILITY[1]}"
+    codes = [f"sm_{a.number}" for a in archs] + ([ptx] if any(a.ptx for a in archs) else [])
+    return [f"-gencode=arch={ptx},code=[{','.join(codes)}]"] if codes else []
 
 
 def find_supported(nvcc: Nvcc) -> set[int]:

@@ -55,13 +55,10 @@ def test_the_wish_wins_and_is_checked_against_nvcc():
         choose_archs("8.0;12.1", [], SUPPORTED)
 
 
-def test_gencode_flags():
-    archs = parse_archs(DEFAULT_ARCHS)
-    assert gencode_flags(archs) == [
-        "-gencode=arch=compute_80,code=sm_80",
-        "-gencode=arch=compute_90,code=sm_90",
-        "-gencode=arch=compute_90,code=compute_90",
-    ]
+def test_one_ptx_serves_every_architecture():
+    assert gencode_flags(parse_archs(DEFAULT_ARCHS)) == ["-gencode=arch=compute_80,code=[sm_80,sm_90,compute_80]"]
+    assert gencode_flags([Arch(8, 6), Arch(9, 0)]) == ["-gencode=arch=compute_80,code=[sm_86,sm_90]"]
+    assert gencode_flags([]) == []
 
 
 def test_hopper_kernels_are_compiled_for_hopper_alone():
