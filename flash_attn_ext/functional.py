@@ -129,7 +129,8 @@ def attention(
         sink) and zero gradients.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not go together; a call that no backend can run.
+        RuntimeError: shapes, dtypes or devices that do not go together; more than 2^29 tokens in a sequence; a call
+            that no backend can run.
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
 
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.

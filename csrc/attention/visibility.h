@@ -35,9 +35,11 @@ struct Band {
   FLASH_HOST_DEVICE int end_column(int row) const { return end + row < length ? end + row : length; }
 };
 
+// Tokens. Sums of three such numbers fit 32 bits.
+inline constexpr int64_t kLongestSequence = int64_t{1} << 29;
+
 struct Visibility {
-  // Far beyond any length, and small enough that sums of a few of them do not overflow.
-  static constexpr int64_t kUnbounded = int64_t{1} << 60;
+  static constexpr int64_t kUnbounded = kLongestSequence;
 
   int64_t left = kUnbounded;   // how many keys before its diagonal key a query sees
   int64_t right = kUnbounded;  // and how many after it; causal attention is right = 0
@@ -54,9 +56,12 @@ struct Visibility {
     return top_left ? 0 : sequence.num_keys - sequence.num_queries;
   }
 
+  // Index is the type that this is computed in. On a GPU it changes which registers ptxas has left.
+  template <class Index = int64_t>
   FLASH_HOST_DEVICE Interval keys_of(int64_t query, const Sequence& sequence) const {
-    const int64_t center = query + diagonal(sequence);
-    return clamped(center - left, center + right + 1, sequence.num_keys);
+    const Index center = static_cast<Index>(query) + static_cast<Index>(diagonal(sequence));
+    return clamped(center - static_cast<Index>(left), center + static_cast<Index>(right) + 1,
+                   static_cast<Index>(sequence.num_keys));
   }
 
   FLASH_HOST_DEVICE Interval queries_of(int64_t key, const Sequence& sequence) const {
@@ -100,7 +105,8 @@ struct Visibility {
     return static_cast<int>(x < -kLimit ? -kLimit : x > kLimit ? kLimit : x);
   }
 
-  FLASH_HOST_DEVICE static Interval clamped(int64_t begin, int64_t end, int64_t length) {
+  template <class Index>
+  FLASH_HOST_DEVICE static Interval clamped(Index begin, Index end, Index length) {
     begin = begin < 0 ? 0 : begin;
     end = end > length ? length : end;
     // Both ends stay inside [0, length] also where nothing is seen, so that unions of neighbours stay right.

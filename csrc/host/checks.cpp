@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "attention/visibility.h"
 #include "host/sequence_lengths.h"
 
 namespace flash_attn_ext::host {
@@ -109,6 +110,14 @@ void check_packed(const AttentionInputs& in) {
   check_size("cu_seqlens_k", "length", in.cu_seqlens_k->size(0), in.cu_seqlens_q->size(0), "cu_seqlens_q");
   check_max_seqlen("max_seqlen_q", in.max_seqlen_q, *in.cu_seqlens_q);
   check_max_seqlen("max_seqlen_k", in.max_seqlen_k, *in.cu_seqlens_k);
+}
+
+void check_lengths(const AttentionInputs& in) {
+  const SequenceLengths longest = longest_sequences(in);
+  constexpr int64_t kLongest = attention::kLongestSequence;
+  TORCH_CHECK(longest.queries <= kLongest && longest.keys <= kLongest, "q has sequences of up to ", longest.queries,
+              " tokens and k of up to ", longest.keys, ", expected at most ", kLongest, " (2^29); ",
+              in.packed() ? "pass max_seqlen_q and max_seqlen_k, or shorter ones" : "split the sequences");
 }
 
 // A mask or bias: every dimension 1 or full.
@@ -217,6 +226,7 @@ void check_inputs(const AttentionInputs& in) {
   check_sequence_offsets(in);
   check_qkv(in);
   check_packed(in);
+  check_lengths(in);
   check_score_tensors(in);
   check_options(in);
 }

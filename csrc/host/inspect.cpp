@@ -13,8 +13,10 @@ namespace flash_attn_ext::host {
 namespace {
 
 attention::Sequence dense_sequence(const Lengths& lengths) {
-  TORCH_CHECK_VALUE(lengths.seqlen_q >= 0 && lengths.seqlen_k >= 0, "seqlen_q and seqlen_k are ", lengths.seqlen_q,
-                    " and ", lengths.seqlen_k, ", expected 0 or more");
+  constexpr int64_t kLongest = attention::kLongestSequence;
+  TORCH_CHECK_VALUE(
+      std::min(lengths.seqlen_q, lengths.seqlen_k) >= 0 && std::max(lengths.seqlen_q, lengths.seqlen_k) <= kLongest,
+      "seqlen_q and seqlen_k are ", lengths.seqlen_q, " and ", lengths.seqlen_k, ", expected 0 to ", kLongest);
   return {0, 0, 0, lengths.seqlen_q, lengths.seqlen_k};
 }
 

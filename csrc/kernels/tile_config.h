@@ -128,6 +128,15 @@ constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, 
   return {32, 16, 2, 1, 256, false};
 }
 
+// Which kernels can keep scores for others (sm80/spill_plan.h): dK/dV where both fit registers, dQ beyond that. Writing
+// and reading scores takes longer than 16-bit products of head dims up to 64.
+constexpr bool dkdv_keeps_scores(int element_bytes, int64_t head_dim) {
+  return head_dim <= 128 && (element_bytes == 4 || head_dim > 64);
+}
+constexpr bool dq_keeps_scores(int element_bytes, int64_t head_dim) {
+  return element_bytes == 2 && head_dim > 128 && head_dim <= 256;
+}
+
 // Kernels that keep scores for others do so in whole tiles of this many rows, or of a multiple of it: all rows of such
 // a tile are written in the same columns.
 inline constexpr int kKeptRows = 64;

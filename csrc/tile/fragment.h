@@ -65,16 +65,18 @@ struct Accumulator {
   }
 
   __device__ __forceinline__ bool has_nan() const {
-    bool found = false;
+    bool found[4] = {};  // one would be a chain of comparisons that wait for each other
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < kColumnTiles; ++j) {
 #pragma unroll
-        for (int e = 0; e < 4; e += 2) found |= c[i][j][e] != c[i][j][e] || c[i][j][e + 1] != c[i][j][e + 1];
+        for (int e = 0; e < 4; e += 2) {
+          found[2 * j % 4 + e / 2] |= c[i][j][e] != c[i][j][e] || c[i][j][e + 1] != c[i][j][e + 1];
+        }
       }
     }
-    return found;
+    return found[0] || found[1] || found[2] || found[3];
   }
 };
 

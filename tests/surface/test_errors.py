@@ -44,6 +44,17 @@ def dense(q=(2, 4, 5, 8), k=(2, 2, 7, 8), v=(2, 2, 7, 6), **options):
     return calling(attention, tensors, options)
 
 
+def long_sequence(queries: int = 5, keys: int = 7):
+    """Of one token that is repeated, made on the device: a copy there would take memory for all of them."""
+
+    def call(device: str):
+        token = t(1, 1, 1, 8, device=device)
+        key = token.expand(1, 1, keys, 8)
+        return attention(token.expand(1, 1, queries, 8), key, key)
+
+    return call
+
+
 def packed(cu_q=(0, 3, 5), cu_k=(0, 4, 7), q=(5, 4, 8), k=(7, 2, 8), v=(7, 2, 8), **options):
     tensors = [x if isinstance(x, torch.Tensor) else t(*x) for x in (q, k, v)]
     cu = [x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.int32) for x in (cu_q, cu_k)]
@@ -66,6 +77,9 @@ SHAPES = [
     Bad("v length", dense(v=(2, 2, 6, 6)), ("v", "sequence length 6", "expected 7")),
     Bad("head dims", dense(k=(2, 2, 7, 9)), ("k", "head dim 9", "expected 8")),
     Bad("batch", dense(q=(3, 4, 5, 8)), ("batch", "q (3, 4, 5, 8)", "k (2, 2, 7, 8)", "or 1")),
+    Bad("queries", long_sequence(queries=2**29 + 1), ("q", "536870913", "k", "7", "2^29", "split")),
+    Bad("keys", long_sequence(keys=2**31), ("q", "5", "k", "2147483648", "2^29", "split")),
+    Bad("max_seqlen", packed(max_seqlen_k=2**29 + 1), ("q", "3", "k", "536870913", "2^29", "max_seqlen_k")),
     Bad("packed rank", packed(q=(1, 5, 4, 8)), ("q", "4 dimensions", "expected 3", "total tokens")),
     Bad("packed k rank", packed(k=(7, 8)), ("k", "2 dimensions", "expected 3")),
     Bad("sdpa heads", sdpa(k=(2, 2, 7, 8), v=(2, 2, 7, 6)), ("heads", "query (2, 4, 5, 8)", "enable_gqa=True")),

@@ -45,6 +45,8 @@ struct BackwardDkdvKernel {
   static constexpr bool kWantDk = kGradient != KeyGradient::kDv;
   static constexpr bool kWantDv = kGradient != KeyGradient::kDk;
 
+  static constexpr bool kMayKeepScores = kWantDk && dkdv_keeps_scores(sizeof(Element), kHeadDim);
+
   using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
   static constexpr int kStatistics = Traits::kExtended ? 3 : 2;  // a query's LSE, delta, and the LSE's residual
 
@@ -185,7 +187,7 @@ struct BackwardDkdvKernel {
       return ScoreTile<Rows::kKeys, Scores>{p, item, first_key + tile::warp() * kRowsPerWarp,
                                             int64_t{tile} * kTile.queries};
     };
-    const bool keeps_scores = kWantDk && p.spill.present();
+    const bool keeps_scores = kMayKeepScores && p.spill.present();
     Visit at = next_attended<1, Traits::kExtended>(first_tile, end_tile, coverage);
     if (Traits::kExtended && keeps_scores) spill_zeros<Element>(p, first_tile, at.tile, where_of);
     if (at.tile == end_tile) return;

@@ -44,6 +44,10 @@ struct ForwardKernel {
   static constexpr int kFewKeys = 16;  // a last tile of no more is a narrow one, where there are two stages
   static constexpr bool kKeepsPlaces = Traits::kVariant == Variant::kShort;  // with one stage
   using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;          // of copies
+  using Length = std::conditional_t<kTile.stages == 2, int, int64_t>;        // in which intervals are computed
+
+  // A warp's first row sees more than the block's. Kernels with a body for partial tiles gain nothing by it.
+  static constexpr bool kFullForWarp = Traits::kVariant == Variant::kPlain && kHeadDim == 128;
 
   using WarpRows = ForwardRows<Traits>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
@@ -90,8 +94,8 @@ struct ForwardKernel {
     attention::Interval first = {0, num_keys};
     attention::Interval last = first;
     if (Traits::kVariant != Variant::kShort || !p.visibility.unlimited()) {
-      first = p.visibility.keys_of(first_query, item.sequence);
-      last = p.visibility.keys_of(first_query + num_queries() - 1, item.sequence);
+      first = p.visibility.keys_of<Length>(first_query, item.sequence);
+      last = p.visibility.keys_of<Length>(first_query + num_queries() - 1, item.sequence);
     }
     rows.clear();
     if (first.begin < last.end) {
@@ -110,19 +114,21 @@ struct ForwardKernel {
   struct KeyTiles {
     int first;
     int last;
-    int full_begin;  // every query sees every key of tiles [full_begin, full_end)
+    int full_begin;  // every query, or with kFullForWarp the warp's, sees every key of tiles [full_begin, full_end)
     int full_end;
     int last_keys;  // that are seen of the last one
   };
 
-  __device__ __forceinline__ static KeyTiles key_tiles(const attention::Interval& first,
-                                                       const attention::Interval& last) {
+  __device__ __forceinline__ KeyTiles key_tiles(const attention::Interval& first,
+                                                const attention::Interval& last) const {
     const int last_tile = tile_of(last.end - 1);
+    int first_end = static_cast<int>(first.end);
+    if (kFullForWarp && first_end > 0) first_end = min(first_end + tile::warp() * kRowsPerWarp, num_keys);
     // The last query begins last, the first ends first.
     return {.first = tile_of(first.begin),
             .last = last_tile,
             .full_begin = tile_of(last.begin + kTile.keys - 1),
-            .full_end = tile_of(first.end),
+            .full_end = tile_of(first_end),
             .last_keys = static_cast<int>(last.end) - last_tile * kTile.keys};
   }
 
@@ -233,7 +239,7 @@ struct ForwardKernel {
     for (int tile = tiles.last; tile >= first; --tile) {
       ptx::wait_copies<0>();
       __syncthreads();  // this tile has arrived, and the last one has no readers any more
-      if (tile > first) load(1 - stage, tile - 1);
+      if (tile > first) load(stage ^ 1, tile - 1);
       if (tile == narrow) {
         attend<kFewKeys, true>(stage, tile);
       } else if (tile < full_begin || tile >= full_end) {
@@ -241,7 +247,7 @@ struct ForwardKernel {
       } else {
         attend<kTile.keys, false>(stage, tile);
       }
-      stage = 1 - stage;
+      stage ^= 1;
     }
   }
 

@@ -52,15 +52,19 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
   using Acc = typename Tile::Accumulator;
   const attention::AttentionParams& p = where.p;
   if constexpr (!Kind::kExtended) {
-    if constexpr (Kind::kPartial) where.hide_invisible(scores);
-    // The scale is positive here: -inf stays -inf.
+    uint32_t visible[Acc::kThreadRows] = {};  // of partial tiles
+    if constexpr (Kind::kPartial) {
+      const VisibleColumns<Acc> columns = where.visible();
+#pragma unroll
+      for (int r = 0; r < Acc::kThreadRows; ++r) visible[r] = columns.of_row(r);
+    }
     const float scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
     for_each_element<Acc>([&](int r, int, int j, int e, int column) {
       const QueryStatistics query = statistics(r, column);
       const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse);
       const float gradient = probability * (gradients.at(r, j, e) - query.delta);
-      // Compared, since NaN in a query's LSE, delta or dP must not reach what the query does not attend.
-      const bool hidden = Kind::kPartial && scores.at(r, j, e) == -INFINITY;
+      // Chosen, not multiplied by 0: a NaN in a query's LSE, delta or dP must not reach what the query does not attend.
+      const bool hidden = Kind::kPartial && !VisibleColumns<Acc>::is_visible(visible[r], j, e);
       scores.at(r, j, e) = hidden ? 0.0f : probability;
       gradients.at(r, j, e) = hidden ? 0.0f : gradient;
     });

@@ -9,6 +9,7 @@
 
 #include "attention/params.h"
 #include "kernels/sm80/schedule.cuh"
+#include "kernels/sm80/visible_columns.cuh"
 #include "kernels/tile_config.h"
 #include "ptx/math.h"
 #include "tile/fragment.h"
@@ -103,23 +104,23 @@ struct ScoreTile {
     return kRows == Rows::kQueries ? first_column + column : first_row + row;
   }
 
+  __device__ __forceinline__ VisibleColumns<Acc> visible() const {
+    return VisibleColumns<Acc>(kRows == Rows::kQueries
+                                   ? p.visibility.keys_of_rows(first_row, first_column, item.sequence)
+                                   : p.visibility.queries_of_rows(first_row, first_column, item.sequence));
+  }
+
   // What a row may not see becomes -inf.
   __device__ __forceinline__ void hide_invisible(Acc& scores) const {
-    const attention::Band seen = kRows == Rows::kQueries
-                                     ? p.visibility.keys_of_rows(first_row, first_column, item.sequence)
-                                     : p.visibility.queries_of_rows(first_row, first_column, item.sequence);
-    // Relative to the thread's first column, the others are constants.
-    const int origin = Acc::column(0, 0);
+    const VisibleColumns<Acc> columns = visible();
 #pragma unroll
     for (int r = 0; r < Acc::kThreadRows; ++r) {
-      const int first = seen.first_column(Acc::row(r)) - origin;
-      const int end = seen.end_column(Acc::row(r)) - origin;
+      const uint32_t row = columns.of_row(r);
 #pragma unroll
       for (int j = 0; j < Acc::kColumnTiles; ++j) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int column = Acc::column_step(j, e);
-          if (column < first || column >= end) scores.at(r, j, e) = -INFINITY;
+          scores.at(r, j, e) = columns.is_visible(row, j, e) ? scores.at(r, j, e) : -INFINITY;
         }
       }
     }

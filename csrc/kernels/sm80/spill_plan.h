@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "attention/params.h"
+#include "kernels/tile_config.h"
 
 namespace flash_attn_ext::sm80 {
 
@@ -33,23 +34,26 @@ inline int64_t in_equal_launches(const attention::BackwardParams& p, int64_t mos
   return (steps + launches - 1) / launches * step;
 }
 
-// Writing and reading dS takes longer than 16-bit products of head dims up to 64, or single TF32 ones. Float32 products
-// are three of these each, and save more at any head dim; above 128 there are no kernels for them.
-inline bool keeping_pays(const attention::BackwardParams& p) {
+inline SpillPlan::Order order_of(const attention::BackwardParams& p) {
+  const bool float32 = p.element == attention::ElementType::kFloat32;
+  // Single TF32 products take less time than reading dS; three for each of float32's take more.
+  if (float32 ? p.allow_tf32 : !attention::is_16_bit(p.element)) return SpillPlan::Order::kRecompute;
   const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
-  if (attention::is_16_bit(p.element)) return head_dim > 64 && head_dim <= 256;
-  return p.element == attention::ElementType::kFloat32 && !p.allow_tf32 && head_dim <= 128;
+  const int element_bytes = float32 ? 4 : 2;
+  if (dkdv_keeps_scores(element_bytes, head_dim)) return SpillPlan::Order::kKeysFirst;
+  if (dq_keeps_scores(element_bytes, head_dim)) return SpillPlan::Order::kQueriesFirst;
+  return SpillPlan::Order::kRecompute;
 }
 
 inline SpillPlan plan_spill(const attention::BackwardParams& p) {
-  const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
   const bool dkdv = p.dk.data != nullptr || p.dv.data != nullptr;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
-  if (!keeping_pays(p) || !dkdv || p.dq.data == nullptr) return {};
+  const SpillPlan::Order order = order_of(p);
+  if (order == SpillPlan::Order::kRecompute || !dkdv || p.dq.data == nullptr) return {};
   if (p.sequences.max_seqlen_q == 0 || p.sequences.max_seqlen_k == 0 || p.batch == 0) return {};
   SpillPlan plan;
-  plan.order = head_dim <= 128 ? SpillPlan::Order::kKeysFirst : SpillPlan::Order::kQueriesFirst;
-  const bool keys_first = plan.order == SpillPlan::Order::kKeysFirst;
+  plan.order = order;
+  const bool keys_first = order == SpillPlan::Order::kKeysFirst;
   const attention::SequenceTable& lengths = p.sequences;
   using attention::ScoreSpill;
   plan.columns = ScoreSpill::padded(keys_first ? lengths.max_seqlen_q : lengths.max_seqlen_k);
