@@ -18,9 +18,10 @@ from flash_attn_ext.cli.bench.contestants import OURS, Contestant
 Call = Callable[[], object]
 Stopwatch = Callable[[Call], float]  # milliseconds of one call
 
-# A GPU kept busy for about 0.2 ms before the first event has the whole call in its queue when it gets there, so that
-# the time between the events is its own and not that of the host that launches.
-LEAD_IN_CYCLES = 400_000
+# A GPU kept busy for about 1 ms before the first event has the whole call in its queue when it gets there, so that the
+# time between the events is its own and not that of the host that launches. With 0.2 ms, backward passes of ours and of
+# peers took up to 0.15 ms longer in some rows on a slow host.
+LEAD_IN_CYCLES = 2_000_000
 HOST_CALLS = 50  # so few that their launches fit the queue, which would make the host wait
 
 
