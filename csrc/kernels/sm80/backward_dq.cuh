@@ -45,7 +45,8 @@ struct BackwardDqKernel {
   // Extended kernels of small head dims never do, but are 3 % faster with the branch.
   static constexpr bool kMayKeepScores =
       dq_keeps_scores(sizeof(Element), kHeadDim) || (Traits::kExtended && kHeadDim <= 64);
-  static constexpr bool kTwoBodies = !Traits::kExtended;  // for partial tiles and for others
+  // For partial tiles and for others. Larger head dims that keep scores have a branch there anyway.
+  static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
 
   struct Shared {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
