@@ -72,7 +72,7 @@ def gencode_flags(archs: list[Arch], only: int | None = None) -> list[str]:
     """nvcc flags. `only`=90: the architecture-specific 90a code alone (wgmma, TMA), nothing when 9.0 is not listed.
 
     All other kernels use what MIN_CAPABILITY has, so one PTX serves every architecture: writing it takes nvcc longer
-    than making machine code of it, and it would be the same for each.
+    than making machine code of it, and it would differ in one conversion alone.
     """
     if only is not None:
         return [f"-gencode=arch=compute_{a.number}a,code=sm_{a.number}a" for a in archs if a.number == only]

@@ -58,8 +58,8 @@ def scaled_dot_product_attention(
         was transposed from (N, L, H, E) gives an output that transposes back without a copy.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not go together; ``attn_mask`` with ``is_causal``; a call that
-            no backend can run, with each backend's reasons.
+        RuntimeError: shapes, dtypes or devices that do not go together; more than 2^29 tokens in a sequence;
+            ``attn_mask`` with ``is_causal``; a call that no backend can run, with each backend's reasons.
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
 
     Under ``torch.autocast`` query, key, value and a float mask are cast as PyTorch casts them.
