@@ -5,7 +5,8 @@
 // Pairs are counted head-major, pair = key head * batch + batch entry: what a head's batch entries share, such as a
 // bias, is used by blocks that run together, and a launch can hold all of it. Heads that are worked on together come
 // tile by tile, all of them at one tile before any is at the next. One head at a time keeps what streams past its tiles
-// in L2. Where tiles differ in work (causal attention), as many heads as L2 holds let a launch end on the least of it.
+// in L2. Where tiles differ in work (causal attention, windows), as many heads as L2 holds let a launch end on the
+// least of it.
 #pragma once
 
 #include <algorithm>
@@ -82,9 +83,11 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Pairs& 
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
   const int64_t budget = int64_t{packed && pairs.count <= p.batch ? 64 : 32} << 20;
   const int64_t dense_rows = queries ? p.sequences.max_seqlen_k : p.sequences.max_seqlen_q;
-  const int64_t streamed_rows = packed ? (queries ? p.sequences.total_k : p.sequences.total_q) / p.batch : dense_rows;
+  const int64_t head_rows = packed ? (queries ? p.sequences.total_k : p.sequences.total_q) / p.batch : dense_rows;
+  // In a window, what a tile sees: those that are worked on together see much the same.
+  const int64_t streamed_rows = std::min(head_rows, p.visibility.left + p.visibility.right + tile_rows);
   const int64_t streamed = std::max<int64_t>(streamed_rows * (p.head_dim_qk + p.head_dim_v) * element_bytes, 1);
-  const int64_t most = p.visibility.one_sided() ? std::clamp(budget / streamed, int64_t{1}, heads) : int64_t{1};
+  const int64_t most = p.visibility.unlimited() ? int64_t{1} : std::clamp(budget / streamed, int64_t{1}, heads);
   const int64_t sections = (heads + most - 1) / most;
   const int64_t together = (heads + sections - 1) / sections;
   const auto divisor = [](int64_t n) { return Divisor::of(static_cast<uint32_t>(n)); };
