@@ -109,6 +109,7 @@ struct BiasGradient {
 // ones lie in order: the pairs of four threads make 32 bytes.
 struct ScoreSpill {
   static constexpr int64_t kPadding = 128;
+  static constexpr int64_t kMostBytes = int64_t{2} << 30;  // of all matrices; 32 bits count their elements
 
   void* p = nullptr;   // P as it multiplies dO; null where only dS is kept
   void* ds = nullptr;  // d loss / d (scale * q.k); null: nothing is kept

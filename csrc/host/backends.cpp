@@ -136,7 +136,7 @@ int64_t max_spill_bytes(at::Device device) {
 #if FLASH_ATTN_EXT_WITH_CUDA
   if (device.is_cuda()) {
     const auto total = static_cast<int64_t>(at::cuda::getDeviceProperties(device.index())->totalGlobalMem);
-    return std::min(int64_t{2} << 30, total / 64);
+    return std::min(attention::ScoreSpill::kMostBytes, total / 64);
   }
 #endif
   return 0;

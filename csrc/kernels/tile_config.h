@@ -33,7 +33,7 @@ enum class Variant {
   kPlain,     // a positive scale, and nothing else that changes a score
   kShort,     // the same for few queries; forward only
   kDropout,   // the same with dropout; forward only
-  kTerms,     // the same with a bias, a mask or both; forward only
+  kTerms,     // the same with a bias, a mask or both; forward and dQ
   kExtended,  // everything
 };
 
@@ -128,26 +128,35 @@ constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, 
   return {32, 16, 2, 1, 256, false};
 }
 
-// Which kernels can keep scores for others (sm80/spill_plan.h): dK/dV where both fit registers, dQ beyond that. Writing
-// and reading scores takes longer than 16-bit products of head dims up to 64.
-constexpr bool dkdv_keeps_scores(int element_bytes, int64_t head_dim) {
-  return head_dim <= 128 && (element_bytes == 4 || head_dim > 64);
+// Which kernels keep scores for others in calls of a variant (sm80/spill_plan.h). In Plain ones dK/dV where both fit
+// registers, dQ beyond that; writing and reading scores takes longer than 16-bit products of head dims up to 64. What
+// changes a score costs dK/dV more, since its rows are not those of biases, masks and draws. So 16-bit scores that
+// change are computed once: by dQ, or at head dims up to 64 by dK/dV where dQ has no Terms kernel.
+constexpr bool dkdv_keeps_scores(int element_bytes, int64_t head_dim, Variant variant) {
+  if (element_bytes == 4) return head_dim <= 128;
+  if (variant == Variant::kPlain) return head_dim > 64 && head_dim <= 128;
+  return variant == Variant::kExtended && head_dim <= 64;
 }
-constexpr bool dq_keeps_scores(int element_bytes, int64_t head_dim) {
-  return element_bytes == 2 && head_dim > 128 && head_dim <= 256;
+constexpr bool dq_keeps_scores(int element_bytes, int64_t head_dim, Variant variant) {
+  const int beyond = variant == Variant::kPlain ? 128 : variant == Variant::kExtended ? 64 : 0;
+  return element_bytes == 2 && head_dim > beyond && head_dim <= 256;
 }
 
 // Kernels that keep scores for others do so in whole tiles of this many rows, or of a multiple of it: all rows of such
 // a tile are written in the same columns.
 inline constexpr int kKeptRows = 64;
 constexpr bool keeps_whole_tiles(Variant variant) {
-  return backward_dkdv_tile(2, 128, variant).keys % kKeptRows == 0 &&
+  return backward_dkdv_tile(2, 64, variant).keys % kKeptRows == 0 &&
+         backward_dkdv_tile(2, 128, variant).keys % kKeptRows == 0 &&
          backward_dkdv_tile(4, 64, variant).keys % kKeptRows == 0 &&
          backward_dkdv_tile(4, 128, variant).keys % kKeptRows == 0 &&
+         backward_dq_tile(2, 64, variant).queries % kKeptRows == 0 &&
+         backward_dq_tile(2, 128, variant).queries % kKeptRows == 0 &&
          backward_dq_tile(2, 192, variant).queries % kKeptRows == 0 &&
          backward_dq_tile(2, 256, variant).queries % kKeptRows == 0;
 }
-static_assert(keeps_whole_tiles(Variant::kPlain) && keeps_whole_tiles(Variant::kExtended));
+static_assert(keeps_whole_tiles(Variant::kPlain) && keeps_whole_tiles(Variant::kTerms) &&
+              keeps_whole_tiles(Variant::kExtended));
 
 // Up to which lengths and head dim one block computes dQ, dK and dV of a head: what fits its shared memory.
 inline constexpr int64_t kShortBackwardKeys = 256;

@@ -15,7 +15,7 @@ from support.runners import call_ours, gradients
 
 LENGTH = 65536
 MIB = 2**20
-# At head dim 64 in 16 bits, where sm80 keeps no scores; a backend that does may keep a sixth of them.
+# At head dim 64 in 16 bits, where sm80 keeps no scores of such a head; a backend that does may keep a sixth of them.
 WORKSPACE = 1.3 * 2**30
 ROUNDING = 2 * MIB  # the allocator's, over a few tensors
 SCORES = LENGTH * LENGTH * 2

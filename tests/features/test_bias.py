@@ -1,5 +1,6 @@
 """An additive bias of every broadcast shape, and its gradient summed over what was broadcast."""
 
+import pytest
 import torch
 
 from support.cases import ALL_PATTERNS, Case, make_inputs
@@ -13,16 +14,16 @@ COMBINED = [
     Case(sq=140, sk=270, d=16, heads=4, kv_heads=2, bias=pattern, causal="bottom_right", dlse=True)
     for pattern in ("bhqk", "11qk", "b11k", "1hq1")
 ]
-# Head dims at which a GPU keeps dS, and dBias is read from it: rows of dBias that are multiples of 16 bytes, and not.
+# Where a GPU keeps dS, and dBias is read from it: rows of dBias that are multiples of 16 bytes, and not.
 KEPT = [
     Case(sq=sq, sk=sk, d=d, batch=2, heads=4, kv_heads=2, bias=pattern, **features)
-    for d in (128, 192)
+    for d in (64, 96, 128, 192)
     for pattern in ("1hqk", "bhqk", "11qk", "b1qk")
     for sq, sk, features in ((140, 270, {}), (201, 136, dict(causal="bottom_right")))
 ]
 KEPT_PACKED = [
     PackedCase((70, 0, 129, 3), (31, 64, 200, 1), Case(d=d, heads=4, kv_heads=2, bias=pattern, causal=causal))
-    for d in (128, 192)
+    for d in (64, 128, 192)
     for pattern, causal in (("1hqk", None), ("b1qk", "bottom_right"), ("11qk", "top_left"))
 ]
 
@@ -61,12 +62,13 @@ def test_float32_bias_beside_16_bit_inputs(case, dtype, backend):
 
 
 @over_dtypes((torch.bfloat16, torch.float16))
-def test_float32_bias_is_not_rounded(dtype, backend):
+@pytest.mark.parametrize("d", [32, 128, 192])
+def test_float32_bias_is_not_rounded(d, dtype, backend):
     """Neither to the inputs' dtype on the way in, nor its gradient on the way out.
 
     Around 4096 the neighbours of 16-bit numbers are 4 and more apart, so all that distinguishes keys would be gone.
     """
-    inputs = make_inputs(Case(sq=140, sk=270, bias="bhqk", bias_float32=True), dtype, backend.device)
+    inputs = make_inputs(Case(sq=140, sk=270, d=d, bias="bhqk", bias_float32=True), dtype, backend.device)
     inputs.bias += 4096
     result = check_inputs(inputs, backend)
     gradient = result["dbias"]

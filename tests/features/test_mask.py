@@ -11,6 +11,12 @@ from support.runners import run_ours
 
 CASES = [Case(sq=140, sk=270, d=16, batch=3, mask=pattern) for pattern in ALL_PATTERNS]
 SPARSE = [Case(sq=140, sk=270, d=16, mask="bhqk", mask_keep=keep) for keep in (0.003, 0.02, 0.999)]
+# Where a GPU keeps scores between the kernels of the backward pass.
+KEPT = [
+    Case(sq=201, sk=sk, d=d, mask=pattern, heads=4, kv_heads=2, causal=causal)
+    for d in (64, 96, 128, 256)
+    for pattern, sk, causal in (("b11k", 330, None), ("11qk", 336, "top_left"), ("bhqk", 130, "bottom_right"))
+]
 COMBINED = [Case(sq=140, sk=270, d=16, mask="b1qk", causal=causal, dlse=True) for causal in (None, "top_left")]
 
 
@@ -23,6 +29,12 @@ def test_every_broadcast_shape(case, dtype, backend):
 @over_dtypes((torch.float64, torch.float16))
 @over_cases(SPARSE + COMBINED)
 def test_sparse_masks_and_combinations(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.bfloat16, torch.float16))
+@over_cases(KEPT)
+def test_where_scores_are_kept(case, dtype, backend):
     check_case(case, dtype, backend)
 
 
@@ -67,6 +79,8 @@ BLOCK_SPARSE = [
     Case(sq=400, sk=600, d=64, mask="11qk", batch=1, kv_heads=1, causal="bottom_right"),
     Case(sq=300, sk=700, d=40, mask="11qk", batch=1, bias="1hqk", alibi="h", sink=True, dlse=True),
     Case(sq=300, sk=600, d=128, mask="11qk", batch=1, heads=1, window=(200, 100), softcap=8.0, dropout_p=0.1),
+    Case(sq=400, sk=700, d=128, mask="11qk", batch=1, heads=4, kv_heads=2, window=(150, 250)),
+    Case(sq=300, sk=640, d=96, mask="11qk", batch=1, bias="1hqk", causal="top_left"),
 ]
 
 

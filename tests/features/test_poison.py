@@ -58,6 +58,22 @@ def test_keys_that_nobody_attends(case, dtype, poison, backend):
 
 @over_poisons
 @over_dtypes
+@pytest.mark.parametrize("d", [32, 128])
+def test_keys_that_a_bias_hides(d, dtype, poison, backend):
+    """A bias of -inf hides a key as a mask does, NaN included, from every gradient too."""
+    inputs = make_inputs(Case(sq=140, sk=300, d=d, bias="1hqk"), dtype, backend.device)
+    hidden = torch.zeros(300, dtype=torch.bool)
+    hidden[[0, 64, 65, 200, 299]] = True
+    inputs.bias[..., hidden] = -float("inf")
+    result = run_ours(poisoned(inputs, poison, hidden, ("k", "v")), backend)
+    assert_same(result, run_ours(inputs, backend), backend)
+    for name, gradient in (("dk", result["dk"][:, :, hidden]), ("dv", result["dv"][:, :, hidden])):
+        assert bool((gradient == 0).all()), name
+    assert bool((result["dbias"][..., hidden] == 0).all())
+
+
+@over_poisons
+@over_dtypes
 @pytest.mark.parametrize("names", [("k",), ("v",), ("k", "v")], ids="".join)
 @over_cases(
     [
@@ -66,6 +82,7 @@ def test_keys_that_nobody_attends(case, dtype, poison, backend):
         Case(sq=300, sk=300, window=(40, 40)),
         Case(sq=140, sk=300, mask="11qk"),
         Case(sq=140, sk=300, mask="bhqk", heads=4, kv_heads=2),
+        Case(sq=140, sk=300, d=128, mask="11qk"),
     ]
 )
 def test_keys_that_some_rows_attend(case, names, dtype, poison, backend):

@@ -152,7 +152,7 @@ struct DbiasFromSpillKernel {
   __device__ __forceinline__ void load(uint4 (&chunks)[kRowsPerThread], const WorkItem& item) {
     const attention::BackwardParams& p = params.p;
     if (p.sequences.cu_seqlens_q != nullptr) find_written(item.sequence);  // else all are alike
-    const Element* matrix = spilled_matrix(p, static_cast<const Element*>(p.spill.ds), item) +
+    const Element* matrix = static_cast<const Element*>(p.spill.ds) + spilled_matrix(p, item) +
                             first_row() * p.spill.columns + first_column() + thread_column();
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {

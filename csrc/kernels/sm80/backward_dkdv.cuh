@@ -45,7 +45,7 @@ struct BackwardDkdvKernel {
   static constexpr bool kWantDk = kGradient != KeyGradient::kDv;
   static constexpr bool kWantDv = kGradient != KeyGradient::kDk;
 
-  static constexpr bool kMayKeepScores = kWantDk && dkdv_keeps_scores(sizeof(Element), kHeadDim);
+  static constexpr bool kMayKeepScores = kWantDk && dkdv_keeps_scores(sizeof(Element), kHeadDim, Traits::kVariant);
 
   using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
   static constexpr int kStatistics = Traits::kExtended ? 3 : 2;  // a query's LSE, delta, and the LSE's residual
@@ -189,7 +189,9 @@ struct BackwardDkdvKernel {
     };
     const bool keeps_scores = kMayKeepScores && p.spill.present();
     Visit at = next_attended<1, Traits::kExtended>(first_tile, end_tile, coverage);
-    if (Traits::kExtended && keeps_scores) spill_zeros<Element>(p, first_tile, at.tile, where_of);
+    using Kept = KeptRows<Element, Scores>;
+    const Kept kept = keeps_scores ? Kept(p, item, first_key + tile::warp() * kRowsPerWarp) : Kept();
+    if (Traits::kExtended && keeps_scores) kept.write_zeros(p, first_tile, at.tile);
     if (at.tile == end_tile) return;
     const Queries queries(*this);
     int current = 0;
@@ -223,8 +225,8 @@ struct BackwardDkdvKernel {
                                                                                       statistics);
       }
       if (keeps_scores) {
-        spill_scores<Element>(p, static_cast<Element*>(p.spill.ds), where, gradients);
-        if (Traits::kExtended) spill_zeros<Element>(p, at.tile + 1, next.tile, where_of);
+        kept.write(p, p.spill.ds, at.tile * kTile.queries, gradients);
+        if (Traits::kExtended) kept.write_zeros(p, at.tile + 1, next.tile);
       }
       if constexpr (kWantDv) tile::multiply_registers(dv, scores, stage.dout, first_column);
       if constexpr (kWantDk) tile::multiply_registers(dk, gradients, stage.q, first_column);

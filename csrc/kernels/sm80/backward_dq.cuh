@@ -15,6 +15,7 @@
 #include "kernels/sm80/row_delta.cuh"
 #include "kernels/sm80/score_gradient.cuh"
 #include "kernels/sm80/spill.cuh"
+#include "kernels/sm80/staged_gradient.cuh"
 #include "kernels/sm80/store_rows.cuh"
 #include "kernels/tile_config.h"
 #include "tile/copy_rows.h"
@@ -44,19 +45,24 @@ struct BackwardDqKernel {
 
   // Extended kernels of small head dims never do; without the branch they took 3 % longer.
   static constexpr bool kMayKeepScores =
-      dq_keeps_scores(sizeof(Element), kHeadDim) || (Traits::kExtended && kHeadDim <= 64);
+      dq_keeps_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
   // For partial tiles and for others. Larger head dims that keep scores have a branch there anyway.
   static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
+  static constexpr bool kStagesTerms = Traits::kVariant == Variant::kTerms;
+
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
+  using Terms = std::conditional_t<kStagesTerms, StagedTerms<Element, Scores>, NoTerms>;
 
   struct Shared {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
     tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+    Terms terms[kStagesTerms ? kTile.warps : 1];
   };
 
-  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
+  using Kept = KeptRows<Element, Scores>;
 
   const attention::BackwardParams& p;
   const Schedule& schedule;
@@ -67,6 +73,7 @@ struct BackwardDqKernel {
   int num_keys;
   Gradient dq;
   QueryStatistics statistics[Scores::kThreadRows];
+  Kept kept;
 
   __device__ __forceinline__ void run() {
     const attention::Interval first = p.visibility.keys_of(first_query, item.sequence);
@@ -80,7 +87,7 @@ struct BackwardDqKernel {
     if (p.delta_is_left) compute_delta<Element, Scores>(delta, p, item, warp_query);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
-      statistics[r] = load_statistics<Traits::kExtended>(p, item, warp_query + Scores::row(r));
+      statistics[r] = load_statistics<Traits::kHasTerms>(p, item, warp_query + Scores::row(r));
       if (p.delta_is_left) statistics[r].delta = delta[r];
     }
     if (sees_keys) stream(first, last);
@@ -113,15 +120,26 @@ struct BackwardDqKernel {
     ptx::commit_copies();
   }
 
+  // What streams past the queries.
+  struct Keys {
+    tile::GlobalRows<Element> k;
+    tile::GlobalRows<Element> v;
+    int end_tile;
+  };
+
+  __device__ __forceinline__ ScoreTile<Rows::kQueries, Scores> where_of(int tile) const {
+    return {p, item, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
+  }
+
   // Visits the key tiles that the block's first and last query see between them, in ascending order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
     const int64_t key_row = item.sequence.key_begin;
-    const tile::GlobalRows<Element> k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row),
-                                         p.k.row_stride, static_cast<int>(p.head_dim_qk)};
-    const tile::GlobalRows<Element> v = {p.v.row<const Element>(item.sequence.batch, item.key_head, key_row),
-                                         p.v.row_stride, static_cast<int>(p.head_dim_v)};
     const int first_tile = static_cast<int>(first.begin / kTile.keys);
-    const int end_tile = static_cast<int>((last.end + kTile.keys - 1) / kTile.keys);
+    const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
+                             static_cast<int>(p.head_dim_qk)},
+                       .v = {p.v.row<const Element>(item.sequence.batch, item.key_head, key_row), p.v.row_stride,
+                             static_cast<int>(p.head_dim_v)},
+                       .end_tile = static_cast<int>((last.end + kTile.keys - 1) / kTile.keys)};
     // Every query sees every key of tiles [full_begin, full_end): the last query begins last, the first ends first.
     const int full_begin = static_cast<int>((last.begin + kTile.keys - 1) / kTile.keys);
     const int full_end = static_cast<int>(first.end / kTile.keys);
@@ -129,28 +147,22 @@ struct BackwardDqKernel {
       return mask_coverage(p, item, {first_query, first_query + kTile.queries},
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
-    const auto where_of = [&](int tile) {
-      return ScoreTile<Rows::kQueries, Scores>{p, item, first_query + tile::warp() * kRowsPerWarp,
-                                               int64_t{tile} * kTile.keys};
-    };
-    Visit at = next_attended<1, Traits::kExtended>(first_tile, end_tile, coverage);
-    if (Traits::kExtended && keeps_scores()) spill_zeros<Element>(p, first_tile, at.tile, where_of);
-    if (at.tile != end_tile) load_keys(shared.v, v, at.tile);
-    while (at.tile != end_tile) {
-      const Visit next = next_attended<1, Traits::kExtended>(at.tile + 1, end_tile, coverage);
-      const auto load_k = [&] { load_keys(shared.k, k, at.tile); };
-      const auto load_next_v = [&] {
-        if (next.tile != end_tile) load_keys(shared.v, v, next.tile);
-      };
+    Visit at = next_attended<1, Traits::kHasTerms>(first_tile, keys.end_tile, coverage);
+    if (keeps_scores()) kept = Kept(p, item, first_query + tile::warp() * kRowsPerWarp);
+    if (Traits::kHasTerms && keeps_scores()) kept.write_zeros(p, first_tile, at.tile);
+    load_v(keys, at);
+    load_terms(keys, at);
+    while (at.tile != keys.end_tile) {
+      const Visit next = next_attended<1, Traits::kHasTerms>(at.tile + 1, keys.end_tile, coverage);
       const bool partial = at.tile < full_begin || at.tile >= full_end;
       if constexpr (!kTwoBodies) {
-        attend(where_of(at.tile), at.masked, partial, load_k, load_next_v);
+        attend(keys, at, next, partial);
       } else if (partial) {
-        attend(where_of(at.tile), at.masked, std::true_type{}, load_k, load_next_v);
+        attend(keys, at, next, std::true_type{});
       } else {
-        attend(where_of(at.tile), at.masked, std::false_type{}, load_k, load_next_v);
+        attend(keys, at, next, std::false_type{});
       }
-      if (Traits::kExtended && keeps_scores()) spill_zeros<Element>(p, at.tile + 1, next.tile, where_of);
+      if (Traits::kHasTerms && keeps_scores()) kept.write_zeros(p, at.tile + 1, next.tile);
       at = next;
     }
     ptx::commit_copies();  // of Q and dO, where the mask left no tile of keys
@@ -158,29 +170,46 @@ struct BackwardDqKernel {
     __syncthreads();  // Q's tile is used anew
   }
 
+  __device__ __forceinline__ void load_v(const Keys& keys, const Visit& at) {
+    if (at.tile != keys.end_tile) load_keys(shared.v, keys.v, at.tile);
+  }
+
+  // Committed last, so that V can be waited for alone.
+  __device__ __forceinline__ void load_terms(const Keys& keys, const Visit& at) {
+    if constexpr (kStagesTerms) {
+      if (at.tile != keys.end_tile) own_terms().load(where_of(at.tile), at.masked);
+      ptx::commit_copies();
+    }
+  }
+  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[kStagesTerms ? tile::warp() : 0]; }
+
   __device__ __forceinline__ bool keeps_scores() const { return kMayKeepScores && p.spill.p != nullptr; }
 
   // Adds the product of one tile. Where it is known when compiling whether the tile is partial, its code is free of
   // branches between products, and the compiler mixes them with what is between.
-  template <class Partial, class LoadK, class LoadV>
-  __device__ __forceinline__ void attend(const ScoreTile<Rows::kQueries, Scores>& where, bool masked, Partial partial,
-                                         LoadK&& load_k, LoadV&& load_next_v) {
+  template <class Partial>
+  __device__ __forceinline__ void attend(const Keys& keys, const Visit& at, const Visit& next, Partial partial) {
+    const auto where = where_of(at.tile);
     TileTerms<Scores> terms;
-    if constexpr (Traits::kExtended) terms = where.load_terms(masked);
-    ptx::wait_copies<0>();
+    if constexpr (Traits::kExtended) terms = where.load_terms(at.masked);
+    ptx::wait_copies<kStagesTerms ? 1 : 0>();
     __syncthreads();  // V (and Q and dO) have arrived, and K's last readers are done
-    load_k();
+    load_keys(shared.k, keys.k, at.tile);
     Scores scores;
     Scores gradients;
     scores.clear();
     gradients.clear();
     tile::multiply_head_dims(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v);
     ptx::wait_copies<0>();
-    __syncthreads();  // K has arrived, and V's readers are done
-    load_next_v();
+    __syncthreads();  // K (and the terms) have arrived, and V's readers are done
+    load_v(keys, next);
     tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
     const auto statistics_of = [&](int r, int) -> const auto& { return statistics[r]; };
-    if (partial) {
+    if constexpr (kStagesTerms) {
+      differentiate_staged<Partial::value>(scores, gradients, where, own_terms(), at.masked, statistics);
+      __syncwarp();  // the terms' readers are done
+      load_terms(keys, next);
+    } else if (partial) {
       differentiate<Differentiation<Traits::kExtended, true, GradientOf::kProduct>>(scores, gradients, where, terms,
                                                                                     statistics_of);
     } else {
@@ -188,8 +217,8 @@ struct BackwardDqKernel {
                                                                                      statistics_of);
     }
     if (keeps_scores()) {
-      spill_scores<Element>(p, static_cast<Element*>(p.spill.p), where, scores);
-      spill_scores<Element>(p, static_cast<Element*>(p.spill.ds), where, gradients);
+      kept.write(p, p.spill.p, at.tile * kTile.keys, scores);
+      kept.write(p, p.spill.ds, at.tile * kTile.keys, gradients);
     }
     tile::multiply_registers(dq, gradients, shared.k, first_column);
   }

@@ -40,7 +40,7 @@ cudaError_t backward_dkdv(const attention::BackwardParams& p, cudaStream_t strea
 
 template <class Element, int kHeadDim>
 cudaError_t backward_dq(const attention::BackwardParams& p, cudaStream_t stream) {
-  return with_backward_variant(p, [&](auto variant) {
+  return with_dq_variant<Element, kHeadDim>(p, [&](auto variant) {
     using Kernel = BackwardDqKernel<KernelTraits<Element, kHeadDim, variant()>>;
     const int64_t slices = num_slices(p.head_dim_qk, Kernel::kTile.columns);
     const Schedule schedule =

@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
       .sequence = sequence,
       .first_row = first_row,
       .columns = static_cast<int>(params.operands.columns - first_column),
-      .left = spilled_matrix(p, static_cast<const Element*>(params.operands.left), {sequence, query_head, key_head}) +
+      .left = static_cast<const Element*>(params.operands.left) + spilled_matrix(p, {sequence, query_head, key_head}) +
               first_row,
       .right =
           right.row<const Element>(sequence.batch, kQueries ? key_head : query_head, kQueries ? key_row : query_row) +

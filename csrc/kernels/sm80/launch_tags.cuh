@@ -12,18 +12,21 @@ using VariantTag = std::integral_constant<Variant, kVariant>;
 // Sequences of so few queries fill the smaller tiles of an Extended kernel, where it has some. It can do everything.
 inline constexpr int64_t kFewQueries = 64;
 
+// A bias in the 16-bit type of q, a mask, or both, and nothing else that changes a score.
+inline bool adds_terms(const attention::AttentionParams& p) {
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  const bool adds_float32 = bias.present() && bias.element == attention::ElementType::kFloat32;
+  return scales_up_and_adds(p) && !only_scales_up(p) && !adds_float32 && !p.dropout.enabled();
+}
+
 // Calls function(variant) for a call's forward kernel. Variants exist for the head dims and types that are used most:
 // each takes time to compile.
 template <class Element, int kHeadDim, class Function>
 cudaError_t with_forward_variant(const attention::ForwardParams& p, Function&& function) {
   const bool drops = p.dropout.enabled();
   if constexpr (sizeof(Element) == 2 && (kHeadDim == 64 || kHeadDim == 128)) {
-    const attention::BroadcastView& bias = p.score_mod.bias;
-    const bool adds_float32 = bias.present() && bias.element == attention::ElementType::kFloat32;
     if (only_scales_up(p) && drops) return function(VariantTag<Variant::kDropout>{});
-    if (scales_up_and_adds(p) && !only_scales_up(p) && !adds_float32 && !drops) {
-      return function(VariantTag<Variant::kTerms>{});
-    }
+    if (adds_terms(p)) return function(VariantTag<Variant::kTerms>{});
   }
   if (only_scales_up(p) && !drops) {
     if constexpr (sizeof(Element) == 2 && kHeadDim == 64) {
@@ -37,13 +40,26 @@ cudaError_t with_forward_variant(const attention::ForwardParams& p, Function&& f
   return function(VariantTag<Variant::kExtended>{});
 }
 
-// The same for the kernels of the backward pass.
+// What the backward pass has kernels for throughout.
+inline Variant backward_variant(const attention::BackwardParams& p) {
+  const bool plain = only_scales_up(p) && !p.dropout.enabled() && p.sequences.max_seqlen_q > kFewQueries;
+  return plain ? Variant::kPlain : Variant::kExtended;
+}
+
+// The same as a tag, for function(variant).
 template <class Function>
 cudaError_t with_backward_variant(const attention::BackwardParams& p, Function&& function) {
-  if (only_scales_up(p) && !p.dropout.enabled() && p.sequences.max_seqlen_q > kFewQueries) {
-    return function(VariantTag<Variant::kPlain>{});
-  }
+  if (backward_variant(p) == Variant::kPlain) return function(VariantTag<Variant::kPlain>{});
   return function(VariantTag<Variant::kExtended>{});
+}
+
+// The same for a dQ kernel.
+template <class Element, int kHeadDim, class Function>
+cudaError_t with_dq_variant(const attention::BackwardParams& p, Function&& function) {
+  if constexpr (sizeof(Element) == 2 && (kHeadDim == 64 || kHeadDim == 128)) {
+    if (adds_terms(p)) return function(VariantTag<Variant::kTerms>{});
+  }
+  return with_backward_variant(p, function);
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -102,10 +102,11 @@ cudaError_t recompute(const attention::BackwardParams& p, cudaStream_t stream) {
                   [&] { return p.dk.data || p.dv.data ? dkdv<Element>(p, stream) : cudaSuccess; });
 }
 
-// Whether kept scores are all that the bias's gradient needs: it has no sum over rows, in which their rounding would
-// add up, and dS is that of the score itself. There are kernels for 16-bit scores.
+// Whether kept scores are all that the bias's gradient needs: it is not more precise than they are, it has no sum over
+// rows, in which their rounding would add up, and dS is that of the score itself. There are kernels for 16-bit scores.
 bool dbias_is_kept(const attention::BackwardParams& p) {
-  return attention::is_16_bit(p.element) && p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
+  return attention::is_16_bit(p.element) && p.score_mod.bias.element != attention::ElementType::kFloat32 &&
+         p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
 }
 
 // Whether each launch holds all heads and batch entries that any element of dBias sums.

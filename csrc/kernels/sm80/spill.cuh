@@ -1,16 +1,13 @@
 // Leaves a tile of P or dS to a later kernel.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/sm80/score_tile.cuh"
+#include "ptx/kept.h"
 
 namespace flash_attn_ext::sm80 {
 
-// Row 0 of the sequence's matrix, of the item's query head (attention::ScoreSpill).
-template <class Element>
-__device__ __forceinline__ Element* spilled_matrix(const attention::BackwardParams& p, Element* spill,
-                                                   const WorkItem& item) {
+// Where row 0 of the sequence's matrix begins, of the item's query head (attention::ScoreSpill). In elements.
+__device__ __forceinline__ int64_t spilled_matrix(const attention::BackwardParams& p, const WorkItem& item) {
   const attention::ScoreSpill& kept = p.spill;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
   const int64_t group = p.queries_per_key_head();
@@ -18,7 +15,7 @@ __device__ __forceinline__ Element* spilled_matrix(const attention::BackwardPara
       packed ? item.key_head - kept.first_key_head : item.key_head * p.batch + item.sequence.batch - p.first_pair;
   const int64_t head = matrix * group + item.head - item.key_head * group;
   const int64_t first_row = packed ? kept.first_row(item.sequence) : 0;
-  return spill + (head * kept.rows + first_row) * kept.columns;
+  return (head * kept.rows + first_row) * kept.columns;
 }
 
 // What was written of rows [first_row, ...), all in one aligned tile of kKeptRows: the same groups of 32 columns for
@@ -46,48 +43,62 @@ struct WrittenColumns {
   }
 };
 
-template <class Element, class Tile>
-__device__ __forceinline__ void spill_scores(const attention::BackwardParams& p, Element* spill, const Tile& where,
-                                             const typename Tile::Accumulator& scores) {
-  using Acc = typename Tile::Accumulator;
-  if constexpr (sizeof(Element) == 2 && Acc::kColumnTiles % 4 == 0) {
-    Element* first = spilled_matrix(p, spill, where.item) + where.first_row * p.spill.columns + where.first_column;
-#pragma unroll
-    for (int r = 0; r < Acc::kThreadRows; ++r) {
-      Element* row = first + Acc::row(r) * p.spill.columns + tile::lane() % 4 * 8;
-#pragma unroll
-      for (int j = 0; j < Acc::kColumnTiles; j += 4) {
-        uint4 packed;
-        packed.x = ptx::pack(scores.at(r, j, 0), scores.at(r, j, 1), Element{});
-        packed.y = ptx::pack(scores.at(r, j + 1, 0), scores.at(r, j + 1, 1), Element{});
-        packed.z = ptx::pack(scores.at(r, j + 2, 0), scores.at(r, j + 2, 1), Element{});
-        packed.w = ptx::pack(scores.at(r, j + 3, 0), scores.at(r, j + 3, 1), Element{});
-        __stcs(reinterpret_cast<uint4*>(row + 8 * j), packed);  // read once: K and V are to stay in L2
-      }
-    }
-  } else if constexpr (std::is_same_v<Element, float> && Tile::kRowsAre == Rows::kKeys && Acc::kColumnTiles % 4 == 0) {
-    Element* first = spilled_matrix(p, spill, where.item) + where.first_row * p.spill.columns + where.first_column;
-#pragma unroll
-    for (int r = 0; r < Acc::kThreadRows; ++r) {
-      Element* row = first + Acc::row(r) * p.spill.columns + Acc::column(0, 0);
-#pragma unroll
-      for (int j = 0; j < Acc::kColumnTiles; ++j) {
-        __stcs(reinterpret_cast<float2*>(row + 8 * j), float2{scores.at(r, j, 0), scores.at(r, j, 1)});
-      }
-    }
+// Where a thread leaves its elements of a warp's rows of P or dS. Found once: it takes a division and as many
+// instructions as writing a tile.
+template <class Element, class Acc>
+class KeptRows {
+ public:
+  KeptRows() = default;  // of nothing
+  __device__ __forceinline__ KeptRows(const attention::BackwardParams& p, const WorkItem& item, int64_t first_row) {
+    const int column = sizeof(Element) == 2 ? tile::lane() % 4 * 8 : Acc::column(0, 0);
+    const int64_t row = first_row + Acc::row(0);
+    own_ = ptx::kept(static_cast<int>(spilled_matrix(p, item) + row * p.spill.columns + column));
   }
-}
 
-// The tiles from `tile` on and before `end`, which a mask leaves nothing of: zeros. where_of(tile) gives the tile.
-template <class Element, class WhereOf>
-__device__ __forceinline__ void spill_zeros(const attention::BackwardParams& p, int tile, int end, WhereOf&& where_of) {
-  using Acc = typename std::invoke_result_t<WhereOf, int>::Accumulator;
-  for (; tile < end; ++tile) {
-    Acc nothing;
-    nothing.clear();
-    if (p.spill.p != nullptr) spill_scores<Element>(p, static_cast<Element*>(p.spill.p), where_of(tile), nothing);
-    spill_scores<Element>(p, static_cast<Element*>(p.spill.ds), where_of(tile), nothing);
+  // The columns from first_column on. matrices: the p or ds of the spill. Marked to leave L2 first: each element is
+  // read once, and K and V are to stay.
+  __device__ __forceinline__ void write(const attention::BackwardParams& p, void* matrices, int first_column,
+                                        const Acc& scores) const {
+    if constexpr (Acc::kColumnTiles % 4 == 0) {
+      const auto columns = static_cast<int>(p.spill.columns);
+#pragma unroll
+      for (int r = 0; r < Acc::kThreadRows; ++r) {
+        Element* row = static_cast<Element*>(matrices) + (own_ + first_column + Acc::row_step(r) * columns);
+#pragma unroll
+        for (int j = 0; j < Acc::kColumnTiles; j += 4) write_group(row + 8 * j, scores, r, j);
+      }
+    }
   }
-}
+
+  // Tiles [tile, end), which a mask leaves nothing of, in all that is kept.
+  __device__ __forceinline__ void write_zeros(const attention::BackwardParams& p, int tile, int end) const {
+    for (; tile < end; ++tile) {
+      Acc nothing;
+      nothing.clear();
+      if (p.spill.p != nullptr) write(p, p.spill.p, tile * 8 * Acc::kColumnTiles, nothing);
+      write(p, p.spill.ds, tile * 8 * Acc::kColumnTiles, nothing);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void write_group(Element* row, const Acc& scores, int r, int first_j) {
+    if constexpr (sizeof(Element) == 2) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        packed[j] = ptx::pack(scores.at(r, first_j + j, 0), scores.at(r, first_j + j, 1), Element{});
+      }
+      __stcs(reinterpret_cast<uint4*>(row), uint4{packed[0], packed[1], packed[2], packed[3]});
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        __stcs(reinterpret_cast<float2*>(row + 8 * j),
+               float2{scores.at(r, first_j + j, 0), scores.at(r, first_j + j, 1)});
+      }
+    }
+  }
+
+  int own_ = 0;  // the thread's first element of column 0: 32 bits count all of them (ScoreSpill::kMostBytes)
+};
 
 }  // namespace flash_attn_ext::sm80

@@ -1,14 +1,15 @@
 // Which scores the backward pass keeps between its kernels, and for how many heads at a time.
 //
 // Computing S and dP again in the second kernel costs 2 of 7 products of tiles. Where dK and dV both fit into registers
-// (head dims up to 128) the dK/dV kernel keeps dS, and dQ = dS K is a plain product. Beyond that they do not: the dQ
-// kernel comes first and keeps P and dS, and dV = P^T dO and dK = dS^T Q are plain products. A head that needs more
-// memory than there may be is computed again.
+// (head dims up to 128) the dK/dV kernel can keep dS, and dQ = dS K is a plain product. Else the dQ kernel comes first
+// and keeps P and dS, and dV = P^T dO and dK = dS^T Q are plain products. A head that needs more memory than there may
+// be is computed again.
 #pragma once
 
 #include <algorithm>
 
 #include "attention/params.h"
+#include "kernels/sm80/launch_tags.cuh"
 #include "kernels/tile_config.h"
 
 namespace flash_attn_ext::sm80 {
@@ -40,8 +41,9 @@ inline SpillPlan::Order order_of(const attention::BackwardParams& p) {
   if (float32 ? p.allow_tf32 : !attention::is_16_bit(p.element)) return SpillPlan::Order::kRecompute;
   const int64_t head_dim = std::max(p.head_dim_qk, p.head_dim_v);
   const int element_bytes = float32 ? 4 : 2;
-  if (dkdv_keeps_scores(element_bytes, head_dim)) return SpillPlan::Order::kKeysFirst;
-  if (dq_keeps_scores(element_bytes, head_dim)) return SpillPlan::Order::kQueriesFirst;
+  const Variant variant = adds_terms(p) ? Variant::kTerms : backward_variant(p);
+  if (dkdv_keeps_scores(element_bytes, head_dim, variant)) return SpillPlan::Order::kKeysFirst;
+  if (dq_keeps_scores(element_bytes, head_dim, variant)) return SpillPlan::Order::kQueriesFirst;
   return SpillPlan::Order::kRecompute;
 }
 

@@ -77,42 +77,53 @@ struct StagedTerms {
     if (with_mask) copy(mask, mod.mask, where);
   }
 
-  // scores = factor * scores + bias. Adding -inf to NaN leaves NaN, whose row the kernel computes again.
-  __device__ __forceinline__ void add_bias(Scores& scores, float factor) const {
+  // Calls function(r, j, low, high) with the thread's pairs of the bias.
+  template <class Function>
+  __device__ __forceinline__ void for_each_bias(Function&& function) const {
     const uint32_t own = bias.address(Scores::row(0), Scores::column(0, 0));
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
         const uint32_t address = own + Scores::row_step(r) * decltype(bias)::kRowBytes + 8 * j * sizeof(Bits);
-        float low;
-        float high;
         if constexpr (sizeof(Element) == 2) {
           const uint32_t pair = ptx::load_shared(address);
-          low = ptx::to_float(static_cast<uint16_t>(pair), Element{});
-          high = ptx::to_float(static_cast<uint16_t>(pair >> 16), Element{});
+          function(r, j, ptx::to_float(static_cast<uint16_t>(pair), Element{}),
+                   ptx::to_float(static_cast<uint16_t>(pair >> 16), Element{}));
         } else {
-          low = __uint_as_float(ptx::load_shared(address));
-          high = __uint_as_float(ptx::load_shared(address + sizeof(Bits)));
+          function(r, j, __uint_as_float(ptx::load_shared(address)),
+                   __uint_as_float(ptx::load_shared(address + sizeof(Bits))));
         }
-        scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), factor, low);
-        scores.at(r, j, 1) = fmaf(scores.at(r, j, 1), factor, high);
       }
     }
   }
 
-  // What the mask hides becomes -inf.
-  __device__ __forceinline__ void apply_mask(Scores& scores) const {
+  // scores = factor * scores + bias. Adding -inf to NaN leaves NaN, whose row the kernel computes again.
+  __device__ __forceinline__ void add_bias(Scores& scores, float factor) const {
+    for_each_bias([&](int r, int j, float low, float high) {
+      scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), factor, low);
+      scores.at(r, j, 1) = fmaf(scores.at(r, j, 1), factor, high);
+    });
+  }
+
+  // Calls function(r, j, e) for each of the thread's elements that the mask hides.
+  template <class Function>
+  __device__ __forceinline__ void for_each_masked(Function&& function) const {
     const uint32_t own = mask.address(Scores::row(0), Scores::column(0, 0));
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
         const uint32_t pair = ptx::load_shared_u16(own + Scores::row_step(r) * decltype(mask)::kRowBytes + 8 * j);
-        if ((pair & 0xFFu) == 0) scores.at(r, j, 0) = -INFINITY;
-        if ((pair & 0xFF00u) == 0) scores.at(r, j, 1) = -INFINITY;
+        if ((pair & 0xFFu) == 0) function(r, j, 0);
+        if ((pair & 0xFF00u) == 0) function(r, j, 1);
       }
     }
+  }
+
+  // What the mask hides becomes -inf.
+  __device__ __forceinline__ void apply_mask(Scores& scores) const {
+    for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
   }
 
  private:
