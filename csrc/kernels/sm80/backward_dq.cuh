@@ -2,9 +2,10 @@
 //
 // Grid: one block a (batch, query head, tile of kQueries queries), tiles with the most keys first. Each warp owns
 // kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is used as an operand from there.
-// Shared memory: Q, dO, one tile of K and one of V. While dP = dO V^T is computed K is on its way; while S = Q K^T,
-// dS and dQ are, the next V. Two or more blocks on a multiprocessor fill each other's waits.
-// Where the dK/dV kernel shall not compute P and dS again, this one leaves them in p.spill.
+// Shared memory: Q, dO, one tile of K and one of V, and in Terms kernels each warp's biases and masks. While dP = dO
+// V^T is computed K is on its way; while S = Q K^T, dS and dQ are, the next V; biases and masks while dQ and the next
+// dP are. Two or more blocks on a multiprocessor fill each other's waits. Where the dK/dV kernel shall not compute P
+// and dS again, this one leaves them in p.spill.
 #pragma once
 
 #include <type_traits>
