@@ -110,8 +110,9 @@ struct ScoreTile {
                                    : p.visibility.queries_of_rows(first_row, first_column, item.sequence));
   }
 
-  // What a row may not see becomes -inf.
-  __device__ __forceinline__ void hide_invisible(Acc& scores) const {
+  // Calls function(r, j, e, visible) for each of the thread's elements.
+  template <class Function>
+  __device__ __forceinline__ void for_each_visibility(Function&& function) const {
     const VisibleColumns<Acc> columns = visible();
 #pragma unroll
     for (int r = 0; r < Acc::kThreadRows; ++r) {
@@ -119,11 +120,15 @@ struct ScoreTile {
 #pragma unroll
       for (int j = 0; j < Acc::kColumnTiles; ++j) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          scores.at(r, j, e) = columns.is_visible(row, j, e) ? scores.at(r, j, e) : -INFINITY;
-        }
+        for (int e = 0; e < 2; ++e) function(r, j, e, columns.is_visible(row, j, e));
       }
     }
+  }
+
+  // What a row may not see becomes -inf.
+  __device__ __forceinline__ void hide_invisible(Acc& scores) const {
+    for_each_visibility(
+        [&](int r, int j, int e, bool visible) { scores.at(r, j, e) = visible ? scores.at(r, j, e) : -INFINITY; });
   }
 
   // product -> capped.

@@ -41,18 +41,9 @@ __device__ __forceinline__ void differentiate_staged(
   }
   if (masked) terms.for_each_masked(hide);
   if constexpr (kPartial) {
-    const VisibleColumns<Acc> columns = where.visible();
-#pragma unroll
-    for (int r = 0; r < Acc::kThreadRows; ++r) {
-      const uint32_t row = columns.of_row(r);
-#pragma unroll
-      for (int j = 0; j < Acc::kColumnTiles; ++j) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (!columns.is_visible(row, j, e)) hide(r, j, e);
-        }
-      }
-    }
+    where.for_each_visibility([&](int r, int j, int e, bool visible) {
+      if (!visible) hide(r, j, e);
+    });
   }
 }
 
