@@ -1,0 +1,50 @@
+"""Every link in the documents leads to a file of the repository, and to a heading in it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("", "docs", "docs/kernels", "docs/kernels/log", "csrc", "tests", "benchmarks/results")
+DOCUMENTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", without_code(path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(path: Path) -> list[str]:
+    text = without_code(path.read_text(encoding="utf-8"))
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if not link.startswith("http") and not (target.exists() and (not anchor or anchor in anchors(target))):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path):
+    assert broken_links(path) == []
+
+
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / "b.md").write_text("# One `word`, two\n```\n# no heading\n```\n")
+    page = tmp_path / "a.md"
+    page.write_text("[x](b.md#one-word-two) [x](https://a.b) [y](none.md) [y](b.md#no-heading)\n```\n[z](none)\n```\n")
+    assert broken_links(page) == ["none.md", "b.md#no-heading"]
+
+
+def test_every_kernel_page_and_its_log_name_each_other():
+    for log in sorted((ROOT / "docs/kernels/log").glob("*.md")):
+        page = ROOT / "docs/kernels" / log.name
+        assert f"(log/{log.name}" in page.read_text(encoding="utf-8")
+        assert f"(../{log.name}" in log.read_text(encoding="utf-8")
