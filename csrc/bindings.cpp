@@ -6,6 +6,7 @@
 #include "host/autograd.h"
 #include "host/backends.h"
 #include "host/build_info.h"
+#include "host/explain.h"
 #include "host/inspect.h"
 #include "host/log.h"
 #include "host/make_params.h"
@@ -134,6 +135,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   define_attention_function<>(module, "attention_explain",
                               "[(backend, reasons it cannot run)] in the order in which backends are tried.",
                               [](const AttentionInputs& inputs) { return explain(inputs); });
+
+  define_attention_function<std::array<bool, 6>>(
+      module, "attention_plan",
+      "(forward, backward): in words, what the backend that the call names would run. Needs no device of its kind.",
+      [](std::array<bool, 6> output_mask, const AttentionInputs& inputs) {
+        return describe_plans(inputs, output_mask);
+      });
 
   module.def("delta", &compute_delta, py::arg("out"), py::arg("dout"), py::arg("dlse") = py::none(),
              "rowsum(dout * out) - dlse, the first stage of the backward pass.",

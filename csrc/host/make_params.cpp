@@ -104,6 +104,17 @@ static bool allows_tf32() {
          at::Float32Precision::TF32;
 }
 
+attention::BiasGradient describe_dbias(const at::Tensor& bias) {
+  const auto split = [&](int64_t d) { return bias.size(d) != 1; };
+  attention::BiasGradient dbias;
+  dbias.wanted = true;
+  dbias.per_batch = split(0);
+  dbias.per_head = split(1);
+  dbias.per_query = split(2);
+  dbias.per_key = split(3);
+  return dbias;
+}
+
 attention::AttentionParams make_attention_params(const AttentionInputs& in) {
   attention::AttentionParams params;
   params.element = element_type(in.q.scalar_type());

@@ -33,12 +33,13 @@ __global__ void __launch_bounds__(kThreads) dsink_kernel(const __grid_constant__
 
 // One thread a (batch, head).
 template <class Real>
-__global__ void __launch_bounds__(kThreads) dalibi_kernel(const __grid_constant__ attention::BackwardParams p) {
+__global__ void __launch_bounds__(kThreads)
+    dalibi_kernel(const __grid_constant__ attention::BackwardParams p, const AlibiPartials partials) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= p.batch * p.num_heads_q) return;
-  const Real* partials = static_cast<const Real*>(p.alibi_partials) + row * p.alibi_partials_per_head;
+  const Real* of_head = static_cast<const Real*>(partials.data) + row * partials.per_head;
   double sum = 0.0;
-  for (int64_t i = 0; i < p.alibi_partials_per_head; ++i) sum += partials[i];
+  for (int64_t i = 0; i < partials.per_head; ++i) sum += of_head[i];
   static_cast<Real*>(p.dalibi_slopes)[row] = static_cast<Real>(sum);
 }
 
@@ -52,10 +53,10 @@ cudaError_t launch_dsink(const attention::BackwardParams& params, cudaStream_t s
   return cudaGetLastError();
 }
 
-cudaError_t launch_dalibi(const attention::BackwardParams& params, cudaStream_t stream) {
+cudaError_t launch_dalibi(const attention::BackwardParams& params, const AlibiPartials& partials, cudaStream_t stream) {
   const int64_t blocks = (params.batch * params.num_heads_q + kThreads - 1) / kThreads;
   const auto kernel = in_float64(params) ? dalibi_kernel<double> : dalibi_kernel<float>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params, partials);
   return cudaGetLastError();
 }
 

@@ -3,11 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
-#include "kernels/sm80/schedule.cuh"
+#include "kernels/schedule/schedule.cuh"
 #include "kernels/tile_config.h"
 
 namespace flash_attn_ext::sm80 {
@@ -40,20 +39,6 @@ cudaError_t launch_blocks(void (*kernel)(Arguments...), int64_t num_blocks, cuda
   if (error != cudaSuccess) return error;
   kernel<<<static_cast<unsigned>(num_blocks), Kernel::kThreads, kBytes, stream>>>(arguments...);
   return cudaGetLastError();
-}
-
-// As many blocks as run at a time, each with a part of the schedule's: `per_multiprocessor` of them on each.
-template <class Kernel, class Params>
-cudaError_t launch_resident(void (*kernel)(Params, Schedule), const Params& params, const Schedule& schedule,
-                            int per_multiprocessor, cudaStream_t stream) {
-  int device = 0;
-  int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  const auto at_a_time = std::min<int64_t>(schedule.num_blocks, int64_t{per_multiprocessor} * multiprocessors);
-  return launch_blocks<Kernel>(kernel, schedule.num_blocks > INT32_MAX ? schedule.num_blocks : at_a_time, stream,
-                               params, schedule);
 }
 
 template <class Kernel, class Params>

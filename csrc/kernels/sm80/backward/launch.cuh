@@ -1,0 +1,88 @@
+// Queues the kernels that a plan names.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/sm80/backward/backward_dalibi.cuh"
+#include "kernels/sm80/backward/backward_dbias.cuh"
+#include "kernels/sm80/backward/backward_delta.cuh"
+#include "kernels/sm80/backward/backward_dkdv.cuh"
+#include "kernels/sm80/backward/backward_dq.cuh"
+#include "kernels/sm80/dispatch.h"
+#include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Kernel>
+cudaError_t launch_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  const Schedule schedule =
+      make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
+                        .rows = Rows::kKeys,
+                        .tile_rows = Kernel::kTile.keys,
+                        .slices = num_slices(std::max(p.head_dim_qk, p.head_dim_v), Kernel::kTile.columns),
+                        .element_bytes = sizeof(typename Kernel::Element),
+                        .l2_bytes = plan.l2_bytes});
+  return launch<Kernel>(backward_dkdv_kernel<Kernel>, p, schedule, stream);
+}
+
+template <class Element, int kHeadDim>
+cudaError_t backward_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_variant<has_dkdv_kernel, Element, kHeadDim>(plan.dkdv_variant, [&](auto variant) {
+    using Traits = KernelTraits<Element, kHeadDim, variant()>;
+    if constexpr (backward_dkdv_tile(sizeof(Element), kHeadDim, variant()).both) {
+      return launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kBoth>>(p, plan, stream);
+    } else {
+      cudaError_t error = cudaSuccess;
+      if (p.dv.data) error = launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kDv>>(p, plan, stream);
+      if (error == cudaSuccess && p.dk.data) {
+        error = launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kDk>>(p, plan, stream);
+      }
+      return error;
+    }
+  });
+}
+
+template <class Element, int kHeadDim>
+cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_variant<has_dq_kernel, Element, kHeadDim>(plan.dq_variant, [&](auto variant) {
+    using Kernel = BackwardDqKernel<KernelTraits<Element, kHeadDim, variant()>>;
+    const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
+                                                .rows = Rows::kQueries,
+                                                .tile_rows = Kernel::kTile.queries,
+                                                .slices = num_slices(p.head_dim_qk, Kernel::kTile.columns),
+                                                .element_bytes = sizeof(Element),
+                                                .l2_bytes = plan.l2_bytes});
+    return launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
+  });
+}
+
+template <class Element>
+cudaError_t backward_dbias(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
+    using Kernel = BackwardDbiasKernel<Element, head_dim()>;
+    const int64_t blocks =
+        Kernel::batches(p).count() * Kernel::heads(p).count() * Kernel::queries(p).count() * Kernel::keys(p).count();
+    return launch<Kernel>(backward_dbias_kernel<Kernel>, p, blocks, stream);
+  });
+}
+
+template <class Element>
+cudaError_t backward_dalibi(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
+    using Kernel = BackwardDalibiKernel<Element, head_dim()>;
+    return launch<Kernel>(backward_dalibi_kernel<Kernel>, p, p.batch * p.num_heads_q * p.alibi_partials.per_head,
+                          stream);
+  });
+}
+
+template <class Element>
+cudaError_t backward_delta(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
+    using Kernel = BackwardDeltaKernel<Element, head_dim()>;
+    const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, Kernel::kTile.queries);
+    return launch<Kernel>(backward_delta_kernel<Kernel>, p, p.batch * p.num_heads_q * tiles, stream);
+  });
+}
+
+}  // namespace flash_attn_ext::sm80
