@@ -77,6 +77,10 @@ constexpr int bucket_of_variant(int element_bytes, int head_dim, Variant variant
 // Single TF32 products are allowed, never asked for: Plain kernels of the head dims that are used most.
 inline constexpr int kLargestTf32HeadDim = 128;
 
+// Short kernels compute rows in which a NaN came out again by themselves: another launch, that of a repair kernel,
+// would be a large part of the call.
+constexpr bool repairs_in_kernel(Variant variant) { return variant == Variant::kShort; }
+
 constexpr int64_t num_tiles(int64_t rows, int tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
 // Blocks that share a tile of rows; one even where there is no column, since it also writes the LSE.

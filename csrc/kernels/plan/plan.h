@@ -34,7 +34,7 @@ struct WorkspacePart {
 enum class NanRepair {
   kNone,       // the kernel keeps to the rule by itself
   kInKernel,   // the kernel computes such rows again: where another launch would be a large part of the call
-  kOwnLaunch,  // the kernel notes the tile in a flag, and a repair kernel reads the flags
+  kOwnLaunch,  // the kernel notes them in flags, which a repair kernel reads
 };
 
 enum class ForwardKernel {
@@ -57,7 +57,7 @@ struct ForwardPlan {
   struct Workspace {
     int64_t bytes = 0;
     WorkspacePart mask_tiles;  // what each tile of a boolean mask holds
-    WorkspacePart nan_flags;   // one byte per block
+    WorkspacePart nan_flags;   // one byte per warp
   } workspace;
 };
 
@@ -115,7 +115,7 @@ struct BackwardPlan {
     WorkspacePart stored_scores;
     WorkspacePart mask_tiles;
     WorkspacePart alibi_partials;
-    WorkspacePart dq_nan_flags;  // one byte per block
+    WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
   } workspace;
 };
@@ -124,9 +124,7 @@ struct BackwardPlan {
 std::string describe(const ForwardPlan& plan);
 std::string describe(const BackwardPlan& plan);
 
-inline int64_t max_head_dim_sm80(attention::ElementType element) {
-  return attention::is_16_bit(element) ? 512 : 256;
-}
+inline int64_t max_head_dim_sm80(attention::ElementType element) { return attention::is_16_bit(element) ? 512 : 256; }
 
 // The plans of each backend. Of pointers they look at whether a tensor is there and how it is aligned, never at what it
 // holds.

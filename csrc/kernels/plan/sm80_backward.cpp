@@ -183,9 +183,9 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   const sm80::QueryStationaryTile dq = sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant);
   const sm80::KeyStationaryTile dkdv = sm80::backward_dkdv_tile(bytes, plan.dkdv_head_dim, plan.dkdv_variant);
   plan.workspace.dq_nan_flags = append(total, count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, dq.queries) *
-                                                  sm80::num_slices(p.head_dim_qk, dq.columns));
+                                                  sm80::num_slices(p.head_dim_qk, dq.columns) * dq.warps);
   plan.workspace.dkdv_nan_flags = append(total, count_blocks(p, p.num_heads_k, p.sequences.max_seqlen_k, dkdv.keys) *
-                                                    sm80::num_slices(largest_head_dim(p), dkdv.columns));
+                                                    sm80::num_slices(largest_head_dim(p), dkdv.columns) * dkdv.warps);
 }
 
 BackwardPlan plan_rows(const BackwardParams& p) {

@@ -18,12 +18,16 @@ struct QueryBlock {
   int first_column;
 };
 
-// Tiles with the most keys first.
+// Tiles with the most keys come first.
+__device__ __forceinline__ int64_t first_query_of(const Schedule& schedule, const Place& at, int tile_rows) {
+  return int64_t{schedule.tiles - 1 - at.tile} * tile_rows;
+}
+
 template <class Kernel>
 __device__ __forceinline__ QueryBlock query_block(const attention::AttentionParams& p, const Schedule& schedule) {
   const Place at = schedule.place();
   return {.item = {p.sequences.at(at.batch), at.key_head * schedule.group + at.head_of_group, at.key_head},
-          .first_query = int64_t{schedule.tiles - 1 - at.tile} * Kernel::kTile.queries,
+          .first_query = first_query_of(schedule, at, Kernel::kTile.queries),
           .first_column = first_column<Kernel>(at)};
 }
 
@@ -39,6 +43,13 @@ template <int kRows>
 __device__ __forceinline__ int key_tile(const Schedule& schedule, const Place& at, int64_t num_keys) {
   const int tiles = (static_cast<int>(num_keys) + kRows - 1) / kRows;
   return tiles - static_cast<int>(schedule.tiles) + static_cast<int>(at.tile);
+}
+
+// The same with a tile's size known at run time.
+__device__ __forceinline__ int64_t first_key_of(const Schedule& schedule, const Place& at, int tile_rows,
+                                                int64_t num_keys) {
+  const int tiles = (static_cast<int>(num_keys) + tile_rows - 1) / tile_rows;
+  return int64_t{tiles - static_cast<int>(schedule.tiles) + static_cast<int>(at.tile)} * tile_rows;
 }
 
 template <class Kernel>

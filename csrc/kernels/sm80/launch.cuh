@@ -5,9 +5,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
+#include "kernels/common/repair.h"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/tile_config.h"
+#include "tile/element.h"
 
 namespace flash_attn_ext::sm80 {
 
@@ -51,5 +54,19 @@ cudaError_t launch(void (*kernel)(Params, Schedule), const Params& params, const
                    cudaStream_t stream) {
   return launch_blocks<Kernel>(kernel, schedule.num_blocks, stream, params, schedule);
 }
+
+// What a repair kernel is told about a launch of Kernel.
+template <class Kernel>
+common::FlaggedRows flagged_rows(const uint8_t* flags, const Schedule& schedule) {
+  return {.flags = flags,
+          .schedule = schedule,
+          .warps = Kernel::kTile.warps,
+          .rows_per_warp = Kernel::kRowsPerWarp,
+          .columns = Kernel::kTile.columns};
+}
+
+// What a type is in memory.
+template <class Element>
+using InMemory = std::conditional_t<std::is_same_v<Element, tile::Tf32>, float, Element>;
 
 }  // namespace flash_attn_ext::sm80

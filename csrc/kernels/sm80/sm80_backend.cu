@@ -144,6 +144,8 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
   p.num_pairs = p.batch * p.num_heads_k;
   p.alibi_partials = {.data = plan.workspace.alibi_partials.in<void>(workspace),
                       .per_head = plan.alibi_partials_per_head};
+  p.dq_nan_flags = plan.workspace.dq_nan_flags.in<uint8_t>(workspace);
+  p.dkdv_nan_flags = plan.workspace.dkdv_nan_flags.in<uint8_t>(workspace);
   if (!plan.workspace.stored_scores.present()) return p;
   p.stored = {.ds = plan.workspace.stored_scores.in<void>(workspace),
               .rows_are_keys = plan.kernels == BackwardKernels::kStoreInDkdv,

@@ -8,7 +8,7 @@
 // Where the dQ kernel shall not compute dS again, this one leaves it in p.stored.
 #pragma once
 
-#include "kernels/common/attention_rows.cuh"
+#include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/score/mask_coverage.cuh"
@@ -23,17 +23,6 @@ namespace flash_attn_ext::sm80 {
 
 // Which gradients one launch accumulates. For large head dims both do not fit into registers.
 enum class KeyGradient { kBoth, kDk, kDv };
-
-// The block's rows again. Takes nothing that the kernel would have to keep for it.
-template <class Kernel>
-__device__ __forceinline__ void dkdv_without_tensor_cores(const BackwardParams& p, const Schedule& schedule) {
-  const KeyBlock block = key_block<Kernel>(p, schedule);
-  const int64_t end = min(int64_t{block.first_key} + Kernel::kTile.keys, block.item.sequence.num_keys);
-  const common::ColumnRange columns = {block.first_column, block.first_column + Kernel::kTile.columns};
-  for (int64_t key = block.first_key + tile::warp(); key < end; key += Kernel::kTile.warps) {
-    common::compute_dkdv_row<typename Kernel::Element>(p, block.item.sequence, block.item.key_head, key, columns);
-  }
-}
 
 template <class Traits, KeyGradient kGradient>
 struct BackwardDkdvKernel {
@@ -96,9 +85,10 @@ struct BackwardDkdvKernel {
     if (kWantDk) dk.scale(scale);
     if (kWantDk && p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk, shared.k);
     if (kWantDv && p.dv.data != nullptr) store(p.dv, dv, p.head_dim_v, shared.v);
-    // A NaN may be 0 times what does not attend: such rows again, without tensor cores.
-    if (__syncthreads_or((kWantDk && dk.has_nan()) || (kWantDv && dv.has_nan()))) {
-      dkdv_without_tensor_cores<BackwardDkdvKernel>(p, schedule);
+    if constexpr (kWantDk && kWantDv) {
+      note_nan<kTile.warps>(p.dkdv_nan_flags, dk, dv);
+    } else {
+      note_nan<kTile.warps>(p.dkdv_nan_flags, kWantDk ? dk : dv);
     }
   }
 

@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "kernels/common/attention_rows.cuh"
+#include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/score/bias_mask_gradient.cuh"
@@ -24,18 +24,6 @@
 #include "tile/sm80/gemm.h"
 
 namespace flash_attn_ext::sm80 {
-
-// The block's rows again. Takes nothing that the kernel would have to keep for it.
-template <class Kernel>
-__device__ __forceinline__ void dq_without_tensor_cores(const BackwardParams& p, const Schedule& schedule) {
-  const QueryBlock block = query_block<Kernel>(p, schedule);
-  const int64_t end = min(block.first_query + Kernel::kTile.queries, block.item.sequence.num_queries);
-  const common::ColumnRange columns = {block.first_column, block.first_column + Kernel::kTile.columns};
-  const common::HeadItem head = common::head_item(p, block.item.sequence, block.item.head);
-  for (int64_t query = block.first_query + tile::warp(); query < end; query += Kernel::kTile.warps) {
-    common::compute_dq_row<typename Kernel::Element>(p, head, query, columns);
-  }
-}
 
 template <class Traits>
 struct BackwardDqKernel {
@@ -95,8 +83,7 @@ struct BackwardDqKernel {
     if (sees_keys) stream(first, last);
     if (p.dq.data == nullptr) return;
     store();
-    // A NaN may be 0 times what is not attended: such rows again, without tensor cores.
-    if (__syncthreads_or(dq.has_nan())) dq_without_tensor_cores<BackwardDqKernel>(p, schedule);
+    note_nan<kTile.warps>(p.dq_nan_flags, dq);
   }
 
  private:

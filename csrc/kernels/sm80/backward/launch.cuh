@@ -23,7 +23,10 @@ cudaError_t launch_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaS
                         .slices = num_slices(std::max(p.head_dim_qk, p.head_dim_v), Kernel::kTile.columns),
                         .element_bytes = sizeof(typename Kernel::Element),
                         .l2_bytes = plan.l2_bytes});
-  return launch<Kernel>(backward_dkdv_kernel<Kernel>, p, schedule, stream);
+  const cudaError_t error = launch<Kernel>(backward_dkdv_kernel<Kernel>, p, schedule, stream);
+  if (error != cudaSuccess) return error;
+  return common::repair_dkdv<InMemory<typename Kernel::Element>>(p, flagged_rows<Kernel>(p.dkdv_nan_flags, schedule),
+                                                                 stream);
 }
 
 template <class Element, int kHeadDim>
@@ -53,7 +56,9 @@ cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaS
                                                 .slices = num_slices(p.head_dim_qk, Kernel::kTile.columns),
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
-    return launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
+    const cudaError_t error = launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
+    if (error != cudaSuccess) return error;
+    return common::repair_dq<InMemory<Element>>(p, flagged_rows<Kernel>(p.dq_nan_flags, schedule), stream);
   });
 }
 

@@ -53,6 +53,8 @@ struct BackwardParams : attention::BackwardParams {
   int64_t num_pairs = 0;
 
   StoredScores stored;
+  uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether a NaN came out
+  uint8_t* dkdv_nan_flags = nullptr;  // and of the dK/dV kernel
   common::AlibiPartials alibi_partials;
 };
 

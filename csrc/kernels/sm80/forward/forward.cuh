@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/common/attention_rows.cuh"
+#include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/mask_coverage.cuh"
@@ -20,7 +21,7 @@
 
 namespace flash_attn_ext::sm80 {
 
-// The warp's rows again. Takes nothing that the kernel would have to keep for it.
+// The warp's rows again, found anew: no register is held for it.
 template <class Kernel>
 __device__ __forceinline__ void forward_without_tensor_cores(const ForwardParams& p, const Schedule& schedule) {
   const QueryBlock block = query_block<Kernel>(p, schedule);
@@ -105,8 +106,12 @@ struct ForwardKernel {
       }
     }
     rows.finish(item, first_query, first_column, shared.q);
-    // A NaN may be 0 times what nobody attends: such rows again, without tensor cores.
-    if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) forward_without_tensor_cores<ForwardKernel>(p, schedule);
+    // A NaN may be 0 times what nobody attends: such rows are computed again, without tensor cores.
+    if constexpr (repairs_in_kernel(Traits::kVariant)) {
+      if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) forward_without_tensor_cores<ForwardKernel>(p, schedule);
+    } else {
+      note_nan<kTile.warps>(p.nan_flags, rows.out);
+    }
   }
 
   // The key tiles that the block's first and last query see between them.

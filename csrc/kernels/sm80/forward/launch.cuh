@@ -18,7 +18,9 @@ cudaError_t forward(const ForwardParams& p, const ForwardPlan& plan, cudaStream_
                                                 .slices = num_slices(p.head_dim_v, Kernel::kTile.columns),
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
-    return launch<Kernel>(forward_kernel<Kernel>, p, schedule, stream);
+    const cudaError_t error = launch<Kernel>(forward_kernel<Kernel>, p, schedule, stream);
+    if (repairs_in_kernel(variant()) || error != cudaSuccess) return error;
+    return common::repair_forward<InMemory<Element>>(p, flagged_rows<Kernel>(p.nan_flags, schedule), stream);
   });
 }
 

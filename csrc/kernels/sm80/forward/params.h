@@ -8,7 +8,7 @@
 namespace flash_attn_ext::sm80 {
 
 struct ForwardParams : attention::ForwardParams {
-  uint8_t* nan_flags = nullptr;  // one per block: whether a NaN came out. Null: the kernel repairs its rows itself
+  uint8_t* nan_flags = nullptr;  // one per warp: whether a NaN came out (nan_flags.cuh)
 };
 
 }  // namespace flash_attn_ext::sm80
