@@ -1,13 +1,12 @@
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
+#include "kernels/plan/stored_scores.h"
 #include "kernels/plan/workspace.h"
-#include "kernels/sm80/backward/params.h"
 
 namespace flash_attn_ext::plan {
 namespace {
 
 using attention::BackwardParams;
-using sm80::StoredScores;
 using sm80::Variant;
 
 bool wants_dkdv(const BackwardParams& p) { return p.dk.data != nullptr || p.dv.data != nullptr; }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/score/score_tile.cuh"
+#include "kernels/schedule/work_item.h"
 
 namespace flash_attn_ext {
 

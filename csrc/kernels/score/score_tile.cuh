@@ -9,6 +9,7 @@
 
 #include "attention/params.h"
 #include "kernels/schedule/schedule.cuh"
+#include "kernels/schedule/work_item.h"
 #include "kernels/score/visible_columns.cuh"
 #include "ptx/math.h"
 #include "tile/accumulator.h"
@@ -20,13 +21,6 @@ inline constexpr float kLog2e = 1.4426950408889634f;
 struct DeviceMath {
   // Within 2^-21 of tanh.
   __device__ static float tanh(float x) { return 1.0f - __fdividef(2.0f, 1.0f + ptx::exp2(x * (2.0f * kLog2e))); }
-};
-
-// Identifies the head that a block works on.
-struct WorkItem {
-  attention::Sequence sequence;
-  int64_t head;
-  int64_t key_head;
 };
 
 // Calls function(r, row, j, e, column) for each element that the thread holds.

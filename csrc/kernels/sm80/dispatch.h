@@ -50,15 +50,24 @@ cudaError_t with_head_dim(int head_dim, Function&& function) {
   return cudaErrorInvalidValue;
 }
 
+// The kernels of an element type and a head dim.
+template <class Element, int kHeadDim>
+struct KernelGroup {
+  // TF32 has Plain kernels only.
+  template <auto kHas>
+  static constexpr bool has(Variant variant) {
+    return kHas(sizeof(Element), kHeadDim, variant) &&
+           (!std::is_same_v<Element, tile::Tf32> || variant == Variant::kPlain);
+  }
+};
+
 // Calls function(VariantTag<variant>), of those for which kHas(element bytes, head dim, variant) is true.
-template <auto kHas, class Element, int kHeadDim, class Function>
+template <auto kHas, class Group, class Function>
 cudaError_t with_variant(Variant variant, Function&& function) {
-  const auto if_it_is = [&](auto tag) -> bool { return tag() == variant; };
   cudaError_t error = cudaErrorInvalidValue;
   const auto call = [&](auto tag) {
-    constexpr bool kTf32 = std::is_same_v<Element, tile::Tf32>;
-    if constexpr (kHas(sizeof(Element), kHeadDim, tag()) && (!kTf32 || tag() == Variant::kPlain)) {
-      if (if_it_is(tag)) error = function(tag);
+    if constexpr (Group::template has<kHas>(tag())) {
+      if (tag() == variant) error = function(tag);
     }
   };
   call(VariantTag<Variant::kPlain>{});

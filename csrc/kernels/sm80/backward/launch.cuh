@@ -31,7 +31,7 @@ cudaError_t launch_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaS
 
 template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_variant<has_dkdv_kernel, Element, kHeadDim>(plan.dkdv_variant, [&](auto variant) {
+  return with_variant<has_dkdv_kernel, KernelGroup<Element, kHeadDim>>(plan.dkdv_variant, [&](auto variant) {
     using Traits = KernelTraits<Element, kHeadDim, variant()>;
     if constexpr (backward_dkdv_tile(sizeof(Element), kHeadDim, variant()).both) {
       return launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kBoth>>(p, plan, stream);
@@ -48,7 +48,7 @@ cudaError_t backward_dkdv(const BackwardParams& p, const BackwardPlan& plan, cud
 
 template <class Element, int kHeadDim>
 cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_variant<has_dq_kernel, Element, kHeadDim>(plan.dq_variant, [&](auto variant) {
+  return with_variant<has_dq_kernel, KernelGroup<Element, kHeadDim>>(plan.dq_variant, [&](auto variant) {
     using Kernel = BackwardDqKernel<KernelTraits<Element, kHeadDim, variant()>>;
     const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
                                                 .rows = Rows::kQueries,

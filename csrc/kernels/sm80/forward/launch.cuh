@@ -10,7 +10,7 @@ namespace flash_attn_ext::sm80 {
 
 template <class Element, int kHeadDim>
 cudaError_t forward(const ForwardParams& p, const ForwardPlan& plan, cudaStream_t stream) {
-  return with_variant<has_forward_kernel, Element, kHeadDim>(plan.variant, [&](auto variant) {
+  return with_variant<has_forward_kernel, KernelGroup<Element, kHeadDim>>(plan.variant, [&](auto variant) {
     using Kernel = ForwardKernel<KernelTraits<Element, kHeadDim, variant()>>;
     const Schedule schedule = make_schedule(p, {.pairs = all_pairs(p),
                                                 .rows = Rows::kQueries,
