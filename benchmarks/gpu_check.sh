@@ -3,14 +3,15 @@
 #
 #   build      compiles what build/kernels lacks. kernels.tar in OUT holds the objects for another machine with the same
 #              nvcc and the same FLASH_ATTN_EXT_ARCHS: unpacked in the repository there, they are only linked.
-#   test       the whole suite, on every backend that the machine runs
+#   test       the whole suite, on every backend that the machine runs; TEST_ARGS goes to pytest instead of `tests`, so
+#              that the suite can be split: TEST_ARGS="tests/features -k 'bfloat16 or float16'"
 #   fuzz       FUZZ_PROBLEMS (2000) random problems on BACKEND (sm80), numbered from 0, by FUZZ_JOBS processes (half the
 #              cores); the number in a failing test's name repeats it
 #   memcheck   compute-sanitizer on BACKEND over a reduced suite: SANITIZE_PROBLEMS (60) random problems, tile edges.
 #              Our kernels run; what they compute is compared with nothing (pytest --run-only).
 #   racecheck  the same for races in shared memory
 #   sanitize   both
-#   bench      every suite beside PyTorch's kernels; BENCH_ARGS goes to it
+#   bench      every suite beside PyTorch's kernels and the goals of benchmarks/goals.py; BENCH_ARGS goes to it
 #   demo       trains a small GPT with our attention and with PyTorch's
 #
 # PYTHON names an interpreter that has torch, ninja and pytest. OUT, a folder, receives logs, figures and objects.
@@ -61,10 +62,10 @@ sanitize_with() {
 run_part() {
   case "$1" in
     build) build ;;
-    test) run_pytest tests ;;
+    test) eval "run_pytest ${TEST_ARGS:-tests}" ;;
     fuzz) fuzz ;;
     memcheck | racecheck) sanitize_with "$1" ;;
-    bench) "$python" -m flash_attn_ext bench --device cuda --output "$out" ${BENCH_ARGS:-} ;;
+    bench) "$python" -m flash_attn_ext bench --device cuda --output "$out" --goals benchmarks/goals.py ${BENCH_ARGS:-} ;;
     demo) make demo NO_VENV=1 PYTHON="$python" DEMO_ARGS="--out '$out/demo'" ;;
   esac
 }

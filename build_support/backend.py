@@ -19,41 +19,28 @@ except ImportError:
 from build_support.plan import make_plan
 from build_support.toolchain import INSTALL_COMMAND, BuildError, find_ninja, find_torch
 
-EDITABLE_COMMAND = INSTALL_COMMAND.replace(" .", " -e .")
-
 
 def _check_all() -> None:
     find_torch()
     if not any(importlib.util.find_spec(name) for name in ("setuptools.command.bdist_wheel", "wheel")):
-        raise BuildError(
-            f"this setuptools needs wheel, which is missing.\nRun:\n    pip install wheel\n    {INSTALL_COMMAND}"
-        )
+        raise BuildError("this setuptools needs wheel, which is missing.", "pip install wheel", INSTALL_COMMAND)
     find_ninja()
     make_plan()
 
 
-def _stop_at_once(check: Callable[[], object], command: str = INSTALL_COMMAND) -> None:
-    try:
-        check()
-    except BuildError as error:
-        sys.exit("\n" + str(error).replace(INSTALL_COMMAND, command) + "\n")
+def _after(check: Callable[[], object], hook: str) -> Callable:
+    def checked_hook(*arguments, **keywords):
+        try:
+            check()
+        except BuildError as error:
+            command = INSTALL_COMMAND.replace(" .", " -e .") if hook.endswith("editable") else INSTALL_COMMAND
+            sys.exit("\n" + str(error).replace(INSTALL_COMMAND, command) + "\n")
+        return getattr(build_meta, hook)(*arguments, **keywords)
+
+    return checked_hook
 
 
-def get_requires_for_build_wheel(config_settings=None):
-    _stop_at_once(find_torch)
-    return build_meta.get_requires_for_build_wheel(config_settings)
-
-
-def get_requires_for_build_editable(config_settings=None):
-    _stop_at_once(find_torch, EDITABLE_COMMAND)
-    return build_meta.get_requires_for_build_editable(config_settings)
-
-
-def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    _stop_at_once(_check_all)
-    return build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
-
-
-def prepare_metadata_for_build_editable(metadata_directory, config_settings=None):
-    _stop_at_once(_check_all, EDITABLE_COMMAND)
-    return build_meta.prepare_metadata_for_build_editable(metadata_directory, config_settings)
+get_requires_for_build_wheel = _after(find_torch, "get_requires_for_build_wheel")
+get_requires_for_build_editable = _after(find_torch, "get_requires_for_build_editable")
+prepare_metadata_for_build_wheel = _after(_check_all, "prepare_metadata_for_build_wheel")
+prepare_metadata_for_build_editable = _after(_check_all, "prepare_metadata_for_build_editable")

@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="FOLDER",
         help="where DEVICE[_SUITES][_BACKEND].json and .png go (%(default)s)",
     )
+    bench.add_argument("--goals", metavar="FILE", help="a Python file with GOALS to print each suite's mean beside")
     bench.add_argument("--no-plot", action="store_true", help="do not draw (drawing needs matplotlib)")
     bench.add_argument("--draw", nargs="+", metavar="JSON", help="time nothing, draw these reports beside themselves")
 

@@ -8,15 +8,15 @@ import pytest
 
 from build_support import graph, plan
 from build_support.archs import parse_archs
-from build_support.toolchain import CudaDecision, Nvcc, TorchInfo
+from build_support.toolchain import Nvcc, TorchInfo
 
 NVCC = Nvcc(Path("/usr/local/cuda/bin/nvcc"), "13.0", "release 13.0, V13.0.88")
 TORCH = TorchInfo("2.11.0+cu130", "13.0", Path("/venv/torch"))
 
 
 def make_plan(cuda: bool = True, archs: str = "8.0;9.0a+PTX") -> plan.Plan:
-    decision = CudaDecision(cuda, "CUDA build" if cuda else 'CPU-only build: the "reason"')
-    return plan.Plan(TORCH, "/usr/bin/g++", Path("/py/include"), decision, NVCC, parse_archs(archs) if cuda else [])
+    decided = (NVCC, "CUDA build", parse_archs(archs)) if cuda else (None, 'CPU-only build: the "reason"', [])
+    return plan.Plan(TORCH, "/usr/bin/g++", Path("/py/include"), *decided)
 
 
 @pytest.fixture
@@ -31,6 +31,11 @@ def tree(tmp_path, monkeypatch) -> Path:
         "kernels/common/delta.h": '#include "../../attention/params.h"\n',
         "attention/params.h": "struct Params {};\n",
         "kernels/sm90/forward.cu": '#include "attention/params.h"\n',
+        "kernels/sm80/forward/instances/d64.cu": '#include "attention/params.h"\n',
+        "kernels/sm80/backward/instances/d64.cu": '#include "attention/params.h"\n',
+        "kernels/sm90/forward/instances/d64.cu": '#include "attention/params.h"\n',
+        "kernels/cpu/forward/rows.cpp": "",
+        "kernels/cpu/backward/rows.cpp": "",
         "unrelated.h": "",
     }
     for name, text in files.items():
@@ -40,55 +45,79 @@ def tree(tmp_path, monkeypatch) -> Path:
     return csrc
 
 
-def edges(made: graph.Graph) -> dict[str, graph.Edge]:
-    return {edge.source: edge for edge in made.edges}
+def objects(made: plan.Plan) -> dict[str, graph.Edge]:
+    return {edge.sources[0]: edge for edge in plan.make_objects(made, "build/kernels")}
 
 
 def test_each_source_has_one_edge(tree):
-    made = plan.make_graph(make_plan(), "build/kernels")
-    assert {edge.source: edge.rule for edge in made.edges} == {
+    made = plan.make_objects(make_plan(), "build/kernels")
+    assert {edge.sources[0]: edge.rule for edge in made} == {
         "csrc/bindings.cpp": "cxx",
         "csrc/host/info.cpp": "cxx",
+        "csrc/kernels/cpu/backward/rows.cpp": "cxx",
+        "csrc/kernels/cpu/forward/rows.cpp": "cxx",
         "csrc/kernels/common/delta.cu": "nvcc",
+        "csrc/kernels/sm80/backward/instances/d64.cu": "nvcc",
+        "csrc/kernels/sm80/forward/instances/d64.cu": "nvcc",
         "csrc/kernels/sm90/forward.cu": "nvcc",
+        "csrc/kernels/sm90/forward/instances/d64.cu": "nvcc",
     }
-    assert len(made.objects) == 4
+    assert len(made) == 9
+
+
+def test_files_of_one_name_have_objects_of_their_own(tree):
+    """In whatever folder they are, and although these kernels have the same text."""
+    assert len({edge.output for edge in plan.make_objects(make_plan(), "build/kernels")}) == 9
+    folders = ("forward", "backward")
+    names = {kernel_name(tree, source=f"kernels/sm80/{folder}/instances/d64.cu") for folder in folders}
+    assert {name.rsplit("-", 1)[0] for name in names} == {f"kernels.sm80.{folder}.instances.d64" for folder in folders}
 
 
 def test_nvcc_never_sees_torch_or_python(tree):
-    for edge in plan.make_graph(make_plan(), "build/kernels").edges:
+    for edge in objects(make_plan()).values():
         if edge.rule == "nvcc":
             assert not [flag for flag in edge.flags if "torch" in flag or "/py/" in flag]
             assert "-Icsrc" in edge.flags
 
 
 def test_cpp_files_see_torch_and_python(tree):
-    flags = edges(plan.make_graph(make_plan(), "build/kernels"))["csrc/bindings.cpp"].flags
+    flags = objects(make_plan())["csrc/bindings.cpp"].flags
     assert {"/venv/torch/include", "/py/include", "-DFLASH_ATTN_EXT_WITH_CUDA=1", "-std=c++20"} <= set(flags)
     assert not [flag for flag in flags if flag.startswith(("-march", "-mtune", "-mavx"))]
 
 
 def test_cpu_only_build_has_no_cuda_in_it(tree):
-    made = plan.make_graph(make_plan(cuda=False), "build/kernels")
-    assert not [edge for edge in made.edges if edge.rule == "nvcc"]
-    flags = edges(made)["csrc/host/info.cpp"].flags
+    made = objects(make_plan(cuda=False))
+    assert {edge.rule for edge in made.values()} == {"cxx"}
+    flags = made["csrc/host/info.cpp"].flags
     assert "-DFLASH_ATTN_EXT_NOT_BUILT=\"the 'reason'\"" in flags
     assert not [flag for flag in flags if "WITH_CUDA" in flag]
 
 
 def test_only_the_file_that_reports_the_build_depends_on_the_architectures(tree):
-    before, after = (edges(plan.make_graph(make_plan(archs=archs), "build/kernels")) for archs in ("8.0", "8.6"))
+    before, after = (objects(make_plan(archs=archs)) for archs in ("8.0", "8.6"))
     assert before["csrc/bindings.cpp"] == after["csrc/bindings.cpp"]
     assert before["csrc/host/info.cpp"] != after["csrc/host/info.cpp"]
 
 
 def test_hopper_kernels_are_left_out_where_no_hopper_is_wanted(tree):
-    made = plan.make_graph(make_plan(archs="8.0"), "build/kernels")
-    assert "csrc/kernels/sm90/forward.cu" not in edges(made)
+    assert not [source for source in objects(make_plan(archs="8.0")) if "/sm90/" in source]
 
 
-def kernel_name(tree: Path, flags: tuple[str, ...] = ("-O3",), nvcc: Nvcc = NVCC) -> str:
-    return graph.kernel_object_name(tree / "kernels/common/delta.cu", tree, flags, nvcc)
+def test_the_folder_of_the_checkout_decides_nothing(tree, tmp_path, monkeypatch):
+    checkout = tmp_path / "sm90"
+    checkout.mkdir()
+    tree.rename(checkout / "csrc")
+    monkeypatch.setattr(plan, "ROOT", checkout)
+    for source, edge in objects(make_plan()).items():
+        assert ("-gencode=arch=compute_90a,code=sm_90a" in edge.flags) == ("/sm90/" in source)
+
+
+DELTA = "kernels/common/delta.cu"
+
+
+def kernel_name(tree: Path, flags: tuple[str, ...] = ("-O3",), nvcc: Nvcc = NVCC, source: str = DELTA) -> str:
+    return graph.kernel_object_name(tree / source, tree, flags, nvcc)
 
 
 def test_include_closure(tree):
@@ -114,27 +143,28 @@ def test_other_changes_do_not(tree):
 
 
 def test_a_kernel_object_that_is_there_is_not_compiled(tree):
-    name = next(o for o in plan.make_graph(make_plan(), "build/kernels").objects if "delta" in o)
-    (tree.parent / name).parent.mkdir(parents=True)
-    (tree.parent / name).touch()
-    made = plan.make_graph(make_plan(), "build/kernels")
-    assert "csrc/kernels/common/delta.cu" not in edges(made)
-    assert name in made.objects
+    before = objects(make_plan())["csrc/kernels/common/delta.cu"]
+    (tree.parent / before.output).parent.mkdir(parents=True)
+    (tree.parent / before.output).touch()
+    after = objects(make_plan())["csrc/kernels/common/delta.cu"]
+    assert (before.rule, after.rule, after.output) == ("nvcc", None, before.output)
+    assert "delta" not in graph.ninja_text([after], Path("build/x"), "g++", NVCC)
 
 
 def test_prune_removes_older_objects_of_the_same_sources_only(tmp_path):
     for name in ("a.b-1.o", "a.b-1.log", "a.b-2.o", "a.b-2.log", "c-1.o"):
         (tmp_path / name).touch()
-    graph.prune_kernels(tmp_path, ["a.b-2.o"])
+    graph.prune_kernels(tmp_path, {"a.b-2.o"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.b-2.log", "a.b-2.o", "c-1.o"]
 
 
 def test_ninja_text_quotes_what_the_shell_would_split():
-    made = graph.Graph(Path("build/x"), "/usr/bin/g++")
-    made.add_cxx("csrc/a b.cpp", ['-DX="it costs $5"'])
-    text = made.to_ninja("build/x/_C.so", ["-shared"])
+    compiled = graph.Edge("cxx", ["csrc/a b.cpp"], "build/x/objects/csrc/a b.cpp.o", ['-DX="it costs $5"'])
+    linked = graph.Edge("link", [compiled.output], "build/x/_C.so", ["-shared"])
+    text = graph.ninja_text([compiled, linked], Path("build/x"), "/usr/bin/g++", None)
     assert "build build/x/objects/csrc/a$ b.cpp.o: cxx csrc/a$ b.cpp" in text
     assert """'-DX="it costs $$5"'""" in text
+    assert "build build/x/_C.so: link build/x/objects/csrc/a$ b.cpp.o" in text
 
 
 SCRIPT = Path(graph.__file__).with_name("run_nvcc.py")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,16 @@ import torch
 import flash_attn_ext
 from flash_attn_ext.__main__ import main
 from flash_attn_ext.cli import verify
-from flash_attn_ext.cli.bench import command, contestants, goals, suites, table, timing, workload
+from flash_attn_ext.cli.bench import command, contestants, suites, table, timing, workload
 from support.backends import device_not_runnable_because
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+
+
+@pytest.fixture(scope="module")
+def goals() -> tuple:
+    return runpy.run_path(str(BENCHMARKS / "goals.py"))["GOALS"]
 
 
 def run_module(*arguments: str) -> subprocess.CompletedProcess:
@@ -201,14 +208,46 @@ def grid_rows(ratios: list[float]) -> list[dict]:
     ],
     ids=str,
 )
-def test_bench_summary_names_the_goal(ratios, verdict):
-    text, *others = table.summary("grid", grid_rows(ratios))
+def test_bench_summary_names_the_goal(ratios, verdict, goals):
+    text, *others = table.summary("grid", grid_rows(ratios), goals)
     assert not others
     assert text.endswith(f"goal at least 1.1 (floor 1, no point under 0.85): {verdict}")
 
 
-def test_bench_every_goal_has_rows():
+def test_bench_summary_has_no_goal_of_its_own():
+    (text,) = table.summary("grid", grid_rows([1.0, 1.3]))
+    assert text.startswith("  forward: geometric mean 1.14 x flash over 2 of 2 points, worst 1 (")
+    assert "goal" not in text
+
+
+def test_bench_summary_of_shares_has_a_line_for_each_case():
+    rows = [
+        row | {"against": "own", "own_ms": {"own": 2}, "case": f"case {row['seqlen_q']}"}
+        for row in grid_rows([0.5, 0.1])
+    ]
+    lines = table.summary("window", rows)
+    assert [line.partition(" over ")[0] for line in lines] == [
+        "  forward, case 0: geometric mean 0.5 of own own time",
+        "  forward, case 1: geometric mean 0.1 of own own time",
+    ]
+
+
+def test_bench_reads_goals_from_the_file_that_is_named(tiny_suite, tmp_path, capsys):
+    text = (BENCHMARKS / "goals.py").read_text()
+    mine = tmp_path / "mine.py"
+    mine.write_text(text[: text.index("GOALS = (")] + 'GOALS = (Goal("cpu", "forward", 1e6, 1e-6),)\n')
+    common = ["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]
+    assert main([*common, "--goals", str(mine)]) == 0
+    assert "goal at least 1e+06 (floor 1e-06): floor kept, goal missed" in capsys.readouterr().out
+    assert "goals" not in json.loads((tmp_path / "cpu.json").read_text())["command"]
+    mine.write_text("GOAL = 1\n")
+    for path in (mine, tmp_path / "none.py"):
+        assert main([*common, "--goals", str(path)]) == 2
+        assert f"--goals {path}: " in capsys.readouterr().out
+
+
+def test_bench_every_goal_has_rows(goals):
     loads = [load for of_suite in suites.SUITES["cuda"].values() for load in of_suite]
-    for goal in goals.GOALS:
+    for goal in goals:
         found = [load for load in loads if load.suite == goal.suite and goal.case in (None, load.case) and load.in_goal]
         assert found and all(goal.pass_ in load.passes for load in found), goal

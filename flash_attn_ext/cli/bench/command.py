@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import shlex
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ class Settings:
     device: str
     backend: str | None
     effort: Effort
+    goals: tuple = ()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,11 +44,18 @@ def run(options: argparse.Namespace) -> int:
     if reason is not None:
         print(reason)
         return 2
+    try:
+        goals = runpy.run_path(options.goals)["GOALS"] if options.goals else ()
+    except (OSError, KeyError) as error:
+        print(
+            f"--goals {options.goals}: {error!r}; allowed is a Python file that sets GOALS, as benchmarks/goals.py does"
+        )
+        return 2
     print(f"{device}, random-normal data, calls take turns; {METHOD[device]}.")
     print(
         "x a peer: times as fast as it, above 1 ours is faster; of own time: our time by our time without the option."
     )
-    settings = Settings(device, options.backend, EFFORTS[device, options.quick])
+    settings = Settings(device, options.backend, EFFORTS[device, options.quick], goals)
     report = Report(Path(options.output) / f"{_stem(device, options)}.json", device, _command(device, options))
     lost = None
     try:
@@ -85,7 +94,7 @@ def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, re
             rows.append(row)
             report.add(row)
             print("\n".join([table.line(row, workloads), *table.complaints(row)]), flush=True)
-    print("\n".join(table.summary(name, rows)))
+    print("\n".join(table.summary(name, rows, settings.goals)))
     print(f"  {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
 
 

@@ -1,8 +1,13 @@
-"""What ``bench`` prints: a line for each row, and each suite's mean and worst point beside its goal."""
+"""What ``bench`` prints: a line for each row, each suite's mean and worst point, and its goals where some are given.
+
+A goal is an object as in benchmarks/goals.py of the repository; the package has none.
+"""
 
 from __future__ import annotations
 
-from flash_attn_ext.cli.bench.goals import GOALS, Goal
+from collections.abc import Iterable
+from typing import Any
+
 from flash_attn_ext.cli.bench.rows import failed, geometric_mean, place, share_of_own, times_as_fast, unit_of
 from flash_attn_ext.cli.bench.workload import Workload
 
@@ -32,20 +37,29 @@ def complaints(row: dict) -> list[str]:
     return [f"  !! ours: {row['errors']['ours']}"] if failed(row) else []
 
 
-def summary(suite: str, rows: list[dict]) -> list[str]:
+def summary(suite: str, rows: list[dict], goals: Iterable[Any] = ()) -> list[str]:
     """For each pass the mean and the worst point, beside what is wanted."""
     lines = []
     for pass_ in dict.fromkeys(row["pass"] for row in rows):
         counted = [row for row in rows if row["pass"] == pass_ and row["in_goal"]]
-        goals = [goal for goal in GOALS if (goal.suite, goal.pass_) == (suite, pass_)]
-        for goal in goals:
+        wanted = [goal for goal in goals if (goal.suite, goal.pass_) == (suite, pass_)]
+        for goal in wanted:
             lines.append(_against_goal(goal, [row for row in counted if goal.case in (None, row["case"])]))
-        if not goals and counted:
-            lines.append(f"  {pass_}: {_mean_and_worst(counted, at_most=_is_share(counted[0]))[0]}")
+        if not wanted:
+            lines += [f"  {pass_}{title}: {text}" for title, text in _means(counted)]
     return lines
 
 
-def _against_goal(goal: Goal, rows: list[dict]) -> str:
+def _means(rows: list[dict]) -> Iterable[tuple[str, str]]:
+    """One mean, or one a case where the ratios are shares of our own time: each case saves another share."""
+    shares = [row for row in rows if _is_share(row)]
+    for case in dict.fromkeys(row["case"] for row in shares):
+        yield f", {case}", _mean_and_worst([row for row in shares if row["case"] == case], at_most=True)[0]
+    if rows and not shares:
+        yield "", _mean_and_worst(rows, at_most=False)[0]
+
+
+def _against_goal(goal: Any, rows: list[dict]) -> str:
     title = f"  {goal.pass_}{f', {goal.case}' if goal.case else ''}"
     if not rows:
         return f"{title}: not measured; {goal}"

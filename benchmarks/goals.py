@@ -1,6 +1,7 @@
-"""What the figures should be on an H200, and the floors under which a suite is not done. The only place with either."""
+"""What the figures should be on our own H200, and the floors under which a suite is not done.
 
-from __future__ import annotations
+For `python -m flash_attn_ext bench --device cuda --goals benchmarks/goals.py`, which reads GOALS.
+"""
 
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ class Goal:
     goal: float
     floor: float
     worst: float | None = None  # a floor for every single point
-    case: str | None = None  # of this case alone
+    case: str | None = None  # of this case only
     at_most: bool = False  # a share of our own time, or microseconds; else times as fast as the peer, at least
 
     def meets(self, value: float, bound: float) -> bool:
