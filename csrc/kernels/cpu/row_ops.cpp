@@ -97,7 +97,9 @@ FLASH_SIMD_INLINE void gradient_row_plain_impl(const GradientRow<Real>& row, Rea
   const StatisticOf<kStatistics, Real> lse(r.lse), delta(r.delta);
 #pragma omp simd
   for (int64_t i = 0; i < r.n; ++i) {
-    const Real p = vector_exp(r.product[i] * scale - lse[i]);
+    // Rounded as in scale_row (a fused multiply-add takes the 0 instead of the LSE): with one key P is exactly 1.
+    const Real score = r.product[i] * scale + Real(0);
+    const Real p = vector_exp(score - lse[i]);
     const Real ds = p * (r.dproduct[i] - delta[i]);
     r.p[i] = p;
     r.dproduct[i] = p == Real(0) ? Real(0) : ds;  // dP of a row nobody sees may be NaN
