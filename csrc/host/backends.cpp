@@ -31,9 +31,9 @@ void cpu_backward(const attention::BackwardParams& params) {
   // Gradients that are sums of dS over rows cancel; what a rounded out leaves in delta does not.
   const bool sums_over_rows = params.dbias.present() || params.dalibi_slopes || params.dsink;
   if (attention::is_16_bit(params.element) && sums_over_rows) cpu::backward_delta(params);
-  if (params.dk.data || params.dv.data || params.dalibi_slopes) cpu::backward_dkdv(params);
-  if (params.dq.data) cpu::backward_dq(params);
-  if (params.dbias.present()) cpu::backward_dbias(params);
+  if (params.dq.data || params.dk.data || params.dv.data || params.dbias.present() || params.dalibi_slopes) {
+    cpu::backward(params);
+  }
   if (params.dsink) cpu::backward_dsink(params);
 }
 

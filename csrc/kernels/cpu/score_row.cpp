@@ -13,17 +13,12 @@ namespace flash_attn_ext::cpu {
 namespace {
 
 using attention::BroadcastView;
-using attention::Coordinate;
 using attention::ElementType;
-
-int64_t stride_along(const BroadcastView& view, Along along) {
-  return along == Along::kKeys ? view.key_stride : view.query_stride;
-}
 
 template <class Element, class Real>
 void add_bias_of_type(const BroadcastView& bias, const ScoreRun& run, Real* added) {
   const Element* source = static_cast<const Element*>(bias.data) + bias.offset(run.first);
-  const int64_t stride = stride_along(bias, run.along);
+  const int64_t stride = bias.key_stride;
   if constexpr (std::is_same_v<Real, float> && std::is_same_v<Element, float>) {
     if (stride == 1) return add_row(added, source, run.count);
   } else if constexpr (std::is_same_v<Real, float> && std::is_same_v<Element, c10::BFloat16>) {
@@ -51,7 +46,7 @@ void add_bias(const BroadcastView& bias, const ScoreRun& run, Real* added) {
 template <class Real>
 void apply_mask(const BroadcastView& mask, const ScoreRun& run, Real* added) {
   const uint8_t* source = static_cast<const uint8_t*>(mask.data) + mask.offset(run.first);
-  const int64_t stride = stride_along(mask, run.along);
+  const int64_t stride = mask.key_stride;
   constexpr Real kMasked = -std::numeric_limits<Real>::infinity();
   if (stride == 1) return mask_row(added, source, run.count);
   for (int64_t i = 0; i < run.count; ++i) added[i] = source[i * stride] != 0 ? added[i] : kMasked;
@@ -59,9 +54,7 @@ void apply_mask(const BroadcastView& mask, const ScoreRun& run, Real* added) {
 
 // d score / d slope of the run's i-th score.
 int64_t alibi_derivative_at(const ScoreRun& run, int64_t diagonal, int64_t i) {
-  const int64_t query = run.first.query + (run.along == Along::kQueries ? i : 0);
-  const int64_t key = run.first.key + (run.along == Along::kKeys ? i : 0);
-  return attention::alibi_derivative(query, key, diagonal);
+  return attention::alibi_derivative(run.first.query, run.first.key + i, diagonal);
 }
 
 }  // namespace
@@ -96,18 +89,15 @@ void load_keep(const attention::Dropout& dropout, const ScoreRun& run, Real* kee
     return;
   }
   const Real rescale = static_cast<Real>(dropout.rescale);
-  // Draws shared by elements 8 apart: one call serves up to 4 of them along keys, 2 along queries.
-  const int64_t block = run.along == Along::kKeys ? attention::Dropout::kBlockKeys : attention::Dropout::kBlockQueries;
-  const int64_t first = run.along == Along::kKeys ? run.first.key : run.first.query;
+  // Draws are shared by elements 8 apart: one call serves up to 4 of them.
+  constexpr int64_t kBlock = attention::Dropout::kBlockKeys;
+  const int64_t first = run.first.key;
   const int64_t end = first + run.count;
-  for (int64_t block_begin = first - first % block; block_begin < end; block_begin += block) {
-    for (int64_t residue = 0; residue < 8; ++residue) {
-      Coordinate at = run.first;
-      int64_t& moving = run.along == Along::kKeys ? at.key : at.query;
-      moving = block_begin + residue;
-      const attention::PhiloxCounter draws = dropout.draws(at.batch, at.head, at.query, at.key);
-      for (; moving < std::min(block_begin + block, end); moving += 8) {
-        if (moving >= first) keep[moving - first] = dropout.keeps(draws, at.query, at.key) ? rescale : Real(0);
+  for (int64_t block_begin = first - first % kBlock; block_begin < end; block_begin += kBlock) {
+    for (int64_t key = block_begin; key < block_begin + 8; ++key) {
+      const attention::PhiloxCounter draws = dropout.draws(run.first.batch, run.first.head, run.first.query, key);
+      for (int64_t at = key; at < std::min(block_begin + kBlock, end); at += 8) {
+        if (at >= first) keep[at - first] = dropout.keeps(draws, run.first.query, at) ? rescale : Real(0);
       }
     }
   }

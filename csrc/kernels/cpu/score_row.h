@@ -7,13 +7,10 @@
 
 namespace flash_attn_ext::cpu {
 
-// A run of scores along keys (one query) or along queries (one key).
-enum class Along { kKeys, kQueries };
-
+// Scores of one query and neighbouring keys.
 struct ScoreRun {
   attention::Coordinate first;
   int64_t count;
-  Along along;
 };
 
 // added[i] = ALiBi + bias of the run's i-th score, or -inf where the mask is False.
