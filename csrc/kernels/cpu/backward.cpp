@@ -133,7 +133,7 @@ class BackwardWorker {
     if (transposed.finite(sequence_.batch, head, tile)) {
       multiply(shape, a, weights, sums, Accumulate::kYes);
     } else {
-      accumulate_nonzero(shape, a, weights, sums, Weights::kRight);
+      multiply_nonzero(shape, a, weights, sums, Weights::kRight);
     }
   }
 
@@ -146,7 +146,7 @@ class BackwardWorker {
     if (operands_.k.finite(sequence_.batch, key_head, keys.tile)) {
       multiply(shape, gradient_.ds(keys), k, dq, Accumulate::kYes);
     } else {
-      accumulate_nonzero(shape, gradient_.ds(keys), k, dq, Weights::kLeft);
+      multiply_nonzero(shape, gradient_.ds(keys), k, dq, Weights::kLeft);
     }
   }
 

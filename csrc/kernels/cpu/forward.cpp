@@ -87,7 +87,7 @@ class ForwardWorker {
     if (operands_.v.finite(sequence_.batch, key_head(), keys.tile)) {
       multiply(shape, probabilities, v, out(), Accumulate::kYes);
     } else {
-      accumulate_nonzero(shape, probabilities, v, out(), Weights::kLeft);
+      multiply_nonzero(shape, probabilities, v, out(), Weights::kLeft);
     }
   }
 

@@ -6,6 +6,8 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 namespace flash_attn_ext::cpu {
 namespace {
@@ -86,5 +88,36 @@ void multiply(const GemmShape& shape, Block<const double> a, Block<const double>
   if (multiply_empty(shape, c, mode)) return;
   multiply_general(shape, a, b, c, mode);
 }
+
+template <class Real>
+void multiply_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c,
+                      Weights weights) {
+  const bool left = weights == Weights::kLeft;
+  const Block<const Real> values = left ? b : a;
+  const int64_t rows = left ? shape.k : shape.m;
+  const int64_t columns = left ? shape.n : shape.k;
+  std::vector<Real> finite(rows * columns);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      finite[i * columns + j] = std::isfinite(values.row(i)[j]) ? values.row(i)[j] : Real(0);
+    }
+  }
+  const Block<const Real> finite_values = {finite.data(), columns};
+  multiply(shape, left ? a : finite_values, left ? finite_values : b, c, Accumulate::kYes);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const Real value = values.row(i)[j];
+      if (std::isfinite(value)) continue;
+      for (int64_t other = 0; other < (left ? shape.m : shape.n); ++other) {
+        const Real weight = left ? a.row(other)[i] : b.row(j)[other];
+        if (weight != Real(0)) (left ? c.row(other)[j] : c.row(i)[other]) += weight * value;
+      }
+    }
+  }
+}
+
+template void multiply_nonzero<float>(const GemmShape&, Block<const float>, Block<const float>, Block<float>, Weights);
+template void multiply_nonzero<double>(const GemmShape&, Block<const double>, Block<const double>, Block<double>,
+                                       Weights);
 
 }  // namespace flash_attn_ext::cpu
