@@ -111,8 +111,8 @@ class ForwardWorker {
 
   Real row_maximum(const ScoreRun& run, Real* scores) {
     if (p_.score_mod.plain()) return scale_row(scores, run.count, transform_.scale);
-    load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_.data());
-    return transform_row(scores, added_.data(), run.count, transform_);
+    const Real* added = load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_.data());
+    return transform_row(scores, added, run.count, transform_);
   }
 
   void finish() {

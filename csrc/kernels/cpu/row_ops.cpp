@@ -80,9 +80,9 @@ FLASH_SIMD_INLINE Real sum_row_impl(const Real* x, int64_t n) {
 }
 
 template <class Real>
-FLASH_SIMD_INLINE void mask_row_impl(Real* added, const uint8_t* mask, int64_t n) {
+FLASH_SIMD_INLINE void mask_row_impl(Real* masked, const Real* added, const uint8_t* mask, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) added[i] = mask[i] != 0 ? added[i] : -std::numeric_limits<Real>::infinity();
+  for (int64_t i = 0; i < n; ++i) masked[i] = mask[i] != 0 ? added[i] : -std::numeric_limits<Real>::infinity();
 }
 
 template <class Real>
@@ -99,9 +99,10 @@ FLASH_SIMD_INLINE void gradient_row_plain_impl(const GradientRow<Real>& row, Rea
   }
 }
 
-template <class Real>
-FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, const Transform<Real> transform) {
+template <bool kDropout, bool kSoftcap, class Real>
+FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, const Transform<Real>& given) {
   const GradientRow<Real> r = row;
+  const Transform<Real> transform = kSoftcap ? given : without_softcap(given);
 #pragma omp simd
   for (int64_t i = 0; i < r.n; ++i) {
     const Real product = r.p[i];
@@ -109,20 +110,25 @@ FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, 
     // Compared, since the LSE of a row that holds NaN would carry it to what the row does not attend.
     const Real exponential = vector_exp((score - r.lse) - r.residual);
     const Real p = score == -std::numeric_limits<Real>::infinity() ? Real(0) : exponential;
-    const Real kept = r.keep[i];
+    const Real kept = kDropout ? r.keep[i] : Real(1);
     const Real dp = kept == Real(0) ? Real(0) : kept * r.ds[i];
     const Real ds = p * (dp - r.delta);
     const Real dscore = p == Real(0) ? Real(0) : ds;
     r.p[i] = p * kept;
-    r.dscore[i] = dscore;
+    if (kSoftcap) r.dscore[i] = dscore;
     r.ds[i] = transform.backward(dscore, product);
   }
 }
 
 template <class Real>
 FLASH_SIMD_INLINE void gradient_row_extended_any(const GradientRow<Real>& row, const Transform<Real>& transform) {
-  transform.softcap == Real(0) ? gradient_row_extended_impl(row, without_softcap(transform))
-                               : gradient_row_extended_impl(row, transform);
+  if (transform.softcap != Real(0)) {
+    row.keep ? gradient_row_extended_impl<true, true>(row, transform)
+             : gradient_row_extended_impl<false, true>(row, transform);
+  } else {
+    row.keep ? gradient_row_extended_impl<true, false>(row, transform)
+             : gradient_row_extended_impl<false, false>(row, transform);
+  }
 }
 
 template <class Real>
@@ -161,13 +167,18 @@ FLASH_SIMD_CLONES double exponentiate_row(double* scores, int64_t n, double shif
 
 FLASH_SIMD_CLONES void add_row(float* x, const float* y, int64_t n) { add_row_impl(x, y, n); }
 FLASH_SIMD_CLONES void add_row(double* x, const double* y, int64_t n) { add_row_impl(x, y, n); }
-FLASH_SIMD_CLONES void add_row(float* x, const uint16_t* y, int64_t n) {
+
+FLASH_SIMD_CLONES void convert_row(float* x, const uint16_t* y, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) x[i] += __builtin_bit_cast(float, static_cast<uint32_t>(y[i]) << 16);
+  for (int64_t i = 0; i < n; ++i) x[i] = __builtin_bit_cast(float, static_cast<uint32_t>(y[i]) << 16);
 }
 
-FLASH_SIMD_CLONES void mask_row(float* added, const uint8_t* mask, int64_t n) { mask_row_impl(added, mask, n); }
-FLASH_SIMD_CLONES void mask_row(double* added, const uint8_t* mask, int64_t n) { mask_row_impl(added, mask, n); }
+FLASH_SIMD_CLONES void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n) {
+  mask_row_impl(masked, added, mask, n);
+}
+FLASH_SIMD_CLONES void mask_row(double* masked, const double* added, const uint8_t* mask, int64_t n) {
+  mask_row_impl(masked, added, mask, n);
+}
 
 FLASH_SIMD_CLONES float sum_row(const float* x, int64_t n) { return sum_row_impl(x, n); }
 FLASH_SIMD_CLONES double sum_row(const double* x, int64_t n) { return sum_row_impl(x, n); }

@@ -29,14 +29,16 @@ double transform_row(double* scores, const double* added, int64_t n, const Trans
 float exponentiate_row(float* scores, int64_t n, float shift);
 double exponentiate_row(double* scores, int64_t n, double shift);
 
-// x += y elementwise. bfloat16 is given as its bits.
+// x += y elementwise.
 void add_row(float* x, const float* y, int64_t n);
 void add_row(double* x, const double* y, int64_t n);
-void add_row(float* x, const uint16_t* y, int64_t n);
 
-// added becomes -inf where mask is 0.
-void mask_row(float* added, const uint8_t* mask, int64_t n);
-void mask_row(double* added, const uint8_t* mask, int64_t n);
+// x = y, bfloat16 given as its bits.
+void convert_row(float* x, const uint16_t* y, int64_t n);
+
+// masked = added, or -inf where mask is 0; may be one row.
+void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n);
+void mask_row(double* masked, const double* added, const uint8_t* mask, int64_t n);
 
 // Their sum.
 float sum_row(const float* x, int64_t n);
@@ -51,9 +53,9 @@ struct GradientRow {
   Real lse;       // +inf where the row sees no key
   Real residual;  // Extended only from here on, but for delta
   Real delta;
-  const Real* added;  // ALiBi + bias, -inf where masked
-  const Real* keep;   // dropout: 0 or 1 / (1 - p)
-  Real* dscore;       // out: d loss / d score
+  const Real* added = nullptr;  // ALiBi + bias, -inf where masked
+  const Real* keep = nullptr;   // dropout: 0 or 1 / (1 - p); null without
+  Real* dscore = nullptr;       // out: d loss / d score; ds itself without a softcap
 };
 
 void gradient_row_plain(const GradientRow<float>& row, float scale);

@@ -100,23 +100,24 @@ class ScoreGradient {
  private:
   // Returns d loss / d score. Without a softcap it is dS.
   const Real* gradient_row(int64_t i, const ScoreRun& run, Real* p, Real* ds) {
-    const GradientRow<Real> row = {.n = run.count,
-                                   .p = p,
-                                   .ds = ds,
-                                   .lse = statistics_.lse(i),
-                                   .residual = statistics_.residual(i),
-                                   .delta = statistics_.delta(i),
-                                   .added = added_.data(),
-                                   .keep = keep_.data(),
-                                   .dscore = dscore_.data()};
+    GradientRow<Real> row = {.n = run.count,
+                             .p = p,
+                             .ds = ds,
+                             .lse = statistics_.lse(i),
+                             .residual = statistics_.residual(i),
+                             .delta = statistics_.delta(i)};
     if (p_.score_mod.plain() && !p_.dropout.enabled()) {
       gradient_row_plain(row, transform_.scale);
       return ds;
     }
-    load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_.data());
-    load_keep(p_.dropout, run, keep_.data());
+    row.added = load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_.data());
+    if (p_.dropout.enabled()) {
+      load_keep(p_.dropout, run, keep_.data());
+      row.keep = keep_.data();
+    }
+    row.dscore = p_.score_mod.softcap == 0.0 ? ds : dscore_.data();
     gradient_row_extended(row, transform_);
-    return dscore_.data();
+    return row.dscore;
   }
 
   const attention::BackwardParams& p_;

@@ -25,9 +25,9 @@ enum class Accumulate { kNo, kYes };
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode);
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode);
 
-// c += a . b, leaving out terms whose weight (the factor on that side) is exactly 0: what is not attended must not reach
-// the result, even where the other factor is NaN or infinity. Slower, and used only where it may be; what no NaN or
-// infinity reaches has the bits that multiply gives for finite factors there.
+// c += a . b, leaving out terms whose weight (the factor on that side) is exactly 0: what is not attended must not
+// reach the result, even where the other factor is NaN or infinity. Slower, and used only where it may be; what no NaN
+// or infinity reaches has the bits that multiply gives for finite factors there.
 enum class Weights { kLeft, kRight };
 
 template <class Real>
