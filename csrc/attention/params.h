@@ -72,7 +72,7 @@ struct ForwardParams : AttentionParams {
 // The gradient of a bias in the bias's own shape, contiguous. A broadcast dimension has extent 1, and its gradients are
 // summed in a fixed order.
 struct BiasGradient {
-  bool wanted = false;
+  bool wanted = false;  // set before there is memory: how it is formed decides in which type it is
   void* data = nullptr;
   ElementType element = ElementType::kFloat32;  // of data: the accumulate type where it starts at zero, else the bias's
   bool starts_at_zero = true;                   // kernels may add to it; else they write each element once
@@ -84,6 +84,8 @@ struct BiasGradient {
   int64_t head_stride = 0;
   int64_t query_stride = 0;
   int64_t key_stride = 0;
+
+  FLASH_HOST_DEVICE bool present() const { return wanted; }
 };
 
 struct BackwardParams : AttentionParams {

@@ -35,9 +35,9 @@ void cpu_backward(const attention::BackwardParams& given, const plan::BackwardPl
   } else {
     cpu::delta(attention::delta_params(params));
   }
-  if (params.dk.data || params.dv.data || params.dalibi_slopes) cpu::backward_dkdv(params);
-  if (params.dq.data) cpu::backward_dq(params);
-  if (params.dbias.wanted) cpu::backward_dbias(params);
+  if (params.dq.data || params.dk.data || params.dv.data || params.dbias.present() || params.dalibi_slopes) {
+    cpu::backward(params);
+  }
   if (params.dsink) cpu::backward_dsink(params);
 }
 

@@ -75,7 +75,7 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   params.lse_residual = residual ? statistic_view(*residual) : attention::StatisticView();
   params.dlse = dlse ? statistic_view(*dlse) : attention::StatisticView();
   const plan::BackwardPlan plan = backend.plan_backward(params, limits_of(in.q.device()));
-  if (params.dbias.wanted) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
+  if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
   const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.options());
   backend.backward(params, plan, workspace.defined() ? workspace.data_ptr() : nullptr);
 }
@@ -102,7 +102,7 @@ std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const Back
   if (backward.output_mask[kDbias]) params.dbias = describe_dbias(*in.bias);
   if (has_heads(in)) {
     run_backward(backend, in, backward, params, gradients.dbias);
-  } else if (params.dbias.wanted) {
+  } else if (params.dbias.present()) {
     gradients.dbias = at::zeros(in.bias->sizes(), in.bias->options());
   }
   return finish(in, std::move(gradients));

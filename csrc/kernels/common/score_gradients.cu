@@ -1,5 +1,7 @@
 #include "kernels/common/score_gradients.h"
 
+#include "attention/online_softmax.h"
+
 namespace flash_attn_ext::common {
 namespace {
 
@@ -20,7 +22,9 @@ __global__ void __launch_bounds__(kThreads) dsink_kernel(const __grid_constant__
       const Real residual = p.lse_residual.present() ? *p.lse_residual.at<const Real>(batch, head, row) : Real(0);
       // A sink of -inf is no sink; then the LSE may be -inf too.
       const Real probability = sink == -INFINITY ? Real(0) : exp((sink - lse) - residual);
-      if (probability != Real(0)) sum -= double{probability} * double{*p.delta.at<const Real>(batch, head, row)};
+      const Real dlse = p.dlse.present() ? *p.dlse.at<const Real>(batch, head, row) : Real(0);
+      const Real delta = attention::delta_for_sink(sink, lse, *p.delta.at<const Real>(batch, head, row), dlse);
+      if (probability != Real(0)) sum -= double{probability} * double{delta};
     }
   }
   sums[threadIdx.x] = sum;
