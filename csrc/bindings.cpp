@@ -30,7 +30,8 @@ void define_attention_function(py::module_& module, const char* name, const char
                  OptionalTensor cu_seqlens_k, OptionalTensor rng_seed, double scale, std::optional<double> softcap,
                  std::optional<std::string> causal, std::optional<int64_t> window_left,
                  std::optional<int64_t> window_right, double dropout_p, std::optional<int64_t> max_seqlen_q,
-                 std::optional<int64_t> max_seqlen_k, std::optional<std::string> backend) {
+                 std::optional<int64_t> max_seqlen_k, std::optional<std::string> backend, bool allow_tf32,
+                 bool sequence_first) {
         const AttentionInputs inputs{.q = std::move(q),
                                      .k = std::move(k),
                                      .v = std::move(v),
@@ -49,7 +50,9 @@ void define_attention_function(py::module_& module, const char* name, const char
                                      .dropout_p = dropout_p,
                                      .max_seqlen_q = max_seqlen_q,
                                      .max_seqlen_k = max_seqlen_k,
-                                     .backend = std::move(backend)};
+                                     .backend = std::move(backend),
+                                     .allow_tf32 = allow_tf32,
+                                     .sequence_first = sequence_first};
         // Taken back before the arguments are dropped: a tensor that Python holds takes the GIL for that by itself.
         const py::gil_scoped_release release;
         return function(leading..., inputs);

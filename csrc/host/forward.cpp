@@ -18,7 +18,7 @@ ForwardOutputs allocate_outputs(const AttentionInputs& in) {
   const at::DimVector lse_sizes = in.lse_sizes();
   const at::TensorOptions statistics = in.q.options().dtype(in.accumulate_type());
   ForwardOutputs outputs;
-  outputs.out = empty_in_stride_order(in.q, out_sizes);
+  outputs.out = empty_in_stride_order(in.q, out_sizes, in.sequence_first);
   outputs.lse = at::empty(lse_sizes, statistics);
   // Only an added bias moves scores so far from 0 that the LSE alone is too coarse for the gradients.
   if (in.bias) outputs.lse_residual = at::empty(lse_sizes, statistics);

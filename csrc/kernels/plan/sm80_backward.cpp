@@ -89,7 +89,7 @@ BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels
 // Sums of dS over rows cancel; what a rounded O leaves in delta does not. Nor does it in the gradient of a bias that is
 // more precise than O.
 bool needs_exact_delta(const BackwardParams& p) {
-  const bool dbias_is_exact = p.dbias.wanted && (!(p.dbias.per_query && p.dbias.per_key) ||
+  const bool dbias_is_exact = p.dbias.present() && (!(p.dbias.per_query && p.dbias.per_key) ||
                                                  p.score_mod.bias.element == attention::ElementType::kFloat32);
   return attention::is_16_bit(p.element) && (dbias_is_exact || p.dalibi_slopes || p.dsink);
 }
@@ -127,7 +127,7 @@ bool launches_hold_sums_of_dbias(const BackwardParams& p, int64_t pairs_per_laun
 }
 
 void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
-  if (!p.dbias.wanted) return;
+  if (!p.dbias.present()) return;
   const bool stored = plan.stored.launches > 0 && dbias_may_be_stored(p);
   plan.dbias = stored ? BiasGradientSource::kStored : BiasGradientSource::kRecomputed;
   // Without scores there are no blocks that would write it.
@@ -191,7 +191,7 @@ BackwardPlan plan_rows(const BackwardParams& p) {
   BackwardPlan plan;
   plan.kernels = BackwardKernels::kRows;
   plan.delta = DeltaSource::kOwnKernel;
-  plan.dbias = p.dbias.wanted ? BiasGradientSource::kRecomputed : BiasGradientSource::kNone;
+  plan.dbias = p.dbias.present() ? BiasGradientSource::kRecomputed : BiasGradientSource::kNone;
   plan.workspace.delta = append(plan.workspace.bytes, statistic_bytes(p));
   if (p.dalibi_slopes) {
     plan.alibi_partials_per_head = p.sequences.max_seqlen_q;

@@ -126,7 +126,7 @@ cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, 
 cudaError_t run_rows(const BackwardParams& p, cudaStream_t stream) {
   return in_order([&] { return p.dk.data || p.dv.data ? common::launch_dkdv_float64(p, stream) : cudaSuccess; },
                   [&] { return p.dq.data ? common::launch_dq_float64(p, stream) : cudaSuccess; },
-                  [&] { return p.dbias.wanted ? common::launch_dbias_float64(p, stream) : cudaSuccess; },
+                  [&] { return p.dbias.present() ? common::launch_dbias_float64(p, stream) : cudaSuccess; },
                   [&] {
                     return p.dalibi_slopes ? common::launch_dalibi_partials_float64(p, p.alibi_partials, stream)
                                            : cudaSuccess;
