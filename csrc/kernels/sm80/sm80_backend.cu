@@ -100,11 +100,15 @@ cudaError_t matrix_gradients(const BackwardParams& p, const BackwardPlan& plan, 
   return cudaErrorInvalidValue;
 }
 
+cudaError_t sum_dscores(const BackwardParams& p, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream) {
+  return with_element(p.element, false,
+                      [&](auto element) { return dscore_sums<decltype(element)>(p, plan, sum, stream); });
+}
+
 cudaError_t compute_delta(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   if (plan.delta == DeltaSource::kOwnKernel) return common::launch_delta(attention::delta_params(p), stream);
   if (plan.delta != DeltaSource::kExactKernel) return cudaSuccess;
-  return with_element(p.element, false,
-                      [&](auto element) { return backward_delta<decltype(element)>(p, plan, stream); });
+  return sum_dscores(p, plan, DscoreSum::kDelta, stream);
 }
 
 cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
@@ -114,13 +118,8 @@ cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, 
         return with_element(p.element, plan.tf32,
                             [&](auto element) { return matrix_gradients<decltype(element)>(p, plan, stream); });
       },
-      [&] {
-        return with_element(p.element, false, [&](auto element) {
-          using Element = decltype(element);
-          return in_order([&] { return recomputes_dbias ? backward_dbias<Element>(p, plan, stream) : cudaSuccess; },
-                          [&] { return p.dalibi_slopes ? backward_dalibi<Element>(p, plan, stream) : cudaSuccess; });
-        });
-      });
+      [&] { return recomputes_dbias ? sum_dscores(p, plan, DscoreSum::kBias, stream) : cudaSuccess; },
+      [&] { return p.dalibi_slopes ? sum_dscores(p, plan, DscoreSum::kAlibi, stream) : cudaSuccess; });
 }
 
 cudaError_t run_rows(const BackwardParams& p, cudaStream_t stream) {

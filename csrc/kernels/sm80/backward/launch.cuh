@@ -3,9 +3,6 @@
 
 #include <algorithm>
 
-#include "kernels/sm80/backward/backward_dalibi.cuh"
-#include "kernels/sm80/backward/backward_dbias.cuh"
-#include "kernels/sm80/backward/backward_delta.cuh"
 #include "kernels/sm80/backward/backward_dkdv.cuh"
 #include "kernels/sm80/backward/backward_dq.cuh"
 #include "kernels/sm80/dispatch.h"
@@ -54,34 +51,6 @@ cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaS
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     return launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
-  });
-}
-
-template <class Element>
-cudaError_t backward_dbias(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    using Kernel = BackwardDbiasKernel<Element, head_dim()>;
-    const int64_t blocks =
-        Kernel::batches(p).count() * Kernel::heads(p).count() * Kernel::queries(p).count() * Kernel::keys(p).count();
-    return launch<Kernel>(backward_dbias_kernel<Kernel>, p, blocks, stream);
-  });
-}
-
-template <class Element>
-cudaError_t backward_dalibi(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    using Kernel = BackwardDalibiKernel<Element, head_dim()>;
-    return launch<Kernel>(backward_dalibi_kernel<Kernel>, p, p.batch * p.num_heads_q * p.alibi_partials.per_head,
-                          stream);
-  });
-}
-
-template <class Element>
-cudaError_t backward_delta(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    using Kernel = BackwardDeltaKernel<Element, head_dim()>;
-    const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, Kernel::kTile.queries);
-    return launch<Kernel>(backward_delta_kernel<Kernel>, p, p.batch * p.num_heads_q * tiles, stream);
   });
 }
 
