@@ -51,21 +51,23 @@ cudaError_t dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t
 // gradient.
 template <class Element>
 cudaError_t with_stored_scores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  const auto from_stored = [&](MatrixGradient gradient) {
+    return gradient_from_stored<Element>(p, plan, gradient, stream);
+  };
   const auto dq_last = [&] {
-    return in_order([&] { return dkdv<Element>(p, plan, stream); },
-                    [&] { return dq_from_stored<Element>(p, plan, stream); });
+    return in_order([&] { return dkdv<Element>(p, plan, stream); }, [&] { return from_stored(MatrixGradient::kDq); });
   };
   if constexpr (sizeof(Element) != 2) {
     return dq_last();
   } else {
     const auto dq_first = [&] {
       return in_order([&] { return dq<Element>(p, plan, stream); },
-                      [&] { return p.dv.data ? dv_from_stored<Element>(p, plan, stream) : cudaSuccess; },
-                      [&] { return p.dk.data ? dk_from_stored<Element>(p, plan, stream) : cudaSuccess; });
+                      [&] { return p.dv.data ? from_stored(MatrixGradient::kDv) : cudaSuccess; },
+                      [&] { return p.dk.data ? from_stored(MatrixGradient::kDk) : cudaSuccess; });
     };
     const bool has_dbias = plan.dbias == BiasGradientSource::kStored;
     return in_order([&] { return plan.kernels == BackwardKernels::kStoreInDkdv ? dq_last() : dq_first(); },
-                    [&] { return has_dbias ? dbias_from_stored<Element>(p, plan, stream) : cudaSuccess; });
+                    [&] { return has_dbias ? dbias_from_stored<Element>(p, stream) : cudaSuccess; });
   }
 }
 

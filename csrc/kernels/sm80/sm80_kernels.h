@@ -38,15 +38,13 @@ enum class DscoreSum {
 template <class Element>
 cudaError_t dscore_sums(const BackwardParams& params, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream);
 
-// From params.stored: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q; the gradient of a bias that has a value for
-// each query and key. 16-bit elements; float32 has the first.
+// From params.stored: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q. 16-bit elements; float32 has the first.
+enum class MatrixGradient { kDq, kDk, kDv };
 template <class Element>
-cudaError_t dq_from_stored(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+cudaError_t gradient_from_stored(const BackwardParams& params, const BackwardPlan& plan, MatrixGradient gradient,
+                                 cudaStream_t stream);
+// The gradient of a bias that has a value for each query and key. 16-bit elements only.
 template <class Element>
-cudaError_t dv_from_stored(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
-template <class Element>
-cudaError_t dk_from_stored(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
-template <class Element>
-cudaError_t dbias_from_stored(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+cudaError_t dbias_from_stored(const BackwardParams& params, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm80
