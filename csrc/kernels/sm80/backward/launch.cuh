@@ -26,17 +26,15 @@ cudaError_t launch_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaS
 template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   return with_variant<has_dkdv_kernel, Element, kHeadDim>(plan.dkdv_variant, [&](auto variant) {
-    using Traits = KernelTraits<Element, kHeadDim, variant()>;
-    if constexpr (backward_dkdv_tile(sizeof(Element), kHeadDim, variant()).both) {
-      return launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kBoth>>(p, plan, stream);
-    } else {
-      cudaError_t error = cudaSuccess;
-      if (p.dv.data) error = launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kDv>>(p, plan, stream);
-      if (error == cudaSuccess && p.dk.data) {
-        error = launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kDk>>(p, plan, stream);
-      }
-      return error;
-    }
+    using Kernel = BackwardDkdvKernel<KernelTraits<Element, kHeadDim, variant()>>;
+    if (Kernel::kBoth || p.dk.data == nullptr || p.dv.data == nullptr) return launch_dkdv<Kernel>(p, plan, stream);
+    BackwardParams of_one = p;
+    of_one.dk.data = nullptr;
+    const cudaError_t error = launch_dkdv<Kernel>(of_one, plan, stream);
+    if (error != cudaSuccess) return error;
+    of_one = p;
+    of_one.dv.data = nullptr;
+    return launch_dkdv<Kernel>(of_one, plan, stream);
   });
 }
 
