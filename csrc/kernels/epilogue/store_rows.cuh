@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "ptx/global_memory.h"
-#include "tile/element.h"
 #include "tile/accumulator.h"
+#include "tile/element.h"
 #include "tile/shared_tile.h"
 
 namespace flash_attn_ext {

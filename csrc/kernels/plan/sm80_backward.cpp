@@ -90,7 +90,7 @@ BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels
 // more precise than O.
 bool needs_exact_delta(const BackwardParams& p) {
   const bool dbias_is_exact = p.dbias.present() && (!(p.dbias.per_query && p.dbias.per_key) ||
-                                                 p.score_mod.bias.element == attention::ElementType::kFloat32);
+                                                    p.score_mod.bias.element == attention::ElementType::kFloat32);
   return attention::is_16_bit(p.element) && (dbias_is_exact || p.dalibi_slopes || p.dsink);
 }
 

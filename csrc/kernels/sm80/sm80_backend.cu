@@ -51,21 +51,23 @@ cudaError_t dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t
 // gradient.
 template <class Element>
 cudaError_t with_stored_scores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  const auto from_stored = [&](MatrixGradient gradient) {
+    return gradient_from_stored<Element>(p, plan, gradient, stream);
+  };
   const auto dq_last = [&] {
-    return in_order([&] { return dkdv<Element>(p, plan, stream); },
-                    [&] { return dq_from_stored<Element>(p, plan, stream); });
+    return in_order([&] { return dkdv<Element>(p, plan, stream); }, [&] { return from_stored(MatrixGradient::kDq); });
   };
   if constexpr (sizeof(Element) != 2) {
     return dq_last();
   } else {
     const auto dq_first = [&] {
       return in_order([&] { return dq<Element>(p, plan, stream); },
-                      [&] { return p.dv.data ? dv_from_stored<Element>(p, plan, stream) : cudaSuccess; },
-                      [&] { return p.dk.data ? dk_from_stored<Element>(p, plan, stream) : cudaSuccess; });
+                      [&] { return p.dv.data ? from_stored(MatrixGradient::kDv) : cudaSuccess; },
+                      [&] { return p.dk.data ? from_stored(MatrixGradient::kDk) : cudaSuccess; });
     };
     const bool has_dbias = plan.dbias == BiasGradientSource::kStored;
     return in_order([&] { return plan.kernels == BackwardKernels::kStoreInDkdv ? dq_last() : dq_first(); },
-                    [&] { return has_dbias ? dbias_from_stored<Element>(p, plan, stream) : cudaSuccess; });
+                    [&] { return has_dbias ? dbias_from_stored<Element>(p, stream) : cudaSuccess; });
   }
 }
 
@@ -100,11 +102,15 @@ cudaError_t matrix_gradients(const BackwardParams& p, const BackwardPlan& plan, 
   return cudaErrorInvalidValue;
 }
 
+cudaError_t sum_dscores(const BackwardParams& p, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream) {
+  return with_element(p.element, false,
+                      [&](auto element) { return dscore_sums<decltype(element)>(p, plan, sum, stream); });
+}
+
 cudaError_t compute_delta(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   if (plan.delta == DeltaSource::kOwnKernel) return common::launch_delta(attention::delta_params(p), stream);
   if (plan.delta != DeltaSource::kExactKernel) return cudaSuccess;
-  return with_element(p.element, false,
-                      [&](auto element) { return backward_delta<decltype(element)>(p, plan, stream); });
+  return sum_dscores(p, plan, DscoreSum::kDelta, stream);
 }
 
 cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
@@ -114,13 +120,8 @@ cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, 
         return with_element(p.element, plan.tf32,
                             [&](auto element) { return matrix_gradients<decltype(element)>(p, plan, stream); });
       },
-      [&] {
-        return with_element(p.element, false, [&](auto element) {
-          using Element = decltype(element);
-          return in_order([&] { return recomputes_dbias ? backward_dbias<Element>(p, plan, stream) : cudaSuccess; },
-                          [&] { return p.dalibi_slopes ? backward_dalibi<Element>(p, plan, stream) : cudaSuccess; });
-        });
-      });
+      [&] { return recomputes_dbias ? sum_dscores(p, plan, DscoreSum::kBias, stream) : cudaSuccess; },
+      [&] { return p.dalibi_slopes ? sum_dscores(p, plan, DscoreSum::kAlibi, stream) : cudaSuccess; });
 }
 
 cudaError_t run_rows(const BackwardParams& p, cudaStream_t stream) {

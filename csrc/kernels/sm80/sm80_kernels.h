@@ -28,23 +28,23 @@ cudaError_t backward_dq(const BackwardParams& params, const BackwardPlan& plan, 
 template <class Element>
 cudaError_t backward_fused(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
 
-// Sums of dS that is computed again, without TF32: what is summed over rows is not rounded.
+// What is summed of dS that is computed again.
+enum class DscoreSum {
+  kDelta,  // rowsum(P dP) - dlse -> params.delta: what delta is before O is rounded to the element type. What a rounded
+           // O leaves in delta does not cancel in sums of dS over rows.
+  kAlibi,  // dS times d score / d slope, a partial sum per tile of queries -> params.alibi_partials
+  kBias,   // -> params.dbias
+};
 template <class Element>
-cudaError_t backward_dbias(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
-template <class Element>
-cudaError_t backward_dalibi(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
-template <class Element>
-cudaError_t backward_delta(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+cudaError_t dscore_sums(const BackwardParams& params, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream);
 
-// From params.stored: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q; the gradient of a bias that has a value for
-// each query and key. 16-bit elements; float32 has the first.
+// From params.stored: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q. 16-bit elements; float32 has the first.
+enum class MatrixGradient { kDq, kDk, kDv };
 template <class Element>
-cudaError_t dq_from_stored(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+cudaError_t gradient_from_stored(const BackwardParams& params, const BackwardPlan& plan, MatrixGradient gradient,
+                                 cudaStream_t stream);
+// The gradient of a bias that has a value for each query and key. 16-bit elements only.
 template <class Element>
-cudaError_t dv_from_stored(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
-template <class Element>
-cudaError_t dk_from_stored(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
-template <class Element>
-cudaError_t dbias_from_stored(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+cudaError_t dbias_from_stored(const BackwardParams& params, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm80

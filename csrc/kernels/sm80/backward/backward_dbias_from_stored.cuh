@@ -1,16 +1,17 @@
-// dBias of a bias with its own value for each query and key: kept dS, summed over the heads and batch entries that
+// dBias of a bias with its own value for each query and key: stored dS, summed over the heads and batch entries that
 // share the bias.
 //
-// Grid: one block a (batch entry and head of the bias, kTile queries x kTile keys). A warp reads 8 rows x 32 columns of
-// a kept matrix at a time, a thread 16 bytes of it, and adds up those of the launch's heads in order. The sums turn to
-// the bias's own layout in shared memory, and are written 16 bytes at a time where its rows allow it: as they are where
-// a launch holds all that they sum, else added to what earlier launches left. Bound: memory. dS is read once, and dBias
-// written once, or read and written once a launch.
+// Grid: one block per (batch entry and head of the bias, kTile queries x kTile keys). A warp reads 8 rows x 32 columns
+// of a stored matrix at a time, a thread 16 bytes of it, and adds up those of the launch's heads in order. The sums
+// turn to the bias's own layout in shared memory, and are written 16 bytes at a time where its rows allow it: as they
+// are where a launch holds all that they sum, else added to what earlier launches left. Bound: memory. dS is read once,
+// and dBias written once, or read and written once a launch.
 #pragma once
 
 #include "kernels/epilogue/store_dbias.cuh"
 #include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
 
 namespace flash_attn_ext::sm80 {
 
@@ -23,7 +24,7 @@ struct DbiasBlocks {
   uint32_t first_head;  // of the bias, that the launch's pairs belong to
   Divisor heads;        // of the bias, that they belong to
   Divisor batch;
-  Divisor rows;     // tiles down a kept matrix
+  Divisor rows;     // tiles down a stored matrix
   Divisor columns;  // tiles across it
   bool in_chunks;   // rows of dBias consist of whole chunks of 16 bytes, or 2 of them
 };
@@ -80,10 +81,8 @@ struct SharingHeads {
   }
 };
 
-// kRowsAreValue: what the rows of the kept matrices are.
-template <class Element, Rows kRowsAreValue>
+template <class Element>
 struct DbiasFromStoredKernel {
-  static constexpr bool kRowsAreKeys = kRowsAreValue == Rows::kKeys;
   static constexpr int kTile = 64;
   static constexpr int kThreads = 128;
   static constexpr int kBlocks = 5;  // a multiprocessor
@@ -93,7 +92,7 @@ struct DbiasFromStoredKernel {
 
   struct Shared {
     // Queries x keys. With rows of this length a warp's accesses lie in different banks, but for twofold conflicts
-    // where kept rows are queries.
+    // where stored rows are queries.
     float sums[kTile][kTile + 4];
   };
 
@@ -104,7 +103,7 @@ struct DbiasFromStoredKernel {
   uint32_t written;  // which of the thread's chunks are, as bits
   float sums[kRowsPerThread][kChunk];
 
-  // The thread's chunks, of the kept rows as well as of the bias's.
+  // The thread's chunks, of the stored rows as well as of the bias's.
   __device__ __forceinline__ static int thread_row(int i) {
     return (tile::warp() / 2 + i * (kThreads / kWarpSize / 2)) * 8 + tile::lane() / 4;
   }
@@ -133,13 +132,14 @@ struct DbiasFromStoredKernel {
   }
 
  private:
-  __device__ __forceinline__ int64_t first_row() const { return kRowsAreKeys ? first_key : first_query; }
-  __device__ __forceinline__ int64_t first_column() const { return kRowsAreKeys ? first_query : first_key; }
+  __device__ __forceinline__ bool rows_are_keys() const { return params.p.stored.rows_are_keys; }
+  __device__ __forceinline__ int64_t first_row() const { return rows_are_keys() ? first_key : first_query; }
+  __device__ __forceinline__ int64_t first_column() const { return rows_are_keys() ? first_query : first_key; }
 
   // For the thread's rows.
   __device__ __forceinline__ void find_written(const attention::Sequence& sequence) {
     static_assert(kTile == kStoredRows);
-    const WrittenColumns columns(params.p, sequence, kRowsAreKeys ? Rows::kKeys : Rows::kQueries, first_row(),
+    const WrittenColumns columns(params.p, sequence, rows_are_keys() ? Rows::kKeys : Rows::kQueries, first_row(),
                                  first_column());
     written = 0;
 #pragma unroll
@@ -179,11 +179,8 @@ struct DbiasFromStoredKernel {
 #pragma unroll
       for (int e = 0; e < kChunk; ++e) {
         const int column = StoredScores::place<Element>(thread_column() + e);  // its own inverse
-        if (kRowsAreKeys) {
-          shared.sums[column][thread_row(i)] = sums[i][e];
-        } else {
-          shared.sums[thread_row(i)][column] = sums[i][e];
-        }
+        const int row = thread_row(i);
+        shared.sums[rows_are_keys() ? column : row][rows_are_keys() ? row : column] = sums[i][e];
       }
     }
     __syncthreads();
@@ -225,16 +222,17 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
     dbias_from_stored_kernel(const __grid_constant__ DbiasParams params) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const DbiasBlocks& blocks = params.blocks;
-  // Neighbouring blocks read neighbouring columns of kept rows.
+  // Neighbouring blocks read neighbouring columns of stored rows.
   const uint32_t row_and_matrix = blocks.columns.quotient(blockIdx.x);
   const uint32_t matrix = blocks.rows.quotient(row_and_matrix);
   const uint32_t batch = blocks.heads.quotient(matrix);
   const int64_t first_column = int64_t{blockIdx.x - row_and_matrix * blocks.columns.divisor} * Kernel::kTile;
   const int64_t first_row = int64_t{row_and_matrix - matrix * blocks.rows.divisor} * Kernel::kTile;
+  const bool rows_are_keys = params.p.stored.rows_are_keys;
   Kernel kernel = {.params = params,
                    .shared = *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
-                   .first_query = Kernel::kRowsAreKeys ? first_column : first_row,
-                   .first_key = Kernel::kRowsAreKeys ? first_row : first_column};
+                   .first_query = rows_are_keys ? first_column : first_row,
+                   .first_key = rows_are_keys ? first_row : first_column};
   kernel.run(batch, blocks.first_head + matrix - batch * blocks.heads.divisor);
 }
 
@@ -260,16 +258,16 @@ DbiasBlocks dbias_blocks(const BackwardParams& p) {
           .first_head = static_cast<uint32_t>(g.per_head ? first_key_head * group : 0),
           .heads = divisor(heads),
           .batch = divisor(p.batch),
-          .rows = divisor(Kernel::kRowsAreKeys ? key_tiles : query_tiles),
-          .columns = divisor(Kernel::kRowsAreKeys ? query_tiles : key_tiles),
+          .rows = divisor(p.stored.rows_are_keys ? key_tiles : query_tiles),
+          .columns = divisor(p.stored.rows_are_keys ? query_tiles : key_tiles),
           .in_chunks = g.key_stride == 1 && reinterpret_cast<uintptr_t>(g.data) % 16 == 0 && whole(g.query_stride) &&
                        whole(g.head_stride) && whole(g.batch_stride) && whole(p.sequences.max_seqlen_k)};
 }
 
 // What pairs [first_pair, first_pair + num_pairs) give to dBias.
-template <class Element, Rows kRowsAre>
-cudaError_t launch_dbias_from_stored(const BackwardParams& p, cudaStream_t stream) {
-  using Kernel = DbiasFromStoredKernel<Element, kRowsAre>;
+template <class Element>
+cudaError_t dbias_from_stored(const BackwardParams& p, cudaStream_t stream) {
+  using Kernel = DbiasFromStoredKernel<Element>;
   const DbiasParams params = {p, dbias_blocks<Kernel>(p)};
   return launch<Kernel>(dbias_from_stored_kernel<Kernel>, params, params.blocks.num_blocks, stream);
 }

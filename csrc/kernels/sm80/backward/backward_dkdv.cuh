@@ -1,11 +1,11 @@
 // dK and dV, KV-stationary (Dao 2023, "FlashAttention-2", algorithm 2 without its dQ).
 //
-// Grid: one block a (batch, key head, tile of kKeys keys). Each warp owns kKeys / kWarps keys: its rows of S^T = K Q^T
-// and dP^T = V dO^T come out as accumulators whose register layout is that of a left operand, so that dV += P^T dO and
-// dK += dS^T Q read P and dS from registers, without shared memory and without a barrier between warps.
-// Query heads of the group and query tiles are visited in one fixed order, and the block alone writes its rows.
-// Shared memory: K, V, and one or two stages of Q and dO; with two, the next query tile travels while this one is used.
-// Where the dQ kernel shall not compute dS again, this one leaves it in p.stored.
+// Grid: one block per (batch, key head, tile of kKeys keys). Each warp owns kKeys / kWarps keys: its rows of S^T = K
+// Q^T and dP^T = V dO^T come out as accumulators whose register layout is that of a left operand, so that dV += P^T dO
+// and dK += dS^T Q read P and dS from registers, without shared memory and without a barrier between warps. Query heads
+// of the group and query tiles are visited in one fixed order, and the block alone writes its rows. Shared memory: K,
+// V, and one or two stages of Q and dO; with two, the next query tile travels while this one is used. Where the dQ
+// kernel shall not compute dS again, this one leaves it in p.stored.
 #pragma once
 
 #include "kernels/epilogue/nan_flags.cuh"
@@ -21,20 +21,16 @@
 
 namespace flash_attn_ext::sm80 {
 
-// Which gradients one launch accumulates. For large head dims both do not fit into registers.
-enum class KeyGradient { kBoth, kDk, kDv };
-
-template <class Traits, KeyGradient kGradient>
+template <class Traits>
 struct BackwardDkdvKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr KeyStationaryTile kTile = backward_dkdv_tile(sizeof(Element), kHeadDim, Traits::kVariant);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
-  static constexpr bool kWantDk = kGradient != KeyGradient::kDv;
-  static constexpr bool kWantDv = kGradient != KeyGradient::kDk;
-
-  static constexpr bool kMayStoreScores = kWantDk && dkdv_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant);
+  // Else a launch computes one gradient, the one that has data: both do not fit registers.
+  static constexpr bool kBoth = kTile.both;
+  static constexpr bool kMayStoreScores = kBoth && dkdv_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant);
 
   using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
   static constexpr int kStatistics = Traits::kExtended ? 3 : 2;  // a query's LSE, delta, and the LSE's residual
@@ -59,7 +55,7 @@ struct BackwardDkdvKernel {
   WorkItem item;
   int first_key;
   int first_column;  // of dK and dV
-  Gradient dk;
+  Gradient dk;       // or what the launch computes, if that is one gradient
   Gradient dv;
 
   __device__ __forceinline__ void run() {
@@ -72,8 +68,8 @@ struct BackwardDkdvKernel {
     tile::copy_rows_async<kThreads>(shared.k, {k, p.k.row_stride, static_cast<int>(p.head_dim_qk)}, num_keys);
     tile::copy_rows_async<kThreads>(shared.v, {v, p.v.row_stride, static_cast<int>(p.head_dim_v)}, num_keys);
     ptx::commit_copies();  // also waited for where nothing is streamed
-    if constexpr (kWantDk) dk.clear();
-    if constexpr (kWantDv) dv.clear();
+    dk.clear();
+    dv.clear();
     const uint32_t group = first.begin < last.end ? schedule.group : 0;
     for (uint32_t g = 0; g < group; ++g) {
       stream(first, last);
@@ -82,17 +78,15 @@ struct BackwardDkdvKernel {
     ptx::wait_copies<0>();
     __syncthreads();  // K's and V's tiles are used anew
     const float scale = static_cast<float>(p.score_mod.scale);
-    if (kWantDk) dk.scale(scale);
-    if (kWantDk && p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk, shared.k);
-    if (kWantDv && p.dv.data != nullptr) store(p.dv, dv, p.head_dim_v, shared.v);
-    if constexpr (kWantDk && kWantDv) {
-      note_nan<kTile.warps>(p.dkdv_nan_flags, dk, dv);
-    } else {
-      note_nan<kTile.warps>(p.dkdv_nan_flags, kWantDk ? dk : dv);
-    }
+    if (wants_dk()) dk.scale(scale);
+    if (p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk, shared.k);
+    if (p.dv.data != nullptr) store(p.dv, kBoth ? dv : dk, p.head_dim_v, shared.v);
+    note_nan<kTile.warps>(p.dkdv_nan_flags, dk, dv);
   }
 
  private:
+  __device__ __forceinline__ bool wants_dk() const { return kBoth || p.dk.data != nullptr; }
+
   // A head's queries, in tiles: Q, dO and the statistics. These arrive with their tile: a thread that waited for them
   // would keep all others waiting.
   struct Queries {
@@ -202,7 +196,7 @@ struct BackwardDkdvKernel {
       scores.clear();
       gradients.clear();
       tile::multiply_head_dims(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
-      if constexpr (kWantDk) tile::multiply_head_dims(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
+      if (wants_dk()) tile::multiply_head_dims(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
       const auto statistics = [&](int, int column) {
         const float residual = Traits::kExtended ? stage.statistics[kStatistics - 1][column] : 0.0f;
         return query_statistics<Traits::kExtended>(stage.statistics[0][column], stage.statistics[1][column], residual);
@@ -218,8 +212,13 @@ struct BackwardDkdvKernel {
         kept.write(p, p.stored.ds, at.tile * kTile.queries, gradients);
         if (Traits::kExtended) kept.write_zeros(p, at.tile + 1, next.tile);
       }
-      if constexpr (kWantDv) tile::multiply_registers(dv, scores, stage.dout, first_column);
-      if constexpr (kWantDk) tile::multiply_registers(dk, gradients, stage.q, first_column);
+      if constexpr (kBoth) {
+        tile::multiply_registers(dv, scores, stage.dout, first_column);
+        tile::multiply_registers(dk, gradients, stage.q, first_column);
+      } else {
+        if (wants_dk()) scores = gradients;
+        tile::multiply_registers(dk, scores, wants_dk() ? stage.q : stage.dout, first_column);
+      }
       at = next;
       if (kTile.stages == 1 && at.tile != end_tile) {
         __syncthreads();  // the stage's readers are done

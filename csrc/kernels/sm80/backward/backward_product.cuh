@@ -1,12 +1,12 @@
-// The products that end a backward pass whose scores were kept (StoredScores): C = factor * A^T B, rows n of both
+// The products that end a backward pass whose scores were stored (StoredScores): C = factor * A^T B, rows n of both
 // summed,
-//   Rows::kQueries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for each query head.
-//   Rows::kKeys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), over the heads of a group.
+//   rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for each query head;
+//   rows m of C are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), over the heads of a group.
 //
-// Grid: one block a (pair, its query head (kQueries only), tile of kTile.rows rows m of C, slice of columns), in a head
+// Grid: one block per (pair, its query head (dQ only), tile of kTile.rows rows m of C, slice of columns), in a head
 // those with the longest sums first. Each warp owns 64 rows and an equal share of the columns, and reads both operands
 // from shared memory by transposing loads. A block visits what its rows see, n ascending and one query head after the
-// other, and alone writes its rows: one fixed order. Groups of 32 columns of A that a row n does not see were never
+// other, and only it writes its rows: one fixed order. Groups of 32 columns of A that a row n does not see were never
 // written, and are zeros here.
 // Shared memory: kTile.stages stages of kTile.step rows of A and B. All threads copy; while one stage is multiplied the
 // others are on their way. One barrier a step.
@@ -28,7 +28,8 @@
 namespace flash_attn_ext::sm80 {
 
 struct ProductOperands {
-  const void* left;             // A: the p or ds of BackwardParams::spill
+  Rows rows;                    // of C
+  const void* left;             // A: the p or ds of BackwardParams::stored
   attention::MatrixView right;  // B: its rows are 16-byte aligned and contiguous
   attention::MatrixView out;    // C
   int64_t columns;              // of right and out
@@ -51,15 +52,13 @@ struct ProductItem {
   Element* out;          // row 0 of C, there too
 };
 
-template <class ElementType, int kHeadDim, Rows kOutputValue>
+template <class ElementType, int kHeadDim>
 struct BackwardProductKernel {
   using Element = ElementType;
-  static constexpr Rows kOutput = kOutputValue;
   static constexpr ProductTile kTile = product_tile(sizeof(ElementType), kHeadDim);
   static constexpr int kThreads = kTile.row_warps * kTile.column_warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.rows / kTile.row_warps;
   static_assert(kStoredRows % kTile.step == 0);
-  static constexpr Rows kInner = kOutput == Rows::kQueries ? Rows::kKeys : Rows::kQueries;  // what A's rows are
 
   struct Stage {
     tile::SharedTile<Element, kTile.step, kTile.rows> left;
@@ -100,20 +99,18 @@ struct BackwardProductKernel {
   }
 
  private:
+  __device__ __forceinline__ bool is_dq() const { return operands.rows == Rows::kQueries; }
   __device__ __forceinline__ int64_t num_rows() const {
-    return kOutput == Rows::kQueries ? item.sequence.num_queries : item.sequence.num_keys;
+    return is_dq() ? item.sequence.num_queries : item.sequence.num_keys;
   }
   __device__ __forceinline__ int64_t inner_length() const {
-    return kOutput == Rows::kQueries ? item.sequence.num_keys : item.sequence.num_queries;
+    return is_dq() ? item.sequence.num_keys : item.sequence.num_queries;
   }
   // The rows of A and B that count for row m of C.
   __device__ __forceinline__ attention::Interval inner_of(int64_t m) const {
-    return kOutput == Rows::kQueries ? p.visibility.keys_of(m, item.sequence)
-                                     : p.visibility.queries_of(m, item.sequence);
+    return is_dq() ? p.visibility.keys_of(m, item.sequence) : p.visibility.queries_of(m, item.sequence);
   }
-  __device__ __forceinline__ int num_heads() const {
-    return kOutput == Rows::kQueries ? 1 : static_cast<int>(p.queries_per_key_head());
-  }
+  __device__ __forceinline__ int num_heads() const { return is_dq() ? 1 : static_cast<int>(p.queries_per_key_head()); }
 
   __device__ __forceinline__ void find_tiles() {
     const int64_t end_row = min(item.first_row + kTile.rows, num_rows());
@@ -155,7 +152,7 @@ struct BackwardProductKernel {
       if (next.tile >= full_begin && next.tile < full_end) {
         copy_async<kTile.step>(stage.left, left, p.stored.columns, everything);
       } else {
-        const WrittenColumns written(p, item.sequence, kInner, first, item.first_row);
+        const WrittenColumns written(p, item.sequence, is_dq() ? Rows::kKeys : Rows::kQueries, first, item.first_row);
         copy_async<1>(stage.left, left, p.stored.columns,
                       [&](int row, int column) { return row < written.num_rows && written.has(column) ? 16 : 0; });
       }
@@ -232,15 +229,15 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
                             const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   using Element = typename Kernel::Element;
-  constexpr bool kQueries = Kernel::kOutput == Rows::kQueries;
+  const bool is_dq = params.operands.rows == Rows::kQueries;
   const BackwardParams& p = params.p;
   const Place at = schedule.place();
   const attention::Sequence sequence = p.sequences.at(at.batch);
   // Causal queries see the more the later they are; keys are seen the more the earlier.
-  const int64_t tile = kQueries ? static_cast<int>(schedule.tiles - 1 - at.tile)
-                                : key_tile<Kernel::kTile.rows>(schedule, at, sequence.num_keys);
+  const int64_t tile = is_dq ? static_cast<int>(schedule.tiles - 1 - at.tile)
+                             : key_tile<Kernel::kTile.rows>(schedule, at, sequence.num_keys);
   const int64_t first_row = tile * Kernel::kTile.rows;
-  if (first_row < 0 || first_row >= (kQueries ? sequence.num_queries : sequence.num_keys)) return;
+  if (first_row < 0 || first_row >= (is_dq ? sequence.num_queries : sequence.num_keys)) return;
   const int64_t key_head = at.key_head;
   const int64_t query_head = key_head * schedule.group + at.head_of_group;  // or the first one of the sum
   const int64_t query_row = sequence.query_begin;
@@ -254,10 +251,9 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
       .columns = static_cast<int>(params.operands.columns - first_column),
       .left = static_cast<const Element*>(params.operands.left) + stored_matrix(p, {sequence, query_head, key_head}) +
               first_row,
-      .right =
-          right.row<const Element>(sequence.batch, kQueries ? key_head : query_head, kQueries ? key_row : query_row) +
-          first_column,
-      .out = out.row<Element>(sequence.batch, kQueries ? query_head : key_head, kQueries ? query_row : key_row) +
+      .right = right.row<const Element>(sequence.batch, is_dq ? key_head : query_head, is_dq ? key_row : query_row) +
+               first_column,
+      .out = out.row<Element>(sequence.batch, is_dq ? query_head : key_head, is_dq ? query_row : key_row) +
              first_column * out.column_stride};
   Kernel kernel = {.p = p,
                    .operands = params.operands,
@@ -266,25 +262,37 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   kernel.run();
 }
 
+inline ProductOperands product_operands(const BackwardParams& p, MatrixGradient gradient) {
+  const float scale = static_cast<float>(p.score_mod.scale);
+  switch (gradient) {
+    case MatrixGradient::kDq:
+      return {Rows::kQueries, p.stored.ds, p.k, p.dq, p.head_dim_qk, scale};
+    case MatrixGradient::kDk:
+      return {Rows::kKeys, p.stored.ds, p.q, p.dk, p.head_dim_qk, scale};
+    default:
+      return {Rows::kKeys, p.stored.p, p.dout, p.dv, p.head_dim_v, 1.0f};
+  }
+}
+
 // Queues the product for pairs [first_pair, first_pair + num_pairs).
-template <class Element, Rows kOutput>
-cudaError_t backward_product(const BackwardProductParams& params, const BackwardPlan& plan, cudaStream_t stream) {
-  const BackwardParams& p = params.p;
+template <class Element>
+cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& plan, MatrixGradient gradient,
+                                 cudaStream_t stream) {
+  const ProductOperands operands = product_operands(p, gradient);
   const auto launch_with = [&](auto columns) {
-    using Kernel = BackwardProductKernel<Element, columns(), kOutput>;
+    using Kernel = BackwardProductKernel<Element, columns()>;
     const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
-                                                .rows = kOutput,
+                                                .rows = operands.rows,
                                                 .tile_rows = Kernel::kTile.rows,
-                                                .slices = num_slices(params.operands.columns, Kernel::kTile.columns),
+                                                .slices = num_slices(operands.columns, Kernel::kTile.columns),
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
-    return launch<Kernel>(backward_product_kernel<Kernel>, params, schedule, stream);
+    return launch<Kernel>(backward_product_kernel<Kernel>, {p, operands}, schedule, stream);
   };
-  const int64_t columns = params.operands.columns;
-  if (columns <= 64) return launch_with(Int<64>{});
+  if (operands.columns <= 64) return launch_with(Int<64>{});
   if constexpr (sizeof(Element) == 2) {
-    if (columns > 192) return launch_with(Int<256>{});  // in slices, where there are more
-    if (columns > 128) return launch_with(Int<192>{});
+    if (operands.columns > 192) return launch_with(Int<256>{});  // in slices, where there are more
+    if (operands.columns > 128) return launch_with(Int<192>{});
   }
   return launch_with(Int<128>{});
 }

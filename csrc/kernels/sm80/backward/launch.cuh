@@ -3,9 +3,6 @@
 
 #include <algorithm>
 
-#include "kernels/sm80/backward/backward_dalibi.cuh"
-#include "kernels/sm80/backward/backward_dbias.cuh"
-#include "kernels/sm80/backward/backward_delta.cuh"
 #include "kernels/sm80/backward/backward_dkdv.cuh"
 #include "kernels/sm80/backward/backward_dq.cuh"
 #include "kernels/sm80/dispatch.h"
@@ -32,17 +29,15 @@ cudaError_t launch_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaS
 template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   return with_variant<has_dkdv_kernel, KernelGroup<Element, kHeadDim>>(plan.dkdv_variant, [&](auto variant) {
-    using Traits = KernelTraits<Element, kHeadDim, variant()>;
-    if constexpr (backward_dkdv_tile(sizeof(Element), kHeadDim, variant()).both) {
-      return launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kBoth>>(p, plan, stream);
-    } else {
-      cudaError_t error = cudaSuccess;
-      if (p.dv.data) error = launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kDv>>(p, plan, stream);
-      if (error == cudaSuccess && p.dk.data) {
-        error = launch_dkdv<BackwardDkdvKernel<Traits, KeyGradient::kDk>>(p, plan, stream);
-      }
-      return error;
-    }
+    using Kernel = BackwardDkdvKernel<KernelTraits<Element, kHeadDim, variant()>>;
+    if (Kernel::kBoth || p.dk.data == nullptr || p.dv.data == nullptr) return launch_dkdv<Kernel>(p, plan, stream);
+    BackwardParams of_one = p;
+    of_one.dk.data = nullptr;
+    const cudaError_t error = launch_dkdv<Kernel>(of_one, plan, stream);
+    if (error != cudaSuccess) return error;
+    of_one = p;
+    of_one.dv.data = nullptr;
+    return launch_dkdv<Kernel>(of_one, plan, stream);
   });
 }
 
@@ -59,34 +54,6 @@ cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaS
     const cudaError_t error = launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
     if (error != cudaSuccess) return error;
     return common::repair_dq<InMemory<Element>>(p, flagged_rows<Kernel>(p.dq_nan_flags, schedule), stream);
-  });
-}
-
-template <class Element>
-cudaError_t backward_dbias(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    using Kernel = BackwardDbiasKernel<Element, head_dim()>;
-    const int64_t blocks =
-        Kernel::batches(p).count() * Kernel::heads(p).count() * Kernel::queries(p).count() * Kernel::keys(p).count();
-    return launch<Kernel>(backward_dbias_kernel<Kernel>, p, blocks, stream);
-  });
-}
-
-template <class Element>
-cudaError_t backward_dalibi(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    using Kernel = BackwardDalibiKernel<Element, head_dim()>;
-    return launch<Kernel>(backward_dalibi_kernel<Kernel>, p, p.batch * p.num_heads_q * p.alibi_partials.per_head,
-                          stream);
-  });
-}
-
-template <class Element>
-cudaError_t backward_delta(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    using Kernel = BackwardDeltaKernel<Element, head_dim()>;
-    const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, Kernel::kTile.queries);
-    return launch<Kernel>(backward_delta_kernel<Kernel>, p, p.batch * p.num_heads_q * tiles, stream);
   });
 }
 
