@@ -6,6 +6,7 @@
 #include "host/autograd.h"
 #include "host/backends.h"
 #include "host/build_info.h"
+#include "host/explain.h"
 #include "host/inspect.h"
 #include "host/log.h"
 #include "host/make_params.h"
@@ -29,7 +30,8 @@ void define_attention_function(py::module_& module, const char* name, const char
                  OptionalTensor cu_seqlens_k, OptionalTensor rng_seed, double scale, std::optional<double> softcap,
                  std::optional<std::string> causal, std::optional<int64_t> window_left,
                  std::optional<int64_t> window_right, double dropout_p, std::optional<int64_t> max_seqlen_q,
-                 std::optional<int64_t> max_seqlen_k, std::optional<std::string> backend) {
+                 std::optional<int64_t> max_seqlen_k, std::optional<std::string> backend, bool allow_tf32,
+                 bool sequence_first) {
         const AttentionInputs inputs{.q = std::move(q),
                                      .k = std::move(k),
                                      .v = std::move(v),
@@ -48,7 +50,9 @@ void define_attention_function(py::module_& module, const char* name, const char
                                      .dropout_p = dropout_p,
                                      .max_seqlen_q = max_seqlen_q,
                                      .max_seqlen_k = max_seqlen_k,
-                                     .backend = std::move(backend)};
+                                     .backend = std::move(backend),
+                                     .allow_tf32 = allow_tf32,
+                                     .sequence_first = sequence_first};
         // Taken back before the arguments are dropped: a tensor that Python holds takes the GIL for that by itself.
         const py::gil_scoped_release release;
         return function(leading..., inputs);
@@ -134,6 +138,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   define_attention_function<>(module, "attention_explain",
                               "[(backend, reasons it cannot run)] in the order in which backends are tried.",
                               [](const AttentionInputs& inputs) { return explain(inputs); });
+
+  define_attention_function<std::array<bool, 6>>(
+      module, "attention_plan",
+      "(forward, backward): in words, what the backend that the call names would run. Needs no device of its kind.",
+      [](std::array<bool, 6> output_mask, const AttentionInputs& inputs) {
+        return describe_plans(inputs, output_mask);
+      });
 
   module.def("delta", &compute_delta, py::arg("out"), py::arg("dout"), py::arg("dlse") = py::none(),
              "rowsum(dout * out) - dlse, the first stage of the backward pass.",

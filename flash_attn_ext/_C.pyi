@@ -1,6 +1,6 @@
 """The compiled half of flash_attn_ext (csrc/bindings.cpp), as functional.py and ops.py call it.
 
-One attention call in canonical form is the same 19 arguments everywhere, here named once:
+One attention call in canonical form is the same 21 arguments everywhere, here named once:
 
     q, k, v            dense: (B, Hq, Sq, D), (B, Hk, Sk, D), (B, Hk, Sk, Dv); packed, when cu_seqlens_* are given:
                        (Tq, Hq, D), (Tk, Hk, D), (Tk, Hk, Dv). One dtype of float32, float64, bfloat16, float16; any
@@ -19,6 +19,8 @@ One attention call in canonical form is the same 19 arguments everywhere, here n
     dropout_p          in [0, 1)
     max_seqlen_q, _k   upper bounds, or None; packed only
     backend            None, or the name of one
+    allow_tf32         float32 on a GPU: one TF32 product instead of three
+    sequence_first     the caller has (B, S, H, D): out lies in memory so where q's strides do not say; dense only
 
 Wrong tensors raise RuntimeError, wrong option values ValueError.
 """
@@ -50,6 +52,8 @@ def attention(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
     backend: str | None,
+    allow_tf32: bool,
+    sequence_first: bool,
     /,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) as attention_forward gives them, recorded by autograd when gradients are on and q, k, v, bias,
@@ -75,6 +79,8 @@ def attention_forward(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
     backend: str | None,
+    allow_tf32: bool,
+    sequence_first: bool,
     /,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(out, lse, lse_residual), never recorded by autograd.
@@ -110,6 +116,8 @@ def attention_backward(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
     backend: str | None,
+    allow_tf32: bool,
+    sequence_first: bool,
     /,
 ) -> list[Tensor | None]:
     """[dq, dk, dv, dbias, dalibi_slopes, dsink] in their inputs' shapes and dtypes; None where not asked for.
@@ -138,6 +146,8 @@ def attention_explain(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
     backend: str | None,
+    allow_tf32: bool,
+    sequence_first: bool,
     /,
 ) -> list[tuple[str, list[str]]]:
     """Every backend in the order in which they are tried, with the reasons against it (none: it can run this call)."""
@@ -148,7 +158,10 @@ def delta(out: Tensor, dout: Tensor, dlse: Tensor | None = None) -> Tensor:
 def dropout_mask(
     rng_seed: Tensor, dropout_p: float, batch: int, num_heads: int, seqlen_q: int, seqlen_k: int
 ) -> Tensor:
-    """(B, H, Sq, Sk) bool on the CPU, True = kept: the bits that every backend draws."""
+    """(B, H, Sq, Sk) bool on the CPU, True = kept: the bits that every backend draws.
+
+    rng_seed: (1,) int64, any value, on any device. dropout_p: in [0, 1].
+    """
 
 def visible_keys(
     seqlen_q: int,

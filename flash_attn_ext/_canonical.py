@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
-from flash_attn_ext._options import check_causal, check_length, check_number, window_pair
+from flash_attn_ext._options import check_causal, check_flag, check_length, check_number, window_pair
 
 
 class Problem(NamedTuple):
@@ -39,6 +39,8 @@ class Problem(NamedTuple):
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
     backend: str | None = None
+    allow_tf32: bool = False
+    sequence_first: bool = False
 
 
 class ScoreTensors(NamedTuple):
@@ -59,6 +61,7 @@ class Options(NamedTuple):
     dropout_p: float
     scale: float | None
     backend: str | None
+    allow_tf32: bool
 
 
 class Packing(NamedTuple):
@@ -114,7 +117,8 @@ def dense_problem(
             _slopes_form(alibi_slopes, form, q.shape[:1]),
             sink,
         )
-    return _problem(q, k, v, scores, options, _DENSE), form
+    problem = _problem(q, k, v, scores, options, _DENSE)
+    return problem._replace(sequence_first=True) if layout == "bshd" else problem, form
 
 
 def _heads_before_sequence(q: Tensor, k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,15 +145,18 @@ def packed_problem(
     """The arguments of ``attention_varlen`` in canonical form (without a seed)."""
     require_tensors(Problem._fields, (q, k, v, *scores))
     require_tensors(Packing._fields, packing[:2], num_required=2)
-    check_length("max_seqlen_q", packing.max_seqlen_q)
-    check_length("max_seqlen_k", packing.max_seqlen_k)
+    packing = packing._replace(
+        max_seqlen_q=check_length("max_seqlen_q", packing.max_seqlen_q),
+        max_seqlen_k=check_length("max_seqlen_k", packing.max_seqlen_k),
+    )
     q, k, v, bias = _cast_for_autocast(q, k, v, scores.bias)
     scores = scores._replace(bias=_packed_table("bias", bias), mask=_packed_table("mask", scores.mask))
     return _problem(q, k, v, scores, options, packing)
 
 
 def _problem(q: Tensor, k: Tensor, v: Tensor, scores: ScoreTensors, options: Options, packing: Packing) -> Problem:
-    causal, window, softcap, dropout_p, scale, backend = options
+    causal, window, softcap, dropout_p, scale, backend, allow_tf32 = options
+    check_flag("allow_tf32", allow_tf32)
     if causal is not None:
         check_causal(causal)
     if backend is not None and not isinstance(backend, str):
@@ -172,6 +179,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, scores: ScoreTensors, options: Opt
         packing.max_seqlen_q,
         packing.max_seqlen_k,
         backend,
+        allow_tf32,
     )
 
 
@@ -224,6 +232,7 @@ def table_form(name: str, table: Tensor | None, q: Tensor, num_keys: int, form: 
         return None
     lead = form.lead if form.rank > 4 else q.shape[:1]
     scores = (*lead, q.size(1), q.size(2), num_keys)[-form.rank :]
+    table = _without_leading_ones(table, form.rank)
     missing = form.rank - table.dim()
     if missing < 0 or not _broadcasts(table.shape, scores[missing:]):
         raise RuntimeError(
@@ -237,6 +246,13 @@ def table_form(name: str, table: Tensor | None, q: Tensor, num_keys: int, form: 
     if all(n == 1 for n in table.shape[:-3]):
         return table[(0,) * (form.rank - 4)]
     return _fold(table, form.lead)
+
+
+def _without_leading_ones(table: Tensor, rank: int) -> Tensor:
+    """Dimensions of size 1 that a table has before those of the scores broadcast against nothing."""
+    while table.dim() > rank and table.size(0) == 1:
+        table = table[0]
+    return table
 
 
 def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
@@ -290,6 +306,7 @@ def _cast_for_autocast(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> 
 def _packed_table(name: str, table: Tensor | None) -> Tensor | None:
     if table is None or table.dim() == 4:
         return table
+    table = _without_leading_ones(table, 4)
     if table.dim() > 4:
         raise RuntimeError(
             f"{name} has shape {tuple(table.shape)}, expected one that broadcasts to (batch, heads, max_seqlen_q, "

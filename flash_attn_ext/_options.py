@@ -7,17 +7,17 @@ import numbers
 import torch
 from torch import Tensor
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def window_pair(window: int | tuple[int | None, int | None]) -> tuple[int | None, int | None]:
     pair = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(pair) != 2:
         raise ValueError(f"window must be None, an int, or (left, right), got {window!r}")
-    for size in pair:
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int | torch.SymInt)):
-            raise TypeError(f"window must be made of int or None, got {size!r} of type {type(size).__name__}")
-        if size is not None and size < 0:
-            raise ValueError(f"window sizes must be >= 0, got {window!r}: None, not -1, means unbounded")
-    return pair
+    left, right = (_integer("window", size, "be made of int or None") for size in pair)
+    if (left is not None and left < 0) or (right is not None and right < 0):
+        raise ValueError(f"window sizes must be >= 0, got {window!r}: None, not -1, means unbounded")
+    return left, right
 
 
 def check_causal(causal) -> None:
@@ -48,10 +48,24 @@ def check_number(name: str, value) -> float:
     raise TypeError(f"{name} must be a number, got {type(value).__name__}")
 
 
-def check_length(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | torch.SymInt)):
-        hint = ": leave it out and it is read where it is needed" * isinstance(value, Tensor)
-        raise TypeError(f"{name} must be an int or None, got {type(value).__name__}{hint}")
+def check_length(name: str, value) -> int | None:
+    """A Python number as it is, others as int; the range is checked in C++."""
+    return _integer(name, value, "be an int or None")
+
+
+def _integer(name: str, value, expected: str) -> int | None:
+    """NumPy integers and one-element integer tensors too: no integer has a gradient to lose."""
+    if value is None or type(value) is int or isinstance(value, torch.SymInt):
+        return value
+    if isinstance(value, Tensor):
+        is_integer = value.numel() == 1 and value.dtype in _INTEGERS
+        got = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+    else:
+        is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        got = f"{value!r} of type {type(value).__name__}"
+    if not is_integer:
+        raise TypeError(f"{name} must {expected}, got {got}")
+    return int(value)
 
 
 def check_flag(name: str, value: bool) -> None:

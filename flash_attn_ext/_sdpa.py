@@ -45,13 +45,13 @@ def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm]:
     check_flag("enable_gqa", enable_gqa)
     causal = "top_left" if is_causal else None
     if attn_mask is not None:
+        if type(attn_mask) is not Tensor:
+            causal, attn_mask = _causal_bias(attn_mask, q, k, is_causal)
         if is_causal:
             raise RuntimeError(
                 "attn_mask and is_causal=True were both given, which PyTorch does not allow: put causality into the "
                 "mask, or use flash_attn_ext.attention(..., causal='top_left', mask=...), which combines them"
             )
-        if type(attn_mask) is not Tensor:
-            causal, attn_mask = _causal_bias(attn_mask, q, k)
     if canonical:
         form = PLAIN_FORM
     else:
@@ -92,12 +92,17 @@ def _float_mask(attn_mask: Tensor, q: Tensor) -> Tensor:
     return attn_mask
 
 
-def _causal_bias(attn_mask: Tensor, q: Tensor, k: Tensor) -> tuple[str | None, Tensor | None]:
+def _causal_bias(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> tuple[str | None, Tensor | None]:
     """torch.nn.attention.bias.CausalBias is a mask by its type alone: it becomes the causality that it stands for."""
     from torch.nn.attention.bias import CausalBias, CausalVariant  # prototype of PyTorch, imported where it is in use
 
     if not isinstance(attn_mask, CausalBias):
         return None, attn_mask
+    if is_causal:
+        raise ValueError(
+            "attn_mask is a CausalBias and is_causal=True was given too, which PyTorch does not allow: pass "
+            "is_causal=False, since a CausalBias says itself that it is causal"
+        )
     lengths = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
     if lengths != (q.size(-2), k.size(-2)):
         raise RuntimeError(

@@ -34,6 +34,8 @@ def attention_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     Plain tensors go straight to the extension: this is host time that every call pays. Tensors that only stand for
     something (torch.compile, export, FakeTensor, meta, tracing) go through the registered operator of ops.py.
     """
+    if problem.dropout_p == 1.0:
+        return _with_everything_dropped(problem)
     if problem.dropout_p > 0:
         problem = problem._replace(rng_seed=draw_seed(problem.q.device))
     if not _hold_memory(*problem[:3]):
@@ -42,6 +44,12 @@ def attention_forward(problem: Problem) -> tuple[Tensor, Tensor]:
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return FlashAttentionFunction.apply(problem, *(problem[index] for index in DIFFERENTIABLE))[:2]
     return _C.attention(*problem)
+
+
+def _with_everything_dropped(problem: Problem) -> tuple[Tensor, Tensor]:
+    """out is 0, and so is its gradient; the LSE does not see dropout. Nothing is drawn."""
+    out, lse = attention_forward(problem._replace(dropout_p=0.0))
+    return out.masked_fill(torch.ones((), dtype=torch.bool, device=out.device), 0.0), lse
 
 
 class FlashAttentionFunction(torch.autograd.Function):

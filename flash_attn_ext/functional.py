@@ -45,7 +45,7 @@ def scaled_dot_product_attention(
         attn_mask: anything that broadcasts to (N, ..., Hq, L, S), (S,) included, with any strides. bool: True = attend
             (the opposite of the ``key_padding_mask`` of nn.MultiheadAttention). float32 or query's dtype: added to the
             scaled scores; it may require grad. A row that sees no key (all False, or all -inf) gives 0.
-        dropout_p: probability in [0, 1) with which a weight is dropped; kept ones are multiplied by 1 / (1 - p). There
+        dropout_p: probability in [0, 1] with which a weight is dropped; kept ones are multiplied by 1 / (1 - p). There
             is no training flag: pass 0.0 for evaluation. Drawn from PyTorch's default generator of the device.
         is_causal: query i sees keys 0..i (aligned at the **top left**, also where L != S). Not together with
             ``attn_mask``.
@@ -86,6 +86,7 @@ def attention(
     layout: str = "bhsd",
     return_lse: bool = False,
     backend: str | None = None,
+    allow_tf32: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention with every feature of the library. Everything combines with everything.
 
@@ -115,12 +116,15 @@ def attention(
         softcap: scores become softcap * tanh(score / softcap), > 0 (Gemma Team 2024, section 2). None: no cap.
         sink: (Hq,), dtype as alibi_slopes: a logit that joins each row's softmax denominator and has no value (Xiao
             et al. 2023, section 3). Differentiable.
-        dropout_p: probability in [0, 1) with which a weight is dropped; kept ones are multiplied by 1 / (1 - p). Drawn
+        dropout_p: probability in [0, 1] with which a weight is dropped; kept ones are multiplied by 1 / (1 - p). Drawn
             from PyTorch's default generator of q's device; applied whenever it is above 0. The LSE is unaffected.
         scale: 1 / sqrt(D) by default; any finite number.
         layout: where heads and sequence are: "bhsd" or "bshd". ``out`` has it too.
         return_lse: also return the log-sum-exp of each row's scores.
         backend: None for the first that can run this call, or a name from ``explain`` to force one.
+        allow_tf32: let float32 on a GPU multiply in single TF32 products, up to head dim 128. That is faster, and each
+            product is within 2**-10 of the exact one instead of 2**-20. Nothing else changes: not other dtypes, not the
+            CPU. PyTorch's own TF32 switches are not looked at.
 
     Returns:
         ``out``: (..., Hq, Sq, Dv) or (..., Sq, Hq, Dv), q's dtype, in memory in the order of q's strides. With
@@ -137,7 +141,7 @@ def attention(
     """
     check_flag("return_lse", return_lse)
     scores = ScoreTensors(bias, mask, alibi_slopes, sink)
-    options = Options(causal, window, softcap, dropout_p, scale, backend)
+    options = Options(causal, window, softcap, dropout_p, scale, backend, allow_tf32)
     problem, form = dense_problem(q, k, v, scores, options, layout)
     out, lse = attention_forward(problem)
     out = form.restore_out(out)
@@ -166,6 +170,7 @@ def attention_varlen(
     scale: float | None = None,
     return_lse: bool = False,
     backend: str | None = None,
+    allow_tf32: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of sequences of different lengths, packed one after the other without padding.
 
@@ -180,7 +185,8 @@ def attention_varlen(
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths. Optional: they size ``bias`` and ``mask`` and the GPU's
             grid, and never change the result. On a GPU they are trusted too: a longer sequence is cut off there.
         bias, mask: broadcastable to (batch, Hq, max_seqlen_q, max_seqlen_k), where each max_seqlen is the one given or
-            else the longest length; indexed by the position inside the sequence.
+            else the longest length; indexed by the position inside the sequence. On a GPU a table's own length is
+            trusted as a bound where no max_seqlen is given.
         alibi_slopes: (Hq,) or (batch, Hq).
         Everything else as in :func:`attention`.
 
@@ -194,7 +200,7 @@ def attention_varlen(
     check_flag("return_lse", return_lse)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     scores = ScoreTensors(bias, mask, alibi_slopes, sink)
-    options = Options(causal, window, softcap, dropout_p, scale, backend)
+    options = Options(causal, window, softcap, dropout_p, scale, backend, allow_tf32)
     out, lse = attention_forward(packed_problem(q, k, v, packing, scores, options))
     return (out, lse) if return_lse else out
 
@@ -238,6 +244,7 @@ def explain(
     layout: str = "bhsd",
     return_lse: bool = False,
     backend: str | None = None,
+    allow_tf32: bool = False,
 ) -> Explanation:
     """Which backend the same call to :func:`attention` would run on, and for each other one why not. Computes nothing.
 
@@ -250,7 +257,7 @@ def explain(
     """
     check_flag("return_lse", return_lse)
     scores = ScoreTensors(bias, mask, alibi_slopes, sink)
-    options = Options(causal, window, softcap, dropout_p, scale, backend)
+    options = Options(causal, window, softcap, dropout_p, scale, backend, allow_tf32)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if packing == (None, None, None, None):
         problem, _ = dense_problem(q, k, v, scores, options, layout)
@@ -262,6 +269,8 @@ def explain(
 
 
 def explain_problem(problem: Problem) -> Explanation:
+    if problem.dropout_p == 1.0:  # nothing is kept, and no kernel has to know
+        problem = problem._replace(dropout_p=0.0)
     if problem.dropout_p > 0:  # a seed is needed, but asking must not advance anybody's generator
         problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64, device=problem.q.device))
     reasons = {name: tuple(why) for name, why in _C.attention_explain(*problem)}

@@ -18,7 +18,7 @@ _PROBLEM = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_seed, float scale, float? softcap, str? causal, "
     "SymInt? window_left, SymInt? window_right, float dropout_p, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-    "str? backend"
+    "str? backend, bool allow_tf32, bool sequence_first"
 )
 _FORWARD = "flash_attn_ext::attention_forward"
 _BACKWARD = "flash_attn_ext::attention_backward"
@@ -47,7 +47,7 @@ def _backward(*arguments):
 
 
 @torch.library.register_fake(_FORWARD)
-def _forward_fake(q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, *_options):
+def _forward_fake(q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, *options):
     for name, tensor in {
         "k": k,
         "v": v,
@@ -60,7 +60,7 @@ def _forward_fake(q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seql
             raise RuntimeError(
                 f"{name} is on {tensor.device}, but q is on {q.device}; move it with {name}.to(q.device)"
             )
-    out = empty_in_order_of(q, (*q.shape[:-1], v.shape[-1]))
+    out = empty_in_order_of(q, (*q.shape[:-1], v.shape[-1]), sequence_first=options[-1])
     statistics = q.shape[:-1] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lse = q.new_empty(statistics, dtype=dtype)
@@ -82,14 +82,15 @@ def _backward_fake(dout, dlse, out, lse, lse_residual, output_mask, q, k, v, bia
     )
 
 
-def empty_in_order_of(like: Tensor, shape) -> Tensor:
-    """An empty tensor whose dimensions lie in memory as those of `like`: the rule of csrc/host for results.
+def empty_in_order_of(like: Tensor, shape, *, sequence_first: bool = False) -> Tensor:
+    """An empty tensor whose dimensions lie in memory as those of `like`: the rule of csrc/host/allocate.h.
 
-    Dimensions are sorted by the strides of `like`, largest first, and dimensions of equal stride keep their order; a
-    broadcast `like` (a stride of 0 in a dimension that is not 1) has no order, and the result is contiguous.
+    Dimensions are sorted by the strides of `like`, largest first. Dimensions of equal stride keep their order, and so
+    do all of a broadcast `like` (a stride of 0 in a dimension that is not 1); with `sequence_first` that order is
+    (batch, sequence, heads, head dim).
     """
     strides = like.stride()
-    order = range(like.dim())
+    order = (0, 2, 1, 3) if sequence_first else range(like.dim())
     if not any(stride == 0 and size != 1 for stride, size in zip(strides, like.shape, strict=True)):
         order = sorted(order, key=lambda dim: -strides[dim])
     memory = like.new_empty([shape[dim] for dim in order])

@@ -76,7 +76,8 @@ def attention_reference(
     if dropout_p > 0:
         if dropout_mask is None:
             dropout_mask = torch.rand(p.shape, device=p.device) >= dropout_p
-        p = p.masked_fill(~dropout_mask, 0) / (1 - dropout_p)
+        p = p.masked_fill(~dropout_mask, 0)
+        p = p / (1 - dropout_p) if dropout_p < 1 else p * 0
     out = p.to(v.dtype) @ v
     if one_head:
         out, lse = out[0], lse[0]

@@ -66,10 +66,10 @@ def device(request) -> str:
 
 @pytest.fixture(autouse=True)
 def _same_state_for_every_test():
-    """Seeds, and thread count, default dtype and TF32 switch that a test may have changed."""
+    """Seeds, and thread count, default dtype and TF32 switch of PyTorch that a test may have changed."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
-    # PyTorch's default, stated: float32 is measured by PyTorch's float32, and kernels that obey the switch see it off.
+    # PyTorch's default, stated: float32 is measured by PyTorch's float32.
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
     torch.set_num_threads(threads)

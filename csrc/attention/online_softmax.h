@@ -56,4 +56,13 @@ struct SoftmaxState {
   }
 };
 
+// delta as a sink's gradient, -exp(sink - lse) * delta, reads it. A row that sees no key has lse = sink and out = 0,
+// whatever dout holds: what remains of its delta is the LSE's own gradient, and nothing of that where it is not finite.
+template <class Real>
+FLASH_HOST_DEVICE Real delta_for_sink(Real sink, Real lse, Real delta, Real dlse) {
+  const auto finite = [](Real x) { return x - x == Real(0); };
+  if (finite(delta) || lse != sink) return delta;
+  return finite(dlse) ? -dlse : Real(0);
+}
+
 }  // namespace flash_attn_ext::attention

@@ -6,16 +6,30 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace flash_attn_ext::host {
 
-at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes) {
-  bool broadcast = false;
-  for (int64_t d = 0; d < like.dim(); ++d) broadcast = broadcast || (like.size(d) > 1 && like.stride(d) == 0);
-  if (like.is_contiguous() || broadcast) return at::empty(sizes, like.options());
+namespace {
+
+bool is_broadcast(const at::Tensor& tensor) {
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1 && tensor.stride(d) == 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first) {
+  const bool broadcast = is_broadcast(like);
+  if (!sequence_first && (like.is_contiguous() || broadcast)) return at::empty(sizes, like.options());
   at::DimVector order(like.dim());
   std::iota(order.begin(), order.end(), int64_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like.stride(a) > like.stride(b); });
+  if (sequence_first) std::swap(order[1], order[2]);
+  if (!broadcast) {
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like.stride(a) > like.stride(b); });
+  }
   at::DimVector strides(like.dim());
   int64_t stride = 1;
   for (auto d = order.rbegin(); d != order.rend(); ++d) {

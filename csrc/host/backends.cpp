@@ -5,9 +5,6 @@
 #include <algorithm>
 #include <sstream>
 
-#include "host/allocate.h"
-#include "host/checks.h"
-#include "host/make_params.h"
 #include "kernels/cpu/cpu_kernels.h"
 
 #if FLASH_ATTN_EXT_WITH_CUDA
@@ -16,7 +13,6 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "kernels/sm80/sm80_backend.h"
-#include "kernels/sm80/sm80_kernels.h"
 #endif
 
 namespace flash_attn_ext::host {
@@ -27,13 +23,21 @@ std::vector<std::string> cpu_unsupported_reasons(const attention::AttentionParam
   return {"it reads CPU memory, and the tensors are on " + device.str() + "; move them with .cpu()"};
 }
 
-void cpu_backward(const attention::BackwardParams& params) {
-  // Gradients that are sums of dS over rows cancel; what a rounded out leaves in delta does not.
-  const bool sums_over_rows = params.dbias.present() || params.dalibi_slopes || params.dsink;
-  if (attention::is_16_bit(params.element) && sums_over_rows) cpu::backward_delta(params);
-  if (params.dk.data || params.dv.data || params.dalibi_slopes) cpu::backward_dkdv(params);
-  if (params.dq.data) cpu::backward_dq(params);
-  if (params.dbias.present()) cpu::backward_dbias(params);
+void cpu_forward(const attention::ForwardParams& params, const plan::ForwardPlan&, void*) { cpu::forward(params); }
+
+void cpu_backward(const attention::BackwardParams& given, const plan::BackwardPlan& plan, void* workspace) {
+  attention::BackwardParams params = given;
+  params.delta = {.data = plan.workspace.delta.in<void>(workspace),
+                  .batch_stride = params.lse.batch_stride,
+                  .head_stride = params.lse.head_stride};
+  if (plan.delta == plan::DeltaSource::kExactKernel) {
+    cpu::backward_delta(params);
+  } else {
+    cpu::delta(attention::delta_params(params));
+  }
+  if (params.dq.data || params.dk.data || params.dv.data || params.dbias.present() || params.dalibi_slopes) {
+    cpu::backward(params);
+  }
   if (params.dsink) cpu::backward_dsink(params);
 }
 
@@ -49,11 +53,11 @@ std::vector<std::string> sm80_unsupported_reasons(const attention::AttentionPara
                       std::to_string(properties->major) + "." + std::to_string(properties->minor));
   }
   const int64_t head_dim = std::max(params.head_dim_qk, params.head_dim_v);
-  const int64_t largest = sm80::max_head_dim(params.element);
+  const int64_t largest = plan::max_head_dim_sm80(params.element);
   if (head_dim > largest) {
     reasons.push_back("it takes head dims up to " + std::to_string(largest) + " in this dtype, got " +
                       std::to_string(head_dim) + "; bfloat16 and float16 may have " +
-                      std::to_string(sm80::max_head_dim(attention::ElementType::kBFloat16)));
+                      std::to_string(plan::max_head_dim_sm80(attention::ElementType::kBFloat16)));
   }
   return reasons;
 }
@@ -70,18 +74,20 @@ bool sm80_readable(const at::Tensor& operand) {
   return true;
 }
 
-void sm80_forward(const attention::ForwardParams& params) {
-  C10_CUDA_CHECK(sm80::run_forward(params, c10::cuda::getCurrentCUDAStream()));
+void sm80_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
+  C10_CUDA_CHECK(sm80::run_forward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
 }
 
-void sm80_backward(const attention::BackwardParams& params) {
-  C10_CUDA_CHECK(sm80::run_backward(params, c10::cuda::getCurrentCUDAStream()));
+void sm80_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace) {
+  C10_CUDA_CHECK(sm80::run_backward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
 }
 #endif
 
 bool may_use(const Backend& backend, const AttentionInputs& inputs) {
   return !inputs.backend || *inputs.backend == backend.name;
 }
+
+}  // namespace
 
 std::vector<std::string> reasons_against(const Backend& backend, const AttentionInputs& inputs,
                                          const attention::AttentionParams& params) {
@@ -92,77 +98,43 @@ std::vector<std::string> reasons_against(const Backend& backend, const Attention
   return reasons;
 }
 
-void check_backend_name(const AttentionInputs& inputs) {
-  for (const Backend& backend : backends()) {
-    if (may_use(backend, inputs)) return;
-  }
-  std::ostringstream names;
-  for (const Backend& backend : backends()) names << (names.tellp() > 0 ? ", " : "") << "'" << backend.name << "'";
-  TORCH_CHECK_VALUE(false, "backend is '", *inputs.backend, "', expected one of ", names.str(),
-                    " or None for the first that can run");
-}
-
-}  // namespace
-
 const std::vector<Backend>& backends() {
   static const std::vector<Backend> table = {
 #if FLASH_ATTN_EXT_WITH_CUDA
     {.name = "sm80",
      .unsupported_reasons = sm80_unsupported_reasons,
      .readable = sm80_readable,
-     .num_alibi_partials = sm80::num_alibi_partials,
-     .spill_bytes = sm80::spill_bytes,
-     .computes_delta = sm80::computes_delta,
-     .writes_dbias_once = sm80::writes_dbias_once,
-     .mask_tile_bytes = sm80::mask_tile_bytes,
+     .plan_forward = plan::plan_forward_sm80,
+     .plan_backward = plan::plan_backward_sm80,
      .forward = sm80_forward,
      .backward = sm80_backward},
 #endif
     {.name = "cpu",
      .unsupported_reasons = cpu_unsupported_reasons,
      .readable = cpu_readable,
-     .num_alibi_partials = nullptr,
-     .spill_bytes = nullptr,
-     .computes_delta = nullptr,
-     .writes_dbias_once = nullptr,
-     .mask_tile_bytes = nullptr,
-     .forward = cpu::forward,
+     .plan_forward = plan::plan_forward_cpu,
+     .plan_backward = plan::plan_backward_cpu,
+     .forward = cpu_forward,
      .backward = cpu_backward},
   };
   return table;
 }
 
-int64_t max_spill_bytes(at::Device device) {
-#if FLASH_ATTN_EXT_WITH_CUDA
-  if (device.is_cuda()) {
-    const auto total = static_cast<int64_t>(at::cuda::getDeviceProperties(device.index())->totalGlobalMem);
-    return std::min(attention::ScoreSpill::kMostBytes, total / 64);
-  }
-#endif
-  return 0;
-}
-
-at::Tensor mask_tile_memory(const Backend& backend, const attention::AttentionParams& params,
-                            const at::TensorOptions& options) {
-  return byte_memory(backend.mask_tile_bytes == nullptr ? 0 : backend.mask_tile_bytes(params), options);
-}
-
-std::vector<Verdict> explain(const AttentionInputs& inputs) {
-  check_inputs(inputs);
-  check_backend_name(inputs);
-  const attention::AttentionParams params = make_attention_params(inputs);
-  std::vector<Verdict> verdicts;
+const Backend& backend_named(const std::string& name) {
   for (const Backend& backend : backends()) {
-    verdicts.emplace_back(backend.name, reasons_against(backend, inputs, params));
+    if (name == backend.name) return backend;
   }
-  return verdicts;
+  std::ostringstream names;
+  for (const Backend& backend : backends()) names << (names.tellp() > 0 ? ", " : "") << "'" << backend.name << "'";
+  TORCH_CHECK_VALUE(false, "backend is '", name, "', expected one of ", names.str(),
+                    " or None for the first that can run");
 }
 
 const Backend& choose_backend(const AttentionInputs& inputs, const attention::AttentionParams& params) {
   for (const Backend& backend : backends()) {
     if (may_use(backend, inputs) && backend.unsupported_reasons(params, inputs.q.device()).empty()) return backend;
   }
-  check_backend_name(inputs);
+  if (inputs.backend) backend_named(*inputs.backend);
   std::ostringstream message;
   message << "no backend can run this call:";
   for (const Backend& backend : backends()) {

@@ -6,6 +6,7 @@
 #include "host/attention.h"
 #include "host/backends.h"
 #include "host/checks.h"
+#include "host/limits.h"
 #include "host/make_params.h"
 #include "host/readable.h"
 
@@ -45,65 +46,38 @@ void set_gradients(attention::BackwardParams& params, const Gradients& g) {
 // Whether there is anything for kernels to do.
 bool has_heads(const AttentionInputs& in) { return in.batch() > 0 && in.num_heads_q() > 0; }
 
-// Allocates dbias and says so to the kernels. params: all that decides which scores are kept, other gradients included.
-at::Tensor allocate_dbias(const Backend& backend, const AttentionInputs& in, attention::BackwardParams& params) {
-  const auto split = [&](int64_t d) { return in.bias->size(d) != 1; };
-  params.dbias.per_batch = split(0);
-  params.dbias.per_head = split(1);
-  params.dbias.per_query = split(2);
-  params.dbias.per_key = split(3);
-  const bool written_once = has_heads(in) && backend.writes_dbias_once != nullptr && backend.writes_dbias_once(params);
+at::Tensor allocate_dbias(const AttentionInputs& in, bool written_once, attention::BiasGradient& dbias) {
   const at::Tensor gradient = written_once ? at::empty(in.bias->sizes(), in.q.options().dtype(in.bias->scalar_type()))
                                            : at::zeros(in.bias->sizes(), in.q.options().dtype(in.accumulate_type()));
-  const auto stride = [&](int64_t d) { return split(d) ? gradient.stride(d) : int64_t{0}; };
-  params.dbias.data = gradient.data_ptr();
-  params.dbias.element = element_type(gradient.scalar_type());
-  params.dbias.starts_at_zero = !written_once;
-  params.dbias.batch_stride = stride(0);
-  params.dbias.head_stride = stride(1);
-  params.dbias.query_stride = stride(2);
-  params.dbias.key_stride = stride(3);
+  const auto stride = [&](int64_t d) { return in.bias->size(d) != 1 ? gradient.stride(d) : int64_t{0}; };
+  dbias.data = gradient.data_ptr();
+  dbias.element = element_type(gradient.scalar_type());
+  dbias.starts_at_zero = !written_once;
+  dbias.batch_stride = stride(0);
+  dbias.head_stride = stride(1);
+  dbias.query_stride = stride(2);
+  dbias.key_stride = stride(3);
   return gradient;
 }
 
-// Room for the partial sums of a backend that adds up the slopes' gradient in a second step.
-at::Tensor alibi_partials(const Backend& backend, const attention::BackwardParams& params,
-                          const at::TensorOptions& options) {
-  if (params.dalibi_slopes == nullptr || backend.num_alibi_partials == nullptr) return {};
-  return at::zeros({params.batch, params.num_heads_q, backend.num_alibi_partials(params)}, options);
-}
-
-// Room for scores that one kernel leaves to another.
-at::Tensor spill_memory(const Backend& backend, const attention::BackwardParams& params,
-                        const at::TensorOptions& options) {
-  return byte_memory(backend.spill_bytes == nullptr ? 0 : backend.spill_bytes(params), options);
-}
-
+// Everything but dbias is allocated; dbias comes with the plan.
 void run_backward(const Backend& backend, const AttentionInputs& in, const BackwardInputs& backward,
-                  attention::BackwardParams& params) {
+                  attention::BackwardParams& params, at::Tensor& dbias) {
   const InputCopies copies = make_readable(backend, in, params);
   const at::Tensor dout = readable_matrix(backend, "dout", backward.dout);
   const at::Tensor lse = readable_array("lse", backward.lse);
   std::optional<at::Tensor> residual, dlse;
   if (backward.lse_residual) residual = readable_array("lse_residual", *backward.lse_residual);
   if (backward.dlse) dlse = readable_array("dlse", backward.dlse->to(in.accumulate_type()));
-  params.num_pairs = params.batch * params.num_heads_k;
   params.out = matrix_view(backward.out);
   params.dout = matrix_view(dout);
   params.lse = statistic_view(lse);
   params.lse_residual = residual ? statistic_view(*residual) : attention::StatisticView();
   params.dlse = dlse ? statistic_view(*dlse) : attention::StatisticView();
-  params.delta_is_left = backend.computes_delta != nullptr && backend.computes_delta(params);
-  const at::Tensor delta = params.delta_is_left ? empty_delta(backward.out) : compute_delta(backward.out, dout, dlse);
-  params.delta = statistic_view(delta);
-  const at::Tensor partials = alibi_partials(backend, params, delta.options());
-  params.alibi_partials = partials.defined() ? partials.data_ptr() : nullptr;
-  params.alibi_partials_per_head = partials.defined() ? partials.size(-1) : 0;
-  const at::Tensor spill = spill_memory(backend, params, in.q.options());
-  params.spill.ds = spill.defined() ? spill.data_ptr() : nullptr;
-  const at::Tensor mask_tiles = mask_tile_memory(backend, params, in.q.options());
-  params.score_mod.mask_tiles.data = mask_tiles.defined() ? mask_tiles.data_ptr<uint8_t>() : nullptr;
-  backend.backward(params);
+  const plan::BackwardPlan plan = backend.plan_backward(params, limits_of(in.q.device()));
+  if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
+  const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.options());
+  backend.backward(params, plan, workspace.defined() ? workspace.data_ptr() : nullptr);
 }
 
 // The kernels' gradients in the shapes and dtypes of the inputs.
@@ -123,11 +97,14 @@ std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const Back
   attention::BackwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
   const Backend& backend = choose_backend(in, params);
-  params.spill.max_bytes = max_spill_bytes(in.q.device());
   Gradients gradients = allocate_gradients(in, backward.output_mask);
   set_gradients(params, gradients);
-  if (backward.output_mask[kDbias]) gradients.dbias = allocate_dbias(backend, in, params);
-  if (has_heads(in)) run_backward(backend, in, backward, params);
+  if (backward.output_mask[kDbias]) params.dbias = describe_dbias(*in.bias);
+  if (has_heads(in)) {
+    run_backward(backend, in, backward, params, gradients.dbias);
+  } else if (params.dbias.present()) {
+    gradients.dbias = at::zeros(in.bias->sizes(), in.bias->options());
+  }
   return finish(in, std::move(gradients));
 }
 

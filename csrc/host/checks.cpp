@@ -182,6 +182,9 @@ void check_options(const AttentionInputs& in) {
   check_window("window_left", in.window_left);
   check_window("window_right", in.window_right);
   check_dropout_probability(in.dropout_p);
+  TORCH_CHECK_VALUE(in.dropout_p < 1.0,
+                    "dropout_p is 1, which drops every weight; flash_attn_ext.attention needs no kernel for that, and "
+                    "here less than 1 is expected");
   TORCH_CHECK(in.dropout_p == 0.0 || in.rng_seed.has_value(), "dropout_p is ", in.dropout_p,
               " but there is no rng_seed; pass an int64 tensor of shape (1,)");
   TORCH_CHECK(in.dropout_p > 0.0 || !in.rng_seed.has_value(),
@@ -211,13 +214,13 @@ void check_lse_residual(const std::optional<at::Tensor>& residual, const at::Ten
 }  // namespace
 
 void check_dropout_probability(double dropout_p) {
-  TORCH_CHECK_VALUE(dropout_p >= 0.0 && dropout_p < 1.0, "dropout_p is ", dropout_p, ", expected 0 <= dropout_p < 1");
+  TORCH_CHECK_VALUE(dropout_p >= 0.0 && dropout_p <= 1.0, "dropout_p is ", dropout_p, ", expected 0 <= dropout_p <= 1");
 }
 
 void check_rng_seed(const at::Tensor& rng_seed, at::Device device) {
   TORCH_CHECK(rng_seed.scalar_type() == at::kLong && rng_seed.dim() == 1 && rng_seed.size(0) == 1,
               "rng_seed has dtype ", rng_seed.scalar_type(), " and shape ", rng_seed.sizes(),
-              ", expected int64 and (1,)");
+              ", expected int64 and (1,); make it with torch.tensor([seed])");
   TORCH_CHECK(rng_seed.device() == device, "rng_seed is on ", rng_seed.device(), ", but q is on ", device,
               "; draw it on q's device");
 }

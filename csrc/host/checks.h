@@ -10,7 +10,7 @@ void check_inputs(const AttentionInputs& inputs);
 void check_backward_inputs(const AttentionInputs& inputs, const BackwardInputs& backward);
 void check_delta_inputs(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse);
 
-// A dropout probability; ValueError outside [0, 1).
+// A dropout probability; ValueError outside [0, 1].
 void check_dropout_probability(double dropout_p);
 
 // The seed of a call with dropout.

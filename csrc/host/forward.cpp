@@ -5,6 +5,7 @@
 #include "host/attention.h"
 #include "host/backends.h"
 #include "host/checks.h"
+#include "host/limits.h"
 #include "host/make_params.h"
 #include "host/readable.h"
 
@@ -17,7 +18,7 @@ ForwardOutputs allocate_outputs(const AttentionInputs& in) {
   const at::DimVector lse_sizes = in.lse_sizes();
   const at::TensorOptions statistics = in.q.options().dtype(in.accumulate_type());
   ForwardOutputs outputs;
-  outputs.out = empty_in_stride_order(in.q, out_sizes);
+  outputs.out = empty_in_stride_order(in.q, out_sizes, in.sequence_first);
   outputs.lse = at::empty(lse_sizes, statistics);
   // Only an added bias moves scores so far from 0 that the LSE alone is too coarse for the gradients.
   if (in.bias) outputs.lse_residual = at::empty(lse_sizes, statistics);
@@ -34,12 +35,13 @@ ForwardOutputs attention_forward(const AttentionInputs& in) {
   const Backend& backend = choose_backend(in, params);
   const InputCopies copies = make_readable(backend, in, params);
   ForwardOutputs outputs = allocate_outputs(in);
-  const at::Tensor mask_tiles = mask_tile_memory(backend, params, in.q.options());
-  params.score_mod.mask_tiles.data = mask_tiles.defined() ? mask_tiles.data_ptr<uint8_t>() : nullptr;
   params.out = matrix_view(outputs.out);
   params.lse = statistic_view(outputs.lse);
   params.lse_residual = statistic_view(outputs.lse_residual);
-  if (outputs.lse.numel() > 0) backend.forward(params);
+  if (outputs.lse.numel() == 0) return outputs;
+  const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(in.q.device()));
+  const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.options());
+  backend.forward(params, plan, workspace.defined() ? workspace.data_ptr() : nullptr);
   return outputs;
 }
 

@@ -34,6 +34,8 @@ struct AttentionInputs {
   std::optional<int64_t> max_seqlen_q;
   std::optional<int64_t> max_seqlen_k;
   std::optional<std::string> backend;
+  bool allow_tf32 = false;      // of float32 on a GPU: one TF32 product instead of three
+  bool sequence_first = false;  // the caller has (B, S, H, D): so has out, where q's strides do not say
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   int64_t batch() const { return packed() ? cu_seqlens_q->size(0) - 1 : q.size(0); }

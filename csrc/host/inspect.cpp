@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -18,6 +19,11 @@ attention::Sequence dense_sequence(const Lengths& lengths) {
       std::min(lengths.seqlen_q, lengths.seqlen_k) >= 0 && std::max(lengths.seqlen_q, lengths.seqlen_k) <= kLongest,
       "seqlen_q and seqlen_k are ", lengths.seqlen_q, " and ", lengths.seqlen_k, ", expected 0 to ", kLongest);
   return {0, 0, 0, lengths.seqlen_q, lengths.seqlen_k};
+}
+
+void check_size(const char* name, int64_t size) {
+  constexpr int64_t kLongest = attention::kLongestSequence;
+  TORCH_CHECK_VALUE(size >= 0 && size <= kLongest, name, " is ", size, ", expected 0 to ", kLongest);
 }
 
 template <class IntervalOf>
@@ -46,8 +52,15 @@ at::Tensor visible_queries(const Lengths& lengths, const attention::Visibility& 
 
 at::Tensor dropout_mask(const at::Tensor& rng_seed, double dropout_p, const DropoutShape& shape) {
   check_dropout_probability(dropout_p);
+  check_rng_seed(rng_seed, rng_seed.device());
+  check_size("batch", shape.batch);
+  check_size("num_heads", shape.num_heads);
+  check_size("seqlen_q", shape.seqlen_q);
+  check_size("seqlen_k", shape.seqlen_k);
+  if (dropout_p == 1.0) {
+    return at::zeros({shape.batch, shape.num_heads, shape.seqlen_q, shape.seqlen_k}, at::kBool);
+  }
   const at::Tensor seed = rng_seed.cpu();
-  check_rng_seed(seed, at::kCPU);
   at::Tensor mask = at::ones({shape.batch, shape.num_heads, shape.seqlen_q, shape.seqlen_k}, at::kBool);
   if (dropout_p == 0.0) return mask;
   const attention::Dropout dropout = make_dropout(dropout_p, seed);

@@ -1,6 +1,5 @@
 #include "host/make_params.h"
 
-#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -97,17 +96,21 @@ attention::StatisticView statistic_view(const at::Tensor& tensor) {
           .head_stride = tensor.stride(packed ? 0 : 1)};
 }
 
-// The switch of PyTorch's own products: torch.backends.cuda.matmul.allow_tf32 or fp32_precision,
-// torch.set_float32_matmul_precision.
-static bool allows_tf32() {
-  return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
-         at::Float32Precision::TF32;
+attention::BiasGradient describe_dbias(const at::Tensor& bias) {
+  const auto split = [&](int64_t d) { return bias.size(d) != 1; };
+  attention::BiasGradient dbias;
+  dbias.wanted = true;
+  dbias.per_batch = split(0);
+  dbias.per_head = split(1);
+  dbias.per_query = split(2);
+  dbias.per_key = split(3);
+  return dbias;
 }
 
 attention::AttentionParams make_attention_params(const AttentionInputs& in) {
   attention::AttentionParams params;
   params.element = element_type(in.q.scalar_type());
-  params.allow_tf32 = allows_tf32();
+  params.allow_tf32 = in.allow_tf32;
   params.batch = in.batch();
   params.num_heads_q = in.num_heads_q();
   params.num_heads_k = in.num_heads_k();

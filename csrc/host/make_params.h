@@ -16,6 +16,9 @@ attention::Dropout make_dropout(double dropout_p, const std::optional<at::Tensor
 attention::MatrixView matrix_view(const at::Tensor& tensor);
 attention::StatisticView statistic_view(const at::Tensor& tensor);
 
+// The gradient of a bias as plans see it: which dimensions the bias has of its own. Its memory comes after the plan.
+attention::BiasGradient describe_dbias(const at::Tensor& bias);
+
 // The part that forward and backward share; the views are of the inputs as given.
 attention::AttentionParams make_attention_params(const AttentionInputs& inputs);
 

@@ -5,10 +5,30 @@
 namespace flash_attn_ext::host {
 namespace {
 
-// A bound that the caller gave stands, since masks and biases are shaped by it.
-int64_t bound(const at::Tensor& cu_seqlens, const std::optional<int64_t>& given, const at::Tensor& tokens) {
-  if (given) return *given;
-  return cu_seqlens.is_cpu() ? longest_sequence(cu_seqlens) : tokens.size(0);
+// What a packed batch says about the lengths of its queries or keys.
+struct LengthSources {
+  const at::Tensor& cu_seqlens;
+  const std::optional<int64_t>& given;
+  int64_t num_tokens;
+  int64_t table_dim;  // of a bias or mask
+};
+
+// Whether a table may be as long as the longest sequence: 1 is broadcast, and the tokens have to go somewhere.
+bool may_be_longest(int64_t length, int64_t batch, int64_t num_tokens) {
+  return length > 1 && length <= num_tokens && length >= (num_tokens + batch - 1) / std::max<int64_t>(batch, 1);
+}
+
+// A bound that the caller gave stands, since masks and biases are shaped by it. Where nobody gave one and the lengths
+// are on a device, a mask or bias says what the caller knows of them.
+int64_t bound(const LengthSources& of, const AttentionInputs& in) {
+  if (of.given) return *of.given;
+  if (of.cu_seqlens.is_cpu()) return longest_sequence(of.cu_seqlens);
+  for (const auto* table : {&in.bias, &in.mask}) {
+    if (!*table || (*table)->dim() != 4) continue;
+    const int64_t length = (*table)->size(of.table_dim);
+    if (may_be_longest(length, in.batch(), of.num_tokens)) return length;
+  }
+  return of.num_tokens;
 }
 
 }  // namespace
@@ -22,7 +42,8 @@ int64_t longest_sequence(const at::Tensor& cu_seqlens) {
 
 SequenceLengths longest_sequences(const AttentionInputs& in) {
   if (!in.packed()) return {in.q.size(2), in.k.size(2)};
-  return {bound(*in.cu_seqlens_q, in.max_seqlen_q, in.q), bound(*in.cu_seqlens_k, in.max_seqlen_k, in.k)};
+  return {bound({*in.cu_seqlens_q, in.max_seqlen_q, in.q.size(0), 2}, in),
+          bound({*in.cu_seqlens_k, in.max_seqlen_k, in.k.size(0), 3}, in)};
 }
 
 }  // namespace flash_attn_ext::host

@@ -13,7 +13,8 @@ struct SequenceLengths {
 // The longest sequence of offsets in CPU memory.
 int64_t longest_sequence(const at::Tensor& cu_seqlens);
 
-// Upper bounds, without reading from a device: for offsets on a device, max_seqlen or else the number of tokens.
+// Upper bounds, without reading from a device: for offsets on a device, max_seqlen, or else the length of a bias or
+// mask that has one, or else the number of tokens.
 SequenceLengths longest_sequences(const AttentionInputs& inputs);
 
 }  // namespace flash_attn_ext::host

@@ -33,9 +33,53 @@ enum class Variant {
   kPlain,     // a positive scale, and nothing else that changes a score
   kShort,     // the same for few queries; forward only
   kDropout,   // the same with dropout; forward only
-  kTerms,     // the same with a bias, a mask or both; forward and dQ
+  kBiasMask,  // the same with a bias, a mask or both; forward and dQ
   kExtended,  // everything
 };
+
+// Head dims that kernels are compiled for; the tail of a smaller one is zeros. Wider elements skip some, to keep the
+// build short.
+constexpr int head_dim_bucket(int element_bytes, int64_t head_dim) {
+  const bool wide = element_bytes == 4;
+  if (head_dim <= 64) return 64;
+  if (head_dim <= 96 && !wide) return 96;
+  if (head_dim <= 128) return 128;
+  if (head_dim <= 192 && !wide) return 192;
+  return head_dim <= 256 ? 256 : 512;
+}
+
+// Which kernels there are: of the general ones, Plain kernels pay most where they are used most. What has no kernel of
+// its own takes the Extended one, which does everything, of the next larger head dim.
+constexpr bool has_general_head_dim(int element_bytes, int head_dim) {
+  return element_bytes == 4 ? head_dim == 64 || head_dim == 128 || head_dim == 256 : head_dim != 96;
+}
+constexpr bool has_forward_kernel(int element_bytes, int head_dim, Variant variant) {
+  const bool common = element_bytes == 2 && (head_dim == 64 || head_dim == 128);
+  if (variant == Variant::kShort) return element_bytes == 2 && head_dim == 64;
+  if (variant == Variant::kDropout || variant == Variant::kBiasMask) return common;
+  return variant == Variant::kPlain || has_general_head_dim(element_bytes, head_dim);
+}
+constexpr bool has_dq_kernel(int element_bytes, int head_dim, Variant variant) {
+  if (variant == Variant::kBiasMask) return element_bytes == 2 && (head_dim == 64 || head_dim == 128);
+  if (variant == Variant::kPlain) return element_bytes == 4 ? head_dim <= 128 : head_dim <= 256;
+  return variant == Variant::kExtended && has_general_head_dim(element_bytes, head_dim);
+}
+constexpr bool has_dkdv_kernel(int element_bytes, int head_dim, Variant variant) {
+  if (variant == Variant::kPlain) return head_dim <= 128;
+  return variant == Variant::kExtended && has_general_head_dim(element_bytes, head_dim);
+}
+// The head dim of the kernel that a variant takes.
+constexpr int bucket_of_variant(int element_bytes, int head_dim, Variant variant) {
+  const bool has_own = variant == Variant::kPlain || has_general_head_dim(element_bytes, head_dim);
+  return has_own ? head_dim : 128;
+}
+
+// Single TF32 products are allowed, never asked for: Plain kernels of the head dims that are used most.
+inline constexpr int kLargestTf32HeadDim = 128;
+
+// Short kernels compute rows in which a NaN came out again by themselves: another launch, that of a repair kernel,
+// would be a large part of the call.
+constexpr bool repairs_in_kernel(Variant variant) { return variant == Variant::kShort; }
 
 constexpr int64_t num_tiles(int64_t rows, int tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
@@ -64,6 +108,7 @@ inline constexpr int64_t kShortCausalQueries = 448;  // where large tiles see mo
 // up to how many rows it holds. Blocks on a multiprocessor.
 inline constexpr int64_t kHeadsKeys = 81;
 inline constexpr int kHeadsRows = 128;
+inline constexpr int kHeadsHeadDim = 64;
 inline constexpr int kHeadsBlocks = 2;
 
 // 32 rows a warp halve what each product reads from shared memory, as long as O (rows x head_dim) and S (rows x keys)
@@ -132,41 +177,41 @@ constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, 
 // registers, dQ beyond that; writing and reading scores takes longer than 16-bit products of head dims up to 64. What
 // changes a score costs dK/dV more, since its rows are not those of biases, masks and draws. So 16-bit scores that
 // change are computed once: by dQ, or at head dims up to 64 by dK/dV where dQ has no Terms kernel.
-constexpr bool dkdv_keeps_scores(int element_bytes, int64_t head_dim, Variant variant) {
+constexpr bool dkdv_stores_scores(int element_bytes, int64_t head_dim, Variant variant) {
   if (element_bytes == 4) return head_dim <= 128;
   if (variant == Variant::kPlain) return head_dim > 64 && head_dim <= 128;
   return variant == Variant::kExtended && head_dim <= 64;
 }
-constexpr bool dq_keeps_scores(int element_bytes, int64_t head_dim, Variant variant) {
+constexpr bool dq_stores_scores(int element_bytes, int64_t head_dim, Variant variant) {
   const int beyond = variant == Variant::kPlain ? 128 : variant == Variant::kExtended ? 64 : 0;
   return element_bytes == 2 && head_dim > beyond && head_dim <= 256;
 }
 
 // Kernels that keep scores for others do so in whole tiles of this many rows, or of a multiple of it: all rows of such
 // a tile are written in the same columns.
-inline constexpr int kKeptRows = 64;
-constexpr bool keeps_whole_tiles(Variant variant) {
-  return backward_dkdv_tile(2, 64, variant).keys % kKeptRows == 0 &&
-         backward_dkdv_tile(2, 128, variant).keys % kKeptRows == 0 &&
-         backward_dkdv_tile(4, 64, variant).keys % kKeptRows == 0 &&
-         backward_dkdv_tile(4, 128, variant).keys % kKeptRows == 0 &&
-         backward_dq_tile(2, 64, variant).queries % kKeptRows == 0 &&
-         backward_dq_tile(2, 128, variant).queries % kKeptRows == 0 &&
-         backward_dq_tile(2, 192, variant).queries % kKeptRows == 0 &&
-         backward_dq_tile(2, 256, variant).queries % kKeptRows == 0;
+inline constexpr int kStoredRows = 64;
+constexpr bool stores_whole_tiles(Variant variant) {
+  return backward_dkdv_tile(2, 64, variant).keys % kStoredRows == 0 &&
+         backward_dkdv_tile(2, 128, variant).keys % kStoredRows == 0 &&
+         backward_dkdv_tile(4, 64, variant).keys % kStoredRows == 0 &&
+         backward_dkdv_tile(4, 128, variant).keys % kStoredRows == 0 &&
+         backward_dq_tile(2, 64, variant).queries % kStoredRows == 0 &&
+         backward_dq_tile(2, 128, variant).queries % kStoredRows == 0 &&
+         backward_dq_tile(2, 192, variant).queries % kStoredRows == 0 &&
+         backward_dq_tile(2, 256, variant).queries % kStoredRows == 0;
 }
-static_assert(keeps_whole_tiles(Variant::kPlain) && keeps_whole_tiles(Variant::kTerms) &&
-              keeps_whole_tiles(Variant::kExtended));
+static_assert(stores_whole_tiles(Variant::kPlain) && stores_whole_tiles(Variant::kBiasMask) &&
+              stores_whole_tiles(Variant::kExtended));
 
 // Up to which lengths and head dim one block computes dQ, dK and dV of a head: what fits its shared memory.
-inline constexpr int64_t kShortBackwardKeys = 256;
-inline constexpr int64_t kShortBackwardQueries = 256;
-inline constexpr int kShortBackwardHeadDim = 64;
-inline constexpr int64_t kShortBackwardPairs = 128;  // at least, of grouped heads: about a GPU's multiprocessors
+inline constexpr int64_t kFusedKeys = 256;
+inline constexpr int64_t kFusedQueries = 256;
+inline constexpr int kFusedHeadDim = 64;
+inline constexpr int64_t kFusedPairs = 128;  // at least, of grouped heads: about a GPU's multiprocessors
 
 // Such a block: all keys stay, at most `keys`, and tiles of `queries` rows stream past. Each warp owns keys / warps
 // rows. `dscores` tiles of dS: with one, another barrier separates those who read it from those who write the next.
-struct ShortTile {
+struct FusedTile {
   int keys;
   int queries;
   int warps;
@@ -175,7 +220,7 @@ struct ShortTile {
 };
 
 // 32 rows a warp, as in dK/dV; 16 where a block would have two warps only; three such blocks share a multiprocessor.
-constexpr ShortTile backward_short_tile(int keys) {
+constexpr FusedTile backward_fused_tile(int keys) {
   if (keys <= 64) return {64, 32, 4, 3, 2};
   if (keys <= 128) return {128, 32, 4, 2, 2};
   return {256, 32, 8, 1, 1};

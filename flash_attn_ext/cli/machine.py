@@ -22,9 +22,17 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def machine() -> dict[str, str | int | None]:
+# Those that decide which matrix products and vector loops run.
+CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16")
+
+
+def machine() -> dict[str, str | int | list[str] | None]:
+    cpu = _cpu_facts()
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
+        "cpu_family": _number(cpu.get("cpu family")),
+        "cpu_model": _number(cpu.get("model")),
+        "cpu_flags": [flag for flag in CPU_FLAGS if flag in cpu.get("flags", "").split()],
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
@@ -66,11 +74,15 @@ def choose_device(wanted: str | None) -> tuple[str, str | None]:
     return ("cuda" if runs else "cpu"), None
 
 
-def _cpu_name() -> str:
+def _cpu_facts(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """What Linux says of the first core; the names are those of x86, and other architectures lack some."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        first = path.read_text().partition("\n\n")[0]
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None

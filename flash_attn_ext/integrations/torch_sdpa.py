@@ -26,6 +26,7 @@ from torch import Tensor, overrides
 
 from flash_attn_ext._sdpa import SdpaArguments
 from flash_attn_ext.functional import scaled_dot_product_attention
+from flash_attn_ext.integrations._fused_inference import FusedInference
 from flash_attn_ext.integrations._multi_head_attention import multi_head_attention_with
 
 _TORCH_SDPA = F.scaled_dot_product_attention
@@ -43,7 +44,9 @@ def replace_sdpa(fallback: str = "raise") -> SdpaReplacement:
         fallback: what happens to a call that this library cannot take. "raise": its error, which says why. "torch":
             PyTorch's own attention runs, with one warning for each different reason.
 
-    Contexts nest; the innermost decides.
+    Contexts nest; the innermost decides. Nested tensors are among what this library cannot take. With fallback="torch"
+    they go to PyTorch, in nn.TransformerEncoderLayer and nn.MultiheadAttention too. TorchScript (torch.jit.script)
+    always calls PyTorch's attention: no override reaches into it.
 
     Under ``torch.compile``: enter it around the compiled call, not inside it, where PyTorch's fused inference path of
     nn.TransformerEncoderLayer (in eval mode, without gradients) cannot be switched off and bypasses it. What only the
@@ -65,6 +68,7 @@ class SdpaReplacement(overrides.TorchFunctionMode):
     def configure(self, fallback: str) -> None:
         if fallback not in _attention_functions:
             raise ValueError(f"fallback must be 'raise' or 'torch', got {fallback!r}")
+        self.fallback = fallback
         self.attention = _attention_functions[fallback]
         self.multi_head_attention = _multi_head_attention_functions[fallback]
 
@@ -112,6 +116,8 @@ def install_sdpa(fallback: str = "raise") -> None:
         _fused_inference.switch_off()
         overrides.get_overridable_functions()  # cached with PyTorch's function in it, or torch.compile forgets the mode
         F.scaled_dot_product_attention = _sdpa_of_any_thread
+        # TorchScript takes the new name for PyTorch's operator, as it takes the old one: it cannot compile ours.
+        torch.jit._builtins._register_builtin(_sdpa_of_any_thread, "aten::scaled_dot_product_attention")
         _push_below_others(mode)
         _process.mode = mode
 
@@ -136,45 +142,41 @@ class _Process:
     mode: SdpaReplacement | None = None
 
 
-class _FusedInference:
-    """PyTorch's fused inference path of its transformer modules, which is off while any of us is in force.
-
-    It looks at modes by itself, except under torch.compile and on threads without one.
-    """
-
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.users = 0
-        self.enabled_before = True
-
-    def switch_off(self) -> None:
-        self._change_users(1)
-
-    def switch_back(self) -> None:
-        self._change_users(-1)
-
-    def _change_users(self, change: int) -> None:
-        if torch.compiler.is_dynamo_compiling():  # which can trace neither a lock nor the switch
-            return
-        with self.lock:
-            if self.users == 0:
-                self.enabled_before = torch.backends.mha.get_fastpath_enabled()
-            self.users += change
-            torch.backends.mha.set_fastpath_enabled(self.users == 0 and self.enabled_before)
-
-
 _process = _Process()
-_fused_inference = _FusedInference()
 _lock = threading.Lock()
 _warned: set[str] = set()
 
 
 def _sdpa_of_any_thread(*args, **kwargs):
     """What the name torch.nn.functional.scaled_dot_product_attention means while install_sdpa is in force."""
-    modes = overrides._get_current_function_mode_stack()
-    if _process.mode is None or any(isinstance(mode, SdpaReplacement) and mode.attention is not None for mode in modes):
+    if _process.mode is None or _mode_of_this_thread() is not None:
         return _TORCH_SDPA(*args, **kwargs)  # the mode of this thread takes it from there
     return _process.mode.attention(*args, **kwargs)
+
+
+def _mode_of_this_thread() -> SdpaReplacement | None:
+    """The innermost that is in force."""
+    for mode in reversed(overrides._get_current_function_mode_stack()):
+        if isinstance(mode, SdpaReplacement) and mode.attention is not None:
+            return mode
+    return None
+
+
+def _take_nested(forward, args: tuple, kwargs: dict):
+    """A nested input of one of PyTorch's transformer modules, whose fused inference path alone takes it."""
+    mode = _mode_of_this_thread() or _process.mode
+    if mode is not None:
+        reason = (
+            f"{type(args[0]).__name__} got a nested tensor, which this library does not take, and PyTorch only on its "
+            "fused inference path"
+        )
+        if mode.fallback == "raise":
+            raise TypeError(
+                f"{reason}: pass a padded tensor and src_key_padding_mask (key_padding_mask), or use fallback='torch'"
+            )
+        _warn_once(reason, "")
+    with _fused_inference.as_it_was():
+        return forward(*args, **kwargs)
 
 
 def _pop_modes() -> list[overrides.TorchFunctionMode]:
@@ -192,6 +194,9 @@ def _push_below_others(mode: SdpaReplacement) -> None:
         overrides._push_mode(one)
 
 
+_fused_inference = FusedInference(_take_nested)
+
+
 def _attention_or_torch(*args, **kwargs) -> Tensor:
     try:
         return scaled_dot_product_attention(*args, **kwargs)
@@ -200,7 +205,7 @@ def _attention_or_torch(*args, **kwargs) -> Tensor:
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error)
     arguments = SdpaArguments(*args, **kwargs)
-    _warn_once(reason, arguments)
+    _warn_once(reason, _memory_of_scores(arguments))
     return _TORCH_SDPA(*_plain_mask(arguments)[:6], scale=arguments.scale, enable_gqa=arguments.enable_gqa)
 
 
@@ -231,16 +236,21 @@ def _plain_mask(arguments: SdpaArguments) -> SdpaArguments:
     return arguments._replace(attn_mask=mask.tril(num_keys - num_queries if variant.name == "LOWER_RIGHT" else 0))
 
 
-def _warn_once(reason: str, arguments: SdpaArguments) -> None:
+def _memory_of_scores(arguments: SdpaArguments) -> str:
+    """What the unfused path may hold; nothing for what has no one shape."""
+    query, key = arguments.query, arguments.key
+    if not all(isinstance(t, Tensor) and not t.is_nested and t.dim() >= 2 for t in (query, key)):
+        return ""
+    score_bytes = math.prod(query.shape[:-1]) * key.shape[-2] * query.element_size()
+    return f", which may hold {score_bytes / 2**20:.1f} MiB of scores at a time"
+
+
+def _warn_once(reason: str, memory: str) -> None:
     """Once for each reason, whatever the sizes in it."""
     kind = re.sub(r"\d+", "#", reason)
     if kind in _warned:
         return
     _warned.add(kind)
-    query, key = arguments.query, arguments.key
-    score_bytes = math.prod(query.shape[:-1]) * key.shape[-2] * query.element_size()
     warnings.warn(
-        "flash_attn_ext cannot take this call and PyTorch's attention runs instead, which may hold "
-        f"{score_bytes / 2**20:.1f} MiB of scores at a time: {reason}",
-        stacklevel=4,
+        f"flash_attn_ext cannot take this call and PyTorch's attention runs instead{memory}: {reason}", stacklevel=4
     )

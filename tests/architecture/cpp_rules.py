@@ -23,7 +23,21 @@ MAY_INCLUDE = {
     "ptx": set(),
     "attention": set(),
 }
-TORCH_FREE_FOLDERS = ("kernels/sm80/", "kernels/sm90/", "kernels/common/", "tile/", "ptx/", "attention/")
+# Room of kernels/ -> the rooms it may include besides itself. Backends do not know each other.
+_SHARED_ROOMS = {"plan", "schedule", "score", "epilogue", "common"}
+KERNEL_ROOMS = {
+    "plan": set(),
+    "schedule": set(),
+    "epilogue": set(),
+    "score": {"schedule"},
+    "common": {"plan", "schedule"},
+    "cpu": {"plan"},
+    "sm80": _SHARED_ROOMS,
+    "sm90": _SHARED_ROOMS,
+}
+TORCH_FREE_FOLDERS = (*(f"kernels/{room}/" for room in KERNEL_ROOMS if room != "cpu"), "tile/", "ptx/", "attention/")
+# What both GPU backends share of tile/ does not know either's own part.
+TILE_ROOMS = ("sm80", "sm90")
 TORCH_HEADER = re.compile(r"^(torch|ATen|c10|caffe2|pybind11)/|^Python\.h$")
 BINDINGS = "bindings.cpp"  # mirrors the user's keywords, so its parameter lists are as long as theirs
 
@@ -50,18 +64,29 @@ def includes_go_down(sources: Sources) -> Iterator[str]:
                 yield f"{path}:{line}: {layer(path)} must not include {target}"
 
 
-def backends_do_not_know_each_other(sources: Sources) -> Iterator[str]:
+def rooms_of_kernels_are_layered(sources: Sources) -> Iterator[str]:
     for path, text in sources.items():
-        own = _backend(path)
+        own = _room(path)
+        if own and own not in KERNEL_ROOMS:
+            yield f"{path}:1: kernels/{own} has no rule; say in cpp_rules.py which rooms it may include"
         for line, name, quoted in cpp_text.includes(text):
-            other = _backend(resolve(path, name, sources) or "") if quoted else None
-            if own and other and other not in (own, "common"):
-                yield f"{path}:{line}: kernels/{own} must not include {name}; what both need goes to kernels/common/"
+            other = _room(resolve(path, name, sources) or "") if quoted else None
+            if own and other and other not in {own, *KERNEL_ROOMS.get(own, set())}:
+                yield f"{path}:{line}: kernels/{own} must not include {name}; what both need goes to a shared room"
 
 
-def _backend(path: str) -> str | None:
+def _room(path: str) -> str | None:
     match = re.match(r"kernels/(\w+)/", path)
     return match.group(1) if match else None
+
+
+def shared_tiles_know_no_backend(sources: Sources) -> Iterator[str]:
+    for path, text in sources.items():
+        shared = re.match(r"(tile/[^/]+$|kernels/(schedule|score|epilogue|common)/)", path)
+        for line, name, quoted in cpp_text.includes(text):
+            target = (resolve(path, name, sources) or "") if quoted else ""
+            if shared and any(target.startswith(f"tile/{room}/") for room in TILE_ROOMS):
+                yield f"{path}:{line}: what backends share must not include {name}"
 
 
 def include_graph_has_no_cycle(sources: Sources) -> Iterator[str]:
@@ -152,7 +177,8 @@ def no_commented_out_code(sources: Sources) -> Iterator[str]:
 
 RULES = (
     includes_go_down,
-    backends_do_not_know_each_other,
+    rooms_of_kernels_are_layered,
+    shared_tiles_know_no_backend,
     include_graph_has_no_cycle,
     kernels_are_free_of_torch,
     asm_only_under_ptx,

@@ -6,7 +6,8 @@ from architecture import cpp_rules, python_rules, rules
 
 CPP_RULES = [
     cpp_rules.includes_go_down,
-    cpp_rules.backends_do_not_know_each_other,
+    cpp_rules.rooms_of_kernels_are_layered,
+    cpp_rules.shared_tiles_know_no_backend,
     cpp_rules.include_graph_has_no_cycle,
     cpp_rules.kernels_are_free_of_torch,
     cpp_rules.asm_only_under_ptx,
@@ -42,8 +43,17 @@ def test_the_rules_see_the_sources():
         (cpp_rules.includes_go_down, {"host/a.h": '#include "vector"'}),
         (cpp_rules.includes_go_down, {"host/a.h": '#include "ptx/b.h"', "ptx/b.h": ""}),
         (
-            cpp_rules.backends_do_not_know_each_other,
+            cpp_rules.rooms_of_kernels_are_layered,
             {"kernels/sm90/a.cu": '#include "kernels/sm80/b.h"', "kernels/sm80/b.h": ""},
+        ),
+        (
+            cpp_rules.rooms_of_kernels_are_layered,
+            {"kernels/plan/a.cpp": '#include "kernels/sm80/b.h"', "kernels/sm80/b.h": ""},
+        ),
+        (cpp_rules.rooms_of_kernels_are_layered, {"kernels/attic/a.h": ""}),
+        (
+            cpp_rules.shared_tiles_know_no_backend,
+            {"kernels/score/a.cuh": '#include "tile/sm80/b.h"', "tile/sm80/b.h": ""},
         ),
         (
             cpp_rules.include_graph_has_no_cycle,

@@ -1,14 +1,15 @@
-"""torch.backends.cuda.matmul.allow_tf32: off, float32 is as exact as PyTorch's float32; on, it may be as TF32 is."""
+"""allow_tf32: without it float32 is as exact as PyTorch's, whatever PyTorch's switches say; with it, as TF32 is."""
 
 import contextlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import flash_attn_ext
 from support.cases import Case, Inputs, make_inputs
 from support.checks import check_case
-from support.errors import compare, errors_of
+from support.errors import assert_rule, compare, errors_of
 from support.params import over_cases
 from support.runners import Result, dropout_bits, run_ours, run_reference
 
@@ -25,8 +26,8 @@ TF32_RATIO = 4.0
 
 
 @contextlib.contextmanager
-def tf32(allowed: bool):
-    torch.backends.cuda.matmul.allow_tf32 = allowed
+def switch_of_pytorch():
+    torch.backends.cuda.matmul.allow_tf32 = True
     try:
         yield
     finally:
@@ -35,8 +36,27 @@ def tf32(allowed: bool):
 
 @over_cases(CASES)
 def test_off_keeps_the_float32_rule(case, gpu):
-    with tf32(False):
-        check_case(case, torch.float32, gpu)
+    check_case(case, torch.float32, gpu)
+
+
+@over_cases(CASES)
+def test_the_switch_of_pytorch_changes_nothing(case, gpu):
+    inputs = make_inputs(case, torch.float32, "cuda")
+    before = run_ours(inputs, gpu)
+    with switch_of_pytorch():
+        under = run_ours(inputs, gpu)
+    for name in before:
+        assert torch.equal(before[name], under[name]), name
+
+
+def test_the_sdpa_entry_keeps_its_accuracy_under_the_switch(gpu):
+    inputs = make_inputs(CASES[0], torch.float32, "cuda")
+    tensors = (inputs.q, inputs.k, inputs.v)
+    exact = F.scaled_dot_product_attention(*(t.double() for t in tensors))
+    with switch_of_pytorch():
+        ours = flash_attn_ext.scaled_dot_product_attention(*tensors)
+        theirs = F.scaled_dot_product_attention(*tensors)
+    assert_rule({"out": compare(ours, theirs, exact)})
 
 
 def plain_in_tf32(inputs: Inputs, keep: torch.Tensor | None) -> Result:
@@ -50,7 +70,7 @@ def plain_in_tf32(inputs: Inputs, keep: torch.Tensor | None) -> Result:
         return ((tensor.view(torch.int32) + step // 2) & ~(step - 1)).view(torch.float32)
 
     names = ("q", "k", "v", "dout")
-    with tf32(True):
+    with switch_of_pytorch():
         return run_reference(inputs.replace(**{name: rounded(getattr(inputs, name)) for name in names}), keep)
 
 
@@ -60,20 +80,18 @@ def test_on_stays_within_tf32(case, gpu):
     inputs = make_inputs(case, torch.float32, "cuda")
     keep = dropout_bits(inputs, gpu) if case.dropout_p > 0 else None
     exact, plain = run_reference(inputs.to(torch.float64), keep), plain_in_tf32(inputs, keep)
-    with tf32(True):
-        ours = run_ours(inputs, gpu)
+    ours = run_ours(inputs, gpu, allow_tf32=True)
     for name in ours:
         c = compare(ours[name], plain[name], exact[name])
         assert c.ours.largest <= TF32_RATIO * c.theirs.largest + c.slack, name
         assert c.ours.mean <= TF32_RATIO * c.theirs.mean + c.slack, name
 
 
-def test_the_switch_is_read_at_each_call(gpu):
-    """On and off again: what comes after is exact again."""
+def test_each_call_has_its_own(gpu):
+    """With it and without again: what comes after is exact again."""
     inputs = make_inputs(CASES[0], torch.float32, "cuda")
     before = run_ours(inputs, gpu)
-    with tf32(True):
-        between = run_ours(inputs, gpu)
+    between = run_ours(inputs, gpu, allow_tf32=True)
     after = run_ours(inputs, gpu)
     exact = run_reference(inputs.to(torch.float64))
     for name in before:
@@ -85,20 +103,6 @@ def test_the_switch_is_read_at_each_call(gpu):
 def test_other_dtypes_do_not_look(dtype, gpu):
     inputs = make_inputs(CASES[2], dtype, "cuda")
     off = run_ours(inputs, gpu)
-    with tf32(True):
-        on = run_ours(inputs, gpu)
+    on = run_ours(inputs, gpu, allow_tf32=True)
     for name in off:
         assert torch.equal(off[name], on[name]), name
-
-
-def test_the_backward_pass_may_have_another_setting(gpu):
-    """Each pass obeys the switch as it is when the pass runs; a mixture is within TF32, not wrong."""
-    inputs = make_inputs(CASES[0], torch.float32, "cuda")
-    exact, plain = run_reference(inputs.to(torch.float64)), plain_in_tf32(inputs, None)
-    leaves = inputs.leaves()
-    with tf32(True):
-        out = flash_attn_ext.attention(*leaves.values(), backend=gpu.name)
-    gradients = torch.autograd.grad(out, list(leaves.values()), inputs.dout)
-    for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=True):
-        c = compare(gradient, plain[name], exact[name])
-        assert c.ours.largest <= TF32_RATIO * c.theirs.largest + c.slack, name

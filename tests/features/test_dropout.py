@@ -1,5 +1,6 @@
 """Dropout: the bits, their statistics, and that forward and backward agree about them."""
 
+import functools
 import math
 
 import pytest
@@ -133,6 +134,33 @@ def test_lse_does_not_see_dropout(backend):
     # On a GPU the kernel without dropout is another one, which folds the scale into exp2: equal up to rounding.
     tolerance = 0.0 if backend.is_cpu else 1e-6
     torch.testing.assert_close(with_dropout, without, rtol=tolerance, atol=0.0)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_p_one_drops_everything(packed, backend):
+    """out = 0 and gradients of 0, but for what comes through the LSE, which does not see dropout."""
+    tensors = [torch.randn(2, 3, 5, 8, device=backend.device) for _ in range(3)]
+    attend = flash_attn_ext.attention
+    if packed:
+        cu = torch.tensor([0, 2], dtype=torch.int32, device=backend.device)
+        tensors, attend = [t[:, :, 0] for t in tensors], functools.partial(attend_packed, cu)
+    leaves = [t.requires_grad_() for t in tensors]
+    state = generator_state(backend.device)
+    out, lse = attend(*leaves, dropout_p=1.0, return_lse=True, backend=backend.name)
+    assert torch.equal(state, generator_state(backend.device))
+    assert not bool(out.any())
+    gradients = torch.autograd.grad(out.sum(), leaves, retain_graph=True)
+    assert not any(bool(g.any()) for g in gradients)
+    _, expected = attend(*leaves, return_lse=True, backend=backend.name)
+    assert torch.equal(lse, expected)
+    for ours, g in zip(
+        torch.autograd.grad(lse.sum(), leaves[:2]), torch.autograd.grad(expected.sum(), leaves[:2]), strict=True
+    ):
+        assert torch.equal(ours, g)
+
+
+def attend_packed(cu, q, k, v, **options):
+    return flash_attn_ext.attention_varlen(q, k, v, cu, cu, **options)
 
 
 def test_heads_of_a_group_draw_separately(backend):

@@ -88,6 +88,32 @@ def test_bias_of_lower_rank_broadcasts_from_the_right(backend):
     assert torch.equal(full["dbias"][0], lower["dbias"])
 
 
+BROADCAST = {
+    "batch": lambda q: q[:1].expand_as(q),
+    "heads": lambda q: q[:, :, :1].expand_as(q),
+    "queries": lambda q: q[:, :1].expand_as(q),
+    "everything": lambda q: q[:1, :1, :1, :1].expand_as(q),
+    "one head": lambda q: q[:, :1, :1].expand(-1, q.size(1), 1, -1),
+}
+
+
+@pytest.mark.parametrize("how", BROADCAST.values(), ids=BROADCAST)
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_output_of_a_broadcast_q_is_contiguous(layout, how, backend):
+    q = how(torch.randn(2, 33, 3, 16, device=backend.device))  # (B, S, H, D), or with the other names (B, H, S, D)
+    key = torch.randn(2, 33, 3, 16, device=backend.device)[:, :, : q.size(2)]
+    assert flash_attn_ext.attention(q, key, key, layout=layout, backend=backend.name).is_contiguous()
+
+
+def test_output_of_a_broadcast_q_is_contiguous_under_compile():
+    def attend(q, k):
+        return flash_attn_ext.attention(q, k, k, layout="bshd") * 1.0
+
+    q = torch.randn(2, 1, 3, 16).expand(2, 33, 3, 16)
+    out = torch.compile(attend, fullgraph=True, backend="aot_eager")(q, torch.randn(2, 33, 3, 16))
+    assert out.is_contiguous()
+
+
 STRIDE_ORDERS = {
     "bhsd": (0, 1, 2, 3),
     "bshd": (0, 2, 1, 3),

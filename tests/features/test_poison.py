@@ -136,16 +136,22 @@ def test_queries(case, names, dtype, poison, backend):
 
 @over_poisons
 @over_dtypes
-def test_query_rows_without_keys(dtype, poison, backend):
-    """What such rows hold, in q or dout or dlse, reaches no gradient; their output stays 0."""
-    case = Case(sq=140, sk=300, mask="11qk", dlse=True)
+@pytest.mark.parametrize("where", ["q, dout", "q, dout, dlse"])
+@over_cases([Case(sq=140, sk=300, mask="11qk", dlse=True), Case(sq=140, sk=300, mask="11qk", dlse=True, sink=True)])
+def test_query_rows_without_keys(case, where, dtype, poison, backend):
+    """What such rows hold, in q or dout or dlse, reaches no gradient; their output stays 0.
+
+    With a sink their LSE is the sink: it gets the LSE's gradient, and 0 for one that is poisoned.
+    """
     inputs = make_inputs(case, dtype, backend.device)
     inputs.mask[:, :, [3, 130]] = False
     rows = torch.zeros(140, dtype=torch.bool)
     rows[[3, 130]] = True
-    clean = run_ours(inputs, backend)
     dirty = poisoned(inputs, poison, rows, ("q", "dout"))
-    dirty.dlse = inputs.dlse.masked_fill(rows.to(backend.device), poison)
+    if "dlse" in where:
+        dirty.dlse = inputs.dlse.masked_fill(rows.to(backend.device), poison)
+        inputs.dlse = inputs.dlse.masked_fill(rows.to(backend.device), 0)
+    clean = run_ours(inputs, backend)
     assert_same(run_ours(dirty, backend), clean, backend)
     assert bool((clean["out"][:, :, rows] == 0).all())
 

@@ -107,3 +107,46 @@ def test_dropout_is_keyed_by_position_inside_the_sequence(backend):
     ours, exact = run_packed(case, inputs, backend), run_by_sequence(case, inputs, keep=keep)
     for name in ours:
         torch.testing.assert_close(ours[name], exact[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("features", [dict(bias="b1qk", dlse=True), dict(mask="bhqk"), dict(bias="1hq1", mask="b11k")])
+def test_tables_of_the_longest_length_need_no_max_seqlen(features, backend):
+    """The same results as with max_seqlen; on a GPU nobody knows the lengths, and the table says them."""
+    case = PackedCase((30, 7, 41), (12, 50, 33), Case(d=16, **features))
+    inputs = make_packed(case, torch.float32, backend.device)
+    with_bounds = run_packed(case, inputs, backend)
+    without = run_packed(case, inputs, backend, max_seqlen_q=None, max_seqlen_k=None)
+    for name, expected in with_bounds.items():
+        torch.testing.assert_close(without[name], expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(("length", "fits"), [(1, True), (4, False), (5, True), (9, True), (10, False)])
+@pytest.mark.parametrize("name", ["bias", "mask"])
+def test_what_a_table_may_say_about_unknown_lengths(name, length, fits):
+    """Two sequences of 9 tokens together, on a device whose memory the host does not read: one has 5 at least."""
+    q = torch.empty(9, 3, 8, device="meta")
+    cu = torch.empty(3, dtype=torch.int32, device="meta")
+    table = torch.empty(2, 1, length, length, dtype=torch.bool if name == "mask" else torch.float32, device="meta")
+    with pytest.raises(RuntimeError) as error:  # at the latest because there is no memory to compute on
+        flash_attn_ext.explain(q, q, q, cu, cu, **{name: table})
+    assert ("broadcasts to [2, 3, 9, 9]" not in str(error.value)) == fits
+
+
+def test_a_given_max_seqlen_decides_over_the_table():
+    q = torch.empty(9, 3, 8, device="meta")
+    cu = torch.empty(3, dtype=torch.int32, device="meta")
+    mask = torch.empty(2, 1, 6, 6, dtype=torch.bool, device="meta")
+    with pytest.raises(RuntimeError, match=r"mask has shape \[2, 1, 6, 6\], .* \[2, 3, 8, 6\]"):
+        flash_attn_ext.explain(q, q, q, cu, cu, mask=mask, max_seqlen_q=8)
+    bias = torch.empty(2, 1, 7, 6, device="meta")
+    with pytest.raises(RuntimeError, match=r"mask has shape \[2, 1, 6, 6\], .* \[2, 3, 7, 6\]"):
+        flash_attn_ext.explain(q, q, q, cu, cu, mask=mask, bias=bias)
+
+
+def test_leading_ones_of_a_table(backend):
+    q = torch.randn(9, 3, 8, device=backend.device)
+    cu = cu_seqlens((4, 5), backend.device)
+    mask = torch.rand(5, 5, device=backend.device) < 0.6
+    expected = flash_attn_ext.attention_varlen(q, q, q, cu, cu, mask=mask, backend=backend.name)
+    more = flash_attn_ext.attention_varlen(q, q, q, cu, cu, mask=mask[None, None, None, None], backend=backend.name)
+    assert torch.equal(more, expected)

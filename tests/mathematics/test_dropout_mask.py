@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from flash_attn_ext import _C
+from flash_attn_ext.autograd import draw_seed
 
 WORD = np.uint64(0xFFFFFFFF)
 
@@ -40,6 +41,18 @@ def test_bits(seed, p):
     shape = (2, 3, 40, 70)
     bits = _C.dropout_mask(torch.tensor([seed]), p, *shape)
     assert torch.equal(bits, torch.from_numpy(expected_bits(seed, p, *shape)))
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_nothing_and_everything(p):
+    bits = _C.dropout_mask(torch.tensor([1]), p, 2, 3, 4, 5)
+    assert bits.shape == (2, 3, 4, 5) and bool((bits == (p == 0.0)).all())
+
+
+def test_calls_draw_seeds_of_63_bits():
+    torch.manual_seed(0)
+    seeds = torch.cat([draw_seed(torch.device("cpu")) for _ in range(500)])
+    assert int(seeds.min()) >= 0 and int(seeds.max()) > 2**62
 
 
 def test_empty():

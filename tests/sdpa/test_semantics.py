@@ -9,6 +9,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import flash_attn_ext
 from flash_attn_ext import scaled_dot_product_attention
 from flash_attn_ext.reference import attention_reference
+from support.backends import generator_state
 from support.errors import assert_rule, compare
 from support.params import over_dtypes
 from support.yardstick import fused_sdpa, is_an_answer, mask_in, unfused_sdpa
@@ -288,6 +289,40 @@ def test_causal_bias_objects(variant, length, keys, backend):
         scaled_dot_product_attention(*tensors, attn_mask=bias),
         unfused_sdpa(*tensors, attn_mask=bias._materialize(backend.device)),
     )
+
+
+def test_causal_bias_and_is_causal_raise_as_pytorch_does(backend):
+    q, k, v = qkv_of(backend, length=65, keys=65)
+    for attention in (scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
+        with pytest.raises(ValueError, match=r"CausalBias"):
+            attention(q, k, v, attn_mask=causal_upper_left(65, 65), is_causal=True)
+
+
+def test_dropout_of_everything(backend):
+    """out and every gradient are 0, those of a float mask included; nothing is drawn."""
+    mask = normal(backend, 65, 97, seed=5)
+    state = generator_state(backend.device)
+    results = forward_and_backward(scaled_dot_product_attention, qkv_of(backend), mask, dropout_p=1.0)
+    assert torch.equal(state, generator_state(backend.device))
+    theirs = forward_and_backward(unfused_sdpa, qkv_of(backend), mask, dropout_p=1.0)
+    for ours, expected in zip(results, theirs, strict=True):
+        assert torch.equal(ours, expected) and not bool(ours.any())
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize(
+    ("leading", "ones"), [((), (1,)), ((), (1, 1)), ((4,), (1,)), ((2, 3), (1,)), ((2, 2, 3), (1,))]
+)
+def test_leading_ones_of_a_mask(leading, ones, kind, backend):
+    """More of them than the inputs have dimensions: they broadcast against nothing."""
+    mask = normal(backend, *leading, 65, 97, seed=5)
+    mask = mask > -0.5 if kind == "bool" else mask
+    expected = scaled_dot_product_attention(*qkv_of(backend, leading), attn_mask=mask)
+    more = mask.reshape(*ones, *mask.shape)
+    assert torch.equal(scaled_dot_product_attention(*qkv_of(backend, leading), attn_mask=more), expected)
+    if kind == "float":
+        *_, gradient = forward_and_backward(scaled_dot_product_attention, qkv_of(backend, leading), more)
+        assert gradient.shape == more.shape
 
 
 def test_our_own_entry_takes_mask_and_causal(backend):

@@ -21,6 +21,8 @@ PROBLEM = {
     "max_seqlen_q": None,
     "max_seqlen_k": None,
     "backend": None,
+    "allow_tf32": False,
+    "sequence_first": False,
 }
 
 

@@ -38,7 +38,7 @@ def gradients(outputs: Result, inputs: Inputs, leaves: dict[str, torch.Tensor]) 
     return {f"d{name}": zeros[name] if g is None else g for name, g in zip(leaves, found, strict=True)}
 
 
-def call_ours(inputs: Inputs, tensors: dict[str, torch.Tensor], backend: Backend | None = None):
+def call_ours(inputs: Inputs, tensors: dict[str, torch.Tensor], backend: Backend | None = None, **more):
     """flash_attn_ext.attention on a case; returns (out, lse), out in (B, H, S, Dv) whatever the layout."""
     case = inputs.case
     q, k, v = tensors["q"], tensors["k"], tensors["v"]
@@ -59,14 +59,16 @@ def call_ours(inputs: Inputs, tensors: dict[str, torch.Tensor], backend: Backend
         layout=case.layout,
         return_lse=True,
         backend=None if backend is None else backend.name,
+        **more,
     )
     return (out.transpose(1, 2) if case.layout == "bshd" else out), lse
 
 
-def run_ours(inputs: Inputs, backend: Backend | None = None) -> Result:
+def run_ours(inputs: Inputs, backend: Backend | None = None, **more) -> Result:
+    """`more`: keywords of attention that a case does not have."""
     with poisoned_memory():
         leaves = inputs.leaves()
-        out, lse = call_ours(inputs, leaves, backend)
+        out, lse = call_ours(inputs, leaves, backend, **more)
         result = {"out": out, "lse": lse}
         result |= gradients(result, inputs, leaves)
     return {name: tensor.detach() for name, tensor in result.items()}

@@ -13,7 +13,7 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext.__main__ import main
-from flash_attn_ext.cli import verify
+from flash_attn_ext.cli import machine, verify
 from flash_attn_ext.cli.bench import command, contestants, suites, table, timing, workload
 from support.backends import device_not_runnable_because
 
@@ -91,6 +91,35 @@ def test_a_device_that_cannot_run_is_said(command, tmp_path, capsys):
     assert "--device cuda" in capsys.readouterr().out
 
 
+CPUINFO = """processor\t: 0
+cpu family\t: 25
+model\t\t: 17
+model name\t: AMD EPYC 9V84 96-Core Processor
+flags\t\t: fpu sse2 avx2 fma avx512f avx512_bf16 avx512vbmi
+
+processor\t: 1
+cpu family\t: 26
+"""
+
+
+def test_machine_names_the_cpu(tmp_path, monkeypatch):
+    """Family, model and flags: a name such as "AMD EPYC" stands for several generations."""
+    path = tmp_path / "cpuinfo"
+    path.write_text(CPUINFO)
+    facts = machine._cpu_facts(path)
+    monkeypatch.setattr(machine, "_cpu_facts", lambda: facts)
+    found = machine.machine()
+    assert found["cpu"] == "AMD EPYC 9V84 96-Core Processor"
+    assert (found["cpu_family"], found["cpu_model"]) == (25, 17)
+    assert found["cpu_flags"] == ["avx2", "fma", "avx512f", "avx512_bf16"]
+
+
+def test_machine_without_cpuinfo(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_cpu_facts", lambda facts=machine._cpu_facts(tmp_path / "none"): facts)
+    found = machine.machine()
+    assert found["cpu"] and found["cpu_family"] is None and found["cpu_flags"] == []
+
+
 @pytest.fixture
 def tiny_suite(monkeypatch):
     """The CPU's suite at one small size, each call timed once."""
@@ -111,7 +140,7 @@ def test_bench_writes_rows_and_a_plot(tiny_suite, tmp_path, capsys):
         assert (row["suite"], row["backend"], row["against"]) == ("cpu", "cpu", "torch sdpa")
         assert (row["dtype"], row["head_dim"], row["seqlen_q"]) == ("float32", 16, 64)
     assert report["command"] == "python -m flash_attn_ext bench --device cpu --quick"  # nothing of this machine
-    assert report["machine"] and report["date"] and report["versions"]["torch"] == torch.__version__
+    assert report["machine"]["cpu_flags"] == machine.machine()["cpu_flags"] and report["date"] and report["versions"]["torch"] == torch.__version__
     assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
     assert "x torch sdpa" in text and "geometric mean" in text

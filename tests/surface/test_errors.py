@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -131,7 +132,9 @@ CU_SEQLENS = [
     Bad("empty", packed(cu_q=torch.zeros(0, dtype=torch.int32)), ("cu_seqlens_q", "[0]", "(batch + 1,)")),
     Bad("max too small", packed(max_seqlen_q=2), ("max_seqlen_q", "2", "3", "upper bound"), ValueError, only_cpu=True),
     Bad("negative max", packed(max_seqlen_k=-1), ("max_seqlen_k", "-1", "0 or more"), ValueError),
-    Bad("tensor max", packed(max_seqlen_k=torch.tensor(7)), ("max_seqlen_k", "int or None", "Tensor"), TypeError),
+    Bad("two max", packed(max_seqlen_k=torch.tensor([7, 7])), ("max_seqlen_k", "int or None", "(2,)"), TypeError),
+    Bad("float max", packed(max_seqlen_q=torch.tensor(7.0)), ("max_seqlen_q", "int or None", "float32"), TypeError),
+    Bad("bool max", packed(max_seqlen_q=True), ("max_seqlen_q", "int or None", "True", "bool"), TypeError),
     Bad(
         "a list",
         lambda device: attention_varlen(*on(device, t(5, 4, 8), t(7, 2, 8), t(7, 2, 8)), [0, 5], [0, 7]),
@@ -143,7 +146,7 @@ MASKS = [
     Bad("mask", dense(mask=t(5, 6, dtype=torch.bool)), ("mask", "(5, 6)", "(2, 4, 5, 7)", "broadcast")),
     Bad("bias", dense(bias=t(4, 7, 5)), ("bias", "(4, 7, 5)", "(2, 4, 5, 7)", "broadcast")),
     Bad("bias heads", dense(bias=t(2, 2, 5, 7)), ("bias", "(2, 2, 5, 7)", "(2, 4, 5, 7)")),
-    Bad("bias rank", dense(bias=t(1, 2, 4, 5, 7)), ("bias", "(1, 2, 4, 5, 7)", "broadcast")),
+    Bad("bias rank", dense(bias=t(3, 2, 4, 5, 7)), ("bias", "(3, 2, 4, 5, 7)", "broadcast")),
     Bad("attn_mask", sdpa(attn_mask=t(7, 5)), ("attn_mask", "(7, 5)", "(2, 4, 5, 7)", "broadcast")),
     Bad(
         "packed mask",
@@ -156,10 +159,10 @@ MASKS = [
 ]
 OPTIONS = [
     *(
-        Bad(f"dropout {p}", dense(dropout_p=p), ("dropout_p", f"{p:g}", "0 <= dropout_p < 1"), ValueError)
-        for p in (-0.1, 1.0, 1.5, NAN)
+        Bad(f"dropout {p}", dense(dropout_p=p), ("dropout_p", f"{p:g}", "0 <= dropout_p <= 1"), ValueError)
+        for p in (-0.1, 1.5, NAN)
     ),
-    Bad("sdpa dropout", sdpa(dropout_p=1.0), ("dropout_p", "1", "0 <= dropout_p < 1"), ValueError),
+    Bad("sdpa dropout", sdpa(dropout_p=1.5), ("dropout_p", "1.5", "0 <= dropout_p <= 1"), ValueError),
     *(Bad(f"scale {x}", dense(scale=x), ("scale", str(x), "finite"), ValueError) for x in (NAN, INF, -INF)),
     *(Bad(f"softcap {x}", dense(softcap=x), ("softcap", "above 0", "None"), ValueError) for x in (0.0, -1.0, NAN, INF)),
     Bad("sdpa scale", sdpa(scale=NAN), ("scale", "nan", "finite"), ValueError),
@@ -171,6 +174,10 @@ OPTIONS = [
     Bad("window -1", dense(window=(-1, 0)), ("window", "-1", ">= 0", "None"), ValueError),
     Bad("window length", dense(window=(1, 2, 3)), ("window", "(1, 2, 3)", "(left, right)"), ValueError),
     Bad("window float", dense(window=(1.5, 0)), ("window", "1.5", "int"), TypeError),
+    Bad("window bool", dense(window=(1, True)), ("window", "True", "bool", "int"), TypeError),
+    Bad("window NumPy float", dense(window=np.float64(2)), ("window", "2.0", "float64", "int"), TypeError),
+    Bad("window bool tensor", dense(window=torch.tensor(True)), ("window", "torch.bool", "int"), TypeError),
+    Bad("allow_tf32 type", dense(allow_tf32=1), ("allow_tf32", "True or False", "int"), TypeError),
     Bad(
         "positional option",
         lambda device: attention(*on(device, t(5, 8), t(7, 8), t(7, 8)), "top_left"),
@@ -194,6 +201,7 @@ OPTIONS = [
     ),
 ]
 SEED = torch.zeros(1, dtype=torch.int64)
+SIZES = dict(batch=1, num_heads=1, seqlen_q=1, seqlen_k=1)
 QKV = (t(1, 1, 2, 4),) * 3
 BINDING = [
     Bad("no seed", calling(forward, QKV, dict(dropout_p=0.5)), ("dropout_p", "0.5", "rng_seed", "int64")),
@@ -214,10 +222,25 @@ BINDING = [
     ),
     Bad(
         "dropout_mask p",
-        lambda device: _C.dropout_mask(*on(device, SEED), 1.0, 1, 1, 1, 1),
-        ("dropout_p", "1"),
+        lambda device: _C.dropout_mask(*on(device, SEED), 1.5, 1, 1, 1, 1),
+        ("dropout_p", "1.5", "0 <= dropout_p <= 1"),
         ValueError,
     ),
+    *(
+        Bad(
+            f"dropout_mask {name}",
+            lambda device, name=name: _C.dropout_mask(*on(device, SEED), 0.5, **(SIZES | {name: -3})),
+            (f"{name} is -3", "expected 0 to"),
+            ValueError,
+        )
+        for name in ("batch", "num_heads", "seqlen_q", "seqlen_k")
+    ),
+    Bad(
+        "dropout_mask seed",
+        lambda device: _C.dropout_mask(*on(device, SEED.int()), 0.5, **SIZES),
+        ("rng_seed", "Int", "[1]", "int64 and (1,)", "torch.tensor([seed])"),
+    ),
+    Bad("dropout of all", calling(forward, QKV, dict(dropout_p=1.0)), ("dropout_p", "1", "less than 1"), ValueError),
     Bad(
         "delta shapes",
         calling(_C.delta, (t(2, 3, 4, 5), t(2, 3, 4, 6), None), {}),

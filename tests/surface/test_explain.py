@@ -98,4 +98,4 @@ def test_raises_what_the_call_would_raise(backend):
     with pytest.raises(RuntimeError, match="sequence length"):
         explain(q, k, k[:, :, :3])
     with pytest.raises(ValueError, match="dropout_p"):
-        explain(q, k, k, dropout_p=1.0)
+        explain(q, k, k, dropout_p=1.5)

@@ -20,6 +20,7 @@ KEYWORDS = dict(
     layout="bhsd",
     return_lse=False,
     backend=None,
+    allow_tf32=False,
 )
 
 

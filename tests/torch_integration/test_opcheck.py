@@ -16,6 +16,7 @@ CASES = [
     Case(sq=5, sk=0, d=4, bias="bhqk"),
     Case(sq=5, sk=7, d=4, layout="bshd"),
 ]
+BROADCAST_Q = Case(sq=5, sk=7, d=4)
 
 
 def arguments(case: Case, backend, differentiable: bool) -> tuple:
@@ -32,6 +33,13 @@ def arguments(case: Case, backend, differentiable: bool) -> tuple:
         options["rng_seed"] = torch.tensor([5], device=backend.device)
     q, k, v = (tensors.pop(name) for name in "qkv")
     return problem(q, k, v, **tensors, **options)
+
+
+@pytest.mark.parametrize("sequence_first", [False, True])
+def test_forward_of_a_broadcast_q(sequence_first, backend):
+    q, k, v, *options = arguments(BROADCAST_Q, backend, differentiable=False)
+    args = (q[:, :1, :1].expand_as(q), k, v, *options[:-1], sequence_first)
+    torch.library.opcheck(torch.ops.flash_attn_ext.attention_forward.default, args)
 
 
 @over_cases(CASES)

@@ -4,7 +4,7 @@
 // butterfly order, so the result does not depend on scheduling. A thread has several rows in flight at a time. Bound:
 // memory. 2 * head_dim * element bytes are read and 4 (or 8) written a row.
 #include "kernels/common/delta.h"
-#include "kernels/divisor.h"
+#include "kernels/schedule/divisor.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext::common {

@@ -48,11 +48,12 @@ __global__ void __launch_bounds__(kThreads) dkdv_kernel(const __grid_constant__ 
                });
 }
 
-__global__ void __launch_bounds__(kThreads) dalibi_kernel(const __grid_constant__ attention::BackwardParams p) {
+__global__ void __launch_bounds__(kThreads)
+    dalibi_kernel(const __grid_constant__ attention::BackwardParams p, const AlibiPartials partials) {
   for_each_row(p, p.num_heads_q, p.sequences.max_seqlen_q,
                [&](const attention::Sequence& sequence, int64_t head, int64_t query) {
-                 if (query >= sequence.num_queries) return;
-                 const attention::Interval seen = p.visibility.keys_of(query, sequence);
+                 attention::Interval seen = {0, 0};
+                 if (query < sequence.num_queries) seen = p.visibility.keys_of(query, sequence);
                  const int64_t diagonal = p.visibility.diagonal(sequence);
                  double sum = 0.0;
                  for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) {
@@ -62,16 +63,17 @@ __global__ void __launch_bounds__(kThreads) dalibi_kernel(const __grid_constant_
                    sum += dscore * static_cast<double>(attention::alibi_derivative(query, key, diagonal));
                  }
                  sum = sum_over_warp(sum);
-                 const int64_t row = (sequence.batch * p.num_heads_q + head) * p.alibi_partials_per_head + query;
-                 if (tile::lane() == 0) static_cast<double*>(p.alibi_partials)[row] = sum;
+                 const int64_t row = (sequence.batch * p.num_heads_q + head) * partials.per_head + query;
+                 if (tile::lane() == 0) static_cast<double*>(partials.data)[row] = sum;
                });
 }
 
-template <class Params>
-cudaError_t launch_rows(void (*kernel)(Params), const Params& params, int64_t rows, cudaStream_t stream) {
+template <class... Arguments>
+cudaError_t launch_rows(void (*kernel)(Arguments...), int64_t rows, cudaStream_t stream,
+                        const Arguments&... arguments) {
   if (rows == 0) return cudaSuccess;
   const int64_t blocks = std::min<int64_t>((rows + kWarpsPerBlock - 1) / kWarpsPerBlock, INT32_MAX);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
   return cudaGetLastError();
 }
 
@@ -158,15 +160,15 @@ __global__ void __launch_bounds__(kThreads) dbias_kernel(const __grid_constant__
 }  // namespace
 
 cudaError_t launch_forward_float64(const attention::ForwardParams& params, cudaStream_t stream) {
-  return launch_rows(forward_kernel, params, num_query_rows(params), stream);
+  return launch_rows(forward_kernel, num_query_rows(params), stream, params);
 }
 
 cudaError_t launch_dkdv_float64(const attention::BackwardParams& params, cudaStream_t stream) {
-  return launch_rows(dkdv_kernel, params, params.batch * params.num_heads_k * params.sequences.max_seqlen_k, stream);
+  return launch_rows(dkdv_kernel, params.batch * params.num_heads_k * params.sequences.max_seqlen_k, stream, params);
 }
 
 cudaError_t launch_dq_float64(const attention::BackwardParams& params, cudaStream_t stream) {
-  return launch_rows(dq_kernel, params, num_query_rows(params), stream);
+  return launch_rows(dq_kernel, num_query_rows(params), stream, params);
 }
 
 cudaError_t launch_dbias_float64(const attention::BackwardParams& params, cudaStream_t stream) {
@@ -179,8 +181,9 @@ cudaError_t launch_dbias_float64(const attention::BackwardParams& params, cudaSt
   return cudaGetLastError();
 }
 
-cudaError_t launch_dalibi_partials_float64(const attention::BackwardParams& params, cudaStream_t stream) {
-  return launch_rows(dalibi_kernel, params, num_query_rows(params), stream);
+cudaError_t launch_dalibi_partials_float64(const attention::BackwardParams& params, const AlibiPartials& partials,
+                                           cudaStream_t stream) {
+  return launch_rows(dalibi_kernel, num_query_rows(params), stream, params, partials);
 }
 
 }  // namespace flash_attn_ext::common

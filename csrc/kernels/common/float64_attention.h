@@ -1,10 +1,11 @@
 // Attention of float64 on a GPU: every feature and every head dim, in linear memory, through one simple kernel a result
-// (attention_rows.cuh). All batch entries and heads at once, whatever first_pair and num_pairs are.
+// (attention_rows.cuh). All batch entries and heads at once.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "attention/params.h"
+#include "kernels/common/alibi_partials.h"
 
 namespace flash_attn_ext::common {
 
@@ -13,7 +14,8 @@ cudaError_t launch_dkdv_float64(const attention::BackwardParams& params, cudaStr
 cudaError_t launch_dq_float64(const attention::BackwardParams& params, cudaStream_t stream);
 cudaError_t launch_dbias_float64(const attention::BackwardParams& params, cudaStream_t stream);
 
-// One partial sum a query: alibi_partials_per_head is max_seqlen_q, and the tensor is zero-filled by the host.
-cudaError_t launch_dalibi_partials_float64(const attention::BackwardParams& params, cudaStream_t stream);
+// One partial sum per query: partials.per_head is max_seqlen_q.
+cudaError_t launch_dalibi_partials_float64(const attention::BackwardParams& params, const AlibiPartials& partials,
+                                           cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

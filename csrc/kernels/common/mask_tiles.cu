@@ -3,11 +3,13 @@
 // Grid: one warp a tile of 64 queries x 64 keys of the mask as it is stored (broadcast dimensions once). Lanes take
 // neighbouring keys, 16 bytes each where the mask allows it. Bound: memory; every byte of the mask is read once.
 #include "kernels/common/mask_tiles.h"
+#include "kernels/plan/mask_tiles.h"
 
 namespace flash_attn_ext::common {
 namespace {
 
 using attention::MaskTiles;
+using plan::MaskTileCounts;
 
 constexpr int kWarpSize = 32;
 constexpr int kWarpsPerBlock = 8;
@@ -63,32 +65,10 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
   if (lane == 0) *result = flags;
 }
 
-int64_t tiles_along(int64_t stride, int64_t length) {
-  return stride == 0 ? 1 : (length + MaskTiles::kSize - 1) / MaskTiles::kSize;
-}
-
 }  // namespace
 
-MaskTileCounts count_mask_tiles(const attention::AttentionParams& params) {
-  const attention::BroadcastView& mask = params.score_mod.mask;
-  return {.batch = mask.batch_stride == 0 ? 1 : params.batch,
-          .heads = mask.head_stride == 0 ? 1 : params.num_heads_q,
-          .queries = tiles_along(mask.query_stride, params.sequences.max_seqlen_q),
-          .keys = tiles_along(mask.key_stride, params.sequences.max_seqlen_k)};
-}
-
-MaskTiles mask_tiles_in(void* memory, const attention::AttentionParams& params) {
-  const MaskTileCounts counts = count_mask_tiles(params);
-  const auto stride = [](int64_t count, int64_t stride) { return count == 1 ? 0 : stride; };
-  return {.data = static_cast<uint8_t*>(memory),
-          .batch_stride = stride(counts.batch, counts.heads * counts.queries * counts.keys),
-          .head_stride = stride(counts.heads, counts.queries * counts.keys),
-          .query_stride = stride(counts.queries, counts.keys),
-          .key_stride = stride(counts.keys, 1)};
-}
-
 cudaError_t launch_mask_tiles(const attention::AttentionParams& params, cudaStream_t stream) {
-  const MaskTileCounts counts = count_mask_tiles(params);
+  const MaskTileCounts counts = plan::count_mask_tiles(params);
   const int64_t blocks = (counts.total() + kWarpsPerBlock - 1) / kWarpsPerBlock;
   mask_tiles_kernel<<<static_cast<unsigned>(blocks), kWarpsPerBlock * kWarpSize, 0, stream>>>(params, counts);
   return cudaGetLastError();

@@ -1,3 +1,4 @@
+#include "attention/online_softmax.h"
 #include "kernels/common/score_gradients.h"
 
 namespace flash_attn_ext::common {
@@ -20,7 +21,9 @@ __global__ void __launch_bounds__(kThreads) dsink_kernel(const __grid_constant__
       const Real residual = p.lse_residual.present() ? *p.lse_residual.at<const Real>(batch, head, row) : Real(0);
       // A sink of -inf is no sink; then the LSE may be -inf too.
       const Real probability = sink == -INFINITY ? Real(0) : exp((sink - lse) - residual);
-      if (probability != Real(0)) sum -= double{probability} * double{*p.delta.at<const Real>(batch, head, row)};
+      const Real dlse = p.dlse.present() ? *p.dlse.at<const Real>(batch, head, row) : Real(0);
+      const Real delta = attention::delta_for_sink(sink, lse, *p.delta.at<const Real>(batch, head, row), dlse);
+      if (probability != Real(0)) sum -= double{probability} * double{delta};
     }
   }
   sums[threadIdx.x] = sum;
@@ -33,12 +36,13 @@ __global__ void __launch_bounds__(kThreads) dsink_kernel(const __grid_constant__
 
 // One thread a (batch, head).
 template <class Real>
-__global__ void __launch_bounds__(kThreads) dalibi_kernel(const __grid_constant__ attention::BackwardParams p) {
+__global__ void __launch_bounds__(kThreads)
+    dalibi_kernel(const __grid_constant__ attention::BackwardParams p, const AlibiPartials partials) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row >= p.batch * p.num_heads_q) return;
-  const Real* partials = static_cast<const Real*>(p.alibi_partials) + row * p.alibi_partials_per_head;
+  const Real* of_head = static_cast<const Real*>(partials.data) + row * partials.per_head;
   double sum = 0.0;
-  for (int64_t i = 0; i < p.alibi_partials_per_head; ++i) sum += partials[i];
+  for (int64_t i = 0; i < partials.per_head; ++i) sum += of_head[i];
   static_cast<Real*>(p.dalibi_slopes)[row] = static_cast<Real>(sum);
 }
 
@@ -52,10 +56,10 @@ cudaError_t launch_dsink(const attention::BackwardParams& params, cudaStream_t s
   return cudaGetLastError();
 }
 
-cudaError_t launch_dalibi(const attention::BackwardParams& params, cudaStream_t stream) {
+cudaError_t launch_dalibi(const attention::BackwardParams& params, const AlibiPartials& partials, cudaStream_t stream) {
   const int64_t blocks = (params.batch * params.num_heads_q + kThreads - 1) / kThreads;
   const auto kernel = in_float64(params) ? dalibi_kernel<double> : dalibi_kernel<float>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params, partials);
   return cudaGetLastError();
 }
 

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "attention/params.h"
+#include "kernels/common/alibi_partials.h"
 
 namespace flash_attn_ext::common {
 
@@ -11,6 +12,6 @@ namespace flash_attn_ext::common {
 cudaError_t launch_dsink(const attention::BackwardParams& params, cudaStream_t stream);
 
 // dalibi_slopes[batch, head] = sum of its partial sums.
-cudaError_t launch_dalibi(const attention::BackwardParams& params, cudaStream_t stream);
+cudaError_t launch_dalibi(const attention::BackwardParams& params, const AlibiPartials& partials, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

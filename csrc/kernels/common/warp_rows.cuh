@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "attention/params.h"
+#include "tile/accumulator.h"
 #include "tile/element.h"
-#include "tile/fragment.h"
 
 namespace flash_attn_ext::common {
 

@@ -29,11 +29,10 @@ class DeltaWorker {
     std::fill_n(sums_.begin(), num_queries, 0.0);
     gradient_.start(sequence, head, queries);
     for_each_slice(p_.visibility.keys_of_tile(queries, sequence), sequence.num_keys, [&](const StreamedSlice& keys) {
-      gradient_.compute(keys);
-      const Block<const float> p_dp = gradient_.dscore(keys);
-      for (int64_t i = 0; i < num_queries; ++i) {
-        sums_[i] += sum_row(p_dp.row(i), keys.count);
-      }
+      gradient_.multiply(keys, /*with_dp=*/true);
+      gradient_.differentiate(keys, [&](const ScoreRun& run, const float* p_dp) {
+        sums_[run.first.query - queries.begin] += sum_row(p_dp, run.count);
+      });
     });
     for (int64_t i = 0; i < num_queries; ++i) {
       const int64_t row = sequence.query_begin + queries.begin + i;

@@ -1,80 +1,78 @@
-// dQ, Q-stationary: dQ = scale * dS K, with dS recomputed tile by tile (score_gradient.h).
-//
-// Work item: one tile of kStationaryRows queries of one head, streaming over the key tiles that it sees, in order.
+#include "kernels/cpu/backward_dq.h"
+
 #include <algorithm>
 
-#include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/score_gradient.h"
+#include "kernels/cpu/row_ops.h"
+#include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
 
 namespace flash_attn_ext::cpu {
-namespace {
 
-using attention::BackwardParams;
 using attention::Interval;
 using attention::Sequence;
 
 template <class Real>
-class DqWorker {
- public:
-  DqWorker(const BackwardParams& params, const ScoreGradientOperands<Real>& operands, const PackedOperand<Real>& k)
-      : p_(params), k_(k), gradient_(params, operands), dq_(kStationaryRows * params.head_dim_qk) {}
-
-  void run(const Sequence& sequence, int64_t head, const Interval& queries) {
-    const int64_t num_queries = queries.end - queries.begin;
-    const Block<Real> dq = {dq_.data(), p_.head_dim_qk};
-    std::fill_n(dq.data, num_queries * p_.head_dim_qk, Real(0));
-    gradient_.start(sequence, head, queries);
-    const int64_t key_head = head / p_.queries_per_key_head();
-    for_each_slice(p_.visibility.keys_of_tile(queries, sequence), sequence.num_keys, [&](const StreamedSlice& keys) {
-      gradient_.compute(keys);
-      Block<const Real> k = k_.tile(sequence.batch, key_head, keys.tile);
-      k.data += keys.offset_in_tile() * k.stride;
-      const GemmShape shape = {num_queries, p_.head_dim_qk, keys.count};
-      if (k_.finite(sequence.batch, key_head, keys.tile)) {
-        multiply(shape, gradient_.dproduct(keys), k, dq, Accumulate::kYes);
-      } else {
-        accumulate_nonzero(shape, gradient_.dproduct(keys), k, dq);
-      }
-    });
-    multiply_row(dq.data, num_queries * p_.head_dim_qk, static_cast<Real>(p_.score_mod.scale));
-    const RowRange rows = {sequence.batch, head, sequence.query_begin + queries.begin, num_queries};
-    store_rows<Real>({p_.dq, p_.element, p_.head_dim_qk}, rows, {dq.data, dq.stride});
-  }
-
- private:
-  const BackwardParams& p_;
-  const PackedOperand<Real>& k_;
-  ScoreGradient<Real> gradient_;
-  Scratch<Real> dq_;
-};
+DqSums<Real>::DqSums(const attention::BackwardParams& params) : p_(params) {}
 
 template <class Real>
-void backward_dq_as(const BackwardParams& p) {
-  ScoreGradientOperands<Real> operands(p);
-  PackedOperand<Real> k(p, {p.k, p.element, p.head_dim_qk}, Side::kKeys, Form::kRows);
-  const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kStationaryRows);
-  for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + k.bytes_per_key_head())) {
-    operands.load(key_heads);
-    k.load(key_heads);
-    const int64_t first_head = key_heads.begin * p.queries_per_key_head();
-    const int64_t num_heads = (key_heads.end - key_heads.begin) * p.queries_per_key_head();
-    run_items(num_heads * tiles, [&] {
-      return [&, worker = DqWorker<Real>(p, operands, k)](int64_t item) mutable {
-        const int64_t head_index = first_head + item % num_heads;
-        const int64_t begin = (tiles - 1 - item / num_heads) * kStationaryRows;  // the last queries see most: first
-        const Sequence sequence = p.sequences.at(head_index / p.num_heads_q);
-        const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
-        if (begin < end) worker.run(sequence, head_index % p.num_heads_q, {begin, end});
-      };
-    });
+int64_t DqSums<Real>::bytes_per_key_head() const {
+  if (!wanted() || in_place()) return 0;
+  return p_.queries_per_key_head() * p_.sequences.max_seqlen_q * p_.head_dim_qk * static_cast<int64_t>(sizeof(Real));
+}
+
+template <class Real>
+template <class Visit>
+void DqSums<Real>::for_each_tile(Visit&& visit) const {
+  const int64_t tiles = num_tiles(p_.sequences.max_seqlen_q, kStationaryRows);
+  const int64_t first_head = key_heads_.begin * p_.queries_per_key_head();
+  const int64_t num_heads = key_heads_.end * p_.queries_per_key_head() - first_head;
+  run_items(num_heads * tiles, [&] {
+    return [&](int64_t item) {
+      const int64_t head_index = first_head + item / tiles;
+      const Sequence sequence = p_.sequences.at(head_index / p_.num_heads_q);
+      const int64_t begin = item % tiles * kStationaryRows;
+      const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
+      if (begin < end) visit(sequence, head_index % p_.num_heads_q, Interval{begin, end});
+    };
+  });
+}
+
+template <class Real>
+void DqSums<Real>::start(const HeadRange& key_heads) {
+  if (!wanted()) return;
+  key_heads_ = key_heads;
+  storage_.reserve(bytes_per_key_head() / static_cast<int64_t>(sizeof(Real)) * (key_heads.end - key_heads.begin));
+  for_each_tile([&](const Sequence& sequence, int64_t head, const Interval& queries) {
+    const Block<Real> sums = rows(sequence, head, queries.begin);
+    for (int64_t i = 0; i < queries.end - queries.begin; ++i) std::fill_n(sums.row(i), p_.head_dim_qk, Real(0));
+  });
+}
+
+template <class Real>
+Block<Real> DqSums<Real>::rows(const Sequence& sequence, int64_t head, int64_t first) {
+  if (in_place()) {
+    return {p_.dq.template row<Real>(sequence.batch, head, sequence.query_begin + first), p_.dq.row_stride};
   }
+  const int64_t index = sequence.batch * p_.num_heads_q + head - key_heads_.begin * p_.queries_per_key_head();
+  return {storage_.data() + (index * p_.sequences.max_seqlen_q + first) * p_.head_dim_qk, p_.head_dim_qk};
 }
 
-}  // namespace
-
-void backward_dq(const BackwardParams& params) {
-  params.element == attention::ElementType::kFloat64 ? backward_dq_as<double>(params) : backward_dq_as<float>(params);
+template <class Real>
+void DqSums<Real>::finish() {
+  if (!wanted()) return;
+  for_each_tile([&](const Sequence& sequence, int64_t head, const Interval& queries) {
+    const Block<Real> sums = rows(sequence, head, queries.begin);
+    const int64_t count = queries.end - queries.begin;
+    for (int64_t i = 0; i < count; ++i) {
+      multiply_row(sums.row(i), p_.head_dim_qk, static_cast<Real>(p_.score_mod.scale));
+    }
+    if (in_place()) return;
+    store_rows<Real>(dq(), {sequence.batch, head, sequence.query_begin + queries.begin, count},
+                     {sums.data, sums.stride});
+  });
 }
+
+template class DqSums<float>;
+template class DqSums<double>;
 
 }  // namespace flash_attn_ext::cpu

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
 
 namespace flash_attn_ext::cpu {
@@ -13,19 +14,20 @@ template <class Real>
 void backward_dsink_as(const attention::BackwardParams& p) {
   at::parallel_for(0, p.num_heads_q, 1, [&](int64_t begin, int64_t end) {
     for (int64_t head = begin; head < end; ++head) {
-      const double sink = static_cast<const Real*>(p.sink)[head];
+      const Real sink = static_cast<const Real*>(p.sink)[head];
       double sum = 0.0;
       for (int64_t batch = 0; batch < p.batch; ++batch) {
         const attention::Sequence sequence = p.sequences.at(batch);
-        const Real* lse = p.lse.at<const Real>(batch, head, sequence.query_begin);
-        const Real* delta = p.delta.at<const Real>(batch, head, sequence.query_begin);
-        for (int64_t query = 0; query < sequence.num_queries; ++query) {
-          const double residual = p.lse_residual.present()
-                                      ? *p.lse_residual.at<const Real>(batch, head, sequence.query_begin + query)
-                                      : 0.0;
+        for (int64_t row = sequence.query_begin; row < sequence.query_begin + sequence.num_queries; ++row) {
+          const auto statistic = [&](const attention::StatisticView& view) {
+            return view.present() ? *view.at<const Real>(batch, head, row) : Real(0);
+          };
+          const Real lse = statistic(p.lse);
           // A sink of -inf is no sink; then the LSE may be -inf too.
-          const double probability = std::isinf(sink) && sink < 0 ? 0.0 : std::exp((sink - lse[query]) - residual);
-          if (probability != 0.0) sum -= probability * delta[query];
+          if (std::isinf(sink) && sink < 0) continue;
+          const double probability = std::exp((double{sink} - lse) - statistic(p.lse_residual));
+          const Real delta = attention::delta_for_sink(sink, lse, statistic(p.delta), statistic(p.dlse));
+          if (probability != 0.0) sum -= probability * delta;
         }
       }
       static_cast<Real*>(p.dsink)[head] = static_cast<Real>(sum);

@@ -15,14 +15,8 @@ void delta(const attention::DeltaParams& params);
 // leaves an error in delta that does not cancel where dS should.
 void backward_delta(const attention::BackwardParams& params);
 
-// dK, dV and the ALiBi slopes' gradient: KV-stationary.
-void backward_dkdv(const attention::BackwardParams& params);
-
-// dQ: Q-stationary.
-void backward_dq(const attention::BackwardParams& params);
-
-// The bias's gradient, summed over its broadcast dimensions in a fixed order.
-void backward_dbias(const attention::BackwardParams& params);
+// dQ, dK, dV and the gradients of bias and ALiBi slopes, as many of them as are wanted.
+void backward(const attention::BackwardParams& params);
 
 // The sinks' gradient.
 void backward_dsink(const attention::BackwardParams& params);

@@ -87,7 +87,7 @@ class ForwardWorker {
     if (operands_.v.finite(sequence_.batch, key_head(), keys.tile)) {
       multiply(shape, probabilities, v, out(), Accumulate::kYes);
     } else {
-      accumulate_nonzero(shape, probabilities, v, out());
+      multiply_nonzero(shape, probabilities, v, out(), Weights::kLeft);
     }
   }
 
@@ -98,7 +98,7 @@ class ForwardWorker {
     if (seen.empty()) return;
     Real* scores = row + seen.begin;
     const int64_t count = seen.end - seen.begin;
-    const ScoreRun run = {{sequence_.batch, head_, queries_.begin + i, keys.first + seen.begin}, count, Along::kKeys};
+    const ScoreRun run = {{sequence_.batch, head_, queries_.begin + i, keys.first + seen.begin}, count};
     attention::SoftmaxState<Real>& softmax = softmax_[i];
     const Real factor = softmax.raise_maximum(row_maximum(run, scores));
     if (factor != Real(1)) multiply_row(out().row(i), p_.head_dim_v, factor);
@@ -111,8 +111,8 @@ class ForwardWorker {
 
   Real row_maximum(const ScoreRun& run, Real* scores) {
     if (p_.score_mod.plain()) return scale_row(scores, run.count, transform_.scale);
-    load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_.data());
-    return transform_row(scores, added_.data(), run.count, transform_);
+    const Real* added = load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_.data());
+    return transform_row(scores, added, run.count, transform_);
   }
 
   void finish() {

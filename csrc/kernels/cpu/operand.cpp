@@ -98,10 +98,24 @@ void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> 
   });
 }
 
-#define FLASH_INSTANTIATE(Real)                                                         \
-  template bool Operand::readable_in_place<Real>() const;                               \
-  template Block<const Real> load_rows<Real>(const Operand&, const RowRange&, Real*);   \
-  template void load_transposed<Real>(const Operand&, const RowRange&, int64_t, Real*); \
+template <class Real>
+void store_transposed(const Operand& operand, const RowRange& rows, Block<const Real> values, Real scale) {
+  with_element(operand.element, [&](auto* type) {
+    using Element = std::remove_pointer_t<decltype(type)>;
+    for (int64_t i = 0; i < rows.count; ++i) {
+      Element* target = operand.view.row<Element>(rows.batch, rows.head, rows.begin + i);
+      for (int64_t j = 0; j < operand.columns; ++j) {
+        target[j * operand.view.column_stride] = static_cast<Element>(scale * values.row(j)[i]);
+      }
+    }
+  });
+}
+
+#define FLASH_INSTANTIATE(Real)                                                                   \
+  template void store_transposed<Real>(const Operand&, const RowRange&, Block<const Real>, Real); \
+  template bool Operand::readable_in_place<Real>() const;                                         \
+  template Block<const Real> load_rows<Real>(const Operand&, const RowRange&, Real*);             \
+  template void load_transposed<Real>(const Operand&, const RowRange&, int64_t, Real*);           \
   template void store_rows<Real>(const Operand&, const RowRange&, Block<const Real>);
 FLASH_INSTANTIATE(float)
 FLASH_INSTANTIATE(double)

@@ -35,6 +35,10 @@ Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* 
 template <class Real>
 void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Real* out);
 
+// The rows = scale * values^T (values is columns x rows), converted to the tensor's own type.
+template <class Real>
+void store_transposed(const Operand& operand, const RowRange& rows, Block<const Real> values, Real scale);
+
 // The rows, converted to the tensor's own type.
 template <class Real>
 void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values);

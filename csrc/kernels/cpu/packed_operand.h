@@ -29,6 +29,8 @@ class PackedOperand {
   // Bytes that one key head takes (with all query heads that read it).
   int64_t bytes_per_key_head() const;
 
+  int64_t columns() const { return operand_.columns; }
+
   // Packs the heads that belong to these key heads, in parallel; what was packed before is gone.
   void load(const HeadRange& key_heads);
 

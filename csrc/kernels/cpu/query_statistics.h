@@ -1,7 +1,6 @@
-// LSE, its residual and delta of a run of queries, as the gradient of a score needs them.
+// LSE, its residual and delta of a tile of queries, as the gradient of a score needs them.
 #pragma once
 
-#include <cmath>
 #include <limits>
 
 #include "attention/params.h"
@@ -13,11 +12,11 @@ namespace flash_attn_ext::cpu {
 template <class Real>
 class QueryStatistics {
  public:
-  QueryStatistics() : lse_(kStreamedRows), residual_(kStreamedRows), delta_(kStreamedRows) {}
+  QueryStatistics() : lse_(kStationaryRows), residual_(kStationaryRows), delta_(kStationaryRows) {}
 
-  // Queries [first, first + count) of the sequence; the entries up to `width` get those of a query that sees nothing.
+  // Queries [first, first + count) of the sequence.
   void load(const attention::BackwardParams& p, const attention::Sequence& sequence, int64_t head, int64_t first,
-            int64_t count, int64_t width) {
+            int64_t count) {
     constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
     const int64_t row = sequence.query_begin + first;
     for (int64_t i = 0; i < count; ++i) {
@@ -28,16 +27,11 @@ class QueryStatistics {
           p.lse_residual.present() ? *p.lse_residual.template at<const Real>(sequence.batch, head, row + i) : Real(0);
       delta_.data()[i] = *p.delta.template at<const Real>(sequence.batch, head, row + i);
     }
-    for (int64_t i = count; i < width; ++i) {
-      lse_.data()[i] = kInfinity;
-      residual_.data()[i] = Real(0);
-      delta_.data()[i] = Real(0);
-    }
   }
 
-  const Real* lse() const { return lse_.data(); }
-  const Real* residual() const { return residual_.data(); }
-  const Real* delta() const { return delta_.data(); }
+  Real lse(int64_t i) const { return lse_.data()[i]; }
+  Real residual(int64_t i) const { return residual_.data()[i]; }
+  Real delta(int64_t i) const { return delta_.data()[i]; }
 
  private:
   Scratch<Real> lse_, residual_, delta_;

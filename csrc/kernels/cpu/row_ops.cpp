@@ -18,6 +18,12 @@ FLASH_SIMD_INLINE void multiply_rows_impl(Real* x, const Real* y, int64_t n) {
 }
 
 template <class Real>
+FLASH_SIMD_INLINE void add_row_impl(Real* x, const Real* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] += y[i];
+}
+
+template <class Real>
 FLASH_SIMD_INLINE Real scale_row_impl(Real* scores, int64_t n, Real scale) {
   Real maximum = -std::numeric_limits<Real>::infinity();
 #pragma omp simd reduction(max : maximum)
@@ -74,72 +80,54 @@ FLASH_SIMD_INLINE Real sum_row_impl(const Real* x, int64_t n) {
 }
 
 template <class Real>
-FLASH_SIMD_INLINE void mask_row_impl(Real* added, const uint8_t* mask, int64_t n) {
+FLASH_SIMD_INLINE void mask_row_impl(Real* masked, const Real* added, const uint8_t* mask, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) added[i] = mask[i] != 0 ? added[i] : -std::numeric_limits<Real>::infinity();
+  for (int64_t i = 0; i < n; ++i) masked[i] = mask[i] != 0 ? added[i] : -std::numeric_limits<Real>::infinity();
 }
 
-// A statistic of the row's i-th element: one each, or one for the whole row, read before the loop.
-template <Statistics kStatistics, class Real>
-struct StatisticOf {
-  const Real* values;
-  Real first;
-
-  FLASH_SIMD_INLINE explicit StatisticOf(const Real* v) : values(v), first(v[0]) {}
-  FLASH_SIMD_INLINE Real operator[](int64_t i) const {
-    return kStatistics == Statistics::kPerElement ? values[i] : first;
-  }
-};
-
-template <Statistics kStatistics, class Real>
+template <class Real>
 FLASH_SIMD_INLINE void gradient_row_plain_impl(const GradientRow<Real>& row, Real scale) {
   const GradientRow<Real> r = row;
-  const StatisticOf<kStatistics, Real> lse(r.lse), delta(r.delta);
 #pragma omp simd
   for (int64_t i = 0; i < r.n; ++i) {
-    const Real p = vector_exp(r.product[i] * scale - lse[i]);
-    const Real ds = p * (r.dproduct[i] - delta[i]);
+    // Rounded as in scale_row (a fused multiply-add takes the 0 instead of the LSE): with one key P is exactly 1.
+    const Real score = r.p[i] * scale + Real(0);
+    const Real p = vector_exp(score - r.lse);
+    const Real ds = p * (r.ds[i] - r.delta);
     r.p[i] = p;
-    r.dproduct[i] = p == Real(0) ? Real(0) : ds;  // dP of a row nobody sees may be NaN
+    r.ds[i] = p == Real(0) ? Real(0) : ds;  // dP of a row nobody sees may be NaN
   }
 }
 
-template <class Real>
-FLASH_SIMD_INLINE void gradient_row_plain_any(const GradientRow<Real>& row, Real scale, Statistics statistics) {
-  statistics == Statistics::kPerElement ? gradient_row_plain_impl<Statistics::kPerElement>(row, scale)
-                                        : gradient_row_plain_impl<Statistics::kPerRow>(row, scale);
-}
-
-template <Statistics kStatistics, class Real>
-FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, const Transform<Real> transform) {
+template <bool kDropout, bool kSoftcap, class Real>
+FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, const Transform<Real>& given) {
   const GradientRow<Real> r = row;
-  const StatisticOf<kStatistics, Real> lse(r.lse), residual(r.residual), delta(r.delta);
+  const Transform<Real> transform = kSoftcap ? given : without_softcap(given);
 #pragma omp simd
   for (int64_t i = 0; i < r.n; ++i) {
-    const Real product = r.product[i];
+    const Real product = r.p[i];
     const Real score = transform.forward(product, r.added[i]);
     // Compared, since the LSE of a row that holds NaN would carry it to what the row does not attend.
-    const Real exponential = vector_exp((score - lse[i]) - residual[i]);
+    const Real exponential = vector_exp((score - r.lse) - r.residual);
     const Real p = score == -std::numeric_limits<Real>::infinity() ? Real(0) : exponential;
-    const Real kept = r.keep[i];
-    const Real dp = kept == Real(0) ? Real(0) : kept * r.dproduct[i];
-    const Real ds = p * (dp - delta[i]);
+    const Real kept = kDropout ? r.keep[i] : Real(1);
+    const Real dp = kept == Real(0) ? Real(0) : kept * r.ds[i];
+    const Real ds = p * (dp - r.delta);
     const Real dscore = p == Real(0) ? Real(0) : ds;
     r.p[i] = p * kept;
-    r.dscore[i] = dscore;
-    r.dproduct[i] = transform.backward(dscore, product);
+    if (kSoftcap) r.dscore[i] = dscore;
+    r.ds[i] = transform.backward(dscore, product);
   }
 }
 
 template <class Real>
-FLASH_SIMD_INLINE void gradient_row_extended_any(const GradientRow<Real>& row, const Transform<Real>& transform,
-                                                 Statistics statistics) {
-  if (statistics == Statistics::kPerElement) {
-    transform.softcap == Real(0) ? gradient_row_extended_impl<Statistics::kPerElement>(row, without_softcap(transform))
-                                 : gradient_row_extended_impl<Statistics::kPerElement>(row, transform);
+FLASH_SIMD_INLINE void gradient_row_extended_any(const GradientRow<Real>& row, const Transform<Real>& transform) {
+  if (transform.softcap != Real(0)) {
+    row.keep ? gradient_row_extended_impl<true, true>(row, transform)
+             : gradient_row_extended_impl<false, true>(row, transform);
   } else {
-    transform.softcap == Real(0) ? gradient_row_extended_impl<Statistics::kPerRow>(row, without_softcap(transform))
-                                 : gradient_row_extended_impl<Statistics::kPerRow>(row, transform);
+    row.keep ? gradient_row_extended_impl<true, false>(row, transform)
+             : gradient_row_extended_impl<false, false>(row, transform);
   }
 }
 
@@ -177,35 +165,36 @@ FLASH_SIMD_CLONES double exponentiate_row(double* scores, int64_t n, double shif
   return exponentiate_row_impl(scores, n, shift);
 }
 
-FLASH_SIMD_CLONES void add_row(float* added, const float* bias, int64_t n) {
+FLASH_SIMD_CLONES void add_row(float* x, const float* y, int64_t n) { add_row_impl(x, y, n); }
+FLASH_SIMD_CLONES void add_row(double* x, const double* y, int64_t n) { add_row_impl(x, y, n); }
+
+FLASH_SIMD_CLONES void convert_row(float* x, const uint16_t* y, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) added[i] += bias[i];
-}
-FLASH_SIMD_CLONES void add_row(float* added, const uint16_t* bias, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) added[i] += __builtin_bit_cast(float, static_cast<uint32_t>(bias[i]) << 16);
+  for (int64_t i = 0; i < n; ++i) x[i] = __builtin_bit_cast(float, static_cast<uint32_t>(y[i]) << 16);
 }
 
-FLASH_SIMD_CLONES void mask_row(float* added, const uint8_t* mask, int64_t n) { mask_row_impl(added, mask, n); }
-FLASH_SIMD_CLONES void mask_row(double* added, const uint8_t* mask, int64_t n) { mask_row_impl(added, mask, n); }
+FLASH_SIMD_CLONES void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n) {
+  mask_row_impl(masked, added, mask, n);
+}
+FLASH_SIMD_CLONES void mask_row(double* masked, const double* added, const uint8_t* mask, int64_t n) {
+  mask_row_impl(masked, added, mask, n);
+}
 
 FLASH_SIMD_CLONES float sum_row(const float* x, int64_t n) { return sum_row_impl(x, n); }
 FLASH_SIMD_CLONES double sum_row(const double* x, int64_t n) { return sum_row_impl(x, n); }
 
-FLASH_SIMD_CLONES void gradient_row_plain(const GradientRow<float>& row, float scale, Statistics statistics) {
-  gradient_row_plain_any(row, scale, statistics);
+FLASH_SIMD_CLONES void gradient_row_plain(const GradientRow<float>& row, float scale) {
+  gradient_row_plain_impl(row, scale);
 }
-FLASH_SIMD_CLONES void gradient_row_plain(const GradientRow<double>& row, double scale, Statistics statistics) {
-  gradient_row_plain_any(row, scale, statistics);
+FLASH_SIMD_CLONES void gradient_row_plain(const GradientRow<double>& row, double scale) {
+  gradient_row_plain_impl(row, scale);
 }
 
-FLASH_SIMD_CLONES void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform,
-                                             Statistics statistics) {
-  gradient_row_extended_any(row, transform, statistics);
+FLASH_SIMD_CLONES void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform) {
+  gradient_row_extended_any(row, transform);
 }
-FLASH_SIMD_CLONES void gradient_row_extended(const GradientRow<double>& row, const Transform<double>& transform,
-                                             Statistics statistics) {
-  gradient_row_extended_any(row, transform, statistics);
+FLASH_SIMD_CLONES void gradient_row_extended(const GradientRow<double>& row, const Transform<double>& transform) {
+  gradient_row_extended_any(row, transform);
 }
 
 FLASH_SIMD_CLONES bool all_finite(const float* x, int64_t n) { return all_finite_impl(x, n); }

@@ -29,13 +29,16 @@ double transform_row(double* scores, const double* added, int64_t n, const Trans
 float exponentiate_row(float* scores, int64_t n, float shift);
 double exponentiate_row(double* scores, int64_t n, double shift);
 
-// added += bias, for biases whose elements are neighbours. bfloat16 is given as its bits.
-void add_row(float* added, const float* bias, int64_t n);
-void add_row(float* added, const uint16_t* bias, int64_t n);
+// x += y elementwise.
+void add_row(float* x, const float* y, int64_t n);
+void add_row(double* x, const double* y, int64_t n);
 
-// added becomes -inf where mask is 0.
-void mask_row(float* added, const uint8_t* mask, int64_t n);
-void mask_row(double* added, const uint8_t* mask, int64_t n);
+// x = y, bfloat16 given as its bits.
+void convert_row(float* x, const uint16_t* y, int64_t n);
+
+// masked = added, or -inf where mask is 0; may be one row.
+void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n);
+void mask_row(double* masked, const double* added, const uint8_t* mask, int64_t n);
 
 // Their sum.
 float sum_row(const float* x, int64_t n);
@@ -45,23 +48,20 @@ double sum_row(const double* x, int64_t n);
 template <class Real>
 struct GradientRow {
   int64_t n;
-  const Real* product;   // q . k
-  Real* p;               // out: P as it multiplies dO (after dropout); may be product
-  Real* dproduct;        // in: dP = dO . V; out: d loss / d scaled product
-  const Real* lse;       // per element, or one for the row (kRowStatistics); +inf where a row sees no key
-  const Real* residual;  // Extended only from here on
-  const Real* delta;     // (all variants)
-  const Real* added;     // ALiBi + bias, -inf where masked
-  const Real* keep;      // dropout: 0 or 1 / (1 - p)
-  Real* dscore;          // out: d loss / d score; may be product
+  Real* p;        // in: q . k; out: P as it multiplies dO (after dropout)
+  Real* ds;       // in: dP = dO . V; out: d loss / d scaled product
+  Real lse;       // +inf where the row sees no key
+  Real residual;  // Extended only from here on, but for delta
+  Real delta;
+  const Real* added = nullptr;  // ALiBi + bias, -inf where masked
+  const Real* keep = nullptr;   // dropout: 0 or 1 / (1 - p); null without
+  Real* dscore = nullptr;       // out: d loss / d score; ds itself without a softcap
 };
 
-enum class Statistics { kPerElement, kPerRow };
-
-void gradient_row_plain(const GradientRow<float>& row, float scale, Statistics statistics);
-void gradient_row_plain(const GradientRow<double>& row, double scale, Statistics statistics);
-void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform, Statistics statistics);
-void gradient_row_extended(const GradientRow<double>& row, const Transform<double>& transform, Statistics statistics);
+void gradient_row_plain(const GradientRow<float>& row, float scale);
+void gradient_row_plain(const GradientRow<double>& row, double scale);
+void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform);
+void gradient_row_extended(const GradientRow<double>& row, const Transform<double>& transform);
 
 // Whether every element is finite.
 bool all_finite(const float* x, int64_t n);

@@ -13,71 +13,85 @@ namespace flash_attn_ext::cpu {
 namespace {
 
 using attention::BroadcastView;
-using attention::Coordinate;
 using attention::ElementType;
 
-int64_t stride_along(const BroadcastView& view, Along along) {
-  return along == Along::kKeys ? view.key_stride : view.query_stride;
-}
-
-template <class Element, class Real>
-void add_bias_of_type(const BroadcastView& bias, const ScoreRun& run, Real* added) {
-  const Element* source = static_cast<const Element*>(bias.data) + bias.offset(run.first);
-  const int64_t stride = stride_along(bias, run.along);
-  if constexpr (std::is_same_v<Real, float> && std::is_same_v<Element, float>) {
-    if (stride == 1) return add_row(added, source, run.count);
-  } else if constexpr (std::is_same_v<Real, float> && std::is_same_v<Element, c10::BFloat16>) {
-    if (stride == 1) return add_row(added, reinterpret_cast<const uint16_t*>(source), run.count);
-  }
-  for (int64_t i = 0; i < run.count; ++i) added[i] += static_cast<Real>(source[i * stride]);
-}
-
-template <class Real>
-void add_bias(const BroadcastView& bias, const ScoreRun& run, Real* added) {
+// Calls function with the run's first element of a bias, in its C++ type.
+template <class Function>
+void with_bias(const BroadcastView& bias, const ScoreRun& run, Function&& function) {
+  const int64_t offset = bias.offset(run.first);
   switch (bias.element) {
     case ElementType::kFloat32:
-      return add_bias_of_type<float>(bias, run, added);
+      return function(static_cast<const float*>(bias.data) + offset);
     case ElementType::kFloat64:
-      return add_bias_of_type<double>(bias, run, added);
+      return function(static_cast<const double*>(bias.data) + offset);
     case ElementType::kBFloat16:
-      return add_bias_of_type<c10::BFloat16>(bias, run, added);
+      return function(static_cast<const c10::BFloat16*>(bias.data) + offset);
     case ElementType::kFloat16:
-      return add_bias_of_type<c10::Half>(bias, run, added);
+      return function(static_cast<const c10::Half*>(bias.data) + offset);
     case ElementType::kBool:
       return;  // a bool bias is a mask
   }
 }
 
 template <class Real>
-void apply_mask(const BroadcastView& mask, const ScoreRun& run, Real* added) {
+void add_bias(const BroadcastView& bias, const ScoreRun& run, Real* added) {
+  with_bias(bias, run, [&](const auto* source) {
+    for (int64_t i = 0; i < run.count; ++i) added[i] += static_cast<Real>(source[i * bias.key_stride]);
+  });
+}
+
+// A bias that nothing is added to before: read where it lies if it can be, else converted.
+template <class Real>
+const Real* load_bias(const BroadcastView& bias, const ScoreRun& run, Real* scratch) {
+  const Real* loaded = scratch;
+  with_bias(bias, run, [&](const auto* source) {
+    using Element = std::remove_const_t<std::remove_pointer_t<decltype(source)>>;
+    if constexpr (std::is_same_v<Element, Real>) {
+      if (bias.key_stride == 1) {
+        loaded = source;
+        return;
+      }
+    } else if constexpr (std::is_same_v<Real, float> && std::is_same_v<Element, c10::BFloat16>) {
+      if (bias.key_stride == 1) return convert_row(scratch, reinterpret_cast<const uint16_t*>(source), run.count);
+    }
+    for (int64_t i = 0; i < run.count; ++i) scratch[i] = static_cast<Real>(source[i * bias.key_stride]);
+  });
+  return loaded;
+}
+
+// masked[i] = added[i], or -inf where the mask is False.
+template <class Real>
+void apply_mask(const BroadcastView& mask, const ScoreRun& run, const Real* added, Real* masked) {
   const uint8_t* source = static_cast<const uint8_t*>(mask.data) + mask.offset(run.first);
-  const int64_t stride = stride_along(mask, run.along);
+  if (mask.key_stride == 1) return mask_row(masked, added, source, run.count);
   constexpr Real kMasked = -std::numeric_limits<Real>::infinity();
-  if (stride == 1) return mask_row(added, source, run.count);
-  for (int64_t i = 0; i < run.count; ++i) added[i] = source[i * stride] != 0 ? added[i] : kMasked;
+  for (int64_t i = 0; i < run.count; ++i) masked[i] = source[i * mask.key_stride] != 0 ? added[i] : kMasked;
 }
 
 // d score / d slope of the run's i-th score.
 int64_t alibi_derivative_at(const ScoreRun& run, int64_t diagonal, int64_t i) {
-  const int64_t query = run.first.query + (run.along == Along::kQueries ? i : 0);
-  const int64_t key = run.first.key + (run.along == Along::kKeys ? i : 0);
-  return attention::alibi_derivative(query, key, diagonal);
+  return attention::alibi_derivative(run.first.query, run.first.key + i, diagonal);
 }
 
 }  // namespace
 
 template <class Real>
-void load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, int64_t diagonal, Real* added) {
+const Real* load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, int64_t diagonal, Real* scratch) {
+  const Real* added = scratch;
   if (score_mod.alibi.present()) {
     const Real slope = score_mod.alibi.at<Real>(run.first.batch, run.first.head);
     for (int64_t i = 0; i < run.count; ++i) {
-      added[i] = slope * static_cast<Real>(alibi_derivative_at(run, diagonal, i));
+      scratch[i] = slope * static_cast<Real>(alibi_derivative_at(run, diagonal, i));
     }
+    if (score_mod.bias.present()) add_bias(score_mod.bias, run, scratch);
+  } else if (score_mod.bias.present()) {
+    added = load_bias(score_mod.bias, run, scratch);
   } else {
-    std::fill(added, added + run.count, Real(0));
+    std::fill(scratch, scratch + run.count, Real(0));
   }
-  if (score_mod.bias.present()) add_bias(score_mod.bias, run, added);
-  if (score_mod.mask.present()) apply_mask(score_mod.mask, run, added);
+  if (!score_mod.mask.present()) return added;
+  apply_mask(score_mod.mask, run, added, scratch);
+  return scratch;
 }
 
 template <class Real>
@@ -91,31 +105,24 @@ double alibi_slope_gradient(const ScoreRun& run, int64_t diagonal, const Real* d
 
 template <class Real>
 void load_keep(const attention::Dropout& dropout, const ScoreRun& run, Real* keep) {
-  if (!dropout.enabled()) {
-    std::fill(keep, keep + run.count, Real(1));
-    return;
-  }
   const Real rescale = static_cast<Real>(dropout.rescale);
-  // Draws shared by elements 8 apart: one call serves up to 4 of them along keys, 2 along queries.
-  const int64_t block = run.along == Along::kKeys ? attention::Dropout::kBlockKeys : attention::Dropout::kBlockQueries;
-  const int64_t first = run.along == Along::kKeys ? run.first.key : run.first.query;
+  // Draws are shared by elements 8 apart: one call serves up to 4 of them.
+  constexpr int64_t kBlock = attention::Dropout::kBlockKeys;
+  const int64_t first = run.first.key;
   const int64_t end = first + run.count;
-  for (int64_t block_begin = first - first % block; block_begin < end; block_begin += block) {
-    for (int64_t residue = 0; residue < 8; ++residue) {
-      Coordinate at = run.first;
-      int64_t& moving = run.along == Along::kKeys ? at.key : at.query;
-      moving = block_begin + residue;
-      const attention::PhiloxCounter draws = dropout.draws(at.batch, at.head, at.query, at.key);
-      for (; moving < std::min(block_begin + block, end); moving += 8) {
-        if (moving >= first) keep[moving - first] = dropout.keeps(draws, at.query, at.key) ? rescale : Real(0);
+  for (int64_t block_begin = first - first % kBlock; block_begin < end; block_begin += kBlock) {
+    for (int64_t key = block_begin; key < block_begin + 8; ++key) {
+      const attention::PhiloxCounter draws = dropout.draws(run.first.batch, run.first.head, run.first.query, key);
+      for (int64_t at = key; at < std::min(block_begin + kBlock, end); at += 8) {
+        if (at >= first) keep[at - first] = dropout.keeps(draws, run.first.query, at) ? rescale : Real(0);
       }
     }
   }
 }
 
-#define FLASH_INSTANTIATE(Real)                                                                \
-  template void load_added<Real>(const attention::ScoreMod&, const ScoreRun&, int64_t, Real*); \
-  template double alibi_slope_gradient<Real>(const ScoreRun&, int64_t, const Real*);           \
+#define FLASH_INSTANTIATE(Real)                                                                       \
+  template const Real* load_added<Real>(const attention::ScoreMod&, const ScoreRun&, int64_t, Real*); \
+  template double alibi_slope_gradient<Real>(const ScoreRun&, int64_t, const Real*);                  \
   template void load_keep<Real>(const attention::Dropout&, const ScoreRun&, Real*);
 FLASH_INSTANTIATE(float)
 FLASH_INSTANTIATE(double)

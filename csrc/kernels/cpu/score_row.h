@@ -7,24 +7,21 @@
 
 namespace flash_attn_ext::cpu {
 
-// A run of scores along keys (one query) or along queries (one key).
-enum class Along { kKeys, kQueries };
-
+// Scores of one query and neighbouring keys.
 struct ScoreRun {
   attention::Coordinate first;
   int64_t count;
-  Along along;
 };
 
-// added[i] = ALiBi + bias of the run's i-th score, or -inf where the mask is False.
+// ALiBi + bias of the run's scores, or -inf where the mask is False: in scratch, or where a bias lies.
 template <class Real>
-void load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, int64_t diagonal, Real* added);
+const Real* load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, int64_t diagonal, Real* scratch);
 
 // Sum over the run of dscore * d score / d slope.
 template <class Real>
 double alibi_slope_gradient(const ScoreRun& run, int64_t diagonal, const Real* dscore);
 
-// keep[i] = 1 / (1 - p) where dropout keeps the run's i-th score, else 0; 1 everywhere without dropout.
+// keep[i] = 1 / (1 - p) where dropout keeps the run's i-th score, else 0.
 template <class Real>
 void load_keep(const attention::Dropout& dropout, const ScoreRun& run, Real* keep);
 

@@ -6,6 +6,8 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 namespace flash_attn_ext::cpu {
 namespace {
@@ -26,6 +28,8 @@ bool has_small_tile_gemm() {
   }();
   return available;
 }
+
+constexpr int64_t kFewRows = 4;
 
 // What a product with an empty dimension is: the libraries refuse some of these.
 template <class Real>
@@ -55,18 +59,65 @@ void multiply_general(const GemmShape& shape, Block<const Real> a, Block<const R
   }
 }
 
+// How many terms are added up before their sum joins the others. The small-tile product adds one after another, with an
+// error that grows with their number; PyTorch's products, in several sums: of a few rows in as many as a vector has
+// elements. Short sums are as exact, and cost one more read and write of c each.
+int64_t terms_of_a_sum(const GemmShape& shape) { return shape.m <= kFewRows ? 8 : 32; }
+
+void multiply_small(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c,
+                    Accumulate mode) {
+  if (!has_small_tile_gemm()) return multiply_general(shape, a, b, c, mode);
+  at::native::cpublas::brgemm(shape.m, shape.n, shape.k, a.stride, b.stride, c.stride, mode == Accumulate::kYes, a.data,
+                              b.data, c.data, /*is_vnni=*/false);
+}
+
 }  // namespace
 
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode) {
   if (multiply_empty(shape, c, mode)) return;
-  if (!has_small_tile_gemm()) return multiply_general(shape, a, b, c, mode);
-  at::native::cpublas::brgemm(shape.m, shape.n, shape.k, a.stride, b.stride, c.stride, mode == Accumulate::kYes, a.data,
-                              b.data, c.data, /*is_vnni=*/false);
+  // Of more rows the general product is PyTorch's own.
+  if (!has_small_tile_gemm() && shape.m > kFewRows) return multiply_general(shape, a, b, c, mode);
+  const int64_t terms = terms_of_a_sum(shape);
+  for (int64_t first = 0; first < shape.k; first += terms) {
+    const GemmShape part = {shape.m, shape.n, std::min(terms, shape.k - first)};
+    multiply_small(part, {a.data + first, a.stride}, {b.row(first), b.stride}, c, first > 0 ? Accumulate::kYes : mode);
+  }
 }
 
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode) {
   if (multiply_empty(shape, c, mode)) return;
   multiply_general(shape, a, b, c, mode);
 }
+
+template <class Real>
+void multiply_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c,
+                      Weights weights) {
+  const bool left = weights == Weights::kLeft;
+  const Block<const Real> values = left ? b : a;
+  const int64_t rows = left ? shape.k : shape.m;
+  const int64_t columns = left ? shape.n : shape.k;
+  std::vector<Real> finite(rows * columns);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      finite[i * columns + j] = std::isfinite(values.row(i)[j]) ? values.row(i)[j] : Real(0);
+    }
+  }
+  const Block<const Real> finite_values = {finite.data(), columns};
+  multiply(shape, left ? a : finite_values, left ? finite_values : b, c, Accumulate::kYes);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const Real value = values.row(i)[j];
+      if (std::isfinite(value)) continue;
+      for (int64_t other = 0; other < (left ? shape.m : shape.n); ++other) {
+        const Real weight = left ? a.row(other)[i] : b.row(j)[other];
+        if (weight != Real(0)) (left ? c.row(other)[j] : c.row(i)[other]) += weight * value;
+      }
+    }
+  }
+}
+
+template void multiply_nonzero<float>(const GemmShape&, Block<const float>, Block<const float>, Block<float>, Weights);
+template void multiply_nonzero<double>(const GemmShape&, Block<const double>, Block<const double>, Block<double>,
+                                       Weights);
 
 }  // namespace flash_attn_ext::cpu

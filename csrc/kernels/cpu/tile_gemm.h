@@ -25,17 +25,12 @@ enum class Accumulate { kNo, kYes };
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode);
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode);
 
-// c += a . b, leaving out terms whose factor in a is exactly 0: what is not attended must not reach the result, even
-// when its row in b holds NaN or infinity. Slow, and used only for a b that does.
+// c += a . b, leaving out terms whose weight (the factor on that side) is exactly 0: what is not attended must not
+// reach the result, even where the other factor is NaN or infinity. Slower, and used only where it may be; what no NaN
+// or infinity reaches has the bits that multiply gives for finite factors there.
+enum class Weights { kLeft, kRight };
+
 template <class Real>
-void accumulate_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c) {
-  for (int64_t i = 0; i < shape.m; ++i) {
-    for (int64_t t = 0; t < shape.k; ++t) {
-      const Real factor = a.row(i)[t];
-      if (factor == Real(0)) continue;
-      for (int64_t j = 0; j < shape.n; ++j) c.row(i)[j] += factor * b.row(t)[j];
-    }
-  }
-}
+void multiply_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c, Weights weights);
 
 }  // namespace flash_attn_ext::cpu

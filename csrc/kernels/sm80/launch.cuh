@@ -3,12 +3,14 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
-#include "kernels/sm80/schedule.cuh"
+#include "kernels/common/repair.h"
+#include "kernels/schedule/schedule.cuh"
 #include "kernels/tile_config.h"
+#include "tile/element.h"
 
 namespace flash_attn_ext::sm80 {
 
@@ -42,20 +44,6 @@ cudaError_t launch_blocks(void (*kernel)(Arguments...), int64_t num_blocks, cuda
   return cudaGetLastError();
 }
 
-// As many blocks as run at a time, each with a part of the schedule's: `per_multiprocessor` of them on each.
-template <class Kernel, class Params>
-cudaError_t launch_resident(void (*kernel)(Params, Schedule), const Params& params, const Schedule& schedule,
-                            int per_multiprocessor, cudaStream_t stream) {
-  int device = 0;
-  int multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error != cudaSuccess) return error;
-  const auto at_a_time = std::min<int64_t>(schedule.num_blocks, int64_t{per_multiprocessor} * multiprocessors);
-  return launch_blocks<Kernel>(kernel, schedule.num_blocks > INT32_MAX ? schedule.num_blocks : at_a_time, stream,
-                               params, schedule);
-}
-
 template <class Kernel, class Params>
 cudaError_t launch(void (*kernel)(Params), const Params& params, int64_t num_blocks, cudaStream_t stream) {
   return launch_blocks<Kernel>(kernel, num_blocks, stream, params);
@@ -66,5 +54,19 @@ cudaError_t launch(void (*kernel)(Params, Schedule), const Params& params, const
                    cudaStream_t stream) {
   return launch_blocks<Kernel>(kernel, schedule.num_blocks, stream, params, schedule);
 }
+
+// What a repair kernel is told about a launch of Kernel.
+template <class Kernel>
+common::FlaggedRows flagged_rows(const uint8_t* flags, const Schedule& schedule) {
+  return {.flags = flags,
+          .schedule = schedule,
+          .warps = Kernel::kTile.warps,
+          .rows_per_warp = Kernel::kRowsPerWarp,
+          .columns = Kernel::kTile.columns};
+}
+
+// What a type is in memory.
+template <class Element>
+using InMemory = std::conditional_t<std::is_same_v<Element, tile::Tf32>, float, Element>;
 
 }  // namespace flash_attn_ext::sm80

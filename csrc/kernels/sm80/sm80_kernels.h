@@ -1,41 +1,50 @@
-// The stages of one element type: bfloat16, float16, float32, or float32 whose products are rounded to TF32. Each is
-// instantiated in files of its own; the large kernels, for each head-dim bucket, so that no file takes long to compile.
+// The stages of one element type: bfloat16, float16, float32, or float32 whose products are rounded to TF32. Each takes
+// the kernel that the plan names. Instantiated in instances/, the large kernels for each head dim, so that no file
+// takes long to compile.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "attention/params.h"
+#include "kernels/plan/plan.h"
+#include "kernels/sm80/backward/params.h"
+#include "kernels/sm80/forward/params.h"
 
 namespace flash_attn_ext::sm80 {
 
-template <class Element, int kHeadDim>
-cudaError_t forward(const attention::ForwardParams& params, cudaStream_t stream);
-// Heads that takes_heads_kernel accepts. 16-bit elements only.
-template <class Element>
-cudaError_t forward_heads(const attention::ForwardParams& params, cudaStream_t stream);
-template <class Element, int kHeadDim>
-cudaError_t backward_dkdv(const attention::BackwardParams& params, cudaStream_t stream);
-template <class Element, int kHeadDim>
-cudaError_t backward_dq(const attention::BackwardParams& params, cudaStream_t stream);
-// dQ, dK and dV of sequences that takes_short_kernel accepts. 16-bit elements only.
-template <class Element>
-cudaError_t backward_short(const attention::BackwardParams& params, cudaStream_t stream);
-template <class Element>
-cudaError_t backward_dbias(const attention::BackwardParams& params, cudaStream_t stream);
-template <class Element>
-cudaError_t backward_dalibi(const attention::BackwardParams& params, cudaStream_t stream);
-template <class Element>
-cudaError_t backward_delta(const attention::BackwardParams& params, cudaStream_t stream);
+using plan::BackwardPlan;
+using plan::ForwardPlan;
 
-// From params.spill: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q; a full bias's dS. 16-bit elements; float32
-// has the first.
+template <class Element, int kHeadDim>
+cudaError_t forward(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
+// 16-bit elements only.
 template <class Element>
-cudaError_t dq_from_spill(const attention::BackwardParams& params, cudaStream_t stream);
+cudaError_t forward_heads(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
+
+template <class Element, int kHeadDim>
+cudaError_t backward_dkdv(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+template <class Element, int kHeadDim>
+cudaError_t backward_dq(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+// dQ, dK and dV in one kernel. 16-bit elements only.
 template <class Element>
-cudaError_t dv_from_spill(const attention::BackwardParams& params, cudaStream_t stream);
+cudaError_t backward_fused(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+
+// What is summed of dS that is computed again.
+enum class DscoreSum {
+  kDelta,  // rowsum(P dP) - dlse -> params.delta: what delta is before O is rounded to the element type. What a rounded
+           // O leaves in delta does not cancel in sums of dS over rows.
+  kAlibi,  // dS times d score / d slope, a partial sum per tile of queries -> params.alibi_partials
+  kBias,   // -> params.dbias
+};
 template <class Element>
-cudaError_t dk_from_spill(const attention::BackwardParams& params, cudaStream_t stream);
+cudaError_t dscore_sums(const BackwardParams& params, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream);
+
+// From params.stored: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q. 16-bit elements; float32 has the first.
+enum class MatrixGradient { kDq, kDk, kDv };
 template <class Element>
-cudaError_t dbias_from_spill(const attention::BackwardParams& params, cudaStream_t stream);
+cudaError_t gradient_from_stored(const BackwardParams& params, const BackwardPlan& plan, MatrixGradient gradient,
+                                 cudaStream_t stream);
+// The gradient of a bias that has a value for each query and key. 16-bit elements only.
+template <class Element>
+cudaError_t dbias_from_stored(const BackwardParams& params, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm80

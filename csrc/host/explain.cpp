@@ -1,0 +1,62 @@
+#include "host/explain.h"
+
+#include "host/backends.h"
+#include "host/checks.h"
+#include "host/limits.h"
+#include "host/make_params.h"
+
+namespace flash_attn_ext::host {
+namespace {
+
+// Stands for memory that a call would have, in plans that nobody carries out.
+alignas(16) char some_memory[16];
+
+attention::MatrixView planned_output(const AttentionInputs& in) {
+  const int64_t rows = in.packed() ? in.q.size(0) : in.q.size(2);
+  const int64_t columns = in.head_dim_v();
+  return {.data = some_memory,
+          .batch_stride = in.packed() ? 0 : in.num_heads_q() * rows * columns,
+          .head_stride = rows * columns,
+          .row_stride = columns,
+          .column_stride = 1};
+}
+
+attention::BackwardParams planned_backward(const AttentionInputs& in, const std::array<bool, 6>& output_mask) {
+  attention::BackwardParams params;
+  static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
+  params.out = planned_output(in);
+  params.dout = planned_output(in);
+  const auto wanted = [&](size_t gradient) { return output_mask[gradient] ? some_memory : nullptr; };
+  params.dq.data = wanted(0);
+  params.dk.data = wanted(1);
+  params.dv.data = wanted(2);
+  if (in.bias && output_mask[3]) params.dbias = describe_dbias(*in.bias);
+  params.dalibi_slopes = in.alibi_slopes ? wanted(4) : nullptr;
+  params.dsink = in.sink ? wanted(5) : nullptr;
+  return params;
+}
+
+}  // namespace
+
+std::vector<Verdict> explain(const AttentionInputs& in) {
+  check_inputs(in);
+  if (in.backend) backend_named(*in.backend);
+  const attention::AttentionParams params = make_attention_params(in);
+  std::vector<Verdict> verdicts;
+  for (const Backend& backend : backends()) {
+    verdicts.emplace_back(backend.name, reasons_against(backend, in, params));
+  }
+  return verdicts;
+}
+
+std::pair<std::string, std::string> describe_plans(const AttentionInputs& in, const std::array<bool, 6>& output_mask) {
+  check_inputs(in);
+  attention::ForwardParams params;
+  static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
+  const Backend& backend = in.backend ? backend_named(*in.backend) : choose_backend(in, params);
+  const plan::Limits limits = limits_of(in.q.device());
+  const plan::BackwardPlan backward = backend.plan_backward(planned_backward(in, output_mask), limits);
+  return {plan::describe(backend.plan_forward(params, limits)), plan::describe(backward)};
+}
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,23 @@
+// What would run a call, in words.
+#pragma once
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/inputs.h"
+
+namespace flash_attn_ext::host {
+
+// Every backend, in the order in which they are tried, with its reasons against a call (none: it can run).
+using Verdict = std::pair<std::string, std::vector<std::string>>;
+std::vector<Verdict> explain(const AttentionInputs& inputs);
+
+// The plans of the forward and the backward pass on the backend that the call names, whether or not it can run here, or
+// else on the one that runs. output_mask: the gradients asked for, as in BackwardInputs. The plan of the backward pass
+// is that of contiguous out and dout.
+std::pair<std::string, std::string> describe_plans(const AttentionInputs& inputs,
+                                                   const std::array<bool, 6>& output_mask);
+
+}  // namespace flash_attn_ext::host

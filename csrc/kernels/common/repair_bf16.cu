@@ -1,0 +1,9 @@
+#include "kernels/common/repair.cuh"
+
+namespace flash_attn_ext::common {
+
+template cudaError_t repair_forward<__nv_bfloat16>(const attention::ForwardParams&, const FlaggedRows&, cudaStream_t);
+template cudaError_t repair_dq<__nv_bfloat16>(const attention::BackwardParams&, const FlaggedRows&, cudaStream_t);
+template cudaError_t repair_dkdv<__nv_bfloat16>(const attention::BackwardParams&, const FlaggedRows&, cudaStream_t);
+
+}  // namespace flash_attn_ext::common

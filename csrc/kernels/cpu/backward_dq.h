@@ -1,0 +1,43 @@
+// dQ's sums. Every tile of keys adds to the dQ of the queries that see it, so they lie in memory while heads are at
+// work: in dQ itself where it has the compute type, else beside it.
+#pragma once
+
+#include "attention/params.h"
+#include "kernels/cpu/operand.h"
+#include "kernels/cpu/packed_operand.h"
+#include "kernels/cpu/scratch.h"
+
+namespace flash_attn_ext::cpu {
+
+template <class Real>
+class DqSums {
+ public:
+  explicit DqSums(const attention::BackwardParams& params);
+
+  bool wanted() const { return p_.dq.data != nullptr; }
+
+  // Bytes that one key head takes (with all its query heads).
+  int64_t bytes_per_key_head() const;
+
+  // Zeros for the query heads of these key heads.
+  void start(const HeadRange& key_heads);
+
+  // Rows of a head from query `first` on.
+  Block<Real> rows(const attention::Sequence& sequence, int64_t head, int64_t first);
+
+  // dQ = scale * the sums.
+  void finish();
+
+ private:
+  bool in_place() const { return dq().template readable_in_place<Real>(); }
+  Operand dq() const { return {p_.dq, p_.element, p_.head_dim_qk}; }
+  // Calls visit(sequence, head, queries) for every tile of queries of the heads at work, on all threads.
+  template <class Visit>
+  void for_each_tile(Visit&& visit) const;
+
+  const attention::BackwardParams& p_;
+  HeadRange key_heads_{};
+  Scratch<Real> storage_;
+};
+
+}  // namespace flash_attn_ext::cpu

@@ -1,0 +1,53 @@
+// Writes an accumulator straight from registers, 16 bytes at a time.
+#pragma once
+
+#include "kernels/epilogue/store_rows.cuh"
+
+namespace flash_attn_ext {
+
+// Of the four threads of a quad, each has one word for each: afterwards thread t has word t of all four, in their
+// order.
+__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool upper = (tile::lane() & step) != 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int low = step == 1 ? 2 * i : i;  // words that thread lane ^ step keeps and that this one keeps
+      const int high = low + step;
+      const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, upper ? words[low] : words[high], step);
+      (upper ? words[low] : words[high]) = received;
+    }
+  }
+}
+
+// For 16-bit elements. Rows of 16 columns come out as whole sectors of 32 bytes.
+template <class Element, class Acc>
+__device__ __forceinline__ void store_quads(const OutputRows<Element>& target, const Acc& acc) {
+  static_assert(sizeof(Element) == 2 && Acc::kColumnTiles % 2 == 0);
+  if (!target.in_chunks()) {
+    store_elements(target, acc);
+    return;
+  }
+  const int own = tile::lane() % 4;  // the word that the thread will have
+#pragma unroll
+  for (int i = 0; i < Acc::kRowTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; j += 2) {
+      uint32_t words[4];
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const int r = 2 * i + word / 2;
+        words[word] = ptx::pack(acc.at(r, j + word % 2, 0), acc.at(r, j + word % 2, 1), Element{});
+      }
+      transpose_quad(words);
+      const int row = 16 * i + 8 * (own / 2) + tile::lane() / 4;
+      const int column = 8 * (j + own % 2);
+      if (row >= target.rows || column >= target.columns) continue;
+      *reinterpret_cast<uint4*>(target.data + row * target.row_stride + column) =
+          uint4{words[0], words[1], words[2], words[3]};
+    }
+  }
+}
+
+}  // namespace flash_attn_ext

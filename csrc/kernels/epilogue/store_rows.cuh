@@ -1,0 +1,86 @@
+// Writes a warp's rows of a result.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/global_memory.h"
+#include "tile/accumulator.h"
+#include "tile/element.h"
+#include "tile/shared_tile.h"
+
+namespace flash_attn_ext {
+
+// Where a warp's accumulator goes: `rows` rows from `data` on, of `columns` elements each.
+template <class Element>
+struct OutputRows {
+  Element* data;
+  int64_t row_stride;
+  int64_t column_stride;
+  int rows;
+  int columns;
+
+  // Whether rows can be written 16 bytes at a time.
+  __device__ __forceinline__ bool in_chunks() const {
+    constexpr int kChunk = 16 / sizeof(Element);
+    return column_stride == 1 && columns % kChunk == 0 && row_stride % kChunk == 0 &&
+           reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  }
+};
+
+// One element at a time, for any strides.
+template <class Element, class Acc>
+__device__ __forceinline__ void store_elements(const OutputRows<Element>& target, const Acc& acc) {
+#pragma unroll
+  for (int r = 0; r < Acc::kThreadRows; ++r) {
+    if (Acc::row(r) >= target.rows) continue;
+    Element* row = target.data + Acc::row(r) * target.row_stride;
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = Acc::column(j, e);
+        if (column < target.columns) row[column * target.column_stride] = Element(acc.at(r, j, e));
+      }
+    }
+  }
+}
+
+// Through rows [first_row, ...) of a shared tile that no other warp uses any more, so that neighbouring lanes write
+// neighbouring 16 bytes.
+template <class Element, class Acc, class Tile>
+__device__ __forceinline__ void store_rows(const OutputRows<Element>& target, const Acc& acc, Tile& staging,
+                                           int first_row) {
+  if (!target.in_chunks()) {
+    store_elements(target, acc);
+    return;
+  }
+  __syncwarp();  // the rows' last readers are done
+  const tile::LaneAddress<Tile> own(staging, first_row + Acc::row(0), Acc::column(0, 0));
+#pragma unroll
+  for (int r = 0; r < Acc::kThreadRows; ++r) {
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; ++j) {
+      tile::store_shared_pair<Element>(own.at(Acc::row_step(r), 8 * j), acc.at(r, j, 0), acc.at(r, j, 1));
+    }
+  }
+  __syncwarp();
+  // A thread keeps its place in the swizzle: it steps from group to group and down the rows.
+  constexpr int kChunks = Tile::kGroup / Tile::kChunk;
+  constexpr int kRowStep = tile::kWarpSize / kChunks;
+  const int row = tile::lane() / kChunks;
+  const int column = tile::lane() % kChunks * Tile::kChunk;
+  const uint32_t source = staging.address(first_row + row, column);
+  Element* out = target.data + row * target.row_stride + column;
+#pragma unroll
+  for (int step = 0; step < 16 * Acc::kRowTiles; step += kRowStep) {
+#pragma unroll
+    for (int group = 0; group < 8 * Acc::kColumnTiles; group += Tile::kGroup) {
+      if (row + step >= target.rows || column + group >= target.columns) continue;
+      ptx::store_global_16(out + group, ptx::load_shared_16((source ^ Tile::swizzle_step(step)) +
+                                                            (step * Tile::kColumns + group) * sizeof(Element)));
+    }
+    out += kRowStep * target.row_stride;
+  }
+}
+
+}  // namespace flash_attn_ext

@@ -1,0 +1,129 @@
+#include <algorithm>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "kernels/plan/plan.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+const char* name_of(sm80::Variant variant) {
+  switch (variant) {
+    case sm80::Variant::kPlain:
+      return "plain";
+    case sm80::Variant::kShort:
+      return "short";
+    case sm80::Variant::kDropout:
+      return "dropout";
+    case sm80::Variant::kBiasMask:
+      return "bias and mask";
+    case sm80::Variant::kExtended:
+      return "extended";
+  }
+  return "?";
+}
+
+const char* name_of(DeltaSource source) {
+  switch (source) {
+    case DeltaSource::kNone:
+      return "no delta";
+    case DeltaSource::kOwnKernel:
+      return "delta by its own kernel";
+    case DeltaSource::kFirstKernel:
+      return "delta by the first kernel";
+    case DeltaSource::kExactKernel:
+      return "exact delta by its own kernel";
+  }
+  return "?";
+}
+
+using Parts = std::vector<std::pair<const char*, WorkspacePart>>;
+
+std::string workspace_words(int64_t bytes, const Parts& parts) {
+  if (bytes == 0) return "no workspace";
+  std::ostringstream words;
+  words << "workspace " << bytes << " bytes (";
+  const char* separator = "";
+  for (const auto& [name, part] : parts) {
+    if (!part.present()) continue;
+    words << separator << name << " " << part.bytes;
+    separator = ", ";
+  }
+  words << ")";
+  return words.str();
+}
+
+std::string kernel_words(sm80::Variant variant, int head_dim, bool tf32) {
+  return std::string(name_of(variant)) + (tf32 ? " TF32" : "") + ", head dim " + std::to_string(head_dim);
+}
+
+std::string stored_words(const BackwardPlan& plan) {
+  std::ostringstream words;
+  words << " in " << plan.stored.launches << (plan.stored.launches == 1 ? " launch" : " launches") << " of up to "
+        << plan.stored.pairs_per_launch << " key heads";
+  return words.str();
+}
+
+std::string kernels_words(const BackwardPlan& plan) {
+  const std::string dq = "dQ (" + kernel_words(plan.dq_variant, plan.dq_head_dim, plan.tf32) + ")";
+  const std::string dkdv = "dK and dV (" + kernel_words(plan.dkdv_variant, plan.dkdv_head_dim, plan.tf32) + ")";
+  switch (plan.kernels) {
+    case BackwardKernels::kCpu:
+      return "tiled on the CPU";
+    case BackwardKernels::kRows:
+      return "one warp per row, without tensor cores";
+    case BackwardKernels::kFused:
+      return "fused, " + std::to_string(plan.fused_keys) + " keys per block";
+    case BackwardKernels::kRecompute:
+      return dq + ", then " + dkdv + ", each computing the scores";
+    case BackwardKernels::kStoreInDkdv:
+      return dkdv + " storing dS, then dQ from dS," + stored_words(plan);
+    case BackwardKernels::kStoreInDq:
+      return dq + " storing P and dS, then dK and dV from them," + stored_words(plan);
+  }
+  return "?";
+}
+
+}  // namespace
+
+std::string describe(const ForwardPlan& plan) {
+  std::ostringstream words;
+  switch (plan.kernel) {
+    case ForwardKernel::kCpu:
+      words << "tiled on the CPU";
+      break;
+    case ForwardKernel::kRows:
+      words << "one warp per row, without tensor cores";
+      break;
+    case ForwardKernel::kStreaming:
+      words << "streaming (" << kernel_words(plan.variant, plan.head_dim, plan.tf32) << "), " << plan.tile.queries
+            << " queries x " << plan.tile.keys << " keys per tile";
+      break;
+    case ForwardKernel::kWholeHeads:
+      words << "whole heads, " << sm80::kHeadsRows << " queries x " << sm80::kHeadsRows << " keys per tile";
+      break;
+  }
+  words << "; "
+        << workspace_words(plan.workspace.bytes,
+                           {{"mask tiles", plan.workspace.mask_tiles}, {"NaN flags", plan.workspace.nan_flags}});
+  return words.str();
+}
+
+std::string describe(const BackwardPlan& plan) {
+  const BackwardPlan::Workspace& workspace = plan.workspace;
+  std::ostringstream words;
+  words << kernels_words(plan) << "; " << name_of(plan.delta);
+  if (plan.dbias == BiasGradientSource::kStored) words << "; dBias from the stored dS";
+  if (plan.dbias == BiasGradientSource::kRecomputed) words << "; dBias computing the scores again";
+  words << "; "
+        << workspace_words(workspace.bytes, {{"delta", workspace.delta},
+                                             {"stored scores", workspace.stored_scores},
+                                             {"mask tiles", workspace.mask_tiles},
+                                             {"ALiBi partial sums", workspace.alibi_partials},
+                                             {"dQ NaN flags", workspace.dq_nan_flags},
+                                             {"dK and dV NaN flags", workspace.dkdv_nan_flags}});
+  return words.str();
+}
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,40 @@
+// How a boolean mask is cut into tiles (attention::MaskTiles).
+#pragma once
+
+#include "attention/params.h"
+
+namespace flash_attn_ext::plan {
+
+// How many tiles a mask has along each dimension; 1 where it is broadcast.
+struct MaskTileCounts {
+  int64_t batch;
+  int64_t heads;
+  int64_t queries;
+  int64_t keys;
+  FLASH_HOST_DEVICE int64_t total() const { return batch * heads * queries * keys; }
+};
+
+inline MaskTileCounts count_mask_tiles(const attention::AttentionParams& p) {
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  const auto tiles_along = [](int64_t stride, int64_t length) {
+    constexpr int64_t kSize = attention::MaskTiles::kSize;
+    return stride == 0 ? int64_t{1} : (length + kSize - 1) / kSize;
+  };
+  return {.batch = mask.batch_stride == 0 ? 1 : p.batch,
+          .heads = mask.head_stride == 0 ? 1 : p.num_heads_q,
+          .queries = tiles_along(mask.query_stride, p.sequences.max_seqlen_q),
+          .keys = tiles_along(mask.key_stride, p.sequences.max_seqlen_k)};
+}
+
+// The table's strides, for memory of count_mask_tiles(p).total() bytes.
+inline attention::MaskTiles mask_tiles_in(uint8_t* memory, const attention::AttentionParams& p) {
+  const MaskTileCounts counts = count_mask_tiles(p);
+  const auto stride = [](int64_t count, int64_t stride) { return count == 1 ? 0 : stride; };
+  return {.data = memory,
+          .batch_stride = stride(counts.batch, counts.heads * counts.queries * counts.keys),
+          .head_stride = stride(counts.heads, counts.queries * counts.keys),
+          .query_stride = stride(counts.queries, counts.keys),
+          .key_stride = stride(counts.keys, 1)};
+}
+
+}  // namespace flash_attn_ext::plan

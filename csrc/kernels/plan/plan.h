@@ -1,0 +1,136 @@
+// ONE plan a call: which kernels run and with what, decided before anything is allocated or launched. Pure host code:
+// no torch, no CUDA runtime. Dispatch switches on a plan and decides nothing again; explain() says it in words.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "attention/params.h"
+#include "kernels/tile_config.h"
+
+namespace flash_attn_ext::plan {
+
+// What a plan may count on.
+struct Limits {
+  int64_t max_stored_bytes = 0;  // of P and dS that one kernel stores for another (FLASH_ATTN_EXT_WORKSPACE_MIB)
+  int64_t l2_bytes = 0;
+  int64_t multiprocessors = 0;
+};
+
+// A part of the call's one allocation.
+struct WorkspacePart {
+  int64_t offset = 0;
+  int64_t bytes = 0;
+
+  bool present() const { return bytes > 0; }
+  template <class T>
+  T* in(void* workspace) const {
+    return present() ? reinterpret_cast<T*>(static_cast<char*>(workspace) + offset) : nullptr;
+  }
+};
+
+// Rows in which tensor cores met a NaN are computed again without them (docs/numerics.md): it may be 0 times what
+// nobody attends.
+enum class NanRepair {
+  kNone,       // the kernel keeps to the rule by itself
+  kInKernel,   // the kernel computes such rows again: where another launch would be a large part of the call
+  kOwnLaunch,  // the kernel notes them in flags, which a repair kernel reads
+};
+
+enum class ForwardKernel {
+  kCpu,
+  kRows,        // float64: one warp per row, without tensor cores
+  kStreaming,   // one block per tile of queries; tiles of keys stream past it
+  kWholeHeads,  // resident blocks go from head to head, all of whose keys are there at once
+};
+
+struct ForwardPlan {
+  ForwardKernel kernel = ForwardKernel::kCpu;
+  bool tf32 = false;  // products of float32 are rounded to TF32
+  int head_dim = 0;   // that the kernel is compiled for
+  sm80::Variant variant = sm80::Variant::kExtended;
+  sm80::QueryStationaryTile tile{};  // kStreaming
+  NanRepair nan_repair = NanRepair::kNone;
+  int64_t l2_bytes = 0;         // heads that are worked on together share it
+  int64_t resident_blocks = 0;  // kWholeHeads
+
+  struct Workspace {
+    int64_t bytes = 0;
+    WorkspacePart mask_tiles;  // what each tile of a boolean mask holds
+    WorkspacePart nan_flags;   // one byte per warp
+  } workspace;
+};
+
+enum class BackwardKernels {
+  kCpu,
+  kRows,         // float64: as in the forward pass
+  kFused,        // one kernel for dQ, dK and dV: five products of tiles
+  kRecompute,    // dQ, then dK and dV; each computes the scores: seven products
+  kStoreInDkdv,  // dK and dV first, which store dS; dQ = dS K: five products
+  kStoreInDq,    // dQ first, which stores P and dS; dV = P^T dO and dK = dS^T Q
+};
+
+enum class DeltaSource {
+  kNone,         // there is nothing to do
+  kOwnKernel,    // rowsum(dout * out) - dlse, before all others
+  kFirstKernel,  // the same, in the dQ or the fused kernel
+  kExactKernel,  // rowsum(P dP) - dlse: before out was rounded to the element type
+};
+
+enum class BiasGradientSource {
+  kNone,
+  kStored,      // the stored dS
+  kRecomputed,  // dS computed again
+};
+
+struct BackwardPlan {
+  BackwardKernels kernels = BackwardKernels::kCpu;
+  DeltaSource delta = DeltaSource::kNone;
+  BiasGradientSource dbias = BiasGradientSource::kNone;
+  // Each element of dBias is written once, in the bias's own type; else it is added to zeros of the accumulate type.
+  bool writes_dbias_once = false;
+  bool tf32 = false;
+  int dq_head_dim = 0;  // that the kernels are compiled for
+  int dkdv_head_dim = 0;
+  int dscore_head_dim = 0;  // of the kernels that compute dS again
+  sm80::Variant dq_variant = sm80::Variant::kExtended;
+  sm80::Variant dkdv_variant = sm80::Variant::kExtended;
+  int fused_keys = 0;  // of the fused kernel's tile
+  NanRepair nan_repair = NanRepair::kNone;
+  int64_t l2_bytes = 0;
+
+  struct Stored {
+    int64_t rows = 0;
+    int64_t columns = 0;
+    int64_t bytes_of_matrices = 0;  // of P's, and of dS's, of one launch
+    int64_t pairs_per_launch = 0;
+    int64_t launches = 0;
+  } stored;
+
+  int64_t alibi_partials_per_head = 0;
+
+  struct Workspace {
+    int64_t bytes = 0;
+    WorkspacePart delta;
+    WorkspacePart stored_scores;
+    WorkspacePart mask_tiles;
+    WorkspacePart alibi_partials;
+    WorkspacePart dq_nan_flags;  // one byte per warp of a launch
+    WorkspacePart dkdv_nan_flags;
+  } workspace;
+};
+
+// In words, for people and for tests, such as "fused, 128 keys per block; delta by the first kernel; no workspace".
+std::string describe(const ForwardPlan& plan);
+std::string describe(const BackwardPlan& plan);
+
+inline int64_t max_head_dim_sm80(attention::ElementType element) { return attention::is_16_bit(element) ? 512 : 256; }
+
+// The plans of each backend. Of pointers they look at whether a tensor is there and how it is aligned, never at what it
+// holds.
+ForwardPlan plan_forward_cpu(const attention::ForwardParams& params, const Limits& limits);
+BackwardPlan plan_backward_cpu(const attention::BackwardParams& params, const Limits& limits);
+ForwardPlan plan_forward_sm80(const attention::ForwardParams& params, const Limits& limits);
+BackwardPlan plan_backward_sm80(const attention::BackwardParams& params, const Limits& limits);
+
+}  // namespace flash_attn_ext::plan

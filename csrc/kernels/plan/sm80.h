@@ -1,0 +1,35 @@
+// What the plans of both passes ask about a call, once.
+#pragma once
+
+#include <algorithm>
+
+#include "attention/params.h"
+#include "kernels/plan/plan.h"
+#include "kernels/tile_config.h"
+
+namespace flash_attn_ext::plan {
+
+// What happens to a score between the product and the softmax, beside visibility.
+enum class ScoreKind {
+  kScale,     // a positive scale, which can be folded into the exponent
+  kBiasMask,  // the same, then a bias in q's type, a mask or both
+  kAny,
+};
+
+inline ScoreKind score_kind(const attention::ScoreMod& mod) {
+  if (mod.scale <= 0.0 || mod.softcap != 0.0 || mod.alibi.present()) return ScoreKind::kAny;
+  if (!mod.bias.present() && !mod.mask.present()) return ScoreKind::kScale;
+  return mod.bias.present() && mod.bias.element == attention::ElementType::kFloat32 ? ScoreKind::kAny
+                                                                                    : ScoreKind::kBiasMask;
+}
+
+inline int element_bytes(const attention::AttentionParams& p) { return attention::is_16_bit(p.element) ? 2 : 4; }
+
+inline int64_t largest_head_dim(const attention::AttentionParams& p) { return std::max(p.head_dim_qk, p.head_dim_v); }
+
+inline bool is_packed(const attention::AttentionParams& p) { return p.sequences.cu_seqlens_q != nullptr; }
+
+// Sequences of so few queries fill the smaller tiles of an Extended kernel.
+inline constexpr int64_t kFewQueries = 64;
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,217 @@
+#include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/sm80.h"
+#include "kernels/plan/stored_scores.h"
+#include "kernels/plan/workspace.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+using attention::BackwardParams;
+using sm80::Variant;
+
+bool wants_dkdv(const BackwardParams& p) { return p.dk.data != nullptr || p.dv.data != nullptr; }
+
+bool has_scores(const BackwardParams& p) { return p.sequences.max_seqlen_q > 0 && p.sequences.max_seqlen_k > 0; }
+
+bool only_scales(const BackwardParams& p) {
+  return score_kind(p.score_mod) == ScoreKind::kScale && !p.dropout.enabled();
+}
+
+// One block has all keys of a head, and walks all query heads of a group: grouped heads must be enough to fill a GPU.
+// Without keys there would be no blocks, and dQ would not be written.
+bool takes_fused_kernel(const BackwardParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  const bool fills_gpu = p.queries_per_key_head() == 1 || p.batch * p.num_heads_k >= sm80::kFusedPairs;
+  return attention::is_16_bit(p.element) && p.dq.data != nullptr && wants_dkdv(p) && fills_gpu && only_scales(p) &&
+         largest_head_dim(p) <= sm80::kFusedHeadDim && lengths.max_seqlen_q <= sm80::kFusedQueries &&
+         lengths.max_seqlen_k <= sm80::kFusedKeys && lengths.max_seqlen_k > 0;
+}
+
+Variant general_variant(const BackwardParams& p) {
+  return only_scales(p) && p.sequences.max_seqlen_q > kFewQueries ? Variant::kPlain : Variant::kExtended;
+}
+
+// By what happens to a score, whatever kernels there are.
+Variant score_variant(const BackwardParams& p) {
+  return score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled() ? Variant::kBiasMask
+                                                                                 : general_variant(p);
+}
+
+bool takes_tf32_kernels(const BackwardParams& p) {
+  return p.element == attention::ElementType::kFloat32 && p.allow_tf32 && general_variant(p) == Variant::kPlain &&
+         largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
+}
+
+// Which kernel is to store scores, as far as there is memory for them. Both other gradients must be asked for.
+BackwardKernels choose_order(const BackwardParams& p) {
+  // Single TF32 products take less time than reading dS; three for each of float32's take more.
+  if (takes_tf32_kernels(p) || !wants_dkdv(p) || p.dq.data == nullptr || !has_scores(p)) {
+    return BackwardKernels::kRecompute;
+  }
+  const int bytes = element_bytes(p);
+  const Variant variant = score_variant(p);
+  if (sm80::dkdv_stores_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kStoreInDkdv;
+  if (sm80::dq_stores_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kStoreInDq;
+  return BackwardKernels::kRecompute;
+}
+
+// As few launches as `most` pairs at a time allow, of about the same size, and with all batch entries of a head where
+// one can hold them.
+int64_t in_equal_launches(const BackwardParams& p, int64_t most) {
+  const int64_t step = most >= p.batch ? p.batch : 1;
+  const int64_t steps = p.batch * p.num_heads_k / step;
+  const int64_t launches = (steps + most / step - 1) / (most / step);
+  return (steps + launches - 1) / launches * step;
+}
+
+// Nothing where not even one head's scores fit.
+BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels order, int64_t max_bytes) {
+  const bool keys_first = order == BackwardKernels::kStoreInDkdv;
+  const bool packed = is_packed(p);
+  const attention::SequenceTable& lengths = p.sequences;
+  BackwardPlan::Stored stored;
+  stored.columns = StoredScores::padded(keys_first ? lengths.max_seqlen_q : lengths.max_seqlen_k);
+  stored.rows = packed ? StoredScores::packed_rows(keys_first ? lengths.total_k : lengths.total_q, p.batch)
+                       : StoredScores::padded(keys_first ? lengths.max_seqlen_k : lengths.max_seqlen_q);
+  // A matrix holds one pair, or all pairs of a key head.
+  const int64_t pairs_of_matrix = packed ? p.batch : 1;
+  const int64_t matrices = p.batch * p.num_heads_k / pairs_of_matrix;
+  const int64_t bytes = p.queries_per_key_head() * stored.rows * stored.columns * element_bytes(p);
+  const int64_t most =
+      std::min(std::min(max_bytes, StoredScores::kMostBytes) / (keys_first ? bytes : 2 * bytes), matrices);
+  if (most == 0) return {};
+  stored.pairs_per_launch = in_equal_launches(p, most * pairs_of_matrix);
+  stored.bytes_of_matrices = stored.pairs_per_launch / pairs_of_matrix * bytes;
+  stored.launches = (p.batch * p.num_heads_k + stored.pairs_per_launch - 1) / stored.pairs_per_launch;
+  return stored;
+}
+
+// Sums of dS over rows cancel; what a rounded O leaves in delta does not. Nor does it in the gradient of a bias that is
+// more precise than O.
+bool needs_exact_delta(const BackwardParams& p) {
+  const bool dbias_is_exact = p.dbias.present() && (!(p.dbias.per_query && p.dbias.per_key) ||
+                                                    p.score_mod.bias.element == attention::ElementType::kFloat32);
+  return attention::is_16_bit(p.element) && (dbias_is_exact || p.dalibi_slopes || p.dsink);
+}
+
+// Rows are made of whole pieces of 16 bytes.
+bool has_whole_chunks(const attention::MatrixView& view, int64_t columns, int64_t chunk) {
+  const int64_t strides = view.batch_stride | view.head_stride | view.row_stride;  // chunk is a power of 2
+  return view.column_stride == 1 && (strides | columns) % chunk == 0 &&
+         reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+}
+
+DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
+  if (needs_exact_delta(p)) return DeltaSource::kExactKernel;
+  const bool first_kernel_has_queries = kernels == BackwardKernels::kFused || kernels == BackwardKernels::kRecompute ||
+                                        kernels == BackwardKernels::kStoreInDq;
+  const int64_t chunk = 16 / element_bytes(p);
+  const bool readable = has_whole_chunks(p.out, p.head_dim_v, chunk) && has_whole_chunks(p.dout, p.head_dim_v, chunk);
+  return first_kernel_has_queries && p.dq.data != nullptr && readable ? DeltaSource::kFirstKernel
+                                                                      : DeltaSource::kOwnKernel;
+}
+
+// Stored scores are all that the bias's gradient needs: it is not more precise than they are, it has no sum over rows,
+// in which their rounding would add up, and dS is that of the score itself. There are kernels for 16-bit scores.
+bool dbias_may_be_stored(const BackwardParams& p) {
+  return attention::is_16_bit(p.element) && p.score_mod.bias.element != attention::ElementType::kFloat32 &&
+         p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
+}
+
+// Each launch holds all heads and batch entries that any element of dBias sums.
+bool launches_hold_sums_of_dbias(const BackwardParams& p, int64_t pairs_per_launch) {
+  const bool over_heads = !p.dbias.per_head && p.num_heads_k > 1;
+  const bool over_batch = !p.dbias.per_batch && p.batch > 1;
+  return pairs_per_launch >= p.batch * p.num_heads_k ||
+         (!over_heads && (!over_batch || pairs_per_launch % p.batch == 0));
+}
+
+void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
+  if (!p.dbias.present()) return;
+  const bool stored = plan.stored.launches > 0 && dbias_may_be_stored(p);
+  plan.dbias = stored ? BiasGradientSource::kStored : BiasGradientSource::kRecomputed;
+  // Without scores there are no blocks that would write it.
+  plan.writes_dbias_once = has_scores(p) && (!stored || launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch));
+}
+
+void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
+  const int bytes = element_bytes(p);
+  const int bucket = sm80::head_dim_bucket(bytes, largest_head_dim(p));
+  plan.dscore_head_dim = sm80::bucket_of_variant(bytes, bucket, Variant::kExtended);
+  if (takes_fused_kernel(p)) {
+    plan.kernels = BackwardKernels::kFused;
+    plan.fused_keys = p.sequences.max_seqlen_k <= 64 ? 64 : p.sequences.max_seqlen_k <= 128 ? 128 : 256;
+    plan.nan_repair = NanRepair::kInKernel;
+    return;
+  }
+  plan.kernels = choose_order(p);
+  if (plan.kernels != BackwardKernels::kRecompute) {
+    plan.stored = size_stored_scores(p, plan.kernels, limits.max_stored_bytes);
+    if (plan.stored.launches == 0) plan.kernels = BackwardKernels::kRecompute;
+  }
+  const auto with_kernel = [&](auto&& has, Variant variant, int& head_dim) {
+    head_dim = sm80::bucket_of_variant(bytes, bucket, variant);
+    if (has(bytes, head_dim, variant)) return variant;
+    head_dim = sm80::bucket_of_variant(bytes, bucket, Variant::kExtended);
+    return Variant::kExtended;
+  };
+  plan.dq_variant = with_kernel(sm80::has_dq_kernel, score_variant(p), plan.dq_head_dim);
+  plan.dkdv_variant = with_kernel(sm80::has_dkdv_kernel, general_variant(p), plan.dkdv_head_dim);
+  plan.tf32 = takes_tf32_kernels(p);
+  plan.nan_repair = NanRepair::kOwnLaunch;
+}
+
+int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int tile_rows) {
+  return p.batch * heads * sm80::num_tiles(length, tile_rows);
+}
+
+void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
+  const int bytes = element_bytes(p);
+  int64_t& total = plan.workspace.bytes;
+  plan.workspace.delta = append(total, statistic_bytes(p));
+  const bool stores_p = plan.kernels == BackwardKernels::kStoreInDq;
+  plan.workspace.stored_scores = append(total, plan.stored.bytes_of_matrices * (stores_p ? 2 : 1));
+  if (p.score_mod.mask.present()) plan.workspace.mask_tiles = append(total, count_mask_tiles(p).total());
+  if (p.dalibi_slopes) {
+    plan.alibi_partials_per_head = sm80::num_tiles(
+        p.sequences.max_seqlen_q, sm80::backward_dq_tile(bytes, plan.dscore_head_dim, Variant::kExtended).queries);
+    plan.workspace.alibi_partials =
+        append(total, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
+  }
+  if (plan.nan_repair != NanRepair::kOwnLaunch) return;
+  const sm80::QueryStationaryTile dq = sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant);
+  const sm80::KeyStationaryTile dkdv = sm80::backward_dkdv_tile(bytes, plan.dkdv_head_dim, plan.dkdv_variant);
+  plan.workspace.dq_nan_flags = append(total, count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, dq.queries) *
+                                                  sm80::num_slices(p.head_dim_qk, dq.columns) * dq.warps);
+  plan.workspace.dkdv_nan_flags = append(total, count_blocks(p, p.num_heads_k, p.sequences.max_seqlen_k, dkdv.keys) *
+                                                    sm80::num_slices(largest_head_dim(p), dkdv.columns) * dkdv.warps);
+}
+
+BackwardPlan plan_rows(const BackwardParams& p) {
+  BackwardPlan plan;
+  plan.kernels = BackwardKernels::kRows;
+  plan.delta = DeltaSource::kOwnKernel;
+  plan.dbias = p.dbias.present() ? BiasGradientSource::kRecomputed : BiasGradientSource::kNone;
+  plan.workspace.delta = append(plan.workspace.bytes, statistic_bytes(p));
+  if (p.dalibi_slopes) {
+    plan.alibi_partials_per_head = p.sequences.max_seqlen_q;
+    plan.workspace.alibi_partials =
+        append(plan.workspace.bytes, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(double)});
+  }
+  return plan;
+}
+
+}  // namespace
+
+BackwardPlan plan_backward_sm80(const BackwardParams& p, const Limits& limits) {
+  if (p.element == attention::ElementType::kFloat64) return plan_rows(p);
+  BackwardPlan plan;
+  plan.l2_bytes = limits.l2_bytes;
+  plan_kernels(plan, p, limits);
+  plan.delta = choose_delta(p, plan.kernels);
+  plan_dbias(plan, p);
+  plan_workspace(plan, p);
+  return plan;
+}
+
+}  // namespace flash_attn_ext::plan

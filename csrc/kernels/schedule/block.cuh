@@ -1,0 +1,65 @@
+// What a block computes.
+#pragma once
+
+#include "kernels/schedule/schedule.cuh"
+#include "kernels/schedule/work_item.h"
+
+namespace flash_attn_ext {
+
+// Of the block's slice. A kernel without slices shall know that it is 0.
+template <class Kernel>
+__device__ __forceinline__ int first_column(const Place& at) {
+  return Kernel::kTile.columns < Kernel::kHeadDim ? static_cast<int>(at.slice) * Kernel::kTile.columns : 0;
+}
+
+struct QueryBlock {
+  WorkItem item;
+  int64_t first_query;
+  int first_column;
+};
+
+// Tiles with the most keys come first.
+__device__ __forceinline__ int64_t first_query_of(const Schedule& schedule, const Place& at, int tile_rows) {
+  return int64_t{schedule.tiles - 1 - at.tile} * tile_rows;
+}
+
+template <class Kernel>
+__device__ __forceinline__ QueryBlock query_block(const attention::AttentionParams& p, const Schedule& schedule) {
+  const Place at = schedule.place();
+  return {.item = {p.sequences.at(at.batch), at.key_head * schedule.group + at.head_of_group, at.key_head},
+          .first_query = first_query_of(schedule, at, Kernel::kTile.queries),
+          .first_column = first_column<Kernel>(at)};
+}
+
+struct KeyBlock {
+  WorkItem item;  // with the group's first query head
+  int first_key;
+  int first_column;
+};
+
+// The key tile that comes at.tile-th, those with the most queries first; negative if the sequence does not have it.
+// Causal keys are seen by the more queries the further from the end they are, whatever the sequence's length.
+template <int kRows>
+__device__ __forceinline__ int key_tile(const Schedule& schedule, const Place& at, int64_t num_keys) {
+  const int tiles = (static_cast<int>(num_keys) + kRows - 1) / kRows;
+  return tiles - static_cast<int>(schedule.tiles) + static_cast<int>(at.tile);
+}
+
+// The same with a tile's size known at run time.
+__device__ __forceinline__ int64_t first_key_of(const Schedule& schedule, const Place& at, int tile_rows,
+                                                int64_t num_keys) {
+  const int tiles = (static_cast<int>(num_keys) + tile_rows - 1) / tile_rows;
+  return int64_t{tiles - static_cast<int>(schedule.tiles) + static_cast<int>(at.tile)} * tile_rows;
+}
+
+template <class Kernel>
+__device__ __forceinline__ KeyBlock key_block(const attention::AttentionParams& p, const Schedule& schedule) {
+  const Place at = schedule.place();
+  const attention::Sequence sequence = p.sequences.at(at.batch);
+  const int tile = key_tile<Kernel::kTile.keys>(schedule, at, sequence.num_keys);
+  return {.item = {sequence, at.key_head * schedule.group, at.key_head},
+          .first_key = tile * Kernel::kTile.keys,
+          .first_column = first_column<Kernel>(at)};
+}
+
+}  // namespace flash_attn_ext

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "attention/sequence.h"
+
+namespace flash_attn_ext {
+
+// Identifies the head that a block works on.
+struct WorkItem {
+  attention::Sequence sequence;
+  int64_t head;
+  int64_t key_head;
+};
+
+}  // namespace flash_attn_ext

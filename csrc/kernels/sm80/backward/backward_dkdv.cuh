@@ -1,0 +1,257 @@
+// dK and dV, KV-stationary (Dao 2023, "FlashAttention-2", algorithm 2 without its dQ).
+//
+// Grid: one block per (batch, key head, tile of kKeys keys). Each warp owns kKeys / kWarps keys: its rows of S^T = K
+// Q^T and dP^T = V dO^T come out as accumulators whose register layout is that of a left operand, so that dV += P^T dO
+// and dK += dS^T Q read P and dS from registers, without shared memory and without a barrier between warps. Query heads
+// of the group and query tiles are visited in one fixed order, and the block alone writes its rows. Shared memory: K,
+// V, and one or two stages of Q and dO; with two, the next query tile travels while this one is used. Where the dQ
+// kernel shall not compute dS again, this one leaves it in p.stored.
+#pragma once
+
+#include "kernels/epilogue/nan_flags.cuh"
+#include "kernels/epilogue/store_rows.cuh"
+#include "kernels/schedule/block.cuh"
+#include "kernels/score/mask_coverage.cuh"
+#include "kernels/score/score_gradient.cuh"
+#include "kernels/sm80/backward/stored_scores.cuh"
+#include "kernels/sm80/kernel_traits.h"
+#include "kernels/tile_config.h"
+#include "tile/sm80/copy_rows.h"
+#include "tile/sm80/gemm.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Traits>
+struct BackwardDkdvKernel {
+  using Element = typename Traits::Element;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr KeyStationaryTile kTile = backward_dkdv_tile(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr int kThreads = kTile.warps * kWarpSize;
+  static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
+  // Else a launch computes one gradient, the one that has data: both do not fit registers.
+  static constexpr bool kBoth = kTile.both;
+  static constexpr bool kMayStoreScores = kBoth && dkdv_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant);
+
+  using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
+  static constexpr int kStatistics = Traits::kExtended ? 3 : 2;  // a query's LSE, delta, and the LSE's residual
+
+  struct Stage {
+    QueryTile q;
+    QueryTile dout;
+    float statistics[kStatistics][kTile.queries];
+  };
+  struct Shared {
+    tile::SharedTile<Element, kTile.keys, kHeadDim> k;
+    tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+    Stage stages[kTile.stages];
+  };
+
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
+  using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
+
+  const BackwardParams& p;
+  const Schedule& schedule;
+  Shared& shared;
+  WorkItem item;
+  int first_key;
+  int first_column;  // of dK and dV
+  Gradient dk;       // or what the launch computes, if that is one gradient
+  Gradient dv;
+
+  __device__ __forceinline__ void run() {
+    const int num_keys = static_cast<int>(min(item.sequence.num_keys - first_key, int64_t{kTile.keys}));
+    const attention::Interval first = p.visibility.queries_of(first_key, item.sequence);
+    const attention::Interval last = p.visibility.queries_of(first_key + num_keys - 1, item.sequence);
+    const int64_t row = item.sequence.key_begin + first_key;
+    const auto* k = p.k.row<const Element>(item.sequence.batch, item.key_head, row);
+    const auto* v = p.v.row<const Element>(item.sequence.batch, item.key_head, row);
+    tile::copy_rows_async<kThreads>(shared.k, {k, p.k.row_stride, static_cast<int>(p.head_dim_qk)}, num_keys);
+    tile::copy_rows_async<kThreads>(shared.v, {v, p.v.row_stride, static_cast<int>(p.head_dim_v)}, num_keys);
+    ptx::commit_copies();  // also waited for where nothing is streamed
+    dk.clear();
+    dv.clear();
+    const uint32_t group = first.begin < last.end ? schedule.group : 0;
+    for (uint32_t g = 0; g < group; ++g) {
+      stream(first, last);
+      ++item.head;
+    }
+    ptx::wait_copies<0>();
+    __syncthreads();  // K's and V's tiles are used anew
+    const float scale = static_cast<float>(p.score_mod.scale);
+    if (wants_dk()) dk.scale(scale);
+    if (p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk, shared.k);
+    if (p.dv.data != nullptr) store(p.dv, kBoth ? dv : dk, p.head_dim_v, shared.v);
+    note_nan<kTile.warps>(p.dkdv_nan_flags, dk, dv);
+  }
+
+ private:
+  __device__ __forceinline__ bool wants_dk() const { return kBoth || p.dk.data != nullptr; }
+
+  // A head's queries, in tiles: Q, dO and the statistics. These arrive with their tile: a thread that waited for them
+  // would keep all others waiting.
+  struct Queries {
+    const BackwardDkdvKernel& kernel;
+    int count;
+    tile::TileSource<kThreads, QueryTile> q;
+    tile::TileSource<kThreads, QueryTile> dout;
+    int whole;               // tiles
+    const float* statistic;  // Plain: that of tile 0 which the thread copies
+
+    __device__ __forceinline__ explicit Queries(const BackwardDkdvKernel& kernel)
+        : kernel(kernel),
+          count(static_cast<int>(kernel.item.sequence.num_queries)),
+          q(rows_of(kernel.p.q, kernel.p.head_dim_qk), count),
+          dout(rows_of(kernel.p.dout, kernel.p.head_dim_v), count),
+          whole(ptx::pin(q.regular() && dout.regular() ? count / kTile.queries : 0)),
+          statistic(statistics_of(threadIdx.x < kTile.queries ? kernel.p.lse : kernel.p.delta) + own_query()) {}
+
+    __device__ __forceinline__ static int own_query() { return threadIdx.x % kTile.queries; }
+
+    __device__ __forceinline__ tile::GlobalRows<Element> rows_of(const attention::MatrixView& view,
+                                                                 int64_t columns) const {
+      const WorkItem& item = kernel.item;
+      return {view.row<const Element>(item.sequence.batch, item.head, item.sequence.query_begin), view.row_stride,
+              static_cast<int>(columns)};
+    }
+    __device__ __forceinline__ const float* statistics_of(const attention::StatisticView& view) const {
+      const WorkItem& item = kernel.item;
+      return view.at<const float>(item.sequence.batch, item.head, item.sequence.query_begin);
+    }
+
+    __device__ __forceinline__ void load(Stage& stage, int tile) const {
+      if constexpr (Traits::kExtended) {  // it has no registers for places
+        q.template copy<false>(stage.q, tile, whole);
+        dout.template copy<false>(stage.dout, tile, whole);
+        copy_statistics(stage, tile * kTile.queries);
+      } else {
+        if (tile < whole) {
+          q.copy_whole(stage.q, tile);
+          dout.copy_whole(stage.dout, tile);
+        } else {
+          q.copy_some(stage.q, tile);
+          dout.copy_some(stage.dout, tile);
+        }
+        static_assert(2 * kTile.queries <= kThreads);
+        if (threadIdx.x < 2 * kTile.queries) {
+          ptx::copy_async_4(ptx::shared_address(&stage.statistics[0][0] + threadIdx.x),
+                            statistic + tile * kTile.queries, tile * kTile.queries + own_query() < count);
+        }
+      }
+      ptx::commit_copies();
+    }
+
+    __device__ __forceinline__ void copy_statistics(Stage& stage, int first_query) const {
+      const BackwardParams& p = kernel.p;
+      const int query = own_query();
+      const bool exists = first_query + query < count;
+#pragma unroll
+      for (int first = 0; first < kStatistics; first += kThreads / kTile.queries) {
+        const int which = first + threadIdx.x / kTile.queries;
+        if (which >= kStatistics) break;
+        const attention::StatisticView& view = which == 0 ? p.lse : which == 1 ? p.delta : p.lse_residual;
+        ptx::copy_async_4(ptx::shared_address(&stage.statistics[which][query]),
+                          statistics_of(view) + first_query + query, exists && view.present());
+      }
+    }
+  };
+
+  // Visits the query tiles that see the block's first and last key and those between, in ascending order.
+  __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
+    const int first_tile = static_cast<int>(first.begin / kTile.queries);
+    const int end_tile = ptx::pin(static_cast<int>((last.end + kTile.queries - 1) / kTile.queries));
+    // Every key is seen by every query of tiles [full_begin, full_end). Keys past the sequence's end hold zeros and
+    // are not stored, so only the queries' end matters.
+    const int full_begin = ptx::pin(static_cast<int>((last.begin + kTile.queries - 1) / kTile.queries));
+    const int full_end = ptx::pin(static_cast<int>(first.end / kTile.queries));
+    const auto coverage = [&](int tile) {
+      return mask_coverage(p, item, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
+                           {first_key, first_key + kTile.keys});
+    };
+    const auto where_of = [&](int tile) {
+      return ScoreTile<Rows::kKeys, Scores>{p, item, first_key + tile::warp() * kRowsPerWarp,
+                                            int64_t{tile} * kTile.queries};
+    };
+    const bool stores_scores = kMayStoreScores && p.stored.present();
+    Visit at = next_attended<1, Traits::kExtended>(first_tile, end_tile, coverage);
+    using Kept = StoredRows<Element, Scores>;
+    const Kept kept = stores_scores ? Kept(p, item, first_key + tile::warp() * kRowsPerWarp) : Kept();
+    if (Traits::kExtended && stores_scores) kept.write_zeros(p, first_tile, at.tile);
+    if (at.tile == end_tile) return;
+    const Queries queries(*this);
+    int current = 0;
+    __syncthreads();  // the last head's readers are done
+    queries.load(shared.stages[current], at.tile);
+    while (at.tile != end_tile) {
+      const auto where = where_of(at.tile);
+      TileTerms<Scores> terms;
+      if constexpr (Traits::kExtended) terms = where.load_terms(at.masked);
+      const Visit next = next_attended<1, Traits::kExtended>(at.tile + 1, end_tile, coverage);
+      Stage& stage = shared.stages[current];
+      ptx::wait_copies<0>();
+      __syncthreads();  // this stage has arrived, and the other's readers are done
+      current = (current + 1) % kTile.stages;
+      if (kTile.stages == 2 && next.tile != end_tile) queries.load(shared.stages[current], next.tile);
+      Scores scores;
+      Scores gradients;
+      scores.clear();
+      gradients.clear();
+      tile::multiply_head_dims(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
+      if (wants_dk()) tile::multiply_head_dims(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
+      const auto statistics = [&](int, int column) {
+        const float residual = Traits::kExtended ? stage.statistics[kStatistics - 1][column] : 0.0f;
+        return query_statistics<Traits::kExtended>(stage.statistics[0][column], stage.statistics[1][column], residual);
+      };
+      if (at.tile >= full_begin && at.tile < full_end) {
+        differentiate<Differentiation<Traits::kExtended, false, GradientOf::kProduct>>(scores, gradients, where, terms,
+                                                                                       statistics);
+      } else {
+        differentiate<Differentiation<Traits::kExtended, true, GradientOf::kProduct>>(scores, gradients, where, terms,
+                                                                                      statistics);
+      }
+      if (stores_scores) {
+        kept.write(p, p.stored.ds, at.tile * kTile.queries, gradients);
+        if (Traits::kExtended) kept.write_zeros(p, at.tile + 1, next.tile);
+      }
+      if constexpr (kBoth) {
+        tile::multiply_registers(dv, scores, stage.dout, first_column);
+        tile::multiply_registers(dk, gradients, stage.q, first_column);
+      } else {
+        if (wants_dk()) scores = gradients;
+        tile::multiply_registers(dk, scores, wants_dk() ? stage.q : stage.dout, first_column);
+      }
+      at = next;
+      if (kTile.stages == 1 && at.tile != end_tile) {
+        __syncthreads();  // the stage's readers are done
+        queries.load(stage, at.tile);
+      }
+    }
+  }
+
+  // staging: an operand of which each warp has read its own rows alone.
+  template <class Tile>
+  __device__ __forceinline__ void store(const attention::MatrixView& view, const Gradient& gradient, int64_t head_dim,
+                                        Tile& staging) {
+    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's, in the tile
+    const int64_t key = first_key + first_row;
+    Element* target = view.row<Element>(item.sequence.batch, item.key_head, item.sequence.key_begin + key);
+    store_rows<Element>({.data = target + first_column * view.column_stride,
+                         .row_stride = view.row_stride,
+                         .column_stride = view.column_stride,
+                         .rows = static_cast<int>(min(item.sequence.num_keys - key, int64_t{kRowsPerWarp})),
+                         .columns = static_cast<int>(head_dim) - first_column},
+                        gradient, staging, first_row);
+  }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+    backward_dkdv_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ Schedule schedule) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const KeyBlock block = key_block<Kernel>(p, schedule);
+  if (block.first_key < 0) return;
+  Kernel kernel = {p,          schedule,        *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
+                   block.item, block.first_key, block.first_column};
+  kernel.run();
+}
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,245 @@
+// dQ, Q-stationary: dQ = scale * dS K, with S and dP recomputed.
+//
+// Grid: one block a (batch, query head, tile of kQueries queries), tiles with the most keys first. Each warp owns
+// kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is used as an operand from there.
+// Shared memory: Q, dO, one tile of K and one of V, and in Terms kernels each warp's biases and masks. While dP = dO
+// V^T is computed K is on its way; while S = Q K^T, dS and dQ are, the next V; biases and masks while dQ and the next
+// dP are. Two or more blocks on a multiprocessor fill each other's waits. Where the dK/dV kernel shall not compute P
+// and dS again, this one leaves them in p.stored.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/epilogue/nan_flags.cuh"
+#include "kernels/epilogue/store_rows.cuh"
+#include "kernels/schedule/block.cuh"
+#include "kernels/score/bias_mask_gradient.cuh"
+#include "kernels/score/mask_coverage.cuh"
+#include "kernels/score/score_gradient.cuh"
+#include "kernels/sm80/backward/row_delta.cuh"
+#include "kernels/sm80/backward/stored_scores.cuh"
+#include "kernels/sm80/kernel_traits.h"
+#include "kernels/tile_config.h"
+#include "tile/sm80/copy_rows.h"
+#include "tile/sm80/gemm.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Traits>
+struct BackwardDqKernel {
+  using Element = typename Traits::Element;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr int kThreads = kTile.warps * kWarpSize;
+  static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
+
+  // Extended kernels of small head dims never do; without the branch they took 3 % longer.
+  static constexpr bool kMayStoreScores =
+      dq_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
+  // For partial tiles and for others. Larger head dims that keep scores have a branch there anyway.
+  static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
+  static constexpr bool kStagesBiasMask = Traits::kVariant == Variant::kBiasMask;
+
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
+  using Terms = std::conditional_t<kStagesBiasMask, StagedBiasMask<Element, Scores>, NoBiasMask>;
+
+  struct Shared {
+    tile::SharedTile<Element, kTile.queries, kHeadDim> q;
+    tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
+    tile::SharedTile<Element, kTile.keys, kHeadDim> k;
+    tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+    Terms terms[kStagesBiasMask ? kTile.warps : 1];
+  };
+
+  using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
+  using Kept = StoredRows<Element, Scores>;
+
+  const BackwardParams& p;
+  const Schedule& schedule;
+  Shared& shared;
+  WorkItem item;
+  int first_query;
+  int first_column;  // of dQ
+  int num_keys;
+  Gradient dq;
+  QueryStatistics statistics[Scores::kThreadRows];
+  Kept kept;
+
+  __device__ __forceinline__ void run() {
+    const attention::Interval first = p.visibility.keys_of(first_query, item.sequence);
+    const attention::Interval last = p.visibility.keys_of(first_query + num_queries() - 1, item.sequence);
+    num_keys = static_cast<int>(item.sequence.num_keys);
+    dq.clear();
+    const bool sees_keys = first.begin < last.end;
+    if (sees_keys) load_queries();
+    const int64_t warp_query = first_query + tile::warp() * kRowsPerWarp;
+    float delta[Scores::kThreadRows];
+    if (p.delta_is_pending) compute_delta<Element, Scores>(delta, p, item, warp_query);
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      statistics[r] = load_statistics<Traits::kHasBiasMask>(p, item, warp_query + Scores::row(r));
+      if (p.delta_is_pending) statistics[r].delta = delta[r];
+    }
+    if (sees_keys) stream(first, last);
+    if (p.dq.data == nullptr) return;
+    store();
+    note_nan<kTile.warps>(p.dq_nan_flags, dq);
+  }
+
+ private:
+  __device__ __forceinline__ int num_queries() const {
+    return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
+  }
+
+  // Committed with the first tile of keys.
+  __device__ __forceinline__ void load_queries() {
+    const int64_t row = item.sequence.query_begin + first_query;
+    const auto* q = p.q.row<const Element>(item.sequence.batch, item.head, row);
+    const auto* dout = p.dout.row<const Element>(item.sequence.batch, item.head, row);
+    tile::copy_rows_async<kThreads>(shared.q, {q, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, num_queries());
+    tile::copy_rows_async<kThreads>(shared.dout, {dout, p.dout.row_stride, static_cast<int>(p.head_dim_v)},
+                                    num_queries());
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void load_keys(Tile& target, const tile::GlobalRows<Element>& rows, int tile) {
+    const int first_key = tile * kTile.keys;
+    tile::copy_rows_async<kThreads>(target, {rows.data + first_key * rows.stride, rows.stride, rows.columns},
+                                    num_keys - first_key);
+    ptx::commit_copies();
+  }
+
+  // What streams past the queries.
+  struct Keys {
+    tile::GlobalRows<Element> k;
+    tile::GlobalRows<Element> v;
+    int end_tile;
+  };
+
+  __device__ __forceinline__ ScoreTile<Rows::kQueries, Scores> where_of(int tile) const {
+    return {p, item, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
+  }
+
+  // Visits the key tiles that the block's first and last query see between them, in ascending order.
+  __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
+    const int64_t key_row = item.sequence.key_begin;
+    const int first_tile = static_cast<int>(first.begin / kTile.keys);
+    const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
+                             static_cast<int>(p.head_dim_qk)},
+                       .v = {p.v.row<const Element>(item.sequence.batch, item.key_head, key_row), p.v.row_stride,
+                             static_cast<int>(p.head_dim_v)},
+                       .end_tile = static_cast<int>((last.end + kTile.keys - 1) / kTile.keys)};
+    // Every query sees every key of tiles [full_begin, full_end): the last query begins last, the first ends first.
+    const int full_begin = static_cast<int>((last.begin + kTile.keys - 1) / kTile.keys);
+    const int full_end = static_cast<int>(first.end / kTile.keys);
+    const auto coverage = [&](int tile) {
+      return mask_coverage(p, item, {first_query, first_query + kTile.queries},
+                           {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
+    };
+    Visit at = next_attended<1, Traits::kHasBiasMask>(first_tile, keys.end_tile, coverage);
+    if (stores_scores()) kept = Kept(p, item, first_query + tile::warp() * kRowsPerWarp);
+    if (Traits::kHasBiasMask && stores_scores()) kept.write_zeros(p, first_tile, at.tile);
+    load_v(keys, at);
+    load_terms(keys, at);
+    while (at.tile != keys.end_tile) {
+      const Visit next = next_attended<1, Traits::kHasBiasMask>(at.tile + 1, keys.end_tile, coverage);
+      const bool partial = at.tile < full_begin || at.tile >= full_end;
+      if constexpr (!kTwoBodies) {
+        attend(keys, at, next, partial);
+      } else if (partial) {
+        attend(keys, at, next, std::true_type{});
+      } else {
+        attend(keys, at, next, std::false_type{});
+      }
+      if (Traits::kHasBiasMask && stores_scores()) kept.write_zeros(p, at.tile + 1, next.tile);
+      at = next;
+    }
+    ptx::commit_copies();  // of Q and dO, where the mask left no tile of keys
+    ptx::wait_copies<0>();
+    __syncthreads();  // Q's tile is used anew
+  }
+
+  __device__ __forceinline__ void load_v(const Keys& keys, const Visit& at) {
+    if (at.tile != keys.end_tile) load_keys(shared.v, keys.v, at.tile);
+  }
+
+  // Committed last, so that V can be waited for alone.
+  __device__ __forceinline__ void load_terms(const Keys& keys, const Visit& at) {
+    if constexpr (kStagesBiasMask) {
+      if (at.tile != keys.end_tile) own_terms().load(where_of(at.tile), at.masked);
+      ptx::commit_copies();
+    }
+  }
+  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[kStagesBiasMask ? tile::warp() : 0]; }
+
+  __device__ __forceinline__ bool stores_scores() const { return kMayStoreScores && p.stored.p != nullptr; }
+
+  // Adds the product of one tile. Where it is known when compiling whether the tile is partial, its code is free of
+  // branches between products, and the compiler mixes them with what is between.
+  template <class Partial>
+  __device__ __forceinline__ void attend(const Keys& keys, const Visit& at, const Visit& next, Partial partial) {
+    const auto where = where_of(at.tile);
+    TileTerms<Scores> terms;
+    if constexpr (Traits::kExtended) terms = where.load_terms(at.masked);
+    ptx::wait_copies<kStagesBiasMask ? 1 : 0>();
+    __syncthreads();  // V (and Q and dO) have arrived, and K's last readers are done
+    load_keys(shared.k, keys.k, at.tile);
+    Scores scores;
+    Scores gradients;
+    scores.clear();
+    gradients.clear();
+    tile::multiply_head_dims(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v);
+    ptx::wait_copies<0>();
+    __syncthreads();  // K (and the terms) have arrived, and V's readers are done
+    load_v(keys, next);
+    tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
+    const auto statistics_of = [&](int r, int) -> const auto& { return statistics[r]; };
+    if constexpr (kStagesBiasMask) {
+      differentiate_staged<Partial::value>(scores, gradients, where, own_terms(), at.masked, statistics);
+      __syncwarp();  // the terms' readers are done
+      load_terms(keys, next);
+    } else if (partial) {
+      differentiate<Differentiation<Traits::kExtended, true, GradientOf::kProduct>>(scores, gradients, where, terms,
+                                                                                    statistics_of);
+    } else {
+      differentiate<Differentiation<Traits::kExtended, false, GradientOf::kProduct>>(scores, gradients, where, terms,
+                                                                                     statistics_of);
+    }
+    if (stores_scores()) {
+      kept.write(p, p.stored.p, at.tile * kTile.keys, scores);
+      kept.write(p, p.stored.ds, at.tile * kTile.keys, gradients);
+    }
+    tile::multiply_registers(dq, gradients, shared.k, first_column);
+  }
+
+  __device__ __forceinline__ void store() {
+    const float scale = static_cast<float>(p.score_mod.scale);
+    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's, in the tile
+    const int64_t query = first_query + first_row;
+    Element* target = p.dq.row<Element>(item.sequence.batch, item.head, item.sequence.query_begin + query);
+    dq.scale(scale);
+    store_rows<Element>({.data = target + first_column * p.dq.column_stride,
+                         .row_stride = p.dq.row_stride,
+                         .column_stride = p.dq.column_stride,
+                         .rows = static_cast<int>(min(item.sequence.num_queries - query, int64_t{kRowsPerWarp})),
+                         .columns = static_cast<int>(p.head_dim_qk) - first_column},
+                        dq, shared.q, first_row);
+  }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+    backward_dq_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ Schedule schedule) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const QueryBlock block = query_block<Kernel>(p, schedule);
+  if (block.first_query >= block.item.sequence.num_queries) return;
+  Kernel kernel = {p,
+                   schedule,
+                   *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
+                   block.item,
+                   static_cast<int>(block.first_query),
+                   block.first_column};
+  kernel.run();
+}
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,288 @@
+// dQ, dK and dV of short sequences in one kernel: all keys of a head fit one block.
+//
+// Grid: one block a (batch, key head). Each warp owns kKeys / kWarps keys, as in backward_dkdv.cuh: its rows of
+// S^T = K Q^T and dP^T = V dO^T are accumulators from which dV += P^T dO and dK += dS^T Q read P and dS. The block has
+// all keys, so dS of a query tile is complete in it: it goes to shared memory, and the warps share the tile of
+// dQ = scale * dS K. So five products of tiles do where two kernels compute seven, each operand is read once, and
+// nothing is added up across blocks: sums have one fixed order.
+// Shared memory: K, V, two stages of Q and dO, LSE and delta of the head's queries, and one or two tiles of dS. dQ of a
+// tile is computed one step late: one barrier then says that the next tile has arrived and that dS is complete.
+// A warp leaves out the products of what none of its keys sees.
+#pragma once
+
+#include "kernels/common/attention_rows.cuh"
+#include "kernels/epilogue/store_quads.cuh"
+#include "kernels/epilogue/store_rows.cuh"
+#include "kernels/schedule/schedule.cuh"
+#include "kernels/score/score_gradient.cuh"
+#include "kernels/sm80/backward/head_statistics.cuh"
+#include "kernels/tile_config.h"
+#include "tile/sm80/copy_rows.h"
+#include "tile/sm80/gemm.h"
+#include "tile/sm80/gemm_transposed.h"
+
+namespace flash_attn_ext::sm80 {
+
+// With the first query head of the group.
+__device__ __forceinline__ WorkItem whole_head(const attention::AttentionParams& p, const Schedule& schedule) {
+  const Place at = schedule.place();
+  return {p.sequences.at(at.batch), at.key_head * schedule.group, at.key_head};
+}
+
+// The block's rows again. Takes nothing that the kernel would have to keep for it.
+template <class Kernel>
+__device__ __forceinline__ void fused_without_tensor_cores(const BackwardParams& p, const Schedule& schedule) {
+  using Element = typename Kernel::Element;
+  const WorkItem item = whole_head(p, schedule);
+  const attention::Sequence& sequence = item.sequence;
+  for (int64_t key = tile::warp(); key < sequence.num_keys; key += Kernel::kTile.warps) {
+    common::compute_dkdv_row<Element>(p, sequence, item.key_head, key, {});
+  }
+  for (uint32_t g = 0; g < schedule.group; ++g) {
+    const common::HeadItem head = common::head_item(p, sequence, item.head + g);
+    for (int64_t query = tile::warp(); query < sequence.num_queries; query += Kernel::kTile.warps) {
+      common::compute_dq_row<Element>(p, head, query, {});
+    }
+  }
+}
+
+template <class ElementType, int kMaxKeys>
+struct BackwardFusedKernel {
+  using Element = ElementType;
+  static constexpr int kHeadDim = kFusedHeadDim;
+  static constexpr FusedTile kTile = backward_fused_tile(kMaxKeys);
+  static constexpr int kThreads = kTile.warps * kWarpSize;
+  static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
+  static constexpr int kStages = 2;
+
+  using KeyTile = tile::SharedTile<Element, kTile.keys, kHeadDim>;
+  using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
+  using DscoreTile = tile::SharedTile<Element, kTile.keys, kTile.queries>;
+  struct Stage {
+    QueryTile q;
+    QueryTile dout;
+  };
+  struct Shared {
+    KeyTile k;
+    KeyTile v;
+    Stage stages[kStages];
+    DscoreTile dscores[kTile.dscores];
+    HeadStatistics statistics[kFusedQueries];
+  };
+
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
+  using KeyGradients = tile::Accumulator<kRowsPerWarp / 16, kHeadDim / 8>;
+  // A warp's share of a tile of dQ: 16 rows.
+  static constexpr int kRowParts = kTile.queries / 16;
+  static constexpr int kColumnsPerWarp = kHeadDim * kRowParts / kTile.warps;
+  using QueryGradients = tile::Accumulator<1, kColumnsPerWarp / 8>;
+
+  const BackwardParams& p;
+  const Schedule& schedule;
+  Shared& shared;
+  WorkItem item;
+  attention::Band band;  // the keys that the sequence's queries see
+  KeyGradients dk;
+  KeyGradients dv;
+  bool found_nan;
+
+  __device__ __forceinline__ void run() {
+    band = p.visibility.keys_of_rows(0, 0, item.sequence);
+    load_keys();
+    dk.clear();
+    dv.clear();
+    found_nan = false;
+    auto head = static_cast<uint32_t>(item.head);  // known to fit: 64 bits would take more registers
+    const uint32_t end_head = head + schedule.group;
+    do {
+      item.head = head;
+      walk_queries();
+    } while (++head != end_head);
+    dk.scale(static_cast<float>(p.score_mod.scale));
+    // V's tile is used anew for both: nobody but the warp has read its rows.
+    if (p.dv.data != nullptr) store(p.dv, dv, p.head_dim_v);
+    if (p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk);
+    // A NaN may be 0 times what is not attended: such rows again, without tensor cores.
+    if (__syncthreads_or(found_nan || dk.has_nan() || dv.has_nan())) {
+      fused_without_tensor_cores<BackwardFusedKernel>(p, schedule);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int num_keys() const { return band.length; }
+  __device__ __forceinline__ int num_queries() const { return static_cast<int>(item.sequence.num_queries); }
+  __device__ __forceinline__ static int first_key() { return tile::warp() * kRowsPerWarp; }  // the warp's
+
+  // Committed with the first tile of queries.
+  __device__ __forceinline__ void load_keys() {
+    const int64_t row = item.sequence.key_begin;
+    const auto* k = p.k.row<const Element>(item.sequence.batch, item.key_head, row);
+    const auto* v = p.v.row<const Element>(item.sequence.batch, item.key_head, row);
+    tile::copy_rows_async<kThreads>(shared.k, {k, p.k.row_stride, static_cast<int>(p.head_dim_qk)}, num_keys());
+    tile::copy_rows_async<kThreads>(shared.v, {v, p.v.row_stride, static_cast<int>(p.head_dim_v)}, num_keys());
+  }
+
+  __device__ __forceinline__ void load_queries(int tile) {
+    Stage& stage = shared.stages[tile % kStages];
+    const int first_query = tile * kTile.queries;
+    const int64_t row = item.sequence.query_begin + first_query;
+    const int count = num_queries() - first_query;
+    const auto* q = p.q.row<const Element>(item.sequence.batch, item.head, row);
+    const auto* dout = p.dout.row<const Element>(item.sequence.batch, item.head, row);
+    tile::copy_rows_async<kThreads>(stage.q, {q, p.q.row_stride, static_cast<int>(p.head_dim_qk)}, count);
+    tile::copy_rows_async<kThreads>(stage.dout, {dout, p.dout.row_stride, static_cast<int>(p.head_dim_v)}, count);
+  }
+
+  // Visits all query tiles of a head, in ascending order.
+  __device__ __forceinline__ void walk_queries() {
+    const int tiles = (num_queries() + kTile.queries - 1) / kTile.queries;
+#pragma unroll
+    for (int tile = 0; tile < kStages; ++tile) {
+      if (tile < tiles) load_queries(tile);
+    }
+    ptx::commit_copies();
+    load_head_statistics<BackwardFusedKernel>(shared.statistics, p, item, tiles * kTile.queries);
+    for (int tile = 0;; ++tile) {
+      ptx::wait_copies<0>();
+      __syncthreads();  // the tile has arrived and dS of the one before is complete; the readers of earlier ones are
+                        // done
+      if (tile > 0) {
+        if (tile + 1 < tiles) load_queries(tile + 1);
+        ptx::commit_copies();
+        compute_dq(tile - 1);
+      }
+      if (tile == tiles) break;
+      add_queries(tile);
+    }
+  }
+
+  // The keys that queries of the tile see.
+  struct Keys {
+    int begin;
+    int end;
+  };
+  __device__ __forceinline__ Keys keys_of(int tile) const {
+    const int first_query = tile * kTile.queries;
+    const int last_query = min(first_query + kTile.queries, num_queries()) - 1;
+    return {max(band.first_column(first_query), 0), band.end_column(last_query)};
+  }
+
+  // The readers of the last tile's dS are done. Warps come here from different places.
+  __device__ __forceinline__ static void release_dscores() {
+    if constexpr (kTile.dscores == 1) __syncthreads();
+  }
+
+  // dK, dV and dS of a tile of queries.
+  __device__ __forceinline__ void add_queries(int tile) {
+    const Keys keys = keys_of(tile);
+    const bool seen = keys.begin < first_key() + kRowsPerWarp && keys.end > first_key();
+    if (!seen) {
+      release_dscores();
+      return;
+    }
+    const Stage& stage = shared.stages[tile % kStages];
+    Scores scores;
+    Scores gradients;
+    compute_scores(scores, gradients, tile);
+    release_dscores();
+    const tile::LaneAddress<DscoreTile> own(shared.dscores[tile % kTile.dscores], first_key() + Scores::row(0),
+                                            Scores::column(0, 0));
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+        tile::store_shared_pair<Element>(own.at(Scores::row_step(r), 8 * j), gradients.at(r, j, 0),
+                                         gradients.at(r, j, 1));
+      }
+    }
+    tile::multiply_registers(dv, scores, stage.dout);
+    tile::multiply_registers(dk, gradients, stage.q);
+  }
+
+  // P and dS of the warp's keys and a tile of queries.
+  __device__ __forceinline__ void compute_scores(Scores& scores, Scores& gradients, int tile) {
+    const Stage& stage = shared.stages[tile % kStages];
+    const int first_query = tile * kTile.queries;
+    const int end_query = first_query + kTile.queries;
+    scores.clear();
+    gradients.clear();
+    tile::multiply_head_dims(scores, shared.k, first_key(), stage.q);
+    tile::multiply_head_dims(gradients, shared.v, first_key(), stage.dout);
+    const ScoreTile<Rows::kKeys, Scores> where = {p, item, first_key(), first_query};
+    const auto statistics = [&](int, int column) -> QueryStatistics { return shared.statistics[first_query + column]; };
+    const bool full = band.first_column(end_query - 1) <= first_key() &&
+                      band.end_column(first_query) >= first_key() + kRowsPerWarp && end_query <= num_queries();
+    if (full) {
+      differentiate<Differentiation<false, false, GradientOf::kProduct>>(scores, gradients, where, {}, statistics);
+    } else {
+      // Keys past the end are seen by no query: dQ takes their dS too.
+      const int rows = num_keys() - first_key();
+      for_each_element<Scores>([&](int r, int row, int j, int e, int) {
+        if (row >= rows) scores.at(r, j, e) = -INFINITY;
+      });
+      differentiate<Differentiation<false, true, GradientOf::kProduct>>(scores, gradients, where, {}, statistics);
+    }
+  }
+
+  // dQ of a tile whose dS is complete: 16 rows and an equal share of the columns a warp.
+  __device__ __forceinline__ void compute_dq(int tile) {
+    const int first_row = tile::warp() % kRowParts * 16;
+    const int first_column = tile::warp() / kRowParts * kColumnsPerWarp;
+    const tile::LeftOperandColumns<DscoreTile> dscores(shared.dscores[tile % kTile.dscores], first_row);
+    const tile::RightOperandColumns<KeyTile> k(shared.k, first_column);
+    const Keys keys = keys_of(tile);
+    // Four products in flight: those of two column tiles, for every other 16 keys.
+    constexpr int kSteps = kRowsPerWarp / 16;
+    constexpr int kSums = QueryGradients::kColumnTiles < 4 ? kSteps : 1;
+    QueryGradients sums[kSums];
+    for (QueryGradients& sum : sums) sum.clear();
+#pragma unroll(kTile.keys / 64)
+    for (int first = keys.begin / kRowsPerWarp * kRowsPerWarp; first < keys.end; first += kRowsPerWarp) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        uint32_t a[4];
+        dscores.load(a, 0, first + 16 * i);
+#pragma unroll
+        for (int j = 0; j < QueryGradients::kColumnTiles; j += 2) {
+          uint32_t b[4];
+          k.load(b, first + 16 * i, 8 * j);
+          tile::multiply_step<Element>(sums[i % kSums].c[0][j], a, b[0], b[1]);
+          tile::multiply_step<Element>(sums[i % kSums].c[0][j + 1], a, b[2], b[3]);
+        }
+      }
+    }
+    QueryGradients& dq = sums[0];
+    if constexpr (kSums == 2) dq.add(sums[1]);
+    found_nan |= dq.has_nan();
+    dq.scale(static_cast<float>(p.score_mod.scale));
+    const int64_t query = tile * kTile.queries + first_row;
+    Element* target = p.dq.row<Element>(item.sequence.batch, item.head, item.sequence.query_begin + query);
+    store_quads<Element>({.data = target + first_column * p.dq.column_stride,
+                          .row_stride = p.dq.row_stride,
+                          .column_stride = p.dq.column_stride,
+                          .rows = num_queries() - static_cast<int>(query),
+                          .columns = static_cast<int>(p.head_dim_qk) - first_column},
+                         dq);
+  }
+
+  __device__ __forceinline__ void store(const attention::MatrixView& view, const KeyGradients& gradients,
+                                        int64_t head_dim) {
+    const int64_t row = item.sequence.key_begin + first_key();
+    store_rows<Element>({.data = view.row<Element>(item.sequence.batch, item.key_head, row),
+                         .row_stride = view.row_stride,
+                         .column_stride = view.column_stride,
+                         .rows = num_keys() - first_key(),
+                         .columns = static_cast<int>(head_dim)},
+                        gradients, shared.v, first_key());
+  }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+    backward_fused_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ Schedule schedule) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  Kernel kernel = {p, schedule, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), whole_head(p, schedule)};
+  kernel.run();
+}
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,300 @@
+// The products that end a backward pass whose scores were stored (StoredScores): C = factor * A^T B, rows n of both
+// summed,
+//   rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for each query head;
+//   rows m of C are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), over the heads of a group.
+//
+// Grid: one block per (pair, its query head (dQ only), tile of kTile.rows rows m of C, slice of columns), in a head
+// those with the longest sums first. Each warp owns 64 rows and an equal share of the columns, and reads both operands
+// from shared memory by transposing loads. A block visits what its rows see, n ascending and one query head after the
+// other, and only it writes its rows: one fixed order. Groups of 32 columns of A that a row n does not see were never
+// written, and are zeros here.
+// Shared memory: kTile.stages stages of kTile.step rows of A and B. All threads copy; while one stage is multiplied the
+// others are on their way. One barrier a step.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/epilogue/store_row.cuh"
+#include "kernels/schedule/block.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm80/backward/stored_scores.cuh"
+#include "kernels/sm80/dispatch.h"
+#include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
+#include "kernels/tile_config.h"
+#include "ptx/cp_async.h"
+#include "tile/sm80/gemm_transposed.h"
+
+namespace flash_attn_ext::sm80 {
+
+struct ProductOperands {
+  Rows rows;                    // of C
+  const void* left;             // A: the p or ds of BackwardParams::stored
+  attention::MatrixView right;  // B: its rows are 16-byte aligned and contiguous
+  attention::MatrixView out;    // C
+  int64_t columns;              // of right and out
+  float factor;
+};
+
+struct BackwardProductParams {
+  BackwardParams p;
+  ProductOperands operands;
+};
+
+// What a block computes.
+template <class Element>
+struct ProductItem {
+  attention::Sequence sequence;
+  int64_t first_row;     // m of the block's first row
+  int columns;           // of C from the block's first one on
+  const Element* left;   // row 0 of the head's A, at column first_row
+  const Element* right;  // row 0 of the head's B, at the block's first column
+  Element* out;          // row 0 of C, there too
+};
+
+template <class ElementType, int kHeadDim>
+struct BackwardProductKernel {
+  using Element = ElementType;
+  static constexpr ProductTile kTile = product_tile(sizeof(ElementType), kHeadDim);
+  static constexpr int kThreads = kTile.row_warps * kTile.column_warps * kWarpSize;
+  static constexpr int kRowsPerWarp = kTile.rows / kTile.row_warps;
+  static_assert(kStoredRows % kTile.step == 0);
+
+  struct Stage {
+    tile::SharedTile<Element, kTile.step, kTile.rows> left;
+    tile::SharedTile<Element, kTile.step, kTile.columns> right;
+  };
+  struct Shared {
+    Stage stages[kTile.stages];
+  };
+  using Result = tile::SharedColumns<decltype(Stage::right), kRowsPerWarp / 16, kTile.column_warps>;
+
+  // What a zero in A does to NaN or infinity in B: makes NaN, as tensor cores do, or hides it.
+  enum class Zeros { kMultiply, kHide };
+
+  // What is copied next.
+  struct Position {
+    const Element* left;  // as in ProductItem, of the head at work
+    const Element* right;
+    int heads_left;
+    int tile;
+  };
+
+  const BackwardParams& p;
+  const ProductOperands& operands;
+  Shared& shared;
+  ProductItem<Element> item;
+  int first_tile;
+  int end_tile;
+  int full_begin;  // in tiles [full_begin, full_end) each row sees all of the block's columns of A
+  int full_end;
+  Result result;
+
+  __device__ __forceinline__ void run() {
+    find_tiles();
+    stream<Zeros::kMultiply>();
+    // A NaN may be 0 times what nobody attends. Once more, without that.
+    if (__syncthreads_or(result.has_nan())) stream<Zeros::kHide>();
+    store();
+  }
+
+ private:
+  __device__ __forceinline__ bool is_dq() const { return operands.rows == Rows::kQueries; }
+  __device__ __forceinline__ int64_t num_rows() const {
+    return is_dq() ? item.sequence.num_queries : item.sequence.num_keys;
+  }
+  __device__ __forceinline__ int64_t inner_length() const {
+    return is_dq() ? item.sequence.num_keys : item.sequence.num_queries;
+  }
+  // The rows of A and B that count for row m of C.
+  __device__ __forceinline__ attention::Interval inner_of(int64_t m) const {
+    return is_dq() ? p.visibility.keys_of(m, item.sequence) : p.visibility.queries_of(m, item.sequence);
+  }
+  __device__ __forceinline__ int num_heads() const { return is_dq() ? 1 : static_cast<int>(p.queries_per_key_head()); }
+
+  __device__ __forceinline__ void find_tiles() {
+    const int64_t end_row = min(item.first_row + kTile.rows, num_rows());
+    const attention::Interval first = inner_of(item.first_row);
+    const attention::Interval last = inner_of(end_row - 1);
+    first_tile = static_cast<int>(first.begin / kTile.step);
+    end_tile = last.end > first.begin ? static_cast<int>((last.end + kTile.step - 1) / kTile.step) : first_tile;
+    full_begin = static_cast<int>((last.begin + kTile.step - 1) / kTile.step);
+    full_end = end_row == item.first_row + kTile.rows ? static_cast<int>(first.end / kTile.step) : full_begin;
+  }
+
+  // Starts copying a tile from rows `stride` elements apart: bytes(row, column) of each 16-byte chunk, the rest zeros.
+  // A thread keeps its place in the swizzle, and steps from group to group and down the rows.
+  template <int kUnrolled, class Tile, class BytesOf>
+  __device__ __forceinline__ static void copy_async(Tile& tile, const Element* data, int64_t stride, BytesOf&& bytes) {
+    constexpr int kChunks = Tile::kGroup / Tile::kChunk;
+    constexpr int kRowStep = kThreads / kChunks;
+    static_assert(kRowStep % 8 == 0 && Tile::kRows % kRowStep == 0);
+    const int first_row = static_cast<int>(threadIdx.x) / kChunks;
+    const int first_column = static_cast<int>(threadIdx.x) % kChunks * Tile::kChunk;
+    const Element* source = data + first_row * stride + first_column;
+    const uint32_t target = tile.address(first_row, first_column);
+#pragma unroll kUnrolled
+    for (int row = 0; row < Tile::kRows; row += kRowStep) {
+#pragma unroll
+      for (int column = 0; column < Tile::kColumns; column += Tile::kGroup) {
+        ptx::copy_async_16(target + (row * Tile::kColumns + column) * sizeof(Element), source + column,
+                           bytes(first_row + row, first_column + column));
+      }
+      source += kRowStep * stride;
+    }
+  }
+
+  __device__ __forceinline__ void load_next(Stage& stage, Position& next) const {
+    if (next.heads_left > 0) {
+      const int64_t first = int64_t{next.tile} * kTile.step;
+      const Element* left = next.left + first * p.stored.columns;
+      const auto everything = [](int, int) { return 16; };
+      if (next.tile >= full_begin && next.tile < full_end) {
+        copy_async<kTile.step>(stage.left, left, p.stored.columns, everything);
+      } else {
+        const WrittenColumns written(p, item.sequence, is_dq() ? Rows::kKeys : Rows::kQueries, first, item.first_row);
+        copy_async<1>(stage.left, left, p.stored.columns,
+                      [&](int row, int column) { return row < written.num_rows && written.has(column) ? 16 : 0; });
+      }
+      const int rows = static_cast<int>(min(inner_length() - first, int64_t{kTile.step}));
+      const Element* right = next.right + first * operands.right.row_stride;
+      if (rows == kTile.step && item.columns >= kTile.columns) {
+        copy_async<kTile.step>(stage.right, right, operands.right.row_stride, everything);
+      } else {
+        copy_async<1>(stage.right, right, operands.right.row_stride, [&](int row, int column) {
+          constexpr int kChunk = decltype(stage.right)::kChunk;
+          return row < rows ? min(max(item.columns - column, 0), kChunk) * static_cast<int>(sizeof(Element)) : 0;
+        });
+      }
+      if (++next.tile == end_tile) {
+        next.tile = first_tile;
+        next.left += p.stored.rows * p.stored.columns;
+        next.right += operands.right.head_stride;
+        --next.heads_left;
+      }
+    }
+    ptx::commit_copies();  // of nothing at the end, so that waiting may always count stages
+  }
+
+  __device__ __forceinline__ int first_warp_row() const { return tile::warp() / kTile.column_warps * kRowsPerWarp; }
+  __device__ __forceinline__ int warp_column() const { return tile::warp() % kTile.column_warps; }
+
+  template <Zeros kZeros>
+  __device__ __forceinline__ void stream() {
+    result.clear();
+    Position next = {item.left, item.right, first_tile < end_tile ? num_heads() : 0, first_tile};
+    int steps = (end_tile - first_tile) * next.heads_left;
+#pragma unroll 1
+    for (int s = 0; s < kTile.stages - 1; ++s) load_next(shared.stages[s], next);
+    bool finished = false;  // there is nothing but NaN: no further product changes that
+    int current = 0;
+    for (; steps > 0; --steps) {
+      ptx::wait_copies<kTile.stages - 2>();
+      __syncthreads();  // this stage has arrived, and the one before is no longer read
+      load_next(shared.stages[current == 0 ? kTile.stages - 1 : current - 1], next);
+      const Stage& stage = shared.stages[current];
+      if constexpr (kZeros == Zeros::kMultiply) {
+        tile::multiply_transposed(result, stage.left, first_warp_row(), stage.right, warp_column());
+      } else if (!finished) {
+        tile::multiply_transposed_isolated(result, stage.left, first_warp_row(), stage.right, warp_column());
+        finished = __all_sync(0xFFFFFFFFu, result.only_nan());
+      }
+      current = current + 1 == kTile.stages ? 0 : current + 1;
+    }
+    ptx::wait_copies<0>();
+  }
+
+  __device__ __forceinline__ void store() const {
+    const int64_t stride = operands.out.column_stride;
+#pragma unroll
+    for (int r = 0; r < Result::Part::kThreadRows; ++r) {
+      const int column_of_left = first_warp_row() + Result::Part::row(r);
+      // The order of A's columns is at most a transposition, (j, t) -> (t, j): the same function leads back.
+      const int64_t row = item.first_row + StoredScores::place<Element>(column_of_left);
+      if (row >= num_rows()) continue;
+      Element* target = item.out + row * operands.out.row_stride;
+#pragma unroll
+      for (int group = 0; group < Result::kGroups; ++group) {
+        const int column = Result::first_column(group, warp_column());
+        store_row<Element>({target + column * stride, item.columns - column, stride}, result.parts[group], r,
+                           operands.factor);
+      }
+    }
+  }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+    backward_product_kernel(const __grid_constant__ BackwardProductParams params,
+                            const __grid_constant__ Schedule schedule) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  using Element = typename Kernel::Element;
+  const bool is_dq = params.operands.rows == Rows::kQueries;
+  const BackwardParams& p = params.p;
+  const Place at = schedule.place();
+  const attention::Sequence sequence = p.sequences.at(at.batch);
+  // Causal queries see the more the later they are; keys are seen the more the earlier.
+  const int64_t tile = is_dq ? static_cast<int>(schedule.tiles - 1 - at.tile)
+                             : key_tile<Kernel::kTile.rows>(schedule, at, sequence.num_keys);
+  const int64_t first_row = tile * Kernel::kTile.rows;
+  if (first_row < 0 || first_row >= (is_dq ? sequence.num_queries : sequence.num_keys)) return;
+  const int64_t key_head = at.key_head;
+  const int64_t query_head = key_head * schedule.group + at.head_of_group;  // or the first one of the sum
+  const int64_t query_row = sequence.query_begin;
+  const int64_t key_row = sequence.key_begin;
+  const int64_t first_column = int64_t{at.slice} * Kernel::kTile.columns;
+  const attention::MatrixView& right = params.operands.right;
+  const attention::MatrixView& out = params.operands.out;
+  const ProductItem<Element> item = {
+      .sequence = sequence,
+      .first_row = first_row,
+      .columns = static_cast<int>(params.operands.columns - first_column),
+      .left = static_cast<const Element*>(params.operands.left) + stored_matrix(p, {sequence, query_head, key_head}) +
+              first_row,
+      .right = right.row<const Element>(sequence.batch, is_dq ? key_head : query_head, is_dq ? key_row : query_row) +
+               first_column,
+      .out = out.row<Element>(sequence.batch, is_dq ? query_head : key_head, is_dq ? query_row : key_row) +
+             first_column * out.column_stride};
+  Kernel kernel = {.p = p,
+                   .operands = params.operands,
+                   .shared = *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
+                   .item = item};
+  kernel.run();
+}
+
+inline ProductOperands product_operands(const BackwardParams& p, MatrixGradient gradient) {
+  const float scale = static_cast<float>(p.score_mod.scale);
+  switch (gradient) {
+    case MatrixGradient::kDq:
+      return {Rows::kQueries, p.stored.ds, p.k, p.dq, p.head_dim_qk, scale};
+    case MatrixGradient::kDk:
+      return {Rows::kKeys, p.stored.ds, p.q, p.dk, p.head_dim_qk, scale};
+    default:
+      return {Rows::kKeys, p.stored.p, p.dout, p.dv, p.head_dim_v, 1.0f};
+  }
+}
+
+// Queues the product for pairs [first_pair, first_pair + num_pairs).
+template <class Element>
+cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& plan, MatrixGradient gradient,
+                                 cudaStream_t stream) {
+  const ProductOperands operands = product_operands(p, gradient);
+  const auto launch_with = [&](auto columns) {
+    using Kernel = BackwardProductKernel<Element, columns()>;
+    const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
+                                                .rows = operands.rows,
+                                                .tile_rows = Kernel::kTile.rows,
+                                                .slices = num_slices(operands.columns, Kernel::kTile.columns),
+                                                .element_bytes = sizeof(Element),
+                                                .l2_bytes = plan.l2_bytes});
+    return launch<Kernel>(backward_product_kernel<Kernel>, {p, operands}, schedule, stream);
+  };
+  if (operands.columns <= 64) return launch_with(Int<64>{});
+  if constexpr (sizeof(Element) == 2) {
+    if (operands.columns > 192) return launch_with(Int<256>{});  // in slices, where there are more
+    if (operands.columns > 128) return launch_with(Int<192>{});
+  }
+  return launch_with(Int<128>{});
+}
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,268 @@
+// Sums of dS that is computed again, each into what DscoreSum names. Without TF32: what is summed is never rounded.
+//
+// Grid: one block per tile of the result. Along a dimension that the result has, a block owns one index (a batch entry,
+// a head) or one tile of queries or keys; along another one it walks all of them in order. So blocks never share an
+// element of the result, every sum has one order, and each element is written once. The block's own sums stay in
+// registers, an element each, until the walk's end.
+// Shared memory: Q, dO, K and V of one tile of scores, then the sums.
+#pragma once
+
+#include "kernels/epilogue/store_dbias.cuh"
+#include "kernels/score/mask_coverage.cuh"
+#include "kernels/score/score_gradient.cuh"
+#include "kernels/sm80/backward/params.h"
+#include "kernels/sm80/dispatch.h"
+#include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
+#include "kernels/tile_config.h"
+#include "tile/sm80/copy_rows.h"
+#include "tile/sm80/gemm.h"
+
+namespace flash_attn_ext::sm80 {
+
+// One dimension of the grid: cut into steps, or taken whole by each block.
+struct DscoreAxis {
+  bool split;
+  int64_t length;
+  int64_t step;
+
+  __host__ __device__ int64_t count() const { return split ? (length + step - 1) / step : 1; }
+  __device__ __forceinline__ attention::Interval range(int64_t index) const {
+    if (!split) return {0, length};
+    return {index * step, min((index + 1) * step, length)};
+  }
+};
+
+struct DscoreParams {
+  BackwardParams p;
+  DscoreSum sum;
+  DscoreAxis batches;
+  DscoreAxis heads;
+  DscoreAxis queries;
+  DscoreAxis keys;
+
+  int64_t num_blocks() const { return batches.count() * heads.count() * queries.count() * keys.count(); }
+};
+
+// What a block sums over.
+struct DscoreRanges {
+  attention::Interval batches;
+  attention::Interval heads;
+  attention::Interval queries;
+  attention::Interval keys;
+};
+
+template <class Element, int kHeadDim>
+struct DscoreSumsKernel {
+  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, Variant::kExtended);
+  static constexpr int kThreads = kTile.warps * kWarpSize;
+  static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
+
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
+  using Where = ScoreTile<Rows::kQueries, Scores>;
+
+  struct Operands {
+    tile::SharedTile<Element, kTile.queries, kHeadDim> q;
+    tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
+    tile::SharedTile<Element, kTile.keys, kHeadDim> k;
+    tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+  };
+  union Shared {
+    Operands operands;
+    float sums[kTile.queries][kTile.keys];
+  };
+
+  const DscoreParams& params;
+  const BackwardParams& p;
+  Shared& shared;
+  Scores sums;
+
+  static DscoreParams make_params(const BackwardParams& p, DscoreSum sum) {
+    const attention::BiasGradient& g = p.dbias;
+    const bool is_bias = sum == DscoreSum::kBias;
+    return {.p = p,
+            .sum = sum,
+            .batches = {!is_bias || g.per_batch, p.batch, 1},
+            .heads = {!is_bias || g.per_head, p.num_heads_q, 1},
+            .queries = {!is_bias || g.per_query, p.sequences.max_seqlen_q, kTile.queries},
+            .keys = {is_bias && g.per_key, p.sequences.max_seqlen_k, kTile.keys}};
+  }
+
+  __device__ __forceinline__ void run(const DscoreRanges& ranges) {
+    sums.clear();
+    for (int64_t batch = ranges.batches.begin; batch < ranges.batches.end; ++batch) {
+      const attention::Sequence sequence = p.sequences.at(batch);
+      for (int64_t head = ranges.heads.begin; head < ranges.heads.end; ++head) {
+        add_head({sequence, head, head / p.queries_per_key_head()}, ranges);
+      }
+    }
+    sum_tile(ranges);
+  }
+
+ private:
+  // Tiles with visible scores, queries before keys, in ascending order.
+  __device__ __forceinline__ void add_head(const WorkItem& item, const DscoreRanges& ranges) {
+    const int64_t query_end = min(ranges.queries.end, item.sequence.num_queries);
+    for (int64_t query = ranges.queries.begin; query < query_end; query += kTile.queries) {
+      const attention::Interval queries = {query, min(query + kTile.queries, query_end)};
+      const attention::Interval seen = p.visibility.keys_of_tile(queries, item.sequence);
+      const int64_t key_end = min(ranges.keys.end, seen.end);
+      int64_t key = max(ranges.keys.begin, seen.begin) / kTile.keys * kTile.keys;  // a range begins with a tile
+      for (; key < key_end; key += kTile.keys) {
+        const attention::Interval keys = {key, min(key + kTile.keys, item.sequence.num_keys)};
+        const MaskCoverage attended = mask_coverage(p, item, queries, keys);
+        if (attended == MaskCoverage::kNone) continue;
+        const Where where = {p, item, query + tile::warp() * kRowsPerWarp, key};
+        const TileTerms<Scores> terms = where.load_terms(attended == MaskCoverage::kMixed);
+        load(item, queries, keys);
+        add(compute(where, terms), where);
+      }
+    }
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void load_rows(Tile& target, const attention::MatrixView& view, int64_t head_dim,
+                                            const Element* first_row, const attention::Interval& rows) {
+    tile::copy_rows_async<kThreads>(target, {first_row, view.row_stride, static_cast<int>(head_dim)},
+                                    static_cast<int>(rows.end - rows.begin));
+  }
+
+  __device__ __forceinline__ void load(const WorkItem& item, const attention::Interval& queries,
+                                       const attention::Interval& keys) {
+    Operands& target = shared.operands;
+    const int64_t batch = item.sequence.batch;
+    const int64_t query_row = item.sequence.query_begin + queries.begin;
+    const int64_t key_row = item.sequence.key_begin + keys.begin;
+    __syncthreads();  // the last tile's readers are done
+    load_rows(target.q, p.q, p.head_dim_qk, p.q.row<const Element>(batch, item.head, query_row), queries);
+    load_rows(target.dout, p.dout, p.head_dim_v, p.dout.row<const Element>(batch, item.head, query_row), queries);
+    load_rows(target.k, p.k, p.head_dim_qk, p.k.row<const Element>(batch, item.key_head, key_row), keys);
+    load_rows(target.v, p.v, p.head_dim_v, p.v.row<const Element>(batch, item.key_head, key_row), keys);
+    ptx::commit_copies();
+    ptx::wait_copies<0>();
+    __syncthreads();
+  }
+
+  // dS; for delta itself P dP.
+  __device__ __forceinline__ Scores compute(const Where& where, const TileTerms<Scores>& terms) const {
+    const Operands& operands = shared.operands;
+    Scores scores;
+    Scores gradients;
+    scores.clear();
+    gradients.clear();
+    tile::multiply_head_dims(scores, operands.q, tile::warp() * kRowsPerWarp, operands.k);
+    // Their sum over keys cancels against delta, which knows nothing of cut-off sums.
+    tile::multiply_rows<decltype(operands.dout), tile::Sums::kRounded>(gradients, operands.dout,
+                                                                       tile::warp() * kRowsPerWarp, operands.v);
+    QueryStatistics statistics[Scores::kThreadRows];
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      statistics[r] = load_statistics<true>(p, where.item, where.first_row + Scores::row(r));
+      if (params.sum == DscoreSum::kDelta) statistics[r].delta = 0.0f;
+    }
+    differentiate<Differentiation<true, true, GradientOf::kScore>>(
+        scores, gradients, where, terms, [&](int r, int) -> const auto& { return statistics[r]; });
+    return gradients;
+  }
+
+  __device__ __forceinline__ void add(Scores dscore, const Where& where) {
+    if (params.sum == DscoreSum::kAlibi) {
+      const int64_t diagonal = p.visibility.diagonal(where.item.sequence);
+      for_each_element<Scores>([&](int r, int row, int j, int e, int column) {
+        dscore.at(r, j, e) *=
+            static_cast<float>(attention::alibi_derivative(where.query(row, column), where.key(row, column), diagonal));
+      });
+    }
+    // Rows past the end hold zeros, but see keys: 0 times a NaN is not to reach a sum over rows.
+    for_each_element<Scores>([&](int r, int row, int j, int e, int) {
+      if (where.first_row + row < where.item.sequence.num_queries) sums.at(r, j, e) += dscore.at(r, j, e);
+    });
+  }
+
+  // Sums over rows and columns of the tile where the result has only one, in order, then the result.
+  __device__ __forceinline__ void sum_tile(const DscoreRanges& ranges) {
+    const bool per_query = params.sum == DscoreSum::kDelta || (params.sum == DscoreSum::kBias && p.dbias.per_query);
+    const bool per_key = params.keys.split;
+    __syncthreads();  // the last tile's readers are done
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      float* row = shared.sums[tile::warp() * kRowsPerWarp + Scores::row(r)];
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (per_key) row[Scores::column(j, e)] = sums.at(r, j, e);
+          sum += sums.at(r, j, e);
+        }
+      }
+      sum = tile::quad_sum(sum);
+      if (!per_key && tile::lane() % 4 == 0) row[0] = sum;
+    }
+    __syncthreads();
+    const int rows = per_query ? kTile.queries : 1;
+    const int columns = per_key ? kTile.keys : 1;
+    for (int index = static_cast<int>(threadIdx.x); index < rows * columns; index += kThreads) {
+      const int row = index / columns;
+      const int column = index % columns;
+      float sum = shared.sums[row][column];
+      for (int i = 1; i < (per_query ? 1 : kTile.queries); ++i) sum += shared.sums[i][column];
+      store(ranges, row, column, sum);
+    }
+  }
+
+  __device__ __forceinline__ void store(const DscoreRanges& ranges, int row, int column, float sum) const {
+    const int64_t batch = ranges.batches.begin;
+    const int64_t head = ranges.heads.begin;
+    const int64_t query = ranges.queries.begin + row;
+    const int64_t key = ranges.keys.begin + column;
+    if (params.sum == DscoreSum::kDelta) {
+      const attention::Sequence sequence = p.sequences.at(batch);
+      if (query >= sequence.num_queries) return;
+      const int64_t place = sequence.query_begin + query;
+      const float dlse = p.dlse.present() ? *p.dlse.at<const float>(batch, head, place) : 0.0f;
+      *p.delta.at<float>(batch, head, place) = sum - dlse;
+    } else if (params.sum == DscoreSum::kAlibi) {
+      static_cast<float*>(p.alibi_partials.data)[blockIdx.x] = sum;
+    } else if (query < p.sequences.max_seqlen_q && key < p.sequences.max_seqlen_k) {
+      const attention::BiasGradient& g = p.dbias;
+      store_dbias<Element>(
+          g, batch * g.batch_stride + head * g.head_stride + query * g.query_stride + key * g.key_stride, sum);
+    }
+  }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads) dscore_sums_kernel(const __grid_constant__ DscoreParams params) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  int64_t index = blockIdx.x;
+  const auto next_range = [&](const DscoreAxis& axis) {
+    const int64_t count = axis.count();
+    const int64_t rest = index / count;
+    const attention::Interval range = axis.range(index - rest * count);
+    index = rest;
+    return range;
+  };
+  DscoreRanges ranges;
+  ranges.keys = next_range(params.keys);
+  ranges.queries = next_range(params.queries);
+  ranges.heads = next_range(params.heads);
+  ranges.batches = next_range(params.batches);
+  Kernel kernel = {params, params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)};
+  kernel.run(ranges);
+}
+
+template <class Element>
+cudaError_t dscore_sums(const BackwardParams& p, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream) {
+  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
+    if constexpr (has_general_head_dim(sizeof(Element), head_dim())) {
+      using Kernel = DscoreSumsKernel<Element, head_dim()>;
+      const DscoreParams params = Kernel::make_params(p, sum);
+      return launch<Kernel>(dscore_sums_kernel<Kernel>, params, params.num_blocks(), stream);
+    } else {
+      return cudaErrorInvalidValue;
+    }
+  });
+}
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,27 @@
+#pragma once
+
+#include "kernels/sm80/backward/backward_fused.cuh"
+#include "kernels/sm80/dispatch.h"
+#include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Element>
+cudaError_t backward_fused(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  const auto launch_with = [&](auto keys) {
+    using Kernel = BackwardFusedKernel<Element, keys()>;
+    const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
+                                                .rows = Rows::kKeys,
+                                                .tile_rows = Kernel::kTile.keys,
+                                                .slices = 1,
+                                                .element_bytes = sizeof(Element),
+                                                .l2_bytes = plan.l2_bytes});
+    return launch<Kernel>(backward_fused_kernel<Kernel>, p, schedule, stream);
+  };
+  if (plan.fused_keys == 64) return launch_with(Int<64>{});
+  if (plan.fused_keys == 128) return launch_with(Int<128>{});
+  return launch_with(Int<256>{});
+}
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,26 @@
+// What the kernels of one backward pass tell each other, beside what the host tells them.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/params.h"
+#include "kernels/common/alibi_partials.h"
+#include "kernels/plan/stored_scores.h"
+
+namespace flash_attn_ext::sm80 {
+
+struct BackwardParams : attention::BackwardParams {
+  bool delta_is_pending = false;  // the first kernel of the pass computes delta from out and dout
+
+  // The pairs of a batch entry and a key head that a launch works on. Counted head-major, key head * batch + batch
+  // entry, so that a launch may hold all batch entries of a head.
+  int64_t first_pair = 0;
+  int64_t num_pairs = 0;
+
+  StoredScores stored;
+  uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether a NaN came out
+  uint8_t* dkdv_nan_flags = nullptr;  // and of the dK/dV kernel
+  common::AlibiPartials alibi_partials;
+};
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,106 @@
+// Leaves a tile of P or dS to a later kernel.
+#pragma once
+
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm80/backward/params.h"
+#include "kernels/tile_config.h"
+#include "ptx/pin.h"
+
+namespace flash_attn_ext::sm80 {
+
+// Where row 0 of the sequence's matrix begins, of the item's query head (StoredScores). In elements.
+__device__ __forceinline__ int64_t stored_matrix(const BackwardParams& p, const WorkItem& item) {
+  const StoredScores& kept = p.stored;
+  const bool packed = p.sequences.cu_seqlens_q != nullptr;
+  const int64_t group = p.queries_per_key_head();
+  const int64_t matrix =
+      packed ? item.key_head - kept.first_key_head : item.key_head * p.batch + item.sequence.batch - p.first_pair;
+  const int64_t head = matrix * group + item.head - item.key_head * group;
+  const int64_t first_row = packed ? kept.first_row(item.sequence) : 0;
+  return (head * kept.rows + first_row) * kept.columns;
+}
+
+// What was written of rows [first_row, ...), all in one aligned tile of kStoredRows: the same groups of 32 columns for
+// each of them, those that any of the tile's rows sees.
+struct WrittenColumns {
+  int begin;  // relative to first_column, as has() takes them
+  int end;
+  int num_rows;  // from first_row on
+
+  __device__ __forceinline__ WrittenColumns(const attention::AttentionParams& p, const attention::Sequence& sequence,
+                                            Rows rows_are, int64_t first_row, int64_t first_column) {
+    const bool are_keys = rows_are == Rows::kKeys;
+    const int64_t tile = first_row / kStoredRows * kStoredRows;
+    const int64_t end_row = are_keys ? sequence.num_keys : sequence.num_queries;
+    const attention::Band seen = are_keys ? p.visibility.queries_of_rows(tile, first_column, sequence)
+                                          : p.visibility.keys_of_rows(tile, first_column, sequence);
+    begin = seen.first_column(0);
+    end = seen.end_column(static_cast<int>(min(end_row - tile, int64_t{kStoredRows})) - 1);
+    num_rows = static_cast<int>(end_row - first_row);
+  }
+
+  __device__ __forceinline__ bool has(int column) const {
+    const int group = column / 32 * 32;
+    return begin < end && begin < group + 32 && group < end;
+  }
+};
+
+// Where a thread leaves its elements of a warp's rows of P or dS. Found once: it takes a division and as many
+// instructions as writing a tile.
+template <class Element, class Acc>
+class StoredRows {
+ public:
+  StoredRows() = default;  // of nothing
+  __device__ __forceinline__ StoredRows(const BackwardParams& p, const WorkItem& item, int64_t first_row) {
+    const int column = sizeof(Element) == 2 ? tile::lane() % 4 * 8 : Acc::column(0, 0);
+    const int64_t row = first_row + Acc::row(0);
+    own_ = ptx::pin(static_cast<int>(stored_matrix(p, item) + row * p.stored.columns + column));
+  }
+
+  // The columns from first_column on. matrices: the p or ds of the spill. Marked to leave L2 first: each element is
+  // read once, and K and V are to stay.
+  __device__ __forceinline__ void write(const BackwardParams& p, void* matrices, int first_column,
+                                        const Acc& scores) const {
+    if constexpr (Acc::kColumnTiles % 4 == 0) {
+      const auto columns = static_cast<int>(p.stored.columns);
+#pragma unroll
+      for (int r = 0; r < Acc::kThreadRows; ++r) {
+        Element* row = static_cast<Element*>(matrices) + (own_ + first_column + Acc::row_step(r) * columns);
+#pragma unroll
+        for (int j = 0; j < Acc::kColumnTiles; j += 4) write_group(row + 8 * j, scores, r, j);
+      }
+    }
+  }
+
+  // Tiles [tile, end), which a mask leaves nothing of, in all that is kept.
+  __device__ __forceinline__ void write_zeros(const BackwardParams& p, int tile, int end) const {
+    for (; tile < end; ++tile) {
+      Acc nothing;
+      nothing.clear();
+      if (p.stored.p != nullptr) write(p, p.stored.p, tile * 8 * Acc::kColumnTiles, nothing);
+      write(p, p.stored.ds, tile * 8 * Acc::kColumnTiles, nothing);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void write_group(Element* row, const Acc& scores, int r, int first_j) {
+    if constexpr (sizeof(Element) == 2) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        packed[j] = ptx::pack(scores.at(r, first_j + j, 0), scores.at(r, first_j + j, 1), Element{});
+      }
+      __stcs(reinterpret_cast<uint4*>(row), uint4{packed[0], packed[1], packed[2], packed[3]});
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        __stcs(reinterpret_cast<float2*>(row + 8 * j),
+               float2{scores.at(r, first_j + j, 0), scores.at(r, first_j + j, 1)});
+      }
+    }
+  }
+
+  int own_ = 0;  // the thread's first element of column 0: 32 bits count all of them (StoredScores::kMostBytes)
+};
+
+}  // namespace flash_attn_ext::sm80

@@ -1,7 +1,0 @@
-#include "kernels/sm80/backward_launch.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t backward_dbias<__half>(const attention::BackwardParams&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80

@@ -1,8 +1,0 @@
-#include "kernels/sm80/backward_launch.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t backward_dkdv<float, 64>(const attention::BackwardParams&, cudaStream_t);
-template cudaError_t backward_dkdv<float, 128>(const attention::BackwardParams&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80

@@ -1,8 +1,0 @@
-#include "kernels/sm80/backward_launch.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t backward_dalibi<__half>(const attention::BackwardParams&, cudaStream_t);
-template cudaError_t backward_delta<__half>(const attention::BackwardParams&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80

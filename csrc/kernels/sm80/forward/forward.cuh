@@ -1,0 +1,305 @@
+// Forward pass: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1).
+//
+// Grid: one block a (batch, query head, tile of kQueries queries), tiles with the most keys first. Each warp owns
+// kQueries / kWarps rows: S, P and O live in its registers, and P is used as an operand from there.
+// Shared memory: Q, and one or two stages of a tile of K and one of V. With one, V is on its way while S = Q K^T is
+// computed, and the next K while O += P V; with two, both of the next tile all along, and a tile has one barrier.
+// Two blocks on a multiprocessor fill each other's waits. Key tiles outside the visible interval are never loaded, and
+// only partial ones compare.
+#pragma once
+
+#include "kernels/common/attention_rows.cuh"
+#include "kernels/epilogue/nan_flags.cuh"
+#include "kernels/schedule/block.cuh"
+#include "kernels/score/bias_mask.cuh"
+#include "kernels/score/mask_coverage.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm80/forward/forward_rows.cuh"
+#include "kernels/tile_config.h"
+#include "tile/sm80/copy_rows.h"
+#include "tile/sm80/gemm.h"
+
+namespace flash_attn_ext::sm80 {
+
+// The warp's rows again, found anew: no register is held for it.
+template <class Kernel>
+__device__ __forceinline__ void forward_without_tensor_cores(const ForwardParams& p, const Schedule& schedule) {
+  const QueryBlock block = query_block<Kernel>(p, schedule);
+  const int64_t begin = block.first_query + tile::warp() * Kernel::kRowsPerWarp;
+  const int64_t end = min(begin + Kernel::kRowsPerWarp, block.item.sequence.num_queries);
+  const common::ColumnRange columns = {block.first_column, block.first_column + Kernel::kTile.columns};
+  const common::HeadItem head = common::head_item(p, block.item.sequence, block.item.head);
+  for (int64_t query = begin; query < end; ++query) {
+    common::compute_forward_row<typename Kernel::Element>(p, head, query, columns);
+  }
+}
+
+template <class Traits>
+struct ForwardKernel {
+  using Element = typename Traits::Element;
+  static constexpr int kHeadDim = Traits::kHeadDim;
+  static constexpr QueryStationaryTile kTile = forward_tile(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr int kThreads = kTile.warps * kWarpSize;
+  static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
+  static constexpr int kFewKeys = 16;  // a last tile of no more is a narrow one, where there are two stages
+  static constexpr bool kCachesAddresses = Traits::kVariant == Variant::kShort;  // with one stage
+  using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;              // of copies
+  using Length = std::conditional_t<kTile.stages == 2, int, int64_t>;            // in which intervals are computed
+
+  // A warp's first row sees more than the block's. Kernels with a body for partial tiles gain nothing by it.
+  static constexpr bool kFullForWarp = Traits::kVariant == Variant::kPlain && kHeadDim == 128;
+
+  using WarpRows = ForwardRows<Traits>;
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
+  using Terms = std::conditional_t<Traits::kHasBiasMask, StagedBiasMask<Element, Scores>, NoBiasMask>;
+
+  using KTile = tile::SharedTile<Element, kTile.keys, kHeadDim>;
+  using VTile = tile::SharedTile<Element, kTile.keys, kTile.columns>;
+
+  struct Shared {
+    tile::SharedTile<Element, kTile.queries, kHeadDim> q;
+    KTile k[kTile.stages];
+    VTile v[kTile.stages];
+    Terms terms[Traits::kHasBiasMask ? kTile.warps : 1];
+  };
+
+  const ForwardParams& p;
+  const Schedule& schedule;
+  Shared& shared;
+  WorkItem item;
+  int64_t first_query;
+  int first_column;  // of V and O
+  int num_keys;
+  WarpRows rows;
+
+  __device__ __forceinline__ int num_queries() const {
+    return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
+  }
+
+  // Of a key; 32 bits without a sign, to divide in one instruction.
+  __device__ __forceinline__ static int tile_of(int64_t key) {
+    return static_cast<int>(static_cast<uint32_t>(key) / kTile.keys);
+  }
+
+  // Committed with the first tile of keys.
+  __device__ __forceinline__ void load_queries() {
+    const int64_t row = item.sequence.query_begin + first_query;
+    const auto* rows = p.q.row<const Element>(item.sequence.batch, item.head, row);
+    tile::copy_rows_async<kThreads, Index>(shared.q, {rows, p.q.row_stride, static_cast<int>(p.head_dim_qk)},
+                                           num_queries());
+  }
+
+  __device__ __forceinline__ void run() {
+    num_keys = static_cast<int>(item.sequence.num_keys);
+    attention::Interval first = {0, num_keys};
+    attention::Interval last = first;
+    if (Traits::kVariant != Variant::kShort || !p.visibility.unlimited()) {
+      first = p.visibility.keys_of<Length>(first_query, item.sequence);
+      last = p.visibility.keys_of<Length>(first_query + num_queries() - 1, item.sequence);
+    }
+    rows.clear();
+    if (first.begin < last.end) {
+      if constexpr (kTile.stages == 2) {
+        stream_ahead(key_tiles(first, last));
+      } else {
+        stream(key_tiles(first, last));
+      }
+    }
+    rows.finish(item, first_query, first_column, shared.q);
+    // A NaN may be 0 times what nobody attends: such rows are computed again, without tensor cores.
+    if constexpr (repairs_in_kernel(Traits::kVariant)) {
+      if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) forward_without_tensor_cores<ForwardKernel>(p, schedule);
+    } else {
+      note_nan<kTile.warps>(p.nan_flags, rows.out);
+    }
+  }
+
+  // The key tiles that the block's first and last query see between them.
+  struct KeyTiles {
+    int first;
+    int last;
+    int full_begin;  // every query, or with kFullForWarp the warp's, sees every key of tiles [full_begin, full_end)
+    int full_end;
+    int last_keys;  // that are seen of the last one
+  };
+
+  __device__ __forceinline__ KeyTiles key_tiles(const attention::Interval& first,
+                                                const attention::Interval& last) const {
+    const int last_tile = tile_of(last.end - 1);
+    int first_end = static_cast<int>(first.end);
+    if (kFullForWarp && first_end > 0) first_end = min(first_end + tile::warp() * kRowsPerWarp, num_keys);
+    // The last query begins last, the first ends first.
+    return {.first = tile_of(first.begin),
+            .last = last_tile,
+            .full_begin = tile_of(last.begin + kTile.keys - 1),
+            .full_end = tile_of(first_end),
+            .last_keys = static_cast<int>(last.end) - last_tile * kTile.keys};
+  }
+
+  // The head's K, and the block's columns of its V.
+  __device__ __forceinline__ tile::GlobalRows<Element> k_rows() const {
+    return {p.k.row<const Element>(item.sequence.batch, item.key_head, item.sequence.key_begin), p.k.row_stride,
+            static_cast<int>(p.head_dim_qk)};
+  }
+  __device__ __forceinline__ tile::GlobalRows<Element> v_rows() const {
+    return {p.v.row<const Element>(item.sequence.batch, item.key_head, item.sequence.key_begin) + first_column,
+            p.v.row_stride, static_cast<int>(p.head_dim_v) - first_column};
+  }
+
+  template <class Acc>
+  __device__ __forceinline__ ScoreTile<Rows::kQueries, Acc> where_of(int tile) const {
+    return {p, item, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
+  }
+
+  // Visits the tiles from the last one down, one stage of K and V.
+  __device__ __forceinline__ void stream(const KeyTiles& tiles) {
+    const tile::TileSource<kThreads, KTile, Index> k(k_rows(), num_keys);
+    const tile::TileSource<kThreads, VTile, Index> v(v_rows(), num_keys);
+    const int whole_k = ptx::pin(k.regular() ? num_keys / kTile.keys : 0);
+    const int whole_v = ptx::pin(v.regular() ? num_keys / kTile.keys : 0);
+    const auto load_k = [&](int tile) {
+      k.template copy<kCachesAddresses>(shared.k[0], tile, whole_k);
+      ptx::commit_copies();
+    };
+    const auto load_v = [&](int tile) {
+      v.template copy<kCachesAddresses>(shared.v[0], tile, whole_v);
+      ptx::commit_copies();
+    };
+    const auto coverage = [&](int tile) {
+      return mask_coverage(p, item, {first_query, first_query + kTile.queries},
+                           {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
+    };
+    Terms& terms = shared.terms[Traits::kHasBiasMask ? tile::warp() : 0];
+    const int end = tiles.first - 1;
+    Visit at = next_attended<-1, Traits::kHasBiasMask>(tiles.last, end, coverage);
+    if (at.tile == end) return;
+    const int start = at.tile;
+    load_queries();
+    if constexpr (Traits::kHasBiasMask) terms.load(where_of<Scores>(start), at.masked);
+    load_k(start);
+    load_v(start);
+    while (at.tile != end) {
+      const auto where = where_of<Scores>(at.tile);
+      if (at.tile == start) {
+        ptx::wait_copies<1>();
+        __syncthreads();  // Q and K have arrived
+      } else {
+        ptx::wait_copies<0>();
+        __syncthreads();  // K has arrived, and V's readers are done
+        load_v(at.tile);
+      }
+      const Visit next = next_attended<-1, Traits::kHasBiasMask>(at.tile - 1, end, coverage);
+      Scores scores;
+      scores.clear();
+      tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[0]);
+      ptx::wait_copies<0>();
+      __syncthreads();  // V has arrived, and K's readers are done
+      if (next.tile != end) load_k(next.tile);
+      if constexpr (Traits::kHasBiasMask) {
+        modify(scores, where, terms, at.masked);
+        __syncwarp();  // the terms' readers are done
+        if (next.tile != end) {
+          terms.load(where_of<Scores>(next.tile), next.masked);
+          ptx::commit_copies();
+        }
+      }
+      if (at.tile < tiles.full_begin || at.tile >= tiles.full_end) where.hide_invisible(scores);
+      rows.softmax(scores);
+      if (rows.drops()) {
+        where.draw([&](int r, int j, int e, bool kept) {
+          if (!kept) scores.at(r, j, e) = 0.0f;
+        });
+      }
+      tile::multiply_registers(rows.out, scores, shared.v[0]);
+      at = next;
+    }
+    ptx::wait_copies<0>();
+  }
+
+  // The same with two stages, and nothing that changes a score but its scale.
+  __device__ __forceinline__ void stream_ahead(const KeyTiles& tiles) {
+    const tile::TileSource<kThreads, KTile, Index> k(k_rows(), num_keys);
+    const tile::TileSource<kThreads, VTile, Index> v(v_rows(), num_keys);
+    const int whole = ptx::pin(k.regular() && v.regular() ? num_keys / kTile.keys : 0);
+    // 197 and 257 keys are common: vision transformers.
+    const int narrow = ptx::pin(tiles.last_keys <= kFewKeys ? tiles.last : -1);
+    const auto load = [&](int stage, int tile) {
+      if (tile < whole) {
+        k.copy_whole(shared.k[stage], tile);
+        v.copy_whole(shared.v[stage], tile);
+      } else {
+        const int wanted = tile == narrow ? kFewKeys : kTile.keys;
+        k.copy_some(shared.k[stage], tile, wanted);
+        v.copy_some(shared.v[stage], tile, wanted);
+      }
+      ptx::commit_copies();
+    };
+    const int full_begin = ptx::pin(tiles.full_begin);
+    const int full_end = ptx::pin(tiles.full_end);
+    const int first = ptx::pin(tiles.first);
+    load_queries();
+    load(0, tiles.last);
+    int stage = 0;
+    for (int tile = tiles.last; tile >= first; --tile) {
+      ptx::wait_copies<0>();
+      __syncthreads();  // this tile has arrived, and the last one has no readers any more
+      if (tile > first) load(stage ^ 1, tile - 1);
+      if (tile == narrow) {
+        attend<kFewKeys, true>(stage, tile);
+      } else if (tile < full_begin || tile >= full_end) {
+        attend<kTile.keys, true>(stage, tile);
+      } else {
+        attend<kTile.keys, false>(stage, tile);
+      }
+      stage ^= 1;
+    }
+  }
+
+  // The first kKeys keys of a tile.
+  template <int kKeys, bool kPartial>
+  __device__ __forceinline__ void attend(int stage, int tile) {
+    tile::Accumulator<kRowsPerWarp / 16, kKeys / 8> scores;
+    scores.clear();
+    tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp,
+                             shared.k[stage].template rows_from<kKeys>(0));
+    if (kPartial) where_of<decltype(scores)>(tile).hide_invisible(scores);
+    rows.softmax(scores);
+    tile::multiply_registers(rows.out, scores, shared.v[stage]);
+  }
+
+  // product -> score.
+  template <class Tile>
+  __device__ __forceinline__ void modify(Scores& scores, const Tile& where, const Terms& terms, bool masked) const {
+    const attention::ScoreMod& mod = p.score_mod;
+    const bool staged = Terms::stages(mod.bias);
+    // The scale joins the bias's addition where nothing comes between them.
+    const bool scaled_later = staged && (!Traits::kExtended || (mod.softcap == 0.0 && !mod.alibi.present()));
+    if (!rows.folds_scale() && !scaled_later) where.cap(scores);
+    if (Traits::kExtended && mod.alibi.present()) where.add_alibi(scores);
+    if (staged) {
+      terms.add_bias(scores, scaled_later ? static_cast<float>(mod.scale) : 1.0f);
+    } else if (Traits::kExtended && mod.bias.present()) {
+      where.add_float32_bias(scores);
+    }
+    if (masked) terms.apply_mask(scores);
+  }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+    forward_kernel(const __grid_constant__ ForwardParams p, const __grid_constant__ Schedule schedule) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const QueryBlock block = query_block<Kernel>(p, schedule);
+  if (block.first_query >= block.item.sequence.num_queries) return;
+  Kernel kernel = {p,
+                   schedule,
+                   *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
+                   block.item,
+                   block.first_query,
+                   block.first_column,
+                   0,
+                   {p}};
+  kernel.run();
+}
+
+}  // namespace flash_attn_ext::sm80

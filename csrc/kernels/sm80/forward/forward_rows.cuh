@@ -1,0 +1,135 @@
+// A warp's rows of the forward pass: their P, O, running maximum and sum (online softmax), and how they end.
+#pragma once
+
+#include "attention/online_softmax.h"
+#include "kernels/epilogue/store_rows.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm80/forward/params.h"
+#include "kernels/sm80/kernel_traits.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Traits>
+struct ForwardRows {
+  using Element = typename Traits::Element;
+  static constexpr QueryStationaryTile kTile = forward_tile(sizeof(Element), Traits::kHeadDim, Traits::kVariant);
+  static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
+  // Few tiles raise a row's maximum: where O fills most registers, asking first is faster than multiplying it by 1.
+  // There an approximate reciprocal makes ptxas spill; elsewhere it shortens a block's end.
+  static constexpr bool kFillsRegisters = kRowsPerWarp == 32 && kTile.columns > 64;
+
+  using Output = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
+
+  const ForwardParams& p;
+  Output out;
+  float m[Output::kThreadRows];  // largest score: of q.k (Plain) or of the finished score (Extended)
+  float l[Output::kThreadRows];  // this thread's part of the sum of exp
+
+  __device__ __forceinline__ void clear() {
+    out.clear();
+#pragma unroll
+    for (int r = 0; r < Output::kThreadRows; ++r) {
+      m[r] = -INFINITY;
+      l[r] = 0.0f;
+    }
+  }
+
+  // exp(scale (x - m)) = 2^(c x - c m) saves a multiplication. Other scores may be as low as the smallest finite
+  // number, so there the difference comes first.
+  __device__ __forceinline__ bool folds_scale() const { return !Traits::kHasBiasMask || p.score_mod.only_scales(); }
+
+  __device__ __forceinline__ bool drops() const {
+    return Traits::kVariant == Variant::kDropout || (Traits::kExtended && p.dropout.enabled());
+  }
+
+  // scores -> P, with m, l and O brought up to date.
+  template <class Scores>
+  __device__ __forceinline__ void softmax(Scores& scores) {
+    const bool folded = folds_scale();
+    const float c = folded ? static_cast<float>(p.score_mod.scale) * kLog2e : kLog2e;
+    float raised[Scores::kThreadRows];
+    bool any_raised = !kFillsRegisters;
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      float tile_max = scores.at(r, 0, 0);
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+        tile_max = fmaxf(tile_max, fmaxf(scores.at(r, j, 0), scores.at(r, j, 1)));
+      }
+      raised[r] = fmaxf(m[r], tile::quad_max(tile_max));
+      any_raised |= raised[r] != m[r];
+    }
+    if (!kFillsRegisters || __any_sync(0xFFFFFFFFu, any_raised)) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+        const float factor = ptx::exp2((m[r] - (raised[r] == -INFINITY ? 0.0f : raised[r])) * c);
+        m[r] = raised[r];
+        l[r] *= factor;
+        out.scale_row(r, factor);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      const float shift = m[r] == -INFINITY ? 0.0f : m[r];
+      const float scaled_shift = shift * c;
+      float tile_sum = 0.0f;  // on its own: beside a long row's sum, single terms would be rounded away
+      const auto exponentiate = [&](auto&& exponent_of) {
+#pragma unroll
+        for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& score = scores.at(r, j, e);
+            score = ptx::exp2(exponent_of(score));
+            tile_sum += score;
+          }
+        }
+      };
+      if (folded) {
+        exponentiate([&](float score) { return score * c - scaled_shift; });
+      } else {
+        exponentiate([&](float score) { return (score - shift) * c; });
+      }
+      l[r] += tile_sum;
+    }
+  }
+
+  // O / l and the LSE of the warp's rows. staging: a tile of which rows [first_row, ...) are no other warp's.
+  template <class Tile>
+  __device__ __forceinline__ void finish(const WorkItem& item, int64_t first_query, int first_column, Tile& staging) {
+    const float scale = folds_scale() ? static_cast<float>(p.score_mod.scale) : 1.0f;
+    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's, in the tile
+    const int64_t query = first_query + first_row;
+    const int rows = static_cast<int>(min(item.sequence.num_queries - query, int64_t{kRowsPerWarp}));
+    const int64_t row = item.sequence.query_begin + query;
+    // Each of the four threads that share rows writes the LSE of one of them.
+    const int own = tile::lane() % 4;
+    attention::SoftmaxState<float> own_state;
+#pragma unroll
+    for (int r = 0; r < Output::kThreadRows; ++r) {
+      attention::SoftmaxState<float> state = {.m = m[r] * scale, .l = tile::quad_sum(l[r])};
+      if (m[r] == -INFINITY) state.m = -INFINITY;  // whatever the sign of the scale
+      float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[item.head]);
+      factor *= kFillsRegisters ? state.output_factor() : state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l);
+      if (drops()) factor *= static_cast<float>(p.dropout.rescale);
+      out.scale_row(r, factor);
+      if (r == own) own_state = state;
+    }
+    const int own_row = 8 * own + tile::lane() / 4;
+    if (own < Output::kThreadRows && own_row < rows && first_column == 0) {
+      const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
+      *p.lse.at<float>(item.sequence.batch, item.head, row + own_row) = result.value;
+      if (p.lse_residual.present()) {
+        *p.lse_residual.at<float>(item.sequence.batch, item.head, row + own_row) = result.residual;
+      }
+    }
+    Element* target = p.out.row<Element>(item.sequence.batch, item.head, row) + first_column * p.out.column_stride;
+    store_rows<Element>({.data = target,
+                         .row_stride = p.out.row_stride,
+                         .column_stride = p.out.column_stride,
+                         .rows = rows,
+                         .columns = static_cast<int>(p.head_dim_v) - first_column},
+                        out, staging, first_row);
+  }
+};
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,7 @@
+#include "kernels/sm80/forward/launch.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+template cudaError_t forward<__half, 64>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,7 @@
+#include "kernels/sm80/forward/forward_heads.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+template cudaError_t forward_heads<__nv_bfloat16>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
+
+}  // namespace flash_attn_ext::sm80

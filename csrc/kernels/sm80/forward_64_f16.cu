@@ -1,7 +1,0 @@
-#include "kernels/sm80/forward_launch.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t forward<__half, 64>(const attention::ForwardParams&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80

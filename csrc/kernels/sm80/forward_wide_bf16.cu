@@ -1,9 +1,0 @@
-#include "kernels/sm80/forward_launch.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t forward<__nv_bfloat16, 192>(const attention::ForwardParams&, cudaStream_t);
-template cudaError_t forward<__nv_bfloat16, 256>(const attention::ForwardParams&, cudaStream_t);
-template cudaError_t forward<__nv_bfloat16, 512>(const attention::ForwardParams&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80
