@@ -4,6 +4,7 @@
 // butterfly order, so the result does not depend on scheduling. A thread has several rows in flight at a time. Bound:
 // memory. 2 * head_dim * element bytes are read and 4 (or 8) written a row.
 #include "kernels/common/delta.h"
+#include "kernels/common/row_products.cuh"
 #include "kernels/schedule/divisor.h"
 #include "tile/element.h"
 
@@ -18,19 +19,10 @@ struct DeltaGrid {
   Divisor heads;
 };
 
-// Elements that one load takes.
-template <class Element, int kCount>
-struct alignas(kCount * sizeof(Element)) Chunk {
-  Element elements[kCount];
-};
-
-template <class Element>
-inline constexpr int kWidest = 16 / sizeof(Element);
-
 // Whether a head's rows can be read 16 bytes at a time.
 template <class Element>
 __device__ __forceinline__ bool in_chunks(const attention::MatrixView& view, const Element* head, int64_t head_dim) {
-  return view.column_stride == 1 && head_dim % kWidest<Element> == 0 && view.row_stride % kWidest<Element> == 0 &&
+  return view.column_stride == 1 && (head_dim | view.row_stride) % Piece<Element>::kCount == 0 &&
          reinterpret_cast<uintptr_t>(head) % 16 == 0;
 }
 
@@ -45,37 +37,25 @@ struct DeltaKernel {
   const Element* dout;
   int64_t first_row;  // the thread's
 
-  template <int kCount>
+  template <class Piece>
   __device__ __forceinline__ void sum(Real (&sums)[kRowsInFlight]) const {
-    using Piece = Chunk<Element, kCount>;
+    const auto rows = static_cast<int>(min(p.rows - first_row, int64_t{kRows}));
     const int64_t lane = threadIdx.x % kLanes;
-    for (int64_t column = lane * kCount; column < p.head_dim; column += kLanes * kCount) {
-      Piece outs[kRowsInFlight];
-      Piece douts[kRowsInFlight];
-#pragma unroll
-      for (int i = 0; i < kRowsInFlight; ++i) {
-        const int64_t row = first_row + i * kRowStep;
-        if (row >= p.rows) continue;
-        outs[i] = *reinterpret_cast<const Piece*>(out + row * p.out.row_stride + column * p.out.column_stride);
-        douts[i] = *reinterpret_cast<const Piece*>(dout + row * p.dout.row_stride + column * p.dout.column_stride);
-      }
-#pragma unroll
-      for (int i = 0; i < kRowsInFlight; ++i) {
-        if (first_row + i * kRowStep >= p.rows) continue;
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) {
-          sums[i] += static_cast<Real>(outs[i].elements[e]) * static_cast<Real>(douts[i].elements[e]);
-        }
-      }
+    for (int64_t column = lane * Piece::kCount; column < p.head_dim; column += kLanes * Piece::kCount) {
+      add_products<Piece>(
+          sums,
+          {out + first_row * p.out.row_stride + column * p.out.column_stride,
+           dout + first_row * p.dout.row_stride + column * p.dout.column_stride, p.out.row_stride, p.dout.row_stride},
+          rows, [](int i) { return i * kRowStep; });
     }
   }
 
   __device__ __forceinline__ void run(int64_t batch, int64_t head) const {
     Real sums[kRowsInFlight] = {};
     if (in_chunks(p.out, out, p.head_dim) && in_chunks(p.dout, dout, p.head_dim)) {
-      sum<kWidest<Element>>(sums);
+      sum<Piece<Element>>(sums);
     } else {
-      sum<1>(sums);
+      sum<Piece<Element, 1>>(sums);
     }
 #pragma unroll
     for (int i = 0; i < kRowsInFlight; ++i) {
@@ -120,8 +100,8 @@ cudaError_t launch(const attention::DeltaParams& params, cudaStream_t stream) {
 // As many lanes as a row has pieces of 16 bytes.
 template <class Element>
 cudaError_t launch_for_head_dim(const attention::DeltaParams& params, cudaStream_t stream) {
-  return params.head_dim <= 8 * kWidest<Element> ? launch<Element, 8>(params, stream)
-                                                 : launch<Element, 16>(params, stream);
+  return params.head_dim <= 8 * Piece<Element>::kCount ? launch<Element, 8>(params, stream)
+                                                       : launch<Element, 16>(params, stream);
 }
 
 }  // namespace

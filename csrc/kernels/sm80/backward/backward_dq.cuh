@@ -16,7 +16,7 @@
 #include "kernels/score/bias_mask_gradient.cuh"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
-#include "kernels/sm80/backward/row_delta.cuh"
+#include "kernels/sm80/backward/pending_delta.cuh"
 #include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
 #include "kernels/tile_config.h"

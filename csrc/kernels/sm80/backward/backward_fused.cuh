@@ -15,7 +15,7 @@
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_gradient.cuh"
-#include "kernels/sm80/backward/head_statistics.cuh"
+#include "kernels/sm80/backward/pending_delta.cuh"
 #include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"

@@ -1,11 +1,47 @@
-// LSE and delta of all queries of a head, for a block that works on all of them.
+// delta = rowsum(dO ∘ O) − dlse where it is pending: the first kernel of the pass computes it on its way, for the rows
+// that a warp owns or, with the LSE, for all queries of a head.
 #pragma once
 
+#include "kernels/common/row_products.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/params.h"
 #include "tile/accumulator.h"
 
 namespace flash_attn_ext::sm80 {
+
+// Delta of the thread's rows of an accumulator whose first row is first_query. The four threads that share a row read
+// 16 bytes each at a time: rows of O and dO have whole ones (plan::DeltaSource). Blocks that share rows, for slices of
+// dQ's columns, write the same bits: each may have to read what is written again (dq_without_tensor_cores).
+template <class Element, class Acc>
+__device__ __forceinline__ void compute_delta(float (&delta)[Acc::kThreadRows], const BackwardParams& p,
+                                              const WorkItem& item, int64_t first_query) {
+  using Piece = common::Piece<Element>;
+  const int64_t query = first_query + Acc::row(0);
+  const int rows = static_cast<int>(min(item.sequence.num_queries - query, int64_t{16 * Acc::kRowTiles}));
+  const int64_t row = item.sequence.query_begin + query;
+  const int first_column = tile::lane() % 4 * Piece::kCount;
+  common::PairedRows<Element> pieces = {p.out.row<const Element>(item.sequence.batch, item.head, row) + first_column,
+                                        p.dout.row<const Element>(item.sequence.batch, item.head, row) + first_column,
+                                        p.out.row_stride, p.dout.row_stride};
+  for (float& sum : delta) sum = 0.0f;
+#pragma unroll 1
+  for (int column = first_column; column < static_cast<int>(p.head_dim_v); column += 4 * Piece::kCount) {
+    common::add_products<Piece>(delta, pieces, rows, [](int r) { return Acc::row_step(r); });
+    pieces.out += 4 * Piece::kCount;
+    pieces.dout += 4 * Piece::kCount;
+  }
+#pragma unroll
+  for (int r = 0; r < Acc::kThreadRows; ++r) {
+    delta[r] = tile::quad_sum(delta[r]);
+    if (Acc::row_step(r) >= rows) continue;
+    if (p.dlse.present()) {
+      delta[r] -= p.dlse.at<const float>(item.sequence.batch, item.head, row)[Acc::row_step(r)];
+    }
+    if (tile::lane() % 4 == 0) {
+      p.delta.at<float>(item.sequence.batch, item.head, row)[Acc::row_step(r)] = delta[r];
+    }
+  }
+}
 
 // QueryStatistics of a score that only the scale changes, in two thirds of the shared memory.
 struct alignas(8) HeadStatistics {
@@ -14,21 +50,6 @@ struct alignas(8) HeadStatistics {
 
   __device__ __forceinline__ operator QueryStatistics() const { return {.lse = lse, .delta = delta, .residual = 0.0f}; }
 };
-
-// Of 8 elements each.
-template <class Element>
-__device__ __forceinline__ float dot_product(const uint4& left, const uint4& right) {
-  const uint32_t lefts[4] = {left.x, left.y, left.z, left.w};
-  const uint32_t rights[4] = {right.x, right.y, right.z, right.w};
-  float sum = 0.0f;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    const int shift = e % 2 * 16;
-    sum += ptx::to_float(static_cast<uint16_t>(lefts[e / 2] >> shift), Element{}) *
-           ptx::to_float(static_cast<uint16_t>(rights[e / 2] >> shift), Element{});
-  }
-  return sum;
-}
 
 // Sums over groups of eight lanes, of one value for each of kRows rows: lane i gets that of row i % kRows. Half of the
 // values leave at each step, so that eight sums take seven shuffles.
@@ -48,34 +69,35 @@ __device__ __forceinline__ float sum_rows(float (&values)[kRows]) {
 }
 
 // rowsum(dO ∘ O) of kRows queries from `first` on, kRowStep apart, where eight threads share a row: each gets that of
-// one row, as sum_rows deals them out. All loads are in flight together. Past the end the last query is read again.
+// one row, as sum_rows deals them out. All loads are in flight together. Past the end the last query is read again:
+// tests of each row would take registers that the kernel needs.
 template <class Element, int kRows, int kRowStep>
 __device__ __forceinline__ float multiply_outputs(const BackwardParams& p, const WorkItem& item, int first) {
-  constexpr int kChunk = 16 / sizeof(Element);
+  using Piece = common::Piece<Element>;
   const int last_query = static_cast<int>(item.sequence.num_queries) - 1;
-  const int column = tile::lane() % 8 * kChunk;
+  const int column = tile::lane() % 8 * Piece::kCount;
   const bool exists = column < static_cast<int>(p.head_dim_v);
   const int64_t row = item.sequence.query_begin + min(first, last_query);
   const int64_t batch = item.sequence.batch;
   const auto* out = p.out.row<const Element>(batch, item.head, row) + (exists ? column : 0);
   const auto* dout = p.dout.row<const Element>(batch, item.head, row) + (exists ? column : 0);
-  uint4 outs[kRows];
-  uint4 douts[kRows];
+  Piece outs[kRows];
+  Piece douts[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    outs[i] = *reinterpret_cast<const uint4*>(out);
-    douts[i] = *reinterpret_cast<const uint4*>(dout);
+    outs[i] = *reinterpret_cast<const Piece*>(out);
+    douts[i] = *reinterpret_cast<const Piece*>(dout);
     const bool moves = first + (i + 1) * kRowStep <= last_query;
     out += moves ? kRowStep * p.out.row_stride : 0;
     dout += moves ? kRowStep * p.dout.row_stride : 0;
   }
   float sums[kRows];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) sums[i] = exists ? dot_product<Element>(outs[i], douts[i]) : 0.0f;
+  for (int i = 0; i < kRows; ++i) sums[i] = exists ? common::add_product(0.0f, outs[i], douts[i]) : 0.0f;
   return sum_rows(sums);
 }
 
-// Of queries [0, num_rows); delta from O and dO where it is left, and then written for common/attention_rows.cuh too.
+// Of queries [0, num_rows); delta from O and dO where it is pending, and then written for common/attention_rows.cuh too.
 template <class Kernel>
 __device__ __forceinline__ void load_head_statistics(HeadStatistics* statistics, const BackwardParams& p,
                                                      const WorkItem& item, int num_rows) {
