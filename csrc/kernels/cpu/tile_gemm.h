@@ -25,6 +25,13 @@ enum class Accumulate { kNo, kYes };
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode);
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode);
 
+// c = a . b for bfloat16, given as its bits. b holds two rows of k as one of pairs: element (t, j) is half t % 2 of
+// b.row(t / 2)[j]. k is even.
+void multiply_pairs(const GemmShape& shape, Block<const uint16_t> a, Block<const float> b, Block<float> c);
+
+// Whether this CPU can do so faster than in float32.
+bool can_multiply_pairs();
+
 // c += a . b, leaving out terms whose weight (the factor on that side) is exactly 0: what is not attended must not
 // reach the result, even where the other factor is NaN or infinity. Slower, and used only where it may be; what no NaN
 // or infinity reaches has the bits that multiply gives for finite factors there.
