@@ -108,7 +108,8 @@ def test_machine_names_the_cpu(tmp_path, monkeypatch):
 
 
 def test_machine_without_cpuinfo(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "_cpu_facts", lambda facts=machine._cpu_facts(tmp_path / "none"): facts)
+    facts = machine._cpu_facts(tmp_path / "none")
+    monkeypatch.setattr(machine, "_cpu_facts", lambda: facts)
     found = machine.machine()
     assert found["cpu"] and found["cpu_family"] is None and found["cpu_flags"] == []
 
@@ -133,7 +134,11 @@ def test_bench_writes_rows_and_a_plot(tiny_suite, tmp_path, capsys):
         assert (row["suite"], row["backend"], row["against"]) == ("cpu", "cpu", "torch sdpa")
         assert (row["dtype"], row["head_dim"], row["seqlen_q"]) == ("float32", 16, 64)
     assert report["command"] == "python -m flash_attn_ext bench --device cpu --quick"  # nothing of this machine
-    assert report["machine"]["cpu_flags"] == machine.machine()["cpu_flags"] and report["date"] and report["versions"]["torch"] == torch.__version__
+    assert (
+        report["machine"]["cpu_flags"] == machine.machine()["cpu_flags"]
+        and report["date"]
+        and report["versions"]["torch"] == torch.__version__
+    )
     assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
     assert "x torch sdpa" in text and "geometric mean" in text

@@ -42,7 +42,8 @@ constexpr int64_t kBlock = 16;
 
 template <class Real>
 bool Operand::readable_in_place() const {
-  return element == kElementOf<Real> && (view.column_stride == 1 || columns == 1) && view.row_stride >= columns;
+  return element == kElementOf<Real> && (view.column_stride == 1 || columns == 1) && view.row_stride >= columns &&
+         view.row_stride <= kLargestStride;
 }
 
 template <class Real>

@@ -27,7 +27,7 @@ bool readable_as_pairs(const Operand& operand) {
 template <class Real>
 bool RowProduct<Real>::multiplies_pairs(const Operand& left, const Operand& right) {
   return std::is_same_v<Real, float> && right.element == ElementType::kBFloat16 && left.view.column_stride == 1 &&
-         readable_as_pairs(right) && can_multiply_pairs();
+         left.view.row_stride <= kLargestStride && readable_as_pairs(right) && can_multiply_pairs();
 }
 
 template <class Real>

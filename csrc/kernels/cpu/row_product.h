@@ -25,6 +25,12 @@ class RowProduct {
    public:
     explicit Rows(const RowProduct& product) : product_(product), scratch_(kStationaryRows * product.left_.columns) {}
 
+    ~Rows() {
+      if (product_.pairs_) release_pairs();
+    }
+    Rows(const Rows&) = delete;
+    Rows& operator=(const Rows&) = delete;
+
     void load(const RowRange& rows);
 
     // c (rows x keys.width) = rows . (the slice of the key head's rows)^T.

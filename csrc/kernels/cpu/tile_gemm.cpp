@@ -99,6 +99,8 @@ bool can_multiply_pairs() {
   return available;
 }
 
+void release_pairs() { at::native::cpublas::brgemm_release(/*is_vnni=*/true); }
+
 void multiply_pairs(const GemmShape& shape, Block<const uint16_t> a, Block<const float> b, Block<float> c) {
   if (multiply_empty(shape, c, Accumulate::kNo)) return;
   const int64_t terms = terms_of_a_sum(shape);
