@@ -38,7 +38,9 @@ class Comparison:
     slack: float
 
     def allowed(self) -> Errors:
-        return Errors(MAX_ERROR_RATIO * self.theirs.largest + self.slack, MEAN_ERROR_RATIO * self.theirs.mean + self.slack)
+        return Errors(
+            MAX_ERROR_RATIO * self.theirs.largest + self.slack, MEAN_ERROR_RATIO * self.theirs.mean + self.slack
+        )
 
     def keeps_rule(self) -> bool:
         allowed = self.allowed()

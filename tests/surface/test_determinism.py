@@ -13,6 +13,9 @@ CASES = [
     Case(sq=300, sk=600, d=64, heads=4, kv_heads=2, causal="bottom_right"),
     Case(sq=200, sk=300, batch=3, bias="1h1k", alibi="h", sink=True, dlse=True),
     Case(sq=200, sk=300, bias="1111", dropout_p=0.2, mask="b11k"),
+    # Biases to whose gradient several tiles of keys, heads and batch entries add.
+    Case(sq=200, sk=600, heads=4, kv_heads=2, bias="11qk", causal="top_left"),
+    Case(sq=200, sk=600, batch=3, bias="1hq1", window=(100, 100)),
 ]
 
 

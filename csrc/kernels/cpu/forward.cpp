@@ -10,6 +10,7 @@
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/packed_operand.h"
 #include "kernels/cpu/row_ops.h"
+#include "kernels/cpu/row_product.h"
 #include "kernels/cpu/score_row.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
@@ -25,11 +26,11 @@ using attention::TileCoverage;
 
 template <class Real>
 struct ForwardOperands {
-  PackedOperand<Real> k_transposed;
+  RowProduct<Real> qk;
   PackedOperand<Real> v;
 
   explicit ForwardOperands(const ForwardParams& p)
-      : k_transposed(p, {p.k, p.element, p.head_dim_qk}, Side::kKeys, Form::kTransposed),
+      : qk(p, {p.q, p.element, p.head_dim_qk}, {p.k, p.element, p.head_dim_qk}),
         v(p, {p.v, p.element, p.head_dim_v}, Side::kKeys, Form::kRows) {}
 };
 
@@ -40,7 +41,7 @@ class ForwardWorker {
       : p_(params),
         operands_(operands),
         transform_(params.score_mod.transform<Real, VectorMath>()),
-        q_rows_(kStationaryRows * params.head_dim_qk),
+        q_(operands.qk),
         scores_(kStationaryRows * kStreamedRows),
         out_(kStationaryRows * params.head_dim_v),
         added_(kStreamedRows),
@@ -54,7 +55,7 @@ class ForwardWorker {
     const int64_t num_queries = queries.end - queries.begin;
     std::fill_n(softmax_.begin(), num_queries, attention::SoftmaxState<Real>{});
     std::fill_n(out_.data(), num_queries * p_.head_dim_v, Real(0));
-    q_ = load_rows<Real>({p_.q, p_.element, p_.head_dim_qk}, rows(), q_rows_.data());
+    q_.load(rows());
     for_each_slice(p_.visibility.keys_of_tile(queries, sequence), sequence.num_keys,
                    [&](const StreamedSlice& keys) { step(keys); });
     finish();
@@ -68,9 +69,7 @@ class ForwardWorker {
 
   void step(const StreamedSlice& keys) {
     const Block<Real> scores = {scores_.data(), keys.width};
-    Block<const Real> k = operands_.k_transposed.tile(sequence_.batch, key_head(), keys.tile);
-    k.data += keys.offset_in_tile();
-    multiply({num_queries(), keys.width, p_.head_dim_qk}, q_, k, scores, Accumulate::kNo);
+    q_.multiply(key_head(), keys, scores.data);
 
     const Interval key_range = {keys.first, keys.first + keys.count};
     const bool full = p_.visibility.coverage(queries_, key_range, sequence_) == TileCoverage::kFull;
@@ -132,9 +131,9 @@ class ForwardWorker {
   const ForwardParams& p_;
   const ForwardOperands<Real>& operands_;
   const Transform<Real> transform_;
-  Scratch<Real> q_rows_, scores_, out_, added_, keep_;
+  typename RowProduct<Real>::Rows q_;
+  Scratch<Real> scores_, out_, added_, keep_;
   std::vector<attention::SoftmaxState<Real>> softmax_;
-  Block<const Real> q_{};
   Sequence sequence_{};
   int64_t head_ = 0;
   Interval queries_{};
@@ -144,9 +143,9 @@ template <class Real>
 void forward_as(const ForwardParams& p) {
   ForwardOperands<Real> operands(p);
   const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kStationaryRows);
-  const int64_t bytes = operands.k_transposed.bytes_per_key_head() + operands.v.bytes_per_key_head();
+  const int64_t bytes = operands.qk.packed().bytes_per_key_head() + operands.v.bytes_per_key_head();
   for (const HeadRange& key_heads : head_groups(p, bytes)) {
-    operands.k_transposed.load(key_heads);
+    operands.qk.packed().load(key_heads);
     operands.v.load(key_heads);
     const int64_t first_head = key_heads.begin * p.queries_per_key_head();
     const int64_t num_heads = (key_heads.end - key_heads.begin) * p.queries_per_key_head();

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cpu/scratch.h"
+
 namespace flash_attn_ext::cpu {
 namespace {
 
@@ -33,11 +35,15 @@ void with_element(ElementType element, Function&& function) {
   TORCH_INTERNAL_ASSERT(false, "a bool tensor is no matrix operand");
 }
 
+// Transposes go by blocks of as many rows and columns: on both sides of them whole cache lines are read and written.
+constexpr int64_t kBlock = 16;
+
 }  // namespace
 
 template <class Real>
 bool Operand::readable_in_place() const {
-  return element == kElementOf<Real> && (view.column_stride == 1 || columns == 1) && view.row_stride >= columns;
+  return element == kElementOf<Real> && (view.column_stride == 1 || columns == 1) && view.row_stride >= columns &&
+         view.row_stride <= kLargestStride;
 }
 
 template <class Real>
@@ -64,19 +70,19 @@ Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* 
 
 template <class Real>
 void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Real* out) {
-  // Blocks of 16 x 16: both sides of a block stay in the first-level cache.
-  constexpr int64_t kBlock = 16;
   with_element(operand.element, [&](auto* type) {
     using Element = std::remove_pointer_t<decltype(type)>;
     const int64_t stride = operand.view.column_stride;
+    Real block[kBlock][kBlock] = {};
     for (int64_t row = 0; row < rows.count; row += kBlock) {
-      const int64_t row_end = std::min(row + kBlock, rows.count);
+      const int64_t num_rows = std::min(kBlock, rows.count - row);
       for (int64_t column = 0; column < operand.columns; column += kBlock) {
-        const int64_t column_end = std::min(column + kBlock, operand.columns);
-        for (int64_t i = row; i < row_end; ++i) {
-          const Element* source = operand.view.row<const Element>(rows.batch, rows.head, rows.begin + i);
-          for (int64_t j = column; j < column_end; ++j) out[j * width + i] = static_cast<Real>(source[j * stride]);
+        const int64_t num_columns = std::min(kBlock, operand.columns - column);
+        for (int64_t i = 0; i < num_rows; ++i) {
+          const Element* source = operand.view.row<const Element>(rows.batch, rows.head, rows.begin + row + i);
+          for (int64_t j = 0; j < num_columns; ++j) block[j][i] = static_cast<Real>(source[(column + j) * stride]);
         }
+        for (int64_t j = 0; j < num_columns; ++j) std::copy_n(block[j], num_rows, out + (column + j) * width + row);
       }
     }
   });
@@ -100,15 +106,16 @@ void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> 
 
 template <class Real>
 void store_transposed(const Operand& operand, const RowRange& rows, Block<const Real> values, Real scale) {
-  with_element(operand.element, [&](auto* type) {
-    using Element = std::remove_pointer_t<decltype(type)>;
-    for (int64_t i = 0; i < rows.count; ++i) {
-      Element* target = operand.view.row<Element>(rows.batch, rows.head, rows.begin + i);
-      for (int64_t j = 0; j < operand.columns; ++j) {
-        target[j * operand.view.column_stride] = static_cast<Element>(scale * values.row(j)[i]);
-      }
+  Scratch<Real> transposed(kBlock * operand.columns);
+  for (int64_t row = 0; row < rows.count; row += kBlock) {
+    const int64_t num_rows = std::min(kBlock, rows.count - row);
+    for (int64_t j = 0; j < operand.columns; ++j) {
+      const Real* source = values.row(j) + row;
+      for (int64_t i = 0; i < num_rows; ++i) transposed.data()[i * operand.columns + j] = scale * source[i];
     }
-  });
+    const RowRange range = {rows.batch, rows.head, rows.begin + row, num_rows};
+    store_rows<Real>(operand, range, {transposed.data(), operand.columns});
+  }
 }
 
 #define FLASH_INSTANTIATE(Real)                                                                   \

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/packed_operand.h"
 #include "kernels/cpu/query_statistics.h"
 #include "kernels/cpu/row_ops.h"
+#include "kernels/cpu/row_product.h"
 #include "kernels/cpu/score_row.h"
 #include "kernels/cpu/tiles.h"
 
@@ -13,17 +13,17 @@ namespace flash_attn_ext::cpu {
 
 template <class Real>
 struct ScoreGradientOperands {
-  PackedOperand<Real> k_transposed, v_transposed;
+  RowProduct<Real> qk, dout_v;
 
   explicit ScoreGradientOperands(const attention::BackwardParams& p)
-      : k_transposed(p, {p.k, p.element, p.head_dim_qk}, Side::kKeys, Form::kTransposed),
-        v_transposed(p, {p.v, p.element, p.head_dim_v}, Side::kKeys, Form::kTransposed) {}
+      : qk(p, {p.q, p.element, p.head_dim_qk}, {p.k, p.element, p.head_dim_qk}),
+        dout_v(p, {p.dout, p.element, p.head_dim_v}, {p.v, p.element, p.head_dim_v}) {}
 
-  int64_t bytes_per_key_head() const { return k_transposed.bytes_per_key_head() + v_transposed.bytes_per_key_head(); }
+  int64_t bytes_per_key_head() const { return qk.packed().bytes_per_key_head() + dout_v.packed().bytes_per_key_head(); }
 
   void load(const HeadRange& key_heads) {
-    k_transposed.load(key_heads);
-    v_transposed.load(key_heads);
+    qk.packed().load(key_heads);
+    dout_v.packed().load(key_heads);
   }
 };
 
@@ -32,10 +32,9 @@ class ScoreGradient {
  public:
   ScoreGradient(const attention::BackwardParams& params, const ScoreGradientOperands<Real>& operands)
       : p_(params),
-        operands_(operands),
         transform_(params.score_mod.transform<Real, VectorMath>()),
-        q_rows_(kStationaryRows * params.head_dim_qk),
-        dout_rows_(kStationaryRows * params.head_dim_v),
+        q_(operands.qk),
+        dout_(operands.dout_v),
         p_tile_(kStationaryRows * kStreamedRows),
         ds_tile_(kStationaryRows * kStreamedRows),
         added_(kStreamedRows),
@@ -51,24 +50,16 @@ class ScoreGradient {
     head_ = head;
     queries_ = queries;
     const RowRange rows = {sequence.batch, head, sequence.query_begin + queries.begin, num_queries()};
-    q_ = load_rows<Real>({p_.q, p_.element, p_.head_dim_qk}, rows, q_rows_.data());
-    dout_ = load_rows<Real>({p_.dout, p_.element, p_.head_dim_v}, rows, dout_rows_.data());
+    q_.load(rows);
+    dout_.load(rows);
     statistics_.load(p_, sequence, head, queries.begin, num_queries());
   }
 
   // S = Q K^T, and dP = dO V^T where dS is wanted.
   void multiply(const StreamedSlice& keys, bool with_dp) {
     const int64_t key_head = head_ / p_.queries_per_key_head();
-    const auto columns = [&](const PackedOperand<Real>& transposed) {
-      Block<const Real> block = transposed.tile(sequence_.batch, key_head, keys.tile);
-      block.data += keys.offset_in_tile();
-      return block;
-    };
-    cpu::multiply({num_queries(), keys.width, p_.head_dim_qk}, q_, columns(operands_.k_transposed),
-                  {p_tile_.data(), keys.width}, Accumulate::kNo);
-    if (!with_dp) return;
-    cpu::multiply({num_queries(), keys.width, p_.head_dim_v}, dout_, columns(operands_.v_transposed),
-                  {ds_tile_.data(), keys.width}, Accumulate::kNo);
+    q_.multiply(key_head, keys, p_tile_.data());
+    if (with_dp) dout_.multiply(key_head, keys, ds_tile_.data());
   }
 
   // The products become p() and ds(). Calls visit(run, dscore) for each query's visible keys; dscore is d loss / d
@@ -121,11 +112,10 @@ class ScoreGradient {
   }
 
   const attention::BackwardParams& p_;
-  const ScoreGradientOperands<Real>& operands_;
   const Transform<Real> transform_;
-  Scratch<Real> q_rows_, dout_rows_, p_tile_, ds_tile_, added_, keep_, dscore_;
+  typename RowProduct<Real>::Rows q_, dout_;
+  Scratch<Real> p_tile_, ds_tile_, added_, keep_, dscore_;
   QueryStatistics<Real> statistics_;
-  Block<const Real> q_{}, dout_{};
   attention::Sequence sequence_{};
   int64_t head_ = 0;
   attention::Interval queries_{};

@@ -4,28 +4,33 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/BFloat16.h>
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <vector>
 
 namespace flash_attn_ext::cpu {
 namespace {
 
-// ATen's small-tile product (oneDNN's, generated for the shape) exists only for CPUs with AVX-512; asking is the only
-// way to know. Twice the speed of its general matrix product on these shapes.
+// ATen's small-tile product (oneDNN's, generated for the shape) exists only for CPUs with AVX-512, and that of bfloat16
+// for those with instructions for it; asking is the only way to know.
+template <class Element>
+bool has_small_tile_gemm(bool is_pairs) {
+  const Element ones[2] = {Element(1.0f), Element(1.0f)};
+  float c = 0.0f;
+  try {
+    at::native::cpublas::brgemm(1, 1, 2, 2, 1, 1, /*add_C=*/false, ones, ones, &c, is_pairs);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+// Twice the speed of its general matrix product on these shapes, where vectors are 512 bits wide.
 bool has_small_tile_gemm() {
-  static const bool available = [] {
-    const float a = 1.0f;
-    const float b = 1.0f;
-    float c = 0.0f;
-    try {
-      at::native::cpublas::brgemm(1, 1, 1, 1, 1, 1, /*add_C=*/false, &a, &b, &c, /*is_vnni=*/false);
-    } catch (const c10::Error&) {
-      return false;
-    }
-    return true;
-  }();
+  static const bool available = has_small_tile_gemm<float>(/*is_pairs=*/false);
   return available;
 }
 
@@ -87,6 +92,23 @@ void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode) {
   if (multiply_empty(shape, c, mode)) return;
   multiply_general(shape, a, b, c, mode);
+}
+
+bool can_multiply_pairs() {
+  static const bool available = has_small_tile_gemm<c10::BFloat16>(/*is_pairs=*/true);
+  return available;
+}
+
+void release_pairs() { at::native::cpublas::brgemm_release(/*is_vnni=*/true); }
+
+void multiply_pairs(const GemmShape& shape, Block<const uint16_t> a, Block<const float> b, Block<float> c) {
+  if (multiply_empty(shape, c, Accumulate::kNo)) return;
+  const int64_t terms = terms_of_a_sum(shape);
+  for (int64_t first = 0; first < shape.k; first += terms) {
+    at::native::cpublas::brgemm(shape.m, shape.n, std::min(terms, shape.k - first), a.stride, b.stride, c.stride,
+                                /*add_C=*/first > 0, reinterpret_cast<const c10::BFloat16*>(a.data + first),
+                                reinterpret_cast<const c10::BFloat16*>(b.row(first / 2)), c.data, /*is_vnni=*/true);
+  }
 }
 
 template <class Real>

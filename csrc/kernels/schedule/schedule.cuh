@@ -87,10 +87,10 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
   const int64_t tiles = (length + of.tile_rows - 1) / of.tile_rows;
   const int64_t blocks = heads * tiles * of.slices;
   if (blocks == 0 || blocks > INT32_MAX) return {.num_blocks = blocks == 0 ? 0 : UINT32_MAX};
-  // Half of L2 for what streams past tiles. A packed batch by its average length: a launch of one of its heads ends on
-  // few long sequences, which costs more than what L2 misses.
+  // Five eighths of L2 for what streams past tiles; the rest is for what the tiles read and write once. A packed batch
+  // by its average length: a launch of one of its heads ends on few long sequences, which costs more than L2 misses.
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
-  const int64_t budget = packed && of.pairs.count <= p.batch ? of.l2_bytes : of.l2_bytes / 2;
+  const int64_t budget = packed && of.pairs.count <= p.batch ? of.l2_bytes : of.l2_bytes * 5 / 8;
   const int64_t dense_rows = queries ? p.sequences.max_seqlen_k : p.sequences.max_seqlen_q;
   const int64_t head_rows = packed ? (queries ? p.sequences.total_k : p.sequences.total_q) / p.batch : dense_rows;
   // In a window, what a tile sees: those that are worked on together see much the same.

@@ -1,0 +1,64 @@
+#include "kernels/cpu/row_product.h"
+
+#include <type_traits>
+
+namespace flash_attn_ext::cpu {
+namespace {
+
+using attention::ElementType;
+
+// The same rows with neighbouring pairs of 16-bit elements as one of 32 bits.
+Operand as_pairs(const Operand& operand) {
+  attention::MatrixView view = operand.view;
+  view.batch_stride /= 2;
+  view.head_stride /= 2;
+  view.row_stride /= 2;
+  return {view, ElementType::kFloat32, operand.columns / 2};
+}
+
+bool readable_as_pairs(const Operand& operand) {
+  const attention::MatrixView& view = operand.view;
+  return operand.columns % 2 == 0 && view.column_stride == 1 && view.row_stride % 2 == 0 && view.head_stride % 2 == 0 &&
+         view.batch_stride % 2 == 0 && reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
+}
+
+}  // namespace
+
+template <class Real>
+bool RowProduct<Real>::multiplies_pairs(const Operand& left, const Operand& right) {
+  return std::is_same_v<Real, float> && right.element == ElementType::kBFloat16 && left.view.column_stride == 1 &&
+         left.view.row_stride <= kLargestStride && readable_as_pairs(right) && can_multiply_pairs();
+}
+
+template <class Real>
+RowProduct<Real>::RowProduct(const attention::AttentionParams& params, const Operand& left, const Operand& right)
+    : left_(left),
+      pairs_(multiplies_pairs(left, right)),
+      right_(params, pairs_ ? as_pairs(right) : right, Side::kKeys, Form::kTransposed) {}
+
+template <class Real>
+void RowProduct<Real>::Rows::load(const RowRange& rows) {
+  rows_ = rows;
+  if (!product_.pairs_) loaded_ = load_rows<Real>(product_.left_, rows, scratch_.data());
+}
+
+template <class Real>
+void RowProduct<Real>::Rows::multiply(int64_t key_head, const StreamedSlice& keys, Real* c) const {
+  Block<const Real> right = product_.right_.tile(rows_.batch, key_head, keys.tile);
+  right.data += keys.offset_in_tile();
+  const GemmShape shape = {rows_.count, keys.width, product_.left_.columns};
+  if constexpr (std::is_same_v<Real, float>) {
+    if (product_.pairs_) {
+      const attention::MatrixView& left = product_.left_.view;
+      const Block<const uint16_t> rows = {left.row<const uint16_t>(rows_.batch, rows_.head, rows_.begin),
+                                          left.row_stride};
+      return multiply_pairs(shape, rows, right, {c, keys.width});
+    }
+  }
+  cpu::multiply(shape, loaded_, right, {c, keys.width}, Accumulate::kNo);
+}
+
+template class RowProduct<float>;
+template class RowProduct<double>;
+
+}  // namespace flash_attn_ext::cpu
