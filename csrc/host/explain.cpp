@@ -1,5 +1,7 @@
 #include "host/explain.h"
 
+#include <c10/util/Exception.h>
+
 #include "host/backends.h"
 #include "host/checks.h"
 #include "host/limits.h"
@@ -36,6 +38,15 @@ attention::BackwardParams planned_backward(const AttentionInputs& in, const std:
   return params;
 }
 
+const plan::Planner& planner_of(const AttentionInputs& in, const attention::AttentionParams& params) {
+  const std::string name = in.backend ? *in.backend : choose_backend(in, params).name;
+  for (const plan::Planner& planner : plan::kPlanners) {
+    if (name == planner.name) return planner;
+  }
+  backend_named(name);  // says which there are
+  TORCH_INTERNAL_ASSERT(false, "backend ", name, " has no plans");
+}
+
 }  // namespace
 
 std::vector<Verdict> explain(const AttentionInputs& in) {
@@ -53,10 +64,10 @@ std::pair<std::string, std::string> describe_plans(const AttentionInputs& in, co
   check_inputs(in);
   attention::ForwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
-  const Backend& backend = in.backend ? backend_named(*in.backend) : choose_backend(in, params);
+  const plan::Planner& planner = planner_of(in, params);
   const plan::Limits limits = limits_of(in.q.device());
-  const plan::BackwardPlan backward = backend.plan_backward(planned_backward(in, output_mask), limits);
-  return {plan::describe(backend.plan_forward(params, limits)), plan::describe(backward)};
+  const plan::BackwardPlan backward = planner.backward(planned_backward(in, output_mask), limits);
+  return {plan::describe(planner.forward(params, limits)), plan::describe(backward)};
 }
 
 }  // namespace flash_attn_ext::host

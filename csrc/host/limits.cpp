@@ -32,8 +32,8 @@ std::optional<int64_t> workspace_bytes_asked_for() {
 }  // namespace
 
 plan::Limits limits_of(at::Device device) {
-  // Of an H100, for plans that only explain: those of tensors in CPU memory.
-  plan::Limits limits = {.max_stored_bytes = int64_t{5} << 28, .l2_bytes = int64_t{50} << 20, .multiprocessors = 132};
+  // Of an H200, for plans that only explain: those of tensors in CPU memory.
+  plan::Limits limits = {.max_stored_bytes = int64_t{2} << 30, .l2_bytes = int64_t{60} << 20, .multiprocessors = 132};
 #if FLASH_ATTN_EXT_WITH_CUDA
   if (device.is_cuda()) {
     const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());

@@ -133,4 +133,13 @@ BackwardPlan plan_backward_cpu(const attention::BackwardParams& params, const Li
 ForwardPlan plan_forward_sm80(const attention::ForwardParams& params, const Limits& limits);
 BackwardPlan plan_backward_sm80(const attention::BackwardParams& params, const Limits& limits);
 
+// All of them, whether or not a backend was built: a plan needs no GPU.
+struct Planner {
+  const char* name;
+  ForwardPlan (*forward)(const attention::ForwardParams& params, const Limits& limits);
+  BackwardPlan (*backward)(const attention::BackwardParams& params, const Limits& limits);
+};
+inline constexpr Planner kPlanners[] = {{"sm80", plan_forward_sm80, plan_backward_sm80},
+                                        {"cpu", plan_forward_cpu, plan_backward_cpu}};
+
 }  // namespace flash_attn_ext::plan
