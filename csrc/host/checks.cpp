@@ -174,7 +174,8 @@ void check_window(const char* name, const std::optional<int64_t>& width) {
 }
 
 void check_options(const AttentionInputs& in) {
-  TORCH_CHECK_VALUE(std::isfinite(in.scale), "scale is ", in.scale, ", expected a finite number");
+  TORCH_CHECK_VALUE(!in.scale || std::isfinite(*in.scale), "scale is ", in.scale.value_or(0.0),
+                    ", expected a finite number, or None for 1 / sqrt(head dim)");
   TORCH_CHECK_VALUE(!in.softcap || (std::isfinite(*in.softcap) && *in.softcap > 0.0), "softcap is ",
                     in.softcap.value_or(0.0), ", expected a finite number above 0, or None for no cap");
   TORCH_CHECK_VALUE(!in.causal || *in.causal == "top_left" || *in.causal == "bottom_right", "causal is '",
