@@ -112,11 +112,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return std::make_tuple(std::move(outputs.out), std::move(outputs.lse), std::move(outputs.lse_residual));
       });
 
-  define_attention_function<at::Tensor, OptionalTensor, at::Tensor, at::Tensor, OptionalTensor, std::array<bool, 6>>(
+  using OutputMask = decltype(BackwardInputs::output_mask);
+  define_attention_function<at::Tensor, OptionalTensor, at::Tensor, at::Tensor, OptionalTensor, OutputMask>(
       module, "attention_backward",
       "[dq, dk, dv, dbias, dalibi_slopes, dsink]; None where output_mask does not ask for one.",
       [](const at::Tensor& dout, const OptionalTensor& dlse, const at::Tensor& out, const at::Tensor& lse,
-         const OptionalTensor& lse_residual, std::array<bool, 6> output_mask, const AttentionInputs& inputs) {
+         const OptionalTensor& lse_residual, OutputMask output_mask, const AttentionInputs& inputs) {
         return attention_backward(inputs, {.dout = dout,
                                            .dlse = dlse,
                                            .out = out,

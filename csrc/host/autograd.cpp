@@ -133,7 +133,7 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
 
 ForwardOutputs attention(const AttentionInputs& in) {
   const bool recorded = std::apply(
-      [&](auto... member) { return torch::autograd::compute_requires_grad(in.*member...); }, kDifferentiable);
+      [&](auto... field) { return torch::autograd::compute_requires_grad(in.*field.member...); }, kDifferentiable);
   if (!recorded) return attention_forward(in);
   ForwardOutputs outputs;
   {
@@ -142,7 +142,8 @@ ForwardOutputs attention(const AttentionInputs& in) {
   }
   const std::shared_ptr<FlashAttentionFunctionBackward> node(new FlashAttentionFunctionBackward,
                                                              torch::autograd::deleteNode);
-  node->set_next_edges(std::apply([&](auto... member) { return collect_next_edges(in.*member...); }, kDifferentiable));
+  node->set_next_edges(
+      std::apply([&](auto... field) { return collect_next_edges(in.*field.member...); }, kDifferentiable));
   torch::autograd::set_history(outputs.out, node);
   torch::autograd::set_history(outputs.lse, node);
   node->save(in, outputs);

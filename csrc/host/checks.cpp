@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/visibility.h"
+#include "host/fields.h"
 #include "host/sequence_lengths.h"
 
 namespace flash_attn_ext::host {
@@ -212,6 +213,19 @@ void check_lse_residual(const std::optional<at::Tensor>& residual, const at::Ten
               ", expected ", lse.scalar_type());
 }
 
+bool is_present(const at::Tensor&) { return true; }
+bool is_present(const std::optional<at::Tensor>& tensor) { return tensor.has_value(); }
+
+// Gradients are asked of what was given.
+void check_output_mask(const AttentionInputs& in, const BackwardInputs& backward) {
+  auto wanted = backward.output_mask.begin();
+  const auto check = [&](const char* name, bool present) {
+    TORCH_CHECK(present || !*wanted, "output_mask asks for the gradient of ", name, ", which was not given");
+    ++wanted;
+  };
+  std::apply([&](const auto&... field) { (check(field.name, is_present(in.*field.member)), ...); }, kDifferentiable);
+}
+
 }  // namespace
 
 void check_dropout_probability(double dropout_p) {
@@ -248,12 +262,7 @@ void check_backward_inputs(const AttentionInputs& in, const BackwardInputs& back
   TORCH_CHECK(!backward.dlse || backward.dlse->sizes() == backward.lse.sizes(), "dlse has shape ",
               backward.dlse ? backward.dlse->sizes() : at::IntArrayRef(), ", expected that of lse, ",
               backward.lse.sizes());
-  const std::array<bool, 3> present = {in.bias.has_value(), in.alibi_slopes.has_value(), in.sink.has_value()};
-  const std::array<const char*, 3> names = {"bias", "alibi_slopes", "sink"};
-  for (size_t i = 0; i < present.size(); ++i) {
-    TORCH_CHECK(present[i] || !backward.output_mask[3 + i], "output_mask asks for the gradient of ", names[i],
-                ", which was not given");
-  }
+  check_output_mask(in, backward);
 }
 
 void check_delta_inputs(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse) {

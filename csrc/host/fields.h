@@ -33,8 +33,10 @@ inline constexpr auto kFields = std::make_tuple(
 
 // Those that get gradients, in the order of BackwardInputs::output_mask.
 inline constexpr auto kDifferentiable =
-    std::make_tuple(&AttentionInputs::q, &AttentionInputs::k, &AttentionInputs::v, &AttentionInputs::bias,
-                    &AttentionInputs::alibi_slopes, &AttentionInputs::sink);
+    std::make_tuple(Field{"q", &AttentionInputs::q}, Field{"k", &AttentionInputs::k}, Field{"v", &AttentionInputs::v},
+                    Field{"bias", &AttentionInputs::bias}, Field{"alibi_slopes", &AttentionInputs::alibi_slopes},
+                    Field{"sink", &AttentionInputs::sink});
+static_assert(std::tuple_size_v<decltype(kDifferentiable)> == std::tuple_size_v<decltype(BackwardInputs::output_mask)>);
 
 inline constexpr size_t kNumFields = std::tuple_size_v<decltype(kFields)>;
 inline constexpr size_t kNumTensors =
