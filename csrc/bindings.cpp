@@ -7,10 +7,11 @@
 #include "host/backends.h"
 #include "host/build_info.h"
 #include "host/explain.h"
+#include "host/fields.h"
 #include "host/inspect.h"
 #include "host/log.h"
 #include "host/make_params.h"
-#include "host/python_tensors.h"
+#include "host/python_call.h"
 
 namespace py = pybind11;
 
@@ -19,41 +20,14 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Binds a function whose trailing arguments describe one attention call. Spelled out once, for the three functions that
-// take them; what comes before them is Leading.
+// Binds a function of one attention call, a Problem, and of what comes before it.
 template <class... Leading, class Function>
 void define_attention_function(py::module_& module, const char* name, const char* doc, Function function) {
   module.def(
       name,
-      [function](Leading... leading, at::Tensor q, at::Tensor k, at::Tensor v, OptionalTensor bias, OptionalTensor mask,
-                 OptionalTensor alibi_slopes, OptionalTensor sink, OptionalTensor cu_seqlens_q,
-                 OptionalTensor cu_seqlens_k, OptionalTensor rng_seed, double scale, std::optional<double> softcap,
-                 std::optional<std::string> causal, std::optional<int64_t> window_left,
-                 std::optional<int64_t> window_right, double dropout_p, std::optional<int64_t> max_seqlen_q,
-                 std::optional<int64_t> max_seqlen_k, std::optional<std::string> backend, bool allow_tf32,
-                 bool sequence_first) {
-        const AttentionInputs inputs{.q = std::move(q),
-                                     .k = std::move(k),
-                                     .v = std::move(v),
-                                     .bias = std::move(bias),
-                                     .mask = std::move(mask),
-                                     .alibi_slopes = std::move(alibi_slopes),
-                                     .sink = std::move(sink),
-                                     .cu_seqlens_q = std::move(cu_seqlens_q),
-                                     .cu_seqlens_k = std::move(cu_seqlens_k),
-                                     .rng_seed = std::move(rng_seed),
-                                     .scale = scale,
-                                     .softcap = softcap,
-                                     .causal = std::move(causal),
-                                     .window_left = window_left,
-                                     .window_right = window_right,
-                                     .dropout_p = dropout_p,
-                                     .max_seqlen_q = max_seqlen_q,
-                                     .max_seqlen_k = max_seqlen_k,
-                                     .backend = std::move(backend),
-                                     .allow_tf32 = allow_tf32,
-                                     .sequence_first = sequence_first};
-        // Taken back before the arguments are dropped: a tensor that Python holds takes the GIL for that by itself.
+      [function](Leading... leading, py::handle problem) {
+        const AttentionInputs inputs = inputs_of(problem.ptr());
+        // Taken back before the inputs are dropped: a tensor that Python holds takes the GIL for that by itself.
         const py::gil_scoped_release release;
         return function(leading..., inputs);
       },
@@ -91,6 +65,23 @@ void define_inspection(py::module_& module) {
       py::arg("window_right") = py::none(), "(Sk, 2) int64: the queries [begin, end) that see each key.");
 }
 
+// What a call's tensors are, which decides the way that Python takes it.
+void define_operands(py::module_& module) {
+  module.attr("SYMBOLIC") = static_cast<int>(Operands::kSymbolic);
+  module.attr("TRANSFORMED") = static_cast<int>(Operands::kTransformed);
+  module.attr("PLAIN") = static_cast<int>(Operands::kPlain);
+  module.attr("CANONICAL") = static_cast<int>(Operands::kCanonical);
+  module.attr("EQUAL_HEADS") = static_cast<int>(Operands::kEqualHeads);
+  module.def(
+      "operands_of",
+      [](py::handle q, py::handle k, py::handle v) {
+        return static_cast<int>(operands_of({q.ptr(), k.ptr(), v.ptr()}));
+      },
+      "What q, k and v are: SYMBOLIC, TRANSFORMED, PLAIN, CANONICAL or EQUAL_HEADS.");
+  module.attr("PROBLEM_FIELDS") =
+      std::apply([](const auto&... field) { return py::make_tuple(field.name...); }, kFields);
+}
+
 py::dict build_info() {
   py::dict info;
   for (const auto& [name, value] : build_facts()) info[py::str(name)] = value;
@@ -122,11 +113,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return std::make_tuple(std::move(outputs.out), std::move(outputs.lse), std::move(outputs.lse_residual));
       });
 
-  define_attention_function<at::Tensor, OptionalTensor, at::Tensor, at::Tensor, OptionalTensor, std::array<bool, 6>>(
+  using OutputMask = decltype(BackwardInputs::output_mask);
+  define_attention_function<at::Tensor, OptionalTensor, at::Tensor, at::Tensor, OptionalTensor, OutputMask>(
       module, "attention_backward",
       "[dq, dk, dv, dbias, dalibi_slopes, dsink]; None where output_mask does not ask for one.",
       [](const at::Tensor& dout, const OptionalTensor& dlse, const at::Tensor& out, const at::Tensor& lse,
-         const OptionalTensor& lse_residual, std::array<bool, 6> output_mask, const AttentionInputs& inputs) {
+         const OptionalTensor& lse_residual, OutputMask output_mask, const AttentionInputs& inputs) {
         return attention_backward(inputs, {.dout = dout,
                                            .dlse = dlse,
                                            .out = out,
@@ -152,19 +144,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   define_inspection(module);
 
-  module.def(
-      "hold_memory",
-      [](py::handle q, py::handle k, py::handle v) {
-        return hold_memory({q.ptr(), k.ptr(), v.ptr()});
-      },
-      "Whether the extension may read these tensors now: plain ones, while nothing watches or traces.");
-
-  module.def(
-      "are_canonical",
-      [](py::handle q, py::handle k, py::handle v) {
-        return are_canonical({q.ptr(), k.ptr(), v.ptr()});
-      },
-      "Whether q, k and v are plain 4-D tensors that go together as they are.");
+  define_operands(module);
 
   module.def(
       "set_copy_log",

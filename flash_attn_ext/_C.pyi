@@ -1,6 +1,6 @@
 """The compiled half of flash_attn_ext (csrc/bindings.cpp), as functional.py and ops.py call it.
 
-One attention call in canonical form is the same 21 arguments everywhere, here named once:
+One attention call in canonical form is a Problem (_problem.py), of which any tuple of the same fields will do:
 
     q, k, v            dense: (B, Hq, Sq, D), (B, Hk, Sk, D), (B, Hk, Sk, Dv); packed, when cu_seqlens_* are given:
                        (Tq, Hq, D), (Tk, Hk, D), (Tk, Hk, Dv). One dtype of float32, float64, bfloat16, float16; any
@@ -12,7 +12,7 @@ One attention call in canonical form is the same 21 arguments everywhere, here n
     sink               (Hq,), accumulate dtype
     cu_seqlens_q, _k   (batch + 1,) int32
     rng_seed           (1,) int64 on q's device; given if and only if dropout_p > 0
-    scale              finite
+    scale              finite; None: 1 / sqrt(D)
     softcap            > 0, or None
     causal             None, "top_left", "bottom_right"
     window_left, right >= 0, or None for unbounded
@@ -29,60 +29,16 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from flash_attn_ext._problem import Problem
+
 NO_DOUBLE_BACKWARD: str
 """What a second derivative raises."""
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    alibi_slopes: Tensor | None,
-    sink: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    rng_seed: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    causal: str | None,
-    window_left: int | None,
-    window_right: int | None,
-    dropout_p: float,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    backend: str | None,
-    allow_tf32: bool,
-    sequence_first: bool,
-    /,
-) -> tuple[Tensor, Tensor]:
+def attention(problem: Problem, /) -> tuple[Tensor, Tensor]:
     """(out, lse) as attention_forward gives them, recorded by autograd when gradients are on and q, k, v, bias,
     alibi_slopes or sink requires one. Only for tensors that hold memory, outside of functorch and forward mode."""
 
-def attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    alibi_slopes: Tensor | None,
-    sink: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    rng_seed: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    causal: str | None,
-    window_left: int | None,
-    window_right: int | None,
-    dropout_p: float,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    backend: str | None,
-    allow_tf32: bool,
-    sequence_first: bool,
-    /,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def attention_forward(problem: Problem, /) -> tuple[Tensor, Tensor, Tensor | None]:
     """(out, lse, lse_residual), never recorded by autograd.
 
     out: q's shape with Dv for D, q's dtype, in memory in the order of q's strides.
@@ -97,27 +53,7 @@ def attention_backward(
     lse: Tensor,
     lse_residual: Tensor | None,
     output_mask: Sequence[bool],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    alibi_slopes: Tensor | None,
-    sink: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    rng_seed: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    causal: str | None,
-    window_left: int | None,
-    window_right: int | None,
-    dropout_p: float,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    backend: str | None,
-    allow_tf32: bool,
-    sequence_first: bool,
+    problem: Problem,
     /,
 ) -> list[Tensor | None]:
     """[dq, dk, dv, dbias, dalibi_slopes, dsink] in their inputs' shapes and dtypes; None where not asked for.
@@ -126,30 +62,7 @@ def attention_backward(
     output_mask: which of the six to compute.
     """
 
-def attention_explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    alibi_slopes: Tensor | None,
-    sink: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    rng_seed: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    causal: str | None,
-    window_left: int | None,
-    window_right: int | None,
-    dropout_p: float,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    backend: str | None,
-    allow_tf32: bool,
-    sequence_first: bool,
-    /,
-) -> list[tuple[str, list[str]]]:
+def attention_explain(problem: Problem, /) -> list[tuple[str, list[str]]]:
     """Every backend in the order in which they are tried, with the reasons against it (none: it can run this call)."""
 
 def delta(out: Tensor, dout: Tensor, dlse: Tensor | None = None) -> Tensor:
@@ -181,12 +94,23 @@ def visible_queries(
 ) -> Tensor:
     """(Sk, 2) int64: the queries [begin, end) that see each key."""
 
-def hold_memory(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether they are tensors (no subclass) with memory behind them, while no dispatch mode and no tracing is on."""
+SYMBOLIC: int
+TRANSFORMED: int
+PLAIN: int
+CANONICAL: int
+EQUAL_HEADS: int
 
-def are_canonical(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether they are tensors (no subclass) that are dense and 4-D, of one dtype and batch size, k and v of one number
-    of heads, and autocast would not cast them. Anything else may be passed: it is not."""
+def operands_of(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """What the operands of a call are now. Anything may be passed. In rising order, each from PLAIN on also all before:
+
+    SYMBOLIC: not all hold memory that the extension may read: subclasses, meta tensors, others; or a dispatch mode or a
+    trace is on. TRANSFORMED: they do, under torch.func or forward mode. PLAIN: tensors (no subclass) with memory.
+    CANONICAL: dense and 4-D, of one dtype and batch size, k and v of one number of heads, and autocast would not cast
+    them. EQUAL_HEADS: q too has that number of heads.
+    """
+
+PROBLEM_FIELDS: tuple[str, ...]
+"""The fields of a problem, in their order."""
 
 def set_copy_log(log: Callable[[str, Tensor, str], None]) -> None:
     """From now on log(name, tensor, needed) is called, from any thread, for each tensor that is copied because no

@@ -10,7 +10,9 @@ from torch import Tensor
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def window_pair(window: int | tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+def window_pair(window: int | tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    if window is None:
+        return None, None
     pair = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(pair) != 2:
         raise ValueError(f"window must be None, an int, or (left, right), got {window!r}")
@@ -20,7 +22,9 @@ def window_pair(window: int | tuple[int | None, int | None]) -> tuple[int | None
     return left, right
 
 
-def check_causal(causal) -> None:
+def check_causal(causal) -> str | None:
+    if causal is None or (isinstance(causal, str) and causal in ("top_left", "bottom_right")):
+        return causal
     if isinstance(causal, bool):
         raise ValueError(
             f"causal must be None, 'top_left' or 'bottom_right', got {causal}. "
@@ -28,13 +32,24 @@ def check_causal(causal) -> None:
             "lines up the last query with the last key (flash_attn >= 2.1, decoding with a cache). They are the same "
             "when there are as many queries as keys; None is not causal"
         )
-    if not isinstance(causal, str) or causal not in ("top_left", "bottom_right"):
-        raise ValueError(f"causal must be None, 'top_left' or 'bottom_right', got {causal!r}")
+    raise ValueError(f"causal must be None, 'top_left' or 'bottom_right', got {causal!r}")
+
+
+def check_backend(backend) -> str | None:
+    if backend is not None and not isinstance(backend, str):
+        raise TypeError(f"backend must be None or a name, got {type(backend).__name__}")
+    return backend
+
+
+def check_number_or_none(name: str, value) -> float | None:
+    return None if value is None else check_number(name, value)
 
 
 def check_number(name: str, value) -> float:
-    """A Python number as float; its range is checked in C++."""
-    if isinstance(value, (float, int, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
+    """A Python number as it is, others as float; the range is checked in C++."""
+    if type(value) is float:
+        return value
+    if isinstance(value, (int, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real) and not isinstance(value, bool):  # NumPy scalars
         return float(value)
@@ -68,6 +83,7 @@ def _integer(name: str, value, expected: str) -> int | None:
     return int(value)
 
 
-def check_flag(name: str, value: bool) -> None:
+def check_flag(name: str, value) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+    return value

@@ -7,19 +7,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn_ext import _C
 from flash_attn_ext._canonical import (
-    PLAIN_FORM,
     DenseForm,
-    Problem,
-    are_canonical,
+    Names,
     autocast_dtype,
     cast,
-    default_scale,
     dense_form,
+    operands_of,
     require_tensors,
-    table_form,
 )
-from flash_attn_ext._options import check_flag, check_number
+from flash_attn_ext._options import check_flag, check_number, check_number_or_none
+from flash_attn_ext._problem import Problem
+
+EQUAL_HEADS = _C.EQUAL_HEADS
+NAMES = Names(q="query", k="key", v="value", bias="attn_mask", mask="attn_mask")
 
 
 class SdpaArguments(NamedTuple):
@@ -35,39 +37,38 @@ class SdpaArguments(NamedTuple):
     enable_gqa: bool = False
 
 
-def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm]:
-    """The canonical form of a call (without a seed), and how to give its output back. A plain tuple will do."""
+def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm, int]:
+    """PyTorch's arguments as a problem in canonical form (without a seed), how to give its output back, and what its
+    operands are. A plain tuple will do."""
     q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa = arguments
-    canonical = are_canonical(q, k, v) and q.size(1) == k.size(1)
-    if not canonical or attn_mask is not None:
-        require_tensors(SdpaArguments._fields, arguments[:4])
-    check_flag("is_causal", is_causal)
+    operands = operands_of(q, k, v)
+    if operands != EQUAL_HEADS:
+        require_tensors(NAMES, (q, k, v))
     check_flag("enable_gqa", enable_gqa)
-    causal = "top_left" if is_causal else None
+    causal = "top_left" if check_flag("is_causal", is_causal) else None
     if attn_mask is not None:
-        if type(attn_mask) is not Tensor:
-            causal, attn_mask = _causal_bias(attn_mask, q, k, is_causal)
-        if is_causal:
-            raise RuntimeError(
-                "attn_mask and is_causal=True were both given, which PyTorch does not allow: put causality into the "
-                "mask, or use flash_attn_ext.attention(..., causal='top_left', mask=...), which combines them"
-            )
-    if canonical:
-        form = PLAIN_FORM
-    else:
-        q, k, v, attn_mask, form = _bring_into_form(q, k, v, attn_mask, enable_gqa)
-    bias = mask = None
-    if attn_mask is not None:
-        attn_mask = table_form("attn_mask", attn_mask, q, k.size(2), form)
-        bias, mask = (None, attn_mask) if attn_mask.dtype == torch.bool else (_float_mask(attn_mask, q), None)
-    scale = default_scale(q) if scale is None else check_number("scale", scale)
-    dropout_p = check_number("dropout_p", dropout_p)
-    return Problem(q, k, v, bias, mask, None, None, None, None, None, scale, None, causal, None, None, dropout_p), form
+        causal, attn_mask = _causality_of(attn_mask, q, k, is_causal)
+    if operands != EQUAL_HEADS:
+        q, k, v, attn_mask = _cast_and_match(q, k, v, attn_mask, enable_gqa)
+    is_boolean = attn_mask is not None and attn_mask.dtype == torch.bool
+    problem = Problem(
+        q=q,
+        k=k,
+        v=v,
+        bias=None if attn_mask is None or is_boolean else _float_mask(attn_mask, q),
+        mask=attn_mask if is_boolean else None,
+        scale=check_number_or_none("scale", scale),
+        causal=causal,
+        dropout_p=check_number("dropout_p", dropout_p),
+    )
+    problem, form = dense_form(problem, operands, NAMES)
+    return problem, form, operands
 
 
-def _bring_into_form(
+def _cast_and_match(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, enable_gqa: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, DenseForm]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Autocast, which takes a float32 mask too, and one number of heads, which PyTorch broadcasts."""
     dtype = autocast_dtype(q)
     if dtype is not None:
         q, k, v = cast(q, dtype), cast(k, dtype), cast(v, dtype)
@@ -79,8 +80,7 @@ def _bring_into_form(
         )
     if not (q.dim() == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2]):
         q, k, v = _match_heads(q, k, v, enable_gqa)
-    q, k, v, form = dense_form(q, k, v, ("query", "key", "value"))
-    return q, k, v, attn_mask, form
+    return q, k, v, attn_mask
 
 
 def _float_mask(attn_mask: Tensor, q: Tensor) -> Tensor:
@@ -92,23 +92,31 @@ def _float_mask(attn_mask: Tensor, q: Tensor) -> Tensor:
     return attn_mask
 
 
-def _causal_bias(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> tuple[str | None, Tensor | None]:
-    """torch.nn.attention.bias.CausalBias is a mask by its type alone: it becomes the causality that it stands for."""
-    from torch.nn.attention.bias import CausalBias, CausalVariant  # prototype of PyTorch, imported where it is in use
+def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> tuple[str | None, Tensor | None]:
+    """The causality and the mask that it stands for; a torch.nn.attention.bias.CausalBias is the former by its type."""
+    if type(attn_mask) is not Tensor:
+        from torch.nn.attention.bias import CausalBias, CausalVariant  # a prototype: imported where it is in use
 
-    if not isinstance(attn_mask, CausalBias):
-        return None, attn_mask
+        if isinstance(attn_mask, CausalBias):
+            if is_causal:
+                raise ValueError(
+                    "attn_mask is a CausalBias and is_causal=True was given too, which PyTorch does not allow: pass "
+                    "is_causal=False, since a CausalBias says itself that it is causal"
+                )
+            lengths = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
+            if lengths != (q.size(-2), k.size(-2)):
+                raise RuntimeError(
+                    f"attn_mask is a CausalBias for (L, S) = {lengths}, but query and key have "
+                    f"{(q.size(-2), k.size(-2))}"
+                )
+            return ("bottom_right" if attn_mask.variant == CausalVariant.LOWER_RIGHT else "top_left"), None
+        require_tensors(("attn_mask",), (attn_mask,), num_required=1)
     if is_causal:
-        raise ValueError(
-            "attn_mask is a CausalBias and is_causal=True was given too, which PyTorch does not allow: pass "
-            "is_causal=False, since a CausalBias says itself that it is causal"
-        )
-    lengths = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
-    if lengths != (q.size(-2), k.size(-2)):
         raise RuntimeError(
-            f"attn_mask is a CausalBias for (L, S) = {lengths}, but query and key have {(q.size(-2), k.size(-2))}"
+            "attn_mask and is_causal=True were both given, which PyTorch does not allow: put causality into the "
+            "mask, or use flash_attn_ext.attention(..., causal='top_left', mask=...), which combines them"
         )
-    return ("bottom_right" if attn_mask.variant == CausalVariant.LOWER_RIGHT else "top_left"), None
+    return None, attn_mask
 
 
 def _match_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,22 +1,26 @@
 """How a problem reaches the extension, and what autograd sees of it.
 
-Plain tensors under plain autograd, which is nearly every call, get their node in C++ (csrc/host/autograd.cpp). Below is
-the same for what needs Python: ``torch.func`` transforms, forward mode, and the operators of ops.py.
+There is one backward pass, ``attention_backward`` of csrc/host, and autograd's node of it is C++
+(``FlashAttentionFunctionBackward`` in csrc/host/autograd.cpp): it saves the tensors, calls the pass, refuses second
+derivatives, and describes itself to compiled autograd, without a step through Python. Nearly every call gets that node.
+Python has what PyTorch lets only Python do, and nothing else: a ``torch.autograd.Function`` for ``torch.func``
+transforms and forward mode, which know no nodes of C++ (:class:`FlashAttentionFunction`), and the derivative of the
+``torch.library`` operators of ops.py, which compilers and traces see instead of the extension. Both save and compute by
+:func:`save_for_backward` and :func:`backward_of`. Which way a call takes follows from what its operands are
+(``_C.operands_of``), asked once, in :func:`attend`.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import Problem
+from flash_attn_ext._canonical import operands_of
+from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, Problem
 
-NUM_TENSORS = Problem._fields.index("rng_seed") + 1  # Problem begins with them
-DIFFERENTIABLE = tuple(map(Problem._fields.index, ("q", "k", "v", "bias", "alibi_slopes", "sink")))
-
+PLAIN, SYMBOLIC = _C.PLAIN, _C.SYMBOLIC
+NUM_LEADING = 6  # arguments of attention_backward before the problem
 NO_DOUBLE_BACKWARD = _C.NO_DOUBLE_BACKWARD
 NO_FORWARD_MODE = (
     "flash_attn_ext attention has no forward-mode derivative (torch.func.jvp, jacfwd, forward_ad.dual_level). Use "
@@ -28,27 +32,26 @@ NO_VMAP = (
 )
 
 
-def attention_forward(problem: Problem) -> tuple[Tensor, Tensor]:
+def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
     """(out, lse) of a canonical problem that has no seed yet, differentiable in both.
 
     Plain tensors go straight to the extension: this is host time that every call pays. Tensors that only stand for
     something (torch.compile, export, FakeTensor, meta, tracing) go through the registered operator of ops.py.
     """
-    if problem.dropout_p == 1.0:
-        return _with_everything_dropped(problem)
     if problem.dropout_p > 0:
+        if problem.dropout_p == 1:
+            return _with_everything_dropped(problem, operands)
         problem = problem._replace(rng_seed=draw_seed(problem.q.device))
-    if not _hold_memory(*problem[:3]):
+    if operands >= PLAIN:
+        return _C.attention(problem)
+    if operands == SYMBOLIC:
         return torch.ops.flash_attn_ext.attention_forward(*problem)[:2]
-    # Inside these, tensors that do not require grad may still carry a derivative, and only Python's Function sees it.
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return FlashAttentionFunction.apply(problem, *(problem[index] for index in DIFFERENTIABLE))[:2]
-    return _C.attention(*problem)
+    return FlashAttentionFunction.apply(problem, *(getattr(problem, name) for name in DIFFERENTIABLE))[:2]
 
 
-def _with_everything_dropped(problem: Problem) -> tuple[Tensor, Tensor]:
+def _with_everything_dropped(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
     """out is 0, and so is its gradient; the LSE does not see dropout. Nothing is drawn."""
-    out, lse = attention_forward(problem._replace(dropout_p=0.0))
+    out, lse = attend(problem._replace(dropout_p=0.0), operands)
     return out.masked_fill(torch.ones((), dtype=torch.bool, device=out.device), 0.0), lse
 
 
@@ -64,8 +67,8 @@ class FlashAttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(problem, *_differentiable):
-        if _hold_memory(*problem[:3]):
-            return _C.attention_forward(*problem)
+        if operands_of(*problem[:3]) != SYMBOLIC:
+            return _C.attention_forward(problem)
         return torch.ops.flash_attn_ext.attention_forward(*problem)
 
     @staticmethod
@@ -102,21 +105,25 @@ def backward_of(ctx, dout: Tensor | None, dlse: Tensor | None, wanted) -> tuple[
     if dout is None:
         dout = torch.zeros_like(out)
     arguments = (dout, dlse, out, lse, lse_residual, wanted, *tensors, *ctx.options)
-    if not (_hold_memory(*tensors[:3]) and _hold_memory(dout, out, lse)):
+    if SYMBOLIC in (operands_of(*tensors[:3]), operands_of(dout, out, lse)):
         gradients = torch.ops.flash_attn_ext.attention_backward(*arguments)
         return tuple(g if w else None for g, w in zip(gradients, wanted, strict=True))
     if torch.is_grad_enabled():  # create_graph=True, torch.func
         return _BackwardWithoutDerivative.apply(*arguments)
-    return _C.attention_backward(*arguments)
+    return _backward(arguments)
+
+
+def _backward(arguments: tuple) -> list[Tensor | None]:
+    return _C.attention_backward(*arguments[:NUM_LEADING], arguments[NUM_LEADING:])
 
 
 class _BackwardWithoutDerivative(torch.autograd.Function):
-    """``_C.attention_backward``, recorded only so that a second derivative says that there is none: not recording it
-    would make it silently zero."""
+    """``_C.attention_backward`` of flat arguments, recorded only so that a second derivative says that there is none:
+    not recording it would make it silently zero."""
 
     @staticmethod
     def forward(*arguments):
-        return tuple(_C.attention_backward(*arguments))
+        return tuple(_backward(arguments))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -138,8 +145,3 @@ class _BackwardWithoutDerivative(torch.autograd.Function):
 def draw_seed(device: torch.device) -> Tensor:
     """From PyTorch's generator of that device: manual_seed, checkpoint and CUDA graphs treat it as they do any draw."""
     return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
-
-
-def _hold_memory(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the extension may read these tensors now, and nobody but autograd has to know."""
-    return not is_compiling() and _C.hold_memory(q, k, v)

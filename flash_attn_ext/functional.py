@@ -1,4 +1,4 @@
-"""The public functions. Each brings its arguments to canonical form and hands them to autograd.py."""
+"""The public functions. Each fills in a Problem, has it brought into form, and hands it to autograd.py."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import (
-    Options,
-    Packing,
-    Problem,
-    ScoreTensors,
-    dense_problem,
-    packed_problem,
-)
+from flash_attn_ext._canonical import operands_of, packed_form
+from flash_attn_ext._keywords import dense_problem, problem_of
 from flash_attn_ext._options import check_flag
 from flash_attn_ext._sdpa import sdpa_problem
-from flash_attn_ext.autograd import attention_forward
+from flash_attn_ext.autograd import attend
 
 Window = int | tuple[int | None, int | None]
 
@@ -64,9 +58,9 @@ def scaled_dot_product_attention(
 
     Under ``torch.autocast`` query, key, value and a float mask are cast as PyTorch casts them.
     """
-    problem, form = sdpa_problem((query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
-    out, _ = attention_forward(problem)
-    return form.restore_out(out)
+    problem, form, operands = sdpa_problem((query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
+    out, _ = attend(problem, operands)
+    return out if form.rank == 4 else form.restore_out(out)
 
 
 def attention(
@@ -140,14 +134,29 @@ def attention(
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
     """
     check_flag("return_lse", return_lse)
-    scores = ScoreTensors(bias, mask, alibi_slopes, sink)
-    options = Options(causal, window, softcap, dropout_p, scale, backend, allow_tf32)
-    problem, form = dense_problem(q, k, v, scores, options, layout)
-    out, lse = attention_forward(problem)
-    out = form.restore_out(out)
-    if layout == "bshd" and form.rank > 2:
+    problem = problem_of(
+        q=q,
+        k=k,
+        v=v,
+        bias=bias,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        scale=scale,
+        backend=backend,
+        allow_tf32=allow_tf32,
+    )
+    problem, form, operands = dense_problem(problem, layout)
+    out, lse = attend(problem, operands)
+    if form.rank != 4:
+        out, lse = form.restore_out(out), form.restore_lse(lse)
+    if problem.sequence_first:
         out = out.transpose(-3, -2)
-    return (out, form.restore_lse(lse)) if return_lse else out
+    return (out, lse) if return_lse else out
 
 
 def attention_varlen(
@@ -198,10 +207,28 @@ def attention_varlen(
         tokens, and for a max_seqlen below the longest length.
     """
     check_flag("return_lse", return_lse)
-    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    scores = ScoreTensors(bias, mask, alibi_slopes, sink)
-    options = Options(causal, window, softcap, dropout_p, scale, backend, allow_tf32)
-    out, lse = attention_forward(packed_problem(q, k, v, packing, scores, options))
+    problem = problem_of(
+        q=q,
+        k=k,
+        v=v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        bias=bias,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        scale=scale,
+        backend=backend,
+        allow_tf32=allow_tf32,
+    )
+    problem = packed_form(problem)
+    out, lse = attend(problem, operands_of(*problem[:3]))
     return (out, lse) if return_lse else out
 
 
@@ -256,23 +283,39 @@ def explain(
       cpu  runs
     """
     check_flag("return_lse", return_lse)
-    scores = ScoreTensors(bias, mask, alibi_slopes, sink)
-    options = Options(causal, window, softcap, dropout_p, scale, backend, allow_tf32)
-    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if packing == (None, None, None, None):
-        problem, _ = dense_problem(q, k, v, scores, options, layout)
+    packing = dict(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+    )
+    problem = problem_of(
+        q=q,
+        k=k,
+        v=v,
+        **packing,
+        bias=bias,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        scale=scale,
+        backend=backend,
+        allow_tf32=allow_tf32,
+    )
+    if all(given is None for given in packing.values()):
+        problem, _, _ = dense_problem(problem, layout)
     else:
         if layout != "bhsd":
             raise ValueError(f"layout={layout!r} does not go with cu_seqlens: packed tensors are (tokens, heads, dim)")
-        problem = packed_problem(q, k, v, packing, scores, options)
-    return explain_problem(problem)
-
-
-def explain_problem(problem: Problem) -> Explanation:
+        problem = packed_form(problem)
     if problem.dropout_p == 1.0:  # nothing is kept, and no kernel has to know
         problem = problem._replace(dropout_p=0.0)
     if problem.dropout_p > 0:  # a seed is needed, but asking must not advance anybody's generator
         problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64, device=problem.q.device))
-    reasons = {name: tuple(why) for name, why in _C.attention_explain(*problem)}
+    reasons = {name: tuple(why) for name, why in _C.attention_explain(problem)}
     runs = next((name for name, why in reasons.items() if not why), None)
     return Explanation(runs, reasons)

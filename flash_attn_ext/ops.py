@@ -11,25 +11,20 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import Problem
-from flash_attn_ext.autograd import DIFFERENTIABLE, NO_DOUBLE_BACKWARD, backward_of, save_for_backward
+from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, SCHEMA, Problem
+from flash_attn_ext.autograd import NO_DOUBLE_BACKWARD, NUM_LEADING, backward_of, save_for_backward
 
-_PROBLEM = (
-    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? alibi_slopes, Tensor? sink, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? rng_seed, float scale, float? softcap, str? causal, "
-    "SymInt? window_left, SymInt? window_right, float dropout_p, SymInt? max_seqlen_q, SymInt? max_seqlen_k, "
-    "str? backend, bool allow_tf32, bool sequence_first"
-)
 _FORWARD = "flash_attn_ext::attention_forward"
 _BACKWARD = "flash_attn_ext::attention_backward"
 _DEVICES = ("cpu", "cuda")
+_NO_GRADIENTS = dict.fromkeys(Problem._fields)
 # The layout of results follows that of the inputs, so a compiler must not change the latter.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
-torch.library.define(_FORWARD, f"({_PROBLEM}) -> (Tensor out, Tensor lse, Tensor lse_residual)", tags=_TAGS)
+torch.library.define(_FORWARD, f"({SCHEMA}) -> (Tensor out, Tensor lse, Tensor lse_residual)", tags=_TAGS)
 torch.library.define(
     _BACKWARD,
-    f"(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor? lse_residual, bool[6] output_mask, {_PROBLEM}) -> "
+    f"(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor? lse_residual, bool[6] output_mask, {SCHEMA}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dalibi_slopes, Tensor dsink)",
     tags=_TAGS,
 )
@@ -37,49 +32,44 @@ torch.library.define(
 
 @torch.library.impl(_FORWARD, _DEVICES)
 def _forward(*problem):
-    out, lse, lse_residual = _C.attention_forward(*problem)
+    out, lse, lse_residual = _C.attention_forward(problem)
     return out, lse, lse.new_empty(0) if lse_residual is None else lse_residual
 
 
 @torch.library.impl(_BACKWARD, _DEVICES)
-def _backward(*arguments):
-    return tuple(arguments[2].new_empty(0) if g is None else g for g in _C.attention_backward(*arguments))
+def _backward(dout, dlse, out, *arguments):
+    leading = (dout, dlse, out, *arguments[: NUM_LEADING - 3])
+    gradients = _C.attention_backward(*leading, arguments[NUM_LEADING - 3 :])
+    return tuple(out.new_empty(0) if g is None else g for g in gradients)
 
 
 @torch.library.register_fake(_FORWARD)
-def _forward_fake(q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, *options):
-    for name, tensor in {
-        "k": k,
-        "v": v,
-        "bias": bias,
-        "mask": mask,
-        "alibi_slopes": alibi_slopes,
-        "sink": sink,
-    }.items():
-        if tensor is not None and tensor.device != q.device:
+def _forward_fake(*arguments):
+    problem = Problem(*arguments)
+    q, v = problem.q, problem.v
+    for name, tensor in zip(Problem._fields, problem[:NUM_TENSORS], strict=False):
+        if tensor is not None and tensor.device != q.device and name != "rng_seed":
             raise RuntimeError(
                 f"{name} is on {tensor.device}, but q is on {q.device}; move it with {name}.to(q.device)"
             )
-    out = empty_in_order_of(q, (*q.shape[:-1], v.shape[-1]), sequence_first=options[-1])
-    statistics = q.shape[:-1] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
+    out = empty_in_order_of(q, (*q.shape[:-1], v.shape[-1]), sequence_first=problem.sequence_first)
+    statistics = q.shape[:-1] if problem.cu_seqlens_q is None else (q.shape[1], q.shape[0])
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     lse = q.new_empty(statistics, dtype=dtype)
-    return out, lse, q.new_empty(statistics if bias is not None else (0,), dtype=dtype)
+    return out, lse, q.new_empty(statistics if problem.bias is not None else (0,), dtype=dtype)
 
 
 @torch.library.register_fake(_BACKWARD)
-def _backward_fake(dout, dlse, out, lse, lse_residual, output_mask, q, k, v, bias, mask, alibi_slopes, sink, *_options):
-    wanted = dict(zip(("q", "k", "v", "bias", "alibi_slopes", "sink"), output_mask, strict=True))
-    return (
-        *(
-            empty_in_order_of(t, t.shape) if wanted[name] else q.new_empty(0)
-            for name, t in (("q", q), ("k", k), ("v", v))
-        ),
-        *(
-            t.new_empty(t.shape) if wanted[name] else q.new_empty(0)
-            for name, t in (("bias", bias), ("alibi_slopes", alibi_slopes), ("sink", sink))
-        ),
+def _backward_fake(*arguments):
+    output_mask, problem = arguments[NUM_LEADING - 1], Problem(*arguments[NUM_LEADING:])
+    return tuple(
+        _empty_gradient(name, getattr(problem, name)) if wanted else problem.q.new_empty(0)
+        for name, wanted in zip(DIFFERENTIABLE, output_mask, strict=True)
     )
+
+
+def _empty_gradient(name: str, of: Tensor) -> Tensor:
+    return empty_in_order_of(of, of.shape) if name in ("q", "k", "v") else of.new_empty(of.shape)
 
 
 def empty_in_order_of(like: Tensor, shape, *, sequence_first: bool = False) -> Tensor:
@@ -102,11 +92,9 @@ def _setup_context(ctx, inputs, output):
 
 
 def _gradients(ctx, dout, dlse, _dlse_residual):
-    gradients = [None] * len(Problem._fields)
-    wanted = [ctx.needs_input_grad[index] for index in DIFFERENTIABLE]
-    for index, gradient in zip(DIFFERENTIABLE, backward_of(ctx, dout, dlse, wanted), strict=True):
-        gradients[index] = gradient
-    return tuple(gradients)
+    needed = dict(zip(Problem._fields, ctx.needs_input_grad, strict=True))
+    gradients = backward_of(ctx, dout, dlse, [needed[name] for name in DIFFERENTIABLE])
+    return Problem(**_NO_GRADIENTS | dict(zip(DIFFERENTIABLE, gradients, strict=True)))
 
 
 def _no_double_backward(ctx, *_gradients):

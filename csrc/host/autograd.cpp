@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "host/attention.h"
+#include "host/fields.h"
 #include "host/operators.h"
 
 namespace flash_attn_ext::host {
@@ -21,22 +22,6 @@ namespace {
 using torch::autograd::collect_next_edges;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
-
-// The tensors of a call, in the order in which they are saved.
-template <class Inputs, class Visit>
-void visit_tensors(Inputs& in, Visit visit) {
-  visit(in.q);
-  visit(in.k);
-  visit(in.v);
-  visit(in.bias);
-  visit(in.mask);
-  visit(in.alibi_slopes);
-  visit(in.sink);
-  visit(in.cu_seqlens_q);
-  visit(in.cu_seqlens_k);
-  visit(in.rng_seed);
-}
-constexpr size_t kNumTensors = 10;
 
 std::optional<at::Tensor> if_defined(at::Tensor tensor) {
   return tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt;
@@ -147,7 +132,8 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
 }  // namespace
 
 ForwardOutputs attention(const AttentionInputs& in) {
-  const bool recorded = torch::autograd::compute_requires_grad(in.q, in.k, in.v, in.bias, in.alibi_slopes, in.sink);
+  const bool recorded = std::apply(
+      [&](auto... field) { return torch::autograd::compute_requires_grad(in.*field.member...); }, kDifferentiable);
   if (!recorded) return attention_forward(in);
   ForwardOutputs outputs;
   {
@@ -156,8 +142,8 @@ ForwardOutputs attention(const AttentionInputs& in) {
   }
   const std::shared_ptr<FlashAttentionFunctionBackward> node(new FlashAttentionFunctionBackward,
                                                              torch::autograd::deleteNode);
-  // In the order of BackwardInputs::output_mask.
-  node->set_next_edges(collect_next_edges(in.q, in.k, in.v, in.bias, in.alibi_slopes, in.sink));
+  node->set_next_edges(
+      std::apply([&](auto... field) { return collect_next_edges(in.*field.member...); }, kDifferentiable));
   torch::autograd::set_history(outputs.out, node);
   torch::autograd::set_history(outputs.lse, node);
   node->save(in, outputs);

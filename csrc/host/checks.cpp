@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/visibility.h"
+#include "host/fields.h"
 #include "host/sequence_lengths.h"
 
 namespace flash_attn_ext::host {
@@ -174,7 +175,8 @@ void check_window(const char* name, const std::optional<int64_t>& width) {
 }
 
 void check_options(const AttentionInputs& in) {
-  TORCH_CHECK_VALUE(std::isfinite(in.scale), "scale is ", in.scale, ", expected a finite number");
+  TORCH_CHECK_VALUE(!in.scale || std::isfinite(*in.scale), "scale is ", in.scale.value_or(0.0),
+                    ", expected a finite number, or None for 1 / sqrt(head dim)");
   TORCH_CHECK_VALUE(!in.softcap || (std::isfinite(*in.softcap) && *in.softcap > 0.0), "softcap is ",
                     in.softcap.value_or(0.0), ", expected a finite number above 0, or None for no cap");
   TORCH_CHECK_VALUE(!in.causal || *in.causal == "top_left" || *in.causal == "bottom_right", "causal is '",
@@ -209,6 +211,19 @@ void check_lse_residual(const std::optional<at::Tensor>& residual, const at::Ten
   check_shape("lse_residual", *residual, lse.sizes(), "that of lse");
   TORCH_CHECK(residual->scalar_type() == lse.scalar_type(), "lse_residual has dtype ", residual->scalar_type(),
               ", expected ", lse.scalar_type());
+}
+
+bool is_present(const at::Tensor&) { return true; }
+bool is_present(const std::optional<at::Tensor>& tensor) { return tensor.has_value(); }
+
+// Gradients are asked of what was given.
+void check_output_mask(const AttentionInputs& in, const BackwardInputs& backward) {
+  auto wanted = backward.output_mask.begin();
+  const auto check = [&](const char* name, bool present) {
+    TORCH_CHECK(present || !*wanted, "output_mask asks for the gradient of ", name, ", which was not given");
+    ++wanted;
+  };
+  std::apply([&](const auto&... field) { (check(field.name, is_present(in.*field.member)), ...); }, kDifferentiable);
 }
 
 }  // namespace
@@ -247,12 +262,7 @@ void check_backward_inputs(const AttentionInputs& in, const BackwardInputs& back
   TORCH_CHECK(!backward.dlse || backward.dlse->sizes() == backward.lse.sizes(), "dlse has shape ",
               backward.dlse ? backward.dlse->sizes() : at::IntArrayRef(), ", expected that of lse, ",
               backward.lse.sizes());
-  const std::array<bool, 3> present = {in.bias.has_value(), in.alibi_slopes.has_value(), in.sink.has_value()};
-  const std::array<const char*, 3> names = {"bias", "alibi_slopes", "sink"};
-  for (size_t i = 0; i < present.size(); ++i) {
-    TORCH_CHECK(present[i] || !backward.output_mask[3 + i], "output_mask asks for the gradient of ", names[i],
-                ", which was not given");
-  }
+  check_output_mask(in, backward);
 }
 
 void check_delta_inputs(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse) {

@@ -6,7 +6,9 @@
 #include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,12 +27,12 @@ struct AttentionInputs {
   std::optional<at::Tensor> cu_seqlens_q;  // (B + 1,) int32
   std::optional<at::Tensor> cu_seqlens_k;
   std::optional<at::Tensor> rng_seed;  // (1,) int64
-  double scale;
+  std::optional<double> scale;         // 1 / sqrt(head dim) by default
   std::optional<double> softcap;
   std::optional<std::string> causal;
   std::optional<int64_t> window_left;
   std::optional<int64_t> window_right;
-  double dropout_p;
+  double dropout_p = 0.0;
   std::optional<int64_t> max_seqlen_q;
   std::optional<int64_t> max_seqlen_k;
   std::optional<std::string> backend;
@@ -43,6 +45,10 @@ struct AttentionInputs {
   int64_t num_heads_k() const { return k.size(1); }
   int64_t head_dim_qk() const { return q.size(-1); }
   int64_t head_dim_v() const { return v.size(-1); }
+  // Without a head dimension every score is 0, whatever the scale.
+  double scale_factor() const {
+    return scale.value_or(1.0 / std::sqrt(static_cast<double>(std::max<int64_t>(head_dim_qk(), 1))));
+  }
   at::DimVector lse_sizes() const {
     if (packed()) return {q.size(1), q.size(0)};
     return {q.size(0), q.size(1), q.size(2)};

@@ -118,7 +118,7 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
   params.head_dim_v = in.head_dim_v();
   params.sequences = sequence_table(in);
   params.visibility = make_visibility(in.causal, in.window_left, in.window_right);
-  params.score_mod = {.scale = in.scale,
+  params.score_mod = {.scale = in.scale_factor(),
                       .softcap = in.softcap.value_or(0.0),
                       .alibi = alibi_slopes(in.alibi_slopes),
                       .bias = broadcast_view(in.bias),

@@ -4,6 +4,8 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
+#include "host/fields.h"
+
 namespace flash_attn_ext::host {
 namespace {
 
@@ -24,9 +26,7 @@ bool hold_memory(const AttentionInputs& in, const BackwardInputs& backward) {
 
 torch::jit::Stack boxed(const AttentionInputs& in) {
   torch::jit::Stack stack;
-  torch::jit::push(stack, in.q, in.k, in.v, in.bias, in.mask, in.alibi_slopes, in.sink, in.cu_seqlens_q,
-                   in.cu_seqlens_k, in.rng_seed, in.scale, in.softcap, in.causal, in.window_left, in.window_right,
-                   in.dropout_p, in.max_seqlen_q, in.max_seqlen_k, in.backend, in.allow_tf32, in.sequence_first);
+  visit_fields(in, [&](const char*, const auto& value) { torch::jit::push_one(stack, value); });
   return stack;
 }
 

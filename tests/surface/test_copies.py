@@ -87,6 +87,6 @@ def test_an_error_of_the_log_reaches_the_caller():
     _C.set_copy_log(fail)
     try:
         with pytest.raises(KeyError, match="from the log"):
-            _C.attention_forward(*problem(q, q, q, sink=torch.randn(4)[::2]))
+            _C.attention_forward(problem(q, q, q, sink=torch.randn(4)[::2]))
     finally:
         _C.set_copy_log(_copies.log_copy)

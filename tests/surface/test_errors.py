@@ -276,7 +276,7 @@ def test_says_what_is_wrong(bad, device):
 def backward_of(device: str, **changes):
     out, wanted = t(1, 1, 2, 4), [True, True, True, False, False, False]
     arguments = dict(dout=out, dlse=None, out=out, lse=t(1, 1, 2), residual=t(0), wanted=wanted) | changes
-    return _C.attention_backward(*on(device, *arguments.values()), *problem(*on(device, *QKV)))
+    return _C.attention_backward(*on(device, *arguments.values()), problem(*on(device, *QKV)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+// The fields of a call, listed once: what packs, saves, boxes or differentiates a call goes by these lists.
+#pragma once
+
+#include <tuple>
+#include <type_traits>
+
+#include "host/inputs.h"
+
+namespace flash_attn_ext::host {
+
+template <class Member>
+struct Field {
+  const char* name;
+  Member AttentionInputs::*member;
+  static constexpr bool kIsTensor =
+      std::is_same_v<Member, at::Tensor> || std::is_same_v<Member, std::optional<at::Tensor>>;
+};
+template <class Member>
+Field(const char*, Member AttentionInputs::*) -> Field<Member>;
+
+// Every field, in the order of Problem (flash_attn_ext/_canonical.py), whose tuple this is on the way in and out.
+inline constexpr auto kFields = std::make_tuple(
+    Field{"q", &AttentionInputs::q}, Field{"k", &AttentionInputs::k}, Field{"v", &AttentionInputs::v},
+    Field{"bias", &AttentionInputs::bias}, Field{"mask", &AttentionInputs::mask},
+    Field{"alibi_slopes", &AttentionInputs::alibi_slopes}, Field{"sink", &AttentionInputs::sink},
+    Field{"cu_seqlens_q", &AttentionInputs::cu_seqlens_q}, Field{"cu_seqlens_k", &AttentionInputs::cu_seqlens_k},
+    Field{"rng_seed", &AttentionInputs::rng_seed}, Field{"scale", &AttentionInputs::scale},
+    Field{"softcap", &AttentionInputs::softcap}, Field{"causal", &AttentionInputs::causal},
+    Field{"window_left", &AttentionInputs::window_left}, Field{"window_right", &AttentionInputs::window_right},
+    Field{"dropout_p", &AttentionInputs::dropout_p}, Field{"max_seqlen_q", &AttentionInputs::max_seqlen_q},
+    Field{"max_seqlen_k", &AttentionInputs::max_seqlen_k}, Field{"backend", &AttentionInputs::backend},
+    Field{"allow_tf32", &AttentionInputs::allow_tf32}, Field{"sequence_first", &AttentionInputs::sequence_first});
+
+// Those that get gradients, in the order of BackwardInputs::output_mask.
+inline constexpr auto kDifferentiable =
+    std::make_tuple(Field{"q", &AttentionInputs::q}, Field{"k", &AttentionInputs::k}, Field{"v", &AttentionInputs::v},
+                    Field{"bias", &AttentionInputs::bias}, Field{"alibi_slopes", &AttentionInputs::alibi_slopes},
+                    Field{"sink", &AttentionInputs::sink});
+static_assert(std::tuple_size_v<decltype(kDifferentiable)> == std::tuple_size_v<decltype(BackwardInputs::output_mask)>);
+
+inline constexpr size_t kNumFields = std::tuple_size_v<decltype(kFields)>;
+inline constexpr size_t kNumTensors =
+    std::apply([](auto... field) { return (size_t{0} + ... + size_t{field.kIsTensor}); }, kFields);
+
+template <class Inputs, class Visit>
+void visit_fields(Inputs& in, Visit&& visit) {
+  std::apply([&](const auto&... field) { (visit(field.name, in.*field.member), ...); }, kFields);
+}
+
+template <class Inputs, class Visit>
+void visit_tensors(Inputs& in, Visit&& visit) {
+  const auto visit_if_tensor = [&](const auto& field) {
+    if constexpr (std::decay_t<decltype(field)>::kIsTensor) visit(in.*field.member);
+  };
+  std::apply([&](const auto&... field) { (visit_if_tensor(field), ...); }, kFields);
+}
+
+}  // namespace flash_attn_ext::host

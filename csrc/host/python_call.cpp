@@ -1,0 +1,101 @@
+#include "host/python_call.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "host/fields.h"
+#include "host/operators.h"
+
+namespace flash_attn_ext::host {
+namespace {
+
+namespace py = pybind11;
+
+// torch.Tensor and torch.nn.Parameter.
+bool are_plain_tensors(const PythonOperands& operands) {
+  return THPVariable_CheckTypeExact(Py_TYPE(operands.q)) && THPVariable_CheckTypeExact(Py_TYPE(operands.k)) &&
+         THPVariable_CheckTypeExact(Py_TYPE(operands.v));
+}
+
+bool is_dense_4d(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.dim() == 4;
+}
+
+// at::autocast::is_autocast_enabled for a CPU or CUDA tensor, without its header, which includes all of ATen.
+bool is_autocast_enabled(const at::Tensor& tensor) {
+  const c10::DispatchKey key = tensor.is_cuda() ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+  return !c10::impl::tls_is_dispatch_key_excluded(key);
+}
+
+// Tensors that do not require grad may carry a derivative then.
+bool is_transformed() {
+  const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
+  return included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+         torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+}
+
+bool are_canonical(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  if (!is_dense_4d(q) || !is_dense_4d(k) || !is_dense_4d(v)) return false;
+  if (!q.is_cpu() && !q.is_cuda()) return false;
+  return q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() && q.size(0) == k.size(0) &&
+         q.size(0) == v.size(0) && k.size(1) == v.size(1) && !is_autocast_enabled(q);
+}
+
+template <class Value>
+struct Reader {
+  static Value read(py::handle item) { return item.cast<Value>(); }
+};
+
+template <>
+struct Reader<at::Tensor> {
+  static at::Tensor read(py::handle item) {
+    if (!THPVariable_Check(item.ptr())) throw py::cast_error("expected a torch.Tensor");
+    return THPVariable_Unpack(item.ptr());
+  }
+};
+
+template <class Value>
+struct Reader<std::optional<Value>> {
+  static std::optional<Value> read(py::handle item) {
+    if (item.is_none()) return std::nullopt;
+    return Reader<Value>::read(item);
+  }
+};
+
+template <class Value>
+void read_field(const char* name, py::handle item, Value& value) {
+  try {
+    value = Reader<Value>::read(item);
+  } catch (const py::cast_error& error) {
+    TORCH_CHECK_TYPE(false, name, " cannot be ", Py_TYPE(item.ptr())->tp_name, ": ", error.what());
+  }
+}
+
+}  // namespace
+
+Operands operands_of(const PythonOperands& operands) {
+  if (!are_plain_tensors(operands) || is_watched()) return Operands::kSymbolic;
+  const at::Tensor& q = THPVariable_Unpack(operands.q);
+  const at::Tensor& k = THPVariable_Unpack(operands.k);
+  const at::Tensor& v = THPVariable_Unpack(operands.v);
+  if (q.is_meta()) return Operands::kSymbolic;
+  if (is_transformed()) return Operands::kTransformed;
+  if (!are_canonical(q, k, v)) return Operands::kPlain;
+  return q.size(1) == k.size(1) ? Operands::kEqualHeads : Operands::kCanonical;
+}
+
+AttentionInputs inputs_of(PyObject* problem) {
+  TORCH_CHECK_TYPE(PyTuple_Check(problem) && PyTuple_GET_SIZE(problem) == Py_ssize_t{kNumFields},
+                   "the problem must be a tuple with the ", kNumFields, " fields of flash_attn_ext._canonical.Problem");
+  AttentionInputs inputs;
+  Py_ssize_t index = 0;
+  visit_fields(inputs,
+               [&](const char* name, auto& value) { read_field(name, PyTuple_GET_ITEM(problem, index++), value); });
+  return inputs;
+}
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,56 @@
+"""One attention call as data: what the public functions fill in, and what the extension and the operators take."""
+
+from __future__ import annotations
+
+import typing
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Problem(NamedTuple):
+    """The arguments of an attention call, in the order of csrc/host/fields.h. Without ``cu_seqlens_*`` it is dense.
+
+    Filled by keyword. Shapes are those of the canonical form, which _canonical.py brings a call into.
+    """
+
+    q: Tensor  # (B, Hq, Sq, D), packed: (Tq, Hq, D)
+    k: Tensor  # (B, Hk, Sk, D), packed: (Tk, Hk, D)
+    v: Tensor  # (B, Hk, Sk, Dv), packed: (Tk, Hk, Dv)
+    bias: Tensor | None = None  # (B|1, Hq|1, Sq|1, Sk|1)
+    mask: Tensor | None = None
+    alibi_slopes: Tensor | None = None  # (Hq,) or (B, Hq)
+    sink: Tensor | None = None  # (Hq,)
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    rng_seed: Tensor | None = None  # (1,) int64
+    scale: float | None = None
+    softcap: float | None = None
+    causal: str | None = None
+    window_left: int | None = None
+    window_right: int | None = None
+    dropout_p: float = 0.0
+    max_seqlen_q: int | None = None
+    max_seqlen_k: int | None = None
+    backend: str | None = None
+    allow_tf32: bool = False
+    sequence_first: bool = False  # the caller has (B, S, H, D): so has out, where q's strides do not say
+
+
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alibi_slopes", "sink")  # in the order of their gradients
+
+_SCHEMA_TYPES = {Tensor: "Tensor", float: "float", str: "str", int: "SymInt", bool: "bool"}
+
+
+def _schema_type(hint) -> str:
+    kinds = typing.get_args(hint) or (hint,)
+    (kind,) = (kind for kind in kinds if kind is not type(None))
+    return _SCHEMA_TYPES[kind] + "?" * (len(kinds) - 1)
+
+
+_TYPES = {name: _schema_type(hint) for name, hint in typing.get_type_hints(Problem).items()}
+
+SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _TYPES.items())
+"""A problem as arguments of a torch.library operator."""
+
+NUM_TENSORS = sum(kind.startswith("Tensor") for kind in _TYPES.values())  # a Problem begins with them
