@@ -11,6 +11,7 @@ from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of, packed_form
 from flash_attn_ext._keywords import dense_problem, problem_of
 from flash_attn_ext._options import check_flag
+from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from flash_attn_ext._sdpa import sdpa_problem
 from flash_attn_ext.autograd import attend
 
@@ -240,9 +241,15 @@ class Explanation:
     """The backend that runs; None when there is none."""
     reasons: dict[str, tuple[str, ...]]
     """For every backend, in the order in which they are tried: why it cannot run. Empty: it can."""
+    forward: str | None = None
+    """What the forward pass runs, in words, and the workspace that it takes; None when no backend can run."""
+    backward: str | None = None
+    """The same of the backward pass, for the inputs that require grad (q, k and v when none does)."""
 
     def __str__(self) -> str:
         lines = [f"backend: {self.backend or 'none can run this call'}"]
+        if self.backend is not None:
+            lines += [f"  forward:  {self.forward}", f"  backward: {self.backward}"]
         width = max(map(len, self.reasons), default=0)
         for name, reasons in self.reasons.items():
             verdict = "; ".join(reasons) or ("runs" if name == self.backend else "could run, but comes later in order")
@@ -273,13 +280,16 @@ def explain(
     backend: str | None = None,
     allow_tf32: bool = False,
 ) -> Explanation:
-    """Which backend the same call to :func:`attention` would run on, and for each other one why not. Computes nothing.
+    """What the same call to :func:`attention` would run, and for each other backend why not. Computes nothing.
 
-    With ``cu_seqlens_q`` and ``cu_seqlens_k`` it explains :func:`attention_varlen` (``layout`` is then always packed).
+    The plans of both passes are those that the call itself would follow: which kernel, its tile and variant, which scores
+    are stored, every part of the workspace. With ``cu_seqlens_q`` and ``cu_seqlens_k`` it explains :func:`attention_varlen` (``layout`` is then always packed).
     Raises what the call itself would raise, except for "no backend can run this call": that is an answer here.
 
     >>> print(flash_attn_ext.explain(q, k, v, causal="top_left"))
     backend: cpu
+      forward:  tiled on the CPU; no workspace
+      backward: tiled on the CPU; delta by its own kernel; workspace 4096 bytes (delta 4096)
       cpu  runs
     """
     check_flag("return_lse", return_lse)
@@ -318,4 +328,14 @@ def explain(
         problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64, device=problem.q.device))
     reasons = {name: tuple(why) for name, why in _C.attention_explain(problem)}
     runs = next((name for name, why in reasons.items() if not why), None)
-    return Explanation(runs, reasons)
+    if runs is None:
+        return Explanation(runs, reasons)
+    return Explanation(runs, reasons, *plans_of(problem))
+
+
+def plans_of(problem: Problem) -> tuple[str, str]:
+    """The plans of the forward and the backward pass, in words, of the backend that runs a problem or that it names."""
+    wanted = [getattr(problem, name) is not None and getattr(problem, name).requires_grad for name in DIFFERENTIABLE]
+    if not any(wanted):
+        wanted = [name in ("q", "k", "v") for name in DIFFERENTIABLE]
+    return _C.attention_plan(wanted, problem)

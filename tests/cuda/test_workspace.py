@@ -24,9 +24,7 @@ def peak_of_backward(inputs: list[torch.Tensor], backend: str, **options) -> tup
 def leaves(batch: int, heads: int, length: int, head_dim: int) -> list[torch.Tensor]:
     generator = torch.Generator("cuda").manual_seed(0)
     shape = (batch, heads, length, head_dim)
-    return [
-        torch.randn(shape, device="cuda", generator=generator).bfloat16().requires_grad_() for _ in range(3)
-    ]
+    return [torch.randn(shape, device="cuda", generator=generator).bfloat16().requires_grad_() for _ in range(3)]
 
 
 def test_the_fused_kernel_needs_only_delta(gpu):

@@ -179,12 +179,17 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
         append(total, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
   }
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;
-  const sm80::QueryStationaryTile dq = sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant);
-  const sm80::KeyStationaryTile dkdv = sm80::backward_dkdv_tile(bytes, plan.dkdv_head_dim, plan.dkdv_variant);
-  plan.workspace.dq_nan_flags = append(total, count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, dq.queries) *
-                                                  sm80::num_slices(p.head_dim_qk, dq.columns) * dq.warps);
-  plan.workspace.dkdv_nan_flags = append(total, count_blocks(p, p.num_heads_k, p.sequences.max_seqlen_k, dkdv.keys) *
-                                                    sm80::num_slices(largest_head_dim(p), dkdv.columns) * dkdv.warps);
+  if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kStoreInDkdv) {
+    const sm80::QueryStationaryTile tile = sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant);
+    const int64_t blocks = count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, tile.queries);
+    plan.workspace.dq_nan_flags = append(total, blocks * sm80::num_slices(p.head_dim_qk, tile.columns) * tile.warps);
+  }
+  if (wants_dkdv(p) && plan.kernels != BackwardKernels::kStoreInDq) {
+    const sm80::KeyStationaryTile tile = sm80::backward_dkdv_tile(bytes, plan.dkdv_head_dim, plan.dkdv_variant);
+    const int64_t blocks = count_blocks(p, p.num_heads_k, p.sequences.max_seqlen_k, tile.keys);
+    plan.workspace.dkdv_nan_flags =
+        append(total, blocks * sm80::num_slices(largest_head_dim(p), tile.columns) * tile.warps);
+  }
 }
 
 BackwardPlan plan_rows(const BackwardParams& p) {

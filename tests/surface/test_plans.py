@@ -1,0 +1,228 @@
+"""Which kernels each call takes, at each border between them. Plans need no GPU: tensors lie in CPU memory here, and are
+never read."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import flash_attn_ext
+from flash_attn_ext import _C
+from flash_attn_ext._keywords import dense_problem, problem_of
+from flash_attn_ext.functional import plans_of
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+DEFAULTS = dict(causal=None, window=None, softcap=None, scale=None, dropout_p=0.0, backend="sm80", allow_tf32=False)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `attention`; tables are given by their shape."""
+
+    sq: int
+    sk: int | None = None
+    d: int = 64
+    dv: int | None = None
+    batch: int = 8
+    heads: int = 16
+    key_heads: int | None = None
+    dtype: torch.dtype = BF16
+    bias: tuple | None = None
+    bias_dtype: torch.dtype | None = None
+    mask: tuple | None = None
+    slopes: bool = False
+    sink: bool = False
+    wanted: tuple = ("q", "k", "v")
+    options: dict = field(default_factory=dict)
+
+    def plans(self) -> tuple[str, str]:
+        problem = problem_of(**DEFAULTS | self.arguments())
+        problem, _, _ = dense_problem(problem, "bhsd")
+        if problem.dropout_p > 0:
+            problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64))
+        return plans_of(problem)
+
+    def arguments(self) -> dict:
+        sk = self.sq if self.sk is None else self.sk
+        dv = self.d if self.dv is None else self.dv
+        key_heads = self.key_heads or self.heads
+        tensors = {
+            "q": torch.empty(self.batch, self.heads, self.sq, self.d, dtype=self.dtype),
+            "k": torch.empty(self.batch, key_heads, sk, self.d, dtype=self.dtype),
+            "v": torch.empty(self.batch, key_heads, sk, dv, dtype=self.dtype),
+        }
+        if self.bias:
+            tensors["bias"] = torch.empty(self.bias, dtype=self.bias_dtype or self.dtype)
+        if self.slopes:
+            tensors["alibi_slopes"] = torch.empty(self.heads)
+        if self.sink:
+            tensors["sink"] = torch.empty(self.heads)
+        for name in self.wanted:
+            tensors[name].requires_grad_()
+        if self.mask:
+            tensors["mask"] = torch.ones(self.mask, dtype=torch.bool)
+        return tensors | self.options
+
+
+def causal(**more) -> dict:
+    return {"causal": "top_left"} | more
+
+
+FORWARD = [
+    # Head dims of 64 and few queries: Short up to 64 queries, or 448 in causal calls.
+    (Call(64), "streaming (short, head dim 64), 64 queries x 64 keys per tile; no workspace"),
+    (Call(65, 80), "streaming (plain, head dim 64), 128 queries x 64 keys per tile; no workspace"),
+    (Call(448, options=causal()), "streaming (short, head dim 64)"),
+    (Call(449, options=causal()), "streaming (plain, head dim 64)"),
+    # Whole heads: 65 to 128 queries, 81 to 128 keys, all visible, head dim 64.
+    (Call(64, 128), "streaming (short"),
+    (Call(65, 81), "whole heads"),
+    (Call(128, 128), "whole heads"),
+    (Call(128, 80), "streaming (plain"),
+    (Call(128, 129), "streaming (plain"),
+    (Call(129, 128), "streaming (plain"),
+    (Call(128, d=63), "streaming (plain"),
+    (Call(128, d=64, dv=63), "streaming (plain"),
+    (Call(128, options={"window": (9, 9)}), "streaming (plain"),
+    (Call(128, options={"dropout_p": 0.1}), "streaming (dropout"),
+    # Head dims: 64, 96, 128, 192, 256, 512; kernels that change scores skip 96.
+    (Call(500, d=65), "plain, head dim 96"),
+    (Call(500, d=64, dv=96), "plain, head dim 96"),
+    (Call(500, d=97), "plain, head dim 128"),
+    (Call(500, d=129), "plain, head dim 192"),
+    (Call(500, d=193), "plain, head dim 256"),
+    (Call(500, d=257), "plain, head dim 512"),
+    (Call(500, d=96, options={"softcap": 9.0}), "extended, head dim 128"),
+    (Call(500, d=96, options={"dropout_p": 0.1}), "dropout, head dim 128"),
+    # What changes a score.
+    (Call(500, d=128, bias=(1, 1, 500, 500)), "bias and mask, head dim 128"),
+    (Call(500, d=128, mask=(1, 1, 1, 500)), "bias and mask, head dim 128"),
+    (Call(500, d=128, mask=(8, 1, 1, 500)), "workspace 2304 bytes (mask tiles 64, NaN flags 2048)"),
+    (Call(500, d=128, mask=(1, 1, 1, 500), options={"dropout_p": 0.1}), "extended, head dim 128"),
+    (Call(500, d=128, bias=(1, 1, 500, 500), bias_dtype=F32), "extended, head dim 128"),
+    (Call(500, d=192, mask=(1, 1, 1, 500)), "extended, head dim 192"),
+    (Call(500, slopes=True), "extended, head dim 64"),
+    (Call(500, options={"scale": -1.0}), "extended, head dim 64"),
+    (Call(500, sink=True), "plain, head dim 64"),
+    # float32 has fewer head dims, and smaller Extended tiles for few queries.
+    (Call(64, dtype=F32), "extended, head dim 64"),
+    (Call(65, dtype=F32), "plain, head dim 64"),
+    (Call(500, d=65, dtype=F32), "plain, head dim 128"),
+    (Call(500, d=129, dtype=F32), "plain, head dim 256"),
+    (Call(500, dtype=F32, options={"allow_tf32": True}), "plain TF32, head dim 64"),
+    (Call(500, d=129, dtype=F32, options={"allow_tf32": True}), "plain, head dim 256"),
+    (Call(500, dtype=F32, options={"allow_tf32": True, "softcap": 9.0}), "extended, head dim 64"),
+    (Call(500, dtype=F64), "one warp per row, without tensor cores; no workspace"),
+    # Calls that short ones take repair NaN by themselves; others have a flag per warp.
+    (Call(500), "head dim 64), 128 queries x 64 keys per tile; no workspace"),
+    (Call(500, d=128), "workspace 2048 bytes (NaN flags 2048)"),
+]
+
+BACKWARD = [
+    # The fused kernel: 16 bits, head dims up to 64, at most 256 queries and keys, heads enough to fill a GPU.
+    (
+        Call(64, batch=256, heads=8),
+        "fused, 64 keys per block; delta by the first kernel; workspace 524288 bytes (delta 524288)",
+    ),
+    (Call(64, 65), "fused, 128 keys per block"),
+    (Call(128), "fused, 128 keys per block"),
+    (Call(129), "fused, 256 keys per block"),
+    (Call(256), "fused, 256 keys per block"),
+    (Call(257, 256), "dQ (plain, head dim 64), then dK and dV (plain, head dim 64), each computing the scores"),
+    (Call(256, 257), "dQ (plain"),
+    (Call(128, d=65), "dK and dV (plain, head dim 96) storing dS"),
+    (Call(128, dtype=F32), "dK and dV (plain, head dim 64) storing dS"),
+    (Call(128, heads=16, key_heads=16), "fused"),
+    (Call(128, heads=32, key_heads=16), "fused"),
+    (Call(128, heads=32, key_heads=15 + 1, batch=7), "dQ (plain"),
+    (Call(128, options={"dropout_p": 0.1}), "dK and dV (extended, head dim 64) storing dS"),
+    (Call(128, wanted=("q",)), "dQ (plain"),
+    (Call(128, wanted=("k", "v")), "dQ (plain"),
+    # Few queries fill the smaller tiles of Extended kernels.
+    (Call(64, 300), "dK and dV (extended, head dim 64) storing dS"),
+    (Call(65, 300), "dQ (plain, head dim 64)"),
+    # One flag per warp of each kernel that meets scores.
+    (Call(512, d=128), "(delta 262144, stored scores 67108864, dK and dV NaN flags 4096)"),
+    (Call(512, d=256), "stored scores 134217728, dQ NaN flags 4096)"),
+    (Call(512, wanted=("q",)), "(delta 262144, dQ NaN flags 2048)"),
+    # Which kernel stores scores.
+    (
+        Call(512, d=128),
+        "dK and dV (plain, head dim 128) storing dS, then dQ from dS, in 1 launch of up to 128 key heads",
+    ),
+    (Call(512, d=129), "dQ (plain, head dim 192) storing P and dS, then dK and dV from them, in 1 launch"),
+    (Call(512, d=256), "dQ (plain, head dim 256) storing P and dS"),
+    (Call(512, d=257), "dQ (extended, head dim 512), then dK and dV (extended, head dim 512), each computing"),
+    (Call(4096, d=128), "in 2 launches of up to 64 key heads"),
+    (Call(512, mask=(1, 1, 512, 512)), "dQ (bias and mask, head dim 64) storing P and dS"),
+    (Call(512, d=96, mask=(1, 1, 512, 512)), "dQ (bias and mask, head dim 128) storing P and dS"),
+    (Call(512, d=192, mask=(1, 1, 512, 512)), "dQ (extended, head dim 192) storing P and dS"),
+    (Call(512, options={"softcap": 9.0}), "dK and dV (extended, head dim 64) storing dS"),
+    (Call(512, d=128, options={"softcap": 9.0}), "dQ (extended, head dim 128) storing P and dS"),
+    (Call(512, d=128, dtype=F32), "dK and dV (plain, head dim 128) storing dS"),
+    (Call(512, d=256, dtype=F32), "dQ (extended, head dim 256), then"),
+    (Call(512, dtype=F32, options={"allow_tf32": True}), "dQ (plain TF32, head dim 64), then dK and dV (plain TF32"),
+    (Call(512, dtype=F64), "one warp per row, without tensor cores; delta by its own kernel"),
+    # Delta: in the first kernel where that has all of a row, exact where rounding of out would add up.
+    (Call(512, d=128), "delta by its own kernel"),
+    (Call(512, d=256), "delta by the first kernel"),
+    (Call(512), "delta by the first kernel"),
+    (Call(512, d=63), "delta by its own kernel"),
+    (Call(512, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), "exact delta by its own kernel"),
+    (Call(512, sink=True, wanted=("q", "sink")), "exact delta by its own kernel"),
+    (Call(512, dtype=F32, sink=True, wanted=("q", "sink")), "delta by the first kernel"),
+    # dBias: from stored dS where it has a value for each query and key.
+    (Call(512, bias=(1, 16, 512, 512), wanted=("q", "k", "v", "bias")), "dBias from the stored dS"),
+    (Call(512, bias=(1, 16, 1, 512), wanted=("q", "k", "v", "bias")), "exact delta by its own kernel; dBias computing"),
+    (Call(512, bias=(1, 16, 512, 512), wanted=("bias",)), "dBias computing the scores again"),
+    (Call(512, bias=(1, 16, 512, 512), bias_dtype=F32, wanted=("q", "k", "v", "bias")), "dBias computing the scores"),
+    (Call(512, slopes=True, wanted=("alibi_slopes",)), "ALiBi partial sums 4096"),
+]
+
+
+def label(case) -> str:
+    return case if isinstance(case, str) else ""
+
+
+@pytest.mark.parametrize(("call", "words"), FORWARD, ids=label)
+def test_forward(call, words):
+    assert words in call.plans()[0]
+
+
+@pytest.mark.parametrize(("call", "words"), BACKWARD, ids=label)
+def test_backward(call, words):
+    assert words in call.plans()[1]
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "words"), [("0", "each computing"), ("1", "each computing"), ("64", "in 1 launch")]
+)
+def test_the_workspace_has_a_switch(mebibytes, words, monkeypatch):
+    """A head of 1024 tokens stores 2 MiB."""
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
+    assert words in Call(1024, d=128, batch=1, heads=8).plans()[1]
+
+
+@pytest.mark.parametrize("value", ["-1", "all", "1.5", "2 ", "9" * 30])
+def test_a_wrong_switch_is_named(value, monkeypatch):
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", value)
+    with pytest.raises(ValueError, match=r"FLASH_ATTN_EXT_WORKSPACE_MIB is .* expected a whole number of MiB"):
+        Call(64).plans()
+
+
+def test_explain_says_the_plan():
+    q = torch.zeros(1, 1, 8, 8)
+    explanation = flash_attn_ext.explain(q, q, q)
+    assert explanation.forward == "tiled on the CPU; no workspace"
+    assert explanation.backward.startswith("tiled on the CPU; delta by its own kernel; workspace")
+    assert explanation.forward in str(explanation) and explanation.backward in str(explanation)
+
+
+def test_a_call_that_nothing_runs_has_no_plan():
+    q = torch.zeros(1, 1, 8, 8)
+    if "sm80" not in _C.build_info()["backends"]:
+        pytest.skip("the build has one backend")
+    explanation = flash_attn_ext.explain(q, q, q, backend="sm80")
+    assert (explanation.backend, explanation.forward, explanation.backward) == (None, None, None)
