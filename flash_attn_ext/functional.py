@@ -282,9 +282,10 @@ def explain(
 ) -> Explanation:
     """What the same call to :func:`attention` would run, and for each other backend why not. Computes nothing.
 
-    The plans of both passes are those that the call itself would follow: which kernel, its tile and variant, which scores
-    are stored, every part of the workspace. With ``cu_seqlens_q`` and ``cu_seqlens_k`` it explains :func:`attention_varlen` (``layout`` is then always packed).
-    Raises what the call itself would raise, except for "no backend can run this call": that is an answer here.
+    The plans of both passes are those that the call itself would follow: which kernel, its tile and variant, which
+    scores are stored, every part of the workspace. With ``cu_seqlens_q`` and ``cu_seqlens_k`` it explains
+    :func:`attention_varlen` (``layout`` is then always packed). Raises what the call itself would raise, except for "no
+    backend can run this call": that is an answer here.
 
     >>> print(flash_attn_ext.explain(q, k, v, causal="top_left"))
     backend: cpu

@@ -1,5 +1,6 @@
-"""Which kernels each call takes, at each border between them. Plans need no GPU: tensors lie in CPU memory here, and are
-never read."""
+"""Which kernels each call takes, at each border between them.
+
+Plans need no GPU: tensors lie in CPU memory here, and are never read."""
 
 from dataclasses import dataclass, field
 
@@ -150,7 +151,7 @@ BACKWARD = [
     # Which kernel stores scores.
     (
         Call(512, d=128),
-        "dK and dV (plain, head dim 128) storing dS, then dQ from dS, in 1 launch of up to 128 key heads",
+        "dV (plain, head dim 128) storing dS, then dQ from dS, in 1 launch of up to 128 key heads",
     ),
     (Call(512, d=129), "dQ (plain, head dim 192) storing P and dS, then dK and dV from them, in 1 launch"),
     (Call(512, d=256), "dQ (plain, head dim 256) storing P and dS"),
