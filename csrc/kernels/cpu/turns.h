@@ -23,10 +23,7 @@ class Turns {
     Turn(Turns& turns, int64_t item) : turns_(turns), item_(item) {}
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
-    ~Turn() {
-      wait_for_all();
-      pass(kAll);
-    }
+    ~Turn() { pass(kLast); }
 
     // Returns when the predecessor, and so every item before it, has passed `step`.
     void wait(int64_t step) const {
@@ -34,15 +31,16 @@ class Turns {
       const std::atomic<int64_t>& passed = turns_.passed_[item_ - turns_.distance_];
       while (passed.load(std::memory_order_acquire) <= step) std::this_thread::yield();
     }
-    void wait_for_all() const { wait(kAll - 1); }
+    void wait_for_all() const { wait(kLast); }
 
-    // Done with the steps up to this one.
+    // Done with the steps up to this one, as every item before it is by then.
     void pass(int64_t step) {
-      if (turns_.distance_ != 0) turns_.passed_[item_].store(step == kAll ? kAll : step + 1, std::memory_order_release);
+      wait(step);
+      if (turns_.distance_ != 0) turns_.passed_[item_].store(step + 1, std::memory_order_release);
     }
 
    private:
-    static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+    static constexpr int64_t kLast = std::numeric_limits<int64_t>::max() - 1;
     Turns& turns_;
     int64_t item_;
   };
