@@ -153,12 +153,13 @@ def _table_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> 
 
     A view, except when it has some of several leading dimensions and broadcasts over others: then a copy with all.
     """
-    q, num_keys = problem.q, problem.k.size(2)
-    lead = form.lead if form.rank > 4 else q.shape[:1]
-    scores = (*lead, q.size(1), q.size(2), num_keys)[-form.rank :]
-    if table.dim() > form.rank:
-        table = _without_leading_ones(table, form.rank)
+    batch, heads, num_queries, _ = problem.q.shape
+    lead = form.lead if form.rank > 4 else (batch,)
+    scores = (*lead, heads, num_queries, problem.k.size(2))[-form.rank :]
     missing = form.rank - table.dim()
+    if missing < 0:
+        table = _without_leading_ones(table, form.rank)
+        missing = form.rank - table.dim()
     if missing < 0 or not _broadcasts(table.shape, scores[missing:]):
         raise RuntimeError(
             f"{name} has shape {tuple(table.shape)}, which does not broadcast to {scores} = (..., heads, queries, "

@@ -7,7 +7,7 @@ Python has what PyTorch lets only Python do, and nothing else: a ``torch.autogra
 transforms and forward mode, which know no nodes of C++ (:class:`FlashAttentionFunction`), and the derivative of the
 ``torch.library`` operators of ops.py, which compilers and traces see instead of the extension. Both save and compute by
 :func:`save_for_backward` and :func:`backward_of`. Which way a call takes follows from what its operands are
-(``_C.operands_of``), asked once, in :func:`attend`.
+(``_C.operands_of``), which is asked once, before it is brought into form.
 """
 
 from __future__ import annotations
