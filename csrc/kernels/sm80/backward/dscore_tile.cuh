@@ -4,6 +4,7 @@
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/params.h"
+#include "kernels/sm80/staging.cuh"
 #include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -21,13 +22,16 @@ struct DscoreTile {
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
 
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
+  using Where = ScoreTile<Rows::kQueries, Scores>;
+  using Terms = StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>;
   struct Shared {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
     tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+    Terms terms[kTile.warps];
   };
-  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
 
   const BackwardParams& p;
   Shared& shared;
@@ -46,10 +50,10 @@ struct DscoreTile {
         if (p.visibility.coverage(queries, keys, item.sequence) == attention::TileCoverage::kNone) continue;
         const MaskCoverage attended = mask_coverage(p, item, queries, keys);
         if (attended == MaskCoverage::kNone) continue;
-        const ScoreTile<Rows::kQueries, Scores> where = {p, item, query + tile::warp() * kRowsPerWarp, key};
-        const TileTerms<Scores> terms = where.load_terms(attended == MaskCoverage::kMixed);
-        load(item, queries, keys);
-        Scores dscore = compute(where, terms);
+        const Where where = {p, item, query + tile::warp() * kRowsPerWarp, key};
+        const bool masked = attended == MaskCoverage::kMixed;
+        load(where, masked, queries, keys);
+        Scores dscore = compute(where, masked);
         add(dscore, where);
       }
     }
@@ -63,12 +67,14 @@ struct DscoreTile {
                                     static_cast<int>(rows.end - rows.begin));
   }
 
-  __device__ __forceinline__ void load(const WorkItem& item, const attention::Interval& queries,
+  __device__ __forceinline__ void load(const Where& where, bool masked, const attention::Interval& queries,
                                        const attention::Interval& keys) {
+    const WorkItem& item = where.item;
     const int64_t batch = item.sequence.batch;
     const int64_t query_row = item.sequence.query_begin + queries.begin;
     const int64_t key_row = item.sequence.key_begin + keys.begin;
     __syncthreads();  // the last tile's readers are done
+    stage(shared.terms[tile::warp()], where, masked);
     load_rows(shared.q, p.q, p.head_dim_qk, p.q.row<const Element>(batch, item.head, query_row), queries);
     load_rows(shared.dout, p.dout, p.head_dim_v, p.dout.row<const Element>(batch, item.head, query_row), queries);
     load_rows(shared.k, p.k, p.head_dim_qk, p.k.row<const Element>(batch, item.key_head, key_row), keys);
@@ -78,8 +84,7 @@ struct DscoreTile {
     __syncthreads();
   }
 
-  __device__ __forceinline__ Scores compute(const ScoreTile<Rows::kQueries, Scores>& where,
-                                            const TileTerms<Scores>& terms) {
+  __device__ __forceinline__ Scores compute(const Where& where, bool masked) {
     Scores scores;
     Scores gradients;
     scores.clear();
@@ -95,7 +100,8 @@ struct DscoreTile {
       if (kDscore == Dscore::kWithoutDelta) statistics[r].delta = 0.0f;
     }
     differentiate<Differentiation<true, true, GradientOf::kScore>>(
-        scores, gradients, where, terms, [&](int r, int) -> const auto& { return statistics[r]; });
+        scores, gradients, where, shared.terms[tile::warp()],
+        masked, [&](int r, int) -> const auto& { return statistics[r]; });
     // Rows past the end hold zeros, but see keys: 0 times a NaN is not to reach a sum over rows.
     for_each_element<Scores>([&](int r, int row, int j, int e, int) {
       if (where.first_row + row >= where.item.sequence.num_queries) gradients.at(r, j, e) = 0.0f;
