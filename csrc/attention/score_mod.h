@@ -8,7 +8,9 @@
 // Visibility (visibility.h) comes after it, then the softmax. A sink joins in online_softmax.h.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 
 #include "attention/host_device.h"
@@ -72,10 +74,13 @@ struct AlibiSlopes {
   }
 };
 
-// d score / d slope.
+// d score / d slope, of a distance key - (query + diagonal).
+template <class Number>
+FLASH_HOST_DEVICE Number alibi_derivative(Number distance) {
+  return -std::abs(distance);
+}
 FLASH_HOST_DEVICE int64_t alibi_derivative(int64_t query, int64_t key, int64_t diagonal) {
-  const int64_t distance = key - (query + diagonal);
-  return distance < 0 ? distance : -distance;
+  return alibi_derivative(key - (query + diagonal));
 }
 
 // The elementwise part. Math provides tanh(Real); each backend has its own.

@@ -149,6 +149,9 @@ constexpr QueryStationaryTile backward_dq_tile(int element_bytes, int head_dim, 
   return {32, 16, 2, 256};
 }
 
+// Gradient kernels stage biases beside masks where shared memory has room for both. Others read them from memory.
+constexpr bool gradient_stages_bias(int element_bytes, int head_dim) { return element_bytes == 2 && head_dim <= 128; }
+
 // A dK/dV block: `keys` rows of K and V stay, tiles of `queries` rows of Q and dO stream past, `stages` of them in
 // flight. Each warp owns keys / warps rows.
 struct KeyStationaryTile {

@@ -16,6 +16,12 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ uint32_t load_shared_u8(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address));
+  return value;
+}
+
 __device__ __forceinline__ uint32_t load_shared_u16(uint32_t address) {
   uint16_t value;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address));

@@ -1,142 +1,186 @@
-// A bias and a mask on their way to one warp's scores, through shared memory.
+// A bias and a mask as one warp's scores meet them.
 //
 // A thread's elements of a score tile are pairs in rows 8 apart. Read from global memory, each pair would be half a
-// sector and each load eight cache lines, which takes as long as the tile's products. So the warp copies its own rows
-// 16 bytes at a time while it multiplies, and reads the pairs from shared memory. Rows are 16 bytes longer there, so
-// that those of one load lie in different banks.
+// sector and each load eight cache lines, which takes as long as the tile's products. So a backend copies the tile to
+// shared memory while it multiplies, as it lies in memory, whichever way the scores lie (sm80/staging.cuh).
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
 #include "kernels/score/score_tile.cuh"
-#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/math.h"
 #include "ptx/shared_memory.h"
 
 namespace flash_attn_ext {
 
-template <class Element, int kRows, int kColumns>
-struct StagedRows {
-  static constexpr int kRowBytes = kColumns * sizeof(Element) + 16;
+// Elements of 1, 2 or 4 bytes. Rows of 64 bytes and more are 16 bytes longer than that, so that those of one load lie
+// in different banks.
+template <class ElementType, class Tile>
+struct StagedTile {
+  using Element = ElementType;
+  using Acc = typename Tile::Accumulator;
+  static constexpr int kBytes = sizeof(Element);
+  static constexpr int kRowBytes = Tile::kKeys * kBytes + (Tile::kKeys * kBytes < 64 ? 0 : 16);
 
-  alignas(16) unsigned char data[kRows * kRowBytes];
+  alignas(16) unsigned char data[Tile::kQueries * kRowBytes];
 
-  __device__ __forceinline__ uint32_t address(int row, int column) const {
-    return ptx::shared_address(data) + row * kRowBytes + column * static_cast<int>(sizeof(Element));
+  __device__ __forceinline__ uint32_t address(int query, int key) const {
+    return ptx::shared_address(data) + query * kRowBytes + key * kBytes;
   }
 
-  // Starts copying the first `rows` rows and `columns` columns of a view's tile that begins at origin; the rest is
-  // zeros.
-  __device__ __forceinline__ void copy_async(const Element* origin, const attention::BroadcastView& view, int rows,
-                                             int columns) {
-    constexpr int kChunk = 16 / sizeof(Element);
-    constexpr int kChunks = kColumns / kChunk;
-    // Whole chunks alone: nothing is known of what lies behind the last element, and compute-sanitizer counts 16 bytes.
-    const bool in_chunks = view.key_stride == 1 && (view.query_stride | columns) % kChunk == 0 &&
-                           reinterpret_cast<uintptr_t>(origin) % 16 == 0;
-    if (in_chunks) {
-      constexpr int kRowStep = tile::kWarpSize / kChunks;
-      const int first_row = tile::lane() / kChunks;
-      if (kRowStep > kRows && first_row >= kRows) return;
-      const int column = tile::lane() % kChunks * kChunk;
-      const Element* source = origin + first_row * view.query_stride + column;
-      const uint32_t target = address(first_row, column);
-#pragma unroll
-      for (int row = 0; row < kRows; row += kRowStep) {
-        ptx::copy_async_16(target + row * kRowBytes, source, first_row + row < rows && column < columns ? 16 : 0);
-        source += kRowStep * view.query_stride;
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int index = tile::lane(); index < kRows * kColumns; index += tile::kWarpSize) {
-      const int row = index / kColumns;
-      const int column = index % kColumns;
-      const bool exists = row < rows && column < columns;
-      *reinterpret_cast<Element*>(data + row * kRowBytes + column * sizeof(Element)) =
-          exists ? origin[row * view.query_stride + column * view.key_stride] : Element{};
-    }
-  }
-};
-
-// A warp's rows of both.
-template <class Element, class Scores>
-struct StagedBiasMask {
-  using Bits = std::conditional_t<sizeof(Element) == 2, uint16_t, float>;  // of a bias in the element type
-  static constexpr int kRows = 16 * Scores::kRowTiles;
-  static constexpr int kColumns = 8 * Scores::kColumnTiles;
-
-  StagedRows<Bits, kRows, kColumns> bias;
-  StagedRows<uint8_t, kRows, kColumns> mask;
-
-  // A float32 bias beside 16-bit elements is added straight from memory.
-  __device__ __forceinline__ static bool stages(const attention::BroadcastView& bias) {
-    return bias.present() && (sizeof(Element) == 4 || bias.element != attention::ElementType::kFloat32);
-  }
-
-  // The warp is done with what was here before.
-  template <class Tile>
-  __device__ __forceinline__ void load(const Tile& where, bool with_mask) {
-    const attention::ScoreMod& mod = where.p.score_mod;
-    if (stages(mod.bias)) copy(bias, mod.bias, where);
-    if (with_mask) copy(mask, mod.mask, where);
-  }
-
-  // Calls function(r, j, low, high) with the thread's pairs of the bias.
+  // Calls function(r, j, low, high) with the bits of the thread's pairs.
   template <class Function>
-  __device__ __forceinline__ void for_each_bias(Function&& function) const {
-    const uint32_t own = bias.address(Scores::row(0), Scores::column(0, 0));
+  __device__ __forceinline__ void for_each_pair(Function&& function) const {
+    if constexpr (!Tile::kRowsAreQueries && kBytes == 2) {
+      for_each_transposed_pair(function);
+    } else {
+      const uint32_t own =
+          Tile::kRowsAreQueries ? address(Acc::row(0), Acc::column(0, 0)) : address(Acc::column(0, 0), Acc::row(0));
 #pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      for (int r = 0; r < Acc::kThreadRows; ++r) {
 #pragma unroll
-      for (int j = 0; j < Scores::kColumnTiles; ++j) {
-        const uint32_t address = own + Scores::row_step(r) * decltype(bias)::kRowBytes + 8 * j * sizeof(Bits);
-        if constexpr (sizeof(Element) == 2) {
-          const uint32_t pair = ptx::load_shared(address);
-          function(r, j, ptx::to_float(static_cast<uint16_t>(pair), Element{}),
-                   ptx::to_float(static_cast<uint16_t>(pair >> 16), Element{}));
-        } else {
-          function(r, j, __uint_as_float(ptx::load_shared(address)),
-                   __uint_as_float(ptx::load_shared(address + sizeof(Bits))));
+        for (int j = 0; j < Acc::kColumnTiles; ++j) {
+          const int query = Tile::kRowsAreQueries ? Acc::row_step(r) : 8 * j;
+          const int key = Tile::kRowsAreQueries ? 8 * j : Acc::row_step(r);
+          call_with_pair(function, r, j, own + query * kRowBytes + key * kBytes);
         }
       }
     }
   }
 
-  // scores = factor * scores + bias. Adding -inf to NaN leaves NaN, whose row the kernel computes again.
-  __device__ __forceinline__ void add_bias(Scores& scores, float factor) const {
-    for_each_bias([&](int r, int j, float low, float high) {
-      scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), factor, low);
-      scores.at(r, j, 1) = fmaf(scores.at(r, j, 1), factor, high);
-    });
+ private:
+  template <class Function>
+  __device__ __forceinline__ static void call_with_pair(Function&& function, int r, int j, uint32_t address) {
+    if constexpr (kBytes == 4) {
+      static_assert(Tile::kRowsAreQueries);
+      function(r, j, ptx::load_shared(address), ptx::load_shared(address + kBytes));
+    } else if constexpr (kBytes == 2) {
+      const uint32_t pair = ptx::load_shared(address);
+      function(r, j, pair & 0xFFFFu, pair >> 16);
+    } else if constexpr (Tile::kRowsAreQueries) {
+      const uint32_t pair = ptx::load_shared_u16(address);
+      function(r, j, pair & 0xFFu, pair >> 8);
+    } else {
+      function(r, j, ptx::load_shared_u8(address), ptx::load_shared_u8(address + kRowBytes));
+    }
+  }
+
+  // Pieces of 8 queries x 8 keys, transposed on their way to the thread whose rows are keys.
+  template <class Function>
+  __device__ __forceinline__ void for_each_transposed_pair(Function&& function) const {
+    static_assert(Acc::kColumnTiles % 2 == 0);
+    const int piece = tile::lane() / 8;
+    const uint32_t own = address(piece / 2 * 8 + tile::lane() % 8, piece % 2 * 8);
+#pragma unroll
+    for (int i = 0; i < Acc::kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < Acc::kColumnTiles; j += 2) {
+        uint32_t pairs[4];
+        ptx::load_matrix_x4_transposed(pairs, own + 8 * j * kRowBytes + 16 * i * kBytes);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) function(2 * i + n % 2, j + n / 2, pairs[n] & 0xFFFFu, pairs[n] >> 16);
+      }
+    }
+  }
+};
+
+// Calls function(r, j, low, high) with the thread's pairs of a bias, straight from memory; 0 stands for those that do
+// not exist, which visibility hides.
+template <class Element, class Tile, class Function>
+__device__ __forceinline__ void for_each_bias_in_memory(const Tile& where, Function&& function) {
+  using Acc = typename Tile::Accumulator;
+  struct alignas(2 * sizeof(Element)) Pair {
+    Element elements[2];
+  };
+  const attention::BroadcastView& view = where.p.score_mod.bias;
+  const int64_t row_stride = Tile::kRowsAreQueries ? view.query_stride : view.key_stride;
+  const int64_t column_stride = Tile::kRowsAreQueries ? view.key_stride : view.query_stride;
+  const Element* first = static_cast<const Element*>(view.data) + view.offset(where.first()) +
+                         Acc::row(0) * row_stride + Acc::column(0, 0) * column_stride;
+  const auto visit = [&](auto&& load) {
+#pragma unroll
+    for (int r = 0; r < Acc::kThreadRows; ++r) {
+#pragma unroll
+      for (int j = 0; j < Acc::kColumnTiles; ++j) {
+        const Pair pair = load(r, j, first + Acc::row_step(r) * row_stride);
+        function(r, j, static_cast<float>(pair.elements[0]), static_cast<float>(pair.elements[1]));
+      }
+    }
+  };
+  const bool whole = where.num_queries() == Tile::kQueries && where.num_keys() == Tile::kKeys;
+  if (whole && column_stride == 1 && row_stride % 2 == 0 && reinterpret_cast<uintptr_t>(first) % sizeof(Pair) == 0) {
+    visit([&](int, int j, const Element* row) { return reinterpret_cast<const Pair*>(row)[4 * j]; });
+    return;
+  }
+  const int rows = (Tile::kRowsAreQueries ? where.num_queries() : where.num_keys()) - Acc::row(0);
+  const int columns = (Tile::kRowsAreQueries ? where.num_keys() : where.num_queries()) - Acc::column(0, 0);
+  visit([&](int r, int j, const Element* row) {
+    Pair pair = {};
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int64_t offset = Acc::column_step(j, e) * column_stride;
+      if (Acc::row_step(r) < rows && Acc::column_step(j, e) < columns) pair.elements[e] = row[offset];
+    }
+    return pair;
+  });
+}
+
+struct NoBiasMask {};
+
+// A warp's tile of both. Where there is room for a bias (kHasBias), it is one of Element: a float32 bias beside 16-bit
+// elements is read straight from memory, and so is any bias where there is no room.
+template <class Element, class Tile, bool kHasBias>
+struct StagedBiasMask {
+  using Bits = std::conditional_t<sizeof(Element) == 2, uint16_t, float>;
+
+  [[no_unique_address]] std::conditional_t<kHasBias, StagedTile<Bits, Tile>, NoBiasMask> bias;
+  StagedTile<uint8_t, Tile> mask;
+
+  __device__ __forceinline__ static bool stages(const attention::BroadcastView& bias) {
+    return kHasBias && bias.present() && (sizeof(Element) == 4 || bias.element != attention::ElementType::kFloat32);
+  }
+
+  // Calls function(r, j, low, high) with the thread's pairs of a bias that is present. kAny: it may be one that is not
+  // staged.
+  template <bool kAny, class Function>
+  __device__ __forceinline__ void for_each_bias(const Tile& where, Function&& function) const {
+    const attention::BroadcastView& view = where.p.score_mod.bias;
+    if constexpr (kHasBias) {
+      if (!kAny || stages(view)) {
+        bias.for_each_pair([&](int r, int j, uint32_t low, uint32_t high) { function(r, j, value(low), value(high)); });
+        return;
+      }
+    }
+    if constexpr (kAny && sizeof(Element) == 2 && !kHasBias) {
+      if (view.element != attention::ElementType::kFloat32) {
+        for_each_bias_in_memory<Element>(where, function);
+        return;
+      }
+    }
+    if constexpr (kAny && !(kHasBias && sizeof(Element) == 4)) for_each_bias_in_memory<float>(where, function);
   }
 
   // Calls function(r, j, e) for each of the thread's elements that the mask hides.
   template <class Function>
   __device__ __forceinline__ void for_each_masked(Function&& function) const {
-    const uint32_t own = mask.address(Scores::row(0), Scores::column(0, 0));
-#pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < Scores::kColumnTiles; ++j) {
-        const uint32_t pair = ptx::load_shared_u16(own + Scores::row_step(r) * decltype(mask)::kRowBytes + 8 * j);
-        if ((pair & 0xFFu) == 0) function(r, j, 0);
-        if ((pair & 0xFF00u) == 0) function(r, j, 1);
-      }
-    }
-  }
-
-  // What the mask hides becomes -inf.
-  __device__ __forceinline__ void apply_mask(Scores& scores) const {
-    for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
+    mask.for_each_pair([&](int r, int j, uint32_t low, uint32_t high) {
+      if (low == 0) function(r, j, 0);
+      if (high == 0) function(r, j, 1);
+    });
   }
 
  private:
-  template <class Target, class Tile>
-  __device__ __forceinline__ static void copy(Target& target, const attention::BroadcastView& view, const Tile& where) {
-    using T = std::conditional_t<std::is_same_v<Target, decltype(mask)>, uint8_t, Bits>;
-    const attention::Coordinate at = {where.item.sequence.batch, where.item.head, where.first_row, where.first_column};
-    target.copy_async(static_cast<const T*>(view.data) + view.offset(at), view, where.num_rows(), where.num_columns());
+  __device__ __forceinline__ static float value(uint32_t bits) {
+    if constexpr (sizeof(Element) == 2) {
+      return ptx::to_float(static_cast<uint16_t>(bits), Element{});
+    } else {
+      return __uint_as_float(bits);
+    }
   }
 };
-
-struct NoBiasMask {};
 
 }  // namespace flash_attn_ext

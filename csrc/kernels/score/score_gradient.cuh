@@ -1,26 +1,31 @@
-// From products and dP to P and dS: the part that the dK/dV, dQ and dBias kernels share.
+// From products and dP to P and dS: what the dK/dV, dQ and dBias kernels share.
 #pragma once
 
-#include "kernels/score/score_tile.cuh"
+#include <type_traits>
+
+#include "kernels/score/dropout.cuh"
+#include "kernels/score/score_mod.cuh"
 
 namespace flash_attn_ext {
 
 // LSE and delta of one query, as the gradient of its scores needs them.
 struct alignas(8) QueryStatistics {
-  // Times log2(e) where the scale is folded into the exponent (not Extended). +inf for a query that sees no key: its
-  // probabilities vanish without a branch.
+  // Times log2(e) where there are no terms. +inf for a query that sees no key: its probabilities vanish without a
+  // branch.
   float lse;
   float delta;
-  float residual;
+  float residual;  // times log2(e)
 };
 
 // From what the forward pass wrote, whose LSE is -inf where no key is seen.
-template <bool kExtended>
+template <bool kHasTerms>
 __device__ __forceinline__ QueryStatistics query_statistics(float lse, float delta, float residual) {
-  return {.lse = lse == -INFINITY ? INFINITY : lse * (kExtended ? 1.0f : kLog2e), .delta = delta, .residual = residual};
+  return {.lse = lse == -INFINITY ? INFINITY : lse * (kHasTerms ? 1.0f : kLog2e),
+          .delta = delta,
+          .residual = residual * kLog2e};
 }
 
-template <bool kExtended>
+template <bool kHasTerms>
 __device__ __forceinline__ QueryStatistics load_statistics(const attention::BackwardParams& p, const WorkItem& item,
                                                            int64_t query) {
   if (query >= item.sequence.num_queries) return {.lse = INFINITY, .delta = 0.0f, .residual = 0.0f};
@@ -28,7 +33,7 @@ __device__ __forceinline__ QueryStatistics load_statistics(const attention::Back
   const float lse = *p.lse.at<const float>(item.sequence.batch, item.head, row);
   const float residual =
       p.lse_residual.present() ? *p.lse_residual.at<const float>(item.sequence.batch, item.head, row) : 0.0f;
-  return query_statistics<kExtended>(lse, *p.delta.at<const float>(item.sequence.batch, item.head, row), residual);
+  return query_statistics<kHasTerms>(lse, *p.delta.at<const float>(item.sequence.batch, item.head, row), residual);
 }
 
 // What the gradients accumulator ends as.
@@ -37,6 +42,7 @@ enum class GradientOf {
   kScore,    // d loss / d score: what a bias receives
 };
 
+// kExtended: everything may change a score, else a bias or mask.
 template <bool kExtendedValue, bool kPartialValue, GradientOf kOfValue>
 struct Differentiation {
   static constexpr bool kExtended = kExtendedValue;
@@ -44,63 +50,98 @@ struct Differentiation {
   static constexpr GradientOf kOf = kOfValue;
 };
 
-// products -> P (as it multiplies dO, after dropout), gradients: dP -> dS. `statistics(r, column)` gives the query's.
-template <class Kind, class Tile, class StatisticsOf>
-__device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
-                                              const Tile& where, const TileTerms<typename Tile::Accumulator>& terms,
-                                              StatisticsOf&& statistics) {
+// products -> P, gradients: dP -> dS, of scores that only a positive scale changes: it is folded into the exponent.
+// `statistics(r, column)` gives the query's.
+template <bool kPartial, class Tile, class StatisticsOf>
+__device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator& scores,
+                                                     typename Tile::Accumulator& gradients, const Tile& where,
+                                                     StatisticsOf&& statistics) {
   using Acc = typename Tile::Accumulator;
-  const attention::AttentionParams& p = where.p;
-  if constexpr (!Kind::kExtended) {
-    uint32_t visible[Acc::kThreadRows] = {};  // of partial tiles
-    if constexpr (Kind::kPartial) {
-      const VisibleColumns<Acc> columns = where.visible();
+  typename Tile::Visible::Row visible[Acc::kThreadRows] = {};  // of partial tiles
+  if constexpr (kPartial) {
+    const typename Tile::Visible columns = where.visible();
 #pragma unroll
-      for (int r = 0; r < Acc::kThreadRows; ++r) visible[r] = columns.of_row(r);
-    }
-    const float scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
-    for_each_element<Acc>([&](int r, int, int j, int e, int column) {
-      const QueryStatistics query = statistics(r, column);
-      const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse);
-      const float gradient = probability * (gradients.at(r, j, e) - query.delta);
-      // Chosen, not multiplied by 0: a NaN in a query's LSE, delta or dP must not reach what the query does not attend.
-      const bool hidden = Kind::kPartial && !VisibleColumns<Acc>::is_visible(visible[r], j, e);
-      scores.at(r, j, e) = hidden ? 0.0f : probability;
-      gradients.at(r, j, e) = hidden ? 0.0f : gradient;
-    });
-    return;
+    for (int r = 0; r < Acc::kThreadRows; ++r) visible[r] = Tile::visible_row(columns, r);
   }
-  typename Tile::KeepBits keep = {};
-  const float rescale = static_cast<float>(p.dropout.rescale);
-  if (p.dropout.enabled()) {
-    keep = where.keep_bits();
-    for_each_element<Acc>([&](int r, int, int j, int e, int) {
-      gradients.at(r, j, e) = keep.at(r, j, e) ? gradients.at(r, j, e) * rescale : 0.0f;
-    });
-  }
-  where.cap(scores);
-  for_each_element<Acc>(
-      [&](int r, int, int j, int e, int column) { gradients.at(r, j, e) -= statistics(r, column).delta; });
-  if (Kind::kOf == GradientOf::kProduct && p.score_mod.softcap != 0.0) {
-    const auto transform = p.score_mod.transform<float, DeviceMath>();
-    for_each_element<Acc>(
-        [&](int r, int, int j, int e, int) { gradients.at(r, j, e) *= transform.cap_derivative(scores.at(r, j, e)); });
-  }
-  where.add_terms(scores, terms);
-  if constexpr (Kind::kPartial) where.hide_invisible(scores);
+  const float scale_log2e = static_cast<float>(where.p.score_mod.scale) * kLog2e;
   for_each_element<Acc>([&](int r, int, int j, int e, int column) {
     const QueryStatistics query = statistics(r, column);
-    // The difference comes first: scores may be as low as the smallest finite number.
-    const float exponential = ptx::exp2(((scores.at(r, j, e) - query.lse) - query.residual) * kLog2e);
-    const float probability = scores.at(r, j, e) == -INFINITY ? 0.0f : exponential;
+    const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse);
+    const float gradient = probability * (gradients.at(r, j, e) - query.delta);
+    // Chosen, not multiplied by 0: a NaN in a query's LSE, delta or dP must not reach what the query does not attend.
+    const bool hidden = kPartial && !visible[r].is_visible(j, e);
+    scores.at(r, j, e) = hidden ? 0.0f : probability;
+    gradients.at(r, j, e) = hidden ? 0.0f : gradient;
+  });
+}
+
+// The same of scores that terms are added to. P ends as it multiplies dO, after dropout. What is hidden is set to 0,
+// not multiplied by it, last: until then it may be NaN.
+template <class Kind, class Tile, class Terms, class StatisticsOf>
+__device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
+                                              const Tile& where, const Terms& terms, bool masked,
+                                              StatisticsOf&& statistics) {
+  using Acc = typename Tile::Accumulator;
+  const attention::ScoreMod& mod = where.p.score_mod;
+  const attention::Dropout& dropout = where.p.dropout;
+  const bool drops = Kind::kExtended && dropout.enabled();
+  const auto rescale = static_cast<float>(dropout.rescale);
+  KeptWeights<Tile> kept;
+  float factor = static_cast<float>(mod.scale);  // of what the scores hold
+  if constexpr (Kind::kExtended) {
+    if (drops) {
+      kept.draw(where);
+      kept.apply(gradients, rescale);
+    }
+    for_each_element<Acc>(
+        [&](int r, int, int j, int e, int column) { gradients.at(r, j, e) -= statistics(r, column).delta; });
+    if (changes_before_bias(mod)) {
+      cap(scores, mod);
+      if constexpr (Kind::kOf == GradientOf::kProduct) cap_backward(gradients, scores, mod);
+      add_alibi(scores, where);
+      factor = 1.0f;
+    }
+  }
+  const auto weigh = [&](int r, int j, int e, const QueryStatistics& query, float exponent) {
+    const float probability = ptx::exp2(exponent);
+    const float gradient = Kind::kExtended ? gradients.at(r, j, e) : gradients.at(r, j, e) - query.delta;
     scores.at(r, j, e) = probability;
     // dP of what nobody attends may be NaN.
-    gradients.at(r, j, e) = probability == 0.0f ? 0.0f : probability * gradients.at(r, j, e);
-  });
-  if (p.dropout.enabled()) {
-    for_each_element<Acc>(
-        [&](int r, int, int j, int e, int) { scores.at(r, j, e) *= keep.at(r, j, e) ? rescale : 0.0f; });
+    gradients.at(r, j, e) = Kind::kExtended && probability == 0.0f ? 0.0f : probability * gradient;
+  };
+  const auto hide = [&](int r, int j, int e) {
+    scores.at(r, j, e) = 0.0f;
+    gradients.at(r, j, e) = 0.0f;
+  };
+  if (mod.bias.present()) {
+    terms.template for_each_bias<Kind::kExtended>(where, [&](int r, int j, float low, float high) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float bias = e == 0 ? low : high;
+        const QueryStatistics query = statistics(r, Acc::column(j, e));
+        // The difference comes first: scores may be as low as the smallest finite number.
+        const float above = fmaf(scores.at(r, j, e), factor, bias) - query.lse;
+        weigh(r, j, e, query, above * kLog2e - query.residual);
+        if (bias == -INFINITY) hide(r, j, e);
+      }
+    });
+  } else {
+    for_each_element<Acc>([&](int r, int, int j, int e, int column) {
+      const QueryStatistics query = statistics(r, column);
+      const float score = scores.at(r, j, e);
+      // ALiBi may have lowered it, too.
+      weigh(
+          r, j, e, query,
+          Kind::kExtended ? fmaf(score, factor, -query.lse) * kLog2e : score * (factor * kLog2e) - query.lse * kLog2e);
+    });
   }
+  if (masked) terms.for_each_masked(hide);
+  if constexpr (Kind::kPartial) {
+    where.for_each_visibility([&](int r, int j, int e, bool visible) {
+      if (!visible) hide(r, j, e);
+    });
+  }
+  if (drops) kept.apply(scores, rescale);
 }
 
 }  // namespace flash_attn_ext

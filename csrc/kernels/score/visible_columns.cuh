@@ -7,39 +7,54 @@
 #include <cstdint>
 
 #include "attention/visibility.h"
-#include "ptx/pin.h"
 
 namespace flash_attn_ext {
 
 // A thread's rows are 8 apart, as its pairs of columns are, and the band moves along with the rows. So one word holds
-// all of them: row r begins 2 r bits below row 0.
-template <class Acc>
+// all of them: row r begins 2 r bits below row 0. Tiles of more columns than fit a word have several.
+template <int kThreadRows, int kColumnTiles>
 struct VisibleColumns {
-  static constexpr int kFirstBit = 2 * Acc::kThreadRows;  // of row 0
-  static_assert(kFirstBit + 2 * Acc::kColumnTiles <= 32);
+  static constexpr int kFirstBit = 2 * kThreadRows;  // of row 0
+  static constexpr int kMostTiles = (31 - kFirstBit) / 2;
+  static constexpr int kWordTiles = kColumnTiles < kMostTiles ? kColumnTiles : kMostTiles;  // column tiles in a word
+  static constexpr int kWords = (kColumnTiles + kWordTiles - 1) / kWordTiles;
 
-  uint32_t band;
-  uint32_t present;  // columns that exist
+  struct Row {
+    uint32_t words[kWords];
 
-  __device__ __forceinline__ explicit VisibleColumns(const attention::Band& seen) {
-    const int origin = Acc::column(0, 0);
-    const int row = Acc::row(0) - origin;
-    band = columns_from<kFirstBit>(seen.begin + row) & ~columns_from<kFirstBit>(seen.end + row);
-    present = ~columns_from<0>(seen.length - origin);
+    FLASH_HOST_DEVICE bool is_visible(int j, int e) const {
+      return (words[j / kWordTiles] & (1u << (2 * (j % kWordTiles) + e))) != 0;
+    }
+  };
+
+  uint32_t band[kWords];
+  uint32_t present[kWords];  // columns that exist
+
+  // row, column: of the thread's first element.
+  FLASH_HOST_DEVICE VisibleColumns(const attention::Band& seen, int row, int column) {
+    for (int w = 0; w < kWords; ++w) {
+      const int origin = column + 8 * kWordTiles * w;
+      const int offset = row - origin;
+      band[w] = columns_from<kFirstBit>(seen.begin + offset) & ~columns_from<kFirstBit>(seen.end + offset);
+      present[w] = ~columns_from<0>(seen.length - origin);
+    }
   }
 
-  // For is_visible.
-  __device__ __forceinline__ uint32_t of_row(int r) const { return ptx::pin((band >> (kFirstBit - 2 * r)) & present); }
-  __device__ __forceinline__ static bool is_visible(uint32_t row, int j, int e) {
-    return (row & (1u << (2 * j + e))) != 0;
+  FLASH_HOST_DEVICE Row of_row(int r) const {
+    Row row;
+    for (int w = 0; w < kWords; ++w) row.words[w] = (band[w] >> (kFirstBit - 2 * r)) & present[w];
+    return row;
   }
 
  private:
-  // Bit kBit + 2 j + e says whether column_step(j, e) >= first.
+  FLASH_HOST_DEVICE static int least(int x, int y) { return x < y ? x : y; }
+
+  // Bit kBit + 2 j + e says whether column 8 j + e after the word's first >= first.
   template <int kBit>
-  __device__ __forceinline__ static uint32_t columns_from(int first) {
-    const int bounded = min(max(first, -4 * kBit), 8 * Acc::kColumnTiles);
-    return ~uint32_t{0} << (kBit + 2 * (bounded >> 3) + min(bounded & 7, 2));
+  FLASH_HOST_DEVICE static uint32_t columns_from(int first) {
+    constexpr int kEnd = 8 * kWordTiles;
+    const int bounded = least(first > -4 * kBit ? first : -4 * kBit, kEnd);
+    return ~uint32_t{0} << (kBit + 2 * (bounded >> 3) + least(bounded & 7, 2));
   }
 };
 

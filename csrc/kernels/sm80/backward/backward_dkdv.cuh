@@ -2,11 +2,14 @@
 //
 // Grid: one block per (batch, key head, tile of kKeys keys). Each warp owns kKeys / kWarps keys: its rows of S^T = K
 // Q^T and dP^T = V dO^T come out as accumulators whose register layout is that of a left operand, so that dV += P^T dO
-// and dK += dS^T Q read P and dS from registers, without shared memory and without a barrier between warps. Query heads
-// of the group and query tiles are visited in one fixed order, and the block alone writes its rows. Shared memory: K,
-// V, and one or two stages of Q and dO; with two, the next query tile travels while this one is used. Where the dQ
-// kernel shall not compute dS again, this one leaves it in p.stored.
+// and dK += dS^T Q read P and dS from registers, without shared memory and without a barrier between warps.
+// Query heads of the group and query tiles are visited in one fixed order, and only this block writes its rows.
+// Shared memory: K, V, one or two stages of Q and dO, and in Extended kernels each warp's biases and masks. With two
+// stages, the next query tile travels while this one is used.
+// Where the dQ kernel is not to compute dS again, this one stores it in p.stored.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_rows.cuh"
@@ -15,6 +18,7 @@
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
+#include "kernels/sm80/staging.cuh"
 #include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -32,6 +36,11 @@ struct BackwardDkdvKernel {
   static constexpr bool kBoth = kTile.both;
   static constexpr bool kMayStoreScores = kBoth && dkdv_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant);
 
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
+  using Where = ScoreTile<Rows::kKeys, Scores>;
+  using Terms =
+      std::conditional_t<Traits::kExtended,
+                         StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>, NoBiasMask>;
   using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
   static constexpr int kStatistics = Traits::kExtended ? 3 : 2;  // a query's LSE, delta, and the LSE's residual
 
@@ -44,9 +53,9 @@ struct BackwardDkdvKernel {
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
     Stage stages[kTile.stages];
+    Terms terms[Traits::kExtended ? kTile.warps : 1];
   };
 
-  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
 
   const BackwardParams& p;
@@ -168,8 +177,15 @@ struct BackwardDkdvKernel {
                            {first_key, first_key + kTile.keys});
     };
     const auto where_of = [&](int tile) {
-      return ScoreTile<Rows::kKeys, Scores>{p, item, first_key + tile::warp() * kRowsPerWarp,
-                                            int64_t{tile} * kTile.queries};
+      return Where{p, item, first_key + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.queries};
+    };
+    Terms& terms = shared.terms[Traits::kExtended ? tile::warp() : 0];
+    const auto load_terms = [&](const Visit& visit) {
+      if constexpr (Traits::kExtended) {
+        if (visit.tile == end_tile) return;
+        stage(terms, where_of(visit.tile), visit.masked);
+        ptx::commit_copies();
+      }
     };
     const bool stores_scores = kMayStoreScores && p.stored.present();
     Visit at = next_attended<1, Traits::kExtended>(first_tile, end_tile, coverage);
@@ -181,10 +197,9 @@ struct BackwardDkdvKernel {
     int current = 0;
     __syncthreads();  // the last head's readers are done
     queries.load(shared.stages[current], at.tile);
+    load_terms(at);
     while (at.tile != end_tile) {
       const auto where = where_of(at.tile);
-      TileTerms<Scores> terms;
-      if constexpr (Traits::kExtended) terms = where.load_terms(at.masked);
       const Visit next = next_attended<1, Traits::kExtended>(at.tile + 1, end_tile, coverage);
       Stage& stage = shared.stages[current];
       ptx::wait_copies<0>();
@@ -201,12 +216,22 @@ struct BackwardDkdvKernel {
         const float residual = Traits::kExtended ? stage.statistics[kStatistics - 1][column] : 0.0f;
         return query_statistics<Traits::kExtended>(stage.statistics[0][column], stage.statistics[1][column], residual);
       };
+      const auto differentiate_tile = [&](auto is_partial) {
+        if constexpr (Traits::kExtended) {
+          differentiate<Differentiation<true, is_partial(), GradientOf::kProduct>>(scores, gradients, where, terms,
+                                                                                   at.masked, statistics);
+        } else {
+          differentiate_scaled<is_partial()>(scores, gradients, where, statistics);
+        }
+      };
       if (at.tile >= full_begin && at.tile < full_end) {
-        differentiate<Differentiation<Traits::kExtended, false, GradientOf::kProduct>>(scores, gradients, where, terms,
-                                                                                       statistics);
+        differentiate_tile(std::false_type{});
       } else {
-        differentiate<Differentiation<Traits::kExtended, true, GradientOf::kProduct>>(scores, gradients, where, terms,
-                                                                                      statistics);
+        differentiate_tile(std::true_type{});
+      }
+      if constexpr (Traits::kExtended) {
+        __syncwarp();  // the terms' readers are done
+        load_terms(next);
       }
       if (stores_scores) {
         kept.write(p, p.stored.ds, at.tile * kTile.queries, gradients);

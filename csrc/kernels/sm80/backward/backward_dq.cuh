@@ -2,10 +2,10 @@
 //
 // Grid: one block a (batch, query head, tile of kQueries queries), tiles with the most keys first. Each warp owns
 // kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is used as an operand from there.
-// Shared memory: Q, dO, one tile of K and one of V, and in Terms kernels each warp's biases and masks. While dP = dO
-// V^T is computed K is on its way; while S = Q K^T, dS and dQ are, the next V; biases and masks while dQ and the next
-// dP are. Two or more blocks on a multiprocessor fill each other's waits. Where the dK/dV kernel shall not compute P
-// and dS again, this one leaves them in p.stored.
+// Shared memory: Q, dO, one tile of K and one of V, and in BiasMask and Extended kernels each warp's biases and masks.
+// While dP = dO V^T is computed K is on its way; while S = Q K^T, dS and dQ are, the next V; biases and masks while dQ
+// and the next dP are. Two or more blocks on a multiprocessor fill each other's waits. Where the dK/dV kernel shall not
+// compute P and dS again, this one leaves them in p.stored.
 #pragma once
 
 #include <type_traits>
@@ -13,12 +13,12 @@
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/score/bias_mask_gradient.cuh"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/pending_delta.cuh"
 #include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
+#include "kernels/sm80/staging.cuh"
 #include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -38,17 +38,19 @@ struct BackwardDqKernel {
       dq_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
   // For partial tiles and for others. Larger head dims that keep scores have a branch there anyway.
   static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
-  static constexpr bool kStagesBiasMask = Traits::kVariant == Variant::kBiasMask;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
-  using Terms = std::conditional_t<kStagesBiasMask, StagedBiasMask<Element, Scores>, NoBiasMask>;
+  using Where = ScoreTile<Rows::kQueries, Scores>;
+  using Terms =
+      std::conditional_t<Traits::kHasBiasMask,
+                         StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>, NoBiasMask>;
 
   struct Shared {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
     tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
-    Terms terms[kStagesBiasMask ? kTile.warps : 1];
+    Terms terms[Traits::kHasBiasMask ? kTile.warps : 1];
   };
 
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
@@ -116,7 +118,7 @@ struct BackwardDqKernel {
     int end_tile;
   };
 
-  __device__ __forceinline__ ScoreTile<Rows::kQueries, Scores> where_of(int tile) const {
+  __device__ __forceinline__ Where where_of(int tile) const {
     return {p, item, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
   }
 
@@ -165,12 +167,12 @@ struct BackwardDqKernel {
 
   // Committed last, so that V can be waited for alone.
   __device__ __forceinline__ void load_terms(const Keys& keys, const Visit& at) {
-    if constexpr (kStagesBiasMask) {
-      if (at.tile != keys.end_tile) own_terms().load(where_of(at.tile), at.masked);
+    if constexpr (Traits::kHasBiasMask) {
+      if (at.tile != keys.end_tile) stage(own_terms(), where_of(at.tile), at.masked);
       ptx::commit_copies();
     }
   }
-  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[kStagesBiasMask ? tile::warp() : 0]; }
+  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[Traits::kHasBiasMask ? tile::warp() : 0]; }
 
   __device__ __forceinline__ bool stores_scores() const { return kMayStoreScores && p.stored.p != nullptr; }
 
@@ -179,9 +181,7 @@ struct BackwardDqKernel {
   template <class Partial>
   __device__ __forceinline__ void attend(const Keys& keys, const Visit& at, const Visit& next, Partial partial) {
     const auto where = where_of(at.tile);
-    TileTerms<Scores> terms;
-    if constexpr (Traits::kExtended) terms = where.load_terms(at.masked);
-    ptx::wait_copies<kStagesBiasMask ? 1 : 0>();
+    ptx::wait_copies<Traits::kHasBiasMask ? 1 : 0>();
     __syncthreads();  // V (and Q and dO) have arrived, and K's last readers are done
     load_keys(shared.k, keys.k, at.tile);
     Scores scores;
@@ -194,16 +194,22 @@ struct BackwardDqKernel {
     load_v(keys, next);
     tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
     const auto statistics_of = [&](int r, int) -> const auto& { return statistics[r]; };
-    if constexpr (kStagesBiasMask) {
-      differentiate_staged<Partial::value>(scores, gradients, where, own_terms(), at.masked, statistics);
+    const auto differentiate_tile = [&](auto is_partial) {
+      if constexpr (Traits::kHasBiasMask) {
+        differentiate<Differentiation<Traits::kExtended, is_partial(), GradientOf::kProduct>>(
+            scores, gradients, where, own_terms(), at.masked, statistics_of);
+      } else {
+        differentiate_scaled<is_partial()>(scores, gradients, where, statistics_of);
+      }
+    };
+    if (partial) {
+      differentiate_tile(std::true_type{});
+    } else {
+      differentiate_tile(std::false_type{});
+    }
+    if constexpr (Traits::kHasBiasMask) {
       __syncwarp();  // the terms' readers are done
       load_terms(keys, next);
-    } else if (partial) {
-      differentiate<Differentiation<Traits::kExtended, true, GradientOf::kProduct>>(scores, gradients, where, terms,
-                                                                                    statistics_of);
-    } else {
-      differentiate<Differentiation<Traits::kExtended, false, GradientOf::kProduct>>(scores, gradients, where, terms,
-                                                                                     statistics_of);
     }
     if (stores_scores()) {
       kept.write(p, p.stored.p, at.tile * kTile.keys, scores);

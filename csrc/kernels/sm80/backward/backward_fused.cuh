@@ -213,14 +213,14 @@ struct BackwardFusedKernel {
     const bool full = band.first_column(end_query - 1) <= first_key() &&
                       band.end_column(first_query) >= first_key() + kRowsPerWarp && end_query <= num_queries();
     if (full) {
-      differentiate<Differentiation<false, false, GradientOf::kProduct>>(scores, gradients, where, {}, statistics);
+      differentiate_scaled<false>(scores, gradients, where, statistics);
     } else {
       // Keys past the end are seen by no query: dQ takes their dS too.
       const int rows = num_keys() - first_key();
       for_each_element<Scores>([&](int r, int row, int j, int e, int) {
         if (row >= rows) scores.at(r, j, e) = -INFINITY;
       });
-      differentiate<Differentiation<false, true, GradientOf::kProduct>>(scores, gradients, where, {}, statistics);
+      differentiate_scaled<true>(scores, gradients, where, statistics);
     }
   }
 

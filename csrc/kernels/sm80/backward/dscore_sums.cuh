@@ -14,6 +14,7 @@
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
+#include "kernels/sm80/staging.cuh"
 #include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -61,11 +62,14 @@ struct DscoreSumsKernel {
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Where = ScoreTile<Rows::kQueries, Scores>;
 
+  using Terms = StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>;
+
   struct Operands {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
     tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
+    Terms terms[kTile.warps];
   };
   union Shared {
     Operands operands;
@@ -113,9 +117,9 @@ struct DscoreSumsKernel {
         const MaskCoverage attended = mask_coverage(p, item, queries, keys);
         if (attended == MaskCoverage::kNone) continue;
         const Where where = {p, item, query + tile::warp() * kRowsPerWarp, key};
-        const TileTerms<Scores> terms = where.load_terms(attended == MaskCoverage::kMixed);
-        load(item, queries, keys);
-        add(compute(where, terms), where);
+        const bool masked = attended == MaskCoverage::kMixed;
+        load(where, masked, queries, keys);
+        add(compute(where, masked), where);
       }
     }
   }
@@ -127,13 +131,15 @@ struct DscoreSumsKernel {
                                     static_cast<int>(rows.end - rows.begin));
   }
 
-  __device__ __forceinline__ void load(const WorkItem& item, const attention::Interval& queries,
+  __device__ __forceinline__ void load(const Where& where, bool masked, const attention::Interval& queries,
                                        const attention::Interval& keys) {
     Operands& target = shared.operands;
+    const WorkItem& item = where.item;
     const int64_t batch = item.sequence.batch;
     const int64_t query_row = item.sequence.query_begin + queries.begin;
     const int64_t key_row = item.sequence.key_begin + keys.begin;
     __syncthreads();  // the last tile's readers are done
+    stage(target.terms[tile::warp()], where, masked);
     load_rows(target.q, p.q, p.head_dim_qk, p.q.row<const Element>(batch, item.head, query_row), queries);
     load_rows(target.dout, p.dout, p.head_dim_v, p.dout.row<const Element>(batch, item.head, query_row), queries);
     load_rows(target.k, p.k, p.head_dim_qk, p.k.row<const Element>(batch, item.key_head, key_row), keys);
@@ -144,7 +150,7 @@ struct DscoreSumsKernel {
   }
 
   // dS; for delta itself P dP.
-  __device__ __forceinline__ Scores compute(const Where& where, const TileTerms<Scores>& terms) const {
+  __device__ __forceinline__ Scores compute(const Where& where, bool masked) const {
     const Operands& operands = shared.operands;
     Scores scores;
     Scores gradients;
@@ -161,7 +167,8 @@ struct DscoreSumsKernel {
       if (params.sum == DscoreSum::kDelta) statistics[r].delta = 0.0f;
     }
     differentiate<Differentiation<true, true, GradientOf::kScore>>(
-        scores, gradients, where, terms, [&](int r, int) -> const auto& { return statistics[r]; });
+        scores, gradients, where, operands.terms[tile::warp()],
+        masked, [&](int r, int) -> const auto& { return statistics[r]; });
     return gradients;
   }
 

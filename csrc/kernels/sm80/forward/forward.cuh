@@ -11,10 +11,11 @@
 #include "kernels/common/attention_rows.cuh"
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/score/bias_mask.cuh"
+#include "kernels/score/dropout.cuh"
 #include "kernels/score/mask_coverage.cuh"
-#include "kernels/score/score_tile.cuh"
+#include "kernels/score/score_mod.cuh"
 #include "kernels/sm80/forward/forward_rows.cuh"
+#include "kernels/sm80/staging.cuh"
 #include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -51,7 +52,8 @@ struct ForwardKernel {
 
   using WarpRows = ForwardRows<Traits>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
-  using Terms = std::conditional_t<Traits::kHasBiasMask, StagedBiasMask<Element, Scores>, NoBiasMask>;
+  using Where = ScoreTile<Rows::kQueries, Scores>;
+  using Terms = std::conditional_t<Traits::kHasBiasMask, StagedBiasMask<Element, Where, true>, NoBiasMask>;
 
   using KTile = tile::SharedTile<Element, kTile.keys, kHeadDim>;
   using VTile = tile::SharedTile<Element, kTile.keys, kTile.columns>;
@@ -175,7 +177,7 @@ struct ForwardKernel {
     if (at.tile == end) return;
     const int start = at.tile;
     load_queries();
-    if constexpr (Traits::kHasBiasMask) terms.load(where_of<Scores>(start), at.masked);
+    if constexpr (Traits::kHasBiasMask) stage(terms, where_of<Scores>(start), at.masked);
     load_k(start);
     load_v(start);
     while (at.tile != end) {
@@ -196,17 +198,17 @@ struct ForwardKernel {
       __syncthreads();  // V has arrived, and K's readers are done
       if (next.tile != end) load_k(next.tile);
       if constexpr (Traits::kHasBiasMask) {
-        modify(scores, where, terms, at.masked);
+        modify<Traits::kExtended>(scores, where, terms, at.masked, rows.folds_scale());
         __syncwarp();  // the terms' readers are done
         if (next.tile != end) {
-          terms.load(where_of<Scores>(next.tile), next.masked);
+          stage(terms, where_of<Scores>(next.tile), next.masked);
           ptx::commit_copies();
         }
       }
       if (at.tile < tiles.full_begin || at.tile >= tiles.full_end) where.hide_invisible(scores);
       rows.softmax(scores);
       if (rows.drops()) {
-        where.draw([&](int r, int j, int e, bool kept) {
+        draw_dropout(where, [&](int r, int j, int e, bool kept) {
           if (!kept) scores.at(r, j, e) = 0.0f;
         });
       }
@@ -265,23 +267,6 @@ struct ForwardKernel {
     if (kPartial) where_of<decltype(scores)>(tile).hide_invisible(scores);
     rows.softmax(scores);
     tile::multiply_registers(rows.out, scores, shared.v[stage]);
-  }
-
-  // product -> score.
-  template <class Tile>
-  __device__ __forceinline__ void modify(Scores& scores, const Tile& where, const Terms& terms, bool masked) const {
-    const attention::ScoreMod& mod = p.score_mod;
-    const bool staged = Terms::stages(mod.bias);
-    // The scale joins the bias's addition where nothing comes between them.
-    const bool scaled_later = staged && (!Traits::kExtended || (mod.softcap == 0.0 && !mod.alibi.present()));
-    if (!rows.folds_scale() && !scaled_later) where.cap(scores);
-    if (Traits::kExtended && mod.alibi.present()) where.add_alibi(scores);
-    if (staged) {
-      terms.add_bias(scores, scaled_later ? static_cast<float>(mod.scale) : 1.0f);
-    } else if (Traits::kExtended && mod.bias.present()) {
-      where.add_float32_bias(scores);
-    }
-    if (masked) terms.apply_mask(scores);
   }
 };
 

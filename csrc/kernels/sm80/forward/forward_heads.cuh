@@ -191,20 +191,20 @@ struct ForwardHeadsKernel {
                                                   const HalfSoftmax& before, const Stage& stage) const {
     constexpr int kInner = tile::kInner<Element>;
 #pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) rows.m[r] = fmaxf(before.m[r], row_maximum(second, r));
+    for (int r = 0; r < Scores::kThreadRows; ++r) rows.running.m[r] = fmaxf(before.m[r], row_maximum(second, r));
     ptx::wait_copies<1>();
     __syncthreads();  // V has arrived
     rows.out.clear();
 #pragma unroll
     for (int r = 0; r < kSteps; ++r) {
       tile::multiply_registers(rows.out, first_p[r], stage.v.template rows_from<kInner>(kInner * r));
-      rows.l[r] = exponentiate(second, r, rows.m[r]);
+      rows.running.l[r] = exponentiate(second, r, rows.running.m[r]);
     }
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
-      const float factor = ptx::exp2((before.m[r] - rows.m[r]) * exponent_scale());
+      const float factor = ptx::exp2((before.m[r] - rows.running.m[r]) * exponent_scale());
       rows.out.scale_row(r, factor);
-      rows.l[r] += before.l[r] * factor;
+      rows.running.l[r] += before.l[r] * factor;
     }
     tile::multiply_registers(rows.out, second, stage.v.template rows_from<kHalf>(kHalf));
   }

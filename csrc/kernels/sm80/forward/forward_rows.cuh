@@ -1,9 +1,9 @@
 // A warp's rows of the forward pass: their P, O, running maximum and sum (online softmax), and how they end.
 #pragma once
 
-#include "attention/online_softmax.h"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/score/score_tile.cuh"
+#include "kernels/score/softmax.cuh"
 #include "kernels/sm80/forward/params.h"
 #include "kernels/sm80/kernel_traits.h"
 
@@ -22,20 +22,13 @@ struct ForwardRows {
 
   const ForwardParams& p;
   Output out;
-  float m[Output::kThreadRows];  // largest score: of q.k (Plain) or of the finished score (Extended)
-  float l[Output::kThreadRows];  // this thread's part of the sum of exp
+  OnlineSoftmax<Output::kThreadRows> running;
 
   __device__ __forceinline__ void clear() {
     out.clear();
-#pragma unroll
-    for (int r = 0; r < Output::kThreadRows; ++r) {
-      m[r] = -INFINITY;
-      l[r] = 0.0f;
-    }
+    running.clear();
   }
 
-  // exp(scale (x - m)) = 2^(c x - c m) saves a multiplication. Other scores may be as low as the smallest finite
-  // number, so there the difference comes first.
   __device__ __forceinline__ bool folds_scale() const { return !Traits::kHasBiasMask || p.score_mod.only_scales(); }
 
   __device__ __forceinline__ bool drops() const {
@@ -46,51 +39,8 @@ struct ForwardRows {
   template <class Scores>
   __device__ __forceinline__ void softmax(Scores& scores) {
     const bool folded = folds_scale();
-    const float c = folded ? static_cast<float>(p.score_mod.scale) * kLog2e : kLog2e;
-    float raised[Scores::kThreadRows];
-    bool any_raised = !kFillsRegisters;
-#pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
-      float tile_max = scores.at(r, 0, 0);
-#pragma unroll
-      for (int j = 0; j < Scores::kColumnTiles; ++j) {
-        tile_max = fmaxf(tile_max, fmaxf(scores.at(r, j, 0), scores.at(r, j, 1)));
-      }
-      raised[r] = fmaxf(m[r], tile::quad_max(tile_max));
-      any_raised |= raised[r] != m[r];
-    }
-    if (!kFillsRegisters || __any_sync(0xFFFFFFFFu, any_raised)) {
-#pragma unroll
-      for (int r = 0; r < Scores::kThreadRows; ++r) {
-        const float factor = ptx::exp2((m[r] - (raised[r] == -INFINITY ? 0.0f : raised[r])) * c);
-        m[r] = raised[r];
-        l[r] *= factor;
-        out.scale_row(r, factor);
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
-      const float shift = m[r] == -INFINITY ? 0.0f : m[r];
-      const float scaled_shift = shift * c;
-      float tile_sum = 0.0f;  // on its own: beside a long row's sum, single terms would be rounded away
-      const auto exponentiate = [&](auto&& exponent_of) {
-#pragma unroll
-        for (int j = 0; j < Scores::kColumnTiles; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& score = scores.at(r, j, e);
-            score = ptx::exp2(exponent_of(score));
-            tile_sum += score;
-          }
-        }
-      };
-      if (folded) {
-        exponentiate([&](float score) { return score * c - scaled_shift; });
-      } else {
-        exponentiate([&](float score) { return (score - shift) * c; });
-      }
-      l[r] += tile_sum;
-    }
+    running.template update<kFillsRegisters>(
+        scores, out, {folded, folded ? static_cast<float>(p.score_mod.scale) * kLog2e : kLog2e});
   }
 
   // O / l and the LSE of the warp's rows. staging: a tile of which rows [first_row, ...) are no other warp's.
@@ -106,8 +56,7 @@ struct ForwardRows {
     attention::SoftmaxState<float> own_state;
 #pragma unroll
     for (int r = 0; r < Output::kThreadRows; ++r) {
-      attention::SoftmaxState<float> state = {.m = m[r] * scale, .l = tile::quad_sum(l[r])};
-      if (m[r] == -INFINITY) state.m = -INFINITY;  // whatever the sign of the scale
+      attention::SoftmaxState<float> state = running.state(r, scale);
       float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[item.head]);
       factor *= kFillsRegisters ? state.output_factor() : state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l);
       if (drops()) factor *= static_cast<float>(p.dropout.rescale);

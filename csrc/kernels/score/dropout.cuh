@@ -1,0 +1,79 @@
+// Which weights of a score tile dropout keeps (attention/dropout.h).
+#pragma once
+
+#include "kernels/score/score_tile.cuh"
+
+namespace flash_attn_ext {
+
+// Calls function(r, j, e, kept) for each of the thread's elements. A Philox call serves 8 of them (4 where rows are
+// keys), which lie 8 apart in both directions and so belong to one thread. The tile's rows and columns begin at
+// multiples of 16: where in a block of draws is known but for whether keys begin in the block's second half.
+template <class Tile, class Function>
+__device__ __forceinline__ void draw_dropout(const Tile& where, Function&& function) {
+  using attention::Dropout;
+  using Acc = typename Tile::Accumulator;
+  constexpr bool kQueries = Tile::kRowsAreQueries;
+  constexpr int kShared = kQueries ? 4 : 2;  // column tiles that share a call
+  constexpr int kJ = kShared < Acc::kColumnTiles ? kShared : Acc::kColumnTiles;
+  const Dropout& dropout = where.p.dropout;
+  const uint64_t seed = static_cast<uint64_t>(*dropout.seed);
+  const auto batch = static_cast<uint32_t>(where.item.sequence.batch);
+  const auto head = static_cast<uint32_t>(where.item.head);
+  const auto quad_row = static_cast<uint32_t>(tile::lane() / 4);
+  const auto quad_column = static_cast<uint32_t>(tile::lane() % 4 * 2);
+  // Tiles of keys begin at multiples of their length.
+  constexpr bool kWholeBlocks = kQueries && Tile::kKeys % Dropout::kBlockKeys == 0;
+  const bool second_half = !kWholeBlocks && where.key(0, 0) % Dropout::kBlockKeys != 0;
+#pragma unroll
+  for (int i = 0; i < Acc::kRowTiles; ++i) {
+#pragma unroll
+    for (int first_j = 0; first_j < Acc::kColumnTiles; first_j += kJ) {
+      const uint32_t query_block = Dropout::query_block(where.query(16 * i, 8 * first_j));
+      const uint32_t key_block = Dropout::key_block(where.key(16 * i, 8 * first_j));
+      const bool upper = second_half != (!kQueries && i % 2 == 1);
+      attention::PhiloxCounter draws[2];  // of neighbouring columns
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        draws[e] = Dropout::counter(batch, head, query_block * 8 + (kQueries ? quad_row : quad_column + e),
+                                    key_block * 8 + (kQueries ? quad_column + e : quad_row));
+      }
+      attention::philox_4x32_7(draws, seed);
+#pragma unroll
+      for (int n = 0; n < 4 * kJ; ++n) {
+        const int e = n % 2;
+        const int half = n / 2 % 2;
+        const int key_eighth = kQueries ? n / 4 % 4 : half;
+        const uint32_t word = draws[e].word[upper ? (key_eighth + 2) % 4 : key_eighth];
+        function(2 * i + half, first_j + n / 4, e, dropout.keeps(word, kQueries ? half : n / 4));
+      }
+    }
+  }
+}
+
+// One bit per element of the thread, for passes over the same tile that come later.
+template <class Tile>
+struct KeptWeights {
+  using Acc = typename Tile::Accumulator;
+  static constexpr int kCount = Acc::kThreadRows * Acc::kColumnTiles * 2;
+
+  uint32_t words[(kCount + 31) / 32] = {};
+
+  __device__ __forceinline__ void draw(const Tile& where) {
+    draw_dropout(where, [&](int r, int j, int e, bool kept) {
+      words[index(r, j, e) / 32] |= uint32_t{kept} << (index(r, j, e) % 32);
+    });
+  }
+
+  // Chosen, not multiplied by 0: what is dropped may be NaN.
+  __device__ __forceinline__ void apply(Acc& weights, float rescale) const {
+    for_each_element<Acc>([&](int r, int, int j, int e, int) {
+      const bool kept = words[index(r, j, e) / 32] >> (index(r, j, e) % 32) & 1u;
+      weights.at(r, j, e) = kept ? weights.at(r, j, e) * rescale : 0.0f;
+    });
+  }
+
+ private:
+  __device__ __forceinline__ static int index(int r, int j, int e) { return (r * Acc::kColumnTiles + j) * 2 + e; }
+};
+
+}  // namespace flash_attn_ext

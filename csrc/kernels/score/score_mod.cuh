@@ -1,0 +1,77 @@
+// What happens to a tile of scores between q.k and the softmax (attention/score_mod.h), and on the way back.
+#pragma once
+
+#include "kernels/score/bias_mask.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "ptx/math.h"
+
+namespace flash_attn_ext {
+
+struct DeviceMath {
+  // Within 2^-21 of tanh.
+  __device__ static float tanh(float x) { return 1.0f - __fdividef(2.0f, 1.0f + ptx::exp2(x * (2.0f * kLog2e))); }
+};
+
+// Anything but the scale comes before a bias.
+__device__ __forceinline__ bool changes_before_bias(const attention::ScoreMod& mod) {
+  return mod.softcap != 0.0 || mod.alibi.present();
+}
+
+// product -> capped.
+template <class Acc>
+__device__ __forceinline__ void cap(Acc& scores, const attention::ScoreMod& mod) {
+  const auto transform = mod.transform<float, DeviceMath>();
+  if (mod.softcap == 0.0) {
+    for_each_element<Acc>([&](int r, int, int j, int e, int) { scores.at(r, j, e) *= transform.scale; });
+  } else {
+    for_each_element<Acc>(
+        [&](int r, int, int j, int e, int) { scores.at(r, j, e) = transform.cap(scores.at(r, j, e)); });
+  }
+}
+
+// d loss / d capped -> d loss / d scaled.
+template <class Acc>
+__device__ __forceinline__ void cap_backward(Acc& gradients, const Acc& capped, const attention::ScoreMod& mod) {
+  if (mod.softcap == 0.0) return;
+  const auto transform = mod.transform<float, DeviceMath>();
+  for_each_element<Acc>(
+      [&](int r, int, int j, int e, int) { gradients.at(r, j, e) *= transform.cap_derivative(capped.at(r, j, e)); });
+}
+
+template <class Tile>
+__device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, const Tile& where) {
+  const attention::AlibiSlopes& alibi = where.p.score_mod.alibi;
+  if (!alibi.present()) return;
+  const float slope = alibi.at<float>(where.item.sequence.batch, where.item.head);
+  // Of the tile's first element: key minus diagonal key. The rest is small numbers.
+  const int64_t diagonal = where.p.visibility.diagonal(where.item.sequence);
+  const auto origin = static_cast<float>(where.key(0, 0) - where.query(0, 0) - diagonal);
+  for_each_element<typename Tile::Accumulator>([&](int r, int row, int j, int e, int column) {
+    const int step = Tile::kRowsAreQueries ? column - row : row - column;
+    scores.at(r, j, e) += slope * attention::alibi_derivative(origin + static_cast<float>(step));
+  });
+}
+
+// product -> score, for the softmax. kExtended: everything may change it, else a bias or mask (of StagedBiasMask).
+// folds_scale: the softmax multiplies by the scale.
+template <bool kExtended, class Tile, class Terms>
+__device__ __forceinline__ void modify(typename Tile::Accumulator& scores, const Tile& where, const Terms& terms,
+                                       bool masked, bool folds_scale) {
+  const attention::ScoreMod& mod = where.p.score_mod;
+  const bool has_bias = mod.bias.present();
+  // The scale joins the bias's addition where nothing comes between them.
+  const bool scaled_later = has_bias && (!kExtended || !changes_before_bias(mod));
+  if (!folds_scale && !scaled_later) cap(scores, mod);
+  if constexpr (kExtended) add_alibi(scores, where);
+  if (has_bias) {
+    const float factor = scaled_later ? static_cast<float>(mod.scale) : 1.0f;
+    // Adding -inf to NaN leaves NaN, whose row is computed again.
+    terms.template for_each_bias<kExtended>(where, [&](int r, int j, float low, float high) {
+      scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), factor, low);
+      scores.at(r, j, 1) = fmaf(scores.at(r, j, 1), factor, high);
+    });
+  }
+  if (masked) terms.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
+}
+
+}  // namespace flash_attn_ext

@@ -1,0 +1,58 @@
+// Copies a warp's tile of a bias and of a mask to shared memory while the warp multiplies: rows of it, 16 bytes at a
+// time.
+#pragma once
+
+#include "kernels/score/bias_mask.cuh"
+#include "ptx/cp_async.h"
+
+namespace flash_attn_ext::sm80 {
+
+// What does not exist becomes zeros.
+template <class Element, class Tile>
+__device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const attention::BroadcastView& view,
+                                      const Tile& where) {
+  constexpr int kRowBytes = StagedTile<Element, Tile>::kRowBytes;
+  constexpr int kChunk = 16 / sizeof(Element);
+  constexpr int kChunks = Tile::kKeys / kChunk;
+  const Element* origin = static_cast<const Element*>(view.data) + view.offset(where.first());
+  const int queries = where.num_queries();
+  const int keys = where.num_keys();
+  // Whole chunks only: nothing is known of what lies behind the last element, and compute-sanitizer counts 16 bytes.
+  const bool in_chunks =
+      view.key_stride == 1 && (view.query_stride | keys) % kChunk == 0 && reinterpret_cast<uintptr_t>(origin) % 16 == 0;
+  if (in_chunks) {
+    constexpr int kStep = tile::kWarpSize / kChunks;  // queries at a time
+    const int first_query = tile::lane() / kChunks;
+    if (kStep > Tile::kQueries && first_query >= Tile::kQueries) return;
+    const int key = tile::lane() % kChunks * kChunk;
+    const Element* source = origin + first_query * view.query_stride + key;
+    const uint32_t address = target.address(first_query, key);
+#pragma unroll
+    for (int query = 0; query < Tile::kQueries; query += kStep) {
+      ptx::copy_async_16(address + query * kRowBytes, source, first_query + query < queries && key < keys ? 16 : 0);
+      source += kStep * view.query_stride;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int index = tile::lane(); index < Tile::kQueries * Tile::kKeys; index += tile::kWarpSize) {
+    const int query = index / Tile::kKeys;
+    const int key = index % Tile::kKeys;
+    const bool exists = query < queries && key < keys;
+    *reinterpret_cast<Element*>(target.data + query * kRowBytes + key * sizeof(Element)) =
+        exists ? origin[query * view.query_stride + key * view.key_stride] : Element{};
+  }
+}
+
+// The warp is done with what was there before.
+template <class Element, class Tile, bool kHasBias>
+__device__ __forceinline__ void stage(StagedBiasMask<Element, Tile, kHasBias>& target, const Tile& where,
+                                      bool with_mask) {
+  const attention::ScoreMod& mod = where.p.score_mod;
+  if constexpr (kHasBias) {
+    if (target.stages(mod.bias)) stage(target.bias, mod.bias, where);
+  }
+  if (with_mask) stage(target.mask, mod.mask, where);
+}
+
+}  // namespace flash_attn_ext::sm80
