@@ -2,7 +2,7 @@
 
 Against the float64 answer to the same inputs: the largest error is at most twice that of PyTorch's own attention in
 the same dtype plus a slack, and the mean error is at most 1.1 times plus the same slack. The slack is a share of the
-output's scale: SLACK in flash_attn_ext/cli/accuracy.py, which `python -m flash_attn_ext verify` goes by too.
+output's scale: slack_share in flash_attn_ext/cli/accuracy.py, which `python -m flash_attn_ext verify` goes by too.
 
 Some gradients cancel to nothing in exact arithmetic (that of a bias which is constant along a row; q's where a query
 sees one key). Such an output has no scale of its own: it gets the scale of the terms that cancel.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flash_attn_ext.cli.accuracy import MAX_ERROR_RATIO, MEAN_ERROR_RATIO, SLACK
+from flash_attn_ext.cli.accuracy import MAX_ERROR_RATIO, MEAN_ERROR_RATIO, slack_share
 from support.backends import Backend
 
 # Of a float32 result's scale: what two answers of ours may differ by on a GPU, where other code made each.
@@ -94,9 +94,9 @@ def scale_of(exact: torch.Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def slack_of(dtype: torch.dtype, exact: torch.Tensor) -> float:
+def slack_of(result: torch.Tensor, exact: torch.Tensor) -> float:
     """What is allowed on top of the yardstick, for a result that has a scale of its own."""
-    return SLACK[dtype] * scale_of(exact)
+    return slack_share(result) * scale_of(exact)
 
 
 def compare(result: torch.Tensor, yardstick: torch.Tensor, exact: torch.Tensor, terms: float = 0.0) -> Comparison:
@@ -104,7 +104,7 @@ def compare(result: torch.Tensor, yardstick: torch.Tensor, exact: torch.Tensor, 
     scale = scale_of(exact)
     if scale < CANCELLED * terms:
         scale = terms
-    slack = SLACK[result.dtype] * scale
+    slack = slack_share(result) * scale
     return Comparison(errors_of(result, exact), errors_of(yardstick, exact), slack)
 
 

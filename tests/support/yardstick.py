@@ -57,7 +57,7 @@ def sdpa_can(inputs: Inputs) -> bool:
 
 
 def is_an_answer(theirs: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> bool:
-    allowed = WRONG * errors_of(plain, exact).largest + slack_of(plain.dtype, exact)
+    allowed = WRONG * errors_of(plain, exact).largest + slack_of(plain, exact)
     return errors_of(theirs, exact).largest <= allowed
 
 
