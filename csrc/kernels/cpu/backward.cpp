@@ -72,8 +72,9 @@ class BackwardWorker {
   void run(const Sequence& sequence, int64_t key_head, const Interval& keys, Turns::Turn& turn) {
     sequence_ = sequence;
     keys_ = keys;
-    std::fill_n(dk_transposed_.data(), p_.head_dim_qk * kStreamedRows, Real(0));
-    std::fill_n(dv_transposed_.data(), p_.head_dim_v * kStreamedRows, Real(0));
+    const int64_t width = num_tiles(keys.end - keys.begin, kClipRows) * kClipRows;
+    for (int64_t j = 0; j < p_.head_dim_qk; ++j) std::fill_n(dk_sums().row(j), width, Real(0));
+    for (int64_t j = 0; j < p_.head_dim_v; ++j) std::fill_n(dv_sums().row(j), width, Real(0));
     dbias_.start(key_head, keys.begin);
     const Interval queries = p_.visibility.queries_of_tile(keys, sequence);
     for (int64_t tile = queries.begin / kStationaryRows; tile * kStationaryRows < queries.end; ++tile) {

@@ -69,7 +69,7 @@ Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* 
 }
 
 template <class Real>
-void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Real* out) {
+void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Block<Real> out) {
   with_element(operand.element, [&](auto* type) {
     using Element = std::remove_pointer_t<decltype(type)>;
     const int64_t stride = operand.view.column_stride;
@@ -82,12 +82,12 @@ void load_transposed(const Operand& operand, const RowRange& rows, int64_t width
           const Element* source = operand.view.row<const Element>(rows.batch, rows.head, rows.begin + row + i);
           for (int64_t j = 0; j < num_columns; ++j) block[j][i] = static_cast<Real>(source[(column + j) * stride]);
         }
-        for (int64_t j = 0; j < num_columns; ++j) std::copy_n(block[j], num_rows, out + (column + j) * width + row);
+        for (int64_t j = 0; j < num_columns; ++j) std::copy_n(block[j], num_rows, out.row(column + j) + row);
       }
     }
   });
   for (int64_t j = 0; j < operand.columns; ++j) {
-    std::fill(out + j * width + rows.count, out + (j + 1) * width, Real(0));
+    std::fill(out.row(j) + rows.count, out.row(j) + width, Real(0));
   }
 }
 
@@ -122,7 +122,7 @@ void store_transposed(const Operand& operand, const RowRange& rows, Block<const 
   template void store_transposed<Real>(const Operand&, const RowRange&, Block<const Real>, Real); \
   template bool Operand::readable_in_place<Real>() const;                                         \
   template Block<const Real> load_rows<Real>(const Operand&, const RowRange&, Real*);             \
-  template void load_transposed<Real>(const Operand&, const RowRange&, int64_t, Real*);           \
+  template void load_transposed<Real>(const Operand&, const RowRange&, int64_t, Block<Real>);     \
   template void store_rows<Real>(const Operand&, const RowRange&, Block<const Real>);
 FLASH_INSTANTIATE(float)
 FLASH_INSTANTIATE(double)

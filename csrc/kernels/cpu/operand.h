@@ -33,7 +33,7 @@ Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* 
 
 // out (columns x width) = the rows, transposed and filled up with zeros to `width` columns.
 template <class Real>
-void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Real* out);
+void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Block<Real> out);
 
 // The rows = scale * values^T (values is columns x rows), converted to the tensor's own type.
 template <class Real>

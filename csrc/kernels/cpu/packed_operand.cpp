@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/row_ops.h"
+#include "kernels/cpu/tiles.h"
 
 namespace flash_attn_ext::cpu {
 
@@ -55,14 +56,17 @@ void PackedOperand<Real>::load_tile(int64_t slot) {
   const int64_t sequence_begin = side_ == Side::kQueries ? sequence.query_begin : sequence.key_begin;
   const RowRange rows = {batch, head_index % num_heads_, sequence_begin + first_row, count};
   Real* target = in_place() ? nullptr : storage_.data() + slot * tile_elements();
-  if (form_ == Form::kTransposed) {
-    load_transposed(operand_, rows, kStreamedRows, target);
-    finite_[slot] = all_finite(target, tile_elements());
-    return;
+  const bool transposed = form_ == Form::kTransposed;
+  Block<const Real> loaded = {target, kStreamedRows};
+  if (transposed) {
+    load_transposed<Real>(operand_, rows, num_tiles(count, kClipRows) * kClipRows, {target, kStreamedRows});
+  } else {
+    loaded = load_rows(operand_, rows, target);
   }
-  const Block<const Real> loaded = load_rows(operand_, rows, target);
+  const int64_t num_rows = transposed ? operand_.columns : count;
+  const int64_t num_columns = transposed ? count : operand_.columns;
   bool finite = true;
-  for (int64_t i = 0; i < count; ++i) finite = finite && all_finite(loaded.row(i), operand_.columns);
+  for (int64_t i = 0; i < num_rows; ++i) finite = finite && all_finite(loaded.row(i), num_columns);
   finite_[slot] = finite;
 }
 

@@ -34,7 +34,8 @@ class PackedOperand {
   // Packs the heads that belong to these key heads, in parallel; what was packed before is gone.
   void load(const HeadRange& key_heads);
 
-  // Tile `tile` (rows [tile * kStreamedRows, ...)) of a head that was loaded.
+  // Tile `tile` (rows [tile * kStreamedRows, ...)) of a head that was loaded. Transposed ones hold zeros up to the next
+  // multiple of kClipRows.
   Block<const Real> tile(int64_t batch, int64_t head, int64_t tile) const;
 
   // Whether the tile holds neither NaN nor infinity.
