@@ -97,7 +97,8 @@ __device__ __forceinline__ float multiply_outputs(const BackwardParams& p, const
   return sum_rows(sums);
 }
 
-// Of queries [0, num_rows); delta from O and dO where it is pending, and then written for common/attention_rows.cuh too.
+// Of queries [0, num_rows); delta from O and dO where it is pending, and then written for common/attention_rows.cuh
+// too.
 template <class Kernel>
 __device__ __forceinline__ void load_head_statistics(HeadStatistics* statistics, const BackwardParams& p,
                                                      const WorkItem& item, int num_rows) {
