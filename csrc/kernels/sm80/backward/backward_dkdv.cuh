@@ -14,6 +14,7 @@
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
+#include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/stored_scores.cuh"
@@ -164,14 +165,13 @@ struct BackwardDkdvKernel {
     }
   };
 
-  // Visits the query tiles that see the block's first and last key and those between, in ascending order.
+  // Visits the query tiles that see the block's first and last key and those between, in ascending order. Keys past the
+  // sequence's end hold zeros and are not stored: no tile is partial for them.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
-    const int first_tile = static_cast<int>(first.begin / kTile.queries);
-    const int end_tile = ptx::pin(static_cast<int>((last.end + kTile.queries - 1) / kTile.queries));
-    // Every key is seen by every query of tiles [full_begin, full_end). Keys past the sequence's end hold zeros and
-    // are not stored, so only the queries' end matters.
-    const int full_begin = ptx::pin(static_cast<int>((last.begin + kTile.queries - 1) / kTile.queries));
-    const int full_end = ptx::pin(static_cast<int>(first.end / kTile.queries));
+    const TileRange tiles = tile_range<kTile.queries>(first, last);
+    const int end_tile = ptx::pin(tiles.end);
+    const int full_begin = ptx::pin(tiles.full_begin);
+    const int full_end = ptx::pin(tiles.full_end);
     const auto coverage = [&](int tile) {
       return mask_coverage(p, item, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
                            {first_key, first_key + kTile.keys});
@@ -188,10 +188,10 @@ struct BackwardDkdvKernel {
       }
     };
     const bool stores_scores = kMayStoreScores && p.stored.present();
-    Visit at = next_attended<1, Traits::kExtended>(first_tile, end_tile, coverage);
+    Visit at = next_attended<1, Traits::kExtended>(tiles.begin, end_tile, coverage);
     using Kept = StoredRows<Element, Scores>;
     const Kept kept = stores_scores ? Kept(p, item, first_key + tile::warp() * kRowsPerWarp) : Kept();
-    if (Traits::kExtended && stores_scores) kept.write_zeros(p, first_tile, at.tile);
+    if (Traits::kExtended && stores_scores) kept.write_zeros(p, tiles.begin, at.tile);
     if (at.tile == end_tile) return;
     const Queries queries(*this);
     int current = 0;

@@ -13,6 +13,7 @@
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
+#include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/pending_delta.cuh"
@@ -124,28 +125,25 @@ struct BackwardDqKernel {
 
   // Visits the key tiles that the block's first and last query see between them, in ascending order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
+    const TileRange tiles = tile_range<kTile.keys>(first, last);
     const int64_t key_row = item.sequence.key_begin;
-    const int first_tile = static_cast<int>(first.begin / kTile.keys);
     const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
                              static_cast<int>(p.head_dim_qk)},
                        .v = {p.v.row<const Element>(item.sequence.batch, item.key_head, key_row), p.v.row_stride,
                              static_cast<int>(p.head_dim_v)},
-                       .end_tile = static_cast<int>((last.end + kTile.keys - 1) / kTile.keys)};
-    // Every query sees every key of tiles [full_begin, full_end): the last query begins last, the first ends first.
-    const int full_begin = static_cast<int>((last.begin + kTile.keys - 1) / kTile.keys);
-    const int full_end = static_cast<int>(first.end / kTile.keys);
+                       .end_tile = tiles.end};
     const auto coverage = [&](int tile) {
       return mask_coverage(p, item, {first_query, first_query + kTile.queries},
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
-    Visit at = next_attended<1, Traits::kHasBiasMask>(first_tile, keys.end_tile, coverage);
+    Visit at = next_attended<1, Traits::kHasBiasMask>(tiles.begin, keys.end_tile, coverage);
     if (stores_scores()) kept = Kept(p, item, first_query + tile::warp() * kRowsPerWarp);
-    if (Traits::kHasBiasMask && stores_scores()) kept.write_zeros(p, first_tile, at.tile);
+    if (Traits::kHasBiasMask && stores_scores()) kept.write_zeros(p, tiles.begin, at.tile);
     load_v(keys, at);
     load_terms(keys, at);
     while (at.tile != keys.end_tile) {
       const Visit next = next_attended<1, Traits::kHasBiasMask>(at.tile + 1, keys.end_tile, coverage);
-      const bool partial = at.tile < full_begin || at.tile >= full_end;
+      const bool partial = !tiles.full(at.tile);
       if constexpr (!kTwoBodies) {
         attend(keys, at, next, partial);
       } else if (partial) {

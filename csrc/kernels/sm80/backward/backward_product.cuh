@@ -16,6 +16,7 @@
 
 #include "kernels/epilogue/store_row.cuh"
 #include "kernels/schedule/block.cuh"
+#include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/dispatch.h"
@@ -84,10 +85,7 @@ struct BackwardProductKernel {
   const ProductOperands& operands;
   Shared& shared;
   ProductItem<Element> item;
-  int first_tile;
-  int end_tile;
-  int full_begin;  // in tiles [full_begin, full_end) each row sees all of the block's columns of A
-  int full_end;
+  TileRange tiles;  // of rows n; in those that are full, all of the block's columns of A were written
   Result result;
 
   __device__ __forceinline__ void run() {
@@ -114,12 +112,8 @@ struct BackwardProductKernel {
 
   __device__ __forceinline__ void find_tiles() {
     const int64_t end_row = min(item.first_row + kTile.rows, num_rows());
-    const attention::Interval first = inner_of(item.first_row);
-    const attention::Interval last = inner_of(end_row - 1);
-    first_tile = static_cast<int>(first.begin / kTile.step);
-    end_tile = last.end > first.begin ? static_cast<int>((last.end + kTile.step - 1) / kTile.step) : first_tile;
-    full_begin = static_cast<int>((last.begin + kTile.step - 1) / kTile.step);
-    full_end = end_row == item.first_row + kTile.rows ? static_cast<int>(first.end / kTile.step) : full_begin;
+    tiles = tile_range<kTile.step>(inner_of(item.first_row), inner_of(end_row - 1));
+    if (end_row < item.first_row + kTile.rows) tiles.full_end = tiles.full_begin;
   }
 
   // Starts copying a tile from rows `stride` elements apart: bytes(row, column) of each 16-byte chunk, the rest zeros.
@@ -149,7 +143,7 @@ struct BackwardProductKernel {
       const int64_t first = int64_t{next.tile} * kTile.step;
       const Element* left = next.left + first * p.stored.columns;
       const auto everything = [](int, int) { return 16; };
-      if (next.tile >= full_begin && next.tile < full_end) {
+      if (tiles.full(next.tile)) {
         copy_async<kTile.step>(stage.left, left, p.stored.columns, everything);
       } else {
         const WrittenColumns written(p, item.sequence, is_dq() ? Rows::kKeys : Rows::kQueries, first, item.first_row);
@@ -166,8 +160,8 @@ struct BackwardProductKernel {
           return row < rows ? min(max(item.columns - column, 0), kChunk) * static_cast<int>(sizeof(Element)) : 0;
         });
       }
-      if (++next.tile == end_tile) {
-        next.tile = first_tile;
+      if (++next.tile == tiles.end) {
+        next.tile = tiles.begin;
         next.left += p.stored.rows * p.stored.columns;
         next.right += operands.right.head_stride;
         --next.heads_left;
@@ -182,8 +176,8 @@ struct BackwardProductKernel {
   template <Zeros kZeros>
   __device__ __forceinline__ void stream() {
     result.clear();
-    Position next = {item.left, item.right, first_tile < end_tile ? num_heads() : 0, first_tile};
-    int steps = (end_tile - first_tile) * next.heads_left;
+    Position next = {item.left, item.right, tiles.empty() ? 0 : num_heads(), tiles.begin};
+    int steps = (tiles.end - tiles.begin) * next.heads_left;
 #pragma unroll 1
     for (int s = 0; s < kTile.stages - 1; ++s) load_next(shared.stages[s], next);
     bool finished = false;  // there is nothing but NaN: no further product changes that

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/epilogue/store_dbias.cuh"
+#include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/params.h"
@@ -109,10 +110,10 @@ struct DscoreSumsKernel {
     const int64_t query_end = min(ranges.queries.end, item.sequence.num_queries);
     for (int64_t query = ranges.queries.begin; query < query_end; query += kTile.queries) {
       const attention::Interval queries = {query, min(query + kTile.queries, query_end)};
-      const attention::Interval seen = p.visibility.keys_of_tile(queries, item.sequence);
-      const int64_t key_end = min(ranges.keys.end, seen.end);
-      int64_t key = max(ranges.keys.begin, seen.begin) / kTile.keys * kTile.keys;  // a range begins with a tile
-      for (; key < key_end; key += kTile.keys) {
+      const TileRange tiles = tile_range<kTile.keys>(p.visibility.keys_of(queries.begin, item.sequence),
+                                                     p.visibility.keys_of(queries.end - 1, item.sequence));
+      const int64_t key_end = min(ranges.keys.end, int64_t{tiles.end} * kTile.keys);
+      for (int64_t key = max(ranges.keys.begin, int64_t{tiles.begin} * kTile.keys); key < key_end; key += kTile.keys) {
         const attention::Interval keys = {key, min(key + kTile.keys, item.sequence.num_keys)};
         const MaskCoverage attended = mask_coverage(p, item, queries, keys);
         if (attended == MaskCoverage::kNone) continue;

@@ -11,6 +11,7 @@
 #include "kernels/common/attention_rows.cuh"
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/schedule/block.cuh"
+#include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/dropout.cuh"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_mod.cuh"
@@ -45,7 +46,6 @@ struct ForwardKernel {
   static constexpr int kFewKeys = 16;  // a last tile of no more is a narrow one, where there are two stages
   static constexpr bool kCachesAddresses = Traits::kVariant == Variant::kShort;  // with one stage
   using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;              // of copies
-  using Length = std::conditional_t<kTile.stages == 2, int, int64_t>;            // in which intervals are computed
 
   // A warp's first row sees more than the block's. Kernels with a body for partial tiles gain nothing by it.
   static constexpr bool kFullForWarp = Traits::kVariant == Variant::kPlain && kHeadDim == 128;
@@ -78,11 +78,6 @@ struct ForwardKernel {
     return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
   }
 
-  // Of a key; 32 bits without a sign, to divide in one instruction.
-  __device__ __forceinline__ static int tile_of(int64_t key) {
-    return static_cast<int>(static_cast<uint32_t>(key) / kTile.keys);
-  }
-
   // Committed with the first tile of keys.
   __device__ __forceinline__ void load_queries() {
     const int64_t row = item.sequence.query_begin + first_query;
@@ -96,15 +91,17 @@ struct ForwardKernel {
     attention::Interval first = {0, num_keys};
     attention::Interval last = first;
     if (Traits::kVariant != Variant::kShort || !p.visibility.unlimited()) {
-      first = p.visibility.keys_of<Length>(first_query, item.sequence);
-      last = p.visibility.keys_of<Length>(first_query + num_queries() - 1, item.sequence);
+      first = p.visibility.keys_of(first_query, item.sequence);
+      last = p.visibility.keys_of(first_query + num_queries() - 1, item.sequence);
     }
     rows.clear();
     if (first.begin < last.end) {
+      if (kFullForWarp && first.end > 0) first.end = min(first.end + tile::warp() * kRowsPerWarp, int64_t{num_keys});
+      const TileRange tiles = tile_range<kTile.keys>(first, last);
       if constexpr (kTile.stages == 2) {
-        stream_ahead(key_tiles(first, last));
+        stream_ahead(tiles, static_cast<int>(last.end));
       } else {
-        stream(key_tiles(first, last));
+        stream(tiles);
       }
     }
     rows.finish(item, first_query, first_column, shared.q);
@@ -114,28 +111,6 @@ struct ForwardKernel {
     } else {
       note_nan<kTile.warps>(p.nan_flags, rows.out);
     }
-  }
-
-  // The key tiles that the block's first and last query see between them.
-  struct KeyTiles {
-    int first;
-    int last;
-    int full_begin;  // every query, or with kFullForWarp the warp's, sees every key of tiles [full_begin, full_end)
-    int full_end;
-    int last_keys;  // that are seen of the last one
-  };
-
-  __device__ __forceinline__ KeyTiles key_tiles(const attention::Interval& first,
-                                                const attention::Interval& last) const {
-    const int last_tile = tile_of(last.end - 1);
-    int first_end = static_cast<int>(first.end);
-    if (kFullForWarp && first_end > 0) first_end = min(first_end + tile::warp() * kRowsPerWarp, num_keys);
-    // The last query begins last, the first ends first.
-    return {.first = tile_of(first.begin),
-            .last = last_tile,
-            .full_begin = tile_of(last.begin + kTile.keys - 1),
-            .full_end = tile_of(first_end),
-            .last_keys = static_cast<int>(last.end) - last_tile * kTile.keys};
   }
 
   // The head's K, and the block's columns of its V.
@@ -154,7 +129,7 @@ struct ForwardKernel {
   }
 
   // Visits the tiles from the last one down, one stage of K and V.
-  __device__ __forceinline__ void stream(const KeyTiles& tiles) {
+  __device__ __forceinline__ void stream(const TileRange& tiles) {
     const tile::TileSource<kThreads, KTile, Index> k(k_rows(), num_keys);
     const tile::TileSource<kThreads, VTile, Index> v(v_rows(), num_keys);
     const int whole_k = ptx::pin(k.regular() ? num_keys / kTile.keys : 0);
@@ -172,8 +147,8 @@ struct ForwardKernel {
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
     Terms& terms = shared.terms[Traits::kHasBiasMask ? tile::warp() : 0];
-    const int end = tiles.first - 1;
-    Visit at = next_attended<-1, Traits::kHasBiasMask>(tiles.last, end, coverage);
+    const int end = tiles.begin - 1;
+    Visit at = next_attended<-1, Traits::kHasBiasMask>(tiles.end - 1, end, coverage);
     if (at.tile == end) return;
     const int start = at.tile;
     load_queries();
@@ -205,7 +180,7 @@ struct ForwardKernel {
           ptx::commit_copies();
         }
       }
-      if (at.tile < tiles.full_begin || at.tile >= tiles.full_end) where.hide_invisible(scores);
+      if (!tiles.full(at.tile)) where.hide_invisible(scores);
       rows.softmax(scores);
       if (rows.drops()) {
         draw_dropout(where, [&](int r, int j, int e, bool kept) {
@@ -218,13 +193,14 @@ struct ForwardKernel {
     ptx::wait_copies<0>();
   }
 
-  // The same with two stages, and nothing that changes a score but its scale.
-  __device__ __forceinline__ void stream_ahead(const KeyTiles& tiles) {
+  // The same with two stages, and nothing that changes a score but its scale. Keys from end_key on are not seen.
+  __device__ __forceinline__ void stream_ahead(const TileRange& tiles, int end_key) {
     const tile::TileSource<kThreads, KTile, Index> k(k_rows(), num_keys);
     const tile::TileSource<kThreads, VTile, Index> v(v_rows(), num_keys);
     const int whole = ptx::pin(k.regular() && v.regular() ? num_keys / kTile.keys : 0);
     // 197 and 257 keys are common: vision transformers.
-    const int narrow = ptx::pin(tiles.last_keys <= kFewKeys ? tiles.last : -1);
+    const int last = tiles.end - 1;
+    const int narrow = ptx::pin(end_key - last * kTile.keys <= kFewKeys ? last : -1);
     const auto load = [&](int stage, int tile) {
       if (tile < whole) {
         k.copy_whole(shared.k[stage], tile);
@@ -238,11 +214,11 @@ struct ForwardKernel {
     };
     const int full_begin = ptx::pin(tiles.full_begin);
     const int full_end = ptx::pin(tiles.full_end);
-    const int first = ptx::pin(tiles.first);
+    const int first = ptx::pin(tiles.begin);
     load_queries();
-    load(0, tiles.last);
+    load(0, last);
     int stage = 0;
-    for (int tile = tiles.last; tile >= first; --tile) {
+    for (int tile = last; tile >= first; --tile) {
       ptx::wait_copies<0>();
       __syncthreads();  // this tile has arrived, and the last one has no readers any more
       if (tile > first) load(stage ^ 1, tile - 1);

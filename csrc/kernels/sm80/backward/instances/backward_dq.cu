@@ -5,5 +5,8 @@ namespace flash_attn_ext::sm80 {
 template cudaError_t backward_dq<__nv_bfloat16, 64>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
 template cudaError_t backward_dq<__nv_bfloat16, 96>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
 template cudaError_t backward_dq<__nv_bfloat16, 128>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
+template cudaError_t backward_dq<__half, 64>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
+template cudaError_t backward_dq<__half, 96>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
+template cudaError_t backward_dq<__half, 128>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm80

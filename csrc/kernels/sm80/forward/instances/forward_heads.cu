@@ -3,5 +3,6 @@
 namespace flash_attn_ext::sm80 {
 
 template cudaError_t forward_heads<__nv_bfloat16>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
+template cudaError_t forward_heads<__half>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm80

@@ -1,0 +1,34 @@
+// Which tiles stream past a block's rows: of keys past its queries, or of queries past its keys.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/host_device.h"
+#include "attention/visibility.h"
+
+namespace flash_attn_ext {
+
+// Tiles [begin, end); of these, [full_begin, full_end) are seen whole by each row.
+struct TileRange {
+  int begin;
+  int end;
+  int full_begin;
+  int full_end;
+
+  FLASH_HOST_DEVICE bool empty() const { return end <= begin; }
+  FLASH_HOST_DEVICE bool full(int tile) const { return tile >= full_begin && tile < full_end; }
+};
+
+// From what the block's first and last row see. Neither end of that ever decreases from row to row, so between them
+// these two see what any row sees; the last one begins last, and the first one ends first.
+template <int kTile>
+FLASH_HOST_DEVICE TileRange tile_range(const attention::Interval& first, const attention::Interval& last) {
+  const auto tile_of = [](int64_t position) { return static_cast<int>(position / kTile); };
+  const int begin = tile_of(first.begin);
+  return {.begin = begin,
+          .end = first.begin < last.end ? tile_of(last.end + kTile - 1) : begin,
+          .full_begin = tile_of(last.begin + kTile - 1),
+          .full_end = tile_of(first.end)};
+}
+
+}  // namespace flash_attn_ext

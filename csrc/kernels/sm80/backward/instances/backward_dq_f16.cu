@@ -1,9 +1,0 @@
-#include "kernels/sm80/backward/launch.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t backward_dq<__half, 64>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
-template cudaError_t backward_dq<__half, 96>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
-template cudaError_t backward_dq<__half, 128>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80

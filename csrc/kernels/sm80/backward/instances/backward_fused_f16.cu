@@ -1,7 +1,0 @@
-#include "kernels/sm80/backward/fused_launch.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t backward_fused<__half>(const BackwardParams&, const BackwardPlan&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80

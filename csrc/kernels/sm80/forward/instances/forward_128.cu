@@ -1,0 +1,10 @@
+#include "kernels/sm80/forward/launch.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+template cudaError_t forward<__nv_bfloat16, 96>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, 128>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
+template cudaError_t forward<__half, 96>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
+template cudaError_t forward<__half, 128>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
+
+}  // namespace flash_attn_ext::sm80

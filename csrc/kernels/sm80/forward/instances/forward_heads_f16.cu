@@ -1,7 +1,0 @@
-#include "kernels/sm80/forward/forward_heads.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t forward_heads<__half>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80

@@ -1,8 +1,0 @@
-#include "kernels/sm80/forward/launch.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t forward<tile::Tf32, 64>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
-template cudaError_t forward<tile::Tf32, 128>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80

@@ -1,9 +1,0 @@
-#include "kernels/sm80/forward/launch.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t forward<__half, 192>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
-template cudaError_t forward<__half, 256>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
-template cudaError_t forward<__half, 512>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80
