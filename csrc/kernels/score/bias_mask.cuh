@@ -2,7 +2,7 @@
 //
 // A thread's elements of a score tile are pairs in rows 8 apart. Read from global memory, each pair would be half a
 // sector and each load eight cache lines, which takes as long as the tile's products. So a backend copies the tile to
-// shared memory while it multiplies, as it lies in memory, whichever way the scores lie (sm80/staging.cuh).
+// shared memory while it multiplies, as it lies in memory, whichever way the scores lie.
 #pragma once
 
 #include <cuda_bf16.h>

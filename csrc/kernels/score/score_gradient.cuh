@@ -52,10 +52,10 @@ struct Differentiation {
 
 // products -> P, gradients: dP -> dS, of scores that only a positive scale changes: it is folded into the exponent.
 // `statistics(r, column)` gives the query's.
-template <bool kPartial, class Tile, class StatisticsOf>
+template <bool kPartial, class Tile>
 __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator& scores,
                                                      typename Tile::Accumulator& gradients, const Tile& where,
-                                                     StatisticsOf&& statistics) {
+                                                     auto&& statistics) {
   using Acc = typename Tile::Accumulator;
   typename Tile::Visible::Row visible[Acc::kThreadRows] = {};  // of partial tiles
   if constexpr (kPartial) {
@@ -77,10 +77,9 @@ __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator&
 
 // The same of scores that terms are added to. P ends as it multiplies dO, after dropout. What is hidden is set to 0,
 // not multiplied by it, last: until then it may be NaN.
-template <class Kind, class Tile, class Terms, class StatisticsOf>
+template <class Kind, class Tile>
 __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
-                                              const Tile& where, const Terms& terms, bool masked,
-                                              StatisticsOf&& statistics) {
+                                              const Tile& where, const auto& terms, bool masked, auto&& statistics) {
   using Acc = typename Tile::Accumulator;
   const attention::ScoreMod& mod = where.p.score_mod;
   const attention::Dropout& dropout = where.p.dropout;

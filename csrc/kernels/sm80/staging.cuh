@@ -34,13 +34,24 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
     }
     return;
   }
+  // Loads in flight. Warps of 32 rows have no registers for several.
+  constexpr int kBatch = Tile::Accumulator::kRowTiles == 1 ? 8 : 1;
 #pragma unroll 1
-  for (int index = tile::lane(); index < Tile::kQueries * Tile::kKeys; index += tile::kWarpSize) {
-    const int query = index / Tile::kKeys;
-    const int key = index % Tile::kKeys;
-    const bool exists = query < queries && key < keys;
-    *reinterpret_cast<Element*>(target.data + query * kRowBytes + key * sizeof(Element)) =
-        exists ? origin[query * view.query_stride + key * view.key_stride] : Element{};
+  for (int first = tile::lane(); first < Tile::kQueries * Tile::kKeys; first += kBatch * tile::kWarpSize) {
+    Element batch[kBatch];
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      const int query = (first + n * tile::kWarpSize) / Tile::kKeys;
+      const int key = (first + n * tile::kWarpSize) % Tile::kKeys;
+      const bool exists = query < queries && key < keys;
+      batch[n] = exists ? origin[query * view.query_stride + key * view.key_stride] : Element{};
+    }
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      const int query = (first + n * tile::kWarpSize) / Tile::kKeys;
+      const int key = (first + n * tile::kWarpSize) % Tile::kKeys;
+      *reinterpret_cast<Element*>(target.data + query * kRowBytes + key * sizeof(Element)) = batch[n];
+    }
   }
 }
 

@@ -165,6 +165,19 @@ struct BackwardDkdvKernel {
     }
   };
 
+  __device__ __forceinline__ Where where_of(int tile) const {
+    return {p, item, first_key + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.queries};
+  }
+  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[Traits::kExtended ? tile::warp() : 0]; }
+
+  // The warp is done with the last tile's.
+  __device__ __forceinline__ void load_terms(const Visit& visit) const {
+    if constexpr (Traits::kExtended) {
+      stage(own_terms(), where_of(visit.tile), visit.masked);
+      ptx::commit_copies();
+    }
+  }
+
   // Visits the query tiles that see the block's first and last key and those between, in ascending order. Keys past the
   // sequence's end hold zeros and are not stored: no tile is partial for them.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
@@ -175,17 +188,6 @@ struct BackwardDkdvKernel {
     const auto coverage = [&](int tile) {
       return mask_coverage(p, item, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
                            {first_key, first_key + kTile.keys});
-    };
-    const auto where_of = [&](int tile) {
-      return Where{p, item, first_key + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.queries};
-    };
-    Terms& terms = shared.terms[Traits::kExtended ? tile::warp() : 0];
-    const auto load_terms = [&](const Visit& visit) {
-      if constexpr (Traits::kExtended) {
-        if (visit.tile == end_tile) return;
-        stage(terms, where_of(visit.tile), visit.masked);
-        ptx::commit_copies();
-      }
     };
     const bool stores_scores = kMayStoreScores && p.stored.present();
     Visit at = next_attended<1, Traits::kExtended>(tiles.begin, end_tile, coverage);
@@ -218,8 +220,8 @@ struct BackwardDkdvKernel {
       };
       const auto differentiate_tile = [&](auto is_partial) {
         if constexpr (Traits::kExtended) {
-          differentiate<Differentiation<true, is_partial(), GradientOf::kProduct>>(scores, gradients, where, terms,
-                                                                                   at.masked, statistics);
+          differentiate<Differentiation<true, is_partial(), GradientOf::kProduct>>(scores, gradients, where,
+                                                                                   own_terms(), at.masked, statistics);
         } else {
           differentiate_scaled<is_partial()>(scores, gradients, where, statistics);
         }
@@ -231,7 +233,7 @@ struct BackwardDkdvKernel {
       }
       if constexpr (Traits::kExtended) {
         __syncwarp();  // the terms' readers are done
-        load_terms(next);
+        if (next.tile != end_tile) load_terms(next);
       }
       if (stores_scores) {
         kept.write(p, p.stored.ds, at.tile * kTile.queries, gradients);

@@ -1,7 +1,7 @@
 // The products that end a backward pass whose scores were stored (StoredScores): C = factor * A^T B, rows n of both
-// summed,
-//   rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for each query head;
-//   rows m of C are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), over the heads of a group.
+// summed. Where the rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for each query
+// head. Where they are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), over the heads of a
+// group.
 //
 // Grid: one block per (pair, its query head (dQ only), tile of kTile.rows rows m of C, slice of columns), in a head
 // those with the longest sums first. Each warp owns 64 rows and an equal share of the columns, and reads both operands
