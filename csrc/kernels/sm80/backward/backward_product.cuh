@@ -1,6 +1,6 @@
 // The products that end a backward pass whose scores were stored (StoredScores): C = factor * A^T B, rows n of both
 // summed,
-//   rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for each query head;
+//   rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for each query head, or
 //   rows m of C are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), over the heads of a group.
 //
 // Grid: one block per (pair, its query head (dQ only), tile of kTile.rows rows m of C, slice of columns), in a head
