@@ -34,8 +34,8 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
     }
     return;
   }
-  // Loads in flight. Warps of 32 rows have no registers for several.
-  constexpr int kBatch = Tile::Accumulator::kRowTiles == 1 ? 8 : 1;
+  // Loads in flight. Neither warps of 32 rows nor the small tiles of large head dims have registers for several.
+  constexpr int kBatch = Tile::Accumulator::kRowTiles == 1 && Tile::kQueries * Tile::kKeys > 256 ? 8 : 1;
 #pragma unroll 1
   for (int first = tile::lane(); first < Tile::kQueries * Tile::kKeys; first += kBatch * tile::kWarpSize) {
     Element batch[kBatch];
