@@ -1,6 +1,5 @@
-#include "kernels/common/score_gradients.h"
-
 #include "attention/online_softmax.h"
+#include "kernels/common/score_gradients.h"
 
 namespace flash_attn_ext::common {
 namespace {
