@@ -56,12 +56,16 @@ struct Visibility {
     return top_left ? 0 : sequence.num_keys - sequence.num_queries;
   }
 
+  // Index is the type in which this is computed. 32 bits hold sums of three lengths; a GPU takes two instructions for
+  // each one of 64 bits, and other registers.
+  template <class Index = int64_t>
   FLASH_HOST_DEVICE Interval keys_of(int64_t query, const Sequence& sequence) const {
-    return around(static_cast<int>(query + diagonal(sequence)), {left, right}, sequence.num_keys);
+    return around<Index>(query + diagonal(sequence), {left, right}, sequence.num_keys);
   }
 
+  template <class Index = int64_t>
   FLASH_HOST_DEVICE Interval queries_of(int64_t key, const Sequence& sequence) const {
-    return around(static_cast<int>(key - diagonal(sequence)), {right, left}, sequence.num_queries);
+    return around<Index>(key - diagonal(sequence), {right, left}, sequence.num_queries);
   }
 
   // keys_of for the rows of a tile whose first element is (query, key), and queries_of where rows are keys.
@@ -100,16 +104,17 @@ struct Visibility {
     return static_cast<int>(x < -kLimit ? -kLimit : x > kLimit ? kLimit : x);
   }
 
-  // What reaches before and after a center. In 32 bits, which hold sums of three lengths: a GPU takes two instructions
-  // for each one of 64 bits, and twice the registers.
+  // What reaches before and after a center.
   struct Reach {
     int64_t before;
     int64_t after;
   };
-  FLASH_HOST_DEVICE static Interval around(int center, const Reach& reach, int64_t num_columns) {
-    const int length = static_cast<int>(num_columns);
-    int begin = center - static_cast<int>(reach.before);
-    int end = center + static_cast<int>(reach.after) + 1;
+  template <class Index>
+  FLASH_HOST_DEVICE static Interval around(int64_t at, const Reach& reach, int64_t num_columns) {
+    const auto center = static_cast<Index>(at);
+    const auto length = static_cast<Index>(num_columns);
+    Index begin = center - static_cast<Index>(reach.before);
+    Index end = center + static_cast<Index>(reach.after) + 1;
     begin = begin < 0 ? 0 : begin;
     end = end > length ? length : end;
     // Both ends stay inside [0, length] also where nothing is seen, so that unions of neighbours stay right.

@@ -181,10 +181,11 @@ struct BackwardDkdvKernel {
   // Visits the query tiles that see the block's first and last key and those between, in ascending order. Keys past the
   // sequence's end hold zeros and are not stored: no tile is partial for them.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
-    const TileRange tiles = tile_range<kTile.queries>(first, last);
+    const TileRange tiles = tile_range<kTile.queries, uint32_t>(first, last);
     const int end_tile = ptx::pin(tiles.end);
-    const int full_begin = ptx::pin(tiles.full_begin);
-    const int full_end = ptx::pin(tiles.full_end);
+    const int full_begin = tiles.full_begin;
+    const int full_end = tiles.full_end;
+
     const auto coverage = [&](int tile) {
       return mask_coverage(p, item, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
                            {first_key, first_key + kTile.keys});

@@ -69,8 +69,8 @@ struct BackwardDqKernel {
   Kept kept;
 
   __device__ __forceinline__ void run() {
-    const attention::Interval first = p.visibility.keys_of(first_query, item.sequence);
-    const attention::Interval last = p.visibility.keys_of(first_query + num_queries() - 1, item.sequence);
+    const attention::Interval first = p.visibility.keys_of<int>(first_query, item.sequence);
+    const attention::Interval last = p.visibility.keys_of<int>(first_query + num_queries() - 1, item.sequence);
     num_keys = static_cast<int>(item.sequence.num_keys);
     dq.clear();
     const bool sees_keys = first.begin < last.end;

@@ -47,6 +47,9 @@ struct ForwardKernel {
   static constexpr bool kCachesAddresses = Traits::kVariant == Variant::kShort;  // with one stage
   using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;              // of copies
 
+  // In which intervals are computed: with 32 bits ptxas spills 48 bytes of a Short kernel's 96 registers.
+  using Length = std::conditional_t<Traits::kVariant == Variant::kShort, int64_t, int>;
+
   // A warp's first row sees more than the block's. Kernels with a body for partial tiles gain nothing by it.
   static constexpr bool kFullForWarp = Traits::kVariant == Variant::kPlain && kHeadDim == 128;
 
@@ -91,8 +94,8 @@ struct ForwardKernel {
     attention::Interval first = {0, num_keys};
     attention::Interval last = first;
     if (Traits::kVariant != Variant::kShort || !p.visibility.unlimited()) {
-      first = p.visibility.keys_of(first_query, item.sequence);
-      last = p.visibility.keys_of(first_query + num_queries() - 1, item.sequence);
+      first = p.visibility.keys_of<Length>(first_query, item.sequence);
+      last = p.visibility.keys_of<Length>(first_query + num_queries() - 1, item.sequence);
     }
     rows.clear();
     if (first.begin < last.end) {
