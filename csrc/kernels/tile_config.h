@@ -80,8 +80,8 @@ inline constexpr int kLargestTf32HeadDim = 128;
 
 // The kernels that short calls take compute rows in which a NaN came out again by themselves: the launch of a repair
 // kernel takes about 2 us, 15 % of a forward pass of 8 x 16 heads of 197 tokens at head dim 64.
-constexpr bool repairs_in_kernel(int element_bytes, int head_dim, Variant variant) {
-  return variant == Variant::kShort || (element_bytes == 2 && head_dim == 64 && variant == Variant::kPlain);
+constexpr bool repairs_in_kernel(int head_dim, Variant variant) {
+  return variant == Variant::kShort || (head_dim == 64 && variant == Variant::kPlain);
 }
 
 constexpr int64_t num_tiles(int64_t rows, int tile_rows) { return (rows + tile_rows - 1) / tile_rows; }

@@ -31,8 +31,6 @@ def broken_links(path: Path) -> list[str]:
     return broken
 
 
-# Their owners bring these up to date with the code.
-NAMES_ARE_LATE = {ROOT / "csrc/README.md", ROOT / "docs/kernels/cpu.md"}
 SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".py", ".pyi", ".sh"}
 SOURCES = ("flash_attn_ext", "csrc", "build_support", "tests", "benchmarks", "examples")
 
@@ -40,7 +38,7 @@ SOURCES = ("flash_attn_ext", "csrc", "build_support", "tests", "benchmarks", "ex
 def test_source_files_that_are_named_exist():
     paths = [f"/{path.relative_to(ROOT).as_posix()}" for folder in SOURCES for path in (ROOT / folder).rglob("*.*")]
     missing = []
-    for document in set(DOCUMENTS) - NAMES_ARE_LATE:
+    for document in DOCUMENTS:
         names = re.findall(r"`([\w./-]+)`", without_code(document.read_text(encoding="utf-8")))
         named = {name for name in names if Path(name).suffix in SUFFIXES and name not in ("setup.py", ".cpp", ".cu")}
         missing += [(document.name, name) for name in named if not any(path.endswith(f"/{name}") for path in paths)]

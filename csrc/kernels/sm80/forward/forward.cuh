@@ -109,7 +109,7 @@ struct ForwardKernel {
     }
     rows.finish(item, first_query, first_column, shared.q);
     // A NaN may be 0 times what nobody attends: such rows are computed again, without tensor cores.
-    if constexpr (repairs_in_kernel(sizeof(Element), kHeadDim, Traits::kVariant)) {
+    if constexpr (repairs_in_kernel(kHeadDim, Traits::kVariant)) {
       if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) forward_without_tensor_cores<ForwardKernel>(p, schedule);
     } else {
       note_nan<kTile.warps>(p.nan_flags, rows.out);

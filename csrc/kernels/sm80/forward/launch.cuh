@@ -19,7 +19,7 @@ cudaError_t forward(const ForwardParams& p, const ForwardPlan& plan, cudaStream_
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     const cudaError_t error = launch<Kernel>(forward_kernel<Kernel>, p, schedule, stream);
-    if (repairs_in_kernel(sizeof(Element), kHeadDim, variant()) || error != cudaSuccess) return error;
+    if (repairs_in_kernel(kHeadDim, variant()) || error != cudaSuccess) return error;
     return common::repair_forward<InMemory<Element>>(p, flagged_rows<Kernel>(p.nan_flags, schedule), stream);
   });
 }
