@@ -5,8 +5,8 @@
 #              nvcc and the same FLASH_ATTN_EXT_ARCHS: unpacked in the repository there, they are only linked.
 #   test       the whole suite, on every backend that the machine runs; TEST_ARGS goes to pytest instead of `tests`, so
 #              that the suite can be split: TEST_ARGS="tests/features -k 'bfloat16 or float16'"
-#   fuzz       FUZZ_PROBLEMS (2000) random problems on BACKEND (sm80), numbered from 0, by FUZZ_JOBS processes (half the
-#              cores); the number in a failing test's name repeats it
+#   fuzz       FUZZ_PROBLEMS (2000) random problems on BACKEND (sm80), numbered from FUZZ_FIRST (0), by FUZZ_JOBS
+#              processes (half the cores); the number in a failing test's name repeats it
 #   memcheck   compute-sanitizer on BACKEND over a reduced suite: SANITIZE_PROBLEMS (60) random problems, tile edges.
 #              Our kernels run; what they compute is compared with nothing (pytest --run-only).
 #   racecheck  the same for races in shared memory
@@ -31,16 +31,17 @@ build() {
 
 # The host is the slower half of such small problems, so several processes share the GPU.
 fuzz() {
-  local problems=${FUZZ_PROBLEMS:-2000} jobs=${FUZZ_JOBS:-$((($(nproc) + 1) / 2))} share job pids=() status=0
+  local problems=${FUZZ_PROBLEMS:-2000} first=${FUZZ_FIRST:-0} jobs=${FUZZ_JOBS:-$((($(nproc) + 1) / 2))}
+  local share job pids=() status=0
   share=$(((problems + jobs - 1) / jobs))
   for ((job = 0; job < jobs; job++)); do
     OMP_NUM_THREADS=1 run_pytest tests/features/test_combinations.py -k "$backend" \
-      --first-problem $((job * share)) --random-problems "$share" >"$out/fuzz_$job.log" 2>&1 &
+      --first-problem $((first + job * share)) --random-problems "$share" >"$out/fuzz_$job.log" 2>&1 &
     pids+=($!)
   done
   for ((job = 0; job < jobs; job++)); do
     wait "${pids[job]}" || status=1
-    echo "problems $((job * share)) to $(((job + 1) * share - 1)): $(tail -n 1 "$out/fuzz_$job.log")"
+    echo "problems $((first + job * share)) to $((first + (job + 1) * share - 1)): $(tail -n 1 "$out/fuzz_$job.log")"
     grep -E '^FAILED|^ERROR' "$out/fuzz_$job.log"
   done
   return $status

@@ -30,8 +30,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """``torch.nn.functional.scaled_dot_product_attention``, argument for argument.
 
-    ``softmax(scale * query key^T + attn_mask) value`` without ever holding the (L, S) scores (Dao 2023,
-    "FlashAttention-2", section 3.1), for any number of dimensions, any strides and any head dimension.
+    ``softmax(scale * query key^T + attn_mask) value``, tile by tile (Dao 2023, "FlashAttention-2", section 3.1), for
+    any number of dimensions, any strides and any head dimension. Memory is as :func:`attention` describes it.
 
     Args:
         query: (N, ..., Hq, L, E) or with fewer leading dimensions, down to (L, E). float32, float64, bfloat16, float16.
@@ -131,6 +131,11 @@ def attention(
         RuntimeError: shapes, dtypes or devices that do not go together; more than 2^29 tokens in a sequence; a call
             that no backend can run.
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
+
+    Memory: the forward pass holds nothing of size Sq x Sk. The backward pass on a GPU may store the scores of some
+    heads at a time, in a workspace of at most min(2 GiB, a 64th of the GPU's memory). The environment variable
+    ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at each call, sets another bound of up to 2048; with 0 scores are computed
+    again instead, which takes longer. :func:`explain` says what a call stores.
 
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
     """

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <optional>
 
+#include "kernels/plan/stored_scores.h"
+
 #if FLASH_ATTN_EXT_WITH_CUDA
 #include <ATen/cuda/CUDAContextLight.h>
 #endif
@@ -21,7 +23,7 @@ std::optional<int64_t> workspace_bytes_asked_for() {
   int64_t mebibytes = -1;
   const char* end = text + std::strlen(text);
   const auto [parsed, error] = std::from_chars(text, end, mebibytes);
-  constexpr int64_t kMost = int64_t{1} << 40;
+  constexpr int64_t kMost = StoredScores::kMostBytes >> 20;
   TORCH_CHECK_VALUE(error == std::errc() && parsed == end && mebibytes >= 0 && mebibytes <= kMost,
                     "FLASH_ATTN_EXT_WORKSPACE_MIB is '", text,
                     "', expected a whole number of MiB from 0 (scores are computed again) to ", kMost,

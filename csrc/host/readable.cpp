@@ -51,7 +51,7 @@ InputCopies make_readable(const Backend& backend, const AttentionInputs& in, att
   if (copies.q.defined()) params.q = matrix_view(copies.q);
   if (copies.k.defined()) params.k = matrix_view(copies.k);
   if (copies.v.defined()) params.v = matrix_view(copies.v);
-  // A few numbers a head or sequence, which every kernel reads as an array.
+  // A few numbers per head or sequence, which every kernel reads as an array.
   if (in.sink) copies.sink = copy_unless_contiguous("sink", *in.sink);
   if (in.cu_seqlens_q) copies.cu_seqlens_q = copy_unless_contiguous("cu_seqlens_q", *in.cu_seqlens_q);
   if (in.cu_seqlens_k) copies.cu_seqlens_k = copy_unless_contiguous("cu_seqlens_k", *in.cu_seqlens_k);

@@ -1,4 +1,4 @@
-// Every tile size in one place, with its reason.
+// The tile sizes of the attention kernels, with their reasons, and which kernels there are.
 #pragma once
 
 #include <cstdint>
@@ -114,7 +114,7 @@ inline constexpr int kHeadsRows = 128;
 inline constexpr int kHeadsHeadDim = 64;
 inline constexpr int kHeadsBlocks = 2;
 
-// 32 rows a warp halve what each product reads from shared memory, as long as O (rows x head_dim) and S (rows x keys)
+// 32 rows per warp halve what each product reads from shared memory, as long as O (rows x head_dim) and S (rows x keys)
 // fit 255 registers; beyond that, 16 rows. Shared memory lets two blocks or more share a multiprocessor, so that one
 // computes while the other waits, and holds Extended kernels' biases and masks beside Q, K and V. Short kernels spend
 // most of their time on starting and ending: five small blocks hide each other's. A second stage of K and V pays at
@@ -122,31 +122,32 @@ inline constexpr int kHeadsBlocks = 2;
 constexpr QueryStationaryTile forward_tile(int element_bytes, int head_dim, Variant variant) {
   const bool extended = variant == Variant::kExtended;
   if (element_bytes == 4) {
-    if (head_dim <= 64) return {extended ? 64 : 128, 64, 4, head_dim};
-    if (head_dim <= 128) return {extended ? 64 : 128, 32, 4, head_dim};
-    if (extended) return {32, 16, 2, head_dim};
-    return {64, 16, 4, head_dim};
+    if (head_dim <= 64) return {.queries = extended ? 64 : 128, .keys = 64, .warps = 4, .columns = head_dim};
+    if (head_dim <= 128) return {.queries = extended ? 64 : 128, .keys = 32, .warps = 4, .columns = head_dim};
+    if (extended) return {.queries = 32, .keys = 16, .warps = 2, .columns = head_dim};
+    return {.queries = 64, .keys = 16, .warps = 4, .columns = head_dim};
   }
-  if (variant == Variant::kShort) return {64, 64, 4, head_dim, 5};
-  if (head_dim <= 64 && variant == Variant::kPlain) return {128, 64, 4, head_dim, 1, 2};
-  if (head_dim <= 128) return {128, 64, 4, head_dim};
-  if (head_dim <= 192) return {64, 64, 4, head_dim};
-  if (head_dim <= 256) return {64, extended ? 32 : 64, 4, head_dim};
-  return {32, 32, 2, 256};
+  if (variant == Variant::kShort) return {.queries = 64, .keys = 64, .warps = 4, .columns = head_dim, .blocks = 5};
+  if (head_dim <= 64 && variant == Variant::kPlain)
+    return {.queries = 128, .keys = 64, .warps = 4, .columns = head_dim, .stages = 2};
+  if (head_dim <= 128) return {.queries = 128, .keys = 64, .warps = 4, .columns = head_dim};
+  if (head_dim <= 192) return {.queries = 64, .keys = 64, .warps = 4, .columns = head_dim};
+  if (head_dim <= 256) return {.queries = 64, .keys = extended ? 32 : 64, .warps = 4, .columns = head_dim};
+  return {.queries = 32, .keys = 32, .warps = 2, .columns = 256};
 }
 
 // S and dP are both alive: fewer keys at a time.
 constexpr QueryStationaryTile backward_dq_tile(int element_bytes, int head_dim, Variant variant) {
   const bool extended = variant == Variant::kExtended;
   if (element_bytes == 4) {
-    if (head_dim <= 64) return {64, 64, 4, head_dim};
-    if (head_dim <= 128) return {64, 32, 4, head_dim};
-    return {32, 16, 2, head_dim};
+    if (head_dim <= 64) return {.queries = 64, .keys = 64, .warps = 4, .columns = head_dim};
+    if (head_dim <= 128) return {.queries = 64, .keys = 32, .warps = 4, .columns = head_dim};
+    return {.queries = 32, .keys = 16, .warps = 2, .columns = head_dim};
   }
-  if (head_dim <= 64) return {extended ? 64 : 128, 64, 4, head_dim};
-  if (head_dim <= 128) return {64, 64, 4, head_dim};
-  if (head_dim <= 256) return {64, 32, 4, head_dim};
-  return {32, 16, 2, 256};
+  if (head_dim <= 64) return {.queries = extended ? 64 : 128, .keys = 64, .warps = 4, .columns = head_dim};
+  if (head_dim <= 128) return {.queries = 64, .keys = 64, .warps = 4, .columns = head_dim};
+  if (head_dim <= 256) return {.queries = 64, .keys = 32, .warps = 4, .columns = head_dim};
+  return {.queries = 32, .keys = 16, .warps = 2, .columns = 256};
 }
 
 // Gradient kernels stage biases beside masks where shared memory has room for both. Others read them from memory.
@@ -167,22 +168,24 @@ struct KeyStationaryTile {
 constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, Variant variant) {
   const bool extended = variant == Variant::kExtended;
   if (element_bytes == 4) {
-    if (head_dim <= 64) return {64, 32, 4, 2, head_dim, true};
-    if (head_dim <= 128) return {64, 32, 4, 1, head_dim, true};
-    return {32, 16, 2, 1, head_dim, false};
+    if (head_dim <= 64) return {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = head_dim, .both = true};
+    if (head_dim <= 128) return {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = head_dim, .both = true};
+    return {.keys = 32, .queries = 16, .warps = 2, .stages = 1, .columns = head_dim, .both = false};
   }
-  if (head_dim <= 64 && extended) return {64, 64, 4, 2, head_dim, true};
-  if (head_dim <= 64) return {128, 32, 4, 2, head_dim, true};
-  if (head_dim <= 128) return {64, extended ? 32 : 64, 4, 2, head_dim, true};
-  if (head_dim <= 192) return {64, 32, 4, 2, head_dim, false};
-  if (head_dim <= 256) return {64, 32, 4, 1, head_dim, false};
-  return {32, 16, 2, 1, 256, false};
+  if (head_dim <= 64 && extended)
+    return {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = head_dim, .both = true};
+  if (head_dim <= 64) return {.keys = 128, .queries = 32, .warps = 4, .stages = 2, .columns = head_dim, .both = true};
+  if (head_dim <= 128)
+    return {.keys = 64, .queries = extended ? 32 : 64, .warps = 4, .stages = 2, .columns = head_dim, .both = true};
+  if (head_dim <= 192) return {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = head_dim, .both = false};
+  if (head_dim <= 256) return {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = head_dim, .both = false};
+  return {.keys = 32, .queries = 16, .warps = 2, .stages = 1, .columns = 256, .both = false};
 }
 
-// Which kernels keep scores for others in calls of a variant (sm80/spill_plan.h). In Plain ones dK/dV where both fit
-// registers, dQ beyond that; writing and reading scores takes longer than 16-bit products of head dims up to 64. What
-// changes a score costs dK/dV more, since its rows are not those of biases, masks and draws. So 16-bit scores that
-// change are computed once: by dQ, or at head dims up to 64 by dK/dV where dQ has no Terms kernel.
+// Which kernels store scores for others in calls of a variant (plan/sm80_backward.cpp). In Plain ones dK/dV where both
+// fit registers, dQ beyond that; writing and reading scores takes longer than 16-bit products of head dims up to 64.
+// What changes a score costs dK/dV more, since its rows are not those of biases, masks and draws. So 16-bit scores that
+// change are computed once: by dQ, or at head dims up to 64 by dK/dV where dQ has no BiasMask kernel.
 constexpr bool dkdv_stores_scores(int element_bytes, int64_t head_dim, Variant variant) {
   if (element_bytes == 4) return head_dim <= 128;
   if (variant == Variant::kPlain) return head_dim > 64 && head_dim <= 128;
@@ -193,7 +196,7 @@ constexpr bool dq_stores_scores(int element_bytes, int64_t head_dim, Variant var
   return element_bytes == 2 && head_dim > beyond && head_dim <= 256;
 }
 
-// Kernels that keep scores for others do so in whole tiles of this many rows, or of a multiple of it: all rows of such
+// Kernels that store scores for others do so in whole tiles of this many rows, or of a multiple of it: all rows of such
 // a tile are written in the same columns.
 inline constexpr int kStoredRows = 64;
 constexpr bool stores_whole_tiles(Variant variant) {
@@ -225,15 +228,15 @@ struct FusedTile {
   int dscores;
 };
 
-// 32 rows a warp, as in dK/dV; 16 where a block would have two warps only; three such blocks share a multiprocessor.
+// 32 rows per warp, as in dK/dV; 16 where a block would have only two warps; three such blocks share a multiprocessor.
 constexpr FusedTile backward_fused_tile(int keys) {
-  if (keys <= 64) return {64, 32, 4, 3, 2};
-  if (keys <= 128) return {128, 32, 4, 2, 2};
-  return {256, 32, 8, 1, 1};
+  if (keys <= 64) return {.keys = 64, .queries = 32, .warps = 4, .blocks = 3, .dscores = 2};
+  if (keys <= 128) return {.keys = 128, .queries = 32, .warps = 4, .blocks = 2, .dscores = 2};
+  return {.keys = 256, .queries = 32, .warps = 8, .blocks = 1, .dscores = 1};
 }
 
-// A block of a product with kept scores: rows x columns of the result, `row_warps` x `column_warps` warps, `stages` of
-// `step` inner rows in flight, `blocks` of them on a multiprocessor.
+// A block of a product with stored scores: rows x columns of the result, `row_warps` x `column_warps` warps, `stages`
+// of `step` inner rows in flight, `blocks` of them on a multiprocessor.
 struct ProductTile {
   int rows;
   int columns;
@@ -244,15 +247,25 @@ struct ProductTile {
   int blocks;
 };
 
-// 64 rows a warp: of the shapes whose sums fit into registers, the nearly square ones read the least shared memory a
+// 64 rows per warp: of the shapes whose sums fit into registers, the nearly square ones read the least shared memory a
 // product, and that bounds mma.sync before its own rate does; float32 operands are split the fewest times too. Where
 // one block fills the registers, short steps keep more of the copies in flight in the same 99 KiB.
 constexpr ProductTile product_tile(int element_bytes, int head_dim) {
-  if (element_bytes == 4) return {128, head_dim, 16, 6, 2, 2, head_dim <= 64 ? 3 : 2};
-  if (head_dim <= 64) return {128, 64, 64, 3, 2, 2, 3};
-  if (head_dim <= 128) return {128, head_dim, 64, 3, 2, 2, 2};
-  if (head_dim <= 192) return {128, 192, 32, 4, 2, 2, 2};
-  return {128, 256, 64, 2, 2, 4, 1};
+  if (element_bytes == 4)
+    return {.rows = 128,
+            .columns = head_dim,
+            .step = 16,
+            .stages = 6,
+            .row_warps = 2,
+            .column_warps = 2,
+            .blocks = head_dim <= 64 ? 3 : 2};
+  if (head_dim <= 64)
+    return {.rows = 128, .columns = 64, .step = 64, .stages = 3, .row_warps = 2, .column_warps = 2, .blocks = 3};
+  if (head_dim <= 128)
+    return {.rows = 128, .columns = head_dim, .step = 64, .stages = 3, .row_warps = 2, .column_warps = 2, .blocks = 2};
+  if (head_dim <= 192)
+    return {.rows = 128, .columns = 192, .step = 32, .stages = 4, .row_warps = 2, .column_warps = 2, .blocks = 2};
+  return {.rows = 128, .columns = 256, .step = 64, .stages = 2, .row_warps = 2, .column_warps = 4, .blocks = 1};
 }
 
 }  // namespace flash_attn_ext::sm80

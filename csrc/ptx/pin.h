@@ -1,4 +1,4 @@
-// Values that the compiler shall not compute again.
+// Values that the compiler is to hold, not to compute again.
 #pragma once
 
 namespace flash_attn_ext::ptx {

@@ -6,7 +6,7 @@ import argparse
 
 import torch
 
-from flash_attn_ext.cli.accuracy import MAX_ERROR_RATIO, MEAN_ERROR_RATIO, SLACK, Comparison, compare
+from flash_attn_ext.cli.accuracy import MAX_ERROR_RATIO, MEAN_ERROR_RATIO, Comparison, compare, slack_share
 from flash_attn_ext.cli.cases import CASES
 from flash_attn_ext.cli.machine import choose_device, explain_on
 
@@ -24,7 +24,10 @@ def run(options: argparse.Namespace) -> int:
         f"Errors against float64 on {device}, of each case's worst result; x torch: PyTorch's own attention in the same"
     )
     print(f"dtype = 1. Allowed: {MAX_ERROR_RATIO} x its largest error and {MEAN_ERROR_RATIO} x its mean error, plus")
-    slacks = ", ".join(f"{str(dtype).removeprefix('torch.')} {SLACK[dtype]:.2g}" for dtype in DTYPES)
+    slacks = ", ".join(
+        f"{str(dtype).removeprefix('torch.')} {slack_share(torch.empty(0, dtype=dtype, device=device)):.2g}"
+        for dtype in DTYPES
+    )
     print(f"a share of the result's scale ({slacks}); of limit: the share of all that.\n")
     print(COLUMNS.format("case", "dtype", "worst result", "max", "x torch", "mean", "x torch", "of limit", "verdict"))
     dtypes = [dtype for dtype in DTYPES if explain_on(device, dtype).backend is not None]

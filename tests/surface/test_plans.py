@@ -206,7 +206,7 @@ def test_the_workspace_has_a_switch(mebibytes, words, monkeypatch):
     assert words in Call(1024, d=128, batch=1, heads=8).plans()[1]
 
 
-@pytest.mark.parametrize("value", ["-1", "all", "1.5", "2 ", "9" * 30])
+@pytest.mark.parametrize("value", ["-1", "all", "1.5", "2 ", "2049", "9" * 30])
 def test_a_wrong_switch_is_named(value, monkeypatch):
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", value)
     with pytest.raises(ValueError, match=r"FLASH_ATTN_EXT_WORKSPACE_MIB is .* expected a whole number of MiB"):

@@ -1,6 +1,6 @@
 // The float64 kernels: rows as in attention_rows.cuh, one warp each, and sums of dS for biases and ALiBi slopes.
 //
-// Grid: kWarpsPerBlock rows a block, rows numbered (batch, head, row), walked with the grid's stride where they
+// Grid: kWarpsPerBlock rows per block, rows numbered (batch, head, row), walked with the grid's stride where they
 // outnumber its largest size. dBias: one block for what a warp owns of the bias, see below. Bound: the float64 units
 // and shuffles.
 #include <algorithm>

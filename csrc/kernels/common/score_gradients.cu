@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// One block a head. A thread adds up every kThreads-th query of each batch entry in order; then a tree.
+// One block per head. A thread adds up every kThreads-th query of each batch entry in order; then a tree.
 template <class Real>
 __global__ void __launch_bounds__(kThreads) dsink_kernel(const __grid_constant__ attention::BackwardParams p) {
   __shared__ double sums[kThreads];

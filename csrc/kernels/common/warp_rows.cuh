@@ -46,9 +46,9 @@ __device__ __forceinline__ Real sum_each_over_warp(Real (&values)[kCount]) {
     const bool odd = (tile::lane() & offset) != 0;
 #pragma unroll
     for (int i = 0; i < kCount / (2 * offset); ++i) {
-      const Real kept = odd ? values[2 * i + 1] : values[2 * i];
+      const Real own = odd ? values[2 * i + 1] : values[2 * i];
       const Real given = odd ? values[2 * i] : values[2 * i + 1];
-      values[i] = kept + __shfl_xor_sync(kAllLanes, given, offset);
+      values[i] = own + __shfl_xor_sync(kAllLanes, given, offset);
     }
   }
 #pragma unroll

@@ -4,7 +4,7 @@
 // order, and each query head of the group, in order:
 //   S = Q K^T, dP = dO V^T                  (K and V packed transposed; rows are queries)
 //   P = exp(score - lse), dS = P (dP - delta)
-//   dV^T += dO^T P, dK^T += Q^T dS          (dO and Q packed transposed; the item alone owns these sums)
+//   dV^T += dO^T P, dK^T += Q^T dS          (dO and Q packed transposed; only the item adds to these)
 //   dQ += dS K                              (the tiles of keys take turns: turns.h)
 // So every sum has one order, whichever threads run the items.
 #include <algorithm>

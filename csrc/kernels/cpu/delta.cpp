@@ -1,4 +1,4 @@
-// delta = rowsum(dout * out) - dlse, one value a query row. Work item: one tile of rows of one head.
+// delta = rowsum(dout * out) - dlse, one value per query row. Work item: one tile of rows of one head.
 #include <algorithm>
 
 #include "kernels/cpu/cpu_kernels.h"

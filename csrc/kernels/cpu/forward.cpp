@@ -2,7 +2,7 @@
 //
 // Work item: one tile of kStationaryRows queries of one head. It streams over the key tiles that it sees:
 //   S = Q K^T (K packed transposed) -> scores -> P = exp(S - m), row by row -> O = O * factor + P V.
-// m and l are kept for each row; O is scaled by 1 / l at the end.
+// There is an m and an l for each row; O is scaled by 1 / l at the end.
 #include <algorithm>
 #include <vector>
 

@@ -6,7 +6,7 @@
 
 namespace flash_attn_ext {
 
-// Of the block's slice. A kernel without slices shall know that it is 0.
+// Of the block's slice; known to be 0 when a kernel without slices is compiled.
 template <class Kernel>
 __device__ __forceinline__ int first_column(const Place& at) {
   return Kernel::kTile.columns < Kernel::kHeadDim ? static_cast<int>(at.slice) * Kernel::kTile.columns : 0;

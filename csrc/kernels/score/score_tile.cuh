@@ -1,8 +1,8 @@
 // One warp's tile of scores: where it lies, which of its elements exist, and which are visible.
 //
 // What changes a score (score_mod.cuh, bias_mask.cuh, dropout.cuh) is a pass over the accumulator's registers behind a
-// branch that all threads take alike, so that a kernel with every feature stays small and a call pays for those it
-// uses.
+// branch that all threads take the same way, so that a kernel with every feature stays small and a call pays for those
+// it uses.
 #pragma once
 
 #include "attention/params.h"

@@ -149,8 +149,8 @@ struct TileSource {
                                           num_rows - first_row, wanted);
   }
 
-  // Tile `index`, of which the first `whole` are. Where a thread does not keep its place it finds it anew, and takes no
-  // register for it.
+  // Tile `index`; the first `whole` tiles are whole. Without cached addresses a thread computes them for each tile, and
+  // holds no register for them.
   template <bool kCachesAddress = true>
   __device__ __forceinline__ void copy(Tile& tile, int index, int whole) const {
     if constexpr (!kCachesAddress) {

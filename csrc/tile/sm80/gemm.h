@@ -48,7 +48,7 @@ __device__ __forceinline__ void multiply_rows(
 
 // acc += S or dP, summed over the head dim: Q rows . K^T, dO rows . V^T or the reverse. S in each kernel with the same
 // sums: what exp makes of an error in it goes unnoticed where P = exp(S - LSE) is computed again with the same one. dP
-// meets delta, which knows nothing of cut-off sums, and what their difference is off adds up in the sums of dS.
+// meets delta, which knows nothing of cut-off sums: dP - delta is off by what they lost, and sums of dS add that up.
 template <class Acc, class LeftTile, class RightTile>
 __device__ __forceinline__ void multiply_head_dims(Acc& acc, const LeftTile& left, int first_row,
                                                    const RightTile& right) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void multiply_head_dims(Acc& acc, const LeftTile& lef
 }
 
 // multiply_registers for float32, with one addition outside the tensor core for all of left's columns: a sum over many
-// tiles is rounded once a tile, and cut off only within it.
+// tiles is rounded once per tile, and cut off only within it.
 template <class Acc, class LeftAcc, class RightTile>
 __device__ __forceinline__ void multiply_registers_rounded(Acc& acc, const LeftAcc& left, const RightTile& right,
                                                            int first_column) {

@@ -5,7 +5,7 @@
 // of a stored matrix at a time, a thread 16 bytes of it, and adds up those of the launch's heads in order. The sums
 // turn to the bias's own layout in shared memory, and are written 16 bytes at a time where its rows allow it: as they
 // are where a launch holds all that they sum, else added to what earlier launches left. Bound: memory. dS is read once,
-// and dBias written once, or read and written once a launch.
+// and dBias written once, or read and written once per launch.
 #pragma once
 
 #include "kernels/epilogue/store_dbias.cuh"
@@ -151,7 +151,7 @@ struct DbiasFromStoredKernel {
   // A head's chunks; those that were not written stay zeros.
   __device__ __forceinline__ void load(uint4 (&chunks)[kRowsPerThread], const WorkItem& item) {
     const BackwardParams& p = params.p;
-    if (p.sequences.cu_seqlens_q != nullptr) find_written(item.sequence);  // else all are alike
+    if (p.sequences.cu_seqlens_q != nullptr) find_written(item.sequence);  // else all are the same
     const Element* matrix = static_cast<const Element*>(p.stored.ds) + stored_matrix(p, item) +
                             first_row() * p.stored.columns + first_column() + thread_column();
 #pragma unroll

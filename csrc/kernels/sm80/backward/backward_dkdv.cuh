@@ -192,9 +192,10 @@ struct BackwardDkdvKernel {
     };
     const bool stores_scores = kMayStoreScores && p.stored.present();
     Visit at = next_attended<1, Traits::kExtended>(tiles.begin, end_tile, coverage);
-    using Kept = StoredRows<Element, Scores>;
-    const Kept kept = stores_scores ? Kept(p, item, first_key + tile::warp() * kRowsPerWarp) : Kept();
-    if (Traits::kExtended && stores_scores) kept.write_zeros(p, tiles.begin, at.tile);
+    using ScoreRows = StoredRows<Element, Scores>;
+    const ScoreRows score_rows =
+        stores_scores ? ScoreRows(p, item, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
+    if (Traits::kExtended && stores_scores) score_rows.write_zeros(p, tiles.begin, at.tile);
     if (at.tile == end_tile) return;
     const Queries queries(*this);
     int current = 0;
@@ -237,8 +238,8 @@ struct BackwardDkdvKernel {
         if (next.tile != end_tile) load_terms(next);
       }
       if (stores_scores) {
-        kept.write(p, p.stored.ds, at.tile * kTile.queries, gradients);
-        if (Traits::kExtended) kept.write_zeros(p, at.tile + 1, next.tile);
+        score_rows.write(p, p.stored.ds, at.tile * kTile.queries, gradients);
+        if (Traits::kExtended) score_rows.write_zeros(p, at.tile + 1, next.tile);
       }
       if constexpr (kBoth) {
         tile::multiply_registers(dv, scores, stage.dout, first_column);
@@ -255,7 +256,7 @@ struct BackwardDkdvKernel {
     }
   }
 
-  // staging: an operand of which each warp has read its own rows alone.
+  // staging: an operand of which each warp has read only its own rows.
   template <class Tile>
   __device__ __forceinline__ void store(const attention::MatrixView& view, const Gradient& gradient, int64_t head_dim,
                                         Tile& staging) {

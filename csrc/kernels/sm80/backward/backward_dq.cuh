@@ -4,8 +4,8 @@
 // kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is used as an operand from there.
 // Shared memory: Q, dO, one tile of K and one of V, and in BiasMask and Extended kernels each warp's biases and masks.
 // While dP = dO V^T is computed K is on its way; while S = Q K^T, dS and dQ are, the next V; biases and masks while dQ
-// and the next dP are. Two or more blocks on a multiprocessor fill each other's waits. Where the dK/dV kernel shall not
-// compute P and dS again, this one leaves them in p.stored.
+// and the next dP are. Two or more blocks on a multiprocessor fill each other's waits. Where the dK/dV kernel is not
+// to compute P and dS again, this one stores them in p.stored.
 #pragma once
 
 #include <type_traits>
@@ -55,7 +55,7 @@ struct BackwardDqKernel {
   };
 
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
-  using Kept = StoredRows<Element, Scores>;
+  using ScoreRows = StoredRows<Element, Scores>;
 
   const BackwardParams& p;
   const Schedule& schedule;
@@ -66,7 +66,7 @@ struct BackwardDqKernel {
   int num_keys;
   Gradient dq;
   QueryStatistics statistics[Scores::kThreadRows];
-  Kept kept;
+  ScoreRows score_rows;
 
   __device__ __forceinline__ void run() {
     const attention::Interval first = p.visibility.keys_of<int>(first_query, item.sequence);
@@ -137,8 +137,8 @@ struct BackwardDqKernel {
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
     Visit at = next_attended<1, Traits::kHasBiasMask>(tiles.begin, keys.end_tile, coverage);
-    if (stores_scores()) kept = Kept(p, item, first_query + tile::warp() * kRowsPerWarp);
-    if (Traits::kHasBiasMask && stores_scores()) kept.write_zeros(p, tiles.begin, at.tile);
+    if (stores_scores()) score_rows = ScoreRows(p, item, first_query + tile::warp() * kRowsPerWarp);
+    if (Traits::kHasBiasMask && stores_scores()) score_rows.write_zeros(p, tiles.begin, at.tile);
     load_v(keys, at);
     load_terms(keys, at);
     while (at.tile != keys.end_tile) {
@@ -151,7 +151,7 @@ struct BackwardDqKernel {
       } else {
         attend(keys, at, next, std::false_type{});
       }
-      if (Traits::kHasBiasMask && stores_scores()) kept.write_zeros(p, at.tile + 1, next.tile);
+      if (Traits::kHasBiasMask && stores_scores()) score_rows.write_zeros(p, at.tile + 1, next.tile);
       at = next;
     }
     ptx::commit_copies();  // of Q and dO, where the mask left no tile of keys
@@ -163,7 +163,7 @@ struct BackwardDqKernel {
     if (at.tile != keys.end_tile) load_keys(shared.v, keys.v, at.tile);
   }
 
-  // Committed last, so that V can be waited for alone.
+  // Committed last, so that V can be waited for by itself.
   __device__ __forceinline__ void load_terms(const Keys& keys, const Visit& at) {
     if constexpr (Traits::kHasBiasMask) {
       if (at.tile != keys.end_tile) stage(own_terms(), where_of(at.tile), at.masked);
@@ -210,8 +210,8 @@ struct BackwardDqKernel {
       load_terms(keys, next);
     }
     if (stores_scores()) {
-      kept.write(p, p.stored.p, at.tile * kTile.keys, scores);
-      kept.write(p, p.stored.ds, at.tile * kTile.keys, gradients);
+      score_rows.write(p, p.stored.p, at.tile * kTile.keys, scores);
+      score_rows.write(p, p.stored.ds, at.tile * kTile.keys, gradients);
     }
     tile::multiply_registers(dq, gradients, shared.k, first_column);
   }

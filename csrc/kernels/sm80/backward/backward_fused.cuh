@@ -29,7 +29,7 @@ __device__ __forceinline__ WorkItem whole_head(const attention::AttentionParams&
   return {p.sequences.at(at.batch), at.key_head * schedule.group, at.key_head};
 }
 
-// The block's rows again. Takes nothing that the kernel would have to keep for it.
+// The block's rows again, found anew: no register is held for it.
 template <class Kernel>
 __device__ __forceinline__ void fused_without_tensor_cores(const BackwardParams& p, const Schedule& schedule) {
   using Element = typename Kernel::Element;
@@ -99,7 +99,7 @@ struct BackwardFusedKernel {
       walk_queries();
     } while (++head != end_head);
     dk.scale(static_cast<float>(p.score_mod.scale));
-    // V's tile is used anew for both: nobody but the warp has read its rows.
+    // V's tile is used anew for both: only this warp has read its rows.
     if (p.dv.data != nullptr) store(p.dv, dv, p.head_dim_v);
     if (p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk);
     // A NaN may be 0 times what is not attended: such rows again, without tensor cores.

@@ -9,7 +9,7 @@
 // other, and only it writes its rows: one fixed order. Groups of 32 columns of A that a row n does not see were never
 // written, and are zeros here.
 // Shared memory: kTile.stages stages of kTile.step rows of A and B. All threads copy; while one stage is multiplied the
-// others are on their way. One barrier a step.
+// others are on their way. One barrier per step.
 #pragma once
 
 #include <algorithm>

@@ -10,14 +10,14 @@ namespace flash_attn_ext::sm80 {
 
 // Where row 0 of the sequence's matrix begins, of the item's query head (StoredScores). In elements.
 __device__ __forceinline__ int64_t stored_matrix(const BackwardParams& p, const WorkItem& item) {
-  const StoredScores& kept = p.stored;
+  const StoredScores& stored = p.stored;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
   const int64_t group = p.queries_per_key_head();
   const int64_t matrix =
-      packed ? item.key_head - kept.first_key_head : item.key_head * p.batch + item.sequence.batch - p.first_pair;
+      packed ? item.key_head - stored.first_key_head : item.key_head * p.batch + item.sequence.batch - p.first_pair;
   const int64_t head = matrix * group + item.head - item.key_head * group;
-  const int64_t first_row = packed ? kept.first_row(item.sequence) : 0;
-  return (head * kept.rows + first_row) * kept.columns;
+  const int64_t first_row = packed ? stored.first_row(item.sequence) : 0;
+  return (head * stored.rows + first_row) * stored.columns;
 }
 
 // What was written of rows [first_row, ...), all in one aligned tile of kStoredRows: the same groups of 32 columns for
@@ -57,7 +57,7 @@ class StoredRows {
     own_ = ptx::pin(static_cast<int>(stored_matrix(p, item) + row * p.stored.columns + column));
   }
 
-  // The columns from first_column on. matrices: the p or ds of the spill. Marked to leave L2 first: each element is
+  // The columns from first_column on. matrices: p or ds of p.stored. Marked to leave L2 first: each element is
   // read once, and K and V are to stay.
   __device__ __forceinline__ void write(const BackwardParams& p, void* matrices, int first_column,
                                         const Acc& scores) const {
@@ -72,7 +72,7 @@ class StoredRows {
     }
   }
 
-  // Tiles [tile, end), which a mask leaves nothing of, in all that is kept.
+  // Tiles [tile, end), of which a mask leaves nothing, as zeros in all matrices.
   __device__ __forceinline__ void write_zeros(const BackwardParams& p, int tile, int end) const {
     for (; tile < end; ++tile) {
       Acc nothing;

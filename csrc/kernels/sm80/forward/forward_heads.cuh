@@ -5,7 +5,7 @@
 // head's time is starting and ending: here Q, K and V of the next one travel while this one is computed.
 // Each warp owns 32 rows. The exponentials of the first half of the keys are computed between the products of the
 // second half, and those of the second half between the products of the first half's P and V.
-// Shared memory: two stages of Q, K and V. Two barriers a head: Q and K have arrived, and V has.
+// Shared memory: two stages of Q, K and V. Two barriers per head: Q and K have arrived, and V has.
 #pragma once
 
 #include "kernels/common/attention_rows.cuh"
@@ -47,7 +47,7 @@ struct ForwardHeadsKernel {
     Stage stages[2];
   };
 
-  // Whose queries [first_query, ...) are computed together. Small: the next one's is kept beside this one's.
+  // Whose queries [first_query, ...) are computed together. Small: the next item is held in registers beside this one.
   struct Item {
     int batch;
     int head;
