@@ -37,7 +37,7 @@ struct BackwardDqKernel {
   // Extended kernels of small head dims never do; without the branch they took 3 % longer.
   static constexpr bool kMayStoreScores =
       dq_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
-  // For partial tiles and for others. Larger head dims that keep scores have a branch there anyway.
+  // For partial tiles and for others. Larger head dims that store scores have a branch there anyway.
   static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;

@@ -287,6 +287,7 @@ cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& pl
   if constexpr (sizeof(Element) == 2) {
     if (operands.columns > 192) return launch_with(Int<256>{});  // in slices, where there are more
     if (operands.columns > 128) return launch_with(Int<192>{});
+    if (operands.columns <= 96) return launch_with(Int<96>{});
   }
   return launch_with(Int<128>{});
 }

@@ -11,7 +11,7 @@ namespace flash_attn_ext::sm80 {
 
 // Delta of the thread's rows of an accumulator whose first row is first_query. The four threads that share a row read
 // 16 bytes each at a time: rows of O and dO have whole ones (plan::DeltaSource). Blocks that share rows, for slices of
-// dQ's columns, write the same bits: each may have to read what is written again (dq_without_tensor_cores).
+// dQ's columns, write the same bits: a repair kernel reads what any of them wrote.
 template <class Element, class Acc>
 __device__ __forceinline__ void compute_delta(float (&delta)[Acc::kThreadRows], const BackwardParams& p,
                                               const WorkItem& item, int64_t first_query) {
