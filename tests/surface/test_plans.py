@@ -221,6 +221,12 @@ def test_explain_says_the_plan():
     assert explanation.forward in str(explanation) and explanation.backward in str(explanation)
 
 
+def test_the_cpu_forms_dbias_on_its_way():
+    q = torch.zeros(1, 1, 8, 8)
+    bias = torch.zeros(8, 8, requires_grad=True)
+    assert "dBias from the same dS" in flash_attn_ext.explain(q, q, q, bias=bias).backward
+
+
 def test_a_call_that_nothing_runs_has_no_plan():
     q = torch.zeros(1, 1, 8, 8)
     if "sm80" not in _C.build_info()["backends"]:

@@ -79,8 +79,9 @@ enum class DeltaSource {
 
 enum class BiasGradientSource {
   kNone,
-  kStored,      // the stored dS
-  kRecomputed,  // dS computed again
+  kSameDscores,  // the dS of dQ, dK and dV, while it is at hand
+  kStored,       // the stored dS
+  kRecomputed,   // dS computed again
 };
 
 struct BackwardPlan {

@@ -69,8 +69,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
   plan.tf32 =
       p.allow_tf32 && plan.variant == Variant::kPlain && bytes == 4 && plan.head_dim <= sm80::kLargestTf32HeadDim;
   plan.tile = sm80::forward_tile(bytes, plan.head_dim, plan.variant);
-  plan.nan_repair =
-      sm80::repairs_in_kernel(plan.head_dim, plan.variant) ? NanRepair::kInKernel : NanRepair::kOwnLaunch;
+  plan.nan_repair = sm80::repairs_in_kernel(plan.head_dim, plan.variant) ? NanRepair::kInKernel : NanRepair::kOwnLaunch;
   if (p.score_mod.mask.present()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
   }
