@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/row_ops.h"
+#include "kernels/cpu/rows/row_ops.h"
 #include "kernels/tile_config.h"
 
 namespace flash_attn_ext::cpu {

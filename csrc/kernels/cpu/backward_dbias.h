@@ -4,7 +4,7 @@
 #pragma once
 
 #include "attention/params.h"
-#include "kernels/cpu/score_row.h"
+#include "kernels/cpu/rows/score_row.h"
 #include "kernels/cpu/scratch.h"
 
 namespace flash_attn_ext::cpu {

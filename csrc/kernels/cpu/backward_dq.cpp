@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/row_ops.h"
+#include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
 

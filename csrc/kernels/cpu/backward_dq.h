@@ -3,8 +3,8 @@
 #pragma once
 
 #include "attention/params.h"
-#include "kernels/cpu/operand.h"
-#include "kernels/cpu/packed_operand.h"
+#include "kernels/cpu/products/operand.h"
+#include "kernels/cpu/products/packed_operand.h"
 #include "kernels/cpu/scratch.h"
 
 namespace flash_attn_ext::cpu {

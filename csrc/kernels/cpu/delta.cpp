@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/operand.h"
+#include "kernels/cpu/products/operand.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"

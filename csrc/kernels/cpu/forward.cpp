@@ -8,10 +8,10 @@
 
 #include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/packed_operand.h"
-#include "kernels/cpu/row_ops.h"
-#include "kernels/cpu/row_product.h"
-#include "kernels/cpu/score_row.h"
+#include "kernels/cpu/products/packed_operand.h"
+#include "kernels/cpu/products/row_product.h"
+#include "kernels/cpu/rows/row_ops.h"
+#include "kernels/cpu/rows/score_row.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
 

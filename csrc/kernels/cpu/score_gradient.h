@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/products/row_product.h"
 #include "kernels/cpu/query_statistics.h"
-#include "kernels/cpu/row_ops.h"
-#include "kernels/cpu/row_product.h"
-#include "kernels/cpu/score_row.h"
+#include "kernels/cpu/rows/row_ops.h"
+#include "kernels/cpu/rows/score_row.h"
 #include "kernels/cpu/tiles.h"
 
 namespace flash_attn_ext::cpu {

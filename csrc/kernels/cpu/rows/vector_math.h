@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/rows/simd.h"
 
 namespace flash_attn_ext::cpu {
 

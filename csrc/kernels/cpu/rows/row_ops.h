@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "attention/score_mod.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/rows/vector_math.h"
 
 namespace flash_attn_ext::cpu {
 

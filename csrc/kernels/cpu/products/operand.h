@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "attention/params.h"
-#include "kernels/cpu/tile_gemm.h"
+#include "kernels/cpu/products/tile_gemm.h"
 
 namespace flash_attn_ext::cpu {
 

@@ -1,10 +1,10 @@
-#include "kernels/cpu/packed_operand.h"
+#include "kernels/cpu/products/packed_operand.h"
 
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 
-#include "kernels/cpu/row_ops.h"
+#include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/tiles.h"
 
 namespace flash_attn_ext::cpu {

@@ -1,4 +1,4 @@
-#include "kernels/cpu/row_product.h"
+#include "kernels/cpu/products/row_product.h"
 
 #include <type_traits>
 

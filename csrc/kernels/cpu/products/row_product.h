@@ -4,8 +4,8 @@
 // product of two of them is exact in float32. All others are multiplied in the compute type.
 #pragma once
 
-#include "kernels/cpu/packed_operand.h"
-#include "kernels/cpu/tile_gemm.h"
+#include "kernels/cpu/products/packed_operand.h"
+#include "kernels/cpu/products/tile_gemm.h"
 #include "kernels/cpu/tiles.h"
 
 namespace flash_attn_ext::cpu {

@@ -1,4 +1,4 @@
-#include "kernels/cpu/score_row.h"
+#include "kernels/cpu/rows/score_row.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -7,7 +7,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/cpu/row_ops.h"
+#include "kernels/cpu/rows/row_ops.h"
 
 namespace flash_attn_ext::cpu {
 namespace {

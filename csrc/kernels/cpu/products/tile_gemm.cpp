@@ -1,4 +1,4 @@
-#include "kernels/cpu/tile_gemm.h"
+#include "kernels/cpu/products/tile_gemm.h"
 
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/from_blob.h>

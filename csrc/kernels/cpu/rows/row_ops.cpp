@@ -1,4 +1,4 @@
-#include "kernels/cpu/row_ops.h"
+#include "kernels/cpu/rows/row_ops.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/operand.h"
+#include "kernels/cpu/products/operand.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention/params.h"
-#include "kernels/cpu/operand.h"
+#include "kernels/cpu/products/operand.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/tile_config.h"
 
