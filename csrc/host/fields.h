@@ -18,7 +18,7 @@ struct Field {
 template <class Member>
 Field(const char*, Member AttentionInputs::*) -> Field<Member>;
 
-// Every field, in the order of Problem (flash_attn_ext/_canonical.py), whose tuple this is on the way in and out.
+// Every field, in the order of Problem (flash_attn_ext/_problem.py), whose tuple this is on the way in and out.
 inline constexpr auto kFields = std::make_tuple(
     Field{"q", &AttentionInputs::q}, Field{"k", &AttentionInputs::k}, Field{"v", &AttentionInputs::v},
     Field{"bias", &AttentionInputs::bias}, Field{"mask", &AttentionInputs::mask},

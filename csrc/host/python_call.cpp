@@ -90,7 +90,7 @@ Operands operands_of(const PythonOperands& operands) {
 
 AttentionInputs inputs_of(PyObject* problem) {
   TORCH_CHECK_TYPE(PyTuple_Check(problem) && PyTuple_GET_SIZE(problem) == Py_ssize_t{kNumFields},
-                   "the problem must be a tuple with the ", kNumFields, " fields of flash_attn_ext._canonical.Problem");
+                   "the problem must be a tuple with the ", kNumFields, " fields of flash_attn_ext._problem.Problem");
   AttentionInputs inputs;
   Py_ssize_t index = 0;
   visit_fields(inputs,
