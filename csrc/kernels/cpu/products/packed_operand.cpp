@@ -20,6 +20,7 @@ PackedOperand<Real>::PackedOperand(const attention::AttentionParams& params, con
       num_heads_k_(params.num_heads_k) {
   const int64_t longest = side == Side::kQueries ? sequences_.max_seqlen_q : sequences_.max_seqlen_k;
   num_tiles_ = (longest + kStreamedRows - 1) / kStreamedRows;
+  tile_rows_ = std::min(kStreamedRows, num_tiles(longest, kClipRows) * kClipRows);
 }
 
 template <class Real>
@@ -57,9 +58,9 @@ void PackedOperand<Real>::load_tile(int64_t slot) {
   const RowRange rows = {batch, head_index % num_heads_, sequence_begin + first_row, count};
   Real* target = in_place() ? nullptr : storage_.data() + slot * tile_elements();
   const bool transposed = form_ == Form::kTransposed;
-  Block<const Real> loaded = {target, kStreamedRows};
+  Block<const Real> loaded = {target, tile_rows_};
   if (transposed) {
-    load_transposed<Real>(operand_, rows, num_tiles(count, kClipRows) * kClipRows, {target, kStreamedRows});
+    load_transposed<Real>(operand_, rows, num_tiles(count, kClipRows) * kClipRows, {target, tile_rows_});
   } else {
     loaded = load_rows(operand_, rows, target);
   }
@@ -78,7 +79,7 @@ Block<const Real> PackedOperand<Real>::tile(int64_t batch, int64_t head, int64_t
     const int64_t row = sequence_begin + tile * kStreamedRows;
     return {operand_.view.template row<const Real>(batch, head, row), operand_.view.row_stride};
   }
-  const int64_t stride = form_ == Form::kTransposed ? kStreamedRows : operand_.columns;
+  const int64_t stride = form_ == Form::kTransposed ? tile_rows_ : operand_.columns;
   return {storage_.data() + slot(batch, head, tile) * tile_elements(), stride};
 }
 

@@ -12,7 +12,7 @@
 namespace flash_attn_ext::cpu {
 
 enum class Side { kQueries, kKeys };     // which lengths count its rows
-enum class Form { kRows, kTransposed };  // (rows x columns) or (columns x kStreamedRows) tiles
+enum class Form { kRows, kTransposed };  // (rows x columns) or (columns x rows) tiles
 
 // Heads are numbered batch * num_heads + head. A key head's query heads are neighbours, so a range of key heads is a
 // range of query heads too.
@@ -44,7 +44,7 @@ class PackedOperand {
  private:
   bool in_place() const { return form_ == Form::kRows && operand_.template readable_in_place<Real>(); }
   int64_t heads_per_key_head() const { return num_heads_ / num_heads_k_; }
-  int64_t tile_elements() const { return kStreamedRows * operand_.columns; }
+  int64_t tile_elements() const { return tile_rows_ * operand_.columns; }
   int64_t slot(int64_t batch, int64_t head, int64_t tile) const {
     return (batch * num_heads_ + head - first_head_) * num_tiles_ + tile;
   }
@@ -58,6 +58,7 @@ class PackedOperand {
   int64_t num_heads_;
   int64_t num_heads_k_;
   int64_t num_tiles_;       // of the longest sequence
+  int64_t tile_rows_;       // that there is memory for: short sequences touch no more of it than they fill
   int64_t first_head_ = 0;  // of those loaded
   Scratch<Real> storage_;
   std::vector<uint8_t> finite_;
