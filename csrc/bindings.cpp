@@ -3,15 +3,15 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "host/attention.h"
-#include "host/autograd.h"
 #include "host/backends.h"
-#include "host/build_info.h"
-#include "host/explain.h"
-#include "host/fields.h"
-#include "host/inspect.h"
-#include "host/log.h"
+#include "host/call/autograd.h"
+#include "host/call/fields.h"
+#include "host/call/python_call.h"
 #include "host/make_params.h"
-#include "host/python_call.h"
+#include "host/report/build_info.h"
+#include "host/report/explain.h"
+#include "host/report/inspect.h"
+#include "host/report/log.h"
 
 namespace py = pybind11;
 

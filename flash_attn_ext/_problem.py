@@ -9,9 +9,10 @@ from torch import Tensor
 
 
 class Problem(NamedTuple):
-    """The arguments of an attention call, in the order of csrc/host/fields.h. Without ``cu_seqlens_*`` it is dense.
+    """The arguments of an attention call, in the order of csrc/host/call/fields.h.
 
-    Filled by keyword. Shapes are those of the canonical form, which _canonical.py brings a call into.
+    Dense without ``cu_seqlens_*``. Filled by keyword. Shapes are those of the canonical form, which
+    _canonical.py brings a call into.
     """
 
     q: Tensor  # (B, Hq, Sq, D), packed: (Tq, Hq, D)

@@ -1,13 +1,13 @@
 """How a problem reaches the extension, and what autograd sees of it.
 
 There is one backward pass, ``attention_backward`` of csrc/host, and autograd's node of it is C++
-(``FlashAttentionFunctionBackward`` in csrc/host/autograd.cpp): it saves the tensors, calls the pass, refuses second
-derivatives, and describes itself to compiled autograd, without a step through Python. Nearly every call gets that node.
-Python has what PyTorch lets only Python do, and nothing else: a ``torch.autograd.Function`` for ``torch.func``
-transforms and forward mode, which know no nodes of C++ (:class:`FlashAttentionFunction`), and the derivative of the
-``torch.library`` operators of ops.py, which compilers and traces see instead of the extension. Both save and compute by
-:func:`save_for_backward` and :func:`backward_of`. Which way a call takes follows from what its operands are
-(``_C.operands_of``), which is asked once, before it is brought into form.
+(``FlashAttentionFunctionBackward`` in csrc/host/call/autograd.cpp): it saves the tensors, calls the pass, refuses
+second derivatives, and describes itself to compiled autograd, without a step through Python. Nearly every call gets
+that node. Python has what PyTorch lets only Python do, and nothing else: a ``torch.autograd.Function`` for
+``torch.func`` transforms and forward mode, which know no nodes of C++ (:class:`FlashAttentionFunction`), and the
+derivative of the ``torch.library`` operators of ops.py, which compilers and traces see instead of the extension. Both
+save and compute by :func:`save_for_backward` and :func:`backward_of`. Which way a call takes follows from what its
+operands are (``_C.operands_of``), which is asked once, before it is brought into form.
 """
 
 from __future__ import annotations

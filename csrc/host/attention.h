@@ -1,7 +1,7 @@
 // The forward and backward pass on tensors: allocate, guard, choose the backend, call it.
 #pragma once
 
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 

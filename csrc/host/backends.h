@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention/params.h"
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 #include "kernels/plan/plan.h"
 
 namespace flash_attn_ext::host {

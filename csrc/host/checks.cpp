@@ -6,7 +6,7 @@
 #include <string>
 
 #include "attention/visibility.h"
-#include "host/fields.h"
+#include "host/call/fields.h"
 #include "host/sequence_lengths.h"
 
 namespace flash_attn_ext::host {

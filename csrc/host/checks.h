@@ -2,7 +2,7 @@
 // allowed and what to do.
 #pragma once
 
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 

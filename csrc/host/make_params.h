@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention/params.h"
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 

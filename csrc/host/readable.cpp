@@ -2,8 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
-#include "host/log.h"
 #include "host/make_params.h"
+#include "host/report/log.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "attention/params.h"
 #include "host/backends.h"
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 

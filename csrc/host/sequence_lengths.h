@@ -1,7 +1,7 @@
 // The longest sequences of a call: known from the shapes of a dense batch, from cu_seqlens or a bound of a packed one.
 #pragma once
 
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 

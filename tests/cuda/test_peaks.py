@@ -112,8 +112,8 @@ def extra_to_train(heads: int, length: int, head_dim: int, dtype: torch.dtype, g
     return extra_memory(train) - 4 * q.numel() * q.element_size() - 2 * heads * length * 4
 
 
-def most_for_kept_scores() -> int:
-    """max_spill_bytes in csrc/host/backends.cpp."""
+def most_for_stored_scores() -> int:
+    """max_stored_bytes in csrc/host/limits.cpp."""
     return min(2 * 2**30, torch.cuda.get_device_properties(0).total_memory // 64)
 
 
@@ -122,13 +122,13 @@ def most_for_kept_scores() -> int:
     [(torch.bfloat16, 128, 1), (torch.bfloat16, 256, 2), (torch.float32, 64, 1)],
     ids=str,
 )
-def test_kept_scores_stay_under_their_limit(dtype, head_dim, matrices, gpu):
+def test_stored_scores_stay_under_their_limit(dtype, head_dim, matrices, gpu):
     """Above head dim 64, and in float32, the backward pass keeps dS between its kernels, above 128 P too, of as many
     whole heads as fit (csrc/kernels/sm80/spill_plan.h). Those of all 64 would take 8 GiB, or 16."""
     extra = extra_to_train(HEADS, SHORT, head_dim, dtype, gpu)
-    limit, head = most_for_kept_scores(), matrices * SHORT * SHORT * dtype.itemsize
+    limit, head = most_for_stored_scores(), matrices * SHORT * SHORT * dtype.itemsize
     assert extra <= limit + 4 * ROUNDING, f"{extra / MIB:.1f} MiB"
-    if gpu == SM80:  # without kept scores the limit would mean nothing; launches of equal size may leave half of it
+    if gpu == SM80:  # without stored scores the limit would mean nothing; launches of equal size may leave half of it
         assert extra >= limit // head * head / 2, f"{extra / MIB:.1f} MiB"
 
 

@@ -1,4 +1,4 @@
-#include "host/python_call.h"
+#include "host/call/python_call.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -6,8 +6,8 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "host/fields.h"
-#include "host/operators.h"
+#include "host/call/fields.h"
+#include "host/call/operators.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -4,7 +4,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 

@@ -1,4 +1,4 @@
-#include "host/autograd.h"
+#include "host/call/autograd.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -13,8 +13,8 @@
 #include <mutex>
 
 #include "host/attention.h"
-#include "host/fields.h"
-#include "host/operators.h"
+#include "host/call/fields.h"
+#include "host/call/operators.h"
 
 namespace flash_attn_ext::host {
 namespace {

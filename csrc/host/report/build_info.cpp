@@ -1,4 +1,4 @@
-#include "host/build_info.h"
+#include "host/report/build_info.h"
 
 #include <torch/version.h>
 

@@ -1,4 +1,4 @@
-#include "host/log.h"
+#include "host/report/log.h"
 
 #include <utility>
 

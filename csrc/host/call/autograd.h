@@ -2,7 +2,7 @@
 // is flash_attn_ext/autograd.py, what compilers and traces see flash_attn_ext/ops.py.
 #pragma once
 
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 

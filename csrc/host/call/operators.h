@@ -3,7 +3,7 @@
 
 #include <ATen/core/stack.h>
 
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 

@@ -1,4 +1,4 @@
-#include "host/inspect.h"
+#include "host/report/inspect.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>

@@ -1,10 +1,10 @@
-#include "host/operators.h"
+#include "host/call/operators.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
-#include "host/fields.h"
+#include "host/call/fields.h"
 
 namespace flash_attn_ext::host {
 namespace {

@@ -1,4 +1,4 @@
-#include "host/explain.h"
+#include "host/report/explain.h"
 
 #include <c10/util/Exception.h>
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "host/inputs.h"
+#include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 
