@@ -1,12 +1,8 @@
-"""python -m flash_attn_ext {info, verify, bench}: exit status, what is printed and written. No times are checked."""
+"""python -m flash_attn_ext {info, verify}, and wrong usage: exit status and what is printed."""
 
-import dataclasses
 import json
-import runpy
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,16 +10,7 @@ import torch
 import flash_attn_ext
 from flash_attn_ext.__main__ import main
 from flash_attn_ext.cli import machine, verify
-from flash_attn_ext.cli.bench import command, contestants, suites, table, timing, workload
 from support.backends import device_not_runnable_because
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-RESULTS = BENCHMARKS / "results"
-
-
-@pytest.fixture(scope="module")
-def goals() -> tuple:
-    return runpy.run_path(str(BENCHMARKS / "goals.py"))["GOALS"]
 
 
 def run_module(*arguments: str) -> subprocess.CompletedProcess:
@@ -119,169 +106,3 @@ def test_machine_without_cpuinfo(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_cpu_facts", lambda: nothing)
     found = machine.machine()
     assert found["cpu"] and found["cpu_family"] is None and found["cpu_flags"] == []
-
-
-@pytest.fixture
-def tiny_suite(monkeypatch):
-    """The CPU's suite at one small size, each call timed once."""
-    small = [dataclasses.replace(load, num_heads=2, seqlen=64, head_dim=16) for load in suites.SUITES["cpu"]["cpu"][:5]]
-    monkeypatch.setattr(suites, "SUITES", {"cpu": {"cpu": tuple(small)}})
-    monkeypatch.setattr(command, "EFFORTS", {("cpu", quick): timing.Effort(1, 1, 1, 0.0) for quick in (False, True)})
-
-
-def test_bench_writes_rows_and_a_plot(tiny_suite, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert main(["bench", "--device", "cpu", "--quick", "--output", str(tmp_path)]) == 0
-    report = json.loads((tmp_path / "cpu.json").read_text())
-    assert [row["case"] for row in report["rows"][::2]] == ["full", "causal", "window 256", "bool mask", "float bias"]
-    assert {row["pass"] for row in report["rows"]} == {"forward", "forward+backward"}
-    for row in report["rows"]:
-        assert row["ours_ms"] > 0 and row["peer_ms"]["torch sdpa"] > 0 and row["difference"] < 1e-3
-        assert row["ours_tflops"] > 0 and row["peer_tflops"]["torch sdpa"] > 0
-        assert (row["suite"], row["backend"], row["against"]) == ("cpu", "cpu", "torch sdpa")
-        assert (row["dtype"], row["head_dim"], row["seqlen_q"]) == ("float32", 16, 64)
-    assert report["command"] == "python -m flash_attn_ext bench --device cpu --quick"  # nothing of this machine
-    assert (
-        report["machine"]["cpu_flags"] == machine.machine()["cpu_flags"]
-        and report["date"]
-        and report["versions"]["torch"] == torch.__version__
-    )
-    assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
-    text = capsys.readouterr().out
-    assert "x torch sdpa" in text and "geometric mean" in text
-
-
-def test_bench_without_a_plot(tiny_suite, tmp_path):
-    assert main(["bench", "--device", "cpu", "--output", str(tmp_path / "new"), "--no-plot"]) == 0
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["cpu.json"]
-
-
-def test_bench_notes_the_choices_that_made_the_rows(tiny_suite, tmp_path):
-    choices = ["--suite", "cpu", "--backend", "cpu"]
-    assert main(["bench", "--no-plot", "--output", str(tmp_path), *choices, "--device", "cpu"]) == 0
-    report = json.loads((tmp_path / "cpu_cpu_cpu.json").read_text())
-    assert report["command"] == "python -m flash_attn_ext bench --device cpu --suite cpu --backend cpu"
-
-
-def test_bench_a_peer_that_fails_loses_its_own_figure_only(tiny_suite, tmp_path, monkeypatch, capsys):
-    def fail(*arguments, **keywords):
-        raise RuntimeError("not today")
-
-    monkeypatch.setattr(contestants.F, "scaled_dot_product_attention", fail)
-    assert main(["bench", "--device", "cpu", "--output", str(tmp_path), "--no-plot"]) == 0
-    rows = json.loads((tmp_path / "cpu.json").read_text())["rows"]
-    assert len(rows) == 10
-    for row in rows:
-        assert row["ours_ms"] > 0 and row["peer_ms"] == {"torch sdpa": None} and row["ratio"] is None
-        assert row["errors"] == {"torch sdpa": "RuntimeError: not today"}
-    assert "fails" in capsys.readouterr().out
-
-
-def test_bench_says_when_ours_is_wrong(tiny_suite, tmp_path, monkeypatch, capsys):
-    right = contestants.attention
-    monkeypatch.setattr(contestants, "attention", lambda *tensors, **keywords: right(*tensors, **keywords, scale=0.01))
-    assert main(["bench", "--device", "cpu", "--output", str(tmp_path), "--no-plot"]) == 1
-    assert "differs from the first peer's" in capsys.readouterr().out
-
-
-def test_bench_says_when_ours_fails_and_keeps_the_peers_figures(tiny_suite, tmp_path, monkeypatch, capsys):
-    def fail(*arguments, **keywords):
-        raise RuntimeError("not today")
-
-    monkeypatch.setattr(contestants, "attention", fail)
-    assert main(["bench", "--device", "cpu", "--output", str(tmp_path), "--no-plot"]) == 1
-    rows = json.loads((tmp_path / "cpu.json").read_text())["rows"]
-    assert len(rows) == 10
-    assert all(row["ours_ms"] is None and row["peer_ms"]["torch sdpa"] > 0 for row in rows)
-    assert "!! ours: RuntimeError: not today" in capsys.readouterr().out
-
-
-def test_bench_refuses_names_that_it_does_not_have(tmp_path, capsys):
-    arguments = ["bench", "--device", "cpu", "--output", str(tmp_path / "never")]
-    assert main([*arguments, "--suite", "grid"]) == 2
-    assert "--suite grid: on cpu there are cpu" in capsys.readouterr().out
-    assert main([*arguments, "--backend", "sm81"]) == 2
-    built = ", ".join(flash_attn_ext._C.build_info()["backends"])
-    assert f"--backend sm81: this build has {built}\n" in capsys.readouterr().out
-    assert not (tmp_path / "never").exists()
-
-
-@pytest.mark.parametrize("report", sorted(RESULTS.glob("*.json")), ids=lambda path: path.name)
-def test_bench_draws_what_was_measured(report, tmp_path):
-    pytest.importorskip("matplotlib")
-    shutil.copy(report, tmp_path)
-    assert main(["bench", "--draw", str(tmp_path / report.name)]) == 0
-    assert list(tmp_path.glob("*.png"))
-
-
-def test_bench_counts_operations():
-    base = workload.Workload("grid", "full", 2, 3, seqlen=8, head_dim=4)
-    full = 4 * 2 * 3 * 8 * 8 * 4
-    assert base.flops("forward") == full and base.flops("backward") == 2.5 * full
-    assert dataclasses.replace(base, causal=True).flops("forward") == full / 2
-    assert dataclasses.replace(base, head_dim_v=12).flops("forward") == 2 * full
-    assert dataclasses.replace(base, window=(0, 0)).flops("forward") == full / 8
-    assert dataclasses.replace(base, window=(7, 7)).flops("forward") == full
-    assert dataclasses.replace(base, window=(7, 0), causal=True).flops("forward") == full * 36 / 64
-    assert dataclasses.replace(base, lengths=(8, 8)).flops("forward") == full
-
-
-def grid_rows(ratios: list[float]) -> list[dict]:
-    common = {"suite": "grid", "case": "full", "pass": "forward", "dtype": "bfloat16", "head_dim": 64, "in_goal": True}
-    return [common | {"seqlen_q": n, "against": "flash", "ratio": r, "ours_ms": 1} for n, r in enumerate(ratios)]
-
-
-@pytest.mark.parametrize(
-    ("ratios", "verdict"),
-    [
-        ([1.0, 1.3], "goal met"),
-        ([1.0, 1.1], "floor kept, goal missed"),
-        ([0.8, 1.9], "BELOW THE FLOOR"),
-        ([0.9, 1.0], "BELOW THE FLOOR"),
-        ([1.2, None], "INCOMPLETE"),
-    ],
-    ids=str,
-)
-def test_bench_summary_names_the_goal(ratios, verdict, goals):
-    text, *others = table.summary("grid", grid_rows(ratios), goals)
-    assert not others
-    assert text.endswith(f"goal at least 1.1 (floor 1, no point under 0.85): {verdict}")
-
-
-def test_bench_summary_has_no_goal_of_its_own():
-    (text,) = table.summary("grid", grid_rows([1.0, 1.3]))
-    assert text.startswith("  forward: geometric mean 1.14 x flash over 2 of 2 points, worst 1 (")
-    assert "goal" not in text
-
-
-def test_bench_summary_of_shares_has_a_line_for_each_case():
-    rows = [
-        row | {"against": "own", "own_ms": {"own": 2}, "case": f"case {row['seqlen_q']}"}
-        for row in grid_rows([0.5, 0.1])
-    ]
-    lines = table.summary("window", rows)
-    assert [line.partition(" over ")[0] for line in lines] == [
-        "  forward, case 0: geometric mean 0.5 of own own time",
-        "  forward, case 1: geometric mean 0.1 of own own time",
-    ]
-
-
-def test_bench_reads_goals_from_the_file_that_is_named(tiny_suite, tmp_path, capsys):
-    text = (BENCHMARKS / "goals.py").read_text()
-    mine = tmp_path / "mine.py"
-    mine.write_text(text[: text.index("GOALS = (")] + 'GOALS = (Goal("cpu", "forward", 1e6, 1e-6),)\n')
-    common = ["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]
-    assert main([*common, "--goals", str(mine)]) == 0
-    assert "goal at least 1e+06 (floor 1e-06): floor kept, goal missed" in capsys.readouterr().out
-    assert "goals" not in json.loads((tmp_path / "cpu.json").read_text())["command"]
-    mine.write_text("GOAL = 1\n")
-    for path in (mine, tmp_path / "none.py"):
-        assert main([*common, "--goals", str(path)]) == 2
-        assert f"--goals {path}: " in capsys.readouterr().out
-
-
-def test_bench_every_goal_has_rows(goals):
-    loads = [load for of_suite in suites.SUITES["cuda"].values() for load in of_suite]
-    for goal in goals:
-        found = [load for load in loads if load.suite == goal.suite and goal.case in (None, load.case) and load.in_goal]
-        assert found and all(goal.pass_ in load.passes for load in found), goal

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flash_attn_ext import _C
-from flash_attn_ext.cli.bench import plot, suites, table
+from flash_attn_ext.cli.bench import peers, plot, suites, table
 from flash_attn_ext.cli.bench.contestants import OURS, contestants, explain_ours, require_grads
+from flash_attn_ext.cli.bench.goals import summary
 from flash_attn_ext.cli.bench.report import Report
 from flash_attn_ext.cli.bench.rows import failed, make_row
 from flash_attn_ext.cli.bench.timing import EFFORTS, DeviceLost, Effort, Measurement, measure, stopwatch_for
@@ -52,16 +53,16 @@ def run(options: argparse.Namespace) -> int:
         )
         return 2
     print(f"{device}, random-normal data, calls take turns; {METHOD[device]}.")
-    print(
-        "x a peer: times as fast as it, above 1 ours is faster; of own time: our time by our time without the option."
-    )
+    print("x a peer: times as fast as it, above 1 ours is faster.")
+    print("of own time: our time by our time without the option, or with packed sequences instead of a mask.")
     settings = Settings(device, options.backend, EFFORTS[device, options.quick], goals)
+    chosen = _chosen_suites(options, device)
     report = Report(Path(options.output) / f"{_stem(device, options)}.json", device, _command(device, options))
+    report.contents["versions"] |= peers.package_versions(load for loads in chosen.values() for load in loads)
     lost = None
     try:
-        for name in dict.fromkeys(options.suite or suites.SUITES[device]):
-            workloads = suites.SUITES[device][name]
-            run_suite(name, suites.quick(workloads) if options.quick else workloads, settings, report)
+        for name, workloads in chosen.items():
+            run_suite(name, workloads, settings, report)
     except DeviceLost as error:
         lost = error
     print(f"\nrows: {report.path}")
@@ -94,27 +95,40 @@ def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, re
             rows.append(row)
             report.add(row)
             print("\n".join([table.line(row, workloads), *table.complaints(row)]), flush=True)
-    print("\n".join(table.summary(name, rows, settings.goals)))
+    print("\n".join(summary(name, rows, settings.goals)))
     print(f"  {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def _rows(workload: Workload, settings: Settings) -> Iterator[dict]:
     """One for each pass. What fails before anything can be timed is a row too."""
     for pass_ in workload.passes:
+        entered = peers.of_pass(workload, pass_)
         backend = None
         try:
             inputs = make_inputs(workload, settings.device)
             require_grads(workload, inputs, pass_)
             backend = explain_ours(workload, inputs, settings.backend).backend
             stopwatch = stopwatch_for(settings.device, workload.is_host_time)
-            entrants = contestants(workload, inputs, settings.backend)
+            entrants = contestants(entered, inputs, settings.backend)
             measured = measure(entrants, pass_, inputs.dout, settings.effort, stopwatch)
         except DeviceLost:
             raise
         except Exception as error:
             measured = Measurement(errors={OURS: f"{type(error).__name__}: {error}"})
         inputs = entrants = None  # the memory, before the next pass takes its own
-        yield make_row(workload, pass_, backend, measured)
+        yield make_row(entered, pass_, backend, measured)
+
+
+def _chosen_suites(options: argparse.Namespace, device: str) -> dict[str, tuple[Workload, ...]]:
+    """Without the peers that cannot be imported, each of which is said once."""
+    chosen = {name: suites.SUITES[device][name] for name in options.suite or suites.SUITES[device]}
+    missing = peers.missing_packages(workload for workloads in chosen.values() for workload in workloads)
+    for name, reason in missing.items():
+        print(f"{peers.PACKAGES[name].title} ({name}) takes no part: {reason}")
+    for name, workloads in chosen.items():
+        kept = suites.quick(workloads) if options.quick else workloads
+        chosen[name] = tuple(peers.without(workload, missing) for workload in kept)
+    return chosen
 
 
 def _unknown(options: argparse.Namespace, device: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Everyone who takes part in a workload: ours, our own call without its options, and PyTorch's kernels by name."""
+"""Everyone who takes part in a workload: ours, our own other call, and the peers by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flash_attn_ext.cli.bench.workload import Inputs, Workload
+from flash_attn_ext.cli.bench.peers import PACKAGES, package_forward
+from flash_attn_ext.cli.bench.workload import OWN_VARLEN, Inputs, Workload
 from flash_attn_ext.functional import Explanation, attention, attention_varlen, explain, scaled_dot_product_attention
 
 OURS = "ours"
@@ -47,7 +48,7 @@ class Contestant:
 
 
 def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict[str, Contestant]:
-    """Ours first, then the workload's peers in their order, then our own call without options."""
+    """Ours first, then the workload's peers in their order, then our own other call."""
     q, k, v = inputs.q, inputs.k, inputs.v
     leaves = (q, k, v, inputs.bias) if workload.bias_needs_grad else (q, k, v)
     comparable = workload.dropout_p == 0  # everyone drops weights of its own
@@ -55,11 +56,15 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
     for name in workload.peers:
         if name == "varlen_attn":
             found[name] = Contestant(_varlen_peer(workload, inputs), leaves, comparable=comparable)
+        elif name in PACKAGES:
+            found[name] = Contestant(package_forward(name, workload, inputs), (), comparable=comparable)
         else:
             arguments = _sdpa_arguments(workload, inputs)
             forward = functools.partial(F.scaled_dot_product_attention, q, k, v, **arguments)
             found[name] = Contestant(forward, leaves, SDPA_BACKENDS[name], comparable)
-    if workload.own is not None:
+    if workload.own == OWN_VARLEN:
+        found[workload.own] = Contestant(_own_varlen(inputs, backend), ())
+    elif workload.own is not None:
         plain = functools.partial(attention, q, k, v, backend=backend)
         found[workload.own] = Contestant(plain, (q, k, v), comparable=False)
     return found
@@ -88,6 +93,23 @@ def _ours(workload: Workload, inputs: Inputs, backend: str | None) -> Callable[[
     if workload.lengths:
         return functools.partial(attention_varlen, q, k, v, inputs.cu_seqlens, inputs.cu_seqlens, **options)
     return functools.partial(attention, q, k, v, **options)
+
+
+def _own_varlen(inputs: Inputs, backend: str | None) -> Callable[[], Tensor]:
+    """The work that a padding mask leaves, packed: all queries, and of the keys those that it shows."""
+    batch, _, seqlen, _ = inputs.q.shape
+    shown = inputs.mask[:, 0, 0]
+    q, k, v = (tensor.transpose(1, 2) for tensor in (inputs.q, inputs.k, inputs.v))
+    packed = q.flatten(0, 1).contiguous(), k[shown], v[shown]
+    ends = torch.full((batch,), seqlen, device=q.device).cumsum(0), shown.sum(1).cumsum(0)
+    cu_seqlens = [torch.cat([end.new_zeros(1), end]).int() for end in ends]
+    lengths = dict(max_seqlen_q=seqlen, max_seqlen_k=seqlen)
+
+    def forward() -> Tensor:
+        out = attention_varlen(*packed, *cu_seqlens, **lengths, backend=backend)
+        return out.unflatten(0, (batch, seqlen)).transpose(1, 2)
+
+    return forward
 
 
 def _our_options(workload: Workload, inputs: Inputs, backend: str | None) -> dict:

@@ -16,6 +16,8 @@ COLORS = {
     "math": "tab:gray",
     "torch sdpa": "tab:red",
     "varlen_attn": "tab:purple",
+    "fa3": "tab:cyan",
+    "fa4": "tab:pink",
 }
 
 

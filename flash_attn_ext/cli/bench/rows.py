@@ -69,6 +69,22 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logarithms) / len(logarithms))
 
 
+def ratio_to(row: dict, against: str) -> float | None:
+    """How many times as fast as a peer we are, or as the best of those that ran; None where either did not run."""
+    ratios = times_as_fast(row)
+    found = min(ratios.values(), default=None) if against == "best" else ratios.get(against)
+    return None if found is None else round(found, 4)
+
+
+def is_share(row: dict) -> bool:
+    """Whether its ratio is our time by our own other time."""
+    return row["against"] in row.get("own_ms", {})
+
+
+def ratio_unit(row: dict) -> str:
+    return f"of own {row['against']} time" if is_share(row) else f"x {row['against']}"
+
+
 def failed(row: dict) -> bool:
     """Whether ours did not run, or gave another answer than the peer."""
     return OURS in row.get("errors", {})
@@ -119,10 +135,8 @@ def _figures(unit: str, values: dict[str, float], workload: Workload) -> dict:
 
 
 def _ratio(row: dict, workload: Workload) -> float | None:
-    """Our time by our own other time, or how many times as fast as the peer we are; None where either did not run."""
+    """A share of our own other time, or how many times as fast as the peer we are."""
     if workload.against == workload.own:
         share = share_of_own(row)
         return None if share is None else share[1]
-    ratios = times_as_fast(row)
-    found = min(ratios.values(), default=None) if workload.against == "best" else ratios.get(workload.against)
-    return None if found is None else round(found, 4)
+    return ratio_to(row, workload.against)

@@ -12,6 +12,7 @@ FLOPS_OF_PASS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 
 SQUARE_MASK, PADDING_MASK = "mask [S,S]", "mask [B,1,1,S]"
 SQUARE_BIAS, HEAD_BIAS = "bias [S,S]", "bias [1,H,S,S]"
+OWN_VARLEN = "varlen"  # as `own` of a workload with a padding mask, forward only: packed sequences instead of the mask
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Workload:
     dropout_p: float = 0.0
     lengths: tuple[int, ...] = ()  # of ragged sequences packed one after the other; seqlen is then the longest
     peers: tuple[str, ...] = ()  # names in contestants.py
-    own: str | None = None  # our call without causality, window, mask and dropout takes part under this name
+    own: str | None = None  # OWN_VARLEN, or a name for our call without causality, window, mask and dropout
     against: str = ""  # what our ratio compares with: a peer, "best" of them, or `own`
     in_goal: bool = True  # whether the suite's mean counts it; else it is there for reference
     passes: tuple[str, ...] = ("forward", "backward")

@@ -1,0 +1,282 @@
+"""python -m flash_attn_ext bench: exit status, what is printed and written. No times are checked."""
+
+import dataclasses
+import json
+import runpy
+import shutil
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import flash_attn_ext
+from flash_attn_ext.__main__ import main
+from flash_attn_ext.cli import machine
+from flash_attn_ext.cli.bench import command, contestants, peers, rows, suites, timing, workload
+from flash_attn_ext.cli.bench.goals import Goal, PointGoals, summary
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+
+
+@pytest.fixture(scope="module")
+def goals() -> tuple:
+    return runpy.run_path(str(BENCHMARKS / "goals.py"))["GOALS"]
+
+
+@pytest.fixture
+def tiny_suite(monkeypatch):
+    """The CPU's suite at one small size, each call timed once."""
+    small = [dataclasses.replace(load, num_heads=2, seqlen=64, head_dim=16) for load in suites.SUITES["cpu"]["cpu"][:5]]
+    monkeypatch.setattr(suites, "SUITES", {"cpu": {"cpu": tuple(small)}})
+    monkeypatch.setattr(command, "EFFORTS", {("cpu", quick): timing.Effort(1, 1, 1, 0.0) for quick in (False, True)})
+
+
+def test_bench_writes_rows_and_a_plot(tiny_suite, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["bench", "--device", "cpu", "--quick", "--output", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "cpu.json").read_text())
+    assert [row["case"] for row in report["rows"][::2]] == ["full", "causal", "window 256", "bool mask", "float bias"]
+    assert {row["pass"] for row in report["rows"]} == {"forward", "forward+backward"}
+    for row in report["rows"]:
+        assert row["ours_ms"] > 0 and row["peer_ms"]["torch sdpa"] > 0 and row["difference"] < 1e-3
+        assert row["ours_tflops"] > 0 and row["peer_tflops"]["torch sdpa"] > 0
+        assert (row["suite"], row["backend"], row["against"]) == ("cpu", "cpu", "torch sdpa")
+        assert (row["dtype"], row["head_dim"], row["seqlen_q"]) == ("float32", 16, 64)
+    assert report["command"] == "python -m flash_attn_ext bench --device cpu --quick"  # nothing of this machine
+    assert (
+        report["machine"]["cpu_flags"] == machine.machine()["cpu_flags"]
+        and report["date"]
+        and report["versions"]["torch"] == torch.__version__
+    )
+    assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
+    text = capsys.readouterr().out
+    assert "x torch sdpa" in text and "geometric mean" in text
+
+
+def test_bench_without_a_plot(tiny_suite, tmp_path):
+    assert main(["bench", "--device", "cpu", "--output", str(tmp_path / "new"), "--no-plot"]) == 0
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["cpu.json"]
+
+
+def test_bench_notes_the_choices_that_made_the_rows(tiny_suite, tmp_path):
+    choices = ["--suite", "cpu", "--backend", "cpu"]
+    assert main(["bench", "--no-plot", "--output", str(tmp_path), *choices, "--device", "cpu"]) == 0
+    report = json.loads((tmp_path / "cpu_cpu_cpu.json").read_text())
+    assert report["command"] == "python -m flash_attn_ext bench --device cpu --suite cpu --backend cpu"
+
+
+def test_bench_a_peer_that_fails_loses_its_own_figure_only(tiny_suite, tmp_path, monkeypatch, capsys):
+    def fail(*arguments, **keywords):
+        raise RuntimeError("not today")
+
+    monkeypatch.setattr(contestants.F, "scaled_dot_product_attention", fail)
+    assert main(["bench", "--device", "cpu", "--output", str(tmp_path), "--no-plot"]) == 0
+    rows = json.loads((tmp_path / "cpu.json").read_text())["rows"]
+    assert len(rows) == 10
+    for row in rows:
+        assert row["ours_ms"] > 0 and row["peer_ms"] == {"torch sdpa": None} and row["ratio"] is None
+        assert row["errors"] == {"torch sdpa": "RuntimeError: not today"}
+    assert "fails" in capsys.readouterr().out
+
+
+def test_bench_says_when_ours_is_wrong(tiny_suite, tmp_path, monkeypatch, capsys):
+    right = contestants.attention
+    monkeypatch.setattr(contestants, "attention", lambda *tensors, **keywords: right(*tensors, **keywords, scale=0.01))
+    assert main(["bench", "--device", "cpu", "--output", str(tmp_path), "--no-plot"]) == 1
+    assert "differs from the first peer's" in capsys.readouterr().out
+
+
+def test_bench_says_when_ours_fails_and_keeps_the_peers_figures(tiny_suite, tmp_path, monkeypatch, capsys):
+    def fail(*arguments, **keywords):
+        raise RuntimeError("not today")
+
+    monkeypatch.setattr(contestants, "attention", fail)
+    assert main(["bench", "--device", "cpu", "--output", str(tmp_path), "--no-plot"]) == 1
+    rows = json.loads((tmp_path / "cpu.json").read_text())["rows"]
+    assert len(rows) == 10
+    assert all(row["ours_ms"] is None and row["peer_ms"]["torch sdpa"] > 0 for row in rows)
+    assert "!! ours: RuntimeError: not today" in capsys.readouterr().out
+
+
+def test_bench_refuses_names_that_it_does_not_have(tmp_path, capsys):
+    arguments = ["bench", "--device", "cpu", "--output", str(tmp_path / "never")]
+    assert main([*arguments, "--suite", "grid"]) == 2
+    assert "--suite grid: on cpu there are cpu" in capsys.readouterr().out
+    assert main([*arguments, "--backend", "sm81"]) == 2
+    built = ", ".join(flash_attn_ext._C.build_info()["backends"])
+    assert f"--backend sm81: this build has {built}\n" in capsys.readouterr().out
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("report", sorted(RESULTS.glob("*.json")), ids=lambda path: path.name)
+def test_bench_draws_what_was_measured(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    shutil.copy(report, tmp_path)
+    assert main(["bench", "--draw", str(tmp_path / report.name)]) == 0
+    assert list(tmp_path.glob("*.png"))
+
+
+def test_bench_counts_operations():
+    base = workload.Workload("grid", "full", 2, 3, seqlen=8, head_dim=4)
+    full = 4 * 2 * 3 * 8 * 8 * 4
+    assert base.flops("forward") == full and base.flops("backward") == 2.5 * full
+    assert dataclasses.replace(base, causal=True).flops("forward") == full / 2
+    assert dataclasses.replace(base, head_dim_v=12).flops("forward") == 2 * full
+    assert dataclasses.replace(base, window=(0, 0)).flops("forward") == full / 8
+    assert dataclasses.replace(base, window=(7, 7)).flops("forward") == full
+    assert dataclasses.replace(base, window=(7, 0), causal=True).flops("forward") == full * 36 / 64
+    assert dataclasses.replace(base, lengths=(8, 8)).flops("forward") == full
+
+
+def grid_rows(ratios: list[float]) -> list[dict]:
+    common = {"suite": "grid", "case": "full", "pass": "forward", "dtype": "bfloat16", "head_dim": 64, "in_goal": True}
+    return [common | {"seqlen_q": n, "against": "flash", "ratio": r, "ours_ms": 1} for n, r in enumerate(ratios)]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ([1.0, 1.3], "goal met"),
+        ([1.0, 1.1], "floor kept, goal missed"),
+        ([0.8, 1.9], "BELOW THE FLOOR"),
+        ([0.9, 1.0], "BELOW THE FLOOR"),
+        ([1.2, None], "INCOMPLETE"),
+    ],
+    ids=str,
+)
+def test_bench_summary_names_the_goal(ratios, verdict):
+    text, *others = summary("grid", grid_rows(ratios), [Goal("grid", "forward", 1.1, 1.0, worst=0.85)])
+    assert text.endswith(f"goal at least 1.1 (floor 1, no point under 0.85): {verdict}")
+    assert others == ["    full bfloat16 D64 S0: 0.8, floor 0.85"] * (0.8 in ratios)
+
+
+def test_bench_goals_against_one_peer_and_the_best():
+    """The row itself compares with flash."""
+    (row,) = grid_rows([2.0])
+    row["peer_ms"] = {"flash": 2, "cudnn": 0.5, "fa4": None}
+    goals = [Goal("grid", "forward", 1.5, 1.5, against=name) for name in (None, "cudnn", "best", "fa4")]
+    assert summary("grid", [row], goals) == [
+        "  forward: 2 x flash (full bfloat16 D64 S0); goal at least 1.5: goal met",
+        "  forward: 0.5 x cudnn (full bfloat16 D64 S0); goal at least 1.5: BELOW THE FLOOR",
+        "  forward: 0.5 x best (full bfloat16 D64 S0); goal at least 1.5: BELOW THE FLOOR",
+        "  forward: no point could be measured; goal at least 1.5: INCOMPLETE",
+    ]
+
+
+def test_bench_goals_at_some_points_count_what_the_mean_leaves_out():
+    rows_ = grid_rows([1.0, 2.0, 4.0])
+    rows_[2]["in_goal"] = False
+    goals = [Goal("grid", "forward", 1.5, 1.5, at=at) for at in ({}, {"seqlen_q": 2}, {"seqlen_q": 3})]
+    lines = summary("grid", rows_, goals)
+    assert [line.partition(";")[0] for line in lines] == [
+        "  forward: geometric mean 1.41 x flash over 2 of 2 points, worst 1 (full bfloat16 D64 S0)",
+        "  forward, seqlen_q 2: 4 x flash (full bfloat16 D64 S2)",
+        "  forward, seqlen_q 3: not measured",
+    ]
+
+
+def test_bench_goals_in_tflops_name_each_point_that_misses():
+    rows_ = [row | {"ours_tflops": rate} for row, rate in zip(grid_rows([1.0] * 3), (500, 400, None), strict=True)]
+    goal = PointGoals("grid", "forward", {("full", 64, seqlen): 450 for seqlen in range(4)})
+    assert summary("grid", rows_, [goal]) == [
+        "  forward, TFLOP/s: goal met at 1 of 4 points, 1 not measured",
+        "    full bfloat16 D64 S1: 400 TFLOP/s, goal 450",
+        "    full bfloat16 D64 S2: no figure, goal 450",
+    ]
+
+
+def test_bench_summary_has_no_goal_of_its_own():
+    (text,) = summary("grid", grid_rows([1.0, 1.3]))
+    assert text.startswith("  forward: geometric mean 1.14 x flash over 2 of 2 points, worst 1 (")
+    assert "goal" not in text
+
+
+def test_bench_summary_of_shares_has_a_line_for_each_case():
+    shares = [
+        row | {"against": "own", "own_ms": {"own": 2}, "case": f"case {row['seqlen_q']}"}
+        for row in grid_rows([0.5, 0.1])
+    ]
+    lines = summary("window", shares)
+    assert lines == [
+        "  forward, case 0: 0.5 of own own time (case 0 bfloat16 D64 S0)",
+        "  forward, case 1: 0.1 of own own time (case 1 bfloat16 D64 S1)",
+    ]
+
+
+def test_bench_reads_goals_from_the_file_that_is_named(tiny_suite, tmp_path, capsys):
+    text = (BENCHMARKS / "goals.py").read_text()
+    mine = tmp_path / "mine.py"
+    mine.write_text(text[: text.index("GOALS = (")] + 'GOALS = (Goal("cpu", "forward", 1e6, 1e-6),)\n')
+    common = ["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]
+    assert main([*common, "--goals", str(mine)]) == 0
+    assert "goal at least 1e+06 (floor 1e-06): floor kept, goal missed" in capsys.readouterr().out
+    assert "goals" not in json.loads((tmp_path / "cpu.json").read_text())["command"]
+    mine.write_text("GOAL = 1\n")
+    for path in (mine, tmp_path / "none.py"):
+        assert main([*common, "--goals", str(path)]) == 2
+        assert f"--goals {path}: " in capsys.readouterr().out
+
+
+def test_bench_every_goal_has_rows(goals):
+    """And names a peer that is timed there."""
+    of_suite: dict[str, list[dict]] = {name: [] for name in suites.SUITES["cuda"]}
+    for load in (load for loads in suites.SUITES["cuda"].values() for load in loads):
+        for pass_ in load.passes:
+            of_suite[load.suite].append(rows.make_row(load, pass_, None, timing.Measurement()))
+    for goal in goals:
+        found = [row for row in of_suite[goal.suite] if row["pass"] == goal.pass_ and goal.counts(row)]
+        assert found, goal
+        if isinstance(goal, PointGoals):
+            assert len(found) == len(goal.tflops)
+        elif goal.against not in (None, "best"):
+            assert all(goal.against in row["peer_us" if "peer_us" in row else "peer_ms"] for row in found), goal
+        else:
+            assert len({row["against"] for row in found}) == 1, goal
+
+
+@pytest.fixture
+def suite_with_packages(tiny_suite, monkeypatch):
+    """FlashAttention-4 is there, as PyTorch's attention in its layout; FlashAttention-3 is not."""
+
+    def flash_attn_func(q, k, v, causal=False):
+        assert q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+        transposed = (tensor.transpose(1, 2) for tensor in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(*transposed, is_causal=causal).transpose(1, 2), None
+
+    package = types.SimpleNamespace(flash_attn_func=flash_attn_func)
+    real_import = peers.importlib.import_module
+
+    def import_module(name):
+        if name == "flash_attn_interface":
+            raise ImportError("not here")
+        return package if name == "flash_attn.cute" else real_import(name)
+
+    monkeypatch.setattr(peers.importlib, "import_module", import_module)
+    loads = [
+        dataclasses.replace(load, peers=("fa3", "fa4"), against="fa4", num_heads=3)
+        for load in suites.SUITES["cpu"]["cpu"][:2]
+    ]
+    monkeypatch.setattr(suites, "SUITES", {"cpu": {"cpu": tuple(loads)}})
+
+
+def test_bench_packages_take_part_in_the_forward_pass(suite_with_packages, tmp_path, capsys):
+    assert main(["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("FlashAttention-3 (fa3) takes no part: ImportError: not here\n") == 1
+    found = json.loads((tmp_path / "cpu.json").read_text())["rows"]
+    assert [row["pass"] for row in found] == ["forward", "forward+backward"] * 2
+    for row in found[::2]:
+        assert list(row["peer_ms"]) == ["fa4"] and row["ratio"] > 0 and row["difference"] < 1e-3
+    for row in found[1::2]:
+        assert row["peer_ms"] == {} and row["ratio"] is None and "errors" not in row
+
+
+def test_bench_padding_beside_packed_sequences(tiny_suite, tmp_path, monkeypatch):
+    """Both give the same result, or the row would fail."""
+    (load,) = [load for load in suites.mask() if load.own == workload.OWN_VARLEN]
+    small = dataclasses.replace(load, batch=3, num_heads=2, seqlen=32, head_dim=16)
+    monkeypatch.setattr(suites, "SUITES", {"cpu": {"cpu": (small,)}})
+    assert main(["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]) == 0
+    (row,) = json.loads((tmp_path / "cpu.json").read_text())["rows"]
+    assert row["own_ms"]["varlen"] > 0 and row["ratio"] > 0 and row["difference"] < 1e-2
