@@ -59,6 +59,7 @@ def cxx_flags(plan: Plan, source: str) -> list[str]:
     flags, system = list(CXX_FLAGS), [torch, torch / "torch/csrc/api/include", plan.python_include]
     if plan.nvcc:
         flags.append("-DFLASH_ATTN_EXT_WITH_CUDA=1")
+        flags += ["-DFLASH_ATTN_EXT_WITH_SM90=1"] * any(arch.number == 90 for arch in plan.archs)
         system += plan.nvcc.include_dirs
         facts = {"CUDA_VERSION": plan.nvcc.version, "CUDA_ARCHS": ";".join(map(str, plan.archs))}
     else:

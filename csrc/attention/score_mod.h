@@ -61,6 +61,21 @@ struct MaskTiles {
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
 };
 
+// The mask as bits, for backends that pack it first, in the order in which threads hold scores: a word for each query,
+// 128 keys and thread of a quad, whose bit 2 j + e stands for key 8 j + 2 (thread of the quad) + e. One more group of
+// four words follows each query's.
+struct MaskBits {
+  static constexpr int64_t kKeys = 128;
+
+  uint32_t* data = nullptr;
+  int64_t batch_stride = 0;  // in words, 0 where the mask is broadcast
+  int64_t head_stride = 0;
+  int64_t query_stride = 0;
+  int64_t words = 0;  // in all
+
+  FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
+};
+
 // ALiBi (Press et al. 2022, section 3): a slope per head, or per batch entry and head.
 struct AlibiSlopes {
   const void* data = nullptr;  // accumulate type
@@ -121,6 +136,7 @@ struct ScoreMod {
   BroadcastView bias;
   BroadcastView mask;  // bool, one byte each: True = attend
   MaskTiles mask_tiles;
+  MaskBits mask_bits;
 
   // Scale only: what the fast kernels are built for.
   FLASH_HOST_DEVICE bool plain() const {

@@ -14,6 +14,9 @@
 
 #include "kernels/sm80/sm80_backend.h"
 #endif
+#if FLASH_ATTN_EXT_WITH_SM90
+#include "kernels/sm90/sm90_backend.h"
+#endif
 
 namespace flash_attn_ext::host {
 namespace {
@@ -83,6 +86,47 @@ void sm80_backward(const attention::BackwardParams& params, const plan::Backward
 }
 #endif
 
+#if FLASH_ATTN_EXT_WITH_SM90
+// What the copy engine can describe: strides that are multiples of 16 bytes, of rows other than 0.
+void add_stride_reasons(std::vector<std::string>& reasons, const char* name, const attention::MatrixView& view,
+                        int64_t rows) {
+  constexpr int64_t kLongestStride = int64_t{1} << 38;  // elements of 2 bytes; the engine takes less than 2^40 bytes
+  if (rows > 1 && view.row_stride == 0) {
+    reasons.push_back(std::string("it cannot read ") + name + ", whose rows are one row repeated (stride 0)");
+  }
+  if (std::max({view.batch_stride, view.head_stride, view.row_stride}) > kLongestStride) {
+    reasons.push_back(std::string("it cannot read ") + name + ", which has a stride of 2^39 bytes or more");
+  }
+}
+
+std::vector<std::string> sm90_unsupported_reasons(const attention::AttentionParams& params, at::Device device) {
+  if (!device.is_cuda()) return {"it reads GPU memory, and the tensors are on " + device.str()};
+  std::vector<std::string> reasons;
+  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
+  if (properties->major != 9) {
+    reasons.push_back(std::string("it needs compute capability 9.x (Hopper), and ") + properties->name + " has " +
+                      std::to_string(properties->major) + "." + std::to_string(properties->minor));
+  }
+  if (!attention::is_16_bit(params.element)) reasons.push_back("it takes bfloat16 and float16 only");
+  if (params.head_dim_qk > sm90::kLargestHeadDimQk || params.head_dim_v > sm90::kLargestHeadDimV) {
+    reasons.push_back("it takes head dims up to " + std::to_string(sm90::kLargestHeadDimQk) + " of q and k and " +
+                      std::to_string(sm90::kLargestHeadDimV) + " of v, got " + std::to_string(params.head_dim_qk) +
+                      " and " + std::to_string(params.head_dim_v));
+  }
+  const attention::SequenceTable& lengths = params.sequences;
+  const bool packed = lengths.cu_seqlens_q != nullptr;
+  add_stride_reasons(reasons, "q", params.q, packed ? lengths.total_q : lengths.max_seqlen_q);
+  add_stride_reasons(reasons, "k", params.k, packed ? lengths.total_k : lengths.max_seqlen_k);
+  add_stride_reasons(reasons, "v", params.v, packed ? lengths.total_k : lengths.max_seqlen_k);
+  return reasons;
+}
+
+void sm90_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
+  if (plan.kernel != plan::ForwardKernel::kWarpSpecialised) return sm80_forward(params, plan, workspace);
+  C10_CUDA_CHECK(sm90::run_forward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
+}
+#endif
+
 bool may_use(const Backend& backend, const AttentionInputs& inputs) {
   return !inputs.backend || *inputs.backend == backend.name;
 }
@@ -100,6 +144,16 @@ std::vector<std::string> reasons_against(const Backend& backend, const Attention
 
 const std::vector<Backend>& backends() {
   static const std::vector<Backend> table = {
+#if FLASH_ATTN_EXT_WITH_SM90
+    // Its backward passes are sm80's.
+    {.name = "sm90",
+     .unsupported_reasons = sm90_unsupported_reasons,
+     .readable = sm80_readable,
+     .plan_forward = plan::plan_forward_sm90,
+     .plan_backward = plan::plan_backward_sm80,
+     .forward = sm90_forward,
+     .backward = sm80_backward},
+#endif
 #if FLASH_ATTN_EXT_WITH_CUDA
     {.name = "sm80",
      .unsupported_reasons = sm80_unsupported_reasons,

@@ -123,7 +123,8 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
                       .alibi = alibi_slopes(in.alibi_slopes),
                       .bias = broadcast_view(in.bias),
                       .mask = broadcast_view(in.mask),
-                      .mask_tiles = {}};
+                      .mask_tiles = {},
+                      .mask_bits = {}};
   params.dropout = make_dropout(in.dropout_p, in.rng_seed);
   params.sink = in.sink ? in.sink->data_ptr() : nullptr;
   params.q = matrix_view(in.q);

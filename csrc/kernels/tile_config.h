@@ -22,21 +22,26 @@ inline constexpr int64_t kPackedBytes = int64_t{32} << 20;
 
 }  // namespace flash_attn_ext::cpu
 
+namespace flash_attn_ext {
+
+// What forward, dK/dV and dQ kernels are compiled for.
+enum class Variant {
+  kPlain,     // a positive scale, and nothing else that changes a score
+  kShort,     // the same for few queries; sm80's forward only
+  kDropout,   // the same with dropout; forward only
+  kMask,      // the same with a boolean mask; sm90 only
+  kBiasMask,  // the same with a bias, a mask or both; forward and sm80's dQ
+  kExtended,  // everything
+};
+
+}  // namespace flash_attn_ext
+
 namespace flash_attn_ext::sm80 {
 
 inline constexpr int kWarpSize = 32;
 
 // Shared memory that every GPU of compute capability 8.0 and later has for a block (8.6, 8.9 and 12.0 have no more).
 inline constexpr int kSharedBytes = 99 * 1024;
-
-// What forward, dK/dV and dQ kernels are compiled for.
-enum class Variant {
-  kPlain,     // a positive scale, and nothing else that changes a score
-  kShort,     // the same for few queries; forward only
-  kDropout,   // the same with dropout; forward only
-  kBiasMask,  // the same with a bias, a mask or both; forward and dQ
-  kExtended,  // everything
-};
 
 // Head dims that kernels are compiled for; the tail of a smaller one is zeros. Wider elements skip some, to keep the
 // build short.
@@ -269,3 +274,77 @@ constexpr ProductTile product_tile(int element_bytes, int head_dim) {
 }
 
 }  // namespace flash_attn_ext::sm80
+
+namespace flash_attn_ext::sm90 {
+
+// Shared memory that a block may have on compute capability 9.0.
+inline constexpr int kSharedBytes = 227 * 1024;
+
+struct HeadDims {
+  int qk;
+  int v;
+  bool operator==(const HeadDims&) const = default;
+};
+
+// Head dims that forward kernels are compiled for, the cheaper ones first. The tails of smaller ones are zeros. Blocks
+// share a tile of queries where v is larger: each computes kColumns columns of O.
+inline constexpr HeadDims kForwardHeadDims[] = {{64, 64},   {96, 96},   {128, 128}, {192, 128},
+                                                {192, 192}, {128, 256}, {256, 256}};
+inline constexpr int kColumns = 256;
+inline constexpr int64_t kLargestHeadDimQk = 256;
+inline constexpr int64_t kLargestHeadDimV = 2 * kColumns;
+
+constexpr HeadDims forward_head_dims(int64_t qk, int64_t v) {
+  for (const HeadDims& dims : kForwardHeadDims) {
+    if (qk <= dims.qk && (v <= dims.v || dims.v == kColumns)) return dims;
+  }
+  return {};
+}
+
+// Which kernels there are; the Extended one does everything.
+constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
+  if (variant == Variant::kPlain || variant == Variant::kExtended) return true;
+  return variant != Variant::kShort && dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
+}
+
+// Up to how many queries at head dims up to 64 the portable kernels are faster: tiles of as many, several blocks on a
+// multiprocessor.
+inline constexpr int64_t kPortableQueries = 256;
+
+// A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in two stages each of K and V.
+// `query_stages`: with two, the next tile's Q arrives during this one.
+struct ForwardTile {
+  int warpgroups;  // that compute; one more starts the copies
+  int keys;
+  int query_stages;
+};
+
+// As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
+// V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim
+// 64). Extended kernels have biases and masks in shared memory too, and draws of dropout for 32 keys at a time.
+constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
+  const bool plain = variant == Variant::kPlain;
+  if (dims.v <= 64 && plain) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
+  if (variant == Variant::kExtended && dims.qk <= 128 && dims.v <= 128)
+    return {.warpgroups = 2, .keys = 96, .query_stages = 1};
+  if (dims.qk <= 128 && dims.v <= 128)
+    return {.warpgroups = 2, .keys = 128, .query_stages = variant == Variant::kBiasMask ? 1 : 2};
+  if (!plain) return {.warpgroups = 2, .keys = 64, .query_stages = 1};
+  if (dims.v <= 128) return {.warpgroups = 2, .keys = 112, .query_stages = 1};
+  if (dims.v <= 192) return {.warpgroups = 2, .keys = 96, .query_stages = 1};
+  return {.warpgroups = 2, .keys = dims.qk <= 128 ? 80 : 64, .query_stages = 1};
+}
+
+// Registers of a thread that computes, and of one that copies: together they fill the register file. Looking tiles of a
+// mask up takes some.
+constexpr bool looks_up_mask(Variant variant) { return variant != Variant::kPlain && variant != Variant::kDropout; }
+constexpr int consumer_registers(int warpgroups, Variant variant) {
+  if (warpgroups == 3) return 160;
+  return looks_up_mask(variant) ? 216 : 232;
+}
+constexpr int producer_registers(int warpgroups, Variant variant) {
+  if (warpgroups == 3) return 32;
+  return looks_up_mask(variant) ? 72 : 40;
+}
+
+}  // namespace flash_attn_ext::sm90

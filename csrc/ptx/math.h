@@ -47,6 +47,19 @@ __device__ __forceinline__ uint32_t pack(float low, float high, __half) {
   return packed;
 }
 
+// The same, not moved against other asm volatile: ptxas would put it between asynchronous products.
+__device__ __forceinline__ uint32_t pack_in_order(float low, float high, __nv_bfloat16) {
+  uint32_t packed;
+  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ uint32_t pack_in_order(float low, float high, __half) {
+  uint32_t packed;
+  asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
 // The value of 16 bits of memory.
 __device__ __forceinline__ float to_float(uint16_t bits, __nv_bfloat16) {
   return __uint_as_float(uint32_t{bits} << 16);

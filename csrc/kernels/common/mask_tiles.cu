@@ -67,7 +67,9 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
 
 }  // namespace
 
-cudaError_t launch_mask_tiles(const attention::AttentionParams& params, cudaStream_t stream) {
+cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory, cudaStream_t stream) {
+  if (memory == nullptr) return cudaSuccess;
+  params.score_mod.mask_tiles = plan::mask_tiles_in(memory, params);
   const MaskTileCounts counts = plan::count_mask_tiles(params);
   const int64_t blocks = (counts.total() + kWarpsPerBlock - 1) / kWarpsPerBlock;
   mask_tiles_kernel<<<static_cast<unsigned>(blocks), kWarpsPerBlock * kWarpSize, 0, stream>>>(params, counts);

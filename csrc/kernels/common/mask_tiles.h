@@ -8,7 +8,11 @@
 
 namespace flash_attn_ext::common {
 
-// Fills params.score_mod.mask_tiles.
-cudaError_t launch_mask_tiles(const attention::AttentionParams& params, cudaStream_t stream);
+// Notes what each tile of the mask holds in memory that the plan has for it, and in params where that is. Null: nothing
+// to do.
+cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory, cudaStream_t stream);
+
+// The same for the mask as bits.
+cudaError_t pack_mask(attention::AttentionParams& params, void* memory, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

@@ -50,4 +50,36 @@ __device__ __forceinline__ void store_quads(const OutputRows<Element>& target, c
   }
 }
 
+// The same, a row at a time: 32 columns of it come out as 64 neighbouring bytes. Returns whether one of the thread's
+// elements in an existing row is not finite.
+template <class Element, class Acc>
+__device__ __forceinline__ bool store_row_quads(const OutputRows<Element>& target, const Acc& acc) {
+  static_assert(sizeof(Element) == 2 && Acc::kColumnTiles % 4 == 0);
+  const bool in_chunks = target.in_chunks();
+  const int own = tile::lane() % 4;  // which of four column tiles the thread will have
+  bool any = false;
+#pragma unroll
+  for (int r = 0; r < Acc::kThreadRows; ++r) {
+    const bool exists = Acc::row(r) < target.rows;
+    float zero = 0.0f;
+    Element* row = target.data + Acc::row(r) * target.row_stride + 8 * own;
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; j += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        zero = fmaf(acc.at(r, j + i, 0), 0.0f, fmaf(acc.at(r, j + i, 1), 0.0f, zero));
+        words[i] = ptx::pack(acc.at(r, j + i, 0), acc.at(r, j + i, 1), Element{});
+      }
+      transpose_quad(words);
+      if (in_chunks && exists && 8 * (j + own) < target.columns) {
+        *reinterpret_cast<uint4*>(row + 8 * j) = uint4{words[0], words[1], words[2], words[3]};
+      }
+    }
+    any |= exists && zero != 0.0f;
+  }
+  if (!in_chunks) store_elements(target, acc);
+  return any;
+}
+
 }  // namespace flash_attn_ext

@@ -8,17 +8,19 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-const char* name_of(sm80::Variant variant) {
+const char* name_of(Variant variant) {
   switch (variant) {
-    case sm80::Variant::kPlain:
+    case Variant::kPlain:
       return "plain";
-    case sm80::Variant::kShort:
+    case Variant::kShort:
       return "short";
-    case sm80::Variant::kDropout:
+    case Variant::kDropout:
       return "dropout";
-    case sm80::Variant::kBiasMask:
+    case Variant::kMask:
+      return "mask";
+    case Variant::kBiasMask:
       return "bias and mask";
-    case sm80::Variant::kExtended:
+    case Variant::kExtended:
       return "extended";
   }
   return "?";
@@ -54,7 +56,7 @@ std::string workspace_words(int64_t bytes, const Parts& parts) {
   return words.str();
 }
 
-std::string kernel_words(sm80::Variant variant, int head_dim, bool tf32) {
+std::string kernel_words(Variant variant, int head_dim, bool tf32) {
   return std::string(name_of(variant)) + (tf32 ? " TF32" : "") + ", head dim " + std::to_string(head_dim);
 }
 
@@ -100,13 +102,19 @@ std::string describe(const ForwardPlan& plan) {
       words << "streaming (" << kernel_words(plan.variant, plan.head_dim, plan.tf32) << "), " << plan.tile.queries
             << " queries x " << plan.tile.keys << " keys per tile";
       break;
+    case ForwardKernel::kWarpSpecialised:
+      words << "warp-specialised (" << name_of(plan.variant) << ", head dims " << plan.head_dim << " and "
+            << plan.head_dim_v << "), " << plan.tile.queries << " queries x " << plan.tile.keys << " keys per tile";
+      break;
     case ForwardKernel::kWholeHeads:
       words << "whole heads, " << sm80::kHeadsRows << " queries x " << sm80::kHeadsRows << " keys per tile";
       break;
   }
   words << "; "
-        << workspace_words(plan.workspace.bytes,
-                           {{"mask tiles", plan.workspace.mask_tiles}, {"NaN flags", plan.workspace.nan_flags}});
+        << workspace_words(plan.workspace.bytes, {{"mask tiles", plan.workspace.mask_tiles},
+                                                  {"mask bits", plan.workspace.mask_bits},
+                                                  {"NaN flags", plan.workspace.nan_flags},
+                                                  {"tile list", plan.workspace.tile_list}});
   return words.str();
 }
 

@@ -37,4 +37,18 @@ inline attention::MaskTiles mask_tiles_in(uint8_t* memory, const attention::Atte
           .key_stride = stride(counts.keys, 1)};
 }
 
+// The mask's bits for memory of mask_bits_bytes(p): the same batch entries and heads as the tiles.
+inline attention::MaskBits mask_bits_in(void* memory, const attention::AttentionParams& p) {
+  constexpr int64_t kKeys = attention::MaskBits::kKeys;
+  const MaskTileCounts counts = count_mask_tiles(p);
+  const int64_t row = ((p.sequences.max_seqlen_k + kKeys - 1) / kKeys + 1) * 4;
+  const int64_t rows = p.score_mod.mask.query_stride == 0 ? 1 : p.sequences.max_seqlen_q;
+  return {.data = static_cast<uint32_t*>(memory),
+          .batch_stride = counts.batch == 1 ? 0 : counts.heads * rows * row,
+          .head_stride = counts.heads == 1 ? 0 : rows * row,
+          .query_stride = rows == 1 ? 0 : row,
+          .words = counts.batch * counts.heads * rows * row};
+}
+inline int64_t mask_bits_bytes(const attention::AttentionParams& p) { return mask_bits_in(nullptr, p).words * 4; }
+
 }  // namespace flash_attn_ext::plan

@@ -39,25 +39,29 @@ enum class NanRepair {
 
 enum class ForwardKernel {
   kCpu,
-  kRows,        // float64: one warp per row, without tensor cores
-  kStreaming,   // one block per tile of queries; tiles of keys stream past it
-  kWholeHeads,  // resident blocks go from head to head, all of whose keys are there at once
+  kRows,             // float64: one warp per row, without tensor cores
+  kStreaming,        // one block per tile of queries; tiles of keys stream past it
+  kWholeHeads,       // resident blocks go from head to head, all of whose keys are there at once
+  kWarpSpecialised,  // Hopper: resident blocks claim tiles of queries; one warpgroup copies, the others compute
 };
 
 struct ForwardPlan {
   ForwardKernel kernel = ForwardKernel::kCpu;
-  bool tf32 = false;  // products of float32 are rounded to TF32
-  int head_dim = 0;   // that the kernel is compiled for
-  sm80::Variant variant = sm80::Variant::kExtended;
-  sm80::QueryStationaryTile tile{};  // kStreaming
+  bool tf32 = false;   // products of float32 are rounded to TF32
+  int head_dim = 0;    // that the kernel is compiled for
+  int head_dim_v = 0;  // kWarpSpecialised; elsewhere the same
+  Variant variant = Variant::kExtended;
+  sm80::QueryStationaryTile tile{};  // kStreaming, kWarpSpecialised
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;         // heads that are worked on together share it
-  int64_t resident_blocks = 0;  // kWholeHeads
+  int64_t resident_blocks = 0;  // kWholeHeads, kWarpSpecialised
 
   struct Workspace {
     int64_t bytes = 0;
     WorkspacePart mask_tiles;  // what each tile of a boolean mask holds
     WorkspacePart nan_flags;   // one byte per warp
+    WorkspacePart mask_bits;   // kWarpSpecialised: a boolean mask, packed
+    WorkspacePart tile_list;   // kWarpSpecialised: which tiles a block had
   } workspace;
 };
 
@@ -94,8 +98,8 @@ struct BackwardPlan {
   int dq_head_dim = 0;  // that the kernels are compiled for
   int dkdv_head_dim = 0;
   int dscore_head_dim = 0;  // of the kernels that compute dS again
-  sm80::Variant dq_variant = sm80::Variant::kExtended;
-  sm80::Variant dkdv_variant = sm80::Variant::kExtended;
+  Variant dq_variant = Variant::kExtended;
+  Variant dkdv_variant = Variant::kExtended;
   int fused_keys = 0;  // of the fused kernel's tile
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;
@@ -133,6 +137,7 @@ ForwardPlan plan_forward_cpu(const attention::ForwardParams& params, const Limit
 BackwardPlan plan_backward_cpu(const attention::BackwardParams& params, const Limits& limits);
 ForwardPlan plan_forward_sm80(const attention::ForwardParams& params, const Limits& limits);
 BackwardPlan plan_backward_sm80(const attention::BackwardParams& params, const Limits& limits);
+ForwardPlan plan_forward_sm90(const attention::ForwardParams& params, const Limits& limits);
 
 // All of them, whether or not a backend was built: a plan needs no GPU.
 struct Planner {
@@ -140,7 +145,8 @@ struct Planner {
   ForwardPlan (*forward)(const attention::ForwardParams& params, const Limits& limits);
   BackwardPlan (*backward)(const attention::BackwardParams& params, const Limits& limits);
 };
-inline constexpr Planner kPlanners[] = {{"sm80", plan_forward_sm80, plan_backward_sm80},
+inline constexpr Planner kPlanners[] = {{"sm90", plan_forward_sm90, plan_backward_sm80},
+                                        {"sm80", plan_forward_sm80, plan_backward_sm80},
                                         {"cpu", plan_forward_cpu, plan_backward_cpu}};
 
 }  // namespace flash_attn_ext::plan

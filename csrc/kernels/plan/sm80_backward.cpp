@@ -7,8 +7,6 @@ namespace flash_attn_ext::plan {
 namespace {
 
 using attention::BackwardParams;
-using sm80::Variant;
-
 bool wants_dkdv(const BackwardParams& p) { return p.dk.data != nullptr || p.dv.data != nullptr; }
 
 bool has_scores(const BackwardParams& p) { return p.sequences.max_seqlen_q > 0 && p.sequences.max_seqlen_k > 0; }

@@ -6,8 +6,6 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-using sm80::Variant;
-
 // Bytes between rows are 32-bit numbers as far as a tile goes.
 bool has_short_strides(const attention::AttentionParams& p) {
   return std::max({p.q.row_stride, p.k.row_stride, p.v.row_stride}) < tile::kLongStride;

@@ -1,12 +1,12 @@
-// Launches a kernel with the shared memory that its Shared struct needs.
+// Launches a kernel with a schedule, and says whose rows its warps are.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/repair.h"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/tile_config.h"
@@ -14,45 +14,17 @@
 
 namespace flash_attn_ext::sm80 {
 
-// More shared memory than the 48 KiB that every kernel may have is asked for once: the driver keeps it for each device.
-// A Kernel has one __global__ function.
-template <class Kernel, class... Arguments>
-cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
-  constexpr int kBytes = sizeof(typename Kernel::Shared);
-  static_assert(kBytes <= kSharedBytes);
-  if (kBytes <= 48 * 1024) return cudaSuccess;
-  static std::atomic<uint64_t> allowed_devices{0};
-  int device = 0;
-  const cudaError_t no_device = cudaGetDevice(&device);
-  if (no_device != cudaSuccess) return no_device;
-  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (allowed_devices.load(std::memory_order_relaxed) & bit) return cudaSuccess;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error == cudaSuccess) allowed_devices.fetch_or(bit, std::memory_order_relaxed);
-  return error;
-}
-
-template <class Kernel, class... Arguments>
-cudaError_t launch_blocks(void (*kernel)(Arguments...), int64_t num_blocks, cudaStream_t stream,
-                          const Arguments&... arguments) {
-  if (num_blocks == 0) return cudaSuccess;
-  if (num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  constexpr int kBytes = sizeof(typename Kernel::Shared);
-  const cudaError_t error = allow_shared_memory<Kernel>(kernel);
-  if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(num_blocks), Kernel::kThreads, kBytes, stream>>>(arguments...);
-  return cudaGetLastError();
-}
-
 template <class Kernel, class Params>
 cudaError_t launch(void (*kernel)(Params), const Params& params, int64_t num_blocks, cudaStream_t stream) {
-  return launch_blocks<Kernel>(kernel, num_blocks, stream, params);
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  return common::launch_blocks<Kernel>(kernel, num_blocks, stream, params);
 }
 
 template <class Kernel, class Params>
 cudaError_t launch(void (*kernel)(Params, Schedule), const Params& params, const Schedule& schedule,
                    cudaStream_t stream) {
-  return launch_blocks<Kernel>(kernel, schedule.num_blocks, stream, params, schedule);
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  return common::launch_blocks<Kernel>(kernel, schedule.num_blocks, stream, params, schedule);
 }
 
 // What a repair kernel is told about a launch of Kernel.

@@ -5,7 +5,6 @@
 #include "kernels/common/float64_attention.h"
 #include "kernels/common/mask_tiles.h"
 #include "kernels/common/score_gradients.h"
-#include "kernels/plan/mask_tiles.h"
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/sm80_backend.h"
 #include "kernels/sm80/sm80_kernels.h"
@@ -24,13 +23,6 @@ cudaError_t in_order(Stages&&... stages) {
   cudaError_t error = cudaSuccess;
   ((error = error == cudaSuccess ? stages() : error), ...);
   return error;
-}
-
-// Notes what each tile of the mask holds, where the plan has memory for it.
-cudaError_t scan_mask_tiles(attention::AttentionParams& p, uint8_t* memory, cudaStream_t stream) {
-  if (memory == nullptr) return cudaSuccess;
-  p.score_mod.mask_tiles = plan::mask_tiles_in(memory, p);
-  return common::launch_mask_tiles(p, stream);
 }
 
 template <class Element>
@@ -164,7 +156,7 @@ cudaError_t run_forward(const attention::ForwardParams& params, const ForwardPla
   ForwardParams p;
   static_cast<attention::ForwardParams&>(p) = params;
   p.nan_flags = plan.workspace.nan_flags.in<uint8_t>(workspace);
-  return in_order([&] { return scan_mask_tiles(p, plan.workspace.mask_tiles.in<uint8_t>(workspace), stream); },
+  return in_order([&] { return common::scan_mask_tiles(p, plan.workspace.mask_tiles.in<uint8_t>(workspace), stream); },
                   [&] {
                     return with_element(p.element, plan.tf32, [&](auto element) {
                       using Element = decltype(element);
@@ -181,7 +173,7 @@ cudaError_t run_backward(const attention::BackwardParams& params, const Backward
                          cudaStream_t stream) {
   BackwardParams p = kernel_params(params, plan, workspace);
   return in_order(
-      [&] { return scan_mask_tiles(p, plan.workspace.mask_tiles.in<uint8_t>(workspace), stream); },
+      [&] { return common::scan_mask_tiles(p, plan.workspace.mask_tiles.in<uint8_t>(workspace), stream); },
       [&] { return compute_delta(p, plan, stream); },
       [&] { return plan.kernels == BackwardKernels::kRows ? run_rows(p, stream) : run_tensor_cores(p, plan, stream); },
       [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; },

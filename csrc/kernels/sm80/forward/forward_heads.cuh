@@ -262,8 +262,9 @@ cudaError_t forward_heads(const ForwardParams& p, const ForwardPlan& plan, cudaS
                                               .element_bytes = sizeof(Element),
                                               .l2_bytes = plan.l2_bytes});
   const int64_t blocks = std::min<int64_t>(schedule.num_blocks, plan.resident_blocks);
-  return launch_blocks<Kernel>(forward_heads_kernel<Kernel>, schedule.num_blocks > INT32_MAX ? UINT32_MAX : blocks,
-                               stream, p, schedule);
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  return common::launch_blocks<Kernel>(forward_heads_kernel<Kernel>,
+                                       schedule.num_blocks > INT32_MAX ? UINT32_MAX : blocks, stream, p, schedule);
 }
 
 }  // namespace flash_attn_ext::sm80

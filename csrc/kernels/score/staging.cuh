@@ -5,7 +5,7 @@
 #include "kernels/score/bias_mask.cuh"
 #include "ptx/cp_async.h"
 
-namespace flash_attn_ext::sm80 {
+namespace flash_attn_ext {
 
 // What does not exist becomes zeros.
 template <class Element, class Tile>
@@ -23,12 +23,15 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
   if (in_chunks) {
     constexpr int kStep = tile::kWarpSize / kChunks;  // queries at a time
     const int first_query = tile::lane() / kChunks;
-    if (kStep > Tile::kQueries && first_query >= Tile::kQueries) return;
+    // Lanes may be left over, and rows of the last step.
+    constexpr bool kEven = tile::kWarpSize % kChunks == 0 && Tile::kQueries % kStep == 0;
+    if (!kEven && first_query >= min(kStep, Tile::kQueries)) return;
     const int key = tile::lane() % kChunks * kChunk;
     const Element* source = origin + first_query * view.query_stride + key;
     const uint32_t address = target.address(first_query, key);
 #pragma unroll
     for (int query = 0; query < Tile::kQueries; query += kStep) {
+      if (!kEven && first_query + query >= Tile::kQueries) break;
       ptx::copy_async_16(address + query * kRowBytes, source, first_query + query < queries && key < keys ? 16 : 0);
       source += kStep * view.query_stride;
     }
@@ -66,4 +69,4 @@ __device__ __forceinline__ void stage(StagedBiasMask<Element, Tile, kHasBias>& t
   if (with_mask) stage(target.mask, mod.mask, where);
 }
 
-}  // namespace flash_attn_ext::sm80
+}  // namespace flash_attn_ext

@@ -1,0 +1,40 @@
+// Launches a kernel with the shared memory that its Shared struct needs.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace flash_attn_ext::common {
+
+// More shared memory than the 48 KiB that every kernel may have is asked for once: the driver keeps it for each device.
+// A Kernel has one __global__ function.
+template <class Kernel, class... Arguments>
+cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
+  constexpr int kBytes = sizeof(typename Kernel::Shared);
+  if (kBytes <= 48 * 1024) return cudaSuccess;
+  static std::atomic<uint64_t> allowed_devices{0};
+  int device = 0;
+  const cudaError_t no_device = cudaGetDevice(&device);
+  if (no_device != cudaSuccess) return no_device;
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (allowed_devices.load(std::memory_order_relaxed) & bit) return cudaSuccess;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error == cudaSuccess) allowed_devices.fetch_or(bit, std::memory_order_relaxed);
+  return error;
+}
+
+template <class Kernel, class... Arguments>
+cudaError_t launch_blocks(void (*kernel)(Arguments...), int64_t num_blocks, cudaStream_t stream,
+                          const Arguments&... arguments) {
+  if (num_blocks == 0) return cudaSuccess;
+  if (num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  constexpr int kBytes = sizeof(typename Kernel::Shared);
+  const cudaError_t error = allow_shared_memory<Kernel>(kernel);
+  if (error != cudaSuccess) return error;
+  kernel<<<static_cast<unsigned>(num_blocks), Kernel::kThreads, kBytes, stream>>>(arguments...);
+  return cudaGetLastError();
+}
+
+}  // namespace flash_attn_ext::common

@@ -1,0 +1,76 @@
+#include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/sm80.h"
+#include "kernels/plan/workspace.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+// Where the portable kernels run instead. It depends on lengths and head dims alone: a result does not depend on the
+// rest of the batch.
+bool is_for_portable_kernels(const attention::ForwardParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
+  // The copy engine describes no empty tensor.
+  if (keys == 0 || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
+  // Its gradient is more precise than out, and sums of dS cancel only where both passes form the scores by the same
+  // products: those of the portable kernels, as long as the backward pass is theirs.
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
+  return p.head_dim_qk <= 64 && p.head_dim_v <= 64 && lengths.max_seqlen_q <= sm90::kPortableQueries;
+}
+
+// Whether the copy engine can read tiles of a bias.
+bool has_bias_boxes(const attention::BroadcastView& bias) {
+  constexpr int64_t kChunk = 8;  // elements of 16 bits in 16 bytes
+  return bias.key_stride == 1 && bias.query_stride != 0 &&
+         (bias.query_stride | bias.head_stride | bias.batch_stride) % kChunk == 0 &&
+         reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
+}
+
+// Whether a mask has about as many elements as its bits: one that is broadcast over keys has far fewer.
+bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
+
+Variant wanted_variant(const attention::ForwardParams& p) {
+  const attention::ScoreMod& mod = p.score_mod;
+  const ScoreKind kind = score_kind(mod);
+  if (kind == ScoreKind::kScale) return p.dropout.enabled() ? Variant::kDropout : Variant::kPlain;
+  if (kind == ScoreKind::kAny || p.dropout.enabled()) return Variant::kExtended;
+  if (mod.mask.present() && !is_worth_packing(mod.mask)) return Variant::kExtended;
+  if (!mod.bias.present()) return Variant::kMask;
+  return has_bias_boxes(mod.bias) ? Variant::kBiasMask : Variant::kExtended;
+}
+
+}  // namespace
+
+ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
+  if (is_for_portable_kernels(p)) return plan_forward_sm80(p, limits);
+  ForwardPlan plan;
+  const sm90::HeadDims dims = sm90::forward_head_dims(p.head_dim_qk, p.head_dim_v);
+  const Variant wanted = wanted_variant(p);
+  plan.kernel = ForwardKernel::kWarpSpecialised;
+  plan.head_dim = dims.qk;
+  plan.head_dim_v = dims.v;
+  plan.variant = sm90::has_forward_kernel(dims, wanted) ? wanted : Variant::kExtended;
+  const sm90::ForwardTile tile = sm90::forward_tile(dims, plan.variant);
+  plan.tile = {.queries = 64 * tile.warpgroups,
+               .keys = tile.keys,
+               .warps = 4 * tile.warpgroups,
+               .columns = sm90::kColumns,
+               .stages = 2};
+  plan.nan_repair = NanRepair::kInKernel;
+  plan.l2_bytes = limits.l2_bytes;
+  plan.resident_blocks = limits.multiprocessors;
+  if (p.score_mod.mask.present()) {
+    plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
+    if (plan.variant != Variant::kExtended) {
+      plan.workspace.mask_bits = append(plan.workspace.bytes, mask_bits_bytes(p));
+    }
+  }
+  const int64_t tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
+                        sm80::num_slices(p.head_dim_v, plan.tile.columns);
+  plan.workspace.nan_flags = append(plan.workspace.bytes, tiles * plan.tile.warps);
+  plan.workspace.tile_list = append(plan.workspace.bytes, tiles * int64_t{sizeof(int)});
+  return plan;
+}
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,29 @@
+// What a forward kernel is told, beside what the host tells every backend.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/params.h"
+#include "kernels/schedule/schedule.cuh"
+#include "kernels/sm90/tensor_map.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Which tiles a block worked on, so that it can look again at those in which something went wrong: a linked list.
+struct TileNotes {
+  int* previous;   // of each tile of the schedule: the one before it in the same block, or -1
+  uint8_t* flags;  // one per tile and warp
+};
+
+struct ForwardArguments {
+  OperandMap q;
+  OperandMap k;
+  OperandMap v;
+  OperandMap bias;  // of BiasMask kernels that have one
+  attention::ForwardParams params;
+  Schedule schedule;
+  TileNotes notes;
+  uint32_t* claims;  // 0 when the kernel starts and when it ends: how many tiles were claimed
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,333 @@
+// A warpgroup that computes: its 64 queries of each tile that the producer sends.
+//
+//   S = Q K(n)^T  |  O += P V(n + 1), both in flight;  P = exp2(c S - c m), while O is still being added to.
+#pragma once
+
+#include "kernels/score/dropout.cuh"
+#include "kernels/score/score_mod.cuh"
+#include "kernels/sm90/forward/arguments.h"
+#include "kernels/sm90/forward/finish.cuh"
+#include "kernels/sm90/forward/repair_flagged.cuh"
+#include "kernels/sm90/forward/row_softmax.cuh"
+#include "kernels/sm90/forward/terms.cuh"
+#include "kernels/sm90/forward/traits.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct ForwardConsumer {
+  using Element = typename Traits::Element;
+  using Shared = ForwardShared<Traits>;
+  using Work = typename Shared::Work;
+  using Scores = typename Traits::Scores;
+  using Where = typename Traits::Where;
+  using Ring = typename decltype(Shared::k_ring)::Position;
+  static constexpr int kKeys = Traits::kTile.keys;
+  static constexpr int kWarpgroups = Traits::kTile.warpgroups;
+  static constexpr bool kTakesTurns = kWarpgroups > 1;
+  static constexpr int kTilesOfSums = 128;  // of keys that one sum of products takes in
+
+  // Named barriers; 0 is __syncthreads.
+  static constexpr int kTurnBarrier = 1;
+  static constexpr int kMeetBarrier = 8;
+
+  using Terms = std::conditional_t<Traits::kHasBits, BoxTerms<Traits>,
+                                   std::conditional_t<Traits::kExtended, StagedTerms<Traits>, NoBiasMask>>;
+
+  const ForwardArguments& args;
+  Shared& shared;
+  const int warpgroup;
+  Terms terms;
+
+  Scores scores;
+  typename Traits::Output out;
+  tile::RowSums sums;  // of P as it was rounded
+  tile::PackedRows<kKeys> p;
+  RowSoftmax<Scores> softmax;
+  bool out_is_empty = true;
+  bool not_finite = false;  // some result of the warp's rows, even with the maximum as the reference
+  bool masked = false;      // whether the mask hides some of the tile of keys at hand
+  Visit next{};             // the tile of keys that comes after it
+  typename decltype(Shared::q_ring)::Position q_at{};
+  Ring k_at{};
+  Ring v_at{};
+  typename decltype(Shared::work_ring)::Position work_at{};
+
+  __device__ __forceinline__ void run() {
+    out.clear();
+    if (kTakesTurns && warpgroup == kWarpgroups - 1) ptx::arrive_named(kTurnBarrier, 2 * tile::kWarpgroupSize);
+    int last = -1;
+#pragma unroll 1
+    for (;;) {
+      shared.work_ring.wait_full(work_at);
+      const Work& work = shared.work[work_at.stage];
+      const WorkKind kind = static_cast<WorkKind>(uniform(static_cast<int>(work.kind)));
+      last = uniform(work.tile);
+      if (kind == WorkKind::kTile) {
+        attend<Traits::kFixesReference ? Reference::kFirstTile : Reference::kRaised>(work);
+      } else if (kind == WorkKind::kEnd) {
+        break;
+      } else if constexpr (Traits::kFixesReference) {
+        if (kind == WorkKind::kAgain) {
+          attend<Reference::kRaised>(work);
+        } else if (!any_flagged()) {
+          break;
+        }
+      }
+      __syncwarp();
+      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      work_at.advance();
+    }
+    if (not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
+  }
+
+ private:
+  // What all threads of a warp have alike, so that ptxas knows it too: loops over it leave stages, and with them the
+  // products' descriptors, in uniform registers.
+  __device__ __forceinline__ static int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
+
+  __device__ __forceinline__ bool any_flagged() {
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.all_passed);
+    return uniform(shared.wait_for_flags()) != 0;
+  }
+
+  __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
+  __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * 16; }
+
+  template <Reference kReference>
+  __device__ __forceinline__ void attend(const Work& work) {
+    const TileRange& seen = work.own[warpgroup];
+    const TileRange own = {uniform(seen.begin), uniform(seen.end), uniform(seen.full_begin), uniform(seen.full_end)};
+    const int begin = uniform(work.begin);
+    const int end = uniform(work.end);
+    int n = end - 1;
+    int ahead = 0;  // tiles of keys of which the values are still to be skipped: one or two
+#pragma unroll 1
+    for (; n >= own.end && n >= begin; n = next.tile, ++ahead) skip_keys(n, end);
+    if (n >= own.begin && n >= begin) {
+      start<kReference>(work, n, own);
+      skip_values(ahead);
+      n = next.tile;
+      if constexpr (Traits::kLoopForFull) {
+#pragma unroll 1
+        for (; n >= own.begin && n >= own.full_end; n = next.tile) step<kReference, false>(work, n, own);
+#pragma unroll 1
+        for (; n >= own.begin && n >= own.full_begin; n = next.tile) step<kReference, true>(work, n, own);
+      }
+#pragma unroll 1
+      for (; n >= own.begin; n = next.tile) step<kReference, false>(work, n, own);
+      release_queries();
+      multiply_values();
+      await_values();
+      skip_rest(n, begin, end);
+    } else {
+      clear();
+      skip_values(ahead);
+      skip_rest(n, begin, end);
+      if (end > begin) release_queries();  // which have arrived: values come after them
+    }
+    const ForwardFinish<Traits> finish = {args, work, first_row() + warp_row()};
+    const bool suspicious = finish.template store<kReference>(out, softmax, sums);
+    __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+    note<kReference>(work, suspicious);
+  }
+
+  __device__ __forceinline__ void clear() {
+    out.clear();
+    sums = {};
+    softmax = {.m = {-INFINITY, -INFINITY}, .l = {0.0f, 0.0f}, .factor = {1.0f, 1.0f}, .raised = false};
+  }
+
+  // For those who compute rows again: this kernel what left the range of kFirstTile, and repair() what is not finite
+  // even then.
+  template <Reference kReference>
+  __device__ __forceinline__ void note(const Work& work, bool suspicious) {
+    if constexpr (kReference == Reference::kRaised) not_finite |= suspicious;
+    if (tile::lane() == 0) {
+      warp_flag<Traits>(args.notes, work.tile) = suspicious;
+      if (kReference == Reference::kFirstTile && suspicious) *const_cast<volatile int*>(&shared.any_flagged) = 1;
+    }
+    __syncwarp();
+  }
+
+  // The first tile of keys: nothing to overlap with.
+  template <Reference kReference>
+  __device__ __forceinline__ void start(const Work& work, int n, const TileRange& own) {
+    out_is_empty = true;
+    sums.clear();
+    if constexpr (Traits::kHasTerms) terms.prepare(where_of(work, n), args.params.score_mod.mask.present());
+    shared.q_ring.wait_full(q_at);
+    await_keys(n);
+    const bool has_turn = n + 1 != uniform(work.end);
+    if (has_turn) take_turn();
+    multiply_keys();
+    if (has_turn) pass_turn();
+    ptx::wait_products<0>();
+    ptx::pin_registers(scores.c[0]);
+    modify_scores<false>(work, n, own);
+    softmax.template update<kReference, true>(scores, exponent(), Traits::kRaiseLog2);
+    drop(work, n);
+    p.pack(scores, Element{});
+  }
+
+  template <Reference kReference, bool kFull>
+  __device__ __forceinline__ void step(const Work& work, int n, const TileRange& own) {
+    await_keys(n);
+    take_turn();
+    multiply_keys();
+    multiply_values();
+    pass_turn();
+    ptx::wait_products<1>();
+    ptx::pin_registers(scores.c[0]);
+    modify_scores<kFull>(work, n, own);
+    softmax.template update<kReference, false>(scores, exponent(), Traits::kRaiseLog2);
+    drop(work, n);
+    await_values();
+    if (Traits::kSumsRounded && n % kTilesOfSums == 0) sums.flush();
+    p.pack(scores, Element{});
+    if constexpr (kReference == Reference::kRaised) softmax.rescale(out, sums);
+  }
+
+  __device__ __forceinline__ Where where_of(const Work& work, int n) const {
+    return {args.params, work.item, int64_t{work.first_query} + first_row() + warp_row(), int64_t{n} * kKeys};
+  }
+
+  // q.k -> scores, whose keys are released.
+  template <bool kFull>
+  __device__ __forceinline__ void modify_scores(const Work& work, int n, const TileRange& own) {
+    const Where where = where_of(work, n);
+    const bool has_next = next.tile >= own.begin;
+    if constexpr (Traits::kHasBoxes) {
+      terms.bias = &shared.bias[k_at.stage][warpgroup];
+      modify<false>(scores, where, terms, masked, folds_scale());
+      if (args.params.score_mod.bias.present()) meet();  // the bias has no readers any more
+    }
+    release_keys();
+    if constexpr (Traits::kHasBits && !Traits::kHasBoxes) {
+      if (masked) terms.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
+    }
+    if constexpr (Traits::kHasBits) {
+      if (has_next) terms.prepare(where_of(work, next.tile), next.masked);
+    }
+    if constexpr (Traits::kExtended) {
+      terms.await();
+      modify<true>(scores, where, terms, masked, folds_scale());
+      if (has_next) terms.prepare(where_of(work, next.tile), next.masked);
+    }
+    if (!kFull && !own.full(n)) where.hide_invisible(scores);
+  }
+
+  __device__ __forceinline__ void drop(const Work& work, int n) {
+    if constexpr (Traits::kMayDrop) {
+      if (Traits::kExtended && !args.params.dropout.enabled()) return;
+      draw_dropout(where_of(work, n), [&](int r, int j, int e, bool kept) {
+        if (!kept) scores.at(r, j, e) = 0.0f;
+      });
+    }
+  }
+
+  __device__ __forceinline__ bool folds_scale() const {
+    return !Traits::kHasBias || args.params.score_mod.only_scales();
+  }
+  __device__ __forceinline__ Exponent exponent() const {
+    const bool folded = folds_scale();
+    return {folded, folded ? static_cast<float>(args.params.score_mod.scale) * kLog2e : kLog2e};
+  }
+
+  // Waits for tile n of keys, and looks up which one comes after it.
+  __device__ __forceinline__ void await_keys(int n) {
+    shared.k_ring.wait_full(k_at);
+    if constexpr (Traits::kHasTerms) {
+      const KeyVisit& visit = shared.visits[k_at.stage];
+      masked = uniform(visit.at.masked) != 0;
+      next = {uniform(visit.next.tile), uniform(visit.next.masked) != 0};
+    } else {
+      next.tile = n - 1;
+    }
+  }
+
+  __device__ __forceinline__ void multiply_keys() {
+    using Q = typename Traits::QTile;
+    using K = typename Traits::KTile;
+    tile::start_product(scores, tile::BoxOperand<Q>(shared.q[0][0]).after(q_at.stage * kWarpgroups + warpgroup),
+                        tile::BoxOperand<K>(shared.k[0]).after(k_at.stage));
+  }
+  __device__ __forceinline__ void multiply_values() {
+    using V = typename Traits::VTile;
+    shared.v_ring.wait_full(v_at);
+    const auto v = tile::BoxOperand<V>(shared.v[0]).after(v_at.stage);
+    if constexpr (Traits::kSumsRounded) {
+      tile::start_product(out, sums, p, v, !out_is_empty);
+    } else {
+      tile::start_product(out, p, v, !out_is_empty);
+    }
+    out_is_empty = false;
+  }
+
+  __device__ __forceinline__ void await_values() {
+    ptx::wait_products<0>();
+    ptx::pin_registers(out.c[0]);
+    if constexpr (Traits::kSumsRounded) ptx::pin_registers(sums.c);
+    release_values();
+  }
+
+  // One thread of a warpgroup arrives: its wait for the products has synchronised the others.
+  __device__ __forceinline__ void release(ptx::Barrier& empty) const {
+    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(empty);
+  }
+  __device__ __forceinline__ void release_queries() {
+    release(shared.q_ring.empty[q_at.stage]);
+    q_at.advance();
+  }
+  __device__ __forceinline__ void release_keys() {
+    release(shared.k_ring.empty[k_at.stage]);
+    k_at.advance();
+  }
+  __device__ __forceinline__ void release_values() {
+    release(shared.v_ring.empty[v_at.stage]);
+    v_at.advance();
+  }
+
+  // Warpgroups start their products in turn, so that one's softmax runs beside the others' products. Each takes one for
+  // every tile of keys but the block's first.
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (kTakesTurns) ptx::sync_named(kTurnBarrier + warpgroup, 2 * tile::kWarpgroupSize);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (kTakesTurns) {
+      const int next = warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1;
+      ptx::arrive_named(kTurnBarrier + next, 2 * tile::kWarpgroupSize);
+    }
+  }
+
+  // Tiles of keys that only other warpgroups' rows see. Without products that synchronise the warps, a slow one could
+  // miss the phase that it waits for.
+  __device__ __forceinline__ void meet() const { ptx::sync_named(kMeetBarrier + warpgroup, tile::kWarpgroupSize); }
+  __device__ __forceinline__ void skip_keys(int n, int end) {
+    await_keys(n);
+    meet();
+    if (n + 1 != end) {
+      take_turn();
+      pass_turn();
+    }
+    release_keys();
+  }
+  __device__ __forceinline__ void skip_rest(int n, int begin, int end) {
+#pragma unroll 1
+    for (; n >= begin; n = next.tile) {
+      skip_keys(n, end);
+      skip_values(1);
+    }
+  }
+  __device__ __forceinline__ void skip_values(int count) {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      shared.v_ring.wait_full(v_at);
+      meet();
+      release_values();
+    }
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,79 @@
+// The end of a tile: O / l and the LSE of a warp's 16 rows.
+#pragma once
+
+#include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/forward/arguments.h"
+#include "kernels/sm90/forward/row_softmax.cuh"
+#include "kernels/sm90/forward/traits.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct ForwardFinish {
+  using Element = typename Traits::Element;
+
+  const ForwardArguments& args;
+  const typename ForwardShared<Traits>::Work& work;
+  const int first_row;  // the warp's, in the tile of queries
+
+  // Whether the result may be wrong: because the reference was not the maximum, or because of 0 times what is not
+  // finite.
+  template <Reference kReference, class Softmax>
+  __device__ __forceinline__ bool store(typename Traits::Output& out, const Softmax& softmax,
+                                        const tile::RowSums& sums) const {
+    const attention::ForwardParams& p = args.params;
+    const attention::Sequence& sequence = work.item.sequence;
+    const int64_t query = int64_t{work.first_query} + first_row;
+    const int rows = static_cast<int>(min(sequence.num_queries - query, int64_t{16}));
+    const bool folded = !Traits::kHasTerms || p.score_mod.only_scales();
+    const float scale = folded ? static_cast<float>(p.score_mod.scale) : 1.0f;
+    const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
+    attention::SoftmaxState<float> own_state;
+    bool suspicious = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float l = tile::quad_sum(softmax.l[r]);
+      if (kReference == Reference::kFirstTile && !(l > kLeastSum && l < kLargestSum)) {
+        suspicious |= exists(r, rows) && !(l == 0.0f && sees_nothing(query + Traits::Output::row(r)));
+      }
+      attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
+      float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.item.head]);
+      if constexpr (Traits::kSumsRounded) {
+        // What a sink adds to the sum was not rounded.
+        const float rounded = state.l - l * factor + sums.at(r) * factor;
+        factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(rounded);
+      } else {
+        factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l);
+      }
+      if (Traits::kMayDrop && p.dropout.enabled()) factor *= static_cast<float>(p.dropout.rescale);
+      out.scale_row(r, factor);
+      if (r == own) own_state = state;
+    }
+    const int64_t row = sequence.query_begin + query;
+    const int own_row = Traits::Output::row(own);
+    if (own < 2 && own_row < rows && work.first_column == 0) {
+      const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
+      *p.lse.at<float>(sequence.batch, work.item.head, row + own_row) = result.value;
+      if (Traits::kHasTerms && p.lse_residual.present()) {
+        *p.lse_residual.at<float>(sequence.batch, work.item.head, row + own_row) = result.residual;
+      }
+    }
+    Element* target = p.out.row<Element>(sequence.batch, work.item.head, row) + work.first_column * p.out.column_stride;
+    suspicious |= store_row_quads<Element>({.data = target,
+                                            .row_stride = p.out.row_stride,
+                                            .column_stride = p.out.column_stride,
+                                            .rows = rows,
+                                            .columns = static_cast<int>(p.head_dim_v) - work.first_column},
+                                           out);
+    return __any_sync(0xFFFFFFFFu, suspicious);
+  }
+
+ private:
+  __device__ __forceinline__ static bool exists(int r, int rows) { return Traits::Output::row(r) < rows; }
+
+  __device__ __forceinline__ bool sees_nothing(int64_t query) const {
+    return args.params.visibility.keys_of<int>(query, work.item.sequence).empty();
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,52 @@
+// Forward pass on Hopper: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1; Shah et
+// al. 2024, "FlashAttention-3", sections 3.1 and 3.2).
+//
+// Grid: one resident block per multiprocessor, which claims tiles of queries (batch, query head, kQueries rows) until
+// none is left, those with the most keys first.
+// Warpgroup 0: one thread claims tiles and says what they see (scheduler.cuh), one starts all copies (producer.cuh).
+// Each of the others computes 64 of the queries (consumer.cuh): S, P and O live in its registers.
+// Shared memory: one or two stages of Q, two of a tile of K, two of a tile of V (ForwardShared), filled by the copy
+// engine, which adds zeros where a tensor ends.
+#pragma once
+
+#include "kernels/sm90/forward/consumer.cuh"
+#include "kernels/sm90/forward/producer.cuh"
+#include "ptx/register_budget.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct ForwardKernel {
+  using Shared = ForwardShared<Traits>;
+  static constexpr int kThreads = Traits::kThreads;
+  static constexpr int kMaxSharedBytes = kSharedBytes;
+};
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) forward_kernel(const __grid_constant__ ForwardArguments args) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
+  constexpr int kWarpgroups = Traits::kTile.warpgroups;
+  const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
+  if (threadIdx.x == 0) shared.init();
+  if constexpr (Traits::kSumsRounded) {
+    for (auto& v : shared.v) v.set_ones();
+    ptx::fence_stores();
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    ptx::release_registers<producer_registers(kWarpgroups, Traits::kVariant)>();
+    if (threadIdx.x == 0) ForwardProducer<Traits>{args, shared}.run();
+    if (threadIdx.x == tile::kWarpSize) ForwardScheduler<Traits>{args, shared}.run();
+  } else {
+    ptx::acquire_registers<consumer_registers(kWarpgroups, Traits::kVariant)>();
+    using Consumer = ForwardConsumer<Traits>;
+    if constexpr (Traits::kExtended) {
+      Consumer{args, shared, warpgroup - 1, {shared.staged[tile::warp() - 4]}}.run();
+    } else {
+      Consumer{args, shared, warpgroup - 1}.run();
+    }
+  }
+}
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,84 @@
+// Queues the forward kernel that a plan names.
+#pragma once
+
+#include "kernels/common/launch_blocks.cuh"
+#include "kernels/plan/plan.h"
+#include "kernels/sm90/claims.h"
+#include "kernels/sm90/forward/forward.cuh"
+#include "kernels/sm90/sm90_kernels.h"
+#include "kernels/sm90/tensor_map.h"
+
+namespace flash_attn_ext::sm90 {
+
+// In which boxes the copy engine reads Q, K and V.
+template <class Traits>
+cudaError_t make_operand_maps(ForwardArguments& args) {
+  const attention::ForwardParams& p = args.params;
+  const bool packed = p.sequences.cu_seqlens_q != nullptr;
+  const int64_t batch = packed ? 1 : p.batch;
+  const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
+  const int64_t keys = packed ? p.sequences.total_k : p.sequences.max_seqlen_k;
+  const OperandShape q = {batch, p.num_heads_q, queries, p.head_dim_qk, tile::kWarpgroupRows};
+  const OperandShape k = {batch, p.num_heads_k, keys, p.head_dim_qk, Traits::kTile.keys};
+  const OperandShape v = {batch, p.num_heads_k, keys, p.head_dim_v, Traits::kTile.keys};
+  cudaError_t error = make_operand_map(args.q, p.q, q, p.element);
+  if (error == cudaSuccess) error = make_operand_map(args.k, p.k, k, p.element);
+  if (error == cudaSuccess) error = make_operand_map(args.v, p.v, v, p.element);
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  if (Traits::kHasBoxes && bias.present() && error == cudaSuccess) {
+    error = make_operand_map(
+        args.bias,
+        {.data = const_cast<void*>(bias.data),
+         .batch_stride = bias.batch_stride,
+         .head_stride = bias.head_stride,
+         .row_stride = bias.query_stride,
+         .column_stride = 1},
+        {p.batch, p.num_heads_q, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, tile::kWarpgroupRows}, p.element);
+  }
+  return error;
+}
+
+template <class Traits>
+cudaError_t launch_forward(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
+                           cudaStream_t stream) {
+  using Kernel = ForwardKernel<Traits>;
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  ForwardArguments args;
+  args.params = p;
+  args.schedule = make_schedule(p, {.pairs = all_pairs(p),
+                                    .rows = Rows::kQueries,
+                                    .tile_rows = Traits::kQueries,
+                                    .slices = sm80::num_slices(p.head_dim_v, kColumns),
+                                    .element_bytes = sizeof(typename Traits::Element),
+                                    .l2_bytes = plan.l2_bytes});
+  args.notes = {.previous = plan.workspace.tile_list.template in<int>(workspace),
+                .flags = plan.workspace.nan_flags.template in<uint8_t>(workspace)};
+  if (args.schedule.num_blocks == 0) return cudaSuccess;
+  if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  cudaError_t error = make_operand_maps<Traits>(args);
+  if (error == cudaSuccess) error = next_claim_counter(args.claims, stream);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
+  return common::launch_blocks<Kernel>(forward_kernel<Traits>, blocks, stream, args);
+}
+
+template <class Element, Variant kVariant>
+cudaError_t forward(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
+                    cudaStream_t stream) {
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto try_dims = [&](auto index) {
+    constexpr HeadDims kDims = kForwardHeadDims[index()];
+    if constexpr (has_forward_kernel(kDims, kVariant)) {
+      if (plan.head_dim == kDims.qk && plan.head_dim_v == kDims.v) {
+        error = launch_forward<ForwardTraits<Element, kDims, kVariant>>(p, plan, workspace, stream);
+      }
+    }
+  };
+  const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+    (try_dims(std::integral_constant<size_t, kIndices>{}), ...);
+  };
+  try_all(std::make_index_sequence<std::size(kForwardHeadDims)>{});
+  return error;
+}
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,38 @@
+// Rows in which something not finite came out, again without tensor cores: it may be 0 times what nobody attends.
+#pragma once
+
+#include "kernels/common/attention_rows.cuh"
+#include "kernels/schedule/block.cuh"
+#include "kernels/sm90/forward/arguments.h"
+#include "kernels/sm90/forward/traits.h"
+
+namespace flash_attn_ext::sm90 {
+
+// The flag of the calling warp's rows of a tile.
+template <class Traits>
+__device__ __forceinline__ uint8_t& warp_flag(const TileNotes& notes, int tile) {
+  return notes.flags[int64_t{tile} * Traits::kWarps + tile::warp() - tile::kWarpgroupSize / tile::kWarpSize];
+}
+
+// The calling warp's flagged rows, of all tiles that its block had. last_tile: of these; first_row: the warp's, in a
+// tile.
+template <class Traits>
+__device__ __forceinline__ void repair_flagged(const ForwardArguments& args, int last_tile, int first_row) {
+  const attention::ForwardParams& p = args.params;
+#pragma unroll 1
+  for (int tile = last_tile; tile >= 0; tile = args.notes.previous[tile]) {
+    if (warp_flag<Traits>(args.notes, tile) == 0) continue;
+    const Place at = args.schedule.place(static_cast<uint32_t>(tile));
+    const attention::Sequence sequence = p.sequences.at(at.batch);
+    const common::HeadItem head = common::head_item(p, sequence, at.key_head * args.schedule.group + at.head_of_group);
+    const int first_column = static_cast<int>(at.slice) * kColumns;
+    const int64_t begin = first_query_of(args.schedule, at, Traits::kQueries) + first_row;
+    const int64_t end = min(begin + 16, sequence.num_queries);
+#pragma unroll 1
+    for (int64_t query = begin; query < end; ++query) {
+      common::compute_forward_row<typename Traits::Element>(p, head, query, {first_column, first_column + kColumns});
+    }
+  }
+}
+
+}  // namespace flash_attn_ext::sm90

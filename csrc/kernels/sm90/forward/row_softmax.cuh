@@ -1,0 +1,126 @@
+// The online softmax of a warp's 16 rows, in the two forms that hide it best behind products that are in flight.
+#pragma once
+
+#include "kernels/score/score_tile.cuh"
+#include "kernels/score/softmax.cuh"
+#include "tile/sm90/gemm.h"
+
+namespace flash_attn_ext::sm90 {
+
+// What exponents are relative to.
+enum class Reference {
+  // The row's maximum over its first tile of keys, whatever follows. It costs later tiles neither a maximum nor a
+  // product with O, and nothing is lost as long as the row's sum stays in range: P, O and the sum have float32's
+  // exponents.
+  kFirstTile,
+  // The row's maximum so far, as it was when it last grew by more than 2^raise_log2: fewer products with O.
+  kRaised,
+};
+
+// Outside of this a row of kFirstTile is computed again.
+inline constexpr float kLeastSum = 9.3132257e-10f;   // 2^-30
+inline constexpr float kLargestSum = 1.8446744e19f;  // 2^64
+
+template <class Scores>
+struct RowSoftmax {
+  float m[2];       // the reference: of q.k where the scale is folded into the exponent, else of finished scores
+  float l[2];       // this thread's part of the sum of exp
+  float factor[2];  // what O has to be multiplied by where `raised`
+  bool raised;      // some row of the warp
+
+  // scores -> P, of the first tile or of one that follows.
+  template <Reference kReference, bool kFirst>
+  __device__ __forceinline__ void update(Scores& scores, const Exponent& exponent, float raise_log2) {
+    if constexpr (kFirst) {
+      raised = false;
+      factor[0] = factor[1] = 1.0f;
+      l[0] = l[1] = 0.0f;
+    }
+    if constexpr (kFirst || kReference == Reference::kRaised) {
+      float maximum[2];
+      row_maxima(maximum, scores);
+      if constexpr (kFirst) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          m[r] = kReference == Reference::kFirstTile && maximum[r] == -INFINITY ? 0.0f : maximum[r];
+        }
+      } else {
+        raise(maximum, exponent.c, raise_log2);
+      }
+    }
+    exponentiate(scores, exponent);
+  }
+
+  template <class Output>
+  __device__ __forceinline__ void rescale(Output& out, tile::RowSums& sums) const {
+    if (!raised) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      out.scale_row(r, factor[r]);
+      sums.scale_row(r, factor[r]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static float shift_of(float m) { return m == -INFINITY ? 0.0f : m; }
+
+  __device__ __forceinline__ static void row_maxima(float (&maximum)[2], const Scores& scores) {
+    float partial[2][2];
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          partial[r][e] = j == 0 ? scores.at(r, j, e) : fmaxf(partial[r][e], scores.at(r, j, e));
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) maximum[r] = tile::quad_max(fmaxf(partial[r][0], partial[r][1]));
+  }
+
+  __device__ __forceinline__ void raise(const float (&maximum)[2], float c, float raise_log2) {
+    const float candidate[2] = {fmaxf(m[0], maximum[0]), fmaxf(m[1], maximum[1])};
+    // Rows that have seen nothing yet compare NaN.
+    const bool grew = (candidate[0] - m[0]) * c > raise_log2 || (candidate[1] - m[1]) * c > raise_log2;
+    raised = __any_sync(0xFFFFFFFFu, grew);
+    if (!raised) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = ptx::exp2((m[r] - shift_of(candidate[r])) * c);
+      m[r] = candidate[r];
+      l[r] *= factor[r];
+    }
+  }
+
+  __device__ __forceinline__ void exponentiate(Scores& scores, const Exponent& exponent) {
+    const float c = exponent.c;
+    const float shift[2] = {shift_of(m[0]), shift_of(m[1])};
+    const float scaled[2] = {shift[0] * c, shift[1] * c};
+    float sums[2][2] = {};
+    const auto each = [&](auto&& exponent_of) {
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& score = scores.at(r, j, e);
+            score = ptx::exp2(exponent_of(score, r));
+            sums[r][e] += score;
+          }
+        }
+      }
+    };
+    if (exponent.folded) {
+      each([&](float score, int r) { return score * c - scaled[r]; });
+    } else {
+      each([&](float score, int r) { return (score - shift[r]) * c; });
+    }
+    l[0] += sums[0][0] + sums[0][1];
+    l[1] += sums[1][0] + sums[1][1];
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

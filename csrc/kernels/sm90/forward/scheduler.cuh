@@ -1,0 +1,141 @@
+// The thread that decides what a block works on: it claims tiles of queries and says which tiles of keys each one sees.
+#pragma once
+
+#include "kernels/schedule/block.cuh"
+#include "kernels/schedule/tile_range.cuh"
+#include "kernels/sm90/forward/arguments.h"
+#include "kernels/sm90/forward/traits.h"
+
+namespace flash_attn_ext::sm90 {
+
+// The first tile of keys from n down of which the mask leaves anything.
+template <class Traits>
+__device__ __forceinline__ Visit visit_from(const attention::AttentionParams& p,
+                                            const typename ForwardShared<Traits>::Work& work, int n) {
+  constexpr int kKeys = Traits::kTile.keys;
+  return next_attended<-1, Traits::kHasTerms>(n, work.begin - 1, [&](int tile) {
+    return mask_coverage(p, work.item, {work.first_query, work.first_query + Traits::kQueries},
+                         {int64_t{tile} * kKeys, int64_t{tile + 1} * kKeys});
+  });
+}
+
+template <class Traits>
+struct ForwardScheduler {
+  using Shared = ForwardShared<Traits>;
+  using Work = typename Shared::Work;
+
+  const ForwardArguments& args;
+  Shared& shared;
+  typename decltype(Shared::work_ring)::Position work_at{};
+  int claim_parity = 0;
+
+  __device__ __forceinline__ void run() {
+    int last = -1;
+#pragma unroll 1
+    for (int tile = static_cast<int>(blockIdx.x); tile < static_cast<int>(args.schedule.num_blocks); tile = claim()) {
+      if (!publish(WorkKind::kTile, tile)) continue;
+      args.notes.previous[tile] = last;
+      last = tile;
+      // An early claim would spoil the order, longest first.
+      ptx::wait(shared.may_claim, claim_parity);
+      claim_parity ^= 1;
+    }
+    if constexpr (Traits::kFixesReference) {
+      publish_flagged(last);
+    } else {
+      announce(WorkKind::kEnd, last);
+    }
+  }
+
+ private:
+  // Each tile leads to one claim, and the last one leaves the counter as it was.
+  __device__ __forceinline__ int claim() const {
+    const uint32_t count = atomicAdd(args.claims, 1u);
+    if (count + 1 == args.schedule.num_blocks) *args.claims = 0;
+    return static_cast<int>(gridDim.x + count);
+  }
+
+  // The block's tiles in which a sum left its range, once all have had their turn. What comes out depends on the tile
+  // alone, not on which others the block had.
+  __device__ __forceinline__ void publish_flagged(int last) {
+    announce(WorkKind::kAllPassed, last);
+    if (!shared.wait_for_flags()) return;
+#pragma unroll 1
+    for (int tile = last; tile >= 0; tile = args.notes.previous[tile]) {
+      if (!is_flagged(tile)) continue;
+      publish(WorkKind::kAgain, tile);
+    }
+    announce(WorkKind::kEnd, last);
+  }
+
+  __device__ __forceinline__ bool is_flagged(int tile) const {
+    const uint8_t* flags = args.notes.flags + int64_t{tile} * Traits::kWarps;
+    for (int warp = 0; warp < Traits::kWarps; ++warp) {
+      if (flags[warp] != 0) return true;
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ Work& next_work() {
+    shared.work_ring.wait_empty(work_at);
+    return shared.work[work_at.stage];
+  }
+  __device__ __forceinline__ void commit_work() {
+    ptx::arrive(shared.work_ring.full[work_at.stage]);
+    work_at.advance();
+  }
+  __device__ __forceinline__ void announce(WorkKind kind, int last_tile) {
+    Work& work = next_work();
+    work.kind = kind;
+    work.tile = last_tile;
+    commit_work();
+  }
+
+  // False, and nothing to do, for a tile behind its sequence's end.
+  __device__ __forceinline__ bool publish(WorkKind kind, int tile) {
+    Work& work = next_work();
+    locate(work, tile);
+    if (work.first_query >= work.item.sequence.num_queries) return false;
+    work.kind = kind;
+    find_ranges(work);
+    if constexpr (Traits::kHasTerms) work.end = visit_from<Traits>(args.params, work, work.end - 1).tile + 1;
+    commit_work();
+    return true;
+  }
+
+  __device__ __forceinline__ void find_ranges(Work& work) const {
+    const attention::Sequence& sequence = work.item.sequence;
+    const attention::Visibility& visibility = args.params.visibility;
+    const auto num_queries = static_cast<int>(sequence.num_queries);
+    int begin = INT32_MAX;
+    int end = 0;
+#pragma unroll 1
+    for (int w = 0; w < Shared::kWarpgroups; ++w) {
+      const int first = work.first_query + w * tile::kWarpgroupRows;
+      const int last = min(first + tile::kWarpgroupRows, num_queries) - 1;
+      TileRange own = tile_range<Traits::kTile.keys, unsigned>(visibility.keys_of<int>(first, sequence),
+                                                               visibility.keys_of<int>(last, sequence));
+      if (first > last || own.empty()) {
+        own = {INT32_MAX, INT32_MAX, 0, 0};
+      } else {
+        begin = min(begin, own.begin);
+        end = max(end, own.end);
+      }
+      work.own[w] = own;
+    }
+    work.begin = min(begin, end);
+    work.end = end;
+  }
+
+  // In shared memory, not in registers: the thread has few.
+  __device__ __forceinline__ void locate(Work& work, int tile) const {
+    const Place at = args.schedule.place(static_cast<uint32_t>(tile));
+    work.tile = tile;
+    work.first_column = static_cast<int>(at.slice) * kColumns;
+    work.first_query = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
+    work.item = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group, at.key_head};
+    __threadfence_block();
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,130 @@
+// What a forward kernel is compiled for, and what lies in its shared memory.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <type_traits>
+
+#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
+#include "kernels/score/bias_mask.cuh"
+#include "kernels/score/mask_coverage.cuh"
+#include "kernels/tile_config.h"
+#include "tile/sm90/gemm.h"
+#include "tile/sm90/ring.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class ElementType, HeadDims kDimsValue, Variant kVariantValue>
+struct ForwardTraits {
+  using Element = ElementType;
+  static constexpr HeadDims kDims = kDimsValue;
+  static constexpr Variant kVariant = kVariantValue;
+  static constexpr ForwardTile kTile = forward_tile(kDims, kVariant);
+  static constexpr bool kExtended = kVariant == Variant::kExtended;
+  static constexpr bool kHasBias = kExtended || kVariant == Variant::kBiasMask;
+  static constexpr bool kHasTerms = kHasBias || kVariant == Variant::kMask;  // a bias, a mask
+  static constexpr bool kMayDrop = kExtended || kVariant == Variant::kDropout;
+  static constexpr int kWarps = 4 * kTile.warpgroups;  // that compute
+  static constexpr int kQueries = tile::kWarpgroupRows * kTile.warpgroups;
+  static constexpr int kThreads = tile::kWarpgroupSize * (kTile.warpgroups + 1);
+
+  // A loop of its own for tiles of keys that all rows see whole. (With three warpgroups, or O of more columns, one for
+  // all of them is as fast.)
+  static constexpr bool kLoopForFull = kVariant == Variant::kPlain && kTile.warpgroups == 2 && kDims.v <= 128;
+
+  // O is divided by the sums of P as it was rounded. Then exponents may refer to less than the row's maximum: else a
+  // weight that outshines all others, and is 1 where they refer to it, would bring its own rounding into O. Not with
+  // dropout, which changes P, nor where the ones have no room.
+  static constexpr bool kSumsRounded = (kVariant == Variant::kPlain || kVariant == Variant::kMask) && kDims.v != 96;
+  static constexpr float kRaiseLog2 = kSumsRounded ? 8.0f : 0.0f;
+
+  // Exponents refer to the row's maximum over its first tile of keys, as long as sums stay in range. float16 has no
+  // range to spare.
+  static constexpr bool kFixesReference = kSumsRounded && std::is_same_v<Element, __nv_bfloat16>;
+
+  using QTile = tile::BoxTile<Element, tile::kWarpgroupRows, kDims.qk>;
+  using KTile = tile::BoxTile<Element, kTile.keys, kDims.qk>;
+  using VTile = std::conditional_t<kSumsRounded, tile::BoxTileWithOnes<Element, kTile.keys, kDims.v>,
+                                   tile::BoxTile<Element, kTile.keys, kDims.v>>;
+  using Scores = tile::WarpgroupAccumulator<kTile.keys>;
+  using Output = tile::WarpgroupAccumulator<kDims.v>;
+
+  using Where = ScoreTile<Rows::kQueries, Scores>;
+  // A bias comes with K where its strides allow it, and a mask as bits. Extended kernels copy both themselves, from
+  // wherever they are.
+  static constexpr bool kHasBoxes = kVariant == Variant::kBiasMask;
+  static constexpr bool kHasBits = kHasTerms && !kExtended;
+  using BiasTile = std::conditional_t<kHasBoxes, tile::BoxTile<Element, tile::kWarpgroupRows, kTile.keys>, NoBiasMask>;
+  using Staged = std::conditional_t<kExtended, StagedBiasMask<Element, Where, true>, NoBiasMask>;
+};
+
+enum class WorkKind {
+  kTile,       // a tile of queries
+  kAgain,      // one that was flagged
+  kAllPassed,  // every tile has had its turn: flagged ones follow, if there are any
+  kEnd,
+};
+
+// What the scheduler tells the others about a tile of queries.
+template <int kWarpgroups>
+struct Work {
+  WorkKind kind;
+  int tile;          // of the schedule
+  int first_column;  // of V and O
+  int first_query;
+  WorkItem item;
+  int begin;  // tiles of keys [begin, end), from the last one down; the mask leaves something of the last one
+  int end;
+  TileRange
+      own[kWarpgroups];  // what each warpgroup's queries see of them; where that is nothing, it lies behind them all
+};
+
+// A tile of keys that the producer sends, and the one that it sends next: tile numbers before Work::begin mean none.
+struct KeyVisit {
+  Visit at;
+  Visit next;
+};
+
+// Full and empty stages: the producer waits for empty ones and fills them, the consumers the other way round.
+template <class Traits>
+struct ForwardShared {
+  static constexpr int kStages = 2;
+  static constexpr int kWorkStages = 4;
+  static constexpr int kWarpgroups = Traits::kTile.warpgroups;
+
+  typename Traits::QTile q[Traits::kTile.query_stages][kWarpgroups];
+  typename Traits::KTile k[kStages];
+  typename Traits::VTile v[kStages];
+  typename Traits::BiasTile bias[Traits::kHasBoxes ? kStages : 1][kWarpgroups];  // stages of k
+  using Work = sm90::Work<kWarpgroups>;
+  Work work[kWorkStages];
+  KeyVisit visits[Traits::kHasTerms ? kStages : 1];  // which tiles of keys are in k, where a mask may leave some out
+  typename Traits::Staged staged[Traits::kExtended ? Traits::kWarps : 1];
+  tile::RingBarriers<Traits::kTile.query_stages> q_ring;
+  tile::RingBarriers<kStages> k_ring;
+  tile::RingBarriers<kStages> v_ring;
+  tile::RingBarriers<kWorkStages> work_ring;
+  ptx::Barrier may_claim;   // the producer has come so far that the next tile may be claimed
+  ptx::Barrier all_passed;  // all tiles have had their turn
+  int any_flagged;          // of the block's tiles
+
+  __device__ __forceinline__ void init() {
+    q_ring.init(kWarpgroups);
+    k_ring.init(kWarpgroups);
+    v_ring.init(kWarpgroups);
+    work_ring.init(Traits::kWarps + 1);  // and the producer
+    ptx::init_barrier(may_claim, 1);
+    ptx::init_barrier(all_passed, Traits::kWarps);
+    any_flagged = 0;
+    ptx::fence_barrier_init();
+  }
+
+  // Once all tiles have had their turn: whether some have to be computed again.
+  __device__ __forceinline__ bool wait_for_flags() {
+    ptx::wait(all_passed, 0);
+    return *const_cast<volatile int*>(&any_flagged) != 0;
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,42 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/common/mask_tiles.h"
+#include "kernels/sm90/sm90_backend.h"
+#include "kernels/sm90/sm90_kernels.h"
+
+namespace flash_attn_ext::sm90 {
+namespace {
+
+template <class Element>
+cudaError_t with_variant(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+                         cudaStream_t stream) {
+  switch (plan.variant) {
+    case Variant::kPlain:
+      return forward<Element, Variant::kPlain>(params, plan, workspace, stream);
+    case Variant::kDropout:
+      return forward<Element, Variant::kDropout>(params, plan, workspace, stream);
+    case Variant::kMask:
+      return forward<Element, Variant::kMask>(params, plan, workspace, stream);
+    case Variant::kBiasMask:
+      return forward<Element, Variant::kBiasMask>(params, plan, workspace, stream);
+    case Variant::kExtended:
+      return forward<Element, Variant::kExtended>(params, plan, workspace, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+                        cudaStream_t stream) {
+  attention::ForwardParams p = params;
+  cudaError_t error = common::scan_mask_tiles(p, plan.workspace.mask_tiles.in<uint8_t>(workspace), stream);
+  if (error == cudaSuccess) error = common::pack_mask(p, plan.workspace.mask_bits.in<void>(workspace), stream);
+  if (error != cudaSuccess) return error;
+  return p.element == attention::ElementType::kBFloat16 ? with_variant<__nv_bfloat16>(p, plan, workspace, stream)
+                                                        : with_variant<__half>(p, plan, workspace, stream);
+}
+
+}  // namespace flash_attn_ext::sm90

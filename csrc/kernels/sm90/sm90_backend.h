@@ -1,0 +1,15 @@
+// The Hopper backend (compute capability 9.0): TMA and wgmma. It queues the kernels that a plan names on a stream of
+// the current device. Calls whose plan names a kernel of sm80 are run there.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/plan/plan.h"
+
+namespace flash_attn_ext::sm90 {
+
+// For plans with ForwardKernel::kWarpSpecialised. workspace: plan.workspace.bytes of the device's memory.
+cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+                        cudaStream_t stream);
+
+}  // namespace flash_attn_ext::sm90

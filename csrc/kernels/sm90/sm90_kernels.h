@@ -1,0 +1,15 @@
+// The stages of one element type, bfloat16 or float16. Instantiated in instances/, so that no file takes long to
+// compile.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/plan/plan.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Element, Variant kVariant>
+cudaError_t forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+                    cudaStream_t stream);
+
+}  // namespace flash_attn_ext::sm90

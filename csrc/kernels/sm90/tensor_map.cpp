@@ -1,0 +1,48 @@
+#include "kernels/sm90/tensor_map.h"
+
+#include <cudaTypedefs.h>
+
+namespace flash_attn_ext::sm90 {
+namespace {
+
+// Of the driver, found at run time: the build links no libcuda.
+PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  return error == cudaSuccess && found == cudaDriverEntryPointSuccess
+             ? reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function)
+             : nullptr;
+}
+
+}  // namespace
+
+cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& view, const OperandShape& shape,
+                             attention::ElementType element) {
+  static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encoder();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  constexpr int64_t kBytes = 2;
+  operand.head_step = shape.heads > 1 && view.head_stride != 0;
+  operand.batch_step = shape.batch > 1 && view.batch_stride != 0;
+  // The stride of a dimension with one place is never used, but has to be one that the copy engine could use.
+  const auto bytes_between = [](int64_t places, int64_t stride) {
+    return static_cast<cuuint64_t>(places > 1 ? stride * kBytes : 16);
+  };
+  const int64_t heads = operand.head_step ? shape.heads : 1;
+  const int64_t batch = operand.batch_step ? shape.batch : 1;
+  const cuuint64_t extents[] = {static_cast<cuuint64_t>(shape.columns), static_cast<cuuint64_t>(shape.rows),
+                                static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
+  const cuuint64_t strides[] = {bytes_between(shape.rows, view.row_stride), bytes_between(heads, view.head_stride),
+                                bytes_between(batch, view.batch_stride)};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(shape.box_rows), 1, 1};
+  const cuuint32_t element_strides[] = {1, 1, 1, 1};
+  const CUtensorMapDataType type =
+      element == attention::ElementType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const CUresult result =
+      encode(&operand.map, type, 4, view.data, extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace flash_attn_ext::sm90

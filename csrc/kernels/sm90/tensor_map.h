@@ -1,0 +1,30 @@
+// Descriptions of matrix operands for the copy engine.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "attention/params.h"
+
+namespace flash_attn_ext::sm90 {
+
+// A matrix operand as the copy engine reads it. A dimension that is broadcast has one place for all coordinates.
+struct OperandMap {
+  CUtensorMap map;
+  int head_step;   // 0 where all heads are the same
+  int batch_step;  // 0 where all batch entries are, and in a packed batch
+};
+
+// What is read in boxes: the rows that exist, in all sequences of a packed batch.
+struct OperandShape {
+  int64_t batch;
+  int64_t heads;
+  int64_t rows;
+  int64_t columns;
+  int box_rows;
+};
+
+cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& view, const OperandShape& shape,
+                             attention::ElementType element);
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,30 @@
+// Copies of boxes of a tensor to shared memory by the copy engine (TMA).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "ptx/barrier.h"
+
+namespace flash_attn_ext::ptx {
+
+// Where a box begins in a tensor of four dimensions, the contiguous one first.
+struct BoxOrigin {
+  int column;
+  int row;
+  int head;
+  int batch;
+};
+
+// PTX ISA, cp.async.bulk.tensor: the box that the map describes, zeros where the tensor has nothing. All of
+// its bytes count towards the barrier's phase.
+__device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, Barrier& barrier, const BoxOrigin& at) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared_address(target)),
+      "l"(&map), "r"(shared_address(&barrier)), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch)
+      : "memory");
+}
+
+}  // namespace flash_attn_ext::ptx

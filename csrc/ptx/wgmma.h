@@ -1,0 +1,147 @@
+// Warpgroup-wide tensor-core products, one instruction each: d (64 x kColumns, float32) = a . b, plus d itself where
+// `accumulate`. They run asynchronously: between the fence and the wait nothing may touch d, nor a where it is in
+// registers.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace flash_attn_ext::ptx {
+
+// PTX ISA, wgmma.fence: orders accesses to registers before the products that follow.
+__device__ __forceinline__ void fence_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// PTX ISA, wgmma.commit_group: the products issued so far form a group.
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// PTX ISA, wgmma.wait_group: at most kPending groups are still in flight.
+template <int kPending>
+__device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Pins accumulators in their registers, so that the compiler moves nothing across a fence or a wait.
+template <int kTiles>
+__device__ __forceinline__ void pin_registers(float (&d)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
+  }
+}
+
+// Operands of the asm statements below: the registers of 8 columns each, and their numbers.
+#define FLASH_D4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define FLASH_D16(d, i) FLASH_D4(d, i), FLASH_D4(d, i + 1), FLASH_D4(d, i + 2), FLASH_D4(d, i + 3)
+#define FLASH_D32(d) FLASH_D16(d, 0), FLASH_D16(d, 4)
+#define FLASH_D40(d) FLASH_D32(d), FLASH_D4(d, 8), FLASH_D4(d, 9)
+#define FLASH_D48(d) FLASH_D32(d), FLASH_D16(d, 8)
+#define FLASH_D56(d) FLASH_D48(d), FLASH_D4(d, 12), FLASH_D4(d, 13)
+#define FLASH_D64(d) FLASH_D48(d), FLASH_D16(d, 12)
+#define FLASH_D96(d) FLASH_D64(d), FLASH_D16(d, 16), FLASH_D16(d, 20)
+#define FLASH_D128(d) FLASH_D96(d), FLASH_D16(d, 24), FLASH_D16(d, 28)
+#define FLASH_N32                                                          \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define FLASH_N40 \
+  FLASH_N32       \
+  ", "            \
+  "%32, %33, %34, %35, %36, %37, %38, %39"
+#define FLASH_N48 \
+  FLASH_N32       \
+  ", "            \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define FLASH_N56 \
+  FLASH_N48       \
+  ", "            \
+  "%48, %49, %50, %51, %52, %53, %54, %55"
+#define FLASH_N64 \
+  FLASH_N48       \
+  ", "            \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FLASH_N96                                                                    \
+  FLASH_N64                                                                          \
+  ", "                                                                               \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define FLASH_N128                                                                               \
+  FLASH_N96                                                                                      \
+  ", "                                                                                           \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define FLASH_N36 FLASH_N32 ", %32, %33, %34, %35"
+#define FLASH_N68 FLASH_N64 ", %64, %65, %66, %67"
+#define FLASH_N100 FLASH_N96 ", %96, %97, %98, %99"
+
+// PTX ISA, wgmma.mma_async: d = a . b^T, both operands in shared memory, rows of 16 inner elements.
+#define FLASH_SHARED_PRODUCT(Element, type, columns, registers, numbers, a, b, flag)                               \
+  __device__ __forceinline__ void multiply_async(float(&d)[columns / 8][4], uint64_t left, uint64_t right,         \
+                                                 bool accumulate, Element) {                                       \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " flag                                                             \
+                 ", 0;\n"                                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" numbers "}, " a ", " b \
+                 ", p, 1, 1, 0, 0;}\n"                                                                             \
+                 : registers(d)                                                                                    \
+                 : "l"(left), "l"(right), "r"(static_cast<int>(accumulate)));                                      \
+  }
+#define FLASH_SHARED_PRODUCTS(columns, registers, numbers, a, b, flag)                 \
+  FLASH_SHARED_PRODUCT(__nv_bfloat16, "bf16", columns, registers, numbers, a, b, flag) \
+  FLASH_SHARED_PRODUCT(__half, "f16", columns, registers, numbers, a, b, flag)
+
+FLASH_SHARED_PRODUCTS(64, FLASH_D32, FLASH_N32, "%32", "%33", "%34")
+FLASH_SHARED_PRODUCTS(80, FLASH_D40, FLASH_N40, "%40", "%41", "%42")
+FLASH_SHARED_PRODUCTS(96, FLASH_D48, FLASH_N48, "%48", "%49", "%50")
+FLASH_SHARED_PRODUCTS(112, FLASH_D56, FLASH_N56, "%56", "%57", "%58")
+FLASH_SHARED_PRODUCTS(128, FLASH_D64, FLASH_N64, "%64", "%65", "%66")
+
+// The same with a (64 x 16) in registers and b (16 x columns) in rows of columns.
+#define FLASH_REGISTER_PRODUCT(Element, type, columns, registers, numbers, a, b, flag)                                \
+  __device__ __forceinline__ void multiply_async(float(&d)[columns / 8][4], const uint32_t(&left)[4], uint64_t right, \
+                                                 bool accumulate, Element) {                                          \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " flag                                                                \
+                 ", 0;\n"                                                                                             \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" numbers "}, {" a "}, " b  \
+                 ", p, 1, 1, 1;}\n"                                                                                   \
+                 : registers(d)                                                                                       \
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),                                \
+                   "r"(static_cast<int>(accumulate)));                                                                \
+  }
+#define FLASH_REGISTER_PRODUCTS(columns, registers, numbers, a, b, flag)                 \
+  FLASH_REGISTER_PRODUCT(__nv_bfloat16, "bf16", columns, registers, numbers, a, b, flag) \
+  FLASH_REGISTER_PRODUCT(__half, "f16", columns, registers, numbers, a, b, flag)
+
+FLASH_REGISTER_PRODUCTS(64, FLASH_D32, FLASH_N32, "%32, %33, %34, %35", "%36", "%37")
+FLASH_REGISTER_PRODUCTS(96, FLASH_D48, FLASH_N48, "%48, %49, %50, %51", "%52", "%53")
+FLASH_REGISTER_PRODUCTS(128, FLASH_D64, FLASH_N64, "%64, %65, %66, %67", "%68", "%69")
+FLASH_REGISTER_PRODUCTS(192, FLASH_D96, FLASH_N96, "%96, %97, %98, %99", "%100", "%101")
+FLASH_REGISTER_PRODUCTS(256, FLASH_D128, FLASH_N128, "%128, %129, %130, %131", "%132", "%133")
+
+// The same with 8 more columns of b, whose sums go to registers of their own.
+#define FLASH_WIDER_PRODUCT(Element, type, columns, wider, registers, numbers, a, b, flag)                             \
+  __device__ __forceinline__ void multiply_async(float(&d)[columns / 8][4], float(&sums)[1][4],                        \
+                                                 const uint32_t(&left)[4], uint64_t right, bool accumulate, Element) { \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " flag                                                                 \
+                 ", 0;\n"                                                                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #wider "k16.f32." type "." type " {" numbers "}, {" a "}, " b     \
+                 ", p, 1, 1, 1;}\n"                                                                                    \
+                 : registers(d), FLASH_D4(sums, 0)                                                                     \
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),                                 \
+                   "r"(static_cast<int>(accumulate)));                                                                 \
+  }
+#define FLASH_WIDER_PRODUCTS(columns, wider, registers, numbers, a, b, flag)                 \
+  FLASH_WIDER_PRODUCT(__nv_bfloat16, "bf16", columns, wider, registers, numbers, a, b, flag) \
+  FLASH_WIDER_PRODUCT(__half, "f16", columns, wider, registers, numbers, a, b, flag)
+
+FLASH_WIDER_PRODUCTS(64, 72, FLASH_D32, FLASH_N36, "%36, %37, %38, %39", "%40", "%41")
+FLASH_WIDER_PRODUCTS(128, 136, FLASH_D64, FLASH_N68, "%68, %69, %70, %71", "%72", "%73")
+FLASH_WIDER_PRODUCTS(192, 200, FLASH_D96, FLASH_N100, "%100, %101, %102, %103", "%104", "%105")
+
+#undef FLASH_WIDER_PRODUCTS
+#undef FLASH_WIDER_PRODUCT
+#undef FLASH_REGISTER_PRODUCTS
+#undef FLASH_REGISTER_PRODUCT
+#undef FLASH_SHARED_PRODUCTS
+#undef FLASH_SHARED_PRODUCT
+
+}  // namespace flash_attn_ext::ptx

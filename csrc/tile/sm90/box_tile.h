@@ -1,0 +1,86 @@
+// A tile of rows in shared memory as the copy engine writes it and warpgroup-wide products read it: chunks of 64
+// columns, each with its rows one behind the other, 128 bytes apart, swizzled over 8 rows (PTX ISA, "shared
+// memory layout" of wgmma.mma_async).
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/shared_memory.h"
+#include "ptx/tensor_copy.h"
+
+namespace flash_attn_ext::tile {
+
+inline constexpr int kBoxColumns = 64;  // of 16-bit elements: the swizzle's 128 bytes
+
+template <class ElementType, int kRowsValue, int kColumnsValue>
+struct BoxTile {
+  using Element = ElementType;
+  static_assert(sizeof(Element) == 2 && kRowsValue % 8 == 0);
+  static constexpr int kRows = kRowsValue;
+  static constexpr int kColumns = kColumnsValue;
+  static constexpr int kChunks = (kColumns + kBoxColumns - 1) / kBoxColumns;
+  static constexpr int kChunkBytes = kRows * 128;
+  static constexpr int kBytes = kChunks * kChunkBytes;
+
+  alignas(1024) Element data[kChunks][kRows][kBoxColumns];
+
+  // Starts the copy of all chunks, kBytes in all. at.column: of the first.
+  __device__ __forceinline__ void copy(const CUtensorMap& map, ptx::Barrier& barrier, ptx::BoxOrigin at) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk, at.column += kBoxColumns) {
+      ptx::copy_box(data[chunk], map, barrier, at);
+    }
+  }
+};
+
+// The same with a chunk of ones behind the others: products with it add up rows of the left operand too.
+template <class Element, int kRows, int kColumns>
+struct BoxTileWithOnes : BoxTile<Element, kRows, kColumns> {
+  alignas(1024) Element ones[kRows][kBoxColumns];
+
+  // By all threads of a block, which then need a fence and a barrier.
+  __device__ __forceinline__ void set_ones() {
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kBoxColumns; i += static_cast<int>(blockDim.x)) {
+      (&ones[0][0])[i] = Element(1.0f);
+    }
+  }
+};
+
+// Where matrix descriptors of such a tile begin (PTX ISA, "matrix descriptor format"): addresses in units of 16 bytes,
+// 14 bits.
+template <class Tile>
+struct BoxOperand {
+  static constexpr uint32_t kUnit = 16;
+
+  uint32_t first;
+
+  __device__ __forceinline__ explicit BoxOperand(const Tile& tile)
+      : first(ptx::shared_address(&tile) / kUnit & 0x3FFFu) {}
+
+  // The operand of the tile `count` places further in an array.
+  __device__ __forceinline__ BoxOperand after(int count) const {
+    BoxOperand other = *this;
+    other.first += count * static_cast<uint32_t>(sizeof(Tile) / kUnit);
+    return other;
+  }
+
+  // Columns [16 step, ...) of all rows, the inner dimension along the rows.
+  __device__ __forceinline__ uint64_t columns(int step) const {
+    constexpr int kSteps = kBoxColumns / 16;
+    return descriptor(first + step / kSteps * (Tile::kChunkBytes / kUnit) + step % kSteps * (32 / kUnit), kUnit);
+  }
+
+  // Rows [16 step, ...) of all columns from a chunk on, the inner dimension across the rows.
+  __device__ __forceinline__ uint64_t rows(int step, int chunk = 0) const {
+    return descriptor(first + (step * 16 * 128 + chunk * Tile::kChunkBytes) / kUnit, Tile::kChunkBytes);
+  }
+
+ private:
+  // Groups of 8 rows lie 1024 bytes apart, and chunks of columns leading_bytes; 1 << 62: swizzled over 128 bytes.
+  // Added, not joined bit by bit: the compiler adds up the constants, and a step is one instruction.
+  __device__ __forceinline__ static uint64_t descriptor(uint32_t address, uint32_t leading_bytes) {
+    return uint64_t{address + (leading_bytes / kUnit << 16)} | uint64_t{1024 / kUnit | 1u << 30} << 32;
+  }
+};
+
+}  // namespace flash_attn_ext::tile

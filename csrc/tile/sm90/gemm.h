@@ -1,0 +1,111 @@
+// Products of a warpgroup's 64 rows with tiles in shared memory, started and left in flight: ptx::wait_products ends
+// them.
+#pragma once
+
+#include "ptx/wgmma.h"
+#include "tile/accumulator.h"
+#include "tile/sm90/box_tile.h"
+
+namespace flash_attn_ext::tile {
+
+inline constexpr int kWarpgroupSize = 128;
+inline constexpr int kWarpgroupRows = 64;
+
+// A warp's 16 of the 64 rows. The fragment map is that of mma.sync.
+template <int kColumns>
+using WarpgroupAccumulator = Accumulator<1, kColumns / 8>;
+
+// P in the element type, as the left operand of products over kInner columns.
+template <int kInnerColumns>
+struct PackedRows {
+  static constexpr int kSteps = kInnerColumns / 16;
+
+  uint32_t a[kSteps][4];
+
+  template <class Element>
+  __device__ __forceinline__ void pack(const WarpgroupAccumulator<kInnerColumns>& rows, Element) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int j = 2 * step + e / 2;
+        a[step][e] = ptx::pack_in_order(rows.c[0][j][e % 2 * 2], rows.c[0][j][e % 2 * 2 + 1], Element{});
+      }
+    }
+  }
+};
+
+// sums = left . right^T
+template <class Left, class Right>
+__device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kRows>& sums, const BoxOperand<Left>& left,
+                                              const BoxOperand<Right>& right) {
+  static_assert(Left::kColumns == Right::kColumns && Left::kRows == kWarpgroupRows);
+  ptx::pin_registers(sums.c[0]);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < Left::kColumns / 16; ++step) {
+    ptx::multiply_async(sums.c[0], left.columns(step), right.columns(step), step > 0, typename Left::Element{});
+  }
+  ptx::commit_products();
+}
+
+// sums = left . right, plus what sums holds where `accumulate`.
+template <class Right>
+__device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kColumns>& sums,
+                                              const PackedRows<Right::kRows>& left, const BoxOperand<Right>& right,
+                                              bool accumulate) {
+  ptx::pin_registers(sums.c[0]);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < PackedRows<Right::kRows>::kSteps; ++step) {
+    ptx::multiply_async(sums.c[0], left.a[step], right.rows(step), step > 0 || accumulate, typename Right::Element{});
+  }
+  ptx::commit_products();
+}
+
+// The same, and the sums of left's rows as they are in the element type: left . ones.
+struct RowSums {
+  float c[1][4];
+  float flushed[2];  // sums of a thread's rows that are in c no more
+
+  __device__ __forceinline__ void clear() { flushed[0] = flushed[1] = 0.0f; }
+  __device__ __forceinline__ float at(int r) const { return flushed[r] + c[0][2 * r]; }
+  __device__ __forceinline__ void scale_row(int r, float factor) {
+    c[0][2 * r] *= factor;
+    flushed[r] *= factor;
+  }
+
+  // A product cuts off what each of its terms has below the last bits of the sum: in a long one, of terms of one sign,
+  // that adds up. No product is in flight.
+  __device__ __forceinline__ void flush() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) flushed[r] += c[0][2 * r];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[0][e] = 0.0f;
+  }
+};
+
+template <class Right>
+__device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kColumns>& sums, RowSums& row_sums,
+                                              const PackedRows<Right::kRows>& left, const BoxOperand<Right>& right,
+                                              bool accumulate) {
+  using Element = typename Right::Element;
+  ptx::pin_registers(sums.c[0]);
+  ptx::pin_registers(row_sums.c);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < PackedRows<Right::kRows>::kSteps; ++step) {
+    const bool adds = step > 0 || accumulate;
+    if constexpr (Right::kColumns == 256) {  // as wide as a product can be
+      ptx::multiply_async(reinterpret_cast<float(&)[16][4]>(sums.c[0][0]), left.a[step], right.rows(step), adds,
+                          Element{});
+      ptx::multiply_async(reinterpret_cast<float(&)[16][4]>(sums.c[0][16]), row_sums.c, left.a[step],
+                          right.rows(step, 2), adds, Element{});
+    } else {
+      ptx::multiply_async(sums.c[0], row_sums.c, left.a[step], right.rows(step), adds, Element{});
+    }
+  }
+  ptx::commit_products();
+}
+
+}  // namespace flash_attn_ext::tile
