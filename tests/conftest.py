@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 pytest.register_assert_rewrite("support")
 
 from support.backends import BACKENDS, Backend, device_not_runnable_because, not_runnable_because  # noqa: E402
+from support.params import refusal_of  # noqa: E402
 
 settings.register_profile(
     "repeatable",
@@ -40,6 +41,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "computes_in(dtype): of a test without a dtype parameter; else float32")
     if config.getoption("--run-only"):
         from support import checks  # here, so that collecting tests of the source tree needs no built extension
 
@@ -48,8 +50,9 @@ def pytest_configure(config):
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
 def backend(request) -> Backend:
-    """Each backend in turn; skipped where it was not built or there is no GPU that runs it."""
-    reason = not_runnable_because(request.param)
+    """Each backend in turn; skipped where it was not built, there is no GPU that runs it, or it does not take such
+    tensors (support/backends.py)."""
+    reason = not_runnable_because(request.param) or refusal_of(request, request.param)
     if reason:
         pytest.skip(reason)
     return request.param

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from support.backends import BACKENDS, Backend, not_runnable_because
+from support.params import refusal_of
 
 
 @pytest.fixture(params=[backend for backend in BACKENDS if not backend.is_cpu], ids=lambda backend: backend.name)
 def gpu(request) -> Backend:
     """Each CUDA backend in turn, with nothing of earlier tests left on the device."""
-    reason = not_runnable_because(request.param)
+    reason = not_runnable_because(request.param) or refusal_of(request, request.param)
     if reason:
         pytest.skip(reason)
     torch.cuda.synchronize()

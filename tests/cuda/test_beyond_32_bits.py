@@ -11,7 +11,9 @@ import torch
 import flash_attn_ext
 from support.cases import Case
 from support.checks import check_case
-from support.params import over_cases, over_dtypes
+from support.params import computes_in, over_cases, over_dtypes
+
+pytestmark = computes_in(torch.bfloat16)
 
 HEAD_DIM = 128
 ROWS = 2**31 // HEAD_DIM  # rows of HEAD_DIM that hold 2^31 elements

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 import flash_attn_ext
+from support.params import computes_in
 from support.runners import poisoned_memory
+
+pytestmark = computes_in(torch.bfloat16)
 
 LENGTH, HEAD_DIM, BATCH = 2048, 256, 2
 PATTERNS = ("1hqk", "bhqk", "11qk", "b1qk")

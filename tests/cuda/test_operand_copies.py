@@ -12,7 +12,10 @@ import torch
 import flash_attn_ext
 from support.cases import Case, Inputs, make_inputs
 from support.packed import cu_seqlens
+from support.params import computes_in
 from support.runners import call_ours, gradients
+
+pytestmark = computes_in(torch.bfloat16)
 
 CASE = Case(sq=70, sk=130, d=64)
 OPERANDS = ("q", "k", "v", "dout")

@@ -9,6 +9,7 @@ import torch
 from support.backends import CPU, Backend
 from support.binding import forward
 from support.cases import ALL_PATTERNS, Case, Inputs, make_inputs
+from support.disturbance import Disturbance
 from support.params import over_cases, over_dtypes
 from support.runners import identity_parts, run_ours
 
@@ -22,19 +23,6 @@ CASES = [
     Case(**(LARGE | dict(d=128, dv=96)), kv_heads=1, bias="b1q1", sink=True, causal="top_left"),
     Case(**(LARGE | dict(d=256)), kv_heads=4, alibi="h", sink=True),
 ]
-
-
-class Disturbance:
-    """Work on another stream that comes and goes, so that no two runs meet the same free multiprocessors."""
-
-    def __init__(self):
-        self.stream = torch.cuda.Stream()
-        self.matrix = torch.randn(1024, 1024, device="cuda")
-
-    def start(self, amount: int) -> None:
-        with torch.cuda.stream(self.stream):
-            for _ in range(amount):
-                self.matrix @ self.matrix
 
 
 @over_dtypes()

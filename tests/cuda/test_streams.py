@@ -6,8 +6,10 @@ import torch
 import flash_attn_ext
 from support.cases import Case, Inputs, make_inputs
 from support.packed import PackedCase, cu_seqlens, make_packed
-from support.params import over_cases, over_dtypes
+from support.params import computes_in, over_cases, over_dtypes
 from support.runners import Result, call_ours, gradients
+
+pytestmark = computes_in(torch.bfloat16)
 
 CASES = [
     Case(sq=140, sk=270, d=64),

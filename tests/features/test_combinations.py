@@ -8,21 +8,12 @@ the list is the same each time (support/problems.py). Numbers are drawn on the b
 also checked, so that a GPU works through thousands.
 """
 
-import math
-import random
+import pytest
 
-import torch
-
-from support.backends import Backend
-from support.cases import DTYPES, Inputs, make_inputs
-from support.checks import check_drawn, check_packed_drawn
-from support.masks import attended
-from support.packed import PackedCase, make_packed, sequences
-from support.problems import Problem, draw
-from support.strides import with_strides
-
-ANOTHER_DRAW = 10**6  # of the same problem
-POISONS = (math.nan, math.inf, -math.inf)
+from support.cases import DTYPES
+from support.params import computes_in
+from support.problem_checks import check_problem
+from support.problems import draw
 
 
 def pytest_generate_tests(metafunc):
@@ -31,54 +22,13 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("number", range(first, first + count))
 
 
-def unattended(inputs: Inputs) -> torch.Tensor:
-    """(B, Hk, Sk): keys that no query of their heads sees."""
-    case = inputs.case
-    seen = attended(case, inputs.mask, inputs.k.device).any(2)
-    return ~seen.unflatten(1, (case.num_kv_heads, -1)).any(2)
-
-
-def unattended_tokens(case: PackedCase, inputs: Inputs) -> torch.Tensor:
-    """(Tk, Hk)"""
-    return torch.cat([unattended(alone)[0].T for alone, _, _ in sequences(case, inputs)])
-
-
-def as_presented(problem: Problem, inputs: Inputs) -> Inputs:
-    """The same problem with poison where nothing may look, and at random strides."""
-    hidden = unattended(inputs) if problem.packed is None else unattended_tokens(problem.packed, inputs)
-    hidden, poison = hidden.unsqueeze(-1), POISONS[problem.number % len(POISONS)]
-    inputs = inputs.replace(k=inputs.k.masked_fill(hidden, poison), v=inputs.v.masked_fill(hidden, poison))
-    if not problem.is_strided:
-        return inputs
-    rng = random.Random(problem.number)
-    tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS}
-    return inputs.replace(**{name: with_strides(t, rng) for name, t in tensors.items() if t is not None})
-
-
-def check(problem: Problem, backend: Backend) -> None:
-    def present(inputs: Inputs) -> Inputs:
-        return as_presented(problem, inputs)
-
-    case, packed, dtype, device = problem.case, problem.packed, problem.dtype, backend.device
-    if packed is None:
-        check_drawn(
-            lambda redraw: make_inputs(case, dtype, device, problem.number + ANOTHER_DRAW * redraw, device),
-            backend,
-            present,
-        )
-    else:
-        check_packed_drawn(
-            packed,
-            lambda redraw: make_packed(packed, dtype, device, problem.number + ANOTHER_DRAW * redraw, device),
-            backend,
-            present,
-        )
-
-
+@computes_in(None)
 def test_random_problem(number, backend):
     problem = draw(number)
+    if refusal := backend.refusal(problem.dtype, problem.case.d, problem.case.head_dim_v):
+        pytest.skip(refusal)
     try:
-        check(problem, backend)
+        check_problem(problem, backend)
     except Exception as error:
         raise AssertionError(
             f"problem {number} on {backend.name} ({problem}): {error}\nalone: pytest "

@@ -1,6 +1,6 @@
 """What a GPU backend takes and what it refuses, so that nobody narrows it without a test that fails.
 
-Every dtype, every feature, any head dim up to 256 and in the 16-bit types up to 512. Whether it computes them right is
+Every feature, in the dtypes and up to the head dims that support/backends.py states. Whether it computes them right is
 what all the other files here ask.
 """
 
@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import flash_attn_ext
-from support.backends import Backend
+from support.backends import SM80, SM90, Backend, not_runnable_because
 from support.cases import DTYPES
 from support.packed import cu_seqlens
-from support.params import over_dtypes
-
-HALVES = (torch.bfloat16, torch.float16)
+from support.params import computes_in, over_dtypes
+from support.strides import with_stride_zero
 
 
 @pytest.fixture
@@ -34,19 +33,14 @@ def assert_runs(gpu: Backend, *tensors: torch.Tensor, **options) -> None:
 
 
 @over_dtypes()
-def test_head_dims_up_to_256(dtype, gpu):
-    for head_dim in range(1, 257):
-        for other in (1, 64, head_dim, 256):
-            assert_runs(gpu, *qkv(dtype, head_dim, other))
-            assert_runs(gpu, *qkv(dtype, other, head_dim))
-
-
-@over_dtypes(HALVES)
-def test_16_bit_head_dims_up_to_512(dtype, gpu):
-    for head_dim in range(257, 513):
-        for other in (1, 64, head_dim, 512):
-            assert_runs(gpu, *qkv(dtype, head_dim, other))
-            assert_runs(gpu, *qkv(dtype, other, head_dim))
+def test_head_dims(dtype, gpu):
+    widest = gpu.widest(dtype)
+    for head_dim in range(1, widest.qk + 1):
+        for head_dim_v in {1, 64, min(head_dim, widest.v), widest.v}:
+            assert_runs(gpu, *qkv(dtype, head_dim, head_dim_v))
+    for head_dim_v in range(1, widest.v + 1):
+        for head_dim in {1, 64, min(head_dim_v, widest.qk), widest.qk}:
+            assert_runs(gpu, *qkv(dtype, head_dim, head_dim_v))
 
 
 def features(dtype: torch.dtype) -> list[dict]:
@@ -85,26 +79,77 @@ def test_every_feature(head_dim, dtype, gpu):
 
 @over_dtypes(DTYPES)
 def test_any_strides(dtype, gpu):
-    """What cannot be read in place is copied, not refused."""
+    """What cannot be read in place is copied, not refused. (Rows that are one row: below.)"""
     q, k, v = qkv(dtype, 64)
     odd = [torch.zeros(1, 2, 3, 129, dtype=dtype, device="cuda")[..., 1::2] for _ in range(3)]
     assert_runs(gpu, *odd)
     assert_runs(gpu, *(t.mT.contiguous().mT for t in (q, k, v)))
-    assert_runs(gpu, *(t[:1, :1, :1, :1].expand(1, 2, 3, 64) for t in (q, k, v)))
+    dims = (0, 1, 2, 3) if gpu.takes_repeated_rows else (0, 1, 3)
+    assert_runs(gpu, *(with_stride_zero(t, dims) for t in (q, k, v)))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "head_dim", "widest"),
-    [(torch.float32, 257, 256), (torch.float64, 300, 256), (torch.bfloat16, 513, 512), (torch.float16, 600, 512)],
-    ids=str,
-)
-@pytest.mark.parametrize("wide", ["qk", "v"])
-def test_refusals_name_the_limit_and_what_it_got(wide, dtype, head_dim, widest, gpu):
-    tensors = qkv(dtype, head_dim, 8) if wide == "qk" else qkv(dtype, 8, head_dim)
+def assert_refused(gpu: Backend, *tensors: torch.Tensor, because: tuple[str, ...]) -> None:
+    """By explain, and by a call that asks for this backend, each with the reason."""
     explanation = flash_attn_ext.explain(*tensors, backend=gpu.name)
     assert explanation.backend is None
     reasons = " ".join(explanation.reasons[gpu.name])
-    assert str(widest) in reasons and str(head_dim) in reasons, reasons
+    assert all(part in reasons for part in because), reasons
     with pytest.raises(RuntimeError, match=r"no backend can run this call") as error:
-        flash_attn_ext.attention(*tensors)
-    assert str(widest) in str(error.value)
+        flash_attn_ext.attention(*tensors, backend=gpu.name)
+    assert all(part in str(error.value) for part in because)
+
+
+@over_dtypes()
+@pytest.mark.parametrize("beyond", [1, 44])
+@pytest.mark.parametrize("wide", ["qk", "v"])
+def test_refusals_name_the_limit_and_what_it_got(wide, beyond, dtype, gpu):
+    limit = getattr(gpu.widest(dtype), wide)
+    dims = (limit + beyond, 8) if wide == "qk" else (8, limit + beyond)
+    assert_refused(gpu, *qkv(dtype, *dims), because=(str(limit), str(limit + beyond)))
+
+
+@computes_in(None)
+@pytest.mark.parametrize("refused", DTYPES, ids=str)
+def test_a_refused_dtype_is_a_reason(refused, gpu):
+    if gpu.widest(refused) is not None:
+        pytest.skip(f"{gpu.name} takes {refused}")
+    assert_refused(gpu, *qkv(refused, 64), because=("bfloat16 and float16 only",))
+
+
+@over_dtypes()
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_refused_rows_that_are_one_row(name, dtype, gpu):
+    if gpu.takes_repeated_rows:
+        pytest.skip(f"{gpu.name} takes them")
+    tensors = qkv(dtype, 64)
+    index = "qkv".index(name)
+    tensors[index] = with_stride_zero(tensors[index], (2,))
+    assert_refused(gpu, *tensors, because=(f"cannot read {name}", "stride 0"))
+
+
+@over_dtypes()
+def test_what_no_backend_takes(dtype, gpu):
+    with pytest.raises(RuntimeError, match=r"no backend can run this call") as error:
+        flash_attn_ext.attention(*qkv(dtype, 513))
+    assert gpu.name in str(error.value)
+
+
+@pytest.fixture
+def hopper() -> None:
+    for gpu in (SM80, SM90):
+        if reason := not_runnable_because(gpu):
+            pytest.skip(reason)
+
+
+@over_dtypes()
+def test_what_sm90_does_not_take_goes_to_sm80(dtype, hopper):
+    """And the explanation says why not sm90."""
+    taken = qkv(dtype, 64)
+    calls = [(64, taken), (257, qkv(dtype, 257)), (64, [with_stride_zero(taken[0], (2,)), *taken[1:]])]
+    for head_dim, tensors in calls:
+        if SM80.refusal(dtype, head_dim):
+            continue
+        explanation = flash_attn_ext.explain(*tensors)
+        first = SM90 if tensors is taken and SM90.refusal(dtype) is None else SM80
+        assert explanation.backend == first.name, str(explanation)
+        assert bool(explanation.reasons["sm90"]) == (first == SM80)

@@ -7,8 +7,10 @@ import flash_attn_ext
 from support.cases import ALL_PATTERNS, Case, make_inputs
 from support.masks import attended
 from support.packed import PackedCase, call_packed, make_packed
-from support.params import over_cases
+from support.params import computes_in, over_cases
 from support.runners import call_ours
+
+pytestmark = computes_in(torch.float64)
 
 SMALL = dict(sq=3, sk=4, d=2, batch=1, heads=2)
 EVERYTHING = dict(bias="bhqk", alibi="bh", softcap=2.0, sink=True)

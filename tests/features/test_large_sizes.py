@@ -7,6 +7,7 @@ import flash_attn_ext
 from support.cases import Case, make_inputs
 from support.errors import rounding_of_a_copy
 from support.packed import cu_seqlens
+from support.params import over_dtypes
 from support.runners import run_ours
 
 FAR = 2**30  # a stride between rows; index 2 is past what 32 bits hold
@@ -59,10 +60,13 @@ def train(inputs, backend):
     }
 
 
+@over_dtypes((torch.float32, torch.bfloat16))
 @pytest.mark.parametrize(("batch", "heads"), [(66000, 1), (1, 66000), (257, 257)])
-def test_many_heads_and_batch_entries(batch, heads, backend):
+def test_many_heads_and_batch_entries(batch, heads, dtype, backend):
     """B x H past 65535, in closed form: one key, so out is v."""
-    q, k, v = (torch.randn(batch, heads, n, 2, device=backend.device, requires_grad=True) for n in (2, 1, 1))
+    q, k, v = (
+        torch.randn(batch, heads, n, 2, device=backend.device, dtype=dtype, requires_grad=True) for n in (2, 1, 1)
+    )
     out = flash_attn_ext.attention(q, k, v, backend=backend.name)
     rtol = rounding_of_a_copy(v.dtype, backend)
     torch.testing.assert_close(out, v.expand_as(out), rtol=rtol, atol=0)
@@ -70,9 +74,10 @@ def test_many_heads_and_batch_entries(batch, heads, backend):
     torch.testing.assert_close(v.grad, torch.full_like(v, 2.0))
 
 
-def test_many_packed_sequences(backend):
+@over_dtypes((torch.float32, torch.bfloat16))
+def test_many_packed_sequences(dtype, backend):
     lengths = (1, 0, 2) * 23000
-    q, v = (torch.randn(69000, 1, 2, device=backend.device) for _ in range(2))
+    q, v = (torch.randn(69000, 1, 2, device=backend.device, dtype=dtype) for _ in range(2))
     cu = cu_seqlens(lengths, backend.device)
     out = flash_attn_ext.attention_varlen(q, torch.zeros_like(q), v, cu, cu, backend=backend.name)
     singles = torch.arange(0, 69000, 3, device=backend.device)

@@ -22,8 +22,9 @@ def test_bshd(case, dtype, backend):
     check_case(case, dtype, backend)
 
 
-def test_layouts_are_views_of_each_other(backend):
-    inputs = make_inputs(Case(sq=140, sk=270), torch.float32, backend.device)
+@over_dtypes((torch.float32, torch.bfloat16))
+def test_layouts_are_views_of_each_other(dtype, backend):
+    inputs = make_inputs(Case(sq=140, sk=270), dtype, backend.device)
     options = dict(return_lse=True, backend=backend.name)
     out, lse = flash_attn_ext.attention(inputs.q, inputs.k, inputs.v, **options)
     views = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
@@ -33,17 +34,18 @@ def test_layouts_are_views_of_each_other(backend):
     assert torch.equal(lse_bshd, lse)
 
 
+@over_dtypes((torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 2, 3), (2, 1, 2, 3)], ids=str)
 @pytest.mark.parametrize("causal", [None, "top_left"])
-def test_any_number_of_leading_dimensions(leading, causal, backend):
+def test_any_number_of_leading_dimensions(leading, causal, dtype, backend):
     """Equal to the 4-D call on the flattened problem, gradients included."""
     generator = torch.Generator().manual_seed(0)
 
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*leading, *shape, generator=generator).to(backend.device)
+    def normal(*shape: int, to: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(*leading, *shape, generator=generator).to(backend.device, to)
 
     q, k, v, dout = normal(65, 16), normal(97, 16), normal(97, 24), normal(65, 24)
-    dlse = normal(65)
+    dlse = normal(65, to=torch.float32)
     results = []
     for shape in (leading, (-1, 1)):
         leaves = [t.reshape(*shape, *t.shape[len(leading) :]).detach().requires_grad_() for t in (q, k, v)]
@@ -56,11 +58,10 @@ def test_any_number_of_leading_dimensions(leading, causal, backend):
         torch.testing.assert_close(ours, expected.reshape(ours.shape))
 
 
-def test_heads_are_the_last_leading_dimension(backend):
+@over_dtypes((torch.float32, torch.bfloat16))
+def test_heads_are_the_last_leading_dimension(dtype, backend):
     """What is per head (sink, slopes, grouped key heads) counts along dimension -3 of a 5-D input."""
-    flat = make_inputs(
-        Case(sq=33, sk=40, batch=6, heads=4, kv_heads=2, sink=True, alibi="h"), torch.float32, backend.device
-    )
+    flat = make_inputs(Case(sq=33, sk=40, batch=6, heads=4, kv_heads=2, sink=True, alibi="h"), dtype, backend.device)
     options = dict(sink=flat.sink, alibi_slopes=flat.alibi_slopes, backend=backend.name)
     expected = flash_attn_ext.attention(flat.q, flat.k, flat.v, **options)
     nested = (t.unflatten(0, (2, 3)) for t in (flat.q, flat.k, flat.v))

@@ -28,6 +28,9 @@ UNATTENDED = [
     Case(sq=40, sk=300, causal="bottom_right", window=(50, None)),
     Case(sq=40, sk=300, window=(7, 7)),
     Case(sq=140, sk=300, heads=4, kv_heads=2, causal="top_left", dropout_p=0.3),
+    # Long enough for kernels that short sequences do not take.
+    Case(sq=1100, sk=1300, d=64, batch=1, causal="top_left"),
+    Case(sq=1100, sk=1300, d=128, batch=1, heads=1, mask="111k"),
 ]
 
 
@@ -83,6 +86,8 @@ def test_keys_that_a_bias_hides(d, dtype, poison, backend):
         Case(sq=140, sk=300, mask="11qk"),
         Case(sq=140, sk=300, mask="bhqk", heads=4, kv_heads=2),
         Case(sq=140, sk=300, d=128, mask="11qk"),
+        Case(sq=1100, sk=1300, d=64, batch=1, causal="top_left"),
+        Case(sq=1100, sk=1300, d=128, batch=1, heads=1, mask="11qk"),
     ]
 )
 def test_keys_that_some_rows_attend(case, names, dtype, poison, backend):
@@ -183,11 +188,12 @@ def test_other_heads_and_batch_entries(case, dtype, names, poison, backend):
 
 
 @over_poisons
+@over_dtypes
 @pytest.mark.parametrize("base", [Case(), Case(causal="bottom_right", dlse=True), Case(window=(30, 30))], ids=str)
-def test_neighbouring_sequences(base, poison, backend):
+def test_neighbouring_sequences(base, dtype, poison, backend):
     """A packed batch whose middle sequence is poisoned everywhere: the first and last do not notice."""
     case = PackedCase((70, 45, 60), (90, 37, 130), base)
-    inputs = make_packed(case, torch.float32, backend.device)
+    inputs = make_packed(case, dtype, backend.device)
     middle = {"q": slice(70, 115), "dout": slice(70, 115), "k": slice(90, 127), "v": slice(90, 127)}
     dirty_inputs = inputs.replace(**{name: getattr(inputs, name).clone() for name in middle})
     for name, rows in middle.items():
@@ -203,9 +209,10 @@ def test_neighbouring_sequences(base, poison, backend):
 
 
 @over_poisons
-def test_bias_where_the_mask_hides(poison, backend):
+@over_dtypes
+def test_bias_where_the_mask_hides(dtype, poison, backend):
     """NaN in the bias of a hidden element is as absent as the key, and gets no gradient."""
-    inputs = make_inputs(Case(sq=140, sk=300, bias="bhqk", mask="bhqk"), torch.float32, backend.device)
+    inputs = make_inputs(Case(sq=140, sk=300, bias="bhqk", mask="bhqk"), dtype, backend.device)
     dirty = run_ours(inputs.replace(bias=inputs.bias.masked_fill(~inputs.mask, poison)), backend)
     assert_same(dirty, run_ours(inputs, backend), backend)
     assert bool((dirty["dbias"][~inputs.mask] == 0).all())

@@ -6,7 +6,7 @@ import torch
 from support.cases import Case, make_inputs
 from support.checks import check_case
 from support.errors import rounding_of_a_copy
-from support.params import over_cases, over_dtypes
+from support.params import computes_in, over_cases, over_dtypes
 from support.runners import run_ours
 
 # One side walks the edges of the 32-wide rounding, of 64-, 128- and 256-wide tiles; the other is asymmetric to it.
@@ -18,7 +18,7 @@ HEAD_DIMS = [Case(sq=70, sk=90, d=d, batch=1) for d in (1, 2, 3, 8, 40, 64, 72, 
 VALUE_DIMS = [
     Case(sq=70, sk=90, d=d, dv=dv, batch=1) for d, dv in ((64, 1), (1, 64), (40, 72), (192, 128), (128, 192), (3, 5))
 ]
-# Past 256 every backend takes the 16-bit types up to 512, and any dimension beside any other.
+# Past 256 each backend takes of these what support/backends.py says; 16-bit types go up to 512.
 WIDE_HEAD_DIMS = [
     Case(sq=sq, sk=sk, d=d, dv=dv, batch=1, **features)
     for sq, sk, d, dv, features in (
@@ -64,6 +64,7 @@ def test_long_sequences(case, dtype, backend):
     check_case(case, dtype, backend)
 
 
+@computes_in(torch.float64)
 @over_cases(KEY_EDGES)
 def test_every_edge_in_float64(case, backend):
     check_case(case, torch.float64, backend)
@@ -72,9 +73,6 @@ def test_every_edge_in_float64(case, backend):
 @over_dtypes()
 @over_cases(WIDE_HEAD_DIMS + WIDER_THAN_ANY_GPU_TAKES)
 def test_head_dims_past_256(case, dtype, backend):
-    widest = backend.widest_head_dim(dtype)
-    if max(case.d, case.head_dim_v) > widest:
-        pytest.skip(f"{backend.name} takes head dims up to {widest} in {dtype}")
     check_case(case, dtype, backend)
 
 
@@ -92,6 +90,7 @@ def test_one_query_one_key(dtype, backend):
         assert float(result[name].abs().max()) <= tolerance
 
 
-@pytest.mark.parametrize("length", [33, 128, 257])
-def test_one_query(length, backend):
-    check_case(Case(sq=1, sk=length, d=64, heads=3), torch.float32, backend)
+@over_dtypes((torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("length", [33, 128, 257, 2000])
+def test_one_query(length, dtype, backend):
+    check_case(Case(sq=1, sk=length, d=64, heads=3), dtype, backend)

@@ -6,6 +6,7 @@ import torch
 import flash_attn_ext
 from support.cases import Case
 from support.checks import check_packed_drawn
+from support.errors import assert_same_answer
 from support.packed import PackedCase, call_packed, cu_seqlens, make_packed, run_by_sequence, run_packed
 from support.params import over_cases, over_dtypes
 from support.runners import dropout_bits
@@ -54,26 +55,29 @@ def test_equals_dense_attention_on_each_sequence(case, dtype, backend):
 
     packed, dense_result = run_packed(case, inputs, backend), run_by_sequence(case, inputs, dense)
     for name in packed:
-        torch.testing.assert_close(packed[name], dense_result[name], msg=lambda text, name=name: f"{name}: {text}")
+        assert_same_answer(packed[name], dense_result[name], backend, name)
 
 
+@over_dtypes((torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("lengths", [(None, None), (300, 400), (257, None)], ids=str)
-def test_max_seqlen_is_optional_or_an_upper_bound(lengths, backend):
+def test_max_seqlen_is_optional_or_an_upper_bound(lengths, dtype, backend):
+    """On a GPU the bound may choose the kernel."""
     case = PackedCase(RAGGED_Q, RAGGED_K)
-    inputs = make_packed(case, torch.float32, backend.device)
+    inputs = make_packed(case, dtype, backend.device)
     exact = run_packed(case, inputs, backend)
     bound = run_packed(case, inputs, backend, max_seqlen_q=lengths[0], max_seqlen_k=lengths[1])
     for name in exact:
-        torch.testing.assert_close(bound[name], exact[name])
+        assert_same_answer(bound[name], exact[name], backend, name)
 
 
-def test_self_attention_shares_one_cu_seqlens(backend):
+@over_dtypes((torch.float32, torch.bfloat16))
+def test_self_attention_shares_one_cu_seqlens(dtype, backend):
     case = PackedCase(SQUARE, SQUARE)
-    inputs = make_packed(case, torch.float32, backend.device)
+    inputs = make_packed(case, dtype, backend.device)
     cu = cu_seqlens(SQUARE, backend.device)
     out = flash_attn_ext.attention_varlen(inputs.q, inputs.k, inputs.v, cu, cu, backend=backend.name)
     expected, _ = call_packed(case, inputs, {"q": inputs.q, "k": inputs.k, "v": inputs.v}, backend)
-    torch.testing.assert_close(out, expected)
+    assert_same_answer(out, expected, backend, "out")
 
 
 def test_strided_cu_seqlens(backend):
@@ -88,11 +92,12 @@ def test_strided_cu_seqlens(backend):
     torch.testing.assert_close(ours, expected)
 
 
-def test_strided_packed_tensors(backend):
+@over_dtypes((torch.float32, torch.bfloat16))
+def test_strided_packed_tensors(dtype, backend):
     """q, k, v as views of one (T, 3, H, D) projection, as models make them."""
     total = sum(SQUARE)
     generator = torch.Generator().manual_seed(0)
-    qkv = torch.randn(total, 3, 2, 16, generator=generator).to(backend.device)
+    qkv = torch.randn(total, 3, 2, 16, generator=generator).to(backend.device, dtype)
     cu = cu_seqlens(SQUARE, backend.device)
     views, copies = qkv.unbind(1), [t.contiguous() for t in qkv.unbind(1)]
     strided = flash_attn_ext.attention_varlen(*views, cu, cu, backend=backend.name)

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from flash_attn_ext import attention_varlen
+from support.params import computes_in
+
+pytestmark = computes_in(torch.bfloat16)
 
 GARBAGE = {
     "beyond the end": (0, 70, 300),

@@ -95,13 +95,14 @@ def run_reference(inputs: Inputs, keep: torch.Tensor | None = None) -> Result:
     return {name: tensor.detach() for name, tensor in result.items()}
 
 
-def dropout_bits(inputs: Inputs, backend: Backend, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def dropout_bits(inputs: Inputs, backend: Backend) -> torch.Tensor:
     """Which weights the call of this case keeps, read off the public surface: uniform weights times an identity V.
 
     A head dim is as wide as every backend takes it, so a wide identity comes in parts: the bits depend on the seed and
-    on where a weight is, and not on V.
+    on where a weight is, and not on V, nor on the dtype.
     """
     case, device = inputs.case, inputs.q.device
+    dtype = torch.float32 if backend.refusal(torch.float32) is None else torch.bfloat16
     zeros_q = torch.zeros(case.batch, case.heads, case.sq, 1, device=device, dtype=dtype)
     zeros_k = torch.zeros(case.batch, case.heads, case.sk, 1, device=device, dtype=dtype)
     parts = []

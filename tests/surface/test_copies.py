@@ -7,6 +7,9 @@ import torch
 
 from flash_attn_ext import _C, _copies, attention, attention_varlen
 from support.binding import problem
+from support.params import computes_in
+
+pytestmark = computes_in(torch.bfloat16)  # on GPU backends
 
 
 @pytest.fixture

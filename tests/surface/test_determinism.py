@@ -45,11 +45,10 @@ def test_across_thread_counts(case, dtype, backend):
             assert torch.equal(results[0][name], other[name]), name
 
 
-def test_calls_from_several_threads(backend):
+@over_dtypes((torch.float32, torch.bfloat16))
+def test_calls_from_several_threads(dtype, backend):
     """Python threads that call at the same time (the extension lets the interpreter go on) do not mix anything up."""
-    problems = [
-        make_inputs(Case(sq=140, sk=200 + n, d=16, bias="b1qk"), torch.float32, backend.device) for n in range(4)
-    ]
+    problems = [make_inputs(Case(sq=140, sk=200 + n, d=16, bias="b1qk"), dtype, backend.device) for n in range(4)]
     expected = [run_ours(inputs, backend) for inputs in problems]
 
     def repeat(inputs):

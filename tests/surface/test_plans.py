@@ -2,6 +2,7 @@
 
 Plans need no GPU: tensors lie in CPU memory here, and are never read."""
 
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -121,6 +122,61 @@ FORWARD = [
     (Call(500, d=128), "workspace 2048 bytes (NaN flags 2048)"),
 ]
 
+# Sequences so long that no portable kernel is faster.
+LONG = 2048
+
+
+def hopper(options: dict | None = None, **more) -> Call:
+    return Call(LONG, options={"backend": "sm90"} | (options or {}), **more)
+
+
+FORWARD_SM90 = [
+    # What changes a score: Dropout, Mask and BiasMask have kernels of head dims 64 and 128.
+    (hopper(), "warp-specialised (plain, head dims 64 and 64)"),
+    (hopper(dtype=F16), "warp-specialised (plain, head dims 64 and 64)"),
+    (hopper(causal()), "(plain,"),
+    (hopper({"window": (100, 9)}), "(plain,"),
+    (hopper(sink=True), "(plain,"),
+    (hopper(key_heads=4), "(plain,"),
+    (hopper({"dropout_p": 0.1}), "(dropout, head dims 64 and 64)"),
+    (hopper({"dropout_p": 0.1}, d=128), "(dropout, head dims 128 and 128)"),
+    (hopper({"dropout_p": 0.1}, d=96), "(extended, head dims 96 and 96)"),
+    (hopper({"dropout_p": 0.1}, d=192), "(extended, head dims 192 and 192)"),
+    (hopper(d=64, bias=(1, 1, LONG, LONG)), "(bias and mask, head dims 64 and 64)"),
+    (hopper(d=128, mask=(1, 1, 1, LONG)), "(mask, head dims 128 and 128)"),
+    (hopper(d=128, mask=(1, 1, LONG, LONG)), "(mask tiles 1024, mask bits 557056, NaN flags"),
+    (hopper(d=128, mask=(1, 1, LONG, 1)), "(extended,"),  # its bits would be many more than its elements
+    (hopper(d=128, bias=(1, 1, 1, LONG)), "(extended,"),  # no rows for the copy engine
+    (hopper(d=128, bias=(1, 1, LONG, LONG), mask=(1, 1, 1, LONG)), "(bias and mask,"),
+    (hopper(d=192, dv=128, mask=(1, 1, 1, LONG)), "(extended, head dims 192 and 128)"),
+    (hopper({"dropout_p": 0.1}, mask=(1, 1, 1, LONG)), "(extended,"),
+    (hopper(bias=(1, 1, LONG, LONG), bias_dtype=F32), "streaming (extended"),  # sm80's, as in the backward pass
+    (hopper(slopes=True), "(extended,"),
+    (hopper({"softcap": 9.0}), "(extended,"),
+    (hopper({"scale": -1.0}), "(extended,"),
+    # Head dims of q and of v.
+    (hopper(d=1), "head dims 64 and 64)"),
+    (hopper(d=65), "head dims 96 and 96)"),
+    (hopper(d=64, dv=65), "head dims 96 and 96)"),
+    (hopper(d=97), "head dims 128 and 128)"),
+    (hopper(d=96, dv=128), "head dims 128 and 128)"),
+    (hopper(d=129, dv=1), "head dims 192 and 128)"),
+    (hopper(d=192, dv=128), "head dims 192 and 128)"),
+    (hopper(d=129), "head dims 192 and 192)"),
+    (hopper(d=128, dv=192), "head dims 192 and 192)"),
+    (hopper(d=128, dv=193), "head dims 128 and 256)"),
+    (hopper(d=64, dv=512), "head dims 128 and 256)"),
+    (hopper(d=193), "head dims 256 and 256)"),
+    (hopper(d=129, dv=193), "head dims 256 and 256)"),
+    (hopper(d=256, dv=512), "head dims 256 and 256)"),
+    # Short sequences of small head dims are faster on portable kernels.
+    (Call(256, options={"backend": "sm90"}), "streaming (plain, head dim 64)"),
+    (Call(128, options={"backend": "sm90"}), "whole heads"),
+    (Call(257, options={"backend": "sm90"}), "warp-specialised"),
+    (Call(64, d=65, options={"backend": "sm90"}), "warp-specialised"),
+    (Call(64, dv=65, options={"backend": "sm90"}), "warp-specialised"),
+]
+
 BACKWARD = [
     # The fused kernel: 16 bits, head dims up to 64, at most 256 queries and keys, heads enough to fill a GPU.
     (
@@ -192,6 +248,32 @@ def test_forward(call, words):
     assert words in call.plans()[0]
 
 
+@pytest.mark.parametrize(("call", "words"), FORWARD_SM90, ids=label)
+def test_forward_on_hopper(call, words):
+    assert words in call.plans()[0]
+
+
+@pytest.mark.parametrize("name", ["mask tiles", "NaN flags", "tile list"])
+@pytest.mark.parametrize(
+    ("d", "dv", "slices"), [(64, 64, 1), (128, 128, 1), (256, 256, 1), (64, 257, 2), (256, 512, 2)]
+)
+def test_the_workspace_on_hopper(d, dv, slices, name):
+    """A flag for each warp that computes and a number for each tile of queries; of a mask, a byte for 64 x 64."""
+    call = hopper(d=d, dv=dv, mask=(1, 16, LONG, LONG))
+    words = call.plans()[0]
+    queries = int(re.search(r"(\d+) queries x", words)[1])
+    tiles = call.batch * call.heads * -(-LONG // queries) * slices
+    expected = {"mask tiles": 16 * (LONG // 64) ** 2, "NaN flags": tiles * queries // 16, "tile list": tiles * 4}[name]
+    assert f"{name} {expected}" in words
+    assert "mask tiles" not in hopper(d=d, dv=dv).plans()[0]
+
+
+@pytest.mark.parametrize("options", [{}, causal(), {"dropout_p": 0.1}, {"softcap": 9.0}], ids=str)
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_the_backward_pass_on_hopper_is_the_portable_one(d, options):
+    assert hopper(options, d=d).plans()[1] == Call(LONG, d=d, options=options).plans()[1]
+
+
 @pytest.mark.parametrize(("call", "words"), BACKWARD, ids=label)
 def test_backward(call, words):
     assert words in call.plans()[1]
@@ -227,9 +309,10 @@ def test_the_cpu_forms_dbias_on_its_way():
     assert "dBias from the same dS" in flash_attn_ext.explain(q, q, q, bias=bias).backward
 
 
-def test_a_call_that_nothing_runs_has_no_plan():
+@pytest.mark.parametrize("backend", ["sm80", "sm90"])
+def test_a_call_that_nothing_runs_has_no_plan(backend):
     q = torch.zeros(1, 1, 8, 8)
-    if "sm80" not in _C.build_info()["backends"]:
-        pytest.skip("the build has one backend")
-    explanation = flash_attn_ext.explain(q, q, q, backend="sm80")
+    if backend not in _C.build_info()["backends"]:
+        pytest.skip("not in this build")
+    explanation = flash_attn_ext.explain(q, q, q, backend=backend)
     assert (explanation.backend, explanation.forward, explanation.backward) == (None, None, None)

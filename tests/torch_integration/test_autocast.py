@@ -6,6 +6,7 @@ import torch
 import flash_attn_ext
 from support.cases import Case, make_inputs
 from support.errors import assert_rule, compare
+from support.params import computes_in
 from support.runners import run_reference
 from support.yardstick import fused_sdpa
 
@@ -17,6 +18,7 @@ def inputs_of(backend, dtype=torch.float32, case=CASE):
     return make_inputs(case, dtype, backend.device)
 
 
+@computes_in(torch.bfloat16)
 @pytest.mark.parametrize("low", LOW, ids=str)
 def test_equals_casting_by_hand(low, backend):
     inputs = inputs_of(backend)
