@@ -6,7 +6,8 @@
 #   test       the whole suite, on every backend that the machine runs; TEST_ARGS goes to pytest instead of `tests`, so
 #              that the suite can be split: TEST_ARGS="tests/features -k 'bfloat16 or float16'"
 #   fuzz       FUZZ_PROBLEMS (2000) random problems on BACKEND (sm80), numbered from FUZZ_FIRST (0), by FUZZ_JOBS
-#              processes (half the cores); the number in a failing test's name repeats it
+#              processes (half the cores); the number in a failing test's name repeats it. On sm90, those that it does
+#              not take are skipped; long ones are in tests/cuda/test_long_problems.py
 #   memcheck   compute-sanitizer on BACKEND over a reduced suite: SANITIZE_PROBLEMS (60) random problems, tile edges.
 #              Our kernels run; what they compute is compared with nothing (pytest --run-only).
 #   racecheck  the same for races in shared memory
