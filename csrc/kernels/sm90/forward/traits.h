@@ -76,8 +76,8 @@ struct Work {
   WorkItem item;
   int begin;  // tiles of keys [begin, end), from the last one down; the mask leaves something of the last one
   int end;
-  TileRange
-      own[kWarpgroups];  // what each warpgroup's queries see of them; where that is nothing, it lies behind them all
+  // What each warpgroup's queries see of them; where that is nothing, it lies behind them all.
+  TileRange own[kWarpgroups];
 };
 
 // A tile of keys that the producer sends, and the one that it sends next: tile numbers before Work::begin mean none.
