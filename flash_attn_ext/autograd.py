@@ -33,7 +33,7 @@ NO_VMAP = (
 
 
 def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a canonical problem that has no seed yet, differentiable in both.
+    """(out, lse) of a canonical problem, differentiable in both. Its seed is drawn here, where it has none yet.
 
     Plain tensors go straight to the extension: this is host time that every call pays. Tensors that only stand for
     something (torch.compile, export, FakeTensor, meta, tracing) go through the registered operator of ops.py.
@@ -41,7 +41,8 @@ def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
     if problem.dropout_p > 0:
         if problem.dropout_p == 1:
             return _with_everything_dropped(problem, operands)
-        problem = problem._replace(rng_seed=draw_seed(problem.q.device))
+        if problem.rng_seed is None:
+            problem = problem._replace(rng_seed=draw_seed(problem.q.device))
     if operands >= PLAIN:
         return _C.attention(problem)
     if operands == SYMBOLIC:

@@ -1,0 +1,304 @@
+"""flash-attention 2's functions: its names, order and defaults of arguments, its layouts, and what it means by them.
+
+Each translates its arguments and calls ``attention`` or ``attention_varlen``, which check the tensors and compute.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flash_attn_ext import _C
+from flash_attn_ext._canonical import operands_of, packed_form, require_tensors
+from flash_attn_ext._keywords import dense_problem, problem_of
+from flash_attn_ext._options import check_flag, check_length, check_number, check_number_or_none
+from flash_attn_ext._problem import Problem
+from flash_attn_ext.autograd import attend, draw_seed
+from flash_attn_ext.functional import attention, attention_varlen
+
+Result = Tensor | tuple[Tensor, Tensor, Tensor | None]
+_OURS = dict(backend=None, allow_tf32=False)  # what flash_attn has no argument for, and a problem asks for
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """``flash_attn.flash_attn_func`` (Dao 2023, "FlashAttention-2", section 3.1), on :func:`flash_attn_ext.attention`.
+
+    Args:
+        q: (batch, seqlen_q, heads, headdim), float32, float64, bfloat16 or float16, any strides, any headdim.
+        k: (batch, seqlen_k, heads_k, headdim). heads_k divides heads; query head h uses h // (heads / heads_k).
+        v: (batch, seqlen_k, heads_k, headdim_v). headdim_v may differ from headdim.
+        dropout_p: probability in [0, 1] with which a weight is dropped. There is no training flag.
+        softmax_scale: any finite number; None is 1 / sqrt(headdim).
+        causal: True: query i sees the keys up to i + seqlen_k - seqlen_q (**bottom right**).
+        window_size: (left, right): query i sees the keys from ``left`` before i + seqlen_k - seqlen_q to ``right``
+            after it. -1 or None is unbounded. With ``causal`` the right side is 0.
+        softcap: scores become softcap * tanh(score / softcap), before ALiBi. 0.0 or None is no cap.
+        alibi_slopes: (heads,) or (batch, heads), float32 (float64 for float64 q): the bias -slope * |i + seqlen_k -
+            seqlen_q - j|. Differentiable.
+        deterministic: no effect: gradients repeat bitwise with either value.
+        return_attn_probs: return (out, softmax_lse, S_dmask). The weights themselves are never formed.
+
+    Returns:
+        ``out`` (batch, seqlen_q, heads, headdim_v) in q's dtype. With ``return_attn_probs`` also ``softmax_lse``
+        (batch, heads, seqlen_q), float32 (float64 for float64 q), differentiable, -inf for a row that sees no key; and
+        ``S_dmask``: None without dropout, else (batch, heads, seqlen_q, seqlen_k) in q's dtype, 1 where the call
+        kept a weight and -1 where it dropped it. Making it takes that memory, waits for the GPU and breaks a
+        graph of ``torch.compile``.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not go together; a call that no backend can run.
+        ValueError: an option outside its range. TypeError: an argument of the wrong type.
+    """
+    _require_shape("(batch, seqlen, heads, headdim)", q=q, k=k, v=v)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    check_flag("return_attn_probs", return_attn_probs)
+    if not return_attn_probs:
+        return attention(q, k, v, **options, layout="bshd")
+    problem, _, operands = dense_problem(problem_of(q=q, k=k, v=v, **options, **_OURS), "bshd")
+    out, lse, seed = _attend_by_known_seed(problem, operands)
+    return out.transpose(1, 2), lse, _signs_of_kept(seed, options["dropout_p"], (*lse.shape, k.shape[1]), out)
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """:func:`flash_attn_func` with k and v in one tensor, ``kv`` (batch, seqlen_k, 2, heads_k, headdim), read in place.
+
+    Everything else, results and errors too, is as there.
+    """
+    k, v = _unpacked("kv", kv, "(batch, seqlen, 2, heads, headdim)")
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(q, k, v, *options)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """:func:`flash_attn_func` with q, k and v in one tensor, ``qkv`` (batch, seqlen, 3, heads, headdim), read in place.
+
+    Everything else, results and errors too, is as there.
+    """
+    q, k, v = _unpacked("qkv", qkv, "(batch, seqlen, 3, heads, headdim)")
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(q, k, v, *options)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: None = None,
+) -> Result:
+    """``flash_attn.flash_attn_varlen_func``: packed sequences, on :func:`flash_attn_ext.attention_varlen`.
+
+    Args:
+        q: (total_q, heads, headdim), k: (total_k, heads_k, headdim), v: (total_k, heads_k, headdim_v).
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device: 0, then the running sum of the lengths. On a GPU
+            the values are trusted, on the CPU they are checked.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths, or None; they never change the result.
+        alibi_slopes: (heads,) or (batch, heads).
+        block_table: must be None; there is no paged cache.
+        Everything else as in :func:`flash_attn_func`.
+
+    Returns:
+        ``out`` (total_q, heads, headdim_v); with ``return_attn_probs`` also ``softmax_lse`` (heads, total_q) and
+        ``S_dmask``: None without dropout, else (batch, heads, max_seqlen_q, max_seqlen_k), by the positions inside a
+        sequence, as in :func:`flash_attn_func`. Where a max_seqlen is None, the longest length takes its place.
+
+    Raises:
+        As :func:`flash_attn_func`, and NotImplementedError for a ``block_table``.
+    """
+    if block_table is not None:
+        raise NotImplementedError(
+            "block_table must be None, got a paged key-value cache, which flash_attn_ext does not take: gather the "
+            "pages of each sequence into packed k and v, and pass cu_seqlens_k of their lengths"
+        )
+    _require_shape("(total, heads, headdim)", q=q, k=k, v=v)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    check_flag("return_attn_probs", return_attn_probs)
+    options |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    if not return_attn_probs:
+        return attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
+    options |= dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    problem = packed_form(problem_of(q=q, k=k, v=v, **options, **_OURS))
+    out, lse, seed = _attend_by_known_seed(problem, operands_of(*problem[:3]))
+    if options["dropout_p"] == 0:
+        return out, lse, None
+    lengths = (_longest(max_seqlen_q, cu_seqlens_q), _longest(max_seqlen_k, cu_seqlens_k))
+    sizes = (cu_seqlens_q.numel() - 1, q.shape[1], *lengths)
+    return out, lse, _signs_of_kept(seed, options["dropout_p"], sizes, out)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """:func:`flash_attn_varlen_func` with k and v in one tensor, ``kv`` (total_k, 2, heads_k, headdim), read in place.
+
+    Everything else, results and errors too, is as there.
+    """
+    k, v = _unpacked("kv", kv, "(total, 2, heads, headdim)")
+    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_varlen_func(q, k, v, *packing, *options)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Result:
+    """:func:`flash_attn_varlen_func` with q, k and v in one tensor, ``qkv`` (total, 3, heads, headdim), read in place.
+
+    ``cu_seqlens`` and ``max_seqlen`` are those of queries and keys. Everything else, results and errors too, is as
+    there.
+    """
+    q, k, v = _unpacked("qkv", qkv, "(total, 3, heads, headdim)")
+    packing = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_varlen_func(q, k, v, *packing, *options)
+
+
+def flash_attn_with_kvcache(*_args, **_kwargs):
+    """Raises NotImplementedError, which says what to call: there is no entry point for a key-value cache yet."""
+    raise NotImplementedError(
+        "flash_attn_with_kvcache is not there yet: flash_attn_ext has no entry point for a key-value cache. Write new "
+        "keys and values (rotated, if you rotate) into your cache and call flash_attn_func(q, k_cache[:, :length], "
+        "v_cache[:, :length], causal=True), which reads the slices in place and lines up the last query with the last "
+        "key. Where lengths differ, pack the filled parts and call flash_attn_varlen_func"
+    )
+
+
+def _options(
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int | None, int | None],
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+) -> dict:
+    """flash_attn's options as keywords of ``attention`` and ``attention_varlen``."""
+    check_flag("causal", causal)
+    check_flag("deterministic", deterministic)
+    return dict(
+        causal="bottom_right" if causal else None,
+        window=_window(window_size),
+        softcap=check_number_or_none("softcap", softcap) or None,
+        alibi_slopes=alibi_slopes,
+        dropout_p=check_number("dropout_p", dropout_p),
+        scale=check_number_or_none("softmax_scale", softmax_scale),
+    )
+
+
+def _window(window_size) -> tuple[int | None, int | None]:
+    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+        raise ValueError(f"window_size must be (left, right), -1 for an unbounded side, got {window_size!r}")
+    sides = [check_length("window_size", side) for side in window_size]
+    if any(side is not None and side < -1 for side in sides):
+        raise ValueError(f"window_size must be made of numbers >= 0, and -1 for an unbounded side, got {window_size!r}")
+    left, right = (None if side == -1 else side for side in sides)
+    return left, right
+
+
+def _require_shape(shape: str, **tensors: Tensor) -> None:
+    """The right number of dimensions: ``attention`` would take others, for what flash_attn has no layout."""
+    require_tensors(tuple(tensors), tuple(tensors.values()))
+    for name, tensor in tensors.items():
+        if tensor.dim() != shape.count(",") + 1:
+            raise RuntimeError(f"{name} must be {shape}, got shape {tuple(tensor.shape)}")
+
+
+def _unpacked(name: str, packed: Tensor, shape: str) -> tuple[Tensor, ...]:
+    """Views of what is stacked in the third dimension from the end."""
+    require_tensors((name,), (packed,), num_required=1)
+    num_parts = len(name)  # a letter for each
+    if packed.dim() != shape.count(",") + 1 or packed.shape[-3] != num_parts:
+        raise RuntimeError(f"{name} must be {shape}, got shape {tuple(packed.shape)}")
+    return packed.unbind(-3)
+
+
+def _longest(max_seqlen: int | None, cu_seqlens: Tensor) -> int:
+    if max_seqlen is not None:
+        return int(max_seqlen)
+    return int(cu_seqlens.diff().max()) if cu_seqlens.numel() > 1 else 0
+
+
+def _attend_by_known_seed(problem: Problem, operands: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``attend`` with the seed that it would draw, which it keeps to itself."""
+    if 0 < problem.dropout_p < 1:
+        problem = problem._replace(rng_seed=draw_seed(problem.q.device))
+    out, lse = attend(problem, operands)
+    return out, lse, problem.rng_seed
+
+
+def _signs_of_kept(
+    seed: Tensor | None, dropout_p: float, sizes: tuple[int, int, int, int], out: Tensor
+) -> Tensor | None:
+    """S_dmask: the sign that flash-attention documents, of ones in the place of the weights."""
+    if dropout_p == 0:
+        return None
+    if seed is None:  # nothing was drawn, since nothing is kept
+        return out.new_full(sizes, -1.0)
+    kept = _C.dropout_mask(seed, dropout_p, *sizes)
+    return kept.to(out.device).to(out.dtype).mul_(2).sub_(1)
