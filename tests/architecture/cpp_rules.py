@@ -38,6 +38,7 @@ KERNEL_ROOMS = {
 TORCH_FREE_FOLDERS = (*(f"kernels/{room}/" for room in KERNEL_ROOMS if room != "cpu"), "tile/", "ptx/", "attention/")
 # What both GPU backends share of tile/ does not know either's own part.
 TILE_ROOMS = ("sm80", "sm90")
+CUDA_HEADER = re.compile(r"^(cuda\w*|crt/.*)\.h$|^cooperative_groups|^cub/")
 TORCH_HEADER = re.compile(r"^(torch|ATen|c10|caffe2|pybind11)/|^Python\.h$")
 BINDINGS = "bindings.cpp"  # mirrors the user's keywords, so its parameter lists are as long as theirs
 
@@ -110,13 +111,27 @@ def include_graph_has_no_cycle(sources: Sources) -> Iterator[str]:
 
 def kernels_are_free_of_torch(sources: Sources) -> Iterator[str]:
     """Neither these folders nor anything that nvcc reads, directly or through a header, includes torch."""
-    reached = {path for path in sources if path.startswith(TORCH_FREE_FOLDERS) or path.endswith(".cu")}
-    pending = list(reached)
+    start = {path for path in sources if path.startswith(TORCH_FREE_FOLDERS) or path.endswith(".cu")}
+    for path, line, name in _reached_includes(start, sources):
+        if TORCH_HEADER.search(name):
+            yield f"{path}:{line}: {name} is a torch header, and nvcc or a kernel reads this file"
+
+
+def cpu_builds_need_no_cuda(sources: Sources) -> Iterator[str]:
+    """A build without CUDA compiles every .cpp. (Those of host/ look at FLASH_ATTN_EXT_WITH_CUDA first.)"""
+    start = {path for path in sources if path.startswith("kernels/") and path.endswith(".cpp")}
+    for path, line, name in _reached_includes(start, sources):
+        if CUDA_HEADER.search(name):
+            yield f"{path}:{line}: {name} is a CUDA header, and a .cpp of a build without CUDA reads it: name that .cu"
+
+
+def _reached_includes(start: set[str], sources: Sources) -> Iterator[tuple[str, int, str]]:
+    """(file, line, what it includes) for these files and all that they include."""
+    reached, pending = set(start), list(start)
     while pending:
         path = pending.pop()
         for line, name, quoted in cpp_text.includes(sources[path]):
-            if TORCH_HEADER.search(name):
-                yield f"{path}:{line}: {name} is a torch header, and nvcc or a kernel reads this file"
+            yield path, line, name
             target = resolve(path, name, sources) if quoted else None
             if target and target not in reached:
                 reached.add(target)
@@ -181,6 +196,7 @@ RULES = (
     shared_tiles_know_no_backend,
     include_graph_has_no_cycle,
     kernels_are_free_of_torch,
+    cpu_builds_need_no_cuda,
     asm_only_under_ptx,
     files_are_short,
     functions_are_small,

@@ -10,6 +10,7 @@ CPP_RULES = [
     cpp_rules.shared_tiles_know_no_backend,
     cpp_rules.include_graph_has_no_cycle,
     cpp_rules.kernels_are_free_of_torch,
+    cpp_rules.cpu_builds_need_no_cuda,
     cpp_rules.asm_only_under_ptx,
     cpp_rules.nothing_prints,
 ]
@@ -60,6 +61,11 @@ def test_the_rules_see_the_sources():
             {"host/a.h": '#include "b.h"', "host/b.h": '#include "host/c.h"', "host/c.h": '#include "host/a.h"'},
         ),
         (cpp_rules.kernels_are_free_of_torch, {"kernels/sm80/a.h": "#include <ATen/ATen.h>"}),
+        (cpp_rules.cpu_builds_need_no_cuda, {"kernels/sm90/a.cpp": "#include <cuda_runtime_api.h>"}),
+        (
+            cpp_rules.cpu_builds_need_no_cuda,
+            {"kernels/plan/a.cpp": '#include "kernels/b.h"', "kernels/b.h": "#include <cudaTypedefs.h>"},
+        ),
         (
             cpp_rules.kernels_are_free_of_torch,
             {"kernels/x/a.cu": '#include "kernels/b.h"', "kernels/b.h": "# include <torch/types.h>"},

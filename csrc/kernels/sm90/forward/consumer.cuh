@@ -139,8 +139,8 @@ struct ForwardConsumer {
     softmax = {.m = {-INFINITY, -INFINITY}, .l = {0.0f, 0.0f}, .factor = {1.0f, 1.0f}, .raised = false};
   }
 
-  // For those who compute rows again: this kernel what left the range of kFirstTile, and repair() what is not finite
-  // even then.
+  // For those who compute rows again: this kernel what left the range of kFirstTile, and repair_flagged what is not
+  // finite even then.
   template <Reference kReference>
   __device__ __forceinline__ void note(const Work& work, bool suspicious) {
     if constexpr (kReference == Reference::kRaised) not_finite |= suspicious;

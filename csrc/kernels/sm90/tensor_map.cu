@@ -1,6 +1,6 @@
-#include "kernels/sm90/tensor_map.h"
-
 #include <cudaTypedefs.h>
+
+#include "kernels/sm90/tensor_map.h"
 
 namespace flash_attn_ext::sm90 {
 namespace {
