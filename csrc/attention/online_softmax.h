@@ -34,6 +34,14 @@ struct SoftmaxState {
     return factor;
   }
 
+  // Takes in the state of other keys of the same row. Its sums and outputs so far must be multiplied by exp(other.m -
+  // shift()), those of this one by the factor that is returned.
+  FLASH_HOST_DEVICE Real merge(const SoftmaxState& other) {
+    const Real factor = raise_maximum(other.m);
+    l += other.l * std::exp(other.m - shift());
+    return factor;
+  }
+
   // A sink is a logit that joins the denominator and has no value row (Xiao et al. 2023).
   FLASH_HOST_DEVICE Real add_sink(Real sink) {
     const Real factor = raise_maximum(sink);

@@ -5,6 +5,7 @@
 
 #include "attention/dropout.h"
 #include "attention/host_device.h"
+#include "attention/kv_address.h"
 #include "attention/score_mod.h"
 #include "attention/sequence.h"
 #include "attention/visibility.h"
@@ -52,14 +53,25 @@ struct AttentionParams {
   ScoreMod score_mod;
   Dropout dropout;
   const void* sink = nullptr;  // (num_heads_q,) accumulate type, or null
+  KvCache cache;
 
   MatrixView q;  // (batch, num_heads_q, queries, head_dim_qk)
-  MatrixView k;  // (batch, num_heads_k, keys, head_dim_qk)
-  MatrixView v;  // (batch, num_heads_k, keys, head_dim_v)
+  MatrixView k;  // (batch, num_heads_k, keys, head_dim_qk); of a cache, (its entries, num_heads_k, rows, head_dim_qk)
+  MatrixView v;  // likewise, with head_dim_v
 
   // 32 bits divide several times faster on a GPU.
   FLASH_HOST_DEVICE int64_t queries_per_key_head() const {
     return static_cast<uint32_t>(num_heads_q) / static_cast<uint32_t>(num_heads_k);
+  }
+
+  // For what reads caches: sequences.at(batch), as long as its cache says. max_seqlen_k is the cache's capacity.
+  FLASH_HOST_DEVICE Sequence sequence_of(int64_t batch_entry) const {
+    Sequence sequence = sequences.at(batch_entry);
+    if (cache.present()) sequence.num_keys = cache.num_keys(batch_entry, sequences.max_seqlen_k);
+    return sequence;
+  }
+  FLASH_HOST_DEVICE KeyRow key_row(const Sequence& sequence, int64_t key) const {
+    return cache.present() ? cache.row(sequence.batch, key) : KeyRow{sequence.batch, sequence.key_begin + key};
   }
 };
 
