@@ -9,6 +9,7 @@
 #pragma once
 
 #include "attention/online_softmax.h"
+#include "kernels/common/key_rows.cuh"
 #include "kernels/common/pair_score.cuh"
 
 namespace flash_attn_ext::common {
@@ -44,7 +45,8 @@ __device__ __forceinline__ HeadItem head_item(const attention::AttentionParams& 
   return {sequence, head, head / p.queries_per_key_head()};
 }
 
-template <class Element>
+// Keys: whose rows they are (key_rows.cuh).
+template <class Element, class Keys>
 struct ForwardRow {
   using Real = tile::Accumulate<Element>;
 
@@ -73,13 +75,13 @@ struct ForwardRow {
     const auto transform = p.score_mod.transform<Real, PreciseMath>();
     const attention::Interval seen = p.visibility.keys_of(query, sequence);
 #pragma unroll 1
-    for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) {
+    for (int64_t first = Keys::first(seen.begin); first < seen.end; first += kWarpSize) {
       if (state.l != state.l) return;  // O and the LSE are NaN, whatever comes
       const Pair<Real> pair = pair_at<Real>(p, sequence, {sequence.batch, item.head, query, first + tile::lane()});
       const unsigned visible = __ballot_sync(kAllLanes, pair.visible);
       if (visible == 0) continue;
       const Real product = multiply_rows(rows_from<Element>(p.q, item.query_row(query), p.head_dim_qk),
-                                         rows_from<Element>(p.k, item.key_row(first), p.head_dim_qk), visible);
+                                         rows_of(p.k, first, p.head_dim_qk), visible);
       const Real score = pair.visible ? score_of(p, sequence, pair, transform.cap(product)) : minus_infinity<Real>();
       const Real factor = state.raise_maximum(maximum_over_warp(score));
       if (factor != Real(1)) out.multiply(factor);
@@ -87,8 +89,12 @@ struct ForwardRow {
       state.l += sum_over_warp(weight);
       if (weight != Real(0)) weight *= kept_factor<Real>(p.dropout, pair.at);
       if (out.all_nan(slice.count(p.head_dim_v))) continue;  // only the LSE can change
-      add_rows(out, rows_from<Element>(p.v, item.key_row(first), p.head_dim_v).slice(slice), weight);
+      add_rows(out, rows_of(p.v, first, p.head_dim_v).slice(slice), weight);
     }
+  }
+
+  __device__ __forceinline__ auto rows_of(const attention::MatrixView& view, int64_t first, int64_t columns) const {
+    return Keys::template rows<Element>(view, p, {item.sequence, item.key_head}, first, static_cast<int>(columns));
   }
 
   __device__ __forceinline__ void finish(const ColumnSlice& slice) {
@@ -168,11 +174,11 @@ struct KeyGradientRow {
 };
 
 // The three, inlined; `query` and `key` are positions inside the sequence.
-template <class Element>
+template <class Element, class Keys = OwnKeys>
 __device__ __forceinline__ void compute_forward_row(const attention::ForwardParams& p, const HeadItem& item,
                                                     int64_t query, const ColumnRange& columns) {
   for_each_slice<tile::Accumulate<Element>>(columns, p.head_dim_v, [&](const ColumnSlice& slice) {
-    ForwardRow<Element>{p, item, query}.run(slice);
+    ForwardRow<Element, Keys>{p, item, query}.run(slice);
   });
 }
 

@@ -5,11 +5,13 @@
 // memory. 2 * head_dim * element bytes are read and 4 (or 8) written a row.
 #include "kernels/common/delta.h"
 #include "kernels/common/row_products.cuh"
-#include "kernels/schedule/divisor.h"
+#include "attention/divisor.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext::common {
 namespace {
+
+using attention::Divisor;
 
 constexpr int kThreads = 128;
 constexpr int kRowsInFlight = 4;

@@ -21,16 +21,17 @@ __device__ __forceinline__ void for_each_row(const attention::AttentionParams& p
   const int64_t num_rows = p.batch * num_heads * length;
   const int64_t step = int64_t{gridDim.x} * kWarpsPerBlock;
   for (int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + tile::warp(); index < num_rows; index += step) {
-    const attention::Sequence sequence = p.sequences.at(index / length / num_heads);
+    const attention::Sequence sequence = p.sequence_of(index / length / num_heads);
     function(sequence, index / length % num_heads, index % length);
   }
 }
 
+template <class Keys>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ attention::ForwardParams p) {
   for_each_row(p, p.num_heads_q, p.sequences.max_seqlen_q,
                [&](const attention::Sequence& sequence, int64_t head, int64_t query) {
                  if (query < sequence.num_queries)
-                   compute_forward_row<double>(p, head_item(p, sequence, head), query, {});
+                   compute_forward_row<double, Keys>(p, head_item(p, sequence, head), query, {});
                });
 }
 
@@ -160,7 +161,8 @@ __global__ void __launch_bounds__(kThreads) dbias_kernel(const __grid_constant__
 }  // namespace
 
 cudaError_t launch_forward_float64(const attention::ForwardParams& params, cudaStream_t stream) {
-  return launch_rows(forward_kernel, num_query_rows(params), stream, params);
+  const auto kernel = params.cache.present() ? forward_kernel<AnyKeys> : forward_kernel<OwnKeys>;
+  return launch_rows(kernel, num_query_rows(params), stream, params);
 }
 
 cudaError_t launch_dkdv_float64(const attention::BackwardParams& params, cudaStream_t stream) {

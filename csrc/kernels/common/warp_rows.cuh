@@ -68,8 +68,9 @@ struct ColumnSlice {
 };
 
 // Rows of a tensor, from one of them on.
-template <class Element>
+template <class ElementType>
 struct Rows {
+  using Element = ElementType;
   const Element* data;
   int64_t row_stride;
   int64_t column_stride;
@@ -97,9 +98,9 @@ __device__ __forceinline__ Rows<Element> rows_from(const attention::MatrixView& 
 }
 
 // Lane i receives the product of the one row `fixed` and rows[i]; 0 where bit i of `chosen` is not set.
-template <class Element>
-__device__ __forceinline__ tile::Accumulate<Element> multiply_rows(const Rows<Element>& fixed,
-                                                                   const Rows<Element>& rows, unsigned chosen) {
+template <class Element, class StreamedRows>
+__device__ __forceinline__ tile::Accumulate<Element> multiply_rows(const Rows<Element>& fixed, const StreamedRows& rows,
+                                                                   unsigned chosen) {
   using Real = tile::Accumulate<Element>;
   constexpr int kCount = kRowsAtOnce<Real>;
   Real product = Real(0);
@@ -168,8 +169,9 @@ struct ColumnSums {
 };
 
 // sums += weight[i] * rows[i]. `rows` has at most ColumnSums::kColumns columns.
-template <class Element, class Real>
-__device__ __forceinline__ void add_rows(ColumnSums<Real>& sums, const Rows<Element>& rows, Real weight) {
+template <class StreamedRows, class Real>
+__device__ __forceinline__ void add_rows(ColumnSums<Real>& sums, const StreamedRows& rows, Real weight) {
+  using Element = typename StreamedRows::Element;
   constexpr int kCount = kRowsAtOnce<Real>;
   const unsigned chosen = __ballot_sync(kAllLanes, weight != Real(0));
 #pragma unroll 1

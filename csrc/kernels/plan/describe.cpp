@@ -102,6 +102,11 @@ std::string describe(const ForwardPlan& plan) {
       words << "streaming (" << kernel_words(plan.variant, plan.head_dim, plan.tf32) << "), " << plan.tile.queries
             << " queries x " << plan.tile.keys << " keys per tile";
       break;
+    case ForwardKernel::kSplit:
+      words << "keys divided among " << plan.resident_blocks << " blocks ("
+            << (plan.split_kind == sm80::SplitKind::kExtended ? "extended" : "plain") << ", head dim " << plan.head_dim
+            << "), " << plan.tile.queries << " rows x " << plan.tile.keys << " keys per tile";
+      break;
     case ForwardKernel::kWarpSpecialised:
       words << "warp-specialised (" << name_of(plan.variant) << ", head dims " << plan.head_dim << " and "
             << plan.head_dim_v << "), " << plan.tile.queries << " queries x " << plan.tile.keys << " keys per tile";
@@ -114,7 +119,10 @@ std::string describe(const ForwardPlan& plan) {
         << workspace_words(plan.workspace.bytes, {{"mask tiles", plan.workspace.mask_tiles},
                                                   {"mask bits", plan.workspace.mask_bits},
                                                   {"NaN flags", plan.workspace.nan_flags},
-                                                  {"tile list", plan.workspace.tile_list}});
+                                                  {"tile list", plan.workspace.tile_list},
+                                                  {"parts of O", plan.workspace.part_rows},
+                                                  {"parts' sums", plan.workspace.part_states},
+                                                  {"part list", plan.workspace.part_list}});
   return words.str();
 }
 

@@ -7,6 +7,7 @@
 
 #include "attention/params.h"
 #include "kernels/tile_config.h"
+#include "kernels/tile_config_split.h"
 
 namespace flash_attn_ext::plan {
 
@@ -42,6 +43,7 @@ enum class ForwardKernel {
   kRows,             // float64: one warp per row, without tensor cores
   kStreaming,        // one block per tile of queries; tiles of keys stream past it
   kWholeHeads,       // resident blocks go from head to head, all of whose keys are there at once
+  kSplit,            // few queries, or keys from a cache: resident blocks share the keys of all heads out among them
   kWarpSpecialised,  // Hopper: resident blocks claim tiles of queries; one warpgroup copies, the others compute
 };
 
@@ -51,17 +53,21 @@ struct ForwardPlan {
   int head_dim = 0;    // that the kernel is compiled for
   int head_dim_v = 0;  // kWarpSpecialised; elsewhere the same
   Variant variant = Variant::kExtended;
-  sm80::QueryStationaryTile tile{};  // kStreaming, kWarpSpecialised
+  sm80::QueryStationaryTile tile{};                         // kStreaming, kSplit, kWarpSpecialised
+  sm80::SplitKind split_kind = sm80::SplitKind::kExtended;  // kSplit, which has no variant
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;         // heads that are worked on together share it
-  int64_t resident_blocks = 0;  // kWholeHeads, kWarpSpecialised
+  int64_t resident_blocks = 0;  // kWholeHeads, kSplit, kWarpSpecialised
 
   struct Workspace {
     int64_t bytes = 0;
-    WorkspacePart mask_tiles;  // what each tile of a boolean mask holds
-    WorkspacePart nan_flags;   // one byte per warp
-    WorkspacePart mask_bits;   // kWarpSpecialised: a boolean mask, packed
-    WorkspacePart tile_list;   // kWarpSpecialised: which tiles a block had
+    WorkspacePart mask_tiles;   // what each tile of a boolean mask holds
+    WorkspacePart nan_flags;    // one byte per warp
+    WorkspacePart mask_bits;    // kWarpSpecialised: a boolean mask, packed
+    WorkspacePart tile_list;    // kWarpSpecialised: which tiles a block had
+    WorkspacePart part_rows;    // kSplit: O of the parts of rows, float32
+    WorkspacePart part_states;  // kSplit: and their maxima and sums
+    WorkspacePart part_list;    // kSplit: which parts a tile of rows has
   } workspace;
 };
 

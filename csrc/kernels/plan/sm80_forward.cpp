@@ -1,10 +1,14 @@
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
+#include "kernels/plan/split.h"
 #include "kernels/plan/workspace.h"
 #include "tile/sm80/strides.h"
 
 namespace flash_attn_ext::plan {
 namespace {
+
+// Of the kernel for long sequences.
+constexpr int kTileQueries = 128;
 
 // Bytes between rows are 32-bit numbers as far as a tile goes.
 bool has_short_strides(const attention::AttentionParams& p) {
@@ -50,6 +54,9 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
   if (p.element == attention::ElementType::kFloat64) {
     plan.kernel = ForwardKernel::kRows;
     return plan;
+  }
+  if (is_bound_by_keys(p) || leaves_multiprocessors_idle(p, kTileQueries, limits)) {
+    return plan_split_forward(p, limits);
   }
   if (takes_whole_heads(p)) {
     plan.kernel = ForwardKernel::kWholeHeads;

@@ -1,5 +1,6 @@
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
+#include "kernels/plan/split.h"
 #include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
@@ -8,6 +9,7 @@ namespace {
 // Where the portable kernels run instead. It depends on lengths and head dims alone: a result does not depend on the
 // rest of the batch.
 bool is_for_portable_kernels(const attention::ForwardParams& p) {
+  if (is_bound_by_keys(p)) return true;
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
   // The copy engine describes no empty tensor.

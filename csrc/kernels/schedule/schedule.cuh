@@ -13,9 +13,11 @@
 #include <cstdint>
 
 #include "attention/params.h"
-#include "kernels/schedule/divisor.h"
+#include "attention/divisor.h"
 
 namespace flash_attn_ext {
+
+using attention::Divisor;
 
 enum class Rows { kQueries, kKeys };  // what the rows of a tile are
 

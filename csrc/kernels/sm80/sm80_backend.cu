@@ -8,6 +8,7 @@
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/sm80_backend.h"
 #include "kernels/sm80/sm80_kernels.h"
+#include "kernels/tile_config_split.h"
 
 namespace flash_attn_ext::sm80 {
 namespace {
@@ -126,6 +127,18 @@ cudaError_t run_rows(const BackwardParams& p, cudaStream_t stream) {
                   });
 }
 
+cudaError_t run_split(const attention::ForwardParams& p, const ForwardPlan& plan, void* workspace,
+                      cudaStream_t stream) {
+  return with_element(p.element, /*tf32=*/false, [&](auto element) {
+    using Element = std::conditional_t<sizeof(element) == 4, float, decltype(element)>;
+    return with_head_dim<Element>(plan.head_dim, [&](auto head_dim) {
+      constexpr bool kHasKernel = split_head_dim_bucket(sizeof(Element), head_dim()) == head_dim();
+      if constexpr (kHasKernel) return forward_split<Element, head_dim()>(p, plan, workspace, stream);
+      return cudaErrorInvalidValue;
+    });
+  });
+}
+
 // What the plan's workspace and launches mean for the kernels.
 BackwardParams kernel_params(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace) {
   BackwardParams p;
@@ -153,6 +166,7 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
 cudaError_t run_forward(const attention::ForwardParams& params, const ForwardPlan& plan, void* workspace,
                         cudaStream_t stream) {
   if (plan.kernel == ForwardKernel::kRows) return common::launch_forward_float64(params, stream);
+  if (plan.kernel == ForwardKernel::kSplit) return run_split(params, plan, workspace, stream);
   ForwardParams p;
   static_cast<attention::ForwardParams&>(p) = params;
   p.nan_flags = plan.workspace.nan_flags.in<uint8_t>(workspace);

@@ -20,6 +20,11 @@ cudaError_t forward(const ForwardParams& params, const ForwardPlan& plan, cudaSt
 template <class Element>
 cudaError_t forward_heads(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
 
+// Keys divided among blocks, and the parts joined.
+template <class Element, int kHeadDim>
+cudaError_t forward_split(const attention::ForwardParams& params, const ForwardPlan& plan, void* workspace,
+                          cudaStream_t stream);
+
 template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
 template <class Element, int kHeadDim>

@@ -5,7 +5,7 @@
 
 #include "attention/host_device.h"
 
-namespace flash_attn_ext {
+namespace flash_attn_ext::attention {
 
 // Divides numbers below 2^31 by multiplying (Granlund & Montgomery 1994, "Division by invariant integers using
 // multiplication", section 4).
@@ -24,4 +24,4 @@ struct Divisor {
   }
 };
 
-}  // namespace flash_attn_ext
+}  // namespace flash_attn_ext::attention

@@ -1,0 +1,27 @@
+// Joins the parts of rows whose keys were divided among blocks.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "attention/params.h"
+#include "kernels/common/merged_row.cuh"
+#include "kernels/schedule/key_division.cuh"
+
+namespace flash_attn_ext::common {
+
+struct CombineParams : attention::ForwardParams {
+  RowTiles tiles;
+  PartRows parts;
+  const ItemParts* items;
+  int slot_step;  // from an item's second part on
+  uint32_t num_items;
+  Divisor rows_of_item;  // at most
+  bool block_per_row;    // for few rows, which have many parts; else a warp
+};
+
+// Queues the kernel behind the one that wrote the parts; it starts before that one has ended where the GPU can do so.
+// Element: of the output. Instantiated for bfloat16, float16 and float32, and for 64, 128 and 256 columns.
+template <class Element, int kColumns>
+cudaError_t combine(const CombineParams& params, cudaStream_t stream);
+
+}  // namespace flash_attn_ext::common

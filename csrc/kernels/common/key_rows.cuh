@@ -1,0 +1,61 @@
+// A warp's 32 rows of K or V, of keys [first, first + 32): in rows of their own, or in a cache.
+#pragma once
+
+#include "kernels/common/warp_rows.cuh"
+
+namespace flash_attn_ext::common {
+
+// Whose rows they are.
+struct KeyHead {
+  const attention::Sequence& sequence;
+  int64_t head;
+};
+
+struct OwnKeys {
+  // Where a walk over keys [begin, ...) starts.
+  __device__ __forceinline__ static int64_t first(int64_t begin) { return begin; }
+
+  template <class Element>
+  __device__ __forceinline__ static Rows<Element> rows(const attention::MatrixView& view,
+                                                       const attention::AttentionParams&, const KeyHead& of,
+                                                       int64_t first, int columns) {
+    return rows_from<Element>(view, {of.sequence.batch, of.head, of.sequence.key_begin + first}, columns);
+  }
+};
+
+// Rows that are found one by one; those of one group of kRowsAtOnce are neighbours.
+template <class ElementType>
+struct FoundRows {
+  using Element = ElementType;
+  const attention::MatrixView& view;
+  const attention::AttentionParams& p;
+  const KeyHead of;
+  int64_t first;
+  int first_column;
+  int columns;
+  int64_t row_stride;
+  int64_t column_stride;
+
+  __device__ __forceinline__ const Element* at(int row, int column) const {
+    const attention::KeyRow key = p.key_row(of.sequence, first + row);
+    return view.row<const Element>(key.entry, of.head, key.row) + (first_column + column) * column_stride;
+  }
+  __device__ __forceinline__ FoundRows slice(const ColumnSlice& slice) const {
+    return {view, p, of, first, first_column + slice.begin, slice.count(columns), row_stride, column_stride};
+  }
+};
+
+// Own rows or those of a cache.
+struct AnyKeys {
+  // Groups of rows begin where pages may.
+  __device__ __forceinline__ static int64_t first(int64_t begin) { return begin / kWarpSize * kWarpSize; }
+
+  template <class Element>
+  __device__ __forceinline__ static FoundRows<Element> rows(const attention::MatrixView& view,
+                                                            const attention::AttentionParams& p, const KeyHead& of,
+                                                            int64_t first, int columns) {
+    return {view, p, of, first, 0, columns, view.row_stride, view.column_stride};
+  }
+};
+
+}  // namespace flash_attn_ext::common

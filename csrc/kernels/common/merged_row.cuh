@@ -1,0 +1,86 @@
+// A row of O that was computed in parts, each of other keys: the parts are merged in a fixed order, and the row is
+// finished.
+#pragma once
+
+#include "attention/online_softmax.h"
+#include "kernels/common/attention_rows.cuh"
+
+namespace flash_attn_ext::common {
+
+// The memory of parts: rows of float32, and beside them the state of each row's softmax.
+struct PartRows {
+  float* out;     // (slots, rows, columns): O before it is divided by l
+  float2* state;  // (slots, rows): m and l
+  int rows;       // of a slot
+  int columns;
+
+  __device__ __forceinline__ float* out_row(int slot, int row) const {
+    return out + (int64_t{slot} * rows + row) * columns;
+  }
+  __device__ __forceinline__ float2& state_of(int slot, int row) const { return state[int64_t{slot} * rows + row]; }
+};
+
+// Spread over a warp: lane i has columns i, i + 32, ...
+template <int kColumns>
+struct MergedRow {
+  static constexpr int kSlots = kColumns / kWarpSize;
+
+  attention::SoftmaxState<float> state;
+  float out[kSlots] = {};
+
+  __device__ __forceinline__ static int column(int slot) { return slot * kWarpSize + tile::lane(); }
+
+  __device__ __forceinline__ void add(const float2& part_state, const float* part) {
+    float columns[kSlots];
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) columns[slot] = part[column(slot)];
+    const attention::SoftmaxState<float> other = {.m = part_state.x, .l = part_state.y};
+    const float factor = state.merge(other);
+    const float others_factor = exp(other.m - state.shift());
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) out[slot] = out[slot] * factor + columns[slot] * others_factor;
+  }
+
+  // Of which the state has been taken in.
+  __device__ __forceinline__ void add_weighted(const float* part, float weight) {
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) out[slot] += weight * part[column(slot)];
+  }
+
+  __device__ __forceinline__ void store(const PartRows& parts, int slot, int row) const {
+    float* target = parts.out_row(slot, row);
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) target[column(i)] = out[i];
+    if (tile::lane() == 0) parts.state_of(slot, row) = {state.m, state.l};
+  }
+};
+
+// O / l and the LSE of a row whose parts are all there. first_column: of O, that the row's column 0 is. Returns whether
+// a NaN came out, which may be 0 times what nobody attends: then compute_row_again().
+template <class Element, int kColumns>
+__device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, const RowPlace& place,
+                                           MergedRow<kColumns>& row, int first_column) {
+  attention::SoftmaxState<float> state = row.state;
+  float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[place.head]);
+  factor *= state.output_factor();
+  if (p.dropout.enabled()) factor *= static_cast<float>(p.dropout.rescale);
+  const int columns = static_cast<int>(p.head_dim_v) - first_column;
+  Element* target = p.out.row<Element>(place.batch, place.head, place.row) + first_column * p.out.column_stride;
+  bool has_nan = state.l != state.l;
+#pragma unroll
+  for (int slot = 0; slot < row.kSlots; ++slot) {
+    const int column = row.column(slot);
+    const float value = row.out[slot] * factor;
+    if (column >= columns) continue;
+    has_nan |= value != value;
+    target[column * p.out.column_stride] = Element(value);
+  }
+  if (tile::lane() == 0 && first_column == 0) {
+    const attention::LogSumExp<float> lse = state.log_sum_exp();
+    *p.lse.at<float>(place.batch, place.head, place.row) = lse.value;
+    if (p.lse_residual.present()) *p.lse_residual.at<float>(place.batch, place.head, place.row) = lse.residual;
+  }
+  return __any_sync(kAllLanes, has_nan);
+}
+
+}  // namespace flash_attn_ext::common

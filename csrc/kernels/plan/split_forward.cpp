@@ -1,0 +1,55 @@
+#include "kernels/plan/sm80.h"
+#include "kernels/plan/split.h"
+#include "kernels/plan/workspace.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+// That a query sees at most.
+int64_t visible_keys(const attention::ForwardParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
+  return std::min(keys, p.visibility.left + p.visibility.right + lengths.max_seqlen_q);
+}
+
+int64_t packed_rows(const attention::ForwardParams& p) { return p.sequences.max_seqlen_q * p.queries_per_key_head(); }
+
+}  // namespace
+
+bool is_bound_by_keys(const attention::ForwardParams& p) {
+  if (p.cache.present()) return true;
+  return packed_rows(p) <= sm80::kSplitRows && visible_keys(p) >= sm80::kSplitKeys;
+}
+
+bool leaves_multiprocessors_idle(const attention::ForwardParams& p, int tile_queries, const Limits& limits) {
+  const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, tile_queries);
+  return 2 * blocks <= limits.multiprocessors && visible_keys(p) >= 2 * sm80::kSplitKeys;
+}
+
+ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& limits) {
+  ForwardPlan plan;
+  const int bytes = element_bytes(p);
+  const bool extended = score_kind(p.score_mod) != ScoreKind::kScale || p.dropout.enabled();
+  plan.kernel = ForwardKernel::kSplit;
+  plan.head_dim = sm80::split_head_dim_bucket(bytes, largest_head_dim(p));
+  plan.split_kind = extended ? sm80::SplitKind::kExtended : sm80::split_kind(bytes, plan.head_dim, packed_rows(p));
+  const sm80::SplitTile tile = sm80::split_tile(bytes, plan.head_dim, plan.split_kind);
+  plan.tile = {.queries = tile.rows,
+               .keys = tile.keys,
+               .warps = tile.row_warps * tile.key_warps,
+               .columns = tile.columns,
+               .blocks = tile.blocks,
+               .stages = tile.stages};
+  plan.nan_repair = NanRepair::kInKernel;
+  const int64_t items = p.batch * p.num_heads_k * sm80::num_tiles(packed_rows(p), tile.rows) *
+                        sm80::num_slices(p.head_dim_v, tile.columns);
+  const int64_t most_parts = std::max<int64_t>(visible_keys(p) / sm80::kLeastKeysOfBlock, 1);
+  plan.resident_blocks = std::clamp<int64_t>(items * most_parts, 1, limits.multiprocessors * tile.blocks);
+  const int64_t slots = plan.resident_blocks * 2;
+  plan.workspace.part_rows = append(plan.workspace.bytes, slots * tile.rows * tile.columns * 4);
+  plan.workspace.part_states = append(plan.workspace.bytes, slots * tile.rows * 8);
+  plan.workspace.part_list = append(plan.workspace.bytes, items * 12);
+  return plan;
+}
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,60 @@
+// Tiles of packed rows: the query heads that share keys are rows of one tile, so that it reads the keys once.
+//
+// A sequence's rows are numbered query * group + head of the group. Tiles are numbered batch entry first, then tile of
+// the sequence, then head, then slice of columns: one number, the item.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/host_device.h"
+#include "attention/params.h"
+#include "attention/divisor.h"
+
+namespace flash_attn_ext {
+
+using attention::Divisor;
+
+// Where a row lies.
+struct PackedRow {
+  int query;
+  int head;
+};
+
+struct RowTiles {
+  uint32_t rows;           // of a tile
+  Divisor tiles;           // of the longest sequence
+  Divisor group;           // query heads that are rows of the same tiles
+  Divisor slices;          // of columns, each an item of its own
+  Divisor items_of_entry;  // groups of a batch entry times slices
+
+  struct Entry {
+    uint32_t batch;
+    uint32_t first_row;
+  };
+  FLASH_HOST_DEVICE Entry entry(uint32_t index) const {
+    const uint32_t batch = tiles.quotient(index);
+    return {batch, (index - batch * tiles.divisor) * rows};
+  }
+
+  // Of an item in its entry.
+  struct Item {
+    uint32_t head;  // the group's number
+    uint32_t slice;
+  };
+  FLASH_HOST_DEVICE Item item(uint32_t in_entry) const {
+    const uint32_t head = slices.quotient(in_entry);
+    return {head, in_entry - head * slices.divisor};
+  }
+
+  // Rows of the entry's tile that exist.
+  FLASH_HOST_DEVICE int count(const Entry& entry, const attention::Sequence& sequence) const {
+    const int64_t rest = sequence.num_queries * group.divisor - entry.first_row;
+    return static_cast<int>(rest < 0 ? 0 : rest < rows ? rest : rows);
+  }
+  FLASH_HOST_DEVICE PackedRow at(uint32_t row, uint32_t head) const {
+    const uint32_t query = group.quotient(row);
+    return {static_cast<int>(query), static_cast<int>(head * group.divisor + (row - query * group.divisor))};
+  }
+};
+
+}  // namespace flash_attn_ext

@@ -1,0 +1,10 @@
+#include "kernels/sm80/forward/split/launch.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+template cudaError_t forward_split<__nv_bfloat16, 64>(const attention::ForwardParams&, const ForwardPlan&, void*,
+                                                      cudaStream_t);
+template cudaError_t forward_split<__half, 64>(const attention::ForwardParams&, const ForwardPlan&, void*,
+                                               cudaStream_t);
+
+}  // namespace flash_attn_ext::sm80

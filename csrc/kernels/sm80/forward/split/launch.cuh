@@ -1,0 +1,80 @@
+// Queues the kernel that divides keys, and the one that joins what it left.
+#pragma once
+
+#include "kernels/common/combine.h"
+#include "kernels/sm80/dispatch.h"
+#include "kernels/sm80/forward/split/split_kernel.cuh"
+#include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Kernel>
+SplitParams split_params(const attention::ForwardParams& params, const ForwardPlan& plan, void* workspace) {
+  constexpr SplitTile kTile = Kernel::kTile;
+  const auto group = static_cast<uint32_t>(params.queries_per_key_head());
+  const int64_t rows = params.sequences.max_seqlen_q * group;
+  SplitParams p;
+  static_cast<attention::ForwardParams&>(p) = params;
+  const auto slices = static_cast<uint32_t>(num_slices(params.head_dim_v, kTile.columns));
+  const RowTiles tiles = {.rows = static_cast<uint32_t>(kTile.rows),
+                          .tiles = Divisor::of(static_cast<uint32_t>(num_tiles(rows, kTile.rows))),
+                          .group = Divisor::of(group),
+                          .slices = Divisor::of(slices),
+                          .items_of_entry = Divisor::of(static_cast<uint32_t>(params.num_heads_k) * slices)};
+  p.division = {.tiles = tiles,
+                .entries = static_cast<uint32_t>(params.batch) * tiles.tiles.divisor,
+                .blocks = static_cast<uint32_t>(plan.resident_blocks),
+                .least_tiles = static_cast<uint32_t>(kLeastKeysOfBlock / kTile.keys),
+                .uniform = params.sequences.cu_seqlens_q == nullptr && !params.cache.present()};
+  p.parts = {.out = plan.workspace.part_rows.in<float>(workspace),
+             .state = plan.workspace.part_states.in<float2>(workspace),
+             .rows = kTile.rows,
+             .columns = kTile.columns};
+  p.items = plan.workspace.part_list.in<ItemParts>(workspace);
+  return p;
+}
+
+// For which a GPU has a block each.
+inline constexpr int64_t kFewRows = 256;
+
+inline common::CombineParams combine_params(const SplitParams& split) {
+  common::CombineParams p;
+  static_cast<attention::ForwardParams&>(p) = split;
+  p.tiles = split.division.tiles;
+  p.parts = split.parts;
+  p.items = split.items;
+  p.slot_step = kSlotsPerBlock;
+  p.num_items = split.division.entries * p.tiles.items_of_entry.divisor;
+  const int64_t rows = std::min<int64_t>(p.tiles.rows, p.sequences.max_seqlen_q * p.tiles.group.divisor);
+  p.rows_of_item = Divisor::of(static_cast<uint32_t>(rows));
+  p.block_per_row = p.num_items * rows <= kFewRows;
+  return p;
+}
+
+template <SplitKind kKind>
+using SplitKindTag = std::integral_constant<SplitKind, kKind>;
+
+template <class Element, int kHeadDim>
+cudaError_t forward_split(const attention::ForwardParams& params, const ForwardPlan& plan, void* workspace,
+                          cudaStream_t stream) {
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto run = [&](auto kind) {
+    if constexpr (has_split_kernel(sizeof(Element), kHeadDim, kind())) {
+      using Kernel = SplitKernel<Element, kHeadDim, kind()>;
+      const SplitParams p = split_params<Kernel>(params, plan, workspace);
+      if (kind() == plan.split_kind) error = launch<Kernel>(split_kernel<Kernel>, p, plan.resident_blocks, stream);
+      if (kind() == plan.split_kind && error == cudaSuccess) {
+        error = common::combine<Element, Kernel::kColumns>(combine_params(p), stream);
+      }
+    }
+  };
+  run(SplitKindTag<SplitKind::kRows16>{});
+  run(SplitKindTag<SplitKind::kRows32>{});
+  run(SplitKindTag<SplitKind::kRows64>{});
+  run(SplitKindTag<SplitKind::kRows128>{});
+  run(SplitKindTag<SplitKind::kExtended>{});
+  return error;
+}
+
+}  // namespace flash_attn_ext::sm80

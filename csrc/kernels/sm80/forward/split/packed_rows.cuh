@@ -1,0 +1,126 @@
+// A warp's tile of scores whose rows are queries of several heads: what each row sees, and what changes its scores.
+//
+// The formulas are those of kernels/score/, a row at a time: rows differ in query and head, so a bias, a mask and draws
+// of dropout are found element by element.
+#pragma once
+
+#include "kernels/schedule/row_tiles.cuh"
+#include "kernels/score/score_mod.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Element, class Scores>
+struct PackedRows {
+  static constexpr int kThreadRows = Scores::kThreadRows;
+
+  const attention::AttentionParams& p;
+  const attention::Sequence& sequence;
+  PackedRow at[kThreadRows];
+  int begin[kThreadRows];  // what the row sees; nothing where it does not exist
+  int end[kThreadRows];
+
+  // The warp's rows from first_row on, of a tile with num_rows of them that begins at row tile_row.
+  __device__ __forceinline__ PackedRows(const attention::AttentionParams& p, const attention::Sequence& sequence)
+      : p(p), sequence(sequence) {}
+
+  __device__ __forceinline__ void set(int r, const PackedRow& row, bool exists) {
+    at[r] = row;
+    const attention::Interval seen = p.visibility.keys_of<int>(row.query, sequence);
+    begin[r] = exists ? static_cast<int>(seen.begin) : 0;
+    end[r] = exists ? static_cast<int>(seen.end) : 0;
+  }
+
+  // What a row may not see becomes -inf.
+  __device__ __forceinline__ void hide_invisible(Scores& scores, int first_key) const {
+    for_each_element<Scores>([&](int r, int, int j, int e, int column) {
+      const int key = first_key + column;
+      if (key < begin[r] || key >= end[r]) scores.at(r, j, e) = -INFINITY;
+    });
+  }
+
+  // product -> score, for the softmax.
+  __device__ __forceinline__ void modify(Scores& scores, int first_key, bool folds_scale) const {
+    const attention::ScoreMod& mod = p.score_mod;
+    // The scale joins the bias's addition where nothing comes between them.
+    const bool scaled_later = mod.bias.present() && !changes_before_bias(mod);
+    if (!folds_scale && !scaled_later) cap(scores, mod);
+    if (mod.alibi.present()) add_alibi(scores, first_key);
+    if (mod.bias.present()) {
+      const float factor = scaled_later ? static_cast<float>(mod.scale) : 1.0f;
+      if (sizeof(Element) == 4 || mod.bias.element == attention::ElementType::kFloat32) {
+        add_bias<float>(scores, first_key, factor);
+      } else {
+        add_bias<Element>(scores, first_key, factor);
+      }
+    }
+    if (mod.mask.present()) hide_masked(scores, first_key);
+  }
+
+  // Weights that dropout does not keep become 0. first_key: a multiple of 32.
+  __device__ __forceinline__ void drop(Scores& weights, int first_key) const {
+    static_assert(Scores::kColumnTiles % 4 == 0);  // that share draws
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+#pragma unroll
+      for (int first_j = 0; first_j < Scores::kColumnTiles; first_j += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int64_t key = first_key + Scores::column(first_j, e);
+          const attention::PhiloxCounter draws = p.dropout.draws(sequence.batch, at[r].head, at[r].query, key);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            if (!p.dropout.keeps(draws, at[r].query, key + 8 * j)) weights.at(r, first_j + j, e) = 0.0f;
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ attention::Coordinate coordinate(int r, int key) const {
+    return {sequence.batch, at[r].head, at[r].query, key};
+  }
+
+  __device__ __forceinline__ void add_alibi(Scores& scores, int first_key) const {
+    const int64_t diagonal = p.visibility.diagonal(sequence);
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      const float slope = end[r] > begin[r] ? p.score_mod.alibi.at<float>(sequence.batch, at[r].head) : 0.0f;
+      const auto origin = static_cast<float>(first_key - at[r].query - diagonal);
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const auto column = static_cast<float>(Scores::column(j, e));
+          scores.at(r, j, e) += slope * attention::alibi_derivative(origin + column);
+        }
+      }
+    }
+  }
+
+  // Where a row sees nothing, no bias or mask may be read.
+  __device__ __forceinline__ bool sees(int r, int key) const { return key >= begin[r] && key < end[r]; }
+
+  template <class BiasElement>
+  __device__ __forceinline__ void add_bias(Scores& scores, int first_key, float factor) const {
+    const attention::BroadcastView& bias = p.score_mod.bias;
+    for_each_element<Scores>([&](int r, int, int j, int e, int column) {
+      const int key = first_key + column;
+      if (!sees(r, key)) return;
+      const BiasElement added = static_cast<const BiasElement*>(bias.data)[bias.offset(coordinate(r, key))];
+      scores.at(r, j, e) = fmaf(scores.at(r, j, e), factor, static_cast<float>(added));
+    });
+  }
+
+  __device__ __forceinline__ void hide_masked(Scores& scores, int first_key) const {
+    const attention::BroadcastView& mask = p.score_mod.mask;
+    for_each_element<Scores>([&](int r, int, int j, int e, int column) {
+      const int key = first_key + column;
+      if (!sees(r, key)) return;
+      const bool attends = static_cast<const uint8_t*>(mask.data)[mask.offset(coordinate(r, key))] != 0;
+      if (!attends) scores.at(r, j, e) = -INFINITY;
+    });
+  }
+};
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,16 @@
+// What the kernel that divides keys is told, beside what the host tells every backend.
+#pragma once
+
+#include "attention/params.h"
+#include "kernels/common/merged_row.cuh"
+#include "kernels/schedule/key_division.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+struct SplitParams : attention::ForwardParams {
+  KeyDivision division;
+  common::PartRows parts;
+  ItemParts* items;  // one for each item
+};
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,115 @@
+// The tiles of the forward kernel that divides keys among blocks, with their reasons.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "kernels/tile_config.h"
+
+namespace flash_attn_ext::sm80 {
+
+// What a kernel is compiled for. The number is that of packed rows of a tile.
+enum class SplitKind {
+  kRows16,    // a positive scale, and nothing else that changes a score
+  kRows32,    // the same
+  kRows64,    // the same
+  kRows128,   // the same
+  kExtended,  // everything
+};
+
+// A block: `rows` packed rows stay, tiles of `keys` stream past in `stages`. row_warps x key_warps warps: each owns
+// rows / row_warps rows and keys / key_warps of a tile's keys. It computes `columns` columns of O. At least `blocks` of
+// them share a multiprocessor.
+struct SplitTile {
+  int rows;
+  int keys;
+  int row_warps;
+  int key_warps;
+  int columns;
+  int stages;
+  int blocks;
+
+  constexpr int threads() const { return row_warps * key_warps * kWarpSize; }
+  constexpr int rows_per_warp() const { return rows / row_warps; }
+  constexpr int keys_per_warp() const { return keys / key_warps; }
+};
+
+// Few rows are bound by what memory delivers: warps divide keys rather than rows, so that all of them multiply, and
+// three blocks keep more bytes on their way, 32 KiB of K and V per stage. 128 rows are bound by products: warps of 32
+// rows read shared memory half as often. Rows of 1 KiB leave room for one stage and few rows.
+constexpr SplitTile split_tile(int element_bytes, int head_dim, SplitKind kind) {
+  const int row_bytes = element_bytes * head_dim;
+  const int columns = head_dim < 256 ? head_dim : 256;
+  const int keys = row_bytes <= 256 ? 64 : 32;
+  if (kind == SplitKind::kRows16 && row_bytes <= 256) {
+    return {.rows = 16,
+            .keys = 64 * 256 / row_bytes,
+            .row_warps = 1,
+            .key_warps = 4,
+            .columns = columns,
+            .stages = 2,
+            .blocks = 3};
+  }
+  if (kind == SplitKind::kRows16) {
+    return {.rows = 16,
+            .keys = keys,
+            .row_warps = 1,
+            .key_warps = 2,
+            .columns = columns,
+            .stages = row_bytes <= 512 ? 2 : 1,
+            .blocks = 3};
+  }
+  if (row_bytes > 512) {
+    return {.rows = 32, .keys = keys, .row_warps = 2, .key_warps = 1, .columns = columns, .stages = 1, .blocks = 2};
+  }
+  if (kind == SplitKind::kRows32) {
+    return {.rows = 32,
+            .keys = 64 * 256 / row_bytes,
+            .row_warps = 2,
+            .key_warps = 2,
+            .columns = columns,
+            .stages = 2,
+            .blocks = 3};
+  }
+  return {.rows = kind == SplitKind::kRows128 ? 128 : 64,
+          .keys = keys,
+          .row_warps = 4,
+          .key_warps = 1,
+          .columns = columns,
+          .stages = 2,
+          .blocks = 2};
+}
+
+// Which kernels there are: those of 32 rows pay where 64 are not as fast, those of 128 where they fit registers.
+constexpr bool has_split_kernel(int element_bytes, int head_dim, SplitKind kind) {
+  const int row_bytes = element_bytes * head_dim;
+  if (kind == SplitKind::kRows32) return row_bytes != 512;
+  if (kind == SplitKind::kRows64) return row_bytes <= 512;
+  return kind != SplitKind::kRows128 || (element_bytes == 2 && head_dim <= 128);
+}
+
+// The smallest that holds the rows, or the largest that there is.
+constexpr SplitKind split_kind(int element_bytes, int head_dim, int64_t rows) {
+  SplitKind kind = SplitKind::kRows16;
+  for (const SplitKind next : {SplitKind::kRows32, SplitKind::kRows64, SplitKind::kRows128}) {
+    const bool holds = rows <= split_tile(element_bytes, head_dim, kind).rows;
+    if (!holds && has_split_kernel(element_bytes, head_dim, next)) kind = next;
+  }
+  return kind;
+}
+
+// Head dims that it is compiled for; the tail of a smaller one is zeros.
+constexpr int split_head_dim_bucket(int element_bytes, int64_t head_dim) {
+  if (head_dim <= 64) return 64;
+  if (head_dim <= 128) return 128;
+  return head_dim <= 256 || element_bytes == 4 ? 256 : 512;
+}
+
+// From how many keys on dividing them may pay, and how many are worth a block.
+inline constexpr int64_t kSplitKeys = 512;
+inline constexpr int kLeastKeysOfBlock = 128;
+
+// Up to how many packed rows a call is bound by reading its keys.
+inline constexpr int64_t kSplitRows = 64;
+
+}  // namespace flash_attn_ext::sm80
