@@ -52,7 +52,7 @@ def attention_with_kvcache(problem: Problem, cache: KvCache, /) -> tuple[Tensor,
     problem: dense and without dropout; k and v are the cache, (B_cache, Hk, rows, D) and (B_cache, Hk, rows, Dv), or
     pages of `rows` keys. bias and mask: (B|1, Hq|1, Sq|1, capacity|1).
     cache_seqlens, cache_batch_idx (B,) and block_table (B, pages of a sequence): int32 on q's device.
-    k_new, v_new: (B, Hk, Sn, D) and (B, Hk, Sn, Dv), Sn in 1...256, or both None. k and v are written if they are given.
+    k_new, v_new: (B, Hk, Sn, D) and (B, Hk, Sn, Dv), Sn in 1...256, or both None. k and v are written where given.
     rotary_cos, rotary_sin: (positions, rotary dim / 2), q's dtype, only with k_new.
 
     Raises where gradients are on and a tensor requires one. On the CPU, and on a GPU with FLASH_ATTN_EXT_CHECK=1, the
