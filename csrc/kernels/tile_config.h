@@ -19,11 +19,11 @@ inline constexpr int64_t kClipRows = 32;
 
 // Up to how many query rows of a key head (those of all its query heads) K is multiplied row by row where it lies. To
 // pack it first pays where more rows share it.
-inline constexpr int64_t kFewQueries = 16;
+inline constexpr int64_t kFewQueries = 32;
 
 // Where a sequence has one tile of queries, its keys are divided in parts of this many: work for other threads. A
 // multiple of kStreamedRows; a part's O is small beside what the part reads.
-inline constexpr int64_t kPartKeys = 1024;
+inline constexpr int64_t kPartKeys = 2048;
 static_assert(kPartKeys % kStreamedRows == 0);
 
 // Converted and transposed operands of one group of heads, and its dQ or its parts' O in the compute type, may take
