@@ -127,9 +127,7 @@ class ForwardWorker {
     const Positions positions = {Side::kKeys, sequence, key_head(), {keys.first, keys.first + keys.count}};
     const Block<const Real> rows =
         load_positions<Real>(p_, {p_.v, p_.element, p_.head_dim_v}, positions, values_.data());
-    bool finite = true;
-    for (int64_t i = 0; i < keys.count; ++i) finite = finite && all_finite(rows.row(i), p_.head_dim_v);
-    return {rows, finite};
+    return {rows, all_finite<Real>(rows, keys.count, p_.head_dim_v)};
   }
 
   // Products of one query become its unnormalised probabilities; what it does not see becomes 0.

@@ -17,8 +17,8 @@ constexpr ElementType kElementOf = std::is_same_v<Real, double> ? ElementType::k
 
 template <class Element, class Real>
 void convert(Real* out, const Element* elements, int64_t n) {
-  if constexpr (std::is_same_v<Element, c10::BFloat16> && std::is_same_v<Real, float>) {
-    convert_row(out, reinterpret_cast<const uint16_t*>(elements), n);
+  if constexpr (sizeof(Element) == 2 && std::is_same_v<Real, float>) {
+    convert_row(out, elements, n);
   } else {
     for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Real>(elements[i]);
   }
@@ -60,6 +60,15 @@ Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* 
   }
   convert_rows(operand, rows, scratch);
   return {scratch, operand.columns};
+}
+
+template <class Real>
+bool all_finite(Block<const Real> block, int64_t rows, int64_t columns) {
+  if (block.stride == columns) return all_finite(block.data, rows * columns);
+  for (int64_t i = 0; i < rows; ++i) {
+    if (!all_finite(block.row(i), columns)) return false;
+  }
+  return true;
 }
 
 template <class Real>
@@ -113,6 +122,7 @@ void store_transposed(const Operand& operand, const RowRange& rows, Block<const 
 }
 
 #define FLASH_INSTANTIATE(Real)                                                                   \
+  template bool all_finite<Real>(Block<const Real>, int64_t, int64_t);                            \
   template void store_transposed<Real>(const Operand&, const RowRange&, Block<const Real>, Real); \
   template bool Operand::readable_in_place<Real>() const;                                         \
   template void convert_rows<Real>(const Operand&, const RowRange&, Real*);                       \

@@ -35,6 +35,10 @@ void convert_rows(const Operand& operand, const RowRange& rows, Real* out);
 template <class Real>
 Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* scratch);
 
+// Whether every element of a block is finite.
+template <class Real>
+bool all_finite(Block<const Real> block, int64_t rows, int64_t columns);
+
 // out (columns x width) = the rows, transposed and filled up with zeros to `width` columns.
 template <class Real>
 void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Block<Real> out);

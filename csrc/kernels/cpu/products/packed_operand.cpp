@@ -58,9 +58,7 @@ void PackedOperand<Real>::load_tile(int64_t slot) {
   const Block<const Real> loaded = load_rows_of(tile, in_place_ ? nullptr : storage_.data() + slot * tile_elements());
   const int64_t num_rows = transposed ? operand_.columns : tile.count();
   const int64_t num_columns = transposed ? tile.count() : operand_.columns;
-  bool finite = true;
-  for (int64_t i = 0; i < num_rows; ++i) finite = finite && all_finite(loaded.row(i), num_columns);
-  finite_[slot] = finite;
+  finite_[slot] = all_finite<Real>(loaded, num_rows, num_columns);
 }
 
 template <class Real>
