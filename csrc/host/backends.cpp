@@ -12,6 +12,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "kernels/common/append_kv.h"
 #include "kernels/sm80/sm80_backend.h"
 #endif
 #if FLASH_ATTN_EXT_WITH_SM90
@@ -26,7 +27,9 @@ std::vector<std::string> cpu_unsupported_reasons(const attention::AttentionParam
   return {"it reads CPU memory, and the tensors are on " + device.str() + "; move them with .cpu()"};
 }
 
-void cpu_forward(const attention::ForwardParams& params, const plan::ForwardPlan&, void*) { cpu::forward(params); }
+void cpu_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void*) {
+  cpu::forward(params, plan.keys_per_part);
+}
 
 void cpu_backward(const attention::BackwardParams& given, const plan::BackwardPlan& plan, void* workspace) {
   attention::BackwardParams params = given;
@@ -75,6 +78,10 @@ bool sm80_readable(const at::Tensor& operand) {
     if (operand.size(d) != 1 && operand.stride(d) % alignment != 0) return false;
   }
   return true;
+}
+
+void gpu_append(const attention::AppendParams& params) {
+  C10_CUDA_CHECK(common::append_kv(params, c10::cuda::getCurrentCUDAStream()));
 }
 
 void sm80_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
@@ -151,6 +158,7 @@ const std::vector<Backend>& backends() {
      .readable = sm80_readable,
      .plan_forward = plan::plan_forward_sm90,
      .plan_backward = plan::plan_backward_sm80,
+     .append = gpu_append,
      .forward = sm90_forward,
      .backward = sm80_backward},
 #endif
@@ -160,6 +168,7 @@ const std::vector<Backend>& backends() {
      .readable = sm80_readable,
      .plan_forward = plan::plan_forward_sm80,
      .plan_backward = plan::plan_backward_sm80,
+     .append = gpu_append,
      .forward = sm80_forward,
      .backward = sm80_backward},
 #endif
@@ -168,6 +177,7 @@ const std::vector<Backend>& backends() {
      .readable = cpu_readable,
      .plan_forward = plan::plan_forward_cpu,
      .plan_backward = plan::plan_backward_cpu,
+     .append = cpu::append_kv,
      .forward = cpu_forward,
      .backward = cpu_backward},
   };

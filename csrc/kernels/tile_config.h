@@ -17,7 +17,7 @@ inline constexpr int64_t kStreamedRows = 256;
 // enough that the matrix library sees few distinct shapes (it generates code for each).
 inline constexpr int64_t kClipRows = 32;
 
-// Converted and transposed operands of one group of heads, and its dQ in the compute type, may take this much memory.
+// Memory for converted and transposed operands of one group of heads, and for its dQ, or its parts' O.
 inline constexpr int64_t kPackedBytes = int64_t{32} << 20;
 
 }  // namespace flash_attn_ext::cpu

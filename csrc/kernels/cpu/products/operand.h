@@ -27,9 +27,17 @@ struct Operand {
   bool readable_in_place() const;
 };
 
+// out (count x columns) = the rows.
+template <class Real>
+void convert_rows(const Operand& operand, const RowRange& rows, Real* out);
+
 // The rows themselves: in place, or else converted into scratch (count x columns).
 template <class Real>
 Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* scratch);
+
+// Whether every element of a block is finite.
+template <class Real>
+bool all_finite(Block<const Real> block, int64_t rows, int64_t columns);
 
 // out (columns x width) = the rows, transposed and filled up with zeros to `width` columns.
 template <class Real>

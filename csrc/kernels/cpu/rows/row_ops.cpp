@@ -24,6 +24,12 @@ FLASH_SIMD_INLINE void add_row_impl(Real* x, const Real* y, int64_t n) {
 }
 
 template <class Real>
+FLASH_SIMD_INLINE void add_weighted_row_impl(Real* x, const Real* y, int64_t n, Real weight) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] += weight * y[i];
+}
+
+template <class Real>
 FLASH_SIMD_INLINE Real scale_row_impl(Real* scores, int64_t n, Real scale) {
   Real maximum = -std::numeric_limits<Real>::infinity();
 #pragma omp simd reduction(max : maximum)
@@ -168,9 +174,20 @@ FLASH_SIMD_CLONES double exponentiate_row(double* scores, int64_t n, double shif
 FLASH_SIMD_CLONES void add_row(float* x, const float* y, int64_t n) { add_row_impl(x, y, n); }
 FLASH_SIMD_CLONES void add_row(double* x, const double* y, int64_t n) { add_row_impl(x, y, n); }
 
-FLASH_SIMD_CLONES void convert_row(float* x, const uint16_t* y, int64_t n) {
+FLASH_SIMD_CLONES void add_weighted_row(float* x, const float* y, int64_t n, float weight) {
+  add_weighted_row_impl(x, y, n, weight);
+}
+FLASH_SIMD_CLONES void add_weighted_row(double* x, const double* y, int64_t n, double weight) {
+  add_weighted_row_impl(x, y, n, weight);
+}
+
+FLASH_SIMD_CLONES void convert_row(float* x, const c10::BFloat16* y, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) x[i] = __builtin_bit_cast(float, static_cast<uint32_t>(y[i]) << 16);
+  for (int64_t i = 0; i < n; ++i) x[i] = __builtin_bit_cast(float, static_cast<uint32_t>(y[i].x) << 16);
+}
+FLASH_SIMD_CLONES void convert_row(float* x, const c10::Half* y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] = c10::detail::fp16_ieee_to_fp32_value(y[i].x);
 }
 
 FLASH_SIMD_CLONES void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n) {

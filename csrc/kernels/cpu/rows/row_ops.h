@@ -1,6 +1,9 @@
 // What happens to one row of a score tile, vectorised along the row. Rows are contiguous; in-place where noted.
 #pragma once
 
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
 #include <cstdint>
 
 #include "attention/score_mod.h"
@@ -33,8 +36,13 @@ double exponentiate_row(double* scores, int64_t n, double shift);
 void add_row(float* x, const float* y, int64_t n);
 void add_row(double* x, const double* y, int64_t n);
 
-// x = y, bfloat16 given as its bits.
-void convert_row(float* x, const uint16_t* y, int64_t n);
+// x += weight * y elementwise.
+void add_weighted_row(float* x, const float* y, int64_t n, float weight);
+void add_weighted_row(double* x, const double* y, int64_t n, double weight);
+
+// x = y.
+void convert_row(float* x, const c10::BFloat16* y, int64_t n);
+void convert_row(float* x, const c10::Half* y, int64_t n);
 
 // masked = added, or -inf where mask is 0; may be one row.
 void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n);

@@ -51,8 +51,8 @@ const Real* load_bias(const BroadcastView& bias, const ScoreRun& run, Real* scra
         loaded = source;
         return;
       }
-    } else if constexpr (std::is_same_v<Real, float> && std::is_same_v<Element, c10::BFloat16>) {
-      if (bias.key_stride == 1) return convert_row(scratch, reinterpret_cast<const uint16_t*>(source), run.count);
+    } else if constexpr (std::is_same_v<Real, float> && sizeof(Element) == 2) {
+      if (bias.key_stride == 1) return convert_row(scratch, source, run.count);
     }
     for (int64_t i = 0; i < run.count; ++i) scratch[i] = static_cast<Real>(source[i * bias.key_stride]);
   });
