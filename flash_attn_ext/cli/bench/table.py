@@ -41,6 +41,10 @@ def _ratio_text(row: dict) -> str:
     share = share_of_own(row)
     if share is not None and not is_share(row):
         texts.append(f"{share[1]:.2f} of own {share[0]} time")
+    if row.get("ours_tbs"):
+        texts.append(f"{row['ours_tbs']:.3g} TB/s (a copy {row['copy_tbs']:.3g})")
+    if "non_causal_peers" in row:
+        texts.append(f"{', '.join(row['non_causal_peers'])} without causality")
     return ", ".join(texts)
 
 
