@@ -85,6 +85,7 @@ GOALS = (
         for case in ("B1 32k", "B16 8k", "B64 8k")
         for page, share in PAGES.items()
     ),
+    Goal("generate", "decode", 1.0, 1.0, worst=1.0, against="torch sdpa"),
     *(
         goal
         for entry in ("cache", "append")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flash_attn_ext import _C
-from flash_attn_ext.cli.bench import contestants, decode, peers, plot, suites, table
+from flash_attn_ext.cli.bench import contestants, decode, generate, peers, plot, suites, table
 from flash_attn_ext.cli.bench.contestant import OURS
 from flash_attn_ext.cli.bench.decode_suites import DecodeWorkload
+from flash_attn_ext.cli.bench.generate_suites import GenerateWorkload
 from flash_attn_ext.cli.bench.goals import summary
 from flash_attn_ext.cli.bench.report import Report
 from flash_attn_ext.cli.bench.rows import failed, make_row
@@ -27,7 +28,7 @@ METHOD = {
     "cpu": "medians of wall-clock times",
 }
 # What each kind of workload is made of: prepare, explain_ours, contestants, stopwatch.
-KINDS = {Workload: contestants, DecodeWorkload: decode}
+KINDS = {Workload: contestants, DecodeWorkload: decode, GenerateWorkload: generate}
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ def _rows(workload: Workload, settings: Settings) -> Iterator[dict]:
 
 def _chosen_suites(options: argparse.Namespace, device: str) -> dict[str, tuple[Workload, ...]]:
     """Without the peers that cannot be imported, each of which is said once."""
-    chosen = {name: suites.SUITES[device][name] for name in options.suite or suites.SUITES[device]}
+    default = (name for name in suites.SUITES[device] if name not in suites.ONLY_WHEN_NAMED)
+    chosen = {name: suites.SUITES[device][name] for name in options.suite or default}
     missing = peers.missing_packages(workload for workloads in chosen.values() for workload in workloads)
     for name, reason in missing.items():
         print(f"{peers.PACKAGES[name].title} ({name}) takes no part: {reason}")
@@ -142,6 +144,8 @@ def _unknown(options: argparse.Namespace, device: str) -> str | None:
     wanted = [name for name in options.suite or () if name not in suites.SUITES[device]]
     if wanted:
         return f"--suite {' '.join(wanted)}: on {device} there are {', '.join(suites.SUITES[device])}"
+    if "generate" in (options.suite or ()) and (reason := generate.missing()) is not None:
+        return f"--suite generate: {reason}"
     built = _C.build_info()["backends"]
     if options.backend is not None and options.backend not in built:
         return f"--backend {options.backend}: this build has {', '.join(built)}"
