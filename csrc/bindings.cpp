@@ -7,6 +7,7 @@
 #include "host/call/autograd.h"
 #include "host/call/fields.h"
 #include "host/call/python_call.h"
+#include "host/kv_cache.h"
 #include "host/make_params.h"
 #include "host/report/build_info.h"
 #include "host/report/explain.h"
@@ -78,8 +79,9 @@ void define_operands(py::module_& module) {
         return static_cast<int>(operands_of({q.ptr(), k.ptr(), v.ptr()}));
       },
       "What q, k and v are: SYMBOLIC, TRANSFORMED, PLAIN, CANONICAL or EQUAL_HEADS.");
-  module.attr("PROBLEM_FIELDS") =
-      std::apply([](const auto&... field) { return py::make_tuple(field.name...); }, kFields);
+  const auto names = [](const auto&... field) { return py::make_tuple(field.name...); };
+  module.attr("PROBLEM_FIELDS") = std::apply(names, kFields);
+  module.attr("CACHE_FIELDS") = std::apply(names, kCacheFields);
 }
 
 py::dict build_info() {
@@ -112,6 +114,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         ForwardOutputs outputs = attention_forward(inputs);
         return std::make_tuple(std::move(outputs.out), std::move(outputs.lse), std::move(outputs.lse_residual));
       });
+
+  module.def(
+      "attention_with_kvcache",
+      [](py::handle problem, py::handle cache) {
+        const AttentionInputs inputs = inputs_of(problem.ptr());
+        const KvCacheInputs cache_inputs = cache_of(cache.ptr());
+        const py::gil_scoped_release release;
+        ForwardOutputs outputs = attention_with_kvcache(inputs, cache_inputs);
+        return std::make_pair(std::move(outputs.out), std::move(outputs.lse));
+      },
+      "(out, lse) of one call with a cache, into which k_new and v_new go first; see flash_attn_ext/_C.pyi.");
 
   using OutputMask = decltype(BackwardInputs::output_mask);
   define_attention_function<at::Tensor, OptionalTensor, at::Tensor, at::Tensor, OptionalTensor, OutputMask>(

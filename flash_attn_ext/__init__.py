@@ -23,7 +23,14 @@ if _problem := _unusable.explain_other_torch(_C.build_info()["torch_version"]):
 
 from flash_attn_ext import _copies, ops
 from flash_attn_ext.autograd import FlashAttentionFunction
-from flash_attn_ext.functional import Explanation, attention, attention_varlen, explain, scaled_dot_product_attention
+from flash_attn_ext.functional import (
+    Explanation,
+    attention,
+    attention_varlen,
+    attention_with_kvcache,
+    explain,
+    scaled_dot_product_attention,
+)
 from flash_attn_ext.integrations.torch_sdpa import install_sdpa, replace_sdpa, uninstall_sdpa
 
 __all__ = [
@@ -31,6 +38,7 @@ __all__ = [
     "FlashAttentionFunction",
     "attention",
     "attention_varlen",
+    "attention_with_kvcache",
     "explain",
     "install_sdpa",
     "replace_sdpa",

@@ -90,7 +90,10 @@ def packed_form(problem: Problem) -> Problem:
     problem = _cast_for_autocast(problem)
     if problem.bias is None and problem.mask is None:
         return problem
-    return problem._replace(bias=_packed_table("bias", problem.bias), mask=_packed_table("mask", problem.mask))
+    lengths = "(batch, heads, max_seqlen_q, max_seqlen_k)"
+    return problem._replace(
+        bias=four_dimensional("bias", problem.bias, lengths), mask=four_dimensional("mask", problem.mask, lengths)
+    )
 
 
 def require_tensors(names: tuple[str, ...], tensors: tuple, num_required: int = 3) -> None:
@@ -174,15 +177,13 @@ def _table_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> 
     return _fold(table, form.lead)
 
 
-def _packed_table(name: str, table: Tensor | None) -> Tensor | None:
+def four_dimensional(name: str, table: Tensor | None, lengths: str) -> Tensor | None:
+    """A bias or mask with all dimensions of the scores; C++ checks their sizes. `lengths`: these dimensions."""
     if table is None or table.dim() == 4:
         return table
     table = _without_leading_ones(table, 4)
     if table.dim() > 4:
-        raise RuntimeError(
-            f"{name} has shape {tuple(table.shape)}, expected one that broadcasts to (batch, heads, max_seqlen_q, "
-            "max_seqlen_k)"
-        )
+        raise RuntimeError(f"{name} has shape {tuple(table.shape)}, expected one that broadcasts to {lengths}")
     return table[(None,) * (4 - table.dim())]
 
 

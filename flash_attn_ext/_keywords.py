@@ -10,6 +10,7 @@ from flash_attn_ext._options import (
     check_length,
     check_number,
     check_number_or_none,
+    is_sequence_first,
     window_pair,
 )
 from flash_attn_ext._problem import Problem
@@ -41,13 +42,7 @@ def dense_problem(problem: Problem, layout: str) -> tuple[Problem, DenseForm, in
                 "q, k and v must have the same number of dimensions, at least 2, got "
                 f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: add dimensions of size 1"
             )
-    if layout == "bshd":
-        if q.dim() > 2:
-            q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
-            problem = problem._replace(q=q, k=k, v=v, sequence_first=True)
-    elif layout != "bhsd":
-        raise ValueError(
-            f"layout must be 'bhsd' (..., heads, sequence, head dim) or 'bshd' (..., sequence, heads, head dim), "
-            f"got {layout!r}"
-        )
+    if is_sequence_first(layout) and q.dim() > 2:
+        q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
+        problem = problem._replace(q=q, k=k, v=v, sequence_first=True)
     return *dense_form(problem, operands), operands

@@ -16,7 +16,7 @@ def window_pair(window: int | tuple[int | None, int | None] | None) -> tuple[int
     pair = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(pair) != 2:
         raise ValueError(f"window must be None, an int, or (left, right), got {window!r}")
-    left, right = (_integer("window", size, "be made of int or None") for size in pair)
+    left, right = (check_integer("window", size, "be made of int or None") for size in pair)
     if (left is not None and left < 0) or (right is not None and right < 0):
         raise ValueError(f"window sizes must be >= 0, got {window!r}: None, not -1, means unbounded")
     return left, right
@@ -65,10 +65,21 @@ def check_number(name: str, value) -> float:
 
 def check_length(name: str, value) -> int | None:
     """A Python number as it is, others as int; the range is checked in C++."""
-    return _integer(name, value, "be an int or None")
+    return check_integer(name, value, "be an int or None")
 
 
-def _integer(name: str, value, expected: str) -> int | None:
+def is_sequence_first(layout) -> bool:
+    if layout == "bhsd":
+        return False
+    if layout == "bshd":
+        return True
+    raise ValueError(
+        f"layout must be 'bhsd' (..., heads, sequence, head dim) or 'bshd' (..., sequence, heads, head dim), "
+        f"got {layout!r}"
+    )
+
+
+def check_integer(name: str, value, expected: str) -> int | None:
     """NumPy integers and one-element integer tensors too: no integer has a gradient to lose."""
     if value is None or type(value) is int or isinstance(value, torch.SymInt):
         return value

@@ -38,6 +38,23 @@ class Problem(NamedTuple):
     sequence_first: bool = False  # the caller has (B, S, H, D): so has out, where q's strides do not say
 
 
+class KvCache(NamedTuple):
+    """What a call with a cache has beside its :class:`Problem`, in which k and v are the cache.
+
+    They are (B_cache, Hk, rows, D|Dv), or with a block_table (pages, Hk, page size, D|Dv). In the order of
+    csrc/host/call/fields.h.
+    """
+
+    cache_seqlens: Tensor  # (B,) int32: keys that were there before the call
+    k_new: Tensor | None = None  # (B, Hk, new, D)
+    v_new: Tensor | None = None  # (B, Hk, new, Dv)
+    block_table: Tensor | None = None  # (B, pages of a sequence) int32
+    cache_batch_idx: Tensor | None = None  # (B,) int32
+    rotary_cos: Tensor | None = None  # (positions, rotary dim / 2)
+    rotary_sin: Tensor | None = None
+    rotary_interleaved: bool = False
+
+
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alibi_slopes", "sink")  # in the order of their gradients
 
 _SCHEMA_TYPES = {Tensor: "Tensor", float: "float", str: "str", int: "SymInt", bool: "bool"}
@@ -49,9 +66,20 @@ def _schema_type(hint) -> str:
     return _SCHEMA_TYPES[kind] + "?" * (len(kinds) - 1)
 
 
-_TYPES = {name: _schema_type(hint) for name, hint in typing.get_type_hints(Problem).items()}
+def _schema_types(fields: type) -> dict[str, str]:
+    return {name: _schema_type(hint) for name, hint in typing.get_type_hints(fields).items()}
 
-SCHEMA = ", ".join(f"{kind} {name}" for name, kind in _TYPES.items())
+
+def _schema(types: dict[str, str]) -> str:
+    return ", ".join(f"{kind} {name}" for name, kind in types.items())
+
+
+_TYPES = _schema_types(Problem)
+
+SCHEMA = _schema(_TYPES)
 """A problem as arguments of a torch.library operator."""
+
+CACHE_SCHEMA = _schema(_TYPES | {"k": "Tensor(a!)", "v": "Tensor(b!)"} | _schema_types(KvCache))
+"""A problem whose k and v are a cache, which the call writes, and the cache's own arguments."""
 
 NUM_TENSORS = sum(kind.startswith("Tensor") for kind in _TYPES.values())  # a Problem begins with them

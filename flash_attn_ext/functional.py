@@ -14,6 +14,7 @@ from flash_attn_ext._options import check_flag
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from flash_attn_ext._sdpa import sdpa_problem
 from flash_attn_ext.autograd import attend
+from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
 
 Window = int | tuple[int | None, int | None]
 

@@ -1,8 +1,9 @@
 """torch.library operators over the same binding, for torch.compile, torch.export and everything else that traces.
 
-``torch.ops.flash_attn_ext.attention_forward`` and ``attention_backward`` take exactly the arguments of their namesakes
-in ``_C`` (see ``_C.pyi``). Their fake kernels say shapes, strides and dtypes without computing; their derivative is
-that of ``FlashAttentionFunction``.
+``torch.ops.flash_attn_ext.attention_forward``, ``attention_backward`` and ``attention_with_kvcache`` take exactly the
+arguments of their namesakes in ``_C`` (see ``_C.pyi``), one by one. Their fake kernels say shapes, strides and dtypes
+without computing. The derivative of the first two is that of ``FlashAttentionFunction``; the third has none, and its
+schema says that it writes k and v.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, SCHEMA, Problem
+from flash_attn_ext._problem import CACHE_SCHEMA, DIFFERENTIABLE, NUM_TENSORS, SCHEMA, KvCache, Problem
 from flash_attn_ext.autograd import NO_DOUBLE_BACKWARD, NUM_LEADING, backward_of, save_for_backward
 
 _FORWARD = "flash_attn_ext::attention_forward"
 _BACKWARD = "flash_attn_ext::attention_backward"
+_WITH_KVCACHE = "flash_attn_ext::attention_with_kvcache"
 _DEVICES = ("cpu", "cuda")
 _NO_GRADIENTS = dict.fromkeys(Problem._fields)
 # The layout of results follows that of the inputs, so a compiler must not change the latter.
@@ -28,6 +30,8 @@ torch.library.define(
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dalibi_slopes, Tensor dsink)",
     tags=_TAGS,
 )
+torch.library.define(_WITH_KVCACHE, f"({CACHE_SCHEMA}) -> (Tensor out, Tensor lse)", tags=_TAGS)
+_NUM_PROBLEM_FIELDS = len(Problem._fields)
 
 
 @torch.library.impl(_FORWARD, _DEVICES)
@@ -43,20 +47,40 @@ def _backward(dout, dlse, out, *arguments):
     return tuple(out.new_empty(0) if g is None else g for g in gradients)
 
 
+@torch.library.impl(_WITH_KVCACHE, _DEVICES)
+def _with_kvcache(*arguments):
+    return _C.attention_with_kvcache(arguments[:_NUM_PROBLEM_FIELDS], arguments[_NUM_PROBLEM_FIELDS:])
+
+
 @torch.library.register_fake(_FORWARD)
 def _forward_fake(*arguments):
     problem = Problem(*arguments)
+    _check_devices(problem._fields, problem[:NUM_TENSORS])
+    out, lse = _empty_outputs(problem)
+    return out, lse, lse.new_empty(lse.shape if problem.bias is not None else (0,))
+
+
+@torch.library.register_fake(_WITH_KVCACHE)
+def _with_kvcache_fake(*arguments):
+    problem, cache = Problem(*arguments[:_NUM_PROBLEM_FIELDS]), KvCache(*arguments[_NUM_PROBLEM_FIELDS:])
+    _check_devices(problem._fields, problem[:NUM_TENSORS])
+    _check_devices(("q", *cache._fields), (problem.q, *cache[:-1]))
+    return _empty_outputs(problem)
+
+
+def _check_devices(names: tuple[str, ...], tensors: tuple[Tensor | None, ...]) -> None:
+    """That all are where the first one is, q."""
+    device = tensors[0].device
+    for name, tensor in zip(names, tensors, strict=False):
+        if tensor is not None and tensor.device != device and name != "rng_seed":
+            raise RuntimeError(f"{name} is on {tensor.device}, but q is on {device}; move it with {name}.to(q.device)")
+
+
+def _empty_outputs(problem: Problem) -> tuple[Tensor, Tensor]:
     q, v = problem.q, problem.v
-    for name, tensor in zip(Problem._fields, problem[:NUM_TENSORS], strict=False):
-        if tensor is not None and tensor.device != q.device and name != "rng_seed":
-            raise RuntimeError(
-                f"{name} is on {tensor.device}, but q is on {q.device}; move it with {name}.to(q.device)"
-            )
     out = empty_in_order_of(q, (*q.shape[:-1], v.shape[-1]), sequence_first=problem.sequence_first)
     statistics = q.shape[:-1] if problem.cu_seqlens_q is None else (q.shape[1], q.shape[0])
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    lse = q.new_empty(statistics, dtype=dtype)
-    return out, lse, q.new_empty(statistics if problem.bias is not None else (0,), dtype=dtype)
+    return out, q.new_empty(statistics, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 
 @torch.library.register_fake(_BACKWARD)

@@ -11,7 +11,8 @@ follow: a NaN in a key that a query does not see spoils matrix products here, an
 
 Sources: softmax attention, Vaswani et al. 2017, section 3.2.1; ALiBi, Press et al. 2022, section 3; softcap, Gemma Team
 2024 ("Gemma 2"), section 2; sinks, Xiao et al. 2023 ("Efficient streaming language models with attention sinks"),
-section 3; grouped queries, Ainslie et al. 2023 ("GQA"), section 2.
+section 3; grouped queries, Ainslie et al. 2023 ("GQA"), section 2; rotation, Su et al. 2021 ("RoFormer"), section
+3.4.2; pages, Kwon et al. 2023 ("PagedAttention"), section 4.
 """
 
 from __future__ import annotations
@@ -123,6 +124,100 @@ def attention_varlen_reference(
         outs.append(out.transpose(0, 1))
         lses.append(lse)
     return torch.cat(outs), torch.cat(lses, dim=1)
+
+
+def attention_with_kvcache_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    cache_seqlens: Tensor | int,
+    block_table: Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = False,
+    causal: str | None = "bottom_right",
+    window: int | tuple[int | None, int | None] | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    layout: str = "bhsd",
+    **options,
+):
+    """What :func:`flash_attn_ext.attention_with_kvcache` computes, with the same keywords, sequence by sequence.
+
+    Returns ``out``, ``lse``, and the caches as that function leaves them. Those that are given stay as they are.
+    """
+    if layout == "bshd":
+        tensors = q, k_cache, v_cache, k_new, v_new
+        q, k_cache, v_cache, k_new, v_new = (t if t is None else t.transpose(1, 2) for t in tensors)
+    k_cache, v_cache = k_cache.clone(), v_cache.clone()
+    batch, _, num_queries, _ = q.shape
+    lengths = cache_seqlens.tolist() if isinstance(cache_seqlens, Tensor) else [cache_seqlens] * batch
+    queries, all_rows = [], []
+    for b, old in enumerate(lengths):
+        new = old + torch.arange(0 if k_new is None else k_new.shape[2], device=q.device)
+        rows = cache_rows(
+            torch.arange(old + len(new), device=q.device), b, k_cache.shape[2], block_table, cache_batch_idx
+        )
+        query = q[b]
+        if k_new is not None:
+            key = k_new[b]
+            if rotary_cos is not None:
+                key = rotate(key, rotary_cos[new], rotary_sin[new], rotary_interleaved)
+                steps = causal is not None or window not in (None, (None, None))
+                at = old + steps * torch.arange(num_queries, device=q.device)
+                query = rotate(query, rotary_cos[at], rotary_sin[at], rotary_interleaved)
+            entries, positions = (index[old:] for index in rows)
+            k_cache[entries, :, positions] = key.transpose(0, 1)
+            v_cache[entries, :, positions] = v_new[b].transpose(0, 1)
+        queries.append(query)
+        all_rows.append(rows)
+    outs, lses = [], []
+    for b, (query, (entries, positions)) in enumerate(zip(queries, all_rows, strict=True)):
+        out, lse = attention_reference(
+            query,
+            k_cache[entries, :, positions].transpose(0, 1),
+            v_cache[entries, :, positions].transpose(0, 1),
+            causal=causal,
+            window=window,
+            bias=_of_sequence(bias, b, (num_queries, len(positions))),
+            mask=_of_sequence(mask, b, (num_queries, len(positions))),
+            alibi_slopes=alibi_slopes[b] if alibi_slopes is not None and alibi_slopes.dim() == 2 else alibi_slopes,
+            **options,
+        )
+        outs.append(out)
+        lses.append(lse)
+    out, lse = torch.stack(outs), torch.stack(lses)
+    if layout == "bshd":
+        out, k_cache, v_cache = (t.transpose(1, 2) for t in (out, k_cache, v_cache))
+    return out, lse, k_cache, v_cache
+
+
+def cache_rows(
+    keys: Tensor, sequence: int, rows: int, block_table: Tensor | None, cache_batch_idx: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Where the keys of a sequence are in a cache: indices of its first dimension, and of its rows.
+
+    keys: positions in the sequence. rows: of an entry, or of a page where there is a ``block_table``.
+    """
+    if block_table is not None:
+        return block_table[sequence].to(keys.dtype)[keys // rows], keys % rows
+    entry = sequence if cache_batch_idx is None else int(cache_batch_idx[sequence])
+    return torch.full_like(keys, entry), keys
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """The first columns of (..., tokens, D) rotated in pairs by angles whose cos and sin are (tokens, pairs)."""
+    pairs = cos.shape[-1]
+    columns = x[..., : 2 * pairs]
+    first, second = columns.unflatten(-1, (pairs, 2)).unbind(-1) if interleaved else columns.chunk(2, -1)
+    rotated = first * cos - second * sin, first * sin + second * cos
+    columns = torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
+    return torch.cat([columns, x[..., 2 * pairs :]], -1)
 
 
 def key_distance(num_queries: int, num_keys: int, causal: str | None, device=None) -> Tensor:

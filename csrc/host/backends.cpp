@@ -12,6 +12,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "kernels/common/append_kv.h"
 #include "kernels/sm80/sm80_backend.h"
 #endif
 #if FLASH_ATTN_EXT_WITH_SM90
@@ -75,6 +76,10 @@ bool sm80_readable(const at::Tensor& operand) {
     if (operand.size(d) != 1 && operand.stride(d) % alignment != 0) return false;
   }
   return true;
+}
+
+void gpu_append(const attention::AppendParams& params) {
+  C10_CUDA_CHECK(common::append_kv(params, c10::cuda::getCurrentCUDAStream()));
 }
 
 void sm80_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
@@ -151,6 +156,7 @@ const std::vector<Backend>& backends() {
      .readable = sm80_readable,
      .plan_forward = plan::plan_forward_sm90,
      .plan_backward = plan::plan_backward_sm80,
+     .append = gpu_append,
      .forward = sm90_forward,
      .backward = sm80_backward},
 #endif
@@ -160,6 +166,7 @@ const std::vector<Backend>& backends() {
      .readable = sm80_readable,
      .plan_forward = plan::plan_forward_sm80,
      .plan_backward = plan::plan_backward_sm80,
+     .append = gpu_append,
      .forward = sm80_forward,
      .backward = sm80_backward},
 #endif
@@ -168,6 +175,7 @@ const std::vector<Backend>& backends() {
      .readable = cpu_readable,
      .plan_forward = plan::plan_forward_cpu,
      .plan_backward = plan::plan_backward_cpu,
+     .append = cpu::append_kv,
      .forward = cpu_forward,
      .backward = cpu_backward},
   };

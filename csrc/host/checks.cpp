@@ -8,45 +8,16 @@
 #include "attention/visibility.h"
 #include "host/call/fields.h"
 #include "host/sequence_lengths.h"
+#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {
-
-void check_dtype_and_device(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
-  TORCH_CHECK(tensor.scalar_type() == q.scalar_type(), name, " has dtype ", tensor.scalar_type(), ", but q has ",
-              q.scalar_type(), "; they must agree: cast with ", name, ".to(q.dtype)");
-  TORCH_CHECK(tensor.device() == q.device(), name, " is on ", tensor.device(), ", but q is on ", q.device(),
-              "; move it with ", name, ".to(q.device)");
-}
-
-// Kernels address memory by strides.
-void check_dense(const char* name, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.layout() == at::kStrided && !tensor.is_nested(), name, " has layout ", tensor.layout(),
-              tensor.is_nested() ? " and is nested" : "", ", expected a dense tensor; convert it with ", name,
-              tensor.is_nested() ? ".to_padded_tensor(0.0) and a mask" : ".to_dense()");
-}
-
-void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
-  TORCH_CHECK(tensor.device() == q.device(), name, " is on ", tensor.device(), ", but q is on ", q.device(),
-              "; move it with ", name, ".to(q.device)");
-}
-
-void check_rank(const char* name, const at::Tensor& tensor, int64_t rank, const char* layout) {
-  TORCH_CHECK(tensor.dim() == rank, name, " has ", tensor.dim(), " dimensions (shape ", tensor.sizes(), "), expected ",
-              rank, ": ", layout);
-}
-
-void check_size(const char* name, const char* what, int64_t got, int64_t expected, const char* of) {
-  TORCH_CHECK(got == expected, name, " has ", what, " ", got, ", expected ", expected, " (that of ", of, ")");
-}
 
 void check_qkv(const AttentionInputs& in) {
   check_dense("q", in.q);
   check_dense("k", in.k);
   check_dense("v", in.v);
-  const at::ScalarType dtype = in.q.scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
-              "q has dtype ", dtype, ", expected float32, float64, bfloat16 or float16; cast q, k and v");
+  check_element_type(in.q);
   check_dtype_and_device("k", in.k, in.q);
   check_dtype_and_device("v", in.v, in.q);
   const int64_t rank = in.packed() ? 3 : 4;
@@ -62,10 +33,7 @@ void check_qkv(const AttentionInputs& in) {
   check_size("v", "sequence length", in.v.size(sequence_dim), in.k.size(sequence_dim), "k");
   check_size("v", "number of heads", in.v.size(1), in.k.size(1), "k");
   check_size("k", "head dim", in.k.size(-1), in.q.size(-1), "q");
-  const int64_t num_heads_k = in.num_heads_k();
-  TORCH_CHECK(num_heads_k > 0 ? in.num_heads_q() % num_heads_k == 0 : in.num_heads_q() == 0, "q has ", in.num_heads_q(),
-              " heads and k has ", num_heads_k,
-              "; q's number of heads must be a multiple of k's (query head h reads key head h // (Hq / Hk))");
+  check_head_counts(in.num_heads_q(), in.num_heads_k(), "k");
 }
 
 void check_sequence_offsets(const AttentionInputs& in) {
@@ -122,10 +90,10 @@ void check_lengths(const AttentionInputs& in) {
 }
 
 // A mask or bias: every dimension 1 or full.
-void check_broadcastable(const char* name, const at::Tensor& tensor, const AttentionInputs& in) {
+void check_broadcastable(const char* name, const at::Tensor& tensor, const AttentionInputs& in,
+                         const SequenceLengths& longest) {
   check_dense(name, tensor);
   check_device(name, tensor, in.q);
-  const SequenceLengths longest = longest_sequences(in);
   const std::array<int64_t, 4> full = {in.batch(), in.num_heads_q(), longest.queries, longest.keys};
   bool matches = tensor.dim() == 4;
   for (int64_t d = 0; matches && d < 4; ++d) matches = tensor.size(d) == 1 || tensor.size(d) == full[d];
@@ -142,56 +110,9 @@ void check_accumulate_type(const char* name, const at::Tensor& tensor, const Att
               expected == at::kDouble ? ".double()" : ".float()");
 }
 
-void check_score_tensors(const AttentionInputs& in) {
-  if (in.bias) {
-    const at::ScalarType dtype = in.bias->scalar_type();
-    TORCH_CHECK(dtype == in.q.scalar_type() || dtype == at::kFloat, "bias has dtype ", dtype, ", expected q's dtype (",
-                in.q.scalar_type(), ") or float32; a boolean mask goes into mask=");
-    check_broadcastable("bias", *in.bias, in);
-  }
-  if (in.mask) {
-    TORCH_CHECK(in.mask->scalar_type() == at::kBool, "mask has dtype ", in.mask->scalar_type(),
-                ", expected bool (True = attend); a float mask goes into bias=");
-    check_broadcastable("mask", *in.mask, in);
-  }
-  if (in.alibi_slopes) {
-    const at::Tensor& slopes = *in.alibi_slopes;
-    check_accumulate_type("alibi_slopes", slopes, in);
-    const bool matches = (slopes.dim() == 1 && slopes.size(0) == in.num_heads_q()) ||
-                         (slopes.dim() == 2 && slopes.size(0) == in.batch() && slopes.size(1) == in.num_heads_q());
-    TORCH_CHECK(matches, "alibi_slopes has shape ", slopes.sizes(), ", expected (", in.num_heads_q(), ",) or (",
-                in.batch(), ", ", in.num_heads_q(), "): a slope for each query head, or batch entry and query head");
-  }
-  if (in.sink) {
-    check_accumulate_type("sink", *in.sink, in);
-    TORCH_CHECK(in.sink->dim() == 1 && in.sink->size(0) == in.num_heads_q(), "sink has shape ", in.sink->sizes(),
-                ", expected (", in.num_heads_q(), ",): a logit for each query head");
-  }
-}
-
 void check_window(const char* name, const std::optional<int64_t>& width) {
   TORCH_CHECK_VALUE(!width || *width >= 0, name, " is ", width.value_or(0),
                     ", expected 0 or more keys, or None for no bound");
-}
-
-void check_options(const AttentionInputs& in) {
-  TORCH_CHECK_VALUE(!in.scale || std::isfinite(*in.scale), "scale is ", in.scale.value_or(0.0),
-                    ", expected a finite number, or None for 1 / sqrt(head dim)");
-  TORCH_CHECK_VALUE(!in.softcap || (std::isfinite(*in.softcap) && *in.softcap > 0.0), "softcap is ",
-                    in.softcap.value_or(0.0), ", expected a finite number above 0, or None for no cap");
-  TORCH_CHECK_VALUE(!in.causal || *in.causal == "top_left" || *in.causal == "bottom_right", "causal is '",
-                    in.causal.value_or(""), "', expected 'top_left', 'bottom_right' or None");
-  check_window("window_left", in.window_left);
-  check_window("window_right", in.window_right);
-  check_dropout_probability(in.dropout_p);
-  TORCH_CHECK_VALUE(in.dropout_p < 1.0,
-                    "dropout_p is 1, which drops every weight; flash_attn_ext.attention needs no kernel for that, and "
-                    "here less than 1 is expected");
-  TORCH_CHECK(in.dropout_p == 0.0 || in.rng_seed.has_value(), "dropout_p is ", in.dropout_p,
-              " but there is no rng_seed; pass an int64 tensor of shape (1,)");
-  TORCH_CHECK(in.dropout_p > 0.0 || !in.rng_seed.has_value(),
-              "there is an rng_seed but dropout_p is 0; pass None, or the dropout probability");
-  if (in.rng_seed) check_rng_seed(*in.rng_seed, in.q.device());
 }
 
 at::DimVector expected_out_sizes(const AttentionInputs& in) {
@@ -240,12 +161,59 @@ void check_rng_seed(const at::Tensor& rng_seed, at::Device device) {
               "; draw it on q's device");
 }
 
+void check_score_tensors(const AttentionInputs& in, const SequenceLengths& longest) {
+  if (in.bias) {
+    const at::ScalarType dtype = in.bias->scalar_type();
+    TORCH_CHECK(dtype == in.q.scalar_type() || dtype == at::kFloat, "bias has dtype ", dtype, ", expected q's dtype (",
+                in.q.scalar_type(), ") or float32; a boolean mask goes into mask=");
+    check_broadcastable("bias", *in.bias, in, longest);
+  }
+  if (in.mask) {
+    TORCH_CHECK(in.mask->scalar_type() == at::kBool, "mask has dtype ", in.mask->scalar_type(),
+                ", expected bool (True = attend); a float mask goes into bias=");
+    check_broadcastable("mask", *in.mask, in, longest);
+  }
+  if (in.alibi_slopes) {
+    const at::Tensor& slopes = *in.alibi_slopes;
+    check_accumulate_type("alibi_slopes", slopes, in);
+    const bool matches = (slopes.dim() == 1 && slopes.size(0) == in.num_heads_q()) ||
+                         (slopes.dim() == 2 && slopes.size(0) == in.batch() && slopes.size(1) == in.num_heads_q());
+    TORCH_CHECK(matches, "alibi_slopes has shape ", slopes.sizes(), ", expected (", in.num_heads_q(), ",) or (",
+                in.batch(), ", ", in.num_heads_q(), "): a slope for each query head, or batch entry and query head");
+  }
+  if (in.sink) {
+    check_accumulate_type("sink", *in.sink, in);
+    TORCH_CHECK(in.sink->dim() == 1 && in.sink->size(0) == in.num_heads_q(), "sink has shape ", in.sink->sizes(),
+                ", expected (", in.num_heads_q(), ",): a logit for each query head");
+  }
+}
+
+void check_options(const AttentionInputs& in) {
+  TORCH_CHECK_VALUE(!in.scale || std::isfinite(*in.scale), "scale is ", in.scale.value_or(0.0),
+                    ", expected a finite number, or None for 1 / sqrt(head dim)");
+  TORCH_CHECK_VALUE(!in.softcap || (std::isfinite(*in.softcap) && *in.softcap > 0.0), "softcap is ",
+                    in.softcap.value_or(0.0), ", expected a finite number above 0, or None for no cap");
+  TORCH_CHECK_VALUE(!in.causal || *in.causal == "top_left" || *in.causal == "bottom_right", "causal is '",
+                    in.causal.value_or(""), "', expected 'top_left', 'bottom_right' or None");
+  check_window("window_left", in.window_left);
+  check_window("window_right", in.window_right);
+  check_dropout_probability(in.dropout_p);
+  TORCH_CHECK_VALUE(in.dropout_p < 1.0,
+                    "dropout_p is 1, which drops every weight; flash_attn_ext.attention needs no kernel for that, and "
+                    "here less than 1 is expected");
+  TORCH_CHECK(in.dropout_p == 0.0 || in.rng_seed.has_value(), "dropout_p is ", in.dropout_p,
+              " but there is no rng_seed; pass an int64 tensor of shape (1,)");
+  TORCH_CHECK(in.dropout_p > 0.0 || !in.rng_seed.has_value(),
+              "there is an rng_seed but dropout_p is 0; pass None, or the dropout probability");
+  if (in.rng_seed) check_rng_seed(*in.rng_seed, in.q.device());
+}
+
 void check_inputs(const AttentionInputs& in) {
   check_sequence_offsets(in);
   check_qkv(in);
   check_packed(in);
   check_lengths(in);
-  check_score_tensors(in);
+  check_score_tensors(in, longest_sequences(in));
   check_options(in);
 }
 

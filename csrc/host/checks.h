@@ -3,10 +3,15 @@
 #pragma once
 
 #include "host/call/inputs.h"
+#include "host/sequence_lengths.h"
 
 namespace flash_attn_ext::host {
 
 void check_inputs(const AttentionInputs& inputs);
+// What check_inputs asks of bias, mask, slopes and sink, for sequences of up to these lengths; and of all numbers.
+void check_score_tensors(const AttentionInputs& inputs, const SequenceLengths& longest);
+void check_options(const AttentionInputs& inputs);
+
 void check_backward_inputs(const AttentionInputs& inputs, const BackwardInputs& backward);
 void check_delta_inputs(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse);
 

@@ -11,11 +11,7 @@ namespace {
 constexpr int64_t kRowAlignmentBytes = 16;
 
 at::Tensor copy_with_aligned_rows(const at::Tensor& tensor) {
-  const int64_t alignment = kRowAlignmentBytes / tensor.element_size();
-  at::DimVector sizes(tensor.sizes());
-  sizes.back() = (sizes.back() + alignment - 1) / alignment * alignment;
-  at::Tensor rows = at::empty(sizes, tensor.options()).narrow(-1, 0, tensor.size(-1));
-  return rows.copy_(tensor);
+  return empty_with_aligned_rows(tensor).narrow(-1, 0, tensor.size(-1)).copy_(tensor);
 }
 
 // Undefined where the operand can be read in place.
@@ -33,6 +29,13 @@ at::Tensor copy_unless_contiguous(const char* name, const at::Tensor& array) {
 
 }  // namespace
 
+at::Tensor empty_with_aligned_rows(const at::Tensor& like) {
+  const int64_t alignment = kRowAlignmentBytes / like.element_size();
+  at::DimVector sizes(like.sizes());
+  sizes.back() = (sizes.back() + alignment - 1) / alignment * alignment;
+  return at::empty(sizes, like.options());
+}
+
 at::Tensor readable_matrix(const Backend& backend, const char* name, const at::Tensor& operand) {
   at::Tensor copy = copy_unless_readable(backend, name, operand);
   return copy.defined() ? copy : operand;
@@ -41,6 +44,12 @@ at::Tensor readable_matrix(const Backend& backend, const char* name, const at::T
 at::Tensor readable_array(const char* name, const at::Tensor& array) {
   at::Tensor copy = copy_unless_contiguous(name, array);
   return copy.defined() ? copy : array;
+}
+
+at::Tensor readable_table(const char* name, const at::Tensor& table) {
+  if (table.stride(-1) == 1 || table.size(-1) == 1) return table;
+  log_copy(name, table, "contiguous rows (the last dimension)");
+  return table.contiguous();
 }
 
 InputCopies make_readable(const Backend& backend, const AttentionInputs& in, attention::AttentionParams& params) {

@@ -7,11 +7,17 @@
 
 namespace flash_attn_ext::host {
 
+// Uninitialised, of at least as many columns as `like`, in rows that every backend can read in place.
+at::Tensor empty_with_aligned_rows(const at::Tensor& like);
+
 // A matrix operand, copied when the backend cannot read it in place.
 at::Tensor readable_matrix(const Backend& backend, const char* name, const at::Tensor& operand);
 
 // An array that every kernel reads as contiguous, copied when it is not.
 at::Tensor readable_array(const char* name, const at::Tensor& array);
+
+// A table of two dimensions that every kernel reads in contiguous rows, copied when they are not.
+at::Tensor readable_table(const char* name, const at::Tensor& table);
 
 // The copies that a call made of its inputs; they must outlive it.
 struct InputCopies {

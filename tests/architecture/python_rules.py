@@ -18,6 +18,7 @@ ORDER = (
     "__init__",
     "integrations",
     "functional",
+    "kv_cache",
     "_keywords",
     "_sdpa",
     "ops",
@@ -32,7 +33,7 @@ ORDER = (
 )
 
 # These mirror the user's keywords or the binding's flat schema, whatever their number.
-MIRROR_THE_USER = ("functional.py", "reference.py", "ops.py", "integrations/")
+MIRROR_THE_USER = ("functional.py", "kv_cache.py", "reference.py", "ops.py", "integrations/")
 
 
 def imports_go_down(sources: Sources) -> Iterator[str]:

@@ -4,19 +4,20 @@
 #include <tuple>
 #include <type_traits>
 
+#include "host/call/cache_inputs.h"
 #include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
 
-template <class Member>
+template <class Inputs, class Member>
 struct Field {
   const char* name;
-  Member AttentionInputs::*member;
+  Member Inputs::*member;
   static constexpr bool kIsTensor =
       std::is_same_v<Member, at::Tensor> || std::is_same_v<Member, std::optional<at::Tensor>>;
 };
-template <class Member>
-Field(const char*, Member AttentionInputs::*) -> Field<Member>;
+template <class Inputs, class Member>
+Field(const char*, Member Inputs::*) -> Field<Inputs, Member>;
 
 // Every field, in the order of Problem (flash_attn_ext/_problem.py), whose tuple this is on the way in and out.
 inline constexpr auto kFields = std::make_tuple(
@@ -31,6 +32,16 @@ inline constexpr auto kFields = std::make_tuple(
     Field{"max_seqlen_k", &AttentionInputs::max_seqlen_k}, Field{"backend", &AttentionInputs::backend},
     Field{"allow_tf32", &AttentionInputs::allow_tf32}, Field{"sequence_first", &AttentionInputs::sequence_first});
 
+// What a call with a cache has beside them, in the order of KvCache (flash_attn_ext/_problem.py).
+inline constexpr auto kCacheFields = std::make_tuple(
+    Field{"cache_seqlens", &KvCacheInputs::cache_seqlens}, Field{"k_new", &KvCacheInputs::k_new},
+    Field{"v_new", &KvCacheInputs::v_new}, Field{"block_table", &KvCacheInputs::block_table},
+    Field{"cache_batch_idx", &KvCacheInputs::cache_batch_idx}, Field{"rotary_cos", &KvCacheInputs::rotary_cos},
+    Field{"rotary_sin", &KvCacheInputs::rotary_sin}, Field{"rotary_interleaved", &KvCacheInputs::rotary_interleaved});
+
+constexpr const auto& fields_of(const AttentionInputs&) { return kFields; }
+constexpr const auto& fields_of(const KvCacheInputs&) { return kCacheFields; }
+
 // Those that get gradients, in the order of BackwardInputs::output_mask.
 inline constexpr auto kDifferentiable =
     std::make_tuple(Field{"q", &AttentionInputs::q}, Field{"k", &AttentionInputs::k}, Field{"v", &AttentionInputs::v},
@@ -44,7 +55,7 @@ inline constexpr size_t kNumTensors =
 
 template <class Inputs, class Visit>
 void visit_fields(Inputs& in, Visit&& visit) {
-  std::apply([&](const auto&... field) { (visit(field.name, in.*field.member), ...); }, kFields);
+  std::apply([&](const auto&... field) { (visit(field.name, in.*field.member), ...); }, fields_of(in));
 }
 
 template <class Inputs, class Visit>
@@ -52,7 +63,7 @@ void visit_tensors(Inputs& in, Visit&& visit) {
   const auto visit_if_tensor = [&](const auto& field) {
     if constexpr (std::decay_t<decltype(field)>::kIsTensor) visit(in.*field.member);
   };
-  std::apply([&](const auto&... field) { (visit_if_tensor(field), ...); }, kFields);
+  std::apply([&](const auto&... field) { (visit_if_tensor(field), ...); }, fields_of(in));
 }
 
 }  // namespace flash_attn_ext::host

@@ -75,6 +75,19 @@ void read_field(const char* name, py::handle item, Value& value) {
   }
 }
 
+// `type`: of flash_attn_ext/_problem.py, whose fields are those of Inputs.
+template <class Inputs>
+Inputs read_fields(PyObject* tuple, const char* type) {
+  Inputs inputs;
+  constexpr size_t kCount = std::tuple_size_v<std::decay_t<decltype(fields_of(inputs))>>;
+  TORCH_CHECK_TYPE(PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == Py_ssize_t{kCount},
+                   "the problem must be a tuple with the ", kCount, " fields of flash_attn_ext._problem.", type);
+  Py_ssize_t index = 0;
+  visit_fields(inputs,
+               [&](const char* name, auto& value) { read_field(name, PyTuple_GET_ITEM(tuple, index++), value); });
+  return inputs;
+}
+
 }  // namespace
 
 Operands operands_of(const PythonOperands& operands) {
@@ -88,14 +101,8 @@ Operands operands_of(const PythonOperands& operands) {
   return q.size(1) == k.size(1) ? Operands::kEqualHeads : Operands::kCanonical;
 }
 
-AttentionInputs inputs_of(PyObject* problem) {
-  TORCH_CHECK_TYPE(PyTuple_Check(problem) && PyTuple_GET_SIZE(problem) == Py_ssize_t{kNumFields},
-                   "the problem must be a tuple with the ", kNumFields, " fields of flash_attn_ext._problem.Problem");
-  AttentionInputs inputs;
-  Py_ssize_t index = 0;
-  visit_fields(inputs,
-               [&](const char* name, auto& value) { read_field(name, PyTuple_GET_ITEM(problem, index++), value); });
-  return inputs;
-}
+AttentionInputs inputs_of(PyObject* problem) { return read_fields<AttentionInputs>(problem, "Problem"); }
+
+KvCacheInputs cache_of(PyObject* cache) { return read_fields<KvCacheInputs>(cache, "KvCache"); }
 
 }  // namespace flash_attn_ext::host

@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include "host/call/cache_inputs.h"
 #include "host/call/inputs.h"
 
 namespace flash_attn_ext::host {
@@ -28,5 +29,8 @@ Operands operands_of(const PythonOperands& operands);
 // The tuple of a Problem (flash_attn_ext/_canonical.py), in the order of kFields. Throws TypeError for what is no such
 // tuple.
 AttentionInputs inputs_of(PyObject* problem);
+
+// The same of a KvCache.
+KvCacheInputs cache_of(PyObject* cache);
 
 }  // namespace flash_attn_ext::host

@@ -1,9 +1,13 @@
 // The CPU backend's stages. Each runs on all threads and returns when its outputs are written.
 #pragma once
 
+#include "attention/append.h"
 #include "attention/params.h"
 
 namespace flash_attn_ext::cpu {
+
+// New keys and values go into the cache, rotated where that is asked for; so is q.
+void append_kv(const attention::AppendParams& params);
 
 // O and LSE.
 void forward(const attention::ForwardParams& params);

@@ -1,12 +1,9 @@
 #include "kernels/cpu/products/operand.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-#include <c10/util/Half.h>
-
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cpu/element.h"
 #include "kernels/cpu/scratch.h"
 
 namespace flash_attn_ext::cpu {
@@ -16,24 +13,6 @@ using attention::ElementType;
 
 template <class Real>
 constexpr ElementType kElementOf = std::is_same_v<Real, double> ? ElementType::kFloat64 : ElementType::kFloat32;
-
-// Calls function with a null pointer of the element's C++ type.
-template <class Function>
-void with_element(ElementType element, Function&& function) {
-  switch (element) {
-    case ElementType::kFloat32:
-      return function(static_cast<float*>(nullptr));
-    case ElementType::kFloat64:
-      return function(static_cast<double*>(nullptr));
-    case ElementType::kBFloat16:
-      return function(static_cast<c10::BFloat16*>(nullptr));
-    case ElementType::kFloat16:
-      return function(static_cast<c10::Half*>(nullptr));
-    case ElementType::kBool:
-      break;
-  }
-  TORCH_INTERNAL_ASSERT(false, "a bool tensor is no matrix operand");
-}
 
 // Transposes go by blocks of as many rows and columns: on both sides of them whole cache lines are read and written.
 constexpr int64_t kBlock = 16;

@@ -1,0 +1,16 @@
+// The parts of a forward pass that calls with and without a cache share.
+#pragma once
+
+#include "attention/params.h"
+#include "host/backends.h"
+#include "host/call/inputs.h"
+
+namespace flash_attn_ext::host {
+
+// out and lse, uninitialised.
+ForwardOutputs allocate_outputs(const AttentionInputs& inputs);
+
+// Plans the pass, allocates its workspace and runs it, into the outputs.
+void run_forward(const Backend& backend, attention::ForwardParams& params, const ForwardOutputs& outputs);
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,123 @@
+#include "host/kv_cache.h"
+
+#include <c10/core/DeviceGuard.h>
+
+#include "attention/append.h"
+#include "host/forward.h"
+#include "host/kv_cache_checks.h"
+#include "host/make_params.h"
+#include "host/readable.h"
+
+namespace flash_attn_ext::host {
+namespace {
+
+// As kernels read them: the given tensors, or copies. Undefined where there is none.
+struct CacheArrays {
+  at::Tensor seqlens, block_table, batch_index;
+};
+
+CacheArrays readable_arrays(const KvCacheInputs& cache) {
+  CacheArrays arrays;
+  arrays.seqlens = readable_array("cache_seqlens", cache.cache_seqlens);
+  if (cache.block_table) arrays.block_table = readable_table("block_table", *cache.block_table);
+  if (cache.cache_batch_idx) arrays.batch_index = readable_array("cache_batch_idx", *cache.cache_batch_idx);
+  return arrays;
+}
+
+const int32_t* integers(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<int32_t>() : nullptr;
+}
+
+attention::KvCache describe_cache(const AttentionInputs& in, const KvCacheInputs& cache, const CacheArrays& arrays) {
+  return {.seqlens = integers(arrays.seqlens),
+          .batch_index = integers(arrays.batch_index),
+          .block_table = integers(arrays.block_table),
+          .table_stride = cache.block_table ? arrays.block_table.stride(0) : 0,
+          .num_entries = in.k.size(0),
+          .page_size = cache.block_table ? in.k.size(2) : 0,
+          .num_new = cache.num_new()};
+}
+
+// Those of the rotation, for as long as kernels read them.
+struct RotaryTables {
+  at::Tensor cos, sin;
+};
+
+attention::Rotary describe_rotary(const AttentionInputs& in, const KvCacheInputs& cache, const RotaryTables& tables) {
+  return {.cos = tables.cos.const_data_ptr(),
+          .sin = tables.sin.const_data_ptr(),
+          .cos_stride = tables.cos.stride(0),
+          .sin_stride = tables.sin.stride(0),
+          .num_positions = tables.cos.size(0),
+          .dim = 2 * tables.cos.size(1),
+          .interleaved = cache.rotary_interleaved,
+          .queries_advance = queries_advance(in)};
+}
+
+attention::AppendParams append_params(const attention::AttentionParams& params) {
+  attention::AppendParams append;
+  append.element = params.element;
+  append.batch = params.batch;
+  append.num_heads_q = params.num_heads_q;
+  append.num_heads_k = params.num_heads_k;
+  append.head_dim_qk = params.head_dim_qk;
+  append.head_dim_v = params.head_dim_v;
+  append.num_queries = params.sequences.max_seqlen_q;
+  append.capacity = params.sequences.max_seqlen_k;
+  append.cache = params.cache;
+  append.k = params.k;
+  append.v = params.v;
+  append.q = params.q;
+  return append;
+}
+
+// So that autograd notices where it has saved a cache. Inference tensors have no version.
+void count_as_written(const at::Tensor& cache) {
+  if (!cache.is_inference()) cache.unsafeGetTensorImpl()->bump_version();
+}
+
+// New keys and values go into the cache. Where they are rotated, so is q, and `params` and the result are the rotated
+// q.
+at::Tensor append_new(const Backend& backend, const AttentionInputs& in, const KvCacheInputs& cache,
+                      attention::AttentionParams& params) {
+  attention::AppendParams append = append_params(params);
+  const at::Tensor k_new = readable_matrix(backend, "k_new", *cache.k_new);
+  const at::Tensor v_new = readable_matrix(backend, "v_new", *cache.v_new);
+  append.k_new = matrix_view(k_new);
+  append.v_new = matrix_view(v_new);
+  RotaryTables tables;
+  at::Tensor q_rotated;
+  if (cache.rotary_cos) {
+    tables = {readable_table("rotary_cos", *cache.rotary_cos), readable_table("rotary_sin", *cache.rotary_sin)};
+    append.rotary = describe_rotary(in, cache, tables);
+    q_rotated = empty_with_aligned_rows(in.q);
+    params.q = append.q_rotated = matrix_view(q_rotated);
+  }
+  backend.append(append);
+  count_as_written(in.k);
+  count_as_written(in.v);
+  return q_rotated;
+}
+
+}  // namespace
+
+ForwardOutputs attention_with_kvcache(const AttentionInputs& in, const KvCacheInputs& cache) {
+  check_kv_cache(in, cache);
+  const c10::OptionalDeviceGuard guard(in.q.device());
+  const CacheArrays arrays = readable_arrays(cache);
+  attention::ForwardParams params;
+  static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
+  params.cache = describe_cache(in, cache, arrays);
+  params.sequences.max_seqlen_k = params.sequences.total_k = cache.capacity(in);
+  const Backend& backend = choose_backend(in, params);
+  check_in_place(backend, "k_cache", in.k);
+  check_in_place(backend, "v_cache", in.v);
+  const InputCopies copies = make_readable(backend, in, params);
+  const bool has_new = cache.k_new && in.batch() > 0 && in.num_heads_k() > 0;
+  const at::Tensor q_rotated = has_new ? append_new(backend, in, cache, params) : at::Tensor();
+  const ForwardOutputs outputs = allocate_outputs(in);
+  run_forward(backend, params, outputs);
+  return outputs;
+}
+
+}  // namespace flash_attn_ext::host

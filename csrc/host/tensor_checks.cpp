@@ -1,0 +1,45 @@
+#include "host/tensor_checks.h"
+
+#include <c10/util/Exception.h>
+
+namespace flash_attn_ext::host {
+
+void check_element_type(const at::Tensor& q) {
+  const at::ScalarType dtype = q.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
+              "q has dtype ", dtype, ", expected float32, float64, bfloat16 or float16; cast q, k and v");
+}
+
+void check_dtype_and_device(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
+  TORCH_CHECK(tensor.scalar_type() == q.scalar_type(), name, " has dtype ", tensor.scalar_type(), ", but q has ",
+              q.scalar_type(), "; they must agree: cast with ", name, ".to(q.dtype)");
+  check_device(name, tensor, q);
+}
+
+void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
+  TORCH_CHECK(tensor.device() == q.device(), name, " is on ", tensor.device(), ", but q is on ", q.device(),
+              "; move it with ", name, ".to(q.device)");
+}
+
+void check_dense(const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK(tensor.layout() == at::kStrided && !tensor.is_nested(), name, " has layout ", tensor.layout(),
+              tensor.is_nested() ? " and is nested" : "", ", expected a dense tensor; convert it with ", name,
+              tensor.is_nested() ? ".to_padded_tensor(0.0) and a mask" : ".to_dense()");
+}
+
+void check_rank(const char* name, const at::Tensor& tensor, int64_t rank, const char* layout) {
+  TORCH_CHECK(tensor.dim() == rank, name, " has ", tensor.dim(), " dimensions (shape ", tensor.sizes(), "), expected ",
+              rank, ": ", layout);
+}
+
+void check_size(const char* name, const char* what, int64_t got, int64_t expected, const char* of) {
+  TORCH_CHECK(got == expected, name, " has ", what, " ", got, ", expected ", expected, " (that of ", of, ")");
+}
+
+void check_head_counts(int64_t num_heads_q, int64_t num_heads_k, const char* k_name) {
+  TORCH_CHECK(num_heads_k > 0 ? num_heads_q % num_heads_k == 0 : num_heads_q == 0, "q has ", num_heads_q, " heads and ",
+              k_name, " has ", num_heads_k,
+              "; q's number of heads must be a multiple of that (query head h reads key head h // (Hq / Hk))");
+}
+
+}  // namespace flash_attn_ext::host

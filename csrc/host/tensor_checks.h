@@ -1,0 +1,25 @@
+// What is required of one tensor, or of two together; the building blocks of all other checks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace flash_attn_ext::host {
+
+// q's: one of those that there are kernels for.
+void check_element_type(const at::Tensor& q);
+
+void check_dtype_and_device(const char* name, const at::Tensor& tensor, const at::Tensor& q);
+void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& q);
+
+// Kernels address memory by strides.
+void check_dense(const char* name, const at::Tensor& tensor);
+
+void check_rank(const char* name, const at::Tensor& tensor, int64_t rank, const char* layout);
+
+// `of`: whose size is expected.
+void check_size(const char* name, const char* what, int64_t got, int64_t expected, const char* of);
+
+// `k_name`: what the caller knows the keys as.
+void check_head_counts(int64_t num_heads_q, int64_t num_heads_k, const char* k_name);
+
+}  // namespace flash_attn_ext::host

@@ -1,0 +1,244 @@
+"""Attention over a cache: contiguous or in pages, at every kind of length, with new tokens, rotated or not."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import flash_attn_ext
+from support.caches import (
+    CacheCase,
+    bits,
+    call_with_cache,
+    check_cache_case,
+    make_cache_inputs,
+    run_with_cache,
+)
+from support.cases import DTYPES, Case
+from support.errors import assert_same_answer
+from support.params import computes_in, over_cases, over_dtypes
+
+# Lengths around the edges of rows that lie together (16), and of pages.
+EDGES = (0, 1, 15, 16, 17)
+
+
+def decode(**features) -> Case:
+    return Case(**(dict(sq=1, d=64, causal="bottom_right") | features))
+
+
+def edges_of(page_size: int, capacity: int, new: int) -> tuple[int, ...]:
+    return (0, 1, page_size - 1, page_size, page_size + 1, capacity - new)
+
+
+CONTIGUOUS = [
+    CacheCase((*EDGES, 96)),
+    CacheCase((*EDGES, 95), new=1),
+    CacheCase((*EDGES, 96), indexed=True, base=decode(heads=4, kv_heads=2)),
+    CacheCase((3, 80), new=16, indexed=True, base=decode(sq=16, heads=4, kv_heads=1)),
+    CacheCase((700, 0, 333), capacity=768, base=decode(heads=4, kv_heads=2)),
+    CacheCase((0, 40), capacity=300, new=256, base=decode(sq=256, d=32)),
+]
+PAGED = [
+    CacheCase(edges_of(page_size, 3 * page_size, new), new, 3 * page_size, page_size, base=decode(sq=max(new, 1)))
+    for page_size in (16, 48, 64)
+    for new in (0, 1, 5)
+] + [
+    CacheCase((40, 33, 64), capacity=64, page_size=16, shared_pages=2),
+    CacheCase((70, 64, 65), new=2, capacity=128, page_size=64, shared_pages=1, base=decode(sq=2, heads=4, kv_heads=2)),
+    CacheCase((500, 17), capacity=1024, page_size=16, base=decode(heads=8, kv_heads=2, d=128)),
+]
+SHAPES = [
+    CacheCase((90, 33), new, page_size=page_size, capacity=384, base=decode(sq=sq, heads=heads, kv_heads=kv_heads, d=d))
+    for sq, new, heads, kv_heads, d, page_size in (
+        (1, 0, 4, 4, 128, None),
+        (1, 1, 8, 1, 72, 16),
+        (2, 2, 4, 2, 64, None),
+        (5, 5, 6, 2, 72, 48),
+        (8, 8, 8, 2, 128, None),
+        (8, 0, 4, 1, 64, 64),
+        (33, 33, 4, 2, 64, 16),
+        (33, 1, 2, 2, 40, None),
+        (256, 256, 4, 2, 64, 64),
+        (256, 0, 2, 1, 128, None),
+    )
+] + [
+    CacheCase((50, 31), new=3, base=decode(sq=3, d=40, dv=72)),
+    CacheCase((50, 31), new=3, page_size=16, base=decode(sq=3, d=128, dv=64, heads=4, kv_heads=2)),
+]
+FEATURES = [
+    CacheCase((70, 0, 17), new=4, page_size=page_size, base=decode(**(dict(sq=4, heads=4, kv_heads=2) | features)))
+    for features in (
+        dict(causal=None),
+        dict(causal="top_left"),
+        dict(window=(20, 5), causal=None),
+        dict(window=(18, 0)),
+        dict(bias="bhqk"),
+        dict(bias="1h1k", mask="b1qk"),
+        dict(bias="11q1", bias_float32=True),
+        dict(mask="b11k", sink=True),
+        dict(alibi="h"),
+        dict(alibi="bh", softcap=5.0),
+        dict(scale=-0.2, softcap=3.0, sink=True),
+        dict(layout="bshd"),
+        dict(layout="bshd", sink=True, softcap=9.0, bias="b1qk", mask="1hqk", alibi="h", window=(40, 30)),
+    )
+    for page_size in (None, 16)
+]
+ROTARY = [
+    CacheCase((60, 0, 17), new, page_size=page_size, rotary_dim=dim, interleaved=interleaved, base=base)
+    for new, dim, interleaved, page_size, base in (
+        (1, 64, False, None, decode()),
+        (1, 64, True, 16, decode(heads=4, kv_heads=2)),
+        (5, 32, False, 16, decode(sq=5)),
+        (5, 16, True, None, decode(sq=5, layout="bshd")),
+        (3, 64, False, None, decode(sq=6, causal=None)),
+        (3, 64, False, None, decode(sq=6, causal=None, window=(9, 9))),
+        (2, 72, True, 48, decode(sq=1, d=72, dv=64)),
+        (4, 6, False, None, decode(sq=4, d=40)),
+    )
+]
+
+
+@over_dtypes()
+@over_cases(CONTIGUOUS + PAGED)
+def test_every_length(case, dtype, backend):
+    check_cache_case(case, dtype, backend)
+
+
+@over_dtypes()
+@over_cases(SHAPES)
+def test_shapes(case, dtype, backend):
+    check_cache_case(case, dtype, backend)
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
+@over_cases(FEATURES)
+def test_features(case, dtype, backend):
+    check_cache_case(case, dtype, backend)
+
+
+@over_dtypes()
+@over_cases(ROTARY)
+def test_rotary(case, dtype, backend):
+    check_cache_case(case, dtype, backend)
+
+
+@over_dtypes(DTYPES[:2])
+def test_pages_change_nothing(dtype, backend):
+    """The same keys in one piece and in pages of two sizes."""
+    case = CacheCase((90, 17, 0), new=3, base=decode(sq=3, heads=4, kv_heads=2))
+    whole = make_cache_inputs(case, dtype, backend.device)
+    expected = run_with_cache(whole, backend)
+    for page_size in (16, 48):
+        paged = make_cache_inputs(dataclasses.replace(case, page_size=page_size), dtype, backend.device)
+        table = paged.tensors["block_table"].tolist()
+        for b, pages in enumerate(table):
+            for i, page in enumerate(pages):
+                if page in range(len(paged.k_cache)):
+                    rows = slice(i * page_size, (i + 1) * page_size)
+                    paged.k_cache[page], paged.v_cache[page] = whole.k_cache[b, :, rows], whole.v_cache[b, :, rows]
+        paged.tensors |= {name: whole.tensors[name] for name in ("k_new", "v_new")}
+        paged.q = whole.q
+        ours = run_with_cache(paged, backend)
+        for name in ("out", "lse"):
+            assert_same_answer(ours[name], expected[name], backend, name)
+
+
+@over_dtypes(DTYPES[:2])
+def test_a_generated_sequence_is_causal_attention(dtype, backend):
+    """A prompt in one call, then token after token: as all tokens at once."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, 40, 64, generator=generator).to(backend.device, dtype) for h in (4, 2, 2))
+    k_cache, v_cache = (torch.full((2, 2, 48, 64), torch.nan, device=backend.device, dtype=dtype) for _ in range(2))
+    outs, begin = [], 0
+    for end in (25, *range(26, 41)):
+        lengths = torch.full((2,), begin, dtype=torch.int32, device=backend.device)
+        tokens = (t[:, :, begin:end] for t in (q, k, v))
+        query, key, value = tokens
+        outs.append(
+            flash_attn_ext.attention_with_kvcache(
+                query, k_cache, v_cache, k_new=key, v_new=value, cache_seqlens=lengths, backend=backend.name
+            )
+        )
+        begin = end
+    expected = flash_attn_ext.attention(q, k, v, causal="bottom_right", backend=backend.name)
+    assert torch.equal(k_cache[:, :, :40], k)
+    assert torch.equal(v_cache[:, :, :40], v)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(torch.cat(outs, 2), expected, rtol=2 * eps, atol=4 * eps)
+
+
+@computes_in(torch.bfloat16)
+def test_lengths_as_a_number(backend):
+    case = CacheCase((33, 33), new=2, base=decode(sq=2))
+    inputs = make_cache_inputs(case, torch.bfloat16, backend.device)
+    out, _ = call_with_cache(inputs, backend)
+    again, _ = call_with_cache(inputs, backend, cache_seqlens=33)
+    assert torch.equal(again, out)
+
+
+@computes_in(torch.bfloat16)
+def test_views_of_one_buffer(backend):
+    """Keys and values in one tensor, interleaved by token or by page, and strided arrays of integers."""
+    case = CacheCase((33, 20), new=1, capacity=48, page_size=16)
+    inputs = make_cache_inputs(case, torch.bfloat16, backend.device)
+    expected = run_with_cache(inputs, backend)
+    for dim in (0, 1, 3):
+        views = torch.stack((inputs.k_cache, inputs.v_cache), dim).unbind(dim)
+        strided = dict(inputs.tensors)
+        for name in ("cache_seqlens", "block_table"):
+            strided[name] = torch.stack((strided[name],) * 2, -1)[..., 0]
+        viewed = dataclasses.replace(inputs, k_cache=views[0], v_cache=views[1], tensors=strided)
+        out, lse = call_with_cache(viewed, backend)
+        assert torch.equal(out, expected["out"])
+        assert torch.equal(lse, expected["lse"])
+        assert torch.equal(bits(views[0]), bits(expected["k_cache"]))
+
+
+@computes_in(torch.bfloat16)
+def test_no_sequences_and_no_queries(backend):
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, device=backend.device, dtype=torch.bfloat16)
+
+    k_cache, v_cache, new = zeros(2, 2, 32, 64), zeros(2, 2, 32, 64), zeros(2, 2, 1, 64) + 1
+    lengths = torch.tensor([3, 5], dtype=torch.int32, device=backend.device)
+    out, lse = flash_attn_ext.attention_with_kvcache(
+        zeros(2, 4, 0, 64),
+        k_cache,
+        v_cache,
+        k_new=new,
+        v_new=new,
+        cache_seqlens=lengths,
+        return_lse=True,
+        backend=backend.name,
+    )
+    assert (out.shape, lse.shape) == ((2, 4, 0, 64), (2, 4, 0))
+    assert k_cache.sum() == v_cache.sum() == new.sum()  # tokens without queries are stored all the same
+    nobody = flash_attn_ext.attention_with_kvcache(
+        zeros(0, 4, 1, 64),
+        k_cache,
+        v_cache,
+        cache_seqlens=lengths[:0],
+        cache_batch_idx=lengths[:0],
+        backend=backend.name,
+    )
+    assert nobody.shape == (0, 4, 1, 64)
+
+
+@computes_in(torch.bfloat16)
+@pytest.mark.parametrize("new", [0, 1])
+def test_autograd_notices_what_is_written(new, backend):
+    """A cache that somebody saved for a backward pass has changed where there are new tokens."""
+    inputs = make_cache_inputs(CacheCase((3, 5), new=new), torch.bfloat16, backend.device)
+    versions = [t._version for t in (inputs.k_cache, inputs.v_cache)]
+    call_with_cache(inputs, backend)
+    assert [t._version for t in (inputs.k_cache, inputs.v_cache)] == [version + new for version in versions]
+
+
+@computes_in(torch.bfloat16)
+def test_under_inference_mode(backend):
+    with torch.inference_mode():
+        inputs = make_cache_inputs(CacheCase((3, 5), new=1), torch.bfloat16, backend.device)
+        expected = run_with_cache(inputs, backend)["out"]
+        out, _ = call_with_cache(inputs, backend)
+    assert torch.equal(out, expected)
