@@ -44,11 +44,27 @@ def test_decode_rows_have_microseconds_and_bytes_per_second(tiny, tmp_path, caps
     assert "TB/s (a copy " in text and "of own 1 query time" in text
 
 
+def test_decode_caches_give_the_result_of_attention(tiny, tmp_path, capsys):
+    """Or a row would fail: each compares with our own other call."""
+    loads = [load for load in decode_suites.decode_on_cpu() if load.entry is not None]
+    status, rows = tiny(tmp_path, *loads)
+    assert status == 0
+    assert [row["against"] for row in rows] == ["attention", "contiguous", "contiguous", "contiguous"]
+    for load, row in zip(loads, rows, strict=True):
+        assert row["case"] == load.case and row["difference"] < 1e-5
+        assert row["ratio"] == pytest.approx(row["ours_us"] / row["own_us"][row["against"]], rel=1e-3)
+    assert [load.page_size for load in loads] == [None, 16, 64, 256]
+    assert "of own contiguous time" in capsys.readouterr().out
+
+
 def test_decode_host_rows_have_microseconds_only(tiny, tmp_path):
-    (load, *_) = decode_suites.decode_host()
-    status, (row,) = tiny(tmp_path, load)
-    assert status == 0 and row["ours_us"] > 0 and row["ratio"] > 0
-    assert "ours_tbs" not in row and "copy_tbs" not in row
+    """Of a call that appends too: it writes the last key of its full cache again."""
+    status, rows = tiny(tmp_path, *decode_suites.decode_host())
+    assert status == 0
+    assert [row["case"] for row in rows] == ["attention", "with_kvcache, cache", "with_kvcache, append"]
+    for row in rows:
+        assert row["ours_us"] > 0 and row["ratio"] > 0 and row["difference"] < 1e-2
+        assert "ours_tbs" not in row and "copy_tbs" not in row
 
 
 def test_decode_says_which_peer_has_no_such_causality():
