@@ -27,7 +27,9 @@ std::vector<std::string> cpu_unsupported_reasons(const attention::AttentionParam
   return {"it reads CPU memory, and the tensors are on " + device.str() + "; move them with .cpu()"};
 }
 
-void cpu_forward(const attention::ForwardParams& params, const plan::ForwardPlan&, void*) { cpu::forward(params); }
+void cpu_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void*) {
+  cpu::forward(params, plan.keys_per_part);
+}
 
 void cpu_backward(const attention::BackwardParams& given, const plan::BackwardPlan& plan, void* workspace) {
   attention::BackwardParams params = given;

@@ -17,7 +17,17 @@ inline constexpr int64_t kStreamedRows = 256;
 // enough that the matrix library sees few distinct shapes (it generates code for each).
 inline constexpr int64_t kClipRows = 32;
 
-// Converted and transposed operands of one group of heads, and its dQ in the compute type, may take this much memory.
+// Up to how many query rows of a key head (those of all its query heads) K is multiplied row by row where it lies. To
+// pack it first pays where more rows share it.
+inline constexpr int64_t kFewQueries = 16;
+
+// Where a sequence has one tile of queries, its keys are divided in parts of this many: work for other threads. A
+// multiple of kStreamedRows; a part's O is small beside what the part reads.
+inline constexpr int64_t kPartKeys = 1024;
+static_assert(kPartKeys % kStreamedRows == 0);
+
+// Converted and transposed operands of one group of heads, and its dQ or its parts' O in the compute type, may take
+// this much memory.
 inline constexpr int64_t kPackedBytes = int64_t{32} << 20;
 
 }  // namespace flash_attn_ext::cpu

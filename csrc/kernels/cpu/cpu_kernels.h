@@ -9,8 +9,8 @@ namespace flash_attn_ext::cpu {
 // New keys and values go into the cache, rotated where that is asked for; so is q.
 void append_kv(const attention::AppendParams& params);
 
-// O and LSE.
-void forward(const attention::ForwardParams& params);
+// O and LSE. Keys are divided in parts of keys_per_part, which threads share; 0: they are not.
+void forward(const attention::ForwardParams& params, int64_t keys_per_part);
 
 // delta = rowsum(dout * out) - dlse.
 void delta(const attention::DeltaParams& params);

@@ -1,13 +1,16 @@
 // Forward pass: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1).
 //
-// Work item: one tile of kStationaryRows queries of one head. It streams over the key tiles that it sees:
+// Work item: one tile of kStationaryRows queries of one head; where queries are few, all query heads of a key head. It
+// streams over the key tiles that it sees:
 //   S = Q K^T (K packed transposed) -> scores -> P = exp(S - m), row by row -> O = O * factor + P V.
-// There is an m and an l for each row; O is scaled by 1 / l at the end.
+// There is an m and an l for each row; O is scaled by 1 / l at the end. Where the plan divides the keys, an item is one
+// part of them, and its O, m and l wait until all parts are merged in the order of their keys (forward_parts.h).
 #include <algorithm>
 #include <vector>
 
 #include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/forward_parts.h"
 #include "kernels/cpu/products/packed_operand.h"
 #include "kernels/cpu/products/row_product.h"
 #include "kernels/cpu/rows/row_ops.h"
@@ -18,7 +21,6 @@
 namespace flash_attn_ext::cpu {
 namespace {
 
-using attention::Coordinate;
 using attention::ForwardParams;
 using attention::Interval;
 using attention::Sequence;
@@ -26,12 +28,22 @@ using attention::TileCoverage;
 
 template <class Real>
 struct ForwardOperands {
+  bool few_rows;  // an item reads K and V itself, where they lie; else both are packed first
   RowProduct<Real> qk;
   PackedOperand<Real> v;
 
   explicit ForwardOperands(const ForwardParams& p)
-      : qk(p, {p.q, p.element, p.head_dim_qk}, {p.k, p.element, p.head_dim_qk}),
+      : few_rows(has_few_rows(p)),
+        qk(p, {p.q, p.element, p.head_dim_qk}, {p.k, p.element, p.head_dim_qk}),
         v(p, {p.v, p.element, p.head_dim_v}, Side::kKeys, Form::kRows) {}
+
+  int64_t bytes_per_key_head() const { return few_rows ? 0 : qk.bytes_per_key_head() + v.bytes_per_key_head(); }
+
+  void load(const HeadRange& key_heads) {
+    if (few_rows) return;
+    qk.load(key_heads);
+    v.load(key_heads);
+  }
 };
 
 template <class Real>
@@ -43,51 +55,81 @@ class ForwardWorker {
         transform_(params.score_mod.transform<Real, VectorMath>()),
         q_(operands.qk),
         scores_(kStationaryRows * kStreamedRows),
-        out_(kStationaryRows * params.head_dim_v),
+        values_(operands.few_rows ? kStreamedRows * params.head_dim_v : 0),
         added_(kStreamedRows),
         keep_(kStreamedRows),
-        softmax_(kStationaryRows) {}
+        tile_(params.head_dim_v) {}
 
-  void run(const Sequence& sequence, int64_t head, const Interval& queries) {
-    sequence_ = sequence;
-    head_ = head;
-    queries_ = queries;
-    const int64_t num_queries = queries.end - queries.begin;
-    std::fill_n(softmax_.begin(), num_queries, attention::SoftmaxState<Real>{});
-    std::fill_n(out_.data(), num_queries * p_.head_dim_v, Real(0));
-    q_.load(rows());
-    for_each_slice(p_.visibility.keys_of_tile(queries, sequence), sequence.num_keys,
-                   [&](const StreamedSlice& keys) { step(keys); });
+  // O and LSE of the rows.
+  void run(const RowTile& rows) {
+    attend(rows, {0, rows.sequence.num_keys});
+    finish();
+  }
+  // What one part of the keys gives to them.
+  void run_part(const RowTile& rows, KeyParts<Real>& parts, int64_t part) {
+    attend(rows, parts.keys(part));
+    parts.store(rows, part, tile_);
+  }
+  // O and LSE from all parts.
+  void merge(const RowTile& rows, const KeyParts<Real>& parts) {
+    rows_ = rows;
+    parts.merge(rows, tile_);
     finish();
   }
 
  private:
-  int64_t num_queries() const { return queries_.end - queries_.begin; }
-  int64_t key_head() const { return head_ / p_.queries_per_key_head(); }
-  RowRange rows() const { return {sequence_.batch, head_, sequence_.query_begin + queries_.begin, num_queries()}; }
-  Block<Real> out() { return {out_.data(), p_.head_dim_v}; }
+  int64_t key_head() const { return rows_.heads.begin / p_.queries_per_key_head(); }
+  Block<Real> out() { return tile_.out(); }
+
+  void attend(const RowTile& rows, const Interval& keys) {
+    rows_ = rows;
+    tile_.clear(rows.count());
+    const Interval seen = p_.visibility.keys_of_tile(rows.queries, rows.sequence);
+    const Interval visible = {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
+    if (visible.empty()) return;
+    q_.load(rows.sequence, rows.heads, rows.queries);
+    for_each_slice(visible, rows.sequence.num_keys, [&](const StreamedSlice& slice) { step(slice); });
+  }
 
   void step(const StreamedSlice& keys) {
     const Block<Real> scores = {scores_.data(), keys.width};
     q_.multiply(key_head(), keys, scores.data);
 
     const Interval key_range = {keys.first, keys.first + keys.count};
-    const bool full = p_.visibility.coverage(queries_, key_range, sequence_) == TileCoverage::kFull;
-    for (int64_t i = 0; i < num_queries(); ++i) {
+    const bool full = p_.visibility.coverage(rows_.queries, key_range, rows_.sequence) == TileCoverage::kFull;
+    for (int64_t i = 0; i < rows_.count(); ++i) {
       const Interval seen =
-          full ? Interval{0, keys.count} : within(p_.visibility.keys_of(queries_.begin + i, sequence_), keys);
+          full ? Interval{0, keys.count} : within(p_.visibility.keys_of(rows_.query(i), rows_.sequence), keys);
       softmax_row(i, keys, seen, scores.row(i));
     }
 
-    Block<const Real> v = operands_.v.tile(sequence_.batch, key_head(), keys.tile);
-    v.data += keys.offset_in_tile() * v.stride;
-    const GemmShape shape = {num_queries(), p_.head_dim_v, keys.count};
+    const Values v = values(keys);
+    const GemmShape shape = {rows_.count(), p_.head_dim_v, keys.count};
     const Block<const Real> probabilities = {scores.data, scores.stride};
-    if (operands_.v.finite(sequence_.batch, key_head(), keys.tile)) {
-      multiply(shape, probabilities, v, out(), Accumulate::kYes);
+    if (v.finite) {
+      multiply(shape, probabilities, v.rows, out(), Accumulate::kYes);
     } else {
-      multiply_nonzero(shape, probabilities, v, out(), Weights::kLeft);
+      multiply_nonzero(shape, probabilities, v.rows, out(), Weights::kLeft);
     }
+  }
+
+  struct Values {
+    Block<const Real> rows;
+    bool finite;
+  };
+  Values values(const StreamedSlice& keys) {
+    const Sequence& sequence = rows_.sequence;
+    if (!operands_.few_rows) {
+      Block<const Real> rows = operands_.v.tile(sequence.batch, key_head(), keys.tile);
+      rows.data += keys.offset_in_tile() * rows.stride;
+      return {rows, operands_.v.finite(sequence.batch, key_head(), keys.tile)};
+    }
+    const Positions positions = {Side::kKeys, sequence, key_head(), {keys.first, keys.first + keys.count}};
+    const Block<const Real> rows =
+        load_positions<Real>(p_, {p_.v, p_.element, p_.head_dim_v}, positions, values_.data());
+    bool finite = true;
+    for (int64_t i = 0; i < keys.count; ++i) finite = finite && all_finite(rows.row(i), p_.head_dim_v);
+    return {rows, finite};
   }
 
   // Products of one query become its unnormalised probabilities; what it does not see becomes 0.
@@ -97,8 +139,8 @@ class ForwardWorker {
     if (seen.empty()) return;
     Real* scores = row + seen.begin;
     const int64_t count = seen.end - seen.begin;
-    const ScoreRun run = {{sequence_.batch, head_, queries_.begin + i, keys.first + seen.begin}, count};
-    attention::SoftmaxState<Real>& softmax = softmax_[i];
+    const ScoreRun run = {{rows_.sequence.batch, rows_.head(i), rows_.query(i), keys.first + seen.begin}, count};
+    attention::SoftmaxState<Real>& softmax = tile_.softmax(i);
     const Real factor = softmax.raise_maximum(row_maximum(run, scores));
     if (factor != Real(1)) multiply_row(out().row(i), p_.head_dim_v, factor);
     softmax.l += exponentiate_row(scores, count, softmax.shift());
@@ -110,61 +152,81 @@ class ForwardWorker {
 
   Real row_maximum(const ScoreRun& run, Real* scores) {
     if (p_.score_mod.plain()) return scale_row(scores, run.count, transform_.scale);
-    const Real* added = load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_.data());
+    const Real* added = load_added(p_.score_mod, run, p_.visibility.diagonal(rows_.sequence), added_.data());
     return transform_row(scores, added, run.count, transform_);
   }
 
   void finish() {
-    for (int64_t i = 0; i < num_queries(); ++i) {
-      attention::SoftmaxState<Real>& softmax = softmax_[i];
+    const Sequence& sequence = rows_.sequence;
+    for (int64_t i = 0; i < rows_.count(); ++i) {
+      attention::SoftmaxState<Real>& softmax = tile_.softmax(i);
+      const int64_t head = rows_.head(i);
       Real factor = Real(1);
-      if (p_.sink != nullptr) factor = softmax.add_sink(static_cast<const Real*>(p_.sink)[head_]);
+      if (p_.sink != nullptr) factor = softmax.add_sink(static_cast<const Real*>(p_.sink)[head]);
       multiply_row(out().row(i), p_.head_dim_v, factor * softmax.output_factor());
       const attention::LogSumExp<Real> lse = softmax.log_sum_exp();
-      const int64_t row = rows().begin + i;
-      *p_.lse.at<Real>(sequence_.batch, head_, row) = lse.value;
-      if (p_.lse_residual.present()) *p_.lse_residual.at<Real>(sequence_.batch, head_, row) = lse.residual;
+      const int64_t row = sequence.query_begin + rows_.query(i);
+      *p_.lse.at<Real>(sequence.batch, head, row) = lse.value;
+      if (p_.lse_residual.present()) *p_.lse_residual.at<Real>(sequence.batch, head, row) = lse.residual;
     }
-    store_rows<Real>({p_.out, p_.element, p_.head_dim_v}, rows(), {out_.data(), p_.head_dim_v});
+    const Operand target = {p_.out, p_.element, p_.head_dim_v};
+    for (int64_t head = rows_.heads.begin; head < rows_.heads.end; ++head) {
+      const RowRange range = {sequence.batch, head, sequence.query_begin + rows_.queries.begin, rows_.num_queries()};
+      const Real* first = out().row((head - rows_.heads.begin) * rows_.num_queries());
+      store_rows<Real>(target, range, {first, p_.head_dim_v});
+    }
   }
 
   const ForwardParams& p_;
   const ForwardOperands<Real>& operands_;
   const Transform<Real> transform_;
   typename RowProduct<Real>::Rows q_;
-  Scratch<Real> scores_, out_, added_, keep_;
-  std::vector<attention::SoftmaxState<Real>> softmax_;
-  Sequence sequence_{};
-  int64_t head_ = 0;
-  Interval queries_{};
+  Scratch<Real> scores_, values_, added_, keep_;
+  OutputTile<Real> tile_;
+  RowTile rows_{};
 };
 
 template <class Real>
-void forward_as(const ForwardParams& p) {
+void forward_as(const ForwardParams& p, int64_t keys_per_part) {
   ForwardOperands<Real> operands(p);
+  KeyParts<Real> parts(p, keys_per_part);
   const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kStationaryRows);
-  const int64_t bytes = operands.qk.packed().bytes_per_key_head() + operands.v.bytes_per_key_head();
-  for (const HeadRange& key_heads : head_groups(p, bytes)) {
-    operands.qk.packed().load(key_heads);
-    operands.v.load(key_heads);
+  const int64_t heads_per_item = operands.few_rows ? p.queries_per_key_head() : 1;
+  for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + parts.bytes_per_key_head())) {
+    operands.load(key_heads);
+    parts.start(key_heads);
     const int64_t first_head = key_heads.begin * p.queries_per_key_head();
-    const int64_t num_heads = (key_heads.end - key_heads.begin) * p.queries_per_key_head();
-    run_items(num_heads * tiles, [&] {
-      return [&, worker = ForwardWorker<Real>(p, operands)](int64_t item) mutable {
-        const int64_t head_index = first_head + item % num_heads;
-        const int64_t begin = (tiles - 1 - item / num_heads) * kStationaryRows;  // the last queries see most: first
-        const Sequence sequence = p.sequences.at(head_index / p.num_heads_q);
-        const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
-        if (begin < end) worker.run(sequence, head_index % p.num_heads_q, {begin, end});
-      };
-    });
+    const int64_t head_items = (key_heads.end - key_heads.begin) * p.queries_per_key_head() / heads_per_item;
+    // Calls visit(worker, rows, repetition) for every tile of rows, `repetitions` times.
+    const auto for_each_tile = [&](int64_t repetitions, const auto& visit) {
+      run_items(head_items * tiles * repetitions, [&] {
+        return [&, worker = ForwardWorker<Real>(p, operands)](int64_t item) mutable {
+          const int64_t head_index = first_head + item % head_items * heads_per_item;
+          const int64_t tile = tiles - 1 - item / head_items % tiles;  // the last queries see most: first
+          const int64_t head = head_index % p.num_heads_q;
+          const Sequence sequence = p.sequence_of(head_index / p.num_heads_q);
+          const int64_t begin = tile * kStationaryRows;
+          const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
+          if (begin >= end) return;
+          visit(worker, RowTile{sequence, {head, head + heads_per_item}, {begin, end}}, item / (head_items * tiles));
+        };
+      });
+    };
+    if (!parts.divided()) {
+      for_each_tile(1, [](auto& worker, const RowTile& rows, int64_t) { worker.run(rows); });
+      continue;
+    }
+    for_each_tile(parts.count(),
+                  [&](auto& worker, const RowTile& rows, int64_t part) { worker.run_part(rows, parts, part); });
+    for_each_tile(1, [&](auto& worker, const RowTile& rows, int64_t) { worker.merge(rows, parts); });
   }
 }
 
 }  // namespace
 
-void forward(const ForwardParams& params) {
-  params.element == attention::ElementType::kFloat64 ? forward_as<double>(params) : forward_as<float>(params);
+void forward(const ForwardParams& params, int64_t keys_per_part) {
+  params.element == attention::ElementType::kFloat64 ? forward_as<double>(params, keys_per_part)
+                                                     : forward_as<float>(params, keys_per_part);
 }
 
 }  // namespace flash_attn_ext::cpu

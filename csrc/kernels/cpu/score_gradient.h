@@ -19,11 +19,11 @@ struct ScoreGradientOperands {
       : qk(p, {p.q, p.element, p.head_dim_qk}, {p.k, p.element, p.head_dim_qk}),
         dout_v(p, {p.dout, p.element, p.head_dim_v}, {p.v, p.element, p.head_dim_v}) {}
 
-  int64_t bytes_per_key_head() const { return qk.packed().bytes_per_key_head() + dout_v.packed().bytes_per_key_head(); }
+  int64_t bytes_per_key_head() const { return qk.bytes_per_key_head() + dout_v.bytes_per_key_head(); }
 
   void load(const HeadRange& key_heads) {
-    qk.packed().load(key_heads);
-    dout_v.packed().load(key_heads);
+    qk.load(key_heads);
+    dout_v.load(key_heads);
   }
 };
 
@@ -49,9 +49,8 @@ class ScoreGradient {
     sequence_ = sequence;
     head_ = head;
     queries_ = queries;
-    const RowRange rows = {sequence.batch, head, sequence.query_begin + queries.begin, num_queries()};
-    q_.load(rows);
-    dout_.load(rows);
+    q_.load(sequence, {head, head + 1}, queries);
+    dout_.load(sequence, {head, head + 1}, queries);
     statistics_.load(p_, sequence, head, queries.begin, num_queries());
   }
 

@@ -3,7 +3,13 @@
 
 namespace flash_attn_ext::plan {
 
-ForwardPlan plan_forward_cpu(const attention::ForwardParams&, const Limits&) { return {}; }
+// Of the lengths alone, so that the sums are the same for any number of threads, heads and batch entries.
+ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
+  ForwardPlan plan;
+  const bool one_tile = p.sequences.max_seqlen_q <= cpu::kStationaryRows;
+  if (one_tile && p.sequences.max_seqlen_k > cpu::kPartKeys) plan.keys_per_part = cpu::kPartKeys;
+  return plan;
+}
 
 BackwardPlan plan_backward_cpu(const attention::BackwardParams& p, const Limits&) {
   BackwardPlan plan;

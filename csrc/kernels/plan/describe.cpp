@@ -94,6 +94,7 @@ std::string describe(const ForwardPlan& plan) {
   switch (plan.kernel) {
     case ForwardKernel::kCpu:
       words << "tiled on the CPU";
+      if (plan.keys_per_part > 0) words << ", keys in parts of " << plan.keys_per_part;
       break;
     case ForwardKernel::kRows:
       words << "one warp per row, without tensor cores";

@@ -47,9 +47,10 @@ enum class ForwardKernel {
 
 struct ForwardPlan {
   ForwardKernel kernel = ForwardKernel::kCpu;
-  bool tf32 = false;   // products of float32 are rounded to TF32
-  int head_dim = 0;    // that the kernel is compiled for
-  int head_dim_v = 0;  // kWarpSpecialised; elsewhere the same
+  int64_t keys_per_part = 0;  // kCpu: threads share a tile of queries, each with parts of as many keys; 0: they do not
+  bool tf32 = false;          // products of float32 are rounded to TF32
+  int head_dim = 0;           // that the kernel is compiled for
+  int head_dim_v = 0;         // kWarpSpecialised; elsewhere the same
   Variant variant = Variant::kExtended;
   sm80::QueryStationaryTile tile{};  // kStreaming, kWarpSpecialised
   NanRepair nan_repair = NanRepair::kNone;

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/cpu/element.h"
+#include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/scratch.h"
 
 namespace flash_attn_ext::cpu {
@@ -13,6 +14,15 @@ using attention::ElementType;
 
 template <class Real>
 constexpr ElementType kElementOf = std::is_same_v<Real, double> ? ElementType::kFloat64 : ElementType::kFloat32;
+
+template <class Element, class Real>
+void convert(Real* out, const Element* elements, int64_t n) {
+  if constexpr (std::is_same_v<Element, c10::BFloat16> && std::is_same_v<Real, float>) {
+    convert_row(out, reinterpret_cast<const uint16_t*>(elements), n);
+  } else {
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<Real>(elements[i]);
+  }
+}
 
 // Transposes go by blocks of as many rows and columns: on both sides of them whole cache lines are read and written.
 constexpr int64_t kBlock = 16;
@@ -26,25 +36,30 @@ bool Operand::readable_in_place() const {
 }
 
 template <class Real>
-Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* scratch) {
-  if (operand.readable_in_place<Real>()) {
-    return {operand.view.row<const Real>(rows.batch, rows.head, rows.begin), operand.view.row_stride};
-  }
+void convert_rows(const Operand& operand, const RowRange& rows, Real* out) {
   const int64_t columns = operand.columns;
   with_element(operand.element, [&](auto* type) {
     using Element = std::remove_pointer_t<decltype(type)>;
     for (int64_t i = 0; i < rows.count; ++i) {
       const Element* source = operand.view.row<const Element>(rows.batch, rows.head, rows.begin + i);
-      Real* target = scratch + i * columns;
+      Real* target = out + i * columns;
       const int64_t stride = operand.view.column_stride;
       if (stride == 1) {
-        for (int64_t j = 0; j < columns; ++j) target[j] = static_cast<Real>(source[j]);
+        convert(target, source, columns);
       } else {
         for (int64_t j = 0; j < columns; ++j) target[j] = static_cast<Real>(source[j * stride]);
       }
     }
   });
-  return {scratch, columns};
+}
+
+template <class Real>
+Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* scratch) {
+  if (operand.readable_in_place<Real>()) {
+    return {operand.view.row<const Real>(rows.batch, rows.head, rows.begin), operand.view.row_stride};
+  }
+  convert_rows(operand, rows, scratch);
+  return {scratch, operand.columns};
 }
 
 template <class Real>
@@ -100,6 +115,7 @@ void store_transposed(const Operand& operand, const RowRange& rows, Block<const 
 #define FLASH_INSTANTIATE(Real)                                                                   \
   template void store_transposed<Real>(const Operand&, const RowRange&, Block<const Real>, Real); \
   template bool Operand::readable_in_place<Real>() const;                                         \
+  template void convert_rows<Real>(const Operand&, const RowRange&, Real*);                       \
   template Block<const Real> load_rows<Real>(const Operand&, const RowRange&, Real*);             \
   template void load_transposed<Real>(const Operand&, const RowRange&, int64_t, Block<Real>);     \
   template void store_rows<Real>(const Operand&, const RowRange&, Block<const Real>);

@@ -27,6 +27,10 @@ struct Operand {
   bool readable_in_place() const;
 };
 
+// out (count x columns) = the rows.
+template <class Real>
+void convert_rows(const Operand& operand, const RowRange& rows, Real* out);
+
 // The rows themselves: in place, or else converted into scratch (count x columns).
 template <class Real>
 Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* scratch);

@@ -12,34 +12,29 @@ namespace flash_attn_ext::cpu {
 template <class Real>
 PackedOperand<Real>::PackedOperand(const attention::AttentionParams& params, const Operand& operand, Side side,
                                    Form form)
-    : operand_(operand),
-      sequences_(params.sequences),
+    : p_(params),
+      operand_(operand),
       side_(side),
       form_(form),
+      in_place_(form == Form::kRows && !scattered(params, side) && operand.readable_in_place<Real>()),
       num_heads_(side == Side::kQueries ? params.num_heads_q : params.num_heads_k),
       num_heads_k_(params.num_heads_k) {
-  const int64_t longest = side == Side::kQueries ? sequences_.max_seqlen_q : sequences_.max_seqlen_k;
+  const int64_t longest = side == Side::kQueries ? params.sequences.max_seqlen_q : params.sequences.max_seqlen_k;
   num_tiles_ = (longest + kStreamedRows - 1) / kStreamedRows;
   tile_rows_ = std::min(kStreamedRows, num_tiles(longest, kClipRows) * kClipRows);
 }
 
 template <class Real>
 int64_t PackedOperand<Real>::bytes_per_key_head() const {
-  if (in_place()) return 0;
+  if (in_place_) return 0;
   return heads_per_key_head() * num_tiles_ * tile_elements() * static_cast<int64_t>(sizeof(Real));
-}
-
-template <class Real>
-int64_t PackedOperand<Real>::length(int64_t batch) const {
-  const attention::Sequence sequence = sequences_.at(batch);
-  return side_ == Side::kQueries ? sequence.num_queries : sequence.num_keys;
 }
 
 template <class Real>
 void PackedOperand<Real>::load(const HeadRange& key_heads) {
   first_head_ = key_heads.begin * heads_per_key_head();
   const int64_t num_slots = (key_heads.end - key_heads.begin) * heads_per_key_head() * num_tiles_;
-  if (!in_place()) storage_.reserve(num_slots * tile_elements());
+  if (!in_place_) storage_.reserve(num_slots * tile_elements());
   finite_.resize(num_slots);
   at::parallel_for(0, num_slots, 1, [&](int64_t begin, int64_t end) {
     for (int64_t slot = begin; slot < end; ++slot) load_tile(slot);
@@ -47,38 +42,41 @@ void PackedOperand<Real>::load(const HeadRange& key_heads) {
 }
 
 template <class Real>
+Positions PackedOperand<Real>::positions(int64_t batch, int64_t head, int64_t tile) const {
+  const attention::Sequence sequence = p_.sequence_of(batch);
+  const int64_t length = side_ == Side::kQueries ? sequence.num_queries : sequence.num_keys;
+  const int64_t begin = tile * kStreamedRows;
+  return {side_, sequence, head, {begin, std::min(begin + kStreamedRows, length)}};
+}
+
+template <class Real>
 void PackedOperand<Real>::load_tile(int64_t slot) {
   const int64_t head_index = first_head_ + slot / num_tiles_;
-  const int64_t batch = head_index / num_heads_;
-  const int64_t first_row = slot % num_tiles_ * kStreamedRows;
-  const int64_t count = std::min(kStreamedRows, length(batch) - first_row);
-  if (count <= 0) return;
-  const attention::Sequence sequence = sequences_.at(batch);
-  const int64_t sequence_begin = side_ == Side::kQueries ? sequence.query_begin : sequence.key_begin;
-  const RowRange rows = {batch, head_index % num_heads_, sequence_begin + first_row, count};
-  Real* target = in_place() ? nullptr : storage_.data() + slot * tile_elements();
+  const Positions tile = positions(head_index / num_heads_, head_index % num_heads_, slot % num_tiles_);
+  if (tile.range.empty()) return;
   const bool transposed = form_ == Form::kTransposed;
-  Block<const Real> loaded = {target, tile_rows_};
-  if (transposed) {
-    load_transposed<Real>(operand_, rows, num_tiles(count, kClipRows) * kClipRows, {target, tile_rows_});
-  } else {
-    loaded = load_rows(operand_, rows, target);
-  }
-  const int64_t num_rows = transposed ? operand_.columns : count;
-  const int64_t num_columns = transposed ? count : operand_.columns;
+  const Block<const Real> loaded = load_rows_of(tile, in_place_ ? nullptr : storage_.data() + slot * tile_elements());
+  const int64_t num_rows = transposed ? operand_.columns : tile.count();
+  const int64_t num_columns = transposed ? tile.count() : operand_.columns;
   bool finite = true;
   for (int64_t i = 0; i < num_rows; ++i) finite = finite && all_finite(loaded.row(i), num_columns);
   finite_[slot] = finite;
 }
 
 template <class Real>
+Block<const Real> PackedOperand<Real>::load_rows_of(const Positions& positions, Real* target) const {
+  if (form_ == Form::kRows) return load_positions<Real>(p_, operand_, positions, target);
+  const int64_t width = num_tiles(positions.count(), kClipRows) * kClipRows;
+  for_each_run(p_, positions, [&](const RowRange& rows, int64_t first) {
+    const bool last = first + rows.count == positions.count();
+    load_transposed<Real>(operand_, rows, last ? width - first : rows.count, {target + first, tile_rows_});
+  });
+  return {target, tile_rows_};
+}
+
+template <class Real>
 Block<const Real> PackedOperand<Real>::tile(int64_t batch, int64_t head, int64_t tile) const {
-  if (in_place()) {
-    const attention::Sequence sequence = sequences_.at(batch);
-    const int64_t sequence_begin = side_ == Side::kQueries ? sequence.query_begin : sequence.key_begin;
-    const int64_t row = sequence_begin + tile * kStreamedRows;
-    return {operand_.view.template row<const Real>(batch, head, row), operand_.view.row_stride};
-  }
+  if (in_place_) return load_rows_of(positions(batch, head, tile), nullptr);
   const int64_t stride = form_ == Form::kTransposed ? tile_rows_ : operand_.columns;
   return {storage_.data() + slot(batch, head, tile) * tile_elements(), stride};
 }

@@ -6,12 +6,12 @@
 
 #include "attention/params.h"
 #include "kernels/cpu/products/operand.h"
+#include "kernels/cpu/products/row_runs.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/tile_config.h"
 
 namespace flash_attn_ext::cpu {
 
-enum class Side { kQueries, kKeys };     // which lengths count its rows
 enum class Form { kRows, kTransposed };  // (rows x columns) or (columns x rows) tiles
 
 // Heads are numbered batch * num_heads + head. A key head's query heads are neighbours, so a range of key heads is a
@@ -42,19 +42,20 @@ class PackedOperand {
   bool finite(int64_t batch, int64_t head, int64_t tile) const { return finite_[slot(batch, head, tile)] != 0; }
 
  private:
-  bool in_place() const { return form_ == Form::kRows && operand_.template readable_in_place<Real>(); }
   int64_t heads_per_key_head() const { return num_heads_ / num_heads_k_; }
   int64_t tile_elements() const { return tile_rows_ * operand_.columns; }
   int64_t slot(int64_t batch, int64_t head, int64_t tile) const {
     return (batch * num_heads_ + head - first_head_) * num_tiles_ + tile;
   }
-  int64_t length(int64_t batch) const;
   void load_tile(int64_t slot);
+  Block<const Real> load_rows_of(const Positions& positions, Real* target) const;
+  Positions positions(int64_t batch, int64_t head, int64_t tile) const;
 
+  const attention::AttentionParams& p_;
   Operand operand_;
-  attention::SequenceTable sequences_;
   Side side_;
   Form form_;
+  bool in_place_;  // rows are read where they lie
   int64_t num_heads_;
   int64_t num_heads_k_;
   int64_t num_tiles_;       // of the longest sequence

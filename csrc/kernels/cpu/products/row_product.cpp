@@ -2,10 +2,14 @@
 
 #include <type_traits>
 
+#include "kernels/cpu/products/few_rows.h"
+
 namespace flash_attn_ext::cpu {
 namespace {
 
 using attention::ElementType;
+using attention::Interval;
+using attention::Sequence;
 
 // The same rows with neighbouring pairs of 16-bit elements as one of 32 bits.
 Operand as_pairs(const Operand& operand) {
@@ -32,21 +36,44 @@ bool RowProduct<Real>::multiplies_pairs(const Operand& left, const Operand& righ
 
 template <class Real>
 RowProduct<Real>::RowProduct(const attention::AttentionParams& params, const Operand& left, const Operand& right)
-    : left_(left),
-      pairs_(multiplies_pairs(left, right)),
+    : p_(params),
+      left_(left),
+      unpacked_right_(right),
+      few_rows_(has_few_rows(params)),
+      pairs_(!few_rows_ && multiplies_pairs(left, right)),
       right_(params, pairs_ ? as_pairs(right) : right, Side::kKeys, Form::kTransposed) {}
 
 template <class Real>
-void RowProduct<Real>::Rows::load(const RowRange& rows) {
-  rows_ = rows;
-  if (!product_.pairs_) loaded_ = load_rows<Real>(product_.left_, rows, scratch_.data());
+void RowProduct<Real>::Rows::load(const Sequence& sequence, const Interval& heads, const Interval& queries) {
+  sequence_ = sequence;
+  const int64_t count = queries.end - queries.begin;
+  rows_ = {sequence.batch, heads.begin, sequence.query_begin + queries.begin, count};
+  if (product_.pairs_) return;
+  if (!product_.few_rows_) {
+    loaded_ = load_rows<Real>(product_.left_, rows_, scratch_.data());
+    return;
+  }
+  const int64_t columns = product_.left_.columns;
+  for (int64_t head = heads.begin; head < heads.end; ++head) {
+    convert_rows<Real>(product_.left_, {rows_.batch, head, rows_.begin, count},
+                       scratch_.data() + (head - heads.begin) * count * columns);
+  }
+  rows_.count *= heads.end - heads.begin;
+  loaded_ = {scratch_.data(), columns};
 }
 
 template <class Real>
-void RowProduct<Real>::Rows::multiply(int64_t key_head, const StreamedSlice& keys, Real* c) const {
+void RowProduct<Real>::Rows::multiply(int64_t key_head, const StreamedSlice& keys, Real* c) {
+  const int64_t columns = product_.left_.columns;
+  if (product_.few_rows_) {
+    const Positions positions = {Side::kKeys, sequence_, key_head, {keys.first, keys.first + keys.count}};
+    const Block<const Real> right =
+        load_positions<Real>(product_.p_, product_.unpacked_right_, positions, keys_.data());
+    return multiply_few_rows_transposed({rows_.count, keys.count, columns}, loaded_, right, {c, keys.width});
+  }
   Block<const Real> right = product_.right_.tile(rows_.batch, key_head, keys.tile);
   right.data += keys.offset_in_tile();
-  const GemmShape shape = {rows_.count, keys.width, product_.left_.columns};
+  const GemmShape shape = {rows_.count, keys.width, columns};
   if constexpr (std::is_same_v<Real, float>) {
     if (product_.pairs_) {
       const attention::MatrixView& left = product_.left_.view;

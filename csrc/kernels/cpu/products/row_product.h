@@ -1,7 +1,9 @@
-// Products of rows of one tensor with rows of another, the second packed: S = Q K^T and dP = dO V^T.
-//
-// bfloat16 rows are multiplied as they are where the CPU has the instruction: twice the rate, and as exact, since a
-// product of two of them is exact in float32. All others are multiplied in the compute type.
+// Products of rows of one tensor with rows of another: S = Q K^T and dP = dO V^T. One of three ways is a call's, the
+// same for both passes, so that both compute the same S:
+// - Few rows in all: the second tensor is read row by row where it lies. To pack it would take longer than the product.
+// - bfloat16, where the CPU has the instruction: both as they are, the second packed. Twice the rate, and as exact,
+//   since a product of two of them is exact in float32.
+// - Else in the compute type, the second packed.
 #pragma once
 
 #include "kernels/cpu/products/packed_operand.h"
@@ -10,20 +12,32 @@
 
 namespace flash_attn_ext::cpu {
 
+// Whether the query heads of a key head have so few rows that they are worked on together.
+inline bool has_few_rows(const attention::AttentionParams& p) {
+  return p.sequences.max_seqlen_q * p.queries_per_key_head() <= kFewQueries;
+}
+
 template <class Real>
 class RowProduct {
  public:
   // left: a tensor of queries; right: one of keys, with as many columns.
   RowProduct(const attention::AttentionParams& params, const Operand& left, const Operand& right);
 
-  // The packed right side.
-  PackedOperand<Real>& packed() { return right_; }
-  const PackedOperand<Real>& packed() const { return right_; }
+  // Bytes that a key head's packed rows take.
+  int64_t bytes_per_key_head() const { return few_rows_ ? 0 : right_.bytes_per_key_head(); }
+
+  // Packs the rows of these key heads.
+  void load(const HeadRange& key_heads) {
+    if (!few_rows_) right_.load(key_heads);
+  }
 
   // A work item's rows of the left side.
   class Rows {
    public:
-    explicit Rows(const RowProduct& product) : product_(product), scratch_(kStationaryRows * product.left_.columns) {}
+    explicit Rows(const RowProduct& product)
+        : product_(product),
+          scratch_(kStationaryRows * product.left_.columns),
+          keys_(product.few_rows_ ? kStreamedRows * product.left_.columns : 0) {}
 
     ~Rows() {
       if (product_.pairs_) release_pairs();
@@ -31,22 +45,30 @@ class RowProduct {
     Rows(const Rows&) = delete;
     Rows& operator=(const Rows&) = delete;
 
-    void load(const RowRange& rows);
+    // Rows of one head; or those of several heads that follow it, where rows are few.
+    void load(const attention::Sequence& sequence, const attention::Interval& heads,
+              const attention::Interval& queries);
 
-    // c (rows x keys.width) = rows . (the slice of the key head's rows)^T.
-    void multiply(int64_t key_head, const StreamedSlice& keys, Real* c) const;
+    // c (rows x keys.width) = rows . (the slice of the key head's rows)^T. What keys.width has beyond keys.count is of
+    // no meaning.
+    void multiply(int64_t key_head, const StreamedSlice& keys, Real* c);
 
    private:
     const RowProduct& product_;
     Scratch<Real> scratch_;
-    RowRange rows_{};
+    Scratch<Real> keys_;
+    attention::Sequence sequence_{};
+    RowRange rows_{};             // of all heads together
     Block<const Real> loaded_{};  // where rows are multiplied in the compute type
   };
 
  private:
   static bool multiplies_pairs(const Operand& left, const Operand& right);
 
+  const attention::AttentionParams& p_;
   Operand left_;
+  Operand unpacked_right_;
+  bool few_rows_;
   bool pairs_;
   PackedOperand<Real> right_;  // transposed; pairs of bfloat16 count as one element of 32 bits
 };

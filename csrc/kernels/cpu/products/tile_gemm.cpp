@@ -11,6 +11,8 @@
 #include <exception>
 #include <vector>
 
+#include "kernels/cpu/products/few_rows.h"
+
 namespace flash_attn_ext::cpu {
 namespace {
 
@@ -69,28 +71,23 @@ void multiply_general(const GemmShape& shape, Block<const Real> a, Block<const R
 // elements. Short sums are as exact, and cost one more read and write of c each.
 int64_t terms_of_a_sum(const GemmShape& shape) { return shape.m <= kFewRows ? 8 : 32; }
 
-void multiply_small(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c,
-                    Accumulate mode) {
-  if (!has_small_tile_gemm()) return multiply_general(shape, a, b, c, mode);
-  at::native::cpublas::brgemm(shape.m, shape.n, shape.k, a.stride, b.stride, c.stride, mode == Accumulate::kYes, a.data,
-                              b.data, c.data, /*is_vnni=*/false);
-}
-
 }  // namespace
 
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode) {
   if (multiply_empty(shape, c, mode)) return;
-  // Of more rows the general product is PyTorch's own.
-  if (!has_small_tile_gemm() && shape.m > kFewRows) return multiply_general(shape, a, b, c, mode);
+  if (shape.m <= kFewRows) return multiply_few_rows(shape, a, b, c, mode);
+  if (!has_small_tile_gemm()) return multiply_general(shape, a, b, c, mode);
   const int64_t terms = terms_of_a_sum(shape);
   for (int64_t first = 0; first < shape.k; first += terms) {
-    const GemmShape part = {shape.m, shape.n, std::min(terms, shape.k - first)};
-    multiply_small(part, {a.data + first, a.stride}, {b.row(first), b.stride}, c, first > 0 ? Accumulate::kYes : mode);
+    at::native::cpublas::brgemm(shape.m, shape.n, std::min(terms, shape.k - first), a.stride, b.stride, c.stride,
+                                /*add_C=*/first > 0 || mode == Accumulate::kYes, a.data + first, b.row(first), c.data,
+                                /*is_vnni=*/false);
   }
 }
 
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode) {
   if (multiply_empty(shape, c, mode)) return;
+  if (shape.m <= kFewRows) return multiply_few_rows(shape, a, b, c, mode);
   multiply_general(shape, a, b, c, mode);
 }
 

@@ -25,6 +25,7 @@ struct GemmShape {
 
 enum class Accumulate { kNo, kYes };
 
+// Up to kFewRows rows by multiply_few_rows, more by the matrix libraries.
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode);
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode);
 

@@ -24,6 +24,12 @@ FLASH_SIMD_INLINE void add_row_impl(Real* x, const Real* y, int64_t n) {
 }
 
 template <class Real>
+FLASH_SIMD_INLINE void add_weighted_row_impl(Real* x, const Real* y, int64_t n, Real weight) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] += weight * y[i];
+}
+
+template <class Real>
 FLASH_SIMD_INLINE Real scale_row_impl(Real* scores, int64_t n, Real scale) {
   Real maximum = -std::numeric_limits<Real>::infinity();
 #pragma omp simd reduction(max : maximum)
@@ -167,6 +173,13 @@ FLASH_SIMD_CLONES double exponentiate_row(double* scores, int64_t n, double shif
 
 FLASH_SIMD_CLONES void add_row(float* x, const float* y, int64_t n) { add_row_impl(x, y, n); }
 FLASH_SIMD_CLONES void add_row(double* x, const double* y, int64_t n) { add_row_impl(x, y, n); }
+
+FLASH_SIMD_CLONES void add_weighted_row(float* x, const float* y, int64_t n, float weight) {
+  add_weighted_row_impl(x, y, n, weight);
+}
+FLASH_SIMD_CLONES void add_weighted_row(double* x, const double* y, int64_t n, double weight) {
+  add_weighted_row_impl(x, y, n, weight);
+}
 
 FLASH_SIMD_CLONES void convert_row(float* x, const uint16_t* y, int64_t n) {
 #pragma omp simd

@@ -33,6 +33,10 @@ double exponentiate_row(double* scores, int64_t n, double shift);
 void add_row(float* x, const float* y, int64_t n);
 void add_row(double* x, const double* y, int64_t n);
 
+// x += weight * y elementwise.
+void add_weighted_row(float* x, const float* y, int64_t n, float weight);
+void add_weighted_row(double* x, const double* y, int64_t n, double weight);
+
 // x = y, bfloat16 given as its bits.
 void convert_row(float* x, const uint16_t* y, int64_t n);
 

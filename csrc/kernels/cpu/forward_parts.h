@@ -1,0 +1,119 @@
+// O and softmax states of a tile of rows; and of parts of its keys, until they are merged.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "attention/online_softmax.h"
+#include "attention/params.h"
+#include "kernels/cpu/products/packed_operand.h"
+#include "kernels/cpu/rows/row_ops.h"
+#include "kernels/cpu/tiles.h"
+
+namespace flash_attn_ext::cpu {
+
+// The rows of a work item: the same queries of neighbouring heads, head after head.
+struct RowTile {
+  attention::Sequence sequence;
+  attention::Interval heads;
+  attention::Interval queries;
+
+  int64_t num_queries() const { return queries.end - queries.begin; }
+  int64_t count() const { return (heads.end - heads.begin) * num_queries(); }
+  int64_t head(int64_t row) const { return heads.begin + row / num_queries(); }
+  int64_t query(int64_t row) const { return queries.begin + row % num_queries(); }
+};
+
+// Unnormalised O, m and l of up to kStationaryRows rows.
+template <class Real>
+class OutputTile {
+ public:
+  explicit OutputTile(int64_t columns)
+      : columns_(columns), out_(kStationaryRows * columns), softmax_(kStationaryRows) {}
+
+  void clear(int64_t rows) {
+    std::fill_n(softmax_.begin(), rows, attention::SoftmaxState<Real>{});
+    std::fill_n(out_.data(), rows * columns_, Real(0));
+  }
+
+  Block<Real> out() { return {out_.data(), columns_}; }
+  attention::SoftmaxState<Real>& softmax(int64_t row) { return softmax_[row]; }
+
+ private:
+  int64_t columns_;
+  Scratch<Real> out_;
+  std::vector<attention::SoftmaxState<Real>> softmax_;
+};
+
+// What parts of the keys give to the rows of a group of key heads. Part n is keys [n * keys_per_part, ...) of every
+// sequence, so that what a row gets depends on its own keys alone. There is one tile of queries.
+template <class Real>
+class KeyParts {
+ public:
+  // keys_per_part 0: the keys are not divided.
+  KeyParts(const attention::AttentionParams& params, int64_t keys_per_part)
+      : p_(params),
+        keys_per_part_(keys_per_part),
+        count_(keys_per_part == 0 ? 0 : num_tiles(params.sequences.max_seqlen_k, keys_per_part)) {}
+
+  bool divided() const { return count_ > 0; }
+  int64_t count() const { return count_; }
+  attention::Interval keys(int64_t part) const { return {part * keys_per_part_, (part + 1) * keys_per_part_}; }
+
+  int64_t bytes_per_key_head() const { return rows_per_key_head() * row_elements() * int64_t{sizeof(Real)}; }
+
+  // Makes room for the parts of these key heads.
+  void start(const HeadRange& key_heads) {
+    first_head_ = key_heads.begin * p_.queries_per_key_head();
+    rows_.reserve((key_heads.end - key_heads.begin) * rows_per_key_head() * row_elements());
+  }
+
+  void store(const RowTile& rows, int64_t part, OutputTile<Real>& tile) {
+    for (int64_t i = 0; i < rows.count(); ++i) {
+      Real* stored = row(rows, i, part);
+      const attention::SoftmaxState<Real>& softmax = tile.softmax(i);
+      stored[0] = softmax.m;
+      stored[1] = softmax.l;
+      std::copy_n(tile.out().row(i), p_.head_dim_v, stored + 2);
+    }
+  }
+
+  // The parts of these rows, joined in ascending order of their keys.
+  void merge(const RowTile& rows, OutputTile<Real>& tile) const {
+    tile.clear(rows.count());
+    const int64_t parts = num_tiles(rows.sequence.num_keys, keys_per_part_);
+    for (int64_t i = 0; i < rows.count(); ++i) {
+      attention::SoftmaxState<Real>& softmax = tile.softmax(i);
+      Real* out = tile.out().row(i);
+      for (int64_t part = 0; part < parts; ++part) {
+        const Real* stored = row(rows, i, part);
+        const attention::SoftmaxState<Real> other = {stored[0], stored[1]};
+        multiply_row(out, p_.head_dim_v, softmax.merge(other));
+        const Real weight = std::exp(other.m - softmax.shift());
+        // What has no weight must not reach the result, even where it is NaN.
+        if (weight != Real(0)) add_weighted_row(out, stored + 2, p_.head_dim_v, weight);
+      }
+    }
+  }
+
+ private:
+  int64_t row_elements() const { return p_.head_dim_v + 2; }  // m, l, O
+  int64_t rows_per_key_head() const { return p_.queries_per_key_head() * p_.sequences.max_seqlen_q * count_; }
+  int64_t offset(const RowTile& rows, int64_t row, int64_t part) const {
+    const int64_t head_index = rows.sequence.batch * p_.num_heads_q + rows.head(row) - first_head_;
+    return ((head_index * p_.sequences.max_seqlen_q + rows.query(row)) * count_ + part) * row_elements();
+  }
+  Real* row(const RowTile& rows, int64_t row, int64_t part) { return rows_.data() + offset(rows, row, part); }
+  const Real* row(const RowTile& rows, int64_t row, int64_t part) const {
+    return rows_.data() + offset(rows, row, part);
+  }
+
+  const attention::AttentionParams& p_;
+  int64_t keys_per_part_;
+  int64_t count_;           // of the longest sequence
+  int64_t first_head_ = 0;  // of those at work
+  Scratch<Real> rows_;
+};
+
+}  // namespace flash_attn_ext::cpu

@@ -1,0 +1,62 @@
+// Rows of a sequence by position, wherever they lie: in a tensor, in a cache's entry, or in pages.
+#pragma once
+
+#include <algorithm>
+
+#include "attention/params.h"
+#include "kernels/cpu/products/operand.h"
+
+namespace flash_attn_ext::cpu {
+
+enum class Side { kQueries, kKeys };  // whose positions
+
+// Positions of one head of a sequence.
+struct Positions {
+  Side side;
+  attention::Sequence sequence;
+  int64_t head;
+  attention::Interval range;
+
+  int64_t count() const { return range.end - range.begin; }
+};
+
+// Whether neighbouring positions may have rows that are not.
+inline bool scattered(const attention::AttentionParams& p, Side side) {
+  return side == Side::kKeys && p.cache.present() && p.cache.paged();
+}
+
+// The rows from range.begin on, as many as are neighbours.
+inline RowRange first_run(const attention::AttentionParams& p, const Positions& positions) {
+  const attention::Sequence& sequence = positions.sequence;
+  const int64_t begin = positions.range.begin;
+  if (positions.side == Side::kQueries) {
+    return {sequence.batch, positions.head, sequence.query_begin + begin, positions.count()};
+  }
+  const attention::KeyRow at = p.key_row(sequence, begin);
+  if (!scattered(p, positions.side)) return {at.entry, positions.head, at.row, positions.count()};
+  return {at.entry, positions.head, at.row, std::min(p.cache.page_size - at.row, positions.count())};
+}
+
+// Calls visit(rows, first) for every run of neighbouring rows; the run's first row is at position range.begin + first.
+template <class Visit>
+void for_each_run(const attention::AttentionParams& p, const Positions& positions, Visit&& visit) {
+  Positions rest = positions;
+  while (!rest.range.empty()) {
+    const RowRange rows = first_run(p, rest);
+    visit(rows, rest.range.begin - positions.range.begin);
+    rest.range.begin += rows.count;
+  }
+}
+
+// The rows themselves: in place, or else converted into scratch (count x columns).
+template <class Real>
+Block<const Real> load_positions(const attention::AttentionParams& p, const Operand& operand,
+                                 const Positions& positions, Real* scratch) {
+  if (!scattered(p, positions.side)) return load_rows<Real>(operand, first_run(p, positions), scratch);
+  for_each_run(p, positions, [&](const RowRange& rows, int64_t first) {
+    convert_rows<Real>(operand, rows, scratch + first * operand.columns);
+  });
+  return {scratch, operand.columns};
+}
+
+}  // namespace flash_attn_ext::cpu
