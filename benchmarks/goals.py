@@ -26,6 +26,12 @@ WINDOW_SHARES = {
     for case, sides in (("window 512", 2), ("causal window 512", 1))
 }
 
+# Microseconds of a step with one query, by sequences and length of each; the floor is 1.1 times as long.
+DECODE_US = {"B1 4k": 11, "B1 32k": 36, "B1 128k": 122, "B16 8k": 118, "B64 8k": 460}
+DECODE = dict(head_dim=128, dtype="bfloat16")
+# Of a cache's time without pages, by their size.
+PAGES = {16: 1.1, 64: 1.05}
+
 GOALS = (
     PointGoals(
         "grid",
@@ -68,4 +74,24 @@ GOALS = (
     Goal("host", "forward", 12, 15, at_most=True),
     Goal("host", "forward", 1.25, 1.25, against="torch sdpa"),
     Goal("host", "forward+backward", 90, 105, at_most=True),
+    *(
+        Goal("decode", "forward", us, 1.1 * us, at={"case": case, "seqlen_q": 1, **DECODE}, at_most=True)
+        for case, us in DECODE_US.items()
+    ),
+    Goal("decode", "forward", 1.1, 1.21, worst=1.21, against="1 query", at={"seqlen_q": 8}, at_most=True),
+    Goal("decode", "forward", 300, 330, at={"seqlen_q": 256}, at_most=True),
+    *(
+        Goal("decode", "forward", share, share, at={"case": f"{case} page {page}"}, at_most=True)
+        for case in ("B1 32k", "B16 8k", "B64 8k")
+        for page, share in PAGES.items()
+    ),
+    Goal("generate", "decode", 1.0, 1.0, worst=1.0, against="torch sdpa"),
+    *(
+        goal
+        for entry in ("cache", "append")
+        for goal in (
+            Goal("decode_host", "forward", 15, 16.5, at={"case": f"with_kvcache, {entry}"}, at_most=True),
+            Goal("decode_host", "forward", 1.0, 1.0, against="torch sdpa", at={"case": f"with_kvcache, {entry}"}),
+        )
+    ),
 )

@@ -24,8 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--suite",
         nargs="+",
         metavar="NAME",
-        help="default: all of the device. cuda has grid, mask, float32, dropout, head_dims, short, varlen, window, gqa "
-        "and host, cpu has cpu",
+        help="default: all of the device but generate, which needs transformers. cuda has grid, mask, float32, "
+        "dropout, head_dims, short, varlen, window, gqa, host, decode, decode_host and generate, cpu has cpu, decode, "
+        "decode_host and generate",
     )
     bench.add_argument("--backend", metavar="NAME", help="time this backend of ours, such as sm80; default: the best")
     bench.add_argument("--quick", action="store_true", help="few repetitions, and each suite's first head dim only")

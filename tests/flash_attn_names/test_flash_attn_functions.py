@@ -224,7 +224,7 @@ def test_causal_is_bottom_right(device):
 
 
 def test_slices_of_a_cache(device):
-    """What docs/flash_attn.md says to do instead of flash_attn_with_kvcache, step by step as in one call."""
+    """Bottom-right causality lines up the last query with the last key, step by step as in one call."""
     q, k, v = (t.detach() for t in dense(device))
     k, v = k[:, :QUERIES], v[:, :QUERIES]
     k_cache, v_cache = torch.full((2, BATCH, 64, KEY_HEADS, HEAD_DIM), torch.nan, device=device)

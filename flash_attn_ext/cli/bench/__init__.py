@@ -1,5 +1,6 @@
 """``python -m flash_attn_ext bench``: our time beside that of others, in the same run.
 
-``suites`` names what is timed, as data. ``workload`` makes the tensors, ``contestants`` and ``peers`` the calls,
-``timing`` the times, ``rows`` the JSON. ``table`` prints, ``goals`` judges and ``plot`` draws rows alone.
+``suites`` names what is timed, as data. ``workload`` makes the tensors, ``contestants`` and ``peers`` the calls;
+``decode`` and ``generate`` make both for the workloads of ``decode_suites`` and ``generate_suites``. ``timing`` takes
+the times, ``rows`` makes the JSON. ``table`` prints, ``goals`` judges and ``plot`` draws rows alone.
 """

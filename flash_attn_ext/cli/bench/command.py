@@ -12,19 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flash_attn_ext import _C
-from flash_attn_ext.cli.bench import peers, plot, suites, table
-from flash_attn_ext.cli.bench.contestants import OURS, contestants, explain_ours, require_grads
+from flash_attn_ext.cli.bench import contestants, decode, generate, peers, plot, suites, table
+from flash_attn_ext.cli.bench.contestant import OURS
+from flash_attn_ext.cli.bench.decode_suites import DecodeWorkload
+from flash_attn_ext.cli.bench.generate_suites import GenerateWorkload
 from flash_attn_ext.cli.bench.goals import summary
 from flash_attn_ext.cli.bench.report import Report
 from flash_attn_ext.cli.bench.rows import failed, make_row
-from flash_attn_ext.cli.bench.timing import EFFORTS, DeviceLost, Effort, Measurement, measure, stopwatch_for
-from flash_attn_ext.cli.bench.workload import Workload, make_inputs
+from flash_attn_ext.cli.bench.timing import EFFORTS, DeviceLost, Effort, Measurement, copy_bandwidth, measure
+from flash_attn_ext.cli.bench.workload import Workload
 from flash_attn_ext.cli.machine import choose_device
 
 METHOD = {
     "cuda": "medians of CUDA-event times, the backward pass alone, its launches queued beforehand",
     "cpu": "medians of wall-clock times",
 }
+# What each kind of workload is made of: prepare, explain_ours, contestants, stopwatch.
+KINDS = {Workload: contestants, DecodeWorkload: decode, GenerateWorkload: generate}
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,12 @@ def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, re
     start = time.perf_counter()
     rows = []
     print(table.heading(name, workloads), flush=True)
+    bandwidth = {}
+    if any("tbs" in workload.amounts("forward") for workload in workloads):
+        bandwidth["copy_tbs"] = round(copy_bandwidth(settings.device), 4)
     for workload in workloads:
         for row in _rows(workload, settings):
+            row |= bandwidth
             rows.append(row)
             report.add(row)
             print("\n".join([table.line(row, workloads), *table.complaints(row)]), flush=True)
@@ -101,15 +109,15 @@ def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, re
 
 def _rows(workload: Workload, settings: Settings) -> Iterator[dict]:
     """One for each pass. What fails before anything can be timed is a row too."""
+    kind = KINDS[type(workload)]
     for pass_ in workload.passes:
         entered = peers.of_pass(workload, pass_)
         backend = None
         try:
-            inputs = make_inputs(workload, settings.device)
-            require_grads(workload, inputs, pass_)
-            backend = explain_ours(workload, inputs, settings.backend).backend
-            stopwatch = stopwatch_for(settings.device, workload.is_host_time)
-            entrants = contestants(entered, inputs, settings.backend)
+            inputs = kind.prepare(workload, pass_, settings.device)
+            backend = kind.explain_ours(workload, inputs, settings.backend).backend
+            entrants = kind.contestants(entered, inputs, settings.backend)
+            stopwatch = kind.stopwatch(workload, inputs)
             measured = measure(entrants, pass_, inputs.dout, settings.effort, stopwatch)
         except DeviceLost:
             raise
@@ -121,7 +129,8 @@ def _rows(workload: Workload, settings: Settings) -> Iterator[dict]:
 
 def _chosen_suites(options: argparse.Namespace, device: str) -> dict[str, tuple[Workload, ...]]:
     """Without the peers that cannot be imported, each of which is said once."""
-    chosen = {name: suites.SUITES[device][name] for name in options.suite or suites.SUITES[device]}
+    default = (name for name in suites.SUITES[device] if name not in suites.ONLY_WHEN_NAMED)
+    chosen = {name: suites.SUITES[device][name] for name in options.suite or default}
     missing = peers.missing_packages(workload for workloads in chosen.values() for workload in workloads)
     for name, reason in missing.items():
         print(f"{peers.PACKAGES[name].title} ({name}) takes no part: {reason}")
@@ -135,6 +144,8 @@ def _unknown(options: argparse.Namespace, device: str) -> str | None:
     wanted = [name for name in options.suite or () if name not in suites.SUITES[device]]
     if wanted:
         return f"--suite {' '.join(wanted)}: on {device} there are {', '.join(suites.SUITES[device])}"
+    if "generate" in (options.suite or ()) and (reason := generate.missing()) is not None:
+        return f"--suite generate: {reason}"
     built = _C.build_info()["backends"]
     if options.backend is not None and options.backend not in built:
         return f"--backend {options.backend}: this build has {', '.join(built)}"

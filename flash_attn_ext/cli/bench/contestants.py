@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_forward
-from flash_attn_ext.cli.bench.workload import OWN_VARLEN, Inputs, Workload
+from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
+from flash_attn_ext.cli.bench.workload import OWN_VARLEN, Inputs, Workload, make_inputs
 from flash_attn_ext.functional import Explanation, attention, attention_varlen, explain, scaled_dot_product_attention
 
-OURS = "ours"
-SDPA_BACKENDS = {
-    "torch sdpa": None,  # PyTorch chooses
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
-}
+
+def prepare(workload: Workload, pass_: str, device: str) -> Inputs:
+    """A forward pass alone is timed as inference runs it, but for a bias that needs grad."""
+    inputs = make_inputs(workload, device)
+    for tensor in (inputs.q, inputs.k, inputs.v):
+        tensor.requires_grad_(pass_ != "forward")
+    if workload.bias_needs_grad:
+        inputs.bias.requires_grad_()
+    return inputs
 
 
-@dataclass(frozen=True)
-class Contestant:
-    forward: Callable[[], Tensor]
-    leaves: tuple[Tensor, ...]  # what its backward pass differentiates
-    backend: SDPBackend | None = None
-    comparable: bool = True  # whether its result should be that of the others
-
-    def context(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext() if self.backend is None else sdpa_kernel(self.backend)
-
-    def make_call(self, pass_: str, dout: Tensor) -> Callable[[], object]:
-        """The pass as a call without arguments, its result returned. For a backward pass, runs the forward once."""
-        if pass_ == "forward":
-            return self.forward
-        gradients = functools.partial(torch.autograd.grad, inputs=self.leaves, grad_outputs=dout)
-        if pass_ == "forward+backward":
-            return lambda: gradients(self.forward())
-        out = self.forward()
-        return lambda: gradients(out, retain_graph=True)
+def stopwatch(workload: Workload, inputs: Inputs) -> Stopwatch:
+    return stopwatch_for(inputs.q.device.type, workload.is_host_time)
 
 
 def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict[str, Contestant]:
@@ -68,14 +51,6 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
         plain = functools.partial(attention, q, k, v, backend=backend)
         found[workload.own] = Contestant(plain, (q, k, v), comparable=False)
     return found
-
-
-def require_grads(workload: Workload, inputs: Inputs, pass_: str) -> None:
-    """A forward pass alone is timed as inference runs it, but for a bias that needs grad."""
-    for tensor in (inputs.q, inputs.k, inputs.v):
-        tensor.requires_grad_(pass_ != "forward")
-    if workload.bias_needs_grad:
-        inputs.bias.requires_grad_()
 
 
 def explain_ours(workload: Workload, inputs: Inputs, backend: str | None) -> Explanation:

@@ -21,7 +21,7 @@ class Goal:
     goal: float
     floor: float
     worst: float | None = None  # a floor for every single point
-    against: str | None = None  # this peer, or the "best" that ran; None: what the row compares with
+    against: str | None = None  # a peer, the "best" that ran or our own other call; None: what the row compares with
     at: dict = field(default_factory=dict)  # of rows with these fields, also of those that the suite's mean leaves out
     at_most: bool = False  # a share of our own time, or microseconds; else times as fast as the peer, at least
 
@@ -116,21 +116,27 @@ def _means(rows: list[dict]) -> Iterable[tuple[str, str]]:
     shares = [row for row in rows if is_share(row)]
     for case in dict.fromkeys(row["case"] for row in shares):
         yield f", {case}", mean_and_worst([row for row in shares if row["case"] == case], at_most=True)[0]
-    if rows and not shares:
-        yield "", mean_and_worst(rows, at_most=False)[0]
+    others = [row for row in rows if not is_share(row)]
+    if others:
+        against = others[0]["against"] if "ours_us" in others[0] else None
+        yield "", mean_and_worst(others, at_most=False, against=against)[0]
 
 
 def _figure(row: dict, against: str | None) -> float | None:
-    """What goals are about: times as fast as the peer that they name, else microseconds of host time or the ratio."""
+    """What goals are about: the ratio to what they name, else microseconds where rows have them, or the row's ratio."""
     if against is not None:
         return ratio_to(row, against)
-    return row["ours_us"] if "ours_us" in row else row["ratio"]
+    return row["ours_us"] if _in_microseconds(row) else row["ratio"]
 
 
 def _unit(row: dict, against: str | None) -> str:
     if against is not None:
-        return f"x {against}"
-    return "us" if "ours_us" in row else ratio_unit(row)
+        return ratio_unit(row, against)
+    return "us" if _in_microseconds(row) else ratio_unit(row)
+
+
+def _in_microseconds(row: dict) -> bool:
+    return "ours_us" in row and not is_share(row)
 
 
 def _point(row: dict) -> tuple[str, int, int]:

@@ -66,3 +66,14 @@ def package_forward(name: str, workload: Workload, inputs: Inputs) -> Callable[[
         return out.transpose(1, 2)
 
     return forward
+
+
+def package_decode(
+    name: str, causal: bool, cache_seqlens: Tensor | None, block_table: Tensor | None
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """A call with q, k and v in the package's layout. flash_attn_func of FlashAttention-3 never divides the keys; its
+    flash_attn_with_kvcache does, with and without a cache that grows."""
+    module = importlib.import_module(PACKAGES[name].module)
+    options = dict(causal=causal, cache_seqlens=cache_seqlens, page_table=block_table)
+    # Looked up in the call, where a release without this function loses its own figure alone.
+    return lambda q, k, v: module.flash_attn_with_kvcache(q, k, v, **options).transpose(1, 2)

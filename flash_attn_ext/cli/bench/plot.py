@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flash_attn_ext.cli.bench.contestants import OURS
+from flash_attn_ext.cli.bench.contestant import OURS
 from flash_attn_ext.cli.bench.rows import place, times_as_fast
 
 NO_MATPLOTLIB = "no plot: matplotlib is not installed (pip install matplotlib, or the extra flash_attn_ext[bench])"

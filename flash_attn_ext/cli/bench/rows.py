@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from flash_attn_ext.cli.bench.contestants import OURS
+from flash_attn_ext.cli.bench.contestant import OURS
 from flash_attn_ext.cli.bench.timing import Measurement
 from flash_attn_ext.cli.bench.workload import Workload
 
@@ -18,7 +18,7 @@ MAX_DIFFERENCE_16_BIT = 2e-2
 
 
 def make_row(workload: Workload, pass_: str, backend: str | None, measured: Measurement) -> dict:
-    """TFLOP/s and ms of ours, the peers and our own call without options; microseconds where host time is measured."""
+    """TFLOP/s and ms of ours, the peers and our own other call, or microseconds and rates, as the workload says."""
     row = {
         "suite": workload.suite,
         "case": workload.case,
@@ -32,20 +32,25 @@ def make_row(workload: Workload, pass_: str, backend: str | None, measured: Meas
         "num_heads": workload.num_heads,
         "num_key_heads": workload.key_heads,
         "seqlen_q": workload.seqlen,
-        "seqlen_k": workload.seqlen,
+        "seqlen_k": workload.num_keys,
         "backend": backend,
     }
     if workload.lengths:
         row["lengths"] = workload.lengths
+    if workload.non_causal_peers:
+        row["non_causal_peers"] = workload.non_causal_peers
     milliseconds = measured.milliseconds
-    if workload.is_host_time:
+    for unit, amount in workload.amounts(pass_).items():
+        rates = {name: _short(amount / time * 1e3) for name, time in milliseconds.items()}
+        row |= _figures(unit, rates, workload)
+    if workload.in_microseconds:
         row |= _figures("us", {name: round(time * 1e3, 2) for name, time in milliseconds.items()}, workload)
     else:
         rates = {name: _short(_flops(name, workload, pass_) / time * 1e-9) for name, time in milliseconds.items()}
         row |= _figures("tflops", rates, workload)
         row |= _figures("ms", {name: round(time, 4) for name, time in milliseconds.items()}, workload)
     row["against"] = workload.against
-    row["ratio"] = _ratio(row, workload)
+    row["ratio"] = ratio_to(row, workload.against)
     row["in_goal"] = workload.in_goal
     row["rounds"] = measured.rounds
     if measured.difference is not None:
@@ -59,7 +64,7 @@ def make_row(workload: Workload, pass_: str, backend: str | None, measured: Meas
 
 def times_as_fast(row: dict) -> dict[str, float]:
     """For each peer that ran, its time by ours."""
-    unit = "us" if "ours_us" in row else "ms"
+    unit = _time_unit(row)
     ours = row[f"ours_{unit}"]
     return {name: time / ours for name, time in row[f"peer_{unit}"].items() if time and ours}
 
@@ -70,7 +75,11 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def ratio_to(row: dict, against: str) -> float | None:
-    """How many times as fast as a peer we are, or as the best of those that ran; None where either did not run."""
+    """How many times as fast as a peer we are, or as the best of those that ran; or, where `against` is our own other
+    call, our time by its time. None where either did not run."""
+    if _is_own(row, against):
+        share = share_of_own(row)
+        return None if share is None else share[1]
     ratios = times_as_fast(row)
     found = min(ratios.values(), default=None) if against == "best" else ratios.get(against)
     return None if found is None else round(found, 4)
@@ -78,11 +87,12 @@ def ratio_to(row: dict, against: str) -> float | None:
 
 def is_share(row: dict) -> bool:
     """Whether its ratio is our time by our own other time."""
-    return row["against"] in row.get("own_ms", {})
+    return _is_own(row, row["against"])
 
 
-def ratio_unit(row: dict) -> str:
-    return f"of own {row['against']} time" if is_share(row) else f"x {row['against']}"
+def ratio_unit(row: dict, against: str | None = None) -> str:
+    against = against or row["against"]
+    return f"of own {against} time" if _is_own(row, against) else f"x {against}"
 
 
 def failed(row: dict) -> bool:
@@ -100,17 +110,26 @@ def place(row: dict) -> str:
 
 def unit_of(row: dict) -> str:
     """In which its figures are best read: a CPU's times say more than its share of a TFLOP/s."""
-    if "ours_us" in row:
-        return "us"
-    return "ms" if row["suite"] == "cpu" else "tflops"
+    if row["suite"] == "cpu":
+        return "ms"
+    return next(unit for unit in ("tokens_per_s", "us", "tflops") if f"ours_{unit}" in row)
 
 
 def share_of_own(row: dict) -> tuple[str, float] | None:
     """(name, our time by that of our own call without options), where both were measured."""
-    for name, own in row.get("own_ms", {}).items():
-        if own and row["ours_ms"]:
-            return name, round(row["ours_ms"] / own, 4)
+    unit = _time_unit(row)
+    for name, own in row.get(f"own_{unit}", {}).items():
+        if own and row[f"ours_{unit}"]:
+            return name, round(row[f"ours_{unit}"] / own, 4)
     return None
+
+
+def _time_unit(row: dict) -> str:
+    return "us" if "ours_us" in row else "ms"
+
+
+def _is_own(row: dict, name: str) -> bool:
+    return name in row.get(f"own_{_time_unit(row)}", {})
 
 
 def _flops(name: str, workload: Workload, pass_: str) -> float:
@@ -132,11 +151,3 @@ def _figures(unit: str, values: dict[str, float], workload: Workload) -> dict:
     if workload.own is not None:
         figures[f"own_{unit}"] = {workload.own: values.get(workload.own)}
     return figures
-
-
-def _ratio(row: dict, workload: Workload) -> float | None:
-    """A share of our own other time, or how many times as fast as the peer we are."""
-    if workload.against == workload.own:
-        share = share_of_own(row)
-        return None if share is None else share[1]
-    return ratio_to(row, workload.against)

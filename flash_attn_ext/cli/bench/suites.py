@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from flash_attn_ext.cli.bench.decode_suites import decode, decode_host, decode_on_cpu
+from flash_attn_ext.cli.bench.generate_suites import generate, generate_on_cpu
 from flash_attn_ext.cli.bench.workload import HEAD_BIAS, OWN_VARLEN, PADDING_MASK, SQUARE_BIAS, SQUARE_MASK, Workload
 
 FUSED = ("flash", "efficient", "cudnn")
@@ -139,9 +141,12 @@ def _named(*suites) -> dict[str, tuple[Workload, ...]]:
 
 
 SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
-    "cuda": _named(grid, mask, float32, dropout, head_dims, short, varlen, window, gqa, host),
-    "cpu": _named(cpu),
+    "cuda": _named(
+        grid, mask, float32, dropout, head_dims, short, varlen, window, gqa, host, decode, decode_host, generate
+    ),
+    "cpu": {**_named(cpu, decode_host), "decode": tuple(decode_on_cpu()), "generate": tuple(generate_on_cpu())},
 }
+ONLY_WHEN_NAMED = ("generate",)  # needs a package that is no part of the library
 
 
 def quick(workloads: tuple[Workload, ...]) -> tuple[Workload, ...]:

@@ -6,12 +6,12 @@ from flash_attn_ext.cli.bench.rows import failed, is_share, place, ratio_unit, s
 from flash_attn_ext.cli.bench.workload import Workload
 
 PLACE_WIDTH, FIGURE_WIDTH = 40, 9
-UNITS = {"tflops": "TFLOP/s", "ms": "ms", "us": "us"}
+UNITS = {"tflops": "TFLOP/s", "ms": "ms", "us": "us", "tokens_per_s": "tokens/s"}
 
 
 def heading(suite: str, workloads: tuple[Workload, ...]) -> str:
     columns = "".join(f"{name:>{_width(name)}}" for name in ("ours", *_columns(workloads)))
-    return f"\n{suite}\n{'case':<{PLACE_WIDTH}} {'pass':<17}{'backend':<8}{columns} {'unit':<8}ratio"
+    return f"\n{suite}\n{'case':<{PLACE_WIDTH}} {'pass':<17}{'backend':<8}{columns} {'unit':<9}ratio"
 
 
 def line(row: dict, workloads: tuple[Workload, ...]) -> str:
@@ -23,7 +23,7 @@ def line(row: dict, workloads: tuple[Workload, ...]) -> str:
         figure = figures.get(name)
         texts += f"{missing if figure is None else f'{figure:.4g}':>{_width(name)}}"
     where = f"{place(row):<{PLACE_WIDTH}} {row['pass']:<17}{row['backend'] or 'none':<8}"
-    return f"{where}{texts} {UNITS[unit]:<8}{_ratio_text(row)}".rstrip()
+    return f"{where}{texts} {UNITS[unit]:<9}{_ratio_text(row)}".rstrip()
 
 
 def complaints(row: dict) -> list[str]:
@@ -41,6 +41,10 @@ def _ratio_text(row: dict) -> str:
     share = share_of_own(row)
     if share is not None and not is_share(row):
         texts.append(f"{share[1]:.2f} of own {share[0]} time")
+    if row.get("ours_tbs"):
+        texts.append(f"{row['ours_tbs']:.3g} TB/s (a copy {row['copy_tbs']:.3g})")
+    if "non_causal_peers" in row:
+        texts.append(f"{', '.join(row['non_causal_peers'])} without causality")
     return ", ".join(texts)
 
 

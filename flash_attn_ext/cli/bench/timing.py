@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import statistics
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flash_attn_ext.cli.bench.contestants import OURS, Contestant
+from flash_attn_ext.cli.bench.contestant import OURS, Contestant
 
 Call = Callable[[], object]
 Stopwatch = Callable[[Call], float]  # milliseconds of one call
@@ -22,6 +23,7 @@ Stopwatch = Callable[[Call], float]  # milliseconds of one call
 # time between the events is its own and not that of the host that launches. With 0.2 ms, backward passes of ours and of
 # peers took up to 0.15 ms longer in some rows on a slow host.
 LEAD_IN_CYCLES = 2_000_000
+COPY_BYTES = {"cuda": 2**31, "cpu": 2**26}
 HOST_CALLS = 50  # so few that their launches fit the queue, which would make the host wait
 
 
@@ -99,10 +101,20 @@ def measure(
     return measured
 
 
-def stopwatch_for(device: str, is_host_time: bool) -> Stopwatch:
+def stopwatch_for(device: str, is_host_time: bool, num_calls: int = 1) -> Stopwatch:
+    """`num_calls`: timed together, for calls that take turns with several copies of their tensors."""
     if device == "cpu":
         return _wall_clock
-    return _host_clock if is_host_time else _device_clock
+    return _host_clock if is_host_time else functools.partial(_device_clock, num_calls=num_calls)
+
+
+def copy_bandwidth(device: str) -> float:
+    """TB/s of PyTorch's own copy, bytes read and bytes written: what this machine's memory gives."""
+    source = torch.zeros(COPY_BYTES[device], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    stopwatch = stopwatch_for(device, is_host_time=False)
+    times = [stopwatch(lambda: target.copy_(source)) for _ in range(7)]
+    return 2 * source.numel() / statistics.median(times[2:]) * 1e-9
 
 
 def _wall_clock(call: Call) -> float:
@@ -111,14 +123,15 @@ def _wall_clock(call: Call) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def _device_clock(call: Call) -> float:
+def _device_clock(call: Call, num_calls: int = 1) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(LEAD_IN_CYCLES)
+    torch.cuda._sleep(LEAD_IN_CYCLES * (1 + num_calls // 4))
     begin.record()
-    call()
+    for _ in range(num_calls):
+        call()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end)
+    return begin.elapsed_time(end) / num_calls
 
 
 def _host_clock(call: Call) -> float:

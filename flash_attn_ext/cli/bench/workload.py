@@ -39,6 +39,11 @@ class Workload:
     against: str = ""  # what our ratio compares with: a peer, "best" of them, or `own`
     in_goal: bool = True  # whether the suite's mean counts it; else it is there for reference
     passes: tuple[str, ...] = ("forward", "backward")
+    seqlen_k: int | None = None  # where there are not as many keys as queries; causality is then bottom right
+
+    @property
+    def num_keys(self) -> int:
+        return self.seqlen_k or self.seqlen
 
     @property
     def dim_v(self) -> int:
@@ -53,12 +58,28 @@ class Workload:
         """Whether it is the time that a call keeps the host busy that counts, not the GPU's."""
         return self.suite == "host"
 
+    @property
+    def in_microseconds(self) -> bool:
+        """Whether a time says more than TFLOP/s do."""
+        return self.is_host_time
+
+    @property
+    def non_causal_peers(self) -> tuple[str, ...]:
+        """Who computes a causal workload without causality."""
+        return ()
+
+    def amounts(self, pass_: str) -> dict[str, float]:
+        """What a call gets done, by the unit of the rate that rows have of it besides."""
+        return {}
+
     def flops(self, pass_: str) -> float:
         """By convention: half for causal, the visible pairs of a window, and no saving from masks."""
         pairs = sum(map(self._pairs, self.lengths)) if self.lengths else self.batch * self._pairs(self.seqlen)
         return FLOPS_OF_PASS[pass_] * 4 * self.num_heads * pairs * (self.head_dim + self.dim_v) / 2
 
     def _pairs(self, length: int) -> float:
+        if self.seqlen_k is not None:
+            return length * self.seqlen_k - (length * (length - 1) / 2 if self.causal else 0)
         if self.window is None:
             return length * length / (2 if self.causal else 1)
         left, right = self.window[0], 0 if self.causal else self.window[1]

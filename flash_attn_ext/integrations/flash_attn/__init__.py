@@ -20,8 +20,8 @@ from flash_attn_ext.integrations.flash_attn.functions import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache,
 )
+from flash_attn_ext.integrations.flash_attn.kvcache import flash_attn_with_kvcache
 from flash_attn_ext.integrations.flash_attn.stand_in import install, uninstall
 
 __all__ = [

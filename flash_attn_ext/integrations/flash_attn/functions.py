@@ -10,10 +10,11 @@ from torch import Tensor
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of, packed_form, require_tensors
 from flash_attn_ext._keywords import dense_problem, problem_of
-from flash_attn_ext._options import check_flag, check_length, check_number, check_number_or_none
+from flash_attn_ext._options import check_flag
 from flash_attn_ext._problem import Problem
 from flash_attn_ext.autograd import attend, draw_seed
 from flash_attn_ext.functional import attention, attention_varlen
+from flash_attn_ext.integrations.flash_attn.arguments import options_of, require_shape
 
 Result = Tensor | tuple[Tensor, Tensor, Tensor | None]
 _OURS = dict(backend=None, allow_tf32=False)  # what flash_attn has no argument for, and a problem asks for
@@ -60,8 +61,8 @@ def flash_attn_func(
         RuntimeError: shapes, dtypes or devices that do not go together; a call that no backend can run.
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
     """
-    _require_shape("(batch, seqlen, heads, headdim)", q=q, k=k, v=v)
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    require_shape("(batch, seqlen, heads, headdim)", q=q, k=k, v=v)
+    options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
     check_flag("return_attn_probs", return_attn_probs)
     if not return_attn_probs:
         return attention(q, k, v, **options, layout="bshd")
@@ -137,7 +138,7 @@ def flash_attn_varlen_func(
             the values are trusted, on the CPU they are checked.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths, or None; they never change the result.
         alibi_slopes: (heads,) or (batch, heads).
-        block_table: must be None; there is no paged cache.
+        block_table: must be None; :func:`flash_attn_with_kvcache` takes paged caches.
         Everything else as in :func:`flash_attn_func`.
 
     Returns:
@@ -150,11 +151,12 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         raise NotImplementedError(
-            "block_table must be None, got a paged key-value cache, which flash_attn_ext does not take: gather the "
-            "pages of each sequence into packed k and v, and pass cu_seqlens_k of their lengths"
+            "block_table must be None, got a paged key-value cache, which packed queries cannot read here: where all "
+            "sequences have as many queries, call flash_attn_with_kvcache, which takes it; else gather the pages of "
+            "each sequence into packed k and v, and pass cu_seqlens_k of their lengths"
         )
-    _require_shape("(total, heads, headdim)", q=q, k=k, v=v)
-    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    require_shape("(total, heads, headdim)", q=q, k=k, v=v)
+    options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
     check_flag("return_attn_probs", return_attn_probs)
     options |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if not return_attn_probs:
@@ -217,56 +219,6 @@ def flash_attn_varlen_qkvpacked_func(
     packing = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_varlen_func(q, k, v, *packing, *options)
-
-
-def flash_attn_with_kvcache(*_args, **_kwargs):
-    """Raises NotImplementedError, which says what to call: there is no entry point for a key-value cache yet."""
-    raise NotImplementedError(
-        "flash_attn_with_kvcache is not there yet: flash_attn_ext has no entry point for a key-value cache. Write new "
-        "keys and values (rotated, if you rotate) into your cache and call flash_attn_func(q, k_cache[:, :length], "
-        "v_cache[:, :length], causal=True), which reads the slices in place and lines up the last query with the last "
-        "key. Where lengths differ, pack the filled parts and call flash_attn_varlen_func"
-    )
-
-
-def _options(
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: tuple[int | None, int | None],
-    softcap: float | None,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-) -> dict:
-    """flash_attn's options as keywords of ``attention`` and ``attention_varlen``."""
-    check_flag("causal", causal)
-    check_flag("deterministic", deterministic)
-    return dict(
-        causal="bottom_right" if causal else None,
-        window=_window(window_size),
-        softcap=check_number_or_none("softcap", softcap) or None,
-        alibi_slopes=alibi_slopes,
-        dropout_p=check_number("dropout_p", dropout_p),
-        scale=check_number_or_none("softmax_scale", softmax_scale),
-    )
-
-
-def _window(window_size) -> tuple[int | None, int | None]:
-    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
-        raise ValueError(f"window_size must be (left, right), -1 for an unbounded side, got {window_size!r}")
-    sides = [check_length("window_size", side) for side in window_size]
-    if any(side is not None and side < -1 for side in sides):
-        raise ValueError(f"window_size must be made of numbers >= 0, and -1 for an unbounded side, got {window_size!r}")
-    left, right = (None if side == -1 else side for side in sides)
-    return left, right
-
-
-def _require_shape(shape: str, **tensors: Tensor) -> None:
-    """The right number of dimensions: ``attention`` would take others, for what flash_attn has no layout."""
-    require_tensors(tuple(tensors), tuple(tensors.values()))
-    for name, tensor in tensors.items():
-        if tensor.dim() != shape.count(",") + 1:
-            raise RuntimeError(f"{name} must be {shape}, got shape {tuple(tensor.shape)}")
 
 
 def _unpacked(name: str, packed: Tensor, shape: str) -> tuple[Tensor, ...]:

@@ -8,11 +8,16 @@ import threading
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from flash_attn_ext.integrations.flash_attn import bert_padding, functions
+from flash_attn_ext.integrations.flash_attn import bert_padding, functions, kvcache
 
 PACKAGE = "flash_attn"
 INTERFACE_VERSION = "2.8.3"  # whose arguments and results these functions have; code asks flash_attn.__version__
-FUNCTIONS = {name: value for name, value in vars(functions).items() if name.startswith("flash_attn_")}
+FUNCTIONS = {
+    name: value
+    for module in (functions, kvcache)
+    for name, value in vars(module).items()
+    if name.startswith("flash_attn_")
+}
 PADDING = {
     name: getattr(bert_padding, name)
     for name in ("index_first_axis", "index_put_first_axis", "pad_input", "unpad_input")

@@ -1,0 +1,96 @@
+"""Few queries at the end of many keys, as text generation has them: suites `decode` and `decode_host`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from flash_attn_ext.cli.bench.workload import Workload
+
+FUSED = ("cudnn", "flash", "efficient")
+ONE_QUERY, CONTIGUOUS, ATTENTION = "1 query", "contiguous", "attention"  # our own other calls
+CACHE, APPEND = "cache", "append"  # attention_with_kvcache, without and with new keys; else attention()
+NO_BOTTOM_RIGHT = ("cudnn",)  # peers that have no such causality: they attend to all keys
+
+
+@dataclass(frozen=True)
+class DecodeWorkload(Workload):
+    """`seqlen` queries of each sequence, the last of which sees all `seqlen_k` keys."""
+
+    causal: bool = True
+    passes: tuple[str, ...] = ("forward",)
+    entry: str | None = None  # CACHE or APPEND
+    page_size: int | None = None  # of a paged cache, its pages in random order
+
+    @property
+    def is_host_time(self) -> bool:
+        return self.suite == "decode_host"
+
+    @property
+    def in_microseconds(self) -> bool:
+        return True
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of all keys and values, each of which has to be read once."""
+        return self.batch * self.key_heads * self.num_keys * (self.head_dim + self.dim_v) * self.dtype.itemsize
+
+    @property
+    def non_causal_peers(self) -> tuple[str, ...]:
+        """Who gets a little more to do: the keys that come after all queries but the last."""
+        return tuple(name for name in self.peers if name in NO_BOTTOM_RIGHT) if self.seqlen > 1 else ()
+
+    def amounts(self, pass_: str) -> dict[str, float]:
+        return {} if self.is_host_time else {"tbs": self.cache_bytes * 1e-12}
+
+
+def decode() -> Iterator[DecodeWorkload]:
+    plain = dict(num_heads=32, head_dim=128, peers=(*FUSED, "fa3"), against="best")
+    base = dict(num_key_heads=8, **plain)
+    shapes = [(1, 4), (1, 32), (1, 128), (16, 8), (64, 8)]  # sequences, keys / 1024
+    for queries in (1, 8):
+        own = dict(own=ONE_QUERY) if queries > 1 else {}
+        for batch, kilokeys in shapes:
+            yield _workload(batch, kilokeys, seqlen=queries, **own, **base)
+    yield _workload(1, 32, seqlen=256, own=ONE_QUERY, **base)
+    yield _workload(16, 8, "MHA", num_key_heads=32, **plain)
+    yield _workload(16, 8, "MQA", num_key_heads=1, **plain)
+    for other in (dict(head_dim=64), dict(head_dim=256), dict(dtype=torch.float16)):
+        yield _workload(16, 8, **(base | other))
+    for batch, kilokeys in ((1, 32), (16, 8), (64, 8)):
+        yield from _caches(batch, kilokeys, dict(base, peers=("fa3",)))
+
+
+def decode_host() -> Iterator[DecodeWorkload]:
+    """Calls so small that launching them takes longer than running them."""
+    common = dict(batch=1, num_heads=32, num_key_heads=8, seqlen=1, seqlen_k=128, head_dim=128, against="torch sdpa")
+    for entry in (None, CACHE, APPEND):
+        case = "attention" if entry is None else f"with_kvcache, {entry}"
+        yield DecodeWorkload("decode_host", case, entry=entry, peers=("torch sdpa",), **common)
+
+
+def decode_on_cpu() -> Iterator[DecodeWorkload]:
+    common = dict(num_heads=8, num_key_heads=2, head_dim=64, dtype=torch.float32)
+    options = dict(peers=("torch sdpa",), against="torch sdpa")
+    yield _workload(1, 4, **options, **common)
+    yield _workload(1, 4, seqlen=8, own=ONE_QUERY, **options, **common)
+    yield _workload(4, 4, **options, **common)
+    yield from _caches(4, 4, common)
+
+
+def _workload(batch: int, kilokeys: int, what: str = "", seqlen: int = 1, **options) -> DecodeWorkload:
+    case = f"B{batch} {kilokeys}k {what}".rstrip()
+    return DecodeWorkload("decode", case, batch, seqlen=seqlen, seqlen_k=1024 * kilokeys, **options)
+
+
+def _caches(batch: int, kilokeys: int, common: dict) -> Iterator[DecodeWorkload]:
+    """Paged ones against the contiguous one with the same keys, that one against attention() on its tensors."""
+    options = common | dict(own=ATTENTION, against=ATTENTION, entry=CACHE, in_goal=False)
+    contiguous = _workload(batch, kilokeys, CACHE, **options)
+    yield contiguous
+    for page in (16, 64, 256):
+        case = f"B{batch} {kilokeys}k page {page}"
+        yield dataclasses.replace(contiguous, case=case, page_size=page, own=CONTIGUOUS, against=CONTIGUOUS)

@@ -1,0 +1,49 @@
+"""flash-attention 2's arguments as this library's."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flash_attn_ext._canonical import require_tensors
+from flash_attn_ext._options import check_flag, check_length, check_number, check_number_or_none
+
+
+def options_of(
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int | None, int | None],
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+) -> dict:
+    """flash_attn's options as keywords of ``attention`` and ``attention_varlen``."""
+    check_flag("causal", causal)
+    check_flag("deterministic", deterministic)
+    return dict(
+        causal="bottom_right" if causal else None,
+        window=window_of(window_size),
+        softcap=check_number_or_none("softcap", softcap) or None,
+        alibi_slopes=alibi_slopes,
+        dropout_p=check_number("dropout_p", dropout_p),
+        scale=check_number_or_none("softmax_scale", softmax_scale),
+    )
+
+
+def window_of(window_size) -> tuple[int | None, int | None]:
+    """flash_attn's window as that of ``attention``: there -1 is an unbounded side, here None."""
+    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+        raise ValueError(f"window_size must be (left, right), -1 for an unbounded side, got {window_size!r}")
+    sides = [check_length("window_size", side) for side in window_size]
+    if any(side is not None and side < -1 for side in sides):
+        raise ValueError(f"window_size must be made of numbers >= 0, and -1 for an unbounded side, got {window_size!r}")
+    left, right = (None if side == -1 else side for side in sides)
+    return left, right
+
+
+def require_shape(shape: str, **tensors: Tensor) -> None:
+    """The right number of dimensions: ``attention`` would take others, for what flash_attn has no layout."""
+    require_tensors(tuple(tensors), tuple(tensors.values()))
+    for name, tensor in tensors.items():
+        if tensor.dim() != shape.count(",") + 1:
+            raise RuntimeError(f"{name} must be {shape}, got shape {tuple(tensor.shape)}")
