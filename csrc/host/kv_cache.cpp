@@ -34,7 +34,8 @@ attention::KvCache describe_cache(const AttentionInputs& in, const KvCacheInputs
           .block_table = integers(arrays.block_table),
           .table_stride = cache.block_table ? arrays.block_table.stride(0) : 0,
           .num_entries = in.k.size(0),
-          .page_size = cache.block_table ? in.k.size(2) : 0,
+          .page_size =
+              cache.block_table ? attention::Divisor::of(static_cast<uint32_t>(in.k.size(2))) : attention::Divisor{},
           .num_new = cache.num_new()};
 }
 

@@ -12,6 +12,7 @@ namespace {
 // Of a block, and how many blocks a multiprocessor has at least. A row's own block is as wide as its parts are many.
 constexpr int kWarpsOfRow = 8;
 constexpr int kWarpsOfRows = 4;
+constexpr int kAhead = 4;  // parts that a warp loads before it knows their weights
 constexpr int kThreadsOfRow = kWarpsOfRow * kWarpSize;
 constexpr int kThreadsOfRows = kWarpsOfRows * kWarpSize;
 
@@ -44,7 +45,7 @@ __device__ __forceinline__ bool holds_nan(const attention::ForwardParams& p, con
 }
 
 template <class Element, int kColumns, int kWarpsPerRow>
-__global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsOfRow, kWarpsPerRow == 1 ? 5 : 3)
+__global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsOfRow, kWarpsPerRow == 1 ? 4 : 2)
     combine_kernel(const __grid_constant__ CombineParams p) {
   __shared__ float warp_out[kWarpsPerRow][kColumns];
   const uint32_t number = kWarpsPerRow == 1 ? blockIdx.x * kWarpsOfRows + tile::warp() : blockIdx.x;
@@ -64,19 +65,34 @@ __global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsO
   const RowPlace place = head.query_row(at.query);
   const int first_column = static_cast<int>(item.slice) * kColumns;
   const int warp = kWarpsPerRow == 1 ? 0 : tile::warp();
+  // Rows are on their way while the states of all parts are merged.
+  float ahead[kAhead][kColumns / kWarpSize];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const int part = warp + i * kWarpsPerRow;
+    const float* out = p.parts.out_row(parts.slot(part < parts.count ? part : 0, p.slot_step), row);
+#pragma unroll
+    for (int slot = 0; slot < kColumns / kWarpSize; ++slot) ahead[i][slot] = out[MergedRow<kColumns>::column(slot)];
+  }
   MergedRow<kColumns> merged;
   merged.state = merge_states(p, parts, row);
-#pragma unroll 4
-  for (int part = warp; part < parts.count; part += kWarpsPerRow) {
-    const int slot = parts.slot(part, p.slot_step);
-    merged.add_weighted(p.parts.out_row(slot, row), exp(p.parts.state_of(slot, row).x - merged.state.shift()));
+  const auto weight = [&](int part) {
+    return exp(p.parts.state_of(parts.slot(part, p.slot_step), row).x - merged.state.shift());
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    const int part = warp + i * kWarpsPerRow;
+    if (part < parts.count) merged.add_weighted(ahead[i], weight(part));
+  }
+  for (int part = warp + kAhead * kWarpsPerRow; part < parts.count; part += kWarpsPerRow) {
+    merged.load_weighted(p.parts.out_row(parts.slot(part, p.slot_step), row), weight(part));
   }
   if constexpr (kWarpsPerRow > 1) {
 #pragma unroll
     for (int slot = 0; slot < merged.kSlots; ++slot) warp_out[warp][merged.column(slot)] = merged.out[slot];
     __syncthreads();
     if (warp != 0) return;
-    for (int other = 1; other < min(kWarpsPerRow, parts.count); ++other) merged.add_weighted(warp_out[other], 1.0f);
+    for (int other = 1; other < min(kWarpsPerRow, parts.count); ++other) merged.load_weighted(warp_out[other], 1.0f);
   }
   const ColumnRange columns = {first_column, first_column + kColumns};
   const bool has_nan = parts.count == ItemParts::kHasNan ? holds_nan<Element>(p, place, columns)

@@ -3,9 +3,9 @@
 // Grid: a block has kRows rows of one head. kLanes neighbouring lanes share a row, 16 bytes each, and add up in a fixed
 // butterfly order, so the result does not depend on scheduling. A thread has several rows in flight at a time. Bound:
 // memory. 2 * head_dim * element bytes are read and 4 (or 8) written a row.
+#include "attention/divisor.h"
 #include "kernels/common/delta.h"
 #include "kernels/common/row_products.cuh"
-#include "attention/divisor.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext::common {

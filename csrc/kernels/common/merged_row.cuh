@@ -41,8 +41,12 @@ struct MergedRow {
     for (int slot = 0; slot < kSlots; ++slot) out[slot] = out[slot] * factor + columns[slot] * others_factor;
   }
 
-  // Of which the state has been taken in.
-  __device__ __forceinline__ void add_weighted(const float* part, float weight) {
+  // Parts whose states are in `state` already: their rows in registers, or in memory.
+  __device__ __forceinline__ void add_weighted(const float (&part)[kSlots], float weight) {
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) out[slot] += weight * part[slot];
+  }
+  __device__ __forceinline__ void load_weighted(const float* part, float weight) {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) out[slot] += weight * part[column(slot)];
   }

@@ -32,10 +32,11 @@ inline constexpr int kSlotsPerBlock = 2;
 
 struct KeyDivision {
   RowTiles tiles;
-  uint32_t entries;      // batch entries * tiles
-  uint32_t blocks;       // that the launch has
-  uint32_t least_tiles;  // of keys, that are worth a block
-  bool uniform;          // all batch entries see the same tiles
+  uint32_t entries;         // batch entries * tiles
+  uint32_t blocks;          // that the launch has
+  uint32_t least_tiles;     // of keys, that are worth a block
+  bool uniform;             // all batch entries see the same tiles
+  uint32_t tiles_of_entry;  // of keys, for one head, where all entries see as many; 0: blocks count them
 };
 
 // What an entry sees.
@@ -46,16 +47,23 @@ struct EntryKeys {
   TileRange tiles;
 
   // An entry that has rows has a tile, if only to write that they see nothing.
-  __device__ __forceinline__ uint32_t count() const { return num_rows == 0 ? 0 : max(tiles.end - tiles.begin, 1); }
+  FLASH_HOST_DEVICE uint32_t count() const {
+    const int seen = tiles.end - tiles.begin;
+    return num_rows == 0 ? 0 : seen > 1 ? seen : 1;
+  }
 };
 
 template <int kKeys>
-__device__ __forceinline__ EntryKeys keys_of_entry(const attention::AttentionParams& p, const RowTiles& tiles,
-                                                   uint32_t index) {
+FLASH_HOST_DEVICE EntryKeys keys_of_entry(const attention::AttentionParams& p, const RowTiles& tiles, uint32_t index) {
   const RowTiles::Entry entry = tiles.entry(index);
   EntryKeys keys = {p.sequence_of(entry.batch), entry.first_row, 0, {}};
   keys.num_rows = tiles.count(entry, keys.sequence);
   if (keys.num_rows == 0) return keys;
+  if (p.visibility.unlimited()) {
+    const attention::Interval all = {0, keys.sequence.num_keys};
+    keys.tiles = tile_range<kKeys, uint32_t>(all, all);
+    return keys;
+  }
   const uint32_t first = tiles.group.quotient(entry.first_row);
   const uint32_t last = tiles.group.quotient(entry.first_row + keys.num_rows - 1);
   keys.tiles = tile_range<kKeys, uint32_t>(p.visibility.keys_of<int>(first, keys.sequence),
@@ -64,16 +72,18 @@ __device__ __forceinline__ EntryKeys keys_of_entry(const attention::AttentionPar
 }
 
 // A block's stretch of the line. All warps compute the same. Numbers of tiles fit 32 bits (plan/split_forward.cpp).
+//
+// Code is short on purpose: a block's first instructions come from memory, and take longer than to execute.
 template <int kKeys>
 struct KeyStretch {
   const attention::AttentionParams& p;
   const KeyDivision& division;
-  uint32_t share;     // tiles of a block; the first ones have one more
-  uint32_t one_more;  // how many
-  uint32_t at;        // the next tile
-  uint32_t end;
-  uint32_t entry;        // of that tile
-  uint32_t entry_begin;  // its first tile
+  uint32_t share = 0;     // tiles of a block; the first ones have one more
+  uint32_t one_more = 0;  // how many
+  uint32_t at = 0;        // the next tile
+  uint32_t end = 0;
+  uint32_t entry = 0;        // of that tile
+  uint32_t entry_begin = 0;  // its first tile
   EntryKeys keys;
 
   __device__ __forceinline__ uint32_t items_of_entry() const { return division.tiles.items_of_entry.divisor; }
@@ -84,58 +94,58 @@ struct KeyStretch {
   }
 
   __device__ __forceinline__ KeyStretch(const attention::AttentionParams& p, const KeyDivision& division)
-      : p(p), division(division), at(0), end(0) {
+      : p(p), division(division) {
     const uint32_t scanned = division.uniform ? division.tiles.tiles.divisor : division.entries;
     const uint32_t repeated = division.uniform ? division.tiles.tiles.quotient(division.entries) : 1;
-    const uint32_t first_count = count_of(tile::lane(), scanned);
-    const uint32_t of_scanned = count_tiles(first_count, scanned);
-    const uint32_t line = of_scanned * repeated * items_of_entry();
-    const uint32_t blocks = min(division.blocks, max(line / division.least_tiles, 1u));
-    if (line == 0 || blockIdx.x >= blocks) return;
-    share = line / blocks;
-    one_more = line - share * blocks;
-    at = begin_of(blockIdx.x);
-    end = begin_of(blockIdx.x + 1);
-    const uint32_t of_head = division.tiles.items_of_entry.quotient(at);
-    const uint32_t repetition = division.uniform ? of_head / of_scanned : 0;
-    find(first_count, scanned, of_head - repetition * of_scanned);
+    // First all tiles are counted, then the entry of the block's first one is found.
+    uint32_t target = UINT32_MAX;
+    uint32_t repetition = 0;
+#pragma unroll 1
+    for (int walk = 0; walk < 2; ++walk) {
+      const uint32_t of_scanned = division.tiles_of_entry != 0 ? division.tiles_of_entry : scan(scanned, target);
+      if (walk == 1) break;
+      const uint32_t line = of_scanned * repeated * items_of_entry();
+      const uint32_t blocks = min(division.blocks, max(line / division.least_tiles, 1u));
+      if (line == 0 || blockIdx.x >= blocks) return;
+      share = line / blocks;
+      one_more = line - share * blocks;
+      at = begin_of(blockIdx.x);
+      end = begin_of(blockIdx.x + 1);
+      target = division.tiles.items_of_entry.quotient(at);
+      repetition = target / of_scanned;
+      target -= repetition * of_scanned;
+      entry_begin = repetition * of_scanned * items_of_entry();
+    }
     entry += repetition * division.tiles.tiles.divisor;
-    entry_begin = (entry_begin + repetition * of_scanned) * items_of_entry();
-    keys = keys_of_entry<kKeys>(p, division.tiles, entry);
   }
 
-  __device__ __forceinline__ bool done() const { return at >= end; }
-
-  // Past the tiles that were worked on, to an entry that has any.
-  __device__ __forceinline__ void advance(uint32_t tiles) {
-    at += tiles;
-    while (!done() && at >= entry_begin + items_of_entry() * keys.count()) {
-      entry_begin += items_of_entry() * keys.count();
-      keys = keys_of_entry<kKeys>(p, division.tiles, ++entry);
+  // Goes on to the entry of the next tile, where it is another one. False at the stretch's end.
+  __device__ __forceinline__ bool enter() {
+    if (at >= end) return false;
+    uint32_t entered = entry;
+#pragma unroll 1
+    while (true) {
+      keys = keys_of_entry<kKeys>(p, division.tiles, entered);
+      const uint32_t tiles = items_of_entry() * keys.count();
+      if (at < entry_begin + tiles) break;
+      entry_begin += tiles;
+      ++entered;
     }
+    entry = entered;
+    return true;
   }
 
  private:
-  __device__ __forceinline__ uint32_t count_of(uint32_t index, uint32_t scanned) const {
-    return index < scanned ? keys_of_entry<kKeys>(p, division.tiles, index).count() : 0;
-  }
-
-  // Tiles of one head in the first entries; first_count: of the lane's first one, which most calls have no more than.
-  __device__ __forceinline__ uint32_t count_tiles(uint32_t first_count, uint32_t scanned) const {
-    uint32_t sum = first_count;
-    for (uint32_t index = tile::kWarpSize + tile::lane(); index < scanned; index += tile::kWarpSize) {
-      sum += count_of(index, scanned);
-    }
-    return __reduce_add_sync(0xFFFFFFFFu, sum);
-  }
-
-  // The entry that holds a tile of those, and the entry's first one.
-  __device__ __forceinline__ void find(uint32_t first_count, uint32_t scanned, uint32_t target) {
+  // Of one head's tiles in the first entries: how many there are, or the entry that holds tile `target` of them, with
+  // its first one added to entry_begin.
+  __device__ __forceinline__ uint32_t scan(uint32_t scanned, uint32_t target) {
     uint32_t before = 0;
+#pragma unroll 1
     for (uint32_t first = 0; first < scanned; first += tile::kWarpSize) {
-      const uint32_t own = first == 0 ? first_count : count_of(first + tile::lane(), scanned);
+      const uint32_t index = first + tile::lane();
+      const uint32_t own = index < scanned ? keys_of_entry<kKeys>(p, division.tiles, index).count() : 0;
       uint32_t sum = own;  // of this lane's entry and those before it
-#pragma unroll
+#pragma unroll 1
       for (int step = 1; step < tile::kWarpSize; step *= 2) {
         const uint32_t lower = __shfl_up_sync(0xFFFFFFFFu, sum, step);
         if (tile::lane() >= step) sum += lower;
@@ -144,11 +154,12 @@ struct KeyStretch {
       if (past != 0) {
         const int lane = __ffs(past) - 1;
         entry = first + lane;
-        entry_begin = before + __shfl_sync(0xFFFFFFFFu, sum - own, lane);
-        return;
+        entry_begin += (before + __shfl_sync(0xFFFFFFFFu, sum - own, lane)) * items_of_entry();
+        break;
       }
       before += __shfl_sync(0xFFFFFFFFu, sum, tile::kWarpSize - 1);
     }
+    return before;
   }
 };
 

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
+#include "attention/divisor.h"
 #include "attention/host_device.h"
 #include "attention/params.h"
-#include "attention/divisor.h"
 
 namespace flash_attn_ext {
 

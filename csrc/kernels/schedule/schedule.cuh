@@ -12,8 +12,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "attention/params.h"
 #include "attention/divisor.h"
+#include "attention/params.h"
 
 namespace flash_attn_ext {
 

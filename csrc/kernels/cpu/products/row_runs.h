@@ -34,7 +34,7 @@ inline RowRange first_run(const attention::AttentionParams& p, const Positions& 
   }
   const attention::KeyRow at = p.key_row(sequence, begin);
   if (!scattered(p, positions.side)) return {at.entry, positions.head, at.row, positions.count()};
-  return {at.entry, positions.head, at.row, std::min(p.cache.page_size - at.row, positions.count())};
+  return {at.entry, positions.head, at.row, std::min(p.cache.page_size.divisor - at.row, positions.count())};
 }
 
 // Calls visit(rows, first) for every run of neighbouring rows; the run's first row is at position range.begin + first.

@@ -26,7 +26,12 @@ SplitParams split_params(const attention::ForwardParams& params, const ForwardPl
                 .entries = static_cast<uint32_t>(params.batch) * tiles.tiles.divisor,
                 .blocks = static_cast<uint32_t>(plan.resident_blocks),
                 .least_tiles = static_cast<uint32_t>(kLeastKeysOfBlock / kTile.keys),
-                .uniform = params.sequences.cu_seqlens_q == nullptr && !params.cache.present()};
+                .uniform = params.sequences.cu_seqlens_q == nullptr && !params.cache.present(),
+                .tiles_of_entry = 0};
+  // Blocks then need not look for their entry.
+  if (p.division.uniform && tiles.tiles.divisor == 1) {
+    p.division.tiles_of_entry = keys_of_entry<kTile.keys>(params, tiles, 0).count();
+  }
   p.parts = {.out = plan.workspace.part_rows.in<float>(workspace),
              .state = plan.workspace.part_states.in<float2>(workspace),
              .rows = kTile.rows,

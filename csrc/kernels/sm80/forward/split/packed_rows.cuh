@@ -19,7 +19,6 @@ struct PackedRows {
   int begin[kThreadRows];  // what the row sees; nothing where it does not exist
   int end[kThreadRows];
 
-  // The warp's rows from first_row on, of a tile with num_rows of them that begins at row tile_row.
   __device__ __forceinline__ PackedRows(const attention::AttentionParams& p, const attention::Sequence& sequence)
       : p(p), sequence(sequence) {}
 

@@ -60,7 +60,6 @@ struct SplitKernel {
   Shared& shared;
   const KeyStretch<kTile.keys>& stretch;
   RowTiles::Item item;
-  Rows rows;
   Output out;
   OnlineSoftmax<Output::kThreadRows> running;
 
@@ -79,21 +78,17 @@ struct SplitKernel {
   __device__ __forceinline__ void attend(int begin, int end) {
     out.clear();
     running.clear();
-#pragma unroll
-    for (int r = 0; r < Rows::kThreadRows; ++r) {
-      const int row = row_warp() * kWarpRows + Scores::row(r);
-      rows.set(r, packed_row(row), row < num_rows());
-    }
     if (begin == end) return;
     load_queries();
-#pragma unroll
-    for (int stage = 0; stage < kTile.stages; ++stage) load(stage, begin + stage, end);
     int stage = 0;
-    for (int tile = begin; tile < end; ++tile) {
-      ptx::wait_copies<kTile.stages - 1>();
-      __syncthreads();  // the tile has arrived
-      step(stage, tile);
-      __syncthreads();  // and has no readers any more
+#pragma unroll 1
+    for (int tile = begin - kTile.stages; tile < end; ++tile) {
+      if (tile >= begin) {
+        ptx::wait_copies<kTile.stages - 1>();
+        __syncthreads();  // the tile has arrived
+        step(stage, tile);
+        __syncthreads();  // and has no readers any more
+      }
       load(stage, tile + kTile.stages, end);
       stage = stage + 1 == kTile.stages ? 0 : stage + 1;
     }
@@ -161,7 +156,7 @@ struct SplitKernel {
     const int columns_v = static_cast<int>(p.head_dim_v) - first_column() - column;
     const uint32_t target_k = shared.tiles.k[stage].address(Place::row(), column);
     const uint32_t target_v = shared.tiles.v[stage].address(Place::row(), column);
-    constexpr int kUnrolled = kWarpRows == 32 ? 1 : kTile.keys / Place::kRowStep;  // registers
+    constexpr int kUnrolled = kWarpRows == 32 ? 1 : kTile.keys / Place::kRowStep;  // where registers allow
 #pragma unroll kUnrolled
     for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
       const int key = tile * kTile.keys + Place::row() + step;
@@ -182,6 +177,17 @@ struct SplitKernel {
     }
   }
 
+  // Found anew for each tile that needs them: no register is held for them.
+  __device__ __forceinline__ Rows rows_of_warp() const {
+    Rows rows(p, stretch.keys.sequence);
+#pragma unroll
+    for (int r = 0; r < Rows::kThreadRows; ++r) {
+      const int row = row_warp() * kWarpRows + Scores::row(r);
+      rows.set(r, packed_row(row), row < num_rows());
+    }
+    return rows;
+  }
+
   __device__ __forceinline__ void step(int stage, int tile) {
     const int row_in_tile = key_warp() * kWarpKeys;
     const int first_key = tile * kTile.keys + row_in_tile;
@@ -190,12 +196,16 @@ struct SplitKernel {
     tile::multiply_head_dims(scores, shared.tiles.q, row_warp() * kWarpRows,
                              shared.tiles.k[stage].template rows_from<kWarpKeys>(row_in_tile));
     const bool folded = folds_scale();
-    if constexpr (kExtended) rows.modify(scores, first_key, folded);
-    if (!stretch.keys.tiles.full(tile)) rows.hide_invisible(scores, first_key);
+    const bool full = stretch.keys.tiles.full(tile);
+    if (kExtended || !full) {
+      const Rows rows = rows_of_warp();
+      if constexpr (kExtended) rows.modify(scores, first_key, folded);
+      if (!full) rows.hide_invisible(scores, first_key);
+    }
     running.template update<false>(scores, out,
                                    {folded, folded ? static_cast<float>(p.score_mod.scale) * kLog2e : kLog2e});
     if constexpr (kExtended) {
-      if (p.dropout.enabled()) rows.drop(scores, first_key);
+      if (p.dropout.enabled()) rows_of_warp().drop(scores, first_key);
     }
     tile::multiply_registers(out, scores, shared.tiles.v[stage].template rows_from<kWarpKeys>(row_in_tile));
   }
@@ -224,10 +234,10 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   ptx::allow_dependent_launch();
   KeyStretch<Kernel::kTile.keys> stretch(p, p.division);
-  Kernel kernel = {
-      p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), stretch, {}, {p, stretch.keys.sequence}};
-  bool first_of_block = true;
-  while (!stretch.done()) {
+  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), stretch, {}};
+  int slot = static_cast<int>(blockIdx.x) * kSlotsPerBlock;
+#pragma unroll 1
+  while (stretch.enter()) {
     const uint32_t count = stretch.keys.count();
     const uint32_t in_entry = stretch.at - stretch.entry_begin;
     const uint32_t index = in_entry / count;
@@ -238,15 +248,14 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
     // Of an item that sees nothing there is a tile in the line, and none to work on.
     const bool nothing = stretch.keys.tiles.empty();
     kernel.attend(first_tile + static_cast<int>(nothing ? 0 : begin), first_tile + static_cast<int>(nothing ? 0 : end));
-    const int slot = static_cast<int>(blockIdx.x) * kSlotsPerBlock + (first_of_block ? 0 : 1);
     ItemParts& parts = p.items[stretch.entry * stretch.items_of_entry() + index];
     if (begin == 0 && threadIdx.x == 0) {
       const uint32_t last = end == count ? blockIdx.x : stretch.block_of(stretch.at + count - 1);
       parts = {slot, static_cast<int>(blockIdx.x + 1) * kSlotsPerBlock, static_cast<int>(last - blockIdx.x) + 1};
     }
     if (kernel.finish(begin == 0 && end == count, slot)) parts.count = ItemParts::kHasNan;
-    first_of_block = false;
-    stretch.advance(end - begin);
+    slot = static_cast<int>(blockIdx.x) * kSlotsPerBlock + 1;
+    stretch.at += end - begin;
   }
 }
 
