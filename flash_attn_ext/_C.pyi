@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._problem import KvCache, Problem
 
 NO_DOUBLE_BACKWARD: str
 """What a second derivative raises."""
@@ -44,6 +44,19 @@ def attention_forward(problem: Problem, /) -> tuple[Tensor, Tensor, Tensor | Non
     out: q's shape with Dv for D, q's dtype, in memory in the order of q's strides.
     lse: natural log, (B, Hq, Sq), packed (Hq, Tq), accumulate dtype.
     lse_residual: what rounding took off lse, of its shape, when there is a bias.
+    """
+
+def attention_with_kvcache(problem: Problem, cache: KvCache, /) -> tuple[Tensor, Tensor]:
+    """(out, lse) as attention_forward gives them, over a cache that new keys and values go into first.
+
+    problem: dense and without dropout; k and v are the cache, (B_cache, Hk, rows, D) and (B_cache, Hk, rows, Dv), or
+    pages of `rows` keys. bias and mask: (B|1, Hq|1, Sq|1, capacity|1).
+    cache_seqlens, cache_batch_idx (B,) and block_table (B, pages of a sequence): int32 on q's device.
+    k_new, v_new: (B, Hk, Sn, D) and (B, Hk, Sn, Dv), Sn in 1...256, or both None. k and v are written where given.
+    rotary_cos, rotary_sin: (positions, rotary dim / 2), q's dtype, only with k_new.
+
+    Raises where gradients are on and a tensor requires one. On the CPU, and on a GPU with FLASH_ATTN_EXT_CHECK=1, the
+    values of lengths, tables and indices are checked too.
     """
 
 def attention_backward(
@@ -115,6 +128,9 @@ def operands_of(q: Tensor, k: Tensor, v: Tensor) -> int:
 
 PROBLEM_FIELDS: tuple[str, ...]
 """The fields of a problem, in their order."""
+
+CACHE_FIELDS: tuple[str, ...]
+"""The fields of a KvCache, in their order."""
 
 def set_copy_log(log: Callable[[str, Tensor, str], None]) -> None:
     """From now on log(name, tensor, needed) is called, from any thread, for each tensor that is copied because no

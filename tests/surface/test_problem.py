@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, Problem
+from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, KvCache, Problem
 from support.binding import problem
 
 
@@ -13,6 +13,12 @@ def test_one_order_everywhere():
     for name, leading in (("attention_forward", 0), ("attention_backward", 6)):
         schema = getattr(torch.ops.flash_attn_ext, name).default._schema
         assert tuple(argument.name for argument in schema.arguments[leading:]) == Problem._fields
+
+
+def test_those_of_a_cache_follow():
+    assert KvCache._fields == _C.CACHE_FIELDS
+    schema = torch.ops.flash_attn_ext.attention_with_kvcache.default._schema
+    assert tuple(argument.name for argument in schema.arguments) == Problem._fields + KvCache._fields
 
 
 def test_tensors_come_first():

@@ -38,6 +38,14 @@ def test_attention_varlen():
     assert keyword_only(flash_attn_ext.attention_varlen) == expected
 
 
+def test_attention_with_kvcache():
+    shared = {name: default for name, default in KEYWORDS.items() if name not in ("dropout_p", "allow_tf32")}
+    tensors = ("k_new", "v_new", "block_table", "cache_batch_idx", "rotary_cos", "rotary_sin")
+    expected = shared | dict.fromkeys(tensors) | dict(causal="bottom_right", rotary_interleaved=False)
+    expected["cache_seqlens"] = inspect.Parameter.empty
+    assert keyword_only(flash_attn_ext.attention_with_kvcache) == expected
+
+
 def test_explain_takes_what_both_take():
     taken = keyword_only(flash_attn_ext.explain)
     assert taken.items() >= (keyword_only(flash_attn_ext.attention_varlen) | KEYWORDS).items()
