@@ -8,21 +8,12 @@
 #include <numeric>
 #include <utility>
 
+#include "host/memory_overlap.h"
+
 namespace flash_attn_ext::host {
 
-namespace {
-
-bool is_broadcast(const at::Tensor& tensor) {
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.size(d) > 1 && tensor.stride(d) == 0) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first) {
-  const bool broadcast = is_broadcast(like);
+  const bool broadcast = repeats_elements(like);
   if (!sequence_first && (like.is_contiguous() || broadcast)) return at::empty(sizes, like.options());
   at::DimVector order(like.dim());
   std::iota(order.begin(), order.end(), int64_t{0});
