@@ -3,13 +3,59 @@
 import pytest
 import torch
 
+from support.caches import CacheCase, check_cache_case
 from support.cases import Case, Inputs, make_inputs
-from support.checks import compare_with_pytorch
+from support.checks import check_case, check_packed_drawn, compare_with_pytorch
 from support.errors import assert_rule, pooled
-from support.params import over_cases
+from support.packed import PackedCase, make_packed
+from support.params import over_cases, over_dtypes
 from support.runners import run_ours
 
 DRAWS = 8
+
+# On the CPU, keys of few queries are divided in parts of 2048; up to 32 rows of a key head's group are worked on
+# together, and up to 64 queries share the parts.
+LENGTHS = (2047, 2048, 2049, 4096, 4097, 8192)
+LONG = [Case(sq=1, sk=sk, d=64, batch=1, heads=4, kv_heads=2) for sk in LENGTHS] + [
+    Case(sq=sq, sk=4097, d=d, dv=dv, batch=1, heads=heads, kv_heads=kv_heads)
+    for sq, heads, kv_heads, d, dv in (
+        (1, 33, 1, 128, None),
+        (8, 8, 2, 128, None),
+        (9, 8, 2, 72, 40),
+        (32, 2, 2, 40, 64),
+        (33, 2, 1, 64, None),
+        (64, 1, 1, 128, None),
+        (65, 1, 1, 64, None),
+    )
+]
+LONG_FEATURES = [
+    Case(sq=sq, sk=4500, d=32, batch=2, heads=4, kv_heads=2, **features)
+    for sq in (5, 40)
+    for features in (
+        dict(causal="bottom_right", dlse=True),
+        dict(causal="top_left"),
+        dict(causal="bottom_right", window=(500, 0)),
+        dict(window=(3000, 10), causal="bottom_right"),
+        dict(bias="bhqk"),
+        dict(bias="1h1k", mask="b1qk", dlse=True),
+        dict(mask="b11k", mask_keep=0.001, sink=True),
+        dict(alibi="bh", softcap=5.0),
+        dict(dropout_p=0.3, sink=True, dlse=True),
+    )
+]
+LONG_PACKED = [
+    PackedCase((1, 5, 0, 33), (5000, 2049, 17, 0), Case(d=32, heads=4, kv_heads=2, **features))
+    for features in (dict(), dict(causal="bottom_right", sink=True), dict(bias="bhqk", dlse=True))
+] + [PackedCase((1, 2), (4097, 100), Case(d=64, heads=4, kv_heads=2, causal="bottom_right"))]
+LONG_CACHES = [
+    CacheCase((4097, 100, 0, 2047), new, 6144, page_size, base=Case(sq=sq, d=64, heads=4, kv_heads=2, **features))
+    for new, sq, features in (
+        (1, 1, dict(causal="bottom_right")),
+        (9, 9, dict(causal="bottom_right", window=(2500, 0), sink=True)),
+        (0, 5, dict(causal=None, bias="1h1k")),
+    )
+    for page_size in (None, 16, 512)
+]
 
 
 def with_large_scores(case: Case, device: str, seed: int) -> Inputs:
@@ -21,6 +67,8 @@ def with_large_scores(case: Case, device: str, seed: int) -> Inputs:
 @over_cases(
     [
         *(Case(sq=sq, sk=128, d=d, batch=1, heads=16) for sq in (1, 2, 3) for d in (64, 128, 200, 256)),
+        *(Case(sq=1, sk=300, d=d, batch=1, heads=16, kv_heads=2) for d in (64, 128)),
+        Case(sq=1, sk=4097, d=128, batch=1, heads=4),
         *(Case(sq=64, sk=sk, d=d, batch=1, heads=8) for sk in (1, 3) for d in (64, 128)),
         Case(sq=128, sk=128, d=256, batch=1, heads=4),
         Case(sq=65, sk=300, d=256, batch=1, heads=4),  # a tile of one query after one of 64
@@ -34,6 +82,30 @@ def test_mean_error_in_float32(case, backend):
         return compare_with_pytorch(inputs, backend, run_ours(inputs, backend))
 
     assert_rule(pooled([draw(seed) for seed in range(DRAWS)]))
+
+
+@over_dtypes()
+@over_cases(LONG)
+def test_long_keys(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
+@over_cases(LONG_FEATURES)
+def test_features_of_long_keys(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
+@over_cases(LONG_PACKED)
+def test_packed_long_keys(case, dtype, backend):
+    check_packed_drawn(case, lambda seed: make_packed(case, dtype, backend.device, seed), backend)
+
+
+@over_dtypes()
+@over_cases(LONG_CACHES)
+def test_long_caches(case, dtype, backend):
+    check_cache_case(case, dtype, backend)
 
 
 @pytest.mark.parametrize("d", [32, 64, 80, 128, 200])

@@ -27,6 +27,8 @@ UNATTENDED = [
     Case(sq=140, sk=300, causal="top_left", bias="1h1k", alibi="bh"),
     Case(sq=40, sk=300, causal="bottom_right", window=(50, None)),
     Case(sq=40, sk=300, window=(7, 7)),
+    Case(sq=2, sk=4200, heads=4, kv_heads=2, causal="bottom_right", window=(2500, None)),
+    Case(sq=2, sk=4200, batch=1, mask="111k", mask_keep=0.01),
     Case(sq=140, sk=300, heads=4, kv_heads=2, causal="top_left", dropout_p=0.3),
     # Long enough for kernels that short sequences do not take.
     Case(sq=1100, sk=1300, d=64, batch=1, causal="top_left"),

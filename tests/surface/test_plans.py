@@ -303,6 +303,15 @@ def test_explain_says_the_plan():
     assert explanation.forward in str(explanation) and explanation.backward in str(explanation)
 
 
+@pytest.mark.parametrize(
+    ("sq", "sk", "divided"), [(1, 2048, False), (1, 2049, True), (64, 4096, True), (65, 4096, False)]
+)
+def test_the_cpu_divides_the_keys_of_few_queries(sq, sk, divided):
+    q, k = torch.zeros(1, 2, sq, 8), torch.zeros(1, 2, sk, 8)
+    words = "tiled on the CPU, keys in parts of 2048; no workspace" if divided else "tiled on the CPU; no workspace"
+    assert flash_attn_ext.explain(q, k, k).forward == words
+
+
 def test_the_cpu_forms_dbias_on_its_way():
     q = torch.zeros(1, 1, 8, 8)
     bias = torch.zeros(8, 8, requires_grad=True)

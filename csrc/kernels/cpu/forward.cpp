@@ -21,6 +21,7 @@
 namespace flash_attn_ext::cpu {
 namespace {
 
+using attention::Coordinate;
 using attention::ForwardParams;
 using attention::Interval;
 using attention::Sequence;
@@ -97,10 +98,13 @@ class ForwardWorker {
 
     const Interval key_range = {keys.first, keys.first + keys.count};
     const bool full = p_.visibility.coverage(rows_.queries, key_range, rows_.sequence) == TileCoverage::kFull;
-    for (int64_t i = 0; i < rows_.count(); ++i) {
-      const Interval seen =
-          full ? Interval{0, keys.count} : within(p_.visibility.keys_of(rows_.query(i), rows_.sequence), keys);
-      softmax_row(i, keys, seen, scores.row(i));
+    int64_t i = 0;
+    for (int64_t head = rows_.heads.begin; head < rows_.heads.end; ++head) {
+      for (int64_t query = rows_.queries.begin; query < rows_.queries.end; ++query, ++i) {
+        const Interval seen =
+            full ? Interval{0, keys.count} : within(p_.visibility.keys_of(query, rows_.sequence), keys);
+        softmax_row(i, {rows_.sequence.batch, head, query, keys.first + seen.begin}, keys.count, seen, scores.row(i));
+      }
     }
 
     const Values v = values(keys);
@@ -130,14 +134,15 @@ class ForwardWorker {
     return {rows, all_finite<Real>(rows, keys.count, p_.head_dim_v)};
   }
 
-  // Products of one query become its unnormalised probabilities; what it does not see becomes 0.
-  void softmax_row(int64_t i, const StreamedSlice& keys, const Interval& seen, Real* row) {
+  // Products of row i with num_keys keys become unnormalised probabilities; what it does not see becomes 0. `first` is
+  // the first key that it sees.
+  void softmax_row(int64_t i, const Coordinate& first, int64_t num_keys, const Interval& seen, Real* row) {
     std::fill(row, row + seen.begin, Real(0));
-    std::fill(row + seen.end, row + keys.count, Real(0));
+    std::fill(row + seen.end, row + num_keys, Real(0));
     if (seen.empty()) return;
     Real* scores = row + seen.begin;
     const int64_t count = seen.end - seen.begin;
-    const ScoreRun run = {{rows_.sequence.batch, rows_.head(i), rows_.query(i), keys.first + seen.begin}, count};
+    const ScoreRun run = {first, count};
     attention::SoftmaxState<Real>& softmax = tile_.softmax(i);
     const Real factor = softmax.raise_maximum(row_maximum(run, scores));
     if (factor != Real(1)) multiply_row(out().row(i), p_.head_dim_v, factor);

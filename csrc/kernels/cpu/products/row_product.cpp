@@ -26,7 +26,16 @@ bool readable_as_pairs(const Operand& operand) {
          view.batch_stride % 2 == 0 && reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
 }
 
+// Of bfloat16 rows where the CPU multiplies them: its products of packed tiles are twice as fast as others.
+constexpr int64_t kFewPairedRows = 32;
+
 }  // namespace
+
+bool has_few_rows(const attention::AttentionParams& params) {
+  const bool pairs = params.element == ElementType::kBFloat16 && can_multiply_pairs();
+  const int64_t rows = params.sequences.max_seqlen_q * params.queries_per_key_head();
+  return rows <= (pairs ? kFewPairedRows : kStationaryRows);
+}
 
 template <class Real>
 bool RowProduct<Real>::multiplies_pairs(const Operand& left, const Operand& right) {

@@ -12,14 +12,9 @@
 
 namespace flash_attn_ext::cpu {
 
-// Up to how many query rows of a key head (those of all its query heads) the other tensor is multiplied row by row.
-// Where more rows share it, the matrix library's rate pays for packing it.
-inline constexpr int64_t kFewQueries = 32;
-
-// Whether the query heads of a key head have so few rows that they are worked on together.
-inline bool has_few_rows(const attention::AttentionParams& p) {
-  return p.sequences.max_seqlen_q * p.queries_per_key_head() <= kFewQueries;
-}
+// Whether the query heads of a key head have so few rows that they are worked on together, in one tile. More of them
+// share what is packed, and make up for it.
+bool has_few_rows(const attention::AttentionParams& params);
 
 template <class Real>
 class RowProduct {
