@@ -1,32 +1,15 @@
-// The tile sizes of the attention kernels, with their reasons, and which kernels there are.
+// The tile sizes of the GPU's attention kernels, with their reasons, and which kernels there are. tile_config_split.h
+// has those of the kernel that divides keys.
 #pragma once
 
 #include <cstdint>
-
-namespace flash_attn_ext::cpu {
-
-// Queries of a score tile; in the forward pass a work item owns them. As few as keep the matrix library at its full
-// rate, since a causal diagonal or a narrow window computes about this many columns in vain.
-inline constexpr int64_t kStationaryRows = 64;
-
-// Keys of a score tile; in the backward pass a work item owns them. Two 64 x 256 float32 tiles are 128 KiB: with their
-// operands they stay in a 1 MiB L2. Operands are packed in tiles of as many rows.
-inline constexpr int64_t kStreamedRows = 256;
-
-// Tiles of keys are clipped to what is visible in steps of this many rows: small enough for narrow windows, large
-// enough that the matrix library sees few distinct shapes (it generates code for each).
-inline constexpr int64_t kClipRows = 32;
-
-// Memory for converted and transposed operands of one group of heads, and for its dQ, or its parts' O.
-inline constexpr int64_t kPackedBytes = int64_t{32} << 20;
-
-}  // namespace flash_attn_ext::cpu
 
 namespace flash_attn_ext {
 
 // What forward, dK/dV and dQ kernels are compiled for.
 enum class Variant {
   kPlain,     // a positive scale, and nothing else that changes a score
+  kParts,     // the same for keys that are divided; sm90's forward only
   kShort,     // the same for few queries; sm80's forward only
   kDropout,   // the same with dropout; forward only
   kMask,      // the same with a boolean mask; sm90 only
@@ -319,11 +302,13 @@ struct ForwardTile {
   int query_stages;
 };
 
+constexpr bool is_plain(Variant variant) { return variant == Variant::kPlain || variant == Variant::kParts; }
+
 // As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
 // V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim
 // 64). Extended kernels have biases and masks in shared memory too, and draws of dropout for 32 keys at a time.
 constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
-  const bool plain = variant == Variant::kPlain;
+  const bool plain = is_plain(variant);
   if (dims.v <= 64 && plain) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
   if (variant == Variant::kExtended && dims.qk <= 128 && dims.v <= 128)
     return {.warpgroups = 2, .keys = 96, .query_stages = 1};
@@ -337,7 +322,7 @@ constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
 
 // Registers of a thread that computes, and of one that copies: together they fill the register file. Looking tiles of a
 // mask up takes some.
-constexpr bool looks_up_mask(Variant variant) { return variant != Variant::kPlain && variant != Variant::kDropout; }
+constexpr bool looks_up_mask(Variant variant) { return !is_plain(variant) && variant != Variant::kDropout; }
 constexpr int consumer_registers(int warpgroups, Variant variant) {
   if (warpgroups == 3) return 160;
   return looks_up_mask(variant) ? 216 : 232;

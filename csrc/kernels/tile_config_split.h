@@ -109,6 +109,10 @@ constexpr int split_head_dim_bucket(int element_bytes, int64_t head_dim) {
 inline constexpr int64_t kSplitKeys = 512;
 inline constexpr int kLeastKeysOfBlock = 128;
 
+// Up to how many queries keys are divided where multiprocessors would be idle. With more, a result does not depend on
+// the rest of the batch.
+inline constexpr int64_t kSplitQueries = 512;
+
 // Up to how many packed rows a call is bound by reading its keys.
 inline constexpr int64_t kSplitRows = 64;
 

@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsO
   const attention::Sequence sequence = p.sequence_of(entry.batch);
   if (row >= p.tiles.count(entry, sequence)) return;
   ptx::wait_for_kernel_before();
-  const ItemParts parts = p.items[index];
+  const auto first_slot = static_cast<int>(index) * p.parts_of_item;
+  const ItemParts parts = p.items != nullptr ? p.items[index] : ItemParts{first_slot, first_slot + 1, p.parts_of_item};
   if (parts.count == 1) return;
   const PackedRow at = p.tiles.at(entry.first_row + row, item.head);
   const HeadItem head = head_item(p, sequence, at.head);

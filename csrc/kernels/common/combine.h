@@ -12,11 +12,12 @@ namespace flash_attn_ext::common {
 struct CombineParams : attention::ForwardParams {
   RowTiles tiles;
   PartRows parts;
-  const ItemParts* items;
-  int slot_step;  // from an item's second part on
-  uint32_t num_items;
-  Divisor rows_of_item;  // at most
-  bool block_per_row;    // for few rows, which have many parts; else a warp
+  const ItemParts* items = nullptr;  // null: item i has the slots from i * parts_of_item on
+  int parts_of_item = 0;
+  int slot_step = 1;  // from an item's second part on
+  uint32_t num_items = 0;
+  Divisor rows_of_item;        // at most
+  bool block_per_row = false;  // for few rows, which have many parts; else a warp
 };
 
 // Queues the kernel behind the one that wrote the parts; it starts before that one has ended where the GPU can do so.

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/rows/row_ops.h"
-#include "kernels/tile_config.h"
+#include "kernels/tile_config_cpu.h"
 
 namespace flash_attn_ext::cpu {
 

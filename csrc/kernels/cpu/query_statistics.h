@@ -5,7 +5,7 @@
 
 #include "attention/params.h"
 #include "kernels/cpu/scratch.h"
-#include "kernels/tile_config.h"
+#include "kernels/tile_config_cpu.h"
 
 namespace flash_attn_ext::cpu {
 

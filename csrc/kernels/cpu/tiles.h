@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "attention/visibility.h"
-#include "kernels/tile_config.h"
+#include "kernels/tile_config_cpu.h"
 
 namespace flash_attn_ext::cpu {
 

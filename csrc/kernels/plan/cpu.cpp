@@ -1,21 +1,13 @@
 #include "kernels/plan/plan.h"
 #include "kernels/plan/workspace.h"
+#include "kernels/tile_config_cpu.h"
 
 namespace flash_attn_ext::plan {
-
-namespace {
-
-// As many keys as make what a part adds (its O, m and l are written and read once more) small beside reading them.
-constexpr int64_t kKeysPerPart = 2048;
-static_assert(kKeysPerPart % cpu::kStreamedRows == 0);
-
-}  // namespace
-
 // Decided by the lengths alone, so that the sums are the same for any number of threads, heads and batch entries.
 ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
   ForwardPlan plan;
   const bool one_tile = p.sequences.max_seqlen_q <= cpu::kStationaryRows;
-  if (one_tile && p.sequences.max_seqlen_k > kKeysPerPart) plan.keys_per_part = kKeysPerPart;
+  if (one_tile && p.sequences.max_seqlen_k > cpu::kKeysPerPart) plan.keys_per_part = cpu::kKeysPerPart;
   return plan;
 }
 

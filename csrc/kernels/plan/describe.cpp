@@ -12,6 +12,8 @@ const char* name_of(Variant variant) {
   switch (variant) {
     case Variant::kPlain:
       return "plain";
+    case Variant::kParts:
+      return "plain";
     case Variant::kShort:
       return "short";
     case Variant::kDropout:
@@ -111,6 +113,7 @@ std::string describe(const ForwardPlan& plan) {
     case ForwardKernel::kWarpSpecialised:
       words << "warp-specialised (" << name_of(plan.variant) << ", head dims " << plan.head_dim << " and "
             << plan.head_dim_v << "), " << plan.tile.queries << " queries x " << plan.tile.keys << " keys per tile";
+      if (plan.variant == Variant::kParts) words << ", keys divided among " << plan.key_parts << " blocks";
       break;
     case ForwardKernel::kWholeHeads:
       words << "whole heads, " << sm80::kHeadsRows << " queries x " << sm80::kHeadsRows << " keys per tile";

@@ -59,6 +59,7 @@ struct ForwardPlan {
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;         // heads that are worked on together share it
   int64_t resident_blocks = 0;  // kWholeHeads, kSplit, kWarpSpecialised
+  int64_t key_parts = 1;        // kWarpSpecialised: blocks that share the keys of a tile of queries
 
   struct Workspace {
     int64_t bytes = 0;
@@ -66,8 +67,8 @@ struct ForwardPlan {
     WorkspacePart nan_flags;    // one byte per warp
     WorkspacePart mask_bits;    // kWarpSpecialised: a boolean mask, packed
     WorkspacePart tile_list;    // kWarpSpecialised: which tiles a block had
-    WorkspacePart part_rows;    // kSplit: O of the parts of rows, float32
-    WorkspacePart part_states;  // kSplit: and their maxima and sums
+    WorkspacePart part_rows;    // kSplit, kWarpSpecialised: O of the parts of rows
+    WorkspacePart part_states;  // likewise: their maxima and sums
     WorkspacePart part_list;    // kSplit: which parts a tile of rows has
   } workspace;
 };

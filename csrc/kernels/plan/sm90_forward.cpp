@@ -68,8 +68,19 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
       plan.workspace.mask_bits = append(plan.workspace.bytes, mask_bits_bytes(p));
     }
   }
-  const int64_t tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
-                        sm80::num_slices(p.head_dim_v, plan.tile.columns);
+  const int64_t whole_tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
+                              sm80::num_slices(p.head_dim_v, plan.tile.columns);
+  if (plan.variant == Variant::kPlain && sm90::has_forward_kernel(dims, Variant::kParts) &&
+      leaves_multiprocessors_idle(p, plan.tile.queries, limits)) {
+    plan.variant = Variant::kParts;
+    plan.key_parts = key_parts(p, whole_tiles, limits);
+  }
+  const int64_t tiles = whole_tiles * plan.key_parts;
+  if (plan.variant == Variant::kParts) {
+    const int64_t columns = sm90::part_columns(dims.v);
+    plan.workspace.part_rows = append(plan.workspace.bytes, tiles * plan.tile.queries * columns * 4);
+    plan.workspace.part_states = append(plan.workspace.bytes, tiles * plan.tile.queries * 8);
+  }
   plan.workspace.nan_flags = append(plan.workspace.bytes, tiles * plan.tile.warps);
   plan.workspace.tile_list = append(plan.workspace.bytes, tiles * int64_t{sizeof(int)});
   return plan;

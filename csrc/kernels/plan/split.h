@@ -13,6 +13,9 @@ bool is_bound_by_keys(const attention::ForwardParams& params);
 // that would run instead.
 bool leaves_multiprocessors_idle(const attention::ForwardParams& params, int tile_queries, const Limits& limits);
 
+// Among how many blocks the keys of such a call's tiles of queries are to be divided. blocks: that it has without.
+int64_t key_parts(const attention::ForwardParams& params, int64_t blocks, const Limits& limits);
+
 ForwardPlan plan_split_forward(const attention::ForwardParams& params, const Limits& limits);
 
 }  // namespace flash_attn_ext::plan

@@ -22,8 +22,14 @@ bool is_bound_by_keys(const attention::ForwardParams& p) {
 }
 
 bool leaves_multiprocessors_idle(const attention::ForwardParams& p, int tile_queries, const Limits& limits) {
+  if (p.sequences.max_seqlen_q > sm80::kSplitQueries) return false;
   const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, tile_queries);
   return 2 * blocks <= limits.multiprocessors && visible_keys(p) >= 2 * sm80::kSplitKeys;
+}
+
+int64_t key_parts(const attention::ForwardParams& p, int64_t blocks, const Limits& limits) {
+  return std::clamp<int64_t>(limits.multiprocessors / std::max<int64_t>(blocks, 1), 1,
+                             visible_keys(p) / sm80::kSplitKeys);
 }
 
 ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& limits) {

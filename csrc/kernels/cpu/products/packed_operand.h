@@ -8,7 +8,7 @@
 #include "kernels/cpu/products/operand.h"
 #include "kernels/cpu/products/row_runs.h"
 #include "kernels/cpu/scratch.h"
-#include "kernels/tile_config.h"
+#include "kernels/tile_config_cpu.h"
 
 namespace flash_attn_ext::cpu {
 

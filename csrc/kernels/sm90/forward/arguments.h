@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention/params.h"
+#include "kernels/common/merged_row.cuh"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/sm90/tensor_map.h"
 
@@ -15,6 +16,14 @@ struct TileNotes {
   uint8_t* flags;  // one per tile and warp
 };
 
+// Where the tiles of queries leave multiprocessors idle, `count` blocks share the keys of each: Parts kernels.
+struct KeyParts {
+  int count = 1;
+  int column_slices = 1;  // of a tile's O
+  int tiles = 1;          // of a head's queries
+  common::PartRows rows;  // a slot for each tile, slice and part
+};
+
 struct ForwardArguments {
   OperandMap q;
   OperandMap k;
@@ -23,6 +32,7 @@ struct ForwardArguments {
   attention::ForwardParams params;
   Schedule schedule;
   TileNotes notes;
+  KeyParts key_parts;
   uint32_t* claims;  // 0 when the kernel starts and when it ends: how many tiles were claimed
 };
 

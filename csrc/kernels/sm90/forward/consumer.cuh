@@ -78,7 +78,8 @@ struct ForwardConsumer {
       if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
       work_at.advance();
     }
-    if (not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
+    // Rows whose keys are divided are not finished yet.
+    if (!Traits::kDividesKeys && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
   }
 
  private:
@@ -128,7 +129,12 @@ struct ForwardConsumer {
       if (end > begin) release_queries();  // which have arrived: values come after them
     }
     const ForwardFinish<Traits> finish = {args, work, first_row() + warp_row()};
-    const bool suspicious = finish.template store<kReference>(out, softmax, sums);
+    bool suspicious;
+    if constexpr (Traits::kDividesKeys) {
+      suspicious = finish.template store_part<kReference>(out, softmax, sums);
+    } else {
+      suspicious = finish.template store<kReference>(out, softmax, sums);
+    }
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
     note<kReference>(work, suspicious);
   }

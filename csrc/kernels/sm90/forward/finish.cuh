@@ -68,6 +68,44 @@ struct ForwardFinish {
     return __any_sync(0xFFFFFFFFu, suspicious);
   }
 
+  // The same of a part of the rows' keys, for common/combine.h: O times what makes the exact sums its divisor.
+  template <Reference kReference, class Softmax>
+  __device__ __forceinline__ bool store_part(typename Traits::Output& out, const Softmax& softmax,
+                                             const tile::RowSums& sums) const {
+    const KeyParts& parts = args.key_parts;
+    const int64_t query = int64_t{work.first_query} + first_row;
+    const int rows = static_cast<int>(min(work.item.sequence.num_queries - query, int64_t{16}));
+    const int64_t tile = work.item.sequence.batch * parts.tiles + work.first_query / Traits::kQueries;
+    const int64_t item =
+        (tile * args.params.num_heads_q + work.item.head) * parts.column_slices + work.first_column / kColumns;
+    const auto slot = static_cast<int>(item * parts.count + work.part);
+    bool suspicious = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float l = tile::quad_sum(softmax.l[r]);
+      // Of a row that sees nothing of the part, too.
+      if (kReference == Reference::kFirstTile) suspicious |= exists(r, rows) && !(l > kLeastSum && l < kLargestSum);
+      const float m = l == 0.0f ? -INFINITY : softmax.m[r] * static_cast<float>(args.params.score_mod.scale);
+      if constexpr (Traits::kSumsRounded) out.scale_row(r, l == 0.0f ? 0.0f : l * ptx::reciprocal(sums.at(r)));
+      if (exists(r, rows) && tile::lane() % 4 == 0) {
+        parts.rows.state_of(slot, first_row + Traits::Output::row(r)) = {m, l};
+      }
+    }
+    float* const target = parts.rows.out_row(slot, first_row) + Traits::Output::column(0, 0);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float zero = 0.0f;
+      float* const row = target + Traits::Output::row(r) * parts.rows.columns;
+#pragma unroll
+      for (int j = 0; j < Traits::Output::kColumnTiles; ++j) {
+        zero = fmaf(out.at(r, j, 0), 0.0f, fmaf(out.at(r, j, 1), 0.0f, zero));
+        if (exists(r, rows)) *reinterpret_cast<float2*>(row + 8 * j) = {out.at(r, j, 0), out.at(r, j, 1)};
+      }
+      suspicious |= exists(r, rows) && zero != 0.0f;
+    }
+    return __any_sync(0xFFFFFFFFu, suspicious);
+  }
+
  private:
   __device__ __forceinline__ static bool exists(int r, int rows) { return Traits::Output::row(r) < rows; }
 

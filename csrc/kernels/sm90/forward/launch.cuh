@@ -1,6 +1,7 @@
 // Queues the forward kernel that a plan names.
 #pragma once
 
+#include "kernels/common/combine.h"
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/claims.h"
@@ -39,6 +40,36 @@ cudaError_t make_operand_maps(ForwardArguments& args) {
 }
 
 template <class Traits>
+KeyParts key_parts_of(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace) {
+  return {.count = static_cast<int>(plan.key_parts),
+          .column_slices = static_cast<int>(sm80::num_slices(p.head_dim_v, kColumns)),
+          .tiles = static_cast<int>(sm80::num_tiles(p.sequences.max_seqlen_q, Traits::kQueries)),
+          .rows = {.out = plan.workspace.part_rows.template in<float>(workspace),
+                   .state = plan.workspace.part_states.template in<float2>(workspace),
+                   .rows = Traits::kQueries,
+                   .columns = part_columns(Traits::kDims.v)}};
+}
+
+template <class Traits>
+cudaError_t combine_parts(const ForwardArguments& args, cudaStream_t stream) {
+  const attention::ForwardParams& params = args.params;
+  const auto divisor = [](int64_t n) { return attention::Divisor::of(static_cast<uint32_t>(n)); };
+  const int64_t items_of_entry = params.num_heads_q * args.key_parts.column_slices;
+  common::CombineParams p;
+  static_cast<attention::ForwardParams&>(p) = params;
+  p.tiles = {.rows = Traits::kQueries,
+             .tiles = divisor(args.key_parts.tiles),
+             .group = divisor(1),
+             .slices = divisor(args.key_parts.column_slices),
+             .items_of_entry = divisor(items_of_entry)};
+  p.parts = args.key_parts.rows;
+  p.parts_of_item = args.key_parts.count;
+  p.num_items = static_cast<uint32_t>(params.batch * args.key_parts.tiles * items_of_entry);
+  p.rows_of_item = divisor(std::min<int64_t>(Traits::kQueries, params.sequences.max_seqlen_q));
+  return common::combine<typename Traits::Element, part_columns(Traits::kDims.v)>(p, stream);
+}
+
+template <class Traits>
 cudaError_t launch_forward(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
                            cudaStream_t stream) {
   using Kernel = ForwardKernel<Traits>;
@@ -48,18 +79,23 @@ cudaError_t launch_forward(const attention::ForwardParams& p, const plan::Forwar
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
                                     .rows = Rows::kQueries,
                                     .tile_rows = Traits::kQueries,
-                                    .slices = sm80::num_slices(p.head_dim_v, kColumns),
+                                    .slices = sm80::num_slices(p.head_dim_v, kColumns) * plan.key_parts,
                                     .element_bytes = sizeof(typename Traits::Element),
                                     .l2_bytes = plan.l2_bytes});
   args.notes = {.previous = plan.workspace.tile_list.template in<int>(workspace),
                 .flags = plan.workspace.nan_flags.template in<uint8_t>(workspace)};
+  if constexpr (Traits::kDividesKeys) args.key_parts = key_parts_of<Traits>(p, plan, workspace);
   if (args.schedule.num_blocks == 0) return cudaSuccess;
   if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   cudaError_t error = make_operand_maps<Traits>(args);
   if (error == cudaSuccess) error = next_claim_counter(args.claims, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
-  return common::launch_blocks<Kernel>(forward_kernel<Traits>, blocks, stream, args);
+  error = common::launch_blocks<Kernel>(forward_kernel<Traits>, blocks, stream, args);
+  if constexpr (Traits::kDividesKeys) {
+    if (error == cudaSuccess) error = combine_parts<Traits>(args, stream);
+  }
+  return error;
 }
 
 template <class Element, Variant kVariant>

@@ -125,13 +125,35 @@ struct ForwardScheduler {
     }
     work.begin = min(begin, end);
     work.end = end;
+    if constexpr (Traits::kDividesKeys) take_part(work);
+  }
+
+  // Of the tiles of keys, those of the block's part.
+  __device__ __forceinline__ void take_part(Work& work) const {
+    const int count = work.end - work.begin;
+    const int begin = work.begin + count * work.part / args.key_parts.count;
+    const int end = work.begin + count * (work.part + 1) / args.key_parts.count;
+#pragma unroll 1
+    for (int w = 0; w < Shared::kWarpgroups; ++w) {
+      TileRange& own = work.own[w];
+      own.begin = max(own.begin, begin);
+      own.end = min(own.end, end);
+      if (own.empty()) own = {INT32_MAX, INT32_MAX, 0, 0};
+    }
+    work.begin = begin;
+    work.end = end;
   }
 
   // In shared memory, not in registers: the thread has few.
   __device__ __forceinline__ void locate(Work& work, int tile) const {
     const Place at = args.schedule.place(static_cast<uint32_t>(tile));
     work.tile = tile;
-    work.first_column = static_cast<int>(at.slice) * kColumns;
+    auto slice = static_cast<int>(at.slice);
+    if constexpr (Traits::kDividesKeys) {
+      work.part = slice % args.key_parts.count;
+      slice /= args.key_parts.count;
+    }
+    work.first_column = slice * kColumns;
     work.first_query = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
     work.item = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group, at.key_head};
     __threadfence_block();

@@ -29,14 +29,16 @@ struct ForwardTraits {
   static constexpr int kQueries = tile::kWarpgroupRows * kTile.warpgroups;
   static constexpr int kThreads = tile::kWarpgroupSize * (kTile.warpgroups + 1);
 
+  static constexpr bool kDividesKeys = kVariant == Variant::kParts;
+
   // A loop of its own for tiles of keys that all rows see whole. (With three warpgroups, or O of more columns, one for
   // all of them is as fast.)
-  static constexpr bool kLoopForFull = kVariant == Variant::kPlain && kTile.warpgroups == 2 && kDims.v <= 128;
+  static constexpr bool kLoopForFull = is_plain(kVariant) && kTile.warpgroups == 2 && kDims.v <= 128;
 
   // O is divided by the sums of P as it was rounded. Then exponents may refer to less than the row's maximum: else a
   // weight that outshines all others, and is 1 where they refer to it, would bring its own rounding into O. Not with
   // dropout, which changes P, nor where the ones have no room.
-  static constexpr bool kSumsRounded = (kVariant == Variant::kPlain || kVariant == Variant::kMask) && kDims.v != 96;
+  static constexpr bool kSumsRounded = (is_plain(kVariant) || kVariant == Variant::kMask) && kDims.v != 96;
   static constexpr float kRaiseLog2 = kSumsRounded ? 8.0f : 0.0f;
 
   // Exponents refer to the row's maximum over its first tile of keys, as long as sums stay in range. float16 has no
@@ -73,6 +75,7 @@ struct Work {
   int tile;          // of the schedule
   int first_column;  // of V and O
   int first_query;
+  int part;  // of its keys
   WorkItem item;
   int begin;  // tiles of keys [begin, end), from the last one down; the mask leaves something of the last one
   int end;
