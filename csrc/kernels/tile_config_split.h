@@ -39,7 +39,8 @@ struct SplitTile {
 // rows read shared memory half as often. Rows of 1 KiB leave room for one stage and few rows.
 constexpr SplitTile split_tile(int element_bytes, int head_dim, SplitKind kind) {
   const int row_bytes = element_bytes * head_dim;
-  const int columns = head_dim < 256 ? head_dim : 256;
+  const int widest = element_bytes == 4 ? 128 : 256;  // of O, that fits registers
+  const int columns = head_dim < widest ? head_dim : widest;
   const int keys = row_bytes <= 256 ? 64 : 32;
   if (kind == SplitKind::kRows16 && row_bytes <= 256) {
     return {.rows = 16,
@@ -132,3 +133,10 @@ constexpr int64_t dq_part_columns(int64_t head_dim) { return (head_dim + 63) / 6
 inline constexpr int64_t kSplitRows = 64;
 
 }  // namespace flash_attn_ext::sm80
+
+namespace flash_attn_ext::sm90 {
+
+// Columns of memory for a part's O, of which the kernel that joins parts knows these.
+constexpr int part_columns(int columns) { return columns <= 64 ? 64 : columns <= 128 ? 128 : 256; }
+
+}  // namespace flash_attn_ext::sm90
