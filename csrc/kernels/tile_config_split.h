@@ -114,6 +114,21 @@ inline constexpr int kLeastKeysOfBlock = 128;
 // the rest of the batch.
 inline constexpr int64_t kSplitQueries = 512;
 
+// The backward pass. How many keys are worth a block that computes a part of dQ, and how many blocks of the dQ kernel
+// a multiprocessor holds.
+inline constexpr int64_t kLeastKeysOfDqPart = 256;
+inline constexpr int kDqBlocks = 2;
+
+// Which dQ kernels can compute a part. The BiasMask kernel of head dim 64 would spill: calls take the Extended one.
+constexpr bool has_divided_dq_kernel(int element_bytes, int head_dim, Variant variant) {
+  return !(element_bytes == 2 && head_dim == 64 && variant == Variant::kBiasMask);
+}
+
+inline constexpr int64_t kLargestDividedHeadDim = 256;  // beyond that, blocks divide columns
+
+// A part's rows have whole groups of as many columns as a warp adds up.
+constexpr int64_t dq_part_columns(int64_t head_dim) { return (head_dim + 63) / 64 * 64; }
+
 // Up to how many packed rows a call is bound by reading its keys.
 inline constexpr int64_t kSplitRows = 64;
 
