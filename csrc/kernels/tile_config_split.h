@@ -39,7 +39,8 @@ struct SplitTile {
 // rows read shared memory half as often. Rows of 1 KiB leave room for one stage and few rows.
 constexpr SplitTile split_tile(int element_bytes, int head_dim, SplitKind kind) {
   const int row_bytes = element_bytes * head_dim;
-  const int columns = head_dim < 256 ? head_dim : 256;
+  const int widest = element_bytes == 4 ? 128 : 256;  // of O, that fits registers
+  const int columns = head_dim < widest ? head_dim : widest;
   const int keys = row_bytes <= 256 ? 64 : 32;
   if (kind == SplitKind::kRows16 && row_bytes <= 256) {
     return {.rows = 16,
@@ -113,7 +114,29 @@ inline constexpr int kLeastKeysOfBlock = 128;
 // the rest of the batch.
 inline constexpr int64_t kSplitQueries = 512;
 
+// The backward pass. How many keys are worth a block that computes a part of dQ, and how many blocks of the dQ kernel
+// a multiprocessor holds.
+inline constexpr int64_t kLeastKeysOfDqPart = 256;
+inline constexpr int kDqBlocks = 2;
+
+// Which dQ kernels can compute a part. The BiasMask kernel of head dim 64 would spill: calls take the Extended one.
+constexpr bool has_divided_dq_kernel(int element_bytes, int head_dim, Variant variant) {
+  return !(element_bytes == 2 && head_dim == 64 && variant == Variant::kBiasMask);
+}
+
+inline constexpr int64_t kLargestDividedHeadDim = 256;  // beyond that, blocks divide columns
+
+// A part's rows have whole groups of as many columns as a warp adds up.
+constexpr int64_t dq_part_columns(int64_t head_dim) { return (head_dim + 63) / 64 * 64; }
+
 // Up to how many packed rows a call is bound by reading its keys.
 inline constexpr int64_t kSplitRows = 64;
 
 }  // namespace flash_attn_ext::sm80
+
+namespace flash_attn_ext::sm90 {
+
+// Columns of memory for a part's O, of which the kernel that joins parts knows these.
+constexpr int part_columns(int columns) { return columns <= 64 ? 64 : columns <= 128 ? 128 : 256; }
+
+}  // namespace flash_attn_ext::sm90

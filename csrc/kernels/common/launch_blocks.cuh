@@ -25,15 +25,24 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
   return error;
 }
 
+// blocks x parts of them.
+struct Grid {
+  int64_t blocks;
+  int64_t parts;
+  Grid(int64_t num_blocks, int64_t num_parts = 1) : blocks(num_blocks), parts(num_parts) {}
+};
+
 template <class Kernel, class... Arguments>
-cudaError_t launch_blocks(void (*kernel)(Arguments...), int64_t num_blocks, cudaStream_t stream,
+cudaError_t launch_blocks(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
                           const Arguments&... arguments) {
-  if (num_blocks == 0) return cudaSuccess;
-  if (num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  constexpr int64_t kMostParts = 65535;  // CUDA's limit of gridDim.y
+  if (grid.blocks == 0) return cudaSuccess;
+  if (grid.blocks > INT32_MAX || grid.parts > kMostParts) return cudaErrorInvalidConfiguration;
   constexpr int kBytes = sizeof(typename Kernel::Shared);
   const cudaError_t error = allow_shared_memory<Kernel>(kernel);
   if (error != cudaSuccess) return error;
-  kernel<<<static_cast<unsigned>(num_blocks), Kernel::kThreads, kBytes, stream>>>(arguments...);
+  const dim3 blocks(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.parts));
+  kernel<<<blocks, Kernel::kThreads, kBytes, stream>>>(arguments...);
   return cudaGetLastError();
 }
 

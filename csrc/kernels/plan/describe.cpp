@@ -70,7 +70,8 @@ std::string stored_words(const BackwardPlan& plan) {
 }
 
 std::string kernels_words(const BackwardPlan& plan) {
-  const std::string dq = "dQ (" + kernel_words(plan.dq_variant, plan.dq_head_dim, plan.tf32) + ")";
+  const std::string parts = plan.dq_parts > 1 ? ", keys in " + std::to_string(plan.dq_parts) + " parts" : "";
+  const std::string dq = "dQ (" + kernel_words(plan.dq_variant, plan.dq_head_dim, plan.tf32) + parts + ")";
   const std::string dkdv = "dK and dV (" + kernel_words(plan.dkdv_variant, plan.dkdv_head_dim, plan.tf32) + ")";
   switch (plan.kernels) {
     case BackwardKernels::kCpu:
@@ -82,7 +83,7 @@ std::string kernels_words(const BackwardPlan& plan) {
     case BackwardKernels::kRecompute:
       return dq + ", then " + dkdv + ", each computing the scores";
     case BackwardKernels::kStoreInDkdv:
-      return dkdv + " storing dS, then dQ from dS," + stored_words(plan);
+      return dkdv + " storing dS, then dQ from dS" + parts + "," + stored_words(plan);
     case BackwardKernels::kStoreInDq:
       return dq + " storing P and dS, then dK and dV from them," + stored_words(plan);
   }
@@ -143,7 +144,8 @@ std::string describe(const BackwardPlan& plan) {
                                              {"mask tiles", workspace.mask_tiles},
                                              {"ALiBi partial sums", workspace.alibi_partials},
                                              {"dQ NaN flags", workspace.dq_nan_flags},
-                                             {"dK and dV NaN flags", workspace.dkdv_nan_flags}});
+                                             {"dK and dV NaN flags", workspace.dkdv_nan_flags},
+                                             {"parts of dQ", workspace.dq_parts}});
   return words.str();
 }
 

@@ -120,6 +120,8 @@ struct BackwardPlan {
     int64_t launches = 0;
   } stored;
 
+  int64_t dq_parts = 1;  // blocks that share the keys of a tile of queries in whatever computes dQ
+
   int64_t alibi_partials_per_head = 0;
 
   struct Workspace {
@@ -130,6 +132,7 @@ struct BackwardPlan {
     WorkspacePart alibi_partials;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
+    WorkspacePart dq_parts;  // float32, of rows of dq_part_columns()
   } workspace;
 };
 

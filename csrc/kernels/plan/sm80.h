@@ -29,6 +29,13 @@ inline int64_t largest_head_dim(const attention::AttentionParams& p) { return st
 
 inline bool is_packed(const attention::AttentionParams& p) { return p.sequences.cu_seqlens_q != nullptr; }
 
+// That a query sees at most.
+inline int64_t visible_keys(const attention::AttentionParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
+  return std::min(keys, p.visibility.left + p.visibility.right + lengths.max_seqlen_q);
+}
+
 // Sequences of so few queries fill the smaller tiles of an Extended kernel.
 inline constexpr int64_t kFewQueries = 64;
 

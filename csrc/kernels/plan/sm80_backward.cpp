@@ -25,29 +25,44 @@ bool takes_fused_kernel(const BackwardParams& p) {
          lengths.max_seqlen_k <= sm80::kFusedKeys && lengths.max_seqlen_k > 0;
 }
 
-Variant general_variant(const BackwardParams& p) {
-  return only_scales(p) && p.sequences.max_seqlen_q > kFewQueries ? Variant::kPlain : Variant::kExtended;
+// Whether tiles of queries leave multiprocessors without a block of dQ, and there are keys to share out. As in the
+// forward pass, more queries are left alone: there a result does not depend on the rest of the batch.
+bool divides_keys_of_dq(const BackwardParams& p, const Limits& limits) {
+  constexpr int kTileQueries = 128;  // of most kernels that compute dQ
+  const attention::SequenceTable& lengths = p.sequences;
+  if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > sm80::kSplitQueries) return false;
+  const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(lengths.max_seqlen_q, kTileQueries);
+  return blocks <= limits.multiprocessors && visible_keys(p) >= 2 * sm80::kSplitKeys &&
+         largest_head_dim(p) <= sm80::kLargestDividedHeadDim;
 }
 
-// By what happens to a score, whatever kernels there are.
-Variant score_variant(const BackwardParams& p) {
-  return score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled() ? Variant::kBiasMask
-                                                                                 : general_variant(p);
+// divided: keys of dQ are. With that many keys, Plain kernels pay where their tiles are no larger than Extended ones.
+Variant general_variant(const BackwardParams& p, bool divided) {
+  const bool has_small_tiles = attention::is_16_bit(p.element) && largest_head_dim(p) > 64;
+  const bool fills_tiles = p.sequences.max_seqlen_q > kFewQueries || (divided && has_small_tiles);
+  return only_scales(p) && fills_tiles ? Variant::kPlain : Variant::kExtended;
+}
+
+// By what happens to a score, whatever kernels there are, but for those that cannot divide keys.
+Variant score_variant(const BackwardParams& p, bool divided) {
+  const bool bias_mask = score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled();
+  const int head_dim = sm80::head_dim_bucket(element_bytes(p), largest_head_dim(p));
+  const bool can_divide = sm80::has_divided_dq_kernel(element_bytes(p), head_dim, Variant::kBiasMask);
+  return bias_mask && (!divided || can_divide) ? Variant::kBiasMask : general_variant(p, divided);
 }
 
 bool takes_tf32_kernels(const BackwardParams& p) {
-  return p.element == attention::ElementType::kFloat32 && p.allow_tf32 && general_variant(p) == Variant::kPlain &&
-         largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
+  return p.element == attention::ElementType::kFloat32 && p.allow_tf32 &&
+         general_variant(p, /*divided=*/false) == Variant::kPlain && largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
 }
 
 // Which kernel is to store scores, as far as there is memory for them. Both other gradients must be asked for.
-BackwardKernels choose_order(const BackwardParams& p) {
+BackwardKernels choose_order(const BackwardParams& p, Variant variant) {
   // Single TF32 products take less time than reading dS; three for each of float32's take more.
   if (takes_tf32_kernels(p) || !wants_dkdv(p) || p.dq.data == nullptr || !has_scores(p)) {
     return BackwardKernels::kRecompute;
   }
   const int bytes = element_bytes(p);
-  const Variant variant = score_variant(p);
   if (sm80::dkdv_stores_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kStoreInDkdv;
   if (sm80::dq_stores_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kStoreInDq;
   return BackwardKernels::kRecompute;
@@ -132,6 +147,29 @@ void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
   plan.writes_dbias_once = has_scores(p) && (!stored || launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch));
 }
 
+// What computes dQ: a tile's queries, and how many of its blocks a multiprocessor holds.
+struct DqBlocks {
+  int queries;
+  int resident;
+};
+
+DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
+  const int bytes = element_bytes(p);
+  if (plan.kernels == BackwardKernels::kStoreInDkdv) {
+    const sm80::ProductTile tile = sm80::product_tile(bytes, static_cast<int>(p.head_dim_qk));
+    return {tile.rows, tile.blocks};
+  }
+  return {sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant).queries, sm80::kDqBlocks};
+}
+
+// As many parts as blocks fit the GPU at once, of keys enough each.
+int64_t count_dq_parts(const BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
+  const DqBlocks of_dq = dq_blocks(plan, p);
+  const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, of_dq.queries);
+  return std::clamp<int64_t>(limits.multiprocessors * of_dq.resident / blocks, 1,
+                             visible_keys(p) / sm80::kLeastKeysOfDqPart);
+}
+
 void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const int bytes = element_bytes(p);
   const int bucket = sm80::head_dim_bucket(bytes, largest_head_dim(p));
@@ -142,7 +180,8 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
     plan.nan_repair = NanRepair::kInKernel;
     return;
   }
-  plan.kernels = choose_order(p);
+  const bool divided = divides_keys_of_dq(p, limits);
+  plan.kernels = choose_order(p, score_variant(p, divided));
   if (plan.kernels != BackwardKernels::kRecompute) {
     plan.stored = size_stored_scores(p, plan.kernels, limits.max_stored_bytes);
     if (plan.stored.launches == 0) plan.kernels = BackwardKernels::kRecompute;
@@ -153,10 +192,11 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
     head_dim = sm80::bucket_of_variant(bytes, bucket, Variant::kExtended);
     return Variant::kExtended;
   };
-  plan.dq_variant = with_kernel(sm80::has_dq_kernel, score_variant(p), plan.dq_head_dim);
-  plan.dkdv_variant = with_kernel(sm80::has_dkdv_kernel, general_variant(p), plan.dkdv_head_dim);
+  plan.dq_variant = with_kernel(sm80::has_dq_kernel, score_variant(p, divided), plan.dq_head_dim);
+  plan.dkdv_variant = with_kernel(sm80::has_dkdv_kernel, general_variant(p, divided), plan.dkdv_head_dim);
   plan.tf32 = takes_tf32_kernels(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
+  if (divided) plan.dq_parts = count_dq_parts(plan, p, limits);
 }
 
 int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int tile_rows) {
@@ -176,8 +216,14 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
     plan.workspace.alibi_partials =
         append(total, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
   }
+  if (plan.dq_parts > 1) {
+    const int64_t rows = statistic_bytes(p) / int64_t{sizeof(float)};
+    const int64_t row_bytes = sm80::dq_part_columns(p.head_dim_qk) * int64_t{sizeof(float)};
+    plan.workspace.dq_parts = append(total, plan.dq_parts * rows * row_bytes);
+  }
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;
-  if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kStoreInDkdv) {
+  // Whoever adds up the parts of dQ computes rows again by itself.
+  if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kStoreInDkdv && plan.dq_parts == 1) {
     const sm80::QueryStationaryTile tile = sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant);
     const int64_t blocks = count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, tile.queries);
     plan.workspace.dq_nan_flags = append(total, blocks * sm80::num_slices(p.head_dim_qk, tile.columns) * tile.warps);

@@ -5,13 +5,6 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-// That a query sees at most.
-int64_t visible_keys(const attention::ForwardParams& p) {
-  const attention::SequenceTable& lengths = p.sequences;
-  const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
-  return std::min(keys, p.visibility.left + p.visibility.right + lengths.max_seqlen_q);
-}
-
 int64_t packed_rows(const attention::ForwardParams& p) { return p.sequences.max_seqlen_q * p.queries_per_key_head(); }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Block index -> (pair, head of its group, tile of rows, slice of columns). A pair is a batch entry and a key head.
+// Where blocks share what a tile sees, blockIdx.y is their part.
 //
 // The host prepares the divisions as multiplications: they would be a tenth of a short sequence's instructions.
 //
@@ -41,6 +42,7 @@ struct Schedule {
   Divisor rest;      // the same of the last ones
   Divisor section;   // tiles of heads that are worked on together
   uint32_t num_sections;
+  uint32_t parts;  // blocks that share what a tile sees: launches have num_blocks x parts
 
   __device__ __forceinline__ Place place() const { return place(blockIdx.x); }
   __device__ __forceinline__ Place place(uint32_t block) const {
@@ -73,7 +75,8 @@ struct Division {
   Pairs pairs;
   Rows rows;  // what a block owns tile_rows of
   int tile_rows;
-  int64_t slices;  // blocks that share a tile
+  int64_t slices;     // blocks that share a tile
+  int64_t parts = 1;  // likewise: each sees a part of what the tile does
   int64_t element_bytes;
   int64_t l2_bytes;  // of the device
 };
@@ -112,7 +115,8 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
           .together = divisor(together),
           .rest = divisor(heads - (heads - 1) / together * together),
           .section = divisor(together * tiles),
-          .num_sections = static_cast<uint32_t>((heads + together - 1) / together)};
+          .num_sections = static_cast<uint32_t>((heads + together - 1) / together),
+          .parts = static_cast<uint32_t>(of.parts)};
 }
 
 }  // namespace flash_attn_ext

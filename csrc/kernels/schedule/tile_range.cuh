@@ -17,6 +17,15 @@ struct TileRange {
 
   FLASH_HOST_DEVICE bool empty() const { return end <= begin; }
   FLASH_HOST_DEVICE bool full(int tile) const { return tile >= full_begin && tile < full_end; }
+
+  // One of `count` parts, of as many tiles each, within one.
+  FLASH_HOST_DEVICE TileRange part(int index, int count) const {
+    if (empty()) return *this;
+    const int share = (end - begin) / count;
+    const int one_more = end - begin - share * count;  // the first ones
+    const int first = begin + index * share + (index < one_more ? index : one_more);
+    return {first, first + share + (index < one_more ? 1 : 0), full_begin, full_end};
+  }
 };
 
 // From what the block's first and last row see. Neither end of that ever decreases from row to row, so between them

@@ -24,7 +24,7 @@ template <class Kernel, class Params>
 cudaError_t launch(void (*kernel)(Params, Schedule), const Params& params, const Schedule& schedule,
                    cudaStream_t stream) {
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-  return common::launch_blocks<Kernel>(kernel, schedule.num_blocks, stream, params, schedule);
+  return common::launch_blocks<Kernel>(kernel, {schedule.num_blocks, schedule.parts}, stream, params, schedule);
 }
 
 // What a repair kernel is told about a launch of Kernel.

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "kernels/common/delta.h"
+#include "kernels/common/dq_parts.h"
 #include "kernels/common/float64_attention.h"
 #include "kernels/common/mask_tiles.h"
 #include "kernels/common/score_gradients.h"
@@ -113,6 +114,7 @@ cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, 
         return with_element(p.element, plan.tf32,
                             [&](auto element) { return matrix_gradients<decltype(element)>(p, plan, stream); });
       },
+      [&] { return p.dq_parts.present() ? common::sum_dq_parts(p, p.dq_parts, stream) : cudaSuccess; },
       [&] { return recomputes_dbias ? sum_dscores(p, plan, DscoreSum::kBias, stream) : cudaSuccess; },
       [&] { return p.dalibi_slopes ? sum_dscores(p, plan, DscoreSum::kAlibi, stream) : cudaSuccess; });
 }
@@ -139,6 +141,19 @@ cudaError_t run_split(const attention::ForwardParams& p, const ForwardPlan& plan
   });
 }
 
+// Laid out as the LSE, with a row for each of its elements.
+common::DqParts dq_parts_of(const BackwardParams& p, const BackwardPlan& plan, void* workspace) {
+  if (plan.dq_parts == 1) return {};
+  const int64_t columns = dq_part_columns(p.head_dim_qk);
+  return {.sums = {.data = plan.workspace.dq_parts.in<void>(workspace),
+                   .batch_stride = p.lse.batch_stride * columns,
+                   .head_stride = p.lse.head_stride * columns,
+                   .row_stride = columns,
+                   .column_stride = 1},
+          .stride = plan.workspace.dq_parts.bytes / plan.dq_parts / int64_t{sizeof(float)},
+          .count = static_cast<int>(plan.dq_parts)};
+}
+
 // What the plan's workspace and launches mean for the kernels.
 BackwardParams kernel_params(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace) {
   BackwardParams p;
@@ -152,6 +167,7 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
                       .per_head = plan.alibi_partials_per_head};
   p.dq_nan_flags = plan.workspace.dq_nan_flags.in<uint8_t>(workspace);
   p.dkdv_nan_flags = plan.workspace.dkdv_nan_flags.in<uint8_t>(workspace);
+  p.dq_parts = dq_parts_of(p, plan, workspace);
   if (!plan.workspace.stored_scores.present()) return p;
   p.stored = {.ds = plan.workspace.stored_scores.in<void>(workspace),
               .rows_are_keys = plan.kernels == BackwardKernels::kStoreInDkdv,

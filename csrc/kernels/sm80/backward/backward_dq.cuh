@@ -6,11 +6,13 @@
 // While dP = dO V^T is computed K is on its way; while S = Q K^T, dS and dQ are, the next V; biases and masks while dQ
 // and the next dP are. Two or more blocks on a multiprocessor fill each other's waits. Where the dK/dV kernel is not
 // to compute P and dS again, this one stores them in p.stored.
+// Few queries that see many keys: blockIdx.y is the part of the tile's keys whose sums the block writes (p.dq_parts).
 #pragma once
 
 #include <type_traits>
 
 #include "kernels/epilogue/nan_flags.cuh"
+#include "kernels/epilogue/store_row.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"
@@ -21,6 +23,7 @@
 #include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
 #include "kernels/tile_config.h"
+#include "kernels/tile_config_split.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 
@@ -37,6 +40,7 @@ struct BackwardDqKernel {
   // Extended kernels of small head dims never do; without the branch they took 3 % longer.
   static constexpr bool kMayStoreScores =
       dq_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
+  static constexpr bool kMayDivide = has_divided_dq_kernel(sizeof(Element), kHeadDim, Traits::kVariant);
   // For partial tiles and for others. Larger head dims that store scores have a branch there anyway.
   static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
 
@@ -85,11 +89,18 @@ struct BackwardDqKernel {
     }
     if (sees_keys) stream(first, last);
     if (p.dq.data == nullptr) return;
+    if (is_part()) {
+      store_part();
+      return;
+    }
     store();
     note_nan<kTile.warps>(p.dq_nan_flags, dq);
   }
 
  private:
+  // Blocks share the tile's keys.
+  __device__ __forceinline__ bool is_part() const { return kMayDivide && p.dq_parts.present(); }
+
   __device__ __forceinline__ int num_queries() const {
     return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
   }
@@ -123,9 +134,11 @@ struct BackwardDqKernel {
     return {p, item, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
   }
 
-  // Visits the key tiles that the block's first and last query see between them, in ascending order.
+  // Visits the key tiles that the block's first and last query see between them, or its part of them, in ascending
+  // order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
-    const TileRange tiles = tile_range<kTile.keys>(first, last);
+    TileRange tiles = tile_range<kTile.keys>(first, last);
+    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_parts.count);
     const int64_t key_row = item.sequence.key_begin;
     const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
                              static_cast<int>(p.head_dim_qk)},
@@ -228,6 +241,18 @@ struct BackwardDqKernel {
                          .rows = static_cast<int>(min(item.sequence.num_queries - query, int64_t{kRowsPerWarp})),
                          .columns = static_cast<int>(p.head_dim_qk) - first_column},
                         dq, shared.q, first_row);
+  }
+
+  __device__ __forceinline__ void store_part() const {
+    const int first = first_query + tile::warp() * kRowsPerWarp + Gradient::row(0);
+    const auto columns = static_cast<int>(p.dq_parts.sums.row_stride);
+    const int rows = static_cast<int>(item.sequence.num_queries) - first;
+    float* target = p.dq_parts.row(blockIdx.y, item.sequence.batch, item.head, item.sequence.query_begin + first);
+#pragma unroll
+    for (int r = 0; r < Gradient::kThreadRows; ++r) {
+      if (Gradient::row_step(r) >= rows) continue;
+      store_row<float>({target + Gradient::row_step(r) * columns, columns, 1}, dq, r, 1.0f);
+    }
   }
 };
 

@@ -7,7 +7,8 @@
 // those with the longest sums first. Each warp owns 64 rows and an equal share of the columns, and reads both operands
 // from shared memory by transposing loads. A block visits what its rows see, n ascending and one query head after the
 // other, and only it writes its rows: one fixed order. Groups of 32 columns of A that a row n does not see were never
-// written, and are zeros here.
+// written, and are zeros here. Few queries that see many keys: blockIdx.y is the part of the keys whose sums the block
+// writes (p.dq_parts).
 // Shared memory: kTile.stages stages of kTile.step rows of A and B. All threads copy; while one stage is multiplied the
 // others are on their way. One barrier per step.
 #pragma once
@@ -50,7 +51,7 @@ struct ProductItem {
   int columns;           // of C from the block's first one on
   const Element* left;   // row 0 of the head's A, at column first_row
   const Element* right;  // row 0 of the head's B, at the block's first column
-  Element* out;          // row 0 of C, there too
+  void* out;             // row 0 of C, there too: Element, or float where the block computes a part of dQ
 };
 
 template <class ElementType, int kHeadDim>
@@ -98,6 +99,8 @@ struct BackwardProductKernel {
 
  private:
   __device__ __forceinline__ bool is_dq() const { return operands.rows == Rows::kQueries; }
+  // Blocks share the keys of dQ's rows.
+  __device__ __forceinline__ bool is_part() const { return is_dq() && p.dq_parts.present(); }
   __device__ __forceinline__ int64_t num_rows() const {
     return is_dq() ? item.sequence.num_queries : item.sequence.num_keys;
   }
@@ -114,6 +117,7 @@ struct BackwardProductKernel {
     const int64_t end_row = min(item.first_row + kTile.rows, num_rows());
     tiles = tile_range<kTile.step>(inner_of(item.first_row), inner_of(end_row - 1));
     if (end_row < item.first_row + kTile.rows) tiles.full_end = tiles.full_begin;
+    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_parts.count);
   }
 
   // Starts copying a tile from rows `stride` elements apart: bytes(row, column) of each 16-byte chunk, the rest zeros.
@@ -206,13 +210,28 @@ struct BackwardProductKernel {
       // The order of A's columns is at most a transposition, (j, t) -> (t, j): the same function leads back.
       const int64_t row = item.first_row + StoredScores::place<Element>(column_of_left);
       if (row >= num_rows()) continue;
-      Element* target = item.out + row * operands.out.row_stride;
+      if constexpr (sizeof(Element) != sizeof(float)) {
+        if (is_part()) {
+          store_sums_row(r, row);
+          continue;
+        }
+      }
+      Element* target = static_cast<Element*>(item.out) + row * operands.out.row_stride;
 #pragma unroll
       for (int group = 0; group < Result::kGroups; ++group) {
         const int column = Result::first_column(group, warp_column());
         store_row<Element>({target + column * stride, item.columns - column, stride}, result.parts[group], r,
                            operands.factor);
       }
+    }
+  }
+
+  __device__ __forceinline__ void store_sums_row(int r, int64_t row) const {
+    float* target = static_cast<float*>(item.out) + row * operands.out.row_stride;
+#pragma unroll
+    for (int group = 0; group < Result::kGroups; ++group) {
+      const int column = Result::first_column(group, warp_column());
+      store_row<float>({target + column, item.columns - column, 1}, result.parts[group], r, 1.0f);
     }
   }
 };
@@ -239,7 +258,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   const int64_t first_column = int64_t{at.slice} * Kernel::kTile.columns;
   const attention::MatrixView& right = params.operands.right;
   const attention::MatrixView& out = params.operands.out;
-  const ProductItem<Element> item = {
+  ProductItem<Element> item = {
       .sequence = sequence,
       .first_row = first_row,
       .columns = static_cast<int>(params.operands.columns - first_column),
@@ -249,6 +268,11 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
                first_column,
       .out = out.row<Element>(sequence.batch, is_dq ? query_head : key_head, is_dq ? query_row : key_row) +
              first_column * out.column_stride};
+  if constexpr (sizeof(Element) == sizeof(float)) {  // operands.out has its sums already, and a branch would spill
+    item.out = static_cast<float*>(item.out) + blockIdx.y * p.dq_parts.stride;
+  } else if (is_dq && p.dq_parts.present()) {
+    item.out = p.dq_parts.row(blockIdx.y, sequence.batch, query_head, query_row) + first_column;
+  }
   Kernel kernel = {.p = p,
                    .operands = params.operands,
                    .shared = *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
@@ -260,6 +284,7 @@ inline ProductOperands product_operands(const BackwardParams& p, MatrixGradient 
   const float scale = static_cast<float>(p.score_mod.scale);
   switch (gradient) {
     case MatrixGradient::kDq:
+      if (p.dq_parts.present()) return {Rows::kQueries, p.stored.ds, p.k, p.dq_parts.sums, p.head_dim_qk, 1.0f};
       return {Rows::kQueries, p.stored.ds, p.k, p.dq, p.head_dim_qk, scale};
     case MatrixGradient::kDk:
       return {Rows::kKeys, p.stored.ds, p.q, p.dk, p.head_dim_qk, scale};
@@ -279,6 +304,7 @@ cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& pl
                                                 .rows = operands.rows,
                                                 .tile_rows = Kernel::kTile.rows,
                                                 .slices = num_slices(operands.columns, Kernel::kTile.columns),
+                                                .parts = gradient == MatrixGradient::kDq ? plan.dq_parts : 1,
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     return launch<Kernel>(backward_product_kernel<Kernel>, {p, operands}, schedule, stream);

@@ -49,10 +49,11 @@ cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaS
                                                 .rows = Rows::kQueries,
                                                 .tile_rows = Kernel::kTile.queries,
                                                 .slices = num_slices(p.head_dim_qk, Kernel::kTile.columns),
+                                                .parts = plan.dq_parts,
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     const cudaError_t error = launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
-    if (error != cudaSuccess) return error;
+    if (error != cudaSuccess || plan.dq_parts > 1) return error;  // whoever adds the parts up repairs rows too
     return common::repair_dq<InMemory<Element>>(p, flagged_rows<Kernel>(p.dq_nan_flags, schedule), stream);
   });
 }

@@ -5,6 +5,7 @@
 
 #include "attention/params.h"
 #include "kernels/common/alibi_partials.h"
+#include "kernels/common/dq_parts.h"
 #include "kernels/plan/stored_scores.h"
 
 namespace flash_attn_ext::sm80 {
@@ -18,6 +19,7 @@ struct BackwardParams : attention::BackwardParams {
   int64_t num_pairs = 0;
 
   StoredScores stored;
+  common::DqParts dq_parts;           // where present, dQ's blocks write these
   uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether a NaN came out
   uint8_t* dkdv_nan_flags = nullptr;  // and of the dK/dV kernel
   common::AlibiPartials alibi_partials;

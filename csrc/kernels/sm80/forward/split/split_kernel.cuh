@@ -156,7 +156,11 @@ struct SplitKernel {
     const int columns_v = static_cast<int>(p.head_dim_v) - first_column() - column;
     const uint32_t target_k = shared.tiles.k[stage].address(Place::row(), column);
     const uint32_t target_v = shared.tiles.v[stage].address(Place::row(), column);
-    constexpr int kUnrolled = kWarpRows == 32 ? 1 : kTile.keys / Place::kRowStep;  // where registers allow
+    // As far as registers allow.
+    constexpr int kSteps = kTile.keys / Place::kRowStep;
+    constexpr int kUnrolled = kExtended || kWarpRows == 32 || sizeof(Element) * kHeadDim > 512 ? 1
+                              : kTile.rows == 32                                               ? 2
+                                                                                               : kSteps;
 #pragma unroll kUnrolled
     for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
       const int key = tile * kTile.keys + Place::row() + step;
