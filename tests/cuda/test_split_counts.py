@@ -107,7 +107,7 @@ GRADIENTS = [
         dict(bias="1h1k", alibi="h", softcap=5.0),
         dict(dropout_p=0.3),
     )
-]
+] + [case_of(128, 4500, batch=1, d=128, heads=2), case_of(64, 5000, d=192, dv=128, causal="bottom_right")]
 REPEATED = [
     case_of(1, 5000, d=128, heads=32, kv_heads=8),
     case_of(4, 2049, causal="bottom_right", sink=True),
@@ -211,7 +211,7 @@ def test_a_hundred_runs_give_the_same_bits(multiprocessors, case, dtype, gpu, mo
 
 
 @over_dtypes((torch.bfloat16, torch.float32))
-@over_cases(GRADIENTS[:3])
+@over_cases([GRADIENTS[0], GRADIENTS[1], GRADIENTS[-1]])
 def test_gradients_repeat(case, dtype, gpu):
     inputs = make_inputs(case, dtype, "cuda", draw_on="cuda")
     assert_repeats(lambda: run_ours(inputs, gpu))

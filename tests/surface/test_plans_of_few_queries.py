@@ -146,3 +146,29 @@ def test_more_multiprocessors_divide_more_calls(planner, monkeypatch):
         assert (blocks_of(plans[64]), blocks_of(plans[300])) == (2, 9)
     else:
         assert (blocks_of(plans[64]), blocks_of(plans[300])) == (128, 600)
+
+
+DIVIDED_DQ = [
+    (llama(8, 4096), "dQ from dS, keys in 8 parts,"),
+    (wide(64, 4096), "dQ from dS, keys in 16 parts,"),  # 256 keys each
+    (wide(512, 4096), "dQ from dS, keys in 8 parts,"),
+    (wide(513, 4096), "dQ from dS, in 1 launch"),
+    (wide(64, 1023), "dQ (extended, head dim 128) storing P and dS"),
+    (wide(64, 1024), "dQ from dS, keys in 4 parts,"),
+    (wide(64, 4096, options={"dropout_p": 0.1}), "dQ (extended, head dim 128, keys in 16 parts) storing P and dS"),
+    (wide(64, 4096, d=256), "dQ (plain, head dim 256, keys in 16 parts) storing P and dS"),
+    (wide(64, 4096, d=257), "dQ (extended, head dim 512), then"),
+    (wide(64, 4096, batch=17), "dQ (extended, head dim 128) storing P and dS"),  # 136 tiles
+]
+
+
+@pytest.mark.parametrize(("call", "words"), DIVIDED_DQ, ids=label)
+def test_the_keys_of_dq(call, words):
+    assert words in call.plans()[1]
+
+
+@pytest.mark.parametrize(("multiprocessors", "parts"), [(7, None), (8, 2), (50, 12), (132, 16), (300, 16)])
+def test_the_switch_counts_in_the_backward_pass(multiprocessors, parts, monkeypatch):
+    monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
+    found = re.search(r"dQ from dS, keys in (\d+) parts", wide(64, 4096).plans()[1])
+    assert (int(found[1]) if found else None) == parts
