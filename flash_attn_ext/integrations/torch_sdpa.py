@@ -4,19 +4,22 @@
         loss = model(x).sum()
         loss.backward()
 
-It works through PyTorch's own override mechanism, ``torch.overrides.TorchFunctionMode``, also under ``torch.compile``.
-nn.MultiheadAttention and nn.TransformerEncoderLayer arrive here too: PyTorch turns off their fused inference path while
-a mode is active. (nn.MultiheadAttention with need_weights=True, its default, asks for the attention weights and
-therefore never calls scaled_dot_product_attention; nn.TransformerEncoderLayer passes need_weights=False.)
+``replace_sdpa`` works through PyTorch's own override mechanism, ``torch.overrides.TorchFunctionMode``, also under
+``torch.compile``. nn.MultiheadAttention and nn.TransformerEncoderLayer arrive here too: PyTorch turns off their fused
+inference path while a mode is active. (nn.MultiheadAttention with need_weights=True, its default, asks for the
+attention weights and therefore never calls scaled_dot_product_attention; nn.TransformerEncoderLayer passes
+need_weights=False.)
 
 A mode belongs to a thread. ``replace_sdpa`` therefore covers calls of the thread that entered it, and backward passes
-that it starts (where activation checkpointing calls the model again); ``install_sdpa`` covers all threads.
+that it starts (where activation checkpointing calls the model again); ``install_sdpa`` covers all threads, by replacing
+the function's names, and costs other calls nothing.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 import threading
 import warnings
 
@@ -59,22 +62,13 @@ def replace_sdpa(fallback: str = "raise") -> SdpaReplacement:
 
 
 class SdpaReplacement(overrides.TorchFunctionMode):
-    """The mode behind :func:`replace_sdpa` and :func:`install_sdpa`."""
+    """The mode behind :func:`replace_sdpa`."""
 
     def __init__(self, fallback: str):
         super().__init__()
-        self.configure(fallback)
-
-    def configure(self, fallback: str) -> None:
-        if fallback not in _attention_functions:
-            raise ValueError(f"fallback must be 'raise' or 'torch', got {fallback!r}")
         self.fallback = fallback
-        self.attention = _attention_functions[fallback]
+        self.attention = attention_with(fallback)
         self.multi_head_attention = _multi_head_attention_functions[fallback]
-
-    def put_out_of_force(self) -> None:
-        """Let every call through from now on, on whatever thread it is still entered."""
-        self.attention = None
 
     def __enter__(self):
         _fused_inference.switch_off()
@@ -86,60 +80,59 @@ class SdpaReplacement(overrides.TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.attention is not None:
-            if func in _OVERRIDDEN:
-                return self.attention(*args, **kwargs)
-            if func is F.multi_head_attention_forward:
-                if torch.compiler.is_dynamo_compiling():
-                    _let_dynamo_take_copies_whole()
-                return self.multi_head_attention(*args, **kwargs)
+        if func in _OVERRIDDEN:
+            return self.attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            if torch.compiler.is_dynamo_compiling():
+                _let_dynamo_take_copies_whole()
+            return self.multi_head_attention(*args, **kwargs)
         if func is Tensor.unflatten:  # its super() call is what torch.compile cannot trace under any mode
             func = torch.unflatten
         return func(*args, **kwargs)
 
 
 def install_sdpa(fallback: str = "raise") -> None:
-    """:func:`replace_sdpa` for the whole process, until :func:`uninstall_sdpa`.
+    """:func:`replace_sdpa` for all threads of the process, until :func:`uninstall_sdpa`.
 
-    The calling thread gets a mode, which also reaches code that did ``from torch.nn.functional import
-    scaled_dot_product_attention`` before. A mode cannot be given to other threads, so for them the name
-    ``torch.nn.functional.scaled_dot_product_attention`` is replaced, and PyTorch's fused inference path of
-    nn.TransformerEncoderLayer and nn.MultiheadAttention is switched off (torch.backends.mha), since it calls none.
+    The name ``torch.nn.functional.scaled_dot_product_attention`` is replaced, and so is every name in a loaded module
+    that stands for the same function (of code that imported it before), and PyTorch's fused inference path of
+    nn.TransformerEncoderLayer and nn.MultiheadAttention is switched off (torch.backends.mha), since it calls none. No
+    mode is entered: one costs every call of PyTorch about a microsecond, which adds up where a model generates token by
+    token. So calls of ``torch.ops.aten.scaled_dot_product_attention`` are reached by ``replace_sdpa`` only.
 
     Calling it again changes ``fallback``. A ``replace_sdpa`` block inside decides for itself.
+
+    Raises ValueError for another ``fallback`` than those of :func:`replace_sdpa`.
     """
     with _lock:
-        if _process.mode is not None:
-            _process.mode.configure(fallback)
-            return
-        mode = SdpaReplacement(fallback)
-        _fused_inference.switch_off()
-        overrides.get_overridable_functions()  # cached with PyTorch's function in it, or torch.compile forgets the mode
-        F.scaled_dot_product_attention = _sdpa_of_any_thread
-        # TorchScript takes the new name for PyTorch's operator, as it takes the old one: it cannot compile ours.
-        torch.jit._builtins._register_builtin(_sdpa_of_any_thread, "aten::scaled_dot_product_attention")
-        _push_below_others(mode)
-        _process.mode = mode
+        attention = attention_with(fallback)
+        if _process.attention is None:
+            _fused_inference.switch_off()
+            _process.names = _replace_names()
+            # TorchScript takes the new name for PyTorch's operator, as it takes the old one: it cannot compile ours.
+            torch.jit._builtins._register_builtin(_sdpa_of_any_thread, "aten::scaled_dot_product_attention")
+        _process.fallback, _process.attention = fallback, attention
 
 
 def uninstall_sdpa() -> None:
     """Undo :func:`install_sdpa`, from any thread. Does nothing when it is not installed."""
     with _lock:
-        mode, _process.mode = _process.mode, None
-        if mode is None:
+        if _process.attention is None:
             return
-        if F.scaled_dot_product_attention is _sdpa_of_any_thread:
-            F.scaled_dot_product_attention = _TORCH_SDPA
+        _process.attention = None
+        for module, name in _process.names:
+            if getattr(module, name, None) is _sdpa_of_any_thread:
+                setattr(module, name, _TORCH_SDPA)
+        _process.names = []
         _fused_inference.switch_back()
-        mode.put_out_of_force()
-        for other in reversed(_pop_modes()):
-            overrides._push_mode(other)
 
 
 class _Process:
     """What install_sdpa has put in place."""
 
-    mode: SdpaReplacement | None = None
+    fallback: str = "raise"
+    attention = None  # the function that takes the calls
+    names: list = []  # noqa: RUF012, (module, name) that were replaced
 
 
 _process = _Process()
@@ -149,23 +142,38 @@ _warned: set[str] = set()
 
 def _sdpa_of_any_thread(*args, **kwargs):
     """What the name torch.nn.functional.scaled_dot_product_attention means while install_sdpa is in force."""
-    if _process.mode is None or _mode_of_this_thread() is not None:
+    attention = _process.attention
+    if attention is None:
+        return _TORCH_SDPA(*args, **kwargs)
+    if not torch.compiler.is_compiling() and _mode_of_this_thread() is not None:
         return _TORCH_SDPA(*args, **kwargs)  # the mode of this thread takes it from there
-    return _process.mode.attention(*args, **kwargs)
+    return attention(*args, **kwargs)
+
+
+def _replace_names() -> list[tuple]:
+    """In all modules but ours and PyTorch's own, of which only the public name counts: (module, name) pairs."""
+    replaced = [(F, "scaled_dot_product_attention")]
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] not in ("torch", __name__.split(".")[0]):
+            members = getattr(module, "__dict__", None) or {}
+            replaced += [(module, member) for member, value in list(members.items()) if value is _TORCH_SDPA]
+    for module, member in replaced:
+        setattr(module, member, _sdpa_of_any_thread)
+    return replaced
 
 
 def _mode_of_this_thread() -> SdpaReplacement | None:
-    """The innermost that is in force."""
+    """The innermost."""
     for mode in reversed(overrides._get_current_function_mode_stack()):
-        if isinstance(mode, SdpaReplacement) and mode.attention is not None:
+        if isinstance(mode, SdpaReplacement):
             return mode
     return None
 
 
 def _take_nested(forward, args: tuple, kwargs: dict):
     """A nested input of one of PyTorch's transformer modules, whose fused inference path alone takes it."""
-    mode = _mode_of_this_thread() or _process.mode
-    if mode is not None:
+    mode = _mode_of_this_thread() or _process
+    if mode.attention is not None:
         reason = (
             f"{type(args[0]).__name__} got a nested tensor, which this library does not take, and PyTorch only on its "
             "fused inference path"
@@ -177,21 +185,6 @@ def _take_nested(forward, args: tuple, kwargs: dict):
         _warn_once(reason, "")
     with _fused_inference.as_it_was():
         return forward(*args, **kwargs)
-
-
-def _pop_modes() -> list[overrides.TorchFunctionMode]:
-    """All modes of this thread, the last entered first, without what uninstall_sdpa has put out of force."""
-    modes = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()]
-    return [mode for mode in modes if not (isinstance(mode, SdpaReplacement) and mode.attention is None)]
-
-
-def _push_below_others(mode: SdpaReplacement) -> None:
-    """Below modes that a ``with`` block will pop. The mode of torch.set_default_device insists on being the lowest."""
-    modes = _pop_modes()
-    if modes and modes[-1] is getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None):
-        overrides._push_mode(modes.pop())
-    for one in (mode, *reversed(modes)):
-        overrides._push_mode(one)
 
 
 _fused_inference = FusedInference(_take_nested)
@@ -210,6 +203,14 @@ def _attention_or_torch(*args, **kwargs) -> Tensor:
 
 
 _attention_functions = {"raise": scaled_dot_product_attention, "torch": _attention_or_torch}
+
+
+def attention_with(fallback: str):
+    if fallback not in _attention_functions:
+        raise ValueError(f"fallback must be 'raise' or 'torch', got {fallback!r}")
+    return _attention_functions[fallback]
+
+
 _multi_head_attention_functions = {
     fallback: multi_head_attention_with(attention) for fallback, attention in _attention_functions.items()
 }

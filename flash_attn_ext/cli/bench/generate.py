@@ -15,7 +15,7 @@ from flash_attn_ext.cli.bench.contestant import OURS
 from flash_attn_ext.cli.bench.generate_suites import COMPILED, DYNAMIC, PREFILL, GenerateWorkload
 from flash_attn_ext.cli.bench.timing import Stopwatch
 from flash_attn_ext.functional import Explanation, explain
-from flash_attn_ext.integrations.torch_sdpa import replace_sdpa
+from flash_attn_ext.integrations.torch_sdpa import install_sdpa, uninstall_sdpa
 
 
 @dataclass
@@ -124,8 +124,18 @@ def explain_ours(workload: GenerateWorkload, inputs: GenerateInputs, backend: st
     return explain(q, kv, kv, causal="bottom_right")
 
 
+@contextlib.contextmanager
+def installed():
+    """Ours for every call of PyTorch's attention, without a mode that other calls would have to pass."""
+    install_sdpa()
+    try:
+        yield
+    finally:
+        uninstall_sdpa()
+
+
 def contestants(workload: GenerateWorkload, inputs: GenerateInputs, backend: None) -> dict[str, Generator]:
-    entrants = {OURS: Generator(Generation(inputs, workload), replace_sdpa)}
+    entrants = {OURS: Generator(Generation(inputs, workload), installed)}
     for name in workload.peers:
         entrants[name] = Generator(Generation(inputs, workload), contextlib.nullcontext)
     return entrants

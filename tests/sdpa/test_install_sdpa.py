@@ -1,0 +1,131 @@
+"""install_sdpa: every name of PyTorch's attention is ours, on all threads, and nothing else is touched."""
+
+import sys
+import threading
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, overrides
+
+import flash_attn_ext
+
+TORCH_SDPA = F.scaled_dot_product_attention
+
+
+@pytest.fixture
+def installed():
+    flash_attn_ext.install_sdpa()
+    yield
+    flash_attn_ext.uninstall_sdpa()
+
+
+@pytest.fixture
+def importer():
+    """A module that did `from torch.nn.functional import scaled_dot_product_attention as attend` before."""
+    module = types.ModuleType("imported_it_before")
+    module.attend = TORCH_SDPA
+    sys.modules[module.__name__] = module
+    yield module
+    del sys.modules[module.__name__]
+
+
+def qkv(device) -> list[torch.Tensor]:
+    return [torch.randn(2, 3, 5, 8, device=device, requires_grad=True) for _ in range(3)]
+
+
+def ran_on_ours(out: torch.Tensor) -> bool:
+    return "FlashAttention" in out.grad_fn.name()
+
+
+def test_names_imported_before(importer, device):
+    tensors = qkv(device)
+    flash_attn_ext.install_sdpa()
+    try:
+        assert ran_on_ours(importer.attend(*tensors))
+    finally:
+        flash_attn_ext.uninstall_sdpa()
+    assert importer.attend is TORCH_SDPA and F.scaled_dot_product_attention is TORCH_SDPA
+
+
+def test_names_imported_meanwhile(device):
+    flash_attn_ext.install_sdpa()
+    attend = F.scaled_dot_product_attention
+    flash_attn_ext.uninstall_sdpa()
+    assert not ran_on_ours(attend(*qkv(device)))
+
+
+def test_a_name_that_somebody_else_replaced_stays(importer):
+    flash_attn_ext.install_sdpa()
+    importer.attend = theirs = object()
+    flash_attn_ext.uninstall_sdpa()
+    assert importer.attend is theirs
+
+
+def test_no_mode_is_entered(installed):
+    assert overrides._get_current_function_mode_stack() == []
+
+
+def test_other_threads(installed, device):
+    outs = []
+    thread = threading.Thread(target=lambda: outs.append(F.scaled_dot_product_attention(*qkv(device))))
+    thread.start()
+    thread.join()
+    assert ran_on_ours(outs[0])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modules_of_pytorch(training, installed, device):
+    """Whose fused inference path would call no name."""
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, device=device).train(training)
+    x = torch.randn(2, 33, 32, device=device)
+    calls = []
+    ours = flash_attn_ext.integrations.torch_sdpa._process
+    attention, ours.attention = ours.attention, lambda *a, **k: calls.append(1) or attention(*a, **k)
+    with torch.set_grad_enabled(training):
+        out = layer(x)
+    flash_attn_ext.uninstall_sdpa()
+    with torch.set_grad_enabled(training):
+        torch.testing.assert_close(out, layer(x))
+    assert calls == [1]
+
+
+def test_twice_changes_the_fallback(installed, device):
+    flash_attn_ext.install_sdpa(fallback="torch")
+    q, k, v = (t.to(torch.int32) for t in qkv(device))
+    with pytest.warns(UserWarning, match="flash_attn_ext"), pytest.raises(RuntimeError):
+        F.scaled_dot_product_attention(q, k, v)
+
+
+def test_an_unknown_fallback_installs_nothing():
+    with pytest.raises(ValueError, match="'raise' or 'torch'"):
+        flash_attn_ext.install_sdpa(fallback="other")
+    assert F.scaled_dot_product_attention is TORCH_SDPA
+
+
+def test_a_block_inside_decides_for_itself(installed, device):
+    q = torch.nested.nested_tensor([torch.randn(3, 4, 8, device=device)])
+    with pytest.raises(TypeError, match="nested"):
+        F.scaled_dot_product_attention(q, q, q)
+    with flash_attn_ext.replace_sdpa(fallback="torch"):
+        assert ran_on_ours(F.scaled_dot_product_attention(*qkv(device)))
+
+
+def test_under_compile(installed, device):
+    torch._dynamo.reset()
+    graphs: list[str] = []
+
+    def recording_backend(graph_module, example_inputs):
+        graphs.append(graph_module.print_readable(print_output=False))
+        return graph_module.forward
+
+    compiled = torch.compile(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2,
+        fullgraph=True,
+        backend=recording_backend,
+    )
+    tensors = [t.detach() for t in qkv(device)]
+    torch.testing.assert_close(compiled(*tensors), TORCH_SDPA(*tensors, is_causal=True) * 2)
+    assert any("flash_attn_ext" in graph for graph in graphs)
+    torch._dynamo.reset()
