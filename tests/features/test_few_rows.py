@@ -5,7 +5,7 @@ import torch
 
 from support.caches import CacheCase, check_cache_case
 from support.cases import Case, Inputs, make_inputs
-from support.checks import check_case, check_drawn, check_packed_drawn, compare_with_pytorch
+from support.checks import check_case, check_packed_drawn, compare_with_pytorch
 from support.errors import assert_rule, pooled
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
@@ -127,13 +127,6 @@ def test_long_keys_in_a_small_workspace(case, dtype, mebibytes, monkeypatch, bac
     """Scores of one head at a time are stored, or none."""
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
     check_case(case, dtype, backend)
-
-
-@pytest.mark.parametrize("wanted", [("q",), ("q", "k"), ("k", "v")], ids="".join)
-@over_dtypes((torch.float32, torch.bfloat16))
-@over_cases([Case(sq=100, sk=4500, d=d, batch=1, heads=4, kv_heads=2) for d in (64, 128)])
-def test_wanted_gradients_of_long_keys(case, dtype, wanted, backend):
-    check_drawn(lambda seed: make_inputs(case, dtype, backend.device, seed).replace(differentiable=wanted), backend)
 
 
 @over_dtypes((torch.float32, torch.bfloat16))
