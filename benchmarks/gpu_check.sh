@@ -5,10 +5,11 @@
 #              nvcc and the same FLASH_ATTN_EXT_ARCHS: unpacked in the repository there, they are only linked.
 #   test       the whole suite, on every backend that the machine runs; TEST_ARGS goes to pytest instead of `tests`, so
 #              that the suite can be split: TEST_ARGS="tests/features -k 'bfloat16 or float16'"
-#   fuzz       FUZZ_PROBLEMS (2000) random problems on BACKEND (sm80), numbered from FUZZ_FIRST (0), by FUZZ_JOBS
-#              processes (half the cores); the number in a failing test's name repeats it. On sm90, those that it does
-#              not take are skipped; long ones are in tests/cuda/test_long_problems.py
-#   memcheck   compute-sanitizer on BACKEND over a reduced suite: SANITIZE_PROBLEMS (60) random problems, tile edges.
+#   fuzz       FUZZ_PROBLEMS (2000) random problems, and as many with a cache, on BACKEND (sm80), numbered from
+#              FUZZ_FIRST (0), by FUZZ_JOBS processes (half the cores); the number in a failing test's name repeats it.
+#              On sm90, those that it does not take are skipped; long ones are in tests/cuda/test_long_problems.py
+#   memcheck   compute-sanitizer on BACKEND over a reduced suite: SANITIZE_PROBLEMS (60) random problems, as many with a
+#              cache, tile edges.
 #              Our kernels run; what they compute is compared with nothing (pytest --run-only).
 #   racecheck  the same for races in shared memory
 #   sanitize   both
@@ -23,6 +24,7 @@ python=${PYTHON:-python3}
 backend=${BACKEND:-sm80}
 mkdir -p "${OUT:=build/gpu_check}"
 out=$(cd "$OUT" && pwd)
+random_problems=(tests/features/test_combinations.py tests/features/test_cache_combinations.py)
 
 run_pytest() { "$python" -m pytest -q -p no:cacheprovider "$@"; }
 
@@ -36,7 +38,7 @@ fuzz() {
   local share job pids=() status=0
   share=$(((problems + jobs - 1) / jobs))
   for ((job = 0; job < jobs; job++)); do
-    OMP_NUM_THREADS=1 run_pytest tests/features/test_combinations.py -k "$backend" \
+    OMP_NUM_THREADS=1 run_pytest "${random_problems[@]}" -k "$backend" \
       --first-problem $((first + job * share)) --random-problems "$share" >"$out/fuzz_$job.log" 2>&1 &
     pids+=($!)
   done
@@ -56,7 +58,7 @@ sanitize_with() {
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer) || return
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$tool" --target-processes all --error-exitcode 86 \
     --kernel-name kns=flash_attn_ext --report-api-errors no --print-limit 20 \
-    "$python" -m pytest -q -p no:cacheprovider tests/features/test_combinations.py \
+    "$python" -m pytest -q -p no:cacheprovider "${random_problems[@]}" \
     tests/features/test_shapes.py::test_matches_float64 --run-only --random-problems "${SANITIZE_PROBLEMS:-60}" \
     -k "$backend and (random_problem or bfloat16 or float32)"
 }

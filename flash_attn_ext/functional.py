@@ -137,6 +137,8 @@ def attention(
     heads at a time, in a workspace of at most min(2 GiB, a 64th of the GPU's memory). The environment variable
     ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at each call, sets another bound of up to 2048; with 0 scores are computed
     again instead, which takes longer. :func:`explain` says what a call stores.
+    ``FLASH_ATTN_EXT_MULTIPROCESSORS``, 1 to 1024, read likewise, stands for the number of multiprocessors by which the
+    keys of few queries are divided on a GPU, so that GPUs of one architecture and any size give the same bits.
 
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
     """

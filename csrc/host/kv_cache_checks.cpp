@@ -83,6 +83,12 @@ void check_entries(const AttentionInputs& in, const KvCacheInputs& cache) {
   TORCH_CHECK(in.q.size(2) <= kLongest && capacity <= kLongest, "q has ", in.q.size(2),
               " tokens and the cache has room for ", capacity, " in a sequence, expected at most ", kLongest,
               " (2^29); split the sequences");
+  // Blocks number them in 32 bits.
+  constexpr int64_t kFewestRows = 16, kFewestKeys = 32;  // of a GPU's tiles of scores
+  const int64_t rows = in.batch() * (in.num_heads_q() * in.q.size(2) / kFewestRows + in.num_heads_k());
+  const int64_t tiles = 2 * rows * (capacity / kFewestKeys + 1);
+  TORCH_CHECK(tiles < int64_t{1} << 31, "q with ", in.batch(), " sequences and a cache with room for ", capacity,
+              " keys in each make up to ", tiles, " tiles of scores, expected fewer than 2^31; split the batch");
 }
 
 void check_new_matrix(const char* name, const at::Tensor& tensor, const at::Tensor& cache, const AttentionInputs& in) {

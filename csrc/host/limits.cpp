@@ -17,19 +17,32 @@
 namespace flash_attn_ext::host {
 namespace {
 
-std::optional<int64_t> workspace_bytes_asked_for() {
-  const char* text = std::getenv("FLASH_ATTN_EXT_WORKSPACE_MIB");
+// What is allowed: whole numbers from `least` to `most`, as `expected` says in words.
+struct Switch {
+  const char* name;
+  int64_t least;
+  int64_t most;
+  const char* expected;
+};
+
+std::optional<int64_t> value_of(const Switch& wanted) {
+  const char* text = std::getenv(wanted.name);
   if (text == nullptr || *text == '\0') return std::nullopt;
-  int64_t mebibytes = -1;
+  int64_t value = 0;
   const char* end = text + std::strlen(text);
-  const auto [parsed, error] = std::from_chars(text, end, mebibytes);
-  constexpr int64_t kMost = StoredScores::kMostBytes >> 20;
-  TORCH_CHECK_VALUE(error == std::errc() && parsed == end && mebibytes >= 0 && mebibytes <= kMost,
-                    "FLASH_ATTN_EXT_WORKSPACE_MIB is '", text,
-                    "', expected a whole number of MiB from 0 (scores are computed again) to ", kMost,
+  const auto [parsed, error] = std::from_chars(text, end, value);
+  TORCH_CHECK_VALUE(error == std::errc() && parsed == end && value >= wanted.least && value <= wanted.most, wanted.name,
+                    " is '", text, "', expected a whole number ", wanted.expected, " to ", wanted.most,
                     "; unset it for the default");
-  return mebibytes << 20;
+  return value;
 }
+
+constexpr Switch kWorkspace = {.name = "FLASH_ATTN_EXT_WORKSPACE_MIB",
+                               .least = 0,
+                               .most = StoredScores::kMostBytes >> 20,
+                               .expected = "of MiB from 0 (scores are computed again)"};
+constexpr Switch kMultiprocessors = {
+    .name = "FLASH_ATTN_EXT_MULTIPROCESSORS", .least = 1, .most = 1024, .expected = "of multiprocessors from 1"};
 
 }  // namespace
 
@@ -45,7 +58,8 @@ plan::Limits limits_of(at::Device device) {
               .multiprocessors = properties->multiProcessorCount};
   }
 #endif
-  limits.max_stored_bytes = workspace_bytes_asked_for().value_or(limits.max_stored_bytes);
+  if (const auto mebibytes = value_of(kWorkspace)) limits.max_stored_bytes = *mebibytes << 20;
+  limits.multiprocessors = value_of(kMultiprocessors).value_or(limits.multiprocessors);
   return limits;
 }
 

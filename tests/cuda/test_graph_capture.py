@@ -1,10 +1,14 @@
-"""CUDA graphs: a captured call replays on new inputs with the results of an eager call."""
+"""CUDA graphs: a captured call replays on new inputs with the results of an eager call.
+
+Decode steps over a cache: test_decode_graph.py.
+"""
 
 import pytest
 import torch
 
 import flash_attn_ext
 from support.cases import Case, Inputs, make_inputs
+from support.graphs import captured
 from support.packed import cu_seqlens
 from support.params import computes_in, over_cases, over_dtypes
 from support.runners import Result, call_ours, gradients
@@ -22,20 +26,6 @@ def train(inputs: Inputs, leaves: dict[str, torch.Tensor], gpu) -> Result:
     out, lse = call_ours(inputs, leaves, gpu)
     result = {"out": out, "lse": lse}
     return result | gradients(result, inputs, leaves)
-
-
-def captured(function):
-    """(graph, what the function returned while it was captured), after the warm-up that PyTorch asks for."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = function()
-    return graph, results
 
 
 def overwrite(inputs: Inputs, leaves: dict[str, torch.Tensor], new: Inputs) -> None:

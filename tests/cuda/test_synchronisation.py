@@ -1,11 +1,13 @@
 """A call never waits for the GPU: PyTorch raises at every synchronisation inside."""
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
 
 import flash_attn_ext
+from support.caches import CacheCase, call_with_cache, make_cache_inputs
 from support.cases import Case, Inputs, make_inputs
 from support.packed import PackedCase, call_packed, cu_seqlens, make_packed
 from support.params import computes_in, over_cases, over_dtypes
@@ -18,6 +20,16 @@ DENSE = [
     Case(sq=1100, sk=1100, d=128, dv=512, causal="top_left"),
     Case(sq=140, sk=270, d=40, dv=72, bias="1hqk", mask="b11k", alibi="bh", sink=True, softcap=9.0, dlse=True),
     Case(sq=140, sk=270, d=64, heads=4, kv_heads=1, window=(50, 3), dropout_p=0.2, layout="bshd"),
+]
+CACHES = [
+    CacheCase((100, 0, 257, 1), new, 320, page_size, rotary_dim=rotary_dim, base=Case(sq=sq, d=64, **features))
+    for page_size in (None, 16)
+    for new, sq, rotary_dim, features in (
+        (0, 1, 0, dict(causal="bottom_right")),
+        (1, 1, 64, dict(causal="bottom_right", heads=4, kv_heads=1, window=(50, 0))),
+        (40, 40, 32, dict(causal="bottom_right", bias="1hqk", mask="b11k", alibi="bh", sink=True, softcap=9.0)),
+        (3, 7, 0, dict(causal=None, layout="bshd")),
+    )
 ]
 PACKED = [
     PackedCase((100, 0, 257, 1), (64, 30, 300, 1), Case(d=64, causal="bottom_right")),
@@ -95,6 +107,36 @@ def test_packed(bounds, case, dtype, gpu):
         out = train()
     if case.base.dropout_p == 0:
         torch.testing.assert_close(out, expected)
+
+
+@over_dtypes()
+@over_cases(CACHES)
+def test_a_cache(case, dtype, gpu):
+    """Lengths, tables and indices stay on the GPU."""
+    case = dataclasses.replace(case, indexed=case.page_size is None)
+    inputs = make_cache_inputs(case, dtype, "cuda")
+    expected, _ = call_with_cache(inputs, gpu)
+    with no_synchronisation():
+        out, _ = call_with_cache(inputs, gpu)
+    assert torch.equal(out, expected)
+
+
+@computes_in(torch.bfloat16)
+def test_a_cache_of_one_length(gpu):
+    inputs = make_cache_inputs(CacheCase((70, 70), new=1), torch.bfloat16, "cuda")
+    call_with_cache(inputs, gpu, cache_seqlens=70)
+    with no_synchronisation():
+        call_with_cache(inputs, gpu, cache_seqlens=70)
+
+
+@computes_in(torch.bfloat16)
+def test_checking_a_cache_synchronises(gpu, monkeypatch):
+    """As FLASH_ATTN_EXT_CHECK=1 asks for."""
+    inputs = make_cache_inputs(CacheCase((70, 3), new=1), torch.bfloat16, "cuda")
+    call_with_cache(inputs, gpu)
+    monkeypatch.setenv("FLASH_ATTN_EXT_CHECK", "1")
+    with no_synchronisation(), pytest.raises(RuntimeError, match="synchroniz"):
+        call_with_cache(inputs, gpu)
 
 
 @computes_in(torch.bfloat16)

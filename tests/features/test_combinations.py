@@ -11,15 +11,11 @@ also checked, so that a GPU works through thousands.
 import pytest
 
 from support.cases import DTYPES
-from support.params import computes_in
+from support.params import computes_in, over_problems
 from support.problem_checks import check_problem
 from support.problems import draw
 
-
-def pytest_generate_tests(metafunc):
-    first, count = (metafunc.config.getoption(name) for name in ("--first-problem", "--random-problems"))
-    if "number" in metafunc.fixturenames:
-        metafunc.parametrize("number", range(first, first + count))
+pytest_generate_tests = over_problems
 
 
 @computes_in(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from support.cases import Case, accumulate_dtype, make_inputs
 from support.checks import check_draws
 from support.errors import Comparison, compare
 from support.runners import Result, poisoned_memory
+from support.strides import integer_of
 
 UNUSED_PAGES = 3
 UNUSED_ENTRIES = 2
@@ -156,7 +158,7 @@ def run_reference_with_cache(inputs: CacheInputs) -> Result:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    return tensor.contiguous().view(integer_of(tensor.dtype))
 
 
 def assert_appended(inputs: CacheInputs, ours: Result, exact: Result) -> None:
@@ -172,19 +174,21 @@ def assert_appended(inputs: CacheInputs, ours: Result, exact: Result) -> None:
 
 
 def check_cache_case(case: CacheCase, dtype: torch.dtype, backend: Backend) -> None:
-    """The error rule for out and lse, and what the caches hold afterwards."""
+    check_cache_drawn(lambda seed: make_cache_inputs(case, dtype, backend.device, seed), backend, run_with_cache)
+
+
+def check_cache_drawn(
+    draw: Callable[[int], CacheInputs], backend: Backend, run: Callable[[CacheInputs, Backend], Result]
+) -> None:
+    """The error rule for out and lse, and what the caches hold afterwards, for the inputs that `draw` makes."""
 
     def errors(inputs: CacheInputs, ours: Result) -> dict[str, Comparison]:
+        dtype = inputs.q.dtype
         exact, yardstick = (run_reference_with_cache(each) for each in (inputs.to(torch.float64), inputs))
-        if not case.rotary_dim:  # which rounds q and keys to their dtype, whatever scores are computed in
+        if not inputs.case.rotary_dim:  # which rounds q and keys to their dtype, whatever scores are computed in
             yardstick["lse"] = run_reference_with_cache(inputs.to(accumulate_dtype(dtype)))["lse"]
         assert (ours["out"].dtype, ours["lse"].dtype) == (dtype, accumulate_dtype(dtype))
         assert_appended(inputs, ours, exact)
         return {name: compare(ours[name], yardstick[name], exact[name]) for name in ("out", "lse")}
 
-    check_draws(
-        lambda seed: make_cache_inputs(case, dtype, backend.device, seed),
-        backend,
-        run=lambda inputs: run_with_cache(inputs, backend),
-        errors=errors,
-    )
+    check_draws(draw, backend, run=lambda inputs: run(inputs, backend), errors=errors)

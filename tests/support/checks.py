@@ -1,6 +1,7 @@
 """The one check that feature tests are made of: a case on a backend obeys the error rule, forward and backward."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -70,16 +71,35 @@ def synchronize(backend: Backend) -> None:
         torch.cuda.synchronize()
 
 
-def compare_with_pytorch(inputs: Inputs, backend: Backend, ours: Result) -> dict[str, Comparison]:
-    """Errors of every output and gradient against float64, beside those of PyTorch."""
+@dataclass(frozen=True)
+class Answers:
+    """What results of one problem are measured by: the float64 answer, PyTorch's, and the size of cancelling terms."""
+
+    exact: Result
+    yardstick: Result
+    terms: dict[str, float]
+
+    def compare(self, ours: Result) -> dict[str, Comparison]:
+        return {
+            name: compare(ours[name], self.yardstick[name], self.exact[name], self.terms.get(name, 0.0))
+            for name in ours
+        }
+
+
+def answers_to(inputs: Inputs, backend: Backend) -> Answers:
+    """`backend`: whose dropout bits they go by."""
     keep = dropout_bits(inputs, backend) if inputs.case.dropout_p > 0 else None
     doubles = inputs.to(torch.float64)
     exact = run_reference(doubles, keep)
-    yardstick = run_yardstick(inputs, exact, keep)
-    terms = largest_terms(doubles, exact, keep)
-    assert ours.keys() == exact.keys()
+    return Answers(exact, run_yardstick(inputs, exact, keep), largest_terms(doubles, exact, keep))
+
+
+def compare_with_pytorch(inputs: Inputs, backend: Backend, ours: Result) -> dict[str, Comparison]:
+    """Errors of every output and gradient against float64, beside those of PyTorch."""
+    answers = answers_to(inputs, backend)
+    assert ours.keys() == answers.exact.keys()
     check_dtypes(inputs, ours)
-    return {name: compare(ours[name], yardstick[name], exact[name], terms.get(name, 0.0)) for name in ours}
+    return answers.compare(ours)
 
 
 def check_packed_drawn(
@@ -97,18 +117,22 @@ def check_packed_drawn(
     )
 
 
-def compare_packed_with_pytorch(
-    case: PackedCase, inputs: Inputs, backend: Backend, ours: Result
-) -> dict[str, Comparison]:
-    """compare_with_pytorch: exact is each sequence on its own, and PyTorch is the plain formula."""
+def answers_to_packed(case: PackedCase, inputs: Inputs, backend: Backend) -> Answers:
+    """Exact is each sequence on its own, and PyTorch is the plain formula."""
     keep = dropout_bits(inputs.replace(case=case.padded()), backend) if case.base.dropout_p > 0 else None
     doubles = inputs.to(torch.float64)
     exact, yardstick = (run_by_sequence(case, each, keep=keep) for each in (doubles, inputs))
     yardstick["lse"] = run_by_sequence(case, inputs.to(accumulate_dtype(inputs.q.dtype)), keep=keep)["lse"]
-    terms = largest_terms_packed(case, doubles, exact, keep)
-    assert ours.keys() == exact.keys()
+    return Answers(exact, yardstick, largest_terms_packed(case, doubles, exact, keep))
+
+
+def compare_packed_with_pytorch(
+    case: PackedCase, inputs: Inputs, backend: Backend, ours: Result
+) -> dict[str, Comparison]:
+    answers = answers_to_packed(case, inputs, backend)
+    assert ours.keys() == answers.exact.keys()
     check_dtypes(inputs, ours)
-    return {name: compare(ours[name], yardstick[name], exact[name], terms.get(name, 0.0)) for name in ours}
+    return answers.compare(ours)
 
 
 def check_dtypes(inputs: Inputs, result: Result) -> None:

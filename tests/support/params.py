@@ -17,6 +17,13 @@ def over_dtypes(dtypes: Iterable[torch.dtype] = DTYPES):
     return pytest.mark.parametrize("dtype", list(dtypes), ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
+def over_problems(metafunc) -> None:
+    """As a module's pytest_generate_tests: `number` goes over the problems that the command line asks for."""
+    first, count = (metafunc.config.getoption(name) for name in ("--first-problem", "--random-problems"))
+    if "number" in metafunc.fixturenames:
+        metafunc.parametrize("number", range(first, first + count))
+
+
 def computes_in(dtype: torch.dtype | None):
     """The dtype of a test without a parameter of that name, where it is not float32. None: the test asks itself."""
     return pytest.mark.computes_in(dtype)

@@ -43,34 +43,47 @@ def draw(number: int) -> Problem:
     return Problem(number, case, _draw_packed(rng, case) if number % 5 == 4 else None, dtype, is_strided)
 
 
-def _draw_case(rng: random.Random, dtype: torch.dtype) -> Case:
-    def maybe(value, probability=0.35):
-        return value if rng.random() < probability else None
+def maybe(rng: random.Random, value, probability: float = 0.35):
+    return value if rng.random() < probability else None
 
+
+def draw_score_options(rng: random.Random, sk: int) -> dict:
+    """What decides which keys a query sees, and their scores, as fields of a Case."""
+    return dict(
+        causal=maybe(rng, rng.choice(("top_left", "bottom_right")), 0.5),
+        window=maybe(rng, (rng.choice((None, 0, 7, 100)), rng.choice((None, 0, 7, 100)))),
+        scale=maybe(rng, rng.choice((-0.2, 0.05, 0.5))),
+        softcap=maybe(rng, rng.choice((1.0, 20.0))),
+        bias=maybe(rng, rng.choice(ALL_PATTERNS), 0.5),
+        bias_float32=rng.random() < 0.3,
+        mask=maybe(rng, rng.choice(ALL_PATTERNS)),
+        mask_keep=rng.choice((0.7, 0.7, 0.05 if sk > 60 else 0.7)),
+        alibi=maybe(rng, rng.choice(("h", "bh"))),
+        sink=rng.random() < 0.35,
+    )
+
+
+def draw_head_dims(rng: random.Random, dtype: torch.dtype) -> tuple[int, ...]:
+    """Those to choose from."""
+    return WIDE_HEAD_DIMS if dtype.itemsize == 2 and rng.random() < WIDE else HEAD_DIMS
+
+
+def _draw_case(rng: random.Random, dtype: torch.dtype) -> Case:
     kv_heads = rng.choice((1, 2))
     heads = kv_heads * rng.choice((1, 1, 2, 3))
     # A lone key has an exact gradient of zero for q and k, against which no relative error exists.
     sq, sk = rng.choice(LENGTHS), rng.choice(LENGTHS[1:])
-    dims = WIDE_HEAD_DIMS if dtype.itemsize == 2 and rng.random() < WIDE else HEAD_DIMS
+    dims = draw_head_dims(rng, dtype)
     return Case(
         sq=sq,
         sk=sk,
         d=rng.choice(dims),
-        dv=maybe(rng.choice((*HEAD_DIMS, *dims))),
+        dv=maybe(rng, rng.choice((*HEAD_DIMS, *dims))),
         batch=rng.choice((1, 2, 3)),
         heads=heads,
         kv_heads=kv_heads,
-        causal=maybe(rng.choice(("top_left", "bottom_right")), 0.5),
-        window=maybe((rng.choice((None, 0, 7, 100)), rng.choice((None, 0, 7, 100)))),
-        scale=maybe(rng.choice((-0.2, 0.05, 0.5))),
-        softcap=maybe(rng.choice((1.0, 20.0))),
-        bias=maybe(rng.choice(ALL_PATTERNS), 0.5),
-        bias_float32=rng.random() < 0.3,
-        mask=maybe(rng.choice(ALL_PATTERNS)),
-        mask_keep=rng.choice((0.7, 0.7, 0.05 if sk > 60 else 0.7)),
-        alibi=maybe(rng.choice(("h", "bh"))),
-        sink=rng.random() < 0.35,
-        dropout_p=maybe(rng.choice((0.1, 0.6)), 0.3) or 0.0,
+        **draw_score_options(rng, sk),
+        dropout_p=maybe(rng, rng.choice((0.1, 0.6)), 0.3) or 0.0,
         dlse=rng.random() < 0.5,
         layout=rng.choice(("bhsd", "bshd")),
     )

@@ -29,3 +29,13 @@ def with_stride_zero(tensor: torch.Tensor, dims: tuple[int, ...]) -> torch.Tenso
     for dim in dims:
         view = view.narrow(dim, 0, 1)
     return view.expand_as(tensor)
+
+
+def integer_of(dtype: torch.dtype) -> torch.dtype:
+    """That has as many bits."""
+    return {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+
+
+def bits_of_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory behind a view, (elements,), also what lies in its gaps."""
+    return torch.empty(0, dtype=integer_of(tensor.dtype), device=tensor.device).set_(tensor.untyped_storage())

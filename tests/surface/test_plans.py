@@ -1,71 +1,15 @@
-"""Which kernels each call takes, at each border between them.
+"""Which kernels each call takes, at each border between them. Few queries: test_plans_of_few_queries.py.
 
 Plans need no GPU: tensors lie in CPU memory here, and are never read."""
 
 import re
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 
 import flash_attn_ext
 from flash_attn_ext import _C
-from flash_attn_ext._keywords import dense_problem, problem_of
-from flash_attn_ext.functional import plans_of
-
-BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-
-
-DEFAULTS = dict(causal=None, window=None, softcap=None, scale=None, dropout_p=0.0, backend="sm80", allow_tf32=False)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of `attention`; tables are given by their shape."""
-
-    sq: int
-    sk: int | None = None
-    d: int = 64
-    dv: int | None = None
-    batch: int = 8
-    heads: int = 16
-    key_heads: int | None = None
-    dtype: torch.dtype = BF16
-    bias: tuple | None = None
-    bias_dtype: torch.dtype | None = None
-    mask: tuple | None = None
-    slopes: bool = False
-    sink: bool = False
-    wanted: tuple = ("q", "k", "v")
-    options: dict = field(default_factory=dict)
-
-    def plans(self) -> tuple[str, str]:
-        problem = problem_of(**DEFAULTS | self.arguments())
-        problem, _, _ = dense_problem(problem, "bhsd")
-        if problem.dropout_p > 0:
-            problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64))
-        return plans_of(problem)
-
-    def arguments(self) -> dict:
-        sk = self.sq if self.sk is None else self.sk
-        dv = self.d if self.dv is None else self.dv
-        key_heads = self.key_heads or self.heads
-        tensors = {
-            "q": torch.empty(self.batch, self.heads, self.sq, self.d, dtype=self.dtype),
-            "k": torch.empty(self.batch, key_heads, sk, self.d, dtype=self.dtype),
-            "v": torch.empty(self.batch, key_heads, sk, dv, dtype=self.dtype),
-        }
-        if self.bias:
-            tensors["bias"] = torch.empty(self.bias, dtype=self.bias_dtype or self.dtype)
-        if self.slopes:
-            tensors["alibi_slopes"] = torch.empty(self.heads)
-        if self.sink:
-            tensors["sink"] = torch.empty(self.heads)
-        for name in self.wanted:
-            tensors[name].requires_grad_()
-        if self.mask:
-            tensors["mask"] = torch.ones(self.mask, dtype=torch.bool)
-        return tensors | self.options
+from support.plans import F16, F32, F64, Call, label
 
 
 def causal(**more) -> dict:
@@ -262,10 +206,6 @@ BACKWARD = [
 ]
 
 
-def label(case) -> str:
-    return case if isinstance(case, str) else ""
-
-
 @pytest.mark.parametrize(("call", "words"), FORWARD, ids=label)
 def test_forward(call, words):
     assert words in call.plans()[0]
@@ -311,11 +251,27 @@ def test_the_workspace_has_a_switch(mebibytes, words, monkeypatch):
     assert words in Call(1024, d=128, batch=1, heads=8).plans()[1]
 
 
-@pytest.mark.parametrize("value", ["-1", "all", "1.5", "2 ", "2049", "9" * 30])
-def test_a_wrong_switch_is_named(value, monkeypatch):
-    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", value)
-    with pytest.raises(ValueError, match=r"FLASH_ATTN_EXT_WORKSPACE_MIB is .* expected a whole number of MiB"):
+SWITCHES = {
+    "FLASH_ATTN_EXT_WORKSPACE_MIB": (r"of MiB from 0 \(.*\) to 2048", ["-1", "2049"]),
+    "FLASH_ATTN_EXT_MULTIPROCESSORS": (r"of multiprocessors from 1 to 1024", ["0", "-5", "1025"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "value"),
+    [
+        (name, expected, value)
+        for name, (expected, values) in SWITCHES.items()
+        for value in [*values, "all", "1.5", "2 ", "9" * 30]
+    ],
+)
+def test_a_wrong_switch_is_named(name, expected, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=rf"{name} is '{value}', expected a whole number {expected}; unset it"):
         Call(64).plans()
+    q = torch.zeros(1, 1, 8, 8)
+    with pytest.raises(ValueError, match=name):
+        flash_attn_ext.attention(q, q, q)
 
 
 def test_explain_says_the_plan():

@@ -7,15 +7,21 @@ namespace {
 
 int64_t packed_rows(const attention::ForwardParams& p) { return p.sequences.max_seqlen_q * p.queries_per_key_head(); }
 
+// Blocks number tiles of scores in 32 bits: of at least 16 rows and 32 keys.
+bool numbers_fit(const attention::ForwardParams& p) {
+  const int64_t tiles = p.batch * p.num_heads_k * (packed_rows(p) / 16 + 1) * (p.sequences.max_seqlen_k / 32 + 1);
+  return 2 * tiles < int64_t{1} << 31;
+}
+
 }  // namespace
 
 bool is_bound_by_keys(const attention::ForwardParams& p) {
   if (p.cache.present()) return true;
-  return packed_rows(p) <= sm80::kSplitRows && visible_keys(p) >= sm80::kSplitKeys;
+  return packed_rows(p) <= sm80::kSplitRows && visible_keys(p) >= sm80::kSplitKeys && numbers_fit(p);
 }
 
 bool leaves_multiprocessors_idle(const attention::ForwardParams& p, int tile_queries, const Limits& limits) {
-  if (p.sequences.max_seqlen_q > sm80::kSplitQueries) return false;
+  if (p.sequences.max_seqlen_q > sm80::kSplitQueries || !numbers_fit(p)) return false;
   const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, tile_queries);
   return 2 * blocks <= limits.multiprocessors && visible_keys(p) >= 2 * sm80::kSplitKeys;
 }

@@ -40,8 +40,11 @@ SplitParams split_params(const attention::ForwardParams& params, const ForwardPl
   return p;
 }
 
-// For which a GPU has a block each.
+// Rows that get a block each to join their parts: few enough that all blocks run at once, or, where a row has many
+// parts, in a few turns.
 inline constexpr int64_t kFewRows = 256;
+inline constexpr int64_t kManyRows = 1024;
+inline constexpr uint32_t kManyParts = 8;
 
 inline common::CombineParams combine_params(const SplitParams& split) {
   common::CombineParams p;
@@ -53,7 +56,8 @@ inline common::CombineParams combine_params(const SplitParams& split) {
   p.num_items = split.division.entries * p.tiles.items_of_entry.divisor;
   const int64_t rows = std::min<int64_t>(p.tiles.rows, p.sequences.max_seqlen_q * p.tiles.group.divisor);
   p.rows_of_item = Divisor::of(static_cast<uint32_t>(rows));
-  p.block_per_row = p.num_items * rows <= kFewRows;
+  const bool has_many_parts = split.division.blocks >= kManyParts * p.num_items;
+  p.block_per_row = p.num_items * rows <= (has_many_parts ? kManyRows : kFewRows);
   return p;
 }
 

@@ -2,8 +2,8 @@
 //
 // Grid: resident blocks, each with a stretch of the tiles of keys of all items (schedule/key_division.cuh). The rows of
 // a tile are the queries of all heads that share keys (schedule/row_tiles.cuh), so K and V are read once. A warp owns
-// 16 rows and a part of each tile's keys, with an O, m and l of its own. At an item's end a block merges its warps'; an
-// item that it had all keys of is finished, of another one it leaves its part in the workspace, for the kernel that
+// some rows and a part of each tile's keys, with an O, m and l of its own. At an item's end a block merges its warps';
+// an item that it had all keys of is finished, of another one it leaves its part in the workspace, for the kernel that
 // joins them (common/combine.h).
 // Shared memory: Q, and `stages` tiles of K and V; at an item's end, the warps' O in their place.
 #pragma once

@@ -1,0 +1,17 @@
+"""CUDA graphs."""
+
+import torch
+
+
+def captured(function):
+    """(graph, what the function returned while it was captured), after the warm-up that PyTorch asks for."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    return graph, results

@@ -1,0 +1,67 @@
+"""Calls as data, for tests of the plans that they follow."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from flash_attn_ext._keywords import dense_problem, problem_of
+from flash_attn_ext.functional import plans_of
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+
+
+DEFAULTS = dict(causal=None, window=None, softcap=None, scale=None, dropout_p=0.0, backend="sm80", allow_tf32=False)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `attention`; tables are given by their shape."""
+
+    sq: int
+    sk: int | None = None
+    d: int = 64
+    dv: int | None = None
+    batch: int = 8
+    heads: int = 16
+    key_heads: int | None = None
+    dtype: torch.dtype = BF16
+    bias: tuple | None = None
+    bias_dtype: torch.dtype | None = None
+    mask: tuple | None = None
+    slopes: bool = False
+    sink: bool = False
+    wanted: tuple = ("q", "k", "v")
+    options: dict = field(default_factory=dict)
+
+    def plans(self) -> tuple[str, str]:
+        problem = problem_of(**DEFAULTS | self.arguments())
+        problem, _, _ = dense_problem(problem, "bhsd")
+        if problem.dropout_p > 0:
+            problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64))
+        return plans_of(problem)
+
+    def arguments(self) -> dict:
+        sk = self.sq if self.sk is None else self.sk
+        dv = self.d if self.dv is None else self.dv
+        key_heads = self.key_heads or self.heads
+        tensors = {
+            "q": torch.empty(self.batch, self.heads, self.sq, self.d, dtype=self.dtype),
+            "k": torch.empty(self.batch, key_heads, sk, self.d, dtype=self.dtype),
+            "v": torch.empty(self.batch, key_heads, sk, dv, dtype=self.dtype),
+        }
+        if self.bias:
+            tensors["bias"] = torch.empty(self.bias, dtype=self.bias_dtype or self.dtype)
+        if self.slopes:
+            tensors["alibi_slopes"] = torch.empty(self.heads)
+        if self.sink:
+            tensors["sink"] = torch.empty(self.heads)
+        for name in self.wanted:
+            tensors[name].requires_grad_()
+        if self.mask:
+            tensors["mask"] = torch.ones(self.mask, dtype=torch.bool)
+        return tensors | self.options
+
+
+def label(case) -> str:
+    """The id of a test whose cases are pairs of a call and words."""
+    return case if isinstance(case, str) else ""

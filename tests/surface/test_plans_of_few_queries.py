@@ -1,0 +1,148 @@
+"""Which calls have their keys divided among blocks, and among how many.
+
+As in test_plans.py, plans need no GPU. Without one they are those of a GPU with 132 multiprocessors.
+"""
+
+import dataclasses
+import re
+
+import pytest
+
+from support.plans import F16, F32, F64, Call, label
+
+LONG = 32768
+
+
+def llama(sq: int, sk: int = LONG, **more) -> Call:
+    """Heads as in a model of 8B parameters."""
+    return Call(sq, sk, **(dict(d=128, batch=1, heads=32, key_heads=8) | more))
+
+
+def wide(sq: int, sk: int = LONG, **more) -> Call:
+    """Few heads, so that tiles of queries alone leave most of a GPU idle."""
+    return Call(sq, sk, **(dict(d=128, batch=1, heads=8) | more))
+
+
+# What reading the keys bounds: up to 64 rows of a key head's group, from 512 keys on. The same on every GPU.
+ROWS = [
+    (llama(1), "(plain, head dim 128), 16 rows"),
+    (llama(4), "(plain, head dim 128), 16 rows"),
+    (llama(5), "(plain, head dim 128), 32 rows"),
+    (llama(8), "(plain, head dim 128), 32 rows"),
+    (llama(9), "(plain, head dim 128), 64 rows"),
+    (llama(16), "(plain, head dim 128), 64 rows"),
+    (llama(1, dtype=F16), "(plain, head dim 128), 16 rows"),
+    (llama(1, key_heads=1), "(plain, head dim 128), 32 rows"),  # multi-query: all 32 heads in one tile
+    (llama(1, key_heads=32), "(plain, head dim 128), 16 rows"),
+    (llama(1, 512), "(plain, head dim 128), 16 rows"),
+    (llama(1, batch=64), "(plain, head dim 128), 16 rows"),
+    # Head dims: 64, 128, 256 and 512, the larger one of q's and v's.
+    (llama(1, d=1), "(plain, head dim 64)"),
+    (llama(1, d=65), "(plain, head dim 128)"),
+    (llama(1, d=64, dv=128), "(plain, head dim 128)"),
+    (llama(1, d=129), "(plain, head dim 256)"),
+    (llama(1, d=257), "(plain, head dim 512)"),
+    (llama(1, d=512), "(plain, head dim 512)"),
+    (llama(1, dtype=F32), "(plain, head dim 128)"),
+    (llama(1, d=129, dtype=F32), "(plain, head dim 256)"),
+    # What changes a score, beside visibility.
+    (llama(1, sink=True), "(plain,"),
+    (llama(1, options={"causal": "bottom_right"}), "(plain,"),
+    (llama(1, options={"window": (511, 0)}), "(plain,"),
+    (llama(1, slopes=True), "(extended,"),
+    (llama(1, mask=(1, 1, 1, LONG)), "(extended,"),
+    (llama(1, bias=(1, 32, 1, LONG)), "(extended,"),
+    (llama(1, options={"softcap": 9.0}), "(extended,"),
+    (llama(1, options={"scale": -1.0}), "(extended,"),
+    (llama(1, options={"dropout_p": 0.1}), "(extended,"),
+]
+
+UNDIVIDED = [
+    llama(1, 511),
+    llama(1, options={"window": (510, 0)}),  # sees 511 keys
+    llama(1, dtype=F64),
+    # More rows are divided only where their tiles leave half of the multiprocessors idle, and up to 512 queries.
+    llama(17, batch=3),
+    llama(257),
+    llama(256, 1023),
+    wide(513),
+    wide(1100),
+    Call(65, 4096),
+]
+
+# Tiles of 128 queries that leave at least half of 132 multiprocessors idle, and what Hopper's kernel divides their keys
+# among: the multiprocessors there are for a tile, as far as each gets 512 keys.
+IDLE = [
+    (llama(17), 4),
+    (llama(256), 2),
+    (llama(256, 1024), 2),
+    (wide(65), 16),
+    (wide(65, 4096), 8),
+    (wide(512), 4),
+    (wide(128, heads=66, key_heads=1), 2),
+    (wide(256, options={"causal": "bottom_right"}), 8),
+    (wide(256, sink=True), 8),
+]
+
+
+def forward_plan(call: Call, backend: str) -> str:
+    return dataclasses.replace(call, options=call.options | {"backend": backend}).plans()[0]
+
+
+def blocks_of(plan: str) -> int | None:
+    found = re.search(r"keys divided among (\d+) blocks", plan)
+    return int(found[1]) if found else None
+
+
+@pytest.fixture(params=["sm80", "sm90"])
+def planner(request) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize(("call", "words"), ROWS, ids=label)
+def test_calls_that_reading_keys_bounds(call, words, planner, monkeypatch):
+    """One kernel on every GPU, whatever the number of multiprocessors."""
+    for multiprocessors in ("1", "132"):
+        monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", multiprocessors)
+        plan = forward_plan(call, planner)
+        assert plan.startswith("keys divided among")
+        assert words in plan
+
+
+@pytest.mark.parametrize("call", UNDIVIDED, ids=lambda call: f"q{call.sq}-k{call.sk}")
+def test_calls_whose_keys_stay_together(call, planner):
+    assert blocks_of(forward_plan(call, planner)) is None
+
+
+@pytest.mark.parametrize(("call", "parts"), IDLE, ids=label)
+def test_calls_that_would_leave_multiprocessors_idle(call, parts, planner, monkeypatch):
+    plan = forward_plan(call, planner)
+    if planner == "sm80":
+        assert plan.startswith("keys divided among")
+    else:
+        assert plan.startswith("warp-specialised (plain, head dims 128 and 128)")
+        assert blocks_of(plan) == parts
+    monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", "7")
+    assert blocks_of(forward_plan(call, planner)) is None  # none is idle there
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 2, 7, 50, 132, 300])
+def test_the_number_of_multiprocessors_is_a_switch(multiprocessors, planner, monkeypatch):
+    """As many blocks as run at once, or fewer where they would get less than 128 keys of a key head."""
+    at_once = blocks_of(forward_plan(llama(1), planner)) // 132
+    monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
+    assert blocks_of(forward_plan(llama(1), planner)) == at_once * multiprocessors
+    assert blocks_of(forward_plan(llama(1, 1024), planner)) == min(at_once * multiprocessors, 8 * 1024 // 128)
+
+
+def test_more_multiprocessors_divide_more_calls(planner, monkeypatch):
+    """A tile of 128 queries in each of 32 heads."""
+    plans = {}
+    for multiprocessors in (63, 64, 300):
+        monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
+        plans[multiprocessors] = forward_plan(llama(128), planner)
+    assert blocks_of(plans[63]) is None
+    if planner == "sm90":
+        assert (blocks_of(plans[64]), blocks_of(plans[300])) == (2, 9)
+    else:
+        assert (blocks_of(plans[64]), blocks_of(plans[300])) == (128, 600)
