@@ -119,12 +119,12 @@ inline constexpr int64_t kSplitQueries = 512;
 inline constexpr int64_t kLeastKeysOfDqPart = 256;
 inline constexpr int kDqBlocks = 2;
 
-// Which dQ kernels can compute a part. The BiasMask kernel of head dim 64 would spill: calls take the Extended one.
+// Which dQ kernels can compute a part: those that do not spill because of it. Calls that would take the BiasMask kernel
+// of head dim 64 take the Extended one.
 constexpr bool has_divided_dq_kernel(int element_bytes, int head_dim, Variant variant) {
-  return !(element_bytes == 2 && head_dim == 64 && variant == Variant::kBiasMask);
+  if (element_bytes == 2 && head_dim == 64 && variant == Variant::kBiasMask) return false;
+  return element_bytes * head_dim <= 512;
 }
-
-inline constexpr int64_t kLargestDividedHeadDim = 256;  // beyond that, blocks divide columns
 
 // A part's rows have whole groups of as many columns as a warp adds up.
 constexpr int64_t dq_part_columns(int64_t head_dim) { return (head_dim + 63) / 64 * 64; }

@@ -43,10 +43,28 @@ LONG_FEATURES = [
         dict(dropout_p=0.3, sink=True, dlse=True),
     )
 ]
+# Where a GPU divides the keys of dQ: head dims and variants whose dQ comes from different kernels.
+LONG_BACKWARD = [
+    *(Case(sq=sq, sk=4500, d=d, batch=1, heads=2, kv_heads=1) for sq in (17, 100, 300) for d in (64, 96, 128, 200)),
+    *(
+        Case(sq=sq, sk=4500, d=d, batch=2, heads=4, kv_heads=2, **features)
+        for sq, d in ((100, 64), (20, 128), (129, 128), (70, 256))
+        for features in (
+            dict(causal="bottom_right", window=(3000, 0)),
+            dict(causal="top_left", dlse=True),
+            dict(mask="b11k"),
+            dict(bias="1hqk", dropout_p=0.2),
+        )
+    ),
+]
 LONG_PACKED = [
     PackedCase((1, 5, 0, 33), (5000, 2049, 17, 0), Case(d=32, heads=4, kv_heads=2, **features))
     for features in (dict(), dict(causal="bottom_right", sink=True), dict(bias="bhqk", dlse=True))
-] + [PackedCase((1, 2), (4097, 100), Case(d=64, heads=4, kv_heads=2, causal="bottom_right"))]
+] + [
+    PackedCase((1, 2), (4097, 100), Case(d=64, heads=4, kv_heads=2, causal="bottom_right")),
+    PackedCase((100, 0, 64, 3), (5000, 300, 0, 1025), Case(d=64, heads=4, kv_heads=2)),
+    PackedCase((100, 7, 130), (4097, 5, 2049), Case(d=128, heads=4, kv_heads=2, causal="bottom_right")),
+]
 LONG_CACHES = [
     CacheCase((4097, 100, 0, 2047), new, 6144, page_size, base=Case(sq=sq, d=64, heads=4, kv_heads=2, **features))
     for new, sq, features in (
@@ -93,6 +111,21 @@ def test_long_keys(case, dtype, backend):
 @over_dtypes((torch.float32, torch.bfloat16))
 @over_cases(LONG_FEATURES)
 def test_features_of_long_keys(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
+@over_cases(LONG_BACKWARD)
+def test_gradients_of_long_keys(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@pytest.mark.parametrize("mebibytes", ["0", "2"])
+@over_dtypes((torch.float32, torch.bfloat16))
+@over_cases([Case(sq=100, sk=4500, d=128, batch=1, heads=4, kv_heads=2, causal="bottom_right")])
+def test_long_keys_in_a_small_workspace(case, dtype, mebibytes, monkeypatch, backend):
+    """Scores of one head at a time are stored, or none."""
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
     check_case(case, dtype, backend)
 
 

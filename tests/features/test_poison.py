@@ -30,6 +30,11 @@ UNATTENDED = [
     Case(sq=2, sk=4200, heads=4, kv_heads=2, causal="bottom_right", window=(2500, None)),
     Case(sq=2, sk=4200, batch=1, mask="111k", mask_keep=0.01),
     Case(sq=140, sk=300, heads=4, kv_heads=2, causal="top_left", dropout_p=0.3),
+    # Keys of dQ that blocks share, of kernels that recompute scores, store dS, or store P and dS.
+    Case(sq=100, sk=4200, d=64, batch=1, heads=1, causal="top_left"),
+    Case(sq=100, sk=4200, d=64, batch=1, heads=1, mask="111k"),
+    Case(sq=100, sk=4200, d=128, batch=1, heads=1, causal="top_left"),
+    Case(sq=20, sk=4200, d=128, batch=1, heads=1, mask="111k"),
     # Long enough for kernels that short sequences do not take.
     Case(sq=1100, sk=1300, d=64, batch=1, causal="top_left"),
     Case(sq=1100, sk=1300, d=128, batch=1, heads=1, mask="111k"),

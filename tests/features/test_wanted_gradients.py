@@ -19,6 +19,7 @@ SUBSETS = [names for n in range(1, len(NAMES)) for names in itertools.combinatio
     [
         Case(sq=140, sk=300, bias="bhqk", causal="bottom_right"),
         Case(sq=140, sk=300, bias="11q1", heads=4, kv_heads=2),
+        Case(sq=100, sk=2100, d=64, bias="bhqk", batch=1),  # on a GPU blocks share the keys of dq
         Case(sq=140, sk=300, bias="1h1k", softcap=5.0, dropout_p=0.2, window=(90, 20)),
     ]
 )

@@ -24,11 +24,13 @@ LONG_KEYS = [
     Case(sq=1, sk=9000, d=128, batch=1, heads=1),
     Case(sq=3, sk=5000, heads=4, kv_heads=2, causal="bottom_right", sink=True, dropout_p=0.2),
     Case(sq=40, sk=5000, batch=1, heads=1, mask="111k", dlse=True),
+    Case(sq=100, sk=5000, d=64, batch=1, heads=4, kv_heads=2),
+    Case(sq=100, sk=5000, d=128, batch=1, heads=4, kv_heads=2),
 ]
 
 
 @over_dtypes((torch.float32, torch.bfloat16))
-@over_cases(CASES)
+@over_cases([*CASES, *LONG_KEYS])
 def test_twenty_runs(case, dtype, backend):
     inputs = make_inputs(case, dtype, backend.device)
     first = run_ours(inputs, backend)

@@ -144,6 +144,29 @@ BACKWARD = [
     # Few queries fill the smaller tiles of Extended kernels.
     (Call(64, 300), "dK and dV (extended, head dim 64) storing dS"),
     (Call(65, 300), "dQ (plain, head dim 64)"),
+    # Few queries that see many keys: these are divided, as far as blocks fit 132 multiprocessors.
+    (Call(128, 8192, batch=4), "dQ (plain, head dim 64, keys in 4 parts), then dK and dV (plain, head dim 64), each"),
+    (Call(128, 8192, batch=4), "(delta 32768, dK and dV NaN flags 16384, parts of dQ 8388608)"),
+    (
+        Call(128, 8192, batch=4, d=128),
+        "storing dS, then dQ from dS, keys in 4 parts, in 1 launch of up to 64 key heads",
+    ),
+    (Call(64, 8192, batch=1), "dV (extended, head dim 64) storing dS, then dQ from dS, keys in 24 parts, in 1 launch"),
+    (Call(64, 8192, batch=1, d=128), "dV (plain, head dim 128) storing dS, then dQ from dS, keys in 16 parts"),
+    (Call(128, 4096, batch=1, heads=1, d=128), "keys in 16 parts"),  # of at least 256 keys
+    (Call(128, 1023, batch=1, heads=1, d=128), "dQ from dS, in"),
+    (Call(513, 8192, batch=1, d=128), "dQ from dS, in"),
+    (Call(128, 8192, batch=9, d=128), "dQ from dS, in"),
+    (Call(128, 8192, batch=1, wanted=("q",)), "dQ (plain, head dim 64, keys in 16 parts), then"),
+    (Call(128, 8192, batch=1, mask=(1, 1, 1, 8192)), "(extended, head dim 64) storing dS, then dQ from dS, keys in 24"),
+    (
+        Call(128, 8192, batch=1, d=128, mask=(1, 1, 1, 8192)),
+        "dQ (bias and mask, head dim 128, keys in 8 parts) storing",
+    ),
+    (
+        Call(128, 8192, batch=1, dtype=F32, options={"allow_tf32": True}),
+        "dQ (plain TF32, head dim 64, keys in 8 parts)",
+    ),
     # One flag per warp of each kernel that meets scores.
     (Call(512, d=128), "(delta 262144, stored scores 67108864, dK and dV NaN flags 4096)"),
     (Call(512, d=256), "stored scores 134217728, dQ NaN flags 4096)"),

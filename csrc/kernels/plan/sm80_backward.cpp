@@ -25,6 +25,8 @@ bool takes_fused_kernel(const BackwardParams& p) {
          lengths.max_seqlen_k <= sm80::kFusedKeys && lengths.max_seqlen_k > 0;
 }
 
+int head_dim_bucket(const BackwardParams& p) { return sm80::head_dim_bucket(element_bytes(p), largest_head_dim(p)); }
+
 // Whether tiles of queries leave multiprocessors without a block of dQ, and there are keys to share out. As in the
 // forward pass, more queries are left alone: there a result does not depend on the rest of the batch.
 bool divides_keys_of_dq(const BackwardParams& p, const Limits& limits) {
@@ -33,7 +35,7 @@ bool divides_keys_of_dq(const BackwardParams& p, const Limits& limits) {
   if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > sm80::kSplitQueries) return false;
   const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(lengths.max_seqlen_q, kTileQueries);
   return blocks <= limits.multiprocessors && visible_keys(p) >= 2 * sm80::kSplitKeys &&
-         largest_head_dim(p) <= sm80::kLargestDividedHeadDim;
+         sm80::has_divided_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kExtended);
 }
 
 // divided: keys of dQ are. With that many keys, Plain kernels pay where their tiles are no larger than Extended ones.
@@ -46,8 +48,7 @@ Variant general_variant(const BackwardParams& p, bool divided) {
 // By what happens to a score, whatever kernels there are, but for those that cannot divide keys.
 Variant score_variant(const BackwardParams& p, bool divided) {
   const bool bias_mask = score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled();
-  const int head_dim = sm80::head_dim_bucket(element_bytes(p), largest_head_dim(p));
-  const bool can_divide = sm80::has_divided_dq_kernel(element_bytes(p), head_dim, Variant::kBiasMask);
+  const bool can_divide = sm80::has_divided_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kBiasMask);
   return bias_mask && (!divided || can_divide) ? Variant::kBiasMask : general_variant(p, divided);
 }
 
@@ -172,7 +173,7 @@ int64_t count_dq_parts(const BackwardPlan& plan, const BackwardParams& p, const 
 
 void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const int bytes = element_bytes(p);
-  const int bucket = sm80::head_dim_bucket(bytes, largest_head_dim(p));
+  const int bucket = head_dim_bucket(p);
   plan.dscore_head_dim = sm80::bucket_of_variant(bytes, bucket, Variant::kExtended);
   if (takes_fused_kernel(p)) {
     plan.kernels = BackwardKernels::kFused;

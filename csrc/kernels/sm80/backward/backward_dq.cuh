@@ -41,6 +41,8 @@ struct BackwardDqKernel {
   static constexpr bool kMayStoreScores =
       dq_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
   static constexpr bool kMayDivide = has_divided_dq_kernel(sizeof(Element), kHeadDim, Traits::kVariant);
+  // In which positions are divided. It decides which registers ptxas has left, and so which kernels spill.
+  using Position = std::conditional_t<kMayDivide, uint32_t, int64_t>;
   // For partial tiles and for others. Larger head dims that store scores have a branch there anyway.
   static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
 
@@ -137,7 +139,7 @@ struct BackwardDqKernel {
   // Visits the key tiles that the block's first and last query see between them, or its part of them, in ascending
   // order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
-    TileRange tiles = tile_range<kTile.keys>(first, last);
+    TileRange tiles = tile_range<kTile.keys, Position>(first, last);
     if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_parts.count);
     const int64_t key_row = item.sequence.key_begin;
     const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
