@@ -36,7 +36,7 @@ def qkv(device) -> list[torch.Tensor]:
 
 
 def ran_on_ours(out: torch.Tensor) -> bool:
-    return "FlashAttention" in out.grad_fn.name()
+    return out.grad_fn.name() == "FlashAttentionFunctionBackward"
 
 
 def test_names_imported_before(importer, device):
