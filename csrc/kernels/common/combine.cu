@@ -9,10 +9,9 @@
 namespace flash_attn_ext::common {
 namespace {
 
-// Of a block, and how many blocks a multiprocessor has at least. A row's own block is as wide as its parts are many.
-constexpr int kWarpsOfRow = 8;
-constexpr int kWarpsOfRows = 4;
-constexpr int kAhead = 4;  // parts that a warp loads before it knows their weights
+constexpr int kWarpsOfRow = 8;   // of a block that joins one row
+constexpr int kWarpsOfRows = 4;  // of a block that joins a row in each warp
+constexpr int kAhead = 4;        // parts that a warp loads before it knows their weights
 constexpr int kThreadsOfRow = kWarpsOfRow * kWarpSize;
 constexpr int kThreadsOfRows = kWarpsOfRows * kWarpSize;
 

@@ -60,7 +60,7 @@ struct MergedRow {
 };
 
 // O / l and the LSE of a row whose parts are all there. first_column: of O, that the row's column 0 is. Returns whether
-// a NaN came out, which may be 0 times what nobody attends: then compute_row_again().
+// a NaN came out: it may be 0 times what nobody attends, and then the row is computed again, without tensor cores.
 template <class Element, int kColumns>
 __device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, const RowPlace& place,
                                            MergedRow<kColumns>& row, int first_column) {
