@@ -4,10 +4,10 @@
 
 #include "host/attention.h"
 #include "host/backends.h"
+#include "host/cache/kv_cache.h"
 #include "host/call/autograd.h"
 #include "host/call/fields.h"
 #include "host/call/python_call.h"
-#include "host/kv_cache.h"
 #include "host/make_params.h"
 #include "host/report/build_info.h"
 #include "host/report/explain.h"

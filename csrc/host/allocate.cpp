@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "host/memory_overlap.h"
+#include "host/cache/memory_overlap.h"
 
 namespace flash_attn_ext::host {
 

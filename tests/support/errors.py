@@ -71,7 +71,7 @@ def assert_same_answer(result: torch.Tensor, expected: torch.Tensor, backend: Ba
     """Two calls of ours that have one exact answer; NaN is in neither. `where`: the elements that are compared.
 
     On a GPU the two may come from different code. A row in which a tensor-core product met NaN is computed again
-    without tensor cores (csrc/kernels/common/attention_rows.cuh), so
+    without tensor cores (csrc/kernels/common/rows/attention_rows.cuh), so
 
     - in 16 bits its P and dS are not rounded before the second product, and the delta of other kernels reads an out
       that rounded differently: up to eps / 2 of each weight and of out, hence of the result's scale, not of an element;

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "attention/params.h"
-#include "kernels/common/merged_row.cuh"
+#include "kernels/common/rows/merged_row.cuh"
 #include "kernels/schedule/key_division.cuh"
 
 namespace flash_attn_ext::common {

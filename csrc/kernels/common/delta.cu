@@ -5,7 +5,7 @@
 // memory. 2 * head_dim * element bytes are read and 4 (or 8) written a row.
 #include "attention/divisor.h"
 #include "kernels/common/delta.h"
-#include "kernels/common/row_products.cuh"
+#include "kernels/common/rows/row_products.cuh"
 #include "tile/element.h"
 
 namespace flash_attn_ext::common {

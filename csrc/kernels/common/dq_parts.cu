@@ -3,8 +3,8 @@
 // Grid: one warp per (batch, query head, query, kColumns columns); a lane has two neighbouring ones. Bound: latency,
 // since parts lie in L2; so kAhead of them are on their way at a time.
 #include "attention/divisor.h"
-#include "kernels/common/attention_rows.cuh"
 #include "kernels/common/dq_parts.h"
+#include "kernels/common/rows/attention_rows.cuh"
 
 namespace flash_attn_ext::common {
 namespace {

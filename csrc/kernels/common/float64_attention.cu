@@ -5,8 +5,8 @@
 // and shuffles.
 #include <algorithm>
 
-#include "kernels/common/attention_rows.cuh"
 #include "kernels/common/float64_attention.h"
+#include "kernels/common/rows/attention_rows.cuh"
 
 namespace flash_attn_ext::common {
 namespace {

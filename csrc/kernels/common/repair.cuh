@@ -3,8 +3,8 @@
 // Grid: one block per kFlagsPerBlock flags. Its warps share the rows of each flagged warp of the tensor-core kernel.
 #pragma once
 
-#include "kernels/common/attention_rows.cuh"
 #include "kernels/common/repair.h"
+#include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/schedule/block.cuh"
 
 namespace flash_attn_ext::common {

@@ -10,7 +10,7 @@
 // A warp leaves out the products of what none of its keys sees.
 #pragma once
 
-#include "kernels/common/attention_rows.cuh"
+#include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/schedule.cuh"

@@ -2,7 +2,7 @@
 // that a warp owns or, with the LSE, for all queries of a head.
 #pragma once
 
-#include "kernels/common/row_products.cuh"
+#include "kernels/common/rows/row_products.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/params.h"
 #include "tile/accumulator.h"
@@ -97,8 +97,8 @@ __device__ __forceinline__ float multiply_outputs(const BackwardParams& p, const
   return sum_rows(sums);
 }
 
-// Of queries [0, num_rows); delta from O and dO where it is pending, and then written for common/attention_rows.cuh
-// too.
+// Of queries [0, num_rows); delta from O and dO where it is pending, and then written for
+// common/rows/attention_rows.cuh too.
 template <class Kernel>
 __device__ __forceinline__ void load_head_statistics(HeadStatistics* statistics, const BackwardParams& p,
                                                      const WorkItem& item, int num_rows) {

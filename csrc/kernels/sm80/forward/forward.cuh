@@ -8,7 +8,7 @@
 // only partial ones compare.
 #pragma once
 
-#include "kernels/common/attention_rows.cuh"
+#include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"

@@ -8,7 +8,7 @@
 // Shared memory: two stages of Q, K and V. Two barriers per head: Q and K have arrived, and V has.
 #pragma once
 
-#include "kernels/common/attention_rows.cuh"
+#include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/forward/forward_rows.cuh"

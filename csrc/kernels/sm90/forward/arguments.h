@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "attention/params.h"
-#include "kernels/common/merged_row.cuh"
+#include "kernels/common/rows/merged_row.cuh"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/sm90/tensor_map.h"
 

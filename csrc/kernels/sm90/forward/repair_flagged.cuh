@@ -1,7 +1,7 @@
 // Rows in which something not finite came out, again without tensor cores: it may be 0 times what nobody attends.
 #pragma once
 
-#include "kernels/common/attention_rows.cuh"
+#include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/traits.h"

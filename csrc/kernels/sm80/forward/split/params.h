@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention/params.h"
-#include "kernels/common/merged_row.cuh"
+#include "kernels/common/rows/merged_row.cuh"
 #include "kernels/schedule/key_division.cuh"
 
 namespace flash_attn_ext::sm80 {

@@ -8,7 +8,7 @@
 // Shared memory: Q, and `stages` tiles of K and V; at an item's end, the warps' O in their place.
 #pragma once
 
-#include "kernels/common/merged_row.cuh"
+#include "kernels/common/rows/merged_row.cuh"
 #include "kernels/schedule/key_division.cuh"
 #include "kernels/score/softmax.cuh"
 #include "kernels/sm80/forward/split/packed_rows.cuh"

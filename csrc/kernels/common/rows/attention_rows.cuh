@@ -9,8 +9,8 @@
 #pragma once
 
 #include "attention/online_softmax.h"
-#include "kernels/common/key_rows.cuh"
-#include "kernels/common/pair_score.cuh"
+#include "kernels/common/rows/key_rows.cuh"
+#include "kernels/common/rows/pair_score.cuh"
 
 namespace flash_attn_ext::common {
 

@@ -1,4 +1,4 @@
-#include "host/memory_overlap.h"
+#include "host/cache/memory_overlap.h"
 
 #include <c10/util/SmallVector.h>
 

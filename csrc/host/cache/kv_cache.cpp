@@ -1,10 +1,10 @@
-#include "host/kv_cache.h"
+#include "host/cache/kv_cache.h"
 
 #include <c10/core/DeviceGuard.h>
 
 #include "attention/append.h"
+#include "host/cache/kv_cache_checks.h"
 #include "host/forward.h"
-#include "host/kv_cache_checks.h"
 #include "host/make_params.h"
 #include "host/readable.h"
 

@@ -1,4 +1,4 @@
-#include "host/kv_cache_checks.h"
+#include "host/cache/kv_cache_checks.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -8,8 +8,8 @@
 
 #include "attention/kv_address.h"
 #include "attention/visibility.h"
+#include "host/cache/memory_overlap.h"
 #include "host/checks.h"
-#include "host/memory_overlap.h"
 #include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {

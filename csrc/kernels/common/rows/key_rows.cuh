@@ -1,7 +1,7 @@
 // A warp's 32 rows of K or V, of keys [first, first + 32): in rows of their own, or in a cache.
 #pragma once
 
-#include "kernels/common/warp_rows.cuh"
+#include "kernels/common/rows/warp_rows.cuh"
 
 namespace flash_attn_ext::common {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/online_softmax.h"
-#include "kernels/common/attention_rows.cuh"
+#include "kernels/common/rows/attention_rows.cuh"
 
 namespace flash_attn_ext::common {
 

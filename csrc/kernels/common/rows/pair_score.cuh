@@ -9,7 +9,7 @@
 
 #include <limits>
 
-#include "kernels/common/warp_rows.cuh"
+#include "kernels/common/rows/warp_rows.cuh"
 
 namespace flash_attn_ext::common {
 

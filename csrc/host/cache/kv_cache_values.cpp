@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "host/kv_cache_checks.h"
+#include "host/cache/kv_cache_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {
