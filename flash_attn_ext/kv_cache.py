@@ -150,7 +150,7 @@ def _attend(problem: Problem, cache: KvCache, operands: int) -> tuple[Tensor, Te
 
 
 def _refuse_gradients(problem: Problem, cache: KvCache) -> None:
-    """What csrc/host/kv_cache_checks.cpp says of tensors that hold memory."""
+    """What csrc/host/cache/kv_cache_checks.cpp says of tensors that hold memory."""
     given = {_NAMES.get(name, name): getattr(problem, name) for name in DIFFERENTIABLE} | cache._asdict()
     for name, tensor in given.items():
         if isinstance(tensor, Tensor) and tensor.requires_grad:

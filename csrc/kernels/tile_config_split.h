@@ -110,6 +110,12 @@ constexpr int split_head_dim_bucket(int element_bytes, int64_t head_dim) {
 inline constexpr int64_t kSplitKeys = 512;
 inline constexpr int kLeastKeysOfBlock = 128;
 
+// Rows that get a block each to join their parts: few enough that all blocks run at once, or, where a row has many
+// parts, in a few turns.
+inline constexpr int64_t kJoinedRows = 256;
+inline constexpr int64_t kJoinedRowsOfManyParts = 1024;
+inline constexpr int64_t kManyParts = 8;
+
 // Up to how many queries keys are divided where multiprocessors would be idle. With more, a result does not depend on
 // the rest of the batch.
 inline constexpr int64_t kSplitQueries = 512;

@@ -67,7 +67,7 @@ class SdpaReplacement(overrides.TorchFunctionMode):
     def __init__(self, fallback: str):
         super().__init__()
         self.fallback = fallback
-        self.attention = attention_with(fallback)
+        self.attention = _attention_with(fallback)
         self.multi_head_attention = _multi_head_attention_functions[fallback]
 
     def __enter__(self):
@@ -105,7 +105,7 @@ def install_sdpa(fallback: str = "raise") -> None:
     Raises ValueError for another ``fallback`` than those of :func:`replace_sdpa`.
     """
     with _lock:
-        attention = attention_with(fallback)
+        attention = _attention_with(fallback)
         if _process.attention is None:
             _fused_inference.switch_off()
             _process.names = _replace_names()
@@ -120,9 +120,9 @@ def uninstall_sdpa() -> None:
         if _process.attention is None:
             return
         _process.attention = None
-        for module, name in _process.names:
+        for module, name, before in _process.names:
             if getattr(module, name, None) is _sdpa_of_any_thread:
-                setattr(module, name, _TORCH_SDPA)
+                setattr(module, name, before)
         _process.names = []
         _fused_inference.switch_back()
 
@@ -132,7 +132,7 @@ class _Process:
 
     fallback: str = "raise"
     attention = None  # the function that takes the calls
-    names: list = []  # noqa: RUF012, (module, name) that were replaced
+    names: list[tuple] = []  # noqa: RUF012, (module, name, what it stood for) of those that were replaced
 
 
 _process = _Process()
@@ -151,13 +151,13 @@ def _sdpa_of_any_thread(*args, **kwargs):
 
 
 def _replace_names() -> list[tuple]:
-    """In all modules but ours and PyTorch's own, of which only the public name counts: (module, name) pairs."""
-    replaced = [(F, "scaled_dot_product_attention")]
+    """In all modules but ours and PyTorch's own, of which only the public name counts, whatever it stands for."""
+    replaced = [(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)]
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] not in ("torch", __name__.split(".")[0]):
             members = getattr(module, "__dict__", None) or {}
-            replaced += [(module, member) for member, value in list(members.items()) if value is _TORCH_SDPA]
-    for module, member in replaced:
+            replaced += [(module, member, value) for member, value in list(members.items()) if value is _TORCH_SDPA]
+    for module, member, _ in replaced:
         setattr(module, member, _sdpa_of_any_thread)
     return replaced
 
@@ -205,7 +205,7 @@ def _attention_or_torch(*args, **kwargs) -> Tensor:
 _attention_functions = {"raise": scaled_dot_product_attention, "torch": _attention_or_torch}
 
 
-def attention_with(fallback: str):
+def _attention_with(fallback: str):
     if fallback not in _attention_functions:
         raise ValueError(f"fallback must be 'raise' or 'torch', got {fallback!r}")
     return _attention_functions[fallback]

@@ -11,7 +11,7 @@ from torch import nn, overrides
 
 import flash_attn_ext
 
-TORCH_SDPA = F.scaled_dot_product_attention
+KEPT = [F.scaled_dot_product_attention]  # PyTorch's, under no name of a module, which would be replaced
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def installed():
 def importer():
     """A module that did `from torch.nn.functional import scaled_dot_product_attention as attend` before."""
     module = types.ModuleType("imported_it_before")
-    module.attend = TORCH_SDPA
+    module.attend = KEPT[0]
     sys.modules[module.__name__] = module
     yield module
     del sys.modules[module.__name__]
@@ -46,7 +46,7 @@ def test_names_imported_before(importer, device):
         assert ran_on_ours(importer.attend(*tensors))
     finally:
         flash_attn_ext.uninstall_sdpa()
-    assert importer.attend is TORCH_SDPA and F.scaled_dot_product_attention is TORCH_SDPA
+    assert importer.attend is KEPT[0] and F.scaled_dot_product_attention is KEPT[0]
 
 
 def test_names_imported_meanwhile(device):
@@ -61,6 +61,21 @@ def test_a_name_that_somebody_else_replaced_stays(importer):
     importer.attend = theirs = object()
     flash_attn_ext.uninstall_sdpa()
     assert importer.attend is theirs
+
+
+def test_what_the_public_name_stood_for_comes_back(monkeypatch, device):
+    """Somebody else's wrapper too."""
+
+    def wrapper(*args, **kwargs):
+        return KEPT[0](*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", wrapper)
+    flash_attn_ext.install_sdpa()
+    try:
+        assert ran_on_ours(F.scaled_dot_product_attention(*qkv(device)))
+    finally:
+        flash_attn_ext.uninstall_sdpa()
+    assert F.scaled_dot_product_attention is wrapper
 
 
 def test_no_mode_is_entered(installed):
@@ -101,7 +116,7 @@ def test_twice_changes_the_fallback(installed, device):
 def test_an_unknown_fallback_installs_nothing():
     with pytest.raises(ValueError, match="'raise' or 'torch'"):
         flash_attn_ext.install_sdpa(fallback="other")
-    assert F.scaled_dot_product_attention is TORCH_SDPA
+    assert F.scaled_dot_product_attention is KEPT[0]
 
 
 def test_a_block_inside_decides_for_itself(installed, device):
@@ -126,6 +141,6 @@ def test_under_compile(installed, device):
         backend=recording_backend,
     )
     tensors = [t.detach() for t in qkv(device)]
-    torch.testing.assert_close(compiled(*tensors), TORCH_SDPA(*tensors, is_causal=True) * 2)
+    torch.testing.assert_close(compiled(*tensors), KEPT[0](*tensors, is_causal=True) * 2)
     assert any("flash_attn_ext" in graph for graph in graphs)
     torch._dynamo.reset()

@@ -59,6 +59,7 @@ struct ForwardPlan {
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;         // heads that are worked on together share it
   int64_t resident_blocks = 0;  // kWholeHeads, kSplit, kWarpSpecialised
+  bool joins_by_block = false;  // kSplit: a block joins the parts of a row, else a warp
   int64_t key_parts = 1;        // kWarpSpecialised: blocks that share the keys of a tile of queries
 
   struct Workspace {

@@ -50,6 +50,9 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
                         sm80::num_slices(p.head_dim_v, tile.columns);
   const int64_t most_parts = std::max<int64_t>(visible_keys(p) / sm80::kLeastKeysOfBlock, 1);
   plan.resident_blocks = std::clamp<int64_t>(items * most_parts, 1, limits.multiprocessors * tile.blocks);
+  const int64_t rows = items * std::min<int64_t>(tile.rows, packed_rows(p));
+  const bool has_many_parts = plan.resident_blocks >= sm80::kManyParts * items;
+  plan.joins_by_block = rows <= (has_many_parts ? sm80::kJoinedRowsOfManyParts : sm80::kJoinedRows);
   const int64_t slots = plan.resident_blocks * 2;
   plan.workspace.part_rows = append(plan.workspace.bytes, slots * tile.rows * tile.columns * 4);
   plan.workspace.part_states = append(plan.workspace.bytes, slots * tile.rows * 8);

@@ -40,13 +40,7 @@ SplitParams split_params(const attention::ForwardParams& params, const ForwardPl
   return p;
 }
 
-// Rows that get a block each to join their parts: few enough that all blocks run at once, or, where a row has many
-// parts, in a few turns.
-inline constexpr int64_t kFewRows = 256;
-inline constexpr int64_t kManyRows = 1024;
-inline constexpr uint32_t kManyParts = 8;
-
-inline common::CombineParams combine_params(const SplitParams& split) {
+inline common::CombineParams combine_params(const SplitParams& split, const ForwardPlan& plan) {
   common::CombineParams p;
   static_cast<attention::ForwardParams&>(p) = split;
   p.tiles = split.division.tiles;
@@ -56,8 +50,7 @@ inline common::CombineParams combine_params(const SplitParams& split) {
   p.num_items = split.division.entries * p.tiles.items_of_entry.divisor;
   const int64_t rows = std::min<int64_t>(p.tiles.rows, p.sequences.max_seqlen_q * p.tiles.group.divisor);
   p.rows_of_item = Divisor::of(static_cast<uint32_t>(rows));
-  const bool has_many_parts = split.division.blocks >= kManyParts * p.num_items;
-  p.block_per_row = p.num_items * rows <= (has_many_parts ? kManyRows : kFewRows);
+  p.block_per_row = plan.joins_by_block;
   return p;
 }
 
@@ -70,12 +63,11 @@ cudaError_t forward_split(const attention::ForwardParams& params, const ForwardP
   cudaError_t error = cudaErrorInvalidValue;
   const auto run = [&](auto kind) {
     if constexpr (has_split_kernel(sizeof(Element), kHeadDim, kind())) {
+      if (kind() != plan.split_kind) return;
       using Kernel = SplitKernel<Element, kHeadDim, kind()>;
       const SplitParams p = split_params<Kernel>(params, plan, workspace);
-      if (kind() == plan.split_kind) error = launch<Kernel>(split_kernel<Kernel>, p, plan.resident_blocks, stream);
-      if (kind() == plan.split_kind && error == cudaSuccess) {
-        error = common::combine<Element, Kernel::kColumns>(combine_params(p), stream);
-      }
+      error = launch<Kernel>(split_kernel<Kernel>, p, plan.resident_blocks, stream);
+      if (error == cudaSuccess) error = common::combine<Element, Kernel::kColumns>(combine_params(p, plan), stream);
     }
   };
   run(SplitKindTag<SplitKind::kRows16>{});
