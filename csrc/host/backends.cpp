@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/tile_config_sm90.h"
 
 #if FLASH_ATTN_EXT_WITH_CUDA
 #include <ATen/cuda/CUDAContextLight.h>
@@ -132,6 +133,11 @@ void sm90_forward(const attention::ForwardParams& params, const plan::ForwardPla
   if (plan.kernel != plan::ForwardKernel::kWarpSpecialised) return sm80_forward(params, plan, workspace);
   C10_CUDA_CHECK(sm90::run_forward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
 }
+
+void sm90_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace) {
+  if (plan.kernels != plan::BackwardKernels::kWarpSpecialised) return sm80_backward(params, plan, workspace);
+  C10_CUDA_CHECK(sm90::run_backward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
+}
 #endif
 
 bool may_use(const Backend& backend, const AttentionInputs& inputs) {
@@ -152,15 +158,14 @@ std::vector<std::string> reasons_against(const Backend& backend, const Attention
 const std::vector<Backend>& backends() {
   static const std::vector<Backend> table = {
 #if FLASH_ATTN_EXT_WITH_SM90
-    // Its backward passes are sm80's.
     {.name = "sm90",
      .unsupported_reasons = sm90_unsupported_reasons,
      .readable = sm80_readable,
      .plan_forward = plan::plan_forward_sm90,
-     .plan_backward = plan::plan_backward_sm80,
+     .plan_backward = plan::plan_backward_sm90,
      .append = gpu_append,
      .forward = sm90_forward,
-     .backward = sm80_backward},
+     .backward = sm90_backward},
 #endif
 #if FLASH_ATTN_EXT_WITH_CUDA
     {.name = "sm80",

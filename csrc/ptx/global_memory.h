@@ -12,4 +12,15 @@ __device__ __forceinline__ void store_global_16(void* target, const uint4& value
                : "memory");
 }
 
+// PTX ISA, ld.acquire and st.release: what was stored before the release is visible after an acquire that sees it, in
+// all blocks.
+__device__ __forceinline__ int load_acquire(const int* source) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(source)) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(int* target, int value) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(target)), "r"(value) : "memory");
+}
+
 }  // namespace flash_attn_ext::ptx

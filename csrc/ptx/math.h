@@ -60,6 +60,14 @@ __device__ __forceinline__ uint32_t pack_in_order(float low, float high, __half)
   return packed;
 }
 
+// The two elements of a pack.
+__device__ __forceinline__ float2 unpack(uint32_t packed, __nv_bfloat16) {
+  return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xFFFF0000u)};
+}
+__device__ __forceinline__ float2 unpack(uint32_t packed, __half) {
+  return __half22float2(reinterpret_cast<const __half2&>(packed));
+}
+
 // The value of 16 bits of memory.
 __device__ __forceinline__ float to_float(uint16_t bits, __nv_bfloat16) {
   return __uint_as_float(uint32_t{bits} << 16);

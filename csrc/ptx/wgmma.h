@@ -22,6 +22,16 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Accumulators of a product that does not add to them: what they held is dead. Pinned, it would keep its registers
+// until the product.
+template <int kTiles>
+__device__ __forceinline__ void renew_registers(float (&d)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    asm volatile("" : "=f"(d[i][0]), "=f"(d[i][1]), "=f"(d[i][2]), "=f"(d[i][3])::"memory");
+  }
+}
+
 // Pins accumulators in their registers, so that the compiler moves nothing across a fence or a wait.
 template <int kTiles>
 __device__ __forceinline__ void pin_registers(float (&d)[kTiles][4]) {
@@ -74,48 +84,57 @@ __device__ __forceinline__ void pin_registers(float (&d)[kTiles][4]) {
 #define FLASH_N68 FLASH_N64 ", %64, %65, %66, %67"
 #define FLASH_N100 FLASH_N96 ", %96, %97, %98, %99"
 
-// PTX ISA, wgmma.mma_async: d = a . b^T, both operands in shared memory, rows of 16 inner elements.
-#define FLASH_SHARED_PRODUCT(Element, type, columns, registers, numbers, a, b, flag)                               \
-  __device__ __forceinline__ void multiply_async(float(&d)[columns / 8][4], uint64_t left, uint64_t right,         \
-                                                 bool accumulate, Element) {                                       \
+// PTX ISA, wgmma.mma_async, both operands in shared memory. layout: whether the inner dimension goes across the rows of
+// a and of b.
+#define FLASH_SHARED_PRODUCT(name, layout, Element, type, columns, registers, numbers, a, b, flag)                 \
+  __device__ __forceinline__ void name(float(&d)[columns / 8][4], uint64_t left, uint64_t right, bool accumulate,  \
+                                       Element) {                                                                  \
     asm volatile("{.reg .pred p; setp.ne.b32 p, " flag                                                             \
                  ", 0;\n"                                                                                          \
                  "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" numbers "}, " a ", " b \
-                 ", p, 1, 1, 0, 0;}\n"                                                                             \
+                 ", p, 1, 1, " layout ";}\n"                                                                       \
                  : registers(d)                                                                                    \
                  : "l"(left), "l"(right), "r"(static_cast<int>(accumulate)));                                      \
   }
-#define FLASH_SHARED_PRODUCTS(columns, registers, numbers, a, b, flag)                 \
-  FLASH_SHARED_PRODUCT(__nv_bfloat16, "bf16", columns, registers, numbers, a, b, flag) \
-  FLASH_SHARED_PRODUCT(__half, "f16", columns, registers, numbers, a, b, flag)
+#define FLASH_SHARED_PRODUCTS(name, layout, columns, registers, numbers, a, b, flag)                 \
+  FLASH_SHARED_PRODUCT(name, layout, __nv_bfloat16, "bf16", columns, registers, numbers, a, b, flag) \
+  FLASH_SHARED_PRODUCT(name, layout, __half, "f16", columns, registers, numbers, a, b, flag)
 
-FLASH_SHARED_PRODUCTS(64, FLASH_D32, FLASH_N32, "%32", "%33", "%34")
-FLASH_SHARED_PRODUCTS(80, FLASH_D40, FLASH_N40, "%40", "%41", "%42")
-FLASH_SHARED_PRODUCTS(96, FLASH_D48, FLASH_N48, "%48", "%49", "%50")
-FLASH_SHARED_PRODUCTS(112, FLASH_D56, FLASH_N56, "%56", "%57", "%58")
-FLASH_SHARED_PRODUCTS(128, FLASH_D64, FLASH_N64, "%64", "%65", "%66")
+// d = a . b^T: rows of 16 inner elements.
+FLASH_SHARED_PRODUCTS(multiply_async, "0, 0", 64, FLASH_D32, FLASH_N32, "%32", "%33", "%34")
+FLASH_SHARED_PRODUCTS(multiply_async, "0, 0", 80, FLASH_D40, FLASH_N40, "%40", "%41", "%42")
+FLASH_SHARED_PRODUCTS(multiply_async, "0, 0", 96, FLASH_D48, FLASH_N48, "%48", "%49", "%50")
+FLASH_SHARED_PRODUCTS(multiply_async, "0, 0", 112, FLASH_D56, FLASH_N56, "%56", "%57", "%58")
+FLASH_SHARED_PRODUCTS(multiply_async, "0, 0", 128, FLASH_D64, FLASH_N64, "%64", "%65", "%66")
 
-// The same with a (64 x 16) in registers and b (16 x columns) in rows of columns.
-#define FLASH_REGISTER_PRODUCT(Element, type, columns, registers, numbers, a, b, flag)                                \
-  __device__ __forceinline__ void multiply_async(float(&d)[columns / 8][4], const uint32_t(&left)[4], uint64_t right, \
-                                                 bool accumulate, Element) {                                          \
-    asm volatile("{.reg .pred p; setp.ne.b32 p, " flag                                                                \
-                 ", 0;\n"                                                                                             \
-                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" numbers "}, {" a "}, " b  \
-                 ", p, 1, 1, 1;}\n"                                                                                   \
-                 : registers(d)                                                                                       \
-                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),                                \
-                   "r"(static_cast<int>(accumulate)));                                                                \
+// d = a^T . b: 16 rows of both.
+FLASH_SHARED_PRODUCTS(multiply_transposed_async, "1, 1", 64, FLASH_D32, FLASH_N32, "%32", "%33", "%34")
+
+// a (64 x 16) in registers.
+#define FLASH_REGISTER_PRODUCT(name, layout, Element, type, columns, registers, numbers, a, b, flag)                 \
+  __device__ __forceinline__ void name(float(&d)[columns / 8][4], const uint32_t(&left)[4], uint64_t right,          \
+                                       bool accumulate, Element) {                                                   \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " flag                                                               \
+                 ", 0;\n"                                                                                            \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" numbers "}, {" a "}, " b \
+                 ", p, 1, 1, " layout ";}\n"                                                                         \
+                 : registers(d)                                                                                      \
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),                               \
+                   "r"(static_cast<int>(accumulate)));                                                               \
   }
-#define FLASH_REGISTER_PRODUCTS(columns, registers, numbers, a, b, flag)                 \
-  FLASH_REGISTER_PRODUCT(__nv_bfloat16, "bf16", columns, registers, numbers, a, b, flag) \
-  FLASH_REGISTER_PRODUCT(__half, "f16", columns, registers, numbers, a, b, flag)
+#define FLASH_REGISTER_PRODUCTS(name, layout, columns, registers, numbers, a, b, flag)                 \
+  FLASH_REGISTER_PRODUCT(name, layout, __nv_bfloat16, "bf16", columns, registers, numbers, a, b, flag) \
+  FLASH_REGISTER_PRODUCT(name, layout, __half, "f16", columns, registers, numbers, a, b, flag)
 
-FLASH_REGISTER_PRODUCTS(64, FLASH_D32, FLASH_N32, "%32, %33, %34, %35", "%36", "%37")
-FLASH_REGISTER_PRODUCTS(96, FLASH_D48, FLASH_N48, "%48, %49, %50, %51", "%52", "%53")
-FLASH_REGISTER_PRODUCTS(128, FLASH_D64, FLASH_N64, "%64, %65, %66, %67", "%68", "%69")
-FLASH_REGISTER_PRODUCTS(192, FLASH_D96, FLASH_N96, "%96, %97, %98, %99", "%100", "%101")
-FLASH_REGISTER_PRODUCTS(256, FLASH_D128, FLASH_N128, "%128, %129, %130, %131", "%132", "%133")
+// d = a . b^T: rows of 16 inner elements.
+FLASH_REGISTER_PRODUCTS(multiply_rows_async, "0", 64, FLASH_D32, FLASH_N32, "%32, %33, %34, %35", "%36", "%37")
+
+// d = a . b: 16 rows of b.
+FLASH_REGISTER_PRODUCTS(multiply_async, "1", 64, FLASH_D32, FLASH_N32, "%32, %33, %34, %35", "%36", "%37")
+FLASH_REGISTER_PRODUCTS(multiply_async, "1", 96, FLASH_D48, FLASH_N48, "%48, %49, %50, %51", "%52", "%53")
+FLASH_REGISTER_PRODUCTS(multiply_async, "1", 128, FLASH_D64, FLASH_N64, "%64, %65, %66, %67", "%68", "%69")
+FLASH_REGISTER_PRODUCTS(multiply_async, "1", 192, FLASH_D96, FLASH_N96, "%96, %97, %98, %99", "%100", "%101")
+FLASH_REGISTER_PRODUCTS(multiply_async, "1", 256, FLASH_D128, FLASH_N128, "%128, %129, %130, %131", "%132", "%133")
 
 // The same with 8 more columns of b, whose sums go to registers of their own.
 #define FLASH_WIDER_PRODUCT(Element, type, columns, wider, registers, numbers, a, b, flag)                             \

@@ -86,6 +86,10 @@ std::string kernels_words(const BackwardPlan& plan) {
       return dkdv + " storing dS, then dQ from dS" + parts + "," + stored_words(plan);
     case BackwardKernels::kStoreInDq:
       return dq + " storing P and dS, then dK and dV from them," + stored_words(plan);
+    case BackwardKernels::kWarpSpecialised:
+      return "warp-specialised, head dim " + std::to_string(plan.dkdv_head_dim) + ", " +
+             std::to_string(VisitOrder::kKeys) + " keys per block, dQ added in order" +
+             (plan.order.cyclic ? ", going round" : "") + ", phases " + std::to_string(1 << plan.order.log2_phases);
   }
   return "?";
 }
@@ -145,7 +149,12 @@ std::string describe(const BackwardPlan& plan) {
                                              {"ALiBi partial sums", workspace.alibi_partials},
                                              {"dQ NaN flags", workspace.dq_nan_flags},
                                              {"dK and dV NaN flags", workspace.dkdv_nan_flags},
-                                             {"parts of dQ", workspace.dq_parts}});
+                                             {"parts of dQ", workspace.dq_parts},
+                                             {"sums of dQ", workspace.dq_sums},
+                                             {"statistics", workspace.statistics},
+                                             {"turns", workspace.turns},
+                                             {"tiles of keys", workspace.key_tiles},
+                                             {"claims", workspace.claims}});
   return words.str();
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/params.h"
+#include "kernels/plan/visit_order.h"
 #include "kernels/tile_config.h"
 #include "kernels/tile_config_split.h"
 
@@ -76,11 +77,12 @@ struct ForwardPlan {
 
 enum class BackwardKernels {
   kCpu,
-  kRows,         // float64: as in the forward pass
-  kFused,        // one kernel for dQ, dK and dV: five products of tiles
-  kRecompute,    // dQ, then dK and dV; each computes the scores: seven products
-  kStoreInDkdv,  // dK and dV first, which store dS; dQ = dS K: five products
-  kStoreInDq,    // dQ first, which stores P and dS; dV = P^T dO and dK = dS^T Q
+  kRows,             // float64: as in the forward pass
+  kFused,            // one kernel for dQ, dK and dV: five products of tiles
+  kRecompute,        // dQ, then dK and dV; each computes the scores: seven products
+  kStoreInDkdv,      // dK and dV first, which store dS; dQ = dS K: five products
+  kStoreInDq,        // dQ first, which stores P and dS; dV = P^T dO and dK = dS^T Q
+  kWarpSpecialised,  // Hopper: resident blocks claim tiles of keys and add to dQ in a fixed order: five products
 };
 
 enum class DeltaSource {
@@ -110,6 +112,9 @@ struct BackwardPlan {
   Variant dq_variant = Variant::kExtended;
   Variant dkdv_variant = Variant::kExtended;
   int fused_keys = 0;  // of the fused kernel's tile
+  VisitOrder order;    // kWarpSpecialised; its head dim is dkdv_head_dim
+  int64_t resident_blocks = 0;
+  int64_t query_tiles_of_head = 0;  // in all sequences
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;
 
@@ -134,6 +139,12 @@ struct BackwardPlan {
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
     WorkspacePart dq_parts;  // float32, of rows of dq_part_columns()
+    // kWarpSpecialised: float32 sums, statistics of queries, whose turn it is, what can be claimed.
+    WorkspacePart dq_sums;
+    WorkspacePart statistics;
+    WorkspacePart turns;
+    WorkspacePart key_tiles;
+    WorkspacePart claims;
   } workspace;
 };
 
@@ -150,6 +161,7 @@ BackwardPlan plan_backward_cpu(const attention::BackwardParams& params, const Li
 ForwardPlan plan_forward_sm80(const attention::ForwardParams& params, const Limits& limits);
 BackwardPlan plan_backward_sm80(const attention::BackwardParams& params, const Limits& limits);
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& params, const Limits& limits);
+BackwardPlan plan_backward_sm90(const attention::BackwardParams& params, const Limits& limits);
 
 // All of them, whether or not a backend was built: a plan needs no GPU.
 struct Planner {
@@ -157,7 +169,7 @@ struct Planner {
   ForwardPlan (*forward)(const attention::ForwardParams& params, const Limits& limits);
   BackwardPlan (*backward)(const attention::BackwardParams& params, const Limits& limits);
 };
-inline constexpr Planner kPlanners[] = {{"sm90", plan_forward_sm90, plan_backward_sm80},
+inline constexpr Planner kPlanners[] = {{"sm90", plan_forward_sm90, plan_backward_sm90},
                                         {"sm80", plan_forward_sm80, plan_backward_sm80},
                                         {"cpu", plan_forward_cpu, plan_backward_cpu}};
 

@@ -2,6 +2,7 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
 #include "kernels/plan/workspace.h"
+#include "kernels/tile_config_sm90.h"
 
 namespace flash_attn_ext::plan {
 namespace {

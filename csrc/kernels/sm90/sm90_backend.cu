@@ -41,4 +41,10 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
                                                         : with_variant<__half>(p, plan, workspace, stream);
 }
 
+cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                         cudaStream_t stream) {
+  return params.element == attention::ElementType::kBFloat16 ? backward<__nv_bfloat16>(params, plan, workspace, stream)
+                                                             : backward<__half>(params, plan, workspace, stream);
+}
+
 }  // namespace flash_attn_ext::sm90

@@ -12,4 +12,8 @@ namespace flash_attn_ext::sm90 {
 cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                         cudaStream_t stream);
 
+// For plans with BackwardKernels::kWarpSpecialised.
+cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                         cudaStream_t stream);
+
 }  // namespace flash_attn_ext::sm90

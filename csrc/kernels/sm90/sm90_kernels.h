@@ -12,4 +12,9 @@ template <class Element, Variant kVariant>
 cudaError_t forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                     cudaStream_t stream);
 
+// delta, dQ, dK and dV.
+template <class Element>
+cudaError_t backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                     cudaStream_t stream);
+
 }  // namespace flash_attn_ext::sm90

@@ -64,6 +64,13 @@ struct BoxOperand {
     return other;
   }
 
+  // The operand of rows [row, ...), a multiple of 8.
+  __device__ __forceinline__ BoxOperand from_row(int row) const {
+    BoxOperand other = *this;
+    other.first += row * (128 / kUnit);
+    return other;
+  }
+
   // Columns [16 step, ...) of all rows, the inner dimension along the rows.
   __device__ __forceinline__ uint64_t columns(int step) const {
     constexpr int kSteps = kBoxColumns / 16;

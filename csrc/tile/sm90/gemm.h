@@ -49,6 +49,50 @@ __device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kRows>
   ptx::commit_products();
 }
 
+// The same, left being 64 rows of a larger tile: left.from_row().
+template <class Left, class Right>
+__device__ __forceinline__ void start_rows_product(WarpgroupAccumulator<Right::kRows>& sums,
+                                                   const BoxOperand<Left>& left, const BoxOperand<Right>& right) {
+  static_assert(Left::kColumns == Right::kColumns);
+  ptx::renew_registers(sums.c[0]);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < Left::kColumns / 16; ++step) {
+    ptx::multiply_async(sums.c[0], left.columns(step), right.columns(step), step > 0, typename Left::Element{});
+  }
+  ptx::commit_products();
+}
+
+// The same with left in registers.
+template <class Right>
+__device__ __forceinline__ void start_rows_product(WarpgroupAccumulator<Right::kRows>& sums,
+                                                   const PackedRows<Right::kColumns>& left,
+                                                   const BoxOperand<Right>& right) {
+  ptx::renew_registers(sums.c[0]);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < Right::kColumns / 16; ++step) {
+    ptx::multiply_rows_async(sums.c[0], left.a[step], right.columns(step), step > 0, typename Right::Element{});
+  }
+  ptx::commit_products();
+}
+
+// sums = left^T . right, of right's columns in a chunk.
+template <class Left, class Right>
+__device__ __forceinline__ void start_transposed_product(WarpgroupAccumulator<kBoxColumns>& sums,
+                                                         const BoxOperand<Left>& left, const BoxOperand<Right>& right,
+                                                         int chunk) {
+  static_assert(Left::kRows == Right::kRows && Left::kColumns == kWarpgroupRows);
+  ptx::renew_registers(sums.c[0]);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < Left::kRows / 16; ++step) {
+    ptx::multiply_transposed_async(sums.c[0], left.rows(step), right.rows(step, chunk), step > 0,
+                                   typename Left::Element{});
+  }
+  ptx::commit_products();
+}
+
 // sums = left . right, plus what sums holds where `accumulate`.
 template <class Right>
 __device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kColumns>& sums,

@@ -33,9 +33,9 @@ struct RingBarriers {
   ptx::Barrier full[kStages];
   ptx::Barrier empty[kStages];
 
-  __device__ __forceinline__ void init(int readers) {
+  __device__ __forceinline__ void init(int readers, int writers = 1) {
     for (int i = 0; i < kStages; ++i) {
-      ptx::init_barrier(full[i], 1);
+      ptx::init_barrier(full[i], writers);
       ptx::init_barrier(empty[i], readers);
     }
   }

@@ -9,7 +9,7 @@
 #include "kernels/schedule/work_item.h"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/mask_coverage.cuh"
-#include "kernels/tile_config.h"
+#include "kernels/tile_config_sm90.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/ring.h"
 

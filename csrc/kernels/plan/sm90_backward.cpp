@@ -1,0 +1,89 @@
+#include "kernels/plan/sm80.h"
+#include "kernels/plan/sm90.h"
+#include "kernels/plan/workspace.h"
+#include "kernels/tile_config_sm90.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+using attention::BackwardParams;
+
+// Where the portable kernels run instead. Of a call's sizes, it depends on lengths and head dims alone.
+bool is_for_portable_kernels(const BackwardParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
+  if (score_kind(p.score_mod) != ScoreKind::kScale || p.dropout.enabled()) return true;
+  // Gradients that are sums of dS over rows: their kernels are there.
+  if (p.dbias.present() || p.dalibi_slopes != nullptr || p.dsink != nullptr) return true;
+  if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
+  if (p.dout.row_stride == 0) return true;  // which the copy engine does not read
+  // Gradients are written 16 bytes at a time, to memory without gaps.
+  constexpr int64_t kChunk = 8;
+  if (p.head_dim_qk % kChunk != 0 || p.head_dim_v % kChunk != 0) return true;
+  if (lengths.max_seqlen_k == 0 || lengths.max_seqlen_q <= sm90::kPortableBackwardQueries) return true;
+  // Visitors of a tile of queries take turns: with far more keys than queries they would wait.
+  return lengths.max_seqlen_k > sm90::kMostKeysPerQuery * lengths.max_seqlen_q;
+}
+
+}  // namespace
+
+VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
+  const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
+  const attention::SequenceTable& lengths = p.sequences;
+  const auto query_tiles = VisitOrder::num_tiles(lengths.max_seqlen_q, VisitOrder::kQueries);
+  const int64_t heads = p.queries_per_key_head();
+  VisitOrder order;
+  order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k);
+  order.tiles = static_cast<uint32_t>(VisitOrder::num_tiles(lengths.max_seqlen_k, VisitOrder::kKeys));
+  order.cyclic = p.visibility.unlimited();
+  order.group = order.tiles;
+  const auto add_phases = [&](auto&& wants_more) {
+    while (order.group > 1 && wants_more()) {
+      ++order.log2_phases;
+      order.group = (order.tiles + (1u << order.log2_phases) - 1) >> order.log2_phases;
+    }
+  };
+  const int64_t apart = sm90::visits_apart(dims, query_tiles, order.cyclic);
+  if (order.cyclic) {
+    add_phases([&] { return order.group > blocks || query_tiles * heads < apart * order.group; });
+    order.together = static_cast<uint32_t>(std::max<int64_t>(blocks / order.group, 1));
+  } else {
+    constexpr int64_t kTileVisits = VisitOrder::kKeys / VisitOrder::kQueries;
+    add_phases([&] { return (kTileVisits * heads << order.log2_phases) < apart; });
+    const int64_t waves = sm90::section_waves(dims, query_tiles);
+    order.together = static_cast<uint32_t>(2 * std::max<int64_t>(waves * blocks / order.group, 1));
+  }
+  return order;
+}
+
+BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
+  if (is_for_portable_kernels(p)) return plan_backward_sm80(p, limits);
+  BackwardPlan plan;
+  const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
+  plan.kernels = BackwardKernels::kWarpSpecialised;
+  plan.delta = DeltaSource::kFirstKernel;
+  plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
+  plan.dq_variant = plan.dkdv_variant = Variant::kPlain;
+  plan.nan_repair = NanRepair::kOwnLaunch;
+  plan.l2_bytes = limits.l2_bytes;
+  plan.resident_blocks = limits.multiprocessors;
+  plan.order = visit_order(p, plan.resident_blocks);
+  const int64_t longest = VisitOrder::num_tiles(p.sequences.max_seqlen_q, VisitOrder::kQueries);
+  // A packed sequence begins at a tile of its own.
+  plan.query_tiles_of_head = is_packed(p) ? p.sequences.total_q / VisitOrder::kQueries + p.batch : p.batch * longest;
+  const int64_t query_tiles = p.num_heads_q * plan.query_tiles_of_head;
+  const int64_t rows = query_tiles * VisitOrder::kQueries;
+  constexpr int64_t kFloat = sizeof(float);
+  BackwardPlan::Workspace& parts = plan.workspace;
+  parts.delta = append(parts.bytes, statistic_bytes(p));
+  parts.dq_sums = append(parts.bytes, rows * dims.qk * kFloat);
+  parts.statistics = append(parts.bytes, rows * 2 * kFloat);
+  parts.turns = append(parts.bytes, query_tiles * int64_t{sizeof(int)});
+  parts.key_tiles = append(parts.bytes, plan.order.num_claims() * VisitOrder::kWorkBytes);
+  parts.claims = append(parts.bytes, int64_t{sizeof(uint32_t)});
+  parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * longest * 4);
+  parts.dkdv_nan_flags = append(parts.bytes, int64_t{plan.order.pairs} * plan.order.tiles * 4 * VisitOrder::kParts);
+  return plan;
+}
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,145 @@
+// In which order a resident block takes tiles of keys, and in which order these add to dQ.
+//
+// A tile of keys visits the tiles of queries that see it. The visitors of a tile of queries add to its dQ in a fixed
+// order, so that gradients repeat bit for bit: a visitor waits until those before it are done. The order keeps waits
+// short, and is free of deadlock: a tile waits only for tiles that were claimed before it, or, where tiles go round,
+// for those of its group, all of which resident blocks hold together.
+//
+// Pairs of a batch entry and a key head are worked on in sections. In a pair, tile j belongs to phase j mod 2^n: within
+// a phase neighbouring visitors of a tile of queries come the further apart, the more phases there are.
+//
+//   climb     from the first tile of queries to the last, claimed last tile of keys first. Causal tiles start together,
+//             each two tiles of queries behind the one before it, and end staggered.
+//   descend   the other way round: they start staggered, where climbing ones end, and end together. Every second pair.
+//   cycle     where every query sees every key: the tiles of a group start evenly spread and go round.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/host_device.h"
+#include "attention/params.h"
+
+namespace flash_attn_ext {
+
+enum class Walk : int { kClimb, kDescend, kCycle };
+
+struct VisitOrder {
+  static constexpr int kKeys = 128;          // rows of a tile of keys
+  static constexpr int kQueries = 64;        // and of queries
+  static constexpr int kParts = 2;           // of a tile of keys, 64 each
+  static constexpr int64_t kWorkBytes = 96;  // of what a kernel is told about a tile of keys
+
+  uint32_t pairs = 0;  // batch entry * key heads + key head
+  uint32_t tiles = 0;  // of keys, of the longest sequence
+  uint32_t log2_phases = 0;
+  uint32_t group = 0;     // tiles of a pair and a phase, at most
+  uint32_t together = 0;  // pairs of a section
+  bool cyclic = false;
+
+  FLASH_HOST_DEVICE uint32_t num_claims() const { return (pairs * group) << log2_phases; }
+
+  // What is claimed index-th. The last phases and short sequences lack some of these tiles.
+  struct Claim {
+    uint32_t pair;
+    int tile;
+    Walk walk;
+    uint32_t group_end;  // cycle: the first claim behind the group's
+  };
+  FLASH_HOST_DEVICE Claim claim(uint32_t index) const {
+    const uint32_t of_section = (together * group) << log2_phases;
+    const uint32_t section = index / of_section;
+    const uint32_t first_pair = section * together;
+    const uint32_t count = pairs - first_pair < together ? pairs - first_pair : together;
+    const uint32_t in_section = index - section * of_section;
+    const uint32_t phase = in_section / (count * group);
+    const uint32_t x = in_section - phase * count * group;
+    if (cyclic) {
+      const uint32_t pair = x / group;
+      const uint32_t k = x - pair * group;
+      return {first_pair + pair, tile_of(phase, k), Walk::kCycle, index - k + group};
+    }
+    const uint32_t climbing = (count + 1) / 2;
+    if (x < climbing * group) {
+      const uint32_t k = x / climbing;
+      return {first_pair + 2 * (x - k * climbing), tile_of(phase, group - 1 - k), Walk::kClimb, 0};
+    }
+    const uint32_t descending = count - climbing;
+    const uint32_t y = x - climbing * group;
+    const uint32_t k = y / descending;
+    return {first_pair + 2 * (y - k * descending) + 1, tile_of(phase, k), Walk::kDescend, 0};
+  }
+
+  FLASH_HOST_DEVICE static int num_tiles(int64_t rows, int tile_rows) {
+    return static_cast<int>((rows + tile_rows - 1) / tile_rows);
+  }
+
+  // Tiles [begin, end).
+  struct Tiles {
+    int begin;
+    int end;
+    FLASH_HOST_DEVICE bool empty() const { return end <= begin; }
+  };
+
+  // The tiles of queries that see something of a tile of keys, which the sequence has.
+  FLASH_HOST_DEVICE static Tiles visited(const attention::Visibility& visibility, const attention::Sequence& sequence,
+                                         int tile) {
+    const int first = tile * kKeys;
+    const int last = least(first + kKeys, sequence.num_keys) - 1;
+    return tiles_of({visibility.queries_of<int>(first, sequence).begin, visibility.queries_of<int>(last, sequence).end},
+                    kQueries);
+  }
+
+  // The tiles of keys that a tile of queries, which the sequence has, sees something of.
+  FLASH_HOST_DEVICE static Tiles visitors(const attention::Visibility& visibility, const attention::Sequence& sequence,
+                                          int query_tile) {
+    const int first = query_tile * kQueries;
+    const int last = least(first + kQueries, sequence.num_queries) - 1;
+    return tiles_of({visibility.keys_of<int>(first, sequence).begin, visibility.keys_of<int>(last, sequence).end},
+                    kKeys);
+  }
+
+  // Where a tile of keys begins to go round.
+  FLASH_HOST_DEVICE int first_of_cycle(const attention::Sequence& sequence, int tile) const {
+    return static_cast<int>(static_cast<uint32_t>(tile >> log2_phases) *
+                            static_cast<uint32_t>(num_tiles(sequence.num_queries, kQueries)) /
+                            static_cast<uint32_t>(group_of(sequence, tile)));
+  }
+
+  // How many of a tile of queries' visitors come before this one.
+  FLASH_HOST_DEVICE int place(const attention::Sequence& sequence, int tile, Walk walk, int query_tile,
+                              const Tiles& visitors) const {
+    const int phase = tile & mask();
+    const int earlier = in_phases_before(visitors.end, phase) - in_phases_before(visitors.begin, phase);
+    if (walk == Walk::kClimb) return earlier + in_phase(visitors.end, phase) - in_phase(tile + 1, phase);
+    if (walk == Walk::kDescend) return earlier + in_phase(tile, phase) - in_phase(visitors.begin, phase);
+    // The one that started here or last before comes first, then those that have come further.
+    const int count = group_of(sequence, tile);
+    const auto queries = static_cast<uint32_t>(num_tiles(sequence.num_queries, kQueries));
+    const int started = static_cast<int>(
+        (static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count) + queries - 1) / queries);
+    const int behind = started - 1 - (tile >> log2_phases);
+    return earlier + (behind < 0 ? behind + count : behind);
+  }
+
+ private:
+  FLASH_HOST_DEVICE static int least(int64_t x, int64_t y) { return static_cast<int>(x < y ? x : y); }
+  FLASH_HOST_DEVICE static Tiles tiles_of(const attention::Interval& rows, int tile_rows) {
+    const int begin = static_cast<int>(rows.begin) / tile_rows;
+    return {begin, rows.empty() ? begin : num_tiles(rows.end, tile_rows)};
+  }
+  FLASH_HOST_DEVICE int mask() const { return (1 << log2_phases) - 1; }
+  FLASH_HOST_DEVICE int tile_of(uint32_t phase, uint32_t k) const {
+    return static_cast<int>(phase + (k << log2_phases));
+  }
+  // Of the tiles [0, end): those of a phase, and of the phases before it.
+  FLASH_HOST_DEVICE int in_phase(int end, int phase) const { return (end + mask() - phase) >> log2_phases; }
+  FLASH_HOST_DEVICE int in_phases_before(int end, int phase) const {
+    const int rest = end & mask();
+    return phase * (end >> log2_phases) + (rest < phase ? rest : phase);
+  }
+  FLASH_HOST_DEVICE int group_of(const attention::Sequence& sequence, int tile) const {
+    return in_phase(num_tiles(sequence.num_keys, kKeys), tile & mask());
+  }
+};
+
+}  // namespace flash_attn_ext

@@ -1,0 +1,50 @@
+// What the backward kernels are told, beside what the host tells every backend, and what they tell each other.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/params.h"
+#include "kernels/plan/visit_order.h"
+#include "kernels/sm90/backward/key_tile_work.h"
+#include "kernels/sm90/tensor_map.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Where the kernels meet. Sums and statistics are laid out in tiles of queries: those of a head come one after the
+// other, the heads likewise. A packed sequence begins at a tile of its own.
+struct BackwardWorkspace {
+  static constexpr int kQueries = VisitOrder::kQueries;
+
+  KeyTileWork* table;  // in the order of claims
+  float* dq_sums;      // of each tile: dQ / scale, in the order of accumulators
+  float* statistics;   // of each tile: LSE * log2(e) of its queries, then delta
+  int* turns;          // of each tile: how many visitors have added to dQ
+  uint8_t* dq_nan_flags;
+  uint8_t* dkdv_nan_flags;
+  uint32_t* claims;
+  int tiles_of_head;
+
+  __device__ __forceinline__ static int first_tile(const attention::AttentionParams& p,
+                                                   const attention::Sequence& sequence) {
+    const auto batch = static_cast<int>(sequence.batch);
+    if (p.sequences.cu_seqlens_q != nullptr) return static_cast<int>(sequence.query_begin) / kQueries + batch;
+    return batch * VisitOrder::num_tiles(p.sequences.max_seqlen_q, kQueries);
+  }
+  static int64_t count_tiles_of_head(const attention::AttentionParams& p) {
+    return p.sequences.cu_seqlens_q != nullptr ? p.sequences.total_q / kQueries + p.batch
+                                               : p.batch * VisitOrder::num_tiles(p.sequences.max_seqlen_q, kQueries);
+  }
+  __device__ __forceinline__ float* statistics_of(int64_t tile) const { return statistics + tile * 2 * kQueries; }
+};
+
+struct BackwardArguments {
+  OperandMap q;
+  OperandMap k;
+  OperandMap v;
+  OperandMap dout;
+  attention::BackwardParams params;
+  VisitOrder order;
+  BackwardWorkspace workspace;
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,175 @@
+// The threads that move data: one claims tiles of keys, one starts the copies of what they need, two add dQ to memory.
+#pragma once
+
+#include "kernels/sm90/backward/traits.h"
+#include "ptx/bulk_copy.h"
+#include "ptx/global_memory.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct BackwardScheduler {
+  using Shared = BackwardShared<Traits>;
+
+  const BackwardArguments& args;
+  Shared& shared;
+  typename decltype(Shared::work_ring)::Position at{};
+
+  __device__ __forceinline__ void run() {
+    const uint32_t count = args.order.num_claims();
+    int parity = 0;
+#pragma unroll 1
+    for (uint32_t index = blockIdx.x; index < count; index = claim()) {
+      shared.work_ring.wait_empty(at);
+      ptx::arrive_expecting(shared.work_ring.full[at.stage], sizeof(KeyTileWork));
+      ptx::copy_bytes(&shared.work[at.stage], args.workspace.table + index, sizeof(KeyTileWork),
+                      shared.work_ring.full[at.stage]);
+      shared.work_ring.wait_full(at);
+      const int group_end = shared.work[at.stage].group_end;
+      at.advance();
+      // An early claim would spoil the order.
+      ptx::wait(shared.may_claim, parity);
+      parity ^= 1;
+      // A tile that goes round waits for others of its group: a block must not hold two of them.
+      while (ptx::load_acquire(reinterpret_cast<const int*>(args.workspace.claims)) + static_cast<int>(gridDim.x) <
+             group_end) {
+      }
+    }
+    shared.work_ring.wait_empty(at);
+    shared.work[at.stage].batch = KeyTileWork::kEnd;
+    ptx::arrive(shared.work_ring.full[at.stage]);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t claim() const { return gridDim.x + atomicAdd(args.workspace.claims, 1u); }
+};
+
+template <class Traits>
+struct BackwardProducer {
+  using Shared = BackwardShared<Traits>;
+
+  const BackwardArguments& args;
+  Shared& shared;
+  typename decltype(Shared::q_ring)::Position q_at{};
+  typename decltype(Shared::k_ring)::Position k_at{};
+  typename decltype(Shared::work_ring)::Position work_at{};
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;; work_at.advance()) {
+      shared.work_ring.wait_full(work_at);
+      const KeyTileWork& work = shared.work[work_at.stage];
+      if (work.batch == KeyTileWork::kEnd) break;
+      send(work);
+      ptx::arrive(shared.may_claim);
+      ptx::arrive(shared.work_ring.empty[work_at.stage]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void send(const KeyTileWork& work) {
+    const int count = work.end - work.begin;
+    const int group = static_cast<int>(args.params.queries_per_key_head());
+    int query_tile = work.walk == Walk::kCycle ? work.first : work.walk == Walk::kClimb ? work.begin : work.end - 1;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const VisitOrder::Tiles visitors = VisitOrder::visitors(args.params.visibility, work.sequence(), query_tile);
+      const int place = args.order.place(work.sequence(), work.tile, work.walk, query_tile, visitors);
+#pragma unroll 1
+      for (int member = 0; member < group; ++member) {
+        shared.q_ring.wait_empty(q_at);
+        Visit& to = shared.visit(q_at);
+        to.query_tile = query_tile;
+        to.head = work.key_head * group + member;
+        to.accumulator = to.head * args.workspace.tiles_of_head + work.first_accumulator + query_tile;
+        to.place = place;
+        to.is_last = place + 1 == visitors.end - visitors.begin;
+        to.ends_tile = i + 1 == count && member + 1 == group;
+        for (int part = 0; part < VisitOrder::kParts; ++part) {
+          to.is_partial[part] = !work.own[part].full(query_tile);
+        }
+        send_visit(work, to, i == 0 && member == 0);
+      }
+      query_tile += work.walk == Walk::kDescend ? -1 : 1;
+      if (query_tile == work.end && work.walk == Walk::kCycle) query_tile = work.begin;
+    }
+  }
+
+  // K before dO, V after it: in the order in which the products need them.
+  __device__ __forceinline__ void send_visit(const KeyTileWork& work, const Visit& to, bool is_first) {
+    constexpr int kStatisticBytes = Traits::kQueries * sizeof(float);
+    const int row = work.query_begin + to.query_tile * Traits::kQueries;
+    const float* statistics = args.workspace.statistics_of(to.accumulator);
+    ptx::Barrier& q_full = shared.q_ring.full[q_at.stage];
+    ptx::arrive_expecting(q_full, Traits::QTile::kBytes + kStatisticBytes);
+    shared.q[q_at.stage].copy(args.q.map, q_full, {0, row, to.head * args.q.head_step, work.batch * args.q.batch_step});
+    ptx::copy_bytes(shared.lse[q_at.stage], statistics, kStatisticBytes, q_full);
+    if (is_first) {
+      shared.k_ring.wait_empty(k_at);
+      send_keys(work, shared.k[k_at.stage], args.k, shared.k_ring.full[k_at.stage]);
+    }
+    ptx::Barrier& dout_full = shared.dout_full[q_at.stage];
+    ptx::arrive_expecting(dout_full, Traits::DoutTile::kBytes + kStatisticBytes);
+    shared.dout[q_at.stage].copy(args.dout.map, dout_full,
+                                 {0, row, to.head * args.dout.head_step, work.batch * args.dout.batch_step});
+    ptx::copy_bytes(shared.delta[q_at.stage], statistics + Traits::kQueries, kStatisticBytes, dout_full);
+    if (is_first) {
+      shared.v_ring.wait_empty(k_at);
+      send_keys(work, shared.v[k_at.stage], args.v, shared.v_ring.full[k_at.stage]);
+      k_at.advance();
+    }
+    q_at.advance();
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void send_keys(const KeyTileWork& work, Tile& tile, const OperandMap& operand,
+                                            ptx::Barrier& full) const {
+    ptx::arrive_expecting(full, Tile::kBytes);
+    tile.copy(operand.map, full,
+              {0, work.key_begin + work.tile * Traits::kKeys, work.key_head * operand.head_step,
+               work.batch * operand.batch_step});
+  }
+};
+
+// Adds parts of dQ to the sums in memory, each when its turn has come. Each of two threads has every second part, so
+// that it may wait until it is written.
+//
+// Between blocks: the engine's completion makes what it wrote visible to the thread that waits for it (an implicit
+// proxy fence); the release publishes that; the next visitor's acquire sees it, and its proxy fence orders its own copy
+// after the acquire. PTX ISA, "async proxy" and "causality order".
+template <class Traits>
+struct DqAdder {
+  using Shared = BackwardShared<Traits>;
+
+  const BackwardArguments& args;
+  Shared& shared;
+  const int stage;  // of shared.dq_sums
+
+  __device__ __forceinline__ void run() {
+    constexpr int kFloats = Traits::kQueries * Traits::kDims.qk;
+    constexpr int kBytes = kFloats * sizeof(float);
+#pragma unroll 1
+    for (int parity = 0;; parity ^= 1) {
+      ptx::wait(shared.sum_ring.full[stage], parity);
+      const int accumulator = shared.pending[stage].accumulator;
+      const int place = shared.pending[stage].place;
+      if (accumulator == PendingSum::kEnd) break;
+      float* const sums = args.workspace.dq_sums + int64_t{accumulator} * kFloats;
+      int* const turn = args.workspace.turns + accumulator;
+      if (place == 0) {
+        ptx::store_bytes(sums, shared.dq_sums[stage], kBytes);
+      } else {
+        while (ptx::load_acquire(turn) != place) {
+        }
+        ptx::fence_global_copies();
+        ptx::add_floats(sums, shared.dq_sums[stage], kBytes);
+      }
+      ptx::wait_until_read();
+      ptx::arrive(shared.sum_ring.empty[stage]);
+      ptx::wait_until_written();
+      ptx::store_release(turn, place + 1);
+    }
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

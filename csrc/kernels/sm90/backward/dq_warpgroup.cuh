@@ -1,0 +1,148 @@
+// The warpgroup that computes dQ = scale * dS K of each visit, from dS that the others leave in shared memory.
+#pragma once
+
+#include "kernels/epilogue/store_row_chunks.cuh"
+#include "kernels/sm90/backward/traits.h"
+#include "ptx/global_memory.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct DqWarpgroup {
+  using Element = typename Traits::Element;
+  using Shared = BackwardShared<Traits>;
+  using Dq = tile::WarpgroupAccumulator<tile::kBoxColumns>;  // as many columns at a time as registers hold
+  static constexpr int kChunks = Traits::kDims.qk / tile::kBoxColumns;
+  static constexpr int kChunkFloats = Traits::kQueries * tile::kBoxColumns;
+
+  const BackwardArguments& args;
+  Shared& shared;
+  typename decltype(Shared::k_ring)::Position k_at{};
+  typename Shared::Stage dscore_at{};
+  typename decltype(Shared::sum_ring)::Position sum_at{};
+  typename decltype(Shared::work_ring)::Position work_at{};
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;;) {
+      shared.work_ring.wait_full(work_at);
+      const KeyTileWork& work = shared.work[work_at.stage];
+      if (uniform(work.batch) == KeyTileWork::kEnd) break;
+      const int visits = uniform(work.visits);
+      if (visits > 0) {
+        shared.k_ring.wait_full(k_at);
+#pragma unroll 1
+        for (int i = 0; i < visits; ++i) add(work, shared.visit(dscore_at));
+        k_at.advance();
+      }
+      __syncwarp();
+      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      work_at.advance();
+    }
+    // Both adders end.
+#pragma unroll 1
+    for (int i = 0; i < Shared::kSums; ++i) {
+      shared.sum_ring.wait_empty(sum_at);
+      publish(PendingSum::kEnd, 0);
+    }
+  }
+
+ private:
+  static constexpr int kThreads = tile::kWarpgroupSize;
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
+
+  __device__ __forceinline__ void add(const KeyTileWork& work, const Visit& at) {
+    shared.dscore_ring.wait_full(dscore_at);
+    const int accumulator = uniform(at.accumulator);
+    const int place = uniform(at.place);
+    const bool is_last = uniform(at.is_last) != 0;
+    const bool ends_tile = uniform(at.ends_tile) != 0;
+    const int query_tile = uniform(at.query_tile);
+    const int head = uniform(at.head);
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      Dq dq;
+      tile::start_transposed_product(dq, tile::BoxOperand(shared.dscores[0]).after(dscore_at.stage),
+                                     tile::BoxOperand(shared.k[0]).after(k_at.stage), chunk);
+      if (!is_last && chunk == 0) shared.sum_ring.wait_empty(sum_at);
+      ptx::wait_products<0>();
+      ptx::pin_registers(dq.c[0]);
+      __syncwarp();
+      if (chunk + 1 == kChunks && tile::lane() == 0) {
+        ptx::arrive(shared.dscore_ring.empty[dscore_at.stage]);
+        if (ends_tile) ptx::arrive(shared.k_ring.empty[k_at.stage]);
+      }
+      if (is_last) {
+        if (place > 0) add_sums(dq, accumulator, place, chunk);
+        store(dq, work, query_tile, head, chunk);
+      } else {
+        float* const to = shared.dq_sums[sum_at.stage] + chunk * kChunkFloats + thread() * 4;
+#pragma unroll
+        for (int j = 0; j < Dq::kColumnTiles; ++j) {
+          const float(&c)[4] = dq.c[0][j];
+          *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
+        }
+      }
+      __syncwarp();
+    }
+    if (!is_last) {
+      ptx::fence_stores();
+      publish(accumulator, place);
+    }
+    dscore_at.advance();
+  }
+
+  __device__ __forceinline__ void publish(int accumulator, int place) {
+    if (thread() == 0) shared.pending[sum_at.stage] = {accumulator, place};
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.sum_ring.full[sum_at.stage]);
+    sum_at.advance();
+  }
+
+  // What the other visitors have added to memory. (Their engines' writes: DqAdder.)
+  __device__ __forceinline__ void add_sums(Dq& dq, int accumulator, int place, int chunk) const {
+    if (chunk == 0) {
+      while (ptx::load_acquire(args.workspace.turns + accumulator) != place) {
+      }
+      __syncwarp();
+    }
+    const float* const from =
+        args.workspace.dq_sums + (int64_t{accumulator} * kChunks + chunk) * kChunkFloats + thread() * 4;
+#pragma unroll
+    for (int j = 0; j < Dq::kColumnTiles; ++j) {
+      const float4 sum = __ldcg(reinterpret_cast<const float4*>(from + j * kThreads * 4));
+      dq.c[0][j][0] += sum.x;
+      dq.c[0][j][1] += sum.y;
+      dq.c[0][j][2] += sum.z;
+      dq.c[0][j][3] += sum.w;
+    }
+  }
+
+  __device__ __forceinline__ void store(Dq& dq, const KeyTileWork& work, int query_tile, int head, int chunk) const {
+    const attention::BackwardParams& p = args.params;
+    const int first_row = query_tile * Traits::kQueries + tile::warp() % 4 * 16;
+    dq.scale(static_cast<float>(p.score_mod.scale));
+    Element* const target = p.dq.row<Element>(work.batch, head, work.query_begin + first_row) +
+                            chunk * tile::kBoxColumns * p.dq.column_stride;
+    const bool suspicious =
+        store_row_chunks<Element>({.data = target,
+                                  .row_stride = p.dq.row_stride,
+                                  .column_stride = p.dq.column_stride,
+                                  .rows = work.num_queries - first_row,
+                                  .columns = static_cast<int>(p.head_dim_qk) - chunk * tile::kBoxColumns},
+                                 dq);
+    if (suspicious) flag_of(work, query_tile, head) = 1;
+  }
+
+  // In the order of a schedule of queries, one head after the other (schedule/block.cuh).
+  __device__ __forceinline__ uint8_t& flag_of(const KeyTileWork& work, int query_tile, int head) const {
+    const attention::BackwardParams& p = args.params;
+    const int tiles = VisitOrder::num_tiles(p.sequences.max_seqlen_q, Traits::kQueries);
+    const int group = static_cast<int>(p.queries_per_key_head());
+    const int64_t pair = int64_t{work.key_head} * p.batch + work.batch;
+    const int64_t row_of_tiles = pair * group + head - work.key_head * group;
+    return args.workspace.dq_nan_flags[(row_of_tiles * tiles + tiles - 1 - query_tile) * 4 + tile::warp() % 4];
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,38 @@
+// A tile of keys as resident blocks of a backward pass take it.
+#pragma once
+
+#include "attention/sequence.h"
+#include "kernels/plan/visit_order.h"
+#include "kernels/schedule/tile_range.cuh"
+
+namespace flash_attn_ext::sm90 {
+
+// An entry of the table that the backward pass's first kernel makes: in 32-bit numbers, for threads of few registers.
+struct alignas(16) KeyTileWork {
+  static constexpr int kEnd = -1;
+
+  int batch;  // kEnd: there are no more tiles
+  int key_head;
+  int tile;  // of the sequence
+  Walk walk;
+  int group_end;  // Walk::kCycle: nobody claims another tile before all claims below this one are made
+  int begin;      // tiles of queries that it visits
+  int end;
+  int first;        // Walk::kCycle: of them
+  int query_begin;  // of the sequence
+  int key_begin;
+  int num_queries;
+  int num_keys;
+  int first_accumulator;  // of the sequence: the number of its first tile of queries among those of a head
+  int visits;             // tiles of queries times the heads of a group
+  int unused[2];
+  TileRange own[VisitOrder::kParts];  // the tiles of queries that see a part's keys
+
+  FLASH_HOST_DEVICE attention::Sequence sequence() const {
+    return {batch, query_begin, key_begin, num_queries, num_keys};
+  }
+};
+
+static_assert(sizeof(KeyTileWork) == VisitOrder::kWorkBytes);
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,278 @@
+// A warpgroup that computes dV and dK of 64 keys, and dS for dQ. Rows are keys, so that P^T and dS^T are left operands
+// as they come out of the products before:
+//
+//   S^T = K Q^T  |  P^T = exp2(c S^T - lse)  |  dP^T = V dO^T, dV += P^T dO  |  dS^T = P^T (dP^T - delta)
+//   dK += dS^T Q, and S^T of the next tile of queries, while dS^T goes to shared memory
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/epilogue/store_row_chunks.cuh"
+#include "kernels/sm90/backward/traits.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/math.h"
+#include "ptx/stmatrix.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct KeyWarpgroup {
+  using Element = typename Traits::Element;
+  using Shared = BackwardShared<Traits>;
+  using Scores = typename Traits::Scores;
+  using Where = typename Traits::Where;
+  using PackedScores = tile::PackedRows<Traits::kQueries>;
+  static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
+
+  const BackwardArguments& args;
+  Shared& shared;
+  const int warpgroup;
+
+  Scores scores;
+  Scores gradients;  // dP
+  PackedScores p;
+  PackedScores dscores;
+  tile::WarpgroupAccumulator<Traits::kDims.qk> dk;
+  tile::WarpgroupAccumulator<Traits::kDims.v> dv;
+  bool is_empty = true;  // dK and dV
+  struct NotHeld {};
+  std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.qk>, NotHeld> k;
+  std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.v>, NotHeld> v;
+  typename Shared::Stage at{};  // of Q, dO and dS
+  typename decltype(Shared::k_ring)::Position k_at{};
+  typename decltype(Shared::work_ring)::Position work_at{};
+
+  __device__ __forceinline__ void run() {
+    dk.clear();
+    dv.clear();
+#pragma unroll 1
+    for (;;) {
+      shared.work_ring.wait_full(work_at);
+      const KeyTileWork& work = shared.work[work_at.stage];
+      if (uniform(work.batch) == KeyTileWork::kEnd) break;
+      differentiate(work);
+      store(work);
+      __syncwarp();
+      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      work_at.advance();
+    }
+  }
+
+ private:
+  static constexpr int kWarpRows = 16;
+  __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
+  __device__ __forceinline__ int warp_row() const { return first_row() + tile::warp() % 4 * kWarpRows; }
+
+  __device__ __forceinline__ void differentiate(const KeyTileWork& work) {
+    is_empty = true;
+    const int visits = uniform(work.visits);
+    if (visits == 0) return;
+    // Its own come one after the other; the rest see the other warpgroup's keys only.
+    const TileRange& own = work.own[warpgroup];
+    const auto group = static_cast<int>(args.params.queries_per_key_head());
+    const int steps = uniform(max(own.end - own.begin, 0) * group);
+    const int before = uniform(group * (work.walk == Walk::kDescend ? work.end - own.end : own.begin - work.begin));
+    shared.k_ring.wait_full(k_at);
+    shared.v_ring.wait_full(k_at);
+    if constexpr (kInRegisters) {
+      load_rows(k, shared.k[k_at.stage]);
+      load_rows(v, shared.v[k_at.stage]);
+    }
+    if (steps > 0) {
+      pass(before);
+      start_scores();
+      ptx::wait_products<0>();
+      ptx::pin_registers(scores.c[0]);
+#pragma unroll 1
+      for (int i = 1; i < steps; ++i) step<true>(work);
+      step<false>(work);
+      pass(visits - before - steps);
+    } else {
+      pass(visits);
+    }
+    __syncwarp();
+    if (tile::lane() == 0) {
+      ptx::arrive(shared.k_ring.empty[k_at.stage]);
+      ptx::arrive(shared.v_ring.empty[k_at.stage]);
+    }
+    k_at.advance();
+  }
+
+  template <bool kHasNext>
+  __device__ __forceinline__ void step(const KeyTileWork& work) {
+    at.stage = uniform(at.stage);
+    const Visit& visit = shared.visit(at);
+    if (uniform(visit.is_partial[warpgroup]) != 0) hide(work, visit.query_tile);
+    exponentiate();
+    start_dp();
+    start_dv();
+    // dV is not left in flight: P's registers are those of dS.
+    ptx::wait_products<0>();
+    ptx::pin_registers(gradients.c[0]);
+    ptx::pin_registers(dv.c[0]);
+    differentiate_scores();
+    start_dk();
+    hand_over();
+    const int done = at.stage;
+    at.advance();
+    if constexpr (kHasNext) start_scores();
+    ptx::wait_products<0>();
+    ptx::pin_registers(scores.c[0]);
+    ptx::pin_registers(dk.c[0]);
+    is_empty = false;
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.q_ring.empty[done]);
+  }
+
+  __device__ __forceinline__ void start_scores() {
+    shared.q_ring.wait_full(at);
+    const auto q = tile::BoxOperand(shared.q[0]).after(at.stage);
+    if constexpr (kInRegisters) {
+      tile::start_rows_product(scores, k, q);
+    } else {
+      tile::start_rows_product(scores, tile::BoxOperand(shared.k[0]).after(k_at.stage).from_row(first_row()), q);
+    }
+  }
+  __device__ __forceinline__ void start_dp() {
+    ptx::wait(shared.dout_full[at.stage], at.parity);
+    const auto dout = tile::BoxOperand(shared.dout[0]).after(at.stage);
+    if constexpr (kInRegisters) {
+      tile::start_rows_product(gradients, v, dout);
+    } else {
+      tile::start_rows_product(gradients, tile::BoxOperand(shared.v[0]).after(k_at.stage).from_row(first_row()), dout);
+    }
+  }
+  __device__ __forceinline__ void start_dv() {
+    tile::start_product(dv, p, tile::BoxOperand(shared.dout[0]).after(at.stage), !is_empty);
+  }
+  __device__ __forceinline__ void start_dk() {
+    tile::start_product(dk, dscores, tile::BoxOperand(shared.q[0]).after(at.stage), !is_empty);
+  }
+
+  // What a key's queries may not see, and keys that the sequence does not have, becomes -inf.
+  __device__ __forceinline__ void hide(const KeyTileWork& work, int query_tile) {
+    const WorkItem item = {work.sequence(), 0, work.key_head};
+    const int first_key = work.tile * Traits::kKeys + warp_row();
+    const Where where = {args.params, item, first_key, query_tile * Traits::kQueries};
+    where.hide_invisible(scores);
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      if (first_key + Scores::row(r) < work.num_keys) continue;
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) scores.at(r, j, 0) = scores.at(r, j, 1) = -INFINITY;
+    }
+  }
+
+  // S -> P, packed.
+  __device__ __forceinline__ void exponentiate() {
+    const float c = static_cast<float>(args.params.score_mod.scale) * kLog2e;
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+      const float2 lse = *reinterpret_cast<const float2*>(&shared.lse[at.stage][Scores::column(j, 0)]);
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(ptx::exp2(fmaf(scores.at(r, j, 0), c, -lse.x)),
+                                                       ptx::exp2(fmaf(scores.at(r, j, 1), c, -lse.y)), Element{});
+      }
+    }
+  }
+
+  // P and dP -> dS, packed. P as it was rounded: it has fewer registers.
+  __device__ __forceinline__ void differentiate_scores() {
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+      const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[at.stage][Scores::column(j, 0)]);
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+        const float2 probability = ptx::unpack(p.a[j / 2][j % 2 * 2 + r], Element{});
+        dscores.a[j / 2][j % 2 * 2 + r] =
+            ptx::pack_in_order(probability.x * (gradients.at(r, j, 0) - delta.x),
+                               probability.y * (gradients.at(r, j, 1) - delta.y), Element{});
+      }
+    }
+  }
+
+  // The lane's row of the warp's 16 of a tile, and its half of 16 columns: as ldmatrix and stmatrix want them.
+  template <class Tile>
+  __device__ __forceinline__ uint32_t lane_address(const Tile& tile, int step) const {
+    const int row = warp_row() + tile::lane() % 16;
+    const int piece = step % 4 * 2 + tile::lane() / 16;
+    return ptx::shared_address(&tile) + step / 4 * Tile::kChunkBytes + row * 128 + (piece ^ (row & 7)) * 16;
+  }
+
+  // dS -> shared memory.
+  __device__ __forceinline__ void hand_over() const {
+    shared.dscore_ring.wait_empty(at);
+#pragma unroll
+    for (int step = 0; step < PackedScores::kSteps; ++step) {
+      ptx::store_matrix_x4(lane_address(shared.dscores[at.stage], step), dscores.a[step]);
+    }
+    finish_dscores();
+  }
+  __device__ __forceinline__ void finish_dscores() const {
+    ptx::fence_stores();
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.full[at.stage]);
+  }
+
+  // Tiles of queries that see only the other warpgroup's keys: no dS of these.
+  __device__ __forceinline__ void pass(int visits) {
+#pragma unroll 1
+    for (int i = 0; i < visits; ++i) pass();
+  }
+  __device__ __forceinline__ void pass() {
+    shared.q_ring.wait_full(at);
+    ptx::wait(shared.dout_full[at.stage], at.parity);
+    shared.dscore_ring.wait_empty(at);
+    auto* const rows = reinterpret_cast<uint4*>(&shared.dscores[at.stage].data[0][warp_row()][0]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rows[i * tile::kWarpSize + tile::lane()] = {0, 0, 0, 0};
+    finish_dscores();
+    if (tile::lane() == 0) ptx::arrive(shared.q_ring.empty[at.stage]);
+    at.advance();
+    __syncwarp();
+  }
+
+  // A warp's 16 keys as a left operand.
+  template <class Packed, class Tile>
+  __device__ __forceinline__ void load_rows(Packed& packed, const Tile& tile) const {
+#pragma unroll
+    for (int step = 0; step < Packed::kSteps; ++step) ptx::load_matrix_x4(packed.a[step], lane_address(tile, step));
+  }
+
+  __device__ __forceinline__ void store(const KeyTileWork& work) {
+    if (is_empty) {
+      dk.clear();
+      dv.clear();
+    }
+    dk.scale(static_cast<float>(args.params.score_mod.scale));
+    const bool suspicious = store(args.params.dk, dk, args.params.head_dim_qk, work) |
+                            store(args.params.dv, dv, args.params.head_dim_v, work);
+    if (suspicious) flag_of(work) = 1;
+    __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+  }
+  template <class Acc>
+  __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,
+                                        const KeyTileWork& work) const {
+    const int first_key = work.tile * Traits::kKeys + warp_row();
+    const int rows = work.num_keys - first_key;
+    if (to.data == nullptr || rows <= 0) return false;
+    return store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
+                                     .row_stride = to.row_stride,
+                                     .column_stride = to.column_stride,
+                                     .rows = rows,
+                                     .columns = static_cast<int>(columns)},
+                                    gradient);
+  }
+
+  // In the order of a schedule of keys, one head after the other (schedule/block.cuh).
+  __device__ __forceinline__ uint8_t& flag_of(const KeyTileWork& work) const {
+    const attention::BackwardParams& params = args.params;
+    const int tiles = static_cast<int>(args.order.tiles);
+    const int behind = tiles - VisitOrder::num_tiles(work.num_keys, Traits::kKeys);
+    const int64_t tile = (int64_t{work.key_head} * params.batch + work.batch) * tiles + work.tile + behind;
+    return args.workspace.dkdv_nan_flags[tile * Shared::kComputingWarps + warpgroup * 4 + tile::warp() % 4];
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

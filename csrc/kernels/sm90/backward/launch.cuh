@@ -1,0 +1,116 @@
+// Queues the backward kernels that a plan names.
+#pragma once
+
+#include "kernels/common/launch_blocks.cuh"
+#include "kernels/common/repair.h"
+#include "kernels/plan/plan.h"
+#include "kernels/sm90/backward/backward.cuh"
+#include "kernels/sm90/backward/prepare.cuh"
+#include "kernels/sm90/sm90_kernels.h"
+
+namespace flash_attn_ext::sm90 {
+
+// In which boxes the copy engine reads Q, K, V and dO.
+inline cudaError_t make_operand_maps(BackwardArguments& args) {
+  const attention::BackwardParams& p = args.params;
+  const bool packed = p.sequences.cu_seqlens_q != nullptr;
+  const int64_t batch = packed ? 1 : p.batch;
+  const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
+  const int64_t keys = packed ? p.sequences.total_k : p.sequences.max_seqlen_k;
+  const OperandShape q = {batch, p.num_heads_q, queries, p.head_dim_qk, VisitOrder::kQueries};
+  const OperandShape dout = {batch, p.num_heads_q, queries, p.head_dim_v, VisitOrder::kQueries};
+  const OperandShape k = {batch, p.num_heads_k, keys, p.head_dim_qk, VisitOrder::kKeys};
+  const OperandShape v = {batch, p.num_heads_k, keys, p.head_dim_v, VisitOrder::kKeys};
+  cudaError_t error = make_operand_map(args.q, p.q, q, p.element);
+  if (error == cudaSuccess) error = make_operand_map(args.k, p.k, k, p.element);
+  if (error == cudaSuccess) error = make_operand_map(args.v, p.v, v, p.element);
+  if (error == cudaSuccess) error = make_operand_map(args.dout, p.dout, dout, p.element);
+  return error;
+}
+
+template <class Element>
+cudaError_t launch_prepare(const BackwardArguments& args, cudaStream_t stream) {
+  const attention::BackwardParams& p = args.params;
+  const int64_t tiles = VisitOrder::num_tiles(p.sequences.max_seqlen_q, VisitOrder::kQueries);
+  const int64_t blocks = tiles * p.num_heads_q * p.batch;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const PrepareGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
+                            attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q)),
+                            static_cast<uint32_t>(blocks)};
+  prepare_kernel<Element><<<static_cast<unsigned>(blocks), kPrepareThreads, 0, stream>>>(args, grid);
+  return cudaGetLastError();
+}
+
+// Started while the kernel before it runs, for which it waits. Tiles that go round wait for others of their group, so
+// all blocks have to be on the GPU at the same time.
+template <class Traits>
+cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStream_t stream) {
+  using Kernel = BackwardKernel<Traits>;
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  cudaError_t error = common::allow_shared_memory<Kernel>(backward_kernel<Traits>);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(Kernel::kThreads);
+  config.dynamicSmemBytes = sizeof(typename Kernel::Shared);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, backward_kernel<Traits>, args);
+}
+
+template <class Element>
+cudaError_t repair(const BackwardArguments& args, cudaStream_t stream) {
+  const attention::BackwardParams& p = args.params;
+  const auto schedule_of = [&](Rows rows, int tile_rows) {  // without L2 to share, one head after the other
+    return make_schedule(p, {.pairs = all_pairs(p),
+                             .rows = rows,
+                             .tile_rows = tile_rows,
+                             .slices = 1,
+                             .element_bytes = sizeof(Element),
+                             .l2_bytes = 0});
+  };
+  const common::FlaggedRows queries = {.flags = args.workspace.dq_nan_flags,
+                                       .schedule = schedule_of(Rows::kQueries, VisitOrder::kQueries),
+                                       .warps = 4,
+                                       .rows_per_warp = 16,
+                                       .columns = static_cast<int>(kLargestBackwardHeadDim)};
+  const common::FlaggedRows keys = {.flags = args.workspace.dkdv_nan_flags,
+                                    .schedule = schedule_of(Rows::kKeys, VisitOrder::kKeys),
+                                    .warps = 4 * VisitOrder::kParts,
+                                    .rows_per_warp = 16,
+                                    .columns = static_cast<int>(kLargestBackwardHeadDim)};
+  const cudaError_t error = common::repair_dq<Element>(p, queries, stream);
+  return error == cudaSuccess ? common::repair_dkdv<Element>(p, keys, stream) : error;
+}
+
+template <class Element>
+cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                     cudaStream_t stream) {
+  BackwardArguments args;
+  const plan::BackwardPlan::Workspace& parts = plan.workspace;
+  args.params = p;
+  args.params.delta = {
+      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
+  args.order = plan.order;
+  args.workspace = {.table = parts.key_tiles.in<KeyTileWork>(workspace),
+                    .dq_sums = parts.dq_sums.in<float>(workspace),
+                    .statistics = parts.statistics.in<float>(workspace),
+                    .turns = parts.turns.in<int>(workspace),
+                    .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
+                    .dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace),
+                    .claims = parts.claims.in<uint32_t>(workspace),
+                    .tiles_of_head = static_cast<int>(plan.query_tiles_of_head)};
+  cudaError_t error = make_operand_maps(args);
+  if (error == cudaSuccess) error = launch_prepare<Element>(args, stream);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
+  error = plan.dkdv_head_dim == 64 ? launch_main<BackwardTraits<Element, kBackwardHeadDims[0]>>(args, blocks, stream)
+                                   : launch_main<BackwardTraits<Element, kBackwardHeadDims[1]>>(args, blocks, stream);
+  return error == cudaSuccess ? repair<Element>(args, stream) : error;
+}
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,103 @@
+// What a backward kernel is compiled for, and what lies in its shared memory.
+#pragma once
+
+#include "kernels/schedule/schedule.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm90/backward/arguments.h"
+#include "kernels/tile_config_sm90.h"
+#include "tile/sm90/gemm.h"
+#include "tile/sm90/ring.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class ElementType, HeadDims kDimsValue>
+struct BackwardTraits {
+  using Element = ElementType;
+  static constexpr HeadDims kDims = kDimsValue;
+  static constexpr BackwardTile kTile = backward_tile(kDims);
+  static constexpr int kKeys = VisitOrder::kKeys;
+  static constexpr int kQueries = VisitOrder::kQueries;
+  static constexpr int kWarpgroups = VisitOrder::kParts;
+  static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 2);
+  static_assert(kKeys == kWarpgroups * tile::kWarpgroupRows && kQueries == tile::kWarpgroupRows);
+
+  using QTile = tile::BoxTile<Element, kQueries, kDims.qk>;
+  using DoutTile = tile::BoxTile<Element, kQueries, kDims.v>;
+  using KTile = tile::BoxTile<Element, kKeys, kDims.qk>;
+  using VTile = tile::BoxTile<Element, kKeys, kDims.v>;
+  using DscoreTile = tile::BoxTile<Element, kKeys, kQueries>;
+  using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
+  using Where = ScoreTile<Rows::kKeys, Scores>;
+};
+
+// One tile of queries that a tile of keys visits.
+struct alignas(16) Visit {
+  int query_tile;                       // of the sequence
+  int head;                             // of queries
+  int accumulator;                      // the tile's number in the workspace
+  int place;                            // how many visitors come before
+  bool is_last;                         // of the visitors
+  bool ends_tile;                       // of the tile of keys' visits
+  bool is_partial[VisitOrder::kParts];  // whether something of the keys is hidden
+};
+
+// A part of dQ on its way to memory.
+struct PendingSum {
+  int accumulator;  // kEnd: there are no more
+  int place;
+  static constexpr int kEnd = -1;
+};
+
+template <class Traits>
+struct BackwardShared {
+  static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
+  static constexpr int kDqWarps = 4;
+  static constexpr int kWorkStages = 2;
+  static constexpr int kSums = 2;                             // on their way to memory
+  static constexpr int kStages = Traits::kTile.query_stages;  // of what a visit reads, and of dS
+  static constexpr int kKeyStages = Traits::kTile.key_stages;
+  using Stage = tile::RingPosition<kStages>;
+  // A visit is written when a stage of Q is free, and read last by the dQ warpgroup, as it takes dS from a stage. In
+  // between there are no more visits than stages of both.
+  static constexpr int kVisits = 2 * kStages;
+
+  typename Traits::KTile k[kKeyStages];
+  typename Traits::VTile v[kKeyStages];
+  typename Traits::QTile q[kStages];
+  typename Traits::DoutTile dout[kStages];
+  typename Traits::DscoreTile dscores[kStages];
+  alignas(128) float dq_sums[kSums][Traits::kQueries * Traits::kDims.qk];
+  alignas(16) float lse[kStages][Traits::kQueries];
+  alignas(16) float delta[kStages][Traits::kQueries];
+  KeyTileWork work[kWorkStages];
+  Visit visits[kVisits];
+  PendingSum pending[kSums];
+  tile::RingBarriers<kStages> q_ring;  // its empty barriers stand for dout's, too
+  ptx::Barrier dout_full[kStages];
+  tile::RingBarriers<kKeyStages> k_ring;
+  tile::RingBarriers<kKeyStages> v_ring;
+  tile::RingBarriers<kStages> dscore_ring;
+  tile::RingBarriers<kSums> sum_ring;
+  tile::RingBarriers<kWorkStages> work_ring;
+  ptx::Barrier may_claim;  // all copies of a tile of keys have been started
+
+  __device__ __forceinline__ Visit& visit(const Stage& at) { return visits[at.parity * kStages + at.stage]; }
+
+  __device__ __forceinline__ void init() {
+    q_ring.init(kComputingWarps);
+    for (auto& barrier : dout_full) ptx::init_barrier(barrier, 1);
+    k_ring.init(kComputingWarps + kDqWarps);
+    v_ring.init(kComputingWarps);
+    dscore_ring.init(kDqWarps, kComputingWarps);
+    sum_ring.init(1, kDqWarps);
+    work_ring.init(kComputingWarps + kDqWarps + 1);
+    ptx::init_barrier(may_claim, 1);
+    ptx::fence_barrier_init();
+  }
+};
+
+// What all threads of a warp have alike, so that ptxas knows it too: loops over it leave stages, and with them the
+// products' descriptors, in uniform registers.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,121 @@
+// The tile sizes of Hopper's attention kernels, with their reasons, and which kernels there are.
+#pragma once
+
+#include "kernels/tile_config.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Shared memory that a block may have on compute capability 9.0.
+inline constexpr int kSharedBytes = 227 * 1024;
+
+struct HeadDims {
+  int qk;
+  int v;
+  bool operator==(const HeadDims&) const = default;
+};
+
+// Head dims that forward kernels are compiled for, the cheaper ones first. The tails of smaller ones are zeros. Blocks
+// share a tile of queries where v is larger: each computes kColumns columns of O.
+inline constexpr HeadDims kForwardHeadDims[] = {{64, 64},   {96, 96},   {128, 128}, {192, 128},
+                                                {192, 192}, {128, 256}, {256, 256}};
+inline constexpr int kColumns = 256;
+inline constexpr int64_t kLargestHeadDimQk = 256;
+inline constexpr int64_t kLargestHeadDimV = 2 * kColumns;
+
+constexpr HeadDims forward_head_dims(int64_t qk, int64_t v) {
+  for (const HeadDims& dims : kForwardHeadDims) {
+    if (qk <= dims.qk && (v <= dims.v || dims.v == kColumns)) return dims;
+  }
+  return {};
+}
+
+// Which kernels there are; the Extended one does everything.
+constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
+  if (variant == Variant::kPlain || variant == Variant::kExtended) return true;
+  return variant != Variant::kShort && dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
+}
+
+// Up to how many queries at head dims up to 64 the portable kernels are faster: tiles of as many, several blocks on a
+// multiprocessor.
+inline constexpr int64_t kPortableQueries = 256;
+
+// A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in two stages each of K and V.
+// `query_stages`: with two, the next tile's Q arrives during this one.
+struct ForwardTile {
+  int warpgroups;  // that compute; one more starts the copies
+  int keys;
+  int query_stages;
+};
+
+constexpr bool is_plain(Variant variant) { return variant == Variant::kPlain || variant == Variant::kParts; }
+
+// As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
+// V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim
+// 64). Extended kernels have biases and masks in shared memory too, and draws of dropout for 32 keys at a time.
+constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
+  const bool plain = is_plain(variant);
+  if (dims.v <= 64 && plain) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
+  if (variant == Variant::kExtended && dims.qk <= 128 && dims.v <= 128)
+    return {.warpgroups = 2, .keys = 96, .query_stages = 1};
+  if (dims.qk <= 128 && dims.v <= 128)
+    return {.warpgroups = 2, .keys = 128, .query_stages = variant == Variant::kBiasMask ? 1 : 2};
+  if (!plain) return {.warpgroups = 2, .keys = 64, .query_stages = 1};
+  if (dims.v <= 128) return {.warpgroups = 2, .keys = 112, .query_stages = 1};
+  if (dims.v <= 192) return {.warpgroups = 2, .keys = 96, .query_stages = 1};
+  return {.warpgroups = 2, .keys = dims.qk <= 128 ? 80 : 64, .query_stages = 1};
+}
+
+// Registers of a thread that computes, and of one that copies: together they fill the register file. Looking tiles of a
+// mask up takes some.
+constexpr bool looks_up_mask(Variant variant) { return !is_plain(variant) && variant != Variant::kDropout; }
+constexpr int consumer_registers(int warpgroups, Variant variant) {
+  if (warpgroups == 3) return 160;
+  return looks_up_mask(variant) ? 216 : 232;
+}
+constexpr int producer_registers(int warpgroups, Variant variant) {
+  if (warpgroups == 3) return 32;
+  return looks_up_mask(variant) ? 72 : 40;
+}
+
+// Head dims that the backward kernel is compiled for.
+inline constexpr HeadDims kBackwardHeadDims[] = {{64, 64}, {128, 128}};
+inline constexpr int64_t kLargestBackwardHeadDim = 128;
+
+constexpr HeadDims backward_head_dims(int64_t qk, int64_t v) {
+  return qk <= 64 && v <= 64 ? HeadDims{64, 64} : HeadDims{128, 128};
+}
+
+// A backward block: 64 keys per computing warpgroup stay, tiles of 64 queries stream past. Stages in shared memory; at
+// head dim 64 K and V are also held in registers, as left operands that shared memory does not have to deliver again.
+struct BackwardTile {
+  int query_stages;  // and as many of dS
+  int key_stages;    // with two, the next tile's K and V arrive during this one
+  bool keys_in_registers;
+};
+constexpr BackwardTile backward_tile(HeadDims dims) {
+  if (dims.qk <= 64) return {.query_stages = 3, .key_stages = 2, .keys_in_registers = true};
+  return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false};
+}
+
+// Up to how many queries the portable kernels are faster, and beyond how many keys for each query.
+inline constexpr int64_t kPortableBackwardQueries = 256;
+inline constexpr int64_t kMostKeysPerQuery = 8;
+
+// The order of visits (plan/visit_order.h). How many visits neighbouring visitors of a tile of queries are apart:
+// handing dQ's sums over takes about 3.5 us, which shorter visits of smaller heads have to span more of. The further
+// apart, the more queries L2 has to hold.
+constexpr int64_t visits_apart(HeadDims dims, int64_t query_tiles, bool cyclic) {
+  if (dims.qk > 64) return 2;
+  return cyclic && query_tiles >= 128 ? 8 : 4;
+}
+// How many times its tiles fill the GPU, of pairs that walk the same way: more even out where tiles differ.
+constexpr int64_t section_waves(HeadDims dims, int64_t query_tiles) {
+  return query_tiles >= (dims.qk > 64 ? 32 : 128) ? 2 : 1;
+}
+
+// Registers of a thread that copies, of one that computes dK and dV, and of one that computes dQ: 512 in all.
+inline constexpr int kBackwardCopyRegisters = 32;
+inline constexpr int kBackwardKeyRegisters = 208;
+inline constexpr int kBackwardQueryRegisters = 64;
+
+}  // namespace flash_attn_ext::sm90
