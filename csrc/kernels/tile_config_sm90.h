@@ -114,8 +114,8 @@ constexpr int64_t section_waves(HeadDims dims, int64_t query_tiles) {
 }
 
 // Registers of a thread that copies, of one that computes dK and dV, and of one that computes dQ: 512 in all.
-inline constexpr int kBackwardCopyRegisters = 32;
+inline constexpr int kBackwardCopyRegisters = 24;
 inline constexpr int kBackwardKeyRegisters = 208;
-inline constexpr int kBackwardQueryRegisters = 64;
+inline constexpr int kBackwardQueryRegisters = 72;
 
 }  // namespace flash_attn_ext::sm90

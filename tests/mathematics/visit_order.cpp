@@ -35,15 +35,15 @@ std::vector<Visit> visits_of(const Problem& problem, const VisitOrder::Claim& cl
   const Sequence& sequence = problem.sequences[claim.pair / problem.heads];
   if (claim.tile >= VisitOrder::num_tiles(sequence.num_keys, VisitOrder::kKeys) || sequence.num_queries == 0) return {};
   const VisitOrder::Tiles range = VisitOrder::visited(problem.visibility, sequence, claim.tile);
+  const VisitOrder::Visitor visitor = problem.order.visitor(problem.visibility, sequence, claim.tile, claim.walk);
   std::vector<Visit> visits;
-  int at = claim.walk == Walk::kCycle   ? problem.order.first_of_cycle(sequence, claim.tile)
+  int at = claim.walk == Walk::kCycle   ? visitor.first_of_cycle()
            : claim.walk == Walk::kClimb ? range.begin
                                         : range.end - 1;
   for (int i = range.begin; i < range.end; ++i) {
-    const VisitOrder::Tiles visitors = VisitOrder::visitors(problem.visibility, sequence, at);
-    visits.push_back({at, problem.order.place(sequence, claim.tile, claim.walk, at, visitors)});
+    visits.push_back({at, visitor.place(at, visitor.visitors(at))});
     at += claim.walk == Walk::kDescend ? -1 : 1;
-    if (claim.walk == Walk::kCycle && at == range.end) at = range.begin;
+    if (at == range.end) at = range.begin;
   }
   return visits;
 }
@@ -74,7 +74,8 @@ bool places_are_right(const Problem& problem) {
   for (uint32_t pair = 0; pair < problem.order.pairs; ++pair) {
     const Sequence& sequence = problem.sequences[pair / problem.heads];
     for (int i = 0; i < VisitOrder::num_tiles(sequence.num_queries, VisitOrder::kQueries); ++i) {
-      const VisitOrder::Tiles visitors = VisitOrder::visitors(problem.visibility, sequence, i);
+      const VisitOrder::Tiles visitors =
+          problem.order.visitor(problem.visibility, sequence, 0, Walk::kClimb).visitors(i);
       const auto found = claims_in_place.find({pair, i});
       const size_t count = found == claims_in_place.end() ? 0 : found->second.size();
       if (count != static_cast<size_t>(visitors.empty() ? 0 : visitors.end - visitors.begin)) {

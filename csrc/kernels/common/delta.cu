@@ -21,6 +21,13 @@ struct DeltaGrid {
   Divisor heads;
 };
 
+// Whether a head's rows can be read 16 bytes at a time.
+template <class Element>
+__device__ __forceinline__ bool in_chunks(const attention::MatrixView& view, const Element* head, int64_t head_dim) {
+  return view.column_stride == 1 && (head_dim | view.row_stride) % Piece<Element>::kCount == 0 &&
+         reinterpret_cast<uintptr_t>(head) % 16 == 0;
+}
+
 template <class Element, int kLanes>
 struct DeltaKernel {
   using Real = tile::Accumulate<Element>;
@@ -28,14 +35,36 @@ struct DeltaKernel {
   static constexpr int kRows = kRowsInFlight * kRowStep;
 
   const attention::DeltaParams& p;
+  const Element* out;  // row 0 of the head
+  const Element* dout;
   int64_t first_row;  // the thread's
+
+  template <class Piece>
+  __device__ __forceinline__ void sum(Real (&sums)[kRowsInFlight]) const {
+    const auto rows = static_cast<int>(min(p.rows - first_row, int64_t{kRows}));
+    const int64_t lane = threadIdx.x % kLanes;
+    for (int64_t column = lane * Piece::kCount; column < p.head_dim; column += kLanes * Piece::kCount) {
+      add_products<Piece>(
+          sums,
+          {out + first_row * p.out.row_stride + column * p.out.column_stride,
+           dout + first_row * p.dout.row_stride + column * p.dout.column_stride, p.out.row_stride, p.dout.row_stride},
+          rows, [](int i) { return i * kRowStep; });
+    }
+  }
 
   __device__ __forceinline__ void run(int64_t batch, int64_t head) const {
     Real sums[kRowsInFlight] = {};
-    sum_output_products<Element, kLanes>(sums, {p.out, p.dout, batch, head, p.head_dim}, first_row,
-                                         static_cast<int>(min(p.rows - first_row, int64_t{kRows})), kRowStep);
+    if (in_chunks(p.out, out, p.head_dim) && in_chunks(p.dout, dout, p.head_dim)) {
+      sum<Piece<Element>>(sums);
+    } else {
+      sum<Piece<Element, 1>>(sums);
+    }
 #pragma unroll
     for (int i = 0; i < kRowsInFlight; ++i) {
+#pragma unroll
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+        sums[i] += __shfl_xor_sync(0xFFFFFFFFu, sums[i], offset);
+      }
       const int64_t row = first_row + i * kRowStep;
       if (row >= p.rows || threadIdx.x % kLanes != 0) continue;
       const Real dlse = p.dlse.present() ? *p.dlse.at<const Real>(batch, head, row) : Real(0);
@@ -52,7 +81,8 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t tile = blockIdx.x - index * grid.tiles.divisor;
   const uint32_t batch = grid.heads.quotient(index);
   const uint32_t head = index - batch * grid.heads.divisor;
-  const Kernel kernel = {p, int64_t{tile} * Kernel::kRows + threadIdx.x / kLanes};
+  const Kernel kernel = {p, p.out.row<const Element>(batch, head, 0), p.dout.row<const Element>(batch, head, 0),
+                         int64_t{tile} * Kernel::kRows + threadIdx.x / kLanes};
   kernel.run(batch, head);
 }
 

@@ -24,10 +24,10 @@ namespace flash_attn_ext {
 enum class Walk : int { kClimb, kDescend, kCycle };
 
 struct VisitOrder {
-  static constexpr int kKeys = 128;          // rows of a tile of keys
-  static constexpr int kQueries = 64;        // and of queries
-  static constexpr int kParts = 2;           // of a tile of keys, 64 each
-  static constexpr int64_t kWorkBytes = 96;  // of what a kernel is told about a tile of keys
+  static constexpr int kKeys = 128;           // rows of a tile of keys
+  static constexpr int kQueries = 64;         // and of queries
+  static constexpr int kParts = 2;            // of a tile of keys, 64 each
+  static constexpr int64_t kWorkBytes = 112;  // of what a kernel is told about a tile of keys
 
   uint32_t pairs = 0;  // batch entry * key heads + key head
   uint32_t tiles = 0;  // of keys, of the longest sequence
@@ -70,7 +70,7 @@ struct VisitOrder {
   }
 
   FLASH_HOST_DEVICE static int num_tiles(int64_t rows, int tile_rows) {
-    return static_cast<int>((rows + tile_rows - 1) / tile_rows);
+    return static_cast<int>(static_cast<uint32_t>(rows + tile_rows - 1) / static_cast<uint32_t>(tile_rows));
   }
 
   // Tiles [begin, end).
@@ -85,60 +85,82 @@ struct VisitOrder {
                                          int tile) {
     const int first = tile * kKeys;
     const int last = least(first + kKeys, sequence.num_keys) - 1;
-    return tiles_of({visibility.queries_of<int>(first, sequence).begin, visibility.queries_of<int>(last, sequence).end},
-                    kQueries);
+    const int begin = static_cast<int>(visibility.queries_of<int>(first, sequence).begin);
+    const int end = static_cast<int>(visibility.queries_of<int>(last, sequence).end);
+    return tiles_of(begin, end, kQueries);
   }
 
-  // The tiles of keys that a tile of queries, which the sequence has, sees something of.
-  FLASH_HOST_DEVICE static Tiles visitors(const attention::Visibility& visibility, const attention::Sequence& sequence,
-                                          int query_tile) {
-    const int first = query_tile * kQueries;
-    const int last = least(first + kQueries, sequence.num_queries) - 1;
-    return tiles_of({visibility.keys_of<int>(first, sequence).begin, visibility.keys_of<int>(last, sequence).end},
-                    kKeys);
-  }
+  // A tile of keys, and what its places follow from: in 32-bit numbers, for a thread of few registers.
+  struct Visitor {
+    int tile;
+    Walk walk;
+    int log2_phases;
+    int num_keys;  // of the sequence
+    int num_queries;
+    int begin_offset;  // from a query to the first key that it sees
+    int end_offset;    // from a query to the key behind the last one that the query before it sees
 
-  // Where a tile of keys begins to go round.
-  FLASH_HOST_DEVICE int first_of_cycle(const attention::Sequence& sequence, int tile) const {
-    return static_cast<int>(static_cast<uint32_t>(tile >> log2_phases) *
-                            static_cast<uint32_t>(num_tiles(sequence.num_queries, kQueries)) /
-                            static_cast<uint32_t>(group_of(sequence, tile)));
-  }
+    // The tiles of keys that a tile of queries, which the sequence has, sees something of.
+    FLASH_HOST_DEVICE Tiles visitors(int query_tile) const {
+      if (walk == Walk::kCycle) return {0, num_tiles(num_keys, kKeys)};
+      const int first = query_tile * kQueries;
+      return tiles_of(clamp(first + begin_offset), clamp(least(first + kQueries, num_queries) + end_offset), kKeys);
+    }
 
-  // How many of a tile of queries' visitors come before this one.
-  FLASH_HOST_DEVICE int place(const attention::Sequence& sequence, int tile, Walk walk, int query_tile,
-                              const Tiles& visitors) const {
-    const int phase = tile & mask();
-    const int earlier = in_phases_before(visitors.end, phase) - in_phases_before(visitors.begin, phase);
-    if (walk == Walk::kClimb) return earlier + in_phase(visitors.end, phase) - in_phase(tile + 1, phase);
-    if (walk == Walk::kDescend) return earlier + in_phase(tile, phase) - in_phase(visitors.begin, phase);
-    // The one that started here or last before comes first, then those that have come further.
-    const int count = group_of(sequence, tile);
-    const auto queries = static_cast<uint32_t>(num_tiles(sequence.num_queries, kQueries));
-    const int started = static_cast<int>(
-        (static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count) + queries - 1) / queries);
-    const int behind = started - 1 - (tile >> log2_phases);
-    return earlier + (behind < 0 ? behind + count : behind);
+    // How many of a tile of queries' visitors come before this one.
+    FLASH_HOST_DEVICE int place(int query_tile, const Tiles& visitors) const {
+      const int phase = tile & ((1 << log2_phases) - 1);
+      const int earlier = in_phases_before(visitors.end, phase) - in_phases_before(visitors.begin, phase);
+      if (walk == Walk::kClimb) return earlier + in_phase(visitors.end, phase) - in_phase(tile + 1, phase);
+      if (walk == Walk::kDescend) return earlier + in_phase(tile, phase) - in_phase(visitors.begin, phase);
+      // The one that started here or last before comes first, then those that have come further.
+      const int count = in_phase(visitors.end, phase);
+      const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
+      const auto started =
+          (static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count) + queries - 1) / queries;
+      const int behind = static_cast<int>(started) - 1 - (tile >> log2_phases);
+      return earlier + (behind < 0 ? behind + count : behind);
+    }
+
+    // Where it begins to go round.
+    FLASH_HOST_DEVICE int first_of_cycle() const {
+      const int count = in_phase(num_tiles(num_keys, kKeys), tile & ((1 << log2_phases) - 1));
+      return static_cast<int>(static_cast<uint32_t>(tile >> log2_phases) *
+                              static_cast<uint32_t>(num_tiles(num_queries, kQueries)) / static_cast<uint32_t>(count));
+    }
+
+   private:
+    FLASH_HOST_DEVICE int clamp(int key) const { return key < 0 ? 0 : key < num_keys ? key : num_keys; }
+    // Of the tiles [0, end): those of a phase, and of the phases before it.
+    FLASH_HOST_DEVICE int in_phase(int end, int phase) const {
+      return (end + (1 << log2_phases) - 1 - phase) >> log2_phases;
+    }
+    FLASH_HOST_DEVICE int in_phases_before(int end, int phase) const {
+      const int rest = end & ((1 << log2_phases) - 1);
+      return phase * (end >> log2_phases) + (rest < phase ? rest : phase);
+    }
+  };
+
+  FLASH_HOST_DEVICE Visitor visitor(const attention::Visibility& visibility, const attention::Sequence& sequence,
+                                    int tile, Walk walk) const {
+    const auto diagonal = static_cast<int>(visibility.diagonal(sequence));
+    return {tile,
+            walk,
+            static_cast<int>(log2_phases),
+            static_cast<int>(sequence.num_keys),
+            static_cast<int>(sequence.num_queries),
+            diagonal - static_cast<int>(visibility.left),
+            diagonal + static_cast<int>(visibility.right)};
   }
 
  private:
   FLASH_HOST_DEVICE static int least(int64_t x, int64_t y) { return static_cast<int>(x < y ? x : y); }
-  FLASH_HOST_DEVICE static Tiles tiles_of(const attention::Interval& rows, int tile_rows) {
-    const int begin = static_cast<int>(rows.begin) / tile_rows;
-    return {begin, rows.empty() ? begin : num_tiles(rows.end, tile_rows)};
+  FLASH_HOST_DEVICE static Tiles tiles_of(int begin, int end, int tile_rows) {
+    const int first = static_cast<int>(static_cast<uint32_t>(begin) / static_cast<uint32_t>(tile_rows));
+    return {first, begin < end ? num_tiles(end, tile_rows) : first};
   }
-  FLASH_HOST_DEVICE int mask() const { return (1 << log2_phases) - 1; }
   FLASH_HOST_DEVICE int tile_of(uint32_t phase, uint32_t k) const {
     return static_cast<int>(phase + (k << log2_phases));
-  }
-  // Of the tiles [0, end): those of a phase, and of the phases before it.
-  FLASH_HOST_DEVICE int in_phase(int end, int phase) const { return (end + mask() - phase) >> log2_phases; }
-  FLASH_HOST_DEVICE int in_phases_before(int end, int phase) const {
-    const int rest = end & mask();
-    return phase * (end >> log2_phases) + (rest < phase ? rest : phase);
-  }
-  FLASH_HOST_DEVICE int group_of(const attention::Sequence& sequence, int tile) const {
-    return in_phase(num_tiles(sequence.num_keys, kKeys), tile & mask());
   }
 };
 

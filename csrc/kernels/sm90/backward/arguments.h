@@ -45,6 +45,8 @@ struct BackwardArguments {
   attention::BackwardParams params;
   VisitOrder order;
   BackwardWorkspace workspace;
+  float scale;
+  float scale_log2e;
 };
 
 }  // namespace flash_attn_ext::sm90

@@ -68,51 +68,51 @@ struct BackwardProducer {
 
  private:
   __device__ __forceinline__ void send(const KeyTileWork& work) {
-    const int count = work.end - work.begin;
-    const int group = static_cast<int>(args.params.queries_per_key_head());
-    int query_tile = work.walk == Walk::kCycle ? work.first : work.walk == Walk::kClimb ? work.begin : work.end - 1;
+    const auto group = static_cast<int>(args.params.queries_per_key_head());
+    const int step = work.visitor.walk == Walk::kDescend ? -1 : 1;
+    int query_tile = work.first;
+    int left = work.visits;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const VisitOrder::Tiles visitors = VisitOrder::visitors(args.params.visibility, work.sequence(), query_tile);
-      const int place = args.order.place(work.sequence(), work.tile, work.walk, query_tile, visitors);
+    while (left > 0) {
+      const VisitOrder::Tiles visitors = work.visitor.visitors(query_tile);
+      const int place = work.visitor.place(query_tile, visitors);
+      const bool is_last = place + 1 == visitors.end - visitors.begin;
 #pragma unroll 1
-      for (int member = 0; member < group; ++member) {
+      for (int member = 0; member < group; ++member, --left) {
+        const int head = work.key_head * group + member;
         shared.q_ring.wait_empty(q_at);
         Visit& to = shared.visit(q_at);
-        to.query_tile = query_tile;
-        to.head = work.key_head * group + member;
-        to.accumulator = to.head * args.workspace.tiles_of_head + work.first_accumulator + query_tile;
-        to.place = place;
-        to.is_last = place + 1 == visitors.end - visitors.begin;
-        to.ends_tile = i + 1 == count && member + 1 == group;
-        for (int part = 0; part < VisitOrder::kParts; ++part) {
-          to.is_partial[part] = !work.own[part].full(query_tile);
-        }
-        send_visit(work, to, i == 0 && member == 0);
+        to = {.query_tile = query_tile,
+              .head = head,
+              .accumulator = head * args.workspace.tiles_of_head + work.first_accumulator + query_tile,
+              .place = place,
+              .is_last = is_last,
+              .ends_tile = left == 1,
+              .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
+        send_visit(work, to, left == work.visits);
       }
-      query_tile += work.walk == Walk::kDescend ? -1 : 1;
-      if (query_tile == work.end && work.walk == Walk::kCycle) query_tile = work.begin;
+      query_tile += step;
+      if (query_tile == work.end) query_tile = work.begin;  // Walk::kCycle
     }
   }
 
   // K before dO, V after it: in the order in which the products need them.
   __device__ __forceinline__ void send_visit(const KeyTileWork& work, const Visit& to, bool is_first) {
-    constexpr int kStatisticBytes = Traits::kQueries * sizeof(float);
     const int row = work.query_begin + to.query_tile * Traits::kQueries;
-    const float* statistics = args.workspace.statistics_of(to.accumulator);
+    constexpr int kStatisticsBytes = sizeof(shared.statistics[0]);
     ptx::Barrier& q_full = shared.q_ring.full[q_at.stage];
-    ptx::arrive_expecting(q_full, Traits::QTile::kBytes + kStatisticBytes);
+    ptx::arrive_expecting(q_full, Traits::QTile::kBytes + kStatisticsBytes);
     shared.q[q_at.stage].copy(args.q.map, q_full, {0, row, to.head * args.q.head_step, work.batch * args.q.batch_step});
-    ptx::copy_bytes(shared.lse[q_at.stage], statistics, kStatisticBytes, q_full);
+    ptx::copy_bytes(shared.statistics[q_at.stage], args.workspace.statistics_of(to.accumulator), kStatisticsBytes,
+                    q_full);
     if (is_first) {
       shared.k_ring.wait_empty(k_at);
       send_keys(work, shared.k[k_at.stage], args.k, shared.k_ring.full[k_at.stage]);
     }
     ptx::Barrier& dout_full = shared.dout_full[q_at.stage];
-    ptx::arrive_expecting(dout_full, Traits::DoutTile::kBytes + kStatisticBytes);
+    ptx::arrive_expecting(dout_full, Traits::DoutTile::kBytes);
     shared.dout[q_at.stage].copy(args.dout.map, dout_full,
                                  {0, row, to.head * args.dout.head_step, work.batch * args.dout.batch_step});
-    ptx::copy_bytes(shared.delta[q_at.stage], statistics + Traits::kQueries, kStatisticBytes, dout_full);
     if (is_first) {
       shared.v_ring.wait_empty(k_at);
       send_keys(work, shared.v[k_at.stage], args.v, shared.v_ring.full[k_at.stage]);
@@ -126,7 +126,7 @@ struct BackwardProducer {
                                             ptx::Barrier& full) const {
     ptx::arrive_expecting(full, Tile::kBytes);
     tile.copy(operand.map, full,
-              {0, work.key_begin + work.tile * Traits::kKeys, work.key_head * operand.head_step,
+              {0, work.key_begin + work.visitor.tile * Traits::kKeys, work.key_head * operand.head_step,
                work.batch * operand.batch_step});
   }
 };

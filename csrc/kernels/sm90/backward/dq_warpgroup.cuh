@@ -53,18 +53,18 @@ struct DqWarpgroup {
 
   __device__ __forceinline__ void add(const KeyTileWork& work, const Visit& at) {
     shared.dscore_ring.wait_full(dscore_at);
+    Dq dq;
+    start(dq, 0);
+    // While the product is in flight.
     const int accumulator = uniform(at.accumulator);
     const int place = uniform(at.place);
     const bool is_last = uniform(at.is_last) != 0;
     const bool ends_tile = uniform(at.ends_tile) != 0;
     const int query_tile = uniform(at.query_tile);
     const int head = uniform(at.head);
+    if (!is_last) shared.sum_ring.wait_empty(sum_at);
 #pragma unroll 1
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      Dq dq;
-      tile::start_transposed_product(dq, tile::BoxOperand(shared.dscores[0]).after(dscore_at.stage),
-                                     tile::BoxOperand(shared.k[0]).after(k_at.stage), chunk);
-      if (!is_last && chunk == 0) shared.sum_ring.wait_empty(sum_at);
+    for (int chunk = 0;;) {
       ptx::wait_products<0>();
       ptx::pin_registers(dq.c[0]);
       __syncwarp();
@@ -84,12 +84,19 @@ struct DqWarpgroup {
         }
       }
       __syncwarp();
+      if (++chunk == kChunks) break;
+      start(dq, chunk);
     }
     if (!is_last) {
       ptx::fence_stores();
       publish(accumulator, place);
     }
     dscore_at.advance();
+  }
+
+  __device__ __forceinline__ void start(Dq& dq, int chunk) const {
+    tile::start_transposed_product(dq, tile::BoxOperand(shared.dscores[0]).after(dscore_at.stage),
+                                   tile::BoxOperand(shared.k[0]).after(k_at.stage), chunk);
   }
 
   __device__ __forceinline__ void publish(int accumulator, int place) {
@@ -121,16 +128,16 @@ struct DqWarpgroup {
   __device__ __forceinline__ void store(Dq& dq, const KeyTileWork& work, int query_tile, int head, int chunk) const {
     const attention::BackwardParams& p = args.params;
     const int first_row = query_tile * Traits::kQueries + tile::warp() % 4 * 16;
-    dq.scale(static_cast<float>(p.score_mod.scale));
+    dq.scale(args.scale);
     Element* const target = p.dq.row<Element>(work.batch, head, work.query_begin + first_row) +
                             chunk * tile::kBoxColumns * p.dq.column_stride;
     const bool suspicious =
         store_row_chunks<Element>({.data = target,
-                                  .row_stride = p.dq.row_stride,
-                                  .column_stride = p.dq.column_stride,
-                                  .rows = work.num_queries - first_row,
-                                  .columns = static_cast<int>(p.head_dim_qk) - chunk * tile::kBoxColumns},
-                                 dq);
+                                   .row_stride = p.dq.row_stride,
+                                   .column_stride = p.dq.column_stride,
+                                   .rows = work.visitor.num_queries - first_row,
+                                   .columns = static_cast<int>(p.head_dim_qk) - chunk * tile::kBoxColumns},
+                                  dq);
     if (suspicious) flag_of(work, query_tile, head) = 1;
   }
 

@@ -13,23 +13,20 @@ struct alignas(16) KeyTileWork {
 
   int batch;  // kEnd: there are no more tiles
   int key_head;
-  int tile;  // of the sequence
-  Walk walk;
   int group_end;  // Walk::kCycle: nobody claims another tile before all claims below this one are made
   int begin;      // tiles of queries that it visits
   int end;
-  int first;        // Walk::kCycle: of them
+  int first;        // of them
   int query_begin;  // of the sequence
   int key_begin;
-  int num_queries;
-  int num_keys;
   int first_accumulator;  // of the sequence: the number of its first tile of queries among those of a head
   int visits;             // tiles of queries times the heads of a group
-  int unused[2];
+  VisitOrder::Visitor visitor;
+  int unused[3];
   TileRange own[VisitOrder::kParts];  // the tiles of queries that see a part's keys
 
   FLASH_HOST_DEVICE attention::Sequence sequence() const {
-    return {batch, query_begin, key_begin, num_queries, num_keys};
+    return {batch, query_begin, key_begin, visitor.num_queries, visitor.num_keys};
   }
 };
 

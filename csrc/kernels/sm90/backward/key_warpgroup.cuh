@@ -23,6 +23,7 @@ struct KeyWarpgroup {
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
   static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
+  static constexpr bool kEarly = false;
 
   const BackwardArguments& args;
   Shared& shared;
@@ -34,7 +35,8 @@ struct KeyWarpgroup {
   PackedScores dscores;
   tile::WarpgroupAccumulator<Traits::kDims.qk> dk;
   tile::WarpgroupAccumulator<Traits::kDims.v> dv;
-  bool is_empty = true;  // dK and dV
+  bool is_empty = true;     // dK and dV
+  bool is_partial = false;  // something of the keys is hidden from the queries at hand
   struct NotHeld {};
   std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.qk>, NotHeld> k;
   std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.v>, NotHeld> v;
@@ -71,7 +73,8 @@ struct KeyWarpgroup {
     const TileRange& own = work.own[warpgroup];
     const auto group = static_cast<int>(args.params.queries_per_key_head());
     const int steps = uniform(max(own.end - own.begin, 0) * group);
-    const int before = uniform(group * (work.walk == Walk::kDescend ? work.end - own.end : own.begin - work.begin));
+    const int before =
+        uniform(group * (work.visitor.walk == Walk::kDescend ? work.end - own.end : own.begin - work.begin));
     shared.k_ring.wait_full(k_at);
     shared.v_ring.wait_full(k_at);
     if constexpr (kInRegisters) {
@@ -80,7 +83,8 @@ struct KeyWarpgroup {
     }
     if (steps > 0) {
       pass(before);
-      start_scores();
+      start_scores(at);
+      go_to<true>(at);
       ptx::wait_products<0>();
       ptx::pin_registers(scores.c[0]);
 #pragma unroll 1
@@ -100,33 +104,50 @@ struct KeyWarpgroup {
 
   template <bool kHasNext>
   __device__ __forceinline__ void step(const KeyTileWork& work) {
-    at.stage = uniform(at.stage);
-    const Visit& visit = shared.visit(at);
-    if (uniform(visit.is_partial[warpgroup]) != 0) hide(work, visit.query_tile);
+    typename Shared::Stage next = at;
+    next.advance();
+    if constexpr (kEarly) start_dp();
+    if (is_partial) hide(work, shared.visit(at).query_tile);
     exponentiate();
-    start_dp();
-    start_dv();
-    // dV is not left in flight: P's registers are those of dS.
-    ptx::wait_products<0>();
-    ptx::pin_registers(gradients.c[0]);
-    ptx::pin_registers(dv.c[0]);
+    if constexpr (kEarly) {
+      ptx::wait_products<0>();
+      ptx::pin_registers(gradients.c[0]);
+      start_dv();
+      if constexpr (kHasNext) start_scores(next);
+    } else {
+      start_dp();
+      start_dv();
+      // With dV in flight, P needs registers beside those of dS.
+      ptx::wait_products<kInRegisters ? 1 : 0>();
+      ptx::pin_registers(gradients.c[0]);
+      if constexpr (!kInRegisters) ptx::pin_registers(dv.c[0]);
+    }
     differentiate_scores();
     start_dk();
     hand_over();
+    if constexpr (!kEarly && kHasNext) start_scores(next);
     const int done = at.stage;
-    at.advance();
-    if constexpr (kHasNext) start_scores();
+    go_to<kHasNext>(next);
     ptx::wait_products<0>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dk.c[0]);
+    ptx::pin_registers(dv.c[0]);
     is_empty = false;
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.q_ring.empty[done]);
   }
 
-  __device__ __forceinline__ void start_scores() {
-    shared.q_ring.wait_full(at);
-    const auto q = tile::BoxOperand(shared.q[0]).after(at.stage);
+  // Looks ahead while products are in flight. The stage is known to be the same in all threads: else products'
+  // descriptors would not be in uniform registers.
+  template <bool kIsThere>
+  __device__ __forceinline__ void go_to(const typename Shared::Stage& next) {
+    at = {uniform(next.stage), next.parity};
+    if constexpr (kIsThere) is_partial = uniform(shared.visit(at).is_partial[warpgroup]) != 0;
+  }
+
+  __device__ __forceinline__ void start_scores(const typename Shared::Stage& of) {
+    shared.q_ring.wait_full(of);
+    const auto q = tile::BoxOperand(shared.q[0]).after(of.stage);
     if constexpr (kInRegisters) {
       tile::start_rows_product(scores, k, q);
     } else {
@@ -152,12 +173,12 @@ struct KeyWarpgroup {
   // What a key's queries may not see, and keys that the sequence does not have, becomes -inf.
   __device__ __forceinline__ void hide(const KeyTileWork& work, int query_tile) {
     const WorkItem item = {work.sequence(), 0, work.key_head};
-    const int first_key = work.tile * Traits::kKeys + warp_row();
+    const int first_key = work.visitor.tile * Traits::kKeys + warp_row();
     const Where where = {args.params, item, first_key, query_tile * Traits::kQueries};
     where.hide_invisible(scores);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
-      if (first_key + Scores::row(r) < work.num_keys) continue;
+      if (first_key + Scores::row(r) < work.visitor.num_keys) continue;
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) scores.at(r, j, 0) = scores.at(r, j, 1) = -INFINITY;
     }
@@ -165,14 +186,14 @@ struct KeyWarpgroup {
 
   // S -> P, packed.
   __device__ __forceinline__ void exponentiate() {
-    const float c = static_cast<float>(args.params.score_mod.scale) * kLog2e;
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(&shared.lse[at.stage][Scores::column(j, 0)]);
+      const float2 lse = *reinterpret_cast<const float2*>(&shared.statistics[at.stage][0][Scores::column(j, 0)]);
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
-        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(ptx::exp2(fmaf(scores.at(r, j, 0), c, -lse.x)),
-                                                       ptx::exp2(fmaf(scores.at(r, j, 1), c, -lse.y)), Element{});
+        p.a[j / 2][j % 2 * 2 + r] =
+            ptx::pack_in_order(ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, -lse.x)),
+                               ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, -lse.y)), Element{});
       }
     }
   }
@@ -181,7 +202,7 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void differentiate_scores() {
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(&shared.delta[at.stage][Scores::column(j, 0)]);
+      const float2 delta = *reinterpret_cast<const float2*>(&shared.statistics[at.stage][1][Scores::column(j, 0)]);
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         const float2 probability = ptx::unpack(p.a[j / 2][j % 2 * 2 + r], Element{});
@@ -245,7 +266,7 @@ struct KeyWarpgroup {
       dk.clear();
       dv.clear();
     }
-    dk.scale(static_cast<float>(args.params.score_mod.scale));
+    dk.scale(args.scale);
     const bool suspicious = store(args.params.dk, dk, args.params.head_dim_qk, work) |
                             store(args.params.dv, dv, args.params.head_dim_v, work);
     if (suspicious) flag_of(work) = 1;
@@ -254,23 +275,23 @@ struct KeyWarpgroup {
   template <class Acc>
   __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,
                                         const KeyTileWork& work) const {
-    const int first_key = work.tile * Traits::kKeys + warp_row();
-    const int rows = work.num_keys - first_key;
+    const int first_key = work.visitor.tile * Traits::kKeys + warp_row();
+    const int rows = work.visitor.num_keys - first_key;
     if (to.data == nullptr || rows <= 0) return false;
     return store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
-                                     .row_stride = to.row_stride,
-                                     .column_stride = to.column_stride,
-                                     .rows = rows,
-                                     .columns = static_cast<int>(columns)},
-                                    gradient);
+                                      .row_stride = to.row_stride,
+                                      .column_stride = to.column_stride,
+                                      .rows = rows,
+                                      .columns = static_cast<int>(columns)},
+                                     gradient);
   }
 
   // In the order of a schedule of keys, one head after the other (schedule/block.cuh).
   __device__ __forceinline__ uint8_t& flag_of(const KeyTileWork& work) const {
     const attention::BackwardParams& params = args.params;
     const int tiles = static_cast<int>(args.order.tiles);
-    const int behind = tiles - VisitOrder::num_tiles(work.num_keys, Traits::kKeys);
-    const int64_t tile = (int64_t{work.key_head} * params.batch + work.batch) * tiles + work.tile + behind;
+    const int behind = tiles - VisitOrder::num_tiles(work.visitor.num_keys, Traits::kKeys);
+    const int64_t tile = (int64_t{work.key_head} * params.batch + work.batch) * tiles + work.visitor.tile + behind;
     return args.workspace.dkdv_nan_flags[tile * Shared::kComputingWarps + warpgroup * 4 + tile::warp() % 4];
   }
 };

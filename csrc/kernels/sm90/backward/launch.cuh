@@ -5,7 +5,8 @@
 #include "kernels/common/repair.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/backward.cuh"
-#include "kernels/sm90/backward/prepare.cuh"
+#include "kernels/sm90/backward/key_tile_list.h"
+#include "kernels/sm90/backward/statistics.cuh"
 #include "kernels/sm90/sm90_kernels.h"
 
 namespace flash_attn_ext::sm90 {
@@ -28,38 +29,44 @@ inline cudaError_t make_operand_maps(BackwardArguments& args) {
   return error;
 }
 
-template <class Element>
-cudaError_t launch_prepare(const BackwardArguments& args, cudaStream_t stream) {
-  const attention::BackwardParams& p = args.params;
-  const int64_t tiles = VisitOrder::num_tiles(p.sequences.max_seqlen_q, VisitOrder::kQueries);
-  const int64_t blocks = tiles * p.num_heads_q * p.batch;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  const PrepareGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
-                            attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q)),
-                            static_cast<uint32_t>(blocks)};
-  prepare_kernel<Element><<<static_cast<unsigned>(blocks), kPrepareThreads, 0, stream>>>(args, grid);
-  return cudaGetLastError();
-}
-
-// Started while the kernel before it runs, for which it waits. Tiles that go round wait for others of their group, so
-// all blocks have to be on the GPU at the same time.
-template <class Traits>
-cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStream_t stream) {
-  using Kernel = BackwardKernel<Traits>;
-  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-  cudaError_t error = common::allow_shared_memory<Kernel>(backward_kernel<Traits>);
-  if (error != cudaSuccess) return error;
+// Launches a kernel that may start while the one before it runs, for which it waits.
+template <class... Parameters>
+cudaError_t launch_early(void (*kernel)(Parameters...), int64_t blocks, int threads, int shared_bytes,
+                         cudaStream_t stream, const Parameters&... arguments) {
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(Kernel::kThreads);
-  config.dynamicSmemBytes = sizeof(typename Kernel::Shared);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, backward_kernel<Traits>, args);
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+template <class Element>
+cudaError_t prepare(const BackwardArguments& args, cudaStream_t stream) {
+  const attention::BackwardParams& p = args.params;
+  const int64_t tiles = VisitOrder::num_tiles(p.sequences.max_seqlen_q, VisitOrder::kQueries);
+  const int64_t blocks = tiles * p.num_heads_q * p.batch;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const cudaError_t error = list_key_tiles(args, stream);
+  if (error != cudaSuccess) return error;
+  const StatisticsGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
+                               attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
+  return launch_early(p.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>, blocks,
+                      kStatisticsThreads, 0, stream, args, grid);
+}
+
+template <class Traits>
+cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStream_t stream) {
+  using Kernel = BackwardKernel<Traits>;
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  const cudaError_t error = common::allow_shared_memory<Kernel>(backward_kernel<Traits>);
+  if (error != cudaSuccess) return error;
+  return launch_early(backward_kernel<Traits>, blocks, Kernel::kThreads, sizeof(typename Kernel::Shared), stream, args);
 }
 
 template <class Element>
@@ -96,6 +103,8 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   args.params.delta = {
       .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
   args.order = plan.order;
+  args.scale = static_cast<float>(p.score_mod.scale);
+  args.scale_log2e = args.scale * kLog2e;
   args.workspace = {.table = parts.key_tiles.in<KeyTileWork>(workspace),
                     .dq_sums = parts.dq_sums.in<float>(workspace),
                     .statistics = parts.statistics.in<float>(workspace),
@@ -105,7 +114,7 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
                     .claims = parts.claims.in<uint32_t>(workspace),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head)};
   cudaError_t error = make_operand_maps(args);
-  if (error == cudaSuccess) error = launch_prepare<Element>(args, stream);
+  if (error == cudaSuccess) error = prepare<Element>(args, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
   error = plan.dkdv_head_dim == 64 ? launch_main<BackwardTraits<Element, kBackwardHeadDims[0]>>(args, blocks, stream)

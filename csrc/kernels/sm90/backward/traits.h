@@ -67,8 +67,7 @@ struct BackwardShared {
   typename Traits::DoutTile dout[kStages];
   typename Traits::DscoreTile dscores[kStages];
   alignas(128) float dq_sums[kSums][Traits::kQueries * Traits::kDims.qk];
-  alignas(16) float lse[kStages][Traits::kQueries];
-  alignas(16) float delta[kStages][Traits::kQueries];
+  alignas(16) float statistics[kStages][2][Traits::kQueries];  // LSE and delta (BackwardWorkspace)
   KeyTileWork work[kWorkStages];
   Visit visits[kVisits];
   PendingSum pending[kSums];

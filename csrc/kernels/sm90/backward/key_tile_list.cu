@@ -1,0 +1,77 @@
+// The table of tiles of keys in the order of claims, and zeros where blocks meet. A thread per entry.
+#include "kernels/sm90/backward/key_tile_list.h"
+#include "ptx/dependent_launch.h"
+
+namespace flash_attn_ext::sm90 {
+namespace {
+
+constexpr int kThreads = 64;
+
+struct KeyTileList {
+  const BackwardArguments& args;
+
+  __device__ __forceinline__ void run(uint32_t index) const {
+    const BackwardWorkspace& workspace = args.workspace;
+    if (index == 0) *workspace.claims = 0;
+    if (index >= args.order.num_claims()) return;
+    workspace.table[index] = work_of(index);
+    static_assert(4 * VisitOrder::kParts == sizeof(uint64_t));  // a flag per warp
+    if (index < args.order.pairs * args.order.tiles) reinterpret_cast<uint64_t*>(workspace.dkdv_nan_flags)[index] = 0;
+  }
+
+ private:
+  __device__ __forceinline__ KeyTileWork work_of(uint32_t index) const {
+    const attention::BackwardParams& p = args.params;
+    const VisitOrder::Claim claim = args.order.claim(index);
+    const auto heads = static_cast<uint32_t>(p.num_heads_k);
+    const uint32_t batch = claim.pair / heads;
+    const attention::Sequence sequence = p.sequences.at(batch);
+    KeyTileWork work = {};
+    work.batch = static_cast<int>(batch);
+    work.key_head = static_cast<int>(claim.pair - batch * heads);
+    work.group_end = static_cast<int>(claim.group_end);
+    work.query_begin = static_cast<int>(sequence.query_begin);
+    work.key_begin = static_cast<int>(sequence.key_begin);
+    work.first_accumulator = BackwardWorkspace::first_tile(p, sequence);
+    work.visitor = args.order.visitor(p.visibility, sequence, claim.tile, claim.walk);
+    if (claim.tile >= VisitOrder::num_tiles(sequence.num_keys, VisitOrder::kKeys) || sequence.num_queries == 0) {
+      return work;
+    }
+    const VisitOrder::Tiles visited = VisitOrder::visited(p.visibility, sequence, claim.tile);
+    work.begin = visited.begin;
+    work.end = visited.end;
+    work.visits = visited.empty() ? 0 : (visited.end - visited.begin) * static_cast<int>(p.queries_per_key_head());
+    work.first = claim.walk == Walk::kCycle     ? work.visitor.first_of_cycle()
+                 : claim.walk == Walk::kDescend ? visited.end - 1
+                                                : visited.begin;
+    for (int w = 0; w < VisitOrder::kParts; ++w)
+      work.own[w] = seen_by(sequence, claim.tile * VisitOrder::kKeys + w * 64);
+    return work;
+  }
+
+  // The tiles of queries that see 64 keys, of which some may not be there.
+  __device__ __forceinline__ TileRange seen_by(const attention::Sequence& sequence, int first) const {
+    const attention::Visibility& visibility = args.params.visibility;
+    const int end = static_cast<int>(min(int64_t{first} + 64, sequence.num_keys));
+    if (first >= end) return {0, 0, 0, 0};
+    TileRange range = tile_range<VisitOrder::kQueries, uint32_t>(visibility.queries_of<int>(first, sequence),
+                                                                 visibility.queries_of<int>(end - 1, sequence));
+    if (end < first + 64) range.full_begin = range.full_end = 0;
+    return range;
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ BackwardArguments args) {
+  ptx::allow_dependent_launch();
+  KeyTileList{args}.run(blockIdx.x * kThreads + threadIdx.x);
+}
+
+}  // namespace
+
+cudaError_t list_key_tiles(const BackwardArguments& args, cudaStream_t stream) {
+  const unsigned blocks = (args.order.num_claims() + kThreads - 1) / kThreads;
+  list_kernel<<<blocks, kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace flash_attn_ext::sm90

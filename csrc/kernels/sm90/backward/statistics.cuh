@@ -1,0 +1,109 @@
+// delta, with the LSE, in tiles of queries; zeros where blocks of the backward kernel meet, and in dQ where queries see
+// nothing.
+//
+// Grid: a block per tile of queries of each head. kLanes neighbouring lanes share a row, 16 bytes each, and add up in a
+// fixed butterfly order. Bound: memory, as in common/delta.cu.
+#pragma once
+
+#include "attention/divisor.h"
+#include "kernels/common/rows/row_products.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm90/backward/arguments.h"
+#include "ptx/dependent_launch.h"
+
+namespace flash_attn_ext::sm90 {
+
+struct StatisticsGrid {
+  attention::Divisor tiles;  // of the longest sequence's queries
+  attention::Divisor heads;
+};
+
+inline constexpr int kStatisticsThreads = 256;
+
+template <class Element, int kLanes>
+struct Statistics {
+  using Piece = common::Piece<Element>;
+  static constexpr int kQueries = VisitOrder::kQueries;
+  static constexpr int kRowStep = kStatisticsThreads / kLanes;
+  static constexpr int kRows = kQueries / kRowStep;  // of a thread
+
+  const BackwardArguments& args;
+  const attention::Sequence sequence;
+  const int head;
+  const int tile;
+
+  __device__ __forceinline__ void run() const {
+    const attention::BackwardParams& p = args.params;
+    const int64_t accumulator =
+        int64_t{head} * args.workspace.tiles_of_head + BackwardWorkspace::first_tile(p, sequence) + tile;
+    if (threadIdx.x == 0) args.workspace.turns[accumulator] = 0;
+    const int64_t first_row = sequence.query_begin + tile * kQueries;
+    const int rows = static_cast<int>(min(sequence.num_queries - tile * kQueries, int64_t{kQueries}));
+    const int own = static_cast<int>(threadIdx.x) / kLanes;
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    // All loads are in flight together.
+    float lse[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = own + i * kRowStep;
+      lse[i] = lane == 0 && row < rows ? *p.lse.at<const float>(sequence.batch, head, first_row + row) : -INFINITY;
+    }
+    float delta[kRows] = {};
+    if (lane * Piece::kCount < p.head_dim_v) {
+      common::add_products<Piece>(
+          delta,
+          {p.out.row<const Element>(sequence.batch, head, first_row + own) + lane * Piece::kCount,
+           p.dout.row<const Element>(sequence.batch, head, first_row + own) + lane * Piece::kCount, p.out.row_stride,
+           p.dout.row_stride},
+          rows - own, [](int i) { return i * kRowStep; });
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) delta[i] += __shfl_xor_sync(0xFFFFFFFFu, delta[i], offset);
+    }
+    if (lane == 0) {
+      float* const statistics = args.workspace.statistics_of(accumulator);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int row = own + i * kRowStep;
+        if (row < rows) {
+          if (p.dlse.present()) delta[i] -= *p.dlse.at<const float>(sequence.batch, head, first_row + row);
+          *p.delta.at<float>(sequence.batch, head, first_row + row) = delta[i];
+        }
+        // Of a query that sees no key, or does not exist, probabilities vanish without a branch.
+        statistics[row] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
+        statistics[kQueries + row] = delta[i];
+      }
+    }
+    if (args.order.visitor(p.visibility, sequence, 0, Walk::kClimb).visitors(tile).empty()) clear_dq(first_row, rows);
+  }
+
+ private:
+  __device__ __forceinline__ void clear_dq(int64_t first_row, int rows) const {
+    const attention::MatrixView& dq = args.params.dq;
+    const auto columns = static_cast<int>(args.params.head_dim_qk);
+    for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += kStatisticsThreads) {
+      dq.row<Element>(sequence.batch, head, first_row + i / columns)[i % columns * dq.column_stride] = Element(0.0f);
+    }
+  }
+};
+
+// Started while the table of tiles of keys is made, for which it waits at its end: so does who waits for this one.
+template <class Element, int kLanes>
+__global__ void __launch_bounds__(kStatisticsThreads)
+    statistics_kernel(const __grid_constant__ BackwardArguments args, const __grid_constant__ StatisticsGrid grid) {
+  ptx::allow_dependent_launch();
+  const uint32_t index = grid.tiles.quotient(blockIdx.x);
+  const auto tile = static_cast<int>(blockIdx.x - index * grid.tiles.divisor);
+  const auto batch = static_cast<int>(grid.heads.quotient(index));
+  const auto head = static_cast<int>(index - batch * grid.heads.divisor);
+  if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(args.workspace.dq_nan_flags)[blockIdx.x] = 0;
+  const attention::Sequence sequence = args.params.sequences.at(batch);
+  if (tile < VisitOrder::num_tiles(sequence.num_queries, VisitOrder::kQueries)) {
+    Statistics<Element, kLanes>{args, sequence, head, tile}.run();
+  }
+  ptx::wait_for_kernel_before();
+}
+
+}  // namespace flash_attn_ext::sm90
