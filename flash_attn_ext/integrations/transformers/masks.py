@@ -208,7 +208,7 @@ def _traced_pattern(request: Request, local_size: int | None, is_bidirectional: 
         return Pattern(right=0)
     if function is bidirectional_mask_function:
         return Pattern()
-    if request.use_vmap or function.__qualname__ != "and_masks.<locals>.and_mask":
+    if request.use_vmap or function.__name__ != "and_mask":
         return None  # the user's own, or blocks
     if local_size is not None and (
         local_size != getattr(config, "sliding_window", None)
