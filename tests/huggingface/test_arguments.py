@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-import flash_attn_ext  # noqa: E402
-from flash_attn_ext.integrations.transformers.attention import REFUSED, fused_attention  # noqa: E402
-from flash_attn_ext.integrations.transformers.masks import fused_mask  # noqa: E402
-from flash_attn_ext.reference import attention_reference, attention_varlen_reference  # noqa: E402
+import flash_attn_ext
+from flash_attn_ext.integrations.transformers.attention import REFUSED, fused_attention
+from flash_attn_ext.integrations.transformers.masks import fused_mask
+from flash_attn_ext.reference import attention_reference, attention_varlen_reference
 
 HEADS, KEY_HEADS, LENGTH, DIM = 4, 2, 11, 8
 MODULE = types.SimpleNamespace(is_causal=True)

@@ -186,5 +186,5 @@ def test_a_mask_of_another_layer_is_refused():
         mask_form.read(mask, 5)
     with pytest.raises(ValueError, match="attention_mask has shape \\(2, 7\\), expected a tensor of 4 dimensions"):
         mask_form.read(torch.ones(2, 7), 7)
-    with pytest.raises(ValueError, match="dtype torch.int64"):
+    with pytest.raises(ValueError, match=r"dtype torch\.int64"):
         mask_form.read(torch.ones(2, 1, 7, 7, dtype=torch.int64), 7)

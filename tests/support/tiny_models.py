@@ -78,7 +78,7 @@ class TinyModel:
                 parameter.copy_(noise if parameter.dim() > 1 else parameter + noise)
         return model.to(device, dtype).eval()
 
-    def make_inputs(self, side: str | None = None, device: str = "cpu", seed: int = 2) -> dict[str, Tensor]:
+    def make_inputs(self, side: str | None = None, device: str = "cpu", seed: int = 0) -> dict[str, Tensor]:
         """`side`: where rows have padding, "left" or "right"; None: they have none, and there is no mask."""
         generator = torch.Generator().manual_seed(seed)
         given = MAKE_INPUTS[self.inputs](self.options, generator)
@@ -276,7 +276,7 @@ class InFloat64(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def outputs_of(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def outputs_of(model: nn.Module, inputs: dict) -> dict[str, Tensor]:
     """What the model is for, without what it says of padding."""
     result = model(**inputs)
     outputs = {}
@@ -289,19 +289,16 @@ def outputs_of(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]
     return outputs
 
 
-def outputs_and_gradients(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def outputs_and_gradients(model: nn.Module, inputs: dict) -> dict[str, Tensor]:
     """Gradients of all weights (and of images and sound), for a fixed gradient of the outputs."""
-    inputs = {
-        name: tensor.to(model.dtype).requires_grad_() if tensor.is_floating_point() else tensor
-        for name, tensor in inputs.items()
-    }
-    outputs = outputs_of(model, inputs)
+    signals = {name: given for name, given in inputs.items() if isinstance(given, Tensor) and given.is_floating_point()}
+    signals = {name: signal.to(model.dtype).requires_grad_() for name, signal in signals.items()}
+    outputs = outputs_of(model, inputs | signals)
     loss = 0.0
     for tensor in outputs.values():
         weights = torch.linspace(-1, 1, tensor.numel(), dtype=torch.float64).cos().reshape(tensor.shape)
         loss = loss + (tensor * (5 * weights).sin().to(tensor.device, tensor.dtype)).sum()
-    named = list(model.named_parameters()) + [(n, t) for n, t in inputs.items() if t.is_floating_point()]
-    leaves = {name: tensor for name, tensor in named if tensor.requires_grad}
+    leaves = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad} | signals
     gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     given = {f"d {name}": grad for name, grad in zip(leaves, gradients, strict=True) if grad is not None}
     return {name: tensor.detach() for name, tensor in (outputs | given).items()}
