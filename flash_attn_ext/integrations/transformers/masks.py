@@ -13,23 +13,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from transformers import masking_utils
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from flash_attn_ext.integrations.transformers.mask_form import interval_form, packed_form
+from flash_attn_ext.integrations.transformers.mask_form import (
+    CAUSAL,
+    CAUSAL_WINDOW,
+    KEYS,
+    WINDOW,
+    flags_form,
+    packed_form,
+)
+from flash_attn_ext.integrations.transformers.own_attention import refuse_own_attention
+from flash_attn_ext.integrations.transformers.patterns import Pattern, pattern_of, traced_pattern
 
 _LOGGER = logging.getLogger("flash_attn_ext")
 _said: set[str] = set()
-
-
-class Pattern(NamedTuple):
-    """A mask function as the interval [query - left, query + right]; None is unbounded."""
-
-    left: int | None = None
-    right: int | None = None
-    is_packed: bool = False  # only within a sequence of a packed batch
-    is_remapped: bool = False  # counted from the first token of the sequence
 
 
 class Request(NamedTuple):
@@ -68,10 +67,14 @@ def fused_mask(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device, use_vmap
     )
     if is_compiling():
+        can_be_packed = attention_mask is None and isinstance(q_offset, int) and q_length == kv_length
         is_bidirectional = allow_is_bidirectional_skip is not None
-        pattern = _traced_pattern(request, local_size, is_bidirectional, config)
+        pattern = None
+        if not use_vmap:  # the user's own function
+            pattern = traced_pattern(mask_function, local_size, is_bidirectional, can_be_packed, config)
     else:
-        pattern = _pattern(mask_function)
+        refuse_own_attention(type(config))
+        pattern = pattern_of(mask_function)
     if pattern is None or pattern.is_remapped != pattern.is_packed:
         _say_once(request)
         return _dense(request)
@@ -90,18 +93,21 @@ def _causal(request: Request, left: int | None) -> Tensor | None:
     offset = request.q_offset
     if isinstance(offset, Tensor):
         # A static cache counts on the GPU. One query sees one row, which is computed there; nobody waits.
-        if request.q_length == 1 or is_tracing(offset):
+        if request.q_length == 1:
+            return _dense_row(request)
+        if is_tracing(offset):
             return _dense(request)
         offset = int(offset)
     num_keys = offset + request.q_length - request.kv_offset
     if left is not None and left >= num_keys - 1:
         left = None
     is_whole = num_keys == request.kv_length
-    if not 0 < num_keys <= request.kv_length or (left is not None and not is_whole):
+    if not 0 < num_keys <= request.kv_length or (left is not None and not is_whole and request.q_length > 1):
         return _dense(request)
-    if request.q_length > 1:
-        return interval_form(True, left, num_keys, _keep(request, num_keys), request.device)
-    return _row(_keep(request, num_keys)) if is_whole and left is None else _dense(request)
+    if request.q_length == 1:
+        return _row(_keep(request, num_keys)) if is_whole and left is None else _dense_row(request)
+    kind = CAUSAL if left is None else CAUSAL_WINDOW
+    return flags_form(kind, num_keys, _keep(request, num_keys), request.device, left or 0)
 
 
 def _bidirectional(request: Request, left: int | None) -> Tensor | None:
@@ -111,7 +117,7 @@ def _bidirectional(request: Request, left: int | None) -> Tensor | None:
     is_aligned = not isinstance(request.q_offset, Tensor) and request.q_offset == request.kv_offset
     if request.q_length != num_keys or not is_aligned:
         return _dense(request)
-    return interval_form(False, left, num_keys, _keep(request, num_keys), request.device)
+    return flags_form(WINDOW, num_keys, _keep(request, num_keys), request.device, left)
 
 
 def _packed(request: Request, pattern: Pattern) -> Tensor:
@@ -148,7 +154,12 @@ def _keep(request: Request, num_keys: int) -> Tensor | None:
 
 
 def _row(keep: Tensor | None) -> Tensor | None:
-    return None if keep is None else keep[:, None, None, :]
+    return None if keep is None else flags_form(KEYS, keep.shape[1], keep, keep.device)
+
+
+def _dense_row(request: Request) -> Tensor:
+    """What the only query sees."""
+    return _row(_dense(request).flatten(0, 2))
 
 
 def _dense(request: Request) -> Tensor:
@@ -165,64 +176,6 @@ def _dense(request: Request) -> Tensor:
         use_vmap=request.use_vmap,
         device=request.device,
     )
-
-
-def _pattern(function) -> Pattern | None:
-    """What transformers built a mask function of; None for any other."""
-    if function is causal_mask_function:
-        return Pattern(right=0)
-    if function is bidirectional_mask_function:
-        return Pattern()
-    builder, _, inner = getattr(function, "__qualname__", "").partition(".<locals>.")
-    if not inner or getattr(function, "__globals__", None) is not vars(masking_utils):
-        return None
-    names = function.__code__.co_freevars
-    given = dict(zip(names, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
-    if builder == "sliding_window_overlay":
-        return Pattern(left=given["sliding_window"] - 1)
-    if builder == "sliding_window_bidirectional_overlay":
-        return Pattern(given["sliding_window"], given["sliding_window"])
-    if builder == "packed_sequence_mask_function":
-        return Pattern(is_packed=True)
-    if builder == "remap_positions_for_packed_sequence":
-        inner = _pattern(given["mask_function"])
-        return inner and inner._replace(is_remapped=True)
-    if builder == "and_masks":
-        return _intersection([_pattern(part) for part in given["mask_functions"]])
-    return None
-
-
-def _intersection(patterns: list[Pattern | None]) -> Pattern | None:
-    if None in patterns:
-        return None
-    lefts, rights, packed, remapped = zip(*patterns, strict=True)
-    left = min((side for side in lefts if side is not None), default=None)
-    right = min((side for side in rights if side is not None), default=None)
-    return Pattern(left, right, any(packed), any(remapped))
-
-
-def _traced_pattern(request: Request, local_size: int | None, is_bidirectional: bool, config) -> Pattern | None:
-    """The same under torch.compile, which cannot look into closures: by what transformers' functions pass along."""
-    function = request.mask_function
-    if function is causal_mask_function:
-        return Pattern(right=0)
-    if function is bidirectional_mask_function:
-        return Pattern()
-    if request.use_vmap or function.__name__ != "and_mask":
-        return None  # the user's own, or blocks
-    if local_size is not None and (
-        local_size != getattr(config, "sliding_window", None)
-        or local_size == getattr(config, "attention_chunk_size", None)
-    ):
-        return None
-    if is_bidirectional:
-        return Pattern(local_size, local_size) if local_size is not None else None
-    left = None if local_size is None else local_size - 1
-    # A window that is not packed is one sequence a row, which the same form says.
-    is_packed = request.padding is None and isinstance(request.q_offset, int) and request.q_length == request.kv_length
-    if left is None and not is_packed:
-        return None
-    return Pattern(left, 0, is_packed, is_packed)
 
 
 def _say_once(request: Request) -> None:
