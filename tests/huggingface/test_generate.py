@@ -1,4 +1,4 @@
-"""Greedy generation token by token: the same tokens as transformers' "eager", and nobody waits for the device."""
+"""Generation: greedily the same tokens as transformers' "eager", whatever the cache, and nobody waits for a GPU."""
 
 import pytest
 import torch
@@ -44,3 +44,51 @@ def test_greedy_tokens_are_those_of_eager(name, cache, side):
 def test_beams_and_prompts_in_chunks(name, cache, options):
     theirs = generate(name, "eager", "left", cache, **options)
     assert torch.equal(generate(name, "fused_ext", "left", cache, **options).sequences, theirs.sequences)
+
+
+@pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
+def test_a_text_that_comes_in_parts_is_the_whole_text(name, cache, device):
+    """As a chat does: several queries over keys that are there already. Gradients are on."""
+    import transformers
+
+    model = MODELS[name].build("fused_ext", device=device)
+    ids = MODELS[name].make_inputs(device=device)["input_ids"]
+    room = {} if cache == "DynamicCache" else {"max_cache_len": 20}
+    past = getattr(transformers, cache)(config=model.config, **room)
+    parts = [model(input_ids=part, past_key_values=past).logits for part in ids.split([4, 5, 1, 3], dim=1)]
+    whole = MODELS[name].build("eager", device=device)(input_ids=ids).logits
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_tokens_that_are_guessed_from_the_prompt(name):
+    tokens = []
+    for implementation in ("eager", "fused_ext"):
+        model = MODELS[name].build(implementation)
+        ids = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7]])
+        given = dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+        tokens.append(model.generate(**given, max_new_tokens=12, do_sample=False, prompt_lookup_num_tokens=3))
+    assert torch.equal(*tokens)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="nobody waits for a CPU")
+def test_one_query_waits_for_no_gpu():
+    """Masks over dynamic and static caches, with padding, and the attention that reads them."""
+    import types
+
+    from flash_attn_ext.integrations.transformers.attention import fused_attention
+    from flash_attn_ext.integrations.transformers.masks import fused_mask
+
+    padding = torch.ones(2, 8, dtype=torch.bool, device="cuda")
+    padding[1, :3] = False
+    q, k, v = torch.randn(2, 4, 1, 16, device="cuda"), *torch.randn(2, 2, 2, 9, 16, device="cuda")
+    position = torch.tensor(7, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for num_keys, offset in ((8, 7), (9, position)):
+            mask = fused_mask(2, 1, num_keys, offset, attention_mask=padding, device="cuda")
+            fused_attention(types.SimpleNamespace(), q, k[:, :, :num_keys], v[:, :, :num_keys], mask)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
