@@ -88,6 +88,7 @@ def test_calls_are_said_once(caplog):
     said = caplog.messages[0]
     assert said.startswith("transformers.models.qwen3.modeling_qwen3.Qwen3Attention calls attention(q (3, 4, 13, 8) ")
     assert "causal='bottom_right', window=(4, 0)" in said and "backend: cpu" in said and "forward:" in said
+    assert "arguments of the layer without a meaning here: position_ids" in said
 
 
 def test_without_transformers_the_message_says_what_to_install():

@@ -98,14 +98,14 @@ def fused_attention(
     )
     if is_packed or visible.cu_seqlens is not None:
         lengths = _lengths(query, visible, packing, position_bias)
-        return _call_packed(module, (query, key, value), lengths, options), None
+        return _call_packed(module, (query, key, value), lengths | options, others), None
     if visible.num_keys is not None and visible.num_keys != key.shape[2]:
         key, value = key[:, :, : visible.num_keys], value[:, :, : visible.num_keys]
         position_bias = None if position_bias is None else position_bias[..., : visible.num_keys]
     bias = position_bias if visible.bias is None or position_bias is None else position_bias + visible.bias
     options |= dict(mask=visible.mask, bias=visible.bias if bias is None else bias)
     if not is_compiling():
-        _say_once(module, (query, key, value), options)
+        _say_once(module, (query, key, value), options, others)
     return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
 
 
@@ -160,18 +160,19 @@ def _bound(length: int | Tensor | None) -> int | None:
     return None if isinstance(length, Tensor) and length.is_cuda else length
 
 
-def _call_packed(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], lengths: dict, options: dict) -> Tensor:
+def _call_packed(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict, others: dict) -> Tensor:
     """(B, H, L, D) as (B * L, H, D), and back."""
     batch, _, num_queries, _ = tensors[0].shape
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors)
     if not is_compiling():
-        _say_once(module, (q, k, v), lengths | options)
-    out = attention_varlen(q, k, v, **lengths, **options)
+        _say_once(module, (q, k, v), options, others)
+    out = attention_varlen(q, k, v, **options)
     return out.unflatten(0, (batch, num_queries)).contiguous()
 
 
-def _say_once(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict) -> None:
-    """Which call a model's layers make, and what runs it: once for each kind of layer and call."""
+def _say_once(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict, others: dict) -> None:
+    """Which call a model's layers make, what runs it, and which arguments say nothing about attention: once for each
+    kind of layer and call."""
     if not _LOGGER.isEnabledFor(logging.INFO):
         return
     q, _, v = tensors
@@ -185,7 +186,9 @@ def _say_once(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options
     call = ", ".join([*(f"{name} {_brief(tensor)}" for name, tensor in zip("qkv", tensors, strict=True)), *shown])
     name = "attention_varlen" if "cu_seqlens_q" in given else "attention"
     layer = f"{type(module).__module__}.{type(module).__qualname__}"
-    _LOGGER.info("%s calls %s(%s)\n%s", layer, name, call, explain(*tensors, **options))
+    unused = ", ".join(name for name, value in others.items() if value is not None) or "none"
+    said = (layer, name, call, explain(*tensors, **options), unused)
+    _LOGGER.info("%s calls %s(%s)\n%s\n  arguments of the layer without a meaning here: %s", *said)
 
 
 def _brief(value) -> str:
