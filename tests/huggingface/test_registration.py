@@ -91,6 +91,19 @@ def test_calls_are_said_once(caplog):
     assert "arguments of the layer without a meaning here: position_ids" in said
 
 
+def test_a_transformers_with_other_masks_is_refused(monkeypatch):
+    from transformers import masking_utils
+
+    from flash_attn_ext.integrations import transformers as fused
+
+    fused.unregister()
+    with monkeypatch.context() as patch:
+        patch.setattr(masking_utils, "sdpa_mask", lambda batch_size, cache_position: None)
+        with pytest.raises(ImportError, match=r"asks for masks in another way.* pip install --upgrade"):
+            fused.register()
+    assert not any(fused.NAME in table for table in tables())
+
+
 def test_without_transformers_the_message_says_what_to_install():
     code = """
 import sys
