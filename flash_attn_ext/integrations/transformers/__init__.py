@@ -1,0 +1,85 @@
+"""Hugging Face transformers with this library's attention.
+
+    from flash_attn_ext.integrations import transformers as fused
+    fused.register()
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fused_ext")
+
+Importing this module changes nothing and does not need transformers; :func:`register` does. How to use it, and what is
+honoured or refused: docs/transformers.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+
+# A name with "flash" in it is one of flash-attention's packages to transformers, which then casts the inputs, makes
+# other masks, and may download kernels.
+NAME = "fused_ext"
+
+__all__ = ["NAME", "register", "unregister"]
+
+
+def register() -> None:
+    """Make ``attn_implementation="fused_ext"`` known to transformers, in the whole process, until :func:`unregister`.
+
+    An attention function and the mask function that goes with it are registered. Nothing else of transformers changes:
+    models that do not ask for the name run as before. Calling it again does nothing.
+
+    Raises:
+        ImportError: transformers is not installed, or too old for the mask functions of 5.x.
+        RuntimeError: another package has registered something under that name.
+    """
+    with _lock:
+        attention_functions, mask_functions = _interfaces()
+        ours = _functions()
+        taken = [interface._global_mapping.get(NAME) for interface in (attention_functions, mask_functions)]
+        if any(function not in (None, own) for function, own in zip(taken, ours, strict=True)):
+            raise RuntimeError(
+                f"another package has registered attn_implementation={NAME!r} with transformers: undo that first"
+            )
+        attention_functions.register(NAME, ours[0])
+        mask_functions.register(NAME, ours[1])
+
+
+def unregister() -> None:
+    """Undo :func:`register`. Does nothing when it is not registered. A model that still asks for the name fails with
+    transformers' own error, and can be sent elsewhere by ``model.set_attn_implementation("sdpa")``.
+
+    Raises ImportError as :func:`register` does.
+    """
+    with _lock:
+        for interface, own in zip(_interfaces(), _functions(), strict=True):
+            if interface._global_mapping.get(NAME) is own:
+                del interface._global_mapping[NAME]
+
+
+_lock = threading.Lock()
+
+
+def _interfaces() -> tuple:
+    """transformers' two tables. Their class methods only add to them; what they hold is one dict of the class."""
+    try:
+        modeling, masking = (importlib.import_module(f"transformers.{name}") for name in _MODULES)
+    except ImportError as error:
+        raise ImportError(
+            f"flash_attn_ext.integrations.transformers needs transformers 5.x, which cannot be imported ({error}): "
+            "pip install 'flash_attn_ext[transformers]'"
+        ) from error
+    if not {"q_length", "q_offset"} <= set(inspect.signature(masking.sdpa_mask).parameters):
+        version = importlib.import_module("transformers").__version__
+        raise ImportError(
+            f"transformers {version} asks for masks in another way than 5.23, which this was made for: "
+            "pip install --upgrade 'flash_attn_ext[transformers]'"
+        )
+    return modeling.AttentionInterface, masking.AttentionMaskInterface
+
+
+_MODULES = ("modeling_utils", "masking_utils")
+
+
+def _functions() -> tuple:
+    attention = importlib.import_module(f"{__name__}.attention")
+    masks = importlib.import_module(f"{__name__}.masks")
+    return attention.fused_attention, masks.fused_mask

@@ -1,0 +1,195 @@
+"""The attention function that transformers calls in every layer."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from flash_attn_ext.functional import attention, attention_varlen, explain
+from flash_attn_ext.integrations.transformers.mask_form import Visible, read
+
+_LOGGER = logging.getLogger("flash_attn_ext")
+_said: set[tuple] = set()
+
+# Arguments that change what is attended to or returned, and have no meaning here.
+REFUSED = {
+    "cache": "continuous batching with its paged cache is not supported: use generate(), or attn_implementation='sdpa'",
+    "block_table": "paged caches are not supported: use generate(), or attn_implementation='sdpa'",
+    "indices": "sparse attention by indices is not supported: use the implementation that the model recommends",
+    "block_indices": "sparse attention by blocks is not supported: use the implementation that the model recommends",
+    "output_attentions": "the weights are never held: use attn_implementation='eager' to get them",
+    "head_mask": "weights cannot be masked by head: use attn_implementation='eager'",
+    "alibi": "pass slopes as a bias: a float attention_mask or position_bias",
+    "sinks": "only s_aux is taken for attention sinks: use attn_implementation='eager'",
+}
+
+
+class Packing(NamedTuple):
+    """transformers' arguments for sequences without padding."""
+
+    cu_seq_lens_q: Tensor | None
+    cu_seq_lens_k: Tensor | None
+    max_length_q: int | Tensor | None
+    max_length_k: int | Tensor | None
+
+
+def fused_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | Tensor | None = None,
+    max_length_k: int | Tensor | None = None,
+    **others,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers' AttentionInterface, by ``attention`` and ``attention_varlen``.
+
+    Args:
+        query: (B, Hq, L, D); key: (B, Hk, S, D); value: (B, Hk, S, Dv). float32, float64, bfloat16 or float16. Key
+            heads are shared, never repeated.
+        attention_mask: what the registered mask function made, or the user's own (B | 1, H | 1, L | 1, S): bool, True =
+            attend, or floating, added to the scores. It alone says who sees whom; ``is_causal`` and ``sliding_window``
+            count where it is None.
+        is_causal: that of ``module`` by default, and without one True.
+        sliding_window: keys from ``sliding_window - 1`` before the diagonal, and where not causal as many after it.
+        s_aux: (Hq,), attention sinks. position_bias: broadcastable to (B, Hq, L, S), added to the scores. Both may
+            require grad.
+        cu_seq_lens_q, cu_seq_lens_k: (sequences + 1,), for B = 1: sequences that lie one after the other.
+
+    Returns:
+        (B, L, Hq, Dv), contiguous, and None for the weights.
+
+    Raises:
+        ValueError: arguments that contradict each other, and those that it cannot honour, by name. Else what
+        ``attention`` raises.
+    """
+    for name, advice in REFUSED.items():
+        if others.get(name) is not None and others[name] is not False:
+            raise ValueError(f"attn_implementation='fused_ext' does not take {name}: {advice}")
+    packing = Packing(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    is_packed = cu_seq_lens_q is not None or cu_seq_lens_k is not None
+    if attention_mask is None:
+        is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        visible = _visible_by_arguments(query, key, bool(is_causal), sliding_window, is_packed)
+    else:
+        visible = read(attention_mask, key.shape[2])
+        _check_window(visible, sliding_window)
+    options = dict(
+        causal=visible.causal,
+        window=visible.window,
+        softcap=softcap,
+        sink=None if s_aux is None else s_aux.to(torch.promote_types(query.dtype, torch.float32)),
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    if is_packed or visible.cu_seqlens is not None:
+        lengths = _lengths(query, visible, packing, position_bias)
+        return _call_packed(module, (query, key, value), lengths | options, others), None
+    if visible.num_keys is not None and visible.num_keys != key.shape[2]:
+        key, value = key[:, :, : visible.num_keys], value[:, :, : visible.num_keys]
+        position_bias = None if position_bias is None else position_bias[..., : visible.num_keys]
+    bias = position_bias if visible.bias is None or position_bias is None else position_bias + visible.bias
+    options |= dict(mask=visible.mask, bias=visible.bias if bias is None else bias)
+    if not is_compiling():
+        _say_once(module, (query, key, value), options, others)
+    return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
+
+
+def _visible_by_arguments(
+    query: Tensor, key: Tensor, is_causal: bool, sliding_window: int | None, is_packed: bool
+) -> Visible:
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    if is_causal and not is_packed and num_queries > 1 and num_queries != num_keys:
+        raise ValueError(
+            f"attention_mask is None and is_causal is True for {num_queries} queries and {num_keys} keys, which does "
+            "not say which key is the last query's: pass a mask, as the models do, or is_causal=False"
+        )
+    return Visible(is_causal, None if sliding_window is None else sliding_window - 1)
+
+
+def _check_window(visible: Visible, sliding_window: int | None) -> None:
+    """A window that hides nothing is in no mask."""
+    is_interval = visible.num_keys is not None
+    if sliding_window is None or not is_interval or visible.left == sliding_window - 1:
+        return
+    if visible.left is not None or sliding_window < visible.num_keys:
+        shown = "no window" if visible.left is None else f"a window of {visible.left + 1} keys"
+        raise ValueError(
+            f"sliding_window is {sliding_window}, but attention_mask has {shown}: the layer got a mask that was made "
+            "for another kind of layer"
+        )
+
+
+def _lengths(query: Tensor, visible: Visible, packing: Packing, position_bias: Tensor | None) -> dict:
+    """The arguments of ``attention_varlen`` for sequences that lie one after the other."""
+    if position_bias is not None:
+        raise ValueError("position_bias does not go with packed sequences: pass them padded, with an attention_mask")
+    if packing.cu_seq_lens_q is None and packing.cu_seq_lens_k is None:
+        lengths = dict(cu_seqlens_q=visible.cu_seqlens, cu_seqlens_k=visible.cu_seqlens)
+        return lengths | dict(max_seqlen_q=visible.max_seqlen, max_seqlen_k=visible.max_seqlen)
+    if packing.cu_seq_lens_q is None or packing.cu_seq_lens_k is None:
+        raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given both or neither")
+    if query.shape[0] != 1:
+        raise ValueError(f"cu_seq_lens_q is for one row of packed sequences, but query has shape {tuple(query.shape)}")
+    if visible.mask is not None or visible.bias is not None:
+        raise ValueError("cu_seq_lens_q does not go with an attention_mask: packed sequences have no padding")
+    return dict(
+        cu_seqlens_q=packing.cu_seq_lens_q.to(torch.int32),
+        cu_seqlens_k=packing.cu_seq_lens_k.to(torch.int32),
+        max_seqlen_q=_bound(packing.max_length_q),
+        max_seqlen_k=_bound(packing.max_length_k),
+    )
+
+
+def _bound(length: int | Tensor | None) -> int | None:
+    """A bound may be left out, which costs less than waiting for a GPU to tell it."""
+    return None if isinstance(length, Tensor) and length.is_cuda else length
+
+
+def _call_packed(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict, others: dict) -> Tensor:
+    """(B, H, L, D) as (B * L, H, D), and back."""
+    batch, _, num_queries, _ = tensors[0].shape
+    q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors)
+    if not is_compiling():
+        _say_once(module, (q, k, v), options, others)
+    out = attention_varlen(q, k, v, **options)
+    return out.unflatten(0, (batch, num_queries)).contiguous()
+
+
+def _say_once(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict, others: dict) -> None:
+    """Which call a model's layers make, what runs it, and which arguments say nothing about attention: once for each
+    kind of layer and call."""
+    if not _LOGGER.isEnabledFor(logging.INFO):
+        return
+    q, _, v = tensors
+    kinds = tuple((name, value if isinstance(value, str) else value is None) for name, value in options.items())
+    key = (type(module), q.dtype, q.device, q.shape[-1], v.shape[-1], q.shape[-2] == 1, kinds)
+    if key in _said:
+        return
+    _said.add(key)
+    given = {name: value for name, value in options.items() if value is not None}
+    shown = [f"{name}={_brief(value)}" for name, value in given.items()]
+    call = ", ".join([*(f"{name} {_brief(tensor)}" for name, tensor in zip("qkv", tensors, strict=True)), *shown])
+    name = "attention_varlen" if "cu_seqlens_q" in given else "attention"
+    layer = f"{type(module).__module__}.{type(module).__qualname__}"
+    unused = ", ".join(name for name, value in others.items() if value is not None) or "none"
+    said = (layer, name, call, explain(*tensors, **options), unused)
+    _LOGGER.info("%s calls %s(%s)\n%s\n  arguments of the layer without a meaning here: %s", *said)
+
+
+def _brief(value) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)

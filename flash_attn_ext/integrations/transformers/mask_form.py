@@ -1,0 +1,108 @@
+"""What a mask says, as a plain 4-D tensor: transformers copies masks, passes them on and gives them to torch.compile,
+so an object of our own, or an attribute of a tensor, would not arrive.
+
+Three forms. Only the first may have the size of (queries, keys), where the pattern of a mask has no other form:
+
+- bool or floating, (B | 1, H | 1, L | 1, S): an ordinary mask, True = attend, or one that is added to the scores.
+- uint8, (B | 0, 1, kind, keys + left + 1): **flags** and an interval. Keys past the first ``keys`` are seen by nobody,
+  the last query is aligned with the last of them, and ``kind`` says whether there are causality and a window of
+  ``left`` keys before the diagonal. Row [b, 0, 0, :keys] says which keys are no padding; with no rows, none is. With a
+  window, ``keys`` is the number of keys that the layer has, and ``left`` what is left over.
+- uint32, (sequences + 1, blocks, 1, 1 | 2 + left): **packed** causal sequences. [:, 0, 0, 0] are the cumulative
+  lengths, and none is longer than ``blocks`` times BLOCK.
+
+Sizes are numbers on the host: nobody waits for a GPU to read them. Dimensions that only say a number have a stride of
+0, and are small enough for a copy to do no harm. A model that adds its mask to scores itself, instead of calling the
+attention function, fails by the shape of flags, or by uint32, which PyTorch adds to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.compiler import is_compiling
+
+KEYS, CAUSAL, CAUSAL_WINDOW, WINDOW = 2, 3, 4, 5  # kinds of flags; not 1, which broadcasts
+FLAGS, PACKED = torch.uint8, torch.uint32
+BLOCK = 128
+
+
+class Visible(NamedTuple):
+    """Which keys each query sees, as the options of ``attention`` and ``attention_varlen``."""
+
+    is_causal: bool = False  # the last query sees the last key
+    left: int | None = None  # a window's keys before the diagonal; as many after it, unless causal
+    num_keys: int | None = None  # later keys are seen by nobody; None: there are none
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    cu_seqlens: Tensor | None = None  # (sequences + 1,) int32, of queries and keys
+    max_seqlen: int | None = None
+
+    @property
+    def causal(self) -> str | None:
+        return "bottom_right" if self.is_causal else None
+
+    @property
+    def window(self) -> tuple[int, int | None] | None:
+        if self.left is None:
+            return None
+        return self.left, (0 if self.is_causal else self.left)
+
+
+def flags_form(kind: int, num_keys: int, keep: Tensor | None, device, left: int = 0) -> Tensor:
+    """``keep``: (B, num_keys) bool, False where a key is padding, or None where there is none."""
+    extent = num_keys + left + 1
+    if keep is None:
+        return torch.empty((0, 1, kind, extent), dtype=FLAGS, device=device)
+    flags = keep.to(FLAGS) if is_compiling() else keep.view(FLAGS)  # inductor has no view of bool
+    return F.pad(flags, (0, left + 1))[:, None, None, :].expand(-1, 1, kind, -1)
+
+
+def packed_form(cu_seqlens: Tensor, max_seqlen: int, left: int | None) -> Tensor:
+    cu_seqlens = cu_seqlens.view(PACKED)[:, None, None, None]
+    return cu_seqlens.expand(-1, -(-max_seqlen // BLOCK), 1, 1 if left is None else 2 + left)
+
+
+def read(mask: Tensor, num_keys: int) -> Visible:
+    """What a mask of one of the three forms says of a tensor of ``num_keys`` keys."""
+    if not isinstance(mask, Tensor) or mask.dim() != 4:
+        got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"type {type(mask).__name__}"
+        raise ValueError(
+            f"attention_mask has {got}, expected a tensor of 4 dimensions, (batch, heads, queries, keys), bool or "
+            "floating: give a (batch, keys) mask to the model, which makes one of it by the function that register() "
+            "registers"
+        )
+    if mask.dtype == FLAGS:
+        return _read_flags(mask, num_keys)
+    if mask.dtype == PACKED:
+        left = mask.shape[3] - 2
+        return Visible(
+            is_causal=True,
+            left=None if left < 0 else left,
+            cu_seqlens=mask[:, 0, 0, 0].view(torch.int32),
+            max_seqlen=mask.shape[1] * BLOCK,
+        )
+    if mask.dtype == torch.bool:
+        return Visible(mask=mask)
+    if mask.is_floating_point():
+        return Visible(bias=mask)
+    raise ValueError(f"attention_mask has dtype {mask.dtype}, expected torch.bool (True = attend) or a floating one")
+
+
+def _read_flags(mask: Tensor, num_keys: int) -> Visible:
+    kind, extent = mask.shape[2], mask.shape[3] - 1
+    has_window = kind in (CAUSAL_WINDOW, WINDOW)
+    visible, left = (num_keys, extent - num_keys) if has_window else (extent, None)
+    if visible > num_keys or (has_window and left < 0):
+        raise ValueError(
+            f"attention_mask is made for {extent} keys or more, but there are {num_keys}: it is that of another layer, "
+            "or of another kind of cache"
+        )
+    keep = None
+    if mask.shape[0] > 0:
+        flags = mask[:, :, :1, :visible]
+        keep = flags.bool() if is_compiling() else flags.view(torch.bool)
+    return Visible(is_causal=kind in (CAUSAL, CAUSAL_WINDOW), left=left, num_keys=visible, mask=keep)

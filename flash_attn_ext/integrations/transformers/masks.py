@@ -1,0 +1,195 @@
+"""The mask function that transformers calls once for each pattern of a forward pass.
+
+Causality and windows become intervals, padding a row of flags for each sequence, packed sequences their cumulative
+lengths (mask_form.py). Only what is none of these becomes a boolean mask of (queries, keys).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.utils.import_utils import is_tracing
+
+from flash_attn_ext.integrations.transformers.mask_form import (
+    CAUSAL,
+    CAUSAL_WINDOW,
+    KEYS,
+    WINDOW,
+    flags_form,
+    packed_form,
+)
+from flash_attn_ext.integrations.transformers.own_attention import refuse_own_attention
+from flash_attn_ext.integrations.transformers.patterns import Pattern, pattern_of, traced_pattern
+
+_LOGGER = logging.getLogger("flash_attn_ext")
+_said: set[str] = set()
+
+
+class Request(NamedTuple):
+    """What transformers asks for: query i is token q_offset + i, key j is token kv_offset + j."""
+
+    batch_size: int
+    q_length: int
+    kv_length: int
+    q_offset: int | Tensor
+    kv_offset: int
+    mask_function: object
+    padding: Tensor | None  # (batch, tokens) bool, False where a token is padding
+    device: torch.device | str
+    use_vmap: bool
+
+
+def fused_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function=causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    config=None,
+    **_,
+) -> Tensor | None:
+    """A mask function of transformers' AttentionMaskInterface, which documents the arguments. Returns None where every
+    query sees every key, and else one of the forms of mask_form.py."""
+    request = Request(
+        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device, use_vmap
+    )
+    if is_compiling():
+        can_be_packed = attention_mask is None and isinstance(q_offset, int) and q_length == kv_length
+        is_bidirectional = allow_is_bidirectional_skip is not None
+        pattern = None
+        if not use_vmap:  # the user's own function
+            pattern = traced_pattern(mask_function, local_size, is_bidirectional, can_be_packed, config)
+    else:
+        refuse_own_attention(type(config))
+        pattern = pattern_of(mask_function)
+    if pattern is None or pattern.is_remapped != pattern.is_packed:
+        _say_once(request)
+        return _dense(request)
+    if pattern.is_packed:
+        return _packed(request, pattern)
+    is_causal = pattern.right == 0
+    if not is_causal and pattern.left != pattern.right:
+        return _dense(request)
+    if not (allow_is_causal_skip if is_causal else allow_is_bidirectional_skip is not False) and q_length > 1:
+        return _dense(request)  # the model itself looks into it
+    return _causal(request, pattern.left) if is_causal else _bidirectional(request, pattern.left)
+
+
+def _causal(request: Request, left: int | None) -> Tensor | None:
+    """The last query sees the last key that is filled: those after it, of a static cache, are seen by nobody."""
+    offset = request.q_offset
+    if isinstance(offset, Tensor):
+        # A static cache counts on the GPU. One query sees one row, which is computed there; nobody waits.
+        if request.q_length == 1:
+            return _dense_row(request)
+        if is_tracing(offset):
+            return _dense(request)
+        offset = int(offset)
+    num_keys = offset + request.q_length - request.kv_offset
+    if left is not None and left >= num_keys - 1:
+        left = None
+    is_whole = num_keys == request.kv_length
+    if not 0 < num_keys <= request.kv_length or (left is not None and not is_whole and request.q_length > 1):
+        return _dense(request)
+    if request.q_length == 1:
+        return _row(_keep(request, num_keys)) if is_whole and left is None else _dense_row(request)
+    kind = CAUSAL if left is None else CAUSAL_WINDOW
+    return flags_form(kind, num_keys, _keep(request, num_keys), request.device, left or 0)
+
+
+def _bidirectional(request: Request, left: int | None) -> Tensor | None:
+    num_keys = request.kv_length
+    if left is None or left >= max(request.q_length, num_keys) - 1:
+        return _row(_keep(request, num_keys))
+    is_aligned = not isinstance(request.q_offset, Tensor) and request.q_offset == request.kv_offset
+    if request.q_length != num_keys or not is_aligned:
+        return _dense(request)
+    return flags_form(WINDOW, num_keys, _keep(request, num_keys), request.device, left)
+
+
+def _packed(request: Request, pattern: Pattern) -> Tensor:
+    """A token begins a sequence where it does not see the one before it."""
+    tokens = request.batch_size * request.q_length
+    index = torch.arange(request.q_length, device=request.device)
+    batch_idx = torch.arange(request.batch_size, device=request.device)[:, None]
+    sees_previous = request.mask_function(batch_idx, index.new_zeros(()), index[None, 1:], index[None, :-1])
+    begins = torch.nn.functional.pad(~sees_previous.expand(request.batch_size, -1), (1, 0), value=True)
+    sequence = begins.flatten().cumsum(0) - 1
+    # As many sequences as there may be: where shapes are traced nobody can count them, and the last ones stay empty.
+    cu_seqlens = torch.full((tokens + 1,), tokens, dtype=torch.int32, device=request.device)
+    positions = torch.arange(tokens, dtype=torch.int32, device=request.device)
+    cu_seqlens = cu_seqlens.scatter_reduce(0, sequence, positions, "amin")
+    longest = request.q_length
+    if not is_tracing(cu_seqlens):
+        last, longest = torch.stack([sequence[-1], cu_seqlens.diff().max()]).tolist()
+        cu_seqlens = cu_seqlens[: last + 2]
+    left = pattern.left if pattern.left is not None and pattern.left < longest - 1 else None
+    return packed_form(cu_seqlens, longest, left)
+
+
+def _keep(request: Request, num_keys: int) -> Tensor | None:
+    """(batch, num_keys) bool, or None where no key is padding, as far as can be told without waiting in a loop of
+    single tokens."""
+    if request.padding is None:
+        return None
+    end = request.kv_offset + num_keys
+    keep = request.padding[:, request.kv_offset : end]
+    if keep.shape[1] < num_keys:
+        keep = torch.nn.functional.pad(keep, (0, num_keys - keep.shape[1]))
+    may_read = not is_tracing(keep) and (keep.device.type == "cpu" or request.q_length > 1)
+    return None if may_read and bool(keep.all()) else keep
+
+
+def _row(keep: Tensor | None) -> Tensor | None:
+    return None if keep is None else flags_form(KEYS, keep.shape[1], keep, keep.device)
+
+
+def _dense_row(request: Request) -> Tensor:
+    """What the only query sees."""
+    return _row(_dense(request).flatten(0, 2))
+
+
+def _dense(request: Request) -> Tensor:
+    """A boolean mask, by transformers' own function."""
+    return sdpa_mask(
+        batch_size=request.batch_size,
+        q_length=request.q_length,
+        kv_length=request.kv_length,
+        q_offset=request.q_offset,
+        kv_offset=request.kv_offset,
+        mask_function=request.mask_function,
+        attention_mask=request.padding,
+        allow_is_causal_skip=False,
+        use_vmap=request.use_vmap,
+        device=request.device,
+    )
+
+
+def _say_once(request: Request) -> None:
+    if is_compiling() or request.q_length == 1:
+        return
+    name = getattr(request.mask_function, "__qualname__", type(request.mask_function).__name__)
+    if name in _said:
+        return
+    _said.add(name)
+    shape = (request.batch_size, 1, request.q_length, request.kv_length)
+    _LOGGER.warning(
+        "transformers: a mask is made by %s, which is not causality, a window, padding or packed sequences alone, so "
+        "it is held as a boolean mask of shape %s (%.1f MiB)",
+        name,
+        shape,
+        math.prod(shape) / 2**20,
+    )

@@ -1,0 +1,33 @@
+"""Models that compute attention in a way of their own, whatever implementation they are asked for."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from torch import nn
+
+
+def refuse_own_attention(config_type: type) -> None:
+    """Raises ValueError for a model that would take the masks made for us, and would not know what they say."""
+    layer = _own_attention(config_type)
+    if layer is not None:
+        raise ValueError(
+            f"attn_implementation='fused_ext' does not reach {layer}, which computes attention by itself: use "
+            "attn_implementation='eager', and flash_attn_ext.replace_sdpa() if it calls scaled_dot_product_attention"
+        )
+
+
+@functools.cache
+def _own_attention(config_type: type) -> str | None:
+    """A model's layers are beside its configuration. Those that ask for an implementation use one table."""
+    package = config_type.__module__.rpartition(".")[0]
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith(f"{package}.modeling_")]
+    if any("ALL_ATTENTION_FUNCTIONS" in vars(module) for module in modules):
+        return None
+    for module in modules:
+        for name, member in vars(module).items():
+            is_layer = isinstance(member, type) and issubclass(member, nn.Module) and "Attention" in name
+            if is_layer and member.__module__ == module.__name__ and "forward" in vars(member):
+                return f"{module.__name__}.{name}"
+    return None

@@ -1,0 +1,38 @@
+"""torch.compile of whole models, without a graph break, and of the decoding step of generate()."""
+
+import pytest
+import torch
+
+from support.tiny_models import MODELS, outputs_and_gradients
+
+
+@pytest.mark.parametrize("side", [None, "left"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
+def test_outputs_and_gradients(name, side):
+    """Without a mask, compiled causal models see position_ids that may be packed: nobody can look at them there."""
+    inputs = MODELS[name].make_inputs(side)
+    model = MODELS[name].build("fused_ext").train()
+    model.config.use_cache = False
+    expected = outputs_and_gradients(model, inputs)
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
+    given = outputs_and_gradients(model, inputs)
+    assert given.keys() == expected.keys()
+    for output, tensor in given.items():
+        scale = float(expected[output].abs().max())
+        torch.testing.assert_close(tensor, expected[output], atol=2e-5 * scale, rtol=2e-5, msg=output)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_decoding_with_a_static_cache(name):
+    from transformers import CompileConfig
+
+    model, inputs = MODELS[name].build("fused_ext"), MODELS[name].make_inputs("left")
+    options = dict(**inputs, max_new_tokens=4, do_sample=False)
+    expected = model.generate(**options)
+    torch._dynamo.reset()
+    compiled = CompileConfig(backend="aot_eager", fullgraph=True, mode=None, dynamic=False)
+    compiled._compile_all_devices = True
+    tokens = model.generate(**options, cache_implementation="static", compile_config=compiled)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert torch.equal(tokens, expected)

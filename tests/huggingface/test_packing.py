@@ -1,0 +1,59 @@
+"""Sequences that lie one after the other in a row: by position_ids alone, and by a collator's cumulative lengths."""
+
+import pytest
+import torch
+
+from support.model_checks import check_model
+from support.tiny_models import MODELS, VOCAB
+
+LENGTHS = ((4, 1, 8), (7, 6))  # of each row
+
+
+def packed_rows(rows, seed: int) -> dict:
+    positions = [torch.cat([torch.arange(length) for length in lengths]) for lengths in rows]
+    ids = torch.randint(3, VOCAB, (len(rows), sum(rows[0])), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "position_ids": torch.stack(positions), "use_cache": False}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt2"])
+def test_position_ids(name, device, monkeypatch):
+    calls = count_calls(monkeypatch)
+    check_model(MODELS[name], lambda seed: packed_rows(LENGTHS, seed), True, device)
+    assert set(calls) == {"attention_varlen"}
+
+
+def flattened(seed: int) -> dict:
+    from transformers import DataCollatorWithFlattening
+
+    ids = packed_rows(LENGTHS[:1], seed)["input_ids"][0]
+    texts = [{"input_ids": part.tolist()} for part in ids.split(list(LENGTHS[0]))]
+    batch = DataCollatorWithFlattening(return_flash_attn_kwargs=True)(texts)
+    del batch["labels"]
+    return dict(batch, use_cache=False)
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_flattening_collator(name, use_cache, device, monkeypatch):
+    """It says where sequences begin, which the masks do not know when the model keeps a cache."""
+    calls = count_calls(monkeypatch)
+    check_model(MODELS[name], flattened, True, device, use_cache=use_cache)
+    assert set(calls) == {"attention_varlen"}
+
+
+def count_calls(monkeypatch) -> list[str]:
+    """Names of the functions that the layers call."""
+    from flash_attn_ext.integrations.transformers import attention
+
+    calls = []
+
+    def counting(name, function):
+        def call(*args, **options):
+            calls.append(name)
+            return function(*args, **options)
+
+        return call
+
+    for name in ("attention", "attention_varlen"):
+        monkeypatch.setattr(attention, name, counting(name, getattr(attention, name)))
+    return calls
