@@ -64,8 +64,8 @@ def _is_mark(element: Tensor) -> bool:
 def warn_of_pending_backward_passes() -> None:
     if _states:
         warnings.warn(
-            f"PyTorch's kernels are back, while {len(_states)} forward pass(es) with dropout that flash_attn_ext ran may "
-            "still have their backward pass to come: it would draw other dropout bits, and the gradients would be wrong. "
-            "Run the backward passes first, or drop the graphs",
+            f"PyTorch's kernels are back, while {len(_states)} forward pass(es) with dropout that flash_attn_ext ran "
+            "may still have their backward pass to come: it would draw other dropout bits, and the gradients would be "
+            "wrong. Run the backward passes first, or drop the graphs",
             stacklevel=4,
         )

@@ -50,6 +50,7 @@ OVERRIDES = tuple(
 _lock = threading.Lock()
 _handles: list[Handle] = []  # of activations that are in force
 _libraries: list[Library] = []
+_ever_in_place: list[object] = []  # a thread may still be inside of one, which PyTorch would free under it
 _warned: set[tuple[str, str]] = set()
 
 
@@ -101,6 +102,7 @@ def _put_in_place(override: Override, library: Library) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch says that there is a kernel already, which is the purpose
         library.impl(override.operator, _with_fallback(override), allow_override=True)
+    _ever_in_place.append(torch.library.get_kernel(_name(override), override.key))
 
 
 def _name(override: Override) -> str:
