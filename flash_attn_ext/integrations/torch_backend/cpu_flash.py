@@ -11,9 +11,9 @@ from flash_attn_ext.integrations.torch_backend.operands import (
     as_like,
     backward,
     forward,
-    in_layout,
     masked,
     relaid,
+    sequence_first,
     without_infinity,
 )
 
@@ -29,9 +29,7 @@ def scaled_dot_product_forward(query, key, value, dropout_p=0.0, is_causal=False
     out, lse = forward(_problem(query, key, value, dropout_p, is_causal, attn_mask, scale))
     if attn_mask is not None:
         lse = without_infinity(lse)
-    if lse.size(1) > 1 and lse.size(2) > 1:
-        lse = relaid(in_layout(lse, (0, 2, 1)), lse)
-    return as_like(out, query), lse
+    return as_like(out, query), relaid(sequence_first(lse), lse)
 
 
 def scaled_dot_product_backward(
@@ -39,4 +37,4 @@ def scaled_dot_product_backward(
 ):
     problem = _problem(query, key, value, dropout_p, is_causal, attn_mask, scale)
     gradients = backward(problem, grad_out, out, logsumexp, logsumexp)
-    return tuple(in_layout(gradient, (0, 2, 1, 3)) for gradient in gradients[:3])
+    return sequence_first(gradients[0]), sequence_first(gradients[1]), sequence_first(gradients[2])

@@ -21,15 +21,14 @@ from flash_attn_ext.integrations.torch_backend.operands import (
     as_like,
     backward,
     forward,
-    in_layout,
     masked,
     relaid,
+    sequence_first,
     without_infinity,
 )
 
 _LSE_MULTIPLE = 32
 _BIAS_MULTIPLE = 16
-_SEQUENCE_FIRST = (0, 2, 1, 3)  # where the dimensions of (B, H, L, D) lie in results
 _CAUSALITY = (None, "top_left", "bottom_right")  # by custom_mask_type
 
 
@@ -100,7 +99,7 @@ def scaled_dot_product_forward(
         Problem(query, key, value, scale=scale, causal=_CAUSALITY[is_causal], dropout_p=dropout_p), attn_bias
     )
     out, lse, seed, offset = _forward(problem, compute_log_sumexp)
-    return in_layout(out, _SEQUENCE_FIRST), lse, seed, offset
+    return sequence_first(out), lse, seed, offset
 
 
 def scaled_dot_product_backward(
@@ -127,7 +126,7 @@ def scaled_dot_product_backward(
     bias_gradient = None
     if gradients[3] is not None:
         bias_gradient = _bias_gradient(gradients[3].reshape(attn_bias.shape))
-    return *(in_layout(gradient, _SEQUENCE_FIRST) for gradient in gradients[:3]), bias_gradient
+    return *(sequence_first(gradient) for gradient in gradients[:3]), bias_gradient
 
 
 def _problem(tensors, lengths, bias, dropout_p, custom_mask_type, scale) -> Problem:

@@ -65,15 +65,18 @@ def without_infinity(lse: Tensor) -> Tensor:
     return relaid(lse.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=0.0), lse)
 
 
-def in_layout(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The same values, lying in memory without gaps in that order of the dimensions, as a meta kernel declares."""
-    expected = 1
-    for dim in reversed(dims):
-        if tensor.size(dim) != 1:
-            if tensor.stride(dim) != expected:
-                return torch.empty_permuted(tensor.shape, dims, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-            expected *= tensor.size(dim)
-    return tensor
+def sequence_first(tensor: Tensor) -> Tensor:
+    """The same values (B, H, L, D) or (B, H, L), lying in memory as (B, L, H, D) or (B, L, H), as some meta kernels
+    declare. `tensor` is a result of ours, which has no gaps."""
+    sizes, strides = tensor.shape, tensor.stride()
+    row = sizes[3] if len(sizes) == 4 else 1
+    if (
+        (strides[1] == row or sizes[1] == 1)
+        and (strides[2] == row * sizes[1] or sizes[2] == 1)
+        and (strides[0] == row * sizes[1] * sizes[2] or sizes[0] == 1)
+    ):
+        return tensor
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def as_like(tensor: Tensor, model: Tensor) -> Tensor:
