@@ -151,12 +151,12 @@ def test_what_is_not_taken_goes_to_the_kernel_before_with_one_warning(monkeypatc
     expected = CPU_FLASH(*tensors)
 
     def refuse(*args, **kwargs):
-        raise RuntimeError(f"no such size: {len(args)}")
+        raise RuntimeError(f"no such size: {10 ** len(args)}")
 
     kept = (o._replace(kernel=refuse) if o.operator.endswith("cpu") else o for o in switch.OVERRIDES)
     monkeypatch.setattr(switch, "OVERRIDES", tuple(kept))
     with aten.active():
-        with pytest.warns(UserWarning, match=r"_for_cpu, and PyTorch's kernel runs: no such size: 3"):
+        with pytest.warns(UserWarning, match=r"_for_cpu, and PyTorch's kernel runs: no such size: 1000"):
             got = CPU_FLASH(*tensors)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

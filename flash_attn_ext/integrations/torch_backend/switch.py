@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -130,7 +131,7 @@ def _with_fallback(override: Override) -> Callable:
 
 def _warn_once(operator: str, reason: str) -> None:
     """Once for each reason, whatever the sizes in it."""
-    kind = operator, "".join("#" if letter.isdigit() else letter for letter in reason)
+    kind = operator, re.sub(r"\d+", "#", reason)
     if kind in _warned:
         return
     _warned.add(kind)
