@@ -74,6 +74,7 @@ GOALS = (
     Goal("host", "forward", 12, 15, at_most=True),
     Goal("host", "forward", 1.25, 1.25, against="torch sdpa"),
     Goal("host", "forward+backward", 90, 105, at_most=True),
+    *(Goal("switch", pass_, 1.15, 1.15, at_most=True) for pass_ in ("forward", "forward+backward")),
     *(
         Goal("decode", "forward", us, 1.1 * us, at={"case": case, "seqlen_q": 1, **DECODE}, at_most=True)
         for case, us in DECODE_US.items()

@@ -71,12 +71,12 @@ class SdpaReplacement(overrides.TorchFunctionMode):
         self.multi_head_attention = _multi_head_attention_functions[fallback]
 
     def __enter__(self):
-        _fused_inference.switch_off()
+        fused_inference.switch_off()
         return super().__enter__()
 
     def __exit__(self, *exception):
         super().__exit__(*exception)
-        _fused_inference.switch_back()
+        fused_inference.switch_back()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -107,7 +107,7 @@ def install_sdpa(fallback: str = "raise") -> None:
     with _lock:
         attention = _attention_with(fallback)
         if _process.attention is None:
-            _fused_inference.switch_off()
+            fused_inference.switch_off()
             _process.names = _replace_names()
             # TorchScript takes the new name for PyTorch's operator, as it takes the old one: it cannot compile ours.
             torch.jit._builtins._register_builtin(_sdpa_of_any_thread, "aten::scaled_dot_product_attention")
@@ -124,7 +124,7 @@ def uninstall_sdpa() -> None:
             if getattr(module, name, None) is _sdpa_of_any_thread:
                 setattr(module, name, before)
         _process.names = []
-        _fused_inference.switch_back()
+        fused_inference.switch_back()
 
 
 class _Process:
@@ -183,11 +183,11 @@ def _take_nested(forward, args: tuple, kwargs: dict):
                 f"{reason}: pass a padded tensor and src_key_padding_mask (key_padding_mask), or use fallback='torch'"
             )
         _warn_once(reason, "")
-    with _fused_inference.as_it_was():
+    with fused_inference.as_it_was():
         return forward(*args, **kwargs)
 
 
-_fused_inference = FusedInference(_take_nested)
+fused_inference = FusedInference(_take_nested)
 
 
 def _attention_or_torch(*args, **kwargs) -> Tensor:

@@ -81,6 +81,19 @@ def test_bench_a_peer_that_fails_loses_its_own_figure_only(tiny_suite, tmp_path,
     assert "fails" in capsys.readouterr().out
 
 
+def test_bench_times_the_switch_by_the_direct_call(tiny_suite, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(suites, "SUITES", {"cpu": {"switch": tuple(suites.switch_on_cpu())}})
+    assert main(["bench", "--device", "cpu", "--output", str(tmp_path), "--no-plot"]) == 0
+    rows = json.loads((tmp_path / "cpu.json").read_text())["rows"]
+    assert [(row["case"], row["pass"]) for row in rows] == [
+        (case, pass_) for case in ("small call", "one key") for pass_ in ("forward", "forward+backward")
+    ]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["ours_us"] / row["own_us"]["direct"], abs=1e-4)
+        assert row["difference"] == 0
+    assert "of own direct time" in capsys.readouterr().out
+
+
 def test_bench_says_when_ours_is_wrong(tiny_suite, tmp_path, monkeypatch, capsys):
     right = contestants.attention
     monkeypatch.setattr(contestants, "attention", lambda *tensors, **keywords: right(*tensors, **keywords, scale=0.01))
@@ -103,7 +116,7 @@ def test_bench_says_when_ours_fails_and_keeps_the_peers_figures(tiny_suite, tmp_
 def test_bench_refuses_names_that_it_does_not_have(tmp_path, capsys):
     arguments = ["bench", "--device", "cpu", "--output", str(tmp_path / "never")]
     assert main([*arguments, "--suite", "grid"]) == 2
-    assert "--suite grid: on cpu there are cpu, decode_host, decode, generate" in capsys.readouterr().out
+    assert "--suite grid: on cpu there are cpu, decode_host, switch, decode, generate" in capsys.readouterr().out
     assert main([*arguments, "--backend", "sm81"]) == 2
     built = ", ".join(flash_attn_ext._C.build_info()["backends"])
     assert f"--backend sm81: this build has {built}\n" in capsys.readouterr().out

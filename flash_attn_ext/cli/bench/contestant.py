@@ -27,8 +27,11 @@ class Contestant:
     leaves: tuple[Tensor, ...]  # what its backward pass differentiates
     backend: SDPBackend | None = None
     comparable: bool = True  # whether its result should be that of the others
+    surroundings: Callable[[], contextlib.AbstractContextManager] | None = None  # of its calls, besides
 
     def context(self) -> contextlib.AbstractContextManager:
+        if self.surroundings is not None:
+            return self.surroundings()
         return contextlib.nullcontext() if self.backend is None else sdpa_kernel(self.backend)
 
     def make_call(self, pass_: str, dout: Tensor) -> Callable[[], object]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +13,9 @@ from torch import Tensor
 from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_forward
 from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
-from flash_attn_ext.cli.bench.workload import OWN_VARLEN, Inputs, Workload, make_inputs
+from flash_attn_ext.cli.bench.workload import DIRECT, OWN_VARLEN, Inputs, Workload, make_inputs
 from flash_attn_ext.functional import Explanation, attention, attention_varlen, explain, scaled_dot_product_attention
+from flash_attn_ext.integrations.torch_backend.switch import activate
 
 
 def prepare(workload: Workload, pass_: str, device: str) -> Inputs:
@@ -45,7 +47,11 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
             arguments = _sdpa_arguments(workload, inputs)
             forward = functools.partial(F.scaled_dot_product_attention, q, k, v, **arguments)
             found[name] = Contestant(forward, leaves, SDPA_BACKENDS[name], comparable)
-    if workload.own == OWN_VARLEN:
+    if workload.own == DIRECT:
+        found[workload.own] = found[OURS]
+        forward = functools.partial(F.scaled_dot_product_attention, q, k, v)
+        found[OURS] = Contestant(forward, leaves, surroundings=_operators_replaced)
+    elif workload.own == OWN_VARLEN:
         found[workload.own] = Contestant(_own_varlen(inputs, backend), ())
     elif workload.own is not None:
         plain = functools.partial(attention, q, k, v, backend=backend)
@@ -68,6 +74,15 @@ def _ours(workload: Workload, inputs: Inputs, backend: str | None) -> Callable[[
     if workload.lengths:
         return functools.partial(attention_varlen, q, k, v, inputs.cu_seqlens, inputs.cu_seqlens, **options)
     return functools.partial(attention, q, k, v, **options)
+
+
+@contextlib.contextmanager
+def _operators_replaced() -> Iterator[None]:
+    handle = activate()
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _own_varlen(inputs: Inputs, backend: str | None) -> Callable[[], Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 
@@ -9,7 +10,15 @@ import torch
 
 from flash_attn_ext.cli.bench.decode_suites import decode, decode_host, decode_on_cpu
 from flash_attn_ext.cli.bench.generate_suites import generate, generate_on_cpu
-from flash_attn_ext.cli.bench.workload import HEAD_BIAS, OWN_VARLEN, PADDING_MASK, SQUARE_BIAS, SQUARE_MASK, Workload
+from flash_attn_ext.cli.bench.workload import (
+    DIRECT,
+    HEAD_BIAS,
+    OWN_VARLEN,
+    PADDING_MASK,
+    SQUARE_BIAS,
+    SQUARE_MASK,
+    Workload,
+)
 
 FUSED = ("flash", "efficient", "cudnn")
 PACKAGES = ("fa3", "fa4")  # where they can be imported
@@ -124,6 +133,19 @@ def host() -> Iterator[Workload]:
     yield Workload("host", "small call", 1, 8, 128, 64, peers=peers, against="torch sdpa", passes=passes)
 
 
+def switch() -> Iterator[Workload]:
+    """PyTorch's function with our operators behind torch.nn.attention, by the direct call."""
+    options = dict(own=DIRECT, against=DIRECT, passes=("forward", "forward+backward"))
+    yield Workload("switch", "small call", 1, 8, 128, 64, **options)
+
+
+def switch_on_cpu() -> Iterator[Workload]:
+    """One query and one key too, which leave nothing to compute."""
+    for load in switch():
+        for case, heads, seqlen in ((load.case, load.num_heads, load.seqlen), ("one key", 1, 1)):
+            yield dataclasses.replace(load, case=case, num_heads=heads, seqlen=seqlen, dtype=torch.float32)
+
+
 def cpu() -> Iterator[Workload]:
     options = dict(peers=("torch sdpa",), against="torch sdpa", passes=("forward", "forward+backward"))
     for dtype in (torch.float32, torch.bfloat16):
@@ -142,9 +164,14 @@ def _named(*suites) -> dict[str, tuple[Workload, ...]]:
 
 SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
     "cuda": _named(
-        grid, mask, float32, dropout, head_dims, short, varlen, window, gqa, host, decode, decode_host, generate
+        grid, mask, float32, dropout, head_dims, short, varlen, window, gqa, host, switch, decode, decode_host, generate
     ),
-    "cpu": {**_named(cpu, decode_host), "decode": tuple(decode_on_cpu()), "generate": tuple(generate_on_cpu())},
+    "cpu": {
+        **_named(cpu, decode_host),
+        "switch": tuple(switch_on_cpu()),
+        "decode": tuple(decode_on_cpu()),
+        "generate": tuple(generate_on_cpu()),
+    },
 }
 ONLY_WHEN_NAMED = ("generate",)  # needs a package that is no part of the library
 

@@ -103,9 +103,11 @@ def measure(
 
 def stopwatch_for(device: str, is_host_time: bool, num_calls: int = 1) -> Stopwatch:
     """`num_calls`: timed together, for calls that take turns with several copies of their tensors."""
+    if is_host_time:
+        return functools.partial(_host_clock, device=device)
     if device == "cpu":
         return _wall_clock
-    return _host_clock if is_host_time else functools.partial(_device_clock, num_calls=num_calls)
+    return functools.partial(_device_clock, num_calls=num_calls)
 
 
 def copy_bandwidth(device: str) -> float:
@@ -134,8 +136,9 @@ def _device_clock(call: Call, num_calls: int = 1) -> float:
     return begin.elapsed_time(end) / num_calls
 
 
-def _host_clock(call: Call) -> float:
-    torch.cuda.synchronize()
+def _host_clock(call: Call, device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(HOST_CALLS):
         call()

@@ -12,6 +12,8 @@ FLOPS_OF_PASS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 
 SQUARE_MASK, PADDING_MASK = "mask [S,S]", "mask [B,1,1,S]"
 SQUARE_BIAS, HEAD_BIAS = "bias [S,S]", "bias [1,H,S,S]"
+# As `own`: our function by its name. Ours is then PyTorch's, its operators replaced through torch.nn.attention.
+DIRECT = "direct"
 OWN_VARLEN = "varlen"  # as `own` of a workload with a padding mask, forward only: packed sequences instead of the mask
 
 
@@ -56,7 +58,7 @@ class Workload:
     @property
     def is_host_time(self) -> bool:
         """Whether it is the time that a call keeps the host busy that counts, not the GPU's."""
-        return self.suite == "host"
+        return self.suite in ("host", "switch")
 
     @property
     def in_microseconds(self) -> bool:

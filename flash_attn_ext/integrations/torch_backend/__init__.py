@@ -1,0 +1,40 @@
+"""This library behind PyTorch's own switch of attention kernels, ``torch.nn.attention``.
+
+    from flash_attn_ext.integrations import torch_backend
+
+    torch_backend.register()
+    torch.nn.attention.activate_flash_attention_impl("flash_attn_ext")
+    ...
+    torch.nn.attention.restore_flash_attention_impl()
+
+While it is active, the aten operators of flash, cuDNN and efficient attention on CUDA, that of flash attention on the
+CPU, and their backward passes run here, for every thread and whoever calls them: C++, TorchScript, PyTorch's
+transformer modules, compiled and exported graphs that hold them, nested tensors of layout torch.jagged,
+``varlen_attn``, DTensor, context parallelism. PyTorch still chooses which operator a call of
+``F.scaled_dot_product_attention`` becomes, and what no fused operator takes becomes its unfused path and never arrives.
+
+A call that this library cannot take goes to the kernel that was there before, with one warning for each reason.
+
+``switch.py`` replaces and restores; the other modules are the operators, a family each.
+"""
+
+from __future__ import annotations
+
+from flash_attn_ext.integrations.torch_backend.switch import activate
+
+NAME = "flash_attn_ext"
+
+
+def register() -> None:
+    """Make "flash_attn_ext" a name that ``torch.nn.attention.activate_flash_attention_impl`` knows. Activates nothing.
+
+    Calling it again does nothing new. Raises ImportError where PyTorch has no such switch, which is before 2.11.
+    """
+    try:
+        from torch.nn.attention import register_flash_attention_impl
+    except ImportError as error:
+        raise ImportError(
+            "torch.nn.attention has no register_flash_attention_impl here: it came with PyTorch 2.11. Upgrade PyTorch, "
+            "or use flash_attn_ext.install_sdpa()"
+        ) from error
+    register_flash_attention_impl(NAME, register_fn=activate)

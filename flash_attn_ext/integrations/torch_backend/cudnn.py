@@ -1,0 +1,160 @@
+"""cuDNN's operators: ``_scaled_dot_product_cudnn_attention`` on (B, H, L, D), and ``_cudnn_attention_forward`` on that
+or packed (T, H, D), with their backward passes.
+
+Causality is aligned at the top left. The LSE has a last dimension of 1: (B, H, L, 1), packed (T, H, 1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flash_attn_ext._problem import Problem
+from flash_attn_ext.integrations.torch_backend import seeds
+from flash_attn_ext.integrations.torch_backend.operands import (
+    NotTaken,
+    as_like,
+    backward,
+    check_no_debug_mask,
+    forward,
+    masked,
+    relaid,
+)
+
+
+def _problem(tensors, lengths, attn_bias, dropout_p, is_causal, scale) -> Problem:
+    """Packed with (cum_seq_q, cum_seq_k, max_q, max_k), else without `lengths`."""
+    cum_seq_q, cum_seq_k, max_q, max_k = lengths
+    problem = Problem(
+        *tensors,
+        cu_seqlens_q=cum_seq_q,
+        cu_seqlens_k=cum_seq_k,
+        max_seqlen_q=max_q,
+        max_seqlen_k=max_k,
+        scale=scale,
+        causal="top_left" if is_causal else None,
+        dropout_p=dropout_p,
+    )
+    return masked(problem, attn_bias)
+
+
+def _forward(problem: Problem) -> tuple:
+    """(out, lse, seed, offset)."""
+    device = problem.q.device
+    if problem.dropout_p == 0:
+        first, offset = seeds.unused(device, torch.int64)
+    else:
+        seed, first, offset = seeds.draw(device, torch.int64)
+        problem = problem._replace(rng_seed=seed)
+    out, lse = forward(problem)
+    rows = lse if problem.cu_seqlens_q is None else lse.t().contiguous()
+    return out, relaid(rows.unsqueeze(-1), lse), first, offset
+
+
+def _backward(problem: Problem, grad_out: Tensor, out: Tensor, logsumexp: Tensor, state: tuple[Tensor, Tensor]):
+    if problem.dropout_p > 0:
+        problem = problem._replace(rng_seed=seeds.seed_of(*state))
+    lse = logsumexp.squeeze(-1)
+    if problem.cu_seqlens_q is not None:
+        lse = lse.t()
+    gradients = backward(problem, grad_out, out, lse, logsumexp)
+    return tuple(as_like(gradient, of) for gradient, of in zip(gradients[:3], problem[:3], strict=True))
+
+
+_DENSE = (None, None, None, None)
+
+
+def scaled_dot_product_forward(
+    query,
+    key,
+    value,
+    attn_bias,
+    compute_log_sumexp,
+    dropout_p=0.0,
+    is_causal=False,
+    return_debug_mask=False,
+    *,
+    scale=None,
+):
+    check_no_debug_mask(return_debug_mask)
+    problem = _problem((query, key, value), _DENSE, attn_bias, dropout_p, is_causal, scale)
+    out, lse, seed, offset = _forward(problem)
+    return out, lse, None, None, query.size(2), key.size(2), seed, offset, None
+
+
+def scaled_dot_product_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    logsumexp,
+    philox_seed,
+    philox_offset,
+    attn_bias,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    *,
+    scale=None,
+):
+    problem = _problem((query, key, value), _DENSE, attn_bias, dropout_p, is_causal, scale)
+    return _backward(problem, grad_out, out, logsumexp, (philox_seed, philox_offset))
+
+
+def cudnn_forward(
+    query,
+    key,
+    value,
+    attn_bias,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    compute_log_sumexp,
+    dropout_p=0.0,
+    is_causal=False,
+    return_debug_mask=False,
+    *,
+    scale=None,
+):
+    check_no_debug_mask(return_debug_mask)
+    lengths = _lengths(cum_seq_q, cum_seq_k, max_q, max_k, attn_bias)
+    problem = _problem((query, key, value), lengths, attn_bias, dropout_p, is_causal, scale)
+    out, lse, seed, offset = _forward(problem)
+    return out, lse, cum_seq_q, cum_seq_k, max_q, max_k, seed, offset, None
+
+
+def cudnn_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    out,
+    logsumexp,
+    philox_seed,
+    philox_offset,
+    attn_bias,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    *,
+    scale=None,
+):
+    lengths = _lengths(cum_seq_q, cum_seq_k, max_q, max_k, attn_bias)
+    problem = _problem((query, key, value), lengths, attn_bias, dropout_p, is_causal, scale)
+    return _backward(problem, grad_out, out, logsumexp, (philox_seed, philox_offset))
+
+
+def _lengths(cum_seq_q, cum_seq_k, max_q, max_k, attn_bias) -> tuple:
+    if cum_seq_q is None:
+        return _DENSE
+    if attn_bias is not None:
+        raise NotTaken("attn_bias with packed sequences is not taken")
+    return cum_seq_q, cum_seq_k, max_q, max_k

@@ -1,0 +1,71 @@
+"""The dropout seed of a call, in the tensors that PyTorch's schemas have for the state of its own generator.
+
+Our state is four int64 in one memory: the seed and three times MARK. What an operator returns are views of it: the
+seed, or seed and mark together, and the last but one element as the "offset". A backward pass takes two tensors whose
+addresses lie so far apart for ours without reading them, since no two allocations do; where they were copied since
+(saved tensors that went to the CPU and back), their value says whose they are. Without dropout nothing depends on who
+ran the forward pass, and all calls share two tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+
+import torch
+from torch import Tensor
+
+from flash_attn_ext.integrations.torch_backend.operands import NotTaken
+
+MARK = -0x666C6173685F6174  # no generator's offset is negative
+_OFFSET_BYTES = 16
+_states: dict[int, weakref.ref] = {}  # of forward passes with dropout whose backward pass may come
+
+
+def draw(device: torch.device, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tensor]:
+    """(our seed, the two tensors to return), of dtype uint64 as flash attention has them: (2,) and (); or of int64, ()
+    and ()."""
+    state = torch.full((4,), MARK, dtype=torch.int64, device=device)
+    seed = state[:1].random_(0, 2**63 - 1)  # as flash_attn_ext.attention draws it
+    first = state[:2].view(dtype) if dtype == torch.uint64 else state[0]
+    state_of_call = weakref.ref(first, lambda ref: _states.pop(id(ref), None))
+    _states[id(state_of_call)] = state_of_call
+    return seed, first, state[2].view(dtype)
+
+
+@functools.cache
+def unused(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What to return where nothing is dropped. Nobody writes to them or reads them."""
+    with torch.inference_mode(False):
+        return (
+            torch.zeros(2 if dtype == torch.uint64 else (), dtype=dtype, device=device),
+            torch.zeros((), dtype=dtype, device=device),
+        )
+
+
+def seed_of(first: Tensor, offset: Tensor) -> Tensor:
+    """Our seed, of the two tensors that a backward pass with dropout got. Raises NotTaken when they are PyTorch's."""
+    elements = first.view(torch.int64) if first.dtype == torch.uint64 else first
+    if offset.data_ptr() - first.data_ptr() != _OFFSET_BYTES or first.device != offset.device:
+        mark = elements[-1:] if elements.dim() else offset
+        if not _is_mark(mark):
+            raise NotTaken("its forward pass ran on PyTorch's kernel, which drew other dropout bits")
+    return elements.reshape(-1)[:1]
+
+
+def _is_mark(element: Tensor) -> bool:
+    """Waits for the device. Inside a CUDA graph that is not possible, and all of ours are recognised by address."""
+    if element.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return element.numel() == 1 and int(element) == MARK
+
+
+def warn_of_pending_backward_passes() -> None:
+    if _states:
+        warnings.warn(
+            f"PyTorch's kernels are back, while {len(_states)} forward pass(es) with dropout that flash_attn_ext ran "
+            "may still have their backward pass to come: it would draw other dropout bits, and the gradients would be "
+            "wrong. Run the backward passes first, or drop the graphs",
+            stacklevel=4,
+        )

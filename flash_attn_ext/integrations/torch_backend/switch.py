@@ -1,0 +1,140 @@
+"""Puts our operators in the place of PyTorch's, and PyTorch's back."""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.library import Library
+
+from flash_attn_ext.integrations.torch_backend import cpu_flash, cudnn, efficient, flash, seeds
+from flash_attn_ext.integrations.torch_backend.operands import OursAlone
+from flash_attn_ext.integrations.torch_sdpa import fused_inference
+
+
+class Override(NamedTuple):
+    """An aten operator, the dispatch key of its kernel, and what runs instead."""
+
+    operator: str
+    key: str
+    kernel: Callable
+
+
+_CUDA = {
+    "_scaled_dot_product_flash_attention": flash.scaled_dot_product_forward,
+    "_scaled_dot_product_flash_attention_backward": flash.scaled_dot_product_backward,
+    "_flash_attention_forward": flash.flash_forward,
+    "_flash_attention_backward": flash.flash_backward,
+    "_scaled_dot_product_cudnn_attention": cudnn.scaled_dot_product_forward,
+    "_scaled_dot_product_cudnn_attention_backward": cudnn.scaled_dot_product_backward,
+    "_cudnn_attention_forward": cudnn.cudnn_forward,
+    "_cudnn_attention_backward": cudnn.cudnn_backward,
+    "_scaled_dot_product_efficient_attention": efficient.scaled_dot_product_forward,
+    "_scaled_dot_product_efficient_attention_backward": efficient.scaled_dot_product_backward,
+    "_efficient_attention_forward": efficient.efficient_forward,
+    "_efficient_attention_backward": efficient.efficient_backward,
+}
+_CPU = {
+    "_scaled_dot_product_flash_attention_for_cpu": cpu_flash.scaled_dot_product_forward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": cpu_flash.scaled_dot_product_backward,
+}
+OVERRIDES = tuple(
+    Override(operator, key, kernel)
+    for key, kernels in (("CUDA", _CUDA), ("CPU", _CPU))
+    for operator, kernel in kernels.items()
+)
+
+_lock = threading.Lock()
+_handles: list[Handle] = []  # of activations that are in force
+_libraries: list[Library] = []
+_ever_in_place: list[object] = []  # a thread may still be inside of one, which PyTorch would free under it
+_warned: set[tuple[str, str]] = set()
+
+
+class Handle:
+    """One activation; the last one that is removed brings PyTorch's kernels back."""
+
+    def remove(self) -> None:
+        with _lock:
+            is_last = _handles == [self]
+            if is_last:
+                _restore()
+            if self in _handles:
+                _handles.remove(self)
+        if is_last:
+            seeds.warn_of_pending_backward_passes()
+
+
+def activate() -> Handle:
+    """Replace the operators, for all threads. What ``torch.nn.attention.activate_flash_attention_impl`` calls."""
+    handle = Handle()
+    with _lock:
+        if not _handles:
+            _replace()
+        _handles.append(handle)
+    return handle
+
+
+def _replace() -> None:
+    fused_inference.switch_off()
+    try:
+        for key in dict.fromkeys(override.key for override in OVERRIDES):
+            _libraries.append(Library("aten", "IMPL", key))
+            for override in OVERRIDES:
+                # A PyTorch that was built without this kind of device has no kernel.
+                if override.key == key and torch._C._dispatch_has_kernel_for_dispatch_key(_name(override), key):
+                    _put_in_place(override, _libraries[-1])
+    except BaseException:
+        _restore()
+        raise
+
+
+def _restore() -> None:
+    while _libraries:
+        _libraries.pop()._destroy()
+    fused_inference.switch_back()
+
+
+def _put_in_place(override: Override, library: Library) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch says that there is a kernel already, which is the purpose
+        library.impl(override.operator, _with_fallback(override), allow_override=True)
+    _ever_in_place.append(torch.library.get_kernel(_name(override), override.key))
+
+
+def _name(override: Override) -> str:
+    return f"aten::{override.operator}"
+
+
+def _with_fallback(override: Override) -> Callable:
+    """Ours; where it cannot take the call, the kernel that is there now. Calling the operator would come back here."""
+    ours = override.kernel
+    before = torch.library.get_kernel(_name(override), override.key)
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.__members__[override.key])
+
+    def kernel(*args, **kwargs):
+        try:
+            return ours(*args, **kwargs)
+        except (torch.OutOfMemoryError, torch.AcceleratorError, OursAlone):
+            raise
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = str(error)
+        _warn_once(override.operator, reason)
+        return before.call_boxed(keys, *args, **kwargs)
+
+    return kernel
+
+
+def _warn_once(operator: str, reason: str) -> None:
+    """Once for each reason, whatever the sizes in it."""
+    kind = operator, re.sub(r"\d+", "#", reason)
+    if kind in _warned:
+        return
+    _warned.add(kind)
+    warnings.warn(
+        f"flash_attn_ext cannot take this call of {operator}, and PyTorch's kernel runs: {reason}", stacklevel=3
+    )
