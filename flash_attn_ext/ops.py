@@ -2,8 +2,8 @@
 
 ``torch.ops.flash_attn_ext.attention_forward``, ``attention_backward`` and ``attention_with_kvcache`` take exactly the
 arguments of their namesakes in ``_C`` (see ``_C.pyi``), one by one. Their fake kernels say shapes, strides and dtypes
-without computing. The derivative of the first two is that of ``FlashAttentionFunction``; the third has none, and its
-schema says that it writes k and v.
+without computing. The derivatives and batching rules of the first two are those of ``FlashAttentionFunction`` and
+``AttentionBackward``; the third has none, and its schema says that it writes k and v.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from torch import Tensor
 
 from flash_attn_ext import _C
 from flash_attn_ext._problem import CACHE_SCHEMA, DIFFERENTIABLE, NUM_TENSORS, SCHEMA, KvCache, Problem
-from flash_attn_ext.autograd import NO_DOUBLE_BACKWARD, NUM_LEADING, backward_of, save_for_backward
+from flash_attn_ext.autograd import gradients_of_saved, outputs_of, save
+from flash_attn_ext.derivatives.batching import map_slices
+from flash_attn_ext.derivatives.functions import double_backward, keep, kept
 
 _FORWARD = "flash_attn_ext::attention_forward"
 _BACKWARD = "flash_attn_ext::attention_backward"
 _WITH_KVCACHE = "flash_attn_ext::attention_with_kvcache"
 _DEVICES = ("cpu", "cuda")
-_NO_GRADIENTS = dict.fromkeys(Problem._fields)
+_LEADING = ("dout", "dlse", "out", "lse", "lse_residual", "wanted")  # of attention_backward, before the problem
 # The layout of results follows that of the inputs, so a compiler must not change the latter.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -32,6 +34,7 @@ torch.library.define(
 )
 torch.library.define(_WITH_KVCACHE, f"({CACHE_SCHEMA}) -> (Tensor out, Tensor lse)", tags=_TAGS)
 _NUM_PROBLEM_FIELDS = len(Problem._fields)
+_BACKWARD_NAMES = (*_LEADING, *Problem._fields)
 
 
 @torch.library.impl(_FORWARD, _DEVICES)
@@ -42,8 +45,8 @@ def _forward(*problem):
 
 @torch.library.impl(_BACKWARD, _DEVICES)
 def _backward(dout, dlse, out, *arguments):
-    leading = (dout, dlse, out, *arguments[: NUM_LEADING - 3])
-    gradients = _C.attention_backward(*leading, arguments[NUM_LEADING - 3 :])
+    leading = (dout, dlse, out, *arguments[: len(_LEADING) - 3])
+    gradients = _C.attention_backward(*leading, arguments[len(_LEADING) - 3 :])
     return tuple(out.new_empty(0) if g is None else g for g in gradients)
 
 
@@ -85,7 +88,7 @@ def _empty_outputs(problem: Problem) -> tuple[Tensor, Tensor]:
 
 @torch.library.register_fake(_BACKWARD)
 def _backward_fake(*arguments):
-    output_mask, problem = arguments[NUM_LEADING - 1], Problem(*arguments[NUM_LEADING:])
+    output_mask, problem = arguments[len(_LEADING) - 1], Problem(*arguments[len(_LEADING) :])
     return tuple(
         _empty_gradient(name, getattr(problem, name)) if wanted else problem.q.new_empty(0)
         for name, wanted in zip(DIFFERENTIABLE, output_mask, strict=True)
@@ -111,19 +114,42 @@ def empty_in_order_of(like: Tensor, shape, *, sequence_first: bool = False) -> T
     return memory.permute([list(order).index(dim) for dim in range(like.dim())])
 
 
-def _setup_context(ctx, inputs, output):
-    save_for_backward(ctx, inputs, output)
+def _setup_backward_context(ctx, inputs, output):
+    keep(ctx, _BACKWARD_NAMES, inputs)
 
 
-def _gradients(ctx, dout, dlse, _dlse_residual):
-    needed = dict(zip(Problem._fields, ctx.needs_input_grad, strict=True))
-    gradients = backward_of(ctx, dout, dlse, [needed[name] for name in DIFFERENTIABLE])
-    return Problem(**_NO_GRADIENTS | dict(zip(DIFFERENTIABLE, gradients, strict=True)))
+def _double_backward(ctx, *cotangents):
+    arguments, needed = kept(ctx), dict(zip(_BACKWARD_NAMES, ctx.needs_input_grad, strict=True))
+    computed = zip(DIFFERENTIABLE, cotangents, arguments["wanted"], strict=True)
+    along = {name: cotangent for name, cotangent, is_wanted in computed if is_wanted}
+    gradients = double_backward(arguments, along, needed)
+    return tuple(gradients.get(name) for name in _BACKWARD_NAMES)
 
 
-def _no_double_backward(ctx, *_gradients):
-    raise RuntimeError(NO_DOUBLE_BACKWARD)
+torch.library.register_autograd(_FORWARD, gradients_of_saved, setup_context=save)
+torch.library.register_autograd(_BACKWARD, _double_backward, setup_context=_setup_backward_context)
 
 
-torch.library.register_autograd(_FORWARD, _gradients, setup_context=_setup_context)
-torch.library.register_autograd(_BACKWARD, _no_double_backward)
+@torch.library.register_vmap(_FORWARD)
+def _map_forward(info, in_dims, *problem):
+    operator = torch.ops.flash_attn_ext.attention_forward
+    return _map_operator(operator, Problem._fields, outputs_of, (info, in_dims, problem))
+
+
+@torch.library.register_vmap(_BACKWARD)
+def _map_backward(info, in_dims, *arguments):
+    operator = torch.ops.flash_attn_ext.attention_backward
+    return _map_operator(operator, _BACKWARD_NAMES, _gradients_of, (info, in_dims, arguments))
+
+
+def _map_operator(operator, names: tuple[str, ...], outputs, mapped: tuple):
+    info, in_dims, arguments = mapped
+    arguments, dims = dict(zip(names, arguments, strict=True)), dict(zip(names, in_dims, strict=True))
+    dims = {name: dims[name] if isinstance(value, Tensor) else None for name, value in arguments.items()}
+    if arguments.get("bias") is None and "lse_residual" in arguments:
+        arguments["lse_residual"], dims["lse_residual"] = None, None  # operators have no absent results
+    return map_slices(lambda **of_slice: operator(*of_slice.values()), outputs, info, dims, arguments)
+
+
+def _gradients_of(arguments: dict) -> tuple[str, ...]:
+    return tuple(name if is_wanted else "" for name, is_wanted in zip(DIFFERENTIABLE, arguments["wanted"], strict=True))
