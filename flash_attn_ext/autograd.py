@@ -81,7 +81,7 @@ class FlashAttentionFunction(DerivativeFunction):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dlse_residual):
-        return gradients_of_saved(ctx, dout, dlse)
+        return gradients_of_saved(ctx, dout, dlse, None)
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -105,7 +105,9 @@ def save(ctx, inputs, output) -> None:
         ctx.mark_non_differentiable(output[2])
 
 
-def gradients_of_saved(ctx, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+def gradients_of_saved(
+    ctx, dout: Tensor | None, dlse: Tensor | None, _dlse_residual: None
+) -> tuple[Tensor | None, ...]:
     """The gradients of a problem's fields, None where nobody asks for one."""
     needed = needed_by(FlashAttentionFunction, ctx)
     gradients = gradients_of(kept(ctx), dout, dlse, [needed[name] for name in DIFFERENTIABLE])
