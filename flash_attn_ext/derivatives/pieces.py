@@ -99,7 +99,7 @@ def pieces_of(problem: Problem, tensors: dict[str, Tensor | None]) -> Iterator[P
 
 def _parts(problem: Problem) -> Iterator[Part]:
     q, k = problem.q, problem.k
-    group = q.size(1) // max(k.size(1), 1)
+    group = max(q.size(1) // max(k.size(1), 1), 1)  # 1 where there are no heads
     size = tile_size(q.device.type)
     if problem.cu_seqlens_q is None:
         for batch, key_heads in _shares(q.size(0), k.size(1), group * _tile_scores(size, q.size(2), k.size(2)), size):
