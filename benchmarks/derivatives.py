@@ -116,18 +116,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     device = parser.parse_args().device
-    print(
-        f"{'':17} {'dtype':9} {'S':>6} {'D':>4} {'':6} {'ours ms':>9} {'math ms':>9} {'ratio':>6} {'ours MiB':>9} math MiB"
-    )
+    print(f"{'ms and MiB':17} {'dtype':9} {'S':>6} {'D':>4} {'':6}      ours      math  ratio  ours MiB  math MiB")
     for name, task, problem in rows(device):
         ours, math = (measure(functools.partial(task, attend), problem, device) for attend in CONTESTANTS.values())
-        times = (f"{math[0]:9.2f}", f"{math[0] / ours[0]:6.2f}") if math else ("   out of", "memory")
         dtype, causal = str(problem.dtype).removeprefix("torch."), "causal" if problem.causal else "full"
-        print(
-            f"{name:17} {dtype:9} {problem.seqlen:6} {problem.head_dim:4} {causal:6} {ours[0]:9.2f} {times[0]} {times[1]} "
-            f"{ours[1]:9.0f} {math[1] if math else float('nan'):8.0f}",
-            flush=True,
-        )
+        row = f"{name:17} {dtype:9} {problem.seqlen:6} {problem.head_dim:4} {causal:6} {ours[0]:9.2f}"
+        if math is None:
+            row += f" {'out of memory':>16} {ours[1]:9.0f}"
+        else:
+            row += f" {math[0]:9.2f} {math[0] / ours[0]:6.2f} {ours[1]:9.0f} {math[1]:9.0f}"
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

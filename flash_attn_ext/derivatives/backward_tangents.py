@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext._problem import Problem
-from flash_attn_ext.derivatives.forward_tangents import of_sink, sink_weights
+from flash_attn_ext.derivatives.forward_tangents import of_sink, sink_weights, tangents_of_queries
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
 from flash_attn_ext.derivatives.products import accumulate_dtype, add_sums, row_products
 from flash_attn_ext.derivatives.tiles import (
@@ -27,7 +27,7 @@ from flash_attn_ext.derivatives.tiles import (
     Scores,
     Tile,
     distance_of,
-    drop,
+    dropped,
     of_block,
     rows_of,
     slope_of_cap,
@@ -35,6 +35,10 @@ from flash_attn_ext.derivatives.tiles import (
     without_blind_queries,
     without_unseen_keys,
 )
+
+# Tiles of a block of queries that are kept between the two passes over its keys, if there are no more; else they are
+# computed again.
+MOST_KEPT_TILES = 4
 
 
 def backward_tangents(
@@ -45,16 +49,20 @@ def backward_tangents(
 ) -> tuple[Tensor, ...]:
     """Tangents of the gradients of what is `wanted`, in its shapes and dtypes.
 
-    saved: out, lse, lse_residual, dout, dlse, out_tangent, lse_tangent. tangents: as for ``forward_tangents``.
+    saved: out, lse, lse_residual, dout, dlse, out_tangent, lse_tangent. tangents: as for ``forward_tangents``. Without
+    the last two of `saved`, they are computed, and come before the other results.
     """
     accumulate = accumulate_dtype(problem.q.dtype)
-    totals = {RESULT + name: torch.zeros_like(getattr(problem, name), dtype=accumulate) for name in wanted}
+    results = {RESULT + name: torch.zeros_like(getattr(problem, name), dtype=accumulate) for name in wanted}
+    left = {}
+    if saved["out_tangent"] is None:
+        left = {RESULT + name: torch.zeros_like(saved[name]) for name in ("out", "lse")}
     with torch.autocast(problem.q.device.type, enabled=False):
-        for piece in pieces_of(problem, saved | tangents | totals):
+        for piece in pieces_of(problem, saved | tangents | results | left):
             scores = Scores(problem, piece)
             for queries in scores.query_blocks():
                 _of_queries(scores, queries)
-    return tuple(totals[RESULT + name].to(getattr(problem, name).dtype) for name in wanted)
+    return *left.values(), *(results[RESULT + name].to(getattr(problem, name).dtype) for name in wanted)
 
 
 class Gradient(NamedTuple):
@@ -68,34 +76,45 @@ class Gradient(NamedTuple):
 
 def _of_queries(scores: Scores, queries: slice) -> None:
     rows = rows_of(scores, queries)
+    tiles = []
+    if RESULT + "out" in scores.piece.tensors:
+        keep = len(list(scores.key_blocks(queries))) <= MOST_KEPT_TILES
+        tiles = tangents_of_queries(scores, queries, keep=keep)
     gradient = _gradient_of(scores, queries)
     if RESULT + "sink" in scores.piece.tensors:
         _add_to_sink(scores, queries, gradient)
-    for keys in scores.key_blocks(queries):
-        _of_tile(scores, rows, keys, gradient)
+    for keys, tile, weighted in tiles:
+        p_tangent = weighted.addcmul_(tile.p, gradient.lse_tangent.expand(tile.p.shape), value=-1)
+        _of_tile(scores, rows, keys, (gradient, tile, p_tangent))
+    if not tiles:
+        for keys in scores.key_blocks(queries):
+            tile = tile_of(scores, rows, keys, less=gradient.lse_tangent)
+            _of_tile(scores, rows, keys, (gradient, tile, tile.score_tangent.mul_(tile.p)))
 
 
 def _gradient_of(scores: Scores, queries: slice) -> Gradient:
+    computed = RESULT + "out" in scores.piece.tensors
+    names = (RESULT + "out", RESULT + "lse") if computed else ("out_tangent", "lse_tangent")
     dout = scores.query_rows("dout", queries)
     exact, out, out_tangent = (
         rows.to(scores.accumulate)
-        for rows in (dout, scores.query_rows("out", queries), scores.query_rows("out_tangent", queries))
+        for rows in (dout, scores.query_rows("out", queries), scores.query_rows(names[0], queries))
     )
     delta = (exact * out).sum(-1, keepdim=True)
     if (dlse := scores.statistic("dlse", queries)) is not None:
         delta -= dlse
     delta_tangent = (exact * out_tangent).sum(-1, keepdim=True)
-    return Gradient(dout, delta, delta_tangent, scores.statistic("lse_tangent", queries))
+    return Gradient(dout, delta, delta_tangent, scores.statistic(names[1], queries))
 
 
-def _of_tile(scores: Scores, rows: Rows, keys: slice, gradient: Gradient) -> None:
-    tile = tile_of(scores, rows, keys)
-    p_tangent = (tile.score_tangent - gradient.lse_tangent).mul_(tile.p)
+def _of_tile(scores: Scores, rows: Rows, keys: slice, of_tile: tuple[Gradient, Tile, Tensor]) -> None:
+    """The last of `of_tile` is P'."""
+    gradient, tile, p_tangent = of_tile
     score_gradient, its_tangent = _score_gradients(scores, keys, gradient, tile, p_tangent)
     results = scores.piece.tensors
     if RESULT + "v" in results:
         dout = without_blind_queries(scores, gradient.dout, tile.hidden)
-        _add_to_keys(scores, "v", keys, [(drop(scores, p_tangent, tile.kept), dout)], scores.rescale)
+        _add_to_keys(scores, "v", keys, [(dropped(scores, p_tangent, tile.kept), dout)], scores.rescale)
     if RESULT + "bias" in results:
         _add_to_table(results[RESULT + "bias"], rows.queries, keys, scores.by_head(its_tangent))
     if RESULT + "alibi_slopes" in results:
@@ -117,19 +136,26 @@ def _score_gradients(
     scores: Scores, keys: slice, gradient: Gradient, tile: Tile, p_tangent: Tensor
 ) -> tuple[Tensor, Tensor]:
     """dS and dS'."""
-    weight_gradient = drop(scores, row_products(gradient.dout, scores.key_rows("v", keys)), tile.kept)
-    weight_gradient.mul_(scores.rescale).sub_(gradient.delta)
+    weight_gradient = _weight_gradient(scores, gradient, "v", keys, tile)
     score_gradient = tile.p * weight_gradient
     its_tangent = weight_gradient.mul_(p_tangent)
-    if (v_tangent := scores.key_rows("v_tangent", keys)) is not None:
-        inner = drop(scores, row_products(gradient.dout, v_tangent), tile.kept)
-        its_tangent.addcmul_(tile.p, inner.mul_(scores.rescale).sub_(gradient.delta_tangent))
+    if scores.piece.tensors["v_tangent"] is not None:
+        its_tangent.addcmul_(tile.p, _weight_gradient(scores, gradient, "v_tangent", keys, tile))
     else:
         its_tangent.addcmul_(tile.p, gradient.delta_tangent.expand(tile.p.shape), value=-1)
     if tile.hidden is not None:
-        for tensor in (score_gradient, its_tangent, p_tangent):
+        for tensor in (score_gradient, its_tangent):
             scores.by_head(tensor).masked_fill_(tile.hidden, 0)
     return score_gradient, its_tangent
+
+
+def _weight_gradient(scores: Scores, gradient: Gradient, name: str, keys: slice, tile: Tile) -> Tensor:
+    """G - Delta of "v", G' - Delta' of "v_tangent"."""
+    delta = gradient.delta if name == "v" else gradient.delta_tangent
+    rows = scores.key_rows(name, keys)
+    if tile.kept is None:
+        return row_products(gradient.dout, rows, minus=delta)
+    return dropped(scores, row_products(gradient.dout, rows, scores.rescale), tile.kept).sub_(delta)
 
 
 def _add_to_rows(scores: Scores, rows: Rows, keys: slice, tile: Tile, gradients: tuple[Tensor, Tensor]) -> None:

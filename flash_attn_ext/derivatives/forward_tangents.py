@@ -8,13 +8,23 @@ With P and dS of tiles.py, Z the factors of dropout (0, or 1 / (1 - p)):
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from flash_attn_ext._problem import Problem
-from flash_attn_ext.derivatives.pieces import RESULT, Piece, pieces_of
+from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
 from flash_attn_ext.derivatives.products import add_sums
-from flash_attn_ext.derivatives.tiles import Scores, drop, rows_of, tile_of, without_unseen_keys
+from flash_attn_ext.derivatives.tiles import Scores, Tile, dropped, rows_of, tile_of, without_unseen_keys
+
+
+class WeightedTile(NamedTuple):
+    """weighted: P dS, in the memory of the tile's dS."""
+
+    keys: slice
+    tile: Tile
+    weighted: Tensor
 
 
 def forward_tangents(problem: Problem, saved: dict[str, Tensor | None], tangents: dict[str, Tensor | None]):
@@ -25,20 +35,18 @@ def forward_tangents(problem: Problem, saved: dict[str, Tensor | None], tangents
     results = {RESULT + "out": torch.zeros_like(saved["out"]), RESULT + "lse": torch.zeros_like(saved["lse"])}
     with torch.autocast(problem.q.device.type, enabled=False):
         for piece in pieces_of(problem, saved | tangents | results):
-            _of_piece(problem, piece)
+            scores = Scores(problem, piece)
+            for queries in scores.query_blocks():
+                tangents_of_queries(scores, queries, keep=False)
     return tuple(results.values())
 
 
-def _of_piece(problem: Problem, piece: Piece) -> None:
-    scores = Scores(problem, piece)
-    for queries in scores.query_blocks():
-        _of_queries(scores, queries)
-
-
-def _of_queries(scores: Scores, queries: slice) -> None:
+def tangents_of_queries(scores: Scores, queries: slice, *, keep: bool) -> list[WeightedTile]:
+    """Writes a block of queries' part of the results. With `keep`, what its tiles were; else an empty list."""
     rows = rows_of(scores, queries)
     out = scores.query_rows("out", queries).to(scores.accumulate)
     total, lse_tangent = torch.zeros_like(out), torch.zeros_like(rows.lse)
+    tiles = []
     for keys in scores.key_blocks(queries):
         tile = tile_of(scores, rows, keys)
         weighted = tile.score_tangent.mul_(tile.p)
@@ -46,15 +54,18 @@ def _of_queries(scores: Scores, queries: slice) -> None:
         v, v_tangent = (
             without_unseen_keys(scores, scores.key_rows(name, keys), tile.hidden) for name in ("v", "v_tangent")
         )
-        add_sums(total, drop(scores, weighted, tile.kept), v)
+        add_sums(total, dropped(scores, weighted, tile.kept), v)
         if v_tangent is not None:
-            add_sums(total, drop(scores, tile.p, tile.kept), v_tangent)
+            add_sums(total, dropped(scores, tile.p, tile.kept), v_tangent)
+        if keep:
+            tiles.append(WeightedTile(keys, tile, weighted))
     if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:
         lse_tangent += sink_weights(scores, queries) * of_sink(scores, sink_tangent, queries)
     total.mul_(scores.rescale).sub_(lse_tangent * out)
     tensors = scores.piece.tensors
     tensors[RESULT + "out"][:, :, queries] = scores.by_head(total)
     tensors[RESULT + "lse"][:, :, queries] = scores.by_head(lse_tangent).squeeze(-1)
+    return tiles
 
 
 def of_sink(scores: Scores, sink: Tensor, queries: slice) -> Tensor:

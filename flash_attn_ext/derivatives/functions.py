@@ -92,6 +92,13 @@ def tangents_of_gradients(arguments: dict, wanted) -> dict[str, Tensor]:
     return dict(zip(wanted_names(wanted), results, strict=True))
 
 
+def tangents_of_everything(arguments: dict, wanted) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The tangents of out and of lse, and as :func:`tangents_of_gradients`, in one pass."""
+    arguments |= dict(wanted=tuple(wanted), out_tangent=None, lse_tangent=None)
+    out_tangent, lse_tangent, *results = AttentionBackwardTangents.call(**arguments)
+    return out_tangent, lse_tangent, dict(zip(wanted_names(wanted), results, strict=True))
+
+
 def in_order(cls: type[DerivativeFunction], gradients: dict) -> tuple:
     """Gradients by name, as ``backward`` returns them."""
     return tuple(gradients.get(name) for name in cls.NAMES)
@@ -144,21 +151,24 @@ def double_backward(arguments: dict, along: dict, needed: dict[str, bool]) -> di
     """Gradients of the backward pass by name, for cotangents `along` of the gradients that it computed."""
     if all(cotangent is None for cotangent in along.values()):
         return {}
-    tangents = tangents_in(along)
-    out_tangent, lse_tangent = AttentionTangents.call(**arguments | tangents)
-    gradients = dict(dout=out_tangent, dlse=lse_tangent if arguments["dlse"] is not None else None)
-    arguments = arguments | tangents | dict(out_tangent=out_tangent, lse_tangent=lse_tangent)
-    return gradients | tangents_of_gradients(arguments, [needed[name] for name in DIFFERENTIABLE])
+    arguments |= tangents_in(along)
+    wanted = [needed[name] for name in DIFFERENTIABLE]
+    if torch.is_grad_enabled() or not any(wanted):  # the tangents of out and lse may be differentiated once more
+        out_tangent, lse_tangent = AttentionTangents.call(**arguments)
+        left = dict(out_tangent=out_tangent, lse_tangent=lse_tangent)
+        gradients = tangents_of_gradients(arguments | left, wanted)
+    else:
+        out_tangent, lse_tangent, gradients = tangents_of_everything(arguments, wanted)
+    return gradients | dict(dout=out_tangent, dlse=lse_tangent if arguments["dlse"] is not None else None)
 
 
 def _tangents_along(arguments: dict, along: dict, wanted) -> dict[str, Tensor]:
     """Of the gradients, for tangents of the problem alone."""
-    tangents = tangents_in(along)
-    out_tangent, lse_tangent = along["out"], along["lse"]
-    if out_tangent is None or lse_tangent is None:  # else forward mode came by in the forward pass
-        out_tangent, lse_tangent = AttentionTangents.call(**arguments | tangents)
-    left = dict(out_tangent=out_tangent, lse_tangent=lse_tangent)
-    return tangents_of_gradients(arguments | tangents | left, wanted)
+    arguments |= tangents_in(along)
+    if along["out"] is None or along["lse"] is None:
+        return tangents_of_everything(arguments, wanted)[2]
+    # Forward mode came by in the forward pass.
+    return tangents_of_gradients(arguments | dict(out_tangent=along["out"], lse_tangent=along["lse"]), wanted)
 
 
 class AttentionTangents(DerivativeFunction):
@@ -197,7 +207,7 @@ class AttentionTangents(DerivativeFunction):
 
 
 class AttentionBackwardTangents(DerivativeFunction):
-    """``backward_tangents`` of what is `wanted`."""
+    """``backward_tangents`` of what is `wanted`, after those of out and lse where these are not given."""
 
     NAMES = ("wanted", "dout", "dlse", "out_tangent", "lse_tangent", *TANGENTS, *_LEFT, *Problem._fields)
     _SAVED = ("dout", "dlse", "out_tangent", "lse_tangent", *_LEFT)
@@ -223,9 +233,11 @@ class AttentionBackwardTangents(DerivativeFunction):
 
     @staticmethod
     def vmap(info, in_dims, *arguments):
-        return map_arguments(
-            AttentionBackwardTangents, lambda named: wanted_names(named["wanted"]), info, in_dims, arguments
-        )
+        def outputs(named: dict) -> tuple[str, ...]:
+            left = ("out_tangent", "lse_tangent") if named["out_tangent"] is None else ()
+            return (*left, *wanted_names(named["wanted"]))
+
+        return map_arguments(AttentionBackwardTangents, outputs, info, in_dims, arguments)
 
 
 def _some(arguments: dict, names: tuple[str, ...]) -> dict:

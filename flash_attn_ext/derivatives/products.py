@@ -15,23 +15,25 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def row_products(a: Tensor, b: Tensor) -> Tensor:
-    """(x, m, d) and (x, n, d), of one dtype -> (x, m, n)."""
-    if _has_tensor_cores_for(a.dtype, a.device):
-        return torch.bmm(a, b.mT, out_dtype=torch.float32)
+def row_products(a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None = None) -> Tensor:
+    """factor * (x, m, d) (x, n, d)^T - minus -> (x, m, n); `minus` is (x, m, 1), in the accumulate dtype."""
+    if _has_tensor_cores_for(a):
+        products = torch.bmm(a, b.mT, out_dtype=torch.float32)
+        if minus is not None:
+            return torch.add(-minus, products, alpha=factor, out=products)
+        return products if factor == 1 else products.mul_(factor)
     accumulate = accumulate_dtype(a.dtype)
-    return torch.bmm(a.to(accumulate), b.mT.to(accumulate))
+    a, b = a.to(accumulate), b.to(accumulate)
+    if minus is None:
+        return torch.baddbmm(a.new_empty(1), a, b.mT, beta=0, alpha=factor)
+    return torch.baddbmm(minus, a, b.mT, beta=-1, alpha=factor)
 
 
-def add_row_products(total: Tensor | None, a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """`total` + :func:`row_products`, in place; an absent operand is 0, and so is an absent total."""
-    if a is None or b is None:
-        return total
-    if total is None:
-        return row_products(a, b)
+def add_row_products(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
+    """total + factor * a b^T, in place."""
     if a.dtype == total.dtype:
-        return total.baddbmm_(a, b.mT)
-    return total.add_(row_products(a, b))
+        return total.baddbmm_(a, b.mT, alpha=factor)
+    return total.add_(row_products(a, b), alpha=factor)
 
 
 def add_sums(total: Tensor, weights: Tensor, rows: Tensor | None) -> None:
@@ -44,5 +46,5 @@ def add_sums(total: Tensor, weights: Tensor, rows: Tensor | None) -> None:
         total.baddbmm_(weights, rows.to(weights.dtype))
 
 
-def _has_tensor_cores_for(dtype: torch.dtype, device: torch.device) -> bool:
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+def _has_tensor_cores_for(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16)

@@ -116,8 +116,9 @@ def rows_of(scores: Scores, queries: slice) -> Rows:
 class Tile(NamedTuple):
     """Everything is (pairs, group * queries, keys) but what is said to be by head.
 
-    p: weights before dropout. score_tangent: dS; u_tangent: du. cap: tanh(u / c), None without a softcap. hidden, kept:
-    bool by head, broadcastable; None where everything is seen, and kept.
+    p: weights before dropout. score_tangent: dS, less what was asked for; 0 where hidden, as are all of these.
+    u_tangent: du, None where there is none, and without a softcap. cap: tanh(u / c), None without a softcap. hidden,
+    kept: bool by head, broadcastable; None where everything is seen, and kept.
     """
 
     p: Tensor
@@ -128,30 +129,46 @@ class Tile(NamedTuple):
     kept: Tensor | None
 
 
-def tile_of(scores: Scores, rows: Rows, keys: slice) -> Tile:
-    softcap = scores.problem.softcap
-    k = scores.key_rows("k", keys)
-    score = row_products(rows.q, k)
+def tile_of(scores: Scores, rows: Rows, keys: slice, less: Tensor | None = None) -> Tile:
+    """`less`, (pairs, group * queries, 1), is taken off the tangents of scores."""
+    problem, k = scores.problem, scores.key_rows("k", keys)
+    block = rows.queries, keys
+    distance = _distance(scores, *block)
     cap = None
-    if softcap is not None:
-        cap = score.mul_(scores.scale / softcap).tanh_()
-        score = cap * softcap
-    hidden = hidden_scores(scores, rows.queries, keys)
-    distance = _distance(scores, rows.queries, keys)
-    p = _weights(scores, rows, keys, score, distance)
-    u_tangent = add_row_products(None, rows.q_tangent, k)
-    u_tangent = add_row_products(u_tangent, rows.q, scores.key_rows("k_tangent", keys))
-    if u_tangent is not None:
-        u_tangent.mul_(scores.scale)
-    score_tangent = torch.zeros_like(p) if u_tangent is None else u_tangent
-    if cap is not None and u_tangent is not None:
-        score_tangent = slope_of_cap(cap).mul_(u_tangent)
-    _add_slopes_and_bias(scores, scores.by_head(score_tangent), (rows.queries, keys), distance, of_tangents=True)
+    if problem.softcap is not None:
+        cap = row_products(rows.q, k, scores.scale / problem.softcap).tanh_()
+        score = cap * problem.softcap if problem.bias is not None else torch.add(-rows.lse, cap, alpha=problem.softcap)
+    elif problem.bias is not None:  # joined first: an LSE of its size would round the product away
+        score = row_products(rows.q, k, scores.scale)
+    else:
+        score = row_products(rows.q, k, scores.scale, minus=rows.lse)
+    p = _weights(scores, rows, score, distance, keys)
+    u_tangent = None
+    if cap is None:
+        score_tangent = _product_tangents(scores, rows, keys, less)
+    else:
+        u_tangent = _product_tangents(scores, rows, keys, None)
+        score_tangent = None if u_tangent is None else slope_of_cap(cap).mul_(u_tangent)
+        if score_tangent is not None and less is not None:
+            score_tangent.sub_(less)
+    if score_tangent is None:
+        score_tangent = torch.zeros_like(p) if less is None else -less.expand(p.shape)
+    _add_slopes_and_bias(scores, scores.by_head(score_tangent), block, distance, of_tangents=True)
+    hidden = hidden_scores(scores, *block)
     if hidden is not None:  # where everything may be NaN
-        for tensor in (p, score_tangent) if cap is None else (p, score_tangent, u_tangent, cap):
+        for tensor in (p, score_tangent, u_tangent, cap):
             if tensor is not None:
                 scores.by_head(tensor).masked_fill_(hidden, 0)
-    return Tile(p, score_tangent, u_tangent, cap, hidden, _kept(scores, rows.queries, keys))
+    return Tile(p, score_tangent, u_tangent, cap, hidden, _kept(scores, *block))
+
+
+def _product_tangents(scores: Scores, rows: Rows, keys: slice, less: Tensor | None) -> Tensor | None:
+    """du - less; None where neither q nor k has a tangent."""
+    k, k_tangent = scores.key_rows("k", keys), scores.key_rows("k_tangent", keys)
+    if rows.q_tangent is None:
+        return None if k_tangent is None else row_products(rows.q, k_tangent, scores.scale, minus=less)
+    found = row_products(rows.q_tangent, k, scores.scale, minus=less)
+    return found if k_tangent is None else add_row_products(found, rows.q, k_tangent, scores.scale)
 
 
 def slope_of_cap(cap: Tensor) -> Tensor:
@@ -159,14 +176,11 @@ def slope_of_cap(cap: Tensor) -> Tensor:
     return 1 - cap.square()
 
 
-def _weights(scores: Scores, rows: Rows, keys: slice, score: Tensor, distance: Tensor | None) -> Tensor:
-    """exp(S - lse), from the product, or with a softcap from the capped score; in place. Nothing is hidden yet."""
-    if scores.problem.softcap is None:
-        score.mul_(scores.scale)
+def _weights(scores: Scores, rows: Rows, score: Tensor, distance: Tensor | None, keys: slice) -> Tensor:
+    """exp(S - lse), in place; what has a bias has not lost its LSE yet. Nothing is hidden yet."""
     _add_slopes_and_bias(scores, scores.by_head(score), (rows.queries, keys), distance, of_tangents=False)
-    score.sub_(rows.lse)
-    if rows.lse_residual is not None:
-        score.sub_(rows.lse_residual)
+    if scores.problem.bias is not None:
+        score.sub_(rows.lse).sub_(rows.lse_residual)
     return score.exp_()
 
 
@@ -235,11 +249,9 @@ def _kept(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
     )
 
 
-def drop(scores: Scores, tensor: Tensor, kept: Tensor | None) -> Tensor:
-    """0 where a weight is dropped, in place. What is kept is not rescaled."""
-    if kept is not None:
-        scores.by_head(tensor).masked_fill_(~kept, 0)
-    return tensor
+def dropped(scores: Scores, tensor: Tensor, kept: Tensor | None) -> Tensor:
+    """0 where a weight is dropped; what is kept is not rescaled. The tensor itself where nothing is dropped."""
+    return tensor if kept is None else scores.by_head(tensor).masked_fill(~kept, 0).view(tensor.shape)
 
 
 def without_unseen_keys(scores: Scores, rows: Tensor | None, hidden: Tensor | None) -> Tensor | None:
