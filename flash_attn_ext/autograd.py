@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
@@ -26,7 +27,6 @@ from flash_attn_ext.derivatives.functions import (
     keep,
     kept,
     map_arguments,
-    needed_by,
     tangents_in,
 )
 
@@ -37,7 +37,8 @@ def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
     """(out, lse) of a canonical problem, differentiable in both. Its seed is drawn here, where it has none yet.
 
     Plain tensors go straight to the extension: this is host time that every call pays. Tensors that only stand for
-    something (torch.compile, export, FakeTensor, meta, tracing) go through the registered operator of ops.py.
+    something (torch.compile, export, FakeTensor, meta, tracing) go through the registered operator of ops.py. Where a
+    mode watches a transform of torch.func, the Function comes first: the operator has no forward mode by itself there.
     """
     if problem.dropout_p > 0:
         if problem.dropout_p == 1:
@@ -46,7 +47,7 @@ def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
             problem = problem._replace(rng_seed=draw_seed(problem.q.device))
     if operands >= PLAIN:
         return _C.attention(problem)
-    if operands == SYMBOLIC:
+    if operands == SYMBOLIC and (is_compiling() or not torch._C._are_functorch_transforms_active()):
         return torch.ops.flash_attn_ext.attention_forward(*problem)[:2]
     return FlashAttentionFunction.apply(*problem)[:2]
 
@@ -81,7 +82,7 @@ class FlashAttentionFunction(DerivativeFunction):
 
     @staticmethod
     def backward(ctx, dout, dlse, _dlse_residual):
-        return gradients_of_saved(ctx, dout, dlse, None)
+        return gradients_of_saved(ctx, dout, dlse, ctx.needs_input_grad)
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -105,11 +106,9 @@ def save(ctx, inputs, output) -> None:
         ctx.mark_non_differentiable(output[2])
 
 
-def gradients_of_saved(
-    ctx, dout: Tensor | None, dlse: Tensor | None, _dlse_residual: None
-) -> tuple[Tensor | None, ...]:
+def gradients_of_saved(ctx, dout: Tensor | None, dlse: Tensor | None, needs_input_grad) -> tuple[Tensor | None, ...]:
     """The gradients of a problem's fields, None where nobody asks for one."""
-    needed = needed_by(FlashAttentionFunction, ctx)
+    needed = dict(zip(Problem._fields, needs_input_grad, strict=True))
     gradients = gradients_of(kept(ctx), dout, dlse, [needed[name] for name in DIFFERENTIABLE])
     return in_order(FlashAttentionFunction, gradients)
 

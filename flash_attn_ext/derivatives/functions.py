@@ -111,10 +111,10 @@ def needed_by(cls: type[DerivativeFunction], ctx) -> dict[str, bool]:
 class AttentionBackward(DerivativeFunction):
     """``_C.attention_backward``: the gradients that are `wanted`, and no others."""
 
-    NAMES = ("wanted", "dout", "dlse", *_LEFT, *Problem._fields)
+    NAMES = ("dout", "dlse", *_LEFT, "wanted", *Problem._fields)  # in the operator's order
 
     @staticmethod
-    def forward(wanted, dout, dlse, out, lse, lse_residual, *problem):
+    def forward(dout, dlse, out, lse, lse_residual, wanted, *problem):
         leading = (dout, dlse, out, lse, lse_residual, wanted)
         if _C.SYMBOLIC in (operands_of(*problem[:3]), operands_of(dout, out, lse)):
             gradients = torch.ops.flash_attn_ext.attention_backward(*leading, *problem)
@@ -128,9 +128,8 @@ class AttentionBackward(DerivativeFunction):
 
     @staticmethod
     def backward(ctx, *cotangents):
-        arguments, needed = kept(ctx), needed_by(AttentionBackward, ctx)
-        along = dict(zip(wanted_names(arguments["wanted"]), cotangents, strict=True))
-        return in_order(AttentionBackward, double_backward(arguments, along, needed))
+        along = dict(zip(wanted_names(kept(ctx)["wanted"]), cotangents, strict=True))
+        return double_backward(ctx, along, ctx.needs_input_grad)
 
     @staticmethod
     def jvp(ctx, *tangents):
@@ -147,10 +146,12 @@ class AttentionBackward(DerivativeFunction):
         return map_arguments(AttentionBackward, lambda named: wanted_names(named["wanted"]), info, in_dims, arguments)
 
 
-def double_backward(arguments: dict, along: dict, needed: dict[str, bool]) -> dict[str, Tensor]:
-    """Gradients of the backward pass by name, for cotangents `along` of the gradients that it computed."""
+def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, ...]:
+    """Gradients of AttentionBackward's arguments, for cotangents `along` of the gradients that it computed, by name."""
+    arguments = kept(ctx)
+    needed = dict(zip(AttentionBackward.NAMES, needs_input_grad, strict=True))
     if all(cotangent is None for cotangent in along.values()):
-        return {}
+        return in_order(AttentionBackward, {})
     arguments |= tangents_in(along)
     wanted = [needed[name] for name in DIFFERENTIABLE]
     if torch.is_grad_enabled() or not any(wanted):  # the tangents of out and lse may be differentiated once more
@@ -159,7 +160,8 @@ def double_backward(arguments: dict, along: dict, needed: dict[str, bool]) -> di
         gradients = tangents_of_gradients(arguments | left, wanted)
     else:
         out_tangent, lse_tangent, gradients = tangents_of_everything(arguments, wanted)
-    return gradients | dict(dout=out_tangent, dlse=lse_tangent if arguments["dlse"] is not None else None)
+    gradients |= dict(dout=out_tangent, dlse=lse_tangent if arguments["dlse"] is not None else None)
+    return in_order(AttentionBackward, gradients)
 
 
 def _tangents_along(arguments: dict, along: dict, wanted) -> dict[str, Tensor]:

@@ -10,22 +10,8 @@ from support.cases import Case, accumulate_dtype, make_inputs
 from support.checks import check_draws
 from support.errors import compare
 from support.params import computes_in, over_cases, over_dtypes
-from support.second_order import bits, directions, double_backward, ours, reference
+from support.second_order import LARGE, LARGE_CASES, bits, directions, double_backward, ours, reference
 from support.small_cases import BIAS_PATTERNS, CASES, PACKED_CASES, SMALL, function_of
-
-LARGE = dict(sq=70, sk=110, d=8)
-# Each in many tiles and pieces (tiny_tiles).
-LARGE_CASES = [
-    Case(**LARGE, dlse=True),
-    Case(**LARGE, causal="top_left"),
-    Case(**(LARGE | dict(sq=110, sk=70)), causal="bottom_right", sink=True, dlse=True),
-    Case(**LARGE, window=(20, 7), softcap=1.5),
-    Case(**LARGE, window=(25, 60), causal="bottom_right", alibi="bh", dropout_p=0.3),
-    Case(**LARGE, heads=6, kv_heads=2, bias="1hqk", mask="b1qk"),
-    Case(**LARGE, heads=4, kv_heads=1, bias="b11k", alibi="h", softcap=2.0, dlse=True),
-    Case(**LARGE, bias="bh1k", dropout_p=0.6, dv=5, sink=True, dlse=True),
-    Case(**LARGE, batch=3, heads=2, mask="bh1k", layout="bshd", scale=-0.4),
-]
 
 
 @computes_in(torch.float64)

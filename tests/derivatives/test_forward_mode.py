@@ -4,7 +4,6 @@ import functools
 
 import pytest
 import torch
-from derivatives.test_double_backward import LARGE_CASES
 from torch.autograd import forward_ad
 
 import flash_attn_ext
@@ -12,7 +11,7 @@ from support.cases import Case, make_inputs
 from support.checks import check_draws
 from support.errors import compare
 from support.params import computes_in, over_cases, over_dtypes
-from support.second_order import bits, directions, jvp, ours, reference
+from support.second_order import LARGE_CASES, bits, directions, jvp, ours, reference
 from support.small_cases import BIAS_PATTERNS, CASES, PACKED_CASES, SMALL, function_of
 
 ALL_SMALL = CASES + BIAS_PATTERNS + PACKED_CASES

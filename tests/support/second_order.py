@@ -10,11 +10,25 @@ import torch
 from flash_attn_ext.derivatives import pieces
 from flash_attn_ext.reference import attention_reference
 from support.backends import Backend
-from support.cases import Inputs
+from support.cases import Case, Inputs
 from support.runners import Result, call_ours, dropout_bits
 
 # Few queries, keys and heads at a time, so that small problems have many tiles and pieces.
 TINY_TILES = pieces.TileSize(queries=32, keys=48, scores=32 * 48 * 2)
+
+LARGE = dict(sq=70, sk=110, d=8)
+# Each in many tiles and pieces (tiny_tiles).
+LARGE_CASES = [
+    Case(**LARGE, dlse=True),
+    Case(**LARGE, causal="top_left"),
+    Case(**(LARGE | dict(sq=110, sk=70)), causal="bottom_right", sink=True, dlse=True),
+    Case(**LARGE, window=(20, 7), softcap=1.5),
+    Case(**LARGE, window=(25, 60), causal="bottom_right", alibi="bh", dropout_p=0.3),
+    Case(**LARGE, heads=6, kv_heads=2, bias="1hqk", mask="b1qk"),
+    Case(**LARGE, heads=4, kv_heads=1, bias="b11k", alibi="h", softcap=2.0, dlse=True),
+    Case(**LARGE, bias="bh1k", dropout_p=0.6, dv=5, sink=True, dlse=True),
+    Case(**LARGE, batch=3, heads=2, mask="bh1k", layout="bshd", scale=-0.4),
+]
 
 # q, k, v, ... -> (out, lse)
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor]]
