@@ -1,4 +1,4 @@
-"""Peaks of forward mode and of double backward on the CPU: nothing of size Sq x Sk. GPUs: cuda/test_derivative_memory.py."""
+"""Peaks of forward mode and of double backward on the CPU, in linear memory. GPUs: cuda/test_derivative_memory.py."""
 
 import subprocess
 import sys
