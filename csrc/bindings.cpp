@@ -105,8 +105,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                 return std::make_pair(std::move(outputs.out), std::move(outputs.lse));
                               });
 
-  module.attr("NO_DOUBLE_BACKWARD") = kNoDoubleBackward;
-
   define_attention_function<>(
       module, "attention_forward",
       "(out, lse, lse_residual) of one attention call in canonical form; see flash_attn_ext/_C.pyi.",

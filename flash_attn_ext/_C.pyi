@@ -31,9 +31,6 @@ from torch import Tensor
 
 from flash_attn_ext._problem import KvCache, Problem
 
-NO_DOUBLE_BACKWARD: str
-"""What a second derivative raises."""
-
 def attention(problem: Problem, /) -> tuple[Tensor, Tensor]:
     """(out, lse) as attention_forward gives them, recorded by autograd when gradients are on and q, k, v, bias,
     alibi_slopes or sink requires one. Only for tensors that hold memory, outside of functorch and forward mode."""

@@ -2,24 +2,31 @@
 
 ``torch.ops.flash_attn_ext.attention_forward``, ``attention_backward`` and ``attention_with_kvcache`` take exactly the
 arguments of their namesakes in ``_C`` (see ``_C.pyi``), one by one. Their fake kernels say shapes, strides and dtypes
-without computing. The derivative of the first two is that of ``FlashAttentionFunction``; the third has none, and its
-schema says that it writes k and v.
+without computing. The derivatives and batching rules of the first two are those of ``FlashAttentionFunction`` and
+``AttentionBackward``; the third has none, and its schema says that it writes k and v.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
 
 from flash_attn_ext import _C
 from flash_attn_ext._problem import CACHE_SCHEMA, DIFFERENTIABLE, NUM_TENSORS, SCHEMA, KvCache, Problem
-from flash_attn_ext.autograd import NO_DOUBLE_BACKWARD, NUM_LEADING, backward_of, save_for_backward
+from flash_attn_ext.autograd import FlashAttentionFunction, gradients_of_saved, outputs_of, save
+from flash_attn_ext.derivatives.batching import map_slices
+from flash_attn_ext.derivatives.functions import AttentionBackward, double_backward, keep, kept, wanted_names
 
 _FORWARD = "flash_attn_ext::attention_forward"
 _BACKWARD = "flash_attn_ext::attention_backward"
 _WITH_KVCACHE = "flash_attn_ext::attention_with_kvcache"
 _DEVICES = ("cpu", "cuda")
-_NO_GRADIENTS = dict.fromkeys(Problem._fields)
+_NUM_LEADING = AttentionBackward.NAMES.index("q")  # arguments of attention_backward before the problem
 # The layout of results follows that of the inputs, so a compiler must not change the latter.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -42,8 +49,8 @@ def _forward(*problem):
 
 @torch.library.impl(_BACKWARD, _DEVICES)
 def _backward(dout, dlse, out, *arguments):
-    leading = (dout, dlse, out, *arguments[: NUM_LEADING - 3])
-    gradients = _C.attention_backward(*leading, arguments[NUM_LEADING - 3 :])
+    leading = (dout, dlse, out, *arguments[: _NUM_LEADING - 3])
+    gradients = _C.attention_backward(*leading, arguments[_NUM_LEADING - 3 :])
     return tuple(out.new_empty(0) if g is None else g for g in gradients)
 
 
@@ -85,7 +92,7 @@ def _empty_outputs(problem: Problem) -> tuple[Tensor, Tensor]:
 
 @torch.library.register_fake(_BACKWARD)
 def _backward_fake(*arguments):
-    output_mask, problem = arguments[NUM_LEADING - 1], Problem(*arguments[NUM_LEADING:])
+    output_mask, problem = arguments[_NUM_LEADING - 1], Problem(*arguments[_NUM_LEADING:])
     return tuple(
         _empty_gradient(name, getattr(problem, name)) if wanted else problem.q.new_empty(0)
         for name, wanted in zip(DIFFERENTIABLE, output_mask, strict=True)
@@ -111,19 +118,102 @@ def empty_in_order_of(like: Tensor, shape, *, sequence_first: bool = False) -> T
     return memory.permute([list(order).index(dim) for dim in range(like.dim())])
 
 
-def _setup_context(ctx, inputs, output):
-    save_for_backward(ctx, inputs, output)
+class _Caller(NamedTuple):
+    """What a call below autograd needs to know of the call above it. `records`: in reverse and in forward mode."""
+
+    keyset: torch._C.DispatchKeySet
+    records: tuple[bool, bool]
 
 
-def _gradients(ctx, dout, dlse, _dlse_residual):
-    needed = dict(zip(Problem._fields, ctx.needs_input_grad, strict=True))
-    gradients = backward_of(ctx, dout, dlse, [needed[name] for name in DIFFERENTIABLE])
-    return Problem(**_NO_GRADIENTS | dict(zip(DIFFERENTIABLE, gradients, strict=True)))
+class _OperatorFunction(_SingleLevelFunction):
+    """An operator as autograd records it, with its caller before its own arguments.
+
+    ``torch.library.register_autograd`` would record it too, but knows neither forward mode, whose tangents it drops
+    without a word, nor the transforms of ``torch.func`` within compiled functions. These call an operator once for
+    each of their levels, and each such call is a Function of that level alone.
+    """
+
+    @classmethod
+    def call(cls, keyset, *arguments):
+        caller = _Caller(keyset, (torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()))
+        with enable_single_level_autograd_function():
+            return cls.apply(caller, *arguments)
+
+    @classmethod
+    def below_autograd(cls, operator, caller: _Caller, arguments):
+        """A Function's forward records nothing, but the levels below this one may have to."""
+        reverse, forward = caller.records
+        with torch.set_grad_enabled(reverse), _set_fwd_grad_enabled(forward), torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(caller.keyset & torch._C._after_autograd_keyset, *arguments)
 
 
-def _no_double_backward(ctx, *_gradients):
-    raise RuntimeError(NO_DOUBLE_BACKWARD)
+class _Forward(_OperatorFunction):
+    @staticmethod
+    def forward(caller, *problem):
+        return _Forward.below_autograd(torch.ops.flash_attn_ext.attention_forward.default, caller, problem)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        save(ctx, inputs[1:], output)
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _dlse_residual):
+        return (None, *gradients_of_saved(ctx, dout, dlse, ctx.needs_input_grad[1:]))
+
+    @staticmethod
+    def jvp(ctx, _of_caller, *tangents):
+        return FlashAttentionFunction.jvp(ctx, *tangents)
 
 
-torch.library.register_autograd(_FORWARD, _gradients, setup_context=_setup_context)
-torch.library.register_autograd(_BACKWARD, _no_double_backward)
+class _Backward(_OperatorFunction):
+    @staticmethod
+    def forward(caller, *arguments):
+        return _Backward.below_autograd(torch.ops.flash_attn_ext.attention_backward.default, caller, arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        keep(ctx, AttentionBackward.NAMES, inputs[1:])
+        wanted = inputs[1 + AttentionBackward.NAMES.index("wanted")]
+        ctx.mark_non_differentiable(*(g for g, is_wanted in zip(output, wanted, strict=True) if not is_wanted))
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        along = dict(zip(DIFFERENTIABLE, cotangents, strict=True))
+        along = {name: along[name] for name in wanted_names(kept(ctx)["wanted"])}
+        return (None, *double_backward(ctx, along, ctx.needs_input_grad[1:]))
+
+    @staticmethod
+    def jvp(ctx, _of_caller, *tangents):
+        wanted = wanted_names(kept(ctx)["wanted"])
+        of_wanted = dict(zip(wanted, AttentionBackward.jvp(ctx, *tangents), strict=True))
+        return tuple(of_wanted.get(name) for name in DIFFERENTIABLE)
+
+
+_library = torch.library.Library("flash_attn_ext", "FRAGMENT")
+_library.impl("attention_forward", _Forward.call, "Autograd", with_keyset=True)
+_library.impl("attention_backward", _Backward.call, "Autograd", with_keyset=True)
+
+
+@torch.library.register_vmap(_FORWARD)
+def _map_forward(info, in_dims, *problem):
+    operator = torch.ops.flash_attn_ext.attention_forward
+    return _map_operator(operator, Problem._fields, outputs_of, (info, in_dims, problem))
+
+
+@torch.library.register_vmap(_BACKWARD)
+def _map_backward(info, in_dims, *arguments):
+    operator = torch.ops.flash_attn_ext.attention_backward
+    return _map_operator(operator, AttentionBackward.NAMES, _gradients_of, (info, in_dims, arguments))
+
+
+def _map_operator(operator, names: tuple[str, ...], outputs, mapped: tuple):
+    info, in_dims, arguments = mapped
+    arguments, dims = dict(zip(names, arguments, strict=True)), dict(zip(names, in_dims, strict=True))
+    dims = {name: dims[name] if isinstance(value, Tensor) else None for name, value in arguments.items()}
+    if arguments.get("bias") is None and "lse_residual" in arguments:
+        arguments["lse_residual"], dims["lse_residual"] = None, None  # operators have no absent results
+    return map_slices(lambda **of_slice: operator(*of_slice.values()), outputs, info, dims, arguments)
+
+
+def _gradients_of(arguments: dict) -> tuple[str, ...]:
+    return tuple(name if is_wanted else "" for name, is_wanted in zip(DIFFERENTIABLE, arguments["wanted"], strict=True))

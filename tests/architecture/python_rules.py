@@ -23,6 +23,7 @@ ORDER = (
     "_sdpa",
     "ops",
     "autograd",
+    "derivatives",
     "_canonical",
     "_problem",
     "_options",

@@ -1,7 +1,6 @@
 """GPU memory at 65536 tokens, where a table of scores would take 8 GiB in 16 bits; and calls that run out of memory."""
 
 import contextlib
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch
 import flash_attn_ext
 from support.backends import SM80, SM90, Backend
 from support.cases import Case, make_inputs
+from support.device_memory import extra_memory
 from support.packed import cu_seqlens
 from support.params import computes_in, over_dtypes
 from support.runners import call_ours, gradients
@@ -23,17 +23,6 @@ ROUNDING = 2 * MIB  # the allocator's, over a few tensors
 SCORES = LENGTH * LENGTH * 2
 # As many scores, in heads of which a few fit the memory that there is for kept ones.
 HEADS, SHORT = 64, LENGTH // 8
-
-
-def extra_memory(function: Callable[[], object]) -> int:
-    """Bytes at the peak of a call above what was allocated before it. The first call loads what is loaded once."""
-    function()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    function()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
 
 
 def long_inputs(**features) -> dict[str, torch.Tensor]:

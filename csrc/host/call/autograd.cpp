@@ -3,7 +3,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
@@ -49,13 +48,14 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
     if (!dout.defined() && !dlse.defined()) return variable_list(num_outputs());
     const AttentionInputs inputs = unpack_inputs();
     const BackwardInputs backward = unpack_backward(dout, dlse);
-    if (!hold_memory(inputs, backward)) return call_backward_operator(inputs, backward);
-    variable_list results;
-    {
-      const at::AutoDispatchBelowADInplaceOrView nothing_inside_is_recorded;
-      results = attention_backward(inputs, backward);
+    variable_list results = compute(inputs, backward);
+    const at::Tensor dout_tangent = tangent_of(dout);
+    const at::Tensor dlse_tangent = tangent_of(dlse);
+    if (dout_tangent.defined() || dlse_tangent.defined()) {
+      // The pass is linear in dout and dlse, and what is saved has no tangents: forward mode was off in the forward
+      // pass.
+      set_tangents(results, compute(inputs, unpack_backward(dout_tangent, dlse_tangent)));
     }
-    if (at::GradMode::is_enabled()) forbid_second_derivative(results, dout, dlse);
     return results;
   }
 
@@ -114,12 +114,21 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
     return backward;
   }
 
-  // Not to record the results would make their derivatives silently zero.
-  void forbid_second_derivative(const variable_list& results, const at::Tensor& dout, const at::Tensor& dlse) {
-    torch::autograd::edge_list edges = next_edges();
-    for (const torch::autograd::Edge& edge : collect_next_edges(dout, dlse)) edges.push_back(edge);
-    const auto error = std::make_shared<torch::autograd::Error>(kNoDoubleBackward, std::move(edges));
-    torch::autograd::set_history(results, error);
+  // With create_graph the operator computes them, since it has a derivative.
+  static variable_list compute(const AttentionInputs& inputs, const BackwardInputs& backward) {
+    if (at::GradMode::is_enabled() || !hold_memory(inputs, backward)) return call_backward_operator(inputs, backward);
+    const at::AutoDispatchBelowADInplaceOrView nothing_inside_is_recorded;
+    return attention_backward(inputs, backward);
+  }
+
+  static at::Tensor tangent_of(const at::Tensor& gradient) {
+    return gradient.defined() ? gradient._fw_grad(/*level=*/0) : at::Tensor();
+  }
+
+  static void set_tangents(const variable_list& results, const variable_list& tangents) {
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (results[i].defined()) results[i]._set_fw_grad(tangents[i], /*level=*/0, /*is_inplace_op=*/false);
+    }
   }
 
   std::array<SavedVariable, kNumTensors> inputs_;

@@ -1,0 +1,132 @@
+"""Times double backward and forward mode beside PyTorch's MATH backend, the one that has them.
+
+    python benchmarks/derivatives.py                     # on a GPU: S 1024, 4096 and 16384, in bfloat16 and float32
+    python benchmarks/derivatives.py --device cpu        # smaller ones, in float32
+
+A row is one problem: milliseconds of ours and of MATH (the median of several runs), their ratio, and the peak of
+memory that each took beyond its inputs. "out of memory" stands where MATH cannot run. Goals: double backward no slower
+than MATH at S 1024, forward mode at least twice as fast at S 4096.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import flash_attn_ext
+
+
+@dataclass(frozen=True)
+class Problem:
+    batch: int
+    heads: int
+    seqlen: int
+    head_dim: int
+    causal: bool
+    dtype: torch.dtype
+
+
+def attention_of_math(*tensors, is_causal: bool):
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=is_causal)
+
+
+CONTESTANTS = {"ours": flash_attn_ext.scaled_dot_product_attention, "math": attention_of_math}
+
+
+def inputs(problem: Problem, device: str) -> list[torch.Tensor]:
+    """q, k, v, and a direction for each."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (problem.batch, problem.heads, problem.seqlen, problem.head_dim)
+    return [torch.randn(shape, generator=generator, device=device, dtype=problem.dtype) for _ in range(6)]
+
+
+def double_backward(attend: Callable, problem: Problem, tensors: list[torch.Tensor]) -> Callable[[], object]:
+    """The backward pass of the backward pass, alone: the first two passes run here."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
+    out = attend(*leaves, is_causal=problem.causal)
+    dout = torch.ones_like(out).requires_grad_()
+    gradients = torch.autograd.grad(out, leaves, dout, create_graph=True)
+    return lambda: torch.autograd.grad(gradients, [*leaves, dout], tensors[3:], retain_graph=True)
+
+
+def penalty_step(attend: Callable, problem: Problem, tensors: list[torch.Tensor]) -> Callable[[], object]:
+    """All three passes."""
+    return lambda: double_backward(attend, problem, tensors)()
+
+
+def forward_mode(attend: Callable, problem: Problem, tensors: list[torch.Tensor]) -> Callable[[], object]:
+    """out and its tangent."""
+    call = functools.partial(attend, is_causal=problem.causal)
+    return lambda: torch.func.jvp(call, tuple(tensors[:3]), tuple(tensors[3:]))
+
+
+def measure(make_call: Callable, problem: Problem, device: str) -> tuple[float, float] | None:
+    """(milliseconds, peak MiB); None where memory does not suffice."""
+    try:
+        tensors = inputs(problem, device)
+        before = torch.cuda.memory_allocated() if device == "cuda" else 0
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        call = make_call(problem, tensors)
+        call()
+        times = [_seconds(call, device) for _ in range(7)]
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else float("nan")
+    return statistics.median(times) * 1e3, peak / 2**20
+
+
+def _seconds(call: Callable, device: str) -> float:
+    start = time.perf_counter()
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def rows(device: str) -> list[tuple[str, Callable, Problem]]:
+    dtypes = (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,)
+    short, middle, long = (1024, 4096, 16384) if device == "cuda" else (256, 512, 1024)
+    heads = 16 if device == "cuda" else 2
+    found = []
+    for dtype, head_dim, causal in itertools.product(dtypes, (64, 128), (False, True)):
+        for name, task, batch, seqlen in (
+            ("double backward", double_backward, 4, short),
+            ("all three passes", penalty_step, 4, short),
+            ("jvp", forward_mode, 1, middle),
+            ("double backward", double_backward, 1, long),
+        ):
+            found.append((name, task, Problem(batch, heads, seqlen, head_dim, causal, dtype)))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    device = parser.parse_args().device
+    print(f"{'ms and MiB':17} {'dtype':9} {'S':>6} {'D':>4} {'':6}      ours      math  ratio  ours MiB  math MiB")
+    for name, task, problem in rows(device):
+        ours, math = (measure(functools.partial(task, attend), problem, device) for attend in CONTESTANTS.values())
+        dtype, causal = str(problem.dtype).removeprefix("torch."), "causal" if problem.causal else "full"
+        row = f"{name:17} {dtype:9} {problem.seqlen:6} {problem.head_dim:4} {causal:6} {ours[0]:9.2f}"
+        if math is None:
+            row += f" {'out of memory':>16} {ours[1]:9.0f}"
+        else:
+            row += f" {math[0]:9.2f} {math[0] / ours[0]:6.2f} {ours[1]:9.0f} {math[1]:9.0f}"
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

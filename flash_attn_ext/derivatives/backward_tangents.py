@@ -1,0 +1,201 @@
+"""The derivative of the backward pass along tangents of its inputs, for a fixed dout and dlse, in one pass over tiles.
+
+It is the double backward and forward-over-reverse (see the package's docstring). With P, u and dS of tiles.py written
+S', Z the factors of dropout, Delta = rowsum(dout * out) - dlse, and primes for tangents (out' and lse' are those of
+forward_tangents.py):
+
+    P' = P (S' - lse')                     G = Z dout V^T              G' = Z dout V'^T
+    dS = P (G - Delta)                     dS' = P' (G - Delta) + P (G' - Delta')       Delta' = rowsum(dout * out')
+    du = tanh' dS                          du' = tanh' dS' + tanh'' u' dS
+    dq' = scale (du' K + du K')            dk' = scale (du'^T Q + du^T Q')              dv' = (Z P')^T dout
+    dbias' = sum dS'    dslope' = -sum distance dS'    dsink' = -sum exp(sink - lse) ((sink' - lse') Delta + Delta')
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flash_attn_ext._problem import Problem
+from flash_attn_ext.derivatives.forward_tangents import of_sink, sink_weights, tangents_of_queries
+from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
+from flash_attn_ext.derivatives.products import accumulate_dtype, add_sums, row_products
+from flash_attn_ext.derivatives.tiles import (
+    Rows,
+    Scores,
+    Tile,
+    distance_of,
+    dropped,
+    of_block,
+    rows_of,
+    slope_of_cap,
+    tile_of,
+    without_blind_queries,
+    without_unseen_keys,
+)
+
+# Tiles of a block of queries that are kept between the two passes over its keys, if there are no more; else they are
+# computed again.
+MOST_KEPT_TILES = 4
+
+
+def backward_tangents(
+    problem: Problem,
+    saved: dict[str, Tensor | None],
+    tangents: dict[str, Tensor | None],
+    wanted: tuple[str, ...],
+) -> tuple[Tensor, ...]:
+    """Tangents of the gradients of what is `wanted`, in its shapes and dtypes.
+
+    saved: out, lse, lse_residual, dout, dlse, out_tangent, lse_tangent. tangents: as for ``forward_tangents``. Without
+    the last two of `saved`, they are computed, and come before the other results.
+    """
+    accumulate = accumulate_dtype(problem.q.dtype)
+    results = {RESULT + name: torch.zeros_like(getattr(problem, name), dtype=accumulate) for name in wanted}
+    left = {}
+    if saved["out_tangent"] is None:
+        left = {RESULT + name: torch.zeros_like(saved[name]) for name in ("out", "lse")}
+    with torch.autocast(problem.q.device.type, enabled=False):
+        for piece in pieces_of(problem, saved | tangents | results | left):
+            scores = Scores(problem, piece)
+            for queries in scores.query_blocks():
+                _of_queries(scores, queries)
+    return *left.values(), *(results[RESULT + name].to(getattr(problem, name).dtype) for name in wanted)
+
+
+class Gradient(NamedTuple):
+    """A block of queries' part in the backward pass; delta and its tangent are those of rows."""
+
+    dout: Tensor
+    delta: Tensor
+    delta_tangent: Tensor
+    lse_tangent: Tensor
+
+
+def _of_queries(scores: Scores, queries: slice) -> None:
+    rows = rows_of(scores, queries)
+    tiles = []
+    if RESULT + "out" in scores.piece.tensors:
+        keep = len(list(scores.key_blocks(queries))) <= MOST_KEPT_TILES
+        tiles = tangents_of_queries(scores, queries, keep=keep)
+    gradient = _gradient_of(scores, queries)
+    if RESULT + "sink" in scores.piece.tensors:
+        _add_to_sink(scores, queries, gradient)
+    for keys, tile, weighted in tiles:
+        p_tangent = weighted.addcmul_(tile.p, gradient.lse_tangent.expand(tile.p.shape), value=-1)
+        _of_tile(scores, rows, keys, (gradient, tile, p_tangent))
+    if not tiles:
+        for keys in scores.key_blocks(queries):
+            tile = tile_of(scores, rows, keys, less=gradient.lse_tangent)
+            _of_tile(scores, rows, keys, (gradient, tile, tile.score_tangent.mul_(tile.p)))
+
+
+def _gradient_of(scores: Scores, queries: slice) -> Gradient:
+    computed = RESULT + "out" in scores.piece.tensors
+    names = (RESULT + "out", RESULT + "lse") if computed else ("out_tangent", "lse_tangent")
+    dout = scores.query_rows("dout", queries)
+    exact, out, out_tangent = (
+        rows.to(scores.accumulate)
+        for rows in (dout, scores.query_rows("out", queries), scores.query_rows(names[0], queries))
+    )
+    delta = (exact * out).sum(-1, keepdim=True)
+    if (dlse := scores.statistic("dlse", queries)) is not None:
+        delta -= dlse
+    delta_tangent = (exact * out_tangent).sum(-1, keepdim=True)
+    return Gradient(dout, delta, delta_tangent, scores.statistic(names[1], queries))
+
+
+def _of_tile(scores: Scores, rows: Rows, keys: slice, of_tile: tuple[Gradient, Tile, Tensor]) -> None:
+    """The last of `of_tile` is P'."""
+    gradient, tile, p_tangent = of_tile
+    score_gradient, its_tangent = _score_gradients(scores, keys, gradient, tile, p_tangent)
+    results = scores.piece.tensors
+    if RESULT + "v" in results:
+        dout = without_blind_queries(scores, gradient.dout, tile.hidden)
+        _add_to_keys(scores, "v", keys, [(dropped(scores, p_tangent, tile.kept), dout)], scores.rescale)
+    if RESULT + "bias" in results:
+        _add_to_table(results[RESULT + "bias"], rows.queries, keys, scores.by_head(its_tangent))
+    if RESULT + "alibi_slopes" in results:
+        by_distance = (scores.by_head(its_tangent) * distance_of(scores, rows, keys)).sum((2, 3))
+        slopes = results[RESULT + "alibi_slopes"]
+        slopes.sub_(by_distance if slopes.size(0) > 1 else by_distance.sum(0, keepdim=True))
+    if tile.cap is not None:
+        slope = slope_of_cap(tile.cap)
+        its_tangent.mul_(slope)
+        if tile.u_tangent is not None:
+            # tanh'' = -2 tanh tanh'
+            bend = (tile.cap * slope).mul_(tile.u_tangent).mul_(-2 / scores.problem.softcap)
+            its_tangent.addcmul_(bend, score_gradient)
+        score_gradient.mul_(slope)
+    _add_to_rows(scores, rows, keys, tile, (score_gradient, its_tangent))
+
+
+def _score_gradients(
+    scores: Scores, keys: slice, gradient: Gradient, tile: Tile, p_tangent: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dS and dS'."""
+    weight_gradient = _weight_gradient(scores, gradient, "v", keys, tile)
+    score_gradient = tile.p * weight_gradient
+    its_tangent = weight_gradient.mul_(p_tangent)
+    if scores.piece.tensors["v_tangent"] is not None:
+        its_tangent.addcmul_(tile.p, _weight_gradient(scores, gradient, "v_tangent", keys, tile))
+    else:
+        its_tangent.addcmul_(tile.p, gradient.delta_tangent.expand(tile.p.shape), value=-1)
+    if tile.hidden is not None:
+        for tensor in (score_gradient, its_tangent):
+            scores.by_head(tensor).masked_fill_(tile.hidden, 0)
+    return score_gradient, its_tangent
+
+
+def _weight_gradient(scores: Scores, gradient: Gradient, name: str, keys: slice, tile: Tile) -> Tensor:
+    """G - Delta of "v", G' - Delta' of "v_tangent"."""
+    delta = gradient.delta if name == "v" else gradient.delta_tangent
+    rows = scores.key_rows(name, keys)
+    if tile.kept is None:
+        return row_products(gradient.dout, rows, minus=delta)
+    return dropped(scores, row_products(gradient.dout, rows, scores.rescale), tile.kept).sub_(delta)
+
+
+def _add_to_rows(scores: Scores, rows: Rows, keys: slice, tile: Tile, gradients: tuple[Tensor, Tensor]) -> None:
+    """To dq' and dk', from du and du'."""
+    of_score, its_tangent = gradients
+    results = scores.piece.tensors
+    if RESULT + "q" in results:
+        k, k_tangent = (
+            without_unseen_keys(scores, scores.key_rows(name, keys), tile.hidden) for name in ("k", "k_tangent")
+        )
+        total = torch.zeros_like(rows.q, dtype=scores.accumulate, memory_format=torch.contiguous_format)
+        add_sums(total, its_tangent, k)
+        add_sums(total, of_score, k_tangent)
+        results[RESULT + "q"][:, :, rows.queries].add_(scores.by_head(total.mul_(scores.scale)))
+    if RESULT + "k" in results:
+        q, q_tangent = (without_blind_queries(scores, r, tile.hidden) for r in (rows.q, rows.q_tangent))
+        _add_to_keys(scores, "k", keys, [(its_tangent, q), (of_score, q_tangent)], scores.scale)
+
+
+def _add_to_keys(
+    scores: Scores, name: str, keys: slice, terms: list[tuple[Tensor, Tensor | None]], factor: float
+) -> None:
+    """result += factor * sum of weights^T rows."""
+    result = scores.piece.tensors[RESULT + name][:, :, keys]
+    total = torch.zeros(result.flatten(0, 1).shape, dtype=scores.accumulate, device=result.device)
+    for weights, rows in terms:
+        add_sums(total, weights.mT, rows)
+    result.add_(total.view(result.shape), alpha=factor)
+
+
+def _add_to_table(table: Tensor, queries: slice, keys: slice, by_head: Tensor) -> None:
+    """Sums over the dimensions in which the table is 1."""
+    part = of_block(table, queries, keys)
+    broadcast = [dim for dim in range(4) if part.size(dim) == 1 != by_head.size(dim)]
+    part.add_(by_head.sum(broadcast, keepdim=True) if broadcast else by_head)
+
+
+def _add_to_sink(scores: Scores, queries: slice, gradient: Gradient) -> None:
+    along = -gradient.lse_tangent
+    if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:
+        along = along + of_sink(scores, sink_tangent, queries)
+    by_row = sink_weights(scores, queries) * (along * gradient.delta + gradient.delta_tangent)
+    scores.piece.tensors[RESULT + "sink"].sub_(scores.by_head(by_row).sum((0, 2, 3)))

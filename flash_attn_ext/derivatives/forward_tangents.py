@@ -1,0 +1,83 @@
+"""Forward mode: tangents of out and lse in one pass over tiles, in memory that is linear in the lengths.
+
+With P and dS of tiles.py, Z the factors of dropout (0, or 1 / (1 - p)):
+
+    dlse = sum of P dS over keys  +  exp(sink - lse) dsink
+    dout = (Z P dS) V + (Z P) dV - dlse out
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flash_attn_ext._problem import Problem
+from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
+from flash_attn_ext.derivatives.products import add_sums
+from flash_attn_ext.derivatives.tiles import Scores, Tile, dropped, rows_of, tile_of, without_unseen_keys
+
+
+class WeightedTile(NamedTuple):
+    """weighted: P dS, in the memory of the tile's dS."""
+
+    keys: slice
+    tile: Tile
+    weighted: Tensor
+
+
+def forward_tangents(problem: Problem, saved: dict[str, Tensor | None], tangents: dict[str, Tensor | None]):
+    """(out_tangent, lse_tangent), of the shapes and dtypes of out and lse.
+
+    saved: out, lse, lse_residual. tangents: by the names of kinds.TANGENTS, None where there is none.
+    """
+    results = {RESULT + "out": torch.zeros_like(saved["out"]), RESULT + "lse": torch.zeros_like(saved["lse"])}
+    with torch.autocast(problem.q.device.type, enabled=False):
+        for piece in pieces_of(problem, saved | tangents | results):
+            scores = Scores(problem, piece)
+            for queries in scores.query_blocks():
+                tangents_of_queries(scores, queries, keep=False)
+    return tuple(results.values())
+
+
+def tangents_of_queries(scores: Scores, queries: slice, *, keep: bool) -> list[WeightedTile]:
+    """Writes a block of queries' part of the results. With `keep`, what its tiles were; else an empty list."""
+    rows = rows_of(scores, queries)
+    out = scores.query_rows("out", queries).to(scores.accumulate)
+    total, lse_tangent = torch.zeros_like(out), torch.zeros_like(rows.lse)
+    tiles = []
+    for keys in scores.key_blocks(queries):
+        tile = tile_of(scores, rows, keys)
+        weighted = tile.score_tangent.mul_(tile.p)
+        lse_tangent += weighted.sum(-1, keepdim=True)
+        v, v_tangent = (
+            without_unseen_keys(scores, scores.key_rows(name, keys), tile.hidden) for name in ("v", "v_tangent")
+        )
+        add_sums(total, dropped(scores, weighted, tile.kept), v)
+        if v_tangent is not None:
+            add_sums(total, dropped(scores, tile.p, tile.kept), v_tangent)
+        if keep:
+            tiles.append(WeightedTile(keys, tile, weighted))
+    if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:
+        lse_tangent += sink_weights(scores, queries) * of_sink(scores, sink_tangent, queries)
+    total.mul_(scores.rescale).sub_(lse_tangent * out)
+    tensors = scores.piece.tensors
+    tensors[RESULT + "out"][:, :, queries] = scores.by_head(total)
+    tensors[RESULT + "lse"][:, :, queries] = scores.by_head(lse_tangent).squeeze(-1)
+    return tiles
+
+
+def of_sink(scores: Scores, sink: Tensor, queries: slice) -> Tensor:
+    """(heads,) -> (pairs, group * queries, 1)."""
+    piece = scores.piece
+    return scores.of_rows(sink[None, :, None].expand(piece.num_batches, -1, queries.stop - queries.start))
+
+
+def sink_weights(scores: Scores, queries: slice) -> Tensor:
+    """exp(sink - lse): the share of a row's weight that the sink has; 0 where the sink is -inf."""
+    sink = of_sink(scores, scores.piece.tensors["sink"], queries)
+    exponent = sink - scores.statistic("lse", queries)
+    if (residual := scores.statistic("lse_residual", queries)) is not None:
+        exponent = exponent - residual
+    return exponent.exp().masked_fill(sink == -torch.inf, 0)

@@ -1,0 +1,50 @@
+"""Batched products of rows and tiles, summed in the accumulate dtype: float64 of float64, else float32.
+
+On a GPU products of bfloat16 rows run on its 16-bit tensor cores, and so do those of a tile with bfloat16 rows, for
+which the tile is rounded, as the kernels round P and dS. A tile that meets float16 rows is not rounded, since its range
+may be larger than that of float16.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def row_products(a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None = None) -> Tensor:
+    """factor * (x, m, d) (x, n, d)^T - minus -> (x, m, n); `minus` is (x, m, 1), in the accumulate dtype."""
+    if _has_tensor_cores_for(a):
+        products = torch.bmm(a, b.mT, out_dtype=torch.float32)
+        if minus is not None:
+            return torch.add(-minus, products, alpha=factor, out=products)
+        return products if factor == 1 else products.mul_(factor)
+    accumulate = accumulate_dtype(a.dtype)
+    a, b = a.to(accumulate), b.to(accumulate)
+    if minus is None:
+        return torch.baddbmm(a.new_empty(1), a, b.mT, beta=0, alpha=factor)
+    return torch.baddbmm(minus, a, b.mT, beta=-1, alpha=factor)
+
+
+def add_row_products(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
+    """total + factor * a b^T, in place."""
+    if a.dtype == total.dtype:
+        return total.baddbmm_(a, b.mT, alpha=factor)
+    return total.add_(row_products(a, b), alpha=factor)
+
+
+def add_sums(total: Tensor, weights: Tensor, rows: Tensor | None) -> None:
+    """total (x, m, d) += weights (x, m, n) times rows (x, n, d); nothing where `rows` are absent."""
+    if rows is None:
+        return
+    if rows.dtype == torch.bfloat16 and rows.is_cuda:
+        total.add_(torch.bmm(weights.to(rows.dtype), rows, out_dtype=torch.float32))
+    else:
+        total.baddbmm_(weights, rows.to(weights.dtype))
+
+
+def _has_tensor_cores_for(rows: Tensor) -> bool:
+    return rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16)

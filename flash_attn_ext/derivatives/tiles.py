@@ -1,0 +1,277 @@
+"""A tile of scores of a piece, and its tangents: every feature's part in both, written once.
+
+Query heads that share a key head are rows of one product: a tile is (pairs, group * queries, keys), where a pair is a
+batch entry and a key head. What has a query head by itself (bias, slopes, dropout) sees it as (batch, heads, queries,
+keys), which lies in memory alike.
+
+    u = scale * q . k               S = c * tanh(u / c) - slope * distance + bias       P = exp(S - lse)
+    du = scale * (dq . k + q . dk)  dS = tanh'(u / c) * du - dslope * distance + dbias
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flash_attn_ext._problem import Problem
+from flash_attn_ext.derivatives import dropout_bits
+from flash_attn_ext.derivatives.kinds import tangent_name
+from flash_attn_ext.derivatives.pieces import Piece, blocks, tile_size
+from flash_attn_ext.derivatives.products import accumulate_dtype, add_row_products, row_products
+
+
+class Scores(NamedTuple):
+    """What holds for every tile of a piece."""
+
+    problem: Problem
+    piece: Piece
+
+    @property
+    def accumulate(self) -> torch.dtype:
+        return accumulate_dtype(self.problem.q.dtype)
+
+    @property
+    def scale(self) -> float:
+        return max(self.problem.q.size(-1), 1) ** -0.5 if self.problem.scale is None else self.problem.scale
+
+    @property
+    def rescale(self) -> float:
+        """Of weights that dropout keeps."""
+        return 1 / (1 - self.problem.dropout_p)
+
+    @property
+    def diagonal(self) -> int:
+        return 0 if self.problem.causal == "top_left" else self.piece.num_keys - self.piece.num_queries
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """How many keys before and after its diagonal key a query sees."""
+        everything = self.piece.num_queries + self.piece.num_keys
+        left, right = self.problem.window_left, self.problem.window_right
+        if self.problem.causal is not None:
+            right = 0
+        return everything if left is None else left, everything if right is None else right
+
+    def query_blocks(self) -> Iterator[slice]:
+        return blocks(0, self.piece.num_queries, tile_size(self.problem.q.device.type).queries)
+
+    def key_blocks(self, queries: slice) -> Iterator[slice]:
+        """Of the keys that any of the queries sees by causality and window."""
+        left, right = self.window
+        begin = max(queries.start + self.diagonal - left, 0)
+        end = min(queries.stop + self.diagonal + right, self.piece.num_keys)
+        return blocks(begin, end, tile_size(self.problem.q.device.type).keys)
+
+    def query_rows(self, name: str, queries: slice) -> Tensor | None:
+        """(pairs, group * queries, columns)."""
+        tensor = self.piece.tensors[name]
+        if tensor is None:
+            return None
+        return tensor[:, :, queries].unflatten(1, (-1, self.piece.part.group)).flatten(2, 3).flatten(0, 1)
+
+    def key_rows(self, name: str, keys: slice) -> Tensor | None:
+        """(pairs, keys, columns)."""
+        tensor = self.piece.tensors[name]
+        return None if tensor is None else tensor[:, :, keys].flatten(0, 1)
+
+    def statistic(self, name: str, queries: slice) -> Tensor | None:
+        """(pairs, group * queries, 1)."""
+        tensor = self.piece.tensors[name]
+        return None if tensor is None else self.of_rows(tensor[:, :, queries])
+
+    def of_rows(self, statistic: Tensor) -> Tensor:
+        """(batch, heads, queries) -> (pairs, group * queries, 1)."""
+        return statistic.unflatten(1, (-1, self.piece.part.group)).flatten(2, 3).flatten(0, 1).unsqueeze(-1)
+
+    def by_head(self, rows: Tensor) -> Tensor:
+        """(pairs, group * queries, columns) -> (batch, heads, queries, columns)."""
+        batch, heads = self.piece.num_batches, self.piece.num_heads
+        return rows.view(batch, heads, rows.size(1) // self.piece.part.group, rows.size(2))
+
+
+class Rows(NamedTuple):
+    """The rows of q of one block of queries, and their LSE, with 0 where a row sees nothing."""
+
+    queries: slice
+    q: Tensor
+    q_tangent: Tensor | None
+    lse: Tensor
+    lse_residual: Tensor | None
+
+
+def rows_of(scores: Scores, queries: slice) -> Rows:
+    lse = scores.statistic("lse", queries)
+    return Rows(
+        queries,
+        scores.query_rows("q", queries),
+        scores.query_rows("q_tangent", queries),
+        lse.masked_fill(lse == -torch.inf, 0),
+        scores.statistic("lse_residual", queries),
+    )
+
+
+class Tile(NamedTuple):
+    """Everything is (pairs, group * queries, keys) but what is said to be by head.
+
+    p: weights before dropout. score_tangent: dS, less what was asked for; 0 where hidden, as are all of these.
+    u_tangent: du, None where there is none, and without a softcap. cap: tanh(u / c), None without a softcap. hidden,
+    kept: bool by head, broadcastable; None where everything is seen, and kept.
+    """
+
+    p: Tensor
+    score_tangent: Tensor
+    u_tangent: Tensor | None
+    cap: Tensor | None
+    hidden: Tensor | None
+    kept: Tensor | None
+
+
+def tile_of(scores: Scores, rows: Rows, keys: slice, less: Tensor | None = None) -> Tile:
+    """`less`, (pairs, group * queries, 1), is taken off the tangents of scores."""
+    problem, k = scores.problem, scores.key_rows("k", keys)
+    block = rows.queries, keys
+    distance = _distance(scores, *block)
+    cap = None
+    if problem.softcap is not None:
+        cap = row_products(rows.q, k, scores.scale / problem.softcap).tanh_()
+        score = cap * problem.softcap if problem.bias is not None else torch.add(-rows.lse, cap, alpha=problem.softcap)
+    elif problem.bias is not None:  # joined first: an LSE of its size would round the product away
+        score = row_products(rows.q, k, scores.scale)
+    else:
+        score = row_products(rows.q, k, scores.scale, minus=rows.lse)
+    p = _weights(scores, rows, score, distance, keys)
+    u_tangent = None
+    if cap is None:
+        score_tangent = _product_tangents(scores, rows, keys, less)
+    else:
+        u_tangent = _product_tangents(scores, rows, keys, None)
+        score_tangent = None if u_tangent is None else slope_of_cap(cap).mul_(u_tangent)
+        if score_tangent is not None and less is not None:
+            score_tangent.sub_(less)
+    if score_tangent is None:
+        score_tangent = torch.zeros_like(p) if less is None else -less.expand(p.shape)
+    _add_slopes_and_bias(scores, scores.by_head(score_tangent), block, distance, of_tangents=True)
+    hidden = hidden_scores(scores, *block)
+    if hidden is not None:  # where everything may be NaN
+        for tensor in (p, score_tangent, u_tangent, cap):
+            if tensor is not None:
+                scores.by_head(tensor).masked_fill_(hidden, 0)
+    return Tile(p, score_tangent, u_tangent, cap, hidden, _kept(scores, *block))
+
+
+def _product_tangents(scores: Scores, rows: Rows, keys: slice, less: Tensor | None) -> Tensor | None:
+    """du - less; None where neither q nor k has a tangent."""
+    k, k_tangent = scores.key_rows("k", keys), scores.key_rows("k_tangent", keys)
+    if rows.q_tangent is None:
+        return None if k_tangent is None else row_products(rows.q, k_tangent, scores.scale, minus=less)
+    found = row_products(rows.q_tangent, k, scores.scale, minus=less)
+    return found if k_tangent is None else add_row_products(found, rows.q, k_tangent, scores.scale)
+
+
+def slope_of_cap(cap: Tensor) -> Tensor:
+    """tanh'(u / c) from tanh(u / c)."""
+    return 1 - cap.square()
+
+
+def _weights(scores: Scores, rows: Rows, score: Tensor, distance: Tensor | None, keys: slice) -> Tensor:
+    """exp(S - lse), in place; what has a bias has not lost its LSE yet. Nothing is hidden yet."""
+    _add_slopes_and_bias(scores, scores.by_head(score), (rows.queries, keys), distance, of_tangents=False)
+    if scores.problem.bias is not None:
+        score.sub_(rows.lse).sub_(rows.lse_residual)
+    return score.exp_()
+
+
+def _add_slopes_and_bias(
+    scores: Scores, to: Tensor, block: tuple[slice, slice], distance: Tensor | None, *, of_tangents: bool
+) -> None:
+    """To scores by head: the terms that are linear in slopes and bias, so that tangents have the same."""
+    slopes, bias = "alibi_slopes", "bias"
+    if of_tangents:
+        slopes, bias = tangent_name(slopes), tangent_name(bias)
+    slopes, bias = scores.piece.tensors[slopes], scores.piece.tensors[bias]
+    if slopes is not None:
+        to.addcmul_(slopes[..., None, None], distance.expand(to.shape), value=-1)
+    if bias is not None:
+        to.add_(of_block(bias, *block))
+
+
+def of_block(table: Tensor, queries: slice, keys: slice) -> Tensor:
+    """The part of a table whose dimensions are 1 or full."""
+    return table[:, :, queries if table.size(2) > 1 else slice(None), keys if table.size(3) > 1 else slice(None)]
+
+
+def _offsets(scores: Scores, queries: slice, keys: slice) -> Tensor:
+    """key - (query + diagonal), (queries, keys)."""
+    device = scores.problem.q.device
+    diagonal_keys = torch.arange(queries.start, queries.stop, device=device) + scores.diagonal
+    return torch.arange(keys.start, keys.stop, device=device) - diagonal_keys[:, None]
+
+
+def _distance(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
+    """What slopes are multiplied by, where there are any."""
+    if scores.problem.alibi_slopes is None:
+        return None
+    return _offsets(scores, queries, keys).abs().to(scores.accumulate)
+
+
+def distance_of(scores: Scores, rows: Rows, keys: slice) -> Tensor:
+    return _distance(scores, rows.queries, keys)
+
+
+def hidden_scores(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
+    """By head, True = not seen; None when all is seen."""
+    hidden = None
+    left, right = scores.window
+    first = keys.start - (queries.stop - 1 + scores.diagonal)
+    last = keys.stop - 1 - (queries.start + scores.diagonal)
+    if first < -left or last > right:
+        offsets = _offsets(scores, queries, keys)
+        hidden = ((offsets < -left) | (offsets > right))[None, None]
+    mask, bias = scores.piece.tensors["mask"], scores.piece.tensors["bias"]
+    if mask is not None:
+        masked = ~of_block(mask, queries, keys)
+        hidden = masked if hidden is None else hidden | masked
+    if bias is not None:
+        masked = of_block(bias, queries, keys) == -torch.inf
+        hidden = masked if hidden is None else hidden | masked
+    return hidden
+
+
+def _kept(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
+    problem, part = scores.problem, scores.piece.part
+    if problem.dropout_p == 0:
+        return None
+    return dropout_bits.kept(
+        problem.rng_seed, problem.dropout_p, dropout_bits.Scores(part.batch, part.heads, queries, keys)
+    )
+
+
+def dropped(scores: Scores, tensor: Tensor, kept: Tensor | None) -> Tensor:
+    """0 where a weight is dropped; what is kept is not rescaled. The tensor itself where nothing is dropped."""
+    return tensor if kept is None else scores.by_head(tensor).masked_fill(~kept, 0).view(tensor.shape)
+
+
+def without_unseen_keys(scores: Scores, rows: Tensor | None, hidden: Tensor | None) -> Tensor | None:
+    """Rows (pairs, keys, columns) with 0 for keys that no query of the tile sees: they may hold NaN."""
+    if rows is None or hidden is None:
+        return rows
+    unseen = _all_of_group(scores, hidden.all(2)).unsqueeze(-1)
+    of_pairs = rows.unflatten(0, (scores.piece.num_batches, -1))
+    return of_pairs.masked_fill(unseen, 0).flatten(0, 1)
+
+
+def without_blind_queries(scores: Scores, rows: Tensor | None, hidden: Tensor | None) -> Tensor | None:
+    """Rows (pairs, group * queries, columns) with 0 for queries that see no key of the tile: they may hold NaN."""
+    if rows is None or hidden is None:
+        return rows
+    return scores.by_head(rows.contiguous()).masked_fill(hidden.all(3, keepdim=True), 0).view(rows.shape)
+
+
+def _all_of_group(scores: Scores, hidden: Tensor) -> Tensor:
+    """(batch|1, heads|1, keys|1) -> (batch|1, key heads|1, keys|1): for all query heads of a key head."""
+    if hidden.size(1) == 1:
+        return hidden
+    return hidden.unflatten(1, (-1, scores.piece.part.group)).all(2)

@@ -1,0 +1,66 @@
+"""Transforms of torch.func within compiled functions and under dispatch modes, where calls go through the operators."""
+
+import pytest
+import torch
+from torch import func
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flash_attn_ext
+from support.params import computes_in
+
+pytestmark = computes_in(torch.float64)
+
+OPTIONS = dict(causal="bottom_right", softcap=2.0)
+
+
+def loss(q, k, v):
+    return flash_attn_ext.attention(q, k, v, **OPTIONS).square().sum()
+
+
+def out_of_q(k, v):
+    return lambda q: flash_attn_ext.attention(q, k, v, **OPTIONS)
+
+
+def dual_level(q, k, v):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(loss(forward_ad.make_dual(q, q.sin()), k, v)).tangent
+
+
+TRANSFORMS = {
+    "grad": lambda q, k, v: func.grad(loss, (0, 1, 2))(q, k, v),
+    "jvp": lambda q, k, v: func.jvp(loss, (q, k, v), (q, k, v)),
+    "dual level": dual_level,
+    "vmap of grad": lambda q, k, v: func.vmap(func.grad(loss))(q, k, v),
+    "vmap of jvp": lambda q, k, v: func.vmap(lambda *t: func.jvp(loss, t, t))(q, k, v),
+    "jacrev": lambda q, k, v: func.jacrev(out_of_q(k, v))(q),
+    "jacfwd": lambda q, k, v: func.jacfwd(out_of_q(k, v))(q),
+    "jvp of grad": lambda q, k, v: func.jvp(func.grad(loss), (q, k, v), (q, k, v)),
+    "grad of jvp": lambda q, k, v: func.grad(lambda q: func.jvp(loss, (q, k, v), (q, k, v))[1])(q),
+    "grad of grad": lambda q, k, v: func.grad(lambda q: func.grad(loss)(q, k, v).square().sum())(q),
+}
+
+
+class Watcher(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.fixture
+def tensors(backend):
+    return tuple(torch.randn(2, 2, n, 4, dtype=torch.float64, device=backend.device) for n in (3, 5, 5))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_compiled(name, tensors):
+    torch._dynamo.reset()
+    transform = TRANSFORMS[name]
+    torch.testing.assert_close(torch.compile(transform, backend="aot_eager")(*tensors), transform(*tensors))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_watched(name, tensors):
+    expected = TRANSFORMS[name](*tensors)
+    with Watcher():
+        found = TRANSFORMS[name](*tensors)
+    torch.testing.assert_close(found, expected)
