@@ -143,6 +143,8 @@ inline constexpr int kWideQueryRegisters = 240;
 // A block of the products: 64 keys per computing warpgroup stay, tiles of 64 queries stream past. The more keys, the
 // fewer bytes does L2 deliver for a product: with three warpgroups 37 a cycle, with two 48.
 inline constexpr int kWideProductWarpgroups = 3;
+inline constexpr int kWideProductKeys = 64 * kWideProductWarpgroups;
+inline constexpr int kWideProductFlags = 2 * kWideProductWarpgroups;  // of rows that met a NaN: one for 32 keys
 inline constexpr int kWideProductStages = 4;
 inline constexpr int kProductCopyRegisters = 32;
 inline constexpr int kProductRegisters = 160;

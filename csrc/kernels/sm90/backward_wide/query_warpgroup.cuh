@@ -46,8 +46,7 @@ struct QueryWarpgroup {
       if (uniform(work.batch) == QueryTileWork::kEnd) break;
       differentiate(work);
       store(work);
-      __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      release(shared.work_ring.empty[work_at.stage]);
       work_at.advance();
     }
   }
@@ -78,14 +77,17 @@ struct QueryWarpgroup {
       step<false>(work, tile);
       pass(visits - before - steps);
     } else {
+      release(shared.q_ring[warpgroup].empty[0]);
+      release(shared.dout_ring[warpgroup].empty[0]);
       pass(visits);
     }
-    __syncwarp();
-    if (tile::lane() == 0) {
-      ptx::arrive(shared.q_ring[warpgroup].empty[0]);
-      ptx::arrive(shared.dout_ring[warpgroup].empty[0]);
-    }
     q_at.advance();
+  }
+
+  // By all warps that have read what the barrier stands for.
+  __device__ __forceinline__ static void release(ptx::Barrier& empty) {
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(empty);
   }
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const TileRange& own) {
@@ -105,14 +107,15 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void step(const QueryTileWork& work, int tile) {
     k_at.stage = uniform(k_at.stage);
     v_at.stage = uniform(v_at.stage);
+    if constexpr (!kHasNext) release(shared.q_ring[warpgroup].empty[0]);
     if (!work.own[warpgroup].full(tile)) hide(work, tile);
     __syncwarp();
     start_dp();
     exponentiate();
     ptx::wait_products<0>();
     ptx::pin_registers(gradients.c[0]);
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.v_ring.empty[v_at.stage]);
+    release(shared.v_ring.empty[v_at.stage]);
+    if constexpr (!kHasNext) release(shared.dout_ring[warpgroup].empty[0]);
     v_at.advance();
     differentiate_scores();
     start_dq();
@@ -126,8 +129,7 @@ struct QueryWarpgroup {
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dq.c[0]);
     is_empty = false;
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.k_ring.empty[k_at.stage]);
+    release(shared.k_ring.empty[k_at.stage]);
     k_at = next;
   }
 
@@ -208,11 +210,8 @@ struct QueryWarpgroup {
     for (int i = 0; i < visits; ++i) {
       shared.k_ring.wait_full(k_at);
       shared.v_ring.wait_full(v_at);
-      __syncwarp();
-      if (tile::lane() == 0) {
-        ptx::arrive(shared.k_ring.empty[k_at.stage]);
-        ptx::arrive(shared.v_ring.empty[v_at.stage]);
-      }
+      release(shared.k_ring.empty[k_at.stage]);
+      release(shared.v_ring.empty[v_at.stage]);
       k_at.advance();
       v_at.advance();
     }

@@ -86,7 +86,8 @@ struct WideProductTraits {
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr int kRows = ScoreTiles::kRows;  // of a warpgroup's keys, and of a step's queries
   static constexpr int kWarpgroups = kWideProductWarpgroups;
-  static constexpr int kKeys = kWarpgroups * kRows;
+  static constexpr int kKeys = kWideProductKeys;
+  static_assert(kKeys == kWarpgroups * kRows);
   static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
   static constexpr int kColumns = kDims.qk > kDims.v ? kDims.qk : kDims.v;
 
