@@ -52,18 +52,16 @@ struct ProductProducer {
     work.is_dk = args.wanted.dk && at.slice == 0;
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
-    work.num_queries = static_cast<int>(sequence.num_queries);
-    work.num_keys = static_cast<int>(sequence.num_keys);
+    work.seen = SeenTiles::of(p.visibility, sequence);
     work.tile = first / Traits::kRows;
     // In the order of a schedule of all keys, one head after the other (schedule/block.cuh).
     const int pair = work.key_head * static_cast<int>(p.batch) + work.batch;
     work.flags = (pair * static_cast<int>(args.schedule.tiles) + static_cast<int>(at.tile)) * kWideProductFlags;
     work.row = args.tiles.first_row(p, sequence, work.key_head, 0);
-    const SeenTiles seen = {p.visibility, sequence};
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
-      const TileRange own = seen.queries_of(work.tile + w);
+      const TileRange own = work.seen.queries_of(work.tile + w);
       work.own[w] = own;
       all = joined(all, own);
     }
@@ -77,14 +75,12 @@ struct ProductProducer {
   __device__ __forceinline__ void send(const Work& work, const OperandMap& operand, int64_t matrix) {
     using RightTile = typename Traits::template RightTile<kWidth>;
     constexpr int kTileBytes = static_cast<int>(ScoreTiles::kBytes);
-    const attention::BackwardParams& p = args.params;
-    const attention::Sequence sequence = {work.batch, work.query_begin, work.key_begin, work.num_queries,
-                                          work.num_keys};
-    const auto group = static_cast<int>(p.queries_per_key_head());
+    const auto group = static_cast<int>(args.params.queries_per_key_head());
+    const SeenTiles seen = work.seen;
     const Element* const stored = static_cast<const Element*>(args.workspace.scores) + matrix;
 #pragma unroll 1
     for (int tile = work.begin; tile < work.end; ++tile) {
-      const TileRange keys = SeenTiles{p.visibility, sequence}.keys_of(tile);
+      const TileRange keys = seen.keys_of(tile);
       const int first = max(keys.begin, work.tile);
       const int count = min(keys.end, work.tile + Traits::kWarpgroups) - first;
 #pragma unroll 1

@@ -104,7 +104,7 @@ struct ProductWarpgroup {
     const bool is_dk = work.is_dk;
     const attention::MatrixView& to = is_dk ? p.dk : p.dv;
     const int first_key = work.tile * Traits::kRows + first_of_half();
-    const int rows = work.num_keys - first_key;
+    const int rows = work.seen.num_keys - first_key;
     if (rows <= 0) return;
     sums.scale(is_dk ? static_cast<float>(p.score_mod.scale) : 1.0f);
     const bool suspicious = store_row_chunks<Element>(

@@ -52,7 +52,7 @@ struct QueryProducer {
     work.tile = first / Traits::kRows;
     work.statistics = work.head * args.workspace.tiles_of_head + WideWorkspace::first_tile(p, sequence) + work.tile;
     work.row = args.tiles.first_row(p, sequence, work.key_head, work.head_of_group) + work.tile;
-    const SeenTiles seen = {p.visibility, sequence};
+    const SeenTiles seen = SeenTiles::of(p.visibility, sequence);
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {

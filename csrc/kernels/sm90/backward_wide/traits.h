@@ -106,8 +106,7 @@ struct ProductWork {
   bool is_dk;
   int query_begin;  // of the sequence
   int key_begin;
-  int num_queries;
-  int num_keys;
+  SeenTiles seen;
   int tile;     // of ScoreTiles::kRows keys: the first warpgroup's
   int flags;    // of the first warpgroup's first half
   int64_t row;  // of stored tiles: of the group's first head
