@@ -6,7 +6,6 @@
 
 #include "kernels/epilogue/store_row_chunks.cuh"
 #include "kernels/sm90/backward_wide/traits.h"
-#include "ptx/global_memory.h"
 #include "ptx/math.h"
 
 namespace flash_attn_ext::sm90 {
@@ -184,7 +183,7 @@ struct QueryWarpgroup {
     }
   }
 
-  // Each thread has 16 bytes of each half of its rows (ScoreTiles).
+  // Each thread has 16 bytes of each half of its rows (ScoreTiles). They leave L2 first: K and V should stay.
   static constexpr int kPiece = 8;
   __device__ __forceinline__ void store_tile(const PackedScores& packed, Element* to) const {
 #pragma unroll
@@ -196,7 +195,7 @@ struct QueryWarpgroup {
         // Halves of a row are 4 pieces apart, whichever way round the swizzle has them.
         Element* const row = to + Scores::row_step(r) * Traits::kRows;
         Element* const at = half == 0 ? row : other_half(row);
-        ptx::store_global_16(at, {low[r], low[2 + r], high[r], high[2 + r]});
+        __stcs(reinterpret_cast<uint4*>(at), uint4{low[r], low[2 + r], high[r], high[2 + r]});
       }
     }
   }
