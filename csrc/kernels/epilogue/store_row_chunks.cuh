@@ -5,8 +5,8 @@
 
 namespace flash_attn_ext {
 
-// store_row_quads for targets that are known to be in chunks: it takes a tenth of the code. row_of: where a thread's row
-// r goes.
+// store_row_quads for targets that are known to be in chunks: it takes a tenth of the code. row_of: where a thread's
+// row r goes.
 template <class Element, class Acc, class RowOf>
 __device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& target, const Acc& acc, RowOf&& row_of) {
   static_assert(sizeof(Element) == 2 && Acc::kColumnTiles % 4 == 0);

@@ -110,7 +110,7 @@ struct BackwardPlan {
   bool tf32 = false;
   int dq_head_dim = 0;  // that the kernels are compiled for
   int dkdv_head_dim = 0;
-  int head_dim_v = 0;  // kWarpSpecialisedStoring; elsewhere the same
+  int head_dim_v = 0;       // kWarpSpecialisedStoring; elsewhere the same
   int dscore_head_dim = 0;  // of the kernels that compute dS again
   Variant dq_variant = Variant::kExtended;
   Variant dkdv_variant = Variant::kExtended;

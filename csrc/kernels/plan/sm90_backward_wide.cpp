@@ -57,8 +57,8 @@ std::optional<BackwardPlan> plan_backward_sm90_wide(const BackwardParams& p, con
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
   parts.stored_scores = append(parts.bytes, 2 * plan.stored.bytes_of_matrices);
-  parts.statistics = append(
-      parts.bytes, p.num_heads_q * plan.query_tiles_of_head * ScoreTiles::kRows * 2 * int64_t{sizeof(float)});
+  parts.statistics =
+      append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * ScoreTiles::kRows * 2 * int64_t{sizeof(float)});
   parts.claims = append(parts.bytes, plan.stored.launches * kCounters * int64_t{sizeof(uint32_t)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
   parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);

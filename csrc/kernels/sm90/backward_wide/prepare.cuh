@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(kWidePrepareThreads)
   const auto head = static_cast<int>(index - batch * grid.heads.divisor);
   const attention::Sequence sequence = p.sequences.at(batch);
   if (tile >= ScoreTiles::num_tiles(sequence.num_queries)) return;
-  const int64_t place =
-      int64_t{head} * args.workspace.tiles_of_head + WideWorkspace::first_tile(p, sequence) + tile;
+  const int64_t place = int64_t{head} * args.workspace.tiles_of_head + WideWorkspace::first_tile(p, sequence) + tile;
   const auto rows = static_cast<int>(min(sequence.num_queries - tile * kStatisticQueries, int64_t{kStatisticQueries}));
   QueryStatistics<Element, kWidePrepareThreads>{p, sequence, head, tile, rows}.write(
       args.workspace.statistics_of(place));

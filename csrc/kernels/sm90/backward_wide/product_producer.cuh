@@ -90,8 +90,8 @@ struct ProductProducer {
         shared.ring.wait_empty(at);
         ptx::Barrier& full = shared.ring.full[at.stage];
         ptx::arrive_expecting(full, count * kTileBytes + RightTile::kBytes);
-        ptx::copy_bytes(&shared.left[at.stage][first - work.tile],
-                        stored + args.tiles.offset(row, first, keys.begin), count * kTileBytes, full);
+        ptx::copy_bytes(&shared.left[at.stage][first - work.tile], stored + args.tiles.offset(row, first, keys.begin),
+                        count * kTileBytes, full);
         reinterpret_cast<RightTile&>(shared.right[at.stage])
             .copy(operand.map, full,
                   {0, work.query_begin + tile * Traits::kRows, head * operand.head_step,

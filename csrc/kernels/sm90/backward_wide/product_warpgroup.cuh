@@ -107,13 +107,13 @@ struct ProductWarpgroup {
     const int rows = work.seen.num_keys - first_key;
     if (rows <= 0) return;
     sums.scale(is_dk ? static_cast<float>(p.score_mod.scale) : 1.0f);
-    const bool suspicious = store_row_chunks<Element>(
-        {.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
-         .row_stride = to.row_stride,
-         .column_stride = to.column_stride,
-         .rows = rows,
-         .columns = static_cast<int>(is_dk ? p.head_dim_qk : p.head_dim_v)},
-        sums, [](int r) { return key_in_half(r); });
+    const bool suspicious =
+        store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
+                                   .row_stride = to.row_stride,
+                                   .column_stride = to.column_stride,
+                                   .rows = rows,
+                                   .columns = static_cast<int>(is_dk ? p.head_dim_qk : p.head_dim_v)},
+                                  sums, [](int r) { return key_in_half(r); });
     if (suspicious) args.workspace.dkdv_nan_flags[work.flags + first_of_half() / kHalf] = 1;
   }
 };

@@ -105,9 +105,9 @@ struct QueryProducer {
   __device__ __forceinline__ void send_rows(const QueryTileWork& work, int tile, Tile& to, const OperandMap& operand,
                                             ptx::Barrier& full) const {
     ptx::arrive_expecting(full, Tile::kBytes);
-    to.copy(operand.map, full,
-            {0, work.key_begin + tile * Traits::kRows, work.key_head * operand.head_step,
-             work.batch * operand.batch_step});
+    to.copy(
+        operand.map, full,
+        {0, work.key_begin + tile * Traits::kRows, work.key_head * operand.head_step, work.batch * operand.batch_step});
   }
 };
 

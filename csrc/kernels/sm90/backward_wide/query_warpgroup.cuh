@@ -63,12 +63,12 @@ struct QueryWarpgroup {
     const int steps = uniform(max(own.end - own.begin, 0));
     const int before = uniform(own.begin - work.begin);
     shared.q_ring[warpgroup].wait_full(q_at);
-    shared.dout_ring[warpgroup].wait_full(q_at);
     if (steps > 0) {
       begin(work, own);
       pass(before);
       start_scores(k_at);
       ptx::wait_products<0>();
+      shared.dout_ring[warpgroup].wait_full(q_at);
       ptx::pin_registers(scores.c[0]);
       int tile = uniform(own.begin);
 #pragma unroll 1
@@ -77,6 +77,7 @@ struct QueryWarpgroup {
       pass(visits - before - steps);
     } else {
       release(shared.q_ring[warpgroup].empty[0]);
+      shared.dout_ring[warpgroup].wait_full(q_at);
       release(shared.dout_ring[warpgroup].empty[0]);
       pass(visits);
     }
@@ -223,13 +224,13 @@ struct QueryWarpgroup {
     if (is_empty) dq.clear();
     dq.scale(static_cast<float>(params.score_mod.scale));
     const bool suspicious =
-        rows > 0 &&
-        store_row_chunks<Element>({.data = params.dq.row<Element>(work.batch, work.head, work.query_begin + first_query),
-                                   .row_stride = params.dq.row_stride,
-                                   .column_stride = params.dq.column_stride,
-                                   .rows = rows,
-                                   .columns = static_cast<int>(params.head_dim_qk)},
-                                  dq);
+        rows > 0 && store_row_chunks<Element>(
+                        {.data = params.dq.row<Element>(work.batch, work.head, work.query_begin + first_query),
+                         .row_stride = params.dq.row_stride,
+                         .column_stride = params.dq.column_stride,
+                         .rows = rows,
+                         .columns = static_cast<int>(params.head_dim_qk)},
+                        dq);
     if (suspicious) flag_of(work) = 1;
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }

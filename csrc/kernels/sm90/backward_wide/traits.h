@@ -44,12 +44,12 @@ struct QueryTileWork {
   int key_begin;
   int num_queries;
   int num_keys;
-  int tile;               // of ScoreTiles::kRows queries: the first warpgroup's
-  int statistics;         // likewise, in the workspace
-  int64_t row;            // likewise, of stored tiles
-  int begin;              // tiles of keys that any of the queries sees
+  int tile;        // of ScoreTiles::kRows queries: the first warpgroup's
+  int statistics;  // likewise, in the workspace
+  int64_t row;     // likewise, of stored tiles
+  int begin;       // tiles of keys that any of the queries sees
   int end;
-  TileRange own[2];       // those that a warpgroup's see
+  TileRange own[2];  // those that a warpgroup's see
 };
 
 template <class Traits>
