@@ -5,9 +5,10 @@
 #pragma once
 
 #include "attention/divisor.h"
+#include "kernels/common/rows/row_products.cuh"
 #include "kernels/schedule/schedule.cuh"
+#include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/arguments.h"
-#include "kernels/sm90/query_statistics.cuh"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
@@ -23,7 +24,6 @@ inline constexpr int kPrepareThreads = 256;
 template <class Element>
 struct Prepare {
   static constexpr int kQueries = VisitOrder::kQueries;
-  static_assert(kQueries == kStatisticQueries);
 
   const BackwardArguments& args;
 
@@ -40,8 +40,11 @@ struct Prepare {
         int64_t{head} * args.workspace.tiles_of_head + BackwardWorkspace::first_tile(p, sequence) + tile;
     if (threadIdx.x == 0) args.workspace.turns[accumulator] = 0;
     const int rows = static_cast<int>(min(sequence.num_queries - tile * kQueries, int64_t{kQueries}));
-    QueryStatistics<Element, kPrepareThreads>{p, sequence, head, tile, rows}.write(
-        args.workspace.statistics_of(accumulator));
+    if (p.head_dim_v <= 64) {
+      write_statistics<8>(sequence, head, tile, accumulator, rows);
+    } else {
+      write_statistics<16>(sequence, head, tile, accumulator, rows);
+    }
     if (VisitOrder::visitors(p.visibility, sequence, tile).empty()) clear_dq(sequence, head, tile, rows);
   }
 
@@ -100,6 +103,36 @@ struct Prepare {
         tile_range<kQueries>(visibility.queries_of(first, sequence), visibility.queries_of(end - 1, sequence));
     if (end < first + 64) range.full_begin = range.full_end = 0;
     return range;
+  }
+
+  template <int kLanes>
+  __device__ __forceinline__ void write_statistics(const attention::Sequence& sequence, int head, int tile,
+                                                   int64_t accumulator, int rows) const {
+    constexpr int kRowStep = kPrepareThreads / kLanes;
+    constexpr int kRows = kQueries / kRowStep;
+    const attention::BackwardParams& p = args.params;
+    const int64_t first_row = sequence.query_begin + tile * kQueries;
+    const int own = static_cast<int>(threadIdx.x) / kLanes;
+    float delta[kRows] = {};
+    common::sum_output_products<Element, kLanes>(delta, {p.out, p.dout, sequence.batch, head, p.head_dim_v},
+                                                 first_row + own, rows - own, kRowStep);
+    if (threadIdx.x % kLanes != 0) return;
+    float* const statistics = args.workspace.statistics_of(accumulator);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = own + i * kRowStep;
+      const bool exists = row < rows;
+      float lse = -INFINITY;
+      if (exists) {
+        const int64_t query = first_row + row;
+        lse = *p.lse.at<const float>(sequence.batch, head, query);
+        if (p.dlse.present()) delta[i] -= *p.dlse.at<const float>(sequence.batch, head, query);
+        *p.delta.at<float>(sequence.batch, head, query) = delta[i];
+      }
+      // Of a query that sees no key, probabilities vanish without a branch.
+      statistics[row] = lse == -INFINITY ? INFINITY : lse * kLog2e;
+      statistics[kQueries + row] = exists ? delta[i] : 0.0f;
+    }
   }
 
   __device__ __forceinline__ void clear_dq(const attention::Sequence& sequence, int head, int tile, int rows) const {

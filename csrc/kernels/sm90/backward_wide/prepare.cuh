@@ -6,7 +6,7 @@
 
 #include "attention/divisor.h"
 #include "kernels/sm90/backward_wide/arguments.h"
-#include "kernels/sm90/query_statistics.cuh"
+#include "kernels/sm90/backward_wide/query_statistics.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -32,7 +32,6 @@ __device__ __forceinline__ void clear(const WideArguments& args, const WidePrepa
 template <class Element>
 __global__ void __launch_bounds__(kWidePrepareThreads)
     wide_prepare_kernel(const __grid_constant__ WideArguments args, const __grid_constant__ WidePrepareGrid grid) {
-  static_assert(ScoreTiles::kRows == kStatisticQueries);
   clear(args, grid);
   const attention::BackwardParams& p = args.params;
   const uint32_t index = grid.tiles.quotient(blockIdx.x);
@@ -42,7 +41,7 @@ __global__ void __launch_bounds__(kWidePrepareThreads)
   const attention::Sequence sequence = p.sequences.at(batch);
   if (tile >= ScoreTiles::num_tiles(sequence.num_queries)) return;
   const int64_t place = int64_t{head} * args.workspace.tiles_of_head + WideWorkspace::first_tile(p, sequence) + tile;
-  const auto rows = static_cast<int>(min(sequence.num_queries - tile * kStatisticQueries, int64_t{kStatisticQueries}));
+  const auto rows = static_cast<int>(min(sequence.num_queries - tile * ScoreTiles::kRows, int64_t{ScoreTiles::kRows}));
   QueryStatistics<Element, kWidePrepareThreads>{p, sequence, head, tile, rows}.write(
       args.workspace.statistics_of(place));
 }
