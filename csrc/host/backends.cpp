@@ -135,7 +135,7 @@ void sm90_forward(const attention::ForwardParams& params, const plan::ForwardPla
 }
 
 void sm90_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace) {
-  if (plan.kernels != plan::BackwardKernels::kWarpSpecialised) return sm80_backward(params, plan, workspace);
+  if (!plan.is_warp_specialised()) return sm80_backward(params, plan, workspace);
   C10_CUDA_CHECK(sm90::run_backward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
 }
 #endif

@@ -118,4 +118,35 @@ inline constexpr int kBackwardCopyRegisters = 24;
 inline constexpr int kBackwardKeyRegisters = 208;
 inline constexpr int kBackwardQueryRegisters = 72;
 
+// Larger head dims: a kernel for dQ stores P and dS, and products make dV and dK of them. Head dims that these are
+// compiled for, the cheaper ones first.
+inline constexpr HeadDims kWideHeadDims[] = {{192, 128}, {192, 192}, {256, 256}};
+inline constexpr int64_t kLargestWideHeadDim = 256;
+
+constexpr HeadDims wide_head_dims(int64_t qk, int64_t v) {
+  for (const HeadDims& dims : kWideHeadDims) {
+    if (qk <= dims.qk && v <= dims.v) return dims;
+  }
+  return {};
+}
+
+// A dQ block: 64 queries per computing warpgroup stay, tiles of 64 keys stream past in stages. The next tile's scores
+// are computed while dQ is: K needs two.
+struct WideTile {
+  int key_stages;
+  int value_stages;
+};
+constexpr WideTile wide_tile(HeadDims dims) { return {.key_stages = 2, .value_stages = dims.v <= 192 ? 2 : 1}; }
+inline constexpr int kWideCopyRegisters = 24;
+inline constexpr int kWideQueryRegisters = 240;
+
+// A block of the products: 64 keys per computing warpgroup stay, tiles of 64 queries stream past. The more keys, the
+// fewer bytes does L2 deliver for a product: with three warpgroups 37 a cycle, with two 48.
+inline constexpr int kWideProductWarpgroups = 3;
+inline constexpr int kWideProductKeys = 64 * kWideProductWarpgroups;
+inline constexpr int kWideProductFlags = 2 * kWideProductWarpgroups;  // of rows that met a NaN: one for 32 keys
+inline constexpr int kWideProductStages = 4;
+inline constexpr int kProductCopyRegisters = 32;
+inline constexpr int kProductRegisters = 160;
+
 }  // namespace flash_attn_ext::sm90

@@ -109,6 +109,8 @@ FLASH_SHARED_PRODUCTS(multiply_async, "0, 0", 128, FLASH_D64, FLASH_N64, "%64", 
 
 // d = a^T . b: 16 rows of both.
 FLASH_SHARED_PRODUCTS(multiply_transposed_async, "1, 1", 64, FLASH_D32, FLASH_N32, "%32", "%33", "%34")
+FLASH_SHARED_PRODUCTS(multiply_transposed_async, "1, 1", 128, FLASH_D64, FLASH_N64, "%64", "%65", "%66")
+FLASH_SHARED_PRODUCTS(multiply_transposed_async, "1, 1", 192, FLASH_D96, FLASH_N96, "%96", "%97", "%98")
 
 // a (64 x 16) in registers.
 #define FLASH_REGISTER_PRODUCT(name, layout, Element, type, columns, registers, numbers, a, b, flag)                 \

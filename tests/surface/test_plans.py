@@ -231,9 +231,9 @@ def test_the_workspace_on_hopper(d, dv, slices, name):
     assert "mask tiles" not in hopper(d=d, dv=dv).plans()[0]
 
 
-@pytest.mark.parametrize("options", [{}, causal(), {"dropout_p": 0.1}, {"softcap": 9.0}], ids=str)
+@pytest.mark.parametrize("options", [{"dropout_p": 0.1}, {"softcap": 9.0}], ids=str)
 @pytest.mark.parametrize("d", [64, 128, 256])
-def test_the_backward_pass_on_hopper_is_the_portable_one(d, options):
+def test_the_backward_pass_of_changed_scores_on_hopper_is_the_portable_one(d, options):
     assert hopper(options, d=d).plans()[1] == Call(LONG, d=d, options=options).plans()[1]
 
 

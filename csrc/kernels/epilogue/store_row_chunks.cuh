@@ -5,17 +5,19 @@
 
 namespace flash_attn_ext {
 
-// store_row_quads for targets that are known to be in chunks: it takes a tenth of the code.
-template <class Element, class Acc>
-__device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& target, const Acc& acc) {
+// store_row_quads for targets that are known to be in chunks: it takes a tenth of the code. row_of: where a thread's
+// row r goes.
+template <class Element, class Acc, class RowOf>
+__device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& target, const Acc& acc, RowOf&& row_of) {
   static_assert(sizeof(Element) == 2 && Acc::kColumnTiles % 4 == 0);
   const int own = tile::lane() % 4;  // which of four column tiles the thread will have
   bool any = false;
 #pragma unroll
   for (int r = 0; r < Acc::kThreadRows; ++r) {
-    const bool exists = Acc::row(r) < target.rows;
+    const int to = row_of(r);
+    const bool exists = to < target.rows;
     float zero = 0.0f;
-    Element* row = target.data + Acc::row(r) * target.row_stride + 8 * own;
+    Element* row = target.data + to * target.row_stride + 8 * own;
 #pragma unroll
     for (int j = 0; j < Acc::kColumnTiles; j += 4) {
       uint32_t words[4];
@@ -32,6 +34,11 @@ __device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& targ
     any |= exists && zero != 0.0f;
   }
   return any;
+}
+
+template <class Element, class Acc>
+__device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& target, const Acc& acc) {
+  return store_row_chunks(target, acc, [](int r) { return Acc::row(r); });
 }
 
 }  // namespace flash_attn_ext

@@ -83,6 +83,8 @@ enum class BackwardKernels {
   kStoreInDkdv,      // dK and dV first, which store dS; dQ = dS K: five products
   kStoreInDq,        // dQ first, which stores P and dS; dV = P^T dO and dK = dS^T Q
   kWarpSpecialised,  // Hopper: resident blocks claim tiles of keys and add to dQ in a fixed order: five products
+  // Hopper: the same division of work inside a block, in the order of kStoreInDq
+  kWarpSpecialisedStoring,
 };
 
 enum class DeltaSource {
@@ -108,6 +110,7 @@ struct BackwardPlan {
   bool tf32 = false;
   int dq_head_dim = 0;  // that the kernels are compiled for
   int dkdv_head_dim = 0;
+  int head_dim_v = 0;       // kWarpSpecialisedStoring; elsewhere the same
   int dscore_head_dim = 0;  // of the kernels that compute dS again
   Variant dq_variant = Variant::kExtended;
   Variant dkdv_variant = Variant::kExtended;
@@ -139,13 +142,17 @@ struct BackwardPlan {
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
     WorkspacePart dq_parts;  // float32, of rows of dq_part_columns()
-    // kWarpSpecialised: float32 sums, statistics of queries, whose turn it is, what can be claimed.
+    // Warp-specialised: float32 sums, statistics of queries, whose turn it is, what can be claimed.
     WorkspacePart dq_sums;
     WorkspacePart statistics;
     WorkspacePart turns;
     WorkspacePart key_tiles;
     WorkspacePart claims;
   } workspace;
+
+  bool is_warp_specialised() const {
+    return kernels == BackwardKernels::kWarpSpecialised || kernels == BackwardKernels::kWarpSpecialisedStoring;
+  }
 };
 
 // In words, for people and for tests, such as "fused, 128 keys per block; delta by the first kernel; no workspace".

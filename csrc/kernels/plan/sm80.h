@@ -36,6 +36,15 @@ inline int64_t visible_keys(const attention::AttentionParams& p) {
   return std::min(keys, p.visibility.left + p.visibility.right + lengths.max_seqlen_q);
 }
 
+// As few launches as `most` pairs at a time allow, of about the same size, and with all batch entries of a head where
+// one can hold them.
+inline int64_t in_equal_launches(const attention::AttentionParams& p, int64_t most) {
+  const int64_t step = most >= p.batch ? p.batch : 1;
+  const int64_t steps = p.batch * p.num_heads_k / step;
+  const int64_t launches = (steps + most / step - 1) / (most / step);
+  return (steps + launches - 1) / launches * step;
+}
+
 // Sequences of so few queries fill the smaller tiles of an Extended kernel.
 inline constexpr int64_t kFewQueries = 64;
 

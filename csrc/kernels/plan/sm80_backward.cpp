@@ -69,15 +69,6 @@ BackwardKernels choose_order(const BackwardParams& p, Variant variant) {
   return BackwardKernels::kRecompute;
 }
 
-// As few launches as `most` pairs at a time allow, of about the same size, and with all batch entries of a head where
-// one can hold them.
-int64_t in_equal_launches(const BackwardParams& p, int64_t most) {
-  const int64_t step = most >= p.batch ? p.batch : 1;
-  const int64_t steps = p.batch * p.num_heads_k / step;
-  const int64_t launches = (steps + most / step - 1) / (most / step);
-  return (steps + launches - 1) / launches * step;
-}
-
 // Nothing where not even one head's scores fit.
 BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels order, int64_t max_bytes) {
   const bool keys_first = order == BackwardKernels::kStoreInDkdv;

@@ -11,7 +11,7 @@ using attention::BackwardParams;
 // Where the portable kernels run instead. Of a call's sizes, it depends on lengths and head dims alone.
 bool is_for_portable_kernels(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
-  if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
+  if (largest_head_dim(p) > sm90::kLargestWideHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   if (score_kind(p.score_mod) != ScoreKind::kScale || p.dropout.enabled()) return true;
   // Gradients that are sums of dS over rows: their kernels are there.
   if (p.dbias.present() || p.dalibi_slopes != nullptr || p.dsink != nullptr) return true;
@@ -20,9 +20,12 @@ bool is_for_portable_kernels(const BackwardParams& p) {
   // Gradients are written 16 bytes at a time, to memory without gaps.
   constexpr int64_t kChunk = 8;
   if (p.head_dim_qk % kChunk != 0 || p.head_dim_v % kChunk != 0) return true;
-  if (lengths.max_seqlen_k == 0 || lengths.max_seqlen_q <= sm90::kPortableBackwardQueries) return true;
-  // Visitors of a tile of queries take turns: with far more keys than queries they would wait.
-  return lengths.max_seqlen_k > sm90::kMostKeysPerQuery * lengths.max_seqlen_q;
+  return lengths.max_seqlen_k == 0 || lengths.max_seqlen_q <= sm90::kPortableBackwardQueries;
+}
+
+// Visitors of a tile of queries take turns: with far more keys than queries they would wait.
+bool would_wait(const BackwardParams& p) {
+  return p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q;
 }
 
 }  // namespace
@@ -58,6 +61,11 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p)) return plan_backward_sm80(p, limits);
+  if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) {
+    const std::optional<BackwardPlan> wide = plan_backward_sm90_wide(p, limits);
+    return wide ? *wide : plan_backward_sm80(p, limits);
+  }
+  if (would_wait(p)) return plan_backward_sm80(p, limits);
   BackwardPlan plan;
   const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
   plan.kernels = BackwardKernels::kWarpSpecialised;

@@ -1,6 +1,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <iterator>
+#include <utility>
+
 #include "kernels/common/mask_tiles.h"
 #include "kernels/sm90/sm90_backend.h"
 #include "kernels/sm90/sm90_kernels.h"
@@ -29,6 +32,25 @@ cudaError_t with_variant(const attention::ForwardParams& params, const plan::For
   }
 }
 
+template <class Element>
+cudaError_t with_kernels(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                         cudaStream_t stream) {
+  if (plan.kernels == plan::BackwardKernels::kWarpSpecialised) {
+    return backward<Element>(params, plan, workspace, stream);
+  }
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto try_dims = [&](auto index) {
+    constexpr HeadDims kDims = kWideHeadDims[index()];
+    if (plan.dq_head_dim != kDims.qk || plan.head_dim_v != kDims.v) return;
+    error = backward_wide<Element, kDims>(params, plan, workspace, stream);
+  };
+  const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+    (try_dims(std::integral_constant<size_t, kIndices>{}), ...);
+  };
+  try_all(std::make_index_sequence<std::size(kWideHeadDims)>{});
+  return error;
+}
+
 }  // namespace
 
 cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
@@ -43,8 +65,9 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
 
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
-  return params.element == attention::ElementType::kBFloat16 ? backward<__nv_bfloat16>(params, plan, workspace, stream)
-                                                             : backward<__half>(params, plan, workspace, stream);
+  return params.element == attention::ElementType::kBFloat16
+             ? with_kernels<__nv_bfloat16>(params, plan, workspace, stream)
+             : with_kernels<__half>(params, plan, workspace, stream);
 }
 
 }  // namespace flash_attn_ext::sm90

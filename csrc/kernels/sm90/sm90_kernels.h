@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/plan/plan.h"
+#include "kernels/tile_config_sm90.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -16,5 +17,10 @@ cudaError_t forward(const attention::ForwardParams& params, const plan::ForwardP
 template <class Element>
 cudaError_t backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                      cudaStream_t stream);
+
+// The same for larger head dims, of kWideHeadDims: dQ first, which stores P and dS.
+template <class Element, HeadDims kDims>
+cudaError_t backward_wide(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                          cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm90

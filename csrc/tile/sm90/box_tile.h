@@ -54,6 +54,7 @@ struct BoxOperand {
 
   uint32_t first;
 
+  __device__ __forceinline__ explicit BoxOperand(uint32_t address) : first(address) {}
   __device__ __forceinline__ explicit BoxOperand(const Tile& tile)
       : first(ptx::shared_address(&tile) / kUnit & 0x3FFFu) {}
 
@@ -62,6 +63,12 @@ struct BoxOperand {
     BoxOperand other = *this;
     other.first += count * static_cast<uint32_t>(sizeof(Tile) / kUnit);
     return other;
+  }
+
+  // Another tile that begins at the same place.
+  template <class Other>
+  __device__ __forceinline__ BoxOperand<Other> as() const {
+    return BoxOperand<Other>(first);
   }
 
   // The operand of rows [row, ...), a multiple of 8.

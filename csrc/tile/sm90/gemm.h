@@ -93,6 +93,27 @@ __device__ __forceinline__ void start_transposed_product(WarpgroupAccumulator<kB
   ptx::commit_products();
 }
 
+// sums += left^T . right. 256 columns in two products: ptxas gives an instruction no more registers than threads have
+// when the kernel starts, which may be as few as 128.
+template <class Left, class Right>
+__device__ __forceinline__ void add_transposed_product(WarpgroupAccumulator<Right::kColumns>& sums,
+                                                       const BoxOperand<Left>& left, const BoxOperand<Right>& right) {
+  static_assert(Left::kRows == Right::kRows && Left::kColumns == kWarpgroupRows);
+  constexpr int kParts = Right::kColumns == 256 ? 2 : 1;
+  constexpr int kTiles = Right::kColumns / 8 / kParts;
+  ptx::pin_registers(sums.c[0]);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < Left::kRows / 16; ++step) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      ptx::multiply_transposed_async(reinterpret_cast<float(&)[kTiles][4]>(sums.c[0][part * kTiles]), left.rows(step),
+                                     right.rows(step, part * Right::kChunks / kParts), true, typename Left::Element{});
+    }
+  }
+  ptx::commit_products();
+}
+
 // sums = left . right, plus what sums holds where `accumulate`.
 template <class Right>
 __device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kColumns>& sums,

@@ -4,6 +4,7 @@
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/arguments.h"
+#include "kernels/sm90/uniform.h"
 #include "kernels/tile_config_sm90.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/ring.h"
@@ -94,9 +95,5 @@ struct BackwardShared {
     ptx::fence_barrier_init();
   }
 };
-
-// What all threads of a warp have alike, so that ptxas knows it too: loops over it leave stages, and with them the
-// products' descriptors, in uniform registers.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
 }  // namespace flash_attn_ext::sm90

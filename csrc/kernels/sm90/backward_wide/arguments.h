@@ -1,0 +1,57 @@
+// What the backward kernels for large head dims are told, beside what the host tells every backend, and where they
+// meet.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/params.h"
+#include "kernels/plan/score_tiles.h"
+#include "kernels/schedule/schedule.cuh"
+#include "kernels/sm90/tensor_map.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Statistics are laid out in tiles of queries: those of a head come one after the other, the heads likewise. A packed
+// sequence begins at a tile of its own.
+struct WideWorkspace {
+  float* statistics;  // of each tile: LSE * log2(e) of its queries, then delta
+  void* scores;       // tiles of P, then of dS (ScoreTiles)
+  uint8_t* dq_nan_flags;
+  uint8_t* dkdv_nan_flags;
+  uint32_t* claims;  // of each launch, two counters
+  int tiles_of_head;
+  int num_claims;
+
+  __device__ __forceinline__ static int first_tile(const attention::AttentionParams& p,
+                                                   const attention::Sequence& sequence) {
+    const auto batch = static_cast<int>(sequence.batch);
+    if (p.sequences.cu_seqlens_q != nullptr) return static_cast<int>(sequence.query_begin) / ScoreTiles::kRows + batch;
+    return batch * ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
+  }
+  // Of a tile's queries: LSEs, then deltas.
+  __device__ __forceinline__ float* statistics_of(int64_t tile) const {
+    return statistics + tile * 2 * ScoreTiles::kRows;
+  }
+};
+
+// Which gradients the products of a launch make: dK, dV or both, a block each.
+struct WantedGradients {
+  bool dk;
+  bool dv;
+  FLASH_HOST_DEVICE int count() const { return dk + dv; }
+};
+
+struct WideArguments {
+  OperandMap q;  // in boxes of ScoreTiles::kRows rows, as all are
+  OperandMap k;
+  OperandMap v;
+  OperandMap dout;
+  attention::BackwardParams params;
+  WideWorkspace workspace;
+  ScoreTiles tiles;
+  Schedule schedule;  // of the launch
+  uint32_t* claims;   // its counter, 0 before
+  WantedGradients wanted;
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,36 @@
+// dQ on Hopper for large head dims, with P and dS stored for dV and dK (docs/kernels/sm90_backward_wide.md).
+//
+// Grid: as many blocks as multiprocessors. Each claims tiles of 128 queries of a head until none is left.
+// Warpgroup 0: a thread claims tiles and starts all copies (query_producer.cuh).
+// Warpgroups 1 and 2: dQ of 64 queries each, in registers (query_warpgroup.cuh).
+#pragma once
+
+#include "kernels/sm90/backward_wide/query_producer.cuh"
+#include "kernels/sm90/backward_wide/query_warpgroup.cuh"
+#include "ptx/register_budget.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct WideDqKernel {
+  using Shared = WideDqShared<Traits>;
+  static constexpr int kThreads = Traits::kThreads;
+};
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) wide_dq_kernel(const __grid_constant__ WideArguments args) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  auto& shared = *reinterpret_cast<WideDqShared<Traits>*>(shared_memory);
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  if (warpgroup == 0) {
+    ptx::release_registers<kWideCopyRegisters>();
+    if (threadIdx.x == 0) QueryProducer<Traits>{args, shared}.run();
+  } else {
+    ptx::acquire_registers<kWideQueryRegisters>();
+    QueryWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
+  }
+}
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,151 @@
+// Queues the kernels of a backward pass of large head dims.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/common/launch_blocks.cuh"
+#include "kernels/common/repair.h"
+#include "kernels/plan/plan.h"
+#include "kernels/sm90/backward_wide/dq_kernel.cuh"
+#include "kernels/sm90/backward_wide/prepare.cuh"
+#include "kernels/sm90/backward_wide/product_kernel.cuh"
+#include "kernels/sm90/sm90_kernels.h"
+
+namespace flash_attn_ext::sm90 {
+
+// In which boxes the copy engine reads Q, K, V and dO.
+inline cudaError_t make_operand_maps(WideArguments& args) {
+  const attention::BackwardParams& p = args.params;
+  const bool packed = p.sequences.cu_seqlens_q != nullptr;
+  const int64_t batch = packed ? 1 : p.batch;
+  const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
+  const int64_t keys = packed ? p.sequences.total_k : p.sequences.max_seqlen_k;
+  const auto make = [&](OperandMap& operand, const attention::MatrixView& view, const OperandShape& shape) {
+    return make_operand_map(operand, view, shape, p.element);
+  };
+  constexpr int kRows = ScoreTiles::kRows;
+  cudaError_t error = make(args.q, p.q, {batch, p.num_heads_q, queries, p.head_dim_qk, kRows});
+  if (error == cudaSuccess) error = make(args.k, p.k, {batch, p.num_heads_k, keys, p.head_dim_qk, kRows});
+  if (error == cudaSuccess) error = make(args.v, p.v, {batch, p.num_heads_k, keys, p.head_dim_v, kRows});
+  if (error == cudaSuccess) error = make(args.dout, p.dout, {batch, p.num_heads_q, queries, p.head_dim_v, kRows});
+  return error;
+}
+
+template <class Traits>
+struct WideLaunch {
+  using Element = typename Traits::Element;
+  using DqTraits = WideDqTraits<Element, Traits::kDims>;
+
+  WideArguments args;
+  const plan::BackwardPlan& plan;
+  cudaStream_t stream;
+
+  cudaError_t run() {
+    cudaError_t error = make_operand_maps(args);
+    if (error == cudaSuccess) error = prepare();
+    const attention::BackwardParams& p = args.params;
+    const int64_t num_pairs = p.batch * p.num_heads_k;
+    const bool packed = p.sequences.cu_seqlens_q != nullptr;
+    uint32_t* claims = args.workspace.claims;
+    for (int64_t first = 0; first < num_pairs && error == cudaSuccess; first += plan.stored.pairs_per_launch) {
+      const Pairs pairs = {first, std::min(plan.stored.pairs_per_launch, num_pairs - first)};
+      args.tiles.first_matrix = static_cast<int>(packed ? first / p.batch : first);
+      error = store_scores(pairs, claims++);
+      if (error == cudaSuccess) error = multiply(pairs, claims++);
+    }
+    return error == cudaSuccess ? repair() : error;
+  }
+
+ private:
+  static constexpr int kRows = ScoreTiles::kRows;
+
+  Schedule schedule_of(const Pairs& pairs, Rows rows, int tile_rows, int slices) const {
+    return make_schedule(args.params, {.pairs = pairs,
+                                       .rows = rows,
+                                       .tile_rows = tile_rows,
+                                       .slices = slices,
+                                       .element_bytes = sizeof(Element),
+                                       .l2_bytes = plan.l2_bytes});
+  }
+
+  cudaError_t prepare() const {
+    const attention::BackwardParams& p = args.params;
+    const int64_t tiles = ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
+    const int64_t blocks = tiles * p.num_heads_q * p.batch;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    const WidePrepareGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
+                                  attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q)), blocks,
+                                  plan.workspace.dkdv_nan_flags.bytes};
+    wide_prepare_kernel<Element><<<static_cast<unsigned>(blocks), kWidePrepareThreads, 0, stream>>>(args, grid);
+    return cudaGetLastError();
+  }
+
+  template <class Kernel>
+  cudaError_t launch(void (*kernel)(WideArguments), uint32_t* claims) {
+    static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+    if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    args.claims = claims;
+    const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
+    return common::launch_blocks<Kernel>(kernel, blocks, stream, args);
+  }
+
+  cudaError_t store_scores(const Pairs& pairs, uint32_t* claims) {
+    args.schedule = schedule_of(pairs, Rows::kQueries, DqTraits::kQueries, 1);
+    return launch<WideDqKernel<DqTraits>>(wide_dq_kernel<DqTraits>, claims);
+  }
+
+  cudaError_t multiply(const Pairs& pairs, uint32_t* claims) {
+    args.schedule = schedule_of(pairs, Rows::kKeys, Traits::kKeys, args.wanted.count());
+    return launch<WideProductKernel<Traits>>(wide_product_kernel<Traits>, claims);
+  }
+
+  // In the order in which flags are: one head after the other.
+  cudaError_t repair() const {
+    const attention::BackwardParams& p = args.params;
+    const auto in_order_of_heads = [&](Rows rows, int tile_rows) {
+      return make_schedule(p, {.pairs = all_pairs(p),
+                               .rows = rows,
+                               .tile_rows = tile_rows,
+                               .slices = 1,
+                               .element_bytes = sizeof(Element),
+                               .l2_bytes = 0});
+    };
+    const common::FlaggedRows queries = {.flags = args.workspace.dq_nan_flags,
+                                         .schedule = in_order_of_heads(Rows::kQueries, kRows),
+                                         .warps = 4,
+                                         .rows_per_warp = kRows / 4,
+                                         .columns = static_cast<int>(kLargestWideHeadDim)};
+    const common::FlaggedRows keys = {.flags = args.workspace.dkdv_nan_flags,
+                                      .schedule = in_order_of_heads(Rows::kKeys, Traits::kKeys),
+                                      .warps = kWideProductFlags,
+                                      .rows_per_warp = Traits::kKeys / kWideProductFlags,
+                                      .columns = static_cast<int>(kLargestWideHeadDim)};
+    const cudaError_t error = common::repair_dq<Element>(p, queries, stream);
+    return error == cudaSuccess ? common::repair_dkdv<Element>(p, keys, stream) : error;
+  }
+};
+
+template <class Element, HeadDims kDims>
+cudaError_t backward_wide(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                          cudaStream_t stream) {
+  const plan::BackwardPlan::Workspace& parts = plan.workspace;
+  WideArguments args = {};
+  args.params = p;
+  args.params.delta = {
+      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
+  args.workspace = {.statistics = parts.statistics.in<float>(workspace),
+                    .scores = parts.stored_scores.in<void>(workspace),
+                    .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
+                    .dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace),
+                    .claims = parts.claims.in<uint32_t>(workspace),
+                    .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
+                    .num_claims = static_cast<int>(parts.claims.bytes / sizeof(uint32_t))};
+  args.tiles = {.width = static_cast<int>(plan.stored.columns / ScoreTiles::kRows),
+                .rows = static_cast<int>(plan.stored.rows / ScoreTiles::kRows),
+                .first_matrix = 0,
+                .between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element))};
+  args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
+  return WideLaunch<WideProductTraits<Element, kDims>>{args, plan, stream}.run();
+}
+
+}  // namespace flash_attn_ext::sm90

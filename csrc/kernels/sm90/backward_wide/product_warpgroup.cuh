@@ -1,0 +1,121 @@
+// A warpgroup that computes dV = P^T dO or dK = scale * dS^T Q of 64 keys.
+#pragma once
+
+#include "kernels/epilogue/store_row_chunks.cuh"
+#include "kernels/sm90/backward_wide/traits.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct ProductWarpgroup {
+  using Element = typename Traits::Element;
+  using Shared = WideProductShared<Traits>;
+  using Work = typename Shared::Work;
+
+  const WideArguments& args;
+  Shared& shared;
+  const int warpgroup;
+  typename decltype(Shared::ring)::Position at{};
+  typename decltype(Shared::work_ring)::Position work_at{};
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;;) {
+      shared.work_ring.wait_full(work_at);
+      const Work& work = shared.work[work_at.stage];
+      if (uniform(work.batch) == Work::kEnd) break;
+      if (Traits::kDims.qk == Traits::kDims.v || uniform(work.is_dk) != 0) {
+        multiply<Traits::kDims.qk>(work);
+      } else {
+        multiply<Traits::kDims.v>(work);
+      }
+      __syncwarp();
+      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      work_at.advance();
+    }
+  }
+
+ private:
+  template <int kWidth>
+  using Sums = tile::WarpgroupAccumulator<kWidth>;
+
+  template <int kWidth>
+  __device__ __forceinline__ void multiply(const Work& work) {
+    // Its own come one after the other; the rest see other warpgroups' keys only.
+    const TileRange own = work.own[warpgroup];
+    const auto group = static_cast<int>(args.params.queries_per_key_head());
+    const int visits = uniform(max(work.end - work.begin, 0) * group);
+    const int steps = uniform(max(own.end - own.begin, 0) * group);
+    const int before = uniform(steps > 0 ? (own.begin - work.begin) * group : visits);
+    Sums<kWidth> sums;
+    sums.clear();
+    pass(before);
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) step<kWidth>(sums);
+    pass(visits - before - steps);
+    store(work, sums);
+    __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+  }
+
+  template <int kWidth>
+  __device__ __forceinline__ void step(Sums<kWidth>& sums) {
+    using RightTile = typename Traits::template RightTile<kWidth>;
+    at.stage = uniform(at.stage);
+    shared.ring.wait_full(at);
+    // A narrower tile lies at the beginning of its place.
+    const auto right = tile::BoxOperand(shared.right[0]).after(at.stage).template as<RightTile>();
+    const auto left = tile::BoxOperand(shared.left[0][0]).after(at.stage * Traits::kWarpgroups + warpgroup);
+    tile::add_transposed_product(sums, left, right);
+    ptx::wait_products<0>();
+    ptx::pin_registers(sums.c[0]);
+    release();
+  }
+
+  // Tiles of queries that see only other warpgroups' keys.
+  __device__ __forceinline__ void pass(int visits) {
+#pragma unroll 1
+    for (int i = 0; i < visits; ++i) {
+      shared.ring.wait_full(at);
+      release();
+    }
+  }
+
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.ring.empty[at.stage]);
+    at.advance();
+  }
+
+  // Rows of the sums are keys in the order of stored tiles: two warps have 32 neighbouring ones, every second pair of
+  // pairs each.
+  static constexpr int kHalf = ScoreTiles::kRows / 2;
+  __device__ __forceinline__ static int warp_in_half() { return tile::warp() % 2; }
+  __device__ __forceinline__ int first_of_half() const {
+    return warpgroup * Traits::kRows + tile::warp() % 4 / 2 * kHalf;
+  }
+  __device__ __forceinline__ static int key_in_half(int r) {
+    const int place = tile::lane() / 4;
+    return 8 * (place / 2) + 4 * warp_in_half() + 2 * r + place % 2;
+  }
+
+  template <class Acc>
+  __device__ __forceinline__ void store(const Work& work, Acc& sums) const {
+    const attention::BackwardParams& p = args.params;
+    const bool is_dk = work.is_dk;
+    const attention::MatrixView& to = is_dk ? p.dk : p.dv;
+    const int first_key = work.tile * Traits::kRows + first_of_half();
+    const int rows = work.seen.num_keys - first_key;
+    if (rows <= 0) return;
+    sums.scale(is_dk ? static_cast<float>(p.score_mod.scale) : 1.0f);
+    const bool suspicious =
+        store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
+                                   .row_stride = to.row_stride,
+                                   .column_stride = to.column_stride,
+                                   .rows = rows,
+                                   .columns = static_cast<int>(is_dk ? p.head_dim_qk : p.head_dim_v)},
+                                  sums, [](int r) { return key_in_half(r); });
+    if (suspicious) args.workspace.dkdv_nan_flags[work.flags + first_of_half() / kHalf] = 1;
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,114 @@
+// The thread that claims tiles of queries, says what each one sees, and starts the copies that it needs.
+#pragma once
+
+#include "kernels/sm90/backward_wide/traits.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct QueryProducer {
+  using Shared = WideDqShared<Traits>;
+
+  const WideArguments& args;
+  Shared& shared;
+  tile::RingPosition<1> q_at{};
+  typename decltype(Shared::k_ring)::Position k_at{};
+  typename decltype(Shared::v_ring)::Position v_at{};
+  typename decltype(Shared::work_ring)::Position work_at{};
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (uint32_t index = blockIdx.x; index < args.schedule.num_blocks; index = claim()) {
+      shared.work_ring.wait_empty(work_at);
+      QueryTileWork& work = shared.work[work_at.stage];
+      if (!describe(work, index)) continue;
+      ptx::arrive(shared.work_ring.full[work_at.stage]);
+      send(work);
+      work_at.advance();
+    }
+    shared.work_ring.wait_empty(work_at);
+    shared.work[work_at.stage].batch = QueryTileWork::kEnd;
+    ptx::arrive(shared.work_ring.full[work_at.stage]);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t claim() const { return gridDim.x + atomicAdd(args.claims, 1u); }
+
+  // False: the sequence has no such tile.
+  __device__ __forceinline__ bool describe(QueryTileWork& work, uint32_t index) const {
+    const attention::BackwardParams& p = args.params;
+    const Place at = args.schedule.place(index);
+    const attention::Sequence sequence = p.sequences.at(at.batch);
+    const auto first = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
+    if (first >= sequence.num_queries) return false;
+    work.batch = static_cast<int>(at.batch);
+    work.key_head = static_cast<int>(at.key_head);
+    work.head_of_group = static_cast<int>(at.head_of_group);
+    work.head = static_cast<int>(at.key_head * args.schedule.group + at.head_of_group);
+    work.query_begin = static_cast<int>(sequence.query_begin);
+    work.key_begin = static_cast<int>(sequence.key_begin);
+    work.num_queries = static_cast<int>(sequence.num_queries);
+    work.num_keys = static_cast<int>(sequence.num_keys);
+    work.tile = first / Traits::kRows;
+    work.statistics = work.head * args.workspace.tiles_of_head + WideWorkspace::first_tile(p, sequence) + work.tile;
+    work.row = args.tiles.first_row(p, sequence, work.key_head, work.head_of_group) + work.tile;
+    const SeenTiles seen = SeenTiles::of(p.visibility, sequence);
+    TileRange all = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      const TileRange own = seen.keys_of(work.tile + w);
+      work.own[w] = own;
+      all = joined(all, own);
+    }
+    work.begin = all.begin;
+    work.end = all.end;
+    return true;
+  }
+
+  // K before dO, V after it: in the order in which the products need them.
+  __device__ __forceinline__ void send(const QueryTileWork& work) {
+    if (work.begin >= work.end) return;
+#pragma unroll 1
+    for (int w = 0; w < Traits::kWarpgroups; ++w) send_queries(work, w, shared.q[w], args.q, shared.q_ring[w]);
+    send_keys(work, work.begin);
+#pragma unroll 1
+    for (int w = 0; w < Traits::kWarpgroups; ++w) send_queries(work, w, shared.dout[w], args.dout, shared.dout_ring[w]);
+    q_at.advance();
+    send_values(work, work.begin);
+#pragma unroll 1
+    for (int tile = work.begin + 1; tile < work.end; ++tile) {
+      send_keys(work, tile);
+      send_values(work, tile);
+    }
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void send_queries(const QueryTileWork& work, int warpgroup, Tile& to,
+                                               const OperandMap& operand, tile::RingBarriers<1>& ring) const {
+    ring.wait_empty(q_at);
+    ptx::arrive_expecting(ring.full[0], Tile::kBytes);
+    to.copy(operand.map, ring.full[0],
+            {0, work.query_begin + (work.tile + warpgroup) * Traits::kRows, work.head * operand.head_step,
+             work.batch * operand.batch_step});
+  }
+  __device__ __forceinline__ void send_keys(const QueryTileWork& work, int tile) {
+    shared.k_ring.wait_empty(k_at);
+    send_rows(work, tile, shared.k[k_at.stage], args.k, shared.k_ring.full[k_at.stage]);
+    k_at.advance();
+  }
+  __device__ __forceinline__ void send_values(const QueryTileWork& work, int tile) {
+    shared.v_ring.wait_empty(v_at);
+    send_rows(work, tile, shared.v[v_at.stage], args.v, shared.v_ring.full[v_at.stage]);
+    v_at.advance();
+  }
+  template <class Tile>
+  __device__ __forceinline__ void send_rows(const QueryTileWork& work, int tile, Tile& to, const OperandMap& operand,
+                                            ptx::Barrier& full) const {
+    ptx::arrive_expecting(full, Tile::kBytes);
+    to.copy(
+        operand.map, full,
+        {0, work.key_begin + tile * Traits::kRows, work.key_head * operand.head_step, work.batch * operand.batch_step});
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

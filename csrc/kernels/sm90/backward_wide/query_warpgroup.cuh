@@ -1,0 +1,249 @@
+// A warpgroup that computes dQ of 64 queries, and stores P and dS for the products that follow:
+//
+//   S = Q K^T  |  dP = dO V^T, beside it P = exp2(c S - lse)  |  dS = P (dP - delta)
+//   dQ += dS K, and S of the next tile of keys, while dS is stored
+#pragma once
+
+#include "kernels/epilogue/store_row_chunks.cuh"
+#include "kernels/sm90/backward_wide/traits.h"
+#include "ptx/math.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct QueryWarpgroup {
+  using Element = typename Traits::Element;
+  using Shared = WideDqShared<Traits>;
+  using Scores = typename Traits::Scores;
+  using Where = typename Traits::Where;
+  using PackedScores = tile::PackedRows<Traits::kRows>;
+
+  const WideArguments& args;
+  Shared& shared;
+  const int warpgroup;
+
+  Scores scores;
+  Scores gradients;  // dP
+  PackedScores p;
+  PackedScores dscores;
+  tile::WarpgroupAccumulator<Traits::kDims.qk> dq;
+  bool is_empty = true;  // dQ
+  float lse[2];          // of the thread's rows
+  float delta[2];
+  Element* stored;  // the thread's first 16 bytes of the tile of P
+  tile::RingPosition<1> q_at{};
+  typename decltype(Shared::k_ring)::Position k_at{};
+  typename decltype(Shared::v_ring)::Position v_at{};
+  typename decltype(Shared::work_ring)::Position work_at{};
+
+  __device__ __forceinline__ void run() {
+    dq.clear();
+#pragma unroll 1
+    for (;;) {
+      shared.work_ring.wait_full(work_at);
+      const QueryTileWork& work = shared.work[work_at.stage];
+      if (uniform(work.batch) == QueryTileWork::kEnd) break;
+      differentiate(work);
+      store(work);
+      release(shared.work_ring.empty[work_at.stage]);
+      work_at.advance();
+    }
+  }
+
+ private:
+  static constexpr int kWarpRows = 16;
+  __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * kWarpRows; }
+
+  __device__ __forceinline__ void differentiate(const QueryTileWork& work) {
+    is_empty = true;
+    const int visits = uniform(work.end - work.begin);
+    if (visits <= 0) return;
+    // Its own come one after the other; the rest are seen by the other warpgroup's queries only.
+    const TileRange own = work.own[warpgroup];
+    const int steps = uniform(max(own.end - own.begin, 0));
+    const int before = uniform(own.begin - work.begin);
+    shared.q_ring[warpgroup].wait_full(q_at);
+    if (steps > 0) {
+      begin(work, own);
+      pass(before);
+      start_scores(k_at);
+      ptx::wait_products<0>();
+      shared.dout_ring[warpgroup].wait_full(q_at);
+      ptx::pin_registers(scores.c[0]);
+      int tile = uniform(own.begin);
+#pragma unroll 1
+      for (int i = 1; i < steps; ++i, ++tile) step<true>(work, tile);
+      step<false>(work, tile);
+      pass(visits - before - steps);
+    } else {
+      release(shared.q_ring[warpgroup].empty[0]);
+      shared.dout_ring[warpgroup].wait_full(q_at);
+      release(shared.dout_ring[warpgroup].empty[0]);
+      pass(visits);
+    }
+    q_at.advance();
+  }
+
+  // By all warps that have read what the barrier stands for.
+  __device__ __forceinline__ static void release(ptx::Barrier& empty) {
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(empty);
+  }
+
+  __device__ __forceinline__ void begin(const QueryTileWork& work, const TileRange& own) {
+    const float* statistics = args.workspace.statistics_of(work.statistics + warpgroup) + warp_row();
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      lse[r] = statistics[Scores::row(r)];
+      delta[r] = statistics[Traits::kRows + Scores::row(r)];
+    }
+    const int row = warp_row() + Scores::row(0);
+    stored = static_cast<Element*>(args.workspace.scores) +
+             args.tiles.offset(work.row + warpgroup, own.begin, own.begin) + row * Traits::kRows +
+             (tile::lane() % 4 ^ row % 8) * kPiece;
+  }
+
+  template <bool kHasNext>
+  __device__ __forceinline__ void step(const QueryTileWork& work, int tile) {
+    k_at.stage = uniform(k_at.stage);
+    v_at.stage = uniform(v_at.stage);
+    if constexpr (!kHasNext) release(shared.q_ring[warpgroup].empty[0]);
+    if (!work.own[warpgroup].full(tile)) hide(work, tile);
+    __syncwarp();
+    start_dp();
+    exponentiate();
+    ptx::wait_products<0>();
+    ptx::pin_registers(gradients.c[0]);
+    release(shared.v_ring.empty[v_at.stage]);
+    if constexpr (!kHasNext) release(shared.dout_ring[warpgroup].empty[0]);
+    v_at.advance();
+    differentiate_scores();
+    start_dq();
+    auto next = k_at;
+    next.advance();
+    if constexpr (kHasNext) start_scores(next);
+    store_tile(p, stored);
+    store_tile(dscores, stored + args.tiles.between);
+    stored += ScoreTiles::kElements;
+    ptx::wait_products<0>();
+    ptx::pin_registers(scores.c[0]);
+    ptx::pin_registers(dq.c[0]);
+    is_empty = false;
+    release(shared.k_ring.empty[k_at.stage]);
+    k_at = next;
+  }
+
+  __device__ __forceinline__ void start_scores(const typename decltype(Shared::k_ring)::Position& at) {
+    shared.k_ring.wait_full(at);
+    tile::start_rows_product(scores, tile::BoxOperand(shared.q[0]).after(warpgroup),
+                             tile::BoxOperand(shared.k[0]).after(at.stage));
+  }
+  __device__ __forceinline__ void start_dp() {
+    shared.v_ring.wait_full(v_at);
+    tile::start_rows_product(gradients, tile::BoxOperand(shared.dout[0]).after(warpgroup),
+                             tile::BoxOperand(shared.v[0]).after(v_at.stage));
+  }
+  __device__ __forceinline__ void start_dq() {
+    tile::start_product(dq, dscores, tile::BoxOperand(shared.k[0]).after(k_at.stage), !is_empty);
+  }
+
+  // What a query may not see, and keys that the sequence does not have, becomes -inf.
+  __device__ __forceinline__ void hide(const QueryTileWork& work, int tile) {
+    const attention::Sequence sequence = {work.batch, work.query_begin, work.key_begin, work.num_queries,
+                                          work.num_keys};
+    const WorkItem item = {sequence, work.head, work.key_head};
+    const int first_query = (work.tile + warpgroup) * Traits::kRows + warp_row();
+    const Where where = {args.params, item, first_query, tile * Traits::kRows};
+    where.hide_invisible(scores);
+  }
+
+  // S -> P, packed. Of queries that the sequence does not have, lse is infinite.
+  __device__ __forceinline__ void exponentiate() {
+    const float c = static_cast<float>(args.params.score_mod.scale) * kLog2e;
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(ptx::exp2(fmaf(scores.at(r, j, 0), c, -lse[r])),
+                                                       ptx::exp2(fmaf(scores.at(r, j, 1), c, -lse[r])), Element{});
+      }
+    }
+  }
+
+  // P and dP -> dS, packed. P as it was rounded: it has fewer registers.
+  __device__ __forceinline__ void differentiate_scores() {
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+        const float2 probability = ptx::unpack(p.a[j / 2][j % 2 * 2 + r], Element{});
+        dscores.a[j / 2][j % 2 * 2 + r] =
+            ptx::pack_in_order(probability.x * (gradients.at(r, j, 0) - delta[r]),
+                               probability.y * (gradients.at(r, j, 1) - delta[r]), Element{});
+      }
+    }
+  }
+
+  // Each thread has 16 bytes of each half of its rows (ScoreTiles). They leave L2 first: K and V should stay.
+  static constexpr int kPiece = 8;
+  __device__ __forceinline__ void store_tile(const PackedScores& packed, Element* to) const {
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t(&low)[4] = packed.a[2 * half];
+        const uint32_t(&high)[4] = packed.a[2 * half + 1];
+        // Halves of a row are 4 pieces apart, whichever way round the swizzle has them.
+        Element* const row = to + Scores::row_step(r) * Traits::kRows;
+        Element* const at = half == 0 ? row : other_half(row);
+        __stcs(reinterpret_cast<uint4*>(at), uint4{low[r], low[2 + r], high[r], high[2 + r]});
+      }
+    }
+  }
+  __device__ __forceinline__ static Element* other_half(Element* at) {
+    return reinterpret_cast<Element*>(reinterpret_cast<uintptr_t>(at) ^ 4 * kPiece * sizeof(Element));
+  }
+
+  // Tiles of keys that only the other warpgroup's queries see.
+  __device__ __forceinline__ void pass(int visits) {
+#pragma unroll 1
+    for (int i = 0; i < visits; ++i) {
+      shared.k_ring.wait_full(k_at);
+      shared.v_ring.wait_full(v_at);
+      release(shared.k_ring.empty[k_at.stage]);
+      release(shared.v_ring.empty[v_at.stage]);
+      k_at.advance();
+      v_at.advance();
+    }
+  }
+
+  __device__ __forceinline__ void store(const QueryTileWork& work) {
+    const attention::BackwardParams& params = args.params;
+    const int first_query = (work.tile + warpgroup) * Traits::kRows + warp_row();
+    const int rows = work.num_queries - first_query;
+    if (is_empty) dq.clear();
+    dq.scale(static_cast<float>(params.score_mod.scale));
+    const bool suspicious =
+        rows > 0 && store_row_chunks<Element>(
+                        {.data = params.dq.row<Element>(work.batch, work.head, work.query_begin + first_query),
+                         .row_stride = params.dq.row_stride,
+                         .column_stride = params.dq.column_stride,
+                         .rows = rows,
+                         .columns = static_cast<int>(params.head_dim_qk)},
+                        dq);
+    if (suspicious) flag_of(work) = 1;
+    __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+  }
+
+  // In the order of a schedule of all queries, one head after the other (schedule/block.cuh).
+  __device__ __forceinline__ uint8_t& flag_of(const QueryTileWork& work) const {
+    const attention::BackwardParams& params = args.params;
+    const int tiles = ScoreTiles::num_tiles(params.sequences.max_seqlen_q);
+    const int64_t pair = int64_t{work.key_head} * params.batch + work.batch;
+    const int64_t row_of_tiles = pair * params.queries_per_key_head() + work.head_of_group;
+    const int64_t tile = row_of_tiles * tiles + tiles - 1 - work.tile - warpgroup;
+    return args.workspace.dq_nan_flags[tile * 4 + tile::warp() % 4];
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

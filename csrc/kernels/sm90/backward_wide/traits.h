@@ -1,0 +1,139 @@
+// What the kernels are compiled for, and what lies in their shared memory.
+#pragma once
+
+#include "kernels/schedule/block.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm90/backward_wide/arguments.h"
+#include "kernels/sm90/backward_wide/seen_tiles.h"
+#include "kernels/sm90/uniform.h"
+#include "kernels/tile_config_sm90.h"
+#include "tile/sm90/gemm.h"
+#include "tile/sm90/ring.h"
+
+namespace flash_attn_ext::sm90 {
+
+// The dQ kernel.
+template <class ElementType, HeadDims kDimsValue>
+struct WideDqTraits {
+  using Element = ElementType;
+  static constexpr HeadDims kDims = kDimsValue;
+  static constexpr WideTile kTile = wide_tile(kDims);
+  static constexpr int kRows = ScoreTiles::kRows;  // of a warpgroup's queries, and of a tile of keys
+  static constexpr int kWarpgroups = 2;
+  static constexpr int kQueries = kWarpgroups * kRows;
+  static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
+  static_assert(kRows == tile::kWarpgroupRows);
+
+  using QTile = tile::BoxTile<Element, kRows, kDims.qk>;
+  using DoutTile = tile::BoxTile<Element, kRows, kDims.v>;
+  using KTile = tile::BoxTile<Element, kRows, kDims.qk>;
+  using VTile = tile::BoxTile<Element, kRows, kDims.v>;
+  using Scores = tile::WarpgroupAccumulator<kRows>;  // rows are queries
+  using Where = ScoreTile<Rows::kQueries, Scores>;
+};
+
+// What the thread that claims tiles of queries says about one.
+struct QueryTileWork {
+  static constexpr int kEnd = -1;
+
+  int batch;  // kEnd: there are no more
+  int head;
+  int key_head;
+  int head_of_group;
+  int query_begin;  // of the sequence
+  int key_begin;
+  int num_queries;
+  int num_keys;
+  int tile;        // of ScoreTiles::kRows queries: the first warpgroup's
+  int statistics;  // likewise, in the workspace
+  int64_t row;     // likewise, of stored tiles
+  int begin;       // tiles of keys that any of the queries sees
+  int end;
+  TileRange own[2];  // those that a warpgroup's see
+};
+
+template <class Traits>
+struct WideDqShared {
+  static constexpr int kWarpgroups = Traits::kWarpgroups;
+  static constexpr int kComputingWarps = 4 * kWarpgroups;
+  static constexpr int kWorkStages = 2;
+
+  typename Traits::QTile q[kWarpgroups];
+  typename Traits::DoutTile dout[kWarpgroups];
+  typename Traits::KTile k[Traits::kTile.key_stages];
+  typename Traits::VTile v[Traits::kTile.value_stages];
+  QueryTileWork work[kWorkStages];
+  tile::RingBarriers<1> q_ring[kWarpgroups];
+  tile::RingBarriers<1> dout_ring[kWarpgroups];
+  tile::RingBarriers<Traits::kTile.key_stages> k_ring;
+  tile::RingBarriers<Traits::kTile.value_stages> v_ring;
+  tile::RingBarriers<kWorkStages> work_ring;
+
+  __device__ __forceinline__ void init() {
+    for (auto& ring : q_ring) ring.init(4);
+    for (auto& ring : dout_ring) ring.init(4);
+    k_ring.init(kComputingWarps);
+    v_ring.init(kComputingWarps);
+    work_ring.init(kComputingWarps);
+    ptx::fence_barrier_init();
+  }
+};
+
+// The products that make dV and dK of stored tiles.
+template <class ElementType, HeadDims kDimsValue>
+struct WideProductTraits {
+  using Element = ElementType;
+  static constexpr HeadDims kDims = kDimsValue;
+  static constexpr int kRows = ScoreTiles::kRows;  // of a warpgroup's keys, and of a step's queries
+  static constexpr int kWarpgroups = kWideProductWarpgroups;
+  static constexpr int kKeys = kWideProductKeys;
+  static_assert(kKeys == kWarpgroups * kRows);
+  static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
+  static constexpr int kColumns = kDims.qk > kDims.v ? kDims.qk : kDims.v;
+
+  using LeftTile = tile::BoxTile<Element, kRows, kRows>;  // of P or dS
+  template <int kWidth>
+  using RightTile = tile::BoxTile<Element, kRows, kWidth>;  // of dO or Q
+};
+
+// What the thread that claims tiles of keys says about one.
+template <int kWarpgroups>
+struct ProductWork {
+  static constexpr int kEnd = -1;
+
+  int batch;  // kEnd: there are no more
+  int key_head;
+  bool is_dk;
+  int query_begin;  // of the sequence
+  int key_begin;
+  SeenTiles seen;
+  int tile;     // of ScoreTiles::kRows keys: the first warpgroup's
+  int flags;    // of the first warpgroup's first half
+  int64_t row;  // of stored tiles: of the group's first head
+  int begin;    // tiles of queries that see any of the keys
+  int end;
+  TileRange own[kWarpgroups];  // those that see a warpgroup's
+};
+
+template <class Traits>
+struct WideProductShared {
+  static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
+  static constexpr int kWorkStages = 2;
+  static constexpr int kStages = kWideProductStages;
+  using Work = ProductWork<Traits::kWarpgroups>;
+  using RightTile = typename Traits::template RightTile<Traits::kColumns>;
+
+  typename Traits::LeftTile left[kStages][Traits::kWarpgroups];
+  RightTile right[kStages];
+  Work work[kWorkStages];
+  tile::RingBarriers<kStages> ring;
+  tile::RingBarriers<kWorkStages> work_ring;
+
+  __device__ __forceinline__ void init() {
+    ring.init(kComputingWarps);
+    work_ring.init(kComputingWarps);
+    ptx::fence_barrier_init();
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,87 @@
+"""Which backward kernels calls of head dims from 129 to 256 take on Hopper. Plans need no GPU (test_plans.py)."""
+
+import re
+
+import pytest
+
+from support.plans import F16, Call, label
+
+LONG = 2048
+STORING = "dQ storing P and dS, then dK and dV from them"
+
+
+def hopper(sq: int = LONG, sk: int | None = None, **more) -> Call:
+    options = {"backend": "sm90"} | more.pop("options", {})
+    return Call(sq, sk, options=options, **{"d": 256, "batch": 2, "heads": 4} | more)
+
+
+TAKEN = [
+    (
+        hopper(),
+        f"warp-specialised, head dims 256 and 256, {STORING}, in 1 launch of up to 8 key heads; delta by the first",
+    ),
+    (hopper(dtype=F16), "head dims 256 and 256"),
+    (hopper(d=136), "head dims 192 and 192"),
+    (hopper(d=136, dv=64), "head dims 192 and 128"),
+    (hopper(d=64, dv=136), "head dims 192 and 192"),
+    (hopper(d=192, dv=128), "head dims 192 and 128"),
+    (hopper(d=192, dv=136), "head dims 192 and 192"),
+    (hopper(d=200, dv=128), "head dims 256 and 256"),
+    (hopper(257), STORING),
+    (hopper(257, 1), STORING),
+    (hopper(options={"causal": "top_left"}), STORING),
+    (hopper(options={"causal": "bottom_right"}), STORING),
+    (hopper(options={"window": (100, 0)}), STORING),
+    (hopper(key_heads=2), "of up to 4 key heads"),
+    (hopper(wanted=("q", "k")), STORING),
+    (hopper(wanted=("q", "v")), STORING),
+    # Two bytes of P and of dS for each pair: 2 GiB hold two heads of 16384 tokens, and one of 23168.
+    (hopper(16384), "in 4 launches of up to 2 key heads"),
+    (hopper(23168), "in 8 launches of up to 1 key heads"),
+    (hopper(23169), "each computing the scores"),
+    # A window's rows have room for what they can see: 27 tiles of keys.
+    (hopper(65536, options={"window": (1600, 0)}), "in 2 launches of up to 4 key heads"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), TAKEN, ids=label)
+def test_calls_that_only_scale(call, words):
+    assert words in call.plans()[1]
+
+
+PORTABLE = {
+    "dropout": {"options": {"dropout_p": 0.1}},
+    "softcap": {"options": {"softcap": 9.0}},
+    "a negative scale": {"options": {"scale": -1.0}},
+    "a bias": {"bias": (1, 1, LONG, LONG)},
+    "a mask": {"mask": (1, 1, 1, LONG)},
+    "slopes": {"slopes": True},
+    "few queries": {"sq": 256},
+    "head dims that are no multiples of 8": {"d": 132},
+    "dQ alone": {"wanted": ("q",)},
+    "no dQ": {"wanted": ("k", "v")},
+}
+
+
+@pytest.mark.parametrize("more", PORTABLE.values(), ids=PORTABLE.keys())
+def test_other_calls_take_the_portable_kernels(more):
+    call = hopper(**more)
+    portable = Call(**vars(call) | {"options": call.options | {"backend": "sm80"}})
+    assert call.plans()[1] == portable.plans()[1]
+
+
+def test_what_the_workspace_holds():
+    """Two heads of 300 queries and 200 keys: 5 x 4 tiles of 8 KiB, P and dS; statistics and flags in tiles of 64."""
+    words = hopper(300, 200, batch=1, heads=2).plans()[1]
+    assert f"stored scores {2 * 2 * 5 * 4 * 8192}, dQ NaN flags {2 * 5 * 4}, dK and dV NaN flags {2 * 2 * 6}" in words
+    assert f"statistics {2 * 5 * 64 * 8}" in words and "claims 8" in words
+
+
+@pytest.mark.parametrize(("mebibytes", "launches"), [("0", None), ("15", None), ("16", 8), ("64", 2), ("2048", 1)])
+def test_the_bound_of_the_workspace(mebibytes, launches, monkeypatch):
+    """A head of 2048 tokens stores 16 MiB."""
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
+    words = hopper().plans()[1]
+    found = re.search(STORING + r", in (\d+) launch", words)
+    assert (int(found[1]) if found else None) == launches
+    assert found or "each computing the scores" in words
