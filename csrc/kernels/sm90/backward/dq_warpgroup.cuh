@@ -1,7 +1,7 @@
 // The warpgroup that computes dQ = scale * dS K of each visit, from dS that the others leave in shared memory.
 #pragma once
 
-#include "kernels/epilogue/store_row_chunks.cuh"
+#include "kernels/epilogue/store_quads.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/global_memory.h"
 

@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "kernels/epilogue/store_row_chunks.cuh"
+#include "kernels/epilogue/store_quads.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/math.h"

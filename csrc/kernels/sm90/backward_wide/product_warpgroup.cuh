@@ -1,7 +1,7 @@
 // A warpgroup that computes dV = P^T dO or dK = scale * dS^T Q of 64 keys.
 #pragma once
 
-#include "kernels/epilogue/store_row_chunks.cuh"
+#include "kernels/epilogue/store_quads.cuh"
 #include "kernels/sm90/backward_wide/traits.h"
 
 namespace flash_attn_ext::sm90 {

@@ -4,7 +4,7 @@
 //   dQ += dS K, and S of the next tile of keys, while dS is stored
 #pragma once
 
-#include "kernels/epilogue/store_row_chunks.cuh"
+#include "kernels/epilogue/store_quads.cuh"
 #include "kernels/sm90/backward_wide/traits.h"
 #include "ptx/math.h"
 
