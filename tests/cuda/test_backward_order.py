@@ -1,0 +1,123 @@
+"""Hopper's backward kernel, in which blocks add to dQ in a fixed order: edges of tiles, few blocks, and NaN.
+
+Blocks wait for each other. FLASH_ATTN_EXT_MULTIPROCESSORS has a plan made for a GPU with so many multiprocessors, and
+as many blocks are launched: whatever that number is, the launch comes to an end, with gradients that obey the error
+rule and repeat bitwise.
+"""
+
+import math
+
+import pytest
+import torch
+
+from support.cases import Case, make_inputs
+from support.checks import answers_to, check_case, check_packed_drawn
+from support.disturbance import Disturbance
+from support.errors import Comparison, assert_rule_over_draws
+from support.packed import PackedCase, make_packed
+from support.params import over_cases, over_dtypes
+from support.runners import run_ours
+
+SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
+MULTIPROCESSORS = (1, 2, 3, 7, 20, 132)
+RUNS = 100
+over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
+
+LENGTHS = ((257, 257), (320, 319), (383, 65), (512, 1), (513, 640), (300, 1500), (1100, 700))
+MASKS = (
+    dict(),
+    dict(causal="top_left"),
+    dict(causal="bottom_right"),
+    dict(window=(100, 30)),
+    dict(window=(None, 70)),
+    dict(window=(200, None)),
+    dict(window=(0, 0)),
+    dict(window=(64, 0), causal="bottom_right"),
+)
+EDGES = [
+    Case(sq=sq, sk=sk, batch=1, heads=2, kv_heads=kv_heads, d=d, dv=dv, **mask)
+    for (d, dv, kv_heads) in ((64, 64, 2), (128, 128, 1), (96, 40, 2))
+    for sq, sk in LENGTHS
+    for mask in MASKS
+]
+PACKED = [
+    PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, dlse=True, **mask))
+    for d in (64, 128)
+    for lengths_q, lengths_k in (
+        ((300, 0, 65, 700, 64), (300, 40, 129, 500, 0)),
+        ((1, 1000, 63), (1, 1000, 300)),
+    )
+    for mask in MASKS[:4]
+]
+FEW_BLOCKS = [
+    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, **mask)
+    for d in (64, 128)
+    for sq, sk, kv_heads in ((1000, 1300, 2), (700, 2100, 4))
+    for mask in (dict(), dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(200, 200)))
+]
+REPEATED = [
+    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **mask)
+    for d, kv_heads in ((64, 8), (128, 2))
+    for mask in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
+]
+
+
+@over_16_bits
+@over_cases(EDGES)
+def test_edges_of_tiles(case, dtype, gpu):
+    check_case(case, dtype, gpu)
+
+
+@over_16_bits
+@over_cases(PACKED)
+def test_packed(case, dtype, gpu):
+    check_packed_drawn(case, lambda seed: make_packed(case, dtype, "cuda", seed, draw_on="cuda"), gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(FEW_BLOCKS)
+def test_few_blocks(case, dtype, gpu, monkeypatch):
+    def compare_draw(seed: int) -> dict[str, Comparison]:
+        inputs = make_inputs(case, dtype, "cuda", seed, draw_on="cuda")
+        answers = answers_to(inputs, gpu)
+        comparisons = {}
+        for multiprocessors in MULTIPROCESSORS:
+            monkeypatch.setenv(SWITCH, str(multiprocessors))
+            compared = answers.compare(run_ours(inputs, gpu))
+            comparisons |= {f"{name} on {multiprocessors} multiprocessors": c for name, c in compared.items()}
+        monkeypatch.delenv(SWITCH)
+        return comparisons
+
+    assert_rule_over_draws(compare_draw)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(REPEATED)
+def test_repeats(case, dtype, gpu):
+    inputs = make_inputs(case, dtype, "cuda", draw_on="cuda")
+    disturbance = Disturbance()
+    first = run_ours(inputs, gpu)
+    for run in range(RUNS):
+        disturbance.start(3 * run % 7)
+        again = run_ours(inputs, gpu)
+        for name in first:
+            assert torch.equal(first[name], again[name]), name
+    torch.cuda.synchronize()
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("d", [64, 128])
+def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
+    """Causal: the keys behind the last query, and in packed batches what follows a sequence."""
+    inputs = make_inputs(Case(sq=700, sk=900, d=d, heads=2, causal="top_left"), dtype, "cuda")
+    clean = run_ours(inputs, gpu)
+    dirty = {name: getattr(inputs, name).clone() for name in ("k", "v")}
+    for tensor in dirty.values():
+        tensor[:, :, 700:] = poison
+    result = run_ours(inputs.replace(**dirty), gpu)
+    for name in ("dq", "dk", "dv"):
+        finite = result[name]
+        assert bool(finite.isfinite().all()), name
+        torch.testing.assert_close(finite.float(), clean[name].float(), rtol=2e-2, atol=2e-2)
+    assert bool((result["dk"][:, :, 700:] == 0).all()) and bool((result["dv"][:, :, 700:] == 0).all())
