@@ -1,7 +1,7 @@
 """What the figures should be on our own H200, and the floors under which a suite is not done.
 
-For `python -m flash_attn_ext bench --device cuda --goals benchmarks/goals.py`, which reads GOALS. Goals are for Hopper's
-own kernels; those of backward passes with biases, masks, dropout and float32 for sm80's.
+For `python -m flash_attn_ext bench --device cuda --goals benchmarks/goals.py`, which reads GOALS. They are for Hopper's
+own kernels, those of backward passes with biases, masks, dropout and float32 for sm80's.
 """
 
 from flash_attn_ext.cli.bench.goals import Goal, PointGoals
