@@ -168,7 +168,8 @@ def test_forward_mode_of_a_function_that_calls_backward(create_graph, backend):
 
 
 @computes_in(torch.float64)
-def test_tangents_of_incoming_gradients_alone(backend):
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_tangents_of_incoming_gradients_alone(create_graph, backend):
     """A forward pass before forward mode, its backward pass in it."""
     function, leaves, inputs = function_of(Case(**SMALL), backend)
     leaves = list(leaves.values())
@@ -179,7 +180,9 @@ def test_tangents_of_incoming_gradients_alone(backend):
     primals = torch.autograd.grad((out, lse), leaves, given, retain_graph=True)
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(*pair) for pair in zip(given, (dout_tangent, dlse_tangent), strict=True)]
-        found = [forward_ad.unpack_dual(g) for g in torch.autograd.grad((out, lse), leaves, duals)]
+        found = [
+            forward_ad.unpack_dual(g) for g in torch.autograd.grad((out, lse), leaves, duals, create_graph=create_graph)
+        ]
     for (primal, tangent), one, other in zip(found, primals, expected, strict=True):
         torch.testing.assert_close(primal, one)
         torch.testing.assert_close(tangent, other)

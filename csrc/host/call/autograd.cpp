@@ -48,15 +48,11 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
     if (!dout.defined() && !dlse.defined()) return variable_list(num_outputs());
     const AttentionInputs inputs = unpack_inputs();
     const BackwardInputs backward = unpack_backward(dout, dlse);
-    variable_list results = compute(inputs, backward);
-    const at::Tensor dout_tangent = tangent_of(dout);
-    const at::Tensor dlse_tangent = tangent_of(dlse);
-    if (dout_tangent.defined() || dlse_tangent.defined()) {
-      // The pass is linear in dout and dlse, and what is saved has no tangents: forward mode was off in the forward
-      // pass.
-      set_tangents(results, compute(inputs, unpack_backward(dout_tangent, dlse_tangent)));
-    }
-    return results;
+    // With create_graph, or under tangents, the operator computes them: it has a derivative.
+    const bool differentiated = at::GradMode::is_enabled() || has_tangent(dout) || has_tangent(dlse);
+    if (differentiated || !hold_memory(inputs, backward)) return call_backward_operator(inputs, backward);
+    const at::AutoDispatchBelowADInplaceOrView nothing_inside_is_recorded;
+    return attention_backward(inputs, backward);
   }
 
   void release_variables() override {
@@ -114,21 +110,8 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
     return backward;
   }
 
-  // With create_graph the operator computes them, since it has a derivative.
-  static variable_list compute(const AttentionInputs& inputs, const BackwardInputs& backward) {
-    if (at::GradMode::is_enabled() || !hold_memory(inputs, backward)) return call_backward_operator(inputs, backward);
-    const at::AutoDispatchBelowADInplaceOrView nothing_inside_is_recorded;
-    return attention_backward(inputs, backward);
-  }
-
-  static at::Tensor tangent_of(const at::Tensor& gradient) {
-    return gradient.defined() ? gradient._fw_grad(/*level=*/0) : at::Tensor();
-  }
-
-  static void set_tangents(const variable_list& results, const variable_list& tangents) {
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (results[i].defined()) results[i]._set_fw_grad(tangents[i], /*level=*/0, /*is_inplace_op=*/false);
-    }
+  static bool has_tangent(const at::Tensor& gradient) {
+    return gradient.defined() && gradient._fw_grad(/*level=*/0).defined();
   }
 
   std::array<SavedVariable, kNumTensors> inputs_;
