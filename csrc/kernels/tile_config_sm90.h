@@ -97,8 +97,11 @@ constexpr BackwardTile backward_tile(HeadDims dims) {
   return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false};
 }
 
-// Up to how many queries the portable kernels are faster, and beyond how many keys for each query.
-inline constexpr int64_t kPortableBackwardQueries = 256;
+// Up to how many queries the portable kernels are faster, and from how many keys for each query on.
+constexpr int64_t portable_backward_queries(int64_t head_dim) {
+  if (head_dim <= 64) return 64;
+  return head_dim <= kLargestBackwardHeadDim ? 0 : 256;
+}
 inline constexpr int64_t kMostKeysPerQuery = 8;
 
 // The order of visits (plan/visit_order.h). How many visits neighbouring visitors of a tile of queries are apart:

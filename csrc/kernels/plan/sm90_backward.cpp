@@ -20,7 +20,7 @@ bool is_for_portable_kernels(const BackwardParams& p) {
   // Gradients are written 16 bytes at a time, to memory without gaps.
   constexpr int64_t kChunk = 8;
   if (p.head_dim_qk % kChunk != 0 || p.head_dim_v % kChunk != 0) return true;
-  return lengths.max_seqlen_k == 0 || lengths.max_seqlen_q <= sm90::kPortableBackwardQueries;
+  return lengths.max_seqlen_k == 0 || lengths.max_seqlen_q <= sm90::portable_backward_queries(largest_head_dim(p));
 }
 
 // Visitors of a tile of queries take turns: with far more keys than queries they would wait.

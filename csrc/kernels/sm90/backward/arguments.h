@@ -7,8 +7,13 @@
 #include "kernels/plan/visit_order.h"
 #include "kernels/sm90/backward/key_tile_work.h"
 #include "kernels/sm90/tensor_map.h"
+#include "kernels/tile_config_sm90.h"
 
 namespace flash_attn_ext::sm90 {
+
+// P is multiplied by 2^shift, and dP - delta divided by it, where P is kept in float16 for dS: its smallest normal
+// number is 2^-14, and a P of many keys is smaller.
+constexpr int weight_shift(HeadDims dims) { return backward_tile(dims).keys_in_registers ? 0 : 14; }
 
 // Where the kernels meet. Sums and statistics are laid out in tiles of queries: those of a head come one after the
 // other, the heads likewise. A packed sequence begins at a tile of its own.
@@ -17,7 +22,7 @@ struct BackwardWorkspace {
 
   KeyTileWork* table;  // in the order of claims
   float* dq_sums;      // of each tile: dQ / scale, in the order of accumulators
-  float* statistics;   // of each tile: LSE * log2(e) of its queries, then delta
+  float* statistics;   // of each tile: LSE * log2(e) - shift of its queries, then delta / 2^shift
   int* turns;          // of each tile: how many visitors have added to dQ
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;
@@ -47,6 +52,7 @@ struct BackwardArguments {
   BackwardWorkspace workspace;
   float scale;
   float scale_log2e;
+  float shift;  // weight_shift
 };
 
 }  // namespace flash_attn_ext::sm90

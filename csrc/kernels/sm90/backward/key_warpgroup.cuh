@@ -23,7 +23,10 @@ struct KeyWarpgroup {
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
   static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
-  static constexpr bool kEarly = false;
+  static constexpr bool kKeepsWeights = !kInRegisters && !std::is_same_v<Element, __half>;
+  static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kDims));
+
+  struct NotHeld {};
 
   const BackwardArguments& args;
   Shared& shared;
@@ -33,11 +36,11 @@ struct KeyWarpgroup {
   Scores gradients;  // dP
   PackedScores p;
   PackedScores dscores;
+  std::conditional_t<kKeepsWeights, PackedScores, NotHeld> weights;  // P in float16
   tile::WarpgroupAccumulator<Traits::kDims.qk> dk;
   tile::WarpgroupAccumulator<Traits::kDims.v> dv;
   bool is_empty = true;     // dK and dV
   bool is_partial = false;  // something of the keys is hidden from the queries at hand
-  struct NotHeld {};
   std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.qk>, NotHeld> k;
   std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.v>, NotHeld> v;
   typename Shared::Stage at{};  // of Q, dO and dS
@@ -106,26 +109,18 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void step(const KeyTileWork& work) {
     typename Shared::Stage next = at;
     next.advance();
-    if constexpr (kEarly) start_dp();
     if (is_partial) hide(work, shared.visit(at).query_tile);
     exponentiate();
-    if constexpr (kEarly) {
-      ptx::wait_products<0>();
-      ptx::pin_registers(gradients.c[0]);
-      start_dv();
-      if constexpr (kHasNext) start_scores(next);
-    } else {
-      start_dp();
-      start_dv();
-      // With dV in flight, P needs registers beside those of dS.
-      ptx::wait_products<kInRegisters ? 1 : 0>();
-      ptx::pin_registers(gradients.c[0]);
-      if constexpr (!kInRegisters) ptx::pin_registers(dv.c[0]);
-    }
+    start_dp();
+    start_dv();
+    // With dV in flight, P needs registers beside those of dS.
+    ptx::wait_products<kInRegisters ? 1 : 0>();
+    ptx::pin_registers(gradients.c[0]);
+    if constexpr (!kInRegisters) ptx::pin_registers(dv.c[0]);
     differentiate_scores();
     start_dk();
     hand_over();
-    if constexpr (!kEarly && kHasNext) start_scores(next);
+    if constexpr (kHasNext) start_scores(next);
     const int done = at.stage;
     go_to<kHasNext>(next);
     ptx::wait_products<0>();
@@ -184,31 +179,48 @@ struct KeyWarpgroup {
     }
   }
 
-  // S -> P, packed.
+  // S -> P, packed for dV, and for dS as exact as registers allow: rounding it there would add as much error as
+  // rounding dS does.
   __device__ __forceinline__ void exponentiate() {
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
       const float2 lse = *reinterpret_cast<const float2*>(&shared.statistics[at.stage][0][Scores::column(j, 0)]);
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
-        p.a[j / 2][j % 2 * 2 + r] =
-            ptx::pack_in_order(ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, -lse.x)),
-                               ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, -lse.y)), Element{});
+        const float low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, -lse.x));
+        const float high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, -lse.y));
+        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(low, high, Element{});
+        if constexpr (kInRegisters) {
+          scores.at(r, j, 0) = low;
+          scores.at(r, j, 1) = high;
+        } else if constexpr (kKeepsWeights) {
+          weights.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(low, high, __half{});
+        }
       }
     }
   }
 
-  // P and dP -> dS, packed. P as it was rounded: it has fewer registers.
+  __device__ __forceinline__ float2 weight(int r, int j) const {
+    if constexpr (kInRegisters) {
+      return {scores.at(r, j, 0), scores.at(r, j, 1)};
+    } else if constexpr (kKeepsWeights) {
+      return ptx::unpack(weights.a[j / 2][j % 2 * 2 + r], __half{});
+    } else {
+      return ptx::unpack(p.a[j / 2][j % 2 * 2 + r], __half{});
+    }
+  }
+
+  // P and dP -> dS, packed.
   __device__ __forceinline__ void differentiate_scores() {
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
       const float2 delta = *reinterpret_cast<const float2*>(&shared.statistics[at.stage][1][Scores::column(j, 0)]);
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
-        const float2 probability = ptx::unpack(p.a[j / 2][j % 2 * 2 + r], Element{});
+        const float2 probability = weight(r, j);
         dscores.a[j / 2][j % 2 * 2 + r] =
-            ptx::pack_in_order(probability.x * (gradients.at(r, j, 0) - delta.x),
-                               probability.y * (gradients.at(r, j, 1) - delta.y), Element{});
+            ptx::pack_in_order(probability.x * fmaf(gradients.at(r, j, 0), kUnshift, -delta.x),
+                               probability.y * fmaf(gradients.at(r, j, 1), kUnshift, -delta.y), Element{});
       }
     }
   }
@@ -267,6 +279,7 @@ struct KeyWarpgroup {
       dv.clear();
     }
     dk.scale(args.scale);
+    dv.scale(kUnshift);
     const bool suspicious = store(args.params.dk, dk, args.params.head_dim_qk, work) |
                             store(args.params.dv, dv, args.params.head_dim_v, work);
     if (suspicious) flag_of(work) = 1;

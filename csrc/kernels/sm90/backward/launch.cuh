@@ -105,6 +105,7 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   args.order = plan.order;
   args.scale = static_cast<float>(p.score_mod.scale);
   args.scale_log2e = args.scale * kLog2e;
+  args.shift = static_cast<float>(weight_shift(backward_head_dims(p.head_dim_qk, p.head_dim_v)));
   args.workspace = {.table = parts.key_tiles.in<KeyTileWork>(workspace),
                     .dq_sums = parts.dq_sums.in<float>(workspace),
                     .statistics = parts.statistics.in<float>(workspace),

@@ -72,8 +72,8 @@ struct Statistics {
           *p.delta.at<float>(sequence.batch, head, first_row + row) = delta[i];
         }
         // Of a query that sees no key, or does not exist, probabilities vanish without a branch.
-        statistics[row] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e;
-        statistics[kQueries + row] = delta[i];
+        statistics[row] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e - args.shift;
+        statistics[kQueries + row] = delta[i] * exp2f(-args.shift);
       }
     }
     if (args.order.visitor(p.visibility, sequence, 0, Walk::kClimb).visitors(tile).empty()) clear_dq(first_row, rows);

@@ -157,29 +157,29 @@ struct QueryWarpgroup {
     where.hide_invisible(scores);
   }
 
-  // S -> P, packed. Of queries that the sequence does not have, lse is infinite.
+  // S -> P, and packed. Of queries that the sequence does not have, lse is infinite.
   __device__ __forceinline__ void exponentiate() {
     const float c = static_cast<float>(args.params.score_mod.scale) * kLog2e;
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
-        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(ptx::exp2(fmaf(scores.at(r, j, 0), c, -lse[r])),
-                                                       ptx::exp2(fmaf(scores.at(r, j, 1), c, -lse[r])), Element{});
+#pragma unroll
+        for (int e = 0; e < 2; ++e) scores.at(r, j, e) = ptx::exp2(fmaf(scores.at(r, j, e), c, -lse[r]));
+        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(scores.at(r, j, 0), scores.at(r, j, 1), Element{});
       }
     }
   }
 
-  // P and dP -> dS, packed. P as it was rounded: it has fewer registers.
+  // P and dP -> dS, packed.
   __device__ __forceinline__ void differentiate_scores() {
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
-        const float2 probability = ptx::unpack(p.a[j / 2][j % 2 * 2 + r], Element{});
         dscores.a[j / 2][j % 2 * 2 + r] =
-            ptx::pack_in_order(probability.x * (gradients.at(r, j, 0) - delta[r]),
-                               probability.y * (gradients.at(r, j, 1) - delta[r]), Element{});
+            ptx::pack_in_order(scores.at(r, j, 0) * (gradients.at(r, j, 0) - delta[r]),
+                               scores.at(r, j, 1) * (gradients.at(r, j, 1) - delta[r]), Element{});
       }
     }
   }
