@@ -6,10 +6,13 @@ rule and repeat bitwise.
 """
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from support.backends import SM90, not_runnable_because
 from support.cases import Case, make_inputs
 from support.checks import answers_to, check_case, check_packed_drawn
 from support.disturbance import Disturbance
@@ -121,3 +124,16 @@ def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
         assert bool(finite.isfinite().all()), name
         torch.testing.assert_close(finite.float(), clean[name].float(), rtol=2e-2, atol=2e-2)
     assert bool((result["dk"][:, :, 700:] == 0).all()) and bool((result["dv"][:, :, 700:] == 0).all())
+
+
+def test_the_first_call_of_a_thread():
+    """The forward pass of a short call takes portable kernels, so that autograd's thread meets the copy engine first."""
+    if reason := not_runnable_because(SM90):
+        pytest.skip(reason)
+    program = """
+import torch, flash_attn_ext
+q, k, v = (torch.randn(1, 2, 128, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+flash_attn_ext.attention(q, k, v, backend="sm90").sum().backward()
+assert bool(q.grad.isfinite().all())
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -101,9 +101,11 @@ def test_a_backward_pass_of_pytorchs_dropout_is_pytorchs(kernel):
 
 def test_what_is_not_taken_runs_on_pytorchs_kernel():
     q, k, v = (tensor.detach() for tensor in qkv())
-    expected = ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, False, True)
+    torch.manual_seed(0)
+    expected = ATEN._scaled_dot_product_flash_attention(q, k, v, 0.1, False, True)
+    torch.manual_seed(0)
     with aten.active(), aten.recorded() as passes, pytest.warns(UserWarning, match="return_debug_mask"):
-        got = ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, False, True)
+        got = ATEN._scaled_dot_product_flash_attention(q, k, v, 0.1, False, True)
     assert passes == [] and torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
 
 

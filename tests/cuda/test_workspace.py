@@ -40,7 +40,7 @@ def test_the_fused_kernel_needs_only_delta(gpu):
 
 def test_stored_scores_can_be_turned_off(gpu, monkeypatch):
     """FLASH_ATTN_EXT_WORKSPACE_MIB=0: scores are computed again, and gradients are right to rounding."""
-    inputs = leaves(2, 8, 1024, 128)
+    inputs = leaves(2, 8, 1024, 256 if gpu == SM90 else 128)  # up to 128 Hopper's own kernel stores no scores
     stored_peak, stored = peak_of_backward(inputs, gpu.name)
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
     peak, recomputed = peak_of_backward(inputs, gpu.name)

@@ -23,15 +23,31 @@ attention::MatrixView planned_output(const AttentionInputs& in) {
           .column_stride = 1};
 }
 
+// As empty_in_stride_order lays it out: in the operand's own order, or contiguous where that repeats elements.
+attention::MatrixView planned_gradient(const at::Tensor& operand, const attention::MatrixView& view) {
+  attention::MatrixView gradient = view;
+  if (!operand.is_non_overlapping_and_dense()) {
+    const int64_t columns = operand.size(-1);
+    const int64_t rows = operand.size(-2);
+    const bool packed = operand.dim() == 3;
+    gradient.batch_stride = packed ? 0 : operand.size(1) * rows * columns;
+    gradient.head_stride = packed ? columns : rows * columns;
+    gradient.row_stride = packed ? rows * columns : columns;
+    gradient.column_stride = 1;
+  }
+  gradient.data = some_memory;
+  return gradient;
+}
+
 attention::BackwardParams planned_backward(const AttentionInputs& in, const std::array<bool, 6>& output_mask) {
   attention::BackwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
   params.out = planned_output(in);
   params.dout = planned_output(in);
   const auto wanted = [&](size_t gradient) { return output_mask[gradient] ? some_memory : nullptr; };
-  params.dq.data = wanted(0);
-  params.dk.data = wanted(1);
-  params.dv.data = wanted(2);
+  if (output_mask[0]) params.dq = planned_gradient(in.q, params.q);
+  if (output_mask[1]) params.dk = planned_gradient(in.k, params.k);
+  if (output_mask[2]) params.dv = planned_gradient(in.v, params.v);
   if (in.bias && output_mask[3]) params.dbias = describe_dbias(*in.bias);
   params.dalibi_slopes = in.alibi_slopes ? wanted(4) : nullptr;
   params.dsink = in.sink ? wanted(5) : nullptr;

@@ -45,6 +45,13 @@ inline int64_t in_equal_launches(const attention::AttentionParams& p, int64_t mo
   return (steps + launches - 1) / launches * step;
 }
 
+// Rows are made of whole pieces of 16 bytes.
+inline bool has_whole_chunks(const attention::MatrixView& view, int64_t columns, int64_t chunk) {
+  const int64_t strides = view.batch_stride | view.head_stride | view.row_stride;  // chunk is a power of 2
+  return view.column_stride == 1 && (strides | columns) % chunk == 0 &&
+         reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+}
+
 // Sequences of so few queries fill the smaller tiles of an Extended kernel.
 inline constexpr int64_t kFewQueries = 64;
 

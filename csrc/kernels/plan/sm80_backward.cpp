@@ -99,13 +99,6 @@ bool needs_exact_delta(const BackwardParams& p) {
   return attention::is_16_bit(p.element) && (dbias_is_exact || p.dalibi_slopes || p.dsink);
 }
 
-// Rows are made of whole pieces of 16 bytes.
-bool has_whole_chunks(const attention::MatrixView& view, int64_t columns, int64_t chunk) {
-  const int64_t strides = view.batch_stride | view.head_stride | view.row_stride;  // chunk is a power of 2
-  return view.column_stride == 1 && (strides | columns) % chunk == 0 &&
-         reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-}
-
 DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
   if (needs_exact_delta(p)) return DeltaSource::kExactKernel;
   const bool first_kernel_has_queries = kernels == BackwardKernels::kFused || kernels == BackwardKernels::kRecompute ||

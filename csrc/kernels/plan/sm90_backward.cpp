@@ -17,9 +17,13 @@ bool is_for_portable_kernels(const BackwardParams& p) {
   if (p.dbias.present() || p.dalibi_slopes != nullptr || p.dsink != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // which the copy engine does not read
-  // Gradients are written 16 bytes at a time, to memory without gaps.
+  // What is read and written 16 bytes at a time. Results lie in memory in the order of q's, k's and v's strides.
   constexpr int64_t kChunk = 8;
-  if (p.head_dim_qk % kChunk != 0 || p.head_dim_v % kChunk != 0) return true;
+  const auto in_chunks = [](const attention::MatrixView& view, int64_t columns) {
+    return view.data == nullptr || has_whole_chunks(view, columns, kChunk);
+  };
+  if (!in_chunks(p.out, p.head_dim_v) || !in_chunks(p.dout, p.head_dim_v)) return true;
+  if (!in_chunks(p.dq, p.head_dim_qk) || !in_chunks(p.dk, p.head_dim_qk) || !in_chunks(p.dv, p.head_dim_v)) return true;
   return lengths.max_seqlen_k == 0 || lengths.max_seqlen_q <= sm90::portable_backward_queries(largest_head_dim(p));
 }
 

@@ -39,9 +39,19 @@ cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& v
   const cuuint32_t element_strides[] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       element == attention::ElementType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  const CUresult result =
-      encode(&operand.map, type, 4, view.data, extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto encode_it = [&] {
+    return encode(&operand.map, type, 4, view.data, extents, strides, box, element_strides,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult result = encode_it();
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // the driver, as a thread's first call of CUDA: autograd's threads
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaSetDevice(device);
+    if (error != cudaSuccess) return error;
+    result = encode_it();
+  }
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -9,7 +9,6 @@ ran the forward pass, and all calls share two tensors.
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
 
@@ -34,14 +33,13 @@ def draw(device: torch.device, dtype: torch.dtype) -> tuple[Tensor | None, Tenso
     return seed, first, state[2].view(dtype)
 
 
-@functools.cache
 def unused(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What to return where nothing is dropped. Nobody writes to them or reads them."""
-    with torch.inference_mode(False):
-        return (
-            torch.zeros(2 if dtype == torch.uint64 else (), dtype=dtype, device=device),
-            torch.zeros((), dtype=dtype, device=device),
-        )
+    """What to return where nothing is dropped. Nobody reads them. New ones for each call: CUDA graph trees want outputs
+    in their own pool."""
+    return (
+        torch.empty(2 if dtype == torch.uint64 else (), dtype=dtype, device=device),
+        torch.empty((), dtype=dtype, device=device),
+    )
 
 
 def seed_of(first: Tensor, offset: Tensor) -> Tensor:
