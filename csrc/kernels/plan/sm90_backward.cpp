@@ -38,7 +38,6 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
   const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
   const attention::SequenceTable& lengths = p.sequences;
   const auto query_tiles = VisitOrder::num_tiles(lengths.max_seqlen_q, VisitOrder::kQueries);
-  const int64_t heads = p.queries_per_key_head();
   VisitOrder order;
   order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k);
   order.tiles = static_cast<uint32_t>(VisitOrder::num_tiles(lengths.max_seqlen_k, VisitOrder::kKeys));
@@ -52,11 +51,11 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
   };
   const int64_t apart = sm90::visits_apart(dims, query_tiles, order.cyclic);
   if (order.cyclic) {
-    add_phases([&] { return order.group > blocks || query_tiles * heads < apart * order.group; });
+    add_phases([&] { return order.group > blocks || query_tiles < apart * order.group; });
     order.together = static_cast<uint32_t>(std::max<int64_t>(blocks / order.group, 1));
   } else {
     constexpr int64_t kTileVisits = VisitOrder::kKeys / VisitOrder::kQueries;
-    add_phases([&] { return (kTileVisits * heads << order.log2_phases) < apart; });
+    add_phases([&] { return (kTileVisits << order.log2_phases) < apart; });
     const int64_t waves = sm90::section_waves(dims, query_tiles);
     order.together = static_cast<uint32_t>(2 * std::max<int64_t>(waves * blocks / order.group, 1));
   }

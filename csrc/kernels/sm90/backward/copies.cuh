@@ -69,30 +69,35 @@ struct BackwardProducer {
  private:
   __device__ __forceinline__ void send(const KeyTileWork& work) {
     const auto group = static_cast<int>(args.params.queries_per_key_head());
-    const int step = work.visitor.walk == Walk::kDescend ? -1 : 1;
+    // The query heads of a group come one after the other, so that L2 holds what neighbouring visitors share; in a
+    // descending walk all of them at a tile before the next: shorter walks would catch up with those they wait for.
+    const bool heads_first = work.visitor.walk == Walk::kDescend;
+    int member = 0;
     int query_tile = work.first;
-    int left = work.visits;
 #pragma unroll 1
-    while (left > 0) {
+    for (int left = work.visits; left > 0; --left) {
       const VisitOrder::Tiles visitors = work.visitor.visitors(query_tile);
       const int place = work.visitor.place(query_tile, visitors);
-      const bool is_last = place + 1 == visitors.end - visitors.begin;
-#pragma unroll 1
-      for (int member = 0; member < group; ++member, --left) {
-        const int head = work.key_head * group + member;
-        shared.q_ring.wait_empty(q_at);
-        Visit& to = shared.visit(q_at);
-        to = {.query_tile = query_tile,
-              .head = head,
-              .accumulator = head * args.workspace.tiles_of_head + work.first_accumulator + query_tile,
-              .place = place,
-              .is_last = is_last,
-              .ends_tile = left == 1,
-              .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
-        send_visit(work, to, left == work.visits);
+      const int head = work.key_head * group + member;
+      shared.q_ring.wait_empty(q_at);
+      Visit& to = shared.visit(q_at);
+      to = {.query_tile = query_tile,
+            .head = head,
+            .accumulator = head * args.workspace.tiles_of_head + work.first_accumulator + query_tile,
+            .place = place,
+            .is_last = place + 1 == visitors.end - visitors.begin,
+            .ends_tile = left == 1,
+            .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
+      send_visit(work, to, left == work.visits);
+      if (heads_first) {
+        if (++member == group) {
+          member = 0;
+          --query_tile;
+        }
+      } else {
+        if (++query_tile == work.end) query_tile = work.begin;
+        if (query_tile == work.first) ++member;
       }
-      query_tile += step;
-      if (query_tile == work.end) query_tile = work.begin;  // Walk::kCycle
     }
   }
 

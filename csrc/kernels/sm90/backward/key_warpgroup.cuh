@@ -72,12 +72,15 @@ struct KeyWarpgroup {
     is_empty = true;
     const int visits = uniform(work.visits);
     if (visits == 0) return;
-    // Its own come one after the other; the rest see the other warpgroup's keys only.
+    // Its own come one after the other, and the rest, which sees the other warpgroup's keys only, is passed over; not
+    // where heads come one after the other, each with such a rest.
     const TileRange& own = work.own[warpgroup];
     const auto group = static_cast<int>(args.params.queries_per_key_head());
-    const int steps = uniform(max(own.end - own.begin, 0) * group);
-    const int before =
-        uniform(group * (work.visitor.walk == Walk::kDescend ? work.end - own.end : own.begin - work.begin));
+    const bool descends = work.visitor.walk == Walk::kDescend;
+    const bool passes = descends || group == 1;
+    const int own_visits = passes ? (own.end - own.begin) * group : visits;
+    const int steps = uniform(own.empty() ? 0 : own_visits);
+    const int before = uniform(!passes ? 0 : group * (descends ? work.end - own.end : own.begin - work.begin));
     shared.k_ring.wait_full(k_at);
     shared.v_ring.wait_full(k_at);
     if constexpr (kInRegisters) {
