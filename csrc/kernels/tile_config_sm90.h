@@ -99,10 +99,10 @@ constexpr BackwardTile backward_tile(HeadDims dims) {
 
 // Up to how many queries the portable kernels are faster, and from how many keys for each query on.
 constexpr int64_t portable_backward_queries(int64_t head_dim) {
-  if (head_dim <= 64) return 64;
-  return head_dim <= kLargestBackwardHeadDim ? 0 : 256;
+  return head_dim > 64 && head_dim <= kLargestBackwardHeadDim ? 0 : 256;
 }
 inline constexpr int64_t kMostKeysPerQuery = 8;
+inline constexpr int64_t kMostDriftingHeads = 4;  // query heads of a key head in causal calls
 
 // The order of visits (plan/visit_order.h). How many visits neighbouring visitors of a tile of queries are apart:
 // handing dQ's sums over takes about 3.5 us, which shorter visits of smaller heads have to span more of. The further

@@ -27,9 +27,11 @@ bool is_for_portable_kernels(const BackwardParams& p) {
   return lengths.max_seqlen_k == 0 || lengths.max_seqlen_q <= sm90::portable_backward_queries(largest_head_dim(p));
 }
 
-// Visitors of a tile of queries take turns: with far more keys than queries they would wait.
+// Visitors of a tile of queries take turns: with far more keys than queries they would wait. Where they see different
+// numbers of queries, those of many grouped heads drift apart, and L2 does not hold what lies between them.
 bool would_wait(const BackwardParams& p) {
-  return p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q;
+  if (p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q) return true;
+  return p.visibility.one_sided() && p.queries_per_key_head() > sm90::kMostDriftingHeads;
 }
 
 }  // namespace
