@@ -127,7 +127,7 @@ def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
 
 
 def test_the_first_call_of_a_thread():
-    """The forward pass of a short call takes portable kernels, so that autograd's thread meets the copy engine first."""
+    """The forward pass of a short call takes portable kernels: autograd's thread meets the copy engine first."""
     if reason := not_runnable_because(SM90):
         pytest.skip(reason)
     program = """
