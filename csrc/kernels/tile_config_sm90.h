@@ -102,7 +102,13 @@ constexpr int64_t portable_backward_queries(int64_t head_dim) {
   return head_dim > 64 && head_dim <= kLargestBackwardHeadDim ? 0 : 256;
 }
 inline constexpr int64_t kMostKeysPerQuery = 8;
-inline constexpr int64_t kMostDriftingHeads = 4;  // query heads of a key head in causal calls
+
+// Up to how many query heads of a key head one block visits one after the other where tiles of keys see different
+// numbers of queries. More than one saves adding up their dK and dV, but the blocks drift apart, and L2 does not hold
+// what lies between them.
+constexpr int64_t most_drifting_heads(int64_t query_tiles) {
+  return query_tiles <= 8 ? 4 : query_tiles <= 16 ? 2 : 1;
+}
 
 // The order of visits (plan/visit_order.h). How many visits neighbouring visitors of a tile of queries are apart:
 // handing dQ's sums over takes about 3.5 us, which shorter visits of smaller heads have to span more of. The further

@@ -23,4 +23,14 @@ __device__ __forceinline__ void store_release(int* target, int value) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(target)), "r"(value) : "memory");
 }
 
+// PTX ISA, atom.acq_rel: adds, and returns what was there.
+__device__ __forceinline__ int add_releasing_acquiring(int* target, int value) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(target)), "r"(value)
+               : "memory");
+  return before;
+}
+
 }  // namespace flash_attn_ext::ptx

@@ -55,7 +55,7 @@ PACKED = [
 FEW_BLOCKS = [
     Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, **mask)
     for d in (64, 128)
-    for sq, sk, kv_heads in ((1000, 1300, 2), (700, 2100, 4))
+    for sq, sk, kv_heads in ((1000, 1300, 2), (700, 2100, 4), (1200, 1200, 1))
     for mask in (dict(), dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(200, 200)))
 ]
 REPEATED = [

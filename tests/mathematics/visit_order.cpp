@@ -23,6 +23,8 @@ struct Problem {
   VisitOrder order;
   int blocks;
   int heads;
+
+  const Sequence& sequence_of(uint32_t pair) const { return sequences[pair / (heads * order.members)]; }
 };
 
 struct Visit {
@@ -32,7 +34,7 @@ struct Visit {
 
 // What a claimed tile does, as the kernel does it (sm90/backward/copies.cuh).
 std::vector<Visit> visits_of(const Problem& problem, const VisitOrder::Claim& claim) {
-  const Sequence& sequence = problem.sequences[claim.pair / problem.heads];
+  const Sequence& sequence = problem.sequence_of(claim.pair);
   if (claim.tile >= VisitOrder::num_tiles(sequence.num_keys, VisitOrder::kKeys) || sequence.num_queries == 0) return {};
   const VisitOrder::Tiles range = VisitOrder::visited(problem.visibility, sequence, claim.tile);
   const VisitOrder::Visitor visitor = problem.order.visitor(problem.visibility, sequence, claim.tile, claim.walk);
@@ -72,7 +74,7 @@ bool places_are_right(const Problem& problem) {
     }
   }
   for (uint32_t pair = 0; pair < problem.order.pairs; ++pair) {
-    const Sequence& sequence = problem.sequences[pair / problem.heads];
+    const Sequence& sequence = problem.sequence_of(pair);
     for (int i = 0; i < VisitOrder::num_tiles(sequence.num_queries, VisitOrder::kQueries); ++i) {
       const VisitOrder::Tiles visitors =
           problem.order.visitor(problem.visibility, sequence, 0, Walk::kClimb).visitors(i);

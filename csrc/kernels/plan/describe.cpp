@@ -89,7 +89,8 @@ std::string kernels_words(const BackwardPlan& plan) {
     case BackwardKernels::kWarpSpecialised:
       return "warp-specialised, head dim " + std::to_string(plan.dkdv_head_dim) + ", " +
              std::to_string(VisitOrder::kKeys) + " keys per block, dQ added in order" +
-             (plan.order.cyclic ? ", going round" : "") + ", phases " + std::to_string(1 << plan.order.log2_phases);
+             (plan.order.cyclic ? ", going round" : "") + ", phases " + std::to_string(1 << plan.order.log2_phases) +
+             (plan.order.members > 1 ? ", " + std::to_string(plan.order.members) + " claims to a tile of keys" : "");
     case BackwardKernels::kWarpSpecialisedStoring:
       return "warp-specialised, head dims " + std::to_string(plan.dq_head_dim) + " and " +
              std::to_string(plan.head_dim_v) + ", dQ storing P and dS, then dK and dV from them," + stored_words(plan);

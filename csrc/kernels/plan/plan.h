@@ -148,6 +148,8 @@ struct BackwardPlan {
     WorkspacePart turns;
     WorkspacePart key_tiles;
     WorkspacePart claims;
+    WorkspacePart key_sums;  // of dK and dV of each query head of a group
+    WorkspacePart arrivals;
   } workspace;
 
   bool is_warp_specialised() const {

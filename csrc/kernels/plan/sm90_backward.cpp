@@ -27,11 +27,16 @@ bool is_for_portable_kernels(const BackwardParams& p) {
   return lengths.max_seqlen_k == 0 || lengths.max_seqlen_q <= sm90::portable_backward_queries(largest_head_dim(p));
 }
 
-// Visitors of a tile of queries take turns: with far more keys than queries they would wait. Where they see different
-// numbers of queries, those of many grouped heads drift apart, and L2 does not hold what lies between them.
+// Visitors of a tile of queries take turns: with far more keys than queries they would wait.
 bool would_wait(const BackwardParams& p) {
-  if (p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q) return true;
-  return p.visibility.one_sided() && p.queries_per_key_head() > sm90::kMostDriftingHeads;
+  return p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q;
+}
+
+// How many claims share the query heads of a group: each has as many as may come one after the other.
+uint32_t count_members(int64_t group, int64_t query_tiles) {
+  int64_t heads = std::min(group, sm90::most_drifting_heads(query_tiles));
+  while (group % heads != 0) --heads;
+  return static_cast<uint32_t>(group / heads);
 }
 
 }  // namespace
@@ -41,7 +46,10 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
   const attention::SequenceTable& lengths = p.sequences;
   const auto query_tiles = VisitOrder::num_tiles(lengths.max_seqlen_q, VisitOrder::kQueries);
   VisitOrder order;
-  order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k);
+  // Where tiles of keys see different numbers of queries, those that visit a group's heads one after the other drift
+  // apart, and L2 does not hold what lies between them.
+  if (p.visibility.one_sided()) order.members = count_members(p.queries_per_key_head(), query_tiles);
+  order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.members;
   order.tiles = static_cast<uint32_t>(VisitOrder::num_tiles(lengths.max_seqlen_k, VisitOrder::kKeys));
   order.cyclic = p.visibility.unlimited();
   order.group = order.tiles;
@@ -95,7 +103,13 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   parts.key_tiles = append(parts.bytes, plan.order.num_claims() * VisitOrder::kWorkBytes);
   parts.claims = append(parts.bytes, int64_t{sizeof(uint32_t)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * longest * 4);
-  parts.dkdv_nan_flags = append(parts.bytes, int64_t{plan.order.pairs} * plan.order.tiles * 4 * VisitOrder::kParts);
+  const int64_t key_tiles = p.batch * p.num_heads_k * plan.order.tiles;
+  parts.dkdv_nan_flags = append(parts.bytes, key_tiles * 4 * VisitOrder::kParts);
+  if (plan.order.members > 1) {
+    parts.arrivals = append(parts.bytes, key_tiles * VisitOrder::kParts * int64_t{sizeof(int)});
+    parts.key_sums =
+        append(parts.bytes, key_tiles * plan.order.members * VisitOrder::kKeys * (dims.qk + dims.v) * kFloat);
+  }
   return plan;
 }
 

@@ -27,6 +27,8 @@ struct BackwardWorkspace {
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;
   uint32_t* claims;
+  float* key_sums;  // of each tile and member: dV, then dK / scale, of each part, in the order of accumulators
+  int* arrivals;    // of each tile and part: how many members have left theirs
   int tiles_of_head;
 
   __device__ __forceinline__ static int first_tile(const attention::AttentionParams& p,

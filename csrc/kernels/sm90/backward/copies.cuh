@@ -68,7 +68,8 @@ struct BackwardProducer {
 
  private:
   __device__ __forceinline__ void send(const KeyTileWork& work) {
-    const auto group = static_cast<int>(args.params.queries_per_key_head());
+    const int first_head =
+        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.member * work.heads;
     // The query heads of a group come one after the other, so that L2 holds what neighbouring visitors share; in a
     // descending walk all of them at a tile before the next: shorter walks would catch up with those they wait for.
     const bool heads_first = work.visitor.walk == Walk::kDescend;
@@ -78,7 +79,7 @@ struct BackwardProducer {
     for (int left = work.visits; left > 0; --left) {
       const VisitOrder::Tiles visitors = work.visitor.visitors(query_tile);
       const int place = work.visitor.place(query_tile, visitors);
-      const int head = work.key_head * group + member;
+      const int head = first_head + member;
       shared.q_ring.wait_empty(q_at);
       Visit& to = shared.visit(q_at);
       to = {.query_tile = query_tile,
@@ -90,7 +91,7 @@ struct BackwardProducer {
             .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
       send_visit(work, to, left == work.visits);
       if (heads_first) {
-        if (++member == group) {
+        if (++member == work.heads) {
           member = 0;
           --query_tile;
         }

@@ -16,7 +16,10 @@ struct KeyTileList {
     if (index >= args.order.num_claims()) return;
     workspace.table[index] = work_of(index);
     static_assert(4 * VisitOrder::kParts == sizeof(uint64_t));  // a flag per warp
-    if (index < args.order.pairs * args.order.tiles) reinterpret_cast<uint64_t*>(workspace.dkdv_nan_flags)[index] = 0;
+    if (index >= args.order.pairs / args.order.members * args.order.tiles) return;
+    reinterpret_cast<uint64_t*>(workspace.dkdv_nan_flags)[index] = 0;
+    if (args.order.members == 1) return;
+    for (int part = 0; part < VisitOrder::kParts; ++part) workspace.arrivals[index * VisitOrder::kParts + part] = 0;
   }
 
  private:
@@ -24,11 +27,15 @@ struct KeyTileList {
     const attention::BackwardParams& p = args.params;
     const VisitOrder::Claim claim = args.order.claim(index);
     const auto heads = static_cast<uint32_t>(p.num_heads_k);
-    const uint32_t batch = claim.pair / heads;
+    const uint32_t key_pair = claim.pair / args.order.members;
+    const uint32_t batch = key_pair / heads;
     const attention::Sequence sequence = p.sequences.at(batch);
     KeyTileWork work = {};
     work.batch = static_cast<int>(batch);
-    work.key_head = static_cast<int>(claim.pair - batch * heads);
+    work.key_head = static_cast<int>(key_pair - batch * heads);
+    work.heads = static_cast<int>(p.queries_per_key_head()) / static_cast<int>(args.order.members);
+    work.member = static_cast<int>(claim.pair - key_pair * args.order.members);
+    work.number = static_cast<int>(key_pair * args.order.tiles) + claim.tile;
     work.group_end = static_cast<int>(claim.group_end);
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
@@ -40,7 +47,7 @@ struct KeyTileList {
     const VisitOrder::Tiles visited = VisitOrder::visited(p.visibility, sequence, claim.tile);
     work.begin = visited.begin;
     work.end = visited.end;
-    work.visits = visited.empty() ? 0 : (visited.end - visited.begin) * static_cast<int>(p.queries_per_key_head());
+    work.visits = visited.empty() ? 0 : (visited.end - visited.begin) * work.heads;
     work.first = claim.walk == Walk::kCycle     ? work.visitor.first_of_cycle()
                  : claim.walk == Walk::kDescend ? visited.end - 1
                                                 : visited.begin;

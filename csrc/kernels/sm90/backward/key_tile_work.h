@@ -13,6 +13,8 @@ struct alignas(16) KeyTileWork {
 
   int batch;  // kEnd: there are no more tiles
   int key_head;
+  int heads;      // of queries, that it visits: a share of the group's
+  int member;     // whose share of them
   int group_end;  // Walk::kCycle: nobody claims another tile before all claims below this one are made
   int begin;      // tiles of queries that it visits
   int end;
@@ -20,9 +22,9 @@ struct alignas(16) KeyTileWork {
   int query_begin;  // of the sequence
   int key_begin;
   int first_accumulator;  // of the sequence: the number of its first tile of queries among those of a head
-  int visits;             // tiles of queries times the heads of a group
+  int visits;             // tiles of queries times heads
+  int number;             // of the tile, among those of all key heads
   VisitOrder::Visitor visitor;
-  int unused[3];
   TileRange own[VisitOrder::kParts];  // the tiles of queries that see a part's keys
 
   FLASH_HOST_DEVICE attention::Sequence sequence() const {

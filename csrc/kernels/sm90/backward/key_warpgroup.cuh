@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/math.h"
@@ -75,7 +76,7 @@ struct KeyWarpgroup {
     // Its own come one after the other, and the rest, which sees the other warpgroup's keys only, is passed over; not
     // where heads come one after the other, each with such a rest.
     const TileRange& own = work.own[warpgroup];
-    const auto group = static_cast<int>(args.params.queries_per_key_head());
+    const int group = work.heads;
     const bool descends = work.visitor.walk == Walk::kDescend;
     const bool passes = descends || group == 1;
     const int own_visits = passes ? (own.end - own.begin) * group : visits;
@@ -281,12 +282,19 @@ struct KeyWarpgroup {
       dk.clear();
       dv.clear();
     }
+    if (args.order.members > 1 && first_key_of(work) < work.visitor.num_keys &&
+        !MemberSums<Traits>{args, work, warpgroup}.join(dk, dv, shared.arrived[warpgroup])) {
+      return;
+    }
     dk.scale(args.scale);
     dv.scale(kUnshift);
     const bool suspicious = store(args.params.dk, dk, args.params.head_dim_qk, work) |
                             store(args.params.dv, dv, args.params.head_dim_v, work);
     if (suspicious) flag_of(work) = 1;
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+  }
+  __device__ __forceinline__ int first_key_of(const KeyTileWork& work) const {
+    return work.visitor.tile * Traits::kKeys + first_row();
   }
   template <class Acc>
   __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,

@@ -113,6 +113,8 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
                     .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
                     .dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace),
                     .claims = parts.claims.in<uint32_t>(workspace),
+                    .key_sums = parts.key_sums.in<float>(workspace),
+                    .arrivals = parts.arrivals.in<int>(workspace),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head)};
   cudaError_t error = make_operand_maps(args);
   if (error == cudaSuccess) error = prepare<Element>(args, stream);

@@ -79,7 +79,8 @@ struct BackwardShared {
   tile::RingBarriers<kStages> dscore_ring;
   tile::RingBarriers<kSums> sum_ring;
   tile::RingBarriers<kWorkStages> work_ring;
-  ptx::Barrier may_claim;  // all copies of a tile of keys have been started
+  ptx::Barrier may_claim;            // all copies of a tile of keys have been started
+  int arrived[Traits::kWarpgroups];  // MemberSums
 
   __device__ __forceinline__ Visit& visit(const Stage& at) { return visits[at.parity * kStages + at.stage]; }
 
