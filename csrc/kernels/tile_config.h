@@ -10,7 +10,7 @@ namespace flash_attn_ext {
 enum class Variant {
   kPlain,     // a positive scale, and nothing else that changes a score
   kParts,     // the same for keys that are divided; sm90's forward only
-  kShort,     // the same for few queries; sm80's forward only
+  kShort,     // the same for few queries, in smaller tiles; forward only
   kDropout,   // the same with dropout; forward only
   kMask,      // the same with a boolean mask; sm90 only
   kBiasMask,  // the same with a bias, a mask or both; forward and sm80's dQ

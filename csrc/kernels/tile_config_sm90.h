@@ -32,7 +32,8 @@ constexpr HeadDims forward_head_dims(int64_t qk, int64_t v) {
 // Which kernels there are; the Extended one does everything.
 constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
   if (variant == Variant::kPlain || variant == Variant::kExtended) return true;
-  return variant != Variant::kShort && dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
+  if (variant == Variant::kShort) return dims == HeadDims{64, 64};
+  return dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
 }
 
 // Up to how many queries at head dims up to 64 the portable kernels are faster: tiles of as many, several blocks on a
@@ -47,14 +48,17 @@ struct ForwardTile {
   int query_stages;
 };
 
-constexpr bool is_plain(Variant variant) { return variant == Variant::kPlain || variant == Variant::kParts; }
+constexpr bool is_plain(Variant variant) {
+  return variant == Variant::kPlain || variant == Variant::kParts || variant == Variant::kShort;
+}
 
 // As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
 // V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim
-// 64). Extended kernels have biases and masks in shared memory too, and draws of dropout for 32 keys at a time.
+// 64) and there are many tiles: Short kernels have two. Extended kernels have biases and masks in shared memory too,
+// and draws of dropout for 32 keys at a time.
 constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   const bool plain = is_plain(variant);
-  if (dims.v <= 64 && plain) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
+  if (dims.v <= 64 && plain && variant != Variant::kShort) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
   if (variant == Variant::kExtended && dims.qk <= 128 && dims.v <= 128)
     return {.warpgroups = 2, .keys = 96, .query_stages = 1};
   if (dims.qk <= 128 && dims.v <= 128)
@@ -64,6 +68,9 @@ constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   if (dims.v <= 192) return {.warpgroups = 2, .keys = 96, .query_stages = 1};
   return {.warpgroups = 2, .keys = dims.qk <= 128 ? 80 : 64, .query_stages = 1};
 }
+
+// What a row of queries costs a Short kernel, by what it costs a Plain one: K and V are read for fewer rows.
+inline constexpr double kShortRowCost = 1.2;
 
 // Registers of a thread that computes, and of one that copies: together they fill the register file. Looking tiles of a
 // mask up takes some.
@@ -106,9 +113,7 @@ inline constexpr int64_t kMostKeysPerQuery = 8;
 // Up to how many query heads of a key head one block visits one after the other where tiles of keys see different
 // numbers of queries. More than one saves adding up their dK and dV, but the blocks drift apart, and L2 does not hold
 // what lies between them.
-constexpr int64_t most_drifting_heads(int64_t query_tiles) {
-  return query_tiles <= 8 ? 4 : query_tiles <= 16 ? 2 : 1;
-}
+constexpr int64_t most_drifting_heads(int64_t query_tiles) { return query_tiles <= 8 ? 4 : query_tiles <= 16 ? 2 : 1; }
 
 // The order of visits (plan/visit_order.h). How many visits neighbouring visitors of a tile of queries are apart:
 // handing dQ's sums over takes about 3.5 us, which shorter visits of smaller heads have to span more of. The further

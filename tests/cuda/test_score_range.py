@@ -19,6 +19,7 @@ from support.masks import visible
 from support.params import over_cases, over_dtypes
 from support.runners import call_ours, poisoned_memory, run_ours
 
+SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
 RUNS = 100
 HALVES = (torch.bfloat16, torch.float16)
 CASES = [
@@ -96,6 +97,18 @@ def test_a_head_alone_gives_the_same_bits(case, dtype, gpu):
         tensors = {name: getattr(inputs, name)[3:4, head : head + 1] for name in ("q", "k", "v")}
         alone, lse_alone = attend(inputs.replace(case=single, **tensors), gpu)
         assert torch.equal(out[3, head], alone[0, 0]) and torch.equal(lse[3, head], lse_alone[0, 0]), f"head {head}"
+
+
+@over_dtypes(HALVES)
+@over_cases([dataclasses.replace(case, batch=2) for case in CASES])
+def test_tiles_of_any_size_give_the_same_bits(case, dtype, gpu, monkeypatch):
+    """Where there are few tiles of queries the sm90 kernel has smaller ones; not on a GPU of one multiprocessor."""
+    inputs = make_wide(case, dtype)
+    monkeypatch.delenv(SWITCH, raising=False)
+    out, lse = attend(inputs, gpu)
+    monkeypatch.setenv(SWITCH, "1")
+    again, lse_again = attend(inputs, gpu)
+    assert torch.equal(out, again) and torch.equal(lse, lse_again)
 
 
 @over_dtypes(HALVES)

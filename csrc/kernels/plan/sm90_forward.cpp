@@ -43,19 +43,42 @@ Variant wanted_variant(const attention::ForwardParams& p) {
   return has_bias_boxes(mod.bias) ? Variant::kBiasMask : Variant::kExtended;
 }
 
+int tile_queries(sm90::HeadDims dims, Variant variant) { return 64 * sm90::forward_tile(dims, variant).warpgroups; }
+
+// Whether smaller tiles end earlier, because they fill the GPU more evenly. A result does not depend on it: a row meets
+// the same tiles of keys, in the same order.
+bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, const Limits& limits) {
+  if (!sm90::has_forward_kernel(dims, Variant::kShort)) return false;
+  const auto rows_of_block = [&](Variant variant) {
+    const int rows = tile_queries(dims, variant);
+    const int64_t tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, rows);
+    return static_cast<double>((tiles + limits.multiprocessors - 1) / limits.multiprocessors * rows);
+  };
+  return rows_of_block(Variant::kShort) * sm90::kShortRowCost < rows_of_block(Variant::kPlain);
+}
+
+Variant choose_variant(const attention::ForwardParams& p, sm90::HeadDims dims, const Limits& limits) {
+  const Variant wanted = wanted_variant(p);
+  if (!sm90::has_forward_kernel(dims, wanted)) return Variant::kExtended;
+  if (wanted != Variant::kPlain) return wanted;
+  const bool divides = sm90::has_forward_kernel(dims, Variant::kParts) &&
+                       leaves_multiprocessors_idle(p, tile_queries(dims, Variant::kParts), limits);
+  if (divides) return Variant::kParts;
+  return is_short(p, dims, limits) ? Variant::kShort : Variant::kPlain;
+}
+
 }  // namespace
 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p)) return plan_forward_sm80(p, limits);
   ForwardPlan plan;
   const sm90::HeadDims dims = sm90::forward_head_dims(p.head_dim_qk, p.head_dim_v);
-  const Variant wanted = wanted_variant(p);
   plan.kernel = ForwardKernel::kWarpSpecialised;
   plan.head_dim = dims.qk;
   plan.head_dim_v = dims.v;
-  plan.variant = sm90::has_forward_kernel(dims, wanted) ? wanted : Variant::kExtended;
+  plan.variant = choose_variant(p, dims, limits);
   const sm90::ForwardTile tile = sm90::forward_tile(dims, plan.variant);
-  plan.tile = {.queries = 64 * tile.warpgroups,
+  plan.tile = {.queries = tile_queries(dims, plan.variant),
                .keys = tile.keys,
                .warps = 4 * tile.warpgroups,
                .columns = sm90::kColumns,
@@ -71,11 +94,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   }
   const int64_t whole_tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
                               sm80::num_slices(p.head_dim_v, plan.tile.columns);
-  if (plan.variant == Variant::kPlain && sm90::has_forward_kernel(dims, Variant::kParts) &&
-      leaves_multiprocessors_idle(p, plan.tile.queries, limits)) {
-    plan.variant = Variant::kParts;
-    plan.key_parts = key_parts(p, whole_tiles, limits);
-  }
+  if (plan.variant == Variant::kParts) plan.key_parts = key_parts(p, whole_tiles, limits);
   const int64_t tiles = whole_tiles * plan.key_parts;
   if (plan.variant == Variant::kParts) {
     const int64_t columns = sm90::part_columns(dims.v);

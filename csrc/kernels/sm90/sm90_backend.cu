@@ -17,6 +17,8 @@ cudaError_t with_variant(const attention::ForwardParams& params, const plan::For
   switch (plan.variant) {
     case Variant::kPlain:
       return forward<Element, Variant::kPlain>(params, plan, workspace, stream);
+    case Variant::kShort:
+      return forward<Element, Variant::kShort>(params, plan, workspace, stream);
     case Variant::kParts:
       return forward<Element, Variant::kParts>(params, plan, workspace, stream);
     case Variant::kDropout:

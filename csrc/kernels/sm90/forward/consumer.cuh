@@ -128,14 +128,27 @@ struct ForwardConsumer {
       skip_rest(n, begin, end);
       if (end > begin) release_queries();  // which have arrived: values come after them
     }
-    const ForwardFinish<Traits> finish = {args, work, first_row() + warp_row()};
+    if (is_wanted<kReference>(work)) finish<kReference>(work);
+    __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+  }
+
+  // When a tile is computed again, of the flagged rows alone: what becomes of a warp's rows depends on no other's.
+  template <Reference kReference>
+  __device__ __forceinline__ bool is_wanted(const Work& work) const {
+    if constexpr (!Traits::kFixesReference || kReference == Reference::kFirstTile) return true;
+    return uniform(warp_flag<Traits>(args.notes, work.tile)) != 0;
+  }
+
+  template <Reference kReference>
+  __device__ __forceinline__ void finish(const Work& work) {
+    const ForwardFinish<Traits> end = {args, work, first_row() + warp_row()};
     bool suspicious;
     if constexpr (Traits::kDividesKeys) {
-      suspicious = finish.template store_part<kReference>(out, softmax, sums);
+      suspicious = end.template store_part<kReference>(out, softmax, sums);
     } else {
-      suspicious = finish.template store<kReference>(out, softmax, sums);
+      suspicious = end.template store<kReference>(out, softmax, sums);
     }
-    __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+    __syncwarp();
     note<kReference>(work, suspicious);
   }
 

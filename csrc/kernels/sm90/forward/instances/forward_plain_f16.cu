@@ -5,4 +5,7 @@ namespace flash_attn_ext::sm90 {
 template cudaError_t forward<__half, Variant::kPlain>(const attention::ForwardParams&, const plan::ForwardPlan&, void*,
                                                       cudaStream_t);
 
+template cudaError_t forward<__half, Variant::kShort>(const attention::ForwardParams&, const plan::ForwardPlan&, void*,
+                                                      cudaStream_t);
+
 }  // namespace flash_attn_ext::sm90
