@@ -70,8 +70,8 @@ FORWARD = [
 LONG = 2048
 
 
-def hopper(options: dict | None = None, **more) -> Call:
-    return Call(LONG, options={"backend": "sm90"} | (options or {}), **more)
+def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
+    return Call(sq, options={"backend": "sm90"} | (options or {}), **more)
 
 
 FORWARD_SM90 = [
@@ -79,9 +79,9 @@ FORWARD_SM90 = [
     (hopper(), "warp-specialised (plain, head dims 64 and 64)"),
     (hopper(dtype=F16), "warp-specialised (plain, head dims 64 and 64)"),
     # Few tiles of queries are smaller ones: 12 heads of 1000 queries in 72 tiles of 192, or in 96 of 128.
-    (Call(1000, batch=1, heads=12, options={"backend": "sm90"}), "(short, head dims 64 and 64), 128 queries x 128 keys"),
-    (Call(1000, batch=11, heads=12, options={"backend": "sm90"}), "(plain, head dims 64 and 64), 192 queries x 128 keys"),
-    (Call(1000, d=65, batch=1, heads=12, options={"backend": "sm90"}), "(plain, head dims 96 and 96)"),
+    (hopper(sq=1000, batch=1, heads=12), "(short, head dims 64 and 64), 128 queries x 128 keys"),
+    (hopper(sq=1000, batch=11, heads=12), "(plain, head dims 64 and 64), 192 queries x 128 keys"),
+    (hopper(sq=1000, batch=1, heads=12, d=65), "(plain, head dims 96 and 96)"),
     (hopper(causal()), "(plain,"),
     (hopper({"window": (100, 9)}), "(plain,"),
     (hopper(sink=True), "(plain,"),

@@ -11,6 +11,7 @@
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/terms.cuh"
 #include "kernels/sm90/forward/traits.h"
+#include "kernels/sm90/uniform.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -83,10 +84,6 @@ struct ForwardConsumer {
   }
 
  private:
-  // What all threads of a warp have alike, so that ptxas knows it too: loops over it leave stages, and with them the
-  // products' descriptors, in uniform registers.
-  __device__ __forceinline__ static int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
-
   __device__ __forceinline__ bool any_flagged() {
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.all_passed);
@@ -155,7 +152,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void clear() {
     out.clear();
     sums = {};
-    softmax = {.m = {-INFINITY, -INFINITY}, .l = {0.0f, 0.0f}, .factor = {1.0f, 1.0f}, .raised = false};
+    softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
   }
 
   // For those who compute rows again: this kernel what left the range of kFirstTile, and repair_flagged what is not
@@ -243,6 +240,7 @@ struct ForwardConsumer {
       draw_dropout(where_of(work, n), [&](int r, int j, int e, bool kept) {
         if (!kept) scores.at(r, j, e) = 0.0f;
       });
+      if constexpr (Traits::kSumsRounded) softmax.add_kept(scores);
     }
   }
 

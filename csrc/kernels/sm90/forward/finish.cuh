@@ -38,7 +38,11 @@ struct ForwardFinish {
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
       float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.item.head]);
-      if constexpr (Traits::kSumsRounded) {
+      if constexpr (Traits::kSumsRounded && Traits::kMayDrop) {
+        const float kept = tile::quad_sum(softmax.kept[r]);
+        const float unrounded = sums.at(r) > 0.0f ? kept * ptx::reciprocal(sums.at(r)) : 1.0f;
+        factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l) * unrounded;
+      } else if constexpr (Traits::kSumsRounded) {
         // What a sink adds to the sum was not rounded.
         const float rounded = state.l - l * factor + sums.at(r) * factor;
         factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(rounded);

@@ -25,6 +25,7 @@ template <class Scores>
 struct RowSoftmax {
   float m[2];       // the reference: of q.k where the scale is folded into the exponent, else of finished scores
   float l[2];       // this thread's part of the sum of exp
+  float kept[2];    // of that, what dropout keeps
   float factor[2];  // what O has to be multiplied by where `raised`
   bool raised;      // some row of the warp
 
@@ -35,6 +36,7 @@ struct RowSoftmax {
       raised = false;
       factor[0] = factor[1] = 1.0f;
       l[0] = l[1] = 0.0f;
+      kept[0] = kept[1] = 0.0f;
     }
     if constexpr (kFirst || kReference == Reference::kRaised) {
       float maximum[2];
@@ -49,6 +51,20 @@ struct RowSoftmax {
       }
     }
     exponentiate(scores, exponent);
+  }
+
+  // P, of which dropout has made 0 what it drops.
+  __device__ __forceinline__ void add_kept(const Scores& weights) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float sums[2] = {};
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sums[e] += weights.at(r, j, e);
+      }
+      kept[r] += sums[0] + sums[1];
+    }
   }
 
   template <class Output>
@@ -91,6 +107,7 @@ struct RowSoftmax {
       factor[r] = ptx::exp2((m[r] - shift_of(candidate[r])) * c);
       m[r] = candidate[r];
       l[r] *= factor[r];
+      kept[r] *= factor[r];
     }
   }
 

@@ -36,9 +36,11 @@ struct ForwardTraits {
   static constexpr bool kLoopForFull = is_plain(kVariant) && kTile.warpgroups == 2 && kDims.v <= 128;
 
   // O is divided by the sums of P as it was rounded. Then exponents may refer to less than the row's maximum: else a
-  // weight that outshines all others, and is 1 where they refer to it, would bring its own rounding into O. Not with
-  // dropout, which changes P, nor where the ones have no room.
-  static constexpr bool kSumsRounded = (is_plain(kVariant) || kVariant == Variant::kMask) && kDims.v != 96;
+  // weight that outshines all others, and is 1 where they refer to it, would bring its own rounding into O. With
+  // dropout these are sums of what is kept, and O is divided by the sum of all times theirs to that before rounding.
+  // Not where the ones have no room.
+  static constexpr bool kSumsRounded =
+      (is_plain(kVariant) || kVariant == Variant::kMask || kVariant == Variant::kDropout) && kDims.v != 96;
   static constexpr float kRaiseLog2 = kSumsRounded ? 8.0f : 0.0f;
 
   // Exponents refer to the row's maximum over its first tile of keys, as long as sums stay in range. float16 has no
