@@ -10,6 +10,7 @@ somebody imports it.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable
 
@@ -102,7 +103,7 @@ def _sum_of_clamped(first: int, count: int, highest: int) -> int:
 def _lengths(cu_seqlens: Tensor, total: int) -> list[int]:
     ends = _values(cu_seqlens)
     if ends is not None:
-        return [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+        return [end - begin for begin, end in itertools.pairwise(ends)]
     batch = cu_seqlens.shape[0] - 1
     return [total * (index + 1) // batch - total * index // batch for index in range(batch)]
 

@@ -54,9 +54,7 @@ def _forward(*problem):
     """[(placements of out, lse and lse_residual, placements of the arguments)]."""
     problem = Problem(*problem)
     _refuse_dropout(problem)
-    return [
-        (_of_forward_results(problem, layout), [*_of_arguments(problem, layout)]) for layout in _layouts(problem)
-    ]
+    return [(_of_forward_results(problem, layout), [*_of_arguments(problem, layout)]) for layout in _layouts(problem)]
 
 
 def _backward(dout, dlse, _out, _lse, lse_residual, _output_mask, *problem):

@@ -8,7 +8,9 @@ import flash_attn_ext
 from support.caches import CacheCase, call_with_cache, make_cache_inputs
 from support.cases import Case, make_inputs
 from support.packed import cu_seqlens
+from support.params import computes_in
 
+pytestmark = computes_in(torch.bfloat16)
 PREFIX = "flash_attn_ext "
 
 
@@ -23,7 +25,7 @@ def named(pass_name: str, backend, words: str) -> str:
 
 
 def leaves_of(backend) -> list[torch.Tensor]:
-    inputs = make_inputs(Case(sq=65, sk=97, d=16), torch.float32, backend.device)
+    inputs = make_inputs(Case(sq=65, sk=97, d=16), torch.bfloat16, backend.device)
     return list(inputs.leaves().values())
 
 
@@ -43,7 +45,7 @@ def test_forward_and_backward(backend):
 
 
 def test_packed(backend):
-    q, k, v = (torch.randn(30, 2, 16, device=backend.device) for _ in range(3))
+    q, k, v = (torch.randn(30, 2, 16, device=backend.device, dtype=torch.bfloat16) for _ in range(3))
     cu = cu_seqlens((10, 20), backend.device)
     options = dict(max_seqlen_q=20, max_seqlen_k=20, backend=backend.name)
     words = flash_attn_ext.explain(q, k, v, cu, cu, **options).forward
@@ -52,7 +54,7 @@ def test_packed(backend):
 
 
 def test_a_call_with_a_cache(backend):
-    inputs = make_cache_inputs(CacheCase((5, 17), new=2, capacity=32), torch.float32, backend.device)
+    inputs = make_cache_inputs(CacheCase((5, 17), new=2, capacity=32), torch.bfloat16, backend.device)
     (event,) = ranges(lambda: call_with_cache(inputs, backend))
     assert event.name.startswith(f"{PREFIX}forward, {backend.name}: ")
 
@@ -69,7 +71,7 @@ def test_the_forward_range_has_the_number_of_its_node(backend):
 
 
 def test_a_call_without_rows_has_no_range(backend):
-    q, k, v = (torch.randn(1, 2, n, 16, device=backend.device) for n in (0, 5, 5))
+    q, k, v = (torch.randn(1, 2, n, 16, device=backend.device, dtype=torch.bfloat16) for n in (0, 5, 5))
     assert ranges(lambda: flash_attn_ext.attention(q, k, v, backend=backend.name)) == []
 
 

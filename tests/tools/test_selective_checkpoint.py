@@ -94,9 +94,7 @@ def test_under_the_compiler(policy, num_forward, device):
         graphs.append(graph)
         return make_boxed_func(graph.forward)
 
-    compiler = aot_autograd(
-        fw_compiler=collect, bw_compiler=collect, partition_fn=min_cut_rematerialization_partition
-    )
+    compiler = aot_autograd(fw_compiler=collect, bw_compiler=collect, partition_fn=min_cut_rematerialization_partition)
 
     def wrap(function):
         def run(*arguments):
