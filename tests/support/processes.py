@@ -10,7 +10,7 @@ from torch import multiprocessing
 
 def run_processes(task, size: int, device: str, *arguments) -> None:
     """task(device, *arguments) in each of `size` processes of one group. A function of a module's top level."""
-    multiprocessing.spawn(_run, args=(task, size, device, _free_port(), arguments), nprocs=size)
+    multiprocessing.spawn(_run, args=(task, size, device, free_port(), arguments), nprocs=size)
 
 
 def _run(rank: int, task, size: int, device: str, port: int, arguments: tuple) -> None:
@@ -26,7 +26,7 @@ def _run(rank: int, task, size: int, device: str, port: int, arguments: tuple) -
         dist.destroy_process_group()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
