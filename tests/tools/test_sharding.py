@@ -144,6 +144,25 @@ def gradients_for(inputs: Inputs, wanted: str) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(out, list(leaves.values()), inputs.dout)
 
 
+def entry_of_pytorchs_signature(device: str) -> None:
+    """By name and by replace_sdpa, also with dimensions that have to be folded."""
+    dtensor.register()
+    mesh = init_device_mesh(device, (PROCESSES,))
+    for shape, dim in (((2, 4, 17, 16), 0), ((2, 4, 17, 16), 1), ((4, 17, 16), 0), ((2, 2, 4, 17, 16), 2)):
+        tensors = [torch.randn(shape, device=device) for _ in range(3)]
+        expected = flash_attn_ext.scaled_dot_product_attention(*tensors, is_causal=True)
+        spread = [distribute_tensor(tensor, mesh, [Shard(dim)]) for tensor in tensors]
+        with flash_attn_ext.replace_sdpa(), CommDebugMode() as communication:
+            outs = [
+                flash_attn_ext.scaled_dot_product_attention(*spread, is_causal=True),
+                F.scaled_dot_product_attention(*spread, is_causal=True),
+            ]
+        assert communication.get_total_counts() == 0
+        for out in outs:
+            assert out.placements == (Shard(dim),)
+            assert_close(out.full_tensor(), expected)
+
+
 def dropout_is_refused(device: str) -> None:
     dtensor.register()
     mesh = init_device_mesh(device, (PROCESSES,))
@@ -212,6 +231,7 @@ TASKS = (
     packed_as_alone,
     two_dimensions_of_a_mesh,
     which_gradients_are_asked_for,
+    entry_of_pytorchs_signature,
     dropout_is_refused,
     tensor_parallel_module,
     fully_sharded_training,
