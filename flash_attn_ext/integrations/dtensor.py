@@ -15,12 +15,20 @@ import math
 
 import torch
 
-from flash_attn_ext._problem import NUM_TENSORS, Problem
+from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, Problem
+
+try:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+except ImportError as error:
+    raise ImportError(
+        "torch.distributed.tensor is not in this PyTorch, so there are no DTensors to shard: install a PyTorch that "
+        "was built with torch.distributed (torch.distributed.is_available())"
+    ) from error
 
 OPERATORS = torch.ops.flash_attn_ext
 _TABLES = ("bias", "mask")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")
-_NUM_GRADIENTS = 6
 
 
 def register() -> None:
@@ -31,17 +39,12 @@ def register() -> None:
     takes the least communication, and redistributes what lies otherwise. Heads are sharded where each process gets
     whole groups of query heads: where the number of shards divides that of key heads, or all query heads share one key
     head, which is replicated then, or there are as many key heads as query heads. Packed sequences are sharded on the
-    heads only. Gradients of a tensor that all processes share (a bias that broadcasts, sinks on a sharded batch) are
-    Partial.
+    heads only. Gradients of a tensor that all processes share while the call is sharded (a bias that broadcasts, sinks
+    on a sharded batch, one key head) are Partial.
 
     Calling it again does nothing new. A call with dropout raises RuntimeError, since processes would have to draw other
-    bits. Raises ImportError where PyTorch was built without torch.distributed.
+    bits.
     """
-    if not torch.distributed.is_available():
-        raise ImportError("torch.distributed is not in this PyTorch, so there are no DTensors: install one that has it")
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.experimental import register_sharding
-
     known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     for operator, rule in ((OPERATORS.attention_forward, _forward), (OPERATORS.attention_backward, _backward)):
         register_sharding(operator.default)(rule)
@@ -54,7 +57,7 @@ def _forward(*problem):
     """[(placements of out, lse and lse_residual, placements of the arguments)]."""
     problem = Problem(*problem)
     _refuse_dropout(problem)
-    return [(_of_forward_results(problem, layout), [*_of_arguments(problem, layout)]) for layout in _layouts(problem)]
+    return [(_of_forward_results(problem, layout), _of_arguments(problem, layout)) for layout in _layouts(problem)]
 
 
 def _backward(dout, dlse, _out, _lse, lse_residual, _output_mask, *problem):
@@ -116,8 +119,6 @@ def _of_arguments(problem: Problem, layout: str) -> list:
 
 
 def _of_argument(name: str, tensor, layout: str):
-    from torch.distributed.tensor import Replicate, Shard
-
     if layout == "replicate" or name in (*_LENGTHS, "rng_seed"):
         return Replicate()
     if name in ("k", "v") and layout == "query heads":
@@ -134,8 +135,6 @@ def _of_argument(name: str, tensor, layout: str):
 
 def _of_forward_results(problem: Problem, layout: str) -> list:
     """Of out, lse and lse_residual, which is (0,) where there is no bias."""
-    from torch.distributed.tensor import Replicate, Shard
-
     if layout == "replicate":
         return [Replicate()] * 3
     dim = 0 if layout == "batch" else 1
@@ -145,11 +144,9 @@ def _of_forward_results(problem: Problem, layout: str) -> list:
 
 def _of_gradients(problem: Problem, layout: str, arguments: list) -> list:
     """As the arguments, but each process has a part of the sum where all of them have the argument."""
-    from torch.distributed.tensor import Partial, Replicate
-
     gradients = []
     for name, placement in zip(Problem._fields, arguments, strict=True):
-        if name in ("q", "k", "v", "bias", "alibi_slopes", "sink"):
+        if name in DIFFERENTIABLE:
             absent = placement is None or layout == "replicate"
             gradients.append(Replicate() if absent else Partial() if placement.is_replicate() else placement)
     return gradients
