@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -50,11 +49,12 @@ def kvcache_flops(*args, out_val=None, **kwargs) -> int:
     capacity = pages * problem.k.shape[2]
     num_new = 0 if cache.k_new is None else cache.k_new.shape[2]
     before = _values(cache.cache_seqlens)
+    num_queries = problem.q.shape[2]
     if before is None:
-        lengths = [capacity] * problem.q.shape[0]
+        pairs = problem.q.shape[0] * visible_pairs(problem, num_queries, capacity)
     else:
-        lengths = [min(max(length, 0) + num_new, capacity) for length in before]
-    pairs = _pairs_of_lengths(problem, ((problem.q.shape[2], length) for length in lengths))
+        after = (min(max(length, 0) + num_new, capacity) for length in before)
+        pairs = sum(visible_pairs(problem, num_queries, length) for length in after)
     return _flops(problem, pairs, problem.q.shape[-1] + problem.v.shape[-1])
 
 
@@ -66,20 +66,18 @@ def _pairs(problem: Problem) -> int:
     """Of one head, in all sequences."""
     if problem.cu_seqlens_q is None:
         return problem.q.shape[0] * visible_pairs(problem, problem.q.shape[2], problem.k.shape[2])
-    lengths = (
-        _lengths(problem.cu_seqlens_q, problem.q.shape[0]),
-        _lengths(problem.cu_seqlens_k, problem.k.shape[0]),
-    )
-    return _pairs_of_lengths(problem, zip(*lengths, strict=True))
-
-
-def _pairs_of_lengths(problem: Problem, lengths: Iterable[tuple[int, int]]) -> int:
-    return sum(visible_pairs(problem, num_queries, num_keys) for num_queries, num_keys in lengths)
+    ends = _values(problem.cu_seqlens_q), _values(problem.cu_seqlens_k)
+    if None in ends:
+        batch = problem.cu_seqlens_q.shape[0] - 1
+        mean_q, mean_k = ((tensor.shape[0] + batch - 1) // torch.sym_max(batch, 1) for tensor in (problem.q, problem.k))
+        return batch * visible_pairs(problem, mean_q, mean_k)
+    lengths = ([end - begin for begin, end in itertools.pairwise(of_tensor)] for of_tensor in ends)
+    return sum(visible_pairs(problem, *of_sequence) for of_sequence in zip(*lengths, strict=True))
 
 
 def visible_pairs(problem: Problem, num_queries: int, num_keys: int) -> int:
     """How many pairs the problem's causality and window leave of one sequence: the sum of csrc/attention/visibility.h's
-    intervals, without a loop."""
+    intervals, without a loop, so that lengths may be symbols."""
     diagonal = 0 if problem.causal == "top_left" else num_keys - num_queries
     right = 0 if problem.causal is not None else problem.window_right
     ends = num_queries * num_keys
@@ -98,14 +96,6 @@ def _sum_of_clamped(first: int, count: int, highest: int) -> int:
         return rising * (rising - 1) // 2 + torch.sym_max(end - highest, 0) * highest
 
     return below(first + count) - below(first)
-
-
-def _lengths(cu_seqlens: Tensor, total: int) -> list[int]:
-    ends = _values(cu_seqlens)
-    if ends is not None:
-        return [end - begin for begin, end in itertools.pairwise(ends)]
-    batch = cu_seqlens.shape[0] - 1
-    return [total * (index + 1) // batch - total * index // batch for index in range(batch)]
 
 
 def _values(lengths: Tensor) -> list[int] | None:

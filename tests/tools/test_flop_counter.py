@@ -7,11 +7,14 @@ import sys
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import flash_attn_ext
 from flash_attn_ext import _C
+from flash_attn_ext._flops import forward_flops
+from flash_attn_ext._problem import Problem
 from support.caches import CacheCase, call_with_cache, make_cache_inputs
 from support.cases import Case, make_inputs
 from support.packed import cu_seqlens
@@ -94,12 +97,30 @@ def test_packed_sequences_by_their_lengths(causal, window, device):
     assert {name: counts[name] for name in both_passes(0)} == both_passes(expected)
 
 
-def test_lengths_that_nobody_knows_count_as_equal_ones():
+def test_lengths_that_nobody_knows_count_as_their_mean():
     with FakeTensorMode() as mode:
         tensors = [mode.from_tensor(t.detach()) for t in packed_tensors((3, 0, 20, 8), (5, 6, 11, 1), "cpu")]
         counts = counted(lambda: flash_attn_ext.attention_varlen(*tensors, max_seqlen_q=20, max_seqlen_k=20))
-    expected = sum(pairs(*lengths) for lengths in zip((7, 8, 8, 8), (5, 6, 6, 6), strict=True))
+    expected = 4 * pairs(8, 6)
     assert counts[OPERATORS.attention_forward] == both_passes(expected)[OPERATORS.attention_forward]
+
+
+def test_lengths_that_are_symbols():
+    """Counting settles none of them: compilers count too, and their graphs are for all lengths."""
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+
+    def symbolic(tensor: torch.Tensor) -> torch.Tensor:
+        sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
+        return mode.from_tensor(tensor, symbolic_context=sizes)
+
+    q, k, v = (symbolic(torch.empty(shape)) for shape in ((31, 4, 16), (23, 2, 16), (23, 2, 8)))
+    cu = symbolic(torch.zeros(6, dtype=torch.int32))
+    problem = Problem(q=q, k=k, v=v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal="bottom_right", window_left=3)
+    known = len(environment.guards)
+    flops = forward_flops(*problem)
+    assert len(environment.guards) == known
+    assert flops.node.hint == 2 * HEADS * 5 * pairs(7, 5, "bottom_right", (3, 0)) * (D + DV)
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
