@@ -1,5 +1,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "host/allocate.h"
@@ -9,6 +10,7 @@
 #include "host/limits.h"
 #include "host/make_params.h"
 #include "host/readable.h"
+#include "host/report/range.h"
 
 namespace flash_attn_ext::host {
 namespace {
@@ -75,6 +77,7 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   params.lse_residual = residual ? statistic_view(*residual) : attention::StatisticView();
   params.dlse = dlse ? statistic_view(*dlse) : attention::StatisticView();
   const plan::BackwardPlan plan = backend.plan_backward(params, limits_of(in.q.device()));
+  RECORD_FUNCTION(range_name("backward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
   if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
   const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.options());
   backend.backward(params, plan, workspace.defined() ? workspace.data_ptr() : nullptr);

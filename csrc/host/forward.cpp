@@ -1,6 +1,7 @@
 #include "host/forward.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "host/allocate.h"
@@ -9,6 +10,7 @@
 #include "host/limits.h"
 #include "host/make_params.h"
 #include "host/readable.h"
+#include "host/report/range.h"
 
 namespace flash_attn_ext::host {
 
@@ -27,6 +29,8 @@ void run_forward(const Backend& backend, attention::ForwardParams& params, const
   params.lse_residual = statistic_view(outputs.lse_residual);
   if (outputs.lse.numel() == 0) return;
   const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));
+  RECORD_FUNCTION(range_name("forward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{},
+                  node_number());
   const at::Tensor workspace = byte_memory(plan.workspace.bytes, outputs.out.options());
   backend.forward(params, plan, workspace.defined() ? workspace.data_ptr() : nullptr);
 }

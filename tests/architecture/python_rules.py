@@ -21,6 +21,7 @@ ORDER = (
     "kv_cache",
     "_keywords",
     "_sdpa",
+    "_flops",
     "ops",
     "autograd",
     "derivatives",

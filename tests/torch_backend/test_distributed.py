@@ -5,20 +5,18 @@ for those of CUDA only.
 """
 
 import functools
-import os
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_attn_ext
 from support import aten
+from support.processes import run_processes
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -98,25 +96,11 @@ def share_sequences(mesh, attend, device: str, size: int) -> None:
 TASKS = {"heads": share_heads, "sequences": share_sequences}
 
 
-def run_process(rank: int, size: int, port: int, device: str, task: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    else:
-        torch.set_num_threads(1)
-    dist.init_process_group("gloo" if device == "cpu" else "nccl", rank=rank, world_size=size)
-    try:
-        mesh = init_device_mesh(device, (size,))
-        for kernel in KERNELS:
-            TASKS[task](mesh, attention_of(device, kernel), device, size)
-    finally:
-        dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def run_task(device: str, task: str) -> None:
+    size = dist.get_world_size()
+    mesh = init_device_mesh(device, (size,))
+    for kernel in KERNELS:
+        TASKS[task](mesh, attention_of(device, kernel), device, size)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -124,4 +108,4 @@ def test_distributed(task, device):
     if not dist.is_available():
         pytest.skip("this PyTorch was built without torch.distributed")
     size = 2 if device == "cpu" else min(2, torch.cuda.device_count())
-    multiprocessing.spawn(run_process, args=(size, free_port(), device, task), nprocs=size)
+    run_processes(run_task, size, device, task)

@@ -1,0 +1,140 @@
+"""FLOPs of the operators, for ``torch.utils.flop_counter.FlopCounterMode`` and whatever else asks its registry.
+
+Counted are products of tiles: 2 FLOPs for each column of each pair, which is a query and a key that it sees by
+causality, window and length. What masks and dropout hide counts, softmax does not. The forward pass has two products,
+the backward pass five when q, k and v get gradients.
+
+The registry's module imports triton, which takes longer than all of this package. So the formulas are registered when
+somebody imports it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import torch
+from torch import Tensor
+
+from flash_attn_ext import ops  # noqa: F401  (defines the operators)
+from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
+
+REGISTRY = "torch.utils.flop_counter"
+_BEFORE_PROBLEM = ("dout", "dlse", "out", "lse", "lse_residual", "output_mask")
+
+
+def forward_flops(*args, out_val=None, **kwargs) -> int:
+    """Q K^T and P V."""
+    problem = Problem(*args, **kwargs)
+    return _flops(problem, _pairs(problem), problem.q.shape[-1] + problem.v.shape[-1])
+
+
+def backward_flops(*args, out_val=None, **kwargs) -> int:
+    """Q K^T again and dO V^T; P^T dO, dS K and dS^T Q for the gradients of v, q and k that are asked for."""
+    named = dict(zip((*_BEFORE_PROBLEM, *Problem._fields), args, strict=False)) | kwargs
+    problem = Problem(**{name: named[name] for name in Problem._fields})
+    wanted = dict(zip(DIFFERENTIABLE, named["output_mask"], strict=True))
+    needs_dscores = wanted["q"] or wanted["k"] or wanted["bias"] or wanted["alibi_slopes"]
+    columns = problem.q.shape[-1] * (1 + wanted["q"] + wanted["k"])
+    columns += problem.v.shape[-1] * (needs_dscores + wanted["v"])
+    return _flops(problem, _pairs(problem), columns)
+
+
+def kvcache_flops(*args, out_val=None, **kwargs) -> int:
+    """As the forward pass, on the keys that each sequence has after the call."""
+    named = dict(zip((*Problem._fields, *KvCache._fields), args, strict=False)) | kwargs
+    problem = Problem(**{name: named[name] for name in Problem._fields})
+    cache = KvCache(**{name: named[name] for name in KvCache._fields})
+    pages = 1 if cache.block_table is None else cache.block_table.shape[1]
+    capacity = pages * problem.k.shape[2]
+    num_new = 0 if cache.k_new is None else cache.k_new.shape[2]
+    before = _values(cache.cache_seqlens)
+    num_queries = problem.q.shape[2]
+    if before is None:
+        pairs = problem.q.shape[0] * visible_pairs(problem, num_queries, capacity)
+    else:
+        after = (min(max(length, 0) + num_new, capacity) for length in before)
+        pairs = sum(visible_pairs(problem, num_queries, length) for length in after)
+    return _flops(problem, pairs, problem.q.shape[-1] + problem.v.shape[-1])
+
+
+def _flops(problem: Problem, pairs: int, columns: int) -> int:
+    return 2 * problem.q.shape[1] * pairs * columns
+
+
+def _pairs(problem: Problem) -> int:
+    """Of one head, in all sequences."""
+    if problem.cu_seqlens_q is None:
+        return problem.q.shape[0] * visible_pairs(problem, problem.q.shape[2], problem.k.shape[2])
+    ends = _values(problem.cu_seqlens_q), _values(problem.cu_seqlens_k)
+    if None in ends:
+        batch = problem.cu_seqlens_q.shape[0] - 1
+        mean_q, mean_k = ((tensor.shape[0] + batch - 1) // torch.sym_max(batch, 1) for tensor in (problem.q, problem.k))
+        return batch * visible_pairs(problem, mean_q, mean_k)
+    lengths = ([end - begin for begin, end in itertools.pairwise(of_tensor)] for of_tensor in ends)
+    return sum(visible_pairs(problem, *of_sequence) for of_sequence in zip(*lengths, strict=True))
+
+
+def visible_pairs(problem: Problem, num_queries: int, num_keys: int) -> int:
+    """How many pairs the problem's causality and window leave of one sequence: the sum of csrc/attention/visibility.h's
+    intervals, without a loop, so that lengths may be symbols."""
+    diagonal = 0 if problem.causal == "top_left" else num_keys - num_queries
+    right = 0 if problem.causal is not None else problem.window_right
+    ends = num_queries * num_keys
+    if right is not None:
+        ends = _sum_of_clamped(diagonal + right + 1, num_queries, num_keys)
+    if problem.window_left is None:
+        return ends
+    return ends - _sum_of_clamped(diagonal - problem.window_left, num_queries, num_keys)
+
+
+def _sum_of_clamped(first: int, count: int, highest: int) -> int:
+    """Of min(max(x, 0), highest) for x in [first, first + count)."""
+
+    def below(end):
+        rising = torch.sym_max(torch.sym_min(end, highest), 0)
+        return rising * (rising - 1) // 2 + torch.sym_max(end - highest, 0) * highest
+
+    return below(first + count) - below(first)
+
+
+def _values(lengths: Tensor) -> list[int] | None:
+    """What a tensor of lengths holds, waiting for a GPU; None where nobody can know, in traces and CUDA graphs."""
+    if type(lengths) is not Tensor or lengths.is_meta:
+        return None
+    if lengths.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    return lengths.tolist()
+
+
+def _register(module) -> None:
+    operators = torch.ops.flash_attn_ext
+    module.register_flop_formula(operators.attention_forward, get_raw=True)(forward_flops)
+    module.register_flop_formula(operators.attention_backward, get_raw=True)(backward_flops)
+    module.register_flop_formula(operators.attention_with_kvcache, get_raw=True)(kvcache_flops)
+
+
+class _WhenImported:
+    """An entry of sys.meta_path that finds the registry's module as the others do, and registers once it has run."""
+
+    def find_spec(self, name, path, target=None):
+        if name != REGISTRY:
+            return None
+        finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next((spec for finder in finders if (spec := finder.find_spec(name, path, target))), None)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module):
+                execute(module)
+                _register(module)
+                sys.meta_path.remove(self)
+
+            spec.loader.exec_module = execute_and_register
+        return spec
+
+
+if REGISTRY in sys.modules:
+    _register(sys.modules[REGISTRY])
+else:
+    sys.meta_path.insert(0, _WhenImported())

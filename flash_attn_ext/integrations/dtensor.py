@@ -1,0 +1,152 @@
+"""Sharding rules, so that DTensors whose batch or heads are sharded go through attention without communication.
+
+    from flash_attn_ext.integrations import dtensor
+
+    dtensor.register()
+    out = flash_attn_ext.attention(q, k, v)  # DTensors, sharded alike on the batch, on the heads, or on both
+
+Explicit, because ``torch.distributed.tensor`` takes many times longer to import than this library. FSDP and whatever
+else hands plain tensors to attention needs no rules.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, Problem
+
+try:
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+except ImportError as error:
+    raise ImportError(
+        "torch.distributed.tensor is not in this PyTorch, so there are no DTensors to shard: install a PyTorch that "
+        "was built with torch.distributed (torch.distributed.is_available())"
+    ) from error
+
+OPERATORS = torch.ops.flash_attn_ext
+_TABLES = ("bias", "mask")
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")
+
+
+def register() -> None:
+    """Give ``attention``, ``attention_varlen`` and ``scaled_dot_product_attention`` rules for DTensors, and their
+    backward passes too.
+
+    On each dimension of a mesh, a call is sharded on the batch or on the heads, or is replicated; DTensor chooses what
+    takes the least communication, and redistributes what lies otherwise. Heads are sharded where each process gets
+    whole groups of query heads: where the number of shards divides that of key heads, or all query heads share one key
+    head, which is replicated then, or there are as many key heads as query heads. Packed sequences are sharded on the
+    heads only. Gradients of a tensor that all processes share while the call is sharded (a bias that broadcasts, sinks
+    on a sharded batch, one key head) are Partial.
+
+    Calling it again does nothing new. A call with dropout raises RuntimeError, since processes would have to draw other
+    bits.
+    """
+    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    for operator, rule in ((OPERATORS.attention_forward, _forward), (OPERATORS.attention_backward, _backward)):
+        register_sharding(operator.default)(rule)
+        # What DTensor remembers of a call depends on all arguments. It would look at those from the first int on, and
+        # which gradients are asked for stands before that.
+        known[operator.default].static_argnum = 0
+
+
+def _forward(*problem):
+    """[(placements of out, lse and lse_residual, placements of the arguments)]."""
+    problem = Problem(*problem)
+    _refuse_dropout(problem)
+    return [(_of_forward_results(problem, layout), _of_arguments(problem, layout)) for layout in _layouts(problem)]
+
+
+def _backward(dout, dlse, _out, _lse, lse_residual, _output_mask, *problem):
+    """[(placements of the gradients, placements of the arguments)]."""
+    problem = Problem(*problem)
+    _refuse_dropout(problem)
+    acceptable = []
+    for layout in _layouts(problem):
+        out, lse, residual = _of_forward_results(problem, layout)
+        before = [out, None if dlse is None else lse, out, lse, None if lse_residual is None else residual, None]
+        arguments = _of_arguments(problem, layout)
+        acceptable.append((_of_gradients(problem, layout, arguments), before + arguments))
+    return acceptable
+
+
+def _refuse_dropout(problem: Problem) -> None:
+    if problem.dropout_p > 0:
+        raise RuntimeError(
+            f"dropout_p is {problem.dropout_p}, but q is a DTensor, and sharded attention has no dropout: processes "
+            "would have to draw other bits. Pass dropout_p=0.0, or call attention on local tensors, with "
+            "torch.distributed.tensor.experimental.local_map or to_local(), where each process draws from its own "
+            "generator"
+        )
+
+
+def _layouts(problem: Problem) -> list[str]:
+    """What one dimension of the mesh may do to the call."""
+    layouts = ["replicate"]
+    if problem.cu_seqlens_q is None:
+        layouts.append("batch")
+    heads_q, heads_k = problem.q.shape[1], problem.k.shape[1]
+    if heads_k == 1 < heads_q:
+        layouts.append("query heads")
+    elif heads_k == heads_q or heads_k % _num_shards(problem) == 0:
+        layouts.append("heads")
+    return layouts
+
+
+def _num_shards(problem: Problem) -> int:
+    """An upper bound of the parts that heads come in: of mesh dimensions on which only the batch is sharded, or
+    nothing, none comes in question."""
+    mesh = problem.q.mesh
+    placements = zip(problem.q.placements, problem.k.placements, problem.v.placements, strict=True)
+    packed = problem.cu_seqlens_q is not None
+    return math.prod(
+        mesh.size(dim)
+        for dim, of_dim in enumerate(placements)
+        if not (all(p.is_replicate() for p in of_dim) or (not packed and all(p.is_shard(0) for p in of_dim)))
+    )
+
+
+def _of_arguments(problem: Problem, layout: str) -> list:
+    """A placement for each tensor of the problem, None for all else."""
+    of_tensors = [
+        None if tensor is None else _of_argument(name, tensor, layout)
+        for name, tensor in zip(Problem._fields, problem[:NUM_TENSORS], strict=False)
+    ]
+    return of_tensors + [None] * (len(Problem._fields) - NUM_TENSORS)
+
+
+def _of_argument(name: str, tensor, layout: str):
+    if layout == "replicate" or name in (*_LENGTHS, "rng_seed"):
+        return Replicate()
+    if name in ("k", "v") and layout == "query heads":
+        return Replicate()
+    if name == "sink":
+        return Replicate() if layout == "batch" else Shard(0)
+    if name == "alibi_slopes" and tensor.ndim == 1:
+        return Replicate() if layout == "batch" else Shard(0)
+    dim = 0 if layout == "batch" else 1
+    if name in _TABLES and tensor.shape[dim] == 1:
+        return Replicate()
+    return Shard(dim)
+
+
+def _of_forward_results(problem: Problem, layout: str) -> list:
+    """Of out, lse and lse_residual, which is (0,) where there is no bias."""
+    if layout == "replicate":
+        return [Replicate()] * 3
+    dim = 0 if layout == "batch" else 1
+    lse = Shard(0 if problem.cu_seqlens_q is not None else dim)
+    return [Shard(dim), lse, Replicate() if problem.bias is None else lse]
+
+
+def _of_gradients(problem: Problem, layout: str, arguments: list) -> list:
+    """As the arguments, but each process has a part of the sum where all of them have the argument."""
+    gradients = []
+    for name, placement in zip(Problem._fields, arguments, strict=True):
+        if name in DIFFERENTIABLE:
+            absent = placement is None or layout == "replicate"
+            gradients.append(Replicate() if absent else Partial() if placement.is_replicate() else placement)
+    return gradients

@@ -1,0 +1,180 @@
+"""FlopCounterMode counts the products of the pairs that are visible, wherever the operators are called from."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import flash_attn_ext
+from flash_attn_ext import _C
+from flash_attn_ext._flops import forward_flops
+from flash_attn_ext._problem import Problem
+from support.caches import CacheCase, call_with_cache, make_cache_inputs
+from support.cases import Case, make_inputs
+from support.packed import cu_seqlens
+from support.params import over_cases
+from support.runners import call_ours
+
+OPERATORS = torch.ops.flash_attn_ext
+HEADS, D, DV = 4, 16, 8
+SHAPE = dict(d=D, dv=DV, heads=HEADS, kv_heads=2)
+CASES = [
+    Case(sq=sq, sk=sk, causal=causal, window=window, **SHAPE)
+    for sq, sk in ((40, 40), (7, 50), (50, 7), (1, 40))
+    for causal in (None, "top_left", "bottom_right")
+    for window in (None, (3, 5), (0, None), (None, 0), (100, 2))
+]
+
+
+def pairs(num_queries: int, num_keys: int, causal=None, window=None) -> int:
+    """By the intervals that the kernels have."""
+    left, right = window or (None, None)
+    intervals = _C.visible_keys(num_queries, num_keys, causal=causal, window_left=left, window_right=right)
+    return int((intervals[:, 1] - intervals[:, 0]).clamp(min=0).sum())
+
+
+def pairs_of(case: Case) -> int:
+    return case.batch * pairs(case.sq, case.sk, case.causal, case.window)
+
+
+def counted(function) -> dict:
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return counter.get_flop_counts()["Global"]
+
+
+def both_passes(num_pairs: int) -> dict:
+    unit = 2 * HEADS * num_pairs
+    return {OPERATORS.attention_forward: unit * (D + DV), OPERATORS.attention_backward: unit * (3 * D + 2 * DV)}
+
+
+@over_cases(CASES)
+def test_pairs_of_causality_and_window(case, device):
+    inputs = make_inputs(case, torch.float32, device)
+    leaves = inputs.leaves()
+    assert counted(lambda: call_ours(inputs, leaves)[0].backward(inputs.dout)) == both_passes(pairs_of(case))
+
+
+def test_masks_and_dropout_change_nothing(device):
+    case = Case(sq=40, sk=50, bias="bhqk", mask="bhqk", dropout_p=0.5, alibi="h", sink=True, softcap=9.0, **SHAPE)
+    inputs = make_inputs(case, torch.float32, device)
+    leaves = inputs.leaves()
+    assert counted(lambda: call_ours(inputs, leaves)[0].backward(inputs.dout)) == both_passes(pairs_of(case))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "columns"),
+    [("q", 2 * D + DV), ("k", 2 * D + DV), ("v", D + DV), ("qk", 3 * D + DV), ("kv", 2 * D + 2 * DV)],
+)
+def test_only_products_of_gradients_that_are_asked_for(wanted, columns, device):
+    case = Case(sq=40, sk=50, **SHAPE)
+    inputs = make_inputs(case, torch.float32, device).replace(differentiable=tuple(wanted))
+    tensors = {name: getattr(inputs, name) for name in "qkv"} | inputs.leaves()
+    counts = counted(lambda: flash_attn_ext.attention(**tensors).backward(inputs.dout))
+    assert counts[OPERATORS.attention_backward] == 2 * HEADS * pairs_of(case) * columns
+
+
+def packed_tensors(lengths_q, lengths_k, device) -> tuple:
+    q = torch.randn(sum(lengths_q), HEADS, D, device=device, requires_grad=True)
+    k, v = (torch.randn(sum(lengths_k), 2, d, device=device, requires_grad=True) for d in (D, DV))
+    return q, k, v, cu_seqlens(lengths_q, device), cu_seqlens(lengths_k, device)
+
+
+@pytest.mark.parametrize("window", [None, (4, 1)])
+@pytest.mark.parametrize("causal", [None, "bottom_right"])
+def test_packed_sequences_by_their_lengths(causal, window, device):
+    lengths_q, lengths_k = (3, 0, 20, 7), (5, 6, 11, 0)
+    tensors = packed_tensors(lengths_q, lengths_k, device)
+    expected = sum(pairs(*lengths, causal, window) for lengths in zip(lengths_q, lengths_k, strict=True))
+    options = dict(causal=causal, window=window, max_seqlen_q=64, max_seqlen_k=64)
+    counts = counted(lambda: flash_attn_ext.attention_varlen(*tensors, **options).sum().backward())
+    assert {name: counts[name] for name in both_passes(0)} == both_passes(expected)
+
+
+def test_lengths_that_nobody_knows_count_as_their_mean():
+    with FakeTensorMode() as mode:
+        tensors = [mode.from_tensor(t.detach()) for t in packed_tensors((3, 0, 20, 8), (5, 6, 11, 1), "cpu")]
+        counts = counted(lambda: flash_attn_ext.attention_varlen(*tensors, max_seqlen_q=20, max_seqlen_k=20))
+    expected = 4 * pairs(8, 6)
+    assert counts[OPERATORS.attention_forward] == both_passes(expected)[OPERATORS.attention_forward]
+
+
+def test_lengths_that_are_symbols():
+    """Counting settles none of them: compilers count too, and their graphs are for all lengths."""
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+
+    def symbolic(tensor: torch.Tensor) -> torch.Tensor:
+        sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim())
+        return mode.from_tensor(tensor, symbolic_context=sizes)
+
+    q, k, v = (symbolic(torch.empty(shape)) for shape in ((31, 4, 16), (23, 2, 16), (23, 2, 8)))
+    cu = symbolic(torch.zeros(6, dtype=torch.int32))
+    problem = Problem(q=q, k=k, v=v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal="bottom_right", window_left=3)
+    known = len(environment.guards)
+    flops = forward_flops(*problem)
+    assert len(environment.guards) == known
+    assert flops.node.hint == 2 * HEADS * 5 * pairs(7, 5, "bottom_right", (3, 0)) * (D + DV)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_keys_that_a_cache_has_after_the_call(page_size, backend):
+    base = Case(sq=3, d=D, dv=DV, heads=HEADS, kv_heads=2, causal="bottom_right", window=(9, 0))
+    lengths = (0, 5, 29)
+    case = CacheCase(lengths, new=3, capacity=32, page_size=page_size, base=base)
+    inputs = make_cache_inputs(case, torch.float32, backend.device)
+    counts = counted(lambda: call_with_cache(inputs, backend))
+    expected = sum(pairs(3, length + 3, "bottom_right", (9, 0)) for length in lengths)
+    assert counts == {OPERATORS.attention_with_kvcache: 2 * HEADS * expected * (D + DV)}
+
+
+def test_modules_and_recomputation(device):
+    """A checkpoint runs the forward pass twice, and modules are told apart."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, q, k, v):
+            return flash_attn_ext.attention(q, k, v)
+
+    case = Case(sq=40, sk=50, **SHAPE)
+    inputs = make_inputs(case, torch.float32, device)
+    module = torch.nn.Sequential()
+    module.add_module("block", Attention())
+    leaves = inputs.leaves().values()
+    with FlopCounterMode(display=False) as counter:
+        out = checkpoint(module.block, *leaves, use_reentrant=False)
+        out.backward(inputs.dout)
+    expected = both_passes(pairs_of(case))
+    expected[OPERATORS.attention_forward] *= 2
+    assert counter.get_flop_counts()["Attention"] == expected
+
+
+def test_a_compiled_call(device):
+    case = Case(sq=40, sk=50, causal="top_left", **SHAPE)
+    inputs = make_inputs(case, torch.float32, device)
+    compiled = torch.compile(flash_attn_ext.attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    counts = counted(lambda: compiled(inputs.q, inputs.k, inputs.v, causal="top_left"))
+    torch._dynamo.reset()
+    expected = both_passes(pairs_of(case))[OPERATORS.attention_forward]
+    assert counts[OPERATORS.attention_forward] == expected
+
+
+@pytest.mark.parametrize("first", ["torch.utils.flop_counter", "flash_attn_ext"])
+def test_the_order_of_imports_does_not_matter(first):
+    """And importing this library does not import the counter, whose triton takes longer than all the rest."""
+    script = f"""
+import sys, importlib, torch
+importlib.import_module({first!r})
+assert {first!r} != "flash_attn_ext" or "torch.utils.flop_counter" not in sys.modules
+finders = len(sys.meta_path)
+import flash_attn_ext, torch.utils.flop_counter as counter
+assert torch.ops.flash_attn_ext.attention_with_kvcache in counter.flop_registry
+assert not any("flash_attn_ext" in type(finder).__module__ for finder in sys.meta_path)
+"""
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
