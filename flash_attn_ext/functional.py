@@ -193,11 +193,11 @@ def attention_varlen(
     """Attention of sequences of different lengths, packed one after the other without padding.
 
     Sequence b has queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]`` and attends only to its own keys, exactly as a
-    call of :func:`attention` on that sequence alone would. Arguments that are not named here are those of
-    :func:`attention`.
+    call of :func:`attention` on that sequence alone would. What is not named here is as in :func:`attention`.
 
     Args:
-        q, k, v: (Tq, Hq, D), (Tk, Hk, D) and (Tk, Hk, Dv), with T the sum of all lengths.
+        q: (Tq, Hq, D), with Tq the sum of all lengths.
+        k, v: (Tk, Hk, D) and (Tk, Hk, Dv).
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device: 0, then the running sum of the lengths, ending at
             Tq and Tk. Lengths may be 0. On the CPU the values are checked. On a GPU they are trusted, since looking at
             them would wait for the device: wrong ones give wrong results, but never an access outside the tensors.
@@ -212,8 +212,8 @@ def attention_varlen(
         ``out`` (Tq, Hq, Dv), and with ``return_lse`` also ``lse`` (Hq, Tq).
 
     Raises:
-        As :func:`attention`; on the CPU also for cu_seqlens that decrease, or do not begin at 0 or end at the number of
-        tokens, and for a max_seqlen below the longest length.
+        RuntimeError: on the CPU also for cu_seqlens that decrease, or do not begin at 0 or end at the number of
+            tokens, and for a max_seqlen below the longest length. All others as :func:`attention`.
     """
     check_flag("return_lse", return_lse)
     problem = problem_of(

@@ -150,7 +150,7 @@ def flash_attn_varlen_func(
         sequence, as in :func:`flash_attn_func`. Where a max_seqlen is None, the longest length takes its place.
 
     Raises:
-        As :func:`flash_attn_func`, and NotImplementedError for a ``block_table``.
+        NotImplementedError: for a ``block_table``. All others as :func:`flash_attn_func`.
     """
     if block_table is not None:
         raise NotImplementedError(
