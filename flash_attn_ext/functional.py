@@ -213,7 +213,7 @@ def attention_varlen(
 
     Raises:
         RuntimeError: on the CPU also for cu_seqlens that decrease, or do not begin at 0 or end at the number of
-            tokens, and for a max_seqlen below the longest length. All others as :func:`attention`.
+            tokens. ValueError: there also for a max_seqlen below the longest length. Others as :func:`attention`.
     """
     check_flag("return_lse", return_lse)
     problem = problem_of(
