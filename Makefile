@@ -30,7 +30,7 @@ help:
 	@echo "make test       set up .venv, build, run the whole test suite      (PYTEST_ARGS='-k causal -x')"
 	@echo "make bench      set up .venv, build, time our attention            (BENCH_ARGS='--device cpu')"
 	@echo "make docs       set up .venv, build, make the site of the documents in build/site/, check its links"
-	@echo "make wheel      set up .venv, make dist/*.tar.gz and, from it, dist/*.whl for this torch and Python"
+	@echo "make wheel      set up .venv, make dist/*.tar.gz, and dist/*.whl for this torch and Python"
 	@echo "make build      set up .venv, compile what changed into flash_attn_ext/"
 	@echo "make lint       check formatting and style of C++ and Python;      make format: apply it"
 	@echo "make layering   check the rules of CONTRIBUTING.md: who may include whom, how long a file may be"
@@ -61,6 +61,13 @@ docs: $(READY)
 	$(PY) -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -d build/site-cache -c docs/site . $(SITE)
 	$(PY) docs/site/check_links.py $(SITE)
 	@echo "$(SITE)/index.html"
+
+# What setuptools left of an earlier wheel would come along, modules that are gone included.
+wheel: $(READY)
+	rm -rf build/lib.* build/bdist.*
+	$(PY) -c "from build_support import backend; backend.build_sdist('dist')"
+	$(PY) -m pip wheel --disable-pip-version-check --no-build-isolation --no-index --no-deps --wheel-dir dist .
+	@ls dist
 
 # Always run: ninja knows better than make what has to be compiled again, and takes no time when nothing has.
 build: $(REQUIREMENTS)
