@@ -1,6 +1,5 @@
-"""The source distribution has what the repository has, builds without a network, and its wheel works where it is put."""
+"""The source distribution has what the repository has and builds without a network, and its wheel works."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -78,5 +77,3 @@ def test_the_wheel_verifies_in_a_fresh_environment(fresh_python):
     place = "import flash_attn_ext; print(flash_attn_ext.__file__)"
     assert Path(run(fresh_python, "-c", place, cwd=folder).strip()).is_relative_to(folder)
     assert "keep the rule" in run(fresh_python, "-m", "flash_attn_ext", "verify", "--device", "cpu", cwd=folder)
-    facts = json.loads(run(fresh_python, "-m", "flash_attn_ext", "info", "--json", cwd=folder))
-    assert facts["build"]["torch_version"] == torch.__version__.partition("+")[0]
