@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import venv
 from pathlib import Path
 
@@ -42,8 +41,7 @@ def sdist(tracked, tmp_path_factory) -> Path:
         (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / "checkout" / name)
     archive = run(sys.executable, "-c", BUILD_SDIST, folder, cwd=folder / "checkout").splitlines()[-1]
-    with tarfile.open(folder / archive) as tar:
-        tar.extractall(folder, filter="data")
+    shutil.unpack_archive(folder / archive, folder)
     return folder / archive.removesuffix(".tar.gz")
 
 
