@@ -5,6 +5,7 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+SITE := build/site
 
 ifdef NO_VENV
 # An interpreter that already has torch, ninja and pytest: nothing is installed, the package is used from this folder.
@@ -21,13 +22,15 @@ endif
 
 CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test bench build install lint format layering clean distclean
+.PHONY: help demo test bench docs wheel build install lint format layering clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       set up .venv, build, train a small GPT on real text with our attention and with PyTorch's"
 	@echo "make test       set up .venv, build, run the whole test suite      (PYTEST_ARGS='-k causal -x')"
 	@echo "make bench      set up .venv, build, time our attention            (BENCH_ARGS='--device cpu')"
+	@echo "make docs       set up .venv, build, make the site of the documents in build/site/, check its links"
+	@echo "make wheel      set up .venv, make dist/*.tar.gz, and dist/*.whl for this torch and Python"
 	@echo "make build      set up .venv, compile what changed into flash_attn_ext/"
 	@echo "make lint       check formatting and style of C++ and Python;      make format: apply it"
 	@echo "make layering   check the rules of CONTRIBUTING.md: who may include whom, how long a file may be"
@@ -51,6 +54,20 @@ test: $(READY)
 
 bench: $(READY)
 	$(PY) -m flash_attn_ext bench $(BENCH_ARGS)
+
+# A fresh start each time: pages that Sphinx does not read again would hide their warnings.
+docs: $(READY)
+	rm -rf $(SITE)
+	$(PY) -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -d build/site-cache -c docs/site . $(SITE)
+	$(PY) docs/site/check_links.py $(SITE)
+	@echo "$(SITE)/index.html"
+
+# What setuptools left of an earlier wheel would come along, modules that are gone included.
+wheel: $(READY)
+	rm -rf build/lib.* build/bdist.*
+	$(PY) -c "from build_support import backend; backend.build_sdist('dist')"
+	$(PY) -m pip wheel --disable-pip-version-check --no-build-isolation --no-index --no-deps --wheel-dir dist .
+	@ls dist
 
 # Always run: ninja knows better than make what has to be compiled again, and takes no time when nothing has.
 build: $(REQUIREMENTS)

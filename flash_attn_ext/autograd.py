@@ -62,7 +62,7 @@ class FlashAttentionFunction(DerivativeFunction):
     """Attention forward and backward over ``_C`` (FlashAttention-2, Dao 2023, algorithms 1 and 2).
 
     What ``_C.attention`` does in C++, for ``torch.func`` and forward mode, which only know Functions of Python. Takes
-    the fields of a :class:`Problem`. Returns (out, lse, lse_residual). Saves q, k, v, out, lse and the seed, and bias,
+    the fields of a ``Problem``. Returns (out, lse, lse_residual). Saves q, k, v, out, lse and the seed, and bias,
     mask, alibi_slopes, sink and cu_seqlens as they were given: nothing of size Sq x Sk of its own. Gradients go to q,
     k, v, bias, alibi_slopes and sink, each only where it is asked for, and come from out, lse or both: the LSE's
     gradient enters through delta = rowsum(dout * out) - dlse.

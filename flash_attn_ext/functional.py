@@ -107,8 +107,8 @@ def attention(
         bias: float, broadcastable to (..., Hq, Sq, Sk) whatever the layout; float32 or q's dtype. Added to the scores;
             it may require grad, and its gradient is summed over broadcast dimensions in a fixed order.
         mask: bool, broadcastable likewise, True = attend.
-        alibi_slopes: (Hq,) or (*batch, Hq), float32 (float64 for float64 q): the bias -slope * |key - (query +
-            diagonal)| of ALiBi (Press et al. 2022, section 3). Differentiable.
+        alibi_slopes: (Hq,) or ``(*batch, Hq)``, float32 (float64 for float64 q): the bias ``-slope * |key - (query +
+            diagonal)|`` of ALiBi (Press et al. 2022, section 3). Differentiable.
         softcap: scores become softcap * tanh(score / softcap), > 0 (Gemma Team 2024, section 2). None: no cap.
         sink: (Hq,), dtype as alibi_slopes: a logit that joins each row's softmax denominator and has no value (Xiao
             et al. 2023, section 3). Differentiable.
@@ -193,10 +193,11 @@ def attention_varlen(
     """Attention of sequences of different lengths, packed one after the other without padding.
 
     Sequence b has queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]`` and attends only to its own keys, exactly as a
-    call of :func:`attention` on that sequence alone would.
+    call of :func:`attention` on that sequence alone would. What is not named here is as in :func:`attention`.
 
     Args:
-        q: (Tq, Hq, D), k: (Tk, Hk, D), v: (Tk, Hk, Dv), with T the sum of all lengths.
+        q: (Tq, Hq, D), with Tq the sum of all lengths.
+        k, v: (Tk, Hk, D) and (Tk, Hk, Dv).
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device: 0, then the running sum of the lengths, ending at
             Tq and Tk. Lengths may be 0. On the CPU the values are checked. On a GPU they are trusted, since looking at
             them would wait for the device: wrong ones give wrong results, but never an access outside the tensors.
@@ -206,14 +207,13 @@ def attention_varlen(
             else the longest length; indexed by the position inside the sequence. On a GPU a table's own length is
             trusted as a bound where no max_seqlen is given.
         alibi_slopes: (Hq,) or (batch, Hq).
-        Everything else as in :func:`attention`.
 
     Returns:
         ``out`` (Tq, Hq, Dv), and with ``return_lse`` also ``lse`` (Hq, Tq).
 
     Raises:
-        As :func:`attention`; on the CPU also for cu_seqlens that decrease, or do not begin at 0 or end at the number of
-        tokens, and for a max_seqlen below the longest length.
+        RuntimeError: on the CPU also for cu_seqlens that decrease, or do not begin at 0 or end at the number of
+            tokens. ValueError: there also for a max_seqlen below the longest length. Others as :func:`attention`.
     """
     check_flag("return_lse", return_lse)
     problem = problem_of(
@@ -248,7 +248,7 @@ class Explanation:
     backend: str | None
     """The backend that runs; None when there is none."""
     reasons: dict[str, tuple[str, ...]]
-    """For every backend, in the order in which they are tried: why it cannot run. Empty: it can."""
+    """Why each backend cannot run, in the order in which they are tried; empty where it can."""
     forward: str | None = None
     """What the forward pass runs, in words, and the workspace that it takes; None when no backend can run."""
     backward: str | None = None

@@ -39,14 +39,13 @@ def attention_reference(
     layout: str = "bhsd",
     return_lse: bool = True,
 ):
-    """What :func:`flash_attn_ext.attention` computes, with the same keywords.
+    """What :func:`flash_attn_ext.attention` computes, with the same keywords. Those not named here mean the same.
 
     Args:
         q, k, v: (..., H, S, D) as for ``attention``: ``q`` has Hq heads, ``k`` and ``v`` have Hk, and Hk divides Hq.
         dropout_mask: bool, broadcastable to (..., Hq, Sq, Sk), True = kept. Without it ``dropout_p > 0`` draws from
             PyTorch's default generator. ``flash_attn_ext._C.dropout_mask`` gives the bits that the kernels draw.
         return_lse: also return the log-sum-exp; True by default, unlike in ``attention``.
-        Everything else as in ``attention``.
 
     Returns:
         ``out`` (..., Hq, Sq, Dv), or (..., Sq, Hq, Dv) for layout "bshd"; and ``lse`` (..., Hq, Sq), natural log.

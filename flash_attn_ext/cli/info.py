@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 
 import torch
@@ -14,13 +15,19 @@ from flash_attn_ext.cli.cases import CASES
 from flash_attn_ext.cli.machine import choose_device, explain_on, gpu_verdict, machine, versions
 
 SELF_TEST_SECONDS = 2.0
+# Styles of rich, for a terminal.
+GOOD, WARNING, BAD = "green", "yellow", "bold red"
+Row = tuple[str, str, str]  # name, text, style
 SELF_TEST_DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16, torch.float32)}
 
 
 def run(options: argparse.Namespace) -> int:
     """0, or 1 when the self-test fails."""
     facts = collect()
-    print(json.dumps(facts, indent=2) if options.json else _as_text(facts))
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _show(facts)
     return 0 if facts["self_test"]["passed"] else 1
 
 
@@ -59,23 +66,47 @@ def self_test(device: str) -> dict:
     }
 
 
-def _as_text(facts: dict) -> str:
+def _show(facts: dict) -> None:
+    rows = _rows(facts)
+    if sys.stdout.isatty() and _show_in_colour(rows):
+        return
+    print("\n".join(f"{name:<13} {text}" for name, text, _ in rows))
+
+
+def _show_in_colour(rows: list[Row]) -> bool:
+    """False without rich, which is optional."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return False
+    table = Table.grid(padding=(0, 2))
+    for name, text, style in rows:
+        table.add_row(Text(name, "bold cyan"), Text(text, style))
+    Console().print(table)
+    return True
+
+
+def _rows(facts: dict) -> list[Row]:
     build, test = facts["build"], facts["self_test"]
-    cuda = f"for CUDA {build['cuda_version']}, {build['cuda_archs']}"
+    cuda = (f"for CUDA {build['cuda_version']}, {build['cuda_archs']}", "")
     if build["cuda_not_built"]:
-        cuda = f"not built: {build['cuda_not_built']}"
-    rows = [
-        ("versions", ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)),
+        cuda = (f"not built: {build['cuda_not_built']}", WARNING)
+    runs_on = ", ".join(f"{device}: {backend or 'nothing'}" for device, backend in facts["runs_on"].items())
+    verdict = ("passed", GOOD) if test["passed"] else ("FAILED", BAD)
+    return [
+        ("versions", ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version), ""),
         (
             "machine",
             "{cpu} ({cpu_capability}), {cores} cores, {torch_threads} torch threads".format(**facts["machine"]),
+            "",
         ),
-        ("build", f"{build['compiler']}, against torch {build['torch_version']}"),
-        ("CUDA sources", cuda),
-        ("backends", ", ".join(build["backends"])),
-        ("runs on", ", ".join(f"{device}: {backend or 'nothing'}" for device, backend in facts["runs_on"].items())),
-        ("GPU", facts["gpu"]),
-        ("self-test", f"{'passed' if test['passed'] else 'FAILED'}: {test['cases']} cases, {test['seconds']} s"),
-        *(("", failure) for failure in test["failures"]),
+        ("build", f"{build['compiler']}, against torch {build['torch_version']}", ""),
+        ("CUDA sources", *cuda),
+        ("backends", ", ".join(build["backends"]), ""),
+        ("runs on", runs_on, WARNING if None in facts["runs_on"].values() else GOOD),
+        ("GPU", facts["gpu"], ""),
+        ("self-test", f"{verdict[0]}: {test['cases']} cases, {test['seconds']} s", verdict[1]),
+        *(("", failure, BAD) for failure in test["failures"]),
     ]
-    return "\n".join(f"{name:<13} {text}" for name, text in rows)

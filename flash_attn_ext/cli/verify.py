@@ -9,6 +9,7 @@ import torch
 from flash_attn_ext.cli.accuracy import MAX_ERROR_RATIO, MEAN_ERROR_RATIO, Comparison, compare, slack_share
 from flash_attn_ext.cli.cases import CASES
 from flash_attn_ext.cli.machine import choose_device, explain_on
+from flash_attn_ext.cli.progress import Progress
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 COLUMNS = "{:<22} {:<9} {:<14} {:>9} {:>8} {:>9} {:>8} {:>8}  {}"
@@ -25,19 +26,19 @@ def run(options: argparse.Namespace) -> int:
     )
     print(f"dtype = 1. Allowed: {MAX_ERROR_RATIO} x its largest error and {MEAN_ERROR_RATIO} x its mean error, plus")
     slacks = ", ".join(
-        f"{str(dtype).removeprefix('torch.')} {slack_share(torch.empty(0, dtype=dtype, device=device)):.2g}"
-        for dtype in DTYPES
+        f"{_short(dtype)} {slack_share(torch.empty(0, dtype=dtype, device=device)):.2g}" for dtype in DTYPES
     )
     print(f"a share of the result's scale ({slacks}); of limit: the share of all that.\n")
     print(COLUMNS.format("case", "dtype", "worst result", "max", "x torch", "mean", "x torch", "of limit", "verdict"))
     dtypes = [dtype for dtype in DTYPES if explain_on(device, dtype).backend is not None]
-    broken = 0
+    broken, total = 0, len(CASES) * len(dtypes)
+    progress = Progress("verify", total)
     for case in CASES:
         for dtype in dtypes:
-            worst = max(compare(case, dtype, device), key=lambda comparison: comparison.share_of_allowed)
+            with progress.step(f"{case.name}, {_short(dtype)}"):
+                worst = max(compare(case, dtype, device), key=lambda comparison: comparison.share_of_allowed)
             broken += not worst.share_of_allowed <= 1
             print(_row(case.name, dtype, worst), flush=True)
-    total = len(CASES) * len(dtypes)
     print(f"\n{total - broken} of {total} keep the rule" + (f", {broken} BREAK it" if broken else ""))
     for dtype in DTYPES:
         if dtype not in dtypes:
@@ -45,10 +46,14 @@ def run(options: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _row(name: str, dtype: torch.dtype, worst: Comparison) -> str:
     return COLUMNS.format(
         name,
-        str(dtype).removeprefix("torch."),
+        _short(dtype),
         worst.name,
         f"{worst.max_error:.2e}",
         f"{worst.max_ratio:.2f}",

@@ -15,7 +15,7 @@ if __name__ == "__main__":  # started as a script: make the sibling modules impo
 from architecture import cpp_rules, python_rules
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON_FOLDERS = ("flash_attn_ext", "build_support", "examples", "tests", "benchmarks")
+PYTHON_FOLDERS = ("flash_attn_ext", "build_support", "examples", "tests", "benchmarks", "docs")
 
 
 def cpp_sources() -> dict[str, str]:

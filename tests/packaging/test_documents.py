@@ -32,7 +32,7 @@ def broken_links(path: Path) -> list[str]:
 
 
 SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".py", ".pyi", ".sh"}
-SOURCES = ("flash_attn_ext", "csrc", "build_support", "tests", "benchmarks", "examples")
+SOURCES = ("flash_attn_ext", "csrc", "build_support", "tests", "benchmarks", "examples", "docs")
 
 
 def test_source_files_that_are_named_exist():

@@ -7,7 +7,6 @@ import json
 import runpy
 import shlex
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from flash_attn_ext.cli.bench.rows import failed, make_row
 from flash_attn_ext.cli.bench.timing import EFFORTS, DeviceLost, Effort, Measurement, copy_bandwidth, measure
 from flash_attn_ext.cli.bench.workload import Workload
 from flash_attn_ext.cli.machine import choose_device
+from flash_attn_ext.cli.progress import Progress
 
 METHOD = {
     "cuda": "medians of CUDA-event times, the backward pass alone, its launches queued beforehand",
@@ -36,7 +36,8 @@ class Settings:
     device: str
     backend: str | None
     effort: Effort
-    goals: tuple = ()
+    goals: tuple
+    progress: Progress
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,8 +60,9 @@ def run(options: argparse.Namespace) -> int:
     print(f"{device}, random-normal data, calls take turns; {METHOD[device]}.")
     print("x a peer: times as fast as it, above 1 ours is faster.")
     print("of own time: our time by our time without the option, or with packed sequences instead of a mask.")
-    settings = Settings(device, options.backend, EFFORTS[device, options.quick], goals)
     chosen = _chosen_suites(options, device)
+    progress = Progress("bench", sum(len(load.passes) for loads in chosen.values() for load in loads))
+    settings = Settings(device, options.backend, EFFORTS[device, options.quick], goals, progress)
     report = Report(Path(options.output) / f"{_stem(device, options)}.json", device, _command(device, options))
     report.contents["versions"] |= peers.package_versions(load for loads in chosen.values() for load in loads)
     lost = None
@@ -98,8 +100,9 @@ def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, re
     if any("tbs" in workload.amounts("forward") for workload in workloads):
         bandwidth["copy_tbs"] = round(copy_bandwidth(settings.device), 4)
     for workload in workloads:
-        for row in _rows(workload, settings):
-            row |= bandwidth
+        for pass_ in workload.passes:
+            with settings.progress.step(f"{name}, {workload.case}, {pass_}"):
+                row = _row(workload, pass_, settings) | bandwidth
             rows.append(row)
             report.add(row)
             print("\n".join([table.line(row, workloads), *table.complaints(row)]), flush=True)
@@ -107,24 +110,22 @@ def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, re
     print(f"  {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def _rows(workload: Workload, settings: Settings) -> Iterator[dict]:
-    """One for each pass. What fails before anything can be timed is a row too."""
+def _row(workload: Workload, pass_: str, settings: Settings) -> dict:
+    """What fails before anything can be timed is a row too."""
     kind = KINDS[type(workload)]
-    for pass_ in workload.passes:
-        entered = peers.of_pass(workload, pass_)
-        backend = None
-        try:
-            inputs = kind.prepare(workload, pass_, settings.device)
-            backend = kind.explain_ours(workload, inputs, settings.backend).backend
-            entrants = kind.contestants(entered, inputs, settings.backend)
-            stopwatch = kind.stopwatch(workload, inputs)
-            measured = measure(entrants, pass_, inputs.dout, settings.effort, stopwatch)
-        except DeviceLost:
-            raise
-        except Exception as error:
-            measured = Measurement(errors={OURS: f"{type(error).__name__}: {error}"})
-        inputs = entrants = None  # the memory, before the next pass takes its own
-        yield make_row(entered, pass_, backend, measured)
+    entered = peers.of_pass(workload, pass_)
+    backend = None
+    try:
+        inputs = kind.prepare(workload, pass_, settings.device)
+        backend = kind.explain_ours(workload, inputs, settings.backend).backend
+        entrants = kind.contestants(entered, inputs, settings.backend)
+        stopwatch = kind.stopwatch(workload, inputs)
+        measured = measure(entrants, pass_, inputs.dout, settings.effort, stopwatch)
+    except DeviceLost:
+        raise
+    except Exception as error:
+        measured = Measurement(errors={OURS: f"{type(error).__name__}: {error}"})
+    return make_row(entered, pass_, backend, measured)
 
 
 def _chosen_suites(options: argparse.Namespace, device: str) -> dict[str, tuple[Workload, ...]]:

@@ -45,8 +45,8 @@ def flash_attn_func(
         window_size: (left, right): query i sees the keys from ``left`` before i + seqlen_k - seqlen_q to ``right``
             after it. -1 or None is unbounded. With ``causal`` the right side is 0.
         softcap: scores become softcap * tanh(score / softcap), before ALiBi. 0.0 or None is no cap.
-        alibi_slopes: (heads,) or (batch, heads), float32 (float64 for float64 q): the bias -slope * |i + seqlen_k -
-            seqlen_q - j|. Differentiable.
+        alibi_slopes: (heads,) or (batch, heads), float32 (float64 for float64 q): the bias ``-slope * |i + seqlen_k
+            - seqlen_q - j|``. Differentiable.
         deterministic: no effect: gradients repeat bitwise with either value.
         return_attn_probs: return (out, softmax_lse, S_dmask). The weights themselves are never formed.
 
@@ -132,14 +132,17 @@ def flash_attn_varlen_func(
 ) -> Result:
     """``flash_attn.flash_attn_varlen_func``: packed sequences, on :func:`flash_attn_ext.attention_varlen`.
 
+    Arguments that are not named here are those of :func:`flash_attn_func`.
+
     Args:
-        q: (total_q, heads, headdim), k: (total_k, heads_k, headdim), v: (total_k, heads_k, headdim_v).
+        q: (total_q, heads, headdim).
+        k: (total_k, heads_k, headdim).
+        v: (total_k, heads_k, headdim_v).
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device: 0, then the running sum of the lengths. On a GPU
             the values are trusted, on the CPU they are checked.
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths, or None; they never change the result.
         alibi_slopes: (heads,) or (batch, heads).
         block_table: must be None; :func:`flash_attn_with_kvcache` takes paged caches.
-        Everything else as in :func:`flash_attn_func`.
 
     Returns:
         ``out`` (total_q, heads, headdim_v); with ``return_attn_probs`` also ``softmax_lse`` (heads, total_q) and
@@ -147,7 +150,7 @@ def flash_attn_varlen_func(
         sequence, as in :func:`flash_attn_func`. Where a max_seqlen is None, the longest length takes its place.
 
     Raises:
-        As :func:`flash_attn_func`, and NotImplementedError for a ``block_table``.
+        NotImplementedError: for a ``block_table``. All others as :func:`flash_attn_func`.
     """
     if block_table is not None:
         raise NotImplementedError(
