@@ -15,7 +15,7 @@ html_title = f"{project} {release}"
 # The menu: titles of its parts, and the pages of each. What is not here is no page of the site.
 MENU = {
     "Use it": ("docs/semantics", "docs/numerics", "docs/api"),
-    "Ways in": ("docs/torch_backend", "docs/flash_attn", "docs/transformers"),
+    "Ways in": ("docs/torch_backend", "docs/flash_attn", "docs/transformers", "docs/tools"),
     "Figures": ("benchmarks/results/README",),
     "Inside": ("docs/architecture", "csrc/README", "docs/kernels/README"),
     "The project": ("CONTRIBUTING", "tests/README", "CHANGELOG"),
