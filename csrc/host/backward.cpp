@@ -77,6 +77,7 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   params.lse_residual = residual ? statistic_view(*residual) : attention::StatisticView();
   params.dlse = dlse ? statistic_view(*dlse) : attention::StatisticView();
   const plan::BackwardPlan plan = backend.plan_backward(params, limits_of(in.q.device()));
+  require_multiprocessors(plan, in.q.device());
   RECORD_FUNCTION(range_name("backward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
   if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
   const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.options());

@@ -63,4 +63,15 @@ plan::Limits limits_of(at::Device device) {
   return limits;
 }
 
+void require_multiprocessors(const plan::BackwardPlan& plan, at::Device device) {
+#if FLASH_ATTN_EXT_WITH_CUDA
+  if (!device.is_cuda() || !plan.order.cyclic) return;
+  const int64_t present = at::cuda::getDeviceProperties(device.index())->multiProcessorCount;
+  TORCH_CHECK_VALUE(plan.resident_blocks <= present, kMultiprocessors.name, " is ", plan.resident_blocks, ", but ",
+                    device, " has ", present,
+                    " multiprocessors, and blocks of this backward pass wait for each other; set it to at most ",
+                    present, ", on each GPU that should give the same bits");
+#endif
+}
+
 }  // namespace flash_attn_ext::host

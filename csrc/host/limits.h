@@ -13,4 +13,7 @@ namespace flash_attn_ext::host {
 // that has as many. Throws ValueError when one of them is no whole number in its range.
 plan::Limits limits_of(at::Device device);
 
+// Throws ValueError when a plan made for more multiprocessors than the device has needs them all at the same time.
+void require_multiprocessors(const plan::BackwardPlan& plan, at::Device device);
+
 }  // namespace flash_attn_ext::host

@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 
+import flash_attn_ext
 from support.backends import SM90, not_runnable_because
 from support.cases import Case, make_inputs
 from support.checks import answers_to, check_case, check_packed_drawn
@@ -92,6 +93,17 @@ def test_few_blocks(case, dtype, gpu, monkeypatch):
         return comparisons
 
     assert_rule_over_draws(compare_draw)
+
+
+def test_more_multiprocessors_than_there_are(monkeypatch):
+    """Where every query sees every key, the blocks of a group wait for each other."""
+    if reason := not_runnable_because(SM90):
+        pytest.skip(reason)
+    monkeypatch.setenv(SWITCH, "1000")
+    q, k, v = (torch.randn(2, 8, 512, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    flash_attn_ext.attention(q, k, v, causal="top_left").sum().backward()
+    with pytest.raises(ValueError, match=f"{SWITCH} is 1000, but cuda:0 has [0-9]+ multiprocessors, .* at most [0-9]+"):
+        flash_attn_ext.attention(q, k, v).sum().backward()
 
 
 @over_dtypes((torch.bfloat16,))

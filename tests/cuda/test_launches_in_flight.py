@@ -7,7 +7,7 @@ import torch
 
 from support.cases import Case, Inputs, make_inputs
 from support.params import computes_in, over_cases
-from support.runners import call_ours
+from support.runners import call_ours, run_ours
 
 pytestmark = computes_in(torch.bfloat16)
 
@@ -50,6 +50,29 @@ def test_two_streams(case, gpu):
         for stream, inputs, own in zip(streams, problems, results, strict=True):
             with torch.cuda.stream(stream):
                 own.append(attend(inputs, gpu))
+    torch.cuda.synchronize()
+    for own, right in zip(results, expected, strict=True):
+        assert_all_equal(own, right)
+
+
+def test_backward_passes_of_two_priorities(gpu):
+    """The blocks of a pass may wait for each other: none may start before all can, whoever takes multiprocessors."""
+    cases = [Case(sq=sq, sk=sq, d=d, batch=2, heads=16) for sq, d in ((2048, 128), (1500, 64), (900, 128))]
+    problems = [make_inputs(case, torch.bfloat16, "cuda", draw_on="cuda") for case in cases]
+    expected = [tuple(run_ours(inputs, gpu)[name] for name in ("dq", "dk", "dv")) for inputs in problems]
+    other = torch.randn(3000, 3000, device="cuda", dtype=torch.bfloat16)
+    streams = [torch.cuda.Stream(priority=priority) for priority in (0, -1, -2)]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    results: list[list] = [[] for _ in cases]
+    for turn in range(ROUNDS):
+        for place, stream in enumerate(streams[:2]):
+            which = (turn + place) % len(cases)
+            with torch.cuda.stream(stream):
+                result = run_ours(problems[which], gpu)
+                results[which].append(tuple(result[name] for name in ("dq", "dk", "dv")))
+        with torch.cuda.stream(streams[2]):
+            torch.mm(other[: 100 + 140 * turn], other)
     torch.cuda.synchronize()
     for own, right in zip(results, expected, strict=True):
         assert_all_equal(own, right)

@@ -29,20 +29,29 @@ inline cudaError_t make_operand_maps(BackwardArguments& args) {
   return error;
 }
 
+struct Launch {
+  int64_t blocks;
+  int threads;
+  int shared_bytes = 0;
+  bool together = false;  // no block starts before all of them can
+};
+
 // Launches a kernel that may start while the one before it runs, for which it waits.
 template <class... Parameters>
-cudaError_t launch_early(void (*kernel)(Parameters...), int64_t blocks, int threads, int shared_bytes,
-                         cudaStream_t stream, const Parameters&... arguments) {
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+cudaError_t launch_early(void (*kernel)(Parameters...), const Launch& launch, cudaStream_t stream,
+                         const Parameters&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeCooperative;
+  attributes[1].val.cooperative = launch.together;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared_bytes;
+  config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
+  config.blockDim = dim3(launch.threads);
+  config.dynamicSmemBytes = launch.shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
@@ -56,8 +65,8 @@ cudaError_t prepare(const BackwardArguments& args, cudaStream_t stream) {
   if (error != cudaSuccess) return error;
   const StatisticsGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
                                attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
-  return launch_early(p.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>, blocks,
-                      kStatisticsThreads, 0, stream, args, grid);
+  return launch_early(p.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>,
+                      {.blocks = blocks, .threads = kStatisticsThreads}, stream, args, grid);
 }
 
 template <class Traits>
@@ -66,7 +75,11 @@ cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStrea
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   const cudaError_t error = common::allow_shared_memory<Kernel>(backward_kernel<Traits>);
   if (error != cudaSuccess) return error;
-  return launch_early(backward_kernel<Traits>, blocks, Kernel::kThreads, sizeof(typename Kernel::Shared), stream, args);
+  const Launch launch = {.blocks = blocks,
+                         .threads = Kernel::kThreads,
+                         .shared_bytes = sizeof(typename Kernel::Shared),
+                         .together = args.order.cyclic};  // blocks of a group wait for each other
+  return launch_early(backward_kernel<Traits>, launch, stream, args);
 }
 
 template <class Element>
