@@ -91,8 +91,8 @@ std::string kernels_words(const BackwardPlan& plan) {
              std::to_string(VisitOrder::kKeys) + " keys per block, dQ added in order" +
              (plan.order.cyclic ? ", going round" : "") + ", phases " + std::to_string(1 << plan.order.log2_phases);
     case BackwardKernels::kWarpSpecialisedStoring:
-      return "warp-specialised, head dims " + std::to_string(plan.dq_head_dim) + " and " +
-             std::to_string(plan.head_dim_v) + ", dQ storing P and dS, then dK and dV from them," + stored_words(plan);
+      return "warp-specialised (" + std::string(name_of(plan.dq_variant)) + ", head dims " +
+             std::to_string(plan.dq_head_dim) + " and " + std::to_string(plan.head_dim_v) + "), dQ storing P and dS, then dK and dV from them," + stored_words(plan);
   }
   return "?";
 }
@@ -149,6 +149,7 @@ std::string describe(const BackwardPlan& plan) {
         << workspace_words(workspace.bytes, {{"delta", workspace.delta},
                                              {"stored scores", workspace.stored_scores},
                                              {"mask tiles", workspace.mask_tiles},
+                                             {"mask bits", workspace.mask_bits},
                                              {"ALiBi partial sums", workspace.alibi_partials},
                                              {"dQ NaN flags", workspace.dq_nan_flags},
                                              {"dK and dV NaN flags", workspace.dkdv_nan_flags},

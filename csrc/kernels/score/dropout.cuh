@@ -64,11 +64,14 @@ struct KeptWeights {
     });
   }
 
+  __device__ __forceinline__ bool has(int r, int j, int e) const {
+    return (words[index(r, j, e) / 32] >> (index(r, j, e) % 32) & 1u) != 0;
+  }
+
   // Chosen, not multiplied by 0: what is dropped may be NaN.
   __device__ __forceinline__ void apply(Acc& weights, float rescale) const {
     for_each_element<Acc>([&](int r, int, int j, int e, int) {
-      const bool kept = words[index(r, j, e) / 32] >> (index(r, j, e) % 32) & 1u;
-      weights.at(r, j, e) = kept ? weights.at(r, j, e) * rescale : 0.0f;
+      weights.at(r, j, e) = has(r, j, e) ? weights.at(r, j, e) * rescale : 0.0f;
     });
   }
 

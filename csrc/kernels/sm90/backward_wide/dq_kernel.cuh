@@ -1,4 +1,4 @@
-// dQ on Hopper for large head dims, with P and dS stored for dV and dK (docs/kernels/sm90_backward_wide.md).
+// dQ on Hopper for large head dims and for scores that more than a scale changes, with P and dS stored for dV and dK (docs/kernels/sm90_backward_wide.md).
 //
 // Grid: as many blocks as multiprocessors. Each claims tiles of 128 queries of a head until none is left.
 // Warpgroup 0: a thread claims tiles and starts all copies (query_producer.cuh).
@@ -25,11 +25,15 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) wide_dq_kernel(const __gr
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (warpgroup == 0) {
-    ptx::release_registers<kWideCopyRegisters>();
+    ptx::release_registers<wide_copy_registers(Traits::kVariant)>();
     if (threadIdx.x == 0) QueryProducer<Traits>{args, shared}.run();
   } else {
-    ptx::acquire_registers<kWideQueryRegisters>();
-    QueryWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
+    ptx::acquire_registers<wide_query_registers(Traits::kVariant)>();
+    if constexpr (Traits::kExtended) {
+      QueryWarpgroup<Traits>{args, shared, warpgroup - 1, {args, shared.staged[tile::warp() - 4]}}.run();
+    } else {
+      QueryWarpgroup<Traits>{args, shared, warpgroup - 1, QueryScores<Traits>{args}}.run();
+    }
   }
 }
 

@@ -26,10 +26,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) wide_product_kernel(const
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (warpgroup == 0) {
-    ptx::release_registers<kProductCopyRegisters>();
+    ptx::release_registers<product_copy_registers(Traits::kColumns)>();
     if (threadIdx.x == 0) ProductProducer<Traits>{args, shared}.run();
   } else {
-    ptx::acquire_registers<kProductRegisters>();
+    ptx::acquire_registers<product_registers(Traits::kColumns)>();
     ProductWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
   }
 }
