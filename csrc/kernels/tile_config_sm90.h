@@ -65,6 +65,13 @@ constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   return {.warpgroups = 2, .keys = dims.qk <= 128 ? 80 : 64, .query_stages = 1};
 }
 
+// Whether a block gets as many registers as its warpgroups ask for: they share what each thread has when the kernel
+// starts, a multiple of 8. (One that asks for more waits for ever.)
+constexpr bool has_registers(int warpgroups, int registers, int copy_registers) {
+  const int at_start = 65536 / (128 * (warpgroups + 1)) / 8 * 8;
+  return warpgroups * registers + copy_registers <= (warpgroups + 1) * at_start;
+}
+
 // Registers of a thread that computes, and of one that copies: together they fill the register file. Looking tiles of a
 // mask up takes some.
 constexpr bool looks_up_mask(Variant variant) { return !is_plain(variant) && variant != Variant::kDropout; }
@@ -157,14 +164,22 @@ constexpr int wide_query_registers(Variant variant) {
   return variant == Variant::kPlain ? 240 : looks_up_mask(variant) ? 216 : 232;
 }
 
-// A block of the products: 64 keys per computing warpgroup stay, tiles of 64 queries stream past. The more keys, the
-// fewer bytes does L2 deliver for a product: with three warpgroups 37 a cycle at 256 columns, with two 48.
-inline constexpr int kWideProductWarpgroups = 3;
-inline constexpr int kWideProductKeys = 64 * kWideProductWarpgroups;
-inline constexpr int kWideProductFlags = 2 * kWideProductWarpgroups;  // of rows that met a NaN: one for 32 keys
-// As many stages as shared memory holds.
-constexpr int wide_product_stages(int columns) { return columns <= 64 ? 6 : columns <= 128 ? 5 : 4; }
-constexpr int product_copy_registers(int columns) { return columns <= 128 ? 104 : 32; }
-constexpr int product_registers(int columns) { return columns <= 128 ? 136 : 160; }
+// A block of the products: 64 keys per computing warpgroup stay, tiles of 64 queries stream past, in as many stages as
+// shared memory holds. The more keys, the fewer bytes does L2 deliver for a product: as many warpgroups as sums leave
+// registers for.
+struct ProductTile {
+  int warpgroups;  // that compute; one more starts the copies
+  int stages;
+  int copy_registers;
+  int registers;
+
+  constexpr int keys() const { return 64 * warpgroups; }
+  constexpr int flags() const { return 2 * warpgroups; }  // of rows that met a NaN: one for 32 keys
+};
+constexpr ProductTile product_tile(HeadDims dims) {
+  const int columns = dims.qk > dims.v ? dims.qk : dims.v;
+  if (columns <= 128) return {.warpgroups = 4, .stages = columns <= 64 ? 5 : 4, .copy_registers = 64, .registers = 104};
+  return {.warpgroups = 3, .stages = 4, .copy_registers = 32, .registers = 160};
+}
 
 }  // namespace flash_attn_ext::sm90

@@ -92,7 +92,8 @@ std::string kernels_words(const BackwardPlan& plan) {
              (plan.order.cyclic ? ", going round" : "") + ", phases " + std::to_string(1 << plan.order.log2_phases);
     case BackwardKernels::kWarpSpecialisedStoring:
       return "warp-specialised (" + std::string(name_of(plan.dq_variant)) + ", head dims " +
-             std::to_string(plan.dq_head_dim) + " and " + std::to_string(plan.head_dim_v) + "), dQ storing P and dS, then dK and dV from them," + stored_words(plan);
+             std::to_string(plan.dq_head_dim) + " and " + std::to_string(plan.head_dim_v) +
+             "), dQ storing P and dS, then dK and dV from them," + stored_words(plan);
   }
   return "?";
 }

@@ -61,14 +61,14 @@ std::optional<BackwardPlan> plan_backward_sm90_wide(const BackwardParams& p, con
   plan.resident_blocks = limits.multiprocessors;
   const auto tiles_of = [](int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; };
   const int64_t query_flags = 4 * tiles_of(p.sequences.max_seqlen_q, ScoreTiles::kRows);
-  const int64_t key_flags = sm90::kWideProductFlags * tiles_of(p.sequences.max_seqlen_k, sm90::kWideProductKeys);
+  const sm90::ProductTile product = sm90::product_tile(dims);
+  const int64_t key_flags = product.flags() * tiles_of(p.sequences.max_seqlen_k, product.keys());
   constexpr int64_t kCounters = 2;  // of each launch: tiles of queries, then of keys
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
   parts.stored_scores = append(parts.bytes, 2 * plan.stored.bytes_of_matrices);
-  parts.statistics =
-      append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * ScoreTiles::kRows * ScoreTiles::kStatistics *
-                                              int64_t{sizeof(float)});
+  parts.statistics = append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * ScoreTiles::kRows *
+                                             ScoreTiles::kStatistics * int64_t{sizeof(float)});
   if (p.score_mod.mask.present()) {
     parts.mask_tiles = append(parts.bytes, count_mask_tiles(p).total());
     if (variant != Variant::kExtended) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));

@@ -1,5 +1,5 @@
-// Tiles of the gradient of a bias that has a value for each query and key, as blocks of a grid, and the heads that share
-// a tile.
+// Tiles of the gradient of a bias that has a value for each query and key, as blocks of a grid, and the heads that
+// share a tile.
 #pragma once
 
 #include "kernels/schedule/schedule.cuh"

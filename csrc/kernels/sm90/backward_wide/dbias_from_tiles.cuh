@@ -1,8 +1,8 @@
-// dBias of a bias with its own value for each query and key: stored tiles of dS, summed over the heads and batch entries
-// that share the bias.
+// dBias of a bias with its own value for each query and key: stored tiles of dS, summed over the heads and batch
+// entries that share the bias.
 //
-// Grid: one block per (batch entry and head of the bias, 64 queries x 64 keys). Its threads read the tile of each of the
-// launch's heads as it lies in memory, and add them up in order. The sums turn to the bias's own layout in shared
+// Grid: one block per (batch entry and head of the bias, 64 queries x 64 keys). Its threads read the tile of each of
+// the launch's heads as it lies in memory, and add them up in order. The sums turn to the bias's own layout in shared
 // memory, and are written as they are where a launch holds all that they sum, else added to what earlier launches left.
 // Bound: memory. dS is read once, and dBias written once, or read and written once per launch.
 #pragma once
@@ -132,11 +132,10 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
 template <class Element>
 cudaError_t dbias_from_tiles(const WideArguments& args, const Pairs& pairs, cudaStream_t stream) {
   using Kernel = DbiasFromTilesKernel<Element>;
-  const DbiasArguments arguments = {
-      .params = args.params,
-      .bias_tiles = make_bias_tiles(args.params, pairs, /*rows_are_keys=*/false),
-      .tiles = args.tiles,
-      .dscores = static_cast<const Element*>(args.workspace.scores) + args.tiles.between};
+  const DbiasArguments arguments = {.params = args.params,
+                                    .bias_tiles = make_bias_tiles(args.params, pairs, /*rows_are_keys=*/false),
+                                    .tiles = args.tiles,
+                                    .dscores = static_cast<const Element*>(args.workspace.scores) + args.tiles.between};
   return common::launch_blocks<Kernel>(dbias_from_tiles_kernel<Kernel>, int64_t{arguments.bias_tiles.num_blocks},
                                        stream, arguments);
 }

@@ -139,8 +139,8 @@ struct WideLaunch {
                                          .columns = static_cast<int>(kLargestWideHeadDim)};
     const common::FlaggedRows keys = {.flags = args.workspace.dkdv_nan_flags,
                                       .schedule = in_order_of_heads(Rows::kKeys, Traits::kKeys),
-                                      .warps = kWideProductFlags,
-                                      .rows_per_warp = Traits::kKeys / kWideProductFlags,
+                                      .warps = Traits::kTile.flags(),
+                                      .rows_per_warp = Traits::kKeys / Traits::kTile.flags(),
                                       .columns = static_cast<int>(kLargestWideHeadDim)};
     const cudaError_t error = common::repair_dq<Element>(p, queries, stream);
     return error == cudaSuccess ? common::repair_dkdv<Element>(p, keys, stream) : error;

@@ -57,7 +57,7 @@ struct ProductProducer {
     work.tile = first / Traits::kRows;
     // In the order of a schedule of all keys, one head after the other (schedule/block.cuh).
     const int pair = work.key_head * static_cast<int>(p.batch) + work.batch;
-    work.flags = (pair * static_cast<int>(args.schedule.tiles) + static_cast<int>(at.tile)) * kWideProductFlags;
+    work.flags = (pair * static_cast<int>(args.schedule.tiles) + static_cast<int>(at.tile)) * Traits::kTile.flags();
     work.row = args.tiles.first_row(p, sequence, work.key_head, 0);
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1

@@ -1,5 +1,5 @@
-// From products and dP to P and dS of a warpgroup's tile, by what changes the scores. All but Extended kernels compute P
-// while dP is on its way.
+// From products and dP to P and dS of a warpgroup's tile, by what changes the scores. All but Extended kernels compute
+// P while dP is on its way.
 #pragma once
 
 #include "kernels/score/dropout.cuh"
@@ -52,7 +52,8 @@ struct ScaledScores {
   // P and dP -> dS, packed.
   __device__ __forceinline__ void differentiate(const Scores& scores, const Scores& gradients,
                                                 PackedScores& dscores) const {
-    pack_gradients(dscores, [&](int r, int j, int e) { return scores.at(r, j, e) * (gradients.at(r, j, e) - delta[r]); });
+    pack_gradients(dscores,
+                   [&](int r, int j, int e) { return scores.at(r, j, e) * (gradients.at(r, j, e) - delta[r]); });
   }
 
  protected:
@@ -167,7 +168,9 @@ struct MaskedScores : ScaledScores<Traits> {
   }
 
  protected:
-  __device__ __forceinline__ bool attends(int r, int j, int e) const { return (bits >> (16 * r + 2 * j + e) & 1u) != 0; }
+  __device__ __forceinline__ bool attends(int r, int j, int e) const {
+    return (bits >> (16 * r + 2 * j + e) & 1u) != 0;
+  }
 };
 
 // BiasMask kernels: the bias lies beside K.
@@ -277,9 +280,9 @@ struct ExtendedScores : ScaledScores<Traits> {
 template <class Traits>
 using QueryScores = std::conditional_t<
     Traits::kExtended, ExtendedScores<Traits>,
-    std::conditional_t<Traits::kHasBoxes, BiasedScores<Traits>,
-                       std::conditional_t<Traits::kHasBits, MaskedScores<Traits>,
-                                          std::conditional_t<Traits::kDrops, DroppedScores<Traits>,
-                                                             ScaledScores<Traits>>>>>;
+    std::conditional_t<
+        Traits::kHasBoxes, BiasedScores<Traits>,
+        std::conditional_t<Traits::kHasBits, MaskedScores<Traits>,
+                           std::conditional_t<Traits::kDrops, DroppedScores<Traits>, ScaledScores<Traits>>>>>;
 
 }  // namespace flash_attn_ext::sm90

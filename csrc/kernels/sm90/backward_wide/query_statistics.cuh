@@ -8,9 +8,9 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Of a tile's `rows` queries that exist, by a block of kThreads: the LSE of each, times log2(e) where `scales_lse`, then
-// delta of each, then log2(e) times what rounding left out of the LSE. kLanes neighbouring lanes share a row, and add up
-// in a fixed butterfly order.
+// Of a tile's `rows` queries that exist, by a block of kThreads: the LSE of each, times log2(e) where `scales_lse`,
+// then delta of each, then log2(e) times what rounding left out of the LSE. kLanes neighbouring lanes share a row, and
+// add up in a fixed butterfly order.
 template <class Element, int kThreads>
 struct QueryStatistics {
   static constexpr int kQueries = ScoreTiles::kRows;

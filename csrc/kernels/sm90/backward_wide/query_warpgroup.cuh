@@ -307,13 +307,13 @@ struct QueryWarpgroup {
     if (is_empty) dq.clear();
     dq.scale(static_cast<float>(params.score_mod.scale));
     const bool suspicious =
-        rows > 0 && store_row_chunks<Element>(
-                        {.data = params.dq.row<Element>(work.batch, work.head, work.query_begin + first),
-                         .row_stride = params.dq.row_stride,
-                         .column_stride = params.dq.column_stride,
-                         .rows = rows,
-                         .columns = static_cast<int>(params.head_dim_qk)},
-                        dq);
+        rows > 0 &&
+        store_row_chunks<Element>({.data = params.dq.row<Element>(work.batch, work.head, work.query_begin + first),
+                                   .row_stride = params.dq.row_stride,
+                                   .column_stride = params.dq.column_stride,
+                                   .rows = rows,
+                                   .columns = static_cast<int>(params.head_dim_qk)},
+                                  dq);
     if (suspicious) flag_of(work) = 1;
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }

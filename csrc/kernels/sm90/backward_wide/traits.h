@@ -115,8 +115,9 @@ struct WideProductTraits {
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr bool kSkipsTiles = kSkipsTilesValue;
   static constexpr int kRows = ScoreTiles::kRows;  // of a warpgroup's keys, and of a step's queries
-  static constexpr int kWarpgroups = kWideProductWarpgroups;
-  static constexpr int kKeys = kWideProductKeys;
+  static constexpr ProductTile kTile = product_tile(kDims);
+  static constexpr int kWarpgroups = kTile.warpgroups;
+  static constexpr int kKeys = kTile.keys();
   static_assert(kKeys == kWarpgroups * kRows);
   static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
   static constexpr int kColumns = kDims.qk > kDims.v ? kDims.qk : kDims.v;
@@ -149,7 +150,7 @@ template <class Traits>
 struct WideProductShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
   static constexpr int kWorkStages = 2;
-  static constexpr int kStages = wide_product_stages(Traits::kColumns);
+  static constexpr int kStages = Traits::kTile.stages;
   static constexpr int kEnd = 1 << Traits::kWarpgroups;  // of the visits to a tile of keys; there is nothing in left
   using Work = ProductWork<Traits::kWarpgroups>;
   using RightTile = typename Traits::template RightTile<Traits::kColumns>;

@@ -1,8 +1,0 @@
-#include "kernels/sm90/backward_wide/launch.cuh"
-
-namespace flash_attn_ext::sm90 {
-
-template cudaError_t backward_wide<__nv_bfloat16, HeadDims{128, 128}, Variant::kExtended>(const attention::BackwardParams&,
-    const plan::BackwardPlan&, void*, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm90
