@@ -1,5 +1,5 @@
-"""Hopper's backward kernels that store tiles of P and dS, where biases, masks, dropout or a softcap change scores: edges
-of tiles, tiles that a mask leaves nothing of, several launches, and NaN."""
+"""Hopper's backward kernels that store tiles of P and dS, where biases, masks, dropout or a softcap change scores:
+edges of tiles, tiles that a mask leaves nothing of, several launches, and NaN."""
 
 import math
 

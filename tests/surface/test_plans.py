@@ -125,7 +125,10 @@ SQUARE = (1, 16, LONG, LONG)
 BACKWARD_SM90 = [
     # Scores that more than a positive scale changes: dQ first, which stores P and dS.
     (hopper(), "warp-specialised, head dim 64, 128 keys per block, dQ added in order"),
-    (hopper(mask=SQUARE), "warp-specialised (mask, head dims 64 and 64), dQ storing P and dS, then dK and dV from them"),
+    (
+        hopper(mask=SQUARE),
+        "warp-specialised (mask, head dims 64 and 64), dQ storing P and dS, then dK and dV",
+    ),
     (hopper(mask=SQUARE, d=128), "(mask, head dims 128 and 128)"),
     (hopper(mask=SQUARE, d=72), "(mask, head dims 128 and 128)"),
     (hopper(mask=SQUARE, d=64, dv=128), "(mask, head dims 128 and 128)"),

@@ -18,7 +18,7 @@ def hopper(sq: int = LONG, sk: int | None = None, **more) -> Call:
 TAKEN = [
     (
         hopper(),
-        f"warp-specialised (plain, head dims 256 and 256), {STORING}, in 1 launch of up to 8 key heads; delta by the first",
+        f"warp-specialised (plain, head dims 256 and 256), {STORING}, in 1 launch of up to 8 key heads; delta by",
     ),
     (hopper(dtype=F16), "head dims 256 and 256"),
     (hopper(d=136), "head dims 192 and 192"),

@@ -9,14 +9,13 @@ namespace flash_attn_ext {
 // keys), which lie 8 apart in both directions and so belong to one thread. The tile's rows and columns begin at
 // multiples of 16: where in a block of draws is known but for whether keys begin in the block's second half.
 template <class Tile, class Function>
-__device__ __forceinline__ void draw_dropout(const Tile& where, Function&& function) {
+__device__ __forceinline__ void draw_dropout(const Tile& where, uint64_t seed, Function&& function) {
   using attention::Dropout;
   using Acc = typename Tile::Accumulator;
   constexpr bool kQueries = Tile::kRowsAreQueries;
   constexpr int kShared = kQueries ? 4 : 2;  // column tiles that share a call
   constexpr int kJ = kShared < Acc::kColumnTiles ? kShared : Acc::kColumnTiles;
   const Dropout& dropout = where.p.dropout;
-  const uint64_t seed = static_cast<uint64_t>(*dropout.seed);
   const auto batch = static_cast<uint32_t>(where.item.sequence.batch);
   const auto head = static_cast<uint32_t>(where.item.head);
   const auto quad_row = static_cast<uint32_t>(tile::lane() / 4);
@@ -50,6 +49,11 @@ __device__ __forceinline__ void draw_dropout(const Tile& where, Function&& funct
   }
 }
 
+template <class Tile, class Function>
+__device__ __forceinline__ void draw_dropout(const Tile& where, Function&& function) {
+  draw_dropout(where, static_cast<uint64_t>(*where.p.dropout.seed), function);
+}
+
 // One bit per element of the thread, for passes over the same tile that come later.
 template <class Tile>
 struct KeptWeights {
@@ -58,8 +62,9 @@ struct KeptWeights {
 
   uint32_t words[(kCount + 31) / 32] = {};
 
-  __device__ __forceinline__ void draw(const Tile& where) {
-    draw_dropout(where, [&](int r, int j, int e, bool kept) {
+  __device__ __forceinline__ void draw(const Tile& where) { draw(where, static_cast<uint64_t>(*where.p.dropout.seed)); }
+  __device__ __forceinline__ void draw(const Tile& where, uint64_t seed) {
+    draw_dropout(where, seed, [&](int r, int j, int e, bool kept) {
       words[index(r, j, e) / 32] |= uint32_t{kept} << (index(r, j, e) % 32);
     });
   }

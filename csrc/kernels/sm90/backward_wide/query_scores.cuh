@@ -83,12 +83,14 @@ struct DroppedScores : ScaledScores<Traits> {
   using typename Base::Where;
 
   KeptWeights<Where> kept;
+  const uint64_t seed;
 
-  __device__ __forceinline__ explicit DroppedScores(const WideArguments& arguments) : Base{arguments} {}
+  __device__ __forceinline__ explicit DroppedScores(const WideArguments& arguments)
+      : Base{arguments}, seed(static_cast<uint64_t>(*arguments.params.dropout.seed)) {}
 
   __device__ __forceinline__ void prepare(const Where& where, bool) {
     kept = {};
-    kept.draw(where);
+    kept.draw(where, seed);
   }
 
   __device__ __forceinline__ void exponentiate(Scores& scores, PackedScores& p, bool) const {
