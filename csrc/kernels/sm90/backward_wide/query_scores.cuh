@@ -233,10 +233,11 @@ struct BiasedScores : MaskedScores<Traits> {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float added = e == 0 ? low : high;
+        const bool is_hidden = added == -INFINITY || scores.at(r, j, e) == -INFINITY;  // by visibility
         // The difference comes first: scores may be as low as the smallest finite number.
         const float above = fmaf(scores.at(r, j, e), scale, added) - this->lse[r];
         const float probability = ptx::exp2(fmaf(above, kLog2e, -residual[r]));
-        scores.at(r, j, e) = kExact && added == -INFINITY ? 0.0f : probability;
+        scores.at(r, j, e) = kExact && is_hidden ? 0.0f : probability;
       }
     });
   }
