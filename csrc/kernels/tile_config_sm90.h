@@ -72,6 +72,13 @@ constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
 // What a row of queries costs a Short kernel, by what it costs a Plain one: K and V are read for fewer rows.
 inline constexpr double kShortRowCost = 1.2;
 
+// Whether a block gets as many registers as its warpgroups ask for: they share what each thread has when the kernel
+// starts, a multiple of 8. (One that asks for more waits for ever.)
+constexpr bool has_registers(int warpgroups, int registers, int copy_registers) {
+  const int at_start = 65536 / (128 * (warpgroups + 1)) / 8 * 8;
+  return warpgroups * registers + copy_registers <= (warpgroups + 1) * at_start;
+}
+
 // Registers of a thread that computes, and of one that copies: together they fill the register file. Looking tiles of a
 // mask up takes some.
 constexpr bool looks_up_mask(Variant variant) { return !is_plain(variant) && variant != Variant::kDropout; }
@@ -132,9 +139,9 @@ inline constexpr int kBackwardCopyRegisters = 24;
 inline constexpr int kBackwardKeyRegisters = 208;
 inline constexpr int kBackwardQueryRegisters = 72;
 
-// Larger head dims: a kernel for dQ stores P and dS, and products make dV and dK of them. Head dims that these are
-// compiled for, the cheaper ones first.
-inline constexpr HeadDims kWideHeadDims[] = {{192, 128}, {192, 192}, {256, 256}};
+// Larger head dims, and scores that more than a positive scale changes: a kernel for dQ stores P and dS, and products
+// make dV and dK of them. Head dims that these are compiled for, the cheaper ones first.
+inline constexpr HeadDims kWideHeadDims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
 inline constexpr int64_t kLargestWideHeadDim = 256;
 
 constexpr HeadDims wide_head_dims(int64_t qk, int64_t v) {
@@ -144,23 +151,46 @@ constexpr HeadDims wide_head_dims(int64_t qk, int64_t v) {
   return {};
 }
 
-// A dQ block: 64 queries per computing warpgroup stay, tiles of 64 keys stream past in stages. The next tile's scores
-// are computed while dQ is: K needs two.
+// Smaller head dims are Plain in the other kernel, and in larger ones dQ leaves no registers for biases and masks.
+constexpr bool has_wide_kernel(HeadDims dims, Variant variant) {
+  if (dims.qk > kLargestBackwardHeadDim) return variant == Variant::kPlain;
+  return variant == Variant::kMask || variant == Variant::kBiasMask || variant == Variant::kDropout ||
+         variant == Variant::kExtended;
+}
+
+// A dQ block: 64 queries per computing warpgroup stay, tiles of 64 keys stream past in stages, those of a bias with
+// them. The next tile's scores are computed while dQ is: K needs two.
 struct WideTile {
   int key_stages;
   int value_stages;
 };
-constexpr WideTile wide_tile(HeadDims dims) { return {.key_stages = 2, .value_stages = dims.v <= 192 ? 2 : 1}; }
-inline constexpr int kWideCopyRegisters = 24;
-inline constexpr int kWideQueryRegisters = 240;
+constexpr WideTile wide_tile(HeadDims dims) {
+  if (dims.qk <= 128) return {.key_stages = 3, .value_stages = 2};
+  return {.key_stages = 2, .value_stages = dims.v <= 192 ? 2 : 1};
+}
+constexpr int wide_copy_registers(Variant variant) {
+  return variant == Variant::kPlain ? 24 : looks_up_mask(variant) ? 72 : 40;
+}
+constexpr int wide_query_registers(Variant variant) {
+  return variant == Variant::kPlain ? 240 : looks_up_mask(variant) ? 216 : 232;
+}
 
-// A block of the products: 64 keys per computing warpgroup stay, tiles of 64 queries stream past. The more keys, the
-// fewer bytes does L2 deliver for a product: with three warpgroups 37 a cycle, with two 48.
-inline constexpr int kWideProductWarpgroups = 3;
-inline constexpr int kWideProductKeys = 64 * kWideProductWarpgroups;
-inline constexpr int kWideProductFlags = 2 * kWideProductWarpgroups;  // of rows that met a NaN: one for 32 keys
-inline constexpr int kWideProductStages = 4;
-inline constexpr int kProductCopyRegisters = 32;
-inline constexpr int kProductRegisters = 160;
+// A block of the products: 64 keys per computing warpgroup stay, tiles of 64 queries stream past, in as many stages as
+// shared memory holds. The more keys, the fewer bytes does L2 deliver for a product: as many warpgroups as sums leave
+// registers for.
+struct ProductTile {
+  int warpgroups;  // that compute; one more starts the copies
+  int stages;
+  int copy_registers;
+  int registers;
+
+  constexpr int keys() const { return 64 * warpgroups; }
+  constexpr int flags() const { return 2 * warpgroups; }  // of rows that met a NaN: one for 32 keys
+};
+constexpr ProductTile product_tile(HeadDims dims) {
+  const int columns = dims.qk > dims.v ? dims.qk : dims.v;
+  if (columns <= 128) return {.warpgroups = 4, .stages = columns <= 64 ? 5 : 4, .copy_registers = 64, .registers = 104};
+  return {.warpgroups = 3, .stages = 4, .copy_registers = 32, .registers = 160};
+}
 
 }  // namespace flash_attn_ext::sm90

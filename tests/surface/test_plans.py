@@ -125,6 +125,43 @@ FORWARD_SM90 = [
     (Call(64, dv=65, options={"backend": "sm90"}), "warp-specialised"),
 ]
 
+SQUARE = (1, 16, LONG, LONG)
+BACKWARD_SM90 = [
+    # Scores that more than a positive scale changes: dQ first, which stores P and dS.
+    (hopper(), "warp-specialised, head dim 64, 128 keys per block, dQ added in order"),
+    (
+        hopper(mask=SQUARE),
+        "warp-specialised (mask, head dims 64 and 64), dQ storing P and dS, then dK and dV",
+    ),
+    (hopper(mask=SQUARE, d=128), "(mask, head dims 128 and 128)"),
+    (hopper(mask=SQUARE, d=72), "(mask, head dims 128 and 128)"),
+    (hopper(mask=SQUARE, d=64, dv=128), "(mask, head dims 128 and 128)"),
+    (hopper(mask=(1, 1, LONG, 1)), "(extended, head dims 64 and 64)"),  # packing it would take more than it is
+    (hopper(bias=SQUARE, d=128), "(bias and mask, head dims 128 and 128)"),
+    (hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1), "(extended,"),  # which the copy engine does not address
+    (hopper({"dropout_p": 0.1}, d=128), "(dropout, head dims 128 and 128)"),
+    (hopper({"dropout_p": 0.1}, mask=SQUARE), "(extended, head dims 64 and 64)"),
+    (hopper({"softcap": 9.0}, d=128), "(extended, head dims 128 and 128)"),
+    (hopper({"scale": -1.0}), "(extended,"),
+    (hopper(slopes=True), "(extended,"),
+    (hopper(d=136), "warp-specialised (plain, head dims 192 and 192), dQ storing P and dS"),
+    (hopper(mask=SQUARE), "mask tiles 16384, mask bits"),
+    (hopper(bias=SQUARE, wanted=("q", "k", "v", "bias")), "dBias from the stored dS"),
+    # More than half of the bound: as few launches as it allows.
+    (hopper(mask=SQUARE, batch=8, d=128), "in 1 launch of up to 128 key heads"),
+    (hopper(mask=SQUARE, batch=16, d=128), "in 2 launches of up to 128 key heads"),
+]
+PORTABLE_ON_HOPPER = [
+    dict(mask=SQUARE, d=136),
+    dict(options={"dropout_p": 0.1}, d=256),
+    dict(bias=SQUARE, bias_dtype=F32),
+    dict(bias=(1, 16, 1, LONG), wanted=("q", "k", "v", "bias")),
+    dict(bias=SQUARE, options={"softcap": 9.0}, wanted=("q", "k", "v", "bias")),
+    dict(slopes=True, wanted=("q", "k", "v", "alibi_slopes")),
+    dict(sink=True, wanted=("q", "k", "v", "sink")),
+    dict(mask=SQUARE, wanted=("q",)),
+]
+
 BACKWARD = [
     # The fused kernel: 16 bits, head dims up to 64, at most 256 queries and keys, heads enough to fill a GPU.
     (
@@ -235,10 +272,14 @@ def test_the_workspace_on_hopper(d, dv, slices, name):
     assert "mask tiles" not in hopper(d=d, dv=dv).plans()[0]
 
 
-@pytest.mark.parametrize("options", [{"dropout_p": 0.1}, {"softcap": 9.0}], ids=str)
-@pytest.mark.parametrize("d", [64, 128, 256])
-def test_the_backward_pass_of_changed_scores_on_hopper_is_the_portable_one(d, options):
-    assert hopper(options, d=d).plans()[1] == Call(LONG, d=d, options=options).plans()[1]
+@pytest.mark.parametrize(("call", "words"), BACKWARD_SM90, ids=label)
+def test_backward_on_hopper(call, words):
+    assert words in call.plans()[1]
+
+
+@pytest.mark.parametrize("changed", PORTABLE_ON_HOPPER, ids=str)
+def test_what_hopper_leaves_to_the_portable_backward_kernels(changed):
+    assert hopper(**changed).plans()[1] == Call(LONG, **changed).plans()[1]
 
 
 @pytest.mark.parametrize(("call", "words"), BACKWARD, ids=label)

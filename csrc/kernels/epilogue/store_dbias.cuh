@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/params.h"
+#include "tile/accumulator.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext {
@@ -37,5 +38,55 @@ __device__ __forceinline__ void store_dbias_chunk(const attention::BiasGradient&
     __stcs(reinterpret_cast<uint4*>(static_cast<Element*>(g.data) + offset), packed);
   }
 }
+
+// A tile of sums, by all threads of a block, each of which has the same columns of several rows.
+template <class Element>
+struct DbiasTileStore {
+  static constexpr int kTile = 64;  // queries, and keys
+  static constexpr int kChunk = 8;  // elements in 16 bytes
+  static constexpr int kThreads = 128;
+  static constexpr int kRowsPerThread = kTile * kTile / (kThreads * kChunk);
+  using Sums = float[kTile][kTile + 4];  // queries x keys
+
+  const attention::BackwardParams& p;
+  int64_t first_query;
+  int64_t first_key;
+  bool in_chunks;  // rows consist of whole chunks of 16 bytes, or 2 of them
+
+  __device__ __forceinline__ static int thread_row(int i) {
+    return (tile::warp() / 2 + i * (kThreads / tile::kWarpSize / 2)) * 8 + tile::lane() / 4;
+  }
+  __device__ __forceinline__ static int thread_column() { return tile::warp() % 2 * 32 + tile::lane() % 4 * kChunk; }
+
+  // offset: of the bias's matrix.
+  __device__ __forceinline__ void store(int64_t offset, const Sums& sums) const {
+    if (!in_chunks) {
+      store_elements(offset, sums);
+      return;
+    }
+    const attention::BiasGradient& g = p.dbias;
+    const int num_queries = static_cast<int>(min(p.sequences.max_seqlen_q - first_query, int64_t{kTile}));
+    if (first_key + thread_column() >= p.sequences.max_seqlen_k) return;
+#pragma unroll
+    for (int i = 0; i < kRowsPerThread; ++i) {
+      if (thread_row(i) >= num_queries) continue;
+      const auto* values = reinterpret_cast<const float4*>(&sums[thread_row(i)][thread_column()]);
+      const int64_t row = offset + (first_query + thread_row(i)) * g.query_stride;
+      store_dbias_chunk<Element>(g, row + first_key + thread_column(), values[0], values[1]);
+    }
+  }
+
+ private:
+  // One element at a time, neighbouring threads neighbouring ones.
+  __device__ __forceinline__ void store_elements(int64_t offset, const Sums& sums) const {
+    const attention::BiasGradient& g = p.dbias;
+    for (int index = static_cast<int>(threadIdx.x); index < kTile * kTile; index += kThreads) {
+      const int64_t query = first_query + index / kTile;
+      const int64_t key = first_key + index % kTile;
+      if (query >= p.sequences.max_seqlen_q || key >= p.sequences.max_seqlen_k) continue;
+      store_dbias<Element>(g, offset + query * g.query_stride + key * g.key_stride, sums[index / kTile][index % kTile]);
+    }
+  }
+};
 
 }  // namespace flash_attn_ext

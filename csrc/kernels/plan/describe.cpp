@@ -92,8 +92,9 @@ std::string kernels_words(const BackwardPlan& plan) {
              (plan.order.cyclic ? ", going round" : "") + ", phases " + std::to_string(1 << plan.order.log2_phases) +
              (plan.order.members > 1 ? ", " + std::to_string(plan.order.members) + " claims to a tile of keys" : "");
     case BackwardKernels::kWarpSpecialisedStoring:
-      return "warp-specialised, head dims " + std::to_string(plan.dq_head_dim) + " and " +
-             std::to_string(plan.head_dim_v) + ", dQ storing P and dS, then dK and dV from them," + stored_words(plan);
+      return "warp-specialised (" + std::string(name_of(plan.dq_variant)) + ", head dims " +
+             std::to_string(plan.dq_head_dim) + " and " + std::to_string(plan.head_dim_v) +
+             "), dQ storing P and dS, then dK and dV from them," + stored_words(plan);
   }
   return "?";
 }
@@ -150,6 +151,7 @@ std::string describe(const BackwardPlan& plan) {
         << workspace_words(workspace.bytes, {{"delta", workspace.delta},
                                              {"stored scores", workspace.stored_scores},
                                              {"mask tiles", workspace.mask_tiles},
+                                             {"mask bits", workspace.mask_bits},
                                              {"ALiBi partial sums", workspace.alibi_partials},
                                              {"dQ NaN flags", workspace.dq_nan_flags},
                                              {"dK and dV NaN flags", workspace.dkdv_nan_flags},

@@ -1,4 +1,4 @@
-// Tiles of P and dS that the dQ kernel for large head dims on Hopper stores for the products that make dV and dK of
+// Tiles of P and dS that the dQ kernel on Hopper stores for the products that make dV and dK of
 // them: how many there are, and where each lies.
 #pragma once
 
@@ -22,6 +22,7 @@ struct ScoreTiles {
   static constexpr int kRows = 64;
   static constexpr int kElements = kRows * kRows;
   static constexpr int64_t kBytes = int64_t{kElements} * 2;
+  static constexpr int kStatistics = 3;  // floats that the dQ kernel reads of a query
 
   int width = 0;         // tiles of keys for which a tile of queries has room
   int rows = 0;          // tiles of queries of a matrix

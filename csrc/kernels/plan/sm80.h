@@ -1,4 +1,4 @@
-// What the plans of both passes ask about a call, once.
+// What the plans of both passes, on any GPU, ask about a call, once.
 #pragma once
 
 #include <algorithm>
@@ -50,6 +50,21 @@ inline bool has_whole_chunks(const attention::MatrixView& view, int64_t columns,
   const int64_t strides = view.batch_stride | view.head_stride | view.row_stride;  // chunk is a power of 2
   return view.column_stride == 1 && (strides | columns) % chunk == 0 &&
          reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+}
+
+// Stored scores are all that the bias's gradient needs: it is not more precise than they are, it has no sum over rows,
+// in which their rounding would add up, and dS is that of the score itself. There are kernels for 16-bit scores.
+inline bool dbias_may_be_stored(const attention::BackwardParams& p) {
+  return attention::is_16_bit(p.element) && p.score_mod.bias.element != attention::ElementType::kFloat32 &&
+         p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
+}
+
+// Each launch holds all heads and batch entries that any element of dBias sums.
+inline bool launches_hold_sums_of_dbias(const attention::BackwardParams& p, int64_t pairs_per_launch) {
+  const bool over_heads = !p.dbias.per_head && p.num_heads_k > 1;
+  const bool over_batch = !p.dbias.per_batch && p.batch > 1;
+  return pairs_per_launch >= p.batch * p.num_heads_k ||
+         (!over_heads && (!over_batch || pairs_per_launch % p.batch == 0));
 }
 
 // Sequences of so few queries fill the smaller tiles of an Extended kernel.

@@ -109,21 +109,6 @@ DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
                                                                       : DeltaSource::kOwnKernel;
 }
 
-// Stored scores are all that the bias's gradient needs: it is not more precise than they are, it has no sum over rows,
-// in which their rounding would add up, and dS is that of the score itself. There are kernels for 16-bit scores.
-bool dbias_may_be_stored(const BackwardParams& p) {
-  return attention::is_16_bit(p.element) && p.score_mod.bias.element != attention::ElementType::kFloat32 &&
-         p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
-}
-
-// Each launch holds all heads and batch entries that any element of dBias sums.
-bool launches_hold_sums_of_dbias(const BackwardParams& p, int64_t pairs_per_launch) {
-  const bool over_heads = !p.dbias.per_head && p.num_heads_k > 1;
-  const bool over_batch = !p.dbias.per_batch && p.batch > 1;
-  return pairs_per_launch >= p.batch * p.num_heads_k ||
-         (!over_heads && (!over_batch || pairs_per_launch % p.batch == 0));
-}
-
 void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
   if (!p.dbias.present()) return;
   const bool stored = plan.stored.launches > 0 && dbias_may_be_stored(p);

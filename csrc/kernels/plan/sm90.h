@@ -1,4 +1,4 @@
-// The parts of the plan of a backward pass on Hopper.
+// The parts of plans on Hopper.
 #pragma once
 
 #include <optional>
@@ -9,11 +9,15 @@
 
 namespace flash_attn_ext::plan {
 
+// By what happens to a score, whatever kernels there are. A float32 bias beside 16-bit elements is for the portable
+// kernels.
+Variant wanted_variant_sm90(const attention::AttentionParams& params);
+
 // In which order `blocks` resident blocks take tiles of keys.
 VisitOrder visit_order(const attention::BackwardParams& params, int64_t blocks);
 
-// For head dims beyond those of the one kernel: the plan that stores scores. None where not even one key head's fit the
-// bound.
+// For head dims and scores beyond those of the one kernel: the plan that stores scores. None where there is no kernel,
+// or not even one key head's fit the bound.
 std::optional<BackwardPlan> plan_backward_sm90_wide(const attention::BackwardParams& params, const Limits& limits);
 
 }  // namespace flash_attn_ext::plan

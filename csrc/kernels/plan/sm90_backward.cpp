@@ -12,9 +12,12 @@ using attention::BackwardParams;
 bool is_for_portable_kernels(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   if (largest_head_dim(p) > sm90::kLargestWideHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
-  if (score_kind(p.score_mod) != ScoreKind::kScale || p.dropout.enabled()) return true;
-  // Gradients that are sums of dS over rows: their kernels are there.
-  if (p.dbias.present() || p.dalibi_slopes != nullptr || p.dsink != nullptr) return true;
+  // As in the forward pass.
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
+  // Gradients that are sums of dS over rows, or need scores again: their kernels are there.
+  if (p.dbias.present() && !dbias_may_be_stored(p)) return true;
+  if (p.dalibi_slopes != nullptr || p.dsink != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // which the copy engine does not read
   // What is read and written 16 bytes at a time. Results lie in memory in the order of q's, k's and v's strides.
@@ -74,7 +77,8 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p)) return plan_backward_sm80(p, limits);
-  if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) {
+  const bool is_plain = wanted_variant_sm90(p) == Variant::kPlain;
+  if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim || !is_plain) {
     const std::optional<BackwardPlan> wide = plan_backward_sm90_wide(p, limits);
     return wide ? *wide : plan_backward_sm80(p, limits);
   }

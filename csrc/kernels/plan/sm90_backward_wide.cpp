@@ -1,3 +1,4 @@
+#include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/score_tiles.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
@@ -37,28 +38,41 @@ BackwardPlan::Stored size_stored_tiles(const BackwardParams& p, int64_t query_ti
 }  // namespace
 
 std::optional<BackwardPlan> plan_backward_sm90_wide(const BackwardParams& p, const Limits& limits) {
+  const sm90::HeadDims dims = sm90::wide_head_dims(p.head_dim_qk, p.head_dim_v);
+  const Variant wanted = wanted_variant_sm90(p);
+  const Variant variant =
+      wanted == Variant::kPlain || sm90::has_wide_kernel(dims, wanted) ? wanted : Variant::kExtended;
+  if (!sm90::has_wide_kernel(dims, variant)) return std::nullopt;
   BackwardPlan plan;
   plan.query_tiles_of_head = count_query_tiles(p);
   plan.stored = size_stored_tiles(p, plan.query_tiles_of_head, limits.max_stored_bytes);
   if (plan.stored.launches == 0) return std::nullopt;
-  const sm90::HeadDims dims = sm90::wide_head_dims(p.head_dim_qk, p.head_dim_v);
   plan.kernels = BackwardKernels::kWarpSpecialisedStoring;
   plan.delta = DeltaSource::kFirstKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
   plan.head_dim_v = dims.v;
-  plan.dq_variant = plan.dkdv_variant = Variant::kPlain;
+  plan.dq_variant = plan.dkdv_variant = variant;
+  if (p.dbias.present()) {
+    plan.dbias = BiasGradientSource::kStored;
+    plan.writes_dbias_once = launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch);
+  }
   plan.nan_repair = NanRepair::kOwnLaunch;
   plan.l2_bytes = limits.l2_bytes;
   plan.resident_blocks = limits.multiprocessors;
   const auto tiles_of = [](int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; };
   const int64_t query_flags = 4 * tiles_of(p.sequences.max_seqlen_q, ScoreTiles::kRows);
-  const int64_t key_flags = sm90::kWideProductFlags * tiles_of(p.sequences.max_seqlen_k, sm90::kWideProductKeys);
+  const sm90::ProductTile product = sm90::product_tile(dims);
+  const int64_t key_flags = product.flags() * tiles_of(p.sequences.max_seqlen_k, product.keys());
   constexpr int64_t kCounters = 2;  // of each launch: tiles of queries, then of keys
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
   parts.stored_scores = append(parts.bytes, 2 * plan.stored.bytes_of_matrices);
-  parts.statistics =
-      append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * ScoreTiles::kRows * 2 * int64_t{sizeof(float)});
+  parts.statistics = append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * ScoreTiles::kRows *
+                                             ScoreTiles::kStatistics * int64_t{sizeof(float)});
+  if (p.score_mod.mask.present()) {
+    parts.mask_tiles = append(parts.bytes, count_mask_tiles(p).total());
+    if (variant != Variant::kExtended) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
+  }
   parts.claims = append(parts.bytes, plan.stored.launches * kCounters * int64_t{sizeof(uint32_t)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
   parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);

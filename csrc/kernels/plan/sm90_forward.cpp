@@ -1,5 +1,6 @@
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
+#include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
 #include "kernels/plan/workspace.h"
 #include "kernels/tile_config_sm90.h"
@@ -22,27 +23,6 @@ bool is_for_portable_kernels(const attention::ForwardParams& p) {
   return p.head_dim_qk <= 64 && p.head_dim_v <= 64 && lengths.max_seqlen_q <= sm90::kPortableQueries;
 }
 
-// Whether the copy engine can read tiles of a bias.
-bool has_bias_boxes(const attention::BroadcastView& bias) {
-  constexpr int64_t kChunk = 8;  // elements of 16 bits in 16 bytes
-  return bias.key_stride == 1 && bias.query_stride != 0 &&
-         (bias.query_stride | bias.head_stride | bias.batch_stride) % kChunk == 0 &&
-         reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
-}
-
-// Whether a mask has about as many elements as its bits: one that is broadcast over keys has far fewer.
-bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
-
-Variant wanted_variant(const attention::ForwardParams& p) {
-  const attention::ScoreMod& mod = p.score_mod;
-  const ScoreKind kind = score_kind(mod);
-  if (kind == ScoreKind::kScale) return p.dropout.enabled() ? Variant::kDropout : Variant::kPlain;
-  if (kind == ScoreKind::kAny || p.dropout.enabled()) return Variant::kExtended;
-  if (mod.mask.present() && !is_worth_packing(mod.mask)) return Variant::kExtended;
-  if (!mod.bias.present()) return Variant::kMask;
-  return has_bias_boxes(mod.bias) ? Variant::kBiasMask : Variant::kExtended;
-}
-
 int tile_queries(sm90::HeadDims dims, Variant variant) { return 64 * sm90::forward_tile(dims, variant).warpgroups; }
 
 // Whether smaller tiles end earlier, because they fill the GPU more evenly. A result does not depend on it: a row meets
@@ -58,7 +38,7 @@ bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, const Limi
 }
 
 Variant choose_variant(const attention::ForwardParams& p, sm90::HeadDims dims, const Limits& limits) {
-  const Variant wanted = wanted_variant(p);
+  const Variant wanted = wanted_variant_sm90(p);
   if (!sm90::has_forward_kernel(dims, wanted)) return Variant::kExtended;
   if (wanted != Variant::kPlain) return wanted;
   const bool divides = sm90::has_forward_kernel(dims, Variant::kParts) &&

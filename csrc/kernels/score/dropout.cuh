@@ -9,14 +9,13 @@ namespace flash_attn_ext {
 // keys), which lie 8 apart in both directions and so belong to one thread. The tile's rows and columns begin at
 // multiples of 16: where in a block of draws is known but for whether keys begin in the block's second half.
 template <class Tile, class Function>
-__device__ __forceinline__ void draw_dropout(const Tile& where, Function&& function) {
+__device__ __forceinline__ void draw_dropout(const Tile& where, uint64_t seed, Function&& function) {
   using attention::Dropout;
   using Acc = typename Tile::Accumulator;
   constexpr bool kQueries = Tile::kRowsAreQueries;
   constexpr int kShared = kQueries ? 4 : 2;  // column tiles that share a call
   constexpr int kJ = kShared < Acc::kColumnTiles ? kShared : Acc::kColumnTiles;
   const Dropout& dropout = where.p.dropout;
-  const uint64_t seed = static_cast<uint64_t>(*dropout.seed);
   const auto batch = static_cast<uint32_t>(where.item.sequence.batch);
   const auto head = static_cast<uint32_t>(where.item.head);
   const auto quad_row = static_cast<uint32_t>(tile::lane() / 4);
@@ -50,6 +49,11 @@ __device__ __forceinline__ void draw_dropout(const Tile& where, Function&& funct
   }
 }
 
+template <class Tile, class Function>
+__device__ __forceinline__ void draw_dropout(const Tile& where, Function&& function) {
+  draw_dropout(where, static_cast<uint64_t>(*where.p.dropout.seed), function);
+}
+
 // One bit per element of the thread, for passes over the same tile that come later.
 template <class Tile>
 struct KeptWeights {
@@ -58,17 +62,21 @@ struct KeptWeights {
 
   uint32_t words[(kCount + 31) / 32] = {};
 
-  __device__ __forceinline__ void draw(const Tile& where) {
-    draw_dropout(where, [&](int r, int j, int e, bool kept) {
+  __device__ __forceinline__ void draw(const Tile& where) { draw(where, static_cast<uint64_t>(*where.p.dropout.seed)); }
+  __device__ __forceinline__ void draw(const Tile& where, uint64_t seed) {
+    draw_dropout(where, seed, [&](int r, int j, int e, bool kept) {
       words[index(r, j, e) / 32] |= uint32_t{kept} << (index(r, j, e) % 32);
     });
+  }
+
+  __device__ __forceinline__ bool has(int r, int j, int e) const {
+    return (words[index(r, j, e) / 32] >> (index(r, j, e) % 32) & 1u) != 0;
   }
 
   // Chosen, not multiplied by 0: what is dropped may be NaN.
   __device__ __forceinline__ void apply(Acc& weights, float rescale) const {
     for_each_element<Acc>([&](int r, int, int j, int e, int) {
-      const bool kept = words[index(r, j, e) / 32] >> (index(r, j, e) % 32) & 1u;
-      weights.at(r, j, e) = kept ? weights.at(r, j, e) * rescale : 0.0f;
+      weights.at(r, j, e) = has(r, j, e) ? weights.at(r, j, e) * rescale : 0.0f;
     });
   }
 

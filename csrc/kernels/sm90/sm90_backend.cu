@@ -41,16 +41,32 @@ cudaError_t with_kernels(const attention::BackwardParams& params, const plan::Ba
     return backward<Element>(params, plan, workspace, stream);
   }
   cudaError_t error = cudaErrorInvalidValue;
-  const auto try_dims = [&](auto index) {
+  const auto try_kernel = [&](auto index, auto variant) {
     constexpr HeadDims kDims = kWideHeadDims[index()];
-    if (plan.dq_head_dim != kDims.qk || plan.head_dim_v != kDims.v) return;
-    error = backward_wide<Element, kDims>(params, plan, workspace, stream);
+    if constexpr (has_wide_kernel(kDims, variant())) {
+      if (plan.dq_head_dim != kDims.qk || plan.head_dim_v != kDims.v || plan.dq_variant != variant()) return;
+      error = backward_wide<Element, kDims, variant()>(params, plan, workspace, stream);
+    }
+  };
+  const auto try_variants = [&]<Variant... kVariants>(auto index) {
+    (try_kernel(index, std::integral_constant<Variant, kVariants>{}), ...);
   };
   const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
-    (try_dims(std::integral_constant<size_t, kIndices>{}), ...);
+    (try_variants.template operator()<Variant::kPlain, Variant::kDropout, Variant::kMask, Variant::kBiasMask,
+                                      Variant::kExtended>(std::integral_constant<size_t, kIndices>{}),
+     ...);
   };
   try_all(std::make_index_sequence<std::size(kWideHeadDims)>{});
   return error;
+}
+
+// What kernels read of a mask.
+template <class Plan>
+cudaError_t scan_mask(attention::AttentionParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
+  const cudaError_t error =
+      common::scan_mask_tiles(p, plan.workspace.mask_tiles.template in<uint8_t>(workspace), stream);
+  if (error != cudaSuccess) return error;
+  return common::pack_mask(p, plan.workspace.mask_bits.template in<void>(workspace), stream);
 }
 
 }  // namespace
@@ -58,8 +74,7 @@ cudaError_t with_kernels(const attention::BackwardParams& params, const plan::Ba
 cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                         cudaStream_t stream) {
   attention::ForwardParams p = params;
-  cudaError_t error = common::scan_mask_tiles(p, plan.workspace.mask_tiles.in<uint8_t>(workspace), stream);
-  if (error == cudaSuccess) error = common::pack_mask(p, plan.workspace.mask_bits.in<void>(workspace), stream);
+  const cudaError_t error = scan_mask(p, plan, workspace, stream);
   if (error != cudaSuccess) return error;
   return p.element == attention::ElementType::kBFloat16 ? with_variant<__nv_bfloat16>(p, plan, workspace, stream)
                                                         : with_variant<__half>(p, plan, workspace, stream);
@@ -67,9 +82,11 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
 
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
-  return params.element == attention::ElementType::kBFloat16
-             ? with_kernels<__nv_bfloat16>(params, plan, workspace, stream)
-             : with_kernels<__half>(params, plan, workspace, stream);
+  attention::BackwardParams p = params;
+  const cudaError_t error = scan_mask(p, plan, workspace, stream);
+  if (error != cudaSuccess) return error;
+  return p.element == attention::ElementType::kBFloat16 ? with_kernels<__nv_bfloat16>(p, plan, workspace, stream)
+                                                        : with_kernels<__half>(p, plan, workspace, stream);
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -18,8 +18,8 @@ template <class Element>
 cudaError_t backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                      cudaStream_t stream);
 
-// The same for larger head dims, of kWideHeadDims: dQ first, which stores P and dS.
-template <class Element, HeadDims kDims>
+// The same of kWideHeadDims, with the gradient of a bias: dQ first, which stores P and dS.
+template <class Element, HeadDims kDims, Variant kVariant>
 cudaError_t backward_wide(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                           cudaStream_t stream);
 

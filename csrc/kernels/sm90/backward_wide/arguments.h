@@ -14,7 +14,7 @@ namespace flash_attn_ext::sm90 {
 // Statistics are laid out in tiles of queries: those of a head come one after the other, the heads likewise. A packed
 // sequence begins at a tile of its own.
 struct WideWorkspace {
-  float* statistics;  // of each tile: LSE * log2(e) of its queries, then delta
+  float* statistics;  // of each tile: LSE of its queries, delta, what the LSE left out (QueryStatistics)
   void* scores;       // tiles of P, then of dS (ScoreTiles)
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;
@@ -28,9 +28,8 @@ struct WideWorkspace {
     if (p.sequences.cu_seqlens_q != nullptr) return static_cast<int>(sequence.query_begin) / ScoreTiles::kRows + batch;
     return batch * ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
   }
-  // Of a tile's queries: LSEs, then deltas.
   __device__ __forceinline__ float* statistics_of(int64_t tile) const {
-    return statistics + tile * 2 * ScoreTiles::kRows;
+    return statistics + tile * ScoreTiles::kStatistics * ScoreTiles::kRows;
   }
 };
 
@@ -46,12 +45,15 @@ struct WideArguments {
   OperandMap k;
   OperandMap v;
   OperandMap dout;
+  OperandMap bias;  // of BiasMask kernels
   attention::BackwardParams params;
   WideWorkspace workspace;
   ScoreTiles tiles;
   Schedule schedule;  // of the launch
   uint32_t* claims;   // its counter, 0 before
   WantedGradients wanted;
+  bool scales_lse;  // statistics hold LSE * log2(e): only a positive scale changes scores, or a mask hides them
+  float dv_factor;  // of the sums that become dV
 };
 
 }  // namespace flash_attn_ext::sm90

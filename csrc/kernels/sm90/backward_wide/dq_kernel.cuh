@@ -1,4 +1,5 @@
-// dQ on Hopper for large head dims, with P and dS stored for dV and dK (docs/kernels/sm90_backward_wide.md).
+// dQ on Hopper for large head dims and for scores that more than a scale changes, with P and dS stored for dV and dK
+// (docs/kernels/sm90_backward_wide.md).
 //
 // Grid: as many blocks as multiprocessors. Each claims tiles of 128 queries of a head until none is left.
 // Warpgroup 0: a thread claims tiles and starts all copies (query_producer.cuh).
@@ -21,15 +22,22 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) wide_dq_kernel(const __grid_constant__ WideArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<WideDqShared<Traits>*>(shared_memory);
+  constexpr int kRegisters = wide_query_registers(Traits::kVariant);
+  constexpr int kCopyRegisters = wide_copy_registers(Traits::kVariant);
+  static_assert(has_registers(Traits::kWarpgroups, kRegisters, kCopyRegisters));
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (warpgroup == 0) {
-    ptx::release_registers<kWideCopyRegisters>();
+    ptx::release_registers<kCopyRegisters>();
     if (threadIdx.x == 0) QueryProducer<Traits>{args, shared}.run();
   } else {
-    ptx::acquire_registers<kWideQueryRegisters>();
-    QueryWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
+    ptx::acquire_registers<kRegisters>();
+    if constexpr (Traits::kExtended) {
+      QueryWarpgroup<Traits>{args, shared, warpgroup - 1, {args, shared.staged[tile::warp() - 4]}}.run();
+    } else {
+      QueryWarpgroup<Traits>{args, shared, warpgroup - 1, QueryScores<Traits>{args}}.run();
+    }
   }
 }
 

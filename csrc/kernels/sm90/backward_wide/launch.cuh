@@ -1,4 +1,4 @@
-// Queues the kernels of a backward pass of large head dims.
+// Queues the kernels of a backward pass that stores P and dS.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/repair.h"
 #include "kernels/plan/plan.h"
+#include "kernels/sm90/backward_wide/dbias_from_tiles.cuh"
 #include "kernels/sm90/backward_wide/dq_kernel.cuh"
 #include "kernels/sm90/backward_wide/prepare.cuh"
 #include "kernels/sm90/backward_wide/product_kernel.cuh"
@@ -31,10 +32,24 @@ inline cudaError_t make_operand_maps(WideArguments& args) {
   return error;
 }
 
-template <class Traits>
+inline cudaError_t make_bias_map(WideArguments& args) {
+  const attention::BackwardParams& p = args.params;
+  const attention::BroadcastView& bias = p.score_mod.bias;
+  return make_operand_map(
+      args.bias,
+      {.data = const_cast<void*>(bias.data),
+       .batch_stride = bias.batch_stride,
+       .head_stride = bias.head_stride,
+       .row_stride = bias.query_stride,
+       .column_stride = 1},
+      {p.batch, p.num_heads_q, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, ScoreTiles::kRows}, p.element);
+}
+
+template <class DqTraitsType>
 struct WideLaunch {
-  using Element = typename Traits::Element;
-  using DqTraits = WideDqTraits<Element, Traits::kDims>;
+  using DqTraits = DqTraitsType;
+  using Element = typename DqTraits::Element;
+  using Traits = WideProductTraits<Element, DqTraits::kDims, DqTraits::kSkipsTiles>;
 
   WideArguments args;
   const plan::BackwardPlan& plan;
@@ -42,6 +57,7 @@ struct WideLaunch {
 
   cudaError_t run() {
     cudaError_t error = make_operand_maps(args);
+    if (DqTraits::kHasBoxes && error == cudaSuccess) error = make_bias_map(args);
     if (error == cudaSuccess) error = prepare();
     const attention::BackwardParams& p = args.params;
     const int64_t num_pairs = p.batch * p.num_heads_k;
@@ -52,6 +68,7 @@ struct WideLaunch {
       args.tiles.first_matrix = static_cast<int>(packed ? first / p.batch : first);
       error = store_scores(pairs, claims++);
       if (error == cudaSuccess) error = multiply(pairs, claims++);
+      if (error == cudaSuccess && plan.dbias != plan::BiasGradientSource::kNone) error = add_to_dbias(pairs);
     }
     return error == cudaSuccess ? repair() : error;
   }
@@ -99,6 +116,11 @@ struct WideLaunch {
     return launch<WideProductKernel<Traits>>(wide_product_kernel<Traits>, claims);
   }
 
+  cudaError_t add_to_dbias(const Pairs& pairs) const {
+    if constexpr (DqTraits::kHasBias) return dbias_from_tiles<Element>(args, pairs, stream);
+    return cudaErrorInvalidValue;
+  }
+
   // In the order in which flags are: one head after the other.
   cudaError_t repair() const {
     const attention::BackwardParams& p = args.params;
@@ -117,15 +139,15 @@ struct WideLaunch {
                                          .columns = static_cast<int>(kLargestWideHeadDim)};
     const common::FlaggedRows keys = {.flags = args.workspace.dkdv_nan_flags,
                                       .schedule = in_order_of_heads(Rows::kKeys, Traits::kKeys),
-                                      .warps = kWideProductFlags,
-                                      .rows_per_warp = Traits::kKeys / kWideProductFlags,
+                                      .warps = Traits::kTile.flags(),
+                                      .rows_per_warp = Traits::kKeys / Traits::kTile.flags(),
                                       .columns = static_cast<int>(kLargestWideHeadDim)};
     const cudaError_t error = common::repair_dq<Element>(p, queries, stream);
     return error == cudaSuccess ? common::repair_dkdv<Element>(p, keys, stream) : error;
   }
 };
 
-template <class Element, HeadDims kDims>
+template <class Element, HeadDims kDims, Variant kVariant>
 cudaError_t backward_wide(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
                           cudaStream_t stream) {
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
@@ -145,7 +167,9 @@ cudaError_t backward_wide(const attention::BackwardParams& p, const plan::Backwa
                 .first_matrix = 0,
                 .between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element))};
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
-  return WideLaunch<WideProductTraits<Element, kDims>>{args, plan, stream}.run();
+  args.scales_lse = kVariant != Variant::kBiasMask && kVariant != Variant::kExtended;
+  args.dv_factor = kVariant == Variant::kDropout ? static_cast<float>(p.dropout.rescale) : 1.0f;
+  return WideLaunch<WideDqTraits<Element, kDims, kVariant>>{args, plan, stream}.run();
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kWidePrepareThreads)
   if (tile >= ScoreTiles::num_tiles(sequence.num_queries)) return;
   const int64_t place = int64_t{head} * args.workspace.tiles_of_head + WideWorkspace::first_tile(p, sequence) + tile;
   const auto rows = static_cast<int>(min(sequence.num_queries - tile * ScoreTiles::kRows, int64_t{ScoreTiles::kRows}));
-  QueryStatistics<Element, kWidePrepareThreads>{p, sequence, head, tile, rows}.write(
+  QueryStatistics<Element, kWidePrepareThreads>{p, sequence, head, tile, rows, args.scales_lse}.write(
       args.workspace.statistics_of(place));
 }
 

@@ -22,14 +22,16 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) wide_product_kernel(const __grid_constant__ WideArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<WideProductShared<Traits>*>(shared_memory);
+  constexpr ProductTile kTile = Traits::kTile;
+  static_assert(has_registers(kTile.warpgroups, kTile.registers, kTile.copy_registers));
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
   if (warpgroup == 0) {
-    ptx::release_registers<kProductCopyRegisters>();
+    ptx::release_registers<kTile.copy_registers>();
     if (threadIdx.x == 0) ProductProducer<Traits>{args, shared}.run();
   } else {
-    ptx::acquire_registers<kProductRegisters>();
+    ptx::acquire_registers<kTile.registers>();
     ProductWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
   }
 }

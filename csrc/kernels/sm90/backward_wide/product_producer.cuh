@@ -2,6 +2,7 @@
 // what they are multiplied with.
 #pragma once
 
+#include "kernels/sm90/backward_wide/attended_keys.cuh"
 #include "kernels/sm90/backward_wide/traits.h"
 #include "ptx/bulk_copy.h"
 
@@ -56,7 +57,7 @@ struct ProductProducer {
     work.tile = first / Traits::kRows;
     // In the order of a schedule of all keys, one head after the other (schedule/block.cuh).
     const int pair = work.key_head * static_cast<int>(p.batch) + work.batch;
-    work.flags = (pair * static_cast<int>(args.schedule.tiles) + static_cast<int>(at.tile)) * kWideProductFlags;
+    work.flags = (pair * static_cast<int>(args.schedule.tiles) + static_cast<int>(at.tile)) * Traits::kTile.flags();
     work.row = args.tiles.first_row(p, sequence, work.key_head, 0);
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1
@@ -70,14 +71,25 @@ struct ProductProducer {
     return true;
   }
 
-  // Of each tile of queries, the heads of a group one after the other.
+  static constexpr int kTileBytes = static_cast<int>(ScoreTiles::kBytes);
+  template <int kWidth>
+  using RightTile = typename Traits::template RightTile<kWidth>;
+
+  // Of each tile of queries, the heads of a group one after the other. matrix: where P or dS begins.
   template <int kWidth>
   __device__ __forceinline__ void send(const Work& work, const OperandMap& operand, int64_t matrix) {
-    using RightTile = typename Traits::template RightTile<kWidth>;
-    constexpr int kTileBytes = static_cast<int>(ScoreTiles::kBytes);
+    const Element* const stored = static_cast<const Element*>(args.workspace.scores) + matrix;
+    if constexpr (Traits::kSkipsTiles) {
+      send_attended<kWidth>(work, operand, stored);
+    } else {
+      send_all<kWidth>(work, operand, stored);
+    }
+  }
+
+  template <int kWidth>
+  __device__ __forceinline__ void send_all(const Work& work, const OperandMap& operand, const Element* stored) {
     const auto group = static_cast<int>(args.params.queries_per_key_head());
     const SeenTiles seen = work.seen;
-    const Element* const stored = static_cast<const Element*>(args.workspace.scores) + matrix;
 #pragma unroll 1
     for (int tile = work.begin; tile < work.end; ++tile) {
       const TileRange keys = seen.keys_of(tile);
@@ -86,19 +98,96 @@ struct ProductProducer {
 #pragma unroll 1
       for (int member = 0; member < group; ++member) {
         const int64_t row = work.row + int64_t{member} * args.tiles.rows + tile;
-        const int head = work.key_head * group + member;
         shared.ring.wait_empty(at);
         ptx::Barrier& full = shared.ring.full[at.stage];
-        ptx::arrive_expecting(full, count * kTileBytes + RightTile::kBytes);
+        ptx::arrive_expecting(full, count * kTileBytes + RightTile<kWidth>::kBytes);
         ptx::copy_bytes(&shared.left[at.stage][first - work.tile], stored + args.tiles.offset(row, first, keys.begin),
                         count * kTileBytes, full);
-        reinterpret_cast<RightTile&>(shared.right[at.stage])
-            .copy(operand.map, full,
-                  {0, work.query_begin + tile * Traits::kRows, head * operand.head_step,
-                   work.batch * operand.batch_step});
+        copy_right<kWidth>(work, operand, tile, member);
         at.advance();
       }
     }
+  }
+
+  // Where a mask may leave tiles out: what was stored. Several visits are looked up at once.
+  template <int kWidth>
+  __device__ __forceinline__ void send_attended(const Work& work, const OperandMap& operand, const Element* stored) {
+    constexpr int kBatch = 4;
+    constexpr int kBits = 8;
+    static_assert(kBatch * kBits <= 32 && Traits::kWarpgroups <= kBits);
+    const auto group = static_cast<int>(args.params.queries_per_key_head());
+    int tile = work.begin;
+    int member = 0;
+    const auto advance = [group](int& of_tile, int& of_member) {
+      of_member = of_member + 1 == group ? 0 : of_member + 1;
+      of_tile += of_member == 0;
+    };
+#pragma unroll 1
+    while (tile < work.end) {
+      uint32_t visits = 0;
+      int tile_ahead = tile;
+      int member_ahead = member;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (tile_ahead < work.end) visits |= stored_keys(work, tile_ahead, member_ahead) << (kBits * i);
+        advance(tile_ahead, member_ahead);
+      }
+#pragma unroll 1
+      for (int i = 0; i < kBatch; ++i) {
+        const uint32_t keys = visits >> (kBits * i) & ((1u << kBits) - 1);
+        if (keys != 0) {
+          send_stored<kWidth>(work, operand, stored, tile, member, keys);
+        }
+        advance(tile, member);
+      }
+    }
+    shared.ring.wait_empty(at);
+    shared.visits[at.stage] = Shared::kEnd;
+    ptx::arrive(shared.ring.full[at.stage]);
+    at.advance();
+  }
+
+  // Which of the block's tiles of keys the dQ kernel met, as bits.
+  __device__ __forceinline__ uint32_t stored_keys(const Work& work, int tile, int member) const {
+    const auto group = static_cast<int>(args.params.queries_per_key_head());
+    const TileRange keys = work.seen.keys_of(tile);
+    const MaskTileRow row =
+        MaskTileRow::of(args.params.score_mod.mask_tiles, work.batch, work.key_head * group + member, tile);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      const int key_tile = work.tile + w;
+      const uint32_t flags = key_tile >= keys.begin && key_tile < keys.end ? row.flags(key_tile) : 0;
+      bits |= (flags & attention::MaskTiles::kSomeTrue ? 1u : 0u) << w;
+    }
+    return bits;
+  }
+
+  template <int kWidth>
+  __device__ __forceinline__ void send_stored(const Work& work, const OperandMap& operand, const Element* stored,
+                                              int tile, int member, uint32_t keys) {
+    const int64_t row = work.row + int64_t{member} * args.tiles.rows + tile;
+    const int first_key_tile = work.seen.keys_of(tile).begin;
+    shared.ring.wait_empty(at);
+    ptx::Barrier& full = shared.ring.full[at.stage];
+    shared.visits[at.stage] = static_cast<int>(keys);
+    ptx::arrive_expecting(full, __popc(keys) * kTileBytes + RightTile<kWidth>::kBytes);
+#pragma unroll 1
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      if ((keys >> w & 1u) == 0) continue;
+      ptx::copy_bytes(&shared.left[at.stage][w], stored + args.tiles.offset(row, work.tile + w, first_key_tile),
+                      kTileBytes, full);
+    }
+    copy_right<kWidth>(work, operand, tile, member);
+    at.advance();
+  }
+
+  template <int kWidth>
+  __device__ __forceinline__ void copy_right(const Work& work, const OperandMap& operand, int tile, int member) {
+    const int head = work.key_head * static_cast<int>(args.params.queries_per_key_head()) + member;
+    reinterpret_cast<RightTile<kWidth>&>(shared.right[at.stage])
+        .copy(operand.map, shared.ring.full[at.stage],
+              {0, work.query_begin + tile * Traits::kRows, head * operand.head_step, work.batch * operand.batch_step});
   }
 };
 

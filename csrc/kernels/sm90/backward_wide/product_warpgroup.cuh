@@ -41,20 +41,46 @@ struct ProductWarpgroup {
 
   template <int kWidth>
   __device__ __forceinline__ void multiply(const Work& work) {
+    Sums<kWidth> sums;
+    sums.clear();
+    if constexpr (Traits::kSkipsTiles) {
+      visit_stored<kWidth>(sums);
+    } else {
+      visit_all<kWidth>(work, sums);
+    }
+    store(work, sums);
+    __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+  }
+
+  template <int kWidth>
+  __device__ __forceinline__ void visit_all(const Work& work, Sums<kWidth>& sums) {
     // Its own come one after the other; the rest see other warpgroups' keys only.
     const TileRange own = work.own[warpgroup];
     const auto group = static_cast<int>(args.params.queries_per_key_head());
     const int visits = uniform(max(work.end - work.begin, 0) * group);
     const int steps = uniform(max(own.end - own.begin, 0) * group);
     const int before = uniform(steps > 0 ? (own.begin - work.begin) * group : visits);
-    Sums<kWidth> sums;
-    sums.clear();
     pass(before);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i) step<kWidth>(sums);
     pass(visits - before - steps);
-    store(work, sums);
-    __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+  }
+
+  // Where a mask may leave tiles out: the producer says of each visit whose keys have one.
+  template <int kWidth>
+  __device__ __forceinline__ void visit_stored(Sums<kWidth>& sums) {
+#pragma unroll 1
+    for (;;) {
+      shared.ring.wait_full(at);
+      const int visit = uniform(shared.visits[at.stage]);
+      if (visit == Shared::kEnd) break;
+      if (visit >> warpgroup & 1) {
+        step<kWidth>(sums);
+      } else {
+        release();
+      }
+    }
+    release();
   }
 
   template <int kWidth>
@@ -106,7 +132,7 @@ struct ProductWarpgroup {
     const int first_key = work.tile * Traits::kRows + first_of_half();
     const int rows = work.seen.num_keys - first_key;
     if (rows <= 0) return;
-    sums.scale(is_dk ? static_cast<float>(p.score_mod.scale) : 1.0f);
+    sums.scale(is_dk ? static_cast<float>(p.score_mod.scale) : args.dv_factor);
     const bool suspicious =
         store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
                                    .row_stride = to.row_stride,

@@ -1,6 +1,7 @@
 // The thread that claims tiles of queries, says what each one sees, and starts the copies that it needs.
 #pragma once
 
+#include "kernels/sm90/backward_wide/attended_keys.cuh"
 #include "kernels/sm90/backward_wide/traits.h"
 
 namespace flash_attn_ext::sm90 {
@@ -8,6 +9,7 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 struct QueryProducer {
   using Shared = WideDqShared<Traits>;
+  using Found = typename AttendedKeys<Traits>::Found;
 
   const WideArguments& args;
   Shared& shared;
@@ -22,8 +24,16 @@ struct QueryProducer {
       shared.work_ring.wait_empty(work_at);
       QueryTileWork& work = shared.work[work_at.stage];
       if (!describe(work, index)) continue;
-      ptx::arrive(shared.work_ring.full[work_at.stage]);
-      send(work);
+      if constexpr (Traits::kSkipsTiles) {
+        AttendedKeys<Traits> keys(args, work);
+        const Found first = keys.next();
+        if (first.tile == AttendedKeys<Traits>::kNone) work.end = work.begin;
+        ptx::arrive(shared.work_ring.full[work_at.stage]);
+        if (first.tile != AttendedKeys<Traits>::kNone) send_attended(work, keys, first);
+      } else {
+        ptx::arrive(shared.work_ring.full[work_at.stage]);
+        send(work);
+      }
       work_at.advance();
     }
     shared.work_ring.wait_empty(work_at);
@@ -68,11 +78,9 @@ struct QueryProducer {
   // K before dO, V after it: in the order in which the products need them.
   __device__ __forceinline__ void send(const QueryTileWork& work) {
     if (work.begin >= work.end) return;
-#pragma unroll 1
-    for (int w = 0; w < Traits::kWarpgroups; ++w) send_queries(work, w, shared.q[w], args.q, shared.q_ring[w]);
+    send_each(work, shared.q, args.q, shared.q_ring);
     send_keys(work, work.begin);
-#pragma unroll 1
-    for (int w = 0; w < Traits::kWarpgroups; ++w) send_queries(work, w, shared.dout[w], args.dout, shared.dout_ring[w]);
+    send_each(work, shared.dout, args.dout, shared.dout_ring);
     q_at.advance();
     send_values(work, work.begin);
 #pragma unroll 1
@@ -80,6 +88,41 @@ struct QueryProducer {
       send_keys(work, tile);
       send_values(work, tile);
     }
+  }
+
+  // The same of tiles of which a mask leaves anything.
+  __device__ __forceinline__ void send_attended(const QueryTileWork& work, AttendedKeys<Traits>& keys, Found at) {
+    send_each(work, shared.q, args.q, shared.q_ring);
+    bool is_first = true;
+#pragma unroll 1
+    for (;;) {
+      const Found next = keys.next();
+      const bool is_last = next.tile == AttendedKeys<Traits>::kNone;
+      shared.k_ring.wait_empty(k_at);
+#pragma unroll
+      for (int w = 0; w < Traits::kWarpgroups; ++w) {
+        const int next_seen = !is_last && (next.flags[w] & KeyVisit::kSeen) != 0 ? KeyVisit::kNextSeen : 0;
+        shared.visits[k_at.stage][w].word =
+            at.tile << KeyVisit::kTileShift | at.flags[w] | next_seen | (is_last ? KeyVisit::kLast : 0);
+      }
+      send_keys(work, at.tile);
+      if (is_first) {
+        send_each(work, shared.dout, args.dout, shared.dout_ring);
+        q_at.advance();
+        is_first = false;
+      }
+      send_values(work, at.tile);
+      if (is_last) break;
+      at = next;
+    }
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void send_each(const QueryTileWork& work, Tile (&to)[Traits::kWarpgroups],
+                                            const OperandMap& operand,
+                                            tile::RingBarriers<1> (&rings)[Traits::kWarpgroups]) const {
+#pragma unroll 1
+    for (int w = 0; w < Traits::kWarpgroups; ++w) send_queries(work, w, to[w], operand, rings[w]);
   }
 
   template <class Tile>
@@ -92,19 +135,36 @@ struct QueryProducer {
              work.batch * operand.batch_step});
   }
   __device__ __forceinline__ void send_keys(const QueryTileWork& work, int tile) {
-    shared.k_ring.wait_empty(k_at);
-    send_rows(work, tile, shared.k[k_at.stage], args.k, shared.k_ring.full[k_at.stage]);
+    if constexpr (!Traits::kSkipsTiles) shared.k_ring.wait_empty(k_at);
+    ptx::Barrier& full = shared.k_ring.full[k_at.stage];
+    if constexpr (Traits::kHasBoxes) {
+      ptx::arrive_expecting(full, Traits::KTile::kBytes + sizeof(shared.bias[0]));
+      send_bias(work, tile, full);
+    } else {
+      ptx::arrive_expecting(full, Traits::KTile::kBytes);
+    }
+    send_rows(work, tile, shared.k[k_at.stage], args.k, full);
     k_at.advance();
   }
   __device__ __forceinline__ void send_values(const QueryTileWork& work, int tile) {
     shared.v_ring.wait_empty(v_at);
-    send_rows(work, tile, shared.v[v_at.stage], args.v, shared.v_ring.full[v_at.stage]);
+    ptx::Barrier& full = shared.v_ring.full[v_at.stage];
+    ptx::arrive_expecting(full, Traits::VTile::kBytes);
+    send_rows(work, tile, shared.v[v_at.stage], args.v, full);
     v_at.advance();
+  }
+  // Of the queries of each warpgroup, counted in their sequence.
+  __device__ __forceinline__ void send_bias(const QueryTileWork& work, int tile, ptx::Barrier& full) const {
+#pragma unroll 1
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      shared.bias[k_at.stage][w].copy(args.bias.map, full,
+                                      {tile * Traits::kRows, (work.tile + w) * Traits::kRows,
+                                       work.head * args.bias.head_step, work.batch * args.bias.batch_step});
+    }
   }
   template <class Tile>
   __device__ __forceinline__ void send_rows(const QueryTileWork& work, int tile, Tile& to, const OperandMap& operand,
                                             ptx::Barrier& full) const {
-    ptx::arrive_expecting(full, Tile::kBytes);
     to.copy(
         operand.map, full,
         {0, work.key_begin + tile * Traits::kRows, work.key_head * operand.head_step, work.batch * operand.batch_step});

@@ -1,4 +1,4 @@
-// What the dQ kernel needs to know about queries, in tiles: LSE and delta.
+// What the dQ kernel needs to know about queries, in tiles.
 #pragma once
 
 #include "attention/params.h"
@@ -8,8 +8,9 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Of a tile's `rows` queries that exist, by a block of kThreads: LSE * log2(e) of each, then delta of each. kLanes
-// neighbouring lanes share a row, and add up in a fixed butterfly order.
+// Of a tile's `rows` queries that exist, by a block of kThreads: the LSE of each, times log2(e) where `scales_lse`,
+// then delta of each, then log2(e) times what rounding left out of the LSE. kLanes neighbouring lanes share a row, and
+// add up in a fixed butterfly order.
 template <class Element, int kThreads>
 struct QueryStatistics {
   static constexpr int kQueries = ScoreTiles::kRows;
@@ -22,6 +23,7 @@ struct QueryStatistics {
   int head;
   int tile;
   int rows;
+  bool scales_lse;
 
   __device__ __forceinline__ void write(float* statistics) const {
     const int64_t first_row = sequence.query_begin + tile * kQueries;
@@ -43,15 +45,18 @@ struct QueryStatistics {
       const int row = own + i * kRowStep;
       const bool exists = row < rows;
       float lse = -INFINITY;
+      float residual = 0.0f;
       if (exists) {
         const int64_t query = first_row + row;
         lse = *p.lse.at<const float>(sequence.batch, head, query);
         if (p.dlse.present()) delta[i] -= *p.dlse.at<const float>(sequence.batch, head, query);
         *p.delta.at<float>(sequence.batch, head, query) = delta[i];
+        if (p.lse_residual.present()) residual = *p.lse_residual.at<const float>(sequence.batch, head, query);
       }
       // Of a query that sees no key, probabilities vanish without a branch.
-      statistics[row] = lse == -INFINITY ? INFINITY : lse * kLog2e;
+      statistics[row] = lse == -INFINITY ? INFINITY : lse * (scales_lse ? kLog2e : 1.0f);
       statistics[kQueries + row] = exists ? delta[i] : 0.0f;
+      statistics[2 * kQueries + row] = residual * kLog2e;
     }
   }
 

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward_wide/query_scores.cuh"
 #include "kernels/sm90/backward_wide/traits.h"
-#include "ptx/math.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -21,6 +21,7 @@ struct QueryWarpgroup {
   const WideArguments& args;
   Shared& shared;
   const int warpgroup;
+  QueryScores<Traits> score;
 
   Scores scores;
   Scores gradients;  // dP
@@ -28,9 +29,7 @@ struct QueryWarpgroup {
   PackedScores dscores;
   tile::WarpgroupAccumulator<Traits::kDims.qk> dq;
   bool is_empty = true;  // dQ
-  float lse[2];          // of the thread's rows
-  float delta[2];
-  Element* stored;  // the thread's first 16 bytes of the tile of P
+  Element* stored;       // the thread's first 16 bytes of the tile of P, or of the first one that its queries see
   tile::RingPosition<1> q_at{};
   typename decltype(Shared::k_ring)::Position k_at{};
   typename decltype(Shared::v_ring)::Position v_at{};
@@ -54,10 +53,26 @@ struct QueryWarpgroup {
   static constexpr int kWarpRows = 16;
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * kWarpRows; }
 
+  // A tile of keys at hand.
+  struct Visit {
+    int tile;
+    bool masked;  // the mask hides some of it
+    bool last;    // that any of the block's queries sees
+  };
+
   __device__ __forceinline__ void differentiate(const QueryTileWork& work) {
     is_empty = true;
     const int visits = uniform(work.end - work.begin);
     if (visits <= 0) return;
+    if constexpr (Traits::kSkipsTiles) {
+      visit_attended(work);
+    } else {
+      visit_all(work, visits);
+    }
+    q_at.advance();
+  }
+
+  __device__ __forceinline__ void visit_all(const QueryTileWork& work, int visits) {
     // Its own come one after the other; the rest are seen by the other warpgroup's queries only.
     const TileRange own = work.own[warpgroup];
     const int steps = uniform(max(own.end - own.begin, 0));
@@ -66,22 +81,66 @@ struct QueryWarpgroup {
     if (steps > 0) {
       begin(work, own);
       pass(before);
+      if constexpr (Traits::kDrops) prepare(work, {own.begin});
       start_scores(k_at);
       ptx::wait_products<0>();
       shared.dout_ring[warpgroup].wait_full(q_at);
       ptx::pin_registers(scores.c[0]);
       int tile = uniform(own.begin);
 #pragma unroll 1
-      for (int i = 1; i < steps; ++i, ++tile) step<true>(work, tile);
-      step<false>(work, tile);
+      for (int i = 1; i < steps; ++i, ++tile) step<true>(work, {tile});
+      step<false>(work, {tile, false, true});
       pass(visits - before - steps);
     } else {
-      release(shared.q_ring[warpgroup].empty[0]);
-      shared.dout_ring[warpgroup].wait_full(q_at);
-      release(shared.dout_ring[warpgroup].empty[0]);
+      release_queries();
       pass(visits);
     }
-    q_at.advance();
+  }
+
+  // Where a mask may leave tiles out: the producer says of each one who attends it.
+  __device__ __forceinline__ void visit_attended(const QueryTileWork& work) {
+    bool has_begun = false;
+    bool has_queries = true;  // they are not released yet
+    for (;;) {
+      int word = await_visit(k_at);
+      if (word & KeyVisit::kSeen) {
+        shared.q_ring[warpgroup].wait_full(q_at);
+        if (!has_begun) begin(work, work.own[warpgroup]);
+        has_begun = true;
+        prepare(work, visit_of(word));
+        start_scores(k_at);
+        ptx::wait_products<0>();
+        shared.dout_ring[warpgroup].wait_full(q_at);
+        ptx::pin_registers(scores.c[0]);
+#pragma unroll 1
+        while (word & KeyVisit::kNextSeen) word = step<true>(work, visit_of(word));
+        step<false>(work, visit_of(word));
+        has_queries = (word & KeyVisit::kLast) == 0;
+      } else {
+        pass(1);
+      }
+      if (word & KeyVisit::kLast) break;
+    }
+    if (has_queries) {
+      shared.q_ring[warpgroup].wait_full(q_at);
+      release_queries();
+    }
+  }
+
+  __device__ __forceinline__ int await_visit(const typename decltype(Shared::k_ring)::Position& at) {
+    shared.k_ring.wait_full(at);
+    return uniform(shared.visits[at.stage][warpgroup].word);
+  }
+  __device__ __forceinline__ static Visit visit_of(int word) {
+    const KeyVisit visit = {word};
+    return {visit.tile(), visit.has(KeyVisit::kMasked), visit.has(KeyVisit::kLast)};
+  }
+
+  // Unread: Q has arrived.
+  __device__ __forceinline__ void release_queries() {
+    release(shared.q_ring[warpgroup].empty[0]);
+    shared.dout_ring[warpgroup].wait_full(q_at);
+    release(shared.dout_ring[warpgroup].empty[0]);
   }
 
   // By all warps that have read what the barrier stands for.
@@ -91,46 +150,107 @@ struct QueryWarpgroup {
   }
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const TileRange& own) {
-    const float* statistics = args.workspace.statistics_of(work.statistics + warpgroup) + warp_row();
-#pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
-      lse[r] = statistics[Scores::row(r)];
-      delta[r] = statistics[Traits::kRows + Scores::row(r)];
-    }
+    score.begin(work, args.workspace.statistics_of(work.statistics + warpgroup) + warp_row(), first_query(work));
     const int row = warp_row() + Scores::row(0);
     stored = static_cast<Element*>(args.workspace.scores) +
              args.tiles.offset(work.row + warpgroup, own.begin, own.begin) + row * Traits::kRows +
              (tile::lane() % 4 ^ row % 8) * kPiece;
   }
 
+  // Of the warp's.
+  __device__ __forceinline__ int first_query(const QueryTileWork& work) const {
+    return (work.tile + warpgroup) * Traits::kRows + warp_row();
+  }
+
+  // Calls function(where) with the warp's tile of scores.
+  template <class Function>
+  __device__ __forceinline__ void in_tile(const QueryTileWork& work, int tile, Function&& function) {
+    const attention::Sequence sequence = {work.batch, work.query_begin, work.key_begin, work.num_queries,
+                                          work.num_keys};
+    const WorkItem item = {sequence, work.head, work.key_head};
+    const Where where = {args.params, item, first_query(work), tile * Traits::kRows};
+    function(where);
+  }
+
+  __device__ __forceinline__ void prepare(const QueryTileWork& work, const Visit& visit) {
+    in_tile(work, visit.tile, [&](const Where& where) { score.prepare(where, visit.masked); });
+  }
+
+  // Returns what comes next, where a mask may leave tiles out.
   template <bool kHasNext>
-  __device__ __forceinline__ void step(const QueryTileWork& work, int tile) {
+  __device__ __forceinline__ int step(const QueryTileWork& work, Visit visit) {
     k_at.stage = uniform(k_at.stage);
     v_at.stage = uniform(v_at.stage);
-    if constexpr (!kHasNext) release(shared.q_ring[warpgroup].empty[0]);
-    if (!work.own[warpgroup].full(tile)) hide(work, tile);
-    __syncwarp();
-    start_dp();
-    exponentiate();
-    ptx::wait_products<0>();
-    ptx::pin_registers(gradients.c[0]);
-    release(shared.v_ring.empty[v_at.stage]);
-    if constexpr (!kHasNext) release(shared.dout_ring[warpgroup].empty[0]);
-    v_at.advance();
-    differentiate_scores();
+    if constexpr (kHasNext) visit.last = false;
+    if (visit.last) release(shared.q_ring[warpgroup].empty[0]);
+    if constexpr (Traits::kExtended) {
+      differentiate_any(work, visit);
+    } else {
+      differentiate_ahead(work, visit);
+    }
     start_dq();
     auto next = k_at;
     next.advance();
-    if constexpr (kHasNext) start_scores(next);
-    store_tile(p, stored);
-    store_tile(dscores, stored + args.tiles.between);
-    stored += ScoreTiles::kElements;
+    int word = 0;
+    if constexpr (kHasNext) {
+      if constexpr (Traits::kSkipsTiles) word = await_visit(next);
+      start_scores(next);
+      if constexpr (Traits::kSkipsTiles) {
+        prepare(work, visit_of(word));
+      } else if constexpr (Traits::kDrops) {
+        prepare(work, {visit.tile + 1});
+      }
+    }
+    Element* to = stored;
+    if constexpr (Traits::kSkipsTiles) to += int64_t{visit.tile - work.own[warpgroup].begin} * ScoreTiles::kElements;
+    store_tile(p, to);
+    store_tile(dscores, to + args.tiles.between);
+    if constexpr (!Traits::kSkipsTiles) stored += ScoreTiles::kElements;
     ptx::wait_products<0>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dq.c[0]);
     is_empty = false;
     release(shared.k_ring.empty[k_at.stage]);
     k_at = next;
+    return word;
+  }
+
+  // P while dP is on its way, and dS.
+  __device__ __forceinline__ void differentiate_ahead(const QueryTileWork& work, const Visit& visit) {
+    if (!work.own[warpgroup].full(visit.tile)) {
+      in_tile(work, visit.tile, [&](const Where& where) { where.hide_invisible(scores); });
+    }
+    __syncwarp();
+    start_dp();
+    if constexpr (Traits::kHasBoxes) score.bias = &shared.bias[k_at.stage][warpgroup];
+    score.exponentiate(scores, p, visit.masked);
+    await_dp(visit);
+    score.differentiate(scores, gradients, dscores);
+  }
+
+  // Both at once.
+  __device__ __forceinline__ void differentiate_any(const QueryTileWork& work, const Visit& visit) {
+    start_dp();
+    await_dp(visit);
+    score.terms.await();
+    in_tile(work, visit.tile, [&](const Where& where) {
+      if (work.own[warpgroup].full(visit.tile)) {
+        score.template differentiate<false>(scores, gradients, where, visit.masked);
+      } else {
+        score.template differentiate<true>(scores, gradients, where, visit.masked);
+      }
+    });
+    p.pack(scores, Element{});
+    dscores.pack(gradients, Element{});
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void await_dp(const Visit& visit) {
+    ptx::wait_products<0>();
+    ptx::pin_registers(gradients.c[0]);
+    release(shared.v_ring.empty[v_at.stage]);
+    if (visit.last) release(shared.dout_ring[warpgroup].empty[0]);
+    v_at.advance();
   }
 
   __device__ __forceinline__ void start_scores(const typename decltype(Shared::k_ring)::Position& at) {
@@ -145,43 +265,6 @@ struct QueryWarpgroup {
   }
   __device__ __forceinline__ void start_dq() {
     tile::start_product(dq, dscores, tile::BoxOperand(shared.k[0]).after(k_at.stage), !is_empty);
-  }
-
-  // What a query may not see, and keys that the sequence does not have, becomes -inf.
-  __device__ __forceinline__ void hide(const QueryTileWork& work, int tile) {
-    const attention::Sequence sequence = {work.batch, work.query_begin, work.key_begin, work.num_queries,
-                                          work.num_keys};
-    const WorkItem item = {sequence, work.head, work.key_head};
-    const int first_query = (work.tile + warpgroup) * Traits::kRows + warp_row();
-    const Where where = {args.params, item, first_query, tile * Traits::kRows};
-    where.hide_invisible(scores);
-  }
-
-  // S -> P, and packed. Of queries that the sequence does not have, lse is infinite.
-  __device__ __forceinline__ void exponentiate() {
-    const float c = static_cast<float>(args.params.score_mod.scale) * kLog2e;
-#pragma unroll
-    for (int j = 0; j < Scores::kColumnTiles; ++j) {
-#pragma unroll
-      for (int r = 0; r < Scores::kThreadRows; ++r) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) scores.at(r, j, e) = ptx::exp2(fmaf(scores.at(r, j, e), c, -lse[r]));
-        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(scores.at(r, j, 0), scores.at(r, j, 1), Element{});
-      }
-    }
-  }
-
-  // P and dP -> dS, packed.
-  __device__ __forceinline__ void differentiate_scores() {
-#pragma unroll
-    for (int j = 0; j < Scores::kColumnTiles; ++j) {
-#pragma unroll
-      for (int r = 0; r < Scores::kThreadRows; ++r) {
-        dscores.a[j / 2][j % 2 * 2 + r] =
-            ptx::pack_in_order(scores.at(r, j, 0) * (gradients.at(r, j, 0) - delta[r]),
-                               scores.at(r, j, 1) * (gradients.at(r, j, 1) - delta[r]), Element{});
-      }
-    }
   }
 
   // Each thread has 16 bytes of each half of its rows (ScoreTiles). They leave L2 first: K and V should stay.
@@ -219,18 +302,18 @@ struct QueryWarpgroup {
 
   __device__ __forceinline__ void store(const QueryTileWork& work) {
     const attention::BackwardParams& params = args.params;
-    const int first_query = (work.tile + warpgroup) * Traits::kRows + warp_row();
-    const int rows = work.num_queries - first_query;
+    const int first = first_query(work);
+    const int rows = work.num_queries - first;
     if (is_empty) dq.clear();
     dq.scale(static_cast<float>(params.score_mod.scale));
     const bool suspicious =
-        rows > 0 && store_row_chunks<Element>(
-                        {.data = params.dq.row<Element>(work.batch, work.head, work.query_begin + first_query),
-                         .row_stride = params.dq.row_stride,
-                         .column_stride = params.dq.column_stride,
-                         .rows = rows,
-                         .columns = static_cast<int>(params.head_dim_qk)},
-                        dq);
+        rows > 0 &&
+        store_row_chunks<Element>({.data = params.dq.row<Element>(work.batch, work.head, work.query_begin + first),
+                                   .row_stride = params.dq.row_stride,
+                                   .column_stride = params.dq.column_stride,
+                                   .rows = rows,
+                                   .columns = static_cast<int>(params.head_dim_qk)},
+                                  dq);
     if (suspicious) flag_of(work) = 1;
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }

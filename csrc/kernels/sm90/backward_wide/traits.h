@@ -1,7 +1,10 @@
 // What the kernels are compiled for, and what lies in their shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/schedule/block.cuh"
+#include "kernels/score/bias_mask.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward_wide/arguments.h"
 #include "kernels/sm90/backward_wide/seen_tiles.h"
@@ -13,11 +16,18 @@
 namespace flash_attn_ext::sm90 {
 
 // The dQ kernel.
-template <class ElementType, HeadDims kDimsValue>
+template <class ElementType, HeadDims kDimsValue, Variant kVariantValue>
 struct WideDqTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
+  static constexpr Variant kVariant = kVariantValue;
   static constexpr WideTile kTile = wide_tile(kDims);
+  static constexpr bool kExtended = kVariant == Variant::kExtended;
+  static constexpr bool kHasBoxes = kVariant == Variant::kBiasMask;  // a bias beside K
+  static constexpr bool kHasBits = kHasBoxes || kVariant == Variant::kMask;
+  static constexpr bool kHasBias = kHasBoxes || kExtended;
+  static constexpr bool kSkipsTiles = kHasBits || kExtended;  // of keys, which a mask hides whole
+  static constexpr bool kDrops = kVariant == Variant::kDropout;
   static constexpr int kRows = ScoreTiles::kRows;  // of a warpgroup's queries, and of a tile of keys
   static constexpr int kWarpgroups = 2;
   static constexpr int kQueries = kWarpgroups * kRows;
@@ -30,6 +40,22 @@ struct WideDqTraits {
   using VTile = tile::BoxTile<Element, kRows, kDims.v>;
   using Scores = tile::WarpgroupAccumulator<kRows>;  // rows are queries
   using Where = ScoreTile<Rows::kQueries, Scores>;
+  using BiasTile = std::conditional_t<kHasBoxes, tile::BoxTile<Element, kRows, kRows>, NoBiasMask>;
+  using Staged = std::conditional_t<kExtended, StagedBiasMask<Element, Where, true>, NoBiasMask>;
+};
+
+// What a warpgroup is told of a tile of keys, where a mask may leave some out.
+struct KeyVisit {
+  static constexpr int kSeen = 1;      // its queries attend some of it
+  static constexpr int kMasked = 2;    // and the mask hides some
+  static constexpr int kNextSeen = 4;  // they attend some of the tile that comes next
+  static constexpr int kLast = 8;      // none comes next
+  static constexpr int kTileShift = 4;
+
+  int word;
+
+  __device__ __forceinline__ int tile() const { return word >> kTileShift; }
+  __device__ __forceinline__ bool has(int flag) const { return (word & flag) != 0; }
 };
 
 // What the thread that claims tiles of queries says about one.
@@ -62,6 +88,9 @@ struct WideDqShared {
   typename Traits::DoutTile dout[kWarpgroups];
   typename Traits::KTile k[Traits::kTile.key_stages];
   typename Traits::VTile v[Traits::kTile.value_stages];
+  typename Traits::BiasTile bias[Traits::kHasBoxes ? Traits::kTile.key_stages : 1][kWarpgroups];  // stages of k
+  typename Traits::Staged staged[Traits::kExtended ? kComputingWarps : 1];
+  KeyVisit visits[Traits::kSkipsTiles ? Traits::kTile.key_stages : 1][kWarpgroups];  // what is in k
   QueryTileWork work[kWorkStages];
   tile::RingBarriers<1> q_ring[kWarpgroups];
   tile::RingBarriers<1> dout_ring[kWarpgroups];
@@ -79,14 +108,16 @@ struct WideDqShared {
   }
 };
 
-// The products that make dV and dK of stored tiles.
-template <class ElementType, HeadDims kDimsValue>
+// The products that make dV and dK of stored tiles, some of which a mask may leave out.
+template <class ElementType, HeadDims kDimsValue, bool kSkipsTilesValue>
 struct WideProductTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
+  static constexpr bool kSkipsTiles = kSkipsTilesValue;
   static constexpr int kRows = ScoreTiles::kRows;  // of a warpgroup's keys, and of a step's queries
-  static constexpr int kWarpgroups = kWideProductWarpgroups;
-  static constexpr int kKeys = kWideProductKeys;
+  static constexpr ProductTile kTile = product_tile(kDims);
+  static constexpr int kWarpgroups = kTile.warpgroups;
+  static constexpr int kKeys = kTile.keys();
   static_assert(kKeys == kWarpgroups * kRows);
   static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
   static constexpr int kColumns = kDims.qk > kDims.v ? kDims.qk : kDims.v;
@@ -119,12 +150,14 @@ template <class Traits>
 struct WideProductShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
   static constexpr int kWorkStages = 2;
-  static constexpr int kStages = kWideProductStages;
+  static constexpr int kStages = Traits::kTile.stages;
+  static constexpr int kEnd = 1 << Traits::kWarpgroups;  // of the visits to a tile of keys; there is nothing in left
   using Work = ProductWork<Traits::kWarpgroups>;
   using RightTile = typename Traits::template RightTile<Traits::kColumns>;
 
   typename Traits::LeftTile left[kStages][Traits::kWarpgroups];
   RightTile right[kStages];
+  int visits[Traits::kSkipsTiles ? kStages : 1];  // which warpgroups have a tile in left, as bits; or kEnd
   Work work[kWorkStages];
   tile::RingBarriers<kStages> ring;
   tile::RingBarriers<kWorkStages> work_ring;

@@ -1,0 +1,30 @@
+#include "kernels/plan/sm80.h"
+#include "kernels/plan/sm90.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+// Whether the copy engine can read tiles of a bias.
+bool has_bias_boxes(const attention::BroadcastView& bias) {
+  constexpr int64_t kChunk = 8;  // elements of 16 bits in 16 bytes
+  return bias.key_stride == 1 && bias.query_stride != 0 &&
+         (bias.query_stride | bias.head_stride | bias.batch_stride) % kChunk == 0 &&
+         reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
+}
+
+// Whether a mask has about as many elements as its bits: one that is broadcast over keys has far fewer.
+bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
+
+}  // namespace
+
+Variant wanted_variant_sm90(const attention::AttentionParams& p) {
+  const attention::ScoreMod& mod = p.score_mod;
+  const ScoreKind kind = score_kind(mod);
+  if (kind == ScoreKind::kScale) return p.dropout.enabled() ? Variant::kDropout : Variant::kPlain;
+  if (kind == ScoreKind::kAny || p.dropout.enabled()) return Variant::kExtended;
+  if (mod.mask.present() && !is_worth_packing(mod.mask)) return Variant::kExtended;
+  if (!mod.bias.present()) return Variant::kMask;
+  return has_bias_boxes(mod.bias) ? Variant::kBiasMask : Variant::kExtended;
+}
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,91 @@
+// Which tiles of keys the dQ kernel's queries attend, where a mask may leave some out.
+#pragma once
+
+#include "kernels/sm90/backward_wide/traits.h"
+
+namespace flash_attn_ext::sm90 {
+
+// The bytes of a mask's tiles (attention::MaskTiles), of which there is one for each tile of scores.
+struct MaskTileRow {
+  static_assert(attention::MaskTiles::kSize == ScoreTiles::kRows);
+
+  const uint8_t* data;  // null: nothing is masked
+  int64_t key_stride;
+
+  __device__ __forceinline__ static MaskTileRow of(const attention::MaskTiles& tiles, int batch, int head,
+                                                   int query_tile) {
+    if (!tiles.present()) return {nullptr, 0};
+    return {tiles.data + batch * tiles.batch_stride + head * tiles.head_stride + query_tile * tiles.query_stride,
+            tiles.key_stride};
+  }
+  __device__ __forceinline__ uint32_t flags(int key_tile) const {
+    return data == nullptr ? attention::MaskTiles::kSomeTrue : data[key_tile * key_stride];
+  }
+};
+
+// Finds them in ascending order. Several tiles are looked up at once: one after the other would wait for each.
+template <class Traits>
+class AttendedKeys {
+ public:
+  struct Found {
+    int tile;  // kNone: there are no more
+    int flags[Traits::kWarpgroups];
+  };
+  static constexpr int kNone = -1;
+
+  __device__ __forceinline__ AttendedKeys(const WideArguments& args, const QueryTileWork& work)
+      : work_(work), first_(work.begin - kBatch) {
+#pragma unroll
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      rows_[w] = MaskTileRow::of(args.params.score_mod.mask_tiles, work.batch, work.head, work.tile + w);
+    }
+  }
+
+  __device__ __forceinline__ Found next() {
+#pragma unroll 1
+    while ((some_[0] | some_[1]) == 0) {
+      first_ += kBatch;
+      if (first_ >= work_.end) return {.tile = kNone};
+      look_up();
+    }
+    const int i = __ffs(static_cast<int>(some_[0] | some_[1])) - 1;
+    Found found = {.tile = first_ + i};
+#pragma unroll
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      found.flags[w] = (some_[w] >> i & 1u ? KeyVisit::kSeen : 0) | (mixed_[w] >> i & 1u ? KeyVisit::kMasked : 0);
+      some_[w] &= ~(1u << i);
+    }
+    return found;
+  }
+
+ private:
+  static constexpr int kBatch = 8;
+  static_assert(Traits::kWarpgroups == 2);
+
+  __device__ __forceinline__ void look_up() {
+#pragma unroll
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      const TileRange own = work_.own[w];
+      uint32_t flags[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int tile = first_ + i;
+        flags[i] = tile >= own.begin && tile < own.end ? rows_[w].flags(tile) : 0;
+      }
+      some_[w] = mixed_[w] = 0;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        some_[w] |= (flags[i] & attention::MaskTiles::kSomeTrue ? 1u : 0u) << i;
+        mixed_[w] |= (flags[i] & attention::MaskTiles::kSomeFalse ? 1u : 0u) << i;
+      }
+    }
+  }
+
+  const QueryTileWork& work_;
+  int first_;  // tile of those that were looked up
+  MaskTileRow rows_[Traits::kWarpgroups];
+  uint32_t some_[Traits::kWarpgroups] = {};
+  uint32_t mixed_[Traits::kWarpgroups] = {};
+};
+
+}  // namespace flash_attn_ext::sm90

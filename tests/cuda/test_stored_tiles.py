@@ -1,0 +1,150 @@
+"""Hopper's backward kernels that store tiles of P and dS, where biases, masks, dropout or a softcap change scores:
+edges of tiles, tiles that a mask leaves nothing of, several launches, and NaN."""
+
+import math
+
+import pytest
+import torch
+
+from support.backends import SM90
+from support.cases import Case, Inputs, make_inputs
+from support.checks import check_case, check_drawn, check_packed_drawn
+from support.disturbance import Disturbance
+from support.packed import PackedCase, make_packed
+from support.params import over_cases, over_dtypes
+from support.runners import run_ours
+
+RUNS = 100
+over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
+
+DIMS = (dict(d=128), dict(d=64), dict(d=96, dv=40), dict(d=64, dv=128))
+LENGTHS = ((257, 63), (320, 65), (384, 127), (300, 129), (512, 192), (577, 640), (270, 1))
+TERMS = (
+    dict(mask="bhqk"),
+    dict(mask="b11k"),
+    dict(mask="11q1"),
+    dict(bias="1hqk"),
+    dict(bias="bhqk", mask="11qk"),
+    dict(dropout_p=0.1),
+    dict(bias="11qk", dropout_p=0.3),
+    dict(mask="b1qk", softcap=8.0),
+    dict(scale=-0.2),
+)
+VISIBLE = (dict(), dict(causal="bottom_right"), dict(window=(100, 30)), dict(causal="top_left", dlse=True))
+EDGES = [
+    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=(4, 2)[n % 2], **dims, **terms, **VISIBLE[(n + m) % len(VISIBLE)])
+    for n, (sq, sk) in enumerate(LENGTHS)
+    for m, terms in enumerate(TERMS)
+    for dims in DIMS
+]
+LAUNCHES = [
+    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=d, **terms)
+    for d in (64, 128)
+    for terms in (dict(mask="b1qk"), dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(dropout_p=0.2))
+]
+REPEATED = [
+    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **terms)
+    for d, kv_heads in ((64, 8), (128, 2))
+    for terms in (
+        dict(mask="bhqk", mask_keep=0.01, causal="bottom_right"),
+        dict(bias="1hqk", mask="b11k"),
+        dict(dropout_p=0.2, window=(300, 100)),
+        dict(bias="b1qk", dropout_p=0.2),
+    )
+]
+PACKED = [
+    PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, **options))
+    for d in (64, 128)
+    for lengths_q, lengths_k in (((300, 0, 65, 700, 64), (300, 40, 129, 500, 0)),)
+    for options in (dict(dropout_p=0.1), dict(softcap=6.0, causal="bottom_right"))
+]
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(gpu):
+    if gpu != SM90:
+        pytest.skip("the kernels of this backend are others")
+
+
+@over_16_bits
+@over_cases(EDGES)
+def test_edges_of_tiles(case, dtype, gpu):
+    check_case(case, dtype, gpu)
+
+
+def with_empty_tiles(inputs: Inputs) -> Inputs:
+    """Whole tiles hidden: some of each row of tiles, all of one, all of a tile of keys, and a single query's."""
+    generator = torch.Generator().manual_seed(1)
+    *shape, sq, sk = inputs.mask.shape
+    blocks = torch.rand(*shape, -(-sq // 64), -(-sk // 64), generator=generator) < 0.4
+    blocks[..., 2, :] = False
+    blocks[..., :, 1] = False
+    blocks = blocks.repeat_interleave(64, -2).repeat_interleave(64, -1)[..., :sq, :sk].to(inputs.mask.device)
+    blocks[..., 70, :] = False
+    return inputs.replace(mask=inputs.mask & blocks)
+
+
+@over_16_bits
+@pytest.mark.parametrize("options", [dict(), dict(bias="1hqk"), dict(dropout_p=0.2), dict(causal="top_left")], ids=str)
+@pytest.mark.parametrize(("d", "kv_heads"), [(64, 4), (128, 2), (128, 1)])
+def test_tiles_that_a_mask_hides(d, kv_heads, options, dtype, gpu):
+    case = Case(sq=450, sk=700, batch=2, heads=4, kv_heads=kv_heads, d=d, mask="bhqk", **options)
+    check_drawn(lambda seed: with_empty_tiles(make_inputs(case, dtype, "cuda", seed)), gpu)
+    result = run_ours(with_empty_tiles(make_inputs(case, dtype, "cuda")), gpu)
+    assert bool((result["dq"][:, :, 128:192] == 0).all()) and bool((result["dq"][:, :, 70] == 0).all())
+    assert bool((result["dk"][:, :, 64:128] == 0).all()) and bool((result["dv"][:, :, 64:128] == 0).all())
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(LAUNCHES)
+def test_several_launches(case, dtype, gpu, monkeypatch):
+    """With few heads' scores at a time; gradients but dBias, whose sums are cut, are the same to the bit."""
+    inputs = make_inputs(case, dtype, "cuda")
+    whole = run_ours(inputs, gpu)
+    for mebibytes in ("2", "5"):
+        monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
+        check_case(case, dtype, gpu)
+        in_parts = run_ours(inputs, gpu)
+        for name in ("dq", "dk", "dv"):
+            assert torch.equal(whole[name], in_parts[name]), name
+
+
+@over_16_bits
+@over_cases(PACKED)
+def test_packed(case, dtype, gpu):
+    check_packed_drawn(case, lambda seed: make_packed(case, dtype, "cuda", seed, draw_on="cuda"), gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(REPEATED)
+def test_repeats(case, dtype, gpu):
+    inputs = make_inputs(case, dtype, "cuda", draw_on="cuda")
+    disturbance = Disturbance()
+    first = run_ours(inputs, gpu)
+    for run in range(RUNS):
+        disturbance.start(3 * run % 7)
+        again = run_ours(inputs, gpu)
+        for name in first:
+            assert torch.equal(first[name], again[name]), name
+    torch.cuda.synchronize()
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("bias", [None, "1hqk"])
+@pytest.mark.parametrize("d", [64, 128])
+def test_nan_in_what_nobody_attends(d, bias, poison, dtype, gpu):
+    """Keys that the mask hides, some of them in a tile with others that it does not."""
+    inputs = make_inputs(Case(sq=500, sk=700, d=d, heads=2, bias=bias, mask="11qk"), dtype, "cuda")
+    inputs.mask[..., 550:] = False
+    clean = run_ours(inputs, gpu)
+    dirty = {name: getattr(inputs, name).clone() for name in ("k", "v")}
+    for tensor in dirty.values():
+        tensor[:, :, 550:] = poison
+    result = run_ours(inputs.replace(**dirty), gpu)
+    for name in ("dq", "dk", "dv", *(("dbias",) if bias else ())):
+        assert bool(result[name].isfinite().all()), name
+        torch.testing.assert_close(result[name].float(), clean[name].float(), rtol=2e-2, atol=2e-2)
+    assert bool((result["dk"][:, :, 550:] == 0).all()) and bool((result["dv"][:, :, 550:] == 0).all())
+    if bias:
+        assert bool((result["dbias"][..., 550:] == 0).all())
