@@ -72,9 +72,9 @@ OperatorFront::OperatorFront(const std::string& operator_name, const std::string
   auto& dispatcher = c10::Dispatcher::singleton();
   const c10::OperatorHandle op = dispatcher.findSchemaOrThrow(("aten::" + operator_name).c_str(), "");
   auto functor = std::make_unique<Front>(kernel, op.getComputedKernelForDispatchKey(key));
-  registration_ = std::make_unique<c10::RegistrationHandleRAII>(dispatcher.registerImpl(
-      op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunctor(std::move(functor)), std::nullopt, nullptr,
-      "flash_attn_ext torch_backend, csrc/host/aten/front.cpp"));
+  registration_ = std::make_unique<c10::RegistrationHandleRAII>(
+      dispatcher.registerImpl(op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunctor(std::move(functor)),
+                              std::nullopt, nullptr, "flash_attn_ext torch_backend, csrc/host/aten/front.cpp"));
 }
 
 std::vector<std::string> operators_with_front() {
