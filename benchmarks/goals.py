@@ -56,6 +56,7 @@ GOALS = (
     Goal("grid", "forward", 1.0, 1.0, worst=1.0, against="cudnn"),
     Goal("grid", "forward", 1.05, 1.05, against="best"),
     Goal("grid", "backward", 1.0, 1.0, worst=1.0, against="cudnn"),
+    Goal("grid", "backward", 1.0, 1.0, worst=1.0, against="fa4"),
     Goal("mask", "forward", 1.5, 1.5, against="cudnn", at={"case": "bool [S,S]"}),
     Goal("mask", "forward", 1.5, 1.5, against="cudnn", at={"case": "bias [1,H,S,S]"}),
     Goal("mask", "forward", 2.0, 1.5, at={"case": "bias with grad"}),  # which cuDNN does not take

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "host/aten/front.h"
 #include "host/attention.h"
 #include "host/backends.h"
 #include "host/cache/kv_cache.h"
@@ -84,6 +85,15 @@ void define_operands(py::module_& module) {
   module.attr("CACHE_FIELDS") = std::apply(names, kCacheFields);
 }
 
+// Kernels before those of integrations/torch_backend.
+void define_fronts(py::module_& module) {
+  py::class_<OperatorFront>(module, "OperatorFront")
+      .def(py::init<const std::string&, const std::string&>(), py::arg("operator_name"), py::arg("dispatch_key"))
+      .def("remove", &OperatorFront::remove, py::call_guard<py::gil_scoped_release>());
+  module.def("operators_with_front", &operators_with_front, "Names of the operators that OperatorFront takes.");
+  module.def("passes_of_fronts", &passes_of_fronts, "[forward, backward]: how many all fronts have run.");
+}
+
 py::dict build_info() {
   py::dict info;
   for (const auto& [name, value] : build_facts()) info[py::str(name)] = value;
@@ -156,6 +166,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   define_inspection(module);
 
   define_operands(module);
+
+  define_fronts(module);
 
   module.def(
       "set_copy_log",

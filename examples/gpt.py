@@ -19,6 +19,11 @@ class GPTConfig:
     num_heads: int = 4
     width: int = 128
 
+    @property
+    def num_parameters(self) -> int:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in GPT(self, F.scaled_dot_product_attention).parameters())
+
 
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig, attention: Attention):

@@ -5,12 +5,15 @@
 Same seed, same data, same model: the only difference is the function that computes attention. Ends with both
 validation losses, a generated sample, demo/loss.png with the two curves and demo/loss.json with the numbers; exits with
 an error when the curves part or the model has learnt nothing.
+
+    python examples/train_gpt.py --large
+
+times whole steps of a larger model at a long context instead (large.py).
 """
 
 import argparse
-import contextlib
+import dataclasses
 import json
-import math
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -19,32 +22,18 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from gpt import GPT, Attention, GPTConfig
+from large import LARGE, train_large
 from progress import Reporter
 from stdlib_text import Corpus, load_corpus, nats_to_bits, random_windows
 from torch import Tensor
+from training import MAX_RELATIVE_GAP, Schedule, Trainee, choose_device, mixed_precision, relative_gap
 
 from flash_attn_ext import scaled_dot_product_attention
 
-MAX_RELATIVE_GAP = 0.01  # between the two final validation losses
+EVAL_EVERY = 100
+EVAL_WINDOWS = 128
+SAMPLE_BYTES = 300
 MAX_SHARE_OF_UNIGRAM = 0.9  # a model that learnt more than letter frequencies is well below them
-
-
-@dataclass(frozen=True)
-class Training:
-    steps: int = 1200
-    batch: int = 8
-    learning_rate: float = 2e-3
-    warmup_steps: int = 50
-    eval_every: int = 100
-    eval_windows: int = 128
-    seed: int = 0
-
-    def learning_rate_at(self, step: int) -> float:
-        """Linear warm-up, then a cosine down to a tenth."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * (0.55 + 0.45 * math.cos(math.pi * progress))
 
 
 @dataclass
@@ -62,37 +51,27 @@ class Curve:
         return self.validation[-1][1]
 
 
-def train(name: str, attention: Attention, corpus: Corpus, training: Training, device: torch.device) -> Curve:
-    torch.manual_seed(training.seed)
-    model = GPT(GPTConfig(), attention).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1, betas=(0.9, 0.95))
-    batches = torch.Generator().manual_seed(training.seed)
-    length = model.config.context + 1
-    held_out = random_windows(corpus.validation, training.eval_windows, length, torch.Generator().manual_seed(1))
+def train(name: str, attention: Attention, corpus: Corpus, schedule: Schedule, device: torch.device) -> Curve:
+    config = GPTConfig()
+    trainee = Trainee(config, attention, schedule, device)
+    batches = torch.Generator().manual_seed(schedule.seed)
+    held_out = random_windows(corpus.validation, EVAL_WINDOWS, config.context + 1, torch.Generator().manual_seed(1))
 
     curve = Curve(name)
     reporter = Reporter(name)
     seconds = 0.0
-    for step in reporter.track(range(training.steps)):
+    for step in reporter.track(range(schedule.steps)):
         start = time.perf_counter()
-        windows = random_windows(corpus.train, training.batch, length, batches).to(device)
-        for group in optimizer.param_groups:
-            group["lr"] = training.learning_rate_at(step)
-        with mixed_precision(device):
-            loss = model.loss(windows)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        curve.train_losses.append(loss.item())
+        windows = random_windows(corpus.train, schedule.batch, config.context + 1, batches).to(device)
+        curve.train_losses.append(trainee.step(step, windows))
 
         seconds += time.perf_counter() - start
         curve.tokens_per_second = (step + 1) * windows[:, 1:].numel() / seconds
         reporter.update(f"loss {curve.train_losses[-1]:.3f}  {curve.tokens_per_second:,.0f} tokens/s")
-        if (step + 1) % training.eval_every == 0 or step + 1 == training.steps:
-            curve.validation.append((step + 1, validation_loss(model, held_out, training.batch, device)))
+        if (step + 1) % EVAL_EVERY == 0 or step + 1 == schedule.steps:
+            curve.validation.append((step + 1, validation_loss(trainee.model, held_out, schedule.batch, device)))
 
-    curve.sample = model.generate(b"def ", num_bytes=300).decode("utf-8", errors="replace")
+    curve.sample = trainee.model.generate(b"def ", num_bytes=SAMPLE_BYTES).decode("utf-8", errors="replace")
     return curve
 
 
@@ -101,22 +80,6 @@ def validation_loss(model: GPT, windows: Tensor, batch: int, device: torch.devic
     with mixed_precision(device):
         losses = [model.loss(part.to(device)) * len(part) for part in windows.split(batch)]
     return float(sum(losses)) / len(windows)
-
-
-def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager:
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else contextlib.nullcontext()
-
-
-def choose_device() -> torch.device:
-    """A GPU when our attention runs there, else the CPU."""
-    if torch.cuda.is_available():
-        q = torch.zeros(1, 1, 8, 32, device="cuda", dtype=torch.bfloat16)
-        try:
-            scaled_dot_product_attention(q, q, q, is_causal=True)
-            return torch.device("cuda")
-        except RuntimeError as error:
-            print(f"Training on the CPU; on {torch.cuda.get_device_name()} our attention says: {error}\n")
-    return torch.device("cpu")
 
 
 def plot(curves: list[Curve], unigram: float, path: Path) -> None:
@@ -144,7 +107,7 @@ def plot(curves: list[Curve], unigram: float, path: Path) -> None:
 def verdict(ours: Curve, pytorchs: Curve, unigram: float) -> list[str]:
     """What is wrong with the result; empty when all is well."""
     problems = []
-    gap = abs(ours.final - pytorchs.final) / pytorchs.final
+    gap = relative_gap(ours.final, pytorchs.final)
     if not gap <= MAX_RELATIVE_GAP:
         problems.append(f"the final validation losses differ by {gap:.2%}, allowed are {MAX_RELATIVE_GAP:.0%}")
     for curve in (ours, pytorchs):
@@ -156,27 +119,12 @@ def verdict(ours: Curve, pytorchs: Curve, unigram: float) -> list[str]:
     return problems
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=Training.steps, help="optimiser steps of each run (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo"), help="folder for the plot and the numbers (%(default)s)"
-    )
-    arguments = parser.parse_args()
-    if arguments.steps < 1:
-        parser.error(f"--steps {arguments.steps}: allowed is a whole number of at least 1")
-
-    device = choose_device()
-    corpus = load_corpus()
+def train_small(corpus: Corpus, schedule: Schedule, device: torch.device, out: Path) -> list[str]:
+    """Trains with both, one after the other; prints, draws and writes. Returns what is wrong with the result."""
     unigram = corpus.unigram_entropy()
-    training = Training(steps=arguments.steps)
-    print(
-        f"Text: {corpus.num_files} files of the Python {sys.version.split()[0]} library, "
-        f"{len(corpus.train):,} bytes to train on, {len(corpus.validation):,} held out. Device: {device}."
-    )
     start = time.monotonic()
-    ours = train("flash_attn_ext", scaled_dot_product_attention, corpus, training, device)
-    pytorchs = train("torch", F.scaled_dot_product_attention, corpus, training, device)
+    ours = train("flash_attn_ext", scaled_dot_product_attention, corpus, schedule, device)
+    pytorchs = train("torch", F.scaled_dot_product_attention, corpus, schedule, device)
     minutes = (time.monotonic() - start) / 60
 
     print(f"\nA sample from the model trained with {ours.name}:\n{'-' * 72}\n{ours.sample}\n{'-' * 72}\n")
@@ -186,18 +134,58 @@ def main() -> None:
         print(f"{curve.name:15} validation loss {curve.final:.4f} nats ({bits:.3f} bits) a byte, {speed}")
     print(f"{'unigram entropy':15} {unigram:.4f} nats. Both runs took {minutes:.1f} minutes.")
 
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     numbers = {
         "device": str(device),
         "torch": torch.__version__,
-        "training": asdict(training),
+        "training": asdict(schedule),
         "unigram_entropy": unigram,
         "curves": [asdict(ours), asdict(pytorchs)],
     }
-    (arguments.out / "loss.json").write_text(json.dumps(numbers, indent=1) + "\n")
-    plot([ours, pytorchs], unigram, arguments.out / "loss.png")
+    (out / "loss.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    plot([ours, pytorchs], unigram, out / "loss.png")
+    return verdict(ours, pytorchs, unigram)
 
-    problems = verdict(ours, pytorchs, unigram)
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--steps", type=int, help=f"optimiser steps of each run ({Schedule.steps}; --large: {LARGE.schedule.steps})"
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for plots and numbers (%(default)s)")
+    parser.add_argument(
+        "--large",
+        action="store_true",
+        help=f"whole steps of a GPT of {LARGE.model.num_parameters / 1e6:.0f}M parameters at context "
+        f"{LARGE.model.context} on a GPU of 80 GB, timed with both in turn",
+    )
+    parser.add_argument("--compile", action="store_true", help="with --large: torch.compile both models")
+    parser.add_argument("--json", type=Path, help="with --large: file for its numbers (large.json in --out)")
+    options = parser.parse_args(arguments)
+    least = LARGE.untimed_steps + 1 if options.large else 1
+    if options.steps is not None and options.steps < least:
+        parser.error(f"--steps {options.steps}: allowed is a whole number of at least {least}")
+    if not options.large and (options.compile or options.json is not None):
+        parser.error("--compile and --json go with --large only: add --large, or leave them out")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    device = choose_device()
+    if options.large and device.type != "cuda":
+        sys.exit("--large: allowed is a CUDA GPU that flash_attn_ext runs on, here there is none. Leave --large out")
+    corpus = load_corpus()
+    print(
+        f"Text: {corpus.num_files} files of the Python {sys.version.split()[0]} library, "
+        f"{len(corpus.train):,} bytes to train on, {len(corpus.validation):,} held out. Device: {device}."
+    )
+    if options.large:
+        schedule = dataclasses.replace(LARGE.schedule, steps=options.steps or LARGE.schedule.steps)
+        path = options.json or options.out / "large.json"
+        problems = train_large(dataclasses.replace(LARGE, schedule=schedule), corpus, device, options.compile, path)
+    else:
+        problems = train_small(corpus, Schedule(steps=options.steps or Schedule.steps), device, options.out)
     if problems:
         sys.exit("\nFAILED: " + "\nFAILED: ".join(problems))
 

@@ -133,6 +133,22 @@ def set_copy_log(log: Callable[[str, Tensor, str], None]) -> None:
     """From now on log(name, tensor, needed) is called, from any thread, for each tensor that is copied because no
     kernel can read it in place. `needed`: what they can read."""
 
+class OperatorFront:
+    """A kernel of C++ before the one that an aten operator has now for a dispatch key, until remove().
+
+    It runs calls without bias, mask, dropout and debug mask, and hands the others on, and those that it cannot run.
+    Raises ValueError for an operator that is not in operators_with_front().
+    """
+
+    def __init__(self, operator_name: str, dispatch_key: str) -> None: ...
+    def remove(self) -> None: ...
+
+def operators_with_front() -> list[str]:
+    """Names of the operators that OperatorFront takes, without "aten::"."""
+
+def passes_of_fronts() -> list[int]:
+    """[forward, backward]: how many passes all OperatorFronts of this process have run."""
+
 def build_info() -> dict[str, str | list[str] | None]:
     """How the extension was built.
 

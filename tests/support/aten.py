@@ -32,21 +32,27 @@ def on_device(device: str) -> Iterator[None]:
     Its formulas around them do not depend on the device, and neither does our side.
     """
     library = Library("aten", "IMPL", "CPU")
+    fronts = []
     if device == "cpu":
         for override in switch.OVERRIDES:
             if override.key == "CUDA":
                 library.impl(override.operator, override.kernel)
+                if override.operator in _C.operators_with_front():
+                    fronts.append(_C.OperatorFront(override.operator, "CPU"))
     try:
         with active():
             yield
     finally:
+        for front in fronts:
+            front.remove()
         library._destroy()
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[str]]:
-    """ "forward" and "backward" for each pass of ours that an operator ran."""
+    """ "forward" and "backward" for each pass of ours that an operator ran; those of C++ at the end."""
     passes: list[str] = []
+    before = _C.passes_of_fronts()
 
     def attention_forward(*arguments):
         passes.append("forward")
@@ -61,3 +67,5 @@ def recorded() -> Iterator[list[str]]:
         yield passes
     finally:
         operands._C = _C
+        for name, first, last in zip(("forward", "backward"), before, _C.passes_of_fronts(), strict=True):
+            passes += [name] * (last - first)

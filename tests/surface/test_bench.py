@@ -254,11 +254,16 @@ def test_bench_every_goal_has_rows(goals):
 def suite_with_packages(tiny_suite, monkeypatch):
     """FlashAttention-4 is there, as PyTorch's attention in its layout; FlashAttention-3 is not."""
 
-    def flash_attn_func(q, k, v, causal=False):
+    def flash_attn_func(q, k, v, causal=False, deterministic=False):
         assert q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+        asked.append((q.requires_grad, deterministic))
         transposed = (tensor.transpose(1, 2) for tensor in (q, k, v))
-        return torch.nn.functional.scaled_dot_product_attention(*transposed, is_causal=causal).transpose(1, 2), None
+        out = torch.nn.functional.scaled_dot_product_attention(*transposed, is_causal=causal).transpose(1, 2)
+        if out.requires_grad:
+            out.register_hook(lambda gradient: layouts.append(gradient.is_contiguous()))
+        return out, None
 
+    asked, layouts = [], []
     package = types.SimpleNamespace(flash_attn_func=flash_attn_func)
     real_import = peers.importlib.import_module
 
@@ -269,21 +274,57 @@ def suite_with_packages(tiny_suite, monkeypatch):
 
     monkeypatch.setattr(peers.importlib, "import_module", import_module)
     loads = [
-        dataclasses.replace(load, peers=("fa3", "fa4"), against="fa4", num_heads=3)
+        dataclasses.replace(load, peers=("fa3", "fa4", "fa4 deterministic"), against="fa4", num_heads=3)
         for load in suites.SUITES["cpu"]["cpu"][:2]
     ]
     monkeypatch.setattr(suites, "SUITES", {"cpu": {"cpu": tuple(loads)}})
+    return types.SimpleNamespace(package=package, asked=asked, layouts=layouts)
 
 
-def test_bench_packages_take_part_in_the_forward_pass(suite_with_packages, tmp_path, capsys):
+def test_bench_packages_take_part(suite_with_packages, tmp_path, capsys):
     assert main(["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("FlashAttention-3 (fa3) takes no part: ImportError: not here\n") == 1
     found = json.loads((tmp_path / "cpu.json").read_text())["rows"]
     assert [row["pass"] for row in found] == ["forward", "forward+backward"] * 2
-    for row in found[::2]:
-        assert list(row["peer_ms"]) == ["fa4"] and row["ratio"] > 0 and row["difference"] < 1e-3
-    for row in found[1::2]:
-        assert row["peer_ms"] == {} and row["ratio"] is None and "errors" not in row
+    for row in found:
+        both = ["fa4", "fa4 deterministic"]
+        assert list(row["peer_ms"]) == (["fa4"] if row["pass"] == "forward" else both) and "errors" not in row
+        assert row["ratio"] > 0 and row["difference"] < 1e-3 and all(row["peer_ms"].values())
+    assert set(suite_with_packages.asked) == {(False, False), (True, False), (True, True)}
+    assert suite_with_packages.layouts and all(suite_with_packages.layouts)
+
+
+def test_bench_packages_take_part_in_the_backward_pass_alone(suite_with_packages, monkeypatch, tmp_path):
+    loads = [dataclasses.replace(load, passes=("backward",)) for load in suites.SUITES["cpu"]["cpu"]]
+    monkeypatch.setattr(suites, "SUITES", {"cpu": {"cpu": tuple(loads)}})
+    assert main(["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]) == 0
+    for row in json.loads((tmp_path / "cpu.json").read_text())["rows"]:
+        assert list(row["peer_ms"]) == ["fa4", "fa4 deterministic"] and all(row["peer_ms"].values())
+        assert row["difference"] < 1e-3 and "errors" not in row
+
+
+def test_bench_a_package_without_a_backward_pass(suite_with_packages, monkeypatch, tmp_path):
+    """Its forward figures stay."""
+    whole = suite_with_packages.package.flash_attn_func
+    forward_alone = torch.no_grad()(lambda *tensors, **options: whole(*tensors, **options))
+    monkeypatch.setattr(suite_with_packages.package, "flash_attn_func", forward_alone)
+    assert main(["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]) == 0
+    for row in json.loads((tmp_path / "cpu.json").read_text())["rows"]:
+        runs = row["pass"] == "forward"
+        assert row["ours_ms"] > 0 and all((time is not None) == runs for time in row["peer_ms"].values())
+        assert list(row.get("errors", {})) == ([] if runs else ["fa4", "fa4 deterministic"])
+
+
+def test_bench_says_once_that_a_package_is_missing(suite_with_packages, monkeypatch, tmp_path, capsys):
+    def import_module(name):
+        raise ImportError("not here")
+
+    monkeypatch.setattr(peers.importlib, "import_module", import_module)
+    assert main(["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("takes no part") == 2
+    assert "FlashAttention-4 (fa4, fa4 deterministic) takes no part: ImportError: not here\n" in text
+    assert all(row["peer_ms"] == {} for row in json.loads((tmp_path / "cpu.json").read_text())["rows"])
 
 
 def test_bench_padding_beside_packed_sequences(tiny_suite, tmp_path, monkeypatch):

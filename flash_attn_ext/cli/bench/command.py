@@ -133,8 +133,8 @@ def _chosen_suites(options: argparse.Namespace, device: str) -> dict[str, tuple[
     default = (name for name in suites.SUITES[device] if name not in suites.ONLY_WHEN_NAMED)
     chosen = {name: suites.SUITES[device][name] for name in options.suite or default}
     missing = peers.missing_packages(workload for workloads in chosen.values() for workload in workloads)
-    for name, reason in missing.items():
-        print(f"{peers.PACKAGES[name].title} ({name}) takes no part: {reason}")
+    for line in peers.absences(missing):
+        print(line)
     for name, workloads in chosen.items():
         kept = suites.quick(workloads) if options.quick else workloads
         chosen[name] = tuple(peers.without(workload, missing) for workload in kept)

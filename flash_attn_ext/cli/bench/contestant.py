@@ -27,6 +27,7 @@ class Contestant:
     leaves: tuple[Tensor, ...]  # what its backward pass differentiates
     backend: SDPBackend | None = None
     comparable: bool = True  # whether its result should be that of the others
+    sequence_first: bool = False  # gets the gradient of its result in the layout of sequence_first()
     surroundings: Callable[[], contextlib.AbstractContextManager] | None = None  # of its calls, besides
 
     def context(self) -> contextlib.AbstractContextManager:
@@ -38,8 +39,15 @@ class Contestant:
         """The pass as a call without arguments, its result returned. For a backward pass, runs the forward once."""
         if pass_ == "forward":
             return self.forward
+        if self.sequence_first:
+            dout = sequence_first(dout)
         gradients = functools.partial(torch.autograd.grad, inputs=self.leaves, grad_outputs=dout)
         if pass_ == "forward+backward":
             return lambda: gradients(self.forward())
         out = self.forward()
         return lambda: gradients(out, retain_graph=True)
+
+
+def sequence_first(tensor: Tensor) -> Tensor:
+    """The same (B, H, S, D), lying in memory as (B, S, H, D)."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)

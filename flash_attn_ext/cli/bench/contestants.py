@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant
-from flash_attn_ext.cli.bench.peers import PACKAGES, package_forward
+from flash_attn_ext.cli.bench.peers import PACKAGES, package_contestant
 from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
 from flash_attn_ext.cli.bench.workload import DIRECT, OWN_VARLEN, Inputs, Workload, make_inputs
 from flash_attn_ext.functional import Explanation, attention, attention_varlen, explain, scaled_dot_product_attention
@@ -42,7 +42,7 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
         if name == "varlen_attn":
             found[name] = Contestant(_varlen_peer(workload, inputs), leaves, comparable=comparable)
         elif name in PACKAGES:
-            found[name] = Contestant(package_forward(name, workload, inputs), (), comparable=comparable)
+            found[name] = package_contestant(name, workload, inputs)
         else:
             arguments = _sdpa_arguments(workload, inputs)
             forward = functools.partial(F.scaled_dot_product_attention, q, k, v, **arguments)

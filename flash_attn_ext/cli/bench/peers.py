@@ -1,4 +1,4 @@
-"""Peers that are no part of PyTorch: they take part where they can be imported, in the forward pass."""
+"""Peers that are no part of PyTorch: they take part where they can be imported."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flash_attn_ext.cli.bench.contestant import Contestant, sequence_first
 from flash_attn_ext.cli.bench.workload import Inputs, Workload
 
 
@@ -17,11 +18,13 @@ from flash_attn_ext.cli.bench.workload import Inputs, Workload
 class Package:
     title: str
     module: str  # which has flash_attn_func(q, k, v, causal=) for (B, S, H, D)
+    deterministic: bool = False  # asks for a backward pass that repeats bitwise; the forward pass is the same
 
 
 PACKAGES = {
     "fa3": Package("FlashAttention-3", "flash_attn_interface"),
     "fa4": Package("FlashAttention-4", "flash_attn.cute"),
+    "fa4 deterministic": Package("FlashAttention-4", "flash_attn.cute", deterministic=True),
 }
 
 
@@ -37,12 +40,23 @@ def missing_packages(workloads: Iterable[Workload]) -> dict[str, str]:
     return reasons
 
 
+def absences(missing: dict[str, str]) -> list[str]:
+    """A line for each package, whatever it would have done."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, reason in missing.items():
+        names.setdefault((PACKAGES[name].title, reason), []).append(name)
+    return [f"{title} ({', '.join(of_title)}) takes no part: {reason}" for (title, reason), of_title in names.items()]
+
+
 def without(workload: Workload, missing: Iterable[str]) -> Workload:
     return dataclasses.replace(workload, peers=tuple(name for name in workload.peers if name not in missing))
 
 
 def of_pass(workload: Workload, pass_: str) -> Workload:
-    return workload if pass_ == "forward" else without(workload, PACKAGES)
+    """Those that compute the forward pass in their own way take part in it."""
+    if pass_ != "forward":
+        return workload
+    return without(workload, [name for name, package in PACKAGES.items() if package.deterministic])
 
 
 def package_versions(workloads: Iterable[Workload]) -> dict[str, str]:
@@ -55,17 +69,23 @@ def package_versions(workloads: Iterable[Workload]) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in sorted(names)}
 
 
-def package_forward(name: str, workload: Workload, inputs: Inputs) -> Callable[[], Tensor]:
-    """The layout that these packages are made for is prepared here, outside of what is timed."""
-    flash_attn_func = importlib.import_module(PACKAGES[name].module).flash_attn_func
-    q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (inputs.q, inputs.k, inputs.v))
+def package_contestant(name: str, workload: Workload, inputs: Inputs) -> Contestant:
+    """The memory layout that these packages are made for is prepared here, outside of what is timed. One that was built
+    without a backward pass loses its figures of that alone."""
+    package = PACKAGES[name]
+    flash_attn_func = importlib.import_module(package.module).flash_attn_func
+    options = dict(causal=workload.causal) | (dict(deterministic=True) if package.deterministic else {})
+    leaves = tuple(
+        sequence_first(tensor.detach()).requires_grad_(tensor.requires_grad)
+        for tensor in (inputs.q, inputs.k, inputs.v)
+    )
 
     def forward() -> Tensor:
-        result = flash_attn_func(q, k, v, causal=workload.causal)
+        result = flash_attn_func(*(leaf.transpose(1, 2) for leaf in leaves), **options)
         out = result[0] if isinstance(result, tuple) else result  # with the log-sum-exp, by version
         return out.transpose(1, 2)
 
-    return forward
+    return Contestant(forward, leaves, comparable=workload.dropout_p == 0, sequence_first=True)
 
 
 def package_decode(

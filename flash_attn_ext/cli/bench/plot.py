@@ -18,6 +18,7 @@ COLORS = {
     "varlen_attn": "tab:purple",
     "fa3": "tab:cyan",
     "fa4": "tab:pink",
+    "fa4 deterministic": "tab:olive",
 }
 
 

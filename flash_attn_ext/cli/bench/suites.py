@@ -21,7 +21,7 @@ from flash_attn_ext.cli.bench.workload import (
 )
 
 FUSED = ("flash", "efficient", "cudnn")
-PACKAGES = ("fa3", "fa4")  # where they can be imported
+PACKAGES = ("fa3", "fa4", "fa4 deterministic")  # where they can be imported
 
 
 def grid() -> Iterator[Workload]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.library import Library
 
+from flash_attn_ext import _C
 from flash_attn_ext.integrations.torch_backend import cpu_flash, cudnn, efficient, flash, seeds
 from flash_attn_ext.integrations.torch_backend.operands import OursAlone
 from flash_attn_ext.integrations.torch_sdpa import fused_inference
@@ -48,9 +49,15 @@ OVERRIDES = tuple(
     for operator, kernel in kernels.items()
 )
 
+# Kernels of Python that have one of C++ in front of them (csrc/host/aten/), which takes most calls.
+_WITH_FRONT = frozenset(
+    kernels[operator] for kernels in (_CUDA, _CPU) for operator in _C.operators_with_front() if operator in kernels
+)
+
 _lock = threading.Lock()
 _handles: list[Handle] = []  # of activations that are in force
 _libraries: list[Library] = []
+_fronts: list[_C.OperatorFront] = []
 _ever_in_place: list[object] = []  # a thread may still be inside of one, which PyTorch would free under it
 _warned: set[tuple[str, str]] = set()
 
@@ -94,6 +101,8 @@ def _replace() -> None:
 
 
 def _restore() -> None:
+    while _fronts:
+        _fronts.pop().remove()
     while _libraries:
         _libraries.pop()._destroy()
     fused_inference.switch_back()
@@ -104,6 +113,9 @@ def _put_in_place(override: Override, library: Library) -> None:
         warnings.simplefilter("ignore")  # PyTorch says that there is a kernel already, which is the purpose
         library.impl(override.operator, _with_fallback(override), allow_override=True)
     _ever_in_place.append(torch.library.get_kernel(_name(override), override.key))
+    if override.kernel in _WITH_FRONT:
+        _fronts.append(_C.OperatorFront(override.operator, override.key))
+        _ever_in_place.append(torch.library.get_kernel(_name(override), override.key))
 
 
 def _name(override: Override) -> str:

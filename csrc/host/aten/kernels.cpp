@@ -1,0 +1,163 @@
+#include "host/aten/kernels.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "host/aten/layouts.h"
+#include "host/attention.h"
+
+namespace flash_attn_ext::host {
+namespace {
+
+using Arguments = c10::ArrayRef<c10::IValue>;
+using MaybeResults = std::optional<Results>;
+
+// The LSE of efficient attention has so many rows at least, or a multiple of it.
+constexpr int64_t kEfficientLseMultiple = 32;
+constexpr std::array<bool, 6> kQkv = {true, true, true, false, false, false};
+
+// Neither None nor the undefined tensor that stands for it where a schema has no optional one.
+bool is_given(const c10::IValue& tensor) { return !tensor.isNone() && tensor.toTensor().defined(); }
+
+// v has to be as wide as q where results take the strides of q.
+bool have_equal_widths(const AttentionInputs& in) {
+  return in.q.dim() == 4 && in.v.dim() == 4 && in.q.size(3) == in.v.size(3);
+}
+
+AttentionInputs problem_of(Arguments qkv, const char* causality, const c10::IValue& scale) {
+  AttentionInputs in{.q = qkv[0].toTensor(), .k = qkv[1].toTensor(), .v = qkv[2].toTensor()};
+  in.scale = scale.toOptional<double>();
+  if (causality != nullptr) in.causal = causality;
+  return in;
+}
+
+std::vector<at::Tensor> gradients_of(const AttentionInputs& in, const at::Tensor& dout, const at::Tensor& out,
+                                     const at::Tensor& lse) {
+  return attention_backward(in, {.dout = dout, .out = out, .lse = lse, .output_mask = kQkv});
+}
+
+// What stands for the state of a generator that nobody used: new for each call, since graphs of CUDA want outputs in
+// their own pool.
+at::Tensor unused_state(const at::Tensor& q, at::ScalarType dtype, c10::IntArrayRef sizes) {
+  return at::empty(sizes, q.options().dtype(dtype));
+}
+
+Results like_operands(const AttentionInputs& in, const std::vector<at::Tensor>& gradients) {
+  return {as_like(gradients[0], in.q), as_like(gradients[1], in.k), as_like(gradients[2], in.v)};
+}
+
+// (query, key, value, dropout_p, is_causal, attn_mask, scale)
+MaybeResults cpu_flash(Arguments a) {
+  if (a[3].toDouble() != 0 || is_given(a[5])) return std::nullopt;
+  const AttentionInputs in = problem_of(a, a[4].toBool() ? "top_left" : nullptr, a[6]);
+  if (!have_equal_widths(in)) return std::nullopt;
+  const ForwardOutputs outputs = attention_forward(in);
+  return Results{as_like(outputs.out, in.q), sequence_first(outputs.lse)};
+}
+
+// (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale)
+MaybeResults cpu_flash_backward(Arguments a) {
+  if (a[6].toDouble() != 0 || is_given(a[8])) return std::nullopt;
+  const AttentionInputs in = problem_of(a.slice(1), a[7].toBool() ? "top_left" : nullptr, a[9]);
+  const auto gradients = gradients_of(in, a[0].toTensor(), a[4].toTensor(), a[5].toTensor());
+  return Results{sequence_first(gradients[0]), sequence_first(gradients[1]), sequence_first(gradients[2])};
+}
+
+// (query, key, value, dropout_p, is_causal, return_debug_mask, scale)
+MaybeResults flash(Arguments a) {
+  if (a[3].toDouble() != 0 || a[5].toBool()) return std::nullopt;
+  const AttentionInputs in = problem_of(a, a[4].toBool() ? "bottom_right" : nullptr, a[6]);
+  if (!have_equal_widths(in)) return std::nullopt;
+  const ForwardOutputs outputs = attention_forward(in);
+  const at::Tensor none;
+  return Results{as_like(outputs.out, in.q),
+                 outputs.lse,
+                 none,
+                 none,
+                 in.q.size(2),
+                 in.k.size(2),
+                 unused_state(in.q, at::kUInt64, {2}),
+                 unused_state(in.q, at::kUInt64, {}),
+                 at::empty({0}, in.q.options())};
+}
+
+// (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed,
+// philox_offset, scale)
+MaybeResults flash_backward(Arguments a) {
+  if (a[10].toDouble() != 0) return std::nullopt;
+  const AttentionInputs in = problem_of(a.slice(1), a[11].toBool() ? "bottom_right" : nullptr, a[14]);
+  return like_operands(in, gradients_of(in, a[0].toTensor(), a[4].toTensor(), a[5].toTensor()));
+}
+
+// (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale)
+MaybeResults cudnn(Arguments a) {
+  if (is_given(a[3]) || a[5].toDouble() != 0 || a[7].toBool()) return std::nullopt;
+  const AttentionInputs in = problem_of(a, a[6].toBool() ? "top_left" : nullptr, a[8]);
+  const ForwardOutputs outputs = attention_forward(in);
+  const at::Tensor none;
+  return Results{outputs.out,
+                 outputs.lse.unsqueeze(-1),
+                 none,
+                 none,
+                 in.q.size(2),
+                 in.k.size(2),
+                 unused_state(in.q, at::kLong, {}),
+                 unused_state(in.q, at::kLong, {}),
+                 none};
+}
+
+// (grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q,
+// max_k, dropout_p, is_causal, scale)
+MaybeResults cudnn_backward(Arguments a) {
+  if (is_given(a[8]) || a[13].toDouble() != 0) return std::nullopt;
+  const AttentionInputs in = problem_of(a.slice(1), a[14].toBool() ? "top_left" : nullptr, a[15]);
+  return like_operands(in, gradients_of(in, a[0].toTensor(), a[4].toTensor(), a[5].toTensor().squeeze(-1)));
+}
+
+// (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale)
+MaybeResults efficient(Arguments a) {
+  if (is_given(a[3]) || a[5].toDouble() != 0) return std::nullopt;
+  const AttentionInputs in = problem_of(a, a[6].toBool() ? "top_left" : nullptr, a[7]);
+  const ForwardOutputs outputs = attention_forward(in);
+  at::Tensor lse = outputs.lse;
+  if (!a[4].toBool()) {
+    lse = at::empty({in.q.size(0), in.q.size(1), 0}, lse.options());
+  } else if (const int64_t beyond = lse.size(2) % kEfficientLseMultiple; beyond != 0) {
+    lse = at::constant_pad_nd(lse, {0, kEfficientLseMultiple - beyond}, std::numeric_limits<double>::infinity());
+  }
+  return Results{sequence_first(outputs.out), lse, unused_state(in.q, at::kLong, {}),
+                 unused_state(in.q, at::kLong, {})};
+}
+
+// (grad_out_, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p, grad_input_mask,
+// is_causal, scale)
+MaybeResults efficient_backward(Arguments a) {
+  if (is_given(a[4]) || a[9].toDouble() != 0) return std::nullopt;
+  const AttentionInputs in = problem_of(a.slice(1), a[11].toBool() ? "top_left" : nullptr, a[12]);
+  const at::Tensor lse = a[6].toTensor().narrow(2, 0, in.q.size(2));
+  const auto gradients = gradients_of(in, a[0].toTensor(), a[5].toTensor(), lse);
+  return Results{sequence_first(gradients[0]), sequence_first(gradients[1]), sequence_first(gradients[2]),
+                 at::Tensor()};
+}
+
+}  // namespace
+
+const std::array<FrontKernel, 8>& front_kernels() {
+  static constexpr std::array<FrontKernel, 8> kKernels = {{
+      {"_scaled_dot_product_flash_attention_for_cpu", false, cpu_flash},
+      {"_scaled_dot_product_flash_attention_for_cpu_backward", true, cpu_flash_backward},
+      {"_scaled_dot_product_flash_attention", false, flash},
+      {"_scaled_dot_product_flash_attention_backward", true, flash_backward},
+      {"_scaled_dot_product_cudnn_attention", false, cudnn},
+      {"_scaled_dot_product_cudnn_attention_backward", true, cudnn_backward},
+      {"_scaled_dot_product_efficient_attention", false, efficient},
+      {"_scaled_dot_product_efficient_attention_backward", true, efficient_backward},
+  }};
+  return kKernels;
+}
+
+}  // namespace flash_attn_ext::host
