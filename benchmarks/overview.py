@@ -15,7 +15,7 @@ from flash_attn_ext.cli.bench.rows import geometric_mean
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-REPORT, FA4_REPORT = RESULTS / "cuda_h200_backward.json", RESULTS / "cuda_h200_fa4.json"
+REPORT, FA4_REPORT = RESULTS / "cuda_h200.json", RESULTS / "cuda_h200_fa4.json"
 PICTURE = RESULTS / "overview.png"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- benchmarks/overview.py writes from here -->", "<!-- to here -->"
