@@ -141,18 +141,18 @@ inline constexpr int kBackwardQueryRegisters = 72;
 
 // Larger head dims, and scores that more than a positive scale changes: a kernel for dQ stores P and dS, and products
 // make dV and dK of them. Head dims that these are compiled for, the cheaper ones first.
-inline constexpr HeadDims kWideHeadDims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
-inline constexpr int64_t kLargestWideHeadDim = 256;
+inline constexpr HeadDims kStoringHeadDims[] = {{64, 64}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+inline constexpr int64_t kLargestStoringHeadDim = 256;
 
-constexpr HeadDims wide_head_dims(int64_t qk, int64_t v) {
-  for (const HeadDims& dims : kWideHeadDims) {
+constexpr HeadDims storing_head_dims(int64_t qk, int64_t v) {
+  for (const HeadDims& dims : kStoringHeadDims) {
     if (qk <= dims.qk && v <= dims.v) return dims;
   }
   return {};
 }
 
 // Smaller head dims are Plain in the other kernel, and in larger ones dQ leaves no registers for biases and masks.
-constexpr bool has_wide_kernel(HeadDims dims, Variant variant) {
+constexpr bool has_storing_kernel(HeadDims dims, Variant variant) {
   if (dims.qk > kLargestBackwardHeadDim) return variant == Variant::kPlain;
   return variant == Variant::kMask || variant == Variant::kBiasMask || variant == Variant::kDropout ||
          variant == Variant::kExtended;
@@ -160,18 +160,18 @@ constexpr bool has_wide_kernel(HeadDims dims, Variant variant) {
 
 // A dQ block: 64 queries per computing warpgroup stay, tiles of 64 keys stream past in stages, those of a bias with
 // them. The next tile's scores are computed while dQ is: K needs two.
-struct WideTile {
+struct StoringTile {
   int key_stages;
   int value_stages;
 };
-constexpr WideTile wide_tile(HeadDims dims) {
+constexpr StoringTile storing_tile(HeadDims dims) {
   if (dims.qk <= 128) return {.key_stages = 3, .value_stages = 2};
   return {.key_stages = 2, .value_stages = dims.v <= 192 ? 2 : 1};
 }
-constexpr int wide_copy_registers(Variant variant) {
+constexpr int storing_copy_registers(Variant variant) {
   return variant == Variant::kPlain ? 24 : looks_up_mask(variant) ? 72 : 40;
 }
-constexpr int wide_query_registers(Variant variant) {
+constexpr int storing_query_registers(Variant variant) {
   return variant == Variant::kPlain ? 240 : looks_up_mask(variant) ? 216 : 232;
 }
 

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "kernels/sm90/backward_wide/seen_tiles.h"
+#include "kernels/sm90/backward_storing/seen_tiles.h"
 
 namespace {
 

@@ -9,7 +9,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[1] / "csrc"
-PLAN_FILES = ("sm90_backward.cpp", "sm90_backward_wide.cpp", "sm90_variant.cpp", "sm80_backward.cpp")
+PLAN_FILES = ("sm90_backward.cpp", "sm90_backward_storing.cpp", "sm90_variant.cpp", "sm80_backward.cpp")
 PLANS = [CSRC / "kernels" / "plan" / name for name in PLAN_FILES]
 
 

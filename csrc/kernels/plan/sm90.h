@@ -18,6 +18,6 @@ VisitOrder visit_order(const attention::BackwardParams& params, int64_t blocks);
 
 // For head dims and scores beyond those of the one kernel: the plan that stores scores. None where there is no kernel,
 // or not even one key head's fit the bound.
-std::optional<BackwardPlan> plan_backward_sm90_wide(const attention::BackwardParams& params, const Limits& limits);
+std::optional<BackwardPlan> plan_backward_sm90_storing(const attention::BackwardParams& params, const Limits& limits);
 
 }  // namespace flash_attn_ext::plan

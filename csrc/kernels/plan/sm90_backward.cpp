@@ -11,7 +11,7 @@ using attention::BackwardParams;
 // Where the portable kernels run instead. Of a call's sizes, it depends on lengths and head dims alone.
 bool is_for_portable_kernels(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
-  if (largest_head_dim(p) > sm90::kLargestWideHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
+  if (largest_head_dim(p) > sm90::kLargestStoringHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   // As in the forward pass.
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
@@ -79,8 +79,8 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p)) return plan_backward_sm80(p, limits);
   const bool is_plain = wanted_variant_sm90(p) == Variant::kPlain;
   if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim || !is_plain) {
-    const std::optional<BackwardPlan> wide = plan_backward_sm90_wide(p, limits);
-    return wide ? *wide : plan_backward_sm80(p, limits);
+    const std::optional<BackwardPlan> storing = plan_backward_sm90_storing(p, limits);
+    return storing ? *storing : plan_backward_sm80(p, limits);
   }
   if (would_wait(p)) return plan_backward_sm80(p, limits);
   BackwardPlan plan;

@@ -42,10 +42,10 @@ cudaError_t with_kernels(const attention::BackwardParams& params, const plan::Ba
   }
   cudaError_t error = cudaErrorInvalidValue;
   const auto try_kernel = [&](auto index, auto variant) {
-    constexpr HeadDims kDims = kWideHeadDims[index()];
-    if constexpr (has_wide_kernel(kDims, variant())) {
+    constexpr HeadDims kDims = kStoringHeadDims[index()];
+    if constexpr (has_storing_kernel(kDims, variant())) {
       if (plan.dq_head_dim != kDims.qk || plan.head_dim_v != kDims.v || plan.dq_variant != variant()) return;
-      error = backward_wide<Element, kDims, variant()>(params, plan, workspace, stream);
+      error = backward_storing<Element, kDims, variant()>(params, plan, workspace, stream);
     }
   };
   const auto try_variants = [&]<Variant... kVariants>(auto index) {
@@ -56,7 +56,7 @@ cudaError_t with_kernels(const attention::BackwardParams& params, const plan::Ba
                                       Variant::kExtended>(std::integral_constant<size_t, kIndices>{}),
      ...);
   };
-  try_all(std::make_index_sequence<std::size(kWideHeadDims)>{});
+  try_all(std::make_index_sequence<std::size(kStoringHeadDims)>{});
   return error;
 }
 

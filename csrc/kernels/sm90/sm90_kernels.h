@@ -18,9 +18,9 @@ template <class Element>
 cudaError_t backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                      cudaStream_t stream);
 
-// The same of kWideHeadDims, with the gradient of a bias: dQ first, which stores P and dS.
+// The same of kStoringHeadDims, with the gradient of a bias: dQ first, which stores P and dS.
 template <class Element, HeadDims kDims, Variant kVariant>
-cudaError_t backward_wide(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
-                          cudaStream_t stream);
+cudaError_t backward_storing(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                             cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm90

@@ -4,7 +4,7 @@
 
 #include "kernels/score/dropout.cuh"
 #include "kernels/score/score_gradient.cuh"
-#include "kernels/sm90/backward_wide/traits.h"
+#include "kernels/sm90/backward_storing/traits.h"
 #include "kernels/sm90/terms.cuh"
 #include "ptx/math.h"
 
@@ -19,7 +19,7 @@ struct ScaledScores {
   using PackedScores = tile::PackedRows<Traits::kRows>;
   static constexpr int kThreadRows = Scores::kThreadRows;
 
-  const WideArguments& args;
+  const StoringArguments& args;
   float lse[kThreadRows] = {};  // of the thread's rows
   float delta[kThreadRows] = {};
 
@@ -85,7 +85,7 @@ struct DroppedScores : ScaledScores<Traits> {
   KeptWeights<Where> kept;
   const uint64_t seed;
 
-  __device__ __forceinline__ explicit DroppedScores(const WideArguments& arguments)
+  __device__ __forceinline__ explicit DroppedScores(const StoringArguments& arguments)
       : Base{arguments}, seed(static_cast<uint64_t>(*arguments.params.dropout.seed)) {}
 
   __device__ __forceinline__ void prepare(const Where& where, bool) {
@@ -133,7 +133,7 @@ struct MaskedScores : ScaledScores<Traits> {
   const uint32_t* words[Scores::kThreadRows] = {};  // of the thread's rows
   uint32_t bits = 0;                                // of both rows, 16 each
 
-  __device__ __forceinline__ explicit MaskedScores(const WideArguments& arguments) : Base{arguments} {}
+  __device__ __forceinline__ explicit MaskedScores(const StoringArguments& arguments) : Base{arguments} {}
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const float* statistics, int first_query) {
     Base::begin(work, statistics, first_query);
@@ -187,7 +187,7 @@ struct BiasedScores : MaskedScores<Traits> {
   const typename Traits::BiasTile* bias = nullptr;  // of the stage at hand
   float residual[Scores::kThreadRows] = {};
 
-  __device__ __forceinline__ explicit BiasedScores(const WideArguments& arguments) : Base(arguments) {}
+  __device__ __forceinline__ explicit BiasedScores(const StoringArguments& arguments) : Base(arguments) {}
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const float* statistics, int first_query) {
     Base::begin(work, statistics, first_query);
@@ -255,7 +255,7 @@ struct ExtendedScores : ScaledScores<Traits> {
   StagedTerms<Traits> terms;
   float residual[Scores::kThreadRows] = {};
 
-  __device__ __forceinline__ ExtendedScores(const WideArguments& arguments, typename Traits::Staged& staged)
+  __device__ __forceinline__ ExtendedScores(const StoringArguments& arguments, typename Traits::Staged& staged)
       : Base{arguments}, terms{staged} {}
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const float* statistics, int first_query) {

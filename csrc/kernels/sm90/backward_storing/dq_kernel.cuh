@@ -1,29 +1,30 @@
 // dQ on Hopper for large head dims and for scores that more than a scale changes, with P and dS stored for dV and dK
-// (docs/kernels/sm90_backward_wide.md).
+// (docs/kernels/sm90_backward_storing.md).
 //
 // Grid: as many blocks as multiprocessors. Each claims tiles of 128 queries of a head until none is left.
 // Warpgroup 0: a thread claims tiles and starts all copies (query_producer.cuh).
 // Warpgroups 1 and 2: dQ of 64 queries each, in registers (query_warpgroup.cuh).
 #pragma once
 
-#include "kernels/sm90/backward_wide/query_producer.cuh"
-#include "kernels/sm90/backward_wide/query_warpgroup.cuh"
+#include "kernels/sm90/backward_storing/query_producer.cuh"
+#include "kernels/sm90/backward_storing/query_warpgroup.cuh"
 #include "ptx/register_budget.h"
 
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-struct WideDqKernel {
-  using Shared = WideDqShared<Traits>;
+struct StoringDqKernel {
+  using Shared = StoringDqShared<Traits>;
   static constexpr int kThreads = Traits::kThreads;
 };
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1) wide_dq_kernel(const __grid_constant__ WideArguments args) {
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    storing_dq_kernel(const __grid_constant__ StoringArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  auto& shared = *reinterpret_cast<WideDqShared<Traits>*>(shared_memory);
-  constexpr int kRegisters = wide_query_registers(Traits::kVariant);
-  constexpr int kCopyRegisters = wide_copy_registers(Traits::kVariant);
+  auto& shared = *reinterpret_cast<StoringDqShared<Traits>*>(shared_memory);
+  constexpr int kRegisters = storing_query_registers(Traits::kVariant);
+  constexpr int kCopyRegisters = storing_copy_registers(Traits::kVariant);
   static_assert(has_registers(Traits::kWarpgroups, kRegisters, kCopyRegisters));
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
   if (threadIdx.x == 0) shared.init();

@@ -2,8 +2,8 @@
 // what they are multiplied with.
 #pragma once
 
-#include "kernels/sm90/backward_wide/attended_keys.cuh"
-#include "kernels/sm90/backward_wide/traits.h"
+#include "kernels/sm90/backward_storing/attended_keys.cuh"
+#include "kernels/sm90/backward_storing/traits.h"
 #include "ptx/bulk_copy.h"
 
 namespace flash_attn_ext::sm90 {
@@ -11,10 +11,10 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 struct ProductProducer {
   using Element = typename Traits::Element;
-  using Shared = WideProductShared<Traits>;
+  using Shared = StoringProductShared<Traits>;
   using Work = typename Shared::Work;
 
-  const WideArguments& args;
+  const StoringArguments& args;
   Shared& shared;
   typename decltype(Shared::ring)::Position at{};
   typename decltype(Shared::work_ring)::Position work_at{};

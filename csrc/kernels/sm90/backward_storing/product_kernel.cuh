@@ -1,27 +1,28 @@
 // dV = P^T dO and dK = scale * dS^T Q on Hopper, from the tiles of P and dS that the dQ kernel stored
-// (docs/kernels/sm90_backward_wide.md).
+// (docs/kernels/sm90_backward_storing.md).
 //
 // Grid: as many blocks as multiprocessors. Each claims tiles of keys of one gradient until none is left.
 // Warpgroup 0: a thread claims tiles and starts all copies (product_producer.cuh).
 // The others: 64 keys each; sums over all queries of all heads of a group, in registers (product_warpgroup.cuh).
 #pragma once
 
-#include "kernels/sm90/backward_wide/product_producer.cuh"
-#include "kernels/sm90/backward_wide/product_warpgroup.cuh"
+#include "kernels/sm90/backward_storing/product_producer.cuh"
+#include "kernels/sm90/backward_storing/product_warpgroup.cuh"
 #include "ptx/register_budget.h"
 
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-struct WideProductKernel {
-  using Shared = WideProductShared<Traits>;
+struct StoringProductKernel {
+  using Shared = StoringProductShared<Traits>;
   static constexpr int kThreads = Traits::kThreads;
 };
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1) wide_product_kernel(const __grid_constant__ WideArguments args) {
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    storing_product_kernel(const __grid_constant__ StoringArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  auto& shared = *reinterpret_cast<WideProductShared<Traits>*>(shared_memory);
+  auto& shared = *reinterpret_cast<StoringProductShared<Traits>*>(shared_memory);
   constexpr ProductTile kTile = Traits::kTile;
   static_assert(has_registers(kTile.warpgroups, kTile.registers, kTile.copy_registers));
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);

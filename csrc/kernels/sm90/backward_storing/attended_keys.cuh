@@ -1,7 +1,7 @@
 // Which tiles of keys the dQ kernel's queries attend, where a mask may leave some out.
 #pragma once
 
-#include "kernels/sm90/backward_wide/traits.h"
+#include "kernels/sm90/backward_storing/traits.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -33,7 +33,7 @@ class AttendedKeys {
   };
   static constexpr int kNone = -1;
 
-  __device__ __forceinline__ AttendedKeys(const WideArguments& args, const QueryTileWork& work)
+  __device__ __forceinline__ AttendedKeys(const StoringArguments& args, const QueryTileWork& work)
       : work_(work), first_(work.begin - kBatch) {
 #pragma unroll
     for (int w = 0; w < Traits::kWarpgroups; ++w) {

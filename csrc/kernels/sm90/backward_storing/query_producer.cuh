@@ -1,17 +1,17 @@
 // The thread that claims tiles of queries, says what each one sees, and starts the copies that it needs.
 #pragma once
 
-#include "kernels/sm90/backward_wide/attended_keys.cuh"
-#include "kernels/sm90/backward_wide/traits.h"
+#include "kernels/sm90/backward_storing/attended_keys.cuh"
+#include "kernels/sm90/backward_storing/traits.h"
 
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
 struct QueryProducer {
-  using Shared = WideDqShared<Traits>;
+  using Shared = StoringDqShared<Traits>;
   using Found = typename AttendedKeys<Traits>::Found;
 
-  const WideArguments& args;
+  const StoringArguments& args;
   Shared& shared;
   tile::RingPosition<1> q_at{};
   typename decltype(Shared::k_ring)::Position k_at{};
@@ -60,7 +60,7 @@ struct QueryProducer {
     work.num_queries = static_cast<int>(sequence.num_queries);
     work.num_keys = static_cast<int>(sequence.num_keys);
     work.tile = first / Traits::kRows;
-    work.statistics = work.head * args.workspace.tiles_of_head + WideWorkspace::first_tile(p, sequence) + work.tile;
+    work.statistics = work.head * args.workspace.tiles_of_head + StoringWorkspace::first_tile(p, sequence) + work.tile;
     work.row = args.tiles.first_row(p, sequence, work.key_head, work.head_of_group) + work.tile;
     const SeenTiles seen = SeenTiles::of(p.visibility, sequence);
     TileRange all = {0, 0, 0, 0};

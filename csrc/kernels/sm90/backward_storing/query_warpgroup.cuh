@@ -5,20 +5,20 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
-#include "kernels/sm90/backward_wide/query_scores.cuh"
-#include "kernels/sm90/backward_wide/traits.h"
+#include "kernels/sm90/backward_storing/query_scores.cuh"
+#include "kernels/sm90/backward_storing/traits.h"
 
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
 struct QueryWarpgroup {
   using Element = typename Traits::Element;
-  using Shared = WideDqShared<Traits>;
+  using Shared = StoringDqShared<Traits>;
   using Scores = typename Traits::Scores;
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kRows>;
 
-  const WideArguments& args;
+  const StoringArguments& args;
   Shared& shared;
   const int warpgroup;
   QueryScores<Traits> score;

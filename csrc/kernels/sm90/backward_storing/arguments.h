@@ -13,7 +13,7 @@ namespace flash_attn_ext::sm90 {
 
 // Statistics are laid out in tiles of queries: those of a head come one after the other, the heads likewise. A packed
 // sequence begins at a tile of its own.
-struct WideWorkspace {
+struct StoringWorkspace {
   float* statistics;  // of each tile: LSE of its queries, delta, what the LSE left out (QueryStatistics)
   void* scores;       // tiles of P, then of dS (ScoreTiles)
   uint8_t* dq_nan_flags;
@@ -40,14 +40,14 @@ struct WantedGradients {
   FLASH_HOST_DEVICE int count() const { return dk + dv; }
 };
 
-struct WideArguments {
+struct StoringArguments {
   OperandMap q;  // in boxes of ScoreTiles::kRows rows, as all are
   OperandMap k;
   OperandMap v;
   OperandMap dout;
   OperandMap bias;  // of BiasMask kernels
   attention::BackwardParams params;
-  WideWorkspace workspace;
+  StoringWorkspace workspace;
   ScoreTiles tiles;
   Schedule schedule;  // of the launch
   uint32_t* claims;   // its counter, 0 before

@@ -6,8 +6,8 @@
 #include "kernels/schedule/block.cuh"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/score_tile.cuh"
-#include "kernels/sm90/backward_wide/arguments.h"
-#include "kernels/sm90/backward_wide/seen_tiles.h"
+#include "kernels/sm90/backward_storing/arguments.h"
+#include "kernels/sm90/backward_storing/seen_tiles.h"
 #include "kernels/sm90/uniform.h"
 #include "kernels/tile_config_sm90.h"
 #include "tile/sm90/gemm.h"
@@ -17,11 +17,11 @@ namespace flash_attn_ext::sm90 {
 
 // The dQ kernel.
 template <class ElementType, HeadDims kDimsValue, Variant kVariantValue>
-struct WideDqTraits {
+struct StoringDqTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr Variant kVariant = kVariantValue;
-  static constexpr WideTile kTile = wide_tile(kDims);
+  static constexpr StoringTile kTile = storing_tile(kDims);
   static constexpr bool kExtended = kVariant == Variant::kExtended;
   static constexpr bool kHasBoxes = kVariant == Variant::kBiasMask;  // a bias beside K
   static constexpr bool kHasBits = kHasBoxes || kVariant == Variant::kMask;
@@ -79,7 +79,7 @@ struct QueryTileWork {
 };
 
 template <class Traits>
-struct WideDqShared {
+struct StoringDqShared {
   static constexpr int kWarpgroups = Traits::kWarpgroups;
   static constexpr int kComputingWarps = 4 * kWarpgroups;
   static constexpr int kWorkStages = 2;
@@ -110,7 +110,7 @@ struct WideDqShared {
 
 // The products that make dV and dK of stored tiles, some of which a mask may leave out.
 template <class ElementType, HeadDims kDimsValue, bool kSkipsTilesValue>
-struct WideProductTraits {
+struct StoringProductTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr bool kSkipsTiles = kSkipsTilesValue;
@@ -147,7 +147,7 @@ struct ProductWork {
 };
 
 template <class Traits>
-struct WideProductShared {
+struct StoringProductShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
   static constexpr int kWorkStages = 2;
   static constexpr int kStages = Traits::kTile.stages;

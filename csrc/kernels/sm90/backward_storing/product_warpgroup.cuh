@@ -2,17 +2,17 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
-#include "kernels/sm90/backward_wide/traits.h"
+#include "kernels/sm90/backward_storing/traits.h"
 
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
 struct ProductWarpgroup {
   using Element = typename Traits::Element;
-  using Shared = WideProductShared<Traits>;
+  using Shared = StoringProductShared<Traits>;
   using Work = typename Shared::Work;
 
-  const WideArguments& args;
+  const StoringArguments& args;
   Shared& shared;
   const int warpgroup;
   typename decltype(Shared::ring)::Position at{};

@@ -37,12 +37,12 @@ BackwardPlan::Stored size_stored_tiles(const BackwardParams& p, int64_t query_ti
 
 }  // namespace
 
-std::optional<BackwardPlan> plan_backward_sm90_wide(const BackwardParams& p, const Limits& limits) {
-  const sm90::HeadDims dims = sm90::wide_head_dims(p.head_dim_qk, p.head_dim_v);
+std::optional<BackwardPlan> plan_backward_sm90_storing(const BackwardParams& p, const Limits& limits) {
+  const sm90::HeadDims dims = sm90::storing_head_dims(p.head_dim_qk, p.head_dim_v);
   const Variant wanted = wanted_variant_sm90(p);
   const Variant variant =
-      wanted == Variant::kPlain || sm90::has_wide_kernel(dims, wanted) ? wanted : Variant::kExtended;
-  if (!sm90::has_wide_kernel(dims, variant)) return std::nullopt;
+      wanted == Variant::kPlain || sm90::has_storing_kernel(dims, wanted) ? wanted : Variant::kExtended;
+  if (!sm90::has_storing_kernel(dims, variant)) return std::nullopt;
   BackwardPlan plan;
   plan.query_tiles_of_head = count_query_tiles(p);
   plan.stored = size_stored_tiles(p, plan.query_tiles_of_head, limits.max_stored_bytes);

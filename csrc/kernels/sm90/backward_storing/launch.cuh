@@ -6,16 +6,16 @@
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/repair.h"
 #include "kernels/plan/plan.h"
-#include "kernels/sm90/backward_wide/dbias_from_tiles.cuh"
-#include "kernels/sm90/backward_wide/dq_kernel.cuh"
-#include "kernels/sm90/backward_wide/prepare.cuh"
-#include "kernels/sm90/backward_wide/product_kernel.cuh"
+#include "kernels/sm90/backward_storing/dbias_from_tiles.cuh"
+#include "kernels/sm90/backward_storing/dq_kernel.cuh"
+#include "kernels/sm90/backward_storing/prepare.cuh"
+#include "kernels/sm90/backward_storing/product_kernel.cuh"
 #include "kernels/sm90/sm90_kernels.h"
 
 namespace flash_attn_ext::sm90 {
 
 // In which boxes the copy engine reads Q, K, V and dO.
-inline cudaError_t make_operand_maps(WideArguments& args) {
+inline cudaError_t make_operand_maps(StoringArguments& args) {
   const attention::BackwardParams& p = args.params;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
   const int64_t batch = packed ? 1 : p.batch;
@@ -32,7 +32,7 @@ inline cudaError_t make_operand_maps(WideArguments& args) {
   return error;
 }
 
-inline cudaError_t make_bias_map(WideArguments& args) {
+inline cudaError_t make_bias_map(StoringArguments& args) {
   const attention::BackwardParams& p = args.params;
   const attention::BroadcastView& bias = p.score_mod.bias;
   return make_operand_map(
@@ -46,12 +46,12 @@ inline cudaError_t make_bias_map(WideArguments& args) {
 }
 
 template <class DqTraitsType>
-struct WideLaunch {
+struct StoringLaunch {
   using DqTraits = DqTraitsType;
   using Element = typename DqTraits::Element;
-  using Traits = WideProductTraits<Element, DqTraits::kDims, DqTraits::kSkipsTiles>;
+  using Traits = StoringProductTraits<Element, DqTraits::kDims, DqTraits::kSkipsTiles>;
 
-  WideArguments args;
+  StoringArguments args;
   const plan::BackwardPlan& plan;
   cudaStream_t stream;
 
@@ -90,15 +90,15 @@ struct WideLaunch {
     const int64_t tiles = ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
     const int64_t blocks = tiles * p.num_heads_q * p.batch;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-    const WidePrepareGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
-                                  attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q)), blocks,
-                                  plan.workspace.dkdv_nan_flags.bytes};
-    wide_prepare_kernel<Element><<<static_cast<unsigned>(blocks), kWidePrepareThreads, 0, stream>>>(args, grid);
+    const StoringPrepareGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
+                                     attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q)), blocks,
+                                     plan.workspace.dkdv_nan_flags.bytes};
+    storing_prepare_kernel<Element><<<static_cast<unsigned>(blocks), kStoringPrepareThreads, 0, stream>>>(args, grid);
     return cudaGetLastError();
   }
 
   template <class Kernel>
-  cudaError_t launch(void (*kernel)(WideArguments), uint32_t* claims) {
+  cudaError_t launch(void (*kernel)(StoringArguments), uint32_t* claims) {
     static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
     if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     args.claims = claims;
@@ -108,12 +108,12 @@ struct WideLaunch {
 
   cudaError_t store_scores(const Pairs& pairs, uint32_t* claims) {
     args.schedule = schedule_of(pairs, Rows::kQueries, DqTraits::kQueries, 1);
-    return launch<WideDqKernel<DqTraits>>(wide_dq_kernel<DqTraits>, claims);
+    return launch<StoringDqKernel<DqTraits>>(storing_dq_kernel<DqTraits>, claims);
   }
 
   cudaError_t multiply(const Pairs& pairs, uint32_t* claims) {
     args.schedule = schedule_of(pairs, Rows::kKeys, Traits::kKeys, args.wanted.count());
-    return launch<WideProductKernel<Traits>>(wide_product_kernel<Traits>, claims);
+    return launch<StoringProductKernel<Traits>>(storing_product_kernel<Traits>, claims);
   }
 
   cudaError_t add_to_dbias(const Pairs& pairs) const {
@@ -136,22 +136,22 @@ struct WideLaunch {
                                          .schedule = in_order_of_heads(Rows::kQueries, kRows),
                                          .warps = 4,
                                          .rows_per_warp = kRows / 4,
-                                         .columns = static_cast<int>(kLargestWideHeadDim)};
+                                         .columns = static_cast<int>(kLargestStoringHeadDim)};
     const common::FlaggedRows keys = {.flags = args.workspace.dkdv_nan_flags,
                                       .schedule = in_order_of_heads(Rows::kKeys, Traits::kKeys),
                                       .warps = Traits::kTile.flags(),
                                       .rows_per_warp = Traits::kKeys / Traits::kTile.flags(),
-                                      .columns = static_cast<int>(kLargestWideHeadDim)};
+                                      .columns = static_cast<int>(kLargestStoringHeadDim)};
     const cudaError_t error = common::repair_dq<Element>(p, queries, stream);
     return error == cudaSuccess ? common::repair_dkdv<Element>(p, keys, stream) : error;
   }
 };
 
 template <class Element, HeadDims kDims, Variant kVariant>
-cudaError_t backward_wide(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
-                          cudaStream_t stream) {
+cudaError_t backward_storing(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                             cudaStream_t stream) {
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
-  WideArguments args = {};
+  StoringArguments args = {};
   args.params = p;
   args.params.delta = {
       .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
@@ -169,7 +169,7 @@ cudaError_t backward_wide(const attention::BackwardParams& p, const plan::Backwa
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scales_lse = kVariant != Variant::kBiasMask && kVariant != Variant::kExtended;
   args.dv_factor = kVariant == Variant::kDropout ? static_cast<float>(p.dropout.rescale) : 1.0f;
-  return WideLaunch<WideDqTraits<Element, kDims, kVariant>>{args, plan, stream}.run();
+  return StoringLaunch<StoringDqTraits<Element, kDims, kVariant>>{args, plan, stream}.run();
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -10,7 +10,7 @@
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/epilogue/store_dbias.cuh"
 #include "kernels/schedule/bias_tiles.cuh"
-#include "kernels/sm90/backward_wide/attended_keys.cuh"
+#include "kernels/sm90/backward_storing/attended_keys.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
 
 // What a launch's pairs give to dBias.
 template <class Element>
-cudaError_t dbias_from_tiles(const WideArguments& args, const Pairs& pairs, cudaStream_t stream) {
+cudaError_t dbias_from_tiles(const StoringArguments& args, const Pairs& pairs, cudaStream_t stream) {
   using Kernel = DbiasFromTilesKernel<Element>;
   const DbiasArguments arguments = {.params = args.params,
                                     .bias_tiles = make_bias_tiles(args.params, pairs, /*rows_are_keys=*/false),

@@ -1,9 +1,0 @@
-#include "kernels/sm90/backward_wide/launch.cuh"
-
-namespace flash_attn_ext::sm90 {
-
-template cudaError_t backward_wide<__half, HeadDims{192, 128}, Variant::kPlain>(const attention::BackwardParams&,
-                                                                                const plan::BackwardPlan&, void*,
-                                                                                cudaStream_t);
-
-}  // namespace flash_attn_ext::sm90
