@@ -87,22 +87,23 @@ def test_packed(dtype, gpu):
 
 
 def dropping(dtype: torch.dtype, gpu):
-    """A capture of forward and backward with dropout: out, dv and the problem."""
+    """A capture of forward and backward with dropout: the problem, the graph, out, dv, and a draw of PyTorch's own."""
     inputs = make_inputs(Case(sq=140, sk=270, d=64), dtype, "cuda")
     leaves = inputs.leaves()
 
     def function():
         out = flash_attn_ext.attention(leaves["q"], leaves["k"], leaves["v"], dropout_p=0.5, backend=gpu.name)
-        return out, *torch.autograd.grad(out, list(leaves.values()), inputs.dout)
+        draw = torch.randint(2**62, (1,), device="cuda")
+        return out, draw, *torch.autograd.grad(out, list(leaves.values()), inputs.dout)
 
-    graph, (out, _, _, dv) = captured(function)
-    return inputs, graph, out, dv
+    graph, (out, draw, _, _, dv) = captured(function)
+    return inputs, graph, out, dv, draw
 
 
 @over_dtypes()
 def test_dropout_draws_new_bits_for_each_replay(dtype, gpu):
     """As any draw from PyTorch's generator in a graph. Both passes of a replay drop the same: <dv, v> = <dout, out>."""
-    inputs, graph, out, dv = dropping(dtype, gpu)
+    inputs, graph, out, dv, _ = dropping(dtype, gpu)
     outs = []
     for _ in range(3):
         graph.replay()
@@ -115,12 +116,14 @@ def test_dropout_draws_new_bits_for_each_replay(dtype, gpu):
 
 
 def test_the_seed_decides_the_bits_of_a_replay(gpu):
-    inputs, graph, out, _ = dropping(torch.bfloat16, gpu)  # the graph reads the inputs' memory: they have to live
-    outs = []
+    inputs, graph, out, _, draw = dropping(torch.bfloat16, gpu)  # the graph reads the inputs' memory: they have to live
+    outs, draws = [], []
     for seed in (7, 7, 8):
         torch.cuda.manual_seed(seed)
         graph.replay()
         outs.append(out.clone())
+        draws.append(draw.item())
+    assert draws[0] == draws[1] != draws[2], "PyTorch's own draws"
     assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
     del inputs
 
