@@ -55,4 +55,17 @@ cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& v
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+cudaError_t make_bias_map(OperandMap& operand, const attention::AttentionParams& params, int box_rows) {
+  const attention::BroadcastView& bias = params.score_mod.bias;
+  const attention::MatrixView view = {.data = const_cast<void*>(bias.data),
+                                      .batch_stride = bias.batch_stride,
+                                      .head_stride = bias.head_stride,
+                                      .row_stride = bias.query_stride,
+                                      .column_stride = 1};
+  const attention::SequenceTable& lengths = params.sequences;
+  return make_operand_map(operand, view,
+                          {params.batch, params.num_heads_q, lengths.max_seqlen_q, lengths.max_seqlen_k, box_rows},
+                          params.element);
+}
+
 }  // namespace flash_attn_ext::sm90

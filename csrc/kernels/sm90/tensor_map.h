@@ -27,4 +27,7 @@ struct OperandShape {
 cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& view, const OperandShape& shape,
                              attention::ElementType element);
 
+// Of a bias with a value for each query and key, in boxes of `box_rows` queries.
+cudaError_t make_bias_map(OperandMap& operand, const attention::AttentionParams& params, int box_rows);
+
 }  // namespace flash_attn_ext::sm90

@@ -32,19 +32,6 @@ inline cudaError_t make_operand_maps(StoringArguments& args) {
   return error;
 }
 
-inline cudaError_t make_bias_map(StoringArguments& args) {
-  const attention::BackwardParams& p = args.params;
-  const attention::BroadcastView& bias = p.score_mod.bias;
-  return make_operand_map(
-      args.bias,
-      {.data = const_cast<void*>(bias.data),
-       .batch_stride = bias.batch_stride,
-       .head_stride = bias.head_stride,
-       .row_stride = bias.query_stride,
-       .column_stride = 1},
-      {p.batch, p.num_heads_q, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, ScoreTiles::kRows}, p.element);
-}
-
 template <class DqTraitsType>
 struct StoringLaunch {
   using DqTraits = DqTraitsType;
@@ -57,7 +44,7 @@ struct StoringLaunch {
 
   cudaError_t run() {
     cudaError_t error = make_operand_maps(args);
-    if (DqTraits::kHasBoxes && error == cudaSuccess) error = make_bias_map(args);
+    if (DqTraits::kHasBoxes && error == cudaSuccess) error = make_bias_map(args.bias, args.params, ScoreTiles::kRows);
     if (error == cudaSuccess) error = prepare();
     const attention::BackwardParams& p = args.params;
     const int64_t num_pairs = p.batch * p.num_heads_k;

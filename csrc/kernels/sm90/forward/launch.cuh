@@ -25,16 +25,8 @@ cudaError_t make_operand_maps(ForwardArguments& args) {
   cudaError_t error = make_operand_map(args.q, p.q, q, p.element);
   if (error == cudaSuccess) error = make_operand_map(args.k, p.k, k, p.element);
   if (error == cudaSuccess) error = make_operand_map(args.v, p.v, v, p.element);
-  const attention::BroadcastView& bias = p.score_mod.bias;
-  if (Traits::kHasBoxes && bias.present() && error == cudaSuccess) {
-    error = make_operand_map(
-        args.bias,
-        {.data = const_cast<void*>(bias.data),
-         .batch_stride = bias.batch_stride,
-         .head_stride = bias.head_stride,
-         .row_stride = bias.query_stride,
-         .column_stride = 1},
-        {p.batch, p.num_heads_q, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, tile::kWarpgroupRows}, p.element);
+  if (Traits::kHasBoxes && p.score_mod.bias.present() && error == cudaSuccess) {
+    error = make_bias_map(args.bias, p, tile::kWarpgroupRows);
   }
   return error;
 }
