@@ -52,6 +52,10 @@ PACKED = [
         ((1, 1000, 63), (1, 1000, 300)),
     )
     for mask in MASKS[:4]
+] + [
+    # So long that each query head of a group is a claim of its own.
+    PackedCase((1100, 0, 65, 1300), (1100, 40, 129, 1300), Case(d=d, heads=8, kv_heads=2, causal="bottom_right"))
+    for d in (64, 128)
 ]
 FEW_BLOCKS = [
     Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, **mask)

@@ -110,9 +110,11 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   const int64_t key_tiles = p.batch * p.num_heads_k * plan.order.tiles;
   parts.dkdv_nan_flags = append(parts.bytes, key_tiles * 4 * VisitOrder::kParts);
   if (plan.order.members > 1) {
-    parts.arrivals = append(parts.bytes, key_tiles * VisitOrder::kParts * int64_t{sizeof(int)});
-    parts.key_sums =
-        append(parts.bytes, key_tiles * plan.order.members * VisitOrder::kKeys * (dims.qk + dims.v) * kFloat);
+    // A packed sequence begins at a tile of its own here, too.
+    const int64_t sums = is_packed(p) ? p.num_heads_k * (p.sequences.total_k / VisitOrder::kKeys + p.batch) : key_tiles;
+    parts.arrivals = append(parts.bytes, sums * VisitOrder::kParts * int64_t{sizeof(int)});
+    const int64_t keys = sums * plan.order.members * VisitOrder::kKeys;
+    parts.key_sums = append(parts.bytes, keys * (dims.qk + dims.v) * kFloat);
   }
   return plan;
 }

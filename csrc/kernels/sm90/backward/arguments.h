@@ -16,7 +16,7 @@ namespace flash_attn_ext::sm90 {
 constexpr int weight_shift(HeadDims dims) { return backward_tile(dims).keys_in_registers ? 0 : 14; }
 
 // Where the kernels meet. Sums and statistics are laid out in tiles of queries: those of a head come one after the
-// other, the heads likewise. A packed sequence begins at a tile of its own.
+// other, the heads likewise. A packed sequence begins at a tile of its own. So are sums of dK and dV in tiles of keys.
 struct BackwardWorkspace {
   static constexpr int kQueries = VisitOrder::kQueries;
 
@@ -37,9 +37,16 @@ struct BackwardWorkspace {
     if (p.sequences.cu_seqlens_q != nullptr) return static_cast<int>(sequence.query_begin) / kQueries + batch;
     return batch * VisitOrder::num_tiles(p.sequences.max_seqlen_q, kQueries);
   }
-  static int64_t count_tiles_of_head(const attention::AttentionParams& p) {
-    return p.sequences.cu_seqlens_q != nullptr ? p.sequences.total_q / kQueries + p.batch
-                                               : p.batch * VisitOrder::num_tiles(p.sequences.max_seqlen_q, kQueries);
+  FLASH_HOST_DEVICE static int key_tiles_of_head(const attention::AttentionParams& p) {
+    const auto batch = static_cast<int>(p.batch);
+    if (p.sequences.cu_seqlens_k != nullptr) return static_cast<int>(p.sequences.total_k) / VisitOrder::kKeys + batch;
+    return batch * VisitOrder::num_tiles(p.sequences.max_seqlen_k, VisitOrder::kKeys);
+  }
+  __device__ __forceinline__ static int first_key_tile(const attention::AttentionParams& p,
+                                                       const attention::Sequence& sequence) {
+    const auto batch = static_cast<int>(sequence.batch);
+    if (p.sequences.cu_seqlens_k != nullptr) return static_cast<int>(sequence.key_begin) / VisitOrder::kKeys + batch;
+    return batch * VisitOrder::num_tiles(p.sequences.max_seqlen_k, VisitOrder::kKeys);
   }
   __device__ __forceinline__ float* statistics_of(int64_t tile) const { return statistics + tile * 2 * kQueries; }
 };

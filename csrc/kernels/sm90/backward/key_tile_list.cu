@@ -1,4 +1,6 @@
 // The table of tiles of keys in the order of claims, and zeros where blocks meet. A thread per entry.
+#include <algorithm>
+
 #include "kernels/sm90/backward/key_tile_list.h"
 #include "ptx/dependent_launch.h"
 
@@ -13,13 +15,21 @@ struct KeyTileList {
   __device__ __forceinline__ void run(uint32_t index) const {
     const BackwardWorkspace& workspace = args.workspace;
     if (index == 0) *workspace.claims = 0;
+    if (index < num_sums(args)) {
+      for (int part = 0; part < VisitOrder::kParts; ++part) workspace.arrivals[index * VisitOrder::kParts + part] = 0;
+    }
     if (index >= args.order.num_claims()) return;
     workspace.table[index] = work_of(index);
     static_assert(4 * VisitOrder::kParts == sizeof(uint64_t));  // a flag per warp
     if (index >= args.order.pairs / args.order.members * args.order.tiles) return;
     reinterpret_cast<uint64_t*>(workspace.dkdv_nan_flags)[index] = 0;
-    if (args.order.members == 1) return;
-    for (int part = 0; part < VisitOrder::kParts; ++part) workspace.arrivals[index * VisitOrder::kParts + part] = 0;
+  }
+
+  // Tiles of keys of which claims leave parts of dK and dV.
+  FLASH_HOST_DEVICE static uint32_t num_sums(const BackwardArguments& args) {
+    if (args.order.members == 1) return 0;
+    return static_cast<uint32_t>(args.params.num_heads_k) *
+           static_cast<uint32_t>(BackwardWorkspace::key_tiles_of_head(args.params));
   }
 
  private:
@@ -35,7 +45,8 @@ struct KeyTileList {
     work.key_head = static_cast<int>(key_pair - batch * heads);
     work.heads = static_cast<int>(p.queries_per_key_head()) / static_cast<int>(args.order.members);
     work.member = static_cast<int>(claim.pair - key_pair * args.order.members);
-    work.number = static_cast<int>(key_pair * args.order.tiles) + claim.tile;
+    work.number = work.key_head * BackwardWorkspace::key_tiles_of_head(p) +
+                  BackwardWorkspace::first_key_tile(p, sequence) + claim.tile;
     work.group_end = static_cast<int>(claim.group_end);
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
@@ -76,7 +87,8 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
 }  // namespace
 
 cudaError_t list_key_tiles(const BackwardArguments& args, cudaStream_t stream) {
-  const unsigned blocks = (args.order.num_claims() + kThreads - 1) / kThreads;
+  const uint32_t entries = std::max(args.order.num_claims(), KeyTileList::num_sums(args));
+  const unsigned blocks = (entries + kThreads - 1) / kThreads;
   list_kernel<<<blocks, kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
