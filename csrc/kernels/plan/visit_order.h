@@ -5,9 +5,8 @@
 // short, and is free of deadlock: a tile waits only for tiles that were claimed before it, or, where tiles go round,
 // for those of its group, all of which resident blocks hold together.
 //
-// Pairs of a batch entry and a head are worked on in sections. The head is one of keys, whose tiles visit all query
-// heads of the group, or one of queries, where each of the group's has claims of its own, and their dK and dV are added
-// up. In a pair, tile j belongs to phase j mod 2^n: within
+// Pairs of a batch entry and a key head are worked on in sections. Where members of the key head's group have claims of
+// their own, each makes a pair, and their dK and dV are added up. In a pair, tile j belongs to phase j mod 2^n: within
 // a phase neighbouring visitors of a tile of queries come the further apart, the more phases there are.
 //
 //   climb     from the first tile of queries to the last, claimed last tile of keys first. Causal tiles start together,
@@ -32,7 +31,7 @@ struct VisitOrder {
   static constexpr int64_t kWorkBytes = 112;  // of what a kernel is told about a tile of keys
 
   uint32_t pairs = 0;    // (batch entry * key heads + key head) * members + member
-  uint32_t members = 1;  // of a key head's group, that have claims of their own
+  uint32_t members = 1;  // shares of a key head's group of query heads
   uint32_t tiles = 0;    // of keys, of the longest sequence
   uint32_t log2_phases = 0;
   uint32_t group = 0;     // tiles of a pair and a phase, at most
