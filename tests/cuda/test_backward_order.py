@@ -16,7 +16,7 @@ import flash_attn_ext
 from support.backends import SM90, not_runnable_because
 from support.cases import Case, make_inputs
 from support.checks import answers_to, check_case, check_packed_drawn
-from support.disturbance import Disturbance
+from support.disturbance import assert_repeats
 from support.errors import Comparison, assert_rule_over_draws
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
@@ -113,15 +113,7 @@ def test_more_multiprocessors_than_there_are(monkeypatch):
 @over_dtypes((torch.bfloat16,))
 @over_cases(REPEATED)
 def test_repeats(case, dtype, gpu):
-    inputs = make_inputs(case, dtype, "cuda", draw_on="cuda")
-    disturbance = Disturbance()
-    first = run_ours(inputs, gpu)
-    for run in range(RUNS):
-        disturbance.start(3 * run % 7)
-        again = run_ours(inputs, gpu)
-        for name in first:
-            assert torch.equal(first[name], again[name]), name
-    torch.cuda.synchronize()
+    assert_repeats(make_inputs(case, dtype, "cuda", draw_on="cuda"), gpu, RUNS)
 
 
 @over_dtypes((torch.bfloat16,))

@@ -9,7 +9,7 @@ import torch
 from support.backends import CPU, Backend
 from support.binding import forward
 from support.cases import ALL_PATTERNS, Case, Inputs, make_inputs
-from support.disturbance import Disturbance
+from support.disturbance import assert_repeats
 from support.params import over_cases, over_dtypes
 from support.runners import identity_parts, run_ours
 
@@ -28,16 +28,7 @@ CASES = [
 @over_dtypes()
 @over_cases(CASES)
 def test_all_gradients(case, dtype, gpu):
-    inputs = make_inputs(case, dtype, "cuda", draw_on="cuda")
-    disturbance = Disturbance()
-    torch.cuda.synchronize()
-    first = run_ours(inputs, gpu)
-    for run in range(RUNS):
-        disturbance.start(3 * run % 7)
-        again = run_ours(inputs, gpu)
-        for name in first:
-            assert torch.equal(first[name], again[name]), name
-    torch.cuda.synchronize()
+    assert_repeats(make_inputs(case, dtype, "cuda", draw_on="cuda"), gpu, RUNS)
 
 
 @over_dtypes((torch.bfloat16, torch.float32))

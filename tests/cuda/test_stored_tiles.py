@@ -9,7 +9,7 @@ import torch
 from support.backends import SM90
 from support.cases import Case, Inputs, make_inputs
 from support.checks import check_case, check_drawn, check_packed_drawn
-from support.disturbance import Disturbance
+from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
 from support.runners import run_ours
@@ -119,15 +119,7 @@ def test_packed(case, dtype, gpu):
 @over_dtypes((torch.bfloat16,))
 @over_cases(REPEATED)
 def test_repeats(case, dtype, gpu):
-    inputs = make_inputs(case, dtype, "cuda", draw_on="cuda")
-    disturbance = Disturbance()
-    first = run_ours(inputs, gpu)
-    for run in range(RUNS):
-        disturbance.start(3 * run % 7)
-        again = run_ours(inputs, gpu)
-        for name in first:
-            assert torch.equal(first[name], again[name]), name
-    torch.cuda.synchronize()
+    assert_repeats(make_inputs(case, dtype, "cuda", draw_on="cuda"), gpu, RUNS)
 
 
 @over_dtypes((torch.bfloat16,))
