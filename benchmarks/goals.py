@@ -73,6 +73,7 @@ GOALS = (
     Goal("head_dims", "backward", 1.1, 1.0),
     *(Goal("short", "forward", 1.05, 1.05, at={"seqlen_q": seqlen}) for seqlen in (64, 128, 197, 577, 1000)),
     Goal("short", "backward", 1.1, 1.1),
+    Goal("few_queries", "backward", 1.0, 1.0),
     Goal("varlen", "forward", 1.8, 1.8),
     Goal("varlen", "backward", 1.6, 1.6),
     Goal("window", "forward", 0.56, 0.56, at={"case": "causal"}, at_most=True),

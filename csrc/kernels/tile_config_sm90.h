@@ -111,10 +111,14 @@ constexpr BackwardTile backward_tile(HeadDims dims) {
   return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false};
 }
 
-// Up to how many queries the portable kernels are faster, and from how many keys for each query on.
+// Up to how many queries the portable kernels are faster.
 constexpr int64_t portable_backward_queries(int64_t head_dim) {
   return head_dim > 64 && head_dim <= kLargestBackwardHeadDim ? 0 : 256;
 }
+
+// With more keys for each query than this, phases of tiles of keys have sums of dQ of their own, as many as there are
+// tiles of a pair that are worked on at once: visitors of the same sums hardly meet, and L2 still holds what they add
+// to.
 inline constexpr int64_t kMostKeysPerQuery = 8;
 
 // Up to how many query heads of a key head one block visits one after the other where tiles of keys see different

@@ -28,6 +28,8 @@ RUNS = 100
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
 LENGTHS = ((257, 257), (320, 319), (383, 65), (512, 1), (513, 640), (300, 1500), (1100, 700))
+# More than 8 keys for each query: phases with sums of their own.
+FEW_QUERIES = ((1, 9), (1, 300), (7, 1030), (64, 513), (65, 1100), (129, 2049))
 MASKS = (
     dict(),
     dict(causal="top_left"),
@@ -41,7 +43,7 @@ MASKS = (
 EDGES = [
     Case(sq=sq, sk=sk, batch=1, heads=2, kv_heads=kv_heads, d=d, dv=dv, **mask)
     for (d, dv, kv_heads) in ((64, 64, 2), (128, 128, 1), (96, 40, 2))
-    for sq, sk in LENGTHS
+    for sq, sk in LENGTHS + FEW_QUERIES
     for mask in MASKS
 ]
 PACKED = [
@@ -50,6 +52,7 @@ PACKED = [
     for lengths_q, lengths_k in (
         ((300, 0, 65, 700, 64), (300, 40, 129, 500, 0)),
         ((1, 1000, 63), (1, 1000, 300)),
+        ((3, 0, 65, 70, 64), (900, 40, 1290, 2000, 0)),
     )
     for mask in MASKS[:4]
 ] + [
@@ -60,11 +63,12 @@ PACKED = [
 FEW_BLOCKS = [
     Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, **mask)
     for d in (64, 128)
-    for sq, sk, kv_heads in ((1000, 1300, 2), (700, 2100, 4), (1200, 1200, 1))
+    for sq, sk, kv_heads in ((1000, 1300, 2), (700, 2100, 4), (1200, 1200, 1), (100, 3000, 2))
     for mask in (dict(), dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(200, 200)))
 ]
 REPEATED = [
-    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **mask)
+    Case(sq=sq, sk=sk, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **mask)
+    for sq, sk in ((1100, 1500), (100, 4000))
     for d, kv_heads in ((64, 8), (128, 2))
     for mask in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
 ]

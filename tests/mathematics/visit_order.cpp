@@ -7,6 +7,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include "kernels/plan/sm90.h"
@@ -29,8 +30,12 @@ struct Problem {
 
 struct Visit {
   int query_tile;
+  int sums;  // of the tile of queries, to which the visitor adds
   int place;
 };
+
+// Sums of dQ: pair, tile of queries, and which of its sums.
+using Sums = std::tuple<uint32_t, int, int>;
 
 // What a claimed tile does, as the kernel does it (sm90/backward/copies.cuh).
 std::vector<Visit> visits_of(const Problem& problem, const VisitOrder::Claim& claim) {
@@ -39,11 +44,12 @@ std::vector<Visit> visits_of(const Problem& problem, const VisitOrder::Claim& cl
   const VisitOrder::Tiles range = VisitOrder::visited(problem.visibility, sequence, claim.tile);
   const VisitOrder::Visitor visitor = problem.order.visitor(problem.visibility, sequence, claim.tile, claim.walk);
   std::vector<Visit> visits;
-  int at = claim.walk == Walk::kCycle   ? visitor.first_of_cycle()
-           : claim.walk == Walk::kClimb ? range.begin
-                                        : range.end - 1;
+  const int sums = claim.walk == Walk::kDivide ? visitor.phase() : 0;
+  int at = claim.walk == Walk::kCycle     ? visitor.first_of_cycle()
+           : claim.walk == Walk::kDescend ? range.end - 1
+                                          : range.begin;
   for (int i = range.begin; i < range.end; ++i) {
-    visits.push_back({at, visitor.place(at, visitor.visitors(at))});
+    visits.push_back({at, sums, visitor.place(at, visitor.visitors(at))});
     at += claim.walk == Walk::kDescend ? -1 : 1;
     if (at == range.end) at = range.begin;
   }
@@ -62,13 +68,13 @@ bool fails(const char* what, const Problem& problem) {
 }
 
 bool places_are_right(const Problem& problem) {
-  std::map<std::pair<uint32_t, int>, std::map<int, uint32_t>> claims_in_place;  // of a tile of queries
+  std::map<Sums, std::map<int, uint32_t>> claims_in_place;
   std::set<std::pair<uint32_t, int>> claimed;
   for (uint32_t index = 0; index < problem.order.num_claims(); ++index) {
     const VisitOrder::Claim claim = problem.order.claim(index);
     if (!claimed.insert({claim.pair, claim.tile}).second) return fails("claimed twice", problem);
     for (const Visit& visit : visits_of(problem, claim)) {
-      if (!claims_in_place[{claim.pair, visit.query_tile}].insert({visit.place, index}).second) {
+      if (!claims_in_place[{claim.pair, visit.query_tile, visit.sums}].insert({visit.place, index}).second) {
         return fails("two visitors in one place", problem);
       }
     }
@@ -78,22 +84,29 @@ bool places_are_right(const Problem& problem) {
     for (int i = 0; i < VisitOrder::num_tiles(sequence.num_queries, VisitOrder::kQueries); ++i) {
       const VisitOrder::Tiles visitors =
           problem.order.visitor(problem.visibility, sequence, 0, Walk::kClimb).visitors(i);
-      const auto found = claims_in_place.find({pair, i});
-      const size_t count = found == claims_in_place.end() ? 0 : found->second.size();
-      if (count != static_cast<size_t>(visitors.empty() ? 0 : visitors.end - visitors.begin)) {
-        return fails("not everybody visits", problem);
-      }
-      if (count == 0) continue;
-      uint32_t before = 0;
-      int place = 0;
-      for (const auto& [at, index] : found->second) {
-        if (at != place++) return fails("a place is left out", problem);
-        const VisitOrder::Claim claim = problem.order.claim(index);
-        if (at > 0 && claim.walk != Walk::kCycle && before > index) return fails("waits for a later claim", problem);
-        if (at > 0 && claim.walk == Walk::kCycle && before >= claim.group_end) {
-          return fails("waits for a later group", problem);
+      int count = 0;
+      for (int sums = 0; sums < 1 << problem.order.log2_sums; ++sums) {
+        const auto found = claims_in_place.find({pair, i, sums});
+        // Sums that nobody adds to are not read (sm90/backward/dq_sums.cuh).
+        const bool is_read =
+            (sums - visitors.begin & (1 << problem.order.log2_sums) - 1) < visitors.end - visitors.begin;
+        if (is_read != (found != claims_in_place.end())) return fails("sums that nobody adds to", problem);
+        if (!is_read) continue;
+        uint32_t before = 0;
+        int place = 0;
+        for (const auto& [at, index] : found->second) {
+          if (at != place++) return fails("a place is left out", problem);
+          const VisitOrder::Claim claim = problem.order.claim(index);
+          if (at > 0 && claim.walk != Walk::kCycle && before > index) return fails("waits for a later claim", problem);
+          if (at > 0 && claim.walk == Walk::kCycle && before >= claim.group_end) {
+            return fails("waits for a later group", problem);
+          }
+          before = index;
         }
-        before = index;
+        count += place;
+      }
+      if (count != (visitors.empty() ? 0 : visitors.end - visitors.begin)) {
+        return fails("not everybody visits", problem);
       }
     }
   }
@@ -110,7 +123,7 @@ bool ends(const Problem& problem, std::mt19937& random) {
     std::vector<Visit> visits;
     size_t next = 0;
   };
-  std::map<std::pair<uint32_t, int>, int> done;
+  std::map<Sums, int> done;
   std::vector<std::vector<Work>> blocks(problem.blocks);
   uint32_t claimed = 0;
   const auto claim = [&](std::vector<Work>& block) {
@@ -126,7 +139,7 @@ bool ends(const Problem& problem, std::mt19937& random) {
   const auto can_go_on = [&](const Work& work) {
     if (work.next == work.visits.size()) return true;
     const Visit& visit = work.visits[work.next];
-    return done[{work.pair, visit.query_tile}] == visit.place;
+    return done[{work.pair, visit.query_tile, visit.sums}] == visit.place;
   };
   for (;;) {
     bool anybody = false;
@@ -139,7 +152,8 @@ bool ends(const Problem& problem, std::mt19937& random) {
         if (work.next == work.visits.size()) {
           block.erase(block.begin());
         } else {
-          ++done[{work.pair, work.visits[work.next++].query_tile}];
+          const Visit& visit = work.visits[work.next++];
+          ++done[{work.pair, visit.query_tile, visit.sums}];
         }
       }
     }

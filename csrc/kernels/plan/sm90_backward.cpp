@@ -8,6 +8,16 @@ namespace {
 
 using attention::BackwardParams;
 
+// One kernel for all gradients.
+bool is_fused(const BackwardParams& p) {
+  return largest_head_dim(p) <= sm90::kLargestBackwardHeadDim && wanted_variant_sm90(p) == Variant::kPlain;
+}
+
+// Visitors of a tile of queries take turns: with far more keys than queries they would wait for each other.
+bool has_few_queries(const BackwardParams& p) {
+  return p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q;
+}
+
 // Where the portable kernels run instead. Of a call's sizes, it depends on lengths and head dims alone.
 bool is_for_portable_kernels(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
@@ -27,12 +37,9 @@ bool is_for_portable_kernels(const BackwardParams& p) {
   };
   if (!in_chunks(p.out, p.head_dim_v) || !in_chunks(p.dout, p.head_dim_v)) return true;
   if (!in_chunks(p.dq, p.head_dim_qk) || !in_chunks(p.dk, p.head_dim_qk) || !in_chunks(p.dv, p.head_dim_v)) return true;
-  return lengths.max_seqlen_k == 0 || lengths.max_seqlen_q <= sm90::portable_backward_queries(largest_head_dim(p));
-}
-
-// Visitors of a tile of queries take turns: with far more keys than queries they would wait.
-bool would_wait(const BackwardParams& p) {
-  return p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q;
+  if (lengths.max_seqlen_k == 0) return true;
+  if (is_fused(p) && has_few_queries(p)) return false;
+  return lengths.max_seqlen_q <= sm90::portable_backward_queries(largest_head_dim(p));
 }
 
 // How many claims share the query heads of a group: each has as many as may come one after the other.
@@ -54,7 +61,8 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
   if (p.visibility.one_sided()) order.members = count_members(p.queries_per_key_head(), query_tiles);
   order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.members;
   order.tiles = static_cast<uint32_t>(VisitOrder::num_tiles(lengths.max_seqlen_k, VisitOrder::kKeys));
-  order.cyclic = p.visibility.unlimited();
+  order.divided = has_few_queries(p);
+  order.cyclic = !order.divided && p.visibility.unlimited();
   order.group = order.tiles;
   const auto add_phases = [&](auto&& wants_more) {
     while (order.group > 1 && wants_more()) {
@@ -63,7 +71,11 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
     }
   };
   const int64_t apart = sm90::visits_apart(dims, query_tiles, order.cyclic);
-  if (order.cyclic) {
+  if (order.divided) {
+    const int64_t at_once = (blocks + order.pairs - 1) / order.pairs;  // tiles of a pair
+    add_phases([&] { return (int64_t{1} << order.log2_phases) < at_once; });
+    order.log2_sums = order.log2_phases;
+  } else if (order.cyclic) {
     add_phases([&] { return order.group > blocks || query_tiles < apart * order.group; });
     order.together = static_cast<uint32_t>(std::max<int64_t>(blocks / order.group, 1));
   } else {
@@ -77,12 +89,10 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p)) return plan_backward_sm80(p, limits);
-  const bool is_plain = wanted_variant_sm90(p) == Variant::kPlain;
-  if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim || !is_plain) {
+  if (!is_fused(p)) {
     const std::optional<BackwardPlan> storing = plan_backward_sm90_storing(p, limits);
     return storing ? *storing : plan_backward_sm80(p, limits);
   }
-  if (would_wait(p)) return plan_backward_sm80(p, limits);
   BackwardPlan plan;
   const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
   plan.kernels = BackwardKernels::kWarpSpecialised;
@@ -101,9 +111,9 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   constexpr int64_t kFloat = sizeof(float);
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
-  parts.dq_sums = append(parts.bytes, rows * dims.qk * kFloat);
+  parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_sums);
   parts.statistics = append(parts.bytes, rows * 2 * kFloat);
-  parts.turns = append(parts.bytes, query_tiles * int64_t{sizeof(int)});
+  parts.turns = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_sums);
   parts.key_tiles = append(parts.bytes, plan.order.num_claims() * VisitOrder::kWorkBytes);
   parts.claims = append(parts.bytes, int64_t{sizeof(uint32_t)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * longest * 4);

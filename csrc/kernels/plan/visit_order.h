@@ -13,6 +13,9 @@
 //             each two tiles of queries behind the one before it, and end staggered.
 //   descend   the other way round: they start staggered, where climbing ones end, and end together. Every second pair.
 //   cycle     where every query sees every key: the tiles of a group start evenly spread and go round.
+//   divide    few queries that see many keys: each phase adds to sums of its own, which are added up afterwards, and
+//   the
+//             tiles of all pairs come in turn, so that the visitors of a phase are claimed far apart.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +25,7 @@
 
 namespace flash_attn_ext {
 
-enum class Walk : int { kClimb, kDescend, kCycle };
+enum class Walk : int { kClimb, kDescend, kCycle, kDivide };
 
 struct VisitOrder {
   static constexpr int kKeys = 128;           // rows of a tile of keys
@@ -37,8 +40,15 @@ struct VisitOrder {
   uint32_t group = 0;     // tiles of a pair and a phase, at most
   uint32_t together = 0;  // pairs of a section
   bool cyclic = false;
+  bool divided = false;
+  uint32_t log2_sums =
+      0;  // how many sums of dQ a tile of queries has, as a power of two: one, or where divided, phases
 
   FLASH_HOST_DEVICE uint32_t num_claims() const { return (pairs * group) << log2_phases; }
+  // Of the tile of queries with a number, those that a tile of keys adds to.
+  FLASH_HOST_DEVICE int sums_of(int number, int tile) const {
+    return (number << log2_sums) + (tile & ((1 << log2_sums) - 1));
+  }
 
   // What is claimed index-th. The last phases and short sequences lack some of these tiles.
   struct Claim {
@@ -48,6 +58,10 @@ struct VisitOrder {
     uint32_t group_end;  // cycle: the first claim behind the group's
   };
   FLASH_HOST_DEVICE Claim claim(uint32_t index) const {
+    if (divided) {
+      const uint32_t tile = index / pairs;
+      return {index - tile * pairs, static_cast<int>(tile), Walk::kDivide, 0};
+    }
     const uint32_t of_section = (together * group) << log2_phases;
     const uint32_t section = index / of_section;
     const uint32_t first_pair = section * together;
@@ -109,12 +123,17 @@ struct VisitOrder {
       return tiles_of(clamp(first + begin_offset), clamp(least(first + kQueries, num_queries) + end_offset), kKeys);
     }
 
-    // How many of a tile of queries' visitors come before this one.
+    FLASH_HOST_DEVICE int phase() const { return tile & ((1 << log2_phases) - 1); }
+
+    // How many of those that add to the same sums of a tile of queries come before this visitor.
     FLASH_HOST_DEVICE int place(int query_tile, const Tiles& visitors) const {
-      const int phase = tile & ((1 << log2_phases) - 1);
-      const int earlier = in_phases_before(visitors.end, phase) - in_phases_before(visitors.begin, phase);
+      const int phase = this->phase();
+      int earlier = 0;
+      if (walk != Walk::kDivide) {
+        earlier = in_phases_before(visitors.end, phase) - in_phases_before(visitors.begin, phase);
+      }
       if (walk == Walk::kClimb) return earlier + in_phase(visitors.end, phase) - in_phase(tile + 1, phase);
-      if (walk == Walk::kDescend) return earlier + in_phase(tile, phase) - in_phase(visitors.begin, phase);
+      if (walk != Walk::kCycle) return earlier + in_phase(tile, phase) - in_phase(visitors.begin, phase);
       // The one that started here or last before comes first, then those that have come further.
       const int count = in_phase(visitors.end, phase);
       const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
@@ -126,7 +145,7 @@ struct VisitOrder {
 
     // Where it begins to go round.
     FLASH_HOST_DEVICE int first_of_cycle() const {
-      const int count = in_phase(num_tiles(num_keys, kKeys), tile & ((1 << log2_phases) - 1));
+      const int count = in_phase(num_tiles(num_keys, kKeys), phase());
       return static_cast<int>(static_cast<uint32_t>(tile >> log2_phases) *
                               static_cast<uint32_t>(num_tiles(num_queries, kQueries)) / static_cast<uint32_t>(count));
     }

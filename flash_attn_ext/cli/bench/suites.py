@@ -85,6 +85,20 @@ def short() -> Iterator[Workload]:
         yield Workload("short", "full", batch, heads, seqlen, 64, **options)
 
 
+def few_queries() -> Iterator[Workload]:
+    """Cross-attention, latents, prefixes: all queries see far more keys."""
+    for batch, heads, seqlen, kilokeys, head_dim in (
+        (1, 16, 128, 4, 128),
+        (1, 16, 128, 32, 128),
+        (4, 16, 64, 8, 128),
+        (8, 16, 128, 8, 64),
+        (2, 8, 16, 16, 64),
+        (16, 16, 128, 2, 64),
+    ):
+        options = dict(seqlen_k=1024 * kilokeys, peers=FUSED, against="best")
+        yield Workload("few_queries", f"{kilokeys}k keys", batch, heads, seqlen, head_dim, **options)
+
+
 def varlen() -> Iterator[Workload]:
     rng = random.Random(0)
     lengths = tuple(rng.randint(256, 8192) for _ in range(16))
@@ -164,7 +178,21 @@ def _named(*suites) -> dict[str, tuple[Workload, ...]]:
 
 SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
     "cuda": _named(
-        grid, mask, float32, dropout, head_dims, short, varlen, window, gqa, host, switch, decode, decode_host, generate
+        grid,
+        mask,
+        float32,
+        dropout,
+        head_dims,
+        short,
+        few_queries,
+        varlen,
+        window,
+        gqa,
+        host,
+        switch,
+        decode,
+        decode_host,
+        generate,
     ),
     "cpu": {
         **_named(cpu, decode_host),

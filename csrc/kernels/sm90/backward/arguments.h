@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attention/divisor.h"
 #include "attention/params.h"
 #include "kernels/plan/visit_order.h"
 #include "kernels/sm90/backward/key_tile_work.h"
@@ -15,15 +16,36 @@ namespace flash_attn_ext::sm90 {
 // number is 2^-14, and a P of many keys is smaller.
 constexpr int weight_shift(HeadDims dims) { return backward_tile(dims).keys_in_registers ? 0 : 14; }
 
+// A tile of queries, by its number in the sequence.
+struct QueryTile {
+  int batch;
+  int head;
+  int tile;
+};
+
+// Blocks by tiles of queries: tile of the longest sequence first, then head, then batch entry.
+struct QueryTileGrid {
+  attention::Divisor tiles;
+  attention::Divisor heads;
+
+  __device__ __forceinline__ QueryTile at(uint32_t block) const {
+    const uint32_t index = tiles.quotient(block);
+    const uint32_t batch = heads.quotient(index);
+    return {static_cast<int>(batch), static_cast<int>(index - batch * heads.divisor),
+            static_cast<int>(block - index * tiles.divisor)};
+  }
+};
+
 // Where the kernels meet. Sums and statistics are laid out in tiles of queries: those of a head come one after the
 // other, the heads likewise. A packed sequence begins at a tile of its own. So are sums of dK and dV in tiles of keys.
 struct BackwardWorkspace {
   static constexpr int kQueries = VisitOrder::kQueries;
 
   KeyTileWork* table;  // in the order of claims
-  float* dq_sums;      // of each tile: dQ / scale, in the order of accumulators
+  float* dq_sums;      // of each tile, where phases have sums of their own of each of these: dQ / scale, in the
+                       // order of accumulators
   float* statistics;   // of each tile: LSE * log2(e) - shift of its queries, then delta / 2^shift
-  int* turns;          // of each tile: how many visitors have added to dQ
+  int* turns;          // of each of the sums: how many visitors have added to them
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;
   uint32_t* claims;
@@ -47,6 +69,21 @@ struct BackwardWorkspace {
     const auto batch = static_cast<int>(sequence.batch);
     if (p.sequences.cu_seqlens_k != nullptr) return static_cast<int>(sequence.key_begin) / VisitOrder::kKeys + batch;
     return batch * VisitOrder::num_tiles(p.sequences.max_seqlen_k, VisitOrder::kKeys);
+  }
+  // A tile of queries' number.
+  __device__ __forceinline__ int number_of(const attention::AttentionParams& p, const attention::Sequence& sequence,
+                                           const QueryTile& at) const {
+    return at.head * tiles_of_head + first_tile(p, sequence) + at.tile;
+  }
+  // Of a warp's 16 rows of it, in the order of a schedule of queries, one head after the other (schedule/block.cuh).
+  __device__ __forceinline__ uint8_t& dq_nan_flag(const attention::AttentionParams& p, const QueryTile& at,
+                                                  int warp) const {
+    const int tiles = VisitOrder::num_tiles(p.sequences.max_seqlen_q, kQueries);
+    const int group = static_cast<int>(p.queries_per_key_head());
+    const int key_head = at.head / group;
+    const int64_t pair = int64_t{key_head} * p.batch + at.batch;
+    const int64_t row_of_tiles = pair * group + at.head - key_head * group;
+    return dq_nan_flags[(row_of_tiles * tiles + tiles - 1 - at.tile) * 4 + warp];
   }
   __device__ __forceinline__ float* statistics_of(int64_t tile) const { return statistics + tile * 2 * kQueries; }
 };

@@ -84,9 +84,10 @@ struct BackwardProducer {
       Visit& to = shared.visit(q_at);
       to = {.query_tile = query_tile,
             .head = head,
-            .accumulator = head * args.workspace.tiles_of_head + work.first_accumulator + query_tile,
+            .sums = args.order.sums_of(head * args.workspace.tiles_of_head + work.first_accumulator + query_tile,
+                                       work.visitor.tile),
             .place = place,
-            .is_last = place + 1 == visitors.end - visitors.begin,
+            .is_last = !args.order.divided && place + 1 == visitors.end - visitors.begin,
             .ends_tile = left == 1,
             .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
       send_visit(work, to, left == work.visits);
@@ -109,8 +110,8 @@ struct BackwardProducer {
     ptx::Barrier& q_full = shared.q_ring.full[q_at.stage];
     ptx::arrive_expecting(q_full, Traits::QTile::kBytes + kStatisticsBytes);
     shared.q[q_at.stage].copy(args.q.map, q_full, {0, row, to.head * args.q.head_step, work.batch * args.q.batch_step});
-    ptx::copy_bytes(shared.statistics[q_at.stage], args.workspace.statistics_of(to.accumulator), kStatisticsBytes,
-                    q_full);
+    ptx::copy_bytes(shared.statistics[q_at.stage], args.workspace.statistics_of(to.sums >> args.order.log2_sums),
+                    kStatisticsBytes, q_full);
     if (is_first) {
       shared.k_ring.wait_empty(k_at);
       send_keys(work, shared.k[k_at.stage], args.k, shared.k_ring.full[k_at.stage]);
@@ -157,11 +158,11 @@ struct DqAdder {
 #pragma unroll 1
     for (int parity = 0;; parity ^= 1) {
       ptx::wait(shared.sum_ring.full[stage], parity);
-      const int accumulator = shared.pending[stage].accumulator;
+      const int number = shared.pending[stage].sums;
       const int place = shared.pending[stage].place;
-      if (accumulator == PendingSum::kEnd) break;
-      float* const sums = args.workspace.dq_sums + int64_t{accumulator} * kFloats;
-      int* const turn = args.workspace.turns + accumulator;
+      if (number == PendingSum::kEnd) break;
+      float* const sums = args.workspace.dq_sums + int64_t{number} * kFloats;
+      int* const turn = args.workspace.turns + number;
       if (place == 0) {
         ptx::store_bytes(sums, shared.dq_sums[stage], kBytes);
       } else {

@@ -56,7 +56,7 @@ struct DqWarpgroup {
     Dq dq;
     start(dq, 0);
     // While the product is in flight.
-    const int accumulator = uniform(at.accumulator);
+    const int sums = uniform(at.sums);
     const int place = uniform(at.place);
     const bool is_last = uniform(at.is_last) != 0;
     const bool ends_tile = uniform(at.ends_tile) != 0;
@@ -73,7 +73,7 @@ struct DqWarpgroup {
         if (ends_tile) ptx::arrive(shared.k_ring.empty[k_at.stage]);
       }
       if (is_last) {
-        if (place > 0) add_sums(dq, accumulator, place, chunk);
+        if (place > 0) add_sums(dq, sums, place, chunk);
         store(dq, work, query_tile, head, chunk);
       } else {
         float* const to = shared.dq_sums[sum_at.stage] + chunk * kChunkFloats + thread() * 4;
@@ -89,7 +89,7 @@ struct DqWarpgroup {
     }
     if (!is_last) {
       ptx::fence_stores();
-      publish(accumulator, place);
+      publish(sums, place);
     }
     dscore_at.advance();
   }
@@ -99,22 +99,21 @@ struct DqWarpgroup {
                                    tile::BoxOperand(shared.k[0]).after(k_at.stage), chunk);
   }
 
-  __device__ __forceinline__ void publish(int accumulator, int place) {
-    if (thread() == 0) shared.pending[sum_at.stage] = {accumulator, place};
+  __device__ __forceinline__ void publish(int sums, int place) {
+    if (thread() == 0) shared.pending[sum_at.stage] = {sums, place};
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.sum_ring.full[sum_at.stage]);
     sum_at.advance();
   }
 
   // What the other visitors have added to memory. (Their engines' writes: DqAdder.)
-  __device__ __forceinline__ void add_sums(Dq& dq, int accumulator, int place, int chunk) const {
+  __device__ __forceinline__ void add_sums(Dq& dq, int sums, int place, int chunk) const {
     if (chunk == 0) {
-      while (ptx::load_acquire(args.workspace.turns + accumulator) != place) {
+      while (ptx::load_acquire(args.workspace.turns + sums) != place) {
       }
       __syncwarp();
     }
-    const float* const from =
-        args.workspace.dq_sums + (int64_t{accumulator} * kChunks + chunk) * kChunkFloats + thread() * 4;
+    const float* const from = args.workspace.dq_sums + (int64_t{sums} * kChunks + chunk) * kChunkFloats + thread() * 4;
 #pragma unroll
     for (int j = 0; j < Dq::kColumnTiles; ++j) {
       const float4 sum = __ldcg(reinterpret_cast<const float4*>(from + j * kThreads * 4));
@@ -138,17 +137,7 @@ struct DqWarpgroup {
                                    .rows = work.visitor.num_queries - first_row,
                                    .columns = static_cast<int>(p.head_dim_qk) - chunk * tile::kBoxColumns},
                                   dq);
-    if (suspicious) flag_of(work, query_tile, head) = 1;
-  }
-
-  // In the order of a schedule of queries, one head after the other (schedule/block.cuh).
-  __device__ __forceinline__ uint8_t& flag_of(const KeyTileWork& work, int query_tile, int head) const {
-    const attention::BackwardParams& p = args.params;
-    const int tiles = VisitOrder::num_tiles(p.sequences.max_seqlen_q, Traits::kQueries);
-    const int group = static_cast<int>(p.queries_per_key_head());
-    const int64_t pair = int64_t{work.key_head} * p.batch + work.batch;
-    const int64_t row_of_tiles = pair * group + head - work.key_head * group;
-    return args.workspace.dq_nan_flags[(row_of_tiles * tiles + tiles - 1 - query_tile) * 4 + tile::warp() % 4];
+    if (suspicious) args.workspace.dq_nan_flag(p, {work.batch, head, query_tile}, tile::warp() % 4) = 1;
   }
 };
 

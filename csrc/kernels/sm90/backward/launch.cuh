@@ -5,6 +5,7 @@
 #include "kernels/common/repair.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/backward.cuh"
+#include "kernels/sm90/backward/dq_sums.cuh"
 #include "kernels/sm90/backward/key_tile_list.h"
 #include "kernels/sm90/backward/statistics.cuh"
 #include "kernels/sm90/sm90_kernels.h"
@@ -32,6 +33,7 @@ inline cudaError_t make_operand_maps(BackwardArguments& args) {
 struct Launch {
   int64_t blocks;
   int threads;
+  int slices = 1;  // each with as many blocks
   int shared_bytes = 0;
   bool together = false;  // no block starts before all of them can
 };
@@ -46,7 +48,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), const Launch& launch, cu
   attributes[1].id = cudaLaunchAttributeCooperative;
   attributes[1].val.cooperative = launch.together;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(launch.blocks));
+  config.gridDim = dim3(static_cast<unsigned>(launch.blocks), static_cast<unsigned>(launch.slices));
   config.blockDim = dim3(launch.threads);
   config.dynamicSmemBytes = launch.shared_bytes;
   config.stream = stream;
@@ -55,18 +57,13 @@ cudaError_t launch_early(void (*kernel)(Parameters...), const Launch& launch, cu
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
+// With as many blocks as there are tiles of queries.
 template <class Element>
-cudaError_t prepare(const BackwardArguments& args, cudaStream_t stream) {
-  const attention::BackwardParams& p = args.params;
-  const int64_t tiles = VisitOrder::num_tiles(p.sequences.max_seqlen_q, VisitOrder::kQueries);
-  const int64_t blocks = tiles * p.num_heads_q * p.batch;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+cudaError_t prepare(const BackwardArguments& args, const QueryTileGrid& grid, int64_t blocks, cudaStream_t stream) {
   const cudaError_t error = list_key_tiles(args, stream);
   if (error != cudaSuccess) return error;
-  const StatisticsGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
-                               attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
-  return launch_early(p.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>,
-                      {.blocks = blocks, .threads = kStatisticsThreads}, stream, args, grid);
+  const auto kernel = args.params.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>;
+  return launch_early(kernel, {.blocks = blocks, .threads = kStatisticsThreads}, stream, args, grid);
 }
 
 template <class Traits>
@@ -129,12 +126,22 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
                     .key_sums = parts.key_sums.in<float>(workspace),
                     .arrivals = parts.arrivals.in<int>(workspace),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head)};
+  const int64_t query_tiles = VisitOrder::num_tiles(p.sequences.max_seqlen_q, VisitOrder::kQueries);
+  const int64_t query_blocks = query_tiles * p.num_heads_q * p.batch;
+  if (query_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const QueryTileGrid grid = {attention::Divisor::of(static_cast<uint32_t>(query_tiles)),
+                              attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
   cudaError_t error = make_operand_maps(args);
-  if (error == cudaSuccess) error = prepare<Element>(args, stream);
+  if (error == cudaSuccess) error = prepare<Element>(args, grid, query_blocks, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
   error = plan.dkdv_head_dim == 64 ? launch_main<BackwardTraits<Element, kBackwardHeadDims[0]>>(args, blocks, stream)
                                    : launch_main<BackwardTraits<Element, kBackwardHeadDims[1]>>(args, blocks, stream);
+  if (error == cudaSuccess && args.order.divided) {
+    error = launch_early(sum_dq_kernel<Element>,
+                         {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns},
+                         stream, args, grid);
+  }
   return error == cudaSuccess ? repair<Element>(args, stream) : error;
 }
 

@@ -5,18 +5,12 @@
 // fixed butterfly order. Bound: memory, as in common/delta.cu.
 #pragma once
 
-#include "attention/divisor.h"
 #include "kernels/common/rows/row_products.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/arguments.h"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
-
-struct StatisticsGrid {
-  attention::Divisor tiles;  // of the longest sequence's queries
-  attention::Divisor heads;
-};
 
 inline constexpr int kStatisticsThreads = 256;
 
@@ -29,14 +23,16 @@ struct Statistics {
 
   const BackwardArguments& args;
   const attention::Sequence sequence;
-  const int head;
-  const int tile;
+  const QueryTile at;
 
   __device__ __forceinline__ void run() const {
     const attention::BackwardParams& p = args.params;
-    const int64_t accumulator =
-        int64_t{head} * args.workspace.tiles_of_head + BackwardWorkspace::first_tile(p, sequence) + tile;
-    if (threadIdx.x == 0) args.workspace.turns[accumulator] = 0;
+    const int tile = at.tile;
+    const int head = at.head;
+    const int number = args.workspace.number_of(p, sequence, at);
+    for (int i = static_cast<int>(threadIdx.x); i < 1 << args.order.log2_sums; i += kStatisticsThreads) {
+      args.workspace.turns[(number << args.order.log2_sums) + i] = 0;
+    }
     const int64_t first_row = sequence.query_begin + tile * kQueries;
     const int rows = static_cast<int>(min(sequence.num_queries - tile * kQueries, int64_t{kQueries}));
     const int own = static_cast<int>(threadIdx.x) / kLanes;
@@ -63,7 +59,7 @@ struct Statistics {
       for (int offset = kLanes / 2; offset > 0; offset /= 2) delta[i] += __shfl_xor_sync(0xFFFFFFFFu, delta[i], offset);
     }
     if (lane == 0) {
-      float* const statistics = args.workspace.statistics_of(accumulator);
+      float* const statistics = args.workspace.statistics_of(number);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int row = own + i * kRowStep;
@@ -84,7 +80,7 @@ struct Statistics {
     const attention::MatrixView& dq = args.params.dq;
     const auto columns = static_cast<int>(args.params.head_dim_qk);
     for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += kStatisticsThreads) {
-      dq.row<Element>(sequence.batch, head, first_row + i / columns)[i % columns * dq.column_stride] = Element(0.0f);
+      dq.row<Element>(sequence.batch, at.head, first_row + i / columns)[i % columns * dq.column_stride] = Element(0.0f);
     }
   }
 };
@@ -92,16 +88,13 @@ struct Statistics {
 // Started while the table of tiles of keys is made, for which it waits at its end: so does who waits for this one.
 template <class Element, int kLanes>
 __global__ void __launch_bounds__(kStatisticsThreads)
-    statistics_kernel(const __grid_constant__ BackwardArguments args, const __grid_constant__ StatisticsGrid grid) {
+    statistics_kernel(const __grid_constant__ BackwardArguments args, const __grid_constant__ QueryTileGrid grid) {
   ptx::allow_dependent_launch();
-  const uint32_t index = grid.tiles.quotient(blockIdx.x);
-  const auto tile = static_cast<int>(blockIdx.x - index * grid.tiles.divisor);
-  const auto batch = static_cast<int>(grid.heads.quotient(index));
-  const auto head = static_cast<int>(index - batch * grid.heads.divisor);
+  const QueryTile at = grid.at(blockIdx.x);
   if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(args.workspace.dq_nan_flags)[blockIdx.x] = 0;
-  const attention::Sequence sequence = args.params.sequences.at(batch);
-  if (tile < VisitOrder::num_tiles(sequence.num_queries, VisitOrder::kQueries)) {
-    Statistics<Element, kLanes>{args, sequence, head, tile}.run();
+  const attention::Sequence sequence = args.params.sequences.at(at.batch);
+  if (at.tile < VisitOrder::num_tiles(sequence.num_queries, VisitOrder::kQueries)) {
+    Statistics<Element, kLanes>{args, sequence, at}.run();
   }
   ptx::wait_for_kernel_before();
 }

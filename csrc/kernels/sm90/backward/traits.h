@@ -35,16 +35,16 @@ struct BackwardTraits {
 struct alignas(16) Visit {
   int query_tile;                       // of the sequence
   int head;                             // of queries
-  int accumulator;                      // the tile's number in the workspace
+  int sums;                             // that it adds to: their number in the workspace
   int place;                            // how many visitors come before
-  bool is_last;                         // of the visitors
+  bool is_last;                         // of all the visitors
   bool ends_tile;                       // of the tile of keys' visits
   bool is_partial[VisitOrder::kParts];  // whether something of the keys is hidden
 };
 
 // A part of dQ on its way to memory.
 struct PendingSum {
-  int accumulator;  // kEnd: there are no more
+  int sums;  // their number in the workspace; kEnd: there are no more
   int place;
   static constexpr int kEnd = -1;
 };
