@@ -13,9 +13,8 @@
 //             each two tiles of queries behind the one before it, and end staggered.
 //   descend   the other way round: they start staggered, where climbing ones end, and end together. Every second pair.
 //   cycle     where every query sees every key: the tiles of a group start evenly spread and go round.
-//   divide    few queries that see many keys: each phase adds to sums of its own, which are added up afterwards, and
-//   the
-//             tiles of all pairs come in turn, so that the visitors of a phase are claimed far apart.
+//   divide    few queries that see many keys: each phase adds to sums of its own, and these are added up afterwards.
+//             Tiles of all pairs come in turn, so that the visitors of a phase are claimed far apart.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +40,7 @@ struct VisitOrder {
   uint32_t together = 0;  // pairs of a section
   bool cyclic = false;
   bool divided = false;
-  uint32_t log2_sums =
-      0;  // how many sums of dQ a tile of queries has, as a power of two: one, or where divided, phases
+  uint32_t log2_sums = 0;  // sums of dQ that a tile of queries has, as a power of two: one, or where divided, phases
 
   FLASH_HOST_DEVICE uint32_t num_claims() const { return (pairs * group) << log2_phases; }
   // Of the tile of queries with a number, those that a tile of keys adds to.
