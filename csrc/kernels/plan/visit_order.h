@@ -43,9 +43,10 @@ struct VisitOrder {
   uint32_t log2_sums = 0;  // sums of dQ that a tile of queries has, as a power of two: one, or where divided, phases
 
   FLASH_HOST_DEVICE uint32_t num_claims() const { return (pairs * group) << log2_phases; }
-  // Of the tile of queries with a number, those that a tile of keys adds to.
-  FLASH_HOST_DEVICE int sums_of(int number, int tile) const {
-    return (number << log2_sums) + (tile & ((1 << log2_sums) - 1));
+
+  // The number of the sums that a phase adds to, of the tile of queries with a number.
+  FLASH_HOST_DEVICE int sums_of(int query_tile, int phase) const {
+    return divided ? (query_tile << log2_sums) + phase : query_tile;
   }
 
   // What is claimed index-th. The last phases and short sequences lack some of these tiles.
@@ -126,19 +127,20 @@ struct VisitOrder {
     // How many of those that add to the same sums of a tile of queries come before this visitor.
     FLASH_HOST_DEVICE int place(int query_tile, const Tiles& visitors) const {
       const int phase = this->phase();
-      int earlier = 0;
-      if (walk != Walk::kDivide) {
-        earlier = in_phases_before(visitors.end, phase) - in_phases_before(visitors.begin, phase);
+      if (walk == Walk::kCycle) {
+        // The one that started here or last before comes first, then those that have come further.
+        const int count = in_phase(visitors.end, phase);
+        const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
+        const auto started =
+            (static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count) + queries - 1) / queries;
+        const int behind = static_cast<int>(started) - 1 - (tile >> log2_phases);
+        return in_phases_before(visitors.end, phase) + (behind < 0 ? behind + count : behind);
       }
-      if (walk == Walk::kClimb) return earlier + in_phase(visitors.end, phase) - in_phase(tile + 1, phase);
-      if (walk != Walk::kCycle) return earlier + in_phase(tile, phase) - in_phase(visitors.begin, phase);
-      // The one that started here or last before comes first, then those that have come further.
-      const int count = in_phase(visitors.end, phase);
-      const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
-      const auto started =
-          (static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count) + queries - 1) / queries;
-      const int behind = static_cast<int>(started) - 1 - (tile >> log2_phases);
-      return earlier + (behind < 0 ? behind + count : behind);
+      const int from_first = in_phase(tile, phase) - in_phase(visitors.begin, phase);
+      if (walk == Walk::kDivide) return from_first;
+      const int earlier = in_phases_before(visitors.end, phase) - in_phases_before(visitors.begin, phase);
+      if (walk == Walk::kDescend) return earlier + from_first;
+      return earlier + in_phase(visitors.end, phase) - in_phase(tile + 1, phase);
     }
 
     // Where it begins to go round.

@@ -52,6 +52,7 @@ struct BackwardWorkspace {
   float* key_sums;  // of each tile and member: dV, then dK / scale, of each part, in the order of accumulators
   int* arrivals;    // of each tile and part: how many members have left theirs
   int tiles_of_head;
+  int sums_of_head;  // as many, or times the phases that have their own
 
   __device__ __forceinline__ static int first_tile(const attention::AttentionParams& p,
                                                    const attention::Sequence& sequence) {

@@ -84,10 +84,9 @@ struct BackwardProducer {
       Visit& to = shared.visit(q_at);
       to = {.query_tile = query_tile,
             .head = head,
-            .sums = args.order.sums_of(head * args.workspace.tiles_of_head + work.first_accumulator + query_tile,
-                                       work.visitor.tile),
+            .sums = head * args.workspace.sums_of_head + work.first_sums + (query_tile << args.order.log2_sums),
             .place = place,
-            .is_last = !args.order.divided && place + 1 == visitors.end - visitors.begin,
+            .is_last = place + 1 == visitors.end - visitors.begin,
             .ends_tile = left == 1,
             .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
       send_visit(work, to, left == work.visits);

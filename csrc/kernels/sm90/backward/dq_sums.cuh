@@ -34,7 +34,7 @@ struct DqSums {
     __shared__ float4 sums[kSumGroups][tile::kWarpgroupSize];
     const VisitOrder::Tiles visitors =
         args.order.visitor(args.params.visibility, sequence, 0, Walk::kDivide).visitors(at.tile);
-    if (visitors.empty()) return;  // dQ is 0 already
+    if (visitors.end - visitors.begin < 2) return;  // dQ is 0 already, or written by the one
     const int group = static_cast<int>(threadIdx.x) / tile::kWarpgroupSize;
     sums[group][thread()] = sum_of_group(visitors, group);
     __syncthreads();
@@ -53,7 +53,8 @@ struct DqSums {
   __device__ __forceinline__ float4 sum_of_group(const VisitOrder::Tiles& visitors, int group) const {
     constexpr int kSliceFloats = VisitOrder::kQueries * kSumColumns;
     const int number = args.workspace.number_of(args.params, sequence, at);
-    const int phases = min(visitors.end - visitors.begin, 1 << args.order.log2_sums);
+    const int phases_of_all = 1 << args.order.log2_sums;
+    const int phases = min(visitors.end - visitors.begin, phases_of_all);
     float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
     for (int i = group; i < phases; i += kSumGroups * kSumsAhead) {
@@ -61,7 +62,8 @@ struct DqSums {
 #pragma unroll
       for (int k = 0; k < kSumsAhead; ++k) {
         const int visitor = i + k * kSumGroups;
-        const int64_t slice = int64_t{args.order.sums_of(number, visitors.begin + visitor)} * gridDim.y + blockIdx.y;
+        const int64_t slice =
+            int64_t{args.order.sums_of(number, visitors.begin + visitor & phases_of_all - 1)} * gridDim.y + blockIdx.y;
         const float* const from = args.workspace.dq_sums + slice * kSliceFloats + thread() * 4;
         ahead[k] = visitor < phases ? *reinterpret_cast<const float4*>(from) : float4{0.0f, 0.0f, 0.0f, 0.0f};
       }

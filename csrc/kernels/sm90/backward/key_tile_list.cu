@@ -50,8 +50,8 @@ struct KeyTileList {
     work.group_end = static_cast<int>(claim.group_end);
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
-    work.first_accumulator = BackwardWorkspace::first_tile(p, sequence);
     work.visitor = args.order.visitor(p.visibility, sequence, claim.tile, claim.walk);
+    work.first_sums = args.order.sums_of(BackwardWorkspace::first_tile(p, sequence), work.visitor.phase());
     if (claim.tile >= VisitOrder::num_tiles(sequence.num_keys, VisitOrder::kKeys) || sequence.num_queries == 0) {
       return work;
     }

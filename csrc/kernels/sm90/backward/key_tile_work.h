@@ -21,9 +21,9 @@ struct alignas(16) KeyTileWork {
   int first;        // of them
   int query_begin;  // of the sequence
   int key_begin;
-  int first_accumulator;  // of the sequence: the number of its first tile of queries among those of a head
-  int visits;             // tiles of queries times heads
-  int number;             // of the tile, among those of all key heads
+  int first_sums;  // of the sequence's first tile of queries, those that it adds to: their number among a head's
+  int visits;      // tiles of queries times heads
+  int number;      // of the tile, among those of all key heads
   VisitOrder::Visitor visitor;
   TileRange own[VisitOrder::kParts];  // the tiles of queries that see a part's keys
 

@@ -125,7 +125,8 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
                     .claims = parts.claims.in<uint32_t>(workspace),
                     .key_sums = parts.key_sums.in<float>(workspace),
                     .arrivals = parts.arrivals.in<int>(workspace),
-                    .tiles_of_head = static_cast<int>(plan.query_tiles_of_head)};
+                    .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
+                    .sums_of_head = static_cast<int>(plan.query_tiles_of_head << plan.order.log2_sums)};
   const int64_t query_tiles = VisitOrder::num_tiles(p.sequences.max_seqlen_q, VisitOrder::kQueries);
   const int64_t query_blocks = query_tiles * p.num_heads_q * p.batch;
   if (query_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
@@ -137,7 +138,7 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
   error = plan.dkdv_head_dim == 64 ? launch_main<BackwardTraits<Element, kBackwardHeadDims[0]>>(args, blocks, stream)
                                    : launch_main<BackwardTraits<Element, kBackwardHeadDims[1]>>(args, blocks, stream);
-  if (error == cudaSuccess && args.order.divided) {
+  if (error == cudaSuccess && args.order.log2_sums > 0) {
     error = launch_early(sum_dq_kernel<Element>,
                          {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns},
                          stream, args, grid);
