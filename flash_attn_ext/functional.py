@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of, packed_form
@@ -60,6 +61,10 @@ def scaled_dot_product_attention(
 
     Under ``torch.autocast`` query, key, value and a float mask are cast as PyTorch casts them.
     """
+    if not is_compiling():
+        out = _C.direct_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if out is not None:
+            return out
     problem, form, operands = sdpa_problem((query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
     out, _ = attend(problem, operands)
     return out if form.rank == 4 else form.restore_out(out)
@@ -142,6 +147,11 @@ def attention(
 
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
     """
+    if not is_compiling():
+        scores = (causal, window, bias, mask, alibi_slopes, softcap, sink)
+        results = _C.direct_attention(q, k, v, *scores, dropout_p, scale, layout, return_lse, backend, allow_tf32)
+        if results is not None:
+            return results
     check_flag("return_lse", return_lse)
     problem = problem_of(
         q=q,
