@@ -99,11 +99,13 @@ def attention_with_kvcache(
     ``torch.autocast`` does nothing here: a cache has one dtype, and everything must come in it.
     """
     if not is_compiling():
-        entries = (k_new, v_new, cache_seqlens, block_table, cache_batch_idx, rotary_cos, rotary_sin)
-        scores = (causal, window, bias, mask, alibi_slopes, softcap, sink)
+        # fmt: off
         results = _C.direct_attention_with_kvcache(
-            q, k_cache, v_cache, *entries, rotary_interleaved, *scores, scale, layout, return_lse, backend
+            q, k_cache, v_cache, k_new, v_new, cache_seqlens, block_table, cache_batch_idx, rotary_cos, rotary_sin,
+            rotary_interleaved, causal, window, bias, mask, alibi_slopes, softcap, sink, scale, layout, return_lse,
+            backend,
         )
+        # fmt: on
         if results is not None:
             return results
     check_flag("return_lse", return_lse)

@@ -1,5 +1,6 @@
 #include "host/call/direct_calls.h"
 
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
@@ -68,21 +69,22 @@ bool read(PyObject* given, std::optional<double>& number) {
   return false;
 }
 
-bool read_width(PyObject* given, std::optional<int64_t>& width) {
+// Of keys: 0 or more.
+bool read(PyObject* given, std::optional<int64_t>& count) {
   if (given == Py_None) return true;
   if (!PyLong_CheckExact(given)) return false;
   int overflow = 0;
-  width = PyLong_AsLongLongAndOverflow(given, &overflow);
-  return overflow == 0 && *width >= 0;
+  count = PyLong_AsLongLongAndOverflow(given, &overflow);
+  return overflow == 0 && *count >= 0;
 }
 
 bool read_window(PyObject* given, AttentionInputs& in) {
   if (given == Py_None) return true;
   if (PyTuple_CheckExact(given)) {
-    return PyTuple_GET_SIZE(given) == 2 && read_width(PyTuple_GET_ITEM(given, 0), in.window_left) &&
-           read_width(PyTuple_GET_ITEM(given, 1), in.window_right);
+    return PyTuple_GET_SIZE(given) == 2 && read(PyTuple_GET_ITEM(given, 0), in.window_left) &&
+           read(PyTuple_GET_ITEM(given, 1), in.window_right);
   }
-  return read_width(given, in.window_left) && read_width(given, in.window_right);
+  return read(given, in.window_left) && read(given, in.window_right);
 }
 
 bool read_causal(PyObject* given, std::optional<std::string>& causal) {
@@ -222,13 +224,28 @@ py::object direct_attention(const AttentionArguments& given) {
 }
 
 bool read_cache(const CacheArguments& given, KvCacheInputs& cache) {
-  std::optional<at::Tensor> seqlens;
-  if (!read(given.cache_seqlens, seqlens) || !seqlens) return false;
-  cache.cache_seqlens = *std::move(seqlens);
   return read(given.k_new, cache.k_new) && read(given.v_new, cache.v_new) &&
          read(given.block_table, cache.block_table) && read(given.cache_batch_idx, cache.cache_batch_idx) &&
          read(given.rotary_cos, cache.rotary_cos) && read(given.rotary_sin, cache.rotary_sin) &&
          read(given.rotary_interleaved, cache.rotary_interleaved);
+}
+
+// A tensor, or one length for all sequences. Of one that cannot be, Python says why.
+bool read_lengths(PyObject* given, const AttentionInputs& in, KvCacheInputs& cache) {
+  if (!PyLong_CheckExact(given)) {
+    std::optional<at::Tensor> lengths;
+    if (!read(given, lengths) || !lengths) return false;
+    cache.cache_seqlens = *std::move(lengths);
+    return true;
+  }
+  if (in.q.dim() != 4 || in.k.dim() != 4 || (cache.k_new && cache.k_new->dim() != 4) ||
+      (cache.block_table && cache.block_table->dim() != 2)) {
+    return false;
+  }
+  std::optional<int64_t> length;
+  if (!read(given, length) || *length > cache.capacity(in) - cache.num_new()) return false;
+  cache.cache_seqlens = at::full({in.batch()}, *length, in.q.options().dtype(at::kInt));
+  return true;
 }
 
 py::object direct_attention_with_kvcache(const CacheArguments& given) {
@@ -244,6 +261,7 @@ py::object direct_attention_with_kvcache(const CacheArguments& given) {
                              heads_first(cache.v_new))) {
     return py::none();
   }
+  if (!read_lengths(given.cache_seqlens, in, cache)) return py::none();
   return results_of(in, return_lse, [&] { return attention_with_kvcache(in, cache); });
 }
 
