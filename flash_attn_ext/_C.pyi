@@ -38,9 +38,9 @@ def attention(problem: Problem, /) -> tuple[Tensor, Tensor]:
 def direct_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, /) -> Tensor | None:
     """scaled_dot_product_attention where nothing has to be brought into form or drawn; None where something has.
 
-    It takes operands that are CANONICAL now, a mask of four dimensions that broadcasts to the scores, no dropout, and
-    options of exactly the types that they have. Raises what ``attention`` raises. Under torch.compile it would be a
-    call that no compiler can look into: ask torch.compiler.is_compiling() first.
+    It takes operands that are CANONICAL now, masks of four dimensions that broadcast to the scores, no dropout, and
+    options of exactly the types that they have. Raises what ``attention`` raises. No compiler can look into it:
+    ask torch.compiler.is_compiling() first.
     """
 
 def direct_attention(

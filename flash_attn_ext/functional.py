@@ -1,4 +1,5 @@
-"""The public functions. Each fills in a Problem, has it brought into form, and hands it to autograd.py."""
+"""The public functions. C++ takes a plain call as it is (``_C.direct_*``). Of every other they fill in a Problem, have
+it brought into form, and hand it to autograd.py."""
 
 from __future__ import annotations
 
