@@ -7,6 +7,7 @@
 #include "host/backends.h"
 #include "host/cache/kv_cache.h"
 #include "host/call/autograd.h"
+#include "host/call/direct_calls.h"
 #include "host/call/fields.h"
 #include "host/call/python_call.h"
 #include "host/make_params.h"
@@ -166,6 +167,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   define_inspection(module);
 
   define_operands(module);
+
+  add_direct_calls(module.ptr());
 
   define_fronts(module);
 

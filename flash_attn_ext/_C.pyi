@@ -35,6 +35,62 @@ def attention(problem: Problem, /) -> tuple[Tensor, Tensor]:
     """(out, lse) as attention_forward gives them, recorded by autograd when gradients are on and q, k, v, bias,
     alibi_slopes or sink requires one. Only for tensors that hold memory, outside of functorch and forward mode."""
 
+def direct_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, /) -> Tensor | None:
+    """scaled_dot_product_attention where nothing has to be brought into form or drawn; None where something has.
+
+    It takes operands that are CANONICAL now, masks of four dimensions that broadcast to the scores, no dropout, and
+    options of exactly the types that they have. Raises what ``attention`` raises. No compiler can look into it:
+    ask torch.compiler.is_compiling() first.
+    """
+
+def direct_attention(
+    q,
+    k,
+    v,
+    causal,
+    window,
+    bias,
+    mask,
+    alibi_slopes,
+    softcap,
+    sink,
+    dropout_p,
+    scale,
+    layout,
+    return_lse,
+    backend,
+    allow_tf32,
+    /,
+) -> Tensor | tuple[Tensor, Tensor] | None:
+    """``flash_attn_ext.attention`` likewise."""
+
+def direct_attention_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k_new,
+    v_new,
+    cache_seqlens,
+    block_table,
+    cache_batch_idx,
+    rotary_cos,
+    rotary_sin,
+    rotary_interleaved,
+    causal,
+    window,
+    bias,
+    mask,
+    alibi_slopes,
+    softcap,
+    sink,
+    scale,
+    layout,
+    return_lse,
+    backend,
+    /,
+) -> Tensor | tuple[Tensor, Tensor] | None:
+    """``flash_attn_ext.attention_with_kvcache`` likewise, of operands that are PLAIN, with lengths in a tensor."""
+
 def attention_forward(problem: Problem, /) -> tuple[Tensor, Tensor, Tensor | None]:
     """(out, lse, lse_residual), never recorded by autograd.
 

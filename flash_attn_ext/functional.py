@@ -1,17 +1,17 @@
-"""The public functions. Each fills in a Problem, has it brought into form, and hands it to autograd.py."""
+"""The public functions. C++ takes a plain call as it is (``_C.direct_*``). Of every other they fill in a Problem, have
+it brought into form, and hand it to autograd.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of, packed_form
+from flash_attn_ext._explanation import Explanation, plans_of
 from flash_attn_ext._keywords import dense_problem, problem_of
 from flash_attn_ext._options import check_flag
-from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from flash_attn_ext._sdpa import sdpa_problem
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
@@ -60,6 +60,10 @@ def scaled_dot_product_attention(
 
     Under ``torch.autocast`` query, key, value and a float mask are cast as PyTorch casts them.
     """
+    if not is_compiling():
+        out = _C.direct_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if out is not None:
+            return out
     problem, form, operands = sdpa_problem((query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
     out, _ = attend(problem, operands)
     return out if form.rank == 4 else form.restore_out(out)
@@ -142,6 +146,15 @@ def attention(
 
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
     """
+    if not is_compiling():
+        # fmt: off
+        results = _C.direct_attention(
+            q, k, v, causal, window, bias, mask, alibi_slopes, softcap, sink, dropout_p, scale, layout, return_lse,
+            backend, allow_tf32,
+        )
+        # fmt: on
+        if results is not None:
+            return results
     check_flag("return_lse", return_lse)
     problem = problem_of(
         q=q,
@@ -241,30 +254,6 @@ def attention_varlen(
     return (out, lse) if return_lse else out
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Which backend a call runs on, and why the others do not. ``str()`` of it is a table to read."""
-
-    backend: str | None
-    """The backend that runs; None when there is none."""
-    reasons: dict[str, tuple[str, ...]]
-    """Why each backend cannot run, in the order in which they are tried; empty where it can."""
-    forward: str | None = None
-    """What the forward pass runs, in words, and the workspace that it takes; None when no backend can run."""
-    backward: str | None = None
-    """The same of the backward pass, for the inputs that require grad (q, k and v when none does)."""
-
-    def __str__(self) -> str:
-        lines = [f"backend: {self.backend or 'none can run this call'}"]
-        if self.backend is not None:
-            lines += [f"  forward:  {self.forward}", f"  backward: {self.backward}"]
-        width = max(map(len, self.reasons), default=0)
-        for name, reasons in self.reasons.items():
-            verdict = "; ".join(reasons) or ("runs" if name == self.backend else "could run, but comes later in order")
-            lines.append(f"  {name:<{width}}  {verdict}")
-        return "\n".join(lines)
-
-
 def explain(
     q: Tensor,
     k: Tensor,
@@ -340,11 +329,3 @@ def explain(
     if runs is None:
         return Explanation(runs, reasons)
     return Explanation(runs, reasons, *plans_of(problem))
-
-
-def plans_of(problem: Problem) -> tuple[str, str]:
-    """The plans of the forward and the backward pass, in words, of the backend that runs a problem or that it names."""
-    wanted = [getattr(problem, name) is not None and getattr(problem, name).requires_grad for name in DIFFERENTIABLE]
-    if not any(wanted):
-        wanted = [name in ("q", "k", "v") for name in DIFFERENTIABLE]
-    return _C.attention_plan(wanted, problem)

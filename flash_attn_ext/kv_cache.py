@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import four_dimensional, operands_of, require_tensors
@@ -97,6 +98,16 @@ def attention_with_kvcache(
 
     ``torch.autocast`` does nothing here: a cache has one dtype, and everything must come in it.
     """
+    if not is_compiling():
+        # fmt: off
+        results = _C.direct_attention_with_kvcache(
+            q, k_cache, v_cache, k_new, v_new, cache_seqlens, block_table, cache_batch_idx, rotary_cos, rotary_sin,
+            rotary_interleaved, causal, window, bias, mask, alibi_slopes, softcap, sink, scale, layout, return_lse,
+            backend,
+        )
+        # fmt: on
+        if results is not None:
+            return results
     check_flag("return_lse", return_lse)
     check_flag("rotary_interleaved", rotary_interleaved)
     problem = problem_of(

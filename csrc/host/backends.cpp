@@ -23,9 +23,10 @@
 namespace flash_attn_ext::host {
 namespace {
 
-std::vector<std::string> cpu_unsupported_reasons(const attention::AttentionParams&, at::Device device) {
-  if (device.is_cpu()) return {};
-  return {"it reads CPU memory, and the tensors are on " + device.str() + "; move them with .cpu()"};
+void cpu_reasons(const attention::AttentionParams&, at::Device device, Reasons& reasons) {
+  if (device.is_cpu()) return;
+  reasons.add(
+      [&] { return "it reads CPU memory, and the tensors are on " + device.str() + "; move them with .cpu()"; });
 }
 
 void cpu_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void*) {
@@ -51,22 +52,27 @@ void cpu_backward(const attention::BackwardParams& given, const plan::BackwardPl
 bool cpu_readable(const at::Tensor&) { return true; }
 
 #if FLASH_ATTN_EXT_WITH_CUDA
-std::vector<std::string> sm80_unsupported_reasons(const attention::AttentionParams& params, at::Device device) {
-  if (!device.is_cuda()) return {"it reads GPU memory, and the tensors are on " + device.str()};
-  std::vector<std::string> reasons;
-  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
-  if (properties->major < 8) {
-    reasons.push_back(std::string("it needs compute capability 8.0 or later, and ") + properties->name + " has " +
-                      std::to_string(properties->major) + "." + std::to_string(properties->minor));
-  }
+std::string on_other_device(at::Device device) { return "it reads GPU memory, and the tensors are on " + device.str(); }
+
+// `needed`: which compute capability, in words.
+std::string on_other_gpu(const cudaDeviceProp& properties, const char* needed) {
+  return std::string("it needs compute capability ") + needed + ", and " + properties.name + " has " +
+         std::to_string(properties.major) + "." + std::to_string(properties.minor);
+}
+
+void sm80_reasons(const attention::AttentionParams& params, at::Device device, Reasons& reasons) {
+  if (!device.is_cuda()) return reasons.add([&] { return on_other_device(device); });
+  const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
+  if (properties.major < 8) reasons.add([&] { return on_other_gpu(properties, "8.0 or later"); });
   const int64_t head_dim = std::max(params.head_dim_qk, params.head_dim_v);
   const int64_t largest = plan::max_head_dim_sm80(params.element);
   if (head_dim > largest) {
-    reasons.push_back("it takes head dims up to " + std::to_string(largest) + " in this dtype, got " +
-                      std::to_string(head_dim) + "; bfloat16 and float16 may have " +
-                      std::to_string(plan::max_head_dim_sm80(attention::ElementType::kBFloat16)));
+    reasons.add([&] {
+      return "it takes head dims up to " + std::to_string(largest) + " in this dtype, got " + std::to_string(head_dim) +
+             "; bfloat16 and float16 may have " +
+             std::to_string(plan::max_head_dim_sm80(attention::ElementType::kBFloat16));
+    });
   }
-  return reasons;
 }
 
 // Rows of contiguous elements that begin at multiples of 16 bytes. The float64 kernels read any strides.
@@ -96,37 +102,35 @@ void sm80_backward(const attention::BackwardParams& params, const plan::Backward
 
 #if FLASH_ATTN_EXT_WITH_SM90
 // What the copy engine can describe: strides that are multiples of 16 bytes, of rows other than 0.
-void add_stride_reasons(std::vector<std::string>& reasons, const char* name, const attention::MatrixView& view,
-                        int64_t rows) {
+void add_stride_reasons(Reasons& reasons, const char* name, const attention::MatrixView& view, int64_t rows) {
   constexpr int64_t kLongestStride = int64_t{1} << 38;  // elements of 2 bytes; the engine takes less than 2^40 bytes
   if (rows > 1 && view.row_stride == 0) {
-    reasons.push_back(std::string("it cannot read ") + name + ", whose rows are one row repeated (stride 0)");
+    reasons.add([&] { return std::string("it cannot read ") + name + ", whose rows are one row repeated (stride 0)"; });
   }
   if (std::max({view.batch_stride, view.head_stride, view.row_stride}) > kLongestStride) {
-    reasons.push_back(std::string("it cannot read ") + name + ", which has a stride of 2^39 bytes or more");
+    reasons.add([&] { return std::string("it cannot read ") + name + ", which has a stride of 2^39 bytes or more"; });
   }
 }
 
-std::vector<std::string> sm90_unsupported_reasons(const attention::AttentionParams& params, at::Device device) {
-  if (!device.is_cuda()) return {"it reads GPU memory, and the tensors are on " + device.str()};
-  std::vector<std::string> reasons;
-  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
-  if (properties->major != 9) {
-    reasons.push_back(std::string("it needs compute capability 9.x (Hopper), and ") + properties->name + " has " +
-                      std::to_string(properties->major) + "." + std::to_string(properties->minor));
+void sm90_reasons(const attention::AttentionParams& params, at::Device device, Reasons& reasons) {
+  if (!device.is_cuda()) return reasons.add([&] { return on_other_device(device); });
+  const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
+  if (properties.major != 9) reasons.add([&] { return on_other_gpu(properties, "9.x (Hopper)"); });
+  if (!attention::is_16_bit(params.element)) {
+    reasons.add([] { return std::string("it takes bfloat16 and float16 only"); });
   }
-  if (!attention::is_16_bit(params.element)) reasons.push_back("it takes bfloat16 and float16 only");
   if (params.head_dim_qk > sm90::kLargestHeadDimQk || params.head_dim_v > sm90::kLargestHeadDimV) {
-    reasons.push_back("it takes head dims up to " + std::to_string(sm90::kLargestHeadDimQk) + " of q and k and " +
-                      std::to_string(sm90::kLargestHeadDimV) + " of v, got " + std::to_string(params.head_dim_qk) +
-                      " and " + std::to_string(params.head_dim_v));
+    reasons.add([&] {
+      return "it takes head dims up to " + std::to_string(sm90::kLargestHeadDimQk) + " of q and k and " +
+             std::to_string(sm90::kLargestHeadDimV) + " of v, got " + std::to_string(params.head_dim_qk) + " and " +
+             std::to_string(params.head_dim_v);
+    });
   }
   const attention::SequenceTable& lengths = params.sequences;
   const bool packed = lengths.cu_seqlens_q != nullptr;
   add_stride_reasons(reasons, "q", params.q, packed ? lengths.total_q : lengths.max_seqlen_q);
   add_stride_reasons(reasons, "k", params.k, packed ? lengths.total_k : lengths.max_seqlen_k);
   add_stride_reasons(reasons, "v", params.v, packed ? lengths.total_k : lengths.max_seqlen_k);
-  return reasons;
 }
 
 void sm90_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
@@ -144,22 +148,30 @@ bool may_use(const Backend& backend, const AttentionInputs& inputs) {
   return !inputs.backend || *inputs.backend == backend.name;
 }
 
+bool can_run(const Backend& backend, const AttentionInputs& inputs, const attention::AttentionParams& params) {
+  if (!may_use(backend, inputs)) return false;
+  Reasons reasons(Reasons::Wanted::kWhetherAny);
+  backend.find_reasons_against(params, inputs.q.device(), reasons);
+  return !reasons.any();
+}
+
 }  // namespace
 
 std::vector<std::string> reasons_against(const Backend& backend, const AttentionInputs& inputs,
                                          const attention::AttentionParams& params) {
-  std::vector<std::string> reasons = backend.unsupported_reasons(params, inputs.q.device());
+  Reasons reasons(Reasons::Wanted::kSentences);
+  backend.find_reasons_against(params, inputs.q.device(), reasons);
   if (!may_use(backend, inputs)) {
-    reasons.push_back("the call asked for backend='" + *inputs.backend + "'");
+    reasons.add([&] { return "the call asked for backend='" + *inputs.backend + "'"; });
   }
-  return reasons;
+  return std::move(reasons).sentences();
 }
 
 const std::vector<Backend>& backends() {
   static const std::vector<Backend> table = {
 #if FLASH_ATTN_EXT_WITH_SM90
     {.name = "sm90",
-     .unsupported_reasons = sm90_unsupported_reasons,
+     .find_reasons_against = sm90_reasons,
      .readable = sm80_readable,
      .plan_forward = plan::plan_forward_sm90,
      .plan_backward = plan::plan_backward_sm90,
@@ -169,7 +181,7 @@ const std::vector<Backend>& backends() {
 #endif
 #if FLASH_ATTN_EXT_WITH_CUDA
     {.name = "sm80",
-     .unsupported_reasons = sm80_unsupported_reasons,
+     .find_reasons_against = sm80_reasons,
      .readable = sm80_readable,
      .plan_forward = plan::plan_forward_sm80,
      .plan_backward = plan::plan_backward_sm80,
@@ -178,7 +190,7 @@ const std::vector<Backend>& backends() {
      .backward = sm80_backward},
 #endif
     {.name = "cpu",
-     .unsupported_reasons = cpu_unsupported_reasons,
+     .find_reasons_against = cpu_reasons,
      .readable = cpu_readable,
      .plan_forward = plan::plan_forward_cpu,
      .plan_backward = plan::plan_backward_cpu,
@@ -201,7 +213,7 @@ const Backend& backend_named(const std::string& name) {
 
 const Backend& choose_backend(const AttentionInputs& inputs, const attention::AttentionParams& params) {
   for (const Backend& backend : backends()) {
-    if (may_use(backend, inputs) && backend.unsupported_reasons(params, inputs.q.device()).empty()) return backend;
+    if (can_run(backend, inputs, params)) return backend;
   }
   if (inputs.backend) backend_named(*inputs.backend);
   std::ostringstream message;

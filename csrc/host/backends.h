@@ -7,13 +7,15 @@
 #include "attention/append.h"
 #include "attention/params.h"
 #include "host/call/inputs.h"
+#include "host/reasons.h"
 #include "kernels/plan/plan.h"
 
 namespace flash_attn_ext::host {
 
 struct Backend {
   const char* name;
-  std::vector<std::string> (*unsupported_reasons)(const attention::AttentionParams& params, at::Device device);
+  // Adds why it cannot run a call whose tensors are on that device.
+  void (*find_reasons_against)(const attention::AttentionParams& params, at::Device device, Reasons& reasons);
   // Whether its kernels can read a matrix operand where it is; what they cannot is copied first.
   bool (*readable)(const at::Tensor& operand);
   plan::ForwardPlan (*plan_forward)(const attention::ForwardParams& params, const plan::Limits& limits);

@@ -89,16 +89,17 @@ void check_lengths(const AttentionInputs& in) {
               in.packed() ? "pass max_seqlen_q and max_seqlen_k, or shorter ones" : "split the sequences");
 }
 
-// A mask or bias: every dimension 1 or full.
+std::array<int64_t, 4> sizes_of_scores(const AttentionInputs& in, const SequenceLengths& longest) {
+  return {in.batch(), in.num_heads_q(), longest.queries, longest.keys};
+}
+
 void check_broadcastable(const char* name, const at::Tensor& tensor, const AttentionInputs& in,
                          const SequenceLengths& longest) {
   check_dense(name, tensor);
   check_device(name, tensor, in.q);
-  const std::array<int64_t, 4> full = {in.batch(), in.num_heads_q(), longest.queries, longest.keys};
-  bool matches = tensor.dim() == 4;
-  for (int64_t d = 0; matches && d < 4; ++d) matches = tensor.size(d) == 1 || tensor.size(d) == full[d];
-  TORCH_CHECK(matches, name, " has shape ", tensor.sizes(), ", expected one that broadcasts to ",
-              at::IntArrayRef(full.data(), full.size()), " (batch, query heads, queries, keys)");
+  TORCH_CHECK(broadcasts_to_scores(tensor, in, longest), name, " has shape ", tensor.sizes(),
+              ", expected one that broadcasts to ", at::IntArrayRef(sizes_of_scores(in, longest)),
+              " (batch, query heads, queries, keys)");
 }
 
 void check_accumulate_type(const char* name, const at::Tensor& tensor, const AttentionInputs& in) {
@@ -148,6 +149,13 @@ void check_output_mask(const AttentionInputs& in, const BackwardInputs& backward
 }
 
 }  // namespace
+
+bool broadcasts_to_scores(const at::Tensor& table, const AttentionInputs& in, const SequenceLengths& longest) {
+  const std::array<int64_t, 4> full = sizes_of_scores(in, longest);
+  bool matches = table.dim() == 4;
+  for (int64_t d = 0; matches && d < 4; ++d) matches = table.size(d) == 1 || table.size(d) == full[d];
+  return matches;
+}
 
 void check_dropout_probability(double dropout_p) {
   TORCH_CHECK_VALUE(dropout_p >= 0.0 && dropout_p <= 1.0, "dropout_p is ", dropout_p, ", expected 0 <= dropout_p <= 1");

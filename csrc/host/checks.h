@@ -12,6 +12,9 @@ void check_inputs(const AttentionInputs& inputs);
 void check_score_tensors(const AttentionInputs& inputs, const SequenceLengths& longest);
 void check_options(const AttentionInputs& inputs);
 
+// Whether a bias or mask has four dimensions, each of them 1 or that of the scores.
+bool broadcasts_to_scores(const at::Tensor& table, const AttentionInputs& inputs, const SequenceLengths& longest);
+
 void check_backward_inputs(const AttentionInputs& inputs, const BackwardInputs& backward);
 void check_delta_inputs(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse);
 

@@ -164,7 +164,8 @@ def _replace_names() -> list[tuple]:
 
 def _mode_of_this_thread() -> SdpaReplacement | None:
     """The innermost."""
-    for mode in reversed(overrides._get_current_function_mode_stack()):
+    for index in reversed(range(torch._C._len_torch_function_stack())):  # without one, that is all
+        mode = torch._C._get_function_stack_at(index)
         if isinstance(mode, SdpaReplacement):
             return mode
     return None

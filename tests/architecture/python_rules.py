@@ -19,6 +19,7 @@ ORDER = (
     "integrations",
     "functional",
     "kv_cache",
+    "_explanation",
     "_keywords",
     "_sdpa",
     "_flops",

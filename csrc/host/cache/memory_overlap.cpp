@@ -64,12 +64,20 @@ bool meet(const View& a, const View& b, int64_t distance) {
   return false;
 }
 
+// From its first element to its last.
+int64_t bytes_of(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return (last + 1) * static_cast<int64_t>(tensor.element_size());
+}
+
 }  // namespace
 
 bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   if (a.numel() == 0 || b.numel() == 0) return false;
-  const Dimensions dimensions_a = dimensions_of(a), dimensions_b = dimensions_of(b);
   const int64_t distance = static_cast<const char*>(b.const_data_ptr()) - static_cast<const char*>(a.const_data_ptr());
+  if (distance >= bytes_of(a) || -distance >= bytes_of(b)) return false;  // as nearly always
+  const Dimensions dimensions_a = dimensions_of(a), dimensions_b = dimensions_of(b);
   return meet(View(dimensions_a, a), View(dimensions_b, b), distance);
 }
 
