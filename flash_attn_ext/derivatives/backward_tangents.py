@@ -21,7 +21,7 @@ from torch import Tensor
 from flash_attn_ext._problem import Problem
 from flash_attn_ext.derivatives.forward_tangents import of_sink, sink_weights, tangents_of_queries
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
-from flash_attn_ext.derivatives.products import accumulate_dtype, add_sums, row_products
+from flash_attn_ext.derivatives.products import accumulate_dtype, add_sums, add_transposed_sums, row_products
 from flash_attn_ext.derivatives.tiles import (
     Rows,
     Scores,
@@ -179,10 +179,10 @@ def _add_to_keys(
     scores: Scores, name: str, keys: slice, terms: list[tuple[Tensor, Tensor | None]], factor: float
 ) -> None:
     """result += factor * sum of weights^T rows."""
-    result = scores.piece.tensors[RESULT + name][:, :, keys]
+    result = scores.piece.tensors[RESULT + name][:, :, keys].mT
     total = torch.zeros(result.flatten(0, 1).shape, dtype=scores.accumulate, device=result.device)
     for weights, rows in terms:
-        add_sums(total, weights.mT, rows)
+        add_transposed_sums(total, rows, weights)
     result.add_(total.view(result.shape), alpha=factor)
 
 

@@ -26,8 +26,9 @@ class TileSize(NamedTuple):
     scores: int
 
 
-# On the CPU a tile of scores should stay in the cache; a GPU needs much work in each of the launches of a tile.
-CPU_TILE = TileSize(256, 512, 2**18)
+# Every operation on a tile has to be worth the launch of a GPU's kernel, or the waking of a CPU's threads; on the CPU a
+# tile should besides stay in the cache.
+CPU_TILE = TileSize(512, 512, 2**19)
 GPU_TILE = TileSize(1024, 1024, 2**24)
 
 
