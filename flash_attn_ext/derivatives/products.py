@@ -15,8 +15,13 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def row_products(a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None = None) -> Tensor:
-    """factor * (x, m, d) (x, n, d)^T - minus -> (x, m, n); `minus` is (x, m, 1), in the accumulate dtype."""
+def row_products(
+    a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """factor * (x, m, d) (x, n, d)^T - minus -> (x, m, n); `minus` is (x, m, 1), in the accumulate dtype.
+
+    out: memory for it, on the CPU.
+    """
     if _has_tensor_cores_for(a):
         products = torch.bmm(a, b.mT, out_dtype=torch.float32)
         if minus is not None:
@@ -25,7 +30,7 @@ def row_products(a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None
     accumulate = accumulate_dtype(a.dtype)
     a, b = a.to(accumulate), b.to(accumulate)
     # The rows are fewer than the products. To begin with -minus would write all of it first, a pass more than sub_.
-    products = torch.bmm(a if factor == 1 else a * factor, b.mT)
+    products = torch.bmm(a if factor == 1 else a * factor, b.mT, out=out)
     return products if minus is None else products.sub_(minus)
 
 
