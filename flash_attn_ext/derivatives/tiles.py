@@ -19,7 +19,7 @@ from torch import Tensor
 from flash_attn_ext._problem import Problem
 from flash_attn_ext.derivatives import dropout_bits
 from flash_attn_ext.derivatives.kinds import tangent_name
-from flash_attn_ext.derivatives.pieces import Piece, blocks, tile_size
+from flash_attn_ext.derivatives.pieces import Piece, TileSize, blocks, tile_size
 from flash_attn_ext.derivatives.products import accumulate_dtype, add_row_products, row_products
 from flash_attn_ext.derivatives.scratch import Scratch
 
@@ -57,15 +57,19 @@ class Scores(NamedTuple):
             right = 0
         return everything if left is None else left, everything if right is None else right
 
+    @property
+    def tile_size(self) -> TileSize:
+        return tile_size(self.problem.q.device.type, self.piece.part.group)
+
     def query_blocks(self) -> Iterator[slice]:
-        return blocks(0, self.piece.num_queries, tile_size(self.problem.q.device.type).queries)
+        return blocks(0, self.piece.num_queries, self.tile_size.queries)
 
     def key_blocks(self, queries: slice) -> Iterator[slice]:
         """Of the keys that any of the queries sees by causality and window."""
         left, right = self.window
         begin = max(queries.start + self.diagonal - left, 0)
         end = min(queries.stop + self.diagonal + right, self.piece.num_keys)
-        return blocks(begin, end, tile_size(self.problem.q.device.type).keys)
+        return blocks(begin, end, self.tile_size.keys)
 
     def query_rows(self, name: str, queries: slice) -> Tensor | None:
         """(pairs, group * queries, columns)."""
