@@ -21,7 +21,8 @@ from torch import Tensor
 from flash_attn_ext._problem import Problem
 from flash_attn_ext.derivatives.forward_tangents import of_sink, sink_weights, tangents_of_queries
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
-from flash_attn_ext.derivatives.products import accumulate_dtype, add_sums, row_products
+from flash_attn_ext.derivatives.products import accumulate_dtype, add_sums, add_transposed_sums
+from flash_attn_ext.derivatives.scratch import Scratch
 from flash_attn_ext.derivatives.tiles import (
     Rows,
     Scores,
@@ -57,11 +58,13 @@ def backward_tangents(
     left = {}
     if saved["out_tangent"] is None:
         left = {RESULT + name: torch.zeros_like(saved[name]) for name in ("out", "lse")}
+    scratch = Scratch(accumulate, problem.q.device)
     with torch.autocast(problem.q.device.type, enabled=False):
         for piece in pieces_of(problem, saved | tangents | results | left):
-            scores = Scores(problem, piece)
+            scores = Scores(problem, piece, scratch)
             for queries in scores.query_blocks():
-                _of_queries(scores, queries)
+                with scratch.reused():
+                    _of_queries(scores, queries)
     return *left.values(), *(results[RESULT + name].to(getattr(problem, name).dtype) for name in wanted)
 
 
@@ -85,11 +88,13 @@ def _of_queries(scores: Scores, queries: slice) -> None:
         _add_to_sink(scores, queries, gradient)
     for keys, tile, weighted in tiles:
         p_tangent = weighted.addcmul_(tile.p, gradient.lse_tangent.expand(tile.p.shape), value=-1)
-        _of_tile(scores, rows, keys, (gradient, tile, p_tangent))
+        with scores.scratch.reused():
+            _of_tile(scores, rows, keys, (gradient, tile, p_tangent))
     if not tiles:
         for keys in scores.key_blocks(queries):
-            tile = tile_of(scores, rows, keys, less=gradient.lse_tangent)
-            _of_tile(scores, rows, keys, (gradient, tile, tile.score_tangent.mul_(tile.p)))
+            with scores.scratch.reused():
+                tile = tile_of(scores, rows, keys, less=gradient.lse_tangent)
+                _of_tile(scores, rows, keys, (gradient, tile, tile.score_tangent.mul_(tile.p)))
 
 
 def _gradient_of(scores: Scores, queries: slice) -> Gradient:
@@ -137,12 +142,12 @@ def _score_gradients(
 ) -> tuple[Tensor, Tensor]:
     """dS and dS'."""
     weight_gradient = _weight_gradient(scores, gradient, "v", keys, tile)
-    score_gradient = tile.p * weight_gradient
-    its_tangent = weight_gradient.mul_(p_tangent)
     if scores.piece.tensors["v_tangent"] is not None:
-        its_tangent.addcmul_(tile.p, _weight_gradient(scores, gradient, "v_tangent", keys, tile))
+        its_tangent = _weight_gradient(scores, gradient, "v_tangent", keys, tile).mul_(tile.p)
     else:
-        its_tangent.addcmul_(tile.p, gradient.delta_tangent.expand(tile.p.shape), value=-1)
+        its_tangent = torch.mul(tile.p, -gradient.delta_tangent, out=scores.scratch.take(*tile.p.shape))
+    its_tangent.addcmul_(p_tangent, weight_gradient)
+    score_gradient = weight_gradient.mul_(tile.p)
     if tile.hidden is not None:
         for tensor in (score_gradient, its_tangent):
             scores.by_head(tensor).masked_fill_(tile.hidden, 0)
@@ -154,8 +159,8 @@ def _weight_gradient(scores: Scores, gradient: Gradient, name: str, keys: slice,
     delta = gradient.delta if name == "v" else gradient.delta_tangent
     rows = scores.key_rows(name, keys)
     if tile.kept is None:
-        return row_products(gradient.dout, rows, minus=delta)
-    return dropped(scores, row_products(gradient.dout, rows, scores.rescale), tile.kept).sub_(delta)
+        return scores.products(gradient.dout, rows, minus=delta)
+    return dropped(scores, scores.products(gradient.dout, rows, scores.rescale), tile.kept).sub_(delta)
 
 
 def _add_to_rows(scores: Scores, rows: Rows, keys: slice, tile: Tile, gradients: tuple[Tensor, Tensor]) -> None:
@@ -179,10 +184,10 @@ def _add_to_keys(
     scores: Scores, name: str, keys: slice, terms: list[tuple[Tensor, Tensor | None]], factor: float
 ) -> None:
     """result += factor * sum of weights^T rows."""
-    result = scores.piece.tensors[RESULT + name][:, :, keys]
+    result = scores.piece.tensors[RESULT + name][:, :, keys].mT
     total = torch.zeros(result.flatten(0, 1).shape, dtype=scores.accumulate, device=result.device)
     for weights, rows in terms:
-        add_sums(total, weights.mT, rows)
+        add_transposed_sums(total, rows, weights)
     result.add_(total.view(result.shape), alpha=factor)
 
 

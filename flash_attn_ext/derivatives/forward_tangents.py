@@ -8,6 +8,7 @@ With P and dS of tiles.py, Z the factors of dropout (0, or 1 / (1 - p)):
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from flash_attn_ext._problem import Problem
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
-from flash_attn_ext.derivatives.products import add_sums
+from flash_attn_ext.derivatives.products import accumulate_dtype, add_sums
+from flash_attn_ext.derivatives.scratch import Scratch
 from flash_attn_ext.derivatives.tiles import Scores, Tile, dropped, rows_of, tile_of, without_unseen_keys
 
 
@@ -33,9 +35,10 @@ def forward_tangents(problem: Problem, saved: dict[str, Tensor | None], tangents
     saved: out, lse, lse_residual. tangents: by the names of kinds.TANGENTS, None where there is none.
     """
     results = {RESULT + "out": torch.zeros_like(saved["out"]), RESULT + "lse": torch.zeros_like(saved["lse"])}
+    scratch = Scratch(accumulate_dtype(problem.q.dtype), problem.q.device)
     with torch.autocast(problem.q.device.type, enabled=False):
         for piece in pieces_of(problem, saved | tangents | results):
-            scores = Scores(problem, piece)
+            scores = Scores(problem, piece, scratch)
             for queries in scores.query_blocks():
                 tangents_of_queries(scores, queries, keep=False)
     return tuple(results.values())
@@ -48,15 +51,16 @@ def tangents_of_queries(scores: Scores, queries: slice, *, keep: bool) -> list[W
     total, lse_tangent = torch.zeros_like(out), torch.zeros_like(rows.lse)
     tiles = []
     for keys in scores.key_blocks(queries):
-        tile = tile_of(scores, rows, keys)
-        weighted = tile.score_tangent.mul_(tile.p)
-        lse_tangent += weighted.sum(-1, keepdim=True)
-        v, v_tangent = (
-            without_unseen_keys(scores, scores.key_rows(name, keys), tile.hidden) for name in ("v", "v_tangent")
-        )
-        add_sums(total, dropped(scores, weighted, tile.kept), v)
-        if v_tangent is not None:
-            add_sums(total, dropped(scores, tile.p, tile.kept), v_tangent)
+        with contextlib.nullcontext() if keep else scores.scratch.reused():
+            tile = tile_of(scores, rows, keys)
+            weighted = tile.score_tangent.mul_(tile.p)
+            lse_tangent += weighted.sum(-1, keepdim=True)
+            v, v_tangent = (
+                without_unseen_keys(scores, scores.key_rows(name, keys), tile.hidden) for name in ("v", "v_tangent")
+            )
+            add_sums(total, dropped(scores, weighted, tile.kept), v)
+            if v_tangent is not None:
+                add_sums(total, dropped(scores, tile.p, tile.kept), v_tangent)
         if keep:
             tiles.append(WeightedTile(keys, tile, weighted))
     if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:

@@ -26,13 +26,16 @@ class TileSize(NamedTuple):
     scores: int
 
 
-# On the CPU a tile of scores should stay in the cache; a GPU needs much work in each of the launches of a tile.
-CPU_TILE = TileSize(256, 512, 2**18)
+# Every operation on a tile has to be worth the launch of a GPU's kernel, or the waking of a CPU's threads; on the CPU a
+# tile should besides stay in the cache.
+CPU_TILE = TileSize(512, 512, 2**19)
 GPU_TILE = TileSize(1024, 1024, 2**24)
 
 
-def tile_size(device_type: str) -> TileSize:
-    return CPU_TILE if device_type == "cpu" else GPU_TILE
+def tile_size(device_type: str, group: int) -> TileSize:
+    """group: query heads that share a key head, with one tile. Fewer queries where these exceed the budget."""
+    size = CPU_TILE if device_type == "cpu" else GPU_TILE
+    return size._replace(queries=min(size.queries, max(size.scores // (group * size.keys), 1)))
 
 
 class Part(NamedTuple):
@@ -100,7 +103,7 @@ def pieces_of(problem: Problem, tensors: dict[str, Tensor | None]) -> Iterator[P
 def _parts(problem: Problem) -> Iterator[Part]:
     q, k = problem.q, problem.k
     group = max(q.size(1) // max(k.size(1), 1), 1)  # 1 where there are no heads
-    size = tile_size(q.device.type)
+    size = tile_size(q.device.type, group)
     if problem.cu_seqlens_q is None:
         for batch, key_heads in _shares(q.size(0), k.size(1), group * _tile_scores(size, q.size(2), k.size(2)), size):
             yield Part(batch, key_heads, group)

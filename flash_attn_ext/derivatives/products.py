@@ -15,8 +15,13 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def row_products(a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None = None) -> Tensor:
-    """factor * (x, m, d) (x, n, d)^T - minus -> (x, m, n); `minus` is (x, m, 1), in the accumulate dtype."""
+def row_products(
+    a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """factor * (x, m, d) (x, n, d)^T - minus -> (x, m, n); `minus` is (x, m, 1), in the accumulate dtype.
+
+    out: memory for it, on the CPU.
+    """
     if _has_tensor_cores_for(a):
         products = torch.bmm(a, b.mT, out_dtype=torch.float32)
         if minus is not None:
@@ -24,9 +29,9 @@ def row_products(a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None
         return products if factor == 1 else products.mul_(factor)
     accumulate = accumulate_dtype(a.dtype)
     a, b = a.to(accumulate), b.to(accumulate)
-    if minus is None:
-        return torch.baddbmm(a.new_empty(1), a, b.mT, beta=0, alpha=factor)
-    return torch.baddbmm(minus, a, b.mT, beta=-1, alpha=factor)
+    # The rows are fewer than the products. To begin with -minus would write all of it first, a pass more than sub_.
+    products = torch.bmm(a if factor == 1 else a * factor, b.mT, out=out)
+    return products if minus is None else products.sub_(minus)
 
 
 def add_row_products(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
@@ -44,6 +49,19 @@ def add_sums(total: Tensor, weights: Tensor, rows: Tensor | None) -> None:
         total.add_(torch.bmm(weights.to(rows.dtype), rows, out_dtype=torch.float32))
     else:
         total.baddbmm_(weights, rows.to(weights.dtype))
+
+
+def add_transposed_sums(total: Tensor, rows: Tensor | None, weights: Tensor) -> None:
+    """total (x, d, n) += rows (x, m, d)^T times weights (x, m, n); nothing where `rows` are absent.
+
+    The CPU's products take longer for weights^T rows, whose larger factor is the transposed one.
+    """
+    if rows is None:
+        return
+    if rows.dtype == torch.bfloat16 and rows.is_cuda:
+        total.add_(torch.bmm(rows.mT, weights.to(rows.dtype), out_dtype=torch.float32))
+    else:
+        total.baddbmm_(rows.to(weights.dtype).mT, weights)
 
 
 def _has_tensor_cores_for(rows: Tensor) -> bool:

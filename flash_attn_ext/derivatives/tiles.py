@@ -19,8 +19,9 @@ from torch import Tensor
 from flash_attn_ext._problem import Problem
 from flash_attn_ext.derivatives import dropout_bits
 from flash_attn_ext.derivatives.kinds import tangent_name
-from flash_attn_ext.derivatives.pieces import Piece, blocks, tile_size
+from flash_attn_ext.derivatives.pieces import Piece, TileSize, blocks, tile_size
 from flash_attn_ext.derivatives.products import accumulate_dtype, add_row_products, row_products
+from flash_attn_ext.derivatives.scratch import Scratch
 
 
 class Scores(NamedTuple):
@@ -28,6 +29,7 @@ class Scores(NamedTuple):
 
     problem: Problem
     piece: Piece
+    scratch: Scratch
 
     @property
     def accumulate(self) -> torch.dtype:
@@ -55,15 +57,19 @@ class Scores(NamedTuple):
             right = 0
         return everything if left is None else left, everything if right is None else right
 
+    @property
+    def tile_size(self) -> TileSize:
+        return tile_size(self.problem.q.device.type, self.piece.part.group)
+
     def query_blocks(self) -> Iterator[slice]:
-        return blocks(0, self.piece.num_queries, tile_size(self.problem.q.device.type).queries)
+        return blocks(0, self.piece.num_queries, self.tile_size.queries)
 
     def key_blocks(self, queries: slice) -> Iterator[slice]:
         """Of the keys that any of the queries sees by causality and window."""
         left, right = self.window
         begin = max(queries.start + self.diagonal - left, 0)
         end = min(queries.stop + self.diagonal + right, self.piece.num_keys)
-        return blocks(begin, end, tile_size(self.problem.q.device.type).keys)
+        return blocks(begin, end, self.tile_size.keys)
 
     def query_rows(self, name: str, queries: slice) -> Tensor | None:
         """(pairs, group * queries, columns)."""
@@ -76,6 +82,10 @@ class Scores(NamedTuple):
         """(pairs, keys, columns)."""
         tensor = self.piece.tensors[name]
         return None if tensor is None else tensor[:, :, keys].flatten(0, 1)
+
+    def products(self, a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None = None) -> Tensor:
+        """A tile of :func:`row_products`, in scratch memory."""
+        return row_products(a, b, factor, minus, out=self.scratch.take(a.size(0), a.size(1), b.size(1)))
 
     def statistic(self, name: str, queries: slice) -> Tensor | None:
         """(pairs, group * queries, 1)."""
@@ -136,12 +146,12 @@ def tile_of(scores: Scores, rows: Rows, keys: slice, less: Tensor | None = None)
     distance = _distance(scores, *block)
     cap = None
     if problem.softcap is not None:
-        cap = row_products(rows.q, k, scores.scale / problem.softcap).tanh_()
+        cap = scores.products(rows.q, k, scores.scale / problem.softcap).tanh_()
         score = cap * problem.softcap if problem.bias is not None else torch.add(-rows.lse, cap, alpha=problem.softcap)
     elif problem.bias is not None:  # joined first: an LSE of its size would round the product away
-        score = row_products(rows.q, k, scores.scale)
+        score = scores.products(rows.q, k, scores.scale)
     else:
-        score = row_products(rows.q, k, scores.scale, minus=rows.lse)
+        score = scores.products(rows.q, k, scores.scale, minus=rows.lse)
     p = _weights(scores, rows, score, distance, keys)
     u_tangent = None
     if cap is None:
@@ -166,8 +176,8 @@ def _product_tangents(scores: Scores, rows: Rows, keys: slice, less: Tensor | No
     """du - less; None where neither q nor k has a tangent."""
     k, k_tangent = scores.key_rows("k", keys), scores.key_rows("k_tangent", keys)
     if rows.q_tangent is None:
-        return None if k_tangent is None else row_products(rows.q, k_tangent, scores.scale, minus=less)
-    found = row_products(rows.q_tangent, k, scores.scale, minus=less)
+        return None if k_tangent is None else scores.products(rows.q, k_tangent, scores.scale, minus=less)
+    found = scores.products(rows.q_tangent, k, scores.scale, minus=less)
     return found if k_tangent is None else add_row_products(found, rows.q, k_tangent, scores.scale)
 
 

@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-LIMIT_MB = 150
-
 # As surface/test_memory.py: VmHWM is the peak of the whole process, and is reset once everything is loaded and warm.
 PEAK = """
 import torch
@@ -23,14 +21,14 @@ def forward_mode(*tensors):
     torch.func.jvp(attend, tensors, tensors)
 
 def inputs(length):
-    return [torch.randn(1, 1, length, 64, requires_grad={requires_grad}) for _ in range(3)]
+    return [torch.randn(1, heads, length, {head_dim}, requires_grad={requires_grad}) for heads in ({heads}, 1, 1)]
 
 def status(field):
     for line in open("/proc/self/status"):
         if line.startswith(field):
             return int(line.split()[1]) / 1024
 
-{function}(*inputs(1024))
+{function}(*inputs({length} // 16))
 long = inputs({length})
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")
@@ -43,7 +41,18 @@ print(status("VmHWM") - before)
 @pytest.mark.parametrize("function", ["double_backward", "forward_mode"])
 def test_peak_at_16384(function):
     """float32, one head of 64: one score matrix would be 1024 MB. A window keeps the time of the test short."""
-    script = PEAK.format(function=function, length=16384, requires_grad=function == "double_backward")
+    assert peak_in_mb(function, heads=1, length=16384, head_dim=64) < 150
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+@pytest.mark.parametrize("function", ["double_backward", "forward_mode"])
+def test_peak_of_grouped_heads(function):
+    """64 heads that share a key head: 512 queries and keys of each would have tiles of 64 MB."""
+    assert peak_in_mb(function, heads=64, length=1024, head_dim=8) < 60
+
+
+def peak_in_mb(function, **shape):
+    script = PEAK.format(function=function, requires_grad=function == "double_backward", **shape)
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
-    assert float(process.stdout) < LIMIT_MB
+    return float(process.stdout)
