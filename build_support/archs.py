@@ -1,5 +1,6 @@
 """Which GPU architectures the kernels are compiled for, and the nvcc flags that say so."""
 
+import math
 import re
 from typing import NamedTuple
 
@@ -57,17 +58,23 @@ def choose_archs(wish: str | None, capabilities: list[tuple[int, int]], supporte
     return sorted([*(arch for arch in archs if arch.number != newest), Arch(newest // 10, newest % 10, ptx=True)])
 
 
-def gencode_flags(archs: list[Arch], only: int | None = None) -> list[str]:
+def gencode_flags(archs: list[Arch], only: int | None = None, own_from: int | None = None) -> list[str]:
     """nvcc flags. `only`=90: just the architecture-specific 90a code (wgmma, TMA), nothing when 9.0 is not listed.
 
     All other kernels use what MIN_CAPABILITY has, so one PTX serves every architecture: writing it takes nvcc longer
-    than making machine code of it, and it would differ in one conversion only.
+    than making machine code of it, and it would differ in one conversion only. `own_from`=90: but for those whose code
+    is another from 9.0 on.
     """
     if only is not None:
         return [f"-gencode=arch=compute_{a.number}a,code=sm_{a.number}a" for a in archs if a.number == only]
-    ptx = "compute_{}{}".format(*MIN_CAPABILITY)
-    codes = [f"sm_{a.number}" for a in archs] + [ptx] * any(a.ptx for a in archs)
-    return [f"-gencode=arch={ptx},code=[{','.join(codes)}]"] if codes else []
+    first = 10 * MIN_CAPABILITY[0] + MIN_CAPABILITY[1]
+    flags = []
+    for begin, end in ((first, own_from or math.inf), (own_from or math.inf, math.inf)):
+        these = [a for a in archs if begin <= a.number < end]
+        codes = [f"sm_{a.number}" for a in these] + [f"compute_{begin}"] * any(a.ptx for a in these)
+        if codes:
+            flags.append(f"-gencode=arch=compute_{begin},code=[{','.join(codes)}]")
+    return flags
 
 
 def find_supported(nvcc: Nvcc) -> set[int]:

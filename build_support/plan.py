@@ -27,6 +27,8 @@ CXX_FLAGS += ["-DTORCH_EXTENSION_NAME=_C", "-DTORCH_API_INCLUDE_EXTENSION_H"]
 # quarter off that, and 2 s a file.
 NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden"]
 NVCC_FLAGS += ["-Werror=cross-execution-space-call", "-Xfatbin=-compress-all", f"-I{INCLUDE_ROOT}"]
+# Sources outside sm90 with launches that overlap from compute capability 9.0 on (csrc/ptx/dependent_launch.h).
+OVERLAPPING_LAUNCHES = ("kernels/sm80/forward/split/", "kernels/common/combine.cu")
 
 
 class Plan(NamedTuple):
@@ -78,6 +80,13 @@ def link_flags(plan: Plan) -> list[str]:
     return flags + toolchain.shared_libstdcxx_flags(plan.cxx)
 
 
+def capabilities_of(source: str) -> dict[str, int]:
+    """What gencode_flags has to know of a kernel's source."""
+    if "sm90" in Path(source).parts:
+        return {"only": 90}
+    return {"own_from": 90} if any(name in source for name in OVERLAPPING_LAUNCHES) else {}
+
+
 def make_objects(plan: Plan, kernels_dir: str) -> list[Edge]:
     """An object for every source under csrc/, however deep. Those of files of one name differ by their folders."""
     edges = []
@@ -87,7 +96,7 @@ def make_objects(plan: Plan, kernels_dir: str) -> list[Edge]:
             output = plan.build_dir / "objects" / f"{source}.o"
             edges.append(Edge("cxx", [source], str(output), cxx_flags(plan, source)))
         elif path.suffix == ".cu" and plan.nvcc:
-            gencode = archs.gencode_flags(plan.archs, only=90 if "sm90" in Path(source).parts else None)
+            gencode = archs.gencode_flags(plan.archs, **capabilities_of(source))
             flags = [*NVCC_FLAGS, *gencode]
             output = f"{kernels_dir}/{kernel_object_name(path, ROOT / INCLUDE_ROOT, flags, plan.nvcc)}"
             is_there = (ROOT / output).is_file()  # and its name says that it is the right one

@@ -17,6 +17,10 @@ CASES = [
     Case(sq=1100, sk=3000, d=128, batch=1, heads=4, causal="bottom_right"),
     Case(sq=1500, sk=1500, d=64, batch=4, heads=16, causal="top_left"),
     Case(sq=1500, sk=1500, d=128, batch=4, heads=8, mask="11qk"),
+    # Keys divided among blocks, whose parts a second kernel joins, launched early.
+    Case(sq=1, sk=5000, d=128, batch=2, heads=32, kv_heads=8),
+    Case(sq=8, sk=30000, d=128, batch=1, heads=8, kv_heads=1, causal="bottom_right"),
+    Case(sq=1, sk=600, d=128, batch=100, heads=16, kv_heads=8),
 ]
 ROUNDS = 20
 MANY = 70_000  # more launches than a device has counters for those outside graphs

@@ -61,6 +61,13 @@ def test_one_ptx_serves_every_architecture():
     assert gencode_flags([]) == []
 
 
+def test_launches_that_overlap_have_a_ptx_of_their_own():
+    flags = ["-gencode=arch=compute_80,code=[sm_80]", "-gencode=arch=compute_90,code=[sm_90,compute_90]"]
+    assert gencode_flags(parse_archs(DEFAULT_ARCHS), own_from=90) == flags
+    assert gencode_flags([Arch(8, 6, ptx=True)], own_from=90) == ["-gencode=arch=compute_80,code=[sm_86,compute_80]"]
+    assert gencode_flags([Arch(12, 0)], own_from=90) == ["-gencode=arch=compute_90,code=[sm_120]"]
+
+
 def test_hopper_kernels_are_compiled_for_hopper_alone():
     assert gencode_flags(parse_archs(DEFAULT_ARCHS), only=90) == ["-gencode=arch=compute_90a,code=sm_90a"]
     assert gencode_flags([Arch(8, 0)], only=90) == []

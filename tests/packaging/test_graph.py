@@ -10,6 +10,7 @@ from build_support import graph, plan
 from build_support.archs import parse_archs
 from build_support.toolchain import Nvcc, TorchInfo
 
+CSRC = Path(__file__).parents[2] / "csrc"
 NVCC = Nvcc(Path("/usr/local/cuda/bin/nvcc"), "13.0", "release 13.0, V13.0.88")
 TORCH = TorchInfo("2.11.0+cu130", "13.0", Path("/venv/torch"))
 
@@ -98,6 +99,14 @@ def test_only_the_file_that_reports_the_build_depends_on_the_architectures(tree)
     before, after = (objects(make_plan(archs=archs)) for archs in ("8.0", "8.6"))
     assert before["csrc/bindings.cpp"] == after["csrc/bindings.cpp"]
     assert before["csrc/host/info.cpp"] != after["csrc/host/info.cpp"]
+
+
+def test_every_kernel_that_overlaps_with_the_one_before_has_the_instructions():
+    """Where they are missing, nothing waits for the kernel before."""
+    for source in sorted(CSRC.rglob("*.cu")):
+        name = str(source.relative_to(CSRC.parent))
+        uses = any(path.name == "dependent_launch.h" for path in graph.include_closure(source, CSRC))
+        assert uses <= bool(plan.capabilities_of(name)), name
 
 
 def test_hopper_kernels_are_left_out_where_no_hopper_is_wanted(tree):

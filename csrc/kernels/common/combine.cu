@@ -3,6 +3,8 @@
 //
 // Grid: rows of items, each with one warp, or with a whole block where rows have many parts: its warps share them, and
 // the first one merges what they leave, in a fixed order. Bound: latency; the parts of a query are some tens of rows.
+#include <algorithm>
+
 #include "kernels/common/combine.h"
 #include "ptx/dependent_launch.h"
 
@@ -14,6 +16,9 @@ constexpr int kWarpsOfRows = 4;  // of a block that joins a row in each warp
 constexpr int kAhead = 4;        // parts that a warp loads before it knows their weights
 constexpr int kThreadsOfRow = kWarpsOfRow * kWarpSize;
 constexpr int kThreadsOfRows = kWarpsOfRows * kWarpSize;
+
+// Whether a GPU of compute capability 9.0 or later finds code that waits for the kernel before.
+constexpr bool kWaits = std::max({__CUDA_ARCH_LIST__}) >= 900;
 
 // Of all parts of a row, the same in every lane.
 __device__ __forceinline__ attention::SoftmaxState<float> merge_states(const CombineParams& p, const ItemParts& parts,
@@ -120,7 +125,7 @@ cudaError_t combine(const CombineParams& params, cudaStream_t stream) {
   config.blockDim = dim3(params.block_per_row ? kThreadsOfRow : kThreadsOfRows);
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = kWaits && major >= 9 ? 1 : 0;
   const auto kernel =
       params.block_per_row ? combine_kernel<Element, kColumns, kWarpsOfRow> : combine_kernel<Element, kColumns, 1>;
   return cudaLaunchKernelEx(&config, kernel, params);
