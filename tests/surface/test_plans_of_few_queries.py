@@ -167,6 +167,28 @@ def test_the_keys_of_dq(call, words):
     assert words in call.plans()[1]
 
 
+# On Hopper: sums of dQ for each phase of tiles of keys, as many as there are tiles of a head at work on 132
+# multiprocessors, where there are more than 8 keys for each query. Else all visitors of a query take turns.
+PHASES = [
+    (llama(8, 4096), "phases 32, each with sums of its own"),
+    (wide(64, 4096), "phases 32, each with sums of its own"),
+    (wide(64, 1024), "phases 8, each with sums of its own"),  # a tile of keys each
+    (wide(64, batch=4), "phases 8, each with sums of its own"),
+    (wide(64, 4096, d=64), "head dim 64, 128 keys per block, dQ added in order, phases 32, each"),
+    (wide(64, 4096, options={"causal": "bottom_right"}), "phases 32, each with sums of its own"),
+    (wide(64, batch=17), "dQ added in order, phases 1;"),  # more heads than multiprocessors
+    (wide(512, 4096), "dQ added in order, going round"),
+    (wide(64, 512, d=64), "streaming"),
+    (wide(64, 4096, options={"softcap": 9.0}), "storing P and dS"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), PHASES, ids=label)
+def test_phases_with_sums_of_their_own(call, words):
+    plan = dataclasses.replace(call, options=call.options | {"backend": "sm90"}).plans()[1]
+    assert words in plan
+
+
 @pytest.mark.parametrize(("multiprocessors", "parts"), [(7, None), (8, 2), (50, 12), (132, 16), (300, 16)])
 def test_the_switch_counts_in_the_backward_pass(multiprocessors, parts, monkeypatch):
     monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
