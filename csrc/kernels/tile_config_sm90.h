@@ -5,8 +5,10 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Shared memory that a block may have on compute capability 9.0.
-inline constexpr int kSharedBytes = 227 * 1024;
+// Shared memory that a block may have on compute capability 9.0, where a multiprocessor has `blocks` of them: each takes
+// 1 KiB for itself.
+constexpr int shared_bytes(int blocks) { return (228 / blocks - 1) * 1024; }
+inline constexpr int kSharedBytes = shared_bytes(1);
 
 struct HeadDims {
   int qk;
@@ -40,12 +42,15 @@ constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
 // multiprocessor.
 inline constexpr int64_t kPortableQueries = 256;
 
-// A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in two stages each of K and V.
-// `query_stages`: with two, the next tile's Q arrives during this one.
+// A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in stages of K and V. `query_stages`: with
+// two, the next tile's Q arrives during this one.
 struct ForwardTile {
   int warpgroups;  // that compute; one more starts the copies
   int keys;
   int query_stages;
+  int key_stages = 2;
+  int blocks = 1;        // on a multiprocessor
+  bool overlaps = true;  // a warpgroup's own softmax and products
 };
 
 constexpr bool is_plain(Variant variant) {
@@ -73,22 +78,27 @@ constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
 inline constexpr double kShortRowCost = 1.2;
 
 // Whether a block gets as many registers as its warpgroups ask for: they share what each thread has when the kernel
-// starts, a multiple of 8. (One that asks for more waits for ever.)
-constexpr bool has_registers(int warpgroups, int registers, int copy_registers) {
-  const int at_start = 65536 / (128 * (warpgroups + 1)) / 8 * 8;
+// starts, a multiple of 8. (One that asks for more waits for ever.) blocks: on a multiprocessor.
+constexpr bool has_registers(int warpgroups, int registers, int copy_registers, int blocks = 1) {
+  const int at_start = 65536 / (128 * (warpgroups + 1) * blocks) / 8 * 8;
   return warpgroups * registers + copy_registers <= (warpgroups + 1) * at_start;
 }
 
 // Registers of a thread that computes, and of one that copies: together they fill the register file. Looking tiles of a
 // mask up takes some.
 constexpr bool looks_up_mask(Variant variant) { return !is_plain(variant) && variant != Variant::kDropout; }
-constexpr int consumer_registers(int warpgroups, Variant variant) {
-  if (warpgroups == 3) return 160;
-  return looks_up_mask(variant) ? 216 : 232;
-}
-constexpr int producer_registers(int warpgroups, Variant variant) {
-  if (warpgroups == 3) return 32;
-  return looks_up_mask(variant) ? 72 : 40;
+struct ForwardRegisters {
+  int consumer;
+  int producer;
+};
+constexpr ForwardRegisters forward_registers(const ForwardTile& tile, Variant variant) {
+  if (tile.warpgroups == 1) {
+    if (tile.blocks == 4) return {.consumer = 104, .producer = 24};
+    return tile.blocks == 3 ? ForwardRegisters{.consumer = 136, .producer = 24} : ForwardRegisters{.consumer = 216, .producer = 40};
+  }
+  if (tile.blocks == 2) return {.consumer = 104, .producer = 32};
+  if (tile.warpgroups == 3) return {.consumer = 160, .producer = 32};
+  return looks_up_mask(variant) ? ForwardRegisters{.consumer = 216, .producer = 72} : ForwardRegisters{.consumer = 232, .producer = 40};
 }
 
 // Head dims that the backward kernel is compiled for.

@@ -65,7 +65,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
                .stages = 2};
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;
-  plan.resident_blocks = limits.multiprocessors;
+  plan.resident_blocks = tile.blocks * limits.multiprocessors;
   if (p.score_mod.mask.present()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
     if (plan.variant != Variant::kExtended) {

@@ -25,7 +25,7 @@ struct ForwardConsumer {
   using Ring = typename decltype(Shared::k_ring)::Position;
   static constexpr int kKeys = Traits::kTile.keys;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
-  static constexpr bool kTakesTurns = kWarpgroups > 1;
+  static constexpr bool kTakesTurns = kWarpgroups > 1 && Traits::kTile.blocks == 1;
   static constexpr int kTilesOfSums = 128;  // of keys that one sum of products takes in
 
   // Named barriers; 0 is __syncthreads.
@@ -189,17 +189,21 @@ struct ForwardConsumer {
 
   template <Reference kReference, bool kFull>
   __device__ __forceinline__ void step(const Work& work, int n, const TileRange& own) {
+    if constexpr (!Traits::kTile.overlaps) {
+      multiply_values();
+      await_values();
+    }
     await_keys(n);
     take_turn();
     multiply_keys();
-    multiply_values();
+    if constexpr (Traits::kTile.overlaps) multiply_values();
     pass_turn();
-    ptx::wait_products<1>();
+    ptx::wait_products<Traits::kTile.overlaps>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
     softmax.template update<kReference, false>(scores, exponent(), Traits::kRaiseLog2);
     drop(work, n);
-    await_values();
+    if constexpr (Traits::kTile.overlaps) await_values();
     if (Traits::kSumsRounded && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
     if constexpr (kReference == Reference::kRaised) softmax.rescale(out, sums);
@@ -267,8 +271,13 @@ struct ForwardConsumer {
   __device__ __forceinline__ void multiply_keys() {
     using Q = typename Traits::QTile;
     using K = typename Traits::KTile;
-    tile::start_product(scores, tile::BoxOperand<Q>(shared.q[0][0]).after(q_at.stage * kWarpgroups + warpgroup),
-                        tile::BoxOperand<K>(shared.k[0]).after(k_at.stage));
+    const auto q = tile::BoxOperand<Q>(shared.q[0][0]).after(q_at.stage * kWarpgroups + warpgroup);
+    const auto k = tile::BoxOperand<K>(shared.k[0]).after(k_at.stage);
+    if constexpr (Traits::kTile.overlaps) {
+      tile::start_product(scores, q, k);
+    } else {
+      tile::start_rows_product(scores, q, k);
+    }
   }
   __device__ __forceinline__ void multiply_values() {
     using V = typename Traits::VTile;
