@@ -28,9 +28,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks) forwar
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
   if (threadIdx.x == 0) shared.init();
-  if constexpr (Traits::kSumsRounded) {
-    for (auto& v : shared.v) v.set_ones();
-    ptx::fence_stores();
+  if (threadIdx.x == 2 * tile::kWarpSize) {
+    for (const OperandMap* operand : {&args.q, &args.k, &args.v}) ptx::prefetch_map(operand->map);
   }
   __syncthreads();
   if (warpgroup == 0) {
@@ -40,6 +39,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks) forwar
   } else {
     ptx::acquire_registers<Traits::kRegisters.consumer>();
     using Consumer = ForwardConsumer<Traits>;
+    if constexpr (Traits::kSumsRounded) Consumer::set_ones(shared);
     if constexpr (Traits::kExtended) {
       Consumer{args, shared, warpgroup - 1, {shared.staged[tile::warp() - 4]}}.run();
     } else {
