@@ -48,6 +48,7 @@ struct ForwardConsumer {
   tile::PackedRows<kKeys> p;
   RowSoftmax<Scores> softmax;
   bool out_is_empty = true;
+  bool holds_values = false;  // attend_all's last product of a tile is in flight
   bool not_finite = false;  // some result of the warp's rows, even with the maximum as the reference
   bool masked = false;      // whether the mask hides some of the tile of keys at hand
   Visit next{};             // the tile of keys that comes after it
@@ -134,7 +135,7 @@ struct ForwardConsumer {
           skip_values(ahead);
           n = next.tile;
         } else {
-          skip_values(uniform(work.end) - uniform(work.begin));
+          n = uniform(work.end) - 1;
           p = {};  // what it holds is dead
         }
         steps<kFirstTime>(work, n, own);
@@ -142,13 +143,14 @@ struct ForwardConsumer {
       // Read again: nothing of it takes registers in the loops.
       const int begin = uniform(work.begin);
       const bool sees = !own_range(work).empty();
-      if (uniform(work.end) > begin) release_queries();
+      if (sees) release_queries();
       if (sees) shared.v_ring.wait_full(v_at);
       multiply_arrived_values();
+      holds_values = sees;
       if (n >= begin) {
-        ptx::wait_products<0>();
-        if (sees) release_values();
+        let_values_go();
         skip_rest(n, begin, uniform(work.end));
+        if (!sees) release_queries();  // which have arrived: values come after them
       }
       auto at = work_at;
       at.advance();
@@ -156,7 +158,7 @@ struct ForwardConsumer {
       ptx::wait_products<1>();
       ptx::pin_registers(out.c[0]);
       if constexpr (Traits::kSumsRounded) ptx::pin_registers(sums.c);
-      if (sees && n < begin) release_values();
+      if (holds_values) release_values();
       if (!sees) clear();
       finish<kFirstTime>(work);
       release_work();
@@ -170,10 +172,22 @@ struct ForwardConsumer {
     const Work& work = shared.work[at.stage];
     const bool is_tile = uniform(static_cast<int>(work.kind)) == static_cast<int>(WorkKind::kTile);
     bool has_turn = false;
-    if (is_tile) has_turn = await_first(work, own_range(work)).has_turn;
+    if (is_tile) {
+      const TileRange own = own_range(work);
+      if (own.end < uniform(work.end)) let_values_go();  // others may need their place for what this one skips
+      has_turn = await_first(work, own).has_turn;
+    }
     multiply_keys();
     if (has_turn) pass_turn();
     return is_tile;
+  }
+
+  // Ends the product with values before its time.
+  __device__ __forceinline__ void let_values_go() {
+    if (!holds_values) return;
+    ptx::wait_products<0>();
+    release_values();
+    holds_values = false;
   }
 
   // The first tile of keys that the warpgroup sees any of.
