@@ -34,13 +34,22 @@ constexpr HeadDims forward_head_dims(int64_t qk, int64_t v) {
 // Which kernels there are; the Extended one does everything.
 constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
   if (variant == Variant::kPlain || variant == Variant::kExtended) return true;
-  if (variant == Variant::kShort) return dims == HeadDims{64, 64};
+  if (variant == Variant::kShort || variant == Variant::kSmall) return dims == HeadDims{64, 64};
   return dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
 }
 
 // Up to how many queries at head dims up to 64 the portable kernels are faster: tiles of as many, several blocks on a
 // multiprocessor.
 inline constexpr int64_t kPortableQueries = 256;
+
+// Calls that Small kernels take, of as many tokens at most: there are so few tiles of keys that a tile of queries is
+// mostly its first and last products and its stores, of which two blocks hide each other's. With more, what a warpgroup
+// overlaps within itself counts for more. Tiles at the edge of what is visible are half in vain, so that causal calls
+// gain up to more queries. (H200, us, of Plain or Short and of Small kernels: S 512 causal 137 and 117, full 167 and 165;
+// S 1024 causal 201 and 177, full 81 and 87; S 2048 causal 296 and 295, full 492 and 536.)
+inline constexpr int64_t kSmallQueries = 640;
+inline constexpr int64_t kSmallCausalQueries = 1536;
+inline constexpr int64_t kSmallKeys = 1536;
 
 // A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in stages of K and V. `query_stages`: with
 // two, the next tile's Q arrives during this one.
@@ -54,15 +63,18 @@ struct ForwardTile {
 };
 
 constexpr bool is_plain(Variant variant) {
-  return variant == Variant::kPlain || variant == Variant::kParts || variant == Variant::kShort;
+  return variant == Variant::kPlain || variant == Variant::kParts || variant == Variant::kShort ||
+         variant == Variant::kSmall;
 }
 
 // As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
 // V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim
-// 64) and there are many tiles: Short kernels have two. Extended kernels have biases and masks in shared memory too,
+// 64) and there are many tiles: Short kernels have two, and Small ones registers for two blocks on a multiprocessor. Extended kernels have biases and masks in shared memory too,
 // and draws of dropout for 32 keys at a time.
 constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   const bool plain = is_plain(variant);
+  if (variant == Variant::kSmall)
+    return {.warpgroups = 2, .keys = 64, .query_stages = 2, .key_stages = 3, .blocks = 2, .overlaps = false};
   if (dims.v <= 64 && plain && variant != Variant::kShort) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
   if (variant == Variant::kExtended && dims.qk <= 128 && dims.v <= 128)
     return {.warpgroups = 2, .keys = 96, .query_stages = 1};
@@ -92,13 +104,10 @@ struct ForwardRegisters {
   int producer;
 };
 constexpr ForwardRegisters forward_registers(const ForwardTile& tile, Variant variant) {
-  if (tile.warpgroups == 1) {
-    if (tile.blocks == 4) return {.consumer = 104, .producer = 24};
-    return tile.blocks == 3 ? ForwardRegisters{.consumer = 136, .producer = 24} : ForwardRegisters{.consumer = 216, .producer = 40};
-  }
   if (tile.blocks == 2) return {.consumer = 104, .producer = 32};
   if (tile.warpgroups == 3) return {.consumer = 160, .producer = 32};
-  return looks_up_mask(variant) ? ForwardRegisters{.consumer = 216, .producer = 72} : ForwardRegisters{.consumer = 232, .producer = 40};
+  if (looks_up_mask(variant)) return {.consumer = 216, .producer = 72};
+  return {.consumer = 232, .producer = 40};
 }
 
 // Head dims that the backward kernel is compiled for.

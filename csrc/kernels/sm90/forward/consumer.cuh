@@ -26,7 +26,9 @@ struct ForwardConsumer {
   static constexpr int kKeys = Traits::kTile.keys;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
   static constexpr bool kTakesTurns = kWarpgroups > 1 && Traits::kTile.blocks == 1;
-  static constexpr Reference kFirstTime = Traits::kFixesReference ? Reference::kFirstTile : Reference::kRaised;
+  static constexpr bool kOverlaps = Traits::kTile.overlaps;
+  // Before its first product. With few registers ptxas finds enough only if O is not carried from tile to tile.
+  static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
   static constexpr int kTilesOfSums = 128;  // of keys that one sum of products takes in
 
   // Named barriers; 0 is __syncthreads.
@@ -48,7 +50,6 @@ struct ForwardConsumer {
   tile::PackedRows<kKeys> p;
   RowSoftmax<Scores> softmax;
   bool out_is_empty = true;
-  bool holds_values = false;  // attend_all's last product of a tile is in flight
   bool not_finite = false;  // some result of the warp's rows, even with the maximum as the reference
   bool masked = false;      // whether the mask hides some of the tile of keys at hand
   Visit next{};             // the tile of keys that comes after it
@@ -68,16 +69,13 @@ struct ForwardConsumer {
   __device__ __forceinline__ void run() {
     out.clear();
     if (kTakesTurns && warpgroup == kWarpgroups - 1) ptx::arrive_named(kTurnBarrier, 2 * tile::kWarpgroupSize);
-    if constexpr (Traits::kStartsAhead) attend_all();
-    int last = -1;
 #pragma unroll 1
     for (;;) {
       shared.work_ring.wait_full(work_at);
       const Work& work = shared.work[work_at.stage];
       const WorkKind kind = static_cast<WorkKind>(uniform(static_cast<int>(work.kind)));
-      last = uniform(work.tile);
-      if (!Traits::kStartsAhead && kind == WorkKind::kTile) {
-        attend<kFirstTime>(work);
+      if (kind == WorkKind::kTile) {
+        attend<Traits::kFixesReference ? Reference::kFirstTile : Reference::kRaised>(work);
       } else if (kind == WorkKind::kEnd) {
         break;
       } else if constexpr (Traits::kFixesReference) {
@@ -87,10 +85,14 @@ struct ForwardConsumer {
           break;
         }
       }
-      release_work();
+      __syncwarp();
+      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      work_at.advance();
     }
     // Rows whose keys are divided are not finished yet.
-    if (!Traits::kDividesKeys && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
+    if (!Traits::kDividesKeys && not_finite) {
+      repair_flagged<Traits>(args, uniform(shared.work[work_at.stage].tile), first_row() + warp_row());
+    }
   }
 
  private:
@@ -103,162 +105,40 @@ struct ForwardConsumer {
   __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * 16; }
 
-  __device__ __forceinline__ void release_work() {
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
-    work_at.advance();
-  }
-
-  __device__ __forceinline__ TileRange own_range(const Work& work) const {
-    const TileRange& seen = work.own[warpgroup];
-    return {uniform(seen.begin), uniform(seen.end), uniform(seen.full_begin), uniform(seen.full_end)};
-  }
-
-  // All tiles of queries, each one's first product beside the last one of the tile before. Products are in no branch:
-  // ptxas would let none of them overlap. What they make of nothing is not used.
-  __device__ __forceinline__ void attend_all() {
-    bool goes_on = start_tile(work_at);
-#pragma unroll 1
-    while (goes_on) {
-      const Work& work = shared.work[work_at.stage];
-      int n = -1;
-      {
-        const TileRange own = own_range(work);
-        ptx::wait_products<0>();
-        ptx::pin_registers(scores.c[0]);
-        out_is_empty = true;
-        sums.clear();
-        if (!own.empty()) {
-          n = own.end - 1;
-          const int ahead = uniform(work.end) - own.end;
-          start<kFirstTime>(work, n, own);
-          skip_values(ahead);
-          n = next.tile;
-        } else {
-          n = uniform(work.end) - 1;
-          p = {};  // what it holds is dead
-        }
-        steps<kFirstTime>(work, n, own);
-      }
-      // Read again: nothing of it takes registers in the loops.
-      const int begin = uniform(work.begin);
-      const bool sees = !own_range(work).empty();
-      if (sees) release_queries();
-      if (sees) shared.v_ring.wait_full(v_at);
-      multiply_arrived_values();
-      holds_values = sees;
-      if (n >= begin) {
-        let_values_go();
-        skip_rest(n, begin, uniform(work.end));
-        if (!sees) release_queries();  // which have arrived: values come after them
-      }
-      auto at = work_at;
-      at.advance();
-      goes_on = start_tile(at);
-      ptx::wait_products<1>();
-      ptx::pin_registers(out.c[0]);
-      if constexpr (Traits::kSumsRounded) ptx::pin_registers(sums.c);
-      if (holds_values) release_values();
-      if (!sees) clear();
-      finish<kFirstTime>(work);
-      release_work();
-    }
-    ptx::wait_products<0>();
-  }
-
-  // Starts the first product of the work that comes at `at`. False if that is no tile of queries.
-  __device__ __forceinline__ bool start_tile(typename decltype(Shared::work_ring)::Position at) {
-    shared.work_ring.wait_full(at);
-    const Work& work = shared.work[at.stage];
-    const bool is_tile = uniform(static_cast<int>(work.kind)) == static_cast<int>(WorkKind::kTile);
-    bool has_turn = false;
-    if (is_tile) {
-      const TileRange own = own_range(work);
-      if (own.end < uniform(work.end)) let_values_go();  // others may need their place for what this one skips
-      has_turn = await_first(work, own).has_turn;
-    }
-    multiply_keys();
-    if (has_turn) pass_turn();
-    return is_tile;
-  }
-
-  // Ends the product with values before its time.
-  __device__ __forceinline__ void let_values_go() {
-    if (!holds_values) return;
-    ptx::wait_products<0>();
-    release_values();
-    holds_values = false;
-  }
-
-  // The first tile of keys that the warpgroup sees any of.
-  struct First {
-    int tile;
-    int ahead;      // tiles of keys of which the values are still to be skipped: one or two
-    bool has_turn;  // whether its product has waited for a turn
-  };
-
-  __device__ __forceinline__ First await_first(const Work& work, const TileRange& own) {
-    const int begin = uniform(work.begin);
-    const int end = uniform(work.end);
-    First first = {end - 1, 0, false};
-#pragma unroll 1
-    for (; first.tile >= own.end && first.tile >= begin; first.tile = next.tile, ++first.ahead) {
-      skip_keys(first.tile, end);
-    }
-    if (first.tile < own.begin || first.tile < begin) return first;
-    if constexpr (Traits::kHasTerms) {
-      terms.prepare(where_of(work, first.tile), args.params.score_mod.mask.present());
-    }
-    shared.q_ring.wait_full(q_at);
-    await_keys(first.tile);
-    first.has_turn = first.tile + 1 != end;
-    if (first.has_turn) take_turn();
-    return first;
-  }
-
   template <Reference kReference>
   __device__ __forceinline__ void attend(const Work& work) {
-    const TileRange own = own_range(work);
+    const TileRange& seen = work.own[warpgroup];
+    const TileRange own = {uniform(seen.begin), uniform(seen.end), uniform(seen.full_begin), uniform(seen.full_end)};
     const int begin = uniform(work.begin);
     const int end = uniform(work.end);
-    const First first = await_first(work, own);
-    int n = first.tile;
+    int n = end - 1;
+    int ahead = 0;  // tiles of keys of which the values are still to be skipped: one or two
+#pragma unroll 1
+    for (; n >= own.end && n >= begin; n = next.tile, ++ahead) skip_keys(n, end);
     if (n >= own.begin && n >= begin) {
-      multiply_keys();
-      if (first.has_turn) pass_turn();
-      ptx::wait_products<0>();
-      ptx::pin_registers(scores.c[0]);
-      out_is_empty = true;
-      sums.clear();
       start<kReference>(work, n, own);
-      skip_values(first.ahead);
+      skip_values(ahead);
       n = next.tile;
-      steps<kReference>(work, n, own);
+      if constexpr (Traits::kLoopForFull) {
+#pragma unroll 1
+        for (; n >= own.begin && n >= own.full_end; n = next.tile) step<kReference, false>(work, n, own);
+#pragma unroll 1
+        for (; n >= own.begin && n >= own.full_begin; n = next.tile) step<kReference, true>(work, n, own);
+      }
+#pragma unroll 1
+      for (; n >= own.begin; n = next.tile) step<kReference, false>(work, n, own);
       release_queries();
       multiply_values();
       await_values();
       skip_rest(n, begin, end);
     } else {
       clear();
-      skip_values(first.ahead);
+      skip_values(ahead);
       skip_rest(n, begin, end);
       if (end > begin) release_queries();  // which have arrived: values come after them
     }
     if (is_wanted<kReference>(work)) finish<kReference>(work);
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
-  }
-
-  // The tiles of keys behind the first one.
-  template <Reference kReference>
-  __device__ __forceinline__ void steps(const Work& work, int& n, const TileRange& own) {
-    if constexpr (Traits::kLoopForFull) {
-#pragma unroll 1
-      for (; n >= own.begin && n >= own.full_end; n = next.tile) step<kReference, false>(work, n, own);
-#pragma unroll 1
-      for (; n >= own.begin && n >= own.full_begin; n = next.tile) step<kReference, true>(work, n, own);
-    }
-#pragma unroll 1
-    for (; n >= own.begin; n = next.tile) step<kReference, false>(work, n, own);
   }
 
   // When a tile is computed again, of the flagged rows alone: what becomes of a warp's rows depends on no other's.
@@ -299,9 +179,25 @@ struct ForwardConsumer {
     __syncwarp();
   }
 
-  // The first tile of keys, whose scores are there: nothing to overlap with.
+  // The first tile of keys: nothing to overlap with.
   template <Reference kReference>
   __device__ __forceinline__ void start(const Work& work, int n, const TileRange& own) {
+    if constexpr (kClearsOutput) {
+      out.clear();
+      sums = {};
+    } else {
+      out_is_empty = true;
+      sums.clear();
+    }
+    if constexpr (Traits::kHasTerms) terms.prepare(where_of(work, n), args.params.score_mod.mask.present());
+    shared.q_ring.wait_full(q_at);
+    await_keys(n);
+    const bool has_turn = n + 1 != uniform(work.end);
+    if (has_turn) take_turn();
+    multiply_keys();
+    if (has_turn) pass_turn();
+    ptx::wait_products<0>();
+    ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);
     softmax.template update<kReference, true>(scores, exponent(), Traits::kRaiseLog2);
     drop(work, n);
@@ -310,21 +206,21 @@ struct ForwardConsumer {
 
   template <Reference kReference, bool kFull>
   __device__ __forceinline__ void step(const Work& work, int n, const TileRange& own) {
-    if constexpr (!Traits::kTile.overlaps) {
+    if constexpr (!kOverlaps) {
       multiply_values();
       await_values();
     }
     await_keys(n);
     take_turn();
     multiply_keys();
-    if constexpr (Traits::kTile.overlaps) multiply_values();
+    if constexpr (kOverlaps) multiply_values();
     pass_turn();
-    ptx::wait_products<Traits::kTile.overlaps>();
+    ptx::wait_products<kOverlaps ? 1 : 0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
     softmax.template update<kReference, false>(scores, exponent(), Traits::kRaiseLog2);
     drop(work, n);
-    if constexpr (Traits::kTile.overlaps) await_values();
+    if constexpr (kOverlaps) await_values();
     if (Traits::kSumsRounded && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
     if constexpr (kReference == Reference::kRaised) softmax.rescale(out, sums);
@@ -392,25 +288,17 @@ struct ForwardConsumer {
   __device__ __forceinline__ void multiply_keys() {
     using Q = typename Traits::QTile;
     using K = typename Traits::KTile;
-    const auto q = tile::BoxOperand<Q>(shared.q[0][0]).after(q_at.stage * kWarpgroups + warpgroup);
-    const auto k = tile::BoxOperand<K>(shared.k[0]).after(k_at.stage);
-    if constexpr (Traits::kTile.overlaps) {
-      tile::start_product(scores, q, k);
-    } else {
-      tile::start_rows_product(scores, q, k);
-    }
+    tile::start_product(scores, tile::BoxOperand<Q>(shared.q[0][0]).after(q_at.stage * kWarpgroups + warpgroup),
+                        tile::BoxOperand<K>(shared.k[0]).after(k_at.stage));
   }
   __device__ __forceinline__ void multiply_values() {
-    shared.v_ring.wait_full(v_at);
-    multiply_arrived_values();
-  }
-  __device__ __forceinline__ void multiply_arrived_values() {
     using V = typename Traits::VTile;
+    shared.v_ring.wait_full(v_at);
     const auto v = tile::BoxOperand<V>(shared.v[0]).after(v_at.stage);
     if constexpr (Traits::kSumsRounded) {
-      tile::start_product(out, sums, p, v, !out_is_empty);
+      tile::start_product(out, sums, p, v, kClearsOutput || !out_is_empty);
     } else {
-      tile::start_product(out, p, v, !out_is_empty);
+      tile::start_product(out, p, v, kClearsOutput || !out_is_empty);
     }
     out_is_empty = false;
   }

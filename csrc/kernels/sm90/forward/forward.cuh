@@ -23,7 +23,8 @@ struct ForwardKernel {
 };
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks) forward_kernel(const __grid_constant__ ForwardArguments args) {
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
+    forward_kernel(const __grid_constant__ ForwardArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);

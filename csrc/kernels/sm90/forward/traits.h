@@ -37,9 +37,6 @@ struct ForwardTraits {
   // all of them is as fast.)
   static constexpr bool kLoopForFull = is_plain(kVariant) && kTile.blocks == 1 && kTile.warpgroups == 2 && kDims.v <= 128;
 
-  // The next tile's first product is started beside this one's last: its Q has a stage of its own.
-  static constexpr bool kStartsAhead = !kHasTerms && kTile.query_stages > 1 && kTile.overlaps;
-
   // O is divided by the sums of P as it was rounded. Then exponents may refer to less than the row's maximum: else a
   // weight that outshines all others, and is 1 where they refer to it, would bring its own rounding into O. With
   // dropout these are sums of what is kept, and O is divided by the sum of all times theirs to that before rounding.
