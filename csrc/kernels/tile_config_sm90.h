@@ -5,8 +5,8 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Shared memory that a block may have on compute capability 9.0, where a multiprocessor has `blocks` of them: each takes
-// 1 KiB for itself.
+// Shared memory that a block may have on compute capability 9.0, where a multiprocessor has `blocks` of them: each
+// takes 1 KiB for itself.
 constexpr int shared_bytes(int blocks) { return (228 / blocks - 1) * 1024; }
 inline constexpr int kSharedBytes = shared_bytes(1);
 
@@ -45,14 +45,14 @@ inline constexpr int64_t kPortableQueries = 256;
 // Calls that Small kernels take, of as many tokens at most: there are so few tiles of keys that a tile of queries is
 // mostly its first and last products and its stores, of which two blocks hide each other's. With more, what a warpgroup
 // overlaps within itself counts for more. Tiles at the edge of what is visible are half in vain, so that causal calls
-// gain up to more queries. (H200, us, of Plain or Short and of Small kernels: S 512 causal 137 and 117, full 167 and 165;
-// S 1024 causal 201 and 177, full 81 and 87; S 2048 causal 296 and 295, full 492 and 536.)
+// gain up to more queries. (H200, us, of Plain or Short and of Small kernels: S 512 causal 137 and 117, full 167 and
+// 165; S 1024 causal 201 and 177, full 81 and 87; S 2048 causal 296 and 295, full 492 and 536.)
 inline constexpr int64_t kSmallQueries = 640;
 inline constexpr int64_t kSmallCausalQueries = 1536;
 inline constexpr int64_t kSmallKeys = 1536;
 
-// A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in stages of K and V. `query_stages`: with
-// two, the next tile's Q arrives during this one.
+// A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in stages of K and V. `query_stages`:
+// with two, the next tile's Q arrives during this one.
 struct ForwardTile {
   int warpgroups;  // that compute; one more starts the copies
   int keys;
@@ -69,8 +69,9 @@ constexpr bool is_plain(Variant variant) {
 
 // As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
 // V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim
-// 64) and there are many tiles: Short kernels have two, and Small ones registers for two blocks on a multiprocessor. Extended kernels have biases and masks in shared memory too,
-// and draws of dropout for 32 keys at a time.
+// 64) and there are many tiles: Short kernels have two. Small ones have 104 registers, where two blocks share a
+// multiprocessor: each one's softmax runs beside the other's products. Extended kernels have biases and masks in shared
+// memory too, and draws of dropout for 32 keys at a time.
 constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   const bool plain = is_plain(variant);
   if (variant == Variant::kSmall)

@@ -11,6 +11,7 @@
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/terms.cuh"
 #include "kernels/sm90/forward/traits.h"
+#include "kernels/sm90/forward/turns.cuh"
 #include "kernels/sm90/uniform.h"
 
 namespace flash_attn_ext::sm90 {
@@ -25,16 +26,12 @@ struct ForwardConsumer {
   using Ring = typename decltype(Shared::k_ring)::Position;
   static constexpr int kKeys = Traits::kTile.keys;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
-  static constexpr bool kTakesTurns = kWarpgroups > 1 && Traits::kTile.blocks == 1;
   static constexpr bool kOverlaps = Traits::kTile.overlaps;
   // Before its first product. With few registers ptxas finds enough only if O is not carried from tile to tile.
   static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
   static constexpr int kTilesOfSums = 128;  // of keys that one sum of products takes in
 
-  // Named barriers; 0 is __syncthreads.
-  static constexpr int kTurnBarrier = 1;
-  static constexpr int kMeetBarrier = 8;
-  static constexpr int kReadyBarrier = 15;
+  static constexpr int kMeetBarrier = 8;  // and those of the other warpgroups; turns.cuh has others
 
   using Terms = std::conditional_t<Traits::kHasBits, BoxTerms<Traits>,
                                    std::conditional_t<Traits::kExtended, StagedTerms<Traits>, NoBiasMask>>;
@@ -58,17 +55,9 @@ struct ForwardConsumer {
   Ring v_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
 
-  // While the first copies are under way.
-  __device__ __forceinline__ static void set_ones(Shared& shared) {
-    constexpr int kThreads = kWarpgroups * tile::kWarpgroupSize;
-    for (auto& v : shared.v) v.set_ones(static_cast<int>(threadIdx.x) - tile::kWarpgroupSize, kThreads);
-    ptx::fence_stores();
-    ptx::sync_named(kReadyBarrier, kThreads);
-  }
-
   __device__ __forceinline__ void run() {
     out.clear();
-    if (kTakesTurns && warpgroup == kWarpgroups - 1) ptx::arrive_named(kTurnBarrier, 2 * tile::kWarpgroupSize);
+    if (warpgroup == kWarpgroups - 1) pass_turn<Traits>(warpgroup);
 #pragma unroll 1
     for (;;) {
       shared.work_ring.wait_full(work_at);
@@ -90,9 +79,8 @@ struct ForwardConsumer {
       work_at.advance();
     }
     // Rows whose keys are divided are not finished yet.
-    if (!Traits::kDividesKeys && not_finite) {
-      repair_flagged<Traits>(args, uniform(shared.work[work_at.stage].tile), first_row() + warp_row());
-    }
+    const int last = uniform(shared.work[work_at.stage].tile);
+    if (!Traits::kDividesKeys && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
   }
 
  private:
@@ -193,9 +181,9 @@ struct ForwardConsumer {
     shared.q_ring.wait_full(q_at);
     await_keys(n);
     const bool has_turn = n + 1 != uniform(work.end);
-    if (has_turn) take_turn();
+    if (has_turn) take_turn<Traits>(warpgroup);
     multiply_keys();
-    if (has_turn) pass_turn();
+    if (has_turn) pass_turn<Traits>(warpgroup);
     ptx::wait_products<0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);
@@ -211,10 +199,10 @@ struct ForwardConsumer {
       await_values();
     }
     await_keys(n);
-    take_turn();
+    take_turn<Traits>(warpgroup);
     multiply_keys();
     if constexpr (kOverlaps) multiply_values();
-    pass_turn();
+    pass_turn<Traits>(warpgroup);
     ptx::wait_products<kOverlaps ? 1 : 0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
@@ -327,18 +315,6 @@ struct ForwardConsumer {
     v_at.advance();
   }
 
-  // Warpgroups start their products in turn, so that one's softmax runs beside the others' products. Each takes one for
-  // every tile of keys but the block's first.
-  __device__ __forceinline__ void take_turn() const {
-    if constexpr (kTakesTurns) ptx::sync_named(kTurnBarrier + warpgroup, 2 * tile::kWarpgroupSize);
-  }
-  __device__ __forceinline__ void pass_turn() const {
-    if constexpr (kTakesTurns) {
-      const int next = warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1;
-      ptx::arrive_named(kTurnBarrier + next, 2 * tile::kWarpgroupSize);
-    }
-  }
-
   // Tiles of keys that only other warpgroups' rows see. Without products that synchronise the warps, a slow one could
   // miss the phase that it waits for.
   __device__ __forceinline__ void meet() const { ptx::sync_named(kMeetBarrier + warpgroup, tile::kWarpgroupSize); }
@@ -346,8 +322,8 @@ struct ForwardConsumer {
     await_keys(n);
     meet();
     if (n + 1 != end) {
-      take_turn();
-      pass_turn();
+      take_turn<Traits>(warpgroup);
+      pass_turn<Traits>(warpgroup);
     }
     release_keys();
   }
