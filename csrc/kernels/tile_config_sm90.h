@@ -5,8 +5,10 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Shared memory that a block may have on compute capability 9.0.
-inline constexpr int kSharedBytes = 227 * 1024;
+// Shared memory that a block may have on compute capability 9.0, where a multiprocessor has `blocks` of them: each
+// takes 1 KiB for itself.
+constexpr int shared_bytes(int blocks) { return (228 / blocks - 1) * 1024; }
+inline constexpr int kSharedBytes = shared_bytes(1);
 
 struct HeadDims {
   int qk;
@@ -32,7 +34,7 @@ constexpr HeadDims forward_head_dims(int64_t qk, int64_t v) {
 // Which kernels there are; the Extended one does everything.
 constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
   if (variant == Variant::kPlain || variant == Variant::kExtended) return true;
-  if (variant == Variant::kShort) return dims == HeadDims{64, 64};
+  if (variant == Variant::kShort || variant == Variant::kSmall) return dims == HeadDims{64, 64};
   return dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
 }
 
@@ -40,24 +42,40 @@ constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
 // multiprocessor.
 inline constexpr int64_t kPortableQueries = 256;
 
-// A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in two stages each of K and V.
-// `query_stages`: with two, the next tile's Q arrives during this one.
+// Calls that Small kernels take, of as many tokens at most: there are so few tiles of keys that a tile of queries is
+// mostly its first and last products and its stores, of which two blocks hide each other's. With more, what a warpgroup
+// overlaps within itself counts for more. Tiles at the edge of what is visible are half in vain, so that causal calls
+// gain up to more queries. (H200, us, of Plain or Short and of Small kernels: S 512 causal 137 and 117, full 167 and
+// 165; S 1024 causal 201 and 177, full 81 and 87; S 2048 causal 296 and 295, full 492 and 536.)
+inline constexpr int64_t kSmallQueries = 640;
+inline constexpr int64_t kSmallCausalQueries = 1536;
+inline constexpr int64_t kSmallKeys = 1536;
+
+// A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in stages of K and V. `query_stages`:
+// with two, the next tile's Q arrives during this one.
 struct ForwardTile {
   int warpgroups;  // that compute; one more starts the copies
   int keys;
   int query_stages;
+  int key_stages = 2;
+  int blocks = 1;        // on a multiprocessor
+  bool overlaps = true;  // a warpgroup's own softmax and products
 };
 
 constexpr bool is_plain(Variant variant) {
-  return variant == Variant::kPlain || variant == Variant::kParts || variant == Variant::kShort;
+  return variant == Variant::kPlain || variant == Variant::kParts || variant == Variant::kShort ||
+         variant == Variant::kSmall;
 }
 
 // As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
 // V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim
-// 64) and there are many tiles: Short kernels have two. Extended kernels have biases and masks in shared memory too,
-// and draws of dropout for 32 keys at a time.
+// 64) and there are many tiles: Short kernels have two. Small ones have 104 registers, where two blocks share a
+// multiprocessor: each one's softmax runs beside the other's products. Extended kernels have biases and masks in shared
+// memory too, and draws of dropout for 32 keys at a time.
 constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   const bool plain = is_plain(variant);
+  if (variant == Variant::kSmall)
+    return {.warpgroups = 2, .keys = 64, .query_stages = 2, .key_stages = 3, .blocks = 2, .overlaps = false};
   if (dims.v <= 64 && plain && variant != Variant::kShort) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
   if (variant == Variant::kExtended && dims.qk <= 128 && dims.v <= 128)
     return {.warpgroups = 2, .keys = 96, .query_stages = 1};
@@ -73,22 +91,24 @@ constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
 inline constexpr double kShortRowCost = 1.2;
 
 // Whether a block gets as many registers as its warpgroups ask for: they share what each thread has when the kernel
-// starts, a multiple of 8. (One that asks for more waits for ever.)
-constexpr bool has_registers(int warpgroups, int registers, int copy_registers) {
-  const int at_start = 65536 / (128 * (warpgroups + 1)) / 8 * 8;
+// starts, a multiple of 8. (One that asks for more waits for ever.) blocks: on a multiprocessor.
+constexpr bool has_registers(int warpgroups, int registers, int copy_registers, int blocks = 1) {
+  const int at_start = 65536 / (128 * (warpgroups + 1) * blocks) / 8 * 8;
   return warpgroups * registers + copy_registers <= (warpgroups + 1) * at_start;
 }
 
 // Registers of a thread that computes, and of one that copies: together they fill the register file. Looking tiles of a
 // mask up takes some.
 constexpr bool looks_up_mask(Variant variant) { return !is_plain(variant) && variant != Variant::kDropout; }
-constexpr int consumer_registers(int warpgroups, Variant variant) {
-  if (warpgroups == 3) return 160;
-  return looks_up_mask(variant) ? 216 : 232;
-}
-constexpr int producer_registers(int warpgroups, Variant variant) {
-  if (warpgroups == 3) return 32;
-  return looks_up_mask(variant) ? 72 : 40;
+struct ForwardRegisters {
+  int consumer;
+  int producer;
+};
+constexpr ForwardRegisters forward_registers(const ForwardTile& tile, Variant variant) {
+  if (tile.blocks == 2) return {.consumer = 104, .producer = 32};
+  if (tile.warpgroups == 3) return {.consumer = 160, .producer = 32};
+  if (looks_up_mask(variant)) return {.consumer = 216, .producer = 72};
+  return {.consumer = 232, .producer = 40};
 }
 
 // Head dims that the backward kernel is compiled for.

@@ -9,6 +9,11 @@
 
 namespace flash_attn_ext::ptx {
 
+// PTX ISA, prefetch.tensormap: the map will be used soon.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // Where a box begins in a tensor of four dimensions, the contiguous one first.
 struct BoxOrigin {
   int column;

@@ -36,6 +36,7 @@ UNATTENDED = [
     Case(sq=100, sk=4200, d=128, batch=1, heads=1, causal="top_left"),
     Case(sq=20, sk=4200, d=128, batch=1, heads=1, mask="111k"),
     # Long enough for kernels that short sequences do not take.
+    Case(sq=300, sk=420, d=64, batch=1, causal="top_left"),
     Case(sq=1100, sk=1300, d=64, batch=1, causal="top_left"),
     Case(sq=1100, sk=1300, d=128, batch=1, heads=1, mask="111k"),
 ]

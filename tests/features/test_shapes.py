@@ -42,6 +42,20 @@ LONG = [
     Case(sq=520, sk=700, d=64, batch=1, bias="11qk", mask="b11k"),
     Case(sq=520, sk=520, d=128, batch=1, causal="top_left", dropout_p=0.1),
 ]
+# Between the two: a GPU kernel with tiles of 128 queries and 64 keys, in more tiles than run at a time and in fewer.
+SMALL_TILES = [
+    Case(sq=sq, sk=sk, d=64, batch=1, **features)
+    for sq, sk, features in (
+        (257, 1, {}),
+        (300, 63, dict(causal="top_left")),
+        (384, 64, dict(dlse=True)),
+        (385, 65, dict(causal="bottom_right")),
+        (640, 127, dict(heads=4, kv_heads=2)),
+        (320, 129, dict(window=(30, 5))),
+        (260, 320, dict(causal="bottom_right", sink=True)),
+        (321, 191, dict(causal="top_left", window=(64, None), dlse=True)),
+    )
+] + [Case(sq=400, sk=350, d=40, batch=9, heads=10, causal="top_left")]
 # Up to 128 queries and keys that all see each other: more heads than blocks run at a time, and fewer.
 WHOLE_HEADS = [
     Case(sq=90, sk=110, d=64, batch=150, heads=4),
@@ -59,7 +73,7 @@ def test_matches_float64(case, dtype, backend):
 
 
 @over_dtypes()
-@over_cases(LONG)
+@over_cases(SMALL_TILES + LONG)
 def test_long_sequences(case, dtype, backend):
     check_case(case, dtype, backend)
 

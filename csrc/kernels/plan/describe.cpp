@@ -16,6 +16,8 @@ const char* name_of(Variant variant) {
       return "plain";
     case Variant::kShort:
       return "short";
+    case Variant::kSmall:
+      return "small";
     case Variant::kDropout:
       return "dropout";
     case Variant::kMask:

@@ -37,6 +37,14 @@ bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, const Limi
   return rows_of_block(Variant::kShort) * sm90::kShortRowCost < rows_of_block(Variant::kPlain);
 }
 
+// Whether tiles so small that two blocks share a multiprocessor end earlier. Their tiles of keys are others, so results
+// are: it depends on lengths, head dims and visibility alone.
+bool is_small(const attention::ForwardParams& p, sm90::HeadDims dims) {
+  if (!sm90::has_forward_kernel(dims, Variant::kSmall)) return false;
+  const int64_t most_queries = p.visibility.one_sided() ? sm90::kSmallCausalQueries : sm90::kSmallQueries;
+  return p.sequences.max_seqlen_q <= most_queries && p.sequences.max_seqlen_k <= sm90::kSmallKeys;
+}
+
 Variant choose_variant(const attention::ForwardParams& p, sm90::HeadDims dims, const Limits& limits) {
   const Variant wanted = wanted_variant_sm90(p);
   if (!sm90::has_forward_kernel(dims, wanted)) return Variant::kExtended;
@@ -44,6 +52,7 @@ Variant choose_variant(const attention::ForwardParams& p, sm90::HeadDims dims, c
   const bool divides = sm90::has_forward_kernel(dims, Variant::kParts) &&
                        leaves_multiprocessors_idle(p, tile_queries(dims, Variant::kParts), limits);
   if (divides) return Variant::kParts;
+  if (is_small(p, dims)) return Variant::kSmall;
   return is_short(p, dims, limits) ? Variant::kShort : Variant::kPlain;
 }
 
@@ -62,10 +71,11 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
                .keys = tile.keys,
                .warps = 4 * tile.warpgroups,
                .columns = sm90::kColumns,
-               .stages = 2};
+               .blocks = tile.blocks,
+               .stages = tile.key_stages};
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;
-  plan.resident_blocks = limits.multiprocessors;
+  plan.resident_blocks = tile.blocks * limits.multiprocessors;
   if (p.score_mod.mask.present()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
     if (plan.variant != Variant::kExtended) {

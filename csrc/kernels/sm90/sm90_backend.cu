@@ -19,6 +19,8 @@ cudaError_t with_variant(const attention::ForwardParams& params, const plan::For
       return forward<Element, Variant::kPlain>(params, plan, workspace, stream);
     case Variant::kShort:
       return forward<Element, Variant::kShort>(params, plan, workspace, stream);
+    case Variant::kSmall:
+      return forward<Element, Variant::kSmall>(params, plan, workspace, stream);
     case Variant::kParts:
       return forward<Element, Variant::kParts>(params, plan, workspace, stream);
     case Variant::kDropout:

@@ -38,10 +38,12 @@ template <class Element, int kRows, int kColumns>
 struct BoxTileWithOnes : BoxTile<Element, kRows, kColumns> {
   alignas(1024) Element ones[kRows][kBoxColumns];
 
-  // By all threads of a block, which then need a fence and a barrier.
-  __device__ __forceinline__ void set_ones() {
-    for (int i = static_cast<int>(threadIdx.x); i < kRows * kBoxColumns; i += static_cast<int>(blockDim.x)) {
-      (&ones[0][0])[i] = Element(1.0f);
+  // By `threads` threads, of which this is the one with that number: they then need a fence and a barrier.
+  __device__ __forceinline__ void set_ones(int thread, int threads) {
+    const uint32_t pair = ptx::pack(1.0f, 1.0f, Element{});
+    auto* chunks = reinterpret_cast<uint4*>(ones);
+    for (int i = thread; i < static_cast<int>(sizeof(ones) / sizeof(uint4)); i += threads) {
+      chunks[i] = {pair, pair, pair, pair};
     }
   }
 };

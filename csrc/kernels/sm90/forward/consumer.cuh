@@ -11,6 +11,7 @@
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/terms.cuh"
 #include "kernels/sm90/forward/traits.h"
+#include "kernels/sm90/forward/turns.cuh"
 #include "kernels/sm90/uniform.h"
 
 namespace flash_attn_ext::sm90 {
@@ -25,12 +26,12 @@ struct ForwardConsumer {
   using Ring = typename decltype(Shared::k_ring)::Position;
   static constexpr int kKeys = Traits::kTile.keys;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
-  static constexpr bool kTakesTurns = kWarpgroups > 1;
+  static constexpr bool kOverlaps = Traits::kTile.overlaps;
+  // Before its first product. With few registers ptxas finds enough only if O is not carried from tile to tile.
+  static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
   static constexpr int kTilesOfSums = 128;  // of keys that one sum of products takes in
 
-  // Named barriers; 0 is __syncthreads.
-  static constexpr int kTurnBarrier = 1;
-  static constexpr int kMeetBarrier = 8;
+  static constexpr int kMeetBarrier = 8;  // and those of the other warpgroups; turns.cuh has others
 
   using Terms = std::conditional_t<Traits::kHasBits, BoxTerms<Traits>,
                                    std::conditional_t<Traits::kExtended, StagedTerms<Traits>, NoBiasMask>>;
@@ -56,14 +57,12 @@ struct ForwardConsumer {
 
   __device__ __forceinline__ void run() {
     out.clear();
-    if (kTakesTurns && warpgroup == kWarpgroups - 1) ptx::arrive_named(kTurnBarrier, 2 * tile::kWarpgroupSize);
-    int last = -1;
+    if (warpgroup == kWarpgroups - 1) pass_turn<Traits>(warpgroup);
 #pragma unroll 1
     for (;;) {
       shared.work_ring.wait_full(work_at);
       const Work& work = shared.work[work_at.stage];
       const WorkKind kind = static_cast<WorkKind>(uniform(static_cast<int>(work.kind)));
-      last = uniform(work.tile);
       if (kind == WorkKind::kTile) {
         attend<Traits::kFixesReference ? Reference::kFirstTile : Reference::kRaised>(work);
       } else if (kind == WorkKind::kEnd) {
@@ -80,6 +79,7 @@ struct ForwardConsumer {
       work_at.advance();
     }
     // Rows whose keys are divided are not finished yet.
+    const int last = uniform(shared.work[work_at.stage].tile);
     if (!Traits::kDividesKeys && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
   }
 
@@ -170,15 +170,20 @@ struct ForwardConsumer {
   // The first tile of keys: nothing to overlap with.
   template <Reference kReference>
   __device__ __forceinline__ void start(const Work& work, int n, const TileRange& own) {
-    out_is_empty = true;
-    sums.clear();
+    if constexpr (kClearsOutput) {
+      out.clear();
+      sums = {};
+    } else {
+      out_is_empty = true;
+      sums.clear();
+    }
     if constexpr (Traits::kHasTerms) terms.prepare(where_of(work, n), args.params.score_mod.mask.present());
     shared.q_ring.wait_full(q_at);
     await_keys(n);
     const bool has_turn = n + 1 != uniform(work.end);
-    if (has_turn) take_turn();
+    if (has_turn) take_turn<Traits>(warpgroup);
     multiply_keys();
-    if (has_turn) pass_turn();
+    if (has_turn) pass_turn<Traits>(warpgroup);
     ptx::wait_products<0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);
@@ -189,17 +194,21 @@ struct ForwardConsumer {
 
   template <Reference kReference, bool kFull>
   __device__ __forceinline__ void step(const Work& work, int n, const TileRange& own) {
+    if constexpr (!kOverlaps) {
+      multiply_values();
+      await_values();
+    }
     await_keys(n);
-    take_turn();
+    take_turn<Traits>(warpgroup);
     multiply_keys();
-    multiply_values();
-    pass_turn();
-    ptx::wait_products<1>();
+    if constexpr (kOverlaps) multiply_values();
+    pass_turn<Traits>(warpgroup);
+    ptx::wait_products<kOverlaps ? 1 : 0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
     softmax.template update<kReference, false>(scores, exponent(), Traits::kRaiseLog2);
     drop(work, n);
-    await_values();
+    if constexpr (kOverlaps) await_values();
     if (Traits::kSumsRounded && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
     if constexpr (kReference == Reference::kRaised) softmax.rescale(out, sums);
@@ -275,9 +284,9 @@ struct ForwardConsumer {
     shared.v_ring.wait_full(v_at);
     const auto v = tile::BoxOperand<V>(shared.v[0]).after(v_at.stage);
     if constexpr (Traits::kSumsRounded) {
-      tile::start_product(out, sums, p, v, !out_is_empty);
+      tile::start_product(out, sums, p, v, kClearsOutput || !out_is_empty);
     } else {
-      tile::start_product(out, p, v, !out_is_empty);
+      tile::start_product(out, p, v, kClearsOutput || !out_is_empty);
     }
     out_is_empty = false;
   }
@@ -306,18 +315,6 @@ struct ForwardConsumer {
     v_at.advance();
   }
 
-  // Warpgroups start their products in turn, so that one's softmax runs beside the others' products. Each takes one for
-  // every tile of keys but the block's first.
-  __device__ __forceinline__ void take_turn() const {
-    if constexpr (kTakesTurns) ptx::sync_named(kTurnBarrier + warpgroup, 2 * tile::kWarpgroupSize);
-  }
-  __device__ __forceinline__ void pass_turn() const {
-    if constexpr (kTakesTurns) {
-      const int next = warpgroup + 1 == kWarpgroups ? 0 : warpgroup + 1;
-      ptx::arrive_named(kTurnBarrier + next, 2 * tile::kWarpgroupSize);
-    }
-  }
-
   // Tiles of keys that only other warpgroups' rows see. Without products that synchronise the warps, a slow one could
   // miss the phase that it waits for.
   __device__ __forceinline__ void meet() const { ptx::sync_named(kMeetBarrier + warpgroup, tile::kWarpgroupSize); }
@@ -325,8 +322,8 @@ struct ForwardConsumer {
     await_keys(n);
     meet();
     if (n + 1 != end) {
-      take_turn();
-      pass_turn();
+      take_turn<Traits>(warpgroup);
+      pass_turn<Traits>(warpgroup);
     }
     release_keys();
   }

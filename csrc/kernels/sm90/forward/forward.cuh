@@ -19,28 +19,28 @@ template <class Traits>
 struct ForwardKernel {
   using Shared = ForwardShared<Traits>;
   static constexpr int kThreads = Traits::kThreads;
-  static constexpr int kMaxSharedBytes = kSharedBytes;
+  static constexpr int kMaxSharedBytes = shared_bytes(Traits::kTile.blocks);
 };
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1) forward_kernel(const __grid_constant__ ForwardArguments args) {
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
+    forward_kernel(const __grid_constant__ ForwardArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
-  constexpr int kWarpgroups = Traits::kTile.warpgroups;
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
   if (threadIdx.x == 0) shared.init();
-  if constexpr (Traits::kSumsRounded) {
-    for (auto& v : shared.v) v.set_ones();
-    ptx::fence_stores();
+  if (threadIdx.x == 2 * tile::kWarpSize) {
+    for (const OperandMap* operand : {&args.q, &args.k, &args.v}) ptx::prefetch_map(operand->map);
   }
   __syncthreads();
   if (warpgroup == 0) {
-    ptx::release_registers<producer_registers(kWarpgroups, Traits::kVariant)>();
+    ptx::release_registers<Traits::kRegisters.producer>();
     if (threadIdx.x == 0) ForwardProducer<Traits>{args, shared}.run();
     if (threadIdx.x == tile::kWarpSize) ForwardScheduler<Traits>{args, shared}.run();
   } else {
-    ptx::acquire_registers<consumer_registers(kWarpgroups, Traits::kVariant)>();
+    ptx::acquire_registers<Traits::kRegisters.consumer>();
     using Consumer = ForwardConsumer<Traits>;
+    if constexpr (Traits::kSumsRounded) shared.set_ones();
     if constexpr (Traits::kExtended) {
       Consumer{args, shared, warpgroup - 1, {shared.staged[tile::warp() - 4]}}.run();
     } else {

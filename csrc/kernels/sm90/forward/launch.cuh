@@ -65,7 +65,7 @@ template <class Traits>
 cudaError_t launch_forward(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
                            cudaStream_t stream) {
   using Kernel = ForwardKernel<Traits>;
-  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  static_assert(sizeof(typename Kernel::Shared) <= Kernel::kMaxSharedBytes);
   ForwardArguments args;
   args.params = p;
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),

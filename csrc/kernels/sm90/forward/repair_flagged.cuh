@@ -18,20 +18,23 @@ __device__ __forceinline__ uint8_t& warp_flag(const TileNotes& notes, int tile) 
 // tile.
 template <class Traits>
 __device__ __forceinline__ void repair_flagged(const ForwardArguments& args, int last_tile, int first_row) {
+  constexpr int kRows = 16;
   const attention::ForwardParams& p = args.params;
+  // One loop: what a tile's rows have in common takes no registers while a row is computed.
 #pragma unroll 1
-  for (int tile = last_tile; tile >= 0; tile = args.notes.previous[tile]) {
-    if (warp_flag<Traits>(args.notes, tile) == 0) continue;
+  for (int tile = last_tile, row = 0; tile >= 0;) {
+    if (row == kRows || warp_flag<Traits>(args.notes, tile) == 0) {
+      tile = args.notes.previous[tile];
+      row = 0;
+      continue;
+    }
     const Place at = args.schedule.place(static_cast<uint32_t>(tile));
     const attention::Sequence sequence = p.sequences.at(at.batch);
     const common::HeadItem head = common::head_item(p, sequence, at.key_head * args.schedule.group + at.head_of_group);
     const int first_column = static_cast<int>(at.slice) * kColumns;
-    const int64_t begin = first_query_of(args.schedule, at, Traits::kQueries) + first_row;
-    const int64_t end = min(begin + 16, sequence.num_queries);
-#pragma unroll 1
-    for (int64_t query = begin; query < end; ++query) {
-      common::compute_forward_row<typename Traits::Element>(p, head, query, {first_column, first_column + kColumns});
-    }
+    const int64_t query = first_query_of(args.schedule, at, Traits::kQueries) + first_row + row++;
+    if (query >= sequence.num_queries) continue;
+    common::compute_forward_row<typename Traits::Element>(p, head, query, {first_column, first_column + kColumns});
   }
 }
 

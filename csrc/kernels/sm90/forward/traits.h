@@ -21,6 +21,8 @@ struct ForwardTraits {
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr Variant kVariant = kVariantValue;
   static constexpr ForwardTile kTile = forward_tile(kDims, kVariant);
+  static constexpr ForwardRegisters kRegisters = forward_registers(kTile, kVariant);
+  static_assert(has_registers(kTile.warpgroups, kRegisters.consumer, kRegisters.producer, kTile.blocks));
   static constexpr bool kExtended = kVariant == Variant::kExtended;
   static constexpr bool kHasBias = kExtended || kVariant == Variant::kBiasMask;
   static constexpr bool kHasTerms = kHasBias || kVariant == Variant::kMask;  // a bias, a mask
@@ -33,7 +35,8 @@ struct ForwardTraits {
 
   // A loop of its own for tiles of keys that all rows see whole. (With three warpgroups, or O of more columns, one for
   // all of them is as fast.)
-  static constexpr bool kLoopForFull = is_plain(kVariant) && kTile.warpgroups == 2 && kDims.v <= 128;
+  static constexpr bool kLoopForFull =
+      is_plain(kVariant) && kTile.blocks == 1 && kTile.warpgroups == 2 && kDims.v <= 128;
 
   // O is divided by the sums of P as it was rounded. Then exponents may refer to less than the row's maximum: else a
   // weight that outshines all others, and is 1 where they refer to it, would bring its own rounding into O. With
@@ -94,7 +97,7 @@ struct KeyVisit {
 // Full and empty stages: the producer waits for empty ones and fills them, the consumers the other way round.
 template <class Traits>
 struct ForwardShared {
-  static constexpr int kStages = 2;
+  static constexpr int kStages = Traits::kTile.key_stages;
   static constexpr int kWorkStages = 4;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
 
@@ -123,6 +126,15 @@ struct ForwardShared {
     ptx::init_barrier(all_passed, Traits::kWarps);
     any_flagged = 0;
     ptx::fence_barrier_init();
+  }
+
+  // By the warpgroups that compute, while the first copies are under way.
+  __device__ __forceinline__ void set_ones() {
+    constexpr int kReadyBarrier = 15;
+    constexpr int kThreads = kWarpgroups * tile::kWarpgroupSize;
+    for (auto& stage : v) stage.set_ones(static_cast<int>(threadIdx.x) - tile::kWarpgroupSize, kThreads);
+    ptx::fence_stores();
+    ptx::sync_named(kReadyBarrier, kThreads);
   }
 
   // Once all tiles have had their turn: whether some have to be computed again.

@@ -8,4 +8,7 @@ template cudaError_t forward<__nv_bfloat16, Variant::kPlain>(const attention::Fo
 template cudaError_t forward<__nv_bfloat16, Variant::kShort>(const attention::ForwardParams&, const plan::ForwardPlan&,
                                                              void*, cudaStream_t);
 
+template cudaError_t forward<__nv_bfloat16, Variant::kSmall>(const attention::ForwardParams&, const plan::ForwardPlan&,
+                                                             void*, cudaStream_t);
+
 }  // namespace flash_attn_ext::sm90
