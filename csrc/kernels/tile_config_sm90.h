@@ -42,14 +42,12 @@ constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
 // multiprocessor.
 inline constexpr int64_t kPortableQueries = 256;
 
-// Calls that Small kernels take, of as many tokens at most: there are so few tiles of keys that a tile of queries is
-// mostly its first and last products and its stores, of which two blocks hide each other's. With more, what a warpgroup
-// overlaps within itself counts for more. Tiles at the edge of what is visible are half in vain, so that causal calls
-// gain up to more queries. (H200, us, of Plain or Short and of Small kernels: S 512 causal 137 and 117, full 167 and
-// 165; S 1024 causal 201 and 177, full 81 and 87; S 2048 causal 296 and 295, full 492 and 536.)
-inline constexpr int64_t kSmallQueries = 640;
-inline constexpr int64_t kSmallCausalQueries = 1536;
-inline constexpr int64_t kSmallKeys = 1536;
+// Causal calls of up to so many tokens take Small kernels: a tile of queries has so few tiles of keys that it is mostly
+// its first and last products and its stores, of which two blocks hide each other's, and tiles at the edge of what is
+// visible are half in vain. With more, what a warpgroup overlaps within itself counts for more. (H200, us, of Plain and
+// of Small kernels: S 512 causal 137 and 117, full 167 and 165; S 1024 causal 201 and 177, full 81 and 87; S 2048
+// causal 296 and 295, full 492 and 536.)
+inline constexpr int64_t kSmallTokens = 1536;
 
 // A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in stages of K and V. `query_stages`:
 // with two, the next tile's Q arrives during this one.

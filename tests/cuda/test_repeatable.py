@@ -17,7 +17,7 @@ RUNS = 8
 LARGE = dict(sq=1100, sk=1500, d=64, batch=3, heads=8)
 CASES = [
     Case(**LARGE, kv_heads=2, causal="bottom_right", dlse=True),
-    Case(**(LARGE | dict(sq=600, sk=700, batch=12)), kv_heads=2),
+    Case(**(LARGE | dict(sq=600, sk=700, batch=12)), kv_heads=2, causal="top_left"),
     Case(**LARGE, bias="1111", mask="b11k", dropout_p=0.2),
     Case(**LARGE, bias="11qk", alibi="h", sink=True, softcap=20.0, dlse=True),
     Case(**LARGE, bias="bh1k", alibi="bh", sink=True, window=(300, 100)),

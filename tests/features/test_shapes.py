@@ -42,15 +42,17 @@ LONG = [
     Case(sq=520, sk=700, d=64, batch=1, bias="11qk", mask="b11k"),
     Case(sq=520, sk=520, d=128, batch=1, causal="top_left", dropout_p=0.1),
 ]
-# Between the two: a GPU kernel with tiles of 128 queries and 64 keys, in more tiles than run at a time and in fewer.
+# Between the two, where causal: a GPU kernel with tiles of 128 queries and 64 keys, more of them than run at a time and
+# fewer.
 SMALL_TILES = [
     Case(sq=sq, sk=sk, d=64, batch=1, **features)
     for sq, sk, features in (
         (257, 1, {}),
+        (257, 1, dict(causal="bottom_right")),
         (300, 63, dict(causal="top_left")),
-        (384, 64, dict(dlse=True)),
+        (384, 64, dict(causal="top_left", dlse=True)),
         (385, 65, dict(causal="bottom_right")),
-        (640, 127, dict(heads=4, kv_heads=2)),
+        (640, 127, dict(heads=4, kv_heads=2, causal="top_left")),
         (320, 129, dict(window=(30, 5))),
         (260, 320, dict(causal="bottom_right", sink=True)),
         (321, 191, dict(causal="top_left", window=(64, None), dlse=True)),

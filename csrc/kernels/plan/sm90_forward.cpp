@@ -40,9 +40,8 @@ bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, const Limi
 // Whether tiles so small that two blocks share a multiprocessor end earlier. Their tiles of keys are others, so results
 // are: it depends on lengths, head dims and visibility alone.
 bool is_small(const attention::ForwardParams& p, sm90::HeadDims dims) {
-  if (!sm90::has_forward_kernel(dims, Variant::kSmall)) return false;
-  const int64_t most_queries = p.visibility.one_sided() ? sm90::kSmallCausalQueries : sm90::kSmallQueries;
-  return p.sequences.max_seqlen_q <= most_queries && p.sequences.max_seqlen_k <= sm90::kSmallKeys;
+  if (!sm90::has_forward_kernel(dims, Variant::kSmall) || !p.visibility.one_sided()) return false;
+  return std::max(p.sequences.max_seqlen_q, p.sequences.max_seqlen_k) <= sm90::kSmallTokens;
 }
 
 Variant choose_variant(const attention::ForwardParams& p, sm90::HeadDims dims, const Limits& limits) {
