@@ -178,7 +178,10 @@ PHASES = [
     (wide(64, 4096, options={"causal": "bottom_right"}), "phases 32, each with sums of its own"),
     (wide(64, batch=17), "dQ added in order, phases 1;"),  # more heads than multiprocessors
     (wide(512, 4096), "dQ added in order, going round"),
-    (wide(64, 512, d=64), "streaming"),
+    # Few that are visible, too.
+    (wide(64, 1023), "dQ (extended, head dim 128) storing P and dS"),
+    (wide(64, 512, d=64), "dK and dV (extended, head dim 64) storing dS"),
+    (wide(64, 4096, options={"window": (100, 30)}), "dQ (extended, head dim 128) storing P and dS"),
     (wide(64, 4096, options={"softcap": 9.0}), "storing P and dS"),
 ]
 

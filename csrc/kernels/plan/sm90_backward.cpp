@@ -38,7 +38,8 @@ bool is_for_portable_kernels(const BackwardParams& p) {
   if (!in_chunks(p.out, p.head_dim_v) || !in_chunks(p.dout, p.head_dim_v)) return true;
   if (!in_chunks(p.dq, p.head_dim_qk) || !in_chunks(p.dk, p.head_dim_qk) || !in_chunks(p.dv, p.head_dim_v)) return true;
   if (lengths.max_seqlen_k == 0) return true;
-  if (is_fused(p) && has_few_queries(p)) return false;
+  // As where the portable kernels divide keys: sums over fewer are not what takes long.
+  if (is_fused(p) && has_few_queries(p)) return visible_keys(p) < 2 * sm80::kSplitKeys;
   return lengths.max_seqlen_q <= sm90::portable_backward_queries(largest_head_dim(p));
 }
 
