@@ -2,7 +2,7 @@
 
     python benchmarks/overview.py        # after new results: draws overview.png, writes the table into README.md
 
-Both passes are of one run, so that they can be added. FlashAttention-4 took part in the forward passes of another run.
+Both passes are of one run, so that they can be added.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from flash_attn_ext.cli.bench.rows import geometric_mean
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-REPORT, FA4_REPORT = RESULTS / "cuda_h200.json", RESULTS / "cuda_h200_fa4.json"
+REPORT = RESULTS / "cuda_h200.json"
 PICTURE = RESULTS / "overview.png"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- benchmarks/overview.py writes from here -->", "<!-- to here -->"
 
 TITLES = {"ours": "flash_attn_ext", "cudnn": "cuDNN", "fa4": "FlashAttention-4", "flash": "FlashAttention-2"}
-PEERS = {"forward": ("cudnn", "fa4", "flash"), "backward": ("cudnn", "flash"), "both": ("cudnn", "flash")}
+PEERS = ("cudnn", "fa4", "flash")
 TABLE_SEQLEN = 8192
 PICTURE_HEAD_DIM = 128
 
@@ -32,16 +32,14 @@ Figures = dict[Point, dict[str, float]]  # by name, ours among them
 def rates(passes: tuple[str, ...]) -> Figures:
     """TFLOP/s of the grid's points, of several passes together by the sum of their times."""
     amounts: dict[Point, dict[str, list[tuple[float, float]]]] = {}
-    for path in (REPORT, FA4_REPORT):
-        for row in json.loads(path.read_text())["rows"]:
-            if row["suite"] != "grid" or row["pass"] not in passes:
-                continue
-            point = amounts.setdefault((row["case"], row["head_dim"], row["seqlen_q"]), {})
-            work = row["ours_tflops"] * row["ours_ms"]
-            times = {"ours": row["ours_ms"], **row["peer_ms"]} if path == REPORT else {"fa4": row["peer_ms"].get("fa4")}
-            for name, time in times.items():
-                if time is not None:
-                    point.setdefault(name, []).append((work, time))
+    for row in json.loads(REPORT.read_text())["rows"]:
+        if row["suite"] != "grid" or row["pass"] not in passes:
+            continue
+        point = amounts.setdefault((row["case"], row["head_dim"], row["seqlen_q"]), {})
+        work = row["ours_tflops"] * row["ours_ms"]
+        for name, time in {"ours": row["ours_ms"], **row["peer_ms"]}.items():
+            if time is not None:
+                point.setdefault(name, []).append((work, time))
     return {
         key: {
             name: sum(work for work, _ in passed) / sum(time for _, time in passed)
@@ -57,29 +55,35 @@ def figures() -> dict[str, Figures]:
 
 
 def table(found: dict[str, Figures]) -> str:
-    heads = [f"{pass_}: {' / '.join(['ours', *map(_short, names)])}" for pass_, names in PEERS.items()]
+    names = " / ".join(["ours", *map(_short, PEERS)])
+    heads = [f"{pass_}: {names}" for pass_ in found]
     lines = [f"| S {TABLE_SEQLEN} | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
     for case, head_dim, seqlen in sorted(found["both"], key=lambda point: (point[1], point[0] == "causal")):
         if seqlen != TABLE_SEQLEN:
             continue
         cells = []
-        for pass_, names in PEERS.items():
-            point = found[pass_][case, head_dim, seqlen]
-            cells.append(" / ".join([f"**{point['ours']:.0f}**", *(f"{point[name]:.0f}" for name in names)]))
+        for rates_of_pass in found.values():
+            point = rates_of_pass[case, head_dim, seqlen]
+            cells.append(" / ".join([f"**{point['ours']:.0f}**", *(f"{point[name]:.0f}" for name in PEERS)]))
         lines.append(f"| D{head_dim} {case} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def means(found: dict[str, Figures]) -> str:
-    """Times as fast as cuDNN: the geometric mean of the grid, and the least of it."""
-    texts = []
-    for pass_, words in (("forward", "forward"), ("backward", "backward"), ("both", "both together")):
-        ratios = [point["ours"] / point["cudnn"] for point in found[pass_].values()]
-        texts.append(f"{words} {geometric_mean(ratios):.2f} (worst {min(ratios):.2f})")
+    """Times as fast as cuDNN, and as the fastest peer of each point: the geometric mean of the grid, and the least."""
+
+    def of(peers: tuple[str, ...]) -> str:
+        texts = []
+        for pass_, words in (("forward", "forward"), ("backward", "backward"), ("both", "both together")):
+            ratios = [point["ours"] / max(point[name] for name in peers) for point in found[pass_].values()]
+            texts.append(f"{words} {geometric_mean(ratios):.2f} (worst {min(ratios):.2f})")
+        return ", ".join(texts)
+
     head_dims, seqlens = (sorted({point[place] for point in found["both"]}) for place in (1, 2))
     return (
         f"In the geometric mean over {len(found['both'])} points (head dims {_listed(head_dims)}, {seqlens[0]} to "
-        f"{seqlens[-1]} tokens, full and causal),\ntimes as fast as cuDNN: {', '.join(texts)}."
+        f"{seqlens[-1]} tokens, full and causal),\ntimes as fast as cuDNN: {of(('cudnn',))};\n"
+        f"as the fastest peer of each point: {of(PEERS)}."
     )
 
 
@@ -93,7 +97,7 @@ def draw(found: dict[str, Figures], path: Path) -> None:
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     for axes, pass_ in zip(figure.subplots(1, 2, sharey=True), ("forward", "backward"), strict=True):
         lengths = sorted({seqlen for _, head_dim, seqlen in found[pass_] if head_dim == PICTURE_HEAD_DIM})
-        for name in ("ours", *PEERS[pass_]):
+        for name in ("ours", *PEERS):
             values = [found[pass_]["causal", PICTURE_HEAD_DIM, length][name] for length in lengths]
             axes.plot(lengths, values, "o-", label=TITLES[name], color=COLORS[name], lw=2.6 if name == "ours" else 1.4)
         axes.set_title(f"{pass_}, causal, head dim {PICTURE_HEAD_DIM}")

@@ -131,6 +131,13 @@ def test_bench_draws_what_was_measured(report, tmp_path):
     assert list(tmp_path.glob("*.png"))
 
 
+def test_bench_operands_have_the_lengths_that_are_counted():
+    load = dataclasses.replace(suites.SUITES["cuda"]["few_queries"][0], num_heads=2)
+    inputs = workload.make_inputs(load, "cpu")
+    assert inputs.q.shape == inputs.dout.shape == (1, 2, 128, 128)
+    assert inputs.k.shape == inputs.v.shape == (1, 2, 4096, 128)
+
+
 def test_bench_counts_operations():
     base = workload.Workload("grid", "full", 2, 3, seqlen=8, head_dim=4)
     full = 4 * 2 * 3 * 8 * 8 * 4

@@ -108,14 +108,15 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=workload.dtype)
 
-    def operand(heads: int, dim: int) -> Tensor:
+    def operand(heads: int, length: int, dim: int) -> Tensor:
         if workload.lengths:
             return normal(sum(workload.lengths), heads, dim)
-        return normal(workload.batch, heads, workload.seqlen, dim)
+        return normal(workload.batch, heads, length, dim)
 
-    q, k = operand(workload.num_heads, workload.head_dim), operand(workload.key_heads, workload.head_dim)
-    v, dout = operand(workload.key_heads, workload.dim_v), operand(workload.num_heads, workload.dim_v)
-    inputs = Inputs(q, k, v, dout)
+    q = operand(workload.num_heads, workload.seqlen, workload.head_dim)
+    k = operand(workload.key_heads, workload.num_keys, workload.head_dim)
+    v = operand(workload.key_heads, workload.num_keys, workload.dim_v)
+    inputs = Inputs(q, k, v, dout=operand(workload.num_heads, workload.seqlen, workload.dim_v))
     square = (workload.seqlen, workload.seqlen)
     if workload.score == SQUARE_MASK:
         inputs.mask = torch.rand(square, generator=generator, device=device) < 0.7
