@@ -42,8 +42,7 @@ struct BackwardWorkspace {
   static constexpr int kQueries = VisitOrder::kQueries;
 
   KeyTileWork* table;  // in the order of claims
-  float* dq_sums;      // of each tile, where phases have sums of their own of each of these: dQ / scale, in the
-                       // order of accumulators
+  float* dq_sums;      // of each tile, or each tile and phase: dQ / scale, in the order of accumulators
   float* statistics;   // of each tile: LSE * log2(e) - shift of its queries, then delta / 2^shift
   int* turns;          // of each of the sums: how many visitors have added to them
   uint8_t* dq_nan_flags;

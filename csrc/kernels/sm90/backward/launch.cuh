@@ -8,27 +8,10 @@
 #include "kernels/sm90/backward/dq_sums.cuh"
 #include "kernels/sm90/backward/key_tile_list.h"
 #include "kernels/sm90/backward/statistics.cuh"
+#include "kernels/sm90/backward_maps.h"
 #include "kernels/sm90/sm90_kernels.h"
 
 namespace flash_attn_ext::sm90 {
-
-// In which boxes the copy engine reads Q, K, V and dO.
-inline cudaError_t make_operand_maps(BackwardArguments& args) {
-  const attention::BackwardParams& p = args.params;
-  const bool packed = p.sequences.cu_seqlens_q != nullptr;
-  const int64_t batch = packed ? 1 : p.batch;
-  const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
-  const int64_t keys = packed ? p.sequences.total_k : p.sequences.max_seqlen_k;
-  const OperandShape q = {batch, p.num_heads_q, queries, p.head_dim_qk, VisitOrder::kQueries};
-  const OperandShape dout = {batch, p.num_heads_q, queries, p.head_dim_v, VisitOrder::kQueries};
-  const OperandShape k = {batch, p.num_heads_k, keys, p.head_dim_qk, VisitOrder::kKeys};
-  const OperandShape v = {batch, p.num_heads_k, keys, p.head_dim_v, VisitOrder::kKeys};
-  cudaError_t error = make_operand_map(args.q, p.q, q, p.element);
-  if (error == cudaSuccess) error = make_operand_map(args.k, p.k, k, p.element);
-  if (error == cudaSuccess) error = make_operand_map(args.v, p.v, v, p.element);
-  if (error == cudaSuccess) error = make_operand_map(args.dout, p.dout, dout, p.element);
-  return error;
-}
 
 struct Launch {
   int64_t blocks;
@@ -132,7 +115,7 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   if (query_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const QueryTileGrid grid = {attention::Divisor::of(static_cast<uint32_t>(query_tiles)),
                               attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
-  cudaError_t error = make_operand_maps(args);
+  cudaError_t error = make_operand_maps(args, VisitOrder::kQueries, VisitOrder::kKeys);
   if (error == cudaSuccess) error = prepare<Element>(args, grid, query_blocks, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);

@@ -6,6 +6,7 @@
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/repair.h"
 #include "kernels/plan/plan.h"
+#include "kernels/sm90/backward_maps.h"
 #include "kernels/sm90/backward_storing/dbias_from_tiles.cuh"
 #include "kernels/sm90/backward_storing/dq_kernel.cuh"
 #include "kernels/sm90/backward_storing/prepare.cuh"
@@ -13,24 +14,6 @@
 #include "kernels/sm90/sm90_kernels.h"
 
 namespace flash_attn_ext::sm90 {
-
-// In which boxes the copy engine reads Q, K, V and dO.
-inline cudaError_t make_operand_maps(StoringArguments& args) {
-  const attention::BackwardParams& p = args.params;
-  const bool packed = p.sequences.cu_seqlens_q != nullptr;
-  const int64_t batch = packed ? 1 : p.batch;
-  const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
-  const int64_t keys = packed ? p.sequences.total_k : p.sequences.max_seqlen_k;
-  const auto make = [&](OperandMap& operand, const attention::MatrixView& view, const OperandShape& shape) {
-    return make_operand_map(operand, view, shape, p.element);
-  };
-  constexpr int kRows = ScoreTiles::kRows;
-  cudaError_t error = make(args.q, p.q, {batch, p.num_heads_q, queries, p.head_dim_qk, kRows});
-  if (error == cudaSuccess) error = make(args.k, p.k, {batch, p.num_heads_k, keys, p.head_dim_qk, kRows});
-  if (error == cudaSuccess) error = make(args.v, p.v, {batch, p.num_heads_k, keys, p.head_dim_v, kRows});
-  if (error == cudaSuccess) error = make(args.dout, p.dout, {batch, p.num_heads_q, queries, p.head_dim_v, kRows});
-  return error;
-}
 
 template <class DqTraitsType>
 struct StoringLaunch {
@@ -43,7 +26,7 @@ struct StoringLaunch {
   cudaStream_t stream;
 
   cudaError_t run() {
-    cudaError_t error = make_operand_maps(args);
+    cudaError_t error = make_operand_maps(args, ScoreTiles::kRows, ScoreTiles::kRows);
     if (DqTraits::kHasBoxes && error == cudaSuccess) error = make_bias_map(args.bias, args.params, ScoreTiles::kRows);
     if (error == cudaSuccess) error = prepare();
     const attention::BackwardParams& p = args.params;

@@ -1,0 +1,27 @@
+// In which boxes the copy engine reads what a backward pass reads.
+#pragma once
+
+#include "attention/params.h"
+#include "kernels/sm90/tensor_map.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Of Q, K, V and dO. Arguments: with `params` and a map of each.
+template <class Arguments>
+cudaError_t make_operand_maps(Arguments& args, int query_rows, int key_rows) {
+  const attention::BackwardParams& p = args.params;
+  const bool packed = p.sequences.cu_seqlens_q != nullptr;
+  const int64_t batch = packed ? 1 : p.batch;
+  const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
+  const int64_t keys = packed ? p.sequences.total_k : p.sequences.max_seqlen_k;
+  const auto make = [&](OperandMap& operand, const attention::MatrixView& view, const OperandShape& shape) {
+    return make_operand_map(operand, view, shape, p.element);
+  };
+  cudaError_t error = make(args.q, p.q, {batch, p.num_heads_q, queries, p.head_dim_qk, query_rows});
+  if (error == cudaSuccess) error = make(args.k, p.k, {batch, p.num_heads_k, keys, p.head_dim_qk, key_rows});
+  if (error == cudaSuccess) error = make(args.v, p.v, {batch, p.num_heads_k, keys, p.head_dim_v, key_rows});
+  if (error == cudaSuccess) error = make(args.dout, p.dout, {batch, p.num_heads_q, queries, p.head_dim_v, query_rows});
+  return error;
+}
+
+}  // namespace flash_attn_ext::sm90
