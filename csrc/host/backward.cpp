@@ -45,9 +45,6 @@ void set_gradients(attention::BackwardParams& params, const Gradients& g) {
   params.dsink = g.dsink.defined() ? g.dsink.data_ptr() : nullptr;
 }
 
-// Whether there is anything for kernels to do.
-bool has_heads(const AttentionInputs& in) { return in.batch() > 0 && in.num_heads_q() > 0; }
-
 at::Tensor allocate_dbias(const AttentionInputs& in, bool written_once, attention::BiasGradient& dbias) {
   const at::Tensor gradient = written_once ? at::empty(in.bias->sizes(), in.q.options().dtype(in.bias->scalar_type()))
                                            : at::zeros(in.bias->sizes(), in.q.options().dtype(in.accumulate_type()));
@@ -104,7 +101,7 @@ std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const Back
   Gradients gradients = allocate_gradients(in, backward.output_mask);
   set_gradients(params, gradients);
   if (backward.output_mask[kDbias]) params.dbias = describe_dbias(*in.bias);
-  if (has_heads(in)) {
+  if (in.has_heads()) {
     run_backward(backend, in, backward, params, gradients.dbias);
   } else if (params.dbias.present()) {
     gradients.dbias = at::zeros(in.bias->sizes(), in.bias->options());

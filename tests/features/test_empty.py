@@ -19,6 +19,7 @@ EMPTIES = [
     Case(sq=0, sk=7, d=8, dv=6),
     Case(sq=5, sk=0, d=8, dv=6),
     Case(sq=0, sk=0, d=8, dv=6),
+    Case(sq=0, sk=1500, d=128),  # as many keys as few queries have
     Case(sq=5, sk=7, d=0, dv=6),
     Case(sq=5, sk=7, d=8, dv=0),
     Case(sq=5, sk=0, d=0, dv=0, batch=0, heads=0, kv_heads=0),

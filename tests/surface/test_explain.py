@@ -79,6 +79,14 @@ def test_takes_the_arguments_of_the_call(options, backend):
     assert torch.equal(state, generator_state(backend.device))
 
 
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0)], ids=["no batch entry", "no head"])
+def test_nothing_to_do(shape, backend):
+    q = torch.empty(*shape, 5, 8, device=backend.device, requires_grad=True)
+    k = torch.empty(*shape, 700, 8, device=backend.device)
+    explanation = explain(q, k, k)
+    assert explanation.forward == explanation.backward == "nothing: there are no heads"
+
+
 def test_packed(backend):
     q, k = (torch.zeros(n, 2, 8, device=backend.device) for n in (5, 7))
     cu_q, cu_k = cu_seqlens((2, 3), backend.device), cu_seqlens((3, 4), backend.device)

@@ -178,12 +178,23 @@ PHASES = [
     (wide(64, 4096, options={"causal": "bottom_right"}), "phases 32, each with sums of its own"),
     (wide(64, batch=17), "dQ added in order, phases 1;"),  # more heads than multiprocessors
     (wide(512, 4096), "dQ added in order, going round"),
+    # Many visits of a tile of keys, of 32 heads, spread by themselves.
+    (llama(128, key_heads=1), "phases 32, each with sums of its own"),
+    (llama(512, key_heads=1), "phases 8, each with sums of its own"),
+    (wide(513, 8192), "in 1 launch"),
     # Few that are visible, too.
     (wide(64, 1023), "dQ (extended, head dim 128) storing P and dS"),
     (wide(64, 512, d=64), "dK and dV (extended, head dim 64) storing dS"),
     (wide(64, 4096, options={"window": (100, 30)}), "dQ (extended, head dim 128) storing P and dS"),
     (wide(64, 4096, options={"softcap": 9.0}), "storing P and dS"),
 ]
+
+
+@pytest.mark.parametrize("empty", [{"batch": 0}, {"heads": 0}, {"sq": 0}, {"sk": 0}], ids=str)
+@pytest.mark.parametrize("d", [64, 128])
+def test_empty_calls_have_plans(d, empty, planner):
+    call = Call(**(dict(sq=64, sk=4096, d=d, heads=8, options={"backend": planner}) | empty))
+    assert not any("warp-specialised" in plan for plan in call.plans())
 
 
 @pytest.mark.parametrize(("call", "words"), PHASES, ids=label)

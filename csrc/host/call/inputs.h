@@ -43,6 +43,8 @@ struct AttentionInputs {
   int64_t batch() const { return packed() ? cu_seqlens_q->size(0) - 1 : q.size(0); }
   int64_t num_heads_q() const { return q.size(1); }
   int64_t num_heads_k() const { return k.size(1); }
+  // Whether there is anything for kernels to do, and to plan.
+  bool has_heads() const { return batch() > 0 && num_heads_q() > 0; }
   int64_t head_dim_qk() const { return q.size(-1); }
   int64_t head_dim_v() const { return v.size(-1); }
   // Without a head dimension every score is 0, whatever the scale.

@@ -81,6 +81,7 @@ std::pair<std::string, std::string> describe_plans(const AttentionInputs& in, co
   attention::ForwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
   const plan::Planner& planner = planner_of(in, params);
+  if (!in.has_heads()) return {"nothing: there are no heads", "nothing: there are no heads"};
   const plan::Limits limits = limits_of(in.q.device());
   const plan::BackwardPlan backward = planner.backward(planned_backward(in, output_mask), limits);
   return {plan::describe(planner.forward(params, limits)), plan::describe(backward)};

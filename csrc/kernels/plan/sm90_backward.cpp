@@ -8,6 +8,10 @@ namespace {
 
 using attention::BackwardParams;
 
+// Of few queries: visits of a tile of keys, times phases with sums of their own, by tiles that are at work at once.
+// More visits spread by themselves, and sums take memory.
+constexpr int64_t kMostSummedVisits = 8;
+
 // One kernel for all gradients.
 bool is_fused(const BackwardParams& p) {
   return largest_head_dim(p) <= sm90::kLargestBackwardHeadDim && wanted_variant_sm90(p) == Variant::kPlain;
@@ -18,9 +22,16 @@ bool has_few_queries(const BackwardParams& p) {
   return p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q;
 }
 
+// The copy engine describes no empty tensor.
+bool is_empty(const BackwardParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  return std::min({lengths.max_seqlen_q, lengths.max_seqlen_k, lengths.total_q, lengths.total_k}) == 0;
+}
+
 // Where the portable kernels run instead. Of a call's sizes, it depends on lengths and head dims alone.
 bool is_for_portable_kernels(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
+  if (is_empty(p)) return true;
   if (largest_head_dim(p) > sm90::kLargestStoringHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   // As in the forward pass.
   const attention::BroadcastView& bias = p.score_mod.bias;
@@ -37,9 +48,10 @@ bool is_for_portable_kernels(const BackwardParams& p) {
   };
   if (!in_chunks(p.out, p.head_dim_v) || !in_chunks(p.dout, p.head_dim_v)) return true;
   if (!in_chunks(p.dq, p.head_dim_qk) || !in_chunks(p.dk, p.head_dim_qk) || !in_chunks(p.dv, p.head_dim_v)) return true;
-  if (lengths.max_seqlen_k == 0) return true;
   // As where the portable kernels divide keys: sums over fewer are not what takes long.
-  if (is_fused(p) && has_few_queries(p)) return visible_keys(p) < 2 * sm80::kSplitKeys;
+  if (is_fused(p) && has_few_queries(p)) {
+    return lengths.max_seqlen_q > sm80::kSplitQueries || visible_keys(p) < 2 * sm80::kSplitKeys;
+  }
   return lengths.max_seqlen_q <= sm90::portable_backward_queries(largest_head_dim(p));
 }
 
@@ -74,7 +86,11 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
   const int64_t apart = sm90::visits_apart(dims, query_tiles, order.cyclic);
   if (order.divided) {
     const int64_t at_once = (blocks + order.pairs - 1) / order.pairs;  // tiles of a pair
-    add_phases([&] { return (int64_t{1} << order.log2_phases) < at_once; });
+    const int64_t visits = query_tiles * p.queries_per_key_head() / order.members;
+    add_phases([&] {
+      const int64_t phases = int64_t{1} << order.log2_phases;
+      return phases < at_once && phases * visits < kMostSummedVisits * at_once;
+    });
     order.log2_sums = order.log2_phases;
   } else if (order.cyclic) {
     add_phases([&] { return order.group > blocks || query_tiles < apart * order.group; });
