@@ -218,6 +218,23 @@ def test_neighbouring_sequences(base, dtype, poison, backend):
 
 @over_poisons
 @over_dtypes
+@pytest.mark.parametrize("d", [32, 128])
+def test_keys_past_the_last_query_of_a_packed_sequence(d, dtype, poison, backend):
+    """Causality hides keys 1 and 2 from the first sequence's only query, not from the rows of the second one behind it.
+
+    They share a bias, whose gradient must not take those rows for the first sequence's.
+    """
+    case = PackedCase((1, 65), (3, 70), Case(d=d, heads=2, causal="top_left", bias="11qk"))
+    inputs = make_packed(case, dtype, backend.device)
+    dirty_inputs = inputs.replace(k=inputs.k.clone(), v=inputs.v.clone())
+    for keys in (dirty_inputs.k, dirty_inputs.v):
+        keys[1:3] = poison
+        keys[3 + 65 :] = poison
+    assert_same(run_packed(case, dirty_inputs, backend), run_packed(case, inputs, backend), backend)
+
+
+@over_poisons
+@over_dtypes
 def test_bias_where_the_mask_hides(dtype, poison, backend):
     """NaN in the bias of a hidden element is as absent as the key, and gets no gradient."""
     inputs = make_inputs(Case(sq=140, sk=300, bias="bhqk", mask="bhqk"), dtype, backend.device)

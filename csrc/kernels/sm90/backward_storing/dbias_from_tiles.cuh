@@ -70,7 +70,8 @@ struct DbiasFromTilesKernel {
   __device__ __forceinline__ static int thread_row() { return static_cast<int>(threadIdx.x) / kRowPieces; }
   __device__ __forceinline__ static int thread_place() { return static_cast<int>(threadIdx.x) % kRowPieces; }
 
-  // Those of a tile that was not stored stay zeros.
+  // Those of a tile that was not stored stay zeros, and those of queries that the sequence does not have: past its last
+  // query a row of a packed sequence's tile is another sequence's, and may see keys that nobody attends.
   __device__ __forceinline__ void load(uint4 (&pieces)[kRowsPerThread], const WorkItem& item) const {
     const attention::BackwardParams& p = args.params;
     const TileRange keys = SeenTiles::of(p.visibility, item.sequence).keys_of(query_tile);
@@ -85,7 +86,10 @@ struct DbiasFromTilesKernel {
     const auto* tile = reinterpret_cast<const uint4*>(static_cast<const Element*>(args.dscores) +
                                                       args.tiles.offset(row, key_tile, keys.begin));
 #pragma unroll
-    for (int i = 0; i < kRowsPerThread; ++i) pieces[i] = __ldcs(tile + threadIdx.x + i * kThreads);
+    for (int i = 0; i < kRowsPerThread; ++i) {
+      const int query = query_tile * ScoreTiles::kRows + thread_row() + i * kRowStep;
+      if (query < item.sequence.num_queries) pieces[i] = __ldcs(tile + threadIdx.x + i * kThreads);
+    }
   }
 
   __device__ __forceinline__ void add(const uint4 (&pieces)[kRowsPerThread]) {
