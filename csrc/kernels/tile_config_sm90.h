@@ -120,13 +120,38 @@ constexpr HeadDims backward_head_dims(int64_t qk, int64_t v) {
 // A backward block: 64 keys per computing warpgroup stay, tiles of 64 queries stream past. Stages in shared memory; at
 // head dim 64 K and V are also held in registers, as left operands that shared memory does not have to deliver again.
 struct BackwardTile {
-  int query_stages;  // and as many of dS
-  int key_stages;    // with two, the next tile's K and V arrive during this one
+  int query_stages;
+  int dscore_stages;
+  int key_stages;  // with two, the next tile's K and V arrive during this one
+  int sum_stages;  // of parts of dQ on their way to memory
+  int sum_columns;
   bool keys_in_registers;
 };
-constexpr BackwardTile backward_tile(HeadDims dims) {
-  if (dims.qk <= 64) return {.query_stages = 3, .key_stages = 2, .keys_in_registers = true};
-  return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false};
+// `divided`: few queries, of which a tile of keys visits so few tiles that its own K, V, dK and dV take the time
+// (VisitOrder::divided).
+constexpr BackwardTile backward_tile(HeadDims dims, bool divided = false) {
+  if (dims.qk <= 64) {
+    return {.query_stages = 3,
+            .dscore_stages = 3,
+            .key_stages = 2,
+            .sum_stages = 2,
+            .sum_columns = 64,
+            .keys_in_registers = true};
+  }
+  if (divided) {
+    return {.query_stages = 2,
+            .dscore_stages = 1,
+            .key_stages = 2,
+            .sum_stages = 1,
+            .sum_columns = 64,
+            .keys_in_registers = false};
+  }
+  return {.query_stages = 2,
+          .dscore_stages = 2,
+          .key_stages = 1,
+          .sum_stages = 2,
+          .sum_columns = 128,
+          .keys_in_registers = false};
 }
 
 // Up to how many queries the portable kernels are faster.

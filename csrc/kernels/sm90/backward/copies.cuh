@@ -137,8 +137,8 @@ struct BackwardProducer {
   }
 };
 
-// Adds parts of dQ to the sums in memory, each when its turn has come. Each of two threads has every second part, so
-// that it may wait until it is written.
+// Adds parts of dQ to the sums in memory, each when its turn has come. Where there are two stages, each of two threads
+// has every second part, so that it may wait until it is written.
 //
 // Between blocks: the engine's completion makes what it wrote visible to the thread that waits for it (an implicit
 // proxy fence); the release publishes that; the next visitor's acquire sees it, and its proxy fence orders its own copy
@@ -152,26 +152,33 @@ struct DqAdder {
   const int stage;  // of shared.dq_sums
 
   __device__ __forceinline__ void run() {
-    constexpr int kFloats = Traits::kQueries * Traits::kDims.qk;
+    constexpr int kFloats = Traits::kQueries * Shared::kSumColumns;
     constexpr int kBytes = kFloats * sizeof(float);
+    int parity = 0;
 #pragma unroll 1
-    for (int parity = 0;; parity ^= 1) {
+    for (;;) {
       ptx::wait(shared.sum_ring.full[stage], parity);
       const int number = shared.pending[stage].sums;
       const int place = shared.pending[stage].place;
       if (number == PendingSum::kEnd) break;
-      float* const sums = args.workspace.dq_sums + int64_t{number} * kFloats;
+      float* const sums = args.workspace.dq_sums + int64_t{number} * (kFloats * Shared::kPartsOfSums);
       int* const turn = args.workspace.turns + number;
-      if (place == 0) {
-        ptx::store_bytes(sums, shared.dq_sums[stage], kBytes);
-      } else {
+      if (place > 0) {
         while (ptx::load_acquire(turn) != place) {
         }
         ptx::fence_global_copies();
-        ptx::add_floats(sums, shared.dq_sums[stage], kBytes);
       }
-      ptx::wait_until_read();
-      ptx::arrive(shared.sum_ring.empty[stage]);
+#pragma unroll
+      for (int part = 0; part < Shared::kPartsOfSums; ++part, parity ^= 1) {
+        if (part > 0) ptx::wait(shared.sum_ring.full[stage], parity);
+        if (place == 0) {
+          ptx::store_bytes(sums + part * kFloats, shared.dq_sums[stage], kBytes);
+        } else {
+          ptx::add_floats(sums + part * kFloats, shared.dq_sums[stage], kBytes);
+        }
+        ptx::wait_until_read();
+        ptx::arrive(shared.sum_ring.empty[stage]);
+      }
       ptx::wait_until_written();
       ptx::store_release(turn, place + 1);
     }

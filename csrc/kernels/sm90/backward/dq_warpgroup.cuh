@@ -14,11 +14,12 @@ struct DqWarpgroup {
   using Dq = tile::WarpgroupAccumulator<tile::kBoxColumns>;  // as many columns at a time as registers hold
   static constexpr int kChunks = Traits::kDims.qk / tile::kBoxColumns;
   static constexpr int kChunkFloats = Traits::kQueries * tile::kBoxColumns;
+  static constexpr int kChunksOfPart = Shared::kSumColumns / tile::kBoxColumns;
 
   const BackwardArguments& args;
   Shared& shared;
   typename decltype(Shared::k_ring)::Position k_at{};
-  typename Shared::Stage dscore_at{};
+  typename Shared::Stage visit_at{};
   typename decltype(Shared::sum_ring)::Position sum_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
 
@@ -32,7 +33,7 @@ struct DqWarpgroup {
       if (visits > 0) {
         shared.k_ring.wait_full(k_at);
 #pragma unroll 1
-        for (int i = 0; i < visits; ++i) add(work, shared.visit(dscore_at));
+        for (int i = 0; i < visits; ++i) add(work, shared.visit(visit_at));
         k_at.advance();
       }
       __syncwarp();
@@ -52,9 +53,10 @@ struct DqWarpgroup {
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
 
   __device__ __forceinline__ void add(const KeyTileWork& work, const Visit& at) {
+    const typename Shared::DscoreStage dscore_at = Shared::dscore_stage(visit_at);
     shared.dscore_ring.wait_full(dscore_at);
     Dq dq;
-    start(dq, 0);
+    start(dq, dscore_at, 0);
     // While the product is in flight.
     const int sums = uniform(at.sums);
     const int place = uniform(at.place);
@@ -76,7 +78,7 @@ struct DqWarpgroup {
         if (place > 0) add_sums(dq, sums, place, chunk);
         store(dq, work, query_tile, head, chunk);
       } else {
-        float* const to = shared.dq_sums[sum_at.stage] + chunk * kChunkFloats + thread() * 4;
+        float* const to = shared.dq_sums[sum_at.stage] + chunk % kChunksOfPart * kChunkFloats + thread() * 4;
 #pragma unroll
         for (int j = 0; j < Dq::kColumnTiles; ++j) {
           const float(&c)[4] = dq.c[0][j];
@@ -85,20 +87,28 @@ struct DqWarpgroup {
       }
       __syncwarp();
       if (++chunk == kChunks) break;
-      start(dq, chunk);
+      start(dq, dscore_at, chunk);
+      if constexpr (Shared::kPartsOfSums > 1) {
+        static_assert(kChunksOfPart == 1);
+        if (!is_last) {
+          publish_part(sums, place);
+          shared.sum_ring.wait_empty(sum_at);
+        }
+      }
     }
-    if (!is_last) {
-      ptx::fence_stores();
-      publish(sums, place);
-    }
-    dscore_at.advance();
+    if (!is_last) publish_part(sums, place);
+    visit_at.advance();
   }
 
-  __device__ __forceinline__ void start(Dq& dq, int chunk) const {
+  __device__ __forceinline__ void start(Dq& dq, const typename Shared::DscoreStage& dscore_at, int chunk) const {
     tile::start_transposed_product(dq, tile::BoxOperand(shared.dscores[0]).after(dscore_at.stage),
                                    tile::BoxOperand(shared.k[0]).after(k_at.stage), chunk);
   }
 
+  __device__ __forceinline__ void publish_part(int sums, int place) {
+    ptx::fence_stores();
+    publish(sums, place);
+  }
   __device__ __forceinline__ void publish(int sums, int place) {
     if (thread() == 0) shared.pending[sum_at.stage] = {sums, place};
     __syncwarp();

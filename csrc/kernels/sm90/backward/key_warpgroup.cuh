@@ -82,6 +82,7 @@ struct KeyWarpgroup {
     const int own_visits = passes ? (own.end - own.begin) * group : visits;
     const int steps = uniform(own.empty() ? 0 : own_visits);
     const int before = uniform(!passes ? 0 : group * (descends ? work.end - own.end : own.begin - work.begin));
+    if constexpr (Shared::kKeyStages > 1 && !kInRegisters) k_at = {uniform(k_at.stage), k_at.parity};
     shared.k_ring.wait_full(k_at);
     shared.v_ring.wait_full(k_at);
     if constexpr (kInRegisters) {
@@ -239,17 +240,18 @@ struct KeyWarpgroup {
 
   // dS -> shared memory.
   __device__ __forceinline__ void hand_over() const {
-    shared.dscore_ring.wait_empty(at);
+    const typename Shared::DscoreStage to = Shared::dscore_stage(at);
+    shared.dscore_ring.wait_empty(to);
 #pragma unroll
     for (int step = 0; step < PackedScores::kSteps; ++step) {
-      ptx::store_matrix_x4(lane_address(shared.dscores[at.stage], step), dscores.a[step]);
+      ptx::store_matrix_x4(lane_address(shared.dscores[to.stage], step), dscores.a[step]);
     }
-    finish_dscores();
+    finish_dscores(to);
   }
-  __device__ __forceinline__ void finish_dscores() const {
+  __device__ __forceinline__ void finish_dscores(const typename Shared::DscoreStage& to) const {
     ptx::fence_stores();
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.full[at.stage]);
+    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.full[to.stage]);
   }
 
   // Tiles of queries that see only the other warpgroup's keys: no dS of these.
@@ -260,11 +262,12 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void pass() {
     shared.q_ring.wait_full(at);
     ptx::wait(shared.dout_full[at.stage], at.parity);
-    shared.dscore_ring.wait_empty(at);
-    auto* const rows = reinterpret_cast<uint4*>(&shared.dscores[at.stage].data[0][warp_row()][0]);
+    const typename Shared::DscoreStage to = Shared::dscore_stage(at);
+    shared.dscore_ring.wait_empty(to);
+    auto* const rows = reinterpret_cast<uint4*>(&shared.dscores[to.stage].data[0][warp_row()][0]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows[i * tile::kWarpSize + tile::lane()] = {0, 0, 0, 0};
-    finish_dscores();
+    finish_dscores(to);
     if (tile::lane() == 0) ptx::arrive(shared.q_ring.empty[at.stage]);
     at.advance();
     __syncwarp();

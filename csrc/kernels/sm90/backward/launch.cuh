@@ -119,8 +119,9 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   if (error == cudaSuccess) error = prepare<Element>(args, grid, query_blocks, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
-  error = plan.dkdv_head_dim == 64 ? launch_main<BackwardTraits<Element, kBackwardHeadDims[0]>>(args, blocks, stream)
-                                   : launch_main<BackwardTraits<Element, kBackwardHeadDims[1]>>(args, blocks, stream);
+  error = plan.dkdv_head_dim == 64 ? launch_main<BackwardTraits<Element, kBackwardHeadDims[0], false>>(args, blocks, stream)
+          : args.order.divided     ? launch_main<BackwardTraits<Element, kBackwardHeadDims[1], true>>(args, blocks, stream)
+                                   : launch_main<BackwardTraits<Element, kBackwardHeadDims[1], false>>(args, blocks, stream);
   if (error == cudaSuccess && args.order.log2_sums > 0) {
     error = launch_early(sum_dq_kernel<Element>,
                          {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns},

@@ -11,11 +11,11 @@
 
 namespace flash_attn_ext::sm90 {
 
-template <class ElementType, HeadDims kDimsValue>
+template <class ElementType, HeadDims kDimsValue, bool kDivided>
 struct BackwardTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
-  static constexpr BackwardTile kTile = backward_tile(kDims);
+  static constexpr BackwardTile kTile = backward_tile(kDims, kDivided);
   static constexpr int kKeys = VisitOrder::kKeys;
   static constexpr int kQueries = VisitOrder::kQueries;
   static constexpr int kWarpgroups = VisitOrder::kParts;
@@ -54,20 +54,26 @@ struct BackwardShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
   static constexpr int kDqWarps = 4;
   static constexpr int kWorkStages = 2;
-  static constexpr int kSums = 2;                             // on their way to memory
-  static constexpr int kStages = Traits::kTile.query_stages;  // of what a visit reads, and of dS
+  static constexpr int kSums = Traits::kTile.sum_stages;
+  static constexpr int kSumColumns = Traits::kTile.sum_columns;
+  static constexpr int kPartsOfSums = Traits::kDims.qk / kSumColumns;
+  static_assert(kPartsOfSums == 1 || kSums == 1, "one thread adds all parts");
+  static constexpr int kStages = Traits::kTile.query_stages;  // of what a visit reads
+  static constexpr int kDscoreStages = Traits::kTile.dscore_stages;
   static constexpr int kKeyStages = Traits::kTile.key_stages;
   using Stage = tile::RingPosition<kStages>;
+  using DscoreStage = tile::RingPosition<kDscoreStages>;
   // A visit is written when a stage of Q is free, and read last by the dQ warpgroup, as it takes dS from a stage. In
   // between there are no more visits than stages of both.
   static constexpr int kVisits = 2 * kStages;
+  static_assert(kDscoreStages <= kStages);
 
   typename Traits::KTile k[kKeyStages];
   typename Traits::VTile v[kKeyStages];
   typename Traits::QTile q[kStages];
   typename Traits::DoutTile dout[kStages];
-  typename Traits::DscoreTile dscores[kStages];
-  alignas(128) float dq_sums[kSums][Traits::kQueries * Traits::kDims.qk];
+  typename Traits::DscoreTile dscores[kDscoreStages];
+  alignas(128) float dq_sums[kSums][Traits::kQueries * kSumColumns];
   alignas(16) float statistics[kStages][2][Traits::kQueries];  // LSE and delta (BackwardWorkspace)
   KeyTileWork work[kWorkStages];
   Visit visits[kVisits];
@@ -76,13 +82,23 @@ struct BackwardShared {
   ptx::Barrier dout_full[kStages];
   tile::RingBarriers<kKeyStages> k_ring;
   tile::RingBarriers<kKeyStages> v_ring;
-  tile::RingBarriers<kStages> dscore_ring;
+  tile::RingBarriers<kDscoreStages> dscore_ring;
   tile::RingBarriers<kSums> sum_ring;
   tile::RingBarriers<kWorkStages> work_ring;
   ptx::Barrier may_claim;            // all copies of a tile of keys have been started
   int arrived[Traits::kWarpgroups];  // MemberSums
 
   __device__ __forceinline__ Visit& visit(const Stage& at) { return visits[at.parity * kStages + at.stage]; }
+
+  // Where the dS of a visit is.
+  __device__ __forceinline__ static DscoreStage dscore_stage(const Stage& at) {
+    if constexpr (kDscoreStages == kStages) {
+      return at;
+    } else {
+      static_assert(kDscoreStages == 1 && kStages == 2);
+      return {.stage = 0, .parity = at.stage};
+    }
+  }
 
   __device__ __forceinline__ void init() {
     q_ring.init(kComputingWarps);
