@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "kernels/epilogue/store_quads.cuh"
+#include "kernels/epilogue/store_boxes.cuh"
 #include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/ldmatrix.h"
@@ -56,8 +56,15 @@ struct KeyWarpgroup {
       shared.work_ring.wait_full(work_at);
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
-      differentiate(work);
-      store(work);
+      const int visits = uniform(work.visits);
+      is_empty = true;
+      if (visits > 0) differentiate(work, visits);
+      if (is_empty) {
+        store_zeros(work);
+      } else {
+        store(work);
+      }
+      if (visits > 0) release_values();
       __syncwarp();
       if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
       work_at.advance();
@@ -69,10 +76,7 @@ struct KeyWarpgroup {
   __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
   __device__ __forceinline__ int warp_row() const { return first_row() + tile::warp() % 4 * kWarpRows; }
 
-  __device__ __forceinline__ void differentiate(const KeyTileWork& work) {
-    is_empty = true;
-    const int visits = uniform(work.visits);
-    if (visits == 0) return;
+  __device__ __forceinline__ void differentiate(const KeyTileWork& work, int visits) {
     // Its own come one after the other, and the rest, which sees the other warpgroup's keys only, is passed over; not
     // where heads come one after the other, each with such a rest.
     const TileRange& own = work.own[warpgroup];
@@ -103,10 +107,14 @@ struct KeyWarpgroup {
       pass(visits);
     }
     __syncwarp();
-    if (tile::lane() == 0) {
-      ptx::arrive(shared.k_ring.empty[k_at.stage]);
-      ptx::arrive(shared.v_ring.empty[k_at.stage]);
-    }
+    if (tile::lane() == 0) ptx::arrive(shared.k_ring.empty[k_at.stage]);
+  }
+
+  // What the warp has written to V's rows comes before what the copy engine writes there.
+  __device__ __forceinline__ void release_values() {
+    ptx::fence_stores();
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.v_ring.empty[k_at.stage]);
     k_at.advance();
   }
 
@@ -281,10 +289,6 @@ struct KeyWarpgroup {
   }
 
   __device__ __forceinline__ void store(const KeyTileWork& work) {
-    if (is_empty) {
-      dk.clear();
-      dv.clear();
-    }
     if (args.order.members > 1 && first_key_of(work) < work.visitor.num_keys &&
         !MemberSums<Traits>{args, work, warpgroup}.join(dk, dv, shared.arrived[warpgroup])) {
       return;
@@ -299,18 +303,41 @@ struct KeyWarpgroup {
   __device__ __forceinline__ int first_key_of(const KeyTileWork& work) const {
     return work.visitor.tile * Traits::kKeys + first_row();
   }
+  // Through the warp's rows of V, which nobody else reads.
   template <class Acc>
   __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,
                                         const KeyTileWork& work) const {
+    if (to.data == nullptr) return false;
+    return store_boxes(rows_of(to, columns, work), gradient, shared.v[k_at.stage], warp_row());
+  }
+  __device__ __forceinline__ OutputRows<Element> rows_of(const attention::MatrixView& to, int64_t columns,
+                                                         const KeyTileWork& work) const {
     const int first_key = work.visitor.tile * Traits::kKeys + warp_row();
-    const int rows = work.visitor.num_keys - first_key;
-    if (to.data == nullptr || rows <= 0) return false;
-    return store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
-                                      .row_stride = to.row_stride,
-                                      .column_stride = to.column_stride,
-                                      .rows = rows,
-                                      .columns = static_cast<int>(columns)},
-                                     gradient);
+    return {.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
+            .row_stride = to.row_stride,
+            .column_stride = to.column_stride,
+            .rows = work.visitor.num_keys - first_key,
+            .columns = static_cast<int>(columns)};
+  }
+
+  // Of keys that no query sees.
+  __device__ __forceinline__ void store_zeros(const KeyTileWork& work) const {
+    store_zeros(args.params.dk, args.params.head_dim_qk, work);
+    store_zeros(args.params.dv, args.params.head_dim_v, work);
+  }
+  __device__ __forceinline__ void store_zeros(const attention::MatrixView& to, int64_t columns,
+                                              const KeyTileWork& work) const {
+    if (to.data == nullptr) return;
+    const OutputRows<Element> target = rows_of(to, columns, work);
+    const int rows = min(target.rows, kWarpRows);
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row) {
+#pragma unroll 1
+      for (int column = tile::lane(); column < target.columns; column += tile::kWarpSize) {
+        target.data[row * target.row_stride + column] = Element(0.0f);
+      }
+    }
+    __syncwarp();
   }
 
   // In the order of a schedule of keys, one head after the other (schedule/block.cuh).
