@@ -308,7 +308,7 @@ struct KeyWarpgroup {
   __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,
                                         const KeyTileWork& work) const {
     if (to.data == nullptr) return false;
-    return store_boxes(rows_of(to, columns, work), gradient, shared.v[k_at.stage], warp_row());
+    return store_box_chunks(rows_of(to, columns, work), gradient, shared.v[k_at.stage], warp_row());
   }
   __device__ __forceinline__ OutputRows<Element> rows_of(const attention::MatrixView& to, int64_t columns,
                                                          const KeyTileWork& work) const {
@@ -322,22 +322,9 @@ struct KeyWarpgroup {
 
   // Of keys that no query sees.
   __device__ __forceinline__ void store_zeros(const KeyTileWork& work) const {
-    store_zeros(args.params.dk, args.params.head_dim_qk, work);
-    store_zeros(args.params.dv, args.params.head_dim_v, work);
-  }
-  __device__ __forceinline__ void store_zeros(const attention::MatrixView& to, int64_t columns,
-                                              const KeyTileWork& work) const {
-    if (to.data == nullptr) return;
-    const OutputRows<Element> target = rows_of(to, columns, work);
-    const int rows = min(target.rows, kWarpRows);
-#pragma unroll 1
-    for (int row = 0; row < rows; ++row) {
-#pragma unroll 1
-      for (int column = tile::lane(); column < target.columns; column += tile::kWarpSize) {
-        target.data[row * target.row_stride + column] = Element(0.0f);
-      }
-    }
-    __syncwarp();
+    const attention::BackwardParams& params = args.params;
+    if (params.dk.data != nullptr) flash_attn_ext::store_zeros(rows_of(params.dk, params.head_dim_qk, work));
+    if (params.dv.data != nullptr) flash_attn_ext::store_zeros(rows_of(params.dv, params.head_dim_v, work));
   }
 
   // In the order of a schedule of keys, one head after the other (schedule/block.cuh).

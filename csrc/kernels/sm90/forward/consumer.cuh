@@ -115,7 +115,7 @@ struct ForwardConsumer {
       }
 #pragma unroll 1
       for (; n >= own.begin; n = next.tile) step<kReference, false>(work, n, own);
-      release_queries();
+      if constexpr (!Traits::kStagesOutput) release_queries();
       multiply_values();
       await_values();
       skip_rest(n, begin, end);
@@ -123,9 +123,15 @@ struct ForwardConsumer {
       clear();
       skip_values(ahead);
       skip_rest(n, begin, end);
-      if (end > begin) release_queries();  // which have arrived: values come after them
+      if (!Traits::kStagesOutput && end > begin) release_queries();  // which have arrived: values come after them
     }
-    if (is_wanted<kReference>(work)) finish<kReference>(work);
+    const bool has_queries = end > begin;
+    if (is_wanted<kReference>(work)) finish<kReference>(work, has_queries);
+    if (Traits::kStagesOutput && has_queries) {
+      ptx::fence_stores();
+      meet();
+      release_queries();
+    }
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }
 
@@ -137,13 +143,14 @@ struct ForwardConsumer {
   }
 
   template <Reference kReference>
-  __device__ __forceinline__ void finish(const Work& work) {
+  __device__ __forceinline__ void finish(const Work& work, bool has_queries) {
     const ForwardFinish<Traits> end = {args, work, first_row() + warp_row()};
     bool suspicious;
     if constexpr (Traits::kDividesKeys) {
       suspicious = end.template store_part<kReference>(out, softmax, sums);
     } else {
-      suspicious = end.template store<kReference>(out, softmax, sums);
+      suspicious = end.template store<kReference>(out, softmax, sums,
+                                                  has_queries ? &shared.q[q_at.stage][warpgroup] : nullptr);
     }
     __syncwarp();
     note<kReference>(work, suspicious);
