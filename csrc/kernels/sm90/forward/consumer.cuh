@@ -127,10 +127,11 @@ struct ForwardConsumer {
     }
     const bool has_queries = end > begin;
     if (is_wanted<kReference>(work)) finish<kReference>(work, has_queries);
-    if (Traits::kStagesOutput && has_queries) {
+    if constexpr (Traits::kStagesOutput) {
       ptx::fence_stores();
       meet();
-      release_queries();
+      if (uniform(end - begin) > 0) release_queries();
+      q_at.stage = uniform(q_at.stage);
     }
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }
