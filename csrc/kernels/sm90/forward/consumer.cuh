@@ -115,7 +115,7 @@ struct ForwardConsumer {
       }
 #pragma unroll 1
       for (; n >= own.begin; n = next.tile) step<kReference, false>(work, n, own);
-      if constexpr (!Traits::kStagesOutput) release_queries();
+      release_queries();
       multiply_values();
       await_values();
       skip_rest(n, begin, end);
@@ -123,16 +123,9 @@ struct ForwardConsumer {
       clear();
       skip_values(ahead);
       skip_rest(n, begin, end);
-      if (!Traits::kStagesOutput && end > begin) release_queries();  // which have arrived: values come after them
+      if (end > begin) release_queries();  // which have arrived: values come after them
     }
-    const bool has_queries = end > begin;
-    if (is_wanted<kReference>(work)) finish<kReference>(work, has_queries);
-    if constexpr (Traits::kStagesOutput) {
-      ptx::fence_stores();
-      meet();
-      if (uniform(end - begin) > 0) release_queries();
-      q_at.stage = uniform(q_at.stage);
-    }
+    if (is_wanted<kReference>(work)) finish<kReference>(work);
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }
 
@@ -144,14 +137,13 @@ struct ForwardConsumer {
   }
 
   template <Reference kReference>
-  __device__ __forceinline__ void finish(const Work& work, bool has_queries) {
+  __device__ __forceinline__ void finish(const Work& work) {
     const ForwardFinish<Traits> end = {args, work, first_row() + warp_row()};
     bool suspicious;
     if constexpr (Traits::kDividesKeys) {
       suspicious = end.template store_part<kReference>(out, softmax, sums);
     } else {
-      suspicious = end.template store<kReference>(out, softmax, sums,
-                                                  has_queries ? &shared.q[q_at.stage][warpgroup] : nullptr);
+      suspicious = end.template store<kReference>(out, softmax, sums);
     }
     __syncwarp();
     note<kReference>(work, suspicious);

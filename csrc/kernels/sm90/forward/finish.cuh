@@ -1,7 +1,6 @@
 // The end of a tile: O / l and the LSE of a warp's 16 rows.
 #pragma once
 
-#include "kernels/epilogue/store_boxes.cuh"
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/row_softmax.cuh"
@@ -18,10 +17,10 @@ struct ForwardFinish {
   const int first_row;  // the warp's, in the tile of queries
 
   // Whether the result may be wrong: because the reference was not the maximum, or because of 0 times what is not
-  // finite. queries: their tile, which nobody reads any more; null where none of them sees a key.
+  // finite.
   template <Reference kReference, class Softmax>
   __device__ __forceinline__ bool store(typename Traits::Output& out, const Softmax& softmax,
-                                        const tile::RowSums& sums, typename Traits::QTile* queries) const {
+                                        const tile::RowSums& sums) const {
     const attention::ForwardParams& p = args.params;
     const attention::Sequence& sequence = work.item.sequence;
     const int64_t query = int64_t{work.first_query} + first_row;
@@ -64,20 +63,12 @@ struct ForwardFinish {
       }
     }
     Element* target = p.out.row<Element>(sequence.batch, work.item.head, row) + work.first_column * p.out.column_stride;
-    const OutputRows<Element> to = {.data = target,
-                                    .row_stride = p.out.row_stride,
-                                    .column_stride = p.out.column_stride,
-                                    .rows = rows,
-                                    .columns = static_cast<int>(p.head_dim_v) - work.first_column};
-    if constexpr (Traits::kStagesOutput) {
-      if (queries != nullptr) {
-        suspicious |= store_boxes(to, out, *queries, first_row % tile::kWarpgroupRows);
-      } else {
-        store_zeros(to);
-      }
-    } else {
-      suspicious |= store_row_quads<Element>(to, out);
-    }
+    suspicious |= store_row_quads<Element>({.data = target,
+                                            .row_stride = p.out.row_stride,
+                                            .column_stride = p.out.column_stride,
+                                            .rows = rows,
+                                            .columns = static_cast<int>(p.head_dim_v) - work.first_column},
+                                           out);
     return __any_sync(0xFFFFFFFFu, suspicious);
   }
 

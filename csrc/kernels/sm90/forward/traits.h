@@ -54,9 +54,6 @@ struct ForwardTraits {
   using KTile = tile::BoxTile<Element, kTile.keys, kDims.qk>;
   using VTile = std::conditional_t<kSumsRounded, tile::BoxTileWithOnes<Element, kTile.keys, kDims.v>,
                                    tile::BoxTile<Element, kTile.keys, kDims.v>>;
-  // O leaves through the warp's rows of Q, unless the next Q waits for their room.
-  static constexpr bool kStagesOutput = kTile.query_stages > 1 && !kDividesKeys && kDims.v <= kDims.qk;
-
   using Scores = tile::WarpgroupAccumulator<kTile.keys>;
   using Output = tile::WarpgroupAccumulator<kDims.v>;
 
