@@ -47,6 +47,7 @@ struct KeyWarpgroup {
   typename Shared::Stage at{};  // of Q, dO and dS
   typename decltype(Shared::k_ring)::Position k_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
+  std::conditional_t<Traits::kMasked, uint32_t, NotHeld> attended;  // by the mask, of the queries at hand (MaskVisits)
 
   __device__ __forceinline__ void run() {
     dk.clear();
@@ -74,13 +75,13 @@ struct KeyWarpgroup {
     const int visits = uniform(work.visits);
     if (visits == 0) return;
     // Its own come one after the other, and the rest, which sees the other warpgroup's keys only, is passed over; not
-    // where heads come one after the other, each with such a rest.
+    // where heads come one after the other, each with such a rest, nor where a mask leaves some of them out.
     const TileRange& own = work.own[warpgroup];
     const int group = work.heads;
     const bool descends = work.visitor.walk == Walk::kDescend;
-    const bool passes = descends || group == 1;
+    const bool passes = !Traits::kMasked && (descends || group == 1);
     const int own_visits = passes ? (own.end - own.begin) * group : visits;
-    const int steps = uniform(own.empty() ? 0 : own_visits);
+    const int steps = uniform(!Traits::kMasked && own.empty() ? 0 : own_visits);
     const int before = uniform(!passes ? 0 : group * (descends ? work.end - own.end : own.begin - work.begin));
     shared.k_ring.wait_full(k_at);
     shared.v_ring.wait_full(k_at);
@@ -114,6 +115,7 @@ struct KeyWarpgroup {
     typename Shared::Stage next = at;
     next.advance();
     if (is_partial) hide(work, shared.visit(at).query_tile);
+    if constexpr (Traits::kMasked) hide_masked();
     exponentiate();
     start_dp();
     start_dv();
@@ -142,6 +144,7 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void go_to(const typename Shared::Stage& next) {
     at = {uniform(next.stage), next.parity};
     if constexpr (kIsThere) is_partial = uniform(shared.visit(at).is_partial[warpgroup]) != 0;
+    if constexpr (kIsThere && Traits::kMasked) read_mask(shared.visit(at).mask_tile);
   }
 
   __device__ __forceinline__ void start_scores(const typename Shared::Stage& of) {
@@ -181,6 +184,22 @@ struct KeyWarpgroup {
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) scores.at(r, j, 0) = scores.at(r, j, 1) = -INFINITY;
     }
+  }
+
+  // The thread's bits, while products are in flight.
+  __device__ __forceinline__ void read_mask(int mask_tile) {
+    constexpr uint32_t kAll = 0xFFFFFFFFu;
+    const int thread = static_cast<int>(threadIdx.x) - tile::kWarpgroupSize;
+    attended = mask_tile == MaskedVisit::kNothingMasked
+                   ? kAll
+                   : args.mask.words[int64_t{mask_tile} * MaskVisits::kThreads + thread];
+  }
+  __device__ __forceinline__ void hide_masked() {
+    if (__all_sync(0xFFFFFFFFu, attended == 0xFFFFFFFFu)) return;
+    const uint32_t bits = ptx::pin(attended);
+    for_each_element<Scores>([&](int r, int, int j, int e, int) {
+      scores.at(r, j, e) = (bits & 1u << (16 * r + 2 * j + e)) != 0 ? scores.at(r, j, e) : -INFINITY;
+    });
   }
 
   // S -> P, packed for dV, and for dS as exact as registers allow: rounding it there would add as much error as
