@@ -79,6 +79,29 @@ struct MaskVisits {
   }
   FLASH_HOST_DEVICE Entry* entries_of(int64_t list) const { return entries + list * query_tiles; }
 
+  // The tile of queries that comes i-th in a walk from which nothing is left out.
+  FLASH_HOST_DEVICE static int query_tile(const VisitOrder::Visitor& visitor, const VisitOrder::Tiles& visited, int i) {
+    if (visitor.walk == Walk::kDescend) return visited.end - 1 - i;
+    const int at = i + (visitor.walk == Walk::kCycle ? visitor.first_of_cycle() : visited.begin);
+    return at < visited.end ? at : at - visited.end + visited.begin;
+  }
+
+  // A visitor's place among those that are left, of which is_left(tile of keys) is 1, of others 0.
+  template <class IsLeft>
+  FLASH_HOST_DEVICE static Entry entry(const VisitOrder::Visitor& visitor, int query_tile, const IsLeft& is_left) {
+    const VisitOrder::Tiles visitors = visitor.visitors(query_tile);
+    const int own_place = visitor.place(query_tile, visitors);
+    VisitOrder::Visitor other = visitor;
+    int before = 0;
+    int all = 0;
+    for (other.tile = visitors.begin; other.tile < visitors.end; ++other.tile) {
+      const int one = is_left(other.tile);
+      all += one;
+      before += other.place(query_tile, visitors) < own_place ? one : 0;
+    }
+    return {query_tile, static_cast<uint32_t>(before) | (before + 1 == all ? Entry::kLast : 0)};
+  }
+
  private:
   int64_t bytes_of_words() const { return num_tiles() * kThreads * int64_t{sizeof(uint32_t)}; }
   int64_t bytes_of_entries() const { return num_lists() * query_tiles * int64_t{sizeof(Entry)}; }

@@ -127,14 +127,12 @@ struct VisitList {
     if (own.tile >= VisitOrder::num_tiles(sequence.num_keys, kKeys) || sequence.num_queries == 0) return 0;
     const VisitOrder::Tiles visited = VisitOrder::visited(args.params.visibility, sequence, own.tile);
     const int visits = visited.end - visited.begin;
-    const int first = own.walk == Walk::kCycle ? own.first_of_cycle() - visited.begin : 0;
     const auto warp = static_cast<int>(threadIdx.x) / kWarpSize;
     const auto lane = static_cast<int>(threadIdx.x) % kWarpSize;
     int written = 0;
     for (int first_of_turn = 0; first_of_turn < visits; first_of_turn += kThreads) {
       const int i = first_of_turn + static_cast<int>(threadIdx.x);
-      const int turned = i + first < visits ? i + first : i + first - visits;
-      const int query_tile = own.walk == Walk::kDescend ? visited.end - 1 - i : visited.begin + turned;
+      const int query_tile = MaskVisits::query_tile(own, visited, i);
       const int flags = i < visits ? flags_of(own.tile, query_tile) : 0;
       const bool is_left = (flags & MaskVisits::kSomeTrue) != 0;
       const uint32_t left = __ballot_sync(0xFFFFFFFFu, is_left);
@@ -146,7 +144,11 @@ struct VisitList {
         written += counts[w];
       }
       __syncthreads();
-      if (is_left) entries[index] = entry(query_tile, (flags & MaskVisits::kSomeFalse) != 0);
+      if (!is_left) continue;
+      MaskVisits::Entry entry = MaskVisits::entry(
+          own, query_tile, [&](int tile) { return flags_of(tile, query_tile) & MaskVisits::kSomeTrue; });
+      if ((flags & MaskVisits::kSomeFalse) != 0) entry.place_and_flags |= MaskVisits::Entry::kMasked;
+      entries[index] = entry;
     }
     return written;
   }
@@ -155,24 +157,8 @@ struct VisitList {
   __device__ __forceinline__ int flags_of(int key_tile, int query_tile) const {
     return args.mask.tiles[args.mask.tile(args.mask.first_tile(batch, head, key_tile), query_tile)];
   }
-
-  __device__ __forceinline__ MaskVisits::Entry entry(int query_tile, bool masked) const {
-    const VisitOrder::Tiles visitors = own.visitors(query_tile);
-    const int own_place = own.place(query_tile, visitors);
-    VisitOrder::Visitor other = own;
-    int before = 0;
-    int all = 0;
-#pragma unroll 4
-    for (int tile = visitors.begin; tile < visitors.end; ++tile) {
-      other.tile = tile;
-      const int is_left = flags_of(tile, query_tile) & MaskVisits::kSomeTrue;
-      all += is_left;
-      before += other.place(query_tile, visitors) < own_place ? is_left : 0;
-    }
-    return {query_tile, static_cast<uint32_t>(before) | (before + 1 == all ? MaskVisits::Entry::kLast : 0) |
-                            (masked ? MaskVisits::Entry::kMasked : 0)};
-  }
 };
+static_assert(MaskVisits::kSomeTrue == 1);
 
 __global__ void __launch_bounds__(kThreads) visit_lists_kernel(const __grid_constant__ BackwardArguments args) {
   const MaskVisits& mask = args.mask;
