@@ -62,7 +62,7 @@ std::vector<Visit> visits_of(const Problem& problem, const VisitOrder::Claim& cl
       if (!problem.is_left(claim.pair, claim.tile, query_tile)) continue;
       const MaskVisits::Entry entry = MaskVisits::entry(
           visitor, query_tile, [&](int tile) { return problem.is_left(claim.pair, tile, query_tile) ? 1 : 0; });
-      visits.push_back({query_tile, 0, entry.place(), (entry.place_and_flags & MaskVisits::Entry::kLast) != 0});
+      visits.push_back({query_tile, 0, entry.place, entry.is_last != 0});
     }
     return visits;
   }

@@ -22,14 +22,13 @@ struct MaskVisits {
   static constexpr uint8_t kSomeTrue = 1;
   static constexpr uint8_t kSomeFalse = 2;
 
-  struct Entry {
-    static constexpr uint32_t kLast = uint32_t{1} << 31;    // of all visitors
-    static constexpr uint32_t kMasked = uint32_t{1} << 30;  // the mask hides something of it
+  struct alignas(16) Entry {
+    static constexpr int kNothingMasked = -1;
 
     int query_tile;
-    uint32_t place_and_flags;
-
-    FLASH_HOST_DEVICE int place() const { return static_cast<int>(place_and_flags & ~(kLast | kMasked)); }
+    int place;      // how many visitors come before
+    int is_last;    // of all visitors
+    int mask_tile;  // kNothingMasked: the mask hides nothing of it
   };
 
   int key_tiles = 0;  // of the longest sequence
@@ -77,7 +76,8 @@ struct MaskVisits {
     const int plane = (list_batches == 1 ? 0 : batch) * mask_heads + (mask_heads == 1 ? 0 : head);
     return (int64_t{plane} * walks + (walk == Walk::kDescend ? 1 : 0)) * key_tiles + key_tile;
   }
-  FLASH_HOST_DEVICE Entry* entries_of(int64_t list) const { return entries + list * query_tiles; }
+  // The number of its first entry.
+  FLASH_HOST_DEVICE uint32_t first_entry(int64_t list) const { return static_cast<uint32_t>(list * query_tiles); }
 
   // The tile of queries that comes i-th in a walk from which nothing is left out.
   FLASH_HOST_DEVICE static int query_tile(const VisitOrder::Visitor& visitor, const VisitOrder::Tiles& visited, int i) {
@@ -99,7 +99,7 @@ struct MaskVisits {
       all += one;
       before += other.place(query_tile, visitors) < own_place ? one : 0;
     }
-    return {query_tile, static_cast<uint32_t>(before) | (before + 1 == all ? Entry::kLast : 0)};
+    return {query_tile, before, before + 1 == all ? 1 : 0, Entry::kNothingMasked};
   }
 
  private:

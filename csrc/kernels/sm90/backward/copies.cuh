@@ -69,42 +69,39 @@ struct BackwardProducer {
 
  private:
   __device__ __forceinline__ void send(const KeyTileWork& work) {
-    const int first_head =
-        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.member * work.heads;
     if constexpr (Traits::kMasked) {
-      send_listed(work, first_head);
+      send_listed(work);
     } else {
-      send_all(work, first_head);
+      send_all(work);
     }
   }
 
   // Those that a mask leaves.
-  __device__ __forceinline__ void send_listed(const KeyTileWork& work, int first_head) {
+  __device__ __forceinline__ void send_listed(const KeyTileWork& work) {
     if (work.visits == 0) return;
-    ListedVisits visits{args.mask, work, first_head};
-    visits.begin();
+    ListedVisits visits{args, work};
 #pragma unroll 1
     for (int left = work.visits; left > 0; --left) {
-      const int head = visits.head;
-      const int first_mask_tile = visits.first_mask_tile;
-      const MaskVisits::Entry entry = visits.next(left > 1);
+      const MaskVisits::Entry entry = visits.entry();  // it comes while the stage is waited for
       shared.q_ring.wait_empty(q_at);
       MaskedVisit& to = shared.visit(q_at);
       to.query_tile = entry.query_tile;
-      to.head = head;
-      to.sums = head * args.workspace.sums_of_head + work.first_sums + entry.query_tile;
-      to.place = entry.place();
-      to.is_last = (entry.place_and_flags & MaskVisits::Entry::kLast) != 0;
+      to.head = visits.head;
+      to.sums = visits.head * args.workspace.sums_of_head + work.first_sums + entry.query_tile;
+      to.place = entry.place;
+      to.is_last = entry.is_last != 0;
       to.ends_tile = left == 1;
       for (int w = 0; w < VisitOrder::kParts; ++w) to.is_partial[w] = !work.own[w].full(entry.query_tile);
-      const bool is_masked = (entry.place_and_flags & MaskVisits::Entry::kMasked) != 0;
-      to.mask_tile = is_masked ? args.mask.tile(first_mask_tile, entry.query_tile) : MaskedVisit::kNothingMasked;
-      if (is_masked) visits.fetch(to.mask_tile);
+      to.mask_tile = entry.mask_tile;
+      if (entry.mask_tile != MaskVisits::Entry::kNothingMasked) visits.fetch(entry.mask_tile);
+      if (left > 1) visits.advance();
       send_visit(work, to, left == work.visits);
     }
   }
 
-  __device__ __forceinline__ void send_all(const KeyTileWork& work, int first_head) {
+  __device__ __forceinline__ void send_all(const KeyTileWork& work) {
+    const int first_head =
+        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.member * work.heads;
     // The query heads of a group come one after the other, so that L2 holds what neighbouring visitors share; in a
     // descending walk all of them at a tile before the next: shorter walks would catch up with those they wait for.
     const bool heads_first = work.visitor.walk == Walk::kDescend;

@@ -190,7 +190,7 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void read_mask(int mask_tile) {
     constexpr uint32_t kAll = 0xFFFFFFFFu;
     const int thread = static_cast<int>(threadIdx.x) - tile::kWarpgroupSize;
-    attended = mask_tile == MaskedVisit::kNothingMasked
+    attended = mask_tile == MaskVisits::Entry::kNothingMasked
                    ? kAll
                    : args.mask.words[int64_t{mask_tile} * MaskVisits::kThreads + thread];
   }

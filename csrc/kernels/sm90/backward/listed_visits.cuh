@@ -6,64 +6,56 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Query heads come one after the other, each with its list; in a descending walk all of them, which share one, at a tile
-// before the next. An entry is read one visit ahead: it comes from L2.
+// Query heads come one after the other, each with its list; in a descending walk all of them, which share one, at a
+// tile before the next. Only where there are visits.
 struct ListedVisits {
-  const MaskVisits& mask;
+  const BackwardArguments& args;
   const KeyTileWork& work;
-  int head;  // of the next visit
-  int first_mask_tile = 0;
+  int head;  // of the visit
 
-  __device__ __forceinline__ ListedVisits(const MaskVisits& mask_visits, const KeyTileWork& tile, int first_head)
-      : mask(mask_visits), work(tile), head(first_head), first_head_(first_head) {}
-
-  // Only where there are visits, here and below.
-  __device__ __forceinline__ void begin() {
+  __device__ __forceinline__ ListedVisits(const BackwardArguments& arguments, const KeyTileWork& tile)
+      : args(arguments), work(tile), head(first_head()) {
     open();
-    ahead_ = *at_;
   }
 
-  __device__ __forceinline__ MaskVisits::Entry next(bool has_more) {
-    const MaskVisits::Entry entry = ahead_;
-    if (!has_more) return entry;
+  __device__ __forceinline__ MaskVisits::Entry entry() const { return args.mask.entries[at_]; }
+
+  // To the next visit, which is there.
+  __device__ __forceinline__ void advance() {
     if (work.visitor.walk == Walk::kDescend) {
-      if (++head == first_head_ + work.heads) {
-        head = first_head_;
+      if (++head == first_head() + work.heads) {
+        head = first_head();
         ++at_;
       }
-      find_mask_tile();
     } else if (++at_ == end_) {
       ++head;
       open();
     }
-    ahead_ = *at_;
-    return entry;
   }
 
-  // Brings the bits of a visit to come to L2.
+  // Brings a visit's bits to L2.
   __device__ __forceinline__ void fetch(int tile) const {
-    ptx::fetch_bytes(mask.words + int64_t{tile} * MaskVisits::kThreads, MaskVisits::kThreads * sizeof(uint32_t));
+    ptx::fetch_bytes(args.mask.words + int64_t{tile} * MaskVisits::kThreads, MaskVisits::kThreads * sizeof(uint32_t));
   }
 
  private:
-  // The list of the head, or of the next one that has visits.
-  __device__ __forceinline__ void open() {
-    for (;; ++head) {
-      const int64_t list = mask.list(work.batch, head, work.visitor.walk, work.visitor.tile);
-      at_ = mask.entries_of(list);
-      end_ = at_ + mask.counts[list];
-      if (at_ != end_) break;
-    }
-    find_mask_tile();
-  }
-  __device__ __forceinline__ void find_mask_tile() {
-    first_mask_tile = mask.first_tile(work.batch, head, work.visitor.tile);
+  __device__ __forceinline__ int first_head() const {
+    return (work.key_head * static_cast<int>(args.order.members) + work.member) * work.heads;
   }
 
-  const int first_head_;
-  const MaskVisits::Entry* at_ = nullptr;
-  const MaskVisits::Entry* end_ = nullptr;
-  MaskVisits::Entry ahead_ = {};
+  // The list of the head, or of the next one that has visits.
+  __device__ __forceinline__ void open() {
+#pragma unroll 1
+    for (;; ++head) {
+      const int64_t list = args.mask.list(work.batch, head, work.visitor.walk, work.visitor.tile);
+      at_ = args.mask.first_entry(list);
+      end_ = at_ + args.mask.counts[list];
+      if (at_ != end_) break;
+    }
+  }
+
+  uint32_t at_ = 0;  // entry
+  uint32_t end_ = 0;
 };
 
 }  // namespace flash_attn_ext::sm90

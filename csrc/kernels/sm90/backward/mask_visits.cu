@@ -147,7 +147,7 @@ struct VisitList {
       if (!is_left) continue;
       MaskVisits::Entry entry = MaskVisits::entry(
           own, query_tile, [&](int tile) { return flags_of(tile, query_tile) & MaskVisits::kSomeTrue; });
-      if ((flags & MaskVisits::kSomeFalse) != 0) entry.place_and_flags |= MaskVisits::Entry::kMasked;
+      if ((flags & MaskVisits::kSomeFalse) != 0) entry.mask_tile = mask_tile(own.tile, query_tile);
       entries[index] = entry;
     }
     return written;
@@ -155,7 +155,10 @@ struct VisitList {
 
  private:
   __device__ __forceinline__ int flags_of(int key_tile, int query_tile) const {
-    return args.mask.tiles[args.mask.tile(args.mask.first_tile(batch, head, key_tile), query_tile)];
+    return args.mask.tiles[mask_tile(key_tile, query_tile)];
+  }
+  __device__ __forceinline__ int mask_tile(int key_tile, int query_tile) const {
+    return args.mask.tile(args.mask.first_tile(batch, head, key_tile), query_tile);
   }
 };
 static_assert(MaskVisits::kSomeTrue == 1);
@@ -170,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) visit_lists_kernel(const __grid_cons
   const auto head = static_cast<int>(plane % static_cast<uint32_t>(mask.mask_heads));
   const attention::Sequence sequence = args.params.sequences.at(batch);
   const VisitOrder::Visitor own = args.order.visitor(args.params.visibility, sequence, tile, walk);
-  const int count = VisitList{args, sequence, own, batch, head}.write(mask.entries_of(blockIdx.x));
+  const int count = VisitList{args, sequence, own, batch, head}.write(mask.entries + mask.first_entry(blockIdx.x));
   if (threadIdx.x == 0) mask.counts[blockIdx.x] = count;
 }
 
@@ -179,7 +182,7 @@ __global__ void __launch_bounds__(kThreads) visit_lists_kernel(const __grid_cons
 cudaError_t list_mask_visits(const BackwardArguments& args, cudaStream_t stream) {
   const MaskVisits& mask = args.mask;
   if (!mask.present()) return cudaSuccess;
-  if (std::max(mask.num_tiles(), mask.num_lists()) > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (std::max(mask.num_tiles(), mask.num_lists() * mask.query_tiles) > INT32_MAX) return cudaErrorInvalidConfiguration;
   mask_words_kernel<<<static_cast<unsigned>(mask.num_tiles()), kThreads, 0, stream>>>(args.params, mask);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;

@@ -26,9 +26,7 @@ struct alignas(16) Visit {
 
 // The same where a mask says which there are.
 struct MaskedVisit : Visit {
-  static constexpr int kNothingMasked = -1;
-
-  int mask_tile;  // MaskVisits
+  int mask_tile;  // MaskVisits::Entry
 };
 
 template <class ElementType, HeadDims kDimsValue, bool kMaskedValue = false>
