@@ -34,11 +34,6 @@ __device__ __forceinline__ void add_floats(float* target, const float* source, i
       : "memory");
 }
 
-// PTX ISA, cp.async.bulk.prefetch: to L2.
-__device__ __forceinline__ void fetch_bytes(const void* source, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(source)), "r"(bytes));
-}
-
 // PTX ISA, cp.async.bulk.wait_group: until this thread's stores have read shared memory, or have written global memory,
 // which then is visible to this thread.
 __device__ __forceinline__ void wait_until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

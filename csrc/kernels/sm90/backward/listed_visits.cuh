@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/sm90/backward/arguments.h"
-#include "ptx/bulk_copy.h"
+#include "ptx/bulk_prefetch.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -35,7 +35,7 @@ struct ListedVisits {
 
   // Brings a visit's bits to L2.
   __device__ __forceinline__ void fetch(int tile) const {
-    ptx::fetch_bytes(args.mask.words + int64_t{tile} * MaskVisits::kThreads, MaskVisits::kThreads * sizeof(uint32_t));
+    ptx::prefetch_bytes(args.mask.words + int64_t{tile} * MaskVisits::kThreads, MaskVisits::kThreads * sizeof(uint32_t));
   }
 
  private:

@@ -83,6 +83,7 @@ struct Statistics {
     if (!args.mask.present()) return !visitors.empty();
     const auto batch = static_cast<int>(sequence.batch);
     bool is_seen = false;
+#pragma unroll 1
     for (int i = visitors.begin + static_cast<int>(threadIdx.x); i < visitors.end; i += kStatisticsThreads) {
       const int tile = args.mask.tile(args.mask.first_tile(batch, at.head, i), at.tile);
       is_seen |= (args.mask.tiles[tile] & MaskVisits::kSomeTrue) != 0;
