@@ -1,7 +1,7 @@
 // VisitOrder on random problems: a tile of queries is visited by those that see it, once each, in an order without
 // gaps; a visit waits only for tiles that were claimed before, or for those of its group; and blocks that claim tiles
-// as the kernel does come to an end, however few they are and however long a tile takes. So it is with the visits that a
-// mask leaves.
+// as the kernel does come to an end, however few they are and however long a tile takes. So it is with the visits that
+// a mask leaves.
 #include "kernels/plan/visit_order.h"
 
 #include <cstdio>

@@ -128,14 +128,9 @@ BACKWARD_SM90 = [
     (hopper(mask=SQUARE, d=72), "warp-specialised (mask), head dim 128, 128 keys per block"),
     (hopper(mask=SQUARE, d=64, dv=128), "warp-specialised (mask), head dim 128, 128 keys per block"),
     (hopper(mask=(1, 1, 1, LONG), d=128), "warp-specialised (mask), head dim 128, 128 keys per block"),
-    # Few queries with a mask, and scores that more than that and a positive scale changes: dQ first, which stores P and
-    # dS.
-    (
-        hopper(mask=(1, 1, LONG, 8 * LONG + 1), sk=8 * LONG + 1),
-        "warp-specialised (mask, head dims 64 and 64), dQ storing P and dS, then dK and dV",
-    ),
-    (hopper(mask=(1, 1, LONG, 8 * LONG), sk=8 * LONG), "warp-specialised (mask), head dim 64"),
-    (hopper(mask=(1, 1, LONG, 8 * LONG + 1), sk=8 * LONG + 1, d=128), "(mask, head dims 128 and 128)"),
+    (hopper(mask=(1, 1, 1, 8 * LONG), sk=8 * LONG), "warp-specialised (mask), head dim 64, 128 keys per block"),
+    # A mask with more keys for each query, or what else changes scores: dQ first, which stores P and dS.
+    (hopper(mask=(1, 1, 1, 8 * LONG + 1), sk=8 * LONG + 1), "(mask, head dims 64 and 64), dQ storing P and dS, then"),
     (hopper(mask=(1, 1, LONG, 1)), "(extended, head dims 64 and 64)"),  # packing it would take more than it is
     (hopper(bias=SQUARE, d=128), "(bias and mask, head dims 128 and 128)"),
     (hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1), "(extended,"),  # which the copy engine does not address

@@ -70,7 +70,9 @@ struct MaskVisits {
     const int plane = (mask_batches == 1 ? 0 : batch) * mask_heads + (mask_heads == 1 ? 0 : head);
     return (plane * key_tiles + key_tile) * mask_query_tiles;
   }
-  FLASH_HOST_DEVICE int tile(int first, int query_tile) const { return mask_query_tiles == 1 ? first : first + query_tile; }
+  FLASH_HOST_DEVICE int tile(int first, int query_tile) const {
+    return mask_query_tiles == 1 ? first : first + query_tile;
+  }
 
   FLASH_HOST_DEVICE int64_t list(int batch, int head, Walk walk, int key_tile) const {
     const int plane = (list_batches == 1 ? 0 : batch) * mask_heads + (mask_heads == 1 ? 0 : head);

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward/attended_scores.cuh"
 #include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/ldmatrix.h"
@@ -47,7 +48,7 @@ struct KeyWarpgroup {
   typename Shared::Stage at{};  // of Q, dO and dS
   typename decltype(Shared::k_ring)::Position k_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
-  std::conditional_t<Traits::kMasked, uint32_t, NotHeld> attended;  // by the mask, of the queries at hand (MaskVisits)
+  std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand
 
   __device__ __forceinline__ void run() {
     dk.clear();
@@ -115,7 +116,7 @@ struct KeyWarpgroup {
     typename Shared::Stage next = at;
     next.advance();
     if (is_partial) hide(work, shared.visit(at).query_tile);
-    if constexpr (Traits::kMasked) hide_masked();
+    if constexpr (Traits::kMasked) attended.hide(scores);
     exponentiate();
     start_dp();
     start_dv();
@@ -144,7 +145,9 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void go_to(const typename Shared::Stage& next) {
     at = {uniform(next.stage), next.parity};
     if constexpr (kIsThere) is_partial = uniform(shared.visit(at).is_partial[warpgroup]) != 0;
-    if constexpr (kIsThere && Traits::kMasked) read_mask(shared.visit(at).mask_tile);
+    if constexpr (kIsThere && Traits::kMasked) {
+      attended.read(args.mask, shared.visit(at).mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
+    }
   }
 
   __device__ __forceinline__ void start_scores(const typename Shared::Stage& of) {
@@ -184,22 +187,6 @@ struct KeyWarpgroup {
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) scores.at(r, j, 0) = scores.at(r, j, 1) = -INFINITY;
     }
-  }
-
-  // The thread's bits, while products are in flight.
-  __device__ __forceinline__ void read_mask(int mask_tile) {
-    constexpr uint32_t kAll = 0xFFFFFFFFu;
-    const int thread = static_cast<int>(threadIdx.x) - tile::kWarpgroupSize;
-    attended = mask_tile == MaskVisits::Entry::kNothingMasked
-                   ? kAll
-                   : args.mask.words[int64_t{mask_tile} * MaskVisits::kThreads + thread];
-  }
-  __device__ __forceinline__ void hide_masked() {
-    if (__all_sync(0xFFFFFFFFu, attended == 0xFFFFFFFFu)) return;
-    const uint32_t bits = ptx::pin(attended);
-    for_each_element<Scores>([&](int r, int, int j, int e, int) {
-      scores.at(r, j, e) = (bits & 1u << (16 * r + 2 * j + e)) != 0 ? scores.at(r, j, e) : -INFINITY;
-    });
   }
 
   // S -> P, packed for dV, and for dS as exact as registers allow: rounding it there would add as much error as

@@ -35,7 +35,8 @@ struct ListedVisits {
 
   // Brings a visit's bits to L2.
   __device__ __forceinline__ void fetch(int tile) const {
-    ptx::prefetch_bytes(args.mask.words + int64_t{tile} * MaskVisits::kThreads, MaskVisits::kThreads * sizeof(uint32_t));
+    ptx::prefetch_bytes(args.mask.words + int64_t{tile} * MaskVisits::kThreads,
+                        MaskVisits::kThreads * sizeof(uint32_t));
   }
 
  private:

@@ -1,7 +1,7 @@
 // args.mask (plan/mask_visits.h): a mask's bits, then the lists of visits that it leaves.
-#include "kernels/sm90/backward/mask_visits.h"
-
 #include <algorithm>
+
+#include "kernels/sm90/backward/mask_visits.h"
 
 namespace flash_attn_ext::sm90 {
 namespace {
@@ -41,8 +41,8 @@ struct MaskTile {
 #pragma unroll
       for (int i = 0; i < kQueries / kRowStep; ++i) {
         const int row = static_cast<int>(threadIdx.x) / kVectors + i * kRowStep;
-        const uint32_t half = bits_of(bytes[i].x) | bits_of(bytes[i].y) << 4 | bits_of(bytes[i].z) << 8 |
-                              bits_of(bytes[i].w) << 12;
+        const uint32_t half =
+            bits_of(bytes[i].x) | bits_of(bytes[i].y) << 4 | bits_of(bytes[i].z) << 8 | bits_of(bytes[i].w) << 12;
         reinterpret_cast<uint16_t*>(bits[row])[vector] = static_cast<uint16_t>(half);
       }
       return;
@@ -80,8 +80,8 @@ struct MaskTile {
   __device__ __forceinline__ static uint32_t bits_of(uint32_t bytes) { return bytes * 0x10204080u >> 28; }
 };
 
-__global__ void __launch_bounds__(kThreads) mask_words_kernel(const __grid_constant__ attention::AttentionParams p,
-                                                              const __grid_constant__ MaskVisits visits) {
+__global__ void __launch_bounds__(kThreads)
+    mask_words_kernel(const __grid_constant__ attention::AttentionParams p, const __grid_constant__ MaskVisits visits) {
   __shared__ MaskTile::Rows bits;
   uint32_t index = blockIdx.x;
   const auto next = [&](int count) {

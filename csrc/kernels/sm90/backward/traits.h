@@ -91,7 +91,9 @@ struct BackwardShared {
   ptx::Barrier may_claim;            // all copies of a tile of keys have been started
   int arrived[Traits::kWarpgroups];  // MemberSums
 
-  __device__ __forceinline__ typename Traits::Visit& visit(const Stage& at) { return visits[at.parity * kStages + at.stage]; }
+  __device__ __forceinline__ typename Traits::Visit& visit(const Stage& at) {
+    return visits[at.parity * kStages + at.stage];
+  }
 
   __device__ __forceinline__ void init() {
     q_ring.init(kComputingWarps);
