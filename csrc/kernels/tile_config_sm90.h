@@ -120,38 +120,22 @@ constexpr HeadDims backward_head_dims(int64_t qk, int64_t v) {
 // A backward block: 64 keys per computing warpgroup stay, tiles of 64 queries stream past. Stages in shared memory; at
 // head dim 64 K and V are also held in registers, as left operands that shared memory does not have to deliver again.
 struct BackwardTile {
-  int query_stages;
-  int dscore_stages;
-  int key_stages;  // with two, the next tile's K and V arrive during this one
-  int sum_stages;  // of parts of dQ on their way to memory
-  int sum_columns;
+  int query_stages;  // and as many of dS
+  int key_stages;    // with two, the next tile's K and V arrive during this one
+  int sum_stages;    // of dQ on its way to its sums; with none, the warpgroup that computes it adds it up itself
   bool keys_in_registers;
 };
-// `divided`: few queries, of which a tile of keys visits so few tiles that its own K, V, dK and dV take the time
-// (VisitOrder::divided).
-constexpr BackwardTile backward_tile(HeadDims dims, bool divided = false) {
-  if (dims.qk <= 64) {
-    return {.query_stages = 3,
-            .dscore_stages = 3,
-            .key_stages = 2,
-            .sum_stages = 2,
-            .sum_columns = 64,
-            .keys_in_registers = true};
+// kDivided: few queries (VisitOrder::divided), so few visits of a tile of keys that its own copies are what takes time.
+enum class BackwardKind { kPlain, kMasked, kDivided };
+constexpr BackwardTile backward_tile(HeadDims dims, BackwardKind kind = BackwardKind::kPlain) {
+  if (dims.qk <= 64) return {.query_stages = 3, .key_stages = 2, .sum_stages = 2, .keys_in_registers = true};
+  if (kind == BackwardKind::kDivided) {
+    return {.query_stages = 2, .key_stages = 2, .sum_stages = 0, .keys_in_registers = false};
   }
-  if (divided) {
-    return {.query_stages = 2,
-            .dscore_stages = 1,
-            .key_stages = 2,
-            .sum_stages = 1,
-            .sum_columns = 64,
-            .keys_in_registers = false};
-  }
-  return {.query_stages = 2,
-          .dscore_stages = 2,
-          .key_stages = 1,
-          .sum_stages = 2,
-          .sum_columns = 128,
-          .keys_in_registers = false};
+  return {.query_stages = 2, .key_stages = 1, .sum_stages = 2, .keys_in_registers = false};
+}
+constexpr bool has_backward_kernel(HeadDims dims, BackwardKind kind) {
+  return kind != BackwardKind::kDivided || dims.qk > 64;  // smaller ones have two stages of K and V anyway
 }
 
 // Up to how many queries the portable kernels are faster.
@@ -181,10 +165,17 @@ constexpr int64_t section_waves(HeadDims dims, int64_t query_tiles) {
   return query_tiles >= (dims.qk > 64 ? 32 : 128) ? 2 : 1;
 }
 
-// Registers of a thread that copies, of one that computes dK and dV, and of one that computes dQ: 512 in all.
-inline constexpr int kBackwardCopyRegisters = 24;
-inline constexpr int kBackwardKeyRegisters = 208;
-inline constexpr int kBackwardQueryRegisters = 72;
+// Registers of a thread that copies, of one that computes dK and dV, and of one that computes dQ: 512 in all. More for
+// copies gain 3 % at head dim 64 where all tiles go round, and lose as much at 128.
+struct BackwardRegisters {
+  int copy;
+  int key;
+  int query;
+};
+constexpr BackwardRegisters backward_registers(HeadDims dims) {
+  if (dims.qk <= 64) return {.copy = 32, .key = 208, .query = 64};
+  return {.copy = 24, .key = 208, .query = 72};
+}
 
 // Larger head dims, and scores that more than a positive scale changes: a kernel for dQ stores P and dS, and products
 // make dV and dK of them. Head dims that these are compiled for, the cheaper ones first.

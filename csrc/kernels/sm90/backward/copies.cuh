@@ -1,6 +1,7 @@
 // The threads that move data: one claims tiles of keys, one starts the copies of what they need, two add dQ to memory.
 #pragma once
 
+#include "kernels/sm90/backward/listed_visits.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/bulk_copy.h"
 #include "ptx/global_memory.h"
@@ -27,6 +28,7 @@ struct BackwardScheduler {
       shared.work_ring.wait_full(at);
       const int group_end = shared.work[at.stage].group_end;
       at.advance();
+      if (args.order.divided) continue;
       // An early claim would spoil the order.
       ptx::wait(shared.may_claim, parity);
       parity ^= 1;
@@ -68,6 +70,38 @@ struct BackwardProducer {
 
  private:
   __device__ __forceinline__ void send(const KeyTileWork& work) {
+    if (work.visits == 0) {
+      pass_keys();
+    } else if constexpr (Traits::kMasked) {
+      send_listed(work);
+    } else {
+      send_all(work);
+    }
+  }
+
+  // Those that a mask leaves.
+  __device__ __forceinline__ void send_listed(const KeyTileWork& work) {
+    ListedVisits visits{args, work};
+#pragma unroll 1
+    for (int left = work.visits; left > 0; --left) {
+      const MaskVisits::Entry entry = visits.entry();  // it comes while the stage is waited for
+      shared.q_ring.wait_empty(q_at);
+      MaskedVisit& to = shared.visit(q_at);
+      to.query_tile = entry.query_tile;
+      to.head = visits.head;
+      to.sums = visits.head * args.workspace.sums_of_head + work.first_sums + entry.query_tile;
+      to.place = entry.place;
+      to.is_last = entry.is_last != 0;
+      to.ends_tile = left == 1;
+      for (int w = 0; w < VisitOrder::kParts; ++w) to.is_partial[w] = !work.own[w].full(entry.query_tile);
+      to.mask_tile = entry.mask_tile;
+      if (entry.mask_tile != MaskVisits::Entry::kNothingMasked) visits.fetch(entry.mask_tile);
+      if (left > 1) visits.advance();
+      send_visit(work, to, left == work.visits);
+    }
+  }
+
+  __device__ __forceinline__ void send_all(const KeyTileWork& work) {
     const int first_head =
         work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.member * work.heads;
     // The query heads of a group come one after the other, so that L2 holds what neighbouring visitors share; in a
@@ -127,6 +161,15 @@ struct BackwardProducer {
     q_at.advance();
   }
 
+  // The stages of a tile that visits nothing: its gradients leave through them, too.
+  __device__ __forceinline__ void pass_keys() {
+    shared.k_ring.wait_empty(k_at);
+    ptx::arrive(shared.k_ring.full[k_at.stage]);
+    shared.v_ring.wait_empty(k_at);
+    ptx::arrive(shared.v_ring.full[k_at.stage]);
+    k_at.advance();
+  }
+
   template <class Tile>
   __device__ __forceinline__ void send_keys(const KeyTileWork& work, Tile& tile, const OperandMap& operand,
                                             ptx::Barrier& full) const {
@@ -137,8 +180,8 @@ struct BackwardProducer {
   }
 };
 
-// Adds parts of dQ to the sums in memory, each when its turn has come. Where there are two stages, each of two threads
-// has every second part, so that it may wait until it is written.
+// Adds parts of dQ to the sums in memory, each when its turn has come. Each of two threads has every second part, so
+// that it may wait until it is written.
 //
 // Between blocks: the engine's completion makes what it wrote visible to the thread that waits for it (an implicit
 // proxy fence); the release publishes that; the next visitor's acquire sees it, and its proxy fence orders its own copy
@@ -149,36 +192,29 @@ struct DqAdder {
 
   const BackwardArguments& args;
   Shared& shared;
-  const int stage;  // of shared.dq_sums
+  const int stage;  // of shared.sums
 
   __device__ __forceinline__ void run() {
-    constexpr int kFloats = Traits::kQueries * Shared::kSumColumns;
+    constexpr int kFloats = Traits::kQueries * Traits::kDims.qk;
     constexpr int kBytes = kFloats * sizeof(float);
-    int parity = 0;
 #pragma unroll 1
-    for (;;) {
-      ptx::wait(shared.sum_ring.full[stage], parity);
-      const int number = shared.pending[stage].sums;
-      const int place = shared.pending[stage].place;
+    for (int parity = 0;; parity ^= 1) {
+      ptx::wait(shared.sums.ring.full[stage], parity);
+      const int number = shared.sums.pending[stage].sums;
+      const int place = shared.sums.pending[stage].place;
       if (number == PendingSum::kEnd) break;
-      float* const sums = args.workspace.dq_sums + int64_t{number} * (kFloats * Shared::kPartsOfSums);
+      float* const sums = args.workspace.dq_sums + int64_t{number} * kFloats;
       int* const turn = args.workspace.turns + number;
-      if (place > 0) {
+      if (place == 0) {
+        ptx::store_bytes(sums, shared.sums.parts[stage], kBytes);
+      } else {
         while (ptx::load_acquire(turn) != place) {
         }
         ptx::fence_global_copies();
+        ptx::add_floats(sums, shared.sums.parts[stage], kBytes);
       }
-#pragma unroll
-      for (int part = 0; part < Shared::kPartsOfSums; ++part, parity ^= 1) {
-        if (part > 0) ptx::wait(shared.sum_ring.full[stage], parity);
-        if (place == 0) {
-          ptx::store_bytes(sums + part * kFloats, shared.dq_sums[stage], kBytes);
-        } else {
-          ptx::add_floats(sums + part * kFloats, shared.dq_sums[stage], kBytes);
-        }
-        ptx::wait_until_read();
-        ptx::arrive(shared.sum_ring.empty[stage]);
-      }
+      ptx::wait_until_read();
+      ptx::arrive(shared.sums.ring.empty[stage]);
       ptx::wait_until_written();
       ptx::store_release(turn, place + 1);
     }

@@ -13,14 +13,14 @@ struct DqWarpgroup {
   using Shared = BackwardShared<Traits>;
   using Dq = tile::WarpgroupAccumulator<tile::kBoxColumns>;  // as many columns at a time as registers hold
   static constexpr int kChunks = Traits::kDims.qk / tile::kBoxColumns;
+  static constexpr bool kIsStaged = Shared::kSums > 0;
   static constexpr int kChunkFloats = Traits::kQueries * tile::kBoxColumns;
-  static constexpr int kChunksOfPart = Shared::kSumColumns / tile::kBoxColumns;
 
   const BackwardArguments& args;
   Shared& shared;
   typename decltype(Shared::k_ring)::Position k_at{};
-  typename Shared::Stage visit_at{};
-  typename decltype(Shared::sum_ring)::Position sum_at{};
+  typename Shared::Stage dscore_at{};
+  tile::RingPosition<kIsStaged ? Shared::kSums : 1> sum_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
 
   __device__ __forceinline__ void run() {
@@ -30,33 +30,36 @@ struct DqWarpgroup {
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int visits = uniform(work.visits);
-      if (visits > 0) {
-        shared.k_ring.wait_full(k_at);
+      shared.k_ring.wait_full(k_at);
 #pragma unroll 1
-        for (int i = 0; i < visits; ++i) add(work, shared.visit(visit_at));
-        k_at.advance();
-      }
+      for (int i = 0; i < visits; ++i) add(work, shared.visit(dscore_at));
       __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      if (tile::lane() == 0) {
+        if (visits == 0) ptx::arrive(shared.k_ring.empty[k_at.stage]);
+        ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      }
+      k_at.advance();
       work_at.advance();
     }
-    // Both adders end.
+    if constexpr (kIsStaged) {
+      // Both adders end.
 #pragma unroll 1
-    for (int i = 0; i < Shared::kSums; ++i) {
-      shared.sum_ring.wait_empty(sum_at);
-      publish(PendingSum::kEnd, 0);
+      for (int i = 0; i < Shared::kSums; ++i) {
+        shared.sums.ring.wait_empty(sum_at);
+        publish(PendingSum::kEnd, 0);
+      }
     }
   }
 
  private:
   static constexpr int kThreads = tile::kWarpgroupSize;
+  static constexpr int kTurnBarrier = 3;  // 1 and 2 are of MemberSums
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
 
   __device__ __forceinline__ void add(const KeyTileWork& work, const Visit& at) {
-    const typename Shared::DscoreStage dscore_at = Shared::dscore_stage(visit_at);
     shared.dscore_ring.wait_full(dscore_at);
     Dq dq;
-    start(dq, dscore_at, 0);
+    start(dq, 0);
     // While the product is in flight.
     const int sums = uniform(at.sums);
     const int place = uniform(at.place);
@@ -64,7 +67,9 @@ struct DqWarpgroup {
     const bool ends_tile = uniform(at.ends_tile) != 0;
     const int query_tile = uniform(at.query_tile);
     const int head = uniform(at.head);
-    if (!is_last) shared.sum_ring.wait_empty(sum_at);
+    if constexpr (kIsStaged) {
+      if (!is_last) shared.sums.ring.wait_empty(sum_at);
+    }
 #pragma unroll 1
     for (int chunk = 0;;) {
       ptx::wait_products<0>();
@@ -74,46 +79,53 @@ struct DqWarpgroup {
         ptx::arrive(shared.dscore_ring.empty[dscore_at.stage]);
         if (ends_tile) ptx::arrive(shared.k_ring.empty[k_at.stage]);
       }
+      if ((is_last || !kIsStaged) && place > 0) add_sums(dq, sums, place, chunk);
       if (is_last) {
-        if (place > 0) add_sums(dq, sums, place, chunk);
         store(dq, work, query_tile, head, chunk);
+      } else if constexpr (kIsStaged) {
+        leave(dq, shared.sums.parts[sum_at.stage] + chunk * kChunkFloats);
       } else {
-        float* const to = shared.dq_sums[sum_at.stage] + chunk % kChunksOfPart * kChunkFloats + thread() * 4;
-#pragma unroll
-        for (int j = 0; j < Dq::kColumnTiles; ++j) {
-          const float(&c)[4] = dq.c[0][j];
-          *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
-        }
+        leave(dq, sums_of(sums, chunk));
       }
       __syncwarp();
       if (++chunk == kChunks) break;
-      start(dq, dscore_at, chunk);
-      if constexpr (Shared::kPartsOfSums > 1) {
-        static_assert(kChunksOfPart == 1);
-        if (!is_last) {
-          publish_part(sums, place);
-          shared.sum_ring.wait_empty(sum_at);
-        }
+      start(dq, chunk);
+    }
+    if (!is_last) {
+      if constexpr (kIsStaged) {
+        ptx::fence_stores();
+        publish(sums, place);
+      } else {
+        ptx::sync_named(kTurnBarrier, kThreads);  // all of it is written
+        if (thread() == 0) ptx::store_release(args.workspace.turns + sums, place + 1);
+        __syncwarp();
       }
     }
-    if (!is_last) publish_part(sums, place);
-    visit_at.advance();
+    dscore_at.advance();
   }
 
-  __device__ __forceinline__ void start(Dq& dq, const typename Shared::DscoreStage& dscore_at, int chunk) const {
+  __device__ __forceinline__ void start(Dq& dq, int chunk) const {
     tile::start_transposed_product(dq, tile::BoxOperand(shared.dscores[0]).after(dscore_at.stage),
                                    tile::BoxOperand(shared.k[0]).after(k_at.stage), chunk);
   }
 
-  __device__ __forceinline__ void publish_part(int sums, int place) {
-    ptx::fence_stores();
-    publish(sums, place);
-  }
   __device__ __forceinline__ void publish(int sums, int place) {
-    if (thread() == 0) shared.pending[sum_at.stage] = {sums, place};
+    if (thread() == 0) shared.sums.pending[sum_at.stage] = {sums, place};
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.sum_ring.full[sum_at.stage]);
+    if (tile::lane() == 0) ptx::arrive(shared.sums.ring.full[sum_at.stage]);
     sum_at.advance();
+  }
+
+  __device__ __forceinline__ float* sums_of(int sums, int chunk) const {
+    return args.workspace.dq_sums + (int64_t{sums} * kChunks + chunk) * kChunkFloats;
+  }
+
+  __device__ __forceinline__ static void leave(const Dq& dq, float* to) {
+#pragma unroll
+    for (int j = 0; j < Dq::kColumnTiles; ++j) {
+      const float(&c)[4] = dq.c[0][j];
+      *reinterpret_cast<float4*>(to + (j * kThreads + thread()) * 4) = {c[0], c[1], c[2], c[3]};
+    }
   }
 
   // What the other visitors have added to memory. (Their engines' writes: DqAdder.)
@@ -123,7 +135,7 @@ struct DqWarpgroup {
       }
       __syncwarp();
     }
-    const float* const from = args.workspace.dq_sums + (int64_t{sums} * kChunks + chunk) * kChunkFloats + thread() * 4;
+    const float* const from = sums_of(sums, chunk) + thread() * 4;
 #pragma unroll
     for (int j = 0; j < Dq::kColumnTiles; ++j) {
       const float4 sum = __ldcg(reinterpret_cast<const float4*>(from + j * kThreads * 4));

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/epilogue/store_boxes.cuh"
+#include "kernels/sm90/backward/attended_scores.cuh"
 #include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/ldmatrix.h"
@@ -47,6 +48,7 @@ struct KeyWarpgroup {
   typename Shared::Stage at{};  // of Q, dO and dS
   typename decltype(Shared::k_ring)::Position k_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
+  std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand
 
   __device__ __forceinline__ void run() {
     dk.clear();
@@ -56,15 +58,21 @@ struct KeyWarpgroup {
       shared.work_ring.wait_full(work_at);
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
-      const int visits = uniform(work.visits);
       is_empty = true;
+      if constexpr (Shared::kKeyStages > 1 && !kInRegisters) k_at.stage = uniform(k_at.stage);
+      shared.k_ring.wait_full(k_at);
+      shared.v_ring.wait_full(k_at);
+      const int visits = uniform(work.visits);
       if (visits > 0) differentiate(work, visits);
-      if (is_empty) {
+      release(shared.k_ring.empty[k_at.stage]);
+      if (is_empty && args.order.members == 1) {
         store_zeros(work);
       } else {
         store(work);
       }
-      if (visits > 0) release_values();
+      ptx::fence_stores();  // to V's rows, before what the copy engine writes there
+      release(shared.v_ring.empty[k_at.stage]);
+      k_at.advance();
       __syncwarp();
       if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
       work_at.advance();
@@ -78,17 +86,14 @@ struct KeyWarpgroup {
 
   __device__ __forceinline__ void differentiate(const KeyTileWork& work, int visits) {
     // Its own come one after the other, and the rest, which sees the other warpgroup's keys only, is passed over; not
-    // where heads come one after the other, each with such a rest.
+    // where heads come one after the other, each with such a rest, nor where a mask leaves some of them out.
     const TileRange& own = work.own[warpgroup];
     const int group = work.heads;
     const bool descends = work.visitor.walk == Walk::kDescend;
-    const bool passes = descends || group == 1;
+    const bool passes = !Traits::kMasked && (descends || group == 1);
     const int own_visits = passes ? (own.end - own.begin) * group : visits;
-    const int steps = uniform(own.empty() ? 0 : own_visits);
+    const int steps = uniform(!Traits::kMasked && own.empty() ? 0 : own_visits);
     const int before = uniform(!passes ? 0 : group * (descends ? work.end - own.end : own.begin - work.begin));
-    if constexpr (Shared::kKeyStages > 1 && !kInRegisters) k_at = {uniform(k_at.stage), k_at.parity};
-    shared.k_ring.wait_full(k_at);
-    shared.v_ring.wait_full(k_at);
     if constexpr (kInRegisters) {
       load_rows(k, shared.k[k_at.stage]);
       load_rows(v, shared.v[k_at.stage]);
@@ -106,16 +111,12 @@ struct KeyWarpgroup {
     } else {
       pass(visits);
     }
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.k_ring.empty[k_at.stage]);
   }
 
-  // What the warp has written to V's rows comes before what the copy engine writes there.
-  __device__ __forceinline__ void release_values() {
-    ptx::fence_stores();
+  // By all warps that have read or written what the barrier stands for.
+  __device__ __forceinline__ static void release(ptx::Barrier& empty) {
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.v_ring.empty[k_at.stage]);
-    k_at.advance();
+    if (tile::lane() == 0) ptx::arrive(empty);
   }
 
   template <bool kHasNext>
@@ -123,6 +124,7 @@ struct KeyWarpgroup {
     typename Shared::Stage next = at;
     next.advance();
     if (is_partial) hide(work, shared.visit(at).query_tile);
+    if constexpr (Traits::kMasked) attended.hide(scores);
     exponentiate();
     start_dp();
     start_dv();
@@ -151,6 +153,9 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void go_to(const typename Shared::Stage& next) {
     at = {uniform(next.stage), next.parity};
     if constexpr (kIsThere) is_partial = uniform(shared.visit(at).is_partial[warpgroup]) != 0;
+    if constexpr (kIsThere && Traits::kMasked) {
+      attended.read(args.mask, shared.visit(at).mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
+    }
   }
 
   __device__ __forceinline__ void start_scores(const typename Shared::Stage& of) {
@@ -248,18 +253,17 @@ struct KeyWarpgroup {
 
   // dS -> shared memory.
   __device__ __forceinline__ void hand_over() const {
-    const typename Shared::DscoreStage to = Shared::dscore_stage(at);
-    shared.dscore_ring.wait_empty(to);
+    shared.dscore_ring.wait_empty(at);
 #pragma unroll
     for (int step = 0; step < PackedScores::kSteps; ++step) {
-      ptx::store_matrix_x4(lane_address(shared.dscores[to.stage], step), dscores.a[step]);
+      ptx::store_matrix_x4(lane_address(shared.dscores[at.stage], step), dscores.a[step]);
     }
-    finish_dscores(to);
+    finish_dscores();
   }
-  __device__ __forceinline__ void finish_dscores(const typename Shared::DscoreStage& to) const {
+  __device__ __forceinline__ void finish_dscores() const {
     ptx::fence_stores();
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.full[to.stage]);
+    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.full[at.stage]);
   }
 
   // Tiles of queries that see only the other warpgroup's keys: no dS of these.
@@ -270,12 +274,11 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void pass() {
     shared.q_ring.wait_full(at);
     ptx::wait(shared.dout_full[at.stage], at.parity);
-    const typename Shared::DscoreStage to = Shared::dscore_stage(at);
-    shared.dscore_ring.wait_empty(to);
-    auto* const rows = reinterpret_cast<uint4*>(&shared.dscores[to.stage].data[0][warp_row()][0]);
+    shared.dscore_ring.wait_empty(at);
+    auto* const rows = reinterpret_cast<uint4*>(&shared.dscores[at.stage].data[0][warp_row()][0]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows[i * tile::kWarpSize + tile::lane()] = {0, 0, 0, 0};
-    finish_dscores(to);
+    finish_dscores();
     if (tile::lane() == 0) ptx::arrive(shared.q_ring.empty[at.stage]);
     at.advance();
     __syncwarp();
@@ -289,6 +292,10 @@ struct KeyWarpgroup {
   }
 
   __device__ __forceinline__ void store(const KeyTileWork& work) {
+    if (is_empty) {
+      dk.clear();
+      dv.clear();
+    }
     if (args.order.members > 1 && first_key_of(work) < work.visitor.num_keys &&
         !MemberSums<Traits>{args, work, warpgroup}.join(dk, dv, shared.arrived[warpgroup])) {
       return;

@@ -1,6 +1,8 @@
 // What a backward kernel is compiled for, and what lies in its shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/arguments.h"
@@ -11,11 +13,29 @@
 
 namespace flash_attn_ext::sm90 {
 
-template <class ElementType, HeadDims kDimsValue, bool kDivided>
+// One tile of queries that a tile of keys visits.
+struct alignas(16) Visit {
+  int query_tile;                       // of the sequence
+  int head;                             // of queries
+  int sums;                             // that it adds to: their number in the workspace
+  int place;                            // how many visitors come before
+  bool is_last;                         // of all the visitors
+  bool ends_tile;                       // of the tile of keys' visits
+  bool is_partial[VisitOrder::kParts];  // whether something of the keys is hidden
+};
+
+// The same where a mask says which there are.
+struct MaskedVisit : Visit {
+  int mask_tile;  // MaskVisits::Entry
+};
+
+template <class ElementType, HeadDims kDimsValue, BackwardKind kKind>
 struct BackwardTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
-  static constexpr BackwardTile kTile = backward_tile(kDims, kDivided);
+  static constexpr bool kMasked = kKind == BackwardKind::kMasked;
+  static constexpr BackwardTile kTile = backward_tile(kDims, kKind);
+  static constexpr BackwardRegisters kRegisters = backward_registers(kDims);
   static constexpr int kKeys = VisitOrder::kKeys;
   static constexpr int kQueries = VisitOrder::kQueries;
   static constexpr int kWarpgroups = VisitOrder::kParts;
@@ -29,17 +49,7 @@ struct BackwardTraits {
   using DscoreTile = tile::BoxTile<Element, kKeys, kQueries>;
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
   using Where = ScoreTile<Rows::kKeys, Scores>;
-};
-
-// One tile of queries that a tile of keys visits.
-struct alignas(16) Visit {
-  int query_tile;                       // of the sequence
-  int head;                             // of queries
-  int sums;                             // that it adds to: their number in the workspace
-  int place;                            // how many visitors come before
-  bool is_last;                         // of all the visitors
-  bool ends_tile;                       // of the tile of keys' visits
-  bool is_partial[VisitOrder::kParts];  // whether something of the keys is hidden
+  using Visit = std::conditional_t<kMasked, MaskedVisit, sm90::Visit>;
 };
 
 // A part of dQ on its way to memory.
@@ -49,55 +59,53 @@ struct PendingSum {
   static constexpr int kEnd = -1;
 };
 
+// Where parts of dQ wait for the threads that add them to the sums in memory.
+template <class Traits, int kStages>
+struct StagedSums {
+  alignas(128) float parts[kStages][Traits::kQueries * Traits::kDims.qk];
+  PendingSum pending[kStages];
+  tile::RingBarriers<kStages> ring;
+
+  __device__ __forceinline__ void init(int writers) { ring.init(1, writers); }
+};
+template <class Traits>
+struct StagedSums<Traits, 0> {
+  __device__ __forceinline__ void init(int) {}
+};
+
 template <class Traits>
 struct BackwardShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
   static constexpr int kDqWarps = 4;
   static constexpr int kWorkStages = 2;
   static constexpr int kSums = Traits::kTile.sum_stages;
-  static constexpr int kSumColumns = Traits::kTile.sum_columns;
-  static constexpr int kPartsOfSums = Traits::kDims.qk / kSumColumns;
-  static_assert(kPartsOfSums == 1 || kSums == 1, "one thread adds all parts");
-  static constexpr int kStages = Traits::kTile.query_stages;  // of what a visit reads
-  static constexpr int kDscoreStages = Traits::kTile.dscore_stages;
+  static constexpr int kStages = Traits::kTile.query_stages;  // of what a visit reads, and of dS
   static constexpr int kKeyStages = Traits::kTile.key_stages;
   using Stage = tile::RingPosition<kStages>;
-  using DscoreStage = tile::RingPosition<kDscoreStages>;
   // A visit is written when a stage of Q is free, and read last by the dQ warpgroup, as it takes dS from a stage. In
   // between there are no more visits than stages of both.
   static constexpr int kVisits = 2 * kStages;
-  static_assert(kDscoreStages <= kStages);
 
   typename Traits::KTile k[kKeyStages];
   typename Traits::VTile v[kKeyStages];
   typename Traits::QTile q[kStages];
   typename Traits::DoutTile dout[kStages];
-  typename Traits::DscoreTile dscores[kDscoreStages];
-  alignas(128) float dq_sums[kSums][Traits::kQueries * kSumColumns];
+  typename Traits::DscoreTile dscores[kStages];
+  StagedSums<Traits, kSums> sums;
   alignas(16) float statistics[kStages][2][Traits::kQueries];  // LSE and delta (BackwardWorkspace)
   KeyTileWork work[kWorkStages];
-  Visit visits[kVisits];
-  PendingSum pending[kSums];
+  typename Traits::Visit visits[kVisits];
   tile::RingBarriers<kStages> q_ring;  // its empty barriers stand for dout's, too
   ptx::Barrier dout_full[kStages];
   tile::RingBarriers<kKeyStages> k_ring;
   tile::RingBarriers<kKeyStages> v_ring;
-  tile::RingBarriers<kDscoreStages> dscore_ring;
-  tile::RingBarriers<kSums> sum_ring;
+  tile::RingBarriers<kStages> dscore_ring;
   tile::RingBarriers<kWorkStages> work_ring;
   ptx::Barrier may_claim;            // all copies of a tile of keys have been started
   int arrived[Traits::kWarpgroups];  // MemberSums
 
-  __device__ __forceinline__ Visit& visit(const Stage& at) { return visits[at.parity * kStages + at.stage]; }
-
-  // Where the dS of a visit is.
-  __device__ __forceinline__ static DscoreStage dscore_stage(const Stage& at) {
-    if constexpr (kDscoreStages == kStages) {
-      return at;
-    } else {
-      static_assert(kDscoreStages == 1 && kStages == 2);
-      return {.stage = 0, .parity = at.stage};
-    }
+  __device__ __forceinline__ typename Traits::Visit& visit(const Stage& at) {
+    return visits[at.parity * kStages + at.stage];
   }
 
   __device__ __forceinline__ void init() {
@@ -106,7 +114,7 @@ struct BackwardShared {
     k_ring.init(kComputingWarps + kDqWarps);
     v_ring.init(kComputingWarps);
     dscore_ring.init(kDqWarps, kComputingWarps);
-    sum_ring.init(1, kDqWarps);
+    sums.init(kDqWarps);
     work_ring.init(kComputingWarps + kDqWarps + 1);
     ptx::init_barrier(may_claim, 1);
     ptx::fence_barrier_init();
