@@ -10,7 +10,7 @@
 namespace flash_attn_ext {
 
 // A tile of the mask has the keys and queries of a visit. Its bits are a word for each thread that computes scores of
-// the visit, bit 16 r + 2 j + e for the thread's key 8 r and query 8 j + e; what is not there has zeros. Beside them
+// the visit, bit 16 e + 8 r + j for the thread's key 8 r and query 8 j + e; what is not there has zeros. Beside them
 // lies whether anything may be seen, and whether anything is hidden.
 //
 // A list has the visits of a tile of keys in the order of its walk, of those tiles of queries that see something of it

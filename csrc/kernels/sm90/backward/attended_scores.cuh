@@ -27,9 +27,12 @@ struct AttendedScores {
     static_assert(Scores::kThreadRows * Scores::kColumnTiles * 2 == 32);
     if (__all_sync(0xFFFFFFFFu, bits == kAll)) return;
     const uint32_t attended = ptx::pin(bits);
-    for_each_element<Scores>([&](int r, int, int j, int e, int) {
-      scores.at(r, j, e) = (attended & 1u << (16 * r + 2 * j + e)) != 0 ? scores.at(r, j, e) : -INFINITY;
-    });
+    // In the order of bits, of which ptxas then moves seven into predicates at a time.
+#pragma unroll
+    for (int bit = 0; bit < 32; ++bit) {
+      float& score = scores.at(bit / 8 % 2, bit % 8, bit / 16);
+      score = (attended & 1u << bit) != 0 ? score : -INFINITY;
+    }
   }
 };
 

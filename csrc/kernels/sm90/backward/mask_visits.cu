@@ -1,6 +1,7 @@
 // args.mask (plan/mask_visits.h): a mask's bits, then the lists of visits that it leaves.
 #include <algorithm>
 
+#include "attention/divisor.h"
 #include "kernels/sm90/backward/mask_visits.h"
 
 namespace flash_attn_ext::sm90 {
@@ -10,12 +11,15 @@ constexpr int kThreads = MaskVisits::kThreads;
 constexpr int kKeys = VisitOrder::kKeys;
 constexpr int kQueries = VisitOrder::kQueries;
 constexpr int kWarpSize = 32;
-constexpr int kRowWords = kKeys / 32;
+constexpr int kGroupKeys = 16;
+constexpr int kGroups = kKeys / kGroupKeys;
 
-// Grid: a block per tile of the mask as it is stored (broadcast dimensions once). Bound: memory; every byte of the mask
-// is read once.
+// Grid: a block per tile of the mask as it is stored (broadcast dimensions once). Every byte of the mask is read once,
+// so memory would be the bound, if it took few enough instructions: hence the order of bits, and of what is shared.
 struct MaskTile {
-  using Rows = uint32_t[kQueries][kRowWords];  // bit i of word w: key 32 w + i
+  // Of the 16 keys of each warp of the backward kernel, all queries: bit i is key i. Rows are so long that threads of
+  // neighbouring groups of keys write to different banks.
+  using Bits = uint16_t[kGroups][kQueries + 2];
 
   const uint8_t* first;
   int64_t row_stride;
@@ -23,76 +27,84 @@ struct MaskTile {
   int rows;  // that are there
   int keys;
 
-  __device__ __forceinline__ void load(Rows& bits) const {
-    constexpr int kVectorBytes = 16;
-    const bool in_vectors = key_stride == 1 && keys == kKeys && row_stride % kVectorBytes == 0 &&
-                            reinterpret_cast<uintptr_t>(first) % kVectorBytes == 0;
-    if (in_vectors) {
-      constexpr int kVectors = kKeys / kVectorBytes;
-      constexpr int kRowStep = kThreads / kVectors;
-      const int vector = static_cast<int>(threadIdx.x) % kVectors;
-      uint4 bytes[kQueries / kRowStep];
-#pragma unroll
-      for (int i = 0; i < kQueries / kRowStep; ++i) {
-        const int row = static_cast<int>(threadIdx.x) / kVectors + i * kRowStep;
-        bytes[i] = {0, 0, 0, 0};
-        if (row < rows) bytes[i] = *reinterpret_cast<const uint4*>(first + row * row_stride + vector * kVectorBytes);
-      }
-#pragma unroll
-      for (int i = 0; i < kQueries / kRowStep; ++i) {
-        const int row = static_cast<int>(threadIdx.x) / kVectors + i * kRowStep;
-        const uint32_t half =
-            bits_of(bytes[i].x) | bits_of(bytes[i].y) << 4 | bits_of(bytes[i].z) << 8 | bits_of(bytes[i].w) << 12;
-        reinterpret_cast<uint16_t*>(bits[row])[vector] = static_cast<uint16_t>(half);
-      }
+  __device__ __forceinline__ void load(Bits& bits) const {
+    static_assert(kGroupKeys == sizeof(uint4));
+    if (key_stride == 1 && keys == kKeys && row_stride % sizeof(uint4) == 0 &&
+        reinterpret_cast<uintptr_t>(first) % sizeof(uint4) == 0) {
+      load_groups(bits);
       return;
     }
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    constexpr int kWords = kKeys / kWarpSize;
 #pragma unroll 4
-    for (int i = static_cast<int>(threadIdx.x) / kWarpSize; i < kQueries * kRowWords; i += kThreads / kWarpSize) {
-      const int row = i / kRowWords;
-      const int key = i % kRowWords * 32 + lane;
+    for (int i = static_cast<int>(threadIdx.x) / kWarpSize; i < kQueries * kWords; i += kThreads / kWarpSize) {
+      const int row = i / kWords;
+      const int key = i % kWords * kWarpSize + lane;
       const bool attend = row < rows && key < keys && first[row * row_stride + key * key_stride] != 0;
       const uint32_t word = __ballot_sync(0xFFFFFFFFu, attend);
-      if (lane == 0) bits[row][i % kRowWords] = word;
+      if (lane % kGroupKeys == 0) bits[key / kGroupKeys][row] = static_cast<uint16_t>(word >> lane);
     }
   }
 
-  // The bits of a thread of the backward kernel: its keys' words, of each of its queries.
-  __device__ __forceinline__ static uint32_t word_of_thread(const Rows& bits, bool per_query) {
+  // The bits of a thread of the backward kernel: two queries' in each word that it reads.
+  __device__ __forceinline__ static uint32_t word_of_thread(const Bits& bits, bool per_query) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const int first_key = static_cast<int>(threadIdx.x) / kWarpSize * 16 + lane / 4;
+    const uint16_t(&own)[kQueries + 2] = bits[threadIdx.x / kWarpSize];
     uint32_t word = 0;
 #pragma unroll
     for (int j = 0; j < kQueries / 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int row = per_query ? 8 * j + lane % 4 * 2 + e : 0;
-        const uint32_t keys = bits[row][first_key / 32] >> first_key % 32;
-        word |= (keys & 1u) << (2 * j + e) | (keys >> 8 & 1u) << (16 + 2 * j + e);
-      }
+      const uint32_t queries =
+          per_query ? *reinterpret_cast<const uint32_t*>(&own[8 * j + lane % 4 * 2]) : own[0] * 0x10001u;
+      word |= (queries >> lane / 4 & 0x01010101u) << j;
     }
     return word;
   }
 
  private:
+  // 16 bytes at a time.
+  __device__ __forceinline__ void load_groups(Bits& bits) const {
+    constexpr int kRowStep = kThreads / kGroups;
+    const int group = static_cast<int>(threadIdx.x) % kGroups;
+    const int own = static_cast<int>(threadIdx.x) / kGroups;
+    uint4 bytes[kQueries / kRowStep];
+#pragma unroll
+    for (int i = 0; i < kQueries / kRowStep; ++i) {
+      const int row = own + i * kRowStep;
+      bytes[i] = {0, 0, 0, 0};
+      if (row < rows) bytes[i] = *reinterpret_cast<const uint4*>(first + row * row_stride + group * kGroupKeys);
+    }
+#pragma unroll
+    for (int i = 0; i < kQueries / kRowStep; ++i) {
+      const uint4& of = bytes[i];
+      const uint32_t keys_of_row = bits_of(of.x) | bits_of(of.y) << 4 | bits_of(of.z) << 8 | bits_of(of.w) << 12;
+      bits[group][own + i * kRowStep] = static_cast<uint16_t>(keys_of_row);
+    }
+  }
+
   // Of four bytes that are 0 or 1.
   __device__ __forceinline__ static uint32_t bits_of(uint32_t bytes) { return bytes * 0x10204080u >> 28; }
 };
 
+struct MaskGrid {
+  attention::Divisor query_tiles;
+  attention::Divisor key_tiles;
+  attention::Divisor heads;
+};
+
 __global__ void __launch_bounds__(kThreads)
-    mask_words_kernel(const __grid_constant__ attention::AttentionParams p, const __grid_constant__ MaskVisits visits) {
-  __shared__ MaskTile::Rows bits;
+    mask_words_kernel(const __grid_constant__ attention::AttentionParams p, const __grid_constant__ MaskVisits visits,
+                      const __grid_constant__ MaskGrid grid) {
+  __shared__ alignas(4) MaskTile::Bits bits;
   uint32_t index = blockIdx.x;
-  const auto next = [&](int count) {
-    const uint32_t rest = index / static_cast<uint32_t>(count);
-    const auto at = static_cast<int>(index - rest * static_cast<uint32_t>(count));
+  const auto next = [&](const attention::Divisor& count) {
+    const uint32_t rest = count.quotient(index);
+    const auto at = static_cast<int>(index - rest * count.divisor);
     index = rest;
     return at;
   };
-  const int first_query = next(visits.mask_query_tiles) * kQueries;
-  const int first_key = next(visits.key_tiles) * kKeys;
-  const int head = next(visits.mask_heads);
+  const int first_query = next(grid.query_tiles) * kQueries;
+  const int first_key = next(grid.key_tiles) * kKeys;
+  const int head = next(grid.heads);
   const attention::BroadcastView& mask = p.score_mod.mask;
   const bool per_query = mask.query_stride != 0;
   const MaskTile tile = {
@@ -183,7 +195,10 @@ cudaError_t list_mask_visits(const BackwardArguments& args, cudaStream_t stream)
   const MaskVisits& mask = args.mask;
   if (!mask.present()) return cudaSuccess;
   if (std::max(mask.num_tiles(), mask.num_lists() * mask.query_tiles) > INT32_MAX) return cudaErrorInvalidConfiguration;
-  mask_words_kernel<<<static_cast<unsigned>(mask.num_tiles()), kThreads, 0, stream>>>(args.params, mask);
+  const MaskGrid grid = {attention::Divisor::of(static_cast<uint32_t>(mask.mask_query_tiles)),
+                         attention::Divisor::of(static_cast<uint32_t>(mask.key_tiles)),
+                         attention::Divisor::of(static_cast<uint32_t>(mask.mask_heads))};
+  mask_words_kernel<<<static_cast<unsigned>(mask.num_tiles()), kThreads, 0, stream>>>(args.params, mask, grid);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   visit_lists_kernel<<<static_cast<unsigned>(mask.num_lists()), kThreads, 0, stream>>>(args);
