@@ -122,20 +122,11 @@ constexpr HeadDims backward_head_dims(int64_t qk, int64_t v) {
 struct BackwardTile {
   int query_stages;  // and as many of dS
   int key_stages;    // with two, the next tile's K and V arrive during this one
-  int sum_stages;    // of dQ on its way to its sums; with none, the warpgroup that computes it adds it up itself
   bool keys_in_registers;
 };
-// kDivided: few queries (VisitOrder::divided), so few visits of a tile of keys that its own copies are what takes time.
-enum class BackwardKind { kPlain, kMasked, kDivided };
-constexpr BackwardTile backward_tile(HeadDims dims, BackwardKind kind = BackwardKind::kPlain) {
-  if (dims.qk <= 64) return {.query_stages = 3, .key_stages = 2, .sum_stages = 2, .keys_in_registers = true};
-  if (kind == BackwardKind::kDivided) {
-    return {.query_stages = 2, .key_stages = 2, .sum_stages = 0, .keys_in_registers = false};
-  }
-  return {.query_stages = 2, .key_stages = 1, .sum_stages = 2, .keys_in_registers = false};
-}
-constexpr bool has_backward_kernel(HeadDims dims, BackwardKind kind) {
-  return kind != BackwardKind::kDivided || dims.qk > 64;  // smaller ones have two stages of K and V anyway
+constexpr BackwardTile backward_tile(HeadDims dims) {
+  if (dims.qk <= 64) return {.query_stages = 3, .key_stages = 2, .keys_in_registers = true};
+  return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false};
 }
 
 // Up to how many queries the portable kernels are faster.

@@ -35,9 +35,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __g
     if (tile::lane() != 0) return;
     if (tile::warp() == 0) BackwardProducer<Traits>{args, shared}.run();
     if (tile::warp() == 1) BackwardScheduler<Traits>{args, shared}.run();
-    if constexpr (BackwardShared<Traits>::kSums > 0) {
-      if (tile::warp() >= 2) DqAdder<Traits>{args, shared, tile::warp() - 2}.run();
-    }
+    if (tile::warp() >= 2) DqAdder<Traits>{args, shared, tile::warp() - 2}.run();
   } else if (warpgroup <= Traits::kWarpgroups) {
     ptx::acquire_registers<Traits::kRegisters.key>();
     KeyWarpgroup<Traits>{args, shared, warpgroup - 1}.run();

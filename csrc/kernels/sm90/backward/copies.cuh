@@ -192,29 +192,29 @@ struct DqAdder {
 
   const BackwardArguments& args;
   Shared& shared;
-  const int stage;  // of shared.sums
+  const int stage;  // of shared.dq_sums
 
   __device__ __forceinline__ void run() {
     constexpr int kFloats = Traits::kQueries * Traits::kDims.qk;
     constexpr int kBytes = kFloats * sizeof(float);
 #pragma unroll 1
     for (int parity = 0;; parity ^= 1) {
-      ptx::wait(shared.sums.ring.full[stage], parity);
-      const int number = shared.sums.pending[stage].sums;
-      const int place = shared.sums.pending[stage].place;
+      ptx::wait(shared.sum_ring.full[stage], parity);
+      const int number = shared.pending[stage].sums;
+      const int place = shared.pending[stage].place;
       if (number == PendingSum::kEnd) break;
       float* const sums = args.workspace.dq_sums + int64_t{number} * kFloats;
       int* const turn = args.workspace.turns + number;
       if (place == 0) {
-        ptx::store_bytes(sums, shared.sums.parts[stage], kBytes);
+        ptx::store_bytes(sums, shared.dq_sums[stage], kBytes);
       } else {
         while (ptx::load_acquire(turn) != place) {
         }
         ptx::fence_global_copies();
-        ptx::add_floats(sums, shared.sums.parts[stage], kBytes);
+        ptx::add_floats(sums, shared.dq_sums[stage], kBytes);
       }
       ptx::wait_until_read();
-      ptx::arrive(shared.sums.ring.empty[stage]);
+      ptx::arrive(shared.sum_ring.empty[stage]);
       ptx::wait_until_written();
       ptx::store_release(turn, place + 1);
     }

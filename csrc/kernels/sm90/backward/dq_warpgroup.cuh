@@ -13,14 +13,13 @@ struct DqWarpgroup {
   using Shared = BackwardShared<Traits>;
   using Dq = tile::WarpgroupAccumulator<tile::kBoxColumns>;  // as many columns at a time as registers hold
   static constexpr int kChunks = Traits::kDims.qk / tile::kBoxColumns;
-  static constexpr bool kIsStaged = Shared::kSums > 0;
   static constexpr int kChunkFloats = Traits::kQueries * tile::kBoxColumns;
 
   const BackwardArguments& args;
   Shared& shared;
   typename decltype(Shared::k_ring)::Position k_at{};
   typename Shared::Stage dscore_at{};
-  tile::RingPosition<kIsStaged ? Shared::kSums : 1> sum_at{};
+  typename decltype(Shared::sum_ring)::Position sum_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
 
   __device__ __forceinline__ void run() {
@@ -41,19 +40,16 @@ struct DqWarpgroup {
       k_at.advance();
       work_at.advance();
     }
-    if constexpr (kIsStaged) {
-      // Both adders end.
+    // Both adders end.
 #pragma unroll 1
-      for (int i = 0; i < Shared::kSums; ++i) {
-        shared.sums.ring.wait_empty(sum_at);
-        publish(PendingSum::kEnd, 0);
-      }
+    for (int i = 0; i < Shared::kSums; ++i) {
+      shared.sum_ring.wait_empty(sum_at);
+      publish(PendingSum::kEnd, 0);
     }
   }
 
  private:
   static constexpr int kThreads = tile::kWarpgroupSize;
-  static constexpr int kTurnBarrier = 3;  // 1 and 2 are of MemberSums
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
 
   __device__ __forceinline__ void add(const KeyTileWork& work, const Visit& at) {
@@ -67,9 +63,7 @@ struct DqWarpgroup {
     const bool ends_tile = uniform(at.ends_tile) != 0;
     const int query_tile = uniform(at.query_tile);
     const int head = uniform(at.head);
-    if constexpr (kIsStaged) {
-      if (!is_last) shared.sums.ring.wait_empty(sum_at);
-    }
+    if (!is_last) shared.sum_ring.wait_empty(sum_at);
 #pragma unroll 1
     for (int chunk = 0;;) {
       ptx::wait_products<0>();
@@ -79,27 +73,24 @@ struct DqWarpgroup {
         ptx::arrive(shared.dscore_ring.empty[dscore_at.stage]);
         if (ends_tile) ptx::arrive(shared.k_ring.empty[k_at.stage]);
       }
-      if ((is_last || !kIsStaged) && place > 0) add_sums(dq, sums, place, chunk);
       if (is_last) {
+        if (place > 0) add_sums(dq, sums, place, chunk);
         store(dq, work, query_tile, head, chunk);
-      } else if constexpr (kIsStaged) {
-        leave(dq, shared.sums.parts[sum_at.stage] + chunk * kChunkFloats);
       } else {
-        leave(dq, sums_of(sums, chunk));
+        float* const to = shared.dq_sums[sum_at.stage] + chunk * kChunkFloats + thread() * 4;
+#pragma unroll
+        for (int j = 0; j < Dq::kColumnTiles; ++j) {
+          const float(&c)[4] = dq.c[0][j];
+          *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
+        }
       }
       __syncwarp();
       if (++chunk == kChunks) break;
       start(dq, chunk);
     }
     if (!is_last) {
-      if constexpr (kIsStaged) {
-        ptx::fence_stores();
-        publish(sums, place);
-      } else {
-        ptx::sync_named(kTurnBarrier, kThreads);  // all of it is written
-        if (thread() == 0) ptx::store_release(args.workspace.turns + sums, place + 1);
-        __syncwarp();
-      }
+      ptx::fence_stores();
+      publish(sums, place);
     }
     dscore_at.advance();
   }
@@ -110,22 +101,10 @@ struct DqWarpgroup {
   }
 
   __device__ __forceinline__ void publish(int sums, int place) {
-    if (thread() == 0) shared.sums.pending[sum_at.stage] = {sums, place};
+    if (thread() == 0) shared.pending[sum_at.stage] = {sums, place};
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.sums.ring.full[sum_at.stage]);
+    if (tile::lane() == 0) ptx::arrive(shared.sum_ring.full[sum_at.stage]);
     sum_at.advance();
-  }
-
-  __device__ __forceinline__ float* sums_of(int sums, int chunk) const {
-    return args.workspace.dq_sums + (int64_t{sums} * kChunks + chunk) * kChunkFloats;
-  }
-
-  __device__ __forceinline__ static void leave(const Dq& dq, float* to) {
-#pragma unroll
-    for (int j = 0; j < Dq::kColumnTiles; ++j) {
-      const float(&c)[4] = dq.c[0][j];
-      *reinterpret_cast<float4*>(to + (j * kThreads + thread()) * 4) = {c[0], c[1], c[2], c[3]};
-    }
   }
 
   // What the other visitors have added to memory. (Their engines' writes: DqAdder.)
@@ -135,7 +114,7 @@ struct DqWarpgroup {
       }
       __syncwarp();
     }
-    const float* const from = sums_of(sums, chunk) + thread() * 4;
+    const float* const from = args.workspace.dq_sums + (int64_t{sums} * kChunks + chunk) * kChunkFloats + thread() * 4;
 #pragma unroll
     for (int j = 0; j < Dq::kColumnTiles; ++j) {
       const float4 sum = __ldcg(reinterpret_cast<const float4*>(from + j * kThreads * 4));

@@ -59,7 +59,6 @@ struct KeyWarpgroup {
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       is_empty = true;
-      if constexpr (Shared::kKeyStages > 1 && !kInRegisters) k_at.stage = uniform(k_at.stage);
       shared.k_ring.wait_full(k_at);
       shared.v_ring.wait_full(k_at);
       const int visits = uniform(work.visits);

@@ -63,20 +63,10 @@ cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStrea
   return launch_early(backward_kernel<Traits>, launch, stream, args);
 }
 
-template <class Element, BackwardKind kKind>
+template <class Element, bool kMasked>
 cudaError_t launch_main_of(const BackwardArguments& args, int head_dim, int64_t blocks, cudaStream_t stream) {
-  if (head_dim == 64) {
-    constexpr BackwardKind kHas = has_backward_kernel(kBackwardHeadDims[0], kKind) ? kKind : BackwardKind::kPlain;
-    return launch_main<BackwardTraits<Element, kBackwardHeadDims[0], kHas>>(args, blocks, stream);
-  }
-  return launch_main<BackwardTraits<Element, kBackwardHeadDims[1], kKind>>(args, blocks, stream);
-}
-
-template <class Element>
-cudaError_t launch_main_of(const BackwardArguments& args, int head_dim, int64_t blocks, cudaStream_t stream) {
-  if (args.mask.present()) return launch_main_of<Element, BackwardKind::kMasked>(args, head_dim, blocks, stream);
-  if (args.order.divided) return launch_main_of<Element, BackwardKind::kDivided>(args, head_dim, blocks, stream);
-  return launch_main_of<Element, BackwardKind::kPlain>(args, head_dim, blocks, stream);
+  if (head_dim == 64) return launch_main<BackwardTraits<Element, kBackwardHeadDims[0], kMasked>>(args, blocks, stream);
+  return launch_main<BackwardTraits<Element, kBackwardHeadDims[1], kMasked>>(args, blocks, stream);
 }
 
 template <class Element>
@@ -138,7 +128,8 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   if (error == cudaSuccess) error = prepare<Element>(args, grid, query_blocks, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
-  error = launch_main_of<Element>(args, plan.dkdv_head_dim, blocks, stream);
+  error = args.mask.present() ? launch_main_of<Element, true>(args, plan.dkdv_head_dim, blocks, stream)
+                              : launch_main_of<Element, false>(args, plan.dkdv_head_dim, blocks, stream);
   if (error == cudaSuccess && args.order.log2_sums > 0) {
     error = launch_early(sum_dq_kernel<Element>,
                          {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns},

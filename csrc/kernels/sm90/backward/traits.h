@@ -29,12 +29,12 @@ struct MaskedVisit : Visit {
   int mask_tile;  // MaskVisits::Entry
 };
 
-template <class ElementType, HeadDims kDimsValue, BackwardKind kKind>
+template <class ElementType, HeadDims kDimsValue, bool kMaskedValue = false>
 struct BackwardTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
-  static constexpr bool kMasked = kKind == BackwardKind::kMasked;
-  static constexpr BackwardTile kTile = backward_tile(kDims, kKind);
+  static constexpr bool kMasked = kMaskedValue;
+  static constexpr BackwardTile kTile = backward_tile(kDims);
   static constexpr BackwardRegisters kRegisters = backward_registers(kDims);
   static constexpr int kKeys = VisitOrder::kKeys;
   static constexpr int kQueries = VisitOrder::kQueries;
@@ -59,26 +59,12 @@ struct PendingSum {
   static constexpr int kEnd = -1;
 };
 
-// Where parts of dQ wait for the threads that add them to the sums in memory.
-template <class Traits, int kStages>
-struct StagedSums {
-  alignas(128) float parts[kStages][Traits::kQueries * Traits::kDims.qk];
-  PendingSum pending[kStages];
-  tile::RingBarriers<kStages> ring;
-
-  __device__ __forceinline__ void init(int writers) { ring.init(1, writers); }
-};
-template <class Traits>
-struct StagedSums<Traits, 0> {
-  __device__ __forceinline__ void init(int) {}
-};
-
 template <class Traits>
 struct BackwardShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
   static constexpr int kDqWarps = 4;
   static constexpr int kWorkStages = 2;
-  static constexpr int kSums = Traits::kTile.sum_stages;
+  static constexpr int kSums = 2;                             // on their way to memory
   static constexpr int kStages = Traits::kTile.query_stages;  // of what a visit reads, and of dS
   static constexpr int kKeyStages = Traits::kTile.key_stages;
   using Stage = tile::RingPosition<kStages>;
@@ -91,15 +77,17 @@ struct BackwardShared {
   typename Traits::QTile q[kStages];
   typename Traits::DoutTile dout[kStages];
   typename Traits::DscoreTile dscores[kStages];
-  StagedSums<Traits, kSums> sums;
+  alignas(128) float dq_sums[kSums][Traits::kQueries * Traits::kDims.qk];
   alignas(16) float statistics[kStages][2][Traits::kQueries];  // LSE and delta (BackwardWorkspace)
   KeyTileWork work[kWorkStages];
   typename Traits::Visit visits[kVisits];
+  PendingSum pending[kSums];
   tile::RingBarriers<kStages> q_ring;  // its empty barriers stand for dout's, too
   ptx::Barrier dout_full[kStages];
   tile::RingBarriers<kKeyStages> k_ring;
   tile::RingBarriers<kKeyStages> v_ring;
   tile::RingBarriers<kStages> dscore_ring;
+  tile::RingBarriers<kSums> sum_ring;
   tile::RingBarriers<kWorkStages> work_ring;
   ptx::Barrier may_claim;            // all copies of a tile of keys have been started
   int arrived[Traits::kWarpgroups];  // MemberSums
@@ -114,7 +102,7 @@ struct BackwardShared {
     k_ring.init(kComputingWarps + kDqWarps);
     v_ring.init(kComputingWarps);
     dscore_ring.init(kDqWarps, kComputingWarps);
-    sums.init(kDqWarps);
+    sum_ring.init(1, kDqWarps);
     work_ring.init(kComputingWarps + kDqWarps + 1);
     ptx::init_barrier(may_claim, 1);
     ptx::fence_barrier_init();
