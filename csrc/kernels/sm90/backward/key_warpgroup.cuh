@@ -99,13 +99,12 @@ struct KeyWarpgroup {
     }
     if (steps > 0) {
       pass(before);
-      start_scores(at);
-      go_to<true>(at);
+      start_scores(at, true);
+      go_to(at, true);
       ptx::wait_products<0>();
       ptx::pin_registers(scores.c[0]);
 #pragma unroll 1
-      for (int i = 1; i < steps; ++i) step<true>(work);
-      step<false>(work);
+      for (int i = 1; i <= steps; ++i) step(work, i < steps);
       pass(visits - before - steps);
     } else {
       pass(visits);
@@ -118,8 +117,8 @@ struct KeyWarpgroup {
     if (tile::lane() == 0) ptx::arrive(empty);
   }
 
-  template <bool kHasNext>
-  __device__ __forceinline__ void step(const KeyTileWork& work) {
+  // One copy for all: the code of a last step of its own would not be at hand.
+  __device__ __forceinline__ void step(const KeyTileWork& work, bool has_next) {
     typename Shared::Stage next = at;
     next.advance();
     if (is_partial) hide(work, shared.visit(at).query_tile);
@@ -134,9 +133,9 @@ struct KeyWarpgroup {
     differentiate_scores();
     start_dk();
     hand_over();
-    if constexpr (kHasNext) start_scores(next);
+    start_scores(next, has_next);
     const int done = at.stage;
-    go_to<kHasNext>(next);
+    go_to(next, has_next);
     ptx::wait_products<0>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dk.c[0]);
@@ -148,17 +147,19 @@ struct KeyWarpgroup {
 
   // Looks ahead while products are in flight. The stage is known to be the same in all threads: else products'
   // descriptors would not be in uniform registers.
-  template <bool kIsThere>
-  __device__ __forceinline__ void go_to(const typename Shared::Stage& next) {
+  __device__ __forceinline__ void go_to(const typename Shared::Stage& next, bool is_there) {
     at = {uniform(next.stage), next.parity};
-    if constexpr (kIsThere) is_partial = uniform(shared.visit(at).is_partial[warpgroup]) != 0;
-    if constexpr (kIsThere && Traits::kMasked) {
-      attended.read(args.mask, shared.visit(at).mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
+    is_partial = uniform(shared.visit(at).is_partial[warpgroup]) != 0;
+    if constexpr (Traits::kMasked) {
+      if (is_there) {
+        attended.read(args.mask, shared.visit(at).mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
+      }
     }
   }
 
-  __device__ __forceinline__ void start_scores(const typename Shared::Stage& of) {
-    shared.q_ring.wait_full(of);
+  // Of a tile that is not there, whatever lies in its stage.
+  __device__ __forceinline__ void start_scores(const typename Shared::Stage& of, bool is_there) {
+    if (is_there) shared.q_ring.wait_full(of);
     const auto q = tile::BoxOperand(shared.q[0]).after(of.stage);
     if constexpr (kInRegisters) {
       tile::start_rows_product(scores, k, q);
