@@ -25,26 +25,7 @@ struct OutputRows {
     return column_stride == 1 && columns % kChunk == 0 && row_stride % kChunk == 0 &&
            reinterpret_cast<uintptr_t>(data) % 16 == 0;
   }
-
-  // Calls function(element, row, column) with those of the first 16 rows, the lanes side by side.
-  template <class Function>
-  __device__ __forceinline__ void for_each_element(Function&& function) const {
-#pragma unroll 1
-    for (int row = 0; row < min(rows, 16); ++row) {
-#pragma unroll 1
-      for (int column = tile::lane(); column < columns; column += tile::kWarpSize) {
-        function(data[row * row_stride + column * column_stride], row, column);
-      }
-    }
-    __syncwarp();
-  }
 };
-
-// Of the first 16 rows.
-template <class Element>
-__device__ __forceinline__ void store_zeros(const OutputRows<Element>& target) {
-  target.for_each_element([](Element& to, int, int) { to = Element(0.0f); });
-}
 
 // One element at a time, for any strides.
 template <class Element, class Acc>

@@ -7,10 +7,10 @@
 
 #include <type_traits>
 
-#include "kernels/epilogue/store_boxes.cuh"
 #include "kernels/sm90/backward/attended_scores.cuh"
 #include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
+#include "kernels/sm90/store_boxes.cuh"
 #include "ptx/ldmatrix.h"
 #include "ptx/math.h"
 #include "ptx/stmatrix.h"
@@ -65,15 +65,15 @@ struct KeyWarpgroup {
       if (visits > 0) differentiate(work, visits);
       release(shared.k_ring.empty[k_at.stage]);
       if (is_empty && args.order.members == 1) {
-        store_zeros(work);
+        store_zeros(rows_of(args.params.dk, args.params.head_dim_qk, work));
+        store_zeros(rows_of(args.params.dv, args.params.head_dim_v, work));
       } else {
         store(work);
       }
       ptx::fence_stores();  // to V's rows, before what the copy engine writes there
       release(shared.v_ring.empty[k_at.stage]);
       k_at.advance();
-      __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      release(shared.work_ring.empty[work_at.stage]);
       work_at.advance();
     }
   }
@@ -99,12 +99,19 @@ struct KeyWarpgroup {
     }
     if (steps > 0) {
       pass(before);
-      start_scores(at, true);
-      go_to(at, true);
+      start_scores(at, std::true_type{});
+      go_to(at, std::true_type{});
       ptx::wait_products<0>();
       ptx::pin_registers(scores.c[0]);
+      // At head dim 64 a product in vain costs less than a second copy of the code, which would not be at hand.
+      if constexpr (kInRegisters) {
 #pragma unroll 1
-      for (int i = 1; i <= steps; ++i) step(work, i < steps);
+        for (int i = 1; i <= steps; ++i) step(work, i < steps);
+      } else {
+#pragma unroll 1
+        for (int i = 1; i < steps; ++i) step(work, std::true_type{});
+        step(work, std::false_type{});
+      }
       pass(visits - before - steps);
     } else {
       pass(visits);
@@ -112,13 +119,14 @@ struct KeyWarpgroup {
   }
 
   // By all warps that have read or written what the barrier stands for.
-  __device__ __forceinline__ static void release(ptx::Barrier& empty) {
+  __device__ __forceinline__ static void release(ptx::Barrier& barrier) {
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(empty);
+    if (tile::lane() == 0) ptx::arrive(barrier);
   }
 
-  // One copy for all: the code of a last step of its own would not be at hand.
-  __device__ __forceinline__ void step(const KeyTileWork& work, bool has_next) {
+  // HasNext: bool, or what the compiler knows.
+  template <class HasNext>
+  __device__ __forceinline__ void step(const KeyTileWork& work, HasNext has_next) {
     typename Shared::Stage next = at;
     next.advance();
     if (is_partial) hide(work, shared.visit(at).query_tile);
@@ -133,7 +141,7 @@ struct KeyWarpgroup {
     differentiate_scores();
     start_dk();
     hand_over();
-    start_scores(next, has_next);
+    if constexpr (!std::is_same_v<HasNext, std::false_type>) start_scores(next, has_next);
     const int done = at.stage;
     go_to(next, has_next);
     ptx::wait_products<0>();
@@ -141,8 +149,7 @@ struct KeyWarpgroup {
     ptx::pin_registers(dk.c[0]);
     ptx::pin_registers(dv.c[0]);
     is_empty = false;
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.q_ring.empty[done]);
+    release(shared.q_ring.empty[done]);
   }
 
   // Looks ahead while products are in flight. The stage is known to be the same in all threads: else products'
@@ -262,8 +269,7 @@ struct KeyWarpgroup {
   }
   __device__ __forceinline__ void finish_dscores() const {
     ptx::fence_stores();
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.full[at.stage]);
+    release(shared.dscore_ring.full[at.stage]);
   }
 
   // Tiles of queries that see only the other warpgroup's keys: no dS of these.
@@ -292,13 +298,15 @@ struct KeyWarpgroup {
   }
 
   __device__ __forceinline__ void store(const KeyTileWork& work) {
-    if (is_empty) {
-      dk.clear();
-      dv.clear();
-    }
-    if (args.order.members > 1 && first_key_of(work) < work.visitor.num_keys &&
-        !MemberSums<Traits>{args, work, warpgroup}.join(dk, dv, shared.arrived[warpgroup])) {
-      return;
+    if (args.order.members > 1) {
+      if (is_empty) {
+        dk.clear();
+        dv.clear();
+      }
+      if (first_key_of(work) < work.visitor.num_keys &&
+          !MemberSums<Traits>{args, work, warpgroup}.join(dk, dv, shared.arrived[warpgroup])) {
+        return;
+      }
     }
     dk.scale(args.scale);
     dv.scale(kUnshift);
@@ -314,8 +322,7 @@ struct KeyWarpgroup {
   template <class Acc>
   __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,
                                         const KeyTileWork& work) const {
-    if (to.data == nullptr) return false;
-    return store_box_chunks(rows_of(to, columns, work), gradient, shared.v[k_at.stage], warp_row());
+    return store_boxes(rows_of(to, columns, work), gradient, shared.v[k_at.stage], warp_row());
   }
   __device__ __forceinline__ OutputRows<Element> rows_of(const attention::MatrixView& to, int64_t columns,
                                                          const KeyTileWork& work) const {
@@ -323,15 +330,8 @@ struct KeyWarpgroup {
     return {.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
             .row_stride = to.row_stride,
             .column_stride = to.column_stride,
-            .rows = work.visitor.num_keys - first_key,
+            .rows = to.data == nullptr ? 0 : work.visitor.num_keys - first_key,
             .columns = static_cast<int>(columns)};
-  }
-
-  // Of keys that no query sees.
-  __device__ __forceinline__ void store_zeros(const KeyTileWork& work) const {
-    const attention::BackwardParams& params = args.params;
-    if (params.dk.data != nullptr) flash_attn_ext::store_zeros(rows_of(params.dk, params.head_dim_qk, work));
-    if (params.dv.data != nullptr) flash_attn_ext::store_zeros(rows_of(params.dv, params.head_dim_v, work));
   }
 
   // In the order of a schedule of keys, one head after the other (schedule/block.cuh).
