@@ -11,12 +11,10 @@ from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of, packed_form
 from flash_attn_ext._explanation import Explanation, plans_of
 from flash_attn_ext._keywords import dense_problem, problem_of
-from flash_attn_ext._options import check_flag
+from flash_attn_ext._options import Window, check_flag
 from flash_attn_ext._sdpa import sdpa_problem
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
-
-Window = int | tuple[int | None, int | None]
 
 
 def scaled_dot_product_attention(

@@ -9,10 +9,8 @@ from torch.compiler import is_compiling
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import four_dimensional, operands_of, require_tensors
 from flash_attn_ext._keywords import problem_of
-from flash_attn_ext._options import check_flag, check_integer, is_sequence_first
+from flash_attn_ext._options import Window, check_flag, check_integer, is_sequence_first
 from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
-
-Window = int | tuple[int | None, int | None]
 
 SYMBOLIC, PLAIN = _C.SYMBOLIC, _C.PLAIN
 _NAMES = {"q": "q", "k": "k_cache", "v": "v_cache"}  # what a Problem's fields are called here

@@ -98,18 +98,18 @@ ROTATION = [
     Bad(
         "rank", NEW | dict(rotary_cos=t(1, 48, 32), rotary_sin=t(1, 48, 32)), ("rotary_cos", "[1, 48, 32]", "positions")
     ),
-    Bad("dtype", NEW | ROTARY | dict(rotary_sin=t(48, 32).double()), ("rotary_sin", "Double", ".to(q.dtype)")),
+    Bad("dtype", NEW | ROTARY | dict(rotary_sin=t(48, 32).double()), ("rotary_sin", "float64", ".to(q.dtype)")),
     Bad("interleaved", dict(rotary_interleaved=True), ("rotary_interleaved", "rotary_cos", "False"), ValueError),
     Bad("interleaved type", dict(rotary_interleaved=1), ("rotary_interleaved", "True or False", "int"), TypeError),
 ]
 DTYPES = [
-    Bad("q", dict(q=t(2, 4, 1, 64, dtype=torch.int32)), ("q", "Int", "float32", "cast")),
-    Bad("k_cache", dict(k_cache=t(2, 2, 48, 64).half()), ("k_cache", "Half", "Float", ".to(q.dtype)")),
-    Bad("v_new", NEW | dict(v_new=t(2, 2, 2, 32).half()), ("v_new", "Half", "Float", ".to(q.dtype)")),
-    Bad("lengths", dict(cache_seqlens=torch.tensor([1, 1])), ("cache_seqlens", "Long", "int32", ".to(torch.int32)")),
-    Bad("table", PAGED | dict(block_table=t(2, 3)), ("block_table", "Float", "int32")),
-    Bad("index", dict(cache_batch_idx=torch.tensor([0, 1])), ("cache_batch_idx", "Long", "int32")),
-    Bad("mask", dict(mask=t(1, 48)), ("mask", "Float", "bool", "bias=")),
+    Bad("q", dict(q=t(2, 4, 1, 64, dtype=torch.int32)), ("q", "int32", "float32", "cast")),
+    Bad("k_cache", dict(k_cache=t(2, 2, 48, 64).half()), ("k_cache", "float16", "float32", ".to(q.dtype)")),
+    Bad("v_new", NEW | dict(v_new=t(2, 2, 2, 32).half()), ("v_new", "float16", "float32", ".to(q.dtype)")),
+    Bad("lengths", dict(cache_seqlens=torch.tensor([1, 1])), ("cache_seqlens", "int64", "int32", ".to(torch.int32)")),
+    Bad("table", PAGED | dict(block_table=t(2, 3)), ("block_table", "float32", "int32")),
+    Bad("index", dict(cache_batch_idx=torch.tensor([0, 1])), ("cache_batch_idx", "int64", "int32")),
+    Bad("mask", dict(mask=t(1, 48)), ("mask", "float32", "bool", "bias=")),
     Bad("k_cache on meta", dict(k_cache=t(2, 2, 48, 64, device="meta")), ("k_cache", "meta", ON, ".to(q.device)")),
     Bad("lengths on meta", dict(cache_seqlens=t(2, dtype=torch.int32, device="meta")), ("cache_seqlens", "meta", ON)),
     Bad("not a tensor", dict(q=[1.0]), ("q", "Tensor", "list"), TypeError),
