@@ -40,12 +40,9 @@ AttentionInputs problem_of(Arguments qkv, const char* causality, const c10::IVal
 
 std::vector<at::Tensor> gradients_of(const AttentionInputs& in, const at::Tensor& dout, const at::Tensor& out,
                                      const at::Tensor& lse) {
-  return attention_backward(in, {.dout = dout,
-                                 .dlse = std::nullopt,
-                                 .out = out,
-                                 .lse = lse,
-                                 .lse_residual = std::nullopt,
-                                 .output_mask = kQkv});
+  return attention_backward(
+      in,
+      {.dout = dout, .dlse = std::nullopt, .out = out, .lse = lse, .lse_residual = std::nullopt, .output_mask = kQkv});
 }
 
 // What stands for the state of a generator that nobody used: new for each call, since graphs of CUDA want outputs in
