@@ -1,4 +1,4 @@
-"""Exact attention for PyTorch: forward, backward, and every option of attention, never holding the table of scores.
+"""Exact attention for PyTorch: forward, backward, and every option of attention, never holding the matrix of scores.
 
 The functions are in ``flash_attn_ext.functional``, the definition of each rule in ``flash_attn_ext.reference``;
 ``python -m flash_attn_ext info`` says what this installation can run.
