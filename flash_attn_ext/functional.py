@@ -135,13 +135,13 @@ def attention(
             that no backend can run.
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
 
-    Memory: the forward pass never holds an Sq x Sk matrix of scores; on Hopper it may copy a boolean mask, packed to one
-    bit per element. The backward pass on a GPU may store the scores of some heads at a time, in a workspace of at most
-    min(2 GiB, a 64th of the GPU's memory). The environment variable
-    ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at each call, sets another bound of up to 2048; with 0 scores are computed
-    again instead, which takes longer. :func:`explain` says what a call stores.
-    ``FLASH_ATTN_EXT_MULTIPROCESSORS``, 1 to 1024, read likewise, stands for the number of multiprocessors by which the
-    keys of few queries are divided on a GPU, so that GPUs of one architecture and any size give the same bits.
+    Memory: the forward pass never holds an Sq x Sk matrix of scores; on Hopper it may copy a boolean mask, packed to
+    one bit per element. The backward pass on a GPU may store the scores of some heads at a time, in a workspace of at
+    most min(2 GiB, a 64th of the GPU's memory). The environment variable ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at each
+    call, sets another bound of up to 2048; with 0 scores are computed again instead, which takes longer.
+    :func:`explain` says what a call stores. ``FLASH_ATTN_EXT_MULTIPROCESSORS``, 1 to 1024, read likewise, replaces the
+    number of multiprocessors by which the keys of few queries are divided on a GPU, so that GPUs of one architecture
+    and any size give the same bits.
 
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
     """
@@ -216,8 +216,8 @@ def attention_varlen(
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths. Optional: they size ``bias`` and ``mask`` and the GPU's
             grid, and never change the result. On a GPU they are trusted too: a longer sequence is cut off there.
         bias, mask: broadcastable to (batch, Hq, max_seqlen_q, max_seqlen_k), where each max_seqlen is the one given or
-            else the longest length; indexed by the position inside the sequence. On a GPU, where no max_seqlen is given,
-            their own size is trusted as a bound.
+            else the longest length; indexed by the position inside the sequence. On a GPU, without a max_seqlen, their
+            own size is trusted as a bound.
         alibi_slopes: (Hq,) or (batch, Hq).
 
     Returns:
