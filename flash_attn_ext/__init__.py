@@ -21,7 +21,7 @@ except ImportError as error:
 if _problem := _unusable.explain_other_torch(_C.build_info()["torch_version"]):
     raise ImportError(_problem)
 
-from flash_attn_ext import _copies, _flops, ops
+from flash_attn_ext import _copies, _flops, ops, reference
 from flash_attn_ext.autograd import FlashAttentionFunction
 from flash_attn_ext.functional import (
     Explanation,

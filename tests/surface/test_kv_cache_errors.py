@@ -64,6 +64,8 @@ SHAPES = [
     Bad("lengths rank", dict(cache_seqlens=ints([1, 1])), ("cache_seqlens", "[1, 2]", "(2,)")),
     Bad("index", dict(cache_batch_idx=ints(1)), ("cache_batch_idx", "[1]", "(2,)")),
     Bad("table rank", PAGED | dict(block_table=ints(1, 1)), ("block_table", "[2]", "(2, pages)")),
+    Bad("one length, table rank", PAGED | dict(block_table=ints(1, 1), cache_seqlens=1), ("block_table", "(2, pages)")),
+    Bad("one length, rank", dict(k_cache=t(48), cache_seqlens=1), ("k_cache", "1 dimensions", "expected 4")),
     Bad("table rows", PAGED | dict(block_table=ints([1, 1])), ("block_table", "[1, 2]", "(2, pages)")),
     Bad(
         "page size",
@@ -115,6 +117,9 @@ DTYPES = [
     Bad("not a tensor", dict(q=[1.0]), ("q", "Tensor", "list"), TypeError),
     Bad("k_new is no tensor", dict(k_new=[1.0], v_new=[1.0]), ("k_new", "list", "Tensor"), TypeError),
     Bad("bshd", dict(k_new=[1.0], v_new=[1.0], layout="bshd"), ("k_new", "list", "Tensor"), TypeError),
+    Bad("one length, k_new", dict(k_new=[1.0], v_new=[1.0], cache_seqlens=1), ("k_new", "list", "Tensor"), TypeError),
+    Bad("one length, table", PAGED | dict(block_table=[1], cache_seqlens=1), ("block_table", "list"), TypeError),
+    Bad("rotary is no tensor", NEW | dict(rotary_cos=1, rotary_sin=1), ("rotary_cos", "int", "Tensor"), TypeError),
     Bad("mask is no tensor", dict(mask=True), ("mask", "Tensor", "bool"), TypeError),
     Bad("sparse", dict(k_cache=t(2, 2, 48, 64).to_sparse()), ("k_cache", "Sparse", "dense", ".to_dense()")),
 ]
