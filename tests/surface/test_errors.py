@@ -85,6 +85,8 @@ SHAPES = [
     Bad("packed k rank", packed(k=(7, 8)), ("k", "2 dimensions", "expected 3")),
     Bad("sdpa heads", sdpa(k=(2, 2, 7, 8), v=(2, 2, 7, 6)), ("heads", "query (2, 4, 5, 8)", "enable_gqa=True")),
     Bad("sdpa gqa heads", sdpa(k=(2, 3, 7, 8), v=(2, 3, 7, 6), enable_gqa=True), ("heads", "key", "divide")),
+    Bad("sdpa head dims", sdpa(k=(2, 4, 7, 9)), ("key", "head dim 9", "expected 8", "query")),
+    Bad("sdpa lengths", sdpa(v=(2, 4, 6, 6)), ("value", "sequence length 6", "expected 7", "key")),
     Bad("sdpa one dimension", sdpa(q=(8,), k=(8,), v=(8,)), ("query", "at least 2", "(8,)")),
 ]
 DTYPES = [
@@ -110,6 +112,7 @@ SPARSE = [
     Bad("packed v", packed(v=t(7, 2, 8).to_sparse()), ("v", "sparse", "v.to_dense()"), TypeError),
 ]
 DEVICES = [
+    Bad("key", sdpa(k=t(2, 4, 7, 8, device="meta")), ("key is on meta", "query", ON, "key.to(query.device)")),
     Bad("k", dense(k=t(2, 2, 7, 8, device="meta")), ("k", "meta", ON, ".to(q.device)")),
     Bad("mask", dense(mask=t(5, 7, dtype=torch.bool, device="meta")), ("mask", "meta", ON)),
     Bad("bias", dense(bias=t(5, 7, device="meta")), ("bias", "meta", ON)),
