@@ -27,7 +27,7 @@ CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -n
 
 help:
 	@echo "make demo       set up .venv, build, train a small GPT on real text with our attention and with PyTorch's"
-	@echo "make demo-large the same with 90M parameters at context 8192: tokens/s  (needs a GPU; DEMO_ARGS='--compile')"
+	@echo "make demo-large the same with 92M parameters at context 8192: tokens/s  (needs a GPU; DEMO_ARGS='--compile')"
 	@echo "make test       set up .venv, build, run the whole test suite      (PYTEST_ARGS='-k causal -x')"
 	@echo "make bench      set up .venv, build, time our attention            (BENCH_ARGS='--device cpu')"
 	@echo "make docs       set up .venv, build, make the site of the documents in build/site/, check its links"

@@ -16,7 +16,7 @@
 #   sanitize   both
 #   bench      every suite beside PyTorch's kernels and the goals of benchmarks/goals.py; BENCH_ARGS goes to it
 #   demo       trains a small GPT with our attention and with PyTorch's
-#   demo-large tokens/s of whole training steps of a GPT of 90M parameters at context 8192 with both, on a GPU of 80 GB;
+#   demo-large tokens/s of whole training steps of a GPT of 92M parameters at context 8192 with both, on a GPU of 80 GB;
 #              only when it is named; DEMO_ARGS goes to it, such as --compile
 #
 # PYTHON names an interpreter that has torch, ninja and pytest. OUT, a folder, receives logs, figures and objects.

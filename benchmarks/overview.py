@@ -30,19 +30,20 @@ Figures = dict[Point, dict[str, float]]  # by name, ours among them
 
 
 def rates(passes: tuple[str, ...]) -> Figures:
-    """TFLOP/s of the grid's points, of several passes together by the sum of their times."""
+    """TFLOP/s of the grid's points, of several passes together by the sum of their times. With the digits that rows
+    have, so that a pass has the same figure here as on the kernels' pages."""
     amounts: dict[Point, dict[str, list[tuple[float, float]]]] = {}
     for row in json.loads(REPORT.read_text())["rows"]:
         if row["suite"] != "grid" or row["pass"] not in passes:
             continue
         point = amounts.setdefault((row["case"], row["head_dim"], row["seqlen_q"]), {})
         work = row["ours_tflops"] * row["ours_ms"]
-        for name, time in {"ours": row["ours_ms"], **row["peer_ms"]}.items():
-            if time is not None:
-                point.setdefault(name, []).append((work, time))
+        for name, rate in {"ours": row["ours_tflops"], **row["peer_tflops"]}.items():
+            if rate is not None:
+                point.setdefault(name, []).append((work, work / rate))
     return {
         key: {
-            name: sum(work for work, _ in passed) / sum(time for _, time in passed)
+            name: round(sum(work for work, _ in passed) / sum(time for _, time in passed), 1)
             for name, passed in point.items()
             if len(passed) == len(passes)
         }

@@ -49,23 +49,13 @@ void define_inspection(py::module_& module) {
       py::arg("rng_seed"), py::arg("dropout_p"), py::arg("batch"), py::arg("num_heads"), py::arg("seqlen_q"),
       py::arg("seqlen_k"), "(B, H, Sq, Sk) bool on the CPU, True = kept: the bits that every backend draws.");
 
-  module.def(
-      "visible_keys",
-      [](int64_t seqlen_q, int64_t seqlen_k, const std::optional<std::string>& causal,
-         const std::optional<int64_t>& window_left, const std::optional<int64_t>& window_right) {
-        return visible_keys({seqlen_q, seqlen_k}, make_visibility(causal, window_left, window_right));
-      },
-      py::arg("seqlen_q"), py::arg("seqlen_k"), py::arg("causal") = py::none(), py::arg("window_left") = py::none(),
-      py::arg("window_right") = py::none(), "(Sq, 2) int64: the keys [begin, end) that each query sees.");
+  module.def("visible_keys", &visible_keys, py::arg("seqlen_q"), py::arg("seqlen_k"), py::arg("causal") = py::none(),
+             py::arg("window_left") = py::none(), py::arg("window_right") = py::none(),
+             "(Sq, 2) int64: the keys [begin, end) that each query sees.");
 
-  module.def(
-      "visible_queries",
-      [](int64_t seqlen_q, int64_t seqlen_k, const std::optional<std::string>& causal,
-         const std::optional<int64_t>& window_left, const std::optional<int64_t>& window_right) {
-        return visible_queries({seqlen_q, seqlen_k}, make_visibility(causal, window_left, window_right));
-      },
-      py::arg("seqlen_q"), py::arg("seqlen_k"), py::arg("causal") = py::none(), py::arg("window_left") = py::none(),
-      py::arg("window_right") = py::none(), "(Sk, 2) int64: the queries [begin, end) that see each key.");
+  module.def("visible_queries", &visible_queries, py::arg("seqlen_q"), py::arg("seqlen_k"),
+             py::arg("causal") = py::none(), py::arg("window_left") = py::none(), py::arg("window_right") = py::none(),
+             "(Sk, 2) int64: the queries [begin, end) that see each key.");
 }
 
 // What a call's tensors are, which decides the way that Python takes it.

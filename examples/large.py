@@ -1,4 +1,4 @@
-"""Whole training steps of a GPT of about 90M parameters at a context of 8192: tokens/s with our attention and with
+"""Whole training steps of a GPT of 92M parameters at a context of 8192: tokens/s with our attention and with
 PyTorch's default.
 
 Both models are in one process and take turns, step by step, on the same windows of text, so that they see the same

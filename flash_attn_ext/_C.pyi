@@ -153,7 +153,7 @@ def visible_keys(
     window_left: int | None = None,
     window_right: int | None = None,
 ) -> Tensor:
-    """(Sq, 2) int64: the keys [begin, end) that each query sees."""
+    """(Sq, 2) int64: the keys [begin, end) that each query sees. ValueError for other options."""
 
 def visible_queries(
     seqlen_q: int,
@@ -162,7 +162,7 @@ def visible_queries(
     window_left: int | None = None,
     window_right: int | None = None,
 ) -> Tensor:
-    """(Sk, 2) int64: the queries [begin, end) that see each key."""
+    """(Sk, 2) int64: the queries [begin, end) that see each key. ValueError for other options."""
 
 SYMBOLIC: int
 TRANSFORMED: int

@@ -1,4 +1,4 @@
-"""Exact attention for PyTorch: forward, backward, and every option of attention, never holding the table of scores.
+"""Exact attention for PyTorch: forward, backward, and every option of attention, never holding the matrix of scores.
 
 The functions are in ``flash_attn_ext.functional``, the definition of each rule in ``flash_attn_ext.reference``;
 ``python -m flash_attn_ext info`` says what this installation can run.
@@ -21,7 +21,7 @@ except ImportError as error:
 if _problem := _unusable.explain_other_torch(_C.build_info()["torch_version"]):
     raise ImportError(_problem)
 
-from flash_attn_ext import _copies, _flops, ops
+from flash_attn_ext import _copies, _flops, ops, reference
 from flash_attn_ext.autograd import FlashAttentionFunction
 from flash_attn_ext.functional import (
     Explanation,

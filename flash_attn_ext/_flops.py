@@ -51,10 +51,10 @@ def kvcache_flops(*args, out_val=None, **kwargs) -> int:
     before = _values(cache.cache_seqlens)
     num_queries = problem.q.shape[2]
     if before is None:
-        pairs = problem.q.shape[0] * visible_pairs(problem, num_queries, capacity)
+        pairs = problem.q.shape[0] * num_visible_pairs(problem, num_queries, capacity)
     else:
         after = (min(max(length, 0) + num_new, capacity) for length in before)
-        pairs = sum(visible_pairs(problem, num_queries, length) for length in after)
+        pairs = sum(num_visible_pairs(problem, num_queries, length) for length in after)
     return _flops(problem, pairs, problem.q.shape[-1] + problem.v.shape[-1])
 
 
@@ -65,17 +65,17 @@ def _flops(problem: Problem, pairs: int, columns: int) -> int:
 def _pairs(problem: Problem) -> int:
     """Of one head, in all sequences."""
     if problem.cu_seqlens_q is None:
-        return problem.q.shape[0] * visible_pairs(problem, problem.q.shape[2], problem.k.shape[2])
+        return problem.q.shape[0] * num_visible_pairs(problem, problem.q.shape[2], problem.k.shape[2])
     ends = _values(problem.cu_seqlens_q), _values(problem.cu_seqlens_k)
     if None in ends:
         batch = problem.cu_seqlens_q.shape[0] - 1
         mean_q, mean_k = ((tensor.shape[0] + batch - 1) // torch.sym_max(batch, 1) for tensor in (problem.q, problem.k))
-        return batch * visible_pairs(problem, mean_q, mean_k)
+        return batch * num_visible_pairs(problem, mean_q, mean_k)
     lengths = ([end - begin for begin, end in itertools.pairwise(of_tensor)] for of_tensor in ends)
-    return sum(visible_pairs(problem, *of_sequence) for of_sequence in zip(*lengths, strict=True))
+    return sum(num_visible_pairs(problem, *of_sequence) for of_sequence in zip(*lengths, strict=True))
 
 
-def visible_pairs(problem: Problem, num_queries: int, num_keys: int) -> int:
+def num_visible_pairs(problem: Problem, num_queries: int, num_keys: int) -> int:
     """How many pairs the problem's causality and window leave of one sequence: the sum of csrc/attention/visibility.h's
     intervals, without a loop, so that lengths may be symbols."""
     diagonal = 0 if problem.causal == "top_left" else num_keys - num_queries

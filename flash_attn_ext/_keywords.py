@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flash_attn_ext._canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
 from flash_attn_ext._options import (
+    Window,
     check_backend,
     check_causal,
     check_flag,
@@ -16,7 +17,7 @@ from flash_attn_ext._options import (
 from flash_attn_ext._problem import Problem
 
 
-def problem_of(*, window: int | tuple[int | None, int | None] | None, **given) -> Problem:
+def problem_of(*, window: Window | None, **given) -> Problem:
     """What the user gave, its options checked and spelled as the extension takes them."""
     given["window_left"], given["window_right"] = window_pair(window)
     check_causal(given["causal"])

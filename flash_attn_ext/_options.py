@@ -7,10 +7,12 @@ import numbers
 import torch
 from torch import Tensor
 
+Window = int | tuple[int | None, int | None]
+
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def window_pair(window: int | tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+def window_pair(window: Window | None) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
     pair = tuple(window) if isinstance(window, tuple | list) else (window, window)
@@ -81,8 +83,12 @@ def is_sequence_first(layout) -> bool:
 
 def check_integer(name: str, value, expected: str) -> int | None:
     """NumPy integers and one-element integer tensors too: no integer has a gradient to lose."""
-    if value is None or type(value) is int or isinstance(value, torch.SymInt):
+    if value is None or isinstance(value, torch.SymInt):
         return value
+    if type(value) is int:
+        if -(2**63) <= value < 2**63:
+            return value
+        raise ValueError(f"{name} has {value}, expected integers of at most 64 bits: None means no bound")
     if isinstance(value, Tensor):
         is_integer = value.numel() == 1 and value.dtype in _INTEGERS
         got = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"

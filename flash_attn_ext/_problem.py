@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -53,6 +54,11 @@ class KvCache(NamedTuple):
     rotary_cos: Tensor | None = None  # (positions, rotary dim / 2)
     rotary_sin: Tensor | None = None
     rotary_interleaved: bool = False
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums, the LSE, slopes and sinks of a problem of that dtype have."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alibi_slopes", "sink")  # in the order of their gradients

@@ -20,7 +20,7 @@ from flash_attn_ext._canonical import (
 from flash_attn_ext._options import check_flag, check_number, check_number_or_none
 from flash_attn_ext._problem import Problem
 
-EQUAL_HEADS = _C.EQUAL_HEADS
+SYMBOLIC, EQUAL_HEADS = _C.SYMBOLIC, _C.EQUAL_HEADS
 NAMES = Names(q="query", k="key", v="value", bias="attn_mask", mask="attn_mask")
 
 
@@ -44,6 +44,8 @@ def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm, int]:
     operands = operands_of(q, k, v)
     if operands != EQUAL_HEADS:
         require_tensors(NAMES, (q, k, v))
+    if operands != SYMBOLIC:
+        _check_sizes(q, k, v)
     check_flag("enable_gqa", enable_gqa)
     causal = "top_left" if check_flag("is_causal", is_causal) else None
     if attn_mask is not None:
@@ -63,6 +65,21 @@ def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm, int]:
     )
     problem, form = dense_form(problem, operands, NAMES)
     return problem, form, operands
+
+
+def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """What C++ would refuse by other names than PyTorch's."""
+    for name, tensor in (("key", k), ("value", v)):
+        if tensor.device != q.device:
+            raise RuntimeError(
+                f"{name} is on {tensor.device}, but query is on {q.device}; move it with {name}.to(query.device)"
+            )
+    if min(q.dim(), k.dim(), v.dim()) < 2:
+        return
+    if k.size(-1) != q.size(-1):
+        raise RuntimeError(f"key has head dim {k.size(-1)}, expected {q.size(-1)} (that of query)")
+    if v.size(-2) != k.size(-2):
+        raise RuntimeError(f"value has sequence length {v.size(-2)}, expected {k.size(-2)} (that of key)")
 
 
 def _cast_and_match(

@@ -11,12 +11,10 @@ from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of, packed_form
 from flash_attn_ext._explanation import Explanation, plans_of
 from flash_attn_ext._keywords import dense_problem, problem_of
-from flash_attn_ext._options import check_flag
+from flash_attn_ext._options import Window, check_flag
 from flash_attn_ext._sdpa import sdpa_problem
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
-
-Window = int | tuple[int | None, int | None]
 
 
 def scaled_dot_product_attention(
@@ -137,12 +135,13 @@ def attention(
             that no backend can run.
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
 
-    Memory: the forward pass holds nothing of size Sq x Sk. The backward pass on a GPU may store the scores of some
-    heads at a time, in a workspace of at most min(2 GiB, a 64th of the GPU's memory). The environment variable
-    ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at each call, sets another bound of up to 2048; with 0 scores are computed
-    again instead, which takes longer. :func:`explain` says what a call stores.
-    ``FLASH_ATTN_EXT_MULTIPROCESSORS``, 1 to 1024, read likewise, stands for the number of multiprocessors by which the
-    keys of few queries are divided on a GPU, so that GPUs of one architecture and any size give the same bits.
+    Memory: the forward pass never holds an Sq x Sk matrix of scores; on Hopper it may copy a boolean mask, packed to
+    one bit per element. The backward pass on a GPU may store the scores of some heads at a time, in a workspace of at
+    most min(2 GiB, a 64th of the GPU's memory). The environment variable ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at each
+    call, sets another bound of up to 2048; with 0 scores are computed again instead, which takes longer.
+    :func:`explain` says what a call stores. ``FLASH_ATTN_EXT_MULTIPROCESSORS``, 1 to 1024, read likewise, replaces the
+    number of multiprocessors by which the keys of few queries are divided on a GPU, so that GPUs of one architecture
+    and any size give the same bits.
 
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
     """
@@ -217,8 +216,8 @@ def attention_varlen(
         max_seqlen_q, max_seqlen_k: upper bounds of the lengths. Optional: they size ``bias`` and ``mask`` and the GPU's
             grid, and never change the result. On a GPU they are trusted too: a longer sequence is cut off there.
         bias, mask: broadcastable to (batch, Hq, max_seqlen_q, max_seqlen_k), where each max_seqlen is the one given or
-            else the longest length; indexed by the position inside the sequence. On a GPU a table's own length is
-            trusted as a bound where no max_seqlen is given.
+            else the longest length; indexed by the position inside the sequence. On a GPU, without a max_seqlen, their
+            own size is trusted as a bound.
         alibi_slopes: (Hq,) or (batch, Hq).
 
     Returns:
@@ -279,10 +278,12 @@ def explain(
 ) -> Explanation:
     """What the same call to :func:`attention` would run, and for each other backend why not. Computes nothing.
 
-    The plans of both passes are those that the call itself would follow: which kernel, its tile and variant, which
-    scores are stored, every part of the workspace. With ``cu_seqlens_q`` and ``cu_seqlens_k`` it explains
-    :func:`attention_varlen` (``layout`` is then always packed). Raises what the call itself would raise, except for "no
-    backend can run this call": that is an answer here.
+    Arguments are those of :func:`attention`, or with ``cu_seqlens_q`` and ``cu_seqlens_k`` those of
+    :func:`attention_varlen`; ``layout`` then has to be left at its default, since packed tensors have one layout.
+
+    Returns an :class:`Explanation`. The plans of both passes are those that the call itself would follow: which kernel,
+    its tile and variant, which scores are stored, every part of the workspace. Raises what the call itself would raise,
+    except for "no backend can run this call": that is an answer here.
 
     >>> print(flash_attn_ext.explain(q, k, v, causal="top_left"))
     backend: cpu

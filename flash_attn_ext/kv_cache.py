@@ -9,10 +9,8 @@ from torch.compiler import is_compiling
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import four_dimensional, operands_of, require_tensors
 from flash_attn_ext._keywords import problem_of
-from flash_attn_ext._options import check_flag, check_integer, is_sequence_first
+from flash_attn_ext._options import Window, check_flag, check_integer, is_sequence_first
 from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
-
-Window = int | tuple[int | None, int | None]
 
 SYMBOLIC, PLAIN = _C.SYMBOLIC, _C.PLAIN
 _NAMES = {"q": "q", "k": "k_cache", "v": "v_cache"}  # what a Problem's fields are called here
@@ -138,6 +136,7 @@ def attention_with_kvcache(
     cache = KvCache(
         cache_seqlens, k_new, v_new, block_table, cache_batch_idx, rotary_cos, rotary_sin, rotary_interleaved
     )
+    require_tensors(cache._fields[1:-1], cache[1:-1], num_required=0)
     if not isinstance(cache_seqlens, Tensor):
         cache = cache._replace(cache_seqlens=_equal_lengths(problem, cache))
     out, lse = _attend(problem, cache, operands)
@@ -196,9 +195,12 @@ def _equal_lengths(problem: Problem, cache: KvCache) -> Tensor:
     length = check_integer("cache_seqlens", cache.cache_seqlens, "be an int32 tensor of shape (batch,) or an int")
     if length is None:
         raise TypeError("cache_seqlens must be an int32 tensor of shape (batch,) or an int, got None")
-    pages = 1 if cache.block_table is None else cache.block_table.size(-1)
-    num_new = 0 if cache.k_new is None else cache.k_new.size(-2)
-    highest = pages * problem.k.size(-2) - num_new
+    ranks = {problem.q.dim(), problem.k.dim(), 4 if cache.k_new is None else cache.k_new.dim()}
+    if ranks != {4} or (cache.block_table is not None and cache.block_table.dim() != 2):
+        return torch.zeros(problem.q.shape[:1], dtype=torch.int32, device=problem.q.device)  # C++ refuses the ranks
+    pages = 1 if cache.block_table is None else cache.block_table.size(1)
+    num_new = 0 if cache.k_new is None else cache.k_new.size(2)
+    highest = pages * problem.k.size(2) - num_new
     if not 0 <= length <= highest:
         raise ValueError(
             f"cache_seqlens is {length}, expected 0 to {highest}: the cache has room for {highest + num_new} keys of a "

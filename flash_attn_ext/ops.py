@@ -17,7 +17,15 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.autograd.function import _SingleLevelFunction
 
 from flash_attn_ext import _C
-from flash_attn_ext._problem import CACHE_SCHEMA, DIFFERENTIABLE, NUM_TENSORS, SCHEMA, KvCache, Problem
+from flash_attn_ext._problem import (
+    CACHE_SCHEMA,
+    DIFFERENTIABLE,
+    NUM_TENSORS,
+    SCHEMA,
+    KvCache,
+    Problem,
+    accumulate_dtype,
+)
 from flash_attn_ext.autograd import FlashAttentionFunction, gradients_of_saved, outputs_of, save
 from flash_attn_ext.derivatives.batching import map_slices
 from flash_attn_ext.derivatives.functions import AttentionBackward, double_backward, keep, kept, wanted_names
@@ -87,7 +95,7 @@ def _empty_outputs(problem: Problem) -> tuple[Tensor, Tensor]:
     q, v = problem.q, problem.v
     out = empty_in_order_of(q, (*q.shape[:-1], v.shape[-1]), sequence_first=problem.sequence_first)
     statistics = q.shape[:-1] if problem.cu_seqlens_q is None else (q.shape[1], q.shape[0])
-    return out, q.new_empty(statistics, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return out, q.new_empty(statistics, dtype=accumulate_dtype(q.dtype))
 
 
 @torch.library.register_fake(_BACKWARD)

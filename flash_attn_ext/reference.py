@@ -1,6 +1,6 @@
 """Exact attention in plain PyTorch: the specification that the documentation states and the tests compare with.
 
-It builds the whole (Sq, Sk) table of scores, so it is slow and needs O(Sq * Sk) memory, but every rule of the library
+It builds the whole (Sq, Sk) matrix of scores, so it is slow and needs O(Sq * Sk) memory, but every rule of the library
 is one line here. It computes in the dtype of its inputs: pass float64 tensors for exact answers. (One rule it does not
 follow: a NaN in a key that a query does not see spoils matrix products here, and not in the library.)
 

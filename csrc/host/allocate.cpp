@@ -1,6 +1,5 @@
 #include "host/allocate.h"
 
-#include <ATen/core/DimVector.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -12,13 +11,11 @@
 
 namespace flash_attn_ext::host {
 
-at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first) {
-  const bool broadcast = repeats_elements(like);
-  if (!sequence_first && (like.is_contiguous() || broadcast)) return at::empty(sizes, like.options());
+at::DimVector strides_in_order_of(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first) {
   at::DimVector order(like.dim());
   std::iota(order.begin(), order.end(), int64_t{0});
   if (sequence_first) std::swap(order[1], order[2]);
-  if (!broadcast) {
+  if (!repeats_elements(like)) {
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like.stride(a) > like.stride(b); });
   }
   at::DimVector strides(like.dim());
@@ -27,7 +24,12 @@ at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, 
     strides[*d] = stride;
     stride *= std::max<int64_t>(sizes[*d], 1);
   }
-  return at::empty_strided(sizes, strides, like.options());
+  return strides;
+}
+
+at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first) {
+  if (!sequence_first && (like.is_contiguous() || repeats_elements(like))) return at::empty(sizes, like.options());
+  return at::empty_strided(sizes, strides_in_order_of(like, sizes, sequence_first), like.options());
 }
 
 at::Tensor byte_memory(int64_t bytes, const at::TensorOptions& options) {

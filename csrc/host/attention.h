@@ -10,10 +10,7 @@ ForwardOutputs attention_forward(const AttentionInputs& inputs);
 // dq, dk, dv, dbias, dalibi_slopes, dsink; undefined where output_mask does not ask for it.
 std::vector<at::Tensor> attention_backward(const AttentionInputs& inputs, const BackwardInputs& backward);
 
-// Room for delta: (B, H, S) for an out of (B, H, S, D), (H, T) for (T, H, D); accumulate type.
-at::Tensor empty_delta(const at::Tensor& out);
-
-// rowsum(dout * out) - dlse, in the shape of empty_delta.
+// rowsum(dout * out) - dlse: (B, H, S) for (B, H, S, D), (H, T) for packed (T, H, D); accumulate type.
 at::Tensor compute_delta(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse);
 
 }  // namespace flash_attn_ext::host

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/tile_config_sm90.h"
@@ -219,8 +220,11 @@ const Backend& choose_backend(const AttentionInputs& inputs, const attention::At
   std::ostringstream message;
   message << "no backend can run this call:";
   for (const Backend& backend : backends()) {
-    message << "\n  " << backend.name << ":";
-    for (const std::string& reason : reasons_against(backend, inputs, params)) message << " " << reason << ".";
+    const char* before = ": ";
+    message << "\n  " << backend.name;
+    for (const std::string& reason : reasons_against(backend, inputs, params)) {
+      message << std::exchange(before, "; ") << reason;
+    }
   }
   TORCH_CHECK(false, message.str());
 }

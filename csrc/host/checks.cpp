@@ -17,7 +17,7 @@ void check_qkv(const AttentionInputs& in) {
   check_dense("q", in.q);
   check_dense("k", in.k);
   check_dense("v", in.v);
-  check_element_type(in.q);
+  check_element_type("q", in.q, "q, k and v");
   check_dtype_and_device("k", in.k, in.q);
   check_dtype_and_device("v", in.v, in.q);
   const int64_t rank = in.packed() ? 3 : 4;
@@ -46,7 +46,7 @@ void check_sequence_offsets(const AttentionInputs& in) {
 
 void check_cu_seqlens(const char* name, const at::Tensor& cu_seqlens, const at::Tensor& tokens, const char* of) {
   check_dense(name, cu_seqlens);
-  TORCH_CHECK(cu_seqlens.scalar_type() == at::kInt, name, " has dtype ", cu_seqlens.scalar_type(),
+  TORCH_CHECK(cu_seqlens.scalar_type() == at::kInt, name, " has dtype ", dtype_name(cu_seqlens.scalar_type()),
               ", expected int32; cast with ", name, ".to(torch.int32)");
   TORCH_CHECK(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1, name, " has shape ", cu_seqlens.sizes(),
               ", expected (batch + 1,): 0 and the running sum of the sequence lengths");
@@ -106,8 +106,8 @@ void check_accumulate_type(const char* name, const at::Tensor& tensor, const Att
   check_dense(name, tensor);
   check_device(name, tensor, in.q);
   const at::ScalarType expected = in.accumulate_type();
-  TORCH_CHECK(tensor.scalar_type() == expected, name, " has dtype ", tensor.scalar_type(), ", expected ", expected,
-              " for q of dtype ", in.q.scalar_type(), "; cast with ", name,
+  TORCH_CHECK(tensor.scalar_type() == expected, name, " has dtype ", dtype_name(tensor.scalar_type()), ", expected ",
+              dtype_name(expected), " for q of dtype ", dtype_name(in.q.scalar_type()), "; cast with ", name,
               expected == at::kDouble ? ".double()" : ".float()");
 }
 
@@ -131,8 +131,8 @@ void check_shape(const char* name, const at::Tensor& tensor, at::IntArrayRef exp
 void check_lse_residual(const std::optional<at::Tensor>& residual, const at::Tensor& lse) {
   if (!residual || residual->sizes() == at::IntArrayRef{0}) return;
   check_shape("lse_residual", *residual, lse.sizes(), "that of lse");
-  TORCH_CHECK(residual->scalar_type() == lse.scalar_type(), "lse_residual has dtype ", residual->scalar_type(),
-              ", expected ", lse.scalar_type());
+  TORCH_CHECK(residual->scalar_type() == lse.scalar_type(), "lse_residual has dtype ",
+              dtype_name(residual->scalar_type()), ", expected ", dtype_name(lse.scalar_type()));
 }
 
 bool is_present(const at::Tensor&) { return true; }
@@ -157,13 +157,21 @@ bool broadcasts_to_scores(const at::Tensor& table, const AttentionInputs& in, co
   return matches;
 }
 
+void check_visibility(const std::optional<std::string>& causal, const std::optional<int64_t>& window_left,
+                      const std::optional<int64_t>& window_right) {
+  TORCH_CHECK_VALUE(!causal || *causal == "top_left" || *causal == "bottom_right", "causal is '", causal.value_or(""),
+                    "', expected 'top_left', 'bottom_right' or None");
+  check_window("window_left", window_left);
+  check_window("window_right", window_right);
+}
+
 void check_dropout_probability(double dropout_p) {
   TORCH_CHECK_VALUE(dropout_p >= 0.0 && dropout_p <= 1.0, "dropout_p is ", dropout_p, ", expected 0 <= dropout_p <= 1");
 }
 
 void check_rng_seed(const at::Tensor& rng_seed, at::Device device) {
   TORCH_CHECK(rng_seed.scalar_type() == at::kLong && rng_seed.dim() == 1 && rng_seed.size(0) == 1,
-              "rng_seed has dtype ", rng_seed.scalar_type(), " and shape ", rng_seed.sizes(),
+              "rng_seed has dtype ", dtype_name(rng_seed.scalar_type()), " and shape ", rng_seed.sizes(),
               ", expected int64 and (1,); make it with torch.tensor([seed])");
   TORCH_CHECK(rng_seed.device() == device, "rng_seed is on ", rng_seed.device(), ", but q is on ", device,
               "; draw it on q's device");
@@ -172,12 +180,13 @@ void check_rng_seed(const at::Tensor& rng_seed, at::Device device) {
 void check_score_tensors(const AttentionInputs& in, const SequenceLengths& longest) {
   if (in.bias) {
     const at::ScalarType dtype = in.bias->scalar_type();
-    TORCH_CHECK(dtype == in.q.scalar_type() || dtype == at::kFloat, "bias has dtype ", dtype, ", expected q's dtype (",
-                in.q.scalar_type(), ") or float32; a boolean mask goes into mask=");
+    TORCH_CHECK(dtype == in.q.scalar_type() || dtype == at::kFloat, "bias has dtype ", dtype_name(dtype),
+                ", expected q's dtype (", dtype_name(in.q.scalar_type()),
+                ") or float32; a boolean mask goes into mask=");
     check_broadcastable("bias", *in.bias, in, longest);
   }
   if (in.mask) {
-    TORCH_CHECK(in.mask->scalar_type() == at::kBool, "mask has dtype ", in.mask->scalar_type(),
+    TORCH_CHECK(in.mask->scalar_type() == at::kBool, "mask has dtype ", dtype_name(in.mask->scalar_type()),
                 ", expected bool (True = attend); a float mask goes into bias=");
     check_broadcastable("mask", *in.mask, in, longest);
   }
@@ -201,10 +210,7 @@ void check_options(const AttentionInputs& in) {
                     ", expected a finite number, or None for 1 / sqrt(head dim)");
   TORCH_CHECK_VALUE(!in.softcap || (std::isfinite(*in.softcap) && *in.softcap > 0.0), "softcap is ",
                     in.softcap.value_or(0.0), ", expected a finite number above 0, or None for no cap");
-  TORCH_CHECK_VALUE(!in.causal || *in.causal == "top_left" || *in.causal == "bottom_right", "causal is '",
-                    in.causal.value_or(""), "', expected 'top_left', 'bottom_right' or None");
-  check_window("window_left", in.window_left);
-  check_window("window_right", in.window_right);
+  check_visibility(in.causal, in.window_left, in.window_right);
   check_dropout_probability(in.dropout_p);
   TORCH_CHECK_VALUE(in.dropout_p < 1.0,
                     "dropout_p is 1, which drops every weight; flash_attn_ext.attention needs no kernel for that, and "
@@ -232,8 +238,8 @@ void check_backward_inputs(const AttentionInputs& in, const BackwardInputs& back
   check_shape("lse", backward.lse, in.lse_sizes(), "a value for each query head and query");
   TORCH_CHECK(backward.dout.sizes() == backward.out.sizes(), "dout has shape ", backward.dout.sizes(),
               ", expected that of out, ", backward.out.sizes());
-  TORCH_CHECK(backward.lse.scalar_type() == in.accumulate_type(), "lse has dtype ", backward.lse.scalar_type(),
-              ", expected ", in.accumulate_type());
+  TORCH_CHECK(backward.lse.scalar_type() == in.accumulate_type(), "lse has dtype ",
+              dtype_name(backward.lse.scalar_type()), ", expected ", dtype_name(in.accumulate_type()));
   check_lse_residual(backward.lse_residual, backward.lse);
   TORCH_CHECK(!backward.dlse || backward.dlse->sizes() == backward.lse.sizes(), "dlse has shape ",
               backward.dlse ? backward.dlse->sizes() : at::IntArrayRef(), ", expected that of lse, ",
@@ -244,6 +250,7 @@ void check_backward_inputs(const AttentionInputs& in, const BackwardInputs& back
 void check_delta_inputs(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse) {
   TORCH_CHECK(out.dim() == 3 || out.dim() == 4, "out has shape ", out.sizes(),
               ", expected (batch, heads, sequence, head dim) or (total tokens, heads, head dim)");
+  check_element_type("out", out, "out and dout");
   check_dtype_and_device("dout", dout, out);
   TORCH_CHECK(dout.sizes() == out.sizes(), "dout has shape ", dout.sizes(), ", expected that of out, ", out.sizes());
   if (!dlse) return;

@@ -18,6 +18,10 @@ bool broadcasts_to_scores(const at::Tensor& table, const AttentionInputs& inputs
 void check_backward_inputs(const AttentionInputs& inputs, const BackwardInputs& backward);
 void check_delta_inputs(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse);
 
+// Which keys queries see: ValueError for an unknown alignment or a negative number of keys.
+void check_visibility(const std::optional<std::string>& causal, const std::optional<int64_t>& window_left,
+                      const std::optional<int64_t>& window_right);
+
 // A dropout probability; ValueError outside [0, 1].
 void check_dropout_probability(double dropout_p);
 

@@ -31,14 +31,14 @@ void run_delta(const attention::DeltaParams& params, at::Device device) {
   TORCH_CHECK(false, "out is on ", device, ", which this build has no delta kernel for; move the tensors to the CPU");
 }
 
-}  // namespace
-
 at::Tensor empty_delta(const at::Tensor& out) {
   const at::ScalarType accumulate = out.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::TensorOptions options = out.options().dtype(accumulate);
   return out.dim() == 3 ? at::empty({out.size(1), out.size(0)}, options)
                         : at::empty({out.size(0), out.size(1), out.size(2)}, options);
 }
+
+}  // namespace
 
 at::Tensor compute_delta(const at::Tensor& out, const at::Tensor& dout, const std::optional<at::Tensor>& dlse) {
   check_delta_inputs(out, dout, dlse);

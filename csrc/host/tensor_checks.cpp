@@ -4,15 +4,17 @@
 
 namespace flash_attn_ext::host {
 
-void check_element_type(const at::Tensor& q) {
-  const at::ScalarType dtype = q.scalar_type();
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf,
-              "q has dtype ", dtype, ", expected float32, float64, bfloat16 or float16; cast q, k and v");
+std::string dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
+
+void check_element_type(const char* name, const at::Tensor& tensor, const char* to_cast) {
+  const at::ScalarType dtype = tensor.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf, name,
+              " has dtype ", dtype_name(dtype), ", expected float32, float64, bfloat16 or float16; cast ", to_cast);
 }
 
 void check_dtype_and_device(const char* name, const at::Tensor& tensor, const at::Tensor& q) {
-  TORCH_CHECK(tensor.scalar_type() == q.scalar_type(), name, " has dtype ", tensor.scalar_type(), ", but q has ",
-              q.scalar_type(), "; they must agree: cast with ", name, ".to(q.dtype)");
+  TORCH_CHECK(tensor.scalar_type() == q.scalar_type(), name, " has dtype ", dtype_name(tensor.scalar_type()),
+              ", but q has ", dtype_name(q.scalar_type()), "; they must agree: cast with ", name, ".to(q.dtype)");
   check_device(name, tensor, q);
 }
 

@@ -3,10 +3,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 namespace flash_attn_ext::host {
 
-// q's: one of those that there are kernels for.
-void check_element_type(const at::Tensor& q);
+// As Python spells it: "float16".
+std::string dtype_name(at::ScalarType dtype);
+
+// One of those that there are kernels for. `to_cast`: the tensors that have this dtype, in words.
+void check_element_type(const char* name, const at::Tensor& tensor, const char* to_cast);
 
 void check_dtype_and_device(const char* name, const at::Tensor& tensor, const at::Tensor& q);
 void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& q);

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flash_attn_ext import _C
+from flash_attn_ext._problem import accumulate_dtype
 from flash_attn_ext.autograd import draw_seed
-from flash_attn_ext.cli.cases import Case, Inputs, accumulate_dtype, make_inputs
+from flash_attn_ext.cli.cases import Case, Inputs, make_inputs
 from flash_attn_ext.functional import attention
 from flash_attn_ext.reference import attention_reference, key_distance, visible_pairs
 
@@ -58,7 +59,7 @@ class Comparison:
 
     @property
     def share_of_allowed(self) -> float:
-        """The error by what the rule allows, the larger of the two: above 1 it is broken."""
+        """The error divided by what the rule allows, the larger of the two quotients: above 1 it is broken."""
         allowed_max = MAX_ERROR_RATIO * self.torch_max_error + self.slack
         allowed_mean = MEAN_ERROR_RATIO * self.torch_mean_error + self.slack
         return max(_ratio(self.max_error, allowed_max), _ratio(self.mean_error, allowed_mean))

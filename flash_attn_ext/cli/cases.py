@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flash_attn_ext._problem import accumulate_dtype
+
 
 @dataclass(frozen=True)
 class Case:
@@ -108,10 +110,6 @@ class Inputs:
         return {
             name: getattr(self, name).detach().requires_grad_() for name in names if getattr(self, name) is not None
         }
-
-
-def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: str) -> Inputs:

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives.forward_tangents import of_sink, sink_weights, tangents_of_queries
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
-from flash_attn_ext.derivatives.products import accumulate_dtype, add_sums, add_transposed_sums
+from flash_attn_ext.derivatives.products import add_sums, add_transposed_sums
 from flash_attn_ext.derivatives.scratch import Scratch
 from flash_attn_ext.derivatives.tiles import (
     Rows,

@@ -16,7 +16,7 @@ _BLOCK_QUERIES, _BLOCK_KEYS, _LANES = 16, 32, 8
 _WORD = 0xFFFFFFFF
 
 
-class Scores(NamedTuple):
+class Region(NamedTuple):
     """Which scores: the first batch entry and query head, how many of each, and queries and keys [start, stop)."""
 
     batch: slice
@@ -25,7 +25,7 @@ class Scores(NamedTuple):
     keys: slice
 
 
-def kept(seed: Tensor, dropout_p: float, of: Scores) -> Tensor:
+def kept(seed: Tensor, dropout_p: float, of: Region) -> Tensor:
     """bool (batch, heads, queries, keys), True = kept. seed: (1,) int64, dropout_p above 0 and below 1."""
     first_query, first_key = of.queries.start // _BLOCK_QUERIES, of.keys.start // _BLOCK_KEYS
     query_blocks = -(-of.queries.stop // _BLOCK_QUERIES) - first_query

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
-from flash_attn_ext.derivatives.products import accumulate_dtype, add_sums
+from flash_attn_ext.derivatives.products import add_sums
 from flash_attn_ext.derivatives.scratch import Scratch
 from flash_attn_ext.derivatives.tiles import Scores, Tile, dropped, rows_of, tile_of, without_unseen_keys
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import Problem
+from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives import dropout_bits
 from flash_attn_ext.derivatives.kinds import tangent_name
 from flash_attn_ext.derivatives.pieces import Piece, TileSize, blocks, tile_size
-from flash_attn_ext.derivatives.products import accumulate_dtype, add_row_products, row_products
+from flash_attn_ext.derivatives.products import add_row_products, row_products
 from flash_attn_ext.derivatives.scratch import Scratch
 
 
@@ -255,7 +255,7 @@ def _kept(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
     if problem.dropout_p == 0:
         return None
     return dropout_bits.kept(
-        problem.rng_seed, problem.dropout_p, dropout_bits.Scores(part.batch, part.heads, queries, keys)
+        problem.rng_seed, problem.dropout_p, dropout_bits.Region(part.batch, part.heads, queries, keys)
     )
 
 

@@ -18,10 +18,8 @@ the function's names, and costs other calls nothing.
 from __future__ import annotations
 
 import math
-import re
 import sys
 import threading
-import warnings
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +29,7 @@ from flash_attn_ext._sdpa import SdpaArguments
 from flash_attn_ext.functional import scaled_dot_product_attention
 from flash_attn_ext.integrations._fused_inference import FusedInference
 from flash_attn_ext.integrations._multi_head_attention import multi_head_attention_with
+from flash_attn_ext.integrations._warnings import warn_once
 
 _TORCH_SDPA = F.scaled_dot_product_attention
 _OVERRIDDEN = (
@@ -137,7 +136,6 @@ class _Process:
 
 _process = _Process()
 _lock = threading.Lock()
-_warned: set[str] = set()
 
 
 def _sdpa_of_any_thread(*args, **kwargs):
@@ -183,7 +181,7 @@ def _take_nested(forward, args: tuple, kwargs: dict):
             raise TypeError(
                 f"{reason}: pass a padded tensor and src_key_padding_mask (key_padding_mask), or use fallback='torch'"
             )
-        _warn_once(reason, "")
+        _warn(reason)
     with fused_inference.as_it_was():
         return forward(*args, **kwargs)
 
@@ -199,7 +197,7 @@ def _attention_or_torch(*args, **kwargs) -> Tensor:
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error)
     arguments = SdpaArguments(*args, **kwargs)
-    _warn_once(reason, _memory_of_scores(arguments))
+    _warn(reason, _memory_of_scores(arguments))
     return _TORCH_SDPA(*_plain_mask(arguments)[:6], scale=arguments.scale, enable_gqa=arguments.enable_gqa)
 
 
@@ -247,12 +245,5 @@ def _memory_of_scores(arguments: SdpaArguments) -> str:
     return f", which may hold {score_bytes / 2**20:.1f} MiB of scores at a time"
 
 
-def _warn_once(reason: str, memory: str) -> None:
-    """Once for each reason, whatever the sizes in it."""
-    kind = re.sub(r"\d+", "#", reason)
-    if kind in _warned:
-        return
-    _warned.add(kind)
-    warnings.warn(
-        f"flash_attn_ext cannot take this call and PyTorch's attention runs instead{memory}: {reason}", stacklevel=4
-    )
+def _warn(reason: str, memory: str = "") -> None:
+    warn_once("", reason, f" and PyTorch's attention runs instead{memory}", stacklevel=5)

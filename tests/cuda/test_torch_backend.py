@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_attn_ext
-from flash_attn_ext.integrations.torch_backend import switch
+from flash_attn_ext.integrations import _warnings
 from support import aten
 from support.backends import device_not_runnable_because
 
@@ -25,7 +25,7 @@ def _gpu():
 
 @pytest.fixture(autouse=True)
 def _every_reason_is_new(monkeypatch):
-    monkeypatch.setattr(switch, "_warned", set())
+    monkeypatch.setattr(_warnings, "_warned", set())
 
 
 def qkv(shape=(2, 4, 128, 64)) -> list[torch.Tensor]:

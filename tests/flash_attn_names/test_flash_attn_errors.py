@@ -86,7 +86,7 @@ def test_dtypes():
     q, k = tokens(2, 8, 4, 8), tokens(2, 8, 4, 8, dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match="dtype"):
         flash_attn.flash_attn_func(q, k, k)
-    with pytest.raises(RuntimeError, match="q has dtype Long, expected float32"):
+    with pytest.raises(RuntimeError, match="q has dtype int64, expected float32"):
         flash_attn.flash_attn_func(*[torch.ones(2, 8, 4, 8, dtype=torch.int64)] * 3)
 
 

@@ -211,7 +211,11 @@ WRONG = {
     "softcap": (dict(softcap=-1.0), ValueError, "softcap is -1, expected"),
     "scale": (dict(softmax_scale="1"), TypeError, "softmax_scale must be a number"),
     "lengths": (dict(cache_seqlens=65), ValueError, "cache_seqlens is 65, expected 0 to 64"),
-    "lengths_dtype": (dict(cache_seqlens=torch.ones(2)), RuntimeError, "cache_seqlens has dtype Float, expected int32"),
+    "lengths_dtype": (
+        dict(cache_seqlens=torch.ones(2)),
+        RuntimeError,
+        "cache_seqlens has dtype float32, expected int32",
+    ),
     "new_without_length": (
         dict(k=torch.ones(2, 1, 2, 8), v=torch.ones(2, 1, 2, 8)),
         RuntimeError,

@@ -154,6 +154,7 @@ def test_refused_by_name(name):
 
 CONTRADICTIONS = {
     "attention_mask is None and is_causal is True for 5 queries and 11 keys": (dict(), 5, None),
+    "sliding_window is 0, expected 1 or more keys": (dict(sliding_window=0), LENGTH, None),
     "sliding_window is 3, but attention_mask has no window": (dict(sliding_window=3), LENGTH, {}),
     "sliding_window is 3, but attention_mask has a window of 5 keys": (dict(sliding_window=3), LENGTH, dict(window=5)),
     "cu_seq_lens_q and cu_seq_lens_k must be given both or neither": (dict(cu_seq_lens_q=[0, 11]), LENGTH, None),

@@ -10,6 +10,7 @@ import torch
 import flash_attn_ext
 from flash_attn_ext.__main__ import main
 from flash_attn_ext.cli import machine, verify
+from flash_attn_ext.cli.bench.suites import SUITES
 from support.backends import device_not_runnable_because
 
 
@@ -45,6 +46,13 @@ def test_wrong_usage(arguments, capsys):
         main(arguments)
     assert exit_.value.code == 2
     assert "usage" in capsys.readouterr().err
+
+
+def test_help_names_every_suite(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").split()
+    assert {name for device in SUITES.values() for name in device} <= set(words)
 
 
 @pytest.fixture

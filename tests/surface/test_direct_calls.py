@@ -136,8 +136,6 @@ def error_of(run, *tensors, **options) -> tuple[type, str]:
 @pytest.mark.parametrize(
     ("function", "shapes", "options"),
     [
-        (SDPA, (Q, (2, 2, 9, 8), V), GQA),
-        (SDPA, (Q, K, (2, 2, 8, 8)), GQA),
         (SDPA, (Q, K, V), GQA | dict(scale=float("inf"))),
         (ATTENTION, ((2, 3, 5, 16), K, V), {}),
         (ATTENTION, (Q, K, V), dict(softcap=-1.0)),
@@ -160,6 +158,15 @@ def test_both_ways_raise_the_same(function, shapes, options, monkeypatch):
         directly(function, tensors, options)  # it is the direct way that raises
     monkeypatch.setattr(_C, DIRECT[function], lambda *_: None)
     assert error_of(run, *tensors, **options) == of_direct
+
+
+@pytest.mark.parametrize("shapes", [(Q, (2, 2, 9, 8), V), (Q, K, (2, 2, 8, 8))], ids=["key", "value"])
+def test_operands_that_do_not_fit_are_named_as_in_pytorch(shapes):
+    """C++ leaves them to Python, whose names they have: "key has head dim 8", not "k"."""
+    tensors, _ = Call(SDPA, "", shapes=shapes).make("cpu", torch.float32)
+    assert directly(SDPA, tensors, GQA) is None
+    with pytest.raises(RuntimeError, match=r"^(key has head dim 8|value has sequence length 8), expected"):
+        flash_attn_ext.scaled_dot_product_attention(*tensors, **GQA)
 
 
 def test_a_tensor_that_requires_grad_does_not_go_to_a_cache(monkeypatch):

@@ -85,23 +85,25 @@ SHAPES = [
     Bad("packed k rank", packed(k=(7, 8)), ("k", "2 dimensions", "expected 3")),
     Bad("sdpa heads", sdpa(k=(2, 2, 7, 8), v=(2, 2, 7, 6)), ("heads", "query (2, 4, 5, 8)", "enable_gqa=True")),
     Bad("sdpa gqa heads", sdpa(k=(2, 3, 7, 8), v=(2, 3, 7, 6), enable_gqa=True), ("heads", "key", "divide")),
+    Bad("sdpa head dims", sdpa(k=(2, 4, 7, 9)), ("key", "head dim 9", "expected 8", "query")),
+    Bad("sdpa lengths", sdpa(v=(2, 4, 6, 6)), ("value", "sequence length 6", "expected 7", "key")),
     Bad("sdpa one dimension", sdpa(q=(8,), k=(8,), v=(8,)), ("query", "at least 2", "(8,)")),
 ]
 DTYPES = [
-    Bad("int q", dense(*(t(2, 2, 5, 8, dtype=torch.int32),) * 3), ("q", "Int", "float32", "cast")),
-    Bad("complex q", dense(*(t(2, 2, 5, 8, dtype=torch.complex64),) * 3), ("q", "Complex", "bfloat16", "cast")),
-    Bad("k differs", dense(k=t(2, 2, 7, 8, dtype=torch.float64)), ("k", "Double", "Float", ".to(q.dtype)")),
-    Bad("v differs", dense(v=t(2, 2, 7, 6, dtype=torch.bfloat16)), ("v", "BFloat16", ".to(q.dtype)")),
-    Bad("bool bias", dense(bias=t(5, 7, dtype=torch.bool)), ("bias", "Bool", "float32", "mask=")),
-    Bad("half bias", dense(bias=t(5, 7, dtype=torch.half)), ("bias", "Half", "Float")),
-    Bad("float mask", dense(mask=t(5, 7)), ("mask", "Float", "bool", "True = attend", "bias=")),
-    Bad("int mask", dense(mask=t(5, 7, dtype=torch.uint8)), ("mask", "Byte", "bool")),
-    Bad("slopes", dense(alibi_slopes=t(4, dtype=torch.half)), ("alibi_slopes", "Half", "Float", "slopes.float()")),
-    Bad("sink", dense(sink=t(4, dtype=torch.float64)), ("sink", "Double", "Float", "sink.float()")),
+    Bad("int q", dense(*(t(2, 2, 5, 8, dtype=torch.int32),) * 3), ("q", "int32", "float32", "cast")),
+    Bad("complex q", dense(*(t(2, 2, 5, 8, dtype=torch.complex64),) * 3), ("q", "complex64", "bfloat16", "cast")),
+    Bad("k differs", dense(k=t(2, 2, 7, 8, dtype=torch.float64)), ("k", "float64", "float32", ".to(q.dtype)")),
+    Bad("v differs", dense(v=t(2, 2, 7, 6, dtype=torch.bfloat16)), ("v", "bfloat16", ".to(q.dtype)")),
+    Bad("bool bias", dense(bias=t(5, 7, dtype=torch.bool)), ("bias", "bool", "float32", "mask=")),
+    Bad("half bias", dense(bias=t(5, 7, dtype=torch.half)), ("bias", "float16", "float32")),
+    Bad("float mask", dense(mask=t(5, 7)), ("mask", "float32", "bool", "True = attend", "bias=")),
+    Bad("int mask", dense(mask=t(5, 7, dtype=torch.uint8)), ("mask", "uint8", "bool")),
+    Bad("slopes", dense(alibi_slopes=t(4, dtype=torch.half)), ("alibi_slopes", "float16", "float32", "slopes.float()")),
+    Bad("sink", dense(sink=t(4, dtype=torch.float64)), ("sink", "float64", "float32", "sink.float()")),
     Bad("sdpa mask", sdpa(attn_mask=t(5, 7, dtype=torch.int64)), ("attn_mask", "int64", "bool", "float32", "cast")),
     Bad("sdpa key", sdpa(k=t(2, 4, 7, 8, dtype=torch.half)), ("key", "float16", "query", "float32", "cast")),
-    Bad("cu_seqlens int64", packed(cu_q=torch.tensor([0, 3, 5])), ("cu_seqlens_q", "Long", "int32", ".to(")),
-    Bad("cu_seqlens float", packed(cu_k=torch.tensor([0.0, 4, 7])), ("cu_seqlens_k", "Float", "int32")),
+    Bad("cu_seqlens int64", packed(cu_q=torch.tensor([0, 3, 5])), ("cu_seqlens_q", "int64", "int32", ".to(")),
+    Bad("cu_seqlens float", packed(cu_k=torch.tensor([0.0, 4, 7])), ("cu_seqlens_k", "float32", "int32")),
 ]
 SPARSE = [
     Bad("q", dense(q=t(2, 4, 5, 8).to_sparse()), ("q", "sparse", "expected a dense", "q.to_dense()"), TypeError),
@@ -110,6 +112,7 @@ SPARSE = [
     Bad("packed v", packed(v=t(7, 2, 8).to_sparse()), ("v", "sparse", "v.to_dense()"), TypeError),
 ]
 DEVICES = [
+    Bad("key", sdpa(k=t(2, 4, 7, 8, device="meta")), ("key is on meta", "query", ON, "key.to(query.device)")),
     Bad("k", dense(k=t(2, 2, 7, 8, device="meta")), ("k", "meta", ON, ".to(q.device)")),
     Bad("mask", dense(mask=t(5, 7, dtype=torch.bool, device="meta")), ("mask", "meta", ON)),
     Bad("bias", dense(bias=t(5, 7, device="meta")), ("bias", "meta", ON)),
@@ -173,6 +176,8 @@ OPTIONS = [
     Bad("backend", dense(backend="sm70"), ("backend", "'sm70'", "'cpu'", "None"), ValueError),
     Bad("window -1", dense(window=(-1, 0)), ("window", "-1", ">= 0", "None"), ValueError),
     Bad("window length", dense(window=(1, 2, 3)), ("window", "(1, 2, 3)", "(left, right)"), ValueError),
+    Bad("window beyond 64 bits", dense(window=(2**70, 0)), ("window", str(2**70), "64 bits", "None"), ValueError),
+    Bad("max_seqlen beyond 64 bits", packed(max_seqlen_q=2**63), ("max_seqlen_q", str(2**63), "64 bits"), ValueError),
     Bad("window float", dense(window=(1.5, 0)), ("window", "1.5", "int"), TypeError),
     Bad("window bool", dense(window=(1, True)), ("window", "True", "bool", "int"), TypeError),
     Bad("window NumPy float", dense(window=np.float64(2)), ("window", "2.0", "float64", "int"), TypeError),
@@ -206,7 +211,7 @@ QKV = (t(1, 1, 2, 4),) * 3
 BINDING = [
     Bad("no seed", calling(forward, QKV, dict(dropout_p=0.5)), ("dropout_p", "0.5", "rng_seed", "int64")),
     Bad("seed without dropout", calling(forward, QKV, dict(rng_seed=SEED)), ("rng_seed", "dropout_p is 0")),
-    Bad("seed dtype", calling(forward, QKV, dict(dropout_p=0.5, rng_seed=SEED.int())), ("rng_seed", "Int", "int64")),
+    Bad("seed dtype", calling(forward, QKV, dict(dropout_p=0.5, rng_seed=SEED.int())), ("rng_seed", "int32", "int64")),
     Bad("seed shape", calling(forward, QKV, dict(dropout_p=0.5, rng_seed=SEED.expand(2))), ("rng_seed", "[2]", "(1,)")),
     Bad(
         "one cu_seqlens",
@@ -238,9 +243,23 @@ BINDING = [
     Bad(
         "dropout_mask seed",
         lambda device: _C.dropout_mask(*on(device, SEED.int()), 0.5, **SIZES),
-        ("rng_seed", "Int", "[1]", "int64 and (1,)", "torch.tensor([seed])"),
+        ("rng_seed", "int32", "[1]", "int64 and (1,)", "torch.tensor([seed])"),
     ),
+    *(
+        Bad(f"visible_{of} {name}", lambda _, f=f, options=options: f(4, 4, **options), says, ValueError)
+        for of, f in (("keys", _C.visible_keys), ("queries", _C.visible_queries))
+        for name, options, says in (
+            ("causal", dict(causal="left"), ("causal is 'left'", "'top_left'", "None")),
+            ("window", dict(window_right=-1), ("window_right is -1", "0 or more", "None")),
+        )
+    ),
+    Bad("visible_keys length", lambda _: _C.visible_keys(-1, 4), ("seqlen_q is -1", "expected 0 to"), ValueError),
     Bad("dropout of all", calling(forward, QKV, dict(dropout_p=1.0)), ("dropout_p", "1", "less than 1"), ValueError),
+    Bad(
+        "delta dtype",
+        calling(_C.delta, (t(2, 3, 4, dtype=torch.int64), t(2, 3, 4, dtype=torch.int64), None), {}),
+        ("out", "int64", "bfloat16", "cast out and dout"),
+    ),
     Bad(
         "delta shapes",
         calling(_C.delta, (t(2, 3, 4, 5), t(2, 3, 4, 6), None), {}),
@@ -283,10 +302,10 @@ def backward_of(device: str, **changes):
     ("changes", "says"),
     [
         (dict(dout=t(1, 1, 2, 3)), ("dout", "[1, 1, 2, 3]", "[1, 1, 2, 4]")),
-        (dict(dout=t(1, 1, 2, 4, dtype=torch.float64)), ("dout", "Double", "Float")),
+        (dict(dout=t(1, 1, 2, 4, dtype=torch.float64)), ("dout", "float64", "float32")),
         (dict(dlse=t(1, 1, 3)), ("dlse", "[1, 1, 3]", "[1, 1, 2]")),
         (dict(wanted=[True] * 6), ("output_mask", "bias")),
-        (dict(lse=t(1, 1, 2, dtype=torch.float64)), ("lse", "Double", "Float")),
+        (dict(lse=t(1, 1, 2, dtype=torch.float64)), ("lse", "float64", "float32")),
         (dict(lse=t(1, 1, 3)), ("lse", "[1, 1, 3]", "[1, 1, 2]")),
         (dict(out=t(1, 1, 3, 4), dout=t(1, 1, 3, 4)), ("out", "[1, 1, 3, 4]", "[1, 1, 2, 4]")),
     ],

@@ -64,6 +64,8 @@ SHAPES = [
     Bad("lengths rank", dict(cache_seqlens=ints([1, 1])), ("cache_seqlens", "[1, 2]", "(2,)")),
     Bad("index", dict(cache_batch_idx=ints(1)), ("cache_batch_idx", "[1]", "(2,)")),
     Bad("table rank", PAGED | dict(block_table=ints(1, 1)), ("block_table", "[2]", "(2, pages)")),
+    Bad("one length, table rank", PAGED | dict(block_table=ints(1, 1), cache_seqlens=1), ("block_table", "(2, pages)")),
+    Bad("one length, rank", dict(k_cache=t(48), cache_seqlens=1), ("k_cache", "1 dimensions", "expected 4")),
     Bad("table rows", PAGED | dict(block_table=ints([1, 1])), ("block_table", "[1, 2]", "(2, pages)")),
     Bad(
         "page size",
@@ -98,23 +100,26 @@ ROTATION = [
     Bad(
         "rank", NEW | dict(rotary_cos=t(1, 48, 32), rotary_sin=t(1, 48, 32)), ("rotary_cos", "[1, 48, 32]", "positions")
     ),
-    Bad("dtype", NEW | ROTARY | dict(rotary_sin=t(48, 32).double()), ("rotary_sin", "Double", ".to(q.dtype)")),
+    Bad("dtype", NEW | ROTARY | dict(rotary_sin=t(48, 32).double()), ("rotary_sin", "float64", ".to(q.dtype)")),
     Bad("interleaved", dict(rotary_interleaved=True), ("rotary_interleaved", "rotary_cos", "False"), ValueError),
     Bad("interleaved type", dict(rotary_interleaved=1), ("rotary_interleaved", "True or False", "int"), TypeError),
 ]
 DTYPES = [
-    Bad("q", dict(q=t(2, 4, 1, 64, dtype=torch.int32)), ("q", "Int", "float32", "cast")),
-    Bad("k_cache", dict(k_cache=t(2, 2, 48, 64).half()), ("k_cache", "Half", "Float", ".to(q.dtype)")),
-    Bad("v_new", NEW | dict(v_new=t(2, 2, 2, 32).half()), ("v_new", "Half", "Float", ".to(q.dtype)")),
-    Bad("lengths", dict(cache_seqlens=torch.tensor([1, 1])), ("cache_seqlens", "Long", "int32", ".to(torch.int32)")),
-    Bad("table", PAGED | dict(block_table=t(2, 3)), ("block_table", "Float", "int32")),
-    Bad("index", dict(cache_batch_idx=torch.tensor([0, 1])), ("cache_batch_idx", "Long", "int32")),
-    Bad("mask", dict(mask=t(1, 48)), ("mask", "Float", "bool", "bias=")),
+    Bad("q", dict(q=t(2, 4, 1, 64, dtype=torch.int32)), ("q", "int32", "float32", "cast")),
+    Bad("k_cache", dict(k_cache=t(2, 2, 48, 64).half()), ("k_cache", "float16", "float32", ".to(q.dtype)")),
+    Bad("v_new", NEW | dict(v_new=t(2, 2, 2, 32).half()), ("v_new", "float16", "float32", ".to(q.dtype)")),
+    Bad("lengths", dict(cache_seqlens=torch.tensor([1, 1])), ("cache_seqlens", "int64", "int32", ".to(torch.int32)")),
+    Bad("table", PAGED | dict(block_table=t(2, 3)), ("block_table", "float32", "int32")),
+    Bad("index", dict(cache_batch_idx=torch.tensor([0, 1])), ("cache_batch_idx", "int64", "int32")),
+    Bad("mask", dict(mask=t(1, 48)), ("mask", "float32", "bool", "bias=")),
     Bad("k_cache on meta", dict(k_cache=t(2, 2, 48, 64, device="meta")), ("k_cache", "meta", ON, ".to(q.device)")),
     Bad("lengths on meta", dict(cache_seqlens=t(2, dtype=torch.int32, device="meta")), ("cache_seqlens", "meta", ON)),
     Bad("not a tensor", dict(q=[1.0]), ("q", "Tensor", "list"), TypeError),
     Bad("k_new is no tensor", dict(k_new=[1.0], v_new=[1.0]), ("k_new", "list", "Tensor"), TypeError),
     Bad("bshd", dict(k_new=[1.0], v_new=[1.0], layout="bshd"), ("k_new", "list", "Tensor"), TypeError),
+    Bad("one length, k_new", dict(k_new=[1.0], v_new=[1.0], cache_seqlens=1), ("k_new", "list", "Tensor"), TypeError),
+    Bad("one length, table", PAGED | dict(block_table=[1], cache_seqlens=1), ("block_table", "list"), TypeError),
+    Bad("rotary is no tensor", NEW | dict(rotary_cos=1, rotary_sin=1), ("rotary_cos", "int", "Tensor"), TypeError),
     Bad("mask is no tensor", dict(mask=True), ("mask", "Tensor", "bool"), TypeError),
     Bad("sparse", dict(k_cache=t(2, 2, 48, 64).to_sparse()), ("k_cache", "Sparse", "dense", ".to_dense()")),
 ]

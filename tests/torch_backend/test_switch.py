@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn import attention
 
 import flash_attn_ext
-from flash_attn_ext.integrations import torch_backend
+from flash_attn_ext.integrations import _warnings, torch_backend
 from flash_attn_ext.integrations.torch_backend import operands, switch
 from support import aten
 
@@ -21,7 +21,7 @@ CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 @pytest.fixture(autouse=True)
 def _every_reason_is_new(monkeypatch):
-    monkeypatch.setattr(switch, "_warned", set())
+    monkeypatch.setattr(_warnings, "_warned", set())
 
 
 def qkv(dtype=torch.float32, device="cpu", shape=(2, 3, 37, 16)) -> list[torch.Tensor]:

@@ -29,7 +29,10 @@ bool have_equal_widths(const AttentionInputs& in) {
 }
 
 AttentionInputs problem_of(Arguments qkv, const char* causality, const c10::IValue& scale) {
-  AttentionInputs in{.q = qkv[0].toTensor(), .k = qkv[1].toTensor(), .v = qkv[2].toTensor()};
+  AttentionInputs in;
+  in.q = qkv[0].toTensor();
+  in.k = qkv[1].toTensor();
+  in.v = qkv[2].toTensor();
   in.scale = scale.toOptional<double>();
   if (causality != nullptr) in.causal = causality;
   return in;
@@ -37,7 +40,9 @@ AttentionInputs problem_of(Arguments qkv, const char* causality, const c10::IVal
 
 std::vector<at::Tensor> gradients_of(const AttentionInputs& in, const at::Tensor& dout, const at::Tensor& out,
                                      const at::Tensor& lse) {
-  return attention_backward(in, {.dout = dout, .out = out, .lse = lse, .output_mask = kQkv});
+  return attention_backward(
+      in,
+      {.dout = dout, .dlse = std::nullopt, .out = out, .lse = lse, .lse_residual = std::nullopt, .output_mask = kQkv});
 }
 
 // What stands for the state of a generator that nobody used: new for each call, since graphs of CUDA want outputs in

@@ -26,7 +26,7 @@ void check_matrix(const char* name, const at::Tensor& tensor, const at::Tensor& 
 
 void check_caches(const AttentionInputs& in) {
   check_dense("q", in.q);
-  check_element_type(in.q);
+  check_element_type("q", in.q, "q, the caches and the new tokens");
   check_rank("q", in.q, 4, kLayout);
   check_matrix("k_cache", in.k, in.q);
   check_matrix("v_cache", in.v, in.q);
@@ -48,7 +48,7 @@ void check_problem(const AttentionInputs& in) {
 // One int32 for each sequence, or, with two dimensions, a row of them.
 void check_integers(const char* name, const at::Tensor& tensor, const AttentionInputs& in, int64_t rank) {
   check_dense(name, tensor);
-  TORCH_CHECK(tensor.scalar_type() == at::kInt, name, " has dtype ", tensor.scalar_type(),
+  TORCH_CHECK(tensor.scalar_type() == at::kInt, name, " has dtype ", dtype_name(tensor.scalar_type()),
               ", expected int32; cast with ", name, ".to(torch.int32)");
   check_device(name, tensor, in.q);
   TORCH_CHECK(tensor.dim() == rank && tensor.size(0) == in.batch(), name, " has shape ", tensor.sizes(), ", expected (",

@@ -194,11 +194,18 @@ py::object results_of(const AttentionInputs& in, bool return_lse, const Run& run
   return return_lse ? py::make_tuple(std::move(out), to_python(std::move(outputs.lse))) : std::move(out);
 }
 
+// Of those that do not, Python says so with PyTorch's names.
+bool operands_fit(const AttentionInputs& in) {
+  return in.k.size(3) == in.q.size(3) && in.v.size(2) == in.k.size(2) && in.k.device() == in.q.device() &&
+         in.v.device() == in.q.device();
+}
+
 py::object direct_sdpa(const SdpaArguments& given) {
   AttentionInputs in;
   bool is_causal = false, enable_gqa = false;
-  if (!read_operands(given.operands, Operands::kCanonical, in) || !read(given.is_causal, is_causal) ||
-      !read(given.enable_gqa, enable_gqa) || !read(given.scale, in.scale) || !is_zero(given.dropout_p)) {
+  if (!read_operands(given.operands, Operands::kCanonical, in) || !operands_fit(in) ||
+      !read(given.is_causal, is_causal) || !read(given.enable_gqa, enable_gqa) || !read(given.scale, in.scale) ||
+      !is_zero(given.dropout_p)) {
     return py::none();
   }
   const int64_t num_heads_q = in.num_heads_q(), num_heads_k = in.num_heads_k();

@@ -49,7 +49,6 @@ inline constexpr auto kDifferentiable =
                     Field{"sink", &AttentionInputs::sink});
 static_assert(std::tuple_size_v<decltype(kDifferentiable)> == std::tuple_size_v<decltype(BackwardInputs::output_mask)>);
 
-inline constexpr size_t kNumFields = std::tuple_size_v<decltype(kFields)>;
 inline constexpr size_t kNumTensors =
     std::apply([](auto... field) { return (size_t{0} + ... + size_t{field.kIsTensor}); }, kFields);
 

@@ -26,7 +26,7 @@ struct PythonOperands {
 };
 Operands operands_of(const PythonOperands& operands);
 
-// The tuple of a Problem (flash_attn_ext/_canonical.py), in the order of kFields. Throws TypeError for what is no such
+// The tuple of a Problem (flash_attn_ext/_problem.py), in the order of kFields. Throws TypeError for what is no such
 // tuple.
 AttentionInputs inputs_of(PyObject* problem);
 

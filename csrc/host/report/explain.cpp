@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "host/allocate.h"
 #include "host/backends.h"
 #include "host/checks.h"
 #include "host/limits.h"
@@ -13,41 +14,28 @@ namespace {
 // Stands for memory that a call would have, in plans that nobody carries out.
 alignas(16) char some_memory[16];
 
-attention::MatrixView planned_output(const AttentionInputs& in) {
-  const int64_t rows = in.packed() ? in.q.size(0) : in.q.size(2);
-  const int64_t columns = in.head_dim_v();
+// An operand's gradient, or out: of `columns` columns, in the order of its strides.
+attention::MatrixView planned_result(const at::Tensor& operand, int64_t columns, bool sequence_first = false) {
+  at::DimVector sizes(operand.sizes());
+  sizes.back() = columns;
+  const at::DimVector strides = strides_in_order_of(operand, sizes, sequence_first);
+  const bool packed = operand.dim() == 3;
   return {.data = some_memory,
-          .batch_stride = in.packed() ? 0 : in.num_heads_q() * rows * columns,
-          .head_stride = rows * columns,
-          .row_stride = columns,
-          .column_stride = 1};
-}
-
-// As empty_in_stride_order lays it out: in the operand's own order, or contiguous where that repeats elements.
-attention::MatrixView planned_gradient(const at::Tensor& operand, const attention::MatrixView& view) {
-  attention::MatrixView gradient = view;
-  if (!operand.is_non_overlapping_and_dense()) {
-    const int64_t columns = operand.size(-1);
-    const int64_t rows = operand.size(-2);
-    const bool packed = operand.dim() == 3;
-    gradient.batch_stride = packed ? 0 : operand.size(1) * rows * columns;
-    gradient.head_stride = packed ? columns : rows * columns;
-    gradient.row_stride = packed ? rows * columns : columns;
-    gradient.column_stride = 1;
-  }
-  gradient.data = some_memory;
-  return gradient;
+          .batch_stride = packed ? 0 : strides[0],
+          .head_stride = strides[1],
+          .row_stride = strides[packed ? 0 : 2],
+          .column_stride = strides.back()};
 }
 
 attention::BackwardParams planned_backward(const AttentionInputs& in, const std::array<bool, 6>& output_mask) {
   attention::BackwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
-  params.out = planned_output(in);
-  params.dout = planned_output(in);
+  params.out = planned_result(in.q, in.head_dim_v(), in.sequence_first);
+  params.dout = params.out;
   const auto wanted = [&](size_t gradient) { return output_mask[gradient] ? some_memory : nullptr; };
-  if (output_mask[0]) params.dq = planned_gradient(in.q, params.q);
-  if (output_mask[1]) params.dk = planned_gradient(in.k, params.k);
-  if (output_mask[2]) params.dv = planned_gradient(in.v, params.v);
+  if (output_mask[0]) params.dq = planned_result(in.q, in.q.size(-1));
+  if (output_mask[1]) params.dk = planned_result(in.k, in.k.size(-1));
+  if (output_mask[2]) params.dv = planned_result(in.v, in.v.size(-1));
   if (in.bias && output_mask[3]) params.dbias = describe_dbias(*in.bias);
   params.dalibi_slopes = in.alibi_slopes ? wanted(4) : nullptr;
   params.dsink = in.sink ? wanted(5) : nullptr;

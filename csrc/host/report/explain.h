@@ -16,7 +16,7 @@ std::vector<Verdict> explain(const AttentionInputs& inputs);
 
 // The plans of the forward and the backward pass on the backend that the call names, whether or not it can run here, or
 // else on the one that runs. output_mask: the gradients asked for, as in BackwardInputs. The plan of the backward pass
-// is that of contiguous out and dout.
+// is that of a dout which lies in memory as out does.
 std::pair<std::string, std::string> describe_plans(const AttentionInputs& inputs,
                                                    const std::array<bool, 6>& output_mask);
 

@@ -7,23 +7,22 @@
 
 #include <algorithm>
 
+#include "attention/visibility.h"
 #include "host/checks.h"
 #include "host/make_params.h"
 
 namespace flash_attn_ext::host {
 namespace {
 
-attention::Sequence dense_sequence(const Lengths& lengths) {
-  constexpr int64_t kLongest = attention::kLongestSequence;
-  TORCH_CHECK_VALUE(
-      std::min(lengths.seqlen_q, lengths.seqlen_k) >= 0 && std::max(lengths.seqlen_q, lengths.seqlen_k) <= kLongest,
-      "seqlen_q and seqlen_k are ", lengths.seqlen_q, " and ", lengths.seqlen_k, ", expected 0 to ", kLongest);
-  return {0, 0, 0, lengths.seqlen_q, lengths.seqlen_k};
-}
-
 void check_size(const char* name, int64_t size) {
   constexpr int64_t kLongest = attention::kLongestSequence;
   TORCH_CHECK_VALUE(size >= 0 && size <= kLongest, name, " is ", size, ", expected 0 to ", kLongest);
+}
+
+attention::Sequence dense_sequence(int64_t seqlen_q, int64_t seqlen_k) {
+  check_size("seqlen_q", seqlen_q);
+  check_size("seqlen_k", seqlen_k);
+  return {0, 0, 0, seqlen_q, seqlen_k};
 }
 
 template <class IntervalOf>
@@ -40,14 +39,20 @@ at::Tensor tabulate(int64_t rows, IntervalOf&& interval_of) {
 
 }  // namespace
 
-at::Tensor visible_keys(const Lengths& lengths, const attention::Visibility& visibility) {
-  const attention::Sequence sequence = dense_sequence(lengths);
-  return tabulate(lengths.seqlen_q, [&](int64_t query) { return visibility.keys_of(query, sequence); });
+at::Tensor visible_keys(int64_t seqlen_q, int64_t seqlen_k, const std::optional<std::string>& causal,
+                        const std::optional<int64_t>& window_left, const std::optional<int64_t>& window_right) {
+  check_visibility(causal, window_left, window_right);
+  const attention::Sequence sequence = dense_sequence(seqlen_q, seqlen_k);
+  const attention::Visibility visibility = make_visibility(causal, window_left, window_right);
+  return tabulate(seqlen_q, [&](int64_t query) { return visibility.keys_of(query, sequence); });
 }
 
-at::Tensor visible_queries(const Lengths& lengths, const attention::Visibility& visibility) {
-  const attention::Sequence sequence = dense_sequence(lengths);
-  return tabulate(lengths.seqlen_k, [&](int64_t key) { return visibility.queries_of(key, sequence); });
+at::Tensor visible_queries(int64_t seqlen_q, int64_t seqlen_k, const std::optional<std::string>& causal,
+                           const std::optional<int64_t>& window_left, const std::optional<int64_t>& window_right) {
+  check_visibility(causal, window_left, window_right);
+  const attention::Sequence sequence = dense_sequence(seqlen_q, seqlen_k);
+  const attention::Visibility visibility = make_visibility(causal, window_left, window_right);
+  return tabulate(seqlen_k, [&](int64_t key) { return visibility.queries_of(key, sequence); });
 }
 
 at::Tensor dropout_mask(const at::Tensor& rng_seed, double dropout_p, const DropoutShape& shape) {

@@ -6,18 +6,13 @@
 #include <optional>
 #include <string>
 
-#include "attention/visibility.h"
-
 namespace flash_attn_ext::host {
 
-struct Lengths {
-  int64_t seqlen_q;
-  int64_t seqlen_k;
-};
-
 // (Sq, 2) int64: the keys [begin, end) that each query sees; (Sk, 2): the queries that see each key.
-at::Tensor visible_keys(const Lengths& lengths, const attention::Visibility& visibility);
-at::Tensor visible_queries(const Lengths& lengths, const attention::Visibility& visibility);
+at::Tensor visible_keys(int64_t seqlen_q, int64_t seqlen_k, const std::optional<std::string>& causal,
+                        const std::optional<int64_t>& window_left, const std::optional<int64_t>& window_right);
+at::Tensor visible_queries(int64_t seqlen_q, int64_t seqlen_k, const std::optional<std::string>& causal,
+                           const std::optional<int64_t>& window_left, const std::optional<int64_t>& window_right);
 
 // (batch, heads, Sq, Sk) bool, on the CPU: True where dropout keeps a weight. Every backend draws these bits.
 struct DropoutShape {

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     print(f"{device}, random-normal data, calls take turns; {METHOD[device]}.")
     print("x a peer: times as fast as it, above 1 ours is faster.")
-    print("of own time: our time by our time without the option, or with packed sequences instead of a mask.")
+    print("of own time: our time divided by our time without the option, or with packed sequences instead of a mask.")
     chosen = _chosen_suites(options, device)
     progress = Progress("bench", sum(len(load.passes) for loads in chosen.values() for load in loads))
     settings = Settings(device, options.backend, EFFORTS[device, options.quick], goals, progress)

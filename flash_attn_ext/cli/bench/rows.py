@@ -63,7 +63,7 @@ def make_row(workload: Workload, pass_: str, backend: str | None, measured: Meas
 
 
 def times_as_fast(row: dict) -> dict[str, float]:
-    """For each peer that ran, its time by ours."""
+    """For each peer that ran, its time divided by ours."""
     unit = _time_unit(row)
     ours = row[f"ours_{unit}"]
     return {name: time / ours for name, time in row[f"peer_{unit}"].items() if time and ours}
@@ -76,7 +76,7 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 def ratio_to(row: dict, against: str) -> float | None:
     """How many times as fast as a peer we are, or as the best of those that ran; or, where `against` is our own other
-    call, our time by its time. None where either did not run."""
+    call, our time divided by its time. None where either did not run."""
     if _is_own(row, against):
         share = share_of_own(row)
         return None if share is None else share[1]
@@ -86,7 +86,7 @@ def ratio_to(row: dict, against: str) -> float | None:
 
 
 def is_share(row: dict) -> bool:
-    """Whether its ratio is our time by our own other time."""
+    """Whether its ratio is our time divided by that of our own other call."""
     return _is_own(row, row["against"])
 
 
@@ -116,7 +116,7 @@ def unit_of(row: dict) -> str:
 
 
 def share_of_own(row: dict) -> tuple[str, float] | None:
-    """(name, our time by that of our own call without options), where both were measured."""
+    """(name, our time divided by that of our own call without options), where both were measured."""
     unit = _time_unit(row)
     for name, own in row.get(f"own_{unit}", {}).items():
         if own and row[f"ours_{unit}"]:

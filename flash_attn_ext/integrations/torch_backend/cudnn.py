@@ -40,20 +40,14 @@ def _problem(tensors, lengths, attn_bias, dropout_p, is_causal, scale) -> Proble
 
 def _forward(problem: Problem) -> tuple:
     """(out, lse, seed, offset)."""
-    device = problem.q.device
-    if problem.dropout_p == 0:
-        first, offset = seeds.unused(device, torch.int64)
-    else:
-        seed, first, offset = seeds.draw(device, torch.int64)
-        problem = problem._replace(rng_seed=seed)
+    problem, first, offset = seeds.with_drawn(problem, torch.int64)
     out, lse = forward(problem)
     rows = lse if problem.cu_seqlens_q is None else lse.t().contiguous()
     return out, relaid(rows.unsqueeze(-1), lse), first, offset
 
 
 def _backward(problem: Problem, grad_out: Tensor, out: Tensor, logsumexp: Tensor, state: tuple[Tensor, Tensor]):
-    if problem.dropout_p > 0:
-        problem = problem._replace(rng_seed=seeds.seed_of(*state))
+    problem = seeds.with_seed_of(problem, *state)
     lse = logsumexp.squeeze(-1)
     if problem.cu_seqlens_q is not None:
         lse = lse.t()

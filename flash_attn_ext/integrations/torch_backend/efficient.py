@@ -34,12 +34,7 @@ _CAUSALITY = (None, "top_left", "bottom_right")  # by custom_mask_type
 
 def _forward(problem: Problem, with_lse: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, lse, seed, offset), the LSE padded but not yet by sequence."""
-    device = problem.q.device
-    if problem.dropout_p == 0:
-        first, offset = seeds.unused(device, torch.int64)
-    else:
-        seed, first, offset = seeds.draw(device, torch.int64)
-        problem = problem._replace(rng_seed=seed)
+    problem, first, offset = seeds.with_drawn(problem, torch.int64)
     out, lse = forward(problem)
     if not with_lse:
         return out, lse.new_empty((*_sequences(problem), 0)), first, offset
@@ -53,8 +48,7 @@ def _forward(problem: Problem, with_lse: bool) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def _backward(problem: Problem, grad_out: Tensor, out: Tensor, logsumexp: Tensor, state, wanted):
-    if problem.dropout_p > 0:
-        problem = problem._replace(rng_seed=seeds.seed_of(*state))
+    problem = seeds.with_seed_of(problem, *state)
     lse = logsumexp[..., : problem.q.size(2)] if problem.cu_seqlens_q is None else _packed(logsumexp, problem)
     return backward(problem, grad_out, out, lse, logsumexp, wanted)
 

@@ -29,25 +29,13 @@ def _no_debug_mask(device: torch.device, dtype: torch.dtype) -> Tensor:
         return torch.empty(0, dtype=dtype, device=device)
 
 
-def _with_state(problem: Problem) -> tuple[Problem, Tensor, Tensor]:
-    if problem.dropout_p == 0:
-        return problem, *seeds.unused(problem.q.device, torch.uint64)
-    seed, rng_state, offset = seeds.draw(problem.q.device, torch.uint64)
-    return problem._replace(rng_seed=seed), rng_state, offset
-
-
-def _with_seed(problem: Problem, rng_state: Tensor, offset: Tensor) -> Problem:
-    return problem if problem.dropout_p == 0 else problem._replace(rng_seed=seeds.seed_of(rng_state, offset))
-
-
 def scaled_dot_product_forward(
     query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None
 ):
     check_no_debug_mask(return_debug_mask)
     causal = "bottom_right" if is_causal else None
-    problem, rng_state, offset = _with_state(
-        Problem(query, key, value, scale=scale, causal=causal, dropout_p=dropout_p)
-    )
+    problem = Problem(query, key, value, scale=scale, causal=causal, dropout_p=dropout_p)
+    problem, rng_state, offset = seeds.with_drawn(problem, torch.uint64)
     out, lse = forward(problem)
     lengths = query.size(2), key.size(2)
     no_debug_mask = _no_debug_mask(query.device, query.dtype)
@@ -74,7 +62,8 @@ def scaled_dot_product_backward(
 ):
     causal = "bottom_right" if is_causal else None
     problem = Problem(query, key, value, scale=scale, causal=causal, dropout_p=dropout_p)
-    gradients = backward(_with_seed(problem, philox_seed, philox_offset), grad_out, out, logsumexp, logsumexp)
+    problem = seeds.with_seed_of(problem, philox_seed, philox_offset)
+    gradients = backward(problem, grad_out, out, logsumexp, logsumexp)
     return as_like(gradients[0], query), as_like(gradients[1], key), as_like(gradients[2], value)
 
 
@@ -122,9 +111,8 @@ def flash_forward(
     if alibi_slopes is not None:
         raise NotTaken("alibi_slopes are not taken: the operator's backward pass does not get them")
     lengths, window = (cum_seq_q, cum_seq_k, max_q, max_k), (window_size_left, window_size_right)
-    problem, rng_state, offset = _with_state(
-        _problem((query, key, value), lengths, dropout_p, is_causal, scale, window)
-    )
+    problem = _problem((query, key, value), lengths, dropout_p, is_causal, scale, window)
+    problem, rng_state, offset = seeds.with_drawn(problem, torch.uint64)
     out, lse = forward(problem)
     if cum_seq_q is None:
         out = out.transpose(1, 2)
@@ -153,10 +141,11 @@ def flash_backward(
 ):
     lengths, window = (cum_seq_q, cum_seq_k, max_q, max_k), (window_size_left, window_size_right)
     problem = _problem((query, key, value), lengths, dropout_p, is_causal, scale, window)
+    problem = seeds.with_seed_of(problem, rng_state, unused)
     dense = cum_seq_q is None
     if dense:
         grad_out, out = grad_out.transpose(1, 2), out.transpose(1, 2)
-    gradients = backward(_with_seed(problem, rng_state, unused), grad_out, out, logsumexp, logsumexp)
+    gradients = backward(problem, grad_out, out, logsumexp, logsumexp)
     if dense:
         gradients = [gradient.transpose(1, 2) for gradient in gradients[:3]]
     return as_like(gradients[0], query), as_like(gradients[1], key), as_like(gradients[2], value)

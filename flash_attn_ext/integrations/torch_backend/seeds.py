@@ -15,6 +15,7 @@ import weakref
 import torch
 from torch import Tensor
 
+from flash_attn_ext._problem import Problem
 from flash_attn_ext.integrations.torch_backend.operands import NotTaken
 
 MARK = -0x666C6173685F6174  # no generator's offset is negative
@@ -22,7 +23,7 @@ _OFFSET_BYTES = 16
 _states: dict[int, weakref.ref] = {}  # of forward passes with dropout whose backward pass may come
 
 
-def draw(device: torch.device, dtype: torch.dtype) -> tuple[Tensor | None, Tensor, Tensor]:
+def draw(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """(our seed, the two tensors to return), of dtype uint64 as flash attention has them: (2,) and (); or of int64, ()
     and ()."""
     state = torch.full((4,), MARK, dtype=torch.int64, device=device)
@@ -40,6 +41,20 @@ def unused(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         torch.empty(2 if dtype == torch.uint64 else (), dtype=dtype, device=device),
         torch.empty((), dtype=dtype, device=device),
     )
+
+
+def with_drawn(problem: Problem, dtype: torch.dtype) -> tuple[Problem, Tensor, Tensor]:
+    """(the problem with its seed, the two tensors to return) of a forward pass."""
+    device = problem.q.device
+    if problem.dropout_p == 0:
+        return problem, *unused(device, dtype)
+    seed, first, offset = draw(device, dtype)
+    return problem._replace(rng_seed=seed), first, offset
+
+
+def with_seed_of(problem: Problem, first: Tensor, offset: Tensor) -> Problem:
+    """The problem of a backward pass, with the seed of its forward pass."""
+    return problem if problem.dropout_p == 0 else problem._replace(rng_seed=seed_of(first, offset))
 
 
 def seed_of(first: Tensor, offset: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import torch
 from torch.library import Library
 
 from flash_attn_ext import _C
+from flash_attn_ext.integrations._warnings import warn_once
 from flash_attn_ext.integrations.torch_backend import cpu_flash, cudnn, efficient, flash, seeds
 from flash_attn_ext.integrations.torch_backend.operands import OursAlone
 from flash_attn_ext.integrations.torch_sdpa import fused_inference
@@ -59,7 +59,6 @@ _handles: list[Handle] = []  # of activations that are in force
 _libraries: list[Library] = []
 _fronts: list[_C.OperatorFront] = []
 _ever_in_place: list[object] = []  # a thread may still be inside of one, which PyTorch would free under it
-_warned: set[tuple[str, str]] = set()
 
 
 class Handle:
@@ -77,7 +76,10 @@ class Handle:
 
 
 def activate() -> Handle:
-    """Replace the operators, for all threads. What ``torch.nn.attention.activate_flash_attention_impl`` calls."""
+    """Replace the operators, for all threads, until the handle's ``remove()``. Activations nest.
+
+    What ``torch.nn.attention.activate_flash_attention_impl`` calls.
+    """
     handle = Handle()
     with _lock:
         if not _handles:
@@ -135,18 +137,7 @@ def _with_fallback(override: Override) -> Callable:
             raise
         except (RuntimeError, ValueError, TypeError) as error:
             reason = str(error)
-        _warn_once(override.operator, reason)
+        warn_once(f" of {override.operator}", reason, ", and PyTorch's kernel runs", stacklevel=3)
         return before.call_boxed(keys, *args, **kwargs)
 
     return kernel
-
-
-def _warn_once(operator: str, reason: str) -> None:
-    """Once for each reason, whatever the sizes in it."""
-    kind = operator, re.sub(r"\d+", "#", reason)
-    if kind in _warned:
-        return
-    _warned.add(kind)
-    warnings.warn(
-        f"flash_attn_ext cannot take this call of {operator}, and PyTorch's kernel runs: {reason}", stacklevel=3
-    )

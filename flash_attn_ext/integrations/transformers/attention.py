@@ -113,6 +113,10 @@ def _visible_by_arguments(
     query: Tensor, key: Tensor, is_causal: bool, sliding_window: int | None, is_packed: bool
 ) -> Visible:
     num_queries, num_keys = query.shape[2], key.shape[2]
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(
+            f"sliding_window is {sliding_window}, expected 1 or more keys, the query's own among them, or None"
+        )
     if is_causal and not is_packed and num_queries > 1 and num_queries != num_keys:
         raise ValueError(
             f"attention_mask is None and is_causal is True for {num_queries} queries and {num_keys} keys, which does "

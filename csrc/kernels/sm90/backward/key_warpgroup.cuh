@@ -308,6 +308,7 @@ struct KeyWarpgroup {
         return;
       }
     }
+    meet_key_warpgroup(warpgroup);  // V has no readers any more
     dk.scale(args.scale);
     dv.scale(kUnshift);
     const bool suspicious = store(args.params.dk, dk, args.params.head_dim_qk, work) |
@@ -318,7 +319,7 @@ struct KeyWarpgroup {
   __device__ __forceinline__ int first_key_of(const KeyTileWork& work) const {
     return work.visitor.tile * Traits::kKeys + first_row();
   }
-  // Through the warp's rows of V, which nobody else reads.
+  // Through the warp's rows of V.
   template <class Acc>
   __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,
                                         const KeyTileWork& work) const {

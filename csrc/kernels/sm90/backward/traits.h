@@ -52,6 +52,11 @@ struct BackwardTraits {
   using Visit = std::conditional_t<kMasked, MaskedVisit, sm90::Visit>;
 };
 
+// Where the threads of a key warpgroup meet: a named barrier, of which 0 is __syncthreads.
+__device__ __forceinline__ void meet_key_warpgroup(int warpgroup) {
+  ptx::sync_named(1 + warpgroup, tile::kWarpgroupSize);
+}
+
 // A part of dQ on its way to memory.
 struct PendingSum {
   int sums;  // their number in the workspace; kEnd: there are no more
