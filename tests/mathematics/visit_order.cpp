@@ -1,6 +1,7 @@
 // VisitOrder on random problems: a tile of queries is visited by those that see it, once each, in an order without
 // gaps; a visit waits only for tiles that were claimed before, or for those of its group; and blocks that claim tiles
-// as the kernel does come to an end, however few they are and however long a tile takes.
+// as the kernel does come to an end, however few they are and however long a tile takes. So it is with the visits that
+// a mask leaves.
 #include "kernels/plan/visit_order.h"
 
 #include <cstdio>
@@ -10,10 +11,12 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/plan/mask_visits.h"
 #include "kernels/plan/sm90.h"
 
 namespace {
 
+using flash_attn_ext::MaskVisits;
 using flash_attn_ext::VisitOrder;
 using flash_attn_ext::Walk;
 using namespace flash_attn_ext::attention;
@@ -24,6 +27,14 @@ struct Problem {
   VisitOrder order;
   int blocks;
   int heads;
+  bool masked;
+  uint32_t hidden;  // visits of 16
+
+  // By a mask that each pair has for itself.
+  bool is_left(uint32_t pair, int key_tile, int query_tile) const {
+    const uint32_t mixed = ((pair * 8191 + key_tile) * 131071 + query_tile) * 2654435761u;
+    return !masked || (mixed >> 20) % 16 >= hidden;
+  }
 
   const Sequence& sequence_of(uint32_t pair) const { return sequences[pair / (heads * order.members)]; }
 };
@@ -32,6 +43,7 @@ struct Visit {
   int query_tile;
   int sums;  // of the tile of queries, to which the visitor adds
   int place;
+  bool is_last = false;  // known with a mask
 };
 
 // Sums of dQ: pair, tile of queries, and which of its sums.
@@ -44,6 +56,16 @@ std::vector<Visit> visits_of(const Problem& problem, const VisitOrder::Claim& cl
   const VisitOrder::Tiles range = VisitOrder::visited(problem.visibility, sequence, claim.tile);
   const VisitOrder::Visitor visitor = problem.order.visitor(problem.visibility, sequence, claim.tile, claim.walk);
   std::vector<Visit> visits;
+  if (problem.masked) {  // sm90/backward/mask_visits.cu
+    for (int i = 0; i < range.end - range.begin; ++i) {
+      const int query_tile = MaskVisits::query_tile(visitor, range, i);
+      if (!problem.is_left(claim.pair, claim.tile, query_tile)) continue;
+      const MaskVisits::Entry entry = MaskVisits::entry(
+          visitor, query_tile, [&](int tile) { return problem.is_left(claim.pair, tile, query_tile) ? 1 : 0; });
+      visits.push_back({query_tile, 0, entry.place, entry.is_last != 0});
+    }
+    return visits;
+  }
   const int sums = claim.walk == Walk::kDivide ? visitor.phase() : 0;
   int at = claim.walk == Walk::kCycle     ? visitor.first_of_cycle()
            : claim.walk == Walk::kDescend ? range.end - 1
@@ -60,15 +82,17 @@ bool fails(const char* what, const Problem& problem) {
   const Sequence& s = problem.sequences[0];
   std::printf(
       "%s: %zu sequences, the first of %lld queries and %lld keys, left %lld, right %lld, top_left %d, %d heads, "
-      "%d blocks, phases 2^%u\n",
+      "%d blocks, phases 2^%u, %u of 16 hidden\n",
       what, problem.sequences.size(), static_cast<long long>(s.num_queries), static_cast<long long>(s.num_keys),
       static_cast<long long>(problem.visibility.left), static_cast<long long>(problem.visibility.right),
-      problem.visibility.top_left, problem.heads, problem.blocks, problem.order.log2_phases);
+      problem.visibility.top_left, problem.heads, problem.blocks, problem.order.log2_phases,
+      problem.masked ? problem.hidden : 0);
   return false;
 }
 
 bool places_are_right(const Problem& problem) {
   std::map<Sums, std::map<int, uint32_t>> claims_in_place;
+  std::set<std::tuple<uint32_t, int, int>> last;
   std::set<std::pair<uint32_t, int>> claimed;
   for (uint32_t index = 0; index < problem.order.num_claims(); ++index) {
     const VisitOrder::Claim claim = problem.order.claim(index);
@@ -77,6 +101,7 @@ bool places_are_right(const Problem& problem) {
       if (!claims_in_place[{claim.pair, visit.query_tile, visit.sums}].insert({visit.place, index}).second) {
         return fails("two visitors in one place", problem);
       }
+      if (visit.is_last) last.insert({claim.pair, visit.query_tile, visit.place});
     }
   }
   for (uint32_t pair = 0; pair < problem.order.pairs; ++pair) {
@@ -84,12 +109,14 @@ bool places_are_right(const Problem& problem) {
     for (int i = 0; i < VisitOrder::num_tiles(sequence.num_queries, VisitOrder::kQueries); ++i) {
       const VisitOrder::Tiles visitors =
           problem.order.visitor(problem.visibility, sequence, 0, Walk::kClimb).visitors(i);
+      int seen = 0;
+      for (int tile = visitors.begin; tile < visitors.end; ++tile) seen += problem.is_left(pair, tile, i) ? 1 : 0;
       int count = 0;
       for (int sums = 0; sums < 1 << problem.order.log2_sums; ++sums) {
         const auto found = claims_in_place.find({pair, i, sums});
         // Sums that nobody adds to are not read (sm90/backward/dq_sums.cuh).
         const bool is_read =
-            (sums - visitors.begin & (1 << problem.order.log2_sums) - 1) < visitors.end - visitors.begin;
+            seen > 0 && (sums - visitors.begin & (1 << problem.order.log2_sums) - 1) < visitors.end - visitors.begin;
         if (is_read != (found != claims_in_place.end())) return fails("sums that nobody adds to", problem);
         if (!is_read) continue;
         uint32_t before = 0;
@@ -105,9 +132,10 @@ bool places_are_right(const Problem& problem) {
         }
         count += place;
       }
-      if (count != (visitors.empty() ? 0 : visitors.end - visitors.begin)) {
-        return fails("not everybody visits", problem);
-      }
+      if (count != seen) return fails("not everybody visits", problem);
+      const auto others = last.lower_bound({pair, i, 0});
+      const bool has_last = others != last.end() && *others == std::tuple{pair, i, seen - 1};
+      if (problem.masked && has_last != (seen > 0)) return fails("not the last one is last", problem);
     }
   }
   return true;
@@ -190,6 +218,8 @@ Problem random_problem(std::mt19937& random) {
   p.sequences = {nullptr, nullptr, longest_q, longest_k, longest_q * batch, longest_k * batch};
   p.visibility = problem.visibility;
   problem.order = flash_attn_ext::plan::visit_order(p, problem.blocks);
+  problem.masked = !problem.order.divided && pick(0, 1) == 1;
+  problem.hidden = pick(0, 15);
   return problem;
 }
 

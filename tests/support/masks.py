@@ -1,8 +1,9 @@
-"""Visibility and ALiBi by brute force: an (Sq, Sk) table from the definitions, independent of the library."""
+"""Visibility and ALiBi by brute force: an (Sq, Sk) table from the definitions, independent of the library. Masks that
+hide whole tiles."""
 
 import torch
 
-from support.cases import Case
+from support.cases import Case, Inputs
 
 
 def diagonal(case: Case) -> int:
@@ -34,3 +35,15 @@ def attended(case: Case, mask: torch.Tensor | None, device: str = "cpu") -> torc
     """Visibility and the boolean mask, (B, H, Sq, Sk)."""
     seen = visible(case, device).expand(case.batch, case.heads, case.sq, case.sk)
     return seen if mask is None else seen & mask.to(device)
+
+
+def with_empty_tiles(inputs: Inputs) -> Inputs:
+    """Whole tiles hidden: some of each row of tiles, all of one, all of a tile of keys, and a single query's."""
+    generator = torch.Generator().manual_seed(1)
+    *shape, sq, sk = inputs.mask.shape
+    blocks = torch.rand(*shape, -(-sq // 64), -(-sk // 64), generator=generator) < 0.4
+    blocks[..., 2, :] = False
+    blocks[..., :, 1] = False
+    blocks = blocks.repeat_interleave(64, -2).repeat_interleave(64, -1)[..., :sq, :sk].to(inputs.mask.device)
+    blocks[..., 70, :] = False
+    return inputs.replace(mask=inputs.mask & blocks)

@@ -123,15 +123,14 @@ FORWARD_SM90 = [
 
 SQUARE = (1, 16, LONG, LONG)
 BACKWARD_SM90 = [
-    # Scores that more than a positive scale changes: dQ first, which stores P and dS.
     (hopper(), "warp-specialised, head dim 64, 128 keys per block, dQ added in order"),
-    (
-        hopper(mask=SQUARE),
-        "warp-specialised (mask, head dims 64 and 64), dQ storing P and dS, then dK and dV",
-    ),
-    (hopper(mask=SQUARE, d=128), "(mask, head dims 128 and 128)"),
-    (hopper(mask=SQUARE, d=72), "(mask, head dims 128 and 128)"),
-    (hopper(mask=SQUARE, d=64, dv=128), "(mask, head dims 128 and 128)"),
+    (hopper(mask=SQUARE), "warp-specialised (mask), head dim 64, 128 keys per block, dQ added in order, going round"),
+    (hopper(mask=SQUARE, d=72), "warp-specialised (mask), head dim 128, 128 keys per block"),
+    (hopper(mask=SQUARE, d=64, dv=128), "warp-specialised (mask), head dim 128, 128 keys per block"),
+    (hopper(mask=(1, 1, 1, LONG), d=128), "warp-specialised (mask), head dim 128, 128 keys per block"),
+    (hopper(mask=(1, 1, 1, 8 * LONG), sk=8 * LONG), "warp-specialised (mask), head dim 64, 128 keys per block"),
+    # A mask with more keys for each query, or what else changes scores: dQ first, which stores P and dS.
+    (hopper(mask=(1, 1, 1, 8 * LONG + 1), sk=8 * LONG + 1), "(mask, head dims 64 and 64), dQ storing P and dS, then"),
     (hopper(mask=(1, 1, LONG, 1)), "(extended, head dims 64 and 64)"),  # packing it would take more than it is
     (hopper(bias=SQUARE, d=128), "(bias and mask, head dims 128 and 128)"),
     (hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1), "(extended,"),  # which the copy engine does not address
@@ -141,11 +140,11 @@ BACKWARD_SM90 = [
     (hopper({"scale": -1.0}), "(extended,"),
     (hopper(slopes=True), "(extended,"),
     (hopper(d=136), "warp-specialised (plain, head dims 192 and 192), dQ storing P and dS"),
-    (hopper(mask=SQUARE), "mask tiles 16384, mask bits"),
+    (hopper(bias=SQUARE, mask=SQUARE), "mask tiles 16384, mask bits"),
     (hopper(bias=SQUARE, wanted=("q", "k", "v", "bias")), "dBias from the stored dS"),
     # More than half of the bound: as few launches as it allows.
-    (hopper(mask=SQUARE, batch=8, d=128), "in 1 launch of up to 128 key heads"),
-    (hopper(mask=SQUARE, batch=16, d=128), "in 2 launches of up to 128 key heads"),
+    (hopper(bias=SQUARE, batch=8, d=128), "in 1 launch of up to 128 key heads"),
+    (hopper(bias=SQUARE, batch=16, d=128), "in 2 launches of up to 128 key heads"),
 ]
 PORTABLE_ON_HOPPER = [
     dict(mask=SQUARE, d=136),

@@ -1,3 +1,4 @@
+#include "kernels/plan/mask_visits.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/workspace.h"
@@ -12,14 +13,16 @@ using attention::BackwardParams;
 // More visits spread by themselves, and sums take memory.
 constexpr int64_t kMostSummedVisits = 8;
 
-// One kernel for all gradients.
-bool is_fused(const BackwardParams& p) {
-  return largest_head_dim(p) <= sm90::kLargestBackwardHeadDim && wanted_variant_sm90(p) == Variant::kPlain;
-}
-
 // Visitors of a tile of queries take turns: with far more keys than queries they would wait for each other.
 bool has_few_queries(const BackwardParams& p) {
   return p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q;
+}
+
+// One kernel for all gradients. With a mask, few queries are for kernels in which nobody takes turns.
+bool is_fused(const BackwardParams& p) {
+  if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
+  const Variant variant = wanted_variant_sm90(p);
+  return variant == Variant::kPlain || (variant == Variant::kMask && !has_few_queries(p));
 }
 
 // The copy engine describes no empty tensor.
@@ -72,6 +75,10 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
   // Where tiles of keys see different numbers of queries, those that visit a group's heads one after the other drift
   // apart, and L2 does not hold what lies between them.
   if (p.visibility.one_sided()) order.members = count_members(p.queries_per_key_head(), query_tiles);
+  // Heads with masks of their own have different visits, which descending walks cannot take in turn.
+  if (p.score_mod.mask.present() && p.score_mod.mask.head_stride != 0 && !p.visibility.unlimited()) {
+    order.members = static_cast<uint32_t>(p.queries_per_key_head());
+  }
   order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.members;
   order.tiles = static_cast<uint32_t>(VisitOrder::num_tiles(lengths.max_seqlen_k, VisitOrder::kKeys));
   order.divided = has_few_queries(p);
@@ -115,7 +122,7 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   plan.kernels = BackwardKernels::kWarpSpecialised;
   plan.delta = DeltaSource::kFirstKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
-  plan.dq_variant = plan.dkdv_variant = Variant::kPlain;
+  plan.dq_variant = plan.dkdv_variant = wanted_variant_sm90(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
   plan.l2_bytes = limits.l2_bytes;
   plan.resident_blocks = limits.multiprocessors;
@@ -128,6 +135,7 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   constexpr int64_t kFloat = sizeof(float);
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
+  if (p.score_mod.mask.present()) parts.mask_bits = append(parts.bytes, MaskVisits::bytes(p, plan.order));
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_sums);
   parts.statistics = append(parts.bytes, rows * 2 * kFloat);
   parts.turns = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_sums);

@@ -85,8 +85,10 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
   attention::BackwardParams p = params;
-  const cudaError_t error = scan_mask(p, plan, workspace, stream);
-  if (error != cudaSuccess) return error;
+  if (plan.kernels != plan::BackwardKernels::kWarpSpecialised) {  // which has bits of its own
+    const cudaError_t error = scan_mask(p, plan, workspace, stream);
+    if (error != cudaSuccess) return error;
+  }
   return p.element == attention::ElementType::kBFloat16 ? with_kernels<__nv_bfloat16>(p, plan, workspace, stream)
                                                         : with_kernels<__half>(p, plan, workspace, stream);
 }

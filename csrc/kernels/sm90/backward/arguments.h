@@ -5,6 +5,7 @@
 
 #include "attention/divisor.h"
 #include "attention/params.h"
+#include "kernels/plan/mask_visits.h"
 #include "kernels/plan/visit_order.h"
 #include "kernels/sm90/backward/key_tile_work.h"
 #include "kernels/sm90/tensor_map.h"
@@ -99,6 +100,7 @@ struct BackwardArguments {
   float scale;
   float scale_log2e;
   float shift;  // weight_shift
+  MaskVisits mask;
 };
 
 }  // namespace flash_attn_ext::sm90

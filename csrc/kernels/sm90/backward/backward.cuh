@@ -31,16 +31,16 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __g
   __syncthreads();
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
-    ptx::release_registers<kBackwardCopyRegisters>();
+    ptx::release_registers<Traits::kRegisters.copy>();
     if (tile::lane() != 0) return;
     if (tile::warp() == 0) BackwardProducer<Traits>{args, shared}.run();
     if (tile::warp() == 1) BackwardScheduler<Traits>{args, shared}.run();
     if (tile::warp() >= 2) DqAdder<Traits>{args, shared, tile::warp() - 2}.run();
   } else if (warpgroup <= Traits::kWarpgroups) {
-    ptx::acquire_registers<kBackwardKeyRegisters>();
+    ptx::acquire_registers<Traits::kRegisters.key>();
     KeyWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
   } else {
-    ptx::release_registers<kBackwardQueryRegisters>();
+    ptx::release_registers<Traits::kRegisters.query>();
     DqWarpgroup<Traits>{args, shared}.run();
   }
 }

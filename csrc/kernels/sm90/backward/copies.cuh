@@ -1,6 +1,7 @@
 // The threads that move data: one claims tiles of keys, one starts the copies of what they need, two add dQ to memory.
 #pragma once
 
+#include "kernels/sm90/backward/listed_visits.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/bulk_copy.h"
 #include "ptx/global_memory.h"
@@ -27,6 +28,7 @@ struct BackwardScheduler {
       shared.work_ring.wait_full(at);
       const int group_end = shared.work[at.stage].group_end;
       at.advance();
+      if (args.order.divided) continue;
       // An early claim would spoil the order.
       ptx::wait(shared.may_claim, parity);
       parity ^= 1;
@@ -68,6 +70,38 @@ struct BackwardProducer {
 
  private:
   __device__ __forceinline__ void send(const KeyTileWork& work) {
+    if (work.visits == 0) {
+      pass_keys();
+    } else if constexpr (Traits::kMasked) {
+      send_listed(work);
+    } else {
+      send_all(work);
+    }
+  }
+
+  // Those that a mask leaves.
+  __device__ __forceinline__ void send_listed(const KeyTileWork& work) {
+    ListedVisits visits{args, work};
+#pragma unroll 1
+    for (int left = work.visits; left > 0; --left) {
+      const MaskVisits::Entry entry = visits.entry();  // it comes while the stage is waited for
+      shared.q_ring.wait_empty(q_at);
+      MaskedVisit& to = shared.visit(q_at);
+      to.query_tile = entry.query_tile;
+      to.head = visits.head;
+      to.sums = visits.head * args.workspace.sums_of_head + work.first_sums + entry.query_tile;
+      to.place = entry.place;
+      to.is_last = entry.is_last != 0;
+      to.ends_tile = left == 1;
+      for (int w = 0; w < VisitOrder::kParts; ++w) to.is_partial[w] = !work.own[w].full(entry.query_tile);
+      to.mask_tile = entry.mask_tile;
+      if (entry.mask_tile != MaskVisits::Entry::kNothingMasked) visits.fetch(entry.mask_tile);
+      if (left > 1) visits.advance();
+      send_visit(work, to, left == work.visits);
+    }
+  }
+
+  __device__ __forceinline__ void send_all(const KeyTileWork& work) {
     const int first_head =
         work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.member * work.heads;
     // The query heads of a group come one after the other, so that L2 holds what neighbouring visitors share; in a
@@ -125,6 +159,15 @@ struct BackwardProducer {
       k_at.advance();
     }
     q_at.advance();
+  }
+
+  // The stages of a tile that visits nothing: its gradients leave through them, too.
+  __device__ __forceinline__ void pass_keys() {
+    shared.k_ring.wait_empty(k_at);
+    ptx::arrive(shared.k_ring.full[k_at.stage]);
+    shared.v_ring.wait_empty(k_at);
+    ptx::arrive(shared.v_ring.full[k_at.stage]);
+    k_at.advance();
   }
 
   template <class Tile>

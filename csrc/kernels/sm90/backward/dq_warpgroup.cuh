@@ -29,14 +29,15 @@ struct DqWarpgroup {
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int visits = uniform(work.visits);
-      if (visits > 0) {
-        shared.k_ring.wait_full(k_at);
+      shared.k_ring.wait_full(k_at);
 #pragma unroll 1
-        for (int i = 0; i < visits; ++i) add(work, shared.visit(dscore_at));
-        k_at.advance();
-      }
+      for (int i = 0; i < visits; ++i) add(work, shared.visit(dscore_at));
       __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      if (tile::lane() == 0) {
+        if (visits == 0) ptx::arrive(shared.k_ring.empty[k_at.stage]);
+        ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      }
+      k_at.advance();
       work_at.advance();
     }
     // Both adders end.

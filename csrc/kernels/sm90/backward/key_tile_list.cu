@@ -58,13 +58,24 @@ struct KeyTileList {
     const VisitOrder::Tiles visited = VisitOrder::visited(p.visibility, sequence, claim.tile);
     work.begin = visited.begin;
     work.end = visited.end;
-    work.visits = visited.empty() ? 0 : (visited.end - visited.begin) * work.heads;
+    work.visits = count_visits(work, visited);
     work.first = claim.walk == Walk::kCycle     ? work.visitor.first_of_cycle()
                  : claim.walk == Walk::kDescend ? visited.end - 1
                                                 : visited.begin;
     for (int w = 0; w < VisitOrder::kParts; ++w)
       work.own[w] = seen_by(sequence, claim.tile * VisitOrder::kKeys + w * 64);
     return work;
+  }
+
+  __device__ __forceinline__ int count_visits(const KeyTileWork& work, const VisitOrder::Tiles& visited) const {
+    if (!args.mask.present()) return visited.empty() ? 0 : (visited.end - visited.begin) * work.heads;
+    const int first_head =
+        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.member * work.heads;
+    int visits = 0;
+    for (int head = first_head; head < first_head + work.heads; ++head) {
+      visits += args.mask.counts[args.mask.list(work.batch, head, work.visitor.walk, work.visitor.tile)];
+    }
+    return visits;
   }
 
   // The tiles of queries that see 64 keys, of which some may not be there.

@@ -7,9 +7,10 @@
 
 #include <type_traits>
 
-#include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward/attended_scores.cuh"
 #include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
+#include "kernels/sm90/store_boxes.cuh"
 #include "ptx/ldmatrix.h"
 #include "ptx/math.h"
 #include "ptx/stmatrix.h"
@@ -47,6 +48,7 @@ struct KeyWarpgroup {
   typename Shared::Stage at{};  // of Q, dO and dS
   typename decltype(Shared::k_ring)::Position k_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
+  std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand
 
   __device__ __forceinline__ void run() {
     dk.clear();
@@ -56,10 +58,22 @@ struct KeyWarpgroup {
       shared.work_ring.wait_full(work_at);
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
-      differentiate(work);
-      store(work);
-      __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
+      is_empty = true;
+      shared.k_ring.wait_full(k_at);
+      shared.v_ring.wait_full(k_at);
+      const int visits = uniform(work.visits);
+      if (visits > 0) differentiate(work, visits);
+      release(shared.k_ring.empty[k_at.stage]);
+      if (is_empty && args.order.members == 1) {
+        store_zeros(rows_of(args.params.dk, args.params.head_dim_qk, work));
+        store_zeros(rows_of(args.params.dv, args.params.head_dim_v, work));
+      } else {
+        store(work);
+      }
+      ptx::fence_stores();  // to V's rows, before what the copy engine writes there
+      release(shared.v_ring.empty[k_at.stage]);
+      k_at.advance();
+      release(shared.work_ring.empty[work_at.stage]);
       work_at.advance();
     }
   }
@@ -69,51 +83,54 @@ struct KeyWarpgroup {
   __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
   __device__ __forceinline__ int warp_row() const { return first_row() + tile::warp() % 4 * kWarpRows; }
 
-  __device__ __forceinline__ void differentiate(const KeyTileWork& work) {
-    is_empty = true;
-    const int visits = uniform(work.visits);
-    if (visits == 0) return;
+  __device__ __forceinline__ void differentiate(const KeyTileWork& work, int visits) {
     // Its own come one after the other, and the rest, which sees the other warpgroup's keys only, is passed over; not
-    // where heads come one after the other, each with such a rest.
+    // where heads come one after the other, each with such a rest, nor where a mask leaves some of them out.
     const TileRange& own = work.own[warpgroup];
     const int group = work.heads;
     const bool descends = work.visitor.walk == Walk::kDescend;
-    const bool passes = descends || group == 1;
+    const bool passes = !Traits::kMasked && (descends || group == 1);
     const int own_visits = passes ? (own.end - own.begin) * group : visits;
-    const int steps = uniform(own.empty() ? 0 : own_visits);
+    const int steps = uniform(!Traits::kMasked && own.empty() ? 0 : own_visits);
     const int before = uniform(!passes ? 0 : group * (descends ? work.end - own.end : own.begin - work.begin));
-    shared.k_ring.wait_full(k_at);
-    shared.v_ring.wait_full(k_at);
     if constexpr (kInRegisters) {
       load_rows(k, shared.k[k_at.stage]);
       load_rows(v, shared.v[k_at.stage]);
     }
     if (steps > 0) {
       pass(before);
-      start_scores(at);
-      go_to<true>(at);
+      start_scores(at, std::true_type{});
+      go_to(at, std::true_type{});
       ptx::wait_products<0>();
       ptx::pin_registers(scores.c[0]);
+      // At head dim 64 a product in vain costs less than a second copy of the code, which would not be at hand.
+      if constexpr (kInRegisters) {
 #pragma unroll 1
-      for (int i = 1; i < steps; ++i) step<true>(work);
-      step<false>(work);
+        for (int i = 1; i <= steps; ++i) step(work, i < steps);
+      } else {
+#pragma unroll 1
+        for (int i = 1; i < steps; ++i) step(work, std::true_type{});
+        step(work, std::false_type{});
+      }
       pass(visits - before - steps);
     } else {
       pass(visits);
     }
-    __syncwarp();
-    if (tile::lane() == 0) {
-      ptx::arrive(shared.k_ring.empty[k_at.stage]);
-      ptx::arrive(shared.v_ring.empty[k_at.stage]);
-    }
-    k_at.advance();
   }
 
-  template <bool kHasNext>
-  __device__ __forceinline__ void step(const KeyTileWork& work) {
+  // By all warps that have read or written what the barrier stands for.
+  __device__ __forceinline__ static void release(ptx::Barrier& barrier) {
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(barrier);
+  }
+
+  // HasNext: bool, or what the compiler knows.
+  template <class HasNext>
+  __device__ __forceinline__ void step(const KeyTileWork& work, HasNext has_next) {
     typename Shared::Stage next = at;
     next.advance();
     if (is_partial) hide(work, shared.visit(at).query_tile);
+    if constexpr (Traits::kMasked) attended.hide(scores);
     exponentiate();
     start_dp();
     start_dv();
@@ -124,28 +141,32 @@ struct KeyWarpgroup {
     differentiate_scores();
     start_dk();
     hand_over();
-    if constexpr (kHasNext) start_scores(next);
+    if constexpr (!std::is_same_v<HasNext, std::false_type>) start_scores(next, has_next);
     const int done = at.stage;
-    go_to<kHasNext>(next);
+    go_to(next, has_next);
     ptx::wait_products<0>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dk.c[0]);
     ptx::pin_registers(dv.c[0]);
     is_empty = false;
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.q_ring.empty[done]);
+    release(shared.q_ring.empty[done]);
   }
 
   // Looks ahead while products are in flight. The stage is known to be the same in all threads: else products'
   // descriptors would not be in uniform registers.
-  template <bool kIsThere>
-  __device__ __forceinline__ void go_to(const typename Shared::Stage& next) {
+  __device__ __forceinline__ void go_to(const typename Shared::Stage& next, bool is_there) {
     at = {uniform(next.stage), next.parity};
-    if constexpr (kIsThere) is_partial = uniform(shared.visit(at).is_partial[warpgroup]) != 0;
+    is_partial = uniform(shared.visit(at).is_partial[warpgroup]) != 0;
+    if constexpr (Traits::kMasked) {
+      if (is_there) {
+        attended.read(args.mask, shared.visit(at).mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
+      }
+    }
   }
 
-  __device__ __forceinline__ void start_scores(const typename Shared::Stage& of) {
-    shared.q_ring.wait_full(of);
+  // Of a tile that is not there, whatever lies in its stage.
+  __device__ __forceinline__ void start_scores(const typename Shared::Stage& of, bool is_there) {
+    if (is_there) shared.q_ring.wait_full(of);
     const auto q = tile::BoxOperand(shared.q[0]).after(of.stage);
     if constexpr (kInRegisters) {
       tile::start_rows_product(scores, k, q);
@@ -248,8 +269,7 @@ struct KeyWarpgroup {
   }
   __device__ __forceinline__ void finish_dscores() const {
     ptx::fence_stores();
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.full[at.stage]);
+    release(shared.dscore_ring.full[at.stage]);
   }
 
   // Tiles of queries that see only the other warpgroup's keys: no dS of these.
@@ -278,14 +298,17 @@ struct KeyWarpgroup {
   }
 
   __device__ __forceinline__ void store(const KeyTileWork& work) {
-    if (is_empty) {
-      dk.clear();
-      dv.clear();
+    if (args.order.members > 1) {
+      if (is_empty) {
+        dk.clear();
+        dv.clear();
+      }
+      if (first_key_of(work) < work.visitor.num_keys &&
+          !MemberSums<Traits>{args, work, warpgroup}.join(dk, dv, shared.arrived[warpgroup])) {
+        return;
+      }
     }
-    if (args.order.members > 1 && first_key_of(work) < work.visitor.num_keys &&
-        !MemberSums<Traits>{args, work, warpgroup}.join(dk, dv, shared.arrived[warpgroup])) {
-      return;
-    }
+    meet_key_warpgroup(warpgroup);  // V has no readers any more
     dk.scale(args.scale);
     dv.scale(kUnshift);
     const bool suspicious = store(args.params.dk, dk, args.params.head_dim_qk, work) |
@@ -296,18 +319,20 @@ struct KeyWarpgroup {
   __device__ __forceinline__ int first_key_of(const KeyTileWork& work) const {
     return work.visitor.tile * Traits::kKeys + first_row();
   }
+  // Through the warp's rows of V.
   template <class Acc>
   __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,
                                         const KeyTileWork& work) const {
+    return store_boxes(rows_of(to, columns, work), gradient, shared.v[k_at.stage], warp_row());
+  }
+  __device__ __forceinline__ OutputRows<Element> rows_of(const attention::MatrixView& to, int64_t columns,
+                                                         const KeyTileWork& work) const {
     const int first_key = work.visitor.tile * Traits::kKeys + warp_row();
-    const int rows = work.visitor.num_keys - first_key;
-    if (to.data == nullptr || rows <= 0) return false;
-    return store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
-                                      .row_stride = to.row_stride,
-                                      .column_stride = to.column_stride,
-                                      .rows = rows,
-                                      .columns = static_cast<int>(columns)},
-                                     gradient);
+    return {.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
+            .row_stride = to.row_stride,
+            .column_stride = to.column_stride,
+            .rows = to.data == nullptr ? 0 : work.visitor.num_keys - first_key,
+            .columns = static_cast<int>(columns)};
   }
 
   // In the order of a schedule of keys, one head after the other (schedule/block.cuh).

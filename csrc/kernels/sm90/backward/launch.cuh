@@ -7,6 +7,7 @@
 #include "kernels/sm90/backward/backward.cuh"
 #include "kernels/sm90/backward/dq_sums.cuh"
 #include "kernels/sm90/backward/key_tile_list.h"
+#include "kernels/sm90/backward/mask_visits.h"
 #include "kernels/sm90/backward/statistics.cuh"
 #include "kernels/sm90/backward_maps.h"
 #include "kernels/sm90/sm90_kernels.h"
@@ -62,6 +63,12 @@ cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStrea
   return launch_early(backward_kernel<Traits>, launch, stream, args);
 }
 
+template <class Element, bool kMasked>
+cudaError_t launch_main_of(const BackwardArguments& args, int head_dim, int64_t blocks, cudaStream_t stream) {
+  if (head_dim == 64) return launch_main<BackwardTraits<Element, kBackwardHeadDims[0], kMasked>>(args, blocks, stream);
+  return launch_main<BackwardTraits<Element, kBackwardHeadDims[1], kMasked>>(args, blocks, stream);
+}
+
 template <class Element>
 cudaError_t repair(const BackwardArguments& args, cudaStream_t stream) {
   const attention::BackwardParams& p = args.params;
@@ -115,12 +122,14 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   if (query_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const QueryTileGrid grid = {attention::Divisor::of(static_cast<uint32_t>(query_tiles)),
                               attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
+  if (parts.mask_bits.present()) args.mask = MaskVisits::in(parts.mask_bits.in<void>(workspace), p, plan.order);
   cudaError_t error = make_operand_maps(args, VisitOrder::kQueries, VisitOrder::kKeys);
+  if (error == cudaSuccess) error = list_mask_visits(args, stream);
   if (error == cudaSuccess) error = prepare<Element>(args, grid, query_blocks, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
-  error = plan.dkdv_head_dim == 64 ? launch_main<BackwardTraits<Element, kBackwardHeadDims[0]>>(args, blocks, stream)
-                                   : launch_main<BackwardTraits<Element, kBackwardHeadDims[1]>>(args, blocks, stream);
+  error = args.mask.present() ? launch_main_of<Element, true>(args, plan.dkdv_head_dim, blocks, stream)
+                              : launch_main_of<Element, false>(args, plan.dkdv_head_dim, blocks, stream);
   if (error == cudaSuccess && args.order.log2_sums > 0) {
     error = launch_early(sum_dq_kernel<Element>,
                          {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns},

@@ -49,10 +49,9 @@ struct MemberSums {
   static constexpr int kThreads = tile::kWarpgroupSize;
   static constexpr int kDvFloats = Dv::kColumnTiles * 4 * kThreads;
   static constexpr int kFloats = kDvFloats + Dk::kColumnTiles * 4 * kThreads;
-  static constexpr int kBarrier = 1;  // 0 is __syncthreads
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
-  __device__ __forceinline__ void meet() const { ptx::sync_named(kBarrier + warpgroup, kThreads); }
+  __device__ __forceinline__ void meet() const { meet_key_warpgroup(warpgroup); }
 
   __device__ __forceinline__ float* part_of(int member) const {
     const int64_t tile = int64_t{work.number} * args.order.members + member;

@@ -72,10 +72,25 @@ struct Statistics {
         statistics[kQueries + row] = delta[i] * exp2f(-args.shift);
       }
     }
-    if (args.order.visitor(p.visibility, sequence, 0, Walk::kClimb).visitors(tile).empty()) clear_dq(first_row, rows);
+    if (!is_visited()) clear_dq(first_row, rows);
   }
 
  private:
+  // Whether there is a tile of keys that the queries see something of.
+  __device__ __forceinline__ bool is_visited() const {
+    const attention::Visibility& visibility = args.params.visibility;
+    const VisitOrder::Tiles visitors = args.order.visitor(visibility, sequence, 0, Walk::kClimb).visitors(at.tile);
+    if (!args.mask.present()) return !visitors.empty();
+    const auto batch = static_cast<int>(sequence.batch);
+    bool is_seen = false;
+#pragma unroll 1
+    for (int i = visitors.begin + static_cast<int>(threadIdx.x); i < visitors.end; i += kStatisticsThreads) {
+      const int tile = args.mask.tile(args.mask.first_tile(batch, at.head, i), at.tile);
+      is_seen |= (args.mask.tiles[tile] & MaskVisits::kSomeTrue) != 0;
+    }
+    return __syncthreads_or(is_seen) != 0;
+  }
+
   __device__ __forceinline__ void clear_dq(int64_t first_row, int rows) const {
     const attention::MatrixView& dq = args.params.dq;
     const auto columns = static_cast<int>(args.params.head_dim_qk);

@@ -1,6 +1,8 @@
 // What a backward kernel is compiled for, and what lies in its shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/arguments.h"
@@ -11,11 +13,29 @@
 
 namespace flash_attn_ext::sm90 {
 
-template <class ElementType, HeadDims kDimsValue>
+// One tile of queries that a tile of keys visits.
+struct alignas(16) Visit {
+  int query_tile;                       // of the sequence
+  int head;                             // of queries
+  int sums;                             // that it adds to: their number in the workspace
+  int place;                            // how many visitors come before
+  bool is_last;                         // of all the visitors
+  bool ends_tile;                       // of the tile of keys' visits
+  bool is_partial[VisitOrder::kParts];  // whether something of the keys is hidden
+};
+
+// The same where a mask says which there are.
+struct MaskedVisit : Visit {
+  int mask_tile;  // MaskVisits::Entry
+};
+
+template <class ElementType, HeadDims kDimsValue, bool kMaskedValue = false>
 struct BackwardTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
+  static constexpr bool kMasked = kMaskedValue;
   static constexpr BackwardTile kTile = backward_tile(kDims);
+  static constexpr BackwardRegisters kRegisters = backward_registers(kDims);
   static constexpr int kKeys = VisitOrder::kKeys;
   static constexpr int kQueries = VisitOrder::kQueries;
   static constexpr int kWarpgroups = VisitOrder::kParts;
@@ -29,18 +49,13 @@ struct BackwardTraits {
   using DscoreTile = tile::BoxTile<Element, kKeys, kQueries>;
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
   using Where = ScoreTile<Rows::kKeys, Scores>;
+  using Visit = std::conditional_t<kMasked, MaskedVisit, sm90::Visit>;
 };
 
-// One tile of queries that a tile of keys visits.
-struct alignas(16) Visit {
-  int query_tile;                       // of the sequence
-  int head;                             // of queries
-  int sums;                             // that it adds to: their number in the workspace
-  int place;                            // how many visitors come before
-  bool is_last;                         // of all the visitors
-  bool ends_tile;                       // of the tile of keys' visits
-  bool is_partial[VisitOrder::kParts];  // whether something of the keys is hidden
-};
+// Where the threads of a key warpgroup meet: a named barrier, of which 0 is __syncthreads.
+__device__ __forceinline__ void meet_key_warpgroup(int warpgroup) {
+  ptx::sync_named(1 + warpgroup, tile::kWarpgroupSize);
+}
 
 // A part of dQ on its way to memory.
 struct PendingSum {
@@ -70,7 +85,7 @@ struct BackwardShared {
   alignas(128) float dq_sums[kSums][Traits::kQueries * Traits::kDims.qk];
   alignas(16) float statistics[kStages][2][Traits::kQueries];  // LSE and delta (BackwardWorkspace)
   KeyTileWork work[kWorkStages];
-  Visit visits[kVisits];
+  typename Traits::Visit visits[kVisits];
   PendingSum pending[kSums];
   tile::RingBarriers<kStages> q_ring;  // its empty barriers stand for dout's, too
   ptx::Barrier dout_full[kStages];
@@ -82,7 +97,9 @@ struct BackwardShared {
   ptx::Barrier may_claim;            // all copies of a tile of keys have been started
   int arrived[Traits::kWarpgroups];  // MemberSums
 
-  __device__ __forceinline__ Visit& visit(const Stage& at) { return visits[at.parity * kStages + at.stage]; }
+  __device__ __forceinline__ typename Traits::Visit& visit(const Stage& at) {
+    return visits[at.parity * kStages + at.stage];
+  }
 
   __device__ __forceinline__ void init() {
     q_ring.init(kComputingWarps);

@@ -1,0 +1,208 @@
+// args.mask (plan/mask_visits.h): a mask's bits, then the lists of visits that it leaves.
+#include <algorithm>
+
+#include "attention/divisor.h"
+#include "kernels/sm90/backward/mask_visits.h"
+
+namespace flash_attn_ext::sm90 {
+namespace {
+
+constexpr int kThreads = MaskVisits::kThreads;
+constexpr int kKeys = VisitOrder::kKeys;
+constexpr int kQueries = VisitOrder::kQueries;
+constexpr int kWarpSize = 32;
+constexpr int kGroupKeys = 16;
+constexpr int kGroups = kKeys / kGroupKeys;
+
+// Grid: a block per tile of the mask as it is stored (broadcast dimensions once). Every byte of the mask is read once,
+// so memory would be the bound, if it took few enough instructions: hence the order of bits, and of what is shared.
+struct MaskTile {
+  // Of the 16 keys of each warp of the backward kernel, all queries: bit i is key i. Rows are so long that threads of
+  // neighbouring groups of keys write to different banks.
+  using Bits = uint16_t[kGroups][kQueries + 2];
+
+  const uint8_t* first;
+  int64_t row_stride;
+  int64_t key_stride;
+  int rows;  // that are there
+  int keys;
+
+  __device__ __forceinline__ void load(Bits& bits) const {
+    static_assert(kGroupKeys == sizeof(uint4));
+    if (key_stride == 1 && keys == kKeys && row_stride % sizeof(uint4) == 0 &&
+        reinterpret_cast<uintptr_t>(first) % sizeof(uint4) == 0) {
+      load_groups(bits);
+      return;
+    }
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    constexpr int kWords = kKeys / kWarpSize;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x) / kWarpSize; i < kQueries * kWords; i += kThreads / kWarpSize) {
+      const int row = i / kWords;
+      const int key = i % kWords * kWarpSize + lane;
+      const bool attend = row < rows && key < keys && first[row * row_stride + key * key_stride] != 0;
+      const uint32_t word = __ballot_sync(0xFFFFFFFFu, attend);
+      if (lane % kGroupKeys == 0) bits[key / kGroupKeys][row] = static_cast<uint16_t>(word >> lane);
+    }
+  }
+
+  // The bits of a thread of the backward kernel: two queries' in each word that it reads.
+  __device__ __forceinline__ static uint32_t word_of_thread(const Bits& bits, bool per_query) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const uint16_t(&own)[kQueries + 2] = bits[threadIdx.x / kWarpSize];
+    uint32_t word = 0;
+#pragma unroll
+    for (int j = 0; j < kQueries / 8; ++j) {
+      const uint32_t queries =
+          per_query ? *reinterpret_cast<const uint32_t*>(&own[8 * j + lane % 4 * 2]) : own[0] * 0x10001u;
+      word |= (queries >> lane / 4 & 0x01010101u) << j;
+    }
+    return word;
+  }
+
+ private:
+  // 16 bytes at a time.
+  __device__ __forceinline__ void load_groups(Bits& bits) const {
+    constexpr int kRowStep = kThreads / kGroups;
+    const int group = static_cast<int>(threadIdx.x) % kGroups;
+    const int own = static_cast<int>(threadIdx.x) / kGroups;
+    uint4 bytes[kQueries / kRowStep];
+#pragma unroll
+    for (int i = 0; i < kQueries / kRowStep; ++i) {
+      const int row = own + i * kRowStep;
+      bytes[i] = {0, 0, 0, 0};
+      if (row < rows) bytes[i] = *reinterpret_cast<const uint4*>(first + row * row_stride + group * kGroupKeys);
+    }
+#pragma unroll
+    for (int i = 0; i < kQueries / kRowStep; ++i) {
+      const uint4& of = bytes[i];
+      const uint32_t keys_of_row = bits_of(of.x) | bits_of(of.y) << 4 | bits_of(of.z) << 8 | bits_of(of.w) << 12;
+      bits[group][own + i * kRowStep] = static_cast<uint16_t>(keys_of_row);
+    }
+  }
+
+  // Of four bytes that are 0 or 1.
+  __device__ __forceinline__ static uint32_t bits_of(uint32_t bytes) { return bytes * 0x10204080u >> 28; }
+};
+
+struct MaskGrid {
+  attention::Divisor query_tiles;
+  attention::Divisor key_tiles;
+  attention::Divisor heads;
+};
+
+__global__ void __launch_bounds__(kThreads)
+    mask_words_kernel(const __grid_constant__ attention::AttentionParams p, const __grid_constant__ MaskVisits visits,
+                      const __grid_constant__ MaskGrid grid) {
+  __shared__ alignas(4) MaskTile::Bits bits;
+  uint32_t index = blockIdx.x;
+  const auto next = [&](const attention::Divisor& count) {
+    const uint32_t rest = count.quotient(index);
+    const auto at = static_cast<int>(index - rest * count.divisor);
+    index = rest;
+    return at;
+  };
+  const int first_query = next(grid.query_tiles) * kQueries;
+  const int first_key = next(grid.key_tiles) * kKeys;
+  const int head = next(grid.heads);
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  const bool per_query = mask.query_stride != 0;
+  const MaskTile tile = {
+      .first = static_cast<const uint8_t*>(mask.data) + mask.offset({index, head, first_query, first_key}),
+      .row_stride = mask.query_stride,
+      .key_stride = mask.key_stride,
+      .rows = per_query ? static_cast<int>(min(p.sequences.max_seqlen_q - first_query, int64_t{kQueries})) : 1,
+      .keys = static_cast<int>(min(p.sequences.max_seqlen_k - first_key, int64_t{kKeys}))};
+  tile.load(bits);
+  __syncthreads();
+  const uint32_t word = MaskTile::word_of_thread(bits, per_query);
+  visits.words[int64_t{blockIdx.x} * kThreads + threadIdx.x] = word;
+  const int some_true = __syncthreads_or(word != 0);
+  const int some_false = __syncthreads_or(word != 0xFFFFFFFFu);
+  if (threadIdx.x == 0) {
+    visits.tiles[blockIdx.x] = static_cast<uint8_t>((some_true != 0 ? MaskVisits::kSomeTrue : 0) |
+                                                    (some_false != 0 ? MaskVisits::kSomeFalse : 0));
+  }
+}
+
+// Grid: a block per list; a thread per visit, which looks at all visitors of its tile of queries.
+struct VisitList {
+  const BackwardArguments& args;
+  const attention::Sequence sequence;
+  const VisitOrder::Visitor own;
+  const int batch;
+  const int head;
+
+  // How many there are.
+  __device__ __forceinline__ int write(MaskVisits::Entry* entries) const {
+    __shared__ int counts[kThreads / kWarpSize];
+    if (own.tile >= VisitOrder::num_tiles(sequence.num_keys, kKeys) || sequence.num_queries == 0) return 0;
+    const VisitOrder::Tiles visited = VisitOrder::visited(args.params.visibility, sequence, own.tile);
+    const int visits = visited.end - visited.begin;
+    const auto warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    const auto lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    int written = 0;
+    for (int first_of_turn = 0; first_of_turn < visits; first_of_turn += kThreads) {
+      const int i = first_of_turn + static_cast<int>(threadIdx.x);
+      const int query_tile = MaskVisits::query_tile(own, visited, i);
+      const int flags = i < visits ? flags_of(own.tile, query_tile) : 0;
+      const bool is_left = (flags & MaskVisits::kSomeTrue) != 0;
+      const uint32_t left = __ballot_sync(0xFFFFFFFFu, is_left);
+      if (lane == 0) counts[warp] = __popc(left);
+      __syncthreads();
+      int index = written + __popc(left & ((1u << lane) - 1));
+      for (int w = 0; w < kThreads / kWarpSize; ++w) {
+        index += w < warp ? counts[w] : 0;
+        written += counts[w];
+      }
+      __syncthreads();
+      if (!is_left) continue;
+      MaskVisits::Entry entry = MaskVisits::entry(
+          own, query_tile, [&](int tile) { return flags_of(tile, query_tile) & MaskVisits::kSomeTrue; });
+      if ((flags & MaskVisits::kSomeFalse) != 0) entry.mask_tile = mask_tile(own.tile, query_tile);
+      entries[index] = entry;
+    }
+    return written;
+  }
+
+ private:
+  __device__ __forceinline__ int flags_of(int key_tile, int query_tile) const {
+    return args.mask.tiles[mask_tile(key_tile, query_tile)];
+  }
+  __device__ __forceinline__ int mask_tile(int key_tile, int query_tile) const {
+    return args.mask.tile(args.mask.first_tile(batch, head, key_tile), query_tile);
+  }
+};
+static_assert(MaskVisits::kSomeTrue == 1);
+
+__global__ void __launch_bounds__(kThreads) visit_lists_kernel(const __grid_constant__ BackwardArguments args) {
+  const MaskVisits& mask = args.mask;
+  const uint32_t rest = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);
+  const auto tile = static_cast<int>(blockIdx.x - rest * static_cast<uint32_t>(mask.key_tiles));
+  const uint32_t plane = rest / static_cast<uint32_t>(mask.walks);
+  const Walk walk = mask.walks == 1 ? Walk::kCycle : rest % 2 == 0 ? Walk::kClimb : Walk::kDescend;
+  const auto batch = static_cast<int>(plane / static_cast<uint32_t>(mask.mask_heads));
+  const auto head = static_cast<int>(plane % static_cast<uint32_t>(mask.mask_heads));
+  const attention::Sequence sequence = args.params.sequences.at(batch);
+  const VisitOrder::Visitor own = args.order.visitor(args.params.visibility, sequence, tile, walk);
+  const int count = VisitList{args, sequence, own, batch, head}.write(mask.entries + mask.first_entry(blockIdx.x));
+  if (threadIdx.x == 0) mask.counts[blockIdx.x] = count;
+}
+
+}  // namespace
+
+cudaError_t list_mask_visits(const BackwardArguments& args, cudaStream_t stream) {
+  const MaskVisits& mask = args.mask;
+  if (!mask.present()) return cudaSuccess;
+  if (std::max(mask.num_tiles(), mask.num_lists() * mask.query_tiles) > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const MaskGrid grid = {attention::Divisor::of(static_cast<uint32_t>(mask.mask_query_tiles)),
+                         attention::Divisor::of(static_cast<uint32_t>(mask.key_tiles)),
+                         attention::Divisor::of(static_cast<uint32_t>(mask.mask_heads))};
+  mask_words_kernel<<<static_cast<unsigned>(mask.num_tiles()), kThreads, 0, stream>>>(args.params, mask, grid);
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) return error;
+  visit_lists_kernel<<<static_cast<unsigned>(mask.num_lists()), kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace flash_attn_ext::sm90

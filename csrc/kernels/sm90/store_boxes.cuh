@@ -1,0 +1,69 @@
+// Writes a warp's 16 rows of 16-bit elements through a shared tile, for targets that are known to be in chunks. By few
+// instructions: code that runs once for a tile waits for them to be fetched.
+#pragma once
+
+#include "kernels/epilogue/store_rows.cuh"
+#include "ptx/stmatrix.h"
+#include "tile/sm90/box_tile.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Through rows [first_row, ...) of a tile that nobody else uses any more: 128 neighbouring bytes of a row at a time.
+// Returns whether one of the thread's elements in an existing row is not finite.
+template <class Element, class Acc, class Tile>
+__device__ __forceinline__ bool store_boxes(const OutputRows<Element>& target, const Acc& acc, Tile& staging,
+                                            int first_row) {
+  static_assert(Acc::kThreadRows == 2 && 8 * Acc::kColumnTiles <= Tile::kColumns);
+  constexpr int kPieces = 8;  // of 16 bytes, in the 128 of a chunk's row
+  const uint32_t lane = tile::lane();
+  const uint32_t rows = ptx::shared_address(&staging) + first_row * 128;
+  const uint32_t own = rows + lane % 16 * 128;
+  const uint32_t own_piece = lane / 16 ^ lane % 8;
+  float zeros[2][2] = {};
+#pragma unroll
+  for (int j = 0; j < Acc::kColumnTiles; j += 2) {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = i % 2;
+      const float low = acc.at(r, j + i / 2, 0);
+      const float high = acc.at(r, j + i / 2, 1);
+      zeros[r][0] = fmaf(low, 0.0f, zeros[r][0]);
+      zeros[r][1] = fmaf(high, 0.0f, zeros[r][1]);
+      words[i] = ptx::pack(low, high, Element{});
+    }
+    ptx::store_matrix_x4(own + j / kPieces * Tile::kChunkBytes + (own_piece ^ j % kPieces) * 16, words);
+  }
+  __syncwarp();
+  constexpr int kRowsAtOnce = tile::kWarpSize / kPieces;
+  const uint32_t piece = lane % kPieces;
+  const int columns = target.columns - static_cast<int>(piece) * 8;
+  int row = static_cast<int>(lane / kPieces);
+  Element* to = target.data + row * target.row_stride + piece * 8;
+#pragma unroll 1
+  for (; row < min(target.rows, 16); row += kRowsAtOnce, to += kRowsAtOnce * target.row_stride) {
+    const uint32_t from = rows + row * 128 + (piece ^ row % 8u) * 16;
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      const uint4 words = ptx::load_shared_16(from + chunk * Tile::kChunkBytes);
+      if (chunk * tile::kBoxColumns < columns) *reinterpret_cast<uint4*>(to + chunk * tile::kBoxColumns) = words;
+    }
+  }
+  __syncwarp();
+  return (Acc::row(0) < target.rows && zeros[0][0] + zeros[0][1] != 0.0f) ||
+         (Acc::row(1) < target.rows && zeros[1][0] + zeros[1][1] != 0.0f);
+}
+
+template <class Element>
+__device__ __forceinline__ void store_zeros(const OutputRows<Element>& target) {
+#pragma unroll 1
+  for (int row = 0; row < min(target.rows, 16); ++row) {
+#pragma unroll 1
+    for (int column = tile::lane(); column < target.columns; column += tile::kWarpSize) {
+      target.data[row * target.row_stride + column * target.column_stride] = Element(0.0f);
+    }
+  }
+  __syncwarp();
+}
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,178 @@
+"""Hopper's backward kernel for all gradients, with a boolean mask, which leaves some visits of those that VisitOrder
+has: masks of every shape, walks, few blocks, tiles that are hidden, and NaN."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from support.backends import SM90
+from support.cases import Case, Inputs, make_inputs
+from support.checks import answers_to, check_case, check_drawn, check_packed_drawn
+from support.disturbance import assert_repeats
+from support.errors import Comparison, assert_rule_over_draws
+from support.masks import with_empty_tiles
+from support.packed import PackedCase, make_packed
+from support.params import over_cases, over_dtypes
+from support.runners import run_ours
+
+SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
+MULTIPROCESSORS = (1, 2, 7, 132)
+RUNS = 100
+over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
+
+LENGTHS = ((257, 257), (320, 319), (383, 65), (513, 640), (300, 1500), (1100, 700))
+PATTERNS = ("bhqk", "b11k", "11qk", "1h1k", "b1qk", "1hqk", "111k")
+WALKS = (
+    dict(),
+    dict(causal="top_left"),
+    dict(causal="bottom_right", dlse=True),
+    dict(window=(100, 30)),
+    dict(window=(200, None)),
+)
+EDGES = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, dv=dv, mask=PATTERNS[(n + m + i) % len(PATTERNS)], **walk)
+    for i, (d, dv, kv_heads) in enumerate(((64, 64, 4), (128, 128, 2), (96, 40, 1)))
+    for n, (sq, sk) in enumerate(LENGTHS)
+    for m, walk in enumerate(WALKS)
+] + [
+    Case(sq=577, sk=640, heads=4, kv_heads=2, d=d, mask=mask, mask_keep=keep)
+    for d in (64, 128)
+    for mask, keep in (("bhqk", 0.002), ("11qk", 0.0), ("b11k", 1.0))
+]
+HIDDEN = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, mask=mask, **walk)
+    for sq, sk in ((450, 700), (1200, 1300))
+    for d, kv_heads in ((64, 4), (128, 2), (128, 1))
+    for mask in ("bhqk", "11qk")
+    for walk in WALKS[:4]
+]
+FEW_BLOCKS = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, mask=mask, **walk)
+    for d in (64, 128)
+    for sq, sk, kv_heads, mask in ((1000, 1300, 2, "bhqk"), (1200, 1200, 4, "b1qk"))
+    for walk in (dict(), dict(causal="top_left"), dict(window=(200, 200)))
+]
+REPEATED = [
+    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, mask=mask, **walk)
+    for d, kv_heads in ((64, 8), (128, 2))
+    for mask in ("bhqk", "b1qk")
+    for walk in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
+]
+PACKED = [
+    PackedCase((300, 0, 65, 700, 64), (300, 40, 129, 500, 0), Case(d=d, heads=4, kv_heads=2, mask=mask, **walk))
+    for d in (64, 128)
+    for mask in ("bhqk", "11qk", "b11k")
+    for walk in WALKS[:3]
+]
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(gpu):
+    if gpu != SM90:
+        pytest.skip("the kernels of this backend are others")
+
+
+@over_16_bits
+@over_cases(EDGES)
+def test_edges_of_tiles(case, dtype, gpu):
+    check_case(case, dtype, gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(PACKED)
+def test_packed(case, dtype, gpu):
+    check_packed_drawn(case, lambda seed: make_packed(case, dtype, "cuda", seed, draw_on="cuda"), gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(HIDDEN)
+def test_tiles_that_a_mask_hides(case, dtype, gpu):
+    check_drawn(lambda seed: with_empty_tiles(make_inputs(case, dtype, "cuda", seed)), gpu)
+    result = run_ours(with_empty_tiles(make_inputs(case, dtype, "cuda")), gpu)
+    assert bool((result["dq"][:, :, 128:192] == 0).all()) and bool((result["dq"][:, :, 70] == 0).all())
+    assert bool((result["dk"][:, :, 64:128] == 0).all()) and bool((result["dv"][:, :, 64:128] == 0).all())
+
+
+def documents(rows: int, columns: int) -> torch.Tensor:
+    """Five of different lengths, each seeing itself."""
+    ends = torch.tensor([0.05, 0.3, 0.35, 0.8])
+
+    def document_of(length: int) -> torch.Tensor:
+        return torch.bucketize(torch.arange(length) / length, ends)
+
+    return document_of(rows)[:, None] == document_of(columns)
+
+
+def padding(rows: int, columns: int) -> torch.Tensor:
+    """Of three quarters of the keys."""
+    return (torch.arange(columns) < columns * 3 // 4)[None]
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("make", [documents, padding])
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(("sq", "sk"), [(1500, 1500), (700, 1300)])
+def test_masks_of_whole_tiles(sq, sk, d, make, dtype, gpu):
+    case = Case(sq=sq, sk=sk, heads=4, kv_heads=2, d=d, mask="11qk")
+    mask = make(sq, sk).to("cuda")[None, None]
+    check_drawn(lambda seed: make_inputs(case, dtype, "cuda", seed).replace(mask=mask), gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("of", [lambda inputs: inputs, with_empty_tiles], ids=["whole", "with hidden tiles"])
+@over_cases(FEW_BLOCKS)
+def test_few_blocks(case, of: Callable[[Inputs], Inputs], dtype, gpu, monkeypatch):
+    def compare_draw(seed: int) -> dict[str, Comparison]:
+        inputs = of(make_inputs(case, dtype, "cuda", seed, draw_on="cuda"))
+        answers = answers_to(inputs, gpu)
+        comparisons = {}
+        for multiprocessors in MULTIPROCESSORS:
+            monkeypatch.setenv(SWITCH, str(multiprocessors))
+            compared = answers.compare(run_ours(inputs, gpu))
+            comparisons |= {f"{name} on {multiprocessors} multiprocessors": c for name, c in compared.items()}
+        monkeypatch.delenv(SWITCH)
+        return comparisons
+
+    assert_rule_over_draws(compare_draw)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(REPEATED)
+def test_repeats(case, dtype, gpu):
+    assert_repeats(with_empty_tiles(make_inputs(case, dtype, "cuda", draw_on="cuda")), gpu, RUNS)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("mask", ["11qk", "bhqk", "111k"])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_strides_of_the_mask(stride, mask, dtype, gpu):
+    """Rows that no wide load reads: of odd lengths, and with other keys between those of the mask."""
+    case = Case(sq=333, sk=467, heads=4, kv_heads=2, d=128, mask=mask)
+
+    def draw(seed: int) -> Inputs:
+        inputs = make_inputs(case, dtype, "cuda", seed)
+        wide = torch.zeros(*inputs.mask.shape[:-1], case.sk * stride, dtype=torch.bool, device="cuda")
+        wide[..., ::stride] = inputs.mask
+        return inputs.replace(mask=wide[..., ::stride])
+
+    check_drawn(draw, gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("d", [64, 128])
+def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
+    """Keys that the mask hides, some of them in a tile with others that it does not."""
+    inputs = make_inputs(Case(sq=500, sk=700, d=d, heads=2, mask="11qk"), dtype, "cuda")
+    inputs.mask[..., 550:] = False
+    clean = run_ours(inputs, gpu)
+    dirty = {name: getattr(inputs, name).clone() for name in ("k", "v")}
+    for tensor in dirty.values():
+        tensor[:, :, 550:] = poison
+    result = run_ours(inputs.replace(**dirty), gpu)
+    for name in ("dq", "dk", "dv"):
+        assert bool(result[name].isfinite().all()), name
+        torch.testing.assert_close(result[name].float(), clean[name].float(), rtol=2e-2, atol=2e-2)
+    assert bool((result["dk"][:, :, 550:] == 0).all()) and bool((result["dv"][:, :, 550:] == 0).all())
