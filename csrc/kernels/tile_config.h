@@ -94,7 +94,7 @@ struct QueryStationaryTile {
 
 // Up to how many queries the Short forward kernel is faster.
 inline constexpr int64_t kShortForwardQueries = 64;
-inline constexpr int64_t kShortCausalQueries = 448;  // where large tiles see more in vain
+inline constexpr int64_t kShortCausalQueries = 448;  // of larger tiles more is hidden
 
 // The kernel that goes through whole heads: from how many keys on it is faster (up to there a narrow last tile is), and
 // up to how many rows it holds. Blocks on a multiprocessor.

@@ -38,7 +38,7 @@ constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
   return dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
 }
 
-// Up to how many queries at head dims up to 64 the portable kernels are faster: tiles of as many, several blocks on a
+// Up to how many queries at head dims up to 64 the portable kernels are faster: one tile holds them, several blocks a
 // multiprocessor.
 inline constexpr int64_t kPortableQueries = 256;
 

@@ -138,7 +138,7 @@ struct BackwardPlan {
     WorkspacePart delta;
     WorkspacePart stored_scores;
     WorkspacePart mask_tiles;
-    WorkspacePart mask_bits;  // kWarpSpecialisedStoring
+    WorkspacePart mask_bits;  // of a boolean mask, packed: kWarpSpecialised and kWarpSpecialisedStoring
     WorkspacePart alibi_partials;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
