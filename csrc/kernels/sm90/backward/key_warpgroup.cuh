@@ -103,8 +103,7 @@ struct KeyWarpgroup {
       go_to(at, std::true_type{});
       ptx::wait_products<0>();
       ptx::pin_registers(scores.c[0]);
-      // At head dim 64 a product in vain costs less than a second copy of the code, which would not be at hand.
-      if constexpr (kInRegisters) {
+      if constexpr (Traits::kOneStep) {
 #pragma unroll 1
         for (int i = 1; i <= steps; ++i) step(work, i < steps);
       } else {
