@@ -1,7 +1,7 @@
 """What the figures should be on our own H200, and the floors under which a suite is not done.
 
 For `python -m flash_attn_ext bench --device cuda --goals benchmarks/goals.py`, which reads GOALS. They are for Hopper's
-own kernels, those of backward passes with biases, masks, dropout and float32 for sm80's.
+own kernels, those of float32 for sm80's.
 """
 
 from flash_attn_ext.cli.bench.goals import Goal, PointGoals
@@ -62,16 +62,22 @@ GOALS = (
     Goal("mask", "forward", 1.5, 1.5, against="cudnn", at={"case": "bias [1,H,S,S]"}),
     Goal("mask", "forward", 2.0, 1.5, at={"case": "bias with grad"}),  # which cuDNN does not take
     Goal("mask", "forward", 1.0, 1.0, at={"case": "padding, packed"}, at_most=True),
-    Goal("mask", "backward", 2.0, 1.5),
+    *(
+        Goal("mask", "backward", 1.5, 1.5, against="cudnn", at={"case": case})
+        for case in ("bool [S,S]", "bias [1,H,S,S]")
+    ),
+    Goal("mask", "backward", 2.5, 2.5, at={"case": "bias with grad"}),
     Goal("float32", "forward", 2.0, 1.5),
     Goal("float32", "backward", 1.6, 1.2),
     Goal("dropout", "forward", 1.5, 1.5, against="cudnn"),
+    Goal("dropout", "backward", 1.1, 1.1, against="cudnn"),
     *(
         Goal("head_dims", "forward", bound, bound, against="cudnn", at={"head_dim": dim, "head_dim_v": dim_v})
         for (dim, dim_v), bound in HEAD_DIMS.items()
     ),
     *(Goal("head_dims", "forward", 1.1, 1.0, at={"head_dim": dim}) for dim in (72, 80)),
     Goal("head_dims", "backward", 1.1, 1.0),
+    Goal("head_dims", "backward", 1.2, 1.2, against="cudnn", at={"head_dim": 96, "head_dim_v": 96}),
     *(Goal("short", "forward", 1.05, 1.05, at={"seqlen_q": seqlen}) for seqlen in (64, 128, 197, 577, 1000)),
     Goal("short", "backward", 1.1, 1.1),
     Goal("few_queries", "backward", 1.0, 1.0),

@@ -291,6 +291,13 @@ def test_the_workspace_has_a_switch(mebibytes, words, monkeypatch):
     assert words in Call(1024, d=128, batch=1, heads=8).plans()[1]
 
 
+def test_lists_of_a_masks_visits_are_bounded(monkeypatch):
+    """They grow with queries times keys: not beyond the limit, but for a mask that does so itself."""
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
+    assert "warp-specialised (mask)" not in hopper(mask=(1, 1, 1, LONG)).plans()[1]
+    assert "warp-specialised (mask)" in hopper(mask=SQUARE).plans()[1]
+
+
 SWITCHES = {
     "FLASH_ATTN_EXT_WORKSPACE_MIB": (r"of MiB from 0 \(.*\) to 2048", ["-1", "2049"]),
     "FLASH_ATTN_EXT_MULTIPROCESSORS": (r"of multiprocessors from 1 to 1024", ["0", "-5", "1025"]),

@@ -65,6 +65,13 @@ uint32_t count_members(int64_t group, int64_t query_tiles) {
   return static_cast<uint32_t>(group / heads);
 }
 
+// The lists of visits that a mask leaves grow with queries times keys, also where the mask does not.
+bool may_list_visits(const BackwardParams& p, const Limits& limits) {
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  if (!mask.present() || mask.query_stride != 0) return true;
+  return MaskVisits::bytes(p, visit_order(p, limits.multiprocessors)) <= limits.max_stored_bytes;
+}
+
 }  // namespace
 
 VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
@@ -113,7 +120,7 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p)) return plan_backward_sm80(p, limits);
-  if (!is_fused(p)) {
+  if (!is_fused(p) || !may_list_visits(p, limits)) {
     const std::optional<BackwardPlan> storing = plan_backward_sm90_storing(p, limits);
     return storing ? *storing : plan_backward_sm80(p, limits);
   }
