@@ -9,8 +9,8 @@ import pytest
 
 from support.packed import PackedCase
 from support.params import computes_in
-from support.problem_checks import check_problem
-from support.problems import Problem, draw
+from support.problems.checks import check_problem
+from support.problems.draw import Problem, draw
 
 COUNT = 300  # of which about half are 16-bit ones
 LONGER = 1024  # a multiple of every tile: the edges stay those of the short problem

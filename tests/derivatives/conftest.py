@@ -1,3 +1,3 @@
-from support.second_order import tiny_tiles
+from support.derivatives.second_order import tiny_tiles
 
 __all__ = ["tiny_tiles"]

@@ -6,13 +6,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_attn_ext
-from support import differences
 from support.cases import Case, accumulate_dtype, make_inputs
 from support.checks import check_draws
+from support.derivatives import differences
+from support.derivatives.second_order import LARGE, LARGE_CASES, bits, directions, double_backward, ours, reference
+from support.derivatives.small_cases import BIAS_PATTERNS, CASES, PACKED_CASES, SMALL, function_of
 from support.errors import compare
 from support.params import computes_in, over_cases, over_dtypes
-from support.second_order import LARGE, LARGE_CASES, bits, directions, double_backward, ours, reference
-from support.small_cases import BIAS_PATTERNS, CASES, PACKED_CASES, SMALL, function_of
 
 
 @computes_in(torch.float64)

@@ -7,13 +7,13 @@ import torch
 from torch.autograd import forward_ad
 
 import flash_attn_ext
-from support import differences
 from support.cases import Case, make_inputs
 from support.checks import check_draws
+from support.derivatives import differences
+from support.derivatives.second_order import LARGE_CASES, bits, directions, jvp, ours, reference
+from support.derivatives.small_cases import BIAS_PATTERNS, CASES, PACKED_CASES, SMALL, function_of
 from support.errors import compare
 from support.params import computes_in, over_cases, over_dtypes
-from support.second_order import LARGE_CASES, bits, directions, jvp, ours, reference
-from support.small_cases import BIAS_PATTERNS, CASES, PACKED_CASES, SMALL, function_of
 
 ALL_SMALL = CASES + BIAS_PATTERNS + PACKED_CASES
 # Forward passes of jacfwd are within its vmap, which has to know what dropout may do there.

@@ -8,9 +8,9 @@ import torch
 
 import flash_attn_ext
 from support.cases import Case, Inputs, make_inputs
+from support.derivatives.small_cases import SMALL, function_of
 from support.packed import PackedCase, cu_seqlens, make_packed
 from support.params import computes_in, over_cases, over_dtypes
-from support.small_cases import SMALL, function_of
 
 SIZE = 3
 TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink")

@@ -4,14 +4,14 @@
     pytest tests/features/test_cache_combinations.py --first-problem 1234 --random-problems 1
 
 Results lie in memory that was NaN before. Rows and pages that no sequence has hold NaN, as do the gaps between rows,
-and have to keep it. A problem is its number: the list is the same each time (support/cache_problems.py).
+and have to keep it. A problem is its number: the list is the same each time (support/problems/caches.py).
 """
 
 import pytest
 
-from support.cache_problems import CacheProblem, check_problem, draw
 from support.cases import DTYPES
 from support.params import computes_in, over_problems
+from support.problems.caches import CacheProblem, check_problem, draw
 
 pytest_generate_tests = over_problems
 

@@ -4,7 +4,7 @@
     pytest tests/features/test_combinations.py --first-problem 1234 --random-problems 1
 
 Results lie in memory that was NaN before, and keys that nobody attends hold NaN or infinities. A problem is its number:
-the list is the same each time (support/problems.py). Numbers are drawn on the backend's own device, where they are
+the list is the same each time (support/problems/draw.py). Numbers are drawn on the backend's own device, where they are
 also checked, so that a GPU works through thousands.
 """
 
@@ -12,8 +12,8 @@ import pytest
 
 from support.cases import DTYPES
 from support.params import computes_in, over_problems
-from support.problem_checks import check_problem
-from support.problems import draw
+from support.problems.checks import check_problem
+from support.problems.draw import draw
 
 pytest_generate_tests = over_problems
 

@@ -5,9 +5,9 @@ import torch
 
 import flash_attn_ext
 from support.cases import Case, make_inputs
+from support.derivatives.small_cases import BIAS_PATTERNS, CASES, EVERYTHING, PACKED_CASES, SMALL, function_of
 from support.params import computes_in, over_cases
 from support.runners import call_ours
-from support.small_cases import BIAS_PATTERNS, CASES, EVERYTHING, PACKED_CASES, SMALL, function_of
 
 pytestmark = computes_in(torch.float64)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.tiny_models import MODELS, outputs_and_gradients
+from support.models.tiny import MODELS, outputs_and_gradients
 
 
 @pytest.mark.parametrize("side", [None, "left"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.tiny_models import MODELS
+from support.models.tiny import MODELS
 
 NEW_TOKENS = 9  # past the windows of all models
 GENERATING = [name for name, model in MODELS.items() if model.generates]

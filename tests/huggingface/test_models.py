@@ -2,8 +2,8 @@
 
 import pytest
 
-from support.model_checks import check_model
-from support.tiny_models import MODELS
+from support.models.checks import check_model
+from support.models.tiny import MODELS
 
 CASES = [
     (name, side) for name, model in MODELS.items() for side in (None, "left", "right") if not side or model.has_text

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from support.model_checks import check_model
-from support.tiny_models import MODELS, VOCAB
+from support.models.checks import check_model
+from support.models.tiny import MODELS, VOCAB
 
 LENGTHS = ((4, 1, 8), (7, 6))  # of each row
 

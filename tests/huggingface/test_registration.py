@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from support.tiny_models import MODELS, outputs_of
+from support.models.tiny import MODELS, outputs_of
 
 
 def tables():

@@ -10,7 +10,7 @@ from support.cases import Inputs, make_inputs
 from support.checks import check_drawn, check_packed_drawn
 from support.masks import attended
 from support.packed import PackedCase, make_packed, sequences
-from support.problems import Problem
+from support.problems.draw import Problem
 from support.strides import with_strides
 
 ANOTHER_DRAW = 10**6  # of the same problem

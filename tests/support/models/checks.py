@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from support.errors import Comparison, assert_rule_over_draws, compare, scale_of
-from support.tiny_models import InFloat64, TinyModel, outputs_and_gradients
+from support.models.tiny import InFloat64, TinyModel, outputs_and_gradients
 
 # What adding one number to all scores of a row does is nothing, so the gradient of a key's bias cancels to nothing.
 CANCELS = ("k_proj.bias", "key.bias")

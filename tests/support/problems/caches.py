@@ -1,4 +1,4 @@
-"""Random problems with a cache: all features together, at edges of pages. A number is a problem, as in problems.py."""
+"""Random problems with a cache: all features together, at edges of pages. A number is a problem, as in draw.py."""
 
 import dataclasses
 import random
@@ -9,7 +9,7 @@ import torch
 from support.backends import Backend
 from support.caches import CacheCase, CacheInputs, call_with_cache, check_cache_drawn, make_cache_inputs
 from support.cases import DTYPES, Case
-from support.problems import HEAD_DIMS, draw_head_dims, draw_score_options, maybe
+from support.problems.draw import HEAD_DIMS, draw_head_dims, draw_score_options, maybe
 from support.runners import Result, poisoned_memory
 from support.strides import bits_of_storage, with_strides
 

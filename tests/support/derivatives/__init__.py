@@ -1,0 +1,1 @@
+"""Problems, references and differences for derivatives of higher order."""

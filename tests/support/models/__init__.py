@@ -1,0 +1,1 @@
+"""Tiny models of transformers, and how they are compared."""

@@ -1,0 +1,1 @@
+"""Random problems, drawn by number, and how they are checked."""
