@@ -28,8 +28,8 @@ struct BackwardScheduler {
       shared.work_ring.wait_full(at);
       const int group_end = shared.work[at.stage].group_end;
       at.advance();
+      // An early claim would spoil the order, which few queries do not depend on.
       if (args.order.divided) continue;
-      // An early claim would spoil the order.
       ptx::wait(shared.may_claim, parity);
       parity ^= 1;
       // A tile that goes round waits for others of its group: a block must not hold two of them.
