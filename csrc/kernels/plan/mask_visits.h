@@ -49,12 +49,17 @@ struct MaskVisits {
     return int64_t{mask_batches} * mask_heads * key_tiles * mask_query_tiles;
   }
   FLASH_HOST_DEVICE int64_t num_lists() const { return int64_t{list_batches} * mask_heads * walks * key_tiles; }
+  // In 32 bits.
+  static bool may_be_numbered(const attention::AttentionParams& p, const VisitOrder& order) {
+    const MaskVisits visits = of(p, order);
+    return visits.num_tiles() <= INT32_MAX && visits.num_lists() * visits.query_tiles <= INT32_MAX;
+  }
   static int64_t bytes(const attention::AttentionParams& p, const VisitOrder& order) {
     const MaskVisits visits = of(p, order);
     return visits.bytes_of_words() + visits.bytes_of_entries() + visits.bytes_of_counts() + visits.num_tiles();
   }
 
-  // In memory of bytes(p, order), a multiple of 16.
+  // In bytes(p, order) of memory, aligned to 16 bytes.
   static MaskVisits in(void* memory, const attention::AttentionParams& p, const VisitOrder& order) {
     MaskVisits visits = of(p, order);
     char* at = static_cast<char*>(memory);
@@ -88,7 +93,7 @@ struct MaskVisits {
     return at < visited.end ? at : at - visited.end + visited.begin;
   }
 
-  // A visitor's place among those that are left, of which is_left(tile of keys) is 1, of others 0.
+  // A visitor's place among those that are left: is_left(tile of keys) is 1 for these, and 0 for others.
   template <class IsLeft>
   FLASH_HOST_DEVICE static Entry entry(const VisitOrder::Visitor& visitor, int query_tile, const IsLeft& is_left) {
     const VisitOrder::Tiles visitors = visitor.visitors(query_tile);

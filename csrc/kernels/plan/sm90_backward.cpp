@@ -65,11 +65,15 @@ uint32_t count_members(int64_t group, int64_t query_tiles) {
   return static_cast<uint32_t>(group / heads);
 }
 
-// The lists of visits that a mask leaves grow with queries times keys, also where the mask does not.
+// The lists of visits that a mask leaves grow with queries times keys, also where the mask does not: broadcast along
+// queries, or over packed sequences, which have lists of their own.
 bool may_list_visits(const BackwardParams& p, const Limits& limits) {
   const attention::BroadcastView& mask = p.score_mod.mask;
-  if (!mask.present() || mask.query_stride != 0) return true;
-  return MaskVisits::bytes(p, visit_order(p, limits.multiprocessors)) <= limits.max_stored_bytes;
+  if (!mask.present()) return true;
+  const VisitOrder order = visit_order(p, limits.multiprocessors);
+  if (!MaskVisits::may_be_numbered(p, order)) return false;
+  const bool is_a_share_of_the_mask = mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
+  return is_a_share_of_the_mask || MaskVisits::bytes(p, order) <= limits.max_stored_bytes;
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ struct alignas(16) KeyTileWork {
   int query_begin;  // of the sequence
   int key_begin;
   int first_sums;  // of the sequence's first tile of queries, those that it adds to: their number among a head's
-  int visits;      // tiles of queries times heads
+  int visits;      // of all heads
   int number;      // of the tile, among those of all key heads
   VisitOrder::Visitor visitor;
   TileRange own[VisitOrder::kParts];  // the tiles of queries that see a part's keys

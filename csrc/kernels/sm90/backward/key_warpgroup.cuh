@@ -151,8 +151,8 @@ struct KeyWarpgroup {
     release(shared.q_ring.empty[done]);
   }
 
-  // Looks ahead while products are in flight. The stage is known to be the same in all threads: else products'
-  // descriptors would not be in uniform registers.
+  // Looks ahead while products are in flight, at whatever lies there if nothing comes next. The stage is known to be
+  // the same in all threads: else products' descriptors would not be in uniform registers.
   __device__ __forceinline__ void go_to(const typename Shared::Stage& next, bool is_there) {
     at = {uniform(next.stage), next.parity};
     is_partial = uniform(shared.visit(at).is_partial[warpgroup]) != 0;

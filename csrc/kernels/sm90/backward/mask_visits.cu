@@ -1,6 +1,4 @@
 // args.mask (plan/mask_visits.h): a mask's bits, then the lists of visits that it leaves.
-#include <algorithm>
-
 #include "attention/divisor.h"
 #include "kernels/sm90/backward/mask_visits.h"
 
@@ -81,7 +79,7 @@ struct MaskTile {
     }
   }
 
-  // Of four bytes that are 0 or 1.
+  // Of four bytes that are 0 or 1, as PyTorch's booleans are.
   __device__ __forceinline__ static uint32_t bits_of(uint32_t bytes) { return bytes * 0x10204080u >> 28; }
 };
 
@@ -157,6 +155,7 @@ struct VisitList {
       }
       __syncthreads();
       if (!is_left) continue;
+      static_assert(MaskVisits::kSomeTrue == 1);
       MaskVisits::Entry entry = MaskVisits::entry(
           own, query_tile, [&](int tile) { return flags_of(tile, query_tile) & MaskVisits::kSomeTrue; });
       if ((flags & MaskVisits::kSomeFalse) != 0) entry.mask_tile = mask_tile(own.tile, query_tile);
@@ -173,8 +172,6 @@ struct VisitList {
     return args.mask.tile(args.mask.first_tile(batch, head, key_tile), query_tile);
   }
 };
-static_assert(MaskVisits::kSomeTrue == 1);
-
 __global__ void __launch_bounds__(kThreads) visit_lists_kernel(const __grid_constant__ BackwardArguments args) {
   const MaskVisits& mask = args.mask;
   const uint32_t rest = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);
@@ -194,7 +191,6 @@ __global__ void __launch_bounds__(kThreads) visit_lists_kernel(const __grid_cons
 cudaError_t list_mask_visits(const BackwardArguments& args, cudaStream_t stream) {
   const MaskVisits& mask = args.mask;
   if (!mask.present()) return cudaSuccess;
-  if (std::max(mask.num_tiles(), mask.num_lists() * mask.query_tiles) > INT32_MAX) return cudaErrorInvalidConfiguration;
   const MaskGrid grid = {attention::Divisor::of(static_cast<uint32_t>(mask.mask_query_tiles)),
                          attention::Divisor::of(static_cast<uint32_t>(mask.key_tiles)),
                          attention::Divisor::of(static_cast<uint32_t>(mask.mask_heads))};
