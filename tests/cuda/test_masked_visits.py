@@ -102,21 +102,30 @@ def documents(rows: int, columns: int) -> torch.Tensor:
     def document_of(length: int) -> torch.Tensor:
         return torch.bucketize(torch.arange(length) / length, ends)
 
-    return document_of(rows)[:, None] == document_of(columns)
+    return (document_of(rows)[:, None] == document_of(columns))[None]
 
 
 def padding(rows: int, columns: int) -> torch.Tensor:
     """Of three quarters of the keys."""
-    return (torch.arange(columns) < columns * 3 // 4)[None]
+    return (torch.arange(columns) < columns * 3 // 4)[None, None]
+
+
+def keys_of_one_head(rows: int, columns: int) -> torch.Tensor:
+    """Each of four heads misses two tiles of keys: those of one key head have different visits, or none."""
+    mask = torch.ones(4, rows, columns, dtype=torch.bool)
+    for head in range(4):
+        mask[head, :, 256 * head : 256 * (head + 1)] = False
+    return mask
 
 
 @over_dtypes((torch.bfloat16,))
-@pytest.mark.parametrize("make", [documents, padding])
+@pytest.mark.parametrize("make", [documents, padding, keys_of_one_head])
+@pytest.mark.parametrize("walk", [dict(), dict(causal="top_left"), dict(window=(300, 100))], ids=str)
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize(("sq", "sk"), [(1500, 1500), (700, 1300)])
-def test_masks_of_whole_tiles(sq, sk, d, make, dtype, gpu):
-    case = Case(sq=sq, sk=sk, heads=4, kv_heads=2, d=d, mask="11qk")
-    mask = make(sq, sk).to("cuda")[None, None]
+def test_masks_of_whole_tiles(sq, sk, d, walk, make, dtype, gpu):
+    mask = make(sq, sk).to("cuda")[None]
+    case = Case(sq=sq, sk=sk, heads=4, kv_heads=2, d=d, mask="1hqk" if mask.shape[1] > 1 else "11qk", **walk)
     check_drawn(lambda seed: make_inputs(case, dtype, "cuda", seed).replace(mask=mask), gpu)
 
 
