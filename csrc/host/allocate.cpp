@@ -28,7 +28,7 @@ at::DimVector strides_in_order_of(const at::Tensor& like, at::IntArrayRef sizes,
 }
 
 at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first) {
-  if (!sequence_first && (like.is_contiguous() || repeats_elements(like))) return at::empty(sizes, like.options());
+  if (!sequence_first && like.is_contiguous()) return at::empty(sizes, like.options());
   return at::empty_strided(sizes, strides_in_order_of(like, sizes, sequence_first), like.options());
 }
 

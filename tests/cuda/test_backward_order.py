@@ -14,15 +14,13 @@ import torch
 
 import flash_attn_ext
 from support.backends import SM90, not_runnable_because
-from support.cases import Case, make_inputs
-from support.checks import answers_to, check_case, check_packed_drawn
+from support.cases import Case, Inputs, make_inputs
+from support.checks import MULTIPROCESSORS_SWITCH, check_case, check_on_multiprocessors, check_packed_drawn
 from support.disturbance import assert_repeats
-from support.errors import Comparison, assert_rule_over_draws
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
 from support.runners import run_ours
 
-SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
 MULTIPROCESSORS = (1, 2, 3, 7, 20, 132)
 RUNS = 100
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
@@ -89,28 +87,21 @@ def test_packed(case, dtype, gpu):
 @over_dtypes((torch.bfloat16,))
 @over_cases(FEW_BLOCKS)
 def test_few_blocks(case, dtype, gpu, monkeypatch):
-    def compare_draw(seed: int) -> dict[str, Comparison]:
-        inputs = make_inputs(case, dtype, "cuda", seed, draw_on="cuda")
-        answers = answers_to(inputs, gpu)
-        comparisons = {}
-        for multiprocessors in MULTIPROCESSORS:
-            monkeypatch.setenv(SWITCH, str(multiprocessors))
-            compared = answers.compare(run_ours(inputs, gpu))
-            comparisons |= {f"{name} on {multiprocessors} multiprocessors": c for name, c in compared.items()}
-        monkeypatch.delenv(SWITCH)
-        return comparisons
+    def draw(seed: int) -> Inputs:
+        return make_inputs(case, dtype, "cuda", seed, draw_on="cuda")
 
-    assert_rule_over_draws(compare_draw)
+    check_on_multiprocessors(MULTIPROCESSORS, draw, gpu, monkeypatch)
 
 
 def test_more_multiprocessors_than_there_are(monkeypatch):
     """Where every query sees every key, the blocks of a group wait for each other."""
     if reason := not_runnable_because(SM90):
         pytest.skip(reason)
-    monkeypatch.setenv(SWITCH, "1000")
+    monkeypatch.setenv(MULTIPROCESSORS_SWITCH, "1000")
     q, k, v = (torch.randn(2, 8, 512, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     flash_attn_ext.attention(q, k, v, causal="top_left").sum().backward()
-    with pytest.raises(ValueError, match=f"{SWITCH} is 1000, but cuda:0 has [0-9]+ multiprocessors, .* at most [0-9]+"):
+    refusal = f"{MULTIPROCESSORS_SWITCH} is 1000, but cuda:0 has [0-9]+ multiprocessors, .* at most [0-9]+"
+    with pytest.raises(ValueError, match=refusal):
         flash_attn_ext.attention(q, k, v).sum().backward()
 
 

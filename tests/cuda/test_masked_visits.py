@@ -9,15 +9,19 @@ import torch
 
 from support.backends import SM90
 from support.cases import Case, Inputs, make_inputs
-from support.checks import answers_to, check_case, check_drawn, check_packed_drawn
+from support.checks import (
+    check_case,
+    check_drawn,
+    check_hidden_tiles,
+    check_on_multiprocessors,
+    check_packed_drawn,
+)
 from support.disturbance import assert_repeats
-from support.errors import Comparison, assert_rule_over_draws
 from support.masks import with_empty_tiles
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
 from support.runners import run_ours
 
-SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
 MULTIPROCESSORS = (1, 2, 7, 132)
 RUNS = 100
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
@@ -89,10 +93,7 @@ def test_packed(case, dtype, gpu):
 @over_dtypes((torch.bfloat16,))
 @over_cases(HIDDEN)
 def test_tiles_that_a_mask_hides(case, dtype, gpu):
-    check_drawn(lambda seed: with_empty_tiles(make_inputs(case, dtype, "cuda", seed)), gpu)
-    result = run_ours(with_empty_tiles(make_inputs(case, dtype, "cuda")), gpu)
-    assert bool((result["dq"][:, :, 128:192] == 0).all()) and bool((result["dq"][:, :, 70] == 0).all())
-    assert bool((result["dk"][:, :, 64:128] == 0).all()) and bool((result["dv"][:, :, 64:128] == 0).all())
+    check_hidden_tiles(case, dtype, gpu)
 
 
 def documents(rows: int, columns: int) -> torch.Tensor:
@@ -133,18 +134,10 @@ def test_masks_of_whole_tiles(sq, sk, d, walk, make, dtype, gpu):
 @pytest.mark.parametrize("of", [lambda inputs: inputs, with_empty_tiles], ids=["whole", "with hidden tiles"])
 @over_cases(FEW_BLOCKS)
 def test_few_blocks(case, of: Callable[[Inputs], Inputs], dtype, gpu, monkeypatch):
-    def compare_draw(seed: int) -> dict[str, Comparison]:
-        inputs = of(make_inputs(case, dtype, "cuda", seed, draw_on="cuda"))
-        answers = answers_to(inputs, gpu)
-        comparisons = {}
-        for multiprocessors in MULTIPROCESSORS:
-            monkeypatch.setenv(SWITCH, str(multiprocessors))
-            compared = answers.compare(run_ours(inputs, gpu))
-            comparisons |= {f"{name} on {multiprocessors} multiprocessors": c for name, c in compared.items()}
-        monkeypatch.delenv(SWITCH)
-        return comparisons
+    def draw(seed: int) -> Inputs:
+        return of(make_inputs(case, dtype, "cuda", seed, draw_on="cuda"))
 
-    assert_rule_over_draws(compare_draw)
+    check_on_multiprocessors(MULTIPROCESSORS, draw, gpu, monkeypatch)
 
 
 @over_dtypes((torch.bfloat16,))

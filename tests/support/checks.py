@@ -8,6 +8,7 @@ import torch
 from support.backends import Backend
 from support.cases import Case, Inputs, accumulate_dtype, make_inputs
 from support.errors import Comparison, assert_rule, assert_rule_over_draws, compare
+from support.masks import with_empty_tiles
 from support.packed import PackedCase, run_by_sequence, run_packed
 from support.runners import Result, dropout_bits, run_ours, run_reference
 from support.terms import largest_terms, largest_terms_packed
@@ -15,6 +16,8 @@ from support.yardstick import run_yardstick
 
 # pytest --run-only: our forward and backward pass alone. Sanitizers look at kernels, and not at what they compute.
 run_only = False
+
+MULTIPROCESSORS_SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
 
 
 def check_case(case: Case, dtype: torch.dtype, backend: Backend) -> None:
@@ -63,6 +66,31 @@ def check_inputs(inputs: Inputs, backend: Backend) -> Result:
     else:
         assert_rule(compare_with_pytorch(inputs, backend, ours))
     return ours
+
+
+def check_hidden_tiles(case: Case, dtype: torch.dtype, backend: Backend) -> None:
+    """The rule where the case's mask hides whole tiles, and zeros as gradients of rows that these are all of."""
+    check_drawn(lambda seed: with_empty_tiles(make_inputs(case, dtype, backend.device, seed)), backend)
+    result = run_ours(with_empty_tiles(make_inputs(case, dtype, backend.device)), backend)
+    assert bool((result["dq"][:, :, 128:192] == 0).all()) and bool((result["dq"][:, :, 70] == 0).all())
+    assert bool((result["dk"][:, :, 64:128] == 0).all()) and bool((result["dv"][:, :, 64:128] == 0).all())
+
+
+def check_on_multiprocessors(numbers: tuple[int, ...], draw: Callable[[int], Inputs], backend: Backend, monkeypatch):
+    """The rule for plans of a GPU of each of these numbers of multiprocessors."""
+
+    def compare_draw(seed: int) -> dict[str, Comparison]:
+        inputs = draw(seed)
+        answers = answers_to(inputs, backend)
+        comparisons = {}
+        for number in numbers:
+            monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(number))
+            compared = answers.compare(run_ours(inputs, backend))
+            comparisons |= {f"{name} on {number} multiprocessors": c for name, c in compared.items()}
+        monkeypatch.delenv(MULTIPROCESSORS_SWITCH)
+        return comparisons
+
+    assert_rule_over_draws(compare_draw)
 
 
 def synchronize(backend: Backend) -> None:

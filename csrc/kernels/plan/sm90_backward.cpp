@@ -65,17 +65,6 @@ uint32_t count_members(int64_t group, int64_t query_tiles) {
   return static_cast<uint32_t>(group / heads);
 }
 
-// The lists of visits that a mask leaves grow with queries times keys, also where the mask does not: broadcast along
-// queries, or over packed sequences, which have lists of their own.
-bool may_list_visits(const BackwardParams& p, const Limits& limits) {
-  const attention::BroadcastView& mask = p.score_mod.mask;
-  if (!mask.present()) return true;
-  const VisitOrder order = visit_order(p, limits.multiprocessors);
-  if (!MaskVisits::may_be_numbered(p, order)) return false;
-  const bool is_a_share_of_the_mask = mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
-  return is_a_share_of_the_mask || MaskVisits::bytes(p, order) <= limits.max_stored_bytes;
-}
-
 }  // namespace
 
 VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
@@ -122,12 +111,19 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
   return order;
 }
 
-BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
-  if (is_for_portable_kernels(p)) return plan_backward_sm80(p, limits);
-  if (!is_fused(p) || !may_list_visits(p, limits)) {
-    const std::optional<BackwardPlan> storing = plan_backward_sm90_storing(p, limits);
-    return storing ? *storing : plan_backward_sm80(p, limits);
-  }
+namespace {
+
+// The lists of visits that a mask leaves grow with queries times keys, also where the mask does not: broadcast along
+// queries, or over packed sequences, which have lists of their own.
+bool may_list_visits(const BackwardParams& p, const VisitOrder& order, const Limits& limits) {
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  if (!mask.present()) return true;
+  if (!MaskVisits::may_be_numbered(p, order)) return false;
+  const bool is_a_share_of_the_mask = mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
+  return is_a_share_of_the_mask || MaskVisits::bytes(p, order) <= limits.max_stored_bytes;
+}
+
+BackwardPlan plan_fused(const BackwardParams& p, const VisitOrder& order, const Limits& limits) {
   BackwardPlan plan;
   const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
   plan.kernels = BackwardKernels::kWarpSpecialised;
@@ -137,7 +133,7 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   plan.nan_repair = NanRepair::kOwnLaunch;
   plan.l2_bytes = limits.l2_bytes;
   plan.resident_blocks = limits.multiprocessors;
-  plan.order = visit_order(p, plan.resident_blocks);
+  plan.order = order;
   const int64_t longest = VisitOrder::num_tiles(p.sequences.max_seqlen_q, VisitOrder::kQueries);
   // A packed sequence begins at a tile of its own.
   plan.query_tiles_of_head = is_packed(p) ? p.sequences.total_q / VisitOrder::kQueries + p.batch : p.batch * longest;
@@ -163,6 +159,18 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
     parts.key_sums = append(parts.bytes, keys * (dims.qk + dims.v) * kFloat);
   }
   return plan;
+}
+
+}  // namespace
+
+BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
+  if (is_for_portable_kernels(p)) return plan_backward_sm80(p, limits);
+  if (is_fused(p)) {
+    const VisitOrder order = visit_order(p, limits.multiprocessors);
+    if (may_list_visits(p, order, limits)) return plan_fused(p, order, limits);
+  }
+  const std::optional<BackwardPlan> storing = plan_backward_sm90_storing(p, limits);
+  return storing ? *storing : plan_backward_sm80(p, limits);
 }
 
 }  // namespace flash_attn_ext::plan

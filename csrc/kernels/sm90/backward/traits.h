@@ -45,6 +45,8 @@ struct BackwardTraits {
   static constexpr int kWarpgroups = VisitOrder::kParts;
   static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 2);
   static_assert(kKeys == kWarpgroups * tile::kWarpgroupRows && kQueries == tile::kWarpgroupRows);
+  // A warpgroup that asks for more than the others leave waits for ever.
+  static_assert(kRegisters.copy + kWarpgroups * kRegisters.key + kRegisters.query <= 512);
 
   using QTile = tile::BoxTile<Element, kQueries, kDims.qk>;
   using DoutTile = tile::BoxTile<Element, kQueries, kDims.v>;
