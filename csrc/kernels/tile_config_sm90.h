@@ -38,9 +38,20 @@ constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
   return dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
 }
 
-// Up to how many queries at head dims up to 64 the portable kernels are faster: one tile holds them, several blocks a
-// multiprocessor.
-inline constexpr int64_t kPortableQueries = 256;
+// Short calls at head dims up to 64, of up to so many queries and keys: tiles of this backend may be so empty that the
+// portable kernels, several small blocks of which share a multiprocessor, are faster.
+inline constexpr int64_t kShortTokens = 256;
+// In which they are, up to so many queries, where scores are only scaled. (Backward: where a bias of q's type changes
+// them, too.)
+inline constexpr int64_t kPortableQueries = 128;
+// And with up to so many keys, whatever the number of queries.
+inline constexpr int64_t kPortableKeys = 96;
+// And forward kernels that look masks and biases up, or drop weights, up to so many queries and keys.
+inline constexpr int64_t kPortableTokens = 64;
+
+// Up to how many queries reading the keys bounds a call, so that it is for the kernel that divides keys: with more,
+// this backend's tiles are at least half full.
+inline constexpr int64_t kSplitQueries = 32;
 
 // Causal calls of up to so many tokens take Small kernels: a tile of queries has so few tiles of keys that it is mostly
 // its first and last products and its stores, of which two blocks hide each other's, and tiles at the edge of what is
@@ -129,10 +140,9 @@ constexpr BackwardTile backward_tile(HeadDims dims) {
   return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false};
 }
 
-// Up to how many queries the portable kernels are faster.
-constexpr int64_t portable_backward_queries(int64_t head_dim) {
-  return head_dim > 64 && head_dim <= kLargestBackwardHeadDim ? 0 : 256;
-}
+// In short calls of more queries, the portable kernels are faster with up to so many tiles of keys for each
+// multiprocessor.
+inline constexpr int64_t kPortableTilesOfKeys = 2;
 
 // With more keys for each query than this, phases of tiles of keys have sums of dQ of their own, as many as there are
 // tiles of a pair that are worked on at once: visitors of the same sums hardly meet, and L2 still holds what they add

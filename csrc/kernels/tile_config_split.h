@@ -10,12 +10,15 @@ namespace flash_attn_ext::sm80 {
 
 // What a kernel is compiled for. The number is that of packed rows of a tile.
 enum class SplitKind {
-  kRows16,    // a positive scale, and nothing else that changes a score
-  kRows32,    // the same
-  kRows64,    // the same
-  kRows128,   // the same
-  kExtended,  // everything
+  kRows16,      // a positive scale, and nothing else that changes a score
+  kRows32,      // the same
+  kRows64,      // the same
+  kRows128,     // the same
+  kExtended16,  // everything
+  kExtended64,  // everything
 };
+
+constexpr bool is_extended(SplitKind kind) { return kind == SplitKind::kExtended16 || kind == SplitKind::kExtended64; }
 
 // A block: `rows` packed rows stay, tiles of `keys` stream past in `stages`. row_warps x key_warps warps: each owns
 // rows / row_warps rows and keys / key_warps of a tile's keys. It computes `columns` columns of O. At least `blocks` of
@@ -42,16 +45,17 @@ constexpr SplitTile split_tile(int element_bytes, int head_dim, SplitKind kind) 
   const int widest = element_bytes == 4 ? 128 : 256;  // of O, that fits registers
   const int columns = head_dim < widest ? head_dim : widest;
   const int keys = row_bytes <= 256 ? 64 : 32;
-  if (kind == SplitKind::kRows16 && row_bytes <= 256) {
+  const bool few = kind == SplitKind::kRows16 || kind == SplitKind::kExtended16;
+  if (few && row_bytes <= 256) {
     return {.rows = 16,
-            .keys = 64 * 256 / row_bytes,
+            .keys = is_extended(kind) ? keys : 64 * 256 / row_bytes,  // as many as registers allow
             .row_warps = 1,
             .key_warps = 4,
             .columns = columns,
             .stages = 2,
             .blocks = 3};
   }
-  if (kind == SplitKind::kRows16) {
+  if (few) {
     return {.rows = 16,
             .keys = keys,
             .row_warps = 1,
@@ -85,12 +89,17 @@ constexpr SplitTile split_tile(int element_bytes, int head_dim, SplitKind kind) 
 constexpr bool has_split_kernel(int element_bytes, int head_dim, SplitKind kind) {
   const int row_bytes = element_bytes * head_dim;
   if (kind == SplitKind::kRows32) return row_bytes != 512;
-  if (kind == SplitKind::kRows64) return row_bytes <= 512;
+  if (kind == SplitKind::kRows64 || kind == SplitKind::kExtended16) return row_bytes <= 512;
   return kind != SplitKind::kRows128 || (element_bytes == 2 && head_dim <= 128);
 }
 
 // The smallest that holds the rows, or the largest that there is.
-constexpr SplitKind split_kind(int element_bytes, int head_dim, int64_t rows) {
+constexpr SplitKind split_kind(int element_bytes, int head_dim, int64_t rows, bool extended) {
+  if (extended) {
+    const bool holds = rows <= split_tile(element_bytes, head_dim, SplitKind::kExtended16).rows;
+    const bool exists = has_split_kernel(element_bytes, head_dim, SplitKind::kExtended16);
+    return holds && exists ? SplitKind::kExtended16 : SplitKind::kExtended64;
+  }
   SplitKind kind = SplitKind::kRows16;
   for (const SplitKind next : {SplitKind::kRows32, SplitKind::kRows64, SplitKind::kRows128}) {
     const bool holds = rows <= split_tile(element_bytes, head_dim, kind).rows;

@@ -68,6 +68,7 @@ FEATURES = [
         dict(alibi="bh", softcap=5.0),
         dict(sink=True),
         dict(dropout_p=0.3),
+        dict(mask="b11k", dropout_p=0.2, d=256),
         dict(scale=-0.2),
         dict(layout="bshd", window=(900, 300), bias="b1qk", mask="1hqk", alibi="h", softcap=9.0, sink=True),
         dict(layout="bshd", causal="bottom_right", bias="bh1k", mask="b1qk", dropout_p=0.2, sink=True),

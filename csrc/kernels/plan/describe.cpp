@@ -121,8 +121,8 @@ std::string describe(const ForwardPlan& plan) {
       break;
     case ForwardKernel::kSplit:
       words << "keys divided among " << plan.resident_blocks << " blocks ("
-            << (plan.split_kind == sm80::SplitKind::kExtended ? "extended" : "plain") << ", head dim " << plan.head_dim
-            << "), " << plan.tile.queries << " rows x " << plan.tile.keys << " keys per tile";
+            << (sm80::is_extended(plan.split_kind) ? "extended" : "plain") << ", head dim " << plan.head_dim << "), "
+            << plan.tile.queries << " rows x " << plan.tile.keys << " keys per tile";
       break;
     case ForwardKernel::kWarpSpecialised:
       words << "warp-specialised (" << name_of(plan.variant) << ", head dims " << plan.head_dim << " and "

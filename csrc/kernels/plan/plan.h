@@ -14,7 +14,7 @@ namespace flash_attn_ext::plan {
 
 // What a plan may count on.
 struct Limits {
-  int64_t max_stored_bytes = 0;  // of P and dS that one kernel stores for another (FLASH_ATTN_EXT_WORKSPACE_MIB)
+  int64_t max_stored_bytes = 0;  // of scores and masks that kernels keep for others (FLASH_ATTN_EXT_WORKSPACE_MIB)
   int64_t l2_bytes = 0;
   int64_t multiprocessors = 0;
 };
@@ -55,8 +55,8 @@ struct ForwardPlan {
   int head_dim = 0;           // that the kernel is compiled for
   int head_dim_v = 0;         // kWarpSpecialised; elsewhere the same
   Variant variant = Variant::kExtended;
-  sm80::QueryStationaryTile tile{};                         // kStreaming, kSplit, kWarpSpecialised
-  sm80::SplitKind split_kind = sm80::SplitKind::kExtended;  // kSplit, which has no variant
+  sm80::QueryStationaryTile tile{};                           // kStreaming, kSplit, kWarpSpecialised
+  sm80::SplitKind split_kind = sm80::SplitKind::kExtended64;  // kSplit, which has no variant
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;         // heads that are worked on together share it
   int64_t resident_blocks = 0;  // kWholeHeads, kSplit, kWarpSpecialised

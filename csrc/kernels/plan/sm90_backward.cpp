@@ -31,8 +31,30 @@ bool is_empty(const BackwardParams& p) {
   return std::min({lengths.max_seqlen_q, lengths.max_seqlen_k, lengths.total_q, lengths.total_k}) == 0;
 }
 
-// Where the portable kernels run instead. Of a call's sizes, it depends on lengths and head dims alone.
-bool is_for_portable_kernels(const BackwardParams& p) {
+// Calls so short that the portable kernels are faster, which have one kernel for all gradients where scores are only
+// scaled: it is, too, where blocks here would have few tiles of keys, one after the other.
+bool is_short(const BackwardParams& p, const Limits& limits) {
+  const int64_t queries = p.sequences.max_seqlen_q;
+  const int64_t head_dim = largest_head_dim(p);
+  // They divide the keys of dQ among blocks.
+  if (has_few_queries(p)) return queries <= sm90::kShortTokens && (head_dim <= 64 || head_dim > 128);
+  if (head_dim > 64 || std::max(queries, visible_keys(p)) > sm90::kShortTokens) return false;
+  const int64_t tiles = p.batch * p.num_heads_k * VisitOrder::num_tiles(p.sequences.max_seqlen_k, VisitOrder::kKeys);
+  switch (wanted_variant_sm90(p)) {
+    case Variant::kPlain:
+      return queries <= sm90::kPortableQueries || tiles <= sm90::kPortableTilesOfKeys * limits.multiprocessors;
+    case Variant::kMask:
+      return false;
+    case Variant::kExtended:
+      return true;
+    default:
+      return queries <= sm90::kPortableQueries;
+  }
+}
+
+// Where the portable kernels run instead. Of a call's sizes, it depends on lengths and head dims alone, unless it is
+// short.
+bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   const attention::SequenceTable& lengths = p.sequences;
   if (is_empty(p)) return true;
   if (largest_head_dim(p) > sm90::kLargestStoringHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
@@ -55,7 +77,7 @@ bool is_for_portable_kernels(const BackwardParams& p) {
   if (is_fused(p) && has_few_queries(p)) {
     return lengths.max_seqlen_q > sm80::kSplitQueries || visible_keys(p) < 2 * sm80::kSplitKeys;
   }
-  return lengths.max_seqlen_q <= sm90::portable_backward_queries(largest_head_dim(p));
+  return is_short(p, limits);
 }
 
 // How many claims share the query heads of a group: each has as many as may come one after the other.
@@ -164,7 +186,7 @@ BackwardPlan plan_fused(const BackwardParams& p, const VisitOrder& order, const 
 }  // namespace
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
-  if (is_for_portable_kernels(p)) return plan_backward_sm80(p, limits);
+  if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
   if (is_fused(p)) {
     const VisitOrder order = visit_order(p, limits.multiprocessors);
     if (may_list_visits(p, order, limits)) return plan_fused(p, order, limits);

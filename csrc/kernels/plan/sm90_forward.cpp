@@ -8,10 +8,33 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-// Where the portable kernels run instead. It depends on lengths and head dims alone: a result does not depend on the
-// rest of the batch.
+int tile_queries(sm90::HeadDims dims, Variant variant) { return 64 * sm90::forward_tile(dims, variant).warpgroups; }
+
+// Whether tiles would be so empty that the portable kernels are faster.
+bool leaves_tiles_empty(const attention::ForwardParams& p) {
+  constexpr sm90::HeadDims kSmallest = sm90::kForwardHeadDims[0];
+  if (p.head_dim_qk > kSmallest.qk || p.head_dim_v > kSmallest.v) return false;
+  const int64_t queries = p.sequences.max_seqlen_q;
+  const int64_t keys = visible_keys(p);
+  const int64_t tokens = std::max(queries, keys);
+  switch (const Variant variant = wanted_variant_sm90(p)) {
+    case Variant::kPlain:
+      if (keys <= sm90::kPortableKeys) return true;
+      if (tokens > sm90::kShortTokens) return false;
+      // Two tiles, of which the second one is mostly empty, are too many. One-sided calls have smaller ones.
+      return queries <= sm90::kPortableQueries ||
+             (!p.visibility.one_sided() && queries > tile_queries(kSmallest, variant));
+    case Variant::kExtended:
+      return tokens <= sm90::kShortTokens;
+    default:
+      return tokens <= sm90::kPortableTokens;
+  }
+}
+
+// Where the portable kernels run instead. It depends on lengths, head dims and features alone: a result does not depend
+// on the rest of the batch.
 bool is_for_portable_kernels(const attention::ForwardParams& p) {
-  if (is_bound_by_keys(p)) return true;
+  if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= sm90::kSplitQueries)) return true;
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
   // The copy engine describes no empty tensor.
@@ -20,10 +43,8 @@ bool is_for_portable_kernels(const attention::ForwardParams& p) {
   // products: those of the portable kernels, as long as the backward pass is theirs.
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
-  return p.head_dim_qk <= 64 && p.head_dim_v <= 64 && lengths.max_seqlen_q <= sm90::kPortableQueries;
+  return leaves_tiles_empty(p);
 }
-
-int tile_queries(sm90::HeadDims dims, Variant variant) { return 64 * sm90::forward_tile(dims, variant).warpgroups; }
 
 // Whether smaller tiles end earlier, because they fill the GPU more evenly. A result does not depend on it: a row meets
 // the same tiles of keys, in the same order.

@@ -37,7 +37,7 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
   const bool extended = score_kind(p.score_mod) != ScoreKind::kScale || p.dropout.enabled();
   plan.kernel = ForwardKernel::kSplit;
   plan.head_dim = sm80::split_head_dim_bucket(bytes, largest_head_dim(p));
-  plan.split_kind = extended ? sm80::SplitKind::kExtended : sm80::split_kind(bytes, plan.head_dim, packed_rows(p));
+  plan.split_kind = sm80::split_kind(bytes, plan.head_dim, packed_rows(p), extended);
   const sm80::SplitTile tile = sm80::split_tile(bytes, plan.head_dim, plan.split_kind);
   plan.tile = {.queries = tile.rows,
                .keys = tile.keys,

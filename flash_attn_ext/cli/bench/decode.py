@@ -21,21 +21,24 @@ from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant
 from flash_attn_ext.cli.bench.decode_suites import APPEND, ATTENTION, CONTIGUOUS, ONE_QUERY, DecodeWorkload
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_decode
 from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
+from flash_attn_ext.cli.bench.workload import PADDING_MASK
 
 L2_MULTIPLE = 4  # bytes of all copies of a cache together, by those of L2
+NOT_YET_WRITTEN = 32  # keys at the end of a static cache, which a mask hides
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]  # of q, k and v
 
 
 @dataclass
 class DecodeInputs:
     """q (B, Hq, Sq, D) and copies of (k, v): (B, Hk, Sk, D) each, or (pages, Hk, page_size, D) with a block table.
-    `contiguous`: the same keys and values as (B, Hk, Sk, D)."""
+    `contiguous`: the same keys and values as (B, Hk, Sk, D). `mask`: (B, 1, 1, Sk), True where a key counts."""
 
     q: Tensor
     copies: list[tuple[Tensor, Tensor]]
     contiguous: list[tuple[Tensor, Tensor]]
     cache_seqlens: Tensor
     block_table: Tensor | None = None
+    mask: Tensor | None = None
 
     @property
     def dout(self) -> Tensor:
@@ -60,12 +63,16 @@ def prepare(workload: DecodeWorkload, pass_: str, device: str) -> DecodeInputs:
     valid = workload.num_keys - (1 if workload.entry == APPEND else 0)
     cache_seqlens = torch.full((workload.batch,), valid, dtype=torch.int32, device=device)
     contiguous = copies if block_table is None else [_gathered(copy, block_table) for copy in copies]
-    return DecodeInputs(q, copies, contiguous, cache_seqlens, block_table)
+    mask = None
+    if workload.score == PADDING_MASK:
+        mask = torch.arange(workload.num_keys, device=device) < workload.num_keys - NOT_YET_WRITTEN
+        mask = mask.expand(workload.batch, 1, 1, -1)
+    return DecodeInputs(q, copies, contiguous, cache_seqlens, block_table, mask)
 
 
 def explain_ours(workload: DecodeWorkload, inputs: DecodeInputs, backend: str | None) -> functional.Explanation:
     k, v = inputs.contiguous[0]
-    return functional.explain(inputs.q, k, v, causal="bottom_right", backend=backend)
+    return functional.explain(inputs.q, k, v, causal="bottom_right", mask=inputs.mask, backend=backend)
 
 
 def contestants(workload: DecodeWorkload, inputs: DecodeInputs, backend: str | None) -> dict[str, Contestant]:
@@ -80,7 +87,7 @@ def contestants(workload: DecodeWorkload, inputs: DecodeInputs, backend: str | N
             call = package_decode(name, workload.causal, lengths, inputs.block_table)
             entrants[name] = _entrant(call, q.transpose(1, 2).contiguous(), copies)
         else:
-            call = _sdpa(workload, with_causality=comparable)
+            call = _sdpa(workload, inputs, with_causality=comparable)
             entrants[name] = _entrant(call, q, contiguous, SDPA_BACKENDS[name], comparable)
     plain = functools.partial(functional.attention, causal="bottom_right", backend=backend)
     if workload.own == ONE_QUERY:
@@ -124,7 +131,7 @@ def _ours(workload: DecodeWorkload, inputs: DecodeInputs, backend: str | None) -
     if workload.is_host_time and workload.entry is None and backend is None:  # what stands in for PyTorch's function
         return functools.partial(functional.scaled_dot_product_attention, enable_gqa=True)
     if workload.entry is None:
-        return functools.partial(functional.attention, causal="bottom_right", backend=backend)
+        return functools.partial(functional.attention, causal="bottom_right", mask=inputs.mask, backend=backend)
     options = dict(cache_seqlens=inputs.cache_seqlens, block_table=inputs.block_table, backend=backend)
     if workload.entry == APPEND:
         k, v = inputs.copies[0]
@@ -132,9 +139,9 @@ def _ours(workload: DecodeWorkload, inputs: DecodeInputs, backend: str | None) -
     return functools.partial(functional.attention_with_kvcache, **options)
 
 
-def _sdpa(workload: DecodeWorkload, with_causality: bool) -> Call:
+def _sdpa(workload: DecodeWorkload, inputs: DecodeInputs, with_causality: bool) -> Call:
     """Bottom-right causality hides nothing from a single query, and from a few next to nothing."""
-    mask = None
+    mask = inputs.mask
     if workload.seqlen > 1 and with_causality:
         mask = causal_lower_right(workload.seqlen, workload.num_keys)
     enable_gqa = workload.key_heads != workload.num_heads

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flash_attn_ext.cli.bench.workload import Workload
+from flash_attn_ext.cli.bench.workload import PADDING_MASK, Workload
 
 FUSED = ("cudnn", "flash", "efficient")
 ONE_QUERY, CONTIGUOUS, ATTENTION = "1 query", "contiguous", "attention"  # our own other calls
@@ -60,6 +60,10 @@ def decode() -> Iterator[DecodeWorkload]:
     yield _workload(16, 8, "MQA", num_key_heads=1, **plain)
     for other in (dict(head_dim=64), dict(head_dim=256), dict(dtype=torch.float16)):
         yield _workload(16, 8, **(base | other))
+    # Static caches of transformers, which repeats key heads where it has a mask.
+    for batch, head_dim in ((1, 64), (16, 128)):
+        masked = dict(plain, num_key_heads=32, head_dim=head_dim, peers=FUSED, score=PADDING_MASK)
+        yield _workload(batch, 8, "masked", **masked)
     for batch, kilokeys in ((1, 32), (16, 8), (64, 8)):
         yield from _caches(batch, kilokeys, dict(base, peers=("fa3",)))
 

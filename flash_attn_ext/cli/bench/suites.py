@@ -85,6 +85,16 @@ def short() -> Iterator[Workload]:
         yield Workload("short", "full", batch, heads, seqlen, 64, **options)
 
 
+def encoders() -> Iterator[Workload]:
+    """Many heads of few tokens, as encoders of text and images have in a batch, and images that attend to a text."""
+    common = dict(num_heads=12, head_dim=64, peers=FUSED, against="best")
+    for seqlen in (128, 256):
+        yield Workload("encoders", "padding", 64, seqlen=seqlen, score=PADDING_MASK, **common)
+    for seqlen in (197, 256):
+        yield Workload("encoders", "full", 64, seqlen=seqlen, **common)
+    yield Workload("encoders", "text of 77", 8, seqlen=4096, seqlen_k=77, **(common | dict(num_heads=10)))
+
+
 def few_queries() -> Iterator[Workload]:
     """Cross-attention, latents, prefixes: all queries see far more keys."""
     for batch, heads, seqlen, kilokeys, head_dim in (
@@ -184,6 +194,7 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
         dropout,
         head_dims,
         short,
+        encoders,
         few_queries,
         varlen,
         window,

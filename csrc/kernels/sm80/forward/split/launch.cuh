@@ -74,7 +74,8 @@ cudaError_t forward_split(const attention::ForwardParams& params, const ForwardP
   run(SplitKindTag<SplitKind::kRows32>{});
   run(SplitKindTag<SplitKind::kRows64>{});
   run(SplitKindTag<SplitKind::kRows128>{});
-  run(SplitKindTag<SplitKind::kExtended>{});
+  run(SplitKindTag<SplitKind::kExtended16>{});
+  run(SplitKindTag<SplitKind::kExtended64>{});
   return error;
 }
 

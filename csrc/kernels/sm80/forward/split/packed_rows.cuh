@@ -55,20 +55,23 @@ struct PackedRows {
     if (mod.mask.present()) hide_masked(scores, first_key);
   }
 
-  // Weights that dropout does not keep become 0. first_key: a multiple of 32.
+  // Weights that dropout does not keep become 0. first_key: a multiple of the tile's keys, or of 32 if these are more.
   __device__ __forceinline__ void drop(Scores& weights, int first_key) const {
-    static_assert(Scores::kColumnTiles % 4 == 0);  // that share draws
+    constexpr int kSharing = Scores::kColumnTiles < 4 ? Scores::kColumnTiles : 4;  // that share draws
+    static_assert(kSharing == 2 || Scores::kColumnTiles % kSharing == 0);
+    const bool second_half = kSharing == 2 && first_key % attention::Dropout::kBlockKeys != 0;
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
 #pragma unroll
-      for (int first_j = 0; first_j < Scores::kColumnTiles; first_j += 4) {
+      for (int first_j = 0; first_j < Scores::kColumnTiles; first_j += kSharing) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int64_t key = first_key + Scores::column(first_j, e);
           const attention::PhiloxCounter draws = p.dropout.draws(sequence.batch, at[r].head, at[r].query, key);
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            if (!p.dropout.keeps(draws, at[r].query, key + 8 * j)) weights.at(r, first_j + j, e) = 0.0f;
+          for (int j = 0; j < kSharing; ++j) {
+            const uint32_t word = second_half ? draws.word[(j + 2) % 4] : draws.word[j];
+            if (!p.dropout.keeps(word, at[r].query / 8 % 2)) weights.at(r, first_j + j, e) = 0.0f;
           }
         }
       }

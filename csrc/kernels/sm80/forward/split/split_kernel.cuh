@@ -24,7 +24,7 @@ template <class ElementType, int kHeadDimValue, SplitKind kKind>
 struct SplitKernel {
   using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimValue;
-  static constexpr bool kExtended = kKind == SplitKind::kExtended;
+  static constexpr bool kExtended = is_extended(kKind);
   static constexpr SplitTile kTile = split_tile(sizeof(Element), kHeadDim, kKind);
   static constexpr int kThreads = kTile.threads();
   static constexpr int kWarps = kThreads / kWarpSize;
