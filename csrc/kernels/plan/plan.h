@@ -96,6 +96,7 @@ enum class DeltaSource {
 
 enum class BiasGradientSource {
   kNone,
+  kRowSums,      // what dS of whole rows adds up to: dlse, D and a sink's share. It takes delta as D, and finishes it
   kSameDscores,  // the dS of dQ, dK and dV, while it is at hand
   kStored,       // the stored dS
   kRecomputed,   // dS computed again
