@@ -39,10 +39,17 @@ void cpu_backward(const attention::BackwardParams& given, const plan::BackwardPl
   params.delta = {.data = plan.workspace.delta.in<void>(workspace),
                   .batch_stride = params.lse.batch_stride,
                   .head_stride = params.lse.head_stride};
+  const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
+  if (sums_rows) params.dlse = {};  // not yet
   if (plan.delta == plan::DeltaSource::kExactKernel) {
     cpu::backward_delta(params);
   } else {
     cpu::delta(attention::delta_params(params));
+  }
+  if (sums_rows) {
+    params.dlse = given.dlse;
+    cpu::dbias_from_rows(params);
+    params.dbias = {};
   }
   if (params.dq.data || params.dk.data || params.dv.data || params.dbias.present() || params.dalibi_slopes) {
     cpu::backward(params);

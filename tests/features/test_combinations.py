@@ -33,9 +33,10 @@ def test_random_problem(number, backend):
 
 
 def test_a_number_is_a_problem():
-    """The same one in any order; and the first thousand reach every dtype, wide head dims and packed sequences."""
+    """The same one in any order; and the first thousand reach all dtypes, wide head dims, packed sequences, plans."""
     forward, backward = [draw(n) for n in range(1000)], [draw(n) for n in reversed(range(1000))]
     assert forward == backward[::-1]
+    assert {len(p.environment) for p in forward} == {0, 1, 2} and {len(p.wanted) for p in forward} == {1, 2, 3, 4, 5, 6}
     for dtype in DTYPES:
         dims = {max(p.case.d, p.case.head_dim_v) for p in forward if p.dtype == dtype}
         assert (max(dims) > 256) == (dtype.itemsize == 2)

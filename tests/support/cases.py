@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +12,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 # A bias or mask shape is a pattern of the dimensions it has in full: "bhqk" is (B, H, Sq, Sk), "1h1k" (1, H, 1, Sk).
 ALL_PATTERNS = tuple(f"{b}{h}{q}{k}" for b in "1b" for h in "1h" for q in "1q" for k in "1k")
+
+
+DIFFERENTIABLE = ("q", "k", "v", "bias", "alibi_slopes", "sink")
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -85,7 +88,7 @@ class Inputs:
     alibi_slopes: torch.Tensor | None = None
     sink: torch.Tensor | None = None
     dropout_seed: int = 1234
-    differentiable: tuple[str, ...] = field(default=("q", "k", "v", "bias", "alibi_slopes", "sink"))
+    differentiable: tuple[str, ...] = DIFFERENTIABLE  # of those that there are, which get gradients
 
     TENSORS = ("q", "k", "v", "dout", "dlse", "bias", "mask", "alibi_slopes", "sink")
 
@@ -102,6 +105,11 @@ class Inputs:
             tensor = tensor.detach()
             changes[name] = tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
         return self.replace(**changes)
+
+    def operands(self, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All that may get gradients: the leaves, and the others as they are."""
+        named = {name: getattr(self, name) for name in DIFFERENTIABLE}
+        return {name: tensor for name, tensor in named.items() if tensor is not None} | leaves
 
     def leaves(self) -> dict[str, torch.Tensor]:
         """The inputs that get gradients here, as fresh leaves that keep the strides."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from support.backends import Backend
-from support.cases import Case, Inputs, accumulate_dtype, make_inputs
+from support.cases import DIFFERENTIABLE, Case, Inputs, accumulate_dtype, make_inputs
 from support.errors import Comparison, assert_rule, assert_rule_over_draws, compare
 from support.masks import with_empty_tiles
 from support.packed import PackedCase, run_by_sequence, run_packed
@@ -115,7 +115,8 @@ class Answers:
 
 
 def answers_to(inputs: Inputs, backend: Backend) -> Answers:
-    """`backend`: whose dropout bits they go by."""
+    """With all gradients, whichever the inputs want. `backend`: whose dropout bits they go by."""
+    inputs = inputs.replace(differentiable=DIFFERENTIABLE)
     keep = dropout_bits(inputs, backend) if inputs.case.dropout_p > 0 else None
     doubles = inputs.to(torch.float64)
     exact = run_reference(doubles, keep)
@@ -124,10 +125,8 @@ def answers_to(inputs: Inputs, backend: Backend) -> Answers:
 
 def compare_with_pytorch(inputs: Inputs, backend: Backend, ours: Result) -> dict[str, Comparison]:
     """Errors of every output and gradient against float64, beside those of PyTorch."""
-    answers = answers_to(inputs, backend)
-    assert ours.keys() == answers.exact.keys()
-    check_dtypes(inputs, ours)
-    return answers.compare(ours)
+    check_results(inputs, ours)
+    return answers_to(inputs, backend).compare(ours)
 
 
 def check_packed_drawn(
@@ -147,6 +146,7 @@ def check_packed_drawn(
 
 def answers_to_packed(case: PackedCase, inputs: Inputs, backend: Backend) -> Answers:
     """Exact is each sequence on its own, and PyTorch is the plain formula."""
+    inputs = inputs.replace(differentiable=DIFFERENTIABLE)
     keep = dropout_bits(inputs.replace(case=case.padded()), backend) if case.base.dropout_p > 0 else None
     doubles = inputs.to(torch.float64)
     exact, yardstick = (run_by_sequence(case, each, keep=keep) for each in (doubles, inputs))
@@ -157,13 +157,13 @@ def answers_to_packed(case: PackedCase, inputs: Inputs, backend: Backend) -> Ans
 def compare_packed_with_pytorch(
     case: PackedCase, inputs: Inputs, backend: Backend, ours: Result
 ) -> dict[str, Comparison]:
-    answers = answers_to_packed(case, inputs, backend)
-    assert ours.keys() == answers.exact.keys()
-    check_dtypes(inputs, ours)
-    return answers.compare(ours)
+    check_results(inputs, ours)
+    return answers_to_packed(case, inputs, backend).compare(ours)
 
 
-def check_dtypes(inputs: Inputs, result: Result) -> None:
+def check_results(inputs: Inputs, result: Result) -> None:
+    """What there has to be, in which dtype and shape."""
+    assert result.keys() == {"out", "lse", *(f"d{name}" for name in inputs.leaves())}
     assert result["out"].dtype == inputs.q.dtype
     assert result["lse"].dtype == accumulate_dtype(inputs.q.dtype)
     for name in inputs.differentiable:

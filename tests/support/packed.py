@@ -93,7 +93,7 @@ def call_packed(case: PackedCase, inputs: Inputs, tensors: dict[str, torch.Tenso
 def run_packed(case: PackedCase, inputs: Inputs, backend: Backend, **more) -> Result:
     with poisoned_memory():
         leaves = inputs.leaves()
-        out, lse = call_packed(case, inputs, leaves, backend, **more)
+        out, lse = call_packed(case, inputs, inputs.operands(leaves), backend, **more)
         result = {"out": out, "lse": lse}
         result |= gradients(result, inputs, leaves)
     return {name: tensor.detach() for name, tensor in result.items()}

@@ -68,7 +68,7 @@ def run_ours(inputs: Inputs, backend: Backend | None = None, **more) -> Result:
     """`more`: keywords of attention that a case does not have."""
     with poisoned_memory():
         leaves = inputs.leaves()
-        out, lse = call_ours(inputs, leaves, backend, **more)
+        out, lse = call_ours(inputs, inputs.operands(leaves), backend, **more)
         result = {"out": out, "lse": lse}
         result |= gradients(result, inputs, leaves)
     return {name: tensor.detach() for name, tensor in result.items()}

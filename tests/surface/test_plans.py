@@ -237,6 +237,9 @@ BACKWARD = [
     (Call(512, bias=(1, 16, 512, 512), wanted=("q", "k", "v", "bias")), "dBias from the stored dS"),
     (Call(512, bias=(1, 16, 1, 512), wanted=("q", "k", "v", "bias")), "exact delta by its own kernel; dBias computing"),
     (Call(512, bias=(1, 16, 512, 512), wanted=("bias",)), "dBias computing the scores again"),
+    # Broadcast along keys, it is known without dS; beside a sink from delta, exact in 16 bits.
+    (Call(512, bias=(1, 16, 512, 1), wanted=("q", "bias")), "; delta by its own kernel; dBias from sums of rows"),
+    (Call(512, bias=(1, 1), sink=True, wanted=("bias",)), "; exact delta by its own kernel; dBias from sums of rows"),
     (Call(512, bias=(1, 16, 512, 512), bias_dtype=F32, wanted=("q", "k", "v", "bias")), "dBias computing the scores"),
     (Call(512, slopes=True, wanted=("alibi_slopes",)), "ALiBi partial sums 4096"),
 ]
@@ -333,8 +336,9 @@ def test_the_cpu_divides_the_keys_of_few_queries(sq, sk, divided):
 
 def test_the_cpu_forms_dbias_on_its_way():
     q = torch.zeros(1, 1, 8, 8)
-    bias = torch.zeros(8, 8, requires_grad=True)
-    assert "dBias from the same dS" in flash_attn_ext.explain(q, q, q, bias=bias).backward
+    for shape, words in (((8, 8), "dBias from the same dS"), ((8, 1), "dBias from sums of rows")):
+        bias = torch.zeros(shape, requires_grad=True)
+        assert words in flash_attn_ext.explain(q, q, q, bias=bias).backward
 
 
 @pytest.mark.parametrize("backend", ["sm80", "sm90"])

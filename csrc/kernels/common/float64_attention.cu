@@ -94,13 +94,13 @@ struct BiasAxis {
 
 struct BiasAxes {
   BiasAxis batches, heads, queries;
-  int64_t key_groups;  // 32 keys each, one a lane; one group of all keys where the bias is broadcast along them
+  int64_t key_groups;  // 32 keys each, one a lane
 
   __host__ __device__ explicit BiasAxes(const attention::BackwardParams& p)
       : batches{p.dbias.per_batch, p.batch},
         heads{p.dbias.per_head, p.num_heads_q},
         queries{p.dbias.per_query, p.sequences.max_seqlen_q},
-        key_groups(p.dbias.per_key ? (p.sequences.max_seqlen_k + kWarpSize - 1) / kWarpSize : 1) {}
+        key_groups((p.sequences.max_seqlen_k + kWarpSize - 1) / kWarpSize) {}
 
   __host__ __device__ int64_t num_owners() const {
     return batches.num_owners() * heads.num_owners() * queries.num_owners() * key_groups;
@@ -110,18 +110,11 @@ struct BiasAxes {
   }
 };
 
-// The lane's share of dS of one query: its key of the group, or every 32nd key.
-__device__ __forceinline__ double sum_of_query(const attention::BackwardParams& p, const attention::Coordinate& at) {
+// dS of one query and the lane's key of a group.
+__device__ __forceinline__ double dscore_of_query(const attention::BackwardParams& p, const attention::Coordinate& at) {
   const attention::Sequence sequence = p.sequences.at(at.batch);
   if (at.query >= sequence.num_queries) return 0.0;
-  const HeadItem item = head_item(p, sequence, at.head);
-  if (p.dbias.per_key) return gradients_of_query<double>(p, item, at.query, at.key).dscore;
-  const attention::Interval seen = p.visibility.keys_of(at.query, sequence);
-  double sum = 0.0;
-  for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) {
-    sum += gradients_of_query<double>(p, item, at.query, first).dscore;
-  }
-  return sum;
+  return gradients_of_query<double>(p, head_item(p, sequence, at.head), at.query, at.key).dscore;
 }
 
 // One block an owner. Its warps take turns at what is walked, and their sums are added in order.
@@ -139,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) dbias_kernel(const __grid_constant__
     for (int64_t walked = tile::warp(); walked < axes.num_walked(); walked += num_warps) {
       const int64_t walked_row = walked / axes.queries.num_walked();
       const int64_t walked_batch = walked_row / axes.heads.num_walked();
-      sum += sum_of_query(
+      sum += dscore_of_query(
           p, {axes.batches.at(batch, walked_batch), axes.heads.at(head, walked_row % axes.heads.num_walked()),
               axes.queries.at(query, walked % axes.queries.num_walked()), first_key});
     }
@@ -147,9 +140,8 @@ __global__ void __launch_bounds__(kThreads) dbias_kernel(const __grid_constant__
     __syncthreads();
     if (tile::warp() == 0) {
       for (int w = 1; w < num_warps; ++w) sum += sums[w][tile::lane()];
-      if (!p.dbias.per_key) sum = sum_over_warp(sum);
       const int64_t key = first_key + tile::lane();
-      if (p.dbias.per_key ? key < p.sequences.max_seqlen_k : tile::lane() == 0) {
+      if (key < p.sequences.max_seqlen_k) {
         static_cast<double*>(p.dbias.data)[batch * p.dbias.batch_stride + head * p.dbias.head_stride +
                                            query * p.dbias.query_stride + key * p.dbias.key_stride] = sum;
       }

@@ -20,15 +20,6 @@ Real* DbiasSums<Real>::target(const attention::Coordinate& at) const {
 }
 
 template <class Real>
-void DbiasSums<Real>::add_to(const ScoreRun& run, const Real* dscore, Real* target) const {
-  if (p_.dbias.per_key) {
-    add_row(target, dscore, run.count);
-  } else {
-    *target += sum_row(dscore, run.count);
-  }
-}
-
-template <class Real>
 void DbiasSums<Real>::start(int64_t key_head, int64_t first_key) {
   if (!p_.dbias.present() || p_.dbias.per_query) return;
   first_head_ = key_head * p_.queries_per_key_head();
@@ -39,10 +30,9 @@ void DbiasSums<Real>::start(int64_t key_head, int64_t first_key) {
 template <class Real>
 void DbiasSums<Real>::add(const ScoreRun& run, const Real* dscore) {
   if (!p_.dbias.present()) return;
-  if (p_.dbias.per_query) return add_to(run, dscore, target(run.first));
+  if (p_.dbias.per_query) return add_row(target(run.first), dscore, run.count);
   const int64_t row = p_.dbias.per_head ? run.first.head - first_head_ : 0;
-  const int64_t column = p_.dbias.per_key ? run.first.key - first_key_ : 0;
-  add_to(run, dscore, local_.data() + row * kStreamedRows + column);
+  add_row(local_.data() + row * kStreamedRows + run.first.key - first_key_, dscore, run.count);
 }
 
 template <class Real>
@@ -50,7 +40,7 @@ void DbiasSums<Real>::finish(int64_t batch, int64_t num_keys) {
   if (!p_.dbias.present() || p_.dbias.per_query) return;
   for (int64_t row = 0; row < num_local_rows(); ++row) {
     Real* sums = target({batch, first_head_ + row, 0, first_key_});
-    add_row(sums, local_.data() + row * kStreamedRows, p_.dbias.per_key ? num_keys : 1);
+    add_row(sums, local_.data() + row * kStreamedRows, num_keys);
   }
 }
 

@@ -19,7 +19,11 @@ void delta(const attention::DeltaParams& params);
 // leaves an error in delta that does not cancel where dS should.
 void backward_delta(const attention::BackwardParams& params);
 
-// dQ, dK, dV and the gradients of bias and ALiBi slopes, as many of them as are wanted.
+// The gradient of a bias that is broadcast along keys. params.delta is rowsum(dout * out); dlse is taken off it on the
+// way.
+void dbias_from_rows(const attention::BackwardParams& params);
+
+// dQ, dK, dV and the gradients of ALiBi slopes and a bias that has a value for each key, as many of them as are wanted.
 void backward(const attention::BackwardParams& params);
 
 // The sinks' gradient.

@@ -1,3 +1,4 @@
+#include "kernels/plan/bias_gradient.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/workspace.h"
 #include "kernels/tile_config_cpu.h"
@@ -14,9 +15,11 @@ ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
 BackwardPlan plan_backward_cpu(const attention::BackwardParams& p, const Limits&) {
   BackwardPlan plan;
   // Gradients that are sums of dS over rows cancel; what a rounded out leaves in delta does not.
-  const bool sums_over_rows = p.dbias.present() || p.dalibi_slopes || p.dsink;
+  const bool sums_over_rows = dbias_reads_delta(p) || p.dalibi_slopes || p.dsink;
   plan.delta = attention::is_16_bit(p.element) && sums_over_rows ? DeltaSource::kExactKernel : DeltaSource::kOwnKernel;
-  plan.dbias = p.dbias.present() ? BiasGradientSource::kSameDscores : BiasGradientSource::kNone;
+  if (p.dbias.present()) {
+    plan.dbias = dbias_is_row_sums(p) ? BiasGradientSource::kRowSums : BiasGradientSource::kSameDscores;
+  }
   plan.workspace.delta = append(plan.workspace.bytes, statistic_bytes(p));
   return plan;
 }

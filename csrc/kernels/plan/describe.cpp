@@ -148,6 +148,7 @@ std::string describe(const BackwardPlan& plan) {
   const BackwardPlan::Workspace& workspace = plan.workspace;
   std::ostringstream words;
   words << kernels_words(plan) << "; " << name_of(plan.delta);
+  if (plan.dbias == BiasGradientSource::kRowSums) words << "; dBias from sums of rows";
   if (plan.dbias == BiasGradientSource::kSameDscores) words << "; dBias from the same dS";
   if (plan.dbias == BiasGradientSource::kStored) words << "; dBias from the stored dS";
   if (plan.dbias == BiasGradientSource::kRecomputed) words << "; dBias computing the scores again";

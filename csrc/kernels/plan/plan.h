@@ -96,6 +96,7 @@ enum class DeltaSource {
 
 enum class BiasGradientSource {
   kNone,
+  kRowSums,      // of dS, known without it (attention/dscore_row_sums.h); delta comes without dlse and leaves with it
   kSameDscores,  // the dS of dQ, dK and dV, while it is at hand
   kStored,       // the stored dS
   kRecomputed,   // dS computed again

@@ -1,3 +1,4 @@
+#include "kernels/plan/bias_gradient.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/stored_scores.h"
@@ -94,13 +95,14 @@ BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels
 // Sums of dS over rows cancel; what a rounded O leaves in delta does not. Nor does it in the gradient of a bias that is
 // more precise than O.
 bool needs_exact_delta(const BackwardParams& p) {
-  const bool dbias_is_exact = p.dbias.present() && (!(p.dbias.per_query && p.dbias.per_key) ||
-                                                    p.score_mod.bias.element == attention::ElementType::kFloat32);
+  const bool dbias_is_exact = dbias_reads_delta(p) && (!(p.dbias.per_query && p.dbias.per_key) ||
+                                                       p.score_mod.bias.element == attention::ElementType::kFloat32);
   return attention::is_16_bit(p.element) && (dbias_is_exact || p.dalibi_slopes || p.dsink);
 }
 
 DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
   if (needs_exact_delta(p)) return DeltaSource::kExactKernel;
+  if (dbias_is_row_sums(p)) return DeltaSource::kOwnKernel;  // they come between it and all who read delta
   const bool first_kernel_has_queries = kernels == BackwardKernels::kFused || kernels == BackwardKernels::kRecompute ||
                                         kernels == BackwardKernels::kStoreInDq;
   const int64_t chunk = 16 / element_bytes(p);
@@ -111,6 +113,11 @@ DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
 
 void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
   if (!p.dbias.present()) return;
+  if (dbias_is_row_sums(p)) {
+    plan.dbias = BiasGradientSource::kRowSums;
+    plan.writes_dbias_once = true;
+    return;
+  }
   const bool stored = plan.stored.launches > 0 && dbias_may_be_stored(p);
   plan.dbias = stored ? BiasGradientSource::kStored : BiasGradientSource::kRecomputed;
   // Without scores there are no blocks that would write it.
@@ -210,7 +217,9 @@ BackwardPlan plan_rows(const BackwardParams& p) {
   BackwardPlan plan;
   plan.kernels = BackwardKernels::kRows;
   plan.delta = DeltaSource::kOwnKernel;
-  plan.dbias = p.dbias.present() ? BiasGradientSource::kRecomputed : BiasGradientSource::kNone;
+  if (p.dbias.present()) {
+    plan.dbias = dbias_is_row_sums(p) ? BiasGradientSource::kRowSums : BiasGradientSource::kRecomputed;
+  }
   plan.workspace.delta = append(plan.workspace.bytes, statistic_bytes(p));
   if (p.dalibi_slopes) {
     plan.alibi_partials_per_head = p.sequences.max_seqlen_q;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/common/dbias_from_rows.h"
 #include "kernels/common/delta.h"
 #include "kernels/common/dq_parts.h"
 #include "kernels/common/float64_attention.h"
@@ -101,7 +102,8 @@ cudaError_t sum_dscores(const BackwardParams& p, const BackwardPlan& plan, Dscor
                       [&](auto element) { return dscore_sums<decltype(element)>(p, plan, sum, stream); });
 }
 
-cudaError_t compute_delta(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+cudaError_t compute_delta(BackwardParams p, const BackwardPlan& plan, cudaStream_t stream) {
+  if (plan.dbias == BiasGradientSource::kRowSums) p.dlse = {};  // what makes dBias takes it off
   if (plan.delta == DeltaSource::kOwnKernel) return common::launch_delta(attention::delta_params(p), stream);
   if (plan.delta != DeltaSource::kExactKernel) return cudaSuccess;
   return sum_dscores(p, plan, DscoreSum::kDelta, stream);
@@ -119,10 +121,11 @@ cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, 
       [&] { return p.dalibi_slopes ? sum_dscores(p, plan, DscoreSum::kAlibi, stream) : cudaSuccess; });
 }
 
-cudaError_t run_rows(const BackwardParams& p, cudaStream_t stream) {
+cudaError_t run_rows(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  const bool recomputes_dbias = plan.dbias == BiasGradientSource::kRecomputed;
   return in_order([&] { return p.dk.data || p.dv.data ? common::launch_dkdv_float64(p, stream) : cudaSuccess; },
                   [&] { return p.dq.data ? common::launch_dq_float64(p, stream) : cudaSuccess; },
-                  [&] { return p.dbias.present() ? common::launch_dbias_float64(p, stream) : cudaSuccess; },
+                  [&] { return recomputes_dbias ? common::launch_dbias_float64(p, stream) : cudaSuccess; },
                   [&] {
                     return p.dalibi_slopes ? common::launch_dalibi_partials_float64(p, p.alibi_partials, stream)
                                            : cudaSuccess;
@@ -205,7 +208,12 @@ cudaError_t run_backward(const attention::BackwardParams& params, const Backward
   return in_order(
       [&] { return common::scan_mask_tiles(p, plan.workspace.mask_tiles.in<uint8_t>(workspace), stream); },
       [&] { return compute_delta(p, plan, stream); },
-      [&] { return plan.kernels == BackwardKernels::kRows ? run_rows(p, stream) : run_tensor_cores(p, plan, stream); },
+      [&] {
+        return plan.dbias == BiasGradientSource::kRowSums ? common::launch_dbias_from_rows(p, stream) : cudaSuccess;
+      },
+      [&] {
+        return plan.kernels == BackwardKernels::kRows ? run_rows(p, plan, stream) : run_tensor_cores(p, plan, stream);
+      },
       [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; },
       [&] { return p.dsink ? common::launch_dsink(p, stream) : cudaSuccess; });
 }

@@ -1,7 +1,9 @@
 """The error rule for a random problem, with poison where nothing may look and at random strides."""
 
 import math
+import os
 import random
+from unittest import mock
 
 import torch
 
@@ -42,20 +44,28 @@ def as_presented(problem: Problem, inputs: Inputs) -> Inputs:
 
 
 def check_problem(problem: Problem, backend: Backend) -> None:
+    with mock.patch.dict(os.environ, problem.environment):
+        _check_problem(problem, backend)
+
+
+def _check_problem(problem: Problem, backend: Backend) -> None:
     def present(inputs: Inputs) -> Inputs:
         return as_presented(problem, inputs)
+
+    def wanting(inputs: Inputs) -> Inputs:
+        return inputs.replace(differentiable=problem.wanted)
 
     case, packed, dtype, device = problem.case, problem.packed, problem.dtype, backend.device
     if packed is None:
         check_drawn(
-            lambda redraw: make_inputs(case, dtype, device, problem.number + ANOTHER_DRAW * redraw, device),
+            lambda redraw: wanting(make_inputs(case, dtype, device, problem.number + ANOTHER_DRAW * redraw, device)),
             backend,
             present,
         )
     else:
         check_packed_drawn(
             packed,
-            lambda redraw: make_packed(packed, dtype, device, problem.number + ANOTHER_DRAW * redraw, device),
+            lambda redraw: wanting(make_packed(packed, dtype, device, problem.number + ANOTHER_DRAW * redraw, device)),
             backend,
             present,
         )

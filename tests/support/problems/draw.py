@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from support.cases import ALL_PATTERNS, DTYPES, Case
+from support.cases import ALL_PATTERNS, DIFFERENTIABLE, DTYPES, Case
 from support.masks import visible
 from support.packed import PackedCase
 
@@ -25,10 +25,14 @@ class Problem:
     packed: PackedCase | None  # every fifth problem: the same features on sequences of different lengths
     dtype: torch.dtype
     is_strided: bool
+    wanted: tuple[str, ...]  # whose gradients
+    environment: tuple[tuple[str, str], ...]  # variables that change a GPU's plans
 
     def __str__(self) -> str:
         strides = ", random strides" if self.is_strided else ""
-        return f"{self.packed or self.case}, {self.dtype}{strides}"
+        of = "" if self.wanted == DIFFERENTIABLE else f", gradients of {'-'.join(self.wanted)}"
+        variables = "".join(f", {name}={value}" for name, value in self.environment)
+        return f"{self.packed or self.case}, {self.dtype}{strides}{of}{variables}"
 
 
 def draw(number: int) -> Problem:
@@ -36,11 +40,14 @@ def draw(number: int) -> Problem:
     dtype = rng.choice(DTYPES)
     is_strided = rng.random() < 0.35
     case = _draw_case(rng, dtype)
+    rare = random.Random(f"{number}, rarely")  # which leaves the other draws what they are
+    case = dataclasses.replace(case, **_draw_rare(rare, case))
     # Where no query sees two keys, q and k have gradients of exactly 0, which the plain formula finds. In 16 bits a
     # delta of the rounded out does not, unless out is v itself: so no dropout there.
     if int(visible(case).sum(1).max()) < 2:
         case = dataclasses.replace(case, dropout_p=0.0)
-    return Problem(number, case, _draw_packed(rng, case) if number % 5 == 4 else None, dtype, is_strided)
+    packed = _draw_packed(rng, case) if number % 5 == 4 else None
+    return Problem(number, case, packed, dtype, is_strided, _draw_wanted(rare, case), _draw_environment(rare))
 
 
 def maybe(rng: random.Random, value, probability: float = 0.35):
@@ -87,6 +94,35 @@ def _draw_case(rng: random.Random, dtype: torch.dtype) -> Case:
         dlse=rng.random() < 0.5,
         layout=rng.choice(("bhsd", "bshd")),
     )
+
+
+def _draw_rare(rng: random.Random, case: Case) -> dict:
+    """Values that take other ways through a kernel, or another kernel; few of them in one problem."""
+    values = dict(
+        heads=8 * case.num_kv_heads,
+        scale=0.0,
+        window=tuple(rng.choice((None, 1, 63, 64, 128)) for _ in range(2)),
+        mask_keep=rng.choice((0.3, 1.0)),
+        dropout_p=0.01,
+    )
+    return {name: value for name, value in values.items() if rng.random() < 0.06}
+
+
+def _draw_wanted(rng: random.Random, case: Case) -> tuple[str, ...]:
+    """Which kernels run depends on it."""
+    optional = dict(bias=case.bias, alibi_slopes=case.alibi, sink=case.sink)
+    there = [name for name in DIFFERENTIABLE if optional.get(name, True)]
+    wanted = rng.sample(there, rng.randint(1, len(there)))
+    if rng.random() < 0.7 or len(wanted) == len(there):
+        return DIFFERENTIABLE
+    return tuple(sorted(wanted, key=DIFFERENTIABLE.index))
+
+
+def _draw_environment(rng: random.Random) -> tuple[tuple[str, str], ...]:
+    workspace = maybe(rng, rng.choice(("0", "1")), 0.15)  # MiB: nothing is stored, or in several launches
+    multiprocessors = maybe(rng, rng.choice(("1", "5", "24")), 0.1)
+    drawn = {"FLASH_ATTN_EXT_WORKSPACE_MIB": workspace, "FLASH_ATTN_EXT_MULTIPROCESSORS": multiprocessors}
+    return tuple((name, value) for name, value in drawn.items() if value is not None)
 
 
 def _draw_packed(rng: random.Random, case: Case) -> PackedCase:

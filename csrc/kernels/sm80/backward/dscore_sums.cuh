@@ -90,7 +90,7 @@ struct DscoreSumsKernel {
             .batches = {!is_bias || g.per_batch, p.batch, 1},
             .heads = {!is_bias || g.per_head, p.num_heads_q, 1},
             .queries = {!is_bias || g.per_query, p.sequences.max_seqlen_q, kTile.queries},
-            .keys = {is_bias && g.per_key, p.sequences.max_seqlen_k, kTile.keys}};
+            .keys = {is_bias, p.sequences.max_seqlen_k, kTile.keys}};
   }
 
   __device__ __forceinline__ void run(const DscoreRanges& ranges) {
