@@ -13,15 +13,16 @@ bool numbers_fit(const attention::ForwardParams& p) {
   return 2 * tiles < int64_t{1} << 31;
 }
 
-// At most one block of as many is left out so that items have whole blocks.
-constexpr int64_t kBlocksPerOneLeftOut = 16;
+// Blocks of a multiprocessor that keep memory busy, where an item's keys are divided. More would leave more parts.
+constexpr int64_t kBlocksOfDivided = 2;
 
-// As many as there is room for, but a multiple of the items where that leaves few out: items of one length are then
-// divided among blocks of their own, and none starts and ends twice.
-int64_t resident_blocks(int64_t items, int64_t most_parts, int64_t room) {
-  const int64_t blocks = std::clamp<int64_t>(items * most_parts, 1, room);
-  const int64_t left_out = blocks % items;
-  return left_out * kBlocksPerOneLeftOut <= blocks ? blocks - left_out : blocks;
+// As many as there is room for. Where items are fewer, a multiple of them: items of one length are then divided among
+// blocks of their own, and none ends one item and begins another.
+int64_t resident_blocks(int64_t items, int64_t most_parts, int64_t multiprocessors, int64_t room_on_each) {
+  const int64_t room = multiprocessors * room_on_each;
+  if (items >= room) return room;
+  const int64_t wanted = multiprocessors * std::min(kBlocksOfDivided, room_on_each);
+  return std::max<int64_t>(items * std::min(most_parts, std::max<int64_t>(wanted / std::max<int64_t>(items, 1), 1)), 1);
 }
 
 }  // namespace
@@ -60,7 +61,7 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
   const int64_t items = p.batch * p.num_heads_k * sm80::num_tiles(packed_rows(p), tile.rows) *
                         sm80::num_slices(p.head_dim_v, tile.columns);
   const int64_t most_parts = std::max<int64_t>(visible_keys(p) / sm80::kLeastKeysOfBlock, 1);
-  plan.resident_blocks = resident_blocks(items, most_parts, limits.multiprocessors * tile.blocks);
+  plan.resident_blocks = resident_blocks(items, most_parts, limits.multiprocessors, tile.blocks);
   const int64_t rows = items * std::min<int64_t>(tile.rows, packed_rows(p));
   const bool has_many_parts = plan.resident_blocks >= sm80::kManyParts * items;
   plan.joins_by_block = rows <= (has_many_parts ? sm80::kJoinedRowsOfManyParts : sm80::kJoinedRows);
