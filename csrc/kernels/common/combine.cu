@@ -13,25 +13,50 @@ namespace {
 
 constexpr int kWarpsOfRow = 8;   // of a block that joins one row
 constexpr int kWarpsOfRows = 4;  // of a block that joins a row in each warp
-constexpr int kAhead = 4;        // parts that a warp loads before it knows their weights
 constexpr int kThreadsOfRow = kWarpsOfRow * kWarpSize;
 constexpr int kThreadsOfRows = kWarpsOfRows * kWarpSize;
 
 // Whether a GPU of compute capability 9.0 or later finds code that waits for the kernel before.
 constexpr bool kWaits = std::max({__CUDA_ARCH_LIST__}) >= 900;
 
-// Of all parts of a row, the same in every lane.
-__device__ __forceinline__ attention::SoftmaxState<float> merge_states(const CombineParams& p, const ItemParts& parts,
-                                                                       int row) {
+// The softmax states of a row's parts: each lane knows those of some, and all of them know the whole row's.
+struct RowStates {
+  static constexpr int kKnown = 2;  // parts that a lane keeps
+
+  const PartRows& rows;
+  const ItemParts& parts;
+  int step;
+  int row;
+  float maxima[kKnown];
   attention::SoftmaxState<float> own;
-  for (int part = tile::lane(); part < parts.count; part += kWarpSize) {
-    const float2 state = p.parts.state_of(parts.slot(part, p.slot_step), row);
-    own.merge({.m = state.x, .l = state.y});
+  attention::SoftmaxState<float> all;
+
+  __device__ __forceinline__ const float2& of(int part) const { return rows.state_of(parts.slot(part, step), row); }
+
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int i = 0; i < kKnown; ++i) {
+      const int part = i * kWarpSize + tile::lane();
+      const float2 state = part < parts.count ? of(part) : float2{-INFINITY, 0.0f};
+      maxima[i] = state.x;
+      own.merge({.m = state.x, .l = state.y});
+    }
+    for (int part = kKnown * kWarpSize + tile::lane(); part < parts.count; part += kWarpSize) {
+      const float2 state = of(part);
+      own.merge({.m = state.x, .l = state.y});
+    }
+    all = {.m = maximum_over_warp(own.m), .l = 0.0f};
+    all.l = sum_over_warp(own.l * exp(own.m - all.shift()));
+#pragma unroll
+    for (int i = 0; i < kKnown; ++i) maxima[i] = exp(maxima[i] - all.shift());
   }
-  attention::SoftmaxState<float> all = {.m = maximum_over_warp(own.m), .l = 0.0f};
-  all.l = sum_over_warp(own.l * exp(own.m - all.shift()));
-  return all;
-}
+
+  // exp(m_part - m). The same part in all lanes.
+  __device__ __forceinline__ float weight(int part) const {
+    if (part >= kKnown * kWarpSize) return exp(of(part).x - all.shift());
+    return __shfl_sync(kAllLanes, part < kWarpSize ? maxima[0] : maxima[1], part % kWarpSize);
+  }
+};
 
 // Whether the row of O does, or its LSE.
 template <class Element>
@@ -48,10 +73,19 @@ __device__ __forceinline__ bool holds_nan(const attention::ForwardParams& p, con
   return __any_sync(kAllLanes, found);
 }
 
+// Far from the common path, whose registers it does not share.
+template <class Element>
+__device__ __noinline__ void repair_row(const CombineParams& p, uint32_t batch, const PackedRow& at,
+                                        const ColumnRange& columns) {
+  compute_forward_row<Element, AnyKeys>(p, head_item(p, p.sequence_of(batch), at.head), at.query, columns);
+}
+
 template <class Element, int kColumns, int kWarpsPerRow>
-__global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsOfRow, kWarpsPerRow == 1 ? 4 : 2)
+__global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsOfRow, kWarpsPerRow == 1 ? 8 : 4)
     combine_kernel(const __grid_constant__ CombineParams p) {
-  __shared__ float warp_out[kWarpsPerRow][kColumns];
+  using Merged = MergedRow<kColumns>;
+  constexpr int kAhead = kWarpsPerRow == 1 || kColumns > 128 ? 4 : 8;  // parts that a warp loads at once
+  __shared__ __align__(16) float warp_out[kWarpsPerRow][kColumns];
   const uint32_t number = kWarpsPerRow == 1 ? blockIdx.x * kWarpsOfRows + tile::warp() : blockIdx.x;
   const uint32_t index = p.rows_of_item.quotient(number);
   if (index >= p.num_items) return;
@@ -61,48 +95,49 @@ __global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsO
   const RowTiles::Item item = p.tiles.item(index - entry_index * p.tiles.items_of_entry.divisor);
   const attention::Sequence sequence = p.sequence_of(entry.batch);
   if (row >= p.tiles.count(entry, sequence)) return;
-  ptx::wait_for_kernel_before();
-  const auto first_slot = static_cast<int>(index) * p.parts_of_item;
-  const ItemParts parts = p.items != nullptr ? p.items[index] : ItemParts{first_slot, first_slot + 1, p.parts_of_item};
-  if (parts.count == 1) return;
   const PackedRow at = p.tiles.at(entry.first_row + row, item.head);
-  const HeadItem head = head_item(p, sequence, at.head);
-  const RowPlace place = head.query_row(at.query);
+  const RowPlace place = head_item(p, sequence, at.head).query_row(at.query);
   const int first_column = static_cast<int>(item.slice) * kColumns;
   const int warp = kWarpsPerRow == 1 ? 0 : tile::warp();
+  // Known before they are there, where the host knows the line; but not whether a NaN came out of a whole item.
+  const auto first_slot = static_cast<int>(index) * p.parts_of_item;
+  ItemParts parts = {first_slot, first_slot + 1, p.parts_of_item};
+  const uint32_t tiles = p.known.tiles_of_item.divisor;
+  if (p.known.present()) parts = p.known.shares.parts(index * tiles, (index + 1) * tiles);
+  ptx::wait_for_kernel_before();
+  if (p.items != nullptr && (!p.known.present() || parts.count == 1)) parts = p.items[index];
+  if (parts.count == 1) return;
   // Rows are on their way while the states of all parts are merged.
-  float ahead[kAhead][kColumns / kWarpSize];
+  typename Merged::Columns ahead[kAhead];
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     const int part = warp + i * kWarpsPerRow;
-    const float* out = p.parts.out_row(parts.slot(part < parts.count ? part : 0, p.slot_step), row);
-#pragma unroll
-    for (int slot = 0; slot < kColumns / kWarpSize; ++slot) ahead[i][slot] = out[MergedRow<kColumns>::column(slot)];
+    if (part < parts.count) ahead[i] = Merged::load(p.parts.out_row(parts.slot(part, p.slot_step), row));
   }
-  MergedRow<kColumns> merged;
-  merged.state = merge_states(p, parts, row);
-  const auto weight = [&](int part) {
-    return exp(p.parts.state_of(parts.slot(part, p.slot_step), row).x - merged.state.shift());
-  };
+  RowStates states = {p.parts, parts, p.slot_step, row};
+  states.load();
+  Merged merged;
+  merged.state = states.all;
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     const int part = warp + i * kWarpsPerRow;
-    if (part < parts.count) merged.add_weighted(ahead[i], weight(part));
+    if (part < parts.count) merged.add_weighted(ahead[i], states.weight(part));
   }
+#pragma unroll 1
   for (int part = warp + kAhead * kWarpsPerRow; part < parts.count; part += kWarpsPerRow) {
-    merged.load_weighted(p.parts.out_row(parts.slot(part, p.slot_step), row), weight(part));
+    merged.add_weighted(Merged::load(p.parts.out_row(parts.slot(part, p.slot_step), row)), states.weight(part));
   }
   if constexpr (kWarpsPerRow > 1) {
-#pragma unroll
-    for (int slot = 0; slot < merged.kSlots; ++slot) warp_out[warp][merged.column(slot)] = merged.out[slot];
+    merged.store_columns(warp_out[warp]);
     __syncthreads();
     if (warp != 0) return;
-    for (int other = 1; other < min(kWarpsPerRow, parts.count); ++other) merged.load_weighted(warp_out[other], 1.0f);
+#pragma unroll
+    for (int other = 1; other < kWarpsPerRow; ++other) merged.add_weighted(Merged::load(warp_out[other]), 1.0f);
   }
   const ColumnRange columns = {first_column, first_column + kColumns};
   const bool has_nan = parts.count == ItemParts::kHasNan ? holds_nan<Element>(p, place, columns)
                                                          : finish_row<Element>(p, place, merged, first_column);
-  if (has_nan) compute_forward_row<Element, AnyKeys>(p, head, at.query, columns);
+  if (has_nan) repair_row<Element>(p, entry.batch, at, columns);
 }
 
 }  // namespace

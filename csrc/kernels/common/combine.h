@@ -16,6 +16,7 @@ struct CombineParams : attention::ForwardParams {
   int parts_of_item = 0;
   int slot_step = 1;  // from an item's second part on
   uint32_t num_items = 0;
+  KnownLine known = {};        // present: which parts an item has follows from it
   Divisor rows_of_item;        // at most
   bool block_per_row = false;  // for few rows, which have many parts; else a warp
 };

@@ -8,36 +8,12 @@
 
 #include <cstdint>
 
+#include "kernels/schedule/item_parts.h"
 #include "kernels/schedule/row_tiles.cuh"
 #include "kernels/schedule/tile_range.cuh"
 #include "tile/accumulator.h"
 
 namespace flash_attn_ext {
-
-// The parts of an item: the memory that each part's block leaves its O and softmax states in has a number, its slot.
-struct ItemParts {
-  int first;   // slot of the first part
-  int second;  // of the second one; the others follow with a step that the kernel knows
-  int count;   // 1: the item is finished; kHasNan: it is, and a NaN came out
-
-  static constexpr int kHasNan = 0;
-
-  __device__ __forceinline__ int slot(int part, int step) const {
-    return part == 0 ? first : second + (part - 1) * step;
-  }
-};
-
-// Of two, since a block leaves at most two items unfinished: the one that it begins with and the one that it ends with.
-inline constexpr int kSlotsPerBlock = 2;
-
-struct KeyDivision {
-  RowTiles tiles;
-  uint32_t entries;         // batch entries * tiles
-  uint32_t blocks;          // that the launch has
-  uint32_t least_tiles;     // of keys, that are worth a block
-  bool uniform;             // all batch entries see the same tiles
-  uint32_t tiles_of_entry;  // of keys, for one head, where all entries see as many; 0: blocks count them
-};
 
 // What an entry sees.
 struct EntryKeys {
@@ -71,6 +47,25 @@ FLASH_HOST_DEVICE EntryKeys keys_of_entry(const attention::AttentionParams& p, c
   return keys;
 }
 
+// What the host knows of the line where all entries see the same tiles: blocks then need not look for their own.
+struct KnownLine {
+  Divisor tiles_of_item;  // 0: the host knows nothing
+  LineShares shares;
+  TileRange seen;
+  int num_rows;
+
+  FLASH_HOST_DEVICE bool present() const { return tiles_of_item.divisor != 0; }
+};
+
+struct KeyDivision {
+  RowTiles tiles;
+  uint32_t entries;      // batch entries * tiles
+  uint32_t blocks;       // that the launch has
+  uint32_t least_tiles;  // of keys, that are worth a block
+  bool uniform;          // all batch entries see the same tiles
+  KnownLine known;       // they do, and have one tile of rows each
+};
+
 // A block's stretch of the line. All warps compute the same. Numbers of tiles fit 32 bits (plan/split_forward.cpp).
 //
 // Code is short on purpose: a block's first instructions come from memory, and take longer than to execute.
@@ -78,23 +73,22 @@ template <int kKeys>
 struct KeyStretch {
   const attention::AttentionParams& p;
   const KeyDivision& division;
-  uint32_t share = 0;     // tiles of a block; the first ones have one more
-  uint32_t one_more = 0;  // how many
-  uint32_t at = 0;        // the next tile
+  LineShares shares = {};
+  uint32_t at = 0;  // the next tile
   uint32_t end = 0;
   uint32_t entry = 0;        // of that tile
   uint32_t entry_begin = 0;  // its first tile
   EntryKeys keys;
 
   __device__ __forceinline__ uint32_t items_of_entry() const { return division.tiles.items_of_entry.divisor; }
-  __device__ __forceinline__ uint32_t begin_of(uint32_t block) const { return block * share + min(block, one_more); }
-  __device__ __forceinline__ uint32_t block_of(uint32_t tile) const {
-    const uint32_t of_more = one_more * (share + 1);
-    return tile < of_more ? tile / (share + 1) : one_more + (tile - of_more) / share;
-  }
 
   __device__ __forceinline__ KeyStretch(const attention::AttentionParams& p, const KeyDivision& division)
       : p(p), division(division) {
+    if (division.known.present()) {
+      shares = division.known.shares;
+      take_share();
+      return;
+    }
     const uint32_t scanned = division.uniform ? division.tiles.tiles.divisor : division.entries;
     const uint32_t repeated = division.uniform ? division.tiles.tiles.quotient(division.entries) : 1;
     // First all tiles are counted, then the entry of the block's first one is found.
@@ -102,15 +96,12 @@ struct KeyStretch {
     uint32_t repetition = 0;
 #pragma unroll 1
     for (int walk = 0; walk < 2; ++walk) {
-      const uint32_t of_scanned = division.tiles_of_entry != 0 ? division.tiles_of_entry : scan(scanned, target);
+      const uint32_t of_scanned = scan(scanned, target);
       if (walk == 1) break;
       const uint32_t line = of_scanned * repeated * items_of_entry();
-      const uint32_t blocks = min(division.blocks, max(line / division.least_tiles, 1u));
-      if (line == 0 || blockIdx.x >= blocks) return;
-      share = line / blocks;
-      one_more = line - share * blocks;
-      at = begin_of(blockIdx.x);
-      end = begin_of(blockIdx.x + 1);
+      if (line == 0) return;
+      shares = LineShares::of(line, division.blocks, division.least_tiles);
+      take_share();
       target = division.tiles.items_of_entry.quotient(at);
       repetition = target / of_scanned;
       target -= repetition * of_scanned;
@@ -122,6 +113,13 @@ struct KeyStretch {
   // Goes on to the entry of the next tile, where it is another one. False at the stretch's end.
   __device__ __forceinline__ bool enter() {
     if (at >= end) return false;
+    if (division.known.present()) {
+      const KnownLine& known = division.known;
+      entry = division.tiles.items_of_entry.quotient(known.tiles_of_item.quotient(at));
+      entry_begin = entry * known.tiles_of_item.divisor * items_of_entry();
+      keys = {{entry, 0, 0, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k}, 0, known.num_rows, known.seen};
+      return true;
+    }
     uint32_t entered = entry;
 #pragma unroll 1
     while (true) {
@@ -135,7 +133,20 @@ struct KeyStretch {
     return true;
   }
 
+  // Of the next tile's item in its entry, which has `count` tiles.
+  __device__ __forceinline__ uint32_t item_in_entry(uint32_t count) const {
+    const uint32_t in_entry = at - entry_begin;
+    return division.known.present() ? division.known.tiles_of_item.quotient(in_entry) : in_entry / count;
+  }
+
  private:
+  // Nothing, for blocks beyond those that the line is worth.
+  __device__ __forceinline__ void take_share() {
+    if (blockIdx.x >= shares.blocks) return;
+    at = shares.begin_of(blockIdx.x);
+    end = shares.begin_of(blockIdx.x + 1);
+  }
+
   // Of one head's tiles in the first entries: how many there are, or the entry that holds tile `target` of them, with
   // its first one added to entry_begin.
   __device__ __forceinline__ uint32_t scan(uint32_t scanned, uint32_t target) {

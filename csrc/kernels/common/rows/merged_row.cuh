@@ -2,6 +2,8 @@
 // finished.
 #pragma once
 
+#include <type_traits>
+
 #include "attention/online_softmax.h"
 #include "kernels/common/rows/attention_rows.cuh"
 
@@ -9,7 +11,7 @@ namespace flash_attn_ext::common {
 
 // The memory of parts: rows of float32, and beside them the state of each row's softmax.
 struct PartRows {
-  float* out;     // (slots, rows, columns): O before it is divided by l
+  float* out;     // (slots, rows, columns): O before it is divided by l; rows begin at multiples of 16 bytes
   float2* state;  // (slots, rows): m and l
   int rows;       // of a slot
   int columns;
@@ -20,41 +22,59 @@ struct PartRows {
   __device__ __forceinline__ float2& state_of(int slot, int row) const { return state[int64_t{slot} * rows + row]; }
 };
 
-// Spread over a warp: lane i has columns i, i + 32, ...
+// Spread over a warp: a lane has neighbouring columns, so that it loads and stores them at once.
 template <int kColumns>
 struct MergedRow {
   static constexpr int kSlots = kColumns / kWarpSize;
+  static constexpr int kVector = kSlots < 4 ? kSlots : 4;
+  using Vector = std::conditional_t<kVector == 4, float4, float2>;
+  static_assert(kVector == 2 || kVector == 4);
+
+  // A lane's columns of a row, on their way from memory.
+  struct Columns {
+    float values[kSlots];
+  };
 
   attention::SoftmaxState<float> state;
   float out[kSlots] = {};
 
-  __device__ __forceinline__ static int column(int slot) { return slot * kWarpSize + tile::lane(); }
+  __device__ __forceinline__ static int column(int slot) {
+    return (slot / kVector * kWarpSize + tile::lane()) * kVector + slot % kVector;
+  }
+
+  __device__ __forceinline__ static Columns load(const float* row) {
+    Columns columns;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; slot += kVector) {
+      *reinterpret_cast<Vector*>(columns.values + slot) = *reinterpret_cast<const Vector*>(row + column(slot));
+    }
+    return columns;
+  }
+
+  __device__ __forceinline__ void store_columns(float* row) const {
+#pragma unroll
+    for (int slot = 0; slot < kSlots; slot += kVector) {
+      *reinterpret_cast<Vector*>(row + column(slot)) = *reinterpret_cast<const Vector*>(out + slot);
+    }
+  }
 
   __device__ __forceinline__ void add(const float2& part_state, const float* part) {
-    float columns[kSlots];
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) columns[slot] = part[column(slot)];
+    const Columns columns = load(part);
     const attention::SoftmaxState<float> other = {.m = part_state.x, .l = part_state.y};
     const float factor = state.merge(other);
     const float others_factor = exp(other.m - state.shift());
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) out[slot] = out[slot] * factor + columns[slot] * others_factor;
+    for (int slot = 0; slot < kSlots; ++slot) out[slot] = out[slot] * factor + columns.values[slot] * others_factor;
   }
 
-  // Parts whose states are in `state` already: their rows in registers, or in memory.
-  __device__ __forceinline__ void add_weighted(const float (&part)[kSlots], float weight) {
+  // A part whose state is in `state` already.
+  __device__ __forceinline__ void add_weighted(const Columns& part, float weight) {
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) out[slot] += weight * part[slot];
-  }
-  __device__ __forceinline__ void load_weighted(const float* part, float weight) {
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) out[slot] += weight * part[column(slot)];
+    for (int slot = 0; slot < kSlots; ++slot) out[slot] += weight * part.values[slot];
   }
 
   __device__ __forceinline__ void store(const PartRows& parts, int slot, int row) const {
-    float* target = parts.out_row(slot, row);
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) target[column(i)] = out[i];
+    store_columns(parts.out_row(slot, row));
     if (tile::lane() == 0) parts.state_of(slot, row) = {state.m, state.l};
   }
 };

@@ -16,6 +16,10 @@ SplitParams split_params(const attention::ForwardParams& params, const ForwardPl
   const int64_t rows = params.sequences.max_seqlen_q * group;
   SplitParams p;
   static_cast<attention::ForwardParams&>(p) = params;
+  // A single query sees all keys up to its diagonal one, the last.
+  if (params.sequences.max_seqlen_q == 1 && !params.visibility.top_left && params.visibility.right >= 0) {
+    p.visibility.right = attention::Visibility::kUnbounded;
+  }
   const auto slices = static_cast<uint32_t>(num_slices(params.head_dim_v, kTile.columns));
   const RowTiles tiles = {.rows = static_cast<uint32_t>(kTile.rows),
                           .tiles = Divisor::of(static_cast<uint32_t>(num_tiles(rows, kTile.rows))),
@@ -24,13 +28,19 @@ SplitParams split_params(const attention::ForwardParams& params, const ForwardPl
                           .items_of_entry = Divisor::of(static_cast<uint32_t>(params.num_heads_k) * slices)};
   p.division = {.tiles = tiles,
                 .entries = static_cast<uint32_t>(params.batch) * tiles.tiles.divisor,
-                .blocks = static_cast<uint32_t>(plan.resident_blocks),
+                .blocks = static_cast<uint32_t>(std::min<int64_t>(plan.resident_blocks, LineShares::kMostBlocks)),
                 .least_tiles = static_cast<uint32_t>(kLeastKeysOfBlock / kTile.keys),
                 .uniform = params.sequences.cu_seqlens_q == nullptr && !params.cache.present(),
-                .tiles_of_entry = 0};
-  // Blocks then need not look for their entry.
+                .known = {}};
   if (p.division.uniform && tiles.tiles.divisor == 1) {
-    p.division.tiles_of_entry = keys_of_entry<kTile.keys>(params, tiles, 0).count();
+    const EntryKeys keys = keys_of_entry<kTile.keys>(p, tiles, 0);
+    const uint32_t line = keys.count() * p.division.entries * tiles.items_of_entry.divisor;
+    if (line != 0) {
+      p.division.known = {.tiles_of_item = Divisor::of(keys.count()),
+                          .shares = LineShares::of(line, p.division.blocks, p.division.least_tiles),
+                          .seen = keys.tiles,
+                          .num_rows = keys.num_rows};
+    }
   }
   p.parts = {.out = plan.workspace.part_rows.in<float>(workspace),
              .state = plan.workspace.part_states.in<float2>(workspace),
@@ -47,6 +57,7 @@ inline common::CombineParams combine_params(const SplitParams& split, const Forw
   p.parts = split.parts;
   p.items = split.items;
   p.slot_step = kSlotsPerBlock;
+  p.known = split.division.known;
   p.num_items = split.division.entries * p.tiles.items_of_entry.divisor;
   const int64_t rows = std::min<int64_t>(p.tiles.rows, p.sequences.max_seqlen_q * p.tiles.group.divisor);
   p.rows_of_item = Divisor::of(static_cast<uint32_t>(rows));

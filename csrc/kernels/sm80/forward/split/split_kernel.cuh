@@ -79,7 +79,6 @@ struct SplitKernel {
     out.clear();
     running.clear();
     if (begin == end) return;
-    load_queries();
     int stage = 0;
 #pragma unroll 1
     for (int tile = begin - kTile.stages; tile < end; ++tile) {
@@ -89,7 +88,9 @@ struct SplitKernel {
         step(stage, tile);
         __syncthreads();  // and has no readers any more
       }
-      load(stage, tile + kTile.stages, end);
+      if (tile + kTile.stages < end) load(stage, tile + kTile.stages);
+      if (tile == begin - kTile.stages) load_queries();  // keys first: it takes memory longer to begin with them
+      ptx::commit_copies();                              // also where there is nothing, so that tiles can be counted
       stage = stage + 1 == kTile.stages ? 0 : stage + 1;
     }
   }
@@ -100,27 +101,35 @@ struct SplitKernel {
     leave_results();
     __syncthreads();
     bool has_nan = false;
+    if (whole) {
 #pragma unroll 1
-    for (int row = tile::warp(); row < num_rows(); row += kWarps) {
-      Merged merged;
-#pragma unroll
-      for (int part = 0; part < kTile.key_warps; ++part) {
-        merged.add(shared.results.state[part][row], shared.results.out[part][row]);
-      }
-      if (whole) {
+      for (int row = tile::warp(); row < num_rows(); row += kWarps) {
         const attention::Sequence& sequence = stretch.keys.sequence;
         const PackedRow at = packed_row(row);
         const common::RowPlace place = {sequence.batch, at.head, sequence.query_begin + at.query};
+        Merged merged = merge(row);
         has_nan |= common::finish_row<Element>(p, place, merged, first_column());
-      } else {
-        merged.store(p.parts, slot, row);
       }
+    } else {
+      constexpr int kAtOnce = kTile.rows == 16 ? 1 : 2;
+#pragma unroll kAtOnce
+      for (int row = tile::warp(); row < num_rows(); row += kWarps) merge(row).store(p.parts, slot, row);
     }
     __syncthreads();  // the next item's tiles come
     return has_nan;
   }
 
  private:
+  // What the warps left of a row.
+  __device__ __forceinline__ Merged merge(int row) const {
+    Merged merged;
+#pragma unroll
+    for (int part = 0; part < kTile.key_warps; ++part) {
+      merged.add(shared.results.state[part][row], shared.results.out[part][row]);
+    }
+    return merged;
+  }
+
   // Committed with the first tile of keys.
   __device__ __forceinline__ void load_queries() {
     constexpr int kChunks = QTile::kChunksPerRow;
@@ -142,13 +151,16 @@ struct SplitKernel {
     return min(max(columns, 0), QTile::kChunk) * static_cast<int>(sizeof(Element));
   }
 
-  // Starts copying a tile before `end`; all tiles are committed, so that they can be counted. Keys that the sequence
-  // does not have become zeros and are not read.
-  __device__ __forceinline__ void load(int stage, int tile, int end) {
-    if (tile < end) load(stage, tile);
-    ptx::commit_copies();
+  // Fewer instructions for most tiles, where registers are left: what bounds the others is not memory.
+  static constexpr bool kCopiesWhole = !kExtended && kWarpRows == 16;
+
+  // Its keys exist and have neighbouring rows, as wide as those of a tile.
+  __device__ __forceinline__ bool is_whole(int tile) const {
+    return !p.cache.paged() && (tile + 1) * kTile.keys <= static_cast<int>(stretch.keys.sequence.num_keys) &&
+           p.head_dim_qk == kHeadDim && static_cast<int>(p.head_dim_v) - first_column() >= kColumns;
   }
 
+  // Starts copying. Keys that the sequence does not have become zeros and are not read.
   __device__ __forceinline__ void load(int stage, int tile) {
     const attention::Sequence& sequence = stretch.keys.sequence;
     const int column = Place::column();
@@ -156,6 +168,25 @@ struct SplitKernel {
     const int columns_v = static_cast<int>(p.head_dim_v) - first_column() - column;
     const uint32_t target_k = shared.tiles.k[stage].address(Place::row(), column);
     const uint32_t target_v = shared.tiles.v[stage].address(Place::row(), column);
+    if (kCopiesWhole && is_whole(tile)) {
+      const attention::KeyRow at = p.key_row(sequence, tile * kTile.keys + Place::row());
+      const auto* k = p.k.row<const Element>(at.entry, item.head, at.row) + column;
+      const auto* v = p.v.row<const Element>(at.entry, item.head, at.row) + first_column() + column;
+#pragma unroll
+      for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
+#pragma unroll
+        for (int group = 0; group < kHeadDim; group += KTile::kGroup) {
+          ptx::copy_async_16(target_k + (step * kHeadDim + group) * sizeof(Element), k + group, 16);
+        }
+#pragma unroll
+        for (int group = 0; group < kColumns; group += VTile::kGroup) {
+          ptx::copy_async_16(target_v + (step * kColumns + group) * sizeof(Element), v + group, 16);
+        }
+        k += Place::kRowStep * p.k.row_stride;
+        v += Place::kRowStep * p.v.row_stride;
+      }
+      return;
+    }
     // As far as registers allow.
     constexpr int kSteps = kTile.keys / Place::kRowStep;
     constexpr int kUnrolled = kExtended || kWarpRows == 32 || sizeof(Element) * kHeadDim > 512 ? 1
@@ -243,9 +274,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
 #pragma unroll 1
   while (stretch.enter()) {
     const uint32_t count = stretch.keys.count();
-    const uint32_t in_entry = stretch.at - stretch.entry_begin;
-    const uint32_t index = in_entry / count;
-    const uint32_t begin = in_entry - index * count;
+    const uint32_t index = stretch.item_in_entry(count);
+    const uint32_t begin = stretch.at - stretch.entry_begin - index * count;
     const uint32_t end = min(count, begin + (stretch.end - stretch.at));
     kernel.item = p.division.tiles.item(index);
     const int first_tile = stretch.keys.tiles.begin;
@@ -253,11 +283,11 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
     const bool nothing = stretch.keys.tiles.empty();
     kernel.attend(first_tile + static_cast<int>(nothing ? 0 : begin), first_tile + static_cast<int>(nothing ? 0 : end));
     ItemParts& parts = p.items[stretch.entry * stretch.items_of_entry() + index];
-    if (begin == 0 && threadIdx.x == 0) {
-      const uint32_t last = end == count ? blockIdx.x : stretch.block_of(stretch.at + count - 1);
-      parts = {slot, static_cast<int>(blockIdx.x + 1) * kSlotsPerBlock, static_cast<int>(last - blockIdx.x) + 1};
+    const bool whole = begin == 0 && end == count;
+    if (begin == 0 && threadIdx.x == 0 && (whole || !p.division.known.present())) {
+      parts = stretch.shares.parts(stretch.at, stretch.at + count);
     }
-    if (kernel.finish(begin == 0 && end == count, slot)) parts.count = ItemParts::kHasNan;
+    if (kernel.finish(whole, slot)) parts.count = ItemParts::kHasNan;
     slot = static_cast<int>(blockIdx.x) * kSlotsPerBlock + 1;
     stretch.at += end - begin;
   }

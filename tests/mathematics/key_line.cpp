@@ -1,0 +1,77 @@
+// LineShares on random lines: every tile belongs to one block, blocks have as many within one, an item's parts are those
+// of the blocks that have its tiles, and items of one length have blocks of their own where these are a multiple.
+#include <cstdint>
+#include <cstdio>
+#include <random>
+
+#include "kernels/schedule/item_parts.h"
+
+namespace {
+
+using flash_attn_ext::ItemParts;
+using flash_attn_ext::kSlotsPerBlock;
+using flash_attn_ext::LineShares;
+
+struct Problem {
+  uint32_t line;
+  uint32_t most_blocks;
+  uint32_t least_tiles;
+};
+
+bool fails(const char* what, const Problem& problem) {
+  std::printf("%s: %u tiles, at most %u blocks, of at least %u tiles\n", what, problem.line, problem.most_blocks,
+              problem.least_tiles);
+  return false;
+}
+
+bool blocks_are_right(const Problem& problem, const LineShares& shares) {
+  const auto [line, most_blocks, least_tiles] = problem;
+  if (shares.blocks == 0 || shares.blocks > most_blocks) return fails("blocks", problem);
+  if (shares.blocks > 1 && line / shares.blocks < least_tiles) return fails("too few tiles", problem);
+  if (shares.begin_of(0) != 0 || shares.begin_of(shares.blocks) != line) return fails("ends", problem);
+  for (uint32_t block = 0; block < shares.blocks; ++block) {
+    const uint32_t begin = shares.begin_of(block);
+    const uint32_t end = shares.begin_of(block + 1);
+    if (end - begin != line / shares.blocks && end - begin != (line - 1) / shares.blocks + 1) {
+      return fails("share", problem);
+    }
+    if (shares.block_of(begin) != block || shares.block_of(end - 1) != block) return fails("block of a tile", problem);
+  }
+  return true;
+}
+
+bool parts_are_right(const Problem& problem, const LineShares& shares, uint32_t begin, uint32_t end) {
+  const ItemParts parts = shares.parts(begin, end);
+  for (int part = 0; part < parts.count; ++part) {
+    const auto slot = static_cast<uint32_t>(parts.slot(part, kSlotsPerBlock));
+    const uint32_t block = slot / kSlotsPerBlock;
+    const bool begins_with_it = shares.begin_of(block) >= begin;
+    if (slot % kSlotsPerBlock != (begins_with_it ? 0 : 1)) return fails("slot", problem);
+    if (shares.begin_of(block) >= end || shares.begin_of(block + 1) <= begin) return fails("a part too many", problem);
+  }
+  const auto last = static_cast<uint32_t>(parts.slot(parts.count - 1, kSlotsPerBlock)) / kSlotsPerBlock;
+  const uint32_t first = static_cast<uint32_t>(parts.first) / kSlotsPerBlock;
+  if (shares.begin_of(first) > begin || shares.begin_of(last + 1) < end) return fails("a part too few", problem);
+  return last - first + 1 == static_cast<uint32_t>(parts.count) || fails("count", problem);
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937 random(1);
+  for (int i = 0; i < 3000; ++i) {
+    const uint32_t items = 1 + random() % (i % 2 == 0 ? 20 : 400);
+    const uint32_t tiles = 1 + random() % (i % 3 == 0 ? 5 : i % 3 == 1 ? 300 : 100000);
+    const uint32_t most_blocks = 1 + random() % (i % 5 == 0 ? LineShares::kMostBlocks : 1000u);
+    const Problem problem = {items * tiles, most_blocks, 1 + static_cast<uint32_t>(random() % 4)};
+    const LineShares shares = LineShares::of(problem.line, problem.most_blocks, problem.least_tiles);
+    if (!blocks_are_right(problem, shares)) return 1;
+    for (uint32_t item = 0; item < items; ++item) {
+      if (!parts_are_right(problem, shares, item * tiles, (item + 1) * tiles)) return 1;
+    }
+    if (shares.blocks % items != 0 || shares.blocks >= 1u << (LineShares::kBits / 2)) continue;
+    for (uint32_t item = 0; item < items; ++item) {
+      if (shares.begin_of(item * (shares.blocks / items)) != item * tiles) return !fails("aligned", problem);
+    }
+  }
+}
