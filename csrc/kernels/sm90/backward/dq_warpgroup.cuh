@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward/kept_scores.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/global_memory.h"
 
@@ -19,6 +20,8 @@ struct DqWarpgroup {
   Shared& shared;
   typename decltype(Shared::k_ring)::Position k_at{};
   typename Shared::Stage dscore_at{};
+  typename Shared::Stage draw_at{};  // where dropout is drawn next
+  const uint64_t seed = Traits::kDrops ? static_cast<uint64_t>(*args.params.dropout.seed) : 0;
   typename decltype(Shared::sum_ring)::Position sum_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
 
@@ -29,9 +32,17 @@ struct DqWarpgroup {
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int visits = uniform(work.visits);
-      shared.k_ring.wait_full(k_at);
+      if (!Traits::kDrops || visits == 0) shared.k_ring.wait_full(k_at);
+      // Draws are as many visits ahead as there are stages, but not in the next tile of keys: its visits may come when
+      // others have added what this one has not added yet.
 #pragma unroll 1
-      for (int i = 0; i < visits; ++i) add(work, shared.visit(dscore_at));
+      for (int i = Traits::kDrops ? -Shared::kStages : 0; i < visits; ++i) {
+        if (Traits::kDrops && i == 0) shared.k_ring.wait_full(k_at);
+        if (i >= 0) add(work, shared.visit(dscore_at));
+        if constexpr (Traits::kDrops) {
+          if (i + Shared::kStages < visits) draw(work);
+        }
+      }
       __syncwarp();
       if (tile::lane() == 0) {
         if (visits == 0) ptx::arrive(shared.k_ring.empty[k_at.stage]);
@@ -70,7 +81,7 @@ struct DqWarpgroup {
       ptx::pin_registers(dq.c[0]);
       __syncwarp();
       if (chunk + 1 == kChunks && tile::lane() == 0) {
-        ptx::arrive(shared.dscore_ring.empty[dscore_at.stage]);
+        if constexpr (!Traits::kDrops) ptx::arrive(shared.dscore_ring.empty[dscore_at.stage]);
         if (ends_tile) ptx::arrive(shared.k_ring.empty[k_at.stage]);
       }
       if (is_last) {
@@ -93,6 +104,27 @@ struct DqWarpgroup {
       publish(sums, place);
     }
     dscore_at.advance();
+  }
+
+  // Into a stage that the warpgroup has emptied.
+  __device__ __forceinline__ void draw(const KeyTileWork& work) {
+    shared.q_ring.wait_full(draw_at);
+    const Visit& at = shared.visit(draw_at);
+    const int warp = tile::warp() % 4;
+    uint32_t words[2];
+    DropoutDraws<Traits>{args.params.dropout, seed}.draw(words,
+                                                         {.batch = uniform(work.batch),
+                                                          .head = uniform(at.head),
+                                                          .key_tile = uniform(work.visitor.tile),
+                                                          .query_tile = uniform(at.query_tile)},
+                                                         warp);
+    meet_dq_warpgroup();  // no product reads the stage any more
+    for (int i = 0; i < 2; ++i) {
+      ptx::store_shared(KeptScores<Traits>::address(shared.dscores[draw_at.stage], 2 * warp + i), words[i]);
+    }
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.empty[draw_at.stage]);
+    draw_at.advance();
   }
 
   __device__ __forceinline__ void start(Dq& dq, int chunk) const {

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/sm90/backward/attended_scores.cuh"
+#include "kernels/sm90/backward/kept_scores.cuh"
 #include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "kernels/sm90/store_boxes.cuh"
@@ -25,7 +26,7 @@ struct KeyWarpgroup {
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
   static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
-  static constexpr bool kKeepsWeights = !kInRegisters && !std::is_same_v<Element, __half>;
+  static constexpr bool kKeepsWeights = !kInRegisters && (Traits::kDrops || !std::is_same_v<Element, __half>);
   static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kDims));
 
   struct NotHeld {};
@@ -48,7 +49,8 @@ struct KeyWarpgroup {
   typename Shared::Stage at{};  // of Q, dO and dS
   typename decltype(Shared::k_ring)::Position k_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
-  std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand
+  std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand; likewise:
+  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;
 
   __device__ __forceinline__ void run() {
     dk.clear();
@@ -161,6 +163,17 @@ struct KeyWarpgroup {
         attended.read(args.mask, shared.visit(at).mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
       }
     }
+    if constexpr (Traits::kDrops) {
+      if (is_there) {
+        wait_for_draws();
+        kept.read(shared.dscores[at.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize);
+      }
+    }
+  }
+
+  // The stage of dS is then free, too.
+  __device__ __forceinline__ void wait_for_draws() const {
+    ptx::wait(shared.dscore_ring.empty[at.stage], at.parity);  // of the first round, too
   }
 
   // Of a tile that is not there, whatever lies in its stage.
@@ -213,7 +226,9 @@ struct KeyWarpgroup {
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         const float low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, -lse.x));
         const float high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, -lse.y));
-        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(low, high, Element{});
+        uint32_t& packed = p.a[j / 2][j % 2 * 2 + r];
+        packed = ptx::pack_in_order(low, high, Element{});
+        if constexpr (Traits::kDrops) packed = kept.keep_pair(packed, r, j);
         if constexpr (kInRegisters) {
           scores.at(r, j, 0) = low;
           scores.at(r, j, 1) = high;
@@ -222,6 +237,12 @@ struct KeyWarpgroup {
         }
       }
     }
+  }
+
+  // What dP is multiplied by.
+  __device__ __forceinline__ float gradient_factor() const {
+    if constexpr (Traits::kDrops) return args.kept_factor;
+    return kUnshift;
   }
 
   __device__ __forceinline__ float2 weight(int r, int j) const {
@@ -236,6 +257,7 @@ struct KeyWarpgroup {
 
   // P and dP -> dS, packed.
   __device__ __forceinline__ void differentiate_scores() {
+    if constexpr (Traits::kDrops) kept.keep(gradients);
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
       const float2 delta = *reinterpret_cast<const float2*>(&shared.statistics[at.stage][1][Scores::column(j, 0)]);
@@ -243,8 +265,8 @@ struct KeyWarpgroup {
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         const float2 probability = weight(r, j);
         dscores.a[j / 2][j % 2 * 2 + r] =
-            ptx::pack_in_order(probability.x * fmaf(gradients.at(r, j, 0), kUnshift, -delta.x),
-                               probability.y * fmaf(gradients.at(r, j, 1), kUnshift, -delta.y), Element{});
+            ptx::pack_in_order(probability.x * fmaf(gradients.at(r, j, 0), gradient_factor(), -delta.x),
+                               probability.y * fmaf(gradients.at(r, j, 1), gradient_factor(), -delta.y), Element{});
       }
     }
   }
@@ -259,7 +281,7 @@ struct KeyWarpgroup {
 
   // dS -> shared memory.
   __device__ __forceinline__ void hand_over() const {
-    shared.dscore_ring.wait_empty(at);
+    if constexpr (!Traits::kDrops) shared.dscore_ring.wait_empty(at);
 #pragma unroll
     for (int step = 0; step < PackedScores::kSteps; ++step) {
       ptx::store_matrix_x4(lane_address(shared.dscores[at.stage], step), dscores.a[step]);
@@ -279,7 +301,11 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void pass() {
     shared.q_ring.wait_full(at);
     ptx::wait(shared.dout_full[at.stage], at.parity);
-    shared.dscore_ring.wait_empty(at);
+    if constexpr (Traits::kDrops) {
+      wait_for_draws();
+    } else {
+      shared.dscore_ring.wait_empty(at);
+    }
     auto* const rows = reinterpret_cast<uint4*>(&shared.dscores[at.stage].data[0][warp_row()][0]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows[i * tile::kWarpSize + tile::lane()] = {0, 0, 0, 0};
@@ -309,7 +335,7 @@ struct KeyWarpgroup {
     }
     meet_key_warpgroup(warpgroup);  // V has no readers any more
     dk.scale(args.scale);
-    dv.scale(kUnshift);
+    dv.scale(gradient_factor());
     const bool suspicious = store(args.params.dk, dk, args.params.head_dim_qk, work) |
                             store(args.params.dv, dv, args.params.head_dim_v, work);
     if (suspicious) flag_of(work) = 1;
