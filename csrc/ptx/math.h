@@ -68,13 +68,6 @@ __device__ __forceinline__ float2 unpack(uint32_t packed, __half) {
   return __half22float2(reinterpret_cast<const __half2&>(packed));
 }
 
-// PTX ISA 9.7.9.7 prmt: in each byte eight times the highest bit of a byte of x, whose number is a digit of `bytes`.
-__device__ __forceinline__ uint32_t signs_of_bytes(uint32_t x, uint32_t bytes) {
-  uint32_t signs;
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(x), "r"(bytes | 0x8888u));
-  return signs;
-}
-
 // The value of 16 bits of memory.
 __device__ __forceinline__ float to_float(uint16_t bits, __nv_bfloat16) {
   return __uint_as_float(uint32_t{bits} << 16);

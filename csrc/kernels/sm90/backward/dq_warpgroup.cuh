@@ -21,11 +21,16 @@ struct DqWarpgroup {
   typename decltype(Shared::k_ring)::Position k_at{};
   typename Shared::Stage dscore_at{};
   typename Shared::Stage draw_at{};  // where dropout is drawn next
-  const uint64_t seed = Traits::kDrops ? static_cast<uint64_t>(*args.params.dropout.seed) : 0;
+  int seed[2] = {};                  // of dropout
   typename decltype(Shared::sum_ring)::Position sum_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
 
   __device__ __forceinline__ void run() {
+    if constexpr (Traits::kDrops) {
+      const auto bits = static_cast<uint64_t>(*args.params.dropout.seed);
+      seed[0] = static_cast<int>(bits);
+      seed[1] = static_cast<int>(bits >> 32);
+    }
 #pragma unroll 1
     for (;;) {
       shared.work_ring.wait_full(work_at);
@@ -112,12 +117,15 @@ struct DqWarpgroup {
     const Visit& at = shared.visit(draw_at);
     const int warp = tile::warp() % 4;
     uint32_t words[2];
-    DropoutDraws<Traits>{args.params.dropout, seed}.draw(words,
-                                                         {.batch = uniform(work.batch),
-                                                          .head = uniform(at.head),
-                                                          .key_tile = uniform(work.visitor.tile),
-                                                          .query_tile = uniform(at.query_tile)},
-                                                         warp);
+    // Where it is pinned it is in ordinary registers, of which more are left than of uniform ones.
+    const uint64_t own_seed = static_cast<uint32_t>(ptx::pin(seed[0])) |
+                              uint64_t{static_cast<uint32_t>(ptx::pin(seed[1]))} << 32;
+    DropoutDraws<Traits>{args.params.dropout, own_seed}.draw(words,
+                                                             {.batch = uniform(work.batch),
+                                                              .head = uniform(at.head),
+                                                              .key_tile = uniform(work.visitor.tile),
+                                                              .query_tile = uniform(at.query_tile)},
+                                                             warp);
     meet_dq_warpgroup();  // no product reads the stage any more
     for (int i = 0; i < 2; ++i) {
       ptx::store_shared(KeptScores<Traits>::address(shared.dscores[draw_at.stage], 2 * warp + i), words[i]);

@@ -9,6 +9,8 @@
 
 #include "attention/dropout.h"
 #include "kernels/sm90/backward/traits.h"
+#include "ptx/bytes.h"
+#include "ptx/pin.h"
 #include "ptx/shared_memory.h"
 
 namespace flash_attn_ext::sm90 {
