@@ -38,8 +38,8 @@ struct DqWarpgroup {
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int visits = uniform(work.visits);
       if (!Traits::kDrops || visits == 0) shared.k_ring.wait_full(k_at);
-      // Draws are as many visits ahead as there are stages, but not in the next tile of keys: its visits may come when
-      // others have added what this one has not added yet.
+        // Draws are as many visits ahead as there are stages, but not in the next tile of keys: its visits may come
+        // when others have added what this one has not added yet.
 #pragma unroll 1
       for (int i = Traits::kDrops ? -Shared::kStages : 0; i < visits; ++i) {
         if (Traits::kDrops && i == 0) shared.k_ring.wait_full(k_at);
@@ -118,8 +118,8 @@ struct DqWarpgroup {
     const int warp = tile::warp() % 4;
     uint32_t words[2];
     // Where it is pinned it is in ordinary registers, of which more are left than of uniform ones.
-    const uint64_t own_seed = static_cast<uint32_t>(ptx::pin(seed[0])) |
-                              uint64_t{static_cast<uint32_t>(ptx::pin(seed[1]))} << 32;
+    const uint64_t own_seed =
+        static_cast<uint32_t>(ptx::pin(seed[0])) | uint64_t{static_cast<uint32_t>(ptx::pin(seed[1]))} << 32;
     DropoutDraws<Traits>{args.params.dropout, own_seed}.draw(words,
                                                              {.batch = uniform(work.batch),
                                                               .head = uniform(at.head),

@@ -2,7 +2,8 @@
 // warpgroups holds.
 //
 // The dQ warpgroup draws them, which waits most of the time, while the others compute the visits before. They lie where
-// dS of the visit will: in the first row of the 16 that a warp of the key warpgroups writes, and reads them from before.
+// dS of the visit will: in the first row of the 16 that a warp of the key warpgroups writes, and reads them from
+// before.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +35,16 @@ struct KeptScores {
     bits = ptx::load_shared(address(tile, warp));
   }
 
-  // Of a packed pair, what is dropped becomes 0. Shifted, its bits are the signs of two neighbouring bytes.
-  __device__ __forceinline__ uint32_t keep_pair(uint32_t packed, int r, int j) const {
-    return packed & ptx::signs_of_bytes(bits << (7 - j / 2 * 2 - r), j % 2 == 0 ? 0x1100 : 0x3322);
+  // What is dropped becomes 0. Shifted, the bits of two pairs are the signs of four bytes.
+  __device__ __forceinline__ void keep(tile::PackedRows<Traits::kQueries>& packed) const {
+#pragma unroll
+    for (int pair = 0; pair < 8; ++pair) {
+      const uint32_t signs = bits << (7 - pair);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        packed.a[pair / 2][h * 2 + pair % 2] &= ptx::signs_of_bytes(signs, h == 0 ? 0x1100 : 0x3322);
+      }
+    }
   }
 
   // Chosen, not multiplied by 0: what is dropped may be NaN.

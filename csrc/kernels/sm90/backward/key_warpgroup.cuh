@@ -134,6 +134,7 @@ struct KeyWarpgroup {
     if constexpr (Traits::kMasked) attended.hide(scores);
     exponentiate();
     start_dp();
+    if constexpr (Traits::kDrops) kept.keep(p);  // while dP is in flight
     start_dv();
     // With dV in flight, P needs registers beside those of dS.
     ptx::wait_products<kInRegisters ? 1 : 0>();
@@ -226,9 +227,7 @@ struct KeyWarpgroup {
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         const float low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, -lse.x));
         const float high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, -lse.y));
-        uint32_t& packed = p.a[j / 2][j % 2 * 2 + r];
-        packed = ptx::pack_in_order(low, high, Element{});
-        if constexpr (Traits::kDrops) packed = kept.keep_pair(packed, r, j);
+        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(low, high, Element{});
         if constexpr (kInRegisters) {
           scores.at(r, j, 0) = low;
           scores.at(r, j, 1) = high;
