@@ -1,5 +1,5 @@
-"""Hopper's backward kernel for all gradients, with dropout: one warpgroup draws for visits that come, which others read.
-Walks, tiles of keys with fewer visits than there are stages, few blocks, packed sequences, few queries, and NaN."""
+"""Hopper's backward kernel for all gradients, with dropout, which one warpgroup draws ahead of the others' visits:
+walks, tiles of keys with fewer visits than there are stages, few blocks, packed sequences, few queries, and NaN."""
 
 import math
 
@@ -28,14 +28,13 @@ WALKS = (
     dict(causal="bottom_right", dlse=True),
     dict(window=(100, 30)),
     dict(window=(200, None)),
-    dict(window=(0, 0)),
+    dict(window=(63, 0)),
 )
 EDGES = [
     Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, dv=dv, dropout_p=(0.1, 0.5, 0.9)[(n + m) % 3], **walk)
     for d, dv, kv_heads in DIMS
     for n, (sq, sk) in enumerate(LENGTHS + FEW_QUERIES)
     for m, walk in enumerate(WALKS)
-    if walk != dict(window=(0, 0)) or sq == sk + 1  # with one key dS is what rounding leaves (docs/numerics.md, "delta")
 ]
 FEW_BLOCKS = [
     Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, dropout_p=0.2, **walk)

@@ -20,9 +20,9 @@ struct DqWarpgroup {
   Shared& shared;
   typename decltype(Shared::k_ring)::Position k_at{};
   typename Shared::Stage dscore_at{};
-  int seed[2] = {};         // of dropout; likewise:
-  uint32_t words[2] = {};   // DropoutDraws
-  WalkPosition drawn{};     // the visit that comes next
+  int seed[2] = {};        // of dropout; likewise:
+  uint32_t words[2] = {};  // DropoutDraws
+  WalkPosition drawn{};    // the visit that comes next
   typename decltype(Shared::sum_ring)::Position sum_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
 
@@ -38,7 +38,7 @@ struct DqWarpgroup {
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int visits = uniform(work.visits);
-        if constexpr (Traits::kDrops) draw_first(work, min(visits, Shared::kStages));
+      if constexpr (Traits::kDrops) draw_first(work, min(visits, Shared::kStages));
       shared.k_ring.wait_full(k_at);
 #pragma unroll 1
       for (int i = 0; i < visits; ++i) add(work, shared.visit(dscore_at), i + Shared::kStages < visits);
@@ -130,8 +130,9 @@ struct DqWarpgroup {
     const uint64_t own_seed =
         static_cast<uint32_t>(ptx::pin(seed[0])) | uint64_t{static_cast<uint32_t>(ptx::pin(seed[1]))} << 32;
     const int group = work.key_head * static_cast<int>(args.order.members) + work.member;
-    const DropoutDraws<Traits> draws = {args.params.dropout, own_seed, work.batch, group * work.heads + drawn.member,
-                                        work.visitor.tile, drawn.query_tile};
+    const DropoutDraws<Traits> draws = {args.params.dropout, own_seed,
+                                        work.batch,          group * work.heads + drawn.member,
+                                        work.visitor.tile,   drawn.query_tile};
 #pragma unroll 1
     for (int half = first; half >= last; --half) draws.append(words, half);
     if (last == 0) drawn.advance(work);

@@ -9,9 +9,9 @@
 
 #include "kernels/sm90/backward/attended_scores.cuh"
 #include "kernels/sm90/backward/kept_scores.cuh"
+#include "kernels/sm90/backward/key_gradient_rows.cuh"
 #include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
-#include "kernels/sm90/store_boxes.cuh"
 #include "ptx/ldmatrix.h"
 #include "ptx/math.h"
 #include "ptx/stmatrix.h"
@@ -67,8 +67,8 @@ struct KeyWarpgroup {
       if (visits > 0) differentiate(work, visits);
       release(shared.k_ring.empty[k_at.stage]);
       if (is_empty && args.order.members == 1) {
-        store_zeros(rows_of(args.params.dk, args.params.head_dim_qk, work));
-        store_zeros(rows_of(args.params.dv, args.params.head_dim_v, work));
+        store_zeros(rows_of(work).dk());
+        store_zeros(rows_of(work).dv());
       } else {
         store(work);
       }
@@ -166,15 +166,15 @@ struct KeyWarpgroup {
     }
     if constexpr (Traits::kDrops) {
       if (is_there) {
-        wait_for_draws();
+        wait_for_stage();
         kept.read(shared.dscores[at.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize);
       }
     }
   }
 
-  // The stage of dS is then free, too.
-  __device__ __forceinline__ void wait_for_draws() const {
-    ptx::wait(shared.dscore_ring.empty[at.stage], at.parity);  // of the first round, too
+  // Until dS's is empty, and, with dropout, has the draws: then the first round has to be waited for, too.
+  __device__ __forceinline__ void wait_for_stage() const {
+    ptx::wait(shared.dscore_ring.empty[at.stage], Traits::kDrops ? at.parity : at.parity ^ 1);
   }
 
   // Of a tile that is not there, whatever lies in its stage.
@@ -280,7 +280,7 @@ struct KeyWarpgroup {
 
   // dS -> shared memory.
   __device__ __forceinline__ void hand_over() const {
-    if constexpr (!Traits::kDrops) shared.dscore_ring.wait_empty(at);
+    if constexpr (!Traits::kDrops) wait_for_stage();
 #pragma unroll
     for (int step = 0; step < PackedScores::kSteps; ++step) {
       ptx::store_matrix_x4(lane_address(shared.dscores[at.stage], step), dscores.a[step]);
@@ -300,11 +300,7 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void pass() {
     shared.q_ring.wait_full(at);
     ptx::wait(shared.dout_full[at.stage], at.parity);
-    if constexpr (Traits::kDrops) {
-      wait_for_draws();
-    } else {
-      shared.dscore_ring.wait_empty(at);
-    }
+    wait_for_stage();
     auto* const rows = reinterpret_cast<uint4*>(&shared.dscores[at.stage].data[0][warp_row()][0]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows[i * tile::kWarpSize + tile::lane()] = {0, 0, 0, 0};
@@ -335,37 +331,18 @@ struct KeyWarpgroup {
     meet_key_warpgroup(warpgroup);  // V has no readers any more
     dk.scale(args.scale);
     dv.scale(gradient_factor());
-    const bool suspicious = store(args.params.dk, dk, args.params.head_dim_qk, work) |
-                            store(args.params.dv, dv, args.params.head_dim_v, work);
-    if (suspicious) flag_of(work) = 1;
+    const KeyGradientRows<Traits> rows = rows_of(work);
+    auto& through = shared.v[k_at.stage];  // the warp's rows
+    const bool suspicious =
+        store_boxes(rows.dk(), dk, through, warp_row()) | store_boxes(rows.dv(), dv, through, warp_row());
+    if (suspicious) rows.nan_flag() = 1;
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }
   __device__ __forceinline__ int first_key_of(const KeyTileWork& work) const {
     return work.visitor.tile * Traits::kKeys + first_row();
   }
-  // Through the warp's rows of V.
-  template <class Acc>
-  __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,
-                                        const KeyTileWork& work) const {
-    return store_boxes(rows_of(to, columns, work), gradient, shared.v[k_at.stage], warp_row());
-  }
-  __device__ __forceinline__ OutputRows<Element> rows_of(const attention::MatrixView& to, int64_t columns,
-                                                         const KeyTileWork& work) const {
-    const int first_key = work.visitor.tile * Traits::kKeys + warp_row();
-    return {.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
-            .row_stride = to.row_stride,
-            .column_stride = to.column_stride,
-            .rows = to.data == nullptr ? 0 : work.visitor.num_keys - first_key,
-            .columns = static_cast<int>(columns)};
-  }
-
-  // In the order of a schedule of keys, one head after the other (schedule/block.cuh).
-  __device__ __forceinline__ uint8_t& flag_of(const KeyTileWork& work) const {
-    const attention::BackwardParams& params = args.params;
-    const int tiles = static_cast<int>(args.order.tiles);
-    const int behind = tiles - VisitOrder::num_tiles(work.visitor.num_keys, Traits::kKeys);
-    const int64_t tile = (int64_t{work.key_head} * params.batch + work.batch) * tiles + work.visitor.tile + behind;
-    return args.workspace.dkdv_nan_flags[tile * Shared::kComputingWarps + warpgroup * 4 + tile::warp() % 4];
+  __device__ __forceinline__ KeyGradientRows<Traits> rows_of(const KeyTileWork& work) const {
+    return {args, work, warp_row()};
   }
 };
 
