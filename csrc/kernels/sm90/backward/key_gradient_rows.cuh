@@ -12,7 +12,7 @@ struct KeyGradientRows {
 
   const BackwardArguments& args;
   const KeyTileWork& work;
-  const int warp_row;  // the first one, of the tile of keys
+  const int warpgroup;  // of the two that have keys
 
   __device__ __forceinline__ OutputRows<Element> dk() const { return rows(args.params.dk, args.params.head_dim_qk); }
   __device__ __forceinline__ OutputRows<Element> dv() const { return rows(args.params.dv, args.params.head_dim_v); }
@@ -22,13 +22,14 @@ struct KeyGradientRows {
     const attention::BackwardParams& params = args.params;
     const int tiles = static_cast<int>(args.order.tiles);
     const int behind = tiles - VisitOrder::num_tiles(work.visitor.num_keys, Traits::kKeys);
-    const int64_t tile = (int64_t{work.key_head} * params.batch + work.batch) * tiles + work.visitor.tile + behind;
+    const int64_t key_tile = (int64_t{work.key_head} * params.batch + work.batch) * tiles + work.visitor.tile + behind;
     constexpr int kWarps = 4 * Traits::kWarpgroups;
-    return args.workspace.dkdv_nan_flags[tile * kWarps + warp_row / 16];
+    return args.workspace.dkdv_nan_flags[key_tile * kWarps + warpgroup * 4 + tile::warp() % 4];
   }
 
  private:
   __device__ __forceinline__ OutputRows<Element> rows(const attention::MatrixView& to, int64_t columns) const {
+    const int warp_row = warpgroup * tile::kWarpgroupRows + tile::warp() % 4 * 16;
     const int first_key = work.visitor.tile * Traits::kKeys + warp_row;
     return {.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
             .row_stride = to.row_stride,

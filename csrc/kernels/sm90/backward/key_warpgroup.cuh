@@ -331,18 +331,17 @@ struct KeyWarpgroup {
     meet_key_warpgroup(warpgroup);  // V has no readers any more
     dk.scale(args.scale);
     dv.scale(gradient_factor());
-    const KeyGradientRows<Traits> rows = rows_of(work);
-    auto& through = shared.v[k_at.stage];  // the warp's rows
-    const bool suspicious =
-        store_boxes(rows.dk(), dk, through, warp_row()) | store_boxes(rows.dv(), dv, through, warp_row());
-    if (suspicious) rows.nan_flag() = 1;
+    // Through the warp's rows of V.
+    const bool suspicious = store_boxes(rows_of(work).dk(), dk, shared.v[k_at.stage], warp_row()) |
+                            store_boxes(rows_of(work).dv(), dv, shared.v[k_at.stage], warp_row());
+    if (suspicious) rows_of(work).nan_flag() = 1;
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }
   __device__ __forceinline__ int first_key_of(const KeyTileWork& work) const {
     return work.visitor.tile * Traits::kKeys + first_row();
   }
   __device__ __forceinline__ KeyGradientRows<Traits> rows_of(const KeyTileWork& work) const {
-    return {args, work, warp_row()};
+    return {args, work, warpgroup};
   }
 };
 
