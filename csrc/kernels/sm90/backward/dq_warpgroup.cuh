@@ -135,7 +135,7 @@ struct DqWarpgroup {
                                         work.visitor.tile,   drawn.query_tile};
 #pragma unroll 1
     for (int half = first; half >= last; --half) draws.append(words, half);
-    if (last == 0) drawn.advance(work);
+    if (last == 0) drawn.advance(work, WalkPosition::heads_first(work));
   }
 
   // Where dS of the visit will be, which no product may read any more.

@@ -41,8 +41,11 @@ struct WalkPosition {
   int query_tile;
   int member = 0;  // of the heads
 
-  __device__ __forceinline__ void advance(const KeyTileWork& work) {
-    if (work.visitor.walk == Walk::kDescend) {
+  __device__ __forceinline__ static bool heads_first(const KeyTileWork& work) {
+    return work.visitor.walk == Walk::kDescend;
+  }
+  __device__ __forceinline__ void advance(const KeyTileWork& work, bool heads_first) {
+    if (heads_first) {
       if (++member == work.heads) {
         member = 0;
         --query_tile;
