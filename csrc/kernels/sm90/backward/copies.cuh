@@ -104,14 +104,16 @@ struct BackwardProducer {
   __device__ __forceinline__ void send_all(const KeyTileWork& work) {
     const int first_head =
         work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.member * work.heads;
-    const bool heads_first = WalkPosition::heads_first(work);
-    WalkPosition at = {.query_tile = work.first};
+    // The query heads of a group come one after the other, so that L2 holds what neighbouring visitors share; in a
+    // descending walk all of them at a tile before the next: shorter walks would catch up with those they wait for.
+    const bool heads_first = work.visitor.walk == Walk::kDescend;
+    int member = 0;
+    int query_tile = work.first;
 #pragma unroll 1
     for (int left = work.visits; left > 0; --left) {
-      const int query_tile = at.query_tile;
       const VisitOrder::Tiles visitors = work.visitor.visitors(query_tile);
       const int place = work.visitor.place(query_tile, visitors);
-      const int head = first_head + at.member;
+      const int head = first_head + member;
       shared.q_ring.wait_empty(q_at);
       Visit& to = shared.visit(q_at);
       to = {.query_tile = query_tile,
@@ -122,7 +124,15 @@ struct BackwardProducer {
             .ends_tile = left == 1,
             .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
       send_visit(work, to, left == work.visits);
-      at.advance(work, heads_first);
+      if (heads_first) {
+        if (++member == work.heads) {
+          member = 0;
+          --query_tile;
+        }
+      } else {
+        if (++query_tile == work.end) query_tile = work.begin;
+        if (query_tile == work.first) ++member;
+      }
     }
   }
 

@@ -20,9 +20,8 @@ struct DqWarpgroup {
   Shared& shared;
   typename decltype(Shared::k_ring)::Position k_at{};
   typename Shared::Stage dscore_at{};
-  int seed[2] = {};        // of dropout; likewise:
-  uint32_t words[2] = {};  // DropoutDraws
-  WalkPosition drawn{};    // the visit that comes next
+  typename Shared::Stage draw_at{};  // where dropout is drawn next
+  int seed[2] = {};                  // of dropout
   typename decltype(Shared::sum_ring)::Position sum_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
 
@@ -38,10 +37,17 @@ struct DqWarpgroup {
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int visits = uniform(work.visits);
-      if constexpr (Traits::kDrops) draw_first(work, min(visits, Shared::kStages));
-      shared.k_ring.wait_full(k_at);
+      if (!Traits::kDrops || visits == 0) shared.k_ring.wait_full(k_at);
+        // Draws are as many visits ahead as there are stages, but not in the next tile of keys: its visits may come
+        // when others have added what this one has not added yet.
 #pragma unroll 1
-      for (int i = 0; i < visits; ++i) add(work, shared.visit(dscore_at), i + Shared::kStages < visits);
+      for (int i = Traits::kDrops ? -Shared::kStages : 0; i < visits; ++i) {
+        if (Traits::kDrops && i == 0) shared.k_ring.wait_full(k_at);
+        if (i >= 0) add(work, shared.visit(dscore_at));
+        if constexpr (Traits::kDrops) {
+          if (i + Shared::kStages < visits) draw(work);
+        }
+      }
       __syncwarp();
       if (tile::lane() == 0) {
         if (visits == 0) ptx::arrive(shared.k_ring.empty[k_at.stage]);
@@ -62,8 +68,7 @@ struct DqWarpgroup {
   static constexpr int kThreads = tile::kWarpgroupSize;
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
 
-  // draws: for the visit that comes when all stages have gone round.
-  __device__ __forceinline__ void add(const KeyTileWork& work, const Visit& at, bool draws) {
+  __device__ __forceinline__ void add(const KeyTileWork& work, const Visit& at) {
     shared.dscore_ring.wait_full(dscore_at);
     Dq dq;
     start(dq, 0);
@@ -77,18 +82,12 @@ struct DqWarpgroup {
     if (!is_last) shared.sum_ring.wait_empty(sum_at);
 #pragma unroll 1
     for (int chunk = 0;;) {
-      if constexpr (Traits::kDrops) {
-        if (draws) draw(work, 1 - chunk, kChunks == 1 ? 0 : 1 - chunk);  // while the product is in flight
-      }
       ptx::wait_products<0>();
       ptx::pin_registers(dq.c[0]);
       __syncwarp();
       if (chunk + 1 == kChunks && tile::lane() == 0) {
         if constexpr (!Traits::kDrops) ptx::arrive(shared.dscore_ring.empty[dscore_at.stage]);
         if (ends_tile) ptx::arrive(shared.k_ring.empty[k_at.stage]);
-      }
-      if constexpr (Traits::kDrops) {
-        if (chunk + 1 == kChunks && draws) leave_words(dscore_at);
       }
       if (is_last) {
         if (place > 0) add_sums(dq, sums, place, chunk);
@@ -112,42 +111,28 @@ struct DqWarpgroup {
     dscore_at.advance();
   }
 
-  // For the first visits of a tile of keys. Stages are empty since those of the one before.
-  __device__ __forceinline__ void draw_first(const KeyTileWork& work, int visits) {
-    drawn = {.query_tile = work.first};
-    typename Shared::Stage stage = dscore_at;
-#pragma unroll 1
-    for (; visits > 0; --visits) {
-      draw(work, 1, 0);
-      leave_words(stage);
-      stage.advance();
-    }
-  }
-
-  // One half of the draws for a visit after the other, from `first` down to `last`.
-  __device__ __forceinline__ void draw(const KeyTileWork& work, int first, int last) {
+  // Into a stage that the warpgroup has emptied.
+  __device__ __forceinline__ void draw(const KeyTileWork& work) {
+    shared.q_ring.wait_full(draw_at);
+    const Visit& at = shared.visit(draw_at);
+    const int warp = tile::warp() % 4;
+    uint32_t words[2];
     // Where it is pinned it is in ordinary registers, of which more are left than of uniform ones.
     const uint64_t own_seed =
         static_cast<uint32_t>(ptx::pin(seed[0])) | uint64_t{static_cast<uint32_t>(ptx::pin(seed[1]))} << 32;
-    const int group = work.key_head * static_cast<int>(args.order.members) + work.member;
-    const DropoutDraws<Traits> draws = {args.params.dropout, own_seed,
-                                        work.batch,          group * work.heads + drawn.member,
-                                        work.visitor.tile,   drawn.query_tile};
-#pragma unroll 1
-    for (int half = first; half >= last; --half) draws.append(words, half);
-    if (last == 0) drawn.advance(work, WalkPosition::heads_first(work));
-  }
-
-  // Where dS of the visit will be, which no product may read any more.
-  __device__ __forceinline__ void leave_words(const typename Shared::Stage& at) {
-    meet_dq_warpgroup();
+    DropoutDraws<Traits>{args.params.dropout, own_seed}.draw(words,
+                                                             {.batch = uniform(work.batch),
+                                                              .head = uniform(at.head),
+                                                              .key_tile = uniform(work.visitor.tile),
+                                                              .query_tile = uniform(at.query_tile)},
+                                                             warp);
+    meet_dq_warpgroup();  // no product reads the stage any more
     for (int i = 0; i < 2; ++i) {
-      ptx::store_shared(KeptScores<Traits>::address(shared.dscores[at.stage], 2 * (tile::warp() % 4) + i),
-                        DropoutDraws<Traits>::finished(words[i], args.params.dropout));
-      words[i] = 0;
+      ptx::store_shared(KeptScores<Traits>::address(shared.dscores[draw_at.stage], 2 * warp + i), words[i]);
     }
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.empty[at.stage]);
+    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.empty[draw_at.stage]);
+    draw_at.advance();
   }
 
   __device__ __forceinline__ void start(Dq& dq, int chunk) const {

@@ -59,51 +59,50 @@ struct KeptScores {
   }
 };
 
-// Draws for a visit by a thread of the dQ warpgroup: the words of its lane in two neighbouring warps of the key
-// warpgroups, whose keys one call of Philox serves.
+// Draws for a thread of the dQ warpgroup: the words of its lane in two warps of the key warpgroups.
 template <class Traits>
 struct DropoutDraws {
   using Dropout = attention::Dropout;
-  static_assert(Traits::kKeys == 4 * Dropout::kBlockKeys && KeptScores<Traits>::kWarpKeys * 2 == Dropout::kBlockKeys);
+
+  struct Visit {
+    int batch;
+    int head;
+    int key_tile;
+    int query_tile;
+  };
 
   const Dropout& dropout;
   const uint64_t seed;
-  const int batch;
-  const int head;
-  const int key_tile;
-  const int query_tile;
 
-  // Appends those of a half of the queries, e = `half` in bits of KeptScores: 1 first, then 0.
-  __device__ __forceinline__ void append(uint32_t (&words)[2], int half) const {
-    const int warp = tile::warp() % 4;
-    const auto key_block = static_cast<uint32_t>(key_tile * (Traits::kKeys / Dropout::kBlockKeys) + warp);
+  // warp: of the dQ warpgroup. words: of key warps 2 warp and 2 warp + 1.
+  __device__ __forceinline__ void draw(uint32_t (&words)[2], const Visit& visit, int warp) const {
+    static_assert(Traits::kKeys == 4 * Dropout::kBlockKeys && KeptScores<Traits>::kWarpKeys * 2 == Dropout::kBlockKeys);
+    const auto key_block = static_cast<uint32_t>(visit.key_tile * (Traits::kKeys / Dropout::kBlockKeys) + warp);
     const auto key_counter = key_block * 8 + static_cast<uint32_t>(tile::lane() / 4);
-    const auto query_counter = static_cast<uint32_t>(query_tile * kBlocks * 8 + tile::lane() % 4 * 2 + half);
+    const auto query_counter = static_cast<uint32_t>(visit.query_tile * kBlocks * 8 + tile::lane() % 4 * 2);
+    words[0] = words[1] = 0;
 #pragma unroll
-    for (int first = kBlocks - kAtOnce; first >= 0; first -= kAtOnce) {
-      attention::PhiloxCounter draws[kAtOnce];
+    for (int e = 1; e >= 0; --e) {
+      attention::PhiloxCounter draws[kBlocks];
 #pragma unroll
-      for (int b = 0; b < kAtOnce; ++b) {
-        draws[b] = Dropout::counter(static_cast<uint32_t>(batch), static_cast<uint32_t>(head),
-                                    query_counter + static_cast<uint32_t>((first + b) * 8), key_counter);
+      for (int b = 0; b < kBlocks; ++b) {
+        draws[b] = Dropout::counter(static_cast<uint32_t>(visit.batch), static_cast<uint32_t>(visit.head),
+                                    query_counter + static_cast<uint32_t>(b * 8 + e), key_counter);
       }
       attention::philox_4x32_7(draws, seed);
 #pragma unroll
-      for (int n = 2 * kAtOnce - 1; n >= 0; --n) {
+      for (int n = 2 * kBlocks - 1; n >= 0; --n) {
         append(words[0], draws[n / 2].word[n % 2]);
         append(words[1], draws[n / 2].word[2 + n % 2]);
       }
     }
-  }
-
-  // threshold - 1 was added at each bit of both halves of a word: 2^32 - 1 times it in all.
-  __device__ __forceinline__ static uint32_t finished(uint32_t word, const Dropout& dropout) {
-    return word + dropout.threshold - 1;
+    // threshold - 1 was added at each bit of both halves: 2^32 - 1 times it in all.
+    words[0] += dropout.threshold - 1;
+    words[1] += dropout.threshold - 1;
   }
 
  private:
   static constexpr int kBlocks = Traits::kQueries / Dropout::kBlockQueries;
-  static constexpr int kAtOnce = 2;  // calls that are in flight together
 
   // Two draws, one in each half, become threshold where they are kept, else threshold - 1: two instructions for both.
   __device__ __forceinline__ void append(uint32_t& word, uint32_t draws) const {

@@ -34,27 +34,4 @@ struct alignas(16) KeyTileWork {
 
 static_assert(sizeof(KeyTileWork) == VisitOrder::kWorkBytes);
 
-// What a tile of keys visits: the query heads of a group come one after the other, so that L2 holds what neighbouring
-// visitors share; in a descending walk all of them at a tile before the next: shorter walks would catch up with those
-// they wait for.
-struct WalkPosition {
-  int query_tile;
-  int member = 0;  // of the heads
-
-  __device__ __forceinline__ static bool heads_first(const KeyTileWork& work) {
-    return work.visitor.walk == Walk::kDescend;
-  }
-  __device__ __forceinline__ void advance(const KeyTileWork& work, bool heads_first) {
-    if (heads_first) {
-      if (++member == work.heads) {
-        member = 0;
-        --query_tile;
-      }
-    } else {
-      if (++query_tile == work.end) query_tile = work.begin;
-      if (query_tile == work.first) ++member;
-    }
-  }
-};
-
 }  // namespace flash_attn_ext::sm90
