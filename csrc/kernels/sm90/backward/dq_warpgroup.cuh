@@ -37,9 +37,9 @@ struct DqWarpgroup {
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int visits = uniform(work.visits);
+      // Draws are as many visits ahead as there are stages, but not in the next tile of keys: its visits may come when
+      // others have added what this one has not added yet.
       if (!Traits::kDrops || visits == 0) shared.k_ring.wait_full(k_at);
-        // Draws are as many visits ahead as there are stages, but not in the next tile of keys: its visits may come
-        // when others have added what this one has not added yet.
 #pragma unroll 1
       for (int i = Traits::kDrops ? -Shared::kStages : 0; i < visits; ++i) {
         if (Traits::kDrops && i == 0) shared.k_ring.wait_full(k_at);

@@ -1,9 +1,8 @@
 // Which weights of a visit dropout keeps (attention/dropout.h): a bit for each score that a thread of the key
 // warpgroups holds.
 //
-// The dQ warpgroup draws them, which waits most of the time, while the others compute the visits before. They lie where
-// dS of the visit will: in the first row of the 16 that a warp of the key warpgroups writes, and reads them from
-// before.
+// The dQ warpgroup draws them between its products, while the others compute the visits before. They lie where dS of
+// the visit will: in the first of the 16 rows of a warp of the key warpgroups, which reads them before it writes there.
 #pragma once
 
 #include <cstdint>
