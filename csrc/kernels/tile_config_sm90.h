@@ -193,8 +193,7 @@ constexpr HeadDims storing_head_dims(int64_t qk, int64_t v) {
 // Smaller head dims are Plain in the other kernel, and in larger ones dQ leaves no registers for biases and masks.
 constexpr bool has_storing_kernel(HeadDims dims, Variant variant) {
   if (dims.qk > kLargestBackwardHeadDim) return variant == Variant::kPlain;
-  return variant == Variant::kMask || variant == Variant::kBiasMask || variant == Variant::kDropout ||
-         variant == Variant::kExtended;
+  return variant == Variant::kMask || variant == Variant::kBiasMask || variant == Variant::kExtended;
 }
 
 // A dQ block: 64 queries per computing warpgroup stay, tiles of 64 keys stream past in stages, those of a bias with
@@ -207,12 +206,8 @@ constexpr StoringTile storing_tile(HeadDims dims) {
   if (dims.qk <= 128) return {.key_stages = 3, .value_stages = 2};
   return {.key_stages = 2, .value_stages = dims.v <= 192 ? 2 : 1};
 }
-constexpr int storing_copy_registers(Variant variant) {
-  return variant == Variant::kPlain ? 24 : looks_up_mask(variant) ? 72 : 40;
-}
-constexpr int storing_query_registers(Variant variant) {
-  return variant == Variant::kPlain ? 240 : looks_up_mask(variant) ? 216 : 232;
-}
+constexpr int storing_copy_registers(Variant variant) { return looks_up_mask(variant) ? 72 : 24; }
+constexpr int storing_query_registers(Variant variant) { return looks_up_mask(variant) ? 216 : 240; }
 
 // A block of the products: 64 keys per computing warpgroup stay, tiles of 64 queries stream past, in as many stages as
 // shared memory holds. The more keys, the fewer bytes does L2 deliver for a product: as many warpgroups as sums leave

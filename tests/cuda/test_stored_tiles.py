@@ -1,5 +1,5 @@
-"""Hopper's backward kernels that store tiles of P and dS, where biases, dropout or a softcap change scores, or few
-queries meet a mask: edges of tiles, tiles that a mask leaves nothing of, several launches, and NaN."""
+"""Hopper's backward kernels that store tiles of P and dS, where biases or a softcap change scores, or few queries
+meet a mask: edges of tiles, tiles that a mask leaves nothing of, several launches, and NaN."""
 
 import math
 
@@ -25,8 +25,8 @@ TERMS = (
     dict(mask="11q1"),
     dict(bias="1hqk"),
     dict(bias="bhqk", mask="11qk"),
-    dict(dropout_p=0.1),
     dict(bias="11qk", dropout_p=0.3),
+    dict(softcap=8.0, dropout_p=0.1),
     dict(mask="b1qk", softcap=8.0),
     dict(scale=-0.2),
 )
@@ -46,7 +46,7 @@ FEW_QUERIES = [
 LAUNCHES = [
     Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=d, **terms)
     for d in (64, 128)
-    for terms in (dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(dropout_p=0.2))
+    for terms in (dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(softcap=8.0, dropout_p=0.2))
 ]
 REPEATED = [
     Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **terms)
@@ -54,7 +54,7 @@ REPEATED = [
     for terms in (
         dict(bias="11qk", mask="bhqk", mask_keep=0.01, causal="bottom_right"),
         dict(bias="1hqk", mask="b11k"),
-        dict(dropout_p=0.2, window=(300, 100)),
+        dict(softcap=8.0, dropout_p=0.2, window=(300, 100)),
         dict(bias="b1qk", dropout_p=0.2),
     )
 ]
@@ -62,7 +62,7 @@ PACKED = [
     PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, **options))
     for d in (64, 128)
     for lengths_q, lengths_k in (((300, 0, 65, 700, 64), (300, 40, 129, 500, 0)),)
-    for options in (dict(dropout_p=0.1), dict(softcap=6.0, causal="bottom_right"))
+    for options in (dict(softcap=9.0, dropout_p=0.1), dict(softcap=6.0, causal="bottom_right"))
 ]
 
 

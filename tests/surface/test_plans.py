@@ -134,8 +134,6 @@ BACKWARD_SM90 = [
     (hopper(mask=(1, 1, LONG, 1)), "(extended, head dims 64 and 64)"),  # packing it would take more than it is
     (hopper(bias=SQUARE, d=128), "(bias and mask, head dims 128 and 128)"),
     (hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1), "(extended,"),  # which the copy engine does not address
-    (hopper({"dropout_p": 0.1}, d=128), "(dropout, head dims 128 and 128)"),
-    (hopper({"dropout_p": 0.1}, mask=SQUARE), "(extended, head dims 64 and 64)"),
     (hopper({"softcap": 9.0}, d=128), "(extended, head dims 128 and 128)"),
     (hopper({"scale": -1.0}), "(extended,"),
     (hopper(slopes=True), "(extended,"),

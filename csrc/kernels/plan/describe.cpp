@@ -89,8 +89,9 @@ std::string kernels_words(const BackwardPlan& plan) {
     case BackwardKernels::kStoreInDq:
       return dq + " storing P and dS, then dK and dV from them," + stored_words(plan);
     case BackwardKernels::kWarpSpecialised:
-      return "warp-specialised" + std::string(plan.dkdv_variant == Variant::kMask ? " (mask)" : "") + ", head dim " +
-             std::to_string(plan.dkdv_head_dim) + ", " + std::to_string(VisitOrder::kKeys) +
+      return "warp-specialised" +
+             (plan.dkdv_variant == Variant::kPlain ? "" : " (" + std::string(name_of(plan.dkdv_variant)) + ")") +
+             ", head dim " + std::to_string(plan.dkdv_head_dim) + ", " + std::to_string(VisitOrder::kKeys) +
              " keys per block, dQ added in order" + (plan.order.cyclic ? ", going round" : "") + ", phases " +
              std::to_string(1 << plan.order.log2_phases) +
              (plan.order.log2_sums > 0 ? ", each with sums of its own" : "") +

@@ -22,7 +22,8 @@ bool has_few_queries(const BackwardParams& p) {
 bool is_fused(const BackwardParams& p) {
   if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
   const Variant variant = wanted_variant_sm90(p);
-  return variant == Variant::kPlain || (variant == Variant::kMask && !has_few_queries(p));
+  if (variant == Variant::kMask) return !has_few_queries(p);
+  return variant == Variant::kPlain || variant == Variant::kDropout;
 }
 
 // The copy engine describes no empty tensor.

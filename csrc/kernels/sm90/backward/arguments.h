@@ -101,6 +101,7 @@ struct BackwardArguments {
   float scale_log2e;
   float shift;  // weight_shift
   MaskVisits mask;
+  float kept_factor;  // Dropout kernels: what dropout multiplies by, / 2^weight_shift
 };
 
 }  // namespace flash_attn_ext::sm90

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward/kept_scores.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/global_memory.h"
 
@@ -19,19 +20,34 @@ struct DqWarpgroup {
   Shared& shared;
   typename decltype(Shared::k_ring)::Position k_at{};
   typename Shared::Stage dscore_at{};
+  typename Shared::Stage draw_at{};  // where dropout is drawn next
+  int seed[2] = {};                  // of dropout
   typename decltype(Shared::sum_ring)::Position sum_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
 
   __device__ __forceinline__ void run() {
+    if constexpr (Traits::kDrops) {
+      const auto bits = static_cast<uint64_t>(*args.params.dropout.seed);
+      seed[0] = static_cast<int>(bits);
+      seed[1] = static_cast<int>(bits >> 32);
+    }
 #pragma unroll 1
     for (;;) {
       shared.work_ring.wait_full(work_at);
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int visits = uniform(work.visits);
-      shared.k_ring.wait_full(k_at);
+      // Draws are as many visits ahead as there are stages, but not in the next tile of keys: its visits may come when
+      // others have added what this one has not added yet.
+      if (!Traits::kDrops || visits == 0) shared.k_ring.wait_full(k_at);
 #pragma unroll 1
-      for (int i = 0; i < visits; ++i) add(work, shared.visit(dscore_at));
+      for (int i = Traits::kDrops ? -Shared::kStages : 0; i < visits; ++i) {
+        if (Traits::kDrops && i == 0) shared.k_ring.wait_full(k_at);
+        if (i >= 0) add(work, shared.visit(dscore_at));
+        if constexpr (Traits::kDrops) {
+          if (i + Shared::kStages < visits) draw(work);
+        }
+      }
       __syncwarp();
       if (tile::lane() == 0) {
         if (visits == 0) ptx::arrive(shared.k_ring.empty[k_at.stage]);
@@ -70,7 +86,7 @@ struct DqWarpgroup {
       ptx::pin_registers(dq.c[0]);
       __syncwarp();
       if (chunk + 1 == kChunks && tile::lane() == 0) {
-        ptx::arrive(shared.dscore_ring.empty[dscore_at.stage]);
+        if constexpr (!Traits::kDrops) ptx::arrive(shared.dscore_ring.empty[dscore_at.stage]);
         if (ends_tile) ptx::arrive(shared.k_ring.empty[k_at.stage]);
       }
       if (is_last) {
@@ -93,6 +109,30 @@ struct DqWarpgroup {
       publish(sums, place);
     }
     dscore_at.advance();
+  }
+
+  // Into a stage that the warpgroup has emptied.
+  __device__ __forceinline__ void draw(const KeyTileWork& work) {
+    shared.q_ring.wait_full(draw_at);
+    const Visit& at = shared.visit(draw_at);
+    const int warp = tile::warp() % 4;
+    uint32_t words[2];
+    // Where it is pinned it is in ordinary registers, of which more are left than of uniform ones.
+    const uint64_t own_seed =
+        static_cast<uint32_t>(ptx::pin(seed[0])) | uint64_t{static_cast<uint32_t>(ptx::pin(seed[1]))} << 32;
+    DropoutDraws<Traits>{args.params.dropout, own_seed}.draw(words,
+                                                             {.batch = uniform(work.batch),
+                                                              .head = uniform(at.head),
+                                                              .key_tile = uniform(work.visitor.tile),
+                                                              .query_tile = uniform(at.query_tile)},
+                                                             warp);
+    meet_dq_warpgroup();  // no product reads the stage any more
+    for (int i = 0; i < 2; ++i) {
+      ptx::store_shared(KeptScores<Traits>::address(shared.dscores[draw_at.stage], 2 * warp + i), words[i]);
+    }
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.empty[draw_at.stage]);
+    draw_at.advance();
   }
 
   __device__ __forceinline__ void start(Dq& dq, int chunk) const {

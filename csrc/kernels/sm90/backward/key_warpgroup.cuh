@@ -8,9 +8,10 @@
 #include <type_traits>
 
 #include "kernels/sm90/backward/attended_scores.cuh"
+#include "kernels/sm90/backward/kept_scores.cuh"
+#include "kernels/sm90/backward/key_gradient_rows.cuh"
 #include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
-#include "kernels/sm90/store_boxes.cuh"
 #include "ptx/ldmatrix.h"
 #include "ptx/math.h"
 #include "ptx/stmatrix.h"
@@ -25,7 +26,7 @@ struct KeyWarpgroup {
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
   static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
-  static constexpr bool kKeepsWeights = !kInRegisters && !std::is_same_v<Element, __half>;
+  static constexpr bool kKeepsWeights = !kInRegisters && (Traits::kDrops || !std::is_same_v<Element, __half>);
   static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kDims));
 
   struct NotHeld {};
@@ -48,7 +49,8 @@ struct KeyWarpgroup {
   typename Shared::Stage at{};  // of Q, dO and dS
   typename decltype(Shared::k_ring)::Position k_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
-  std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand
+  std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand; likewise:
+  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;
 
   __device__ __forceinline__ void run() {
     dk.clear();
@@ -65,8 +67,8 @@ struct KeyWarpgroup {
       if (visits > 0) differentiate(work, visits);
       release(shared.k_ring.empty[k_at.stage]);
       if (is_empty && args.order.members == 1) {
-        store_zeros(rows_of(args.params.dk, args.params.head_dim_qk, work));
-        store_zeros(rows_of(args.params.dv, args.params.head_dim_v, work));
+        store_zeros(rows_of(work).dk());
+        store_zeros(rows_of(work).dv());
       } else {
         store(work);
       }
@@ -132,6 +134,7 @@ struct KeyWarpgroup {
     if constexpr (Traits::kMasked) attended.hide(scores);
     exponentiate();
     start_dp();
+    if constexpr (Traits::kDrops) kept.keep(p);  // while dP is in flight
     start_dv();
     // With dV in flight, P needs registers beside those of dS.
     ptx::wait_products<kInRegisters ? 1 : 0>();
@@ -161,6 +164,17 @@ struct KeyWarpgroup {
         attended.read(args.mask, shared.visit(at).mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
       }
     }
+    if constexpr (Traits::kDrops) {
+      if (is_there) {
+        wait_for_stage();
+        kept.read(shared.dscores[at.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize);
+      }
+    }
+  }
+
+  // Until dS's is empty, and, with dropout, has the draws: then the first round has to be waited for, too.
+  __device__ __forceinline__ void wait_for_stage() const {
+    ptx::wait(shared.dscore_ring.empty[at.stage], Traits::kDrops ? at.parity : at.parity ^ 1);
   }
 
   // Of a tile that is not there, whatever lies in its stage.
@@ -224,6 +238,12 @@ struct KeyWarpgroup {
     }
   }
 
+  // What dP is multiplied by.
+  __device__ __forceinline__ float gradient_factor() const {
+    if constexpr (Traits::kDrops) return args.kept_factor;
+    return kUnshift;
+  }
+
   __device__ __forceinline__ float2 weight(int r, int j) const {
     if constexpr (kInRegisters) {
       return {scores.at(r, j, 0), scores.at(r, j, 1)};
@@ -236,6 +256,7 @@ struct KeyWarpgroup {
 
   // P and dP -> dS, packed.
   __device__ __forceinline__ void differentiate_scores() {
+    if constexpr (Traits::kDrops) kept.keep(gradients);
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
       const float2 delta = *reinterpret_cast<const float2*>(&shared.statistics[at.stage][1][Scores::column(j, 0)]);
@@ -243,8 +264,8 @@ struct KeyWarpgroup {
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         const float2 probability = weight(r, j);
         dscores.a[j / 2][j % 2 * 2 + r] =
-            ptx::pack_in_order(probability.x * fmaf(gradients.at(r, j, 0), kUnshift, -delta.x),
-                               probability.y * fmaf(gradients.at(r, j, 1), kUnshift, -delta.y), Element{});
+            ptx::pack_in_order(probability.x * fmaf(gradients.at(r, j, 0), gradient_factor(), -delta.x),
+                               probability.y * fmaf(gradients.at(r, j, 1), gradient_factor(), -delta.y), Element{});
       }
     }
   }
@@ -259,7 +280,7 @@ struct KeyWarpgroup {
 
   // dS -> shared memory.
   __device__ __forceinline__ void hand_over() const {
-    shared.dscore_ring.wait_empty(at);
+    if constexpr (!Traits::kDrops) wait_for_stage();
 #pragma unroll
     for (int step = 0; step < PackedScores::kSteps; ++step) {
       ptx::store_matrix_x4(lane_address(shared.dscores[at.stage], step), dscores.a[step]);
@@ -279,7 +300,7 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void pass() {
     shared.q_ring.wait_full(at);
     ptx::wait(shared.dout_full[at.stage], at.parity);
-    shared.dscore_ring.wait_empty(at);
+    wait_for_stage();
     auto* const rows = reinterpret_cast<uint4*>(&shared.dscores[at.stage].data[0][warp_row()][0]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows[i * tile::kWarpSize + tile::lane()] = {0, 0, 0, 0};
@@ -309,38 +330,18 @@ struct KeyWarpgroup {
     }
     meet_key_warpgroup(warpgroup);  // V has no readers any more
     dk.scale(args.scale);
-    dv.scale(kUnshift);
-    const bool suspicious = store(args.params.dk, dk, args.params.head_dim_qk, work) |
-                            store(args.params.dv, dv, args.params.head_dim_v, work);
-    if (suspicious) flag_of(work) = 1;
+    dv.scale(gradient_factor());
+    // Through the warp's rows of V.
+    const bool suspicious = store_boxes(rows_of(work).dk(), dk, shared.v[k_at.stage], warp_row()) |
+                            store_boxes(rows_of(work).dv(), dv, shared.v[k_at.stage], warp_row());
+    if (suspicious) rows_of(work).nan_flag() = 1;
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }
   __device__ __forceinline__ int first_key_of(const KeyTileWork& work) const {
     return work.visitor.tile * Traits::kKeys + first_row();
   }
-  // Through the warp's rows of V.
-  template <class Acc>
-  __device__ __forceinline__ bool store(const attention::MatrixView& to, const Acc& gradient, int64_t columns,
-                                        const KeyTileWork& work) const {
-    return store_boxes(rows_of(to, columns, work), gradient, shared.v[k_at.stage], warp_row());
-  }
-  __device__ __forceinline__ OutputRows<Element> rows_of(const attention::MatrixView& to, int64_t columns,
-                                                         const KeyTileWork& work) const {
-    const int first_key = work.visitor.tile * Traits::kKeys + warp_row();
-    return {.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
-            .row_stride = to.row_stride,
-            .column_stride = to.column_stride,
-            .rows = to.data == nullptr ? 0 : work.visitor.num_keys - first_key,
-            .columns = static_cast<int>(columns)};
-  }
-
-  // In the order of a schedule of keys, one head after the other (schedule/block.cuh).
-  __device__ __forceinline__ uint8_t& flag_of(const KeyTileWork& work) const {
-    const attention::BackwardParams& params = args.params;
-    const int tiles = static_cast<int>(args.order.tiles);
-    const int behind = tiles - VisitOrder::num_tiles(work.visitor.num_keys, Traits::kKeys);
-    const int64_t tile = (int64_t{work.key_head} * params.batch + work.batch) * tiles + work.visitor.tile + behind;
-    return args.workspace.dkdv_nan_flags[tile * Shared::kComputingWarps + warpgroup * 4 + tile::warp() % 4];
+  __device__ __forceinline__ KeyGradientRows<Traits> rows_of(const KeyTileWork& work) const {
+    return {args, work, warpgroup};
   }
 };
 

@@ -1,6 +1,8 @@
 // Queues the backward kernels that a plan names.
 #pragma once
 
+#include <cmath>
+
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/repair.h"
 #include "kernels/plan/plan.h"
@@ -63,10 +65,10 @@ cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStrea
   return launch_early(backward_kernel<Traits>, launch, stream, args);
 }
 
-template <class Element, bool kMasked>
+template <class Element, Variant kVariant>
 cudaError_t launch_main_of(const BackwardArguments& args, int head_dim, int64_t blocks, cudaStream_t stream) {
-  if (head_dim == 64) return launch_main<BackwardTraits<Element, kBackwardHeadDims[0], kMasked>>(args, blocks, stream);
-  return launch_main<BackwardTraits<Element, kBackwardHeadDims[1], kMasked>>(args, blocks, stream);
+  if (head_dim == 64) return launch_main<BackwardTraits<Element, kBackwardHeadDims[0], kVariant>>(args, blocks, stream);
+  return launch_main<BackwardTraits<Element, kBackwardHeadDims[1], kVariant>>(args, blocks, stream);
 }
 
 template <class Element>
@@ -105,7 +107,9 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   args.order = plan.order;
   args.scale = static_cast<float>(p.score_mod.scale);
   args.scale_log2e = args.scale * kLog2e;
-  args.shift = static_cast<float>(weight_shift(backward_head_dims(p.head_dim_qk, p.head_dim_v)));
+  const int shift = weight_shift(backward_head_dims(p.head_dim_qk, p.head_dim_v));
+  args.shift = static_cast<float>(shift);
+  args.kept_factor = static_cast<float>(std::ldexp(p.dropout.rescale, -shift));
   args.workspace = {.table = parts.key_tiles.in<KeyTileWork>(workspace),
                     .dq_sums = parts.dq_sums.in<float>(workspace),
                     .statistics = parts.statistics.in<float>(workspace),
@@ -128,8 +132,10 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   if (error == cudaSuccess) error = prepare<Element>(args, grid, query_blocks, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
-  error = args.mask.present() ? launch_main_of<Element, true>(args, plan.dkdv_head_dim, blocks, stream)
-                              : launch_main_of<Element, false>(args, plan.dkdv_head_dim, blocks, stream);
+  const auto launch_main = plan.dkdv_variant == Variant::kMask      ? launch_main_of<Element, Variant::kMask>
+                           : plan.dkdv_variant == Variant::kDropout ? launch_main_of<Element, Variant::kDropout>
+                                                                    : launch_main_of<Element, Variant::kPlain>;
+  error = launch_main(args, plan.dkdv_head_dim, blocks, stream);
   if (error == cudaSuccess && args.order.log2_sums > 0) {
     error = launch_early(sum_dq_kernel<Element>,
                          {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns},

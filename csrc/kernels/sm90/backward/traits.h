@@ -29,11 +29,12 @@ struct MaskedVisit : Visit {
   int mask_tile;  // MaskVisits::Entry
 };
 
-template <class ElementType, HeadDims kDimsValue, bool kMaskedValue = false>
+template <class ElementType, HeadDims kDimsValue, Variant kVariant>
 struct BackwardTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
-  static constexpr bool kMasked = kMaskedValue;
+  static constexpr bool kMasked = kVariant == Variant::kMask;
+  static constexpr bool kDrops = kVariant == Variant::kDropout;
   static constexpr BackwardTile kTile = backward_tile(kDims);
   // The last step has no code of its own, which would have to be fetched for each tile of keys: it starts a product in
   // vain instead. (H200, B2 H32 S4096, all True: 1318 -> 1241 us. Without a mask 534 -> 514 TFLOP/s at D64 full 8192,
@@ -62,6 +63,8 @@ struct BackwardTraits {
 __device__ __forceinline__ void meet_key_warpgroup(int warpgroup) {
   ptx::sync_named(1 + warpgroup, tile::kWarpgroupSize);
 }
+// Likewise those of the dQ warpgroup.
+__device__ __forceinline__ void meet_dq_warpgroup() { ptx::sync_named(1 + VisitOrder::kParts, tile::kWarpgroupSize); }
 
 // A part of dQ on its way to memory.
 struct PendingSum {

@@ -53,7 +53,6 @@ struct StoringArguments {
   uint32_t* claims;   // its counter, 0 before
   WantedGradients wanted;
   bool scales_lse;  // statistics hold LSE * log2(e): only a positive scale changes scores, or a mask hides them
-  float dv_factor;  // of the sums that become dV
 };
 
 }  // namespace flash_attn_ext::sm90

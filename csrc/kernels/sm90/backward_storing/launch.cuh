@@ -138,7 +138,6 @@ cudaError_t backward_storing(const attention::BackwardParams& p, const plan::Bac
                 .between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element))};
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scales_lse = kVariant != Variant::kBiasMask && kVariant != Variant::kExtended;
-  args.dv_factor = kVariant == Variant::kDropout ? static_cast<float>(p.dropout.rescale) : 1.0f;
   return StoringLaunch<StoringDqTraits<Element, kDims, kVariant>>{args, plan, stream}.run();
 }
 

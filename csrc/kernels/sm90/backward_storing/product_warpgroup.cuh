@@ -132,7 +132,7 @@ struct ProductWarpgroup {
     const int first_key = work.tile * Traits::kRows + first_of_half();
     const int rows = work.seen.num_keys - first_key;
     if (rows <= 0) return;
-    sums.scale(is_dk ? static_cast<float>(p.score_mod.scale) : args.dv_factor);
+    if (is_dk) sums.scale(static_cast<float>(p.score_mod.scale));
     const bool suspicious =
         store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
                                    .row_stride = to.row_stride,

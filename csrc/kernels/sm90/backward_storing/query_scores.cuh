@@ -2,7 +2,6 @@
 // P while dP is on its way.
 #pragma once
 
-#include "kernels/score/dropout.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm90/backward_storing/traits.h"
 #include "kernels/sm90/terms.cuh"
@@ -70,54 +69,6 @@ struct ScaledScores {
         dscores.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(gradient(r, j, 0), gradient(r, j, 1), Element{});
       }
     }
-  }
-};
-
-// Dropout kernels. P is stored without dropout's factor, which dV has instead: dS = P (keep factor dP - delta).
-template <class Traits>
-struct DroppedScores : ScaledScores<Traits> {
-  using Base = ScaledScores<Traits>;
-  using typename Base::Element;
-  using typename Base::PackedScores;
-  using typename Base::Scores;
-  using typename Base::Where;
-
-  KeptWeights<Where> kept;
-  const uint64_t seed;
-
-  __device__ __forceinline__ explicit DroppedScores(const StoringArguments& arguments)
-      : Base{arguments}, seed(static_cast<uint64_t>(*arguments.params.dropout.seed)) {}
-
-  __device__ __forceinline__ void prepare(const Where& where, bool) {
-    kept = {};
-    kept.draw(where, seed);
-  }
-
-  __device__ __forceinline__ void exponentiate(Scores& scores, PackedScores& p, bool) const {
-    const float c = this->scale_log2e();
-#pragma unroll
-    for (int j = 0; j < Scores::kColumnTiles; ++j) {
-#pragma unroll
-      for (int r = 0; r < Scores::kThreadRows; ++r) {
-        float weights[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          scores.at(r, j, e) = ptx::exp2(fmaf(scores.at(r, j, e), c, -this->lse[r]));
-          weights[e] = kept.has(r, j, e) ? scores.at(r, j, e) : 0.0f;
-        }
-        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(weights[0], weights[1], Element{});
-      }
-    }
-  }
-
-  // Chosen, not multiplied by 0: what is dropped may be NaN.
-  __device__ __forceinline__ void differentiate(const Scores& scores, const Scores& gradients,
-                                                PackedScores& dscores) const {
-    const float factor = this->args.dv_factor;
-    this->pack_gradients(dscores, [&](int r, int j, int e) {
-      const float gradient = kept.has(r, j, e) ? gradients.at(r, j, e) : 0.0f;
-      return scores.at(r, j, e) * fmaf(gradient, factor, -this->delta[r]);
-    });
   }
 };
 
@@ -283,9 +234,7 @@ struct ExtendedScores : ScaledScores<Traits> {
 template <class Traits>
 using QueryScores = std::conditional_t<
     Traits::kExtended, ExtendedScores<Traits>,
-    std::conditional_t<
-        Traits::kHasBoxes, BiasedScores<Traits>,
-        std::conditional_t<Traits::kHasBits, MaskedScores<Traits>,
-                           std::conditional_t<Traits::kDrops, DroppedScores<Traits>, ScaledScores<Traits>>>>>;
+    std::conditional_t<Traits::kHasBoxes, BiasedScores<Traits>,
+                       std::conditional_t<Traits::kHasBits, MaskedScores<Traits>, ScaledScores<Traits>>>>;
 
 }  // namespace flash_attn_ext::sm90

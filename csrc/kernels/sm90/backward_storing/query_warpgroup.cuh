@@ -81,7 +81,6 @@ struct QueryWarpgroup {
     if (steps > 0) {
       begin(work, own);
       pass(before);
-      if constexpr (Traits::kDrops) prepare(work, {own.begin});
       start_scores(k_at);
       ptx::wait_products<0>();
       shared.dout_ring[warpgroup].wait_full(q_at);
@@ -195,11 +194,7 @@ struct QueryWarpgroup {
     if constexpr (kHasNext) {
       if constexpr (Traits::kSkipsTiles) word = await_visit(next);
       start_scores(next);
-      if constexpr (Traits::kSkipsTiles) {
-        prepare(work, visit_of(word));
-      } else if constexpr (Traits::kDrops) {
-        prepare(work, {visit.tile + 1});
-      }
+      if constexpr (Traits::kSkipsTiles) prepare(work, visit_of(word));
     }
     Element* to = stored;
     if constexpr (Traits::kSkipsTiles) to += int64_t{visit.tile - work.own[warpgroup].begin} * ScoreTiles::kElements;

@@ -27,8 +27,7 @@ struct StoringDqTraits {
   static constexpr bool kHasBits = kHasBoxes || kVariant == Variant::kMask;
   static constexpr bool kHasBias = kHasBoxes || kExtended;
   static constexpr bool kSkipsTiles = kHasBits || kExtended;  // of keys, which a mask hides whole
-  static constexpr bool kDrops = kVariant == Variant::kDropout;
-  static constexpr int kRows = ScoreTiles::kRows;  // of a warpgroup's queries, and of a tile of keys
+  static constexpr int kRows = ScoreTiles::kRows;             // of a warpgroup's queries, and of a tile of keys
   static constexpr int kWarpgroups = 2;
   static constexpr int kQueries = kWarpgroups * kRows;
   static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);

@@ -3,8 +3,6 @@
 namespace flash_attn_ext::sm90 {
 
 // In one file: those that share the kernel of the products.
-template cudaError_t backward_storing<__nv_bfloat16, HeadDims{128, 128}, Variant::kDropout>(
-    const attention::BackwardParams&, const plan::BackwardPlan&, void*, cudaStream_t);
 template cudaError_t backward_storing<__nv_bfloat16, HeadDims{128, 128}, Variant::kMask>(
     const attention::BackwardParams&, const plan::BackwardPlan&, void*, cudaStream_t);
 template cudaError_t backward_storing<__nv_bfloat16, HeadDims{128, 128}, Variant::kBiasMask>(

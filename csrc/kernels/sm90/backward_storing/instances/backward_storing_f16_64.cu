@@ -3,9 +3,6 @@
 namespace flash_attn_ext::sm90 {
 
 // In one file: those that share the kernel of the products.
-template cudaError_t backward_storing<__half, HeadDims{64, 64}, Variant::kDropout>(const attention::BackwardParams&,
-                                                                                   const plan::BackwardPlan&, void*,
-                                                                                   cudaStream_t);
 template cudaError_t backward_storing<__half, HeadDims{64, 64}, Variant::kMask>(const attention::BackwardParams&,
                                                                                 const plan::BackwardPlan&, void*,
                                                                                 cudaStream_t);

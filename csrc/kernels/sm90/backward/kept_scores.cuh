@@ -1,0 +1,113 @@
+// Which weights of a visit dropout keeps (attention/dropout.h): a bit for each score that a thread of the key
+// warpgroups holds.
+//
+// The dQ warpgroup draws them between its products, while the others compute the visits before. They lie where dS of
+// the visit will: in the first of the 16 rows of a warp of the key warpgroups, which reads them before it writes there.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/dropout.h"
+#include "kernels/sm90/backward/traits.h"
+#include "ptx/bytes.h"
+#include "ptx/pin.h"
+#include "ptx/shared_memory.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Bit 16 h + 8 e + 2 b + r is that of element e of row r in column tile 2 b + h: a call of Philox draws for both h and
+// r of a block b of 16 queries, and for two warps whose keys are neighbours.
+template <class Traits>
+struct KeptScores {
+  using Scores = typename Traits::Scores;
+  static constexpr int kWarpKeys = 16;
+  static_assert(Scores::kThreadRows * Scores::kColumnTiles * 2 == 32);
+
+  uint32_t bits;
+
+  // Those of a warp, by its place among the key warpgroups' warps.
+  __device__ __forceinline__ static uint32_t address(const typename Traits::DscoreTile& tile, int warp) {
+    return ptx::shared_address(tile.data[0][warp * kWarpKeys]) + tile::lane() * sizeof(uint32_t);
+  }
+
+  __device__ __forceinline__ void read(const typename Traits::DscoreTile& tile, int warp) {
+    bits = ptx::load_shared(address(tile, warp));
+  }
+
+  // What is dropped becomes 0. Shifted, the bits of two pairs are the signs of four bytes.
+  __device__ __forceinline__ void keep(tile::PackedRows<Traits::kQueries>& packed) const {
+#pragma unroll
+    for (int pair = 0; pair < 8; ++pair) {
+      const uint32_t signs = bits << (7 - pair);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        packed.a[pair / 2][h * 2 + pair % 2] &= ptx::signs_of_bytes(signs, h == 0 ? 0x1100 : 0x3322);
+      }
+    }
+  }
+
+  // Chosen, not multiplied by 0: what is dropped may be NaN.
+  __device__ __forceinline__ void keep(Scores& scores) const {
+    const uint32_t kept = ptx::pin(bits);
+    // In the order of bits, of which ptxas then moves seven into predicates at a time.
+#pragma unroll
+    for (int bit = 0; bit < 32; ++bit) {
+      float& score = scores.at(bit % 2, bit / 2 % 4 * 2 + bit / 16, bit / 8 % 2);
+      score = (kept & 1u << bit) != 0 ? score : 0.0f;
+    }
+  }
+};
+
+// Draws for a thread of the dQ warpgroup: the words of its lane in two warps of the key warpgroups.
+template <class Traits>
+struct DropoutDraws {
+  using Dropout = attention::Dropout;
+
+  struct Visit {
+    int batch;
+    int head;
+    int key_tile;
+    int query_tile;
+  };
+
+  const Dropout& dropout;
+  const uint64_t seed;
+
+  // warp: of the dQ warpgroup. words: of key warps 2 warp and 2 warp + 1.
+  __device__ __forceinline__ void draw(uint32_t (&words)[2], const Visit& visit, int warp) const {
+    static_assert(Traits::kKeys == 4 * Dropout::kBlockKeys && KeptScores<Traits>::kWarpKeys * 2 == Dropout::kBlockKeys);
+    const auto key_block = static_cast<uint32_t>(visit.key_tile * (Traits::kKeys / Dropout::kBlockKeys) + warp);
+    const auto key_counter = key_block * 8 + static_cast<uint32_t>(tile::lane() / 4);
+    const auto query_counter = static_cast<uint32_t>(visit.query_tile * kBlocks * 8 + tile::lane() % 4 * 2);
+    words[0] = words[1] = 0;
+#pragma unroll
+    for (int e = 1; e >= 0; --e) {
+      attention::PhiloxCounter draws[kBlocks];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        draws[b] = Dropout::counter(static_cast<uint32_t>(visit.batch), static_cast<uint32_t>(visit.head),
+                                    query_counter + static_cast<uint32_t>(b * 8 + e), key_counter);
+      }
+      attention::philox_4x32_7(draws, seed);
+#pragma unroll
+      for (int n = 2 * kBlocks - 1; n >= 0; --n) {
+        append(words[0], draws[n / 2].word[n % 2]);
+        append(words[1], draws[n / 2].word[2 + n % 2]);
+      }
+    }
+    // threshold - 1 was added at each bit of both halves: 2^32 - 1 times it in all.
+    words[0] += dropout.threshold - 1;
+    words[1] += dropout.threshold - 1;
+  }
+
+ private:
+  static constexpr int kBlocks = Traits::kQueries / Dropout::kBlockQueries;
+
+  // Two draws, one in each half, become threshold where they are kept, else threshold - 1: two instructions for both.
+  __device__ __forceinline__ void append(uint32_t& word, uint32_t draws) const {
+    const uint32_t kept = dropout.threshold * 0x10001u;
+    word = 2 * word + __vmaxu2(__vminu2(draws, kept), kept - 0x10001u);
+  }
+};
+
+}  // namespace flash_attn_ext::sm90
