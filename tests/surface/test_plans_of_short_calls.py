@@ -1,4 +1,4 @@
-"""Which tiles of queries Hopper's forward pass has in calls at head dims up to 64 that are short, or have few heads."""
+"""Which kernels Hopper's backend takes for calls at head dims up to 64 that are short, or have few heads."""
 
 import dataclasses
 
@@ -29,7 +29,85 @@ TILES = [
     (Call(400, 1024, batch=1, heads=8, options=LAST), "keys divided among"),
 ]
 
+HOPPER, PORTABLE = True, False
+DROPOUT = {"dropout_p": 0.1}
+
+
+def padded(tokens: int, **more) -> Call:
+    return Call(tokens, mask=(8, 1, 1, tokens), **more)
+
+
+FORWARD = [
+    # Scores that are only scaled: tiles of 192 queries that are filled once, or of 128 in one-sided calls.
+    (Call(128), PORTABLE),
+    (Call(129), HOPPER),
+    (Call(192), HOPPER),
+    (Call(193), PORTABLE),
+    (Call(256), PORTABLE),
+    (Call(257), HOPPER),
+    (Call(128, options=CAUSAL), PORTABLE),
+    (Call(193, options=CAUSAL), HOPPER),
+    (Call(193, options={"window": (9, 9)}), PORTABLE),
+    (Call(128, 256), PORTABLE),
+    (Call(65, 257), HOPPER),
+    (Call(16, 300), HOPPER),
+    (Call(4096, 96), PORTABLE),
+    (Call(4096, 97), HOPPER),
+    (Call(193, d=65), HOPPER),
+    # Kernels that look masks and biases up, or drop weights.
+    (padded(64), PORTABLE),
+    (padded(65), HOPPER),
+    (padded(193), HOPPER),
+    (Call(4096, 96, mask=(8, 1, 1, 96)), HOPPER),
+    (Call(64, options=DROPOUT), PORTABLE),
+    (Call(65, options=DROPOUT), HOPPER),
+    (Call(64, bias=(1, 16, 64, 64)), PORTABLE),
+    (Call(72, bias=(1, 16, 72, 72)), HOPPER),
+    # What everything else takes.
+    (Call(256, slopes=True), PORTABLE),
+    (Call(257, slopes=True), HOPPER),
+    (Call(256, 257, slopes=True), HOPPER),
+    # From 33 queries on, reading the keys is not all that takes time.
+    (Call(32, 4096), PORTABLE),
+    (Call(33, 4096), HOPPER),
+    (Call(33, 4096, d=128), HOPPER),
+    (Call(33, 4096, mask=(8, 1, 1, 4096)), HOPPER),
+]
+# 132 multiprocessors.
+BACKWARD = [
+    (Call(128, batch=64), PORTABLE),
+    (Call(256), PORTABLE),  # 256 tiles of keys
+    (Call(129, batch=9), HOPPER),  # 288
+    (Call(129, batch=1, heads=2, key_heads=1), PORTABLE),
+    (Call(256, 257), HOPPER),
+    (Call(257, 256), HOPPER),
+    (padded(16), HOPPER),
+    (Call(16, options=DROPOUT), HOPPER),
+    (Call(128, bias=(1, 16, 128, 128)), PORTABLE),
+    (Call(136, bias=(1, 16, 136, 136)), HOPPER),
+    (Call(256, options={"softcap": 9.0}), PORTABLE),
+    (Call(257, options={"softcap": 9.0}), HOPPER),
+    (Call(16, 512, mask=(8, 1, 1, 512)), PORTABLE),  # keys of dQ are divided there
+    (Call(16, d=256), HOPPER),
+    (Call(16, 512, d=256), PORTABLE),
+    (Call(16, d=128), HOPPER),
+]
+
+
+def on_hopper(call: Call) -> tuple[str, str]:
+    return dataclasses.replace(call, options=call.options | {"backend": "sm90"}).plans()
+
 
 @pytest.mark.parametrize(("call", "words"), TILES, ids=label)
 def test_tiles(call, words):
-    assert words in dataclasses.replace(call, options=call.options | {"backend": "sm90"}).plans()[0]
+    assert words in on_hopper(call)[0]
+
+
+@pytest.mark.parametrize(("call", "own"), FORWARD, ids=str)
+def test_forward_backend(call, own):
+    assert ("warp-specialised" in on_hopper(call)[0]) == own
+
+
+@pytest.mark.parametrize(("call", "own"), BACKWARD, ids=str)
+def test_backward_backend(call, own):
+    assert ("warp-specialised" in on_hopper(call)[1]) == own

@@ -45,11 +45,12 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
     case Variant::kPlain:
       return queries <= sm90::kPortableQueries || tiles <= sm90::kPortableTilesOfKeys * limits.multiprocessors;
     case Variant::kMask:
+    case Variant::kDropout:
       return false;
-    case Variant::kExtended:
-      return true;
-    default:
+    case Variant::kBiasMask:
       return queries <= sm90::kPortableQueries;
+    default:
+      return true;
   }
 }
 
