@@ -134,7 +134,7 @@ struct KeyWarpgroup {
     if constexpr (Traits::kMasked) attended.hide(scores);
     exponentiate();
     start_dp();
-    if constexpr (Traits::kDrops) kept.keep(p);  // while dP is in flight
+    if constexpr (Traits::kDrops) drop();
     start_dv();
     // With dV in flight, P needs registers beside those of dS.
     ptx::wait_products<kInRegisters ? 1 : 0>();
@@ -164,12 +164,14 @@ struct KeyWarpgroup {
         attended.read(args.mask, shared.visit(at).mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
       }
     }
-    if constexpr (Traits::kDrops) {
-      if (is_there) {
-        wait_for_stage();
-        kept.read(shared.dscores[at.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize);
-      }
-    }
+  }
+
+  // P of what is dropped becomes 0, while dP is in flight. The draws come when dQ of an earlier visit is done: they are
+  // not waited for before.
+  __device__ __forceinline__ void drop() {
+    wait_for_stage();
+    kept.read(shared.dscores[at.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize);
+    kept.keep(p);
   }
 
   // Until dS's is empty, and, with dropout, has the draws: then the first round has to be waited for, too.
