@@ -20,9 +20,10 @@ constexpr int64_t kBlocksOfDivided = 2;
 // blocks of their own, and none ends one item and begins another.
 int64_t resident_blocks(int64_t items, int64_t most_parts, int64_t multiprocessors, int64_t room_on_each) {
   const int64_t room = multiprocessors * room_on_each;
+  if (items == 0) return 1;
   if (items >= room) return room;
-  const int64_t wanted = multiprocessors * std::min(kBlocksOfDivided, room_on_each);
-  return std::max<int64_t>(items * std::min(most_parts, std::max<int64_t>(wanted / std::max<int64_t>(items, 1), 1)), 1);
+  const int64_t nearest = (multiprocessors * kBlocksOfDivided + items / 2) / items;
+  return items * std::clamp<int64_t>(nearest, 1, std::min(most_parts, room / items));
 }
 
 }  // namespace
