@@ -139,7 +139,7 @@ BLOCKS = {1: 3, 2: 6, 7: 16, 50: 104, 132: 264, 300: 600}
 
 @pytest.mark.parametrize(("multiprocessors", "blocks"), BLOCKS.items())
 def test_the_number_of_multiprocessors_is_a_switch(multiprocessors, blocks, planner, monkeypatch):
-    """Fewer blocks where they would get less than 128 keys of a key head, all there is room for where heads are many."""
+    """Fewer blocks where they would get less than 128 keys of a key head; all that fit where heads are many."""
     monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
     assert blocks_of(forward_plan(llama(1), planner)) == blocks
     assert blocks_of(forward_plan(llama(1, 1024), planner)) == min(blocks, 8 * 1024 // 128)
@@ -195,7 +195,7 @@ PHASES = [
     (wide(513, 8192), "in 1 launch"),
     # Few that are visible, too.
     (wide(64, 1023), "dQ (extended, head dim 128) storing P and dS"),
-    (wide(64, 512, d=64), "dK and dV (extended, head dim 64) storing dS"),
+    (wide(64, 513, d=64), "dK and dV (extended, head dim 64) storing dS"),
     (wide(64, 4096, options={"window": (100, 30)}), "dQ (extended, head dim 128) storing P and dS"),
     (wide(64, 4096, options={"softcap": 9.0}), "storing P and dS"),
 ]
