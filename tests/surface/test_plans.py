@@ -238,6 +238,7 @@ BACKWARD = [
     # Broadcast along keys, it is known without dS; beside a sink from delta, exact in 16 bits.
     (Call(512, bias=(1, 16, 512, 1), wanted=("q", "bias")), "; delta by its own kernel; dBias from sums of rows"),
     (Call(512, bias=(1, 1), sink=True, wanted=("bias",)), "; exact delta by its own kernel; dBias from sums of rows"),
+    (Call(512, bias=(1, 1), bias_dtype=F32, wanted=("q", "bias")), "; exact delta by its own kernel; dBias from sums"),
     (Call(512, bias=(1, 16, 512, 512), bias_dtype=F32, wanted=("q", "k", "v", "bias")), "dBias computing the scores"),
     (Call(512, slopes=True, wanted=("alibi_slopes",)), "ALiBi partial sums 4096"),
 ]

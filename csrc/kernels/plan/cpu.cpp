@@ -15,8 +15,8 @@ ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
 BackwardPlan plan_backward_cpu(const attention::BackwardParams& p, const Limits&) {
   BackwardPlan plan;
   // Gradients that are sums of dS over rows cancel; what a rounded out leaves in delta does not.
-  const bool sums_over_rows = dbias_reads_delta(p) || p.dalibi_slopes || p.dsink;
-  plan.delta = attention::is_16_bit(p.element) && sums_over_rows ? DeltaSource::kExactKernel : DeltaSource::kOwnKernel;
+  const bool needs_exact = dbias_reads_delta(p) || has_precise_dbias(p) || p.dalibi_slopes || p.dsink;
+  plan.delta = attention::is_16_bit(p.element) && needs_exact ? DeltaSource::kExactKernel : DeltaSource::kOwnKernel;
   if (p.dbias.present()) {
     plan.dbias = dbias_is_row_sums(p) ? BiasGradientSource::kRowSums : BiasGradientSource::kSameDscores;
   }

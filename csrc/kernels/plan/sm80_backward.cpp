@@ -95,9 +95,9 @@ BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels
 // Sums of dS over rows cancel; what a rounded O leaves in delta does not. Nor does it in the gradient of a bias that is
 // more precise than O.
 bool needs_exact_delta(const BackwardParams& p) {
-  const bool dbias_is_exact = dbias_reads_delta(p) && (!(p.dbias.per_query && p.dbias.per_key) ||
-                                                       p.score_mod.bias.element == attention::ElementType::kFloat32);
-  return attention::is_16_bit(p.element) && (dbias_is_exact || p.dalibi_slopes || p.dsink);
+  const bool dbias_sums_rows = dbias_reads_delta(p) && !(p.dbias.per_query && p.dbias.per_key);
+  return attention::is_16_bit(p.element) &&
+         (dbias_sums_rows || has_precise_dbias(p) || p.dalibi_slopes != nullptr || p.dsink != nullptr);
 }
 
 DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
