@@ -1,5 +1,5 @@
-// LineShares on random lines: every tile belongs to one block, blocks have as many within one, an item's parts are those
-// of the blocks that have its tiles, and items of one length have blocks of their own where these are a multiple.
+// LineShares on random lines: every tile belongs to one block, blocks have as many within one, an item's parts are
+// those of the blocks that have its tiles, and items of one length have blocks of their own where these are a multiple.
 #include <cstdint>
 #include <cstdio>
 #include <random>
