@@ -51,11 +51,13 @@ struct RowStates {
     for (int i = 0; i < kKnown; ++i) maxima[i] = exp(maxima[i] - all.shift());
   }
 
-  // exp(m_part - m). The same part in all lanes.
-  __device__ __forceinline__ float weight(int part) const {
-    if (part >= kKnown * kWarpSize) return exp(of(part).x - all.shift());
-    return __shfl_sync(kAllLanes, part < kWarpSize ? maxima[0] : maxima[1], part % kWarpSize);
+  // exp(m_part - m), the same part in all lanes: one that a lane keeps, or any.
+  template <int kOf>
+  __device__ __forceinline__ float known_weight(int part) const {
+    static_assert(kOf < kKnown);
+    return __shfl_sync(kAllLanes, maxima[kOf], part % kWarpSize);
   }
+  __device__ __forceinline__ float weight(int part) const { return exp(of(part).x - all.shift()); }
 };
 
 // Whether the row of O does, or its LSE.
@@ -107,21 +109,26 @@ __global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsO
   ptx::wait_for_kernel_before();
   if (p.items != nullptr && (!p.known.present() || parts.count == 1)) parts = p.items[index];
   if (parts.count == 1) return;
-  // Rows are on their way while the states of all parts are merged.
+  // Rows are on their way while the states of all parts are merged. What does not exist has the weight 0.
   typename Merged::Columns ahead[kAhead];
+  const float* first = p.parts.out_row(parts.slot(warp, p.slot_step), row);
+  const float* others = p.parts.out_row(parts.slot(warp + kWarpsPerRow, p.slot_step), row);
+  const int64_t step = int64_t{kWarpsPerRow} * p.slot_step * p.parts.rows * p.parts.columns;
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
-    const int part = warp + i * kWarpsPerRow;
-    if (part < parts.count) ahead[i] = Merged::load(p.parts.out_row(parts.slot(part, p.slot_step), row));
+    ahead[i] = {};
+    if (warp + i * kWarpsPerRow < parts.count) ahead[i] = Merged::load(i == 0 ? first : others + (i - 1) * step);
   }
   RowStates states = {p.parts, parts, p.slot_step, row};
   states.load();
   Merged merged;
   merged.state = states.all;
+  static_assert(kAhead * kWarpsPerRow <= RowStates::kKnown * kWarpSize && kWarpSize % kWarpsPerRow == 0);
+  constexpr int kOfFirst = kWarpSize / kWarpsPerRow;  // of these, whose weights are the first that lanes keep
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     const int part = warp + i * kWarpsPerRow;
-    if (part < parts.count) merged.add_weighted(ahead[i], states.weight(part));
+    merged.add_weighted(ahead[i], i < kOfFirst ? states.known_weight<0>(part) : states.known_weight<1>(part));
   }
 #pragma unroll 1
   for (int part = warp + kAhead * kWarpsPerRow; part < parts.count; part += kWarpsPerRow) {
