@@ -10,6 +10,9 @@ namespace {
 
 int tile_queries(sm90::HeadDims dims, Variant variant) { return 64 * sm90::forward_tile(dims, variant).warpgroups; }
 
+// Up to how many queries two tiles of the Short kernel are too empty.
+constexpr int64_t kLeastOfTwoTiles = 224;
+
 // Whether tiles would be so empty that the portable kernels are faster.
 bool leaves_tiles_empty(const attention::ForwardParams& p) {
   constexpr sm90::HeadDims kSmallest = sm90::kForwardHeadDims[0];
@@ -21,9 +24,9 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
     case Variant::kPlain:
       if (keys <= sm90::kPortableKeys) return true;
       if (tokens > sm90::kShortTokens) return false;
-      // Two tiles, of which the second one is mostly empty, are too many. One-sided calls have smaller ones.
+      // More than a tile of 192, and less than fills two of 128. One-sided calls have smaller ones.
       return queries <= sm90::kPortableQueries ||
-             (!p.visibility.one_sided() && queries > tile_queries(kSmallest, variant));
+             (!p.visibility.one_sided() && queries > tile_queries(kSmallest, variant) && queries <= kLeastOfTwoTiles);
     case Variant::kExtended:
       return tokens <= sm90::kShortTokens;
     default:
