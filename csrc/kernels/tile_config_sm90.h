@@ -44,6 +44,8 @@ inline constexpr int64_t kShortTokens = 256;
 // In which they are, up to so many queries, where scores are only scaled. (Backward: where a bias of q's type changes
 // them, too.)
 inline constexpr int64_t kPortableQueries = 128;
+// And with more than fill a tile of 192, up to so many, which leave two of 128 too empty. (Forward.)
+inline constexpr int64_t kPortableSecondTile = 224;
 // And with up to so many keys, whatever the number of queries.
 inline constexpr int64_t kPortableKeys = 96;
 // And forward kernels that look masks and biases up, or drop weights, up to so many queries and keys.
@@ -51,7 +53,7 @@ inline constexpr int64_t kPortableTokens = 64;
 
 // Up to how many queries reading the keys bounds a call, so that it is for the kernel that divides keys: with more,
 // this backend's tiles are at least half full.
-inline constexpr int64_t kSplitQueries = 32;
+inline constexpr int64_t kQueriesBoundByKeys = 32;
 
 // Causal calls of up to so many tokens take Small kernels: a tile of queries has so few tiles of keys that it is mostly
 // its first and last products and its stores, of which two blocks hide each other's, and tiles at the edge of what is

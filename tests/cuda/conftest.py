@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.backends import BACKENDS, Backend, not_runnable_because
+from support.backends import BACKENDS, SM90, Backend, not_runnable_because
 from support.params import refusal_of
 
 
@@ -16,3 +16,10 @@ def gpu(request) -> Backend:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return request.param
+
+
+@pytest.fixture
+def on_hopper(gpu: Backend) -> None:
+    """For tests of one backend's own kernels."""
+    if gpu != SM90:
+        pytest.skip("the kernels of this backend are others")

@@ -14,7 +14,7 @@ import torch
 
 import flash_attn_ext
 from support.backends import SM90, not_runnable_because
-from support.cases import Case, Inputs, make_inputs
+from support.cases import Case, make_inputs
 from support.checks import MULTIPROCESSORS_SWITCH, check_case, check_on_multiprocessors, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
@@ -87,10 +87,7 @@ def test_packed(case, dtype, gpu):
 @over_dtypes((torch.bfloat16,))
 @over_cases(FEW_BLOCKS)
 def test_few_blocks(case, dtype, gpu, monkeypatch):
-    def draw(seed: int) -> Inputs:
-        return make_inputs(case, dtype, "cuda", seed, draw_on="cuda")
-
-    check_on_multiprocessors(MULTIPROCESSORS, draw, gpu, monkeypatch)
+    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
 
 
 def test_more_multiprocessors_than_there_are(monkeypatch):

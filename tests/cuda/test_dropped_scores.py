@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from support.backends import SM90
-from support.cases import Case, Inputs, make_inputs
+from support.cases import Case, make_inputs
 from support.checks import check_case, check_on_multiprocessors, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
@@ -16,6 +15,7 @@ from support.runners import run_ours
 
 MULTIPROCESSORS = (1, 2, 7, 132)
 RUNS = 100
+pytestmark = pytest.mark.usefixtures("on_hopper")
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
 DIMS = ((64, 64, 4), (128, 128, 2), (96, 40, 1))  # of q and k, of v; key heads
@@ -61,12 +61,6 @@ PACKED = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def on_hopper(gpu):
-    if gpu != SM90:
-        pytest.skip("the kernels of this backend are others")
-
-
 @over_16_bits
 @over_cases(EDGES)
 def test_edges_of_tiles(case, dtype, gpu):
@@ -82,10 +76,7 @@ def test_packed(case, dtype, gpu):
 @over_dtypes((torch.bfloat16,))
 @over_cases(FEW_BLOCKS)
 def test_few_blocks(case, dtype, gpu, monkeypatch):
-    def draw(seed: int) -> Inputs:
-        return make_inputs(case, dtype, "cuda", seed, draw_on="cuda")
-
-    check_on_multiprocessors(MULTIPROCESSORS, draw, gpu, monkeypatch)
+    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
 
 
 @over_dtypes((torch.bfloat16,))

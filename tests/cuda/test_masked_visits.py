@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from support.backends import SM90
 from support.cases import Case, Inputs, make_inputs
 from support.checks import (
     check_case,
@@ -24,6 +23,7 @@ from support.runners import run_ours
 
 MULTIPROCESSORS = (1, 2, 7, 132)
 RUNS = 100
+pytestmark = pytest.mark.usefixtures("on_hopper")
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
 LENGTHS = ((257, 257), (320, 319), (383, 65), (513, 640), (300, 1500), (1100, 700))
@@ -70,12 +70,6 @@ PACKED = [
     for mask in ("bhqk", "11qk", "b11k")
     for walk in WALKS[:3]
 ]
-
-
-@pytest.fixture(autouse=True)
-def on_hopper(gpu):
-    if gpu != SM90:
-        pytest.skip("the kernels of this backend are others")
 
 
 @over_16_bits
@@ -134,10 +128,7 @@ def test_masks_of_whole_tiles(sq, sk, d, walk, make, dtype, gpu):
 @pytest.mark.parametrize("of", [lambda inputs: inputs, with_empty_tiles], ids=["whole", "with hidden tiles"])
 @over_cases(FEW_BLOCKS)
 def test_few_blocks(case, of: Callable[[Inputs], Inputs], dtype, gpu, monkeypatch):
-    def draw(seed: int) -> Inputs:
-        return of(make_inputs(case, dtype, "cuda", seed, draw_on="cuda"))
-
-    check_on_multiprocessors(MULTIPROCESSORS, draw, gpu, monkeypatch)
+    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch, of)
 
 
 @over_dtypes((torch.bfloat16,))

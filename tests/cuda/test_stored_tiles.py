@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from support.backends import SM90
 from support.cases import Case, make_inputs
 from support.checks import check_case, check_hidden_tiles, check_packed_drawn
 from support.disturbance import assert_repeats
@@ -15,6 +14,7 @@ from support.params import over_cases, over_dtypes
 from support.runners import run_ours
 
 RUNS = 100
+pytestmark = pytest.mark.usefixtures("on_hopper")
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
 DIMS = (dict(d=128), dict(d=64), dict(d=96, dv=40), dict(d=64, dv=128))
@@ -64,12 +64,6 @@ PACKED = [
     for lengths_q, lengths_k in (((300, 0, 65, 700, 64), (300, 40, 129, 500, 0)),)
     for options in (dict(softcap=9.0, dropout_p=0.1), dict(softcap=6.0, causal="bottom_right"))
 ]
-
-
-@pytest.fixture(autouse=True)
-def on_hopper(gpu):
-    if gpu != SM90:
-        pytest.skip("the kernels of this backend are others")
 
 
 @over_16_bits

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+import pytest
 import torch
 
 from support.backends import Backend
@@ -18,6 +20,8 @@ from support.yardstick import run_yardstick
 run_only = False
 
 MULTIPROCESSORS_SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
+
+Results = TypeVar("Results")
 
 
 def check_case(case: Case, dtype: torch.dtype, backend: Backend) -> None:
@@ -42,8 +46,8 @@ def check_drawn(
 def check_draws(
     draw: Callable[[int], Inputs],
     backend: Backend,
-    run: Callable[[Inputs], Result],
-    errors: Callable[[Inputs, Result], dict[str, Comparison]],
+    run: Callable[[Inputs], Results],
+    errors: Callable[[Inputs, Results], dict[str, Comparison]],
 ) -> None:
     """The rule for what `run` makes of inputs, by its `errors`."""
     if run_only:
@@ -76,21 +80,35 @@ def check_hidden_tiles(case: Case, dtype: torch.dtype, backend: Backend) -> None
     assert bool((result["dk"][:, :, 64:128] == 0).all()) and bool((result["dv"][:, :, 64:128] == 0).all())
 
 
-def check_on_multiprocessors(numbers: tuple[int, ...], draw: Callable[[int], Inputs], backend: Backend, monkeypatch):
-    """The rule for plans of a GPU of each of these numbers of multiprocessors."""
+def check_on_multiprocessors(
+    numbers: tuple[int, ...],
+    case: Case,
+    dtype: torch.dtype,
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    of: Callable[[Inputs], Inputs] = lambda inputs: inputs,
+) -> None:
+    """The rule for plans of a GPU of each of these numbers of multiprocessors; `of` changes what is drawn."""
 
-    def compare_draw(seed: int) -> dict[str, Comparison]:
-        inputs = draw(seed)
-        answers = answers_to(inputs, backend)
-        comparisons = {}
+    def run(inputs: Inputs) -> dict[int, Result]:
+        results = {}
         for number in numbers:
-            monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(number))
-            compared = answers.compare(run_ours(inputs, backend))
-            comparisons |= {f"{name} on {number} multiprocessors": c for name, c in compared.items()}
-        monkeypatch.delenv(MULTIPROCESSORS_SWITCH)
-        return comparisons
+            with monkeypatch.context() as patch:
+                patch.setenv(MULTIPROCESSORS_SWITCH, str(number))
+                results[number] = run_ours(inputs, backend)
+        return results
 
-    assert_rule_over_draws(compare_draw)
+    def errors(inputs: Inputs, results: dict[int, Result]) -> dict[str, Comparison]:
+        answers = answers_to(inputs, backend)
+        return {
+            f"{name} on {number} multiprocessors": comparison
+            for number, result in results.items()
+            for name, comparison in answers.compare(result).items()
+        }
+
+    check_draws(
+        lambda seed: of(make_inputs(case, dtype, backend.device, seed, draw_on=backend.device)), backend, run, errors
+    )
 
 
 def synchronize(backend: Backend) -> None:

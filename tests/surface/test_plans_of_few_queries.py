@@ -146,10 +146,6 @@ def test_the_number_of_multiprocessors_is_a_switch(multiprocessors, blocks, plan
     assert blocks_of(forward_plan(llama(1, batch=200), planner)) == 3 * multiprocessors
 
 
-def test_extended_kernels_take_all_blocks_that_fit(planner):
-    assert blocks_of(forward_plan(llama(1, mask=(1, 1, 1, LONG)), planner)) == 3 * 132 // 8 * 8
-
-
 def test_more_multiprocessors_divide_more_calls(planner, monkeypatch):
     """A tile of 128 queries in each of 32 heads."""
     plans = {}

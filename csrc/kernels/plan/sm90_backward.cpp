@@ -36,10 +36,7 @@ bool is_empty(const BackwardParams& p) {
 // scaled: it is, too, where blocks here would have few tiles of keys, one after the other.
 bool is_short(const BackwardParams& p, const Limits& limits) {
   const int64_t queries = p.sequences.max_seqlen_q;
-  const int64_t head_dim = largest_head_dim(p);
-  // They divide the keys of dQ among blocks.
-  if (has_few_queries(p)) return queries <= sm90::kShortTokens && (head_dim <= 64 || head_dim > 128);
-  if (head_dim > 64 || std::max(queries, visible_keys(p)) > sm90::kShortTokens) return false;
+  if (largest_head_dim(p) > 64 || std::max(queries, visible_keys(p)) > sm90::kShortTokens) return false;
   const int64_t tiles = p.batch * p.num_heads_k * VisitOrder::num_tiles(p.sequences.max_seqlen_k, VisitOrder::kKeys);
   switch (wanted_variant_sm90(p)) {
     case Variant::kPlain:
@@ -52,6 +49,15 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
     default:
       return true;
   }
+}
+
+// Of calls with few queries, whose keys of dQ the portable kernels divide among blocks: whether nobody here does. The
+// kernel for all gradients does where they do: sums over fewer keys are not what takes long.
+bool leaves_keys_together(const BackwardParams& p) {
+  const int64_t queries = p.sequences.max_seqlen_q;
+  if (is_fused(p)) return queries > sm80::kSplitQueries || visible_keys(p) < 2 * sm80::kSplitKeys;
+  const int64_t head_dim = largest_head_dim(p);
+  return queries <= sm90::kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestBackwardHeadDim);
 }
 
 // Where the portable kernels run instead. Of a call's sizes, it depends on lengths and head dims alone, unless it is
@@ -75,11 +81,7 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   };
   if (!in_chunks(p.out, p.head_dim_v) || !in_chunks(p.dout, p.head_dim_v)) return true;
   if (!in_chunks(p.dq, p.head_dim_qk) || !in_chunks(p.dk, p.head_dim_qk) || !in_chunks(p.dv, p.head_dim_v)) return true;
-  // As where the portable kernels divide keys: sums over fewer are not what takes long.
-  if (is_fused(p) && has_few_queries(p)) {
-    return lengths.max_seqlen_q > sm80::kSplitQueries || visible_keys(p) < 2 * sm80::kSplitKeys;
-  }
-  return is_short(p, limits);
+  return has_few_queries(p) ? leaves_keys_together(p) : is_short(p, limits);
 }
 
 // How many claims share the query heads of a group: each has as many as may come one after the other.

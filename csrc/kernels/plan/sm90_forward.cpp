@@ -10,9 +10,6 @@ namespace {
 
 int tile_queries(sm90::HeadDims dims, Variant variant) { return 64 * sm90::forward_tile(dims, variant).warpgroups; }
 
-// Up to how many queries two tiles of the Short kernel are too empty.
-constexpr int64_t kLeastOfTwoTiles = 224;
-
 // Whether tiles would be so empty that the portable kernels are faster.
 bool leaves_tiles_empty(const attention::ForwardParams& p) {
   constexpr sm90::HeadDims kSmallest = sm90::kForwardHeadDims[0];
@@ -24,9 +21,9 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
     case Variant::kPlain:
       if (keys <= sm90::kPortableKeys) return true;
       if (tokens > sm90::kShortTokens) return false;
-      // More than a tile of 192, and less than fills two of 128. One-sided calls have smaller ones.
-      return queries <= sm90::kPortableQueries ||
-             (!p.visibility.one_sided() && queries > tile_queries(kSmallest, variant) && queries <= kLeastOfTwoTiles);
+      // One-sided calls have smaller tiles.
+      return queries <= sm90::kPortableQueries || (!p.visibility.one_sided() && queries <= sm90::kPortableSecondTile &&
+                                                   queries > tile_queries(kSmallest, variant));
     case Variant::kExtended:
       return tokens <= sm90::kShortTokens;
     default:
@@ -37,7 +34,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
 // Where the portable kernels run instead. It depends on lengths, head dims and features alone: a result does not depend
 // on the rest of the batch.
 bool is_for_portable_kernels(const attention::ForwardParams& p) {
-  if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= sm90::kSplitQueries)) return true;
+  if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= sm90::kQueriesBoundByKeys)) return true;
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
   // The copy engine describes no empty tensor.

@@ -13,21 +13,16 @@ bool numbers_fit(const attention::ForwardParams& p) {
   return 2 * tiles < int64_t{1} << 31;
 }
 
-// Blocks of a multiprocessor that keep memory busy, where an item's keys are divided. More would leave more parts; in
-// Extended kernels they hide each other's way to a mask or a bias.
-int64_t blocks_of_divided(const sm80::SplitTile& tile, bool extended) {
-  constexpr int kBusy = 2;
-  return extended ? tile.blocks : std::min(kBusy, tile.blocks);
-}
+// Blocks of a multiprocessor that keep memory busy, where an item's keys are divided. More would leave more parts.
+constexpr int64_t kBlocksOfDivided = 2;
 
 // As many as there is room for. Where items are fewer, a multiple of them: items of one length are then divided among
 // blocks of their own, and none ends one item and begins another.
-int64_t resident_blocks(int64_t items, int64_t most_parts, int64_t multiprocessors, const sm80::SplitTile& tile,
-                        bool extended) {
-  const int64_t room = multiprocessors * tile.blocks;
+int64_t resident_blocks(int64_t items, int64_t most_parts, int64_t multiprocessors, int64_t room_on_each) {
+  const int64_t room = multiprocessors * room_on_each;
   if (items == 0) return 1;
   if (items >= room) return room;
-  const int64_t nearest = (multiprocessors * blocks_of_divided(tile, extended) + items / 2) / items;
+  const int64_t nearest = (multiprocessors * kBlocksOfDivided + items / 2) / items;
   return items * std::clamp<int64_t>(nearest, 1, std::min(most_parts, room / items));
 }
 
@@ -67,7 +62,7 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
   const int64_t items = p.batch * p.num_heads_k * sm80::num_tiles(packed_rows(p), tile.rows) *
                         sm80::num_slices(p.head_dim_v, tile.columns);
   const int64_t most_parts = std::max<int64_t>(visible_keys(p) / sm80::kLeastKeysOfBlock, 1);
-  plan.resident_blocks = resident_blocks(items, most_parts, limits.multiprocessors, tile, extended);
+  plan.resident_blocks = resident_blocks(items, most_parts, limits.multiprocessors, tile.blocks);
   const int64_t rows = items * std::min<int64_t>(tile.rows, packed_rows(p));
   const bool has_many_parts = plan.resident_blocks >= sm80::kManyParts * items;
   plan.joins_by_block = rows <= (has_many_parts ? sm80::kJoinedRowsOfManyParts : sm80::kJoinedRows);
