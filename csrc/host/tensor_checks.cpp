@@ -4,7 +4,7 @@
 
 namespace flash_attn_ext::host {
 
-std::string dtype_name(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
+std::string dtype_name(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
 
 void check_element_type(const char* name, const at::Tensor& tensor, const char* to_cast) {
   const at::ScalarType dtype = tensor.scalar_type();

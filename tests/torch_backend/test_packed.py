@@ -7,7 +7,15 @@ import flash_attn_ext
 from support import aten
 
 ATEN = torch.ops.aten
+NEWER_CUDNN = torch.__version__ >= (2, 14)
 LENGTHS_Q, LENGTHS_K = (5, 0, 40, 17), (9, 3, 33, 17)
+
+
+def needs(operator: str):
+    return pytest.mark.skipif(not hasattr(ATEN, operator), reason=f"torch {torch.__version__} has no {operator}")
+
+
+FLASH_INTO, CUDNN_INTO = "_flash_attention_forward_no_dropout_inplace", "_cudnn_attention_forward_no_dropout_inplace"
 
 
 def packed_operands(dtype, device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -40,7 +48,7 @@ def test_packed(operator, causal, dropout_p, device):
             got, got_lse = results[0], results[1]
         elif operator == "cudnn":
             results = ATEN._cudnn_attention_forward(*tensors, None, *ends, *longest, True, dropout_p, is_causal, False)
-            got, got_lse = results[0], results[1].squeeze(-1).t()
+            got, got_lse = results[0], results[1] if NEWER_CUDNN else results[1].squeeze(-1).t()
         else:
             mask_type = (None, "top_left", "bottom_right").index(causal)
             batched = [tensor.unsqueeze(0) for tensor in tensors]
@@ -54,3 +62,21 @@ def test_packed(operator, causal, dropout_p, device):
     assert torch.equal(got, out) and torch.equal(*(t.nan_to_num(neginf=0.0) for t in (got_lse, lse)))
     assert all(torch.equal(*pair) for pair in zip(gradients, expected, strict=True))
     assert passes == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("operator", [pytest.param(name, marks=needs(name)) for name in (FLASH_INTO, CUDNN_INTO)])
+def test_packed_into(operator, device):
+    """varlen_attn_out of torch.nn.attention.varlen: out in the given tensor, the LSE as the result."""
+    tensors, ends = packed_operands(torch.float32 if device == "cpu" else torch.bfloat16, device)
+    tensors = [tensor.detach() for tensor in tensors]
+    expected, expected_lse = flash_attn_ext.attention_varlen(
+        *tensors, *ends, max_seqlen_q=40, max_seqlen_k=33, return_lse=True
+    )
+    out = torch.full_like(expected, torch.nan)
+    with aten.on_device(device), aten.recorded() as passes:
+        if operator == FLASH_INTO:
+            lse = ATEN._flash_attention_forward_no_dropout_inplace(out, *tensors, *ends, 40, 33, 0.0, False, False)
+        else:
+            lse = ATEN._cudnn_attention_forward_no_dropout_inplace(out, *tensors, *ends, 40, 33)
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+    assert passes == ["forward"]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flash_attn_ext.integrations.torch_backend import cudnn, flash
 from support import aten
 
 ATEN = torch.ops.aten
@@ -39,6 +40,21 @@ REFUSALS = {
         False,
     ),
 }
+
+TABLE = torch.zeros(2, 1, dtype=torch.int32)
+# Parameters that operators of newer PyTorch alone have.
+REFUSED_BY_KERNELS = {
+    "block_table": lambda q: flash.flash_forward(q, q, q, None, None, 4, 4, 0.0, False, False, block_table=TABLE),
+    "num_splits": lambda q: flash.flash_forward(q, q, q, None, None, 4, 4, 0.0, False, False, num_splits=1),
+    "seqused_k": lambda q: cudnn.cudnn_forward(q, q, q, None, None, None, 4, 4, True, seqused_k=TABLE[:, 0]),
+    "block_table is": lambda q: cudnn.cudnn_forward(q, q, q, None, None, None, 4, 4, True, block_table=TABLE),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED_BY_KERNELS)
+def test_refused_by_kernels(reason):
+    with pytest.raises(ValueError, match=reason):
+        REFUSED_BY_KERNELS[reason](torch.randn(2, 4, 4, 8))
 
 
 @pytest.mark.parametrize("reason", REFUSALS)

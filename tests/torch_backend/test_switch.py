@@ -13,7 +13,7 @@ from torch.nn import attention
 
 import flash_attn_ext
 from flash_attn_ext.integrations import _warnings, torch_backend
-from flash_attn_ext.integrations.torch_backend import operands, switch
+from flash_attn_ext.integrations.torch_backend import flash, operands, switch
 from support import aten
 
 CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -73,16 +73,20 @@ def test_every_operator_is_replaced_and_restored():
 
 
 def test_all_overrides_have_their_operators_parameters():
-    """By name, in order, with its defaults."""
+    """By name, in order, with its defaults. Ours have those of the newest PyTorch that is known."""
     for override in switch.OVERRIDES:
-        schema = getattr(torch.ops.aten, override.operator).default._schema
-        ours = inspect.signature(override.kernel).parameters.values()
-        assert [(p.name, p.kind is p.KEYWORD_ONLY) for p in ours] == [
-            (a.name, a.kwarg_only) for a in schema.arguments
-        ], override.operator
-        for parameter, argument in zip(ours, schema.arguments, strict=True):
+        arguments = getattr(torch.ops.aten, override.operator).default._schema.arguments
+        ours = list(inspect.signature(override.kernel).parameters.values())
+        if override.kernel is flash.flash_forward_into:
+            ours = ours[:1] + list(inspect.signature(flash.flash_forward).parameters.values())
+        ours, newer = ours[: len(arguments)], ours[len(arguments) :]
+        assert [(p.name, p.kind is p.KEYWORD_ONLY) for p in ours] == [(a.name, a.kwarg_only) for a in arguments], (
+            override.operator
+        )
+        for parameter, argument in zip(ours, arguments, strict=True):
             default = argument.default_value if argument.has_default_value() else parameter.empty
             assert parameter.default == default, (override.operator, parameter.name)
+        assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in newer), override.operator
 
 
 def test_activations_nest():

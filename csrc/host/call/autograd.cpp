@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/version.h>
 
 #include <array>
 #include <memory>
@@ -121,6 +122,17 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
   AttentionInputs options_{};  // without the tensors
 };
 
+// Since torch 2.13, autograd's graph counts its references in the nodes themselves.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+std::shared_ptr<FlashAttentionFunctionBackward> make_node() {
+  return {new FlashAttentionFunctionBackward, torch::autograd::deleteNode};
+}
+#else
+c10::intrusive_ptr<FlashAttentionFunctionBackward> make_node() {
+  return c10::make_intrusive<FlashAttentionFunctionBackward>();
+}
+#endif
+
 }  // namespace
 
 ForwardOutputs attention(const AttentionInputs& in) {
@@ -132,8 +144,7 @@ ForwardOutputs attention(const AttentionInputs& in) {
     const at::AutoDispatchBelowADInplaceOrView nothing_inside_is_recorded;
     outputs = attention_forward(in);
   }
-  const std::shared_ptr<FlashAttentionFunctionBackward> node(new FlashAttentionFunctionBackward,
-                                                             torch::autograd::deleteNode);
+  const auto node = make_node();
   node->set_next_edges(
       std::apply([&](auto... field) { return collect_next_edges(in.*field.member...); }, kDifferentiable));
   torch::autograd::set_history(outputs.out, node);

@@ -63,7 +63,6 @@ bool leaves_keys_together(const BackwardParams& p) {
 // Where the portable kernels run instead. Of a call's sizes, it depends on lengths and head dims alone, unless it is
 // short.
 bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
-  const attention::SequenceTable& lengths = p.sequences;
   if (is_empty(p)) return true;
   if (largest_head_dim(p) > sm90::kLargestStoringHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   // As in the forward pass.

@@ -1,7 +1,8 @@
 """cuDNN's operators: ``_scaled_dot_product_cudnn_attention`` on (B, H, L, D), and ``_cudnn_attention_forward`` on that
-or packed (T, H, D), with their backward passes.
+or packed (T, H, D), with their backward passes. Since torch 2.15 there is a form of the latter that
+writes to a given tensor.
 
-Causality is aligned at the top left. The LSE has a last dimension of 1: (B, H, L, 1), packed (T, H, 1).
+Causality is aligned at the top left. The LSE is (B, H, L, 1); packed, it is (H, T), before torch 2.14 (T, H, 1).
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from flash_attn_ext.integrations.torch_backend.operands import (
     NotTaken,
     as_like,
     backward,
+    check_no_cache,
     check_no_debug_mask,
     forward,
     masked,
     relaid,
 )
+
+_PACKED_LSE_IS_FLAT = torch.__version__ >= (2, 14)
 
 
 def _problem(tensors, lengths, attn_bias, dropout_p, is_causal, scale) -> Problem:
@@ -42,15 +46,19 @@ def _forward(problem: Problem) -> tuple:
     """(out, lse, seed, offset)."""
     problem, first, offset = seeds.with_drawn(problem, torch.int64)
     out, lse = forward(problem)
-    rows = lse if problem.cu_seqlens_q is None else lse.t().contiguous()
-    return out, relaid(rows.unsqueeze(-1), lse), first, offset
+    if problem.cu_seqlens_q is None:
+        rows = lse.unsqueeze(-1)
+    else:
+        rows = lse if _PACKED_LSE_IS_FLAT else lse.t().contiguous().unsqueeze(-1)
+    return out, relaid(rows, lse), first, offset
 
 
 def _backward(problem: Problem, grad_out: Tensor, out: Tensor, logsumexp: Tensor, state: tuple[Tensor, Tensor]):
     problem = seeds.with_seed_of(problem, *state)
-    lse = logsumexp.squeeze(-1)
-    if problem.cu_seqlens_q is not None:
-        lse = lse.t()
+    if problem.cu_seqlens_q is None:
+        lse = logsumexp.squeeze(-1)
+    else:
+        lse = logsumexp if _PACKED_LSE_IS_FLAT else logsumexp.squeeze(-1).t()
     gradients = backward(problem, grad_out, out, lse, logsumexp)
     return tuple(as_like(gradient, of) for gradient, of in zip(gradients[:3], problem[:3], strict=True))
 
@@ -114,12 +122,37 @@ def cudnn_forward(
     return_debug_mask=False,
     *,
     scale=None,
+    seqused_k=None,
+    block_table=None,
 ):
     check_no_debug_mask(return_debug_mask)
+    check_no_cache(seqused_k, block_table)
     lengths = _lengths(cum_seq_q, cum_seq_k, max_q, max_k, attn_bias)
     problem = _problem((query, key, value), lengths, attn_bias, dropout_p, is_causal, scale)
     out, lse, seed, offset = _forward(problem)
     return out, lse, cum_seq_q, cum_seq_k, max_q, max_k, seed, offset, None
+
+
+def cudnn_forward_into(
+    out,
+    query,
+    key,
+    value,
+    cum_seq_q,
+    cum_seq_k,
+    max_q,
+    max_k,
+    is_causal=False,
+    *,
+    scale=None,
+    seqused_k=None,
+    block_table=None,
+):
+    tensors, lengths = (query, key, value), (cum_seq_q, cum_seq_k, max_q, max_k)
+    options = dict(is_causal=is_causal, scale=scale, seqused_k=seqused_k, block_table=block_table)
+    result, lse, *_ = cudnn_forward(*tensors, None, *lengths, True, **options)
+    out.copy_(result)
+    return lse
 
 
 def cudnn_backward(

@@ -1,5 +1,6 @@
 """Flash attention's operators on CUDA: ``_scaled_dot_product_flash_attention`` on (B, H, L, D), and
-``_flash_attention_forward`` on (B, L, H, D) or packed (T, H, D), with their backward passes.
+``_flash_attention_forward`` on (B, L, H, D) or packed (T, H, D), with their backward passes. Since torch 2.12 there is
+a form of the latter that writes to a given tensor.
 
 Causality is aligned at the bottom right where queries and keys are not equally many.
 """
@@ -17,6 +18,7 @@ from flash_attn_ext.integrations.torch_backend.operands import (
     NotTaken,
     as_like,
     backward,
+    check_no_cache,
     check_no_debug_mask,
     forward,
     window_side,
@@ -104,12 +106,15 @@ def flash_forward(
     window_size_right=None,
     seqused_k=None,
     alibi_slopes=None,
+    block_table=None,
+    num_splits=None,
 ):
     check_no_debug_mask(return_debug_mask)
-    if seqused_k is not None:
-        raise NotTaken("seqused_k is not taken: pack the keys that are used")
+    check_no_cache(seqused_k, block_table)
     if alibi_slopes is not None:
         raise NotTaken("alibi_slopes are not taken: the operator's backward pass does not get them")
+    if num_splits is not None:
+        raise NotTaken("num_splits is not taken: among how many blocks keys are divided follows from the lengths")
     lengths, window = (cum_seq_q, cum_seq_k, max_q, max_k), (window_size_left, window_size_right)
     problem = _problem((query, key, value), lengths, dropout_p, is_causal, scale, window)
     problem, rng_state, offset = seeds.with_drawn(problem, torch.uint64)
@@ -117,6 +122,13 @@ def flash_forward(
     if cum_seq_q is None:
         out = out.transpose(1, 2)
     return as_like(out, query), lse, rng_state, offset, _no_debug_mask(query.device, query.dtype)
+
+
+def flash_forward_into(out, *arguments, **options):
+    """Those of flash_forward."""
+    result, lse, *_ = flash_forward(*arguments, **options)
+    out.copy_(result)
+    return lse
 
 
 def flash_backward(

@@ -98,3 +98,10 @@ def window_side(size: int | None) -> int | None:
 def check_no_debug_mask(return_debug_mask: bool) -> None:
     if return_debug_mask:
         raise NotTaken("return_debug_mask=True asks for the dropout bits, which are not kept here")
+
+
+def check_no_cache(seqused_k: Tensor | None, block_table: Tensor | None) -> None:
+    if seqused_k is not None:
+        raise NotTaken("seqused_k is not taken: pack the keys that are used, or call attention_with_kvcache")
+    if block_table is not None:
+        raise NotTaken("block_table is not taken: call attention_with_kvcache")

@@ -29,10 +29,12 @@ _CUDA = {
     "_scaled_dot_product_flash_attention": flash.scaled_dot_product_forward,
     "_scaled_dot_product_flash_attention_backward": flash.scaled_dot_product_backward,
     "_flash_attention_forward": flash.flash_forward,
+    "_flash_attention_forward_no_dropout_inplace": flash.flash_forward_into,
     "_flash_attention_backward": flash.flash_backward,
     "_scaled_dot_product_cudnn_attention": cudnn.scaled_dot_product_forward,
     "_scaled_dot_product_cudnn_attention_backward": cudnn.scaled_dot_product_backward,
     "_cudnn_attention_forward": cudnn.cudnn_forward,
+    "_cudnn_attention_forward_no_dropout_inplace": cudnn.cudnn_forward_into,
     "_cudnn_attention_backward": cudnn.cudnn_backward,
     "_scaled_dot_product_efficient_attention": efficient.scaled_dot_product_forward,
     "_scaled_dot_product_efficient_attention_backward": efficient.scaled_dot_product_backward,
@@ -47,6 +49,7 @@ OVERRIDES = tuple(
     Override(operator, key, kernel)
     for key, kernels in (("CUDA", _CUDA), ("CPU", _CPU))
     for operator, kernel in kernels.items()
+    if hasattr(torch.ops.aten, operator)  # some are newer than the oldest PyTorch that the library takes
 )
 
 # Kernels of Python that have one of C++ in front of them (csrc/host/aten/), which takes most calls.
