@@ -10,14 +10,15 @@ import flash_attn_ext
 from flash_attn_ext import scaled_dot_product_attention
 from flash_attn_ext.reference import attention_reference
 from support.backends import generator_state
-from support.errors import assert_rule, compare
+from support.errors import Comparison, assert_rule_over_draws, compare
 from support.params import over_dtypes
 from support.yardstick import fused_sdpa, is_an_answer, mask_in, unfused_sdpa
 
 
-def normal(backend, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+def normal(on, *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """On the device of a backend or of a tensor."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(backend.device, dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(on.device, dtype)
 
 
 def qkv_of(backend, leading=(2, 3), length=65, keys=97, e=16, ev=16, dtype=torch.float32, kv_leading=None):
@@ -42,6 +43,16 @@ def forward_and_backward(attention, tensors, attn_mask=None, **options):
 
 def check_against_pytorch(tensors, attn_mask=None, **options) -> None:
     """The error rule, with PyTorch in float64 as the exact answer and in the same dtype as the yardstick."""
+
+    def draw(seed: int) -> list[torch.Tensor]:
+        if seed == 0:
+            return tensors
+        return [normal(t, *t.shape, dtype=t.dtype, seed=10 * seed + i) for i, t in enumerate(tensors)]
+
+    assert_rule_over_draws(lambda seed: compare_with_pytorch(draw(seed), attn_mask, **options))
+
+
+def compare_with_pytorch(tensors, attn_mask, **options) -> dict[str, Comparison]:
     ours = forward_and_backward(scaled_dot_product_attention, tensors, attn_mask, **options)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = attn_mask.reshape((1,) * (2 - attn_mask.dim()) + attn_mask.shape)  # PyTorch needs two dimensions
@@ -52,12 +63,10 @@ def check_against_pytorch(tensors, attn_mask=None, **options) -> None:
     assert all(a.dtype == b.dtype for a, b in zip(ours, expected, strict=True))
     assert all(a.shape == b.shape for a, b in zip(ours, exact, strict=True))
     names = ("out", "dq", "dk", "dv", "dmask")[: len(ours)]
-    assert_rule(
-        {
-            name: compare(a, b, c, terms if name == "dmask" else 0.0)
-            for name, a, b, c in zip(names, ours, theirs, exact, strict=True)
-        }
-    )
+    return {
+        name: compare(a, b, c, terms if name == "dmask" else 0.0)
+        for name, a, b, c in zip(names, ours, theirs, exact, strict=True)
+    }
 
 
 def exactly(tensors, attn_mask, **options) -> list[torch.Tensor]:
