@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+TORCH ?= $(patsubst torch==%,%,$(filter torch==%,$(file < requirements-dev.txt)))
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -39,6 +40,7 @@ help:
 	@echo
 	@echo "PYTHON=python3.12   the interpreter that .venv is made with (3.10 or later)"
 	@echo "VENV=/some/where    another place for the virtual environment"
+	@echo "TORCH=2.15.0        another torch than requirements-dev.txt names; give it a VENV of its own"
 	@echo "NO_VENV=1           no virtual environment and no downloads: PYTHON itself has torch, ninja and pytest"
 	@echo "MAX_JOBS=4          compilers at a time, instead of what cores and memory allow"
 	@echo "FLASH_ATTN_EXT_CUDA=0|1, FLASH_ATTN_EXT_ARCHS='8.0;9.0a+PTX', CUDA_HOME=...   the CUDA part of the build"
@@ -87,7 +89,8 @@ $(VENV)/.requirements.stamp: requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed, $(PYTHON) is " + \
 	  sys.version.split()[0] + ". Run: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --disable-pip-version-check --progress-bar off -r requirements-dev.txt
+	sed 's/^torch==.*/torch==$(TORCH)/' requirements-dev.txt > $(VENV)/requirements.txt
+	$(PY) -m pip install --disable-pip-version-check --progress-bar off -r $(VENV)/requirements.txt
 	@touch $@
 
 lint: $(REQUIREMENTS)
