@@ -39,16 +39,17 @@ constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
 }
 
 // Short calls at head dims up to 64, of up to so many queries and keys: tiles of this backend may be so empty that the
-// portable kernels, several small blocks of which share a multiprocessor, are faster.
+// portable kernels, several small blocks of which share a multiprocessor, are faster. They run instead of all Extended
+// kernels, and in the cases that follow.
 inline constexpr int64_t kShortTokens = 256;
-// In which they are, up to so many queries, where scores are only scaled. (Backward: where a bias of q's type changes
-// them, too.)
+// Scores are only scaled, for up to so many queries. (Backward: also where a bias of q's type changes scores.)
 inline constexpr int64_t kPortableQueries = 128;
-// And with more than fill a tile of 192, up to so many, which leave two of 128 too empty. (Forward.)
+// Scores are only scaled, for more queries than fill a tile of 192, up to so many, which leave two tiles of 128 too
+// empty. (Forward.)
 inline constexpr int64_t kPortableSecondTile = 224;
-// And with up to so many keys, whatever the number of queries.
+// Scores are only scaled, for up to so many keys, whatever the number of queries. (Forward.)
 inline constexpr int64_t kPortableKeys = 96;
-// And forward kernels that look masks and biases up, or drop weights, up to so many queries and keys.
+// A mask or a bias is looked up, or weights are dropped, for up to so many queries and keys. (Forward.)
 inline constexpr int64_t kPortableTokens = 64;
 
 // Up to how many queries reading the keys bounds a call, so that it is for the kernel that divides keys: with more,
@@ -108,9 +109,10 @@ constexpr bool has_registers(int warpgroups, int registers, int copy_registers, 
   return warpgroups * registers + copy_registers <= (warpgroups + 1) * at_start;
 }
 
-// Registers of a thread that computes, and of one that copies: together they fill the register file. Looking tiles of a
-// mask up takes some.
 constexpr bool looks_up_mask(Variant variant) { return !is_plain(variant) && variant != Variant::kDropout; }
+
+// Registers of a thread that computes, and of one that copies: together they fill the register file. A thread that
+// copies needs more where it looks tiles of a mask up.
 struct ForwardRegisters {
   int consumer;
   int producer;
@@ -142,13 +144,14 @@ constexpr BackwardTile backward_tile(HeadDims dims) {
   return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false};
 }
 
-// In short calls of more queries, the portable kernels are faster with up to so many tiles of keys for each
-// multiprocessor.
+// In short calls of more than kPortableQueries queries whose scores are only scaled, the portable kernels are faster
+// with up to so many tiles of keys for each multiprocessor.
 inline constexpr int64_t kPortableTilesOfKeys = 2;
 
-// With more keys for each query than this, phases of tiles of keys have sums of dQ of their own, as many as there are
-// tiles of a pair that are worked on at once: visitors of the same sums hardly meet, and L2 still holds what they add
-// to.
+// With more keys for each query than this, visitors of a tile of queries would wait for each other's turns. So phases
+// of tiles of keys have sums of dQ of their own, as many as there are tiles of a pair that are worked on at once:
+// visitors of the same sums hardly meet, and L2 still holds what they add to. With a mask, kernels in which nobody
+// takes turns run instead.
 inline constexpr int64_t kMostKeysPerQuery = 8;
 
 // Up to how many query heads of a key head one block visits one after the other where tiles of keys see different

@@ -2,8 +2,6 @@
 // of 16.
 #pragma once
 
-#include <cstdint>
-
 #include "ptx/barrier.h"
 
 namespace flash_attn_ext::ptx {

@@ -3,8 +3,6 @@
 
 #include <cuda.h>
 
-#include <cstdint>
-
 #include "ptx/barrier.h"
 
 namespace flash_attn_ext::ptx {

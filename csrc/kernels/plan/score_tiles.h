@@ -1,5 +1,5 @@
-// Tiles of P and dS that the dQ kernel on Hopper stores for the products that make dV and dK of
-// them: how many there are, and where each lies.
+// Tiles of P and dS that the dQ kernel on Hopper stores for the products that make dV and dK of them: how many there
+// are, and where each lies.
 #pragma once
 
 #include <algorithm>

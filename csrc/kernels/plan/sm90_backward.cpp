@@ -32,8 +32,8 @@ bool is_empty(const BackwardParams& p) {
   return std::min({lengths.max_seqlen_q, lengths.max_seqlen_k, lengths.total_q, lengths.total_k}) == 0;
 }
 
-// Calls so short that the portable kernels are faster, which have one kernel for all gradients where scores are only
-// scaled: it is, too, where blocks here would have few tiles of keys, one after the other.
+// Calls so short that the portable kernels are faster. Where scores are only scaled that is one kernel for all
+// gradients: it is faster with more queries, too, where blocks here would have few tiles of keys, one after the other.
 bool is_short(const BackwardParams& p, const Limits& limits) {
   const int64_t queries = p.sequences.max_seqlen_q;
   if (largest_head_dim(p) > 64 || std::max(queries, visible_keys(p)) > sm90::kShortTokens) return false;
@@ -51,8 +51,9 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
   }
 }
 
-// Of calls with few queries, whose keys of dQ the portable kernels divide among blocks: whether nobody here does. The
-// kernel for all gradients does where they do: sums over fewer keys are not what takes long.
+// Of calls with few queries: whether they are for the portable kernels, which divide the keys of dQ among blocks. Here
+// the kernel for all gradients divides them, for as few queries and as many keys as the portable ones do; those that
+// store scores leave them together, and are slower for short calls of these head dims.
 bool leaves_keys_together(const BackwardParams& p) {
   const int64_t queries = p.sequences.max_seqlen_q;
   if (is_fused(p)) return queries > sm80::kSplitQueries || visible_keys(p) < 2 * sm80::kSplitKeys;

@@ -1,5 +1,5 @@
-// Writes a warp's 16 rows of 16-bit elements through a shared tile, for targets that are known to be in chunks. By few
-// instructions: code that runs once for a tile waits for them to be fetched.
+// Writes a warp's 16 rows of 16-bit elements through a shared tile, for targets that are known to be in chunks. It
+// takes few instructions: code that runs once for a tile waits for them to be fetched.
 #pragma once
 
 #include "kernels/epilogue/store_rows.cuh"
@@ -14,10 +14,10 @@ template <class Element, class Acc, class Tile>
 __device__ __forceinline__ bool store_boxes(const OutputRows<Element>& target, const Acc& acc, Tile& staging,
                                             int first_row) {
   static_assert(Acc::kThreadRows == 2 && 8 * Acc::kColumnTiles <= Tile::kColumns);
-  constexpr int kPieces = 8;  // of 16 bytes, in the 128 of a chunk's row
+  constexpr int kPieces = tile::kBoxRowBytes / 16;
   const uint32_t lane = tile::lane();
-  const uint32_t rows = ptx::shared_address(&staging) + first_row * 128;
-  const uint32_t own = rows + lane % 16 * 128;
+  const uint32_t rows = ptx::shared_address(&staging) + first_row * tile::kBoxRowBytes;
+  const uint32_t own = rows + lane % 16 * tile::kBoxRowBytes;
   const uint32_t own_piece = lane / 16 ^ lane % 8;
   float zeros[2][2] = {};
 #pragma unroll
@@ -42,7 +42,7 @@ __device__ __forceinline__ bool store_boxes(const OutputRows<Element>& target, c
   Element* to = target.data + row * target.row_stride + piece * 8;
 #pragma unroll 1
   for (; row < min(target.rows, 16); row += kRowsAtOnce, to += kRowsAtOnce * target.row_stride) {
-    const uint32_t from = rows + row * 128 + (piece ^ row % 8u) * 16;
+    const uint32_t from = rows + row * tile::kBoxRowBytes + (piece ^ row % 8u) * 16;
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       const uint4 words = ptx::load_shared_16(from + chunk * Tile::kChunkBytes);
@@ -54,6 +54,7 @@ __device__ __forceinline__ bool store_boxes(const OutputRows<Element>& target, c
          (Acc::row(1) < target.rows && zeros[1][0] + zeros[1][1] != 0.0f);
 }
 
+// The same of zeros, to any target.
 template <class Element>
 __device__ __forceinline__ void store_zeros(const OutputRows<Element>& target) {
 #pragma unroll 1

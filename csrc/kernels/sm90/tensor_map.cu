@@ -1,6 +1,7 @@
 #include <cudaTypedefs.h>
 
 #include "kernels/sm90/tensor_map.h"
+#include "tile/sm90/box_tile.h"
 
 namespace flash_attn_ext::sm90 {
 namespace {
@@ -35,7 +36,7 @@ cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& v
                                 static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
   const cuuint64_t strides[] = {bytes_between(shape.rows, view.row_stride), bytes_between(heads, view.head_stride),
                                 bytes_between(batch, view.batch_stride)};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(shape.box_rows), 1, 1};
+  const cuuint32_t box[] = {tile::kBoxColumns, static_cast<cuuint32_t>(shape.box_rows), 1, 1};
   const cuuint32_t element_strides[] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       element == attention::ElementType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;

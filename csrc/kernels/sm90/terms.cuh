@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/score/staging.cuh"
-#include "tile/sm90/gemm.h"
+#include "tile/sm90/box_tile.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ void for_each_boxed_bias(const Tile* bias, Function&&
   // Pieces of 8 queries x 8 keys: which one the lane addresses, and its row of it.
   const int piece = tile::lane() / 8;
   const int row = tile::warp() % 4 * 16 + piece % 2 * 8 + tile::lane() % 8;
-  const uint32_t own = ptx::shared_address(bias) + row * 128 + ((piece / 2) ^ (row & 7)) * 16;
+  const uint32_t own = ptx::shared_address(bias) + row * tile::kBoxRowBytes + ((piece / 2) ^ (row & 7)) * 16;
 #pragma unroll
   for (int j = 0; j < Scores::kColumnTiles; j += 2) {
     uint32_t pairs[4];

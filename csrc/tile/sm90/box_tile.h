@@ -5,12 +5,14 @@
 
 #include <cstdint>
 
+#include "ptx/math.h"
 #include "ptx/shared_memory.h"
 #include "ptx/tensor_copy.h"
 
 namespace flash_attn_ext::tile {
 
-inline constexpr int kBoxColumns = 64;  // of 16-bit elements: the swizzle's 128 bytes
+inline constexpr int kBoxRowBytes = 128;              // of a chunk: what the swizzle spans
+inline constexpr int kBoxColumns = kBoxRowBytes / 2;  // of 16-bit elements
 
 template <class ElementType, int kRowsValue, int kColumnsValue>
 struct BoxTile {
@@ -19,7 +21,7 @@ struct BoxTile {
   static constexpr int kRows = kRowsValue;
   static constexpr int kColumns = kColumnsValue;
   static constexpr int kChunks = (kColumns + kBoxColumns - 1) / kBoxColumns;
-  static constexpr int kChunkBytes = kRows * 128;
+  static constexpr int kChunkBytes = kRows * kBoxRowBytes;
   static constexpr int kBytes = kChunks * kChunkBytes;
 
   alignas(1024) Element data[kChunks][kRows][kBoxColumns];
@@ -76,7 +78,7 @@ struct BoxOperand {
   // The operand of rows [row, ...), a multiple of 8.
   __device__ __forceinline__ BoxOperand from_row(int row) const {
     BoxOperand other = *this;
-    other.first += row * (128 / kUnit);
+    other.first += row * (kBoxRowBytes / kUnit);
     return other;
   }
 
@@ -88,11 +90,11 @@ struct BoxOperand {
 
   // Rows [16 step, ...) of all columns from a chunk on, the inner dimension across the rows.
   __device__ __forceinline__ uint64_t rows(int step, int chunk = 0) const {
-    return descriptor(first + (step * 16 * 128 + chunk * Tile::kChunkBytes) / kUnit, Tile::kChunkBytes);
+    return descriptor(first + (step * 16 * kBoxRowBytes + chunk * Tile::kChunkBytes) / kUnit, Tile::kChunkBytes);
   }
 
  private:
-  // Groups of 8 rows lie 1024 bytes apart, and chunks of columns leading_bytes; 1 << 62: swizzled over 128 bytes.
+  // Groups of 8 rows lie 1024 bytes apart, and chunks of columns leading_bytes; bit 62: swizzled over 128 bytes.
   // Added, not joined bit by bit: the compiler adds up the constants, and a step is one instruction.
   __device__ __forceinline__ static uint64_t descriptor(uint32_t address, uint32_t leading_bytes) {
     return uint64_t{address + (leading_bytes / kUnit << 16)} | uint64_t{1024 / kUnit | 1u << 30} << 32;

@@ -15,7 +15,7 @@ inline constexpr int kWarpgroupRows = 64;
 template <int kColumns>
 using WarpgroupAccumulator = Accumulator<1, kColumns / 8>;
 
-// P in the element type, as the left operand of products over kInner columns.
+// 64 rows in the element type, as the left operand of products over kInnerColumns columns.
 template <int kInnerColumns>
 struct PackedRows {
   static constexpr int kSteps = kInnerColumns / 16;
@@ -35,7 +35,7 @@ struct PackedRows {
   }
 };
 
-// sums = left . right^T
+// sums = left . right^T. sums keep their registers, whatever they held.
 template <class Left, class Right>
 __device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kRows>& sums, const BoxOperand<Left>& left,
                                               const BoxOperand<Right>& right) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kRows>
   ptx::commit_products();
 }
 
-// The same, left being 64 rows of a larger tile: left.from_row().
+// The same, without registers for sums before it begins. left may be 64 rows of a larger tile: left.from_row().
 template <class Left, class Right>
 __device__ __forceinline__ void start_rows_product(WarpgroupAccumulator<Right::kRows>& sums,
                                                    const BoxOperand<Left>& left, const BoxOperand<Right>& right) {

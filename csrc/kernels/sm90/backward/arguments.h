@@ -38,7 +38,8 @@ struct QueryTileGrid {
 };
 
 // Where the kernels meet. Sums and statistics are laid out in tiles of queries: those of a head come one after the
-// other, the heads likewise. A packed sequence begins at a tile of its own. So are sums of dK and dV in tiles of keys.
+// other, the heads likewise. A packed sequence begins at a tile of its own. Sums of dK and dV are laid out in tiles of
+// keys in the same way.
 struct BackwardWorkspace {
   static constexpr int kQueries = VisitOrder::kQueries;
 

@@ -1,12 +1,11 @@
 // Which scores of a visit a boolean mask lets a thread's keys and queries have.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/plan/mask_visits.h"
-#include "kernels/score/score_tile.cuh"
 #include "ptx/pin.h"
-#include "tile/accumulator.h"
 
 namespace flash_attn_ext::sm90 {
 

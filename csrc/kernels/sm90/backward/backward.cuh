@@ -4,8 +4,10 @@
 // left, in the order of plan/visit_order.h.
 // Warpgroup 0: a thread claims tiles, one starts all copies, two add parts of dQ to memory (copies.cuh).
 // Warpgroups 1 and 2: dK and dV of 64 keys each, in registers (key_warpgroup.cuh).
-// Warpgroup 3: dQ of each tile of queries from dS, which the two leave in shared memory (dq_warpgroup.cuh). The first
-// visitor of a tile of queries stores its part, others add theirs in a fixed order, the last one writes dQ.
+// Warpgroup 3: dQ of each tile of queries from dS, which the two leave in shared memory, and draws of dropout
+// (dq_warpgroup.cuh). The first visitor of a tile of queries stores its part, others add theirs in a fixed order, the
+// last one writes dQ.
+// Shared memory: stages of K and V, of Q and dO, of dS, and of parts of dQ on their way to memory (BackwardShared).
 #pragma once
 
 #include "kernels/sm90/backward/copies.cuh"

@@ -1,4 +1,5 @@
-// The warpgroup that computes dQ = scale * dS K of each visit, from dS that the others leave in shared memory.
+// The warpgroup that computes dQ = scale * dS K of each visit, from dS that the others leave in shared memory. With
+// dropout it draws which weights they keep, too.
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
@@ -37,8 +38,8 @@ struct DqWarpgroup {
       const KeyTileWork& work = shared.work[work_at.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int visits = uniform(work.visits);
-      // Draws are as many visits ahead as there are stages, but not in the next tile of keys: its visits may come when
-      // others have added what this one has not added yet.
+      // Draws are as many visits ahead as there are stages, but not in the next tile of keys: that may not come before
+      // other blocks have gone on, which wait for what this one still has to add.
       if (!Traits::kDrops || visits == 0) shared.k_ring.wait_full(k_at);
 #pragma unroll 1
       for (int i = Traits::kDrops ? -Shared::kStages : 0; i < visits; ++i) {
@@ -111,7 +112,7 @@ struct DqWarpgroup {
     dscore_at.advance();
   }
 
-  // Into a stage that the warpgroup has emptied.
+  // The next visit's, into its stage of dS, which the warpgroup has emptied.
   __device__ __forceinline__ void draw(const KeyTileWork& work) {
     shared.q_ring.wait_full(draw_at);
     const Visit& at = shared.visit(draw_at);

@@ -25,7 +25,7 @@ struct KeptScores {
 
   uint32_t bits;
 
-  // Those of a warp, by its place among the key warpgroups' warps.
+  // Where a warp's lie. warp: its place among those of the key warpgroups.
   __device__ __forceinline__ static uint32_t address(const typename Traits::DscoreTile& tile, int warp) {
     return ptx::shared_address(tile.data[0][warp * kWarpKeys]) + tile::lane() * sizeof(uint32_t);
   }

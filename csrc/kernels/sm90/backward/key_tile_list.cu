@@ -8,6 +8,7 @@ namespace flash_attn_ext::sm90 {
 namespace {
 
 constexpr int kThreads = 64;
+constexpr int kPartKeys = VisitOrder::kKeys / VisitOrder::kParts;
 
 struct KeyTileList {
   const BackwardArguments& args;
@@ -62,8 +63,9 @@ struct KeyTileList {
     work.first = claim.walk == Walk::kCycle     ? work.visitor.first_of_cycle()
                  : claim.walk == Walk::kDescend ? visited.end - 1
                                                 : visited.begin;
-    for (int w = 0; w < VisitOrder::kParts; ++w)
-      work.own[w] = seen_by(sequence, claim.tile * VisitOrder::kKeys + w * 64);
+    for (int w = 0; w < VisitOrder::kParts; ++w) {
+      work.own[w] = seen_by(sequence, claim.tile * VisitOrder::kKeys + w * kPartKeys);
+    }
     return work;
   }
 
@@ -78,14 +80,14 @@ struct KeyTileList {
     return visits;
   }
 
-  // The tiles of queries that see 64 keys, of which some may not be there.
+  // The tiles of queries that see a part's keys, of which some may not be there: then none sees it whole.
   __device__ __forceinline__ TileRange seen_by(const attention::Sequence& sequence, int first) const {
     const attention::Visibility& visibility = args.params.visibility;
-    const int end = static_cast<int>(min(int64_t{first} + 64, sequence.num_keys));
+    const int end = static_cast<int>(min(int64_t{first} + kPartKeys, sequence.num_keys));
     if (first >= end) return {0, 0, 0, 0};
     TileRange range = tile_range<VisitOrder::kQueries, uint32_t>(visibility.queries_of<int>(first, sequence),
                                                                  visibility.queries_of<int>(end - 1, sequence));
-    if (end < first + 64) range.full_begin = range.full_end = 0;
+    if (end < first + kPartKeys) range.full_begin = range.full_end = 0;
     return range;
   }
 };

@@ -28,7 +28,6 @@ struct KeyWarpgroup {
   static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
   static constexpr bool kKeepsWeights = !kInRegisters && (Traits::kDrops || !std::is_same_v<Element, __half>);
   static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kDims));
-
   struct NotHeld {};
 
   const BackwardArguments& args;
@@ -49,8 +48,8 @@ struct KeyWarpgroup {
   typename Shared::Stage at{};  // of Q, dO and dS
   typename decltype(Shared::k_ring)::Position k_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
-  std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand; likewise:
-  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;
+  std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand
+  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;   // likewise
 
   __device__ __forceinline__ void run() {
     dk.clear();
@@ -86,8 +85,8 @@ struct KeyWarpgroup {
   __device__ __forceinline__ int warp_row() const { return first_row() + tile::warp() % 4 * kWarpRows; }
 
   __device__ __forceinline__ void differentiate(const KeyTileWork& work, int visits) {
-    // Its own come one after the other, and the rest, which sees the other warpgroup's keys only, is passed over; not
-    // where heads come one after the other, each with such a rest, nor where a mask leaves some of them out.
+    // Visits whose queries see only the other warpgroup's keys come before and behind its own: these are passed over.
+    // Not where heads come one after the other, each with such visits, nor where a mask leaves some visits out.
     const TileRange& own = work.own[warpgroup];
     const int group = work.heads;
     const bool descends = work.visitor.walk == Walk::kDescend;
@@ -277,7 +276,8 @@ struct KeyWarpgroup {
   __device__ __forceinline__ uint32_t lane_address(const Tile& tile, int step) const {
     const int row = warp_row() + tile::lane() % 16;
     const int piece = step % 4 * 2 + tile::lane() / 16;
-    return ptx::shared_address(&tile) + step / 4 * Tile::kChunkBytes + row * 128 + (piece ^ (row & 7)) * 16;
+    return ptx::shared_address(&tile) + step / 4 * Tile::kChunkBytes + row * tile::kBoxRowBytes +
+           (piece ^ (row & 7)) * 16;
   }
 
   // dS -> shared memory.

@@ -1,6 +1,7 @@
 // Queues the backward kernels that a plan names.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/common/launch_blocks.cuh"
@@ -11,7 +12,7 @@
 #include "kernels/sm90/backward/key_tile_list.h"
 #include "kernels/sm90/backward/mask_visits.h"
 #include "kernels/sm90/backward/statistics.cuh"
-#include "kernels/sm90/backward_maps.h"
+#include "kernels/sm90/operand_maps.h"
 #include "kernels/sm90/sm90_kernels.h"
 
 namespace flash_attn_ext::sm90 {
@@ -43,7 +44,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), const Launch& launch, cu
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// With as many blocks as there are tiles of queries.
+// What comes before the main kernel: the table of tiles of keys, then statistics with a block for each tile of queries.
 template <class Element>
 cudaError_t prepare(const BackwardArguments& args, const QueryTileGrid& grid, int64_t blocks, cudaStream_t stream) {
   const cudaError_t error = list_key_tiles(args, stream);

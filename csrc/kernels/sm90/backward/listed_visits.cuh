@@ -7,7 +7,7 @@
 namespace flash_attn_ext::sm90 {
 
 // Query heads come one after the other, each with its list; in a descending walk all of them, which share one, at a
-// tile before the next. Only where there are visits.
+// tile before the next. For tiles of keys that have visits.
 struct ListedVisits {
   const BackwardArguments& args;
   const KeyTileWork& work;

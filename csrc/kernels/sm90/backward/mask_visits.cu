@@ -1,4 +1,4 @@
-// args.mask (plan/mask_visits.h): a mask's bits, then the lists of visits that it leaves.
+// args.mask (plan/mask_visits.h): a kernel for the mask's bits, then one for the lists of visits that it leaves.
 #include "attention/divisor.h"
 #include "kernels/sm90/backward/mask_visits.h"
 
@@ -9,14 +9,14 @@ constexpr int kThreads = MaskVisits::kThreads;
 constexpr int kKeys = VisitOrder::kKeys;
 constexpr int kQueries = VisitOrder::kQueries;
 constexpr int kWarpSize = 32;
-constexpr int kGroupKeys = 16;
+constexpr int kGroupKeys = 16;  // of a warp of the backward kernel
 constexpr int kGroups = kKeys / kGroupKeys;
 
-// Grid: a block per tile of the mask as it is stored (broadcast dimensions once). Every byte of the mask is read once,
-// so memory would be the bound, if it took few enough instructions: hence the order of bits, and of what is shared.
+// A tile of the mask as it is stored. Its bits are on their way through shared memory in an order that takes few
+// instructions: else these would be the bound, not memory.
 struct MaskTile {
-  // Of the 16 keys of each warp of the backward kernel, all queries: bit i is key i. Rows are so long that threads of
-  // neighbouring groups of keys write to different banks.
+  // Of each group of keys, all queries: bit i is key i. Two queries more than there are, so that threads of
+  // neighbouring groups write to different banks.
   using Bits = uint16_t[kGroups][kQueries + 2];
 
   const uint8_t* first;
@@ -44,7 +44,7 @@ struct MaskTile {
     }
   }
 
-  // The bits of a thread of the backward kernel: two queries' in each word that it reads.
+  // The bits of the thread of the backward kernel that has this one's number. Each word of `bits` has two queries'.
   __device__ __forceinline__ static uint32_t word_of_thread(const Bits& bits, bool per_query) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const uint16_t(&own)[kQueries + 2] = bits[threadIdx.x / kWarpSize];
@@ -89,6 +89,7 @@ struct MaskGrid {
   attention::Divisor heads;
 };
 
+// Grid: a block per tile of the mask as it is stored (broadcast dimensions once). Every byte of the mask is read once.
 __global__ void __launch_bounds__(kThreads)
     mask_words_kernel(const __grid_constant__ attention::AttentionParams p, const __grid_constant__ MaskVisits visits,
                       const __grid_constant__ MaskGrid grid) {
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Grid: a block per list; a thread per visit, which looks at all visitors of its tile of queries.
+// The list of a tile of keys: a thread per visit, which looks at all visitors of its tile of queries.
 struct VisitList {
   const BackwardArguments& args;
   const attention::Sequence sequence;
@@ -172,6 +173,8 @@ struct VisitList {
     return args.mask.tile(args.mask.first_tile(batch, head, key_tile), query_tile);
   }
 };
+
+// Grid: a block per list.
 __global__ void __launch_bounds__(kThreads) visit_lists_kernel(const __grid_constant__ BackwardArguments args) {
   const MaskVisits& mask = args.mask;
   const uint32_t rest = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);

@@ -1,4 +1,4 @@
-// What the backward kernels for large head dims are told, beside what the host tells every backend, and where they
+// What the backward kernels that store P and dS are told, beside what the host tells every backend, and where they
 // meet.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace flash_attn_ext::sm90 {
 // Statistics are laid out in tiles of queries: those of a head come one after the other, the heads likewise. A packed
 // sequence begins at a tile of its own.
 struct StoringWorkspace {
-  float* statistics;  // of each tile: LSE of its queries, delta, what the LSE left out (QueryStatistics)
+  float* statistics;  // of each tile: LSE of its queries, delta, what the LSE left out (QueryTileStatistics)
   void* scores;       // tiles of P, then of dS (ScoreTiles)
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;

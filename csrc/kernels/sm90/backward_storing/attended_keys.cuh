@@ -52,7 +52,8 @@ class AttendedKeys {
     Found found = {.tile = first_ + i};
 #pragma unroll
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
-      found.flags[w] = (some_[w] >> i & 1u ? KeyVisit::kSeen : 0) | (mixed_[w] >> i & 1u ? KeyVisit::kMasked : 0);
+      found.flags[w] =
+          (some_[w] >> i & 1u ? AttendedVisit::kSeen : 0) | (mixed_[w] >> i & 1u ? AttendedVisit::kMasked : 0);
       some_[w] &= ~(1u << i);
     }
     return found;

@@ -4,6 +4,7 @@
 // Grid: as many blocks as multiprocessors. Each claims tiles of 128 queries of a head until none is left.
 // Warpgroup 0: a thread claims tiles and starts all copies (query_producer.cuh).
 // Warpgroups 1 and 2: dQ of 64 queries each, in registers (query_warpgroup.cuh).
+// Shared memory: Q and dO of a tile of queries, stages of K and V, biases and masks (StoringDqShared).
 #pragma once
 
 #include "kernels/sm90/backward_storing/query_producer.cuh"

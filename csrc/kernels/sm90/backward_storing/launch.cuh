@@ -6,11 +6,11 @@
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/repair.h"
 #include "kernels/plan/plan.h"
-#include "kernels/sm90/backward_maps.h"
 #include "kernels/sm90/backward_storing/dbias_from_tiles.cuh"
 #include "kernels/sm90/backward_storing/dq_kernel.cuh"
 #include "kernels/sm90/backward_storing/prepare.cuh"
 #include "kernels/sm90/backward_storing/product_kernel.cuh"
+#include "kernels/sm90/operand_maps.h"
 #include "kernels/sm90/sm90_kernels.h"
 
 namespace flash_attn_ext::sm90 {

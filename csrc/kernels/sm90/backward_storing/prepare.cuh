@@ -20,7 +20,7 @@ struct StoringPrepareGrid {
 inline constexpr int kStoringPrepareThreads = 256;
 
 // By all threads of the grid.
-__device__ __forceinline__ void clear(const StoringArguments& args, const StoringPrepareGrid& grid) {
+__device__ __forceinline__ void clear_claims_and_flags(const StoringArguments& args, const StoringPrepareGrid& grid) {
   const StoringWorkspace& workspace = args.workspace;
   const int64_t step = grid.blocks * kStoringPrepareThreads;
   const int64_t first = int64_t{blockIdx.x} * kStoringPrepareThreads + threadIdx.x;
@@ -33,7 +33,7 @@ template <class Element>
 __global__ void __launch_bounds__(kStoringPrepareThreads)
     storing_prepare_kernel(const __grid_constant__ StoringArguments args,
                            const __grid_constant__ StoringPrepareGrid grid) {
-  clear(args, grid);
+  clear_claims_and_flags(args, grid);
   const attention::BackwardParams& p = args.params;
   const uint32_t index = grid.tiles.quotient(blockIdx.x);
   const auto tile = static_cast<int>(blockIdx.x - index * grid.tiles.divisor);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kStoringPrepareThreads)
   if (tile >= ScoreTiles::num_tiles(sequence.num_queries)) return;
   const int64_t place = int64_t{head} * args.workspace.tiles_of_head + StoringWorkspace::first_tile(p, sequence) + tile;
   const auto rows = static_cast<int>(min(sequence.num_queries - tile * ScoreTiles::kRows, int64_t{ScoreTiles::kRows}));
-  QueryStatistics<Element, kStoringPrepareThreads>{p, sequence, head, tile, rows, args.scales_lse}.write(
+  QueryTileStatistics<Element, kStoringPrepareThreads>{p, sequence, head, tile, rows, args.scales_lse}.write(
       args.workspace.statistics_of(place));
 }
 

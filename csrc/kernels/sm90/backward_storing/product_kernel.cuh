@@ -4,6 +4,7 @@
 // Grid: as many blocks as multiprocessors. Each claims tiles of keys of one gradient until none is left.
 // Warpgroup 0: a thread claims tiles and starts all copies (product_producer.cuh).
 // The others: 64 keys each; sums over all queries of all heads of a group, in registers (product_warpgroup.cuh).
+// Shared memory: stages of stored tiles and of dO or Q (StoringProductShared).
 #pragma once
 
 #include "kernels/sm90/backward_storing/product_producer.cuh"

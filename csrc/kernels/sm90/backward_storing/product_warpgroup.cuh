@@ -112,8 +112,8 @@ struct ProductWarpgroup {
     at.advance();
   }
 
-  // Rows of the sums are keys in the order of stored tiles: two warps have 32 neighbouring ones, every second pair of
-  // pairs each.
+  // Rows of the sums are keys in the order of stored tiles (ScoreTiles): two warps have 32 neighbouring ones, each
+  // every second group of four.
   static constexpr int kHalf = ScoreTiles::kRows / 2;
   __device__ __forceinline__ static int warp_in_half() { return tile::warp() % 2; }
   __device__ __forceinline__ int first_of_half() const {

@@ -101,9 +101,9 @@ struct QueryProducer {
       shared.k_ring.wait_empty(k_at);
 #pragma unroll
       for (int w = 0; w < Traits::kWarpgroups; ++w) {
-        const int next_seen = !is_last && (next.flags[w] & KeyVisit::kSeen) != 0 ? KeyVisit::kNextSeen : 0;
+        const int next_seen = !is_last && (next.flags[w] & AttendedVisit::kSeen) != 0 ? AttendedVisit::kNextSeen : 0;
         shared.visits[k_at.stage][w].word =
-            at.tile << KeyVisit::kTileShift | at.flags[w] | next_seen | (is_last ? KeyVisit::kLast : 0);
+            at.tile << AttendedVisit::kTileShift | at.flags[w] | next_seen | (is_last ? AttendedVisit::kLast : 0);
       }
       send_keys(work, at.tile);
       if (is_first) {

@@ -224,7 +224,7 @@ struct ExtendedScores : ScaledScores<Traits> {
   template <bool kPartial>
   __device__ __forceinline__ void differentiate(Scores& scores, Scores& gradients, const Where& where, bool masked) {
     const auto statistics = [&](int r, int) {
-      return flash_attn_ext::QueryStatistics{.lse = this->lse[r], .delta = this->delta[r], .residual = residual[r]};
+      return QueryStatistics{.lse = this->lse[r], .delta = this->delta[r], .residual = residual[r]};
     };
     flash_attn_ext::differentiate<Differentiation<true, kPartial, GradientOf::kProduct>>(scores, gradients, where,
                                                                                          terms, masked, statistics);

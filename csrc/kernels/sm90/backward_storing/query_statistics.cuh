@@ -12,7 +12,7 @@ namespace flash_attn_ext::sm90 {
 // then delta of each, then log2(e) times what rounding left out of the LSE. kLanes neighbouring lanes share a row, and
 // add up in a fixed butterfly order.
 template <class Element, int kThreads>
-struct QueryStatistics {
+struct QueryTileStatistics {
   static constexpr int kQueries = ScoreTiles::kRows;
   static constexpr int kLanes = 16;
   static constexpr int kRowStep = kThreads / kLanes;

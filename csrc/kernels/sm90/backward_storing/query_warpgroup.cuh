@@ -102,7 +102,7 @@ struct QueryWarpgroup {
     bool has_queries = true;  // they are not released yet
     for (;;) {
       int word = await_visit(k_at);
-      if (word & KeyVisit::kSeen) {
+      if (word & AttendedVisit::kSeen) {
         shared.q_ring[warpgroup].wait_full(q_at);
         if (!has_begun) begin(work, work.own[warpgroup]);
         has_begun = true;
@@ -112,13 +112,13 @@ struct QueryWarpgroup {
         shared.dout_ring[warpgroup].wait_full(q_at);
         ptx::pin_registers(scores.c[0]);
 #pragma unroll 1
-        while (word & KeyVisit::kNextSeen) word = step<true>(work, visit_of(word));
+        while (word & AttendedVisit::kNextSeen) word = step<true>(work, visit_of(word));
         step<false>(work, visit_of(word));
-        has_queries = (word & KeyVisit::kLast) == 0;
+        has_queries = (word & AttendedVisit::kLast) == 0;
       } else {
         pass(1);
       }
-      if (word & KeyVisit::kLast) break;
+      if (word & AttendedVisit::kLast) break;
     }
     if (has_queries) {
       shared.q_ring[warpgroup].wait_full(q_at);
@@ -131,8 +131,8 @@ struct QueryWarpgroup {
     return uniform(shared.visits[at.stage][warpgroup].word);
   }
   __device__ __forceinline__ static Visit visit_of(int word) {
-    const KeyVisit visit = {word};
-    return {visit.tile(), visit.has(KeyVisit::kMasked), visit.has(KeyVisit::kLast)};
+    const AttendedVisit visit = {word};
+    return {visit.tile(), visit.has(AttendedVisit::kMasked), visit.has(AttendedVisit::kLast)};
   }
 
   // Unread: Q has arrived.

@@ -44,7 +44,7 @@ struct StoringDqTraits {
 };
 
 // What a warpgroup is told of a tile of keys, where a mask may leave some out.
-struct KeyVisit {
+struct AttendedVisit {
   static constexpr int kSeen = 1;      // its queries attend some of it
   static constexpr int kMasked = 2;    // and the mask hides some
   static constexpr int kNextSeen = 4;  // they attend some of the tile that comes next
@@ -89,7 +89,7 @@ struct StoringDqShared {
   typename Traits::VTile v[Traits::kTile.value_stages];
   typename Traits::BiasTile bias[Traits::kHasBoxes ? Traits::kTile.key_stages : 1][kWarpgroups];  // stages of k
   typename Traits::Staged staged[Traits::kExtended ? kComputingWarps : 1];
-  KeyVisit visits[Traits::kSkipsTiles ? Traits::kTile.key_stages : 1][kWarpgroups];  // what is in k
+  AttendedVisit visits[Traits::kSkipsTiles ? Traits::kTile.key_stages : 1][kWarpgroups];  // what is in k
   QueryTileWork work[kWorkStages];
   tile::RingBarriers<1> q_ring[kWarpgroups];
   tile::RingBarriers<1> dout_ring[kWarpgroups];

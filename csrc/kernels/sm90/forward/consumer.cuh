@@ -1,6 +1,8 @@
 // A warpgroup that computes: its 64 queries of each tile that the producer sends.
 //
 //   S = Q K(n)^T  |  O += P V(n + 1), both in flight;  P = exp2(c S - c m), while O is still being added to.
+//
+// Small kernels await O before they start S (ForwardTile::overlaps).
 #pragma once
 
 #include "kernels/score/dropout.cuh"

@@ -1,12 +1,12 @@
 // Forward pass on Hopper: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1; Shah et
 // al. 2024, "FlashAttention-3", sections 3.1 and 3.2).
 //
-// Grid: one resident block per multiprocessor, which claims tiles of queries (batch, query head, kQueries rows) until
-// none is left, those with the most keys first.
+// Grid: one resident block per multiprocessor, two of Small kernels. Each claims tiles of queries (batch, query head,
+// kQueries rows) until none is left, those with the most keys first.
 // Warpgroup 0: one thread claims tiles and says what they see (scheduler.cuh), one starts all copies (producer.cuh).
 // Each of the others computes 64 of the queries (consumer.cuh): S, P and O live in its registers.
-// Shared memory: one or two stages of Q, two of a tile of K, two of a tile of V (ForwardShared), filled by the copy
-// engine, which adds zeros where a tensor ends.
+// Shared memory: one or two stages of Q, two or three of tiles of K and V, biases and masks (ForwardShared). The copy
+// engine adds zeros where a tensor ends.
 #pragma once
 
 #include "kernels/sm90/forward/consumer.cuh"

@@ -1,35 +1,19 @@
 // Queues the forward kernel that a plan names.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "kernels/common/combine.h"
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/claims.h"
 #include "kernels/sm90/forward/forward.cuh"
+#include "kernels/sm90/operand_maps.h"
 #include "kernels/sm90/sm90_kernels.h"
-#include "kernels/sm90/tensor_map.h"
 
 namespace flash_attn_ext::sm90 {
-
-// In which boxes the copy engine reads Q, K and V.
-template <class Traits>
-cudaError_t make_operand_maps(ForwardArguments& args) {
-  const attention::ForwardParams& p = args.params;
-  const bool packed = p.sequences.cu_seqlens_q != nullptr;
-  const int64_t batch = packed ? 1 : p.batch;
-  const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
-  const int64_t keys = packed ? p.sequences.total_k : p.sequences.max_seqlen_k;
-  const OperandShape q = {batch, p.num_heads_q, queries, p.head_dim_qk, tile::kWarpgroupRows};
-  const OperandShape k = {batch, p.num_heads_k, keys, p.head_dim_qk, Traits::kTile.keys};
-  const OperandShape v = {batch, p.num_heads_k, keys, p.head_dim_v, Traits::kTile.keys};
-  cudaError_t error = make_operand_map(args.q, p.q, q, p.element);
-  if (error == cudaSuccess) error = make_operand_map(args.k, p.k, k, p.element);
-  if (error == cudaSuccess) error = make_operand_map(args.v, p.v, v, p.element);
-  if (Traits::kHasBoxes && p.score_mod.bias.present() && error == cudaSuccess) {
-    error = make_bias_map(args.bias, p, tile::kWarpgroupRows);
-  }
-  return error;
-}
 
 template <class Traits>
 KeyParts key_parts_of(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace) {
@@ -79,7 +63,10 @@ cudaError_t launch_forward(const attention::ForwardParams& p, const plan::Forwar
   if constexpr (Traits::kDividesKeys) args.key_parts = key_parts_of<Traits>(p, plan, workspace);
   if (args.schedule.num_blocks == 0) return cudaSuccess;
   if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  cudaError_t error = make_operand_maps<Traits>(args);
+  cudaError_t error = make_operand_maps(args, tile::kWarpgroupRows, Traits::kTile.keys);
+  if (Traits::kHasBoxes && p.score_mod.bias.present() && error == cudaSuccess) {
+    error = make_bias_map(args.bias, p, tile::kWarpgroupRows);
+  }
   if (error == cudaSuccess) error = next_claim_counter(args.claims, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);

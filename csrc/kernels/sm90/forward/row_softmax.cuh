@@ -1,7 +1,6 @@
 // The online softmax of a warp's 16 rows, in the two forms that hide it best behind products that are in flight.
 #pragma once
 
-#include "kernels/score/score_tile.cuh"
 #include "kernels/score/softmax.cuh"
 #include "tile/sm90/gemm.h"
 
@@ -18,8 +17,8 @@ enum class Reference {
 };
 
 // Outside of this a row of kFirstTile is computed again.
-inline constexpr float kLeastSum = 9.3132257e-10f;   // 2^-30
-inline constexpr float kLargestSum = 1.8446744e19f;  // 2^64
+inline constexpr float kLeastSum = 0x1p-30f;
+inline constexpr float kLargestSum = 0x1p64f;
 
 template <class Scores>
 struct RowSoftmax {

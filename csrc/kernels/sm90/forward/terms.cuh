@@ -1,7 +1,6 @@
 // A bias in tiles and a mask as bits, for score/score_mod.cuh.
 #pragma once
 
-#include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/terms.cuh"
 

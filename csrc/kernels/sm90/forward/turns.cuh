@@ -12,7 +12,8 @@ inline constexpr int kTurnBarrier = 1;  // of warpgroup 0: a named one, of which
 template <class Traits>
 inline constexpr bool kTakesTurns = Traits::kTile.warpgroups > 1 && Traits::kTile.blocks == 1;
 
-// Each warpgroup takes a turn for every tile of keys but the block's first. The last one starts by passing one on.
+// Each warpgroup takes a turn for every tile of keys but the first of a tile of queries, also for those that its own
+// queries do not see. The last warpgroup starts by passing one on.
 template <class Traits>
 __device__ __forceinline__ void take_turn(int warpgroup) {
   if constexpr (kTakesTurns<Traits>) ptx::sync_named(kTurnBarrier + warpgroup, 2 * tile::kWarpgroupSize);

@@ -1,15 +1,14 @@
-// In which boxes the copy engine reads what a backward pass reads.
+// In which boxes the copy engine reads a call's matrices.
 #pragma once
 
-#include "attention/params.h"
 #include "kernels/sm90/tensor_map.h"
 
 namespace flash_attn_ext::sm90 {
 
-// Of Q, K, V and dO. Arguments: with `params` and a map of each.
+// Of Q, K and V, and of dO in a backward pass. Arguments: with `params` and a map of each.
 template <class Arguments>
 cudaError_t make_operand_maps(Arguments& args, int query_rows, int key_rows) {
-  const attention::BackwardParams& p = args.params;
+  const auto& p = args.params;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
   const int64_t batch = packed ? 1 : p.batch;
   const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
@@ -20,7 +19,10 @@ cudaError_t make_operand_maps(Arguments& args, int query_rows, int key_rows) {
   cudaError_t error = make(args.q, p.q, {batch, p.num_heads_q, queries, p.head_dim_qk, query_rows});
   if (error == cudaSuccess) error = make(args.k, p.k, {batch, p.num_heads_k, keys, p.head_dim_qk, key_rows});
   if (error == cudaSuccess) error = make(args.v, p.v, {batch, p.num_heads_k, keys, p.head_dim_v, key_rows});
-  if (error == cudaSuccess) error = make(args.dout, p.dout, {batch, p.num_heads_q, queries, p.head_dim_v, query_rows});
+  if constexpr (requires { args.dout; }) {
+    const OperandShape shape = {batch, p.num_heads_q, queries, p.head_dim_v, query_rows};
+    if (error == cudaSuccess) error = make(args.dout, p.dout, shape);
+  }
   return error;
 }
 
