@@ -7,12 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from flash_attn_ext import replace_sdpa
-from flash_attn_ext.integrations import _warnings
 
-
-@pytest.fixture(autouse=True)
-def _nothing_was_warned_about(monkeypatch):
-    monkeypatch.setattr(_warnings, "_warned", set())
+pytestmark = pytest.mark.usefixtures("every_reason_is_new")
 
 
 def qkv(device: str, length: int = 5, head_dim: int = 8) -> list[torch.Tensor]:

@@ -15,13 +15,6 @@ KEPT = [F.scaled_dot_product_attention]  # PyTorch's, under no name of a module,
 
 
 @pytest.fixture
-def installed():
-    flash_attn_ext.install_sdpa()
-    yield
-    flash_attn_ext.uninstall_sdpa()
-
-
-@pytest.fixture
 def importer():
     """A module that did `from torch.nn.functional import scaled_dot_product_attention as attend` before."""
     module = types.ModuleType("imported_it_before")
@@ -127,8 +120,8 @@ def test_a_block_inside_decides_for_itself(installed, device):
         assert ran_on_ours(F.scaled_dot_product_attention(*qkv(device)))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_under_compile(installed, device):
-    torch._dynamo.reset()
     graphs: list[str] = []
 
     def recording_backend(graph_module, example_inputs):
@@ -143,4 +136,3 @@ def test_under_compile(installed, device):
     tensors = [t.detach() for t in qkv(device)]
     torch.testing.assert_close(compiled(*tensors), KEPT[0](*tensors, is_causal=True) * 2)
     assert any("flash_attn_ext" in graph for graph in graphs)
-    torch._dynamo.reset()

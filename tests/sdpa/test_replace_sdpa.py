@@ -188,10 +188,10 @@ def test_process_wide(backend):
     assert not ran_on_ours(F.scaled_dot_product_attention(q, k, v))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_under_compile(where, backend):
     """The context may be entered by the compiled function or around it; the graph holds our operator."""
-    torch._dynamo.reset()
     graphs: list[str] = []
 
     def recording_backend(graph_module, example_inputs):
@@ -220,4 +220,3 @@ def test_under_compile(where, backend):
     outputs = zip(("out", "dq", "dk", "dv"), ours, theirs, exactly, strict=True)
     assert_rule({name: compare(*results) for name, *results in outputs})
     assert any("flash_attn_ext" in graph for graph in graphs)
-    torch._dynamo.reset()

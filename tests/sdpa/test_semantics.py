@@ -233,7 +233,7 @@ def test_gqa_with_mask_gradient(backend):
 
 
 def test_unequal_heads_without_enable_gqa_are_an_error(backend):
-    with pytest.raises((RuntimeError, ValueError), match=r"enable_gqa"):
+    with pytest.raises(RuntimeError, match=r"enable_gqa"):
         scaled_dot_product_attention(*qkv_of(backend, (2, 4), kv_leading=(2, 2)))
 
 
@@ -276,10 +276,9 @@ def test_output_stride_order_is_the_querys(order, backend):
 def test_mixed_dtypes_raise_and_name_the_tensor(which, backend):
     tensors = list(qkv_of(backend))
     tensors[which] = tensors[which].double()
-    with pytest.raises((RuntimeError, TypeError, ValueError), match=r"float64|double") as error:
+    odd = ("key", "key", "value")[which]  # what differs from query first
+    with pytest.raises(RuntimeError, match=rf"^{odd} has .*float64"):
         scaled_dot_product_attention(*tensors)
-    named = ("query", "key", "value") if which == 0 else (("query", "key", "value")[which],)
-    assert any(name in str(error.value) or name[0] in str(error.value).split() for name in named)
 
 
 def test_mask_and_is_causal_raise(backend):

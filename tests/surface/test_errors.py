@@ -13,6 +13,8 @@ import flash_attn_ext
 from flash_attn_ext import _C, attention, attention_varlen, scaled_dot_product_attention
 from support.backends import generator_state
 from support.binding import forward, problem
+from support.refusals import ON, assert_says
+from support.refusals import zeros as t
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,6 @@ class Bad:
     says: tuple[str, ...]  # what is named, got, allowed, and the way out
     exception: type[Exception] = RuntimeError
     only_cpu: bool = False  # about values that the host does not read on a GPU
-
-
-def t(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def on(device: str, *values):
@@ -68,7 +66,6 @@ def sdpa(q=(2, 4, 5, 8), k=(2, 4, 7, 8), v=(2, 4, 7, 6), **options):
 
 
 NAN, INF = float("nan"), float("inf")
-ON = "<the device>"
 SHAPES = [
     Bad("one dimension", dense(q=(8,), k=(8,), v=(8,)), ("q", "(8,)", "at least 2", "dimensions")),
     Bad("ranks differ", dense(q=(4, 5, 8)), ("q (4, 5, 8)", "k (2, 2, 7, 8)", "same number", "size 1")),
@@ -287,9 +284,7 @@ def test_says_what_is_wrong(bad, device):
         pytest.skip("the host does not read these values on a GPU")
     with pytest.raises(bad.exception) as error:
         bad.call(device)
-    message = str(error.value)
-    missing = [part for part in bad.says if part.replace(ON, device) not in message]
-    assert not missing, f"{missing} not in: {message}"
+    assert_says(error.value, bad.says, device)
 
 
 def backward_of(device: str, **changes):
@@ -314,7 +309,7 @@ def backward_of(device: str, **changes):
 def test_backward_of_the_binding(changes, says, device):
     with pytest.raises(RuntimeError) as error:
         backward_of(device, **changes)
-    assert all(part in str(error.value) for part in says), str(error.value)
+    assert_says(error.value, says)
 
 
 def test_a_wrong_call_does_not_disturb_the_next(device):
@@ -323,10 +318,8 @@ def test_a_wrong_call_does_not_disturb_the_next(device):
     assert dense()(device).shape == (2, 4, 5, 6)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5])
-def test_a_wrong_call_leaves_the_generator_alone(p, device):
+def test_a_wrong_call_leaves_the_generator_alone(device):
     state = generator_state(device)
-    with pytest.raises((RuntimeError, ValueError)):
-        dense(k=(2, 2, 7, 9), dropout_p=p)(device)
-    if p == 0:
-        assert torch.equal(state, generator_state(device))
+    with pytest.raises(RuntimeError):
+        dense(k=(2, 2, 7, 9))(device)
+    assert torch.equal(state, generator_state(device))

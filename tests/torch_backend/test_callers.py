@@ -159,13 +159,6 @@ def test_torchscript_of_a_module(device):
     assert_ours(lambda x: model(x, x, x, need_weights=False)[0], x, passes=BOTH)
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("compiled_before", [True, False])
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_compiled(compiler, compiled_before, fresh_compiler, device):
