@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from flash_attn_ext import replace_sdpa
+from flash_attn_ext.integrations import torch_sdpa
 
 pytestmark = pytest.mark.usefixtures("every_reason_is_new")
 
@@ -53,6 +54,15 @@ def test_one_warning_for_each_reason(device):
 def test_no_warning_where_ours_runs(device):
     with replace_sdpa(fallback="torch"), warnings.catch_warnings():
         warnings.simplefilter("error")
+        F.scaled_dot_product_attention(*qkv(device))
+
+
+def test_running_out_of_memory_is_no_reason(device, monkeypatch):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(torch_sdpa, "scaled_dot_product_attention", fail)
+    with replace_sdpa(fallback="torch"), pytest.raises(torch.OutOfMemoryError, match="none left"):
         F.scaled_dot_product_attention(*qkv(device))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn, overrides
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import flash_attn_ext
 
@@ -81,6 +82,20 @@ def test_other_threads(installed, device):
     thread.start()
     thread.join()
     assert ran_on_ours(outs[0])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing(use_reentrant, installed, device):
+    """What the backward pass computes again is ours, too, on whatever thread it runs."""
+    outs = []
+
+    def attend(*tensors):
+        outs.append(F.scaled_dot_product_attention(*tensors))
+        return outs[-1]
+
+    with set_checkpoint_early_stop(False):  # which would end the second call before it returns
+        checkpoint(attend, *qkv(device), use_reentrant=use_reentrant).sum().backward()
+    assert len(outs) == 2 and ran_on_ours(outs[1])
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -178,6 +178,16 @@ def test_an_exception_restores(backend):
     assert not ran_on_ours(F.scaled_dot_product_attention(q, k, v))
 
 
+HELD = [F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention]
+
+
+@pytest.mark.parametrize("held", HELD, ids=["function", "operator"])
+def test_names_held_elsewhere(held, backend):
+    """Not by a module: where install_sdpa does not find them."""
+    with replace_sdpa():
+        assert ran_on_ours(held(*qkv(backend)))
+
+
 def test_process_wide(backend):
     q, k, v = qkv(backend)
     flash_attn_ext.install_sdpa()

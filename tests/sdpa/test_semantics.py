@@ -227,6 +227,16 @@ def test_enable_gqa(heads, kv_heads, dtype, backend):
     check_against_pytorch(tensors, enable_gqa=True)
 
 
+@pytest.mark.parametrize(("key_heads", "value_heads"), [(2, 4), (4, 2), (1, 2)])
+def test_key_and_value_heads_may_differ(key_heads, value_heads, backend):
+    """Each number divides that of query heads; PyTorch's math path takes them likewise."""
+    q = normal(backend, 2, 4, 65, 16)
+    k, v = normal(backend, 2, key_heads, 97, 16, seed=2), normal(backend, 2, value_heads, 97, 16, seed=3)
+    repeated = [t.repeat_interleave(4 // t.shape[1], 1) for t in (k, v)]
+    ours = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(ours, unfused_sdpa(q, *repeated))
+
+
 def test_gqa_with_mask_gradient(backend):
     tensors = qkv_of(backend, (2, 4), kv_leading=(2, 2))
     check_against_pytorch(tensors, normal(backend, 4, 65, 97, seed=5), enable_gqa=True)
@@ -273,11 +283,11 @@ def test_output_stride_order_is_the_querys(order, backend):
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_mixed_dtypes_raise_and_name_the_tensor(which, backend):
+def test_mixed_dtypes_raise_and_name_the_tensors(which, backend):
     tensors = list(qkv_of(backend))
     tensors[which] = tensors[which].double()
-    odd = ("key", "key", "value")[which]  # what differs from query first
-    with pytest.raises(RuntimeError, match=rf"^{odd} has .*float64"):
+    got = ", ".join(f"{name} {t.dtype}" for name, t in zip(("query", "key", "value"), tensors, strict=True))
+    with pytest.raises(RuntimeError, match=rf"same dtype, got {got}: cast key and value to query.dtype"):
         scaled_dot_product_attention(*tensors)
 
 

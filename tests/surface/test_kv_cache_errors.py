@@ -55,7 +55,9 @@ SHAPES = [
     Bad("v entries", dict(v_cache=t(3, 2, 48, 32)), ("v_cache", "3", "expected 2", "k_cache")),
     Bad("head dim", dict(q=t(2, 4, 1, 32)), ("k_cache", "head dim 64", "expected 32", "q")),
     Bad(
-        "batch", dict(q=t(3, 4, 1, 64), cache_seqlens=ints(1, 1, 1)), ("k_cache", "2", "3", "cache_batch_idx", "block")
+        "batch",
+        dict(q=t(3, 4, 1, 64), cache_seqlens=ints(1, 1, 1)),
+        ("k_cache", "2", "3", "cache_batch_idx", "block_table"),
     ),
     Bad("lengths", dict(cache_seqlens=ints(1, 1, 1)), ("cache_seqlens", "[3]", "(2,)", "sequence")),
     Bad("lengths rank", dict(cache_seqlens=ints([1, 1])), ("cache_seqlens", "[1, 2]", "(2,)")),
@@ -223,10 +225,17 @@ def test_no_backward_pass(name, device):
         call(change, device)
 
 
-def test_transforms_are_refused(device):
-    q = arguments()["q"].to(device)
+TRANSFORMS = {
+    "grad": lambda function, q: torch.func.grad(lambda q: function(q).sum())(q),
+    "vmap": lambda function, q: torch.vmap(function)(q[None]),
+    "jvp": lambda function, q: torch.func.jvp(function, (q,), (q,)),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_are_refused(transform, device):
     with pytest.raises(RuntimeError, match=r"torch\.func .* flash_attn_ext\.attention"):
-        torch.func.grad(lambda q: call(dict(q=q), device).sum())(q)
+        transform(lambda q: call(dict(q=q), device), arguments()["q"].to(device))
 
 
 @pytest.mark.parametrize("text", ["yes", "2"])
