@@ -71,6 +71,14 @@ def test_the_innermost_context_decides(device):
         call(device)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("fallback", ["raise", "torch"])
+def test_compiled_code_raises_what_only_the_extension_refuses(fallback, device):
+    compiled = torch.compile(call, backend="eager")
+    with replace_sdpa(fallback=fallback), pytest.raises((ValueError, RuntimeError), match=REASON[device]):
+        compiled(device)
+
+
 def test_meta_tensors_have_shapes():
     """Models built on the meta device run without computing."""
     q, k, v = (t.to("meta") for t in qkv("cpu"))
