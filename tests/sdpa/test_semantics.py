@@ -242,11 +242,6 @@ def test_gqa_with_mask_gradient(backend):
     check_against_pytorch(tensors, normal(backend, 4, 65, 97, seed=5), enable_gqa=True)
 
 
-def test_unequal_heads_without_enable_gqa_are_an_error(backend):
-    with pytest.raises(RuntimeError, match=r"enable_gqa"):
-        scaled_dot_product_attention(*qkv_of(backend, (2, 4), kv_leading=(2, 2)))
-
-
 @pytest.mark.parametrize(("leading", "kv_leading"), [((2, 3), (1, 3)), ((2, 3), (3,)), ((2, 3), (1, 1)), ((4,), (1,))])
 def test_batch_dimensions_broadcast(leading, kv_leading, backend):
     """PyTorch's math path broadcasts leading dimensions of size 1; gradients are summed back."""
@@ -289,12 +284,6 @@ def test_mixed_dtypes_raise_and_name_the_tensors(which, backend):
     got = ", ".join(f"{name} {t.dtype}" for name, t in zip(("query", "key", "value"), tensors, strict=True))
     with pytest.raises(RuntimeError, match=rf"same dtype, got {got}: cast key and value to query.dtype"):
         scaled_dot_product_attention(*tensors)
-
-
-def test_mask_and_is_causal_raise(backend):
-    mask = torch.ones(65, 97, dtype=torch.bool, device=backend.device)
-    with pytest.raises(RuntimeError, match=r"is_causal"):
-        scaled_dot_product_attention(*qkv_of(backend), attn_mask=mask, is_causal=True)
 
 
 @pytest.mark.parametrize("variant", [causal_upper_left, causal_lower_right])
