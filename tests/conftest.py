@@ -67,6 +67,23 @@ def device(request) -> str:
     return request.param
 
 
+@pytest.fixture
+def fresh_compiler():
+    """torch.compile without what other tests compiled, and counted."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def every_reason_is_new(monkeypatch):
+    """For tests of warnings: what was warned about before is forgotten."""
+    from flash_attn_ext.integrations import _warnings  # here, as above
+
+    monkeypatch.setattr(_warnings, "_warned", set())
+
+
 @pytest.fixture(autouse=True)
 def _same_state_for_every_test():
     """Seeds, and thread count, default dtype and TF32 switch of PyTorch that a test may have changed."""

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_attn_ext
-from flash_attn_ext.integrations import _warnings
 from support import aten
 from support.backends import device_not_runnable_because
 
@@ -23,9 +22,7 @@ def _gpu():
         pytest.skip(reason)
 
 
-@pytest.fixture(autouse=True)
-def _every_reason_is_new(monkeypatch):
-    monkeypatch.setattr(_warnings, "_warned", set())
+pytestmark = pytest.mark.usefixtures("every_reason_is_new")
 
 
 def qkv(shape=(2, 4, 128, 64)) -> list[torch.Tensor]:
@@ -156,9 +153,9 @@ def test_in_a_cuda_graph(kernel, dropout_p):
         )
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_cudagraph_trees():
     """torch.compile with mode="reduce-overhead" records outputs that live in no graph's pool."""
-    torch._dynamo.reset()
     tensors = qkv()
     expected = flash_attn_ext.scaled_dot_product_attention(*tensors, is_causal=True)
     gradients = torch.autograd.grad(expected.float().sum(), tensors)
@@ -172,4 +169,3 @@ def test_cudagraph_trees():
     torch.testing.assert_close(out, expected, **CLOSE)
     for ours, want in zip(got, gradients, strict=True):
         torch.testing.assert_close(ours, want, **CLOSE)
-    torch._dynamo.reset()

@@ -51,9 +51,9 @@ def tensors(backend):
     return tuple(torch.randn(2, 2, n, 4, dtype=torch.float64, device=backend.device) for n in (3, 5, 5))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_compiled(name, tensors):
-    torch._dynamo.reset()
     transform = TRANSFORMS[name]
     torch.testing.assert_close(torch.compile(transform, backend="aot_eager")(*tensors), transform(*tensors))
 

@@ -235,6 +235,14 @@ def test_autograd_notices_what_is_written(new, backend):
     assert [t._version for t in (inputs.k_cache, inputs.v_cache)] == [version + new for version in versions]
 
 
+def test_autocast_does_nothing(backend):
+    inputs = make_cache_inputs(CacheCase((3, 5), new=1), torch.float32, backend.device)
+    expected = run_with_cache(inputs, backend)["out"]
+    with torch.autocast(backend.device, dtype=torch.bfloat16):
+        out, _ = call_with_cache(inputs, backend)
+    assert torch.equal(out, expected)
+
+
 @computes_in(torch.bfloat16)
 def test_under_inference_mode(backend):
     with torch.inference_mode():

@@ -59,6 +59,25 @@ def test_any_number_of_leading_dimensions(leading, causal, dtype, backend):
 
 
 @over_dtypes((torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("leads", [((2,), (1,), (2,)), ((1,), (3,), (3,)), ((2, 1), (1, 3), (2, 3))], ids=str)
+def test_batch_dimensions_broadcast(leads, dtype, backend):
+    """As expanded ones; what was broadcast gets the sum of their gradients."""
+    shapes = ((2, 65, 16), (2, 97, 16), (2, 97, 24))
+    leaves = [
+        torch.randn(*lead, *shape, device=backend.device).to(dtype).requires_grad_()
+        for lead, shape in zip(leads, shapes, strict=True)
+    ]
+    lead = torch.broadcast_shapes(*leads)
+    expanded = [leaf.expand(*lead, *shape).contiguous() for leaf, shape in zip(leaves, shapes, strict=True)]
+    ours, expected = (flash_attn_ext.attention(*tensors, backend=backend.name) for tensors in (leaves, expanded))
+    assert torch.equal(ours, expected)
+    dout = torch.randn_like(ours)
+    gradients = (torch.autograd.grad(out, leaves, dout) for out in (ours, expected))
+    for found, of_expanded in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, of_expanded)
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
 def test_heads_are_the_last_leading_dimension(dtype, backend):
     """What is per head (sink, slopes, grouped key heads) counts along dimension -3 of a 5-D input."""
     flat = make_inputs(Case(sq=33, sk=40, batch=6, heads=4, kv_heads=2, sink=True, alibi="h"), dtype, backend.device)

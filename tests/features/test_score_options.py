@@ -34,6 +34,13 @@ def test_default_scale_is_of_the_head_dim(backend):
     assert torch.equal(run_ours(inputs, backend)["out"], run_ours(explicit, backend)["out"])
 
 
+@over_dtypes()
+def test_allow_tf32_changes_nothing_on_a_cpu(dtype):
+    inputs = make_inputs(Case(sq=140, sk=270), dtype)
+    single, three = run_ours(inputs, allow_tf32=True), run_ours(inputs)
+    assert all(torch.equal(single[name], three[name]) for name in three)
+
+
 def test_scale_zero_is_a_uniform_average(backend):
     inputs = make_inputs(Case(sq=40, sk=270, scale=0.0), torch.float32, backend.device)
     result = run_ours(inputs, backend)

@@ -258,10 +258,10 @@ def test_gradients_repeat_bitwise_with_either_value(deterministic, device):
     assert all(map(torch.equal, first, second))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiles(fullgraph):
     q, k, v = dense("cpu")
-    torch._dynamo.reset()
     compiled = torch.compile(flash_attn.flash_attn_func, backend="aot_eager", fullgraph=fullgraph)
     out, lse, _ = compiled(q, k, v, causal=True, window_size=(5, -1), return_attn_probs=True)
     expected, expected_lse, _ = flash_attn.flash_attn_func(

@@ -5,6 +5,8 @@ import torch
 
 from support.models.tiny import MODELS, outputs_and_gradients
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 
 @pytest.mark.parametrize("side", [None, "left"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
@@ -14,7 +16,6 @@ def test_outputs_and_gradients(name, side):
     model = MODELS[name].build("fused_ext").train()
     model.config.use_cache = False
     expected = outputs_and_gradients(model, inputs)
-    torch._dynamo.reset()
     model.forward = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
     given = outputs_and_gradients(model, inputs)
     assert given.keys() == expected.keys()
@@ -30,7 +31,6 @@ def test_decoding_with_a_static_cache(name):
     model, inputs = MODELS[name].build("fused_ext"), MODELS[name].make_inputs("left")
     options = dict(**inputs, max_new_tokens=4, do_sample=False)
     expected = model.generate(**options)
-    torch._dynamo.reset()
     compiled = CompileConfig(backend="aot_eager", fullgraph=True, mode=None, dynamic=False)
     compiled._compile_all_devices = True
     tokens = model.generate(**options, cache_implementation="static", compile_config=compiled)

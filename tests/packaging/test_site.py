@@ -6,6 +6,7 @@ That it builds without warnings is for `make docs` itself.
 import importlib
 import re
 import runpy
+import types
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,28 @@ def test_every_page_of_docs_is_in_the_menu():
     assert [page for page in sorted(pages) if not (ROOT / page).is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["", ".integrations.flash_attn", ".integrations.transformers"])
-def test_the_reference_has_every_public_function(name):
-    module = importlib.import_module(f"flash_attn_ext{name}")
+def documented_names(module: str) -> set[str]:
+    """What api.md has of a module."""
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    section = page.partition(f".. currentmodule:: {module.__name__}\n")[2]
-    public = {public for public in module.__all__ if callable(getattr(module, public))}
-    assert public - set(re.findall(r"^\.\. auto\w+:: (\w+)", section, re.MULTILINE)) == set()
+    _, *parts = re.split(r"^\.\. currentmodule:: ([\w.]+)$", page, flags=re.MULTILINE)
+    texts = [text for name, text in zip(parts[::2], parts[1::2], strict=True) if name == module]
+    return set(re.findall(r"^\.\. auto\w+:: (\w+)", "".join(texts), re.MULTILINE))
+
+
+def public_names(module: types.ModuleType) -> set[str]:
+    """Those in __all__, or else of what the module itself defines."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    names = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+    return {name for name in names if callable(getattr(module, name))}
+
+
+INTEGRATIONS = ("dtensor", "flash_attn", "flash_attn.bert_padding", "torch_backend", "transformers")
+
+
+@pytest.mark.parametrize("name", ["flash_attn_ext", *(f"flash_attn_ext.integrations.{name}" for name in INTEGRATIONS)])
+def test_the_reference_has_every_public_function(name):
+    names = public_names(importlib.import_module(name))
+    assert names and names - documented_names(name) == set()
 
 
 def test_broken_links_of_a_site_are_found(tmp_path):

@@ -7,12 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from flash_attn_ext import replace_sdpa
-from flash_attn_ext.integrations import _warnings
+from flash_attn_ext.integrations import torch_sdpa
 
-
-@pytest.fixture(autouse=True)
-def _nothing_was_warned_about(monkeypatch):
-    monkeypatch.setattr(_warnings, "_warned", set())
+pytestmark = pytest.mark.usefixtures("every_reason_is_new")
 
 
 def qkv(device: str, length: int = 5, head_dim: int = 8) -> list[torch.Tensor]:
@@ -60,9 +57,26 @@ def test_no_warning_where_ours_runs(device):
         F.scaled_dot_product_attention(*qkv(device))
 
 
+def test_running_out_of_memory_is_no_reason(device, monkeypatch):
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(torch_sdpa, "scaled_dot_product_attention", fail)
+    with replace_sdpa(fallback="torch"), pytest.raises(torch.OutOfMemoryError, match="none left"):
+        F.scaled_dot_product_attention(*qkv(device))
+
+
 def test_the_innermost_context_decides(device):
     with replace_sdpa(fallback="torch"), replace_sdpa(), pytest.raises((ValueError, RuntimeError)):
         call(device)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("fallback", ["raise", "torch"])
+def test_compiled_code_raises_what_only_the_extension_refuses(fallback, device):
+    compiled = torch.compile(call, backend="eager")
+    with replace_sdpa(fallback=fallback), pytest.raises((ValueError, RuntimeError), match=REASON[device]):
+        compiled(device)
 
 
 def test_meta_tensors_have_shapes():

@@ -8,17 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn, overrides
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import flash_attn_ext
 
 KEPT = [F.scaled_dot_product_attention]  # PyTorch's, under no name of a module, which would be replaced
-
-
-@pytest.fixture
-def installed():
-    flash_attn_ext.install_sdpa()
-    yield
-    flash_attn_ext.uninstall_sdpa()
 
 
 @pytest.fixture
@@ -90,6 +84,20 @@ def test_other_threads(installed, device):
     assert ran_on_ours(outs[0])
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing(use_reentrant, installed, device):
+    """What the backward pass computes again is ours, too, on whatever thread it runs."""
+    outs = []
+
+    def attend(*tensors):
+        outs.append(F.scaled_dot_product_attention(*tensors))
+        return outs[-1]
+
+    with set_checkpoint_early_stop(False):  # which would end the second call before it returns
+        checkpoint(attend, *qkv(device), use_reentrant=use_reentrant).sum().backward()
+    assert len(outs) == 2 and ran_on_ours(outs[1])
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_modules_of_pytorch(training, installed, device):
     """Whose fused inference path would call no name."""
@@ -127,8 +135,8 @@ def test_a_block_inside_decides_for_itself(installed, device):
         assert ran_on_ours(F.scaled_dot_product_attention(*qkv(device)))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_under_compile(installed, device):
-    torch._dynamo.reset()
     graphs: list[str] = []
 
     def recording_backend(graph_module, example_inputs):
@@ -143,4 +151,3 @@ def test_under_compile(installed, device):
     tensors = [t.detach() for t in qkv(device)]
     torch.testing.assert_close(compiled(*tensors), KEPT[0](*tensors, is_causal=True) * 2)
     assert any("flash_attn_ext" in graph for graph in graphs)
-    torch._dynamo.reset()

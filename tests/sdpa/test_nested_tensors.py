@@ -10,12 +10,8 @@ from torch import nn
 
 import flash_attn_ext
 from flash_attn_ext import replace_sdpa
-from flash_attn_ext.integrations import _warnings
 
-
-@pytest.fixture(autouse=True)
-def _nothing_was_warned_about(monkeypatch):
-    monkeypatch.setattr(_warnings, "_warned", set())
+pytestmark = pytest.mark.usefixtures("every_reason_is_new")
 
 
 def nested(device: str, *shape: int) -> torch.Tensor:

@@ -178,6 +178,16 @@ def test_an_exception_restores(backend):
     assert not ran_on_ours(F.scaled_dot_product_attention(q, k, v))
 
 
+HELD = [F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention]
+
+
+@pytest.mark.parametrize("held", HELD, ids=["function", "operator"])
+def test_names_held_elsewhere(held, backend):
+    """Not by a module: where install_sdpa does not find them."""
+    with replace_sdpa():
+        assert ran_on_ours(held(*qkv(backend)))
+
+
 def test_process_wide(backend):
     q, k, v = qkv(backend)
     flash_attn_ext.install_sdpa()
@@ -188,10 +198,10 @@ def test_process_wide(backend):
     assert not ran_on_ours(F.scaled_dot_product_attention(q, k, v))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_under_compile(where, backend):
     """The context may be entered by the compiled function or around it; the graph holds our operator."""
-    torch._dynamo.reset()
     graphs: list[str] = []
 
     def recording_backend(graph_module, example_inputs):
@@ -220,4 +230,3 @@ def test_under_compile(where, backend):
     outputs = zip(("out", "dq", "dk", "dv"), ours, theirs, exactly, strict=True)
     assert_rule({name: compare(*results) for name, *results in outputs})
     assert any("flash_attn_ext" in graph for graph in graphs)
-    torch._dynamo.reset()

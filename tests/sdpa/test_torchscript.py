@@ -18,13 +18,6 @@ def new_model() -> nn.Module:
     return Attention()
 
 
-@pytest.fixture
-def installed():
-    flash_attn_ext.install_sdpa()
-    yield
-    flash_attn_ext.uninstall_sdpa()
-
-
 def test_script_while_installed(installed, device):
     q, k, v = (torch.randn(2, 3, 5, 8, device=device) for _ in range(3))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -198,6 +198,7 @@ def test_nothing_is_held_after_a_call(function):
     assert [sys.getrefcount(tensor) for tensor in tensors] == before
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compilers_do_not_see_it(monkeypatch):
     def refuse(*_):
         raise AssertionError("a compiled call took the direct way")
@@ -212,6 +213,5 @@ def test_compilers_do_not_see_it(monkeypatch):
     expected = all_three(*tensors)
     for name in DIRECT.values():
         monkeypatch.setattr(_C, name, refuse)
-    torch._dynamo.reset()
     compiled = torch.compile(all_three, fullgraph=True, backend="eager")
     check_equal(compiled(*tensors), expected)

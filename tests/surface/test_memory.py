@@ -46,10 +46,15 @@ def test_peak_at_16384(causal):
     assert float(process.stdout) < LIMIT_MB
 
 
-@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
-def test_autograd_keeps_inputs_output_and_lse(dropout_p, backend):
-    """Saved: q, k, v, out, the LSE and a seed, each once."""
-    inputs = make_inputs(Case(sq=256, sk=256, d=32, batch=1, dropout_p=dropout_p), torch.float32, backend.device)
+BROADCAST = dict(bias="111k", mask="11q1", alibi="h", sink=True)
+
+
+@pytest.mark.parametrize("features", [{}, dict(dropout_p=0.5), BROADCAST], ids=str)
+def test_autograd_keeps_inputs_output_and_lse(features, backend):
+    """Saved: q, k, v, out, the LSE, a seed, and what else was given, each once; with a bias the LSE's residual."""
+    inputs = make_inputs(Case(sq=256, sk=256, d=32, batch=1, **features), torch.float32, backend.device)
+    given = (inputs.bias, inputs.mask, inputs.alibi_slopes, inputs.sink)
+    tables = sum(tensor.numel() for tensor in given if tensor is not None)
     saved: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -59,4 +64,4 @@ def test_autograd_keeps_inputs_output_and_lse(dropout_p, backend):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         call_ours(inputs, inputs.leaves(), backend)
     rows = 2 * 256
-    assert sum(saved.values()) <= 4 * rows * 32 + rows + 1
+    assert sum(saved.values()) <= 4 * rows * 32 + rows * (1 + (inputs.bias is not None)) + tables + 1

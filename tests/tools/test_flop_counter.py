@@ -154,13 +154,13 @@ def test_modules_and_recomputation(device):
     assert counter.get_flop_counts()["Attention"] == expected
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_call(device):
     case = Case(sq=40, sk=50, causal="top_left", **SHAPE)
     inputs = make_inputs(case, torch.float32, device)
     # Without fullgraph: in newer PyTorch, what is compiled runs eagerly under a counter.
     compiled = torch.compile(flash_attn_ext.attention, dynamic=True, backend="aot_eager")
     counts = counted(lambda: compiled(inputs.q, inputs.k, inputs.v, causal="top_left"))
-    torch._dynamo.reset()
     expected = both_passes(pairs_of(case))[OPERATORS.attention_forward]
     assert counts[OPERATORS.attention_forward] == expected
 

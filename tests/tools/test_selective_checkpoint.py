@@ -85,6 +85,7 @@ def test_a_list_of_operators(device):
     assert recorder.passes == ["forward", "backward"]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(("policy", "num_forward"), [(SAVE, 1), (RECOMPUTE, 2)], ids=["saved", "recomputed"])
 def test_under_the_compiler(policy, num_forward, device):
     """The policy becomes the partition of the compiled graphs."""
@@ -105,6 +106,5 @@ def test_under_the_compiler(policy, num_forward, device):
     expected = train(device, None, 0.0, lambda function: function)
     for ours, plain in zip(train(device, None, 0.0, wrap), expected, strict=True):
         torch.testing.assert_close(ours, plain)
-    torch._dynamo.reset()
     calls = [node.target for graph in graphs for node in graph.graph.nodes]
     assert calls.count(FORWARD) == num_forward and calls.count(BACKWARD) == 1

@@ -12,16 +12,14 @@ import torch.nn.functional as F
 from torch.nn import attention
 
 import flash_attn_ext
-from flash_attn_ext.integrations import _warnings, torch_backend
+from flash_attn_ext.integrations import torch_backend
 from flash_attn_ext.integrations.torch_backend import flash, operands, switch
 from support import aten
 
 CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-@pytest.fixture(autouse=True)
-def _every_reason_is_new(monkeypatch):
-    monkeypatch.setattr(_warnings, "_warned", set())
+pytestmark = pytest.mark.usefixtures("every_reason_is_new")
 
 
 def qkv(dtype=torch.float32, device="cpu", shape=(2, 3, 37, 16)) -> list[torch.Tensor]:

@@ -65,6 +65,16 @@ def test_float_mask_in_float32(entry, backend):
     assert gradient.dtype == torch.float32
 
 
+@computes_in(torch.bfloat16)
+def test_a_bias_in_16_bits_is_cast(backend):
+    inputs = inputs_of(backend, case=Case(sq=65, sk=97, d=16, bias="b1qk"))
+    with torch.autocast(backend.device, dtype=torch.bfloat16):
+        out = flash_attn_ext.attention(inputs.q, inputs.k, inputs.v, bias=inputs.bias.half(), backend=backend.name)
+    low = [t.bfloat16() for t in (inputs.q, inputs.k, inputs.v)]
+    expected = flash_attn_ext.attention(*low, bias=inputs.bias.half().bfloat16(), backend=backend.name)
+    assert torch.equal(out, expected)
+
+
 def test_float64_is_left_alone(backend):
     """As PyTorch: float64 is not what autocast casts."""
     inputs = inputs_of(backend, torch.float64)

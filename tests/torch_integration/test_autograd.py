@@ -189,10 +189,11 @@ def test_an_error_of_a_packing_hook_arrives_as_it_is(backend):
         attend(backend, *leaves_of(backend))
 
 
-def test_batched_gradients(backend):
+@pytest.mark.parametrize("dropout_p", [0.0, 0.4])
+def test_batched_gradients(dropout_p, backend):
     """The backward pass under torch.vmap, as torch.autograd.functional.jacobian(vectorize=True) runs it."""
     leaves = leaves_of(backend)
-    out = attend(backend, *leaves)
+    out = attend(backend, *leaves, dropout_p=dropout_p)
     douts = torch.randn(3, *out.shape, device=out.device)
     batched = torch.autograd.grad(out, leaves, douts, is_grads_batched=True, retain_graph=True)
     for index, dout in enumerate(douts):

@@ -24,11 +24,7 @@ CASES = [
 OPERATOR = torch.ops.flash_attn_ext.attention_with_kvcache.default
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def arguments(case: CacheCase, backend, sequence_first: bool = False) -> tuple:

@@ -1,0 +1,61 @@
+"""Infinities in what is attended, and weights of exactly 0. What is not attended: test_poison.py."""
+
+import math
+
+import pytest
+import torch
+
+from support.cases import Case, make_inputs
+from support.errors import assert_same_answer
+from support.params import over_dtypes
+from support.runners import dropout_bits, run_ours
+
+KEY = 200
+
+
+@over_dtypes()
+def test_a_bias_of_plus_infinity_spoils_its_row_alone(dtype, backend):
+    inputs = make_inputs(Case(sq=140, sk=300, bias="11qk"), dtype, backend.device)
+    clean = run_ours(inputs, backend)
+    inputs.bias[..., 3, KEY] = math.inf
+    result = run_ours(inputs, backend)
+    assert bool(result["out"][:, :, 3].isnan().all())
+    others = torch.arange(140, device=backend.device) != 3
+    for name in ("out", "lse", "dq"):
+        assert_same_answer(result[name], clean[name], backend, name, (slice(None), slice(None), others))
+
+
+@over_dtypes()
+@pytest.mark.parametrize("d", [32, 128])
+def test_a_weight_that_underflows_takes_nothing_of_an_infinite_value(d, dtype, backend):
+    inputs = make_inputs(Case(sq=140, sk=300, d=d, bias="111k"), dtype, backend.device)
+    inputs.bias[..., KEY] = -1e4
+    clean = run_ours(inputs, backend)
+    inputs.v[:, :, KEY] = math.inf
+    for name, tensor in run_ours(inputs, backend).items():
+        assert_same_answer(tensor, clean[name], backend, name)
+
+
+@over_dtypes()
+def test_a_dropped_weight_takes_nothing_of_an_infinite_value(dtype, backend):
+    inputs = make_inputs(Case(sq=140, sk=300, dropout_p=0.4), dtype, backend.device)
+    kept = dropout_bits(inputs, backend)[..., KEY]
+    clean = run_ours(inputs, backend)["out"]
+    inputs.v[:, :, KEY] = math.inf
+    out = run_ours(inputs, backend)["out"]
+    assert_same_answer(out, clean, backend, "out", ~kept)
+    assert not bool(out[kept].isfinite().any())
+
+
+@over_dtypes()
+def test_a_sink_of_minus_infinity_is_none(dtype, backend):
+    case = Case(sq=70, sk=130, mask="11qk", dlse=True)
+    without = make_inputs(case, dtype, backend.device)
+    without.mask[:, :, 5] = False  # a row without keys
+    inputs = make_inputs(Case(sq=70, sk=130, mask="11qk", sink=True, dlse=True), dtype, backend.device)
+    inputs = inputs.replace(mask=without.mask, sink=torch.full_like(inputs.sink, -math.inf))
+    assert not bool(run_ours(inputs, backend)["dsink"].any())
+    # A sink that gets a gradient has the others computed from a more precise delta.
+    result = run_ours(inputs.replace(differentiable=("q", "k", "v")), backend)
+    for name, expected in run_ours(without, backend).items():
+        assert_same_answer(result[name], expected, backend, name)
