@@ -27,6 +27,7 @@ from torch import Tensor, overrides
 
 from flash_attn_ext._sdpa import SdpaArguments
 from flash_attn_ext.functional import scaled_dot_product_attention
+from flash_attn_ext.integrations import _backward_passes
 from flash_attn_ext.integrations._fused_inference import FusedInference
 from flash_attn_ext.integrations._multi_head_attention import multi_head_attention_with
 from flash_attn_ext.integrations._warnings import warn_once
@@ -71,10 +72,12 @@ class SdpaReplacement(overrides.TorchFunctionMode):
 
     def __enter__(self):
         fused_inference.switch_off()
+        _backward_passes.watch()
         return super().__enter__()
 
     def __exit__(self, *exception):
         super().__exit__(*exception)
+        _backward_passes.unwatch()
         fused_inference.switch_back()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -87,6 +90,8 @@ class SdpaReplacement(overrides.TorchFunctionMode):
             return self.multi_head_attention(*args, **kwargs)
         if func is Tensor.unflatten:  # its super() call is what torch.compile cannot trace under any mode
             func = torch.unflatten
+        if not torch.compiler.is_dynamo_compiling() and _backward_passes.starts_one(func):
+            return _backward_passes.run(self, func, args, kwargs)
         return func(*args, **kwargs)
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import flash_attn_ext
 from flash_attn_ext import replace_sdpa
+from flash_attn_ext.integrations.torch_sdpa import SdpaReplacement
 from support.errors import assert_rule, compare
 
 
@@ -230,3 +232,45 @@ def test_under_compile(where, backend):
     outputs = zip(("out", "dq", "dk", "dv"), ours, theirs, exactly, strict=True)
     assert_rule({name: compare(*results) for name, *results in outputs})
     assert any("flash_attn_ext" in graph for graph in graphs)
+
+
+STARTS = {
+    "Tensor.backward": lambda loss, leaves: loss.backward(),
+    "autograd.backward": lambda loss, leaves: torch.autograd.backward(loss),
+    "autograd.grad": lambda loss, leaves: torch.autograd.grad(loss, leaves),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing(use_reentrant, start, backend):
+    """What a backward pass computes again is ours, too, on whatever thread it runs."""
+    if use_reentrant and start == "autograd.grad":
+        pytest.skip("PyTorch's checkpoint(use_reentrant=True) does not take torch.autograd.grad")
+    outs = []
+
+    def attend(*tensors):
+        outs.append(F.scaled_dot_product_attention(*tensors))
+        return outs[-1]
+
+    run_engine = torch.autograd._engine_run_backward
+    leaves = qkv(backend)
+    with replace_sdpa(), set_checkpoint_early_stop(False):  # which would end the second call before it returns
+        STARTS[start](checkpoint(attend, *leaves, use_reentrant=use_reentrant).sum(), leaves)
+    assert len(outs) == 2 and all(ran_on_ours(out) for out in (outs if not use_reentrant else outs[1:]))
+    assert torch.autograd._engine_run_backward is run_engine
+
+
+def test_checkpointing_in_nested_contexts(backend):
+    """The innermost context decides in the backward pass, too."""
+    asked = []
+
+    class Asked(SdpaReplacement):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is F.scaled_dot_product_attention:
+                asked.append(self.fallback)
+            return super().__torch_function__(func, types, args, kwargs)
+
+    with Asked("torch"), Asked("raise"):
+        checkpoint(F.scaled_dot_product_attention, *qkv(backend), use_reentrant=False).sum().backward()
+    assert asked == ["raise", "raise"]

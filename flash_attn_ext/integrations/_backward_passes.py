@@ -1,0 +1,68 @@
+"""Lets the modes of a thread see what a backward pass computes again, as activation checkpointing does.
+
+A mode is asked about Tensor.backward, torch.autograd.backward and torch.autograd.grad as about any function, and like
+any function they run without it. So it is entered again where they start PyTorch's engine, which has the modes of the
+thread that started it on all of its threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_STARTS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+_lock = threading.Lock()
+_modes_in_force = 0
+_run_engine: Callable  # PyTorch's, while ours is in its place
+_of_thread = threading.local()
+
+
+def starts_one(func: Callable) -> bool:
+    return func in _STARTS
+
+
+def run(mode: TorchFunctionMode, func: Callable, args: tuple, kwargs: dict):
+    """func(*args, **kwargs), which starts a backward pass, for a mode that it runs without."""
+    waiting = _of_thread.__dict__.setdefault("modes", [])
+    waiting.append(mode)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        if mode in waiting:
+            waiting.remove(mode)
+
+
+def _run_engine_under_modes(*args, **kwargs):
+    waiting = _of_thread.__dict__.get("modes", [])
+    with contextlib.ExitStack() as stack:
+        while waiting:
+            stack.enter_context(waiting.pop())  # the outermost first: the innermost was asked first
+        return _run_engine(*args, **kwargs)
+
+
+def watch() -> None:
+    """For a mode more, until `unwatch`."""
+    _change_modes(1)
+
+
+def unwatch() -> None:
+    _change_modes(-1)
+
+
+def _change_modes(change: int) -> None:
+    global _modes_in_force, _run_engine
+    if torch.compiler.is_dynamo_compiling():  # which can trace no lock
+        return
+    with _lock:
+        if _modes_in_force == 0:
+            _run_engine = torch.autograd._engine_run_backward
+            torch.autograd._engine_run_backward = _run_engine_under_modes
+        _modes_in_force += change
+        if _modes_in_force == 0:
+            torch.autograd._engine_run_backward = _run_engine
