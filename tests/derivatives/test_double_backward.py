@@ -175,13 +175,21 @@ def test_empty(shape, backend):
         torch.testing.assert_close(found, expected[name], msg=name)
 
 
+def shapes_of_second_derivatives(device: str) -> None:
+    leaves = [torch.empty(2, 3, n, 8, device=device, requires_grad=True) for n in (5, 7, 7)]
+    out = flash_attn_ext.attention(*leaves, causal="top_left")
+    gradients = torch.autograd.grad(out.sum(), leaves, create_graph=True)
+    found = torch.autograd.grad(sum(g.sum() for g in gradients), leaves)
+    assert [(g.shape, g.device.type) for g in found] == [(leaf.shape, device) for leaf in leaves]
+
+
 def test_fake_tensors(backend):
     with FakeTensorMode():
-        leaves = [torch.empty(2, 3, n, 8, device=backend.device, requires_grad=True) for n in (5, 7, 7)]
-        out = flash_attn_ext.attention(*leaves, causal="top_left")
-        gradients = torch.autograd.grad(out.sum(), leaves, create_graph=True)
-        found = torch.autograd.grad(sum(g.sum() for g in gradients), leaves)
-    assert [g.shape for g in found] == [leaf.shape for leaf in leaves]
+        shapes_of_second_derivatives(backend.device)
+
+
+def test_meta_tensors():
+    shapes_of_second_derivatives("meta")
 
 
 @computes_in(torch.float64)
