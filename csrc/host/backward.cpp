@@ -92,6 +92,7 @@ std::vector<at::Tensor> finish(const AttentionInputs& in, Gradients g) {
 }  // namespace
 
 std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const BackwardInputs& backward) {
+  check_in_memory(in);
   check_inputs(in);
   check_backward_inputs(in, backward);
   const c10::OptionalDeviceGuard guard(in.q.device());

@@ -135,6 +135,13 @@ void check_lse_residual(const std::optional<at::Tensor>& residual, const at::Ten
               dtype_name(residual->scalar_type()), ", expected ", dtype_name(lse.scalar_type()));
 }
 
+template <class Inputs>
+void check_fields_in_memory(const Inputs& in) {
+  visit_fields(in, [](const char* name, const auto& field) {
+    if constexpr (requires { check_holds_memory(name, field); }) check_holds_memory(name, field);
+  });
+}
+
 bool is_present(const at::Tensor&) { return true; }
 bool is_present(const std::optional<at::Tensor>& tensor) { return tensor.has_value(); }
 
@@ -221,6 +228,9 @@ void check_options(const AttentionInputs& in) {
               "there is an rng_seed but dropout_p is 0; pass None, or the dropout probability");
   if (in.rng_seed) check_rng_seed(*in.rng_seed, in.q.device());
 }
+
+void check_in_memory(const AttentionInputs& in) { check_fields_in_memory(in); }
+void check_in_memory(const KvCacheInputs& cache) { check_fields_in_memory(cache); }
 
 void check_inputs(const AttentionInputs& in) {
   check_sequence_offsets(in);
