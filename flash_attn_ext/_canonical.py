@@ -46,8 +46,6 @@ class DenseForm(NamedTuple):
         return self._restore(lse, self.rank - 1)
 
     def _restore(self, tensor: Tensor, rank: int) -> Tensor:
-        if self.rank == 4:
-            return tensor
         if self.rank > 4:
             return tensor.reshape(*self.lead, *tensor.shape[1:])
         while tensor.dim() > rank:
