@@ -89,7 +89,7 @@ def direct_attention_with_kvcache(
     backend,
     /,
 ) -> Tensor | tuple[Tensor, Tensor] | None:
-    """``flash_attn_ext.attention_with_kvcache`` likewise, of operands that are PLAIN, with lengths in a tensor."""
+    """``flash_attn_ext.attention_with_kvcache`` likewise, of operands that are PLAIN."""
 
 def attention_forward(problem: Problem, /) -> tuple[Tensor, Tensor, Tensor | None]:
     """(out, lse, lse_residual), never recorded by autograd.
@@ -173,10 +173,10 @@ EQUAL_HEADS: int
 def operands_of(q: Tensor, k: Tensor, v: Tensor) -> int:
     """What the operands of a call are now. Anything may be passed. In rising order, each from PLAIN on also all before:
 
-    SYMBOLIC: not all hold memory that the extension may read: subclasses, meta tensors, others; or a dispatch mode or a
-    trace is on. TRANSFORMED: they do, under torch.func or forward mode. PLAIN: tensors (no subclass) with memory.
-    CANONICAL: dense and 4-D, of one dtype and batch size, k and v of one number of heads, and autocast would not cast
-    them. EQUAL_HEADS: q too has that number of heads.
+    SYMBOLIC: not all hold memory that the extension may read: subclasses, meta tensors, views that PyTorch negates
+    lazily, others; or a dispatch mode or a trace is on. TRANSFORMED: they do, under torch.func or forward mode. PLAIN:
+    tensors (no subclass) with memory. CANONICAL: dense and 4-D, of one dtype and batch size, k and v of one number of
+    heads, and autocast would not cast them. EQUAL_HEADS: q too has that number of heads.
     """
 
 PROBLEM_FIELDS: tuple[str, ...]

@@ -6,6 +6,7 @@ checked once, in C++ (csrc/host/checks.h).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import NamedTuple
 
@@ -45,8 +46,6 @@ class DenseForm(NamedTuple):
         return self._restore(lse, self.rank - 1)
 
     def _restore(self, tensor: Tensor, rank: int) -> Tensor:
-        if self.rank == 4:
-            return tensor
         if self.rank > 4:
             return tensor.reshape(*self.lead, *tensor.shape[1:])
         while tensor.dim() > rank:
@@ -118,6 +117,11 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
         return None
     device_type = tensor.device.type
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+    """Operations within compute in the dtypes that they are given."""
+    return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

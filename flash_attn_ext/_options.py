@@ -61,6 +61,8 @@ def check_number(name: str, value) -> float:
                 f"{name} must be a number, got a tensor of shape {tuple(value.shape)} with "
                 f"requires_grad={value.requires_grad}: it would get no gradient. Multiply the tensors by it instead"
             )
+        if value.dtype == torch.bool or value.is_complex():
+            raise TypeError(f"{name} must be a number, got a tensor of dtype {value.dtype}")
         return float(value)
     raise TypeError(f"{name} must be a number, got {type(value).__name__}")
 

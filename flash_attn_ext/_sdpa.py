@@ -50,6 +50,8 @@ def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm, int]:
     causal = "top_left" if check_flag("is_causal", is_causal) else None
     if attn_mask is not None:
         causal, attn_mask = _causality_of(attn_mask, q, k, is_causal)
+        if attn_mask is not None and operands != SYMBOLIC:
+            _check_device("attn_mask", attn_mask, q)
     if operands != EQUAL_HEADS:
         q, k, v, attn_mask = _cast_and_match(q, k, v, attn_mask, enable_gqa)
     is_boolean = attn_mask is not None and attn_mask.dtype == torch.bool
@@ -69,17 +71,21 @@ def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm, int]:
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """What C++ would refuse by other names than PyTorch's."""
-    for name, tensor in (("key", k), ("value", v)):
-        if tensor.device != q.device:
-            raise RuntimeError(
-                f"{name} is on {tensor.device}, but query is on {q.device}; move it with {name}.to(query.device)"
-            )
+    _check_device("key", k, q)
+    _check_device("value", v, q)
     if min(q.dim(), k.dim(), v.dim()) < 2:
         return
     if k.size(-1) != q.size(-1):
         raise RuntimeError(f"key has head dim {k.size(-1)}, expected {q.size(-1)} (that of query)")
     if v.size(-2) != k.size(-2):
         raise RuntimeError(f"value has sequence length {v.size(-2)}, expected {k.size(-2)} (that of key)")
+
+
+def _check_device(name: str, tensor: Tensor, q: Tensor) -> None:
+    if tensor.device != q.device:
+        raise RuntimeError(
+            f"{name} is on {tensor.device}, but query is on {q.device}; move it with {name}.to(query.device)"
+        )
 
 
 def _cast_and_match(

@@ -92,6 +92,7 @@ std::vector<at::Tensor> finish(const AttentionInputs& in, Gradients g) {
 }  // namespace
 
 std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const BackwardInputs& backward) {
+  check_in_memory(in);
   check_inputs(in);
   check_backward_inputs(in, backward);
   const c10::OptionalDeviceGuard guard(in.q.device());
@@ -103,8 +104,10 @@ std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const Back
   if (backward.output_mask[kDbias]) params.dbias = describe_dbias(*in.bias);
   if (in.has_heads()) {
     run_backward(backend, in, backward, params, gradients.dbias);
-  } else if (params.dbias.present()) {
-    gradients.dbias = at::zeros(in.bias->sizes(), in.bias->options());
+  } else {  // k, v and a bias may have elements all the same
+    if (gradients.dk.defined()) gradients.dk.zero_();
+    if (gradients.dv.defined()) gradients.dv.zero_();
+    if (params.dbias.present()) gradients.dbias = at::zeros(in.bias->sizes(), in.bias->options());
   }
   return finish(in, std::move(gradients));
 }

@@ -116,6 +116,11 @@ void check_window(const char* name, const std::optional<int64_t>& width) {
                     ", expected 0 or more keys, or None for no bound");
 }
 
+// As kernels compute with it.
+double in_accumulate_type(const AttentionInputs& in, double number) {
+  return in.accumulate_type() == at::kDouble ? number : double{static_cast<float>(number)};
+}
+
 at::DimVector expected_out_sizes(const AttentionInputs& in) {
   at::DimVector sizes(in.q.sizes());
   sizes.back() = in.head_dim_v();
@@ -131,8 +136,16 @@ void check_shape(const char* name, const at::Tensor& tensor, at::IntArrayRef exp
 void check_lse_residual(const std::optional<at::Tensor>& residual, const at::Tensor& lse) {
   if (!residual || residual->sizes() == at::IntArrayRef{0}) return;
   check_shape("lse_residual", *residual, lse.sizes(), "that of lse");
+  check_device("lse_residual", *residual, lse);
   TORCH_CHECK(residual->scalar_type() == lse.scalar_type(), "lse_residual has dtype ",
               dtype_name(residual->scalar_type()), ", expected ", dtype_name(lse.scalar_type()));
+}
+
+template <class Inputs>
+void check_fields_in_memory(const Inputs& in) {
+  visit_fields(in, [](const char* name, const auto& field) {
+    if constexpr (requires { check_holds_memory(name, field); }) check_holds_memory(name, field);
+  });
 }
 
 bool is_present(const at::Tensor&) { return true; }
@@ -206,10 +219,11 @@ void check_score_tensors(const AttentionInputs& in, const SequenceLengths& longe
 }
 
 void check_options(const AttentionInputs& in) {
-  TORCH_CHECK_VALUE(!in.scale || std::isfinite(*in.scale), "scale is ", in.scale.value_or(0.0),
-                    ", expected a finite number, or None for 1 / sqrt(head dim)");
-  TORCH_CHECK_VALUE(!in.softcap || (std::isfinite(*in.softcap) && *in.softcap > 0.0), "softcap is ",
-                    in.softcap.value_or(0.0), ", expected a finite number above 0, or None for no cap");
+  const double scale = in.scale.value_or(1.0), softcap = in.softcap.value_or(1.0);
+  TORCH_CHECK_VALUE(std::isfinite(in_accumulate_type(in, scale)), "scale is ", scale, ", expected a finite number of ",
+                    dtype_name(in.accumulate_type()), ", or None for 1 / sqrt(head dim)");
+  TORCH_CHECK_VALUE(softcap > 0.0 && std::isnormal(in_accumulate_type(in, softcap)), "softcap is ", softcap,
+                    ", expected a finite number above 0 of ", dtype_name(in.accumulate_type()), ", or None for no cap");
   check_visibility(in.causal, in.window_left, in.window_right);
   check_dropout_probability(in.dropout_p);
   TORCH_CHECK_VALUE(in.dropout_p < 1.0,
@@ -221,6 +235,9 @@ void check_options(const AttentionInputs& in) {
               "there is an rng_seed but dropout_p is 0; pass None, or the dropout probability");
   if (in.rng_seed) check_rng_seed(*in.rng_seed, in.q.device());
 }
+
+void check_in_memory(const AttentionInputs& in) { check_fields_in_memory(in); }
+void check_in_memory(const KvCacheInputs& cache) { check_fields_in_memory(cache); }
 
 void check_inputs(const AttentionInputs& in) {
   check_sequence_offsets(in);
@@ -236,6 +253,7 @@ void check_backward_inputs(const AttentionInputs& in, const BackwardInputs& back
   check_dtype_and_device("out", backward.out, in.q);
   check_shape("out", backward.out, expected_out_sizes(in), "q's, with v's head dim");
   check_shape("lse", backward.lse, in.lse_sizes(), "a value for each query head and query");
+  check_device("lse", backward.lse, in.q);
   TORCH_CHECK(backward.dout.sizes() == backward.out.sizes(), "dout has shape ", backward.dout.sizes(),
               ", expected that of out, ", backward.out.sizes());
   TORCH_CHECK(backward.lse.scalar_type() == in.accumulate_type(), "lse has dtype ",
@@ -244,6 +262,7 @@ void check_backward_inputs(const AttentionInputs& in, const BackwardInputs& back
   TORCH_CHECK(!backward.dlse || backward.dlse->sizes() == backward.lse.sizes(), "dlse has shape ",
               backward.dlse ? backward.dlse->sizes() : at::IntArrayRef(), ", expected that of lse, ",
               backward.lse.sizes());
+  if (backward.dlse) check_device("dlse", *backward.dlse, in.q);
   check_output_mask(in, backward);
 }
 

@@ -2,10 +2,15 @@
 // allowed and what to do.
 #pragma once
 
+#include "host/call/cache_inputs.h"
 #include "host/call/inputs.h"
 #include "host/sequence_lengths.h"
 
 namespace flash_attn_ext::host {
+
+// That kernels can read all tensors of a call whose q, k and v they can. Not needed where nobody reads them.
+void check_in_memory(const AttentionInputs& inputs);
+void check_in_memory(const KvCacheInputs& cache);
 
 void check_inputs(const AttentionInputs& inputs);
 // What check_inputs asks of bias, mask, slopes and sink, for sequences of up to these lengths; and of all numbers.

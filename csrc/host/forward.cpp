@@ -36,6 +36,7 @@ void run_forward(const Backend& backend, attention::ForwardParams& params, const
 }
 
 ForwardOutputs attention_forward(const AttentionInputs& in) {
+  check_in_memory(in);
   check_inputs(in);
   const c10::OptionalDeviceGuard guard(in.q.device());
   attention::ForwardParams params;

@@ -23,6 +23,22 @@ void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& 
               "; move it with ", name, ".to(q.device)");
 }
 
+bool is_lazy(const at::Tensor& tensor) { return tensor.is_neg() || tensor._is_zerotensor(); }
+
+// Batched and other wrapped tensors have no storage, subclasses with a __torch_dispatch__ one of their own making.
+bool holds_memory(const at::Tensor& tensor) {
+  return tensor.has_storage() && !tensor.is_meta() && !is_lazy(tensor) &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+}
+
+void check_holds_memory(const char* name, const at::Tensor& tensor) {
+  if (holds_memory(tensor) || tensor.is_meta() || tensor.layout() != at::kStrided) return;
+  TORCH_CHECK(!is_lazy(tensor), name, " is a view that PyTorch computes lazily, so its values are not in memory; pass ",
+              name, ".clone()");
+  TORCH_CHECK(false, name, " is of a subclass whose values are not in memory of its own, but q, k and v are plain ",
+              "tensors; pass ", name, " as a plain tensor, too");
+}
+
 void check_dense(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.layout() == at::kStrided && !tensor.is_nested(), name, " has layout ", tensor.layout(),
               tensor.is_nested() ? " and is nested" : "", ", expected a dense tensor; convert it with ", name,

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 
 namespace flash_attn_ext::host {
@@ -15,6 +16,16 @@ void check_element_type(const char* name, const at::Tensor& tensor, const char* 
 
 void check_dtype_and_device(const char* name, const at::Tensor& tensor, const at::Tensor& q);
 void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& q);
+
+// Whether memory does not have the values: PyTorch negates lazily, and knows zeros without memory.
+bool is_lazy(const at::Tensor& tensor);
+
+// Whether there is memory behind a tensor, and its values are there. Other checks are for meta and sparse tensors.
+bool holds_memory(const at::Tensor& tensor);
+void check_holds_memory(const char* name, const at::Tensor& tensor);
+inline void check_holds_memory(const char* name, const std::optional<at::Tensor>& tensor) {
+  if (tensor) check_holds_memory(name, *tensor);
+}
 
 // Kernels address memory by strides.
 void check_dense(const char* name, const at::Tensor& tensor);

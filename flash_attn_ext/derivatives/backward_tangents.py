@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn_ext._canonical import without_autocast
 from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives.forward_tangents import of_sink, sink_weights, tangents_of_queries
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
@@ -59,7 +60,7 @@ def backward_tangents(
     if saved["out_tangent"] is None:
         left = {RESULT + name: torch.zeros_like(saved[name]) for name in ("out", "lse")}
     scratch = Scratch(accumulate, problem.q.device)
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with without_autocast(problem.q.device):
         for piece in pieces_of(problem, saved | tangents | results | left):
             scores = Scores(problem, piece, scratch)
             for queries in scores.query_blocks():

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn_ext._canonical import without_autocast
 from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
 from flash_attn_ext.derivatives.products import add_sums
@@ -36,7 +37,7 @@ def forward_tangents(problem: Problem, saved: dict[str, Tensor | None], tangents
     """
     results = {RESULT + "out": torch.zeros_like(saved["out"]), RESULT + "lse": torch.zeros_like(saved["lse"])}
     scratch = Scratch(accumulate_dtype(problem.q.dtype), problem.q.device)
-    with torch.autocast(problem.q.device.type, enabled=False):
+    with without_autocast(problem.q.device):
         for piece in pieces_of(problem, saved | tangents | results):
             scores = Scores(problem, piece, scratch)
             for queries in scores.query_blocks():

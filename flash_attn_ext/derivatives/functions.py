@@ -116,7 +116,7 @@ class AttentionBackward(DerivativeFunction):
     @staticmethod
     def forward(dout, dlse, out, lse, lse_residual, wanted, *problem):
         leading = (dout, dlse, out, lse, lse_residual, wanted)
-        if _C.SYMBOLIC in (operands_of(*problem[:3]), operands_of(dout, out, lse)):
+        if _C.SYMBOLIC in (operands_of(*problem[:3]), operands_of(dout, out, lse if dlse is None else dlse)):
             gradients = torch.ops.flash_attn_ext.attention_backward(*leading, *problem)
         else:
             gradients = _C.attention_backward(*leading, problem)

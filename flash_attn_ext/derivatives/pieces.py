@@ -102,7 +102,9 @@ def pieces_of(problem: Problem, tensors: dict[str, Tensor | None]) -> Iterator[P
 
 def _parts(problem: Problem) -> Iterator[Part]:
     q, k = problem.q, problem.k
-    group = max(q.size(1) // max(k.size(1), 1), 1)  # 1 where there are no heads
+    if q.size(1) == 0:  # nobody attends to the keys that there may be
+        return
+    group = q.size(1) // k.size(1)
     size = tile_size(q.device.type, group)
     if problem.cu_seqlens_q is None:
         for batch, key_heads in _shares(q.size(0), k.size(1), group * _tile_scores(size, q.size(2), k.size(2)), size):
@@ -122,7 +124,7 @@ def _tile_scores(size: TileSize, num_queries: int, num_keys: int) -> int:
 
 def _shares(batch: int, key_heads: int, scores: int, size: TileSize) -> Iterator[tuple[slice, slice]]:
     """Shares of batch entries and key heads whose tiles, of `scores` for each key head, fit the budget."""
-    heads_at_a_time = min(max(size.scores // scores, 1), max(key_heads, 1))
+    heads_at_a_time = min(max(size.scores // scores, 1), key_heads)
     entries_at_a_time = max(size.scores // (scores * heads_at_a_time), 1) if heads_at_a_time == key_heads else 1
     for entry in range(0, batch, entries_at_a_time):
         for head in range(0, key_heads, heads_at_a_time):

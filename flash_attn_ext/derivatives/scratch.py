@@ -28,9 +28,9 @@ class Scratch:
             return None
         size = math.prod(shape)
         if self._taken == len(self._buffers):
-            self._buffers.append(torch.empty(size, dtype=self._dtype))
+            self._buffers.append(torch.empty(size, dtype=self._dtype, device=self._device))
         elif self._buffers[self._taken].numel() < size:
-            self._buffers[self._taken] = torch.empty(size, dtype=self._dtype)
+            self._buffers[self._taken] = torch.empty(size, dtype=self._dtype, device=self._device)
         self._taken += 1
         return self._buffers[self._taken - 1][:size].view(shape)
 

@@ -30,7 +30,7 @@ from flash_attn_ext.functional import scaled_dot_product_attention
 from flash_attn_ext.integrations import _backward_passes
 from flash_attn_ext.integrations._fused_inference import FusedInference
 from flash_attn_ext.integrations._multi_head_attention import multi_head_attention_with
-from flash_attn_ext.integrations._warnings import warn_once
+from flash_attn_ext.integrations._warnings import is_of_the_machine, warn_once
 
 _TORCH_SDPA = F.scaled_dot_product_attention
 _OVERRIDDEN = (
@@ -197,9 +197,9 @@ fused_inference = FusedInference(_take_nested)
 def _attention_or_torch(*args, **kwargs) -> Tensor:
     try:
         return scaled_dot_product_attention(*args, **kwargs)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, ValueError, TypeError) as error:
+        if is_of_the_machine(error):
+            raise
         reason = str(error)
     arguments = SdpaArguments(*args, **kwargs)
     _warn(reason, _memory_of_scores(arguments))

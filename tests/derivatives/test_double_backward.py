@@ -165,23 +165,34 @@ def test_what_nobody_sees_may_be_nan(hiding, backend, tiny_tiles):
         torch.testing.assert_close(found[name], expected[name], msg=name)
 
 
-@pytest.mark.parametrize("shape", [(0, 2, 5, 7), (2, 0, 5, 7), (2, 2, 0, 7), (2, 2, 5, 0)], ids=str)
-def test_empty(shape, backend):
-    batch, heads, sq, sk = shape
-    inputs = make_inputs(Case(batch=batch, heads=heads, sq=sq, sk=sk, d=8, sink=True), torch.float32, backend.device)
+SOME = dict(batch=2, heads=2, sq=5, sk=7, d=8, sink=True)
+NOTHING = (dict(batch=0), dict(heads=0), dict(heads=0, kv_heads=2), dict(sq=0), dict(sk=0))
+
+
+@pytest.mark.parametrize("nothing", NOTHING, ids=str)
+def test_empty(nothing, backend):
+    inputs = make_inputs(Case(**SOME | nothing), torch.float32, backend.device)
     along = directions(inputs)
     expected = double_backward(reference(inputs, None), inputs, along)
     for name, found in double_backward(ours(inputs, backend), inputs, along).items():
         torch.testing.assert_close(found, expected[name], msg=name)
 
 
+def shapes_of_second_derivatives(device: str) -> None:
+    leaves = [torch.empty(2, 3, n, 8, device=device, requires_grad=True) for n in (5, 7, 7)]
+    out = flash_attn_ext.attention(*leaves, causal="top_left")
+    gradients = torch.autograd.grad(out.sum(), leaves, create_graph=True)
+    found = torch.autograd.grad(sum(g.sum() for g in gradients), leaves)
+    assert [(g.shape, g.device.type) for g in found] == [(leaf.shape, device) for leaf in leaves]
+
+
 def test_fake_tensors(backend):
     with FakeTensorMode():
-        leaves = [torch.empty(2, 3, n, 8, device=backend.device, requires_grad=True) for n in (5, 7, 7)]
-        out = flash_attn_ext.attention(*leaves, causal="top_left")
-        gradients = torch.autograd.grad(out.sum(), leaves, create_graph=True)
-        found = torch.autograd.grad(sum(g.sum() for g in gradients), leaves)
-    assert [g.shape for g in found] == [leaf.shape for leaf in leaves]
+        shapes_of_second_derivatives(backend.device)
+
+
+def test_meta_tensors():
+    shapes_of_second_derivatives("meta")
 
 
 @computes_in(torch.float64)

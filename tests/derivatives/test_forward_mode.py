@@ -209,6 +209,21 @@ def test_sdpa(backend):
     torch.testing.assert_close(found, expected)
 
 
+def test_under_another_default_device(backend):
+    """Memory for tiles is where the tensors are."""
+    q, tangent = (torch.randn(1, 2, 5, 4, device=backend.device) for _ in range(2))
+    expected = torch.func.jvp(lambda x: flash_attn_ext.attention(x, q, q), (q,), (tangent,))[1]
+    with torch.device("meta"), forward_ad.dual_level():
+        out = flash_attn_ext.attention(forward_ad.make_dual(q, tangent), q, q)
+        assert torch.equal(forward_ad.unpack_dual(out).tangent, expected)
+
+
+def test_meta_tensors():
+    q = torch.empty(1, 2, 5, 4, device="meta")
+    out, tangent = torch.func.jvp(lambda x: flash_attn_ext.attention(x, q, q), (q,), (q,))
+    assert (out.shape, tangent.shape, tangent.device) == (q.shape, q.shape, q.device)
+
+
 def test_autocast_does_not_round_inside(backend):
     """A region of autocast casts inputs; the pass over tiles sums in float32."""
     inputs = make_inputs(Case(sq=40, sk=50, d=8), torch.float32, backend.device)

@@ -64,6 +64,15 @@ def test_with_every_feature(case, causal, dtype, backend):
 
 
 @over_dtypes((torch.float32, torch.bfloat16))
+def test_no_query_heads_with_key_heads(dtype, backend):
+    """Nobody attends to k and v, nor to a bias that is the same for all heads: their gradients are 0."""
+    inputs = make_inputs(Case(sq=5, sk=7, d=8, heads=4, bias="11qk", sink=True), dtype, backend.device)
+    result = run_ours(inputs.replace(q=inputs.q[:, :0], dout=inputs.dout[:, :0], sink=inputs.sink[:0]), backend)
+    for name in ("k", "v", "bias"):
+        assert torch.equal(result[f"d{name}"], torch.zeros_like(getattr(inputs, name))), name
+
+
+@over_dtypes((torch.float32, torch.bfloat16))
 def test_no_keys_with_a_sink(dtype, backend):
     """The sink is all there is: LSE = sink, out = 0, d sink = d lse."""
     inputs = make_inputs(Case(sq=5, sk=0, sink=True, dlse=True), dtype, backend.device)

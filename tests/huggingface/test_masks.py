@@ -214,3 +214,6 @@ def test_a_mask_of_another_layer_is_refused():
         mask_form.read(torch.ones(2, 7), 7)
     with pytest.raises(ValueError, match=r"dtype torch\.int64"):
         mask_form.read(torch.ones(2, 1, 7, 7, dtype=torch.int64), 7)
+    for shape in ((2, 1, 7, 7), (2, 3, 4, 7)):  # the user's own, and not flags
+        with pytest.raises(ValueError, match=r"dtype torch\.uint8 .*attention_mask\.bool\(\)"):
+            mask_form.read(torch.ones(shape, dtype=torch.uint8), 7)

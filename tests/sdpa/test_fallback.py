@@ -66,6 +66,15 @@ def test_running_out_of_memory_is_no_reason(device, monkeypatch):
         F.scaled_dot_product_attention(*qkv(device))
 
 
+def test_nor_is_what_an_allocator_says(device):
+    """That of the CPU has no type of its own for it. PyTorch's attention would take more."""
+    one = torch.zeros(1, 1, 1, 1, device=device)
+    with replace_sdpa(fallback="torch"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="memory"):
+            F.scaled_dot_product_attention(one.expand(2**12, 2**12, 2**20, 64), *[one.expand(1, 1, 2, 64)] * 2)
+
+
 def test_the_innermost_context_decides(device):
     with replace_sdpa(fallback="torch"), replace_sdpa(), pytest.raises((ValueError, RuntimeError)):
         call(device)

@@ -86,6 +86,16 @@ def test_a_device_that_cannot_run_is_said(command, tmp_path, capsys):
     assert "--device cuda" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("option", "content"), [("--goals", "GOALS = ("), ("--draw", "{}"), ("--draw", "[1]"), ("--output", "a file")]
+)
+def test_bench_says_what_is_wrong_with_a_file(option, content, tmp_path, capsys):
+    path = tmp_path / "given"
+    path.write_text(content)
+    assert main(["bench", "--device", "cpu", "--suite", "switch", option, str(path)]) == 2
+    assert f"{option} {path}: " in capsys.readouterr().out
+
+
 CPUINFO = """processor\t: 0
 cpu family\t: 25
 model\t\t: 17

@@ -116,6 +116,7 @@ SPARSE = [
 ]
 DEVICES = [
     Bad("key", sdpa(k=t(2, 4, 7, 8, device="meta")), ("key is on meta", "query", ON, "key.to(query.device)")),
+    Bad("attn_mask", sdpa(attn_mask=t(1, 1, 5, 7, device="meta")), ("attn_mask is on meta", "query is on", ON)),
     Bad("k", dense(k=t(2, 2, 7, 8, device="meta")), ("k", "meta", ON, ".to(q.device)")),
     Bad("mask", dense(mask=t(5, 7, dtype=torch.bool, device="meta")), ("mask", "meta", ON)),
     Bad("bias", dense(bias=t(5, 7, device="meta")), ("bias", "meta", ON)),
@@ -169,8 +170,9 @@ OPTIONS = [
         for p in (-0.1, 1.5, NAN)
     ),
     Bad("sdpa dropout", sdpa(dropout_p=1.5), ("dropout_p", "1.5", "0 <= dropout_p <= 1"), ValueError),
-    *(Bad(f"scale {x}", dense(scale=x), ("scale", str(x), "finite"), ValueError) for x in (NAN, INF, -INF)),
+    *(Bad(f"scale {x}", dense(scale=x), ("scale", str(x), "finite"), ValueError) for x in (NAN, INF, -INF, 1e39)),
     *(Bad(f"softcap {x}", dense(softcap=x), ("softcap", "above 0", "None"), ValueError) for x in (0.0, -1.0, NAN, INF)),
+    *(Bad(f"softcap {x}", dense(softcap=x), ("softcap", f"{x:g}", "float32"), ValueError) for x in (1e-46, 1e39)),
     Bad("sdpa scale", sdpa(scale=NAN), ("scale", "nan", "finite"), ValueError),
     Bad("scale type", dense(scale="1"), ("scale", "number", "str"), TypeError),
     *(
@@ -321,6 +323,9 @@ def backward_of(device: str, **changes):
         (dict(wanted=[True] * 6), ("output_mask", "bias")),
         (dict(lse=t(1, 1, 2, dtype=torch.float64)), ("lse", "float64", "float32")),
         (dict(lse=t(1, 1, 3)), ("lse", "[1, 1, 3]", "[1, 1, 2]")),
+        (dict(lse=t(1, 1, 2, device="meta")), ("lse is on meta", "lse.to(q.device)")),
+        (dict(dlse=t(1, 1, 2, device="meta")), ("dlse is on meta", "dlse.to(q.device)")),
+        (dict(residual=t(1, 1, 2, device="meta")), ("lse_residual is on meta", "lse_residual.to(q.device)")),
         (dict(out=t(1, 1, 3, 4), dout=t(1, 1, 3, 4)), ("out", "[1, 1, 3, 4]", "[1, 1, 2, 4]")),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

@@ -1,5 +1,7 @@
 """explain(): the backend that would run, and for each other one why not."""
 
+import re
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from support.backends import BACKENDS, generator_state
 from support.cases import DTYPES, Case, make_inputs
 from support.packed import cu_seqlens
 from support.params import over_dtypes
+from support.plans import Call
 
 
 def tensors_of(backend, dtype=torch.float32):
@@ -107,3 +110,13 @@ def test_raises_what_the_call_would_raise(backend):
         explain(q, k, k[:, :, :3])
     with pytest.raises(ValueError, match="dropout_p"):
         explain(q, k, k, dropout_p=1.5)
+
+
+def test_every_part_of_the_workspace_is_named():
+    """Heads of a group whose dK and dV are added up, which takes the most parts. Each begins at a multiple of 256."""
+    call = Call(4096, key_heads=2, options=dict(backend="sm90", causal="top_left"))
+    words = call.plans()[1]
+    assert "claims to a tile of keys" in words
+    total, parts = re.search(r"workspace (\d+) bytes \((.*)\)$", words).groups()
+    sizes = [int(part.rsplit(" ", 1)[1]) for part in parts.split(", ")]
+    assert sum(-(-size // 256) * 256 for size in sizes) == int(total)

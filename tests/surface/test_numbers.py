@@ -37,3 +37,10 @@ def test_floats(name, make, device):
     tensors = qkv(device, 2, 3, 9, 8)
     expected = flash_attn_ext.attention(*tensors, **{name: 0.5})
     assert torch.equal(flash_attn_ext.attention(*tensors, **{name: make(0.5)}), expected)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(True), torch.tensor(1j)], ids=str)
+@pytest.mark.parametrize("name", ["scale", "softcap", "dropout_p"])
+def test_no_numbers(name, value, device):
+    with pytest.raises(TypeError, match=f"{name} must be a number, got a tensor of dtype {value.dtype}"):
+        flash_attn_ext.attention(*qkv(device, 2, 3, 9, 8), **{name: value})

@@ -190,6 +190,8 @@ bool is_check_asked_for() {
 }  // namespace
 
 void check_kv_cache(const AttentionInputs& in, const KvCacheInputs& cache) {
+  check_in_memory(in);
+  check_in_memory(cache);
   check_no_gradient(in, cache);
   check_problem(in);
   check_caches(in);

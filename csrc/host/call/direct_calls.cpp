@@ -152,7 +152,8 @@ bool read_attn_mask(PyObject* given, AttentionInputs& in) {
   std::optional<at::Tensor> table;
   if (!read_table(given, table)) return false;
   if (!table) return true;
-  if (in.causal || !broadcasts_to_scores(*table, in, longest_sequences(in))) return false;
+  if (in.causal || table->device() != in.q.device()) return false;
+  if (!broadcasts_to_scores(*table, in, longest_sequences(in))) return false;
   const at::ScalarType dtype = table->scalar_type();
   if (dtype != at::kBool && dtype != at::kFloat && dtype != in.q.scalar_type()) return false;
   (dtype == at::kBool ? in.mask : in.bias) = std::move(table);

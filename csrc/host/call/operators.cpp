@@ -5,16 +5,9 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include "host/call/fields.h"
+#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
-namespace {
-
-// Batched and other wrapped tensors have no storage, subclasses with a __torch_dispatch__ one of their own making.
-bool holds_memory(const at::Tensor& tensor) {
-  return tensor.has_storage() && !tensor.is_meta() && !tensor.unsafeGetTensorImpl()->is_python_dispatch();
-}
-
-}  // namespace
 
 bool is_watched() { return c10::impl::TorchDispatchModeTLS::any_modes_set() || torch::jit::tracer::isTracing(); }
 

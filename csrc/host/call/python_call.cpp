@@ -8,6 +8,7 @@
 
 #include "host/call/fields.h"
 #include "host/call/operators.h"
+#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {
@@ -95,7 +96,7 @@ Operands operands_of(const PythonOperands& operands) {
   const at::Tensor& q = THPVariable_Unpack(operands.q);
   const at::Tensor& k = THPVariable_Unpack(operands.k);
   const at::Tensor& v = THPVariable_Unpack(operands.v);
-  if (q.is_meta()) return Operands::kSymbolic;
+  if (q.is_meta() || is_lazy(q) || is_lazy(k) || is_lazy(v)) return Operands::kSymbolic;
   if (is_transformed()) return Operands::kTransformed;
   if (!are_canonical(q, k, v)) return Operands::kPlain;
   return q.size(1) == k.size(1) ? Operands::kEqualHeads : Operands::kCanonical;

@@ -166,7 +166,9 @@ std::string describe(const BackwardPlan& plan) {
                                              {"statistics", workspace.statistics},
                                              {"turns", workspace.turns},
                                              {"tiles of keys", workspace.key_tiles},
-                                             {"claims", workspace.claims}});
+                                             {"claims", workspace.claims},
+                                             {"sums of dK and dV", workspace.key_sums},
+                                             {"arrivals", workspace.arrivals}});
   return words.str();
 }
 

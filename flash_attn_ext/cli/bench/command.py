@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     try:
         goals = runpy.run_path(options.goals)["GOALS"] if options.goals else ()
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, SyntaxError) as error:
         print(
             f"--goals {options.goals}: {error!r}; allowed is a Python file that sets GOALS, as benchmarks/goals.py does"
         )
@@ -63,7 +63,11 @@ def run(options: argparse.Namespace) -> int:
     chosen = _chosen_suites(options, device)
     progress = Progress("bench", sum(len(load.passes) for loads in chosen.values() for load in loads))
     settings = Settings(device, options.backend, EFFORTS[device, options.quick], goals, progress)
-    report = Report(Path(options.output) / f"{_stem(device, options)}.json", device, _command(device, options))
+    try:
+        report = Report(Path(options.output) / f"{_stem(device, options)}.json", device, _command(device, options))
+    except OSError as error:
+        print(f"--output {options.output}: {error}; allowed is a folder to write to, which is made where there is none")
+        return 2
     report.contents["versions"] |= peers.package_versions(load for loads in chosen.values() for load in loads)
     lost = None
     try:
@@ -87,6 +91,9 @@ def draw_reports(paths: list[str]) -> int:
             report = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             print(f"--draw {path}: {error}")
+            return 2
+        if not (isinstance(report, dict) and {"rows", "machine", "versions"} <= report.keys()):
+            print(f"--draw {path}: it is no report; allowed is a JSON file that bench wrote")
             return 2
         print("\n".join(plot.draw(report, path.with_suffix(".png"))))
     return 0

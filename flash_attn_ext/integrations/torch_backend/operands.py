@@ -8,6 +8,7 @@ from torch import Tensor
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import four_dimensional
 from flash_attn_ext._problem import Problem
+from flash_attn_ext.integrations._warnings import is_of_the_machine
 
 QKV = (True, True, True, False, False, False)
 QKV_AND_BIAS = (True, True, True, True, False, False)
@@ -54,7 +55,7 @@ def backward(
     try:
         return _C.attention_backward(grad_out, None, out, lse, getattr(saved, _RESIDUAL, None), wanted, problem)
     except (RuntimeError, ValueError) as error:
-        if problem.rng_seed is None or isinstance(error, torch.OutOfMemoryError):
+        if problem.rng_seed is None or is_of_the_machine(error):
             raise
         raise OursAlone(str(error)) from error
 

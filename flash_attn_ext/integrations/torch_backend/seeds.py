@@ -4,7 +4,7 @@ Our state is four int64 in one memory: the seed and three times MARK. What an op
 seed, or seed and mark together, and the last but one element as the "offset". A backward pass takes two tensors whose
 addresses lie so far apart for ours without reading them, since no two allocations do; where they were copied since
 (saved tensors that went to the CPU and back), their value says whose they are. Without dropout nothing depends on who
-ran the forward pass, and all calls share two tensors.
+ran the forward pass, and nobody reads the two tensors.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch.library import Library
 
 from flash_attn_ext import _C
-from flash_attn_ext.integrations._warnings import warn_once
+from flash_attn_ext.integrations._warnings import is_of_the_machine, warn_once
 from flash_attn_ext.integrations.torch_backend import cpu_flash, cudnn, efficient, flash, seeds
 from flash_attn_ext.integrations.torch_backend.operands import OursAlone
 from flash_attn_ext.integrations.torch_sdpa import fused_inference
@@ -136,9 +136,9 @@ def _with_fallback(override: Override) -> Callable:
     def kernel(*args, **kwargs):
         try:
             return ours(*args, **kwargs)
-        except (torch.OutOfMemoryError, torch.AcceleratorError, OursAlone):
-            raise
         except (RuntimeError, ValueError, TypeError) as error:
+            if is_of_the_machine(error) or isinstance(error, OursAlone):
+                raise
             reason = str(error)
         warn_once(f" of {override.operator}", reason, ", and PyTorch's kernel runs", stacklevel=3)
         return before.call_boxed(keys, *args, **kwargs)

@@ -89,11 +89,20 @@ def read(mask: Tensor, num_keys: int) -> Visible:
         return Visible(mask=mask)
     if mask.is_floating_point():
         return Visible(bias=mask)
-    raise ValueError(f"attention_mask has dtype {mask.dtype}, expected torch.bool (True = attend) or a floating one")
+    raise _of_unknown_form(mask)
+
+
+def _of_unknown_form(mask: Tensor) -> ValueError:
+    return ValueError(
+        f"attention_mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, expected torch.bool (True = attend) or "
+        "a floating dtype: pass attention_mask.bool()"
+    )
 
 
 def _read_flags(mask: Tensor, num_keys: int) -> Visible:
     kind, extent = mask.shape[2], mask.shape[3] - 1
+    if mask.shape[1] != 1 or kind not in (KEYS, CAUSAL, CAUSAL_WINDOW, WINDOW):
+        raise _of_unknown_form(mask)
     has_window = kind in (CAUSAL_WINDOW, WINDOW)
     visible, left = (num_keys, extent - num_keys) if has_window else (extent, None)
     if visible > num_keys or (has_window and left < 0):
