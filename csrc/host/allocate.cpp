@@ -1,6 +1,9 @@
 #include "host/allocate.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
@@ -28,9 +31,21 @@ c10::DispatchKeySet keys_of(at::Device device) {
   return c10::DispatchKeySet(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
 }
 
+// As torch.use_deterministic_algorithms asks. PyTorch's own functions do it.
+bool fills_uninitialised() {
+  const at::Context& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, at::Device device) {
+  if (fills_uninitialised()) return at::empty_strided(sizes, strides, at::TensorOptions(dtype).device(device));
+  return at::Tensor(at::detail::empty_strided_generic(sizes, strides, allocator_of(device), keys_of(device), dtype));
+}
+
 }  // namespace
 
 at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device) {
+  if (fills_uninitialised()) return at::empty(sizes, at::TensorOptions(dtype).device(device));
   return at::Tensor(at::detail::empty_generic(sizes, allocator_of(device), keys_of(device), dtype, std::nullopt));
 }
 
@@ -51,14 +66,12 @@ at::DimVector strides_in_order_of(const at::Tensor& like, at::IntArrayRef sizes,
 }
 
 at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first) {
-  const at::Device device = like.device();
-  if (!sequence_first && like.is_contiguous()) return empty(sizes, like.scalar_type(), device);
-  return at::Tensor(at::detail::empty_strided_generic(sizes, strides_in_order_of(like, sizes, sequence_first),
-                                                      allocator_of(device), keys_of(device), like.scalar_type()));
+  if (!sequence_first && like.is_contiguous()) return empty(sizes, like.scalar_type(), like.device());
+  return empty_strided(sizes, strides_in_order_of(like, sizes, sequence_first), like.scalar_type(), like.device());
 }
 
-at::DataPtr byte_memory(int64_t bytes, at::Device device) {
-  return bytes == 0 ? at::DataPtr() : allocator_of(device)->allocate(static_cast<size_t>(bytes));
+at::Tensor byte_memory(int64_t bytes, at::Device device) {
+  return bytes == 0 ? at::Tensor() : empty({bytes}, at::kByte, device);
 }
 
 }  // namespace flash_attn_ext::host

@@ -6,8 +6,9 @@
 
 namespace flash_attn_ext::host {
 
-// An uninitialised, contiguous tensor on `device`, which is the current one. It is made without at::empty, which goes
-// through PyTorch's dispatcher and two device guards and thereby takes longer than the allocation.
+// An uninitialised, contiguous tensor on `device`, which is the current one. Unless PyTorch is asked to fill such
+// memory, it is made without at::empty, which goes through the dispatcher and two device guards and thereby takes longer
+// than the allocation.
 at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);
 
 // An uninitialised tensor of these sizes whose dimensions lie in memory in the order of `like`'s strides (largest
@@ -18,7 +19,7 @@ at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, 
 // Its strides.
 at::DimVector strides_in_order_of(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first = false);
 
-// Uninitialised memory on `device`, which is the current one; null for 0 bytes.
-at::DataPtr byte_memory(int64_t bytes, at::Device device);
+// Uninitialised memory on `device`, which is the current one; undefined for 0 bytes.
+at::Tensor byte_memory(int64_t bytes, at::Device device);
 
 }  // namespace flash_attn_ext::host

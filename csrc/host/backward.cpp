@@ -76,8 +76,8 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   require_multiprocessors(plan, in.q.device());
   RECORD_FUNCTION(range_name("backward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
   if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
-  const at::DataPtr workspace = byte_memory(plan.workspace.bytes, in.q.device());
-  backend.backward(params, plan, workspace.get());
+  const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.device());
+  backend.backward(params, plan, workspace.defined() ? workspace.data_ptr() : nullptr);
 }
 
 // The kernels' gradients in the shapes and dtypes of the inputs.

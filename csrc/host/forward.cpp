@@ -45,9 +45,10 @@ void run_forward(const Backend& backend, attention::ForwardParams& params, const
   // Kernels write an LSE whether or not it is wanted.
   int64_t bytes = plan.workspace.bytes;
   const plan::WorkspacePart unwanted_lse = plan::append(bytes, outputs.lse.defined() ? 0 : lse_bytes);
-  const at::DataPtr workspace = byte_memory(bytes, outputs.out.device());
-  if (unwanted_lse.present()) params.lse = lse_view(params, unwanted_lse.in<void>(workspace.get()));
-  backend.forward(params, plan, workspace.get());
+  const at::Tensor workspace = byte_memory(bytes, outputs.out.device());
+  void* const memory = workspace.defined() ? workspace.data_ptr() : nullptr;
+  if (unwanted_lse.present()) params.lse = lse_view(params, unwanted_lse.in<void>(memory));
+  backend.forward(params, plan, memory);
 }
 
 ForwardOutputs attention_forward(const AttentionInputs& in, bool wants_lse) {
