@@ -102,7 +102,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   define_attention_function<>(module, "attention",
                               "(out, lse) of one attention call in canonical form, differentiable.",
                               [](const AttentionInputs& inputs) {
-                                ForwardOutputs outputs = attention(inputs);
+                                ForwardOutputs outputs = attention(inputs, /*wants_lse=*/true);
                                 return std::make_pair(std::move(outputs.out), std::move(outputs.lse));
                               });
 
@@ -110,7 +110,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       module, "attention_forward",
       "(out, lse, lse_residual) of one attention call in canonical form; see flash_attn_ext/_C.pyi.",
       [](const AttentionInputs& inputs) {
-        ForwardOutputs outputs = attention_forward(inputs);
+        ForwardOutputs outputs = attention_forward(inputs, /*wants_lse=*/true);
         return std::make_tuple(std::move(outputs.out), std::move(outputs.lse), std::move(outputs.lse_residual));
       });
 
@@ -120,7 +120,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         const AttentionInputs inputs = inputs_of(problem.ptr());
         const KvCacheInputs cache_inputs = cache_of(cache.ptr());
         const py::gil_scoped_release release;
-        ForwardOutputs outputs = attention_with_kvcache(inputs, cache_inputs);
+        ForwardOutputs outputs = attention_with_kvcache(inputs, cache_inputs, /*wants_lse=*/true);
         return std::make_pair(std::move(outputs.out), std::move(outputs.lse));
       },
       "(out, lse) of one call with a cache, into which k_new and v_new go first; see flash_attn_ext/_C.pyi.");

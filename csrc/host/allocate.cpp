@@ -1,7 +1,10 @@
 #include "host/allocate.h"
 
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <numeric>
@@ -9,7 +12,42 @@
 
 #include "host/cache/memory_overlap.h"
 
+#if FLASH_ATTN_EXT_WITH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#endif
+
 namespace flash_attn_ext::host {
+namespace {
+
+at::Allocator* allocator_of(at::Device device) {
+#if FLASH_ATTN_EXT_WITH_CUDA
+  if (device.is_cuda()) return c10::cuda::CUDACachingAllocator::get();
+#endif
+  TORCH_INTERNAL_ASSERT(device.is_cpu(), "no backend for ", device);
+  return c10::GetCPUAllocator();
+}
+
+c10::DispatchKeySet keys_of(at::Device device) {
+  return c10::DispatchKeySet(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+}
+
+// As torch.use_deterministic_algorithms asks. PyTorch's own functions do it.
+bool fills_uninitialised() {
+  const at::Context& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
+at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype, at::Device device) {
+  if (fills_uninitialised()) return at::empty_strided(sizes, strides, at::TensorOptions(dtype).device(device));
+  return at::Tensor(at::detail::empty_strided_generic(sizes, strides, allocator_of(device), keys_of(device), dtype));
+}
+
+}  // namespace
+
+at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device) {
+  if (fills_uninitialised()) return at::empty(sizes, at::TensorOptions(dtype).device(device));
+  return at::Tensor(at::detail::empty_generic(sizes, allocator_of(device), keys_of(device), dtype, std::nullopt));
+}
 
 at::DimVector strides_in_order_of(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first) {
   at::DimVector order(like.dim());
@@ -28,12 +66,12 @@ at::DimVector strides_in_order_of(const at::Tensor& like, at::IntArrayRef sizes,
 }
 
 at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first) {
-  if (!sequence_first && like.is_contiguous()) return at::empty(sizes, like.options());
-  return at::empty_strided(sizes, strides_in_order_of(like, sizes, sequence_first), like.options());
+  if (!sequence_first && like.is_contiguous()) return empty(sizes, like.scalar_type(), like.device());
+  return empty_strided(sizes, strides_in_order_of(like, sizes, sequence_first), like.scalar_type(), like.device());
 }
 
-at::Tensor byte_memory(int64_t bytes, const at::TensorOptions& options) {
-  return bytes == 0 ? at::Tensor() : at::empty({bytes}, options.dtype(at::kByte));
+at::Tensor byte_memory(int64_t bytes, at::Device device) {
+  return bytes == 0 ? at::Tensor() : empty({bytes}, at::kByte, device);
 }
 
 }  // namespace flash_attn_ext::host

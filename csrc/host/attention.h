@@ -5,7 +5,8 @@
 
 namespace flash_attn_ext::host {
 
-ForwardOutputs attention_forward(const AttentionInputs& inputs);
+// Without `wants_lse`, the outputs have none.
+ForwardOutputs attention_forward(const AttentionInputs& inputs, bool wants_lse);
 
 // dq, dk, dv, dbias, dalibi_slopes, dsink; undefined where output_mask does not ask for it.
 std::vector<at::Tensor> attention_backward(const AttentionInputs& inputs, const BackwardInputs& backward);

@@ -86,11 +86,12 @@ void sm80_reasons(const attention::AttentionParams& params, at::Device device, R
 // Rows of contiguous elements that begin at multiples of 16 bytes. The float64 kernels read any strides.
 bool sm80_readable(const at::Tensor& operand) {
   if (operand.scalar_type() == at::kDouble) return true;
-  const int64_t alignment = 16 / operand.element_size();
-  if (operand.stride(-1) != 1 && operand.size(-1) != 1) return false;
-  if (reinterpret_cast<uintptr_t>(operand.data_ptr()) % 16 != 0) return false;
-  for (int64_t d = 0; d + 1 < operand.dim(); ++d) {
-    if (operand.size(d) != 1 && operand.stride(d) % alignment != 0) return false;
+  const at::IntArrayRef sizes = operand.sizes(), strides = operand.strides();
+  if (strides.back() != 1 && sizes.back() != 1) return false;
+  if (reinterpret_cast<uintptr_t>(operand.const_data_ptr()) % 16 != 0) return false;
+  const auto element_bytes = static_cast<int64_t>(operand.element_size());
+  for (size_t d = 0; d + 1 < sizes.size(); ++d) {
+    if (sizes[d] != 1 && strides[d] * element_bytes % 16 != 0) return false;
   }
   return true;
 }

@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
@@ -46,7 +45,7 @@ void set_gradients(attention::BackwardParams& params, const Gradients& g) {
 }
 
 at::Tensor allocate_dbias(const AttentionInputs& in, bool written_once, attention::BiasGradient& dbias) {
-  const at::Tensor gradient = written_once ? at::empty(in.bias->sizes(), in.q.options().dtype(in.bias->scalar_type()))
+  const at::Tensor gradient = written_once ? empty(in.bias->sizes(), in.bias->scalar_type(), in.q.device())
                                            : at::zeros(in.bias->sizes(), in.q.options().dtype(in.accumulate_type()));
   const auto stride = [&](int64_t d) { return in.bias->size(d) != 1 ? gradient.stride(d) : int64_t{0}; };
   dbias.data = gradient.data_ptr();
@@ -77,7 +76,7 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   require_multiprocessors(plan, in.q.device());
   RECORD_FUNCTION(range_name("backward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
   if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
-  const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.options());
+  const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.device());
   backend.backward(params, plan, workspace.defined() ? workspace.data_ptr() : nullptr);
 }
 

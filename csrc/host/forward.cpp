@@ -1,6 +1,5 @@
 #include "host/forward.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -11,15 +10,26 @@
 #include "host/make_params.h"
 #include "host/readable.h"
 #include "host/report/range.h"
+#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::host {
+namespace {
 
-ForwardOutputs allocate_outputs(const AttentionInputs& in) {
+// Of memory that is laid out as the tensor.
+attention::StatisticView lse_view(const attention::ForwardParams& params, void* data) {
+  const int64_t queries = params.sequences.total_q;
+  const bool packed = params.sequences.cu_seqlens_q != nullptr;
+  return {.data = data, .batch_stride = packed ? 0 : params.num_heads_q * queries, .head_stride = queries};
+}
+
+}  // namespace
+
+ForwardOutputs allocate_outputs(const AttentionInputs& in, bool wants_lse) {
   at::DimVector out_sizes(in.q.sizes());
   out_sizes.back() = in.head_dim_v();
   ForwardOutputs outputs;
   outputs.out = empty_in_stride_order(in.q, out_sizes, in.sequence_first);
-  outputs.lse = at::empty(in.lse_sizes(), in.q.options().dtype(in.accumulate_type()));
+  if (wants_lse) outputs.lse = empty(in.lse_sizes(), in.accumulate_type(), in.q.device());
   return outputs;
 }
 
@@ -27,15 +37,21 @@ void run_forward(const Backend& backend, attention::ForwardParams& params, const
   params.out = matrix_view(outputs.out);
   params.lse = statistic_view(outputs.lse);
   params.lse_residual = statistic_view(outputs.lse_residual);
-  if (outputs.lse.numel() == 0) return;
+  const int64_t lse_bytes = plan::statistic_bytes(params);
+  if (lse_bytes == 0) return;
   const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));
   RECORD_FUNCTION(range_name("forward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{},
                   node_number());
-  const at::Tensor workspace = byte_memory(plan.workspace.bytes, outputs.out.options());
-  backend.forward(params, plan, workspace.defined() ? workspace.data_ptr() : nullptr);
+  // Kernels write an LSE whether or not it is wanted.
+  int64_t bytes = plan.workspace.bytes;
+  const plan::WorkspacePart unwanted_lse = plan::append(bytes, outputs.lse.defined() ? 0 : lse_bytes);
+  const at::Tensor workspace = byte_memory(bytes, outputs.out.device());
+  void* const memory = workspace.defined() ? workspace.data_ptr() : nullptr;
+  if (unwanted_lse.present()) params.lse = lse_view(params, unwanted_lse.in<void>(memory));
+  backend.forward(params, plan, memory);
 }
 
-ForwardOutputs attention_forward(const AttentionInputs& in) {
+ForwardOutputs attention_forward(const AttentionInputs& in, bool wants_lse) {
   check_in_memory(in);
   check_inputs(in);
   const c10::OptionalDeviceGuard guard(in.q.device());
@@ -43,9 +59,9 @@ ForwardOutputs attention_forward(const AttentionInputs& in) {
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
   const Backend& backend = choose_backend(in, params);
   const InputCopies copies = make_readable(backend, in, params);
-  ForwardOutputs outputs = allocate_outputs(in);
+  ForwardOutputs outputs = allocate_outputs(in, wants_lse);
   // Only an added bias moves scores so far from 0 that the LSE alone is too coarse for the gradients.
-  if (in.bias) outputs.lse_residual = at::empty(in.lse_sizes(), outputs.lse.options());
+  if (in.bias && wants_lse) outputs.lse_residual = empty(in.lse_sizes(), in.accumulate_type(), in.q.device());
   run_forward(backend, params, outputs);
   return outputs;
 }

@@ -7,10 +7,10 @@
 
 namespace flash_attn_ext::host {
 
-// out and lse, uninitialised.
-ForwardOutputs allocate_outputs(const AttentionInputs& inputs);
+// out and, where it is wanted, lse, uninitialised.
+ForwardOutputs allocate_outputs(const AttentionInputs& inputs, bool wants_lse);
 
-// Plans the pass, allocates its workspace and runs it, into the outputs.
+// Plans the pass, allocates its workspace and runs it, into the outputs. `params` needs all but these.
 void run_forward(const Backend& backend, attention::ForwardParams& params, const ForwardOutputs& outputs);
 
 }  // namespace flash_attn_ext::host

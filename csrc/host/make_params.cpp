@@ -80,12 +80,13 @@ attention::Dropout make_dropout(double dropout_p, const std::optional<at::Tensor
 
 attention::MatrixView matrix_view(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  const bool packed = tensor.dim() == 3;
+  const at::IntArrayRef strides = tensor.strides();
+  const bool packed = strides.size() == 3;
   return {.data = tensor.data_ptr(),
-          .batch_stride = packed ? 0 : tensor.stride(0),
-          .head_stride = tensor.stride(1),
-          .row_stride = tensor.stride(packed ? 0 : 2),
-          .column_stride = tensor.stride(-1)};
+          .batch_stride = packed ? 0 : strides[0],
+          .head_stride = strides[1],
+          .row_stride = strides[packed ? 0 : 2],
+          .column_stride = strides.back()};
 }
 
 attention::StatisticView statistic_view(const at::Tensor& tensor) {

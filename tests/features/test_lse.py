@@ -57,6 +57,14 @@ def test_two_halves_merge_through_it(split, backend):
     torch.testing.assert_close(weights[0] * out1 + weights[1] * out2, whole)
 
 
-def test_is_not_returned_unless_asked(backend):
-    q = torch.randn(1, 1, 3, 8, device=backend.device)
-    assert isinstance(flash_attn_ext.attention(q, q, q, backend=backend.name), torch.Tensor)
+@over_dtypes()
+@pytest.mark.parametrize(("sq", "sk"), [(3, 3), (1, 2048), (600, 600)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_is_not_returned_unless_asked(sq, sk, has_bias, dtype, backend):
+    """Kernels write it all the same, to where it overwrites nothing that they read."""
+    q, k, v = (torch.randn(2, 2, n, 32, device=backend.device, dtype=dtype) for n in (sq, sk, sk))
+    bias = torch.randn(2, 2, sq, sk, device=backend.device, dtype=dtype) if has_bias else None
+    options = dict(bias=bias, causal="bottom_right", backend=backend.name)
+    out = flash_attn_ext.attention(q, k, v, **options)
+    assert isinstance(out, torch.Tensor)
+    assert torch.equal(out, flash_attn_ext.attention(q, k, v, return_lse=True, **options)[0])

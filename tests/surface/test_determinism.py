@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+import flash_attn_ext
 from support.cases import Case, make_inputs
 from support.params import over_cases, over_dtypes
-from support.runners import call_ours, gradients, run_ours
+from support.runners import call_ours, gradients, poisoned_memory, run_ours
 
 CASES = [
     Case(sq=300, sk=600, d=64, heads=4, kv_heads=2, causal="bottom_right"),
@@ -92,3 +93,18 @@ def test_a_batch_entry_does_not_depend_on_the_batch(case, dtype, backend):
     together, single = run_ours(inputs, backend), run_ours(alone, backend)
     for name in together:
         assert torch.equal(together[name][1:2, 2:3], single[name]), name
+
+
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 1, 3)], ids=str)
+def test_fresh_memory_is_filled_where_pytorch_is_asked_to(layout, device):
+    """torch.use_deterministic_algorithms has torch.empty filled; results and workspace are made by it then."""
+    q = torch.randn(1, 2, 8, 16, device=device, dtype=torch.float32).permute(layout)
+
+    def makes_tensors_by_pytorch() -> bool:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            flash_attn_ext.attention(q, q, q, return_lse=True)
+        return any(event.name.startswith("aten::empty") for event in profile.events())
+
+    assert not makes_tensors_by_pytorch()
+    with poisoned_memory():
+        assert makes_tensors_by_pytorch()

@@ -1,12 +1,13 @@
 #include "host/aten/kernels.h"
 
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <limits>
 #include <string>
 #include <utility>
 
+#include "host/allocate.h"
 #include "host/aten/layouts.h"
 #include "host/attention.h"
 
@@ -48,7 +49,7 @@ std::vector<at::Tensor> gradients_of(const AttentionInputs& in, const at::Tensor
 // What stands for the state of a generator that nobody used: new for each call, since graphs of CUDA want outputs in
 // their own pool.
 at::Tensor unused_state(const at::Tensor& q, at::ScalarType dtype, c10::IntArrayRef sizes) {
-  return at::empty(sizes, q.options().dtype(dtype));
+  return empty(sizes, dtype, q.device());
 }
 
 Results like_operands(const AttentionInputs& in, const std::vector<at::Tensor>& gradients) {
@@ -60,7 +61,7 @@ MaybeResults cpu_flash(Arguments a) {
   if (a[3].toDouble() != 0 || is_given(a[5])) return std::nullopt;
   const AttentionInputs in = problem_of(a, a[4].toBool() ? "top_left" : nullptr, a[6]);
   if (!have_equal_widths(in)) return std::nullopt;
-  const ForwardOutputs outputs = attention_forward(in);
+  const ForwardOutputs outputs = attention_forward(in, /*wants_lse=*/true);
   return Results{as_like(outputs.out, in.q), sequence_first(outputs.lse)};
 }
 
@@ -77,7 +78,8 @@ MaybeResults flash(Arguments a) {
   if (a[3].toDouble() != 0 || a[5].toBool()) return std::nullopt;
   const AttentionInputs in = problem_of(a, a[4].toBool() ? "bottom_right" : nullptr, a[6]);
   if (!have_equal_widths(in)) return std::nullopt;
-  const ForwardOutputs outputs = attention_forward(in);
+  const c10::OptionalDeviceGuard guard(in.q.device());
+  const ForwardOutputs outputs = attention_forward(in, /*wants_lse=*/true);
   const at::Tensor none;
   return Results{as_like(outputs.out, in.q),
                  outputs.lse,
@@ -87,7 +89,7 @@ MaybeResults flash(Arguments a) {
                  in.k.size(2),
                  unused_state(in.q, at::kUInt64, {2}),
                  unused_state(in.q, at::kUInt64, {}),
-                 at::empty({0}, in.q.options())};
+                 empty({0}, in.q.scalar_type(), in.q.device())};
 }
 
 // (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed,
@@ -102,7 +104,8 @@ MaybeResults flash_backward(Arguments a) {
 MaybeResults cudnn(Arguments a) {
   if (is_given(a[3]) || a[5].toDouble() != 0 || a[7].toBool()) return std::nullopt;
   const AttentionInputs in = problem_of(a, a[6].toBool() ? "top_left" : nullptr, a[8]);
-  const ForwardOutputs outputs = attention_forward(in);
+  const c10::OptionalDeviceGuard guard(in.q.device());
+  const ForwardOutputs outputs = attention_forward(in, /*wants_lse=*/true);
   const at::Tensor none;
   return Results{outputs.out,
                  outputs.lse.unsqueeze(-1),
@@ -127,10 +130,12 @@ MaybeResults cudnn_backward(Arguments a) {
 MaybeResults efficient(Arguments a) {
   if (is_given(a[3]) || a[5].toDouble() != 0) return std::nullopt;
   const AttentionInputs in = problem_of(a, a[6].toBool() ? "top_left" : nullptr, a[7]);
-  const ForwardOutputs outputs = attention_forward(in);
+  const c10::OptionalDeviceGuard guard(in.q.device());
+  const bool wants_lse = a[4].toBool();
+  const ForwardOutputs outputs = attention_forward(in, wants_lse);
   at::Tensor lse = outputs.lse;
-  if (!a[4].toBool()) {
-    lse = at::empty({in.q.size(0), in.q.size(1), 0}, lse.options());
+  if (!wants_lse) {
+    lse = empty({in.q.size(0), in.q.size(1), 0}, in.accumulate_type(), in.q.device());
   } else if (const int64_t beyond = lse.size(2) % kEfficientLseMultiple; beyond != 0) {
     lse = at::constant_pad_nd(lse, {0, kEfficientLseMultiple - beyond}, std::numeric_limits<double>::infinity());
   }

@@ -102,7 +102,7 @@ at::Tensor append_new(const Backend& backend, const AttentionInputs& in, const K
 
 }  // namespace
 
-ForwardOutputs attention_with_kvcache(const AttentionInputs& in, const KvCacheInputs& cache) {
+ForwardOutputs attention_with_kvcache(const AttentionInputs& in, const KvCacheInputs& cache, bool wants_lse) {
   check_kv_cache(in, cache);
   const c10::OptionalDeviceGuard guard(in.q.device());
   const CacheArrays arrays = readable_arrays(cache);
@@ -116,7 +116,7 @@ ForwardOutputs attention_with_kvcache(const AttentionInputs& in, const KvCacheIn
   const InputCopies copies = make_readable(backend, in, params);
   const bool has_new = cache.k_new && in.batch() > 0 && in.num_heads_k() > 0;
   const at::Tensor q_rotated = has_new ? append_new(backend, in, cache, params) : at::Tensor();
-  const ForwardOutputs outputs = allocate_outputs(in);
+  const ForwardOutputs outputs = allocate_outputs(in, wants_lse);
   run_forward(backend, params, outputs);
   return outputs;
 }

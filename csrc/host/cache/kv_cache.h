@@ -7,7 +7,7 @@
 namespace flash_attn_ext::host {
 
 // `inputs` has the caches as k and v, which are written where there are new keys. No backward pass: an error where a
-// gradient is asked for. The LSE has no residual.
-ForwardOutputs attention_with_kvcache(const AttentionInputs& inputs, const KvCacheInputs& cache);
+// gradient is asked for. The LSE, without `wants_lse` absent, has no residual.
+ForwardOutputs attention_with_kvcache(const AttentionInputs& inputs, const KvCacheInputs& cache, bool wants_lse);
 
 }  // namespace flash_attn_ext::host

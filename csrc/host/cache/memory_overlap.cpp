@@ -16,10 +16,11 @@ struct Dimension {
 using Dimensions = c10::SmallVector<Dimension, 4>;
 
 Dimensions dimensions_of(const at::Tensor& tensor) {
+  const at::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
   Dimensions dimensions;
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.size(d) == 1 || tensor.stride(d) == 0) continue;
-    dimensions.push_back({tensor.stride(d) * static_cast<int64_t>(tensor.element_size()), tensor.size(d)});
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 1 || strides[d] == 0) continue;
+    dimensions.push_back({strides[d] * static_cast<int64_t>(tensor.element_size()), sizes[d]});
   }
   std::sort(dimensions.begin(), dimensions.end(),
             [](const Dimension& a, const Dimension& b) { return a.stride_bytes > b.stride_bytes; });
@@ -66,8 +67,9 @@ bool meet(const View& a, const View& b, int64_t distance) {
 
 // From its first element to its last.
 int64_t bytes_of(const at::Tensor& tensor) {
+  const at::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
   int64_t last = 0;
-  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  for (size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
   return (last + 1) * static_cast<int64_t>(tensor.element_size());
 }
 
@@ -82,8 +84,9 @@ bool share_memory(const at::Tensor& a, const at::Tensor& b) {
 }
 
 bool repeats_elements(const at::Tensor& tensor) {
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.size(d) > 1 && tensor.stride(d) == 0) return true;
+  const at::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] > 1 && strides[d] == 0) return true;
   }
   return false;
 }

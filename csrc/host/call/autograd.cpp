@@ -135,14 +135,14 @@ c10::intrusive_ptr<FlashAttentionFunctionBackward> make_node() {
 
 }  // namespace
 
-ForwardOutputs attention(const AttentionInputs& in) {
+ForwardOutputs attention(const AttentionInputs& in, bool wants_lse) {
   const bool recorded = std::apply(
       [&](auto... field) { return torch::autograd::compute_requires_grad(in.*field.member...); }, kDifferentiable);
-  if (!recorded) return attention_forward(in);
+  if (!recorded) return attention_forward(in, wants_lse);
   ForwardOutputs outputs;
   {
     const at::AutoDispatchBelowADInplaceOrView nothing_inside_is_recorded;
-    outputs = attention_forward(in);
+    outputs = attention_forward(in, /*wants_lse=*/true);
   }
   const auto node = make_node();
   node->set_next_edges(

@@ -6,8 +6,8 @@
 
 namespace flash_attn_ext::host {
 
-// attention_forward, recorded when gradients are on and a tensor asks for one: out and lse then have a grad_fn. Keeps
-// q, k, v, out, lse and what else was given, and nothing of size Sq x Sk of its own.
-ForwardOutputs attention(const AttentionInputs& inputs);
+// attention_forward, recorded when gradients are on and a tensor asks for one: out and lse, which there then always is,
+// have a grad_fn. Keeps q, k, v, out, lse and what else was given, and nothing of size Sq x Sk of its own.
+ForwardOutputs attention(const AttentionInputs& inputs, bool wants_lse);
 
 }  // namespace flash_attn_ext::host

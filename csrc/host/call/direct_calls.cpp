@@ -214,7 +214,7 @@ py::object direct_sdpa(const SdpaArguments& given) {
   if (num_heads_q != num_heads_k && !is_shared) return py::none();
   if (is_causal) in.causal = "top_left";
   if (!read_attn_mask(given.attn_mask, in)) return py::none();
-  return results_of(in, /*return_lse=*/false, [&] { return attention(in); });
+  return results_of(in, /*return_lse=*/false, [&] { return attention(in, /*wants_lse=*/false); });
 }
 
 py::object direct_attention(const AttentionArguments& given) {
@@ -228,7 +228,7 @@ py::object direct_attention(const AttentionArguments& given) {
   }
   if (in.sequence_first && !(heads_first(in.q) && heads_first(in.k) && heads_first(in.v))) return py::none();
   if (!tables_fit(in)) return py::none();
-  return results_of(in, return_lse, [&] { return attention(in); });
+  return results_of(in, return_lse, [&] { return attention(in, return_lse); });
 }
 
 bool read_cache(const CacheArguments& given, KvCacheInputs& cache) {
@@ -270,7 +270,7 @@ py::object direct_attention_with_kvcache(const CacheArguments& given) {
     return py::none();
   }
   if (!read_lengths(given.cache_seqlens, in, cache)) return py::none();
-  return results_of(in, return_lse, [&] { return attention_with_kvcache(in, cache); });
+  return results_of(in, return_lse, [&] { return attention_with_kvcache(in, cache, return_lse); });
 }
 
 template <class Arguments, py::object (*kFunction)(const Arguments&)>
