@@ -7,8 +7,8 @@
 namespace flash_attn_ext::host {
 
 // An uninitialised, contiguous tensor on `device`, which is the current one. Unless PyTorch is asked to fill such
-// memory, it is made without at::empty, which goes through the dispatcher and two device guards and thereby takes longer
-// than the allocation.
+// memory, it is made without at::empty, which goes through the dispatcher and two device guards and thereby takes
+// longer than the allocation.
 at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);
 
 // An uninitialised tensor of these sizes whose dimensions lie in memory in the order of `like`'s strides (largest
