@@ -14,7 +14,7 @@ enum class Variant {
   kSmall,     // the same in tiles so small that two blocks share a multiprocessor; sm90's forward only
   kDropout,   // the same with dropout; not in sm80's backward
   kMask,      // the same with a boolean mask; sm90 only
-  kBiasMask,  // the same with a bias, a mask or both; forward and sm80's dQ
+  kBiasMask,  // the same with a bias, a mask or both; forward and dQ
   kExtended,  // everything
 };
 

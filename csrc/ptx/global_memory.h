@@ -1,8 +1,6 @@
 // Access to global memory.
 #pragma once
 
-#include <cstdint>
-
 namespace flash_attn_ext::ptx {
 
 // PTX ISA 9.7.9.11 st.global.v4: 16 bytes, to an address that is a multiple of 16.
@@ -12,15 +10,17 @@ __device__ __forceinline__ void store_global_16(void* target, const uint4& value
                : "memory");
 }
 
-// PTX ISA, ld.acquire and st.release: what was stored before the release is visible after an acquire that sees it, in
-// all blocks.
+// PTX ISA, ld.acquire and red.release: what was stored before the release is visible after an acquire that sees it, or
+// what others made of it, in all blocks.
 __device__ __forceinline__ int load_acquire(const int* source) {
   int value;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(source)) : "memory");
   return value;
 }
-__device__ __forceinline__ void store_release(int* target, int value) {
-  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(target)), "r"(value) : "memory");
+// The target becomes `value` unless it is larger already.
+__device__ __forceinline__ void raise_releasing(int* target, int value) {
+  asm volatile("red.release.gpu.global.max.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(target)), "r"(value)
+               : "memory");
 }
 
 // PTX ISA, atom.acq_rel: adds, and returns what was there.

@@ -27,6 +27,7 @@ __device__ __forceinline__ uint32_t load_shared_u16(uint32_t address) {
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address));
   return value;
 }
+
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 value;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -8,27 +8,32 @@ from support.params import computes_in
 
 pytestmark = computes_in(torch.bfloat16)
 
-GARBAGE = {
+GARBAGE = {  # for 100 tokens
     "beyond the end": (0, 70, 300),
     "negative": (-40, 20, -7),
     "decreasing": (0, 90, 30),
+    "overlapping": (0, 90, 30, 100),
     "huge": (2**31 - 1, -(2**31), 2**31 - 1),
 }
 
 
 @pytest.mark.parametrize("values", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("max_seqlen", [None, 64])
-def test_garbage_touches_nothing_else(max_seqlen, values, backend):
-    """Rows around the tensors keep their values, and the next call is right."""
+@pytest.mark.parametrize("scale", [1, 20], ids=["short", "long"])
+def test_garbage_touches_nothing_else(scale, max_seqlen, values, backend):
+    """Rows around the tensors keep their values, the call ends, and the next one is right."""
     if backend.is_cpu:
         pytest.skip("checked there, and an error")
-    padded = [torch.randn(300, 2, 64, device=backend.device).bfloat16() for _ in range(3)]
+    tokens = 100 * scale
+    padded = [torch.randn(3 * tokens, 2, 64, device=backend.device).bfloat16() for _ in range(3)]
     before = [t.clone() for t in padded]
-    q, k, v = (t[100:200].requires_grad_() for t in padded)
-    options = dict(max_seqlen_q=max_seqlen, max_seqlen_k=max_seqlen, backend=backend.name)
+    q, k, v = (t[tokens : 2 * tokens].requires_grad_() for t in padded)
+    longest = max_seqlen and max_seqlen * scale
+    options = dict(max_seqlen_q=longest, max_seqlen_k=longest, backend=backend.name)
 
     def run(offsets):
-        cu = torch.tensor(offsets, dtype=torch.int32, device=backend.device)
+        scaled = torch.tensor(offsets, device=backend.device) * scale
+        cu = scaled.clamp(-(2**31), 2**31 - 1).int()
         out = attention_varlen(q, k, v, cu, cu, **options)
         gradients = torch.autograd.grad(out.sum(), (q, k, v))
         torch.cuda.synchronize()

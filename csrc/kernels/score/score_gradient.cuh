@@ -1,8 +1,6 @@
 // From products and dP to P and dS: what the dK/dV, dQ and dBias kernels share.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/score/dropout.cuh"
 #include "kernels/score/score_mod.cuh"
 
@@ -68,15 +66,16 @@ __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator&
     const QueryStatistics query = statistics(r, column);
     const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse);
     const float gradient = probability * (gradients.at(r, j, e) - query.delta);
-    // Chosen, not multiplied by 0: a NaN in a query's LSE, delta or dP must not reach what the query does not attend.
+    // Chosen, not multiplied by 0: a NaN in a query's LSE, delta or dP must not reach what the query does not attend,
+    // nor an infinite dP the gradient of a weight that has vanished.
     const bool hidden = kPartial && !visible[r].is_visible(j, e);
     scores.at(r, j, e) = hidden ? 0.0f : probability;
-    gradients.at(r, j, e) = hidden ? 0.0f : gradient;
+    gradients.at(r, j, e) = hidden || probability == 0.0f ? 0.0f : gradient;
   });
 }
 
 // The same of scores that terms are added to. P ends as it multiplies dO, after dropout. What is hidden is set to 0,
-// not multiplied by it, last: until then it may be NaN.
+// not multiplied by it, last: until then it may be NaN. So is the gradient of a weight that has vanished.
 template <class Kind, class Tile>
 __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
                                               const Tile& where, const auto& terms, bool masked, auto&& statistics) {
@@ -105,8 +104,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
     const float probability = ptx::exp2(exponent);
     const float gradient = Kind::kExtended ? gradients.at(r, j, e) : gradients.at(r, j, e) - query.delta;
     scores.at(r, j, e) = probability;
-    // dP of what nobody attends may be NaN.
-    gradients.at(r, j, e) = Kind::kExtended && probability == 0.0f ? 0.0f : probability * gradient;
+    gradients.at(r, j, e) = probability == 0.0f ? 0.0f : probability * gradient;
   };
   const auto hide = [&](int r, int j, int e) {
     scores.at(r, j, e) = 0.0f;

@@ -52,7 +52,7 @@ __device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, co
   });
 }
 
-// product -> score, for the softmax. kExtended: everything may change it, else a bias or mask (of StagedBiasMask).
+// product -> score, for the softmax. kExtended: everything may change it, else a bias or mask. terms: which has both.
 // folds_scale: the softmax multiplies by the scale.
 template <bool kExtended, class Tile, class Terms>
 __device__ __forceinline__ void modify(typename Tile::Accumulator& scores, const Tile& where, const Terms& terms,

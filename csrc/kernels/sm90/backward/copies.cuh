@@ -183,6 +183,9 @@ struct BackwardProducer {
 // Adds parts of dQ to the sums in memory, each when its turn has come. Each of two threads has every second part, so
 // that it may wait until it is written.
 //
+// Sequences whose offsets overlap, which nobody has checked, share sums. Their gradients are wrong then, but turns are
+// only raised, and so everybody's comes: a visitor waits for those before it alone.
+//
 // Between blocks: the engine's completion makes what it wrote visible to the thread that waits for it (an implicit
 // proxy fence); the release publishes that; the next visitor's acquire sees it, and its proxy fence orders its own copy
 // after the acquire. PTX ISA, "async proxy" and "causality order".
@@ -208,7 +211,7 @@ struct DqAdder {
       if (place == 0) {
         ptx::store_bytes(sums, shared.dq_sums[stage], kBytes);
       } else {
-        while (ptx::load_acquire(turn) != place) {
+        while (ptx::load_acquire(turn) < place) {
         }
         ptx::fence_global_copies();
         ptx::add_floats(sums, shared.dq_sums[stage], kBytes);
@@ -216,7 +219,7 @@ struct DqAdder {
       ptx::wait_until_read();
       ptx::arrive(shared.sum_ring.empty[stage]);
       ptx::wait_until_written();
-      ptx::store_release(turn, place + 1);
+      ptx::raise_releasing(turn, place + 1);
     }
   }
 };

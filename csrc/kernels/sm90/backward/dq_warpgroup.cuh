@@ -151,7 +151,7 @@ struct DqWarpgroup {
   // What the other visitors have added to memory. (Their engines' writes: DqAdder.)
   __device__ __forceinline__ void add_sums(Dq& dq, int sums, int place, int chunk) const {
     if (chunk == 0) {
-      while (ptx::load_acquire(args.workspace.turns + sums) != place) {
+      while (ptx::load_acquire(args.workspace.turns + sums) < place) {
       }
       __syncwarp();
     }

@@ -29,11 +29,7 @@ struct QueryTileStatistics {
     const int64_t first_row = sequence.query_begin + tile * kQueries;
     const int own = static_cast<int>(threadIdx.x) / kLanes;
     float delta[kRows] = {};
-    if (is_readable(p.out) && is_readable(p.dout)) {
-      sum<common::Piece<Element>>(delta, first_row + own, rows - own);
-    } else {
-      sum<common::Piece<Element, 1>>(delta, first_row + own, rows - own);
-    }
+    sum(delta, first_row + own, rows - own);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -61,22 +57,15 @@ struct QueryTileStatistics {
   }
 
  private:
-  // 16 bytes at a time.
-  __device__ __forceinline__ bool is_readable(const attention::MatrixView& view) const {
-    return view.column_stride == 1 && (p.head_dim_v | view.row_stride) % common::Piece<Element>::kCount == 0 &&
-           reinterpret_cast<uintptr_t>(view.row<const Element>(sequence.batch, head, 0)) % 16 == 0;
-  }
-
-  template <class Piece>
+  // 16 bytes at a time, as the plan says that rows of O and dO can be read.
   __device__ __forceinline__ void sum(float (&sums)[kRows], int64_t first_row, int num_rows) const {
+    using Piece = common::Piece<Element>;
     const auto* out = p.out.row<const Element>(sequence.batch, head, first_row);
     const auto* dout = p.dout.row<const Element>(sequence.batch, head, first_row);
     for (int64_t column = threadIdx.x % kLanes * Piece::kCount; column < p.head_dim_v;
          column += kLanes * Piece::kCount) {
-      common::add_products<Piece>(sums,
-                                  {out + column * p.out.column_stride, dout + column * p.dout.column_stride,
-                                   p.out.row_stride, p.dout.row_stride},
-                                  num_rows, [](int i) { return i * kRowStep; });
+      common::add_products<Piece>(sums, {out + column, dout + column, p.out.row_stride, p.dout.row_stride}, num_rows,
+                                  [](int i) { return i * kRowStep; });
     }
   }
 };

@@ -28,7 +28,7 @@ struct ForwardArguments {
   OperandMap q;
   OperandMap k;
   OperandMap v;
-  OperandMap bias;  // of BiasMask kernels that have one
+  OperandMap bias;  // of BiasMask kernels
   attention::ForwardParams params;
   Schedule schedule;
   TileNotes notes;

@@ -228,7 +228,7 @@ struct ForwardConsumer {
     if constexpr (Traits::kHasBoxes) {
       terms.bias = &shared.bias[k_at.stage][warpgroup];
       modify<false>(scores, where, terms, masked, folds_scale());
-      if (args.params.score_mod.bias.present()) meet();  // the bias has no readers any more
+      meet();  // the bias has no readers any more
     }
     release_keys();
     if constexpr (Traits::kHasBits && !Traits::kHasBoxes) {

@@ -64,7 +64,7 @@ cudaError_t launch_forward(const attention::ForwardParams& p, const plan::Forwar
   if (args.schedule.num_blocks == 0) return cudaSuccess;
   if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   cudaError_t error = make_operand_maps(args, tile::kWarpgroupRows, Traits::kTile.keys);
-  if (Traits::kHasBoxes && p.score_mod.bias.present() && error == cudaSuccess) {
+  if (Traits::kHasBoxes && error == cudaSuccess) {
     error = make_bias_map(args.bias, p, tile::kWarpgroupRows);
   }
   if (error == cudaSuccess) error = next_claim_counter(args.claims, stream);

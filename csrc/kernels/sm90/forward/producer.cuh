@@ -87,12 +87,9 @@ struct ForwardProducer {
     ptx::Barrier& full = shared.k_ring.full[k_at.stage];
     if constexpr (Traits::kHasTerms) shared.visits[k_at.stage] = visit;
     if constexpr (Traits::kHasBoxes) {
-      const bool has_bias = args.params.score_mod.bias.present();
-      ptx::arrive_expecting(full, Tile::kBytes + (has_bias ? sizeof(shared.bias[0]) : 0));
-      if (has_bias) {
-        copy_for_warpgroups(shared.bias[k_at.stage], args.bias, full,
-                            query_origin(work, args.bias, work.first_query, visit.at.tile * Traits::kTile.keys));
-      }
+      ptx::arrive_expecting(full, Tile::kBytes + sizeof(shared.bias[0]));
+      copy_for_warpgroups(shared.bias[k_at.stage], args.bias, full,
+                          query_origin(work, args.bias, work.first_query, visit.at.tile * Traits::kTile.keys));
     } else {
       ptx::arrive_expecting(full, Tile::kBytes);
     }
