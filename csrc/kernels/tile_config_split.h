@@ -48,7 +48,7 @@ constexpr SplitTile split_tile(int element_bytes, int head_dim, SplitKind kind) 
   const bool few = kind == SplitKind::kRows16 || kind == SplitKind::kExtended16;
   if (few && row_bytes <= 256) {
     return {.rows = 16,
-            .keys = is_extended(kind) ? keys : 64 * 256 / row_bytes,  // as many as registers allow
+            .keys = 64 * 256 / row_bytes,
             .row_warps = 1,
             .key_warps = 4,
             .columns = columns,

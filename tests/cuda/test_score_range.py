@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from support.cases import Case, Inputs, make_inputs
-from support.checks import compare_with_pytorch
+from support.checks import MULTIPROCESSORS_SWITCH, compare_with_pytorch
 from support.disturbance import Disturbance
 from support.errors import assert_rule_over_draws
 from support.masks import visible
 from support.params import over_cases, over_dtypes
 from support.runners import call_ours, poisoned_memory, run_ours
 
-SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
 RUNS = 100
 HALVES = (torch.bfloat16, torch.float16)
 CASES = [
@@ -111,9 +110,9 @@ def test_a_head_alone_gives_the_same_bits(case, dtype, gpu):
 def test_tiles_of_any_size_give_the_same_bits(case, dtype, gpu, monkeypatch):
     """Where there are few tiles of queries the sm90 kernel has smaller ones; not on a GPU of one multiprocessor."""
     inputs = make_wide(case, dtype)
-    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.delenv(MULTIPROCESSORS_SWITCH, raising=False)
     out, lse = attend(inputs, gpu)
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv(MULTIPROCESSORS_SWITCH, "1")
     again, lse_again = attend(inputs, gpu)
     assert torch.equal(out, again) and torch.equal(lse, lse_again)
 

@@ -13,16 +13,20 @@ import torch
 import flash_attn_ext
 from support.caches import CacheCase, check_cache_case
 from support.cases import Case, Inputs, make_inputs
-from support.checks import Answers, answers_to, answers_to_packed
+from support.checks import (
+    MULTIPROCESSORS_SWITCH,
+    answers_to,
+    answers_to_packed,
+    check_draws_on_multiprocessors,
+    check_on_multiprocessors,
+)
 from support.disturbance import Disturbance
-from support.errors import Comparison, assert_rule_over_draws
 from support.packed import PackedCase, call_packed, make_packed
 from support.params import computes_in, over_cases, over_dtypes
 from support.runners import Result, call_ours, poisoned_memory, run_ours
 
 MULTIPROCESSORS = (1, 2, 7, 50, 132, 300)
 RUNS = 100
-SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
 
 
 def case_of(sq: int, sk: int, **features) -> Case:
@@ -130,25 +134,15 @@ def packed_forward(case: PackedCase, inputs: Inputs, gpu) -> Result:
         return dict(zip(("out", "lse"), call_packed(case, inputs, tensors, gpu), strict=True))
 
 
-def compare_counts(
-    answers: Answers, run: Callable[[], Result], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Comparison]:
-    """`run`'s results on GPUs of all sizes, measured by the answers."""
-    comparisons = {}
-    for multiprocessors in MULTIPROCESSORS:
-        monkeypatch.setenv(SWITCH, str(multiprocessors))
-        compared = answers.compare(run())
-        comparisons |= {f"{name} on {multiprocessors} multiprocessors": c for name, c in compared.items()}
-    monkeypatch.delenv(SWITCH)
-    return comparisons
-
-
 def check_forward(case: Case, dtype: torch.dtype, gpu, monkeypatch) -> None:
-    def compare_draw(seed: int) -> dict[str, Comparison]:
-        inputs = make_inputs(case, dtype, "cuda", seed, draw_on="cuda")
-        return compare_counts(answers_to(inputs, gpu), lambda: forward(inputs, gpu), monkeypatch)
-
-    assert_rule_over_draws(compare_draw)
+    check_draws_on_multiprocessors(
+        MULTIPROCESSORS,
+        lambda seed: make_inputs(case, dtype, "cuda", seed, draw_on="cuda"),
+        gpu,
+        monkeypatch,
+        run=lambda inputs: forward(inputs, gpu),
+        answers=lambda inputs: answers_to(inputs, gpu),
+    )
 
 
 @over_dtypes((torch.bfloat16, torch.float16, torch.float32))
@@ -173,32 +167,28 @@ def test_features(case, dtype, gpu, monkeypatch):
 @over_cases(PACKED)
 def test_packed(case, dtype, gpu, monkeypatch):
     """Sequences of different lengths, whose keys stand in one line that blocks share."""
-
-    def compare_draw(seed: int) -> dict[str, Comparison]:
-        inputs = make_packed(case, dtype, "cuda", seed, draw_on="cuda")
-        return compare_counts(
-            answers_to_packed(case, inputs, gpu), lambda: packed_forward(case, inputs, gpu), monkeypatch
-        )
-
-    assert_rule_over_draws(compare_draw)
+    check_draws_on_multiprocessors(
+        MULTIPROCESSORS,
+        lambda seed: make_packed(case, dtype, "cuda", seed, draw_on="cuda"),
+        gpu,
+        monkeypatch,
+        run=lambda inputs: packed_forward(case, inputs, gpu),
+        answers=lambda inputs: answers_to_packed(case, inputs, gpu),
+    )
 
 
 @over_dtypes((torch.bfloat16, torch.float32))
 @over_cases(CACHES)
 @pytest.mark.parametrize("multiprocessors", MULTIPROCESSORS)
 def test_caches(multiprocessors, case, dtype, gpu, monkeypatch):
-    monkeypatch.setenv(SWITCH, str(multiprocessors))
+    monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(multiprocessors))
     check_cache_case(case, dtype, gpu)
 
 
 @over_dtypes((torch.bfloat16, torch.float32))
 @over_cases(GRADIENTS)
 def test_gradients(case, dtype, gpu, monkeypatch):
-    def compare_draw(seed: int) -> dict[str, Comparison]:
-        inputs = make_inputs(case, dtype, "cuda", seed, draw_on="cuda")
-        return compare_counts(answers_to(inputs, gpu), lambda: run_ours(inputs, gpu), monkeypatch)
-
-    assert_rule_over_draws(compare_draw)
+    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
 
 
 @over_dtypes((torch.bfloat16, torch.float32))
@@ -207,7 +197,7 @@ def test_gradients(case, dtype, gpu, monkeypatch):
 def test_a_hundred_runs_give_the_same_bits(multiprocessors, case, dtype, gpu, monkeypatch):
     """While other work comes and goes, so that blocks start in another order each time."""
     if multiprocessors is not None:
-        monkeypatch.setenv(SWITCH, str(multiprocessors))
+        monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(multiprocessors))
     inputs = make_inputs(case, dtype, "cuda", draw_on="cuda")
     assert_repeats(lambda: forward(inputs, gpu))
 
@@ -245,7 +235,7 @@ def test_the_counts_differ(sq, always, gpu, monkeypatch):
     q, k = (torch.empty(1, heads, n, 128, device="cuda", dtype=torch.bfloat16) for heads, n in ((8, sq), (2, 60000)))
     blocks = {}
     for multiprocessors in MULTIPROCESSORS:
-        monkeypatch.setenv(SWITCH, str(multiprocessors))
+        monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(multiprocessors))
         plan = flash_attn_ext.explain(q, k, k, backend=gpu.name).forward
         found = re.search(r"keys divided among (\d+) blocks", plan)
         blocks[multiprocessors] = int(found[1]) if found else None

@@ -80,37 +80,6 @@ def check_hidden_tiles(case: Case, dtype: torch.dtype, backend: Backend) -> None
     assert bool((result["dk"][:, :, 64:128] == 0).all()) and bool((result["dv"][:, :, 64:128] == 0).all())
 
 
-def check_on_multiprocessors(
-    numbers: tuple[int, ...],
-    case: Case,
-    dtype: torch.dtype,
-    backend: Backend,
-    monkeypatch: pytest.MonkeyPatch,
-    of: Callable[[Inputs], Inputs] = lambda inputs: inputs,
-) -> None:
-    """The rule for plans of a GPU of each of these numbers of multiprocessors; `of` changes what is drawn."""
-
-    def run(inputs: Inputs) -> dict[int, Result]:
-        results = {}
-        for number in numbers:
-            with monkeypatch.context() as patch:
-                patch.setenv(MULTIPROCESSORS_SWITCH, str(number))
-                results[number] = run_ours(inputs, backend)
-        return results
-
-    def errors(inputs: Inputs, results: dict[int, Result]) -> dict[str, Comparison]:
-        answers = answers_to(inputs, backend)
-        return {
-            f"{name} on {number} multiprocessors": comparison
-            for number, result in results.items()
-            for name, comparison in answers.compare(result).items()
-        }
-
-    check_draws(
-        lambda seed: of(make_inputs(case, dtype, backend.device, seed, draw_on=backend.device)), backend, run, errors
-    )
-
-
 def synchronize(backend: Backend) -> None:
     """So that an error of a kernel is one of the test that launched it."""
     if not backend.is_cpu:
@@ -145,6 +114,54 @@ def compare_with_pytorch(inputs: Inputs, backend: Backend, ours: Result) -> dict
     """Errors of every output and gradient against float64, beside those of PyTorch."""
     check_results(inputs, ours)
     return answers_to(inputs, backend).compare(ours)
+
+
+def check_on_multiprocessors(
+    numbers: tuple[int, ...],
+    case: Case,
+    dtype: torch.dtype,
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    of: Callable[[Inputs], Inputs] = lambda inputs: inputs,
+) -> None:
+    """The rule for plans of a GPU of each of these numbers of multiprocessors; `of` changes what is drawn."""
+    check_draws_on_multiprocessors(
+        numbers,
+        lambda seed: of(make_inputs(case, dtype, backend.device, seed, draw_on=backend.device)),
+        backend,
+        monkeypatch,
+        run=lambda inputs: run_ours(inputs, backend),
+        answers=lambda inputs: answers_to(inputs, backend),
+    )
+
+
+def check_draws_on_multiprocessors(
+    numbers: tuple[int, ...],
+    draw: Callable[[int], Inputs],
+    backend: Backend,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[[Inputs], Result],
+    answers: Callable[[Inputs], Answers],
+) -> None:
+    """The rule for what `run` makes of inputs on each, measured by the inputs' `answers`."""
+
+    def run_on_each(inputs: Inputs) -> dict[int, Result]:
+        results = {}
+        for number in numbers:
+            with monkeypatch.context() as patch:
+                patch.setenv(MULTIPROCESSORS_SWITCH, str(number))
+                results[number] = run(inputs)
+        return results
+
+    def errors(inputs: Inputs, results: dict[int, Result]) -> dict[str, Comparison]:
+        those = answers(inputs)
+        return {
+            f"{name} on {number} multiprocessors": comparison
+            for number, result in results.items()
+            for name, comparison in those.compare(result).items()
+        }
+
+    check_draws(draw, backend, run_on_each, errors)
 
 
 def check_packed_drawn(

@@ -1,7 +1,7 @@
 // A warp's tile of scores whose rows are queries of several heads: what each row sees, and what changes its scores.
 //
 // The formulas are those of kernels/score/, a row at a time: rows differ in query and head, so a bias, a mask and draws
-// of dropout are found element by element.
+// of dropout are found element by element. A bias and a mask are fetched before the keys have arrived, and used after.
 #pragma once
 
 #include "kernels/schedule/row_tiles.cuh"
@@ -9,9 +9,17 @@
 
 namespace flash_attn_ext::sm80 {
 
+// What a bias holds for a thread's scores, -inf where a mask hides them, or what a mask does where there is no bias: as
+// it lies in memory, so that nothing waits for it here.
+template <class Scores>
+struct FetchedTerms {
+  uint32_t values[Scores::kThreadRows][Scores::kColumnTiles][2];
+};
+
 template <class Element, class Scores>
 struct PackedRows {
   static constexpr int kThreadRows = Scores::kThreadRows;
+  using Terms = FetchedTerms<Scores>;
 
   const attention::AttentionParams& p;
   const attention::Sequence& sequence;
@@ -37,8 +45,28 @@ struct PackedRows {
     });
   }
 
+  __device__ __forceinline__ void fetch(Terms& terms, int first_key) const {
+    const attention::BroadcastView& bias = p.score_mod.bias;
+    const attention::BroadcastView& mask = p.score_mod.mask;
+    if (!bias.present()) {
+      if (mask.present()) fetch<uint8_t>(terms, mask, first_key);
+      return;
+    }
+    if (has_float32_bias()) {
+      fetch<uint32_t>(terms, bias, first_key);
+    } else {
+      fetch<uint16_t>(terms, bias, first_key);
+    }
+    if (!mask.present()) return;
+    Terms attends;
+    fetch<uint8_t>(attends, mask, first_key);
+    for_each_element<Scores>([&](int r, int, int j, int e, int) {
+      if (attends.values[r][j][e] == 0) terms.values[r][j][e] = bits_of(-INFINITY);
+    });
+  }
+
   // product -> score, for the softmax.
-  __device__ __forceinline__ void modify(Scores& scores, int first_key, bool folds_scale) const {
+  __device__ __forceinline__ void modify(Scores& scores, const Terms& terms, int first_key, bool folds_scale) const {
     const attention::ScoreMod& mod = p.score_mod;
     // The scale joins the bias's addition where nothing comes between them.
     const bool scaled_later = mod.bias.present() && !changes_before_bias(mod);
@@ -46,13 +74,14 @@ struct PackedRows {
     if (mod.alibi.present()) add_alibi(scores, first_key);
     if (mod.bias.present()) {
       const float factor = scaled_later ? static_cast<float>(mod.scale) : 1.0f;
-      if (sizeof(Element) == 4 || mod.bias.element == attention::ElementType::kFloat32) {
-        add_bias<float>(scores, first_key, factor);
-      } else {
-        add_bias<Element>(scores, first_key, factor);
-      }
+      for_each_element<Scores>([&](int r, int, int j, int e, int) {
+        scores.at(r, j, e) = fmaf(scores.at(r, j, e), factor, bias_of(terms.values[r][j][e]));
+      });
+    } else if (mod.mask.present()) {
+      for_each_element<Scores>([&](int r, int, int j, int e, int) {
+        if (terms.values[r][j][e] == 0) scores.at(r, j, e) = -INFINITY;
+      });
     }
-    if (mod.mask.present()) hide_masked(scores, first_key);
   }
 
   // Weights that dropout does not keep become 0. first_key: a multiple of the tile's keys, or of 32 if these are more.
@@ -79,10 +108,6 @@ struct PackedRows {
   }
 
  private:
-  __device__ __forceinline__ attention::Coordinate coordinate(int r, int key) const {
-    return {sequence.batch, at[r].head, at[r].query, key};
-  }
-
   __device__ __forceinline__ void add_alibi(Scores& scores, int first_key) const {
     const int64_t diagonal = p.visibility.diagonal(sequence);
 #pragma unroll
@@ -100,28 +125,39 @@ struct PackedRows {
     }
   }
 
-  // Where a row sees nothing, no bias or mask may be read.
-  __device__ __forceinline__ bool sees(int r, int key) const { return key >= begin[r] && key < end[r]; }
-
-  template <class BiasElement>
-  __device__ __forceinline__ void add_bias(Scores& scores, int first_key, float factor) const {
-    const attention::BroadcastView& bias = p.score_mod.bias;
-    for_each_element<Scores>([&](int r, int, int j, int e, int column) {
-      const int key = first_key + column;
-      if (!sees(r, key)) return;
-      const BiasElement added = static_cast<const BiasElement*>(bias.data)[bias.offset(coordinate(r, key))];
-      scores.at(r, j, e) = fmaf(scores.at(r, j, e), factor, static_cast<float>(added));
-    });
+  __device__ __forceinline__ bool has_float32_bias() const {
+    return sizeof(Element) == 4 || p.score_mod.bias.element == attention::ElementType::kFloat32;
+  }
+  // A value in memory, and back: 16 bits are the lower ones.
+  __device__ __forceinline__ float bias_of(uint32_t bits) const {
+    if (has_float32_bias()) return __uint_as_float(bits);
+    if constexpr (sizeof(Element) == 2) return ptx::to_float(static_cast<uint16_t>(bits), Element{});
+    return 0.0f;
+  }
+  __device__ __forceinline__ uint32_t bits_of(float bias) const {
+    if (has_float32_bias()) return __float_as_uint(bias);
+    if constexpr (sizeof(Element) == 2) return ptx::pack(bias, 0.0f, Element{});
+    return 0;
   }
 
-  __device__ __forceinline__ void hide_masked(Scores& scores, int first_key) const {
-    const attention::BroadcastView& mask = p.score_mod.mask;
-    for_each_element<Scores>([&](int r, int, int j, int e, int column) {
-      const int key = first_key + column;
-      if (!sees(r, key)) return;
-      const bool attends = static_cast<const uint8_t*>(mask.data)[mask.offset(coordinate(r, key))] != 0;
-      if (!attends) scores.at(r, j, e) = -INFINITY;
-    });
+  // Zeros where a row sees nothing: no bias or mask may be read there.
+  template <class Value>
+  __device__ __forceinline__ void fetch(Terms& terms, const attention::BroadcastView& view, int first_key) const {
+    const int first = first_key + Scores::column(0, 0);
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      const auto* row =
+          static_cast<const Value*>(view.data) + view.offset({sequence.batch, at[r].head, at[r].query, first});
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int step = Scores::column(j, e) - Scores::column(0, 0);
+          const bool seen = first + step >= begin[r] && first + step < end[r];
+          terms.values[r][j][e] = seen ? row[step * view.key_stride] : 0;
+        }
+      }
+    }
   }
 };
 

@@ -39,6 +39,7 @@ struct SplitKernel {
   using Scores = tile::Accumulator<kWarpRows / 16, kWarpKeys / 8>;
   using Output = tile::Accumulator<kWarpRows / 16, kColumns / 8>;
   using Rows = PackedRows<Element, Scores>;
+  using Terms = typename Rows::Terms;
   using Merged = common::MergedRow<kColumns>;
 
   struct Tiles {
@@ -83,9 +84,11 @@ struct SplitKernel {
 #pragma unroll 1
     for (int tile = begin - kTile.stages; tile < end; ++tile) {
       if (tile >= begin) {
+        Terms terms;
+        if constexpr (kFetchesEarly) rows_of_warp().fetch(terms, first_key_of_warp(tile));
         ptx::wait_copies<kTile.stages - 1>();
         __syncthreads();  // the tile has arrived
-        step(stage, tile);
+        step(stage, tile, terms);
         __syncthreads();  // and has no readers any more
       }
       if (tile + kTile.stages < end) load(stage, tile + kTile.stages);
@@ -212,6 +215,9 @@ struct SplitKernel {
     }
   }
 
+  // Before the keys have arrived, where registers are left.
+  static constexpr bool kFetchesEarly = kExtended && kTile.rows == 16;
+
   // Found anew for each tile that needs them: no register is held for them.
   __device__ __forceinline__ Rows rows_of_warp() const {
     Rows rows(p, stretch.keys.sequence);
@@ -223,9 +229,12 @@ struct SplitKernel {
     return rows;
   }
 
-  __device__ __forceinline__ void step(int stage, int tile) {
-    const int row_in_tile = key_warp() * kWarpKeys;
-    const int first_key = tile * kTile.keys + row_in_tile;
+  __device__ __forceinline__ static int first_key_in_tile() { return key_warp() * kWarpKeys; }
+  __device__ __forceinline__ static int first_key_of_warp(int tile) { return tile * kTile.keys + first_key_in_tile(); }
+
+  __device__ __forceinline__ void step(int stage, int tile, Terms& terms) {
+    const int row_in_tile = first_key_in_tile();
+    const int first_key = first_key_of_warp(tile);
     Scores scores;
     scores.clear();
     tile::multiply_head_dims(scores, shared.tiles.q, row_warp() * kWarpRows,
@@ -234,7 +243,8 @@ struct SplitKernel {
     const bool full = stretch.keys.tiles.full(tile);
     if (kExtended || !full) {
       const Rows rows = rows_of_warp();
-      if constexpr (kExtended) rows.modify(scores, first_key, folded);
+      if constexpr (kExtended && !kFetchesEarly) rows.fetch(terms, first_key);
+      if constexpr (kExtended) rows.modify(scores, terms, first_key, folded);
       if (!full) rows.hide_invisible(scores, first_key);
     }
     running.template update<false>(scores, out,
