@@ -46,7 +46,8 @@ def _gpu_facts() -> dict[str, str]:
     names = ("driver_version", "power.limit", "clocks.max.sm")
     if shutil.which("nvidia-smi") is None:
         return {}
-    query = [f"--query-gpu={','.join(names)}", "--format=csv,noheader", f"--id={torch.cuda.current_device()}"]
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid  # its number may be another one there
+    query = [f"--query-gpu={','.join(names)}", "--format=csv,noheader", f"--id=GPU-{gpu}"]
     try:
         answer = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
