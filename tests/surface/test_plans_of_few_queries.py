@@ -52,7 +52,7 @@ ROWS = [
     (llama(1, slopes=True), "(extended, head dim 128), 16 rows x 64 keys"),
     (llama(4, mask=(1, 1, 1, LONG)), "(extended, head dim 128), 16 rows x 64 keys"),
     (llama(5, mask=(1, 1, 1, LONG)), "(extended, head dim 128), 64 rows x 64 keys"),
-    (llama(1, d=64, mask=(1, 1, 1, LONG)), "(extended, head dim 64), 16 rows x 64 keys"),
+    (llama(1, d=64, mask=(1, 1, 1, LONG)), "(extended, head dim 64), 16 rows x 128 keys"),
     (llama(1, d=256, mask=(1, 1, 1, LONG)), "(extended, head dim 256), 16 rows x 32 keys"),
     (llama(1, slopes=True, dtype=F32), "(extended, head dim 128), 16 rows x 32 keys"),
     # Rows of 1 KiB: one tile for all.
@@ -144,6 +144,21 @@ def test_the_number_of_multiprocessors_is_a_switch(multiprocessors, blocks, plan
     assert blocks_of(forward_plan(llama(1), planner)) == blocks
     assert blocks_of(forward_plan(llama(1, 1024), planner)) == min(blocks, 8 * 1024 // 128)
     assert blocks_of(forward_plan(llama(1, batch=200), planner)) == 3 * multiprocessors
+
+
+# A third block a multiprocessor, from 4 tiles of 64 keys for each on.
+MASKED = [
+    (llama(1, 12_608, mask=(1, 1, 1, 12_608)), 264),
+    (llama(1, 12_609, mask=(1, 1, 1, 12_609)), 392),  # 8 x 198 tiles
+    (llama(1, 12_609), 264),
+    (llama(1, 8192, key_heads=32, mask=(1, 1, 1, 8192)), 384),
+    (llama(1, 8192, key_heads=32), 256),
+]
+
+
+@pytest.mark.parametrize(("call", "blocks"), MASKED, ids=label)
+def test_long_calls_with_masks_have_more_blocks(call, blocks, planner):
+    assert blocks_of(forward_plan(call, planner)) == blocks
 
 
 def test_more_multiprocessors_divide_more_calls(planner, monkeypatch):

@@ -13,16 +13,23 @@ bool numbers_fit(const attention::ForwardParams& p) {
   return 2 * tiles < int64_t{1} << 31;
 }
 
-// Blocks of a multiprocessor that keep memory busy, where an item's keys are divided. More would leave more parts.
+// Blocks of a multiprocessor that keep memory busy, where an item's keys are divided. More would leave more parts,
+// which pays where scores take work of their own, and blocks have several tiles of keys nevertheless.
 constexpr int64_t kBlocksOfDivided = 2;
+constexpr int64_t kBlocksOfLongExtended = 3;
+constexpr int64_t kTilesOfLong = 4;
+
+int64_t blocks_of_divided(int64_t tiles, bool extended, int64_t multiprocessors) {
+  const bool long_extended = extended && tiles >= multiprocessors * kBlocksOfLongExtended * kTilesOfLong;
+  return multiprocessors * (long_extended ? kBlocksOfLongExtended : kBlocksOfDivided);
+}
 
 // As many as there is room for. Where items are fewer, a multiple of them: items of one length are then divided among
 // blocks of their own, and none ends one item and begins another.
-int64_t resident_blocks(int64_t items, int64_t most_parts, int64_t multiprocessors, int64_t room_on_each) {
-  const int64_t room = multiprocessors * room_on_each;
+int64_t resident_blocks(int64_t items, int64_t most_parts, int64_t room, int64_t wanted) {
   if (items == 0) return 1;
   if (items >= room) return room;
-  const int64_t nearest = (multiprocessors * kBlocksOfDivided + items / 2) / items;
+  const int64_t nearest = (wanted + items / 2) / items;
   return items * std::clamp<int64_t>(nearest, 1, std::min(most_parts, room / items));
 }
 
@@ -62,7 +69,9 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
   const int64_t items = p.batch * p.num_heads_k * sm80::num_tiles(packed_rows(p), tile.rows) *
                         sm80::num_slices(p.head_dim_v, tile.columns);
   const int64_t most_parts = std::max<int64_t>(visible_keys(p) / sm80::kLeastKeysOfBlock, 1);
-  plan.resident_blocks = resident_blocks(items, most_parts, limits.multiprocessors, tile.blocks);
+  const int64_t tiles = items * sm80::num_tiles(visible_keys(p), tile.keys);
+  plan.resident_blocks = resident_blocks(items, most_parts, limits.multiprocessors * tile.blocks,
+                                         blocks_of_divided(tiles, extended, limits.multiprocessors));
   const int64_t rows = items * std::min<int64_t>(tile.rows, packed_rows(p));
   const bool has_many_parts = plan.resident_blocks >= sm80::kManyParts * items;
   plan.joins_by_block = rows <= (has_many_parts ? sm80::kJoinedRowsOfManyParts : sm80::kJoinedRows);

@@ -66,11 +66,10 @@ __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator&
     const QueryStatistics query = statistics(r, column);
     const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse);
     const float gradient = probability * (gradients.at(r, j, e) - query.delta);
-    // Chosen, not multiplied by 0: a NaN in a query's LSE, delta or dP must not reach what the query does not attend,
-    // nor an infinite dP the gradient of a weight that has vanished.
+    // Chosen, not multiplied by 0: a NaN in a query's LSE, delta or dP must not reach what the query does not attend.
     const bool hidden = kPartial && !visible[r].is_visible(j, e);
     scores.at(r, j, e) = hidden ? 0.0f : probability;
-    gradients.at(r, j, e) = hidden || probability == 0.0f ? 0.0f : gradient;
+    gradients.at(r, j, e) = hidden ? 0.0f : gradient;
   });
 }
 
