@@ -37,6 +37,21 @@ def test_a_weight_that_underflows_takes_nothing_of_an_infinite_value(d, dtype, b
 
 
 @over_dtypes()
+@pytest.mark.parametrize("d", [64, 128, 192])
+def test_so_does_one_of_scores_that_are_only_scaled(d, dtype, backend):
+    if backend.name == "sm80" or (dtype == torch.float32 and not backend.is_cpu):
+        pytest.skip("docs/semantics.md: where P and dS are stored, dK of such a key is NaN")
+    inputs = make_inputs(Case(sq=300, sk=600, d=d), dtype, backend.device)
+    inputs.q[..., 0] = 40
+    inputs.k[..., 0], inputs.k[:, :, KEY, 0] = 0, -400
+    clean = run_ours(inputs, backend)
+    assert not bool(clean["dk"][:, :, KEY].any())
+    inputs.v[:, :, KEY] = math.inf
+    for name, tensor in run_ours(inputs, backend).items():
+        assert_same_answer(tensor, clean[name], backend, name)
+
+
+@over_dtypes()
 def test_a_dropped_weight_takes_nothing_of_an_infinite_value(dtype, backend):
     inputs = make_inputs(Case(sq=140, sk=300, dropout_p=0.4), dtype, backend.device)
     kept = dropout_bits(inputs, backend)[..., KEY]

@@ -155,7 +155,7 @@ struct SplitKernel {
   }
 
   // Fewer instructions for most tiles, where registers are left: what bounds the others is not memory.
-  static constexpr bool kCopiesWhole = !kExtended && kWarpRows == 16;
+  static constexpr bool kCopiesWhole = kWarpRows == 16 && (!kExtended || kTile.rows == 16);
 
   // Its keys exist and have neighbouring rows, as wide as those of a tile.
   __device__ __forceinline__ bool is_whole(int tile) const {
@@ -171,11 +171,13 @@ struct SplitKernel {
     const int columns_v = static_cast<int>(p.head_dim_v) - first_column() - column;
     const uint32_t target_k = shared.tiles.k[stage].address(Place::row(), column);
     const uint32_t target_v = shared.tiles.v[stage].address(Place::row(), column);
+    constexpr int kSteps = kTile.keys / Place::kRowStep;
+    constexpr int kWholeUnrolled = kExtended ? 1 : kSteps;
     if (kCopiesWhole && is_whole(tile)) {
       const attention::KeyRow at = p.key_row(sequence, tile * kTile.keys + Place::row());
       const auto* k = p.k.row<const Element>(at.entry, item.head, at.row) + column;
       const auto* v = p.v.row<const Element>(at.entry, item.head, at.row) + first_column() + column;
-#pragma unroll
+#pragma unroll kWholeUnrolled
       for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
 #pragma unroll
         for (int group = 0; group < kHeadDim; group += KTile::kGroup) {
@@ -191,7 +193,6 @@ struct SplitKernel {
       return;
     }
     // As far as registers allow.
-    constexpr int kSteps = kTile.keys / Place::kRowStep;
     constexpr int kUnrolled = kExtended || kWarpRows == 32 || sizeof(Element) * kHeadDim > 512 ? 1
                               : kTile.rows == 32                                               ? 2
                                                                                                : kSteps;
