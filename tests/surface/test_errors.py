@@ -77,11 +77,7 @@ SHAPES = [
     Bad("batch", dense(q=(3, 4, 5, 8)), ("batch", "q (3, 4, 5, 8)", "k (2, 2, 7, 8)", "or 1")),
     Bad("queries", long_sequence(queries=2**29 + 1), ("q", "536870913", "k", "7", "2^29", "split")),
     Bad("keys", long_sequence(keys=2**31), ("q", "5", "k", "2147483648", "2^29", "split")),
-    Bad(
-        "max_seqlen",
-        packed(max_seqlen_q=3, max_seqlen_k=2**29 + 1),
-        ("q", "3", "k", "536870913", "2^29", "max_seqlen_k"),
-    ),
+    Bad("bound", packed(max_seqlen_q=3, max_seqlen_k=2**29 + 1), ("q", "3", "k", "536870913", "2^29", "max_seqlen_k")),
     Bad("packed rank", packed(q=(1, 5, 4, 8)), ("q", "4 dimensions", "expected 3", "total tokens")),
     Bad("packed k rank", packed(k=(7, 8)), ("k", "2 dimensions", "expected 3")),
     Bad("sdpa heads", sdpa(k=(2, 2, 7, 8), v=(2, 2, 7, 6)), ("heads", "query (2, 4, 5, 8)", "enable_gqa=True")),
