@@ -11,6 +11,7 @@
 #include "host/call/fields.h"
 #include "host/call/python_call.h"
 #include "host/make_params.h"
+#include "host/plain_tiles.h"
 #include "host/report/build_info.h"
 #include "host/report/explain.h"
 #include "host/report/inspect.h"
@@ -56,6 +57,32 @@ void define_inspection(py::module_& module) {
   module.def("visible_queries", &visible_queries, py::arg("seqlen_q"), py::arg("seqlen_k"),
              py::arg("causal") = py::none(), py::arg("window_left") = py::none(), py::arg("window_right") = py::none(),
              "(Sk, 2) int64: the queries [begin, end) that see each key.");
+}
+
+// What flash_attn_ext/derivatives/ does to plain tiles of scores on a GPU.
+void define_plain_tiles(py::module_& module) {
+  module.def(
+      "plain_weights",
+      [](const at::Tensor& products, const OptionalTensor& product_tangents, const at::Tensor& lse, double scale,
+         std::pair<int64_t, int64_t> visible, int64_t num_queries, at::ScalarType dtype, const at::Tensor& lse_tangent,
+         bool wants_weights) {
+        return plain_weights({products, product_tangents, lse, scale, visible, num_queries, dtype}, lse_tangent,
+                             wants_weights);
+      },
+      "[P, P dS] of a plain tile, whose row sums are added to lse_tangent; see flash_attn_ext/_C.pyi.",
+      py::call_guard<py::gil_scoped_release>());
+
+  module.def(
+      "plain_gradients",
+      [](const at::Tensor& products, const OptionalTensor& product_tangents, const at::Tensor& lse, double scale,
+         std::pair<int64_t, int64_t> visible, int64_t num_queries, at::ScalarType dtype, const at::Tensor& lse_tangent,
+         const at::Tensor& weight_gradients, const OptionalTensor& weight_gradient_tangents, const at::Tensor& delta,
+         const at::Tensor& delta_tangent, bool wants_weight_tangents) {
+        return plain_gradients({products, product_tangents, lse, scale, visible, num_queries, dtype},
+                               {lse_tangent, weight_gradients, weight_gradient_tangents, delta, delta_tangent},
+                               wants_weight_tangents);
+      },
+      "[P', dS, dS'] of a plain tile; see flash_attn_ext/_C.pyi.", py::call_guard<py::gil_scoped_release>());
 }
 
 // What a call's tensors are, which decides the way that Python takes it.
@@ -155,6 +182,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              py::call_guard<py::gil_scoped_release>());
 
   define_inspection(module);
+
+  define_plain_tiles(module);
 
   define_operands(module);
 

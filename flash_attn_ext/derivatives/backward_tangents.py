@@ -13,21 +13,22 @@ forward_tangents.py):
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from flash_attn_ext._canonical import without_autocast
 from flash_attn_ext._problem import Problem, accumulate_dtype
-from flash_attn_ext.derivatives.forward_tangents import of_sink, sink_weights, tangents_of_queries
+from flash_attn_ext.derivatives import plain_tiles
+from flash_attn_ext.derivatives.forward_tangents import WeightedTile, of_sink, sink_weights, tangents_of_queries
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
 from flash_attn_ext.derivatives.products import add_sums, add_transposed_sums
 from flash_attn_ext.derivatives.scratch import Scratch
 from flash_attn_ext.derivatives.tiles import (
+    Gradient,
     Rows,
     Scores,
     Tile,
+    TileGradients,
     distance_of,
     dropped,
     of_block,
@@ -60,22 +61,14 @@ def backward_tangents(
     if saved["out_tangent"] is None:
         left = {RESULT + name: torch.zeros_like(saved[name]) for name in ("out", "lse")}
     scratch = Scratch(accumulate, problem.q.device)
+    are_plain = plain_tiles.are_plain(problem, saved | tangents)
     with without_autocast(problem.q.device):
         for piece in pieces_of(problem, saved | tangents | results | left):
-            scores = Scores(problem, piece, scratch)
+            scores = Scores(problem, piece, scratch, are_plain)
             for queries in scores.query_blocks():
                 with scratch.reused():
                     _of_queries(scores, queries)
     return *left.values(), *(results[RESULT + name].to(getattr(problem, name).dtype) for name in wanted)
-
-
-class Gradient(NamedTuple):
-    """A block of queries' part in the backward pass; delta and its tangent are those of rows."""
-
-    dout: Tensor
-    delta: Tensor
-    delta_tangent: Tensor
-    lse_tangent: Tensor
 
 
 def _of_queries(scores: Scores, queries: slice) -> None:
@@ -87,40 +80,43 @@ def _of_queries(scores: Scores, queries: slice) -> None:
     gradient = _gradient_of(scores, queries)
     if RESULT + "sink" in scores.piece.tensors:
         _add_to_sink(scores, queries, gradient)
-    for keys, tile, weighted in tiles:
-        p_tangent = weighted.addcmul_(tile.p, gradient.lse_tangent.expand(tile.p.shape), value=-1)
+    dq = torch.zeros_like(rows.q, dtype=scores.accumulate, memory_format=torch.contiguous_format)
+    tile_gradients = plain_tiles.tile_gradients if scores.are_plain else _tile_gradients
+    for keys, tile in tiles or ((keys, None) for keys in scores.key_blocks(queries)):
         with scores.scratch.reused():
-            _of_tile(scores, rows, keys, (gradient, tile, p_tangent))
-    if not tiles:
-        for keys in scores.key_blocks(queries):
-            with scores.scratch.reused():
-                tile = tile_of(scores, rows, keys, less=gradient.lse_tangent)
-                _of_tile(scores, rows, keys, (gradient, tile, tile.score_tangent.mul_(tile.p)))
+            _add_products(scores, rows, keys, tile_gradients(scores, rows, keys, gradient, tile), gradient.dout, dq)
+    if RESULT + "q" in scores.piece.tensors:
+        scores.piece.tensors[RESULT + "q"][:, :, queries].add_(scores.by_head(dq), alpha=scores.scale)
 
 
 def _gradient_of(scores: Scores, queries: slice) -> Gradient:
     computed = RESULT + "out" in scores.piece.tensors
-    names = (RESULT + "out", RESULT + "lse") if computed else ("out_tangent", "lse_tangent")
-    dout = scores.query_rows("dout", queries)
-    exact, out, out_tangent = (
-        rows.to(scores.accumulate)
-        for rows in (dout, scores.query_rows("out", queries), scores.query_rows(names[0], queries))
-    )
-    delta = (exact * out).sum(-1, keepdim=True)
+    out_tangent, lse_tangent = (RESULT + "out", RESULT + "lse") if computed else ("out_tangent", "lse_tangent")
+    sums_with_dout = plain_tiles.sums_with_dout if scores.are_plain else _sums_with_dout
+    delta, delta_tangent = (sums_with_dout(scores, name, queries) for name in ("out", out_tangent))
     if (dlse := scores.statistic("dlse", queries)) is not None:
         delta -= dlse
-    delta_tangent = (exact * out_tangent).sum(-1, keepdim=True)
-    return Gradient(dout, delta, delta_tangent, scores.statistic(names[1], queries))
+    return Gradient(scores.query_rows("dout", queries), delta, delta_tangent, scores.statistic(lse_tangent, queries))
 
 
-def _of_tile(scores: Scores, rows: Rows, keys: slice, of_tile: tuple[Gradient, Tile, Tensor]) -> None:
-    """The last of `of_tile` is P'."""
-    gradient, tile, p_tangent = of_tile
+def _sums_with_dout(scores: Scores, name: str, queries: slice) -> Tensor:
+    """rowsum(dout * rows of that name)."""
+    dout, rows = (scores.query_rows(rows, queries).to(scores.accumulate) for rows in ("dout", name))
+    return (dout * rows).sum(-1, keepdim=True)
+
+
+def _tile_gradients(
+    scores: Scores, rows: Rows, keys: slice, gradient: Gradient, tile: WeightedTile | None
+) -> TileGradients:
+    """Also adds to the tangents of what is not multiplied: bias and slopes. `tile`: None where it is not kept."""
+    if tile is None:
+        tile = tile_of(scores, rows, keys, less=gradient.lse_tangent)
+        p_tangent = tile.score_tangent.mul_(tile.p)
+    else:
+        tile, weighted = tile
+        p_tangent = weighted.addcmul_(tile.p, gradient.lse_tangent.expand(tile.p.shape), value=-1)
     score_gradient, its_tangent = _score_gradients(scores, keys, gradient, tile, p_tangent)
     results = scores.piece.tensors
-    if RESULT + "v" in results:
-        dout = without_blind_queries(scores, gradient.dout, tile.hidden)
-        _add_to_keys(scores, "v", keys, [(dropped(scores, p_tangent, tile.kept), dout)], scores.rescale)
     if RESULT + "bias" in results:
         _add_to_table(results[RESULT + "bias"], rows.queries, keys, scores.by_head(its_tangent))
     if RESULT + "alibi_slopes" in results:
@@ -135,7 +131,8 @@ def _of_tile(scores: Scores, rows: Rows, keys: slice, of_tile: tuple[Gradient, T
             bend = (tile.cap * slope).mul_(tile.u_tangent).mul_(-2 / scores.problem.softcap)
             its_tangent.addcmul_(bend, score_gradient)
         score_gradient.mul_(slope)
-    _add_to_rows(scores, rows, keys, tile, (score_gradient, its_tangent))
+    weight_tangents = dropped(scores, p_tangent, tile.kept) if RESULT + "v" in results else None
+    return TileGradients(weight_tangents, score_gradient, its_tangent, tile.hidden)
 
 
 def _score_gradients(
@@ -164,21 +161,22 @@ def _weight_gradient(scores: Scores, gradient: Gradient, name: str, keys: slice,
     return dropped(scores, scores.products(gradient.dout, rows, scores.rescale), tile.kept).sub_(delta)
 
 
-def _add_to_rows(scores: Scores, rows: Rows, keys: slice, tile: Tile, gradients: tuple[Tensor, Tensor]) -> None:
-    """To dq' and dk', from du and du'."""
-    of_score, its_tangent = gradients
+def _add_products(scores: Scores, rows: Rows, keys: slice, tile: TileGradients, dout: Tensor, dq: Tensor) -> None:
+    """Adds to dv' and dk', and to dq' before the scale, where they are wanted."""
     results = scores.piece.tensors
+    if RESULT + "v" in results:
+        seeing = without_blind_queries(scores, dout, tile.hidden)
+        _add_to_keys(scores, "v", keys, [(tile.weight_tangents, seeing)], scores.rescale)
     if RESULT + "q" in results:
         k, k_tangent = (
             without_unseen_keys(scores, scores.key_rows(name, keys), tile.hidden) for name in ("k", "k_tangent")
         )
-        total = torch.zeros_like(rows.q, dtype=scores.accumulate, memory_format=torch.contiguous_format)
-        add_sums(total, its_tangent, k)
-        add_sums(total, of_score, k_tangent)
-        results[RESULT + "q"][:, :, rows.queries].add_(scores.by_head(total.mul_(scores.scale)))
+        add_sums(dq, tile.their_tangents, k)
+        add_sums(dq, tile.product_gradients, k_tangent)
     if RESULT + "k" in results:
         q, q_tangent = (without_blind_queries(scores, r, tile.hidden) for r in (rows.q, rows.q_tangent))
-        _add_to_keys(scores, "k", keys, [(its_tangent, q), (of_score, q_tangent)], scores.scale)
+        terms = [(tile.their_tangents, q), (tile.product_gradients, q_tangent)]
+        _add_to_keys(scores, "k", keys, terms, scores.scale)
 
 
 def _add_to_keys(

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from flash_attn_ext._canonical import without_autocast
 from flash_attn_ext._problem import Problem, accumulate_dtype
+from flash_attn_ext.derivatives import plain_tiles
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
 from flash_attn_ext.derivatives.products import add_sums
 from flash_attn_ext.derivatives.scratch import Scratch
-from flash_attn_ext.derivatives.tiles import Scores, Tile, dropped, rows_of, tile_of, without_unseen_keys
+from flash_attn_ext.derivatives.tiles import Rows, Scores, Tile, dropped, rows_of, tile_of, without_unseen_keys
 
 
 class WeightedTile(NamedTuple):
     """weighted: P dS, in the memory of the tile's dS."""
 
-    keys: slice
     tile: Tile
     weighted: Tensor
 
@@ -37,33 +37,30 @@ def forward_tangents(problem: Problem, saved: dict[str, Tensor | None], tangents
     """
     results = {RESULT + "out": torch.zeros_like(saved["out"]), RESULT + "lse": torch.zeros_like(saved["lse"])}
     scratch = Scratch(accumulate_dtype(problem.q.dtype), problem.q.device)
+    are_plain = plain_tiles.are_plain(problem, saved | tangents)
     with without_autocast(problem.q.device):
         for piece in pieces_of(problem, saved | tangents | results):
-            scores = Scores(problem, piece, scratch)
+            scores = Scores(problem, piece, scratch, are_plain)
             for queries in scores.query_blocks():
                 tangents_of_queries(scores, queries, keep=False)
     return tuple(results.values())
 
 
-def tangents_of_queries(scores: Scores, queries: slice, *, keep: bool) -> list[WeightedTile]:
-    """Writes a block of queries' part of the results. With `keep`, what its tiles were; else an empty list."""
+def tangents_of_queries(
+    scores: Scores, queries: slice, *, keep: bool
+) -> list[tuple[slice, WeightedTile | plain_tiles.PlainTile]]:
+    """Writes a block of queries' part of the results. With `keep`, its blocks of keys, each with what the gradients of
+    their tile need of it again; else an empty list."""
     rows = rows_of(scores, queries)
     out = scores.query_rows("out", queries).to(scores.accumulate)
     total, lse_tangent = torch.zeros_like(out), torch.zeros_like(rows.lse)
+    add_tangents = plain_tiles.add_tangents if scores.are_plain else _add_tangents
     tiles = []
     for keys in scores.key_blocks(queries):
         with contextlib.nullcontext() if keep else scores.scratch.reused():
-            tile = tile_of(scores, rows, keys)
-            weighted = tile.score_tangent.mul_(tile.p)
-            lse_tangent += weighted.sum(-1, keepdim=True)
-            v, v_tangent = (
-                without_unseen_keys(scores, scores.key_rows(name, keys), tile.hidden) for name in ("v", "v_tangent")
-            )
-            add_sums(total, dropped(scores, weighted, tile.kept), v)
-            if v_tangent is not None:
-                add_sums(total, dropped(scores, tile.p, tile.kept), v_tangent)
+            tile = add_tangents(scores, rows, keys, total, lse_tangent)
         if keep:
-            tiles.append(WeightedTile(keys, tile, weighted))
+            tiles.append((keys, tile))
     if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:
         lse_tangent += sink_weights(scores, queries) * of_sink(scores, sink_tangent, queries)
     total.mul_(scores.rescale).sub_(lse_tangent * out)
@@ -71,6 +68,20 @@ def tangents_of_queries(scores: Scores, queries: slice, *, keep: bool) -> list[W
     tensors[RESULT + "out"][:, :, queries] = scores.by_head(total)
     tensors[RESULT + "lse"][:, :, queries] = scores.by_head(lse_tangent).squeeze(-1)
     return tiles
+
+
+def _add_tangents(scores: Scores, rows: Rows, keys: slice, total: Tensor, lse_tangent: Tensor) -> WeightedTile:
+    """A tile's part of (P dS) V + P dV, without dropout's factor, and of dlse."""
+    tile = tile_of(scores, rows, keys)
+    weighted = tile.score_tangent.mul_(tile.p)
+    lse_tangent += weighted.sum(-1, keepdim=True)
+    v, v_tangent = (
+        without_unseen_keys(scores, scores.key_rows(name, keys), tile.hidden) for name in ("v", "v_tangent")
+    )
+    add_sums(total, dropped(scores, weighted, tile.kept), v)
+    if v_tangent is not None:
+        add_sums(total, dropped(scores, tile.p, tile.kept), v_tangent)
+    return WeightedTile(tile, weighted)
 
 
 def of_sink(scores: Scores, sink: Tensor, queries: slice) -> Tensor:

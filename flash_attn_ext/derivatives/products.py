@@ -43,8 +43,8 @@ def add_sums(total: Tensor, weights: Tensor, rows: Tensor | None) -> None:
     """total (x, m, d) += weights (x, m, n) times rows (x, n, d); nothing where `rows` are absent."""
     if rows is None:
         return
-    if rows.dtype == torch.bfloat16 and rows.is_cuda:
-        total.add_(torch.bmm(weights.to(rows.dtype), rows, out_dtype=torch.float32))
+    if tile_dtype(rows) == torch.bfloat16:
+        torch.baddbmm(total, weights.to(rows.dtype), rows, out_dtype=torch.float32, out=total)
     else:
         total.baddbmm_(weights, rows.to(weights.dtype))
 
@@ -56,10 +56,15 @@ def add_transposed_sums(total: Tensor, rows: Tensor | None, weights: Tensor) -> 
     """
     if rows is None:
         return
-    if rows.dtype == torch.bfloat16 and rows.is_cuda:
-        total.add_(torch.bmm(rows.mT, weights.to(rows.dtype), out_dtype=torch.float32))
+    if tile_dtype(rows) == torch.bfloat16:
+        torch.baddbmm(total, rows.mT, weights.to(rows.dtype), out_dtype=torch.float32, out=total)
     else:
         total.baddbmm_(rows.to(weights.dtype).mT, weights)
+
+
+def tile_dtype(rows: Tensor) -> torch.dtype:
+    """Which dtype a tile has where it meets `rows`."""
+    return torch.bfloat16 if rows.is_cuda and rows.dtype == torch.bfloat16 else accumulate_dtype(rows.dtype)
 
 
 def _has_tensor_cores_for(rows: Tensor) -> bool:

@@ -30,6 +30,7 @@ class Scores(NamedTuple):
     problem: Problem
     piece: Piece
     scratch: Scratch
+    are_plain: bool  # plain_tiles.py has their tiles
 
     @property
     def accumulate(self) -> torch.dtype:
@@ -94,7 +95,8 @@ class Scores(NamedTuple):
 
     def of_rows(self, statistic: Tensor) -> Tensor:
         """(batch, heads, queries) -> (pairs, group * queries, 1)."""
-        return statistic.unflatten(1, (-1, self.piece.part.group)).flatten(2, 3).flatten(0, 1).unsqueeze(-1)
+        by_pair = statistic.unflatten(1, (-1, self.piece.part.group)).flatten(2, 3).flatten(0, 1)
+        return by_pair.unsqueeze(-1).contiguous()
 
     def by_head(self, rows: Tensor) -> Tensor:
         """(pairs, group * queries, columns) -> (batch, heads, queries, columns)."""
@@ -103,21 +105,30 @@ class Scores(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of q of one block of queries, and their LSE, with 0 where a row sees nothing."""
+    """The rows of q of one block of queries, and their LSE, with 0 where a row sees nothing.
+
+    both: of plain tiles, q_tangent and q side by side, where k has a tangent too; else None.
+    """
 
     queries: slice
     q: Tensor
     q_tangent: Tensor | None
+    both: Tensor | None
     lse: Tensor
     lse_residual: Tensor | None
 
 
 def rows_of(scores: Scores, queries: slice) -> Rows:
     lse = scores.statistic("lse", queries)
+    q, q_tangent = scores.query_rows("q", queries), scores.query_rows("q_tangent", queries)
+    both = None
+    if scores.are_plain and q_tangent is not None and scores.piece.tensors["k_tangent"] is not None:
+        both = torch.cat([q_tangent, q], dim=-1)
     return Rows(
         queries,
-        scores.query_rows("q", queries),
-        scores.query_rows("q_tangent", queries),
+        q,
+        q_tangent,
+        both,
         lse.masked_fill(lse == -torch.inf, 0),
         scores.statistic("lse_residual", queries),
     )
@@ -137,6 +148,29 @@ class Tile(NamedTuple):
     cap: Tensor | None
     hidden: Tensor | None
     kept: Tensor | None
+
+
+class Gradient(NamedTuple):
+    """A block of queries' part in the backward pass; delta and its tangent are those of rows."""
+
+    dout: Tensor
+    delta: Tensor
+    delta_tangent: Tensor
+    lse_tangent: Tensor
+
+
+class TileGradients(NamedTuple):
+    """The factors of a tile's products in the backward pass, with the names of backward_tangents.py.
+
+    weight_tangents: Z P', None where it is not wanted. product_gradients, their_tangents: du, du'; the first is None
+    where nothing is multiplied by it. hidden: as in Tile, or broadcastable to it where that hides no pair that is seen
+    and says as well which queries see no key of the tile, and which keys no query.
+    """
+
+    weight_tangents: Tensor | None
+    product_gradients: Tensor | None
+    their_tangents: Tensor
+    hidden: Tensor | None
 
 
 def tile_of(scores: Scores, rows: Rows, keys: slice, less: Tensor | None = None) -> Tile:

@@ -1,0 +1,136 @@
+#include "host/plain_tiles.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "host/allocate.h"
+#include "host/make_params.h"
+#include "host/tensor_checks.h"
+
+#if FLASH_ATTN_EXT_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "kernels/common/plain_tiles.h"
+#endif
+
+namespace flash_attn_ext::host {
+namespace {
+
+#if FLASH_ATTN_EXT_WITH_CUDA
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+void check_tensor(const char* name, const at::Tensor& tensor, at::IntArrayRef sizes, const at::Tensor& products) {
+  check_holds_memory(name, tensor);
+  TORCH_CHECK(tensor.is_cuda() && tensor.device() == products.device(), name, " is on ", tensor.device(),
+              ", expected the GPU of products, which is on ", products.device());
+  TORCH_CHECK(tensor.scalar_type() == at::kFloat, name, " has dtype ", dtype_name(tensor.scalar_type()),
+              ", expected float32");
+  TORCH_CHECK(tensor.sizes() == sizes, name, " has shape ", tensor.sizes(), ", expected ", sizes);
+  constexpr uintptr_t kLoad = 16;  // bytes of the widest one
+  TORCH_CHECK(tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kLoad == 0, name,
+              " has strides ", tensor.strides(), ", expected a contiguous tensor that begins at a multiple of ", kLoad,
+              " bytes; pass ", name, ".clone(memory_format=torch.contiguous_format)");
+}
+
+const float* elements(const char* name, const at::Tensor& tensor, const at::Tensor& products) {
+  check_tensor(name, tensor, products.sizes(), products);
+  return tensor.const_data_ptr<float>();
+}
+
+const float* elements(const char* name, const OptionalTensor& tensor, const at::Tensor& products) {
+  return tensor ? elements(name, *tensor, products) : nullptr;
+}
+
+const float* of_rows(const char* name, const at::Tensor& tensor, const at::Tensor& products) {
+  check_tensor(name, tensor, {products.size(0), products.size(1), 1}, products);
+  return tensor.const_data_ptr<float>();
+}
+
+// Far beyond any column, and with room for a query to be added.
+int small(int64_t column) {
+  constexpr int64_t kLimit = int64_t{1} << 30;
+  return static_cast<int>(std::clamp(column, -kLimit, kLimit));
+}
+
+common::PlainTile plain_tile(const PlainTileInputs& in) {
+  const at::Tensor& products = in.products;
+  check_rank("products", products, 3, "(pairs, rows, keys)");
+  TORCH_CHECK(in.dtype == at::kFloat || in.dtype == at::kBFloat16, "dtype is ", dtype_name(in.dtype),
+              ", expected float32 or bfloat16");
+  TORCH_CHECK(in.num_queries > 0 && products.size(1) % in.num_queries == 0, "num_queries is ", in.num_queries,
+              ", expected a divisor of the number of rows, ", products.size(1));
+  constexpr int64_t kMost = int64_t{1} << 29;
+  TORCH_CHECK(products.size(0) * products.size(1) <= kMost && products.size(2) <= kMost, "products has shape ",
+              products.sizes(), ", expected at most ", kMost, " rows and columns; take a smaller tile");
+  const int num_columns = static_cast<int>(products.size(2));
+  return {.element = element_type(in.dtype),
+          .num_rows = products.size(0) * products.size(1),
+          .num_columns = num_columns,
+          .num_queries = static_cast<int>(in.num_queries),
+          .band = {small(in.visible.first), small(in.visible.second), num_columns},
+          .scale = static_cast<float>(in.scale),
+          .products = elements("products", products, products),
+          .product_tangents = elements("product_tangents", in.product_tangents, products),
+          .lse = of_rows("lse", in.lse, products)};
+}
+
+// Memory for a result, as long as somebody asks for it.
+OptionalTensor result(const PlainTileInputs& tile, bool wanted) {
+  if (!wanted) return std::nullopt;
+  return empty(tile.products.sizes(), tile.dtype, tile.products.device());
+}
+
+void* memory_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
+
+#endif
+
+}  // namespace
+
+std::array<std::optional<at::Tensor>, 2> plain_weights(const PlainTileInputs& tile, const at::Tensor& lse_tangent,
+                                                       bool wants_weights) {
+#if FLASH_ATTN_EXT_WITH_CUDA
+  const common::PlainTile params = plain_tile(tile);
+  check_tensor("lse_tangent", lse_tangent, tile.lse.sizes(), tile.products);
+  const c10::cuda::CUDAGuard guard(tile.products.device());
+  const std::array results = {result(tile, wants_weights), result(tile, tile.product_tangents.has_value())};
+  C10_CUDA_CHECK(common::plain_weights(params,
+                                       {.weights = memory_of(results[0]),
+                                        .weighted = memory_of(results[1]),
+                                        .lse_tangent = lse_tangent.data_ptr<float>()},
+                                       c10::cuda::getCurrentCUDAStream()));
+  return results;
+#else
+  TORCH_CHECK(false, "plain_weights runs on GPUs only, and this build has no CUDA kernels");
+#endif
+}
+
+std::array<std::optional<at::Tensor>, 3> plain_gradients(const PlainTileInputs& tile,
+                                                         const PlainGradientInputs& gradients,
+                                                         bool wants_weight_tangents) {
+#if FLASH_ATTN_EXT_WITH_CUDA
+  const at::Tensor& products = tile.products;
+  const common::PlainTile params = plain_tile(tile);
+  common::PlainGradients given = {
+      .lse_tangent = of_rows("lse_tangent", gradients.lse_tangent, products),
+      .weight_gradients = elements("weight_gradients", gradients.weight_gradients, products),
+      .weight_gradient_tangents = elements("weight_gradient_tangents", gradients.weight_gradient_tangents, products),
+      .delta = of_rows("delta", gradients.delta, products),
+      .delta_tangent = of_rows("delta_tangent", gradients.delta_tangent, products)};
+  const c10::cuda::CUDAGuard guard(products.device());
+  const std::array results = {result(tile, wants_weight_tangents), result(tile, tile.product_tangents.has_value()),
+                              result(tile, true)};
+  given.weight_tangents = memory_of(results[0]);
+  given.score_gradients = memory_of(results[1]);
+  given.score_gradient_tangents = memory_of(results[2]);
+  C10_CUDA_CHECK(common::plain_gradients(params, given, c10::cuda::getCurrentCUDAStream()));
+  return results;
+#else
+  TORCH_CHECK(false, "plain_gradients runs on GPUs only, and this build has no CUDA kernels");
+#endif
+}
+
+}  // namespace flash_attn_ext::host
