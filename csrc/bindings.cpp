@@ -184,7 +184,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   define_inspection(module);
 
   define_plain_tiles(module);
-
   define_operands(module);
 
   add_direct_calls(module.ptr());

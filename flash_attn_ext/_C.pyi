@@ -27,6 +27,7 @@ Wrong tensors raise RuntimeError, wrong option values ValueError.
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from flash_attn_ext._problem import KvCache, Problem
@@ -144,6 +145,50 @@ def dropout_mask(
     """(B, H, Sq, Sk) bool on the CPU, True = kept: the bits that every backend draws.
 
     rng_seed: (1,) int64, any value, on any device. dropout_p: in [0, 1].
+    """
+
+def plain_weights(
+    products: Tensor,
+    product_tangents: Tensor | None,
+    lse: Tensor,
+    scale: float,
+    visible: tuple[int, int],
+    num_queries: int,
+    dtype: torch.dtype,
+    lse_tangent: Tensor,
+    wants_weights: bool,
+) -> list[Tensor | None]:
+    """[P, P dS] of a tile of scores that only a scale changes, on a GPU: P = exp(scale * products - lse),
+    dS = scale * product_tangents. The row sums of P dS are added to lse_tangent.
+
+    products, product_tangents: (pairs, rows, keys), the rows those of one query head after the other. lse, lse_tangent:
+    (pairs, rows, 1). All of it float32 and contiguous.
+    visible: which columns [begin, end) query 0 of a head sees; query i sees those i further. May reach beyond the tile.
+    What a row does not see is 0, whatever is read there.
+    num_queries: of each head. dtype: of the results, float32 or bfloat16.
+    P is None unless wants_weights, P dS where product_tangents are None.
+    """
+
+def plain_gradients(
+    products: Tensor,
+    product_tangents: Tensor | None,
+    lse: Tensor,
+    scale: float,
+    visible: tuple[int, int],
+    num_queries: int,
+    dtype: torch.dtype,
+    lse_tangent: Tensor,
+    weight_gradients: Tensor,
+    weight_gradient_tangents: Tensor | None,
+    delta: Tensor,
+    delta_tangent: Tensor,
+    wants_weight_tangents: bool,
+) -> list[Tensor | None]:
+    """[P', dscore, dscore'] of such a tile, with ' for tangents: P' = P (dS - lse'), dscore = P (weight_gradients -
+    delta), dscore' = P' (weight_gradients - delta) + P (weight_gradient_tangents - delta_tangent).
+
+    weight_gradients and their tangents (None: zeros): as products. delta and delta_tangent: as lse.
+    P' is None unless wants_weight_tangents, dscore where product_tangents are None.
     """
 
 def visible_keys(

@@ -25,20 +25,22 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 void check_tensor(const char* name, const at::Tensor& tensor, at::IntArrayRef sizes, const at::Tensor& products) {
   check_holds_memory(name, tensor);
-  TORCH_CHECK(tensor.is_cuda() && tensor.device() == products.device(), name, " is on ", tensor.device(),
-              ", expected the GPU of products, which is on ", products.device());
+  TORCH_CHECK(tensor.device() == products.device(), name, " is on ", tensor.device(), ", but products is on ",
+              products.device());
   TORCH_CHECK(tensor.scalar_type() == at::kFloat, name, " has dtype ", dtype_name(tensor.scalar_type()),
               ", expected float32");
   TORCH_CHECK(tensor.sizes() == sizes, name, " has shape ", tensor.sizes(), ", expected ", sizes);
-  constexpr uintptr_t kLoad = 16;  // bytes of the widest one
-  TORCH_CHECK(tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % kLoad == 0, name,
-              " has strides ", tensor.strides(), ", expected a contiguous tensor that begins at a multiple of ", kLoad,
-              " bytes; pass ", name, ".clone(memory_format=torch.contiguous_format)");
+  TORCH_CHECK(tensor.is_contiguous(), name, " has strides ", tensor.strides(), ", expected a contiguous tensor; pass ",
+              name, ".contiguous()");
 }
 
 const float* elements(const char* name, const at::Tensor& tensor, const at::Tensor& products) {
   check_tensor(name, tensor, products.sizes(), products);
-  return tensor.const_data_ptr<float>();
+  const auto* data = tensor.const_data_ptr<float>();
+  constexpr uintptr_t kLoadBytes = 16;
+  TORCH_CHECK(reinterpret_cast<uintptr_t>(data) % kLoadBytes == 0, name, " begins at ", static_cast<const void*>(data),
+              ", expected a multiple of ", kLoadBytes, " bytes; pass ", name, ".clone()");
+  return data;
 }
 
 const float* elements(const char* name, const OptionalTensor& tensor, const at::Tensor& products) {
@@ -58,6 +60,7 @@ int small(int64_t column) {
 
 common::PlainTile plain_tile(const PlainTileInputs& in) {
   const at::Tensor& products = in.products;
+  TORCH_CHECK(products.is_cuda(), "products is on ", products.device(), ", expected a GPU");
   check_rank("products", products, 3, "(pairs, rows, keys)");
   TORCH_CHECK(in.dtype == at::kFloat || in.dtype == at::kBFloat16, "dtype is ", dtype_name(in.dtype),
               ", expected float32 or bfloat16");

@@ -9,7 +9,16 @@ import flash_attn_ext
 from support.cases import Case, accumulate_dtype, make_inputs
 from support.checks import check_draws
 from support.derivatives import differences
-from support.derivatives.second_order import LARGE, LARGE_CASES, bits, directions, double_backward, ours, reference
+from support.derivatives.second_order import (
+    LARGE,
+    LARGE_CASES,
+    PLAIN_CASES,
+    bits,
+    directions,
+    double_backward,
+    ours,
+    reference,
+)
 from support.derivatives.small_cases import BIAS_PATTERNS, CASES, PACKED_CASES, SMALL, function_of
 from support.errors import compare
 from support.params import computes_in, over_cases, over_dtypes
@@ -26,7 +35,7 @@ def test_finite_differences(case, backend):
     assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
 
 
-@over_cases(LARGE_CASES)
+@over_cases(LARGE_CASES + PLAIN_CASES)
 @over_dtypes()
 @pytest.mark.usefixtures("tiny_tiles")
 def test_error_rule(case, dtype, backend):
@@ -163,6 +172,39 @@ def test_what_nobody_sees_may_be_nan(hiding, backend, tiny_tiles):
     found = double_backward(attend, inputs.replace(**spoiled), directions(inputs))
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], msg=name)
+
+
+@over_dtypes()
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_queries_that_see_nothing_may_be_nan(kv_heads, dtype, backend, tiny_tiles):
+    """Without a mask. Some share tiles with queries that see keys."""
+    inputs = make_inputs(
+        Case(sq=110, sk=70, d=8, kv_heads=kv_heads, causal="bottom_right", dlse=True), dtype, backend.device
+    )
+    spoiled = inputs.q.clone()
+    spoiled[:, :, :40] = torch.nan
+    expected = double_backward(ours(inputs, backend), inputs, directions(inputs))
+    found = double_backward(ours(inputs, backend), inputs.replace(q=spoiled), directions(inputs))
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+@over_dtypes()
+def test_an_input_without_a_direction(dtype, backend, tiny_tiles):
+    """Nothing arrives for the gradient of q, then of k, then of v, then of two of them: as zeros that arrive."""
+    inputs = make_inputs(Case(sq=33, sk=50, d=8, causal="top_left"), dtype, backend.device)
+    leaves, along = inputs.leaves(), directions(inputs)
+    dout = inputs.dout.detach().requires_grad_()
+    out, _ = ours(inputs, backend)(*leaves.values())
+    gradients = dict(zip(leaves, torch.autograd.grad(out, list(leaves.values()), dout, create_graph=True), strict=True))
+    wanted = [*leaves.values(), dout]
+    for given in (("k", "v"), ("q", "v"), ("q", "k"), ("v",), ("q",)):
+        directed = {name: along[name] if name in given else torch.zeros_like(along[name]) for name in along}
+        expected = torch.autograd.grad(list(gradients.values()), wanted, list(directed.values()), retain_graph=True)
+        some = [gradients[name] for name in given]
+        found = torch.autograd.grad(some, wanted, [along[name] for name in given], retain_graph=True)
+        for found_, expected_ in zip(found, expected, strict=True):
+            torch.testing.assert_close(found_, expected_, msg=lambda m, given=given: f"{given}: {m}")
 
 
 SOME = dict(batch=2, heads=2, sq=5, sk=7, d=8, sink=True)

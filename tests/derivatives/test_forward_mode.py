@@ -10,7 +10,7 @@ import flash_attn_ext
 from support.cases import Case, make_inputs
 from support.checks import check_draws
 from support.derivatives import differences
-from support.derivatives.second_order import LARGE_CASES, bits, directions, jvp, ours, reference
+from support.derivatives.second_order import LARGE_CASES, PLAIN_CASES, bits, directions, jvp, ours, reference
 from support.derivatives.small_cases import BIAS_PATTERNS, CASES, PACKED_CASES, SMALL, function_of
 from support.errors import compare
 from support.params import computes_in, over_cases, over_dtypes
@@ -45,7 +45,7 @@ def test_forward_over_reverse(case, backend):
     assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True, **options)
 
 
-@over_cases(LARGE_CASES)
+@over_cases(LARGE_CASES + PLAIN_CASES)
 @over_dtypes()
 @pytest.mark.usefixtures("tiny_tiles")
 def test_error_rule(case, dtype, backend):

@@ -1,8 +1,10 @@
 // The two elementwise stages of a plain tile: P and P dS of products, then P', dS and dS' of products and dP.
 //
-// Grid: one warp per row. A lane has 4 neighbouring columns at a time, or 1 where rows do not begin at multiples of 16
-// bytes; a row is summed in the lane's order, then in a fixed butterfly order. Bound: memory. Each element is read once
-// and written once; where a row sees none of a lane's columns, they are not read.
+// Grid: one warp per row, 128 columns at a time. A lane has four: neighbours, where rows begin at multiples of 16
+// bytes, else 32 apart. A row is summed in the lanes' order, then in a fixed butterfly order. Bound: memory. Each
+// element is written once, and read once where it is seen.
+#include <type_traits>
+
 #include "attention/divisor.h"
 #include "kernels/common/plain_tiles.h"
 #include "ptx/math.h"
@@ -15,13 +17,19 @@ using attention::Divisor;
 using attention::ElementType;
 
 constexpr int kWarps = 4;
+constexpr int kColumns = 4 * tile::kWarpSize;
 constexpr float kLog2e = 1.44269504088896341f;
 
-// Neighbouring columns of a row, as a lane has them.
-template <int kCount>
-struct alignas(kCount * sizeof(float)) Columns {
-  float at[kCount];
+// What a lane has of a row.
+struct alignas(16) Four {
+  float at[4];
 };
+
+// Which columns these are, from `first` on. kQuads: neighbours.
+template <bool kQuads>
+__device__ __forceinline__ int column_of(int first, int e) {
+  return first + (kQuads ? tile::lane() * 4 + e : tile::lane() + e * tile::kWarpSize);
+}
 
 // One warp's row.
 struct Row {
@@ -31,8 +39,8 @@ struct Row {
   int end_column;
 
   __device__ __forceinline__ bool sees(int column) const { return first_column <= column && column < end_column; }
-  __device__ __forceinline__ bool sees_any(int column, int count) const {
-    return first_column < column + count && column < end_column;
+  __device__ __forceinline__ bool sees_any_of_four(int column) const {
+    return first_column < column + 4 && column < end_column;
   }
 };
 
@@ -42,24 +50,45 @@ __device__ __forceinline__ Row row_of(const PlainTile& tile, const Divisor& quer
   return {index, int64_t{index} * tile.num_columns, tile.band.first_column(query), tile.band.end_column(query)};
 }
 
-// Zeros where there is no tensor.
-template <int kCount>
-__device__ __forceinline__ Columns<kCount> load(const float* tensor, int64_t offset) {
-  return tensor == nullptr ? Columns<kCount>{} : *reinterpret_cast<const Columns<kCount>*>(tensor + offset);
+// Something else where nothing is seen, zeros where there is no tensor.
+template <bool kQuads>
+__device__ __forceinline__ Four load(const float* tensor, const Row& row, int first) {
+  Four values = {};
+  if (tensor == nullptr) return values;
+  const float* source = tensor + row.offset;
+  if constexpr (kQuads) {
+    const int column = column_of<kQuads>(first, 0);
+    if (row.sees_any_of_four(column)) values = *reinterpret_cast<const Four*>(source + column);
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int column = column_of<kQuads>(first, e);
+      if (row.sees(column)) values.at[e] = source[column];
+    }
+  }
+  return values;
 }
 
 // Nothing where there is no tensor.
-template <class Element, int kCount>
-__device__ __forceinline__ void store(void* tensor, int64_t offset, const Columns<kCount>& values) {
+template <class Element, bool kQuads>
+__device__ __forceinline__ void store(void* tensor, const Row& row, int first, int num_columns, const Four& values) {
   if (tensor == nullptr) return;
-  Element* target = static_cast<Element*>(tensor) + offset;
-  if constexpr (sizeof(Element) == sizeof(float)) {
-    *reinterpret_cast<Columns<kCount>*>(target) = values;
-  } else if constexpr (kCount == 4) {
-    *reinterpret_cast<uint2*>(target) = {ptx::pack(values.at[0], values.at[1], Element{}),
-                                         ptx::pack(values.at[2], values.at[3], Element{})};
+  Element* target = static_cast<Element*>(tensor) + row.offset;
+  if constexpr (kQuads) {
+    const int column = column_of<kQuads>(first, 0);
+    if (column >= num_columns) return;
+    if constexpr (sizeof(Element) == sizeof(float)) {
+      *reinterpret_cast<Four*>(target + column) = values;
+    } else {
+      *reinterpret_cast<uint2*>(target + column) = {ptx::pack(values.at[0], values.at[1], Element{}),
+                                                    ptx::pack(values.at[2], values.at[3], Element{})};
+    }
   } else {
-    *target = Element(values.at[0]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int column = column_of<kQuads>(first, e);
+      if (column < num_columns) target[column] = Element(values.at[e]);
+    }
   }
 }
 
@@ -72,7 +101,7 @@ __device__ __forceinline__ Weight weigh(const PlainTile& tile, float lse, float 
   return {ptx::exp2(fmaf(product, tile.scale, -lse) * kLog2e), tile.scale * product_tangent};
 }
 
-template <class Element, int kCount>
+template <class Element, bool kQuads>
 __global__ void __launch_bounds__(kWarps* tile::kWarpSize)
     plain_weights_kernel(const __grid_constant__ PlainTile tile, const __grid_constant__ PlainWeights results,
                          const __grid_constant__ Divisor queries) {
@@ -81,31 +110,29 @@ __global__ void __launch_bounds__(kWarps* tile::kWarpSize)
   const float lse = tile.lse[row.index];
   float sum = 0.0f;
 #pragma unroll 2
-  for (int column = tile::lane() * kCount; column < tile.num_columns; column += tile::kWarpSize * kCount) {
-    const int64_t offset = row.offset + column;
-    Columns<kCount> weights = {};
-    Columns<kCount> weighted = {};
-    if (row.sees_any(column, kCount)) {
-      const Columns<kCount> products = load<kCount>(tile.products, offset);
-      const Columns<kCount> tangents = load<kCount>(tile.product_tangents, offset);
+  for (int first = 0; first < tile.num_columns; first += kColumns) {
+    const Four products = load<kQuads>(tile.products, row, first);
+    const Four tangents = load<kQuads>(tile.product_tangents, row, first);
+    Four weights;
+    Four weighted;
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) {
-        if (!row.sees(column + e)) continue;  // chosen, not multiplied by 0: it may be NaN
-        const Weight of = weigh(tile, lse, products.at[e], tangents.at[e]);
-        weights.at[e] = of.weight;
-        weighted.at[e] = of.weight * of.score_tangent;
-        sum += weighted.at[e];
-      }
+    for (int e = 0; e < 4; ++e) {
+      const bool seen = row.sees(column_of<kQuads>(first, e));
+      const Weight of = weigh(tile, lse, products.at[e], tangents.at[e]);
+      // Chosen, not multiplied by 0: what is not seen may be NaN.
+      weights.at[e] = seen ? of.weight : 0.0f;
+      weighted.at[e] = seen ? of.weight * of.score_tangent : 0.0f;
+      sum += weighted.at[e];
     }
-    store<Element>(results.weights, offset, weights);
-    store<Element>(results.weighted, offset, weighted);
+    store<Element, kQuads>(results.weights, row, first, tile.num_columns, weights);
+    store<Element, kQuads>(results.weighted, row, first, tile.num_columns, weighted);
   }
 #pragma unroll
   for (int lanes = tile::kWarpSize / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lanes);
   if (tile::lane() == 0) results.lse_tangent[row.index] += sum;
 }
 
-template <class Element, int kCount>
+template <class Element, bool kQuads>
 __global__ void __launch_bounds__(kWarps* tile::kWarpSize)
     plain_gradients_kernel(const __grid_constant__ PlainTile tile, const __grid_constant__ PlainGradients gradients,
                            const __grid_constant__ Divisor queries) {
@@ -115,35 +142,33 @@ __global__ void __launch_bounds__(kWarps* tile::kWarpSize)
   const float lse_tangent = gradients.lse_tangent[row.index];
   const float delta = gradients.delta[row.index];
   const float delta_tangent = gradients.delta_tangent[row.index];
-  for (int column = tile::lane() * kCount; column < tile.num_columns; column += tile::kWarpSize * kCount) {
-    const int64_t offset = row.offset + column;
-    Columns<kCount> weight_tangents = {};
-    Columns<kCount> score_gradients = {};
-    Columns<kCount> score_gradient_tangents = {};
-    if (row.sees_any(column, kCount)) {
-      const Columns<kCount> products = load<kCount>(tile.products, offset);
-      const Columns<kCount> tangents = load<kCount>(tile.product_tangents, offset);
-      const Columns<kCount> of_weights = load<kCount>(gradients.weight_gradients, offset);
-      const Columns<kCount> of_weights_tangents = load<kCount>(gradients.weight_gradient_tangents, offset);
+  for (int first = 0; first < tile.num_columns; first += kColumns) {
+    const Four products = load<kQuads>(tile.products, row, first);
+    const Four tangents = load<kQuads>(tile.product_tangents, row, first);
+    const Four of_weights = load<kQuads>(gradients.weight_gradients, row, first);
+    const Four of_weights_tangents = load<kQuads>(gradients.weight_gradient_tangents, row, first);
+    Four weight_tangents;
+    Four score_gradients;
+    Four score_gradient_tangents;
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) {
-        if (!row.sees(column + e)) continue;  // chosen, not multiplied by 0: it may be NaN
-        const Weight of = weigh(tile, lse, products.at[e], tangents.at[e]);
-        const float weight_tangent = of.weight * (of.score_tangent - lse_tangent);
-        const float above = of_weights.at[e] - delta;
-        const float above_tangent = of_weights_tangents.at[e] - delta_tangent;
-        weight_tangents.at[e] = weight_tangent;
-        score_gradients.at[e] = of.weight * above;
-        score_gradient_tangents.at[e] = fmaf(weight_tangent, above, of.weight * above_tangent);
-      }
+    for (int e = 0; e < 4; ++e) {
+      const bool seen = row.sees(column_of<kQuads>(first, e));
+      const Weight of = weigh(tile, lse, products.at[e], tangents.at[e]);
+      const float weight_tangent = of.weight * (of.score_tangent - lse_tangent);
+      const float above = of_weights.at[e] - delta;
+      const float above_tangent = of_weights_tangents.at[e] - delta_tangent;
+      // Chosen, not multiplied by 0: what is not seen may be NaN.
+      weight_tangents.at[e] = seen ? weight_tangent : 0.0f;
+      score_gradients.at[e] = seen ? of.weight * above : 0.0f;
+      score_gradient_tangents.at[e] = seen ? fmaf(weight_tangent, above, of.weight * above_tangent) : 0.0f;
     }
-    store<Element>(gradients.weight_tangents, offset, weight_tangents);
-    store<Element>(gradients.score_gradients, offset, score_gradients);
-    store<Element>(gradients.score_gradient_tangents, offset, score_gradient_tangents);
+    store<Element, kQuads>(gradients.weight_tangents, row, first, tile.num_columns, weight_tangents);
+    store<Element, kQuads>(gradients.score_gradients, row, first, tile.num_columns, score_gradients);
+    store<Element, kQuads>(gradients.score_gradient_tangents, row, first, tile.num_columns, score_gradient_tangents);
   }
 }
 
-// launch(Element, number of columns of a lane, blocks) for the tile's.
+// launch(Element, whether lanes have neighbouring columns, blocks) for the tile's.
 template <class Launch>
 cudaError_t for_tile(const PlainTile& tile, const Launch& launch) {
   if (tile.num_rows == 0 || tile.num_columns == 0) return cudaSuccess;
@@ -151,9 +176,9 @@ cudaError_t for_tile(const PlainTile& tile, const Launch& launch) {
   const auto blocks = static_cast<unsigned>((tile.num_rows + kWarps - 1) / kWarps);
   const auto for_columns = [&](auto element) {
     if (tile.num_columns % 4 == 0) {
-      launch(element, std::integral_constant<int, 4>{}, blocks);
+      launch(element, std::true_type{}, blocks);
     } else {
-      launch(element, std::integral_constant<int, 1>{}, blocks);
+      launch(element, std::false_type{}, blocks);
     }
     return cudaGetLastError();
   };
@@ -172,15 +197,15 @@ Divisor queries_of(const PlainTile& tile) { return Divisor::of(static_cast<uint3
 }  // namespace
 
 cudaError_t plain_weights(const PlainTile& tile, const PlainWeights& results, cudaStream_t stream) {
-  return for_tile(tile, [&](auto element, auto count, unsigned blocks) {
-    plain_weights_kernel<decltype(element), decltype(count)::value>
+  return for_tile(tile, [&](auto element, auto quads, unsigned blocks) {
+    plain_weights_kernel<decltype(element), decltype(quads)::value>
         <<<blocks, kWarps * tile::kWarpSize, 0, stream>>>(tile, results, queries_of(tile));
   });
 }
 
 cudaError_t plain_gradients(const PlainTile& tile, const PlainGradients& gradients, cudaStream_t stream) {
-  return for_tile(tile, [&](auto element, auto count, unsigned blocks) {
-    plain_gradients_kernel<decltype(element), decltype(count)::value>
+  return for_tile(tile, [&](auto element, auto quads, unsigned blocks) {
+    plain_gradients_kernel<decltype(element), decltype(quads)::value>
         <<<blocks, kWarps * tile::kWarpSize, 0, stream>>>(tile, gradients, queries_of(tile));
   });
 }

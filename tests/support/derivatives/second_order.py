@@ -29,6 +29,14 @@ LARGE_CASES = [
     Case(**LARGE, bias="bh1k", dropout_p=0.6, dv=5, sink=True, dlse=True),
     Case(**LARGE, batch=3, heads=2, mask="bh1k", layout="bshd", scale=-0.4),
 ]
+# Scores that only a scale changes, and only causality and windows hide, which has kernels of its own on a GPU.
+PLAIN_CASES = [
+    Case(sq=33, sk=49, d=8, heads=4, kv_heads=2, window=(9, 3)),  # tiles of one query and of one key
+    Case(sq=70, sk=245, d=5, dv=3, causal="bottom_right", dlse=True),  # more tiles in a row than are kept
+    Case(sq=130, sk=67, d=8, heads=6, kv_heads=2, window=(20, 11), causal="bottom_right", sink=True, dlse=True),
+    Case(sq=9, sk=3, d=8, batch=3, causal="bottom_right", layout="bshd", scale=-0.4),
+    Case(sq=1, sk=50, d=8, dlse=True),
+]
 
 # q, k, v, ... -> (out, lse)
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor]]
