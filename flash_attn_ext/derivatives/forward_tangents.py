@@ -61,6 +61,7 @@ def tangents_of_queries(
             tile = add_tangents(scores, rows, keys, total, lse_tangent)
         if keep:
             tiles.append((keys, tile))
+        del tile  # else its memory waits for the next one's
     if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:
         lse_tangent += sink_weights(scores, queries) * of_sink(scores, sink_tangent, queries)
     total.mul_(scores.rescale).sub_(lse_tangent * out)

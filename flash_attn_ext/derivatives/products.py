@@ -44,7 +44,7 @@ def add_sums(total: Tensor, weights: Tensor, rows: Tensor | None) -> None:
     if rows is None:
         return
     if tile_dtype(rows) == torch.bfloat16:
-        torch.baddbmm(total, weights.to(rows.dtype), rows, out_dtype=torch.float32, out=total)
+        _add_16_bit_product(total, weights.to(rows.dtype), rows, is_plain=weights.dtype == rows.dtype)
     else:
         total.baddbmm_(weights, rows.to(weights.dtype))
 
@@ -57,7 +57,7 @@ def add_transposed_sums(total: Tensor, rows: Tensor | None, weights: Tensor) -> 
     if rows is None:
         return
     if tile_dtype(rows) == torch.bfloat16:
-        torch.baddbmm(total, rows.mT, weights.to(rows.dtype), out_dtype=torch.float32, out=total)
+        _add_16_bit_product(total, rows.mT, weights.to(rows.dtype), is_plain=weights.dtype == rows.dtype)
     else:
         total.baddbmm_(rows.to(weights.dtype).mT, weights)
 
@@ -65,6 +65,15 @@ def add_transposed_sums(total: Tensor, rows: Tensor | None, weights: Tensor) -> 
 def tile_dtype(rows: Tensor) -> torch.dtype:
     """Which dtype a tile has where it meets `rows`."""
     return torch.bfloat16 if rows.is_cuda and rows.dtype == torch.bfloat16 else accumulate_dtype(rows.dtype)
+
+
+def _add_16_bit_product(total: Tensor, a: Tensor, b: Tensor, *, is_plain: bool) -> None:
+    """is_plain: the tile came in 16 bits, as plain tiles do, which hold memory. Others may be fake, and PyTorch has no
+    baddbmm of these dtypes for fake tensors."""
+    if is_plain:
+        torch.baddbmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total.add_(torch.bmm(a, b, out_dtype=total.dtype))
 
 
 def _has_tensor_cores_for(rows: Tensor) -> bool:

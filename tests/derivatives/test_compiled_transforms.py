@@ -64,3 +64,15 @@ def test_watched(name, tensors):
     with Watcher():
         found = TRANSFORMS[name](*tensors)
     torch.testing.assert_close(found, expected)
+
+
+@computes_in(torch.float32)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_watched_plain_scores(name, backend, monkeypatch):
+    """Which a GPU's own kernels take where nothing watches."""
+    monkeypatch.delitem(OPTIONS, "softcap")
+    tensors = tuple(torch.randn(2, 2, n, 4, device=backend.device) for n in (3, 5, 5))
+    expected = TRANSFORMS[name](*tensors)
+    with Watcher():
+        found = TRANSFORMS[name](*tensors)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -140,8 +140,9 @@ def test_batched_gradients_with_create_graph(backend):
         torch.testing.assert_close(ours_, theirs)
 
 
-def test_bits_repeat(backend, tiny_tiles):
-    inputs = make_inputs(Case(**LARGE, bias="11qk", sink=True, dropout_p=0.2), torch.float32, backend.device)
+@over_cases([Case(**LARGE, bias="11qk", sink=True, dropout_p=0.2), Case(**LARGE, causal="bottom_right", sink=True)])
+def test_bits_repeat(case, backend, tiny_tiles):
+    inputs = make_inputs(case, torch.float32, backend.device)
     once, again = (double_backward(ours(inputs, backend), inputs, directions(inputs)) for _ in range(2))
     assert all(torch.equal(once[name], again[name]) for name in once)
 
@@ -186,7 +187,7 @@ def test_queries_that_see_nothing_may_be_nan(kv_heads, dtype, backend, tiny_tile
     expected = double_backward(ours(inputs, backend), inputs, directions(inputs))
     found = double_backward(ours(inputs, backend), inputs.replace(q=spoiled), directions(inputs))
     for name in expected:
-        assert torch.equal(found[name], expected[name]), name
+        torch.testing.assert_close(found[name], expected[name], msg=name)
 
 
 @over_dtypes()
