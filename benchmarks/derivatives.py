@@ -22,6 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_attn_ext
+from flash_attn_ext.cli.machine import machine, versions
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     device = parser.parse_args().device
+    facts = machine()
+    print("machine: " + ", ".join(filter(None, [facts["gpu"], f"{facts['cores']} cores of {facts['cpu']}"])))
+    print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()) + "\n")
     print(f"{'ms and MiB':17} {'dtype':9} {'S':>6} {'D':>4} {'':6}      ours      math  ratio  ours MiB  math MiB")
     for name, task, problem in rows(device):
         ours, math = (measure(functools.partial(task, attend), problem, device) for attend in CONTESTANTS.values())

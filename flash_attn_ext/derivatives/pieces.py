@@ -29,7 +29,7 @@ class TileSize(NamedTuple):
 # Every operation on a tile has to be worth the launch of a GPU's kernel, or the waking of a CPU's threads; on the CPU a
 # tile should besides stay in the cache.
 CPU_TILE = TileSize(512, 512, 2**19)
-GPU_TILE = TileSize(1024, 1024, 2**24)
+GPU_TILE = TileSize(1024, 1024, 2**25)
 
 
 def tile_size(device_type: str, group: int) -> TileSize:

@@ -75,9 +75,7 @@ class Scores(NamedTuple):
     def query_rows(self, name: str, queries: slice) -> Tensor | None:
         """(pairs, group * queries, columns)."""
         tensor = self.piece.tensors[name]
-        if tensor is None:
-            return None
-        return tensor[:, :, queries].unflatten(1, (-1, self.piece.part.group)).flatten(2, 3).flatten(0, 1)
+        return None if tensor is None else self._of_pairs(tensor[:, :, queries], tensor.size(3))
 
     def key_rows(self, name: str, keys: slice) -> Tensor | None:
         """(pairs, keys, columns)."""
@@ -95,8 +93,13 @@ class Scores(NamedTuple):
 
     def of_rows(self, statistic: Tensor) -> Tensor:
         """(batch, heads, queries) -> (pairs, group * queries, 1)."""
-        by_pair = statistic.unflatten(1, (-1, self.piece.part.group)).flatten(2, 3).flatten(0, 1)
-        return by_pair.unsqueeze(-1).contiguous()
+        return self._of_pairs(statistic, 1).contiguous()
+
+    def _of_pairs(self, by_head: Tensor, columns: int) -> Tensor:
+        """(batch, heads, queries, ...) -> (pairs, group * queries, columns)."""
+        group = self.piece.part.group
+        pairs = self.piece.num_batches * (self.piece.num_heads // group)
+        return by_head.reshape(pairs, group * by_head.size(2), columns)
 
     def by_head(self, rows: Tensor) -> Tensor:
         """(pairs, group * queries, columns) -> (batch, heads, queries, columns)."""
