@@ -1,7 +1,8 @@
 // A warp's tile of scores whose rows are queries of several heads: what each row sees, and what changes its scores.
 //
 // The formulas are those of kernels/score/, a row at a time: rows differ in query and head, so a bias, a mask and draws
-// of dropout are found element by element. A bias and a mask are fetched before the keys have arrived, and used after.
+// of dropout are found element by element. A bias and a mask are fetched by themselves, so that keys can arrive
+// meanwhile.
 #pragma once
 
 #include "kernels/schedule/row_tiles.cuh"
@@ -45,21 +46,22 @@ struct PackedRows {
     });
   }
 
+  // Starts loads; `modify` waits for them.
   __device__ __forceinline__ void fetch(Terms& terms, int first_key) const {
     const attention::BroadcastView& bias = p.score_mod.bias;
     const attention::BroadcastView& mask = p.score_mod.mask;
     if (!bias.present()) {
-      if (mask.present()) fetch<uint8_t>(terms, mask, first_key);
+      if (mask.present()) read<uint8_t>(terms, mask, first_key);
       return;
     }
     if (has_float32_bias()) {
-      fetch<uint32_t>(terms, bias, first_key);
+      read<uint32_t>(terms, bias, first_key);
     } else {
-      fetch<uint16_t>(terms, bias, first_key);
+      read<uint16_t>(terms, bias, first_key);
     }
     if (!mask.present()) return;
     Terms attends;
-    fetch<uint8_t>(attends, mask, first_key);
+    read<uint8_t>(attends, mask, first_key);
     for_each_element<Scores>([&](int r, int, int j, int e, int) {
       if (attends.values[r][j][e] == 0) terms.values[r][j][e] = bits_of(-INFINITY);
     });
@@ -142,7 +144,7 @@ struct PackedRows {
 
   // Zeros where a row sees nothing: no bias or mask may be read there.
   template <class Value>
-  __device__ __forceinline__ void fetch(Terms& terms, const attention::BroadcastView& view, int first_key) const {
+  __device__ __forceinline__ void read(Terms& terms, const attention::BroadcastView& view, int first_key) const {
     const int first = first_key + Scores::column(0, 0);
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {

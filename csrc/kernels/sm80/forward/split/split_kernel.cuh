@@ -230,11 +230,12 @@ struct SplitKernel {
     return rows;
   }
 
-  __device__ __forceinline__ static int first_key_in_tile() { return key_warp() * kWarpKeys; }
-  __device__ __forceinline__ static int first_key_of_warp(int tile) { return tile * kTile.keys + first_key_in_tile(); }
+  __device__ __forceinline__ static int first_key_of_warp(int tile) {
+    return tile * kTile.keys + key_warp() * kWarpKeys;
+  }
 
   __device__ __forceinline__ void step(int stage, int tile, Terms& terms) {
-    const int row_in_tile = first_key_in_tile();
+    const int row_in_tile = key_warp() * kWarpKeys;
     const int first_key = first_key_of_warp(tile);
     Scores scores;
     scores.clear();
