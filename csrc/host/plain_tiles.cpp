@@ -13,7 +13,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "kernels/common/plain_tiles.h"
+#include "kernels/derivatives/plain_tiles.h"
 #endif
 
 namespace flash_attn_ext::host {
@@ -58,7 +58,7 @@ int small(int64_t column) {
   return static_cast<int>(std::clamp(column, -kLimit, kLimit));
 }
 
-common::PlainTile plain_tile(const PlainTileInputs& in) {
+derivatives::PlainTile plain_tile(const PlainTileInputs& in) {
   const at::Tensor& products = in.products;
   TORCH_CHECK(products.is_cuda(), "products is on ", products.device(), ", expected a GPU");
   check_rank("products", products, 3, "(pairs, rows, keys)");
@@ -96,15 +96,15 @@ void* memory_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr
 std::array<std::optional<at::Tensor>, 2> plain_weights(const PlainTileInputs& tile, const at::Tensor& lse_tangent,
                                                        bool wants_weights) {
 #if FLASH_ATTN_EXT_WITH_CUDA
-  const common::PlainTile params = plain_tile(tile);
+  const derivatives::PlainTile params = plain_tile(tile);
   check_tensor("lse_tangent", lse_tangent, tile.lse.sizes(), tile.products);
   const c10::cuda::CUDAGuard guard(tile.products.device());
   const std::array results = {result(tile, wants_weights), result(tile, tile.product_tangents.has_value())};
-  C10_CUDA_CHECK(common::plain_weights(params,
-                                       {.weights = memory_of(results[0]),
-                                        .weighted = memory_of(results[1]),
-                                        .lse_tangent = lse_tangent.data_ptr<float>()},
-                                       c10::cuda::getCurrentCUDAStream()));
+  C10_CUDA_CHECK(derivatives::plain_weights(params,
+                                            {.weights = memory_of(results[0]),
+                                             .weighted = memory_of(results[1]),
+                                             .lse_tangent = lse_tangent.data_ptr<float>()},
+                                            c10::cuda::getCurrentCUDAStream()));
   return results;
 #else
   TORCH_CHECK(false, "plain_weights runs on GPUs only, and this build has no CUDA kernels");
@@ -116,8 +116,8 @@ std::array<std::optional<at::Tensor>, 3> plain_gradients(const PlainTileInputs& 
                                                          bool wants_weight_tangents) {
 #if FLASH_ATTN_EXT_WITH_CUDA
   const at::Tensor& products = tile.products;
-  const common::PlainTile params = plain_tile(tile);
-  common::PlainGradients given = {
+  const derivatives::PlainTile params = plain_tile(tile);
+  derivatives::PlainGradients given = {
       .lse_tangent = of_rows("lse_tangent", gradients.lse_tangent, products),
       .weight_gradients = elements("weight_gradients", gradients.weight_gradients, products),
       .weight_gradient_tangents = elements("weight_gradient_tangents", gradients.weight_gradient_tangents, products),
@@ -129,7 +129,7 @@ std::array<std::optional<at::Tensor>, 3> plain_gradients(const PlainTileInputs& 
   given.weight_tangents = memory_of(results[0]);
   given.score_gradients = memory_of(results[1]);
   given.score_gradient_tangents = memory_of(results[2]);
-  C10_CUDA_CHECK(common::plain_gradients(params, given, c10::cuda::getCurrentCUDAStream()));
+  C10_CUDA_CHECK(derivatives::plain_gradients(params, given, c10::cuda::getCurrentCUDAStream()));
   return results;
 #else
   TORCH_CHECK(false, "plain_gradients runs on GPUs only, and this build has no CUDA kernels");

@@ -1,4 +1,5 @@
-// Forward mode and double backward of plain tiles, on tensors; kernels/common/plain_tiles.h says what they compute.
+// Forward mode and double backward of plain tiles, on tensors; kernels/derivatives/plain_tiles.h says what they
+// compute.
 #pragma once
 
 #include <ATen/core/Tensor.h>

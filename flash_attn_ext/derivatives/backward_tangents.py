@@ -80,12 +80,14 @@ def _of_queries(scores: Scores, queries: slice) -> None:
     gradient = _gradient_of(scores, queries)
     if RESULT + "sink" in scores.piece.tensors:
         _add_to_sink(scores, queries, gradient)
-    dq = torch.zeros_like(rows.q, dtype=scores.accumulate, memory_format=torch.contiguous_format)
+    dq = None  # before the scale
+    if RESULT + "q" in scores.piece.tensors:
+        dq = torch.zeros_like(rows.q, dtype=scores.accumulate, memory_format=torch.contiguous_format)
     tile_gradients = plain_tiles.tile_gradients if scores.are_plain else _tile_gradients
     for keys, tile in tiles or ((keys, None) for keys in scores.key_blocks(queries)):
         with scores.scratch.reused():
             _add_products(scores, rows, keys, tile_gradients(scores, rows, keys, gradient, tile), gradient.dout, dq)
-    if RESULT + "q" in scores.piece.tensors:
+    if dq is not None:
         scores.piece.tensors[RESULT + "q"][:, :, queries].add_(scores.by_head(dq), alpha=scores.scale)
 
 
@@ -161,13 +163,15 @@ def _weight_gradient(scores: Scores, gradient: Gradient, name: str, keys: slice,
     return dropped(scores, scores.products(gradient.dout, rows, scores.rescale), tile.kept).sub_(delta)
 
 
-def _add_products(scores: Scores, rows: Rows, keys: slice, tile: TileGradients, dout: Tensor, dq: Tensor) -> None:
-    """Adds to dv' and dk', and to dq' before the scale, where they are wanted."""
+def _add_products(
+    scores: Scores, rows: Rows, keys: slice, tile: TileGradients, dout: Tensor, dq: Tensor | None
+) -> None:
+    """Adds to dv', dk' and dq', where they are wanted."""
     results = scores.piece.tensors
     if RESULT + "v" in results:
         seeing = without_blind_queries(scores, dout, tile.hidden)
         _add_to_keys(scores, "v", keys, [(tile.weight_tangents, seeing)], scores.rescale)
-    if RESULT + "q" in results:
+    if dq is not None:
         k, k_tangent = (
             without_unseen_keys(scores, scores.key_rows(name, keys), tile.hidden) for name in ("k", "k_tangent")
         )

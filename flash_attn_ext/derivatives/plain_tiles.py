@@ -1,7 +1,7 @@
 """Plain tiles on a GPU: scores that only a scale changes, and that only causality and windows hide.
 
 What the passes do to the elements of such a tile is one kernel before the products with its weights, and one before
-those with its score gradients (csrc/kernels/common/plain_tiles.cu): it reads every product once, and writes every
+those with its score gradients (csrc/kernels/derivatives/plain_tiles.cu): it reads every product once, and writes every
 factor of the next products once, in their dtype. The general forms of both, of which they are instances, are in
 forward_tangents.py and backward_tangents.py.
 """

@@ -31,6 +31,7 @@ KERNEL_ROOMS = {
     "epilogue": set(),
     "score": {"schedule"},
     "common": {"plan", "schedule"},
+    "derivatives": {"score"},
     "cpu": {"plan"},
     "sm80": _SHARED_ROOMS,
     "sm90": _SHARED_ROOMS,

@@ -6,11 +6,12 @@
 #include <type_traits>
 
 #include "attention/divisor.h"
-#include "kernels/common/plain_tiles.h"
+#include "kernels/derivatives/plain_tiles.h"
+#include "kernels/score/score_tile.cuh"
 #include "ptx/math.h"
 #include "tile/accumulator.h"
 
-namespace flash_attn_ext::common {
+namespace flash_attn_ext::derivatives {
 namespace {
 
 using attention::Divisor;
@@ -18,7 +19,6 @@ using attention::ElementType;
 
 constexpr int kWarps = 4;
 constexpr int kColumns = 4 * tile::kWarpSize;
-constexpr float kLog2e = 1.44269504088896341f;
 
 // What a lane has of a row.
 struct alignas(16) Four {
@@ -210,4 +210,4 @@ cudaError_t plain_gradients(const PlainTile& tile, const PlainGradients& gradien
   });
 }
 
-}  // namespace flash_attn_ext::common
+}  // namespace flash_attn_ext::derivatives

@@ -8,7 +8,7 @@
 
 #include "attention/params.h"
 
-namespace flash_attn_ext::common {
+namespace flash_attn_ext::derivatives {
 
 // Everything of a tile is (rows, columns) without gaps, everything of rows is float32. A row is a query of one head, a
 // column a key; rows of the same head are neighbours.
@@ -48,4 +48,4 @@ struct PlainGradients {
 cudaError_t plain_weights(const PlainTile& tile, const PlainWeights& results, cudaStream_t stream);
 cudaError_t plain_gradients(const PlainTile& tile, const PlainGradients& gradients, cudaStream_t stream);
 
-}  // namespace flash_attn_ext::common
+}  // namespace flash_attn_ext::derivatives
