@@ -125,11 +125,14 @@ constexpr ForwardRegisters forward_registers(const ForwardTile& tile, Variant va
 }
 
 // Head dims that the backward kernel is compiled for.
-inline constexpr HeadDims kBackwardHeadDims[] = {{64, 64}, {128, 128}};
+inline constexpr HeadDims kBackwardHeadDims[] = {{64, 64}, {96, 96}, {128, 128}};
 inline constexpr int64_t kLargestBackwardHeadDim = 128;
 
 constexpr HeadDims backward_head_dims(int64_t qk, int64_t v) {
-  return qk <= 64 && v <= 64 ? HeadDims{64, 64} : HeadDims{128, 128};
+  for (const HeadDims& dims : kBackwardHeadDims) {
+    if (qk <= dims.qk && v <= dims.v) return dims;
+  }
+  return {};
 }
 
 // A backward block: 64 keys per computing warpgroup stay, tiles of 64 queries stream past. Stages in shared memory; at
@@ -138,10 +141,11 @@ struct BackwardTile {
   int query_stages;  // and as many of dS
   int key_stages;    // with two, the next tile's K and V arrive during this one
   bool keys_in_registers;
+  int dq_columns;  // at a time: as many as registers hold
 };
 constexpr BackwardTile backward_tile(HeadDims dims) {
-  if (dims.qk <= 64) return {.query_stages = 3, .key_stages = 2, .keys_in_registers = true};
-  return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false};
+  if (dims.qk <= 64) return {.query_stages = 3, .key_stages = 2, .keys_in_registers = true, .dq_columns = 64};
+  return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false, .dq_columns = dims.qk <= 96 ? 96 : 64};
 }
 
 // In short calls of more than kPortableQueries queries whose scores are only scaled, the portable kernels are faster
@@ -180,6 +184,7 @@ struct BackwardRegisters {
 };
 constexpr BackwardRegisters backward_registers(HeadDims dims) {
   if (dims.qk <= 64) return {.copy = 32, .key = 208, .query = 64};
+  if (dims.qk <= 96) return {.copy = 24, .key = 200, .query = 88};
   return {.copy = 24, .key = 208, .query = 72};
 }
 

@@ -13,4 +13,11 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t row_address, const uint
                : "memory");
 }
 
+// The same with each matrix transposed: lane l gives of each matrix (rows 2 (l % 4) and the next, column l / 4).
+__device__ __forceinline__ void store_matrix_x4_transposed(uint32_t row_address, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 }  // namespace flash_attn_ext::ptx

@@ -46,7 +46,7 @@ EDGES = [
 ]
 PACKED = [
     PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, dlse=True, **mask))
-    for d in (64, 128)
+    for d in (64, 80, 128)
     for lengths_q, lengths_k in (
         ((300, 0, 65, 700, 64), (300, 40, 129, 500, 0)),
         ((1, 1000, 63), (1, 1000, 300)),
@@ -56,18 +56,18 @@ PACKED = [
 ] + [
     # So long that each query head of a group is a claim of its own.
     PackedCase((1100, 0, 65, 1300), (1100, 40, 129, 1300), Case(d=d, heads=8, kv_heads=2, causal="bottom_right"))
-    for d in (64, 128)
+    for d in (64, 80, 128)
 ]
 FEW_BLOCKS = [
     Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, **mask)
-    for d in (64, 128)
+    for d in (64, 80, 128)
     for sq, sk, kv_heads in ((1000, 1300, 2), (700, 2100, 4), (1200, 1200, 1), (100, 3000, 2))
     for mask in (dict(), dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(200, 200)))
 ]
 REPEATED = [
     Case(sq=sq, sk=sk, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **mask)
     for sq, sk in ((1100, 1500), (100, 4000))
-    for d, kv_heads in ((64, 8), (128, 2))
+    for d, kv_heads in ((64, 8), (96, 4), (128, 2))
     for mask in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
 ]
 

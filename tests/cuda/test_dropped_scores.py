@@ -40,19 +40,19 @@ EDGES = [
 ]
 FEW_BLOCKS = [
     Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, dropout_p=0.2, **walk)
-    for d in (64, 128)
+    for d in (64, 80, 128)
     for sq, sk, kv_heads in ((1000, 1300, 2), (1200, 1200, 1), (300, 3000, 2))
     for walk in (dict(), dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(200, 200)))
 ]
 REPEATED = [
     Case(sq=sq, sk=sk, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, dropout_p=0.2, **walk)
     for sq, sk in ((1100, 1500), (300, 4000))
-    for d, kv_heads in ((64, 8), (128, 2))
+    for d, kv_heads in ((64, 8), (96, 4), (128, 2))
     for walk in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
 ]
 PACKED = [
     PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, dropout_p=0.1, **walk))
-    for d in (64, 128)
+    for d in (64, 80, 128)
     for lengths_q, lengths_k in (
         ((300, 0, 65, 700, 64), (300, 40, 129, 500, 0)),
         ((3, 0, 65, 270, 64), (900, 40, 1290, 3000, 0)),

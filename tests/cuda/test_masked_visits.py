@@ -42,7 +42,7 @@ EDGES = [
     for m, walk in enumerate(WALKS)
 ] + [
     Case(sq=577, sk=640, heads=4, kv_heads=2, d=d, mask=mask, mask_keep=keep)
-    for d in (64, 128)
+    for d in (64, 80, 128)
     for mask, keep in (("bhqk", 0.002), ("11qk", 0.0), ("b11k", 1.0))
 ]
 HIDDEN = [
@@ -54,19 +54,19 @@ HIDDEN = [
 ]
 FEW_BLOCKS = [
     Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, mask=mask, **walk)
-    for d in (64, 128)
+    for d in (64, 80, 128)
     for sq, sk, kv_heads, mask in ((1000, 1300, 2, "bhqk"), (1200, 1200, 4, "b1qk"))
     for walk in (dict(), dict(causal="top_left"), dict(window=(200, 200)))
 ]
 REPEATED = [
     Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, mask=mask, **walk)
-    for d, kv_heads in ((64, 8), (128, 2))
+    for d, kv_heads in ((64, 8), (96, 4), (128, 2))
     for mask in ("bhqk", "b1qk")
     for walk in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
 ]
 PACKED = [
     PackedCase((300, 0, 65, 700, 64), (300, 40, 129, 500, 0), Case(d=d, heads=4, kv_heads=2, mask=mask, **walk))
-    for d in (64, 128)
+    for d in (64, 80, 128)
     for mask in ("bhqk", "11qk", "b11k")
     for walk in WALKS[:3]
 ]

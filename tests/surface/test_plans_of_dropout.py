@@ -14,7 +14,7 @@ def hopper(sq: int = LONG, dropout_p: float = 0.1, options: dict | None = None, 
 
 BACKWARD = [
     (hopper(), "warp-specialised (dropout), head dim 64, 128 keys per block, dQ added in order, going round"),
-    (hopper(d=72), "warp-specialised (dropout), head dim 128, 128 keys per block"),
+    (hopper(d=72), "warp-specialised (dropout), head dim 96, 128 keys per block"),
     # Beside what else changes scores: dQ first, which stores P and dS.
     (hopper(mask=SQUARE), "(extended, head dims 64 and 64), dQ storing P and dS"),
     (hopper(bias=SQUARE, d=128), "(extended, head dims 128 and 128), dQ storing P and dS"),

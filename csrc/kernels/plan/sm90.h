@@ -13,6 +13,9 @@ namespace flash_attn_ext::plan {
 // kernels.
 Variant wanted_variant_sm90(const attention::AttentionParams& params);
 
+// Floats for each query that the kernel for all gradients reads.
+inline constexpr int kBackwardStatistics = 3;
+
 // In which order `blocks` resident blocks take tiles of keys.
 VisitOrder visit_order(const attention::BackwardParams& params, int64_t blocks);
 

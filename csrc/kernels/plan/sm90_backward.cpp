@@ -21,9 +21,17 @@ bool has_few_queries(const BackwardParams& p) {
 // One kernel for all gradients. With a mask, few queries are for kernels in which nobody takes turns.
 bool is_fused(const BackwardParams& p) {
   if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
-  const Variant variant = wanted_variant_sm90(p);
-  if (variant == Variant::kMask) return !has_few_queries(p);
-  return variant == Variant::kPlain || variant == Variant::kDropout;
+  switch (wanted_variant_sm90(p)) {
+    case Variant::kPlain:
+    case Variant::kDropout:
+      return true;
+    case Variant::kMask:
+      return !has_few_queries(p);
+    case Variant::kBiasMask:
+      return !has_few_queries(p) && !p.score_mod.mask.present() && !p.dbias.present();
+    default:
+      return false;
+  }
 }
 
 // The copy engine describes no empty tensor.
@@ -170,7 +178,7 @@ BackwardPlan plan_fused(const BackwardParams& p, const VisitOrder& order, const 
   parts.delta = append(parts.bytes, statistic_bytes(p));
   if (p.score_mod.mask.present()) parts.mask_bits = append(parts.bytes, MaskVisits::bytes(p, plan.order));
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_sums);
-  parts.statistics = append(parts.bytes, rows * 2 * kFloat);
+  parts.statistics = append(parts.bytes, rows * kBackwardStatistics * kFloat);
   parts.turns = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_sums);
   parts.key_tiles = append(parts.bytes, plan.order.num_claims() * VisitOrder::kWorkBytes);
   parts.claims = append(parts.bytes, int64_t{sizeof(uint32_t)});

@@ -77,18 +77,18 @@ __device__ __forceinline__ void start_rows_product(WarpgroupAccumulator<Right::k
   ptx::commit_products();
 }
 
-// sums = left^T . right, of right's columns in a chunk.
-template <class Left, class Right>
-__device__ __forceinline__ void start_transposed_product(WarpgroupAccumulator<kBoxColumns>& sums,
-                                                         const BoxOperand<Left>& left, const BoxOperand<Right>& right,
-                                                         int chunk) {
-  static_assert(Left::kRows == Right::kRows && Left::kColumns == kWarpgroupRows);
+// sums = left . right, of as many of right's columns from a chunk on as sums has.
+template <int kColumns, class Left, class Right>
+__device__ __forceinline__ void start_columns_product(WarpgroupAccumulator<kColumns>& sums,
+                                                      const BoxOperand<Left>& left, const BoxOperand<Right>& right,
+                                                      int chunk) {
+  static_assert(Left::kColumns == Right::kRows && Left::kRows == kWarpgroupRows);
   ptx::renew_registers(sums.c[0]);
   ptx::fence_products();
 #pragma unroll
-  for (int step = 0; step < Left::kRows / 16; ++step) {
-    ptx::multiply_transposed_async(sums.c[0], left.rows(step), right.rows(step, chunk), step > 0,
-                                   typename Left::Element{});
+  for (int step = 0; step < Right::kRows / 16; ++step) {
+    ptx::multiply_by_rows_async(sums.c[0], left.columns(step), right.rows(step, chunk), step > 0,
+                                typename Left::Element{});
   }
   ptx::commit_products();
 }

@@ -6,6 +6,7 @@
 #include "attention/divisor.h"
 #include "attention/params.h"
 #include "kernels/plan/mask_visits.h"
+#include "kernels/plan/sm90.h"
 #include "kernels/plan/visit_order.h"
 #include "kernels/sm90/backward/key_tile_work.h"
 #include "kernels/sm90/tensor_map.h"
@@ -42,10 +43,13 @@ struct QueryTileGrid {
 // keys in the same way.
 struct BackwardWorkspace {
   static constexpr int kQueries = VisitOrder::kQueries;
+  // Of each query: LSE * log2(e) - shift, and delta / 2^shift. With a bias the LSE itself, delta / 2^shift, and log2(e)
+  // times what rounding left out of the LSE, - shift.
+  static constexpr int kStatistics = plan::kBackwardStatistics;
 
   KeyTileWork* table;  // in the order of claims
   float* dq_sums;      // of each tile, or each tile and phase: dQ / scale, in the order of accumulators
-  float* statistics;   // of each tile: LSE * log2(e) - shift of its queries, then delta / 2^shift
+  float* statistics;   // of each tile
   int* turns;          // of each of the sums: how many visitors have added to them
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;
@@ -87,7 +91,9 @@ struct BackwardWorkspace {
     const int64_t row_of_tiles = pair * group + at.head - key_head * group;
     return dq_nan_flags[(row_of_tiles * tiles + tiles - 1 - at.tile) * 4 + warp];
   }
-  __device__ __forceinline__ float* statistics_of(int64_t tile) const { return statistics + tile * 2 * kQueries; }
+  __device__ __forceinline__ float* statistics_of(int64_t tile) const {
+    return statistics + tile * kStatistics * kQueries;
+  }
 };
 
 struct BackwardArguments {
@@ -95,6 +101,7 @@ struct BackwardArguments {
   OperandMap k;
   OperandMap v;
   OperandMap dout;
+  OperandMap bias;
   attention::BackwardParams params;
   VisitOrder order;
   BackwardWorkspace workspace;

@@ -150,13 +150,20 @@ struct BackwardProducer {
       send_keys(work, shared.k[k_at.stage], args.k, shared.k_ring.full[k_at.stage]);
     }
     ptx::Barrier& dout_full = shared.dout_full[q_at.stage];
-    ptx::arrive_expecting(dout_full, Traits::DoutTile::kBytes);
+    ptx::arrive_expecting(dout_full, Traits::DoutTile::kBytes + (Traits::kBiased ? Traits::DscoreTile::kBytes : 0));
     shared.dout[q_at.stage].copy(args.dout.map, dout_full,
                                  {0, row, to.head * args.dout.head_step, work.batch * args.dout.batch_step});
     if (is_first) {
       shared.v_ring.wait_empty(k_at);
       send_keys(work, shared.v[k_at.stage], args.v, shared.v_ring.full[k_at.stage]);
       k_at.advance();
+    }
+    if constexpr (Traits::kBiased) {
+      // Where dS of the visit will lie: its stage is empty soon after that of Q.
+      shared.dscore_ring.wait_empty(q_at);
+      shared.dscores[q_at.stage].copy(args.bias.map, dout_full,
+                                      {work.visitor.tile * Traits::kKeys, to.query_tile * Traits::kQueries,
+                                       to.head * args.bias.head_step, work.batch * args.bias.batch_step});
     }
     q_at.advance();
   }

@@ -13,9 +13,10 @@ template <class Traits>
 struct DqWarpgroup {
   using Element = typename Traits::Element;
   using Shared = BackwardShared<Traits>;
-  using Dq = tile::WarpgroupAccumulator<tile::kBoxColumns>;  // as many columns at a time as registers hold
-  static constexpr int kChunks = Traits::kDims.qk / tile::kBoxColumns;
-  static constexpr int kChunkFloats = Traits::kQueries * tile::kBoxColumns;
+  static constexpr int kColumns = Traits::kTile.dq_columns;
+  using Dq = tile::WarpgroupAccumulator<kColumns>;
+  static constexpr int kChunks = Traits::kDims.qk / kColumns;
+  static constexpr int kChunkFloats = Traits::kQueries * kColumns;
 
   const BackwardArguments& args;
   Shared& shared;
@@ -129,7 +130,7 @@ struct DqWarpgroup {
                                                              warp);
     meet_dq_warpgroup();  // no product reads the stage any more
     for (int i = 0; i < 2; ++i) {
-      ptx::store_shared(KeptScores<Traits>::address(shared.dscores[draw_at.stage], 2 * warp + i), words[i]);
+      ptx::store_shared(DscoreKeys<Traits>(shared.dscores[draw_at.stage], 2 * warp + i).word_address(), words[i]);
     }
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.dscore_ring.empty[draw_at.stage]);
@@ -137,8 +138,8 @@ struct DqWarpgroup {
   }
 
   __device__ __forceinline__ void start(Dq& dq, int chunk) const {
-    tile::start_transposed_product(dq, tile::BoxOperand(shared.dscores[0]).after(dscore_at.stage),
-                                   tile::BoxOperand(shared.k[0]).after(k_at.stage), chunk);
+    tile::start_columns_product<kColumns>(dq, tile::BoxOperand(shared.dscores[0]).after(dscore_at.stage),
+                                          tile::BoxOperand(shared.k[0]).after(k_at.stage), chunk);
   }
 
   __device__ __forceinline__ void publish(int sums, int place) {
@@ -170,15 +171,14 @@ struct DqWarpgroup {
     const attention::BackwardParams& p = args.params;
     const int first_row = query_tile * Traits::kQueries + tile::warp() % 4 * 16;
     dq.scale(args.scale);
-    Element* const target = p.dq.row<Element>(work.batch, head, work.query_begin + first_row) +
-                            chunk * tile::kBoxColumns * p.dq.column_stride;
-    const bool suspicious =
-        store_row_chunks<Element>({.data = target,
-                                   .row_stride = p.dq.row_stride,
-                                   .column_stride = p.dq.column_stride,
-                                   .rows = work.visitor.num_queries - first_row,
-                                   .columns = static_cast<int>(p.head_dim_qk) - chunk * tile::kBoxColumns},
-                                  dq);
+    Element* const target =
+        p.dq.row<Element>(work.batch, head, work.query_begin + first_row) + chunk * kColumns * p.dq.column_stride;
+    const bool suspicious = store_row_chunks<Element>({.data = target,
+                                                       .row_stride = p.dq.row_stride,
+                                                       .column_stride = p.dq.column_stride,
+                                                       .rows = work.visitor.num_queries - first_row,
+                                                       .columns = static_cast<int>(p.head_dim_qk) - chunk * kColumns},
+                                                      dq);
     if (suspicious) args.workspace.dq_nan_flag(p, {work.batch, head, query_tile}, tile::warp() % 4) = 1;
   }
 };

@@ -2,13 +2,13 @@
 // warpgroups holds.
 //
 // The dQ warpgroup draws them between its products, while the others compute the visits before. They lie where dS of
-// the visit will: in the first of the 16 rows of a warp of the key warpgroups, which reads them before it writes there.
+// the visit will: among the 16 keys of a warp of the key warpgroups, which reads them before it writes there.
 #pragma once
 
 #include <cstdint>
 
 #include "attention/dropout.h"
-#include "kernels/sm90/backward/traits.h"
+#include "kernels/sm90/backward/dscore_keys.cuh"
 #include "ptx/bytes.h"
 #include "ptx/pin.h"
 #include "ptx/shared_memory.h"
@@ -20,19 +20,11 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 struct KeptScores {
   using Scores = typename Traits::Scores;
-  static constexpr int kWarpKeys = 16;
   static_assert(Scores::kThreadRows * Scores::kColumnTiles * 2 == 32);
 
   uint32_t bits;
 
-  // Where a warp's lie. warp: its place among those of the key warpgroups.
-  __device__ __forceinline__ static uint32_t address(const typename Traits::DscoreTile& tile, int warp) {
-    return ptx::shared_address(tile.data[0][warp * kWarpKeys]) + tile::lane() * sizeof(uint32_t);
-  }
-
-  __device__ __forceinline__ void read(const typename Traits::DscoreTile& tile, int warp) {
-    bits = ptx::load_shared(address(tile, warp));
-  }
+  __device__ __forceinline__ void read(const DscoreKeys<Traits>& own) { bits = ptx::load_shared(own.word_address()); }
 
   // What is dropped becomes 0. Shifted, the bits of two pairs are the signs of four bytes.
   __device__ __forceinline__ void keep(tile::PackedRows<Traits::kQueries>& packed) const {
@@ -75,7 +67,7 @@ struct DropoutDraws {
 
   // warp: of the dQ warpgroup. words: of key warps 2 warp and 2 warp + 1.
   __device__ __forceinline__ void draw(uint32_t (&words)[2], const Visit& visit, int warp) const {
-    static_assert(Traits::kKeys == 4 * Dropout::kBlockKeys && KeptScores<Traits>::kWarpKeys * 2 == Dropout::kBlockKeys);
+    static_assert(Traits::kKeys == 4 * Dropout::kBlockKeys && DscoreKeys<Traits>::kKeys * 2 == Dropout::kBlockKeys);
     const auto key_block = static_cast<uint32_t>(visit.key_tile * (Traits::kKeys / Dropout::kBlockKeys) + warp);
     const auto key_counter = key_block * 8 + static_cast<uint32_t>(tile::lane() / 4);
     const auto query_counter = static_cast<uint32_t>(visit.query_tile * kBlocks * 8 + tile::lane() % 4 * 2);

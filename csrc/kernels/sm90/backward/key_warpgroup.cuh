@@ -8,13 +8,12 @@
 #include <type_traits>
 
 #include "kernels/sm90/backward/attended_scores.cuh"
-#include "kernels/sm90/backward/kept_scores.cuh"
+#include "kernels/sm90/backward/dscore_keys.cuh"
 #include "kernels/sm90/backward/key_gradient_rows.cuh"
+#include "kernels/sm90/backward/key_scores.cuh"
 #include "kernels/sm90/backward/member_sums.cuh"
 #include "kernels/sm90/backward/traits.h"
 #include "ptx/ldmatrix.h"
-#include "ptx/math.h"
-#include "ptx/stmatrix.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -26,8 +25,6 @@ struct KeyWarpgroup {
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
   static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
-  static constexpr bool kKeepsWeights = !kInRegisters && (Traits::kDrops || !std::is_same_v<Element, __half>);
-  static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kDims));
   struct NotHeld {};
 
   const BackwardArguments& args;
@@ -38,7 +35,6 @@ struct KeyWarpgroup {
   Scores gradients;  // dP
   PackedScores p;
   PackedScores dscores;
-  std::conditional_t<kKeepsWeights, PackedScores, NotHeld> weights;  // P in float16
   tile::WarpgroupAccumulator<Traits::kDims.qk> dk;
   tile::WarpgroupAccumulator<Traits::kDims.v> dv;
   bool is_empty = true;     // dK and dV
@@ -49,7 +45,7 @@ struct KeyWarpgroup {
   typename decltype(Shared::k_ring)::Position k_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
   std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand
-  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;   // likewise
+  KeyScores<Traits> to_gradients{args, shared};
 
   __device__ __forceinline__ void run() {
     dk.clear();
@@ -131,7 +127,8 @@ struct KeyWarpgroup {
     next.advance();
     if (is_partial) hide(work, shared.visit(at).query_tile);
     if constexpr (Traits::kMasked) attended.hide(scores);
-    exponentiate();
+    if constexpr (Traits::kBiased) wait_for_dout();  // and the bias
+    to_gradients.exponentiate(scores, p, at.stage, own_dscores());
     start_dp();
     if constexpr (Traits::kDrops) drop();
     start_dv();
@@ -139,7 +136,7 @@ struct KeyWarpgroup {
     ptx::wait_products<kInRegisters ? 1 : 0>();
     ptx::pin_registers(gradients.c[0]);
     if constexpr (!kInRegisters) ptx::pin_registers(dv.c[0]);
-    differentiate_scores();
+    to_gradients.differentiate(dscores, scores, gradients, p, at.stage);
     start_dk();
     hand_over();
     if constexpr (!std::is_same_v<HasNext, std::false_type>) start_scores(next, has_next);
@@ -169,8 +166,7 @@ struct KeyWarpgroup {
   // not waited for before.
   __device__ __forceinline__ void drop() {
     wait_for_stage();
-    kept.read(shared.dscores[at.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize);
-    kept.keep(p);
+    to_gradients.drop(p, own_dscores());
   }
 
   // Until dS's is empty, and, with dropout, has the draws: then the first round has to be waited for, too.
@@ -188,8 +184,9 @@ struct KeyWarpgroup {
       tile::start_rows_product(scores, tile::BoxOperand(shared.k[0]).after(k_at.stage).from_row(first_row()), q);
     }
   }
+  __device__ __forceinline__ void wait_for_dout() const { ptx::wait(shared.dout_full[at.stage], at.parity); }
   __device__ __forceinline__ void start_dp() {
-    ptx::wait(shared.dout_full[at.stage], at.parity);
+    if constexpr (!Traits::kBiased) wait_for_dout();
     const auto dout = tile::BoxOperand(shared.dout[0]).after(at.stage);
     if constexpr (kInRegisters) {
       tile::start_rows_product(gradients, v, dout);
@@ -218,60 +215,7 @@ struct KeyWarpgroup {
     }
   }
 
-  // S -> P, packed for dV, and for dS as exact as registers allow: rounding it there would add as much error as
-  // rounding dS does.
-  __device__ __forceinline__ void exponentiate() {
-#pragma unroll
-    for (int j = 0; j < Scores::kColumnTiles; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(&shared.statistics[at.stage][0][Scores::column(j, 0)]);
-#pragma unroll
-      for (int r = 0; r < Scores::kThreadRows; ++r) {
-        const float low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, -lse.x));
-        const float high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, -lse.y));
-        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(low, high, Element{});
-        if constexpr (kInRegisters) {
-          scores.at(r, j, 0) = low;
-          scores.at(r, j, 1) = high;
-        } else if constexpr (kKeepsWeights) {
-          weights.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(low, high, __half{});
-        }
-      }
-    }
-  }
-
-  // What dP is multiplied by.
-  __device__ __forceinline__ float gradient_factor() const {
-    if constexpr (Traits::kDrops) return args.kept_factor;
-    return kUnshift;
-  }
-
-  __device__ __forceinline__ float2 weight(int r, int j) const {
-    if constexpr (kInRegisters) {
-      return {scores.at(r, j, 0), scores.at(r, j, 1)};
-    } else if constexpr (kKeepsWeights) {
-      return ptx::unpack(weights.a[j / 2][j % 2 * 2 + r], __half{});
-    } else {
-      return ptx::unpack(p.a[j / 2][j % 2 * 2 + r], __half{});
-    }
-  }
-
-  // P and dP -> dS, packed.
-  __device__ __forceinline__ void differentiate_scores() {
-    if constexpr (Traits::kDrops) kept.keep(gradients);
-#pragma unroll
-    for (int j = 0; j < Scores::kColumnTiles; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(&shared.statistics[at.stage][1][Scores::column(j, 0)]);
-#pragma unroll
-      for (int r = 0; r < Scores::kThreadRows; ++r) {
-        const float2 probability = weight(r, j);
-        dscores.a[j / 2][j % 2 * 2 + r] =
-            ptx::pack_in_order(probability.x * fmaf(gradients.at(r, j, 0), gradient_factor(), -delta.x),
-                               probability.y * fmaf(gradients.at(r, j, 1), gradient_factor(), -delta.y), Element{});
-      }
-    }
-  }
-
-  // The lane's row of the warp's 16 of a tile, and its half of 16 columns: as ldmatrix and stmatrix want them.
+  // The lane's row of the warp's 16 of a tile, and its half of 16 columns: as ldmatrix wants them.
   template <class Tile>
   __device__ __forceinline__ uint32_t lane_address(const Tile& tile, int step) const {
     const int row = warp_row() + tile::lane() % 16;
@@ -283,11 +227,11 @@ struct KeyWarpgroup {
   // dS -> shared memory.
   __device__ __forceinline__ void hand_over() const {
     if constexpr (!Traits::kDrops) wait_for_stage();
-#pragma unroll
-    for (int step = 0; step < PackedScores::kSteps; ++step) {
-      ptx::store_matrix_x4(lane_address(shared.dscores[at.stage], step), dscores.a[step]);
-    }
+    own_dscores().store(dscores);
     finish_dscores();
+  }
+  __device__ __forceinline__ DscoreKeys<Traits> own_dscores() const {
+    return {shared.dscores[at.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize};
   }
   __device__ __forceinline__ void finish_dscores() const {
     ptx::fence_stores();
@@ -301,11 +245,9 @@ struct KeyWarpgroup {
   }
   __device__ __forceinline__ void pass() {
     shared.q_ring.wait_full(at);
-    ptx::wait(shared.dout_full[at.stage], at.parity);
+    wait_for_dout();
     wait_for_stage();
-    auto* const rows = reinterpret_cast<uint4*>(&shared.dscores[at.stage].data[0][warp_row()][0]);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) rows[i * tile::kWarpSize + tile::lane()] = {0, 0, 0, 0};
+    own_dscores().clear();
     finish_dscores();
     if (tile::lane() == 0) ptx::arrive(shared.q_ring.empty[at.stage]);
     at.advance();
@@ -332,7 +274,7 @@ struct KeyWarpgroup {
     }
     meet_key_warpgroup(warpgroup);  // V has no readers any more
     dk.scale(args.scale);
-    dv.scale(gradient_factor());
+    dv.scale(to_gradients.factor());
     // Through the warp's rows of V.
     const bool suspicious = store_boxes(rows_of(work).dk(), dk, shared.v[k_at.stage], warp_row()) |
                             store_boxes(rows_of(work).dv(), dv, shared.v[k_at.stage], warp_row());

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <utility>
 
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/repair.h"
@@ -67,9 +69,34 @@ cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStrea
 }
 
 template <class Element, Variant kVariant>
-cudaError_t launch_main_of(const BackwardArguments& args, int head_dim, int64_t blocks, cudaStream_t stream) {
-  if (head_dim == 64) return launch_main<BackwardTraits<Element, kBackwardHeadDims[0], kVariant>>(args, blocks, stream);
-  return launch_main<BackwardTraits<Element, kBackwardHeadDims[1], kVariant>>(args, blocks, stream);
+cudaError_t launch_variant(const BackwardArguments& args, int head_dim, int64_t blocks, cudaStream_t stream) {
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto try_dims = [&](auto index) {
+    constexpr HeadDims kDims = kBackwardHeadDims[index()];
+    if (head_dim == kDims.qk) error = launch_main<BackwardTraits<Element, kDims, kVariant>>(args, blocks, stream);
+  };
+  const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+    (try_dims(std::integral_constant<size_t, kIndices>{}), ...);
+  };
+  try_all(std::make_index_sequence<std::size(kBackwardHeadDims)>{});
+  return error;
+}
+
+template <class Element>
+cudaError_t launch_planned(const BackwardArguments& args, const plan::BackwardPlan& plan, cudaStream_t stream) {
+  const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
+  switch (plan.dkdv_variant) {
+    case Variant::kPlain:
+      return launch_variant<Element, Variant::kPlain>(args, plan.dkdv_head_dim, blocks, stream);
+    case Variant::kMask:
+      return launch_variant<Element, Variant::kMask>(args, plan.dkdv_head_dim, blocks, stream);
+    case Variant::kBiasMask:
+      return launch_variant<Element, Variant::kBiasMask>(args, plan.dkdv_head_dim, blocks, stream);
+    case Variant::kDropout:
+      return launch_variant<Element, Variant::kDropout>(args, plan.dkdv_head_dim, blocks, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 template <class Element>
@@ -129,14 +156,11 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
                               attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
   if (parts.mask_bits.present()) args.mask = MaskVisits::in(parts.mask_bits.in<void>(workspace), p, plan.order);
   cudaError_t error = make_operand_maps(args, VisitOrder::kQueries, VisitOrder::kKeys);
+  if (error == cudaSuccess && p.score_mod.bias.present()) error = make_bias_map(args.bias, p, VisitOrder::kQueries);
   if (error == cudaSuccess) error = list_mask_visits(args, stream);
   if (error == cudaSuccess) error = prepare<Element>(args, grid, query_blocks, stream);
   if (error != cudaSuccess) return error;
-  const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
-  const auto launch_main = plan.dkdv_variant == Variant::kMask      ? launch_main_of<Element, Variant::kMask>
-                           : plan.dkdv_variant == Variant::kDropout ? launch_main_of<Element, Variant::kDropout>
-                                                                    : launch_main_of<Element, Variant::kPlain>;
-  error = launch_main(args, plan.dkdv_head_dim, blocks, stream);
+  error = launch_planned<Element>(args, plan, stream);
   if (error == cudaSuccess && args.order.log2_sums > 0) {
     error = launch_early(sum_dq_kernel<Element>,
                          {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns},

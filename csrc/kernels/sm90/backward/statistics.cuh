@@ -44,6 +44,7 @@ struct Statistics {
       const int row = own + i * kRowStep;
       lse[i] = lane == 0 && row < rows ? *p.lse.at<const float>(sequence.batch, head, first_row + row) : -INFINITY;
     }
+    const bool is_biased = p.score_mod.bias.present();
     float delta[kRows] = {};
     if (lane * Piece::kCount < p.head_dim_v) {
       common::add_products<Piece>(
@@ -68,14 +69,21 @@ struct Statistics {
           *p.delta.at<float>(sequence.batch, head, first_row + row) = delta[i];
         }
         // Of a query that sees no key, or does not exist, probabilities vanish without a branch.
-        statistics[row] = lse[i] == -INFINITY ? INFINITY : lse[i] * kLog2e - args.shift;
+        statistics[row] = lse[i] == -INFINITY ? INFINITY : is_biased ? lse[i] : lse[i] * kLog2e - args.shift;
         statistics[kQueries + row] = delta[i] * exp2f(-args.shift);
+        if (is_biased) statistics[2 * kQueries + row] = residual(head, first_row + row, row < rows) - args.shift;
       }
     }
     if (!is_visited()) clear_dq(first_row, rows);
   }
 
  private:
+  // log2(e) times what rounding left out of a query's LSE.
+  __device__ __forceinline__ float residual(int head, int64_t row, bool exists) const {
+    const auto& residuals = args.params.lse_residual;
+    return exists && residuals.present() ? *residuals.at<const float>(sequence.batch, head, row) * kLog2e : 0.0f;
+  }
+
   // Whether there is a tile of keys that the queries see something of.
   __device__ __forceinline__ bool is_visited() const {
     const attention::Visibility& visibility = args.params.visibility;

@@ -35,6 +35,7 @@ struct BackwardTraits {
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr bool kMasked = kVariant == Variant::kMask;
   static constexpr bool kDrops = kVariant == Variant::kDropout;
+  static constexpr bool kBiased = kVariant == Variant::kBiasMask;  // without a mask
   static constexpr BackwardTile kTile = backward_tile(kDims);
   // The last step has no code of its own, which would have to be fetched for each tile of keys: it starts a product in
   // vain instead. (H200, B2 H32 S4096, all True: 1318 -> 1241 us. Without a mask 534 -> 514 TFLOP/s at D64 full 8192,
@@ -53,7 +54,7 @@ struct BackwardTraits {
   using DoutTile = tile::BoxTile<Element, kQueries, kDims.v>;
   using KTile = tile::BoxTile<Element, kKeys, kDims.qk>;
   using VTile = tile::BoxTile<Element, kKeys, kDims.v>;
-  using DscoreTile = tile::BoxTile<Element, kKeys, kQueries>;
+  using DscoreTile = tile::BoxTile<Element, kQueries, kKeys>;
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
   using Where = ScoreTile<Rows::kKeys, Scores>;
   using Visit = std::conditional_t<kMasked, MaskedVisit, sm90::Visit>;
@@ -80,6 +81,7 @@ struct BackwardShared {
   static constexpr int kWorkStages = 2;
   static constexpr int kSums = 2;                             // on their way to memory
   static constexpr int kStages = Traits::kTile.query_stages;  // of what a visit reads, and of dS
+  static constexpr int kStatistics = Traits::kBiased ? 3 : 2;
   static constexpr int kKeyStages = Traits::kTile.key_stages;
   using Stage = tile::RingPosition<kStages>;
   // A visit is written when a stage of Q is free, and read last by the dQ warpgroup, as it takes dS from a stage. In
@@ -92,12 +94,12 @@ struct BackwardShared {
   typename Traits::DoutTile dout[kStages];
   typename Traits::DscoreTile dscores[kStages];
   alignas(128) float dq_sums[kSums][Traits::kQueries * Traits::kDims.qk];
-  alignas(16) float statistics[kStages][2][Traits::kQueries];  // LSE and delta (BackwardWorkspace)
+  alignas(16) float statistics[kStages][kStatistics][Traits::kQueries];  // BackwardWorkspace
   KeyTileWork work[kWorkStages];
   typename Traits::Visit visits[kVisits];
   PendingSum pending[kSums];
   tile::RingBarriers<kStages> q_ring;  // its empty barriers stand for dout's, too
-  ptx::Barrier dout_full[kStages];
+  ptx::Barrier dout_full[kStages];     // and the bias's
   tile::RingBarriers<kKeyStages> k_ring;
   tile::RingBarriers<kKeyStages> v_ring;
   tile::RingBarriers<kStages> dscore_ring;

@@ -1,0 +1,140 @@
+"""Hopper's backward kernel for all gradients, with a bias that gets none: it comes by the copy engine, to where dS of a
+visit will lie. Walks, lengths at edges of tiles, few blocks, packed sequences, low and empty rows, and NaN."""
+
+import math
+
+import pytest
+import torch
+
+from support.cases import Case, Inputs, make_inputs
+from support.checks import check_drawn, check_on_multiprocessors, check_packed_drawn
+from support.disturbance import assert_repeats
+from support.packed import PackedCase, make_packed
+from support.params import over_cases, over_dtypes
+from support.runners import run_ours
+
+MULTIPROCESSORS = (1, 2, 7, 132)
+RUNS = 100
+pytestmark = pytest.mark.usefixtures("on_hopper")
+over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
+
+DIMS = ((64, 64, 4), (128, 128, 2), (96, 40, 1))  # of q and k, of v; key heads
+LENGTHS = ((130, 130), (257, 63), (320, 319), (513, 640), (300, 1500), (1100, 700))
+PATTERNS = ("bhqk", "11qk", "1hqk", "b1qk")
+WALKS = (
+    dict(),
+    dict(causal="top_left"),
+    dict(causal="bottom_right", dlse=True),
+    dict(window=(100, 30)),
+    dict(window=(200, None)),
+    dict(sink=True),
+)
+EDGES = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, dv=dv, bias=PATTERNS[(n + m + i) % len(PATTERNS)], **walk)
+    for i, (d, dv, kv_heads) in enumerate(DIMS)
+    for n, (sq, sk) in enumerate(LENGTHS)
+    for m, walk in enumerate(WALKS)
+]
+FEW_BLOCKS = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, bias=bias, **walk)
+    for d in (64, 80, 128)
+    for sq, sk, kv_heads, bias in ((1000, 1304, 2, "bhqk"), (1200, 1200, 4, "11qk"))
+    for walk in (dict(), dict(causal="top_left"), dict(window=(200, 200)))
+]
+REPEATED = [
+    Case(sq=1100, sk=1504, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, bias=bias, **walk)
+    for d, kv_heads in ((64, 8), (96, 4), (128, 2))
+    for bias in ("bhqk", "11qk")
+    for walk in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
+]
+PACKED = [
+    PackedCase((300, 0, 65, 704, 64), (304, 40, 129, 504, 0), Case(d=d, heads=4, kv_heads=2, bias=bias, **walk))
+    for d in (64, 80, 128)
+    for bias in ("bhqk", "11qk", "b1qk")
+    for walk in WALKS[:4]
+]
+
+
+def without_dbias(inputs: Inputs) -> Inputs:
+    """With a bias as the copy engine reads it, in rows of whole 16 bytes, behind whose ends there is NaN."""
+    *broadcast, rows, columns = inputs.bias.shape
+    wide = inputs.bias.new_full((*broadcast, rows, columns + -columns % 8), math.nan)
+    wide[..., :columns] = inputs.bias
+    return inputs.replace(bias=wide[..., :columns], differentiable=("q", "k", "v"))
+
+
+def make(case: Case, dtype: torch.dtype, seed: int = 0) -> Inputs:
+    return without_dbias(make_inputs(case, dtype, "cuda", seed, draw_on="cuda"))
+
+
+@over_16_bits
+@over_cases(EDGES)
+def test_edges_of_tiles(case, dtype, gpu):
+    check_drawn(lambda seed: make(case, dtype, seed), gpu)
+
+
+@over_16_bits
+@over_cases(PACKED)
+def test_packed(case, dtype, gpu):
+    check_packed_drawn(case, lambda seed: without_dbias(make_packed(case, dtype, "cuda", seed, draw_on="cuda")), gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(FEW_BLOCKS)
+def test_few_blocks(case, dtype, gpu, monkeypatch):
+    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch, without_dbias)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(REPEATED)
+def test_repeats(case, dtype, gpu):
+    assert_repeats(make(case, dtype), gpu, RUNS)
+
+
+@over_16_bits
+@pytest.mark.parametrize("value", ["-inf", "finfo.min", "-1e4", "3e4"])
+@pytest.mark.parametrize("d", [64, 128])
+def test_low_and_empty_rows(d, value, dtype, gpu):
+    """-inf rows are empty, of others the LSE alone does not hold the weights, or is far from 0."""
+    number = torch.finfo(dtype).min if value == "finfo.min" else float(value)
+
+    def draw(seed: int) -> Inputs:
+        inputs = make(Case(sq=320, sk=320, d=d, bias="11qk", dlse=True), dtype, seed)
+        inputs.bias[:, :, [0, 17, 63, 64, 300]] = number
+        inputs.bias[:, :, 100:200, 7:300] = -math.inf
+        inputs.bias[:, :, 128:192] = -math.inf
+        return inputs
+
+    check_drawn(draw, gpu)
+    result = run_ours(draw(0), gpu)
+    assert bool((result["dq"][:, :, 128:192] == 0).all())
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("d", [64, 128])
+def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
+    """Keys that the bias hides, some of them in a tile with others that it does not."""
+    inputs = make(Case(sq=500, sk=700, d=d, heads=2, bias="11qk"), dtype)
+    inputs.bias[..., 550:] = -math.inf
+    clean = run_ours(inputs, gpu)
+    dirty = {name: getattr(inputs, name).clone() for name in ("k", "v")}
+    for tensor in dirty.values():
+        tensor[:, :, 550:] = poison
+    result = run_ours(inputs.replace(**dirty), gpu)
+    for name in ("dq", "dk", "dv"):
+        assert bool(result[name].isfinite().all()), name
+        torch.testing.assert_close(result[name].float(), clean[name].float(), rtol=2e-2, atol=2e-2)
+    assert bool((result["dk"][:, :, 550:] == 0).all()) and bool((result["dv"][:, :, 550:] == 0).all())
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("d", [64, 128])
+def test_no_workspace(d, dtype, gpu, monkeypatch):
+    """Nothing is kept of scores, so that FLASH_ATTN_EXT_WORKSPACE_MIB bounds nothing of these calls."""
+    inputs = make(Case(sq=700, sk=904, d=d, heads=4, kv_heads=2, bias="bhqk"), dtype)
+    expected = run_ours(inputs, gpu)
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
+    result = run_ours(inputs, gpu)
+    for name in ("dq", "dk", "dv"):
+        assert torch.equal(result[name], expected[name]), name
