@@ -14,4 +14,7 @@ def captured(function):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = function()
+    # PyTorch writes the generator's seed for the graph on the stream that captures, and a replay's seed on the current
+    # one: nothing else keeps the first from coming last.
+    torch.cuda.synchronize()
     return graph, results

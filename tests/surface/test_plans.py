@@ -126,15 +126,11 @@ BACKWARD_SM90 = [
     (hopper(), "warp-specialised, head dim 64, 128 keys per block, dQ added in order"),
     (hopper(mask=SQUARE), "warp-specialised (mask), head dim 64, 128 keys per block, dQ added in order, going round"),
     (hopper(mask=SQUARE, d=72), "warp-specialised (mask), head dim 96, 128 keys per block"),
-    (hopper(d=72, dv=40), "warp-specialised, head dim 96, 128 keys per block"),
     (hopper(d=40, dv=104), "warp-specialised, head dim 128, 128 keys per block"),
     (hopper(bias=SQUARE), "warp-specialised (bias and mask), head dim 64, 128 keys per block, dQ added in order"),
-    (hopper(bias=SQUARE, d=96), "warp-specialised (bias and mask), head dim 96, 128 keys per block"),
-    (hopper(mask=SQUARE, d=64, dv=128), "warp-specialised (mask), head dim 128, 128 keys per block"),
     (hopper(mask=(1, 1, 1, LONG), d=128), "warp-specialised (mask), head dim 128, 128 keys per block"),
     (hopper(mask=(1, 1, 1, 8 * LONG), sk=8 * LONG), "warp-specialised (mask), head dim 64, 128 keys per block"),
-    # A mask or a bias with more keys for each query, a bias that has a gradient, or what else changes scores: dQ first,
-    # which stores P and dS.
+    # A mask or bias with more keys for each query, one that has a gradient, what else changes scores: dQ first.
     (hopper(mask=(1, 1, 1, 8 * LONG + 1), sk=8 * LONG + 1), "(mask, head dims 64 and 64), dQ storing P and dS, then"),
     (hopper(mask=(1, 1, LONG, 1)), "(extended, head dims 64 and 64)"),  # packing it would take more than it is
     (hopper(bias=SQUARE, wanted=WITH_BIAS, d=128), "(bias and mask, head dims 128 and 128), dQ storing P and dS"),
@@ -146,8 +142,7 @@ BACKWARD_SM90 = [
     (hopper(d=136), "warp-specialised (plain, head dims 192 and 192), dQ storing P and dS"),
     (hopper(bias=SQUARE, mask=SQUARE), "mask tiles 16384, mask bits"),
     (hopper(bias=SQUARE, wanted=WITH_BIAS), "dBias from the stored dS"),
-    # More than half of the bound: as few launches as it allows.
-    (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=8, d=128), "in 1 launch of up to 128 key heads"),
+    (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=8, d=128), "in 1 launch of up to 128 key heads"),  # what fits
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=16, d=128), "in 2 launches of up to 128 key heads"),
 ]
 PORTABLE_ON_HOPPER = [

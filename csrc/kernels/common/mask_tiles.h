@@ -12,7 +12,7 @@ namespace flash_attn_ext::common {
 // to do.
 cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory, cudaStream_t stream);
 
-// The same for the mask as bits.
-cudaError_t pack_mask(attention::AttentionParams& params, void* memory, cudaStream_t stream);
+// The same, and the mask as bits, for which the plan has memory too.
+cudaError_t pack_mask(attention::AttentionParams& params, uint8_t* tiles, void* bits, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

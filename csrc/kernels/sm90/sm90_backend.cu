@@ -65,10 +65,9 @@ cudaError_t with_kernels(const attention::BackwardParams& params, const plan::Ba
 // What kernels read of a mask.
 template <class Plan>
 cudaError_t scan_mask(attention::AttentionParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
-  const cudaError_t error =
-      common::scan_mask_tiles(p, plan.workspace.mask_tiles.template in<uint8_t>(workspace), stream);
-  if (error != cudaSuccess) return error;
-  return common::pack_mask(p, plan.workspace.mask_bits.template in<void>(workspace), stream);
+  auto* const tiles = plan.workspace.mask_tiles.template in<uint8_t>(workspace);
+  auto* const bits = plan.workspace.mask_bits.template in<void>(workspace);
+  return bits == nullptr ? common::scan_mask_tiles(p, tiles, stream) : common::pack_mask(p, tiles, bits, stream);
 }
 
 }  // namespace

@@ -2,26 +2,9 @@
 #pragma once
 
 #include "kernels/sm90/backward_storing/traits.h"
+#include "kernels/sm90/mask_tile_row.h"
 
 namespace flash_attn_ext::sm90 {
-
-// The bytes of a mask's tiles (attention::MaskTiles), of which there is one for each tile of scores.
-struct MaskTileRow {
-  static_assert(attention::MaskTiles::kSize == ScoreTiles::kRows);
-
-  const uint8_t* data;  // null: nothing is masked
-  int64_t key_stride;
-
-  __device__ __forceinline__ static MaskTileRow of(const attention::MaskTiles& tiles, int batch, int head,
-                                                   int query_tile) {
-    if (!tiles.present()) return {nullptr, 0};
-    return {tiles.data + batch * tiles.batch_stride + head * tiles.head_stride + query_tile * tiles.query_stride,
-            tiles.key_stride};
-  }
-  __device__ __forceinline__ uint32_t flags(int key_tile) const {
-    return data == nullptr ? attention::MaskTiles::kSomeTrue : data[key_tile * key_stride];
-  }
-};
 
 // Finds them in ascending order. Several tiles are looked up at once: one after the other would wait for each.
 template <class Traits>

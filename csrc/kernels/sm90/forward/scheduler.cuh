@@ -5,18 +5,44 @@
 #include "kernels/schedule/tile_range.cuh"
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/traits.h"
+#include "kernels/sm90/mask_tile_row.h"
 
 namespace flash_attn_ext::sm90 {
+
+// What the mask leaves of a tile of keys. All bytes of it are on their way at once: the thread that starts copies waits
+// for them between two of these.
+template <class Traits>
+__device__ __forceinline__ MaskCoverage coverage_of(const attention::AttentionParams& p,
+                                                    const typename ForwardShared<Traits>::Work& work, int tile) {
+  using attention::MaskTiles;
+  constexpr int kSize = static_cast<int>(MaskTiles::kSize);
+  constexpr int kKeys = Traits::kTile.keys;
+  static_assert(kSize == tile::kWarpgroupRows && (kKeys % 32 == 0 || !Traits::kHasTerms));
+  constexpr int kColumns = (kKeys + kSize - 1) / kSize;  // also of tiles that begin within one of the mask's
+  if (!p.score_mod.mask_tiles.present()) return MaskCoverage::kAll;
+  const attention::Sequence& sequence = work.item.sequence;
+  const int last_row = (static_cast<int>(sequence.num_queries) - 1) / kSize;
+  const int last_column = (min((tile + 1) * kKeys, static_cast<int>(sequence.num_keys)) - 1) / kSize;
+  uint32_t found = 0;
+#pragma unroll
+  for (int w = 0; w < Traits::kTile.warpgroups; ++w) {
+    const auto row = MaskTileRow::of(p.score_mod.mask_tiles, static_cast<int>(sequence.batch),
+                                     static_cast<int>(work.item.head), min(work.first_query / kSize + w, last_row));
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      found |= __ldg(row.data + min(tile * kKeys / kSize + j, last_column) * row.key_stride);
+    }
+  }
+  if ((found & MaskTiles::kSomeTrue) == 0) return MaskCoverage::kNone;
+  return (found & MaskTiles::kSomeFalse) == 0 ? MaskCoverage::kAll : MaskCoverage::kMixed;
+}
 
 // The first tile of keys from n down of which the mask leaves anything.
 template <class Traits>
 __device__ __forceinline__ Visit visit_from(const attention::AttentionParams& p,
                                             const typename ForwardShared<Traits>::Work& work, int n) {
-  constexpr int kKeys = Traits::kTile.keys;
-  return next_attended<-1, Traits::kHasTerms>(n, work.begin - 1, [&](int tile) {
-    return mask_coverage(p, work.item, {work.first_query, work.first_query + Traits::kQueries},
-                         {int64_t{tile} * kKeys, int64_t{tile + 1} * kKeys});
-  });
+  return next_attended<-1, Traits::kHasTerms>(n, work.begin - 1,
+                                              [&](int tile) { return coverage_of<Traits>(p, work, tile); });
 }
 
 template <class Traits>
