@@ -80,6 +80,20 @@ def check_hidden_tiles(case: Case, dtype: torch.dtype, backend: Backend) -> None
     assert bool((result["dk"][:, :, 64:128] == 0).all()) and bool((result["dv"][:, :, 64:128] == 0).all())
 
 
+def check_hidden_keys(inputs: Inputs, first: int, poison: float, backend: Backend) -> Result:
+    """NaN or infinity in the keys from `first` on, which nobody attends, reaches no gradient; their own are zeros."""
+    clean = run_ours(inputs, backend)
+    dirty = {name: getattr(inputs, name).clone() for name in ("k", "v")}
+    for tensor in dirty.values():
+        tensor[:, :, first:] = poison
+    result = run_ours(inputs.replace(**dirty), backend)
+    for name in sorted(result.keys() - {"out", "lse"}):
+        assert bool(result[name].isfinite().all()), name
+        torch.testing.assert_close(result[name].float(), clean[name].float(), rtol=2e-2, atol=2e-2)
+    assert bool((result["dk"][:, :, first:] == 0).all()) and bool((result["dv"][:, :, first:] == 0).all())
+    return result
+
+
 def synchronize(backend: Backend) -> None:
     """So that an error of a kernel is one of the test that launched it."""
     if not backend.is_cpu:
