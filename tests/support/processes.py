@@ -25,8 +25,9 @@ def _run(rank: int, task, size: int, device: str, port: int, arguments: tuple) -
         task(device, *arguments)
     finally:
         dist.destroy_process_group()
-    # Something of a gloo group may outlive the interpreter, whose end then aborts at times (PyTorch issue 190489:
-    # "terminate called without an active exception"). The task is done, and said so by not raising.
+    # At times a process of a gloo group aborts behind its task ("terminate called without an active exception", as in
+    # PyTorch issue 190489), probably when the interpreter ends. The task is done, and said so by not raising; that our
+    # library lets an interpreter end is seen by all other processes.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
