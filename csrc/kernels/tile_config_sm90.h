@@ -44,23 +44,20 @@ constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
 inline constexpr int64_t kShortTokens = 256;
 // Scores are only scaled, for up to so many queries. (Backward: also where a bias of q's type changes scores.)
 inline constexpr int64_t kPortableQueries = 128;
-// Scores are only scaled, for more queries than fill a tile of 192, up to so many, which leave two tiles of 128 too
-// empty. (Forward.)
-inline constexpr int64_t kPortableSecondTile = 224;
-// Scores are only scaled, for up to so many keys, whatever the number of queries. (Forward.)
+// Scores are only scaled, for up to so many visible keys, where AllKeys kernels do not run. (Forward.)
 inline constexpr int64_t kPortableKeys = 96;
-// A mask or a bias is looked up, or weights are dropped, for up to so many queries and keys. (Forward.)
+// Nothing else changes a score than a scale, a mask, a bias or dropout, for up to so many queries and keys. (Forward.)
 inline constexpr int64_t kPortableTokens = 64;
 
 // Up to how many queries reading the keys bounds a call, so that it is for the kernel that divides keys: with more,
 // this backend's tiles are at least half full.
 inline constexpr int64_t kQueriesBoundByKeys = 32;
 
-// Causal calls of up to so many tokens take Small kernels: a tile of queries has so few tiles of keys that it is mostly
-// its first and last products and its stores, of which two blocks hide each other's, and tiles at the edge of what is
-// visible are half in vain. With more, what a warpgroup overlaps within itself counts for more. (H200, us, of Plain and
-// of Small kernels: S 512 causal 137 and 117, full 167 and 165; S 1024 causal 201 and 177, full 81 and 87; S 2048
-// causal 296 and 295, full 492 and 536.)
+// Longer causal calls of up to so many tokens take Small kernels: a tile of queries has so few tiles of keys that it is
+// mostly its first and last products and its stores, of which two blocks hide each other's, and tiles at the edge of
+// what is visible are half in vain. With more, what a warpgroup overlaps within itself counts for more. (H200, us, of
+// Plain and of Small kernels: S 512 causal 137 and 117, full 167 and 165; S 1024 causal 201 and 177, full 81 and 87; S
+// 2048 causal 296 and 295, full 492 and 536.)
 inline constexpr int64_t kSmallTokens = 1536;
 
 // A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in stages of K and V. `query_stages`:
@@ -99,6 +96,39 @@ constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   return {.warpgroups = 2, .keys = dims.qk <= 128 ? 80 : 64, .query_stages = 1};
 }
 
+// The numbers of keys that AllKeys kernels are compiled for. A call takes the first that holds all of its keys.
+inline constexpr HeadDims kAllKeysHeadDims = {64, 64};
+inline constexpr int kAllKeys[] = {80, 96, 128, 160, 192, 208, 256};
+inline constexpr int64_t kMostAllKeys = 256;
+// Where one side alone is bounded, half of a tile is computed in vain, and Small kernels are faster with more.
+inline constexpr int64_t kMostAllKeysOneSided = 160;
+
+// The next smaller number, or 0: a call has more keys than that.
+constexpr int all_keys_below(int keys) {
+  int below = 0;
+  for (const int other : kAllKeys) below = other < keys ? other : below;
+  return below;
+}
+
+// An AllKeys block: a unit's keys stay in a stage, its tiles of 64 queries go to the warpgroups in turn. Four of these
+// where S, and then P and O, fit 112 registers. 256 keys come in two parts, whose second one is multiplied by K while
+// the first one is by V. A warpgroup that overlaps starts the next S before it writes O.
+struct AllKeysTile {
+  int warpgroups;  // that compute; one more starts the copies
+  int key_stages;
+  int query_stages = 2;  // of each warpgroup
+  int parts = 1;
+  bool overlaps = false;
+};
+constexpr AllKeysTile all_keys_tile(int keys) {
+  if (keys <= 80) return {.warpgroups = 4, .key_stages = 6, .overlaps = true};
+  if (keys <= 96) return {.warpgroups = 4, .key_stages = 4, .query_stages = 3, .overlaps = true};
+  if (keys <= 128) return {.warpgroups = 4, .key_stages = 4};
+  if (keys <= 160) return {.warpgroups = 3, .key_stages = 3};
+  if (keys <= 192) return {.warpgroups = 3, .key_stages = 2, .overlaps = true};
+  return {.warpgroups = 3, .key_stages = 2, .parts = keys <= 208 ? 1 : 2};
+}
+
 // What a row of queries costs a Short kernel, by what it costs a Plain one: K and V are read for fewer rows.
 inline constexpr double kShortRowCost = 1.2;
 
@@ -122,6 +152,10 @@ constexpr ForwardRegisters forward_registers(const ForwardTile& tile, Variant va
   if (tile.warpgroups == 3) return {.consumer = 160, .producer = 32};
   if (looks_up_mask(variant)) return {.consumer = 216, .producer = 72};
   return {.consumer = 232, .producer = 40};
+}
+constexpr ForwardRegisters all_keys_registers(const AllKeysTile& tile) {
+  return tile.warpgroups == 4 ? ForwardRegisters{.consumer = 112, .producer = 32}
+                              : ForwardRegisters{.consumer = 160, .producer = 32};
 }
 
 // Head dims that the backward kernel is compiled for.

@@ -113,9 +113,9 @@ FORWARD_SM90 = [
     (hopper(d=193), "head dims 256 and 256)"),
     (hopper(d=129, dv=193), "head dims 256 and 256)"),
     (hopper(d=256, dv=512), "head dims 256 and 256)"),
-    # Short sequences of small head dims are faster on portable kernels.
-    (Call(224, options={"backend": "sm90"}), "streaming (plain, head dim 64)"),
-    (Call(128, options={"backend": "sm90"}), "whole heads"),
+    # So are short sequences of small head dims, in kernels of their own; the shortest ones are portable kernels'.
+    (Call(224, options={"backend": "sm90"}), "(all keys, head dims 64 and 64)"),
+    (Call(64, options={"backend": "sm90"}), "streaming (short, head dim 64)"),
     (Call(64, d=65, options={"backend": "sm90"}), "warp-specialised"),
     (Call(64, dv=65, options={"backend": "sm90"}), "warp-specialised"),
 ]

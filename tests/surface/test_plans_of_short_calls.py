@@ -27,6 +27,17 @@ TILES = [
     (Call(500, options=CAUSAL, dv=65), "(plain, head dims 96 and 96)"),
     (Call(500, options=CAUSAL | {"dropout_p": 0.1}), "(dropout,"),
     (Call(400, 1024, batch=1, heads=8, options=LAST), "keys divided among"),
+    # All keys in one tile, of one of seven sizes, by the number of keys and which are visible; units by how they fill
+    # the multiprocessors.
+    (Call(65, 80), "(all keys, head dims 64 and 64), 128 queries x 80 keys per tile"),
+    (Call(65, 81), "x 96 keys per tile; workspace 1024 bytes (NaN flags 1024)"),
+    (Call(197), "(all keys, head dims 64 and 64), 256 queries x 208 keys"),
+    (Call(197, batch=1, heads=4), "64 queries x 208 keys"),
+    (Call(4096, 77, batch=64), "1024 queries x 80 keys"),
+    (Call(256, d=40, key_heads=4, sink=True), "x 256 keys"),
+    (Call(256, dtype=F16, options={"window": (9, 9)}), "x 256 keys"),
+    (Call(160, options=CAUSAL), "x 160 keys"),
+    (Call(161, options=CAUSAL), "(small,"),
 ]
 
 HOPPER, PORTABLE = True, False
@@ -38,21 +49,23 @@ def padded(tokens: int, **more) -> Call:
 
 
 FORWARD = [
-    # Scores that are only scaled: tiles of 192 queries that are filled once, or of 128 in one-sided calls.
-    (Call(128), PORTABLE),
-    (Call(129), HOPPER),
-    (Call(192), HOPPER),
-    (Call(193), PORTABLE),
-    (Call(224), PORTABLE),
-    (Call(225), HOPPER),
-    (Call(128, options=CAUSAL), PORTABLE),
+    # Scores that are only scaled.
+    (Call(64), PORTABLE),
+    (Call(65), HOPPER),
+    (Call(64, 65), HOPPER),
+    (Call(256), HOPPER),
+    (Call(1, 200), HOPPER),
+    (Call(128, options=CAUSAL), HOPPER),
     (Call(193, options=CAUSAL), HOPPER),
-    (Call(193, options={"window": (9, 9)}), PORTABLE),
-    (Call(128, 256), PORTABLE),
+    (Call(128, 161, options=LAST), PORTABLE),
+    (Call(129, 161, options=LAST), HOPPER),
+    (Call(193, options={"window": (9, 9)}), HOPPER),
+    (Call(90, 300, options=CAUSAL), PORTABLE),  # 90 keys are visible
+    (Call(100, 300, options=CAUSAL), PORTABLE),
+    (Call(500, options={"window": (9, 9)}), HOPPER),
     (Call(65, 257), HOPPER),
     (Call(16, 300), HOPPER),
-    (Call(4096, 96), PORTABLE),
-    (Call(4096, 97), HOPPER),
+    (Call(4096, 96), HOPPER),
     (Call(193, d=65), HOPPER),
     # Kernels that look masks and biases up, or drop weights.
     (padded(64), PORTABLE),

@@ -13,6 +13,10 @@ namespace flash_attn_ext::plan {
 // kernels.
 Variant wanted_variant_sm90(const attention::AttentionParams& params);
 
+// Whether a forward call takes a kernel whose tile of keys holds all keys of a sequence, and its plan.
+bool takes_all_keys(const attention::ForwardParams& params);
+ForwardPlan plan_forward_all_keys(const attention::ForwardParams& params, const Limits& limits);
+
 // Floats for each query that the kernel for all gradients reads.
 inline constexpr int kBackwardStatistics = 3;
 

@@ -17,17 +17,15 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
   const int64_t queries = p.sequences.max_seqlen_q;
   const int64_t keys = visible_keys(p);
   const int64_t tokens = std::max(queries, keys);
-  switch (const Variant variant = wanted_variant_sm90(p)) {
+  if (tokens <= sm90::kPortableTokens) return true;
+  switch (wanted_variant_sm90(p)) {
     case Variant::kPlain:
-      if (keys <= sm90::kPortableKeys) return true;
-      if (tokens > sm90::kShortTokens) return false;
-      // One-sided calls have smaller tiles.
-      return queries <= sm90::kPortableQueries || (!p.visibility.one_sided() && queries <= sm90::kPortableSecondTile &&
-                                                   queries > tile_queries(kSmallest, variant));
+      if (takes_all_keys(p)) return false;
+      return keys <= sm90::kPortableKeys || (tokens <= sm90::kShortTokens && queries <= sm90::kPortableQueries);
     case Variant::kExtended:
       return tokens <= sm90::kShortTokens;
     default:
-      return tokens <= sm90::kPortableTokens;
+      return false;
   }
 }
 
@@ -80,6 +78,7 @@ Variant choose_variant(const attention::ForwardParams& p, sm90::HeadDims dims, c
 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p)) return plan_forward_sm80(p, limits);
+  if (takes_all_keys(p)) return plan_forward_all_keys(p, limits);
   ForwardPlan plan;
   const sm90::HeadDims dims = sm90::forward_head_dims(p.head_dim_qk, p.head_dim_v);
   plan.kernel = ForwardKernel::kWarpSpecialised;

@@ -98,6 +98,22 @@ struct ScoreTile {
     for_each_visibility(
         [&](int r, int j, int e, bool visible) { scores.at(r, j, e) = visible ? scores.at(r, j, e) : -INFINITY; });
   }
+
+  // The same where all keys are visible, and those of the column tiles before kFirstTile exist.
+  template <int kFirstTile>
+  __device__ __forceinline__ void hide_absent(Acc& scores) const {
+    static_assert(kRowsAreQueries);
+    const auto keys = static_cast<int>(item.sequence.num_keys - first_column);
+#pragma unroll
+    for (int j = kFirstTile; j < Acc::kColumnTiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const bool absent = Acc::column(j, e) >= keys;
+#pragma unroll
+        for (int r = 0; r < Acc::kThreadRows; ++r) scores.at(r, j, e) = absent ? -INFINITY : scores.at(r, j, e);
+      }
+    }
+  }
 };
 
 }  // namespace flash_attn_ext

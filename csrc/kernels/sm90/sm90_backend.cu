@@ -21,6 +21,8 @@ cudaError_t with_variant(const attention::ForwardParams& params, const plan::For
       return forward<Element, Variant::kShort>(params, plan, workspace, stream);
     case Variant::kSmall:
       return forward<Element, Variant::kSmall>(params, plan, workspace, stream);
+    case Variant::kAllKeys:
+      return forward_all_keys<Element>(params, plan, workspace, stream);
     case Variant::kParts:
       return forward<Element, Variant::kParts>(params, plan, workspace, stream);
     case Variant::kDropout:

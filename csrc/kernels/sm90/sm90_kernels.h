@@ -13,6 +13,11 @@ template <class Element, Variant kVariant>
 cudaError_t forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                     cudaStream_t stream);
 
+// The same where all keys of a sequence are one tile.
+template <class Element>
+cudaError_t forward_all_keys(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+                             cudaStream_t stream);
+
 // delta, dQ, dK and dV.
 template <class Element>
 cudaError_t backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,

@@ -77,6 +77,31 @@ __device__ __forceinline__ void start_rows_product(WarpgroupAccumulator<Right::k
   ptx::commit_products();
 }
 
+// The same for up to 256 rows of right, in two products from 128 on: ptxas gives an instruction no more registers than
+// threads have when the kernel starts.
+template <class Left, class Right>
+__device__ __forceinline__ void start_wide_product(WarpgroupAccumulator<Right::kRows>& sums,
+                                                   const BoxOperand<Left>& left, const BoxOperand<Right>& right) {
+  static_assert(Left::kColumns == Right::kColumns && Left::kRows == kWarpgroupRows);
+  constexpr int kFirst = Right::kRows <= 128 ? Right::kRows : (Right::kRows / 2 + 15) / 16 * 16;
+  constexpr int kSecond = Right::kRows - kFirst;
+  ptx::renew_registers(sums.c[0]);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < Left::kColumns / 16; ++step) {
+    ptx::multiply_async(reinterpret_cast<float(&)[kFirst / 8][4]>(sums.c[0][0]), left.columns(step),
+                        right.columns(step), step > 0, typename Left::Element{});
+  }
+  if constexpr (kSecond > 0) {
+#pragma unroll
+    for (int step = 0; step < Left::kColumns / 16; ++step) {
+      ptx::multiply_async(reinterpret_cast<float(&)[kSecond / 8][4]>(sums.c[0][kFirst / 8]), left.columns(step),
+                          right.from_row(kFirst).columns(step), step > 0, typename Left::Element{});
+    }
+  }
+  ptx::commit_products();
+}
+
 // sums = left . right, of as many of right's columns from a chunk on as sums has.
 template <int kColumns, class Left, class Right>
 __device__ __forceinline__ void start_columns_product(WarpgroupAccumulator<kColumns>& sums,

@@ -66,14 +66,17 @@ struct RowSoftmax {
     }
   }
 
-  template <class Output>
-  __device__ __forceinline__ void rescale(Output& out, tile::RowSums& sums) const {
+  template <class... Sums>
+  __device__ __forceinline__ void rescale(Sums&... sums) const {
     if (!raised) return;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      out.scale_row(r, factor[r]);
-      sums.scale_row(r, factor[r]);
-    }
+    for (int r = 0; r < 2; ++r) (sums.scale_row(r, factor[r]), ...);
+  }
+
+  // Of a whole row, whose sum the four threads of a quad share. scale: what the exponent took in.
+  __device__ __forceinline__ attention::SoftmaxState<float> state_of(int r, float scale) const {
+    const float sum = tile::quad_sum(l[r]);
+    return {.m = sum == 0.0f ? -INFINITY : m[r] * scale, .l = sum};
   }
 
  private:

@@ -1,0 +1,77 @@
+// The end of a tile: O / l and the LSE of a warp's 16 rows.
+#pragma once
+
+#include "kernels/sm90/forward/row_softmax.cuh"
+#include "kernels/sm90/forward_all_keys/traits.h"
+#include "kernels/sm90/store_boxes.cuh"
+
+namespace flash_attn_ext::sm90 {
+
+// Of the warps that compute.
+__device__ __forceinline__ int result_warp() { return tile::warp() - tile::kWarpgroupSize / tile::kWarpSize; }
+
+// The calling warp's first row of a tile of a unit's queries.
+__device__ __forceinline__ int own_row(int query_tile) {
+  return query_tile * tile::kWarpgroupRows + tile::warp() % 4 * 16;
+}
+
+__device__ __forceinline__ uint8_t* nan_flag(const AllKeysArguments& args, const Unit& unit, int query_tile) {
+  return args.nan_flags + (int64_t{unit.number} * args.query_tiles + query_tile) * 4 + tile::warp() % 4;
+}
+
+// Where a warp's rows go: what is left of a unit once its stage is given back.
+template <class Element>
+struct ResultRows {
+  Element* out;
+  float* lse;
+  int count;  // that exist, or more than 16
+  int head;
+  uint8_t* nan_flag;
+};
+
+template <class Traits>
+__device__ __forceinline__ ResultRows<typename Traits::Element> result_rows(const AllKeysArguments& args,
+                                                                            const Unit& unit, int query_tile) {
+  const attention::Sequence& sequence = unit.item.sequence;
+  const int first = unit.first_query + own_row(query_tile);
+  const int64_t row = sequence.query_begin + first;
+  return {.out = args.params.out.row<typename Traits::Element>(sequence.batch, unit.item.head, row),
+          .lse = args.params.lse.at<float>(sequence.batch, unit.item.head, row),
+          .count = static_cast<int>(sequence.num_queries) - first,
+          .head = static_cast<int>(unit.item.head),
+          .nan_flag = nan_flag(args, unit, query_tile)};
+}
+
+// Whether something in the warp's rows is not finite.
+template <class Element, class Output, class Softmax, class Staging>
+__device__ __forceinline__ bool store_result(const attention::ForwardParams& p, const ResultRows<Element>& rows,
+                                             Output& out, const Softmax& softmax, Staging& staging) {
+  const auto scale = static_cast<float>(p.score_mod.scale);
+  const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
+  attention::SoftmaxState<float> own_state;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    attention::SoftmaxState<float> state = softmax.state_of(r, scale);
+    float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[rows.head]);
+    factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l);
+    out.scale_row(r, factor);
+    if (r == own) own_state = state;
+  }
+  const int own_row = Output::row(own);
+  if (own < 2 && own_row < rows.count) {
+    rows.lse[own_row] = own_state.log_sum_exp([](float x) { return ptx::log(x); }).value;
+  }
+  OutputRows<Element> target = {.data = rows.out,
+                                .row_stride = p.out.row_stride,
+                                .column_stride = p.out.column_stride,
+                                .rows = rows.count,
+                                .columns = static_cast<int>(p.head_dim_v)};
+  const bool in_chunks = target.in_chunks();
+  if (!in_chunks) {
+    store_elements(target, out);
+    target.columns = 0;  // of what leaves in chunks
+  }
+  return __any_sync(0xFFFFFFFFu, store_boxes(target, out, staging, tile::warp() % 4 * 16));
+}
+
+}  // namespace flash_attn_ext::sm90

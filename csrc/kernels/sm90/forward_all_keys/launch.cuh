@@ -1,0 +1,54 @@
+// Queues the kernel whose tile of keys holds all keys of a sequence.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "kernels/common/launch_blocks.cuh"
+#include "kernels/plan/plan.h"
+#include "kernels/sm90/forward_all_keys/all_keys.cuh"
+#include "kernels/sm90/operand_maps.h"
+#include "kernels/sm90/sm90_kernels.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+cudaError_t launch_all_keys(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
+                            cudaStream_t stream) {
+  using Kernel = AllKeysKernel<Traits>;
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  AllKeysArguments args;
+  args.params = p;
+  args.schedule = make_schedule(p, {.pairs = all_pairs(p),
+                                    .rows = Rows::kQueries,
+                                    .tile_rows = plan.tile.queries,
+                                    .slices = 1,
+                                    .element_bytes = sizeof(typename Traits::Element),
+                                    .l2_bytes = plan.l2_bytes});
+  args.query_tiles = plan.tile.queries / tile::kWarpgroupRows;
+  args.nan_flags = plan.workspace.nan_flags.template in<uint8_t>(workspace);
+  if (args.schedule.num_blocks == 0) return cudaSuccess;
+  if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const cudaError_t error = make_operand_maps(args, tile::kWarpgroupRows, Traits::kKeys);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
+  return common::launch_blocks<Kernel>(all_keys_kernel<Traits>, blocks, stream, args);
+}
+
+template <class Element>
+cudaError_t forward_all_keys(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
+                             cudaStream_t stream) {
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto try_keys = [&](auto index) {
+    constexpr int kKeys = kAllKeys[index()];
+    if (plan.tile.keys == kKeys) error = launch_all_keys<AllKeysTraits<Element, kKeys>>(p, plan, workspace, stream);
+  };
+  const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+    (try_keys(std::integral_constant<size_t, kIndices>{}), ...);
+  };
+  try_all(std::make_index_sequence<std::size(kAllKeys)>{});
+  return error;
+}
+
+}  // namespace flash_attn_ext::sm90
