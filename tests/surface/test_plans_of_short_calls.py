@@ -60,8 +60,9 @@ FORWARD = [
     (Call(128, 161, options=LAST), PORTABLE),
     (Call(129, 161, options=LAST), HOPPER),
     (Call(193, options={"window": (9, 9)}), HOPPER),
-    (Call(90, 300, options=CAUSAL), PORTABLE),  # 90 keys are visible
-    (Call(100, 300, options=CAUSAL), PORTABLE),
+    (Call(90, 300, options={"window": (0, 0)}), PORTABLE),  # 90 keys are visible
+    (Call(90, 300, options={"window": (9, 9)}), PORTABLE),
+    (Call(90, 300, options={"window": (200, 9)}), HOPPER),
     (Call(500, options={"window": (9, 9)}), HOPPER),
     (Call(65, 257), HOPPER),
     (Call(16, 300), HOPPER),

@@ -146,7 +146,7 @@ struct AllKeysConsumer {
   }
 
   __device__ __forceinline__ void finish(const ResultRows<Element>& rows) {
-    const bool suspicious = store_result(args.params, rows, out, softmax, shared.out[warpgroup]);
+    const bool suspicious = store_result<Traits>(args.params, rows, out, softmax, shared.out[warpgroup]);
     if (tile::lane() == 0) {
       *rows.nan_flag = suspicious;
       if (suspicious) shared.any_flagged[result_warp()] = true;

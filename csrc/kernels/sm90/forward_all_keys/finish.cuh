@@ -43,9 +43,12 @@ __device__ __forceinline__ ResultRows<typename Traits::Element> result_rows(cons
 }
 
 // Whether something in the warp's rows is not finite.
-template <class Element, class Output, class Softmax, class Staging>
-__device__ __forceinline__ bool store_result(const attention::ForwardParams& p, const ResultRows<Element>& rows,
-                                             Output& out, const Softmax& softmax, Staging& staging) {
+template <class Traits>
+__device__ __forceinline__ bool store_result(const attention::ForwardParams& p,
+                                             const ResultRows<typename Traits::Element>& rows,
+                                             typename Traits::Output& out,
+                                             const RowSoftmax<typename Traits::Scores>& softmax,
+                                             typename Traits::OutTile& staging) {
   const auto scale = static_cast<float>(p.score_mod.scale);
   const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
   attention::SoftmaxState<float> own_state;
@@ -57,15 +60,15 @@ __device__ __forceinline__ bool store_result(const attention::ForwardParams& p, 
     out.scale_row(r, factor);
     if (r == own) own_state = state;
   }
-  const int own_row = Output::row(own);
+  const int own_row = Traits::Output::row(own);
   if (own < 2 && own_row < rows.count) {
     rows.lse[own_row] = own_state.log_sum_exp([](float x) { return ptx::log(x); }).value;
   }
-  OutputRows<Element> target = {.data = rows.out,
-                                .row_stride = p.out.row_stride,
-                                .column_stride = p.out.column_stride,
-                                .rows = rows.count,
-                                .columns = static_cast<int>(p.head_dim_v)};
+  OutputRows<typename Traits::Element> target = {.data = rows.out,
+                                                 .row_stride = p.out.row_stride,
+                                                 .column_stride = p.out.column_stride,
+                                                 .rows = rows.count,
+                                                 .columns = static_cast<int>(p.head_dim_v)};
   const bool in_chunks = target.in_chunks();
   if (!in_chunks) {
     store_elements(target, out);
