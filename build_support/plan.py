@@ -28,7 +28,10 @@ CXX_FLAGS += ["-DTORCH_EXTENSION_NAME=_C", "-DTORCH_API_INCLUDE_EXTENSION_H"]
 NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden"]
 NVCC_FLAGS += ["-Werror=cross-execution-space-call", "-Xfatbin=-compress-all", f"-I{INCLUDE_ROOT}"]
 # Sources outside sm90 with launches that overlap from compute capability 9.0 on (csrc/ptx/dependent_launch.h).
-OVERLAPPING_LAUNCHES = ("kernels/sm80/forward/split/", "kernels/common/combine.cu")
+OVERLAPPING_LAUNCHES = (
+    "kernels/sm80/forward/split/",
+    *(f"kernels/common/{name}" for name in ("combine", "mask_", "repair_")),
+)
 
 
 class Plan(NamedTuple):

@@ -116,6 +116,18 @@ def test_nan_in_skipped_blocks(dtype, backend):
         assert_same_answer(tensor, clean[name], backend, name)
 
 
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize(("offset", "stride"), [(0, 2), (1, 1), (3, 1), (16, 1)])
+@over_cases([Case(sq=70, sk=sk, d=64, mask=pattern) for sk in (77, 128, 200, 333) for pattern in ("b11k", "bhqk")])
+def test_wherever_a_mask_lies(case, offset, stride, dtype, backend):
+    """Bit for bit the same, at any address and in every second byte."""
+    inputs = make_inputs(case, dtype, backend.device)
+    memory = torch.zeros(offset + inputs.mask.numel() * stride, dtype=torch.bool, device=backend.device)
+    elsewhere = memory[offset::stride].view(inputs.mask.shape).copy_(inputs.mask)
+    found, expected = run_ours(inputs.replace(mask=elsewhere), backend), run_ours(inputs, backend)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_mask_equals_a_bias_of_minus_infinity(backend):
     case = Case(sq=140, sk=270, mask="bhqk")
     masked = make_inputs(case, torch.float32, backend.device)

@@ -3,9 +3,8 @@
 //
 // Grid: rows of items, each with one warp, or with a whole block where rows have many parts: its warps share them, and
 // the first one merges what they leave, in a fixed order. Bound: latency; the parts of a query are some tens of rows.
-#include <algorithm>
-
 #include "kernels/common/combine.h"
+#include "kernels/common/launch_early.cuh"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::common {
@@ -15,9 +14,6 @@ constexpr int kWarpsOfRow = 8;   // of a block that joins one row
 constexpr int kWarpsOfRows = 4;  // of a block that joins a row in each warp
 constexpr int kThreadsOfRow = kWarpsOfRow * kWarpSize;
 constexpr int kThreadsOfRows = kWarpsOfRows * kWarpSize;
-
-// Whether a GPU of compute capability 9.0 or later finds code that waits for the kernel before.
-constexpr bool kWaits = std::max({__CUDA_ARCH_LIST__}) >= 900;
 
 // The softmax states of a row's parts: each lane knows those of some, and all of them know the whole row's.
 struct RowStates {
@@ -154,23 +150,10 @@ cudaError_t combine(const CombineParams& params, cudaStream_t stream) {
   const int64_t rows = int64_t{params.num_items} * params.rows_of_item.divisor;
   const int64_t blocks = params.block_per_row ? rows : (rows + kWarpsOfRows - 1) / kWarpsOfRows;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  int device = 0;
-  int major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(params.block_per_row ? kThreadsOfRow : kThreadsOfRows);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = kWaits && major >= 9 ? 1 : 0;
   const auto kernel =
       params.block_per_row ? combine_kernel<Element, kColumns, kWarpsOfRow> : combine_kernel<Element, kColumns, 1>;
-  return cudaLaunchKernelEx(&config, kernel, params);
+  const int threads = params.block_per_row ? kThreadsOfRow : kThreadsOfRows;
+  return launch_early(kernel, {.blocks = blocks, .threads = threads}, stream, params);
 }
 
 template cudaError_t combine<__nv_bfloat16, 64>(const CombineParams&, cudaStream_t);

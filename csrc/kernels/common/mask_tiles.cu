@@ -4,6 +4,7 @@
 // neighbouring keys, 16 bytes each where the mask allows it. Bound: memory; every byte of the mask is read once.
 #include "kernels/common/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
+#include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::common {
 namespace {
@@ -33,6 +34,7 @@ __device__ __forceinline__ uint8_t look_at_vectors(const uint8_t* first, int64_t
 
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
     mask_tiles_kernel(const __grid_constant__ attention::AttentionParams p, const MaskTileCounts counts) {
+  ptx::allow_dependent_launch();
   int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize;
   if (index >= counts.total()) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;

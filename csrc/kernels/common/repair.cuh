@@ -1,31 +1,38 @@
 // The repair kernels (repair.h).
 //
-// Grid: one block per kFlagsPerBlock flags. Its warps share the rows of each flagged warp of the tensor-core kernel.
+// Grid: one block per kFlagsPerBlock flags, those of queries first. Its warps share the rows of each flagged warp of
+// the tensor-core kernel.
 #pragma once
 
+#include "kernels/common/launch_early.cuh"
 #include "kernels/common/repair.h"
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/schedule/block.cuh"
+#include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::common {
 
 inline constexpr int kRepairThreads = 256;
 inline constexpr int kFlagsPerBlock = 64;
 
-// Calls function(place, first row in the block's tile) for each flagged warp of the tensor-core kernel.
+FLASH_HOST_DEVICE uint32_t num_blocks(const FlaggedRows& rows) {
+  return (rows.num_flags() + kFlagsPerBlock - 1) / kFlagsPerBlock;
+}
+
+// Calls function(place, first row in the block's tile) for each flagged warp of the tensor-core kernel, of those whose
+// flags are the calling block's, the block-th of `rows`.
 template <class Function>
-__device__ __forceinline__ void for_each_flagged(const FlaggedRows& rows, Function&& function) {
-  const uint32_t num_flags = rows.schedule.num_blocks * rows.warps;
-  const uint32_t first = blockIdx.x * kFlagsPerBlock;
+__device__ __forceinline__ void for_each_flagged(const FlaggedRows& rows, uint32_t block, Function&& function) {
+  const uint32_t first = block * kFlagsPerBlock;
   const uint32_t own = first + threadIdx.x;
-  const bool flagged = threadIdx.x < kFlagsPerBlock && own < num_flags && rows.flags[own] != 0;
+  const bool flagged = threadIdx.x < kFlagsPerBlock && own < rows.num_flags() && rows.flags[own] != 0;
   if (!__syncthreads_or(flagged)) return;
-  const uint32_t end = min(first + kFlagsPerBlock, num_flags);
+  const uint32_t end = min(first + kFlagsPerBlock, rows.num_flags());
 #pragma unroll 1
   for (uint32_t index = first; index < end; ++index) {
     if (rows.flags[index] == 0) continue;
-    const uint32_t block = index / rows.warps;
-    function(rows.schedule.place(block), static_cast<int>(index - block * rows.warps) * rows.rows_per_warp);
+    const uint32_t tile = index / rows.warps;
+    function(rows.schedule.place(tile), static_cast<int>(index - tile * rows.warps) * rows.rows_per_warp);
   }
 }
 
@@ -37,8 +44,8 @@ __device__ __forceinline__ ColumnRange columns_of(const FlaggedRows& rows, const
 // Calls function(item, query, columns), a warp at a time, for each row of flagged queries.
 template <class Function>
 __device__ __forceinline__ void for_each_flagged_query(const attention::AttentionParams& p, const FlaggedRows& rows,
-                                                       Function&& function) {
-  for_each_flagged(rows, [&](const Place& at, int row) {
+                                                       uint32_t block, Function&& function) {
+  for_each_flagged(rows, block, [&](const Place& at, int row) {
     const attention::Sequence sequence = p.sequences.at(at.batch);
     const HeadItem item = head_item(p, sequence, at.key_head * rows.schedule.group + at.head_of_group);
     const int64_t begin = first_query_of(rows.schedule, at, rows.warps * rows.rows_per_warp) + row;
@@ -53,54 +60,50 @@ template <class Element>
 __global__ void __launch_bounds__(kRepairThreads)
     repair_forward_kernel(const __grid_constant__ attention::ForwardParams p,
                           const __grid_constant__ FlaggedRows rows) {
-  for_each_flagged_query(p, rows, [&](const HeadItem& item, int64_t query, const ColumnRange& columns) {
+  ptx::wait_for_kernel_before();
+  for_each_flagged_query(p, rows, blockIdx.x, [&](const HeadItem& item, int64_t query, const ColumnRange& columns) {
     compute_forward_row<Element>(p, item, query, columns);
   });
 }
 
 template <class Element>
 __global__ void __launch_bounds__(kRepairThreads)
-    repair_dq_kernel(const __grid_constant__ attention::BackwardParams p, const __grid_constant__ FlaggedRows rows) {
-  for_each_flagged_query(p, rows, [&](const HeadItem& item, int64_t query, const ColumnRange& columns) {
-    compute_dq_row<Element>(p, item, query, columns);
-  });
-}
-
-template <class Element>
-__global__ void __launch_bounds__(kRepairThreads)
-    repair_dkdv_kernel(const __grid_constant__ attention::BackwardParams p, const __grid_constant__ FlaggedRows rows) {
-  for_each_flagged(rows, [&](const Place& at, int row) {
+    repair_gradients_kernel(const __grid_constant__ attention::BackwardParams p,
+                            const __grid_constant__ FlaggedRows queries, const __grid_constant__ FlaggedRows keys) {
+  ptx::wait_for_kernel_before();
+  if (blockIdx.x < num_blocks(queries)) {
+    for_each_flagged_query(p, queries, blockIdx.x,
+                           [&](const HeadItem& item, int64_t query, const ColumnRange& columns) {
+                             compute_dq_row<Element>(p, item, query, columns);
+                           });
+    return;
+  }
+  for_each_flagged(keys, blockIdx.x - num_blocks(queries), [&](const Place& at, int row) {
     const attention::Sequence sequence = p.sequences.at(at.batch);
-    const int64_t begin = first_key_of(rows.schedule, at, rows.warps * rows.rows_per_warp, sequence.num_keys) + row;
-    const int64_t end = min(begin + rows.rows_per_warp, sequence.num_keys);
+    const int64_t begin = first_key_of(keys.schedule, at, keys.warps * keys.rows_per_warp, sequence.num_keys) + row;
+    const int64_t end = min(begin + keys.rows_per_warp, sequence.num_keys);
     if (begin < row) return;  // a tile that the sequence does not have
     for (int64_t key = begin + tile::warp(); key < end; key += kRepairThreads / kWarpSize) {
-      compute_dkdv_row<Element>(p, sequence, at.key_head, key, columns_of(rows, at));
+      compute_dkdv_row<Element>(p, sequence, at.key_head, key, columns_of(keys, at));
     }
   });
 }
 
-template <class Params>
-cudaError_t launch_repair(void (*kernel)(Params, FlaggedRows), const Params& params, const FlaggedRows& rows,
-                          cudaStream_t stream) {
-  const int64_t flags = int64_t{rows.schedule.num_blocks} * rows.warps;
-  const int64_t blocks = (flags + kFlagsPerBlock - 1) / kFlagsPerBlock;
+template <class Element>
+cudaError_t repair_forward(const attention::ForwardParams& params, const FlaggedRows& rows, cudaStream_t stream) {
+  const int64_t blocks = num_blocks(rows);
   if (blocks == 0) return cudaSuccess;
-  kernel<<<static_cast<unsigned>(blocks), kRepairThreads, 0, stream>>>(params, rows);
-  return cudaGetLastError();
+  return launch_early(repair_forward_kernel<Element>, {.blocks = blocks, .threads = kRepairThreads}, stream, params,
+                      rows);
 }
 
 template <class Element>
-cudaError_t repair_forward(const attention::ForwardParams& params, const FlaggedRows& rows, cudaStream_t stream) {
-  return launch_repair(repair_forward_kernel<Element>, params, rows, stream);
-}
-template <class Element>
-cudaError_t repair_dq(const attention::BackwardParams& params, const FlaggedRows& rows, cudaStream_t stream) {
-  return launch_repair(repair_dq_kernel<Element>, params, rows, stream);
-}
-template <class Element>
-cudaError_t repair_dkdv(const attention::BackwardParams& params, const FlaggedRows& rows, cudaStream_t stream) {
-  return launch_repair(repair_dkdv_kernel<Element>, params, rows, stream);
+cudaError_t repair_gradients(const attention::BackwardParams& params, const FlaggedRows& queries,
+                             const FlaggedRows& keys, cudaStream_t stream) {
+  const int64_t blocks = int64_t{num_blocks(queries)} + num_blocks(keys);
+  if (blocks == 0) return cudaSuccess;
+  return launch_early(repair_gradients_kernel<Element>, {.blocks = blocks, .threads = kRepairThreads}, stream, params,
+                      queries, keys);
 }
 
 }  // namespace flash_attn_ext::common

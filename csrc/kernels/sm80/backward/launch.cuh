@@ -22,8 +22,8 @@ cudaError_t launch_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaS
                         .l2_bytes = plan.l2_bytes});
   const cudaError_t error = launch<Kernel>(backward_dkdv_kernel<Kernel>, p, schedule, stream);
   if (error != cudaSuccess) return error;
-  return common::repair_dkdv<InMemory<typename Kernel::Element>>(p, flagged_rows<Kernel>(p.dkdv_nan_flags, schedule),
-                                                                 stream);
+  const common::FlaggedRows keys = flagged_rows<Kernel>(p.dkdv_nan_flags, schedule);
+  return common::repair_gradients<InMemory<typename Kernel::Element>>(p, {}, keys, stream);
 }
 
 template <class Element, int kHeadDim>
@@ -54,7 +54,8 @@ cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaS
                                                 .l2_bytes = plan.l2_bytes});
     const cudaError_t error = launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
     if (error != cudaSuccess || plan.dq_parts > 1) return error;  // whoever adds the parts up repairs rows too
-    return common::repair_dq<InMemory<Element>>(p, flagged_rows<Kernel>(p.dq_nan_flags, schedule), stream);
+    const common::FlaggedRows queries = flagged_rows<Kernel>(p.dq_nan_flags, schedule);
+    return common::repair_gradients<InMemory<Element>>(p, queries, {}, stream);
   });
 }
 

@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __g
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
+  ptx::allow_dependent_launch();  // whose blocks find no registers before these end
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
     ptx::release_registers<Traits::kRegisters.copy>();

@@ -1,6 +1,7 @@
 // The table of tiles of keys in the order of claims, and zeros where blocks meet. A thread per entry.
 #include <algorithm>
 
+#include "kernels/common/launch_early.cuh"
 #include "kernels/sm90/backward/key_tile_list.h"
 #include "ptx/dependent_launch.h"
 
@@ -92,7 +93,10 @@ struct KeyTileList {
   }
 };
 
+// After the lists of what a mask leaves, where there are any. Whoever comes next reads the mask's tiles, too, so it may
+// not start before these are there.
 __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ BackwardArguments args) {
+  ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   KeyTileList{args}.run(blockIdx.x * kThreads + threadIdx.x);
 }
@@ -102,6 +106,9 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
 cudaError_t list_key_tiles(const BackwardArguments& args, cudaStream_t stream) {
   const uint32_t entries = std::max(args.order.num_claims(), KeyTileList::num_sums(args));
   const unsigned blocks = (entries + kThreads - 1) / kThreads;
+  if (args.mask.present()) {
+    return common::launch_early(list_kernel, {.blocks = blocks, .threads = kThreads}, stream, args);
+  }
   list_kernel<<<blocks, kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }

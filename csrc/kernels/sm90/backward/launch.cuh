@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/common/launch_blocks.cuh"
+#include "kernels/common/launch_early.cuh"
 #include "kernels/common/repair.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/backward.cuh"
@@ -19,40 +20,13 @@
 
 namespace flash_attn_ext::sm90 {
 
-struct Launch {
-  int64_t blocks;
-  int threads;
-  int slices = 1;  // each with as many blocks
-  int shared_bytes = 0;
-  bool together = false;  // no block starts before all of them can
-};
-
-// Launches a kernel that may start while the one before it runs, for which it waits.
-template <class... Parameters>
-cudaError_t launch_early(void (*kernel)(Parameters...), const Launch& launch, cudaStream_t stream,
-                         const Parameters&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeCooperative;
-  attributes[1].val.cooperative = launch.together;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(launch.blocks), static_cast<unsigned>(launch.slices));
-  config.blockDim = dim3(launch.threads);
-  config.dynamicSmemBytes = launch.shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 // What comes before the main kernel: the table of tiles of keys, then statistics with a block for each tile of queries.
 template <class Element>
 cudaError_t prepare(const BackwardArguments& args, const QueryTileGrid& grid, int64_t blocks, cudaStream_t stream) {
   const cudaError_t error = list_key_tiles(args, stream);
   if (error != cudaSuccess) return error;
   const auto kernel = args.params.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>;
-  return launch_early(kernel, {.blocks = blocks, .threads = kStatisticsThreads}, stream, args, grid);
+  return common::launch_early(kernel, {.blocks = blocks, .threads = kStatisticsThreads}, stream, args, grid);
 }
 
 template <class Traits>
@@ -61,11 +35,11 @@ cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStrea
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   const cudaError_t error = common::allow_shared_memory<Kernel>(backward_kernel<Traits>);
   if (error != cudaSuccess) return error;
-  const Launch launch = {.blocks = blocks,
-                         .threads = Kernel::kThreads,
-                         .shared_bytes = sizeof(typename Kernel::Shared),
-                         .together = args.order.cyclic};  // blocks of a group wait for each other
-  return launch_early(backward_kernel<Traits>, launch, stream, args);
+  const common::EarlyLaunch launch = {.blocks = blocks,
+                                      .threads = Kernel::kThreads,
+                                      .shared_bytes = sizeof(typename Kernel::Shared),
+                                      .together = args.order.cyclic};  // blocks of a group wait for each other
+  return common::launch_early(backward_kernel<Traits>, launch, stream, args);
 }
 
 template <class Element, Variant kVariant>
@@ -120,8 +94,7 @@ cudaError_t repair(const BackwardArguments& args, cudaStream_t stream) {
                                     .warps = 4 * VisitOrder::kParts,
                                     .rows_per_warp = 16,
                                     .columns = static_cast<int>(kLargestBackwardHeadDim)};
-  const cudaError_t error = common::repair_dq<Element>(p, queries, stream);
-  return error == cudaSuccess ? common::repair_dkdv<Element>(p, keys, stream) : error;
+  return common::repair_gradients<Element>(p, queries, keys, stream);
 }
 
 template <class Element>
@@ -162,9 +135,9 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   if (error != cudaSuccess) return error;
   error = launch_planned<Element>(args, plan, stream);
   if (error == cudaSuccess && args.order.log2_sums > 0) {
-    error = launch_early(sum_dq_kernel<Element>,
-                         {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns},
-                         stream, args, grid);
+    error = common::launch_early(
+        sum_dq_kernel<Element>,
+        {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns}, stream, args, grid);
   }
   return error == cudaSuccess ? repair<Element>(args, stream) : error;
 }

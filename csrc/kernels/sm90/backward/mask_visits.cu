@@ -1,6 +1,8 @@
 // args.mask (plan/mask_visits.h): a kernel for the mask's bits, then one for the lists of visits that it leaves.
 #include "attention/divisor.h"
+#include "kernels/common/launch_early.cuh"
 #include "kernels/sm90/backward/mask_visits.h"
+#include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
 namespace {
@@ -94,6 +96,7 @@ __global__ void __launch_bounds__(kThreads)
     mask_words_kernel(const __grid_constant__ attention::AttentionParams p, const __grid_constant__ MaskVisits visits,
                       const __grid_constant__ MaskGrid grid) {
   __shared__ alignas(4) MaskTile::Bits bits;
+  ptx::allow_dependent_launch();
   uint32_t index = blockIdx.x;
   const auto next = [&](const attention::Divisor& count) {
     const uint32_t rest = count.quotient(index);
@@ -176,6 +179,8 @@ struct VisitList {
 
 // Grid: a block per list.
 __global__ void __launch_bounds__(kThreads) visit_lists_kernel(const __grid_constant__ BackwardArguments args) {
+  ptx::allow_dependent_launch();
+  ptx::wait_for_kernel_before();
   const MaskVisits& mask = args.mask;
   const uint32_t rest = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);
   const auto tile = static_cast<int>(blockIdx.x - rest * static_cast<uint32_t>(mask.key_tiles));
@@ -200,8 +205,7 @@ cudaError_t list_mask_visits(const BackwardArguments& args, cudaStream_t stream)
   mask_words_kernel<<<static_cast<unsigned>(mask.num_tiles()), kThreads, 0, stream>>>(args.params, mask, grid);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  visit_lists_kernel<<<static_cast<unsigned>(mask.num_lists()), kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return common::launch_early(visit_lists_kernel, {.blocks = mask.num_lists(), .threads = kThreads}, stream, args);
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -112,8 +112,7 @@ struct StoringLaunch {
                                       .warps = Traits::kTile.flags(),
                                       .rows_per_warp = Traits::kKeys / Traits::kTile.flags(),
                                       .columns = static_cast<int>(kLargestStoringHeadDim)};
-    const cudaError_t error = common::repair_dq<Element>(p, queries, stream);
-    return error == cudaSuccess ? common::repair_dkdv<Element>(p, keys, stream) : error;
+    return common::repair_gradients<Element>(p, queries, keys, stream);
   }
 };
 

@@ -1,0 +1,56 @@
+// Launches a kernel that may start while the one before it runs, for which it waits (ptx/dependent_launch.h).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace flash_attn_ext::common {
+
+struct EarlyLaunch {
+  int64_t blocks;
+  int threads;
+  int slices = 1;  // each with as many blocks
+  int shared_bytes = 0;
+  bool together = false;  // no block starts before all of them can
+};
+
+// Whether the current device is of compute capability 9.0 or later and finds code that waits: elsewhere the instruction
+// is left out, and a kernel must not be early.
+inline cudaError_t finds_code_that_waits(bool& waits) {
+  int device = 0;
+  int major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  waits = std::max({__CUDA_ARCH_LIST__}) >= 900 && major >= 9;
+  return error;
+}
+
+template <class... Parameters>
+cudaError_t launch_early(void (*kernel)(Parameters...), const EarlyLaunch& launch, cudaStream_t stream,
+                         const Parameters&... arguments) {
+  bool waits = false;
+  const cudaError_t error = finds_code_that_waits(waits);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  if (waits) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (launch.together) {
+    cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+  }
+  config.gridDim = dim3(static_cast<unsigned>(launch.blocks), static_cast<unsigned>(launch.slices));
+  config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(launch.shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+}  // namespace flash_attn_ext::common
