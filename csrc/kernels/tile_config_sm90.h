@@ -42,7 +42,8 @@ constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
 // portable kernels, several small blocks of which share a multiprocessor, are faster. They run instead of all Extended
 // kernels, and in the cases that follow.
 inline constexpr int64_t kShortTokens = 256;
-// Scores are only scaled, for up to so many queries. (Backward: also where a bias of q's type changes scores.)
+// Scores are only scaled, for up to so many queries. (Backward: also where a bias of q's type has a gradient or a mask
+// beside it.)
 inline constexpr int64_t kPortableQueries = 128;
 // Scores are only scaled, for up to so many visible keys, where AllKeys kernels do not run. (Forward.)
 inline constexpr int64_t kPortableKeys = 96;
@@ -70,6 +71,13 @@ struct ForwardTile {
   int blocks = 1;        // on a multiprocessor
   bool overlaps = true;  // a warpgroup's own softmax and products
 };
+
+// How many times smaller than the last one the sections of heads are that come before it (schedule.cuh), in calls of so
+// many tiles of queries a head. In short ones keys are read for the first time as often as again. The longest tiles of
+// many heads, one after the other, ask memory for more than it delivers, and those that follow for little: fewer heads
+// at a time ask for as much all the time. The last section is as large as ever, so that a launch ends on the least
+// work.
+constexpr int64_t smaller_sections(int64_t query_tiles) { return query_tiles <= 8 ? 8 : 1; }
 
 constexpr bool is_plain(Variant variant) {
   return variant == Variant::kPlain || variant == Variant::kParts || variant == Variant::kShort ||

@@ -22,6 +22,14 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// PTX ISA, bar.warp.sync: of all lanes, as long as `value` is not negative. ptxas moves a wait for products ahead of
+// arithmetic that reads none of them, which then runs behind the products, not beside them. What `value` is made of
+// comes before this, and so before the wait.
+__device__ __forceinline__ void compute_before_wait(float value) {
+  const uint32_t lanes = value < 0.0f ? 0x7FFFFFFFu : 0xFFFFFFFFu;
+  asm volatile("bar.warp.sync %0;" ::"r"(lanes) : "memory");
+}
+
 // Accumulators of a product that does not add to them: what they held is dead. Pinned, it would keep its registers
 // until the product.
 template <int kTiles>

@@ -25,7 +25,7 @@ __device__ __forceinline__ int64_t first_query_of(const Schedule& schedule, cons
 
 template <class Kernel>
 __device__ __forceinline__ QueryBlock query_block(const attention::AttentionParams& p, const Schedule& schedule) {
-  const Place at = schedule.place();
+  const Place at = schedule.place(blockIdx.x);
   return {.item = {p.sequences.at(at.batch), at.key_head * schedule.group + at.head_of_group, at.key_head},
           .first_query = first_query_of(schedule, at, Kernel::kTile.queries),
           .first_column = first_column<Kernel>(at)};
@@ -54,7 +54,7 @@ __device__ __forceinline__ int64_t first_key_of(const Schedule& schedule, const 
 
 template <class Kernel>
 __device__ __forceinline__ KeyBlock key_block(const attention::AttentionParams& p, const Schedule& schedule) {
-  const Place at = schedule.place();
+  const Place at = schedule.place(blockIdx.x);
   const attention::Sequence sequence = p.sequences.at(at.batch);
   const int tile = key_tile<Kernel::kTile.keys>(schedule, at, sequence.num_keys);
   return {.item = {sequence, at.key_head * schedule.group, at.key_head},

@@ -5,9 +5,9 @@
 //
 // Pairs are counted head-major, pair = key head * batch + batch entry: what a head's batch entries share, such as a
 // bias, is used by blocks that run together, and a launch can hold all of it. Heads that are worked on together come
-// tile by tile, all of them at one tile before any is at the next. One head at a time keeps what streams past its tiles
-// in L2. Where tiles differ in work (causal attention, windows), as many heads as L2 holds let a launch end on the
-// least of it.
+// tile by tile, all of them at one tile before any is at the next: a section. One head at a time keeps what streams
+// past its tiles in L2. Where tiles differ in work (causal attention, windows), as many heads as L2 holds let a launch
+// end on the least of it.
 #pragma once
 
 #include <algorithm>
@@ -39,15 +39,14 @@ struct Schedule {
   Divisor slices;    // blocks that share a tile
   Divisor heads;     // of a pair: its query heads, or 1
   Divisor together;  // heads that are worked on together
-  Divisor rest;      // the same of the last ones
-  Divisor section;   // tiles of heads that are worked on together
+  Divisor rest;      // the same of the last section
+  Divisor section;   // tiles of the other sections
   uint32_t num_sections;
   uint32_t parts;  // blocks that share what a tile sees: launches have num_blocks x parts
 
-  __device__ __forceinline__ Place place() const { return place(blockIdx.x); }
-  __device__ __forceinline__ Place place(uint32_t block) const {
+  FLASH_HOST_DEVICE Place place(uint32_t block) const {
     const uint32_t index = slices.quotient(block);
-    const uint32_t in_section_of = section.quotient(index);
+    const uint32_t in_section_of = std::min(section.quotient(index), num_sections - 1);
     const uint32_t in_section = index - in_section_of * section.divisor;
     const Divisor& count = in_section_of + 1 == num_sections ? rest : together;
     const uint32_t tile = count.quotient(in_section);
@@ -78,7 +77,8 @@ struct Division {
   int64_t slices;     // blocks that share a tile
   int64_t parts = 1;  // likewise: each sees a part of what the tile does
   int64_t element_bytes;
-  int64_t l2_bytes;  // of the device
+  int64_t l2_bytes;              // of the device
+  int64_t smaller_sections = 1;  // how many times smaller than the last section the others are
 };
 
 // No blocks where there is nothing to do, or more than a grid holds (num_blocks is then UINT32_MAX, which a launch
@@ -102,8 +102,14 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
   const int64_t streamed_rows = std::min(head_rows, p.visibility.left + p.visibility.right + of.tile_rows);
   const int64_t streamed = std::max<int64_t>(streamed_rows * (p.head_dim_qk + p.head_dim_v) * of.element_bytes, 1);
   const int64_t most = p.visibility.unlimited() ? int64_t{1} : std::clamp(budget / streamed, int64_t{1}, heads);
-  const int64_t sections = (heads + most - 1) / most;
-  const int64_t together = (heads + sections - 1) / sections;
+  // As even shares as make up `count`, of up to `most` each.
+  const auto even_share = [](int64_t count, int64_t most) {
+    const int64_t shares = std::max<int64_t>((count + most - 1) / most, 1);
+    return std::max<int64_t>((count + shares - 1) / shares, 1);
+  };
+  const int64_t last = even_share(heads, most);
+  const int64_t together = even_share(heads - last, std::max<int64_t>(last / of.smaller_sections, 1));
+  const int64_t sections = (heads - last + together - 1) / together;  // before the last one
   const auto divisor = [](int64_t n) { return Divisor::of(static_cast<uint32_t>(n)); };
   return {.num_blocks = static_cast<uint32_t>(blocks),
           .first_pair = static_cast<uint32_t>(of.pairs.first),
@@ -113,9 +119,9 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
           .slices = divisor(of.slices),
           .heads = divisor(heads_of_pair),
           .together = divisor(together),
-          .rest = divisor(heads - (heads - 1) / together * together),
+          .rest = divisor(heads - sections * together),
           .section = divisor(together * tiles),
-          .num_sections = static_cast<uint32_t>((heads + together - 1) / together),
+          .num_sections = static_cast<uint32_t>(sections + 1),
           .parts = static_cast<uint32_t>(of.parts)};
 }
 

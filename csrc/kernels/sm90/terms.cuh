@@ -34,6 +34,8 @@ struct StagedTerms {
 
   typename Traits::Staged& own;
 
+  __device__ __forceinline__ void start(const Where& where, bool masked) { prepare(where, masked); }
+
   __device__ __forceinline__ void prepare(const Where& where, bool masked) {
     __syncwarp();  // what was there has no readers any more
     stage(own, where, masked);

@@ -25,7 +25,7 @@ namespace flash_attn_ext::sm80 {
 
 // With the first query head of the group.
 __device__ __forceinline__ WorkItem whole_head(const attention::AttentionParams& p, const Schedule& schedule) {
-  const Place at = schedule.place();
+  const Place at = schedule.place(blockIdx.x);
   return {p.sequences.at(at.batch), at.key_head * schedule.group, at.key_head};
 }
 

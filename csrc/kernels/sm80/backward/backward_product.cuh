@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   using Element = typename Kernel::Element;
   const bool is_dq = params.operands.rows == Rows::kQueries;
   const BackwardParams& p = params.p;
-  const Place at = schedule.place();
+  const Place at = schedule.place(blockIdx.x);
   const attention::Sequence sequence = p.sequences.at(at.batch);
   // Causal queries see the more the later they are; keys are seen the more the earlier.
   const int64_t tile = is_dq ? static_cast<int>(schedule.tiles - 1 - at.tile)

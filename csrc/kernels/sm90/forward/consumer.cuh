@@ -29,6 +29,9 @@ struct ForwardConsumer {
   static constexpr int kKeys = Traits::kTile.keys;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
   static constexpr bool kOverlaps = Traits::kTile.overlaps;
+  // O is awaited before a tile's exponentials, an order that ptxas makes of the other and that is faster. But after a
+  // quarter of them where tiles are few, and with dropout after all of them and the draws.
+  static constexpr bool kAwaitsWithin = kOverlaps && Traits::kVariant == Variant::kShort;
   // Before its first product. With few registers ptxas finds enough only if O is not carried from tile to tile.
   static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
   static constexpr int kTilesOfSums = 128;  // of keys that one sum of products takes in
@@ -117,15 +120,17 @@ struct ForwardConsumer {
       }
 #pragma unroll 1
       for (; n >= own.begin; n = next.tile) step<kReference, false>(work, n, own);
-      release_queries();
+      release(shared.q_ring, q_at);
       multiply_values();
       await_values();
       skip_rest(n, begin, end);
     } else {
-      clear();
+      out.clear();
+      sums = {};
+      softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
       skip_values(ahead);
       skip_rest(n, begin, end);
-      if (end > begin) release_queries();  // which have arrived: values come after them
+      if (end > begin) release(shared.q_ring, q_at);  // which have arrived: values come after them
     }
     if (is_wanted<kReference>(work)) finish<kReference>(work);
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
@@ -151,12 +156,6 @@ struct ForwardConsumer {
     note<kReference>(work, suspicious);
   }
 
-  __device__ __forceinline__ void clear() {
-    out.clear();
-    sums = {};
-    softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
-  }
-
   // For those who compute rows again: this kernel what left the range of kFirstTile, and repair_flagged what is not
   // finite even then.
   template <Reference kReference>
@@ -179,7 +178,7 @@ struct ForwardConsumer {
       out_is_empty = true;
       sums.clear();
     }
-    if constexpr (Traits::kHasTerms) terms.prepare(where_of(work, n), args.params.score_mod.mask.present());
+    if constexpr (Traits::kHasTerms) terms.start(where_of(work, n), args.params.score_mod.mask.present());
     shared.q_ring.wait_full(q_at);
     await_keys(n);
     const bool has_turn = n + 1 != uniform(work.end);
@@ -208,9 +207,15 @@ struct ForwardConsumer {
     ptx::wait_products<kOverlaps ? 1 : 0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
-    softmax.template update<kReference, false>(scores, exponent(), Traits::kRaiseLog2);
+    softmax.template update<kReference, false>(scores, exponent(), Traits::kRaiseLog2, [&](float computed) {
+      if constexpr (kAwaitsWithin) await_values_after(computed);
+    });
     drop(work, n);
-    if constexpr (kOverlaps) await_values();
+    if constexpr (Traits::kVariant == Variant::kDropout) {
+      await_values_after(softmax.total());
+    } else if constexpr (kOverlaps && !kAwaitsWithin) {
+      await_values();
+    }
     if (Traits::kSumsRounded && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
     if constexpr (kReference == Reference::kRaised) softmax.rescale(out, sums);
@@ -230,12 +235,12 @@ struct ForwardConsumer {
       modify<false>(scores, where, terms, masked, folds_scale());
       meet();  // the bias has no readers any more
     }
-    release_keys();
+    release(shared.k_ring, k_at);
     if constexpr (Traits::kHasBits && !Traits::kHasBoxes) {
       if (masked) terms.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }
     if constexpr (Traits::kHasBits) {
-      if (has_next) terms.prepare(where_of(work, next.tile), next.masked);
+      if (has_next) terms.prepare(next.tile, next.masked);
     }
     if constexpr (Traits::kExtended) {
       terms.await();
@@ -297,24 +302,19 @@ struct ForwardConsumer {
     ptx::wait_products<0>();
     ptx::pin_registers(out.c[0]);
     if constexpr (Traits::kSumsRounded) ptx::pin_registers(sums.c);
-    release_values();
+    release(shared.v_ring, v_at);
+  }
+
+  __device__ __forceinline__ void await_values_after(float computed) {
+    ptx::compute_before_wait(computed);
+    await_values();
   }
 
   // One thread of a warpgroup arrives: its wait for the products has synchronised the others.
-  __device__ __forceinline__ void release(ptx::Barrier& empty) const {
-    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(empty);
-  }
-  __device__ __forceinline__ void release_queries() {
-    release(shared.q_ring.empty[q_at.stage]);
-    q_at.advance();
-  }
-  __device__ __forceinline__ void release_keys() {
-    release(shared.k_ring.empty[k_at.stage]);
-    k_at.advance();
-  }
-  __device__ __forceinline__ void release_values() {
-    release(shared.v_ring.empty[v_at.stage]);
-    v_at.advance();
+  template <class Barriers, class Position>
+  __device__ __forceinline__ static void release(Barriers& ring, Position& at) {
+    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(ring.empty[at.stage]);
+    at.advance();
   }
 
   // Tiles of keys that only other warpgroups' rows see. Without products that synchronise the warps, a slow one could
@@ -327,7 +327,7 @@ struct ForwardConsumer {
       take_turn<Traits>(warpgroup);
       pass_turn<Traits>(warpgroup);
     }
-    release_keys();
+    release(shared.k_ring, k_at);
   }
   __device__ __forceinline__ void skip_rest(int n, int begin, int end) {
 #pragma unroll 1
@@ -341,7 +341,7 @@ struct ForwardConsumer {
     for (int i = 0; i < count; ++i) {
       shared.v_ring.wait_full(v_at);
       meet();
-      release_values();
+      release(shared.v_ring, v_at);
     }
   }
 };

@@ -7,6 +7,7 @@
 
 #include "kernels/common/combine.h"
 #include "kernels/common/launch_blocks.cuh"
+#include "kernels/common/launch_early.cuh"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/claims.h"
 #include "kernels/sm90/forward/forward.cuh"
@@ -45,6 +46,22 @@ cudaError_t combine_parts(const ForwardArguments& args, cudaStream_t stream) {
   return common::combine<typename Traits::Element, part_columns(Traits::kDims.v)>(p, stream);
 }
 
+// A mask is scanned right before: this launch begins meanwhile.
+template <class Traits>
+cudaError_t launch_kernel(const ForwardArguments& args, int64_t blocks, cudaStream_t stream) {
+  using Kernel = ForwardKernel<Traits>;
+  if constexpr (Traits::kHasTerms) {
+    if (args.params.score_mod.mask.present()) {
+      const cudaError_t error = common::allow_shared_memory<Kernel>(forward_kernel<Traits>);
+      if (error != cudaSuccess) return error;
+      const common::EarlyLaunch launch = {
+          .blocks = blocks, .threads = Kernel::kThreads, .shared_bytes = sizeof(typename Kernel::Shared)};
+      return common::launch_early(forward_kernel<Traits>, launch, stream, args);
+    }
+  }
+  return common::launch_blocks<Kernel>(forward_kernel<Traits>, blocks, stream, args);
+}
+
 template <class Traits>
 cudaError_t launch_forward(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
                            cudaStream_t stream) {
@@ -52,12 +69,14 @@ cudaError_t launch_forward(const attention::ForwardParams& p, const plan::Forwar
   static_assert(sizeof(typename Kernel::Shared) <= Kernel::kMaxSharedBytes);
   ForwardArguments args;
   args.params = p;
+  const int64_t query_tiles = sm80::num_tiles(p.sequences.max_seqlen_q, Traits::kQueries);
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
                                     .rows = Rows::kQueries,
                                     .tile_rows = Traits::kQueries,
                                     .slices = sm80::num_slices(p.head_dim_v, kColumns) * plan.key_parts,
                                     .element_bytes = sizeof(typename Traits::Element),
-                                    .l2_bytes = plan.l2_bytes});
+                                    .l2_bytes = plan.l2_bytes,
+                                    .smaller_sections = smaller_sections(query_tiles)});
   args.notes = {.previous = plan.workspace.tile_list.template in<int>(workspace),
                 .flags = plan.workspace.nan_flags.template in<uint8_t>(workspace)};
   if constexpr (Traits::kDividesKeys) args.key_parts = key_parts_of<Traits>(p, plan, workspace);
@@ -70,7 +89,7 @@ cudaError_t launch_forward(const attention::ForwardParams& p, const plan::Forwar
   if (error == cudaSuccess) error = next_claim_counter(args.claims, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
-  error = common::launch_blocks<Kernel>(forward_kernel<Traits>, blocks, stream, args);
+  error = launch_kernel<Traits>(args, blocks, stream);
   if constexpr (Traits::kDividesKeys) {
     if (error == cudaSuccess) error = combine_parts<Traits>(args, stream);
   }

@@ -20,6 +20,11 @@ enum class Reference {
 inline constexpr float kLeastSum = 0x1p-30f;
 inline constexpr float kLargestSum = 0x1p64f;
 
+// What a warpgroup does in the midst of its exponentials: nothing.
+struct NoInterlude {
+  __device__ __forceinline__ void operator()(float) const {}
+};
+
 template <class Scores>
 struct RowSoftmax {
   float m[2];       // the reference: of q.k where the scale is folded into the exponent, else of finished scores
@@ -28,9 +33,11 @@ struct RowSoftmax {
   float factor[2];  // what O has to be multiplied by where `raised`
   bool raised;      // some row of the warp
 
-  // scores -> P, of the first tile or of one that follows.
-  template <Reference kReference, bool kFirst>
-  __device__ __forceinline__ void update(Scores& scores, const Exponent& exponent, float raise_log2) {
+  // scores -> P, of the first tile or of one that follows. interlude(value): in between, when what `value` is made of
+  // has been computed.
+  template <Reference kReference, bool kFirst, class Interlude = NoInterlude>
+  __device__ __forceinline__ void update(Scores& scores, const Exponent& exponent, float raise_log2,
+                                         Interlude&& interlude = {}) {
     if constexpr (kFirst) {
       raised = false;
       factor[0] = factor[1] = 1.0f;
@@ -49,7 +56,7 @@ struct RowSoftmax {
         raise(maximum, exponent.c, raise_log2);
       }
     }
-    exponentiate(scores, exponent);
+    exponentiate(scores, exponent, interlude);
   }
 
   // P, of which dropout has made 0 what it drops.
@@ -65,6 +72,9 @@ struct RowSoftmax {
       kept[r] += sums[0] + sums[1];
     }
   }
+
+  // A number that all of the above has to be computed for.
+  __device__ __forceinline__ float total() const { return l[0] + l[1] + (kept[0] + kept[1]); }
 
   template <class... Sums>
   __device__ __forceinline__ void rescale(Sums&... sums) const {
@@ -113,7 +123,9 @@ struct RowSoftmax {
     }
   }
 
-  __device__ __forceinline__ void exponentiate(Scores& scores, const Exponent& exponent) {
+  template <class Interlude>
+  __device__ __forceinline__ void exponentiate(Scores& scores, const Exponent& exponent, Interlude&& interlude) {
+    constexpr int kBefore = Scores::kColumnTiles / 4;  // column tiles whose exponentials come before the interlude
     const float c = exponent.c;
     const float shift[2] = {shift_of(m[0]), shift_of(m[1])};
     const float scaled[2] = {shift[0] * c, shift[1] * c};
@@ -121,6 +133,7 @@ struct RowSoftmax {
     const auto each = [&](auto&& exponent_of) {
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
+        if (j == kBefore) interlude(l[0] + (sums[0][0] + sums[0][1]) + (sums[1][0] + sums[1][1]));
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
 #pragma unroll

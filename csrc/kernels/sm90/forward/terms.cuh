@@ -13,22 +13,21 @@ struct BoxTerms {
   using Where = typename Traits::Where;
   static_assert(Traits::kTile.keys == attention::MaskBits::kKeys || !Traits::kHasBits);
 
-  const Tile* bias;  // of the stage at hand
-  uint32_t bits[2];  // of the thread's rows and the tile of keys that comes next
+  const Tile* bias;          // of the stage at hand
+  const uint32_t* words[2];  // of the thread's rows and the first tile of keys
+  uint32_t bits[2];          // of the tile that comes next
+
+  // For a tile of queries, and the first tile of keys that it meets. Where the words lie is kept: what it takes to find
+  // them would leave the loop over tiles of keys too few uniform registers for the products' descriptors.
+  __device__ __forceinline__ void start(const Where& where, bool masked) {
+    if (masked) find_words(where);
+    prepare(static_cast<int>(where.key(0, 0) / attention::MaskBits::kKeys), masked);
+  }
 
   // Reads the mask's bits for a tile of keys, all of them where it hides nothing.
-  __device__ __forceinline__ void prepare(const Where& where, bool masked) {
-    bits[0] = bits[1] = ~0u;
-    if (!masked) return;
-    const attention::MaskBits& mask = where.p.score_mod.mask_bits;
-    const uint32_t* words = mask.data + where.item.sequence.batch * mask.batch_stride +
-                            where.item.head * mask.head_stride + where.key(0, 0) / attention::MaskBits::kKeys * 4 +
-                            tile::lane() % 4;
-    const int64_t last = where.p.sequences.max_seqlen_q - 1;
+  __device__ __forceinline__ void prepare(int key_tile, bool masked) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      bits[r] = words[min(where.query(Traits::Scores::row(r), 0), last) * mask.query_stride];
-    }
+    for (int r = 0; r < 2; ++r) bits[r] = masked ? words[r][4 * key_tile] : ~0u;
   }
 
   template <bool kAny, class Function>
@@ -44,6 +43,18 @@ struct BoxTerms {
       for (int i = 0; i < 2 * Traits::Scores::kColumnTiles; ++i) {
         if ((bits[r] & 1u << i) == 0) function(r, i / 2, i % 2);
       }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void find_words(const Where& where) {
+    const attention::MaskBits& mask = where.p.score_mod.mask_bits;
+    const uint32_t* const first = mask.data + where.item.sequence.batch * mask.batch_stride +
+                                  where.item.head * mask.head_stride + tile::lane() % 4;
+    const int64_t last = where.p.sequences.max_seqlen_q - 1;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      words[r] = first + min(where.query(Traits::Scores::row(r), 0), last) * mask.query_stride;
     }
   }
 };

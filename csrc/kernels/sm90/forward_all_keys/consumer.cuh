@@ -85,8 +85,10 @@ struct AllKeysConsumer {
     start_scores(false, kPart);
     if constexpr (kPart == 1) await_values();
     start_values(kPart - 1);
-    weigh<kPart>();
-    finish_values();
+    weigh<kPart>([&](float computed) {
+      ptx::compute_before_wait(computed);
+      finish_values();
+    });
     softmax.rescale(out);
     p.pack(scores, Element{});
   }
@@ -104,15 +106,15 @@ struct AllKeysConsumer {
                              k.from_row(part * Traits::kPartKeys).template as<typename Traits::KPart>());
   }
 
-  // scores -> P.
-  template <int kPart>
-  __device__ __forceinline__ void weigh() {
+  // scores -> P. interlude: as in RowSoftmax::update.
+  template <int kPart, class Interlude = NoInterlude>
+  __device__ __forceinline__ void weigh(Interlude&& interlude = {}) {
     ptx::wait_products<kPart == 0 ? 0 : 1>();
     ptx::pin_registers(scores.c[0]);
     if constexpr (kPart == kParts - 1) release_queries();
     hide_invisible<kPart>(shared.unit[at.stage]);
     const Exponent exponent = {true, static_cast<float>(args.params.score_mod.scale) * kLog2e};
-    softmax.template update<Reference::kRaised, kPart == 0>(scores, exponent, 0.0f);
+    softmax.template update<Reference::kRaised, kPart == 0>(scores, exponent, 0.0f, interlude);
   }
 
   template <int kPart>
