@@ -97,8 +97,10 @@ BACKWARD = [
     (Call(257, 256), HOPPER),
     (padded(16), HOPPER),
     (Call(16, options=DROPOUT), HOPPER),
-    (Call(128, bias=(1, 16, 128, 128)), PORTABLE),
-    (Call(136, bias=(1, 16, 136, 136)), HOPPER),
+    (Call(16, bias=(1, 16, 16, 16)), HOPPER),
+    (Call(128, bias=(1, 16, 128, 128)), HOPPER),
+    (Call(128, bias=(1, 16, 128, 128), mask=(1, 1, 1, 128)), PORTABLE),
+    (Call(136, bias=(1, 16, 136, 136), mask=(1, 1, 1, 136)), HOPPER),
     (Call(256, options={"softcap": 9.0}), PORTABLE),
     (Call(257, options={"softcap": 9.0}), HOPPER),
     (Call(16, 512, mask=(8, 1, 1, 512)), PORTABLE),  # keys of dQ are divided there

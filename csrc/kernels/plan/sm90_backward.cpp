@@ -53,7 +53,7 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
     case Variant::kDropout:
       return false;
     case Variant::kBiasMask:
-      return queries <= sm90::kPortableQueries;
+      return !is_fused(p) && queries <= sm90::kPortableQueries;
     default:
       return true;
   }
