@@ -45,6 +45,7 @@ def test_bench_writes_rows_and_a_plot(tiny_suite, tmp_path, capsys):
         assert (row["suite"], row["backend"], row["against"]) == ("cpu", "cpu", "torch sdpa")
         assert (row["dtype"], row["head_dim"], row["seqlen_q"]) == ("float32", 16, 64)
     assert report["command"] == "python -m flash_attn_ext bench --device cpu --quick"  # nothing of this machine
+    assert report["method"].startswith("medians of wall-clock times")
     assert (
         report["machine"]["cpu_flags"] == machine.machine()["cpu_flags"]
         and report["date"]

@@ -24,8 +24,8 @@ from flash_attn_ext.cli.machine import choose_device
 from flash_attn_ext.cli.progress import Progress
 
 METHOD = {
-    "cuda": "medians of CUDA-event times, the backward pass alone, its launches queued beforehand",
-    "cpu": "medians of wall-clock times",
+    "cuda": "medians of CUDA-event times in random order, each with L2 full of other data, the backward pass alone",
+    "cpu": "medians of wall-clock times in random order",
 }
 # What each kind of workload is made of: prepare, explain_ours, contestants, stopwatch.
 KINDS = {Workload: contestants, DecodeWorkload: decode, GenerateWorkload: generate}
@@ -64,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
     progress = Progress("bench", sum(len(load.passes) for loads in chosen.values() for load in loads))
     settings = Settings(device, options.backend, EFFORTS[device, options.quick], goals, progress)
     try:
-        report = Report(Path(options.output) / f"{_stem(device, options)}.json", device, _command(device, options))
+        report = Report(
+            Path(options.output) / f"{_stem(device, options)}.json", device, _command(device, options), METHOD[device]
+        )
     except OSError as error:
         print(f"--output {options.output}: {error}; allowed is a folder to write to, which is made where there is none")
         return 2

@@ -14,12 +14,13 @@ from flash_attn_ext.cli.machine import machine, versions
 
 
 class Report:
-    def __init__(self, path: Path, device: str, command: str) -> None:
-        """`command`: what measures the same rows anywhere."""
+    def __init__(self, path: Path, device: str, command: str, method: str) -> None:
+        """`command`: what measures the same rows anywhere. `method`: how times are taken."""
         self.path = path
         self.rows: list[dict] = []
         self.contents = {
             "command": command,
+            "method": method,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": machine(),
             "versions": versions(),

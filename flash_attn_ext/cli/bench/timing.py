@@ -1,10 +1,11 @@
-"""Times of contestants that take turns, so that all see the same machine."""
+"""Times of contestants that take turns, in an order drawn anew for each round, so that all see the same machine."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
+import random
 import statistics
 import time
 import warnings
@@ -23,6 +24,9 @@ Stopwatch = Callable[[Call], float]  # milliseconds of one call
 # time between the events is its own and not that of the host that launches. With 0.2 ms, backward passes of ours and of
 # peers took up to 0.15 ms longer in some rows on a slow host.
 LEAD_IN_CYCLES = 2_000_000
+# How many times L2's size is read before each call. Else a contestant that comes behind one whose tensors fill L2 would
+# find its own in memory, and the next ones theirs in L2.
+L2_SIZES_READ = 4
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**26}
 HOST_CALLS = 50  # so few that their launches fit the queue, which would make the host wait
 
@@ -90,11 +94,12 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in calls}
     measured.rounds = effort.rounds(seconds_of_a_round)
     with _no_garbage_collection():
+        draw = random.Random(0)
         for _ in range(measured.rounds):
-            for name, call in calls.items():
+            for name in draw.sample(list(calls), len(calls)):  # what came before changes a call's time
                 if name not in measured.errors:
                     with _failure_noted(measured, name), entrants[name].context():
-                        times[name].append(stopwatch(call))
+                        times[name].append(stopwatch(calls[name]))
     measured.milliseconds = {
         name: statistics.median(taken) for name, taken in times.items() if name not in measured.errors
     }
@@ -127,6 +132,7 @@ def _wall_clock(call: Call) -> float:
 
 def _device_clock(call: Call, num_calls: int = 1) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    _other_data(torch.cuda.current_device()).sum()
     torch.cuda._sleep(LEAD_IN_CYCLES * (1 + num_calls // 4))
     begin.record()
     for _ in range(num_calls):
@@ -134,6 +140,12 @@ def _device_clock(call: Call, num_calls: int = 1) -> float:
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / num_calls
+
+
+@functools.cache
+def _other_data(device_index: int) -> Tensor:
+    num_bytes = L2_SIZES_READ * torch.cuda.get_device_properties(device_index).L2_cache_size
+    return torch.zeros(num_bytes // 4, device=torch.device("cuda", device_index))
 
 
 def _host_clock(call: Call, device: str) -> float:
