@@ -169,7 +169,8 @@ def train_large(size: Size, corpus: Corpus, device: torch.device, compiled: bool
         f"{model.num_heads} heads. Batch {size.schedule.batch}, context {model.context}: {size.tokens:,} tokens a step."
     )
     command = "python examples/train_gpt.py --large" + (" --compile" if compiled else "")
-    report = Report(path, device.type, command + f" --steps {size.schedule.steps}")
+    method = "medians of wall-clock times of whole steps, both in turn"
+    report = Report(path, device.type, command + f" --steps {size.schedule.steps}", method)
     row = row_of(compare(size, corpus, device, compiled), size, device, compiled)
     report.add(row)
     print(f"\n{describe(row)}\nNumbers: {path}")

@@ -29,8 +29,8 @@ struct ForwardConsumer {
   static constexpr int kKeys = Traits::kTile.keys;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
   static constexpr bool kOverlaps = Traits::kTile.overlaps;
-  // O is awaited before a tile's exponentials, an order that ptxas makes of the other and that is faster. But after a
-  // quarter of them where tiles are few, and with dropout after all of them and the draws.
+  // ptxas moves the wait for O ahead of a tile's exponentials, where it is best in most kernels. Where tiles are few it
+  // is kept behind a quarter of them, and with dropout behind all of them and the draws.
   static constexpr bool kAwaitsWithin = kOverlaps && Traits::kVariant == Variant::kShort;
   // Before its first product. With few registers ptxas finds enough only if O is not carried from tile to tile.
   static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
