@@ -17,13 +17,16 @@ struct EarlyLaunch {
 };
 
 // Whether the current device is of compute capability 9.0 or later and finds code that waits: elsewhere the instruction
-// is left out, and a kernel must not be early.
+// is left out, and a kernel must not be early. Code that is compiled for such devices alone need not ask.
 inline cudaError_t finds_code_that_waits(bool& waits) {
+  constexpr int kFirst = 900;
+  waits = std::min({__CUDA_ARCH_LIST__}) >= kFirst;
+  if (waits || std::max({__CUDA_ARCH_LIST__}) < kFirst) return cudaSuccess;
   int device = 0;
   int major = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  waits = std::max({__CUDA_ARCH_LIST__}) >= 900 && major >= 9;
+  waits = major >= 9;
   return error;
 }
 
