@@ -183,7 +183,7 @@ struct BackwardTile {
   int query_stages;  // and as many of dS
   int key_stages;    // with two, the next tile's K and V arrive during this one
   bool keys_in_registers;
-  int dq_columns;  // at a time: as many as registers hold
+  int dq_columns;  // of a piece of dQ: as many as registers hold
 };
 constexpr BackwardTile backward_tile(HeadDims dims) {
   if (dims.qk <= 64) return {.query_stages = 3, .key_stages = 2, .keys_in_registers = true, .dq_columns = 64};
@@ -211,6 +211,16 @@ constexpr int64_t most_drifting_heads(int64_t query_tiles) { return query_tiles 
 constexpr int64_t visits_apart(HeadDims dims, int64_t query_tiles, bool cyclic) {
   if (dims.qk > 64) return 2;
   return cyclic && query_tiles >= 128 ? 8 : 4;
+}
+// The kernels of these announce dQ of a visit before it is computed, and have the sums fetched that a last visitor
+// takes (sm90/backward/dq_outlet.cuh); they compute dQ beside exponentials, and await V late.
+constexpr bool may_announce_visits(HeadDims dims, Variant variant) {
+  return dims.qk > 64 && variant == Variant::kPlain;
+}
+// Where that is faster. (H200, S 512, 2048, 8192: D128 causal takes 0.92, 0.94, 0.95 of the time, full 0.97, 0.99,
+// 1.01; D96 causal, 4096, 0.97; D64 1.00 to 1.07.)
+constexpr bool announces_visits(HeadDims dims, Variant variant, int64_t query_tiles, bool cyclic) {
+  return may_announce_visits(dims, variant) && (!cyclic || (dims.qk > 96 && query_tiles < 128));
 }
 // How many times its tiles fill the GPU, of pairs that walk the same way: more even out where tiles differ.
 constexpr int64_t section_waves(HeadDims dims, int64_t query_tiles) {

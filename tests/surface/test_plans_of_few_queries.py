@@ -202,7 +202,7 @@ PHASES = [
     (wide(64, batch=4), "phases 8, each with sums of its own"),
     (wide(64, 4096, d=64), "head dim 64, 128 keys per block, dQ added in order, phases 32, each"),
     (wide(64, 4096, options={"causal": "bottom_right"}), "phases 32, each with sums of its own"),
-    (wide(64, batch=17), "dQ added in order, phases 1;"),  # more heads than multiprocessors
+    (wide(64, batch=17), "dQ added in order, phases 1, visits announced;"),  # more heads than multiprocessors
     (wide(512, 4096), "dQ added in order, going round"),
     # Many visits of a tile of keys, of 32 heads, spread by themselves.
     (llama(128, key_heads=1), "phases 32, each with sums of its own"),

@@ -97,7 +97,8 @@ std::string kernels_words(const BackwardPlan& plan) {
              " keys per block, dQ added in order" + (plan.order.cyclic ? ", going round" : "") + ", phases " +
              std::to_string(1 << plan.order.log2_phases) +
              (plan.order.log2_sums > 0 ? ", each with sums of its own" : "") +
-             (plan.order.members > 1 ? ", " + std::to_string(plan.order.members) + " claims to a tile of keys" : "");
+             (plan.order.members > 1 ? ", " + std::to_string(plan.order.members) + " claims to a tile of keys" : "") +
+             (plan.announces_visits ? ", visits announced" : "");
     case BackwardKernels::kWarpSpecialisedStoring:
       return "warp-specialised (" + std::string(name_of(plan.dq_variant)) + ", head dims " +
              std::to_string(plan.dq_head_dim) + " and " + std::to_string(plan.head_dim_v) +

@@ -115,8 +115,9 @@ struct BackwardPlan {
   int dscore_head_dim = 0;  // of the kernels that compute dS again
   Variant dq_variant = Variant::kExtended;
   Variant dkdv_variant = Variant::kExtended;
-  int fused_keys = 0;  // of the fused kernel's tile
-  VisitOrder order;    // kWarpSpecialised; its head dim is dkdv_head_dim
+  int fused_keys = 0;             // of the fused kernel's tile
+  VisitOrder order;               // kWarpSpecialised; its head dim is dkdv_head_dim
+  bool announces_visits = false;  // dQ of these, to who adds it up (sm90::announces_visits)
   int64_t resident_blocks = 0;
   int64_t query_tiles_of_head = 0;  // in all sequences
   NanRepair nan_repair = NanRepair::kNone;

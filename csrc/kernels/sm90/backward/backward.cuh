@@ -2,7 +2,8 @@
 //
 // Grid: as many blocks as multiprocessors. Each claims tiles of keys (batch entry, key head, 128 keys) until none is
 // left, in the order of plan/visit_order.h.
-// Warpgroup 0: a thread claims tiles, one starts all copies, two add parts of dQ to memory (copies.cuh).
+// Warpgroup 0: a thread claims tiles, one starts all copies (copies.cuh), two add parts of dQ to memory
+// (dq_adders.cuh).
 // Warpgroups 1 and 2: dK and dV of 64 keys each, in registers (key_warpgroup.cuh).
 // Warpgroup 3: dQ of each tile of queries from dS, which the two leave in shared memory, and draws of dropout
 // (dq_warpgroup.cuh). The first visitor of a tile of queries stores its part, others add theirs in a fixed order, the
@@ -11,6 +12,7 @@
 #pragma once
 
 #include "kernels/sm90/backward/copies.cuh"
+#include "kernels/sm90/backward/dq_adders.cuh"
 #include "kernels/sm90/backward/dq_warpgroup.cuh"
 #include "kernels/sm90/backward/key_warpgroup.cuh"
 #include "ptx/dependent_launch.h"

@@ -1,4 +1,4 @@
-// The threads that move data: one claims tiles of keys, one starts the copies of what they need, two add dQ to memory.
+// The threads that fetch data: one claims tiles of keys, one starts the copies of what they need.
 #pragma once
 
 #include "kernels/sm90/backward/listed_visits.cuh"
@@ -184,50 +184,6 @@ struct BackwardProducer {
     tile.copy(operand.map, full,
               {0, work.key_begin + work.visitor.tile * Traits::kKeys, work.key_head * operand.head_step,
                work.batch * operand.batch_step});
-  }
-};
-
-// Adds parts of dQ to the sums in memory, each when its turn has come. Each of two threads has every second part, so
-// that it may wait until it is written.
-//
-// Sequences whose offsets overlap, which nobody has checked, share sums. Their gradients are wrong then, but turns are
-// only raised, and so everybody's comes: a visitor waits for those before it alone.
-//
-// Between blocks: the engine's completion makes what it wrote visible to the thread that waits for it (an implicit
-// proxy fence); the release publishes that; the next visitor's acquire sees it, and its proxy fence orders its own copy
-// after the acquire. PTX ISA, "async proxy" and "causality order".
-template <class Traits>
-struct DqAdder {
-  using Shared = BackwardShared<Traits>;
-
-  const BackwardArguments& args;
-  Shared& shared;
-  const int stage;  // of shared.dq_sums
-
-  __device__ __forceinline__ void run() {
-    constexpr int kFloats = Traits::kQueries * Traits::kDims.qk;
-    constexpr int kBytes = kFloats * sizeof(float);
-#pragma unroll 1
-    for (int parity = 0;; parity ^= 1) {
-      ptx::wait(shared.sum_ring.full[stage], parity);
-      const int number = shared.pending[stage].sums;
-      const int place = shared.pending[stage].place;
-      if (number == PendingSum::kEnd) break;
-      float* const sums = args.workspace.dq_sums + int64_t{number} * kFloats;
-      int* const turn = args.workspace.turns + number;
-      if (place == 0) {
-        ptx::store_bytes(sums, shared.dq_sums[stage], kBytes);
-      } else {
-        while (ptx::load_acquire(turn) < place) {
-        }
-        ptx::fence_global_copies();
-        ptx::add_floats(sums, shared.dq_sums[stage], kBytes);
-      }
-      ptx::wait_until_read();
-      ptx::arrive(shared.sum_ring.empty[stage]);
-      ptx::wait_until_written();
-      ptx::raise_releasing(turn, place + 1);
-    }
   }
 };
 

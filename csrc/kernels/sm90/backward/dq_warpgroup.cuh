@@ -3,9 +3,9 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward/dq_outlet.cuh"
 #include "kernels/sm90/backward/kept_scores.cuh"
 #include "kernels/sm90/backward/traits.h"
-#include "ptx/global_memory.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -15,8 +15,6 @@ struct DqWarpgroup {
   using Shared = BackwardShared<Traits>;
   static constexpr int kColumns = Traits::kTile.dq_columns;
   using Dq = tile::WarpgroupAccumulator<kColumns>;
-  static constexpr int kChunks = Traits::kDims.qk / kColumns;
-  static constexpr int kChunkFloats = Traits::kQueries * kColumns;
 
   const BackwardArguments& args;
   Shared& shared;
@@ -24,7 +22,7 @@ struct DqWarpgroup {
   typename Shared::Stage dscore_at{};
   typename Shared::Stage draw_at{};  // where dropout is drawn next
   int seed[2] = {};                  // of dropout
-  typename decltype(Shared::sum_ring)::Position sum_at{};
+  DqOutlet<Traits> outlet{args, shared};
   typename decltype(Shared::work_ring)::Position work_at{};
 
   __device__ __forceinline__ void run() {
@@ -58,20 +56,16 @@ struct DqWarpgroup {
       k_at.advance();
       work_at.advance();
     }
-    // Both adders end.
-#pragma unroll 1
-    for (int i = 0; i < Shared::kSums; ++i) {
-      shared.sum_ring.wait_empty(sum_at);
-      publish(PendingSum::kEnd, 0);
-    }
+    outlet.end();
   }
 
  private:
-  static constexpr int kThreads = tile::kWarpgroupSize;
-  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
-
   __device__ __forceinline__ void add(const KeyTileWork& work, const Visit& at) {
     shared.dscore_ring.wait_full(dscore_at);
+    if constexpr (Traits::kAnnouncesVisits) {
+      // After dK of the visit and S of the next one, for which more waits: beside exponentials then.
+      ptx::wait(shared.q_ring.empty[dscore_at.stage], dscore_at.parity);
+    }
     Dq dq;
     start(dq, 0);
     // While the product is in flight.
@@ -81,35 +75,28 @@ struct DqWarpgroup {
     const bool ends_tile = uniform(at.ends_tile) != 0;
     const int query_tile = uniform(at.query_tile);
     const int head = uniform(at.head);
-    if (!is_last) shared.sum_ring.wait_empty(sum_at);
+    outlet.begin(sums, place, is_last);
 #pragma unroll 1
-    for (int chunk = 0;;) {
+    for (int piece = 0;;) {
+      outlet.begin_piece(sums, place, piece, is_last);
       ptx::wait_products<0>();
       ptx::pin_registers(dq.c[0]);
       __syncwarp();
-      if (chunk + 1 == kChunks && tile::lane() == 0) {
+      if (piece + 1 == Traits::kDqPieces && tile::lane() == 0) {
         if constexpr (!Traits::kDrops) ptx::arrive(shared.dscore_ring.empty[dscore_at.stage]);
         if (ends_tile) ptx::arrive(shared.k_ring.empty[k_at.stage]);
       }
       if (is_last) {
-        if (place > 0) add_sums(dq, sums, place, chunk);
-        store(dq, work, query_tile, head, chunk);
+        outlet.add_sums(dq, sums, place, piece);
+        store(dq, work, query_tile, head, piece);
       } else {
-        float* const to = shared.dq_sums[sum_at.stage] + chunk * kChunkFloats + thread() * 4;
-#pragma unroll
-        for (int j = 0; j < Dq::kColumnTiles; ++j) {
-          const float(&c)[4] = dq.c[0][j];
-          *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
-        }
+        outlet.leave(dq, piece);
       }
       __syncwarp();
-      if (++chunk == kChunks) break;
-      start(dq, chunk);
+      if (++piece == Traits::kDqPieces) break;
+      start(dq, piece);
     }
-    if (!is_last) {
-      ptx::fence_stores();
-      publish(sums, place);
-    }
+    outlet.finish(sums, place, is_last);
     dscore_at.advance();
   }
 
@@ -137,47 +124,22 @@ struct DqWarpgroup {
     draw_at.advance();
   }
 
-  __device__ __forceinline__ void start(Dq& dq, int chunk) const {
+  __device__ __forceinline__ void start(Dq& dq, int piece) const {
     tile::start_columns_product<kColumns>(dq, tile::BoxOperand(shared.dscores[0]).after(dscore_at.stage),
-                                          tile::BoxOperand(shared.k[0]).after(k_at.stage), chunk);
+                                          tile::BoxOperand(shared.k[0]).after(k_at.stage), piece);
   }
 
-  __device__ __forceinline__ void publish(int sums, int place) {
-    if (thread() == 0) shared.pending[sum_at.stage] = {sums, place};
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.sum_ring.full[sum_at.stage]);
-    sum_at.advance();
-  }
-
-  // What the other visitors have added to memory. (Their engines' writes: DqAdder.)
-  __device__ __forceinline__ void add_sums(Dq& dq, int sums, int place, int chunk) const {
-    if (chunk == 0) {
-      while (ptx::load_acquire(args.workspace.turns + sums) < place) {
-      }
-      __syncwarp();
-    }
-    const float* const from = args.workspace.dq_sums + (int64_t{sums} * kChunks + chunk) * kChunkFloats + thread() * 4;
-#pragma unroll
-    for (int j = 0; j < Dq::kColumnTiles; ++j) {
-      const float4 sum = __ldcg(reinterpret_cast<const float4*>(from + j * kThreads * 4));
-      dq.c[0][j][0] += sum.x;
-      dq.c[0][j][1] += sum.y;
-      dq.c[0][j][2] += sum.z;
-      dq.c[0][j][3] += sum.w;
-    }
-  }
-
-  __device__ __forceinline__ void store(Dq& dq, const KeyTileWork& work, int query_tile, int head, int chunk) const {
+  __device__ __forceinline__ void store(Dq& dq, const KeyTileWork& work, int query_tile, int head, int piece) const {
     const attention::BackwardParams& p = args.params;
     const int first_row = query_tile * Traits::kQueries + tile::warp() % 4 * 16;
     dq.scale(args.scale);
     Element* const target =
-        p.dq.row<Element>(work.batch, head, work.query_begin + first_row) + chunk * kColumns * p.dq.column_stride;
+        p.dq.row<Element>(work.batch, head, work.query_begin + first_row) + piece * kColumns * p.dq.column_stride;
     const bool suspicious = store_row_chunks<Element>({.data = target,
                                                        .row_stride = p.dq.row_stride,
                                                        .column_stride = p.dq.column_stride,
                                                        .rows = work.visitor.num_queries - first_row,
-                                                       .columns = static_cast<int>(p.head_dim_qk) - chunk * kColumns},
+                                                       .columns = static_cast<int>(p.head_dim_qk) - piece * kColumns},
                                                       dq);
     if (suspicious) args.workspace.dq_nan_flag(p, {work.batch, head, query_tile}, tile::warp() % 4) = 1;
   }

@@ -25,6 +25,8 @@ struct KeyWarpgroup {
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
   static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
+  // The last tile's dK and dV leave through V's stage: V comes late.
+  static constexpr bool kAwaitsValuesLate = Traits::kAnnouncesVisits;
   struct NotHeld {};
 
   const BackwardArguments& args;
@@ -57,10 +59,11 @@ struct KeyWarpgroup {
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       is_empty = true;
       shared.k_ring.wait_full(k_at);
-      shared.v_ring.wait_full(k_at);
+      if constexpr (!kAwaitsValuesLate) shared.v_ring.wait_full(k_at);
       const int visits = uniform(work.visits);
       if (visits > 0) differentiate(work, visits);
       release(shared.k_ring.empty[k_at.stage]);
+      if (kAwaitsValuesLate && is_empty) shared.v_ring.wait_full(k_at);
       if (is_empty && args.order.members == 1) {
         store_zeros(rows_of(work).dk());
         store_zeros(rows_of(work).dv());
@@ -191,6 +194,7 @@ struct KeyWarpgroup {
     if constexpr (kInRegisters) {
       tile::start_rows_product(gradients, v, dout);
     } else {
+      if (kAwaitsValuesLate && is_empty) shared.v_ring.wait_full(k_at);
       tile::start_rows_product(gradients, tile::BoxOperand(shared.v[0]).after(k_at.stage).from_row(first_row()), dout);
     }
   }

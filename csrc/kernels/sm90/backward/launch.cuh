@@ -43,11 +43,19 @@ cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStrea
 }
 
 template <class Element, Variant kVariant>
-cudaError_t launch_variant(const BackwardArguments& args, int head_dim, int64_t blocks, cudaStream_t stream) {
+cudaError_t launch_variant(const BackwardArguments& args, const plan::BackwardPlan& plan, int64_t blocks,
+                           cudaStream_t stream) {
   cudaError_t error = cudaErrorInvalidValue;
   const auto try_dims = [&](auto index) {
     constexpr HeadDims kDims = kBackwardHeadDims[index()];
-    if (head_dim == kDims.qk) error = launch_main<BackwardTraits<Element, kDims, kVariant>>(args, blocks, stream);
+    if (plan.dkdv_head_dim != kDims.qk) return;
+    if constexpr (may_announce_visits(kDims, kVariant)) {
+      if (plan.announces_visits) {
+        error = launch_main<BackwardTraits<Element, kDims, BackwardForm{kVariant, true}>>(args, blocks, stream);
+        return;
+      }
+    }
+    error = launch_main<BackwardTraits<Element, kDims, BackwardForm{kVariant, false}>>(args, blocks, stream);
   };
   const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
     (try_dims(std::integral_constant<size_t, kIndices>{}), ...);
@@ -61,13 +69,13 @@ cudaError_t launch_planned(const BackwardArguments& args, const plan::BackwardPl
   const int64_t blocks = std::min<int64_t>(args.order.num_claims(), plan.resident_blocks);
   switch (plan.dkdv_variant) {
     case Variant::kPlain:
-      return launch_variant<Element, Variant::kPlain>(args, plan.dkdv_head_dim, blocks, stream);
+      return launch_variant<Element, Variant::kPlain>(args, plan, blocks, stream);
     case Variant::kMask:
-      return launch_variant<Element, Variant::kMask>(args, plan.dkdv_head_dim, blocks, stream);
+      return launch_variant<Element, Variant::kMask>(args, plan, blocks, stream);
     case Variant::kBiasMask:
-      return launch_variant<Element, Variant::kBiasMask>(args, plan.dkdv_head_dim, blocks, stream);
+      return launch_variant<Element, Variant::kBiasMask>(args, plan, blocks, stream);
     case Variant::kDropout:
-      return launch_variant<Element, Variant::kDropout>(args, plan.dkdv_head_dim, blocks, stream);
+      return launch_variant<Element, Variant::kDropout>(args, plan, blocks, stream);
     default:
       return cudaErrorInvalidValue;
   }

@@ -6,6 +6,7 @@
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/arguments.h"
+#include "kernels/sm90/backward/dq_stages.h"
 #include "kernels/sm90/uniform.h"
 #include "kernels/tile_config_sm90.h"
 #include "tile/sm90/gemm.h"
@@ -29,18 +30,24 @@ struct MaskedVisit : Visit {
   int mask_tile;  // MaskVisits::Entry
 };
 
-template <class ElementType, HeadDims kDimsValue, Variant kVariant>
+struct BackwardForm {
+  Variant variant;
+  bool announces_visits;  // may_announce_visits
+};
+
+template <class ElementType, HeadDims kDimsValue, BackwardForm kForm>
 struct BackwardTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
-  static constexpr bool kMasked = kVariant == Variant::kMask;
-  static constexpr bool kDrops = kVariant == Variant::kDropout;
-  static constexpr bool kBiased = kVariant == Variant::kBiasMask;  // without a mask
+  static constexpr bool kMasked = kForm.variant == Variant::kMask;
+  static constexpr bool kDrops = kForm.variant == Variant::kDropout;
+  static constexpr bool kBiased = kForm.variant == Variant::kBiasMask;  // without a mask
   static constexpr BackwardTile kTile = backward_tile(kDims);
   // The last step has no code of its own, which would have to be fetched for each tile of keys: it starts a product in
   // vain instead. (H200, B2 H32 S4096, all True: 1318 -> 1241 us. Without a mask 534 -> 514 TFLOP/s at D64 full 8192,
   // 515 -> 523 causal; at head dim 128 1 % slower.)
   static constexpr bool kOneStep = kMasked && kTile.keys_in_registers;
+  static constexpr bool kAnnouncesVisits = kForm.announces_visits;
   static constexpr BackwardRegisters kRegisters = backward_registers(kDims);
   static constexpr int kKeys = VisitOrder::kKeys;
   static constexpr int kQueries = VisitOrder::kQueries;
@@ -56,6 +63,12 @@ struct BackwardTraits {
   using VTile = tile::BoxTile<Element, kKeys, kDims.v>;
   using DscoreTile = tile::BoxTile<Element, kQueries, kKeys>;
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
+
+  static constexpr int kDqPieces = kDims.qk / kTile.dq_columns;  // of a visit
+  static constexpr int kDqPieceFloats = kQueries * kTile.dq_columns;
+  static constexpr int kDqStageFloats = kAnnouncesVisits ? kDqPieceFloats : kDqPieces * kDqPieceFloats;
+  using DqRing = std::conditional_t<kAnnouncesVisits, AnnouncedDqRing, WholeDqRing>;
+
   using Where = ScoreTile<Rows::kKeys, Scores>;
   using Visit = std::conditional_t<kMasked, MaskedVisit, sm90::Visit>;
 };
@@ -67,19 +80,11 @@ __device__ __forceinline__ void meet_key_warpgroup(int warpgroup) {
 // Likewise those of the dQ warpgroup.
 __device__ __forceinline__ void meet_dq_warpgroup() { ptx::sync_named(1 + VisitOrder::kParts, tile::kWarpgroupSize); }
 
-// A part of dQ on its way to memory.
-struct PendingSum {
-  int sums;  // their number in the workspace; kEnd: there are no more
-  int place;
-  static constexpr int kEnd = -1;
-};
-
 template <class Traits>
 struct BackwardShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
   static constexpr int kDqWarps = 4;
   static constexpr int kWorkStages = 2;
-  static constexpr int kSums = 2;                             // on their way to memory
   static constexpr int kStages = Traits::kTile.query_stages;  // of what a visit reads, and of dS
   static constexpr int kStatistics = Traits::kBiased ? 3 : 2;
   static constexpr int kKeyStages = Traits::kTile.key_stages;
@@ -93,17 +98,17 @@ struct BackwardShared {
   typename Traits::QTile q[kStages];
   typename Traits::DoutTile dout[kStages];
   typename Traits::DscoreTile dscores[kStages];
-  alignas(128) float dq_sums[kSums][Traits::kQueries * Traits::kDims.qk];
+  alignas(128) float dq[kDqStages][Traits::kDqStageFloats];
   alignas(16) float statistics[kStages][kStatistics][Traits::kQueries];  // BackwardWorkspace
   KeyTileWork work[kWorkStages];
   typename Traits::Visit visits[kVisits];
-  PendingSum pending[kSums];
+  PendingSum pending[kDqAdders];
   tile::RingBarriers<kStages> q_ring;  // its empty barriers stand for dout's, too
   ptx::Barrier dout_full[kStages];     // and the bias's
   tile::RingBarriers<kKeyStages> k_ring;
   tile::RingBarriers<kKeyStages> v_ring;
   tile::RingBarriers<kStages> dscore_ring;
-  tile::RingBarriers<kSums> sum_ring;
+  typename Traits::DqRing dq_ring;
   tile::RingBarriers<kWorkStages> work_ring;
   ptx::Barrier may_claim;            // all copies of a tile of keys have been started
   int arrived[Traits::kWarpgroups];  // MemberSums
@@ -118,7 +123,7 @@ struct BackwardShared {
     k_ring.init(kComputingWarps + kDqWarps);
     v_ring.init(kComputingWarps);
     dscore_ring.init(kDqWarps, kComputingWarps);
-    sum_ring.init(1, kDqWarps);
+    dq_ring.init(kDqWarps);
     work_ring.init(kComputingWarps + kDqWarps + 1);
     ptx::init_barrier(may_claim, 1);
     ptx::fence_barrier_init();
