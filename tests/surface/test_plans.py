@@ -79,7 +79,7 @@ FORWARD_SM90 = [
     (hopper(), "warp-specialised (plain, head dims 64 and 64)"),
     (hopper(dtype=F16), "warp-specialised (plain, head dims 64 and 64)"),
     (hopper(causal()), "(plain,"),
-    (hopper({"window": (100, 9)}), "(plain,"),
+    (hopper({"window": (100, 9)}), "(small,"),
     (hopper(sink=True), "(plain,"),
     (hopper(key_heads=4), "(plain,"),
     (hopper({"dropout_p": 0.1}), "(dropout, head dims 64 and 64)"),
