@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "ptx/barrier.h"
+#include "ptx/cache_policy.h"
 
 namespace flash_attn_ext::ptx {
 
@@ -27,6 +28,17 @@ __device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, B
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(shared_address(target)),
       "l"(&map), "r"(shared_address(&barrier)), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch)
+      : "memory");
+}
+
+// The same, with what L2 is to do with the lines that it brings.
+__device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, Barrier& barrier, const BoxOrigin& at,
+                                         CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(target)),
+      "l"(&map), "r"(shared_address(&barrier)), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch),
+      "l"(policy.bits)
       : "memory");
 }
 

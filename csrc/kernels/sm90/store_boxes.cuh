@@ -3,16 +3,17 @@
 #pragma once
 
 #include "kernels/epilogue/store_rows.cuh"
+#include "ptx/global_memory.h"
 #include "ptx/stmatrix.h"
 #include "tile/sm90/box_tile.h"
 
 namespace flash_attn_ext::sm90 {
 
 // Through rows [first_row, ...) of a tile that nobody else uses any more: 128 neighbouring bytes of a row at a time.
-// Returns whether one of the thread's elements in an existing row is not finite.
+// store: of 16 bytes. Returns whether one of the thread's elements in an existing row is not finite.
 template <class Element, class Acc, class Tile>
 __device__ __forceinline__ bool store_boxes(const OutputRows<Element>& target, const Acc& acc, Tile& staging,
-                                            int first_row) {
+                                            int first_row, void (*store)(void*, const uint4&)) {
   static_assert(Acc::kThreadRows == 2 && 8 * Acc::kColumnTiles <= Tile::kColumns);
   constexpr int kPieces = tile::kBoxRowBytes / 16;
   const uint32_t lane = tile::lane();
@@ -46,7 +47,7 @@ __device__ __forceinline__ bool store_boxes(const OutputRows<Element>& target, c
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       const uint4 words = ptx::load_shared_16(from + chunk * Tile::kChunkBytes);
-      if (chunk * tile::kBoxColumns < columns) *reinterpret_cast<uint4*>(to + chunk * tile::kBoxColumns) = words;
+      if (chunk * tile::kBoxColumns < columns) store(to + chunk * tile::kBoxColumns, words);
     }
   }
   __syncwarp();

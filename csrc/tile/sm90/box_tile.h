@@ -26,11 +26,13 @@ struct BoxTile {
 
   alignas(1024) Element data[kChunks][kRows][kBoxColumns];
 
-  // Starts the copy of all chunks, kBytes in all. at.column: of the first.
-  __device__ __forceinline__ void copy(const CUtensorMap& map, ptx::Barrier& barrier, ptx::BoxOrigin at) {
+  // Starts the copy of all chunks, kBytes in all. at.column: of the first. policy: a ptx::CachePolicy, or none.
+  template <class... Policy>
+  __device__ __forceinline__ void copy(const CUtensorMap& map, ptx::Barrier& barrier, ptx::BoxOrigin at,
+                                       Policy... policy) {
 #pragma unroll 1
     for (int chunk = 0; chunk < kChunks; ++chunk, at.column += kBoxColumns) {
-      ptx::copy_box(data[chunk], map, barrier, at);
+      ptx::copy_box(data[chunk], map, barrier, at, policy...);
     }
   }
 };

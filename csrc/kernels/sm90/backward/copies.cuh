@@ -181,9 +181,13 @@ struct BackwardProducer {
   __device__ __forceinline__ void send_keys(const KeyTileWork& work, Tile& tile, const OperandMap& operand,
                                             ptx::Barrier& full) const {
     ptx::arrive_expecting(full, Tile::kBytes);
-    tile.copy(operand.map, full,
-              {0, work.key_begin + work.visitor.tile * Traits::kKeys, work.key_head * operand.head_step,
-               work.batch * operand.batch_step});
+    const ptx::BoxOrigin origin = {0, work.key_begin + work.visitor.tile * Traits::kKeys,
+                                   work.key_head * operand.head_step, work.batch * operand.batch_step};
+    if (args.order.members == 1) {
+      tile.copy(operand.map, full, origin, ptx::evict_first());
+    } else {  // other query heads' claims read the same keys
+      tile.copy(operand.map, full, origin);
+    }
   }
 };
 

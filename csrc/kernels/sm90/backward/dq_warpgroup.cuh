@@ -63,8 +63,11 @@ struct DqWarpgroup {
   __device__ __forceinline__ void add(const KeyTileWork& work, const Visit& at) {
     shared.dscore_ring.wait_full(dscore_at);
     if constexpr (Traits::kAnnouncesVisits) {
-      // After dK of the visit and S of the next one, for which more waits: beside exponentials then.
-      ptx::wait(shared.q_ring.empty[dscore_at.stage], dscore_at.parity);
+      // After dK of the visit and S of the next one, for which more waits: beside exponentials then. But at a tile's
+      // end the next tile's K waits for dQ. (A barrier is chosen, not whether to wait: after a branch ptxas keeps no
+      // descriptor in uniform registers.)
+      ptx::Barrier& awaited = (at.ends_tile ? shared.dscore_ring.full : shared.q_ring.empty)[dscore_at.stage];
+      ptx::wait(awaited, dscore_at.parity);
     }
     Dq dq;
     start(dq, 0);

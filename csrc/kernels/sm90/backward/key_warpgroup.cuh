@@ -279,9 +279,10 @@ struct KeyWarpgroup {
     meet_key_warpgroup(warpgroup);  // V has no readers any more
     dk.scale(args.scale);
     dv.scale(to_gradients.factor());
-    // Through the warp's rows of V.
-    const bool suspicious = store_boxes(rows_of(work).dk(), dk, shared.v[k_at.stage], warp_row()) |
-                            store_boxes(rows_of(work).dv(), dv, shared.v[k_at.stage], warp_row());
+    // Through the warp's rows of V. L2 is for what other tiles read and add to.
+    auto& staging = shared.v[k_at.stage];
+    const bool suspicious = store_boxes(rows_of(work).dk(), dk, staging, warp_row(), ptx::stream_global_16) |
+                            store_boxes(rows_of(work).dv(), dv, staging, warp_row(), ptx::stream_global_16);
     if (suspicious) rows_of(work).nan_flag() = 1;
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }

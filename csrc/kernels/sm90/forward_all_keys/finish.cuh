@@ -74,7 +74,7 @@ __device__ __forceinline__ bool store_result(const attention::ForwardParams& p,
     store_elements(target, out);
     target.columns = 0;  // of what leaves in chunks
   }
-  return __any_sync(0xFFFFFFFFu, store_boxes(target, out, staging, tile::warp() % 4 * 16));
+  return __any_sync(0xFFFFFFFFu, store_boxes(target, out, staging, tile::warp() % 4 * 16, ptx::store_global_16));
 }
 
 }  // namespace flash_attn_ext::sm90
