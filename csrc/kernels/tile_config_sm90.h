@@ -54,12 +54,12 @@ inline constexpr int64_t kPortableTokens = 64;
 // this backend's tiles are at least half full.
 inline constexpr int64_t kQueriesBoundByKeys = 32;
 
-// Longer causal calls of up to so many tokens, and windows of up to so many keys, take Small kernels: a tile of queries
-// has so few tiles of keys that it is mostly its first and last products and its stores, of which two blocks hide each
-// other's, and tiles at the edge of what is visible are half in vain. With more, what a warpgroup overlaps within
-// itself counts for more. (H200, us, of Plain and of Small kernels: S 512 causal 137 and 117, full 167 and 165; S 1024
-// causal 201 and 177, full 81 and 87; S 2048 causal 296 and 295, full 492 and 536; S 8192, windows of 129, 257, 513,
-// 1025 and 1537 keys 123 and 99, 152 and 128, 202 and 183, 298 and 290, 383 and 382.)
+// Longer causal calls of up to so many tokens, and windows of up to so many keys of more, take Small kernels: a tile of
+// queries has so few tiles of keys that it is mostly its first and last products and its stores, of which two blocks
+// hide each other's, and tiles at the edge of what is visible are half in vain. With more, what a warpgroup overlaps
+// within itself counts for more. (H200, us, of Plain and of Small kernels: S 512 causal 137 and 117, full 167 and 165;
+// S 1024 causal 201 and 177, full 81 and 87; S 2048 causal 296 and 295, full 492 and 536; S 8192, windows of 129, 257,
+// 513, 1025 and 1537 keys 123 and 99, 152 and 128, 202 and 183, 298 and 290, 383 and 382.)
 inline constexpr int64_t kSmallTokens = 1536;
 
 // A forward block: 64 queries per warpgroup stay, tiles of `keys` stream past in stages of K and V. `query_stages`:

@@ -17,11 +17,14 @@ TILES = [
     (Call(640, options=CAUSAL), "workspace 7680 bytes (NaN flags 5120, tile list 2560)"),
     (Call(640, options=CAUSAL, batch=1, heads=1, dtype=F16), "(small,"),
     (Call(576), "(plain,"),
-    # And windows of up to 1536 keys.
+    # And windows of up to 1536 keys, unless some query sees everything through them.
     (Call(576, options={"window": (100, 9)}), "(small,"),
     (Call(8192, options={"window": (511, 0)}), "(small,"),
     (Call(8192, options={"window": (767, 768)}), "(small,"),
     (Call(8192, options={"window": (768, 768)}), "(plain,"),
+    (Call(1024, options={"window": (511, 511)}), "(small,"),
+    (Call(1024, options={"window": (512, 511)}), "(plain,"),
+    (Call(700, options={"window": (700, 700)}), "(plain,"),
     (Call(1536, options={"window": (100, None)}), "(small,"),
     (Call(1536, options=CAUSAL), "(small,"),
     (Call(1537, options=CAUSAL), "(plain,"),

@@ -59,10 +59,12 @@ bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, const Limi
 // Whether tiles so small that two blocks share a multiprocessor end earlier. Their tiles of keys are others, so results
 // are: it depends on lengths, head dims and visibility alone.
 bool is_small(const attention::ForwardParams& p, sm90::HeadDims dims) {
+  if (!sm90::has_forward_kernel(dims, Variant::kSmall)) return false;
   const attention::Visibility& visible = p.visibility;
-  if (!sm90::has_forward_kernel(dims, Variant::kSmall) || visible.unlimited()) return false;
   const int64_t tokens = std::max(p.sequences.max_seqlen_q, p.sequences.max_seqlen_k);
-  return (visible.one_sided() ? tokens : visible.left + 1 + visible.right) <= sm90::kSmallTokens;
+  if (visible.one_sided()) return tokens <= sm90::kSmallTokens;
+  const int64_t window = visible.left + 1 + visible.right;
+  return window < tokens && window <= sm90::kSmallTokens;
 }
 
 Variant choose_variant(const attention::ForwardParams& p, sm90::HeadDims dims, const Limits& limits) {
