@@ -16,6 +16,7 @@
 #include "host/report/explain.h"
 #include "host/report/inspect.h"
 #include "host/report/log.h"
+#include "host/tangents.h"
 
 namespace py = pybind11;
 
@@ -59,8 +60,21 @@ void define_inspection(py::module_& module) {
              "(Sk, 2) int64: the queries [begin, end) that see each key.");
 }
 
-// What flash_attn_ext/derivatives/ does to plain tiles of scores on a GPU.
-void define_plain_tiles(py::module_& module) {
+// What flash_attn_ext/derivatives/ has kernels for on a GPU: forward mode, and what happens to plain tiles of scores.
+void define_derivatives(py::module_& module) {
+  define_attention_function<at::Tensor, at::Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor>(
+      module, "attention_tangents",
+      "(out_tangent, lse_tangent), or None where no kernel takes the call; see flash_attn_ext/_C.pyi.",
+      [](const at::Tensor& out, const at::Tensor& lse, const OptionalTensor& q_tangent, const OptionalTensor& k_tangent,
+         const OptionalTensor& v_tangent, const OptionalTensor& sink_tangent, const AttentionInputs& inputs) {
+        return attention_tangents(inputs, {.out = out,
+                                           .lse = lse,
+                                           .q_tangent = q_tangent,
+                                           .k_tangent = k_tangent,
+                                           .v_tangent = v_tangent,
+                                           .sink_tangent = sink_tangent});
+      });
+
   module.def(
       "plain_weights",
       [](const at::Tensor& products, const OptionalTensor& product_tangents, const at::Tensor& lse, double scale,
@@ -183,7 +197,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 
   define_inspection(module);
 
-  define_plain_tiles(module);
+  define_derivatives(module);
   define_operands(module);
 
   add_direct_calls(module.ptr());

@@ -129,6 +129,21 @@ def attention_backward(
     output_mask: which of the six to compute.
     """
 
+def attention_tangents(
+    out: Tensor,
+    lse: Tensor,
+    q_tangent: Tensor | None,
+    k_tangent: Tensor | None,
+    v_tangent: Tensor | None,
+    sink_tangent: Tensor | None,
+    problem: Problem,
+    /,
+) -> list[Tensor] | None:
+    """[out_tangent, lse_tangent]: forward mode in one kernel, on a GPU; None where no kernel takes the call.
+
+    out and lse are what the forward pass left, tangents are of the shapes and dtypes of what they belong to; None: 0.
+    """
+
 def attention_explain(problem: Problem, /) -> list[tuple[str, list[str]]]:
     """Every backend in the order in which they are tried, with the reasons against it (none: it can run this call)."""
 

@@ -115,6 +115,18 @@ struct BackwardParams : AttentionParams {
   void* dsink = nullptr;          // (num_heads_q,) accumulate type
 };
 
+// Forward mode. A tangent whose data is null is a matrix of zeros.
+struct TangentParams : AttentionParams {
+  MatrixView q_tangent;
+  MatrixView k_tangent;
+  MatrixView v_tangent;
+  const void* sink_tangent = nullptr;  // as sink, or null
+  MatrixView out;
+  StatisticView lse;
+  MatrixView out_tangent;     // written
+  StatisticView lse_tangent;  // written
+};
+
 // delta = rowsum(dout * out) - dlse (Dao 2023, "FlashAttention-2", algorithm 2 line 4; dlse makes the LSE an output).
 struct DeltaParams {
   ElementType element = ElementType::kFloat32;

@@ -140,6 +140,23 @@ constexpr QueryStationaryTile backward_dq_tile(int element_bytes, int head_dim, 
   return {.queries = 32, .keys = 16, .warps = 2, .columns = 256};
 }
 
+// Which kernels of forward mode there are, in bfloat16 and float32.
+constexpr bool has_tangent_kernel(int element_bytes, int head_dim) {
+  return element_bytes == 4 ? head_dim == 64 || head_dim == 128 : head_dim <= 256;
+}
+
+// S and S' are both alive, as in the dQ kernel, and each tile comes with its tangent. Stages: K and V have one each, or
+// take turns where two would not fit.
+constexpr QueryStationaryTile tangent_tile(int element_bytes, int head_dim) {
+  if (element_bytes == 4) {
+    if (head_dim <= 64) return {.queries = 64, .keys = 32, .warps = 4, .columns = head_dim, .stages = 2};
+    return {.queries = 64, .keys = 32, .warps = 4, .columns = head_dim};
+  }
+  if (head_dim <= 64) return {.queries = 128, .keys = 64, .warps = 4, .columns = head_dim, .stages = 2};
+  if (head_dim <= 128) return {.queries = 128, .keys = 32, .warps = 4, .columns = head_dim, .stages = 2};
+  return {.queries = 64, .keys = 32, .warps = 4, .columns = head_dim, .stages = head_dim <= 192 ? 2 : 1};
+}
+
 // Gradient kernels stage biases beside masks where shared memory has room for both. Others read them from memory.
 constexpr bool gradient_stages_bias(int element_bytes, int head_dim) { return element_bytes == 2 && head_dim <= 128; }
 

@@ -1,5 +1,7 @@
 """Forward mode: tangents of out and lse in one pass over tiles, in memory that is linear in the lengths.
 
+A GPU has a kernel for most plain problems (csrc/kernels/sm80/tangents/tangents.cuh).
+
 With P and dS of tiles.py, Z the factors of dropout (0, or 1 / (1 - p)):
 
     dlse = sum of P dS over keys  +  exp(sink - lse) dsink
@@ -14,9 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn_ext import _C
 from flash_attn_ext._canonical import without_autocast
 from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives import plain_tiles
+from flash_attn_ext.derivatives.kinds import tangent_name
 from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
 from flash_attn_ext.derivatives.products import add_sums
 from flash_attn_ext.derivatives.scratch import Scratch
@@ -35,9 +39,13 @@ def forward_tangents(problem: Problem, saved: dict[str, Tensor | None], tangents
 
     saved: out, lse, lse_residual. tangents: by the names of kinds.TANGENTS, None where there is none.
     """
+    are_plain = plain_tiles.are_plain(problem, saved | tangents)
+    if are_plain:
+        given = (tangents[tangent_name(name)] for name in ("q", "k", "v", "sink"))
+        if (found := _C.attention_tangents(saved["out"], saved["lse"], *given, problem)) is not None:
+            return tuple(found)
     results = {RESULT + "out": torch.zeros_like(saved["out"]), RESULT + "lse": torch.zeros_like(saved["lse"])}
     scratch = Scratch(accumulate_dtype(problem.q.dtype), problem.q.device)
-    are_plain = plain_tiles.are_plain(problem, saved | tangents)
     with without_autocast(problem.q.device):
         for piece in pieces_of(problem, saved | tangents | results):
             scores = Scores(problem, piece, scratch, are_plain)

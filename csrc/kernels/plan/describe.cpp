@@ -175,4 +175,8 @@ std::string describe(const BackwardPlan& plan) {
   return words.str();
 }
 
+std::string describe(const TangentPlan& plan) {
+  return plan.has_kernel ? "one kernel, head dim " + std::to_string(plan.head_dim) : "tiles as PyTorch operations";
+}
+
 }  // namespace flash_attn_ext::plan

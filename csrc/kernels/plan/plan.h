@@ -160,9 +160,17 @@ struct BackwardPlan {
   }
 };
 
+// Forward mode has a kernel for some calls; the others go over tiles as PyTorch operations.
+struct TangentPlan {
+  bool has_kernel = false;
+  int head_dim = 0;  // that the kernel is compiled for
+  int64_t l2_bytes = 0;
+};
+
 // In words, for people and for tests, such as "fused, 128 keys per block; delta by the first kernel; no workspace".
 std::string describe(const ForwardPlan& plan);
 std::string describe(const BackwardPlan& plan);
+std::string describe(const TangentPlan& plan);
 
 inline int64_t max_head_dim_sm80(attention::ElementType element) { return attention::is_16_bit(element) ? 512 : 256; }
 
@@ -174,6 +182,8 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& params, const Limi
 BackwardPlan plan_backward_sm80(const attention::BackwardParams& params, const Limits& limits);
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& params, const Limits& limits);
 BackwardPlan plan_backward_sm90(const attention::BackwardParams& params, const Limits& limits);
+// Of any GPU backend.
+TangentPlan plan_tangents(const attention::TangentParams& params, const Limits& limits);
 
 // All of them, whether or not a backend was built: a plan needs no GPU.
 struct Planner {

@@ -13,5 +13,7 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
                         cudaStream_t stream);
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream);
+// Forward mode, where the plan has a kernel.
+cudaError_t run_tangents(const attention::TangentParams& params, const plan::TangentPlan& plan, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm80

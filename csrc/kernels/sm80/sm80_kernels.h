@@ -13,6 +13,7 @@ namespace flash_attn_ext::sm80 {
 
 using plan::BackwardPlan;
 using plan::ForwardPlan;
+using plan::TangentPlan;
 
 template <class Element, int kHeadDim>
 cudaError_t forward(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
@@ -32,6 +33,10 @@ cudaError_t backward_dq(const BackwardParams& params, const BackwardPlan& plan, 
 // dQ, dK and dV in one kernel. 16-bit elements only.
 template <class Element>
 cudaError_t backward_fused(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+
+// Forward mode. bfloat16 and float32 only.
+template <class Element, int kHeadDim>
+cudaError_t tangents(const attention::TangentParams& params, const TangentPlan& plan, cudaStream_t stream);
 
 // What is summed of dS that is computed again.
 enum class DscoreSum {

@@ -1,0 +1,110 @@
+#include "host/tangents.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
+
+#include "host/allocate.h"
+#include "host/backends.h"
+#include "host/checks.h"
+#include "host/limits.h"
+#include "host/make_params.h"
+#include "host/readable.h"
+#include "host/report/range.h"
+#include "host/tensor_checks.h"
+
+#if FLASH_ATTN_EXT_WITH_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "kernels/sm80/sm80_backend.h"
+#endif
+
+namespace flash_attn_ext::host {
+namespace {
+
+#if FLASH_ATTN_EXT_WITH_CUDA
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+void check_tangent(const char* name, const OptionalTensor& tangent, at::IntArrayRef sizes, at::ScalarType dtype,
+                   const at::Tensor& q) {
+  if (!tangent) return;
+  check_holds_memory(name, tangent);
+  check_device(name, *tangent, q);
+  TORCH_CHECK(tangent->sizes() == sizes, name, " has shape ", tangent->sizes(), ", expected ", sizes);
+  TORCH_CHECK(tangent->scalar_type() == dtype, name, " has dtype ", dtype_name(tangent->scalar_type()), ", expected ",
+              dtype_name(dtype));
+}
+
+void check_tangents(const AttentionInputs& in, const TangentInputs& tangents) {
+  const at::ScalarType dtype = in.q.scalar_type();
+  at::DimVector out_sizes(in.q.sizes());
+  out_sizes.back() = in.head_dim_v();
+  check_tangent("out", tangents.out, out_sizes, dtype, in.q);
+  check_tangent("lse", tangents.lse, in.lse_sizes(), in.accumulate_type(), in.q);
+  check_tangent("q_tangent", tangents.q_tangent, in.q.sizes(), dtype, in.q);
+  check_tangent("k_tangent", tangents.k_tangent, in.k.sizes(), dtype, in.q);
+  check_tangent("v_tangent", tangents.v_tangent, in.v.sizes(), dtype, in.q);
+  TORCH_CHECK(!tangents.sink_tangent || in.sink, "sink_tangent is given, but the call has no sink; leave it out");
+  if (in.sink) check_tangent("sink_tangent", tangents.sink_tangent, in.sink->sizes(), in.accumulate_type(), in.q);
+}
+
+// Everything that is read, in a form that kernels can read.
+struct Readable {
+  InputCopies inputs;
+  OptionalTensor q_tangent, k_tangent, v_tangent, sink_tangent;
+  at::Tensor lse;
+};
+
+Readable make_readable(const Backend& backend, const AttentionInputs& in, const TangentInputs& tangents,
+                       attention::TangentParams& params) {
+  Readable readable = {.inputs = make_readable(backend, in, params)};
+  const auto matrix = [&](const char* name, const OptionalTensor& tangent, OptionalTensor& kept) {
+    if (tangent) kept = readable_matrix(backend, name, *tangent);
+    return kept ? matrix_view(*kept) : attention::MatrixView{};
+  };
+  params.q_tangent = matrix("q_tangent", tangents.q_tangent, readable.q_tangent);
+  params.k_tangent = matrix("k_tangent", tangents.k_tangent, readable.k_tangent);
+  params.v_tangent = matrix("v_tangent", tangents.v_tangent, readable.v_tangent);
+  readable.lse = readable_array("lse", tangents.lse);
+  params.lse = statistic_view(readable.lse);
+  params.out = matrix_view(tangents.out);
+  if (tangents.sink_tangent) {
+    readable.sink_tangent = readable_array("sink_tangent", *tangents.sink_tangent);
+    params.sink_tangent = readable.sink_tangent->const_data_ptr();
+  }
+  return readable;
+}
+
+#endif
+
+}  // namespace
+
+std::optional<std::array<at::Tensor, 2>> attention_tangents([[maybe_unused]] const AttentionInputs& in,
+                                                            [[maybe_unused]] const TangentInputs& tangents) {
+#if FLASH_ATTN_EXT_WITH_CUDA
+  if (!in.q.is_cuda() || !in.has_heads()) return std::nullopt;
+  check_in_memory(in);
+  check_inputs(in);
+  check_tangents(in, tangents);
+  const c10::OptionalDeviceGuard device_guard(in.q.device());
+  attention::TangentParams params;
+  static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
+  const plan::TangentPlan plan = plan::plan_tangents(params, limits_of(in.q.device()));
+  if (!plan.has_kernel) return std::nullopt;
+  const Backend& backend = choose_backend(in, params);
+  const Readable readable = make_readable(backend, in, tangents, params);
+  const std::array results = {empty_in_stride_order(tangents.out, tangents.out.sizes()),
+                              empty(in.lse_sizes(), in.accumulate_type(), in.q.device())};
+  params.out_tangent = matrix_view(results[0]);
+  params.lse_tangent = statistic_view(results[1]);
+  RECORD_FUNCTION(range_name("tangents", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
+  C10_CUDA_CHECK(sm80::run_tangents(params, plan, c10::cuda::getCurrentCUDAStream()));
+  return results;
+#else
+  return std::nullopt;
+#endif
+}
+
+}  // namespace flash_attn_ext::host

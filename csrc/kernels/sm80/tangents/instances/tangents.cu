@@ -1,0 +1,9 @@
+#include "kernels/sm80/tangents/launch.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+template cudaError_t tangents<__nv_bfloat16, 64>(const TangentParams&, const TangentPlan&, cudaStream_t);
+template cudaError_t tangents<__nv_bfloat16, 96>(const TangentParams&, const TangentPlan&, cudaStream_t);
+template cudaError_t tangents<__nv_bfloat16, 128>(const TangentParams&, const TangentPlan&, cudaStream_t);
+
+}  // namespace flash_attn_ext::sm80

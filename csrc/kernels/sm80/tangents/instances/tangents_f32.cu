@@ -1,0 +1,8 @@
+#include "kernels/sm80/tangents/launch.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+template cudaError_t tangents<float, 64>(const TangentParams&, const TangentPlan&, cudaStream_t);
+template cudaError_t tangents<float, 128>(const TangentParams&, const TangentPlan&, cudaStream_t);
+
+}  // namespace flash_attn_ext::sm80
