@@ -124,6 +124,8 @@ void define_fronts(py::module_& module) {
       .def("remove", &OperatorFront::remove, py::call_guard<py::gil_scoped_release>());
   module.def("operators_with_front", &operators_with_front, "Names of the operators that OperatorFront takes.");
   module.def("passes_of_fronts", &passes_of_fronts, "[forward, backward]: how many all fronts have run.");
+  module.def("recorded_backward_passes", &num_recorded_backward_passes,
+             "How many backward passes the nodes have run that forward passes left in autograd's graph.");
 }
 
 py::dict build_info() {

@@ -263,7 +263,11 @@ def operators_with_front() -> list[str]:
     """Names of the operators that OperatorFront takes, without "aten::"."""
 
 def passes_of_fronts() -> list[int]:
-    """[forward, backward]: how many passes all OperatorFronts of this process have run."""
+    """[forward, backward]: how many passes all OperatorFronts of this process have run. That of PyTorch's function
+    leaves the backward pass to a node of autograd's graph."""
+
+def recorded_backward_passes() -> int:
+    """How many backward passes those nodes have run in this process, and those of all other calls of this library."""
 
 def build_info() -> dict[str, str | list[str] | None]:
     """How the extension was built.

@@ -114,6 +114,7 @@ def test_modules_of_pytorch(training, installed, device):
     assert calls == [1]
 
 
+@pytest.mark.usefixtures("every_reason_is_new")
 def test_twice_changes_the_fallback(installed, device):
     flash_attn_ext.install_sdpa(fallback="torch")
     q, k, v = (t.to(torch.int32) for t in qkv(device))

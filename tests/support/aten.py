@@ -48,11 +48,16 @@ def on_device(device: str) -> Iterator[None]:
         library._destroy()
 
 
+def passes_of_cpp() -> tuple[int, int]:
+    forward, backward = _C.passes_of_fronts()
+    return forward, backward + _C.recorded_backward_passes()
+
+
 @contextlib.contextmanager
 def recorded() -> Iterator[list[str]]:
-    """ "forward" and "backward" for each pass of ours that an operator ran; those of C++ at the end."""
+    """ "forward" and "backward" for each pass of ours that an operator or PyTorch's function ran; those of C++ last."""
     passes: list[str] = []
-    before = _C.passes_of_fronts()
+    before = passes_of_cpp()
 
     def attention_forward(*arguments):
         passes.append("forward")
@@ -67,5 +72,5 @@ def recorded() -> Iterator[list[str]]:
         yield passes
     finally:
         operands._C = _C
-        for name, first, last in zip(("forward", "backward"), before, _C.passes_of_fronts(), strict=True):
+        for name, first, last in zip(("forward", "backward"), before, passes_of_cpp(), strict=True):
             passes += [name] * (last - first)

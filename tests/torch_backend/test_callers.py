@@ -326,7 +326,8 @@ def test_checkpoint(device):
     def run(q, k, v):
         return checkpoint(F.scaled_dot_product_attention, q, k, v, use_reentrant=False)
 
-    assert_ours(run, *qkv(device), passes=["forward", "forward", "backward"])
+    # The second forward pass, which checkpoint breaks off when autograd saves its tensors, is not counted.
+    assert_ours(run, *qkv(device), passes=["forward", "backward"])
 
 
 def test_inference_mode(device):

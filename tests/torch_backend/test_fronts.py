@@ -4,14 +4,18 @@ import contextlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.library import Library
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import flash_attn_ext
 from flash_attn_ext import _C
 from flash_attn_ext.integrations.torch_backend import switch
 from support import aten
 
 ATEN = torch.ops.aten
-FORWARDS = [name for name in _C.operators_with_front() if not name.endswith("backward")]
+FORWARDS = [name for name in _C.operators_with_front() if name.startswith("_") and not name.endswith("backward")]
 # Positional arguments after (query, key, value); the rest have defaults.
 PLAIN = {
     "_scaled_dot_product_flash_attention_for_cpu": (),
@@ -136,6 +140,99 @@ def test_a_front_whose_kernel_behind_is_gone():
     finally:
         front.remove()
         there._destroy()
+
+
+def function_inputs(device: str, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    dtype = dtype or (torch.float32 if device == "cpu" else torch.bfloat16)
+    return [torch.randn(2, 4, 37, 16, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("options", [{}, dict(is_causal=True), dict(scale=0.3), dict(enable_gqa=True)], ids=str)
+def test_pytorchs_function_is_taken_before_it_chooses(options, layout, device):
+    """With the results of our own entry, bit for bit, in the strides that PyTorch's operators declare."""
+    q, k, v = function_inputs(device)
+    if options.get("enable_gqa"):
+        k, v = (tensor.detach()[:, :2].clone().requires_grad_() for tensor in (k, v))
+    if layout == "bshd":
+        q, k, v = (t.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in (q, k, v))
+    expected = flash_attn_ext.scaled_dot_product_attention(q, k, v, **options)
+    gradients = torch.autograd.grad(expected.sum(), (q, k, v))
+    with aten.active():
+        before = _C.passes_of_fronts(), _C.recorded_backward_passes()
+        found = F.scaled_dot_product_attention(q, k, v, **options)
+        assert found.grad_fn.name() == "FlashAttentionFunctionBackward" and found.stride() == q.stride()
+        assert torch.equal(found, expected)
+        assert all(map(torch.equal, torch.autograd.grad(found.sum(), (q, k, v)), gradients))
+        assert _C.passes_of_fronts()[0] == before[0][0] + 1 and _C.recorded_backward_passes() == before[1] + 1
+        with torch.no_grad():
+            assert torch.equal(F.scaled_dot_product_attention(q, k, v, **options), expected)
+        with torch.inference_mode():
+            assert torch.equal(F.scaled_dot_product_attention(q, k, v, **options), expected)
+        assert _C.passes_of_fronts()[0] == before[0][0] + 3
+
+
+def test_float32_has_the_strides_of_efficient_attention(device):
+    q, k, v = function_inputs(device, torch.float32)
+    expected = F.scaled_dot_product_attention(q, k, v).stride()
+    with aten.active():
+        assert F.scaled_dot_product_attention(q, k, v).stride() == expected
+
+
+class Sees(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.operators.append(function.name())
+        return function(*args, **kwargs or {})
+
+
+def test_who_watches_sees_operators(device):
+    """Dispatch modes: FLOP counters, checkpoint policies, compilers."""
+    q, k, v = function_inputs(device)
+    with aten.active(), Sees() as mode:
+        F.scaled_dot_product_attention(q, k, v)
+    assert any("_scaled_dot_product_" in name for name in mode.operators)
+
+
+def test_pytorchs_choice_is_kept_where_there_is_one(device):
+    """A kind of kernel that is switched off, a mask, dropout: PyTorch chooses."""
+    q, k, v = function_inputs(device)
+    math = [SDPBackend.MATH]
+    fused = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if device == "cuda" else math
+    expected = F.scaled_dot_product_attention(q, k, v)
+    with aten.active(), aten.recorded() as passes, sdpa_kernel(math):
+        out = F.scaled_dot_product_attention(q, k, v)
+        assert "FlashAttentionFunction" not in out.grad_fn.name()
+    assert passes == []
+    torch.testing.assert_close(out, expected, rtol=3e-2, atol=3e-2)
+    with aten.active(), sdpa_kernel(fused):
+        assert "FlashAttentionFunction" not in F.scaled_dot_product_attention(q, k, v).grad_fn.name()
+    with aten.active():
+        mask = torch.ones(37, 37, dtype=torch.bool, device=device)
+        assert "FlashAttentionFunction" not in F.scaled_dot_product_attention(q, k, v, mask).grad_fn.name()
+        wide = torch.cat([v, v], dim=-1)
+        assert "FlashAttentionFunction" not in F.scaled_dot_product_attention(q, k, wide).grad_fn.name()
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(q, k[:, :3], v[:, :3])
+
+
+def test_double_backward_through_pytorchs_function(device):
+    """Which PyTorch's fused operators do not have."""
+    tensors = function_inputs(device, torch.float32)
+
+    def penalty(attend):
+        gradients = torch.autograd.grad(attend(*tensors).square().sum(), tensors, create_graph=True)
+        return torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), tensors)
+
+    with sdpa_kernel([SDPBackend.MATH]):
+        expected = penalty(F.scaled_dot_product_attention)
+    with aten.active():
+        found = penalty(F.scaled_dot_product_attention)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
 def test_refused():

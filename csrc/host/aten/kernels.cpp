@@ -1,7 +1,9 @@
 #include "host/aten/kernels.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <limits>
 #include <string>
@@ -10,6 +12,9 @@
 #include "host/allocate.h"
 #include "host/aten/layouts.h"
 #include "host/attention.h"
+#include "host/call/autograd.h"
+#include "host/call/operators.h"
+#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {
@@ -154,10 +159,47 @@ MaybeResults efficient_backward(Arguments a) {
                  at::Tensor()};
 }
 
+// Whether PyTorch would give a call without mask and dropout to a fused kernel, whichever it is: nobody has switched
+// one off, and the operands are what all of them take.
+bool goes_to_fused_kernel(const AttentionInputs& in, bool enable_gqa) {
+  constexpr int64_t kMostFusedHeadDim = 256;
+  constexpr int64_t kHeadDimMultiple = 8;
+  const at::Context& context = at::globalContext();
+  const bool on_gpu = in.q.is_cuda();
+  if (!on_gpu && !in.q.is_cpu()) return false;
+  if (!context.userEnabledFlashSDP()) return false;
+  if (on_gpu && !(context.userEnabledMemEfficientSDP() && context.userEnabledCuDNNSDP())) return false;
+  if (in.q.numel() == 0 || in.k.numel() == 0 || in.q.scalar_type() == at::kDouble) return false;
+  return in.k.size(1) == in.v.size(1) && (enable_gqa || in.q.size(1) == in.k.size(1)) &&
+         in.q.size(3) <= kMostFusedHeadDim && in.q.size(3) % kHeadDimMultiple == 0;
+}
+
+// Memory that kernels may read, and derivatives that nothing but autograd's node has to carry.
+bool are_plain(const AttentionInputs& in) {
+  const auto is_plain = [](const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && !tensor.is_nested() && holds_memory(tensor);
+  };
+  return !is_watched() && !is_transformed() && is_plain(in.q) && is_plain(in.k) && is_plain(in.v);
+}
+
+// PyTorch's function itself, before it chooses an operator. (query, key, value, attn_mask, dropout_p, is_causal, scale,
+// enable_gqa)
+MaybeResults scaled_dot_product_attention(Arguments a) {
+  if (is_given(a[3]) || a[4].toDouble() != 0) return std::nullopt;
+  const AttentionInputs in = problem_of(a, a[5].toBool() ? "top_left" : nullptr, a[6]);
+  if (!are_plain(in) || !have_equal_widths(in) || !goes_to_fused_kernel(in, a[7].toBool())) return std::nullopt;
+  const bool below_autograd = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+  const at::Tensor out = (below_autograd ? attention_forward : attention)(in, /*wants_lse=*/false).out;
+  // The strides of the operator that PyTorch would choose.
+  const bool as_efficient = in.q.is_cuda() && in.q.scalar_type() == at::kFloat;
+  return Results{as_efficient ? sequence_first(out) : as_like(out, in.q)};
+}
+
 }  // namespace
 
-const std::array<FrontKernel, 8>& front_kernels() {
-  static constexpr std::array<FrontKernel, 8> kKernels = {{
+const std::array<FrontKernel, 9>& front_kernels() {
+  static constexpr std::array<FrontKernel, 9> kKernels = {{
+      {"scaled_dot_product_attention", false, scaled_dot_product_attention},
       {"_scaled_dot_product_flash_attention_for_cpu", false, cpu_flash},
       {"_scaled_dot_product_flash_attention_for_cpu_backward", true, cpu_flash_backward},
       {"_scaled_dot_product_flash_attention", false, flash},

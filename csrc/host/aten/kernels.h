@@ -19,6 +19,6 @@ struct FrontKernel {
   OperatorKernelOfOurs run;
 };
 
-const std::array<FrontKernel, 8>& front_kernels();
+const std::array<FrontKernel, 9>& front_kernels();
 
 }  // namespace flash_attn_ext::host

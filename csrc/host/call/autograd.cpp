@@ -9,6 +9,7 @@
 #include <torch/version.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -22,6 +23,8 @@ namespace {
 using torch::autograd::collect_next_edges;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
+
+std::atomic<int64_t> num_backward_passes;
 
 std::optional<at::Tensor> if_defined(at::Tensor tensor) {
   return tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt;
@@ -47,6 +50,7 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
     const at::Tensor& dout = gradients[0];
     const at::Tensor& dlse = gradients[1];
     if (!dout.defined() && !dlse.defined()) return variable_list(num_outputs());
+    num_backward_passes.fetch_add(1, std::memory_order_relaxed);
     const AttentionInputs inputs = unpack_inputs();
     const BackwardInputs backward = unpack_backward(dout, dlse);
     // With create_graph, or under tangents, the operator computes them: it has a derivative.
@@ -152,5 +156,7 @@ ForwardOutputs attention(const AttentionInputs& in, bool wants_lse) {
   node->save(in, outputs);
   return outputs;
 }
+
+int64_t num_recorded_backward_passes() { return num_backward_passes.load(); }
 
 }  // namespace flash_attn_ext::host

@@ -10,4 +10,7 @@ namespace flash_attn_ext::host {
 // have a grad_fn. Keeps q, k, v, out, lse and what else was given, and nothing of size Sq x Sk of its own.
 ForwardOutputs attention(const AttentionInputs& inputs, bool wants_lse);
 
+// How many backward passes of these calls this process has run.
+int64_t num_recorded_backward_passes();
+
 }  // namespace flash_attn_ext::host

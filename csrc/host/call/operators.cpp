@@ -1,7 +1,9 @@
 #include "host/call/operators.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include "host/call/fields.h"
@@ -10,6 +12,13 @@
 namespace flash_attn_ext::host {
 
 bool is_watched() { return c10::impl::TorchDispatchModeTLS::any_modes_set() || torch::jit::tracer::isTracing(); }
+
+bool is_transformed() {
+  const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
+  return included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+         torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+}
 
 bool hold_memory(const AttentionInputs& in, const BackwardInputs& backward) {
   return !is_watched() && holds_memory(in.q) && holds_memory(in.k) && holds_memory(in.v) &&

@@ -10,6 +10,9 @@ namespace flash_attn_ext::host {
 // Whether a dispatch mode or the tracer has to see what is called.
 bool is_watched();
 
+// Whether tensors that do not require grad may carry a derivative: under torch.func, or in forward mode.
+bool is_transformed();
+
 // Whether a kernel may read what the backward pass gets: memory behind each tensor, while nothing watches.
 bool hold_memory(const AttentionInputs& inputs, const BackwardInputs& backward);
 

@@ -3,7 +3,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "host/call/fields.h"
@@ -29,14 +28,6 @@ bool is_dense_4d(const at::Tensor& tensor) {
 bool is_autocast_enabled(const at::Tensor& tensor) {
   const c10::DispatchKey key = tensor.is_cuda() ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
   return !c10::impl::tls_is_dispatch_key_excluded(key);
-}
-
-// Tensors that do not require grad may carry a derivative then.
-bool is_transformed() {
-  const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
-  return included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
-         included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
-         torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
 }
 
 bool are_canonical(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {

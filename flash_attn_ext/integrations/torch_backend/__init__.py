@@ -10,8 +10,9 @@
 While it is active, the aten operators of flash, cuDNN and efficient attention on CUDA, that of flash attention on the
 CPU, and their backward passes run here, for every thread and whoever calls them: C++, TorchScript, PyTorch's
 transformer modules, compiled and exported graphs that hold them, nested tensors of layout torch.jagged,
-``varlen_attn``, DTensor, context parallelism. PyTorch still chooses which operator a call of
-``F.scaled_dot_product_attention`` becomes, and what no fused operator takes becomes its unfused path and never arrives.
+``varlen_attn``, DTensor, context parallelism. A plain call of ``F.scaled_dot_product_attention`` is taken before
+PyTorch chooses an operator; of other calls PyTorch still chooses which operator they become, and what no fused operator
+takes becomes its unfused path and never arrives.
 
 A call that this library cannot take goes to the kernel that was there before, with one warning for each reason.
 

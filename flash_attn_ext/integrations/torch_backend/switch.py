@@ -52,6 +52,11 @@ OVERRIDES = tuple(
     if hasattr(torch.ops.aten, operator)  # some are newer than the oldest PyTorch that the library takes
 )
 
+# PyTorch's function before it chooses one of those operators; ours has a kernel of C++ alone. Keys of autograd come
+# first: with a kernel for the device alone, PyTorch would take the function for one without a derivative.
+FUNCTION = "scaled_dot_product_attention"
+_FUNCTION_KEYS = ("AutogradCUDA", "CUDA", "AutogradCPU", "CPU")
+
 # Kernels of Python that have one of C++ in front of them (csrc/host/aten/), which takes most calls.
 _WITH_FRONT = frozenset(
     kernels[operator] for kernels in (_CUDA, _CPU) for operator in _C.operators_with_front() if operator in kernels
@@ -100,6 +105,8 @@ def _replace() -> None:
                 # A PyTorch that was built without this kind of device has no kernel.
                 if override.key == key and torch._C._dispatch_has_kernel_for_dispatch_key(_name(override), key):
                     _put_in_place(override, _libraries[-1])
+        for key in _FUNCTION_KEYS:
+            _put_front(FUNCTION, key)
     except BaseException:
         _restore()
         raise
@@ -119,8 +126,12 @@ def _put_in_place(override: Override, library: Library) -> None:
         library.impl(override.operator, _with_fallback(override), allow_override=True)
     _ever_in_place.append(torch.library.get_kernel(_name(override), override.key))
     if override.kernel in _WITH_FRONT:
-        _fronts.append(_C.OperatorFront(override.operator, override.key))
-        _ever_in_place.append(torch.library.get_kernel(_name(override), override.key))
+        _put_front(override.operator, override.key)
+
+
+def _put_front(operator: str, key: str) -> None:
+    _fronts.append(_C.OperatorFront(operator, key))
+    _ever_in_place.append(torch.library.get_kernel(f"aten::{operator}", key))
 
 
 def _name(override: Override) -> str:
