@@ -1,6 +1,6 @@
 """Times double backward and forward mode beside PyTorch's MATH backend, the one that has them.
 
-    python benchmarks/derivatives.py                     # on a GPU: S 1024, 4096 and 16384, in bfloat16 and float32
+    python benchmarks/derivatives.py                     # on a GPU: S 1024, 4096 and 16384, in 16 bits and float32
     python benchmarks/derivatives.py --device cpu        # smaller ones, in float32
 
 A row is one problem: milliseconds of ours and of MATH (the median of several runs), their ratio, and the peak of
@@ -98,7 +98,7 @@ def _seconds(call: Callable, device: str) -> float:
 
 
 def rows(device: str) -> list[tuple[str, Callable, Problem]]:
-    dtypes = (torch.bfloat16, torch.float32) if device == "cuda" else (torch.float32,)
+    dtypes = (torch.bfloat16, torch.float16, torch.float32) if device == "cuda" else (torch.float32,)
     short, middle, long = (1024, 4096, 16384) if device == "cuda" else (256, 512, 1024)
     heads = 16 if device == "cuda" else 2
     found = []

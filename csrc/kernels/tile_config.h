@@ -140,7 +140,7 @@ constexpr QueryStationaryTile backward_dq_tile(int element_bytes, int head_dim, 
   return {.queries = 32, .keys = 16, .warps = 2, .columns = 256};
 }
 
-// Which kernels of forward mode there are, in bfloat16 and float32.
+// Which kernels of forward mode there are.
 constexpr bool has_tangent_kernel(int element_bytes, int head_dim) {
   return element_bytes == 4 ? head_dim == 64 || head_dim == 128 : head_dim <= 256;
 }

@@ -17,13 +17,13 @@ from support.derivatives.second_order import directions, jvp, ours, reference
 from support.errors import compare
 from support.graphs import captured
 from support.packed import cu_seqlens
-from support.params import computes_in, over_cases, over_dtypes
+from support.params import over_cases, over_dtypes
 from support.plans import DEFAULTS
 from support.runners import poisoned_memory
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
-WITH_KERNEL = (torch.bfloat16, torch.float32)
+WITH_KERNEL = (torch.bfloat16, torch.float16, torch.float32)
 # Around the edges of tiles of 64 and 128 queries and of 32 and 64 keys.
 LENGTHS = [(1, 1), (1, 300), (63, 64), (64, 63), (65, 65), (127, 33), (128, 128), (129, 97), (192, 31), (300, 1)]
 HEAD_DIMS = [(1, 1), (40, 40), (64, 64), (72, 72), (96, 96), (100, 128), (128, 128), (128, 20)]
@@ -62,10 +62,10 @@ def test_error_rule(case, dtype, gpu):
     check(case, dtype, gpu)
 
 
-@computes_in(torch.bfloat16)
+@over_dtypes((torch.bfloat16, torch.float16))
 @over_cases([Case(sq=70, sk=101, d=d, dv=dv, causal="bottom_right") for d, dv in WIDE])
-def test_wide_heads(case, gpu):
-    check(case, torch.bfloat16, gpu)
+def test_wide_heads(case, dtype, gpu):
+    check(case, dtype, gpu)
 
 
 def problem(dtype=torch.bfloat16, d=64, **options):
@@ -85,7 +85,6 @@ def tangents_of(call, **tangents):
 
 
 WITHOUT = [
-    dict(dtype=torch.float16),
     dict(dtype=torch.float64),
     dict(d=264),
     dict(dtype=torch.float32, d=136),
@@ -114,6 +113,21 @@ def test_absent_tangents_are_zeros(given, dtype):
     zeros = {name: torch.zeros_like(tangent) for name, tangent in drawn.items()}
     for found, expected in zip(tangents_of(call, **some), tangents_of(call, **zeros | some), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("later", "factor"), [(1.0, 2.0**-12), (1.0, 2.0**6), (1.0, 2.0**13), (2.0**6, 2.0**7)])
+def test_products_beyond_float16(later, factor):
+    """P S' beyond its largest number, in all tiles or, by the factor `later`, in later ones; or so small that it would
+    lose digits. O' is within range. Everything is linear in the tangents."""
+    call = problem(torch.float16, scale=1.0)
+    call = call._replace(v=call.v * 2.0**-12)
+    tangents = {f"{name}_tangent": torch.randn_like(getattr(call, name)) for name in ("q", "k")}
+    tangents["k_tangent"][:, :, 64:] *= later
+    expected = [result.double() for result in tangents_of(call, **tangents)]
+    found = tangents_of(call, **{name: tangent * factor for name, tangent in tangents.items()})
+    tolerance = float(2e-3 * expected[0].abs().max()) + 2.0**-24 / factor  # of what results are rounded to
+    torch.testing.assert_close(found[0].double() / factor, expected[0], rtol=4e-3, atol=tolerance)
+    torch.testing.assert_close(found[1].double() / factor, expected[1], rtol=2e-3, atol=2e-2)
 
 
 @over_dtypes(WITH_KERNEL)

@@ -172,6 +172,12 @@ def test_pytorchs_function_is_taken_before_it_chooses(options, layout, device):
         assert _C.passes_of_fronts()[0] == before[0][0] + 3
 
 
+def test_the_function_has_the_arguments_that_ours_reads():
+    arguments = ATEN.scaled_dot_product_attention.default._schema.arguments
+    names = ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
+    assert [argument.name for argument in arguments] == names
+
+
 def test_float32_has_the_strides_of_efficient_attention(device):
     q, k, v = function_inputs(device, torch.float32)
     expected = F.scaled_dot_product_attention(q, k, v).stride()

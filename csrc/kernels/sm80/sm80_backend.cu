@@ -219,16 +219,15 @@ cudaError_t run_backward(const attention::BackwardParams& params, const Backward
 }
 
 cudaError_t run_tangents(const attention::TangentParams& params, const plan::TangentPlan& plan, cudaStream_t stream) {
-  const auto run = [&](auto element) {
-    using Element = decltype(element);
+  return with_element(params.element, /*tf32=*/false, [&](auto element) {
+    using Element = std::conditional_t<sizeof(element) == 4, float, decltype(element)>;
     return with_head_dim<Element>(plan.head_dim, [&](auto head_dim) {
       if constexpr (has_tangent_kernel(sizeof(Element), head_dim())) {
         return tangents<Element, head_dim()>(params, plan, stream);
       }
       return cudaErrorInvalidValue;
     });
-  };
-  return params.element == attention::ElementType::kFloat32 ? run(float{}) : run(__nv_bfloat16{});
+  });
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -34,7 +34,7 @@ cudaError_t backward_dq(const BackwardParams& params, const BackwardPlan& plan, 
 template <class Element>
 cudaError_t backward_fused(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
 
-// Forward mode. bfloat16 and float32 only.
+// Forward mode.
 template <class Element, int kHeadDim>
 cudaError_t tangents(const attention::TangentParams& params, const TangentPlan& plan, cudaStream_t stream);
 

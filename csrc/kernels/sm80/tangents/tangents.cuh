@@ -36,6 +36,8 @@ struct TangentKernel {
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   static constexpr bool kTakesTurns = kTile.stages == 1;
+  // P S' may be larger than the largest number of the type, and P of a long row less than its smallest normal one.
+  static constexpr bool kFitsRange = std::is_same_v<Element, __half>;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Output = tile::Accumulator<kRowsPerWarp / 16, kHeadDim / 8>;
@@ -60,6 +62,7 @@ struct TangentKernel {
   float lse_tangent[Scores::kThreadRows];  // this thread's part, as the next
   float rounded_sum[Scores::kThreadRows];  // of P S' as it multiplies V
   Output out_tangent;
+  int unit = kFitsRange ? kLargestUnit : 0;  // out_tangent and rounded_sum are times 2^unit; the same in a warp
 
   // Returns whether a NaN came out.
   __device__ __forceinline__ bool run() {
@@ -176,7 +179,6 @@ struct TangentKernel {
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
       float sum = 0.0f;  // of this tile alone: beside a long row's sum, single terms would be rounded away
-      float rounded = 0.0f;
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
@@ -188,12 +190,39 @@ struct TangentKernel {
           tangents.at(r, j, e) = hidden ? 0.0f : weighted;
           sum += tangents.at(r, j, e);
         }
-        rounded += sum_as_rounded(tangents.at(r, j, 0), tangents.at(r, j, 1));
       }
       lse_tangent[r] += sum;
-      rounded_sum[r] += rounded;
+    }
+    if constexpr (kFitsRange) fit_range(scores, tangents);
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) sum += sum_as_rounded(tangents.at(r, j, 0), tangents.at(r, j, 1));
+      rounded_sum[r] += sum;
     }
   }
+
+  // Multiplies P and P S' by the largest power of two, up to that of a P of 1, that keeps those of all tiles so far in
+  // range.
+  __device__ __forceinline__ void fit_range(Scores& scores, Scores& tangents) {
+    float largest = 0.0f;
+    for_each_element<Scores>(
+        [&](int r, int, int j, int e, int) { largest = fmaxf(largest, fabsf(tangents.at(r, j, e))); });
+    const auto exponent = static_cast<int>(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(largest)) >> 23) - 127;
+    const int fitting = kLargestUnit - exponent;
+    if (fitting < unit && exponent < 128) {  // an infinite one fits nothing
+      const float factor = power_of_two(fitting - unit);
+      out_tangent.scale(factor);
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) rounded_sum[r] *= factor;
+      unit = fitting;
+    }
+    scores.scale(power_of_two(unit));
+    tangents.scale(power_of_two(unit));
+  }
+  static constexpr int kLargestUnit = 14;
+  __device__ __forceinline__ static float power_of_two(int exponent) { return exp2f(static_cast<float>(exponent)); }
 
   __device__ __forceinline__ static float sum_as_rounded(float low, float high) {
     if constexpr (sizeof(Element) == 4) {
@@ -213,13 +242,14 @@ struct TangentKernel {
       if (p.sink_tangent != nullptr) {
         const float part = common::sink_part(p, item.head, saved_lse(r));
         lse_tangent[r] += part;
-        rounded_sum[r] += part;
+        rounded_sum[r] += kFitsRange ? part * power_of_two(unit) : part;
       }
       subtract_output(r);
       if (tile::lane() % 4 == 0) {
         *p.lse_tangent.at<float>(item.sequence.batch, item.head, row(r)) = lse_tangent[r];
       }
     }
+    if constexpr (kFitsRange) out_tangent.scale(power_of_two(-unit));
     const int first_row = tile::warp() * kRowsPerWarp;
     const int64_t first = first_warp_query();
     store_rows<Element>(

@@ -1,0 +1,11 @@
+#include "kernels/sm80/tangents/launch.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+template cudaError_t tangents<__half, 64>(const TangentParams&, const TangentPlan&, cudaStream_t);
+template cudaError_t tangents<__half, 96>(const TangentParams&, const TangentPlan&, cudaStream_t);
+template cudaError_t tangents<__half, 128>(const TangentParams&, const TangentPlan&, cudaStream_t);
+template cudaError_t tangents<__half, 192>(const TangentParams&, const TangentPlan&, cudaStream_t);
+template cudaError_t tangents<__half, 256>(const TangentParams&, const TangentPlan&, cudaStream_t);
+
+}  // namespace flash_attn_ext::sm80
