@@ -10,13 +10,13 @@
 #include "host/call/direct_calls.h"
 #include "host/call/fields.h"
 #include "host/call/python_call.h"
+#include "host/derivatives/plain_tiles.h"
+#include "host/derivatives/tangents.h"
 #include "host/make_params.h"
-#include "host/plain_tiles.h"
 #include "host/report/build_info.h"
 #include "host/report/explain.h"
 #include "host/report/inspect.h"
 #include "host/report/log.h"
-#include "host/tangents.h"
 
 namespace py = pybind11;
 

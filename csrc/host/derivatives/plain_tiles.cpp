@@ -1,4 +1,4 @@
-#include "host/plain_tiles.h"
+#include "host/derivatives/plain_tiles.h"
 
 #include <c10/util/Exception.h>
 

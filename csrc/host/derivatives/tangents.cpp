@@ -1,4 +1,4 @@
-#include "host/tangents.h"
+#include "host/derivatives/tangents.h"
 
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
