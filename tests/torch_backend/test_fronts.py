@@ -223,6 +223,10 @@ def test_pytorchs_choice_is_kept_where_there_is_one(device):
         assert "FlashAttentionFunction" not in F.scaled_dot_product_attention(q, k, wide).grad_fn.name()
         with pytest.raises(RuntimeError):
             F.scaled_dot_product_attention(q, k[:, :3], v[:, :3])
+        if device == "cuda":  # efficient attention, the only one that takes float32, has no grouped heads
+            q, k, v = (tensor.float() for tensor in (q, k[:, :2], v[:, :2]))
+            out = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            assert "FlashAttentionFunction" not in out.grad_fn.name()
 
 
 def test_double_backward_through_pytorchs_function(device):

@@ -159,6 +159,9 @@ MaybeResults efficient_backward(Arguments a) {
                  at::Tensor()};
 }
 
+// What only efficient attention takes, which has no grouped heads.
+bool is_for_efficient(const at::Tensor& q) { return q.is_cuda() && q.scalar_type() == at::kFloat; }
+
 // Whether PyTorch would give a call without mask and dropout to a fused kernel, whichever it is: nobody has switched
 // one off, and the operands are what all of them take.
 bool goes_to_fused_kernel(const AttentionInputs& in, bool enable_gqa) {
@@ -170,7 +173,8 @@ bool goes_to_fused_kernel(const AttentionInputs& in, bool enable_gqa) {
   if (!context.userEnabledFlashSDP()) return false;
   if (on_gpu && !(context.userEnabledMemEfficientSDP() && context.userEnabledCuDNNSDP())) return false;
   if (in.q.numel() == 0 || in.k.numel() == 0 || in.q.scalar_type() == at::kDouble) return false;
-  return in.k.size(1) == in.v.size(1) && (enable_gqa || in.q.size(1) == in.k.size(1)) &&
+  const bool may_group = enable_gqa && !is_for_efficient(in.q);
+  return in.k.size(1) == in.v.size(1) && (may_group || in.q.size(1) == in.k.size(1)) &&
          in.q.size(3) <= kMostFusedHeadDim && in.q.size(3) % kHeadDimMultiple == 0;
 }
 
@@ -190,9 +194,7 @@ MaybeResults scaled_dot_product_attention(Arguments a) {
   if (!are_plain(in) || !have_equal_widths(in) || !goes_to_fused_kernel(in, a[7].toBool())) return std::nullopt;
   const bool below_autograd = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
   const at::Tensor out = (below_autograd ? attention_forward : attention)(in, /*wants_lse=*/false).out;
-  // The strides of the operator that PyTorch would choose.
-  const bool as_efficient = in.q.is_cuda() && in.q.scalar_type() == at::kFloat;
-  return Results{as_efficient ? sequence_first(out) : as_like(out, in.q)};
+  return Results{is_for_efficient(in.q) ? sequence_first(out) : as_like(out, in.q)};
 }
 
 }  // namespace

@@ -27,27 +27,27 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-void check_tangent(const char* name, const OptionalTensor& tangent, at::IntArrayRef sizes, at::ScalarType dtype,
-                   const at::Tensor& q) {
-  if (!tangent) return;
-  check_holds_memory(name, tangent);
-  check_device(name, *tangent, q);
-  TORCH_CHECK(tangent->sizes() == sizes, name, " has shape ", tangent->sizes(), ", expected ", sizes);
-  TORCH_CHECK(tangent->scalar_type() == dtype, name, " has dtype ", dtype_name(tangent->scalar_type()), ", expected ",
-              dtype_name(dtype));
+void check_tensor(const char* name, const OptionalTensor& tensor, at::IntArrayRef sizes, at::ScalarType dtype,
+                  const at::Tensor& q) {
+  if (!tensor) return;
+  check_holds_memory(name, tensor);
+  check_device(name, *tensor, q);
+  TORCH_CHECK(tensor->sizes() == sizes, name, " has shape ", tensor->sizes(), ", expected ", sizes);
+  TORCH_CHECK(tensor->scalar_type() == dtype, name, " has dtype ", dtype_name(tensor->scalar_type()), ", expected ",
+              dtype_name(dtype), "; cast with ", name, ".to(torch.", dtype_name(dtype), ")");
 }
 
 void check_tangents(const AttentionInputs& in, const TangentInputs& tangents) {
   const at::ScalarType dtype = in.q.scalar_type();
   at::DimVector out_sizes(in.q.sizes());
   out_sizes.back() = in.head_dim_v();
-  check_tangent("out", tangents.out, out_sizes, dtype, in.q);
-  check_tangent("lse", tangents.lse, in.lse_sizes(), in.accumulate_type(), in.q);
-  check_tangent("q_tangent", tangents.q_tangent, in.q.sizes(), dtype, in.q);
-  check_tangent("k_tangent", tangents.k_tangent, in.k.sizes(), dtype, in.q);
-  check_tangent("v_tangent", tangents.v_tangent, in.v.sizes(), dtype, in.q);
+  check_tensor("out", tangents.out, out_sizes, dtype, in.q);
+  check_tensor("lse", tangents.lse, in.lse_sizes(), in.accumulate_type(), in.q);
+  check_tensor("q_tangent", tangents.q_tangent, in.q.sizes(), dtype, in.q);
+  check_tensor("k_tangent", tangents.k_tangent, in.k.sizes(), dtype, in.q);
+  check_tensor("v_tangent", tangents.v_tangent, in.v.sizes(), dtype, in.q);
   TORCH_CHECK(!tangents.sink_tangent || in.sink, "sink_tangent is given, but the call has no sink; leave it out");
-  if (in.sink) check_tangent("sink_tangent", tangents.sink_tangent, in.sink->sizes(), in.accumulate_type(), in.q);
+  if (in.sink) check_tensor("sink_tangent", tangents.sink_tangent, in.sink->sizes(), in.accumulate_type(), in.q);
 }
 
 // Everything that is read, in a form that kernels can read.

@@ -175,8 +175,6 @@ std::string describe(const BackwardPlan& plan) {
   return words.str();
 }
 
-std::string describe(const TangentPlan& plan) {
-  return plan.has_kernel ? "one kernel, head dim " + std::to_string(plan.head_dim) : "tiles as PyTorch operations";
-}
+std::string describe(const TangentPlan& plan) { return "one kernel, head dim " + std::to_string(plan.head_dim); }
 
 }  // namespace flash_attn_ext::plan

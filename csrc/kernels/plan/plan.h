@@ -170,7 +170,7 @@ struct TangentPlan {
 // In words, for people and for tests, such as "fused, 128 keys per block; delta by the first kernel; no workspace".
 std::string describe(const ForwardPlan& plan);
 std::string describe(const BackwardPlan& plan);
-std::string describe(const TangentPlan& plan);
+std::string describe(const TangentPlan& plan);  // that has a kernel
 
 inline int64_t max_head_dim_sm80(attention::ElementType element) { return attention::is_16_bit(element) ? 512 : 256; }
 
