@@ -56,6 +56,13 @@ struct AppendParams {
   MatrixView v_new;
   MatrixView q;
   MatrixView q_rotated;  // written where rotary.present(): (batch, num_heads_q, num_queries, head_dim_qk)
+
+  FLASH_HOST_DEVICE bool present() const { return cache.num_new > 0; }
+};
+
+// A forward pass, and what goes into its cache before it, if anything does. q is the rotated one then.
+struct AppendingForwardParams : ForwardParams {
+  AppendParams append;
 };
 
 }  // namespace flash_attn_ext::attention

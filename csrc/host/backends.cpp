@@ -14,7 +14,6 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "kernels/common/append_kv.h"
 #include "kernels/sm80/sm80_backend.h"
 #endif
 #if FLASH_ATTN_EXT_WITH_SM90
@@ -30,7 +29,8 @@ void cpu_reasons(const attention::AttentionParams&, at::Device device, Reasons& 
       [&] { return "it reads CPU memory, and the tensors are on " + device.str() + "; move them with .cpu()"; });
 }
 
-void cpu_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void*) {
+void cpu_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void*) {
+  if (params.append.present()) cpu::append_kv(params.append);
   cpu::forward(params, plan.keys_per_part);
 }
 
@@ -96,11 +96,7 @@ bool sm80_readable(const at::Tensor& operand) {
   return true;
 }
 
-void gpu_append(const attention::AppendParams& params) {
-  C10_CUDA_CHECK(common::append_kv(params, c10::cuda::getCurrentCUDAStream()));
-}
-
-void sm80_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
+void sm80_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
   C10_CUDA_CHECK(sm80::run_forward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
 }
 
@@ -142,7 +138,7 @@ void sm90_reasons(const attention::AttentionParams& params, at::Device device, R
   add_stride_reasons(reasons, "v", params.v, packed ? lengths.total_k : lengths.max_seqlen_k);
 }
 
-void sm90_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
+void sm90_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
   if (plan.kernel != plan::ForwardKernel::kWarpSpecialised) return sm80_forward(params, plan, workspace);
   C10_CUDA_CHECK(sm90::run_forward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
 }
@@ -184,7 +180,6 @@ const std::vector<Backend>& backends() {
      .readable = sm80_readable,
      .plan_forward = plan::plan_forward_sm90,
      .plan_backward = plan::plan_backward_sm90,
-     .append = gpu_append,
      .forward = sm90_forward,
      .backward = sm90_backward},
 #endif
@@ -194,7 +189,6 @@ const std::vector<Backend>& backends() {
      .readable = sm80_readable,
      .plan_forward = plan::plan_forward_sm80,
      .plan_backward = plan::plan_backward_sm80,
-     .append = gpu_append,
      .forward = sm80_forward,
      .backward = sm80_backward},
 #endif
@@ -203,7 +197,6 @@ const std::vector<Backend>& backends() {
      .readable = cpu_readable,
      .plan_forward = plan::plan_forward_cpu,
      .plan_backward = plan::plan_backward_cpu,
-     .append = cpu::append_kv,
      .forward = cpu_forward,
      .backward = cpu_backward},
   };

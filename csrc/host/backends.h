@@ -20,11 +20,9 @@ struct Backend {
   bool (*readable)(const at::Tensor& operand);
   plan::ForwardPlan (*plan_forward)(const attention::ForwardParams& params, const plan::Limits& limits);
   plan::BackwardPlan (*plan_backward)(const attention::BackwardParams& params, const plan::Limits& limits);
-  // All work on the current device and stream. This one, before a forward pass with a cache that has new keys: they go
-  // into it, and they and q are rotated.
-  void (*append)(const attention::AppendParams& params);
-  // Both passes, as the plan says, in plan.workspace.bytes of memory.
-  void (*forward)(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace);
+  // Both passes, as the plan says, in plan.workspace.bytes of memory. All work on the current device and stream. New
+  // keys go into their cache first, and they and q are rotated.
+  void (*forward)(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace);
   void (*backward)(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace);
 };
 

@@ -33,12 +33,12 @@ ForwardOutputs allocate_outputs(const AttentionInputs& in, bool wants_lse) {
   return outputs;
 }
 
-void run_forward(const Backend& backend, attention::ForwardParams& params, const ForwardOutputs& outputs) {
+void run_forward(const Backend& backend, attention::AppendingForwardParams& params, const ForwardOutputs& outputs) {
   params.out = matrix_view(outputs.out);
   params.lse = statistic_view(outputs.lse);
   params.lse_residual = statistic_view(outputs.lse_residual);
   const int64_t lse_bytes = plan::statistic_bytes(params);
-  if (lse_bytes == 0) return;
+  if (lse_bytes == 0 && !params.append.present()) return;
   const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));
   RECORD_FUNCTION(range_name("forward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{},
                   node_number());
@@ -55,7 +55,7 @@ ForwardOutputs attention_forward(const AttentionInputs& in, bool wants_lse) {
   check_in_memory(in);
   check_inputs(in);
   const c10::OptionalDeviceGuard guard(in.q.device());
-  attention::ForwardParams params;
+  attention::AppendingForwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
   const Backend& backend = choose_backend(in, params);
   const InputCopies copies = make_readable(backend, in, params);

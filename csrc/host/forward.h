@@ -1,7 +1,7 @@
 // The parts of a forward pass that calls with and without a cache share.
 #pragma once
 
-#include "attention/params.h"
+#include "attention/append.h"
 #include "host/backends.h"
 #include "host/call/inputs.h"
 
@@ -11,6 +11,6 @@ namespace flash_attn_ext::host {
 ForwardOutputs allocate_outputs(const AttentionInputs& inputs, bool wants_lse);
 
 // Plans the pass, allocates its workspace and runs it, into the outputs. `params` needs all but these.
-void run_forward(const Backend& backend, attention::ForwardParams& params, const ForwardOutputs& outputs);
+void run_forward(const Backend& backend, attention::AppendingForwardParams& params, const ForwardOutputs& outputs);
 
 }  // namespace flash_attn_ext::host

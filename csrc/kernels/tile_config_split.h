@@ -108,6 +108,12 @@ constexpr SplitKind split_kind(int element_bytes, int head_dim, int64_t rows, bo
   return kind;
 }
 
+// Which kernels put new keys into a cache themselves: those that have registers for it. Before the others runs
+// common/append_kv.h.
+constexpr bool appends_keys(int element_bytes, SplitKind kind) { return element_bytes == 2 && !is_extended(kind); }
+// Up to so many rows of k_new, v_new and q: with more of them, a launch of its own is a small part of the call.
+inline constexpr int64_t kAppendedRows = 4096;
+
 // Head dims that it is compiled for; the tail of a smaller one is zeros.
 constexpr int split_head_dim_bucket(int element_bytes, int64_t head_dim) {
   if (head_dim <= 64) return 64;

@@ -52,6 +52,23 @@ def test_forward(case, dtype, gpu):
 
 
 @over_dtypes()
+@over_cases([Case(sq=140, sk=270, d=d, batch=3, mask="b11k") for d in (64, 128)])
+def test_other_padding(case, dtype, gpu):
+    """Which entries have padding, and which a mask of another kind, is found by each replay."""
+    inputs = make_inputs(case, dtype, "cuda")
+    tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS}
+    key = torch.arange(case.sk, device="cuda")
+    rows = [key < 200, key >= 99, key % 3 != 0, key < 0]
+    with torch.no_grad():
+        graph, (out, lse) = captured(lambda: call_ours(inputs, tensors, gpu))
+        for first in range(len(rows)):
+            inputs.mask.copy_(torch.stack([rows[(first + b) % len(rows)] for b in range(3)])[:, None, None])
+            graph.replay()
+            expected = call_ours(inputs, tensors, gpu)
+            assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
+@over_dtypes()
 @over_cases(CASES)
 def test_forward_and_backward(case, dtype, gpu):
     inputs = make_inputs(case, dtype, "cuda")

@@ -60,6 +60,7 @@ SHAPES = [
         (33, 1, 2, 2, 40, None),
         (256, 256, 4, 2, 64, 64),
         (256, 0, 2, 1, 128, None),
+        (256, 256, 8, 4, 64, 48),  # so many rows that a GPU appends them in a launch of their own
     )
 ] + [
     CacheCase((50, 31), new=3, base=decode(sq=3, d=40, dv=72)),
@@ -95,6 +96,16 @@ ROTARY = [
         (3, 64, False, None, decode(sq=6, causal=None, window=(9, 9))),
         (2, 72, True, 48, decode(sq=1, d=72, dv=64)),
         (4, 6, False, None, decode(sq=4, d=40)),
+    )
+] + [
+    CacheCase(
+        (60, 0, 17),
+        new=200,
+        capacity=272,
+        page_size=16,
+        rotary_dim=64,
+        interleaved=True,
+        base=decode(sq=200, heads=8, kv_heads=4),
     )
 ]
 

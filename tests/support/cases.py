@@ -40,6 +40,7 @@ class Case:
     bias_float32: bool = False  # a float32 bias beside 16-bit q, k, v
     mask: str | None = None
     mask_keep: float = 0.7
+    padding: bool = False  # the mask leaves an interval of the keys, in each of its rows
     alibi: str | None = None  # "h" or "bh"
     sink: bool = False
     dropout_p: float = 0.0
@@ -120,6 +121,17 @@ class Inputs:
         }
 
 
+def intervals(numbers: torch.Tensor) -> torch.Tensor:
+    """A mask that leaves some neighbouring keys, two or more, whose ends follow from the first numbers of each row."""
+    keys = numbers.shape[-1]
+    position = torch.arange(keys, device=numbers.device)
+    begin = (numbers[..., :1] * (keys - 1)).floor()
+    # Padding at one end only is the most common.
+    begin = torch.where(numbers[..., :1] < 0.3, 0, begin)
+    end = begin + 2 + (numbers[..., -1:] * 2 * keys).floor()
+    return (position >= begin) & (position < end)
+
+
 def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0, draw_on: str = "cpu") -> Inputs:
     """Drawn on the CPU in float64 from one seeded generator, so that every dtype and device rounds the same numbers.
 
@@ -148,7 +160,8 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int =
     if case.bias is not None:
         inputs.bias = normal(*case.pattern_shape(case.bias), to=accumulate if case.bias_float32 else dtype)
     if case.mask is not None:
-        inputs.mask = (uniform(*case.pattern_shape(case.mask)) < case.mask_keep).to(device)
+        numbers = uniform(*case.pattern_shape(case.mask))
+        inputs.mask = (intervals(numbers) if case.padding else numbers < case.mask_keep).to(device)
     if case.alibi is not None:
         shape = (h,) if case.alibi == "h" else (b, h)
         inputs.alibi_slopes = (uniform(*shape) * 0.3 + 0.01).to(device=device, dtype=accumulate)

@@ -1,5 +1,5 @@
-"""Which backward kernels run where a boolean mask's visits are listed (csrc/kernels/plan/mask_visits.h): on Hopper, and
-what the lists may take.
+"""What a boolean mask changes on Hopper: which kernels take batch entries of which it leaves an interval of keys, and
+which backward kernels run where its visits are listed (csrc/kernels/plan/mask_visits.h).
 
 Lists grow with queries times keys. Where the mask does not, they have a bound, beyond which other kernels run.
 """
@@ -45,3 +45,52 @@ def backward_plan(mask: tuple[int, ...], sequences: int | None) -> str:
 def test_lists_that_outgrow_the_mask_have_a_bound(mask, sequences, is_bounded, mebibytes, monkeypatch):
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
     assert (LISTED in backward_plan(mask, sequences)) == (mebibytes != "0" or not is_bounded)
+
+
+def forward_plan(mask: tuple[int, ...], options: dict | None = None, sq: int = LONG, **more) -> str:
+    return Call(sq, mask=mask, options={"backend": "sm90"} | (options or {}), **more).plans()[0]
+
+
+OF_INTERVALS = "batch entries of which the mask leaves an interval of keys: "
+PADDING = (8, 1, 1, LONG)
+INTERVALS = [
+    (dict(mask=PADDING), "warp-specialised (plain, head dims 64 and 64)"),
+    (dict(mask=(1, 1, 1, LONG), d=128), "warp-specialised (plain, head dims 128 and 128)"),
+    (dict(mask=PADDING, d=96), "warp-specialised (plain, head dims 96 and 96)"),
+    (dict(mask=PADDING, d=192, dv=128), "warp-specialised (plain, head dims 192 and 128)"),
+    (dict(mask=PADDING, options={"causal": "top_left"}), "warp-specialised (plain, head dims 64 and 64)"),
+    (dict(mask=PADDING, options={"causal": "bottom_right"}), "warp-specialised (plain, head dims 64 and 64)"),
+    (dict(mask=PADDING, options={"window": (100, 100)}), "warp-specialised (small, head dims 64 and 64)"),
+    (dict(mask=PADDING, d=128, options={"dropout_p": 0.1}), "warp-specialised (dropout, head dims 128 and 128)"),
+    (dict(mask=(8, 1, 1, 128), sq=128), "warp-specialised (all keys, head dims 64 and 64)"),
+    (dict(mask=(1, 1, 1, 400), sq=400, batch=1), "warp-specialised (short, head dims 64 and 64)"),
+]
+NO_INTERVALS = [
+    dict(mask=(8, 16, 1, LONG)),  # of each head
+    dict(mask=(8, 1, LONG, LONG)),
+    dict(mask=(8, 1, LONG, 1)),
+    dict(mask=(8, 1, 1, LONG), sq=LONG - 1, sk=LONG, options={"causal": "bottom_right"}),
+    dict(mask=PADDING, options={"dropout_p": 0.1}, d=96),  # no kernel without a mask that is faster
+    dict(mask=PADDING, options={"softcap": 9.0}),
+    dict(mask=PADDING, bias=(1, 1, LONG, LONG)),
+    dict(mask=(8, 1, 1, 64), sq=64),  # the portable kernels'
+    dict(mask=(1, 1, 1, LONG), sq=256, sk=LONG, batch=1, heads=2),  # kernels that divide keys
+]
+
+
+@pytest.mark.parametrize(("call", "words"), INTERVALS, ids=str)
+def test_padding_takes_kernels_without_a_mask(call, words):
+    assert OF_INTERVALS + words in forward_plan(**call)
+
+
+@pytest.mark.parametrize("call", NO_INTERVALS, ids=str)
+def test_where_one_kernel_takes_all_entries(call):
+    assert OF_INTERVALS not in forward_plan(**call)
+
+
+def test_the_workspace_of_intervals():
+    """Two numbers for each row of the mask, and what the other kernel has by itself."""
+    words = forward_plan(PADDING)
+    alone = Call(LONG, options={"backend": "sm90"}).plans()[0]
+    assert "intervals of keys 64," in words
+    assert words.endswith(OF_INTERVALS + alone)

@@ -39,18 +39,14 @@ attention::KvCache describe_cache(const AttentionInputs& in, const KvCacheInputs
           .num_new = cache.num_new()};
 }
 
-// Those of the rotation, for as long as kernels read them.
-struct RotaryTables {
-  at::Tensor cos, sin;
-};
-
-attention::Rotary describe_rotary(const AttentionInputs& in, const KvCacheInputs& cache, const RotaryTables& tables) {
-  return {.cos = tables.cos.const_data_ptr(),
-          .sin = tables.sin.const_data_ptr(),
-          .cos_stride = tables.cos.stride(0),
-          .sin_stride = tables.sin.stride(0),
-          .num_positions = tables.cos.size(0),
-          .dim = 2 * tables.cos.size(1),
+attention::Rotary describe_rotary(const AttentionInputs& in, const KvCacheInputs& cache, const at::Tensor& cos,
+                                  const at::Tensor& sin) {
+  return {.cos = cos.const_data_ptr(),
+          .sin = sin.const_data_ptr(),
+          .cos_stride = cos.stride(0),
+          .sin_stride = sin.stride(0),
+          .num_positions = cos.size(0),
+          .dim = 2 * cos.size(1),
           .interleaved = cache.rotary_interleaved,
           .queries_advance = queries_advance(in)};
 }
@@ -77,27 +73,28 @@ void count_as_written(const at::Tensor& cache) {
   if (!cache.is_inference()) cache.unsafeGetTensorImpl()->bump_version();
 }
 
-// New keys and values go into the cache. Where they are rotated, so is q, and `params` and the result are the rotated
-// q.
-at::Tensor append_new(const Backend& backend, const AttentionInputs& in, const KvCacheInputs& cache,
-                      attention::AttentionParams& params) {
-  attention::AppendParams append = append_params(params);
-  const at::Tensor k_new = readable_matrix(backend, "k_new", *cache.k_new);
-  const at::Tensor v_new = readable_matrix(backend, "v_new", *cache.v_new);
-  append.k_new = matrix_view(k_new);
-  append.v_new = matrix_view(v_new);
-  RotaryTables tables;
-  at::Tensor q_rotated;
+// What goes into the cache, for as long as kernels read it. Undefined where there is none.
+struct NewKeys {
+  at::Tensor k, v, cos, sin, q_rotated;
+};
+
+// Where keys are rotated, so is q, and `params` has the rotated one.
+NewKeys describe_new(const Backend& backend, const AttentionInputs& in, const KvCacheInputs& cache,
+                     attention::AppendingForwardParams& params) {
+  NewKeys keys;
+  keys.k = readable_matrix(backend, "k_new", *cache.k_new);
+  keys.v = readable_matrix(backend, "v_new", *cache.v_new);
+  attention::AppendParams& append = params.append = append_params(params);
+  append.k_new = matrix_view(keys.k);
+  append.v_new = matrix_view(keys.v);
   if (cache.rotary_cos) {
-    tables = {readable_table("rotary_cos", *cache.rotary_cos), readable_table("rotary_sin", *cache.rotary_sin)};
-    append.rotary = describe_rotary(in, cache, tables);
-    q_rotated = empty_with_aligned_rows(in.q);
-    params.q = append.q_rotated = matrix_view(q_rotated);
+    keys.cos = readable_table("rotary_cos", *cache.rotary_cos);
+    keys.sin = readable_table("rotary_sin", *cache.rotary_sin);
+    append.rotary = describe_rotary(in, cache, keys.cos, keys.sin);
+    keys.q_rotated = empty_with_aligned_rows(in.q);
+    params.q = append.q_rotated = matrix_view(keys.q_rotated);
   }
-  backend.append(append);
-  count_as_written(in.k);
-  count_as_written(in.v);
-  return q_rotated;
+  return keys;
 }
 
 }  // namespace
@@ -106,7 +103,7 @@ ForwardOutputs attention_with_kvcache(const AttentionInputs& in, const KvCacheIn
   check_kv_cache(in, cache);
   const c10::OptionalDeviceGuard guard(in.q.device());
   const CacheArrays arrays = readable_arrays(cache);
-  attention::ForwardParams params;
+  attention::AppendingForwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
   params.cache = describe_cache(in, cache, arrays);
   params.sequences.max_seqlen_k = params.sequences.total_k = cache.capacity(in);
@@ -115,9 +112,13 @@ ForwardOutputs attention_with_kvcache(const AttentionInputs& in, const KvCacheIn
   check_in_place(backend, "v_cache", in.v);
   const InputCopies copies = make_readable(backend, in, params);
   const bool has_new = cache.k_new && in.batch() > 0 && in.num_heads_k() > 0;
-  const at::Tensor q_rotated = has_new ? append_new(backend, in, cache, params) : at::Tensor();
+  const NewKeys new_keys = has_new ? describe_new(backend, in, cache, params) : NewKeys();
   const ForwardOutputs outputs = allocate_outputs(in, wants_lse);
   run_forward(backend, params, outputs);
+  if (has_new) {
+    count_as_written(in.k);
+    count_as_written(in.v);
+  }
   return outputs;
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/common/launch_blocks.cuh"
+
 namespace flash_attn_ext::common {
 
 struct EarlyLaunch {
@@ -54,6 +56,17 @@ cudaError_t launch_early(void (*kernel)(Parameters...), const EarlyLaunch& launc
   config.stream = stream;
   config.attrs = attributes;
   return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// launch_blocks, early.
+template <class Kernel, class... Arguments>
+cudaError_t launch_blocks_early(void (*kernel)(Arguments...), int64_t blocks, cudaStream_t stream,
+                                const Arguments&... arguments) {
+  const cudaError_t error = allow_shared_memory<Kernel>(kernel);
+  if (error != cudaSuccess) return error;
+  const EarlyLaunch launch = {
+      .blocks = blocks, .threads = Kernel::kThreads, .shared_bytes = sizeof(typename Kernel::Shared)};
+  return launch_early(kernel, launch, stream, arguments...);
 }
 
 }  // namespace flash_attn_ext::common

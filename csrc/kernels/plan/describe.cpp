@@ -126,7 +126,8 @@ std::string describe(const ForwardPlan& plan) {
     case ForwardKernel::kSplit:
       words << "keys divided among " << plan.resident_blocks << " blocks ("
             << (sm80::is_extended(plan.split_kind) ? "extended" : "plain") << ", head dim " << plan.head_dim << "), "
-            << plan.tile.queries << " rows x " << plan.tile.keys << " keys per tile";
+            << plan.tile.queries << " rows x " << plan.tile.keys << " keys per tile"
+            << (plan.append_blocks > 0 ? ", new keys into the cache" : "");
       break;
     case ForwardKernel::kWarpSpecialised:
       words << "warp-specialised (" << name_of(plan.variant) << ", head dims " << plan.head_dim << " and "
@@ -144,7 +145,12 @@ std::string describe(const ForwardPlan& plan) {
                                                   {"tile list", plan.workspace.tile_list},
                                                   {"parts of O", plan.workspace.part_rows},
                                                   {"parts' sums", plan.workspace.part_states},
-                                                  {"part list", plan.workspace.part_list}});
+                                                  {"part list", plan.workspace.part_list},
+                                                  {"intervals of keys", plan.workspace.intervals},
+                                                  {"their kernel", plan.workspace.of_intervals}});
+  if (plan.of_intervals) {
+    words << "; batch entries of which the mask leaves an interval of keys: " << describe(*plan.of_intervals);
+  }
   return words.str();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "attention/params.h"
@@ -61,17 +62,23 @@ struct ForwardPlan {
   int64_t l2_bytes = 0;         // heads that are worked on together share it
   int64_t resident_blocks = 0;  // kWholeHeads, kSplit, kWarpSpecialised
   bool joins_by_block = false;  // kSplit: a block joins the parts of a row, else a warp
+  int64_t append_blocks = 0;    // kSplit: more blocks, which put new keys into the cache; 0: a kernel before it does so
   int64_t key_parts = 1;        // kWarpSpecialised: blocks that share the keys of a tile of queries
+  // kWarpSpecialised, of a mask that hides keys: the plan without one, for batch entries of which it leaves one
+  // interval (KeyIntervals). This plan is for the others.
+  std::shared_ptr<const ForwardPlan> of_intervals;
 
   struct Workspace {
     int64_t bytes = 0;
-    WorkspacePart mask_tiles;   // what each tile of a boolean mask holds
-    WorkspacePart nan_flags;    // one byte per warp
-    WorkspacePart mask_bits;    // kWarpSpecialised: a boolean mask, packed
-    WorkspacePart tile_list;    // kWarpSpecialised: which tiles a block had
-    WorkspacePart part_rows;    // kSplit, kWarpSpecialised: O of the parts of rows
-    WorkspacePart part_states;  // likewise: their maxima and sums
-    WorkspacePart part_list;    // kSplit: which parts a tile of rows has
+    WorkspacePart mask_tiles;    // what each tile of a boolean mask holds
+    WorkspacePart nan_flags;     // one byte per warp
+    WorkspacePart mask_bits;     // kWarpSpecialised: a boolean mask, packed
+    WorkspacePart tile_list;     // kWarpSpecialised: which tiles a block had
+    WorkspacePart part_rows;     // kSplit, kWarpSpecialised: O of the parts of rows
+    WorkspacePart part_states;   // likewise: their maxima and sums
+    WorkspacePart part_list;     // kSplit: which parts a tile of rows has
+    WorkspacePart intervals;     // that a mask leaves of each batch entry's keys
+    WorkspacePart of_intervals;  // what the plan for these has
   } workspace;
 };
 

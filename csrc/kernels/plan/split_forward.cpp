@@ -33,6 +33,18 @@ int64_t resident_blocks(int64_t items, int64_t most_parts, int64_t room, int64_t
   return items * std::clamp<int64_t>(nearest, 1, std::min(most_parts, room / items));
 }
 
+// For new keys and values, and for q where it is rotated, a warp for each row. Where multiprocessors have room for more
+// blocks, few of them: with 192 of them instead of 66 beside 256 others, those that attend were spread less evenly over
+// multiprocessors (16 sequences of 8192 keys, 155 us and 138). Where there is none they come last, and are short.
+int64_t append_blocks(const attention::ForwardParams& p, const ForwardPlan& plan, const Limits& limits) {
+  const int64_t queries = p.batch * p.sequences.max_seqlen_q * p.num_heads_q;
+  const int64_t rows = 2 * p.batch * p.cache.num_new * p.num_heads_k + queries;
+  if (p.cache.num_new == 0 || queries == 0 || rows > sm80::kAppendedRows) return 0;
+  const int64_t wanted = sm80::num_tiles(rows, plan.tile.warps);
+  const bool has_room = plan.resident_blocks < limits.multiprocessors * plan.tile.blocks;
+  return has_room ? std::clamp<int64_t>(limits.multiprocessors / 2, 1, wanted) : wanted;
+}
+
 }  // namespace
 
 bool is_bound_by_keys(const attention::ForwardParams& p) {
@@ -72,6 +84,7 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
   const int64_t tiles = items * sm80::num_tiles(visible_keys(p), tile.keys);
   plan.resident_blocks = resident_blocks(items, most_parts, limits.multiprocessors * tile.blocks,
                                          blocks_of_divided(tiles, extended, limits.multiprocessors));
+  if (sm80::appends_keys(bytes, plan.split_kind)) plan.append_blocks = append_blocks(p, plan, limits);
   const int64_t rows = items * std::min<int64_t>(tile.rows, packed_rows(p));
   const bool has_many_parts = plan.resident_blocks >= sm80::kManyParts * items;
   plan.joins_by_block = rows <= (has_many_parts ? sm80::kJoinedRowsOfManyParts : sm80::kJoinedRows);

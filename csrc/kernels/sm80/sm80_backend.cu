@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/common/append_kv.h"
 #include "kernels/common/dbias_from_rows.h"
 #include "kernels/common/delta.h"
 #include "kernels/common/dq_parts.h"
 #include "kernels/common/float64_attention.h"
 #include "kernels/common/mask_tiles.h"
 #include "kernels/common/score_gradients.h"
+#include "kernels/plan/workspace.h"
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/sm80_backend.h"
 #include "kernels/sm80/sm80_kernels.h"
@@ -132,7 +134,7 @@ cudaError_t run_rows(const BackwardParams& p, const BackwardPlan& plan, cudaStre
                   });
 }
 
-cudaError_t run_split(const attention::ForwardParams& p, const ForwardPlan& plan, void* workspace,
+cudaError_t run_split(const attention::AppendingForwardParams& p, const ForwardPlan& plan, void* workspace,
                       cudaStream_t stream) {
   return with_element(p.element, /*tf32=*/false, [&](auto element) {
     using Element = std::conditional_t<sizeof(element) == 4, float, decltype(element)>;
@@ -182,8 +184,13 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
 
 }  // namespace
 
-cudaError_t run_forward(const attention::ForwardParams& params, const ForwardPlan& plan, void* workspace,
+cudaError_t run_forward(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                         cudaStream_t stream) {
+  if (params.append.present() && plan.append_blocks == 0) {
+    const cudaError_t error = common::append_kv(params.append, stream);
+    if (error != cudaSuccess) return error;
+  }
+  if (plan::statistic_bytes(params) == 0) return cudaSuccess;  // no queries
   if (plan.kernel == ForwardKernel::kRows) return common::launch_forward_float64(params, stream);
   if (plan.kernel == ForwardKernel::kSplit) return run_split(params, plan, workspace, stream);
   ForwardParams p;

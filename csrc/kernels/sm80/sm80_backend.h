@@ -4,12 +4,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include "attention/append.h"
 #include "kernels/plan/plan.h"
 
 namespace flash_attn_ext::sm80 {
 
 // workspace: plan.workspace.bytes of the device's memory.
-cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+cudaError_t run_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                         cudaStream_t stream);
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream);

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "attention/append.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm80/backward/params.h"
 #include "kernels/sm80/forward/params.h"
@@ -21,9 +22,9 @@ cudaError_t forward(const ForwardParams& params, const ForwardPlan& plan, cudaSt
 template <class Element>
 cudaError_t forward_heads(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
 
-// Keys divided among blocks, and the parts joined.
+// Keys divided among blocks, and the parts joined. New keys go into their cache.
 template <class Element, int kHeadDim>
-cudaError_t forward_split(const attention::ForwardParams& params, const ForwardPlan& plan, void* workspace,
+cudaError_t forward_split(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                           cudaStream_t stream);
 
 template <class Element, int kHeadDim>

@@ -4,7 +4,9 @@
 #include <iterator>
 #include <utility>
 
+#include "kernels/common/key_mask.h"
 #include "kernels/common/mask_tiles.h"
+#include "kernels/plan/mask_tiles.h"
 #include "kernels/sm90/sm90_backend.h"
 #include "kernels/sm90/sm90_kernels.h"
 
@@ -12,7 +14,7 @@ namespace flash_attn_ext::sm90 {
 namespace {
 
 template <class Element>
-cudaError_t with_variant(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+cudaError_t with_variant(const ForwardCall& params, const plan::ForwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
   switch (plan.variant) {
     case Variant::kPlain:
@@ -72,15 +74,36 @@ cudaError_t scan_mask(attention::AttentionParams& p, const Plan& plan, void* wor
   return bits == nullptr ? common::scan_mask_tiles(p, tiles, stream) : common::pack_mask(p, tiles, bits, stream);
 }
 
+// Of a mask that hides keys: also which batch entries have an interval of them left.
+cudaError_t scan_key_mask(ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
+  const common::KeyMaskMemory memory = {.tiles = plan.workspace.mask_tiles.in<uint8_t>(workspace),
+                                        .bits = plan.workspace.mask_bits.in<void>(workspace),
+                                        .intervals = plan.workspace.intervals.in<attention::KeyInterval>(workspace)};
+  const bool per_entry = call.score_mod.mask.batch_stride != 0;
+  call.intervals = {.data = memory.intervals,
+                    .entries = static_cast<int>(plan::count_mask_tiles(call).batch),
+                    .entry_stride = per_entry ? 1 : 0,
+                    .moves_queries = !call.visibility.unlimited()};
+  call.visibility.top_left = true;  // as it is (plan_intervals), also with fewer keys
+  return common::scan_key_mask(call, memory, stream);
+}
+
 }  // namespace
 
 cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                         cudaStream_t stream) {
-  attention::ForwardParams p = params;
-  const cudaError_t error = scan_mask(p, plan, workspace, stream);
-  if (error != cudaSuccess) return error;
-  return p.element == attention::ElementType::kBFloat16 ? with_variant<__nv_bfloat16>(p, plan, workspace, stream)
-                                                        : with_variant<__half>(p, plan, workspace, stream);
+  ForwardCall call = {params};
+  const auto run = [&](const plan::ForwardPlan& plan, void* workspace) {
+    return call.element == attention::ElementType::kBFloat16
+               ? with_variant<__nv_bfloat16>(call, plan, workspace, stream)
+               : with_variant<__half>(call, plan, workspace, stream);
+  };
+  cudaError_t error =
+      plan.of_intervals ? scan_key_mask(call, plan, workspace, stream) : scan_mask(call, plan, workspace, stream);
+  if (error == cudaSuccess && plan.of_intervals) {
+    error = run(*plan.of_intervals, plan.workspace.of_intervals.in<void>(workspace));
+  }
+  return error == cudaSuccess ? run(plan, workspace) : error;
 }
 
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,

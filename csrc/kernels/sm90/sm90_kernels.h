@@ -5,17 +5,17 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/plan/plan.h"
+#include "kernels/sm90/forward_call.h"
 #include "kernels/tile_config_sm90.h"
 
 namespace flash_attn_ext::sm90 {
 
 template <class Element, Variant kVariant>
-cudaError_t forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
-                    cudaStream_t stream);
+cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream);
 
 // The same where all keys of a sequence are one tile.
 template <class Element>
-cudaError_t forward_all_keys(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+cudaError_t forward_all_keys(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace,
                              cudaStream_t stream);
 
 // delta, dQ, dK and dV.

@@ -42,6 +42,8 @@ def draw(number: int) -> Problem:
     case = _draw_case(rng, dtype)
     rare = random.Random(f"{number}, rarely")  # which leaves the other draws what they are
     case = dataclasses.replace(case, **_draw_rare(rare, case))
+    if case.mask is not None:
+        case = dataclasses.replace(case, **_draw_padding(random.Random(f"{number}, padding"), case))
     # Where no query sees two keys, q and k have gradients of exactly 0, which the plain formula finds. In 16 bits a
     # delta of the rounded out does not, unless out is v itself: so no dropout there.
     if int(visible(case).sum(1).max()) < 2:
@@ -106,6 +108,11 @@ def _draw_rare(rng: random.Random, case: Case) -> dict:
         dropout_p=0.01,
     )
     return {name: value for name, value in values.items() if rng.random() < 0.06}
+
+
+def _draw_padding(rng: random.Random, case: Case) -> dict:
+    """Most of it hides keys from all queries and heads alike."""
+    return dict(padding=True, mask=rng.choice((case.mask, "b11k", "b11k"))) if rng.random() < 0.4 else {}
 
 
 def _draw_wanted(rng: random.Random, case: Case) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
 
 #include "attention/params.h"
 #include "kernels/common/rows/merged_row.cuh"
+#include "kernels/schedule/key_intervals.cuh"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/sm90/tensor_map.h"
 
@@ -34,6 +35,7 @@ struct ForwardArguments {
   TileNotes notes;
   KeyParts key_parts;
   uint32_t* claims;  // 0 when the kernel starts and when it ends: how many tiles were claimed
+  KeyIntervals intervals;
 };
 
 }  // namespace flash_attn_ext::sm90

@@ -29,6 +29,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
+  if (Traits::kHasTerms && args.intervals.present()) {
+    // The kernel before, which has awaited the scan, computes entries with intervals. Most of the time that is all.
+    const bool has_work = args.intervals.any(/*with_interval=*/false);
+    ptx::wait_for_kernel_before();
+    if (!has_work) return;
+  }
   if (threadIdx.x == 0) shared.init();
   if (threadIdx.x == 2 * tile::kWarpSize) {
     for (const OperandMap* operand : {&args.q, &args.k, &args.v}) ptx::prefetch_map(operand->map);
@@ -38,7 +44,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
   if (warpgroup == 0) {
     ptx::release_registers<Traits::kRegisters.producer>();
     if (threadIdx.x == 0) ForwardProducer<Traits>{args, shared}.run();
-    if (threadIdx.x == tile::kWarpSize) ForwardScheduler<Traits>{args, shared}.run();
+    if (threadIdx.x / tile::kWarpSize == 1) ForwardScheduler<Traits>{args, shared}.start();
   } else {
     ptx::acquire_registers<Traits::kRegisters.consumer>();
     using Consumer = ForwardConsumer<Traits>;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "kernels/common/combine.h"
-#include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/launch_early.cuh"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/claims.h"
@@ -46,29 +45,22 @@ cudaError_t combine_parts(const ForwardArguments& args, cudaStream_t stream) {
   return common::combine<typename Traits::Element, part_columns(Traits::kDims.v)>(p, stream);
 }
 
-// A mask is scanned right before: this launch begins meanwhile.
+// A mask is scanned before: this launch begins meanwhile.
 template <class Traits>
 cudaError_t launch_kernel(const ForwardArguments& args, int64_t blocks, cudaStream_t stream) {
   using Kernel = ForwardKernel<Traits>;
-  if constexpr (Traits::kHasTerms) {
-    if (args.params.score_mod.mask.present()) {
-      const cudaError_t error = common::allow_shared_memory<Kernel>(forward_kernel<Traits>);
-      if (error != cudaSuccess) return error;
-      const common::EarlyLaunch launch = {
-          .blocks = blocks, .threads = Kernel::kThreads, .shared_bytes = sizeof(typename Kernel::Shared)};
-      return common::launch_early(forward_kernel<Traits>, launch, stream, args);
-    }
-  }
-  return common::launch_blocks<Kernel>(forward_kernel<Traits>, blocks, stream, args);
+  const bool follows_scan = args.intervals.present() || (Traits::kHasTerms && args.params.score_mod.mask.present());
+  return follows_scan ? common::launch_blocks_early<Kernel>(forward_kernel<Traits>, blocks, stream, args)
+                      : common::launch_blocks<Kernel>(forward_kernel<Traits>, blocks, stream, args);
 }
 
 template <class Traits>
-cudaError_t launch_forward(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
-                           cudaStream_t stream) {
+cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   using Kernel = ForwardKernel<Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= Kernel::kMaxSharedBytes);
   ForwardArguments args;
   args.params = p;
+  args.intervals = p.intervals;
   const int64_t query_tiles = sm80::num_tiles(p.sequences.max_seqlen_q, Traits::kQueries);
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
                                     .rows = Rows::kQueries,
@@ -97,14 +89,13 @@ cudaError_t launch_forward(const attention::ForwardParams& p, const plan::Forwar
 }
 
 template <class Element, Variant kVariant>
-cudaError_t forward(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
-                    cudaStream_t stream) {
+cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   cudaError_t error = cudaErrorInvalidValue;
   const auto try_dims = [&](auto index) {
     constexpr HeadDims kDims = kForwardHeadDims[index()];
     if constexpr (has_forward_kernel(kDims, kVariant)) {
       if (plan.head_dim == kDims.qk && plan.head_dim_v == kDims.v) {
-        error = launch_forward<ForwardTraits<Element, kDims, kVariant>>(p, plan, workspace, stream);
+        error = launch_forward<ForwardTraits<Element, kDims, kVariant>>(call, plan, workspace, stream);
       }
     }
   };

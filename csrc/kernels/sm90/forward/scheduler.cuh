@@ -6,6 +6,7 @@
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/mask_tile_row.h"
+#include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -55,10 +56,22 @@ struct ForwardScheduler {
   typename decltype(Shared::work_ring)::Position work_at{};
   int claim_parity = 0;
 
-  __device__ __forceinline__ void run() {
+  // By a warp, one thread of which goes on.
+  __device__ __forceinline__ void start() {
+    bool has_tiles = true;
+    if (!Traits::kHasTerms && args.intervals.present()) {
+      ptx::wait_for_kernel_before();  // others read nothing that it wrote
+      ptx::allow_dependent_launch();
+      has_tiles = args.intervals.any(/*with_interval=*/true);
+    }
+    if (tile::lane() == 0) run(has_tiles ? static_cast<int>(blockIdx.x) : INT32_MAX);
+  }
+
+ private:
+  __device__ __forceinline__ void run(int first) {
     int last = -1;
 #pragma unroll 1
-    for (int tile = static_cast<int>(blockIdx.x); tile < static_cast<int>(args.schedule.num_blocks); tile = claim()) {
+    for (int tile = first; tile < static_cast<int>(args.schedule.num_blocks); tile = claim()) {
       if (!publish(WorkKind::kTile, tile)) continue;
       args.notes.previous[tile] = last;
       last = tile;
@@ -73,7 +86,6 @@ struct ForwardScheduler {
     }
   }
 
- private:
   // Each tile leads to one claim, and the last one leaves the counter as it was.
   __device__ __forceinline__ int claim() const {
     const uint32_t count = atomicAdd(args.claims, 1u);
@@ -117,11 +129,12 @@ struct ForwardScheduler {
     commit_work();
   }
 
-  // False, and nothing to do, for a tile behind its sequence's end.
+  // False, and nothing to do, for a tile behind its sequence's end, or of another launch's batch entry.
   __device__ __forceinline__ bool publish(WorkKind kind, int tile) {
     Work& work = next_work();
     locate(work, tile);
     if (work.first_query >= work.item.sequence.num_queries) return false;
+    if (!args.intervals.take(work.item.sequence, work.first_query, !Traits::kHasTerms)) return false;
     work.kind = kind;
     find_ranges(work);
     if constexpr (Traits::kHasTerms) work.end = visit_from<Traits>(args.params, work, work.end - 1).tile + 1;

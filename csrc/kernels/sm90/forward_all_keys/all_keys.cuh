@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) all_keys_kernel(const __g
   if (warpgroup == 0) {
     ptx::release_registers<Traits::kRegisters.producer>();
     if (threadIdx.x == 0) AllKeysProducer<Traits>{args, shared}.run();
-    if (threadIdx.x == tile::kWarpSize) AllKeysScheduler<Traits>{args, shared}.run();
+    if (threadIdx.x / tile::kWarpSize == 1) AllKeysScheduler<Traits>{args, shared}.start();
   } else {
     ptx::acquire_registers<Traits::kRegisters.consumer>();
     AllKeysConsumer<Traits>{.args = args, .shared = shared, .warpgroup = warpgroup - 1}.run();

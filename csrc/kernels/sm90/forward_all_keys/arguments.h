@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention/params.h"
+#include "kernels/schedule/key_intervals.cuh"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/schedule/work_item.h"
 #include "kernels/sm90/tensor_map.h"
@@ -19,12 +20,13 @@ struct AllKeysArguments {
   Schedule schedule;  // of units: up to `query_tiles` tiles of 64 queries of a head
   int query_tiles;
   uint8_t* nan_flags;  // of each tile of 64 queries, one per warp
+  KeyIntervals intervals;
 };
 
 struct Unit {
   int number;  // in the schedule
   int first_query;
-  int query_tiles;  // 0: all of its queries are behind the sequence's end
+  int query_tiles;  // 0: all of its queries are behind the sequence's end, or its batch entry is another launch's
   WorkItem item;
 };
 
@@ -35,7 +37,8 @@ __device__ __forceinline__ void locate(Unit& unit, const AllKeysArguments& args,
   unit.number = number;
   unit.first_query = static_cast<int>(at.tile) * rows;
   unit.item = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group, at.key_head};
-  const int left = static_cast<int>(unit.item.sequence.num_queries) - unit.first_query;
+  const bool taken = args.intervals.take(unit.item.sequence, unit.first_query, /*with_interval=*/true);
+  const int left = taken ? static_cast<int>(unit.item.sequence.num_queries) - unit.first_query : 0;
   unit.query_tiles = (min(max(left, 0), rows) + tile::kWarpgroupRows - 1) / tile::kWarpgroupRows;
 }
 

@@ -120,12 +120,14 @@ struct AllKeysConsumer {
   template <int kPart>
   __device__ __forceinline__ void hide_invisible(const Unit& unit) {
     constexpr int kFirst = kPart * Traits::kPartKeys;
-    constexpr int kLeast = all_keys_below(Traits::kKeys);  // calls with fewer keys have other kernels
+    constexpr int kLeast = all_keys_below(Traits::kKeys);  // without padding, calls with fewer have other kernels
     const auto keys = static_cast<int>(unit.item.sequence.num_keys);
     const ScoreTile<Rows::kQueries, Scores> where = {args.params, unit.item, int64_t{unit.first_query} + own_row(own),
                                                      kFirst};
-    if (!args.params.visibility.unlimited() || keys < kLeast) {
+    if (!args.params.visibility.unlimited() || (kParts > 1 && keys < kLeast)) {
       where.hide_invisible(scores);
+    } else if (keys < kLeast) {
+      where.template hide_absent<0>(scores);
     } else if (keys < kFirst + Traits::kPartKeys) {
       where.template hide_absent<(kLeast > kFirst ? (kLeast - kFirst) / 8 : 0)>(scores);
     }

@@ -5,7 +5,7 @@
 #include <iterator>
 #include <utility>
 
-#include "kernels/common/launch_blocks.cuh"
+#include "kernels/common/launch_early.cuh"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward_all_keys/all_keys.cuh"
 #include "kernels/sm90/operand_maps.h"
@@ -14,12 +14,12 @@
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-cudaError_t launch_all_keys(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
-                            cudaStream_t stream) {
+cudaError_t launch_all_keys(const ForwardCall& p, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   using Kernel = AllKeysKernel<Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   AllKeysArguments args;
   args.params = p;
+  args.intervals = p.intervals;
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
                                     .rows = Rows::kQueries,
                                     .tile_rows = plan.tile.queries,
@@ -33,16 +33,18 @@ cudaError_t launch_all_keys(const attention::ForwardParams& p, const plan::Forwa
   const cudaError_t error = make_operand_maps(args, tile::kWarpgroupRows, Traits::kKeys);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
-  return common::launch_blocks<Kernel>(all_keys_kernel<Traits>, blocks, stream, args);
+  // A mask is scanned before: this launch begins meanwhile.
+  return args.intervals.present() ? common::launch_blocks_early<Kernel>(all_keys_kernel<Traits>, blocks, stream, args)
+                                  : common::launch_blocks<Kernel>(all_keys_kernel<Traits>, blocks, stream, args);
 }
 
 template <class Element>
-cudaError_t forward_all_keys(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace,
+cudaError_t forward_all_keys(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace,
                              cudaStream_t stream) {
   cudaError_t error = cudaErrorInvalidValue;
   const auto try_keys = [&](auto index) {
     constexpr int kKeys = kAllKeys[index()];
-    if (plan.tile.keys == kKeys) error = launch_all_keys<AllKeysTraits<Element, kKeys>>(p, plan, workspace, stream);
+    if (plan.tile.keys == kKeys) error = launch_all_keys<AllKeysTraits<Element, kKeys>>(call, plan, workspace, stream);
   };
   const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
     (try_keys(std::integral_constant<size_t, kIndices>{}), ...);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/sm90/forward_all_keys/traits.h"
+#include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -13,6 +14,16 @@ struct AllKeysScheduler {
   Shared& shared;
   typename Shared::Units::Position at{};
 
+  // By a warp, one thread of which goes on.
+  __device__ __forceinline__ void start() {
+    if (args.intervals.present()) {
+      ptx::wait_for_kernel_before();  // others read nothing that it wrote
+      ptx::allow_dependent_launch();
+    }
+    if (tile::lane() == 0) run();
+  }
+
+ private:
   __device__ __forceinline__ void run() {
     for_each_unit(args, [&](int number) {
       Unit& unit = next();
@@ -23,7 +34,6 @@ struct AllKeysScheduler {
     publish();
   }
 
- private:
   __device__ __forceinline__ Unit& next() {
     shared.units.wait_empty(at);
     return shared.unit[at.stage];

@@ -10,12 +10,13 @@
 namespace flash_attn_ext::sm80 {
 
 template <class Kernel>
-SplitParams split_params(const attention::ForwardParams& params, const ForwardPlan& plan, void* workspace) {
+SplitParams split_params(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace) {
   constexpr SplitTile kTile = Kernel::kTile;
   const auto group = static_cast<uint32_t>(params.queries_per_key_head());
   const int64_t rows = params.sequences.max_seqlen_q * group;
   SplitParams p;
-  static_cast<attention::ForwardParams&>(p) = params;
+  static_cast<attention::AppendingForwardParams&>(p) = params;
+  if (plan.append_blocks == 0) p.append = {};  // done
   // A single query sees all keys up to its diagonal one, the last.
   if (params.sequences.max_seqlen_q == 1 && !params.visibility.top_left && params.visibility.right >= 0) {
     p.visibility.right = attention::Visibility::kUnbounded;
@@ -69,7 +70,7 @@ template <SplitKind kKind>
 using SplitKindTag = std::integral_constant<SplitKind, kKind>;
 
 template <class Element, int kHeadDim>
-cudaError_t forward_split(const attention::ForwardParams& params, const ForwardPlan& plan, void* workspace,
+cudaError_t forward_split(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                           cudaStream_t stream) {
   cudaError_t error = cudaErrorInvalidValue;
   const auto run = [&](auto kind) {
@@ -77,7 +78,7 @@ cudaError_t forward_split(const attention::ForwardParams& params, const ForwardP
       if (kind() != plan.split_kind) return;
       using Kernel = SplitKernel<Element, kHeadDim, kind()>;
       const SplitParams p = split_params<Kernel>(params, plan, workspace);
-      error = launch<Kernel>(split_kernel<Kernel>, p, plan.resident_blocks, stream);
+      error = launch<Kernel>(split_kernel<Kernel>, p, p.division.blocks + plan.append_blocks, stream);
       if (error == cudaSuccess) error = common::combine<Element, Kernel::kColumns>(combine_params(p, plan), stream);
     }
   };

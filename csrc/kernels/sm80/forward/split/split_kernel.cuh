@@ -5,7 +5,9 @@
 // some rows and a part of each tile's keys, with an O, m and l of its own. At an item's end a block merges its warps';
 // an item that it had all keys of is finished, of another one it leaves its part in the workspace, for the kernel that
 // joins them (common/combine.h).
-// Shared memory: Q, and `stages` tiles of K and V; at an item's end, the warps' O in their place.
+// New keys of a cache are read from where the call has them, and rotated here. Blocks behind the others write them to
+// the cache, where only the next kernel looks for them. Shared memory: Q, and `stages` tiles of K and V; at an item's
+// end, the warps' O in their place.
 #pragma once
 
 #include "kernels/common/rows/merged_row.cuh"
@@ -13,6 +15,7 @@
 #include "kernels/score/softmax.cuh"
 #include "kernels/sm80/forward/split/packed_rows.cuh"
 #include "kernels/sm80/forward/split/params.h"
+#include "kernels/sm80/forward/split/split_copies.cuh"
 #include "kernels/tile_config_split.h"
 #include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"
@@ -25,6 +28,7 @@ struct SplitKernel {
   using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimValue;
   static constexpr bool kExtended = is_extended(kKind);
+  static constexpr bool kAppends = appends_keys(sizeof(Element), kKind);
   static constexpr SplitTile kTile = split_tile(sizeof(Element), kHeadDim, kKind);
   static constexpr int kThreads = kTile.threads();
   static constexpr int kWarps = kThreads / kWarpSize;
@@ -91,9 +95,10 @@ struct SplitKernel {
         step(stage, tile, terms);
         __syncthreads();  // and has no readers any more
       }
-      if (tile + kTile.stages < end) load(stage, tile + kTile.stages);
-      if (tile == begin - kTile.stages) load_queries();  // keys first: it takes memory longer to begin with them
-      ptx::commit_copies();                              // also where there is nothing, so that tiles can be counted
+      if (tile + kTile.stages < end) copies().load(stage, tile + kTile.stages);
+      if (tile == begin - kTile.stages)
+        copies().load_queries();  // keys first: it takes memory longer to begin with them
+      ptx::commit_copies();       // also where there is nothing, so that tiles can be counted
       stage = stage + 1 == kTile.stages ? 0 : stage + 1;
     }
   }
@@ -133,88 +138,7 @@ struct SplitKernel {
     return merged;
   }
 
-  // Committed with the first tile of keys.
-  __device__ __forceinline__ void load_queries() {
-    constexpr int kChunks = QTile::kChunksPerRow;
-#pragma unroll 1
-    for (int index = threadIdx.x; index < kTile.rows * kChunks; index += kThreads) {
-      const int row = index / kChunks;
-      const int column = index % kChunks * QTile::kChunk;
-      const bool exists = row < num_rows();
-      const PackedRow at = packed_row(exists ? row : 0);
-      const attention::Sequence& sequence = stretch.keys.sequence;
-      const auto* source = p.q.row<const Element>(sequence.batch, at.head, sequence.query_begin + at.query) + column;
-      ptx::copy_async_16(shared.tiles.q.address(row, column), source,
-                         exists ? valid_bytes(static_cast<int>(p.head_dim_qk) - column) : 0);
-    }
-  }
-
-  // Of 16 bytes, where so many columns are left of a row.
-  __device__ __forceinline__ static int valid_bytes(int columns) {
-    return min(max(columns, 0), QTile::kChunk) * static_cast<int>(sizeof(Element));
-  }
-
-  // Fewer instructions for most tiles, where registers are left: what bounds the others is not memory.
-  static constexpr bool kCopiesWhole = kWarpRows == 16 && (!kExtended || kTile.rows == 16);
-
-  // Its keys exist and have neighbouring rows, as wide as those of a tile.
-  __device__ __forceinline__ bool is_whole(int tile) const {
-    return !p.cache.paged() && (tile + 1) * kTile.keys <= static_cast<int>(stretch.keys.sequence.num_keys) &&
-           p.head_dim_qk == kHeadDim && static_cast<int>(p.head_dim_v) - first_column() >= kColumns;
-  }
-
-  // Starts copying. Keys that the sequence does not have become zeros and are not read.
-  __device__ __forceinline__ void load(int stage, int tile) {
-    const attention::Sequence& sequence = stretch.keys.sequence;
-    const int column = Place::column();
-    const int columns_k = static_cast<int>(p.head_dim_qk) - column;
-    const int columns_v = static_cast<int>(p.head_dim_v) - first_column() - column;
-    const uint32_t target_k = shared.tiles.k[stage].address(Place::row(), column);
-    const uint32_t target_v = shared.tiles.v[stage].address(Place::row(), column);
-    constexpr int kSteps = kTile.keys / Place::kRowStep;
-    constexpr int kWholeUnrolled = kExtended ? 1 : kSteps;
-    if (kCopiesWhole && is_whole(tile)) {
-      const attention::KeyRow at = p.key_row(sequence, tile * kTile.keys + Place::row());
-      const auto* k = p.k.row<const Element>(at.entry, item.head, at.row) + column;
-      const auto* v = p.v.row<const Element>(at.entry, item.head, at.row) + first_column() + column;
-#pragma unroll kWholeUnrolled
-      for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
-#pragma unroll
-        for (int group = 0; group < kHeadDim; group += KTile::kGroup) {
-          ptx::copy_async_16(target_k + (step * kHeadDim + group) * sizeof(Element), k + group, 16);
-        }
-#pragma unroll
-        for (int group = 0; group < kColumns; group += VTile::kGroup) {
-          ptx::copy_async_16(target_v + (step * kColumns + group) * sizeof(Element), v + group, 16);
-        }
-        k += Place::kRowStep * p.k.row_stride;
-        v += Place::kRowStep * p.v.row_stride;
-      }
-      return;
-    }
-    // As far as registers allow.
-    constexpr int kUnrolled = kExtended || kWarpRows == 32 || sizeof(Element) * kHeadDim > 512 ? 1
-                              : kTile.rows == 32                                               ? 2
-                                                                                               : kSteps;
-#pragma unroll kUnrolled
-    for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
-      const int key = tile * kTile.keys + Place::row() + step;
-      const bool exists = key < sequence.num_keys;
-      const attention::KeyRow at = exists ? p.key_row(sequence, key) : attention::KeyRow{0, 0};
-      const auto* k = p.k.row<const Element>(at.entry, item.head, at.row) + column;
-      const auto* v = p.v.row<const Element>(at.entry, item.head, at.row) + first_column() + column;
-#pragma unroll
-      for (int group = 0; group < kHeadDim; group += KTile::kGroup) {
-        ptx::copy_async_16(target_k + (step * kHeadDim + group) * sizeof(Element), k + group,
-                           exists ? valid_bytes(columns_k - group) : 0);
-      }
-#pragma unroll
-      for (int group = 0; group < kColumns; group += VTile::kGroup) {
-        ptx::copy_async_16(target_v + (step * kColumns + group) * sizeof(Element), v + group,
-                           exists ? valid_bytes(columns_v - group) : 0);
-      }
-    }
-  }
+  __device__ __forceinline__ SplitCopies<SplitKernel> copies() const { return {p, shared.tiles, stretch.keys, item}; }
 
   // Before the keys have arrived, where registers are left.
   static constexpr bool kFetchesEarly = kExtended && kTile.rows == 16;
@@ -280,6 +204,14 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
     split_kernel(const __grid_constant__ SplitParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   ptx::allow_dependent_launch();
+  if (Kernel::kAppends && blockIdx.x >= p.division.blocks) {
+    const common::AppendedRows<typename Kernel::Element> rows = {p.append};
+    const int64_t first = int64_t{blockIdx.x - p.division.blocks} * Kernel::kWarps + tile::warp();
+    const int64_t warps = int64_t{gridDim.x - p.division.blocks} * Kernel::kWarps;
+#pragma unroll 1
+    for (int64_t index = first, count = rows.count(); index < count; index += warps) rows.copy(index);
+    return;
+  }
   KeyStretch<Kernel::kTile.keys> stretch(p, p.division);
   Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), stretch, {}};
   int slot = static_cast<int>(blockIdx.x) * kSlotsPerBlock;

@@ -2,13 +2,13 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__half, Variant::kPlain>(const attention::ForwardParams&, const plan::ForwardPlan&, void*,
+template cudaError_t forward<__half, Variant::kPlain>(const ForwardCall&, const plan::ForwardPlan&, void*,
                                                       cudaStream_t);
 
-template cudaError_t forward<__half, Variant::kShort>(const attention::ForwardParams&, const plan::ForwardPlan&, void*,
+template cudaError_t forward<__half, Variant::kShort>(const ForwardCall&, const plan::ForwardPlan&, void*,
                                                       cudaStream_t);
 
-template cudaError_t forward<__half, Variant::kSmall>(const attention::ForwardParams&, const plan::ForwardPlan&, void*,
+template cudaError_t forward<__half, Variant::kSmall>(const ForwardCall&, const plan::ForwardPlan&, void*,
                                                       cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

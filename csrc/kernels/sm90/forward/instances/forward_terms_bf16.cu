@@ -2,11 +2,11 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__nv_bfloat16, Variant::kDropout>(const attention::ForwardParams&,
-                                                               const plan::ForwardPlan&, void*, cudaStream_t);
-template cudaError_t forward<__nv_bfloat16, Variant::kMask>(const attention::ForwardParams&, const plan::ForwardPlan&,
-                                                            void*, cudaStream_t);
-template cudaError_t forward<__nv_bfloat16, Variant::kBiasMask>(const attention::ForwardParams&,
-                                                                const plan::ForwardPlan&, void*, cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, Variant::kDropout>(const ForwardCall&, const plan::ForwardPlan&, void*,
+                                                               cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, Variant::kMask>(const ForwardCall&, const plan::ForwardPlan&, void*,
+                                                            cudaStream_t);
+template cudaError_t forward<__nv_bfloat16, Variant::kBiasMask>(const ForwardCall&, const plan::ForwardPlan&, void*,
+                                                                cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -2,11 +2,10 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward<__half, Variant::kDropout>(const attention::ForwardParams&, const plan::ForwardPlan&,
-                                                        void*, cudaStream_t);
-template cudaError_t forward<__half, Variant::kMask>(const attention::ForwardParams&, const plan::ForwardPlan&, void*,
-                                                     cudaStream_t);
-template cudaError_t forward<__half, Variant::kBiasMask>(const attention::ForwardParams&, const plan::ForwardPlan&,
-                                                         void*, cudaStream_t);
+template cudaError_t forward<__half, Variant::kDropout>(const ForwardCall&, const plan::ForwardPlan&, void*,
+                                                        cudaStream_t);
+template cudaError_t forward<__half, Variant::kMask>(const ForwardCall&, const plan::ForwardPlan&, void*, cudaStream_t);
+template cudaError_t forward<__half, Variant::kBiasMask>(const ForwardCall&, const plan::ForwardPlan&, void*,
+                                                         cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -2,7 +2,6 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t forward_all_keys<__half>(const attention::ForwardParams&, const plan::ForwardPlan&, void*,
-                                              cudaStream_t);
+template cudaError_t forward_all_keys<__half>(const ForwardCall&, const plan::ForwardPlan&, void*, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -2,10 +2,11 @@
 
 namespace flash_attn_ext::sm80 {
 
-template cudaError_t forward_split<float, 64>(const attention::ForwardParams&, const ForwardPlan&, void*, cudaStream_t);
-template cudaError_t forward_split<float, 128>(const attention::ForwardParams&, const ForwardPlan&, void*,
+template cudaError_t forward_split<float, 64>(const attention::AppendingForwardParams&, const ForwardPlan&, void*,
+                                              cudaStream_t);
+template cudaError_t forward_split<float, 128>(const attention::AppendingForwardParams&, const ForwardPlan&, void*,
                                                cudaStream_t);
-template cudaError_t forward_split<float, 256>(const attention::ForwardParams&, const ForwardPlan&, void*,
+template cudaError_t forward_split<float, 256>(const attention::AppendingForwardParams&, const ForwardPlan&, void*,
                                                cudaStream_t);
 
 }  // namespace flash_attn_ext::sm80

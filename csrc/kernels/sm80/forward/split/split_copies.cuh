@@ -1,0 +1,197 @@
+// What a block of the kernel that divides keys brings to shared memory: its rows of Q, and tile after tile of K and V.
+#pragma once
+
+#include "kernels/common/rows/appended_row.cuh"
+#include "kernels/sm80/forward/split/params.h"
+#include "kernels/tile_config_split.h"
+#include "tile/sm80/copy_rows.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class Kernel>
+struct SplitCopies {
+  using Element = typename Kernel::Element;
+  using QTile = typename Kernel::QTile;
+  using KTile = typename Kernel::KTile;
+  using VTile = typename Kernel::VTile;
+  using Place = tile::CopyPlace<Kernel::kThreads, KTile>;
+  static constexpr SplitTile kTile = Kernel::kTile;
+  static constexpr int kHeadDim = Kernel::kHeadDim;
+  static constexpr int kColumns = Kernel::kColumns;
+  static constexpr int kWarpRows = Kernel::kWarpRows;
+  static constexpr bool kExtended = Kernel::kExtended;
+  static constexpr bool kAppends = Kernel::kAppends;
+
+  const SplitParams& p;
+  typename Kernel::Tiles& tiles;
+  const EntryKeys& keys;
+  const RowTiles::Item& item;
+
+  // Committed with the first tile of keys.
+  __device__ __forceinline__ void load_queries() {
+    constexpr int kChunks = QTile::kChunksPerRow;
+    const bool rotates = kAppends && p.append.rotary.present();
+#pragma unroll 1
+    for (int index = threadIdx.x; index < kTile.rows * kChunks; index += Kernel::kThreads) {
+      const int row = index / kChunks;
+      const int column = index % kChunks * QTile::kChunk;
+      const bool exists = row < keys.num_rows;
+      const PackedRow at = p.division.tiles.at(keys.first_row + (exists ? row : 0), item.head);
+      const attention::Sequence& sequence = keys.sequence;
+      if (rotates) {
+        const auto rotated = appended().query(sequence.batch, at.head, at.query, num_old_keys());
+        store_chunk(tiles.q, {row, column}, rotated, exists ? static_cast<int>(p.head_dim_qk) - column : 0);
+        continue;
+      }
+      const auto* source = p.q.row<const Element>(sequence.batch, at.head, sequence.query_begin + at.query) + column;
+      ptx::copy_async_16(tiles.q.address(row, column), source,
+                         exists ? valid_bytes(static_cast<int>(p.head_dim_qk) - column) : 0);
+    }
+  }
+
+  // Starts copying. Keys that the sequence does not have become zeros and are not read.
+  __device__ __forceinline__ void load(int stage, int tile) {
+    if constexpr (kAppends) {
+      if (may_hold_new_keys(tile)) {
+        load_with_new(stage, tile);
+        return;
+      }
+    }
+    const attention::Sequence& sequence = keys.sequence;
+    const int column = Place::column();
+    const Targets to = targets(stage);
+    constexpr int kSteps = kTile.keys / Place::kRowStep;
+    constexpr int kWholeUnrolled = kExtended ? 1 : kSteps;
+    if (kCopiesWhole && is_whole(tile)) {
+      const attention::KeyRow at = p.key_row(sequence, tile * kTile.keys + Place::row());
+      const auto* k = p.k.row<const Element>(at.entry, item.head, at.row) + column;
+      const auto* v = p.v.row<const Element>(at.entry, item.head, at.row) + first_column() + column;
+#pragma unroll kWholeUnrolled
+      for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
+#pragma unroll
+        for (int group = 0; group < kHeadDim; group += KTile::kGroup) {
+          ptx::copy_async_16(to.after(step).k + group * sizeof(Element), k + group, 16);
+        }
+#pragma unroll
+        for (int group = 0; group < kColumns; group += VTile::kGroup) {
+          ptx::copy_async_16(to.after(step).v + group * sizeof(Element), v + group, 16);
+        }
+        k += Place::kRowStep * p.k.row_stride;
+        v += Place::kRowStep * p.v.row_stride;
+      }
+      return;
+    }
+    // As far as registers allow.
+    constexpr int kUnrolled = kExtended || kWarpRows == 32 || sizeof(Element) * kHeadDim > 512 ? 1
+                              : kTile.rows == 32                                               ? 2
+                                                                                               : kSteps;
+#pragma unroll kUnrolled
+    for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
+      load_key(to.after(step), tile * kTile.keys + Place::row() + step);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int first_column() const { return static_cast<int>(item.slice) * kColumns; }
+
+  // Of 16 bytes, where so many columns are left of a row.
+  __device__ __forceinline__ static int valid_bytes(int columns) {
+    return min(max(columns, 0), QTile::kChunk) * static_cast<int>(sizeof(Element));
+  }
+
+  // Fewer instructions for most tiles, where registers are left: what bounds the others is not memory.
+  static constexpr bool kCopiesWhole = kWarpRows == 16 && (!kExtended || kTile.rows == 16);
+
+  // Its keys exist and have neighbouring rows, as wide as those of a tile.
+  __device__ __forceinline__ bool is_whole(int tile) const {
+    return !p.cache.paged() && (tile + 1) * kTile.keys <= static_cast<int>(keys.sequence.num_keys) &&
+           p.head_dim_qk == kHeadDim && static_cast<int>(p.head_dim_v) - first_column() >= kColumns;
+  }
+
+  __device__ __forceinline__ common::AppendedRows<Element> appended() const { return {p.append}; }
+  // Of a cache, before this call.
+  __device__ __forceinline__ int num_old_keys() const {
+    return static_cast<int>(p.cache.num_old(keys.sequence.batch, p.sequences.max_seqlen_k));
+  }
+  __device__ __forceinline__ bool may_hold_new_keys(int tile) const {
+    return p.append.present() && (tile + 1) * kTile.keys > static_cast<int>(keys.sequence.num_keys - p.cache.num_new);
+  }
+
+  struct ChunkPlace {
+    int row;
+    int column;
+  };
+  // 16 bytes of a row that comes through registers, from column `first` of it on; `columns` elements are left of it.
+  template <class Tile>
+  __device__ __forceinline__ static void store_chunk(const Tile& tile, const ChunkPlace& at,
+                                                     const common::RotatedRow<Element>& row, int columns,
+                                                     int first_of_tile = 0) {
+    constexpr int kAtOnce = 4;
+    Element* const to = const_cast<Element*>(&tile.at(at.row, at.column));
+#pragma unroll kAtOnce
+    for (int i = 0; i < Tile::kChunk; ++i) {
+      to[i] = i < columns ? row.at(first_of_tile + at.column + i) : Element(0.0f);
+    }
+  }
+
+  // Where the thread's first chunks of a tile are.
+  struct Targets {
+    uint32_t k;
+    uint32_t v;
+    __device__ __forceinline__ Targets after(int rows) const {
+      return {k + rows * KTile::kRowBytes, v + rows * VTile::kRowBytes};
+    }
+  };
+  __device__ __forceinline__ Targets targets(int stage) const {
+    return {tiles.k[stage].address(Place::row(), Place::column()),
+            tiles.v[stage].address(Place::row(), Place::column())};
+  }
+
+  // The thread's chunks of a key.
+  __device__ __forceinline__ void load_key(const Targets& to, int key) {
+    const attention::Sequence& sequence = keys.sequence;
+    const int column = Place::column();
+    const int columns_k = static_cast<int>(p.head_dim_qk) - column;
+    const int columns_v = static_cast<int>(p.head_dim_v) - first_column() - column;
+    const bool exists = key < sequence.num_keys;
+    const attention::KeyRow at = exists ? p.key_row(sequence, key) : attention::KeyRow{0, 0};
+    const auto* k = p.k.row<const Element>(at.entry, item.head, at.row) + column;
+    const auto* v = p.v.row<const Element>(at.entry, item.head, at.row) + first_column() + column;
+#pragma unroll
+    for (int group = 0; group < kHeadDim; group += KTile::kGroup) {
+      ptx::copy_async_16(to.k + group * sizeof(Element), k + group, exists ? valid_bytes(columns_k - group) : 0);
+    }
+#pragma unroll
+    for (int group = 0; group < kColumns; group += VTile::kGroup) {
+      ptx::copy_async_16(to.v + group * sizeof(Element), v + group, exists ? valid_bytes(columns_v - group) : 0);
+    }
+  }
+
+  // The thread's chunks of a tile of which some keys are new.
+  __device__ __forceinline__ void load_with_new(int stage, int tile) {
+    const attention::Sequence& sequence = keys.sequence;
+    const int num_old = num_old_keys();
+#pragma unroll 1
+    for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
+      const int row = Place::row() + step;
+      const int key = tile * kTile.keys + row;
+      if (key < num_old || key >= sequence.num_keys) {
+        load_key(targets(stage).after(step), key);
+        continue;
+      }
+      const auto k = appended().key(sequence.batch, item.head, key - num_old, num_old);
+      const auto v = appended().value(sequence.batch, item.head, key - num_old);
+#pragma unroll 1
+      for (int column = Place::column(); column < kHeadDim; column += KTile::kGroup) {
+        store_chunk(tiles.k[stage], {row, column}, k, static_cast<int>(p.head_dim_qk) - column);
+      }
+#pragma unroll 1
+      for (int column = Place::column(); column < kColumns; column += VTile::kGroup) {
+        store_chunk(tiles.v[stage], {row, column}, v, static_cast<int>(p.head_dim_v) - first_column() - column,
+                    first_column());
+      }
+    }
+  }
+};
+
+}  // namespace flash_attn_ext::sm80
