@@ -111,4 +111,14 @@ struct AppendedRows {
   }
 };
 
+// Each step-th of the rows, from the first on. Not inlined: a kernel's first instructions come from memory in each
+// call, and these would lie between them.
+template <class Element>
+__device__ __noinline__ void copy_appended_rows(const attention::AppendParams& p, uint32_t first, uint32_t step) {
+  const AppendedRows<Element> rows = {p};
+  const int64_t count = rows.count();
+#pragma unroll 1
+  for (int64_t index = first; index < count; index += step) rows.copy(index);
+}
+
 }  // namespace flash_attn_ext::common

@@ -66,6 +66,15 @@ inline common::CombineParams combine_params(const SplitParams& split, const Forw
   return p;
 }
 
+template <class Kernel>
+cudaError_t launch_split(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
+                         cudaStream_t stream) {
+  const SplitParams p = split_params<Kernel>(params, plan, workspace);
+  const cudaError_t error = launch<Kernel>(split_kernel<Kernel>, p, p.division.blocks + plan.append_blocks, stream);
+  if (error != cudaSuccess) return error;
+  return common::combine<typename Kernel::Element, Kernel::kColumns>(combine_params(p, plan), stream);
+}
+
 template <SplitKind kKind>
 using SplitKindTag = std::integral_constant<SplitKind, kKind>;
 
@@ -76,10 +85,13 @@ cudaError_t forward_split(const attention::AppendingForwardParams& params, const
   const auto run = [&](auto kind) {
     if constexpr (has_split_kernel(sizeof(Element), kHeadDim, kind())) {
       if (kind() != plan.split_kind) return;
-      using Kernel = SplitKernel<Element, kHeadDim, kind()>;
-      const SplitParams p = split_params<Kernel>(params, plan, workspace);
-      error = launch<Kernel>(split_kernel<Kernel>, p, p.division.blocks + plan.append_blocks, stream);
-      if (error == cudaSuccess) error = common::combine<Element, Kernel::kColumns>(combine_params(p, plan), stream);
+      if (plan.append_blocks == 0) {
+        using Kernel = SplitKernel<Element, kHeadDim, SplitForm{kind(), false}>;
+        error = launch_split<Kernel>(params, plan, workspace, stream);
+      } else if constexpr (appends_keys(sizeof(Element), kind())) {
+        using Kernel = SplitKernel<Element, kHeadDim, SplitForm{kind(), true}>;
+        error = launch_split<Kernel>(params, plan, workspace, stream);
+      }
     }
   };
   run(SplitKindTag<SplitKind::kRows16>{});

@@ -23,13 +23,20 @@
 
 namespace flash_attn_ext::sm80 {
 
-template <class ElementType, int kHeadDimValue, SplitKind kKind>
+// Calls that append to a cache have kernels of their own: in the others it would take registers, and instructions for
+// each tile (one query of 4k keys: 12.3 us instead of 11.7).
+struct SplitForm {
+  SplitKind kind;
+  bool appends;
+};
+
+template <class ElementType, int kHeadDimValue, SplitForm kForm>
 struct SplitKernel {
   using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimValue;
-  static constexpr bool kExtended = is_extended(kKind);
-  static constexpr bool kAppends = appends_keys(sizeof(Element), kKind);
-  static constexpr SplitTile kTile = split_tile(sizeof(Element), kHeadDim, kKind);
+  static constexpr bool kExtended = is_extended(kForm.kind);
+  static constexpr bool kAppends = kForm.appends;
+  static constexpr SplitTile kTile = split_tile(sizeof(Element), kHeadDim, kForm.kind);
   static constexpr int kThreads = kTile.threads();
   static constexpr int kWarps = kThreads / kWarpSize;
   static constexpr int kWarpRows = kTile.rows_per_warp();
@@ -205,11 +212,9 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   ptx::allow_dependent_launch();
   if (Kernel::kAppends && blockIdx.x >= p.division.blocks) {
-    const common::AppendedRows<typename Kernel::Element> rows = {p.append};
-    const int64_t first = int64_t{blockIdx.x - p.division.blocks} * Kernel::kWarps + tile::warp();
-    const int64_t warps = int64_t{gridDim.x - p.division.blocks} * Kernel::kWarps;
-#pragma unroll 1
-    for (int64_t index = first, count = rows.count(); index < count; index += warps) rows.copy(index);
+    const uint32_t first = (blockIdx.x - p.division.blocks) * Kernel::kWarps + tile::warp();
+    common::copy_appended_rows<typename Kernel::Element>(p.append, first,
+                                                         (gridDim.x - p.division.blocks) * Kernel::kWarps);
     return;
   }
   KeyStretch<Kernel::kTile.keys> stretch(p, p.division);
