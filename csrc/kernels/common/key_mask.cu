@@ -6,7 +6,6 @@
 #include "kernels/common/key_mask.h"
 #include "kernels/common/mask_group.cuh"
 #include "kernels/plan/mask_tiles.h"
-#include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::common {
 namespace {
@@ -64,7 +63,6 @@ struct KeyMaskArguments {
 
 __global__ void __launch_bounds__(kThreads) key_mask_kernel(const __grid_constant__ KeyMaskArguments args) {
   __shared__ KeysLeft left_of_warps[kThreads / 32];
-  ptx::allow_dependent_launch();
   const attention::AttentionParams& p = args.params;
   const attention::BroadcastView& mask = p.score_mod.mask;
   const auto* const row = static_cast<const uint8_t*>(mask.data) + mask.offset({blockIdx.x, 0, 0, 0});
