@@ -6,7 +6,7 @@
 #include "kernels/common/delta.h"
 #include "kernels/common/dq_parts.h"
 #include "kernels/common/float64_attention.h"
-#include "kernels/common/mask_tiles.h"
+#include "kernels/common/masks/mask_tiles.h"
 #include "kernels/common/score_gradients.h"
 #include "kernels/plan/workspace.h"
 #include "kernels/sm80/dispatch.h"

@@ -4,8 +4,8 @@
 #include <iterator>
 #include <utility>
 
-#include "kernels/common/key_mask.h"
-#include "kernels/common/mask_tiles.h"
+#include "kernels/common/masks/key_mask.h"
+#include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/sm90/sm90_backend.h"
 #include "kernels/sm90/sm90_kernels.h"

@@ -45,7 +45,8 @@ cudaError_t combine_parts(const ForwardArguments& args, cudaStream_t stream) {
   return common::combine<typename Traits::Element, part_columns(Traits::kDims.v)>(p, stream);
 }
 
-// A mask is scanned before: this launch begins meanwhile.
+// The scan of a mask comes before, or the launch for entries with intervals: this launch begins as soon as that lets
+// it.
 template <class Traits>
 cudaError_t launch_kernel(const ForwardArguments& args, int64_t blocks, cudaStream_t stream) {
   using Kernel = ForwardKernel<Traits>;

@@ -121,7 +121,8 @@ struct SplitCopies {
     int row;
     int column;
   };
-  // 16 bytes of a row that comes through registers, from column `first` of it on; `columns` elements are left of it.
+  // 16 bytes of a row that comes through registers, of which `columns` elements are left. first_of_tile: the row's
+  // column that is the tile's first.
   template <class Tile>
   __device__ __forceinline__ static void store_chunk(const Tile& tile, const ChunkPlace& at,
                                                      const common::RotatedRow<Element>& row, int columns,

@@ -24,7 +24,7 @@
 namespace flash_attn_ext::sm80 {
 
 // Calls that append to a cache have kernels of their own: in the others it would take registers, and instructions for
-// each tile (one query of 4k keys: 12.3 us instead of 11.7).
+// each tile (one query of 4k keys: 0.887 of cuDNN's time instead of 0.865).
 struct SplitForm {
   SplitKind kind;
   bool appends;

@@ -3,8 +3,8 @@
 //
 // Grid: a block for each row of the mask as it is stored. A thread has 128 keys at a time, as in mask_bits.cu. Bound:
 // the latency of one trip to memory.
-#include "kernels/common/key_mask.h"
-#include "kernels/common/mask_group.cuh"
+#include "kernels/common/masks/key_mask.h"
+#include "kernels/common/masks/mask_group.cuh"
 #include "kernels/plan/mask_tiles.h"
 
 namespace flash_attn_ext::common {

@@ -6,8 +6,8 @@
 // each, of which a lane reads its own 16 at a time, or the whole warp all of them where they do not lie so. Bound:
 // memory; every byte of the mask is read once.
 #include "attention/divisor.h"
-#include "kernels/common/mask_group.cuh"
-#include "kernels/common/mask_tiles.h"
+#include "kernels/common/masks/mask_group.cuh"
+#include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
 #include "ptx/dependent_launch.h"
 

@@ -2,7 +2,7 @@
 //
 // Grid: one warp per tile of 64 queries x 64 keys of the mask as it is stored (broadcast dimensions once). Lanes take
 // neighbouring keys, 16 bytes each where the mask allows it. Bound: memory; every byte of the mask is read once.
-#include "kernels/common/mask_tiles.h"
+#include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
 #include "ptx/dependent_launch.h"
 
