@@ -60,6 +60,18 @@ __device__ __forceinline__ uint32_t pack_in_order(float low, float high, __half)
   return packed;
 }
 
+// PTX ISA, fma.rn of pairs: a b + c of both elements.
+__device__ __forceinline__ uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c, __nv_bfloat16) {
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+__device__ __forceinline__ uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c, __half) {
+  uint32_t sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+
 // The two elements of a pack.
 __device__ __forceinline__ float2 unpack(uint32_t packed, __nv_bfloat16) {
   return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xFFFF0000u)};

@@ -42,4 +42,13 @@ __device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, B
       : "memory");
 }
 
+// PTX ISA, cp.async.bulk.tensor: a box from shared memory to what the tensor has of it, in the group of this thread's
+// stores that commit_stores() ends (bulk_copy.h waits for groups).
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t source, const BoxOrigin& at) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(source), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
 }  // namespace flash_attn_ext::ptx

@@ -23,12 +23,14 @@ __device__ __forceinline__ void draw_dropout(const Tile& where, uint64_t seed, F
   // Tiles of keys begin at multiples of their length.
   constexpr bool kWholeBlocks = kQueries && Tile::kKeys % Dropout::kBlockKeys == 0;
   const bool second_half = !kWholeBlocks && where.key(0, 0) % Dropout::kBlockKeys != 0;
+  const uint32_t first_query_block = Dropout::query_block(where.query(0, 0));
+  const uint32_t first_key_block = Dropout::key_block(where.key(0, 0));
 #pragma unroll
   for (int i = 0; i < Acc::kRowTiles; ++i) {
 #pragma unroll
     for (int first_j = 0; first_j < Acc::kColumnTiles; first_j += kJ) {
-      const uint32_t query_block = Dropout::query_block(where.query(16 * i, 8 * first_j));
-      const uint32_t key_block = Dropout::key_block(where.key(16 * i, 8 * first_j));
+      const uint32_t query_block = first_query_block + (kQueries ? i : first_j / 2);
+      const uint32_t key_block = first_key_block + (kQueries ? first_j / 4 : (i + second_half) / 2);
       const bool upper = second_half != (!kQueries && i % 2 == 1);
       attention::PhiloxCounter draws[2];  // of neighbouring columns
 #pragma unroll

@@ -5,7 +5,8 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Of Q, K and V, and of dO in a backward pass. Arguments: with `params` and a map of each.
+// Of Q, K and V, of O where kernels write it in boxes, and of dO in a backward pass. Arguments: with `params` and a map
+// of each.
 template <class Arguments>
 cudaError_t make_operand_maps(Arguments& args, int query_rows, int key_rows) {
   const auto& p = args.params;
@@ -22,6 +23,11 @@ cudaError_t make_operand_maps(Arguments& args, int query_rows, int key_rows) {
   if constexpr (requires { args.dout; }) {
     const OperandShape shape = {batch, p.num_heads_q, queries, p.head_dim_v, query_rows};
     if (error == cudaSuccess) error = make(args.dout, p.dout, shape);
+  }
+  if constexpr (requires { args.out; }) {
+    const OperandShape shape = {batch, p.num_heads_q, queries, p.head_dim_v, OutputMap::kRows};
+    args.out.rows = static_cast<int>(queries);
+    args.out.exists = p.out.column_stride == 1 && make(args.out.boxes, p.out, shape) == cudaSuccess;
   }
   return error;
 }

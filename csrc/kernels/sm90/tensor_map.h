@@ -15,6 +15,15 @@ struct OperandMap {
   int batch_step;  // 0 where all batch entries are, and in a packed batch
 };
 
+// A result as the copy engine writes it, a warp's rows at a time.
+struct OutputMap {
+  static constexpr int kRows = 16;
+
+  OperandMap boxes;
+  int rows;     // of the tensor, behind which nothing is written
+  bool exists;  // the copy engine can write the tensor
+};
+
 // What is read in boxes: the rows that exist, in all sequences of a packed batch.
 struct OperandShape {
   int64_t batch;

@@ -30,6 +30,7 @@ struct ForwardArguments {
   OperandMap k;
   OperandMap v;
   OperandMap bias;  // of BiasMask kernels
+  OutputMap out;
   attention::ForwardParams params;
   Schedule schedule;
   TileNotes notes;

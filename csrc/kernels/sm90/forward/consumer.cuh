@@ -51,8 +51,10 @@ struct ForwardConsumer {
   tile::RowSums sums;  // of P as it was rounded
   tile::PackedRows<kKeys> p;
   RowSoftmax<Scores> softmax;
+  RowEnds ends;
   bool out_is_empty = true;
   bool not_finite = false;  // some result of the warp's rows, even with the maximum as the reference
+  bool holds_queries = false;  // whose rows O of the tile before leaves through
   bool masked = false;      // whether the mask hides some of the tile of keys at hand
   Visit next{};             // the tile of keys that comes after it
   typename decltype(Shared::q_ring)::Position q_at{};
@@ -83,6 +85,7 @@ struct ForwardConsumer {
       if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
       work_at.advance();
     }
+    await_copies();
     // Rows whose keys are divided are not finished yet.
     const int last = uniform(shared.work[work_at.stage].tile);
     if (!Traits::kDividesKeys && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
@@ -90,6 +93,7 @@ struct ForwardConsumer {
 
  private:
   __device__ __forceinline__ bool any_flagged() {
+    await_copies();
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.all_passed);
     return uniform(shared.wait_for_flags()) != 0;
@@ -105,6 +109,7 @@ struct ForwardConsumer {
     const int begin = uniform(work.begin);
     const int end = uniform(work.end);
     int n = end - 1;
+    bool wanted = Traits::kEndsRowsFirst && is_wanted<kReference>(work);
     int ahead = 0;  // tiles of keys of which the values are still to be skipped: one or two
 #pragma unroll 1
     for (; n >= own.end && n >= begin; n = next.tile, ++ahead) skip_keys(n, end);
@@ -120,19 +125,38 @@ struct ForwardConsumer {
       }
 #pragma unroll 1
       for (; n >= own.begin; n = next.tile) step<kReference, false>(work, n, own);
-      release(shared.q_ring, q_at);
+      if constexpr (!Traits::kSendsOutput) release(shared.q_ring, q_at);
       multiply_values();
-      await_values();
+      if constexpr (Traits::kEndsRowsFirst) {
+        ends = end_of(work).template end_rows<kReference>(softmax, wanted);
+        await_values_after(ends.l[0] + ends.l[1]);
+      } else {
+        await_values();
+      }
       skip_rest(n, begin, end);
     } else {
       out.clear();
       sums = {};
       softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
+      if constexpr (Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kReference>(softmax, wanted);
       skip_values(ahead);
       skip_rest(n, begin, end);
-      if (end > begin) release(shared.q_ring, q_at);  // which have arrived: values come after them
+      if constexpr (Traits::kSendsOutput) {
+        if (end > begin) {
+          shared.q_ring.wait_full(q_at);
+          give_back_queries();
+        }
+      } else if (end > begin) {
+        release(shared.q_ring, q_at);  // which have arrived: values come after them
+      }
     }
-    if (is_wanted<kReference>(work)) finish<kReference>(work);
+    const bool has_queries = end > begin;
+    if constexpr (!Traits::kEndsRowsFirst) wanted = is_wanted<kReference>(work);
+    if (wanted) finish<kReference>(work, has_queries);
+    if (Traits::kSendsOutput && has_queries) {
+      holds_queries = true;
+      q_at.advance();
+    }
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
   }
 
@@ -144,16 +168,36 @@ struct ForwardConsumer {
   }
 
   template <Reference kReference>
-  __device__ __forceinline__ void finish(const Work& work) {
-    const ForwardFinish<Traits> end = {args, work, first_row() + warp_row()};
+  __device__ __forceinline__ void finish(const Work& work, bool has_queries) {
     bool suspicious;
     if constexpr (Traits::kDividesKeys) {
-      suspicious = end.template store_part<kReference>(out, softmax, sums);
+      suspicious = end_of(work).template store_part<kReference>(out, softmax, sums);
     } else {
-      suspicious = end.template store<kReference>(out, softmax, sums);
+      if constexpr (!Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kReference>(softmax, true);
+      suspicious = end_of(work).store(out, ends, sums, has_queries ? &shared.q[q_at.stage][warpgroup] : nullptr);
     }
     __syncwarp();
     note<kReference>(work, suspicious);
+  }
+
+  __device__ __forceinline__ ForwardFinish<Traits> end_of(const Work& work) const {
+    return {args, work, first_row() + warp_row()};
+  }
+
+  // Each warp's rows of the tile before, which O has left by now.
+  __device__ __forceinline__ void give_back_queries() {
+    if constexpr (!Traits::kSendsOutput) return;
+    if (tile::lane() == 0 && holds_queries) {
+      ptx::wait_until_read();
+      ptx::arrive(shared.q_ring.empty[q_at.stage ^ 1]);
+    }
+    __syncwarp();
+    holds_queries = false;
+  }
+  // O is in memory: it may be written again, and the block may end.
+  __device__ __forceinline__ void await_copies() const {
+    if (Traits::kSendsOutput && tile::lane() == 0) ptx::wait_until_written();
+    __syncwarp();
   }
 
   // For those who compute rows again: this kernel what left the range of kFirstTile, and repair_flagged what is not
@@ -189,6 +233,7 @@ struct ForwardConsumer {
     ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);
     softmax.template update<kReference, true>(scores, exponent(), Traits::kRaiseLog2);
+    give_back_queries();
     drop(work, n);
     p.pack(scores, Element{});
   }

@@ -5,80 +5,125 @@
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/traits.h"
+#include "kernels/sm90/send_rows.cuh"
+#include "kernels/sm90/store_boxes.cuh"
 
 namespace flash_attn_ext::sm90 {
+
+// What is known of a thread's two rows before the last product with V is there.
+struct RowEnds {
+  float l[2];       // sums of exp, relative to the row's reference
+  float kept[2];    // of these, what dropout keeps
+  float total[2];   // l with the sink, relative to the larger one of both
+  float factor[2];  // from the one to the other
+  bool suspicious;  // a sum left its range
+};
 
 template <class Traits>
 struct ForwardFinish {
   using Element = typename Traits::Element;
+  using Output = typename Traits::Output;
 
   const ForwardArguments& args;
   const typename ForwardShared<Traits>::Work& work;
   const int first_row;  // the warp's, in the tile of queries
 
-  // Whether the result may be wrong: because the reference was not the maximum, or because of 0 times what is not
-  // finite.
+  __device__ __forceinline__ int64_t query() const { return int64_t{work.first_query} + first_row; }
+  __device__ __forceinline__ int num_rows() const {
+    return static_cast<int>(min(work.item.sequence.num_queries - query(), int64_t{16}));
+  }
+
+  // Writes the LSE, where that is wanted.
   template <Reference kReference, class Softmax>
-  __device__ __forceinline__ bool store(typename Traits::Output& out, const Softmax& softmax,
-                                        const tile::RowSums& sums) const {
+  __device__ __forceinline__ RowEnds end_rows(const Softmax& softmax, bool wanted) const {
     const attention::ForwardParams& p = args.params;
     const attention::Sequence& sequence = work.item.sequence;
-    const int64_t query = int64_t{work.first_query} + first_row;
-    const int rows = static_cast<int>(min(sequence.num_queries - query, int64_t{16}));
+    const int rows = num_rows();
     const bool folded = !Traits::kHasTerms || p.score_mod.only_scales();
     const float scale = folded ? static_cast<float>(p.score_mod.scale) : 1.0f;
     const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
     attention::SoftmaxState<float> own_state;
-    bool suspicious = false;
+    RowEnds ends;
+    ends.suspicious = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float l = tile::quad_sum(softmax.l[r]);
+      ends.l[r] = tile::quad_sum(softmax.l[r]);
+      if constexpr (Traits::kMayDrop) ends.kept[r] = tile::quad_sum(softmax.kept[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float l = ends.l[r];
       if (kReference == Reference::kFirstTile && !(l > kLeastSum && l < kLargestSum)) {
-        suspicious |= exists(r, rows) && !(l == 0.0f && sees_nothing(query + Traits::Output::row(r)));
+        ends.suspicious |= exists(r, rows) && !(l == 0.0f && sees_nothing(query() + Output::row(r)));
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
-      float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.item.head]);
+      ends.factor[r] =
+          p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.item.head]);
+      ends.total[r] = state.l;
+      if (r == own) own_state = state;
+    }
+    const int own_row = Output::row(own);
+    if (wanted && own < 2 && own_row < rows && work.first_column == 0) {
+      const int64_t row = sequence.query_begin + query() + own_row;
+      const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
+      *p.lse.at<float>(sequence.batch, work.item.head, row) = result.value;
+      if (Traits::kHasTerms && p.lse_residual.present()) {
+        *p.lse_residual.at<float>(sequence.batch, work.item.head, row) = result.residual;
+      }
+    }
+    return ends;
+  }
+
+  // Whether the result may be wrong: because the reference was not the maximum, or because of 0 times what is not
+  // finite. staging: the warpgroup's rows of Q, which nobody reads any more, or null where no key is seen.
+  __device__ __forceinline__ bool store(Output& out, const RowEnds& ends, const tile::RowSums& sums,
+                                        typename Traits::QTile* staging) const {
+    const attention::ForwardParams& p = args.params;
+    const attention::Sequence& sequence = work.item.sequence;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float factor = ends.factor[r];
+      const float total = ends.total[r];
       if constexpr (Traits::kSumsRounded && Traits::kMayDrop) {
-        const float kept = tile::quad_sum(softmax.kept[r]);
-        const float unrounded = sums.at(r) > 0.0f ? kept * ptx::reciprocal(sums.at(r)) : 1.0f;
-        factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l) * unrounded;
+        const float unrounded = sums.at(r) > 0.0f ? ends.kept[r] * ptx::reciprocal(sums.at(r)) : 1.0f;
+        factor *= total == 0.0f ? 0.0f : ptx::reciprocal(total) * unrounded;
       } else if constexpr (Traits::kSumsRounded) {
         // What a sink adds to the sum was not rounded.
-        const float rounded = state.l - l * factor + sums.at(r) * factor;
-        factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(rounded);
+        const float rounded = total - ends.l[r] * factor + sums.at(r) * factor;
+        factor *= total == 0.0f ? 0.0f : ptx::reciprocal(rounded);
       } else {
-        factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l);
+        factor *= total == 0.0f ? 0.0f : ptx::reciprocal(total);
       }
       if (Traits::kMayDrop && p.dropout.enabled()) factor *= static_cast<float>(p.dropout.rescale);
       out.scale_row(r, factor);
-      if (r == own) own_state = state;
     }
-    const int64_t row = sequence.query_begin + query;
-    const int own_row = Traits::Output::row(own);
-    if (own < 2 && own_row < rows && work.first_column == 0) {
-      const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
-      *p.lse.at<float>(sequence.batch, work.item.head, row + own_row) = result.value;
-      if (Traits::kHasTerms && p.lse_residual.present()) {
-        *p.lse_residual.at<float>(sequence.batch, work.item.head, row + own_row) = result.residual;
-      }
+    const int64_t row = sequence.query_begin + query();
+    const OutputRows<Element> target = {
+        .data = p.out.row<Element>(sequence.batch, work.item.head, row) + work.first_column * p.out.column_stride,
+        .row_stride = p.out.row_stride,
+        .column_stride = p.out.column_stride,
+        .rows = num_rows(),
+        .columns = static_cast<int>(p.head_dim_v) - work.first_column};
+    bool suspicious = ends.suspicious;
+    if constexpr (!Traits::kSendsOutput) {
+      suspicious |= store_row_quads<Element>(target, out);
+    } else if (staging == nullptr) {
+      store_zeros(target);
+    } else {
+      const ptx::BoxOrigin at = {.column = work.first_column,
+                                 .row = static_cast<int>(row),
+                                 .head = static_cast<int>(work.item.head),
+                                 .batch = static_cast<int>(sequence.batch)};
+      suspicious |= send_rows(target, args.out, at, out, *staging, first_row % tile::kWarpgroupRows);
     }
-    Element* target = p.out.row<Element>(sequence.batch, work.item.head, row) + work.first_column * p.out.column_stride;
-    suspicious |= store_row_quads<Element>({.data = target,
-                                            .row_stride = p.out.row_stride,
-                                            .column_stride = p.out.column_stride,
-                                            .rows = rows,
-                                            .columns = static_cast<int>(p.head_dim_v) - work.first_column},
-                                           out);
     return __any_sync(0xFFFFFFFFu, suspicious);
   }
 
   // The same of a part of the rows' keys, for common/combine.h: O times what makes the exact sums its divisor.
   template <Reference kReference, class Softmax>
-  __device__ __forceinline__ bool store_part(typename Traits::Output& out, const Softmax& softmax,
-                                             const tile::RowSums& sums) const {
+  __device__ __forceinline__ bool store_part(Output& out, const Softmax& softmax, const tile::RowSums& sums) const {
     const KeyParts& parts = args.key_parts;
-    const int64_t query = int64_t{work.first_query} + first_row;
-    const int rows = static_cast<int>(min(work.item.sequence.num_queries - query, int64_t{16}));
+    const int rows = num_rows();
     const int64_t tile = work.item.sequence.batch * parts.tiles + work.first_query / Traits::kQueries;
     const int64_t item =
         (tile * args.params.num_heads_q + work.item.head) * parts.column_slices + work.first_column / kColumns;
@@ -92,16 +137,16 @@ struct ForwardFinish {
       const float m = l == 0.0f ? -INFINITY : softmax.m[r] * static_cast<float>(args.params.score_mod.scale);
       if constexpr (Traits::kSumsRounded) out.scale_row(r, l == 0.0f ? 0.0f : l * ptx::reciprocal(sums.at(r)));
       if (exists(r, rows) && tile::lane() % 4 == 0) {
-        parts.rows.state_of(slot, first_row + Traits::Output::row(r)) = {m, l};
+        parts.rows.state_of(slot, first_row + Output::row(r)) = {m, l};
       }
     }
-    float* const target = parts.rows.out_row(slot, first_row) + Traits::Output::column(0, 0);
+    float* const target = parts.rows.out_row(slot, first_row) + Output::column(0, 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float zero = 0.0f;
-      float* const row = target + Traits::Output::row(r) * parts.rows.columns;
+      float* const row = target + Output::row(r) * parts.rows.columns;
 #pragma unroll
-      for (int j = 0; j < Traits::Output::kColumnTiles; ++j) {
+      for (int j = 0; j < Output::kColumnTiles; ++j) {
         zero = fmaf(out.at(r, j, 0), 0.0f, fmaf(out.at(r, j, 1), 0.0f, zero));
         if (exists(r, rows)) *reinterpret_cast<float2*>(row + 8 * j) = {out.at(r, j, 0), out.at(r, j, 1)};
       }
@@ -111,7 +156,7 @@ struct ForwardFinish {
   }
 
  private:
-  __device__ __forceinline__ static bool exists(int r, int rows) { return Traits::Output::row(r) < rows; }
+  __device__ __forceinline__ static bool exists(int r, int rows) { return Output::row(r) < rows; }
 
   __device__ __forceinline__ bool sees_nothing(int64_t query) const {
     return args.params.visibility.keys_of<int>(query, work.item.sequence).empty();

@@ -44,13 +44,13 @@ struct ForwardProducer {
     }
     Visit at = visit_from<Traits>(args.params, work, work.end - 1);
     Visit next = visit_from<Traits>(args.params, work, at.tile - 1);
-    if (next.tile < work.begin) let_claim(work);
+    if (next.tile <= work.begin) let_claim(work);
     send_k(work, {at, next});
     send_q(work);
 #pragma unroll 1
     while (next.tile >= work.begin) {
       const Visit after = visit_from<Traits>(args.params, work, next.tile - 1);
-      if (after.tile < work.begin) let_claim(work);
+      if (next.tile > work.begin && after.tile <= work.begin) let_claim(work);
       send_k(work, {next, after});
       send_v(work, at.tile);
       at = next;
@@ -59,7 +59,7 @@ struct ForwardProducer {
     send_v(work, at.tile);
   }
 
-  // With the last tile of keys: the next tile of queries may be claimed, and found by the time it is needed.
+  // With the last tile of keys but one: the next tile of queries may be claimed, and is found by the time it is needed.
   __device__ __forceinline__ void let_claim(const Work& work) const {
     if (work.kind == WorkKind::kTile) ptx::arrive(shared.may_claim);
   }

@@ -33,6 +33,14 @@ struct ForwardTraits {
 
   static constexpr bool kDividesKeys = kVariant == Variant::kParts;
 
+  // O leaves through its rows of Q by the copy engine. (With one stage of Q the next tile's would have to wait; and with
+  // dropout or a mask it is slower, since ptxas gives the products fewer uniform registers.)
+  static constexpr bool kSendsOutput = is_plain(kVariant) && kTile.query_stages == 2 && !kDividesKeys;
+
+  // Sums and the LSE are finished while the last product is under way, not behind it. (With three warpgroups those of
+  // others hide them, and registers are short.)
+  static constexpr bool kEndsRowsFirst = kSendsOutput && kTile.warpgroups == 2 && kTile.blocks == 1;
+
   // A loop of its own for tiles of keys that all rows see whole. (With three warpgroups, or O of more columns, one for
   // all of them is as fast.)
   static constexpr bool kLoopForFull =
@@ -118,7 +126,7 @@ struct ForwardShared {
   int any_flagged;          // of the block's tiles
 
   __device__ __forceinline__ void init() {
-    q_ring.init(kWarpgroups);
+    q_ring.init(Traits::kSendsOutput ? Traits::kWarps : kWarpgroups);
     k_ring.init(kWarpgroups);
     v_ring.init(kWarpgroups);
     work_ring.init(Traits::kWarps + 1);  // and the producer

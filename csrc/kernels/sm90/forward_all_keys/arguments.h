@@ -16,6 +16,7 @@ struct AllKeysArguments {
   OperandMap q;
   OperandMap k;
   OperandMap v;
+  OutputMap out;
   attention::ForwardParams params;
   Schedule schedule;  // of units: up to `query_tiles` tiles of 64 queries of a head
   int query_tiles;

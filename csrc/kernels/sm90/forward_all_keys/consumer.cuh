@@ -41,7 +41,7 @@ struct AllKeysConsumer {
 #pragma unroll 1
     while (more) {
       attend(std::make_integer_sequence<int, kParts - 1>{});
-      const ResultRows<Element> rows = result_rows<Traits>(args, shared.unit[at.stage], own);
+      const ResultRows rows = result_rows(args, shared.unit[at.stage], own);
       own += Shared::kWarpgroups;
       more = find();
       if constexpr (Traits::kTile.overlaps) start_scores(more, 0);
@@ -49,6 +49,7 @@ struct AllKeysConsumer {
       if constexpr (!Traits::kTile.overlaps) start_scores(more, 0);
     }
     ptx::wait_products<0>();
+    if (tile::lane() == 0) ptx::wait_until_written();  // results: they may be written again, and the block may end
     __syncwarp();
     if (shared.any_flagged[result_warp()]) repair_flagged<Traits>(args, warpgroup);
   }
@@ -149,8 +150,8 @@ struct AllKeysConsumer {
     q_at.advance();
   }
 
-  __device__ __forceinline__ void finish(const ResultRows<Element>& rows) {
-    const bool suspicious = store_result<Traits>(args.params, rows, out, softmax, shared.out[warpgroup]);
+  __device__ __forceinline__ void finish(const ResultRows& rows) {
+    const bool suspicious = store_result<Traits>(args, rows, out, softmax, shared.out[warpgroup]);
     if (tile::lane() == 0) {
       *rows.nan_flag = suspicious;
       if (suspicious) shared.any_flagged[result_warp()] = true;

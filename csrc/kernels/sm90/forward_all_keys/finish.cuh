@@ -3,7 +3,7 @@
 
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward_all_keys/traits.h"
-#include "kernels/sm90/store_boxes.cuh"
+#include "kernels/sm90/send_rows.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -20,35 +20,32 @@ __device__ __forceinline__ uint8_t* nan_flag(const AllKeysArguments& args, const
 }
 
 // Where a warp's rows go: what is left of a unit once its stage is given back.
-template <class Element>
 struct ResultRows {
-  Element* out;
-  float* lse;
-  int count;  // that exist, or more than 16
+  int batch;
   int head;
+  int row;    // of the tensors
+  int count;  // that exist, or more than 16
   uint8_t* nan_flag;
 };
 
-template <class Traits>
-__device__ __forceinline__ ResultRows<typename Traits::Element> result_rows(const AllKeysArguments& args,
-                                                                            const Unit& unit, int query_tile) {
+__device__ __forceinline__ ResultRows result_rows(const AllKeysArguments& args, const Unit& unit, int query_tile) {
   const attention::Sequence& sequence = unit.item.sequence;
   const int first = unit.first_query + own_row(query_tile);
-  const int64_t row = sequence.query_begin + first;
-  return {.out = args.params.out.row<typename Traits::Element>(sequence.batch, unit.item.head, row),
-          .lse = args.params.lse.at<float>(sequence.batch, unit.item.head, row),
-          .count = static_cast<int>(sequence.num_queries) - first,
+  return {.batch = static_cast<int>(sequence.batch),
           .head = static_cast<int>(unit.item.head),
+          .row = static_cast<int>(sequence.query_begin) + first,
+          .count = static_cast<int>(sequence.num_queries) - first,
           .nan_flag = nan_flag(args, unit, query_tile)};
 }
 
 // Whether something in the warp's rows is not finite.
 template <class Traits>
-__device__ __forceinline__ bool store_result(const attention::ForwardParams& p,
-                                             const ResultRows<typename Traits::Element>& rows,
+__device__ __forceinline__ bool store_result(const AllKeysArguments& args, const ResultRows& rows,
                                              typename Traits::Output& out,
                                              const RowSoftmax<typename Traits::Scores>& softmax,
                                              typename Traits::OutTile& staging) {
+  using Element = typename Traits::Element;
+  const attention::ForwardParams& p = args.params;
   const auto scale = static_cast<float>(p.score_mod.scale);
   const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
   attention::SoftmaxState<float> own_state;
@@ -62,19 +59,18 @@ __device__ __forceinline__ bool store_result(const attention::ForwardParams& p,
   }
   const int own_row = Traits::Output::row(own);
   if (own < 2 && own_row < rows.count) {
-    rows.lse[own_row] = own_state.log_sum_exp([](float x) { return ptx::log(x); }).value;
+    *p.lse.at<float>(rows.batch, rows.head, rows.row + own_row) =
+        own_state.log_sum_exp([](float x) { return ptx::log(x); }).value;
   }
-  OutputRows<typename Traits::Element> target = {.data = rows.out,
-                                                 .row_stride = p.out.row_stride,
-                                                 .column_stride = p.out.column_stride,
-                                                 .rows = rows.count,
-                                                 .columns = static_cast<int>(p.head_dim_v)};
-  const bool in_chunks = target.in_chunks();
-  if (!in_chunks) {
-    store_elements(target, out);
-    target.columns = 0;  // of what leaves in chunks
-  }
-  return __any_sync(0xFFFFFFFFu, store_boxes(target, out, staging, tile::warp() % 4 * 16, ptx::store_global_16));
+  const OutputRows<Element> target = {.data = p.out.row<Element>(rows.batch, rows.head, rows.row),
+                                      .row_stride = p.out.row_stride,
+                                      .column_stride = p.out.column_stride,
+                                      .rows = rows.count,
+                                      .columns = static_cast<int>(p.head_dim_v)};
+  if (tile::lane() == 0) ptx::wait_until_read();  // of the tile before
+  __syncwarp();
+  const ptx::BoxOrigin at = {.column = 0, .row = rows.row, .head = rows.head, .batch = rows.batch};
+  return __any_sync(0xFFFFFFFFu, send_rows(target, args.out, at, out, staging, tile::warp() % 4 * 16));
 }
 
 }  // namespace flash_attn_ext::sm90
