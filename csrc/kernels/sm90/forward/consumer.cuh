@@ -9,6 +9,7 @@
 #include "kernels/score/score_mod.cuh"
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/finish.cuh"
+#include "kernels/sm90/forward/query_stages.cuh"
 #include "kernels/sm90/forward/repair_flagged.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/terms.cuh"
@@ -54,10 +55,9 @@ struct ForwardConsumer {
   RowEnds ends;
   bool out_is_empty = true;
   bool not_finite = false;  // some result of the warp's rows, even with the maximum as the reference
-  bool holds_queries = false;  // whose rows O of the tile before leaves through
   bool masked = false;      // whether the mask hides some of the tile of keys at hand
   Visit next{};             // the tile of keys that comes after it
-  typename decltype(Shared::q_ring)::Position q_at{};
+  QueryStages<Traits> queries{shared};
   Ring k_at{};
   Ring v_at{};
   typename decltype(Shared::work_ring)::Position work_at{};
@@ -85,7 +85,7 @@ struct ForwardConsumer {
       if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
       work_at.advance();
     }
-    await_copies();
+    queries.await_output();
     // Rows whose keys are divided are not finished yet.
     const int last = uniform(shared.work[work_at.stage].tile);
     if (!Traits::kDividesKeys && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
@@ -93,8 +93,7 @@ struct ForwardConsumer {
 
  private:
   __device__ __forceinline__ bool any_flagged() {
-    await_copies();
-    __syncwarp();
+    queries.await_output();
     if (tile::lane() == 0) ptx::arrive(shared.all_passed);
     return uniform(shared.wait_for_flags()) != 0;
   }
@@ -109,7 +108,7 @@ struct ForwardConsumer {
     const int begin = uniform(work.begin);
     const int end = uniform(work.end);
     int n = end - 1;
-    bool wanted = Traits::kEndsRowsFirst && is_wanted<kReference>(work);
+    bool wanted = Traits::kEndsRowsFirst && is_wanted<Traits, kReference>(args.notes, work.tile);
     int ahead = 0;  // tiles of keys of which the values are still to be skipped: one or two
 #pragma unroll 1
     for (; n >= own.end && n >= begin; n = next.tile, ++ahead) skip_keys(n, end);
@@ -125,7 +124,7 @@ struct ForwardConsumer {
       }
 #pragma unroll 1
       for (; n >= own.begin; n = next.tile) step<kReference, false>(work, n, own);
-      if constexpr (!Traits::kSendsOutput) release(shared.q_ring, q_at);
+      queries.release();
       multiply_values();
       if constexpr (Traits::kEndsRowsFirst) {
         ends = end_of(work).template end_rows<kReference>(softmax, wanted);
@@ -141,30 +140,13 @@ struct ForwardConsumer {
       if constexpr (Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kReference>(softmax, wanted);
       skip_values(ahead);
       skip_rest(n, begin, end);
-      if constexpr (Traits::kSendsOutput) {
-        if (end > begin) {
-          shared.q_ring.wait_full(q_at);
-          give_back_queries();
-        }
-      } else if (end > begin) {
-        release(shared.q_ring, q_at);  // which have arrived: values come after them
-      }
+      if (end > begin) queries.skip();
     }
     const bool has_queries = end > begin;
-    if constexpr (!Traits::kEndsRowsFirst) wanted = is_wanted<kReference>(work);
+    if constexpr (!Traits::kEndsRowsFirst) wanted = is_wanted<Traits, kReference>(args.notes, work.tile);
     if (wanted) finish<kReference>(work, has_queries);
-    if (Traits::kSendsOutput && has_queries) {
-      holds_queries = true;
-      q_at.advance();
-    }
+    if (has_queries) queries.keep();
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
-  }
-
-  // When a tile is computed again, of the flagged rows alone: what becomes of a warp's rows depends on no other's.
-  template <Reference kReference>
-  __device__ __forceinline__ bool is_wanted(const Work& work) const {
-    if constexpr (!Traits::kFixesReference || kReference == Reference::kFirstTile) return true;
-    return uniform(warp_flag<Traits>(args.notes, work.tile)) != 0;
   }
 
   template <Reference kReference>
@@ -174,42 +156,15 @@ struct ForwardConsumer {
       suspicious = end_of(work).template store_part<kReference>(out, softmax, sums);
     } else {
       if constexpr (!Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kReference>(softmax, true);
-      suspicious = end_of(work).store(out, ends, sums, has_queries ? &shared.q[q_at.stage][warpgroup] : nullptr);
+      suspicious = end_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.at.stage][warpgroup] : nullptr);
     }
     __syncwarp();
-    note<kReference>(work, suspicious);
+    if constexpr (kReference == Reference::kRaised) not_finite |= suspicious;
+    note_rows<Traits, kReference>(args.notes, work.tile, suspicious, shared.any_flagged);
   }
 
   __device__ __forceinline__ ForwardFinish<Traits> end_of(const Work& work) const {
     return {args, work, first_row() + warp_row()};
-  }
-
-  // Each warp's rows of the tile before, which O has left by now.
-  __device__ __forceinline__ void give_back_queries() {
-    if constexpr (!Traits::kSendsOutput) return;
-    if (tile::lane() == 0 && holds_queries) {
-      ptx::wait_until_read();
-      ptx::arrive(shared.q_ring.empty[q_at.stage ^ 1]);
-    }
-    __syncwarp();
-    holds_queries = false;
-  }
-  // O is in memory: it may be written again, and the block may end.
-  __device__ __forceinline__ void await_copies() const {
-    if (Traits::kSendsOutput && tile::lane() == 0) ptx::wait_until_written();
-    __syncwarp();
-  }
-
-  // For those who compute rows again: this kernel what left the range of kFirstTile, and repair_flagged what is not
-  // finite even then.
-  template <Reference kReference>
-  __device__ __forceinline__ void note(const Work& work, bool suspicious) {
-    if constexpr (kReference == Reference::kRaised) not_finite |= suspicious;
-    if (tile::lane() == 0) {
-      warp_flag<Traits>(args.notes, work.tile) = suspicious;
-      if (kReference == Reference::kFirstTile && suspicious) *const_cast<volatile int*>(&shared.any_flagged) = 1;
-    }
-    __syncwarp();
   }
 
   // The first tile of keys: nothing to overlap with.
@@ -223,7 +178,7 @@ struct ForwardConsumer {
       sums.clear();
     }
     if constexpr (Traits::kHasTerms) terms.start(where_of(work, n), args.params.score_mod.mask.present());
-    shared.q_ring.wait_full(q_at);
+    queries.wait();
     await_keys(n);
     const bool has_turn = n + 1 != uniform(work.end);
     if (has_turn) take_turn<Traits>(warpgroup);
@@ -233,7 +188,7 @@ struct ForwardConsumer {
     ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);
     softmax.template update<kReference, true>(scores, exponent(), Traits::kRaiseLog2);
-    give_back_queries();
+    queries.give_back_last();
     drop(work, n);
     p.pack(scores, Element{});
   }
@@ -328,7 +283,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void multiply_keys() {
     using Q = typename Traits::QTile;
     using K = typename Traits::KTile;
-    tile::start_product(scores, tile::BoxOperand<Q>(shared.q[0][0]).after(q_at.stage * kWarpgroups + warpgroup),
+    tile::start_product(scores, tile::BoxOperand<Q>(shared.q[0][0]).after(queries.at.stage * kWarpgroups + warpgroup),
                         tile::BoxOperand<K>(shared.k[0]).after(k_at.stage));
   }
   __device__ __forceinline__ void multiply_values() {

@@ -57,8 +57,7 @@ struct ForwardFinish {
         ends.suspicious |= exists(r, rows) && !(l == 0.0f && sees_nothing(query() + Output::row(r)));
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
-      ends.factor[r] =
-          p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.item.head]);
+      ends.factor[r] = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.item.head]);
       ends.total[r] = state.l;
       if (r == own) own_state = state;
     }

@@ -1,10 +1,13 @@
-// Rows in which something not finite came out, again without tensor cores: it may be 0 times what nobody attends.
+// Which rows are computed again; those in which something not finite came out, without tensor cores: it may be 0 times
+// what nobody attends.
 #pragma once
 
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/sm90/forward/arguments.h"
+#include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/traits.h"
+#include "kernels/sm90/uniform.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -12,6 +15,25 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 __device__ __forceinline__ uint8_t& warp_flag(const TileNotes& notes, int tile) {
   return notes.flags[int64_t{tile} * Traits::kWarps + tile::warp() - tile::kWarpgroupSize / tile::kWarpSize];
+}
+
+// Whether the calling warp's rows of a tile are to be written. When it is computed again, flagged ones alone: what
+// becomes of a warp's rows depends on no other's.
+template <class Traits, Reference kReference>
+__device__ __forceinline__ bool is_wanted(const TileNotes& notes, int tile) {
+  if constexpr (!Traits::kFixesReference || kReference == Reference::kFirstTile) return true;
+  return uniform(warp_flag<Traits>(notes, tile)) != 0;
+}
+
+// For those who compute rows again: this kernel what left the range of kFirstTile, and repair_flagged what is not
+// finite even then.
+template <class Traits, Reference kReference>
+__device__ __forceinline__ void note_rows(const TileNotes& notes, int tile, bool suspicious, int& any_flagged) {
+  if (tile::lane() == 0) {
+    warp_flag<Traits>(notes, tile) = suspicious;
+    if (kReference == Reference::kFirstTile && suspicious) *const_cast<volatile int*>(&any_flagged) = 1;
+  }
+  __syncwarp();
 }
 
 // The calling warp's flagged rows, of all tiles that its block had. last_tile: of these; first_row: the warp's, in a

@@ -33,8 +33,8 @@ struct ForwardTraits {
 
   static constexpr bool kDividesKeys = kVariant == Variant::kParts;
 
-  // O leaves through its rows of Q by the copy engine. (With one stage of Q the next tile's would have to wait; and with
-  // dropout or a mask it is slower, since ptxas gives the products fewer uniform registers.)
+  // O leaves through its rows of Q by the copy engine. (With one stage of Q the next tile's would have to wait; and
+  // with dropout or a mask it is slower, since ptxas gives the products fewer uniform registers.)
   static constexpr bool kSendsOutput = is_plain(kVariant) && kTile.query_stages == 2 && !kDividesKeys;
 
   // Sums and the LSE are finished while the last product is under way, not behind it. (With three warpgroups those of

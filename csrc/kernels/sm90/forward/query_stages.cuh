@@ -1,0 +1,58 @@
+// A consumer's stages of Q. In kernels whose O leaves through Q's rows, a warp gives a tile's back during the next one.
+#pragma once
+
+#include "kernels/sm90/forward/traits.h"
+#include "ptx/bulk_copy.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct QueryStages {
+  using Shared = ForwardShared<Traits>;
+
+  Shared& shared;
+  typename decltype(Shared::q_ring)::Position at{};
+  bool holds_last = false;  // whose rows O of the tile before leaves through
+
+  __device__ __forceinline__ void wait() { shared.q_ring.wait_full(at); }
+
+  // No product reads the tile's queries any more. One thread of a warpgroup arrives: its wait for the products has
+  // synchronised the others.
+  __device__ __forceinline__ void release() {
+    if constexpr (Traits::kSendsOutput) return;
+    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(shared.q_ring.empty[at.stage]);
+    at.advance();
+  }
+
+  // Nothing was multiplied by the tile's queries, which have arrived: values come after them.
+  __device__ __forceinline__ void skip() {
+    if constexpr (Traits::kSendsOutput) wait();
+    give_back_last();
+    release();
+  }
+
+  // O is on its way from there.
+  __device__ __forceinline__ void keep() {
+    if constexpr (!Traits::kSendsOutput) return;
+    holds_last = true;
+    at.advance();
+  }
+  // Each warp's rows of the tile before, which O has left by now.
+  __device__ __forceinline__ void give_back_last() {
+    if constexpr (!Traits::kSendsOutput) return;
+    if (tile::lane() == 0 && holds_last) {
+      ptx::wait_until_read();
+      ptx::arrive(shared.q_ring.empty[at.stage ^ 1]);
+    }
+    __syncwarp();
+    holds_last = false;
+  }
+
+  // O is in memory: it may be written again, and the block may end.
+  __device__ __forceinline__ void await_output() const {
+    if (Traits::kSendsOutput && tile::lane() == 0) ptx::wait_until_written();
+    __syncwarp();
+  }
+};
+
+}  // namespace flash_attn_ext::sm90
