@@ -5,8 +5,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Of Q, K and V, of O where kernels write it in boxes, and of dO in a backward pass. Arguments: with `params` and a map
-// of each.
+// Of Q, K and V, and of dO in a backward pass. Arguments: with `params` and a map of each.
 template <class Arguments>
 cudaError_t make_operand_maps(Arguments& args, int query_rows, int key_rows) {
   const auto& p = args.params;
@@ -24,12 +23,18 @@ cudaError_t make_operand_maps(Arguments& args, int query_rows, int key_rows) {
     const OperandShape shape = {batch, p.num_heads_q, queries, p.head_dim_v, query_rows};
     if (error == cudaSuccess) error = make(args.dout, p.dout, shape);
   }
-  if constexpr (requires { args.out; }) {
-    const OperandShape shape = {batch, p.num_heads_q, queries, p.head_dim_v, OutputMap::kRows};
-    args.out.rows = static_cast<int>(queries);
-    args.out.exists = p.out.column_stride == 1 && make(args.out.boxes, p.out, shape) == cudaSuccess;
-  }
   return error;
+}
+
+// Of O. Where the copy engine cannot write it, warps do.
+inline OutputMap make_output_map(const attention::ForwardParams& p) {
+  const bool packed = p.sequences.cu_seqlens_q != nullptr;
+  const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
+  const OperandShape shape = {packed ? 1 : p.batch, p.num_heads_q, queries, p.head_dim_v, OutputMap::kRows};
+  OutputMap map;
+  map.rows = static_cast<int>(queries);
+  map.exists = p.out.column_stride == 1 && make_operand_map(map.boxes, p.out, shape, p.element) == cudaSuccess;
+  return map;
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -76,6 +76,7 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   if (args.schedule.num_blocks == 0) return cudaSuccess;
   if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   cudaError_t error = make_operand_maps(args, tile::kWarpgroupRows, Traits::kTile.keys);
+  if constexpr (Traits::kSendsOutput) args.out = make_output_map(p);
   if (Traits::kHasBoxes && error == cudaSuccess) {
     error = make_bias_map(args.bias, p, tile::kWarpgroupRows);
   }
