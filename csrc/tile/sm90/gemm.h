@@ -22,14 +22,17 @@ struct PackedRows {
 
   uint32_t a[kSteps][4];
 
-  template <class Element>
-  __device__ __forceinline__ void pack(const WarpgroupAccumulator<kInnerColumns>& rows, Element) {
+  // Columns that rows do not have become zeros.
+  template <class Element, int kColumnTiles>
+  __device__ __forceinline__ void pack(const Accumulator<1, kColumnTiles>& rows, Element) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int j = 2 * step + e / 2;
-        a[step][e] = ptx::pack_in_order(rows.c[0][j][e % 2 * 2], rows.c[0][j][e % 2 * 2 + 1], Element{});
+        a[step][e] = j >= kColumnTiles
+                         ? 0u
+                         : ptx::pack_in_order(rows.c[0][j][e % 2 * 2], rows.c[0][j][e % 2 * 2 + 1], Element{});
       }
     }
   }

@@ -9,6 +9,7 @@
 #include "kernels/score/score_mod.cuh"
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/finish.cuh"
+#include "kernels/sm90/forward/key_stages.cuh"
 #include "kernels/sm90/forward/query_stages.cuh"
 #include "kernels/sm90/forward/repair_flagged.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
@@ -26,7 +27,6 @@ struct ForwardConsumer {
   using Work = typename Shared::Work;
   using Scores = typename Traits::Scores;
   using Where = typename Traits::Where;
-  using Ring = typename decltype(Shared::k_ring)::Position;
   static constexpr int kKeys = Traits::kTile.keys;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
   static constexpr bool kOverlaps = Traits::kTile.overlaps;
@@ -36,8 +36,6 @@ struct ForwardConsumer {
   // Before its first product. With few registers ptxas finds enough only if O is not carried from tile to tile.
   static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
   static constexpr int kTilesOfSums = 128;  // of keys that one sum of products takes in
-
-  static constexpr int kMeetBarrier = 8;  // and those of the other warpgroups; turns.cuh has others
 
   using Terms = std::conditional_t<Traits::kHasBits, BoxTerms<Traits>,
                                    std::conditional_t<Traits::kExtended, StagedTerms<Traits>, NoBiasMask>>;
@@ -51,15 +49,14 @@ struct ForwardConsumer {
   typename Traits::Output out;
   tile::RowSums sums;  // of P as it was rounded
   tile::PackedRows<kKeys> p;
-  RowSoftmax<Scores> softmax;
+  RowSoftmax softmax;
   RowEnds ends;
   bool out_is_empty = true;
   bool not_finite = false;  // some result of the warp's rows, even with the maximum as the reference
   bool masked = false;      // whether the mask hides some of the tile of keys at hand
   Visit next{};             // the tile of keys that comes after it
   QueryStages<Traits> queries{shared};
-  Ring k_at{};
-  Ring v_at{};
+  KeyStages<Traits> stages{shared, warpgroup};
   typename decltype(Shared::work_ring)::Position work_at{};
 
   __device__ __forceinline__ void run() {
@@ -105,6 +102,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void attend(const Work& work) {
     const TileRange& seen = work.own[warpgroup];
     const TileRange own = {uniform(seen.begin), uniform(seen.end), uniform(seen.full_begin), uniform(seen.full_end)};
+    const bool half = Traits::kHalvesFirst && uniform(work.sees_half[warpgroup]) != 0;
     const int begin = uniform(work.begin);
     const int end = uniform(work.end);
     int n = end - 1;
@@ -113,8 +111,8 @@ struct ForwardConsumer {
 #pragma unroll 1
     for (; n >= own.end && n >= begin; n = next.tile, ++ahead) skip_keys(n, end);
     if (n >= own.begin && n >= begin) {
-      start<kReference>(work, n, own);
-      skip_values(ahead);
+      start<kReference>(work, n, own, half);
+      stages.skip_values(ahead);
       n = next.tile;
       if constexpr (Traits::kLoopForFull) {
 #pragma unroll 1
@@ -138,7 +136,7 @@ struct ForwardConsumer {
       sums = {};
       softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
       if constexpr (Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kReference>(softmax, wanted);
-      skip_values(ahead);
+      stages.skip_values(ahead);
       skip_rest(n, begin, end);
       if (end > begin) queries.skip();
     }
@@ -169,7 +167,7 @@ struct ForwardConsumer {
 
   // The first tile of keys: nothing to overlap with.
   template <Reference kReference>
-  __device__ __forceinline__ void start(const Work& work, int n, const TileRange& own) {
+  __device__ __forceinline__ void start(const Work& work, int n, const TileRange& own, bool half) {
     if constexpr (kClearsOutput) {
       out.clear();
       sums = {};
@@ -186,11 +184,31 @@ struct ForwardConsumer {
     if (has_turn) pass_turn<Traits>(warpgroup);
     ptx::wait_products<0>();
     ptx::pin_registers(scores.c[0]);
-    modify_scores<false>(work, n, own);
-    softmax.template update<kReference, true>(scores, exponent(), Traits::kRaiseLog2);
-    queries.give_back_last();
-    drop(work, n);
-    p.pack(scores, Element{});
+    if (!Traits::kHalvesFirst || !half) {
+      modify_scores<false>(work, n, own);
+      softmax.template begin<kReference>(scores, exponent());
+      queries.give_back_last();
+      drop(work, n);
+      p.pack(scores, Element{});
+    } else {
+      weigh_half<kReference>(work, n);
+      queries.give_back_last();
+    }
+  }
+
+  // The first half of the scores of a tile: nothing is seen of the other one.
+  template <Reference kReference>
+  __device__ __forceinline__ void weigh_half(const Work& work, int n) {
+    typename Traits::HalfOfScores half;
+#pragma unroll
+    for (int j = 0; j < half.kColumnTiles; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) half.c[0][j][e] = scores.c[0][j][e];
+    }
+    stages.release_keys();
+    where_of<typename Traits::HalfOfScores>(work, n).hide_invisible(half);
+    softmax.template begin<kReference>(half, exponent());
+    p.pack(half, Element{});
   }
 
   template <Reference kReference, bool kFull>
@@ -207,7 +225,7 @@ struct ForwardConsumer {
     ptx::wait_products<kOverlaps ? 1 : 0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
-    softmax.template update<kReference, false>(scores, exponent(), Traits::kRaiseLog2, [&](float computed) {
+    softmax.template update<kReference>(scores, exponent(), Traits::kRaiseLog2, [&](float computed) {
       if constexpr (kAwaitsWithin) await_values_after(computed);
     });
     drop(work, n);
@@ -221,7 +239,8 @@ struct ForwardConsumer {
     if constexpr (kReference == Reference::kRaised) softmax.rescale(out, sums);
   }
 
-  __device__ __forceinline__ Where where_of(const Work& work, int n) const {
+  template <class Of = Scores>
+  __device__ __forceinline__ ScoreTile<Rows::kQueries, Of> where_of(const Work& work, int n) const {
     return {args.params, work.item, int64_t{work.first_query} + first_row() + warp_row(), int64_t{n} * kKeys};
   }
 
@@ -231,11 +250,11 @@ struct ForwardConsumer {
     const Where where = where_of(work, n);
     const bool has_next = next.tile >= own.begin;
     if constexpr (Traits::kHasBoxes) {
-      terms.bias = &shared.bias[k_at.stage][warpgroup];
+      terms.bias = &shared.bias[stages.k.stage][warpgroup];
       modify<false>(scores, where, terms, masked, folds_scale());
-      meet();  // the bias has no readers any more
+      stages.meet();  // the bias has no readers any more
     }
-    release(shared.k_ring, k_at);
+    stages.release_keys();
     if constexpr (Traits::kHasBits && !Traits::kHasBoxes) {
       if (masked) terms.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }
@@ -270,9 +289,9 @@ struct ForwardConsumer {
 
   // Waits for tile n of keys, and looks up which one comes after it.
   __device__ __forceinline__ void await_keys(int n) {
-    shared.k_ring.wait_full(k_at);
+    stages.wait_keys();
     if constexpr (Traits::kHasTerms) {
-      const KeyVisit& visit = shared.visits[k_at.stage];
+      const KeyVisit& visit = shared.visits[stages.k.stage];
       masked = uniform(visit.at.masked) != 0;
       next = {uniform(visit.next.tile), uniform(visit.next.masked) != 0};
     } else {
@@ -284,12 +303,12 @@ struct ForwardConsumer {
     using Q = typename Traits::QTile;
     using K = typename Traits::KTile;
     tile::start_product(scores, tile::BoxOperand<Q>(shared.q[0][0]).after(queries.at.stage * kWarpgroups + warpgroup),
-                        tile::BoxOperand<K>(shared.k[0]).after(k_at.stage));
+                        tile::BoxOperand<K>(shared.k[0]).after(stages.k.stage));
   }
   __device__ __forceinline__ void multiply_values() {
     using V = typename Traits::VTile;
-    shared.v_ring.wait_full(v_at);
-    const auto v = tile::BoxOperand<V>(shared.v[0]).after(v_at.stage);
+    stages.wait_values();
+    const auto v = tile::BoxOperand<V>(shared.v[0]).after(stages.v.stage);
     if constexpr (Traits::kSumsRounded) {
       tile::start_product(out, sums, p, v, kClearsOutput || !out_is_empty);
     } else {
@@ -302,7 +321,7 @@ struct ForwardConsumer {
     ptx::wait_products<0>();
     ptx::pin_registers(out.c[0]);
     if constexpr (Traits::kSumsRounded) ptx::pin_registers(sums.c);
-    release(shared.v_ring, v_at);
+    stages.release_values();
   }
 
   __device__ __forceinline__ void await_values_after(float computed) {
@@ -310,38 +329,16 @@ struct ForwardConsumer {
     await_values();
   }
 
-  // One thread of a warpgroup arrives: its wait for the products has synchronised the others.
-  template <class Barriers, class Position>
-  __device__ __forceinline__ static void release(Barriers& ring, Position& at) {
-    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(ring.empty[at.stage]);
-    at.advance();
-  }
-
-  // Tiles of keys that only other warpgroups' rows see. Without products that synchronise the warps, a slow one could
-  // miss the phase that it waits for.
-  __device__ __forceinline__ void meet() const { ptx::sync_named(kMeetBarrier + warpgroup, tile::kWarpgroupSize); }
+  // Tiles of keys that only other warpgroups' rows see.
   __device__ __forceinline__ void skip_keys(int n, int end) {
     await_keys(n);
-    meet();
-    if (n + 1 != end) {
-      take_turn<Traits>(warpgroup);
-      pass_turn<Traits>(warpgroup);
-    }
-    release(shared.k_ring, k_at);
+    stages.skip_keys(/*has_turn=*/n + 1 != end);
   }
   __device__ __forceinline__ void skip_rest(int n, int begin, int end) {
 #pragma unroll 1
     for (; n >= begin; n = next.tile) {
       skip_keys(n, end);
-      skip_values(1);
-    }
-  }
-  __device__ __forceinline__ void skip_values(int count) {
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      shared.v_ring.wait_full(v_at);
-      meet();
-      release(shared.v_ring, v_at);
+      stages.skip_values(1);
     }
   }
 };

@@ -25,7 +25,6 @@ struct NoInterlude {
   __device__ __forceinline__ void operator()(float) const {}
 };
 
-template <class Scores>
 struct RowSoftmax {
   float m[2];       // the reference: of q.k where the scale is folded into the exponent, else of finished scores
   float l[2];       // this thread's part of the sum of exp
@@ -33,33 +32,36 @@ struct RowSoftmax {
   float factor[2];  // what O has to be multiplied by where `raised`
   bool raised;      // some row of the warp
 
-  // scores -> P, of the first tile or of one that follows. interlude(value): in between, when what `value` is made of
-  // has been computed.
-  template <Reference kReference, bool kFirst, class Interlude = NoInterlude>
-  __device__ __forceinline__ void update(Scores& scores, const Exponent& exponent, float raise_log2,
-                                         Interlude&& interlude = {}) {
-    if constexpr (kFirst) {
-      raised = false;
-      factor[0] = factor[1] = 1.0f;
-      l[0] = l[1] = 0.0f;
-      kept[0] = kept[1] = 0.0f;
+  // scores -> P, of the first tile.
+  template <Reference kReference, class Scores>
+  __device__ __forceinline__ void begin(Scores& scores, const Exponent& exponent) {
+    raised = false;
+    factor[0] = factor[1] = 1.0f;
+    l[0] = l[1] = 0.0f;
+    kept[0] = kept[1] = 0.0f;
+    float maximum[2];
+    row_maxima(maximum, scores);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      m[r] = kReference == Reference::kFirstTile && maximum[r] == -INFINITY ? 0.0f : maximum[r];
     }
-    if constexpr (kFirst || kReference == Reference::kRaised) {
+    exponentiate(scores, exponent, NoInterlude{});
+  }
+
+  // The same of one that follows. interlude(value): in between, when what `value` is made of has been computed.
+  template <Reference kReference, class Scores, class Interlude>
+  __device__ __forceinline__ void update(Scores& scores, const Exponent& exponent, float raise_log2,
+                                         Interlude&& interlude) {
+    if constexpr (kReference == Reference::kRaised) {
       float maximum[2];
       row_maxima(maximum, scores);
-      if constexpr (kFirst) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          m[r] = kReference == Reference::kFirstTile && maximum[r] == -INFINITY ? 0.0f : maximum[r];
-        }
-      } else {
-        raise(maximum, exponent.c, raise_log2);
-      }
+      raise(maximum, exponent.c, raise_log2);
     }
     exponentiate(scores, exponent, interlude);
   }
 
   // P, of which dropout has made 0 what it drops.
+  template <class Scores>
   __device__ __forceinline__ void add_kept(const Scores& weights) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -92,6 +94,7 @@ struct RowSoftmax {
  private:
   __device__ __forceinline__ static float shift_of(float m) { return m == -INFINITY ? 0.0f : m; }
 
+  template <class Scores>
   __device__ __forceinline__ static void row_maxima(float (&maximum)[2], const Scores& scores) {
     float partial[2][2];
 #pragma unroll
@@ -123,7 +126,7 @@ struct RowSoftmax {
     }
   }
 
-  template <class Interlude>
+  template <class Scores, class Interlude>
   __device__ __forceinline__ void exponentiate(Scores& scores, const Exponent& exponent, Interlude&& interlude) {
     constexpr int kBefore = Scores::kColumnTiles / 4;  // column tiles whose exponentials come before the interlude
     const float c = exponent.c;

@@ -152,8 +152,11 @@ struct ForwardScheduler {
     for (int w = 0; w < Shared::kWarpgroups; ++w) {
       const int first = work.first_query + w * tile::kWarpgroupRows;
       const int last = min(first + tile::kWarpgroupRows, num_queries) - 1;
-      TileRange own = tile_range<Traits::kTile.keys, unsigned>(visibility.keys_of<int>(first, sequence),
-                                                               visibility.keys_of<int>(last, sequence));
+      const attention::Interval last_sees = visibility.keys_of<int>(last, sequence);
+      TileRange own = tile_range<Traits::kTile.keys, unsigned>(visibility.keys_of<int>(first, sequence), last_sees);
+      if constexpr (Traits::kHalvesFirst) {
+        work.sees_half[w] = own.end * Traits::kTile.keys - static_cast<int>(last_sees.end) >= Traits::kTile.keys / 2;
+      }
       if (first > last || own.empty()) {
         own = {INT32_MAX, INT32_MAX, 0, 0};
       } else {

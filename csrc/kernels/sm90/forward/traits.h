@@ -46,6 +46,12 @@ struct ForwardTraits {
   static constexpr bool kLoopForFull =
       is_plain(kVariant) && kTile.blocks == 1 && kTile.warpgroups == 2 && kDims.v <= 128;
 
+  // The first tile of keys lies at an edge of what is visible, of which a warpgroup's 64 rows may see nothing beyond
+  // its first half: then the softmax is of that half alone. (H200, us, head dim 128, causal S 512 98.6 -> 97.0, a
+  // window of 512 147.5 -> 144.7. With three warpgroups, at head dim 64, causal S 2048 287 -> 279, but full S 512 159
+  // -> 162.)
+  static constexpr bool kHalvesFirst = kLoopForFull && kTile.keys == 128;
+
   // O is divided by the sums of P as it was rounded. Then exponents may refer to less than the row's maximum: else a
   // weight that outshines all others, and is 1 where they refer to it, would bring its own rounding into O. With
   // dropout these are sums of what is kept, and O is divided by the sum of all times theirs to that before rounding.
@@ -63,6 +69,7 @@ struct ForwardTraits {
   using VTile = std::conditional_t<kSumsRounded, tile::BoxTileWithOnes<Element, kTile.keys, kDims.v>,
                                    tile::BoxTile<Element, kTile.keys, kDims.v>>;
   using Scores = tile::WarpgroupAccumulator<kTile.keys>;
+  using HalfOfScores = tile::WarpgroupAccumulator<kTile.keys / 2>;
   using Output = tile::WarpgroupAccumulator<kDims.v>;
 
   using Where = ScoreTile<Rows::kQueries, Scores>;
@@ -94,6 +101,7 @@ struct Work {
   int end;
   // What each warpgroup's queries see of them; where that is nothing, it lies behind them all.
   TileRange own[kWarpgroups];
+  bool sees_half[kWarpgroups];  // nothing beyond the first half of its last tile (ForwardTraits::kHalvesFirst)
 };
 
 // A tile of keys that the producer sends, and the one that it sends next: tile numbers before Work::begin mean none.

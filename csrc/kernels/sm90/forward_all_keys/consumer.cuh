@@ -33,7 +33,7 @@ struct AllKeysConsumer {
   Scores scores;
   tile::PackedRows<Traits::kPartKeys> p;
   typename Traits::Output out;
-  RowSoftmax<Scores> softmax;
+  RowSoftmax softmax;
 
   __device__ __forceinline__ void run() {
     bool more = find();
@@ -107,7 +107,7 @@ struct AllKeysConsumer {
                              k.from_row(part * Traits::kPartKeys).template as<typename Traits::KPart>());
   }
 
-  // scores -> P. interlude: as in RowSoftmax::update.
+  // scores -> P. interlude: as in RowSoftmax::update, of the second part.
   template <int kPart, class Interlude = NoInterlude>
   __device__ __forceinline__ void weigh(Interlude&& interlude = {}) {
     ptx::wait_products<kPart == 0 ? 0 : 1>();
@@ -115,7 +115,11 @@ struct AllKeysConsumer {
     if constexpr (kPart == kParts - 1) release_queries();
     hide_invisible<kPart>(shared.unit[at.stage]);
     const Exponent exponent = {true, static_cast<float>(args.params.score_mod.scale) * kLog2e};
-    softmax.template update<Reference::kRaised, kPart == 0>(scores, exponent, 0.0f, interlude);
+    if constexpr (kPart == 0) {
+      softmax.template begin<Reference::kRaised>(scores, exponent);
+    } else {
+      softmax.template update<Reference::kRaised>(scores, exponent, 0.0f, interlude);
+    }
   }
 
   template <int kPart>

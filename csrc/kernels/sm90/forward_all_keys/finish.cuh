@@ -41,8 +41,7 @@ __device__ __forceinline__ ResultRows result_rows(const AllKeysArguments& args, 
 // Whether something in the warp's rows is not finite.
 template <class Traits>
 __device__ __forceinline__ bool store_result(const AllKeysArguments& args, const ResultRows& rows,
-                                             typename Traits::Output& out,
-                                             const RowSoftmax<typename Traits::Scores>& softmax,
+                                             typename Traits::Output& out, const RowSoftmax& softmax,
                                              typename Traits::OutTile& staging) {
   using Element = typename Traits::Element;
   const attention::ForwardParams& p = args.params;
