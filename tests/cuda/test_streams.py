@@ -16,6 +16,21 @@ CASES = [
     Case(sq=140, sk=270, d=64, bias="1hqk", mask="b11k", alibi="bh", sink=True, dlse=True, causal="bottom_right"),
 ]
 LATER = 50_000_000  # clock cycles; some 25 ms
+# One of each kind of first launch, which begins while whatever was last in the stream runs.
+FIRST_LAUNCHES = [
+    Case(sq=300, sk=300, d=128, causal="top_left"),
+    Case(sq=300, sk=300, d=64, heads=8),
+    Case(sq=100, sk=100, d=64, heads=8),  # all keys in one tile
+    Case(sq=1, sk=5000, d=128, heads=8),  # keys divided among blocks
+    Case(sq=300, sk=300, d=128, mask="11qk"),
+    Case(sq=300, sk=300, d=64, mask="b11k", padding=True, batch=4),
+    Case(sq=100, sk=100, d=64, mask="b11k", padding=True, batch=4),
+    Case(sq=300, sk=300, d=96, mask="bhqk", bias="1111"),
+    Case(sq=300, sk=300, d=128, bias="1hqk"),
+    Case(sq=300, sk=300, d=256, heads=4),
+    Case(sq=128, sk=9000, d=64),
+]
+CALLS = 12
 
 
 def train(inputs: Inputs, gpu) -> Result:
@@ -54,6 +69,26 @@ def test_side_stream(case, dtype, gpu):
     torch.cuda.current_stream().wait_stream(side)
     for name in expected:
         assert torch.equal(result[name], expected[name]), name
+
+
+@over_cases(FIRST_LAUNCHES)
+def test_each_call_waits_for_what_comes_before(case, gpu):
+    """Launches begin early, and each one reads what the call before wrote, and a kernel of PyTorch's in between."""
+
+    def chain(between) -> list[Result]:
+        inputs = moved(make_inputs(case, torch.bfloat16, "cuda"), "cuda")
+        results = []
+        for _ in range(CALLS):
+            results.append(train(inputs, gpu))
+            inputs.k.add_(results[-1]["dk"])
+            inputs = inputs.replace(q=results[-1]["out"])
+            between()
+        return results
+
+    expected = chain(torch.cuda.synchronize)
+    for ours, right in zip(chain(lambda: None), expected, strict=True):
+        for name in right:
+            assert torch.equal(ours[name], right[name]), name
 
 
 def test_packed_on_a_side_stream(gpu):

@@ -27,17 +27,20 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
 
 // blocks x parts of them.
 struct Grid {
+  static constexpr int64_t kMostParts = 65535;  // CUDA's limit of gridDim.y
+
   int64_t blocks;
   int64_t parts;
   Grid(int64_t num_blocks, int64_t num_parts = 1) : blocks(num_blocks), parts(num_parts) {}
+
+  bool too_large() const { return blocks > INT32_MAX || parts > kMostParts; }
 };
 
 template <class Kernel, class... Arguments>
 cudaError_t launch_blocks(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
                           const Arguments&... arguments) {
-  constexpr int64_t kMostParts = 65535;  // CUDA's limit of gridDim.y
   if (grid.blocks == 0) return cudaSuccess;
-  if (grid.blocks > INT32_MAX || grid.parts > kMostParts) return cudaErrorInvalidConfiguration;
+  if (grid.too_large()) return cudaErrorInvalidConfiguration;
   constexpr int kBytes = sizeof(typename Kernel::Shared);
   const cudaError_t error = allow_shared_memory<Kernel>(kernel);
   if (error != cudaSuccess) return error;

@@ -1,4 +1,6 @@
-// Launches a kernel that may start while the one before it runs, for which it waits (ptx/dependent_launch.h).
+// Launches a kernel that may start while the one before it runs, for which it waits before it touches what others see
+// (ptx/dependent_launch.h): the one before it in the call, or whatever was last in the stream. It lets the next one
+// start only then, so that what was there before the call is there for all of its kernels, wherever they wait.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -60,12 +62,16 @@ cudaError_t launch_early(void (*kernel)(Parameters...), const EarlyLaunch& launc
 
 // launch_blocks, early.
 template <class Kernel, class... Arguments>
-cudaError_t launch_blocks_early(void (*kernel)(Arguments...), int64_t blocks, cudaStream_t stream,
+cudaError_t launch_blocks_early(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
                                 const Arguments&... arguments) {
+  if (grid.blocks == 0) return cudaSuccess;
+  if (grid.too_large()) return cudaErrorInvalidConfiguration;
   const cudaError_t error = allow_shared_memory<Kernel>(kernel);
   if (error != cudaSuccess) return error;
-  const EarlyLaunch launch = {
-      .blocks = blocks, .threads = Kernel::kThreads, .shared_bytes = sizeof(typename Kernel::Shared)};
+  const EarlyLaunch launch = {.blocks = grid.blocks,
+                              .threads = Kernel::kThreads,
+                              .slices = static_cast<int>(grid.parts),
+                              .shared_bytes = sizeof(typename Kernel::Shared)};
   return launch_early(kernel, launch, stream, arguments...);
 }
 

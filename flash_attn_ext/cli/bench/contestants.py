@@ -29,7 +29,7 @@ def prepare(workload: Workload, pass_: str, device: str) -> Inputs:
 
 
 def stopwatch(workload: Workload, inputs: Inputs) -> Stopwatch:
-    return stopwatch_for(inputs.q.device.type, workload.is_host_time)
+    return stopwatch_for(inputs.q.device.type, workload.is_host_time, workload.calls)
 
 
 def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict[str, Contestant]:

@@ -37,6 +37,8 @@ def make_row(workload: Workload, pass_: str, backend: str | None, measured: Meas
     }
     if workload.lengths:
         row["lengths"] = workload.lengths
+    if workload.calls > 1:
+        row["calls"] = workload.calls
     if workload.non_causal_peers:
         row["non_causal_peers"] = workload.non_causal_peers
     milliseconds = measured.milliseconds

@@ -22,6 +22,7 @@ from flash_attn_ext.cli.bench.workload import (
 
 FUSED = ("flash", "efficient", "cudnn")
 PACKAGES = ("fa3", "fa4", "fa4 deterministic")  # where they can be imported
+SHORT_SHAPES = ((64, 256, 8), (128, 64, 12), (197, 8, 16), (577, 16, 12), (1000, 2, 16))  # tokens, batch, heads
 
 
 def grid() -> Iterator[Workload]:
@@ -80,9 +81,16 @@ def head_dims() -> Iterator[Workload]:
 
 def short() -> Iterator[Workload]:
     """The suite's mean is about sequences of a few tiles. The longer ones are here for their odd last tile."""
-    for seqlen, batch, heads in ((64, 256, 8), (128, 64, 12), (197, 8, 16), (577, 16, 12), (1000, 2, 16)):
+    for seqlen, batch, heads in SHORT_SHAPES:
         options = dict(peers=(*FUSED, "math"), against="best", in_goal=seqlen < 512)
         yield Workload("short", "full", batch, heads, seqlen, 64, **options)
+
+
+def in_a_row() -> Iterator[Workload]:
+    """Short calls as a model has them: behind other work of the stream, on data that was just written. A single call
+    between two events includes a launch that nothing hides."""
+    for seqlen, batch, heads in SHORT_SHAPES:
+        yield Workload("in_a_row", "full", batch, heads, seqlen, 64, peers=FUSED, against="best", calls=12)
 
 
 def encoders() -> Iterator[Workload]:
@@ -194,6 +202,7 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
         dropout,
         head_dims,
         short,
+        in_a_row,
         encoders,
         few_queries,
         varlen,

@@ -107,7 +107,8 @@ def measure(
 
 
 def stopwatch_for(device: str, is_host_time: bool, num_calls: int = 1) -> Stopwatch:
-    """`num_calls`: timed together, for calls that take turns with several copies of their tensors."""
+    """`num_calls`: timed together, for calls that take turns with several copies of their tensors, or that begin as
+    they do behind other work. On a GPU."""
     if is_host_time:
         return functools.partial(_host_clock, device=device)
     if device == "cpu":

@@ -42,6 +42,7 @@ class Workload:
     in_goal: bool = True  # whether the suite's mean counts it; else it is there for reference
     passes: tuple[str, ...] = ("forward", "backward")
     seqlen_k: int | None = None  # where there are not as many keys as queries; causality is then bottom right
+    calls: int = 1  # timed together, one after the other, as a model queues them
 
     @property
     def num_keys(self) -> int:

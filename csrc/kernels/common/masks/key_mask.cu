@@ -3,9 +3,11 @@
 //
 // Grid: a block for each row of the mask as it is stored. A thread has 128 keys at a time, as in mask_bits.cu. Bound:
 // the latency of one trip to memory.
+#include "kernels/common/launch_early.cuh"
 #include "kernels/common/masks/key_mask.h"
 #include "kernels/common/masks/mask_group.cuh"
 #include "kernels/plan/mask_tiles.h"
+#include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::common {
 namespace {
@@ -63,6 +65,8 @@ struct KeyMaskArguments {
 
 __global__ void __launch_bounds__(kThreads) key_mask_kernel(const __grid_constant__ KeyMaskArguments args) {
   __shared__ KeysLeft left_of_warps[kThreads / 32];
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
   const attention::AttentionParams& p = args.params;
   const attention::BroadcastView& mask = p.score_mod.mask;
   const auto* const row = static_cast<const uint8_t*>(mask.data) + mask.offset({blockIdx.x, 0, 0, 0});
@@ -110,8 +114,7 @@ cudaError_t scan_key_mask(attention::AttentionParams& params, const KeyMaskMemor
                                  .intervals = memory.intervals,
                                  .groups = static_cast<int>(groups),
                                  .key_tiles = static_cast<int>(counts.keys)};
-  key_mask_kernel<<<static_cast<unsigned>(counts.batch), kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return launch_early(key_mask_kernel, {.blocks = counts.batch, .threads = kThreads}, stream, args);
 }
 
 }  // namespace flash_attn_ext::common

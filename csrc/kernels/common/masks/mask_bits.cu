@@ -6,6 +6,7 @@
 // each, of which a lane reads its own 16 at a time, or the whole warp all of them where they do not lie so. Bound:
 // memory; every byte of the mask is read once.
 #include "attention/divisor.h"
+#include "kernels/common/launch_early.cuh"
 #include "kernels/common/masks/mask_group.cuh"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
@@ -37,6 +38,7 @@ struct MaskGrid {
 __global__ void __launch_bounds__(kThreads)
     mask_bits_kernel(const __grid_constant__ attention::AttentionParams p, const __grid_constant__ MaskGrid grid) {
   __shared__ uint32_t flags_of_warps[kWarps][kLanes];
+  ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   const uint32_t row_of_blocks = grid.keys.quotient(blockIdx.x);
   const uint32_t key_block = blockIdx.x - row_of_blocks * grid.keys.divisor;
@@ -98,8 +100,7 @@ cudaError_t pack_mask(attention::AttentionParams& params, uint8_t* tiles, void* 
                          .groups = static_cast<uint32_t>(groups),
                          .rows = per_query ? static_cast<int>(params.sequences.max_seqlen_q) : 1,
                          .key_tiles = static_cast<uint32_t>(counts.keys)};
-  mask_bits_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params, grid);
-  return cudaGetLastError();
+  return launch_early(mask_bits_kernel, {.blocks = blocks, .threads = kThreads}, stream, params, grid);
 }
 
 }  // namespace flash_attn_ext::common

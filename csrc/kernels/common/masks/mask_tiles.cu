@@ -2,6 +2,7 @@
 //
 // Grid: one warp per tile of 64 queries x 64 keys of the mask as it is stored (broadcast dimensions once). Lanes take
 // neighbouring keys, 16 bytes each where the mask allows it. Bound: memory; every byte of the mask is read once.
+#include "kernels/common/launch_early.cuh"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
 #include "ptx/dependent_launch.h"
@@ -34,6 +35,7 @@ __device__ __forceinline__ uint8_t look_at_vectors(const uint8_t* first, int64_t
 
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
     mask_tiles_kernel(const __grid_constant__ attention::AttentionParams p, const MaskTileCounts counts) {
+  ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize;
   if (index >= counts.total()) return;
@@ -74,8 +76,8 @@ cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory,
   params.score_mod.mask_tiles = plan::mask_tiles_in(memory, params);
   const MaskTileCounts counts = plan::count_mask_tiles(params);
   const int64_t blocks = (counts.total() + kWarpsPerBlock - 1) / kWarpsPerBlock;
-  mask_tiles_kernel<<<static_cast<unsigned>(blocks), kWarpsPerBlock * kWarpSize, 0, stream>>>(params, counts);
-  return cudaGetLastError();
+  return launch_early(mask_tiles_kernel, {.blocks = blocks, .threads = kWarpsPerBlock * kWarpSize}, stream, params,
+                      counts);
 }
 
 }  // namespace flash_attn_ext::common

@@ -17,6 +17,7 @@
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/pending_delta.cuh"
 #include "kernels/tile_config.h"
+#include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 #include "tile/sm80/gemm_transposed.h"
@@ -281,6 +282,7 @@ template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
     backward_fused_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
+  ptx::wait_for_kernel_before();
   Kernel kernel = {p, schedule, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), whole_head(p, schedule)};
   kernel.run();
 }

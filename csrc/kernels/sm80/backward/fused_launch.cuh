@@ -1,5 +1,6 @@
 #pragma once
 
+#include "kernels/common/launch_early.cuh"
 #include "kernels/sm80/backward/backward_fused.cuh"
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"
@@ -17,7 +18,9 @@ cudaError_t backward_fused(const BackwardParams& p, const BackwardPlan& plan, cu
                                                 .slices = 1,
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
-    return launch<Kernel>(backward_fused_kernel<Kernel>, p, schedule, stream);
+    static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+    return common::launch_blocks_early<Kernel>(backward_fused_kernel<Kernel>, {schedule.num_blocks, schedule.parts},
+                                               stream, p, schedule);
   };
   if (plan.fused_keys == 64) return launch_with(Int<64>{});
   if (plan.fused_keys == 128) return launch_with(Int<128>{});

@@ -93,8 +93,7 @@ struct KeyTileList {
   }
 };
 
-// After the lists of what a mask leaves, where there are any. Whoever comes next reads the mask's tiles, too, so it may
-// not start before these are there.
+// Whoever comes next reads what came before, too, and at once: it may not start before that is there.
 __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ BackwardArguments args) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
@@ -106,11 +105,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
 cudaError_t list_key_tiles(const BackwardArguments& args, cudaStream_t stream) {
   const uint32_t entries = std::max(args.order.num_claims(), KeyTileList::num_sums(args));
   const unsigned blocks = (entries + kThreads - 1) / kThreads;
-  if (args.mask.present()) {
-    return common::launch_early(list_kernel, {.blocks = blocks, .threads = kThreads}, stream, args);
-  }
-  list_kernel<<<blocks, kThreads, 0, stream>>>(args);
-  return cudaGetLastError();
+  return common::launch_early(list_kernel, {.blocks = blocks, .threads = kThreads}, stream, args);
 }
 
 }  // namespace flash_attn_ext::sm90

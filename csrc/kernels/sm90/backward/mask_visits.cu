@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(kThreads)
     mask_words_kernel(const __grid_constant__ attention::AttentionParams p, const __grid_constant__ MaskVisits visits,
                       const __grid_constant__ MaskGrid grid) {
   __shared__ alignas(4) MaskTile::Bits bits;
+  ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   uint32_t index = blockIdx.x;
   const auto next = [&](const attention::Divisor& count) {
@@ -179,8 +180,8 @@ struct VisitList {
 
 // Grid: a block per list.
 __global__ void __launch_bounds__(kThreads) visit_lists_kernel(const __grid_constant__ BackwardArguments args) {
-  ptx::allow_dependent_launch();
   ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
   const MaskVisits& mask = args.mask;
   const uint32_t rest = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);
   const auto tile = static_cast<int>(blockIdx.x - rest * static_cast<uint32_t>(mask.key_tiles));
@@ -202,8 +203,9 @@ cudaError_t list_mask_visits(const BackwardArguments& args, cudaStream_t stream)
   const MaskGrid grid = {attention::Divisor::of(static_cast<uint32_t>(mask.mask_query_tiles)),
                          attention::Divisor::of(static_cast<uint32_t>(mask.key_tiles)),
                          attention::Divisor::of(static_cast<uint32_t>(mask.mask_heads))};
-  mask_words_kernel<<<static_cast<unsigned>(mask.num_tiles()), kThreads, 0, stream>>>(args.params, mask, grid);
-  const cudaError_t error = cudaGetLastError();
+  const attention::AttentionParams& params = args.params;
+  const cudaError_t error = common::launch_early(mask_words_kernel, {.blocks = mask.num_tiles(), .threads = kThreads},
+                                                 stream, params, mask, grid);
   if (error != cudaSuccess) return error;
   return common::launch_early(visit_lists_kernel, {.blocks = mask.num_lists(), .threads = kThreads}, stream, args);
 }

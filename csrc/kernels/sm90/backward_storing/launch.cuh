@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/common/launch_blocks.cuh"
+#include "kernels/common/launch_early.cuh"
 #include "kernels/common/repair.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward_storing/dbias_from_tiles.cuh"
@@ -63,8 +63,8 @@ struct StoringLaunch {
     const StoringPrepareGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
                                      attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q)), blocks,
                                      plan.workspace.dkdv_nan_flags.bytes};
-    storing_prepare_kernel<Element><<<static_cast<unsigned>(blocks), kStoringPrepareThreads, 0, stream>>>(args, grid);
-    return cudaGetLastError();
+    return common::launch_early(storing_prepare_kernel<Element>, {.blocks = blocks, .threads = kStoringPrepareThreads},
+                                stream, args, grid);
   }
 
   template <class Kernel>
@@ -73,7 +73,7 @@ struct StoringLaunch {
     if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     args.claims = claims;
     const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
-    return common::launch_blocks<Kernel>(kernel, blocks, stream, args);
+    return common::launch_blocks_early<Kernel>(kernel, blocks, stream, args);
   }
 
   cudaError_t store_scores(const Pairs& pairs, uint32_t* claims) {

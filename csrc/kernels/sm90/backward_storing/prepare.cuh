@@ -7,6 +7,7 @@
 #include "attention/divisor.h"
 #include "kernels/sm90/backward_storing/arguments.h"
 #include "kernels/sm90/backward_storing/query_statistics.cuh"
+#include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -33,6 +34,7 @@ template <class Element>
 __global__ void __launch_bounds__(kStoringPrepareThreads)
     storing_prepare_kernel(const __grid_constant__ StoringArguments args,
                            const __grid_constant__ StoringPrepareGrid grid) {
+  ptx::wait_for_kernel_before();
   clear_claims_and_flags(args, grid);
   const attention::BackwardParams& p = args.params;
   const uint32_t index = grid.tiles.quotient(blockIdx.x);

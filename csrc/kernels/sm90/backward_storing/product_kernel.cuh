@@ -9,6 +9,7 @@
 
 #include "kernels/sm90/backward_storing/product_producer.cuh"
 #include "kernels/sm90/backward_storing/product_warpgroup.cuh"
+#include "ptx/dependent_launch.h"
 #include "ptx/register_budget.h"
 
 namespace flash_attn_ext::sm90 {
@@ -29,6 +30,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
+  ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
     ptx::release_registers<kTile.copy_registers>();
     if (threadIdx.x == 0) ProductProducer<Traits>{args, shared}.run();

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
     for (const OperandMap* operand : {&args.q, &args.k, &args.v}) ptx::prefetch_map(operand->map);
   }
   __syncthreads();
-  if constexpr (Traits::kHasTerms) ptx::wait_for_kernel_before();
+  ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
     ptx::release_registers<Traits::kRegisters.producer>();
     if (threadIdx.x == 0) ForwardProducer<Traits>{args, shared}.run();

@@ -45,16 +45,6 @@ cudaError_t combine_parts(const ForwardArguments& args, cudaStream_t stream) {
   return common::combine<typename Traits::Element, part_columns(Traits::kDims.v)>(p, stream);
 }
 
-// The scan of a mask comes before, or the launch for entries with intervals: this launch begins as soon as that lets
-// it.
-template <class Traits>
-cudaError_t launch_kernel(const ForwardArguments& args, int64_t blocks, cudaStream_t stream) {
-  using Kernel = ForwardKernel<Traits>;
-  const bool follows_scan = args.intervals.present() || (Traits::kHasTerms && args.params.score_mod.mask.present());
-  return follows_scan ? common::launch_blocks_early<Kernel>(forward_kernel<Traits>, blocks, stream, args)
-                      : common::launch_blocks<Kernel>(forward_kernel<Traits>, blocks, stream, args);
-}
-
 template <class Traits>
 cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   using Kernel = ForwardKernel<Traits>;
@@ -83,7 +73,7 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   if (error == cudaSuccess) error = next_claim_counter(args.claims, stream);
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
-  error = launch_kernel<Traits>(args, blocks, stream);
+  error = common::launch_blocks_early<Kernel>(forward_kernel<Traits>, blocks, stream, args);
   if constexpr (Traits::kDividesKeys) {
     if (error == cudaSuccess) error = combine_parts<Traits>(args, stream);
   }

@@ -60,8 +60,7 @@ struct ForwardScheduler {
   __device__ __forceinline__ void start() {
     bool has_tiles = true;
     if (!Traits::kHasTerms && args.intervals.present()) {
-      ptx::wait_for_kernel_before();  // others read nothing that it wrote
-      ptx::allow_dependent_launch();
+      ptx::allow_dependent_launch();  // the scan has ended
       has_tiles = args.intervals.any(/*with_interval=*/true);
     }
     if (tile::lane() == 0) run(has_tiles ? static_cast<int>(blockIdx.x) : INT32_MAX);

@@ -10,6 +10,7 @@
 
 #include "kernels/sm90/forward_all_keys/consumer.cuh"
 #include "kernels/sm90/forward_all_keys/producer.cuh"
+#include "ptx/dependent_launch.h"
 #include "ptx/register_budget.h"
 
 namespace flash_attn_ext::sm90 {
@@ -30,6 +31,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) all_keys_kernel(const __g
     for (const OperandMap* operand : {&args.q, &args.k, &args.v}) ptx::prefetch_map(operand->map);
   }
   __syncthreads();
+  ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
     ptx::release_registers<Traits::kRegisters.producer>();
     if (threadIdx.x == 0) AllKeysProducer<Traits>{args, shared}.run();

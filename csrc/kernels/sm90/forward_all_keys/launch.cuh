@@ -34,9 +34,7 @@ cudaError_t launch_all_keys(const ForwardCall& p, const plan::ForwardPlan& plan,
   if (error != cudaSuccess) return error;
   args.out = make_output_map(p);
   const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
-  // The scan of a mask comes before, for which the thread that says what there is to do waits.
-  return args.intervals.present() ? common::launch_blocks_early<Kernel>(all_keys_kernel<Traits>, blocks, stream, args)
-                                  : common::launch_blocks<Kernel>(all_keys_kernel<Traits>, blocks, stream, args);
+  return common::launch_blocks_early<Kernel>(all_keys_kernel<Traits>, blocks, stream, args);
 }
 
 template <class Element>

@@ -16,10 +16,7 @@ struct AllKeysScheduler {
 
   // By a warp, one thread of which goes on.
   __device__ __forceinline__ void start() {
-    if (args.intervals.present()) {
-      ptx::wait_for_kernel_before();  // others read nothing that it wrote
-      ptx::allow_dependent_launch();
-    }
+    if (args.intervals.present()) ptx::allow_dependent_launch();  // the scan has ended
     if (tile::lane() == 0) run();
   }
 

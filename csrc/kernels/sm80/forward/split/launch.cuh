@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/common/combine.h"
+#include "kernels/common/launch_early.cuh"
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/forward/split/split_kernel.cuh"
 #include "kernels/sm80/launch.cuh"
@@ -70,7 +71,8 @@ template <class Kernel>
 cudaError_t launch_split(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
   const SplitParams p = split_params<Kernel>(params, plan, workspace);
-  const cudaError_t error = launch<Kernel>(split_kernel<Kernel>, p, p.division.blocks + plan.append_blocks, stream);
+  const cudaError_t error =
+      common::launch_blocks_early<Kernel>(split_kernel<Kernel>, p.division.blocks + plan.append_blocks, stream, p);
   if (error != cudaSuccess) return error;
   return common::combine<typename Kernel::Element, Kernel::kColumns>(combine_params(p, plan), stream);
 }

@@ -210,6 +210,7 @@ template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
     split_kernel(const __grid_constant__ SplitParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
+  ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   if (Kernel::kAppends && blockIdx.x >= p.division.blocks) {
     const uint32_t first = (blockIdx.x - p.division.blocks) * Kernel::kWarps + tile::warp();
