@@ -49,8 +49,8 @@ struct ForwardTraits {
   // The first tile of keys lies at an edge of what is visible, of which a warpgroup's 64 rows may see nothing beyond
   // its first half: then the softmax is of that half alone. (H200, us, head dim 128, causal S 512 98.6 -> 97.0, a
   // window of 512 147.5 -> 144.7. With three warpgroups, at head dim 64, causal S 2048 287 -> 279, but full S 512 159
-  // -> 162.)
-  static constexpr bool kHalvesFirst = kLoopForFull && kTile.keys == 128;
+  // -> 162. Not where blocks share a row's keys: a part's last tile need not be the row's.)
+  static constexpr bool kHalvesFirst = kLoopForFull && kTile.keys == 128 && !kDividesKeys;
 
   // O is divided by the sums of P as it was rounded. Then exponents may refer to less than the row's maximum: else a
   // weight that outshines all others, and is 1 where they refer to it, would bring its own rounding into O. With
