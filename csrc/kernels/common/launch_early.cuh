@@ -1,6 +1,7 @@
 // Launches a kernel that may start while the one before it runs, for which it waits before it touches what others see
-// (ptx/dependent_launch.h): the one before it in the call, or whatever was last in the stream. It lets the next one
-// start only then, so that what was there before the call is there for all of its kernels, wherever they wait.
+// (ptx/dependent_launch.h): the one before it in the call, or whatever was last in the stream. A call's first kernel
+// lets the next one start only behind that wait, so that what was there before the call is there for all of its
+// kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
