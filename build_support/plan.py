@@ -30,7 +30,6 @@ NVCC_FLAGS += ["-Werror=cross-execution-space-call", "-Xfatbin=-compress-all", f
 # Sources outside sm90 with launches that overlap from compute capability 9.0 on (csrc/ptx/dependent_launch.h).
 OVERLAPPING_LAUNCHES = (
     "kernels/sm80/forward/split/",
-    "kernels/sm80/forward/instances/forward_heads",
     "kernels/sm80/backward/instances/backward_fused",
     *(f"kernels/common/{name}" for name in ("combine", "masks/", "repair_")),
 )

@@ -8,7 +8,6 @@
 // Shared memory: two stages of Q, K and V. Two barriers per head: Q and K have arrived, and V has.
 #pragma once
 
-#include "kernels/common/launch_early.cuh"
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
@@ -16,7 +15,6 @@
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
 #include "kernels/tile_config.h"
-#include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 
@@ -251,7 +249,6 @@ template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, kHeadsBlocks)
     forward_heads_kernel(const __grid_constant__ ForwardParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  ptx::wait_for_kernel_before();
   Kernel{p, schedule, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)}.run();
 }
 
@@ -266,8 +263,8 @@ cudaError_t forward_heads(const ForwardParams& p, const ForwardPlan& plan, cudaS
                                               .l2_bytes = plan.l2_bytes});
   const int64_t blocks = std::min<int64_t>(schedule.num_blocks, plan.resident_blocks);
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-  return common::launch_blocks_early<Kernel>(
-      forward_heads_kernel<Kernel>, schedule.num_blocks > INT32_MAX ? UINT32_MAX : blocks, stream, p, schedule);
+  return common::launch_blocks<Kernel>(forward_heads_kernel<Kernel>,
+                                       schedule.num_blocks > INT32_MAX ? UINT32_MAX : blocks, stream, p, schedule);
 }
 
 }  // namespace flash_attn_ext::sm80
