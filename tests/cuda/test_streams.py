@@ -76,7 +76,7 @@ def test_each_call_waits_for_what_comes_before(case, gpu):
     """Launches begin early, and each one reads what the call before wrote, and a kernel of PyTorch's in between."""
 
     def chain(between) -> list[Result]:
-        inputs = moved(make_inputs(case, torch.bfloat16, "cuda"), "cuda")
+        inputs = make_inputs(case, torch.bfloat16, "cuda")
         results = []
         for _ in range(CALLS):
             results.append(train(inputs, gpu))

@@ -109,6 +109,30 @@ def test_every_kernel_that_overlaps_with_the_one_before_has_the_instructions():
         assert uses <= bool(plan.capabilities_of(name)), name
 
 
+# Who lets the next kernel begin has waited already: in the kernel that these are part of, or by way of the kernel
+# before, which let it begin behind its own wait.
+WAITED_BEFORE = {
+    "sm90/forward/scheduler.cuh": "sm90/forward/forward.cuh",
+    "sm90/forward_all_keys/producer.cuh": "sm90/forward_all_keys/all_keys.cuh",
+    "sm90/backward/statistics.cuh": "sm90/backward/key_tile_list.cu",
+    "sm90/backward/backward.cuh": "sm90/backward/key_tile_list.cu",
+}
+
+
+def test_what_was_there_before_a_call_is_there_for_all_of_its_kernels():
+    """Some read lengths before they wait: so the one before may let them begin only behind its own wait."""
+    wait, allow = "ptx::wait_for_kernel_before();", "ptx::allow_dependent_launch();"
+    kernels = CSRC / "kernels"
+    found = {str(path.relative_to(kernels)) for path in kernels.rglob("*.cu*") if allow in path.read_text()}
+    assert found > set(WAITED_BEFORE)
+    for name in sorted(found - set(WAITED_BEFORE)):
+        for kernel in (kernels / name).read_text().split("__global__")[1:]:
+            if allow in kernel:
+                assert wait in kernel.partition(allow)[0], name
+    for name, waiting in WAITED_BEFORE.items():
+        assert wait in (kernels / waiting).read_text(), name
+
+
 def test_hopper_kernels_are_left_out_where_no_hopper_is_wanted(tree):
     assert not [source for source in objects(make_plan(archs="8.0")) if "/sm90/" in source]
 
