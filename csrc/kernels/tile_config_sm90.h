@@ -213,16 +213,38 @@ constexpr int64_t visits_apart(HeadDims dims, int64_t query_tiles, bool cyclic) 
   if (dims.qk > 64) return 2;
   return cyclic && query_tiles >= 128 ? 8 : 4;
 }
-// The kernels of these announce dQ of a visit before it is computed, and have the sums fetched that a last visitor
-// takes (sm90/backward/dq_outlet.cuh); they compute dQ beside exponentials, and await V late.
-constexpr bool may_announce_visits(HeadDims dims, Variant variant) {
-  return dims.qk > 64 && variant == Variant::kPlain;
+// What backward kernels for the same head dims differ in.
+struct BackwardForm {
+  Variant variant;
+  // dQ of a visit is announced before it is computed, and the sums that a last visitor takes are fetched
+  // (sm90/backward/dq_outlet.cuh); dQ is computed beside exponentials, and V awaited late.
+  bool announces_visits;
+  // The products S and dP take in the LSE and delta (tile/sm90/column_terms.h).
+  bool adds_statistics;
+
+  bool operator==(const BackwardForm&) const = default;
+};
+
+// The faster one. Visits are announced where scores are only scaled. (H200, S 512, 2048, 8192: D128 causal takes 0.92,
+// 0.94, 0.95 of the time, full 0.97, 0.99, 1.01, which memory for added statistics makes up for; D96 causal, 4096,
+// 0.97, D64 1.00 to 1.07.) Statistics are added, but not where a bias comes to S before or dP is dropped before delta
+// is taken off. They are four times as many bytes, and at head dim 128 short calls wait for bytes. (D64 full, S 512,
+// 2048, 8192, 16384: 0.99, 0.95, 0.95, 0.92, causal 1.02, 0.98, 0.97, 0.98; D128 full 1.03, 1.00, 1.00, 0.98,
+// causal 1.00, 1.00, 0.99, 0.98.)
+constexpr BackwardForm backward_form(HeadDims dims, Variant variant, int64_t query_tiles, bool cyclic) {
+  const bool announces = variant == Variant::kPlain && (cyclic ? dims.qk > 96 : dims.qk > 64);
+  const bool is_only_hidden = variant == Variant::kPlain || variant == Variant::kMask;
+  return {variant, announces, is_only_hidden && (dims.qk <= 96 || (announces && query_tiles >= 128))};
 }
-// Where that is faster. (H200, S 512, 2048, 8192: D128 causal takes 0.92, 0.94, 0.95 of the time, full 0.97, 0.99,
-// 1.01; D96 causal, 4096, 0.97; D64 1.00 to 1.07.)
-constexpr bool announces_visits(HeadDims dims, Variant variant, int64_t query_tiles, bool cyclic) {
-  return may_announce_visits(dims, variant) && (!cyclic || (dims.qk > 96 && query_tiles < 128));
+constexpr bool has_backward_form(HeadDims dims, BackwardForm form) {
+  for (const int64_t query_tiles : {1, 128}) {
+    for (const bool cyclic : {false, true}) {
+      if (backward_form(dims, form.variant, query_tiles, cyclic) == form) return true;
+    }
+  }
+  return false;
 }
+
 // How many times its tiles fill the GPU, of pairs that walk the same way: more even out where tiles differ.
 constexpr int64_t section_waves(HeadDims dims, int64_t query_tiles) {
   return query_tiles >= (dims.qk > 64 ? 32 : 128) ? 2 : 1;

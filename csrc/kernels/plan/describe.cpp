@@ -98,7 +98,8 @@ std::string kernels_words(const BackwardPlan& plan) {
              std::to_string(1 << plan.order.log2_phases) +
              (plan.order.log2_sums > 0 ? ", each with sums of its own" : "") +
              (plan.order.members > 1 ? ", " + std::to_string(plan.order.members) + " claims to a tile of keys" : "") +
-             (plan.announces_visits ? ", visits announced" : "");
+             (plan.announces_visits ? ", visits announced" : "") +
+             (plan.adds_statistics ? ", statistics added by products" : "");
     case BackwardKernels::kWarpSpecialisedStoring:
       return "warp-specialised (" + std::string(name_of(plan.dq_variant)) + ", head dims " +
              std::to_string(plan.dq_head_dim) + " and " + std::to_string(plan.head_dim_v) +

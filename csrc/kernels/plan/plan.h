@@ -124,7 +124,8 @@ struct BackwardPlan {
   Variant dkdv_variant = Variant::kExtended;
   int fused_keys = 0;             // of the fused kernel's tile
   VisitOrder order;               // kWarpSpecialised; its head dim is dkdv_head_dim
-  bool announces_visits = false;  // dQ of these, to who adds it up (sm90::announces_visits)
+  bool announces_visits = false;  // sm90::BackwardForm
+  bool adds_statistics = false;
   int64_t resident_blocks = 0;
   int64_t query_tiles_of_head = 0;  // in all sequences
   NanRepair nan_repair = NanRepair::kNone;

@@ -18,7 +18,7 @@ bool takes_all_keys(const attention::ForwardParams& params);
 ForwardPlan plan_forward_all_keys(const attention::ForwardParams& params, const Limits& limits);
 
 // Floats for each query that the kernel for all gradients reads.
-inline constexpr int kBackwardStatistics = 3;
+inline constexpr int kBackwardStatistics = 8;
 
 // In which order `blocks` resident blocks take tiles of keys.
 VisitOrder visit_order(const attention::BackwardParams& params, int64_t blocks);

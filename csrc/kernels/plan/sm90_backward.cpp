@@ -169,7 +169,9 @@ BackwardPlan plan_fused(const BackwardParams& p, const VisitOrder& order, const 
   plan.resident_blocks = limits.multiprocessors;
   plan.order = order;
   const int64_t longest = VisitOrder::num_tiles(p.sequences.max_seqlen_q, VisitOrder::kQueries);
-  plan.announces_visits = sm90::announces_visits(dims, plan.dkdv_variant, longest, order.cyclic);
+  const sm90::BackwardForm form = sm90::backward_form(dims, plan.dkdv_variant, longest, order.cyclic);
+  plan.announces_visits = form.announces_visits;
+  plan.adds_statistics = form.adds_statistics;
   // A packed sequence begins at a tile of its own.
   plan.query_tiles_of_head = is_packed(p) ? p.sequences.total_q / VisitOrder::kQueries + p.batch : p.batch * longest;
   const int64_t query_tiles = p.num_heads_q * plan.query_tiles_of_head;

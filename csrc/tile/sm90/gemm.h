@@ -5,6 +5,7 @@
 #include "ptx/wgmma.h"
 #include "tile/accumulator.h"
 #include "tile/sm90/box_tile.h"
+#include "tile/sm90/column_terms.h"
 
 namespace flash_attn_ext::tile {
 
@@ -52,10 +53,12 @@ __device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kRows>
   ptx::commit_products();
 }
 
-// The same, without registers for sums before it begins. left may be 64 rows of a larger tile: left.from_row().
-template <class Left, class Right>
+// The same, without registers for sums before it begins. left may be 64 rows of a larger tile: left.from_row(). terms:
+// what is added to the columns, if anything.
+template <class Left, class Right, class Terms = NoTerms>
 __device__ __forceinline__ void start_rows_product(WarpgroupAccumulator<Right::kRows>& sums,
-                                                   const BoxOperand<Left>& left, const BoxOperand<Right>& right) {
+                                                   const BoxOperand<Left>& left, const BoxOperand<Right>& right,
+                                                   const Terms& terms = {}) {
   static_assert(Left::kColumns == Right::kColumns);
   ptx::renew_registers(sums.c[0]);
   ptx::fence_products();
@@ -63,20 +66,22 @@ __device__ __forceinline__ void start_rows_product(WarpgroupAccumulator<Right::k
   for (int step = 0; step < Left::kColumns / 16; ++step) {
     ptx::multiply_async(sums.c[0], left.columns(step), right.columns(step), step > 0, typename Left::Element{});
   }
+  terms.add_to(sums);
   ptx::commit_products();
 }
 
 // The same with left in registers.
-template <class Right>
+template <class Right, class Terms = NoTerms>
 __device__ __forceinline__ void start_rows_product(WarpgroupAccumulator<Right::kRows>& sums,
                                                    const PackedRows<Right::kColumns>& left,
-                                                   const BoxOperand<Right>& right) {
+                                                   const BoxOperand<Right>& right, const Terms& terms = {}) {
   ptx::renew_registers(sums.c[0]);
   ptx::fence_products();
 #pragma unroll
   for (int step = 0; step < Right::kColumns / 16; ++step) {
     ptx::multiply_rows_async(sums.c[0], left.a[step], right.columns(step), step > 0, typename Right::Element{});
   }
+  terms.add_to(sums);
   ptx::commit_products();
 }
 

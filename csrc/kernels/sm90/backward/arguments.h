@@ -1,7 +1,10 @@
 // What the backward kernels are told, beside what the host tells every backend, and what they tell each other.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/divisor.h"
 #include "attention/params.h"
@@ -11,12 +14,20 @@
 #include "kernels/sm90/backward/key_tile_work.h"
 #include "kernels/sm90/tensor_map.h"
 #include "kernels/tile_config_sm90.h"
+#include "tile/sm90/column_terms.h"
 
 namespace flash_attn_ext::sm90 {
 
 // P is multiplied by 2^shift, and dP - delta divided by it, where P is kept in float16 for dS: its smallest normal
 // number is 2^-14, and a P of many keys is smaller.
 constexpr int weight_shift(HeadDims dims) { return backward_tile(dims).keys_in_registers ? 0 : 14; }
+
+// Where products take in delta, dS stays multiplied by 2^weight_shift, up to dK and dQ: in a type that goes as far as
+// float32.
+template <class Element>
+constexpr bool keeps_shift(bool adds_statistics) {
+  return adds_statistics && std::is_same_v<Element, __nv_bfloat16>;
+}
 
 // A tile of queries, by its number in the sequence.
 struct QueryTile {
@@ -43,9 +54,12 @@ struct QueryTileGrid {
 // keys in the same way.
 struct BackwardWorkspace {
   static constexpr int kQueries = VisitOrder::kQueries;
-  // Of each query: LSE * log2(e) - shift, and delta / 2^shift. With a bias the LSE itself, delta / 2^shift, and log2(e)
-  // times what rounding left out of the LSE, - shift.
+  // Of each query in float32: LSE * log2(e) - shift, and delta / 2^shift. With a bias the LSE itself, delta / 2^shift,
+  // and log2(e) times what rounding left out of the LSE, - shift. Where products add them, of a tile: the Terms of S,
+  // -LSE / scale, and those of dP, -delta.
   static constexpr int kStatistics = plan::kBackwardStatistics;
+  template <class Element>
+  using Terms = tile::ColumnTerms<Element, kQueries>;
 
   KeyTileWork* table;  // in the order of claims
   float* dq_sums;      // of each tile, or each tile and phase: dQ / scale, in the order of accumulators
@@ -107,7 +121,10 @@ struct BackwardArguments {
   BackwardWorkspace workspace;
   float scale;
   float scale_log2e;
-  float shift;  // weight_shift
+  float shift;           // weight_shift
+  float gradient_scale;  // of dK and dQ: scale, / 2^weight_shift where keeps_shift
+  bool adds_statistics;
+  float lse_factor;  // -1 / scale, as scale_log2e is rounded
   MaskVisits mask;
   float kept_factor;  // Dropout kernels: what dropout multiplies by, / 2^weight_shift
 };

@@ -42,8 +42,8 @@ struct DqSums {
     float4 dq = sums[0][thread()];
 #pragma unroll
     for (int other = 1; other < kSumGroups; ++other) add(dq, sums[other][thread()]);
-    store(0, dq.x * args.scale, dq.y * args.scale);
-    store(1, dq.z * args.scale, dq.w * args.scale);
+    store(0, dq.x * args.gradient_scale, dq.y * args.gradient_scale);
+    store(1, dq.z * args.gradient_scale, dq.w * args.gradient_scale);
   }
 
  private:

@@ -135,7 +135,7 @@ struct DqWarpgroup {
   __device__ __forceinline__ void store(Dq& dq, const KeyTileWork& work, int query_tile, int head, int piece) const {
     const attention::BackwardParams& p = args.params;
     const int first_row = query_tile * Traits::kQueries + tile::warp() % 4 * 16;
-    dq.scale(args.scale);
+    dq.scale(args.gradient_scale);
     Element* const target =
         p.dq.row<Element>(work.batch, head, work.query_begin + first_row) + piece * kColumns * p.dq.column_stride;
     const bool suspicious = store_row_chunks<Element>({.data = target,

@@ -19,6 +19,7 @@ struct KeyScores {
   static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
   static constexpr bool kKeepsWeights = !kInRegisters && (Traits::kDrops || !std::is_same_v<Element, __half>);
   static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kDims));
+  static constexpr float kUnshiftGradients = Traits::kKeepsShift ? 1.0f : kUnshift;
   struct NotHeld {};
 
   const BackwardArguments& args;
@@ -35,17 +36,21 @@ struct KeyScores {
       if constexpr (Traits::kBiased) {
         if (j % 2 == 0) own.read(bias, j / 2);
       }
-      const float2 lse = statistic(stage, 0, j);
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         float low, high;
-        if constexpr (Traits::kBiased) {
+        if constexpr (Traits::kAddsStatistics) {
+          low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, args.shift));
+          high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, args.shift));
+        } else if constexpr (Traits::kBiased) {
+          const float2 lse = statistic(stage, 0, j);
           const float2 residual = statistic(stage, 2, j);
           const float2 added = ptx::unpack(bias[j % 2 * 2 + r], Element{});
           // The difference comes first: scores may be as low as the smallest finite number.
           low = ptx::exp2(fmaf(fmaf(scores.at(r, j, 0), args.scale, added.x) - lse.x, kLog2e, -residual.x));
           high = ptx::exp2(fmaf(fmaf(scores.at(r, j, 1), args.scale, added.y) - lse.y, kLog2e, -residual.y));
         } else {
+          const float2 lse = statistic(stage, 0, j);
           low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, -lse.x));
           high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, -lse.y));
         }
@@ -78,18 +83,28 @@ struct KeyScores {
     if constexpr (Traits::kDrops) kept.keep(gradients);
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
-      const float2 delta = statistic(stage, 1, j);
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         const float2 probability = weight(scores, p, r, j);
+        const float2 difference = less_delta(gradients, stage, r, j);
         dscores.a[j / 2][j % 2 * 2 + r] =
-            ptx::pack_in_order(probability.x * fmaf(gradients.at(r, j, 0), factor(), -delta.x),
-                               probability.y * fmaf(gradients.at(r, j, 1), factor(), -delta.y), Element{});
+            ptx::pack_in_order(probability.x * difference.x, probability.y * difference.y, Element{});
       }
     }
   }
 
  private:
+  // dP - delta.
+  __device__ __forceinline__ float2 less_delta(const Scores& gradients, int stage, int r, int j) const {
+    const float2 dp = {gradients.at(r, j, 0), gradients.at(r, j, 1)};
+    if constexpr (Traits::kAddsStatistics) {
+      return {dp.x * kUnshiftGradients, dp.y * kUnshiftGradients};
+    } else {
+      const float2 delta = statistic(stage, 1, j);
+      return {fmaf(dp.x, factor(), -delta.x), fmaf(dp.y, factor(), -delta.y)};
+    }
+  }
+
   // Of the queries of a column tile.
   __device__ __forceinline__ float2 statistic(int stage, int which, int j) const {
     return *reinterpret_cast<const float2*>(&shared.statistics[stage][which][Scores::column(j, 0)]);

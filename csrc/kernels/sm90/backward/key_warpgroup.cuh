@@ -48,8 +48,10 @@ struct KeyWarpgroup {
   typename decltype(Shared::work_ring)::Position work_at{};
   std::conditional_t<Traits::kMasked, AttendedScores, NotHeld> attended;  // of the queries at hand
   KeyScores<Traits> to_gradients{args, shared};
+  std::conditional_t<Traits::kAddsStatistics, tile::TermFactors<Element>, NotHeld> factors;
 
   __device__ __forceinline__ void run() {
+    if constexpr (Traits::kAddsStatistics) factors.init();
     dk.clear();
     dv.clear();
 #pragma unroll 1
@@ -177,14 +179,24 @@ struct KeyWarpgroup {
     ptx::wait(shared.dscore_ring.empty[at.stage], Traits::kDrops ? at.parity : at.parity ^ 1);
   }
 
+  // What S (0) and dP (1) of a stage are added.
+  __device__ __forceinline__ auto terms(int which, int stage) const {
+    if constexpr (Traits::kAddsStatistics) {
+      return tile::AddedTerms(factors, shared.statistics[0][which], 2 * stage);
+    } else {
+      return tile::NoTerms{};
+    }
+  }
+
   // Of a tile that is not there, whatever lies in its stage.
   __device__ __forceinline__ void start_scores(const typename Shared::Stage& of, bool is_there) {
     if (is_there) shared.q_ring.wait_full(of);
     const auto q = tile::BoxOperand(shared.q[0]).after(of.stage);
     if constexpr (kInRegisters) {
-      tile::start_rows_product(scores, k, q);
+      tile::start_rows_product(scores, k, q, terms(0, of.stage));
     } else {
-      tile::start_rows_product(scores, tile::BoxOperand(shared.k[0]).after(k_at.stage).from_row(first_row()), q);
+      tile::start_rows_product(scores, tile::BoxOperand(shared.k[0]).after(k_at.stage).from_row(first_row()), q,
+                               terms(0, of.stage));
     }
   }
   __device__ __forceinline__ void wait_for_dout() const { ptx::wait(shared.dout_full[at.stage], at.parity); }
@@ -192,10 +204,11 @@ struct KeyWarpgroup {
     if constexpr (!Traits::kBiased) wait_for_dout();
     const auto dout = tile::BoxOperand(shared.dout[0]).after(at.stage);
     if constexpr (kInRegisters) {
-      tile::start_rows_product(gradients, v, dout);
+      tile::start_rows_product(gradients, v, dout, terms(1, at.stage));
     } else {
       if (kAwaitsValuesLate && is_empty) shared.v_ring.wait_full(k_at);
-      tile::start_rows_product(gradients, tile::BoxOperand(shared.v[0]).after(k_at.stage).from_row(first_row()), dout);
+      tile::start_rows_product(gradients, tile::BoxOperand(shared.v[0]).after(k_at.stage).from_row(first_row()), dout,
+                               terms(1, at.stage));
     }
   }
   __device__ __forceinline__ void start_dv() {
@@ -277,7 +290,7 @@ struct KeyWarpgroup {
       }
     }
     meet_key_warpgroup(warpgroup);  // V has no readers any more
-    dk.scale(args.scale);
+    dk.scale(args.gradient_scale);
     dv.scale(to_gradients.factor());
     // Through the warp's rows of V. L2 is for what other tiles read and add to.
     auto& staging = shared.v[k_at.stage];

@@ -42,6 +42,15 @@ cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStrea
   return common::launch_early(backward_kernel<Traits>, launch, stream, args);
 }
 
+template <class Element, HeadDims kDims, BackwardForm kForm>
+cudaError_t launch_form(const BackwardArguments& args, int64_t blocks, cudaStream_t stream) {
+  if constexpr (has_backward_form(kDims, kForm)) {
+    return launch_main<BackwardTraits<Element, kDims, kForm>>(args, blocks, stream);
+  } else {
+    return cudaErrorInvalidValue;
+  }
+}
+
 template <class Element, Variant kVariant>
 cudaError_t launch_variant(const BackwardArguments& args, const plan::BackwardPlan& plan, int64_t blocks,
                            cudaStream_t stream) {
@@ -49,13 +58,15 @@ cudaError_t launch_variant(const BackwardArguments& args, const plan::BackwardPl
   const auto try_dims = [&](auto index) {
     constexpr HeadDims kDims = kBackwardHeadDims[index()];
     if (plan.dkdv_head_dim != kDims.qk) return;
-    if constexpr (may_announce_visits(kDims, kVariant)) {
-      if (plan.announces_visits) {
-        error = launch_main<BackwardTraits<Element, kDims, BackwardForm{kVariant, true}>>(args, blocks, stream);
-        return;
-      }
+    if (plan.announces_visits) {
+      error = plan.adds_statistics
+                  ? launch_form<Element, kDims, BackwardForm{kVariant, true, true}>(args, blocks, stream)
+                  : launch_form<Element, kDims, BackwardForm{kVariant, true, false}>(args, blocks, stream);
+    } else {
+      error = plan.adds_statistics
+                  ? launch_form<Element, kDims, BackwardForm{kVariant, false, true}>(args, blocks, stream)
+                  : launch_form<Element, kDims, BackwardForm{kVariant, false, false}>(args, blocks, stream);
     }
-    error = launch_main<BackwardTraits<Element, kDims, BackwardForm{kVariant, false}>>(args, blocks, stream);
   };
   const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
     (try_dims(std::integral_constant<size_t, kIndices>{}), ...);
@@ -118,6 +129,9 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   args.scale_log2e = args.scale * kLog2e;
   const int shift = weight_shift(backward_head_dims(p.head_dim_qk, p.head_dim_v));
   args.shift = static_cast<float>(shift);
+  args.adds_statistics = plan.adds_statistics;
+  args.lse_factor = -kLog2e / args.scale_log2e;
+  args.gradient_scale = keeps_shift<Element>(plan.adds_statistics) ? std::ldexp(args.scale, -shift) : args.scale;
   args.kept_factor = static_cast<float>(std::ldexp(p.dropout.rescale, -shift));
   args.workspace = {.table = parts.key_tiles.in<KeyTileWork>(workspace),
                     .dq_sums = parts.dq_sums.in<float>(workspace),

@@ -37,47 +37,59 @@ struct Statistics {
     const int rows = static_cast<int>(min(sequence.num_queries - tile * kQueries, int64_t{kQueries}));
     const int own = static_cast<int>(threadIdx.x) / kLanes;
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    // All loads are in flight together.
-    float lse[kRows];
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int row = own + i * kRowStep;
-      lse[i] = lane == 0 && row < rows ? *p.lse.at<const float>(sequence.batch, head, first_row + row) : -INFINITY;
-    }
-    const bool is_biased = p.score_mod.bias.present();
-    float delta[kRows] = {};
+    // All loads are in flight together. After the sums, a lane has one of its group's rows.
+    const int row = own + lane * kRowStep;
+    const bool exists = lane < kRows && row < rows;
+    const float lse = exists ? *p.lse.at<const float>(sequence.batch, head, first_row + row) : -INFINITY;
+    float deltas[kRows] = {};
     if (lane * Piece::kCount < p.head_dim_v) {
       common::add_products<Piece>(
-          delta,
+          deltas,
           {p.out.row<const Element>(sequence.batch, head, first_row + own) + lane * Piece::kCount,
            p.dout.row<const Element>(sequence.batch, head, first_row + own) + lane * Piece::kCount, p.out.row_stride,
            p.dout.row_stride},
           rows - own, [](int i) { return i * kRowStep; });
     }
+    float delta = 0.0f;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) delta[i] += __shfl_xor_sync(0xFFFFFFFFu, delta[i], offset);
-    }
-    if (lane == 0) {
-      float* const statistics = args.workspace.statistics_of(number);
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        const int row = own + i * kRowStep;
-        if (row < rows) {
-          if (p.dlse.present()) delta[i] -= *p.dlse.at<const float>(sequence.batch, head, first_row + row);
-          *p.delta.at<float>(sequence.batch, head, first_row + row) = delta[i];
-        }
-        // Of a query that sees no key, or does not exist, probabilities vanish without a branch.
-        statistics[row] = lse[i] == -INFINITY ? INFINITY : is_biased ? lse[i] : lse[i] * kLog2e - args.shift;
-        statistics[kQueries + row] = delta[i] * exp2f(-args.shift);
-        if (is_biased) statistics[2 * kQueries + row] = residual(head, first_row + row, row < rows) - args.shift;
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+        deltas[i] += __shfl_xor_sync(0xFFFFFFFFu, deltas[i], offset);
       }
+      if (lane == i) delta = deltas[i];
     }
+    if (exists) {
+      if (p.dlse.present()) delta -= *p.dlse.at<const float>(sequence.batch, head, first_row + row);
+      *p.delta.at<float>(sequence.batch, head, first_row + row) = delta;
+    }
+    if (lane < kRows) store(number, row, lse, delta, exists);
     if (!is_visited()) clear_dq(first_row, rows);
   }
 
  private:
+  static_assert(kRows <= kLanes);
+
+  // Of a query that sees no key, or does not exist, probabilities vanish without a branch.
+  __device__ __forceinline__ void store(int number, int row, float lse, float delta, bool exists) const {
+    float* const statistics = args.workspace.statistics_of(number);
+    if (args.adds_statistics) {
+      using Terms = BackwardWorkspace::Terms<Element>;
+      auto* const terms = reinterpret_cast<Terms*>(statistics);
+      terms[0].rows[row] = lse == -INFINITY ? Terms::hidden_row() : Terms::row(lse * args.lse_factor);
+      terms[1].rows[row] = Terms::row(-delta);
+      return;
+    }
+    const bool is_biased = args.params.score_mod.bias.present();
+    const float own_lse = lse == -INFINITY ? INFINITY : lse;
+    statistics[row] = is_biased ? own_lse : own_lse * kLog2e - args.shift;
+    statistics[kQueries + row] = delta * exp2f(-args.shift);
+    if (is_biased) {
+      const int64_t own_row = sequence.query_begin + at.tile * kQueries + row;
+      statistics[2 * kQueries + row] = residual(at.head, own_row, exists) - args.shift;
+    }
+  }
+
   // log2(e) times what rounding left out of a query's LSE.
   __device__ __forceinline__ float residual(int head, int64_t row, bool exists) const {
     const auto& residuals = args.params.lse_residual;

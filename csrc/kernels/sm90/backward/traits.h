@@ -30,11 +30,6 @@ struct MaskedVisit : Visit {
   int mask_tile;  // MaskVisits::Entry
 };
 
-struct BackwardForm {
-  Variant variant;
-  bool announces_visits;  // may_announce_visits
-};
-
 template <class ElementType, HeadDims kDimsValue, BackwardForm kForm>
 struct BackwardTraits {
   using Element = ElementType;
@@ -42,6 +37,8 @@ struct BackwardTraits {
   static constexpr bool kMasked = kForm.variant == Variant::kMask;
   static constexpr bool kDrops = kForm.variant == Variant::kDropout;
   static constexpr bool kBiased = kForm.variant == Variant::kBiasMask;  // without a mask
+  static constexpr bool kAddsStatistics = kForm.adds_statistics;
+  static constexpr bool kKeepsShift = keeps_shift<Element>(kAddsStatistics);
   static constexpr BackwardTile kTile = backward_tile(kDims);
   // The last step has no code of its own, which would have to be fetched for each tile of keys: it starts a product in
   // vain instead. (H200, B2 H32 S4096, all True: 1318 -> 1241 us. Without a mask 534 -> 514 TFLOP/s at D64 full 8192,
@@ -63,6 +60,9 @@ struct BackwardTraits {
   using VTile = tile::BoxTile<Element, kKeys, kDims.v>;
   using DscoreTile = tile::BoxTile<Element, kQueries, kKeys>;
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
+  // Of a tile of queries (BackwardWorkspace).
+  using Terms = BackwardWorkspace::Terms<Element>;
+  using Statistics = std::conditional_t<kAddsStatistics, Terms[2], float[kBiased ? 3 : 2][kQueries]>;
 
   static constexpr int kDqPieces = kDims.qk / kTile.dq_columns;  // of a visit
   static constexpr int kDqPieceFloats = kQueries * kTile.dq_columns;
@@ -86,7 +86,6 @@ struct BackwardShared {
   static constexpr int kDqWarps = 4;
   static constexpr int kWorkStages = 2;
   static constexpr int kStages = Traits::kTile.query_stages;  // of what a visit reads, and of dS
-  static constexpr int kStatistics = Traits::kBiased ? 3 : 2;
   static constexpr int kKeyStages = Traits::kTile.key_stages;
   using Stage = tile::RingPosition<kStages>;
   // A visit is written when a stage of Q is free, and read last by the dQ warpgroup, as it takes dS from a stage. In
@@ -99,7 +98,7 @@ struct BackwardShared {
   typename Traits::DoutTile dout[kStages];
   typename Traits::DscoreTile dscores[kStages];
   alignas(128) float dq[kDqStages][Traits::kDqStageFloats];
-  alignas(16) float statistics[kStages][kStatistics][Traits::kQueries];  // BackwardWorkspace
+  alignas(128) typename Traits::Statistics statistics[kStages];
   KeyTileWork work[kWorkStages];
   typename Traits::Visit visits[kVisits];
   PendingSum pending[kDqAdders];
