@@ -229,15 +229,16 @@ struct BackwardForm {
 // 0.94, 0.95 of the time, full 0.97, 0.99, 1.01, which memory for added statistics makes up for; D96 causal, 4096,
 // 0.97, D64 1.00 to 1.07.) Statistics are added, but not where a bias comes to S before or dP is dropped before delta
 // is taken off. They are four times as many bytes, and at head dim 128 short calls wait for bytes. (D64 full, S 512,
-// 2048, 8192, 16384: 0.99, 0.95, 0.95, 0.92, causal 1.02, 0.98, 0.97, 0.98; D128 full 1.03, 1.00, 1.00, 0.98,
+// 2048, 8192, 16384: 0.99, 0.95, 0.95, 0.92, causal 1.02, 0.98, 0.97, 0.98; D128 full 1.03, 1.00, 1.00, 1.00,
 // causal 1.00, 1.00, 0.99, 0.98.)
+inline constexpr int64_t kAddingQueryTiles = 128;  // at head dim 128
 constexpr BackwardForm backward_form(HeadDims dims, Variant variant, int64_t query_tiles, bool cyclic) {
   const bool announces = variant == Variant::kPlain && (cyclic ? dims.qk > 96 : dims.qk > 64);
   const bool is_only_hidden = variant == Variant::kPlain || variant == Variant::kMask;
-  return {variant, announces, is_only_hidden && (dims.qk <= 96 || (announces && query_tiles >= 128))};
+  return {variant, announces, is_only_hidden && (dims.qk <= 96 || (announces && query_tiles >= kAddingQueryTiles))};
 }
 constexpr bool has_backward_form(HeadDims dims, BackwardForm form) {
-  for (const int64_t query_tiles : {1, 128}) {
+  for (const int64_t query_tiles : {int64_t{1}, kAddingQueryTiles}) {
     for (const bool cyclic : {false, true}) {
       if (backward_form(dims, form.variant, query_tiles, cyclic) == form) return true;
     }
