@@ -15,7 +15,9 @@
 #include "kernels/sm90/backward/dq_adders.cuh"
 #include "kernels/sm90/backward/dq_warpgroup.cuh"
 #include "kernels/sm90/backward/key_warpgroup.cuh"
+#include "kernels/sm90/uniform.h"
 #include "ptx/dependent_launch.h"
+#include "ptx/elect.h"
 #include "ptx/register_budget.h"
 
 namespace flash_attn_ext::sm90 {
@@ -37,10 +39,11 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __g
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
     ptx::release_registers<Traits::kRegisters.copy>();
-    if (tile::lane() != 0) return;
-    if (tile::warp() == 0) BackwardProducer<Traits>{args, shared}.run();
-    if (tile::warp() == 1) BackwardScheduler<Traits>{args, shared}.run();
-    if (tile::warp() >= 2) DqAdder<Traits>{args, shared, tile::warp() - 2}.run();
+    const int warp = uniform(tile::warp());
+    if (!ptx::elect()) return;
+    if (warp == 0) BackwardProducer<Traits>{args, shared}.run();
+    if (warp == 1) BackwardScheduler<Traits>{args, shared}.run();
+    if (warp >= 2) DqAdder<Traits>{args, shared, warp - 2}.run();
   } else if (warpgroup <= Traits::kWarpgroups) {
     ptx::acquire_registers<Traits::kRegisters.key>();
     KeyWarpgroup<Traits>{args, shared, warpgroup - 1}.run();

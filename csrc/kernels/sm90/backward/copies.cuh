@@ -96,6 +96,7 @@ struct BackwardProducer {
       for (int w = 0; w < VisitOrder::kParts; ++w) to.is_partial[w] = !work.own[w].full(entry.query_tile);
       to.mask_tile = entry.mask_tile;
       if (entry.mask_tile != MaskVisits::Entry::kNothingMasked) visits.fetch(entry.mask_tile);
+      send_queries(work, to.query_tile, to.head, to.sums);
       if (left > 1) visits.advance();
       send_visit(work, to, left == work.visits);
     }
@@ -114,11 +115,13 @@ struct BackwardProducer {
       const VisitOrder::Tiles visitors = work.visitor.visitors(query_tile);
       const int place = work.visitor.place(query_tile, visitors);
       const int head = first_head + member;
+      const int sums = head * args.workspace.sums_of_head + work.first_sums + (query_tile << args.order.log2_sums);
       shared.q_ring.wait_empty(q_at);
+      send_queries(work, query_tile, head, sums);
       Visit& to = shared.visit(q_at);
       to = {.query_tile = query_tile,
             .head = head,
-            .sums = head * args.workspace.sums_of_head + work.first_sums + (query_tile << args.order.log2_sums),
+            .sums = sums,
             .place = place,
             .is_last = place + 1 == visitors.end - visitors.begin,
             .ends_tile = left == 1,
@@ -136,15 +139,20 @@ struct BackwardProducer {
     }
   }
 
+  // Before the visit's description is written, which takes longer. The barrier's phase lasts until send_visit() has
+  // arrived.
+  __device__ __forceinline__ void send_queries(const KeyTileWork& work, int query_tile, int head, int sums) {
+    ptx::Barrier& full = shared.q_ring.full[q_at.stage];
+    const int row = work.query_begin + query_tile * Traits::kQueries;
+    shared.q[q_at.stage].copy(args.q.map, full, {0, row, head * args.q.head_step, work.batch * args.q.batch_step});
+    ptx::copy_bytes(shared.statistics[q_at.stage], args.workspace.statistics_of(sums >> args.order.log2_sums),
+                    sizeof(shared.statistics[0]), full);
+  }
+
   // K before dO, V after it: in the order in which the products need them.
   __device__ __forceinline__ void send_visit(const KeyTileWork& work, const Visit& to, bool is_first) {
     const int row = work.query_begin + to.query_tile * Traits::kQueries;
-    constexpr int kStatisticsBytes = sizeof(shared.statistics[0]);
-    ptx::Barrier& q_full = shared.q_ring.full[q_at.stage];
-    ptx::arrive_expecting(q_full, Traits::QTile::kBytes + kStatisticsBytes);
-    shared.q[q_at.stage].copy(args.q.map, q_full, {0, row, to.head * args.q.head_step, work.batch * args.q.batch_step});
-    ptx::copy_bytes(shared.statistics[q_at.stage], args.workspace.statistics_of(to.sums >> args.order.log2_sums),
-                    kStatisticsBytes, q_full);
+    ptx::arrive_expecting(shared.q_ring.full[q_at.stage], Traits::QTile::kBytes + sizeof(shared.statistics[0]));
     if (is_first) {
       shared.k_ring.wait_empty(k_at);
       send_keys(work, shared.k[k_at.stage], args.k, shared.k_ring.full[k_at.stage]);

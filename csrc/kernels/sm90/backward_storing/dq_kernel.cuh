@@ -10,6 +10,7 @@
 #include "kernels/sm90/backward_storing/query_producer.cuh"
 #include "kernels/sm90/backward_storing/query_warpgroup.cuh"
 #include "ptx/dependent_launch.h"
+#include "ptx/elect.h"
 #include "ptx/register_budget.h"
 
 namespace flash_attn_ext::sm90 {
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
     ptx::release_registers<kCopyRegisters>();
-    if (threadIdx.x == 0) QueryProducer<Traits>{args, shared}.run();
+    if (uniform(tile::warp()) == 0 && ptx::elect()) QueryProducer<Traits>{args, shared}.run();
   } else {
     ptx::acquire_registers<kRegisters>();
     if constexpr (Traits::kExtended) {

@@ -10,6 +10,7 @@
 #include "kernels/sm90/backward_storing/product_producer.cuh"
 #include "kernels/sm90/backward_storing/product_warpgroup.cuh"
 #include "ptx/dependent_launch.h"
+#include "ptx/elect.h"
 #include "ptx/register_budget.h"
 
 namespace flash_attn_ext::sm90 {
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
     ptx::release_registers<kTile.copy_registers>();
-    if (threadIdx.x == 0) ProductProducer<Traits>{args, shared}.run();
+    if (uniform(tile::warp()) == 0 && ptx::elect()) ProductProducer<Traits>{args, shared}.run();
   } else {
     ptx::acquire_registers<kTile.registers>();
     ProductWarpgroup<Traits>{args, shared, warpgroup - 1}.run();

@@ -11,7 +11,9 @@
 
 #include "kernels/sm90/forward/consumer.cuh"
 #include "kernels/sm90/forward/producer.cuh"
+#include "kernels/sm90/uniform.h"
 #include "ptx/dependent_launch.h"
+#include "ptx/elect.h"
 #include "ptx/register_budget.h"
 
 namespace flash_attn_ext::sm90 {
@@ -43,8 +45,9 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
     ptx::release_registers<Traits::kRegisters.producer>();
-    if (threadIdx.x == 0) ForwardProducer<Traits>{args, shared}.run();
-    if (threadIdx.x / tile::kWarpSize == 1) ForwardScheduler<Traits>{args, shared}.start();
+    const int warp = uniform(tile::warp());
+    if (warp == 0 && ptx::elect()) ForwardProducer<Traits>{args, shared}.run();
+    if (warp == 1) ForwardScheduler<Traits>{args, shared}.start();
   } else {
     ptx::acquire_registers<Traits::kRegisters.consumer>();
     using Consumer = ForwardConsumer<Traits>;
