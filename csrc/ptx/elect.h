@@ -5,8 +5,8 @@
 
 namespace flash_attn_ext::ptx {
 
-// PTX ISA, elect.sync: true for one thread of a warp that is here as a whole. ptxas knows that it is one; around each
-// copy that a thread starts which was chosen by its number, it puts a loop over all threads that may be there.
+// PTX ISA, elect.sync: true for one thread of a warp that is here as a whole. ptxas then knows that one thread goes on.
+// Of a thread that is chosen by its number it does not, and puts each copy into a loop over all active threads.
 __device__ __forceinline__ bool elect() {
   uint32_t chosen;
   asm volatile("{.reg .pred is;\nelect.sync _|is, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, is; }" : "=r"(chosen));

@@ -139,8 +139,8 @@ struct BackwardProducer {
     }
   }
 
-  // Before the visit's description is written, which takes longer. The barrier's phase lasts until send_visit() has
-  // arrived; bytes that come before are counted below zero (PTX ISA, mbarrier: range of the tx-count).
+  // A visit's Q and statistics, whose copies need not wait for its description: the barrier's phase lasts until
+  // send_visit() arrives, and bytes that come before are counted below zero (PTX ISA, mbarrier: range of the tx-count).
   __device__ __forceinline__ void send_queries(const KeyTileWork& work, int query_tile, int head, int sums) {
     ptx::Barrier& full = shared.q_ring.full[q_at.stage];
     const int row = work.query_begin + query_tile * Traits::kQueries;
