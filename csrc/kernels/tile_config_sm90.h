@@ -105,6 +105,13 @@ constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   return {.warpgroups = 2, .keys = dims.qk <= 128 ? 80 : 64, .query_stages = 1};
 }
 
+// Of how many heads the last tiles, of fewer rows, come last where all tiles see the same keys (schedule.cuh). With 192
+// rows the last one is often much less work. (H200, by the time of one head after the other, D64: S 512 0.99, S 577
+// 0.96 to 0.99, S 1024 0.98, S 2048 0.98; other head dims, with 128 rows: 0.98 to 1.03.)
+constexpr int64_t uneven_heads(const ForwardTile& tile, int64_t resident_blocks) {
+  return tile.warpgroups == 3 ? resident_blocks / 4 : 1;
+}
+
 // The numbers of keys that AllKeys kernels are compiled for. A call takes the first that holds all of its keys.
 inline constexpr HeadDims kAllKeysHeadDims = {64, 64};
 inline constexpr int kAllKeys[] = {80, 96, 128, 160, 192, 208, 256};
@@ -191,9 +198,18 @@ constexpr BackwardTile backward_tile(HeadDims dims) {
   return {.query_stages = 2, .key_stages = 1, .keys_in_registers = false, .dq_columns = dims.qk <= 96 ? 96 : 64};
 }
 
-// In short calls of more than kPortableQueries queries whose scores are only scaled, the portable kernels are faster
-// with up to so many tiles of keys for each multiprocessor.
-inline constexpr int64_t kPortableTilesOfKeys = 2;
+// Short calls whose scores are only scaled: the portable kernels are faster up to so many queries, or queries and keys.
+struct PortableBackward {
+  int64_t queries;
+  int64_t tokens;
+};
+// waves: tiles of keys for each multiprocessor, rounded up. (H200, by the time of the portable kernels. One: 128 tokens
+// 1.01 to 1.18, 160 1.02 to 1.08, 192 0.85 to 0.94, 256 0.65. Two: 128 tokens 1.17 to 1.26, 192 and 224 1.05 to 1.16,
+// 240 0.94. More: 64 tokens 1.20 to 1.36, 96 1.00 to 1.03, 128 0.77 to 0.95, 160 0.85 to 1.07, 197 0.73 to 0.89.)
+constexpr PortableBackward portable_backward(int64_t waves) {
+  if (waves > 2) return {.queries = 64, .tokens = 96};
+  return {.queries = kPortableQueries, .tokens = waves > 1 ? 224 : 176};
+}
 
 // With more keys for each query than this, visitors of a tile of queries would wait for each other's turns. So phases
 // of tiles of keys have sums of dQ of their own, as many as there are tiles of a pair that are worked on at once:
@@ -204,15 +220,14 @@ inline constexpr int64_t kMostKeysPerQuery = 8;
 // Up to how many query heads of a key head one block visits one after the other where tiles of keys see different
 // numbers of queries. More than one saves adding up their dK and dV, but the blocks drift apart, and L2 does not hold
 // what lies between them.
-constexpr int64_t most_drifting_heads(int64_t query_tiles) { return query_tiles <= 8 ? 4 : query_tiles <= 16 ? 2 : 1; }
-
-// The order of visits (plan/visit_order.h). How many visits neighbouring visitors of a tile of queries are apart:
-// handing dQ's sums over takes about 3.5 us, which shorter visits of smaller heads have to span more of. The further
-// apart, the more queries L2 has to hold.
-constexpr int64_t visits_apart(HeadDims dims, int64_t query_tiles, bool cyclic) {
-  if (dims.qk > 64) return 2;
-  return cyclic && query_tiles >= 128 ? 8 : 4;
+// (H200, 1, 2, 4, 8 heads of as many or more in a group, by the best: D128 S 512 1.45, 1.10, 1.05, 1.00, S 1024 1.09,
+// 1.00, 1.01, 1.15, S 2048 1.00, 1.06, 1.18, 1.47; D64 S 512 1.18, 1.00, 1.00, 1.04, S 1024 1.16, 1.00, 1.10, 1.13,
+// S 2048 1.05, 1.00, 1.22, 1.43.)
+constexpr int64_t most_drifting_heads(HeadDims dims, int64_t query_tiles) {
+  if (query_tiles <= 8) return dims.qk <= 64 ? 4 : 8;
+  return query_tiles <= (dims.qk <= 64 ? 32 : 16) ? 2 : 1;
 }
+
 // What backward kernels for the same head dims differ in.
 struct BackwardForm {
   Variant variant;
@@ -228,17 +243,21 @@ struct BackwardForm {
 // The faster one. Visits are announced where scores are only scaled. (H200, S 512, 2048, 8192: D128 causal takes 0.92,
 // 0.94, 0.95 of the time, full 0.97, 0.99, 1.01, which memory for added statistics makes up for; D96 causal, 4096,
 // 0.97, D64 1.00 to 1.07.) Statistics are added, but not where a bias comes to S before or dP is dropped before delta
-// is taken off. They are four times as many bytes, and at head dim 128 short calls wait for bytes. (D64 full, S 512,
-// 2048, 8192, 16384: 0.99, 0.95, 0.95, 0.92, causal 1.02, 0.98, 0.97, 0.98; D128 full 1.03, 1.00, 1.00, 1.00,
-// causal 1.00, 1.00, 0.99, 0.98.)
-inline constexpr int64_t kAddingQueryTiles = 128;  // at head dim 128
+// is taken off. They are four times as many bytes, which calls of few tiles of queries wait for. (S 320, 512, 768,
+// 2048, 4096: D64 full 1.06, 1.01, 0.96, 0.94, 0.94, causal 1.02, 1.01, 1.00, 0.97, 0.96; D96 full 0.98, 0.95, 0.93,
+// 0.91, 0.90, causal 0.99, 0.99, 0.98, 0.96, 0.96; D128 full 1.00, 1.02, 1.00, 0.98, 0.96, causal 1.00, 1.00, 0.99,
+// 0.99, 0.98.)
+inline constexpr int64_t kMostUnaddedTiles = 8;  // of queries
+constexpr bool adds_statistics(HeadDims dims, Variant variant, int64_t query_tiles) {
+  if (variant == Variant::kMask) return dims.qk <= 96;
+  return variant == Variant::kPlain && (query_tiles > kMostUnaddedTiles || dims == HeadDims{96, 96});
+}
 constexpr BackwardForm backward_form(HeadDims dims, Variant variant, int64_t query_tiles, bool cyclic) {
   const bool announces = variant == Variant::kPlain && (cyclic ? dims.qk > 96 : dims.qk > 64);
-  const bool is_only_hidden = variant == Variant::kPlain || variant == Variant::kMask;
-  return {variant, announces, is_only_hidden && (dims.qk <= 96 || (announces && query_tiles >= kAddingQueryTiles))};
+  return {variant, announces, adds_statistics(dims, variant, query_tiles)};
 }
 constexpr bool has_backward_form(HeadDims dims, BackwardForm form) {
-  for (const int64_t query_tiles : {int64_t{1}, kAddingQueryTiles}) {
+  for (const int64_t query_tiles : {kMostUnaddedTiles, kMostUnaddedTiles + 1}) {
     for (const bool cyclic : {false, true}) {
       if (backward_form(dims, form.variant, query_tiles, cyclic) == form) return true;
     }
@@ -246,9 +265,13 @@ constexpr bool has_backward_form(HeadDims dims, BackwardForm form) {
   return false;
 }
 
-// How many times its tiles fill the GPU, of pairs that walk the same way: more even out where tiles differ.
-constexpr int64_t section_waves(HeadDims dims, int64_t query_tiles) {
-  return query_tiles >= (dims.qk > 64 ? 32 : 128) ? 2 : 1;
+// How many times the tiles of a section's pairs that walk the same way (plan/visit_order.h) fill the GPU, at most. More
+// even out where tiles differ; fewer leave less for L2 to hold. (H200, causal, by the time of 1 in short calls: D64
+// S 384, 512, 768, 1024, 2048, 8192 with 1.5 0.98, 0.97, 1.00, 1.01, 1.00, 0.99, with 2 0.98, 0.98, 1.02, 1.00, 0.98,
+// 0.94; D96 S 512, 1024, 2048 with 2 1.02, 0.97, 0.95; D128 1.06, 1.00, 0.98.)
+constexpr double section_waves(HeadDims dims, int64_t query_tiles) {
+  if (query_tiles >= 16) return 2;
+  return dims.qk <= 64 ? 1.5 : 1;
 }
 
 // Registers of a thread that copies, of one that computes dK and dV, and of one that computes dQ: 512 in all. More for

@@ -1,5 +1,6 @@
 // Schedule on random problems: each block has a tile of its own, and all tiles have one; heads come in sections, of
-// which the last one is the largest; and within a section tiles come in the order of work.
+// which the last one is the largest; within a section tiles come from the last rows on; or from the first rows on,
+// where all see the same and the last one has fewer rows.
 #include "kernels/schedule/schedule.cuh"
 
 #include <cstdio>
@@ -43,6 +44,12 @@ bool is_right(const Problem& problem) {
   const uint32_t heads = static_cast<uint32_t>(p.batch * p.num_heads_k) * heads_of_pair;
   if (schedule.num_blocks != heads * schedule.tiles * of.slices) return fails("blocks", problem);
   if (schedule.num_sections == 0 || schedule.rest.divisor == 0) return fails("no last section", problem);
+  const int64_t rows = queries ? p.sequences.max_seqlen_q : p.sequences.max_seqlen_k;
+  const bool is_uneven = p.visibility.unlimited() && of.uneven_heads > 1 && rows % of.tile_rows != 0;
+  if (schedule.ascends != is_uneven) return fails("the wrong way round", problem);
+  if (is_uneven && (schedule.together.divisor != 1 || schedule.rest.divisor > of.uneven_heads)) {
+    return fails("too many heads together", problem);
+  }
   const uint32_t before = (schedule.num_sections - 1) * schedule.together.divisor;
   if (before + schedule.rest.divisor != heads) return fails("heads of sections", problem);
   // Rounding up the others' size may leave the last one a little smaller.
@@ -62,10 +69,11 @@ bool is_right(const Problem& problem) {
     }
     const uint32_t of_head =
         std::min(head_of(problem, schedule, at) / schedule.together.divisor, schedule.num_sections - 1);
-    const bool follows = of_head == section ? at.tile == tile || at.tile == tile + 1 : at.tile == 0;
+    const uint32_t own = schedule.ascends ? schedule.tiles - 1 - at.tile : at.tile;
+    const bool follows = of_head == section ? own == tile || own == tile + 1 : own == 0;
     if (of_head < section || of_head > section + 1 || !follows) return fails("order", problem);
     section = of_head;
-    tile = at.tile;
+    tile = own;
   }
   return true;
 }
@@ -92,7 +100,8 @@ int main() {
                         .slices = draw(1, 2),
                         .element_bytes = 2,
                         .l2_bytes = int64_t{1} << draw(10, 24),
-                        .smaller_sections = int64_t{1} << draw(0, 4)};
+                        .smaller_sections = int64_t{1} << draw(0, 4),
+                        .uneven_heads = draw(1, 8)};
     if (!is_right(problem)) return 1;
   }
   return 0;

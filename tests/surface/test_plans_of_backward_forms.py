@@ -15,23 +15,24 @@ def hopper(seqlen: int, options: dict | None = None, **more) -> Call:
 CAUSAL = {"causal": "top_left"}
 # Announced, added.
 FORMS = [
-    (hopper(8128, d=128), True, False),
-    (hopper(8129, d=128), True, True),  # 128 tiles of queries
+    (hopper(512, d=128), True, False),
+    (hopper(513, d=128), True, True),  # 9 tiles of queries
+    (hopper(512, CAUSAL, d=128), True, False),
     (hopper(16384, CAUSAL, d=128), True, True),
     (hopper(16384, CAUSAL, d=128, dtype=F16), True, True),
     (hopper(16384, {"window": (512, 512)}, d=128), True, True),
     (hopper(16384, CAUSAL, d=128, mask=(1, 1, 1, 16384)), False, False),
-    (hopper(1024, CAUSAL, d=128, dtype=F16), True, False),
     (hopper(64, sk=8192, d=128), True, False),
     (hopper(1024, CAUSAL | {"dropout_p": 0.1}, d=128), False, False),
     (hopper(1024, CAUSAL, d=128, mask=(1, 1, 1, 1024)), False, False),
     (hopper(1024, CAUSAL, d=128, bias=(1, 1, 1024, 1024)), False, False),
-    (hopper(16384, CAUSAL, d=96), True, True),
-    (hopper(1024, CAUSAL, d=96), True, True),
-    (hopper(1024, d=96), False, True),
-    (hopper(1024, CAUSAL, d=64), False, True),
-    (hopper(64, sk=512, d=64), False, True),
-    (hopper(1024, CAUSAL, d=64, mask=(1, 1, 1, 1024)), False, True),
+    (hopper(512, CAUSAL, d=96), True, True),
+    (hopper(512, d=96), False, True),
+    (hopper(512, d=64), False, False),
+    (hopper(513, d=64), False, True),
+    (hopper(512, CAUSAL, d=64), False, False),
+    (hopper(513, CAUSAL, d=64, dtype=F16), False, True),
+    (hopper(512, CAUSAL, d=64, mask=(1, 1, 1, 512)), False, True),
     (hopper(1024, CAUSAL | {"dropout_p": 0.1}, d=64), False, False),
     (hopper(1024, CAUSAL, d=64, bias=(1, 1, 1024, 1024)), False, False),
 ]

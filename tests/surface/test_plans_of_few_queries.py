@@ -193,18 +193,20 @@ def test_the_keys_of_dq(call, words):
     assert words in call.plans()[1]
 
 
-# On Hopper: sums of dQ for each phase of tiles of keys, as many as there are tiles of a head at work on 132
-# multiprocessors, where there are more than 8 keys for each query. Else all visitors of a query take turns.
+# On Hopper: sums of dQ for each phase of tiles of keys where there are more than 8 keys for each query: as many as a head
+# has tiles at work on 132 multiprocessors, or half as many where a tile of keys has several visits. Else all visitors of
+# a query take turns.
 PHASES = [
-    (llama(8, 4096), "phases 32, each with sums of its own"),
-    (wide(64, 4096), "phases 32, each with sums of its own"),
+    (llama(8, 4096), "phases 8, each with sums of its own"),
+    (wide(64, 4096), "phases 16, each with sums of its own"),
     (wide(64, 1024), "phases 8, each with sums of its own"),  # a tile of keys each
-    (wide(64, batch=4), "phases 8, each with sums of its own"),
-    (wide(64, 4096, d=64), "head dim 64, 128 keys per block, dQ added in order, phases 32, each"),
-    (wide(64, 4096, options={"causal": "bottom_right"}), "phases 32, each with sums of its own"),
+    (wide(128, 4096), "phases 8, each with sums of its own"),
+    (wide(64, batch=4), "phases 4, each with sums of its own"),
+    (wide(64, 4096, d=64), "head dim 64, 128 keys per block, dQ added in order, phases 16, each"),
+    (wide(64, 4096, options={"causal": "bottom_right"}), "phases 16, each with sums of its own"),
     (wide(64, batch=17), "dQ added in order, phases 1, visits announced;"),  # more heads than multiprocessors
     (wide(512, 4096), "dQ added in order, going round"),
-    # Many visits of a tile of keys, of 32 heads, spread by themselves.
+    # No more than sums of 8 visits for each tile at work.
     (llama(128, key_heads=1), "phases 32, each with sums of its own"),
     (llama(512, key_heads=1), "phases 8, each with sums of its own"),
     (wide(513, 8192), "in 1 launch"),

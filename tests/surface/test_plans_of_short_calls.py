@@ -96,10 +96,22 @@ FORWARD = [
 ]
 # 132 multiprocessors.
 BACKWARD = [
-    (Call(128, batch=64), PORTABLE),
-    (Call(256), PORTABLE),  # 256 tiles of keys
-    (Call(129, batch=9), HOPPER),  # 288
+    # A tile of keys for each, or none.
+    (Call(128), PORTABLE),
+    (Call(128, 256, batch=4), PORTABLE),
+    (Call(176, batch=4), PORTABLE),
+    (Call(177, batch=4), HOPPER),
     (Call(129, batch=1, heads=2, key_heads=1), PORTABLE),
+    # Two.
+    (Call(128, batch=16), PORTABLE),
+    (Call(224), PORTABLE),
+    (Call(225), HOPPER),
+    # More.
+    (Call(96, batch=64), PORTABLE),
+    (Call(97, batch=64), HOPPER),
+    (Call(64, 256, batch=64), PORTABLE),
+    (Call(65, 256, batch=64), HOPPER),
+    (Call(129, batch=9), HOPPER),
     (Call(256, 257), HOPPER),
     (Call(257, 256), HOPPER),
     (padded(16), HOPPER),

@@ -10,8 +10,9 @@ namespace {
 using attention::BackwardParams;
 
 // Of few queries: visits of a tile of keys, times phases with sums of their own, by tiles that are at work at once.
-// More visits spread by themselves, and sums take memory.
+// More sums take memory.
 constexpr int64_t kMostSummedVisits = 8;
+constexpr int64_t kMostSharingTiles = 2;
 
 // Visitors of a tile of queries take turns: with far more keys than queries they would wait for each other.
 bool has_few_queries(const BackwardParams& p) {
@@ -41,14 +42,17 @@ bool is_empty(const BackwardParams& p) {
 }
 
 // Calls so short that the portable kernels are faster. Where scores are only scaled that is one kernel for all
-// gradients: it is faster with more queries, too, where blocks here would have few tiles of keys, one after the other.
+// gradients: it is faster with more queries, too, where blocks here would have two tiles of keys, one after the other.
 bool is_short(const BackwardParams& p, const Limits& limits) {
   const int64_t queries = p.sequences.max_seqlen_q;
-  if (largest_head_dim(p) > 64 || std::max(queries, visible_keys(p)) > sm90::kShortTokens) return false;
+  const int64_t tokens = std::max(queries, visible_keys(p));
+  if (largest_head_dim(p) > 64 || tokens > sm90::kShortTokens) return false;
   const int64_t tiles = p.batch * p.num_heads_k * VisitOrder::num_tiles(p.sequences.max_seqlen_k, VisitOrder::kKeys);
+  const int64_t waves = (tiles + limits.multiprocessors - 1) / limits.multiprocessors;
+  const sm90::PortableBackward portable = sm90::portable_backward(waves);
   switch (wanted_variant_sm90(p)) {
     case Variant::kPlain:
-      return queries <= sm90::kPortableQueries || tiles <= sm90::kPortableTilesOfKeys * limits.multiprocessors;
+      return queries <= portable.queries || tokens <= portable.tokens;
     case Variant::kMask:
     case Variant::kDropout:
       return false;
@@ -93,10 +97,19 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
 }
 
 // How many claims share the query heads of a group: each has as many as may come one after the other.
-uint32_t count_members(int64_t group, int64_t query_tiles) {
-  int64_t heads = std::min(group, sm90::most_drifting_heads(query_tiles));
+uint32_t count_members(int64_t group, sm90::HeadDims dims, int64_t query_tiles) {
+  int64_t heads = std::min(group, sm90::most_drifting_heads(dims, query_tiles));
   while (group % heads != 0) --heads;
   return static_cast<uint32_t>(group / heads);
+}
+
+// Pairs of a section, two of which walk opposite ways: sections as large as fill `tiles` places with tiles of the same
+// walk, or smaller, so that the last one is about as large as the others.
+uint32_t pairs_of_section(const VisitOrder& order, double tiles) {
+  const int64_t couples = (int64_t{order.pairs} + 1) / 2;
+  const int64_t most = std::max(static_cast<int64_t>(tiles / order.group), int64_t{1});
+  const int64_t sections = (couples + most - 1) / most;
+  return static_cast<uint32_t>(2 * ((couples + sections - 1) / sections));
 }
 
 }  // namespace
@@ -108,7 +121,7 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
   VisitOrder order;
   // Where tiles of keys see different numbers of queries, those that visit a group's heads one after the other drift
   // apart, and L2 does not hold what lies between them.
-  if (p.visibility.one_sided()) order.members = count_members(p.queries_per_key_head(), query_tiles);
+  if (p.visibility.one_sided()) order.members = count_members(p.queries_per_key_head(), dims, query_tiles);
   // Heads with masks of their own have different visits, which descending walks cannot take in turn.
   if (p.score_mod.mask.present() && p.score_mod.mask.head_stride != 0 && !p.visibility.unlimited()) {
     order.members = static_cast<uint32_t>(p.queries_per_key_head());
@@ -124,23 +137,23 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
       order.group = (order.tiles + (1u << order.log2_phases) - 1) >> order.log2_phases;
     }
   };
-  const int64_t apart = sm90::visits_apart(dims, query_tiles, order.cyclic);
   if (order.divided) {
-    const int64_t at_once = (blocks + order.pairs - 1) / order.pairs;  // tiles of a pair
+    const int64_t at_once = std::max<int64_t>(blocks / order.pairs, 1);  // tiles of a pair
     const int64_t visits = query_tiles * p.queries_per_key_head() / order.members;
+    // Of these, tiles that add to the same sums. Several visits spread by themselves, and fewer sums stay in L2.
+    const int64_t sharing = std::min(visits, kMostSharingTiles);
     add_phases([&] {
       const int64_t phases = int64_t{1} << order.log2_phases;
-      return phases < at_once && phases * visits < kMostSummedVisits * at_once;
+      return 2 * phases * sharing <= at_once && phases * visits < kMostSummedVisits * at_once;
     });
     order.log2_sums = order.log2_phases;
   } else if (order.cyclic) {
-    add_phases([&] { return order.group > blocks || query_tiles < apart * order.group; });
+    // Neighbouring visitors of a tile of queries are as many visits apart as those of a causal call.
+    constexpr int64_t kApart = VisitOrder::kKeys / VisitOrder::kQueries;
+    add_phases([&] { return order.group > blocks || query_tiles < kApart * order.group; });
     order.together = static_cast<uint32_t>(std::max<int64_t>(blocks / order.group, 1));
   } else {
-    constexpr int64_t kTileVisits = VisitOrder::kKeys / VisitOrder::kQueries;
-    add_phases([&] { return (kTileVisits << order.log2_phases) < apart; });
-    const int64_t waves = sm90::section_waves(dims, query_tiles);
-    order.together = static_cast<uint32_t>(2 * std::max<int64_t>(waves * blocks / order.group, 1));
+    order.together = pairs_of_section(order, sm90::section_waves(dims, query_tiles) * static_cast<double>(blocks));
   }
   return order;
 }

@@ -6,13 +6,14 @@
 // for those of its group, all of which resident blocks hold together.
 //
 // Pairs of a batch entry and a key head are worked on in sections. Where members of the key head's group have claims of
-// their own, each makes a pair, and their dK and dV are added up. In a pair, tile j belongs to phase j mod 2^n: within
-// a phase neighbouring visitors of a tile of queries come the further apart, the more phases there are.
+// their own, each makes a pair, and their dK and dV are added up. Where a pair has phases, tile j belongs to phase j
+// mod 2^n.
 //
 //   climb     from the first tile of queries to the last, claimed last tile of keys first. Causal tiles start together,
 //             each two tiles of queries behind the one before it, and end staggered.
 //   descend   the other way round: they start staggered, where climbing ones end, and end together. Every second pair.
-//   cycle     where every query sees every key: the tiles of a group start evenly spread and go round.
+//   cycle     where every query sees every key: the tiles of a phase start evenly spread and go round. The more phases
+//             there are, the further apart neighbouring visitors of a tile of queries come.
 //   divide    few queries that see many keys: each phase adds to sums of its own, and these are added up afterwards.
 //             Tiles of all pairs come in turn, so that the visitors of a phase are claimed far apart.
 #pragma once
@@ -66,22 +67,22 @@ struct VisitOrder {
     const uint32_t first_pair = section * together;
     const uint32_t count = pairs - first_pair < together ? pairs - first_pair : together;
     const uint32_t in_section = index - section * of_section;
-    const uint32_t phase = in_section / (count * group);
-    const uint32_t x = in_section - phase * count * group;
     if (cyclic) {
-      const uint32_t pair = x / group;
-      const uint32_t k = x - pair * group;
-      return {first_pair + pair, tile_of(phase, k), Walk::kCycle, index - k + group};
+      const uint32_t phase = in_section / (count * group);
+      const uint32_t in_phase = in_section - phase * count * group;
+      const uint32_t pair = in_phase / group;
+      const uint32_t k = in_phase - pair * group;
+      return {first_pair + pair, static_cast<int>(phase + (k << log2_phases)), Walk::kCycle, index - k + group};
     }
     const uint32_t climbing = (count + 1) / 2;
-    if (x < climbing * group) {
-      const uint32_t k = x / climbing;
-      return {first_pair + 2 * (x - k * climbing), tile_of(phase, group - 1 - k), Walk::kClimb, 0};
+    if (in_section < climbing * tiles) {
+      const uint32_t k = in_section / climbing;
+      return {first_pair + 2 * (in_section - k * climbing), static_cast<int>(tiles - 1 - k), Walk::kClimb, 0};
     }
     const uint32_t descending = count - climbing;
-    const uint32_t y = x - climbing * group;
-    const uint32_t k = y / descending;
-    return {first_pair + 2 * (y - k * descending) + 1, tile_of(phase, k), Walk::kDescend, 0};
+    const uint32_t behind_climbing = in_section - climbing * tiles;
+    const uint32_t k = behind_climbing / descending;
+    return {first_pair + 2 * (behind_climbing - k * descending) + 1, static_cast<int>(k), Walk::kDescend, 0};
   }
 
   FLASH_HOST_DEVICE static int num_tiles(int64_t rows, int tile_rows) {
@@ -126,21 +127,17 @@ struct VisitOrder {
 
     // How many of those that add to the same sums of a tile of queries come before this visitor.
     FLASH_HOST_DEVICE int place(int query_tile, const Tiles& visitors) const {
+      if (walk == Walk::kClimb) return visitors.end - 1 - tile;
+      if (walk == Walk::kDescend) return tile - visitors.begin;
       const int phase = this->phase();
-      if (walk == Walk::kCycle) {
-        // The one that started here or last before comes first, then those that have come further.
-        const int count = in_phase(visitors.end, phase);
-        const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
-        const auto started =
-            (static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count) + queries - 1) / queries;
-        const int behind = static_cast<int>(started) - 1 - (tile >> log2_phases);
-        return in_phases_before(visitors.end, phase) + (behind < 0 ? behind + count : behind);
-      }
-      const int from_first = in_phase(tile, phase) - in_phase(visitors.begin, phase);
-      if (walk == Walk::kDivide) return from_first;
-      const int earlier = in_phases_before(visitors.end, phase) - in_phases_before(visitors.begin, phase);
-      if (walk == Walk::kDescend) return earlier + from_first;
-      return earlier + in_phase(visitors.end, phase) - in_phase(tile + 1, phase);
+      if (walk == Walk::kDivide) return in_phase(tile, phase) - in_phase(visitors.begin, phase);
+      // The one that started here or last before comes first, then those that have come further.
+      const int count = in_phase(visitors.end, phase);
+      const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
+      const auto started =
+          (static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count) + queries - 1) / queries;
+      const int behind = static_cast<int>(started) - 1 - (tile >> log2_phases);
+      return in_phases_before(visitors.end, phase) + (behind < 0 ? behind + count : behind);
     }
 
     // Where it begins to go round.
@@ -179,9 +176,6 @@ struct VisitOrder {
   FLASH_HOST_DEVICE static Tiles tiles_of(int begin, int end, int tile_rows) {
     const int first = static_cast<int>(static_cast<uint32_t>(begin) / static_cast<uint32_t>(tile_rows));
     return {first, begin < end ? num_tiles(end, tile_rows) : first};
-  }
-  FLASH_HOST_DEVICE int tile_of(uint32_t phase, uint32_t k) const {
-    return static_cast<int>(phase + (k << log2_phases));
   }
 };
 

@@ -6,8 +6,8 @@
 // Pairs are counted head-major, pair = key head * batch + batch entry: what a head's batch entries share, such as a
 // bias, is used by blocks that run together, and a launch can hold all of it. Heads that are worked on together come
 // tile by tile, all of them at one tile before any is at the next: a section. One head at a time keeps what streams
-// past its tiles in L2. Where tiles differ in work (causal attention, windows), as many heads as L2 holds let a launch
-// end on the least of it.
+// past its tiles in L2. Where tiles differ in work (causal attention, windows, a last tile of fewer rows), as many
+// heads as L2 holds let a launch end on the least of it.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Place {
   uint32_t batch;
   uint32_t key_head;
   uint32_t head_of_group;  // 0 where a block owns rows of keys
-  uint32_t tile;           // in the order of work
+  uint32_t tile;           // from the last rows on
   uint32_t slice;
 };
 
@@ -42,6 +42,7 @@ struct Schedule {
   Divisor rest;      // the same of the last section
   Divisor section;   // tiles of the other sections
   uint32_t num_sections;
+  bool ascends;    // from the first rows on
   uint32_t parts;  // blocks that share what a tile sees: launches have num_blocks x parts
 
   FLASH_HOST_DEVICE Place place(uint32_t block) const {
@@ -56,7 +57,7 @@ struct Schedule {
     return {.batch = first_pair + pair - key_head * batch.divisor,
             .key_head = key_head,
             .head_of_group = head - pair * heads.divisor,
-            .tile = tile,
+            .tile = ascends ? tiles - 1 - tile : tile,
             .slice = block - index * slices.divisor};
   }
 };
@@ -79,6 +80,8 @@ struct Division {
   int64_t element_bytes;
   int64_t l2_bytes;              // of the device
   int64_t smaller_sections = 1;  // how many times smaller than the last section the others are
+  // Where all tiles see the same, but the last one has fewer rows: heads of which these may come together, last.
+  int64_t uneven_heads = 1;
 };
 
 // No blocks where there is nothing to do, or more than a grid holds (num_blocks is then UINT32_MAX, which a launch
@@ -101,14 +104,18 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
   // In a window, what a tile sees: those that are worked on together see much the same.
   const int64_t streamed_rows = std::min(head_rows, p.visibility.left + p.visibility.right + of.tile_rows);
   const int64_t streamed = std::max<int64_t>(streamed_rows * (p.head_dim_qk + p.head_dim_v) * of.element_bytes, 1);
-  const int64_t most = p.visibility.unlimited() ? int64_t{1} : std::clamp(budget / streamed, int64_t{1}, heads);
+  const bool all_see_the_same = p.visibility.unlimited();
+  const bool ascends = all_see_the_same && !packed && of.uneven_heads > 1 && length % of.tile_rows != 0;
+  const int64_t in_l2 = std::clamp(budget / streamed, int64_t{1}, heads);
+  const int64_t most = !all_see_the_same ? in_l2 : ascends ? std::min(in_l2, of.uneven_heads) : 1;
   // As even shares as make up `count`, of up to `most` each.
   const auto even_share = [](int64_t count, int64_t most) {
     const int64_t shares = std::max<int64_t>((count + most - 1) / most, 1);
     return std::max<int64_t>((count + shares - 1) / shares, 1);
   };
   const int64_t last = even_share(heads, most);
-  const int64_t together = even_share(heads - last, std::max<int64_t>(last / of.smaller_sections, 1));
+  const int64_t most_before = all_see_the_same ? int64_t{1} : std::max<int64_t>(last / of.smaller_sections, 1);
+  const int64_t together = even_share(heads - last, most_before);
   const int64_t sections = (heads - last + together - 1) / together;  // before the last one
   const auto divisor = [](int64_t n) { return Divisor::of(static_cast<uint32_t>(n)); };
   return {.num_blocks = static_cast<uint32_t>(blocks),
@@ -122,6 +129,7 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
           .rest = divisor(heads - sections * together),
           .section = divisor(together * tiles),
           .num_sections = static_cast<uint32_t>(sections + 1),
+          .ascends = ascends,
           .parts = static_cast<uint32_t>(of.parts)};
 }
 

@@ -255,6 +255,7 @@ struct ForwardConsumer {
       stages.meet();  // the bias has no readers any more
     }
     stages.release_keys();
+    queries.release_early(!has_next);
     if constexpr (Traits::kHasBits && !Traits::kHasBoxes) {
       if (masked) terms.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }

@@ -59,7 +59,8 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
                                     .slices = sm80::num_slices(p.head_dim_v, kColumns) * plan.key_parts,
                                     .element_bytes = sizeof(typename Traits::Element),
                                     .l2_bytes = plan.l2_bytes,
-                                    .smaller_sections = smaller_sections(query_tiles)});
+                                    .smaller_sections = smaller_sections(query_tiles),
+                                    .uneven_heads = uneven_heads(Traits::kTile, plan.resident_blocks)});
   args.notes = {.previous = plan.workspace.tile_list.template in<int>(workspace),
                 .flags = plan.workspace.nan_flags.template in<uint8_t>(workspace)};
   if constexpr (Traits::kDividesKeys) args.key_parts = key_parts_of<Traits>(p, plan, workspace);

@@ -16,18 +16,24 @@ struct QueryStages {
 
   __device__ __forceinline__ void wait() { shared.q_ring.wait_full(at); }
 
-  // No product reads the tile's queries any more. One thread of a warpgroup arrives: its wait for the products has
-  // synchronised the others.
+  // No product reads the tile's queries any more.
   __device__ __forceinline__ void release() {
     if constexpr (Traits::kSendsOutput) return;
-    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(shared.q_ring.empty[at.stage]);
+    if constexpr (!Traits::kGivesQueriesBackEarly) give_back();
     at.advance();
+  }
+  // S of a tile of keys is there: whether it is the last one.
+  __device__ __forceinline__ void release_early(bool is_last) const {
+    if constexpr (Traits::kGivesQueriesBackEarly) {
+      if (is_last) give_back();
+    }
   }
 
   // Nothing was multiplied by the tile's queries, which have arrived: values come after them.
   __device__ __forceinline__ void skip() {
     if constexpr (Traits::kSendsOutput) wait();
     give_back_last();
+    release_early(true);
     release();
   }
 
@@ -52,6 +58,12 @@ struct QueryStages {
   __device__ __forceinline__ void await_output() const {
     if (Traits::kSendsOutput && tile::lane() == 0) ptx::wait_until_written();
     __syncwarp();
+  }
+
+ private:
+  // One thread of a warpgroup arrives: its wait for the products has synchronised the others.
+  __device__ __forceinline__ void give_back() const {
+    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(shared.q_ring.empty[at.stage]);
   }
 };
 

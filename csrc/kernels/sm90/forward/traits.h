@@ -39,7 +39,11 @@ struct ForwardTraits {
 
   // Sums and the LSE are finished while the last product is under way, not behind it. (With three warpgroups those of
   // others hide them, and registers are short.)
-  static constexpr bool kEndsRowsFirst = kSendsOutput && kTile.warpgroups == 2 && kTile.blocks == 1;
+  static constexpr bool kEndsRowsFirst =
+      is_plain(kVariant) && !kDividesKeys && kTile.warpgroups == 2 && kTile.blocks == 1;
+
+  // Q's one stage is given back with a tile's last S, not behind its last softmax: the next tile's comes from memory.
+  static constexpr bool kGivesQueriesBackEarly = is_plain(kVariant) && kTile.query_stages == 1;
 
   // A loop of its own for tiles of keys that all rows see whole. (With three warpgroups, or O of more columns, one for
   // all of them is as fast.)
