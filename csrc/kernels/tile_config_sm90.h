@@ -240,26 +240,37 @@ struct BackwardForm {
   bool operator==(const BackwardForm&) const = default;
 };
 
+// What they are chosen by.
+struct BackwardCall {
+  Variant variant;
+  int64_t query_tiles;  // of 64, of the longest sequence
+  int64_t key_tiles;    // of 128
+  bool cyclic;          // every query sees every key
+};
+
 // The faster one. Visits are announced where scores are only scaled. (H200, S 512, 2048, 8192: D128 causal takes 0.92,
 // 0.94, 0.95 of the time, full 0.97, 0.99, 1.01, which memory for added statistics makes up for; D96 causal, 4096,
 // 0.97, D64 1.00 to 1.07.) Statistics are added, but not where a bias comes to S before or dP is dropped before delta
-// is taken off. They are four times as many bytes, which calls of few tiles of queries wait for. (S 320, 512, 768,
-// 2048, 4096: D64 full 1.06, 1.01, 0.96, 0.94, 0.94, causal 1.02, 1.01, 1.00, 0.97, 0.96; D96 full 0.98, 0.95, 0.93,
-// 0.91, 0.90, causal 0.99, 0.99, 0.98, 0.96, 0.96; D128 full 1.00, 1.02, 1.00, 0.98, 0.96, causal 1.00, 1.00, 0.99,
-// 0.99, 0.98.)
-inline constexpr int64_t kMostUnaddedTiles = 8;  // of queries
-constexpr bool adds_statistics(HeadDims dims, Variant variant, int64_t query_tiles) {
-  if (variant == Variant::kMask) return dims.qk <= 96;
-  return variant == Variant::kPlain && (query_tiles > kMostUnaddedTiles || dims == HeadDims{96, 96});
+// is taken off. They are four times as many bytes, which short calls wait for. (S 320, 512, 768, 2048, 4096: D64 full
+// 1.06, 1.01, 0.96, 0.94, 0.94, causal 1.02, 1.01, 1.00, 0.97, 0.96; D96 full 0.98, 0.95, 0.93, 0.91, 0.90, causal
+// 0.99, 0.99, 0.98, 0.96, 0.96; D128 full 1.00, 1.02, 1.00, 0.98, 0.96, causal 1.00, 1.00, 0.99, 0.99, 0.98. Few
+// queries of many keys: D64 0.95 to 0.99, D128 1.00 to 1.01.)
+inline constexpr int64_t kAddingQueryTiles = 9;
+inline constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
+constexpr bool adds_statistics(HeadDims dims, const BackwardCall& call) {
+  if (call.variant == Variant::kMask) return dims.qk <= 96;
+  if (call.variant != Variant::kPlain) return false;
+  if (dims == HeadDims{96, 96} || call.query_tiles >= kAddingQueryTiles) return true;
+  return dims.qk <= 64 && call.key_tiles >= kAddingKeyTiles;
 }
-constexpr BackwardForm backward_form(HeadDims dims, Variant variant, int64_t query_tiles, bool cyclic) {
-  const bool announces = variant == Variant::kPlain && (cyclic ? dims.qk > 96 : dims.qk > 64);
-  return {variant, announces, adds_statistics(dims, variant, query_tiles)};
+constexpr BackwardForm backward_form(HeadDims dims, const BackwardCall& call) {
+  const bool announces = call.variant == Variant::kPlain && (call.cyclic ? dims.qk > 96 : dims.qk > 64);
+  return {call.variant, announces, adds_statistics(dims, call)};
 }
 constexpr bool has_backward_form(HeadDims dims, BackwardForm form) {
-  for (const int64_t query_tiles : {kMostUnaddedTiles, kMostUnaddedTiles + 1}) {
+  for (const int64_t query_tiles : {int64_t{1}, kAddingQueryTiles}) {
     for (const bool cyclic : {false, true}) {
-      if (backward_form(dims, form.variant, query_tiles, cyclic) == form) return true;
+      if (backward_form(dims, {form.variant, query_tiles, 1, cyclic}) == form) return true;
     }
   }
   return false;

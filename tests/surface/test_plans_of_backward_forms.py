@@ -1,4 +1,4 @@
-"""Which form of the backward kernel calls on Hopper take, where there are several: the faster one.
+"""Which form of the backward kernel calls on Hopper take, and which order of visits, where there are several: the faster.
 
 Whether dQ of a visit is announced to who adds it up, and whether products add the LSE and delta.
 """
@@ -28,6 +28,8 @@ FORMS = [
     (hopper(1024, CAUSAL, d=128, bias=(1, 1, 1024, 1024)), False, False),
     (hopper(512, CAUSAL, d=96), True, True),
     (hopper(512, d=96), False, True),
+    (hopper(64, sk=512, d=64), False, False),
+    (hopper(72, sk=513, d=64), False, True),  # 5 tiles of keys
     (hopper(512, d=64), False, False),
     (hopper(513, d=64), False, True),
     (hopper(512, CAUSAL, d=64), False, False),
@@ -44,3 +46,25 @@ def test_form(call, announced, added):
     assert "dQ added in order" in plan
     assert ("visits announced" in plan) == announced
     assert ("statistics added by products" in plan) == added
+
+
+# Tiles of keys that go round: of eight, groups do not divide the blocks of 132 multiprocessors, and of four they do.
+ROUND = [
+    (hopper(1024, d=64, batch=2, heads=16), 2),
+    (hopper(1024, d=64, batch=1, heads=16), 1),  # all tiles at once
+    (hopper(1024, d=64, batch=8, heads=16), 2),
+    (hopper(1024, d=64, batch=9, heads=16), 1),  # more than eight rounds
+    (hopper(768, d=64, batch=2, heads=16), 1),
+    (hopper(2048, d=64, batch=2, heads=16), 1),
+    (hopper(1024, d=128, batch=2, heads=16), 1),
+    (hopper(512, sk=1024, d=128, batch=2, heads=16), 2),  # more keys than queries
+]
+
+
+@pytest.mark.parametrize(("call", "phases"), ROUND, ids=label)
+def test_phases_of_tiles_that_go_round(call, phases):
+    assert f"going round, phases {phases}" in call.plans()[1]
+
+
+def test_other_calls_have_no_phases():
+    assert "dQ added in order, phases 1" in hopper(1024, CAUSAL, d=64, batch=2, heads=16).plans()[1]

@@ -193,9 +193,9 @@ def test_the_keys_of_dq(call, words):
     assert words in call.plans()[1]
 
 
-# On Hopper: sums of dQ for each phase of tiles of keys where there are more than 8 keys for each query: as many as a head
-# has tiles at work on 132 multiprocessors, or half as many where a tile of keys has several visits. Else all visitors of
-# a query take turns.
+# On Hopper: sums of dQ for each phase of tiles of keys where there are more than 8 keys for each query: as many as a
+# head has tiles at work on 132 multiprocessors, or half as many where a tile of keys has several visits. Else all
+# visitors of a query take turns.
 PHASES = [
     (llama(8, 4096), "phases 8, each with sums of its own"),
     (wide(64, 4096), "phases 16, each with sums of its own"),
