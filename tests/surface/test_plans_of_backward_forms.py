@@ -1,4 +1,4 @@
-"""Which form of the backward kernel calls on Hopper take, and which order of visits, where there are several: the faster.
+"""Which form of the backward kernel calls on Hopper take, and which order of visits: the faster ones.
 
 Whether dQ of a visit is announced to who adds it up, and whether products add the LSE and delta.
 """
