@@ -72,11 +72,19 @@ GOALS = (
     Goal("dropout", "forward", 1.5, 1.5, against="cudnn"),
     Goal("dropout", "backward", 1.1, 1.1, against="cudnn"),
     *(
-        Goal("head_dims", "forward", bound, bound, against="cudnn", at={"head_dim": dim, "head_dim_v": dim_v})
+        Goal(
+            "head_dims",
+            "forward",
+            bound,
+            bound,
+            against="cudnn",
+            at={"head_dim": dim, "head_dim_v": dim_v, "seqlen_q": 4096},
+        )
         for (dim, dim_v), bound in HEAD_DIMS.items()
     ),
     *(Goal("head_dims", "forward", 1.1, 1.0, at={"head_dim": dim}) for dim in (72, 80)),
     Goal("head_dims", "backward", 1.1, 1.0),
+    PointGoals("head_dims", "backward", {("full", 192, 8192): 535, ("causal", 192, 8192): 480}),
     Goal("head_dims", "backward", 1.2, 1.2, against="cudnn", at={"head_dim": 96, "head_dim_v": 96}),
     *(Goal("short", "forward", 1.05, 1.05, at={"seqlen_q": seqlen}) for seqlen in (64, 128, 197, 577, 1000)),
     Goal("short", "backward", 1.1, 1.1),

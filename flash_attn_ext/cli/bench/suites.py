@@ -77,6 +77,9 @@ def head_dims() -> Iterator[Workload]:
     peers = (*FUSED, *PACKAGES)
     yield Workload("head_dims", "causal", head_dim=192, head_dim_v=128, causal=True, peers=peers, **unusual)
     yield Workload("head_dims", "full", head_dim=128, head_dim_v=256, peers=FUSED, **unusual)
+    longer = unusual | dict(seqlen=8192, head_dim=192, head_dim_v=128, peers=("cudnn", *PACKAGES))
+    yield Workload("head_dims", "full", **longer)
+    yield Workload("head_dims", "causal", causal=True, **longer)
 
 
 def short() -> Iterator[Workload]:
