@@ -277,7 +277,7 @@ constexpr bool has_backward_form(HeadDims dims, BackwardForm form) {
 }
 
 // How many times the tiles of a section's pairs that walk the same way (plan/visit_order.h) fill the GPU, at most. More
-// even out where tiles differ; fewer leave less for L2 to hold. (H200, causal, by the time of 1 in short calls: D64
+// even out where tiles differ; fewer leave less for L2 to hold. (H200, causal, by the time with 1: D64
 // S 384, 512, 768, 1024, 2048, 8192 with 1.5 0.98, 0.97, 1.00, 1.01, 1.00, 0.99, with 2 0.98, 0.98, 1.02, 1.00, 0.98,
 // 0.94; D96 S 512, 1024, 2048 with 2 1.02, 0.97, 0.95; D128 1.06, 1.00, 0.98.)
 constexpr double section_waves(HeadDims dims, int64_t query_tiles) {

@@ -1,3 +1,4 @@
+#include "attention/even_share.h"
 #include "kernels/plan/mask_visits.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
@@ -12,6 +13,8 @@ using attention::BackwardParams;
 // Of few queries: visits of a tile of keys, times phases with sums of their own, by tiles that are at work at once.
 // More sums take memory.
 constexpr int64_t kMostSummedVisits = 8;
+// Likewise, tiles at work at once that add to the same sums. Where a tile has several visits these spread by
+// themselves, and fewer sums stay in L2.
 constexpr int64_t kMostSharingTiles = 2;
 
 // Visitors of a tile of queries take turns: with far more keys than queries they would wait for each other.
@@ -120,8 +123,7 @@ bool leaves_blocks_over(const VisitOrder& order, sm90::HeadDims dims, int64_t bl
 uint32_t pairs_of_section(const VisitOrder& order, double tiles) {
   const int64_t couples = (int64_t{order.pairs} + 1) / 2;
   const int64_t most = std::max(static_cast<int64_t>(tiles / order.group), int64_t{1});
-  const int64_t sections = (couples + most - 1) / most;
-  return static_cast<uint32_t>(2 * ((couples + sections - 1) / sections));
+  return static_cast<uint32_t>(2 * attention::even_share(couples, most));
 }
 
 }  // namespace
@@ -152,7 +154,6 @@ VisitOrder visit_order(const attention::BackwardParams& p, int64_t blocks) {
   if (order.divided) {
     const int64_t at_once = std::max<int64_t>(blocks / order.pairs, 1);  // tiles of a pair
     const int64_t visits = query_tiles * p.queries_per_key_head() / order.members;
-    // Of these, tiles that add to the same sums. Several visits spread by themselves, and fewer sums stay in L2.
     const int64_t sharing = std::min(visits, kMostSharingTiles);
     add_phases([&] {
       const int64_t phases = int64_t{1} << order.log2_phases;

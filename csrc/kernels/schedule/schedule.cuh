@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "attention/divisor.h"
+#include "attention/even_share.h"
 #include "attention/params.h"
 
 namespace flash_attn_ext {
@@ -108,14 +109,9 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
   const bool ascends = all_see_the_same && !packed && of.uneven_heads > 1 && length % of.tile_rows != 0;
   const int64_t in_l2 = std::clamp(budget / streamed, int64_t{1}, heads);
   const int64_t most = !all_see_the_same ? in_l2 : ascends ? std::min(in_l2, of.uneven_heads) : 1;
-  // As even shares as make up `count`, of up to `most` each.
-  const auto even_share = [](int64_t count, int64_t most) {
-    const int64_t shares = std::max<int64_t>((count + most - 1) / most, 1);
-    return std::max<int64_t>((count + shares - 1) / shares, 1);
-  };
-  const int64_t last = even_share(heads, most);
+  const int64_t last = attention::even_share(heads, most);
   const int64_t most_before = all_see_the_same ? int64_t{1} : std::max<int64_t>(last / of.smaller_sections, 1);
-  const int64_t together = even_share(heads - last, most_before);
+  const int64_t together = attention::even_share(heads - last, most_before);
   const int64_t sections = (heads - last + together - 1) / together;  // before the last one
   const auto divisor = [](int64_t n) { return Divisor::of(static_cast<uint32_t>(n)); };
   return {.num_blocks = static_cast<uint32_t>(blocks),
