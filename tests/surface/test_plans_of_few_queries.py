@@ -134,7 +134,7 @@ def test_calls_that_would_leave_multiprocessors_idle(call, parts, planner, monke
 
 
 # Of 8 key heads, by multiprocessors, with room for 3 blocks each: whole blocks for a head, about 2 a multiprocessor.
-BLOCKS = {1: 3, 2: 6, 7: 16, 50: 104, 132: 264, 300: 600}
+BLOCKS = {1: 3, 2: 6, 7: 8, 50: 96, 132: 264, 300: 600}
 
 
 @pytest.mark.parametrize(("multiprocessors", "blocks"), BLOCKS.items())

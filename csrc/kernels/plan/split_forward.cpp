@@ -29,8 +29,7 @@ int64_t blocks_of_divided(int64_t tiles, bool extended, int64_t multiprocessors)
 int64_t resident_blocks(int64_t items, int64_t most_parts, int64_t room, int64_t wanted) {
   if (items == 0) return 1;
   if (items >= room) return room;
-  const int64_t nearest = (wanted + items / 2) / items;
-  return items * std::clamp<int64_t>(nearest, 1, std::min(most_parts, room / items));
+  return items * std::clamp<int64_t>(wanted / items, 1, std::min(most_parts, room / items));
 }
 
 // For new keys and values, and for q where it is rotated, a warp for each row. Where multiprocessors have room for more
