@@ -49,6 +49,16 @@ __device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t sourc
                "r"(source), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch)
                : "memory");
 }
+
+// The same, with what L2 is to do with the lines.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t source, const BoxOrigin& at,
+                                          CachePolicy policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], "
+      "%6;" ::"l"(&map),
+      "r"(source), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "l"(policy.bits)
+      : "memory");
+}
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 }  // namespace flash_attn_ext::ptx

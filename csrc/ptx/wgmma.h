@@ -118,6 +118,7 @@ FLASH_SHARED_PRODUCTS(multiply_async, "0, 0", 128, FLASH_D64, FLASH_N64, "%64", 
 // d = a . b: rows of 16 inner elements of a, 16 rows of b.
 FLASH_SHARED_PRODUCTS(multiply_by_rows_async, "0, 1", 64, FLASH_D32, FLASH_N32, "%32", "%33", "%34")
 FLASH_SHARED_PRODUCTS(multiply_by_rows_async, "0, 1", 96, FLASH_D48, FLASH_N48, "%48", "%49", "%50")
+FLASH_SHARED_PRODUCTS(multiply_by_rows_async, "0, 1", 128, FLASH_D64, FLASH_N64, "%64", "%65", "%66")
 
 // d = a^T . b: 16 rows of both.
 FLASH_SHARED_PRODUCTS(multiply_transposed_async, "1, 1", 64, FLASH_D32, FLASH_N32, "%32", "%33", "%34")

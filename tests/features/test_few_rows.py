@@ -57,6 +57,16 @@ LONG_BACKWARD = [
         )
     ),
 ]
+# Where a GPU divides the keys of all heads: edges of tiles of 64 keys, and of 64 and 128 queries.
+LONG_HEADS = [
+    *(Case(sq=sq, sk=sk, d=64, batch=1, heads=2) for sq in (1, 63, 64, 65, 127, 128) for sk in (1025, 1088, 1600)),
+    *(Case(sq=128, sk=sk, d=128, batch=2, heads=3, dlse=True) for sk in (1152, 1153, 1215)),
+    *(
+        Case(sq=100, sk=2000, d=d, dv=dv, batch=2, heads=3, **features)
+        for d, dv in ((40, 64), (96, 96), (120, 16))
+        for features in (dict(), dict(dlse=True, sink=True))
+    ),
+]
 LONG_PACKED = [
     PackedCase((1, 5, 0, 33), (5000, 2049, 17, 0), Case(d=32, heads=4, kv_heads=2, **features))
     for features in (dict(), dict(causal="bottom_right", sink=True), dict(bias="bhqk", dlse=True))
@@ -117,6 +127,12 @@ def test_features_of_long_keys(case, dtype, backend):
 @over_dtypes((torch.float32, torch.bfloat16))
 @over_cases(LONG_BACKWARD)
 def test_gradients_of_long_keys(case, dtype, backend):
+    check_case(case, dtype, backend)
+
+
+@over_dtypes((torch.bfloat16, torch.float16))
+@over_cases(LONG_HEADS)
+def test_gradients_of_heads_with_long_keys(case, dtype, backend):
     check_case(case, dtype, backend)
 
 

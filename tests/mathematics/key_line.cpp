@@ -55,6 +55,24 @@ bool parts_are_right(const Problem& problem, const LineShares& shares, uint32_t 
   return last - first + 1 == static_cast<uint32_t>(parts.count) || fails("count", problem);
 }
 
+// Blocks that leave a part of every item that they have tiles of, which all have `tiles`.
+bool numbers_are_right(const Problem& problem, const LineShares& shares, uint32_t tiles) {
+  const uint32_t items = problem.line / tiles;
+  int next = 0;
+  uint32_t block = 0;
+  for (uint32_t item = 0; item < items; ++item) {
+    const flash_attn_ext::PartNumbers parts = shares.part_numbers(static_cast<int>(item), static_cast<int>(tiles));
+    int part = parts.begin;
+    if (part < next || part > next + 1) return fails("numbers that overlap, or are left out", problem);
+    for (block = shares.block_of(item * tiles); shares.begin_of(block) < (item + 1) * tiles; ++block, ++part) {
+      if (part != LineShares::part_number(block, static_cast<int>(item))) return fails("number of a part", problem);
+    }
+    if (part != parts.end) return fails("end of numbers", problem);
+    next = part;
+  }
+  return next <= static_cast<int>(shares.blocks + items) - 1 || fails("more numbers than blocks and items", problem);
+}
+
 }  // namespace
 
 int main() {
@@ -69,6 +87,7 @@ int main() {
     for (uint32_t item = 0; item < items; ++item) {
       if (!parts_are_right(problem, shares, item * tiles, (item + 1) * tiles)) return 1;
     }
+    if (!numbers_are_right(problem, shares, tiles)) return 1;
     if (shares.blocks % items != 0 || shares.blocks >= 1u << (LineShares::kBits / 2)) continue;
     for (uint32_t item = 0; item < items; ++item) {
       if (shares.begin_of(item * (shares.blocks / items)) != item * tiles) return !fails("aligned", problem);

@@ -4,7 +4,13 @@ from pathlib import Path
 
 from support.host_programs import CSRC, run_host_program
 
-PLAN_FILES = ("sm90_backward.cpp", "sm90_backward_storing.cpp", "sm90_variant.cpp", "sm80_backward.cpp")
+PLAN_FILES = (
+    "sm90_backward.cpp",
+    "sm90_backward_few_queries.cpp",
+    "sm90_backward_storing.cpp",
+    "sm90_variant.cpp",
+    "sm80_backward.cpp",
+)
 PLANS = [CSRC / "kernels" / "plan" / name for name in PLAN_FILES]
 
 

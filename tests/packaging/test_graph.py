@@ -116,6 +116,7 @@ WAITED_BEFORE = {
     "sm90/forward_all_keys/producer.cuh": "sm90/forward_all_keys/all_keys.cuh",
     "sm90/backward/statistics.cuh": "sm90/backward/key_tile_list.cu",
     "sm90/backward/backward.cuh": "sm90/backward/key_tile_list.cu",
+    "sm90/backward_few_queries/few_queries.cuh": "common/delta.cu",
 }
 
 

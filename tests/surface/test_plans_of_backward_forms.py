@@ -22,7 +22,7 @@ FORMS = [
     (hopper(16384, CAUSAL, d=128, dtype=F16), True, True),
     (hopper(16384, {"window": (512, 512)}, d=128), True, True),
     (hopper(16384, CAUSAL, d=128, mask=(1, 1, 1, 16384)), False, False),
-    (hopper(64, sk=8192, d=128), True, False),
+    (hopper(64, CAUSAL, sk=8192, d=128), True, False),
     (hopper(1024, CAUSAL | {"dropout_p": 0.1}, d=128), False, False),
     (hopper(1024, CAUSAL, d=128, mask=(1, 1, 1, 1024)), False, False),
     (hopper(1024, CAUSAL, d=128, bias=(1, 1, 1024, 1024)), False, False),

@@ -193,18 +193,34 @@ def test_the_keys_of_dq(call, words):
     assert words in call.plans()[1]
 
 
-# On Hopper: sums of dQ for each phase of tiles of keys where there are more than 8 keys for each query: as many as a
-# head has tiles at work on 132 multiprocessors, or half as many where a tile of keys has several visits. Else all
-# visitors of a query take turns.
+# On Hopper, up to 128 queries that see all of more than 8 keys each, with a key head of their own, stay.
+KEPT = [
+    (wide(64, 4096), "head dim 128, keys divided among 128 blocks, dQ added up afterwards"),
+    (wide(128, 4096), "head dim 128, keys divided among 128 blocks"),
+    (wide(64, 1024), "head dim 128, keys divided among 128 blocks"),  # a tile of 64 keys for each block
+    (wide(1, 1024, batch=9), "head dim 128, keys divided among 132 blocks"),  # 72 heads
+    (wide(64, 1024, heads=3), "head dim 128, keys divided among 48 blocks"),
+    (wide(64, 4096, d=72), "head dim 128,"),
+    (wide(64, 4096, d=64), "head dim 64,"),
+    (wide(64, 4096, d=40, dv=64), "head dim 64,"),
+    (wide(64, 4096, d=40, dv=72), "head dim 128,"),
+    (wide(64, 4096, dtype=F16), "head dim 128,"),
+    (wide(64, 4096, sink=True), "head dim 128,"),
+]
+
+# Others: sums of dQ for each phase of tiles of keys where there are more than 8 keys for each query: as many as a head
+# has tiles at work on 132 multiprocessors, or half as many where a tile of keys has several visits. Else all visitors
+# of a query take turns.
+CAUSAL = {"causal": "bottom_right"}
 PHASES = [
     (llama(8, 4096), "phases 8, each with sums of its own"),
-    (wide(64, 4096), "phases 16, each with sums of its own"),
-    (wide(64, 1024), "phases 8, each with sums of its own"),  # a tile of keys each
-    (wide(128, 4096), "phases 8, each with sums of its own"),
-    (wide(64, batch=4), "phases 4, each with sums of its own"),
-    (wide(64, 4096, d=64), "head dim 64, 128 keys per block, dQ added in order, phases 16, each"),
-    (wide(64, 4096, options={"causal": "bottom_right"}), "phases 16, each with sums of its own"),
-    (wide(64, batch=17), "dQ added in order, phases 1, visits announced;"),  # more heads than multiprocessors
+    (wide(64, 4096, options=CAUSAL), "phases 16, each with sums of its own"),
+    (wide(64, 1024, options=CAUSAL), "phases 8, each with sums of its own"),  # a tile of keys each
+    (wide(128, 4096, options=CAUSAL), "phases 8, each with sums of its own"),
+    (wide(129, 4096), "phases 8, each with sums of its own"),
+    (wide(64, batch=4, options=CAUSAL), "phases 4, each with sums of its own"),
+    (wide(64, 4096, d=64, options=CAUSAL), "head dim 64, 128 keys per block, dQ added in order, phases 16, each"),
+    (wide(64, batch=17, options=CAUSAL), "dQ added in order, phases 1, visits announced;"),  # more heads than blocks
     (wide(512, 4096), "dQ added in order, going round"),
     # No more than sums of 8 visits for each tile at work.
     (llama(128, key_heads=1), "phases 32, each with sums of its own"),
@@ -223,6 +239,13 @@ PHASES = [
 def test_empty_calls_have_plans(d, empty, planner):
     call = Call(**(dict(sq=64, sk=4096, d=d, heads=8, options={"backend": planner}) | empty))
     assert not any("warp-specialised" in plan for plan in call.plans())
+
+
+@pytest.mark.parametrize(("call", "words"), KEPT, ids=label)
+def test_queries_that_stay(call, words):
+    plan = dataclasses.replace(call, options=call.options | {"backend": "sm90"}).plans()[1]
+    assert plan.startswith("warp-specialised (few queries), ")
+    assert words in plan
 
 
 @pytest.mark.parametrize(("call", "words"), PHASES, ids=label)

@@ -5,7 +5,9 @@
 // memory. 2 * head_dim * element bytes are read and 4 (or 8) written a row.
 #include "attention/divisor.h"
 #include "kernels/common/delta.h"
+#include "kernels/common/launch_early.cuh"
 #include "kernels/common/rows/row_products.cuh"
+#include "ptx/dependent_launch.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext::common {
@@ -77,6 +79,8 @@ template <class Element, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     delta_kernel(const __grid_constant__ attention::DeltaParams p, const __grid_constant__ DeltaGrid grid) {
   using Kernel = DeltaKernel<Element, kLanes>;
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
   const uint32_t index = grid.tiles.quotient(blockIdx.x);
   const uint32_t tile = blockIdx.x - index * grid.tiles.divisor;
   const uint32_t batch = grid.heads.quotient(index);
@@ -95,8 +99,7 @@ cudaError_t launch(const attention::DeltaParams& params, cudaStream_t stream) {
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const DeltaGrid grid = {Divisor::of(static_cast<uint32_t>(tiles)),
                           Divisor::of(static_cast<uint32_t>(params.num_heads))};
-  delta_kernel<Element, kLanes><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params, grid);
-  return cudaGetLastError();
+  return launch_early(delta_kernel<Element, kLanes>, {.blocks = blocks, .threads = kThreads}, stream, params, grid);
 }
 
 // As many lanes as a row has pieces of 16 bytes.

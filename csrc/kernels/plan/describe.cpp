@@ -100,6 +100,9 @@ std::string kernels_words(const BackwardPlan& plan) {
              (plan.order.members > 1 ? ", " + std::to_string(plan.order.members) + " claims to a tile of keys" : "") +
              (plan.announces_visits ? ", visits announced" : "") +
              (plan.adds_statistics ? ", statistics added by products" : "");
+    case BackwardKernels::kWarpSpecialisedFewQueries:
+      return "warp-specialised (few queries), head dim " + std::to_string(plan.dkdv_head_dim) +
+             ", keys divided among " + std::to_string(plan.resident_blocks) + " blocks, dQ added up afterwards";
     case BackwardKernels::kWarpSpecialisedStoring:
       return "warp-specialised (" + std::string(name_of(plan.dq_variant)) + ", head dims " +
              std::to_string(plan.dq_head_dim) + " and " + std::to_string(plan.head_dim_v) +

@@ -92,6 +92,8 @@ enum class BackwardKernels {
   kWarpSpecialised,  // Hopper: resident blocks claim tiles of keys and add to dQ in a fixed order: five products
   // Hopper: the same division of work inside a block, in the order of kStoreInDq
   kWarpSpecialisedStoring,
+  // Hopper: few queries stay in a resident block, and tiles of keys stream past; dQ is added up afterwards
+  kWarpSpecialisedFewQueries,
 };
 
 enum class DeltaSource {
@@ -152,7 +154,7 @@ struct BackwardPlan {
     WorkspacePart alibi_partials;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
-    WorkspacePart dq_parts;  // float32, of rows of dq_part_columns()
+    WorkspacePart dq_parts;  // float32, of rows of dq_part_columns(); kWarpSpecialisedFewQueries: of blocks and heads
     // Warp-specialised: float32 sums, statistics of queries, whose turn it is, what can be claimed.
     WorkspacePart dq_sums;
     WorkspacePart statistics;
@@ -164,7 +166,8 @@ struct BackwardPlan {
   } workspace;
 
   bool is_warp_specialised() const {
-    return kernels == BackwardKernels::kWarpSpecialised || kernels == BackwardKernels::kWarpSpecialisedStoring;
+    return kernels == BackwardKernels::kWarpSpecialised || kernels == BackwardKernels::kWarpSpecialisedStoring ||
+           kernels == BackwardKernels::kWarpSpecialisedFewQueries;
   }
 };
 

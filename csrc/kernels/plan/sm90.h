@@ -23,6 +23,10 @@ inline constexpr int kBackwardStatistics = 8;
 // In which order `blocks` resident blocks take tiles of keys.
 VisitOrder visit_order(const attention::BackwardParams& params, int64_t blocks);
 
+// Whether a backward call takes the kernel in which few queries stay and their keys stream past, and its plan.
+bool keeps_queries(const attention::BackwardParams& params);
+BackwardPlan plan_backward_few_queries(const attention::BackwardParams& params, const Limits& limits);
+
 // For head dims and scores beyond those of the one kernel: the plan that stores scores. None where there is no kernel,
 // or not even one key head's fit the bound.
 std::optional<BackwardPlan> plan_backward_sm90_storing(const attention::BackwardParams& params, const Limits& limits);

@@ -3,7 +3,7 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/workspace.h"
-#include "kernels/tile_config_sm90.h"
+#include "kernels/tile_config_storing.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -231,6 +231,7 @@ BackwardPlan plan_fused(const BackwardParams& p, const VisitOrder& order, const 
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
+  if (keeps_queries(p)) return plan_backward_few_queries(p, limits);
   if (is_fused(p)) {
     const VisitOrder order = visit_order(p, limits.multiprocessors);
     if (may_list_visits(p, order, limits)) return plan_fused(p, order, limits);

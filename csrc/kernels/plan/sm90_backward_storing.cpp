@@ -3,7 +3,7 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/workspace.h"
-#include "kernels/tile_config_sm90.h"
+#include "kernels/tile_config_storing.h"
 
 namespace flash_attn_ext::plan {
 namespace {

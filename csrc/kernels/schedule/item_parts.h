@@ -22,6 +22,12 @@ struct ItemParts {
 // Of two, since a block leaves at most two items unfinished: the one that it begins with and the one that it ends with.
 inline constexpr int kSlotsPerBlock = 2;
 
+// Where a block may have parts of any number of items instead.
+struct PartNumbers {
+  int begin;
+  int end;
+};
+
 // Stretches as even as whole tiles can be: stretch i begins at tile i * line / blocks, rounded down. So where blocks
 // are a multiple of items that have as many tiles each, none holds tiles of two.
 struct LineShares {
@@ -55,6 +61,14 @@ struct LineShares {
     const uint32_t last = block_of(end - 1);
     return {static_cast<int>(first * kSlotsPerBlock + (begin_of(first) < begin ? 1 : 0)),
             static_cast<int>((first + 1) * kSlotsPerBlock), static_cast<int>(last - first) + 1};
+  }
+
+  // From one part to the next either the block, or the item, or both are the next one: so no two parts have the same
+  // number, and those of an item are neighbours.
+  FLASH_HOST_DEVICE static int part_number(uint32_t block, int item) { return static_cast<int>(block) + item; }
+  // Of an item, where all items have as many tiles.
+  FLASH_HOST_DEVICE PartNumbers part_numbers(int item, int tiles) const {
+    return {part_number(block_of(item * tiles), item), part_number(block_of((item + 1) * tiles - 1), item) + 1};
   }
 };
 

@@ -9,6 +9,7 @@
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/sm90/sm90_backend.h"
 #include "kernels/sm90/sm90_kernels.h"
+#include "kernels/tile_config_storing.h"
 
 namespace flash_attn_ext::sm90 {
 namespace {
@@ -45,6 +46,9 @@ cudaError_t with_kernels(const attention::BackwardParams& params, const plan::Ba
                          cudaStream_t stream) {
   if (plan.kernels == plan::BackwardKernels::kWarpSpecialised) {
     return backward<Element>(params, plan, workspace, stream);
+  }
+  if (plan.kernels == plan::BackwardKernels::kWarpSpecialisedFewQueries) {
+    return backward_few_queries<Element>(params, plan, workspace, stream);
   }
   cudaError_t error = cudaErrorInvalidValue;
   const auto try_kernel = [&](auto index, auto variant) {

@@ -12,7 +12,7 @@ namespace flash_attn_ext::sm90 {
 cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                         cudaStream_t stream);
 
-// For plans with BackwardKernels::kWarpSpecialised and kWarpSpecialisedStoring.
+// For plans that are warp-specialised.
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream);
 

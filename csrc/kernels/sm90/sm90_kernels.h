@@ -23,6 +23,11 @@ template <class Element>
 cudaError_t backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                      cudaStream_t stream);
 
+// The same of few queries that see all of many keys.
+template <class Element>
+cudaError_t backward_few_queries(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
+                                 void* workspace, cudaStream_t stream);
+
 // The same of kStoringHeadDims, with the gradient of a bias: dQ first, which stores P and dS.
 template <class Element, HeadDims kDims, Variant kVariant>
 cudaError_t backward_storing(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,

@@ -126,6 +126,34 @@ __device__ __forceinline__ void start_columns_product(WarpgroupAccumulator<kColu
   ptx::commit_products();
 }
 
+// sums += left . right. left may be 64 rows of a larger tile: left.from_row().
+template <class Left, class Right>
+__device__ __forceinline__ void add_product(WarpgroupAccumulator<Right::kColumns>& sums, const BoxOperand<Left>& left,
+                                            const BoxOperand<Right>& right) {
+  static_assert(Left::kColumns == Right::kRows);
+  ptx::pin_registers(sums.c[0]);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < Right::kRows / 16; ++step) {
+    ptx::multiply_by_rows_async(sums.c[0], left.columns(step), right.rows(step), true, typename Left::Element{});
+  }
+  ptx::commit_products();
+}
+
+// sums = left^T . right.
+template <class Left, class Right>
+__device__ __forceinline__ void start_transposed_product(WarpgroupAccumulator<Right::kColumns>& sums,
+                                                         const BoxOperand<Left>& left, const BoxOperand<Right>& right) {
+  static_assert(Left::kRows == Right::kRows && Left::kColumns == kWarpgroupRows);
+  ptx::renew_registers(sums.c[0]);
+  ptx::fence_products();
+#pragma unroll
+  for (int step = 0; step < Left::kRows / 16; ++step) {
+    ptx::multiply_transposed_async(sums.c[0], left.rows(step), right.rows(step), step > 0, typename Left::Element{});
+  }
+  ptx::commit_products();
+}
+
 // sums += left^T . right. 256 columns in two products: ptxas gives an instruction no more registers than threads have
 // when the kernel starts, which may be as few as 128.
 template <class Left, class Right>

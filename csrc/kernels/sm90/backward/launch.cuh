@@ -159,7 +159,8 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   if (error == cudaSuccess && args.order.log2_sums > 0) {
     error = common::launch_early(
         sum_dq_kernel<Element>,
-        {.blocks = query_blocks, .threads = kSumThreads, .slices = plan.dq_head_dim / kSumColumns}, stream, args, grid);
+        {.blocks = query_blocks, .threads = DqSlice::kThreads, .slices = plan.dq_head_dim / DqSlice::kColumns}, stream,
+        args, grid);
   }
   return error == cudaSuccess ? repair<Element>(args, stream) : error;
 }

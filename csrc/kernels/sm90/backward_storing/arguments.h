@@ -31,6 +31,16 @@ struct StoringWorkspace {
   __device__ __forceinline__ float* statistics_of(int64_t tile) const {
     return statistics + tile * ScoreTiles::kStatistics * ScoreTiles::kRows;
   }
+  // Of a warp's 16 rows of a tile of queries, in the order of a schedule of all queries, one head after the other
+  // (schedule/block.cuh).
+  template <class Work>
+  __device__ __forceinline__ uint8_t& dq_nan_flag(const attention::AttentionParams& p, const Work& work, int tile,
+                                                  int warp) const {
+    const int tiles = ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
+    const int64_t pair = int64_t{work.key_head} * p.batch + work.batch;
+    const int64_t row_of_tiles = pair * p.queries_per_key_head() + work.head_of_group;
+    return dq_nan_flags[(row_of_tiles * tiles + tiles - 1 - tile) * 4 + warp];
+  }
 };
 
 // Which gradients the products of a launch make: dK, dV or both, a block each.

@@ -2,10 +2,13 @@
 //
 //   S = Q K^T  |  dP = dO V^T, beside it P = exp2(c S - lse)  |  dS = P (dP - delta)
 //   dQ += dS K, and S of the next tile of keys, while dS is stored
+//
+// or, where registers hold it (StoringTile::dp_ahead), dP of the next tile with its S, and dQ beside P of the next one.
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/sm90/backward_storing/query_scores.cuh"
+#include "kernels/sm90/backward_storing/stored_pieces.cuh"
 #include "kernels/sm90/backward_storing/traits.h"
 
 namespace flash_attn_ext::sm90 {
@@ -51,6 +54,8 @@ struct QueryWarpgroup {
 
  private:
   static constexpr int kWarpRows = 16;
+  static constexpr bool kDpAhead = Traits::kTile.dp_ahead;
+  static_assert(!kDpAhead || !(Traits::kSkipsTiles || Traits::kExtended));
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * kWarpRows; }
 
   // A tile of keys at hand.
@@ -62,6 +67,7 @@ struct QueryWarpgroup {
 
   __device__ __forceinline__ void differentiate(const QueryTileWork& work) {
     is_empty = true;
+    if constexpr (kDpAhead) dq.clear();
     const int visits = uniform(work.end - work.begin);
     if (visits <= 0) return;
     if constexpr (Traits::kSkipsTiles) {
@@ -82,13 +88,16 @@ struct QueryWarpgroup {
       begin(work, own);
       pass(before);
       start_scores(k_at);
-      ptx::wait_products<0>();
       shared.dout_ring[warpgroup].wait_full(q_at);
+      if constexpr (kDpAhead) start_dp();
+      ptx::wait_products<0>();
       ptx::pin_registers(scores.c[0]);
+      if constexpr (kDpAhead) ptx::pin_registers(gradients.c[0]);
       int tile = uniform(own.begin);
 #pragma unroll 1
       for (int i = 1; i < steps; ++i, ++tile) step<true>(work, {tile});
       step<false>(work, {tile, false, true});
+      if constexpr (kDpAhead) end_dq();
       pass(visits - before - steps);
     } else {
       release_queries();
@@ -153,7 +162,7 @@ struct QueryWarpgroup {
     const int row = warp_row() + Scores::row(0);
     stored = static_cast<Element*>(args.workspace.scores) +
              args.tiles.offset(work.row + warpgroup, own.begin, own.begin) + row * Traits::kRows +
-             (tile::lane() % 4 ^ row % 8) * kPiece;
+             (tile::lane() % 4 ^ row % 8) * StoredPieces::kElements;
   }
 
   // Of the warp's.
@@ -182,6 +191,7 @@ struct QueryWarpgroup {
     v_at.stage = uniform(v_at.stage);
     if constexpr (kHasNext) visit.last = false;
     if (visit.last) release(shared.q_ring[warpgroup].empty[0]);
+    if constexpr (kDpAhead) return step_ahead<kHasNext>(work, visit);
     if constexpr (Traits::kExtended) {
       differentiate_any(work, visit);
     } else {
@@ -198,8 +208,8 @@ struct QueryWarpgroup {
     }
     Element* to = stored;
     if constexpr (Traits::kSkipsTiles) to += int64_t{visit.tile - work.own[warpgroup].begin} * ScoreTiles::kElements;
-    store_tile(p, to);
-    store_tile(dscores, to + args.tiles.between);
+    StoredPieces::store(p, to);
+    StoredPieces::store(dscores, to + args.tiles.between);
     if constexpr (!Traits::kSkipsTiles) stored += ScoreTiles::kElements;
     ptx::wait_products<0>();
     ptx::pin_registers(scores.c[0]);
@@ -210,12 +220,55 @@ struct QueryWarpgroup {
     return word;
   }
 
-  // P while dP is on its way, and dS.
-  __device__ __forceinline__ void differentiate_ahead(const QueryTileWork& work, const Visit& visit) {
+  // The same where dP of the next tile is started with its S, and dQ behind both: P is computed while dQ of the tile
+  // before is in flight.
+  template <bool kHasNext>
+  __device__ __forceinline__ int step_ahead(const QueryTileWork& work, const Visit& visit) {
+    hide(work, visit);
+    score.exponentiate(scores, p, visit.masked);
+    StoredPieces::store(p, stored);
+    end_dq();
+    await_dp(visit);
+    v_at.stage = uniform(v_at.stage);
+    score.differentiate(scores, gradients, dscores);
+    const auto at = k_at;
+    k_at.advance();
+    k_at.stage = uniform(k_at.stage);
+    if constexpr (kHasNext) {
+      start_scores(k_at);
+      start_dp();
+    }
+    tile::start_product(dq, dscores, tile::BoxOperand(shared.k[0]).after(at.stage), true);
+    StoredPieces::store(dscores, stored + args.tiles.between);
+    stored += ScoreTiles::kElements;
+    if constexpr (kHasNext) {
+      ptx::wait_products<1>();
+      ptx::pin_registers(scores.c[0]);
+      ptx::pin_registers(gradients.c[0]);
+    }
+    is_empty = false;
+    return 0;
+  }
+
+  // dQ of the tile before, if there is one.
+  __device__ __forceinline__ void end_dq() {
+    ptx::wait_products<0>();
+    ptx::pin_registers(dq.c[0]);
+    __syncwarp();
+    const int stage = k_at.stage == 0 ? Traits::kTile.key_stages - 1 : k_at.stage - 1;
+    if (!is_empty && tile::lane() == 0) ptx::arrive(shared.k_ring.empty[stage]);
+  }
+
+  __device__ __forceinline__ void hide(const QueryTileWork& work, const Visit& visit) {
     if (!work.own[warpgroup].full(visit.tile)) {
       in_tile(work, visit.tile, [&](const Where& where) { where.hide_invisible(scores); });
     }
     __syncwarp();
+  }
+
+  // P while dP is on its way, and dS.
+  __device__ __forceinline__ void differentiate_ahead(const QueryTileWork& work, const Visit& visit) {
+    hide(work, visit);
     start_dp();
     if constexpr (Traits::kHasBoxes) score.bias = &shared.bias[k_at.stage][warpgroup];
     score.exponentiate(scores, p, visit.masked);
@@ -262,26 +315,6 @@ struct QueryWarpgroup {
     tile::start_product(dq, dscores, tile::BoxOperand(shared.k[0]).after(k_at.stage), !is_empty);
   }
 
-  // Each thread has 16 bytes of each half of its rows (ScoreTiles). They leave L2 first: K and V should stay.
-  static constexpr int kPiece = 8;
-  __device__ __forceinline__ void store_tile(const PackedScores& packed, Element* to) const {
-#pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t(&low)[4] = packed.a[2 * half];
-        const uint32_t(&high)[4] = packed.a[2 * half + 1];
-        // Halves of a row are 4 pieces apart, whichever way round the swizzle has them.
-        Element* const row = to + Scores::row_step(r) * Traits::kRows;
-        Element* const at = half == 0 ? row : other_half(row);
-        __stcs(reinterpret_cast<uint4*>(at), uint4{low[r], low[2 + r], high[r], high[2 + r]});
-      }
-    }
-  }
-  __device__ __forceinline__ static Element* other_half(Element* at) {
-    return reinterpret_cast<Element*>(reinterpret_cast<uintptr_t>(at) ^ 4 * kPiece * sizeof(Element));
-  }
-
   // Tiles of keys that only the other warpgroup's queries see.
   __device__ __forceinline__ void pass(int visits) {
 #pragma unroll 1
@@ -309,18 +342,8 @@ struct QueryWarpgroup {
                                    .rows = rows,
                                    .columns = static_cast<int>(params.head_dim_qk)},
                                   dq);
-    if (suspicious) flag_of(work) = 1;
+    if (suspicious) args.workspace.dq_nan_flag(params, work, work.tile + warpgroup, tile::warp() % 4) = 1;
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
-  }
-
-  // In the order of a schedule of all queries, one head after the other (schedule/block.cuh).
-  __device__ __forceinline__ uint8_t& flag_of(const QueryTileWork& work) const {
-    const attention::BackwardParams& params = args.params;
-    const int tiles = ScoreTiles::num_tiles(params.sequences.max_seqlen_q);
-    const int64_t pair = int64_t{work.key_head} * params.batch + work.batch;
-    const int64_t row_of_tiles = pair * params.queries_per_key_head() + work.head_of_group;
-    const int64_t tile = row_of_tiles * tiles + tiles - 1 - work.tile - warpgroup;
-    return args.workspace.dq_nan_flags[tile * 4 + tile::warp() % 4];
   }
 };
 

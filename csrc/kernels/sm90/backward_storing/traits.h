@@ -9,7 +9,7 @@
 #include "kernels/sm90/backward_storing/arguments.h"
 #include "kernels/sm90/backward_storing/seen_tiles.h"
 #include "kernels/sm90/uniform.h"
-#include "kernels/tile_config_sm90.h"
+#include "kernels/tile_config_storing.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/ring.h"
 

@@ -1,0 +1,68 @@
+"""Hopper's backward kernel in which few queries stay: stretches of keys that begin and end anywhere, and NaN."""
+
+import math
+
+import pytest
+import torch
+
+from support.cases import Case, make_inputs
+from support.checks import check_case, check_on_multiprocessors
+from support.disturbance import assert_repeats
+from support.errors import assert_same_answer
+from support.params import over_cases, over_dtypes
+from support.runners import run_ours
+
+MULTIPROCESSORS = (1, 2, 7, 50, 131, 132)
+RUNS = 100
+over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
+
+EDGES = [
+    Case(sq=sq, sk=sk, batch=2, heads=3, d=d, dv=dv, dlse=sq % 2 == 0)
+    for d, dv in ((64, 64), (128, 128), (72, 40))
+    for sq in (1, 16, 63, 64, 65, 127, 128)
+    for sk in (1024, 1025, 1087, 1152, 2500)
+    if sk > 8 * sq
+]
+# Blocks with tiles of several heads, with those of one alone, and heads that are shared.
+STRETCHES = [
+    Case(sq=sq, sk=sk, batch=batch, heads=heads, d=d)
+    for d in (64, 128)
+    for sq, sk, batch, heads in ((128, 1100, 5, 7), (64, 1024, 1, 1), (100, 8193, 1, 3), (16, 1024, 40, 8))
+]
+REPEATED = [Case(sq=sq, sk=sk, batch=3, heads=8, d=d) for sq, sk in ((100, 4000), (128, 1090)) for d in (64, 128)]
+
+
+@over_16_bits
+@over_cases(EDGES)
+def test_edges_of_tiles(case, dtype, gpu, on_hopper):
+    check_case(case, dtype, gpu)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(STRETCHES)
+def test_stretches(case, dtype, gpu, on_hopper, monkeypatch):
+    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(REPEATED)
+def test_repeats(case, dtype, gpu, on_hopper):
+    assert_repeats(make_inputs(case, dtype, "cuda", draw_on="cuda"), gpu, RUNS)
+
+
+@over_16_bits
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+def test_a_spoiled_dout_spoils_what_depends_on_it(d, poison, dtype, gpu, on_hopper):
+    """One row of dout: its own dQ, and all of dK and dV, but nothing of other heads."""
+    inputs = make_inputs(Case(sq=100, sk=1500, d=d, batch=1, heads=3), dtype, "cuda")
+    clean = run_ours(inputs, gpu)
+    inputs.dout[:, 1, 70] = poison
+    result = run_ours(inputs, gpu)
+    others = torch.arange(100, device="cuda") != 70
+    for name in ("dk", "dv"):
+        assert not bool(result[name][:, 1].isfinite().all(-1).any())
+        assert_same_answer(result[name], clean[name], gpu, name, (slice(None), [0, 2]))
+    assert not bool(result["dq"][:, 1, 70].isfinite().any())
+    assert_same_answer(result["dq"], clean["dq"], gpu, "dq", (slice(None), [0, 2]))
+    assert_same_answer(result["dq"], clean["dq"], gpu, "dq", (slice(None), 1, others))
