@@ -46,7 +46,6 @@ BackwardPlan plan_backward_few_queries(const BackwardParams& p, const Limits& li
   plan.dq_head_dim = plan.dkdv_head_dim = head_dim;
   plan.dq_variant = plan.dkdv_variant = Variant::kPlain;
   plan.nan_repair = NanRepair::kOwnLaunch;
-  plan.l2_bytes = limits.l2_bytes;
   plan.resident_blocks = std::min(count_tiles(p), count_blocks(pairs, limits.multiprocessors));
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));

@@ -7,10 +7,13 @@
 #include "attention/params.h"
 #include "kernels/schedule/item_parts.h"
 #include "kernels/sm90/tensor_map.h"
+#include "kernels/tile_config_few_queries.h"
 
 namespace flash_attn_ext::sm90 {
 
 struct FewQueriesArguments {
+  static constexpr int kQueryFlags = kFewQueries / 16;  // of a pair
+
   OperandMap q;
   OperandMap k;
   OperandMap v;

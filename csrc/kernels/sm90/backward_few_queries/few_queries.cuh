@@ -1,12 +1,10 @@
 // dQ, dK and dV of at most 128 queries that see all of many keys (docs/kernels/sm90_backward_few_queries.md).
 //
-// Grid: as many blocks as multiprocessors. Each takes a stretch of tiles of 64 keys (schedule/item_parts.h). Q and dO
-// of its pair stay in shared memory, dQ in registers, and K and V stream past: each is read once, and dK and dV are
-// written once. Bound: memory.
-// Warpgroup 0: a thread starts all copies (producer.cuh).
-// Warpgroups 1 and 2: 64 queries each (query_warpgroup.cuh).
-// dQ of each block and pair goes to memory in float32, and sum_parts.cuh adds these up in a fixed order.
-// Shared memory: Q and dO, stages of K and V, and of P and dS (FewQueriesShared).
+// Grid: at most as many blocks as multiprocessors. Each takes a stretch of tiles of 64 keys (schedule/item_parts.h). Q
+// and dO of its pair stay in shared memory, dQ in registers, and K and V stream past: each is read once, and dK and dV
+// are written once. Bound: memory. Warpgroup 0: a thread starts all copies (producer.cuh). Warpgroups 1 and 2: 64
+// queries each (query_warpgroup.cuh). dQ of each block and pair goes to memory in float32, and sum_parts.cuh adds these
+// up in a fixed order. Shared memory: Q and dO, stages of K and V, and of P and dS (FewQueriesShared).
 #pragma once
 
 #include "kernels/sm90/backward_few_queries/producer.cuh"

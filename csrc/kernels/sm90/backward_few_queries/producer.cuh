@@ -31,7 +31,7 @@ struct FewQueriesProducer {
   using KeyTile = typename Traits::KeyTile;
   using QueryTile = typename Traits::QueryTile;
 
-  // Of keys, which nobody reads again.
+  // K or V of a tile.
   __device__ __forceinline__ void send_keys(KeyTile (&stages)[Shared::kStages], const OperandMap& operand,
                                             decltype(Shared::k_ring)& ring, const Segment& segment, int row) const {
     ring.wait_empty(key_at);

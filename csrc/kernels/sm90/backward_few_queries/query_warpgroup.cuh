@@ -243,7 +243,7 @@ struct FewQueriesWarpgroup {
   }
 
   __device__ __forceinline__ uint8_t& dq_nan_flag(int pair) const {
-    return args.dq_nan_flags[pair * Shared::kComputingWarps + warpgroup * 4 + tile::warp() % 4];
+    return args.dq_nan_flags[pair * FewQueriesArguments::kQueryFlags + warpgroup * 4 + tile::warp() % 4];
   }
 };
 

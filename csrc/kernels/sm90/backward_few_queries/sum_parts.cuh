@@ -46,7 +46,7 @@ struct FewQueriesSum {
                                         .column_stride = 1,
                                         .rows = static_cast<int>(p.sequences.max_seqlen_q) - warp * 16,
                                         .columns = static_cast<int>(p.head_dim_qk) - first_column};
-    if (slice.store(target, args.scale)) args.dq_nan_flags[pair * 8 + warp] = 1;
+    if (slice.store(target, args.scale)) args.dq_nan_flags[pair * FewQueriesArguments::kQueryFlags + warp] = 1;
   }
 };
 
