@@ -126,10 +126,25 @@ inline constexpr int64_t kSplitKeys = 512;
 inline constexpr int kLeastKeysOfBlock = 128;
 
 // Rows that get a block each to join their parts: few enough that all blocks run at once, or, where a row has many
-// parts, in a few turns.
+// parts, in a few turns. Of other rows each has a warp.
 inline constexpr int64_t kJoinedRows = 256;
 inline constexpr int64_t kJoinedRowsOfManyParts = 1024;
 inline constexpr int64_t kManyParts = 8;
+// Warps of such a block, and where four of them can fetch all parts at once, with fewer warps to start and to merge.
+// (H100, us: 16 x 8k keys of one key head 33.9 and 31.9, 8 queries of 4k 13.6 and 13.3; 132 parts, 15.7 and 18.5.)
+inline constexpr int kJoiningWarps = 8;
+inline constexpr int kFewJoiningWarps = 4;
+inline constexpr int kRowsOfJoiningBlock = 4;  // that have a warp each
+
+// Parts that a warp fetches at once.
+constexpr int parts_at_once(int columns) { return columns <= 128 ? 8 : 4; }
+constexpr int parts_of_few_warps(int columns) { return kFewJoiningWarps * parts_at_once(columns); }
+
+// Up to how many blocks for each multiprocessor that join parts are there while keys are still read, and go through
+// their instructions once before they wait (common/combine.cu). (H100, keys and code cold, 8 key heads, us: one query
+// of 4k keys 13.9 instead of 15.4, of 32k 52.3 and 54.1, of 4 x 2k 19.6 and 21.3; with 8 queries of 32k, 2 blocks for
+// each multiprocessor, 55.8 and 57.4; with 4, one query of 16 x 8k of one key head, 36.5 and 35.8.)
+inline constexpr int64_t kRehearsingBlocks = 2;
 
 // Up to how many queries keys are divided where multiprocessors would be idle. With more, a result does not depend on
 // the rest of the batch.

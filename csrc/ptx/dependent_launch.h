@@ -4,6 +4,13 @@
 
 namespace flash_attn_ext::ptx {
 
+// Whether the code at hand may be launched early.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+inline constexpr bool kLaunchesEarly = true;
+#else
+inline constexpr bool kLaunchesEarly = false;
+#endif
+
 // PTX ISA 9.7.13.13 griddepcontrol: from here on the dependent kernel's blocks may be started.
 __device__ __forceinline__ void allow_dependent_launch() {
 #if __CUDA_ARCH__ >= 900

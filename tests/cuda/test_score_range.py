@@ -23,7 +23,7 @@ RUNS = 100
 HALVES = (torch.bfloat16, torch.float16)
 CASES = [
     Case(sq=1100, sk=1300, d=d, batch=8, heads=6, **options)
-    for d in (64, 128)
+    for d in (64, 128, 256)
     for options in ({}, dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(500, 100)))
 ]
 # Causal ones at head dim 64 take tiles of 64 keys, as do these; then one that does not.
@@ -129,7 +129,9 @@ def test_results_obey_the_error_rule(case, dtype, gpu):
 
 
 @over_dtypes(HALVES)
-@over_cases([Case(sq=1100, sk=1300, d=d, batch=1, heads=4, scale=scale) for d in (64, 128) for scale in (0.5, 2.0)])
+@over_cases(
+    [Case(sq=1100, sk=1300, d=d, batch=1, heads=4, scale=scale) for d in (64, 96, 128, 256) for scale in (0.5, 2.0)]
+)
 def test_few_large_weights_obey_the_error_rule(case, dtype, gpu):
     """Scores so wide that a few weights make up a row, though no sum leaves its range."""
 

@@ -75,7 +75,7 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 
 FORWARD_SM90 = [
-    # What changes a score: Dropout, Mask and BiasMask have kernels of head dims 64 and 128.
+    # What changes a score: Dropout, Mask and BiasMask have kernels of head dims 64 and 128, which smaller ones take.
     (hopper(), "warp-specialised (plain, head dims 64 and 64)"),
     (hopper(dtype=F16), "warp-specialised (plain, head dims 64 and 64)"),
     (hopper(causal()), "(plain,"),
@@ -84,7 +84,7 @@ FORWARD_SM90 = [
     (hopper(key_heads=4), "(plain,"),
     (hopper({"dropout_p": 0.1}), "(dropout, head dims 64 and 64)"),
     (hopper({"dropout_p": 0.1}, d=128), "(dropout, head dims 128 and 128)"),
-    (hopper({"dropout_p": 0.1}, d=96), "(extended, head dims 96 and 96)"),
+    (hopper({"dropout_p": 0.1}, d=96), "(dropout, head dims 128 and 128)"),
     (hopper({"dropout_p": 0.1}, d=192), "(extended, head dims 192 and 192)"),
     (hopper(d=64, bias=(1, 1, LONG, LONG)), "(bias and mask, head dims 64 and 64)"),
     (hopper(d=128, mask=(1, 1, 1, LONG)), "(mask, head dims 128 and 128)"),

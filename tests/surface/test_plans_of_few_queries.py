@@ -133,26 +133,44 @@ def test_calls_that_would_leave_multiprocessors_idle(call, parts, planner, monke
     assert blocks_of(forward_plan(call, planner)) is None  # none is idle there
 
 
-# Of 8 key heads, by multiprocessors, with room for 3 blocks each: whole blocks for a head, about 2 a multiprocessor.
-BLOCKS = {1: 3, 2: 6, 7: 8, 50: 96, 132: 264, 300: 600}
+# Of 8 key heads, by multiprocessors, with room for 3 blocks each: whole blocks for a head, about 2 a multiprocessor (32
+# of a head rather than 33, which four warps join), or 1 where they would have fewer than 8 tiles of 64 keys. And of
+# 1024 keys, of which no block has less than 128.
+BLOCKS = {1: (3, 3), 2: (6, 6), 7: (8, 8), 50: (96, 48), 132: (256, 64), 300: (296, 64)}
 
 
 @pytest.mark.parametrize(("multiprocessors", "blocks"), BLOCKS.items())
 def test_the_number_of_multiprocessors_is_a_switch(multiprocessors, blocks, planner, monkeypatch):
-    """Fewer blocks where they would get less than 128 keys of a key head; all that fit where heads are many."""
+    """All that fit where heads are many."""
     monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
-    assert blocks_of(forward_plan(llama(1), planner)) == blocks
-    assert blocks_of(forward_plan(llama(1, 1024), planner)) == min(blocks, 8 * 1024 // 128)
+    assert tuple(blocks_of(forward_plan(llama(1, sk), planner)) for sk in (LONG, 1024)) == blocks
     assert blocks_of(forward_plan(llama(1, batch=200), planner)) == 3 * multiprocessors
+
+
+SHORT = [
+    (llama(1, 4096), 128),
+    (llama(8, 4096), 128),
+    (llama(1, 16_896), 256),
+    (llama(1, 16_832), 128),  # 8 x 263 tiles, less than 2 x 132 x 8
+    (llama(1, 2048, batch=4), 128),
+    (llama(1, 2048, batch=6), 240),  # one for each head would leave a quarter of the multiprocessors without
+    (llama(1, 4096, mask=(1, 1, 1, 4096)), 256),
+    (llama(1, d=64), 128),  # 8 x 256 tiles of 128 keys
+]
+
+
+@pytest.mark.parametrize(("call", "blocks"), SHORT, ids=label)
+def test_short_stretches_have_a_multiprocessor_each(call, blocks, planner):
+    assert blocks_of(forward_plan(call, planner)) == blocks
 
 
 # A third block a multiprocessor, from 4 tiles of 64 keys for each on.
 MASKED = [
-    (llama(1, 12_608, mask=(1, 1, 1, 12_608)), 264),
+    (llama(1, 12_608, mask=(1, 1, 1, 12_608)), 256),
     (llama(1, 12_609, mask=(1, 1, 1, 12_609)), 392),  # 8 x 198 tiles
-    (llama(1, 12_609), 264),
+    (llama(1, 17_409), 256),
     (llama(1, 8192, key_heads=32, mask=(1, 1, 1, 8192)), 384),
-    (llama(1, 8192, key_heads=32), 256),
+    (llama(1, 8192, key_heads=32), 256),  # 4096 tiles
 ]
 
 

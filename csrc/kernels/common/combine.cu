@@ -3,17 +3,21 @@
 //
 // Grid: rows of items, each with one warp, or with a whole block where rows have many parts: its warps share them, and
 // the first one merges what they leave, in a fixed order. Bound: latency; the parts of a query are some tens of rows.
+// Part of the latency is that of instructions, which come from memory once other kernels have run. So blocks that are
+// there while the kernel before still runs rehearse: they join no parts, and write nothing.
+#include <type_traits>
+
 #include "kernels/common/combine.h"
 #include "kernels/common/launch_early.cuh"
+#include "kernels/tile_config_split.h"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::common {
 namespace {
 
-constexpr int kWarpsOfRow = 8;   // of a block that joins one row
-constexpr int kWarpsOfRows = 4;  // of a block that joins a row in each warp
-constexpr int kThreadsOfRow = kWarpsOfRow * kWarpSize;
-constexpr int kThreadsOfRows = kWarpsOfRows * kWarpSize;
+using sm80::kFewJoiningWarps;
+using sm80::kJoiningWarps;
+using sm80::kRowsOfJoiningBlock;
 
 // The softmax states of a row's parts: each lane knows those of some, and all of them know the whole row's.
 struct RowStates {
@@ -78,34 +82,47 @@ __device__ __noinline__ void repair_row(const CombineParams& p, uint32_t batch, 
   compute_forward_row<Element, AnyKeys>(p, head_item(p, p.sequence_of(batch), at.head), at.query, columns);
 }
 
-template <class Element, int kColumns, int kWarpsPerRow>
-__global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsOfRow, kWarpsPerRow == 1 ? 8 : 4)
-    combine_kernel(const __grid_constant__ CombineParams p) {
-  using Merged = MergedRow<kColumns>;
-  constexpr int kAhead = kWarpsPerRow == 1 || kColumns > 128 ? 4 : 8;  // parts that a warp loads at once
-  __shared__ __align__(16) float warp_out[kWarpsPerRow][kColumns];
-  const uint32_t number = kWarpsPerRow == 1 ? blockIdx.x * kWarpsOfRows + tile::warp() : blockIdx.x;
-  const uint32_t index = p.rows_of_item.quotient(number);
-  if (index >= p.num_items) return;
-  const auto row = static_cast<int>(number - index * p.rows_of_item.divisor);
-  const uint32_t entry_index = p.tiles.items_of_entry.quotient(index);
+// What a warp or block joins.
+struct JoinedRow {
+  uint32_t item;
+  uint32_t batch;
+  int first_column;
+  int row;  // of the item
+  PackedRow at;
+  RowPlace place;
+};
+
+// False where there is no such row.
+__device__ __forceinline__ bool find_row(JoinedRow& joined, const CombineParams& p, uint32_t number, int columns) {
+  joined.item = p.rows_of_item.quotient(number);
+  if (joined.item >= p.num_items) return false;
+  joined.row = static_cast<int>(number - joined.item * p.rows_of_item.divisor);
+  const uint32_t entry_index = p.tiles.items_of_entry.quotient(joined.item);
   const RowTiles::Entry entry = p.tiles.entry(entry_index);
-  const RowTiles::Item item = p.tiles.item(index - entry_index * p.tiles.items_of_entry.divisor);
+  const RowTiles::Item item = p.tiles.item(joined.item - entry_index * p.tiles.items_of_entry.divisor);
   const attention::Sequence sequence = p.sequence_of(entry.batch);
-  if (row >= p.tiles.count(entry, sequence)) return;
-  const PackedRow at = p.tiles.at(entry.first_row + row, item.head);
-  const RowPlace place = head_item(p, sequence, at.head).query_row(at.query);
-  const int first_column = static_cast<int>(item.slice) * kColumns;
-  const int warp = kWarpsPerRow == 1 ? 0 : tile::warp();
-  // Known before they are there, where the host knows the line; but not whether a NaN came out of a whole item.
-  const auto first_slot = static_cast<int>(index) * p.parts_of_item;
-  ItemParts parts = {first_slot, first_slot + 1, p.parts_of_item};
+  if (joined.row >= p.tiles.count(entry, sequence)) return false;
+  joined.batch = entry.batch;
+  joined.first_column = static_cast<int>(item.slice) * columns;
+  joined.at = p.tiles.at(entry.first_row + joined.row, item.head);
+  joined.place = head_item(p, sequence, joined.at.head).query_row(joined.at.query);
+  return true;
+}
+
+// Known before they are there, where the host knows the line; but not whether a NaN came out of a whole item.
+__device__ __forceinline__ ItemParts known_parts(const CombineParams& p, uint32_t item) {
   const uint32_t tiles = p.known.tiles_of_item.divisor;
-  if (p.known.present()) parts = p.known.shares.parts(index * tiles, (index + 1) * tiles);
-  ptx::wait_for_kernel_before();
-  if (p.items != nullptr && (!p.known.present() || parts.count == 1)) parts = p.items[index];
-  if (parts.count == 1) return;
-  // Rows are on their way while the states of all parts are merged. What does not exist has the weight 0.
+  if (p.known.present()) return p.known.shares.parts(item * tiles, (item + 1) * tiles);
+  const auto first_slot = static_cast<int>(item) * p.parts_of_item;
+  return {first_slot, first_slot + 1, p.parts_of_item};
+}
+
+// A row's parts, or where a block shares them those of a warp, merged. Rows are on their way while the states of all
+// parts are merged. What does not exist has the weight 0.
+template <class Merged, int kWarpsPerRow>
+__device__ __forceinline__ Merged merge_parts(const CombineParams& p, const ItemParts& parts, int row) {
+  constexpr int kAhead = kWarpsPerRow == 1 ? 4 : sm80::parts_at_once(kWarpSize * Merged::kSlots);
+  const int warp = kWarpsPerRow == 1 ? 0 : tile::warp();
   typename Merged::Columns ahead[kAhead];
   const float* first = p.parts.out_row(parts.slot(warp, p.slot_step), row);
   const float* others = p.parts.out_row(parts.slot(warp + kWarpsPerRow, p.slot_step), row);
@@ -130,17 +147,52 @@ __global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsO
   for (int part = warp + kAhead * kWarpsPerRow; part < parts.count; part += kWarpsPerRow) {
     merged.add_weighted(Merged::load(p.parts.out_row(parts.slot(part, p.slot_step), row)), states.weight(part));
   }
-  if constexpr (kWarpsPerRow > 1) {
-    merged.store_columns(warp_out[warp]);
-    __syncthreads();
-    if (warp != 0) return;
+  return merged;
+}
+
+constexpr int threads_of(int warps_per_row) {
+  return kWarpSize * (warps_per_row == 1 ? kRowsOfJoiningBlock : warps_per_row);
+}
+// Of a multiprocessor, as many as registers allow without spills.
+constexpr int blocks_of(int columns, int warps_per_row) {
+  return warps_per_row > 1 ? 24 / warps_per_row : columns > 128 ? 6 : 8;
+}
+
+template <class Element, int kColumns, int kWarpsPerRow>
+__global__ void __launch_bounds__(threads_of(kWarpsPerRow), blocks_of(kColumns, kWarpsPerRow))
+    combine_kernel(const __grid_constant__ CombineParams p) {
+  using Merged = MergedRow<kColumns>;
+  constexpr bool kShares = kWarpsPerRow > 1;
+  __shared__ __align__(16) float warp_out[kWarpsPerRow][kColumns];
+  JoinedRow joined;
+  if (!find_row(joined, p, kShares ? blockIdx.x : blockIdx.x * kRowsOfJoiningBlock + tile::warp(), kColumns)) return;
+  const ItemParts known = known_parts(p, joined.item);
+  const ColumnRange columns = {joined.first_column, joined.first_column + kColumns};
+  bool has_nan = false;
+#pragma unroll 1
+  for (int turn = ptx::kLaunchesEarly && p.rehearses ? 0 : 1; turn < 2; ++turn) {
+    const bool rehearsal = turn == 0;
+    ItemParts parts = {};
+    if (!rehearsal) {
+      ptx::wait_for_kernel_before();
+      parts = known;
+      if (p.items != nullptr && (!p.known.present() || parts.count == 1)) parts = p.items[joined.item];
+      if (parts.count == 1) return;
+    }
+    Merged merged = merge_parts<Merged, kWarpsPerRow>(p, parts, joined.row);
+    if constexpr (kShares) {
+      merged.store_columns(warp_out[tile::warp()]);
+      __syncthreads();
+      if (!rehearsal && tile::warp() != 0) return;
 #pragma unroll
-    for (int other = 1; other < kWarpsPerRow; ++other) merged.add_weighted(Merged::load(warp_out[other]), 1.0f);
+      for (int other = 1; other < kWarpsPerRow; ++other) merged.add_weighted(Merged::load(warp_out[other]), 1.0f);
+    }
+    has_nan = !rehearsal && parts.count == ItemParts::kHasNan
+                  ? holds_nan<Element>(p, joined.place, columns)
+                  : finish_row<Element>(p, joined.place, merged, joined.first_column, !rehearsal);
+    if (kShares && rehearsal) __syncthreads();  // nobody reads what the warps left any more
   }
-  const ColumnRange columns = {first_column, first_column + kColumns};
-  const bool has_nan = parts.count == ItemParts::kHasNan ? holds_nan<Element>(p, place, columns)
-                                                         : finish_row<Element>(p, place, merged, first_column);
-  if (has_nan) repair_row<Element>(p, entry.batch, at, columns);
+  if (has_nan) repair_row<Element>(p, joined.batch, joined.at, columns);
 }
 
 }  // namespace
@@ -148,12 +200,24 @@ __global__ void __launch_bounds__(kWarpsPerRow == 1 ? kThreadsOfRows : kThreadsO
 template <class Element, int kColumns>
 cudaError_t combine(const CombineParams& params, cudaStream_t stream) {
   const int64_t rows = int64_t{params.num_items} * params.rows_of_item.divisor;
-  const int64_t blocks = params.block_per_row ? rows : (rows + kWarpsOfRows - 1) / kWarpsOfRows;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  const auto kernel =
-      params.block_per_row ? combine_kernel<Element, kColumns, kWarpsOfRow> : combine_kernel<Element, kColumns, 1>;
-  const int threads = params.block_per_row ? kThreadsOfRow : kThreadsOfRows;
-  return launch_early(kernel, {.blocks = blocks, .threads = threads}, stream, params);
+  const auto launch = [&](auto warps_per_row) {
+    constexpr int kWarpsPerRow = warps_per_row();
+    constexpr int kRows = kWarpsPerRow == 1 ? kRowsOfJoiningBlock : 1;
+    const int64_t blocks = (rows + kRows - 1) / kRows;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    return launch_early(combine_kernel<Element, kColumns, kWarpsPerRow>,
+                        {.blocks = blocks, .threads = threads_of(kWarpsPerRow)}, stream, params);
+  };
+  switch (params.warps_per_row) {
+    case 1:
+      return launch(std::integral_constant<int, 1>{});
+    case kFewJoiningWarps:
+      return launch(std::integral_constant<int, kFewJoiningWarps>{});
+    case kJoiningWarps:
+      return launch(std::integral_constant<int, kJoiningWarps>{});
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 template cudaError_t combine<__nv_bfloat16, 64>(const CombineParams&, cudaStream_t);

@@ -16,9 +16,10 @@ struct CombineParams : attention::ForwardParams {
   int parts_of_item = 0;
   int slot_step = 1;  // from an item's second part on
   uint32_t num_items = 0;
-  KnownLine known = {};        // present: which parts an item has follows from it
-  Divisor rows_of_item;        // at most
-  bool block_per_row = false;  // for few rows, which have many parts; else a warp
+  KnownLine known = {};    // present: which parts an item has follows from it
+  Divisor rows_of_item;    // at most
+  int warps_per_row = 1;   // several, a block, where rows are few and have many parts
+  bool rehearses = false;  // goes through its instructions once before it waits
 };
 
 // Queues the kernel behind the one that wrote the parts; it starts before that one has ended where the GPU can do so.

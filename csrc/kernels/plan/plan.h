@@ -61,7 +61,8 @@ struct ForwardPlan {
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;         // heads that are worked on together share it
   int64_t resident_blocks = 0;  // kWholeHeads, kSplit, kWarpSpecialised
-  bool joins_by_block = false;  // kSplit: a block joins the parts of a row, else a warp
+  int joining_warps = 1;        // kSplit: that join the parts of a row, of which a block has one if they are several
+  bool join_rehearses = false;  // kSplit: what joins them goes through its instructions before it waits for parts
   int64_t append_blocks = 0;    // kSplit: more blocks, which put new keys into the cache; 0: a kernel before it does so
   int64_t key_parts = 1;        // kWarpSpecialised: blocks that share the keys of a tile of queries
   // kWarpSpecialised, of a mask that hides keys: the plan without one, for batch entries of which it leaves one

@@ -74,13 +74,21 @@ bool takes_intervals(Variant variant) {
          variant == Variant::kAllKeys;
 }
 
-Variant choose_variant(const attention::ForwardParams& p, sm90::HeadDims dims, const Limits& limits) {
+sm90::HeadDims head_dims_of(const attention::ForwardParams& p, Variant variant) {
+  return sm90::forward_head_dims(p.head_dim_qk, p.head_dim_v, variant);
+}
+
+bool has_kernel(const attention::ForwardParams& p, Variant variant) { return head_dims_of(p, variant).qk != 0; }
+
+Variant choose_variant(const attention::ForwardParams& p, const Limits& limits) {
   const Variant wanted = wanted_variant_sm90(p);
-  if (!sm90::has_forward_kernel(dims, wanted)) return Variant::kExtended;
+  if (!has_kernel(p, wanted)) return Variant::kExtended;
   if (wanted != Variant::kPlain) return wanted;
-  const bool divides = sm90::has_forward_kernel(dims, Variant::kParts) &&
-                       leaves_multiprocessors_idle(p, tile_queries(dims, Variant::kParts), limits);
+  const bool divides =
+      has_kernel(p, Variant::kParts) &&
+      leaves_multiprocessors_idle(p, tile_queries(head_dims_of(p, Variant::kParts), Variant::kParts), limits);
   if (divides) return Variant::kParts;
+  const sm90::HeadDims dims = head_dims_of(p, Variant::kPlain);
   if (is_small(p, dims)) return Variant::kSmall;
   return is_short(p, dims, limits) ? Variant::kShort : Variant::kPlain;
 }
@@ -114,11 +122,11 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   if (is_for_portable_kernels(p)) return plan_forward_sm80(p, limits);
   if (takes_all_keys(p)) return plan_forward_all_keys(p, limits);
   ForwardPlan plan;
-  const sm90::HeadDims dims = sm90::forward_head_dims(p.head_dim_qk, p.head_dim_v);
   plan.kernel = ForwardKernel::kWarpSpecialised;
+  plan.variant = choose_variant(p, limits);
+  const sm90::HeadDims dims = head_dims_of(p, plan.variant);
   plan.head_dim = dims.qk;
   plan.head_dim_v = dims.v;
-  plan.variant = choose_variant(p, dims, limits);
   const sm90::ForwardTile tile = sm90::forward_tile(dims, plan.variant);
   plan.tile = {.queries = tile_queries(dims, plan.variant),
                .keys = tile.keys,

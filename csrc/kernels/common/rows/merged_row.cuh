@@ -79,11 +79,12 @@ struct MergedRow {
   }
 };
 
-// O / l and the LSE of a row whose parts are all there. first_column: of O, that the row's column 0 is. Returns whether
-// a NaN came out: it may be 0 times what nobody attends, and then the row is computed again, without tensor cores.
+// O / l and the LSE of a row whose parts are all there. first_column: of O, that the row's column 0 is. writes: whether
+// they go to memory. Returns whether a NaN came out: it may be 0 times what nobody attends, and then the row is
+// computed again, without tensor cores.
 template <class Element, int kColumns>
 __device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, const RowPlace& place,
-                                           MergedRow<kColumns>& row, int first_column) {
+                                           MergedRow<kColumns>& row, int first_column, bool writes = true) {
   attention::SoftmaxState<float> state = row.state;
   float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[place.head]);
   factor *= state.output_factor();
@@ -95,11 +96,11 @@ __device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, co
   for (int slot = 0; slot < row.kSlots; ++slot) {
     const int column = row.column(slot);
     const float value = row.out[slot] * factor;
-    if (column >= columns) continue;
+    if (!writes || column >= columns) continue;
     has_nan |= value != value;
     target[column * p.out.column_stride] = Element(value);
   }
-  if (tile::lane() == 0 && first_column == 0) {
+  if (writes && tile::lane() == 0 && first_column == 0) {
     const attention::LogSumExp<float> lse = state.log_sum_exp();
     *p.lse.at<float>(place.batch, place.head, place.row) = lse.value;
     if (p.lse_residual.present()) *p.lse_residual.at<float>(place.batch, place.head, place.row) = lse.residual;

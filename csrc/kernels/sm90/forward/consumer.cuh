@@ -47,7 +47,7 @@ struct ForwardConsumer {
 
   Scores scores;
   typename Traits::Output out;
-  tile::RowSums sums;  // of P as it was rounded
+  typename Traits::RowSums sums;  // of P as it was rounded
   tile::PackedRows<kKeys> p;
   RowSoftmax softmax;
   RowEnds ends;
@@ -190,6 +190,7 @@ struct ForwardConsumer {
       queries.give_back_last();
       drop(work, n);
       p.pack(scores, Element{});
+      sums.add(p, Element{});
     } else {
       weigh_half<kReference>(work, n);
       queries.give_back_last();
@@ -209,6 +210,7 @@ struct ForwardConsumer {
     where_of<typename Traits::HalfOfScores>(work, n).hide_invisible(half);
     softmax.template begin<kReference>(half, exponent());
     p.pack(half, Element{});
+    sums.add(p, Element{});
   }
 
   template <Reference kReference, bool kFull>
@@ -237,6 +239,7 @@ struct ForwardConsumer {
     if (Traits::kSumsRounded && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
     if constexpr (kReference == Reference::kRaised) softmax.rescale(out, sums);
+    sums.add(p, Element{});
   }
 
   template <class Of = Scores>
@@ -321,7 +324,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void await_values() {
     ptx::wait_products<0>();
     ptx::pin_registers(out.c[0]);
-    if constexpr (Traits::kSumsRounded) ptx::pin_registers(sums.c);
+    if constexpr (Traits::kSumsRounded) sums.pin();
     stages.release_values();
   }
 

@@ -75,7 +75,7 @@ struct ForwardFinish {
 
   // Whether the result may be wrong: because the reference was not the maximum, or because of 0 times what is not
   // finite. staging: the warpgroup's rows of Q, which nobody reads any more, or null where no key is seen.
-  __device__ __forceinline__ bool store(Output& out, const RowEnds& ends, const tile::RowSums& sums,
+  __device__ __forceinline__ bool store(Output& out, const RowEnds& ends, const typename Traits::RowSums& sums,
                                         typename Traits::QTile* staging) const {
     const attention::ForwardParams& p = args.params;
     const attention::Sequence& sequence = work.item.sequence;
@@ -84,7 +84,8 @@ struct ForwardFinish {
       float factor = ends.factor[r];
       const float total = ends.total[r];
       if constexpr (Traits::kSumsRounded && Traits::kMayDrop) {
-        const float unrounded = sums.at(r) > 0.0f ? ends.kept[r] * ptx::reciprocal(sums.at(r)) : 1.0f;
+        const float kept = sums.at(r);
+        const float unrounded = kept > 0.0f ? ends.kept[r] * ptx::reciprocal(kept) : 1.0f;
         factor *= total == 0.0f ? 0.0f : ptx::reciprocal(total) * unrounded;
       } else if constexpr (Traits::kSumsRounded) {
         // What a sink adds to the sum was not rounded.
@@ -120,7 +121,8 @@ struct ForwardFinish {
 
   // The same of a part of the rows' keys, for common/combine.h: O times what makes the exact sums its divisor.
   template <Reference kReference, class Softmax>
-  __device__ __forceinline__ bool store_part(Output& out, const Softmax& softmax, const tile::RowSums& sums) const {
+  __device__ __forceinline__ bool store_part(Output& out, const Softmax& softmax,
+                                             const typename Traits::RowSums& sums) const {
     const KeyParts& parts = args.key_parts;
     const int rows = num_rows();
     const int64_t tile = work.item.sequence.batch * parts.tiles + work.first_query / Traits::kQueries;
@@ -134,7 +136,10 @@ struct ForwardFinish {
       // Of a row that sees nothing of the part, too.
       if (kReference == Reference::kFirstTile) suspicious |= exists(r, rows) && !(l > kLeastSum && l < kLargestSum);
       const float m = l == 0.0f ? -INFINITY : softmax.m[r] * static_cast<float>(args.params.score_mod.scale);
-      if constexpr (Traits::kSumsRounded) out.scale_row(r, l == 0.0f ? 0.0f : l * ptx::reciprocal(sums.at(r)));
+      if constexpr (Traits::kSumsRounded) {
+        const float rounded = sums.at(r);
+        out.scale_row(r, l == 0.0f ? 0.0f : l * ptx::reciprocal(rounded));
+      }
       if (exists(r, rows) && tile::lane() % 4 == 0) {
         parts.rows.state_of(slot, first_row + Output::row(r)) = {m, l};
       }

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
   } else {
     ptx::acquire_registers<Traits::kRegisters.consumer>();
     using Consumer = ForwardConsumer<Traits>;
-    if constexpr (Traits::kSumsRounded) shared.set_ones();
+    if constexpr (Traits::kHasOnes) shared.set_ones();
     if constexpr (Traits::kExtended) {
       Consumer{args, shared, warpgroup - 1, {shared.staged[tile::warp() - 4]}}.run();
     } else {

@@ -63,7 +63,8 @@ inline common::CombineParams combine_params(const SplitParams& split, const Forw
   p.num_items = split.division.entries * p.tiles.items_of_entry.divisor;
   const int64_t rows = std::min<int64_t>(p.tiles.rows, p.sequences.max_seqlen_q * p.tiles.group.divisor);
   p.rows_of_item = Divisor::of(static_cast<uint32_t>(rows));
-  p.block_per_row = plan.joins_by_block;
+  p.warps_per_row = plan.joining_warps;
+  p.rehearses = plan.join_rehearses;
   return p;
 }
 
