@@ -32,7 +32,7 @@ struct RowSums {
   __device__ __forceinline__ void add(const Left&, Element) {}  // the product does
 };
 
-// Where V's tile has no room for ones.
+// Where one product does not hold V and the ones.
 struct AddedRowSums {
   float own[2];  // of a thread's columns
 
