@@ -69,10 +69,12 @@ def device(request) -> str:
 
 @pytest.fixture
 def fresh_compiler():
-    """torch.compile without what other tests compiled, and counted."""
+    """torch.compile without what other tests compiled, and counted. Nor what is on disk, where another process may have
+    compiled the same function with our switch on, or for another of PyTorch's kernels."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    yield
+    with torch.compiler.config.patch(force_disable_caches=True):
+        yield
     torch._dynamo.reset()
 
 
