@@ -78,17 +78,15 @@ sm90::HeadDims head_dims_of(const attention::ForwardParams& p, Variant variant) 
   return sm90::forward_head_dims(p.head_dim_qk, p.head_dim_v, variant);
 }
 
-bool has_kernel(const attention::ForwardParams& p, Variant variant) { return head_dims_of(p, variant).qk != 0; }
-
 Variant choose_variant(const attention::ForwardParams& p, const Limits& limits) {
   const Variant wanted = wanted_variant_sm90(p);
-  if (!has_kernel(p, wanted)) return Variant::kExtended;
+  const sm90::HeadDims dims = head_dims_of(p, wanted);
+  if (dims == sm90::HeadDims{}) return Variant::kExtended;
   if (wanted != Variant::kPlain) return wanted;
+  const sm90::HeadDims of_parts = head_dims_of(p, Variant::kParts);
   const bool divides =
-      has_kernel(p, Variant::kParts) &&
-      leaves_multiprocessors_idle(p, tile_queries(head_dims_of(p, Variant::kParts), Variant::kParts), limits);
+      of_parts != sm90::HeadDims{} && leaves_multiprocessors_idle(p, tile_queries(of_parts, Variant::kParts), limits);
   if (divides) return Variant::kParts;
-  const sm90::HeadDims dims = head_dims_of(p, Variant::kPlain);
   if (is_small(p, dims)) return Variant::kSmall;
   return is_short(p, dims, limits) ? Variant::kShort : Variant::kPlain;
 }
