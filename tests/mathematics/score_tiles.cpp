@@ -1,5 +1,5 @@
 // SeenTiles and ScoreTiles on random problems: a tile is stored, and read, where a query of it sees a key of it; where
-// it counts as full, all do; a tile of queries has room for its tiles; and no two tiles lie in one place.
+// it counts as full, all do; all tiles lie in their matrix; and no two of them in one place.
 #include <cstdio>
 #include <random>
 #include <set>
@@ -58,15 +58,16 @@ bool tiles_are_right(const Problem& problem) {
   const std::vector<Tile> tiles = count(problem, key_tiles);
   AttentionParams p;
   p.visibility = problem.visibility;
-  p.sequences.max_seqlen_k = s.num_keys;
-  const ScoreTiles places = {.width = static_cast<int>(ScoreTiles::most_keys(p)), .rows = query_tiles};
-  std::set<int64_t> taken;
+  p.sequences = {.max_seqlen_q = s.num_queries, .max_seqlen_k = s.num_keys};
+  const ScoreTiles places = ScoreTiles::of(p);
+  std::set<int> taken;
   for (int i = 0; i < query_tiles + 2; ++i) {  // the second warpgroup may have none
     const TileRange keys = seen.keys_of(i);
     if (i >= query_tiles && !keys.empty()) return fails("a tile of queries that is not there", problem);
-    if (!keys.empty() && keys.end - keys.begin > places.width) return fails("no room", problem);
     for (int j = keys.begin; j < keys.end; ++j) {
-      if (!taken.insert(places.offset(i, j, keys.begin)).second) return fails("a place taken twice", problem);
+      const int place = places.before(i) + j - keys.begin;
+      if (place >= places.in_matrix) return fails("outside the matrix", problem);
+      if (!taken.insert(place).second) return fails("a place taken twice", problem);
     }
     for (int j = 0; i < query_tiles && j < key_tiles; ++j) {
       const Tile& tile = tiles[i * key_tiles + j];

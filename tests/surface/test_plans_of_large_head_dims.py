@@ -39,6 +39,11 @@ TAKEN = [
     (hopper(16384), "in 4 launches of up to 2 key heads"),
     (hopper(23168), "in 8 launches of up to 1 key heads"),
     (hopper(23169), "each computing the scores"),
+    # Of what causal queries do not see nothing is stored: three heads of 16384 tokens, and one of 32704.
+    (hopper(16384, batch=1, heads=8, options={"causal": "top_left"}), "in 3 launches of up to 3 key heads"),
+    (hopper(16384, 8192, batch=1, heads=8, options={"causal": "bottom_right"}), "in 1 launch of up to 8 key heads"),
+    (hopper(32704, options={"causal": "top_left"}), "in 8 launches of up to 1 key heads"),
+    (hopper(32705, options={"causal": "top_left"}), "each computing the scores"),
     # A window's rows have room for what they can see: 27 tiles of keys.
     (hopper(65536, options={"window": (1600, 0)}), "in 2 launches of up to 4 key heads"),
 ]
@@ -75,6 +80,21 @@ def test_what_the_workspace_holds():
     words = hopper(300, 200, batch=1, heads=2).plans()[1]
     assert f"stored scores {2 * 2 * 5 * 4 * 8192}, dQ NaN flags {2 * 5 * 4}, dK and dV NaN flags {2 * 2 * 6}" in words
     assert f"statistics {2 * 5 * 64 * 12}" in words and "claims 8" in words
+
+
+# The last of 300 queries sees 200 keys, the first hundred none.
+@pytest.mark.parametrize(
+    ("options", "tiles"),
+    [
+        ({"causal": "top_left"}, 1 + 2 + 3 + 4 + 4),
+        ({"causal": "bottom_right"}, 0 + 1 + 2 + 3 + 4),
+        ({"causal": "top_left", "window": (10, None)}, 1 + 2 + 3 + 3 + 3),
+        ({"window": (0, None)}, 5 * 4),
+    ],
+    ids=str,
+)
+def test_rows_have_room_for_what_they_see(options, tiles):
+    assert f"stored scores {2 * 2 * tiles * 8192}," in hopper(300, 200, batch=1, heads=2, options=options).plans()[1]
 
 
 @pytest.mark.parametrize(("mebibytes", "launches"), [("0", None), ("15", None), ("16", 8), ("64", 2), ("2048", 1)])

@@ -11,8 +11,8 @@
 namespace flash_attn_ext {
 
 // A tile has kRows queries and as many keys. Only tiles in which something is visible are written and read: those of a
-// tile of queries lie one behind the other. A matrix has the tiles of a query head: of one batch entry, or in a packed
-// batch of all, each of which begins at a tile of its own.
+// row, which is a tile of queries, lie one behind the other, and rows have room for what they can see. A matrix has the
+// rows of a query head: of one batch entry, or in a packed batch of all, each of which begins at a row of its own.
 //
 // In a tile a row holds a query's 64 keys, in 16-byte pieces that are swizzled as the products read them from shared
 // memory: piece i of row r is at place i ^ (r % 8). In each half of a row the keys are in the order in which a thread
@@ -24,32 +24,65 @@ struct ScoreTiles {
   static constexpr int64_t kBytes = int64_t{kElements} * 2;
   static constexpr int kStatistics = 3;  // floats that the dQ kernel reads of a query
 
-  int width = 0;         // tiles of keys for which a tile of queries has room
-  int rows = 0;          // tiles of queries of a matrix
-  int first_matrix = 0;  // of a launch
-  int64_t between = 0;   // elements from P to dS
+  int width = 0;          // tiles for which a row has room
+  int ahead = 0;          // or row + ahead, where that is less
+  int64_t in_matrix = 0;  // tiles
+  int first_matrix = 0;   // of a launch
+  int64_t between = 0;    // elements from P to dS
+
+  // Of any launch.
+  static ScoreTiles of(const attention::AttentionParams& p) {
+    ScoreTiles tiles;
+    tiles.width = static_cast<int>(most_keys(p));
+    tiles.ahead = tiles.width;
+    if (p.sequences.cu_seqlens_q == nullptr) {  // where all sequences are as long
+      const int64_t after = p.visibility.diagonal(p.sequences.at(0)) + p.visibility.right;
+      tiles.ahead = std::min(tiles.width, 1 + (after > 0 ? num_tiles(after) : static_cast<int>(after / kRows)));
+    }
+    tiles.in_matrix = std::max<int64_t>(tiles.before<int64_t>(rows_of_matrix(p)), 1);
+    return tiles;
+  }
 
   FLASH_HOST_DEVICE static int num_tiles(int64_t length) { return static_cast<int>((length + kRows - 1) / kRows); }
 
-  // As many as a tile of queries sees at most.
+  static int rows_of_matrix(const attention::AttentionParams& p) {
+    if (p.sequences.cu_seqlens_q == nullptr) return num_tiles(p.sequences.max_seqlen_q);
+    return static_cast<int>(p.sequences.total_q / kRows + p.batch);
+  }
+
+  // The first tile of a query head: head_of_group of pair key_head * batch + batch entry.
+  FLASH_HOST_DEVICE int first_of_head(const attention::AttentionParams& p, const attention::Sequence& sequence,
+                                      int key_head, int head_of_group) const {
+    const bool packed = p.sequences.cu_seqlens_q != nullptr;
+    const int64_t matrix = packed ? key_head : key_head * p.batch + sequence.batch;
+    return static_cast<int>(((matrix - first_matrix) * p.queries_per_key_head() + head_of_group) * in_matrix);
+  }
+
+  // The first row of a sequence.
+  FLASH_HOST_DEVICE static int first_row(const attention::AttentionParams& p, const attention::Sequence& sequence) {
+    if (p.sequences.cu_seqlens_q == nullptr) return 0;
+    return static_cast<int>(sequence.query_begin / kRows + sequence.batch);
+  }
+
+  // The tiles of a head before those of a row: the first rows see nothing, each of the next ones sees one tile more
+  // than the one before, and the rest have `width`.
+  template <class Index = int>
+  FLASH_HOST_DEVICE Index before(int row) const {
+    const Index empty = clamped(-ahead, 0, row);
+    const Index growing_end = clamped(width - ahead, static_cast<int>(empty), row);
+    return (growing_end - empty) * (empty + growing_end - 1 + 2 * ahead) / 2 + (row - growing_end) * width;
+  }
+
+  // Where a tile lies, in elements.
+  FLASH_HOST_DEVICE static int64_t offset(int tile) { return int64_t{tile} * kElements; }
+
+ private:
+  // As many as a row sees at most.
   static int64_t most_keys(const attention::AttentionParams& p) {
     const int64_t seen = p.visibility.left + p.visibility.right + kRows;
     return std::min<int64_t>(num_tiles(p.sequences.max_seqlen_k), (seen + kRows - 2) / kRows + 1);
   }
-
-  // The first row of tiles of a query head: head_of_group of pair key_head * batch + batch entry.
-  FLASH_HOST_DEVICE int64_t first_row(const attention::AttentionParams& p, const attention::Sequence& sequence,
-                                      int key_head, int head_of_group) const {
-    const bool packed = p.sequences.cu_seqlens_q != nullptr;
-    const int64_t matrix = packed ? key_head : key_head * p.batch + sequence.batch;
-    const int64_t first = packed ? sequence.query_begin / kRows + sequence.batch : 0;
-    return ((matrix - first_matrix) * p.queries_per_key_head() + head_of_group) * rows + first;
-  }
-
-  // Where a tile lies, in elements; first_key_tile is the first that its tile of queries sees.
-  FLASH_HOST_DEVICE int64_t offset(int64_t row, int key_tile, int first_key_tile) const {
-    return (row * width + key_tile - first_key_tile) * kElements;
-  }
+  FLASH_HOST_DEVICE static int clamped(int x, int low, int high) { return x < low ? low : x < high ? x : high; }
 };
 
 }  // namespace flash_attn_ext

@@ -12,23 +12,18 @@ using attention::BackwardParams;
 
 // Tiles of queries of a head, in all sequences. A packed sequence begins at a tile of its own.
 int64_t count_query_tiles(const BackwardParams& p) {
-  return is_packed(p) ? p.sequences.total_q / ScoreTiles::kRows + p.batch
-                      : p.batch * ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
+  return ScoreTiles::rows_of_matrix(p) * (is_packed(p) ? 1 : p.batch);
 }
 
 // No launches where not even one key head's scores fit.
-BackwardPlan::Stored size_stored_tiles(const BackwardParams& p, int64_t query_tiles, int64_t max_bytes) {
+BackwardPlan::Stored size_stored_tiles(const BackwardParams& p, int64_t max_bytes) {
   BackwardPlan::Stored stored;
   // A matrix holds one pair, or all pairs of a key head.
   const int64_t pairs_of_matrix = is_packed(p) ? p.batch : 1;
   const int64_t num_pairs = p.batch * p.num_heads_k;
-  const int64_t tile_rows = is_packed(p) ? query_tiles : query_tiles / p.batch;
-  const int64_t width = ScoreTiles::most_keys(p);
-  const int64_t bytes = p.queries_per_key_head() * tile_rows * width * ScoreTiles::kBytes;
+  const int64_t bytes = p.queries_per_key_head() * ScoreTiles::of(p).in_matrix * ScoreTiles::kBytes;
   const int64_t most = std::min(max_bytes / (2 * bytes), num_pairs / pairs_of_matrix);
   if (most == 0) return {};
-  stored.rows = tile_rows * ScoreTiles::kRows;
-  stored.columns = width * ScoreTiles::kRows;
   stored.pairs_per_launch = in_equal_launches(p, most * pairs_of_matrix);
   stored.bytes_of_matrices = stored.pairs_per_launch / pairs_of_matrix * bytes;
   stored.launches = (num_pairs + stored.pairs_per_launch - 1) / stored.pairs_per_launch;
@@ -45,7 +40,7 @@ std::optional<BackwardPlan> plan_backward_sm90_storing(const BackwardParams& p, 
   if (!sm90::has_storing_kernel(dims, variant)) return std::nullopt;
   BackwardPlan plan;
   plan.query_tiles_of_head = count_query_tiles(p);
-  plan.stored = size_stored_tiles(p, plan.query_tiles_of_head, limits.max_stored_bytes);
+  plan.stored = size_stored_tiles(p, limits.max_stored_bytes);
   if (plan.stored.launches == 0) return std::nullopt;
   plan.kernels = BackwardKernels::kWarpSpecialisedStoring;
   plan.delta = DeltaSource::kFirstKernel;

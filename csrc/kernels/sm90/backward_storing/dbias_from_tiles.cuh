@@ -82,9 +82,10 @@ struct DbiasFromTilesKernel {
     if ((mask.flags(key_tile) & attention::MaskTiles::kSomeTrue) == 0) return;
     const auto key_head = static_cast<int>(item.key_head);
     const int member = head - key_head * static_cast<int>(p.queries_per_key_head());
-    const int64_t row = args.tiles.first_row(p, item.sequence, key_head, member) + query_tile;
+    const int first = args.tiles.first_of_head(p, item.sequence, key_head, member) +
+                      args.tiles.before(ScoreTiles::first_row(p, item.sequence) + query_tile);
     const auto* tile = reinterpret_cast<const uint4*>(static_cast<const Element*>(args.dscores) +
-                                                      args.tiles.offset(row, key_tile, keys.begin));
+                                                      ScoreTiles::offset(first + key_tile - keys.begin));
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
       const int query = query_tile * ScoreTiles::kRows + thread_row() + i * kRowStep;

@@ -131,10 +131,8 @@ cudaError_t backward_storing(const attention::BackwardParams& p, const plan::Bac
                     .claims = parts.claims.in<uint32_t>(workspace),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .num_claims = static_cast<int>(parts.claims.bytes / sizeof(uint32_t))};
-  args.tiles = {.width = static_cast<int>(plan.stored.columns / ScoreTiles::kRows),
-                .rows = static_cast<int>(plan.stored.rows / ScoreTiles::kRows),
-                .first_matrix = 0,
-                .between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element))};
+  args.tiles = ScoreTiles::of(p);
+  args.tiles.between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element));
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scales_lse = kVariant != Variant::kBiasMask && kVariant != Variant::kExtended;
   return StoringLaunch<StoringDqTraits<Element, kDims, kVariant>>{args, plan, stream}.run();

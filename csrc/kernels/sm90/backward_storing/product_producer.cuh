@@ -58,7 +58,8 @@ struct ProductProducer {
     // In the order of a schedule of all keys, one head after the other (schedule/block.cuh).
     const int pair = work.key_head * static_cast<int>(p.batch) + work.batch;
     work.flags = (pair * static_cast<int>(args.schedule.tiles) + static_cast<int>(at.tile)) * Traits::kTile.flags();
-    work.row = args.tiles.first_row(p, sequence, work.key_head, 0);
+    work.stored = args.tiles.first_of_head(p, sequence, work.key_head, 0);
+    work.row = ScoreTiles::first_row(p, sequence);
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
@@ -95,18 +96,24 @@ struct ProductProducer {
       const TileRange keys = seen.keys_of(tile);
       const int first = max(keys.begin, work.tile);
       const int count = min(keys.end, work.tile + Traits::kWarpgroups) - first;
+      int stored_tile = first_stored(work, tile) + first - keys.begin;
 #pragma unroll 1
       for (int member = 0; member < group; ++member) {
-        const int64_t row = work.row + int64_t{member} * args.tiles.rows + tile;
         shared.ring.wait_empty(at);
         ptx::Barrier& full = shared.ring.full[at.stage];
         ptx::arrive_expecting(full, count * kTileBytes + RightTile<kWidth>::kBytes);
-        ptx::copy_bytes(&shared.left[at.stage][first - work.tile], stored + args.tiles.offset(row, first, keys.begin),
+        ptx::copy_bytes(&shared.left[at.stage][first - work.tile], stored + ScoreTiles::offset(stored_tile),
                         count * kTileBytes, full);
         copy_right<kWidth>(work, operand, tile, member);
+        stored_tile += static_cast<int>(args.tiles.in_matrix);
         at.advance();
       }
     }
+  }
+
+  // Of a tile of queries of the group's first head.
+  __device__ __forceinline__ int first_stored(const Work& work, int tile) const {
+    return work.stored + args.tiles.before(work.row + tile);
   }
 
   // Where a mask may leave tiles out: what was stored. Several visits are looked up at once.
@@ -166,8 +173,8 @@ struct ProductProducer {
   template <int kWidth>
   __device__ __forceinline__ void send_stored(const Work& work, const OperandMap& operand, const Element* stored,
                                               int tile, int member, uint32_t keys) {
-    const int64_t row = work.row + int64_t{member} * args.tiles.rows + tile;
-    const int first_key_tile = work.seen.keys_of(tile).begin;
+    const int first = first_stored(work, tile) + member * static_cast<int>(args.tiles.in_matrix) + work.tile -
+                      work.seen.keys_of(tile).begin;
     shared.ring.wait_empty(at);
     ptx::Barrier& full = shared.ring.full[at.stage];
     shared.visits[at.stage] = static_cast<int>(keys);
@@ -175,8 +182,7 @@ struct ProductProducer {
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
       if ((keys >> w & 1u) == 0) continue;
-      ptx::copy_bytes(&shared.left[at.stage][w], stored + args.tiles.offset(row, work.tile + w, first_key_tile),
-                      kTileBytes, full);
+      ptx::copy_bytes(&shared.left[at.stage][w], stored + ScoreTiles::offset(first + w), kTileBytes, full);
     }
     copy_right<kWidth>(work, operand, tile, member);
     at.advance();

@@ -61,13 +61,15 @@ struct QueryProducer {
     work.num_keys = static_cast<int>(sequence.num_keys);
     work.tile = first / Traits::kRows;
     work.statistics = work.head * args.workspace.tiles_of_head + StoringWorkspace::first_tile(p, sequence) + work.tile;
-    work.row = args.tiles.first_row(p, sequence, work.key_head, work.head_of_group) + work.tile;
+    const int stored = args.tiles.first_of_head(p, sequence, work.key_head, work.head_of_group);
+    const int row = ScoreTiles::first_row(p, sequence) + work.tile;
     const SeenTiles seen = SeenTiles::of(p.visibility, sequence);
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
       const TileRange own = seen.keys_of(work.tile + w);
       work.own[w] = own;
+      work.stored[w] = stored + args.tiles.before(row + w);
       all = joined(all, own);
     }
     work.begin = all.begin;

@@ -160,9 +160,8 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void begin(const QueryTileWork& work, const TileRange& own) {
     score.begin(work, args.workspace.statistics_of(work.statistics + warpgroup) + warp_row(), first_query(work));
     const int row = warp_row() + Scores::row(0);
-    stored = static_cast<Element*>(args.workspace.scores) +
-             args.tiles.offset(work.row + warpgroup, own.begin, own.begin) + row * Traits::kRows +
-             (tile::lane() % 4 ^ row % 8) * StoredPieces::kElements;
+    stored = static_cast<Element*>(args.workspace.scores) + ScoreTiles::offset(work.stored[warpgroup]) +
+             row * Traits::kRows + (tile::lane() % 4 ^ row % 8) * StoredPieces::kElements;
   }
 
   // Of the warp's.

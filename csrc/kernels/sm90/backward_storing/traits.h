@@ -71,7 +71,7 @@ struct QueryTileWork {
   int num_keys;
   int tile;        // of ScoreTiles::kRows queries: the first warpgroup's
   int statistics;  // likewise, in the workspace
-  int64_t row;     // likewise, of stored tiles
+  int stored[2];   // each warpgroup's first stored tile
   int begin;       // tiles of keys that any of the queries sees
   int end;
   TileRange own[2];  // those that a warpgroup's see
@@ -137,10 +137,11 @@ struct ProductWork {
   int query_begin;  // of the sequence
   int key_begin;
   SeenTiles seen;
-  int tile;     // of ScoreTiles::kRows keys: the first warpgroup's
-  int flags;    // of the first warpgroup's first half
-  int64_t row;  // of stored tiles: of the group's first head
-  int begin;    // tiles of queries that see any of the keys
+  int tile;    // of ScoreTiles::kRows keys: the first warpgroup's
+  int flags;   // of the first warpgroup's first half
+  int stored;  // the first stored tile of the group's first head
+  int row;     // of stored tiles: the sequence's first
+  int begin;   // tiles of queries that see any of the keys
   int end;
   TileRange own[kWarpgroups];  // those that see a warpgroup's
 };
