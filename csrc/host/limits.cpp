@@ -53,7 +53,7 @@ plan::Limits limits_of(at::Device device) {
   if (device.is_cuda()) {
     const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
     const auto total = static_cast<int64_t>(properties->totalGlobalMem);
-    limits = {.max_stored_bytes = std::min(int64_t{2} << 30, total / 64),
+    limits = {.max_stored_bytes = std::min(int64_t{2} << 30, total / 40),
               .l2_bytes = properties->l2CacheSize,
               .multiprocessors = properties->multiProcessorCount};
   }

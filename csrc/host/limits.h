@@ -8,7 +8,7 @@
 namespace flash_attn_ext::host {
 
 // Of the device. FLASH_ATTN_EXT_WORKSPACE_MIB, read at each call, bounds the scores that a backward pass stores: by
-// default 2 GiB, and not more than a 64th of the device's memory; 0: none, they are computed again.
+// default 2 GiB, and not more than a 40th of the device's memory; 0: none, they are computed again.
 // FLASH_ATTN_EXT_MULTIPROCESSORS, likewise, stands for the device's own number, so that keys are divided as on a device
 // that has as many. Throws ValueError when one of them is no whole number in its range.
 plan::Limits limits_of(at::Device device);

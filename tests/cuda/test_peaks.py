@@ -107,7 +107,7 @@ def extra_to_train(heads: int, length: int, head_dim: int, dtype: torch.dtype, g
 
 def most_for_stored_scores() -> int:
     """max_stored_bytes in csrc/host/limits.cpp."""
-    return min(2 * 2**30, torch.cuda.get_device_properties(0).total_memory // 64)
+    return min(2 * 2**30, torch.cuda.get_device_properties(0).total_memory // 40)
 
 
 def sums_of_dq(heads: int, length: int, head_dim: int) -> int:
@@ -135,11 +135,15 @@ def test_stored_scores_stay_under_their_limit(dtype, head_dim, matrices, gpu):
 
 
 @pytest.mark.parametrize("head_dim", [128, 256])
-def test_a_head_beyond_the_limit_keeps_nothing(head_dim, gpu):
-    """dS of one head of 65536 tokens takes 8 GiB, so it is computed again."""
+def test_a_head_beyond_the_limit(head_dim, gpu):
+    """dS of one head of 65536 tokens takes 8 GiB, so it is computed again; on Hopper, above head dim 128, as many
+    queries as fit are worked on at a time, and sums of dK and dV are kept."""
     extra = extra_to_train(1, LENGTH, head_dim, torch.bfloat16, gpu)
-    linear = sums_of_dq(1, LENGTH, head_dim) if gpu == SM90 and head_dim <= 128 else 0
-    assert extra <= linear + 4 * ROUNDING, f"{extra / MIB:.1f} MiB"
+    limit = 0
+    if gpu == SM90:
+        sums = sums_of_dq(1, LENGTH, head_dim)
+        limit = sums if head_dim <= 128 else most_for_stored_scores() + 2 * sums
+    assert extra <= limit + 4 * ROUNDING, f"{extra / MIB:.1f} MiB"
 
 
 def test_packed_stays_linear(gpu):

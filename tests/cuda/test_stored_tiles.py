@@ -1,5 +1,6 @@
 """Hopper's backward kernels that store tiles of P and dS, where biases or a softcap change scores, or few queries
-meet a mask: edges of tiles, tiles that a mask leaves nothing of, several launches, and NaN."""
+meet a mask: edges of tiles, tiles that a mask leaves nothing of, several launches, and NaN. Bands of queries at larger
+head dims, too."""
 
 import math
 
@@ -7,9 +8,9 @@ import pytest
 import torch
 
 from support.cases import Case, make_inputs
-from support.checks import check_case, check_hidden_keys, check_hidden_tiles, check_packed_drawn
+from support.checks import MULTIPROCESSORS_SWITCH, check_case, check_hidden_keys, check_hidden_tiles, check_packed_drawn
 from support.disturbance import assert_repeats
-from support.packed import PackedCase, make_packed
+from support.packed import PackedCase, make_packed, run_packed
 from support.params import over_cases, over_dtypes
 from support.runners import run_ours
 
@@ -47,6 +48,25 @@ LAUNCHES = [
     Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=d, **terms)
     for d in (64, 128)
     for terms in (dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(softcap=8.0, dropout_p=0.2))
+]
+# 18 rows of up to 15 tiles, of which 2 MiB hold 4 to 8.
+BANDS = [
+    Case(sq=1100, sk=900, batch=2, heads=4, kv_heads=kv_heads, **dims, **options)
+    for kv_heads, dims, options in (
+        (4, dict(d=256), dict(causal="top_left")),
+        (2, dict(d=256), dict(causal="bottom_right", dlse=True)),
+        (2, dict(d=256, dv=136), dict()),
+        (1, dict(d=192), dict(window=(300, 200))),
+        (2, dict(d=192, dv=128), dict(causal="top_left")),
+        (4, dict(d=160, dv=112), dict()),
+        (2, dict(d=128), dict(bias="1hqk", mask="b11k", causal="top_left")),
+        (4, dict(d=64), dict(bias="bhqk")),
+        (2, dict(d=64), dict(softcap=8.0, dropout_p=0.2, mask="11q1")),
+    )
+]
+PACKED_BANDS = [
+    PackedCase((300, 0, 65, 700, 64), (300, 40, 129, 500, 0), Case(heads=4, kv_heads=2, **options))
+    for options in (dict(d=256), dict(d=192, dv=128, causal="bottom_right"), dict(d=64, softcap=9.0, dropout_p=0.1))
 ]
 REPEATED = [
     Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **terms)
@@ -92,6 +112,44 @@ def test_several_launches(case, dtype, gpu, monkeypatch):
         in_parts = run_ours(inputs, gpu)
         for name in ("dq", "dk", "dv"):
             assert torch.equal(whole[name], in_parts[name]), name
+
+
+@pytest.fixture
+def in_bands(monkeypatch):
+    """Called, it leaves room for few queries of a key head; a GPU of few multiprocessors has enough to do with them."""
+
+    def begin() -> None:
+        monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "2")
+        monkeypatch.setenv(MULTIPROCESSORS_SWITCH, "12")
+
+    return begin
+
+
+@over_16_bits
+@over_cases(BANDS)
+def test_bands(case, dtype, gpu, in_bands):
+    """With some of a key head's queries at a time; gradients but dBias, as above, are the same to the bit."""
+    inputs = make_inputs(case, dtype, "cuda")
+    kinds = [inputs, inputs.replace(differentiable=("q", "k")), inputs.replace(differentiable=("q", "v"))]
+    whole = [run_ours(kind, gpu) for kind in kinds]
+    in_bands()
+    check_case(case, dtype, gpu)
+    for kind, expected in zip(kinds, whole, strict=True):
+        in_parts = run_ours(kind, gpu)
+        for name in {"dq", "dk", "dv"} & set(expected):
+            assert torch.equal(expected[name], in_parts[name]), name
+
+
+@over_16_bits
+@over_cases(PACKED_BANDS)
+def test_packed_bands(case, dtype, gpu, in_bands):
+    inputs = make_packed(case, dtype, "cuda")
+    whole = run_packed(case, inputs, gpu)
+    in_bands()
+    check_packed_drawn(case, lambda seed: make_packed(case, dtype, "cuda", seed, draw_on="cuda"), gpu)
+    in_parts = run_packed(case, inputs, gpu)
+    for name in ("dq", "dk", "dv"):
+        assert torch.equal(whole[name], in_parts[name]), name
 
 
 @over_16_bits

@@ -1,5 +1,6 @@
 // SeenTiles and ScoreTiles on random problems: a tile is stored, and read, where a query of it sees a key of it; where
-// it counts as full, all do; all tiles lie in their matrix; and no two of them in one place.
+// it counts as full, all do. Whatever room a launch has: each tile is stored by one launch, in the matrix, and no two
+// of them in one place.
 #include <cstdio>
 #include <random>
 #include <set>
@@ -50,25 +51,52 @@ std::vector<Tile> count(const Problem& problem, int key_tiles) {
   return tiles;
 }
 
+// One band after the other. `begin`: the sequence's first row; 0 but in a packed batch.
+bool bands_are_right(const Problem& problem, int64_t room, int begin) {
+  const Sequence& s = problem.sequence;
+  const SeenTiles seen = SeenTiles::of(problem.visibility, s);
+  const int query_tiles = ScoreTiles::num_tiles(s.num_queries);
+  const int32_t any_offsets[2] = {};
+  AttentionParams p;
+  p.batch = p.num_heads_q = p.num_heads_k = 1;
+  p.visibility = problem.visibility;
+  p.sequences = {.max_seqlen_q = s.num_queries, .max_seqlen_k = s.num_keys};
+  if (begin > 0) {
+    p.sequences.cu_seqlens_q = any_offsets;
+    p.sequences.total_q = (begin + query_tiles) * ScoreTiles::kRows;
+  }
+  ScoreTiles tiles = ScoreTiles::of(p);
+  std::vector<int> stored(query_tiles);
+  for (int end = tiles.rows; end > 0; end = tiles.band_begin) {
+    tiles.take_band(p, end, room);
+    if (tiles.band_begin == end) return fails("a band of nothing", problem);
+    if (tiles.in_matrix > room) return fails("a band with too little room", problem);
+    std::set<int> taken;
+    for (int i = tiles.begin_of(begin); i < std::min(tiles.end_of(begin), query_tiles); ++i) {
+      ++stored[i];
+      const TileRange keys = seen.keys_of(i);
+      for (int j = keys.begin; j < keys.end; ++j) {
+        const int place = tiles.first_of_head(p, s, 0, 0) + tiles.before(begin + i) + j - keys.begin;
+        if (place < 0 || place >= tiles.in_matrix) return fails("outside the matrix", problem);
+        if (!taken.insert(place).second) return fails("a place taken twice", problem);
+      }
+    }
+  }
+  for (const int times : stored) {
+    if (times != 1) return fails("a tile that several launches store, or none", problem);
+  }
+  return true;
+}
+
 bool tiles_are_right(const Problem& problem) {
   const Sequence& s = problem.sequence;
   const SeenTiles seen = SeenTiles::of(problem.visibility, s);
   const int query_tiles = ScoreTiles::num_tiles(s.num_queries);
   const int key_tiles = ScoreTiles::num_tiles(s.num_keys);
   const std::vector<Tile> tiles = count(problem, key_tiles);
-  AttentionParams p;
-  p.visibility = problem.visibility;
-  p.sequences = {.max_seqlen_q = s.num_queries, .max_seqlen_k = s.num_keys};
-  const ScoreTiles places = ScoreTiles::of(p);
-  std::set<int> taken;
   for (int i = 0; i < query_tiles + 2; ++i) {  // the second warpgroup may have none
     const TileRange keys = seen.keys_of(i);
     if (i >= query_tiles && !keys.empty()) return fails("a tile of queries that is not there", problem);
-    for (int j = keys.begin; j < keys.end; ++j) {
-      const int place = places.before(i) + j - keys.begin;
-      if (place >= places.in_matrix) return fails("outside the matrix", problem);
-      if (!taken.insert(place).second) return fails("a place taken twice", problem);
-    }
     for (int j = 0; i < query_tiles && j < key_tiles; ++j) {
       const Tile& tile = tiles[i * key_tiles + j];
       const bool stored = j >= keys.begin && j < keys.end;
@@ -96,6 +124,11 @@ int main() {
   for (int i = 0; i < 5000; ++i) {
     const Problem problem = {{reach(), reach(), random() % 2 == 0}, {0, 0, 0, length(), length()}};
     if (!tiles_are_right(problem)) return 1;
+    const int64_t three_rows = 3 * (ScoreTiles::num_tiles(problem.sequence.num_keys) + 1);
+    const auto room = three_rows + static_cast<int64_t>(random() % 100);
+    if (!bands_are_right(problem, room, 0) || !bands_are_right(problem, room, 1 + static_cast<int>(random() % 5))) {
+      return 1;
+    }
   }
   return 0;
 }

@@ -35,15 +35,23 @@ TAKEN = [
     (hopper(key_heads=2), "of up to 4 key heads"),
     (hopper(wanted=("q", "k")), STORING),
     (hopper(wanted=("q", "v")), STORING),
-    # Two bytes of P and of dS for each pair: 2 GiB hold two heads of 16384 tokens, and one of 23168.
-    (hopper(16384), "in 4 launches of up to 2 key heads"),
-    (hopper(23168), "in 8 launches of up to 1 key heads"),
-    (hopper(23169), "each computing the scores"),
-    # Of what causal queries do not see nothing is stored: three heads of 16384 tokens, and one of 32704.
-    (hopper(16384, batch=1, heads=8, options={"causal": "top_left"}), "in 3 launches of up to 3 key heads"),
+    # Two bytes of P and of dS for each pair: 2 GiB hold two heads of 16384 tokens.
+    (hopper(16384), "in 4 launches of up to 2 key heads;"),
+    # Of more, or where products have too few tiles of keys, some of the queries at a time, unless they are too few for
+    # most of the multiprocessors. 23168 tokens have 362 rows of 362 tiles; two heads' blocks of 121 rows fit 132
+    # multiprocessors.
+    (hopper(23168), "in 12 launches of up to 2 key heads, of a part of their queries;"),
+    (hopper(16384, batch=1, key_heads=1), "in 2 launches of up to 1 key heads, of a part of their queries"),
+    (hopper(8192, key_heads=1, batch=1, heads=16), "in 2 launches of up to 1 key heads, of a part of their queries"),
+    (hopper(8192, key_heads=2, heads=32), "in 8 launches of up to 4 key heads, of a part of their queries"),
+    (hopper(127040, batch=1, heads=1), "in 31 launches of up to 1 key heads, of a part of their queries"),
+    (hopper(127041, batch=1, heads=1), "each computing the scores"),
+    # Of what causal queries do not see nothing is stored: there is room for three heads of 16384 tokens, of which two
+    # are taken, and for one of 32704.
+    (hopper(16384, batch=1, heads=8, options={"causal": "top_left"}), "in 4 launches of up to 2 key heads"),
     (hopper(16384, 8192, batch=1, heads=8, options={"causal": "bottom_right"}), "in 1 launch of up to 8 key heads"),
     (hopper(32704, options={"causal": "top_left"}), "in 8 launches of up to 1 key heads"),
-    (hopper(32705, options={"causal": "top_left"}), "each computing the scores"),
+    (hopper(32705, options={"causal": "top_left"}), "in 16 launches of up to 1 key heads, of a part of their queries"),
     # A window's rows have room for what they can see: 27 tiles of keys.
     (hopper(65536, options={"window": (1600, 0)}), "in 2 launches of up to 4 key heads"),
 ]

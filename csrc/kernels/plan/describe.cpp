@@ -70,6 +70,7 @@ std::string stored_words(const BackwardPlan& plan) {
   std::ostringstream words;
   words << " in " << plan.stored.launches << (plan.stored.launches == 1 ? " launch" : " launches") << " of up to "
         << plan.stored.pairs_per_launch << " key heads";
+  if (!plan.stored.band_ends.empty()) words << ", of a part of their queries";
   return words.str();
 }
 

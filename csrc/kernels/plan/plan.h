@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "attention/params.h"
 #include "kernels/plan/visit_order.h"
@@ -140,6 +141,9 @@ struct BackwardPlan {
     int64_t bytes_of_matrices = 0;  // of P's, and of dS's, of one launch
     int64_t pairs_per_launch = 0;
     int64_t launches = 0;
+    // kWarpSpecialisedStoring: where launches that share the queries of some pairs end, in tiles; empty: none do.
+    std::vector<int> band_ends;
+    int64_t key_tiles_of_matrix = 0;  // likewise: which hand on sums of dK and dV
   } stored;
 
   int64_t dq_parts = 1;  // blocks that share the keys of a tile of queries in whatever computes dQ
@@ -162,7 +166,7 @@ struct BackwardPlan {
     WorkspacePart turns;
     WorkspacePart key_tiles;
     WorkspacePart claims;
-    WorkspacePart key_sums;  // of dK and dV of each query head of a group
+    WorkspacePart key_sums;  // of dK and dV: of each query head of a group, or of bands before
     WorkspacePart arrivals;
   } workspace;
 

@@ -1,3 +1,4 @@
+#include "attention/even_share.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/score_tiles.h"
 #include "kernels/plan/sm80.h"
@@ -15,19 +16,130 @@ int64_t count_query_tiles(const BackwardParams& p) {
   return ScoreTiles::rows_of_matrix(p) * (is_packed(p) ? 1 : p.batch);
 }
 
-// No launches where not even one key head's scores fit.
-BackwardPlan::Stored size_stored_tiles(const BackwardParams& p, int64_t max_bytes) {
-  BackwardPlan::Stored stored;
-  // A matrix holds one pair, or all pairs of a key head.
-  const int64_t pairs_of_matrix = is_packed(p) ? p.batch : 1;
-  const int64_t num_pairs = p.batch * p.num_heads_k;
-  const int64_t bytes = p.queries_per_key_head() * ScoreTiles::of(p).in_matrix * ScoreTiles::kBytes;
-  const int64_t most = std::min(max_bytes / (2 * bytes), num_pairs / pairs_of_matrix);
-  if (most == 0) return {};
-  stored.pairs_per_launch = in_equal_launches(p, most * pairs_of_matrix);
-  stored.bytes_of_matrices = stored.pairs_per_launch / pairs_of_matrix * bytes;
-  stored.launches = (num_pairs + stored.pairs_per_launch - 1) / stored.pairs_per_launch;
-  return stored;
+// How the scores of a call are divided among launches, each of which stores some of them.
+class StoredTiles {
+ public:
+  StoredTiles(const BackwardParams& p, const sm90::ProductTile& product, const Limits& limits)
+      : p_(p),
+        tiles_(ScoreTiles::of(p)),
+        multiprocessors_(limits.multiprocessors),
+        pairs_of_matrix_(is_packed(p) ? p.batch : 1),
+        matrices_(p.batch * p.num_heads_k / pairs_of_matrix_),
+        group_(p.queries_per_key_head()),
+        room_(limits.max_stored_bytes / (2 * group_ * ScoreTiles::kBytes)),
+        key_tiles_(is_packed(p) ? p.sequences.total_k / product.keys() + p.batch
+                                : (p.sequences.max_seqlen_k + product.keys() - 1) / product.keys()),
+        product_blocks_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
+
+  // No launches where the call is for other kernels.
+  BackwardPlan::Stored divide() const {
+    const int64_t whole = std::min(room_ / tiles_.in_matrix, matrices_);
+    const int64_t in_bands = count_matrices_in_bands();
+    if (whole < in_bands && can_have_bands()) return divide_into_bands(in_bands);
+    if (whole == 0) return {};
+    BackwardPlan::Stored stored = launches_of(in_twos(whole));
+    stored.bytes_of_matrices = bytes_of(stored, tiles_.in_matrix);
+    return stored;
+  }
+
+  static int64_t count_gradients(const BackwardParams& p) { return (p.dk.data != nullptr) + (p.dv.data != nullptr); }
+
+ private:
+  // For which a launch of so many matrices has room, whatever they see.
+  int64_t rows_of_band(int64_t matrices) const {
+    const int64_t rows = room_ / (matrices * tiles_.width) - (is_packed(p_) ? ScoreTiles::kBlockRows - 1 : 0);
+    return std::max<int64_t>(rows, 0) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows;
+  }
+
+  // One that gives the multiprocessors too little to do is slower than kernels that compute scores twice.
+  bool can_have_bands() const {
+    const int64_t blocks = rows_of_band(1) / ScoreTiles::kBlockRows * group_;
+    if (blocks < std::max<int64_t>(multiprocessors_ / 4, 1)) return false;
+    if (tiles_.before<int64_t>(tiles_.rows) > INT32_MAX) return false;
+    return !(is_packed(p_) && p_.dbias.present());  // whose sequences would share a bias's tile, not a band
+  }
+
+  // As many as let products fill the multiprocessors more than once, of enough queries that handing sums from band to
+  // band is a small part of what is read and written; one at least.
+  int64_t count_matrices_in_bands() const {
+    constexpr int64_t kWaves = 2;
+    constexpr int64_t kQueries = 8192;  // of all heads of a group
+    int64_t matrices = std::min((kWaves * multiprocessors_ + product_blocks_ - 1) / product_blocks_, matrices_);
+    while (matrices > 1 && rows_of_band(matrices) * ScoreTiles::kRows * group_ < kQueries) --matrices;
+    return matrices;
+  }
+
+  BackwardPlan::Stored divide_into_bands(int64_t matrices) const {
+    BackwardPlan::Stored stored = launches_of(matrices);
+    const int64_t room = room_ * pairs_of_matrix_ / stored.pairs_per_launch;
+    ScoreTiles tiles = tiles_;
+    const int most = equal_rows(stored.pairs_per_launch);
+    // From the last one on: in causal calls its rows are the longest, and the remainder's short.
+    for (int end = tiles.rows; end > 0; end = tiles.band_begin) {
+      tiles.take_band(p_, end, room);
+      const int rows = std::min(in_whole_waves(end - tiles.band_begin, stored.pairs_per_launch), most);
+      tiles.set_band(p_, (end - rows + 1) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows, end);
+      stored.band_ends.insert(stored.band_ends.begin(), end);
+      stored.bytes_of_matrices = std::max(stored.bytes_of_matrices, bytes_of(stored, tiles.in_matrix));
+    }
+    stored.launches *= static_cast<int64_t>(stored.band_ends.size());
+    stored.key_tiles_of_matrix = key_tiles_;
+    return stored;
+  }
+
+  // Of a band where none is a short remainder: its blocks would take as long as those of a longer one.
+  int equal_rows(int64_t pairs) const {
+    constexpr int kRows = ScoreTiles::kBlockRows;
+    if (p_.visibility.one_sided()) return tiles_.rows;
+    const int most = in_whole_waves(static_cast<int>(rows_of_band(pairs / pairs_of_matrix_)), pairs);
+    return static_cast<int>(attention::even_share((tiles_.rows + kRows - 1) / kRows, std::max(most / kRows, 1))) *
+           kRows;
+  }
+
+  // Where L2 holds one head of a causal launch at a time, the long tiles of one follow the short ones of the one
+  // before: every second head evens out. (H100, head dim 256, S 16384: three heads a launch 1.18 times the time of
+  // two.)
+  int64_t in_twos(int64_t matrices) const {
+    const bool evens_out = p_.visibility.one_sided() && !is_packed(p_) && group_ % 2 != 0;
+    return evens_out && matrices > 1 && matrices < matrices_ ? matrices / 2 * 2 : matrices;
+  }
+
+  // So many rows, or fewer where their blocks would leave many multiprocessors idle at the end.
+  int in_whole_waves(int rows, int64_t pairs) const {
+    const int64_t blocks_of_rows = pairs / pairs_of_matrix_ * group_;
+    const int64_t blocks = (rows + ScoreTiles::kBlockRows - 1) / ScoreTiles::kBlockRows * blocks_of_rows;
+    const int64_t waves = blocks / multiprocessors_;
+    const int64_t idle = (waves + 1) * multiprocessors_ - blocks;
+    const int64_t fitting = waves * multiprocessors_ / blocks_of_rows * ScoreTiles::kBlockRows;
+    return idle * 10 < blocks || fitting == 0 ? rows : static_cast<int>(fitting);
+  }
+
+  BackwardPlan::Stored launches_of(int64_t matrices) const {
+    BackwardPlan::Stored stored;
+    stored.pairs_per_launch = in_equal_launches(p_, matrices * pairs_of_matrix_);
+    stored.launches = (p_.batch * p_.num_heads_k + stored.pairs_per_launch - 1) / stored.pairs_per_launch;
+    return stored;
+  }
+  int64_t bytes_of(const BackwardPlan::Stored& stored, int64_t in_matrix) const {
+    return stored.pairs_per_launch / pairs_of_matrix_ * group_ * in_matrix * ScoreTiles::kBytes;
+  }
+
+  const BackwardParams& p_;
+  ScoreTiles tiles_;
+  int64_t multiprocessors_;
+  int64_t pairs_of_matrix_;  // a matrix holds one pair, or all pairs of a key head
+  int64_t matrices_;         // of each head of a group
+  int64_t group_;
+  int64_t room_;            // tiles of P, of each head of a group
+  int64_t key_tiles_;       // of a matrix
+  int64_t product_blocks_;  // likewise
+};
+
+// Float32 sums that tiles of keys hand from band to band.
+int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const sm90::ProductTile& tile) {
+  const int64_t matrices = plan.stored.pairs_per_launch / (is_packed(p) ? p.batch : 1);
+  const int64_t sums = matrices * plan.stored.key_tiles_of_matrix * StoredTiles::count_gradients(p) * tile.keys();
+  return sums * std::max(plan.dkdv_head_dim, plan.head_dim_v) * int64_t{sizeof(float)};
 }
 
 }  // namespace
@@ -40,7 +152,8 @@ std::optional<BackwardPlan> plan_backward_sm90_storing(const BackwardParams& p, 
   if (!sm90::has_storing_kernel(dims, variant)) return std::nullopt;
   BackwardPlan plan;
   plan.query_tiles_of_head = count_query_tiles(p);
-  plan.stored = size_stored_tiles(p, limits.max_stored_bytes);
+  const sm90::ProductTile product = sm90::product_tile(dims);
+  plan.stored = StoredTiles(p, product, limits).divide();
   if (plan.stored.launches == 0) return std::nullopt;
   plan.kernels = BackwardKernels::kWarpSpecialisedStoring;
   plan.delta = DeltaSource::kFirstKernel;
@@ -52,11 +165,12 @@ std::optional<BackwardPlan> plan_backward_sm90_storing(const BackwardParams& p, 
     plan.writes_dbias_once = launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch);
   }
   plan.nan_repair = NanRepair::kOwnLaunch;
-  plan.l2_bytes = limits.l2_bytes;
+  // What passes tiles shares L2 with the stored ones. (H100, head dim 256, causal S 2048 and 8192, and 4096 of groups
+  // of 8 heads: 0.98, 0.92 and 0.96 of the time with all of it.)
+  plan.l2_bytes = limits.l2_bytes * 3 / 5;
   plan.resident_blocks = limits.multiprocessors;
   const auto tiles_of = [](int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; };
   const int64_t query_flags = 4 * tiles_of(p.sequences.max_seqlen_q, ScoreTiles::kRows);
-  const sm90::ProductTile product = sm90::product_tile(dims);
   const int64_t key_flags = product.flags() * tiles_of(p.sequences.max_seqlen_k, product.keys());
   constexpr int64_t kCounters = 2;  // of each launch: tiles of queries, then of keys
   BackwardPlan::Workspace& parts = plan.workspace;
@@ -69,6 +183,7 @@ std::optional<BackwardPlan> plan_backward_sm90_storing(const BackwardParams& p, 
     if (variant != Variant::kExtended) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }
   parts.claims = append(parts.bytes, plan.stored.launches * kCounters * int64_t{sizeof(uint32_t)});
+  if (!plan.stored.band_ends.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, product));
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
   parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);
   return plan;

@@ -19,6 +19,8 @@ struct StoringWorkspace {
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;
   uint32_t* claims;  // of each launch, two counters
+  float* key_sums;   // of each tile of keys of a launch: dK / scale or dV of the bands before
+  int key_tiles_of_matrix;
   int tiles_of_head;
   int num_claims;
 

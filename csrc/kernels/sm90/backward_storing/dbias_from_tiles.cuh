@@ -46,6 +46,7 @@ struct DbiasFromTilesKernel {
   // batch and head: of the bias, 0 where it is broadcast.
   __device__ __forceinline__ void run(uint32_t batch, uint32_t head) {
     const attention::BackwardParams& p = args.params;
+    if (query_tile < args.tiles.begin_of(0) || query_tile >= args.tiles.end_of(0)) return;  // another launch's
     SharingHeads heads(args.bias_tiles, p.dbias, batch, head);
     if (heads.left == 0) return;  // the same for all threads: the matrix is another launch's
     for (auto& row : sums) {

@@ -32,18 +32,36 @@ struct StoringLaunch {
     const attention::BackwardParams& p = args.params;
     const int64_t num_pairs = p.batch * p.num_heads_k;
     const bool packed = p.sequences.cu_seqlens_q != nullptr;
-    uint32_t* claims = args.workspace.claims;
+    uint32_t* claims = args.workspace.claims;  // moves on
     for (int64_t first = 0; first < num_pairs && error == cudaSuccess; first += plan.stored.pairs_per_launch) {
       const Pairs pairs = {first, std::min(plan.stored.pairs_per_launch, num_pairs - first)};
       args.tiles.first_matrix = static_cast<int>(packed ? first / p.batch : first);
-      error = store_scores(pairs, claims++);
-      if (error == cudaSuccess) error = multiply(pairs, claims++);
-      if (error == cudaSuccess && plan.dbias != plan::BiasGradientSource::kNone) error = add_to_dbias(pairs);
+      error = differentiate_bands(pairs, claims);
     }
     return error == cudaSuccess ? repair() : error;
   }
 
  private:
+  // The queries of some pairs.
+  cudaError_t differentiate_bands(const Pairs& pairs, uint32_t*& claims) {
+    if (plan.stored.band_ends.empty()) return differentiate(pairs, claims);
+    cudaError_t error = cudaSuccess;
+    int begin = 0;
+    for (const int end : plan.stored.band_ends) {
+      args.tiles.set_band(args.params, begin, end);
+      if (error == cudaSuccess) error = differentiate(pairs, claims);
+      begin = end;
+    }
+    return error;
+  }
+
+  cudaError_t differentiate(const Pairs& pairs, uint32_t*& claims) {
+    cudaError_t error = store_scores(pairs, claims++);
+    if (error == cudaSuccess) error = multiply(pairs, claims++);
+    if (error == cudaSuccess && plan.dbias != plan::BiasGradientSource::kNone) error = add_to_dbias(pairs);
+    return error;
+  }
+
   static constexpr int kRows = ScoreTiles::kRows;
 
   Schedule schedule_of(const Pairs& pairs, Rows rows, int tile_rows, int slices) const {
@@ -129,6 +147,8 @@ cudaError_t backward_storing(const attention::BackwardParams& p, const plan::Bac
                     .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
                     .dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace),
                     .claims = parts.claims.in<uint32_t>(workspace),
+                    .key_sums = parts.key_sums.in<float>(workspace),
+                    .key_tiles_of_matrix = static_cast<int>(plan.stored.key_tiles_of_matrix),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .num_claims = static_cast<int>(parts.claims.bytes / sizeof(uint32_t))};
   args.tiles = ScoreTiles::of(p);

@@ -58,18 +58,32 @@ struct ProductProducer {
     // In the order of a schedule of all keys, one head after the other (schedule/block.cuh).
     const int pair = work.key_head * static_cast<int>(p.batch) + work.batch;
     work.flags = (pair * static_cast<int>(args.schedule.tiles) + static_cast<int>(at.tile)) * Traits::kTile.flags();
+    const int key_tile = first_key_tile(work, sequence) + first / Traits::kKeys;
+    work.sums = key_tile * args.wanted.count() + static_cast<int>(at.slice);
     work.stored = args.tiles.first_of_head(p, sequence, work.key_head, 0);
     work.row = ScoreTiles::first_row(p, sequence);
+    const int begin = args.tiles.begin_of(work.row);
+    const int end = args.tiles.end_of(work.row);
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
-      const TileRange own = work.seen.queries_of(work.tile + w);
+      TileRange own = work.seen.queries_of(work.tile + w);
+      own.begin = max(own.begin, begin);
+      own.end = min(own.end, end);
       work.own[w] = own;
       all = joined(all, own);
     }
     work.begin = all.begin;
     work.end = all.end;
     return true;
+  }
+
+  // Among those of key_sums: a packed sequence begins at a tile of its own.
+  __device__ __forceinline__ int first_key_tile(const Work& work, const attention::Sequence& sequence) const {
+    const bool packed = args.params.sequences.cu_seqlens_q != nullptr;
+    const int matrix = args.tiles.matrix(args.params, sequence, work.key_head);
+    const int first = packed ? static_cast<int>(sequence.key_begin) / Traits::kKeys + work.batch : 0;
+    return matrix * args.workspace.key_tiles_of_matrix + first;
   }
 
   static constexpr int kTileBytes = static_cast<int>(ScoreTiles::kBytes);

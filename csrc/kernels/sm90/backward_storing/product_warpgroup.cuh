@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward_storing/band_sums.cuh"
 #include "kernels/sm90/backward_storing/traits.h"
 
 namespace flash_attn_ext::sm90 {
@@ -42,14 +43,32 @@ struct ProductWarpgroup {
   template <int kWidth>
   __device__ __forceinline__ void multiply(const Work& work) {
     Sums<kWidth> sums;
-    sums.clear();
+    begin(work, sums);
     if constexpr (Traits::kSkipsTiles) {
       visit_stored<kWidth>(sums);
     } else {
       visit_all<kWidth>(work, sums);
     }
-    store(work, sums);
+    if (args.tiles.ends_matrix()) {
+      store(work, sums);
+    } else {
+      BandSums<Sums<kWidth>>::leave(sums_of(work), sums);
+    }
     __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+  }
+
+  // Where the queries of a launch are a band: on top of what those before it gave.
+  template <class Acc>
+  __device__ __forceinline__ void begin(const Work& work, Acc& sums) const {
+    if (args.tiles.begins_matrix()) {
+      sums.clear();
+    } else {
+      BandSums<Acc>::take(sums, sums_of(work));
+    }
+  }
+  __device__ __forceinline__ float* sums_of(const Work& work) const {
+    constexpr int kFloats = BandSums<Sums<Traits::kColumns>>::kFloats;
+    return args.workspace.key_sums + (int64_t{work.sums} * Traits::kWarpgroups + warpgroup) * kFloats;
   }
 
   template <int kWidth>

@@ -50,7 +50,12 @@ struct QueryProducer {
     const Place at = args.schedule.place(index);
     const attention::Sequence sequence = p.sequences.at(at.batch);
     const auto first = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
-    if (first >= sequence.num_queries) return false;
+    const int first_row = ScoreTiles::first_row(p, sequence);
+    const int tile = first / Traits::kRows;
+    if (first >= sequence.num_queries || tile < args.tiles.begin_of(first_row) ||
+        tile >= args.tiles.end_of(first_row)) {
+      return false;
+    }
     work.batch = static_cast<int>(at.batch);
     work.key_head = static_cast<int>(at.key_head);
     work.head_of_group = static_cast<int>(at.head_of_group);
@@ -59,17 +64,16 @@ struct QueryProducer {
     work.key_begin = static_cast<int>(sequence.key_begin);
     work.num_queries = static_cast<int>(sequence.num_queries);
     work.num_keys = static_cast<int>(sequence.num_keys);
-    work.tile = first / Traits::kRows;
+    work.tile = tile;
     work.statistics = work.head * args.workspace.tiles_of_head + StoringWorkspace::first_tile(p, sequence) + work.tile;
     const int stored = args.tiles.first_of_head(p, sequence, work.key_head, work.head_of_group);
-    const int row = ScoreTiles::first_row(p, sequence) + work.tile;
     const SeenTiles seen = SeenTiles::of(p.visibility, sequence);
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
       const TileRange own = seen.keys_of(work.tile + w);
       work.own[w] = own;
-      work.stored[w] = stored + args.tiles.before(row + w);
+      work.stored[w] = stored + args.tiles.before(first_row + tile + w);
       all = joined(all, own);
     }
     work.begin = all.begin;

@@ -30,6 +30,7 @@ struct StoringDqTraits {
   static constexpr int kRows = ScoreTiles::kRows;             // of a warpgroup's queries, and of a tile of keys
   static constexpr int kWarpgroups = 2;
   static constexpr int kQueries = kWarpgroups * kRows;
+  static_assert(kWarpgroups == ScoreTiles::kBlockRows);
   static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
   static_assert(kRows == tile::kWarpgroupRows);
 
@@ -139,9 +140,10 @@ struct ProductWork {
   SeenTiles seen;
   int tile;    // of ScoreTiles::kRows keys: the first warpgroup's
   int flags;   // of the first warpgroup's first half
-  int stored;  // the first stored tile of the group's first head
+  int sums;    // number of the tile among those of key_sums
+  int stored;  // ScoreTiles::first_of_head of the group's first head
   int row;     // of stored tiles: the sequence's first
-  int begin;   // tiles of queries that see any of the keys
+  int begin;   // tiles of queries of the launch that see any of the keys
   int end;
   TileRange own[kWarpgroups];  // those that see a warpgroup's
 };
