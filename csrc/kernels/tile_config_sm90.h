@@ -28,6 +28,7 @@ inline constexpr int64_t kLargestHeadDimV = 2 * kColumns;
 constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
   if (variant == Variant::kPlain || variant == Variant::kExtended) return true;
   if (variant == Variant::kShort || variant == Variant::kSmall) return dims == HeadDims{64, 64};
+  if (variant == Variant::kTall) return dims == HeadDims{96, 96} || dims == HeadDims{128, 128};
   return dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
 }
 
@@ -85,8 +86,16 @@ constexpr int64_t smaller_sections(int64_t query_tiles) { return query_tiles <= 
 
 constexpr bool is_plain(Variant variant) {
   return variant == Variant::kPlain || variant == Variant::kParts || variant == Variant::kShort ||
-         variant == Variant::kSmall;
+         variant == Variant::kSmall || variant == Variant::kTall;
 }
+
+// Rows of head dims that are no multiples of 16 do not consist of whole sectors of 32 bytes, and copies of them, slower
+// by a third, bound a call. Above head dim 64, calls of more keys than so many take Tall kernels, which copy K and V
+// for half as many queries again. (H100, us, of Plain and of Tall kernels: D72 S 4096 474 and 360, S 729 292 and 228, S
+// 256 55 and 58; D88 S 4096 524 and 386; D104 S 4096 539 and 415.)
+inline constexpr int64_t kWholeSectors = 16;
+inline constexpr int64_t kTallKeys = 256;
+inline constexpr int64_t kTallKeysOneSided = 512;
 
 // As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
 // V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim
@@ -97,6 +106,7 @@ constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   const bool plain = is_plain(variant);
   if (variant == Variant::kSmall)
     return {.warpgroups = 2, .keys = 64, .query_stages = 2, .key_stages = 3, .blocks = 2, .overlaps = false};
+  if (variant == Variant::kTall) return {.warpgroups = 3, .keys = dims.v <= 96 ? 112 : 80, .query_stages = 2};
   if (dims.v <= 64 && plain && variant != Variant::kShort) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
   if (variant == Variant::kExtended && dims.qk <= 128 && dims.v <= 128)
     return {.warpgroups = 2, .keys = 96, .query_stages = 1};

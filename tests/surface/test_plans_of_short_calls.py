@@ -1,4 +1,5 @@
-"""Which kernels Hopper's backend takes for calls at head dims up to 64 that are short, or have few heads."""
+"""Which tiles Hopper's backend takes: for calls at head dims up to 64 that are short, or have few heads; and where rows
+are no whole sectors."""
 
 import dataclasses
 
@@ -7,6 +8,7 @@ import pytest
 from support.plans import F16, Call, label
 
 CAUSAL, LAST = {"causal": "top_left"}, {"causal": "bottom_right"}
+DROPOUT = {"dropout_p": 0.1}
 
 TILES = [
     # 12 heads of 1000 queries are 72 tiles of 192, or 96 of 128, which end earlier.
@@ -45,10 +47,22 @@ TILES = [
     (Call(256, dtype=F16, options={"window": (9, 9)}), "x 256 keys"),
     (Call(160, options=CAUSAL), "x 160 keys"),
     (Call(161, options=CAUSAL), "(small,"),
+    # More queries a tile where rows are no whole sectors of 32 bytes, by head dims, lengths and visibility alone.
+    (Call(257, d=72), "(tall, head dims 96 and 96), 192 queries x 112 keys"),
+    (Call(256, d=72), "(plain, head dims 96 and 96), 128 queries x 128 keys"),
+    (Call(729, d=80), "(plain,"),
+    (Call(729, d=80, dv=88, batch=1), "(tall,"),
+    (Call(729, d=40, dv=72), "(tall,"),
+    (Call(729, d=120, dtype=F16), "(tall, head dims 128 and 128), 192 queries x 80 keys"),
+    (Call(729, d=136), "(plain,"),
+    (Call(513, d=72, options=CAUSAL), "(tall,"),
+    (Call(512, d=72, options=CAUSAL), "(plain,"),
+    (Call(4096, d=72, options={"window": (255, 0)}), "(plain,"),
+    (Call(4096, d=72, options={"window": (256, 0)}), "(tall,"),
+    (Call(729, d=72, options=DROPOUT), "(dropout, head dims 128 and 128)"),
 ]
 
 HOPPER, PORTABLE = True, False
-DROPOUT = {"dropout_p": 0.1}
 
 
 def padded(tokens: int, **more) -> Call:

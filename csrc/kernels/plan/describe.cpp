@@ -18,6 +18,8 @@ const char* name_of(Variant variant) {
       return "short";
     case Variant::kSmall:
       return "small";
+    case Variant::kTall:
+      return "tall";
     case Variant::kAllKeys:
       return "all keys";
     case Variant::kDropout:

@@ -68,6 +68,15 @@ bool is_small(const attention::ForwardParams& p, sm90::HeadDims dims) {
   return window < tokens && window <= sm90::kSmallTokens;
 }
 
+// Whether copies of keys, slower than products, are worth tiles of more queries. As above, for lengths and head dims.
+bool is_tall(const attention::ForwardParams& p, sm90::HeadDims dims) {
+  if (!sm90::has_forward_kernel(dims, Variant::kTall)) return false;
+  if (p.head_dim_qk % sm90::kWholeSectors == 0 && p.head_dim_v % sm90::kWholeSectors == 0) return false;
+  const int64_t most = p.visibility.one_sided() ? sm90::kTallKeysOneSided : sm90::kTallKeys;
+  const int64_t window = p.visibility.left + 1 + p.visibility.right;
+  return std::min({p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, window}) > most;
+}
+
 // Not those that know masks, and those that leave parts to be joined for all batch entries.
 bool takes_intervals(Variant variant) {
   return variant == Variant::kDropout || (sm90::is_plain(variant) && variant != Variant::kParts) ||
@@ -88,6 +97,7 @@ Variant choose_variant(const attention::ForwardParams& p, const Limits& limits) 
       of_parts != sm90::HeadDims{} && leaves_multiprocessors_idle(p, tile_queries(of_parts, Variant::kParts), limits);
   if (divides) return Variant::kParts;
   if (is_small(p, dims)) return Variant::kSmall;
+  if (is_tall(p, dims)) return Variant::kTall;
   return is_short(p, dims, limits) ? Variant::kShort : Variant::kPlain;
 }
 

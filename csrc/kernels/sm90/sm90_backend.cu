@@ -24,6 +24,8 @@ cudaError_t with_variant(const ForwardCall& params, const plan::ForwardPlan& pla
       return forward<Element, Variant::kShort>(params, plan, workspace, stream);
     case Variant::kSmall:
       return forward<Element, Variant::kSmall>(params, plan, workspace, stream);
+    case Variant::kTall:
+      return forward<Element, Variant::kTall>(params, plan, workspace, stream);
     case Variant::kAllKeys:
       return forward_all_keys<Element>(params, plan, workspace, stream);
     case Variant::kParts:

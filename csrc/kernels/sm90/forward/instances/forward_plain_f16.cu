@@ -11,4 +11,6 @@ template cudaError_t forward<__half, Variant::kShort>(const ForwardCall&, const 
 template cudaError_t forward<__half, Variant::kSmall>(const ForwardCall&, const plan::ForwardPlan&, void*,
                                                       cudaStream_t);
 
+template cudaError_t forward<__half, Variant::kTall>(const ForwardCall&, const plan::ForwardPlan&, void*, cudaStream_t);
+
 }  // namespace flash_attn_ext::sm90
