@@ -82,7 +82,7 @@ GOALS = (
         )
         for (dim, dim_v), bound in HEAD_DIMS.items()
     ),
-    *(Goal("head_dims", "forward", 1.1, 1.0, at={"head_dim": dim}) for dim in (72, 80)),
+    *(Goal("head_dims", "forward", 1.1, 1.0, at={"case": "causal", "head_dim": dim}) for dim in (72, 80)),
     Goal("head_dims", "backward", 1.1, 1.0),
     PointGoals("head_dims", "backward", {("full", 192, 8192): 535, ("causal", 192, 8192): 480}),
     Goal("head_dims", "backward", 1.2, 1.2, against="cudnn", at={"head_dim": 96, "head_dim_v": 96}),

@@ -77,6 +77,11 @@ def head_dims() -> Iterator[Workload]:
     peers = (*FUSED, *PACKAGES)
     yield Workload("head_dims", "causal", head_dim=192, head_dim_v=128, causal=True, peers=peers, **unusual)
     yield Workload("head_dims", "full", head_dim=128, head_dim_v=256, peers=FUSED, **unusual)
+    for head_dim in (72, 88, 104, 120):  # whose rows are no whole sectors of 32 bytes
+        yield Workload("head_dims", "full", head_dim=head_dim, peers=("flash", "cudnn"), **unusual)
+    for head_dim, batch, seqlen in ((72, 1, 729), (72, 32, 729), (72, 32, 256), (88, 32, 257)):  # images
+        images = dict(head_dim=head_dim, batch=batch, num_heads=16, seqlen=seqlen)
+        yield Workload("head_dims", "full", peers=("flash", "cudnn"), against="best", in_goal=False, **images)
     longer = unusual | dict(seqlen=8192, head_dim=192, head_dim_v=128, peers=("cudnn", *PACKAGES))
     yield Workload("head_dims", "full", **longer)
     yield Workload("head_dims", "causal", causal=True, **longer)
@@ -147,18 +152,12 @@ def window() -> Iterator[Workload]:
 
 
 def gqa() -> Iterator[Workload]:
-    yield Workload(
-        "gqa",
-        "32/8 heads causal",
-        2,
-        32,
-        4096,
-        128,
-        num_key_heads=8,
-        causal=True,
-        peers=("flash", "cudnn"),
-        against="flash",
-    )
+    """All but the first store more scores than fit a launch of the backward pass."""
+    options = dict(causal=True, peers=("flash", "cudnn"), against="flash")
+    yield Workload("gqa", "32/8 heads causal", 2, 32, 4096, 128, num_key_heads=8, **options)
+    yield Workload("gqa", "16/2 heads causal", 1, 16, 8192, 256, num_key_heads=2, **options)
+    yield Workload("gqa", "16/2 heads causal", 1, 16, 16384, 256, num_key_heads=2, **options)
+    yield Workload("gqa", "8/8 heads causal", 1, 8, 32768, 256, **options)
 
 
 def host() -> Iterator[Workload]:
