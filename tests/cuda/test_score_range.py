@@ -32,6 +32,12 @@ CASES += [
     for options in (dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(500, None)))
 ]
 CASES.append(Case(sq=1600, sk=1700, d=64, batch=8, heads=6, causal="top_left"))
+# Rows that are no whole sectors take tiles of more queries.
+CASES += [
+    Case(sq=1100, sk=1300, d=d, batch=8, heads=6, **options)
+    for d in (72, 104)
+    for options in ({}, dict(causal="bottom_right"), dict(window=(500, 100)))
+]
 FIRST_KEYS = 256  # at least as many as a first tile of keys has
 SUM_LIMIT = 64  # beyond which a row is computed again: 2^64
 

@@ -96,9 +96,9 @@ class StoredTiles {
            kRows;
   }
 
-  // Where L2 holds one head of a causal launch at a time, the long tiles of one follow the short ones of the one
-  // before: every second head evens out. (H100, head dim 256, S 16384: three heads a launch 1.18 times the time of
-  // two.)
+  // An even number of causal heads: where L2 holds one at a time, the long tiles of every second one follow the short
+  // ones of the one before, and their blocks end together. (H100, head dim 256, S 16384: three heads a launch 1.18
+  // times the time of two.)
   int64_t in_twos(int64_t matrices) const {
     const bool evens_out = p_.visibility.one_sided() && !is_packed(p_) && group_ % 2 != 0;
     return evens_out && matrices > 1 && matrices < matrices_ ? matrices / 2 * 2 : matrices;
