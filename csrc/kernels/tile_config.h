@@ -12,7 +12,7 @@ enum class Variant {
   kParts,     // the same for keys that are divided; sm90's forward only
   kShort,     // the same for few queries, in smaller tiles; forward only
   kSmall,     // the same in tiles so small that two blocks share a multiprocessor; sm90's forward only
-  kTall,      // the same in tiles of more queries, where copies of keys are slow; sm90's forward only
+  kTall,      // the same in tiles of more queries, for slow copies of keys and for windows; sm90's forward only
   kAllKeys,   // the same where one tile holds all keys; sm90's forward only
   kDropout,   // the same with dropout; not in sm80's backward
   kMask,      // the same with a boolean mask; sm90 only

@@ -27,7 +27,8 @@ inline constexpr int64_t kLargestHeadDimV = 2 * kColumns;
 // Which kernels there are; the Extended one does everything.
 constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
   if (variant == Variant::kPlain || variant == Variant::kExtended) return true;
-  if (variant == Variant::kShort || variant == Variant::kSmall) return dims == HeadDims{64, 64};
+  if (variant == Variant::kSmall) return dims == HeadDims{64, 64};
+  if (variant == Variant::kShort) return dims == HeadDims{64, 64} || dims == HeadDims{128, 128};
   if (variant == Variant::kTall) return dims == HeadDims{96, 96} || dims == HeadDims{128, 128};
   return dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
 }
@@ -73,8 +74,9 @@ struct ForwardTile {
   int keys;
   int query_stages;
   int key_stages = 2;
-  int blocks = 1;        // on a multiprocessor
-  bool overlaps = true;  // a warpgroup's own softmax and products
+  int blocks = 1;           // on a multiprocessor
+  bool overlaps = true;     // a warpgroup's own softmax and products
+  bool takes_turns = true;  // warpgroups start their products in turn
 };
 
 // How many times smaller than the last one the sections of heads are that come before it (schedule.cuh), in calls of so
@@ -92,22 +94,39 @@ constexpr bool is_plain(Variant variant) {
 // Rows of head dims that are no multiples of 16 do not consist of whole sectors of 32 bytes, and copies of them, slower
 // by a third, bound a call. Above head dim 64, calls of more keys than so many take Tall kernels, which copy K and V
 // for half as many queries again. (H100, us, of Plain and of Tall kernels: D72 S 4096 474 and 360, S 729 292 and 228, S
-// 256 55 and 58; D88 S 4096 524 and 386; D104 S 4096 539 and 415.)
+// 256 55 and 58; D88 S 4096 524 and 386; D104 S 4096 539 and 407.)
 inline constexpr int64_t kWholeSectors = 16;
 inline constexpr int64_t kTallKeys = 256;
 inline constexpr int64_t kTallKeysOneSided = 512;
 
+// So do windows of up to so many keys at head dims from 97 to 128: tiles of 64 keys have less that is computed in vain
+// at the edges of what is visible, and a warpgroup whose rows have ended goes on to the next tile while others compute.
+// (H100, by the time of Plain kernels, B2 H16 S8192, windows to one side of 65, 257, 513, 1025, 2049 and 4097 keys
+// 0.97, 0.95, 0.91, 0.93, 0.96, 0.98; 6001 keys of 16384 0.97.)
+inline constexpr int64_t kTallWindow = 4097;
+
 // As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
 // V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim
-// 64) and there are many tiles: Short kernels have two. Small ones have 104 registers, where two blocks share a
-// multiprocessor: each one's softmax runs beside the other's products. Extended kernels have biases and masks in shared
-// memory too, and draws of dropout for 32 keys at a time.
+// 64) and there are many tiles: Short kernels have two, and the tiles of keys of those that they stand in for. Small
+// ones have 104 registers, where two blocks share a multiprocessor: each one's softmax runs beside the other's
+// products. Extended kernels have biases and masks in shared memory too, and draws of dropout for 32 keys at a time.
 constexpr ForwardTile forward_tile(HeadDims dims, Variant variant) {
   const bool plain = is_plain(variant);
   if (variant == Variant::kSmall)
-    return {.warpgroups = 2, .keys = 64, .query_stages = 2, .key_stages = 3, .blocks = 2, .overlaps = false};
-  if (variant == Variant::kTall) return {.warpgroups = 3, .keys = dims.v <= 96 ? 112 : 80, .query_stages = 2};
-  if (dims.v <= 64 && plain && variant != Variant::kShort) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
+    return {.warpgroups = 2,
+            .keys = 64,
+            .query_stages = 2,
+            .key_stages = 3,
+            .blocks = 2,
+            .overlaps = false,
+            .takes_turns = false};
+  if (variant == Variant::kTall && dims.v > 96)
+    return {.warpgroups = 3, .keys = 64, .query_stages = 2, .key_stages = 3, .takes_turns = false};
+  if (variant == Variant::kTall) return {.warpgroups = 3, .keys = 112, .query_stages = 2};
+  if (variant == Variant::kShort && dims.v > 64)
+    return {.warpgroups = 2, .keys = 64, .query_stages = 2, .key_stages = 4, .takes_turns = false};
+  if (variant == Variant::kShort) return {.warpgroups = 2, .keys = 128, .query_stages = 2};
+  if (dims.v <= 64 && plain) return {.warpgroups = 3, .keys = 128, .query_stages = 2};
   if (variant == Variant::kExtended && dims.qk <= 128 && dims.v <= 128)
     return {.warpgroups = 2, .keys = 96, .query_stages = 1};
   if (dims.qk <= 128 && dims.v <= 128)
@@ -158,8 +177,13 @@ constexpr AllKeysTile all_keys_tile(int keys) {
   return {.warpgroups = 3, .key_stages = 2, .parts = keys <= 208 ? 1 : 2};
 }
 
-// What a row of queries costs a Short kernel, by what it costs a Plain one: K and V are read for fewer rows.
-inline constexpr double kShortRowCost = 1.2;
+// What a row of queries costs a Short kernel, by what it costs the kernel that it stands in for: K and V are read for
+// fewer rows. (H100: D128, windows of 513 and 4097 keys of 8192 and 16384 1.07 and 1.08; D104 S 4096, where copies
+// bound the call, 1.3.)
+constexpr double short_row_cost(HeadDims dims, bool has_whole_sectors) {
+  if (dims.v <= 64) return 1.2;
+  return has_whole_sectors ? 1.07 : 1.3;
+}
 
 // Whether a block gets as many registers as its warpgroups ask for: they share what each thread has when the kernel
 // starts, a multiple of 8. (One that asks for more waits for ever.) blocks: on a multiprocessor.

@@ -130,7 +130,8 @@ def in_bands(monkeypatch):
 def test_bands(case, dtype, gpu, in_bands):
     """With some of a key head's queries at a time; gradients but dBias, as above, are the same to the bit."""
     inputs = make_inputs(case, dtype, "cuda")
-    kinds = [inputs, inputs.replace(differentiable=("q", "k")), inputs.replace(differentiable=("q", "v"))]
+    # A bias without a gradient has another kernel.
+    kinds = [inputs, *(inputs.replace(differentiable=(*names, "bias")) for names in (("q", "k"), ("q", "v")))]
     whole = [run_ours(kind, gpu) for kind in kinds]
     in_bands()
     check_case(case, dtype, gpu)

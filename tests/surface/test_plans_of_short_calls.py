@@ -53,13 +53,27 @@ TILES = [
     (Call(729, d=80), "(plain,"),
     (Call(729, d=80, dv=88, batch=1), "(tall,"),
     (Call(729, d=40, dv=72), "(tall,"),
-    (Call(729, d=120, dtype=F16), "(tall, head dims 128 and 128), 192 queries x 80 keys"),
+    (Call(729, d=120, dtype=F16), "(tall, head dims 128 and 128), 192 queries x 64 keys"),
     (Call(729, d=136), "(plain,"),
     (Call(513, d=72, options=CAUSAL), "(tall,"),
     (Call(512, d=72, options=CAUSAL), "(plain,"),
     (Call(4096, d=72, options={"window": (255, 0)}), "(plain,"),
     (Call(4096, d=72, options={"window": (256, 0)}), "(tall,"),
     (Call(729, d=72, options=DROPOUT), "(dropout, head dims 128 and 128)"),
+    # At head dims from 97 to 128 few of them have smaller ones, which cost more where copies bound the call.
+    (Call(729, d=104, batch=1), "(short, head dims 128 and 128), 128 queries x 64 keys"),
+    (Call(512, d=104), "(tall,"),
+    (Call(729, d=72, batch=1), "(tall,"),
+    # And windows of up to 4097 keys.
+    (Call(8192, d=128, options={"window": (511, 0)}), "(tall, head dims 128 and 128), 192 queries x 64 keys"),
+    (Call(8192, d=112, options={"window": (4096, 0)}), "(tall,"),
+    (Call(8192, d=112, options={"window": (4096, 1)}), "(plain,"),
+    (Call(576, d=128, dtype=F16, options={"window": (64, 64)}), "(tall,"),
+    (Call(576, d=128, options={"window": (575, 575)}), "(plain,"),
+    (Call(2048, d=128, batch=1, options={"window": (255, 0)}), "(short, head dims 128 and 128)"),
+    (Call(4096, d=128, batch=1, heads=32, options={"window": (1024, 0)}), "(tall,"),
+    (Call(8192, d=96, options={"window": (511, 0)}), "(plain,"),
+    (Call(8192, d=128, options=CAUSAL), "(plain,"),
 ]
 
 HOPPER, PORTABLE = True, False

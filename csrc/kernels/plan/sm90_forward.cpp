@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "attention/key_interval.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
@@ -45,36 +47,52 @@ bool is_for_portable_kernels(const attention::ForwardParams& p) {
   return leaves_tiles_empty(p);
 }
 
-// Whether smaller tiles end earlier, because they fill the GPU more evenly. A result does not depend on it: a row meets
-// the same tiles of keys, in the same order.
-bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, const Limits& limits) {
+int64_t longest(const attention::ForwardParams& p) {
+  return std::max(p.sequences.max_seqlen_q, p.sequences.max_seqlen_k);
+}
+
+// Keys that a query may see; far more than there are where a side is not bounded.
+int64_t window_of(const attention::ForwardParams& p) { return p.visibility.left + 1 + p.visibility.right; }
+
+// Whether both sides are bounded, and hide something.
+bool is_window(const attention::ForwardParams& p) { return !p.visibility.one_sided() && window_of(p) < longest(p); }
+
+// Of 32 bytes, in rows of q, k, v and out.
+bool has_whole_sectors(const attention::ForwardParams& p) {
+  return p.head_dim_qk % sm90::kWholeSectors == 0 && p.head_dim_v % sm90::kWholeSectors == 0;
+}
+
+// Whether smaller tiles than those of another variant end earlier, because they fill the GPU more evenly. A result does
+// not depend on it: a row meets the same tiles of keys, in the same order.
+bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, Variant other, const Limits& limits) {
   if (!sm90::has_forward_kernel(dims, Variant::kShort)) return false;
+  if (sm90::forward_tile(dims, Variant::kShort).keys != sm90::forward_tile(dims, other).keys) return false;
   const auto rows_of_block = [&](Variant variant) {
     const int rows = tile_queries(dims, variant);
     const int64_t tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, rows);
-    return static_cast<double>((tiles + limits.multiprocessors - 1) / limits.multiprocessors * rows);
+    const double waves = static_cast<double>(tiles) / static_cast<double>(limits.multiprocessors);
+    // A window's first tiles of queries see few keys: they come last, and fill the last wave.
+    return rows * (is_window(p) ? waves + 0.5 : std::ceil(waves));
   };
-  return rows_of_block(Variant::kShort) * sm90::kShortRowCost < rows_of_block(Variant::kPlain);
+  return rows_of_block(Variant::kShort) * sm90::short_row_cost(dims, has_whole_sectors(p)) < rows_of_block(other);
 }
 
 // Whether tiles so small that two blocks share a multiprocessor end earlier. Their tiles of keys are others, so results
 // are: it depends on lengths, head dims and visibility alone.
 bool is_small(const attention::ForwardParams& p, sm90::HeadDims dims) {
   if (!sm90::has_forward_kernel(dims, Variant::kSmall)) return false;
-  const attention::Visibility& visible = p.visibility;
-  const int64_t tokens = std::max(p.sequences.max_seqlen_q, p.sequences.max_seqlen_k);
-  if (visible.one_sided()) return tokens <= sm90::kSmallTokens;
-  const int64_t window = visible.left + 1 + visible.right;
-  return window < tokens && window <= sm90::kSmallTokens;
+  if (p.visibility.one_sided()) return longest(p) <= sm90::kSmallTokens;
+  return is_window(p) && window_of(p) <= sm90::kSmallTokens;
 }
 
-// Whether copies of keys, slower than products, are worth tiles of more queries. As above, for lengths and head dims.
+// Whether copies of keys, slower than products, or the edges of a window are worth tiles of more queries. As above, for
+// lengths and head dims.
 bool is_tall(const attention::ForwardParams& p, sm90::HeadDims dims) {
   if (!sm90::has_forward_kernel(dims, Variant::kTall)) return false;
-  if (p.head_dim_qk % sm90::kWholeSectors == 0 && p.head_dim_v % sm90::kWholeSectors == 0) return false;
+  if (dims.v > 96 && is_window(p) && window_of(p) <= sm90::kTallWindow) return true;
+  if (has_whole_sectors(p)) return false;
   const int64_t most = p.visibility.one_sided() ? sm90::kTallKeysOneSided : sm90::kTallKeys;
-  const int64_t window = p.visibility.left + 1 + p.visibility.right;
-  return std::min({p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, window}) > most;
+  return std::min({p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, window_of(p)}) > most;
 }
 
 // Not those that know masks, and those that leave parts to be joined for all batch entries.
@@ -97,8 +115,8 @@ Variant choose_variant(const attention::ForwardParams& p, const Limits& limits) 
       of_parts != sm90::HeadDims{} && leaves_multiprocessors_idle(p, tile_queries(of_parts, Variant::kParts), limits);
   if (divides) return Variant::kParts;
   if (is_small(p, dims)) return Variant::kSmall;
-  if (is_tall(p, dims)) return Variant::kTall;
-  return is_short(p, dims, limits) ? Variant::kShort : Variant::kPlain;
+  const Variant variant = is_tall(p, dims) ? Variant::kTall : Variant::kPlain;
+  return is_short(p, dims, variant, limits) ? Variant::kShort : variant;
 }
 
 // Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no others. A

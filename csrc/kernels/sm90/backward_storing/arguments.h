@@ -64,7 +64,8 @@ struct StoringArguments {
   Schedule schedule;  // of the launch
   uint32_t* claims;   // its counter, 0 before
   WantedGradients wanted;
-  bool scales_lse;  // statistics hold LSE * log2(e): only a positive scale changes scores, or a mask hides them
+  float scale_log2e;  // scale * log2(e)
+  bool scales_lse;    // statistics hold LSE * log2(e): only a positive scale changes scores, or a mask hides them
 };
 
 }  // namespace flash_attn_ext::sm90

@@ -154,6 +154,7 @@ cudaError_t backward_storing(const attention::BackwardParams& p, const plan::Bac
   args.tiles = ScoreTiles::of(p);
   args.tiles.between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element));
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
+  args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
   args.scales_lse = kVariant != Variant::kBiasMask && kVariant != Variant::kExtended;
   return StoringLaunch<StoringDqTraits<Element, kDims, kVariant>>{args, plan, stream}.run();
 }

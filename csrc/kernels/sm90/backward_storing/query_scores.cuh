@@ -36,7 +36,7 @@ struct ScaledScores {
 
   // S -> P, and packed as it multiplies dO.
   __device__ __forceinline__ void exponentiate(Scores& scores, PackedScores& p, bool) const {
-    const float c = scale_log2e();
+    const float c = args.scale_log2e;
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
@@ -56,10 +56,6 @@ struct ScaledScores {
   }
 
  protected:
-  __device__ __forceinline__ float scale_log2e() const {
-    return static_cast<float>(args.params.score_mod.scale) * kLog2e;
-  }
-
   template <class Function>
   __device__ __forceinline__ static void pack_gradients(PackedScores& dscores, Function&& gradient) {
 #pragma unroll
@@ -112,7 +108,7 @@ struct MaskedScores : ScaledScores<Traits> {
       Base::exponentiate(scores, p, masked);
       return;
     }
-    const float c = this->scale_log2e();
+    const float c = this->args.scale_log2e;
     for_each_element<Scores>([&](int r, int, int j, int e, int) {
       const float probability = ptx::exp2(fmaf(scores.at(r, j, e), c, -this->lse[r]));
       scores.at(r, j, e) = attends(r, j, e) ? probability : 0.0f;

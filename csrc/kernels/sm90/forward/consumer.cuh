@@ -30,9 +30,6 @@ struct ForwardConsumer {
   static constexpr int kKeys = Traits::kTile.keys;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
   static constexpr bool kOverlaps = Traits::kTile.overlaps;
-  // ptxas moves the wait for O ahead of a tile's exponentials, where it is best in most kernels. Where tiles are few it
-  // is kept behind a quarter of them, and with dropout behind all of them and the draws.
-  static constexpr bool kAwaitsWithin = kOverlaps && Traits::kVariant == Variant::kShort;
   // Before its first product. With few registers ptxas finds enough only if O is not carried from tile to tile.
   static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
   static constexpr int kTilesOfSums = 128;  // of keys that one sum of products takes in
@@ -228,12 +225,12 @@ struct ForwardConsumer {
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
     softmax.template update<kReference>(scores, exponent(), Traits::kRaiseLog2, [&](float computed) {
-      if constexpr (kAwaitsWithin) await_values_after(computed);
+      if constexpr (Traits::kAwaitsWithin) await_values_after(computed);
     });
     drop(work, n);
     if constexpr (Traits::kVariant == Variant::kDropout) {
       await_values_after(softmax.total());
-    } else if constexpr (kOverlaps && !kAwaitsWithin) {
+    } else if constexpr (kOverlaps && !Traits::kAwaitsWithin) {
       await_values();
     }
     if (Traits::kSumsRounded && n % kTilesOfSums == 0) sums.flush();

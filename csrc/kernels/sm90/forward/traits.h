@@ -47,6 +47,11 @@ struct ForwardTraits {
   // Q's one stage is given back with a tile's last S, not behind its last softmax: the next tile's comes from memory.
   static constexpr bool kGivesQueriesBackEarly = is_plain(kVariant) && kTile.query_stages == 1;
 
+  // ptxas moves the wait for O ahead of a tile's exponentials, where it is best in most kernels. Where tiles are few,
+  // or warpgroups take no turns, it is kept behind a quarter of them, and with dropout behind all of them and the
+  // draws.
+  static constexpr bool kAwaitsWithin = kTile.overlaps && (kVariant == Variant::kShort || !kTile.takes_turns);
+
   // A loop of its own for tiles of keys that all rows see whole. (With three warpgroups, or O of more columns, one for
   // all of them is as fast.)
   static constexpr bool kLoopForFull =

@@ -8,20 +8,16 @@ namespace flash_attn_ext::sm90 {
 
 inline constexpr int kTurnBarrier = 1;  // of warpgroup 0: a named one, of which 0 is __syncthreads
 
-// Where blocks share a multiprocessor they find out for themselves.
-template <class Traits>
-inline constexpr bool kTakesTurns = Traits::kTile.warpgroups > 1 && Traits::kTile.blocks == 1;
-
 // Each warpgroup takes a turn for every tile of keys but the first of a tile of queries, also for those that its own
 // queries do not see. The last warpgroup starts by passing one on.
 template <class Traits>
 __device__ __forceinline__ void take_turn(int warpgroup) {
-  if constexpr (kTakesTurns<Traits>) ptx::sync_named(kTurnBarrier + warpgroup, 2 * tile::kWarpgroupSize);
+  if constexpr (Traits::kTile.takes_turns) ptx::sync_named(kTurnBarrier + warpgroup, 2 * tile::kWarpgroupSize);
 }
 
 template <class Traits>
 __device__ __forceinline__ void pass_turn(int warpgroup) {
-  if constexpr (kTakesTurns<Traits>) {
+  if constexpr (Traits::kTile.takes_turns) {
     const int next = warpgroup + 1 == Traits::kTile.warpgroups ? 0 : warpgroup + 1;
     ptx::arrive_named(kTurnBarrier + next, 2 * tile::kWarpgroupSize);
   }

@@ -22,6 +22,7 @@ struct AllKeysArguments {
   int query_tiles;
   uint8_t* nan_flags;  // of each tile of 64 queries, one per warp
   KeyIntervals intervals;
+  float scale_log2e;  // scale * log2(e)
 };
 
 struct Unit {

@@ -114,7 +114,7 @@ struct AllKeysConsumer {
     ptx::pin_registers(scores.c[0]);
     if constexpr (kPart == kParts - 1) release_queries();
     hide_invisible<kPart>(shared.unit[at.stage]);
-    const Exponent exponent = {true, static_cast<float>(args.params.score_mod.scale) * kLog2e};
+    const Exponent exponent = {true, args.scale_log2e};
     if constexpr (kPart == 0) {
       softmax.template begin<Reference::kRaised>(scores, exponent);
     } else {

@@ -20,6 +20,7 @@ cudaError_t launch_all_keys(const ForwardCall& p, const plan::ForwardPlan& plan,
   AllKeysArguments args;
   args.params = p;
   args.intervals = p.intervals;
+  args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
                                     .rows = Rows::kQueries,
                                     .tile_rows = plan.tile.queries,
