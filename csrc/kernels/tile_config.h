@@ -17,6 +17,7 @@ enum class Variant {
   kDropout,   // the same with dropout; not in sm80's backward
   kMask,      // the same with a boolean mask; sm90 only
   kBiasMask,  // the same with a bias, a mask or both; forward and dQ
+  kModified,  // everything but a bias and a mask; sm90's backward only, above head dim 128
   kExtended,  // everything
 };
 

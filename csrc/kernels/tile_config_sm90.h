@@ -30,6 +30,7 @@ constexpr bool has_forward_kernel(HeadDims dims, Variant variant) {
   if (variant == Variant::kSmall) return dims == HeadDims{64, 64};
   if (variant == Variant::kShort) return dims == HeadDims{64, 64} || dims == HeadDims{128, 128};
   if (variant == Variant::kTall) return dims == HeadDims{96, 96} || dims == HeadDims{128, 128};
+  if (dims.qk > 128 || dims.v > 128) return variant == Variant::kMask || variant == Variant::kDropout;
   return dims.qk == dims.v && (dims.qk == 64 || dims.qk == 128);
 }
 

@@ -17,28 +17,35 @@ constexpr HeadDims storing_head_dims(int64_t qk, int64_t v) {
   return {};
 }
 
-// Smaller head dims are Plain in the other kernel, and in larger ones dQ leaves no registers for biases and masks.
+// Smaller head dims are Plain in the other kernel; in larger ones Q, dO, K and V leave no shared memory for a bias.
 constexpr bool has_storing_kernel(HeadDims dims, Variant variant) {
-  if (dims.qk > kLargestBackwardHeadDim) return variant == Variant::kPlain;
+  if (dims.qk > kLargestBackwardHeadDim) {
+    return variant == Variant::kPlain || variant == Variant::kMask || variant == Variant::kModified;
+  }
   return variant == Variant::kMask || variant == Variant::kBiasMask || variant == Variant::kExtended;
 }
 
 // A dQ block: 64 queries per computing warpgroup stay, tiles of 64 keys stream past in stages, those of a bias with
 // them. S of the next tile is computed while dQ is, so K needs two; dp_ahead: and its dP, and dQ beside the next P,
-// where registers hold it all and shared memory a third stage. (H200, (192, 128), S 8192 full and causal: 0.92 and 0.96
-// of the time.)
+// where registers hold it all and shared memory a third stage. (Plain; H200, (192, 128), S 8192 full and causal: 0.92
+// and 0.96 of the time.)
 struct StoringTile {
   int key_stages;
   int value_stages;
   bool dp_ahead = false;
 };
-constexpr StoringTile storing_tile(HeadDims dims) {
+constexpr StoringTile storing_tile(HeadDims dims, Variant variant) {
   if (dims.qk <= 128) return {.key_stages = 3, .value_stages = 2};
-  if (dims.v <= 128) return {.key_stages = 4, .value_stages = 3, .dp_ahead = true};
+  if (dims.v <= 128) return {.key_stages = 4, .value_stages = 3, .dp_ahead = variant == Variant::kPlain};
   return {.key_stages = 2, .value_stages = dims.v <= 192 ? 2 : 1};
 }
-constexpr int storing_copy_registers(Variant variant) { return looks_up_mask(variant) ? 72 : 24; }
-constexpr int storing_query_registers(Variant variant) { return looks_up_mask(variant) ? 216 : 240; }
+
+// Of a thread that copies, which may have tiles of a mask to look up, and of one that computes: 504 in all.
+constexpr int storing_copy_registers(Variant variant) {
+  if (variant == Variant::kMask) return 40;
+  return variant == Variant::kBiasMask || variant == Variant::kExtended ? 72 : 24;
+}
+constexpr int storing_query_registers(Variant variant) { return 252 - storing_copy_registers(variant) / 2; }
 
 // A block of the products: 64 keys per computing warpgroup stay, tiles of 64 queries stream past, in as many stages as
 // shared memory holds. The more keys, the fewer bytes does L2 deliver for a product: as many warpgroups as sums leave

@@ -38,6 +38,8 @@ CASES += [
     for d in (72, 104)
     for options in ({}, dict(causal="bottom_right"), dict(window=(500, 100)))
 ]
+# Kernels that know a mask.
+CASES += [Case(sq=1100, sk=1300, d=d, batch=8, heads=6, mask="11qk") for d in (128, 192, 256)]
 FIRST_KEYS = 256  # at least as many as a first tile of keys has
 SUM_LIMIT = 64  # beyond which a row is computed again: 2^64
 

@@ -1,6 +1,6 @@
 """Hopper's backward kernels that store tiles of P and dS, where biases or a softcap change scores, or few queries
-meet a mask: edges of tiles, tiles that a mask leaves nothing of, several launches, and NaN. Bands of queries at larger
-head dims, too."""
+meet a mask, and at head dims above 128 where a mask, a softcap, slopes or dropout does: edges of tiles, tiles that a
+mask leaves nothing of, several launches, bands of queries, and NaN."""
 
 import math
 
@@ -39,6 +39,32 @@ EDGES = [
     for dims in DIMS
     if sk > 1 or "dropout_p" not in terms  # what is left of dS there is rounding (docs/numerics.md, "delta")
 ]
+LARGE_DIMS = (dict(d=256), dict(d=192, dv=128), dict(d=160), dict(d=136, dv=256))
+LARGE_TERMS = (
+    dict(mask="bhqk"),
+    dict(mask="b11k"),
+    dict(mask="11qk", mask_keep=0.05),
+    dict(softcap=8.0),
+    dict(softcap=8.0, dropout_p=0.1),
+    dict(dropout_p=0.3),
+    dict(alibi="bh"),
+    dict(scale=-0.1),
+)
+LARGE_EDGES = [
+    Case(
+        sq=sq,
+        sk=sk,
+        batch=2,
+        heads=4,
+        kv_heads=(4, 2, 1)[(n + m) % 3],
+        **LARGE_DIMS[(n + 3 * m) % len(LARGE_DIMS)],
+        **terms,
+        **VISIBLE[(n + m) % len(VISIBLE)],
+    )
+    for n, (sq, sk) in enumerate(LENGTHS)
+    for m, terms in enumerate(LARGE_TERMS)
+    if sk > 1 or "dropout_p" not in terms
+]
 FEW_QUERIES = [
     Case(sq=sq, sk=9 * sq, batch=2, heads=4, kv_heads=2, d=d, mask=mask, **VISIBLE[n])
     for n, (sq, mask) in enumerate(((270, "bhqk"), (257, "b11k"), (320, "11qk")))
@@ -48,6 +74,9 @@ LAUNCHES = [
     Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=d, **terms)
     for d in (64, 128)
     for terms in (dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(softcap=8.0, dropout_p=0.2))
+] + [
+    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=256, **terms)
+    for terms in (dict(mask="b1qk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2))
 ]
 # 18 rows of up to 15 tiles, of which 2 MiB hold 2 to 8. (Rows of biases that the copy engine can read.)
 BANDS = [
@@ -62,11 +91,18 @@ BANDS = [
         (2, dict(d=128), dict(bias="1hqk", mask="b11k", causal="top_left")),
         (4, dict(d=64), dict(bias="bhqk")),
         (2, dict(d=64), dict(softcap=8.0, dropout_p=0.2, mask="11q1")),
+        (2, dict(d=256), dict(mask="bhqk", causal="top_left")),
+        (1, dict(d=192, dv=128), dict(softcap=8.0, dropout_p=0.2)),
     )
 ]
 PACKED_BANDS = [
     PackedCase((300, 0, 65, 700, 64), (300, 40, 129, 500, 0), Case(heads=4, kv_heads=2, **options))
-    for options in (dict(d=256), dict(d=192, dv=128, causal="bottom_right"), dict(d=64, softcap=9.0, dropout_p=0.1))
+    for options in (
+        dict(d=256),
+        dict(d=192, dv=128, causal="bottom_right"),
+        dict(d=64, softcap=9.0, dropout_p=0.1),
+        dict(d=256, softcap=9.0, dropout_p=0.1),
+    )
 ]
 REPEATED = [
     Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **terms)
@@ -77,6 +113,9 @@ REPEATED = [
         dict(softcap=8.0, dropout_p=0.2, window=(300, 100)),
         dict(bias="b1qk", dropout_p=0.2),
     )
+] + [
+    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=4, d=256, dlse=True, **terms)
+    for terms in (dict(mask="bhqk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2, window=(300, 100)))
 ]
 PACKED = [
     PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, **options))
@@ -87,7 +126,7 @@ PACKED = [
 
 
 @over_16_bits
-@over_cases(EDGES + FEW_QUERIES)
+@over_cases(EDGES + LARGE_EDGES + FEW_QUERIES)
 def test_edges_of_tiles(case, dtype, gpu):
     check_case(case, dtype, gpu)
 
@@ -98,6 +137,12 @@ def test_edges_of_tiles(case, dtype, gpu):
 def test_tiles_that_a_mask_hides(d, kv_heads, options, dtype, gpu):
     case = Case(sq=450, sk=700, batch=2, heads=4, kv_heads=kv_heads, d=d, mask="bhqk", **options)
     check_hidden_tiles(case, dtype, gpu)
+
+
+@over_16_bits
+@pytest.mark.parametrize(("dims", "kv_heads"), [(dict(d=256), 2), (dict(d=192, dv=128), 1), (dict(d=144), 4)], ids=str)
+def test_tiles_that_a_mask_alone_hides(dims, kv_heads, dtype, gpu):
+    check_hidden_tiles(Case(sq=450, sk=700, batch=2, heads=4, kv_heads=kv_heads, mask="bhqk", **dims), dtype, gpu)
 
 
 @over_dtypes((torch.bfloat16,))
@@ -174,3 +219,16 @@ def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
     inputs.mask[..., 550:] = False
     result = check_hidden_keys(inputs, 550, poison, gpu)
     assert bool((result["dbias"][..., 550:] == 0).all())
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize(
+    ("options", "first"), [(dict(mask="11qk"), 550), (dict(softcap=9.0, causal="top_left"), 500)], ids=str
+)
+def test_nan_at_larger_head_dims(options, first, poison, dtype, gpu):
+    """Keys that the mask or causality hides, some of them in a tile with others that it does not."""
+    inputs = make_inputs(Case(sq=500, sk=700, d=256, heads=2, **options), dtype, "cuda")
+    if inputs.mask is not None:
+        inputs.mask[..., first:] = False
+    check_hidden_keys(inputs, first, poison, gpu)

@@ -75,7 +75,7 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 
 FORWARD_SM90 = [
-    # What changes a score: Dropout, Mask and BiasMask have kernels of head dims 64 and 128, which smaller ones take.
+    # What changes a score: Dropout, Mask and BiasMask have kernels of few head dims, the next of which a call takes.
     (hopper(), "warp-specialised (plain, head dims 64 and 64)"),
     (hopper(dtype=F16), "warp-specialised (plain, head dims 64 and 64)"),
     (hopper(causal()), "(plain,"),
@@ -85,14 +85,14 @@ FORWARD_SM90 = [
     (hopper({"dropout_p": 0.1}), "(dropout, head dims 64 and 64)"),
     (hopper({"dropout_p": 0.1}, d=128), "(dropout, head dims 128 and 128)"),
     (hopper({"dropout_p": 0.1}, d=96), "(dropout, head dims 128 and 128)"),
-    (hopper({"dropout_p": 0.1}, d=192), "(extended, head dims 192 and 192)"),
+    (hopper({"dropout_p": 0.1}, d=192), "(dropout, head dims 192 and 192), 128 queries x 64 keys"),
     (hopper(d=64, bias=(1, 1, LONG, LONG)), "(bias and mask, head dims 64 and 64)"),
     (hopper(d=128, mask=(1, 1, 1, LONG)), "(mask, head dims 128 and 128)"),
     (hopper(d=128, mask=(1, 1, LONG, LONG)), "(mask tiles 1024, mask bits 557056, NaN flags"),
     (hopper(d=128, mask=(1, 1, LONG, 1)), "(extended,"),  # its bits would be many more than its elements
     (hopper(d=128, bias=(1, 1, 1, LONG)), "(extended,"),  # no rows for the copy engine
     (hopper(d=128, bias=(1, 1, LONG, LONG), mask=(1, 1, 1, LONG)), "(bias and mask,"),
-    (hopper(d=192, dv=128, mask=(1, 1, 1, LONG)), "(extended, head dims 192 and 128)"),
+    (hopper(d=192, dv=128, mask=(1, 1, 1, LONG)), "(mask, head dims 192 and 128), 128 queries x 64 keys"),
     (hopper({"dropout_p": 0.1}, mask=(1, 1, 1, LONG)), "(extended,"),
     (hopper(bias=(1, 1, LONG, LONG), bias_dtype=F32), "streaming (extended"),  # sm80's, as in the backward pass
     (hopper(slopes=True), "(extended,"),
@@ -146,8 +146,8 @@ BACKWARD_SM90 = [
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=16, d=128), "in 2 launches of up to 128 key heads"),
 ]
 PORTABLE_ON_HOPPER = [
-    dict(mask=SQUARE, d=136),
-    dict(options={"dropout_p": 0.1}, d=256),
+    dict(bias=SQUARE, d=136),
+    dict(mask=SQUARE, options={"dropout_p": 0.1}, d=256),
     dict(bias=SQUARE, bias_dtype=F32),
     dict(bias=(1, 16, 1, LONG), wanted=("q", "k", "v", "bias")),
     dict(bias=SQUARE, options={"softcap": 9.0}, wanted=("q", "k", "v", "bias")),

@@ -62,14 +62,34 @@ def test_calls_that_only_scale(call, words):
     assert words in call.plans()[1]
 
 
+MASK = (1, 1, LONG, LONG)
+CHANGED = [
+    (hopper(mask=MASK), f"(mask, head dims 256 and 256), {STORING}, in 1 launch of up to 8 key heads"),
+    (hopper(mask=(2, 1, 1, LONG), d=136), "(mask, head dims 192 and 192)"),
+    (hopper(mask=MASK, d=192, dv=128, options={"causal": "top_left"}), "mask tiles 1024, mask bits 557056"),
+    (hopper(mask=(1, 1, 16384, 16384), sq=16384, batch=1, key_heads=1), "launches of up to 1 key heads, of a part"),
+    (hopper(options={"softcap": 9.0}), f"(modified, head dims 256 and 256), {STORING}"),
+    (hopper(options={"softcap": 9.0, "dropout_p": 0.1, "causal": "top_left"}, dtype=F16), "(modified,"),
+    (hopper(options={"dropout_p": 0.1}, d=192, dv=128), "(modified, head dims 192 and 128)"),
+    (hopper(options={"scale": -1.0}, d=160), "(modified, head dims 192 and 192)"),
+    (hopper(slopes=True, options={"window": (100, 0)}), "(modified,"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), CHANGED, ids=label)
+def test_calls_whose_scores_change(call, words):
+    assert words in call.plans()[1]
+
+
 PORTABLE = {
-    "dropout": {"options": {"dropout_p": 0.1}},
-    "softcap": {"options": {"softcap": 9.0}},
-    "a negative scale": {"options": {"scale": -1.0}},
-    "a bias": {"bias": (1, 1, LONG, LONG)},
-    "a mask": {"mask": (1, 1, 1, LONG)},
-    "slopes": {"slopes": True},
+    "a bias": {"bias": MASK},
+    "a bias and a mask": {"bias": MASK, "mask": MASK},
+    "a mask that is broadcast along keys": {"mask": (1, 1, LONG, 1)},
+    "a mask and dropout": {"mask": MASK, "options": {"dropout_p": 0.1}},
+    "a mask and a softcap": {"mask": MASK, "options": {"softcap": 9.0}},
+    "gradients of slopes": {"slopes": True, "wanted": ("q", "k", "v", "alibi_slopes")},
     "few queries": {"sq": 200, "sk": 2048},
+    "few queries of a softcap": {"sq": 200, "sk": 2048, "options": {"softcap": 9.0}},
     "head dims that are no multiples of 8": {"d": 132},
     "dQ alone": {"wanted": ("q",)},
     "no dQ": {"wanted": ("k", "v")},

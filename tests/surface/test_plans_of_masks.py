@@ -63,6 +63,7 @@ INTERVALS = [
     (dict(mask=PADDING, options={"window": (100, 100)}), "warp-specialised (small, head dims 64 and 64)"),
     (dict(mask=PADDING, d=128, options={"dropout_p": 0.1}), "warp-specialised (dropout, head dims 128 and 128)"),
     (dict(mask=PADDING, d=96, options={"dropout_p": 0.1}), "warp-specialised (dropout, head dims 128 and 128)"),
+    (dict(mask=PADDING, d=192, options={"dropout_p": 0.1}), "warp-specialised (dropout, head dims 192 and 192)"),
     (dict(mask=(8, 1, 1, 128), sq=128), "warp-specialised (all keys, head dims 64 and 64)"),
     (dict(mask=(1, 1, 1, 400), sq=400, batch=1), "warp-specialised (short, head dims 64 and 64)"),
 ]
@@ -71,7 +72,7 @@ NO_INTERVALS = [
     dict(mask=(8, 1, LONG, LONG)),
     dict(mask=(8, 1, LONG, 1)),
     dict(mask=(8, 1, 1, LONG), sq=LONG - 1, sk=LONG, options={"causal": "bottom_right"}),
-    dict(mask=PADDING, options={"dropout_p": 0.1}, d=192),  # no kernel without a mask that is faster
+    dict(mask=PADDING, options={"dropout_p": 0.1, "softcap": 9.0}, d=192),  # no kernel without a mask that is faster
     dict(mask=PADDING, options={"softcap": 9.0}),
     dict(mask=PADDING, bias=(1, 1, LONG, LONG)),
     dict(mask=(8, 1, 1, 64), sq=64),  # the portable kernels'
@@ -89,13 +90,16 @@ def test_where_one_kernel_takes_all_entries(call):
     assert OF_INTERVALS not in forward_plan(**call)
 
 
-# Kernels that know a mask or a bias are compiled for head dims 64 and 128: calls between take those of 128.
+# Kernels that know a mask or a bias are compiled for head dims 64 and 128, those of masks for larger ones, too: calls
+# between take the next.
 BETWEEN = [
     (dict(mask=(1, 1, LONG, LONG), d=80), "(mask, head dims 128 and 128)"),
     (dict(mask=(1, 1, LONG, LONG), d=64, dv=72), "(mask, head dims 128 and 128)"),
     (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=96), "(bias and mask, head dims 128 and 128)"),
     (dict(mask=(1, 1, LONG, LONG), d=96, options={"softcap": 9.0}), "(extended, head dims 96 and 96)"),
-    (dict(mask=(1, 1, LONG, LONG), d=129), "(extended, head dims 192 and 192)"),
+    (dict(mask=(1, 1, LONG, LONG), d=129), "(mask, head dims 192 and 192)"),
+    (dict(mask=(1, 1, LONG, LONG), d=64, dv=256), "(mask, head dims 128 and 256)"),
+    (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=129), "(extended, head dims 192 and 192)"),
 ]
 
 

@@ -28,6 +28,8 @@ const char* name_of(Variant variant) {
       return "mask";
     case Variant::kBiasMask:
       return "bias and mask";
+    case Variant::kModified:
+      return "modified";
     case Variant::kExtended:
       return "extended";
   }

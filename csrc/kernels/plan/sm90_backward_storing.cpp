@@ -135,6 +135,14 @@ class StoredTiles {
   int64_t product_blocks_;  // likewise
 };
 
+// The one that there is for the head dims and that does what is wanted, if there is one.
+Variant choose_variant(const BackwardParams& p, sm90::HeadDims dims) {
+  const Variant wanted = wanted_variant_sm90(p);
+  if (wanted == Variant::kPlain || sm90::has_storing_kernel(dims, wanted)) return wanted;
+  const bool has_terms = p.score_mod.bias.present() || p.score_mod.mask.present();
+  return has_terms || !sm90::has_storing_kernel(dims, Variant::kModified) ? Variant::kExtended : Variant::kModified;
+}
+
 // Float32 sums that tiles of keys hand from band to band.
 int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const sm90::ProductTile& tile) {
   const int64_t matrices = plan.stored.pairs_per_launch / (is_packed(p) ? p.batch : 1);
@@ -146,9 +154,7 @@ int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const 
 
 std::optional<BackwardPlan> plan_backward_sm90_storing(const BackwardParams& p, const Limits& limits) {
   const sm90::HeadDims dims = sm90::storing_head_dims(p.head_dim_qk, p.head_dim_v);
-  const Variant wanted = wanted_variant_sm90(p);
-  const Variant variant =
-      wanted == Variant::kPlain || sm90::has_storing_kernel(dims, wanted) ? wanted : Variant::kExtended;
+  const Variant variant = choose_variant(p, dims);
   if (!sm90::has_storing_kernel(dims, variant)) return std::nullopt;
   BackwardPlan plan;
   plan.query_tiles_of_head = count_query_tiles(p);

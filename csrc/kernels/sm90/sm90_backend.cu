@@ -64,8 +64,8 @@ cudaError_t with_kernels(const attention::BackwardParams& params, const plan::Ba
     (try_kernel(index, std::integral_constant<Variant, kVariants>{}), ...);
   };
   const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
-    (try_variants.template operator()<Variant::kPlain, Variant::kMask, Variant::kBiasMask, Variant::kExtended>(
-         std::integral_constant<size_t, kIndices>{}),
+    (try_variants.template operator()<Variant::kPlain, Variant::kMask, Variant::kBiasMask, Variant::kModified,
+                                      Variant::kExtended>(std::integral_constant<size_t, kIndices>{}),
      ...);
   };
   try_all(std::make_index_sequence<std::size(kStoringHeadDims)>{});

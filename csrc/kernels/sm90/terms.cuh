@@ -27,6 +27,15 @@ __device__ __forceinline__ void for_each_boxed_bias(const Tile* bias, Function&&
   }
 }
 
+// Kernels that know neither.
+struct NoTerms {
+  __device__ __forceinline__ void await() const {}
+  template <bool kAny, class Where, class Function>
+  __device__ __forceinline__ void for_each_bias(const Where&, Function&&) const {}
+  template <class Function>
+  __device__ __forceinline__ void for_each_masked(Function&&) const {}
+};
+
 // Extended kernels: each warp copies its rows of both to shared memory one tile ahead, whatever their strides.
 template <class Traits>
 struct StagedTerms {

@@ -52,6 +52,9 @@ def mask() -> Iterator[Workload]:
     yield Workload("mask", "padding [B,1,1,S]", score=PADDING_MASK, in_goal=False, **common)
     packed = dict(own=OWN_VARLEN, against=OWN_VARLEN, in_goal=False, passes=("forward",))
     yield Workload("mask", "padding, packed", score=PADDING_MASK, **packed, **shape)
+    large = common | dict(num_heads=8, head_dim=256, in_goal=False)
+    yield Workload("mask", "bool [S,S]", score=SQUARE_MASK, **large)
+    yield Workload("mask", "padding [B,1,1,S]", score=PADDING_MASK, **large)
 
 
 def float32() -> Iterator[Workload]:
@@ -63,7 +66,9 @@ def float32() -> Iterator[Workload]:
 
 def dropout() -> Iterator[Workload]:
     """Against our own call without it. The peers drop as much."""
-    yield Workload("dropout", "0.1", 2, 16, 4096, 128, dropout_p=0.1, peers=FUSED, own="plain", against="plain")
+    common = dict(seqlen=4096, dropout_p=0.1, peers=FUSED, own="plain", against="plain")
+    yield Workload("dropout", "0.1", 2, 16, head_dim=128, **common)
+    yield Workload("dropout", "0.1", 2, 8, head_dim=256, in_goal=False, **common)
 
 
 def head_dims() -> Iterator[Workload]:

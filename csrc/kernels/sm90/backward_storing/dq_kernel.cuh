@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     if (uniform(tile::warp()) == 0 && ptx::elect()) QueryProducer<Traits>{args, shared}.run();
   } else {
     ptx::acquire_registers<kRegisters>();
-    if constexpr (Traits::kExtended) {
-      QueryWarpgroup<Traits>{args, shared, warpgroup - 1, {args, shared.staged[tile::warp() - 4]}}.run();
+    if constexpr (Traits::kStagesTerms) {
+      QueryWarpgroup<Traits>{args, shared, warpgroup - 1, {args, {shared.staged[tile::warp() - 4]}}}.run();
     } else {
       QueryWarpgroup<Traits>{args, shared, warpgroup - 1, QueryScores<Traits>{args}}.run();
     }

@@ -137,6 +137,7 @@ struct StoringLaunch {
 template <class Element, HeadDims kDims, Variant kVariant>
 cudaError_t backward_storing(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
                              cudaStream_t stream) {
+  using DqTraits = StoringDqTraits<Element, kDims, kVariant>;
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
   StoringArguments args = {};
   args.params = p;
@@ -155,8 +156,8 @@ cudaError_t backward_storing(const attention::BackwardParams& p, const plan::Bac
   args.tiles.between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element));
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
-  args.scales_lse = kVariant != Variant::kBiasMask && kVariant != Variant::kExtended;
-  return StoringLaunch<StoringDqTraits<Element, kDims, kVariant>>{args, plan, stream}.run();
+  args.scales_lse = !(DqTraits::kHasBoxes || DqTraits::kExtended);
+  return StoringLaunch<DqTraits>{args, plan, stream}.run();
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -77,30 +77,23 @@ struct MaskedScores : ScaledScores<Traits> {
   using typename Base::Scores;
   using typename Base::Where;
 
-  const uint32_t* words[Scores::kThreadRows] = {};  // of the thread's rows
-  uint32_t bits = 0;                                // of both rows, 16 each
+  uint32_t bits = 0;  // of both rows, 16 each
 
   __device__ __forceinline__ explicit MaskedScores(const StoringArguments& arguments) : Base{arguments} {}
 
-  __device__ __forceinline__ void begin(const QueryTileWork& work, const float* statistics, int first_query) {
-    Base::begin(work, statistics, first_query);
-    const attention::MaskBits& mask = this->args.params.score_mod.mask_bits;
-    if (!mask.present()) return;
-    const uint32_t* head = mask.data + work.batch * mask.batch_stride + work.head * mask.head_stride + tile::lane() % 4;
-    const auto last = static_cast<int>(this->args.params.sequences.max_seqlen_q) - 1;
-#pragma unroll
-    for (int r = 0; r < Scores::kThreadRows; ++r) {
-      words[r] = head + min(first_query + Scores::row(r), last) * mask.query_stride;
-    }
-  }
-
-  // Words are of 128 keys, two tiles.
+  // Words are of 128 keys, two tiles. Where they lie takes registers, if it is kept from tile to tile.
   __device__ __forceinline__ void prepare(const Where& where, bool masked) {
-    static_assert(attention::MaskBits::kKeys == 2 * Traits::kRows);
+    static_assert(attention::MaskBits::kKeys == 2 * Traits::kRows && Scores::kThreadRows == 2);
     if (!masked) return;
+    const attention::MaskBits& mask = this->args.params.score_mod.mask_bits;
     const auto tile = static_cast<int>(where.first_column) / Traits::kRows;
+    const uint32_t* words = mask.data + where.item.sequence.batch * mask.batch_stride +
+                            where.item.head * mask.head_stride + tile / 2 * 4 + tile::lane() % 4;
+    const auto last = static_cast<int>(this->args.params.sequences.max_seqlen_q) - 1;
+    const auto first_row = static_cast<int>(where.first_row);
+    const auto word = [&](int r) { return words[min(first_row + Scores::row(r), last) * mask.query_stride]; };
     const int shift = tile % 2 * 16;
-    bits = __byte_perm(words[0][tile / 2 * 4] >> shift, words[1][tile / 2 * 4] >> shift, 0x5410);
+    bits = __byte_perm(word(0) >> shift, word(1) >> shift, 0x5410);
   }
 
   __device__ __forceinline__ void exponentiate(Scores& scores, PackedScores& p, bool masked) const {
@@ -190,7 +183,7 @@ struct BiasedScores : MaskedScores<Traits> {
   }
 };
 
-// Extended kernels: everything may change a score.
+// Extended and Modified kernels: everything may change a score, or everything but a bias and a mask.
 template <class Traits>
 struct ExtendedScores : ScaledScores<Traits> {
   using Base = ScaledScores<Traits>;
@@ -199,11 +192,13 @@ struct ExtendedScores : ScaledScores<Traits> {
   using typename Base::Scores;
   using typename Base::Where;
 
-  StagedTerms<Traits> terms;
+  using Terms = std::conditional_t<Traits::kStagesTerms, StagedTerms<Traits>, NoTerms>;
+
+  Terms terms;
   float residual[Scores::kThreadRows] = {};
 
-  __device__ __forceinline__ ExtendedScores(const StoringArguments& arguments, typename Traits::Staged& staged)
-      : Base{arguments}, terms{staged} {}
+  __device__ __forceinline__ ExtendedScores(const StoringArguments& arguments, Terms of_warp = {})
+      : Base{arguments}, terms{of_warp} {}
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const float* statistics, int first_query) {
     Base::begin(work, statistics, first_query);

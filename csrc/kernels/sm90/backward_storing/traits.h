@@ -21,13 +21,14 @@ struct StoringDqTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr Variant kVariant = kVariantValue;
-  static constexpr StoringTile kTile = storing_tile(kDims);
-  static constexpr bool kExtended = kVariant == Variant::kExtended;
+  static constexpr StoringTile kTile = storing_tile(kDims, kVariant);
+  static constexpr bool kStagesTerms = kVariant == Variant::kExtended;  // a bias and a mask, for each warp
+  static constexpr bool kExtended = kStagesTerms || kVariant == Variant::kModified;
   static constexpr bool kHasBoxes = kVariant == Variant::kBiasMask;  // a bias beside K
   static constexpr bool kHasBits = kHasBoxes || kVariant == Variant::kMask;
-  static constexpr bool kHasBias = kHasBoxes || kExtended;
-  static constexpr bool kSkipsTiles = kHasBits || kExtended;  // of keys, which a mask hides whole
-  static constexpr int kRows = ScoreTiles::kRows;             // of a warpgroup's queries, and of a tile of keys
+  static constexpr bool kHasBias = kHasBoxes || kStagesTerms;
+  static constexpr bool kSkipsTiles = kHasBits || kStagesTerms;  // of keys, which a mask hides whole
+  static constexpr int kRows = ScoreTiles::kRows;                // of a warpgroup's queries, and of a tile of keys
   static constexpr int kWarpgroups = 2;
   static constexpr int kQueries = kWarpgroups * kRows;
   static_assert(kWarpgroups == ScoreTiles::kBlockRows);
@@ -41,7 +42,7 @@ struct StoringDqTraits {
   using Scores = tile::WarpgroupAccumulator<kRows>;  // rows are queries
   using Where = ScoreTile<Rows::kQueries, Scores>;
   using BiasTile = std::conditional_t<kHasBoxes, tile::BoxTile<Element, kRows, kRows>, NoBiasMask>;
-  using Staged = std::conditional_t<kExtended, StagedBiasMask<Element, Where, true>, NoBiasMask>;
+  using Staged = std::conditional_t<kStagesTerms, StagedBiasMask<Element, Where, true>, NoBiasMask>;
 };
 
 // What a warpgroup is told of a tile of keys, where a mask may leave some out.
@@ -89,7 +90,7 @@ struct StoringDqShared {
   typename Traits::KTile k[Traits::kTile.key_stages];
   typename Traits::VTile v[Traits::kTile.value_stages];
   typename Traits::BiasTile bias[Traits::kHasBoxes ? Traits::kTile.key_stages : 1][kWarpgroups];  // stages of k
-  typename Traits::Staged staged[Traits::kExtended ? kComputingWarps : 1];
+  typename Traits::Staged staged[Traits::kStagesTerms ? kComputingWarps : 1];
   AttendedVisit visits[Traits::kSkipsTiles ? Traits::kTile.key_stages : 1][kWarpgroups];  // what is in k
   QueryTileWork work[kWorkStages];
   tile::RingBarriers<1> q_ring[kWarpgroups];

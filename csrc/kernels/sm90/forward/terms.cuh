@@ -11,7 +11,9 @@ template <class Traits>
 struct BoxTerms {
   using Tile = typename Traits::BiasTile;
   using Where = typename Traits::Where;
-  static_assert(Traits::kTile.keys == attention::MaskBits::kKeys || !Traits::kHasBits);
+  static constexpr int kKeys = Traits::kTile.keys;
+  static constexpr int kTilesOfWord = static_cast<int>(attention::MaskBits::kKeys) / kKeys;
+  static_assert(kTilesOfWord * kKeys == attention::MaskBits::kKeys || !Traits::kHasBits);
 
   const Tile* bias;          // of the stage at hand
   const uint32_t* words[2];  // of the thread's rows and the first tile of keys
@@ -21,13 +23,15 @@ struct BoxTerms {
   // instructions.
   __device__ __forceinline__ void start(const Where& where, bool masked) {
     if (masked) find_words(where);
-    prepare(static_cast<int>(where.key(0, 0) / attention::MaskBits::kKeys), masked);
+    prepare(static_cast<int>(where.key(0, 0) / kKeys), masked);
   }
 
   // Reads the mask's bits for a tile of keys, all of them where it hides nothing.
   __device__ __forceinline__ void prepare(int key_tile, bool masked) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) bits[r] = masked ? words[r][4 * key_tile] : ~0u;
+    for (int r = 0; r < 2; ++r) {
+      bits[r] = masked ? words[r][key_tile / kTilesOfWord * 4] >> key_tile % kTilesOfWord * (32 / kTilesOfWord) : ~0u;
+    }
   }
 
   template <bool kAny, class Function>

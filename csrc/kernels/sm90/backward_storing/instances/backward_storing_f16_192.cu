@@ -6,4 +6,12 @@ template cudaError_t backward_storing<__half, HeadDims{192, 192}, Variant::kPlai
                                                                                    const plan::BackwardPlan&, void*,
                                                                                    cudaStream_t);
 
+template cudaError_t backward_storing<__half, HeadDims{192, 192}, Variant::kMask>(const attention::BackwardParams&,
+                                                                                  const plan::BackwardPlan&, void*,
+                                                                                  cudaStream_t);
+
+template cudaError_t backward_storing<__half, HeadDims{192, 192}, Variant::kModified>(const attention::BackwardParams&,
+                                                                                      const plan::BackwardPlan&, void*,
+                                                                                      cudaStream_t);
+
 }  // namespace flash_attn_ext::sm90
