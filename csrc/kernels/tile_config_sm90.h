@@ -100,11 +100,14 @@ inline constexpr int64_t kWholeSectors = 16;
 inline constexpr int64_t kTallKeys = 256;
 inline constexpr int64_t kTallKeysOneSided = 512;
 
-// So do windows of up to so many keys at head dims from 97 to 128: tiles of 64 keys have less that is computed in vain
-// at the edges of what is visible, and a warpgroup whose rows have ended goes on to the next tile while others compute.
-// (H100, by the time of Plain kernels, B2 H16 S8192, windows to one side of 65, 257, 513, 1025, 2049 and 4097 keys
-// 0.97, 0.95, 0.91, 0.93, 0.96, 0.98; 6001 keys of 16384 0.97.)
+// At head dims from 97 to 128, so do windows of up to so many keys, and calls of which one side alone is bounded, of
+// more than 256 and up to so many tokens: tiles of 64 keys have less that is computed in vain at the edges of what is
+// visible, and a warpgroup whose rows have ended goes on to the next tile while others compute. (By the time of Plain
+// kernels, H100, B2 H16 S8192, windows to one side of 65, 257, 513, 1025, 2049 and 4097 keys 0.97, 0.95, 0.91, 0.93,
+// 0.96, 0.98; H200, causal, 16384 rows of 16 heads, S 320, 512, 768, 1536, 2048, 3072, 4096 0.87, 0.99, 0.94, 0.95,
+// 0.97, 0.97, 0.98, few heads up to 1.05; longer ones 0.98, and 1.01 on an H100.)
 inline constexpr int64_t kTallWindow = 4097;
+inline constexpr int64_t kTallTokensOneSided = 4096;
 
 // As many keys as S, P and O leave registers for: 160 per thread with three warpgroups, 232 with two. Three read K and
 // V from shared memory for half as many rows again, which pays where exponentials are as slow as products (head dim

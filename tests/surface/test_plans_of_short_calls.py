@@ -73,7 +73,15 @@ TILES = [
     (Call(2048, d=128, batch=1, options={"window": (255, 0)}), "(short, head dims 128 and 128)"),
     (Call(4096, d=128, batch=1, heads=32, options={"window": (1024, 0)}), "(tall,"),
     (Call(8192, d=96, options={"window": (511, 0)}), "(plain,"),
-    (Call(8192, d=128, options=CAUSAL), "(plain,"),
+    # And calls of which one side alone is bounded, of more than 256 and up to 4096 tokens.
+    (Call(2048, d=128, options=CAUSAL), "(tall, head dims 128 and 128), 192 queries x 64 keys"),
+    (Call(4096, d=112, options={"window": (None, 9)}), "(tall,"),
+    (Call(257, d=128, batch=64, options=LAST), "(tall,"),
+    (Call(256, d=128, batch=64, options=CAUSAL), "(plain,"),
+    (Call(257, 4096, d=128, batch=64, options=LAST), "(tall,"),
+    (Call(257, 4097, d=128, batch=64, options=LAST), "(plain,"),
+    (Call(4097, d=128, options=CAUSAL), "(plain,"),
+    (Call(1024, d=128, batch=1, options=CAUSAL), "(short, head dims 128 and 128)"),
 ]
 
 HOPPER, PORTABLE = True, False

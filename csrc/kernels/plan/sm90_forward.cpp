@@ -11,7 +11,11 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-int tile_queries(sm90::HeadDims dims, Variant variant) { return 64 * sm90::forward_tile(dims, variant).warpgroups; }
+constexpr int kWarpgroupRows = 64;
+
+int tile_queries(sm90::HeadDims dims, Variant variant) {
+  return kWarpgroupRows * sm90::forward_tile(dims, variant).warpgroups;
+}
 
 // Whether tiles would be so empty that the portable kernels are faster.
 bool leaves_tiles_empty(const attention::ForwardParams& p) {
@@ -67,12 +71,16 @@ bool has_whole_sectors(const attention::ForwardParams& p) {
 bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, Variant other, const Limits& limits) {
   if (!sm90::has_forward_kernel(dims, Variant::kShort)) return false;
   if (sm90::forward_tile(dims, Variant::kShort).keys != sm90::forward_tile(dims, other).keys) return false;
+  const bool ends_on_short_tiles = is_window(p) || (dims.v > 96 && p.visibility.one_sided());
   const auto rows_of_block = [&](Variant variant) {
     const int rows = tile_queries(dims, variant);
-    const int64_t tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, rows);
-    const double waves = static_cast<double>(tiles) / static_cast<double>(limits.multiprocessors);
-    // A window's first tiles of queries see few keys: they come last, and fill the last wave.
-    return rows * (is_window(p) ? waves + 0.5 : std::ceil(waves));
+    const auto waves_of_tiles = [&](int queries) {
+      const int64_t tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, queries);
+      return static_cast<double>(tiles) / static_cast<double>(limits.multiprocessors);
+    };
+    // Tiles of queries that see few keys come last, and fill the last wave.
+    if (ends_on_short_tiles) return kWarpgroupRows * waves_of_tiles(kWarpgroupRows) + 0.5 * rows;
+    return rows * std::ceil(waves_of_tiles(rows));
   };
   return rows_of_block(Variant::kShort) * sm90::short_row_cost(dims, has_whole_sectors(p)) < rows_of_block(other);
 }
@@ -85,11 +93,18 @@ bool is_small(const attention::ForwardParams& p, sm90::HeadDims dims) {
   return is_window(p) && window_of(p) <= sm90::kSmallTokens;
 }
 
-// Whether copies of keys, slower than products, or the edges of a window are worth tiles of more queries. As above, for
-// lengths and head dims.
+// Whether much of what is computed lies at the edges of what is visible.
+bool has_tall_edges(const attention::ForwardParams& p) {
+  if (is_window(p)) return window_of(p) <= sm90::kTallWindow;
+  const int64_t least = std::min(p.sequences.max_seqlen_q, p.sequences.max_seqlen_k);
+  return p.visibility.one_sided() && least > sm90::kTallKeys && longest(p) <= sm90::kTallTokensOneSided;
+}
+
+// Whether copies of keys, slower than products, or the edges of what is visible are worth tiles of more queries. As
+// above, for lengths and head dims.
 bool is_tall(const attention::ForwardParams& p, sm90::HeadDims dims) {
   if (!sm90::has_forward_kernel(dims, Variant::kTall)) return false;
-  if (dims.v > 96 && is_window(p) && window_of(p) <= sm90::kTallWindow) return true;
+  if (dims.v > 96 && has_tall_edges(p)) return true;
   if (has_whole_sectors(p)) return false;
   const int64_t most = p.visibility.one_sided() ? sm90::kTallKeysOneSided : sm90::kTallKeys;
   return std::min({p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, window_of(p)}) > most;
