@@ -26,73 +26,88 @@ Wrong tensors raise RuntimeError, wrong option values ValueError.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
 
 from flash_attn_ext._problem import KvCache, Problem
+from flash_attn_ext.types import Backend
 
-def attention(problem: Problem, /) -> tuple[Tensor, Tensor]:
+_Problem: TypeAlias = Problem | tuple[Any, ...]
+_KvCache: TypeAlias = KvCache | tuple[Any, ...]
+
+def attention(problem: _Problem, /) -> tuple[Tensor, Tensor]:
     """(out, lse) as attention_forward gives them, recorded by autograd when gradients are on and q, k, v, bias,
     alibi_slopes or sink requires one. Only for tensors that hold memory, outside of functorch and forward mode."""
 
-def direct_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, /) -> Tensor | None:
+def direct_sdpa(
+    query: object,
+    key: object,
+    value: object,
+    attn_mask: object,
+    dropout_p: object,
+    is_causal: object,
+    scale: object,
+    enable_gqa: object,
+    /,
+) -> Tensor | None:
     """scaled_dot_product_attention where nothing has to be brought into form or drawn; None where something has.
 
     It takes operands that are CANONICAL now, masks of four dimensions that broadcast to the scores, no dropout, and
-    options of exactly the types that they have. Raises what ``attention`` raises. No compiler can look into it:
-    ask torch.compiler.is_compiling() first.
+    options of exactly the types that they have; anything may be passed. Raises what ``attention`` raises. No compiler
+    can look into it: ask torch.compiler.is_compiling() first.
     """
 
 def direct_attention(
-    q,
-    k,
-    v,
-    causal,
-    window,
-    bias,
-    mask,
-    alibi_slopes,
-    softcap,
-    sink,
-    dropout_p,
-    scale,
-    layout,
-    return_lse,
-    backend,
-    allow_tf32,
+    q: object,
+    k: object,
+    v: object,
+    causal: object,
+    window: object,
+    bias: object,
+    mask: object,
+    alibi_slopes: object,
+    softcap: object,
+    sink: object,
+    dropout_p: object,
+    scale: object,
+    layout: object,
+    return_lse: object,
+    backend: object,
+    allow_tf32: object,
     /,
 ) -> Tensor | tuple[Tensor, Tensor] | None:
     """``flash_attn_ext.attention`` likewise."""
 
 def direct_attention_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    k_new,
-    v_new,
-    cache_seqlens,
-    block_table,
-    cache_batch_idx,
-    rotary_cos,
-    rotary_sin,
-    rotary_interleaved,
-    causal,
-    window,
-    bias,
-    mask,
-    alibi_slopes,
-    softcap,
-    sink,
-    scale,
-    layout,
-    return_lse,
-    backend,
+    q: object,
+    k_cache: object,
+    v_cache: object,
+    k_new: object,
+    v_new: object,
+    cache_seqlens: object,
+    block_table: object,
+    cache_batch_idx: object,
+    rotary_cos: object,
+    rotary_sin: object,
+    rotary_interleaved: object,
+    causal: object,
+    window: object,
+    bias: object,
+    mask: object,
+    alibi_slopes: object,
+    softcap: object,
+    sink: object,
+    scale: object,
+    layout: object,
+    return_lse: object,
+    backend: object,
     /,
 ) -> Tensor | tuple[Tensor, Tensor] | None:
     """``flash_attn_ext.attention_with_kvcache`` likewise, of operands that are PLAIN."""
 
-def attention_forward(problem: Problem, /) -> tuple[Tensor, Tensor, Tensor | None]:
+def attention_forward(problem: _Problem, /) -> tuple[Tensor, Tensor, Tensor | None]:
     """(out, lse, lse_residual), never recorded by autograd.
 
     out: q's shape with Dv for D, q's dtype, in memory in the order of q's strides.
@@ -100,7 +115,7 @@ def attention_forward(problem: Problem, /) -> tuple[Tensor, Tensor, Tensor | Non
     lse_residual: what rounding took off lse, of its shape, when there is a bias.
     """
 
-def attention_with_kvcache(problem: Problem, cache: KvCache, /) -> tuple[Tensor, Tensor]:
+def attention_with_kvcache(problem: _Problem, cache: _KvCache, /) -> tuple[Tensor, Tensor]:
     """(out, lse) as attention_forward gives them, over a cache that new keys and values go into first.
 
     problem: dense and without dropout; k and v are the cache, (B_cache, Hk, rows, D) and (B_cache, Hk, rows, Dv), or
@@ -120,7 +135,7 @@ def attention_backward(
     lse: Tensor,
     lse_residual: Tensor | None,
     output_mask: Sequence[bool],
-    problem: Problem,
+    problem: _Problem,
     /,
 ) -> list[Tensor | None]:
     """[dq, dk, dv, dbias, dalibi_slopes, dsink] in their inputs' shapes and dtypes; None where not asked for.
@@ -136,7 +151,7 @@ def attention_tangents(
     k_tangent: Tensor | None,
     v_tangent: Tensor | None,
     sink_tangent: Tensor | None,
-    problem: Problem,
+    problem: _Problem,
     /,
 ) -> list[Tensor] | None:
     """[out_tangent, lse_tangent]: forward mode in one kernel, on a GPU; None where no kernel takes the call.
@@ -144,10 +159,10 @@ def attention_tangents(
     out and lse are what the forward pass left, tangents are of the shapes and dtypes of what they belong to; None: 0.
     """
 
-def attention_explain(problem: Problem, /) -> list[tuple[str, list[str]]]:
+def attention_explain(problem: _Problem, /) -> list[tuple[Backend, list[str]]]:
     """Every backend in the order in which they are tried, with the reasons against it (none: it can run this call)."""
 
-def attention_plan(output_mask: Sequence[bool], problem: Problem, /) -> tuple[str, str]:
+def attention_plan(output_mask: Sequence[bool], problem: _Problem, /) -> tuple[str, str]:
     """The plans of both passes in words, of the backend that the problem names, which need not be able to run here, or
     else of the one that runs it. output_mask: which gradients are wanted, as in ``attention_backward``."""
 
@@ -198,7 +213,7 @@ def plain_gradients(
     delta: Tensor,
     delta_tangent: Tensor,
     wants_weight_tangents: bool,
-) -> list[Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """[P', dscore, dscore'] of such a tile, with ' for tangents: P' = P (dS - lse'), dscore = P (weight_gradients -
     delta), dscore' = P' (weight_gradients - delta) + P (weight_gradient_tangents - delta_tangent).
 
@@ -230,7 +245,7 @@ PLAIN: int
 CANONICAL: int
 EQUAL_HEADS: int
 
-def operands_of(q: Tensor, k: Tensor, v: Tensor) -> int:
+def operands_of(q: object, k: object, v: object) -> int:
     """What the operands of a call are now. Anything may be passed. In rising order, each from PLAIN on also all before:
 
     SYMBOLIC: not all hold memory that the extension may read: subclasses, meta tensors, views that PyTorch negates
@@ -269,9 +284,16 @@ def passes_of_fronts() -> list[int]:
 def recorded_backward_passes() -> int:
     """How many backward passes those nodes have run in this process, and those of all other calls of this library."""
 
-def build_info() -> dict[str, str | list[str] | None]:
-    """How the extension was built.
+class _BuildInfo(TypedDict):
+    """cuda_version, cuda_archs: None when no CUDA source was built, and then cuda_not_built says why. backends: in the
+    order in which they are tried."""
 
-    "compiler", "torch_version": str. "cuda_version", "cuda_archs": str, or None when no CUDA source was built, and then
-    "cuda_not_built" says why. "backends": their names, in the order in which they are tried.
-    """
+    compiler: str
+    torch_version: str
+    cuda_version: str | None
+    cuda_archs: str | None
+    cuda_not_built: str | None
+    backends: list[Backend]
+
+def build_info() -> _BuildInfo:
+    """How the extension was built."""

@@ -21,10 +21,10 @@ except ImportError as error:
 if _problem := _unusable.explain_other_torch(_C.build_info()["torch_version"]):
     raise ImportError(_problem)
 
-from flash_attn_ext import _copies, _flops, ops, reference
+from flash_attn_ext import _copies, _flops, ops, reference, types
+from flash_attn_ext._explanation import Explanation
 from flash_attn_ext.autograd import FlashAttentionFunction
 from flash_attn_ext.functional import (
-    Explanation,
     attention,
     attention_varlen,
     attention_with_kvcache,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,7 +73,7 @@ def dense_form(problem: Problem, operands: int, names: Names = OWN_NAMES) -> tup
     if bias is None and mask is None and alibi_slopes is None and sink is None:
         return problem, form
     require_tensors(names[3:], (bias, mask, alibi_slopes, sink), num_required=0)
-    in_form = {}
+    in_form: dict[str, Any] = {}
     if bias is not None:
         in_form["bias"] = _table_form(names.bias, bias, problem, form)
     if mask is not None:
@@ -95,7 +96,7 @@ def packed_form(problem: Problem) -> Problem:
     )
 
 
-def require_tensors(names: tuple[str, ...], tensors: tuple, num_required: int = 3) -> None:
+def require_tensors(names: tuple[str, ...], tensors: Sequence[object], num_required: int = 3) -> None:
     """The first ``num_required`` must be tensors, the others may be None."""
     for index, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor) and (tensor is not None or index < num_required):
@@ -119,7 +120,7 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
-def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Operations within compute in the dtypes that they are given."""
     return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
@@ -141,11 +142,11 @@ def _cast_for_autocast(problem: Problem) -> Problem:
 
 def _fold_batch(problem: Problem, names: Names) -> tuple[Problem, DenseForm]:
     """Broadcast the dimensions before (H, S, D) and fold them into one."""
-    q, k, v = tensors = problem[:3]
+    q, k, v = problem[:3]
     rank = max(q.dim(), k.dim(), v.dim())
     if q.dim() == k.dim() == v.dim() == 4 and q.size(0) == k.size(0) == v.size(0):
         return problem, PLAIN_FORM
-    tensors = [_at_least_3d(t, rank, name) for name, t in zip(names[:3], tensors, strict=True)]
+    tensors = [_at_least_3d(t, rank, name) for name, t in zip(names[:3], (q, k, v), strict=True)]
     try:
         lead = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
     except RuntimeError:

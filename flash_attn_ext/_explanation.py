@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 from flash_attn_ext import _C
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
+from flash_attn_ext.types import Backend
 
 
 @dataclass(frozen=True)
 class Explanation:
     """Which backend a call runs on, and why the others do not. ``str()`` of it is a table to read."""
 
-    backend: str | None
+    backend: Backend | None
     """The backend that runs; None when there is none."""
-    reasons: dict[str, tuple[str, ...]]
+    reasons: dict[Backend, tuple[str, ...]]
     """Why each backend cannot run, in the order in which they are tried; empty where it can."""
     forward: str | None = None
     """What the forward pass runs, in words, and the workspace that it takes; None when no backend can run."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flash_attn_ext._canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
 from flash_attn_ext._options import (
-    Window,
     check_backend,
     check_causal,
     check_flag,
@@ -15,9 +16,10 @@ from flash_attn_ext._options import (
     window_pair,
 )
 from flash_attn_ext._problem import Problem
+from flash_attn_ext.types import Layout, Window
 
 
-def problem_of(*, window: Window | None, **given) -> Problem:
+def problem_of(*, window: Window | None, **given: Any) -> Problem:
     """What the user gave, its options checked and spelled as the extension takes them."""
     given["window_left"], given["window_right"] = window_pair(window)
     check_causal(given["causal"])
@@ -32,7 +34,7 @@ def problem_of(*, window: Window | None, **given) -> Problem:
     return Problem(**given)
 
 
-def dense_problem(problem: Problem, layout: str) -> tuple[Problem, DenseForm, int]:
+def dense_problem(problem: Problem, layout: Layout) -> tuple[Problem, DenseForm, int]:
     """The problem in canonical form, how to give its results back, and what its operands are."""
     q, k, v = problem[:3]
     operands = operands_of(q, k, v)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import numbers
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Window = int | tuple[int | None, int | None]
+from flash_attn_ext.types import Causal, Window
 
+_CAUSALITIES: tuple[Causal, ...] = ("top_left", "bottom_right")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def window_pair(window: Window | None) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
-    pair = tuple(window) if isinstance(window, tuple | list) else (window, window)
+    pair: tuple[Any, ...] = tuple(window) if isinstance(window, tuple | list) else (window, window)
     if len(pair) != 2:
         raise ValueError(f"window must be None, an int, or (left, right), got {window!r}")
     left, right = (check_integer("window", size, "be made of int or None") for size in pair)
@@ -24,8 +26,8 @@ def window_pair(window: Window | None) -> tuple[int | None, int | None]:
     return left, right
 
 
-def check_causal(causal) -> str | None:
-    if causal is None or (isinstance(causal, str) and causal in ("top_left", "bottom_right")):
+def check_causal(causal: Any) -> Causal | None:
+    if causal is None or (isinstance(causal, str) and causal in _CAUSALITIES):
         return causal
     if isinstance(causal, bool):
         raise ValueError(
@@ -37,22 +39,22 @@ def check_causal(causal) -> str | None:
     raise ValueError(f"causal must be None, 'top_left' or 'bottom_right', got {causal!r}")
 
 
-def check_backend(backend) -> str | None:
+def check_backend(backend: Any) -> str | None:
     if backend is not None and not isinstance(backend, str):
         raise TypeError(f"backend must be None or a name, got {type(backend).__name__}")
     return backend
 
 
-def check_number_or_none(name: str, value) -> float | None:
+def check_number_or_none(name: str, value: Any) -> float | None:
     return None if value is None else check_number(name, value)
 
 
-def check_number(name: str, value) -> float:
+def check_number(name: str, value: Any) -> float:
     """A Python number as it is, others as float; the range is checked in C++."""
     if type(value) is float:
         return value
     if isinstance(value, (int, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
-        return value
+        return value  # type: ignore[return-value]  # under torch.compile a symbol stands for a number
     if isinstance(value, numbers.Real) and not isinstance(value, bool):  # NumPy scalars
         return float(value)
     if isinstance(value, Tensor):
@@ -67,12 +69,12 @@ def check_number(name: str, value) -> float:
     raise TypeError(f"{name} must be a number, got {type(value).__name__}")
 
 
-def check_length(name: str, value) -> int | None:
+def check_length(name: str, value: Any) -> int | None:
     """A Python number as it is, others as int; the range is checked in C++."""
     return check_integer(name, value, "be an int or None")
 
 
-def is_sequence_first(layout) -> bool:
+def is_sequence_first(layout: object) -> bool:
     if layout == "bhsd":
         return False
     if layout == "bshd":
@@ -83,10 +85,10 @@ def is_sequence_first(layout) -> bool:
     )
 
 
-def check_integer(name: str, value, expected: str) -> int | None:
+def check_integer(name: str, value: Any, expected: str) -> int | None:
     """NumPy integers and one-element integer tensors too: no integer has a gradient to lose."""
     if value is None or isinstance(value, torch.SymInt):
-        return value
+        return value  # type: ignore[return-value]  # under torch.compile a symbol stands for a number
     if type(value) is int:
         if -(2**63) <= value < 2**63:
             return value
@@ -102,7 +104,7 @@ def check_integer(name: str, value, expected: str) -> int | None:
     return int(value)
 
 
-def check_flag(name: str, value) -> bool:
+def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
     return value

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flash_attn_ext.types import Backend, Causal
+
 
 class Problem(NamedTuple):
     """The arguments of an attention call, in the order of csrc/host/call/fields.h.
@@ -28,13 +30,13 @@ class Problem(NamedTuple):
     rng_seed: Tensor | None = None  # (1,) int64
     scale: float | None = None
     softcap: float | None = None
-    causal: str | None = None
+    causal: Causal | None = None
     window_left: int | None = None
     window_right: int | None = None
     dropout_p: float = 0.0
     max_seqlen_q: int | None = None
     max_seqlen_k: int | None = None
-    backend: str | None = None
+    backend: Backend | None = None
     allow_tf32: bool = False
     sequence_first: bool = False  # the caller has (B, S, H, D): so has out, where q's strides do not say
 
@@ -63,10 +65,10 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alibi_slopes", "sink")  # in the order of their gradients
 
-_SCHEMA_TYPES = {Tensor: "Tensor", float: "float", str: "str", int: "SymInt", bool: "bool"}
+_SCHEMA_TYPES = {Tensor: "Tensor", float: "float", Causal: "str", Backend: "str", int: "SymInt", bool: "bool"}
 
 
-def _schema_type(hint) -> str:
+def _schema_type(hint: object) -> str:
     kinds = typing.get_args(hint) or (hint,)
     (kind,) = (kind for kind in kinds if kind is not type(None))
     return _SCHEMA_TYPES[kind] + "?" * (len(kinds) - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from flash_attn_ext._canonical import (
 )
 from flash_attn_ext._options import check_flag, check_number, check_number_or_none
 from flash_attn_ext._problem import Problem
+from flash_attn_ext.types import Causal
 
 SYMBOLIC, EQUAL_HEADS = _C.SYMBOLIC, _C.EQUAL_HEADS
 NAMES = Names(q="query", k="key", v="value", bias="attn_mask", mask="attn_mask")
@@ -37,7 +38,7 @@ class SdpaArguments(NamedTuple):
     enable_gqa: bool = False
 
 
-def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm, int]:
+def sdpa_problem(arguments: SdpaArguments | tuple[Any, ...]) -> tuple[Problem, DenseForm, int]:
     """PyTorch's arguments as a problem in canonical form (without a seed), how to give its output back, and what its
     operands are. A plain tuple will do."""
     q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa = arguments
@@ -47,7 +48,7 @@ def sdpa_problem(arguments: SdpaArguments) -> tuple[Problem, DenseForm, int]:
     if operands != SYMBOLIC:
         _check_sizes(q, k, v)
     check_flag("enable_gqa", enable_gqa)
-    causal = "top_left" if check_flag("is_causal", is_causal) else None
+    causal: Causal | None = "top_left" if check_flag("is_causal", is_causal) else None
     if attn_mask is not None:
         causal, attn_mask = _causality_of(attn_mask, q, k, is_causal)
         if attn_mask is not None and operands != SYMBOLIC:
@@ -115,7 +116,7 @@ def _float_mask(attn_mask: Tensor, q: Tensor) -> Tensor:
     return attn_mask
 
 
-def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> tuple[str | None, Tensor | None]:
+def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> tuple[Causal | None, Tensor | None]:
     """The causality and the mask that it stands for; a torch.nn.attention.bias.CausalBias is the former by its type."""
     if type(attn_mask) is not Tensor:
         from torch.nn.attention.bias import CausalBias, CausalVariant  # a prototype: imported where it is in use

@@ -12,6 +12,9 @@ too. What comes after the backward pass is in derivatives/. Which way a call tak
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -19,6 +22,7 @@ from torch.compiler import is_compiling
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
+from flash_attn_ext.derivatives.batching import Mapped
 from flash_attn_ext.derivatives.functions import (
     AttentionTangents,
     DerivativeFunction,
@@ -48,8 +52,11 @@ def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
     if operands >= PLAIN:
         return _C.attention(problem)
     if operands == SYMBOLIC and (is_compiling() or not torch._C._are_functorch_transforms_active()):
-        return torch.ops.flash_attn_ext.attention_forward(*problem)[:2]
-    return FlashAttentionFunction.apply(*problem)[:2]
+        results = torch.ops.flash_attn_ext.attention_forward(*problem)
+    else:
+        results = FlashAttentionFunction.apply(*problem)
+    out, lse, _ = results
+    return out, lse
 
 
 def _with_everything_dropped(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
@@ -71,42 +78,45 @@ class FlashAttentionFunction(DerivativeFunction):
     NAMES = Problem._fields
 
     @staticmethod
-    def forward(*problem):
+    def forward(*problem: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         if operands_of(*problem[:3]) != SYMBOLIC:
             return _C.attention_forward(problem)
-        return torch.ops.flash_attn_ext.attention_forward(*problem)
+        results: tuple[Tensor, Tensor, Tensor] = torch.ops.flash_attn_ext.attention_forward(*problem)
+        return results
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         save(ctx, inputs, output)
 
     @staticmethod
-    def backward(ctx, dout, dlse, _dlse_residual):
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _dlse_residual: None) -> tuple[Tensor | None, ...]:
         return gradients_of_saved(ctx, dout, dlse, ctx.needs_input_grad)
 
     @staticmethod
-    def jvp(ctx, *tangents):
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         along = tangents_in(FlashAttentionFunction.named(tangents))
         return (*AttentionTangents.call(**kept(ctx) | along), None)
 
     @staticmethod
-    def vmap(info, in_dims, *arguments):
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Mapped:
         return map_arguments(FlashAttentionFunction, outputs_of, info, in_dims, arguments)
 
 
-def outputs_of(arguments: dict) -> tuple[str, ...]:
+def outputs_of(arguments: dict[str, Any]) -> tuple[str, ...]:
     """The names of a forward pass's results; "" for a residual that there is not."""
     return ("out", "lse", "lse_residual" if arguments["bias"] is not None else "")
 
 
-def save(ctx, inputs, output) -> None:
+def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     """What :func:`gradients_of_saved` needs: the fields of a :class:`Problem`, and (out, lse, lse_residual)."""
     keep(ctx, (*Problem._fields, "out", "lse", "lse_residual"), (*inputs, *output))
     if output[2] is not None:
         ctx.mark_non_differentiable(output[2])
 
 
-def gradients_of_saved(ctx, dout: Tensor | None, dlse: Tensor | None, needs_input_grad) -> tuple[Tensor | None, ...]:
+def gradients_of_saved(
+    ctx: Any, dout: Tensor | None, dlse: Tensor | None, needs_input_grad: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
     """The gradients of a problem's fields, None where nobody asks for one."""
     needed = dict(zip(Problem._fields, needs_input_grad, strict=True))
     gradients = gradients_of(kept(ctx), dout, dlse, [needed[name] for name in DIFFERENTIABLE])

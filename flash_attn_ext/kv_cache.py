@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, Literal, overload
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -9,13 +11,47 @@ from torch.compiler import is_compiling
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import four_dimensional, operands_of, require_tensors
 from flash_attn_ext._keywords import problem_of
-from flash_attn_ext._options import Window, check_flag, check_integer, is_sequence_first
+from flash_attn_ext._options import check_flag, check_integer, is_sequence_first
 from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
+from flash_attn_ext.types import Backend, Causal, KvCacheOptions, Layout, Window
+
+if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
+    from typing_extensions import Unpack
 
 SYMBOLIC, PLAIN = _C.SYMBOLIC, _C.PLAIN
 _NAMES = {"q": "q", "k": "k_cache", "v": "v_cache"}  # what a Problem's fields are called here
 
 
+@overload
+def attention_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_seqlens: Tensor | int,
+    return_lse: Literal[False] = False,
+    **options: Unpack[KvCacheOptions],
+) -> Tensor: ...
+@overload
+def attention_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_seqlens: Tensor | int,
+    return_lse: Literal[True],
+    **options: Unpack[KvCacheOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_seqlens: Tensor | int,
+    return_lse: bool,
+    **options: Unpack[KvCacheOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -29,7 +65,7 @@ def attention_with_kvcache(
     rotary_cos: Tensor | None = None,
     rotary_sin: Tensor | None = None,
     rotary_interleaved: bool = False,
-    causal: str | None = "bottom_right",
+    causal: Causal | None = "bottom_right",
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
@@ -37,9 +73,9 @@ def attention_with_kvcache(
     softcap: float | None = None,
     sink: Tensor | None = None,
     scale: float | None = None,
-    layout: str = "bhsd",
+    layout: Layout = "bhsd",
     return_lse: bool = False,
-    backend: str | None = None,
+    backend: Backend | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over a cache of keys and values, after new ones were appended to it in place. Has no backward pass.
 
@@ -130,12 +166,12 @@ def attention_with_kvcache(
     if bias is not None or mask is not None:
         problem = _with_four_dimensional_tables(problem)
     if is_sequence_first(layout):
-        names, tensors = (*_NAMES.values(), "k_new", "v_new"), (q, k_cache, v_cache, k_new, v_new)
-        q, k_cache, v_cache, k_new, v_new = map(_heads_first, names, tensors)
+        q, k_cache, v_cache = map(_heads_first, _NAMES.values(), (q, k_cache, v_cache))
+        k_new = None if k_new is None else _heads_first("k_new", k_new)
+        v_new = None if v_new is None else _heads_first("v_new", v_new)
         problem = problem._replace(q=q, k=k_cache, v=v_cache, sequence_first=True)
-    cache = KvCache(
-        cache_seqlens, k_new, v_new, block_table, cache_batch_idx, rotary_cos, rotary_sin, rotary_interleaved
-    )
+    lengths: Any = cache_seqlens  # a number becomes a tensor once the shapes are known
+    cache = KvCache(lengths, k_new, v_new, block_table, cache_batch_idx, rotary_cos, rotary_sin, rotary_interleaved)
     require_tensors(cache._fields[1:-1], cache[1:-1], num_required=0)
     if not isinstance(cache_seqlens, Tensor):
         cache = cache._replace(cache_seqlens=_equal_lengths(problem, cache))
@@ -156,7 +192,8 @@ def _attend(problem: Problem, cache: KvCache, operands: int) -> tuple[Tensor, Te
         )
     if torch.is_grad_enabled():
         _refuse_gradients(problem, cache)
-    return torch.ops.flash_attn_ext.attention_with_kvcache(*problem, *cache)
+    results: tuple[Tensor, Tensor] = torch.ops.flash_attn_ext.attention_with_kvcache(*problem, *cache)
+    return results
 
 
 def _refuse_gradients(problem: Problem, cache: KvCache) -> None:
@@ -178,9 +215,7 @@ def _with_four_dimensional_tables(problem: Problem) -> Problem:
     )
 
 
-def _heads_first(name: str, tensor: Tensor | None) -> Tensor | None:
-    if tensor is None:
-        return None
+def _heads_first(name: str, tensor: Tensor) -> Tensor:
     require_tensors((name,), (tensor,))
     if tensor.dim() != 4:
         raise RuntimeError(

@@ -8,7 +8,8 @@ without computing. The derivatives and batching rules of the first two are those
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from flash_attn_ext._problem import (
     accumulate_dtype,
 )
 from flash_attn_ext.autograd import FlashAttentionFunction, gradients_of_saved, outputs_of, save
-from flash_attn_ext.derivatives.batching import map_slices
+from flash_attn_ext.derivatives.batching import Mapped, map_slices
 from flash_attn_ext.derivatives.functions import AttentionBackward, double_backward, keep, kept, wanted_names
 
 _FORWARD = "flash_attn_ext::attention_forward"
@@ -50,40 +51,40 @@ _NUM_PROBLEM_FIELDS = len(Problem._fields)
 
 
 @torch.library.impl(_FORWARD, _DEVICES)
-def _forward(*problem):
+def _forward(*problem: Any) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, lse_residual = _C.attention_forward(problem)
     return out, lse, lse.new_empty(0) if lse_residual is None else lse_residual
 
 
 @torch.library.impl(_BACKWARD, _DEVICES)
-def _backward(dout, dlse, out, *arguments):
-    leading = (dout, dlse, out, *arguments[: _NUM_LEADING - 3])
-    gradients = _C.attention_backward(*leading, arguments[_NUM_LEADING - 3 :])
+def _backward(*arguments: Any) -> tuple[Tensor, ...]:
+    out = arguments[AttentionBackward.NAMES.index("out")]
+    gradients = _C.attention_backward(*(*arguments[:_NUM_LEADING], arguments[_NUM_LEADING:]))
     return tuple(out.new_empty(0) if g is None else g for g in gradients)
 
 
 @torch.library.impl(_WITH_KVCACHE, _DEVICES)
-def _with_kvcache(*arguments):
+def _with_kvcache(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _C.attention_with_kvcache(arguments[:_NUM_PROBLEM_FIELDS], arguments[_NUM_PROBLEM_FIELDS:])
 
 
 @torch.library.register_fake(_FORWARD)
-def _forward_fake(*arguments):
+def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
-    _check_devices(problem._fields, problem[:NUM_TENSORS])
+    _check_devices(problem._fields, arguments[:NUM_TENSORS])
     out, lse = _empty_outputs(problem)
     return out, lse, lse.new_empty(lse.shape if problem.bias is not None else (0,))
 
 
 @torch.library.register_fake(_WITH_KVCACHE)
-def _with_kvcache_fake(*arguments):
+def _with_kvcache_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     problem, cache = Problem(*arguments[:_NUM_PROBLEM_FIELDS]), KvCache(*arguments[_NUM_PROBLEM_FIELDS:])
-    _check_devices(problem._fields, problem[:NUM_TENSORS])
+    _check_devices(problem._fields, arguments[:NUM_TENSORS])
     _check_devices(("q", *cache._fields), (problem.q, *cache[:-1]))
     return _empty_outputs(problem)
 
 
-def _check_devices(names: tuple[str, ...], tensors: tuple[Tensor | None, ...]) -> None:
+def _check_devices(names: tuple[str, ...], tensors: Sequence[Any]) -> None:
     """That all are where the first one is, q."""
     device = tensors[0].device
     for name, tensor in zip(names, tensors, strict=False):
@@ -99,7 +100,7 @@ def _empty_outputs(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.register_fake(_BACKWARD)
-def _backward_fake(*arguments):
+def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
     output_mask, problem = arguments[_NUM_LEADING - 1], Problem(*arguments[_NUM_LEADING:])
     return tuple(
         _empty_gradient(name, getattr(problem, name)) if wanted else problem.q.new_empty(0)
@@ -111,7 +112,7 @@ def _empty_gradient(name: str, of: Tensor) -> Tensor:
     return empty_in_order_of(of, of.shape) if name in ("q", "k", "v") else of.new_empty(of.shape)
 
 
-def empty_in_order_of(like: Tensor, shape, *, sequence_first: bool = False) -> Tensor:
+def empty_in_order_of(like: Tensor, shape: Sequence[int], *, sequence_first: bool = False) -> Tensor:
     """An empty tensor whose dimensions lie in memory as those of `like`: the rule of csrc/host/allocate.h.
 
     Dimensions are sorted by the strides of `like`, largest first. Dimensions of equal stride keep their order, and so
@@ -119,7 +120,7 @@ def empty_in_order_of(like: Tensor, shape, *, sequence_first: bool = False) -> T
     (batch, sequence, heads, head dim).
     """
     strides = like.stride()
-    order = (0, 2, 1, 3) if sequence_first else range(like.dim())
+    order: Sequence[int] = (0, 2, 1, 3) if sequence_first else range(like.dim())
     if not any(stride == 0 and size != 1 for stride, size in zip(strides, like.shape, strict=True)):
         order = sorted(order, key=lambda dim: -strides[dim])
     memory = like.new_empty([shape[dim] for dim in order])
@@ -142,13 +143,13 @@ class _OperatorFunction(_SingleLevelFunction):
     """
 
     @classmethod
-    def call(cls, keyset, *arguments):
+    def call(cls, keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
         caller = _Caller(keyset, (torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()))
         with enable_single_level_autograd_function():
             return cls.apply(caller, *arguments)
 
     @classmethod
-    def below_autograd(cls, operator, caller: _Caller, arguments):
+    def below_autograd(cls, operator: Any, caller: _Caller, arguments: tuple[Any, ...]) -> Any:
         """A Function's forward records nothing, but the levels below this one may have to."""
         reverse, forward = caller.records
         with torch.set_grad_enabled(reverse), _set_fwd_grad_enabled(forward), torch._C._AutoDispatchBelowAutograd():
@@ -157,41 +158,41 @@ class _OperatorFunction(_SingleLevelFunction):
 
 class _Forward(_OperatorFunction):
     @staticmethod
-    def forward(caller, *problem):
+    def forward(caller: _Caller, *problem: Any) -> Any:
         return _Forward.below_autograd(torch.ops.flash_attn_ext.attention_forward.default, caller, problem)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         save(ctx, inputs[1:], output)
 
     @staticmethod
-    def backward(ctx, dout, dlse, _dlse_residual):
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _dlse_residual: None) -> tuple[Tensor | None, ...]:
         return (None, *gradients_of_saved(ctx, dout, dlse, ctx.needs_input_grad[1:]))
 
     @staticmethod
-    def jvp(ctx, _of_caller, *tangents):
+    def jvp(ctx: Any, _of_caller: None, *tangents: Any) -> tuple[Tensor | None, ...]:
         return FlashAttentionFunction.jvp(ctx, *tangents)
 
 
 class _Backward(_OperatorFunction):
     @staticmethod
-    def forward(caller, *arguments):
+    def forward(caller: _Caller, *arguments: Any) -> Any:
         return _Backward.below_autograd(torch.ops.flash_attn_ext.attention_backward.default, caller, arguments)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         keep(ctx, AttentionBackward.NAMES, inputs[1:])
         wanted = inputs[1 + AttentionBackward.NAMES.index("wanted")]
         ctx.mark_non_differentiable(*(g for g, is_wanted in zip(output, wanted, strict=True) if not is_wanted))
 
     @staticmethod
-    def backward(ctx, *cotangents):
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         along = dict(zip(DIFFERENTIABLE, cotangents, strict=True))
         along = {name: along[name] for name in wanted_names(kept(ctx)["wanted"])}
         return (None, *double_backward(ctx, along, ctx.needs_input_grad[1:]))
 
     @staticmethod
-    def jvp(ctx, _of_caller, *tangents):
+    def jvp(ctx: Any, _of_caller: None, *tangents: Any) -> tuple[Tensor | None, ...]:
         wanted = wanted_names(kept(ctx)["wanted"])
         of_wanted = dict(zip(wanted, AttentionBackward.jvp(ctx, *tangents), strict=True))
         return tuple(of_wanted.get(name) for name in DIFFERENTIABLE)
@@ -203,25 +204,30 @@ _library.impl("attention_backward", _Backward.call, "Autograd", with_keyset=True
 
 
 @torch.library.register_vmap(_FORWARD)
-def _map_forward(info, in_dims, *problem):
+def _map_forward(info: Any, in_dims: tuple[Any, ...], *problem: Any) -> Mapped:
     operator = torch.ops.flash_attn_ext.attention_forward
     return _map_operator(operator, Problem._fields, outputs_of, (info, in_dims, problem))
 
 
 @torch.library.register_vmap(_BACKWARD)
-def _map_backward(info, in_dims, *arguments):
+def _map_backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Mapped:
     operator = torch.ops.flash_attn_ext.attention_backward
     return _map_operator(operator, AttentionBackward.NAMES, _gradients_of, (info, in_dims, arguments))
 
 
-def _map_operator(operator, names: tuple[str, ...], outputs, mapped: tuple):
-    info, in_dims, arguments = mapped
-    arguments, dims = dict(zip(names, arguments, strict=True)), dict(zip(names, in_dims, strict=True))
+def _map_operator(
+    operator: Callable[..., Any],
+    names: tuple[str, ...],
+    outputs: Callable[[dict[str, Any]], tuple[str, ...]],
+    mapped: tuple[Any, tuple[Any, ...], tuple[Any, ...]],
+) -> Mapped:
+    info, in_dims, values = mapped
+    arguments, dims = dict(zip(names, values, strict=True)), dict(zip(names, in_dims, strict=True))
     dims = {name: dims[name] if isinstance(value, Tensor) else None for name, value in arguments.items()}
     if arguments.get("bias") is None and "lse_residual" in arguments:
         arguments["lse_residual"], dims["lse_residual"] = None, None  # operators have no absent results
     return map_slices(lambda **of_slice: operator(*of_slice.values()), outputs, info, dims, arguments)
 
 
-def _gradients_of(arguments: dict) -> tuple[str, ...]:
+def _gradients_of(arguments: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name if is_wanted else "" for name, is_wanted in zip(DIFFERENTIABLE, arguments["wanted"], strict=True))

@@ -17,17 +17,36 @@ section 3; grouped queries, Ainslie et al. 2023 ("GQA"), section 2; rotation, Su
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 import torch
 from torch import Tensor
 
+from flash_attn_ext.types import Causal, Layout, ReferenceOptions, Window
 
+if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
+    from typing_extensions import Unpack
+
+
+@overload
+def attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True] = True, **options: Unpack[ReferenceOptions]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False], **options: Unpack[ReferenceOptions]
+) -> Tensor: ...
+@overload
+def attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[ReferenceOptions]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_reference(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
-    causal: str | None = None,
-    window: int | tuple[int | None, int | None] | None = None,
+    causal: Causal | None = None,
+    window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
@@ -36,9 +55,9 @@ def attention_reference(
     dropout_p: float = 0.0,
     dropout_mask: Tensor | None = None,
     scale: float | None = None,
-    layout: str = "bhsd",
+    layout: Layout = "bhsd",
     return_lse: bool = True,
-):
+) -> Tensor | tuple[Tensor, Tensor]:
     """What :func:`flash_attn_ext.attention` computes, with the same keywords. Those not named here mean the same.
 
     Args:
@@ -93,12 +112,17 @@ def attention_varlen_reference(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     *,
+    causal: Causal | None = None,
+    window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
     dropout_mask: Tensor | None = None,
-    **options,
-):
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """What :func:`flash_attn_ext.attention_varlen` computes: sequence after sequence, in the packed (T, H, D) layout.
 
     Keywords as in :func:`attention_reference`; dropout_mask has the shape of ``mask``.
@@ -114,11 +138,16 @@ def attention_varlen_reference(
             slopes = slopes[index]
         out, lse = attention_reference(
             *(t.transpose(0, 1) for t in (q[queries], k[keys], v[keys])),
+            causal=causal,
+            window=window,
             bias=_of_sequence(bias, index, lengths),
             mask=_of_sequence(mask, index, lengths),
             alibi_slopes=slopes,
+            softcap=softcap,
+            sink=sink,
+            dropout_p=dropout_p,
             dropout_mask=_of_sequence(dropout_mask, index, lengths),
-            **options,
+            scale=scale,
         )
         outs.append(out.transpose(0, 1))
         lses.append(lse)
@@ -138,21 +167,25 @@ def attention_with_kvcache_reference(
     rotary_cos: Tensor | None = None,
     rotary_sin: Tensor | None = None,
     rotary_interleaved: bool = False,
-    causal: str | None = "bottom_right",
-    window: int | tuple[int | None, int | None] | None = None,
+    causal: Causal | None = "bottom_right",
+    window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    layout: str = "bhsd",
-    **options,
-):
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    scale: float | None = None,
+    layout: Layout = "bhsd",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What :func:`flash_attn_ext.attention_with_kvcache` computes, with the same keywords, sequence by sequence.
 
     Returns ``out``, ``lse``, and the caches as that function leaves them. Those that are given stay as they are.
     """
+    if (k_new is None) != (v_new is None) or (rotary_cos is None) != (rotary_sin is None):
+        raise ValueError("k_new and v_new must be given both or neither, and so must rotary_cos and rotary_sin")
     if layout == "bshd":
-        tensors = q, k_cache, v_cache, k_new, v_new
-        q, k_cache, v_cache, k_new, v_new = (t if t is None else t.transpose(1, 2) for t in tensors)
+        q, k_cache, v_cache = (t.transpose(1, 2) for t in (q, k_cache, v_cache))
+        k_new, v_new = (t if t is None else t.transpose(1, 2) for t in (k_new, v_new))
     k_cache, v_cache = k_cache.clone(), v_cache.clone()
     batch, _, num_queries, _ = q.shape
     lengths = cache_seqlens.tolist() if isinstance(cache_seqlens, Tensor) else [cache_seqlens] * batch
@@ -163,9 +196,9 @@ def attention_with_kvcache_reference(
             torch.arange(old + len(new), device=q.device), b, k_cache.shape[2], block_table, cache_batch_idx
         )
         query = q[b]
-        if k_new is not None:
+        if k_new is not None and v_new is not None:
             key = k_new[b]
-            if rotary_cos is not None:
+            if rotary_cos is not None and rotary_sin is not None:
                 key = rotate(key, rotary_cos[new], rotary_sin[new], rotary_interleaved)
                 steps = causal is not None or window not in (None, (None, None))
                 at = old + steps * torch.arange(num_queries, device=q.device)
@@ -186,7 +219,9 @@ def attention_with_kvcache_reference(
             bias=_of_sequence(bias, b, (num_queries, len(positions))),
             mask=_of_sequence(mask, b, (num_queries, len(positions))),
             alibi_slopes=alibi_slopes[b] if alibi_slopes is not None and alibi_slopes.dim() == 2 else alibi_slopes,
-            **options,
+            softcap=softcap,
+            sink=sink,
+            scale=scale,
         )
         outs.append(out)
         lses.append(lse)
@@ -219,7 +254,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat([columns, x[..., 2 * pairs :]], -1)
 
 
-def key_distance(num_queries: int, num_keys: int, causal: str | None, device=None) -> Tensor:
+def key_distance(num_queries: int, num_keys: int, causal: Causal | None, device: torch.device | None = None) -> Tensor:
     """key - (query + diagonal), (Sq, Sk): 0 on the diagonal, negative before it.
 
     The diagonal ends at the last query and the last key (bottom right), except for causal="top_left" where it starts
@@ -230,7 +265,7 @@ def key_distance(num_queries: int, num_keys: int, causal: str | None, device=Non
     return torch.arange(num_keys, device=device) - (queries + diagonal)
 
 
-def visible_pairs(distance: Tensor, causal: str | None, window: int | tuple[int | None, int | None] | None) -> Tensor:
+def visible_pairs(distance: Tensor, causal: Causal | None, window: Window | None) -> Tensor:
     """Which keys a query sees by causality and window: bool (Sq, Sk) from :func:`key_distance`, True = seen."""
     left, right = window if isinstance(window, tuple | list) else (window, window)
     visible = torch.ones_like(distance, dtype=torch.bool)

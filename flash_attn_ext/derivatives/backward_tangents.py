@@ -13,6 +13,9 @@ forward_tangents.py):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,7 +23,7 @@ from flash_attn_ext._canonical import without_autocast
 from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives import plain_tiles
 from flash_attn_ext.derivatives.forward_tangents import WeightedTile, of_sink, sink_weights, tangents_of_queries
-from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
+from flash_attn_ext.derivatives.pieces import RESULT, pieces_of, present
 from flash_attn_ext.derivatives.products import add_sums, add_transposed_sums
 from flash_attn_ext.derivatives.scratch import Scratch
 from flash_attn_ext.derivatives.tiles import (
@@ -56,10 +59,12 @@ def backward_tangents(
     the last two of `saved`, they are computed, and come before the other results.
     """
     accumulate = accumulate_dtype(problem.q.dtype)
-    results = {RESULT + name: torch.zeros_like(getattr(problem, name), dtype=accumulate) for name in wanted}
-    left = {}
+    results: dict[str, Any] = {
+        RESULT + name: torch.zeros_like(getattr(problem, name), dtype=accumulate) for name in wanted
+    }
+    left: dict[str, Any] = {}
     if saved["out_tangent"] is None:
-        left = {RESULT + name: torch.zeros_like(saved[name]) for name in ("out", "lse")}
+        left = {RESULT + name: torch.zeros_like(present(saved, name)) for name in ("out", "lse")}
     scratch = Scratch(accumulate, problem.q.device)
     are_plain = plain_tiles.are_plain(problem, saved | tangents)
     with without_autocast(problem.q.device):
@@ -73,7 +78,7 @@ def backward_tangents(
 
 def _of_queries(scores: Scores, queries: slice) -> None:
     rows = rows_of(scores, queries)
-    tiles = []
+    tiles: Sequence[tuple[slice, Any]] = ()
     if RESULT + "out" in scores.piece.tensors:
         keep = len(list(scores.key_blocks(queries))) <= MOST_KEPT_TILES
         tiles = tangents_of_queries(scores, queries, keep=keep)
@@ -88,7 +93,7 @@ def _of_queries(scores: Scores, queries: slice) -> None:
         with scores.scratch.reused():
             _add_products(scores, rows, keys, tile_gradients(scores, rows, keys, gradient, tile), gradient.dout, dq)
     if dq is not None:
-        scores.piece.tensors[RESULT + "q"][:, :, queries].add_(scores.by_head(dq), alpha=scores.scale)
+        present(scores.piece.tensors, RESULT + "q")[:, :, queries].add_(scores.by_head(dq), alpha=scores.scale)
 
 
 def _gradient_of(scores: Scores, queries: slice) -> Gradient:
@@ -98,34 +103,37 @@ def _gradient_of(scores: Scores, queries: slice) -> Gradient:
     delta, delta_tangent = (sums_with_dout(scores, name, queries) for name in ("out", out_tangent))
     if (dlse := scores.statistic("dlse", queries)) is not None:
         delta -= dlse
-    return Gradient(scores.query_rows("dout", queries), delta, delta_tangent, scores.statistic(lse_tangent, queries))
+    rows_of_lse = scores.of_rows(present(scores.piece.tensors, lse_tangent)[:, :, queries])
+    return Gradient(scores.query_rows("dout", queries), delta, delta_tangent, rows_of_lse)
 
 
 def _sums_with_dout(scores: Scores, name: str, queries: slice) -> Tensor:
     """rowsum(dout * rows of that name)."""
-    dout, rows = (scores.query_rows(rows, queries).to(scores.accumulate) for rows in ("dout", name))
-    return (dout * rows).sum(-1, keepdim=True)
+    dout, rows = scores.query_rows("dout", queries), scores.query_rows(name, queries)
+    assert rows is not None, name
+    return (dout.to(scores.accumulate) * rows.to(scores.accumulate)).sum(-1, keepdim=True)
 
 
 def _tile_gradients(
-    scores: Scores, rows: Rows, keys: slice, gradient: Gradient, tile: WeightedTile | None
+    scores: Scores, rows: Rows, keys: slice, gradient: Gradient, kept: WeightedTile | None
 ) -> TileGradients:
-    """Also adds to the tangents of what is not multiplied: bias and slopes. `tile`: None where it is not kept."""
-    if tile is None:
+    """Also adds to the tangents of what is not multiplied: bias and slopes. `kept`: the tile, where it is."""
+    if kept is None:
         tile = tile_of(scores, rows, keys, less=gradient.lse_tangent)
         p_tangent = tile.score_tangent.mul_(tile.p)
     else:
-        tile, weighted = tile
+        tile, weighted = kept
         p_tangent = weighted.addcmul_(tile.p, gradient.lse_tangent.expand(tile.p.shape), value=-1)
     score_gradient, its_tangent = _score_gradients(scores, keys, gradient, tile, p_tangent)
     results = scores.piece.tensors
     if RESULT + "bias" in results:
-        _add_to_table(results[RESULT + "bias"], rows.queries, keys, scores.by_head(its_tangent))
+        _add_to_table(present(results, RESULT + "bias"), rows.queries, keys, scores.by_head(its_tangent))
     if RESULT + "alibi_slopes" in results:
-        by_distance = (scores.by_head(its_tangent) * distance_of(scores, rows, keys)).sum((2, 3))
-        slopes = results[RESULT + "alibi_slopes"]
+        by_distance = (scores.by_head(its_tangent) * distance_of(scores, rows.queries, keys)).sum((2, 3))
+        slopes = present(results, RESULT + "alibi_slopes")
         slopes.sub_(by_distance if slopes.size(0) > 1 else by_distance.sum(0, keepdim=True))
     if tile.cap is not None:
+        assert scores.problem.softcap is not None
         slope = slope_of_cap(tile.cap)
         its_tangent.mul_(slope)
         if tile.u_tangent is not None:
@@ -158,6 +166,7 @@ def _weight_gradient(scores: Scores, gradient: Gradient, name: str, keys: slice,
     """G - Delta of "v", G' - Delta' of "v_tangent"."""
     delta = gradient.delta if name == "v" else gradient.delta_tangent
     rows = scores.key_rows(name, keys)
+    assert rows is not None, name
     if tile.kept is None:
         return scores.products(gradient.dout, rows, minus=delta)
     return dropped(scores, scores.products(gradient.dout, rows, scores.rescale), tile.kept).sub_(delta)
@@ -184,10 +193,10 @@ def _add_products(
 
 
 def _add_to_keys(
-    scores: Scores, name: str, keys: slice, terms: list[tuple[Tensor, Tensor | None]], factor: float
+    scores: Scores, name: str, keys: slice, terms: list[tuple[Tensor | None, Tensor | None]], factor: float
 ) -> None:
     """result += factor * sum of weights^T rows."""
-    result = scores.piece.tensors[RESULT + name][:, :, keys].mT
+    result = present(scores.piece.tensors, RESULT + name)[:, :, keys].mT
     total = torch.zeros(result.flatten(0, 1).shape, dtype=scores.accumulate, device=result.device)
     for weights, rows in terms:
         add_transposed_sums(total, rows, weights)
@@ -206,4 +215,4 @@ def _add_to_sink(scores: Scores, queries: slice, gradient: Gradient) -> None:
     if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:
         along = along + of_sink(scores, sink_tangent, queries)
     by_row = sink_weights(scores, queries) * (along * gradient.delta + gradient.delta_tangent)
-    scores.piece.tensors[RESULT + "sink"].sub_(scores.by_head(by_row).sum((0, 2, 3)))
+    present(scores.piece.tensors, RESULT + "sink").sub_(scores.by_head(by_row).sum((0, 2, 3)))

@@ -9,14 +9,15 @@ the other, and slices with seeds of their own are folded with the first seed, al
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flash_attn_ext.derivatives.kinds import KINDS, Kind
 
-Named = dict[str, object]
+Named = dict[str, Any]
+Mapped = tuple[tuple[Any, ...], tuple[int | None, ...]]  # results, their mapped dimensions
 
 
 class Fold(NamedTuple):
@@ -94,7 +95,13 @@ class Fold(NamedTuple):
         return torch.cat([(offsets[:, :-1] + begins[:-1, None]).flatten(), begins[-1:]])
 
 
-def map_slices(call: Callable, outputs: Callable, info, dims: dict[str, int | None], arguments: Named):
+def map_slices(
+    call: Callable[..., Any],
+    outputs: Callable[[Named], tuple[str, ...]],
+    info: Any,
+    dims: dict[str, int | None],
+    arguments: Named,
+) -> Mapped:
     """What ``vmap`` wants of ``call(**arguments)``: (results, their mapped dimensions).
 
     outputs: from the arguments to the names of the results of `call`, "" for one that is no result in this call.
@@ -104,8 +111,8 @@ def map_slices(call: Callable, outputs: Callable, info, dims: dict[str, int | No
     fold = _choose(info.batch_size, dims, arguments, names)
     if fold is None:
         slices = [call(**_slice_of(arguments, dims, index)) for index in range(info.batch_size)]
-        results = zip(names, zip(*slices, strict=True), strict=True)
-        stacked = [torch.stack(of_slices) if name else of_slices[0] for name, of_slices in results]
+        by_name = zip(names, zip(*slices, strict=True), strict=True)
+        stacked = [torch.stack(of_slices) if name else of_slices[0] for name, of_slices in by_name]
         return tuple(stacked), tuple(0 if name else None for name in names)
     folded = {
         name: fold.fold(KINDS[name], value, dims[name], name in names) if isinstance(value, Tensor) else value
@@ -144,11 +151,11 @@ def _choose(size: int, dims: dict[str, int | None], arguments: Named, names: tup
     return Fold(size, into_heads, is_packed, batch, heads)
 
 
-def _slice_shape(arguments: Named, dims: dict[str, int | None], name: str) -> torch.Size | None:
-    """Of one slice; None of results that are no arguments, whose shape follows from the fold alone."""
+def _slice_shape(arguments: Named, dims: dict[str, int | None], name: str) -> torch.Size:
+    """Of one slice; () of results that are no arguments, whose shape follows from the fold alone."""
     value = arguments.get(name)
     if not isinstance(value, Tensor):
-        return None
+        return torch.Size()
     shape, dim = list(value.shape), dims[name]
     if dim is not None:
         del shape[dim]

@@ -11,7 +11,7 @@ With P and dS of tiles.py, Z the factors of dropout (0, or 1 / (1 - p)):
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from flash_attn_ext._canonical import without_autocast
 from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives import plain_tiles
 from flash_attn_ext.derivatives.kinds import tangent_name
-from flash_attn_ext.derivatives.pieces import RESULT, pieces_of
+from flash_attn_ext.derivatives.pieces import RESULT, pieces_of, present
 from flash_attn_ext.derivatives.products import add_sums
 from flash_attn_ext.derivatives.scratch import Scratch
 from flash_attn_ext.derivatives.tiles import Rows, Scores, Tile, dropped, rows_of, tile_of, without_unseen_keys
@@ -34,7 +34,9 @@ class WeightedTile(NamedTuple):
     weighted: Tensor
 
 
-def forward_tangents(problem: Problem, saved: dict[str, Tensor | None], tangents: dict[str, Tensor | None]):
+def forward_tangents(
+    problem: Problem, saved: dict[str, Tensor | None], tangents: dict[str, Tensor | None]
+) -> tuple[Tensor, ...]:
     """(out_tangent, lse_tangent), of the shapes and dtypes of out and lse.
 
     saved: out, lse, lse_residual. tangents: by the names of kinds.TANGENTS, None where there is none.
@@ -42,9 +44,10 @@ def forward_tangents(problem: Problem, saved: dict[str, Tensor | None], tangents
     are_plain = plain_tiles.are_plain(problem, saved | tangents)
     if are_plain:
         given = (tangents[tangent_name(name)] for name in ("q", "k", "v", "sink"))
-        if (found := _C.attention_tangents(saved["out"], saved["lse"], *given, problem)) is not None:
+        arguments: tuple[Any, ...] = (saved["out"], saved["lse"], *given, problem)
+        if (found := _C.attention_tangents(*arguments)) is not None:
             return tuple(found)
-    results = {RESULT + "out": torch.zeros_like(saved["out"]), RESULT + "lse": torch.zeros_like(saved["lse"])}
+    results: dict[str, Any] = {RESULT + name: torch.zeros_like(present(saved, name)) for name in ("out", "lse")}
     scratch = Scratch(accumulate_dtype(problem.q.dtype), problem.q.device)
     with without_autocast(problem.q.device):
         for piece in pieces_of(problem, saved | tangents | results):
@@ -74,8 +77,8 @@ def tangents_of_queries(
         lse_tangent += sink_weights(scores, queries) * of_sink(scores, sink_tangent, queries)
     total.mul_(scores.rescale).sub_(lse_tangent * out)
     tensors = scores.piece.tensors
-    tensors[RESULT + "out"][:, :, queries] = scores.by_head(total)
-    tensors[RESULT + "lse"][:, :, queries] = scores.by_head(lse_tangent).squeeze(-1)
+    present(tensors, RESULT + "out")[:, :, queries] = scores.by_head(total)
+    present(tensors, RESULT + "lse")[:, :, queries] = scores.by_head(lse_tangent).squeeze(-1)
     return tiles
 
 
@@ -101,7 +104,7 @@ def of_sink(scores: Scores, sink: Tensor, queries: slice) -> Tensor:
 
 def sink_weights(scores: Scores, queries: slice) -> Tensor:
     """exp(sink - lse): the share of a row's weight that the sink has; 0 where the sink is -inf."""
-    sink = of_sink(scores, scores.piece.tensors["sink"], queries)
+    sink = of_sink(scores, present(scores.piece.tensors, "sink"), queries)
     exponent = sink - scores.statistic("lse", queries)
     if (residual := scores.statistic("lse_residual", queries)) is not None:
         exponent = exponent - residual

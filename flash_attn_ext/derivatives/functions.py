@@ -7,6 +7,9 @@ derivative goes to these, and none to what was left.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +17,7 @@ from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from flash_attn_ext.derivatives.backward_tangents import backward_tangents
-from flash_attn_ext.derivatives.batching import map_slices
+from flash_attn_ext.derivatives.batching import Mapped, map_slices
 from flash_attn_ext.derivatives.forward_tangents import forward_tangents
 from flash_attn_ext.derivatives.kinds import TANGENTS, tangent_name
 
@@ -37,15 +40,15 @@ class DerivativeFunction(torch.autograd.Function):
     NAMES: tuple[str, ...] = ()
 
     @classmethod
-    def call(cls, **arguments):
+    def call(cls, **arguments: Any) -> Any:
         return cls.apply(*(arguments[name] for name in cls.NAMES))
 
     @classmethod
-    def named(cls, values) -> dict:
+    def named(cls, values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(cls.NAMES, values, strict=True))
 
 
-def keep(ctx, names: tuple[str, ...], values: tuple) -> None:
+def keep(ctx: Any, names: tuple[str, ...], values: tuple) -> None:
     """For :func:`kept`, in backward and jvp alike."""
     tensors = [value if isinstance(value, Tensor) else None for value in values]
     ctx.save_for_backward(*tensors)
@@ -55,7 +58,7 @@ def keep(ctx, names: tuple[str, ...], values: tuple) -> None:
     ctx.set_materialize_grads(False)
 
 
-def kept(ctx) -> dict:
+def kept(ctx: Any) -> dict[str, Any]:
     both = zip(ctx.saved_tensors, ctx.others, strict=True)
     return dict(zip(ctx.names, (other if tensor is None else tensor for tensor, other in both), strict=True))
 
@@ -123,7 +126,7 @@ class AttentionBackward(DerivativeFunction):
         return tuple(gradient for gradient, is_wanted in zip(gradients, wanted, strict=True) if is_wanted)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         keep(ctx, AttentionBackward.NAMES, inputs)
 
     @staticmethod
@@ -132,7 +135,7 @@ class AttentionBackward(DerivativeFunction):
         return double_backward(ctx, along, ctx.needs_input_grad)
 
     @staticmethod
-    def jvp(ctx, *tangents):
+    def jvp(ctx: Any, *tangents: Any) -> Any:
         arguments, along = kept(ctx), AttentionBackward.named(tangents)
         wanted = arguments["wanted"]
         results = gradients_of(arguments, along["dout"], along["dlse"], wanted)
@@ -142,7 +145,7 @@ class AttentionBackward(DerivativeFunction):
         return tuple(results.get(name) for name in wanted_names(wanted))
 
     @staticmethod
-    def vmap(info, in_dims, *arguments):
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         return map_arguments(AttentionBackward, lambda named: wanted_names(named["wanted"]), info, in_dims, arguments)
 
 
@@ -160,8 +163,8 @@ def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, 
         gradients = tangents_of_gradients(arguments | left, wanted)
     else:
         out_tangent, lse_tangent, gradients = tangents_of_everything(arguments, wanted)
-    gradients |= dict(dout=out_tangent, dlse=lse_tangent if arguments["dlse"] is not None else None)
-    return in_order(AttentionBackward, gradients)
+    of_cotangents = dict(dout=out_tangent, dlse=lse_tangent if arguments["dlse"] is not None else None)
+    return in_order(AttentionBackward, gradients | of_cotangents)
 
 
 def _tangents_along(arguments: dict, along: dict, wanted) -> dict[str, Tensor]:
@@ -184,7 +187,7 @@ class AttentionTangents(DerivativeFunction):
         return forward_tangents(problem_in(arguments), _some(arguments, _LEFT), _some(arguments, TANGENTS))
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         keep(ctx, (*AttentionTangents.NAMES, "out_tangent", "lse_tangent"), (*inputs, *output))
 
     @staticmethod
@@ -200,11 +203,11 @@ class AttentionTangents(DerivativeFunction):
         return in_order(AttentionTangents, gradients | {tangent_name(n): g for n, g in of_tangents.items()})
 
     @staticmethod
-    def jvp(ctx, *tangents):
+    def jvp(ctx: Any, *tangents: Any) -> Any:
         raise RuntimeError(NO_FORWARD_OVER_FORWARD)
 
     @staticmethod
-    def vmap(info, in_dims, *arguments):
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         return map_arguments(AttentionTangents, lambda _: ("out_tangent", "lse_tangent"), info, in_dims, arguments)
 
 
@@ -222,7 +225,7 @@ class AttentionBackwardTangents(DerivativeFunction):
         return backward_tangents(problem_in(arguments), saved, _some(arguments, TANGENTS), wanted)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         pass
 
     @staticmethod
@@ -230,11 +233,11 @@ class AttentionBackwardTangents(DerivativeFunction):
         raise RuntimeError(NO_THIRD_DERIVATIVE)
 
     @staticmethod
-    def jvp(ctx, *tangents):
+    def jvp(ctx: Any, *tangents: Any) -> Any:
         raise RuntimeError(NO_THIRD_DERIVATIVE)
 
     @staticmethod
-    def vmap(info, in_dims, *arguments):
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         def outputs(named: dict) -> tuple[str, ...]:
             left = ("out_tangent", "lse_tangent") if named["out_tangent"] is None else ()
             return (*left, *wanted_names(named["wanted"]))
@@ -249,7 +252,13 @@ def _some(arguments: dict, names: tuple[str, ...]) -> dict:
     return found
 
 
-def map_arguments(cls: type[DerivativeFunction], outputs, info, in_dims: tuple, arguments: tuple):
+def map_arguments(
+    cls: type[DerivativeFunction],
+    outputs: Callable[[dict[str, Any]], tuple[str, ...]],
+    info: Any,
+    in_dims: tuple[Any, ...],
+    arguments: tuple[Any, ...],
+) -> Mapped:
     """A Function's ``vmap``."""
     named = cls.named(arguments)
     dims = {name: dim if isinstance(named[name], Tensor) else None for name, dim in cls.named(in_dims).items()}

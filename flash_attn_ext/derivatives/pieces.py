@@ -68,7 +68,7 @@ class Part(NamedTuple):
     def _of_table(self, table: Tensor) -> Tensor:
         batch, heads, queries, keys = (size > 1 for size in table.shape)
         table = table[self.batch if batch else slice(None), self.heads if heads else slice(None)]
-        if self.queries is None:
+        if self.queries is None or self.keys is None:
             return table
         lengths = self.queries.stop - self.queries.start, self.keys.stop - self.keys.start
         return table[:, :, : lengths[0] if queries else 1, : lengths[1] if keys else 1]
@@ -84,11 +84,18 @@ class Piece(NamedTuple):
 
     @property
     def num_batches(self) -> int:
-        return self.tensors["q"].size(0)
+        return present(self.tensors, "q").size(0)
 
     @property
     def num_heads(self) -> int:
-        return self.tensors["q"].size(1)
+        return present(self.tensors, "q").size(1)
+
+
+def present(tensors: dict[str, Tensor | None], name: str) -> Tensor:
+    """One that is never absent there, or that the caller has seen to be there."""
+    tensor = tensors[name]
+    assert tensor is not None, name
+    return tensor
 
 
 def pieces_of(problem: Problem, tensors: dict[str, Tensor | None]) -> Iterator[Piece]:
@@ -97,7 +104,7 @@ def pieces_of(problem: Problem, tensors: dict[str, Tensor | None]) -> Iterator[P
     kinds = {name: KINDS[name.removeprefix(RESULT)] for name in tensors}
     for part in _parts(problem):
         views = {name: tensor if tensor is None else part.of(kinds[name], tensor) for name, tensor in tensors.items()}
-        yield Piece(part, views, views["q"].size(2), views["k"].size(2))
+        yield Piece(part, views, present(views, "q").size(2), present(views, "k").size(2))
 
 
 def _parts(problem: Problem) -> Iterator[Part]:
@@ -106,7 +113,7 @@ def _parts(problem: Problem) -> Iterator[Part]:
         return
     group = q.size(1) // k.size(1)
     size = tile_size(q.device.type, group)
-    if problem.cu_seqlens_q is None:
+    if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
         for batch, key_heads in _shares(q.size(0), k.size(1), group * _tile_scores(size, q.size(2), k.size(2)), size):
             yield Part(batch, key_heads, group)
         return

@@ -8,7 +8,7 @@ forward_tangents.py and backward_tangents.py.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
 from flash_attn_ext._problem import Problem
-from flash_attn_ext.derivatives.pieces import RESULT
+from flash_attn_ext.derivatives.pieces import RESULT, present
 from flash_attn_ext.derivatives.products import add_sums, row_products, tile_dtype
 from flash_attn_ext.derivatives.tiles import Gradient, Rows, Scores, TileGradients
 
@@ -52,7 +52,8 @@ def add_tangents(scores: Scores, rows: Rows, keys: slice, total: Tensor, lse_tan
     """As ``forward_tangents._add_tangents``."""
     tile = tile_of(scores, rows, keys)
     v, v_tangent = scores.key_rows("v", keys), scores.key_rows("v_tangent", keys)
-    weights, weighted = _C.plain_weights(*_as_arguments(scores, rows, keys, tile), lse_tangent, v_tangent is not None)
+    arguments = (*_as_arguments(scores, rows, keys, tile), lse_tangent, v_tangent is not None)
+    weights, weighted = _C.plain_weights(*arguments)
     if weighted is not None:
         add_sums(total, weighted, v)
     add_sums(total, weights, v_tangent)
@@ -66,7 +67,7 @@ def tile_gradients(
     if tile is None:
         tile = tile_of(scores, rows, keys)
     v, v_tangent = scores.key_rows("v", keys), scores.key_rows("v_tangent", keys)
-    found = _C.plain_gradients(
+    arguments = (
         *_as_arguments(scores, rows, keys, tile),
         gradient.lse_tangent,
         row_products(gradient.dout, v),
@@ -75,25 +76,27 @@ def tile_gradients(
         gradient.delta_tangent,
         RESULT + "v" in scores.piece.tensors,
     )
-    return TileGradients(*found, hidden=_blind_queries(scores, rows.queries, keys))
+    weight_tangents, product_gradients, their_tangents = _C.plain_gradients(*arguments)
+    return TileGradients(weight_tangents, product_gradients, their_tangents, _blind_queries(scores, rows.queries, keys))
 
 
 def sums_with_dout(scores: Scores, name: str, queries: slice) -> Tensor:
     """As ``backward_tangents._sums_with_dout``."""
-    tensors = scores.piece.tensors
-    return scores.of_rows(_C.delta(tensors[name][:, :, queries], tensors["dout"][:, :, queries]))
+    rows, dout = (present(scores.piece.tensors, tensor)[:, :, queries] for tensor in (name, "dout"))
+    return scores.of_rows(_C.delta(rows, dout))
 
 
 def _product_tangents(scores: Scores, rows: Rows, keys: slice) -> Tensor | None:
     k, k_tangent = scores.key_rows("k", keys), scores.key_rows("k_tangent", keys)
     if rows.both is not None:
+        assert k_tangent is not None
         return row_products(rows.both, torch.cat([k, k_tangent], dim=-1))
     if rows.q_tangent is not None:
         return row_products(rows.q_tangent, k)
     return None if k_tangent is None else row_products(rows.q, k_tangent)
 
 
-def _as_arguments(scores: Scores, rows: Rows, keys: slice, tile: PlainTile) -> tuple:
+def _as_arguments(scores: Scores, rows: Rows, keys: slice, tile: PlainTile) -> tuple[Any, ...]:
     """The first ones of both kernels."""
     left, right = scores.window
     diagonal = rows.queries.start + scores.diagonal - keys.start

@@ -39,23 +39,25 @@ def add_row_products(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tens
     return total.add_(row_products(a, b), alpha=factor)
 
 
-def add_sums(total: Tensor, weights: Tensor, rows: Tensor | None) -> None:
+def add_sums(total: Tensor, weights: Tensor | None, rows: Tensor | None) -> None:
     """total (x, m, d) += weights (x, m, n) times rows (x, n, d); nothing where `rows` are absent."""
     if rows is None:
         return
+    assert weights is not None  # absent only where rows are
     if tile_dtype(rows) == torch.bfloat16:
         _add_16_bit_product(total, weights.to(rows.dtype), rows, is_plain=weights.dtype == rows.dtype)
     else:
         total.baddbmm_(weights, rows.to(weights.dtype))
 
 
-def add_transposed_sums(total: Tensor, rows: Tensor | None, weights: Tensor) -> None:
+def add_transposed_sums(total: Tensor, rows: Tensor | None, weights: Tensor | None) -> None:
     """total (x, d, n) += rows (x, m, d)^T times weights (x, m, n); nothing where `rows` are absent.
 
     The CPU's products take longer for weights^T rows, whose larger factor is the transposed one.
     """
     if rows is None:
         return
+    assert weights is not None  # absent only where rows are
     if tile_dtype(rows) == torch.bfloat16:
         _add_16_bit_product(total, rows.mT, weights.to(rows.dtype), is_plain=weights.dtype == rows.dtype)
     else:

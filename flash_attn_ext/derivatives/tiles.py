@@ -11,7 +11,7 @@ keys), which lies in memory alike.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -72,11 +72,19 @@ class Scores(NamedTuple):
         end = min(queries.stop + self.diagonal + right, self.piece.num_keys)
         return blocks(begin, end, self.tile_size.keys)
 
+    @overload
+    def query_rows(self, name: Literal["q", "out", "dout"], queries: slice) -> Tensor: ...
+    @overload
+    def query_rows(self, name: str, queries: slice) -> Tensor | None: ...
     def query_rows(self, name: str, queries: slice) -> Tensor | None:
         """(pairs, group * queries, columns)."""
         tensor = self.piece.tensors[name]
         return None if tensor is None else self._of_pairs(tensor[:, :, queries], tensor.size(3))
 
+    @overload
+    def key_rows(self, name: Literal["k", "v"], keys: slice) -> Tensor: ...
+    @overload
+    def key_rows(self, name: str, keys: slice) -> Tensor | None: ...
     def key_rows(self, name: str, keys: slice) -> Tensor | None:
         """(pairs, keys, columns)."""
         tensor = self.piece.tensors[name]
@@ -86,6 +94,10 @@ class Scores(NamedTuple):
         """A tile of :func:`row_products`, in scratch memory."""
         return row_products(a, b, factor, minus, out=self.scratch.take(a.size(0), a.size(1), b.size(1)))
 
+    @overload
+    def statistic(self, name: Literal["lse"], queries: slice) -> Tensor: ...
+    @overload
+    def statistic(self, name: str, queries: slice) -> Tensor | None: ...
     def statistic(self, name: str, queries: slice) -> Tensor | None:
         """(pairs, group * queries, 1)."""
         tensor = self.piece.tensors[name]
@@ -227,6 +239,7 @@ def _weights(scores: Scores, rows: Rows, score: Tensor, distance: Tensor | None,
     """exp(S - lse), in place; what has a bias has not lost its LSE yet. Nothing is hidden yet."""
     _add_slopes_and_bias(scores, scores.by_head(score), (rows.queries, keys), distance, of_tangents=False)
     if scores.problem.bias is not None:
+        assert rows.lse_residual is not None  # comes with every bias
         score.sub_(rows.lse).sub_(rows.lse_residual)
     return score.exp_()
 
@@ -235,11 +248,10 @@ def _add_slopes_and_bias(
     scores: Scores, to: Tensor, block: tuple[slice, slice], distance: Tensor | None, *, of_tangents: bool
 ) -> None:
     """To scores by head: the terms that are linear in slopes and bias, so that tangents have the same."""
-    slopes, bias = "alibi_slopes", "bias"
-    if of_tangents:
-        slopes, bias = tangent_name(slopes), tangent_name(bias)
-    slopes, bias = scores.piece.tensors[slopes], scores.piece.tensors[bias]
+    names = ("alibi_slopes", "bias")
+    slopes, bias = (scores.piece.tensors[tangent_name(name) if of_tangents else name] for name in names)
     if slopes is not None:
+        assert distance is not None  # comes with all slopes
         to.addcmul_(slopes[..., None, None], distance.expand(to.shape), value=-1)
     if bias is not None:
         to.add_(of_block(bias, *block))
@@ -259,13 +271,11 @@ def _offsets(scores: Scores, queries: slice, keys: slice) -> Tensor:
 
 def _distance(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
     """What slopes are multiplied by, where there are any."""
-    if scores.problem.alibi_slopes is None:
-        return None
+    return None if scores.problem.alibi_slopes is None else distance_of(scores, queries, keys)
+
+
+def distance_of(scores: Scores, queries: slice, keys: slice) -> Tensor:
     return _offsets(scores, queries, keys).abs().to(scores.accumulate)
-
-
-def distance_of(scores: Scores, rows: Rows, keys: slice) -> Tensor:
-    return _distance(scores, rows.queries, keys)
 
 
 def hidden_scores(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
@@ -291,6 +301,7 @@ def _kept(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
     problem, part = scores.problem, scores.piece.part
     if problem.dropout_p == 0:
         return None
+    assert problem.rng_seed is not None  # comes with dropout
     return dropout_bits.kept(
         problem.rng_seed, problem.dropout_p, dropout_bits.Region(part.batch, part.heads, queries, keys)
     )

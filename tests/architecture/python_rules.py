@@ -11,13 +11,14 @@ MAX_PARAMETERS = 6
 PACKAGE = "flash_attn_ext"
 
 # The package from top to bottom: a module imports only from what stands below it. The reference is the specification,
-# so it stands below the binding and imports nothing of the package.
+# so it stands below the binding and imports nothing of the package but the types of options.
 ORDER = (
     "__main__",
     "cli",
     "__init__",
     "integrations",
     "functional",
+    "varlen",
     "kv_cache",
     "_explanation",
     "_keywords",
@@ -33,10 +34,11 @@ ORDER = (
     "_copies",
     "_C",
     "reference",
+    "types",
 )
 
 # These mirror the user's keywords or the binding's flat schema, whatever their number.
-MIRROR_THE_USER = ("functional.py", "kv_cache.py", "reference.py", "ops.py", "integrations/")
+MIRROR_THE_USER = ("functional.py", "varlen.py", "kv_cache.py", "reference.py", "ops.py", "integrations/")
 
 
 def imports_go_down(sources: Sources) -> Iterator[str]:

@@ -1,0 +1,77 @@
+"""What options may be, by name, for the annotations of your own code.
+
+>>> from flash_attn_ext.types import AttentionOptions
+>>> options: AttentionOptions = {"causal": "bottom_right", "window": (256, 0)}
+>>> q, k, v = torch.randn(3, 1, 4, 512, 64)
+>>> flash_attn_ext.attention(q, k, v, **options).shape
+torch.Size([1, 4, 512, 64])
+
+A type checker takes a plain ``dict`` of options for one whose values may all be anything, and refuses it. What each
+option means is in :func:`flash_attn_ext.attention`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from torch import Tensor
+
+Causal = Literal["top_left", "bottom_right"]
+Layout = Literal["bhsd", "bshd"]
+Backend = Literal["cpu", "sm80", "sm90"]
+Fallback = Literal["raise", "torch"]
+Window = int | tuple[int | None, int | None]
+
+
+class ScoreOptions(TypedDict, total=False):
+    """The keywords that all forms of attention share."""
+
+    causal: Causal | None
+    window: Window | None
+    bias: Tensor | None
+    mask: Tensor | None
+    alibi_slopes: Tensor | None
+    softcap: float | None
+    sink: Tensor | None
+    scale: float | None
+
+
+class AttentionOptions(ScoreOptions, total=False):
+    """The keywords of ``attention`` but ``return_lse``, which decides the type of the result."""
+
+    dropout_p: float
+    layout: Layout
+    backend: Backend | None
+    allow_tf32: bool
+
+
+class VarlenOptions(ScoreOptions, total=False):
+    """The keywords of ``attention_varlen`` but ``return_lse``."""
+
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    dropout_p: float
+    backend: Backend | None
+    allow_tf32: bool
+
+
+class KvCacheOptions(ScoreOptions, total=False):
+    """The keywords of ``attention_with_kvcache`` but ``return_lse`` and ``cache_seqlens``, which has no default."""
+
+    k_new: Tensor | None
+    v_new: Tensor | None
+    block_table: Tensor | None
+    cache_batch_idx: Tensor | None
+    rotary_cos: Tensor | None
+    rotary_sin: Tensor | None
+    rotary_interleaved: bool
+    layout: Layout
+    backend: Backend | None
+
+
+class ReferenceOptions(ScoreOptions, total=False):
+    """The keywords of ``reference.attention_reference`` but ``return_lse``."""
+
+    dropout_p: float
+    dropout_mask: Tensor | None
+    layout: Layout

@@ -1,0 +1,122 @@
+"""Attention of packed sequences of different lengths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+from torch import Tensor
+
+from flash_attn_ext._canonical import operands_of, packed_form
+from flash_attn_ext._keywords import problem_of
+from flash_attn_ext._options import check_flag
+from flash_attn_ext.autograd import attend
+from flash_attn_ext.types import Backend, Causal, VarlenOptions, Window
+
+if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
+    from typing_extensions import Unpack
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[VarlenOptions],
+) -> Tensor: ...
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[VarlenOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    return_lse: bool,
+    **options: Unpack[VarlenOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    causal: Causal | None = None,
+    window: Window | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    return_lse: bool = False,
+    backend: Backend | None = None,
+    allow_tf32: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of sequences of different lengths, packed one after the other without padding.
+
+    Sequence b has queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]`` and attends only to its own keys, exactly as a
+    call of :func:`attention` on that sequence alone would. What is not named here is as in :func:`attention`.
+
+    Args:
+        q: (Tq, Hq, D), with Tq the sum of all lengths.
+        k, v: (Tk, Hk, D) and (Tk, Hk, Dv).
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device: 0, then the running sum of the lengths, ending at
+            Tq and Tk. Lengths may be 0. On the CPU the values are checked. On a GPU they are trusted, since looking at
+            them would wait for the device: wrong ones give wrong results, but never an access outside the tensors.
+        max_seqlen_q, max_seqlen_k: upper bounds of the lengths. Optional: they size ``bias`` and ``mask`` and the GPU's
+            grid, and never change the result. On a GPU they are trusted too: a longer sequence is cut off there.
+        bias, mask: broadcastable to (batch, Hq, max_seqlen_q, max_seqlen_k), where each max_seqlen is the one given or
+            else the longest length; indexed by the position inside the sequence. On a GPU, without a max_seqlen, their
+            own size is trusted as a bound.
+        alibi_slopes: (Hq,) or (batch, Hq).
+
+    Returns:
+        ``out`` (Tq, Hq, Dv), and with ``return_lse`` also ``lse`` (Hq, Tq).
+
+    Raises:
+        RuntimeError: on the CPU also for cu_seqlens that decrease, or do not begin at 0 or end at the number of
+            tokens. ValueError: there also for a max_seqlen below the longest length. Others as :func:`attention`.
+    """
+    check_flag("return_lse", return_lse)
+    problem = problem_of(
+        q=q,
+        k=k,
+        v=v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        bias=bias,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        sink=sink,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        scale=scale,
+        backend=backend,
+        allow_tf32=allow_tf32,
+    )
+    problem = packed_form(problem)
+    out, lse = attend(problem, operands_of(*problem[:3]))
+    return (out, lse) if return_lse else out
