@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -182,6 +182,10 @@ def _table_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> 
     return _fold(table, form.lead)
 
 
+@overload
+def four_dimensional(name: str, table: Tensor, lengths: str) -> Tensor: ...
+@overload
+def four_dimensional(name: str, table: Tensor | None, lengths: str) -> Tensor | None: ...
 def four_dimensional(name: str, table: Tensor | None, lengths: str) -> Tensor | None:
     """A bias or mask with all dimensions of the scores; C++ checks their sizes. `lengths`: these dimensions."""
     if table is None or table.dim() == 4:

@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +27,13 @@ REGISTRY = "torch.utils.flop_counter"
 _BEFORE_PROBLEM = ("dout", "dlse", "out", "lse", "lse_residual", "output_mask")
 
 
-def forward_flops(*args, out_val=None, **kwargs) -> int:
+def forward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     """Q K^T and P V."""
     problem = Problem(*args, **kwargs)
     return _flops(problem, _pairs(problem), problem.q.shape[-1] + problem.v.shape[-1])
 
 
-def backward_flops(*args, out_val=None, **kwargs) -> int:
+def backward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     """Q K^T again and dO V^T; P^T dO, dS K and dS^T Q for the gradients of v, q and k that are asked for."""
     named = dict(zip((*_BEFORE_PROBLEM, *Problem._fields), args, strict=False)) | kwargs
     problem = Problem(**{name: named[name] for name in Problem._fields})
@@ -40,7 +44,7 @@ def backward_flops(*args, out_val=None, **kwargs) -> int:
     return _flops(problem, _pairs(problem), columns)
 
 
-def kvcache_flops(*args, out_val=None, **kwargs) -> int:
+def kvcache_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     """As the forward pass, on the keys that each sequence has after the call."""
     named = dict(zip((*Problem._fields, *KvCache._fields), args, strict=False)) | kwargs
     problem = Problem(**{name: named[name] for name in Problem._fields})
@@ -64,14 +68,14 @@ def _flops(problem: Problem, pairs: int, columns: int) -> int:
 
 def _pairs(problem: Problem) -> int:
     """Of one head, in all sequences."""
-    if problem.cu_seqlens_q is None:
+    if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
         return problem.q.shape[0] * num_visible_pairs(problem, problem.q.shape[2], problem.k.shape[2])
-    ends = _values(problem.cu_seqlens_q), _values(problem.cu_seqlens_k)
-    if None in ends:
+    ends_q, ends_k = _values(problem.cu_seqlens_q), _values(problem.cu_seqlens_k)
+    if ends_q is None or ends_k is None:
         batch = problem.cu_seqlens_q.shape[0] - 1
         mean_q, mean_k = ((tensor.shape[0] + batch - 1) // torch.sym_max(batch, 1) for tensor in (problem.q, problem.k))
         return batch * num_visible_pairs(problem, mean_q, mean_k)
-    lengths = ([end - begin for begin, end in itertools.pairwise(of_tensor)] for of_tensor in ends)
+    lengths = ([end - begin for begin, end in itertools.pairwise(of_tensor)] for of_tensor in (ends_q, ends_k))
     return sum(num_visible_pairs(problem, *of_sequence) for of_sequence in zip(*lengths, strict=True))
 
 
@@ -91,9 +95,10 @@ def num_visible_pairs(problem: Problem, num_queries: int, num_keys: int) -> int:
 def _sum_of_clamped(first: int, count: int, highest: int) -> int:
     """Of min(max(x, 0), highest) for x in [first, first + count)."""
 
-    def below(end):
-        rising = torch.sym_max(torch.sym_min(end, highest), 0)
-        return rising * (rising - 1) // 2 + torch.sym_max(end - highest, 0) * highest
+    def below(end: int) -> int:
+        rising: int = torch.sym_max(torch.sym_min(end, highest), 0)
+        beyond: int = torch.sym_max(end - highest, 0)
+        return rising * (rising - 1) // 2 + beyond * highest
 
     return below(first + count) - below(first)
 
@@ -107,7 +112,7 @@ def _values(lengths: Tensor) -> list[int] | None:
     return lengths.tolist()
 
 
-def _register(module) -> None:
+def _register(module: Any) -> None:
     operators = torch.ops.flash_attn_ext
     module.register_flop_formula(operators.attention_forward, get_raw=True)(forward_flops)
     module.register_flop_formula(operators.attention_backward, get_raw=True)(backward_flops)
@@ -117,20 +122,20 @@ def _register(module) -> None:
 class _WhenImported:
     """An entry of sys.meta_path that finds the registry's module as the others do, and registers once it has run."""
 
-    def find_spec(self, name, path, target=None):
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != REGISTRY:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next((spec for finder in finders if (spec := finder.find_spec(name, path, target))), None)
-        if spec is not None:
+        if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_register(module):
+            def execute_and_register(module: ModuleType) -> None:
                 execute(module)
                 _register(module)
                 sys.meta_path.remove(self)
 
-            spec.loader.exec_module = execute_and_register
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec
 
 

@@ -146,7 +146,7 @@ class _OperatorFunction(_SingleLevelFunction):
     def call(cls, keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
         caller = _Caller(keyset, (torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()))
         with enable_single_level_autograd_function():
-            return cls.apply(caller, *arguments)
+            return cls.apply(caller, *arguments)  # type: ignore[attr-defined]  # its metaclass makes it
 
     @classmethod
     def below_autograd(cls, operator: Any, caller: _Caller, arguments: tuple[Any, ...]) -> Any:

@@ -10,24 +10,26 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+_AUTOGRAD: Any = torch.autograd
 _STARTS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 _lock = threading.Lock()
 _modes_in_force = 0
-_run_engine: Callable  # PyTorch's, while ours is in its place
+_run_engine: Callable[..., Any]  # PyTorch's, while ours is in its place
 _of_thread = threading.local()
 
 
-def starts_one(func: Callable) -> bool:
+def starts_one(func: Callable[..., Any]) -> bool:
     return func in _STARTS
 
 
-def run(mode: TorchFunctionMode, func: Callable, args: tuple, kwargs: dict):
+def run(mode: TorchFunctionMode, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """func(*args, **kwargs), which starts a backward pass, for a mode that it runs without."""
     waiting = _of_thread.__dict__.setdefault("modes", [])
     waiting.append(mode)
@@ -38,7 +40,7 @@ def run(mode: TorchFunctionMode, func: Callable, args: tuple, kwargs: dict):
             waiting.remove(mode)
 
 
-def _run_engine_under_modes(*args, **kwargs):
+def _run_engine_under_modes(*args: Any, **kwargs: Any) -> Any:
     waiting = _of_thread.__dict__.get("modes", [])
     with contextlib.ExitStack() as stack:
         while waiting:
@@ -61,8 +63,8 @@ def _change_modes(change: int) -> None:
         return
     with _lock:
         if _modes_in_force == 0:
-            _run_engine = torch.autograd._engine_run_backward
-            torch.autograd._engine_run_backward = _run_engine_under_modes
+            _run_engine = _AUTOGRAD._engine_run_backward
+            _AUTOGRAD._engine_run_backward = _run_engine_under_modes
         _modes_in_force += change
         if _modes_in_force == 0:
-            torch.autograd._engine_run_backward = _run_engine
+            _AUTOGRAD._engine_run_backward = _run_engine

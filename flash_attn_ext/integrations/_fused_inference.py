@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 
 import torch
 
@@ -44,7 +45,7 @@ class FusedInference:
             self._set()
 
     @contextlib.contextmanager
-    def as_it_was(self):
+    def as_it_was(self) -> Iterator[None]:
         """As if nobody were in force. The switch is one for all threads: what another one infers meanwhile may take the
         path too."""
         self._change_visitors(1)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 
 
-def multi_head_attention_with(sdpa: Callable) -> Callable:
+def multi_head_attention_with(sdpa: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of the function whose global name scaled_dot_product_attention is ``sdpa``.
 
     A TorchFunctionMode cannot get at that call in any other way: the function offers itself to the active mode, and

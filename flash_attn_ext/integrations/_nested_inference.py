@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_MODULES = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
+_MODULES: tuple[Any, ...] = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 # (original forward, its arguments, its keywords) -> what forward returns
-TakeNested = Callable[[Callable, tuple, dict], object]
+TakeNested = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 def watch(take_nested: TakeNested) -> None:
@@ -29,22 +30,22 @@ def unwatch() -> None:
         module.forward = module.forward.__wrapped__
 
 
-def _watched(original: Callable, take_nested: TakeNested) -> Callable:
+def _watched(original: Any, take_nested: TakeNested) -> Any:
     """TorchScript compiles ``__wrapped__`` in its stead, with the names of the original's module."""
     are_nested = _are_nested  # in the closure, since this function's globals become the original's
 
-    def forward(*args, **kwargs):
+    def forward(*args: Any, **kwargs: Any) -> Any:
         if are_nested(*args, *kwargs.values()):
             return take_nested(original, args, kwargs)
         return original(*args, **kwargs)
 
-    watched = types.FunctionType(forward.__code__, original.__globals__, "forward", None, forward.__closure__)
+    watched: Any = types.FunctionType(forward.__code__, original.__globals__, "forward", None, forward.__closure__)
     watched.__wrapped__ = original
     watched.__doc__ = original.__doc__
     return watched
 
 
-def _are_nested(*arguments) -> bool:
+def _are_nested(*arguments: object) -> bool:
     """Not those of layout torch.jagged, which the fused path does not take."""
     if torch.compiler.is_compiling():
         return False

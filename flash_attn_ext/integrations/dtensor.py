@@ -12,6 +12,7 @@ else hands plain tensors to attention needs no rules.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -29,6 +30,8 @@ except ImportError as error:
 OPERATORS = torch.ops.flash_attn_ext
 _TABLES = ("bias", "mask")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")
+Placements = list[Any]  # None for what is no tensor
+Rules = list[tuple[Placements, Placements]]
 
 
 def register() -> None:
@@ -53,16 +56,18 @@ def register() -> None:
         known[operator.default].static_argnum = 0
 
 
-def _forward(*problem):
+def _forward(*arguments: Any) -> Rules:
     """[(placements of out, lse and lse_residual, placements of the arguments)]."""
-    problem = Problem(*problem)
+    problem = Problem(*arguments)
     _refuse_dropout(problem)
     return [(_of_forward_results(problem, layout), _of_arguments(problem, layout)) for layout in _layouts(problem)]
 
 
-def _backward(dout, dlse, _out, _lse, lse_residual, _output_mask, *problem):
+def _backward(
+    dout: Any, dlse: Any, _out: Any, _lse: Any, lse_residual: Any, _output_mask: Any, *of_problem: Any
+) -> Rules:
     """[(placements of the gradients, placements of the arguments)]."""
-    problem = Problem(*problem)
+    problem = Problem(*of_problem)
     _refuse_dropout(problem)
     acceptable = []
     for layout in _layouts(problem):
@@ -99,8 +104,8 @@ def _layouts(problem: Problem) -> list[str]:
 def _num_shards(problem: Problem) -> int:
     """An upper bound of the parts that heads come in: of mesh dimensions on which only the batch is sharded, or
     nothing, none comes in question."""
-    mesh = problem.q.mesh
-    placements = zip(problem.q.placements, problem.k.placements, problem.v.placements, strict=True)
+    of_tensors: list[Any] = list(problem[:3])  # DTensorSpecs, in the places of the tensors
+    mesh, placements = of_tensors[0].mesh, zip(*(spec.placements for spec in of_tensors), strict=True)
     packed = problem.cu_seqlens_q is not None
     return math.prod(
         mesh.size(dim)
@@ -109,7 +114,7 @@ def _num_shards(problem: Problem) -> int:
     )
 
 
-def _of_arguments(problem: Problem, layout: str) -> list:
+def _of_arguments(problem: Problem, layout: str) -> Placements:
     """A placement for each tensor of the problem, None for all else."""
     of_tensors = [
         None if tensor is None else _of_argument(name, tensor, layout)
@@ -118,7 +123,7 @@ def _of_arguments(problem: Problem, layout: str) -> list:
     return of_tensors + [None] * (len(Problem._fields) - NUM_TENSORS)
 
 
-def _of_argument(name: str, tensor, layout: str):
+def _of_argument(name: str, tensor: Any, layout: str) -> Any:
     if layout == "replicate" or name in (*_LENGTHS, "rng_seed"):
         return Replicate()
     if name in ("k", "v") and layout == "query heads":
@@ -133,7 +138,7 @@ def _of_argument(name: str, tensor, layout: str):
     return Shard(dim)
 
 
-def _of_forward_results(problem: Problem, layout: str) -> list:
+def _of_forward_results(problem: Problem, layout: str) -> Placements:
     """Of out, lse and lse_residual, which is (0,) where there is no bias."""
     if layout == "replicate":
         return [Replicate()] * 3
@@ -142,7 +147,7 @@ def _of_forward_results(problem: Problem, layout: str) -> list:
     return [Shard(dim), lse, Replicate() if problem.bias is None else lse]
 
 
-def _of_gradients(problem: Problem, layout: str, arguments: list) -> list:
+def _of_gradients(problem: Problem, layout: str, arguments: Placements) -> Placements:
     """As the arguments, but each process has a part of the sum where all of them have the argument."""
     gradients = []
     for name, placement in zip(Problem._fields, arguments, strict=True):

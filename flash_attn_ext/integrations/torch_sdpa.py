@@ -20,6 +20,8 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +33,10 @@ from flash_attn_ext.integrations import _backward_passes
 from flash_attn_ext.integrations._fused_inference import FusedInference
 from flash_attn_ext.integrations._multi_head_attention import multi_head_attention_with
 from flash_attn_ext.integrations._warnings import is_of_the_machine, warn_once
+from flash_attn_ext.types import Fallback
+
+if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
+    from typing_extensions import Self
 
 _TORCH_SDPA = F.scaled_dot_product_attention
 _OVERRIDDEN = (
@@ -40,7 +46,7 @@ _OVERRIDDEN = (
 )
 
 
-def replace_sdpa(fallback: str = "raise") -> SdpaReplacement:
+def replace_sdpa(fallback: Fallback = "raise") -> SdpaReplacement:
     """Context manager: inside it, ``F.scaled_dot_product_attention`` is this library's.
 
     Args:
@@ -64,23 +70,26 @@ def replace_sdpa(fallback: str = "raise") -> SdpaReplacement:
 class SdpaReplacement(overrides.TorchFunctionMode):
     """The mode behind :func:`replace_sdpa`."""
 
-    def __init__(self, fallback: str):
+    def __init__(self, fallback: Fallback):
         super().__init__()
         self.fallback = fallback
         self.attention = _attention_with(fallback)
         self.multi_head_attention = _multi_head_attention_functions[fallback]
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         fused_inference.switch_off()
         _backward_passes.watch()
-        return super().__enter__()
+        super().__enter__()
+        return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         _backward_passes.unwatch()
         fused_inference.switch_back()
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in _OVERRIDDEN:
             return self.attention(*args, **kwargs)
@@ -95,7 +104,7 @@ class SdpaReplacement(overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def install_sdpa(fallback: str = "raise") -> None:
+def install_sdpa(fallback: Fallback = "raise") -> None:
     """:func:`replace_sdpa` for all threads of the process, until :func:`uninstall_sdpa`.
 
     The name ``torch.nn.functional.scaled_dot_product_attention`` is replaced, and so is every name in a loaded module
@@ -134,16 +143,16 @@ def uninstall_sdpa() -> None:
 class _Process:
     """What install_sdpa has put in place."""
 
-    fallback: str = "raise"
-    attention = None  # the function that takes the calls
-    names: list[tuple] = []  # noqa: RUF012, (module, name, what it stood for) of those that were replaced
+    fallback: Fallback = "raise"
+    attention: Callable[..., Tensor] | None = None  # the function that takes the calls
+    names: list[tuple[Any, ...]] = []  # noqa: RUF012, (module, name, what it stood for) of those that were replaced
 
 
 _process = _Process()
 _lock = threading.Lock()
 
 
-def _sdpa_of_any_thread(*args, **kwargs):
+def _sdpa_of_any_thread(*args: Any, **kwargs: Any) -> Tensor:
     """What the name torch.nn.functional.scaled_dot_product_attention means while install_sdpa is in force."""
     attention = _process.attention
     if attention is None:
@@ -153,9 +162,9 @@ def _sdpa_of_any_thread(*args, **kwargs):
     return attention(*args, **kwargs)
 
 
-def _replace_names() -> list[tuple]:
+def _replace_names() -> list[tuple[Any, ...]]:
     """In all modules but ours and PyTorch's own, of which only the public name counts, whatever it stands for."""
-    replaced = [(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)]
+    replaced: list[tuple[Any, ...]] = [(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)]
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] not in ("torch", __name__.split(".")[0]):
             members = getattr(module, "__dict__", None) or {}
@@ -174,7 +183,7 @@ def _mode_of_this_thread() -> SdpaReplacement | None:
     return None
 
 
-def _take_nested(forward, args: tuple, kwargs: dict):
+def _take_nested(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A nested input of one of PyTorch's transformer modules, whose fused inference path alone takes it."""
     mode = _mode_of_this_thread() or _process
     if mode.attention is not None:
@@ -194,7 +203,7 @@ def _take_nested(forward, args: tuple, kwargs: dict):
 fused_inference = FusedInference(_take_nested)
 
 
-def _attention_or_torch(*args, **kwargs) -> Tensor:
+def _attention_or_torch(*args: Any, **kwargs: Any) -> Tensor:
     try:
         return scaled_dot_product_attention(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -206,10 +215,11 @@ def _attention_or_torch(*args, **kwargs) -> Tensor:
     return _TORCH_SDPA(*_plain_mask(arguments)[:6], scale=arguments.scale, enable_gqa=arguments.enable_gqa)
 
 
-_attention_functions = {"raise": scaled_dot_product_attention, "torch": _attention_or_torch}
+_Sdpa = Callable[..., Tensor]
+_attention_functions: dict[str, _Sdpa] = {"raise": scaled_dot_product_attention, "torch": _attention_or_torch}
 
 
-def _attention_with(fallback: str):
+def _attention_with(fallback: str) -> Callable[..., Tensor]:
     if fallback not in _attention_functions:
         raise ValueError(f"fallback must be 'raise' or 'torch', got {fallback!r}")
     return _attention_functions[fallback]
@@ -228,15 +238,16 @@ def _let_dynamo_take_copies_whole() -> None:
 
 # What torch.compiler.assume_constant_result sets, without importing torch._dynamo for it: dynamo runs the function when
 # it meets the call.
-_let_dynamo_take_copies_whole._dynamo_marked_constant = True
+_let_dynamo_take_copies_whole._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _plain_mask(arguments: SdpaArguments) -> SdpaArguments:
     """PyTorch's CausalBias looks for the name that install_sdpa replaces: hand over the mask that it stands for."""
-    variant = getattr(arguments.attn_mask, "variant", None)
+    bias: Any = arguments.attn_mask
+    variant = getattr(bias, "variant", None)
     if variant is None:
         return arguments
-    num_queries, num_keys = arguments.attn_mask.seq_len_q, arguments.attn_mask.seq_len_kv
+    num_queries, num_keys = bias.seq_len_q, bias.seq_len_kv
     mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=arguments.query.device)
     return arguments._replace(attn_mask=mask.tril(num_keys - num_queries if variant.name == "LOWER_RIGHT" else 0))
 

@@ -29,6 +29,9 @@ REFUSALS = {
         0.0,
         0,
     ),
+    "max_seqlen_q and max_seqlen_k": lambda q: ATEN._efficient_attention_forward(
+        *[q[:1]] * 3, None, *[torch.tensor([0, 4], dtype=torch.int32, device=q.device)] * 2, None, None, 0.0, 0, True
+    ),
     "attn_bias with packed": lambda q: ATEN._cudnn_attention_forward(
         q[0],
         q[0],

@@ -13,15 +13,14 @@ Importing this module changes nothing; only :func:`install` does, until :func:`u
 refused, argument by argument: docs/flash_attn.md.
 """
 
-from flash_attn_ext.integrations.flash_attn.functions import (
-    flash_attn_func,
+from flash_attn_ext.integrations.flash_attn.functions import flash_attn_func, flash_attn_varlen_func
+from flash_attn_ext.integrations.flash_attn.kvcache import flash_attn_with_kvcache
+from flash_attn_ext.integrations.flash_attn.packed_tensors import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from flash_attn_ext.integrations.flash_attn.kvcache import flash_attn_with_kvcache
 from flash_attn_ext.integrations.flash_attn.stand_in import install, uninstall
 
 __all__ = [

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any, TypedDict
+
 from torch import Tensor
 
 from flash_attn_ext._canonical import require_tensors
 from flash_attn_ext._options import check_flag, check_length, check_number, check_number_or_none
+from flash_attn_ext.types import Causal
+
+WindowSize = tuple[int | None, int | None]
+
+
+class Options(TypedDict):
+    """flash_attn's options as keywords of ``attention`` and ``attention_varlen``."""
+
+    causal: Causal | None
+    window: tuple[int | None, int | None]
+    softcap: float | None
+    alibi_slopes: Tensor | None
+    dropout_p: float
+    scale: float | None
 
 
 def options_of(
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
-    window_size: tuple[int | None, int | None],
+    window_size: WindowSize,
     softcap: float | None,
     alibi_slopes: Tensor | None,
     deterministic: bool,
-) -> dict:
-    """flash_attn's options as keywords of ``attention`` and ``attention_varlen``."""
+) -> Options:
     check_flag("causal", causal)
     check_flag("deterministic", deterministic)
-    return dict(
+    return Options(
         causal="bottom_right" if causal else None,
         window=window_of(window_size),
         softcap=check_number_or_none("softcap", softcap) or None,
@@ -30,7 +45,7 @@ def options_of(
     )
 
 
-def window_of(window_size) -> tuple[int | None, int | None]:
+def window_of(window_size: Any) -> tuple[int | None, int | None]:
     """flash_attn's window as that of ``attention``: there -1 is an unbounded side, here None."""
     if not isinstance(window_size, tuple | list) or len(window_size) != 2:
         raise ValueError(f"window_size must be (left, right), -1 for an unbounded side, got {window_size!r}")

@@ -61,7 +61,8 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
             f"indices must have one entry for each token, got shape {tuple(indices.shape)} for hidden_states "
             f"{tuple(hidden_states.shape)}: pass those that unpad_input gave"
         )
-    return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+    padded: Tensor = index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
+    return padded
 
 
 def _as_bool(name: str, mask: Tensor, hidden_states: Tensor) -> Tensor:

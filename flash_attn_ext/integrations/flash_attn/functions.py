@@ -5,21 +5,25 @@ Each translates its arguments and calls ``attention`` or ``attention_varlen``, w
 
 from __future__ import annotations
 
+from typing import Any, Literal, overload
+
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import operands_of, packed_form, require_tensors
+from flash_attn_ext._canonical import operands_of, packed_form
 from flash_attn_ext._keywords import dense_problem, problem_of
 from flash_attn_ext._options import check_flag
 from flash_attn_ext._problem import Problem
 from flash_attn_ext.autograd import attend, draw_seed
 from flash_attn_ext.functional import attention, attention_varlen
-from flash_attn_ext.integrations.flash_attn.arguments import options_of, require_shape
+from flash_attn_ext.integrations.flash_attn.arguments import WindowSize, options_of, require_shape
 
-Result = Tensor | tuple[Tensor, Tensor, Tensor | None]
-_OURS = dict(backend=None, allow_tf32=False)  # what flash_attn has no argument for, and a problem asks for
+WithProbs = tuple[Tensor, Tensor, Tensor | None]  # out, softmax_lse, S_dmask
+# What flash_attn has no argument for, and a problem asks for.
+_OURS: dict[str, Any] = dict(backend=None, allow_tf32=False)
 
 
+@overload
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -27,12 +31,54 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
+    window_size: WindowSize = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    *,
+    return_attn_probs: Literal[True],
+) -> WithProbs: ...
+@overload
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Result:
+) -> Tensor | WithProbs: ...
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | WithProbs:
     """``flash_attn.flash_attn_func`` (Dao 2023, "FlashAttention-2", section 3.1), on :func:`flash_attn_ext.attention`.
 
     Args:
@@ -71,47 +117,7 @@ def flash_attn_func(
     return out.transpose(1, 2), lse, _signs_of_kept(seed, options["dropout_p"], (*lse.shape, k.shape[1]), out)
 
 
-def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
-    """:func:`flash_attn_func` with k and v in one tensor, ``kv`` (batch, seqlen_k, 2, heads_k, headdim), read in place.
-
-    Everything else, results and errors too, is as there.
-    """
-    k, v = _unpacked("kv", kv, "(batch, seqlen, 2, heads, headdim)")
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(q, k, v, *options)
-
-
-def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
-    """:func:`flash_attn_func` with q, k and v in one tensor, ``qkv`` (batch, seqlen, 3, heads, headdim), read in place.
-
-    Everything else, results and errors too, is as there.
-    """
-    q, k, v = _unpacked("qkv", qkv, "(batch, seqlen, 3, heads, headdim)")
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_func(q, k, v, *options)
-
-
+@overload
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -123,13 +129,70 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
+    window_size: WindowSize = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    block_table: None = None,
+) -> Tensor: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    *,
+    return_attn_probs: Literal[True],
+    block_table: None = None,
+) -> WithProbs: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: None = None,
-) -> Result:
+) -> Tensor | WithProbs: ...
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: WindowSize = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: None = None,
+) -> Tensor | WithProbs:
     """``flash_attn.flash_attn_varlen_func``: packed sequences, on :func:`flash_attn_ext.attention_varlen`.
 
     Arguments that are not named here are those of :func:`flash_attn_func`.
@@ -161,76 +224,20 @@ def flash_attn_varlen_func(
     require_shape("(total, heads, headdim)", q=q, k=k, v=v)
     options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
     check_flag("return_attn_probs", return_attn_probs)
-    options |= dict(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if not return_attn_probs:
-        return attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **options)
-    options |= dict(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    problem = packed_form(problem_of(q=q, k=k, v=v, **options, **_OURS))
+        return attention_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, **options
+        )
+    packing = dict(
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k
+    )
+    problem = packed_form(problem_of(q=q, k=k, v=v, **packing, **options, **_OURS))
     out, lse, seed = _attend_by_known_seed(problem, operands_of(*problem[:3]))
     if options["dropout_p"] == 0:
         return out, lse, None
     lengths = (_longest(max_seqlen_q, cu_seqlens_q), _longest(max_seqlen_k, cu_seqlens_k))
     sizes = (cu_seqlens_q.numel() - 1, q.shape[1], *lengths)
     return out, lse, _signs_of_kept(seed, options["dropout_p"], sizes, out)
-
-
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
-    """:func:`flash_attn_varlen_func` with k and v in one tensor, ``kv`` (total_k, 2, heads_k, headdim), read in place.
-
-    Everything else, results and errors too, is as there.
-    """
-    k, v = _unpacked("kv", kv, "(total, 2, heads, headdim)")
-    packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_varlen_func(q, k, v, *packing, *options)
-
-
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int | None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int | None, int | None] = (-1, -1),
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Result:
-    """:func:`flash_attn_varlen_func` with q, k and v in one tensor, ``qkv`` (total, 3, heads, headdim), read in place.
-
-    ``cu_seqlens`` and ``max_seqlen`` are those of queries and keys. Everything else, results and errors too, is as
-    there.
-    """
-    q, k, v = _unpacked("qkv", qkv, "(total, 3, heads, headdim)")
-    packing = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
-    return flash_attn_varlen_func(q, k, v, *packing, *options)
-
-
-def _unpacked(name: str, packed: Tensor, shape: str) -> tuple[Tensor, ...]:
-    """Views of what is stacked in the third dimension from the end."""
-    require_tensors((name,), (packed,), num_required=1)
-    num_parts = len(name)  # a letter for each
-    if packed.dim() != shape.count(",") + 1 or packed.shape[-3] != num_parts:
-        raise RuntimeError(f"{name} must be {shape}, got shape {tuple(packed.shape)}")
-    return packed.unbind(-3)
 
 
 def _longest(max_seqlen: int | None, cu_seqlens: Tensor) -> int:

@@ -7,14 +7,15 @@ import sys
 import threading
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
-from flash_attn_ext.integrations.flash_attn import bert_padding, functions, kvcache
+from flash_attn_ext.integrations.flash_attn import bert_padding, functions, kvcache, packed_tensors
 
 PACKAGE = "flash_attn"
 INTERFACE_VERSION = "2.8.3"  # whose arguments and results these functions have; code asks flash_attn.__version__
 FUNCTIONS = {
     name: value
-    for module in (functions, kvcache)
+    for module in (functions, packed_tensors, kvcache)
     for name, value in vars(module).items()
     if name.startswith("flash_attn_")
 }
@@ -71,7 +72,7 @@ def uninstall() -> None:
 
 
 class _State:
-    def __init__(self):
+    def __init__(self) -> None:
         self.ours: dict[str, ModuleType] | None = None  # while installed
         self.others: dict[str, ModuleType] = {}  # what was there before
 
@@ -98,7 +99,7 @@ def _stand_ins() -> dict[str, ModuleType]:
     return {module.__name__: module for module in (package, interface, padding)}
 
 
-def _module(name: str, contents: dict) -> ModuleType:
+def _module(name: str, contents: dict[str, Any]) -> ModuleType:
     """With a spec as a real one has, which importlib.util.find_spec and repr() read."""
     module = ModuleType(name, "Stands in for flash-attention 2: flash_attn_ext.integrations.flash_attn.install().")
     is_package = "__path__" in contents

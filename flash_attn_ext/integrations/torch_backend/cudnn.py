@@ -23,14 +23,17 @@ from flash_attn_ext.integrations.torch_backend.operands import (
     relaid,
 )
 
-_PACKED_LSE_IS_FLAT = torch.__version__ >= (2, 14)
+_PACKED_LSE_IS_FLAT = torch.__version__ >= (2, 14)  # type: ignore[operator]  # a TorchVersion compares with tuples
 
 
 def _problem(tensors, lengths, attn_bias, dropout_p, is_causal, scale) -> Problem:
     """Packed with (cum_seq_q, cum_seq_k, max_q, max_k), else without `lengths`."""
     cum_seq_q, cum_seq_k, max_q, max_k = lengths
+    q, k, v = tensors
     problem = Problem(
-        *tensors,
+        q,
+        k,
+        v,
         cu_seqlens_q=cum_seq_q,
         cu_seqlens_k=cum_seq_k,
         max_seqlen_q=max_q,

@@ -26,10 +26,11 @@ from flash_attn_ext.integrations.torch_backend.operands import (
     sequence_first,
     without_infinity,
 )
+from flash_attn_ext.types import Causal
 
 _LSE_MULTIPLE = 32
 _BIAS_MULTIPLE = 16
-_CAUSALITY = (None, "top_left", "bottom_right")  # by custom_mask_type
+_CAUSALITY: tuple[Causal | None, ...] = (None, "top_left", "bottom_right")  # by custom_mask_type
 
 
 def _forward(problem: Problem, with_lse: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -60,6 +61,7 @@ def _sequences(problem: Problem) -> tuple[int, int]:
 
 def _by_sequence(lse: Tensor, problem: Problem) -> Tensor:
     """(H, T) -> (batch, H, longest)."""
+    assert problem.cu_seqlens_q is not None and problem.max_seqlen_q is not None
     ends = problem.cu_seqlens_q.long()
     longest = math.ceil(problem.max_seqlen_q / _LSE_MULTIPLE) * _LSE_MULTIPLE
     tokens = ends[:-1, None] + torch.arange(longest, device=lse.device)
@@ -71,6 +73,7 @@ def _by_sequence(lse: Tensor, problem: Problem) -> Tensor:
 
 def _packed(logsumexp: Tensor, problem: Problem) -> Tensor:
     """(batch, H, longest) -> (H, T)."""
+    assert problem.cu_seqlens_q is not None
     ends = problem.cu_seqlens_q.long()
     tokens = torch.arange(problem.q.size(0), device=logsumexp.device)
     sequence = torch.searchsorted(ends[1:], tokens, right=True).clamp(max=ends.size(0) - 2)
@@ -128,6 +131,8 @@ def _problem(tensors, lengths, bias, dropout_p, custom_mask_type, scale) -> Prob
     packed = lengths[0] is not None
     if packed and bias is not None:
         raise NotTaken("bias with cu_seqlens is not taken")
+    if packed and any(length is None for length in lengths[1:]):
+        raise NotTaken("cu_seqlens_q is taken with cu_seqlens_k, max_seqlen_q and max_seqlen_k, not without")
     q, k, v = (tensor.squeeze(0) if packed else tensor.transpose(1, 2) for tensor in tensors)
     problem = Problem(q, k, v, scale=scale, causal=_CAUSALITY[custom_mask_type], dropout_p=dropout_p)
     if packed:

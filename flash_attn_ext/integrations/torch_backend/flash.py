@@ -23,6 +23,7 @@ from flash_attn_ext.integrations.torch_backend.operands import (
     forward,
     window_side,
 )
+from flash_attn_ext.types import Causal
 
 
 @functools.cache
@@ -35,7 +36,7 @@ def scaled_dot_product_forward(
     query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None
 ):
     check_no_debug_mask(return_debug_mask)
-    causal = "bottom_right" if is_causal else None
+    causal: Causal | None = "bottom_right" if is_causal else None
     problem = Problem(query, key, value, scale=scale, causal=causal, dropout_p=dropout_p)
     problem, rng_state, offset = seeds.with_drawn(problem, torch.uint64)
     out, lse = forward(problem)
@@ -62,7 +63,7 @@ def scaled_dot_product_backward(
     *,
     scale=None,
 ):
-    causal = "bottom_right" if is_causal else None
+    causal: Causal | None = "bottom_right" if is_causal else None
     problem = Problem(query, key, value, scale=scale, causal=causal, dropout_p=dropout_p)
     problem = seeds.with_seed_of(problem, philox_seed, philox_offset)
     gradients = backward(problem, grad_out, out, logsumexp, logsumexp)
@@ -75,8 +76,11 @@ def _problem(tensors, lengths, dropout_p, is_causal, scale, window) -> Problem:
     packed = cum_seq_q is not None
     if not packed:
         tensors = [tensor.transpose(1, 2) for tensor in tensors]
+    q, k, v = tensors
     return Problem(
-        *tensors,
+        q,
+        k,
+        v,
         cu_seqlens_q=cum_seq_q,
         cu_seqlens_k=cum_seq_k,
         max_seqlen_q=max_q if packed else None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -49,8 +51,8 @@ def relaid(lse: Tensor, of: Tensor) -> Tensor:
 
 
 def backward(
-    problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, saved: Tensor, wanted=QKV
-) -> list[Tensor | None]:
+    problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, saved: Tensor, wanted: tuple[bool, ...] = QKV
+) -> list[Any]:
     """Gradients of q, k, v, bias, ... where `wanted`. `saved` is the LSE as the forward pass returned it."""
     try:
         return _C.attention_backward(grad_out, None, out, lse, getattr(saved, _RESIDUAL, None), wanted, problem)

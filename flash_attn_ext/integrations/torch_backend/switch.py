@@ -25,7 +25,7 @@ class Override(NamedTuple):
     kernel: Callable
 
 
-_CUDA = {
+_CUDA: dict[str, Callable] = {
     "_scaled_dot_product_flash_attention": flash.scaled_dot_product_forward,
     "_scaled_dot_product_flash_attention_backward": flash.scaled_dot_product_backward,
     "_flash_attention_forward": flash.flash_forward,
@@ -41,7 +41,7 @@ _CUDA = {
     "_efficient_attention_forward": efficient.efficient_forward,
     "_efficient_attention_backward": efficient.efficient_backward,
 }
-_CPU = {
+_CPU: dict[str, Callable] = {
     "_scaled_dot_product_flash_attention_for_cpu": cpu_flash.scaled_dot_product_forward,
     "_scaled_dot_product_flash_attention_for_cpu_backward": cpu_flash.scaled_dot_product_backward,
 }

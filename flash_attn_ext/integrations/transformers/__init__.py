@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import threading
+from typing import Any
 
 # A name with "flash" in it is one of flash-attention's packages to transformers, which then casts the inputs, makes
 # other masks, and may download kernels.
@@ -58,7 +59,7 @@ def unregister() -> None:
 _lock = threading.Lock()
 
 
-def _interfaces() -> tuple:
+def _interfaces() -> tuple[Any, Any]:
     """transformers' two tables. Their class methods only add to them; what they hold is one dict of the class."""
     try:
         modeling, masking = (importlib.import_module(f"transformers.{name}") for name in _MODULES)
@@ -79,7 +80,7 @@ def _interfaces() -> tuple:
 _MODULES = ("modeling_utils", "masking_utils")
 
 
-def _functions() -> tuple:
+def _functions() -> tuple[Any, Any]:
     attention = importlib.import_module(f"{__name__}.attention")
     masks = importlib.import_module(f"{__name__}.masks")
     return attention.fused_attention, masks.fused_mask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from flash_attn_ext.functional import attention, attention_varlen, explain
 from flash_attn_ext.integrations.transformers.mask_form import Visible, read
 
 _LOGGER = logging.getLogger("flash_attn_ext")
-_said: set[tuple] = set()
+_said: set[tuple[Any, ...]] = set()
 
 # Arguments that change what is attended to or returned, and have no meaning here.
 REFUSED = {
@@ -54,7 +54,7 @@ def fused_attention(
     cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | Tensor | None = None,
     max_length_k: int | Tensor | None = None,
-    **others,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """An attention function of transformers' AttentionInterface, by ``attention`` and ``attention_varlen``.
 
@@ -88,7 +88,7 @@ def fused_attention(
     else:
         visible = read(attention_mask, key.shape[2])
         _check_window(visible, sliding_window)
-    options = dict(
+    options: dict[str, Any] = dict(
         causal=visible.causal,
         window=visible.window,
         softcap=softcap,
@@ -106,7 +106,8 @@ def fused_attention(
     options |= dict(mask=visible.mask, bias=visible.bias if bias is None else bias)
     if not is_compiling():
         _say_once(module, (query, key, value), options, others)
-    return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
+    out: Tensor = attention(query, key, value, **options)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _visible_by_arguments(
@@ -127,8 +128,7 @@ def _visible_by_arguments(
 
 def _check_window(visible: Visible, sliding_window: int | None) -> None:
     """A window that hides nothing is in no mask."""
-    is_interval = visible.num_keys is not None
-    if sliding_window is None or not is_interval or visible.left == sliding_window - 1:
+    if sliding_window is None or visible.num_keys is None or visible.left == sliding_window - 1:
         return
     if visible.left is not None or sliding_window < visible.num_keys:
         shown = "no window" if visible.left is None else f"a window of {visible.left + 1} keys"
@@ -138,12 +138,12 @@ def _check_window(visible: Visible, sliding_window: int | None) -> None:
         )
 
 
-def _lengths(query: Tensor, visible: Visible, packing: Packing, position_bias: Tensor | None) -> dict:
+def _lengths(query: Tensor, visible: Visible, packing: Packing, position_bias: Tensor | None) -> dict[str, Any]:
     """The arguments of ``attention_varlen`` for sequences that lie one after the other."""
     if position_bias is not None:
         raise ValueError("position_bias does not go with packed sequences: pass them padded, with an attention_mask")
     if packing.cu_seq_lens_q is None and packing.cu_seq_lens_k is None:
-        lengths = dict(cu_seqlens_q=visible.cu_seqlens, cu_seqlens_k=visible.cu_seqlens)
+        lengths: dict[str, Any] = dict(cu_seqlens_q=visible.cu_seqlens, cu_seqlens_k=visible.cu_seqlens)
         return lengths | dict(max_seqlen_q=visible.max_seqlen, max_seqlen_k=visible.max_seqlen)
     if packing.cu_seq_lens_q is None or packing.cu_seq_lens_k is None:
         raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given both or neither")
@@ -159,22 +159,27 @@ def _lengths(query: Tensor, visible: Visible, packing: Packing, position_bias: T
     )
 
 
-def _bound(length: int | Tensor | None) -> int | None:
+def _bound(length: int | Tensor | None) -> int | Tensor | None:
     """A bound may be left out, which costs less than waiting for a GPU to tell it."""
     return None if isinstance(length, Tensor) and length.is_cuda else length
 
 
-def _call_packed(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict, others: dict) -> Tensor:
+def _call_packed(
+    module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any], others: dict[str, Any]
+) -> Tensor:
     """(B, H, L, D) as (B * L, H, D), and back."""
     batch, _, num_queries, _ = tensors[0].shape
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors)
     if not is_compiling():
         _say_once(module, (q, k, v), options, others)
-    out = attention_varlen(q, k, v, **options)
-    return out.unflatten(0, (batch, num_queries)).contiguous()
+    out: Tensor = attention_varlen(q, k, v, **options)
+    by_row: Tensor = out.unflatten(0, (batch, num_queries))
+    return by_row.contiguous()
 
 
-def _say_once(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict, others: dict) -> None:
+def _say_once(
+    module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any], others: dict[str, Any]
+) -> None:
     """Which call a model's layers make, what runs it, and which arguments say nothing about attention: once for each
     kind of layer and call."""
     if not _LOGGER.isEnabledFor(logging.INFO):
@@ -195,5 +200,5 @@ def _say_once(module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options
     _LOGGER.info("%s calls %s(%s)\n%s\n  arguments of the layer without a meaning here: %s", *said)
 
 
-def _brief(value) -> str:
+def _brief(value: object) -> str:
     return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)

@@ -25,6 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from flash_attn_ext.types import Causal
+
 KEYS, CAUSAL, CAUSAL_WINDOW, WINDOW = 2, 3, 4, 5  # kinds of flags; not 1, which broadcasts
 FLAGS, PACKED = torch.uint8, torch.uint32
 BLOCK = 128
@@ -42,7 +44,7 @@ class Visible(NamedTuple):
     max_seqlen: int | None = None
 
     @property
-    def causal(self) -> str | None:
+    def causal(self) -> Causal | None:
         return "bottom_right" if self.is_causal else None
 
     @property
@@ -52,7 +54,7 @@ class Visible(NamedTuple):
         return self.left, (0 if self.is_causal else self.left)
 
 
-def flags_form(kind: int, num_keys: int, keep: Tensor | None, device, left: int = 0) -> Tensor:
+def flags_form(kind: int, num_keys: int, keep: Tensor | None, device: torch.device | str, left: int = 0) -> Tensor:
     """``keep``: (B, num_keys) bool, False where a key is padding, or None where there is none."""
     extent = num_keys + left + 1
     if keep is None:
@@ -105,7 +107,7 @@ def _read_flags(mask: Tensor, num_keys: int) -> Visible:
         raise _of_unknown_form(mask)
     has_window = kind in (CAUSAL_WINDOW, WINDOW)
     visible, left = (num_keys, extent - num_keys) if has_window else (extent, None)
-    if visible > num_keys or (has_window and left < 0):
+    if visible > num_keys or (left is not None and left < 0):
         raise ValueError(
             f"attention_mask is made for {extent} keys or more, but there are {num_keys}: it is that of another layer, "
             "or of another kind of cache"

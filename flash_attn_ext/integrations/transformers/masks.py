@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,9 +37,9 @@ class Request(NamedTuple):
     batch_size: int
     q_length: int
     kv_length: int
-    q_offset: int | Tensor
+    q_offset: Any  # int or Tensor
     kv_offset: int
-    mask_function: object
+    mask_function: Any
     padding: Tensor | None  # (batch, tokens) bool, False where a token is padding
     device: torch.device | str
     use_vmap: bool
@@ -51,15 +51,15 @@ def fused_mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function=causal_mask_function,
+    mask_function: Any = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool | None = None,
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
-    config=None,
-    **_,
+    config: Any = None,
+    **_: object,
 ) -> Tensor | None:
     """A mask function of transformers' AttentionMaskInterface, which documents the arguments. Returns None where every
     query sees every key, and else one of the forms of mask_form.py."""
@@ -105,7 +105,7 @@ def _causal(request: Request, left: int | None) -> Tensor | None:
     if not 0 < num_keys <= request.kv_length or (left is not None and not is_whole and request.q_length > 1):
         return _dense(request)
     if request.q_length == 1:
-        return _row(_keep(request, num_keys)) if is_whole and left is None else _dense_row(request)
+        return _padding_row(request, num_keys) if is_whole and left is None else _dense_row(request)
     kind = CAUSAL if left is None else CAUSAL_WINDOW
     return flags_form(kind, num_keys, _keep(request, num_keys), request.device, left or 0)
 
@@ -113,7 +113,7 @@ def _causal(request: Request, left: int | None) -> Tensor | None:
 def _bidirectional(request: Request, left: int | None) -> Tensor | None:
     num_keys = request.kv_length
     if left is None or left >= max(request.q_length, num_keys) - 1:
-        return _row(_keep(request, num_keys))
+        return _padding_row(request, num_keys)
     is_aligned = not isinstance(request.q_offset, Tensor) and request.q_offset == request.kv_offset
     if request.q_length != num_keys or not is_aligned:
         return _dense(request)
@@ -153,8 +153,13 @@ def _keep(request: Request, num_keys: int) -> Tensor | None:
     return None if may_read and bool(keep.all()) else keep
 
 
-def _row(keep: Tensor | None) -> Tensor | None:
-    return None if keep is None else flags_form(KEYS, keep.shape[1], keep, keep.device)
+def _row(keep: Tensor) -> Tensor:
+    return flags_form(KEYS, keep.shape[1], keep, keep.device)
+
+
+def _padding_row(request: Request, num_keys: int) -> Tensor | None:
+    keep = _keep(request, num_keys)
+    return None if keep is None else _row(keep)
 
 
 def _dense_row(request: Request) -> Tensor:
@@ -164,7 +169,7 @@ def _dense_row(request: Request) -> Tensor:
 
 def _dense(request: Request) -> Tensor:
     """A boolean mask, by transformers' own function."""
-    return sdpa_mask(
+    mask = sdpa_mask(
         batch_size=request.batch_size,
         q_length=request.q_length,
         kv_length=request.kv_length,
@@ -176,6 +181,8 @@ def _dense(request: Request) -> Tensor:
         use_vmap=request.use_vmap,
         device=request.device,
     )
+    assert mask is not None  # allow_is_causal_skip
+    return mask
 
 
 def _say_once(request: Request) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import masking_utils
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
@@ -17,7 +17,7 @@ class Pattern(NamedTuple):
     is_remapped: bool = False  # counted from the first token of the sequence
 
 
-def pattern_of(function) -> Pattern | None:
+def pattern_of(function: Any) -> Pattern | None:
     """What transformers built a mask function of; None for any other."""
     if function is causal_mask_function:
         return Pattern(right=0)
@@ -52,7 +52,7 @@ def _intersection(patterns: list[Pattern | None]) -> Pattern | None:
 
 
 def traced_pattern(
-    function, local_size: int | None, is_bidirectional: bool, can_be_packed: bool, config
+    function: Any, local_size: int | None, is_bidirectional: bool, can_be_packed: bool, config: Any
 ) -> Pattern | None:
     """The same under torch.compile, which cannot look into closures: by what transformers' functions pass along."""
     if function is causal_mask_function:
