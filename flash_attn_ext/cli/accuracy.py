@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,7 +90,8 @@ def compare(case: Case, dtype: torch.dtype, device: str) -> Iterator[Comparison]
     inputs = make_inputs(case, dtype, device)
     keep = _kept_weights(case, device)
     torch.manual_seed(SEED)
-    ours = _differentiate(inputs, functools.partial(attention, mask=inputs.mask, return_lse=True, **case.options))
+    with_lse: Any = functools.partial(attention, mask=inputs.mask, return_lse=True, **case.options)
+    ours = _differentiate(inputs, with_lse)
     exact = _plain(case, inputs.to(torch.float64), keep)
     theirs = _their_errors(case, inputs, keep, exact)
     for name, result in ours.items():
@@ -143,7 +145,7 @@ def _torch_attention(case: Case, inputs: Inputs, **tensors: Tensor) -> tuple[Ten
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
     if _needs_mask(case):
         mask = _torch_mask(case, inputs, tensors.get("bias"), tensors.get("alibi_slopes"))
-        arguments = dict(attn_mask=mask)
+        arguments: dict[str, Any] = dict(attn_mask=mask)
     else:
         arguments = dict(is_causal=case.causal is not None)
     no_lse = q.new_empty(0)

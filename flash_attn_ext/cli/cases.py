@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flash_attn_ext._problem import accumulate_dtype
+from flash_attn_ext.types import Causal
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Case:
     batch: int = 2
     num_heads: int = 4
     num_key_heads: int = 4
-    causal: str | None = None
+    causal: Causal | None = None
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
     bias: str | None = None  # the dimensions it has in full, the others are 1: "1h1k" is (1, Hq, 1, Sk)
@@ -102,7 +104,8 @@ class Inputs:
         def convert(tensor: Tensor | None) -> Tensor | None:
             return tensor.to(dtype) if tensor is not None and tensor.is_floating_point() else tensor
 
-        return Inputs(**{field.name: convert(getattr(self, field.name)) for field in dataclasses.fields(self)})
+        fields: dict[str, Any] = {field.name: convert(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return Inputs(**fields)
 
     def leaves(self) -> dict[str, Tensor]:
         """What gets gradients, as fresh leaves."""

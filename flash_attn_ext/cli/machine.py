@@ -10,7 +10,8 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext import _C
-from flash_attn_ext.functional import Explanation, explain
+from flash_attn_ext._explanation import Explanation
+from flash_attn_ext.functional import explain
 
 
 def versions() -> dict[str, str | None]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flash_attn_ext._explanation import Explanation
 from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_contestant
 from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
 from flash_attn_ext.cli.bench.workload import DIRECT, OWN_VARLEN, Inputs, Workload, make_inputs
-from flash_attn_ext.functional import Explanation, attention, attention_varlen, explain, scaled_dot_product_attention
+from flash_attn_ext.functional import attention, attention_varlen, explain, scaled_dot_product_attention
 from flash_attn_ext.integrations.torch_backend.switch import activate
 
 
@@ -23,7 +25,7 @@ def prepare(workload: Workload, pass_: str, device: str) -> Inputs:
     inputs = make_inputs(workload, device)
     for tensor in (inputs.q, inputs.k, inputs.v):
         tensor.requires_grad_(pass_ != "forward")
-    if workload.bias_needs_grad:
+    if workload.bias_needs_grad and inputs.bias is not None:
         inputs.bias.requires_grad_()
     return inputs
 
@@ -35,7 +37,7 @@ def stopwatch(workload: Workload, inputs: Inputs) -> Stopwatch:
 def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict[str, Contestant]:
     """Ours first, then the workload's peers in their order, then our own other call."""
     q, k, v = inputs.q, inputs.k, inputs.v
-    leaves = (q, k, v, inputs.bias) if workload.bias_needs_grad else (q, k, v)
+    leaves: tuple[Any, ...] = (q, k, v, inputs.bias) if workload.bias_needs_grad else (q, k, v)
     comparable = workload.dropout_p == 0  # everyone drops weights of its own
     found = {OURS: Contestant(_ours(workload, inputs, backend), leaves, comparable=comparable)}
     for name in workload.peers:
@@ -88,15 +90,16 @@ def _operators_replaced() -> Iterator[None]:
 def _own_varlen(inputs: Inputs, backend: str | None) -> Callable[[], Tensor]:
     """The work that a padding mask leaves, packed: all queries, and of the keys those that it shows."""
     batch, _, seqlen, _ = inputs.q.shape
+    assert inputs.mask is not None  # what is packed is what it shows
     shown = inputs.mask[:, 0, 0]
     q, k, v = (tensor.transpose(1, 2) for tensor in (inputs.q, inputs.k, inputs.v))
     packed = q.flatten(0, 1).contiguous(), k[shown], v[shown]
     ends = torch.full((batch,), seqlen, device=q.device).cumsum(0), shown.sum(1).cumsum(0)
     cu_seqlens = [torch.cat([end.new_zeros(1), end]).int() for end in ends]
-    lengths = dict(max_seqlen_q=seqlen, max_seqlen_k=seqlen)
+    options: dict[str, Any] = dict(max_seqlen_q=seqlen, max_seqlen_k=seqlen, backend=backend)
 
     def forward() -> Tensor:
-        out = attention_varlen(*packed, *cu_seqlens, **lengths, backend=backend)
+        out = attention_varlen(*packed, *cu_seqlens, **options)
         return out.unflatten(0, (batch, seqlen)).transpose(1, 2)
 
     return forward
@@ -137,7 +140,9 @@ def _varlen_peer(workload: Workload, inputs: Inputs) -> Callable[[], Tensor]:
     def forward() -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # here, so that a torch without it loses this peer alone
 
-        lengths = (inputs.cu_seqlens, inputs.cu_seqlens, workload.seqlen, workload.seqlen)
-        return varlen_attn(inputs.q, inputs.k, inputs.v, *lengths, window_size=(-1, 0 if workload.causal else -1))
+        lengths: Any = (inputs.cu_seqlens, inputs.cu_seqlens, workload.seqlen, workload.seqlen)
+        options: Any = dict(window_size=(-1, 0 if workload.causal else -1))
+        out: Any = varlen_attn(inputs.q, inputs.k, inputs.v, *lengths, **options)
+        return out
 
     return forward

@@ -17,11 +17,13 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from flash_attn_ext import functional
+from flash_attn_ext._explanation import Explanation
 from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant
 from flash_attn_ext.cli.bench.decode_suites import APPEND, ATTENTION, CONTIGUOUS, ONE_QUERY, DecodeWorkload
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_decode
 from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
 from flash_attn_ext.cli.bench.workload import PADDING_MASK
+from flash_attn_ext.types import Backend
 
 L2_MULTIPLE = 4  # bytes of all copies of a cache together, by those of L2
 NOT_YET_WRITTEN = 32  # keys at the end of a static cache, which a mask hides
@@ -56,9 +58,9 @@ def prepare(workload: DecodeWorkload, pass_: str, device: str) -> DecodeInputs:
         sequences, length = workload.batch * workload.num_keys // workload.page_size, workload.page_size
         block_table = torch.randperm(sequences, generator=generator, device=device, dtype=torch.int32)
         block_table = block_table.unflatten(0, (workload.batch, -1))
-    first = tuple(normal(sequences, workload.key_heads, length, dim) for dim in (workload.head_dim, workload.dim_v))
+    k, v = (normal(sequences, workload.key_heads, length, dim) for dim in (workload.head_dim, workload.dim_v))
     more = num_copies(workload, device) - 1
-    copies = [first, *(tuple(tensor.clone() for tensor in first) for _ in range(more))]
+    copies = [(k, v), *((k.clone(), v.clone()) for _ in range(more))]
     # An append writes in place of the last key, so that calls repeat.
     valid = workload.num_keys - (1 if workload.entry == APPEND else 0)
     cache_seqlens = torch.full((workload.batch,), valid, dtype=torch.int32, device=device)
@@ -70,7 +72,7 @@ def prepare(workload: DecodeWorkload, pass_: str, device: str) -> DecodeInputs:
     return DecodeInputs(q, copies, contiguous, cache_seqlens, block_table, mask)
 
 
-def explain_ours(workload: DecodeWorkload, inputs: DecodeInputs, backend: str | None) -> functional.Explanation:
+def explain_ours(workload: DecodeWorkload, inputs: DecodeInputs, backend: Backend | None) -> Explanation:
     k, v = inputs.contiguous[0]
     return functional.explain(inputs.q, k, v, causal="bottom_right", mask=inputs.mask, backend=backend)
 
@@ -82,7 +84,7 @@ def contestants(workload: DecodeWorkload, inputs: DecodeInputs, backend: str | N
     for name in workload.peers:
         comparable = name not in workload.non_causal_peers
         if name in PACKAGES:
-            copies = [tuple(tensor.transpose(1, 2).contiguous() for tensor in copy) for copy in inputs.copies]
+            copies = [(k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()) for k, v in inputs.copies]
             lengths = inputs.cache_seqlens if workload.entry else None
             call = package_decode(name, workload.causal, lengths, inputs.block_table)
             entrants[name] = _entrant(call, q.transpose(1, 2).contiguous(), copies)
@@ -112,8 +114,9 @@ def num_copies(workload: DecodeWorkload, device: str) -> int:
     return -(-wanted // workload.cache_bytes)
 
 
-def _gathered(pages: tuple[Tensor, Tensor], block_table: Tensor) -> tuple[Tensor, ...]:
-    return tuple(tensor[block_table].transpose(1, 2).flatten(2, 3) for tensor in pages)
+def _gathered(pages: tuple[Tensor, Tensor], block_table: Tensor) -> tuple[Tensor, Tensor]:
+    k, v = (tensor[block_table].transpose(1, 2).flatten(2, 3) for tensor in pages)
+    return k, v
 
 
 def _entrant(

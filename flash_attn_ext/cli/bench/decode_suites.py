@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -48,21 +49,22 @@ class DecodeWorkload(Workload):
 
 
 def decode() -> Iterator[DecodeWorkload]:
-    plain = dict(num_heads=32, head_dim=128, peers=(*FUSED, "fa3"), against="best")
-    base = dict(num_key_heads=8, **plain)
+    plain: dict[str, Any] = dict(num_heads=32, head_dim=128, peers=(*FUSED, "fa3"), against="best")
+    base: dict[str, Any] = dict(num_key_heads=8, **plain)
     shapes = [(1, 4), (1, 32), (1, 128), (16, 8), (64, 8)]  # sequences, keys / 1024
     for queries in (1, 8):
-        own = dict(own=ONE_QUERY) if queries > 1 else {}
+        own: dict[str, Any] = dict(own=ONE_QUERY) if queries > 1 else {}
         for batch, kilokeys in shapes:
             yield _workload(batch, kilokeys, seqlen=queries, **own, **base)
     yield _workload(1, 32, seqlen=256, own=ONE_QUERY, **base)
     yield _workload(16, 8, "MHA", num_key_heads=32, **plain)
     yield _workload(16, 8, "MQA", num_key_heads=1, **plain)
-    for other in (dict(head_dim=64), dict(head_dim=256), dict(dtype=torch.float16)):
+    others: tuple[dict[str, Any], ...] = (dict(head_dim=64), dict(head_dim=256), dict(dtype=torch.float16))
+    for other in others:
         yield _workload(16, 8, **(base | other))
     # Static caches of transformers, which repeats key heads where it has a mask.
     for batch, head_dim in ((1, 64), (16, 128)):
-        masked = dict(plain, num_key_heads=32, head_dim=head_dim, peers=FUSED, score=PADDING_MASK)
+        masked: dict[str, Any] = dict(plain, num_key_heads=32, head_dim=head_dim, peers=FUSED, score=PADDING_MASK)
         yield _workload(batch, 8, "masked", **masked)
     for batch, kilokeys in ((1, 32), (16, 8), (64, 8)):
         yield from _caches(batch, kilokeys, dict(base, peers=("fa3",)))
@@ -70,15 +72,17 @@ def decode() -> Iterator[DecodeWorkload]:
 
 def decode_host() -> Iterator[DecodeWorkload]:
     """Calls so small that launching them takes longer than running them."""
-    common = dict(batch=1, num_heads=32, num_key_heads=8, seqlen=1, seqlen_k=128, head_dim=128, against="torch sdpa")
+    common: dict[str, Any] = dict(
+        batch=1, num_heads=32, num_key_heads=8, seqlen=1, seqlen_k=128, head_dim=128, against="torch sdpa"
+    )
     for entry in (None, CACHE, APPEND):
         case = "attention" if entry is None else f"with_kvcache, {entry}"
         yield DecodeWorkload("decode_host", case, entry=entry, peers=("torch sdpa",), **common)
 
 
 def decode_on_cpu() -> Iterator[DecodeWorkload]:
-    common = dict(num_heads=8, num_key_heads=2, head_dim=64, dtype=torch.float32)
-    options = dict(peers=("torch sdpa",), against="torch sdpa")
+    common: dict[str, Any] = dict(num_heads=8, num_key_heads=2, head_dim=64, dtype=torch.float32)
+    options: dict[str, Any] = dict(peers=("torch sdpa",), against="torch sdpa")
     yield _workload(1, 4, **options, **common)
     yield _workload(1, 4, seqlen=8, own=ONE_QUERY, **options, **common)
     yield _workload(4, 4, **options, **common)
@@ -92,7 +96,7 @@ def _workload(batch: int, kilokeys: int, what: str = "", seqlen: int = 1, **opti
 
 def _caches(batch: int, kilokeys: int, common: dict) -> Iterator[DecodeWorkload]:
     """Paged ones against the contiguous one with the same keys, that one against attention() on its tensors."""
-    options = common | dict(own=ATTENTION, against=ATTENTION, entry=CACHE, in_goal=False)
+    options: dict[str, Any] = common | dict(own=ATTENTION, against=ATTENTION, entry=CACHE, in_goal=False)
     contiguous = _workload(batch, kilokeys, CACHE, **options)
     yield contiguous
     for page in (16, 64, 256):

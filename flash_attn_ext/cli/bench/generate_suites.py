@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -46,12 +47,14 @@ def generate() -> Iterator[GenerateWorkload]:
 
 
 def generate_on_cpu() -> Iterator[GenerateWorkload]:
-    small = dict(num_layers=2, hidden_size=128, intermediate_size=256, vocab_size=1000, new_tokens=8)
+    small: dict[str, Any] = dict(num_layers=2, hidden_size=128, intermediate_size=256, vocab_size=1000, new_tokens=8)
     for cache in (DYNAMIC, STATIC):
-        shape = dict(batch=1, num_heads=8, num_key_heads=2, seqlen=1024, head_dim=16, dtype=torch.float32)
+        shape: dict[str, Any] = dict(
+            batch=1, num_heads=8, num_key_heads=2, seqlen=1024, head_dim=16, dtype=torch.float32
+        )
         yield GenerateWorkload("generate", cache, cache=cache, **shape, **small)
 
 
 def _workload(kilokeys: int, cache: str, **options) -> GenerateWorkload:
-    shape = dict(batch=1, num_heads=32, num_key_heads=8, seqlen=1024 * kilokeys, head_dim=64)
+    shape: dict[str, Any] = dict(batch=1, num_heads=32, num_key_heads=8, seqlen=1024 * kilokeys, head_dim=64)
     return GenerateWorkload("generate", cache, cache=cache, **shape, **options)

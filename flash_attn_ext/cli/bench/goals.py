@@ -42,7 +42,7 @@ class Goal:
         verdict = "ABOVE THE LIMIT" if self.at_most else "BELOW THE FLOOR"
         if any(figure is None for _, figure in figures):
             verdict = "INCOMPLETE"
-        elif self.meets(mean, self.floor) and not missed:
+        elif mean is not None and self.meets(mean, self.floor) and not missed:
             verdict = "goal met" if self.meets(mean, self.goal) else f"{self._bound()} kept, goal missed"
         yield f"{title}: {text}; {self}: {verdict}"
         for row, figure in missed:
@@ -84,7 +84,7 @@ class PointGoals:
 
 def summary(suite: str, rows: list[dict], goals: Iterable[Goal | PointGoals] = ()) -> list[str]:
     """For each pass the mean and the worst point, beside what is wanted."""
-    lines = []
+    lines: list[str] = []
     for pass_ in dict.fromkeys(row["pass"] for row in rows):
         of_pass = [row for row in rows if row["pass"] == pass_]
         wanted = [goal for goal in goals if (goal.suite, goal.pass_) == (suite, pass_)]
@@ -98,8 +98,8 @@ def summary(suite: str, rows: list[dict], goals: Iterable[Goal | PointGoals] = (
 
 def mean_and_worst(rows: list[dict], at_most: bool, against: str | None = None) -> tuple[str, float | None]:
     """Both in words, and the mean."""
-    figures = [(_figure(row, against), place(row)) for row in rows]
-    figures = [(figure, where) for figure, where in figures if figure is not None]
+    found = [(_figure(row, against), place(row)) for row in rows]
+    figures = [(figure, where) for figure, where in found if figure is not None]
     if not figures:
         return "no point could be measured", None
     mean = geometric_mean(figure for figure, _ in figures)

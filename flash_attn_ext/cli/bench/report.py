@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ class Report:
         """`command`: what measures the same rows anywhere. `method`: how times are taken."""
         self.path = path
         self.rows: list[dict] = []
-        self.contents = {
+        self.contents: dict[str, Any] = {
             "command": command,
             "method": method,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -44,15 +45,15 @@ def grid() -> Iterator[Workload]:
 
 
 def mask() -> Iterator[Workload]:
-    shape = dict(batch=2, num_heads=16, seqlen=4096, head_dim=128)
-    common = dict(peers=("efficient", "cudnn"), own="plain", against="efficient", **shape)
+    shape: dict[str, Any] = dict(batch=2, num_heads=16, seqlen=4096, head_dim=128)
+    common: dict[str, Any] = dict(peers=("efficient", "cudnn"), own="plain", against="efficient", **shape)
     yield Workload("mask", "bool [S,S]", score=SQUARE_MASK, **common)
     yield Workload("mask", "bias [1,H,S,S]", score=HEAD_BIAS, **common)
     yield Workload("mask", "bias with grad", score=HEAD_BIAS, bias_needs_grad=True, **common)
     yield Workload("mask", "padding [B,1,1,S]", score=PADDING_MASK, in_goal=False, **common)
-    packed = dict(own=OWN_VARLEN, against=OWN_VARLEN, in_goal=False, passes=("forward",))
+    packed: dict[str, Any] = dict(own=OWN_VARLEN, against=OWN_VARLEN, in_goal=False, passes=("forward",))
     yield Workload("mask", "padding, packed", score=PADDING_MASK, **packed, **shape)
-    large = common | dict(num_heads=8, head_dim=256, in_goal=False)
+    large: dict[str, Any] = common | dict(num_heads=8, head_dim=256, in_goal=False)
     yield Workload("mask", "bool [S,S]", score=SQUARE_MASK, **large)
     yield Workload("mask", "padding [B,1,1,S]", score=PADDING_MASK, **large)
 
@@ -66,18 +67,18 @@ def float32() -> Iterator[Workload]:
 
 def dropout() -> Iterator[Workload]:
     """Against our own call without it. The peers drop as much."""
-    common = dict(seqlen=4096, dropout_p=0.1, peers=FUSED, own="plain", against="plain")
+    common: dict[str, Any] = dict(seqlen=4096, dropout_p=0.1, peers=FUSED, own="plain", against="plain")
     yield Workload("dropout", "0.1", 2, 16, head_dim=128, **common)
     yield Workload("dropout", "0.1", 2, 8, head_dim=256, in_goal=False, **common)
 
 
 def head_dims() -> Iterator[Workload]:
-    common = dict(batch=2, num_heads=16, seqlen=4096)
+    common: dict[str, Any] = dict(batch=2, num_heads=16, seqlen=4096)
     for head_dim in (40, 72, 80, 96, 160, 192):
         yield Workload(
             "head_dims", "causal", head_dim=head_dim, causal=True, peers=("flash", "cudnn"), against="flash", **common
         )
-    unusual = dict(against="best", in_goal=False, **common)
+    unusual: dict[str, Any] = dict(against="best", in_goal=False, **common)
     yield Workload("head_dims", "causal", head_dim=512, causal=True, peers=FUSED, **unusual)
     peers = (*FUSED, *PACKAGES)
     yield Workload("head_dims", "causal", head_dim=192, head_dim_v=128, causal=True, peers=peers, **unusual)
@@ -85,9 +86,9 @@ def head_dims() -> Iterator[Workload]:
     for head_dim in (72, 88, 104, 120):  # whose rows are no whole sectors of 32 bytes
         yield Workload("head_dims", "full", head_dim=head_dim, peers=("flash", "cudnn"), **unusual)
     for head_dim, batch, seqlen in ((72, 1, 729), (72, 32, 729), (72, 32, 256), (88, 32, 257)):  # images
-        images = dict(head_dim=head_dim, batch=batch, num_heads=16, seqlen=seqlen)
+        images: dict[str, Any] = dict(head_dim=head_dim, batch=batch, num_heads=16, seqlen=seqlen)
         yield Workload("head_dims", "full", peers=("flash", "cudnn"), against="best", in_goal=False, **images)
-    longer = unusual | dict(seqlen=8192, head_dim=192, head_dim_v=128, peers=("cudnn", *PACKAGES))
+    longer: dict[str, Any] = unusual | dict(seqlen=8192, head_dim=192, head_dim_v=128, peers=("cudnn", *PACKAGES))
     yield Workload("head_dims", "full", **longer)
     yield Workload("head_dims", "causal", causal=True, **longer)
 
@@ -95,7 +96,7 @@ def head_dims() -> Iterator[Workload]:
 def short() -> Iterator[Workload]:
     """The suite's mean is about sequences of a few tiles. The longer ones are here for their odd last tile."""
     for seqlen, batch, heads in SHORT_SHAPES:
-        options = dict(peers=(*FUSED, "math"), against="best", in_goal=seqlen < 512)
+        options: dict[str, Any] = dict(peers=(*FUSED, "math"), against="best", in_goal=seqlen < 512)
         yield Workload("short", "full", batch, heads, seqlen, 64, **options)
 
 
@@ -108,7 +109,7 @@ def in_a_row() -> Iterator[Workload]:
 
 def encoders() -> Iterator[Workload]:
     """Many heads of few tokens, as encoders of text and images have in a batch, and images that attend to a text."""
-    common = dict(num_heads=12, head_dim=64, peers=FUSED, against="best")
+    common: dict[str, Any] = dict(num_heads=12, head_dim=64, peers=FUSED, against="best")
     for seqlen in (128, 256):
         yield Workload("encoders", "padding", 64, seqlen=seqlen, score=PADDING_MASK, **common)
     for seqlen in (197, 256):
@@ -126,7 +127,7 @@ def few_queries() -> Iterator[Workload]:
         (2, 8, 16, 16, 64),
         (16, 16, 128, 2, 64),
     ):
-        options = dict(seqlen_k=1024 * kilokeys, peers=FUSED, against="best")
+        options: dict[str, Any] = dict(seqlen_k=1024 * kilokeys, peers=FUSED, against="best")
         yield Workload("few_queries", f"{kilokeys}k keys", batch, heads, seqlen, head_dim, **options)
 
 
@@ -150,7 +151,9 @@ def varlen() -> Iterator[Workload]:
 def window() -> Iterator[Workload]:
     """Against our own full time: how much of the work that is not visible is saved."""
     for head_dim in (64, 128):
-        common = dict(batch=2, num_heads=2048 // head_dim, seqlen=8192, head_dim=head_dim, own="full", against="full")
+        common: dict[str, Any] = dict(
+            batch=2, num_heads=2048 // head_dim, seqlen=8192, head_dim=head_dim, own="full", against="full"
+        )
         yield Workload("window", "causal", causal=True, peers=("flash",), **common)
         yield Workload("window", "window 512", window=(512, 512), **common)
         yield Workload("window", "causal window 512", causal=True, window=(512, 0), in_goal=False, **common)
@@ -158,7 +161,7 @@ def window() -> Iterator[Workload]:
 
 def gqa() -> Iterator[Workload]:
     """All but the first store more scores than fit a launch of the backward pass."""
-    options = dict(causal=True, peers=("flash", "cudnn"), against="flash")
+    options: dict[str, Any] = dict(causal=True, peers=("flash", "cudnn"), against="flash")
     yield Workload("gqa", "32/8 heads causal", 2, 32, 4096, 128, num_key_heads=8, **options)
     yield Workload("gqa", "16/2 heads causal", 1, 16, 8192, 256, num_key_heads=2, **options)
     yield Workload("gqa", "16/2 heads causal", 1, 16, 16384, 256, num_key_heads=2, **options)
@@ -174,7 +177,7 @@ def host() -> Iterator[Workload]:
 
 def switch() -> Iterator[Workload]:
     """PyTorch's function with our operators behind torch.nn.attention, by the direct call."""
-    options = dict(own=DIRECT, against=DIRECT, passes=("forward", "forward+backward"))
+    options: dict[str, Any] = dict(own=DIRECT, against=DIRECT, passes=("forward", "forward+backward"))
     yield Workload("switch", "small call", 1, 8, 128, 64, **options)
 
 
@@ -186,10 +189,10 @@ def switch_on_cpu() -> Iterator[Workload]:
 
 
 def cpu() -> Iterator[Workload]:
-    options = dict(peers=("torch sdpa",), against="torch sdpa", passes=("forward", "forward+backward"))
+    options: dict[str, Any] = dict(peers=("torch sdpa",), against="torch sdpa", passes=("forward", "forward+backward"))
     for dtype in (torch.float32, torch.bfloat16):
         for head_dim in (64, 128):
-            common = dict(batch=1, num_heads=8, seqlen=2048, head_dim=head_dim, dtype=dtype, **options)
+            common: dict[str, Any] = dict(batch=1, num_heads=8, seqlen=2048, head_dim=head_dim, dtype=dtype, **options)
             yield Workload("cpu", "full", **common)
             yield Workload("cpu", "causal", causal=True, own="full", **common)
             yield Workload("cpu", "window 256", window=(256, 256), own="full", **common)

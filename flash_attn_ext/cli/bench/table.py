@@ -37,7 +37,7 @@ def _ratio_text(row: dict) -> str:
         texts.append(f"{row['ratio']:.2f} {ratio_unit(row)}")
         if row["against"] == "best":
             ratios = times_as_fast(row)
-            texts[0] += f" ({min(ratios, key=ratios.get)})"
+            texts[0] += f" ({min(ratios, key=ratios.__getitem__)})"
     share = share_of_own(row)
     if share is not None and not is_share(row):
         texts.append(f"{share[1]:.2f} of own {share[0]} time")

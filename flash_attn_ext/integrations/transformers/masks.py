@@ -169,7 +169,7 @@ def _dense_row(request: Request) -> Tensor:
 
 def _dense(request: Request) -> Tensor:
     """A boolean mask, by transformers' own function."""
-    mask = sdpa_mask(
+    mask: Tensor | None = sdpa_mask(
         batch_size=request.batch_size,
         q_length=request.q_length,
         kv_length=request.kv_length,
