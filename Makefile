@@ -23,7 +23,7 @@ endif
 
 CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo demo-large test bench docs wheel build install lint format layering clean distclean
+.PHONY: help demo demo-large test bench docs wheel build install lint format types layering clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make wheel      set up .venv, make dist/*.tar.gz, and dist/*.whl for this torch and Python"
 	@echo "make build      set up .venv, compile what changed into flash_attn_ext/"
 	@echo "make lint       check formatting and style of C++ and Python;      make format: apply it"
+	@echo "make types      check the types of the package with mypy"
 	@echo "make layering   check the rules of CONTRIBUTING.md: who may include whom, how long a file may be"
 	@echo "make clean      remove what was built;                             make distclean: and .venv"
 	@echo
@@ -102,6 +103,9 @@ format: $(REQUIREMENTS)
 	$(BIN)clang-format -i $(CPP_FILES)
 	$(BIN)ruff check --fix .
 	$(BIN)ruff format .
+
+types: $(REQUIREMENTS)
+	$(PY) -m mypy
 
 layering:
 	$(PYTHON) tests/architecture/rules.py
