@@ -40,6 +40,13 @@ def _after(check: Callable[[], object], hook: str) -> Callable:
     return checked_hook
 
 
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None) -> str:
+    """setuptools', by default as a path in a .pth file: type checkers and editors do not run the finder that it would
+    install otherwise."""
+    settings = {"editable_mode": "compat"} | (config_settings or {})
+    return build_meta.build_editable(wheel_directory, settings, metadata_directory)
+
+
 get_requires_for_build_wheel = _after(find_torch, "get_requires_for_build_wheel")
 get_requires_for_build_editable = _after(find_torch, "get_requires_for_build_editable")
 prepare_metadata_for_build_wheel = _after(_check_all, "prepare_metadata_for_build_wheel")
