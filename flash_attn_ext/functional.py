@@ -64,6 +64,12 @@ def scaled_dot_product_attention(
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
 
     Under ``torch.autocast`` query, key, value and a float mask are cast as PyTorch casts them.
+
+    Example:
+        >>> q = torch.randn(2, 8, 128, 64)
+        >>> is_token = torch.arange(128) < torch.tensor([128, 90])[:, None]  # padding at the end of a sequence
+        >>> flash_attn_ext.scaled_dot_product_attention(q, q, q, attn_mask=is_token[:, None, None]).shape
+        torch.Size([2, 8, 128, 64])
     """
     if not is_compiling():
         out = _C.direct_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -163,6 +169,12 @@ def attention(
     and any size give the same bits.
 
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
+
+    Example:
+        >>> q, k, v = torch.randn(2, 8, 128, 64), torch.randn(2, 2, 128, 64), torch.randn(2, 2, 128, 64)
+        >>> out, lse = flash_attn_ext.attention(q, k, v, causal="bottom_right", window=(32, 0), return_lse=True)
+        >>> out.shape, lse.shape
+        (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
     """
     if not is_compiling():
         # fmt: off
@@ -231,11 +243,13 @@ def explain(
     its tile and variant, which scores are stored, every part of the workspace. Raises what the call itself would raise,
     except for "no backend can run this call": that is an answer here.
 
-    >>> print(flash_attn_ext.explain(q, k, v, causal="top_left"))
-    backend: cpu
-      forward:  tiled on the CPU; no workspace
-      backward: tiled on the CPU; delta by its own kernel; workspace 4096 bytes (delta 4096)
-      cpu  runs
+    Example:
+        >>> q, k, v = torch.randn(3, 1, 8, 128, 64)
+        >>> print(flash_attn_ext.explain(q, k, v, causal="top_left"))
+        backend: cpu
+          forward:  tiled on the CPU; no workspace
+          backward: tiled on the CPU; delta by its own kernel; workspace 4096 bytes (delta 4096)
+          ...  runs
     """
     check_flag("return_lse", return_lse)
     packing = dict(

@@ -131,6 +131,16 @@ def attention_with_kvcache(
     environment variable ``FLASH_ATTN_EXT_CHECK=1``, read at each call, a GPU call waits and raises as the CPU does.
 
     ``torch.autocast`` does nothing here: a cache has one dtype, and everything must come in it.
+
+    Example:
+        >>> k_cache, v_cache = torch.empty(2, 4, 2, 512, 64)  # of 4 sequences, with 2 key heads and room for 512 keys
+        >>> lengths = torch.tensor([0, 7, 31, 500], dtype=torch.int32)
+        >>> q, k_new, v_new = torch.randn(4, 8, 1, 64), torch.randn(4, 2, 1, 64), torch.randn(4, 2, 1, 64)
+        >>> out = flash_attn_ext.attention_with_kvcache(
+        ...     q, k_cache, v_cache, k_new=k_new, v_new=v_new, cache_seqlens=lengths
+        ... )
+        >>> out.shape, torch.equal(k_cache[1, :, 7], k_new[1, :, 0])
+        (torch.Size([4, 8, 1, 64]), True)
     """
     if not is_compiling():
         # fmt: off

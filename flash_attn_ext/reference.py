@@ -62,6 +62,7 @@ def attention_reference(
 
     Args:
         q, k, v: (..., H, S, D) as for ``attention``: ``q`` has Hq heads, ``k`` and ``v`` have Hk, and Hk divides Hq.
+            Any floating dtype, which is that of the computation too.
         dropout_mask: bool, broadcastable to (..., Hq, Sq, Sk), True = kept. Without it ``dropout_p > 0`` draws from
             PyTorch's default generator. ``flash_attn_ext._C.dropout_mask`` gives the bits that the kernels draw.
         return_lse: also return the log-sum-exp; True by default, unlike in ``attention``.
@@ -69,6 +70,17 @@ def attention_reference(
     Returns:
         ``out`` (..., Hq, Sq, Dv), or (..., Sq, Hq, Dv) for layout "bshd"; and ``lse`` (..., Hq, Sq), natural log.
         A query that sees no key has out = 0 and lse = -inf (or lse = sink), and zero gradients.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices that do not go together, as PyTorch's own operations say it. Options are
+            not checked.
+
+    Example:
+        >>> exact = torch.randn(3, 2, 8, 30, 64, dtype=torch.float64)
+        >>> q, k, v = exact.float()
+        >>> out, lse = flash_attn_ext.reference.attention_reference(*exact, causal="top_left")
+        >>> torch.allclose(flash_attn_ext.attention(q, k, v, causal="top_left"), out.float(), atol=1e-5)
+        True
     """
     one_head = q.dim() == 2
     if one_head:
@@ -126,7 +138,14 @@ def attention_varlen_reference(
     """What :func:`flash_attn_ext.attention_varlen` computes: sequence after sequence, in the packed (T, H, D) layout.
 
     Keywords as in :func:`attention_reference`; dropout_mask has the shape of ``mask``.
-    Returns ``out`` (Tq, Hq, Dv) and ``lse`` (Hq, Tq).
+    Returns ``out`` (Tq, Hq, Dv) and ``lse`` (Hq, Tq). Raises as there.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 8, 4, 64)  # 8 tokens of 2 sequences
+        >>> cu_seqlens = torch.tensor([0, 5, 8], dtype=torch.int32)
+        >>> out, lse = flash_attn_ext.reference.attention_varlen_reference(q, k, v, cu_seqlens, cu_seqlens)
+        >>> out.shape, lse.shape
+        (torch.Size([8, 4, 64]), torch.Size([4, 8]))
     """
     starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     outs, lses = [], []
@@ -180,6 +199,14 @@ def attention_with_kvcache_reference(
     """What :func:`flash_attn_ext.attention_with_kvcache` computes, with the same keywords, sequence by sequence.
 
     Returns ``out``, ``lse``, and the caches as that function leaves them. Those that are given stay as they are.
+    Raises ValueError where only one of ``k_new`` and ``v_new`` is given, or of ``rotary_cos`` and ``rotary_sin``; else
+    as :func:`attention_reference`.
+
+    Example:
+        >>> q, caches = torch.randn(4, 8, 1, 64), torch.randn(2, 4, 2, 512, 64)
+        >>> results = flash_attn_ext.reference.attention_with_kvcache_reference(q, *caches, cache_seqlens=7)
+        >>> [tuple(result.shape) for result in results]
+        [(4, 8, 1, 64), (4, 8, 1), (4, 2, 512, 64), (4, 2, 512, 64)]
     """
     if (k_new is None) != (v_new is None) or (rotary_cos is None) != (rotary_sin is None):
         raise ValueError("k_new and v_new must be given both or neither, and so must rotary_cos and rotary_sin")

@@ -1,12 +1,16 @@
 """What options may be, by name, for the annotations of your own code.
 
+``Causal``, ``Layout``, ``Backend`` and ``Fallback`` are the strings that an option takes, and ``Window`` is a window.
+``AttentionOptions``, ``VarlenOptions`` and ``KvCacheOptions`` are the keywords of ``attention``, ``attention_varlen``
+and ``attention_with_kvcache``, each with its type, for options that are kept and passed on:
+
 >>> from flash_attn_ext.types import AttentionOptions
 >>> options: AttentionOptions = {"causal": "bottom_right", "window": (256, 0)}
 >>> q, k, v = torch.randn(3, 1, 4, 512, 64)
 >>> flash_attn_ext.attention(q, k, v, **options).shape
 torch.Size([1, 4, 512, 64])
 
-A type checker takes a plain ``dict`` of options for one whose values may all be anything, and refuses it. What each
+To a type checker the values of a plain ``dict(causal=..., window=...)`` may be anything, so it refuses that. What each
 option means is in :func:`flash_attn_ext.attention`.
 """
 

@@ -74,7 +74,8 @@ def attention_varlen(
     """Attention of sequences of different lengths, packed one after the other without padding.
 
     Sequence b has queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]`` and attends only to its own keys, exactly as a
-    call of :func:`attention` on that sequence alone would. What is not named here is as in :func:`attention`.
+    call of :func:`attention` on that sequence alone would. What is not named here is as in :func:`attention`, the sources
+    of algorithms too.
 
     Args:
         q: (Tq, Hq, D), with Tq the sum of all lengths.
@@ -95,6 +96,12 @@ def attention_varlen(
     Raises:
         RuntimeError: on the CPU also for cu_seqlens that decrease, or do not begin at 0 or end at the number of
             tokens. ValueError: there also for a max_seqlen below the longest length. Others as :func:`attention`.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 8, 4, 64)  # 8 tokens of 2 sequences
+        >>> cu_seqlens = torch.tensor([0, 5, 8], dtype=torch.int32)
+        >>> flash_attn_ext.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, causal="bottom_right").shape
+        torch.Size([8, 4, 64])
     """
     check_flag("return_lse", return_lse)
     problem = problem_of(

@@ -4,6 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+from sphinx.pycode import ModuleAnalyzer
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -41,6 +43,8 @@ nitpicky = True
 # Types in signatures, which have no page here.
 nitpick_ignore_regex = [("py:.*", r"(.*\.)?(Tensor|SdpaReplacement)")]
 
+OVERLOADED_NAMES = [f"integrations.flash_attn.{name}" for name in ("functions", "packed_tensors", "kvcache")]
+
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -63,5 +67,14 @@ def add_menu(app, page: str, source: list[str]) -> None:
         source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{entries}\n```\n"
 
 
+def show_signatures_of_implementations(app) -> None:
+    """Not those of overloads, which have no defaults and differ in the type of the result alone."""
+    for name in ("reference", "functional", "varlen", "kv_cache", *OVERLOADED_NAMES):
+        analyzer = ModuleAnalyzer.for_module(f"flash_attn_ext.{name}")
+        analyzer.analyze()
+        analyzer.overloads.clear()
+
+
 def setup(app) -> None:
+    app.connect("builder-inited", show_signatures_of_implementations)
     app.connect("source-read", add_menu)

@@ -47,6 +47,17 @@ def register() -> None:
 
     Calling it again does nothing new. A call with dropout raises RuntimeError, since processes would have to draw other
     bits.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from torch.distributed.tensor import Shard, distribute_tensor
+        >>> from flash_attn_ext.integrations import dtensor
+        >>> dtensor.register()
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one process, to show it
+        >>> q = distribute_tensor(torch.randn(2, 8, 30, 64), dist.init_device_mesh("cpu", (1,)), [Shard(1)])
+        >>> flash_attn_ext.attention(q, q, q).placements
+        (Shard(dim=1),)
+        >>> dist.destroy_process_group()
     """
     known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
     for operator, rule in ((OPERATORS.attention_forward, _forward), (OPERATORS.attention_backward, _backward)):

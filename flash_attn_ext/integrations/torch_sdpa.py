@@ -63,6 +63,11 @@ def replace_sdpa(fallback: Fallback = "raise") -> SdpaReplacement:
     compiled code runs.
 
     Raises ValueError for another ``fallback``.
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(64, nhead=4, batch_first=True)
+        >>> with flash_attn_ext.replace_sdpa():
+        ...     layer(torch.randn(2, 30, 64)).sum().backward()
     """
     return SdpaReplacement(fallback)
 
@@ -116,6 +121,12 @@ def install_sdpa(fallback: Fallback = "raise") -> None:
     Calling it again changes ``fallback``. A ``replace_sdpa`` block inside decides for itself.
 
     Raises ValueError for another ``fallback`` than those of :func:`replace_sdpa`.
+
+    Example:
+        >>> flash_attn_ext.install_sdpa()
+        >>> q = torch.randn(1, 4, 30, 16)
+        >>> out = torch.nn.functional.scaled_dot_product_attention(q, q, q)  # this library's
+        >>> flash_attn_ext.uninstall_sdpa()
     """
     with _lock:
         attention = _attention_with(fallback)
@@ -128,7 +139,15 @@ def install_sdpa(fallback: Fallback = "raise") -> None:
 
 
 def uninstall_sdpa() -> None:
-    """Undo :func:`install_sdpa`, from any thread. Does nothing when it is not installed."""
+    """Undo :func:`install_sdpa`, from any thread. Does nothing when it is not installed.
+
+    Example:
+        >>> before = torch.nn.functional.scaled_dot_product_attention
+        >>> flash_attn_ext.install_sdpa()
+        >>> flash_attn_ext.uninstall_sdpa()
+        >>> torch.nn.functional.scaled_dot_product_attention is before
+        True
+    """
     with _lock:
         if _process.attention is None:
             return

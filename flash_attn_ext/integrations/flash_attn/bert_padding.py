@@ -11,13 +11,29 @@ from torch import Tensor
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
     """``input[indices]``: rows of (rows, ...) by ``indices`` (total,) int64. The gradient of a row is the sum of those
-    of its copies, 0 where it has none."""
+    of its copies, 0 where it has none. Raises IndexError for an index that is not a row.
+
+    Example:
+        >>> from flash_attn_ext.integrations.flash_attn.bert_padding import index_first_axis
+        >>> index_first_axis(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0]))
+        tensor([[3.],
+                [1.]])
+    """
     return input.index_select(0, indices)
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """(first_axis_dim, ...) of zeros, in which row ``indices[i]`` is ``values[i]``. ``values``: (total, ...);
-    ``indices``: (total,) int64, each row at most once."""
+    ``indices``: (total,) int64, each row at most once. Raises IndexError or RuntimeError for an index that is not a row.
+
+    Example:
+        >>> from flash_attn_ext.integrations.flash_attn.bert_padding import index_put_first_axis
+        >>> index_put_first_axis(torch.tensor([[3.0], [1.0]]), torch.tensor([2, 0]), 4)
+        tensor([[1.],
+                [0.],
+                [3.],
+                [0.]])
+    """
     zeros = values.new_zeros(first_axis_dim, *values.shape[1:])
     return zeros.index_copy(0, indices, values)
 
@@ -39,6 +55,13 @@ def unpad_input(
 
     Raises:
         RuntimeError: shapes that do not go together. TypeError: a mask of another dtype.
+
+    Example:
+        >>> from flash_attn_ext.integrations.flash_attn.bert_padding import unpad_input
+        >>> is_token = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+        >>> tokens, indices, cu_seqlens, max_seqlen, seqused = unpad_input(torch.randn(2, 4, 64), is_token)
+        >>> tokens.shape, indices.tolist(), cu_seqlens.tolist(), max_seqlen
+        (torch.Size([4, 64]), [0, 1, 2, 4], [0, 3, 4], 3)
     """
     used = _as_bool("attention_mask", attention_mask, hidden_states)
     packed = used if unused_mask is None else used | _as_bool("unused_mask", unused_mask, hidden_states)
@@ -55,6 +78,12 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
 
     ``indices`` (total,) int64 as :func:`unpad_input` gives them. Raises RuntimeError where there are not as many as
     tokens.
+
+    Example:
+        >>> from flash_attn_ext.integrations.flash_attn.bert_padding import pad_input
+        >>> pad_input(torch.ones(4), torch.tensor([0, 1, 2, 4]), batch=2, seqlen=4)
+        tensor([[1., 1., 1., 0.],
+                [1., 0., 0., 0.]])
     """
     if indices.shape != hidden_states.shape[:1]:
         raise RuntimeError(

@@ -106,6 +106,12 @@ def flash_attn_func(
     Raises:
         RuntimeError: shapes, dtypes or devices that do not go together; a call that no backend can run.
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
+
+    Example:
+        >>> from flash_attn_ext.integrations import flash_attn
+        >>> q, k, v = torch.randn(3, 2, 128, 8, 64)
+        >>> flash_attn.flash_attn_func(q, k, v, causal=True, window_size=(32, 0)).shape
+        torch.Size([2, 128, 8, 64])
     """
     require_shape("(batch, seqlen, heads, headdim)", q=q, k=k, v=v)
     options = options_of(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
@@ -214,6 +220,13 @@ def flash_attn_varlen_func(
 
     Raises:
         NotImplementedError: for a ``block_table``. All others as :func:`flash_attn_func`.
+
+    Example:
+        >>> from flash_attn_ext.integrations import flash_attn
+        >>> q, k, v = torch.randn(3, 8, 4, 64)  # 8 tokens of 2 sequences
+        >>> cu_seqlens = torch.tensor([0, 5, 8], dtype=torch.int32)
+        >>> flash_attn.flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 5, 5, causal=True).shape
+        torch.Size([8, 4, 64])
     """
     if block_table is not None:
         raise NotImplementedError(

@@ -136,6 +136,13 @@ def flash_attn_with_kvcache(
             the CPU also lengths, indices and pages outside the cache (a GPU clamps them).
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
         NotImplementedError: a ``cache_leftpad``.
+
+    Example:
+        >>> from flash_attn_ext.integrations import flash_attn
+        >>> k_cache, v_cache = torch.empty(2, 4, 512, 2, 64)  # of 4 sequences, with room for 512 keys and 2 key heads
+        >>> q, k, v = torch.randn(4, 1, 8, 64), torch.randn(4, 1, 2, 64), torch.randn(4, 1, 2, 64)
+        >>> flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=7, causal=True).shape
+        torch.Size([4, 1, 8, 64])
     """
     if cache_leftpad is not None:
         raise NotImplementedError(

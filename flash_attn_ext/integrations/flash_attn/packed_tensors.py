@@ -69,6 +69,12 @@ def flash_attn_kvpacked_func(
     """:func:`flash_attn_func` with k and v in one tensor, ``kv`` (batch, seqlen_k, 2, heads_k, headdim), read in place.
 
     Everything else, results and errors too, is as there.
+
+    Example:
+        >>> from flash_attn_ext.integrations import flash_attn
+        >>> q, kv = torch.randn(2, 128, 8, 64), torch.randn(2, 256, 2, 8, 64)
+        >>> flash_attn.flash_attn_kvpacked_func(q, kv).shape
+        torch.Size([2, 128, 8, 64])
     """
     k, v = _unpacked("kv", kv, "(batch, seqlen, 2, heads, headdim)")
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
@@ -126,6 +132,11 @@ def flash_attn_qkvpacked_func(
     """:func:`flash_attn_func` with q, k and v in one tensor, ``qkv`` (batch, seqlen, 3, heads, headdim), read in place.
 
     Everything else, results and errors too, is as there.
+
+    Example:
+        >>> from flash_attn_ext.integrations import flash_attn
+        >>> flash_attn.flash_attn_qkvpacked_func(torch.randn(2, 128, 3, 8, 64), causal=True).shape
+        torch.Size([2, 128, 8, 64])
     """
     q, k, v = _unpacked("qkv", qkv, "(batch, seqlen, 3, heads, headdim)")
     options = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
@@ -203,6 +214,13 @@ def flash_attn_varlen_kvpacked_func(
     """:func:`flash_attn_varlen_func` with k and v in one tensor, ``kv`` (total_k, 2, heads_k, headdim), read in place.
 
     Everything else, results and errors too, is as there.
+
+    Example:
+        >>> from flash_attn_ext.integrations import flash_attn
+        >>> q, kv = torch.randn(8, 4, 64), torch.randn(8, 2, 4, 64)  # 8 tokens of 2 sequences
+        >>> cu_seqlens = torch.tensor([0, 5, 8], dtype=torch.int32)
+        >>> flash_attn.flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens, cu_seqlens, 5, 5).shape
+        torch.Size([8, 4, 64])
     """
     k, v = _unpacked("kv", kv, "(total, 2, heads, headdim)")
     packing = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
@@ -270,6 +288,13 @@ def flash_attn_varlen_qkvpacked_func(
 
     ``cu_seqlens`` and ``max_seqlen`` are those of queries and keys. Everything else, results and errors too, is as
     there.
+
+    Example:
+        >>> from flash_attn_ext.integrations import flash_attn
+        >>> qkv = torch.randn(8, 3, 4, 64)  # 8 tokens of 2 sequences
+        >>> cu_seqlens = torch.tensor([0, 5, 8], dtype=torch.int32)
+        >>> flash_attn.flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, 5, causal=True).shape
+        torch.Size([8, 4, 64])
     """
     q, k, v = _unpacked("qkv", qkv, "(total, 3, heads, headdim)")
     packing = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)

@@ -36,6 +36,14 @@ def install(force: bool = False) -> None:
             aside until :func:`uninstall`. Code that took a function from it earlier keeps that function.
 
     Raises RuntimeError when there is another flash_attn and ``force`` is not given.
+
+    Example:
+        >>> from flash_attn_ext.integrations import flash_attn
+        >>> flash_attn.install(force=True)
+        >>> from flash_attn import flash_attn_func
+        >>> flash_attn_func is flash_attn.flash_attn_func
+        True
+        >>> flash_attn.uninstall()
     """
     with _lock:
         if _state.ours is not None:
@@ -57,6 +65,11 @@ def uninstall() -> None:
     Code that took a function from the stand-in keeps it, and it still works.
 
     Raises RuntimeError when something else has put modules of that name in place meanwhile.
+
+    Example:
+        >>> from flash_attn_ext.integrations import flash_attn
+        >>> flash_attn.install(force=True)
+        >>> flash_attn.uninstall()
     """
     with _lock:
         if _state.ours is None:

@@ -30,6 +30,14 @@ def register() -> None:
     """Make "flash_attn_ext" a name that ``torch.nn.attention.activate_flash_attention_impl`` knows. Activates nothing.
 
     Calling it again does nothing new. Raises ImportError where PyTorch has no such switch, which is before 2.11.
+
+    Example:
+        >>> from flash_attn_ext.integrations import torch_backend
+        >>> torch_backend.register()
+        >>> torch.nn.attention.activate_flash_attention_impl("flash_attn_ext")
+        >>> torch.nn.attention.current_flash_attention_impl()
+        'flash_attn_ext'
+        >>> torch.nn.attention.restore_flash_attention_impl()
     """
     try:
         from torch.nn.attention import register_flash_attention_impl

@@ -73,6 +73,7 @@ class Handle:
     """One activation; the last one that is removed brings PyTorch's kernels back."""
 
     def remove(self) -> None:
+        """Undo the activation, from any thread. Does nothing the second time."""
         with _lock:
             is_last = _handles == [self]
             if is_last:
@@ -87,6 +88,13 @@ def activate() -> Handle:
     """Replace the operators, for all threads, until the handle's ``remove()``. Activations nest.
 
     What ``torch.nn.attention.activate_flash_attention_impl`` calls.
+
+    Example:
+        >>> from flash_attn_ext.integrations.torch_backend.switch import activate
+        >>> handle = activate()
+        >>> q = torch.randn(1, 4, 30, 16)
+        >>> out = torch.nn.functional.scaled_dot_product_attention(q, q, q)  # this library's
+        >>> handle.remove()
     """
     handle = Handle()
     with _lock:

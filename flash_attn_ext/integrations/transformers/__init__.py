@@ -31,6 +31,17 @@ def register() -> None:
     Raises:
         ImportError: transformers is not installed, or too old for the mask functions of 5.x.
         RuntimeError: another package has registered something under that name.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from flash_attn_ext.integrations import transformers as fused
+        >>> fused.register()
+        >>> sizes = dict(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1)
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4))
+        >>> model.set_attn_implementation("fused_ext")
+        >>> model(torch.zeros(1, 5, dtype=torch.int64)).logits.shape
+        torch.Size([1, 5, 64])
+        >>> fused.unregister()
     """
     with _lock:
         attention_functions, mask_functions = _interfaces()
@@ -49,6 +60,11 @@ def unregister() -> None:
     transformers' own error, and can be sent elsewhere by ``model.set_attn_implementation("sdpa")``.
 
     Raises ImportError as :func:`register` does.
+
+    Example:
+        >>> from flash_attn_ext.integrations import transformers as fused
+        >>> fused.register()
+        >>> fused.unregister()
     """
     with _lock:
         for interface, own in zip(_interfaces(), _functions(), strict=True):
