@@ -74,8 +74,8 @@ def attention_varlen(
     """Attention of sequences of different lengths, packed one after the other without padding.
 
     Sequence b has queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]`` and attends only to its own keys, exactly as a
-    call of :func:`attention` on that sequence alone would. What is not named here is as in :func:`attention`, the sources
-    of algorithms too.
+    call of :func:`attention` on that sequence alone would. What is not named here is as in :func:`attention`, and so
+    are the sources.
 
     Args:
         q: (Tq, Hq, D), with Tq the sum of all lengths.

@@ -6,7 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from flash_attn_ext.reference import attention_reference, attention_varlen_reference
+from flash_attn_ext.reference import (
+    attention_reference,
+    attention_varlen_reference,
+    attention_with_kvcache_reference,
+)
 from support.cases import ALL_PATTERNS, Case, Inputs, make_inputs
 from support.masks import diagonal, visible
 from support.packed import PackedCase, cu_seqlens, make_packed, run_by_sequence
@@ -135,3 +139,10 @@ def test_defaults_are_sdpas():
     tensors = (inputs.q, inputs.k, inputs.v)
     out = attention_reference(*tensors, return_lse=False)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(*tensors))
+
+
+@pytest.mark.parametrize("half", ["k_new", "v_new", "rotary_cos", "rotary_sin"])
+def test_half_of_a_pair_is_refused(half):
+    q = torch.randn(1, 2, 1, 8)
+    with pytest.raises(ValueError, match="both or neither"):
+        attention_with_kvcache_reference(q, q, q, cache_seqlens=0, **{half: q})

@@ -24,7 +24,7 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """(first_axis_dim, ...) of zeros, in which row ``indices[i]`` is ``values[i]``. ``values``: (total, ...);
-    ``indices``: (total,) int64, each row at most once. Raises IndexError or RuntimeError for an index that is not a row.
+    ``indices``: (total,) int64, each row at most once. Raises IndexError for one that is not a row.
 
     Example:
         >>> from flash_attn_ext.integrations.flash_attn.bert_padding import index_put_first_axis
