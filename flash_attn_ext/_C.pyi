@@ -213,7 +213,7 @@ def plain_gradients(
     delta: Tensor,
     delta_tangent: Tensor,
     wants_weight_tangents: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
+) -> list[Tensor | None]:
     """[P', dscore, dscore'] of such a tile, with ' for tangents: P' = P (dS - lse'), dscore = P (weight_gradients -
     delta), dscore' = P' (weight_gradients - delta) + P (weight_gradient_tangents - delta_tangent).
 

@@ -77,6 +77,7 @@ def tile_gradients(
         RESULT + "v" in scores.piece.tensors,
     )
     weight_tangents, product_gradients, their_tangents = _C.plain_gradients(*arguments)
+    assert their_tangents is not None  # there always are
     return TileGradients(weight_tangents, product_gradients, their_tangents, _blind_queries(scores, rows.queries, keys))
 
 
