@@ -203,16 +203,4 @@ void check_kv_cache(const AttentionInputs& in, const KvCacheInputs& cache) {
   if (in.q.is_cpu() || is_check_asked_for()) check_kv_cache_values(in, cache);
 }
 
-void check_in_place(const Backend& backend, const char* name, const at::Tensor& tensor) {
-  if (backend.readable(tensor)) return;
-  const int64_t unit = 16 / static_cast<int64_t>(tensor.element_size());
-  const int64_t columns = tensor.size(3), padded = (columns + unit - 1) / unit * unit;
-  TORCH_CHECK(false, name, " has shape ", tensor.sizes(), " and strides ", tensor.strides(), " and begins ",
-              reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16, " bytes past a multiple of 16; backend ",
-              backend.name,
-              " takes contiguous rows (the last dimension) that begin at multiples of 16 bytes, and a cache is not "
-              "copied; allocate rows of ",
-              padded, " elements", padded == columns ? "" : " and pass a view of the first columns");
-}
-
 }  // namespace flash_attn_ext::host
