@@ -114,7 +114,8 @@ def demangled(names: list[str]) -> list[str]:
     tool = shutil.which("c++filt")
     if tool is None or not names:
         return names
-    return subprocess.run([tool], input="\n".join(names), text=True, capture_output=True, check=True).stdout.splitlines()
+    filtered = subprocess.run([tool], input="\n".join(names), text=True, capture_output=True, check=True)
+    return filtered.stdout.splitlines()
 
 
 def main() -> int:

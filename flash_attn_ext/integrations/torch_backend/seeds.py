@@ -1,10 +1,10 @@
 """The dropout seed of a call, in the tensors that PyTorch's schemas have for the state of its own generator.
 
 What an operator returns are the first elements of two storages of ours: the seed, or the seed and MARK, and as the
-"offset" MARK. PyTorch's meta kernels declare the shapes, strides and storage offsets of both. A backward pass recognises
-ours by the sizes of their storages, which no kernel of PyTorch allocates for a few bytes, so nothing waits for the
-device. Where the tensors were copied since (saved tensors that went to the CPU and back), their value says whose they
-are. Without dropout nothing depends on who ran the forward pass, and no kernel reads the two tensors.
+"offset" MARK. PyTorch's meta kernels declare the shapes, strides and storage offsets of both. A backward pass
+recognises ours by the sizes of their storages, which no kernel of PyTorch allocates for a few bytes, so nothing waits
+for the device. Where the tensors were copied since (saved tensors that went to the CPU and back), their value says
+whose they are. Without dropout nothing depends on who ran the forward pass, and no kernel reads the two tensors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def seed_of(first: Tensor, offset: Tensor) -> Tensor:
 
 
 def _is_mark(element: Tensor) -> bool:
-    """Waits for the device. Inside a CUDA graph that is not possible, and all of ours are recognised by their storage."""
+    """Waits for the device. A CUDA graph cannot, and there all of ours are recognised by their storages."""
     if element.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return element.numel() == 1 and int(element) == MARK

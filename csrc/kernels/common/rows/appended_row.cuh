@@ -99,7 +99,8 @@ struct AppendedRows {
     const attention::KeyRow at = p.cache.row(batch, num_old + number);
     const attention::MatrixView& to = is_key ? p.k : p.v;
     write(is_key ? key(batch, head, number, num_old) : value(batch, head, number),
-          to.row<Element>(at.entry, head, at.row), column_stride<Element, kColumns>(to), is_key ? p.head_dim_qk : p.head_dim_v);
+          to.row<Element>(at.entry, head, at.row), column_stride<Element, kColumns>(to),
+          is_key ? p.head_dim_qk : p.head_dim_v);
   }
 
   __device__ __forceinline__ void copy_query(int64_t index) const {
