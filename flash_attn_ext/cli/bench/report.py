@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from flash_attn_ext.cli.machine import machine, versions
+from flash_attn_ext.cli.machine import commit, machine, versions
 
 
 class Report:
@@ -20,6 +20,7 @@ class Report:
         self.rows: list[dict] = []
         self.contents = {
             "command": command,
+            "commit": commit(),
             "method": method,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": machine(),
