@@ -34,7 +34,7 @@ void check_caches(const AttentionInputs& in) {
   check_size("v_cache", "number of heads", in.v.size(1), in.k.size(1), "k_cache");
   check_size("v_cache", "number of rows", in.v.size(2), in.k.size(2), "k_cache");
   check_size("k_cache", "head dim", in.k.size(3), in.q.size(3), "q");
-  check_head_counts(in.num_heads_q(), in.num_heads_k(), "k_cache");
+  check_head_counts(in, "k_cache");
 }
 
 // A call with a cache is dense, and without dropout.
