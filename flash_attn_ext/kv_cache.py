@@ -107,8 +107,8 @@ def attention_with_kvcache(
         # fmt: on
         if results is not None:
             return results
-    check_flag("return_lse", return_lse)
-    check_flag("rotary_interleaved", rotary_interleaved)
+    return_lse = check_flag("return_lse", return_lse)
+    rotary_interleaved = check_flag("rotary_interleaved", rotary_interleaved)
     problem = problem_of(
         q=q,
         k=k_cache,

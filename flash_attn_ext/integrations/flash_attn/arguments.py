@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flash_attn_ext._canonical import require_tensors
-from flash_attn_ext._options import check_flag, check_length, check_number, check_number_or_none
+from flash_attn_ext._options import check_flag, check_length, check_number, check_number_or_none, entries_of
 
 
 def options_of(
@@ -18,10 +18,9 @@ def options_of(
     deterministic: bool,
 ) -> dict:
     """flash_attn's options as keywords of ``attention`` and ``attention_varlen``."""
-    check_flag("causal", causal)
     check_flag("deterministic", deterministic)
     return dict(
-        causal="bottom_right" if causal else None,
+        causal="bottom_right" if check_flag("causal", causal) else None,
         window=window_of(window_size),
         softcap=check_number_or_none("softcap", softcap) or None,
         alibi_slopes=alibi_slopes,
@@ -32,9 +31,10 @@ def options_of(
 
 def window_of(window_size) -> tuple[int | None, int | None]:
     """flash_attn's window as that of ``attention``: there -1 is an unbounded side, here None."""
-    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+    sides = entries_of(window_size)
+    if sides is None or len(sides) != 2:
         raise ValueError(f"window_size must be (left, right), -1 for an unbounded side, got {window_size!r}")
-    sides = [check_length("window_size", side) for side in window_size]
+    sides = [check_length("window_size", side) for side in sides]
     if any(side is not None and side < -1 for side in sides):
         raise ValueError(f"window_size must be made of numbers >= 0, and -1 for an unbounded side, got {window_size!r}")
     left, right = (None if side == -1 else side for side in sides)
