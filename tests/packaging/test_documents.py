@@ -1,9 +1,13 @@
 """Every link in the documents leads to a file and a heading of the repository, and source files named there exist."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import flash_attn_ext
+import flash_attn_ext.reference
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("", "docs", "docs/kernels", "docs/kernels/log", "csrc", "tests", "benchmarks/results")
@@ -72,6 +76,12 @@ FOR_CONTRIBUTORS = ("architecture.md",)
 def test_pages_for_users_name_no_private_function(path):
     if path.name not in FOR_CONTRIBUTORS:
         assert re.findall(r"\b_C\.\w+", path.read_text(encoding="utf-8")) == []
+
+
+def test_docstrings_of_public_functions_name_no_private_function():
+    modules = (flash_attn_ext, flash_attn_ext.reference)
+    public = [value for module in modules for value in vars(module).values() if inspect.isfunction(value)]
+    assert [value for value in public if re.search(r"\b_C\.\w+", inspect.getdoc(value) or "")] == []
 
 
 def texts(*suffixes: str) -> dict[str, str]:
