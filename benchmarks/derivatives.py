@@ -3,14 +3,16 @@
     python benchmarks/derivatives.py                     # on a GPU: S 1024, 4096 and 16384, in 16 bits and float32
     python benchmarks/derivatives.py --device cpu        # smaller ones, in float32
 
-A row is one problem: milliseconds of ours and of MATH (the median of several runs), their ratio, and the peak of
-memory that each took beyond its inputs. "out of memory" stands where MATH cannot run. Goals: double backward no slower
-than MATH at S 1024, forward mode at least twice as fast at S 4096.
+A row is one problem: milliseconds of ours and of MATH (median, minimum and quartiles), how many times as fast as MATH
+ours is, and the peak of memory that each took beyond its inputs. "~" before a ratio says that it cannot be told from
+1. "out of memory" stands where MATH cannot run. Goals: double backward no slower than MATH at S 1024, forward mode at
+least twice as fast at S 4096.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import itertools
 import statistics
@@ -22,7 +24,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flash_attn_ext
-from flash_attn_ext.cli.machine import machine, versions
+from flash_attn_ext.cli.bench.spread import differ, spread_of
+from flash_attn_ext.cli.machine import commit, machine, versions
+
+ROUNDS = 11
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,20 @@ def forward_mode(attend: Callable, problem: Problem, tensors: list[torch.Tensor]
     return lambda: torch.func.jvp(call, tuple(tensors[:3]), tuple(tensors[3:]))
 
 
-def measure(make_call: Callable, problem: Problem, device: str) -> tuple[float, float] | None:
-    """(milliseconds, peak MiB); None where memory does not suffice."""
+@dataclass(frozen=True)
+class Measured:
+    """In ms, and the peak in MiB."""
+
+    median: float
+    spread: dict[str, float]
+    peak: float
+
+    def __str__(self) -> str:
+        return f"{self.median:9.2f}" + "".join(f"{self.spread[name]:8.2f}" for name in ("min", "q1", "q3"))
+
+
+def measure(make_call: Callable, problem: Problem, device: str) -> Measured | None:
+    """None where memory does not suffice."""
     try:
         tensors = inputs(problem, device)
         before = torch.cuda.memory_allocated() if device == "cuda" else 0
@@ -79,14 +96,14 @@ def measure(make_call: Callable, problem: Problem, device: str) -> tuple[float, 
             torch.cuda.reset_peak_memory_stats()
         call = make_call(problem, tensors)
         call()
-        times = [_seconds(call, device) for _ in range(7)]
+        times = [1e3 * _seconds(call, device) for _ in range(ROUNDS)]
     except torch.OutOfMemoryError:
         return None
     finally:
         if device == "cuda":
             torch.cuda.empty_cache()
     peak = torch.cuda.max_memory_allocated() - before if device == "cuda" else float("nan")
-    return statistics.median(times) * 1e3, peak / 2**20
+    return Measured(statistics.median(times), spread_of(times, digits=4), peak / 2**20)
 
 
 def _seconds(call: Callable, device: str) -> float:
@@ -119,16 +136,24 @@ def main() -> None:
     device = parser.parse_args().device
     facts = machine()
     print("machine: " + ", ".join(filter(None, [facts["gpu"], f"{facts['cores']} cores of {facts['cpu']}"])))
-    print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()) + "\n")
-    print(f"{'ms and MiB':17} {'dtype':9} {'S':>6} {'D':>4} {'':6}      ours      math  ratio  ours MiB  math MiB")
+    print("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
+    print(f"commit: {commit()}, date: {datetime.date.today().isoformat()}")
+    print(f"method: medians, minima and quartiles of {ROUNDS} wall-clock times, first all of ours, then all of MATH\n")
+    spread = f"{'min':>8}{'q1':>8}{'q3':>8}"
+    print(
+        f"{'ms and MiB':17} {'dtype':9} {'S':>6} {'D':>4} {'':6} {'ours':>9}{spread} {'math':>9}{spread}  x math"
+        "  ours MiB  math MiB"
+    )
     for name, task, problem in rows(device):
         ours, math = (measure(functools.partial(task, attend), problem, device) for attend in CONTESTANTS.values())
         dtype, causal = str(problem.dtype).removeprefix("torch."), "causal" if problem.causal else "full"
-        row = f"{name:17} {dtype:9} {problem.seqlen:6} {problem.head_dim:4} {causal:6} {ours[0]:9.2f}"
+        row = f"{name:17} {dtype:9} {problem.seqlen:6} {problem.head_dim:4} {causal:6} {ours}"
         if math is None:
-            row += f" {'out of memory':>16} {ours[1]:9.0f}"
+            row += f" {'out of memory':>33} {'':7} {ours.peak:9.0f}"
         else:
-            row += f" {math[0]:9.2f} {math[0] / ours[0]:6.2f} {ours[1]:9.0f} {math[1]:9.0f}"
+            told_apart = differ((ours.median, math.median), (ours.spread, math.spread), ROUNDS)
+            ratio = f"{'' if told_apart else '~'}{math.median / ours.median:.2f}"
+            row += f" {math} {ratio:>7} {ours.peak:9.0f} {math.peak:9.0f}"
         print(row, flush=True)
 
 

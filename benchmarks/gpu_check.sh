@@ -19,6 +19,7 @@
 #   demo-large tokens/s of whole training steps of a GPT of 92M parameters at context 8192 with both, on a GPU of 80 GB;
 #              only when it is named; DEMO_ARGS goes to it, such as --compile
 #
+# FLASH_ATTN_EXT_COMMIT names the commit for reports where this folder is a copy without its history.
 # PYTHON names an interpreter that has torch, ninja and pytest. OUT, a folder, receives logs, figures and objects.
 # A part that fails, other than build, does not keep the next from running; the exit status says whether one did.
 set -uo pipefail

@@ -1,19 +1,25 @@
-"""README's picture and its table, from reports in benchmarks/results/ and nothing else.
+"""README's picture, its table and the figures in its prose, from benchmarks/results/ and nothing else.
 
-    python benchmarks/overview.py        # after new results: draws overview.png, writes the table into README.md
+    python benchmarks/overview.py    # after new results: draws overview.png, writes table and figures into README.md
 
-Both passes are of one run, so that they can be added.
+Both passes of the table are of one run, so that they can be added. Which results a passage quotes is in
+readme_figures.py.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from flash_attn_ext.cli.bench.plot import COLORS
 from flash_attn_ext.cli.bench.rows import geometric_mean
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import readme_figures  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 REPORT = RESULTS / "cuda_h200.json"
 PICTURE = RESULTS / "overview.png"
@@ -120,6 +126,15 @@ def write(found: dict[str, Figures], path: Path) -> None:
     path.write_text(before + text(found) + after, encoding="utf-8")
 
 
+def write_figures(path: Path) -> None:
+    path.write_text(readme_figures.fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def figures_without_source(page: str) -> list[str]:
+    """In what is not generated."""
+    return readme_figures.without_source(page.partition(BEGIN)[0] + page.partition(END)[2])
+
+
 def _short(name: str) -> str:
     return {"fa4": "FA4", "flash": "FA2"}.get(name, TITLES[name])
 
@@ -132,4 +147,5 @@ if __name__ == "__main__":
     measured = figures()
     draw(measured, PICTURE)
     write(measured, README)
+    write_figures(README)
     print(f"{PICTURE.relative_to(ROOT)}, {README.relative_to(ROOT)}")

@@ -23,6 +23,7 @@ from training import MAX_RELATIVE_GAP, Schedule, Trainee, relative_gap
 
 from flash_attn_ext import scaled_dot_product_attention
 from flash_attn_ext.cli.bench.report import Report
+from flash_attn_ext.cli.bench.spread import spread_of
 from flash_attn_ext.cli.machine import explain_on
 
 OURS, PYTORCHS = "flash_attn_ext", "torch"
@@ -123,6 +124,10 @@ def row_of(runs: dict[str, Run], size: Size, device: torch.device, compiled: boo
         "peer_tokens_per_s": {"torch sdpa": rates[PYTORCHS]},
         "ours_ms": ms[OURS],
         "peer_ms": {"torch sdpa": ms[PYTORCHS]},
+        "spread_ms": {
+            label: spread_of([1e3 * second for second in timed[name]], digits=3)
+            for label, name in (("ours", OURS), ("torch sdpa", PYTORCHS))
+        },
         "against": "torch sdpa",
         "ratio": round(ms[PYTORCHS] / ms[OURS], 4),
         "rounds": len(timed[OURS]),
@@ -169,7 +174,7 @@ def train_large(size: Size, corpus: Corpus, device: torch.device, compiled: bool
         f"{model.num_heads} heads. Batch {size.schedule.batch}, context {model.context}: {size.tokens:,} tokens a step."
     )
     command = "python examples/train_gpt.py --large" + (" --compile" if compiled else "")
-    method = "medians of wall-clock times of whole steps, both in turn"
+    method = "medians of wall-clock times of whole steps, both in turn, with minimum and quartiles"
     report = Report(path, device.type, command + f" --steps {size.schedule.steps}", method)
     row = row_of(compare(size, corpus, device, compiled), size, device, compiled)
     report.add(row)

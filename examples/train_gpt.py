@@ -86,7 +86,7 @@ def plot(curves: list[Curve], unigram: float, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        print(f"no {path}: matplotlib is not installed. Run: pip install flash_attn_ext[demo]")
+        print(f"no {path}: matplotlib is not installed. Run: pip install matplotlib")
         return
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt

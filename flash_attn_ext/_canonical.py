@@ -172,6 +172,7 @@ def _table_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> 
         raise RuntimeError(
             f"{name} has shape {tuple(table.shape)}, which does not broadcast to {scores} = (..., heads, queries, "
             "keys) here: every dimension must be 1 or equal, counted from the right"
+            f"{_hint_at_form(name, table, problem, scores)}"
         )
     if missing or form.rank < 4:
         table = table[(None,) * (max(form.rank, 4) - table.dim())]
@@ -180,6 +181,26 @@ def _table_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> 
     if all(n == 1 for n in table.shape[:-3]):
         return table[(0,) * (form.rank - 4)]
     return _fold(table, form.lead)
+
+
+def _hint_at_form(name: str, table: Tensor, problem: Problem, scores: tuple[int, ...]) -> str:
+    """In which form a table that does not broadcast would: with dimensions that it lacks, or in the other layout."""
+    shape = tuple(table.shape)
+    if len(scores) == 4:
+        batch, heads, num_queries, num_keys = scores
+        if shape == (batch, num_keys):
+            return f"; pass {name}[:, None, None, :] where it is (batch, keys)"
+        if shape in ((batch, num_queries, num_keys), (batch, 1, num_keys)):
+            return f"; pass {name}[:, None] where it is (batch, queries, keys)"
+        if shape == (batch * heads, num_queries, num_keys):
+            return f"; pass {name}.unflatten(0, ({batch}, {heads})) where it is (batch * heads, queries, keys)"
+    if not 3 <= len(scores) >= len(shape):
+        return ""
+    exchanged = (*scores[:-3], scores[-2], scores[-3], problem.k.size(1))
+    if not _broadcasts(shape, exchanged[len(scores) - len(shape) :]):
+        return ""
+    other = "'bhsd' takes (..., heads, sequence, " if problem.sequence_first else "'bshd' takes (..., sequence, heads, "
+    return f"; it would with heads and sequence exchanged: layout={other}head dim) in flash_attn_ext.attention"
 
 
 @overload

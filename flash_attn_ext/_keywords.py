@@ -24,7 +24,7 @@ def problem_of(*, window: Window | None, **given: Any) -> Problem:
     given["window_left"], given["window_right"] = window_pair(window)
     check_causal(given["causal"])
     check_backend(given["backend"])
-    check_flag("allow_tf32", given["allow_tf32"])
+    given["allow_tf32"] = check_flag("allow_tf32", given["allow_tf32"])
     given["softcap"] = check_number_or_none("softcap", given["softcap"])
     given["scale"] = check_number_or_none("scale", given["scale"])
     given["dropout_p"] = check_number("dropout_p", given["dropout_p"])

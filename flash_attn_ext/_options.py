@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from typing import Any
 
 import torch
@@ -17,13 +18,23 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def window_pair(window: Window | None) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
-    pair: tuple[Any, ...] = tuple(window) if isinstance(window, tuple | list) else (window, window)
+    pair = entries_of(window)
+    if pair is None:
+        pair = (window, window)
     if len(pair) != 2:
         raise ValueError(f"window must be None, an int, or (left, right), got {window!r}")
     left, right = (check_integer("window", size, "be made of int or None") for size in pair)
     if (left is not None and left < 0) or (right is not None and right < 0):
         raise ValueError(f"window sizes must be >= 0, got {window!r}: None, not -1, means unbounded")
     return left, right
+
+
+def entries_of(value: Any) -> tuple[Any, ...] | None:
+    """What a tuple, a list, a tensor or a NumPy array holds, as Python's numbers; None for a single number."""
+    if isinstance(value, tuple | list):
+        return tuple(value)
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(listed) if isinstance(listed, list) and len(listed) != 1 else None
 
 
 def check_causal(causal: Any) -> Causal | None:
@@ -86,7 +97,7 @@ def is_sequence_first(layout: object) -> bool:
 
 
 def check_integer(name: str, value: Any, expected: str) -> int | None:
-    """NumPy integers and one-element integer tensors too: no integer has a gradient to lose."""
+    """Whatever Python takes for an index, and one-element integer tensors: no integer has a gradient to lose."""
     if value is None or isinstance(value, torch.SymInt):
         return value  # type: ignore[return-value]  # under torch.compile a symbol stands for a number
     if type(value) is int:
@@ -94,17 +105,24 @@ def check_integer(name: str, value: Any, expected: str) -> int | None:
             return value
         raise ValueError(f"{name} has {value}, expected integers of at most 64 bits: None means no bound")
     if isinstance(value, Tensor):
-        is_integer = value.numel() == 1 and value.dtype in _INTEGERS
+        if value.numel() == 1 and value.dtype in _INTEGERS:
+            return int(value)
         got = f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     else:
-        is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not isinstance(value, bool):
+            try:
+                return operator.index(value)
+            except TypeError:
+                pass
         got = f"{value!r} of type {type(value).__name__}"
-    if not is_integer:
-        raise TypeError(f"{name} must {expected}, got {got}")
-    return int(value)
+    raise TypeError(f"{name} must {expected}, got {got}")
 
 
 def check_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
-    return value
+    """Python's bool, NumPy's as such."""
+    if isinstance(value, bool):
+        return value
+    kind = type(value)
+    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):  # of NumPy 2 and of NumPy 1
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, got {value!r} of type {kind.__name__}")

@@ -47,8 +47,8 @@ def sdpa_problem(arguments: SdpaArguments | tuple[Any, ...]) -> tuple[Problem, D
         require_tensors(NAMES, (q, k, v))
     if operands != SYMBOLIC:
         _check_sizes(q, k, v)
-    check_flag("enable_gqa", enable_gqa)
-    causal: Causal | None = "top_left" if check_flag("is_causal", is_causal) else None
+    is_causal, enable_gqa = check_flag("is_causal", is_causal), check_flag("enable_gqa", enable_gqa)
+    causal: Causal | None = "top_left" if is_causal else None
     if attn_mask is not None:
         causal, attn_mask = _causality_of(attn_mask, q, k, is_causal)
         if attn_mask is not None and operands != SYMBOLIC:
@@ -108,12 +108,17 @@ def _cast_and_match(
 
 
 def _float_mask(attn_mask: Tensor, q: Tensor) -> Tensor:
-    if attn_mask.dtype not in (torch.float32, q.dtype):
-        raise RuntimeError(
-            f"attn_mask has dtype {attn_mask.dtype}, expected torch.bool, torch.float32 or query's dtype ({q.dtype}): "
-            "cast it with attn_mask.to(query.dtype)"
-        )
-    return attn_mask
+    if attn_mask.dtype in (torch.float32, q.dtype):
+        return attn_mask
+    flags = "attn_mask.bool() (True = attend)"
+    if attn_mask.is_floating_point():
+        way_out = f"cast it with attn_mask.to(query.dtype), or where it has flags of 0 and 1, pass {flags}"
+    else:
+        way_out = f"pass {flags}"
+    raise RuntimeError(
+        f"attn_mask has dtype {attn_mask.dtype}, expected torch.bool, torch.float32 or query's dtype ({q.dtype}): "
+        f"{way_out}"
+    )
 
 
 def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> tuple[Causal | None, Tensor | None]:
@@ -124,8 +129,8 @@ def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> t
         if isinstance(attn_mask, CausalBias):
             if is_causal:
                 raise ValueError(
-                    "attn_mask is a CausalBias and is_causal=True was given too, which PyTorch does not allow: pass "
-                    "is_causal=False, since a CausalBias says itself that it is causal"
+                    "attn_mask is a CausalBias and is_causal=True was given too, but CausalBias should not be used "
+                    "with causal=True: pass is_causal=False, since a CausalBias says itself that it is causal"
                 )
             lengths = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
             if lengths != (q.size(-2), k.size(-2)):
@@ -137,8 +142,10 @@ def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> t
         require_tensors(("attn_mask",), (attn_mask,), num_required=1)
     if is_causal:
         raise RuntimeError(
-            "attn_mask and is_causal=True were both given, which PyTorch does not allow: put causality into the "
-            "mask, or use flash_attn_ext.attention(..., causal='top_left', mask=...), which combines them"
+            "attn_mask and is_causal=True were both given. PyTorch documents this as an error (Explicit attn_mask "
+            "should not be set when is_causal=True), but some of its kernels combine the two. Put causality into the "
+            "mask, or use flash_attn_ext.attention(..., causal='top_left', "
+            f"{'mask' if attn_mask.dtype == torch.bool else 'bias'}=...), which combines them"
         )
     return None, attn_mask
 
@@ -153,7 +160,10 @@ def _match_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Ten
     hq, hk, hv = (t.size(-3) if t.dim() > 2 else 1 for t in (q, k, v))
     if enable_gqa:
         if any(hq % h if h else hq for h in (hk, hv)):
-            raise RuntimeError(f"with enable_gqa the heads of key and value must divide those of query, got {shapes}")
+            raise RuntimeError(
+                f"with enable_gqa the heads of key and value must divide those of query, got {shapes}"
+                f"{_hint_at_layout(q, k, v)}"
+            )
         if hk != hv:  # PyTorch repeats each on its own
             k, v = _repeat_heads(k, hq), _repeat_heads(v, hq)
         return q, k, v
@@ -161,13 +171,26 @@ def _match_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Ten
     if any(h not in (1, heads) for h in (hq, hk, hv)):
         raise RuntimeError(
             f"the numbers of heads of {shapes} do not broadcast: pass enable_gqa=True to share key heads among query "
-            "heads"
+            f"heads{_hint_at_layout(q, k, v)}"
         )
     if hq != heads:
         q = _expand_heads(q, heads)
     if hk != hv:
         k, v = _expand_heads(k, heads), _expand_heads(v, heads)
     return q, k, v
+
+
+def _hint_at_layout(q: Tensor, k: Tensor, v: Tensor) -> str:
+    """For heads that do not fit: whether those of (N, L, H, E) would."""
+    if not q.dim() == k.dim() == v.dim() >= 3:
+        return ""
+    heads = k.size(-2)
+    if not (heads == v.size(-2) and heads > 0 and q.size(-2) % heads == 0 and k.size(-3) == v.size(-3)):
+        return ""
+    return (
+        "; they would fit with heads and sequence exchanged: flash_attn_ext.attention takes (batch, sequence, heads, "
+        "head dim) with layout='bshd', and this function their transpose(-3, -2)"
+    )
 
 
 def _repeat_heads(tensor: Tensor, heads: int) -> Tensor:

@@ -162,7 +162,7 @@ def attention(
 
     Memory: the forward pass never holds an Sq x Sk matrix of scores; on Hopper it may copy a boolean mask, packed to
     one bit per element. The backward pass on a GPU may store the scores of some heads at a time, in a workspace of at
-    most min(2 GiB, a 64th of the GPU's memory). The environment variable ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at each
+    most min(2 GiB, a 40th of the GPU's memory). The environment variable ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at each
     call, sets another bound of up to 2048; with 0 scores are computed again instead, which takes longer.
     :func:`explain` says what a call stores. ``FLASH_ATTN_EXT_MULTIPROCESSORS``, 1 to 1024, read likewise, replaces the
     number of multiprocessors by which the keys of few queries are divided on a GPU, so that GPUs of one architecture
@@ -185,7 +185,7 @@ def attention(
         # fmt: on
         if results is not None:
             return results
-    check_flag("return_lse", return_lse)
+    return_lse = check_flag("return_lse", return_lse)
     problem = problem_of(
         q=q,
         k=k,

@@ -87,8 +87,9 @@ def attention_with_kvcache(
     Args:
         q: (B, Hq, Sq, D): the last Sq tokens of each sequence. float32, float64, bfloat16 or float16.
         k_cache: (B_cache, Hk, capacity, D), or in pages (num_pages, Hk, page_size, D) with a ``block_table``; q's dtype
-            and device. Hk divides Hq. Never copied: on a GPU its rows must be contiguous and begin at multiples of 16
-            bytes.
+            and device. Hk divides Hq. Any strides. On a GPU, rows that are not contiguous or do not begin at multiples
+            of 16 bytes (float64: any) are read from a copy of the whole cache, which each call makes and the logger
+            ``flash_attn_ext`` reports. To avoid it, allocate longer rows and pass a view of their first columns.
         v_cache: the same with Dv, which may differ from D.
         k_new, v_new: (B, Hk, Sn, D) and (B, Hk, Sn, Dv), Sn from 1 to 256, both or neither: token i of sequence b is
             written to position ``cache_seqlens[b] + i``.
@@ -152,8 +153,8 @@ def attention_with_kvcache(
         # fmt: on
         if results is not None:
             return results
-    check_flag("return_lse", return_lse)
-    check_flag("rotary_interleaved", rotary_interleaved)
+    return_lse = check_flag("return_lse", return_lse)
+    rotary_interleaved = check_flag("rotary_interleaved", rotary_interleaved)
     problem = problem_of(
         q=q,
         k=k_cache,

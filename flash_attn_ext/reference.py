@@ -64,7 +64,8 @@ def attention_reference(
         q, k, v: (..., H, S, D) as for ``attention``: ``q`` has Hq heads, ``k`` and ``v`` have Hk, and Hk divides Hq.
             Any floating dtype, which is that of the computation too.
         dropout_mask: bool, broadcastable to (..., Hq, Sq, Sk), True = kept. Without it ``dropout_p > 0`` draws from
-            PyTorch's default generator. ``flash_attn_ext._C.dropout_mask`` gives the bits that the kernels draw.
+            PyTorch's default generator. The bits that a call drew are the signs that
+            ``integrations.flash_attn.flash_attn_func(..., return_attn_probs=True)`` returns.
         return_lse: also return the log-sum-exp; True by default, unlike in ``attention``.
 
     Returns:

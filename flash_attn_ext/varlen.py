@@ -103,7 +103,7 @@ def attention_varlen(
         >>> flash_attn_ext.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, causal="bottom_right").shape
         torch.Size([8, 4, 64])
     """
-    check_flag("return_lse", return_lse)
+    return_lse = check_flag("return_lse", return_lse)
     problem = problem_of(
         q=q,
         k=k,

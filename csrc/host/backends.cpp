@@ -14,6 +14,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "kernels/common/append_kv.h"
 #include "kernels/sm80/sm80_backend.h"
 #endif
 #if FLASH_ATTN_EXT_WITH_SM90
@@ -94,6 +95,10 @@ bool sm80_readable(const at::Tensor& operand) {
     if (sizes[d] != 1 && strides[d] * element_bytes % 16 != 0) return false;
   }
   return true;
+}
+
+void gpu_append(const attention::AppendParams& params) {
+  C10_CUDA_CHECK(common::append_kv(params, c10::cuda::getCurrentCUDAStream()));
 }
 
 void sm80_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
@@ -178,6 +183,7 @@ const std::vector<Backend>& backends() {
     {.name = "sm90",
      .find_reasons_against = sm90_reasons,
      .readable = sm80_readable,
+     .append = gpu_append,
      .plan_forward = plan::plan_forward_sm90,
      .plan_backward = plan::plan_backward_sm90,
      .forward = sm90_forward,
@@ -187,6 +193,7 @@ const std::vector<Backend>& backends() {
     {.name = "sm80",
      .find_reasons_against = sm80_reasons,
      .readable = sm80_readable,
+     .append = gpu_append,
      .plan_forward = plan::plan_forward_sm80,
      .plan_backward = plan::plan_backward_sm80,
      .forward = sm80_forward,
@@ -195,6 +202,7 @@ const std::vector<Backend>& backends() {
     {.name = "cpu",
      .find_reasons_against = cpu_reasons,
      .readable = cpu_readable,
+     .append = cpu::append_kv,
      .plan_forward = plan::plan_forward_cpu,
      .plan_backward = plan::plan_backward_cpu,
      .forward = cpu_forward,

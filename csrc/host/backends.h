@@ -18,6 +18,9 @@ struct Backend {
   void (*find_reasons_against)(const attention::AttentionParams& params, at::Device device, Reasons& reasons);
   // Whether its kernels can read a matrix operand where it is; what they cannot is copied first.
   bool (*readable)(const at::Tensor& operand);
+  // Puts the new keys of a call into their cache, whatever its strides, and rotates them and q: the first step of
+  // `forward` where that cannot read the cache in place. On the current device and stream.
+  void (*append)(const attention::AppendParams& params);
   plan::ForwardPlan (*plan_forward)(const attention::ForwardParams& params, const plan::Limits& limits);
   plan::BackwardPlan (*plan_backward)(const attention::BackwardParams& params, const plan::Limits& limits);
   // Both passes, as the plan says, in plan.workspace.bytes of memory. All work on the current device and stream. New

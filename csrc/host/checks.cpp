@@ -7,6 +7,7 @@
 
 #include "attention/visibility.h"
 #include "host/call/fields.h"
+#include "host/hints.h"
 #include "host/sequence_lengths.h"
 #include "host/tensor_checks.h"
 
@@ -33,7 +34,7 @@ void check_qkv(const AttentionInputs& in) {
   check_size("v", "sequence length", in.v.size(sequence_dim), in.k.size(sequence_dim), "k");
   check_size("v", "number of heads", in.v.size(1), in.k.size(1), "k");
   check_size("k", "head dim", in.k.size(-1), in.q.size(-1), "q");
-  check_head_counts(in.num_heads_q(), in.num_heads_k(), "k");
+  check_head_counts(in, "k");
 }
 
 void check_sequence_offsets(const AttentionInputs& in) {
@@ -99,7 +100,7 @@ void check_broadcastable(const char* name, const at::Tensor& tensor, const Atten
   check_device(name, tensor, in.q);
   TORCH_CHECK(broadcasts_to_scores(tensor, in, longest), name, " has shape ", tensor.sizes(),
               ", expected one that broadcasts to ", at::IntArrayRef(sizes_of_scores(in, longest)),
-              " (batch, query heads, queries, keys)");
+              " (batch, query heads, queries, keys)", hint_at_dimensions(name, tensor, in, longest));
 }
 
 void check_accumulate_type(const char* name, const at::Tensor& tensor, const AttentionInputs& in) {
@@ -163,6 +164,13 @@ void check_output_mask(const AttentionInputs& in, const BackwardInputs& backward
 
 }  // namespace
 
+void check_head_counts(const AttentionInputs& in, const char* k_name) {
+  const int64_t heads_q = in.num_heads_q(), heads_k = in.num_heads_k();
+  TORCH_CHECK(heads_k > 0 ? heads_q % heads_k == 0 : heads_q == 0, "q has ", heads_q, " heads and ", k_name, " has ",
+              heads_k, "; q's number of heads must be a multiple of that (query head h reads key head h // (Hq / Hk))",
+              hint_at_layout(in));
+}
+
 bool broadcasts_to_scores(const at::Tensor& table, const AttentionInputs& in, const SequenceLengths& longest) {
   const std::array<int64_t, 4> full = sizes_of_scores(in, longest);
   bool matches = table.dim() == 4;
@@ -194,13 +202,13 @@ void check_score_tensors(const AttentionInputs& in, const SequenceLengths& longe
   if (in.bias) {
     const at::ScalarType dtype = in.bias->scalar_type();
     TORCH_CHECK(dtype == in.q.scalar_type() || dtype == at::kFloat, "bias has dtype ", dtype_name(dtype),
-                ", expected q's dtype (", dtype_name(in.q.scalar_type()),
-                ") or float32; a boolean mask goes into mask=");
+                ", expected q's dtype (", dtype_name(in.q.scalar_type()), ") or float32", hint_at_mask(dtype));
     check_broadcastable("bias", *in.bias, in, longest);
   }
   if (in.mask) {
-    TORCH_CHECK(in.mask->scalar_type() == at::kBool, "mask has dtype ", dtype_name(in.mask->scalar_type()),
-                ", expected bool (True = attend); a float mask goes into bias=");
+    const at::ScalarType dtype = in.mask->scalar_type();
+    TORCH_CHECK(dtype == at::kBool, "mask has dtype ", dtype_name(dtype), ", expected bool (True = attend)",
+                hint_at_bias(dtype));
     check_broadcastable("mask", *in.mask, in, longest);
   }
   if (in.alibi_slopes) {
@@ -209,12 +217,13 @@ void check_score_tensors(const AttentionInputs& in, const SequenceLengths& longe
     const bool matches = (slopes.dim() == 1 && slopes.size(0) == in.num_heads_q()) ||
                          (slopes.dim() == 2 && slopes.size(0) == in.batch() && slopes.size(1) == in.num_heads_q());
     TORCH_CHECK(matches, "alibi_slopes has shape ", slopes.sizes(), ", expected (", in.num_heads_q(), ",) or (",
-                in.batch(), ", ", in.num_heads_q(), "): a slope for each query head, or batch entry and query head");
+                in.batch(), ", ", in.num_heads_q(), "): a slope for each query head, or batch entry and query head",
+                hint_at_layout(in, slopes));
   }
   if (in.sink) {
     check_accumulate_type("sink", *in.sink, in);
     TORCH_CHECK(in.sink->dim() == 1 && in.sink->size(0) == in.num_heads_q(), "sink has shape ", in.sink->sizes(),
-                ", expected (", in.num_heads_q(), ",): a logit for each query head");
+                ", expected (", in.num_heads_q(), ",): a logit for each query head", hint_at_layout(in, *in.sink));
   }
 }
 

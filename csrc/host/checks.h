@@ -17,6 +17,9 @@ void check_inputs(const AttentionInputs& inputs);
 void check_score_tensors(const AttentionInputs& inputs, const SequenceLengths& longest);
 void check_options(const AttentionInputs& inputs);
 
+// `k_name`: what the caller knows the keys as.
+void check_head_counts(const AttentionInputs& inputs, const char* k_name);
+
 // Whether a bias or mask has four dimensions, each of them 1 or that of the scores.
 bool broadcasts_to_scores(const at::Tensor& table, const AttentionInputs& inputs, const SequenceLengths& longest);
 

@@ -53,13 +53,19 @@ at::Tensor readable_table(const char* name, const at::Tensor& table) {
 }
 
 InputCopies make_readable(const Backend& backend, const AttentionInputs& in, attention::AttentionParams& params) {
-  InputCopies copies;
-  copies.q = copy_unless_readable(backend, "q", in.q);
+  InputCopies copies = make_readable_except_keys(backend, in, params);
   copies.k = copy_unless_readable(backend, "k", in.k);
   copies.v = copy_unless_readable(backend, "v", in.v);
-  if (copies.q.defined()) params.q = matrix_view(copies.q);
   if (copies.k.defined()) params.k = matrix_view(copies.k);
   if (copies.v.defined()) params.v = matrix_view(copies.v);
+  return copies;
+}
+
+InputCopies make_readable_except_keys(const Backend& backend, const AttentionInputs& in,
+                                      attention::AttentionParams& params) {
+  InputCopies copies;
+  copies.q = copy_unless_readable(backend, "q", in.q);
+  if (copies.q.defined()) params.q = matrix_view(copies.q);
   // A few numbers per head or sequence, which every kernel reads as an array.
   if (in.sink) copies.sink = copy_unless_contiguous("sink", *in.sink);
   if (in.cu_seqlens_q) copies.cu_seqlens_q = copy_unless_contiguous("cu_seqlens_q", *in.cu_seqlens_q);

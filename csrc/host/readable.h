@@ -28,4 +28,8 @@ struct InputCopies {
 // Points `params` at copies of those inputs that the backend cannot read in place.
 InputCopies make_readable(const Backend& backend, const AttentionInputs& inputs, attention::AttentionParams& params);
 
+// The same for everything but k and v, which a call with a cache writes before it reads them.
+InputCopies make_readable_except_keys(const Backend& backend, const AttentionInputs& inputs,
+                                      attention::AttentionParams& params);
+
 }  // namespace flash_attn_ext::host

@@ -54,10 +54,4 @@ void check_size(const char* name, const char* what, int64_t got, int64_t expecte
   TORCH_CHECK(got == expected, name, " has ", what, " ", got, ", expected ", expected, " (that of ", of, ")");
 }
 
-void check_head_counts(int64_t num_heads_q, int64_t num_heads_k, const char* k_name) {
-  TORCH_CHECK(num_heads_k > 0 ? num_heads_q % num_heads_k == 0 : num_heads_q == 0, "q has ", num_heads_q, " heads and ",
-              k_name, " has ", num_heads_k,
-              "; q's number of heads must be a multiple of that (query head h reads key head h // (Hq / Hk))");
-}
-
 }  // namespace flash_attn_ext::host

@@ -35,7 +35,4 @@ void check_rank(const char* name, const at::Tensor& tensor, int64_t rank, const 
 // `of`: whose size is expected.
 void check_size(const char* name, const char* what, int64_t got, int64_t expected, const char* of);
 
-// `k_name`: what the caller knows the keys as.
-void check_head_counts(int64_t num_heads_q, int64_t num_heads_k, const char* k_name);
-
 }  // namespace flash_attn_ext::host

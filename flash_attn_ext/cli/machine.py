@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 import torch
@@ -21,6 +22,27 @@ def versions() -> dict[str, str | None]:
         "torch_cuda": torch.version.cuda,
         "python": platform.python_version(),
     }
+
+
+COMMIT_VARIABLE = "FLASH_ATTN_EXT_COMMIT"  # names the commit where git cannot, as in a copy without its history
+
+
+def commit(package: Path = Path(flash_attn_ext.__file__).parent) -> str | None:
+    """Of the checkout that this package is in, "-dirty" behind it where tracked files were changed; None where neither
+    git nor the variable knows."""
+    if named := os.environ.get(COMMIT_VARIABLE):
+        return named
+    # The package may lie in an environment inside somebody else's repository, which does not track it.
+    tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
+    return tracked and _git(package, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 # Those that decide which matrix products and vector loops run.

@@ -38,6 +38,9 @@ def test_large_compares_both(compiled, corpus, device, tmp_path, capsys, monkeyp
     assert report["command"] == f"python examples/train_gpt.py --large{' --compile' * compiled} --steps 8"
     assert row["rounds"] == 6 and row["seqlen_q"] == 32 and row["head_dim"] == 8
     assert row["ratio"] == pytest.approx(row["peer_ms"]["torch sdpa"] / row["ours_ms"], abs=1e-4)
+    for name, median in {"ours": row["ours_ms"], **row["peer_ms"]}.items():
+        spread = row["spread_ms"][name]
+        assert 0 < spread["min"] <= spread["q1"] <= median <= spread["q3"]
     tokens = 4 * 32
     assert row["ours_tokens_per_s"] == pytest.approx(tokens / row["ours_ms"] * 1e3, rel=1e-2)
     peer_ms = row["peer_ms"]["torch sdpa"]

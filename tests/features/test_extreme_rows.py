@@ -1,4 +1,4 @@
-"""Rows whose bias is so low that it swallows the scores: finfo.min is a uniform average, -1e4 an ordinary row."""
+"""Scores far from zero. Rows whose bias swallows the scores: finfo.min is a uniform average, -1e4 an ordinary row."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from support.cases import Case, Inputs, make_inputs
 from support.checks import check_drawn, check_inputs
 from support.params import over_cases, over_dtypes
-from support.runners import run_ours
+from support.runners import run_ours, run_reference
 
 # L % 128 == 64 is where a fused kernel of PyTorch's returns NaN gradients for such rows; 64 is the shortest.
 LENGTHS = (64, 192, 320)
@@ -86,3 +86,21 @@ def test_a_constant_added_to_every_score_changes_only_the_lse(offset, dtype, bac
     inputs = make_inputs(Case(sq=65, sk=97, d=16, bias="1111"), dtype, backend.device)
     inputs.bias[:] = offset
     check_inputs(inputs, backend)
+
+
+@over_dtypes()
+@pytest.mark.parametrize("sk", [113, 900])
+@pytest.mark.parametrize("magnitude", [1e3, 1e5, 4e6])
+def test_scores_far_from_zero(magnitude, sk, dtype, backend):
+    """Keys nearly along one direction, which the queries share: the bound of docs/numerics.md on out and dv."""
+    inputs = make_inputs(Case(sq=70, sk=sk, d=64, heads=2, batch=1), dtype, backend.device)
+    direction = torch.nn.functional.normalize(torch.randn(64, device=backend.device, dtype=torch.float64), dim=0)
+    length = (8 * magnitude) ** 0.5
+    inputs.q.copy_(direction * length + inputs.q * 0.2 / length)
+    inputs.k.copy_(direction * length + inputs.k * 0.02)
+    ours, exact = run_ours(inputs, backend), run_reference(inputs.to(torch.float64))
+    bits_of_score = 50 if dtype == torch.float64 else 22
+    bound = 4 * torch.finfo(dtype).eps + magnitude * 2.0**-bits_of_score
+    for name in ("out", "dv"):
+        error = (ours[name].double() - exact[name]).abs().max() / exact[name].abs().max()
+        assert float(error) <= bound, f"{name}: {float(error):.2e}, allowed {bound:.2e}"

@@ -1,22 +1,28 @@
 """Attention over a cache: contiguous or in pages, at every kind of length, with new tokens, rotated or not."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 import flash_attn_ext
+from support.backends import Backend
 from support.caches import (
     CacheCase,
+    CacheInputs,
     bits,
     call_with_cache,
     check_cache_case,
+    check_cache_drawn,
     make_cache_inputs,
     run_with_cache,
 )
 from support.cases import DTYPES, Case
 from support.errors import assert_same_answer
 from support.params import computes_in, over_cases, over_dtypes
+from support.runners import Result, poisoned_memory
+from support.strides import bits_of_storage
 
 # Lengths around the edges of rows that lie together (16), and of pages.
 EDGES = (0, 1, 15, 16, 17)
@@ -204,6 +210,53 @@ def test_views_of_one_buffer(backend):
         assert torch.equal(out, expected["out"])
         assert torch.equal(lse, expected["lse"])
         assert torch.equal(bits(views[0]), bits(expected["k_cache"]))
+
+
+def laid_out(cache: torch.Tensor, layout: str) -> torch.Tensor:
+    """A copy whose rows GPU kernels cannot read in place, in a storage with NaN in its gaps."""
+    columns = cache.size(-1)
+    wider = cache.new_full((*cache.shape[:-1], 2 * columns + 8), math.nan)
+    view = {
+        "rows end anywhere": torch.empty_like(cache),
+        "rows begin anywhere": wider[..., 1 : columns + 1],
+        "columns lie apart": wider[..., : 2 * columns : 2],
+    }[layout]
+    return view.copy_(cache)
+
+
+def run_with_layout(inputs: CacheInputs, backend: Backend, layout: str) -> Result:
+    caches = [laid_out(cache, layout) for cache in (inputs.k_cache, inputs.v_cache)]
+    storages = [bits_of_storage(cache).clone() for cache in caches]
+    with poisoned_memory():
+        out, lse = call_with_cache(dataclasses.replace(inputs, k_cache=caches[0], v_cache=caches[1]), backend)
+    results = {"out": out, "lse": lse, "k_cache": caches[0].clone(), "v_cache": caches[1].clone()}
+    for cache, given, before in zip(caches, (inputs.k_cache, inputs.v_cache), storages, strict=True):
+        cache.copy_(given)
+        assert torch.equal(bits_of_storage(cache), before), "a gap between rows or columns was written"
+    return results
+
+
+@over_dtypes()
+@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize(
+    ("layout", "d"), [("rows end anywhere", 59), ("rows begin anywhere", 64), ("columns lie apart", 64)], ids=str
+)
+def test_caches_of_any_strides(layout, d, page_size, dtype, backend):
+    """The caller's memory gets the new keys, wherever kernels read them."""
+    for new, lengths in ((0, (60, 0, 17)), (3, (60, 0, 17)), (1, (700, 33))):
+        case = CacheCase(
+            lengths,
+            new,
+            capacity=768,
+            page_size=page_size,
+            rotary_dim=32 if new else 0,
+            base=decode(sq=max(new, 1), d=d, heads=4, kv_heads=2),
+        )
+        check_cache_drawn(
+            lambda seed, case=case: make_cache_inputs(case, dtype, backend.device, seed),
+            backend,
+            lambda inputs, backend: run_with_layout(inputs, backend, layout),
+        )
 
 
 @computes_in(torch.bfloat16)

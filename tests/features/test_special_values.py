@@ -1,4 +1,4 @@
-"""Infinities in what is attended, and weights of exactly 0. What is not attended: test_poison.py."""
+"""NaN and infinities in what is attended, and weights of exactly 0. What is not attended: test_poison.py."""
 
 import math
 
@@ -8,9 +8,33 @@ import torch
 from support.cases import Case, make_inputs
 from support.errors import assert_same_answer
 from support.params import over_dtypes
-from support.runners import dropout_bits, run_ours
+from support.runners import dropout_bits, run_ours, run_reference
+from support.strides import integer_of
 
 KEY = 200
+
+# A GPU's arithmetic sets every bit but the sign; a negated NaN has the sign too.
+NANS = ("torch.nan", "of arithmetic", "negated")
+
+
+def nan_of(kind: str, dtype: torch.dtype) -> torch.Tensor:
+    """(1,), with the bits of that kind of NaN."""
+    if kind == "torch.nan":
+        return torch.tensor([math.nan], dtype=dtype)
+    integer = integer_of(dtype)
+    return torch.tensor([-1 if kind == "negated" else torch.iinfo(integer).max], dtype=integer).view(dtype)
+
+
+@over_dtypes()
+@pytest.mark.parametrize("kind", NANS)
+@pytest.mark.parametrize(("sq", "sk", "d"), [(1, 1, 64), (1, 2, 8), (70, 1, 128), (3, 3, 256), (140, 300, 64)], ids=str)
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
+def test_a_nan_reaches_all_that_depends_on_it(name, sq, sk, d, kind, dtype, backend):
+    inputs = make_inputs(Case(sq=sq, sk=sk, d=d), dtype, backend.device)
+    getattr(inputs, name)[:, :, 0, 3] = nan_of(kind, dtype).to(backend.device)
+    results, expected = run_ours(inputs, backend), run_reference(inputs.to(torch.float64))
+    for result, tensor in results.items():
+        assert torch.equal(tensor.isnan(), expected[result].isnan()), result
 
 
 @over_dtypes()

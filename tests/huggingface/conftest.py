@@ -5,9 +5,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _registered():
-    pytest.importorskip(
-        "transformers", reason="transformers is not installed: pip install 'flash_attn_ext[transformers]'"
-    )
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'transformers>=5.23'")
     from flash_attn_ext.integrations import transformers as fused
 
     fused.register()

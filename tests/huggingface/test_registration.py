@@ -116,7 +116,7 @@ except ImportError as error:
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "needs transformers 5.x, which cannot be imported" in process.stdout, process.stderr
-    assert "pip install 'flash_attn_ext[transformers]'" in process.stdout
+    assert "pip install 'transformers>=5.23'" in process.stdout
 
 
 def test_importing_the_package_imports_nothing_of_transformers():

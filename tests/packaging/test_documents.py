@@ -1,9 +1,13 @@
 """Every link in the documents leads to a file and a heading of the repository, and source files named there exist."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import flash_attn_ext
+import flash_attn_ext.reference
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("", "docs", "docs/kernels", "docs/kernels/log", "csrc", "tests", "benchmarks/results")
@@ -62,3 +66,53 @@ def test_every_kernel_page_and_its_log_name_each_other():
         page = ROOT / "docs/kernels" / log.name
         assert f"(log/{log.name}" in page.read_text(encoding="utf-8")
         assert f"(../{log.name}" in log.read_text(encoding="utf-8")
+
+
+USERS_PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOR_CONTRIBUTORS = ("architecture.md",)
+
+
+@pytest.mark.parametrize("path", USERS_PAGES, ids=lambda path: path.name)
+def test_pages_for_users_name_no_private_function(path):
+    if path.name not in FOR_CONTRIBUTORS:
+        assert re.findall(r"\b_C\.\w+", path.read_text(encoding="utf-8")) == []
+
+
+def test_docstrings_of_public_functions_name_no_private_function():
+    modules = (flash_attn_ext, flash_attn_ext.reference)
+    public = [value for module in modules for value in vars(module).values() if inspect.isfunction(value)]
+    assert [value for value in public if re.search(r"\b_C\.\w+", inspect.getdoc(value) or "")] == []
+
+
+def texts(*suffixes: str) -> dict[str, str]:
+    """Of what users read, messages and docstrings included."""
+    folders = ("flash_attn_ext", "docs", "examples", "benchmarks", "build_support", "csrc")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.suffix in suffixes]
+    paths += [path for path in ROOT.glob("*.*") if path.suffix in suffixes]
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
+
+
+def test_nobody_is_told_to_install_the_package_from_an_index():
+    """None has it, and whoever took the name there could serve anything."""
+    command = re.compile(r"pip install[^\n`;]*\bflash[_-]attn[_-]ext\b")
+    found = {name: command.findall(text) for name, text in texts(".md", ".py", ".toml", ".sh").items()}
+    assert {name: commands for name, commands in found.items() if commands} == {}
+
+
+def test_the_bound_of_the_workspace_is_that_of_the_code():
+    (share,) = re.findall(r"total / (\d+)\)", (ROOT / "csrc/host/limits.cpp").read_text(encoding="utf-8"))
+    said = {
+        name: re.findall(r"a (\d+)th of\s+the\s+(?:GPU|device)'s\s+memory", text)
+        for name, text in texts(".md", ".py", ".h").items()
+    }
+    assert {"README.md", "CHANGELOG.md", "docs/semantics.md", "flash_attn_ext/functional.py"} <= {
+        name for name, shares in said.items() if shares
+    }
+    assert {name: shares for name, shares in said.items() if set(shares) - {share}} == {}
+
+
+def test_the_changelog_compares_with_nothing_that_was_never_released():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    (unreleased,) = re.findall(r"^## [\d.]+ \(unreleased\)$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    comparisons = r"[^\n]*(?:of the time\b|less time|[\d.]+ times as fast as before|\d, before\b|\bbefore, now)[^\n]*"
+    assert re.findall(comparisons, unreleased) == []

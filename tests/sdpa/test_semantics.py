@@ -298,13 +298,6 @@ def test_causal_bias_objects(variant, length, keys, backend):
     )
 
 
-def test_causal_bias_and_is_causal_raise_as_pytorch_does(backend):
-    q, k, v = qkv_of(backend, length=65, keys=65)
-    for attention in (scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
-        with pytest.raises(ValueError, match=r"CausalBias"):
-            attention(q, k, v, attn_mask=causal_upper_left(65, 65), is_causal=True)
-
-
 def test_dropout_of_everything(backend):
     """out and every gradient are 0, those of a float mask included; nothing is drawn."""
     mask = normal(backend, 65, 97, seed=5)

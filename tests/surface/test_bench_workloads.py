@@ -25,7 +25,7 @@ def test_bench_counts_operations():
 
 
 def test_bench_reports_calls_in_a_row():
-    measured = timing.Measurement(milliseconds={"ours": 0.5, "cudnn": 1.0})
+    measured = timing.Measurement(times={"ours": [0.5], "cudnn": [1.0]})
     load = suites.SUITES["cuda"]["in_a_row"][0]
     row = rows.make_row(load, "forward", "sm90", measured)
     assert row["calls"] == load.calls == 12

@@ -101,7 +101,7 @@ DTYPES = [
         ("alibi_slopes", "float16", "float32", "alibi_slopes.float()"),
     ),
     Bad("sink", dense(sink=t(4, dtype=torch.float64)), ("sink", "float64", "float32", "sink.float()")),
-    Bad("sdpa mask", sdpa(attn_mask=t(5, 7, dtype=torch.int64)), ("attn_mask", "int64", "bool", "float32", "cast")),
+    Bad("sdpa mask", sdpa(attn_mask=t(5, 7, dtype=torch.int64)), ("attn_mask", "int64", "float32", "attn_mask.bool()")),
     Bad("sdpa key", sdpa(k=t(2, 4, 7, 8, dtype=torch.half)), ("key", "float16", "query", "float32", "cast")),
     Bad("cu_seqlens int64", packed(cu_q=torch.tensor([0, 3, 5])), ("cu_seqlens_q", "int64", "int32", ".to(")),
     Bad("cu_seqlens float", packed(cu_k=torch.tensor([0.0, 4, 7])), ("cu_seqlens_k", "float32", "int32")),

@@ -257,14 +257,12 @@ def test_a_wrong_call_writes_nothing(device):
 
 
 @pytest.mark.parametrize(("columns", "first", "is_aligned"), [(65, 0, False), (68, 1, False), (68, 4, True)])
-def test_a_cache_is_not_copied(columns, first, is_aligned, device):
-    """Rows that kernels cannot read where they are: on a GPU an error that says how to lay them out."""
+def test_a_copy_of_a_cache_is_logged(columns, first, is_aligned, device, caplog):
+    """A GPU's kernels read a copy of rows that they cannot read in place."""
     change = dict(k_cache=t(2, 2, 48, columns, device=device)[..., first : first + 64])
-    if device == "cpu" or is_aligned:
+    with caplog.at_level("DEBUG", logger="flash_attn_ext"):
         call(change, device)
-        return
-    with pytest.raises(RuntimeError, match=r"k_cache has .* strides .* multiples of 16 bytes.* not copied; .* 64 elem"):
-        call(change, device)
+    assert ("k_cache" in caplog.text) == (device != "cpu" and not is_aligned)
 
 
 def test_only_dense_problems_without_dropout():

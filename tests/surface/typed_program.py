@@ -102,7 +102,7 @@ def instead_of_pytorch(model: torch.nn.Module, x: Tensor, fallback: Fallback) ->
 def names_of_flash_attn(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, flag: bool) -> None:
     assert_type(flash_attn.flash_attn_func(q, k, v, 0.0, None, True, (-1, -1)), Tensor)
     assert_type(flash_attn.flash_attn_func(q, k, v, 0.1, causal=True, return_attn_probs=True), WithProbs)
-    assert_type(flash_attn.flash_attn_func(q, k, v, return_attn_probs=flag), Tensor | WithProbs)
+    assert_type(flash_attn.flash_attn_func(q, k, v, window_size=ends, return_attn_probs=flag), Tensor | WithProbs)
     assert_type(flash_attn.flash_attn_kvpacked_func(q, k), Tensor)
     assert_type(flash_attn.flash_attn_kvpacked_func(q, k, return_attn_probs=True), WithProbs)
     assert_type(flash_attn.flash_attn_qkvpacked_func(q, causal=True), Tensor)

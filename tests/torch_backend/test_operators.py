@@ -147,6 +147,7 @@ def assert_as_declared(results, declared) -> None:
         if isinstance(meta, torch.Tensor):
             assert result.shape == meta.shape and result.dtype == meta.dtype, (result.shape, meta.shape)
             assert same_strides(result, meta), (result.stride(), meta.stride())
+            assert result.storage_offset() == meta.storage_offset()
         else:
             assert result is None or result == meta
 

@@ -24,6 +24,22 @@ def packed_operands(dtype, device) -> tuple[list[torch.Tensor], list[torch.Tenso
     return [torch.randn(n, 4, 16, dtype=dtype, device=device, requires_grad=True) for n in totals], ends
 
 
+def test_efficient_attention_reads_how_many_keys_there_are(device):
+    """PyTorch's own tests of jagged tensors pass a max_seqlen_k that is too small, and its kernel does not use it."""
+    tensors, ends = packed_operands(torch.float32, device)
+    out = flash_attn_ext.attention_varlen(*tensors, *ends)
+    dout = torch.randn_like(out)
+    expected = torch.autograd.grad(out, tensors, dout)
+    batched = [tensor.unsqueeze(0) for tensor in tensors]
+    with aten.on_device(device), aten.recorded() as passes:
+        got = ATEN._efficient_attention_forward(*batched, None, *ends, max(LENGTHS_Q), 2, 0.0, 0, True)[0].squeeze(0)
+        gradients = torch.autograd.grad(got, tensors, dout)
+    assert passes == ["forward", "backward"]
+    torch.testing.assert_close(got, out)
+    for pair in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(*pair)
+
+
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3])
 @pytest.mark.parametrize("causal", [None, "bottom_right", "top_left"])
 @pytest.mark.parametrize("operator", ["flash", "cudnn", "efficient"])

@@ -108,11 +108,17 @@ ForwardOutputs attention_with_kvcache(const AttentionInputs& in, const KvCacheIn
   params.cache = describe_cache(in, cache, arrays);
   params.sequences.max_seqlen_k = params.sequences.total_k = cache.capacity(in);
   const Backend& backend = choose_backend(in, params);
-  check_in_place(backend, "k_cache", in.k);
-  check_in_place(backend, "v_cache", in.v);
-  const InputCopies copies = make_readable(backend, in, params);
+  const InputCopies copies = make_readable_except_keys(backend, in, params);
   const bool has_new = cache.k_new && in.batch() > 0 && in.num_heads_k() > 0;
   const NewKeys new_keys = has_new ? describe_new(backend, in, cache, params) : NewKeys();
+  if (has_new && !(backend.readable(in.k) && backend.readable(in.v))) {
+    // The caller's own memory gets the new keys; the copies that kernels read are made afterwards.
+    backend.append(params.append);
+    params.append = {};
+  }
+  const at::Tensor keys = readable_matrix(backend, "k_cache", in.k), values = readable_matrix(backend, "v_cache", in.v);
+  params.k = matrix_view(keys);
+  params.v = matrix_view(values);
   const ForwardOutputs outputs = allocate_outputs(in, wants_lse);
   run_forward(backend, params, outputs);
   if (has_new) {

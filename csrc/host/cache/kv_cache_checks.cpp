@@ -34,7 +34,7 @@ void check_caches(const AttentionInputs& in) {
   check_size("v_cache", "number of heads", in.v.size(1), in.k.size(1), "k_cache");
   check_size("v_cache", "number of rows", in.v.size(2), in.k.size(2), "k_cache");
   check_size("k_cache", "head dim", in.k.size(3), in.q.size(3), "q");
-  check_head_counts(in.num_heads_q(), in.num_heads_k(), "k_cache");
+  check_head_counts(in, "k_cache");
 }
 
 // A call with a cache is dense, and without dropout.
@@ -201,18 +201,6 @@ void check_kv_cache(const AttentionInputs& in, const KvCacheInputs& cache) {
   check_score_tensors(in, {in.q.size(2), cache.capacity(in)});
   check_options(in);
   if (in.q.is_cpu() || is_check_asked_for()) check_kv_cache_values(in, cache);
-}
-
-void check_in_place(const Backend& backend, const char* name, const at::Tensor& tensor) {
-  if (backend.readable(tensor)) return;
-  const int64_t unit = 16 / static_cast<int64_t>(tensor.element_size());
-  const int64_t columns = tensor.size(3), padded = (columns + unit - 1) / unit * unit;
-  TORCH_CHECK(false, name, " has shape ", tensor.sizes(), " and strides ", tensor.strides(), " and begins ",
-              reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16, " bytes past a multiple of 16; backend ",
-              backend.name,
-              " takes contiguous rows (the last dimension) that begin at multiples of 16 bytes, and a cache is not "
-              "copied; allocate rows of ",
-              padded, " elements", padded == columns ? "" : " and pass a view of the first columns");
 }
 
 }  // namespace flash_attn_ext::host

@@ -1,7 +1,6 @@
 // Every requirement on a call with a cache of keys and values. Messages as in checks.h.
 #pragma once
 
-#include "host/backends.h"
 #include "host/call/cache_inputs.h"
 #include "host/call/inputs.h"
 
@@ -14,8 +13,5 @@ void check_kv_cache(const AttentionInputs& inputs, const KvCacheInputs& cache);
 // Lengths within the cache and the rotary tables, entries and pages that exist, and none that a sequence appends to and
 // another has too. Waits for the device that the values are on.
 void check_kv_cache_values(const AttentionInputs& inputs, const KvCacheInputs& cache);
-
-// That the backend's kernels read and write a cache where it is: a copy would not be the caller's cache.
-void check_in_place(const Backend& backend, const char* name, const at::Tensor& tensor);
 
 }  // namespace flash_attn_ext::host

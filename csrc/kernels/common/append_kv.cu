@@ -17,14 +17,14 @@ constexpr int kThreads = kRowsPerBlock * tile::kWarpSize;
 
 template <class Element>
 __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant__ AppendParams p) {
-  const AppendedRows<Element> rows = {p};
+  const AppendedRows<Element, Columns::kAnyStride> rows = {p};
   const int64_t index = int64_t{blockIdx.x} * kRowsPerBlock + tile::warp();
   if (index < rows.count()) rows.copy(index);
 }
 
 template <class Element>
 cudaError_t launch(const AppendParams& p, cudaStream_t stream) {
-  const int64_t blocks = (AppendedRows<Element>{p}.count() + kRowsPerBlock - 1) / kRowsPerBlock;
+  const int64_t blocks = (AppendedRows<Element, Columns::kAnyStride>{p}.count() + kRowsPerBlock - 1) / kRowsPerBlock;
   if (blocks == 0) return cudaSuccess;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   append_kernel<Element><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);

@@ -9,9 +9,16 @@
 
 namespace flash_attn_ext::tile {
 
-// Half of a TF32 operand's last place: added to the bits of a float32, of which the hardware ignores the rest, it
-// rounds.
+// Half of a TF32 operand's last place: added to the bits of a float32, it rounds.
 inline constexpr uint32_t kHalfPlace = 0x1000u;
+
+// Rounds to TF32 in the bits that the hardware reads, of which it ignores the rest. Multiplied, not added to: adding half
+// a place to the NaN that arithmetic makes, 0x7FFFFFFF, would carry into the sign and leave a zero. The factor adds half
+// a place on average over mantissas.
+__device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
+  constexpr float kHalfPlaceOnAverage = 1.0f + 0.69f / 2048;
+  return __float_as_uint(__uint_as_float(bits) * kHalfPlaceOnAverage);
+}
 
 // x = big + small, both as TF32 operands: 21 bits of the mantissa, or 22 where big is rounded too. Left operands are
 // used often and can afford that; it makes the signs of their small parts random, and so of the products that are left
@@ -22,7 +29,7 @@ struct SplitFloat {
 };
 
 __device__ __forceinline__ SplitFloat split(uint32_t bits, bool rounds_big) {
-  const uint32_t big = (rounds_big ? bits + kHalfPlace : bits) & 0xFFFFE000u;
+  const uint32_t big = (rounds_big ? round_to_tf32(bits) : bits) & 0xFFFFE000u;
   return {big, __float_as_uint(__uint_as_float(bits) - __uint_as_float(big)) + kHalfPlace};
 }
 
@@ -59,8 +66,8 @@ __device__ __forceinline__ void multiply_step(float (&d)[4], const uint32_t (&a)
   if constexpr (sizeof(Element) == 2) {
     ptx::multiply_accumulate(d, a, b0, b1, Element{});
   } else if constexpr (std::is_same_v<Element, Tf32>) {
-    const uint32_t rounded[4] = {a[0] + kHalfPlace, a[1] + kHalfPlace, a[2] + kHalfPlace, a[3] + kHalfPlace};
-    ptx::multiply_accumulate_tf32(d, rounded, b0 + kHalfPlace, b1 + kHalfPlace);
+    const uint32_t rounded[4] = {round_to_tf32(a[0]), round_to_tf32(a[1]), round_to_tf32(a[2]), round_to_tf32(a[3])};
+    ptx::multiply_accumulate_tf32(d, rounded, round_to_tf32(b0), round_to_tf32(b1));
   } else if constexpr (kSums == Sums::kRounded) {
     float sum[4] = {};
     multiply_split(sum, sum, a, b0, b1);

@@ -20,12 +20,13 @@ from flash_attn_ext.cli.bench.report import Report
 from flash_attn_ext.cli.bench.rows import failed, make_row
 from flash_attn_ext.cli.bench.timing import EFFORTS, DeviceLost, Effort, Measurement, copy_bandwidth, measure
 from flash_attn_ext.cli.bench.workload import Workload
-from flash_attn_ext.cli.machine import choose_device
+from flash_attn_ext.cli.machine import COMMIT_VARIABLE, choose_device
 from flash_attn_ext.cli.progress import Progress
 
 METHOD = {
-    "cuda": "medians of CUDA-event times in random order, each with L2 full of other data, the backward pass alone",
-    "cpu": "medians of wall-clock times in random order",
+    "cuda": "medians of CUDA-event times in random order, each with L2 full of other data, the backward pass alone; in "
+    "the suites host, switch, decode_host and generate, of wall-clock times; with minimum and quartiles",
+    "cpu": "medians of wall-clock times in random order, with minimum and quartiles",
 }
 # What each kind of workload is made of: prepare, explain_ours, contestants, stopwatch.
 KINDS = {Workload: contestants, DecodeWorkload: decode, GenerateWorkload: generate}
@@ -59,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     print(f"{device}, random-normal data, calls take turns; {METHOD[device]}.")
     print("x a peer: times as fast as it, above 1 ours is faster.")
+    print("not distinguishable from 1: at the 5 % level, by the quartiles of both times.")
     print("of own time: our time divided by our time without the option, or with packed sequences instead of a mask.")
     chosen = _chosen_suites(options, device)
     progress = Progress("bench", sum(len(load.passes) for loads in chosen.values() for load in loads))
@@ -70,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"--output {options.output}: {error}; allowed is a folder to write to, which is made where there is none")
         return 2
+    named = report.contents["commit"]
+    print(f"commit: {named or f'unknown, since this is no git checkout; {COMMIT_VARIABLE} names it for the report'}")
     report.contents["versions"] |= peers.package_versions(load for loads in chosen.values() for load in loads)
     lost = None
     try:

@@ -87,7 +87,7 @@ def missing() -> str | None:
     except Exception as error:  # one that was made for another torch raises more than ImportError
         return (
             f"it needs transformers, which cannot be imported ({type(error).__name__}: {error}): "
-            "pip install 'flash_attn_ext[transformers]'"
+            "pip install 'transformers>=5.23'"
         )
     return None
 

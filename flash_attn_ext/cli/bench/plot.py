@@ -7,7 +7,7 @@ from pathlib import Path
 from flash_attn_ext.cli.bench.contestant import OURS
 from flash_attn_ext.cli.bench.rows import place, times_as_fast
 
-NO_MATPLOTLIB = "no plot: matplotlib is not installed (pip install matplotlib, or the extra flash_attn_ext[bench])"
+NO_MATPLOTLIB = "no plot: matplotlib is not installed (pip install matplotlib)"
 COLORS = {
     OURS: "black",
     "flash": "tab:blue",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flash_attn_ext.cli.machine import machine, versions
+from flash_attn_ext.cli.machine import commit, machine, versions
 
 
 class Report:
@@ -21,6 +21,7 @@ class Report:
         self.rows: list[dict] = []
         self.contents: dict[str, Any] = {
             "command": command,
+            "commit": commit(),
             "method": method,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "machine": machine(),

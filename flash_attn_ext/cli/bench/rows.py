@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from flash_attn_ext.cli.bench.contestant import OURS
+from flash_attn_ext.cli.bench.spread import differ, spread_of
 from flash_attn_ext.cli.bench.timing import Measurement
 from flash_attn_ext.cli.bench.workload import Workload
 
@@ -47,10 +48,13 @@ def make_row(workload: Workload, pass_: str, backend: str | None, measured: Meas
         row |= _figures(unit, rates, workload)
     if workload.in_microseconds:
         row |= _figures("us", {name: round(time * 1e3, 2) for name, time in milliseconds.items()}, workload)
+        in_us = {name: [time * 1e3 for time in times] for name, times in measured.times.items()}
+        row["spread_us"] = {name: spread_of(times, digits=2) for name, times in in_us.items()}
     else:
         rates = {name: _short(_flops(name, workload, pass_) / time * 1e-9) for name, time in milliseconds.items()}
         row |= _figures("tflops", rates, workload)
         row |= _figures("ms", {name: round(time, 4) for name, time in milliseconds.items()}, workload)
+        row["spread_ms"] = {name: spread_of(times, digits=4) for name, times in measured.times.items()}
     row["against"] = workload.against
     row["ratio"] = ratio_to(row, workload.against)
     row["in_goal"] = workload.in_goal
@@ -85,6 +89,26 @@ def ratio_to(row: dict, against: str) -> float | None:
     ratios = times_as_fast(row)
     found = min(ratios.values(), default=None) if against == "best" else ratios.get(against)
     return None if found is None else round(found, 4)
+
+
+def compared_with(row: dict) -> str | None:
+    """Whom the ratio compares with by name: of the "best", the fastest peer that ran; None where nobody did."""
+    if row["against"] != "best":
+        return row["against"]
+    ratios = times_as_fast(row)
+    return min(ratios, key=ratios.__getitem__, default=None)
+
+
+def is_distinct(row: dict) -> bool | None:
+    """Whether the row's ratio can be told from 1 by its quartiles; None where it has no ratio, too few rounds, or no
+    quartiles since an earlier bench measured it."""
+    unit = _time_unit(row)
+    if row["ratio"] is None or f"spread_{unit}" not in row:
+        return None
+    names = (OURS, compared_with(row))
+    medians = {OURS: row[f"ours_{unit}"]} | row[f"peer_{unit}"] | row.get(f"own_{unit}", {})
+    of_both = tuple(medians[name] for name in names)
+    return differ(of_both, tuple(row[f"spread_{unit}"][name] for name in names), row["rounds"])
 
 
 def is_share(row: dict) -> bool:

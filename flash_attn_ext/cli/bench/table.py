@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from flash_attn_ext.cli.bench.rows import failed, is_share, place, ratio_unit, share_of_own, times_as_fast, unit_of
+from flash_attn_ext.cli.bench.rows import (
+    compared_with,
+    failed,
+    is_distinct,
+    is_share,
+    place,
+    ratio_unit,
+    share_of_own,
+    unit_of,
+)
+from flash_attn_ext.cli.bench.spread import MIN_ROUNDS
 from flash_attn_ext.cli.bench.workload import Workload
 
 PLACE_WIDTH, FIGURE_WIDTH = 40, 9
@@ -36,8 +46,11 @@ def _ratio_text(row: dict) -> str:
     if row["ratio"] is not None:
         texts.append(f"{row['ratio']:.2f} {ratio_unit(row)}")
         if row["against"] == "best":
-            ratios = times_as_fast(row)
-            texts[0] += f" ({min(ratios, key=ratios.__getitem__)})"
+            texts[0] += f" ({compared_with(row)})"
+        if row["rounds"] < MIN_ROUNDS:
+            texts[0] += f" (rounds: {row['rounds']})"
+        elif is_distinct(row) is False:
+            texts[0] += " (not distinguishable from 1)"
     share = share_of_own(row)
     if share is not None and not is_share(row):
         texts.append(f"{share[1]:.2f} of own {share[0]} time")

@@ -48,21 +48,26 @@ class Effort:
 
 
 EFFORTS = {
-    ("cuda", False): Effort(warm_ups=3, min_rounds=5, max_rounds=15, seconds=1.5),
+    ("cuda", False): Effort(warm_ups=3, min_rounds=9, max_rounds=41, seconds=1.5),
     ("cuda", True): Effort(warm_ups=1, min_rounds=3, max_rounds=5, seconds=0.3),
-    ("cpu", False): Effort(warm_ups=1, min_rounds=3, max_rounds=1000, seconds=2.8),
+    ("cpu", False): Effort(warm_ups=1, min_rounds=5, max_rounds=1000, seconds=2.8),
     ("cpu", True): Effort(warm_ups=1, min_rounds=1, max_rounds=1000, seconds=0.7),
 }
 
 
 @dataclass
 class Measurement:
-    """Medians in ms, and for whom there is none, why."""
+    """The times of each contestant in ms, and for whom there are none, why."""
 
-    milliseconds: dict[str, float] = field(default_factory=dict)
+    times: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     rounds: int = 0
     difference: float | None = None  # of our result from the first peer's, relative, root mean square
+
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """Medians."""
+        return {name: statistics.median(times) for name, times in self.times.items()}
 
 
 def measure(
@@ -100,9 +105,7 @@ def measure(
                 if name not in measured.errors:
                     with _failure_noted(measured, name), entrants[name].context():
                         times[name].append(stopwatch(calls[name]))
-    measured.milliseconds = {
-        name: statistics.median(taken) for name, taken in times.items() if name not in measured.errors
-    }
+    measured.times = {name: taken for name, taken in times.items() if name not in measured.errors}
     return measured
 
 

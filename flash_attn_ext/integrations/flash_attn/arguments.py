@@ -7,10 +7,10 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from flash_attn_ext._canonical import require_tensors
-from flash_attn_ext._options import check_flag, check_length, check_number, check_number_or_none
+from flash_attn_ext._options import check_flag, check_length, check_number, check_number_or_none, entries_of
 from flash_attn_ext.types import Causal
 
-WindowSize = tuple[int | None, int | None]
+WindowSize = tuple[int | None, int | None] | list[int] | Tensor
 
 
 class Options(TypedDict):
@@ -33,10 +33,9 @@ def options_of(
     alibi_slopes: Tensor | None,
     deterministic: bool,
 ) -> Options:
-    check_flag("causal", causal)
     check_flag("deterministic", deterministic)
     return Options(
-        causal="bottom_right" if causal else None,
+        causal="bottom_right" if check_flag("causal", causal) else None,
         window=window_of(window_size),
         softcap=check_number_or_none("softcap", softcap) or None,
         alibi_slopes=alibi_slopes,
@@ -47,9 +46,10 @@ def options_of(
 
 def window_of(window_size: Any) -> tuple[int | None, int | None]:
     """flash_attn's window as that of ``attention``: there -1 is an unbounded side, here None."""
-    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+    entries = entries_of(window_size)
+    if entries is None or len(entries) != 2:
         raise ValueError(f"window_size must be (left, right), -1 for an unbounded side, got {window_size!r}")
-    sides = [check_length("window_size", side) for side in window_size]
+    sides = [check_length("window_size", side) for side in entries]
     if any(side is not None and side < -1 for side in sides):
         raise ValueError(f"window_size must be made of numbers >= 0, and -1 for an unbounded side, got {window_size!r}")
     left, right = (None if side == -1 else side for side in sides)

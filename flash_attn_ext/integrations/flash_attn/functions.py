@@ -88,8 +88,9 @@ def flash_attn_func(
         dropout_p: probability in [0, 1] with which a weight is dropped. There is no training flag.
         softmax_scale: any finite number; None is 1 / sqrt(headdim).
         causal: True: query i sees the keys up to i + seqlen_k - seqlen_q (**bottom right**).
-        window_size: (left, right): query i sees the keys from ``left`` before i + seqlen_k - seqlen_q to ``right``
-            after it. -1 or None is unbounded. With ``causal`` the right side is 0.
+        window_size: (left, right), any two integers, also in a list, a tensor or a NumPy array: query i sees the keys
+            from ``left`` before i + seqlen_k - seqlen_q to ``right`` after it. -1 or None is unbounded. With ``causal``
+            the right side is 0.
         softcap: scores become softcap * tanh(score / softcap), before ALiBi. 0.0 or None is no cap.
         alibi_slopes: (heads,) or (batch, heads), float32 (float64 for float64 q): the bias ``-slope * |i + seqlen_k
             - seqlen_q - j|``. Differentiable.

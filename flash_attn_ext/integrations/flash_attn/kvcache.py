@@ -152,8 +152,8 @@ def flash_attn_with_kvcache(
     require_shape("(batch, seqlen_q, heads, headdim)", q=q)
     entry = "(batch_cache, capacity" if block_table is None else "(num_pages, page_size"
     require_shape(f"{entry}, heads_k, headdim)", k_cache=k_cache, v_cache=v_cache)
-    check_flag("causal", causal)
-    check_flag("rotary_interleaved", rotary_interleaved)
+    causal = check_flag("causal", causal)
+    rotary_interleaved = check_flag("rotary_interleaved", rotary_interleaved)
     check_length("num_splits", num_splits)
     if cache_seqlens is None:
         cache_seqlens = _whole_cache(k_cache, block_table, k)

@@ -136,8 +136,9 @@ def _problem(tensors, lengths, bias, dropout_p, custom_mask_type, scale) -> Prob
     q, k, v = (tensor.squeeze(0) if packed else tensor.transpose(1, 2) for tensor in tensors)
     problem = Problem(q, k, v, scale=scale, causal=_CAUSALITY[custom_mask_type], dropout_p=dropout_p)
     if packed:
-        names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-        return problem._replace(**dict(zip(names, lengths, strict=True)))
+        # PyTorch's kernel reads how many keys a sequence has from cu_seqlens_k alone, so max_seqlen_k may be too small.
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, _ = lengths
+        return problem._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q)
     return masked(problem, bias)
 
 

@@ -1,10 +1,10 @@
 """The dropout seed of a call, in the tensors that PyTorch's schemas have for the state of its own generator.
 
-Our state is four int64 in one memory: the seed and three times MARK. What an operator returns are views of it: the
-seed, or seed and mark together, and the last but one element as the "offset". A backward pass takes two tensors whose
-addresses lie so far apart for ours without reading them, since no two allocations do; where they were copied since
-(saved tensors that went to the CPU and back), their value says whose they are. Without dropout nothing depends on who
-ran the forward pass, and nobody reads the two tensors.
+What an operator returns are the first elements of two storages of ours: the seed, or the seed and MARK, and as the
+"offset" MARK. PyTorch's meta kernels declare the shapes, strides and storage offsets of both. A backward pass
+recognises ours by the sizes of their storages, which no kernel of PyTorch allocates for a few bytes, so nothing waits
+for the device. Where the tensors were copied since (saved tensors that went to the CPU and back), their value says
+whose they are. Without dropout nothing depends on who ran the forward pass, and no kernel reads the two tensors.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from flash_attn_ext._problem import Problem
 from flash_attn_ext.integrations.torch_backend.operands import NotTaken
 
 MARK = -0x666C6173685F6174  # no generator's offset is negative
-_OFFSET_BYTES = 16
+_STORAGE_ELEMENTS = (37, 41)  # of int64, of the first tensor and of the offset
 _states: dict[int, weakref.ref] = {}  # of forward passes with dropout whose backward pass may come
 
 
 def draw(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """(our seed, the two tensors to return), of dtype uint64 as flash attention has them: (2,) and (); or of int64, ()
     and ()."""
-    state = torch.full((4,), MARK, dtype=torch.int64, device=device)
+    state, mark = (torch.full((count,), MARK, dtype=torch.int64, device=device) for count in _STORAGE_ELEMENTS)
     seed = state[:1].random_(0, 2**63 - 1)  # as flash_attn_ext.attention draws it
     first = state[:2].view(dtype) if dtype == torch.uint64 else state[0]
     state_of_call = weakref.ref(first, lambda ref: _states.pop(id(ref), None))
     _states[id(state_of_call)] = state_of_call
-    return seed, first, state[2].view(dtype)
+    return seed, first, mark[0].view(dtype)
 
 
 def unused(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,8 @@ def with_seed_of(problem: Problem, first: Tensor, offset: Tensor) -> Problem:
 def seed_of(first: Tensor, offset: Tensor) -> Tensor:
     """Our seed, of the two tensors that a backward pass with dropout got. Raises NotTaken when they are PyTorch's."""
     elements = first.view(torch.int64) if first.dtype == torch.uint64 else first
-    if offset.data_ptr() - first.data_ptr() != _OFFSET_BYTES or first.device != offset.device:
+    storage_elements = tuple(tensor.untyped_storage().nbytes() // 8 for tensor in (first, offset))
+    if storage_elements != _STORAGE_ELEMENTS or first.device != offset.device:
         mark = elements[-1:] if elements.dim() else offset
         if not _is_mark(mark):
             raise NotTaken("its forward pass ran on PyTorch's kernel, which drew other dropout bits")
@@ -68,7 +69,7 @@ def seed_of(first: Tensor, offset: Tensor) -> Tensor:
 
 
 def _is_mark(element: Tensor) -> bool:
-    """Waits for the device. Inside a CUDA graph that is not possible, and all of ours are recognised by address."""
+    """Waits for the device. A CUDA graph cannot, and there all of ours are recognised by their storages."""
     if element.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return element.numel() == 1 and int(element) == MARK

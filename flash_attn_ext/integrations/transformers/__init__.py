@@ -82,13 +82,13 @@ def _interfaces() -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError(
             f"flash_attn_ext.integrations.transformers needs transformers 5.x, which cannot be imported ({error}): "
-            "pip install 'flash_attn_ext[transformers]'"
+            "pip install 'transformers>=5.23'"
         ) from error
     if not {"q_length", "q_offset"} <= set(inspect.signature(masking.sdpa_mask).parameters):
         version = importlib.import_module("transformers").__version__
         raise ImportError(
             f"transformers {version} asks for masks in another way than 5.23, which this was made for: "
-            "pip install --upgrade 'flash_attn_ext[transformers]'"
+            "pip install --upgrade 'transformers>=5.23'"
         )
     return modeling.AttentionInterface, masking.AttentionMaskInterface
 

@@ -7,10 +7,14 @@
 
 namespace flash_attn_ext::common {
 
-// From one column of a row to the next. 64-bit elements alone may have gaps between them (sm80_readable).
-template <class Element>
+// Whether columns of a row may have gaps between them. Kernels that read the cache themselves take such rows of 64-bit
+// elements only (sm80_readable in host/backends.cpp).
+enum class Columns { kAsKernelsRead, kAnyStride };
+
+// From one column of a row to the next.
+template <class Element, Columns kColumns>
 __device__ __forceinline__ int64_t column_stride(const attention::MatrixView& view) {
-  return sizeof(Element) == 8 ? view.column_stride : 1;
+  return kColumns == Columns::kAnyStride || sizeof(Element) == 8 ? view.column_stride : 1;
 }
 
 // A row as it is, or rotated by its position.
@@ -47,7 +51,7 @@ struct RotatedRow {
   }
 };
 
-template <class Element>
+template <class Element, Columns kColumns = Columns::kAsKernelsRead>
 struct AppendedRows {
   using Row = RotatedRow<Element>;
 
@@ -55,15 +59,15 @@ struct AppendedRows {
 
   // New key `number` of a sequence that had `num_old` before, and its value.
   __device__ __forceinline__ Row key(int64_t batch, int64_t head, int64_t number, int64_t num_old) const {
-    Row row = {p.k_new.row<const Element>(batch, head, number), column_stride<Element>(p.k_new)};
+    Row row = {p.k_new.row<const Element>(batch, head, number), column_stride<Element, kColumns>(p.k_new)};
     row.rotate(p.rotary, num_old + number);
     return row;
   }
   __device__ __forceinline__ Row value(int64_t batch, int64_t head, int64_t number) const {
-    return {p.v_new.row<const Element>(batch, head, number), column_stride<Element>(p.v_new)};
+    return {p.v_new.row<const Element>(batch, head, number), column_stride<Element, kColumns>(p.v_new)};
   }
   __device__ __forceinline__ Row query(int64_t batch, int64_t head, int64_t query, int64_t num_old) const {
-    Row row = {p.q.row<const Element>(batch, head, query), column_stride<Element>(p.q)};
+    Row row = {p.q.row<const Element>(batch, head, query), column_stride<Element, kColumns>(p.q)};
     row.rotate(p.rotary, num_old + (p.rotary.queries_advance ? query : 0));
     return row;
   }
@@ -95,7 +99,8 @@ struct AppendedRows {
     const attention::KeyRow at = p.cache.row(batch, num_old + number);
     const attention::MatrixView& to = is_key ? p.k : p.v;
     write(is_key ? key(batch, head, number, num_old) : value(batch, head, number),
-          to.row<Element>(at.entry, head, at.row), column_stride<Element>(to), is_key ? p.head_dim_qk : p.head_dim_v);
+          to.row<Element>(at.entry, head, at.row), column_stride<Element, kColumns>(to),
+          is_key ? p.head_dim_qk : p.head_dim_v);
   }
 
   __device__ __forceinline__ void copy_query(int64_t index) const {

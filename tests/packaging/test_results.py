@@ -1,0 +1,61 @@
+"""Files in benchmarks/results: each names its commit, machine and method, and what spreads has its quartiles."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+FILES = sorted(path for path in RESULTS.iterdir() if path.suffix in (".json", ".txt"))
+COMMIT = r"[0-9a-f]{7,40}"
+
+
+def table() -> dict[str, str]:
+    """The column `commit` of README's table by file: of files that were measured before they named it themselves."""
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", text, re.MULTILINE))
+
+
+def test_every_file_stands_in_the_table():
+    assert sorted(table()) == [path.name for path in FILES]
+
+
+def own_commit(path: Path) -> str | None:
+    if path.suffix == ".json":
+        return json.loads(path.read_text()).get("commit")
+    found = re.search(rf"^commit: ({COMMIT}\S*)", path.read_text(), re.MULTILINE)
+    return found and found.group(1)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_names_its_commit(path):
+    """In itself or, measured before, in the table; one that had changes is not to be found again."""
+    commit, in_table = own_commit(path), table()[path.name]
+    assert (commit is None) == bool(in_table), "the table has commits of those files alone that do not name one"
+    assert re.fullmatch(COMMIT, commit or in_table), "measure a commit, not a checkout with changes"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_names_its_machine_and_versions(path):
+    if path.suffix == ".json":
+        report = json.loads(path.read_text())
+        assert (report["machine"]["gpu"] or report["machine"]["cpu"]) and report["versions"]["torch"] and report["date"]
+    else:
+        text = path.read_text()
+        assert all(word in text for word in ("NVIDIA", "torch ")) and re.search(r"\b20\d\d-\d\d-\d\d\b", text)
+        assert own_commit(path) is None or "\nmethod: " in text
+
+
+NEW_REPORTS = [path for path in FILES if path.suffix == ".json" and own_commit(path)]
+
+
+@pytest.mark.parametrize("path", NEW_REPORTS, ids=lambda path: path.name)
+def test_reports_have_a_method_and_quartiles(path):
+    report = json.loads(path.read_text())
+    assert "quartiles" in report["method"] and report["command"].startswith("python ")
+    for row in report["rows"]:
+        unit = "us" if "ours_us" in row else "ms"
+        medians = {"ours": row[f"ours_{unit}"]} | row[f"peer_{unit}"] | row.get(f"own_{unit}", {})
+        measured = {name for name, median in medians.items() if median is not None}
+        assert set(row[f"spread_{unit}"]) == measured, (row["suite"], row["case"], row["pass"])
