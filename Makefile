@@ -23,13 +23,14 @@ endif
 
 CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo demo-large test bench docs wheel build install lint format types layering clean distclean
+.PHONY: help demo demo-large test test-transformers bench docs wheel build install lint format types layering clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       set up .venv, build, train a small GPT on real text with our attention and with PyTorch's"
 	@echo "make demo-large the same with 92M parameters at context 8192: tokens/s  (needs a GPU; DEMO_ARGS='--compile')"
 	@echo "make test       set up .venv, build, run the whole test suite      (PYTEST_ARGS='-k causal -x')"
+	@echo "make test-transformers   tests/huggingface with the oldest and the newest transformers that is taken"
 	@echo "make bench      set up .venv, build, time our attention            (BENCH_ARGS='--device cpu')"
 	@echo "make docs       set up .venv, build, make the site of the documents in build/site/, check its links"
 	@echo "make wheel      set up .venv, make dist/*.tar.gz, and dist/*.whl for this torch and Python"
@@ -58,6 +59,15 @@ demo-large: $(READY)
 
 test: $(READY)
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+# The oldest and the newest release that the integration takes, each in a folder that goes before what .venv has.
+test-transformers: $(READY)
+	for release in $$($(PY) -c "import flash_attn_ext.integrations.transformers as t; print(t.OLDEST, t.NEWEST)"); do \
+	  $(PY) -m pip install --quiet --disable-pip-version-check --upgrade --target build/transformers-$$release \
+	    "transformers==$$release.*" && \
+	  PYTHONPATH=$(CURDIR)/build/transformers-$$release:$(CURDIR) $(PY) -m pytest tests/huggingface $(PYTEST_ARGS) \
+	    || exit; \
+	done
 
 bench: $(READY)
 	$(PY) -m flash_attn_ext bench $(BENCH_ARGS)

@@ -1,5 +1,6 @@
 """The attention function's arguments, one by one: honoured, or refused by name."""
 
+import re
 import types
 
 import pytest
@@ -186,3 +187,18 @@ def test_contradictions_are_refused(message):
         q, k, v, mask = q[:1], k[:1], v[:1], mask[:1]
     with pytest.raises(ValueError, match=message):
         fused_attention(MODULE, q, k, v, mask, **given)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, LENGTH, LENGTH - 2), (3, 1, LENGTH, LENGTH), (1, 1, LENGTH, 2 * LENGTH)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_masks_of_other_queries_or_keys_are_refused(shape, dtype):
+    message = f"attention_mask has shape {shape}, expected {(2, HEADS, LENGTH, LENGTH)} = (batch, heads, queries, keys)"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fused_attention(MODULE, *tensors("cpu"), torch.ones(shape, dtype=dtype))
+
+
+def test_masks_of_fewer_dimensions_are_refused():
+    """A (batch, keys) mask says nothing of causality, so the model has to make one of it."""
+    for shape in ((2, LENGTH), (2, LENGTH, LENGTH)):
+        with pytest.raises(ValueError, match=r"keys\) mask to the model, .* one as attention_mask\[:, None\]"):
+            fused_attention(MODULE, *tensors("cpu"), torch.ones(shape, dtype=torch.bool))

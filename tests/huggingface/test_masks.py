@@ -14,7 +14,7 @@ from transformers.masking_utils import (  # noqa: E402
     causal_mask_function,
     chunked_causal_mask_function,
     find_packed_sequence_indices,
-    packed_sequence_compatibility_function,
+    packed_sequence_mask_function,
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
@@ -121,9 +121,23 @@ def test_bidirectional(window, padding):
             assert mask is None or mask.dtype == torch.uint8
 
 
-def packed_function(position_ids, window):
+# Before transformers 5.23 windows of packed sequences are counted by the tokens of the row.
+REMAPS = hasattr(masking_utils, "remap_positions_for_packed_sequence")
+
+
+def packed_function(position_ids, window, is_remapped=REMAPS):
     function = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
-    return packed_sequence_compatibility_function(function, position_ids, find_packed_sequence_indices(position_ids))
+    if is_remapped:
+        function = masking_utils.remap_positions_for_packed_sequence(function, position_ids)
+    return and_masks(packed_sequence_mask_function(find_packed_sequence_indices(position_ids)), function)
+
+
+def test_packed_sequences_of_older_releases_are_cumulative_lengths():
+    positions = torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3, 4], [5, 6, 0, 1, 2, 3, 4, 5, 6]])
+    for window in WINDOWS:
+        function = packed_function(positions, window, is_remapped=False)
+        mask = ask(function, (9, 9, 0, 0), local_size=window, allow_is_causal_skip=False)
+        assert mask.dtype == torch.uint32
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -1,8 +1,10 @@
 """register() and unregister(), what is said of calls, and what happens without transformers."""
 
 import logging
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,20 +90,60 @@ def test_calls_are_said_once(caplog):
     said = caplog.messages[0]
     assert said.startswith("transformers.models.qwen3.modeling_qwen3.Qwen3Attention calls attention(q (3, 4, 13, 8) ")
     assert "causal='bottom_right', window=(4, 0)" in said and "backend: cpu" in said and "forward:" in said
-    assert "arguments of the layer without a meaning here: position_ids" in said
+    assert "arguments of the layer without a meaning here: use_cache" in said
 
 
-def test_a_transformers_with_other_masks_is_refused(monkeypatch):
+@pytest.mark.parametrize("version", ["4.57.6", "5.0.0", "5.14.1", "5.9"])
+def test_an_old_transformers_is_refused(version, monkeypatch):
+    import transformers
+
+    from flash_attn_ext.integrations import transformers as fused
+
+    fused.unregister()
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers, "__version__", version)
+        message = f"needs transformers {fused.OLDEST} or later, but {version} is installed: pip install 'transformers>="
+        with pytest.raises(ImportError, match=re.escape(message)):
+            fused.register()
+    assert not any(fused.NAME in table for table in tables())
+
+
+@pytest.mark.parametrize("version", ["5.15.0", "5.15.0.dev0", "5.24.0", "5.100", "6.0.0rc1"])
+def test_later_releases_are_tried(version, monkeypatch):
+    import transformers
+
+    from flash_attn_ext.integrations import transformers as fused
+
+    monkeypatch.setattr(transformers, "__version__", version)
+    fused.register()
+
+
+def test_a_release_that_lacks_a_name_is_refused(monkeypatch):
     from transformers import masking_utils
 
     from flash_attn_ext.integrations import transformers as fused
 
     fused.unregister()
     with monkeypatch.context() as patch:
-        patch.setattr(masking_utils, "sdpa_mask", lambda batch_size, cache_position: None)
-        with pytest.raises(ImportError, match=r"asks for masks in another way.* pip install --upgrade"):
+        patch.delattr(masking_utils, "sdpa_mask")
+        patch.delitem(sys.modules, "flash_attn_ext.integrations.transformers.private_names")
+        with pytest.raises(ImportError, match=r"does not offer what .*sdpa_mask.*was tested with 5\.15 to 5\.\d+: pip"):
             fused.register()
     assert not any(fused.NAME in table for table in tables())
+
+
+def test_one_range_of_releases_is_named_everywhere():
+    from flash_attn_ext.integrations import transformers as fused
+
+    root = Path(__file__).resolve().parents[2]
+    text = {
+        name: (root / name).read_text(encoding="utf-8")
+        for name in ("README.md", "docs/transformers.md", "pyproject.toml")
+    }
+    assert f'transformers = ["transformers>={fused.OLDEST}"]' in text["pyproject.toml"]
+    assert f"Hugging Face transformers {fused.OLDEST} or later" in text["README.md"]
+    assert f"transformers {fused.OLDEST} or later" in text["docs/transformers.md"]
+    assert f"{fused.OLDEST} and {fused.NEWEST}" in text["docs/transformers.md"]
 
 
 def test_without_transformers_the_message_says_what_to_install():
@@ -115,8 +157,8 @@ except ImportError as error:
     print(error)
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "needs transformers 5.x, which cannot be imported" in process.stdout, process.stderr
-    assert "pip install 'transformers>=5.23'" in process.stdout
+    assert "needs transformers 5.15 or later, which cannot be imported" in process.stdout, process.stderr
+    assert "pip install 'transformers>=5.15'" in process.stdout
 
 
 def test_importing_the_package_imports_nothing_of_transformers():

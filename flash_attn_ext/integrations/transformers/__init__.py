@@ -11,7 +11,7 @@ honoured or refused: docs/transformers.md.
 from __future__ import annotations
 
 import importlib
-import inspect
+import re
 import threading
 from typing import Any
 
@@ -19,7 +19,10 @@ from typing import Any
 # other masks, and may download kernels.
 NAME = "fused_ext"
 
-__all__ = ["NAME", "register", "unregister"]
+# The oldest and the newest release of transformers that the tests pass with. Older ones are refused.
+OLDEST, NEWEST = "5.15", "5.24"
+
+__all__ = ["NAME", "NEWEST", "OLDEST", "register", "unregister"]
 
 
 def register() -> None:
@@ -29,7 +32,7 @@ def register() -> None:
     models that do not ask for the name run as before. Calling it again does nothing.
 
     Raises:
-        ImportError: transformers is not installed, or too old for the mask functions of 5.x.
+        ImportError: transformers is not installed, is older than :data:`OLDEST`, or lacks a name that this needs.
         RuntimeError: another package has registered something under that name.
 
     Example:
@@ -46,7 +49,7 @@ def register() -> None:
     with _lock:
         attention_functions, mask_functions = _interfaces()
         ours = _functions()
-        taken = [interface._global_mapping.get(NAME) for interface in (attention_functions, mask_functions)]
+        taken = [_table_of(interface).get(NAME) for interface in (attention_functions, mask_functions)]
         if any(function not in (None, own) for function, own in zip(taken, ours, strict=True)):
             raise RuntimeError(
                 f"another package has registered attn_implementation={NAME!r} with transformers: undo that first"
@@ -68,32 +71,43 @@ def unregister() -> None:
     """
     with _lock:
         for interface, own in zip(_interfaces(), _functions(), strict=True):
-            if interface._global_mapping.get(NAME) is own:
-                del interface._global_mapping[NAME]
+            if _table_of(interface).get(NAME) is own:
+                del _table_of(interface)[NAME]
 
 
 _lock = threading.Lock()
 
 
 def _interfaces() -> tuple[Any, Any]:
-    """transformers' two tables. Their class methods only add to them; what they hold is one dict of the class."""
+    """transformers' two tables, of attention functions and of mask functions."""
+    try:
+        version = importlib.import_module("transformers").__version__
+    except ImportError as error:
+        raise ImportError(f"{_NEEDED}, which cannot be imported ({error}): {_INSTALL}") from error
+    if _release(version) < _release(OLDEST):
+        raise ImportError(f"{_NEEDED}, but {version} is installed: {_INSTALL}")
     try:
         modeling, masking = (importlib.import_module(f"transformers.{name}") for name in _MODULES)
-    except ImportError as error:
+        importlib.import_module(f"{__name__}.private_names")
+        return modeling.AttentionInterface, masking.AttentionMaskInterface
+    except (ImportError, AttributeError) as error:
         raise ImportError(
-            f"flash_attn_ext.integrations.transformers needs transformers 5.x, which cannot be imported ({error}): "
-            "pip install 'transformers>=5.23'"
+            f"transformers {version} does not offer what flash_attn_ext.integrations.transformers needs ({error}), "
+            f"which was tested with {OLDEST} to {NEWEST}: pip install 'transformers=={NEWEST}.*'"
         ) from error
-    if not {"q_length", "q_offset"} <= set(inspect.signature(masking.sdpa_mask).parameters):
-        version = importlib.import_module("transformers").__version__
-        raise ImportError(
-            f"transformers {version} asks for masks in another way than 5.23, which this was made for: "
-            "pip install --upgrade 'transformers>=5.23'"
-        )
-    return modeling.AttentionInterface, masking.AttentionMaskInterface
 
 
 _MODULES = ("modeling_utils", "masking_utils")
+_NEEDED = f"flash_attn_ext.integrations.transformers needs transformers {OLDEST} or later"
+_INSTALL = f"pip install 'transformers>={OLDEST}'"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _table_of(interface: type) -> dict:
+    return importlib.import_module(f"{__name__}.private_names").table_of(interface)
 
 
 def _functions() -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from flash_attn_ext.functional import attention, attention_varlen, explain
 from flash_attn_ext.integrations.transformers.mask_form import Visible, read
+from flash_attn_ext.integrations.transformers.sequences import kept_apart
 
 _LOGGER = logging.getLogger("flash_attn_ext")
 _said: set[tuple[Any, ...]] = set()
@@ -50,6 +51,7 @@ def fused_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    position_ids: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | Tensor | None = None,
@@ -68,6 +70,9 @@ def fused_attention(
         sliding_window: keys from ``sliding_window - 1`` before the diagonal, and where not causal as many after it.
         s_aux: (Hq,), attention sinks. position_bias: broadcastable to (B, Hq, L, S), added to the scores. Both may
             require grad.
+        position_ids: (B | 1, L), of the queries. Where they begin again, sequences lie one after the other, which do
+            not see each other (``kept_apart``). They count where cumulative lengths and a mask of the user's own do
+            not say it, and say nothing in any other shape.
         cu_seq_lens_q, cu_seq_lens_k: (sequences + 1,), for B = 1: sequences that lie one after the other.
 
     Returns:
@@ -87,7 +92,10 @@ def fused_attention(
         visible = _visible_by_arguments(query, key, bool(is_causal), sliding_window, is_packed)
     else:
         visible = read(attention_mask, key.shape[2])
+        _check_shape(visible, query.shape, key.shape[2])
         _check_window(visible, sliding_window)
+    if position_ids is not None and not is_packed and visible.cu_seqlens is None:
+        visible = kept_apart(visible, attention_mask, position_ids, query.shape[0], query.shape[2], key.shape[2])
     options: dict[str, Any] = dict(
         causal=visible.causal,
         window=visible.window,
@@ -96,12 +104,13 @@ def fused_attention(
         dropout_p=dropout,
         scale=scaling,
     )
+    num_keys = visible.num_keys if visible.cu_seqlens is None else query.shape[2]
+    if num_keys is not None and num_keys != key.shape[2]:
+        key, value = key[:, :, :num_keys], value[:, :, :num_keys]
+        position_bias = None if position_bias is None else position_bias[..., :num_keys]
     if is_packed or visible.cu_seqlens is not None:
         lengths = _lengths(query, visible, packing, position_bias)
         return _call_packed(module, (query, key, value), lengths | options, others), None
-    if visible.num_keys is not None and visible.num_keys != key.shape[2]:
-        key, value = key[:, :, : visible.num_keys], value[:, :, : visible.num_keys]
-        position_bias = None if position_bias is None else position_bias[..., : visible.num_keys]
     bias = position_bias if visible.bias is None or position_bias is None else position_bias + visible.bias
     options |= dict(mask=visible.mask, bias=visible.bias if bias is None else bias)
     if not is_compiling():
@@ -124,6 +133,17 @@ def _visible_by_arguments(
             "not say which key is the last query's: pass a mask, as the models do, or is_causal=False"
         )
     return Visible(is_causal, None if sliding_window is None else sliding_window - 1)
+
+
+def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int) -> None:
+    """Of a mask of the user's own, which ``attention`` would call by another name."""
+    given = visible.bias if visible.mask is None or visible.num_keys is not None else visible.mask
+    expected = (*query_shape[:3], num_keys)
+    if given is not None and any(size not in (1, full) for size, full in zip(given.shape, expected, strict=True)):
+        raise ValueError(
+            f"attention_mask has shape {tuple(given.shape)}, expected {expected} = (batch, heads, queries, keys), or 1 "
+            "in place of any of them: make it for these queries and for all keys, those of a cache included"
+        )
 
 
 def _check_window(visible: Visible, sliding_window: int | None) -> None:

@@ -75,7 +75,7 @@ def read(mask: Tensor, num_keys: int) -> Visible:
         raise ValueError(
             f"attention_mask has {got}, expected a tensor of 4 dimensions, (batch, heads, queries, keys), bool or "
             "floating: give a (batch, keys) mask to the model, which makes one of it by the function that register() "
-            "registers"
+            "registers, and a (batch, queries, keys) one as attention_mask[:, None]"
         )
     if mask.dtype == FLAGS:
         return _read_flags(mask, num_keys)

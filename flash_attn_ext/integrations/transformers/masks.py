@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from transformers.masking_utils import causal_mask_function, sdpa_mask
-from transformers.utils.import_utils import is_tracing
 
 from flash_attn_ext.integrations.transformers.mask_form import (
     CAUSAL,
@@ -26,6 +24,18 @@ from flash_attn_ext.integrations.transformers.mask_form import (
 )
 from flash_attn_ext.integrations.transformers.own_attention import refuse_own_attention
 from flash_attn_ext.integrations.transformers.patterns import Pattern, pattern_of, traced_pattern
+from flash_attn_ext.integrations.transformers.private_names import (
+    causal_mask_function,
+    is_tracing,
+    position_ids_of_the_caller,
+    sdpa_mask,
+)
+from flash_attn_ext.integrations.transformers.sequences import (
+    Question,
+    mark_as_made_here,
+    packing_of,
+    speak_of_tokens,
+)
 
 _LOGGER = logging.getLogger("flash_attn_ext")
 _said: set[str] = set()
@@ -66,6 +76,7 @@ def fused_mask(
     request = Request(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device, use_vmap
     )
+    position_ids = None
     if is_compiling():
         can_be_packed = attention_mask is None and isinstance(q_offset, int) and q_length == kv_length
         is_bidirectional = allow_is_bidirectional_skip is not None
@@ -75,17 +86,44 @@ def fused_mask(
     else:
         refuse_own_attention(type(config))
         pattern = pattern_of(mask_function)
-    if pattern is None or pattern.is_remapped != pattern.is_packed:
-        _say_once(request)
-        return _dense(request)
-    if pattern.is_packed:
+        position_ids = position_ids_of_the_caller(1)
+    if pattern is not None and pattern.is_remapped and not pattern.is_packed:
+        pattern = None
+    if pattern is not None and pattern.is_packed:
         return _packed(request, pattern)
-    is_causal = pattern.right == 0
-    if not is_causal and pattern.left != pattern.right:
-        return _dense(request)
-    if not (allow_is_causal_skip if is_causal else allow_is_bidirectional_skip is not False) and q_length > 1:
-        return _dense(request)  # the model itself looks into it
-    return _causal(request, pattern.left) if is_causal else _bidirectional(request, pattern.left)
+    may_skip = allow_is_causal_skip if _is_causal(pattern) else allow_is_bidirectional_skip is not False
+    if pattern is None:
+        _say_once(request)
+    elif q_length > 1 and not may_skip:  # the model itself looks into it
+        pattern = None
+    return _made(request, pattern, position_ids)
+
+
+def _is_causal(pattern: Pattern | None) -> bool:
+    return pattern is not None and pattern.right == 0
+
+
+def _made(request: Request, pattern: Pattern | None, position_ids: Tensor | None) -> Tensor | None:
+    """What a pattern stands for; None: a boolean mask."""
+    if not speak_of_tokens(position_ids, request.batch_size, request.q_length) or is_tracing(position_ids):
+        position_ids = None
+    keep = _queries_kept(request)
+    if position_ids is not None:
+        request = request._replace(q_offset=int(request.q_offset))
+        num_cached = request.q_offset - request.kv_offset
+        question = Question(_is_causal(pattern), pattern is None, num_cached, request.batch_size)
+        packing = packing_of(position_ids, keep, question)
+        if packing is not None:
+            return packed_form(*packing, pattern.left)
+    if pattern is None:
+        mask = _dense(request)
+    elif _is_causal(pattern):
+        mask = _causal(request, pattern.left)
+    else:
+        mask = _bidirectional(request, pattern.left) if pattern.left == pattern.right else _dense(request)
+    if mask is not None and request.q_length > 1:
+        mark_as_made_here(mask, keep, position_ids)
+    return mask
 
 
 def _causal(request: Request, left: int | None) -> Tensor | None:
@@ -183,6 +221,15 @@ def _dense(request: Request) -> Tensor:
     )
     assert mask is not None  # allow_is_causal_skip
     return mask
+
+
+def _queries_kept(request: Request) -> Tensor | None:
+    """(batch, q_length) bool, False where a query is padding; None: nowhere, or there is one query."""
+    if request.padding is None or request.q_length == 1:
+        return None
+    index = torch.arange(request.q_length, device=request.padding.device) + request.q_offset
+    missing = request.kv_offset + request.kv_length - request.padding.shape[1]
+    return torch.nn.functional.pad(request.padding, (0, max(missing, 0)))[:, index]
 
 
 def _say_once(request: Request) -> None:

@@ -7,6 +7,8 @@ import sys
 
 from torch import nn
 
+from flash_attn_ext.integrations.transformers.private_names import asks_for_an_implementation
+
 
 def refuse_own_attention(config_type: type) -> None:
     """Raises ValueError for a model that would take the masks made for us, and would not know what they say."""
@@ -23,7 +25,7 @@ def _own_attention(config_type: type) -> str | None:
     """A model's layers are beside its configuration. Those that ask for an implementation use one table."""
     package = config_type.__module__.rpartition(".")[0]
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(f"{package}.modeling_")]
-    if any("ALL_ATTENTION_FUNCTIONS" in vars(module) for module in modules):
+    if any(asks_for_an_implementation(module) for module in modules):
         return None
     for module in modules:
         for name, member in vars(module).items():

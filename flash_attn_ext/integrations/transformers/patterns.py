@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from transformers import masking_utils
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+from flash_attn_ext.integrations.transformers.private_names import (
+    AND_MASK,
+    AND_MASKS,
+    BIDIRECTIONAL_WINDOW,
+    PACKED,
+    REMAPPED,
+    WINDOW,
+    bidirectional_mask_function,
+    built_of,
+    causal_mask_function,
+)
 
 
 class Pattern(NamedTuple):
@@ -14,7 +23,7 @@ class Pattern(NamedTuple):
     left: int | None = None
     right: int | None = None
     is_packed: bool = False  # only within a sequence of a packed batch
-    is_remapped: bool = False  # counted from the first token of the sequence
+    is_remapped: bool = False  # a window that is counted by position_ids, which is the same within a sequence
 
 
 def pattern_of(function: Any) -> Pattern | None:
@@ -23,22 +32,22 @@ def pattern_of(function: Any) -> Pattern | None:
         return Pattern(right=0)
     if function is bidirectional_mask_function:
         return Pattern()
-    builder, _, inner = getattr(function, "__qualname__", "").partition(".<locals>.")
-    if not inner or getattr(function, "__globals__", None) is not vars(masking_utils):
+    built = built_of(function)
+    if built is None:
         return None
-    names = function.__code__.co_freevars
-    given = dict(zip(names, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
-    if builder == "sliding_window_overlay":
-        return Pattern(left=given["sliding_window"] - 1)
-    if builder == "sliding_window_bidirectional_overlay":
-        return Pattern(given["sliding_window"], given["sliding_window"])
-    if builder == "packed_sequence_mask_function":
+    builder, given = built
+    if builder == WINDOW[0]:
+        return Pattern(left=given[WINDOW[1]] - 1)
+    if builder == BIDIRECTIONAL_WINDOW[0]:
+        size = given[BIDIRECTIONAL_WINDOW[1]]
+        return Pattern(size, size)
+    if builder == PACKED[0]:
         return Pattern(is_packed=True)
-    if builder == "remap_positions_for_packed_sequence":
-        inner = pattern_of(given["mask_function"])
+    if builder == REMAPPED[0]:
+        inner = pattern_of(given[REMAPPED[1]])
         return inner and inner._replace(is_remapped=True)
-    if builder == "and_masks":
-        return _intersection([pattern_of(part) for part in given["mask_functions"]])
+    if builder == AND_MASKS[0]:
+        return _intersection([pattern_of(part) for part in given[AND_MASKS[1]]])
     return None
 
 
@@ -59,7 +68,7 @@ def traced_pattern(
         return Pattern(right=0)
     if function is bidirectional_mask_function:
         return Pattern()
-    if function.__name__ != "and_mask":
+    if function.__name__ != AND_MASK:
         return None  # blocks
     if local_size is not None and (
         local_size != getattr(config, "sliding_window", None)

@@ -1,0 +1,75 @@
+"""Every name of transformers that is used here and that its documentation does not promise, with what it is for.
+
+A release may change them. register() imports this module, and tests/huggingface/test_private_names.py has a test for
+each name.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from torch import Tensor
+from transformers import masking_utils
+from transformers.masking_utils import (
+    bidirectional_mask_function,  # which mask functions are plain: compared by identity
+    causal_mask_function,
+    sdpa_mask,  # makes the boolean mask of a pattern that has no other form
+)
+from transformers.utils.import_utils import is_tracing  # whether values cannot be read: compile, export, graph capture
+
+__all__ = [
+    "AND_MASK",
+    "AND_MASKS",
+    "BIDIRECTIONAL_WINDOW",
+    "PACKED",
+    "REMAPPED",
+    "WINDOW",
+    "asks_for_an_implementation",
+    "bidirectional_mask_function",
+    "built_of",
+    "causal_mask_function",
+    "is_tracing",
+    "position_ids_of_the_caller",
+    "sdpa_mask",
+    "table_of",
+]
+
+# Builders of mask functions in masking_utils, which say what a mask function stands for, and the variable that each
+# one's mask function closes over.
+WINDOW = ("sliding_window_overlay", "sliding_window")
+BIDIRECTIONAL_WINDOW = ("sliding_window_bidirectional_overlay", "sliding_window")
+PACKED = ("packed_sequence_mask_function", "packed_sequence_mask")
+REMAPPED = ("remap_positions_for_packed_sequence", "mask_function")  # since 5.23
+AND_MASKS = ("and_masks", "mask_functions")
+# The name of what and_masks builds: torch.compile shows no more of a mask function than its name.
+AND_MASK = "and_mask"
+
+
+def table_of(interface: type) -> dict:
+    """What AttentionInterface or AttentionMaskInterface holds. The documented ``register`` adds to it, but nothing
+    documented takes out of it."""
+    return interface._global_mapping
+
+
+def built_of(function) -> tuple[str, dict] | None:
+    """The builder in masking_utils that made a mask function, and what the mask function closes over; None for the
+    user's own. The mask function is all that transformers passes of the pattern."""
+    builder, _, inner = getattr(function, "__qualname__", "").partition(".<locals>.")
+    if not inner or getattr(function, "__globals__", None) is not vars(masking_utils):
+        return None
+    names = function.__code__.co_freevars
+    return builder, dict(zip(names, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
+
+
+def position_ids_of_the_caller(depth: int) -> Tensor | None:
+    """The variable of that name in the function that called a mask function, ``depth`` calls up from here. All of
+    transformers' create_*causal_mask functions have it and none passes it on, and the layers of some models (llama4,
+    moshi) never get it. Not under torch.compile."""
+    position_ids = sys._getframe(depth + 1).f_locals.get("position_ids")
+    return position_ids if isinstance(position_ids, Tensor) else None
+
+
+def asks_for_an_implementation(module) -> bool:
+    """Whether a module of models looks its attention up in transformers' table, by the name that all of them give
+    it."""
+    return "ALL_ATTENTION_FUNCTIONS" in vars(module)

@@ -1,0 +1,152 @@
+"""Names of transformers that nothing promises, one by one: what each is taken to be is what it is."""
+
+import importlib
+
+import pytest
+import torch
+
+masking_utils = pytest.importorskip("transformers.masking_utils", reason="transformers is not installed")
+
+import transformers  # noqa: E402
+from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
+from transformers.modeling_utils import AttentionInterface  # noqa: E402
+
+from flash_attn_ext.integrations.transformers import private_names as names  # noqa: E402
+from flash_attn_ext.integrations.transformers.patterns import Pattern, pattern_of  # noqa: E402
+from support.models.tiny import MODELS  # noqa: E402
+
+POSITIONS = torch.tensor([[0, 1, 2, 0, 1]])
+TESTED = {}
+
+
+def of(name):
+    def note(test):
+        TESTED[name] = test
+        return test
+
+    return note
+
+
+def caught(monkeypatch, make, **given) -> dict:
+    """What transformers passes to a registered mask function."""
+    calls = []
+
+    def catch(**request):
+        calls.append(request | {"position_ids of the caller": names.position_ids_of_the_caller(1)})
+        return torch.ones(1, 1, 5, 5, dtype=torch.bool)
+
+    config = transformers.LlamaConfig(sliding_window=3, is_causal=given.pop("is_causal", True))
+    config._attn_implementation = "caught"
+    monkeypatch.setitem(names.table_of(AttentionMaskInterface), "caught", catch)
+    getattr(masking_utils, make)(config, torch.zeros(1, 5, 8), None, None, **given)
+    return calls[0]
+
+
+@of("table_of")
+def test_what_is_registered_is_in_the_table_of_the_class():
+    for interface in (AttentionInterface, AttentionMaskInterface):
+        interface.register("registered for a test", print)
+        assert names.table_of(interface).pop("registered for a test") is print
+        assert "registered for a test" not in interface()
+
+
+@of("causal_mask_function")
+@of("bidirectional_mask_function")
+def test_plain_patterns_are_these_functions(monkeypatch):
+    assert caught(monkeypatch, "create_causal_mask")["mask_function"] is names.causal_mask_function
+    both_ways = caught(monkeypatch, "create_causal_mask", is_causal=False)
+    assert both_ways["mask_function"] is names.bidirectional_mask_function
+
+
+@of("sdpa_mask")
+def test_sdpa_mask_is_boolean_and_true_where_a_key_is_seen():
+    mask = names.sdpa_mask(batch_size=1, q_length=3, kv_length=3, allow_is_causal_skip=False)
+    assert torch.equal(mask[0, 0], torch.ones(3, 3, dtype=torch.bool).tril())
+
+
+@of("is_tracing")
+def test_is_tracing_says_where_values_cannot_be_read():
+    from torch._subclasses import FakeTensorMode
+
+    found = []
+    x = torch.zeros(2)
+    torch.compile(lambda x: found.append(names.is_tracing(x)) or x + 1, backend="eager")(x)
+    with FakeTensorMode() as mode:
+        found.append(names.is_tracing(mode.from_tensor(x)))
+    assert found == [True, True] and not names.is_tracing(x)
+
+
+@of("AND_MASKS")
+@of("WINDOW")
+def test_windows(monkeypatch):
+    function = caught(monkeypatch, "create_sliding_window_causal_mask")["mask_function"]
+    builder, given = names.built_of(function)
+    assert builder == names.AND_MASKS[0] and names.AND_MASKS[1] in given
+    built = [names.built_of(part) for part in given[names.AND_MASKS[1]]]
+    assert (names.WINDOW[0], {names.WINDOW[1]: 3}) in built
+    assert pattern_of(function) == Pattern(left=2, right=0)
+
+
+@of("BIDIRECTIONAL_WINDOW")
+def test_windows_on_both_sides(monkeypatch):
+    function = caught(monkeypatch, "create_sliding_window_causal_mask", is_causal=False)["mask_function"]
+    _, given = names.built_of(function)
+    built = [names.built_of(part) for part in given[names.AND_MASKS[1]]]
+    assert (names.BIDIRECTIONAL_WINDOW[0], {names.BIDIRECTIONAL_WINDOW[1]: 3}) in built
+    assert pattern_of(function) == Pattern(left=3, right=3)
+
+
+def builders(function) -> set[str]:
+    built = names.built_of(function)
+    if built is None:
+        return set()
+    builder, given = built
+    inner = [*given.get(names.AND_MASKS[1], ()), *filter(None, [given.get(names.REMAPPED[1])])]
+    return {builder}.union(*(builders(part) for part in inner))
+
+
+@of("PACKED")
+@of("REMAPPED")
+def test_packed_sequences(monkeypatch):
+    function = caught(monkeypatch, "create_sliding_window_causal_mask", position_ids=POSITIONS)["mask_function"]
+    expected = {names.AND_MASKS[0], names.PACKED[0], names.WINDOW[0]}
+    is_remapped = hasattr(masking_utils, names.REMAPPED[0])
+    assert builders(function) == expected | ({names.REMAPPED[0]} if is_remapped else set())
+    assert pattern_of(function) == Pattern(left=2, right=0, is_packed=True, is_remapped=is_remapped)
+
+
+@of("AND_MASK")
+def test_what_and_masks_builds_has_this_name():
+    assert masking_utils.and_masks(names.causal_mask_function).__name__ == names.AND_MASK
+    assert masking_utils.or_masks(names.causal_mask_function).__name__ != names.AND_MASK
+
+
+@of("built_of")
+def test_functions_that_transformers_did_not_build_are_not_known():
+    def sliding_window_overlay():
+        return lambda batch_idx, head_idx, q_idx, kv_idx: kv_idx > q_idx - 3
+
+    for function in (print, sliding_window_overlay(), names.causal_mask_function):
+        assert names.built_of(function) is None
+
+
+@of("position_ids_of_the_caller")
+@pytest.mark.parametrize(
+    "make", ["create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask"]
+)
+def test_functions_that_make_masks_have_position_ids(make, monkeypatch):
+    monkeypatch.setattr(transformers.LlamaConfig, "attention_chunk_size", 2, raising=False)
+    assert caught(monkeypatch, make, position_ids=POSITIONS)["position_ids of the caller"] is POSITIONS
+    assert caught(monkeypatch, make)["position_ids of the caller"] is None
+
+
+@of("asks_for_an_implementation")
+def test_modules_of_models_ask_for_an_implementation_by_one_name():
+    for name, model in MODELS.items():
+        module = importlib.import_module(getattr(transformers, model.model).__module__)
+        assert names.asks_for_an_implementation(module), name
+    assert not names.asks_for_an_implementation(importlib.import_module("transformers.models.bloom.modeling_bloom"))
+
+
+def test_each_name_has_a_test():
+    assert set(TESTED) == set(names.__all__)
