@@ -106,8 +106,9 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
-def _table_of(interface: type) -> dict:
-    return importlib.import_module(f"{__name__}.private_names").table_of(interface)
+def _table_of(interface: Any) -> dict[str, Any]:
+    table: dict[str, Any] = importlib.import_module(f"{__name__}.private_names").table_of(interface)
+    return table
 
 
 def _functions() -> tuple[Any, Any]:

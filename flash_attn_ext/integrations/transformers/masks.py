@@ -114,7 +114,9 @@ def _made(request: Request, pattern: Pattern | None, position_ids: Tensor | None
         question = Question(_is_causal(pattern), pattern is None, num_cached, request.batch_size)
         packing = packing_of(position_ids, keep, question)
         if packing is not None:
+            assert pattern is not None  # else the question is about a boolean mask, and packing_of raises
             return packed_form(*packing, pattern.left)
+    mask: Tensor | None
     if pattern is None:
         mask = _dense(request)
     elif _is_causal(pattern):

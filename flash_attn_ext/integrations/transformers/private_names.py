@@ -7,6 +7,7 @@ each name.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from torch import Tensor
 from transformers import masking_utils
@@ -45,13 +46,14 @@ AND_MASKS = ("and_masks", "mask_functions")
 AND_MASK = "and_mask"
 
 
-def table_of(interface: type) -> dict:
+def table_of(interface: Any) -> dict[str, Any]:
     """What AttentionInterface or AttentionMaskInterface holds. The documented ``register`` adds to it, but nothing
     documented takes out of it."""
-    return interface._global_mapping
+    table: dict[str, Any] = interface._global_mapping
+    return table
 
 
-def built_of(function) -> tuple[str, dict] | None:
+def built_of(function: Any) -> tuple[str, dict[str, Any]] | None:
     """The builder in masking_utils that made a mask function, and what the mask function closes over; None for the
     user's own. The mask function is all that transformers passes of the pattern."""
     builder, _, inner = getattr(function, "__qualname__", "").partition(".<locals>.")
@@ -69,7 +71,7 @@ def position_ids_of_the_caller(depth: int) -> Tensor | None:
     return position_ids if isinstance(position_ids, Tensor) else None
 
 
-def asks_for_an_implementation(module) -> bool:
+def asks_for_an_implementation(module: Any) -> bool:
     """Whether a module of models looks its attention up in transformers' table, by the name that all of them give
     it."""
     return "ALL_ATTENTION_FUNCTIONS" in vars(module)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,9 +41,9 @@ class Question(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    position_ids: weakref.ref
+    position_ids: weakref.ref[Tensor]
     version: int | None
-    mask: weakref.ref | None
+    mask: weakref.ref[Tensor] | None
     question: Question
     packing: Packing | None
 
@@ -66,8 +66,8 @@ class _Answers(threading.local):
     def hold(self, position_ids: Tensor, mask: Tensor | None, question: Question, packing: Packing | None) -> None:
         held = self.held
         positions = weakref.ref(position_ids, lambda dead: _drop(held, dead))
-        mask = None if mask is None else weakref.ref(mask)
-        held.append(_Answer(positions, _version(position_ids), mask, question, packing))
+        held_mask = None if mask is None else weakref.ref(mask)
+        held.append(_Answer(positions, _version(position_ids), held_mask, question, packing))
         del held[:-4]
 
 
@@ -75,14 +75,14 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _drop(held: list[_Answer], dead: weakref.ref) -> None:
+def _drop(held: list[_Answer], dead: weakref.ref[Tensor]) -> None:
     held[:] = [answer for answer in held if answer.position_ids is not dead]
 
 
 _answers = _Answers()
 
 
-def mark_as_made_here(mask: Tensor, keep: Tensor | None, position_ids: Tensor | None) -> None:
+def mark_as_made_here(mask: Any, keep: Tensor | None, position_ids: Tensor | None) -> None:
     """Of a mask by the registered mask function, for the layers that get it. ``keep``: (batch, queries) bool, False
     where a query is padding. ``position_ids``: those that it has looked at."""
     mask._fused_ext_made = (keep, position_ids)
@@ -108,7 +108,7 @@ def kept_apart(
         ValueError: they begin again where the sequences cannot be told apart. A RuntimeError while values cannot be
             read (torch.compile): wherever they begin again.
     """
-    made = getattr(mask, "_fused_ext_made", None)
+    made: tuple[Tensor | None, Tensor | None] | None = getattr(mask, "_fused_ext_made", None)
     is_seen = made is not None and made[1] is position_ids
     if is_seen or not speak_of_tokens(position_ids, batch, num_queries):
         return visible
@@ -119,7 +119,8 @@ def kept_apart(
     if not visible.is_causal and not is_boolean and num_visible != num_queries:
         return visible  # keys of something else, such as an encoder
     keep = None if visible.mask is None else visible.mask[:, 0, 0, -num_queries:]
-    keep = made[0] if is_boolean else keep
+    if is_boolean and made is not None:
+        keep = made[0]
     if is_tracing(position_ids):
         torch._assert_async(
             ~_begin_again(position_ids, keep).any(),
