@@ -87,7 +87,7 @@ def missing() -> str | None:
     except Exception as error:  # one that was made for another torch raises more than ImportError
         return (
             f"it needs transformers, which cannot be imported ({type(error).__name__}: {error}): "
-            "pip install 'transformers>=5.23'"
+            "pip install 'transformers>=5.15'"
         )
     return None
 
