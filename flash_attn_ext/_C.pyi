@@ -249,9 +249,10 @@ def operands_of(q: object, k: object, v: object) -> int:
     """What the operands of a call are now. Anything may be passed. In rising order, each from PLAIN on also all before:
 
     SYMBOLIC: not all hold memory that the extension may read: subclasses, meta tensors, views that PyTorch negates
-    lazily, others; or a dispatch mode or a trace is on. TRANSFORMED: they do, under torch.func or forward mode. PLAIN:
-    tensors (no subclass) with memory. CANONICAL: dense and 4-D, of one dtype and batch size, k and v of one number of
-    heads, and autocast would not cast them. EQUAL_HEADS: q too has that number of heads.
+    lazily, tensors that its older vmap batches; or a dispatch mode or a trace is on. TRANSFORMED: they do, under
+    torch.func or forward mode. PLAIN: tensors (no subclass) with memory. CANONICAL: dense and 4-D, of one dtype and
+    batch size, k and v of one number of heads, and autocast would not cast them. EQUAL_HEADS: q too has that number of
+    heads.
     """
 
 PROBLEM_FIELDS: tuple[str, ...]

@@ -245,7 +245,8 @@ def _slopes_form(alibi_slopes: Tensor, form: DenseForm, batch: tuple[int, ...]) 
 def _at_least_3d(tensor: Tensor, rank: int, name: str) -> Tensor:
     if tensor.dim() < 2:
         raise RuntimeError(f"{name} must have at least 2 dimensions, got shape {tuple(tensor.shape)}")
-    return tensor[(None,) * (max(rank, 3) - tensor.dim())]
+    missing = max(rank, 3) - tensor.dim()
+    return tensor[(None,) * missing] if missing else tensor  # indexing by nothing is a view that older vmaps lack
 
 
 def _fold(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:

@@ -23,10 +23,9 @@ from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from flash_attn_ext.derivatives.batching import Mapped
-from flash_attn_ext.derivatives.functions import (
-    AttentionTangents,
+from flash_attn_ext.derivatives.functions import AttentionTangents, gradients_of
+from flash_attn_ext.derivatives.named_functions import (
     DerivativeFunction,
-    gradients_of,
     in_order,
     keep,
     kept,
@@ -81,6 +80,10 @@ class FlashAttentionFunction(DerivativeFunction):
     def forward(*problem: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         if operands_of(*problem[:3]) != SYMBOLIC:
             return _C.attention_forward(problem)
+        return FlashAttentionFunction.through_operator(*problem)
+
+    @staticmethod
+    def through_operator(*problem: Any) -> tuple[Tensor, Tensor, Tensor]:
         results: tuple[Tensor, Tensor, Tensor] = torch.ops.flash_attn_ext.attention_forward(*problem)
         return results
 

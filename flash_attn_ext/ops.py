@@ -3,19 +3,17 @@
 ``torch.ops.flash_attn_ext.attention_forward``, ``attention_backward`` and ``attention_with_kvcache`` take exactly the
 arguments of their namesakes in ``_C`` (see ``_C.pyi``), one by one. Their fake kernels say shapes, strides and dtypes
 without computing. The derivatives and batching rules of the first two are those of ``FlashAttentionFunction`` and
-``AttentionBackward``; the third has none, and its schema says that it writes k and v.
+``AttentionBackward``; the third has none, and its schema says that it writes k and v. Those of forward mode and second
+derivatives are in derivatives/operators.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
-from torch.autograd.function import _SingleLevelFunction
 
 from flash_attn_ext import _C
 from flash_attn_ext._problem import (
@@ -28,42 +26,42 @@ from flash_attn_ext._problem import (
     accumulate_dtype,
 )
 from flash_attn_ext.autograd import FlashAttentionFunction, gradients_of_saved, outputs_of, save
-from flash_attn_ext.derivatives.batching import Mapped, map_slices
-from flash_attn_ext.derivatives.functions import AttentionBackward, double_backward, keep, kept, wanted_names
+from flash_attn_ext.derivatives import operators as _operators_of_derivatives  # noqa: F401  (defines them)
+from flash_attn_ext.derivatives.batching import Mapped
+from flash_attn_ext.derivatives.functions import AttentionBackward, double_backward
+from flash_attn_ext.derivatives.named_functions import keep, kept, wanted_names
+from flash_attn_ext.derivatives.recording import DEVICES, TAGS, Caller, OperatorFunction, map_operator
 
 _FORWARD = "flash_attn_ext::attention_forward"
 _BACKWARD = "flash_attn_ext::attention_backward"
 _WITH_KVCACHE = "flash_attn_ext::attention_with_kvcache"
-_DEVICES = ("cpu", "cuda")
 _NUM_LEADING = AttentionBackward.NAMES.index("q")  # arguments of attention_backward before the problem
-# The layout of results follows that of the inputs, so a compiler must not change the latter.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
-torch.library.define(_FORWARD, f"({SCHEMA}) -> (Tensor out, Tensor lse, Tensor lse_residual)", tags=_TAGS)
+torch.library.define(_FORWARD, f"({SCHEMA}) -> (Tensor out, Tensor lse, Tensor lse_residual)", tags=TAGS)
 torch.library.define(
     _BACKWARD,
     f"(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor? lse_residual, bool[6] output_mask, {SCHEMA}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dalibi_slopes, Tensor dsink)",
-    tags=_TAGS,
+    tags=TAGS,
 )
-torch.library.define(_WITH_KVCACHE, f"({CACHE_SCHEMA}) -> (Tensor out, Tensor lse)", tags=_TAGS)
+torch.library.define(_WITH_KVCACHE, f"({CACHE_SCHEMA}) -> (Tensor out, Tensor lse)", tags=TAGS)
 _NUM_PROBLEM_FIELDS = len(Problem._fields)
 
 
-@torch.library.impl(_FORWARD, _DEVICES)
+@torch.library.impl(_FORWARD, DEVICES)
 def _forward(*problem: Any) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, lse_residual = _C.attention_forward(problem)
     return out, lse, lse.new_empty(0) if lse_residual is None else lse_residual
 
 
-@torch.library.impl(_BACKWARD, _DEVICES)
+@torch.library.impl(_BACKWARD, DEVICES)
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     out = arguments[AttentionBackward.NAMES.index("out")]
     gradients = _C.attention_backward(*(*arguments[:_NUM_LEADING], arguments[_NUM_LEADING:]))
     return tuple(out.new_empty(0) if g is None else g for g in gradients)
 
 
-@torch.library.impl(_WITH_KVCACHE, _DEVICES)
+@torch.library.impl(_WITH_KVCACHE, DEVICES)
 def _with_kvcache(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _C.attention_with_kvcache(arguments[:_NUM_PROBLEM_FIELDS], arguments[_NUM_PROBLEM_FIELDS:])
 
@@ -127,38 +125,9 @@ def empty_in_order_of(like: Tensor, shape: Sequence[int], *, sequence_first: boo
     return memory.permute([list(order).index(dim) for dim in range(like.dim())])
 
 
-class _Caller(NamedTuple):
-    """What a call below autograd needs to know of the call above it. `records`: in reverse and in forward mode."""
-
-    keyset: torch._C.DispatchKeySet
-    records: tuple[bool, bool]
-
-
-class _OperatorFunction(_SingleLevelFunction):
-    """An operator as autograd records it, with its caller before its own arguments.
-
-    ``torch.library.register_autograd`` would record it too, but knows neither forward mode, whose tangents it drops
-    without a word, nor the transforms of ``torch.func`` within compiled functions. These call an operator once for
-    each of their levels, and each such call is a Function of that level alone.
-    """
-
-    @classmethod
-    def call(cls, keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
-        caller = _Caller(keyset, (torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()))
-        with enable_single_level_autograd_function():
-            return cls.apply(caller, *arguments)  # type: ignore[attr-defined]  # its metaclass makes it
-
-    @classmethod
-    def below_autograd(cls, operator: Any, caller: _Caller, arguments: tuple[Any, ...]) -> Any:
-        """A Function's forward records nothing, but the levels below this one may have to."""
-        reverse, forward = caller.records
-        with torch.set_grad_enabled(reverse), _set_fwd_grad_enabled(forward), torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(caller.keyset & torch._C._after_autograd_keyset, *arguments)
-
-
-class _Forward(_OperatorFunction):
+class _Forward(OperatorFunction):
     @staticmethod
-    def forward(caller: _Caller, *problem: Any) -> Any:
+    def forward(caller: Caller, *problem: Any) -> Any:
         return _Forward.below_autograd(torch.ops.flash_attn_ext.attention_forward.default, caller, problem)
 
     @staticmethod
@@ -174,9 +143,9 @@ class _Forward(_OperatorFunction):
         return FlashAttentionFunction.jvp(ctx, *tangents)
 
 
-class _Backward(_OperatorFunction):
+class _Backward(OperatorFunction):
     @staticmethod
-    def forward(caller: _Caller, *arguments: Any) -> Any:
+    def forward(caller: Caller, *arguments: Any) -> Any:
         return _Backward.below_autograd(torch.ops.flash_attn_ext.attention_backward.default, caller, arguments)
 
     @staticmethod
@@ -206,27 +175,13 @@ _library.impl("attention_backward", _Backward.call, "Autograd", with_keyset=True
 @torch.library.register_vmap(_FORWARD)
 def _map_forward(info: Any, in_dims: tuple[Any, ...], *problem: Any) -> Mapped:
     operator = torch.ops.flash_attn_ext.attention_forward
-    return _map_operator(operator, Problem._fields, outputs_of, (info, in_dims, problem))
+    return map_operator(operator, Problem._fields, outputs_of, (info, in_dims, problem))
 
 
 @torch.library.register_vmap(_BACKWARD)
 def _map_backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Mapped:
     operator = torch.ops.flash_attn_ext.attention_backward
-    return _map_operator(operator, AttentionBackward.NAMES, _gradients_of, (info, in_dims, arguments))
-
-
-def _map_operator(
-    operator: Callable[..., Any],
-    names: tuple[str, ...],
-    outputs: Callable[[dict[str, Any]], tuple[str, ...]],
-    mapped: tuple[Any, tuple[Any, ...], tuple[Any, ...]],
-) -> Mapped:
-    info, in_dims, values = mapped
-    arguments, dims = dict(zip(names, values, strict=True)), dict(zip(names, in_dims, strict=True))
-    dims = {name: dims[name] if isinstance(value, Tensor) else None for name, value in arguments.items()}
-    if arguments.get("bias") is None and "lse_residual" in arguments:
-        arguments["lse_residual"], dims["lse_residual"] = None, None  # operators have no absent results
-    return map_slices(lambda **of_slice: operator(*of_slice.values()), outputs, info, dims, arguments)
+    return map_operator(operator, AttentionBackward.NAMES, _gradients_of, (info, in_dims, arguments))
 
 
 def _gradients_of(arguments: dict[str, Any]) -> tuple[str, ...]:

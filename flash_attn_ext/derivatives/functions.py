@@ -7,74 +7,32 @@ derivative goes to these, and none to what was left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
-from flash_attn_ext._canonical import operands_of
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from flash_attn_ext.derivatives.backward_tangents import backward_tangents
-from flash_attn_ext.derivatives.batching import Mapped, map_slices
 from flash_attn_ext.derivatives.forward_tangents import forward_tangents
 from flash_attn_ext.derivatives.kinds import TANGENTS, tangent_name
-
-NO_THIRD_DERIVATIVE = (
-    "flash_attn_ext attention has first and second derivatives; a third one (create_graph=True in a second backward "
-    "pass, grad, jvp or hessian of a hessian) is not implemented. Use flash_attn_ext.reference.attention_reference, or "
-    "torch's scaled_dot_product_attention with SDPBackend.MATH, there"
+from flash_attn_ext.derivatives.named_functions import (
+    LEFT,
+    NO_FORWARD_OVER_FORWARD,
+    DerivativeFunction,
+    Refusal,
+    are_symbolic,
+    in_order,
+    keep,
+    kept,
+    map_arguments,
+    operator_takes,
+    problem_in,
+    some_of,
+    tangents_in,
+    wanted_names,
 )
-NO_FORWARD_OVER_FORWARD = (
-    "flash_attn_ext attention has no forward-mode derivative of its forward-mode derivative (jvp of jvp, jacfwd of "
-    "jacfwd). Second derivatives that it has: jacfwd(jacrev(f)), which torch.func.hessian is, jacrev(jacfwd(f)), "
-    "jacrev(jacrev(f)), and the same of grad, vjp and jvp"
-)
-_LEFT = ("out", "lse", "lse_residual")
-
-
-class DerivativeFunction(torch.autograd.Function):
-    """A Function of arguments by name. setup_context keeps them all; results are kept by those that say so."""
-
-    NAMES: tuple[str, ...] = ()
-
-    @classmethod
-    def call(cls, **arguments: Any) -> Any:
-        return cls.apply(*(arguments[name] for name in cls.NAMES))
-
-    @classmethod
-    def named(cls, values: Sequence[Any]) -> dict[str, Any]:
-        return dict(zip(cls.NAMES, values, strict=True))
-
-
-def keep(ctx: Any, names: tuple[str, ...], values: tuple) -> None:
-    """For :func:`kept`, in backward and jvp alike."""
-    tensors = [value if isinstance(value, Tensor) else None for value in values]
-    ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
-    ctx.names = names
-    ctx.others = tuple(None if isinstance(value, Tensor) else value for value in values)
-    ctx.set_materialize_grads(False)
-
-
-def kept(ctx: Any) -> dict[str, Any]:
-    both = zip(ctx.saved_tensors, ctx.others, strict=True)
-    return dict(zip(ctx.names, (other if tensor is None else tensor for tensor, other in both), strict=True))
-
-
-def problem_in(arguments: dict) -> Problem:
-    return Problem(**{name: arguments[name] for name in Problem._fields})
-
-
-def wanted_names(wanted) -> tuple[str, ...]:
-    return tuple(name for name, is_wanted in zip(DIFFERENTIABLE, wanted, strict=True) if is_wanted)
-
-
-def tangents_in(arguments: dict, names=DIFFERENTIABLE) -> dict[str, Tensor | None]:
-    """`arguments` by the names of what they are tangents of, renamed as TANGENTS; those of `names` that are absent are
-    None."""
-    return dict.fromkeys(TANGENTS) | {tangent_name(name): arguments.get(name) for name in names}
 
 
 def gradients_of(arguments: dict, dout: Tensor | None, dlse: Tensor | None, wanted) -> dict[str, Tensor]:
@@ -88,7 +46,7 @@ def gradients_of(arguments: dict, dout: Tensor | None, dlse: Tensor | None, want
 
 
 def tangents_of_gradients(arguments: dict, wanted) -> dict[str, Tensor]:
-    """The tangents of the gradients that are `wanted`, by name; recorded only to refuse a third derivative."""
+    """The tangents of the gradients that are `wanted`, by name; recorded where only tangents are differentiated."""
     if not any(wanted):
         return {}
     results = AttentionBackwardTangents.call(**arguments | dict(wanted=tuple(wanted)))
@@ -97,32 +55,30 @@ def tangents_of_gradients(arguments: dict, wanted) -> dict[str, Tensor]:
 
 def tangents_of_everything(arguments: dict, wanted) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The tangents of out and of lse, and as :func:`tangents_of_gradients`, in one pass."""
-    arguments |= dict(wanted=tuple(wanted), out_tangent=None, lse_tangent=None)
+    arguments = arguments | dict(wanted=tuple(wanted), out_tangent=None, lse_tangent=None)
     out_tangent, lse_tangent, *results = AttentionBackwardTangents.call(**arguments)
     return out_tangent, lse_tangent, dict(zip(wanted_names(wanted), results, strict=True))
-
-
-def in_order(cls: type[DerivativeFunction], gradients: dict) -> tuple:
-    """Gradients by name, as ``backward`` returns them."""
-    return tuple(gradients.get(name) for name in cls.NAMES)
-
-
-def needed_by(cls: type[DerivativeFunction], ctx) -> dict[str, bool]:
-    return dict(zip(cls.NAMES, ctx.needs_input_grad, strict=True))
 
 
 class AttentionBackward(DerivativeFunction):
     """``_C.attention_backward``: the gradients that are `wanted`, and no others."""
 
-    NAMES = ("dout", "dlse", *_LEFT, "wanted", *Problem._fields)  # in the operator's order
+    NAMES = ("dout", "dlse", *LEFT, "wanted", *Problem._fields)
 
     @staticmethod
-    def forward(dout, dlse, out, lse, lse_residual, wanted, *problem):
-        leading = (dout, dlse, out, lse, lse_residual, wanted)
-        if _C.SYMBOLIC in (operands_of(*problem[:3]), operands_of(dout, out, lse if dlse is None else dlse)):
-            gradients = torch.ops.flash_attn_ext.attention_backward(*leading, *problem)
-        else:
-            gradients = _C.attention_backward(*leading, problem)
+    def forward(*values: Any) -> Any:
+        if are_symbolic(values):
+            return AttentionBackward.through_operator(*values)
+        first = AttentionBackward.NAMES.index("q")
+        return AttentionBackward._wanted(_C.attention_backward(*(*values[:first], values[first:])), values)
+
+    @staticmethod
+    def through_operator(*values: Any) -> Any:
+        return AttentionBackward._wanted(torch.ops.flash_attn_ext.attention_backward(*values), values)
+
+    @staticmethod
+    def _wanted(gradients, values) -> tuple[Tensor, ...]:
+        wanted = AttentionBackward.named(values)["wanted"]
         return tuple(gradient for gradient, is_wanted in zip(gradients, wanted, strict=True) if is_wanted)
 
     @staticmethod
@@ -152,7 +108,7 @@ class AttentionBackward(DerivativeFunction):
 def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, ...]:
     """Gradients of AttentionBackward's arguments, for cotangents `along` of the gradients that it computed, by name."""
     arguments = kept(ctx)
-    needed = dict(zip(AttentionBackward.NAMES, needs_input_grad, strict=True))
+    needed = AttentionBackward.named(needs_input_grad)
     if all(cotangent is None for cotangent in along.values()):
         return in_order(AttentionBackward, {})
     arguments |= tangents_in(along)
@@ -179,87 +135,139 @@ def _tangents_along(arguments: dict, along: dict, wanted) -> dict[str, Tensor]:
 class AttentionTangents(DerivativeFunction):
     """``forward_tangents``: (out_tangent, lse_tangent)."""
 
-    NAMES = (*TANGENTS, *_LEFT, *Problem._fields)
+    NAMES = (*LEFT, *TANGENTS, *Problem._fields)
+    KEPT = (*NAMES, "out_tangent", "lse_tangent")
 
     @staticmethod
-    def forward(*values):
+    def forward(*values: Any) -> Any:
+        if are_symbolic(values):
+            return AttentionTangents.through_operator(*values)
+        return AttentionTangents.compute(*values)
+
+    @staticmethod
+    def through_operator(*values: Any) -> Any:
+        return torch.ops.flash_attn_ext.attention_tangents(*values)
+
+    @staticmethod
+    def compute(*values: Any) -> Any:
         arguments = AttentionTangents.named(values)
-        return forward_tangents(problem_in(arguments), _some(arguments, _LEFT), _some(arguments, TANGENTS))
+        return forward_tangents(problem_in(arguments), some_of(arguments, LEFT), some_of(arguments, TANGENTS))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        keep(ctx, (*AttentionTangents.NAMES, "out_tangent", "lse_tangent"), (*inputs, *output))
+        keep(ctx, AttentionTangents.KEPT, (*inputs, *output))
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        arguments, needed = kept(ctx), needed_by(AttentionTangents, ctx)
-        if dout is None and dlse is None:
-            return in_order(AttentionTangents, {})
-        if dout is None:
-            dout = torch.zeros_like(arguments["out"])
-        arguments |= dict(dout=dout, dlse=dlse)
-        gradients = tangents_of_gradients(arguments, [needed[name] for name in DIFFERENTIABLE])
-        of_tangents = gradients_of(arguments, dout, dlse, [needed[name] for name in TANGENTS])
-        return in_order(AttentionTangents, gradients | {tangent_name(n): g for n, g in of_tangents.items()})
+        return gradients_of_tangents(ctx, dout, dlse, ctx.needs_input_grad)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise RuntimeError(NO_FORWARD_OVER_FORWARD)
+        along = AttentionTangents.named(tangents)
+        if any(along[name] is not None for name in DIFFERENTIABLE):
+            raise RuntimeError(NO_FORWARD_OVER_FORWARD)
+        return AttentionTangents.call(**kept(ctx) | {name: along[name] for name in TANGENTS})  # linear in them
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         return map_arguments(AttentionTangents, lambda _: ("out_tangent", "lse_tangent"), info, in_dims, arguments)
 
 
-class AttentionBackwardTangents(DerivativeFunction):
-    """``backward_tangents`` of what is `wanted`, after those of out and lse where these are not given."""
+def gradients_of_tangents(ctx, dout: Tensor | None, dlse: Tensor | None, needs_input_grad) -> tuple[Tensor | None, ...]:
+    """Gradients of AttentionTangents' arguments."""
+    arguments = kept(ctx)
+    needed = AttentionTangents.named(needs_input_grad)
+    if dout is None and dlse is None:
+        return in_order(AttentionTangents, {})
+    if dout is None:
+        dout = torch.zeros_like(arguments["out"])
+    arguments |= dict(dout=dout, dlse=dlse)
+    gradients = tangents_of_gradients(arguments, [needed[name] for name in DIFFERENTIABLE])
+    of_tangents = gradients_of(arguments, dout, dlse, [needed[name] for name in TANGENTS])
+    return in_order(AttentionTangents, gradients | {tangent_name(n): g for n, g in of_tangents.items()})
 
-    NAMES = ("wanted", "dout", "dlse", "out_tangent", "lse_tangent", *TANGENTS, *_LEFT, *Problem._fields)
-    _SAVED = ("dout", "dlse", "out_tangent", "lse_tangent", *_LEFT)
+
+class _FunctionRefusal(Refusal, torch.autograd.Function):
+    pass
+
+
+class AttentionBackwardTangents(DerivativeFunction):
+    """``backward_tangents`` of what is `wanted`, after those of out and lse where these are not given.
+
+    It is linear in tangents, and differentiable in them alone, as torch.autograd.functional.hvp does: a derivative in
+    any other argument is refused.
+    """
+
+    NAMES = ("dout", "dlse", *LEFT, "out_tangent", "lse_tangent", *TANGENTS, "wanted", *Problem._fields)
+    _SAVED = ("dout", "dlse", "out_tangent", "lse_tangent", *LEFT)
+
+    @classmethod
+    def call(cls, **arguments: Any) -> Any:
+        if not operator_takes(arguments.values()):  # the operator refuses by itself
+            arguments = _FunctionRefusal.of_all_but_tangents(arguments)
+        return super().call(**arguments)
 
     @staticmethod
-    def forward(*values):
+    def forward(*values: Any) -> Any:
+        if are_symbolic(values):
+            return AttentionBackwardTangents.through_operator(*values)
+        return AttentionBackwardTangents.compute(*values)
+
+    @staticmethod
+    def through_operator(*values: Any) -> Any:
+        results = torch.ops.flash_attn_ext.attention_backward_tangents(*values)
+        names = AttentionBackwardTangents.results_of(AttentionBackwardTangents.named(values))
+        return tuple(result for result, name in zip(results, names, strict=True) if name)
+
+    @staticmethod
+    def compute(*values: Any) -> Any:
         arguments = AttentionBackwardTangents.named(values)
-        saved = _some(arguments, AttentionBackwardTangents._SAVED)
+        saved = some_of(arguments, AttentionBackwardTangents._SAVED)
         wanted = wanted_names(arguments["wanted"])
-        return backward_tangents(problem_in(arguments), saved, _some(arguments, TANGENTS), wanted)
+        return backward_tangents(problem_in(arguments), saved, some_of(arguments, TANGENTS), wanted)
+
+    @staticmethod
+    def results_of(arguments: dict) -> tuple[str, ...]:
+        """The names of the operator's results, "" for one that there is not."""
+        left = ("out_tangent", "lse_tangent") if arguments["out_tangent"] is None else ("", "")
+        wanted = zip(DIFFERENTIABLE, arguments["wanted"], strict=True)
+        return (*left, *(name if is_wanted else "" for name, is_wanted in wanted))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        pass
+        keep(ctx, AttentionBackwardTangents.NAMES, inputs)
 
     @staticmethod
-    def backward(ctx, *_cotangents):
-        raise RuntimeError(NO_THIRD_DERIVATIVE)
+    def backward(ctx, *cotangents):
+        arguments, needed = kept(ctx), AttentionBackwardTangents.named(ctx.needs_input_grad)
+        names = filter(None, AttentionBackwardTangents.results_of(arguments))
+        along = dict(zip(names, cotangents, strict=True))
+        return in_order(AttentionBackwardTangents, gradients_of_linear(arguments, along, [needed[n] for n in TANGENTS]))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise RuntimeError(NO_THIRD_DERIVATIVE)
+        arguments, along = kept(ctx), AttentionBackwardTangents.named(tangents)
+        names = tuple(filter(None, AttentionBackwardTangents.results_of(arguments)))
+        arguments |= {name: along[name] for name in TANGENTS}
+        out_tangent, lse_tangent, results = tangents_of_everything(arguments, arguments["wanted"])
+        results |= dict(out_tangent=out_tangent, lse_tangent=lse_tangent)
+        return tuple(results[name] for name in names)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         def outputs(named: dict) -> tuple[str, ...]:
-            left = ("out_tangent", "lse_tangent") if named["out_tangent"] is None else ()
-            return (*left, *wanted_names(named["wanted"]))
+            return tuple(filter(None, AttentionBackwardTangents.results_of(named)))
 
         return map_arguments(AttentionBackwardTangents, outputs, info, in_dims, arguments)
 
 
-def _some(arguments: dict, names: tuple[str, ...]) -> dict:
-    found = {name: arguments[name] for name in names}
-    if "lse_residual" in found and arguments["bias"] is None:
-        found["lse_residual"] = None  # an operator leaves an empty tensor
-    return found
-
-
-def map_arguments(
-    cls: type[DerivativeFunction],
-    outputs: Callable[[dict[str, Any]], tuple[str, ...]],
-    info: Any,
-    in_dims: tuple[Any, ...],
-    arguments: tuple[Any, ...],
-) -> Mapped:
-    """A Function's ``vmap``."""
-    named = cls.named(arguments)
-    dims = {name: dim if isinstance(named[name], Tensor) else None for name, dim in cls.named(in_dims).items()}
-    return map_slices(cls.call, outputs, info, dims, named)
+def gradients_of_linear(arguments: dict, along: dict, wanted) -> dict[str, Tensor]:
+    """Gradients of AttentionBackwardTangents' tangents that are `wanted`, for cotangents `along` of its results, by
+    name. The derivative of gradients is symmetric."""
+    if not any(wanted):
+        return {}
+    gradients = gradients_of(arguments, along.get("out_tangent"), along.get("lse_tangent"), wanted)
+    if any(along.get(name) is not None for name in DIFFERENTIABLE):
+        for name, gradient in tangents_of_everything(arguments | tangents_in(along), wanted)[2].items():
+            gradients[name] = gradients[name] + gradient if name in gradients else gradient
+    return {tangent_name(name): gradient for name, gradient in gradients.items()}

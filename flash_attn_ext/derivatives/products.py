@@ -45,7 +45,7 @@ def add_sums(total: Tensor, weights: Tensor | None, rows: Tensor | None) -> None
         return
     assert weights is not None  # absent only where rows are
     if tile_dtype(rows) == torch.bfloat16:
-        _add_16_bit_product(total, weights.to(rows.dtype), rows, is_plain=weights.dtype == rows.dtype)
+        _add_16_bit_product(total, weights.to(rows.dtype), rows)
     else:
         total.baddbmm_(weights, rows.to(weights.dtype))
 
@@ -59,7 +59,7 @@ def add_transposed_sums(total: Tensor, rows: Tensor | None, weights: Tensor | No
         return
     assert weights is not None  # absent only where rows are
     if tile_dtype(rows) == torch.bfloat16:
-        _add_16_bit_product(total, rows.mT, weights.to(rows.dtype), is_plain=weights.dtype == rows.dtype)
+        _add_16_bit_product(total, rows.mT, weights.to(rows.dtype))
     else:
         total.baddbmm_(rows.to(weights.dtype).mT, weights)
 
@@ -69,13 +69,8 @@ def tile_dtype(rows: Tensor) -> torch.dtype:
     return torch.bfloat16 if rows.is_cuda and rows.dtype == torch.bfloat16 else accumulate_dtype(rows.dtype)
 
 
-def _add_16_bit_product(total: Tensor, a: Tensor, b: Tensor, *, is_plain: bool) -> None:
-    """is_plain: the tile came in 16 bits, as plain tiles do, which hold memory. Others may be fake, and PyTorch has no
-    baddbmm of these dtypes for fake tensors."""
-    if is_plain:
-        torch.baddbmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
-        total.add_(torch.bmm(a, b, out_dtype=total.dtype))
+def _add_16_bit_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    torch.baddbmm(total, a, b, out_dtype=total.dtype, out=total)
 
 
 def _has_tensor_cores_for(rows: Tensor) -> bool:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import func
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_attn_ext
@@ -64,6 +65,28 @@ def test_watched(name, tensors):
     with Watcher():
         found = TRANSFORMS[name](*tensors)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["jvp", "grad", "hessian", "vmap of jvp"])
+def test_transforms_of_a_traced_function(name, packed, tensors):
+    """A graph calls the operators, at each level of a transform."""
+    q, k, v = tensors
+    if packed:
+        q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors)
+        lengths = [torch.tensor([0, n, 2 * n], dtype=torch.int32, device=q.device) for n in (3, 5)]
+
+    def attend(q):
+        if packed:
+            return flash_attn_ext.attention_varlen(q, k, v, *lengths, max_seqlen_q=3, max_seqlen_k=5, **OPTIONS)
+        return flash_attn_ext.attention(q, k, v, **OPTIONS)
+
+    transform = dict(
+        jvp=lambda f: func.jvp(f, (q,), (q.sin(),)),
+        grad=lambda f: func.grad(lambda q: f(q).square().sum())(q),
+        hessian=lambda f: func.hessian(lambda q: f(q).square().sum())(q),
+    ).get(name, lambda f: func.vmap(lambda along: func.jvp(f, (q,), (along,)))(torch.stack([q, q.sin()])))
+    torch.testing.assert_close(transform(make_fx(attend)(q)), transform(attend))
 
 
 @computes_in(torch.float32)

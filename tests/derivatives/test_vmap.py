@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from torch._vmap_internals import _vmap as older_vmap
 
 import flash_attn_ext
 from support.cases import Case, Inputs, make_inputs
@@ -160,6 +161,22 @@ def test_any_rank(rank, backend):
     q, k, v = (torch.randn(SIZE, *shape, n, 8, device=backend.device) for n in (5, 7, 7))
     found = torch.vmap(lambda q, k, v: flash_attn_ext.attention(q, k, v, backend=backend.name))(q, k, v)
     torch.testing.assert_close(found, torch.stack([flash_attn_ext.attention(*t) for t in zip(q, k, v, strict=True)]))
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+def test_older_vmap(rank, backend):
+    """That of torch.autograd.functional and is_grads_batched=True, where a backward pass of the user's calls."""
+    shape = (2, 3, 2)[5 - rank :]
+    q, k, v = (torch.randn(SIZE, *shape, n, 8, device=backend.device).requires_grad_() for n in (5, 7, 7))
+
+    def call(*tensors):
+        return flash_attn_ext.attention(*tensors, causal="bottom_right", backend=backend.name)
+
+    found, expected = older_vmap(call)(q, k, v), torch.stack([call(*t) for t in zip(q, k, v, strict=True)])
+    torch.testing.assert_close(found, expected)
+    gradients = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (found, expected))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @computes_in(torch.float64)

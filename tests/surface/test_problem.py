@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._vmap_internals import _vmap as older_vmap
 
 from flash_attn_ext import _C
 from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, KvCache, Problem
@@ -10,7 +11,13 @@ from support.binding import problem
 
 def test_one_order_everywhere():
     assert Problem._fields == _C.PROBLEM_FIELDS
-    for name, leading in (("attention_forward", 0), ("attention_backward", 6)):
+    operators = (
+        ("attention_forward", 0),
+        ("attention_backward", 6),
+        ("attention_tangents", 9),
+        ("attention_backward_tangents", 14),
+    )
+    for name, leading in operators:
         schema = getattr(torch.ops.flash_attn_ext, name).default._schema
         assert tuple(argument.name for argument in schema.arguments[leading:]) == Problem._fields
 
@@ -67,5 +74,7 @@ def test_what_operands_are():
     seen = []
     torch.func.grad(lambda x: (seen.append(_C.operands_of(x, q, q)), x.sum())[1])(q)
     assert seen == [_C.TRANSFORMED]
+    older_vmap(lambda x: (seen.append(_C.operands_of(q, x, q)), x)[1])(torch.stack([q, q]))
+    assert seen[1:] == [_C.SYMBOLIC]
     for symbolic in ((q.to("meta"),) * 3, (None, q, q), ([1.0], q, q), (q.as_subclass(torch.Tensor), q, "v")):
         assert _C.operands_of(*symbolic) == _C.SYMBOLIC

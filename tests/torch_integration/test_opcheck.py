@@ -1,9 +1,10 @@
-"""torch.library.opcheck on both operators: schema, fake kernels, autograd registration, dynamic AOT dispatch."""
+"""torch.library.opcheck on the operators: schema, fake kernels, autograd registration, dynamic AOT dispatch."""
 
 import pytest
 import torch
 
 import flash_attn_ext  # noqa: F401  (registers the operators)
+from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from support.binding import forward, problem
 from support.cases import Case, make_inputs
 from support.packed import PackedCase, cu_seqlens, make_packed
@@ -56,6 +57,36 @@ def test_backward(case, backend):
     operator = torch.ops.flash_attn_ext.attention_backward.default
     for dlse in (None, torch.ones_like(lse)):
         torch.library.opcheck(operator, (torch.ones_like(out), dlse, out, lse, residual, wanted, *args))
+
+
+def tangents(args: tuple, given: str) -> list[torch.Tensor | None]:
+    """Of a problem's differentiable tensors, in their order; only q's, k's and v's of `given`."""
+    tensors = Problem(*args)._asdict()
+    absent = set("qkv") - set(given)
+    return [
+        None if name in absent or tensors[name] is None else torch.ones_like(tensors[name]) for name in DIFFERENTIABLE
+    ]
+
+
+@over_cases(CASES)
+@pytest.mark.parametrize("given", ["qkv", "k"])
+def test_tangents(given, case, backend):
+    args = arguments(case, backend, differentiable=False)
+    left = torch.ops.flash_attn_ext.attention_forward(*args)
+    along = [t if t is None else t.requires_grad_() for t in tangents(args, given)]
+    torch.library.opcheck(torch.ops.flash_attn_ext.attention_tangents.default, (*left, *along, *args))
+
+
+@over_cases(CASES)
+@pytest.mark.parametrize("computes_out", [False, True])
+def test_backward_tangents(computes_out, case, backend):
+    args = arguments(case, backend, differentiable=False)
+    out, lse, _ = left = torch.ops.flash_attn_ext.attention_forward(*args)
+    along = [t if t is None else t.requires_grad_() for t in tangents(args, "qkv")]
+    of_left = (None, None) if computes_out else (torch.ones_like(out), torch.ones_like(lse))
+    wanted = [True, False, True, case.bias is not None, case.alibi is not None, case.sink]
+    before = (torch.ones_like(out), torch.ones_like(lse), *left, *of_left, *along, wanted)
+    torch.library.opcheck(torch.ops.flash_attn_ext.attention_backward_tangents.default, (*before, *args))
 
 
 def test_packed(backend):

@@ -24,6 +24,12 @@ bool is_dense_4d(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.dim() == 4;
 }
 
+// Whether its values are not in memory of its own. PyTorch's older vmap, which knows no functorch, batches tensors in
+// its own way: torch.autograd.functional and is_grads_batched=True still use it.
+bool only_stands_for_values(const at::Tensor& tensor) {
+  return is_lazy(tensor) || tensor.key_set().has(c10::DispatchKey::Batched);
+}
+
 // at::autocast::is_autocast_enabled for a CPU or CUDA tensor, without its header, which includes all of ATen.
 bool is_autocast_enabled(const at::Tensor& tensor) {
   const c10::DispatchKey key = tensor.is_cuda() ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
@@ -87,7 +93,9 @@ Operands operands_of(const PythonOperands& operands) {
   const at::Tensor& q = THPVariable_Unpack(operands.q);
   const at::Tensor& k = THPVariable_Unpack(operands.k);
   const at::Tensor& v = THPVariable_Unpack(operands.v);
-  if (q.is_meta() || is_lazy(q) || is_lazy(k) || is_lazy(v)) return Operands::kSymbolic;
+  if (q.is_meta() || only_stands_for_values(q) || only_stands_for_values(k) || only_stands_for_values(v)) {
+    return Operands::kSymbolic;
+  }
   if (is_transformed()) return Operands::kTransformed;
   if (!are_canonical(q, k, v)) return Operands::kPlain;
   return q.size(1) == k.size(1) ? Operands::kEqualHeads : Operands::kCanonical;

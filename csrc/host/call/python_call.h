@@ -11,8 +11,8 @@ namespace flash_attn_ext::host {
 // What a call's q, k and v are, for the Python side: asked there attribute by attribute, the questions would take
 // longer than the answer to the call. Each kind is also all that stands above it from kPlain on.
 enum class Operands : int {
-  kSymbolic,  // not all hold memory that the extension may read now: subclasses, meta tensors, lazy views, watched or
-              // traced calls
+  kSymbolic,  // not all hold memory that the extension may read now: subclasses, meta tensors, lazy views, tensors of
+              // PyTorch's older vmap, watched or traced calls
   kTransformed,  // they do, but under torch.func or forward mode, whose derivatives only Python's Function carries
   kPlain,        // tensors (no subclass) with memory behind them
   kCanonical,    // dense in the sense of inputs.h as they are, of one dtype and batch size, k and v of one number of

@@ -1,0 +1,59 @@
+"""What operators share: how autograd records them, and how ``torch.vmap`` maps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
+from torch.autograd.function import _SingleLevelFunction
+
+from flash_attn_ext.derivatives.batching import Mapped, map_slices
+
+DEVICES = ("cpu", "cuda")
+# The layout of results follows that of the inputs, so a compiler must not change the latter.
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+class Caller(NamedTuple):
+    """What a call below autograd needs to know of the call above it. `records`: in reverse and in forward mode."""
+
+    keyset: torch._C.DispatchKeySet
+    records: tuple[bool, bool]
+
+
+class OperatorFunction(_SingleLevelFunction):
+    """An operator as autograd records it, with its caller before its own arguments.
+
+    ``torch.library.register_autograd`` would record it too, but knows neither forward mode, whose tangents it drops
+    without a word, nor the transforms of ``torch.func`` within compiled functions. These call an operator once for
+    each of their levels, and each such call is a Function of that level alone.
+    """
+
+    @classmethod
+    def call(cls, keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
+        caller = Caller(keyset, (torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()))
+        with enable_single_level_autograd_function():
+            return cls.apply(caller, *arguments)  # type: ignore[attr-defined]  # its metaclass makes it
+
+    @classmethod
+    def below_autograd(cls, operator: Any, caller: Caller, arguments: tuple[Any, ...]) -> Any:
+        """A Function's forward records nothing, but the levels below this one may have to."""
+        reverse, forward = caller.records
+        with torch.set_grad_enabled(reverse), _set_fwd_grad_enabled(forward), torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(caller.keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+def map_operator(
+    operator: Callable[..., Any],
+    names: tuple[str, ...],
+    outputs: Callable[[dict[str, Any]], tuple[str, ...]],
+    mapped: tuple[Any, tuple[Any, ...], tuple[Any, ...]],
+) -> Mapped:
+    info, in_dims, values = mapped
+    arguments, dims = dict(zip(names, values, strict=True)), dict(zip(names, in_dims, strict=True))
+    dims = {name: dims[name] if isinstance(value, Tensor) else None for name, value in arguments.items()}
+    return map_slices(lambda **of_slice: operator(*of_slice.values()), outputs, info, dims, arguments)
