@@ -2,7 +2,8 @@
 
 Counted are products of tiles: 2 FLOPs for each column of each pair, which is a query and a key that it sees by
 causality, window and length. What masks and dropout hide counts, softmax does not. The forward pass has two products,
-the backward pass five when q, k and v get gradients.
+the backward pass five when q, k and v get gradients. Forward mode has five when all three have tangents, and a second
+derivative of all three has twelve.
 
 The registry's module imports triton, which takes longer than all of this package. So the formulas are registered when
 somebody imports it.
@@ -22,9 +23,10 @@ from torch import Tensor
 
 from flash_attn_ext import ops  # noqa: F401  (defines the operators)
 from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
+from flash_attn_ext.derivatives.kinds import tangent_name
 
 REGISTRY = "torch.utils.flop_counter"
-_BEFORE_PROBLEM = ("dout", "dlse", "out", "lse", "lse_residual", "output_mask")
+OPERATORS = torch.ops.flash_attn_ext
 
 
 def forward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
@@ -35,19 +37,40 @@ def forward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
 
 def backward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     """Q K^T again and dO V^T; P^T dO, dS K and dS^T Q for the gradients of v, q and k that are asked for."""
-    named = dict(zip((*_BEFORE_PROBLEM, *Problem._fields), args, strict=False)) | kwargs
-    problem = Problem(**{name: named[name] for name in Problem._fields})
-    wanted = dict(zip(DIFFERENTIABLE, named["output_mask"], strict=True))
-    needs_dscores = wanted["q"] or wanted["k"] or wanted["bias"] or wanted["alibi_slopes"]
+    named = _named(OPERATORS.attention_backward, args, kwargs)
+    problem, wanted = _problem_in(named), _wanted_in(named)
     columns = problem.q.shape[-1] * (1 + wanted["q"] + wanted["k"])
-    columns += problem.v.shape[-1] * (needs_dscores + wanted["v"])
+    columns += problem.v.shape[-1] * (_any_of_scores(wanted) + wanted["v"])
+    return _flops(problem, _pairs(problem), columns)
+
+
+def tangents_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
+    """Q K^T again, dQ K^T and Q dK^T; (P dS) V and P dV: each where there are such tangents."""
+    named = _named(OPERATORS.attention_tangents, args, kwargs)
+    problem, given = _problem_in(named), _tangents_in(named)
+    columns = problem.q.shape[-1] * (1 + given["q"] + given["k"])
+    columns += problem.v.shape[-1] * (_any_of_scores(given) + given["v"])
+    return _flops(problem, _pairs(problem), columns)
+
+
+def backward_tangents_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
+    """The same but for the products with V and dV, where out's tangent is given; dO V^T and dO dV^T; and of what is
+    asked for, P'^T dO, dS' K and dS dK, dS'^T Q and dS^T dQ."""
+    named = _named(OPERATORS.attention_backward_tangents, args, kwargs)
+    problem, given, wanted = _problem_in(named), _tangents_in(named), _wanted_in(named)
+    of_out = named["out_tangent"] is None
+    columns = problem.q.shape[-1] * (1 + given["q"] + given["k"])
+    columns += problem.q.shape[-1] * (wanted["q"] * (1 + given["k"]) + wanted["k"] * (1 + given["q"]))
+    columns += problem.v.shape[-1] * (of_out * (_any_of_scores(given) + given["v"]))
+    columns += problem.v.shape[-1] * (_any_of_scores(wanted) * (1 + given["v"]))
+    columns += problem.v.shape[-1] * (wanted["v"] * (_any_of_scores(given) or given["sink"]))
     return _flops(problem, _pairs(problem), columns)
 
 
 def kvcache_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     """As the forward pass, on the keys that each sequence has after the call."""
-    named = dict(zip((*Problem._fields, *KvCache._fields), args, strict=False)) | kwargs
-    problem = Problem(**{name: named[name] for name in Problem._fields})
+    named = _named(OPERATORS.attention_with_kvcache, args, kwargs)
+    problem = _problem_in(named)
     cache = KvCache(**{name: named[name] for name in KvCache._fields})
     pages = 1 if cache.block_table is None else cache.block_table.shape[1]
     capacity = pages * problem.k.shape[2]
@@ -60,6 +83,26 @@ def kvcache_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
         after = (min(max(length, 0) + num_new, capacity) for length in before)
         pairs = sum(num_visible_pairs(problem, num_queries, length) for length in after)
     return _flops(problem, pairs, problem.q.shape[-1] + problem.v.shape[-1])
+
+
+def _named(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip((argument.name for argument in operator.default._schema.arguments), args, strict=False)) | kwargs
+
+
+def _problem_in(named: dict[str, Any]) -> Problem:
+    return Problem(**{name: named[name] for name in Problem._fields})
+
+
+def _wanted_in(named: dict[str, Any]) -> dict[str, bool]:
+    return dict(zip(DIFFERENTIABLE, named["output_mask"], strict=True))
+
+
+def _tangents_in(named: dict[str, Any]) -> dict[str, bool]:
+    return {name: named[tangent_name(name)] is not None for name in DIFFERENTIABLE}
+
+
+def _any_of_scores(of: dict[str, bool]) -> bool:
+    return of["q"] or of["k"] or of["bias"] or of["alibi_slopes"]
 
 
 def _flops(problem: Problem, pairs: int, columns: int) -> int:
@@ -113,10 +156,15 @@ def _values(lengths: Tensor) -> list[int] | None:
 
 
 def _register(module: Any) -> None:
-    operators = torch.ops.flash_attn_ext
-    module.register_flop_formula(operators.attention_forward, get_raw=True)(forward_flops)
-    module.register_flop_formula(operators.attention_backward, get_raw=True)(backward_flops)
-    module.register_flop_formula(operators.attention_with_kvcache, get_raw=True)(kvcache_flops)
+    formulas = {
+        OPERATORS.attention_forward: forward_flops,
+        OPERATORS.attention_backward: backward_flops,
+        OPERATORS.attention_tangents: tangents_flops,
+        OPERATORS.attention_backward_tangents: backward_tangents_flops,
+        OPERATORS.attention_with_kvcache: kvcache_flops,
+    }
+    for operator, formula in formulas.items():
+        module.register_flop_formula(operator, get_raw=True)(formula)
 
 
 class _WhenImported:

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -78,6 +79,43 @@ def test_only_products_of_gradients_that_are_asked_for(wanted, columns, device):
     tensors = {name: getattr(inputs, name) for name in "qkv"} | inputs.leaves()
     counts = counted(lambda: flash_attn_ext.attention(**tensors).backward(inputs.dout))
     assert counts[OPERATORS.attention_backward] == 2 * HEADS * pairs_of(case) * columns
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        ("qkv", 3 * D + 2 * DV),
+        ("q", 2 * D + DV),
+        ("v", D + DV),
+        (("bias",), D + DV),
+    ],
+    ids=str,
+)
+def test_products_of_forward_mode(names, columns, device):
+    case = Case(sq=40, sk=50, bias="11qk", **SHAPE)
+    inputs = make_inputs(case, torch.float32, device)
+
+    def run():
+        with forward_ad.dual_level():
+            tensors = {name: getattr(inputs, name) for name in ("q", "k", "v", "bias")}
+            duals = {name: forward_ad.make_dual(tensors[name], tensors[name]) for name in names}
+            flash_attn_ext.attention(**tensors | duals)
+
+    assert counted(run)[OPERATORS.attention_tangents] == 2 * HEADS * pairs_of(case) * columns
+
+
+@pytest.mark.parametrize(("wanted", "columns"), [("qkv", 7 * D + 5 * DV), ("q", 3 * D + 2 * DV), ("v", D + DV)])
+def test_products_of_second_derivatives(wanted, columns, device):
+    """Those of the tangents of out are among them, which the gradient of dO is."""
+    case = Case(sq=40, sk=50, causal="top_left", **SHAPE)
+    inputs = make_inputs(case, torch.float32, device).replace(differentiable=tuple(wanted))
+    tensors, leaves = {name: getattr(inputs, name) for name in "qkv"}, inputs.leaves()
+    dout = inputs.dout.detach().requires_grad_()
+    out = flash_attn_ext.attention(**(tensors | leaves), causal="top_left")
+    gradients = torch.autograd.grad(out, list(leaves.values()), dout, create_graph=True)
+    along = list(map(torch.ones_like, gradients))
+    counts = counted(lambda: torch.autograd.grad(gradients, [*leaves.values(), dout], along))
+    assert counts == {OPERATORS.attention_backward_tangents: 2 * HEADS * pairs_of(case) * columns}
 
 
 def packed_tensors(lengths_q, lengths_k, device) -> tuple:
