@@ -12,11 +12,14 @@ else hands plain tensors to attention needs no rules.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, Problem
+from flash_attn_ext.derivatives.functions import AttentionBackward, AttentionBackwardTangents, AttentionTangents
+from flash_attn_ext.derivatives.kinds import tangent_name
 
 try:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -35,8 +38,8 @@ Rules = list[tuple[Placements, Placements]]
 
 
 def register() -> None:
-    """Give ``attention``, ``attention_varlen`` and ``scaled_dot_product_attention`` rules for DTensors, and their
-    backward passes too.
+    """Give ``attention``, ``attention_varlen`` and ``scaled_dot_product_attention`` rules for DTensors, their backward
+    passes and second derivatives too.
 
     On each dimension of a mesh, a call is sharded on the batch or on the heads, or is replicated; DTensor chooses what
     takes the least communication, and redistributes what lies otherwise. Heads are sharded where each process gets
@@ -60,7 +63,13 @@ def register() -> None:
         >>> dist.destroy_process_group()
     """
     known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
-    for operator, rule in ((OPERATORS.attention_forward, _forward), (OPERATORS.attention_backward, _backward)):
+    rules = {
+        OPERATORS.attention_forward: _forward,
+        OPERATORS.attention_backward: _backward,
+        OPERATORS.attention_tangents: _tangents,
+        OPERATORS.attention_backward_tangents: _backward_tangents,
+    }
+    for operator, rule in rules.items():
         register_sharding(operator.default)(rule)
         # What DTensor remembers of a call depends on all arguments. It would look at those from the first int on, and
         # which gradients are asked for stands before that.
@@ -74,18 +83,53 @@ def _forward(*arguments: Any) -> Rules:
     return [(_of_forward_results(problem, layout), _of_arguments(problem, layout)) for layout in _layouts(problem)]
 
 
-def _backward(
-    dout: Any, dlse: Any, _out: Any, _lse: Any, lse_residual: Any, _output_mask: Any, *of_problem: Any
-) -> Rules:
+def _backward(*values: Any) -> Rules:
     """[(placements of the gradients, placements of the arguments)]."""
-    problem = Problem(*of_problem)
+
+    def of_results(problem: Problem, layout: str, arguments: Placements, _given: dict[str, Any]) -> Placements:
+        return _of_gradients(problem, layout, arguments)
+
+    return _of_derivative(AttentionBackward.NAMES, values, of_results)
+
+
+def _tangents(*values: Any) -> Rules:
+    """[(placements of out_tangent and lse_tangent, placements of the arguments)]."""
+
+    def of_results(problem: Problem, layout: str, _arguments: Placements, _given: dict[str, Any]) -> Placements:
+        return _of_forward_results(problem, layout)[:2]
+
+    return _of_derivative(AttentionTangents.NAMES, values, of_results)
+
+
+def _backward_tangents(*values: Any) -> Rules:
+    """[(placements of out_tangent, lse_tangent and the tangents of gradients, placements of the arguments)]."""
+
+    def of_results(problem: Problem, layout: str, arguments: Placements, given: dict[str, Any]) -> Placements:
+        absent: Placements = [Replicate()] * 2  # (0,) where they are arguments
+        left = _of_forward_results(problem, layout)[:2] if given["out_tangent"] is None else absent
+        return left + _of_gradients(problem, layout, arguments)
+
+    return _of_derivative(AttentionBackwardTangents.NAMES, values, of_results)
+
+
+def _of_derivative(
+    names: tuple[str, ...],
+    values: tuple[Any, ...],
+    of_results: Callable[[Problem, str, Placements, dict[str, Any]], Placements],
+) -> Rules:
+    """What comes before a problem's fields has the placements of what it is a tangent or a gradient of."""
+    given = dict(zip(names, values, strict=True))
+    problem = Problem(**{name: given[name] for name in Problem._fields})
     _refuse_dropout(problem)
     acceptable = []
     for layout in _layouts(problem):
         out, lse, residual = _of_forward_results(problem, layout)
-        before = [out, None if dlse is None else lse, out, lse, None if lse_residual is None else residual, None]
         arguments = _of_arguments(problem, layout)
-        acceptable.append((_of_gradients(problem, layout, arguments), before + arguments))
+        known = dict(out=out, dout=out, out_tangent=out, lse=lse, dlse=lse, lse_tangent=lse, lse_residual=residual)
+        known |= {tangent_name(name): arguments[Problem._fields.index(name)] for name in DIFFERENTIABLE}
+        leading = names[: len(names) - len(arguments)]
+        before = [None if given[name] is None else known.get(name) for name in leading]
+        acceptable.append((of_results(problem, layout, arguments, given), before + arguments))
     return acceptable
 
 

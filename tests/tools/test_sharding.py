@@ -89,6 +89,34 @@ def all_sharded_as_alone(device: str) -> None:
             sharded_as_alone(device, case_name, layout)
 
 
+def second_derivatives_as_alone(device: str) -> None:
+    """Of the inputs and of dout, without communication where the call has none."""
+    dtensor.register()
+    mesh = init_device_mesh(device, (PROCESSES,))
+    for case_name in ("grouped heads", "tables", "tables that broadcast"):
+        for dim in (0, 1):
+            inputs = make_inputs(CASES[case_name], torch.float32, device)
+            placements = shardings(inputs, dim)
+            tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS if getattr(inputs, name) is not None}
+            spread = {name: distribute_tensor(tensor, mesh, [placements[name]]) for name, tensor in tensors.items()}
+            expected = second_derivatives_of(inputs)
+            for name, found in second_derivatives_of(inputs.replace(**spread)).items():
+                where = f"{case_name}, {dim}, {name}"
+                assert_close(found.full_tensor(), expected[name], msg=lambda text, where=where: f"{where}: {text}")
+
+
+def second_derivatives_of(inputs: Inputs) -> dict[str, torch.Tensor]:
+    leaves = inputs.leaves()
+    out, _ = call_ours(inputs, leaves)
+    dout = inputs.dout.detach().requires_grad_()
+    found = torch.autograd.grad(out, list(leaves.values()), dout, create_graph=True, allow_unused=True)
+    gradients = {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}
+    asked = leaves | dict(dout=dout)
+    loss = sum(gradient.square().sum() for gradient in gradients.values())
+    second = torch.autograd.grad(loss, list(asked.values()), allow_unused=True)
+    return {name: tensor for name, tensor in zip(asked, second, strict=True) if tensor is not None}
+
+
 def packed_as_alone(device: str) -> None:
     """Heads only; the lengths are what all processes have."""
     dtensor.register()
@@ -228,6 +256,7 @@ def fully_sharded_training(device: str) -> None:
 TASKS = (
     without_rules,  # before another task registers them
     all_sharded_as_alone,
+    second_derivatives_as_alone,
     packed_as_alone,
     two_dimensions_of_a_mesh,
     which_gradients_are_asked_for,
