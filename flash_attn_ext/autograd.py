@@ -22,6 +22,7 @@ from torch.compiler import is_compiling
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
+from flash_attn_ext._seeds import draw_seed
 from flash_attn_ext.derivatives.batching import Mapped
 from flash_attn_ext.derivatives.functions import AttentionTangents, gradients_of
 from flash_attn_ext.derivatives.named_functions import (
@@ -47,7 +48,7 @@ def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
         if problem.dropout_p == 1:
             return _with_everything_dropped(problem, operands)
         if problem.rng_seed is None:
-            problem = problem._replace(rng_seed=draw_seed(problem.q.device))
+            problem = problem._replace(rng_seed=draw_seed(problem.q.device, operands))
     if operands >= PLAIN:
         return _C.attention(problem)
     if operands == SYMBOLIC and (is_compiling() or not torch._C._are_functorch_transforms_active()):
@@ -124,8 +125,3 @@ def gradients_of_saved(
     needed = dict(zip(Problem._fields, needs_input_grad, strict=True))
     gradients = gradients_of(kept(ctx), dout, dlse, [needed[name] for name in DIFFERENTIABLE])
     return in_order(FlashAttentionFunction, gradients)
-
-
-def draw_seed(device: torch.device) -> Tensor:
-    """From PyTorch's generator of that device: manual_seed, checkpoint and CUDA graphs treat it as they do any draw."""
-    return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flash_attn_ext import _C
 from flash_attn_ext._problem import accumulate_dtype
-from flash_attn_ext.autograd import draw_seed
+from flash_attn_ext._seeds import draw_seed
 from flash_attn_ext.cli.cases import Case, Inputs, make_inputs
 from flash_attn_ext.functional import attention
 from flash_attn_ext.reference import attention_reference, key_distance, visible_pairs

@@ -26,6 +26,7 @@ ORDER = (
     "_flops",
     "ops",
     "autograd",
+    "_seeds",
     "derivatives",
     "_canonical",
     "_problem",

@@ -14,7 +14,8 @@ from flash_attn_ext._canonical import operands_of, packed_form
 from flash_attn_ext._keywords import dense_problem, problem_of
 from flash_attn_ext._options import check_flag
 from flash_attn_ext._problem import Problem
-from flash_attn_ext.autograd import attend, draw_seed
+from flash_attn_ext._seeds import draw_seed
+from flash_attn_ext.autograd import attend
 from flash_attn_ext.functional import attention, attention_varlen
 from flash_attn_ext.integrations.flash_attn.arguments import WindowSize, options_of, require_shape
 
@@ -263,7 +264,7 @@ def _longest(max_seqlen: int | None, cu_seqlens: Tensor) -> int:
 def _attend_by_known_seed(problem: Problem, operands: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """``attend`` with the seed that it would draw, which it keeps to itself."""
     if 0 < problem.dropout_p < 1:
-        problem = problem._replace(rng_seed=draw_seed(problem.q.device))
+        problem = problem._replace(rng_seed=draw_seed(problem.q.device, operands))
     out, lse = attend(problem, operands)
     return out, lse, problem.rng_seed
 

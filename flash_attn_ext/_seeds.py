@@ -1,0 +1,78 @@
+"""The seed of a call's dropout, and what compilers may do with its draw.
+
+A backward pass drops what its forward pass dropped, so it needs that pass's seed. A partitioner may have parts of the
+forward pass computed again in the backward pass: for a checkpoint, or to stay within an activation memory budget. So
+compilers and traces meet the draw as an operator, ``torch.ops.flash_attn_ext.draw_seed``, which puts PyTorch's operator
+into their graph and beside it a note that its result must be saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch._functorch.config
+from torch import Tensor
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
+
+from flash_attn_ext import _C
+
+PLAIN, SYMBOLIC = _C.PLAIN, _C.SYMBOLIC
+_DRAW = "flash_attn_ext::draw_seed"
+_END = 2**63 - 1
+
+
+def draw_seed(device: torch.device, operands: int = PLAIN) -> Tensor:
+    """From PyTorch's generator of that device: manual_seed, checkpoint and CUDA graphs treat it as they do any draw.
+
+    operands: what those of the call are, a constant of ``_C``.
+    """
+    return torch.ops.flash_attn_ext.draw_seed(device=device) if operands == SYMBOLIC else _draw(device=device)
+
+
+def _draw(*, device: torch.device) -> Tensor:
+    return torch.randint(_END, (1,), dtype=torch.int64, device=device)
+
+
+def _draw_with_a_note(*, device: torch.device) -> Tensor:
+    """Inductor leaves the overload with a generator as it is, so a compiled call draws the bits of an eager one."""
+    with _known_to_partitioners():
+        return torch.ops.aten.randint.generator(_END, (1,), generator=None, dtype=torch.int64, device=device)
+
+
+@contextlib.contextmanager
+def _known_to_partitioners():
+    """The backward pass gets the same result of a node that is made meanwhile.
+
+    Partitioners save what a checkpoint policy says must be saved. With an activation memory budget of 0 they save
+    nothing but a graph's inputs. There a policy of recomputing helps: it makes them restore the generator's state.
+    """
+    nothing_is_saved = torch._functorch.config.activation_memory_budget == 0
+    policy = CheckpointPolicy.PREFER_RECOMPUTE if nothing_is_saved else CheckpointPolicy.MUST_SAVE
+    with traceback.preserve_node_meta():  # which restores current_meta
+        traceback.current_meta["recompute"] = policy
+        yield
+
+
+torch.library.define(
+    _DRAW, "(*, Device device) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded)
+)
+torch.library.impl(_DRAW, "CompositeExplicitAutograd", _draw)
+
+
+@torch.library.register_fake(_DRAW)
+def _draw_fake(*, device: torch.device) -> Tensor:
+    return torch.empty(1, dtype=torch.int64, device=device)
+
+
+@torch.library.register_torch_dispatch(_DRAW, ProxyTorchDispatchMode)
+def _draw_traced(mode, _operator, _types, _arguments, keywords) -> Tensor:
+    with mode:
+        return _draw_with_a_note(**keywords)
+
+
+# PyTorch's operator does what ``randomness`` of torch.vmap asks for: it draws once, or for each slice, or raises.
+_library = torch.library.Library("flash_attn_ext", "FRAGMENT")
+_library.impl("draw_seed", _draw_with_a_note, "FuncTorchVmapMode")
