@@ -31,7 +31,7 @@ OPERATORS = torch.ops.flash_attn_ext
 
 def forward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     """Q K^T and P V."""
-    problem = Problem(*args, **kwargs)
+    problem = Problem(*args[: len(Problem._fields)], **kwargs)
     return _flops(problem, _pairs(problem), problem.q.shape[-1] + problem.v.shape[-1])
 
 

@@ -65,7 +65,8 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "alibi_slopes", "sink")  # in the order of their gradients
 
-_SCHEMA_TYPES = {Tensor: "Tensor", float: "float", Causal: "str", Backend: "str", int: "SymInt", bool: "bool"}
+# PyTorch makes constants of the symbolic arguments of a type "float", but not of "Scalar" and "SymInt".
+_SCHEMA_TYPES = {Tensor: "Tensor", float: "Scalar", Causal: "str", Backend: "str", int: "SymInt", bool: "bool"}
 
 
 def _schema_type(hint: object) -> str:
@@ -89,5 +90,10 @@ SCHEMA = _schema(_TYPES)
 
 CACHE_SCHEMA = _schema(_TYPES | {"k": "Tensor(a!)", "v": "Tensor(b!)"} | _schema_types(KvCache))
 """A problem whose k and v are a cache, which the call writes, and the cache's own arguments."""
+
+NUMBERS = tuple(name for name, kind in _TYPES.items() if kind.startswith("Scalar"))
+
+SCHEMA_OF_VARYING = _schema({f"varying_{name}": "Tensor?" for name in NUMBERS})
+"""The numbers as float64 tensors on the CPU, each None where it is a constant."""
 
 NUM_TENSORS = sum(kind.startswith("Tensor") for kind in _TYPES.values())  # a Problem begins with them

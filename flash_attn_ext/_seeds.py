@@ -29,7 +29,9 @@ def draw_seed(device: torch.device, operands: int = PLAIN) -> Tensor:
 
     operands: what those of the call are, a constant of ``_C``.
     """
-    return torch.ops.flash_attn_ext.draw_seed(device=device) if operands == SYMBOLIC else _draw(device=device)
+    if operands == SYMBOLIC and not torch.jit.is_tracing():  # TorchScript's tracer takes no device for an operator
+        return torch.ops.flash_attn_ext.draw_seed(device=device)
+    return _draw(device=device)
 
 
 def _draw(*, device: torch.device) -> Tensor:

@@ -3,24 +3,28 @@
 ``torch.ops.flash_attn_ext.attention_forward``, ``attention_backward`` and ``attention_with_kvcache`` take exactly the
 arguments of their namesakes in ``_C`` (see ``_C.pyi``), one by one. Their fake kernels say shapes, strides and dtypes
 without computing. The derivatives and batching rules of the first two are those of ``FlashAttentionFunction`` and
-``AttentionBackward``; the third has none, and its schema says that it writes k and v. Those of forward mode and second
-derivatives are in derivatives/operators.py.
+``AttentionBackward``; the third has none, and its schema says that it writes k and v. Each has an overload "varying",
+which compilers' graphs call where scale, softcap or dropout_p changes from call to call. Those of forward mode and
+second derivatives are in derivatives/operators.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from flash_attn_ext import _C
 from flash_attn_ext._problem import (
     CACHE_SCHEMA,
     DIFFERENTIABLE,
     NUM_TENSORS,
+    NUMBERS,
     SCHEMA,
+    SCHEMA_OF_VARYING,
     KvCache,
     Problem,
     accumulate_dtype,
@@ -36,37 +40,25 @@ _FORWARD = "flash_attn_ext::attention_forward"
 _BACKWARD = "flash_attn_ext::attention_backward"
 _WITH_KVCACHE = "flash_attn_ext::attention_with_kvcache"
 _NUM_LEADING = AttentionBackward.NAMES.index("q")  # arguments of attention_backward before the problem
-
-torch.library.define(_FORWARD, f"({SCHEMA}) -> (Tensor out, Tensor lse, Tensor lse_residual)", tags=TAGS)
-torch.library.define(
-    _BACKWARD,
-    f"(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor? lse_residual, bool[6] output_mask, {SCHEMA}) -> "
-    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dalibi_slopes, Tensor dsink)",
-    tags=TAGS,
-)
-torch.library.define(_WITH_KVCACHE, f"({CACHE_SCHEMA}) -> (Tensor out, Tensor lse)", tags=TAGS)
 _NUM_PROBLEM_FIELDS = len(Problem._fields)
+_SYMBOLS = (torch.SymFloat, torch.SymInt)
 
 
-@torch.library.impl(_FORWARD, DEVICES)
 def _forward(*problem: Any) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, lse_residual = _C.attention_forward(problem)
     return out, lse, lse.new_empty(0) if lse_residual is None else lse_residual
 
 
-@torch.library.impl(_BACKWARD, DEVICES)
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     out = arguments[AttentionBackward.NAMES.index("out")]
     gradients = _C.attention_backward(*(*arguments[:_NUM_LEADING], arguments[_NUM_LEADING:]))
     return tuple(out.new_empty(0) if g is None else g for g in gradients)
 
 
-@torch.library.impl(_WITH_KVCACHE, DEVICES)
 def _with_kvcache(*arguments: Any) -> tuple[Tensor, Tensor]:
     return _C.attention_with_kvcache(arguments[:_NUM_PROBLEM_FIELDS], arguments[_NUM_PROBLEM_FIELDS:])
 
 
-@torch.library.register_fake(_FORWARD)
 def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     _check_devices(problem._fields, arguments[:NUM_TENSORS])
@@ -74,7 +66,6 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, lse, lse.new_empty(lse.shape if problem.bias is not None else (0,))
 
 
-@torch.library.register_fake(_WITH_KVCACHE)
 def _with_kvcache_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     problem, cache = Problem(*arguments[:_NUM_PROBLEM_FIELDS]), KvCache(*arguments[_NUM_PROBLEM_FIELDS:])
     _check_devices(problem._fields, arguments[:NUM_TENSORS])
@@ -97,7 +88,6 @@ def _empty_outputs(problem: Problem) -> tuple[Tensor, Tensor]:
     return out, q.new_empty(statistics, dtype=accumulate_dtype(q.dtype))
 
 
-@torch.library.register_fake(_BACKWARD)
 def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
     output_mask, problem = arguments[_NUM_LEADING - 1], Problem(*arguments[_NUM_LEADING:])
     return tuple(
@@ -123,6 +113,69 @@ def empty_in_order_of(like: Tensor, shape: Sequence[int], *, sequence_first: boo
         order = sorted(order, key=lambda dim: -strides[dim])
     memory = like.new_empty([shape[dim] for dim in order])
     return memory.permute([list(order).index(dim) for dim in range(like.dim())])
+
+
+def _define(name: str, parameters: str, results: str, kernels: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+    """An operator, and its overload "varying" for numbers that change from call to call of a compiled function.
+
+    kernels: the real one and the fake one.
+    """
+    kernel, fake = kernels
+    torch.library.define(name, f"({parameters}) -> {results}", tags=TAGS)
+    torch.library.impl(name, DEVICES, kernel)
+    torch.library.register_fake(name, fake)
+    torch.library.register_torch_dispatch(name, FunctionalTensorMode, _with_tensors_for_symbols)
+    # A CUDA graph would keep the numbers of the call that it was captured in.
+    tags = (*TAGS, torch.Tag.cudagraph_unsafe)
+    torch.library.define(f"{name}.varying", f"({parameters}, {SCHEMA_OF_VARYING}) -> {results}", tags=tags)
+    operators = getattr(torch.ops.flash_attn_ext, name.partition("::")[2])
+    places = _places_of_numbers(operators.varying)
+
+    def kernel_of_varying(*arguments: Any) -> Any:
+        return kernel(*_with_values(places, arguments))
+
+    torch.library.impl(f"{name}.varying", DEVICES, kernel_of_varying)
+    torch.library.register_fake(f"{name}.varying", lambda *arguments: fake(*arguments[: -len(NUMBERS)]))
+
+
+def _places_of_numbers(operator: Any) -> list[int]:
+    names = [argument.name for argument in operator._schema.arguments]
+    return [names.index(name) for name in NUMBERS]
+
+
+def _with_values(places: list[int], arguments: Sequence[Any]) -> list[Any]:
+    """The arguments of the operator, of those of its overload "varying"."""
+    of_operator, varying = list(arguments[: -len(NUMBERS)]), arguments[-len(NUMBERS) :]
+    for place, tensor in zip(places, varying, strict=True):
+        if tensor is not None:
+            of_operator[place] = tensor.item()
+    return of_operator
+
+
+def _with_tensors_for_symbols(mode: Any, operator: Any, types: Any, arguments: Sequence[Any], keywords: Any) -> Any:
+    """In a compiler's graph numbers that vary must be tensors: PyTorch has those anyway, and compiles a function again
+    for each value of a symbol that anything but arithmetic uses."""
+    places = _places_of_numbers(operator)
+    if not any(isinstance(arguments[place], _SYMBOLS) for place in places):
+        return mode.__torch_dispatch__(operator, types, arguments, keywords)
+    constants, varying = list(arguments), []
+    with mode:
+        for place in places:
+            is_symbol = isinstance(arguments[place], _SYMBOLS)
+            one = torch.ones((), dtype=torch.float64, device="cpu") if is_symbol else None
+            varying.append(one * arguments[place] if is_symbol else None)
+            constants[place] = 0.0 if is_symbol else arguments[place]
+        return operator.overloadpacket.varying(*constants, *varying)
+
+
+_define(_FORWARD, SCHEMA, "(Tensor out, Tensor lse, Tensor lse_residual)", (_forward, _forward_fake))
+_define(
+    _BACKWARD,
+    f"Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor? lse_residual, bool[6] output_mask, {SCHEMA}",
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dalibi_slopes, Tensor dsink)",
+    (_backward, _backward_fake),
+)
+_define(_WITH_KVCACHE, CACHE_SCHEMA, "(Tensor out, Tensor lse)", (_with_kvcache, _with_kvcache_fake))
 
 
 class _Forward(OperatorFunction):

@@ -168,6 +168,22 @@ def test_export(backend):
         torch.testing.assert_close(program.module()(*tensors), Block()(*tensors))
 
 
+def test_dropout_in_a_trace(backend):
+    """Each call of what torch.jit.trace recorded draws, as an eager call does."""
+    tensors = [torch.randn(1, 2, 5, 4, device=backend.device) for _ in range(3)]
+
+    def function(q, k, v):
+        return flash_attn_ext.attention(q, k, v, scale=0.25, dropout_p=0.3, backend=backend.name)
+
+    traced = torch.jit.trace(function, tuple(tensors), check_trace=False)
+    results = []
+    for attempt in (function, traced):
+        torch.manual_seed(1)
+        results += [attempt(*tensors), attempt(*tensors)]
+    eager, eager_again, found, found_again = results
+    assert torch.equal(found, eager) and torch.equal(found_again, eager_again) and not torch.equal(found, found_again)
+
+
 @pytest.mark.parametrize("bias", [None, "1hqk"])
 def test_compiled_autograd(bias, backend):
     """The compiled backward of a graph that eager calls left, made anew where an option differs."""

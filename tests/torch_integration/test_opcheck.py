@@ -89,6 +89,21 @@ def test_backward_tangents(computes_out, case, backend):
     torch.library.opcheck(torch.ops.flash_attn_ext.attention_backward_tangents.default, (*before, *args))
 
 
+@over_cases(CASES)
+def test_numbers_as_tensors(case, backend):
+    """The overloads "varying", which compilers call below autograd; they override what stands among the arguments."""
+    args = arguments(case, backend, differentiable=False)
+    expected = torch.ops.flash_attn_ext.attention_forward(*args)
+    scale, dropout_p = (torch.tensor(getattr(args, name), dtype=torch.float64) for name in ("scale", "dropout_p"))
+    args, varying = args._replace(scale=0.0), (scale, None, dropout_p if case.dropout_p else None)
+    results = torch.ops.flash_attn_ext.attention_forward.varying(*args, *varying)
+    assert all(map(torch.equal, results, expected))
+    torch.library.opcheck(torch.ops.flash_attn_ext.attention_forward.varying, (*args, *varying))
+    wanted = [True, True, True, False, False, False]
+    leading = (torch.ones_like(results[0]), None, *results, wanted)
+    torch.library.opcheck(torch.ops.flash_attn_ext.attention_backward.varying, (*leading, *args, *varying))
+
+
 def test_packed(backend):
     case = PackedCase((3, 0, 5), (4, 2, 1))
     inputs = make_packed(case, torch.float32, backend.device)
