@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
+import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
@@ -25,7 +26,7 @@ def log_copy(name: str, tensor: Tensor, needed: str) -> None:
             tuple(tensor.shape),
             tensor.stride(),
             tensor.element_size(),
-            tensor.data_ptr() % _ROW_ALIGNMENT_BYTES,
+            torch._C._data_address(tensor) % _ROW_ALIGNMENT_BYTES,  # data_ptr() would copy a lazily cloned tensor
             _ROW_ALIGNMENT_BYTES,
             _advice(name, tensor),
         )

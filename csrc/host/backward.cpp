@@ -37,18 +37,18 @@ Gradients allocate_gradients(const AttentionInputs& in, const std::array<bool, k
 }
 
 void set_gradients(attention::BackwardParams& params, const Gradients& g) {
-  params.dq = matrix_view(g.dq);
-  params.dk = matrix_view(g.dk);
-  params.dv = matrix_view(g.dv);
-  params.dalibi_slopes = g.dalibi_slopes.defined() ? g.dalibi_slopes.data_ptr() : nullptr;
-  params.dsink = g.dsink.defined() ? g.dsink.data_ptr() : nullptr;
+  params.dq = written_matrix_view(g.dq);
+  params.dk = written_matrix_view(g.dk);
+  params.dv = written_matrix_view(g.dv);
+  params.dalibi_slopes = g.dalibi_slopes.defined() ? g.dalibi_slopes.mutable_data_ptr() : nullptr;
+  params.dsink = g.dsink.defined() ? g.dsink.mutable_data_ptr() : nullptr;
 }
 
 at::Tensor allocate_dbias(const AttentionInputs& in, bool written_once, attention::BiasGradient& dbias) {
   const at::Tensor gradient = written_once ? empty(in.bias->sizes(), in.bias->scalar_type(), in.q.device())
                                            : at::zeros(in.bias->sizes(), in.q.options().dtype(in.accumulate_type()));
   const auto stride = [&](int64_t d) { return in.bias->size(d) != 1 ? gradient.stride(d) : int64_t{0}; };
-  dbias.data = gradient.data_ptr();
+  dbias.data = gradient.mutable_data_ptr();
   dbias.element = element_type(gradient.scalar_type());
   dbias.starts_at_zero = !written_once;
   dbias.batch_stride = stride(0);
@@ -77,7 +77,7 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   RECORD_FUNCTION(range_name("backward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
   if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
   const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.device());
-  backend.backward(params, plan, workspace.defined() ? workspace.data_ptr() : nullptr);
+  backend.backward(params, plan, workspace.defined() ? workspace.mutable_data_ptr() : nullptr);
 }
 
 // The kernels' gradients in the shapes and dtypes of the inputs.

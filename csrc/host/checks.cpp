@@ -53,7 +53,7 @@ void check_cu_seqlens(const char* name, const at::Tensor& cu_seqlens, const at::
               ", expected (batch + 1,): 0 and the running sum of the sequence lengths");
   check_device(name, cu_seqlens, tokens);
   if (!cu_seqlens.is_cpu()) return;  // reading it would stall the device; kernels clamp what they read
-  const auto offsets = cu_seqlens.accessor<int32_t, 1>();
+  const auto offsets = cu_seqlens.accessor<const int32_t, 1>();
   TORCH_CHECK(offsets[0] == 0, name, "[0] is ", offsets[0], ", expected 0");
   for (int64_t i = 1; i < offsets.size(0); ++i) {
     TORCH_CHECK(offsets[i] >= offsets[i - 1], name, " decreases: ", name, "[", i - 1, "] = ", offsets[i - 1], " and ",

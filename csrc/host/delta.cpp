@@ -54,7 +54,7 @@ at::Tensor compute_delta(const at::Tensor& out, const at::Tensor& dout, const st
              .out = matrix_view(out),
              .dout = matrix_view(dout),
              .dlse = statistic_view(dlse_rows),
-             .delta = statistic_view(result)},
+             .delta = written_statistic_view(result)},
             out.device());
   return result;
 }

@@ -34,9 +34,9 @@ ForwardOutputs allocate_outputs(const AttentionInputs& in, bool wants_lse) {
 }
 
 void run_forward(const Backend& backend, attention::AppendingForwardParams& params, const ForwardOutputs& outputs) {
-  params.out = matrix_view(outputs.out);
-  params.lse = statistic_view(outputs.lse);
-  params.lse_residual = statistic_view(outputs.lse_residual);
+  params.out = written_matrix_view(outputs.out);
+  params.lse = written_statistic_view(outputs.lse);
+  params.lse_residual = written_statistic_view(outputs.lse_residual);
   const int64_t lse_bytes = plan::statistic_bytes(params);
   if (lse_bytes == 0 && !params.append.present()) return;
   const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));
@@ -46,7 +46,7 @@ void run_forward(const Backend& backend, attention::AppendingForwardParams& para
   int64_t bytes = plan.workspace.bytes;
   const plan::WorkspacePart unwanted_lse = plan::append(bytes, outputs.lse.defined() ? 0 : lse_bytes);
   const at::Tensor workspace = byte_memory(bytes, outputs.out.device());
-  void* const memory = workspace.defined() ? workspace.data_ptr() : nullptr;
+  void* const memory = workspace.defined() ? workspace.mutable_data_ptr() : nullptr;
   if (unwanted_lse.present()) params.lse = lse_view(params, unwanted_lse.in<void>(memory));
   backend.forward(params, plan, memory);
 }

@@ -15,7 +15,7 @@ using attention::BroadcastView;
 BroadcastView broadcast_view(const std::optional<at::Tensor>& tensor) {
   if (!tensor) return {};
   const auto stride = [&](int64_t d) { return tensor->size(d) == 1 ? int64_t{0} : tensor->stride(d); };
-  return {.data = tensor->data_ptr(),
+  return {.data = tensor->const_data_ptr(),
           .element = element_type(tensor->scalar_type()),
           .batch_stride = stride(0),
           .head_stride = stride(1),
@@ -25,19 +25,37 @@ BroadcastView broadcast_view(const std::optional<at::Tensor>& tensor) {
 
 attention::AlibiSlopes alibi_slopes(const std::optional<at::Tensor>& slopes) {
   if (!slopes) return {};
-  return {.data = slopes->data_ptr(),
+  return {.data = slopes->const_data_ptr(),
           .batch_stride = slopes->dim() == 2 ? slopes->stride(0) : 0,
           .head_stride = slopes->stride(-1)};
 }
 
 attention::SequenceTable sequence_table(const AttentionInputs& in) {
   const SequenceLengths longest = longest_sequences(in);
-  return {.cu_seqlens_q = in.packed() ? in.cu_seqlens_q->data_ptr<int32_t>() : nullptr,
-          .cu_seqlens_k = in.packed() ? in.cu_seqlens_k->data_ptr<int32_t>() : nullptr,
+  return {.cu_seqlens_q = in.packed() ? in.cu_seqlens_q->const_data_ptr<int32_t>() : nullptr,
+          .cu_seqlens_k = in.packed() ? in.cu_seqlens_k->const_data_ptr<int32_t>() : nullptr,
           .max_seqlen_q = longest.queries,
           .max_seqlen_k = longest.keys,
           .total_q = in.packed() ? in.q.size(0) : longest.queries,
           .total_k = in.packed() ? in.k.size(0) : longest.keys};
+}
+
+// Views have one type, whether kernels read or write them. Asking for memory to write copies a lazily cloned tensor.
+void* readable_memory(const at::Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
+
+attention::MatrixView matrix_view_of(const at::Tensor& tensor, void* data) {
+  const at::IntArrayRef strides = tensor.strides();
+  const bool packed = strides.size() == 3;
+  return {.data = data,
+          .batch_stride = packed ? 0 : strides[0],
+          .head_stride = strides[1],
+          .row_stride = strides[packed ? 0 : 2],
+          .column_stride = strides.back()};
+}
+
+attention::StatisticView statistic_view_of(const at::Tensor& tensor, void* data) {
+  const bool packed = tensor.dim() == 2;
+  return {.data = data, .batch_stride = packed ? 0 : tensor.stride(0), .head_stride = tensor.stride(packed ? 0 : 1)};
 }
 
 }  // namespace
@@ -73,28 +91,29 @@ attention::Visibility make_visibility(const std::optional<std::string>& causal,
 attention::Dropout make_dropout(double dropout_p, const std::optional<at::Tensor>& rng_seed) {
   if (!rng_seed) return {};
   const double threshold = std::clamp(std::round(dropout_p * 65536.0), 1.0, 65535.0);
-  return {.seed = rng_seed->data_ptr<int64_t>(),
+  return {.seed = rng_seed->const_data_ptr<int64_t>(),
           .threshold = static_cast<uint32_t>(threshold),
           .rescale = 1.0 / (1.0 - dropout_p)};
 }
 
 attention::MatrixView matrix_view(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  const at::IntArrayRef strides = tensor.strides();
-  const bool packed = strides.size() == 3;
-  return {.data = tensor.data_ptr(),
-          .batch_stride = packed ? 0 : strides[0],
-          .head_stride = strides[1],
-          .row_stride = strides[packed ? 0 : 2],
-          .column_stride = strides.back()};
+  return matrix_view_of(tensor, readable_memory(tensor));
+}
+
+attention::MatrixView written_matrix_view(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return matrix_view_of(tensor, tensor.mutable_data_ptr());
 }
 
 attention::StatisticView statistic_view(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.dim() < 2) return {};
-  const bool packed = tensor.dim() == 2;
-  return {.data = tensor.data_ptr(),
-          .batch_stride = packed ? 0 : tensor.stride(0),
-          .head_stride = tensor.stride(packed ? 0 : 1)};
+  return statistic_view_of(tensor, readable_memory(tensor));
+}
+
+attention::StatisticView written_statistic_view(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.dim() < 2) return {};
+  return statistic_view_of(tensor, tensor.mutable_data_ptr());
 }
 
 attention::BiasGradient describe_dbias(const at::Tensor& bias) {
@@ -127,7 +146,7 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
                       .mask_tiles = {},
                       .mask_bits = {}};
   params.dropout = make_dropout(in.dropout_p, in.rng_seed);
-  params.sink = in.sink ? in.sink->data_ptr() : nullptr;
+  params.sink = in.sink ? in.sink->const_data_ptr() : nullptr;
   params.q = matrix_view(in.q);
   params.k = matrix_view(in.k);
   params.v = matrix_view(in.v);

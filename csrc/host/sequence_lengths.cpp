@@ -34,7 +34,7 @@ int64_t bound(const LengthSources& of, const AttentionInputs& in) {
 }  // namespace
 
 int64_t longest_sequence(const at::Tensor& cu_seqlens) {
-  const auto offsets = cu_seqlens.accessor<int32_t, 1>();
+  const auto offsets = cu_seqlens.accessor<const int32_t, 1>();
   int64_t longest = 0;
   for (int64_t i = 1; i < offsets.size(0); ++i) longest = std::max<int64_t>(longest, offsets[i] - offsets[i - 1]);
   return longest;

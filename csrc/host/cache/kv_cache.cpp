@@ -7,6 +7,7 @@
 #include "host/forward.h"
 #include "host/make_params.h"
 #include "host/readable.h"
+#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {
@@ -68,6 +69,11 @@ attention::AppendParams append_params(const attention::AttentionParams& params) 
   return append;
 }
 
+// A cache that is a lazy clone gets memory of its own before it is written, and before anybody asks what it shares.
+void take_own_memory(const at::Tensor& cache) {
+  if (holds_memory(cache)) cache.mutable_data_ptr();
+}
+
 // So that autograd notices where it has saved a cache. Inference tensors have no version.
 void count_as_written(const at::Tensor& cache) {
   if (!cache.is_inference()) cache.unsafeGetTensorImpl()->bump_version();
@@ -92,7 +98,7 @@ NewKeys describe_new(const Backend& backend, const AttentionInputs& in, const Kv
     keys.sin = readable_table("rotary_sin", *cache.rotary_sin);
     append.rotary = describe_rotary(in, cache, keys.cos, keys.sin);
     keys.q_rotated = empty_with_aligned_rows(in.q);
-    params.q = append.q_rotated = matrix_view(keys.q_rotated);
+    params.q = append.q_rotated = written_matrix_view(keys.q_rotated);
   }
   return keys;
 }
@@ -100,6 +106,10 @@ NewKeys describe_new(const Backend& backend, const AttentionInputs& in, const Kv
 }  // namespace
 
 ForwardOutputs attention_with_kvcache(const AttentionInputs& in, const KvCacheInputs& cache, bool wants_lse) {
+  if (cache.k_new) {
+    take_own_memory(in.k);
+    take_own_memory(in.v);
+  }
   check_kv_cache(in, cache);
   const c10::OptionalDeviceGuard guard(in.q.device());
   const CacheArrays arrays = readable_arrays(cache);

@@ -14,7 +14,7 @@ using Writers = std::unordered_map<int32_t, int64_t>;
 
 at::Tensor in_cpu_memory(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor : tensor.cpu(); }
 
-using Lengths = at::TensorAccessor<int32_t, 1>;
+using Lengths = at::TensorAccessor<const int32_t, 1>;
 
 void check_lengths(const Lengths& seqlens, const AttentionInputs& in, const KvCacheInputs& cache) {
   const int64_t capacity = cache.capacity(in), num_new = cache.num_new();
@@ -38,7 +38,7 @@ void check_positions(const Lengths& seqlens, const AttentionInputs& in, const Kv
 }
 
 void check_batch_index(const at::Tensor& index, const AttentionInputs& in, const KvCacheInputs& cache) {
-  const auto entries = index.accessor<int32_t, 1>();
+  const auto entries = index.accessor<const int32_t, 1>();
   Writers writers;
   for (int64_t b = 0; b < entries.size(0); ++b) {
     TORCH_CHECK(entries[b] >= 0 && entries[b] < in.k.size(0), "cache_batch_idx[", b, "] is ", entries[b],
@@ -63,7 +63,7 @@ Pages pages_of(int64_t seqlen, int64_t num_new, int64_t page_size) {
 
 void check_block_table(const at::Tensor& block_table, const Lengths& seqlens, const AttentionInputs& in,
                        const KvCacheInputs& cache) {
-  const auto table = block_table.accessor<int32_t, 2>();
+  const auto table = block_table.accessor<const int32_t, 2>();
   const auto pages = [&](int64_t b) { return pages_of(seqlens[b], cache.num_new(), in.k.size(2)); };
   Writers writers;
   for (int64_t b = 0; b < table.size(0); ++b) {
@@ -90,7 +90,7 @@ void check_block_table(const at::Tensor& block_table, const Lengths& seqlens, co
 
 void check_kv_cache_values(const AttentionInputs& in, const KvCacheInputs& cache) {
   const at::Tensor seqlens = in_cpu_memory(cache.cache_seqlens);
-  const auto lengths = seqlens.accessor<int32_t, 1>();
+  const auto lengths = seqlens.accessor<const int32_t, 1>();
   check_lengths(lengths, in, cache);
   check_positions(lengths, in, cache);
   if (cache.cache_batch_idx) check_batch_index(in_cpu_memory(*cache.cache_batch_idx), in, cache);

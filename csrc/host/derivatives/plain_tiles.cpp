@@ -87,7 +87,7 @@ OptionalTensor result(const PlainTileInputs& tile, bool wanted) {
   return empty(tile.products.sizes(), tile.dtype, tile.products.device());
 }
 
-void* memory_of(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
+void* memory_of(const OptionalTensor& tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }
 
 #endif
 
@@ -103,7 +103,7 @@ std::array<std::optional<at::Tensor>, 2> plain_weights(const PlainTileInputs& ti
   C10_CUDA_CHECK(derivatives::plain_weights(params,
                                             {.weights = memory_of(results[0]),
                                              .weighted = memory_of(results[1]),
-                                             .lse_tangent = lse_tangent.data_ptr<float>()},
+                                             .lse_tangent = lse_tangent.mutable_data_ptr<float>()},
                                             c10::cuda::getCurrentCUDAStream()));
   return results;
 #else

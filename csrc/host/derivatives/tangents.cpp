@@ -97,8 +97,8 @@ std::optional<std::array<at::Tensor, 2>> attention_tangents([[maybe_unused]] con
   const Readable readable = make_readable(backend, in, tangents, params);
   const std::array results = {empty_in_stride_order(tangents.out, tangents.out.sizes()),
                               empty(in.lse_sizes(), in.accumulate_type(), in.q.device())};
-  params.out_tangent = matrix_view(results[0]);
-  params.lse_tangent = statistic_view(results[1]);
+  params.out_tangent = written_matrix_view(results[0]);
+  params.lse_tangent = written_statistic_view(results[1]);
   RECORD_FUNCTION(range_name("tangents", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
   C10_CUDA_CHECK(sm80::run_tangents(params, plan, c10::cuda::getCurrentCUDAStream()));
   return results;
