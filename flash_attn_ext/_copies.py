@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 
-import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
+from flash_attn_ext._torch_private import data_address
 
 _ROW_ALIGNMENT_BYTES = 16
 
@@ -26,7 +26,7 @@ def log_copy(name: str, tensor: Tensor, needed: str) -> None:
             tuple(tensor.shape),
             tensor.stride(),
             tensor.element_size(),
-            torch._C._data_address(tensor) % _ROW_ALIGNMENT_BYTES,  # data_ptr() would copy a lazily cloned tensor
+            data_address(tensor) % _ROW_ALIGNMENT_BYTES,
             _ROW_ALIGNMENT_BYTES,
             _advice(name, tensor),
         )

@@ -9,15 +9,15 @@ into their graph and beside it a note that its result must be saved.
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
-import torch._functorch.config
 from torch import Tensor
-from torch.fx import traceback
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.jit import is_tracing  # type: ignore[attr-defined]  # public, though PyTorch's stubs do not say so
 from torch.utils.checkpoint import CheckpointPolicy
 
 from flash_attn_ext import _C
+from flash_attn_ext._torch_private import ProxyTorchDispatchMode, activation_memory_budget, nodes_with_policy
 
 PLAIN, SYMBOLIC = _C.PLAIN, _C.SYMBOLIC
 _DRAW = "flash_attn_ext::draw_seed"
@@ -29,8 +29,9 @@ def draw_seed(device: torch.device, operands: int = PLAIN) -> Tensor:
 
     operands: what those of the call are, a constant of ``_C``.
     """
-    if operands == SYMBOLIC and not torch.jit.is_tracing():  # TorchScript's tracer takes no device for an operator
-        return torch.ops.flash_attn_ext.draw_seed(device=device)
+    if operands == SYMBOLIC and not is_tracing():  # TorchScript's tracer takes no device for an operator
+        seed: Tensor = torch.ops.flash_attn_ext.draw_seed(device=device)
+        return seed
     return _draw(device=device)
 
 
@@ -41,21 +42,18 @@ def _draw(*, device: torch.device) -> Tensor:
 def _draw_with_a_note(*, device: torch.device) -> Tensor:
     """Inductor leaves the overload with a generator as it is, so a compiled call draws the bits of an eager one."""
     with _known_to_partitioners():
-        return torch.ops.aten.randint.generator(_END, (1,), generator=None, dtype=torch.int64, device=device)
+        seed: Tensor = torch.ops.aten.randint.generator(_END, (1,), generator=None, dtype=torch.int64, device=device)
+        return seed
 
 
-@contextlib.contextmanager
-def _known_to_partitioners():
+def _known_to_partitioners() -> contextlib.AbstractContextManager[None]:
     """The backward pass gets the same result of a node that is made meanwhile.
 
     Partitioners save what a checkpoint policy says must be saved. With an activation memory budget of 0 they save
     nothing but a graph's inputs. There a policy of recomputing helps: it makes them restore the generator's state.
     """
-    nothing_is_saved = torch._functorch.config.activation_memory_budget == 0
-    policy = CheckpointPolicy.PREFER_RECOMPUTE if nothing_is_saved else CheckpointPolicy.MUST_SAVE
-    with traceback.preserve_node_meta():  # which restores current_meta
-        traceback.current_meta["recompute"] = policy
-        yield
+    nothing_is_saved = activation_memory_budget() == 0
+    return nodes_with_policy(CheckpointPolicy.PREFER_RECOMPUTE if nothing_is_saved else CheckpointPolicy.MUST_SAVE)
 
 
 torch.library.define(
@@ -70,7 +68,7 @@ def _draw_fake(*, device: torch.device) -> Tensor:
 
 
 @torch.library.register_torch_dispatch(_DRAW, ProxyTorchDispatchMode)
-def _draw_traced(mode, _operator, _types, _arguments, keywords) -> Tensor:
+def _draw_traced(mode: Any, _operator: Any, _types: Any, _arguments: Any, keywords: dict[str, Any]) -> Tensor:
     with mode:
         return _draw_with_a_note(**keywords)
 

@@ -23,6 +23,7 @@ from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from flash_attn_ext._seeds import draw_seed
+from flash_attn_ext._torch_private import are_functorch_transforms_active
 from flash_attn_ext.derivatives.batching import Mapped
 from flash_attn_ext.derivatives.functions import AttentionTangents, gradients_of
 from flash_attn_ext.derivatives.named_functions import (
@@ -51,7 +52,7 @@ def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
             problem = problem._replace(rng_seed=draw_seed(problem.q.device, operands))
     if operands >= PLAIN:
         return _C.attention(problem)
-    if operands == SYMBOLIC and (is_compiling() or not torch._C._are_functorch_transforms_active()):
+    if operands == SYMBOLIC and (is_compiling() or not are_functorch_transforms_active()):
         results = torch.ops.flash_attn_ext.attention_forward(*problem)
     else:
         results = FlashAttentionFunction.apply(*problem)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from flash_attn_ext import _C
 from flash_attn_ext._problem import (
@@ -29,6 +28,7 @@ from flash_attn_ext._problem import (
     Problem,
     accumulate_dtype,
 )
+from flash_attn_ext._torch_private import FunctionalTensorMode, parameters_of
 from flash_attn_ext.autograd import FlashAttentionFunction, gradients_of_saved, outputs_of, save
 from flash_attn_ext.derivatives import operators as _operators_of_derivatives  # noqa: F401  (defines them)
 from flash_attn_ext.derivatives.batching import Mapped
@@ -139,7 +139,7 @@ def _define(name: str, parameters: str, results: str, kernels: tuple[Callable[..
 
 
 def _places_of_numbers(operator: Any) -> list[int]:
-    names = [argument.name for argument in operator._schema.arguments]
+    names = parameters_of(operator)
     return [names.index(name) for name in NUMBERS]
 
 

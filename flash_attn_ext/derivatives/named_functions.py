@@ -11,6 +11,7 @@ from torch import Tensor
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
+from flash_attn_ext._torch_private import are_functorch_transforms_active, is_within_a_functorch_level
 from flash_attn_ext.derivatives.batching import Mapped, map_slices
 from flash_attn_ext.derivatives.kinds import TANGENTS, tangent_name
 
@@ -55,9 +56,7 @@ def operator_takes(values: Iterable[Any]) -> bool:
     PyTorch's older vmap loses what a Function records. Transforms of ``torch.func`` know Functions: only where they
     ask an operator for its tangents are they within one of their levels, and Functions come before all levels.
     """
-    if not torch._C._are_functorch_transforms_active():
-        return are_symbolic(values)
-    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)
+    return is_within_a_functorch_level() if are_functorch_transforms_active() else are_symbolic(values)
 
 
 def are_symbolic(values: Iterable[Any]) -> bool:

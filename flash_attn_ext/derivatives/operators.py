@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd.function import _SingleLevelFunction
 
 from flash_attn_ext._problem import DIFFERENTIABLE, SCHEMA
+from flash_attn_ext._torch_private import (
+    DispatchKeySet,
+    SingleLevelFunction,
+    enable_single_level_autograd_function,
+)
 from flash_attn_ext.derivatives.batching import Mapped
 from flash_attn_ext.derivatives.functions import (
     AttentionBackwardTangents,
@@ -91,13 +94,13 @@ class _Tangents(OperatorFunction):
         return AttentionTangents.jvp(ctx, *tangents)
 
 
-class _OperatorRefusal(Refusal, _SingleLevelFunction):
+class _OperatorRefusal(Refusal, SingleLevelFunction):
     pass
 
 
 class _BackwardTangents(OperatorFunction):
     @classmethod
-    def call(cls, keyset: torch._C.DispatchKeySet, *values: Any) -> Any:
+    def call(cls, keyset: DispatchKeySet, *values: Any) -> Any:
         with enable_single_level_autograd_function():
             arguments = _OperatorRefusal.of_all_but_tangents(AttentionBackwardTangents.named(values))
         return super().call(keyset, *arguments.values())

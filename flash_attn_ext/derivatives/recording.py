@@ -7,10 +7,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
-from torch.autograd.function import _SingleLevelFunction
 
+from flash_attn_ext._torch_private import (
+    AFTER_AUTOGRAD,
+    AutoDispatchBelowAutograd,
+    DispatchKeySet,
+    SingleLevelFunction,
+    enable_single_level_autograd_function,
+    is_fwd_grad_enabled,
+    set_fwd_grad_enabled,
+)
 from flash_attn_ext.derivatives.batching import Mapped, map_slices
 
 DEVICES = ("cpu", "cuda")
@@ -21,11 +27,11 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 class Caller(NamedTuple):
     """What a call below autograd needs to know of the call above it. `records`: in reverse and in forward mode."""
 
-    keyset: torch._C.DispatchKeySet
+    keyset: DispatchKeySet
     records: tuple[bool, bool]
 
 
-class OperatorFunction(_SingleLevelFunction):
+class OperatorFunction(SingleLevelFunction):
     """An operator as autograd records it, with its caller before its own arguments.
 
     ``torch.library.register_autograd`` would record it too, but knows neither forward mode, whose tangents it drops
@@ -34,8 +40,8 @@ class OperatorFunction(_SingleLevelFunction):
     """
 
     @classmethod
-    def call(cls, keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
-        caller = Caller(keyset, (torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()))
+    def call(cls, keyset: DispatchKeySet, *arguments: Any) -> Any:
+        caller = Caller(keyset, (torch.is_grad_enabled(), is_fwd_grad_enabled()))
         with enable_single_level_autograd_function():
             return cls.apply(caller, *arguments)  # type: ignore[attr-defined]  # its metaclass makes it
 
@@ -43,8 +49,8 @@ class OperatorFunction(_SingleLevelFunction):
     def below_autograd(cls, operator: Any, caller: Caller, arguments: tuple[Any, ...]) -> Any:
         """A Function's forward records nothing, but the levels below this one may have to."""
         reverse, forward = caller.records
-        with torch.set_grad_enabled(reverse), _set_fwd_grad_enabled(forward), torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(caller.keyset & torch._C._after_autograd_keyset, *arguments)
+        with torch.set_grad_enabled(reverse), set_fwd_grad_enabled(forward), AutoDispatchBelowAutograd():
+            return operator.redispatch(caller.keyset & AFTER_AUTOGRAD, *arguments)
 
 
 def map_operator(

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_AUTOGRAD: Any = torch.autograd
+from flash_attn_ext._torch_private import replace_engine
+
 _STARTS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 _lock = threading.Lock()
@@ -63,8 +64,7 @@ def _change_modes(change: int) -> None:
         return
     with _lock:
         if _modes_in_force == 0:
-            _run_engine = _AUTOGRAD._engine_run_backward
-            _AUTOGRAD._engine_run_backward = _run_engine_under_modes
+            _run_engine = replace_engine(_run_engine_under_modes)
         _modes_in_force += change
         if _modes_in_force == 0:
-            _AUTOGRAD._engine_run_backward = _run_engine
+            replace_engine(_run_engine)

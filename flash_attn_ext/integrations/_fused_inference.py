@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from flash_attn_ext._torch_private import DisableTorchFunction
 from flash_attn_ext.integrations import _nested_inference
 
 
@@ -50,7 +51,7 @@ class FusedInference:
         path too."""
         self._change_visitors(1)
         try:
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 yield
         finally:
             self._change_visitors(-1)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, Problem
+from flash_attn_ext._torch_private import schema_infos_of
 from flash_attn_ext.derivatives.functions import AttentionBackward, AttentionBackwardTangents, AttentionTangents
 from flash_attn_ext.derivatives.kinds import tangent_name
 
@@ -62,7 +63,7 @@ def register() -> None:
         (Shard(dim=1),)
         >>> dist.destroy_process_group()
     """
-    known = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
+    known = schema_infos_of(DTensor)
     rules = {
         OPERATORS.attention_forward: _forward,
         OPERATORS.attention_backward: _backward,

@@ -28,6 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor, overrides
 
 from flash_attn_ext._sdpa import SdpaArguments
+from flash_attn_ext._torch_private import (
+    function_mode_at,
+    num_function_modes,
+    register_torchscript_builtin,
+    run_by_dynamo,
+)
 from flash_attn_ext.functional import scaled_dot_product_attention
 from flash_attn_ext.integrations import _backward_passes
 from flash_attn_ext.integrations._fused_inference import FusedInference
@@ -134,7 +140,7 @@ def install_sdpa(fallback: Fallback = "raise") -> None:
             fused_inference.switch_off()
             _process.names = _replace_names()
             # TorchScript takes the new name for PyTorch's operator, as it takes the old one: it cannot compile ours.
-            torch.jit._builtins._register_builtin(_sdpa_of_any_thread, "aten::scaled_dot_product_attention")
+            register_torchscript_builtin(_sdpa_of_any_thread, "aten::scaled_dot_product_attention")
         _process.fallback, _process.attention = fallback, attention
 
 
@@ -195,8 +201,8 @@ def _replace_names() -> list[tuple[Any, ...]]:
 
 def _mode_of_this_thread() -> SdpaReplacement | None:
     """The innermost."""
-    for index in reversed(range(torch._C._len_torch_function_stack())):  # without one, that is all
-        mode = torch._C._get_function_stack_at(index)
+    for index in reversed(range(num_function_modes())):  # without one, that is all
+        mode = function_mode_at(index)
         if isinstance(mode, SdpaReplacement):
             return mode
     return None
@@ -255,9 +261,7 @@ def _let_dynamo_take_copies_whole() -> None:
         torch.compiler.allow_in_graph(copy)
 
 
-# What torch.compiler.assume_constant_result sets, without importing torch._dynamo for it: dynamo runs the function when
-# it meets the call.
-_let_dynamo_take_copies_whole._dynamo_marked_constant = True  # type: ignore[attr-defined]
+run_by_dynamo(_let_dynamo_take_copies_whole)
 
 
 def _plain_mask(arguments: SdpaArguments) -> SdpaArguments:

@@ -9,6 +9,7 @@ MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 80
 MAX_PARAMETERS = 6
 PACKAGE = "flash_attn_ext"
+PRIVATE_NAMES_OF_TORCH = f"{PACKAGE}/_torch_private.py"
 
 # The package from top to bottom: a module imports only from what stands below it. The reference is the specification,
 # so it stands below the binding and imports nothing of the package but the types of options.
@@ -33,6 +34,7 @@ ORDER = (
     "_options",
     "_unusable",
     "_copies",
+    "_torch_private",
     "_C",
     "reference",
     "types",
@@ -86,6 +88,24 @@ def imports_are_absolute(sources: Sources) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: relative import"
 
 
+def private_names_of_torch_stand_in_one_module(sources: Sources) -> Iterator[str]:
+    """A release of PyTorch may change what begins with an underscore: each such name has a test, and stands there."""
+    for path, text in sources.items():
+        if not path.startswith(f"{PACKAGE}/") or path == PRIVATE_NAMES_OF_TORCH:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                names = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+            for name in names:
+                root, *parts = name.split(".")
+                if root == "torch" and any(part.startswith("_") and not part.startswith("__") for part in parts):
+                    yield f"{path}:{node.lineno}: {name} belongs into {PRIVATE_NAMES_OF_TORCH}, with a test"
+
+
 def files_are_short(sources: Sources) -> Iterator[str]:
     for path, text in sources.items():
         num_lines = len(text.splitlines())
@@ -130,4 +150,11 @@ def _mirrors_the_user(path: str) -> bool:
     return path.startswith(tuple(f"{PACKAGE}/{name}" for name in MIRROR_THE_USER))
 
 
-RULES = (imports_go_down, imports_are_absolute, files_are_short, functions_are_small, parameter_lists_are_short)
+RULES = (
+    imports_go_down,
+    imports_are_absolute,
+    private_names_of_torch_stand_in_one_module,
+    files_are_short,
+    functions_are_small,
+    parameter_lists_are_short,
+)

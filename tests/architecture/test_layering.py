@@ -14,7 +14,11 @@ CPP_RULES = [
     cpp_rules.asm_only_under_ptx,
     cpp_rules.nothing_prints,
 ]
-PYTHON_RULES = [python_rules.imports_go_down, python_rules.imports_are_absolute]
+PYTHON_RULES = [
+    python_rules.imports_go_down,
+    python_rules.imports_are_absolute,
+    python_rules.private_names_of_torch_stand_in_one_module,
+]
 
 
 @pytest.mark.parametrize("rule", CPP_RULES, ids=lambda rule: rule.__name__)
@@ -118,3 +122,14 @@ def test_a_new_python_module_needs_a_place():
 
 def test_relative_imports_are_found():
     assert list(python_rules.imports_are_absolute({"flash_attn_ext/a.py": "from . import _C"}))
+
+
+@pytest.mark.parametrize(
+    "text", ["from torch._functorch import x", "from torch.cuda import _sleep", "torch._C._x()", "import torch._x"]
+)
+def test_private_names_of_torch_are_found(text):
+    rule = python_rules.private_names_of_torch_stand_in_one_module
+    assert list(rule({"flash_attn_ext/cli/a.py": text}))
+    assert list(rule({python_rules.PRIVATE_NAMES_OF_TORCH: text, "tests/a.py": text})) == []
+    allowed = "torch.__version__; torch.fx.wrap; self._x; from flash_attn_ext import _C"
+    assert list(rule({"flash_attn_ext/a.py": allowed})) == []

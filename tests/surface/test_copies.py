@@ -82,6 +82,12 @@ def test_advice_for_rows_that_no_offset_aligns(copied):
     assert "rows of 40 elements" in copied()[0]
 
 
+def test_where_a_view_begins(copied):
+    """Memory of PyTorch's begins at multiples of 16 bytes and more."""
+    _copies.log_copy("k", torch.zeros(2, 3, 5, 32)[..., 3:], "aligned rows")
+    assert "begins 12 bytes past a multiple of 16" in copied()[0]
+
+
 def test_an_error_of_the_log_reaches_the_caller():
     def fail(*_):
         raise KeyError("from the log")

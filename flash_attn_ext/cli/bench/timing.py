@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flash_attn_ext._torch_private import sleep_on_gpu
 from flash_attn_ext.cli.bench.contestant import OURS, Contestant
 
 Call = Callable[[], object]
@@ -137,7 +138,7 @@ def _wall_clock(call: Call) -> float:
 def _device_clock(call: Call, num_calls: int = 1) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     _other_data(torch.cuda.current_device()).sum()
-    torch.cuda._sleep(LEAD_IN_CYCLES * (1 + num_calls // 4))
+    sleep_on_gpu(LEAD_IN_CYCLES * (1 + num_calls // 4))
     begin.record()
     for _ in range(num_calls):
         call()

@@ -11,6 +11,7 @@ import torch
 from torch.library import Library
 
 from flash_attn_ext import _C
+from flash_attn_ext._torch_private import destroy, has_kernel, keys_of
 from flash_attn_ext.integrations._warnings import is_of_the_machine, warn_once
 from flash_attn_ext.integrations.torch_backend import cpu_flash, cudnn, efficient, flash, seeds
 from flash_attn_ext.integrations.torch_backend.operands import OursAlone
@@ -111,7 +112,7 @@ def _replace() -> None:
             _libraries.append(Library("aten", "IMPL", key))
             for override in OVERRIDES:
                 # A PyTorch that was built without this kind of device has no kernel.
-                if override.key == key and torch._C._dispatch_has_kernel_for_dispatch_key(_name(override), key):
+                if override.key == key and has_kernel(_name(override), key):
                     _put_in_place(override, _libraries[-1])
         for key in _FUNCTION_KEYS:
             _put_front(FUNCTION, key)
@@ -124,7 +125,7 @@ def _restore() -> None:
     while _fronts:
         _fronts.pop().remove()
     while _libraries:
-        _libraries.pop()._destroy()
+        destroy(_libraries.pop())
     fused_inference.switch_back()
 
 
@@ -150,7 +151,7 @@ def _with_fallback(override: Override) -> Callable:
     """Ours; where it cannot take the call, the kernel that is there now. Calling the operator would come back here."""
     ours = override.kernel
     before = torch.library.get_kernel(_name(override), override.key)
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.__members__[override.key])
+    keys = keys_of(override.key)
 
     def kernel(*args, **kwargs):
         try:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flash_attn_ext._torch_private import assert_later
 from flash_attn_ext.integrations.transformers.mask_form import Visible
 from flash_attn_ext.integrations.transformers.private_names import is_tracing
 
@@ -122,7 +123,7 @@ def kept_apart(
     if is_boolean and made is not None:
         keep = made[0]
     if is_tracing(position_ids):
-        torch._assert_async(
+        assert_later(
             ~_begin_again(position_ids, keep).any(),
             "position_ids begin again, as those of packed sequences do, beside an attention_mask or a cache under "
             "torch.compile: leave out attention_mask and set use_cache=False, or pass cu_seq_lens_q and cu_seq_lens_k",
