@@ -217,3 +217,18 @@ assert not any("flash_attn_ext" in type(finder).__module__ for finder in sys.met
 """
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
+def test_numbers_that_vary_count_nothing():
+    """The overloads of compilers' graphs, whose last arguments are numbers as tensors."""
+    q, k = torch.randn(1, HEADS, 7, D), torch.randn(1, 2, 9, D)
+    problem = Problem(q=q, k=k, v=k, scale=0.0)
+    varying = (torch.tensor(0.5, dtype=torch.float64), None, None)
+    with FlopCounterMode(display=False) as counter:
+        results = OPERATORS.attention_forward.varying(*problem, *varying)
+        forward = counter.get_total_flops()
+        OPERATORS.attention_backward.varying(
+            torch.ones_like(q), None, *results, [True] * 3 + [False] * 3, *problem, *varying
+        )
+    assert forward == 2 * HEADS * 7 * 9 * 2 * D
+    assert counter.get_total_flops() == forward + 2 * HEADS * 7 * 9 * 5 * D
