@@ -21,7 +21,7 @@ except ImportError as error:
 if _problem := _unusable.explain_other_torch(_C.build_info()["torch_version"]):
     raise ImportError(_problem)
 
-from flash_attn_ext import _copies, _flops, ops, reference, types
+from flash_attn_ext import _copies, _flops, _frames, ops, reference, types
 from flash_attn_ext._explanation import Explanation
 from flash_attn_ext.autograd import FlashAttentionFunction
 from flash_attn_ext.functional import (
@@ -45,3 +45,5 @@ __all__ = [
     "scaled_dot_product_attention",
     "uninstall_sdpa",
 ]
+
+_frames.skip_functions_of(__name__)

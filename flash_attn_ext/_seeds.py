@@ -62,17 +62,17 @@ torch.library.define(
 torch.library.impl(_DRAW, "CompositeExplicitAutograd", _draw)
 
 
-@torch.library.register_fake(_DRAW)
 def _draw_fake(*, device: torch.device) -> Tensor:
     return torch.empty(1, dtype=torch.int64, device=device)
 
 
-@torch.library.register_torch_dispatch(_DRAW, ProxyTorchDispatchMode)
 def _draw_traced(mode: Any, _operator: Any, _types: Any, _arguments: Any, keywords: dict[str, Any]) -> Tensor:
     with mode:
         return _draw_with_a_note(**keywords)
 
 
+torch.library.register_fake(_DRAW, _draw_fake)
+torch.library.register_torch_dispatch(_DRAW, ProxyTorchDispatchMode, _draw_traced)
 # PyTorch's operator does what ``randomness`` of torch.vmap asks for: it draws once, or for each slice, or raises.
 _library = torch.library.Library("flash_attn_ext", "FRAGMENT")
 _library.impl("draw_seed", _draw_with_a_note, "FuncTorchVmapMode")

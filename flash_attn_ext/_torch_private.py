@@ -7,6 +7,7 @@ of tests/architecture keeps such names out of all other modules.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -120,6 +121,15 @@ set_fwd_grad_enabled = torch.autograd.forward_ad._set_fwd_grad_enabled
 """A context in which it does or does not."""
 
 # Compilers.
+
+_eval_frame = torch._C._dynamo.eval_frame  # C++: torch._dynamo takes longer to import than all of this package
+_SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT)
+
+
+def skip_frames_of(code: types.CodeType) -> None:
+    """Has Dynamo skip frames of the code, as torch._dynamo.eval_frame.skip_code does, but not those that they call."""
+    _eval_frame.set_code_exec_strategy(code, _SKIP)
+
 
 assert_later = torch._assert_async
 """Fails when a tensor turns out to be false, without waiting for its device, within compiled functions too."""

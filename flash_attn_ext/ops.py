@@ -225,16 +225,18 @@ _library.impl("attention_forward", _Forward.call, "Autograd", with_keyset=True)
 _library.impl("attention_backward", _Backward.call, "Autograd", with_keyset=True)
 
 
-@torch.library.register_vmap(_FORWARD)
 def _map_forward(info: Any, in_dims: tuple[Any, ...], *problem: Any) -> Mapped:
     operator = torch.ops.flash_attn_ext.attention_forward
     return map_operator(operator, Problem._fields, outputs_of, (info, in_dims, problem))
 
 
-@torch.library.register_vmap(_BACKWARD)
 def _map_backward(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Mapped:
     operator = torch.ops.flash_attn_ext.attention_backward
     return map_operator(operator, AttentionBackward.NAMES, _gradients_of, (info, in_dims, arguments))
+
+
+torch.library.register_vmap(_FORWARD, _map_forward)
+torch.library.register_vmap(_BACKWARD, _map_backward)
 
 
 def _gradients_of(arguments: dict[str, Any]) -> tuple[str, ...]:

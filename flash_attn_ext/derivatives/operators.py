@@ -49,12 +49,10 @@ torch.library.define(
 )
 
 
-@torch.library.impl(_TANGENTS, DEVICES)
 def _tangents(*values: Any) -> tuple[Tensor, Tensor]:
     return AttentionTangents.compute(*values)
 
 
-@torch.library.impl(_BACKWARD_TANGENTS, DEVICES)
 def _backward_tangents(*values: Any) -> tuple[Tensor, ...]:
     arguments = AttentionBackwardTangents.named(values)
     results = iter(AttentionBackwardTangents.compute(*values))
@@ -62,18 +60,23 @@ def _backward_tangents(*values: Any) -> tuple[Tensor, ...]:
     return tuple(next(results) if name else arguments["q"].new_empty(0) for name in names)
 
 
-@torch.library.register_fake(_TANGENTS)
 def _tangents_fake(*values: Any) -> tuple[Tensor, Tensor]:
     arguments = AttentionTangents.named(values)
     return torch.empty_like(arguments["out"]), torch.empty_like(arguments["lse"])
 
 
-@torch.library.register_fake(_BACKWARD_TANGENTS)
 def _backward_tangents_fake(*values: Any) -> tuple[Tensor, ...]:
     arguments = AttentionBackwardTangents.named(values)
     like = dict(arguments, out_tangent=arguments["out"], lse_tangent=arguments["lse"])
     names = AttentionBackwardTangents.results_of(arguments)
     return tuple(torch.empty_like(like[name]) if name else arguments["q"].new_empty(0) for name in names)
+
+
+# Not as decorators, which would leave None under the names: _frames.py finds functions by name.
+torch.library.impl(_TANGENTS, DEVICES, _tangents)
+torch.library.impl(_BACKWARD_TANGENTS, DEVICES, _backward_tangents)
+torch.library.register_fake(_TANGENTS, _tangents_fake)
+torch.library.register_fake(_BACKWARD_TANGENTS, _backward_tangents_fake)
 
 
 class _Tangents(OperatorFunction):
@@ -134,15 +137,17 @@ _library.impl("attention_tangents", _Tangents.call, "Autograd", with_keyset=True
 _library.impl("attention_backward_tangents", _BackwardTangents.call, "Autograd", with_keyset=True)
 
 
-@torch.library.register_vmap(_TANGENTS)
 def _map_tangents(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Mapped:
     operator = torch.ops.flash_attn_ext.attention_tangents
     mapped = (info, in_dims, arguments)
     return map_operator(operator, AttentionTangents.NAMES, lambda _: ("out_tangent", "lse_tangent"), mapped)
 
 
-@torch.library.register_vmap(_BACKWARD_TANGENTS)
 def _map_backward_tangents(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Mapped:
     operator = torch.ops.flash_attn_ext.attention_backward_tangents
     names, outputs = AttentionBackwardTangents.NAMES, AttentionBackwardTangents.results_of
     return map_operator(operator, names, outputs, (info, in_dims, arguments))
+
+
+torch.library.register_vmap(_TANGENTS, _map_tangents)
+torch.library.register_vmap(_BACKWARD_TANGENTS, _map_backward_tangents)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch.nn.functional as F
 
+from flash_attn_ext._frames import skip_code
+
 
 def multi_head_attention_with(sdpa: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of the function whose global name scaled_dot_product_attention is ``sdpa``.
@@ -18,8 +20,8 @@ def multi_head_attention_with(sdpa: Callable[..., Any]) -> Callable[..., Any]:
     """
     original = F.multi_head_attention_forward
     namespace = {**vars(F), "scaled_dot_product_attention": sdpa, "has_torch_function": lambda _tensors: False}
-    copy = types.FunctionType(
-        original.__code__, namespace, original.__name__, original.__defaults__, original.__closure__
-    )
+    code = original.__code__.replace()  # its own: Dynamo keeps what it knows of a function with its code
+    skip_code(code)
+    copy = types.FunctionType(code, namespace, original.__name__, original.__defaults__, original.__closure__)
     copy.__kwdefaults__ = original.__kwdefaults__
     return copy

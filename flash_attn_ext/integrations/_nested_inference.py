@@ -39,7 +39,9 @@ def _watched(original: Any, take_nested: TakeNested) -> Any:
             return take_nested(original, args, kwargs)
         return original(*args, **kwargs)
 
-    watched: Any = types.FunctionType(forward.__code__, original.__globals__, "forward", None, forward.__closure__)
+    # Code of its own, which _frames.py does not know: users compile these modules.
+    code = forward.__code__.replace()
+    watched: Any = types.FunctionType(code, original.__globals__, "forward", None, forward.__closure__)
     watched.__wrapped__ = original
     watched.__doc__ = original.__doc__
     return watched

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from flash_attn_ext import _frames
 from flash_attn_ext._problem import DIFFERENTIABLE, NUM_TENSORS, Problem
 from flash_attn_ext._torch_private import schema_infos_of
 from flash_attn_ext.derivatives.functions import AttentionBackward, AttentionBackwardTangents, AttentionTangents
@@ -211,3 +212,6 @@ def _of_gradients(problem: Problem, layout: str, arguments: Placements) -> Place
             absent = placement is None or layout == "replicate"
             gradients.append(Replicate() if absent else Partial() if placement.is_replicate() else placement)
     return gradients
+
+
+_frames.skip_functions_of(__name__)

@@ -182,9 +182,15 @@ def _sdpa_of_any_thread(*args: Any, **kwargs: Any) -> Tensor:
     attention = _process.attention
     if attention is None:
         return _TORCH_SDPA(*args, **kwargs)
-    if not torch.compiler.is_compiling() and _mode_of_this_thread() is not None:
+    if _mode_of_this_thread() is not None:
         return _TORCH_SDPA(*args, **kwargs)  # the mode of this thread takes it from there
     return attention(*args, **kwargs)
+
+
+# Graphs and pickles that hold it name PyTorch's function, as they do without us, and users may compile it as that.
+_sdpa_of_any_thread.__module__ = F.__name__
+_sdpa_of_any_thread.__name__ = _sdpa_of_any_thread.__qualname__ = _TORCH_SDPA.__name__
+_sdpa_of_any_thread.__doc__ = _TORCH_SDPA.__doc__
 
 
 def _replace_names() -> list[tuple[Any, ...]]:

@@ -34,6 +34,7 @@ ORDER = (
     "_options",
     "_unusable",
     "_copies",
+    "_frames",
     "_torch_private",
     "_C",
     "reference",

@@ -65,6 +65,18 @@ def test_transformer_modules_go_to_pytorch(kind, replaced, device):
     torch.testing.assert_close(out.to_padded_tensor(0.0), expected)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("replaced", [replace_sdpa, installed])
+def test_compiled_transformer_modules_go_to_pytorch(replaced, device):
+    """Dynamo gives nested inputs up, and what looks for them runs in Python."""
+    model, x = encoder(device, "layer"), nested(device, -1, 32)
+    with torch.no_grad():
+        expected = model(x).to_padded_tensor(0.0)
+        with replaced(fallback="torch"), pytest.warns(UserWarning, match="TransformerEncoderLayer got a nested tensor"):
+            out = torch.compile(model, backend="eager")(x)
+    torch.testing.assert_close(out.to_padded_tensor(0.0), expected)
+
+
 @pytest.mark.parametrize("kind", ["layer", "encoder"])
 def test_transformer_modules_raise_otherwise(kind, device):
     with replace_sdpa(), torch.no_grad(), pytest.raises(TypeError, match=r"nested tensor.*padding_mask.*fallback"):

@@ -307,3 +307,19 @@ def test_an_assertion_about_a_tensor():
     names.assert_later(torch.tensor(True), "is true")
     with pytest.raises(RuntimeError, match="is false"):
         names.assert_later(torch.tensor(False), "is false")
+
+
+@of("skip_frames_of")
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_skipped_function_runs_in_python():
+    def skipped(x):
+        return x.sin(), torch.compiler.is_compiling()
+
+    def function(x):
+        torch._dynamo.graph_break()
+        return skipped(x)
+
+    names.skip_frames_of(skipped.__code__)
+    skipped(torch.ones(1))
+    compiled = torch.compile(skipped, backend="eager")
+    assert compiled(torch.ones(1))[1] is False

@@ -21,9 +21,12 @@ A call that this library cannot take goes to the kernel that was there before, w
 
 from __future__ import annotations
 
+from flash_attn_ext import _frames
 from flash_attn_ext.integrations.torch_backend.switch import activate
 
 NAME = "flash_attn_ext"
+
+_frames.skip_functions_of(__name__)
 
 
 def register() -> None:
