@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import (
@@ -19,9 +20,12 @@ from flash_attn_ext._canonical import (
 )
 from flash_attn_ext._options import check_flag, check_number, check_number_or_none
 from flash_attn_ext._problem import Problem
+from flash_attn_ext._torch_private import jagged_class, overloaded_args
+from flash_attn_ext.autograd import attend
 from flash_attn_ext.types import Causal
 
 SYMBOLIC, EQUAL_HEADS = _C.SYMBOLIC, _C.EQUAL_HEADS
+_NEVER_ASKED = (Tensor, Parameter, type(None), bool, int, float)
 NAMES = Names(q="query", k="key", v="value", bias="attn_mask", mask="attn_mask")
 
 
@@ -38,11 +42,39 @@ class SdpaArguments(NamedTuple):
     enable_gqa: bool = False
 
 
-def sdpa_problem(arguments: SdpaArguments | tuple[Any, ...]) -> tuple[Problem, DenseForm, int]:
-    """PyTorch's arguments as a problem in canonical form (without a seed), how to give its output back, and what its
-    operands are. A plain tuple will do."""
+def operands_to_ask(*arguments: Any) -> list[Any]:
+    """Those arguments of a call whose classes say what it means (``__torch_function__``), in PyTorch's order.
+
+    A CausalBias is not among them, since it is taken as what it stands for, nor are nested tensors, which are refused.
+    """
+    candidates = [one for one in arguments if type(one) not in _NEVER_ASKED]
+    if not candidates:
+        return []
+    answered_here = (jagged_class(), _causal_bias())
+    asked: list[Any] = overloaded_args([one for one in candidates if not isinstance(one, answered_here)])
+    return asked
+
+
+def _causal_bias() -> Any:
+    from torch.nn.attention.bias import CausalBias  # a prototype: imported where it may be in use
+
+    return CausalBias
+
+
+def attend_or_decline(arguments: SdpaArguments | tuple[Any, ...]) -> Any:
+    """The output of a call, or NotImplemented where there are operands to ask first. A plain tuple will do."""
+    query, key, value, attn_mask = arguments[:4]
+    operands = operands_of(query, key, value)
+    if (operands == SYMBOLIC or not (attn_mask is None or type(attn_mask) is Tensor)) and operands_to_ask(*arguments):
+        return NotImplemented
+    problem, form = _problem_of(arguments, operands)
+    out, _ = attend(problem, operands)
+    return out if form.rank == 4 else form.restore_out(out)
+
+
+def _problem_of(arguments: SdpaArguments | tuple[Any, ...], operands: int) -> tuple[Problem, DenseForm]:
+    """PyTorch's arguments as a problem in canonical form (without a seed), and how to give its output back."""
     q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa = arguments
-    operands = operands_of(q, k, v)
     if operands != EQUAL_HEADS:
         require_tensors(NAMES, (q, k, v))
     if operands != SYMBOLIC:
@@ -66,8 +98,7 @@ def sdpa_problem(arguments: SdpaArguments | tuple[Any, ...]) -> tuple[Problem, D
         causal=causal,
         dropout_p=check_number("dropout_p", dropout_p),
     )
-    problem, form = dense_form(problem, operands, NAMES)
-    return problem, form, operands
+    return dense_form(problem, operands, NAMES)
 
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -124,9 +155,7 @@ def _float_mask(attn_mask: Tensor, q: Tensor) -> Tensor:
 def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> tuple[Causal | None, Tensor | None]:
     """The causality and the mask that it stands for; a torch.nn.attention.bias.CausalBias is the former by its type."""
     if type(attn_mask) is not Tensor:
-        from torch.nn.attention.bias import CausalBias, CausalVariant  # a prototype: imported where it is in use
-
-        if isinstance(attn_mask, CausalBias):
+        if isinstance(attn_mask, _causal_bias()):
             if is_causal:
                 raise ValueError(
                     "attn_mask is a CausalBias and is_causal=True was given too, but CausalBias should not be used "
@@ -138,7 +167,7 @@ def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> t
                     f"attn_mask is a CausalBias for (L, S) = {lengths}, but query and key have "
                     f"{(q.size(-2), k.size(-2))}"
                 )
-            return ("bottom_right" if attn_mask.variant == CausalVariant.LOWER_RIGHT else "top_left"), None
+            return ("bottom_right" if attn_mask.variant.name == "LOWER_RIGHT" else "top_left"), None
         require_tensors(("attn_mask",), (attn_mask,), num_required=1)
     if is_causal:
         raise RuntimeError(

@@ -45,6 +45,17 @@ register_torchscript_builtin = torch.jit._builtins._register_builtin
 """Has TorchScript compile a call of a function as one of an operator, as it compiles the function that we replace."""
 
 
+def jagged_class() -> Any:
+    """The class of nested tensors of layout torch.jagged. It takes long to import."""
+    from torch.nested._internal.nested_tensor import NestedTensor
+
+    return NestedTensor
+
+
+overloaded_args = torch.overrides._get_overloaded_args
+"""Those of a list whose classes override calls, in the order in which PyTorch asks them: subclasses first."""
+
+
 def replace_engine(run: Callable[..., Any]) -> Callable[..., Any]:
     """Has Tensor.backward, torch.autograd.backward and torch.autograd.grad start PyTorch's engine by `run`, which
     enters modes for it. Returns what they have started it by so far."""

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import packed_form
 from flash_attn_ext._explanation import Explanation, plans_of
 from flash_attn_ext._keywords import dense_problem, problem_of
 from flash_attn_ext._options import check_flag
-from flash_attn_ext._sdpa import sdpa_problem
+from flash_attn_ext._sdpa import attend_or_decline, operands_to_ask
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
 from flash_attn_ext.types import AttentionOptions, Backend, Causal, Layout, Window
@@ -72,12 +73,14 @@ def scaled_dot_product_attention(
         torch.Size([2, 8, 128, 64])
     """
     if not is_compiling():
-        out = _C.direct_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if out is not None:
-            return out
-    problem, form, operands = sdpa_problem((query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
-    out, _ = attend(problem, operands)
-    return out if form.rank == 4 else form.restore_out(out)
+        direct = _C.direct_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if direct is not None:
+            return direct
+    arguments = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    out: Tensor = attend_or_decline(arguments)
+    if out is NotImplemented:
+        out = handle_torch_function(scaled_dot_product_attention, operands_to_ask(*arguments), *arguments)
+    return out
 
 
 @overload

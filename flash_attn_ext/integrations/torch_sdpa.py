@@ -26,15 +26,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, overrides
+from torch.compiler import is_compiling
 
-from flash_attn_ext._sdpa import SdpaArguments
+from flash_attn_ext import _C
+from flash_attn_ext._sdpa import SdpaArguments, attend_or_decline, operands_to_ask
 from flash_attn_ext._torch_private import (
     function_mode_at,
     num_function_modes,
     register_torchscript_builtin,
     run_by_dynamo,
 )
-from flash_attn_ext.functional import scaled_dot_product_attention
 from flash_attn_ext.integrations import _backward_passes
 from flash_attn_ext.integrations._fused_inference import FusedInference
 from flash_attn_ext.integrations._multi_head_attention import multi_head_attention_with
@@ -103,12 +104,16 @@ class SdpaReplacement(overrides.TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _OVERRIDDEN:
+            if types and operands_to_ask(*args, *kwargs.values()):
+                return _ask_operands(self, func, args, kwargs)
             return self.attention(*args, **kwargs)
         if func is F.multi_head_attention_forward:
+            if types and operands_to_ask(*args, *kwargs.values()):
+                return _ask_operands(self, func, args, kwargs)
             if torch.compiler.is_dynamo_compiling():
                 _let_dynamo_take_copies_whole()
             return self.multi_head_attention(*args, **kwargs)
-        if func is Tensor.unflatten:  # its super() call is what torch.compile cannot trace under any mode
+        if func is Tensor.unflatten and not types:  # its super() call is what torch.compile cannot trace under any mode
             func = torch.unflatten
         if not torch.compiler.is_dynamo_compiling() and _backward_passes.starts_one(func):
             return _backward_passes.run(self, func, args, kwargs)
@@ -184,7 +189,10 @@ def _sdpa_of_any_thread(*args: Any, **kwargs: Any) -> Tensor:
         return _TORCH_SDPA(*args, **kwargs)
     if _mode_of_this_thread() is not None:
         return _TORCH_SDPA(*args, **kwargs)  # the mode of this thread takes it from there
-    return attention(*args, **kwargs)
+    out: Tensor = attention(*args, **kwargs)
+    if out is NotImplemented:
+        out = _ask_operands(SdpaReplacement(_process.fallback), _TORCH_SDPA, args, kwargs)
+    return out
 
 
 # Graphs and pickles that hold it name PyTorch's function, as they do without us, and users may compile it as that.
@@ -234,7 +242,39 @@ def _take_nested(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 fused_inference = FusedInference(_take_nested)
 
 
-def _attention_or_torch(*args: Any, **kwargs: Any) -> Tensor:
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Ours, but NotImplemented where there are operands to ask first."""
+    if not is_compiling():
+        out = _C.direct_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if out is not None:
+            return out
+    return attend_or_decline((query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
+
+
+def _ask_operands(mode: SdpaReplacement, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the operands' classes make of a call. What they leave to PyTorch comes back to the mode, without them."""
+    if func is _TORCH_SDPA and _process.attention is not None:
+        func = _sdpa_of_any_thread  # what classes find under PyTorch's name now
+    asked = operands_to_ask(*args, *kwargs.values())
+    types = tuple(type(operand) for operand in asked)
+    with mode:
+        for operand in asked:
+            result = operand.__torch_function__(func, types, args, kwargs)
+            if result is not NotImplemented:
+                return result
+    raise TypeError(f"no implementation found for {func.__name__} on types that implement __torch_function__: {types}")
+
+
+def _attention_or_torch(*args: Any, **kwargs: Any) -> Any:
     try:
         return scaled_dot_product_attention(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -246,18 +286,27 @@ def _attention_or_torch(*args: Any, **kwargs: Any) -> Tensor:
     return _TORCH_SDPA(*_plain_mask(arguments)[:6], scale=arguments.scale, enable_gqa=arguments.enable_gqa)
 
 
-_Sdpa = Callable[..., Tensor]
-_attention_functions: dict[str, _Sdpa] = {"raise": scaled_dot_product_attention, "torch": _attention_or_torch}
+_Sdpa = Callable[..., Any]
+_attention_functions: dict[Fallback, _Sdpa] = {"raise": scaled_dot_product_attention, "torch": _attention_or_torch}
 
 
-def _attention_with(fallback: str) -> Callable[..., Tensor]:
+def _attention_with(fallback: Fallback) -> _Sdpa:
     if fallback not in _attention_functions:
         raise ValueError(f"fallback must be 'raise' or 'torch', got {fallback!r}")
     return _attention_functions[fallback]
 
 
+def _attention_after_asking(fallback: Fallback, attention: _Sdpa) -> _Sdpa:
+    def sdpa(*args: Any, **kwargs: Any) -> Any:
+        out = attention(*args, **kwargs)
+        return _ask_operands(SdpaReplacement(fallback), _TORCH_SDPA, args, kwargs) if out is NotImplemented else out
+
+    return sdpa
+
+
 _multi_head_attention_functions = {
-    fallback: multi_head_attention_with(attention) for fallback, attention in _attention_functions.items()
+    fallback: multi_head_attention_with(_attention_after_asking(fallback, attention))
+    for fallback, attention in _attention_functions.items()
 }
 
 

@@ -323,3 +323,23 @@ def test_a_skipped_function_runs_in_python():
     skipped(torch.ones(1))
     compiled = torch.compile(skipped, backend="eager")
     assert compiled(torch.ones(1))[1] is False
+
+
+@of("overloaded_args")
+def test_subclasses_are_asked_first():
+    class Base(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return NotImplemented
+
+    class Derived(Base):
+        pass
+
+    plain, base, derived = (torch.ones(1).as_subclass(cls) for cls in (torch.Tensor, Base, Derived))
+    assert [type(one) for one in names.overloaded_args([plain, base, derived])] == [Derived, Base]
+
+
+@of("jagged_class")
+def test_jagged_tensors_are_of_that_class():
+    jagged = torch.nested.nested_tensor([torch.ones(2, 3)], layout=torch.jagged)
+    assert type(jagged) is names.jagged_class()
