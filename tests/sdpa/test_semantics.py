@@ -10,7 +10,7 @@ import flash_attn_ext
 from flash_attn_ext import scaled_dot_product_attention
 from flash_attn_ext.reference import attention_reference
 from support.backends import generator_state
-from support.errors import Comparison, assert_rule_over_draws, compare
+from support.errors import Comparison, assert_rule, assert_rule_over_draws, compare
 from support.params import over_dtypes
 from support.yardstick import fused_sdpa, is_an_answer, mask_in, unfused_sdpa
 
@@ -202,12 +202,18 @@ def test_mask_strides(backend):
 
 def test_gradient_of_an_expanded_mask_is_summed(backend):
     """The expansion is the caller's: autograd sums our dense gradient into the one row."""
-    row = normal(backend, 97, seed=5).requires_grad_()
-    results = []
-    for attention in (scaled_dot_product_attention, unfused_sdpa):
-        out = attention(*qkv_of(backend), attn_mask=row.expand(2, 3, 65, 97))
-        results.append(torch.autograd.grad(out.square().sum(), row)[0])
-    torch.testing.assert_close(*results)
+    row = normal(backend, 97, seed=5)
+    gradients = []
+    for attention, dtype in (
+        (scaled_dot_product_attention, torch.float32),
+        (unfused_sdpa, torch.float32),
+        (unfused_sdpa, torch.float64),
+    ):
+        leaf = row.to(dtype).requires_grad_()
+        tensors = [tensor.to(dtype) for tensor in qkv_of(backend)]
+        out = attention(*tensors, attn_mask=leaf.expand(2, 3, 65, 97))
+        gradients.append(torch.autograd.grad(out.square().sum(), leaf)[0])
+    assert_rule({"dmask": compare(*gradients)})
 
 
 @over_dtypes()
