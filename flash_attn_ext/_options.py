@@ -33,6 +33,8 @@ def entries_of(value: Any) -> tuple[Any, ...] | None:
     """What a tuple, a list, a tensor or a NumPy array holds, as Python's numbers; None for a single number."""
     if isinstance(value, tuple | list):
         return tuple(value)
+    if isinstance(value, int):  # torch.compile cannot ask a number that varies for its attributes
+        return None
     listed = value.tolist() if hasattr(value, "tolist") else value
     return tuple(listed) if isinstance(listed, list) and len(listed) != 1 else None
 
