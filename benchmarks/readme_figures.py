@@ -200,6 +200,7 @@ NOT_MEASURED = (
     "Python 3.10 or later",
     "torch 2.11 or later",
     "pass with 2.11 and 2.15",
+    "transformers 5.15",
     "were tested with 2.11",
     "2.1 and later",
     "compute capability 8.0",

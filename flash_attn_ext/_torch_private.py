@@ -133,13 +133,12 @@ set_fwd_grad_enabled = torch.autograd.forward_ad._set_fwd_grad_enabled
 
 # Compilers.
 
-_eval_frame = torch._C._dynamo.eval_frame  # C++: torch._dynamo takes longer to import than all of this package
-_SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT)
-
 
 def skip_frames_of(code: types.CodeType) -> None:
     """Has Dynamo skip frames of the code, as torch._dynamo.eval_frame.skip_code does, but not those that they call."""
-    _eval_frame.set_code_exec_strategy(code, _SKIP)
+    frames = torch._C._dynamo.eval_frame  # C++: torch._dynamo takes longer to import than all of this package
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    frames.set_code_exec_strategy(code, skip)
 
 
 assert_later = torch._assert_async
