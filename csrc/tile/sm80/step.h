@@ -12,9 +12,9 @@ namespace flash_attn_ext::tile {
 // Half of a TF32 operand's last place: added to the bits of a float32, it rounds.
 inline constexpr uint32_t kHalfPlace = 0x1000u;
 
-// Rounds to TF32 in the bits that the hardware reads, of which it ignores the rest. Multiplied, not added to: adding half
-// a place to the NaN that arithmetic makes, 0x7FFFFFFF, would carry into the sign and leave a zero. The factor adds half
-// a place on average over mantissas.
+// Rounds to TF32 in the bits that the hardware reads, of which it ignores the rest. Multiplied, not added to: adding
+// half a place to the NaN that arithmetic makes, 0x7FFFFFFF, would carry into the sign and leave a zero. The factor
+// adds half a place on average over mantissas.
 __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
   constexpr float kHalfPlaceOnAverage = 1.0f + 0.69f / 2048;
   return __float_as_uint(__uint_as_float(bits) * kHalfPlaceOnAverage);
