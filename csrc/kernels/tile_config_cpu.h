@@ -13,9 +13,12 @@ inline constexpr int64_t kStationaryRows = 64;
 // operands they stay in a 1 MiB L2. Operands are packed in tiles of as many rows.
 inline constexpr int64_t kStreamedRows = 256;
 
-// Tiles of keys are clipped to what is visible in steps of this many rows: small enough for narrow windows, large
-// enough that the matrix library sees few distinct shapes (it generates code for each).
-inline constexpr int64_t kClipRows = 32;
+// Tiles of keys are clipped to what is visible in steps of this many rows, a vector's: small enough for narrow windows
+// and few keys, large enough that the matrix library sees few distinct shapes (it generates code for each).
+inline constexpr int64_t kClipRows = 16;
+
+// Up to so many keys in all are read where they lie, by dots: the matrix library would compute kClipRows columns.
+inline constexpr int64_t kFewKeys = 8;
 
 // Memory for converted and transposed operands of one group of heads, and for its dQ, or its parts' O.
 inline constexpr int64_t kPackedBytes = int64_t{32} << 20;

@@ -28,7 +28,8 @@ class DeltaWorker {
     const int64_t num_queries = queries.end - queries.begin;
     std::fill_n(sums_.begin(), num_queries, 0.0);
     gradient_.start(sequence, head, queries);
-    for_each_slice(p_.visibility.keys_of_tile(queries, sequence), sequence.num_keys, [&](const StreamedSlice& keys) {
+    const Interval seen = p_.visibility.keys_of_tile(queries, sequence);
+    for_each_slice(seen, sequence.num_keys, gradient_.clip(), [&](const StreamedSlice& keys) {
       gradient_.multiply(keys, /*with_dp=*/true);
       gradient_.differentiate(keys, [&](const ScoreRun& run, const float* p_dp) {
         sums_[run.first.query - queries.begin] += sum_row(p_dp, run.count);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
 
@@ -16,7 +15,7 @@ DqSums<Real>::DqSums(const attention::BackwardParams& params) : p_(params) {}
 
 template <class Real>
 int64_t DqSums<Real>::bytes_per_key_head() const {
-  if (!wanted() || in_place()) return 0;
+  if (!wanted() || stored_at_once() || in_place()) return 0;
   return p_.queries_per_key_head() * p_.sequences.max_seqlen_q * p_.head_dim_qk * static_cast<int64_t>(sizeof(Real));
 }
 
@@ -39,7 +38,7 @@ void DqSums<Real>::for_each_tile(Visit&& visit) const {
 
 template <class Real>
 void DqSums<Real>::start(const HeadRange& key_heads) {
-  if (!wanted()) return;
+  if (!wanted() || stored_at_once()) return;
   key_heads_ = key_heads;
   storage_.reserve(bytes_per_key_head() / static_cast<int64_t>(sizeof(Real)) * (key_heads.end - key_heads.begin));
   for_each_tile([&](const Sequence& sequence, int64_t head, const Interval& queries) {
@@ -58,17 +57,18 @@ Block<Real> DqSums<Real>::rows(const Sequence& sequence, int64_t head, int64_t f
 }
 
 template <class Real>
+void DqSums<Real>::store(const Sequence& sequence, int64_t head, const Interval& queries,
+                         Block<const Real> sums) const {
+  const RowRange rows = {sequence.batch, head, sequence.query_begin + queries.begin, queries.end - queries.begin};
+  store_rows<Real>(dq(), rows, sums, static_cast<Real>(p_.score_mod.scale));
+}
+
+template <class Real>
 void DqSums<Real>::finish() {
-  if (!wanted()) return;
+  if (!wanted() || stored_at_once()) return;
   for_each_tile([&](const Sequence& sequence, int64_t head, const Interval& queries) {
     const Block<Real> sums = rows(sequence, head, queries.begin);
-    const int64_t count = queries.end - queries.begin;
-    for (int64_t i = 0; i < count; ++i) {
-      multiply_row(sums.row(i), p_.head_dim_qk, static_cast<Real>(p_.score_mod.scale));
-    }
-    if (in_place()) return;
-    store_rows<Real>(dq(), {sequence.batch, head, sequence.query_begin + queries.begin, count},
-                     {sums.data, sums.stride});
+    store(sequence, head, queries, {sums.data, sums.stride});
   });
 }
 

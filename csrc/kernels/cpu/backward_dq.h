@@ -16,6 +16,12 @@ class DqSums {
 
   bool wanted() const { return p_.dq.data != nullptr; }
 
+  // Whether all keys are one tile: its item stores dQ, and there is nothing to add up.
+  bool stored_at_once() const { return wanted() && one_tile_of_keys(p_) && p_.sequences.max_seqlen_k > 0; }
+  // dQ of a tile of queries = scale * sums.
+  void store(const attention::Sequence& sequence, int64_t head, const attention::Interval& queries,
+             Block<const Real> sums) const;
+
   // Bytes that one key head takes (with all its query heads).
   int64_t bytes_per_key_head() const;
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/products/few_rows.h"
 #include "kernels/cpu/products/operand.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/tiles.h"
@@ -22,12 +23,10 @@ void delta_as(const attention::DeltaParams& p) {
                              std::min(kStationaryRows, p.rows - begin)};
       const Block<const Real> out = load_rows<Real>({p.out, p.element, p.head_dim}, rows, out_rows.data());
       const Block<const Real> dout = load_rows<Real>({p.dout, p.element, p.head_dim}, rows, dout_rows.data());
+      Real sums[kStationaryRows];
+      dot_rows(rows.count, p.head_dim, out, dout, sums);
       for (int64_t i = 0; i < rows.count; ++i) {
-        Real sum = Real(0);
-        const Real* o = out.row(i);
-        const Real* d = dout.row(i);
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < p.head_dim; ++j) sum += o[j] * d[j];
+        Real sum = sums[i];
         if (p.dlse.present()) sum -= *p.dlse.at<const Real>(rows.batch, rows.head, begin + i);
         *p.delta.at<Real>(rows.batch, rows.head, begin + i) = sum;
       }

@@ -6,7 +6,8 @@
 // There is an m and an l for each row; O is scaled by 1 / l at the end. Where the plan divides the keys, an item is one
 // part of them, and its O, m and l wait until all parts are merged in the order of their keys (forward_parts.h).
 #include <algorithm>
-#include <vector>
+#include <limits>
+#include <memory>
 
 #include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
@@ -29,19 +30,27 @@ using attention::TileCoverage;
 
 template <class Real>
 struct ForwardOperands {
-  bool few_rows;  // an item reads K and V itself, where they lie; else both are packed first
+  bool few_rows;  // an item has the rows of all query heads of a key head
+  bool one_tile;  // of keys: threads pack them
   RowProduct<Real> qk;
   PackedOperand<Real> v;
 
   explicit ForwardOperands(const ForwardParams& p)
       : few_rows(has_few_rows(p)),
+        one_tile(one_tile_of_keys(p)),
         qk(p, {p.q, p.element, p.head_dim_qk}, {p.k, p.element, p.head_dim_qk}),
-        v(p, {p.v, p.element, p.head_dim_v}, Side::kKeys, Form::kRows) {}
+        v(p, {p.v, p.element, p.head_dim_v}, Form::kRows) {}
 
-  int64_t bytes_per_key_head() const { return few_rows ? 0 : qk.bytes_per_key_head() + v.bytes_per_key_head(); }
+  // What is packed for all threads.
+  int64_t bytes_per_key_head() const {
+    return in_place() || one_tile ? 0 : qk.bytes_per_key_head() + v.bytes_per_key_head();
+  }
+
+  // Whether an item reads K and V itself, where they lie; else both are packed first.
+  bool in_place() const { return qk.in_place(); }
 
   void load(const HeadRange& key_heads) {
-    if (few_rows) return;
+    if (in_place()) return;
     qk.load(key_heads);
     v.load(key_heads);
   }
@@ -50,15 +59,20 @@ struct ForwardOperands {
 template <class Real>
 class ForwardWorker {
  public:
-  ForwardWorker(const ForwardParams& params, const ForwardOperands<Real>& operands)
+  ForwardWorker(const ForwardParams& params, const ForwardOperands<Real>& shared)
       : p_(params),
-        operands_(operands),
+        own_(shared.one_tile && !shared.in_place() ? std::make_unique<ForwardOperands<Real>>(params) : nullptr),
+        operands_(own_ ? *own_ : shared),
         transform_(params.score_mod.transform<Real, VectorMath>()),
-        q_(operands.qk),
+        q_(operands_.qk),
         scores_(kStationaryRows * kStreamedRows),
-        values_(operands.few_rows ? kStreamedRows * params.head_dim_v : 0),
+        values_(operands_.in_place() ? kStreamedRows * params.head_dim_v : 0),
         added_(kStreamedRows),
         keep_(kStreamedRows),
+        maxima_(kStationaryRows),
+        shifts_(kStationaryRows),
+        sums_(kStationaryRows),
+        factors_(kStationaryRows),
         tile_(params.head_dim_v) {}
 
   // O and LSE of the rows.
@@ -85,35 +99,75 @@ class ForwardWorker {
   void attend(const RowTile& rows, const Interval& keys) {
     rows_ = rows;
     tile_.clear(rows.count());
+    load_own_operands();
     const Interval seen = p_.visibility.keys_of_tile(rows.queries, rows.sequence);
     const Interval visible = {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
     if (visible.empty()) return;
     q_.load(rows.sequence, rows.heads, rows.queries);
-    for_each_slice(visible, rows.sequence.num_keys, [&](const StreamedSlice& slice) { step(slice); });
+    for_each_slice(visible, rows.sequence.num_keys, operands_.qk.clip(),
+                   [&](const StreamedSlice& slice) { step(slice); });
+  }
+
+  void load_own_operands() {
+    const int64_t index = rows_.sequence.batch * p_.num_heads_k + key_head();
+    if (own_ && index != loaded_) own_->load({index, index + 1});
+    loaded_ = index;
   }
 
   void step(const StreamedSlice& keys) {
-    const Block<Real> scores = {scores_.data(), keys.width};
+    const ScoreRows<Real> scores = {scores_.data(), keys.width, rows_.count(), keys.count};
     q_.multiply(key_head(), keys, scores.data);
-
-    const Interval key_range = {keys.first, keys.first + keys.count};
-    const bool full = p_.visibility.coverage(rows_.queries, key_range, rows_.sequence) == TileCoverage::kFull;
-    int64_t i = 0;
-    for (int64_t head = rows_.heads.begin; head < rows_.heads.end; ++head) {
-      for (int64_t query = rows_.queries.begin; query < rows_.queries.end; ++query, ++i) {
-        const Interval seen =
-            full ? Interval{0, keys.count} : within(p_.visibility.keys_of(query, rows_.sequence), keys);
-        softmax_row(i, {rows_.sequence.batch, head, query, keys.first + seen.begin}, keys.count, seen, scores.row(i));
-      }
-    }
+    softmax(keys, scores);
 
     const Values v = values(keys);
     const GemmShape shape = {rows_.count(), p_.head_dim_v, keys.count};
     const Block<const Real> probabilities = {scores.data, scores.stride};
     if (v.finite) {
-      multiply(shape, probabilities, v.rows, out(), Accumulate::kYes);
+      multiply(shape, probabilities, v.rows, out(), tile_.is_empty() ? Accumulate::kNo : Accumulate::kYes);
     } else {
-      multiply_nonzero(shape, probabilities, v.rows, out(), Weights::kLeft);
+      tile_.fill_if_empty();
+      multiply_nonzero(shape, probabilities, v.rows, out());
+    }
+    tile_.set_written();
+  }
+
+  // Products become unnormalised probabilities, 0 where a row does not see the key.
+  void softmax(const StreamedSlice& keys, const ScoreRows<Real>& scores) {
+    const Interval range = {keys.first, keys.first + keys.count};
+    const bool full = p_.visibility.coverage(rows_.queries, range, rows_.sequence) == TileCoverage::kFull;
+    if (full && p_.score_mod.plain()) {
+      scale_rows(scores, transform_.scale, maxima_.data());
+    } else {
+      for_each_row(keys, full, [&](int64_t i, const ScoreRun& run, int64_t offset) {
+        Real* row = scores.data + i * scores.stride;
+        maxima_.data()[i] = row_maximum(run, row + offset);
+        std::fill(row, row + offset, -kInfinity);
+        std::fill(row + offset + run.count, row + scores.padded(), -kInfinity);
+      });
+    }
+    for (int64_t i = 0; i < scores.rows; ++i) {
+      attention::SoftmaxState<Real>& state = tile_.softmax(i);
+      const Real factor = state.raise_maximum(maxima_.data()[i]);
+      if (!tile_.is_empty() && factor != Real(1)) multiply_row(out().row(i), p_.head_dim_v, factor);
+      shifts_.data()[i] = state.shift();
+    }
+    exponentiate_rows(scores, shifts_.data(), sums_.data());
+    for (int64_t i = 0; i < scores.rows; ++i) tile_.softmax(i).l += sums_.data()[i];
+    if (!p_.dropout.enabled()) return;
+    for_each_row(keys, full, [&](int64_t i, const ScoreRun& run, int64_t offset) {
+      load_keep(p_.dropout, run, keep_.data());
+      multiply_rows(scores.data + i * scores.stride + offset, keep_.data(), run.count);
+    });
+  }
+
+  // Calls visit(row, run, offset) with the keys of the slice that each row sees; offset is that of the first in it.
+  template <class Visit>
+  void for_each_row(const StreamedSlice& keys, bool full, Visit&& visit) {
+    for (int64_t i = 0; i < rows_.count(); ++i) {
+      const int64_t query = rows_.query(i);
+      const Interval seen = full ? Interval{0, keys.count} : within(p_.visibility.keys_of(query, rows_.sequence), keys);
+      visit(i, ScoreRun{{rows_.sequence.batch, rows_.head(i), query, keys.first + seen.begin}, seen.end - seen.begin},
+            seen.begin);
     }
   }
 
@@ -123,50 +177,36 @@ class ForwardWorker {
   };
   Values values(const StreamedSlice& keys) {
     const Sequence& sequence = rows_.sequence;
-    if (!operands_.few_rows) {
+    if (!operands_.in_place()) {
       Block<const Real> rows = operands_.v.tile(sequence.batch, key_head(), keys.tile);
       rows.data += keys.offset_in_tile() * rows.stride;
       return {rows, operands_.v.finite(sequence.batch, key_head(), keys.tile)};
     }
-    const Positions positions = {Side::kKeys, sequence, key_head(), {keys.first, keys.first + keys.count}};
+    const Positions positions = {sequence, key_head(), {keys.first, keys.first + keys.count}};
     const Block<const Real> rows =
         load_positions<Real>(p_, {p_.v, p_.element, p_.head_dim_v}, positions, values_.data());
     return {rows, all_finite<Real>(rows, keys.count, p_.head_dim_v)};
   }
 
-  // Products of row i with num_keys keys become unnormalised probabilities; what it does not see becomes 0. `first` is
-  // the first key that it sees.
-  void softmax_row(int64_t i, const Coordinate& first, int64_t num_keys, const Interval& seen, Real* row) {
-    std::fill(row, row + seen.begin, Real(0));
-    std::fill(row + seen.end, row + num_keys, Real(0));
-    if (seen.empty()) return;
-    Real* scores = row + seen.begin;
-    const int64_t count = seen.end - seen.begin;
-    const ScoreRun run = {first, count};
-    attention::SoftmaxState<Real>& softmax = tile_.softmax(i);
-    const Real factor = softmax.raise_maximum(row_maximum(run, scores));
-    if (factor != Real(1)) multiply_row(out().row(i), p_.head_dim_v, factor);
-    softmax.l += exponentiate_row(scores, count, softmax.shift());
-    if (p_.dropout.enabled()) {
-      load_keep(p_.dropout, run, keep_.data());
-      multiply_rows(scores, keep_.data(), count);
-    }
-  }
-
   Real row_maximum(const ScoreRun& run, Real* scores) {
-    if (p_.score_mod.plain()) return scale_row(scores, run.count, transform_.scale);
+    if (p_.score_mod.plain()) {
+      Real maximum;
+      scale_rows(ScoreRows<Real>{scores, run.count, 1, run.count}, transform_.scale, &maximum);
+      return maximum;
+    }
     const Real* added = load_added(p_.score_mod, run, p_.visibility.diagonal(rows_.sequence), added_.data());
     return transform_row(scores, added, run.count, transform_);
   }
 
   void finish() {
     const Sequence& sequence = rows_.sequence;
+    tile_.fill_if_empty();
     for (int64_t i = 0; i < rows_.count(); ++i) {
       attention::SoftmaxState<Real>& softmax = tile_.softmax(i);
       const int64_t head = rows_.head(i);
       Real factor = Real(1);
       if (p_.sink != nullptr) factor = softmax.add_sink(static_cast<const Real*>(p_.sink)[head]);
-      multiply_row(out().row(i), p_.head_dim_v, factor * softmax.output_factor());
+      factors_.data()[i] = factor * softmax.output_factor();
       const attention::LogSumExp<Real> lse = softmax.log_sum_exp();
       const int64_t row = sequence.query_begin + rows_.query(i);
       *p_.lse.at<Real>(sequence.batch, head, row) = lse.value;
@@ -175,16 +215,21 @@ class ForwardWorker {
     const Operand target = {p_.out, p_.element, p_.head_dim_v};
     for (int64_t head = rows_.heads.begin; head < rows_.heads.end; ++head) {
       const RowRange range = {sequence.batch, head, sequence.query_begin + rows_.queries.begin, rows_.num_queries()};
-      const Real* first = out().row((head - rows_.heads.begin) * rows_.num_queries());
-      store_rows<Real>(target, range, {first, p_.head_dim_v});
+      const int64_t first = (head - rows_.heads.begin) * rows_.num_queries();
+      store_rows<Real>(target, range, {out().row(first), p_.head_dim_v}, factors_.data() + first);
     }
   }
 
+  static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
+
   const ForwardParams& p_;
+  const std::unique_ptr<ForwardOperands<Real>> own_;  // of the head at work, where threads pack; else null
+  int64_t loaded_ = -1;                               // which head that is
   const ForwardOperands<Real>& operands_;
   const Transform<Real> transform_;
   typename RowProduct<Real>::Rows q_;
   Scratch<Real> scores_, values_, added_, keep_;
+  Scratch<Real> maxima_, shifts_, sums_, factors_;  // a value for each row
   OutputTile<Real> tile_;
   RowTile rows_{};
 };
@@ -196,16 +241,19 @@ void forward_as(const ForwardParams& p, int64_t keys_per_part) {
   const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kStationaryRows);
   const int64_t heads_per_item = operands.few_rows ? p.queries_per_key_head() : 1;
   for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + parts.bytes_per_key_head())) {
-    operands.load(key_heads);
+    if (!operands.one_tile) operands.load(key_heads);
     parts.start(key_heads);
     const int64_t first_head = key_heads.begin * p.queries_per_key_head();
     const int64_t head_items = (key_heads.end - key_heads.begin) * p.queries_per_key_head() / heads_per_item;
     // Calls visit(worker, rows, repetition) for every tile of rows, `repetitions` times.
     const auto for_each_tile = [&](int64_t repetitions, const auto& visit) {
-      run_items(head_items * tiles * repetitions, [&] {
+      const int64_t items = head_items * tiles * repetitions;
+      run_items(items, operands.one_tile ? grain_of_neighbours(items) : 1, [&] {
         return [&, worker = ForwardWorker<Real>(p, operands)](int64_t item) mutable {
-          const int64_t head_index = first_head + item % head_items * heads_per_item;
-          const int64_t tile = tiles - 1 - item / head_items % tiles;  // the last queries see most: first
+          // Tiles of a head are neighbours where they share its keys; else the last queries, which see most, go first.
+          const int64_t head_item = operands.one_tile ? item / tiles % head_items : item % head_items;
+          const int64_t tile = operands.one_tile ? item % tiles : tiles - 1 - item / head_items % tiles;
+          const int64_t head_index = first_head + head_item * heads_per_item;
           const int64_t head = head_index % p.num_heads_q;
           const Sequence sequence = p.sequence_of(head_index / p.num_heads_q);
           const int64_t begin = tile * kStationaryRows;

@@ -32,9 +32,19 @@ class OutputTile {
   explicit OutputTile(int64_t columns)
       : columns_(columns), out_(kStationaryRows * columns), softmax_(kStationaryRows) {}
 
+  // No row has seen a key.
   void clear(int64_t rows) {
     std::fill_n(softmax_.begin(), rows, attention::SoftmaxState<Real>{});
-    std::fill_n(out_.data(), rows * columns_, Real(0));
+    rows_ = rows;
+    is_empty_ = true;
+  }
+
+  // Whether no key has reached O, so that its memory has no meaning: what is added first may as well be stored.
+  bool is_empty() const { return is_empty_; }
+  void set_written() { is_empty_ = false; }
+  void fill_if_empty() {
+    if (is_empty_) std::fill_n(out_.data(), rows_ * columns_, Real(0));
+    is_empty_ = false;
   }
 
   Block<Real> out() { return {out_.data(), columns_}; }
@@ -42,6 +52,8 @@ class OutputTile {
 
  private:
   int64_t columns_;
+  int64_t rows_ = 0;
+  bool is_empty_ = true;
   Scratch<Real> out_;
   std::vector<attention::SoftmaxState<Real>> softmax_;
 };
@@ -70,6 +82,7 @@ class KeyParts {
   }
 
   void store(const RowTile& rows, int64_t part, OutputTile<Real>& tile) {
+    tile.fill_if_empty();
     for (int64_t i = 0; i < rows.count(); ++i) {
       Real* stored = row(rows, i, part);
       const attention::SoftmaxState<Real>& softmax = tile.softmax(i);
@@ -82,6 +95,7 @@ class KeyParts {
   // The parts of these rows, joined in ascending order of their keys.
   void merge(const RowTile& rows, OutputTile<Real>& tile) const {
     tile.clear(rows.count());
+    tile.fill_if_empty();
     const int64_t parts = num_tiles(rows.sequence.num_keys, keys_per_part_);
     for (int64_t i = 0; i < rows.count(); ++i) {
       attention::SoftmaxState<Real>& softmax = tile.softmax(i);

@@ -29,6 +29,8 @@ class QueryStatistics {
     }
   }
 
+  const Real* lse() const { return lse_.data(); }
+  const Real* delta() const { return delta_.data(); }
   Real lse(int64_t i) const { return lse_.data()[i]; }
   Real residual(int64_t i) const { return residual_.data()[i]; }
   Real delta(int64_t i) const { return delta_.data()[i]; }

@@ -33,16 +33,14 @@ class ScoreGradient {
   ScoreGradient(const attention::BackwardParams& params, const ScoreGradientOperands<Real>& operands)
       : p_(params),
         transform_(params.score_mod.transform<Real, VectorMath>()),
+        clip_(operands.qk.clip()),
         q_(operands.qk),
         dout_(operands.dout_v),
         p_tile_(kStationaryRows * kStreamedRows),
         ds_tile_(kStationaryRows * kStreamedRows),
         added_(kStreamedRows),
         keep_(kStreamedRows),
-        dscore_(kStreamedRows) {
-    // Without dP the rows compute with what is there, and nobody reads their dS.
-    std::fill_n(ds_tile_.data(), kStationaryRows * kStreamedRows, Real(0));
-  }
+        dscore_(kStreamedRows) {}
 
   // Loads the rows of Q and dO that multiply() works on.
   void start(const attention::Sequence& sequence, int64_t head, const attention::Interval& queries) {
@@ -58,7 +56,9 @@ class ScoreGradient {
   void multiply(const StreamedSlice& keys, bool with_dp) {
     const int64_t key_head = head_ / p_.queries_per_key_head();
     q_.multiply(key_head, keys, p_tile_.data());
-    if (with_dp) dout_.multiply(key_head, keys, ds_tile_.data());
+    if (with_dp) return dout_.multiply(key_head, keys, ds_tile_.data());
+    // The rows compute with what is there, and no one reads their dS.
+    std::fill_n(ds_tile_.data(), num_queries() * keys.width, Real(0));
   }
 
   // The products become p() and ds(). Calls visit(run, dscore) for each query's visible keys; dscore is d loss / d
@@ -67,23 +67,30 @@ class ScoreGradient {
   void differentiate(const StreamedSlice& keys, Visit&& visit) {
     const attention::Interval key_range = {keys.first, keys.first + keys.count};
     const bool full = p_.visibility.coverage(queries_, key_range, sequence_) == attention::TileCoverage::kFull;
+    const bool whole = full && p_.score_mod.plain() && !p_.dropout.enabled();
+    if (whole) {
+      const ScoreRows<Real> rows = {p_tile_.data(), keys.width, num_queries(), keys.count};
+      gradient_rows_plain(rows, ds_tile_.data(), statistics_.lse(), statistics_.delta(), transform_.scale);
+    }
     for (int64_t i = 0; i < num_queries(); ++i) {
       const attention::Interval seen = full ? attention::Interval{0, keys.count}
                                             : within(p_.visibility.keys_of(queries_.begin + i, sequence_), keys);
       for (Real* row : {p_tile_.data() + i * keys.width, ds_tile_.data() + i * keys.width}) {
         std::fill(row, row + seen.begin, Real(0));
-        std::fill(row + seen.end, row + keys.width, Real(0));
+        std::fill(row + seen.end, row + keys.count, Real(0));
       }
       if (seen.empty()) continue;
       const ScoreRun run = {{sequence_.batch, head_, queries_.begin + i, keys.first + seen.begin},
                             seen.end - seen.begin};
       const int64_t offset = i * keys.width + seen.begin;
-      visit(run, gradient_row(i, run, p_tile_.data() + offset, ds_tile_.data() + offset));
+      visit(run,
+            whole ? ds_tile_.data() + offset : gradient_row(i, run, p_tile_.data() + offset, ds_tile_.data() + offset));
     }
   }
 
   Block<const Real> p(const StreamedSlice& keys) const { return {p_tile_.data(), keys.width}; }  // as it multiplies dO
   Block<const Real> ds(const StreamedSlice& keys) const { return {ds_tile_.data(), keys.width}; }  // by scale * Q K^T
+  int64_t clip() const { return clip_; }
   int64_t head() const { return head_; }
   int64_t num_queries() const { return queries_.end - queries_.begin; }
 
@@ -112,6 +119,7 @@ class ScoreGradient {
 
   const attention::BackwardParams& p_;
   const Transform<Real> transform_;
+  const int64_t clip_;
   typename RowProduct<Real>::Rows q_, dout_;
   Scratch<Real> p_tile_, ds_tile_, added_, keep_, dscore_;
   QueryStatistics<Real> statistics_;

@@ -12,7 +12,7 @@ namespace flash_attn_ext::cpu {
 inline int64_t num_tiles(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
 // The part of one streamed tile that a work item touches. Rows [first, first + width) of the score tile's columns are
-// computed (width is a multiple of kClipRows and may pass the sequence's end, where packed operands hold zeros);
+// computed (width is a multiple of the clip and may pass the sequence's end, where packed operands hold zeros);
 // [first, first + count) exist.
 struct StreamedSlice {
   int64_t tile;
@@ -23,14 +23,15 @@ struct StreamedSlice {
   int64_t offset_in_tile() const { return first - tile * kStreamedRows; }
 };
 
-// Calls visit(slice) for each streamed tile that meets the interval, in ascending order.
+// Calls visit(slice) for each streamed tile that meets the interval, in ascending order, clipped to it in steps of
+// `clip` rows.
 template <class Visit>
-void for_each_slice(const attention::Interval& visible, int64_t length, Visit&& visit) {
+void for_each_slice(const attention::Interval& visible, int64_t length, int64_t clip, Visit&& visit) {
   if (visible.empty()) return;
   for (int64_t tile = visible.begin / kStreamedRows; tile * kStreamedRows < visible.end; ++tile) {
-    const int64_t begin = std::max(visible.begin, tile * kStreamedRows) / kClipRows * kClipRows;
+    const int64_t begin = std::max(visible.begin, tile * kStreamedRows) / clip * clip;
     const int64_t end = std::min(visible.end, (tile + 1) * kStreamedRows);
-    const int64_t width = num_tiles(end - begin, kClipRows) * kClipRows;
+    const int64_t width = num_tiles(end - begin, clip) * clip;
     visit(StreamedSlice{tile, begin, std::min(width, length - begin), width});
   }
 }

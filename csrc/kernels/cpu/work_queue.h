@@ -10,15 +10,29 @@
 
 namespace flash_attn_ext::cpu {
 
-// make_worker() is called once on each thread (it holds the scratch memory), worker(item) once for each item.
+// make_worker() is called once on each thread (it holds the scratch memory), worker(item) once for each item. A thread
+// claims `grain` neighbours at a time.
+template <class MakeWorker>
+void run_items(int64_t num_items, int64_t grain, MakeWorker&& make_worker) {
+  std::atomic<int64_t> next{0};
+  const int64_t num_threads = std::min<int64_t>(at::get_num_threads(), (num_items + grain - 1) / grain);
+  at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
+    auto worker = make_worker();
+    for (int64_t first = next.fetch_add(grain); first < num_items; first = next.fetch_add(grain)) {
+      for (int64_t item = first; item < std::min(first + grain, num_items); ++item) worker(item);
+    }
+  });
+}
+
 template <class MakeWorker>
 void run_items(int64_t num_items, MakeWorker&& make_worker) {
-  std::atomic<int64_t> next{0};
-  const int64_t num_threads = std::min<int64_t>(at::get_num_threads(), num_items);
-  at::parallel_for(0, num_threads, 1, [&](int64_t begin, int64_t end) {
-    auto worker = make_worker();
-    for (int64_t item = next++; item < num_items; item = next++) worker(item);
-  });
+  run_items(num_items, 1, make_worker);
+}
+
+// Where neighbours share what a thread keeps: as many as leave every thread enough claims to even out.
+inline int64_t grain_of_neighbours(int64_t num_items) {
+  constexpr int64_t kClaimsPerThread = 8;
+  return std::max<int64_t>(1, num_items / (kClaimsPerThread * at::get_num_threads()));
 }
 
 }  // namespace flash_attn_ext::cpu

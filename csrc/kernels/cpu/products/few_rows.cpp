@@ -10,39 +10,68 @@ namespace {
 constexpr int64_t kTerms = 8;
 constexpr int64_t kDots = 4;  // at a time: they share what is read of a
 
-// c[0 .. n) (+)= the sum of kTerms rows of b, each times its weight.
+// The weights of a row: `step` elements apart.
 template <class Real>
-FLASH_SIMD_INLINE void add_weighted_rows(int64_t n, const Real* weights, Block<const Real> b, Real* c, bool add) {
-  const Real w0 = weights[0], w1 = weights[1], w2 = weights[2], w3 = weights[3];
-  const Real w4 = weights[4], w5 = weights[5], w6 = weights[6], w7 = weights[7];
-  const Real *b0 = b.row(0), *b1 = b.row(1), *b2 = b.row(2), *b3 = b.row(3);
-  const Real *b4 = b.row(4), *b5 = b.row(5), *b6 = b.row(6), *b7 = b.row(7);
+struct WeightRow {
+  const Real* data;
+  int64_t step;
+};
+
+// c[0 .. n) (+)= the sum of kCount rows of b, each times its weight.
+template <int64_t kCount, class Real>
+FLASH_SIMD_INLINE void add_weighted_rows(int64_t n, WeightRow<Real> weights, Block<const Real> b, Real* c, bool add) {
+  Real w[kTerms] = {};
+  const Real* rows[kTerms] = {};
+#pragma GCC unroll 8
+  for (int64_t u = 0; u < kCount; ++u) {
+    w[u] = weights.data[u * weights.step];
+    rows[u] = b.row(u);
+  }
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) {
-    const Real low = w0 * b0[j] + w1 * b1[j] + w2 * b2[j] + w3 * b3[j];
-    const Real high = w4 * b4[j] + w5 * b5[j] + w6 * b6[j] + w7 * b7[j];
+    Real low = Real(0), high = Real(0);
+#pragma GCC unroll 8
+    for (int64_t u = 0; u < kTerms; ++u) {
+      if (u < kCount) (u < kTerms / 2 ? low : high) += w[u] * rows[u][j];
+    }
     c[j] = (add ? c[j] : Real(0)) + (low + high);
   }
 }
 
 template <class Real>
+FLASH_SIMD_INLINE void add_weighted_rows(int64_t count, int64_t n, WeightRow<Real> weights, Block<const Real> b,
+                                         Real* c, bool add) {
+  switch (count) {
+    case 1:
+      return add_weighted_rows<1>(n, weights, b, c, add);
+    case 2:
+      return add_weighted_rows<2>(n, weights, b, c, add);
+    case 3:
+      return add_weighted_rows<3>(n, weights, b, c, add);
+    case 4:
+      return add_weighted_rows<4>(n, weights, b, c, add);
+    case 5:
+      return add_weighted_rows<5>(n, weights, b, c, add);
+    case 6:
+      return add_weighted_rows<6>(n, weights, b, c, add);
+    case 7:
+      return add_weighted_rows<7>(n, weights, b, c, add);
+    default:
+      return add_weighted_rows<8>(n, weights, b, c, add);
+  }
+}
+
+// c (+)= a . b, or a^T . b.
+template <bool kTransposed, class Real>
 FLASH_SIMD_INLINE void multiply_impl(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c,
                                      Accumulate mode) {
   bool add = mode == Accumulate::kYes;
-  int64_t t = 0;
-  for (; t + kTerms <= shape.k; t += kTerms) {
+  for (int64_t t = 0; t < shape.k; t += kTerms) {
+    const int64_t count = std::min(kTerms, shape.k - t);
     for (int64_t i = 0; i < shape.m; ++i) {
-      add_weighted_rows<Real>(shape.n, a.row(i) + t, {b.row(t), b.stride}, c.row(i), add);
-    }
-    add = true;
-  }
-  for (; t < shape.k; ++t) {
-    for (int64_t i = 0; i < shape.m; ++i) {
-      const Real weight = a.row(i)[t];
-      const Real* row = b.row(t);
-      Real* sums = c.row(i);
-#pragma omp simd
-      for (int64_t j = 0; j < shape.n; ++j) sums[j] = (add ? sums[j] : Real(0)) + weight * row[j];
+      const WeightRow<Real> weights =
+          kTransposed ? WeightRow<Real>{a.row(t) + i, a.stride} : WeightRow<Real>{a.row(i) + t, 1};
+      add_weighted_rows<Real>(count, shape.n, weights, {b.row(t), b.stride}, c.row(i), add);
     }
     add = true;
   }
@@ -117,11 +146,20 @@ FLASH_SIMD_INLINE void multiply_transposed_impl(const GemmShape& shape, Block<co
 
 FLASH_SIMD_CLONES void multiply_few_rows(const GemmShape& shape, Block<const float> a, Block<const float> b,
                                          Block<float> c, Accumulate mode) {
-  multiply_impl(shape, a, b, c, mode);
+  multiply_impl<false>(shape, a, b, c, mode);
 }
 FLASH_SIMD_CLONES void multiply_few_rows(const GemmShape& shape, Block<const double> a, Block<const double> b,
                                          Block<double> c, Accumulate mode) {
-  multiply_impl(shape, a, b, c, mode);
+  multiply_impl<false>(shape, a, b, c, mode);
+}
+
+FLASH_SIMD_CLONES void multiply_few_columns(const GemmShape& shape, Block<const float> a, Block<const float> b,
+                                            Block<float> c, Accumulate mode) {
+  multiply_impl<true>(shape, a, b, c, mode);
+}
+FLASH_SIMD_CLONES void multiply_few_columns(const GemmShape& shape, Block<const double> a, Block<const double> b,
+                                            Block<double> c, Accumulate mode) {
+  multiply_impl<true>(shape, a, b, c, mode);
 }
 
 FLASH_SIMD_CLONES void multiply_few_rows_transposed(const GemmShape& shape, Block<const float> a, Block<const float> b,
@@ -131,6 +169,13 @@ FLASH_SIMD_CLONES void multiply_few_rows_transposed(const GemmShape& shape, Bloc
 FLASH_SIMD_CLONES void multiply_few_rows_transposed(const GemmShape& shape, Block<const double> a,
                                                     Block<const double> b, Block<double> c) {
   multiply_transposed_impl(shape, a, b, c);
+}
+
+FLASH_SIMD_CLONES void dot_rows(int64_t rows, int64_t n, Block<const float> a, Block<const float> b, float* c) {
+  for (int64_t i = 0; i < rows; ++i) dots<1, float>(n, a.row(i), {b.row(i), b.stride}, c + i);
+}
+FLASH_SIMD_CLONES void dot_rows(int64_t rows, int64_t n, Block<const double> a, Block<const double> b, double* c) {
+  for (int64_t i = 0; i < rows; ++i) dots<1, double>(n, a.row(i), {b.row(i), b.stride}, c + i);
 }
 
 }  // namespace flash_attn_ext::cpu

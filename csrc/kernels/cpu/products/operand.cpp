@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/cpu/element.h"
+#include "kernels/cpu/products/transpose.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/scratch.h"
 
@@ -24,8 +25,26 @@ void convert(Real* out, const Element* elements, int64_t n) {
   }
 }
 
-// Transposes go by blocks of as many rows and columns: on both sides of them whole cache lines are read and written.
-constexpr int64_t kBlock = 16;
+template <class Element, class Real>
+void store(Element* out, int64_t stride, const Real* values, int64_t n, Real factor) {
+  if constexpr (std::is_same_v<Element, Real> || (sizeof(Element) == 2 && std::is_same_v<Real, float>)) {
+    if (stride == 1) return store_row(out, values, n, factor);
+  }
+  for (int64_t j = 0; j < n; ++j) out[j * stride] = static_cast<Element>(factor * values[j]);
+}
+
+template <class Real>
+void store_scaled(const Operand& operand, const RowRange& rows, Block<const Real> values, Block<const Real> factors) {
+  with_element(operand.element, [&](auto* type) {
+    using Element = std::remove_pointer_t<decltype(type)>;
+    for (int64_t i = 0; i < rows.count; ++i) {
+      Element* target = operand.view.row<Element>(rows.batch, rows.head, rows.begin + i);
+      store(target, operand.view.column_stride, values.row(i), operand.columns, *factors.row(i));
+    }
+  });
+}
+
+constexpr int64_t kConvertedRows = 16;  // at a time, before they are transposed: they stay in L1
 
 }  // namespace
 
@@ -73,62 +92,35 @@ bool all_finite(Block<const Real> block, int64_t rows, int64_t columns) {
 
 template <class Real>
 void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Block<Real> out) {
-  with_element(operand.element, [&](auto* type) {
-    using Element = std::remove_pointer_t<decltype(type)>;
-    const int64_t stride = operand.view.column_stride;
-    Real block[kBlock][kBlock] = {};
-    for (int64_t row = 0; row < rows.count; row += kBlock) {
-      const int64_t num_rows = std::min(kBlock, rows.count - row);
-      for (int64_t column = 0; column < operand.columns; column += kBlock) {
-        const int64_t num_columns = std::min(kBlock, operand.columns - column);
-        for (int64_t i = 0; i < num_rows; ++i) {
-          const Element* source = operand.view.row<const Element>(rows.batch, rows.head, rows.begin + row + i);
-          for (int64_t j = 0; j < num_columns; ++j) block[j][i] = static_cast<Real>(source[(column + j) * stride]);
-        }
-        for (int64_t j = 0; j < num_columns; ++j) std::copy_n(block[j], num_rows, out.row(column + j) + row);
-      }
-    }
-  });
+  Scratch<Real> converted(operand.readable_in_place<Real>() ? 0 : kConvertedRows * operand.columns);
+  for (int64_t row = 0; row < rows.count; row += kConvertedRows) {
+    const RowRange range = {rows.batch, rows.head, rows.begin + row, std::min(kConvertedRows, rows.count - row)};
+    transpose(range.count, operand.columns, load_rows<Real>(operand, range, converted.data()),
+              {out.data + row, out.stride});
+  }
   for (int64_t j = 0; j < operand.columns; ++j) {
     std::fill(out.row(j) + rows.count, out.row(j) + width, Real(0));
   }
 }
 
 template <class Real>
-void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values) {
-  with_element(operand.element, [&](auto* type) {
-    using Element = std::remove_pointer_t<decltype(type)>;
-    for (int64_t i = 0; i < rows.count; ++i) {
-      Element* target = operand.view.row<Element>(rows.batch, rows.head, rows.begin + i);
-      for (int64_t j = 0; j < operand.columns; ++j) {
-        target[j * operand.view.column_stride] = static_cast<Element>(values.row(i)[j]);
-      }
-    }
-  });
+void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values, const Real* factors) {
+  store_scaled<Real>(operand, rows, values, {factors, 1});
 }
 
 template <class Real>
-void store_transposed(const Operand& operand, const RowRange& rows, Block<const Real> values, Real scale) {
-  Scratch<Real> transposed(kBlock * operand.columns);
-  for (int64_t row = 0; row < rows.count; row += kBlock) {
-    const int64_t num_rows = std::min(kBlock, rows.count - row);
-    for (int64_t j = 0; j < operand.columns; ++j) {
-      const Real* source = values.row(j) + row;
-      for (int64_t i = 0; i < num_rows; ++i) transposed.data()[i * operand.columns + j] = scale * source[i];
-    }
-    const RowRange range = {rows.batch, rows.head, rows.begin + row, num_rows};
-    store_rows<Real>(operand, range, {transposed.data(), operand.columns});
-  }
+void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values, Real factor) {
+  store_scaled<Real>(operand, rows, values, {&factor, 0});
 }
 
-#define FLASH_INSTANTIATE(Real)                                                                   \
-  template bool all_finite<Real>(Block<const Real>, int64_t, int64_t);                            \
-  template void store_transposed<Real>(const Operand&, const RowRange&, Block<const Real>, Real); \
-  template bool Operand::readable_in_place<Real>() const;                                         \
-  template void convert_rows<Real>(const Operand&, const RowRange&, Real*);                       \
-  template Block<const Real> load_rows<Real>(const Operand&, const RowRange&, Real*);             \
-  template void load_transposed<Real>(const Operand&, const RowRange&, int64_t, Block<Real>);     \
-  template void store_rows<Real>(const Operand&, const RowRange&, Block<const Real>);
+#define FLASH_INSTANTIATE(Real)                                                                    \
+  template bool all_finite<Real>(Block<const Real>, int64_t, int64_t);                             \
+  template bool Operand::readable_in_place<Real>() const;                                          \
+  template void convert_rows<Real>(const Operand&, const RowRange&, Real*);                        \
+  template Block<const Real> load_rows<Real>(const Operand&, const RowRange&, Real*);              \
+  template void load_transposed<Real>(const Operand&, const RowRange&, int64_t, Block<Real>);      \
+  template void store_rows<Real>(const Operand&, const RowRange&, Block<const Real>, const Real*); \
+  template void store_rows<Real>(const Operand&, const RowRange&, Block<const Real>, Real);
 FLASH_INSTANTIATE(float)
 FLASH_INSTANTIATE(double)
 #undef FLASH_INSTANTIATE

@@ -43,12 +43,10 @@ bool all_finite(Block<const Real> block, int64_t rows, int64_t columns);
 template <class Real>
 void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Block<Real> out);
 
-// The rows = scale * values^T (values is columns x rows), converted to the tensor's own type.
+// Row i = factors[i] * values(i), converted to the tensor's own type; or one factor for all of them.
 template <class Real>
-void store_transposed(const Operand& operand, const RowRange& rows, Block<const Real> values, Real scale);
-
-// The rows, converted to the tensor's own type.
+void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values, const Real* factors);
 template <class Real>
-void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values);
+void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values, Real factor);
 
 }  // namespace flash_attn_ext::cpu

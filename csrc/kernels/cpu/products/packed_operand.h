@@ -1,4 +1,4 @@
-// The streamed operands of a group of heads, converted or transposed once and read by many work items.
+// K and V of a group of heads, converted or transposed once and read by many work items.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace flash_attn_ext::cpu {
 
 enum class Form { kRows, kTransposed };  // (rows x columns) or (columns x rows) tiles
 
-// Heads are numbered batch * num_heads + head. A key head's query heads are neighbours, so a range of key heads is a
+// Key heads, numbered batch * num_heads_k + head. A key head's query heads are neighbours, so a range of key heads is a
 // range of query heads too.
 struct HeadRange {
   int64_t begin;
@@ -24,28 +24,25 @@ struct HeadRange {
 template <class Real>
 class PackedOperand {
  public:
-  PackedOperand(const attention::AttentionParams& params, const Operand& operand, Side side, Form form);
+  PackedOperand(const attention::AttentionParams& params, const Operand& operand, Form form);
 
-  // Bytes that one key head takes (with all query heads that read it).
+  // Bytes that one key head takes.
   int64_t bytes_per_key_head() const;
 
-  int64_t columns() const { return operand_.columns; }
-
-  // Packs the heads that belong to these key heads, in parallel; what was packed before is gone.
+  // Packs these heads, in parallel; what was packed before is gone.
   void load(const HeadRange& key_heads);
 
   // Tile `tile` (rows [tile * kStreamedRows, ...)) of a head that was loaded. Transposed ones hold zeros up to the next
   // multiple of kClipRows.
   Block<const Real> tile(int64_t batch, int64_t head, int64_t tile) const;
 
-  // Whether the tile holds neither NaN nor infinity.
+  // Whether the tile, of Form::kRows, holds neither NaN nor infinity.
   bool finite(int64_t batch, int64_t head, int64_t tile) const { return finite_[slot(batch, head, tile)] != 0; }
 
  private:
-  int64_t heads_per_key_head() const { return num_heads_ / num_heads_k_; }
   int64_t tile_elements() const { return tile_rows_ * operand_.columns; }
   int64_t slot(int64_t batch, int64_t head, int64_t tile) const {
-    return (batch * num_heads_ + head - first_head_) * num_tiles_ + tile;
+    return (batch * p_.num_heads_k + head - first_head_) * num_tiles_ + tile;
   }
   void load_tile(int64_t slot);
   Block<const Real> load_rows_of(const Positions& positions, Real* target) const;
@@ -53,17 +50,18 @@ class PackedOperand {
 
   const attention::AttentionParams& p_;
   Operand operand_;
-  Side side_;
   Form form_;
-  bool in_place_;  // rows are read where they lie
-  int64_t num_heads_;
-  int64_t num_heads_k_;
+  bool in_place_;           // rows are read where they lie
   int64_t num_tiles_;       // of the longest sequence
   int64_t tile_rows_;       // that there is memory for: short sequences touch no more of it than they fill
   int64_t first_head_ = 0;  // of those loaded
   Scratch<Real> storage_;
   std::vector<uint8_t> finite_;
 };
+
+// Whether a head's keys are one tile. Each thread then packs those of the head it works on itself: they stay in its
+// cache, and it takes no longer than to wait until all heads are packed.
+bool one_tile_of_keys(const attention::AttentionParams& params);
 
 // Key heads [0, batch * num_heads_k) in groups whose packed operands stay under kPackedBytes, or of one head.
 std::vector<HeadRange> head_groups(const attention::AttentionParams& params, int64_t bytes_per_key_head);

@@ -28,14 +28,19 @@ bool readable_as_pairs(const Operand& operand) {
 
 // Of bfloat16 rows where the CPU multiplies them: its products of packed tiles are twice as fast as others.
 constexpr int64_t kFewPairedRows = 32;
+// Of queries whose keys are one tile, which costs little to pack. Heads that share it still work together.
+constexpr int64_t kFewQueriesOfOneTile = 12;
 
 }  // namespace
 
 bool has_few_rows(const attention::AttentionParams& params) {
+  const int64_t queries = params.sequences.max_seqlen_q;
+  if (one_tile_of_keys(params) && queries > kFewQueriesOfOneTile) return false;
   const bool pairs = params.element == ElementType::kBFloat16 && can_multiply_pairs();
-  const int64_t rows = params.sequences.max_seqlen_q * params.queries_per_key_head();
-  return rows <= (pairs ? kFewPairedRows : kStationaryRows);
+  return queries * params.queries_per_key_head() <= (pairs ? kFewPairedRows : kStationaryRows);
 }
+
+bool has_few_keys(const attention::AttentionParams& params) { return params.sequences.max_seqlen_k <= kFewKeys; }
 
 template <class Real>
 bool RowProduct<Real>::multiplies_pairs(const Operand& left, const Operand& right) {
@@ -48,9 +53,9 @@ RowProduct<Real>::RowProduct(const attention::AttentionParams& params, const Ope
     : p_(params),
       left_(left),
       unpacked_right_(right),
-      few_rows_(has_few_rows(params)),
-      pairs_(!few_rows_ && multiplies_pairs(left, right)),
-      right_(params, pairs_ ? as_pairs(right) : right, Side::kKeys, Form::kTransposed) {}
+      in_place_(has_few_rows(params) || has_few_keys(params)),
+      pairs_(!in_place_ && multiplies_pairs(left, right)),
+      right_(params, pairs_ ? as_pairs(right) : right, Form::kTransposed) {}
 
 template <class Real>
 void RowProduct<Real>::Rows::load(const Sequence& sequence, const Interval& heads, const Interval& queries) {
@@ -58,7 +63,7 @@ void RowProduct<Real>::Rows::load(const Sequence& sequence, const Interval& head
   const int64_t count = queries.end - queries.begin;
   rows_ = {sequence.batch, heads.begin, sequence.query_begin + queries.begin, count};
   if (product_.pairs_) return;
-  if (!product_.few_rows_) {
+  if (heads.end - heads.begin == 1) {
     loaded_ = load_rows<Real>(product_.left_, rows_, scratch_.data());
     return;
   }
@@ -74,8 +79,8 @@ void RowProduct<Real>::Rows::load(const Sequence& sequence, const Interval& head
 template <class Real>
 void RowProduct<Real>::Rows::multiply(int64_t key_head, const StreamedSlice& keys, Real* c) {
   const int64_t columns = product_.left_.columns;
-  if (product_.few_rows_) {
-    const Positions positions = {Side::kKeys, sequence_, key_head, {keys.first, keys.first + keys.count}};
+  if (product_.in_place_) {
+    const Positions positions = {sequence_, key_head, {keys.first, keys.first + keys.count}};
     const Block<const Real> right =
         load_positions<Real>(product_.p_, product_.unpacked_right_, positions, keys_.data());
     return multiply_few_rows_transposed({rows_.count, keys.count, columns}, loaded_, right, {c, keys.width});

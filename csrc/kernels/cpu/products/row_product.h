@@ -1,6 +1,7 @@
 // Products of rows of one tensor with rows of another: S = Q K^T and dP = dO V^T. One of three ways is a call's, the
 // same for both passes, so that both compute the same S:
-// - Few rows in all: the second tensor is read row by row where it lies. To pack it would take longer than the product.
+// - Few rows in all, or few keys: the second tensor is read row by row where it lies. To pack it would take longer than
+//   the product, or leave most of the library's tile empty.
 // - bfloat16, where the CPU has the instruction: both as they are, the second packed. Twice the rate, and as exact,
 //   since a product of two of them is exact in float32.
 // - Else in the compute type, the second packed.
@@ -16,6 +17,9 @@ namespace flash_attn_ext::cpu {
 // share what is packed, and make up for it.
 bool has_few_rows(const attention::AttentionParams& params);
 
+// Whether there are so few keys that they are no work for the matrix library.
+bool has_few_keys(const attention::AttentionParams& params);
+
 template <class Real>
 class RowProduct {
  public:
@@ -23,12 +27,18 @@ class RowProduct {
   RowProduct(const attention::AttentionParams& params, const Operand& left, const Operand& right);
 
   // Bytes that a key head's packed rows take.
-  int64_t bytes_per_key_head() const { return few_rows_ ? 0 : right_.bytes_per_key_head(); }
+  int64_t bytes_per_key_head() const { return in_place_ ? 0 : right_.bytes_per_key_head(); }
 
   // Packs the rows of these key heads.
   void load(const HeadRange& key_heads) {
-    if (!few_rows_) right_.load(key_heads);
+    if (!in_place_) right_.load(key_heads);
   }
+
+  // Whether the second tensor is read where it lies.
+  bool in_place() const { return in_place_; }
+
+  // The steps in which slices of keys are clipped: few keys leave no gaps between the rows of a score tile.
+  int64_t clip() const { return has_few_keys(p_) ? 1 : kClipRows; }
 
   // A work item's rows of the left side.
   class Rows {
@@ -36,7 +46,7 @@ class RowProduct {
     explicit Rows(const RowProduct& product)
         : product_(product),
           scratch_(kStationaryRows * product.left_.columns),
-          keys_(product.few_rows_ ? kStreamedRows * product.left_.columns : 0) {}
+          keys_(product.in_place_ ? kStreamedRows * product.left_.columns : 0) {}
 
     ~Rows() {
       if (product_.pairs_) release_pairs();
@@ -67,7 +77,7 @@ class RowProduct {
   const attention::AttentionParams& p_;
   Operand left_;
   Operand unpacked_right_;
-  bool few_rows_;
+  bool in_place_;
   bool pairs_;
   PackedOperand<Real> right_;  // transposed; pairs of bfloat16 count as one element of 32 bits
 };

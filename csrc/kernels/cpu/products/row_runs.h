@@ -1,4 +1,4 @@
-// Rows of a sequence by position, wherever they lie: in a tensor, in a cache's entry, or in pages.
+// Rows of a sequence's keys by position, wherever they lie: in a tensor, in a cache's entry, or in pages.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,8 @@
 
 namespace flash_attn_ext::cpu {
 
-enum class Side { kQueries, kKeys };  // whose positions
-
 // Positions of one head of a sequence.
 struct Positions {
-  Side side;
   attention::Sequence sequence;
   int64_t head;
   attention::Interval range;
@@ -21,19 +18,12 @@ struct Positions {
 };
 
 // Whether neighbouring positions may have rows that are not.
-inline bool scattered(const attention::AttentionParams& p, Side side) {
-  return side == Side::kKeys && p.cache.present() && p.cache.paged();
-}
+inline bool scattered(const attention::AttentionParams& p) { return p.cache.present() && p.cache.paged(); }
 
 // The rows from range.begin on, as many as are neighbours.
 inline RowRange first_run(const attention::AttentionParams& p, const Positions& positions) {
-  const attention::Sequence& sequence = positions.sequence;
-  const int64_t begin = positions.range.begin;
-  if (positions.side == Side::kQueries) {
-    return {sequence.batch, positions.head, sequence.query_begin + begin, positions.count()};
-  }
-  const attention::KeyRow at = p.key_row(sequence, begin);
-  if (!scattered(p, positions.side)) return {at.entry, positions.head, at.row, positions.count()};
+  const attention::KeyRow at = p.key_row(positions.sequence, positions.range.begin);
+  if (!scattered(p)) return {at.entry, positions.head, at.row, positions.count()};
   return {at.entry, positions.head, at.row, std::min(p.cache.page_size.divisor - at.row, positions.count())};
 }
 
@@ -52,7 +42,7 @@ void for_each_run(const attention::AttentionParams& p, const Positions& position
 template <class Real>
 Block<const Real> load_positions(const attention::AttentionParams& p, const Operand& operand,
                                  const Positions& positions, Real* scratch) {
-  if (!scattered(p, positions.side)) return load_rows<Real>(operand, first_run(p, positions), scratch);
+  if (!scattered(p)) return load_rows<Real>(operand, first_run(p, positions), scratch);
   for_each_run(p, positions, [&](const RowRange& rows, int64_t first) {
     convert_rows<Real>(operand, rows, scratch + first * operand.columns);
   });

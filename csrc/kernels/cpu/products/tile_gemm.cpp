@@ -37,6 +37,10 @@ bool has_small_tile_gemm() {
 }
 
 constexpr int64_t kFewRows = 4;
+constexpr int64_t kFewTerms = 8;
+
+// Whether the library would take longer for it than our own loops.
+bool is_small(const GemmShape& shape) { return shape.m <= kFewRows || shape.k <= kFewTerms; }
 
 // What a product with an empty dimension is: the libraries refuse some of these.
 template <class Real>
@@ -75,7 +79,7 @@ int64_t terms_of_a_sum(const GemmShape& shape) { return shape.m <= kFewRows ? 8 
 
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode) {
   if (multiply_empty(shape, c, mode)) return;
-  if (shape.m <= kFewRows) return multiply_few_rows(shape, a, b, c, mode);
+  if (is_small(shape)) return multiply_few_rows(shape, a, b, c, mode);
   if (!has_small_tile_gemm()) return multiply_general(shape, a, b, c, mode);
   const int64_t terms = terms_of_a_sum(shape);
   for (int64_t first = 0; first < shape.k; first += terms) {
@@ -87,7 +91,7 @@ void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b
 
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode) {
   if (multiply_empty(shape, c, mode)) return;
-  if (shape.m <= kFewRows) return multiply_few_rows(shape, a, b, c, mode);
+  if (is_small(shape)) return multiply_few_rows(shape, a, b, c, mode);
   multiply_general(shape, a, b, c, mode);
 }
 
@@ -109,34 +113,27 @@ void multiply_pairs(const GemmShape& shape, Block<const uint16_t> a, Block<const
 }
 
 template <class Real>
-void multiply_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c,
-                      Weights weights) {
-  const bool left = weights == Weights::kLeft;
-  const Block<const Real> values = left ? b : a;
-  const int64_t rows = left ? shape.k : shape.m;
-  const int64_t columns = left ? shape.n : shape.k;
-  std::vector<Real> finite(rows * columns);
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) {
-      finite[i * columns + j] = std::isfinite(values.row(i)[j]) ? values.row(i)[j] : Real(0);
+void multiply_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c) {
+  std::vector<Real> finite(shape.k * shape.n);
+  for (int64_t t = 0; t < shape.k; ++t) {
+    for (int64_t j = 0; j < shape.n; ++j) {
+      finite[t * shape.n + j] = std::isfinite(b.row(t)[j]) ? b.row(t)[j] : Real(0);
     }
   }
-  const Block<const Real> finite_values = {finite.data(), columns};
-  multiply(shape, left ? a : finite_values, left ? finite_values : b, c, Accumulate::kYes);
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) {
-      const Real value = values.row(i)[j];
+  multiply(shape, a, {finite.data(), shape.n}, c, Accumulate::kYes);
+  for (int64_t t = 0; t < shape.k; ++t) {
+    for (int64_t j = 0; j < shape.n; ++j) {
+      const Real value = b.row(t)[j];
       if (std::isfinite(value)) continue;
-      for (int64_t other = 0; other < (left ? shape.m : shape.n); ++other) {
-        const Real weight = left ? a.row(other)[i] : b.row(j)[other];
-        if (weight != Real(0)) (left ? c.row(other)[j] : c.row(i)[other]) += weight * value;
+      for (int64_t i = 0; i < shape.m; ++i) {
+        const Real weight = a.row(i)[t];
+        if (weight != Real(0)) c.row(i)[j] += weight * value;
       }
     }
   }
 }
 
-template void multiply_nonzero<float>(const GemmShape&, Block<const float>, Block<const float>, Block<float>, Weights);
-template void multiply_nonzero<double>(const GemmShape&, Block<const double>, Block<const double>, Block<double>,
-                                       Weights);
+template void multiply_nonzero<float>(const GemmShape&, Block<const float>, Block<const float>, Block<float>);
+template void multiply_nonzero<double>(const GemmShape&, Block<const double>, Block<const double>, Block<double>);
 
 }  // namespace flash_attn_ext::cpu

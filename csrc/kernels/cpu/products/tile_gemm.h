@@ -25,7 +25,7 @@ struct GemmShape {
 
 enum class Accumulate { kNo, kYes };
 
-// Up to kFewRows rows by multiply_few_rows, more by the matrix libraries.
+// Few rows or few terms by multiply_few_rows, more by the matrix libraries.
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode);
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode);
 
@@ -39,12 +39,10 @@ void release_pairs();
 // Whether this CPU can do so faster than in float32.
 bool can_multiply_pairs();
 
-// c += a . b, leaving out terms whose weight (the factor on that side) is exactly 0: what is not attended must not
-// reach the result, even where the other factor is NaN or infinity. Slower, and used only where it may be; what no NaN
+// c += a . b, leaving out terms whose weight, an element of a, is exactly 0: what is not attended must not reach the
+// result, even where the other factor is NaN or infinity. Slower, and used only where it may be; what no NaN
 // or infinity reaches has the bits that multiply gives for finite factors there.
-enum class Weights { kLeft, kRight };
-
 template <class Real>
-void multiply_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c, Weights weights);
+void multiply_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c);
 
 }  // namespace flash_attn_ext::cpu

@@ -41,6 +41,27 @@ FLASH_SIMD_INLINE Real scale_row_impl(Real* scores, int64_t n, Real scale) {
   return maximum;
 }
 
+template <class Real>
+FLASH_SIMD_INLINE void scale_rows_impl(const ScoreRows<Real>& scores, Real scale, Real* maxima) {
+  const ScoreRows<Real> s = scores;
+  if (s.without_gaps()) {
+    multiply_row_impl(s.data, s.rows * s.n, scale);
+    const Real* row = s.data;
+    for (int64_t i = 0; i < s.rows; ++i, row += s.n) {
+      Real maximum = -std::numeric_limits<Real>::infinity();
+      for (int64_t j = 0; j < s.n; ++j) maximum = row[j] > maximum ? row[j] : maximum;
+      maxima[i] = maximum;
+    }
+    return;
+  }
+  for (int64_t i = 0; i < s.rows; ++i) {
+    Real* row = s.data + i * s.stride;
+    for (int64_t j = s.n; j < s.padded(); ++j) row[j] = row[0];  // which changes no maximum
+    maxima[i] = scale_row_impl(row, s.padded(), scale);
+    for (int64_t j = s.n; j < s.padded(); ++j) row[j] = -std::numeric_limits<Real>::infinity();
+  }
+}
+
 // The same transform with its absent softcap as a constant, so that the loop over it carries no tanh.
 template <class Real>
 FLASH_SIMD_INLINE Transform<Real> without_softcap(const Transform<Real>& transform) {
@@ -78,6 +99,26 @@ FLASH_SIMD_INLINE Real exponentiate_row_impl(Real* scores, int64_t n, Real shift
 }
 
 template <class Real>
+FLASH_SIMD_INLINE void exponentiate_rows_impl(const ScoreRows<Real>& scores, const Real* shifts, Real* sums) {
+  const ScoreRows<Real> s = scores;
+  if (s.without_gaps()) {
+    Real* row = s.data;
+    for (int64_t i = 0; i < s.rows; ++i, row += s.n) {
+      for (int64_t j = 0; j < s.n; ++j) row[j] -= shifts[i];
+    }
+    exponentiate_row_impl(s.data, s.rows * s.n, Real(0));
+    row = s.data;
+    for (int64_t i = 0; i < s.rows; ++i, row += s.n) {
+      Real sum = row[0];
+      for (int64_t j = 1; j < s.n; ++j) sum += row[j];
+      sums[i] = sum;
+    }
+    return;
+  }
+  for (int64_t i = 0; i < s.rows; ++i) sums[i] = exponentiate_row_impl(s.data + i * s.stride, s.padded(), shifts[i]);
+}
+
+template <class Real>
 FLASH_SIMD_INLINE Real sum_row_impl(const Real* x, int64_t n) {
   Real sum = Real(0);
 #pragma omp simd reduction(+ : sum)
@@ -102,6 +143,30 @@ FLASH_SIMD_INLINE void gradient_row_plain_impl(const GradientRow<Real>& row, Rea
     const Real ds = p * (r.ds[i] - r.delta);
     r.p[i] = p;
     r.ds[i] = p == Real(0) ? Real(0) : ds;  // dP of a row nobody sees may be NaN
+  }
+}
+
+template <class Real>
+FLASH_SIMD_INLINE void gradient_rows_plain_impl(const ScoreRows<Real>& rows, Real* ds, const Real* lse,
+                                                const Real* delta, Real scale) {
+  const ScoreRows<Real> s = rows;
+  if (!s.without_gaps()) {
+    for (int64_t i = 0; i < s.rows; ++i) {
+      const int64_t at = i * s.stride;
+      const GradientRow<Real> row = {
+          .n = s.padded(), .p = s.data + at, .ds = ds + at, .lse = lse[i], .residual = Real(0), .delta = delta[i]};
+      gradient_row_plain_impl(row, scale);
+    }
+    return;
+  }
+  Real* p = s.data;
+  for (int64_t i = 0; i < s.rows; ++i, p += s.n) {
+    for (int64_t j = 0; j < s.n; ++j) p[j] = (p[j] * scale + Real(0)) - lse[i];
+  }
+  exponentiate_row_impl(s.data, s.rows * s.n, Real(0));
+  p = s.data;
+  for (int64_t i = 0; i < s.rows; ++i, p += s.n, ds += s.n) {
+    for (int64_t j = 0; j < s.n; ++j) ds[j] = p[j] == Real(0) ? Real(0) : p[j] * (ds[j] - delta[i]);
   }
 }
 
@@ -153,8 +218,19 @@ FLASH_SIMD_CLONES void multiply_row(double* x, int64_t n, double factor) { multi
 FLASH_SIMD_CLONES void multiply_rows(float* x, const float* y, int64_t n) { multiply_rows_impl(x, y, n); }
 FLASH_SIMD_CLONES void multiply_rows(double* x, const double* y, int64_t n) { multiply_rows_impl(x, y, n); }
 
-FLASH_SIMD_CLONES float scale_row(float* scores, int64_t n, float scale) { return scale_row_impl(scores, n, scale); }
-FLASH_SIMD_CLONES double scale_row(double* scores, int64_t n, double scale) { return scale_row_impl(scores, n, scale); }
+FLASH_SIMD_CLONES void scale_rows(const ScoreRows<float>& scores, float scale, float* maxima) {
+  scale_rows_impl(scores, scale, maxima);
+}
+FLASH_SIMD_CLONES void scale_rows(const ScoreRows<double>& scores, double scale, double* maxima) {
+  scale_rows_impl(scores, scale, maxima);
+}
+
+FLASH_SIMD_CLONES void exponentiate_rows(const ScoreRows<float>& scores, const float* shifts, float* sums) {
+  exponentiate_rows_impl(scores, shifts, sums);
+}
+FLASH_SIMD_CLONES void exponentiate_rows(const ScoreRows<double>& scores, const double* shifts, double* sums) {
+  exponentiate_rows_impl(scores, shifts, sums);
+}
 
 FLASH_SIMD_CLONES float transform_row(float* scores, const float* added, int64_t n, const Transform<float>& transform) {
   return transform_row_any(scores, added, n, transform);
@@ -190,6 +266,28 @@ FLASH_SIMD_CLONES void convert_row(float* x, const c10::Half* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = c10::detail::fp16_ieee_to_fp32_value(y[i].x);
 }
 
+FLASH_SIMD_CLONES void store_row(float* x, const float* y, int64_t n, float factor) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] = factor * y[i];
+}
+FLASH_SIMD_CLONES void store_row(double* x, const double* y, int64_t n, double factor) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] = factor * y[i];
+}
+FLASH_SIMD_CLONES void store_row(c10::BFloat16* x, const float* y, int64_t n, float factor) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    const float value = factor * y[i];
+    const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+    const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+    x[i].x = static_cast<uint16_t>(value != value ? 0x7FC0u : rounded);
+  }
+}
+FLASH_SIMD_CLONES void store_row(c10::Half* x, const float* y, int64_t n, float factor) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i].x = c10::detail::fp16_ieee_from_fp32_value(factor * y[i]);
+}
+
 FLASH_SIMD_CLONES void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n) {
   mask_row_impl(masked, added, mask, n);
 }
@@ -205,6 +303,15 @@ FLASH_SIMD_CLONES void gradient_row_plain(const GradientRow<float>& row, float s
 }
 FLASH_SIMD_CLONES void gradient_row_plain(const GradientRow<double>& row, double scale) {
   gradient_row_plain_impl(row, scale);
+}
+
+FLASH_SIMD_CLONES void gradient_rows_plain(const ScoreRows<float>& p, float* ds, const float* lse, const float* delta,
+                                           float scale) {
+  gradient_rows_plain_impl(p, ds, lse, delta, scale);
+}
+FLASH_SIMD_CLONES void gradient_rows_plain(const ScoreRows<double>& p, double* ds, const double* lse,
+                                           const double* delta, double scale) {
+  gradient_rows_plain_impl(p, ds, lse, delta, scale);
 }
 
 FLASH_SIMD_CLONES void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform) {

@@ -4,6 +4,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "attention/score_mod.h"
@@ -22,9 +23,33 @@ void multiply_row(double* x, int64_t n, double factor);
 void multiply_rows(float* x, const float* y, int64_t n);
 void multiply_rows(double* x, const double* y, int64_t n);
 
-// Products become scores in place; returns their maximum (-inf if n is 0; NaN scores do not count).
-float scale_row(float* scores, int64_t n, float scale);
-double scale_row(double* scores, int64_t n, double scale);
+// Rows of a score tile, n elements of each, `stride` apart. Whole vectors are computed where the stride leaves room for
+// them, so the columns from n to padded() are scratch memory of the functions below. One call for a tile instead of one
+// for each row is what makes short rows fast.
+template <class Real>
+struct ScoreRows {
+  static constexpr int64_t kLanes = 16;
+
+  Real* data;
+  int64_t stride;
+  int64_t rows;
+  int64_t n;
+
+  // Whether rows shorter than a vector lie side by side, so that all of them are one long row.
+  bool without_gaps() const { return stride == n && n < kLanes; }
+  int64_t padded() const { return std::min((n + kLanes - 1) / kLanes * kLanes, stride); }
+};
+
+// Products become scores in place; maxima[i] is that of row i (-inf if n is 0; NaN scores do not count).
+void scale_rows(const ScoreRows<float>& scores, float scale, float* maxima);
+void scale_rows(const ScoreRows<double>& scores, double scale, double* maxima);
+
+// Scores become exp(score - shifts[i]) in place; sums[i] is their sum. Columns from n to padded() hold -inf, as
+// scale_rows leaves them.
+void exponentiate_rows(const ScoreRows<float>& scores, const float* shifts, float* sums);
+void exponentiate_rows(const ScoreRows<double>& scores, const double* shifts, double* sums);
+
+// Products become scores in place; returns their maximum, as scale_rows does.
 float transform_row(float* scores, const float* added, int64_t n, const Transform<float>& transform);
 double transform_row(double* scores, const double* added, int64_t n, const Transform<double>& transform);
 
@@ -43,6 +68,12 @@ void add_weighted_row(double* x, const double* y, int64_t n, double weight);
 // x = y.
 void convert_row(float* x, const c10::BFloat16* y, int64_t n);
 void convert_row(float* x, const c10::Half* y, int64_t n);
+
+// x = factor * y, rounded to the type of x.
+void store_row(float* x, const float* y, int64_t n, float factor);
+void store_row(double* x, const double* y, int64_t n, double factor);
+void store_row(c10::BFloat16* x, const float* y, int64_t n, float factor);
+void store_row(c10::Half* x, const float* y, int64_t n, float factor);
 
 // masked = added, or -inf where mask is 0; may be one row.
 void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n);
@@ -68,6 +99,9 @@ struct GradientRow {
 
 void gradient_row_plain(const GradientRow<float>& row, float scale);
 void gradient_row_plain(const GradientRow<double>& row, double scale);
+// All rows of a tile, whose p is a GradientRow's, with ds, lse and delta.
+void gradient_rows_plain(const ScoreRows<float>& p, float* ds, const float* lse, const float* delta, float scale);
+void gradient_rows_plain(const ScoreRows<double>& p, double* ds, const double* lse, const double* delta, double scale);
 void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform);
 void gradient_row_extended(const GradientRow<double>& row, const Transform<double>& transform);
 
