@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="NAME",
         help="default: all of the device but generate, which needs transformers. cuda has grid, mask, float32, "
         "dropout, head_dims, short, in_a_row, encoders, few_queries, varlen, window, gqa, host, switch, decode, "
-        "decode_host and generate, cpu has cpu, switch, decode, decode_host and generate",
+        "decode_host and generate, cpu has cpu, few_keys, switch, decode, decode_host and generate",
     )
     bench.add_argument("--backend", metavar="NAME", help="time this backend of ours, such as sm80; default: the best")
     bench.add_argument("--quick", action="store_true", help="few repetitions, and each suite's first head dim only")

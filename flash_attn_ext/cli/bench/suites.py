@@ -200,6 +200,31 @@ def cpu() -> Iterator[Workload]:
             yield Workload("cpu", "float bias", score=SQUARE_BIAS, **common)
 
 
+def few_keys() -> Iterator[Workload]:
+    """Images that attend to a text, a few latents or one key, and batches of small sets."""
+    options: dict[str, Any] = dict(peers=("torch sdpa",), against="torch sdpa")
+    for dtype in (torch.float32, torch.bfloat16):
+        for batch, heads, seqlen, num_keys, head_dim in (
+            (1, 8, 256, 1, 64),
+            (64, 8, 256, 1, 32),
+            (1, 8, 256, 2, 64),
+            (8, 12, 256, 4, 64),
+            (8, 20, 256, 16, 128),
+            (8, 8, 256, 77, 128),
+            (2, 10, 4096, 77, 64),
+            (2, 20, 1024, 77, 64),
+            (512, 8, 3, 3, 64),
+            (64, 8, 16, 16, 64),
+            (64, 8, 50, 50, 64),
+            (64, 12, 80, 80, 64),
+        ):
+            case = f"{num_keys} key" + "s" * (num_keys > 1)
+            # dQ and dK of one key are 0 but for rounding, which no two kernels share.
+            passes = ("forward",) if num_keys == 1 else ("forward", "forward+backward")
+            shape: dict[str, Any] = dict(seqlen_k=num_keys, dtype=dtype, passes=passes)
+            yield Workload("few_keys", case, batch, heads, seqlen, head_dim, **shape, **options)
+
+
 def _named(*suites) -> dict[str, tuple[Workload, ...]]:
     return {suite.__name__: tuple(suite()) for suite in suites}
 
@@ -225,7 +250,7 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
         generate,
     ),
     "cpu": {
-        **_named(cpu, decode_host),
+        **_named(cpu, few_keys, decode_host),
         "switch": tuple(switch_on_cpu()),
         "decode": tuple(decode_on_cpu()),
         "generate": tuple(generate_on_cpu()),
