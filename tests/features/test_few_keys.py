@@ -95,8 +95,10 @@ def test_a_hidden_key_reaches_nothing(value, sk, dtype, backend):
 
 @pytest.mark.parametrize("d", [32, 64, 200])
 def test_one_key_has_weight_1(d, backend):
+    """In both passes, and dP and delta are the same dots: nothing reaches q and k."""
     if not backend.is_cpu:
         pytest.skip("a GPU's product with 1 is the sum of two TF32 products")
     inputs = make_inputs(Case(sq=300, sk=1, d=d), torch.float32, backend.device)
     result = run_ours(inputs, backend)
     assert torch.equal(result["out"], inputs.v.expand_as(result["out"]))
+    assert not bool(result["dq"].any()) and not bool(result["dk"].any())

@@ -219,7 +219,7 @@ def few_keys() -> Iterator[Workload]:
             (64, 12, 80, 80, 64),
         ):
             case = f"{num_keys} key" + "s" * (num_keys > 1)
-            # dQ and dK of one key are 0 but for rounding, which no two kernels share.
+            # dQ and dK of one key are 0: exactly in ours, but for rounding in PyTorch's.
             passes = ("forward",) if num_keys == 1 else ("forward", "forward+backward")
             shape: dict[str, Any] = dict(seqlen_k=num_keys, dtype=dtype, passes=passes)
             yield Workload("few_keys", case, batch, heads, seqlen, head_dim, **shape, **options)

@@ -193,7 +193,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _difference(ours: object, peers: object) -> float:
-    """The largest over the tensors of both results."""
+    """The largest over the tensors of both results. Equal ones differ by 0, also where they are all 0."""
     pairs = zip(*(result if isinstance(result, tuple) else (result,) for result in (ours, peers)), strict=True)
     with torch.no_grad():
-        return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
+        return max(_relative(a.float(), b.float()) for a, b in pairs)
+
+
+def _relative(ours: Tensor, peers: Tensor) -> float:
+    return 0.0 if torch.equal(ours, peers) else float((ours - peers).norm() / peers.norm())
