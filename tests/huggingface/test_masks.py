@@ -34,7 +34,7 @@ LENGTHS = [  # queries, keys, the first query's position, the first key's: as ca
     (3, 6, 9, 6),
     (9, 9, 0, 0),
 ]
-UNALIGNED = [(5, 5, 4, 0), (5, 5, 4, 2), (5, 5, 2, 4)]  # as many keys as queries, but other tokens
+UNALIGNED = [(5, 5, 0, 4), (5, 5, 2, 4), (5, 5, 2, 3)]  # as many keys as queries, but other tokens
 WINDOWS = [None, 1, 3, 4, 20]
 PADDING = {
     None: None,
