@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= $(patsubst torch==%,%,$(filter torch==%,$(file < requirements-dev.txt)))
+TORCH_REQUIREMENT := torch$(if $(filter-out newest,$(TORCH)),==$(TORCH))
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -13,23 +14,30 @@ ifdef NO_VENV
 BIN :=
 PY := $(PYTHON)
 READY := build
+WORKERS ?=
 export PYTHONPATH := $(CURDIR)
 else
 BIN := $(VENV)/bin/
 PY := $(BIN)python
 REQUIREMENTS := $(VENV)/.requirements.stamp
 READY := $(VENV)/.editable.stamp
+WORKERS ?= auto
 endif
+PYTEST_WORKERS := $(if $(WORKERS),-n $(WORKERS) --dist loadgroup)
+# What is tested with the newest torch: what of PyTorch's own this library touches.
+NEWEST_TESTS := surface sdpa torch_integration
 
 CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo demo-large test test-transformers bench docs wheel build install lint format types layering clean distclean
+.PHONY: help demo demo-large test test-newest test-installed test-transformers bench docs wheel build install lint \
+  format types layering clean distclean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       set up .venv, build, train a small GPT on real text with our attention and with PyTorch's"
 	@echo "make demo-large the same with 92M parameters at context 8192: tokens/s  (needs a GPU; DEMO_ARGS='--compile')"
 	@echo "make test       set up .venv, build, run the whole test suite      (PYTEST_ARGS='-k causal -x')"
+	@echo "make test-newest  tests what touches PyTorch's own on the newest torch, in build/venv-newest"
 	@echo "make test-transformers   tests/huggingface with the oldest and the newest transformers that is taken"
 	@echo "make bench      set up .venv, build, time our attention            (BENCH_ARGS='--device cpu')"
 	@echo "make docs       set up .venv, build, make the site of the documents in build/site/, check its links"
@@ -42,14 +50,15 @@ help:
 	@echo
 	@echo "PYTHON=python3.12   the interpreter that .venv is made with (3.10 or later)"
 	@echo "VENV=/some/where    another place for the virtual environment"
-	@echo "TORCH=2.15.0        another torch than requirements-dev.txt names; give it a VENV of its own"
+	@echo "TORCH=2.15.0        another torch than requirements-dev.txt names (newest: the newest); give it a VENV of its own"
 	@echo "NO_VENV=1           no virtual environment and no downloads: PYTHON itself has torch, ninja and pytest"
+	@echo "WORKERS=4           processes of make test, instead of one for each core; WORKERS= : one, as NO_VENV=1 has it"
 	@echo "MAX_JOBS=4          compilers at a time, instead of what cores and memory allow"
 	@echo "FLASH_ATTN_EXT_CUDA=0|1, FLASH_ATTN_EXT_ARCHS='8.0;9.0a+PTX', CUDA_HOME=...   the CUDA part of the build"
 
 # Waiting threads sleep instead of spinning: on cores that other work shares, spinning makes small steps several times
 # slower. Timings (bench) are taken as users have them, with the default.
-demo demo-large test: export OMP_WAIT_POLICY ?= passive
+demo demo-large test test-installed: export OMP_WAIT_POLICY ?= passive
 
 demo: $(READY)
 	$(PY) examples/train_gpt.py $(DEMO_ARGS)
@@ -58,14 +67,27 @@ demo-large: $(READY)
 	$(PY) examples/train_gpt.py --large $(DEMO_ARGS)
 
 test: $(READY)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+test-newest:
+	$(MAKE) --no-print-directory test-installed VENV=build/venv-newest TORCH=newest FLASH_ATTN_EXT_CUDA=0
+
+# Not built in place, where the extension for another torch lies: installed, and tested from where no sources are.
+test-installed: $(REQUIREMENTS)
+	@$(PY) -c 'import torch; print(f"torch {torch.__version__} in $(VENV)")'
+	rm -rf build/lib.* build/bdist.* build/installed
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-index --no-deps \
+	  --wheel-dir build/installed .
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall build/installed/*.whl
+	cd build/installed && $(abspath $(PY)) -m pytest $(PYTEST_WORKERS) $(NEWEST_TESTS:%=$(CURDIR)/tests/%) $(PYTEST_ARGS)
 
 # The oldest and the newest release that the integration takes, each in a folder that goes before what .venv has.
 test-transformers: $(READY)
 	for release in $$($(PY) -c "import flash_attn_ext.integrations.transformers as t; print(t.OLDEST, t.NEWEST)"); do \
 	  $(PY) -m pip install --quiet --disable-pip-version-check --upgrade --target build/transformers-$$release \
 	    "transformers==$$release.*" && \
-	  PYTHONPATH=$(CURDIR)/build/transformers-$$release:$(CURDIR) $(PY) -m pytest tests/huggingface $(PYTEST_ARGS) \
+	  PYTHONPATH=$(CURDIR)/build/transformers-$$release:$(CURDIR) $(PY) -m pytest $(PYTEST_WORKERS) tests/huggingface \
+	    $(PYTEST_ARGS) \
 	    || exit; \
 	done
 
@@ -100,7 +122,7 @@ $(VENV)/.requirements.stamp: requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed, $(PYTHON) is " + \
 	  sys.version.split()[0] + ". Run: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	sed 's/^torch==.*/torch==$(TORCH)/' requirements-dev.txt > $(VENV)/requirements.txt
+	sed 's/^torch==.*/$(TORCH_REQUIREMENT)/' requirements-dev.txt > $(VENV)/requirements.txt
 	$(PY) -m pip install --disable-pip-version-check --progress-bar off -r $(VENV)/requirements.txt
 	@touch $@
 

@@ -162,9 +162,10 @@ def attention_tangents(
 def attention_explain(problem: _Problem, /) -> list[tuple[Backend, list[str]]]:
     """Every backend in the order in which they are tried, with the reasons against it (none: it can run this call)."""
 
-def attention_plan(output_mask: Sequence[bool], problem: _Problem, /) -> tuple[str, str]:
-    """The plans of both passes in words, of the backend that the problem names, which need not be able to run here, or
-    else of the one that runs it. output_mask: which gradients are wanted, as in ``attention_backward``."""
+def attention_plan(output_mask: Sequence[bool], problem: _Problem, /) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plans of both passes, of the backend that the problem names, which need not be able to run here, or else of
+    the one that runs it: the fields of ``_explanation.Plan`` that apply, by name. output_mask: which gradients are
+    wanted, as in ``attention_backward``."""
 
 def delta(out: Tensor, dout: Tensor, dlse: Tensor | None = None) -> Tensor:
     """rowsum(dout * out) - dlse, accumulate dtype: (B, H, S) for (B, H, S, D), (H, T) for (T, H, D)."""

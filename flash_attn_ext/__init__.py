@@ -22,7 +22,7 @@ if _problem := _unusable.explain_other_torch(_C.build_info()["torch_version"]):
     raise ImportError(_problem)
 
 from flash_attn_ext import _copies, _flops, _frames, ops, reference, types
-from flash_attn_ext._explanation import Explanation
+from flash_attn_ext._explanation import Explanation, Plan
 from flash_attn_ext.autograd import FlashAttentionFunction
 from flash_attn_ext.functional import (
     attention,
@@ -36,6 +36,7 @@ from flash_attn_ext.integrations.torch_sdpa import install_sdpa, replace_sdpa, u
 __all__ = [
     "Explanation",
     "FlashAttentionFunction",
+    "Plan",
     "attention",
     "attention_varlen",
     "attention_with_kvcache",

@@ -242,9 +242,9 @@ def explain(
     Arguments are those of :func:`attention`, or with ``cu_seqlens_q`` and ``cu_seqlens_k`` those of
     :func:`attention_varlen`; ``layout`` then has to be left at its default, since packed tensors have one layout.
 
-    Returns an :class:`Explanation`. The plans of both passes are those that the call itself would follow: which kernel,
-    its tile and variant, which scores are stored, every part of the workspace. Raises what the call itself would raise,
-    except for "no backend can run this call": that is an answer here.
+    Returns an :class:`Explanation`. The plans of both passes (:class:`Plan`) are those that the call itself would
+    follow: which kernel, its tile and variant, which scores are stored, every part of the workspace. Raises what the
+    call itself would raise, except for "no backend can run this call": that is an answer here.
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 8, 128, 64)

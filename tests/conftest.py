@@ -1,14 +1,21 @@
-"""What every test shares: the backend axis, and hypothesis settings that repeat.
+"""What every test shares: the backend axis, which cases are collected, how workers share a machine, and hypothesis
+settings that repeat.
 
 pytest puts this folder on sys.path, so tests import their helpers as `support.*`, and the package that is tested is
 the installed one.
 """
 
 import os
+import tempfile
 
 # Before torch loads OpenMP: its threads would spin between the small calls that tests are made of, which multiplies
 # the time of a suite that shares its cores with anything else.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if WORKER := os.environ.get("PYTEST_XDIST_WORKER"):
+    # Each worker has a core. A test that is about threads sets their number itself.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # What one worker compiles is no cache for another, which may clear it meanwhile.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/flash_attn_ext_{os.getuid()}_{WORKER}")
 
 import pytest
 import torch
@@ -17,7 +24,7 @@ from hypothesis import HealthCheck, settings
 pytest.register_assert_rewrite("support")
 
 from support.backends import BACKENDS, Backend, device_not_runnable_because, not_runnable_because  # noqa: E402
-from support.params import refusal_of  # noqa: E402
+from support.params import is_collected, refusal_of  # noqa: E402
 
 settings.register_profile(
     "repeatable",
@@ -33,6 +40,11 @@ def pytest_addoption(parser):
     parser.addoption("--random-problems", type=int, default=200, help="how many problems *combinations.py draw")
     parser.addoption("--first-problem", type=int, default=0, help="the first of them; its number is its seed")
     parser.addoption(
+        "--collect-gpu",
+        action="store_true",
+        help="collect the cases of a GPU where there is none, too: to see that they can be collected; they are skipped",
+    )
+    parser.addoption(
         "--run-only",
         action="store_true",
         help="run our side of random problems and shape cases, outputs poisoned as usual, but compare nothing: for "
@@ -42,10 +54,26 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "computes_in(dtype): of a test without a dtype parameter; else float32")
+    config.addinivalue_line("markers", "for_gpus: of a case that differs in what GPU kernels alone distinguish")
+    config.addinivalue_line("markers", "xdist_group(name): tests that one worker runs, since they share what is slow")
     if config.getoption("--run-only"):
         from support import checks  # here, so that collecting tests of the source tree needs no built extension
 
         checks.run_only = True
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config) -> int:
+    """Of `-n auto`: a worker for each core, but one process alone for a GPU, whose memory tests measure and fill."""
+    return 0 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_pycollect_makeitem():
+    outcome = yield
+    made = outcome.get_result()
+    if isinstance(made, list):
+        outcome.force_result(list(filter(is_collected, made)))
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)

@@ -1,4 +1,4 @@
-"""What only a GPU has. Without one these tests are collected and skipped."""
+"""What only a GPU has. Without one these tests are not collected."""
 
 import pytest
 import torch

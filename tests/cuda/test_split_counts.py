@@ -4,7 +4,6 @@ FLASH_ATTN_EXT_MULTIPROCESSORS has a plan made for a GPU with so many multiproce
 obey the error rule, and repeat bitwise.
 """
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -237,8 +236,7 @@ def test_the_counts_differ(sq, always, gpu, monkeypatch):
     for multiprocessors in MULTIPROCESSORS:
         monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(multiprocessors))
         plan = flash_attn_ext.explain(q, k, k, backend=gpu.name).forward
-        found = re.search(r"keys divided among (\d+) blocks", plan)
-        blocks[multiprocessors] = int(found[1]) if found else None
+        blocks[multiprocessors] = plan.blocks or plan.splits
     if always:
         assert len(set(blocks.values())) == len(MULTIPROCESSORS) and None not in blocks.values()
     else:

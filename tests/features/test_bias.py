@@ -9,7 +9,7 @@ import torch
 from support.cases import ALL_PATTERNS, Case, Inputs, make_inputs
 from support.checks import check_case, check_drawn, check_inputs, check_packed_drawn
 from support.packed import PackedCase, make_packed
-from support.params import over_cases, over_dtypes
+from support.params import for_gpus, over_cases, over_dtypes
 from support.runners import run_ours
 
 CASES = [Case(sq=140, sk=270, d=16, batch=3, heads=2, bias=pattern) for pattern in ALL_PATTERNS]
@@ -59,7 +59,7 @@ def test_tile_edges_and_combinations(case, dtype, backend):
     check_case(case, dtype, backend)
 
 
-@over_dtypes((torch.bfloat16, torch.float16))
+@over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
 @over_cases(KEPT)
 def test_head_dims_at_which_scores_are_kept(case, dtype, backend):
     check_case(case, dtype, backend)

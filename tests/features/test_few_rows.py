@@ -8,7 +8,7 @@ from support.cases import Case, Inputs, make_inputs
 from support.checks import check_case, check_packed_drawn, compare_with_pytorch
 from support.errors import assert_rule, pooled
 from support.packed import PackedCase, make_packed
-from support.params import over_cases, over_dtypes
+from support.params import for_gpus, over_cases, over_dtypes
 from support.runners import run_ours
 
 DRAWS = 8
@@ -45,24 +45,29 @@ LONG_FEATURES = [
 ]
 # Where a GPU divides the keys of dQ: head dims and variants whose dQ comes from different kernels.
 LONG_BACKWARD = [
-    *(Case(sq=sq, sk=4500, d=d, batch=1, heads=2, kv_heads=1) for sq in (17, 100, 300) for d in (64, 96, 128, 200)),
-    *(
-        Case(sq=sq, sk=4500, d=d, batch=2, heads=4, kv_heads=2, **features)
-        for sq, d in ((100, 64), (20, 128), (129, 128), (70, 256))
-        for features in (
-            dict(causal="bottom_right", window=(3000, 0)),
-            dict(causal="top_left", dlse=True),
-            dict(mask="b11k"),
-            dict(bias="1hqk", dropout_p=0.2),
-        )
-    ),
+    *(Case(sq=sq, sk=4500, d=64, batch=1, heads=2, kv_heads=1) for sq in (17, 100, 300)),
+    *for_gpus(Case(sq=sq, sk=4500, d=d, batch=1, heads=2, kv_heads=1) for sq in (17, 100, 300) for d in (96, 128, 200)),
 ]
+LONG_BACKWARD_FEATURES = [
+    dict(causal="bottom_right", window=(3000, 0)),
+    dict(causal="top_left", dlse=True),
+    dict(mask="b11k"),
+    dict(bias="1hqk", dropout_p=0.2),
+]
+LONG_BACKWARD += [Case(sq=100, sk=4500, d=64, heads=4, kv_heads=2, **features) for features in LONG_BACKWARD_FEATURES]
+LONG_BACKWARD += for_gpus(
+    Case(sq=sq, sk=4500, d=d, heads=4, kv_heads=2, **features)
+    for sq, d in ((20, 128), (129, 128), (70, 256))
+    for features in LONG_BACKWARD_FEATURES
+)
 # Where a GPU divides the keys of all heads: edges of tiles of 64 keys, and of 64 and 128 queries.
 LONG_HEADS = [
-    *(Case(sq=sq, sk=sk, d=64, batch=1, heads=2) for sq in (1, 63, 64, 65, 127, 128) for sk in (1025, 1088, 1600)),
-    *(Case(sq=128, sk=sk, d=128, batch=2, heads=3, dlse=True) for sk in (1152, 1153, 1215)),
-    *(
-        Case(sq=100, sk=2000, d=d, dv=dv, batch=2, heads=3, **features)
+    *(Case(sq=sq, sk=1025, d=64, batch=1, heads=2) for sq in (1, 65, 128)),
+    *for_gpus(Case(sq=sq, sk=1025, d=64, batch=1, heads=2) for sq in (63, 64, 127)),
+    *for_gpus(Case(sq=sq, sk=sk, d=64, batch=1, heads=2) for sq in (1, 63, 64, 65, 127, 128) for sk in (1088, 1600)),
+    *for_gpus(Case(sq=128, sk=sk, d=128, heads=3, dlse=True) for sk in (1152, 1153, 1215)),
+    *for_gpus(
+        Case(sq=100, sk=2000, d=d, dv=dv, heads=3, **features)
         for d, dv in ((40, 64), (96, 96), (120, 16))
         for features in (dict(), dict(dlse=True, sink=True))
     ),
@@ -130,7 +135,7 @@ def test_gradients_of_long_keys(case, dtype, backend):
     check_case(case, dtype, backend)
 
 
-@over_dtypes((torch.bfloat16, torch.float16))
+@over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
 @over_cases(LONG_HEADS)
 def test_gradients_of_heads_with_long_keys(case, dtype, backend):
     check_case(case, dtype, backend)

@@ -6,7 +6,7 @@ import torch
 from support.cases import ALL_PATTERNS, Case, Inputs, make_inputs
 from support.checks import check_case, check_drawn, check_inputs
 from support.errors import assert_same_answer
-from support.params import over_cases, over_dtypes
+from support.params import for_gpus, over_cases, over_dtypes
 from support.runners import run_ours
 
 CASES = [Case(sq=140, sk=270, d=16, batch=3, mask=pattern) for pattern in ALL_PATTERNS]
@@ -32,7 +32,7 @@ def test_sparse_masks_and_combinations(case, dtype, backend):
     check_case(case, dtype, backend)
 
 
-@over_dtypes((torch.bfloat16, torch.float16))
+@over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
 @over_cases(KEPT)
 def test_where_scores_are_kept(case, dtype, backend):
     check_case(case, dtype, backend)

@@ -10,7 +10,7 @@ from support.cases import Case, Inputs, make_inputs
 from support.errors import assert_same_answer
 from support.masks import attended
 from support.packed import PackedCase, make_packed, run_packed
-from support.params import over_cases
+from support.params import FOR_GPUS, over_cases
 from support.runners import Result, run_ours
 
 POISONS = [float("nan"), float("inf"), -float("inf")]
@@ -176,7 +176,7 @@ def test_query_rows_without_keys(case, where, dtype, poison, backend):
     [
         (Case(sq=140, sk=300, heads=4, kv_heads=2, batch=2), torch.float32),
         # A kernel whose blocks go from head to head.
-        (Case(sq=90, sk=100, d=64, heads=4, kv_heads=2, batch=150), torch.bfloat16),
+        pytest.param(Case(sq=90, sk=100, d=64, heads=4, kv_heads=2, batch=150), torch.bfloat16, marks=FOR_GPUS),
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ import torch
 from support.cases import Case, make_inputs
 from support.checks import check_case
 from support.errors import rounding_of_a_copy
-from support.params import computes_in, over_cases, over_dtypes
+from support.params import computes_in, for_gpus, over_cases, over_dtypes
 from support.runners import run_ours
 
 # One side walks the edges of the 32-wide rounding, of 64-, 128- and 256-wide tiles; the other is asymmetric to it.
@@ -57,13 +57,17 @@ SMALL_TILES = [
         (260, 320, dict(causal="bottom_right", sink=True)),
         (321, 191, dict(causal="top_left", window=(64, None), dlse=True)),
     )
-] + [Case(sq=400, sk=350, d=40, batch=9, heads=10, causal="top_left")]
+] + for_gpus([Case(sq=400, sk=350, d=40, batch=9, heads=10, causal="top_left")])
 # Up to 128 queries and keys that all see each other: more heads than blocks run at a time, and fewer.
 WHOLE_HEADS = [
-    Case(sq=90, sk=110, d=64, batch=150, heads=4),
-    Case(sq=128, sk=128, d=64, batch=70, heads=4, sink=True),
-    Case(sq=97, sk=81, d=64, batch=50, heads=6, kv_heads=2, dlse=True),
     Case(sq=65, sk=127, d=64, batch=2),
+    *for_gpus(
+        [
+            Case(sq=90, sk=110, d=64, batch=150, heads=4),
+            Case(sq=128, sk=128, d=64, batch=70, heads=4, sink=True),
+            Case(sq=97, sk=81, d=64, batch=50, heads=6, kv_heads=2, dlse=True),
+        ]
+    ),
 ]
 MANY = [Case(sq=5, sk=7, d=8, batch=7, heads=5), Case(sq=197, sk=197, d=24, batch=3, heads=3)]
 

@@ -147,7 +147,24 @@ def test_one_query_sees_every_key(device):
     torch.testing.assert_close(out, flash_attn_ext.attention(q, k, v).transpose(1, 2))
 
 
-@pytest.mark.parametrize("name", REFUSED)
+# Listed here as well, so that a name that the function no longer refuses fails.
+NAMES_REFUSED = (
+    "cache",
+    "block_table",
+    "indices",
+    "block_indices",
+    "output_attentions",
+    "head_mask",
+    "alibi",
+    "sinks",
+)
+
+
+def test_the_list_of_what_is_refused():
+    assert sorted(REFUSED) == sorted(NAMES_REFUSED)
+
+
+@pytest.mark.parametrize("name", NAMES_REFUSED)
 def test_refused_by_name(name):
     with pytest.raises(ValueError, match=f"does not take {name}: "):
         fused_attention(MODULE, *tensors("cpu"), None, **{name: True})

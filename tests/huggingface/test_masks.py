@@ -34,6 +34,7 @@ LENGTHS = [  # queries, keys, the first query's position, the first key's: as ca
     (3, 6, 9, 6),
     (9, 9, 0, 0),
 ]
+UNALIGNED = [(5, 5, 0, 4), (5, 5, 2, 4), (5, 5, 2, 3)]  # as many keys as queries, but other tokens
 WINDOWS = [None, 1, 3, 4, 20]
 PADDING = {
     None: None,
@@ -114,7 +115,7 @@ def test_causal_and_windows_are_intervals(window, padding):
 @pytest.mark.parametrize("window", WINDOWS)
 def test_bidirectional(window, padding):
     function = bidirectional_mask_function if window is None else sliding_window_bidirectional_mask_function(window)
-    for lengths in LENGTHS:
+    for lengths in LENGTHS + UNALIGNED:
         mask = ask(function, lengths, padding, local_size=window, allow_is_bidirectional_skip=True)
         q_length, kv_length, q_offset, kv_offset = lengths
         if window is None or (q_length == kv_length and q_offset == kv_offset):

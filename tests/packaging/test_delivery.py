@@ -12,6 +12,7 @@ import torch
 
 from build_support.plan import make_plan
 
+pytestmark = pytest.mark.xdist_group("delivery")  # one build for all of them
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_SDIST = "import sys; from build_support import backend; print(backend.build_sdist(sys.argv[1]))"
 

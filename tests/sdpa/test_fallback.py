@@ -51,6 +51,18 @@ def test_one_warning_for_each_reason(device):
     assert all("flash_attn_ext" in str(warning.message) for warning in record)
 
 
+def test_sizes_in_a_reason_make_it_no_other(device, monkeypatch):
+    def refuse(query, *args, **kwargs):
+        raise RuntimeError(f"query has {query.size(-2)} rows of {query.size(-1)} columns, expected others")
+
+    monkeypatch.setattr(torch_sdpa, "scaled_dot_product_attention", refuse)
+    with replace_sdpa(fallback="torch"), warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        for length in (5, 4, 30):
+            F.scaled_dot_product_attention(*qkv(device, length))
+    assert len(record) == 1 and "query has 5 rows of 8 columns" in str(record[0].message)
+
+
 def test_no_warning_where_ours_runs(device):
     with replace_sdpa(fallback="torch"), warnings.catch_warnings():
         warnings.simplefilter("error")

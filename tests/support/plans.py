@@ -4,8 +4,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from flash_attn_ext._explanation import Plan, plans_of
 from flash_attn_ext._keywords import dense_problem, problem_of
-from flash_attn_ext.functional import plans_of
+
+# Names of kernels.
+WARP = "warp-specialised"
+WARP_STORE_P_DS = "warp-specialised, store P and dS with dQ"
+TWICE = "compute the scores twice"
+STORE_DS = "store dS with dK and dV"
+STORE_P_DS = "store P and dS with dQ"
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
@@ -33,7 +40,7 @@ class Call:
     wanted: tuple = ("q", "k", "v")
     options: dict = field(default_factory=dict)
 
-    def plans(self) -> tuple[str, str]:
+    def plans(self) -> tuple[Plan, Plan]:
         problem = problem_of(**DEFAULTS | self.arguments())
         problem, _, _ = dense_problem(problem, "bhsd")
         if problem.dropout_p > 0:
@@ -62,6 +69,14 @@ class Call:
         return tensors | self.options
 
 
+def mismatches(plan: Plan, expected: dict) -> dict:
+    """What a plan has in the fields that are not as expected. Of the workspace only the parts that are named count."""
+    found = {name: getattr(plan, name) for name in expected}
+    if "workspace" in expected:
+        found["workspace"] = {part: plan.workspace.get(part, 0) for part in expected["workspace"]}
+    return {name: value for name, value in found.items() if value != expected[name]}
+
+
 def label(case) -> str:
-    """The id of a test whose cases are pairs of a call and words."""
+    """The id of a test whose cases are a call and what is expected of its plan."""
     return case if isinstance(case, str) else ""

@@ -1,8 +1,9 @@
 """Processes that work together through torch.distributed: gloo on the CPU, NCCL with a GPU for each."""
 
 import os
-import socket
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,16 +12,18 @@ from torch import multiprocessing
 
 def run_processes(task, size: int, device: str, *arguments) -> None:
     """task(device, *arguments) in each of `size` processes of one group. A function of a module's top level."""
-    multiprocessing.spawn(_run, args=(task, size, device, free_port(), arguments), nprocs=size)
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(_run, args=(task, size, device, Path(folder) / "store", arguments), nprocs=size)
 
 
-def _run(rank: int, task, size: int, device: str, port: int, arguments: tuple) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def _run(rank: int, task, size: int, device: str, store: Path, arguments: tuple) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     else:
         torch.set_num_threads(1)
-    dist.init_process_group("gloo" if device == "cpu" else "nccl", rank=rank, world_size=size)
+    # They find one another by a file of their own: a port that is free now may be another test's a moment later.
+    backend = "gloo" if device == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=store.as_uri(), rank=rank, world_size=size)
     try:
         task(device, *arguments)
     finally:
@@ -31,9 +34,3 @@ def _run(rank: int, task, size: int, device: str, port: int, arguments: tuple) -
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -1,7 +1,5 @@
 """explain(): the backend that would run, and for each other one why not."""
 
-import re
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from support.backends import BACKENDS, generator_state
 from support.cases import DTYPES, Case, make_inputs
 from support.packed import cu_seqlens
 from support.params import over_dtypes
-from support.plans import Call
+from support.plans import F32, F64, Call
 
 
 def tensors_of(backend, dtype=torch.float32):
@@ -87,7 +85,7 @@ def test_nothing_to_do(shape, backend):
     q = torch.empty(*shape, 5, 8, device=backend.device, requires_grad=True)
     k = torch.empty(*shape, 700, 8, device=backend.device)
     explanation = explain(q, k, k)
-    assert explanation.forward == explanation.backward == "nothing: there are no heads"
+    assert explanation.forward.kernel == explanation.backward.kernel == "nothing: there are no heads"
 
 
 def test_packed(backend):
@@ -114,9 +112,38 @@ def test_raises_what_the_call_would_raise(backend):
 
 def test_every_part_of_the_workspace_is_named():
     """Heads of a group whose dK and dV are added up, which takes the most parts. Each begins at a multiple of 256."""
-    call = Call(4096, key_heads=2, options=dict(backend="sm90", causal="top_left"))
-    words = call.plans()[1]
-    assert "claims to a tile of keys" in words
-    total, parts = re.search(r"workspace (\d+) bytes \((.*)\)$", words).groups()
-    sizes = [int(part.rsplit(" ", 1)[1]) for part in parts.split(", ")]
-    assert sum(-(-size // 256) * 256 for size in sizes) == int(total)
+    plan = Call(4096, key_heads=2, options=dict(backend="sm90", causal="top_left")).plans()[1]
+    assert plan.claims_per_key_tile == 8
+    assert sum(-(-size // 256) * 256 for size in plan.workspace.values()) == plan.workspace_bytes
+
+
+WORDS = [
+    (Call(500, dtype=F64), 0, "one warp per row, without tensor cores; no workspace"),
+    (
+        Call(500, batch=1, heads=8, dtype=F32, options={"allow_tf32": True}),
+        0,
+        "streaming (variant plain, tf32, head dims 64 x 64, tile 128 x 64, stages 1); no workspace",
+    ),
+    (
+        Call(500, d=128, bias=(1, 1, 500, 500), wanted=("q", "k", "v", "bias")),
+        1,
+        "store P and dS with dQ (dq variant bias and mask, dq head dim 128, launches 1, key heads per launch 128); "
+        "delta by the first kernel; dBias from the stored dS; "
+        "workspace 134477824 bytes (delta 256000, stored scores 134217728, dQ NaN flags 4096)",
+    ),
+    (
+        Call(2048, mask=(8, 1, 1, 2048), options={"backend": "sm90"}),
+        0,
+        "warp-specialised (variant mask, head dims 64 x 64, tile 128 x 128, stages 2); workspace 49920 bytes "
+        "(mask tiles 256, mask bits 2176, NaN flags 16384, tile list 8192, intervals of keys 64, their kernel 22528); "
+        "batch entries of which the mask leaves an interval of keys: "
+        "warp-specialised (variant plain, head dims 64 x 64, tile 192 x 128, stages 2); "
+        "workspace 22528 bytes (NaN flags 16896, tile list 5632)",
+    ),
+]
+
+
+def test_plans_in_words():
+    """The one test of their wording: each kind of field, the workspace, and a plan inside a plan."""
+    for call, number, words in WORDS:
+        assert str(call.plans()[number]) == words

@@ -7,12 +7,12 @@ Lists grow with queries times keys. Where the mask does not, they have a bound, 
 import pytest
 import torch
 
+from flash_attn_ext._explanation import Plan, plans_of
 from flash_attn_ext._keywords import problem_of
-from flash_attn_ext.functional import plans_of
-from support.plans import BF16, DEFAULTS, Call
+from support.plans import BF16, DEFAULTS, WARP, Call, mismatches
 
 LONG = 2048
-LISTED = "warp-specialised (mask)"
+LISTED = dict(kernel=WARP, variant="mask")
 
 # The mask, and the number of packed sequences or None; whether its lists have a bound.
 MASKS = [
@@ -26,7 +26,7 @@ MASKS = [
 ]
 
 
-def packed_plan(mask: tuple[int, ...], sequences: int) -> str:
+def packed_plan(mask: tuple[int, ...], sequences: int) -> Plan:
     tensors = {name: torch.empty(sequences * LONG, 16, 64, dtype=BF16, requires_grad=True) for name in ("q", "k", "v")}
     ends = torch.arange(0, (sequences + 1) * LONG, LONG, dtype=torch.int32)
     lengths = dict(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=LONG, max_seqlen_k=LONG)
@@ -34,7 +34,7 @@ def packed_plan(mask: tuple[int, ...], sequences: int) -> str:
     return plans_of(problem_of(**DEFAULTS | tensors | lengths | options))[1]
 
 
-def backward_plan(mask: tuple[int, ...], sequences: int | None) -> str:
+def backward_plan(mask: tuple[int, ...], sequences: int | None) -> Plan:
     if sequences is not None:
         return packed_plan(mask, sequences)
     return Call(LONG, mask=mask, options={"backend": "sm90"}).plans()[1]
@@ -44,28 +44,28 @@ def backward_plan(mask: tuple[int, ...], sequences: int | None) -> str:
 @pytest.mark.parametrize(("mask", "sequences", "is_bounded"), MASKS, ids=str)
 def test_lists_that_outgrow_the_mask_have_a_bound(mask, sequences, is_bounded, mebibytes, monkeypatch):
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
-    assert (LISTED in backward_plan(mask, sequences)) == (mebibytes != "0" or not is_bounded)
+    is_listed = mismatches(backward_plan(mask, sequences), LISTED) == {}
+    assert is_listed == (mebibytes != "0" or not is_bounded)
 
 
-def forward_plan(mask: tuple[int, ...], options: dict | None = None, sq: int = LONG, **more) -> str:
+def forward_plan(mask: tuple[int, ...], options: dict | None = None, sq: int = LONG, **more) -> Plan:
     return Call(sq, mask=mask, options={"backend": "sm90"} | (options or {}), **more).plans()[0]
 
 
-OF_INTERVALS = "batch entries of which the mask leaves an interval of keys: "
 PADDING = (8, 1, 1, LONG)
 INTERVALS = [
-    (dict(mask=PADDING), "warp-specialised (plain, head dims 64 and 64)"),
-    (dict(mask=(1, 1, 1, LONG), d=128), "warp-specialised (plain, head dims 128 and 128)"),
-    (dict(mask=PADDING, d=96), "warp-specialised (plain, head dims 96 and 96)"),
-    (dict(mask=PADDING, d=192, dv=128), "warp-specialised (plain, head dims 192 and 128)"),
-    (dict(mask=PADDING, options={"causal": "top_left"}), "warp-specialised (plain, head dims 64 and 64)"),
-    (dict(mask=PADDING, options={"causal": "bottom_right"}), "warp-specialised (plain, head dims 64 and 64)"),
-    (dict(mask=PADDING, options={"window": (100, 100)}), "warp-specialised (small, head dims 64 and 64)"),
-    (dict(mask=PADDING, d=128, options={"dropout_p": 0.1}), "warp-specialised (dropout, head dims 128 and 128)"),
-    (dict(mask=PADDING, d=96, options={"dropout_p": 0.1}), "warp-specialised (dropout, head dims 128 and 128)"),
-    (dict(mask=PADDING, d=192, options={"dropout_p": 0.1}), "warp-specialised (dropout, head dims 192 and 192)"),
-    (dict(mask=(8, 1, 1, 128), sq=128), "warp-specialised (all keys, head dims 64 and 64)"),
-    (dict(mask=(1, 1, 1, 400), sq=400, batch=1), "warp-specialised (short, head dims 64 and 64)"),
+    (dict(mask=PADDING), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
+    (dict(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP, variant="plain", head_dims=(128, 128))),
+    (dict(mask=PADDING, d=96), dict(kernel=WARP, variant="plain", head_dims=(96, 96))),
+    (dict(mask=PADDING, d=192, dv=128), dict(kernel=WARP, variant="plain", head_dims=(192, 128))),
+    (dict(mask=PADDING, options={"causal": "top_left"}), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
+    (dict(mask=PADDING, options={"causal": "bottom_right"}), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
+    (dict(mask=PADDING, options={"window": (100, 100)}), dict(kernel=WARP, variant="small", head_dims=(64, 64))),
+    (dict(mask=PADDING, d=128, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(128, 128))),
+    (dict(mask=PADDING, d=96, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(128, 128))),
+    (dict(mask=PADDING, d=192, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(192, 192))),
+    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP, variant="all keys", head_dims=(64, 64))),
+    (dict(mask=(1, 1, 1, 400), sq=400, batch=1), dict(kernel=WARP, variant="short", head_dims=(64, 64))),
 ]
 NO_INTERVALS = [
     dict(mask=(8, 16, 1, LONG)),  # of each head
@@ -80,37 +80,38 @@ NO_INTERVALS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "words"), INTERVALS, ids=str)
-def test_padding_takes_kernels_without_a_mask(call, words):
-    assert OF_INTERVALS + words in forward_plan(**call)
+@pytest.mark.parametrize(("call", "expected"), INTERVALS, ids=str)
+def test_padding_takes_kernels_without_a_mask(call, expected):
+    assert mismatches(forward_plan(**call).intervals, expected) == {}
 
 
 @pytest.mark.parametrize("call", NO_INTERVALS, ids=str)
 def test_where_one_kernel_takes_all_entries(call):
-    assert OF_INTERVALS not in forward_plan(**call)
+    assert forward_plan(**call).intervals is None
 
 
 # Kernels that know a mask or a bias are compiled for head dims 64 and 128, those of masks for larger ones, too: calls
 # between take the next.
 BETWEEN = [
-    (dict(mask=(1, 1, LONG, LONG), d=80), "(mask, head dims 128 and 128)"),
-    (dict(mask=(1, 1, LONG, LONG), d=64, dv=72), "(mask, head dims 128 and 128)"),
-    (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=96), "(bias and mask, head dims 128 and 128)"),
-    (dict(mask=(1, 1, LONG, LONG), d=96, options={"softcap": 9.0}), "(extended, head dims 96 and 96)"),
-    (dict(mask=(1, 1, LONG, LONG), d=129), "(mask, head dims 192 and 192)"),
-    (dict(mask=(1, 1, LONG, LONG), d=64, dv=256), "(mask, head dims 128 and 256)"),
-    (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=129), "(extended, head dims 192 and 192)"),
+    (dict(mask=(1, 1, LONG, LONG), d=80), dict(variant="mask", head_dims=(128, 128))),
+    (dict(mask=(1, 1, LONG, LONG), d=64, dv=72), dict(variant="mask", head_dims=(128, 128))),
+    (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=96), dict(variant="bias and mask", head_dims=(128, 128))),
+    (dict(mask=(1, 1, LONG, LONG), d=96, options={"softcap": 9.0}), dict(variant="extended", head_dims=(96, 96))),
+    (dict(mask=(1, 1, LONG, LONG), d=129), dict(variant="mask", head_dims=(192, 192))),
+    (dict(mask=(1, 1, LONG, LONG), d=64, dv=256), dict(variant="mask", head_dims=(128, 256))),
+    (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=129), dict(variant="extended", head_dims=(192, 192))),
 ]
 
 
-@pytest.mark.parametrize(("call", "words"), BETWEEN, ids=str)
-def test_head_dims_between_those_of_kernels_with_masks(call, words):
-    assert words in forward_plan(**call)
+@pytest.mark.parametrize(("call", "expected"), BETWEEN, ids=str)
+def test_head_dims_between_those_of_kernels_with_masks(call, expected):
+    assert mismatches(forward_plan(**call), expected) == {}
 
 
 def test_the_workspace_of_intervals():
     """Two numbers for each row of the mask, and what the other kernel has by itself."""
-    words = forward_plan(PADDING)
+    plan = forward_plan(PADDING)
     alone = Call(LONG, options={"backend": "sm90"}).plans()[0]
-    assert "intervals of keys 64," in words
-    assert words.endswith(OF_INTERVALS + alone)
+    assert plan.workspace["intervals of keys"] == 64
+    assert plan.workspace["their kernel"] == alone.workspace_bytes
+    assert plan.intervals == alone

@@ -118,6 +118,16 @@ def test_products_of_second_derivatives(wanted, columns, device):
     assert counts == {OPERATORS.attention_backward_tangents: 2 * HEADS * pairs_of(case) * columns}
 
 
+@pytest.mark.parametrize(("wanted", "columns"), [("alibi_slopes", D + DV), ("bias", D + DV), ("sink", D)])
+def test_gradients_of_what_changes_a_score_need_dscores(wanted, columns, device):
+    """Q K^T again, and dO V^T where dS is needed; a sink's gradient is a sum of what is there."""
+    case = Case(sq=40, sk=50, alibi="h", bias="bhqk", sink=True, **SHAPE)
+    inputs = make_inputs(case, torch.float32, device).replace(differentiable=(wanted,))
+    tensors = {name: getattr(inputs, name) for name in ("q", "k", "v", "alibi_slopes", "bias", "sink")}
+    counts = counted(lambda: call_ours(inputs, tensors | inputs.leaves())[0].backward(inputs.dout))
+    assert counts[OPERATORS.attention_backward] == 2 * HEADS * pairs_of(case) * columns
+
+
 def packed_tensors(lengths_q, lengths_k, device) -> tuple:
     q = torch.randn(sum(lengths_q), HEADS, D, device=device, requires_grad=True)
     k, v = (torch.randn(sum(lengths_k), 2, d, device=device, requires_grad=True) for d in (D, DV))

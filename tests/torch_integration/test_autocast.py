@@ -66,6 +66,20 @@ def test_float_mask_in_float32(entry, backend):
 
 
 @computes_in(torch.bfloat16)
+def test_a_bias_in_float32_stays_so(backend):
+    """What ``attention`` takes as it is, PyTorch casts: its bits below those of bfloat16 count."""
+    inputs = inputs_of(backend, case=Case(sq=65, sk=97, d=16, bias="b1qk"))
+    with torch.autocast(backend.device, dtype=torch.bfloat16):
+        out = flash_attn_ext.attention(inputs.q, inputs.k, inputs.v, bias=inputs.bias, backend=backend.name)
+    low = [t.bfloat16() for t in (inputs.q, inputs.k, inputs.v)]
+    exact, rounded = (
+        flash_attn_ext.attention(*low, bias=bias, backend=backend.name)
+        for bias in (inputs.bias, inputs.bias.bfloat16())
+    )
+    assert torch.equal(out, exact) and not torch.equal(out, rounded)
+
+
+@computes_in(torch.bfloat16)
 def test_a_bias_in_16_bits_is_cast(backend):
     inputs = inputs_of(backend, case=Case(sq=65, sk=97, d=16, bias="b1qk"))
     with torch.autocast(backend.device, dtype=torch.bfloat16):

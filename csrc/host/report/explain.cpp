@@ -64,15 +64,18 @@ std::vector<Verdict> explain(const AttentionInputs& in) {
   return verdicts;
 }
 
-std::pair<std::string, std::string> describe_plans(const AttentionInputs& in, const std::array<bool, 6>& output_mask) {
+std::pair<plan::Report, plan::Report> report_plans(const AttentionInputs& in, const std::array<bool, 6>& output_mask) {
   check_inputs(in);
   attention::ForwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
   const plan::Planner& planner = planner_of(in, params);
-  if (!in.has_heads()) return {"nothing: there are no heads", "nothing: there are no heads"};
+  if (!in.has_heads()) {
+    const plan::Report nothing = {.kernel = "nothing: there are no heads"};
+    return {nothing, nothing};
+  }
   const plan::Limits limits = limits_of(in.q.device());
   const plan::BackwardPlan backward = planner.backward(planned_backward(in, output_mask), limits);
-  return {plan::describe(planner.forward(params, limits)), plan::describe(backward)};
+  return {plan::report(planner.forward(params, limits)), plan::report(backward)};
 }
 
 }  // namespace flash_attn_ext::host

@@ -1,4 +1,4 @@
-// What would run a call, in words.
+// What would run a call.
 #pragma once
 
 #include <array>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "host/call/inputs.h"
+#include "kernels/plan/report.h"
 
 namespace flash_attn_ext::host {
 
@@ -17,7 +18,7 @@ std::vector<Verdict> explain(const AttentionInputs& inputs);
 // The plans of the forward and the backward pass on the backend that the call names, whether or not it can run here, or
 // else on the one that runs. output_mask: the gradients asked for, as in BackwardInputs. The plan of the backward pass
 // is that of a dout which lies in memory as out does.
-std::pair<std::string, std::string> describe_plans(const AttentionInputs& inputs,
+std::pair<plan::Report, plan::Report> report_plans(const AttentionInputs& inputs,
                                                    const std::array<bool, 6>& output_mask);
 
 }  // namespace flash_attn_ext::host

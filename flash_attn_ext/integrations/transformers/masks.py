@@ -152,10 +152,14 @@ def _causal(request: Request, left: int | None) -> Tensor | None:
 
 def _bidirectional(request: Request, left: int | None) -> Tensor | None:
     num_keys = request.kv_length
-    if left is None or left >= max(request.q_length, num_keys) - 1:
+    if left is None:
         return _padding_row(request, num_keys)
-    is_aligned = not isinstance(request.q_offset, Tensor) and request.q_offset == request.kv_offset
-    if request.q_length != num_keys or not is_aligned:
+    if isinstance(request.q_offset, Tensor):
+        return _dense(request)
+    ahead = request.q_offset - request.kv_offset  # of the first query's position before the first key's
+    if left >= max(ahead + request.q_length, num_keys - ahead) - 1:
+        return _padding_row(request, num_keys)
+    if request.q_length != num_keys or ahead != 0:
         return _dense(request)
     return flags_form(WINDOW, num_keys, _keep(request, num_keys), request.device, left)
 

@@ -1,0 +1,277 @@
+#include "kernels/plan/report.h"
+
+#include <initializer_list>
+
+namespace flash_attn_ext::plan {
+namespace {
+
+const char* name_of(Variant variant) {
+  switch (variant) {
+    case Variant::kPlain:
+    case Variant::kParts:
+      return "plain";
+    case Variant::kShort:
+      return "short";
+    case Variant::kSmall:
+      return "small";
+    case Variant::kTall:
+      return "tall";
+    case Variant::kAllKeys:
+      return "all keys";
+    case Variant::kDropout:
+      return "dropout";
+    case Variant::kMask:
+      return "mask";
+    case Variant::kBiasMask:
+      return "bias and mask";
+    case Variant::kModified:
+      return "modified";
+    case Variant::kExtended:
+      return "extended";
+  }
+  return "?";
+}
+
+const char* name_of(ForwardKernel kernel) {
+  switch (kernel) {
+    case ForwardKernel::kCpu:
+      return "tiled on the CPU";
+    case ForwardKernel::kRows:
+      return "one warp per row, without tensor cores";
+    case ForwardKernel::kStreaming:
+      return "streaming";
+    case ForwardKernel::kWholeHeads:
+      return "whole heads";
+    case ForwardKernel::kSplit:
+      return "split";
+    case ForwardKernel::kWarpSpecialised:
+      return "warp-specialised";
+  }
+  return "?";
+}
+
+const char* name_of(BackwardKernels kernels) {
+  switch (kernels) {
+    case BackwardKernels::kCpu:
+      return "tiled on the CPU";
+    case BackwardKernels::kRows:
+      return "one warp per row, without tensor cores";
+    case BackwardKernels::kFused:
+      return "fused";
+    case BackwardKernels::kRecompute:
+      return "compute the scores twice";
+    case BackwardKernels::kStoreInDkdv:
+      return "store dS with dK and dV";
+    case BackwardKernels::kStoreInDq:
+      return "store P and dS with dQ";
+    case BackwardKernels::kWarpSpecialised:
+      return "warp-specialised";
+    case BackwardKernels::kWarpSpecialisedStoring:
+      return "warp-specialised, store P and dS with dQ";
+    case BackwardKernels::kWarpSpecialisedFewQueries:
+      return "warp-specialised, few queries";
+  }
+  return "?";
+}
+
+const char* name_of(DeltaSource source) {
+  switch (source) {
+    case DeltaSource::kNone:
+      return "";
+    case DeltaSource::kOwnKernel:
+      return "by its own kernel";
+    case DeltaSource::kFirstKernel:
+      return "by the first kernel";
+    case DeltaSource::kExactKernel:
+      return "exact, by its own kernel";
+  }
+  return "?";
+}
+
+const char* name_of(BiasGradientSource source) {
+  switch (source) {
+    case BiasGradientSource::kNone:
+      return "";
+    case BiasGradientSource::kRowSums:
+      return "from sums of rows";
+    case BiasGradientSource::kSameDscores:
+      return "from the same dS";
+    case BiasGradientSource::kStored:
+      return "from the stored dS";
+    case BiasGradientSource::kRecomputed:
+      return "computing the scores again";
+  }
+  return "?";
+}
+
+void add_workspace(Report& report, int64_t bytes, std::initializer_list<std::pair<const char*, WorkspacePart>> parts) {
+  report.workspace_bytes = bytes;
+  for (const auto& [name, part] : parts) {
+    if (part.present()) report.workspace.emplace_back(name, part.bytes);
+  }
+}
+
+class Columns {
+ public:
+  explicit Columns(Report& report) : columns_(report.columns) {}
+
+  void add(const char* name, const char* value) { columns_.emplace_back(name, std::string(value)); }
+  void add(const char* name, int64_t value) { columns_.emplace_back(name, value); }
+  void add(const char* name, Sizes value) { columns_.emplace_back(name, value); }
+  void add_if(bool value, const char* name) {
+    if (value) columns_.emplace_back(name, true);
+  }
+  void add_above_one(const char* name, int64_t value) {
+    if (value > 1) add(name, value);
+  }
+
+ private:
+  std::vector<std::pair<const char*, Column>>& columns_;
+};
+
+Sizes sizes_of(const sm80::QueryStationaryTile& tile) { return {tile.queries, tile.keys}; }
+
+// head_dim_v: 0 where it is the same.
+Sizes head_dims(int head_dim, int head_dim_v = 0) { return {head_dim, head_dim_v > 0 ? head_dim_v : head_dim}; }
+
+void add_kernel(Report& report, const ForwardPlan& plan) {
+  Columns columns(report);
+  switch (plan.kernel) {
+    case ForwardKernel::kCpu:
+      if (plan.keys_per_part > 0) columns.add("keys_per_split", plan.keys_per_part);
+      break;
+    case ForwardKernel::kRows:
+      break;
+    case ForwardKernel::kWholeHeads:
+      columns.add("head_dims", head_dims(plan.head_dim));
+      columns.add("tile", {sm80::kHeadsRows, sm80::kHeadsRows});
+      break;
+    case ForwardKernel::kSplit:
+      columns.add("variant", sm80::is_extended(plan.split_kind) ? "extended" : "plain");
+      columns.add("head_dims", head_dims(plan.head_dim));
+      columns.add("tile", sizes_of(plan.tile));
+      columns.add("stages", plan.tile.stages);
+      columns.add("blocks", plan.resident_blocks);
+      columns.add_if(plan.append_blocks > 0, "appends_keys");
+      break;
+    case ForwardKernel::kStreaming:
+    case ForwardKernel::kWarpSpecialised:
+      columns.add("variant", name_of(plan.variant));
+      columns.add_if(plan.tf32, "tf32");
+      columns.add("head_dims", head_dims(plan.head_dim, plan.head_dim_v));
+      columns.add("tile", sizes_of(plan.tile));
+      columns.add("stages", plan.tile.stages);
+      if (plan.variant == Variant::kParts) columns.add("splits", plan.key_parts);
+      break;
+  }
+}
+
+void add_stored(Columns& columns, const BackwardPlan::Stored& stored) {
+  columns.add("launches", stored.launches);
+  columns.add("key_heads_per_launch", stored.pairs_per_launch);
+  columns.add_above_one("query_chunks", static_cast<int64_t>(stored.band_ends.size()));
+}
+
+void add_portable(Report& report, const BackwardPlan& plan) {
+  Columns columns(report);
+  const bool stores_with_dkdv = plan.kernels == BackwardKernels::kStoreInDkdv;
+  const bool stores_with_dq = plan.kernels == BackwardKernels::kStoreInDq;
+  if (!stores_with_dkdv) {
+    columns.add("dq_variant", name_of(plan.dq_variant));
+    columns.add("dq_head_dim", plan.dq_head_dim);
+  }
+  if (!stores_with_dq) {
+    columns.add("dkdv_variant", name_of(plan.dkdv_variant));
+    columns.add("dkdv_head_dim", plan.dkdv_head_dim);
+  }
+  columns.add_if(plan.tf32, "tf32");
+  columns.add_above_one("splits", plan.dq_parts);
+  if (stores_with_dkdv || stores_with_dq) add_stored(columns, plan.stored);
+}
+
+void add_warp_specialised(Report& report, const BackwardPlan& plan) {
+  Columns columns(report);
+  columns.add("variant", name_of(plan.dkdv_variant));
+  columns.add("head_dims", head_dims(plan.dkdv_head_dim));
+  columns.add("tile", {VisitOrder::kQueries, VisitOrder::kKeys});
+  columns.add_if(plan.order.cyclic, "cyclic");
+  columns.add("phases", int64_t{1} << plan.order.log2_phases);
+  columns.add_above_one("sums_of_dq", int64_t{1} << plan.order.log2_sums);
+  columns.add_above_one("claims_per_key_tile", plan.order.members);
+  columns.add_if(plan.announces_visits, "announces_visits");
+  columns.add_if(plan.adds_statistics, "adds_statistics");
+}
+
+void add_kernels(Report& report, const BackwardPlan& plan) {
+  Columns columns(report);
+  switch (plan.kernels) {
+    case BackwardKernels::kCpu:
+    case BackwardKernels::kRows:
+      break;
+    case BackwardKernels::kFused:
+      columns.add("tile", {sm80::backward_fused_tile(plan.fused_keys).queries, plan.fused_keys});
+      break;
+    case BackwardKernels::kRecompute:
+    case BackwardKernels::kStoreInDkdv:
+    case BackwardKernels::kStoreInDq:
+      add_portable(report, plan);
+      break;
+    case BackwardKernels::kWarpSpecialised:
+      add_warp_specialised(report, plan);
+      break;
+    case BackwardKernels::kWarpSpecialisedFewQueries:
+      columns.add("head_dims", head_dims(plan.dkdv_head_dim));
+      columns.add("blocks", plan.resident_blocks);
+      break;
+    case BackwardKernels::kWarpSpecialisedStoring:
+      columns.add("variant", name_of(plan.dq_variant));
+      columns.add("head_dims", head_dims(plan.dq_head_dim, plan.head_dim_v));
+      add_stored(columns, plan.stored);
+      break;
+  }
+}
+
+}  // namespace
+
+Report report(const ForwardPlan& plan) {
+  Report report = {.kernel = name_of(plan.kernel)};
+  add_kernel(report, plan);
+  const ForwardPlan::Workspace& workspace = plan.workspace;
+  add_workspace(report, workspace.bytes,
+                {{"mask tiles", workspace.mask_tiles},
+                 {"mask bits", workspace.mask_bits},
+                 {"NaN flags", workspace.nan_flags},
+                 {"tile list", workspace.tile_list},
+                 {"parts of O", workspace.part_rows},
+                 {"parts' sums", workspace.part_states},
+                 {"part list", workspace.part_list},
+                 {"intervals of keys", workspace.intervals},
+                 {"their kernel", workspace.of_intervals}});
+  if (plan.of_intervals) report.intervals = std::make_shared<const Report>(plan::report(*plan.of_intervals));
+  return report;
+}
+
+Report report(const BackwardPlan& plan) {
+  Report report = {.kernel = name_of(plan.kernels), .delta = name_of(plan.delta), .dbias = name_of(plan.dbias)};
+  add_kernels(report, plan);
+  const BackwardPlan::Workspace& workspace = plan.workspace;
+  add_workspace(report, workspace.bytes,
+                {{"delta", workspace.delta},
+                 {"stored scores", workspace.stored_scores},
+                 {"mask tiles", workspace.mask_tiles},
+                 {"mask bits", workspace.mask_bits},
+                 {"ALiBi partial sums", workspace.alibi_partials},
+                 {"dQ NaN flags", workspace.dq_nan_flags},
+                 {"dK and dV NaN flags", workspace.dkdv_nan_flags},
+                 {"parts of dQ", workspace.dq_parts},
+                 {"sums of dQ", workspace.dq_sums},
+                 {"statistics", workspace.statistics},
+                 {"turns", workspace.turns},
+                 {"tiles of keys", workspace.key_tiles},
+                 {"claims", workspace.claims},
+                 {"sums of dK and dV", workspace.key_sums},
+                 {"arrivals", workspace.arrivals}});
+  return report;
+}
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,9 @@
+// Declared for headers of which the programs here call other parts.
+#pragma once
+
+namespace flash_attn_ext::ptx {
+
+template <class Sums, class Element>
+void multiply_rows_async(Sums& sums, const uint32_t (&a)[4], uint64_t b, bool accumulate, Element);
+
+}  // namespace flash_attn_ext::ptx

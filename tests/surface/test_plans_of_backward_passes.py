@@ -1,0 +1,224 @@
+"""Which backward kernels each call takes, at each border between them. Plans need no GPU (test_plans.py)."""
+
+import pytest
+
+from support.plans import F32, F64, STORE_DS, STORE_P_DS, TWICE, WARP, WARP_STORE_P_DS, Call, label, mismatches
+
+# Sequences so long that no portable kernel is faster.
+LONG = 2048
+
+
+def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
+    return Call(sq, options={"backend": "sm90"} | (options or {}), **more)
+
+
+SQUARE = (1, 16, LONG, LONG)
+WITH_BIAS = ("q", "k", "v", "bias")
+BACKWARD_SM90 = [
+    (hopper(), dict(kernel=WARP, head_dims=(64, 64), tile=(64, 128))),
+    (hopper(mask=SQUARE), dict(kernel=WARP, variant="mask", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
+    (hopper(mask=SQUARE, d=72), dict(kernel=WARP, variant="mask", head_dims=(96, 96), tile=(64, 128))),
+    (hopper(d=40, dv=104), dict(kernel=WARP, head_dims=(128, 128), tile=(64, 128))),
+    (hopper(bias=SQUARE), dict(kernel=WARP, variant="bias and mask", head_dims=(64, 64), tile=(64, 128))),
+    (hopper(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP, variant="mask", head_dims=(128, 128), tile=(64, 128))),
+    (
+        hopper(mask=(1, 1, 1, 8 * LONG), sk=8 * LONG),
+        dict(kernel=WARP, variant="mask", head_dims=(64, 64), tile=(64, 128)),
+    ),
+    # A mask or bias with more keys for each query, one that has a gradient, what else changes scores: dQ first.
+    (
+        hopper(mask=(1, 1, 1, 8 * LONG + 1), sk=8 * LONG + 1),
+        dict(kernel=WARP_STORE_P_DS, variant="mask", head_dims=(64, 64)),
+    ),
+    (
+        hopper(mask=(1, 1, LONG, 1)),
+        dict(variant="extended", head_dims=(64, 64)),
+    ),  # packing it would take more than it is
+    (
+        hopper(bias=SQUARE, wanted=WITH_BIAS, d=128),
+        dict(kernel=WARP_STORE_P_DS, variant="bias and mask", head_dims=(128, 128)),
+    ),
+    (
+        hopper(bias=(1, 1, LONG, 8 * LONG + 8), sk=8 * LONG + 8),
+        dict(kernel=WARP_STORE_P_DS, variant="bias and mask", head_dims=(64, 64)),
+    ),
+    (
+        hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1),
+        dict(variant="extended"),
+    ),  # which the copy engine does not address
+    (hopper({"softcap": 9.0}, d=128), dict(variant="extended", head_dims=(128, 128))),
+    (hopper({"scale": -1.0}), dict(variant="extended")),
+    (hopper(slopes=True), dict(variant="extended")),
+    (hopper(d=136), dict(kernel=WARP_STORE_P_DS, variant="plain", head_dims=(192, 192))),
+    (hopper(bias=SQUARE, mask=SQUARE), dict(workspace={"mask tiles": 16384, "mask bits": 8912896})),
+    (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(dbias="from the stored dS")),
+    (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=8, d=128), dict(launches=1, key_heads_per_launch=128)),  # what fits
+    (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=16, d=128), dict(launches=2, key_heads_per_launch=128)),
+]
+PORTABLE_ON_HOPPER = [
+    dict(bias=SQUARE, d=136),
+    dict(mask=SQUARE, options={"dropout_p": 0.1}, d=256),
+    dict(bias=SQUARE, bias_dtype=F32),
+    dict(bias=(1, 16, 1, LONG), wanted=("q", "k", "v", "bias")),
+    dict(bias=SQUARE, options={"softcap": 9.0}, wanted=("q", "k", "v", "bias")),
+    dict(slopes=True, wanted=("q", "k", "v", "alibi_slopes")),
+    dict(sink=True, wanted=("q", "k", "v", "sink")),
+    dict(mask=SQUARE, wanted=("q",)),
+]
+
+BACKWARD = [
+    # The fused kernel: 16 bits, head dims up to 64, at most 256 queries and keys, heads enough to fill a GPU.
+    (
+        Call(64, batch=256, heads=8),
+        dict(
+            kernel="fused",
+            tile=(32, 64),
+            workspace_bytes=524288,
+            workspace={"delta": 524288},
+            delta="by the first kernel",
+        ),
+    ),
+    (Call(64, 65), dict(kernel="fused", tile=(32, 128))),
+    (Call(128), dict(kernel="fused", tile=(32, 128))),
+    (Call(129), dict(kernel="fused", tile=(32, 256))),
+    (Call(256), dict(kernel="fused", tile=(32, 256))),
+    (Call(257, 256), dict(kernel=TWICE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, dkdv_head_dim=64)),
+    (Call(256, 257), dict(kernel=TWICE, dq_variant="plain")),
+    (Call(128, d=65), dict(kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=96)),
+    (Call(128, dtype=F32), dict(kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=64)),
+    (Call(128, heads=16, key_heads=16), dict(kernel="fused")),
+    (Call(128, heads=32, key_heads=16), dict(kernel="fused")),
+    (Call(128, heads=32, key_heads=15 + 1, batch=7), dict(kernel=TWICE, dq_variant="plain")),
+    (Call(128, options={"dropout_p": 0.1}), dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
+    (Call(128, wanted=("q",)), dict(kernel=TWICE, dq_variant="plain")),
+    (Call(128, wanted=("k", "v")), dict(kernel=TWICE, dq_variant="plain")),
+    # Few queries fill the smaller tiles of Extended kernels.
+    (Call(64, 300), dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
+    (Call(65, 300), dict(kernel=TWICE, dq_variant="plain", dq_head_dim=64)),
+    # Few queries that see many keys: these are divided, as far as blocks fit 132 multiprocessors.
+    (
+        Call(128, 8192, batch=4),
+        dict(kernel=TWICE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, dkdv_head_dim=64, splits=4),
+    ),
+    (Call(128, 8192, batch=4), dict(workspace={"delta": 32768, "dK and dV NaN flags": 16384, "parts of dQ": 8388608})),
+    (
+        Call(128, 8192, batch=4, d=128),
+        dict(kernel=STORE_DS, splits=4, launches=1, key_heads_per_launch=64),
+    ),
+    (Call(64, 8192, batch=1), dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64, splits=24, launches=1)),
+    (Call(64, 8192, batch=1, d=128), dict(kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=128, splits=16)),
+    (Call(128, 4096, batch=1, heads=1, d=128), dict(splits=16)),  # of at least 256 keys
+    (Call(128, 1023, batch=1, heads=1, d=128), dict(kernel=STORE_DS, splits=None)),
+    (Call(513, 8192, batch=1, d=128), dict(kernel=STORE_DS, splits=None)),
+    (Call(128, 8192, batch=9, d=128), dict(kernel=STORE_DS, splits=None)),
+    (Call(128, 8192, batch=1, wanted=("q",)), dict(kernel=TWICE, dq_variant="plain", dq_head_dim=64, splits=16)),
+    (
+        Call(128, 8192, batch=1, mask=(1, 1, 1, 8192)),
+        dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64, splits=24),
+    ),
+    (
+        Call(128, 8192, batch=1, d=128, mask=(1, 1, 1, 8192)),
+        dict(kernel=STORE_P_DS, dq_variant="bias and mask", dq_head_dim=128, splits=8),
+    ),
+    (
+        Call(128, 8192, batch=1, dtype=F32, options={"allow_tf32": True}),
+        dict(kernel=TWICE, dq_variant="plain", dq_head_dim=64, tf32=True, splits=8),
+    ),
+    # One flag per warp of each kernel that meets scores.
+    (Call(512, d=128), dict(workspace={"delta": 262144, "stored scores": 67108864, "dK and dV NaN flags": 4096})),
+    (Call(512, d=256), dict(workspace={"stored scores": 134217728, "dQ NaN flags": 4096})),
+    (Call(512, wanted=("q",)), dict(workspace={"delta": 262144, "dQ NaN flags": 2048})),
+    # Which kernel stores scores.
+    (
+        Call(512, d=128),
+        dict(
+            kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=128, splits=None, launches=1, key_heads_per_launch=128
+        ),
+    ),
+    (Call(512, d=129), dict(kernel=STORE_P_DS, dq_variant="plain", dq_head_dim=192, splits=None, launches=1)),
+    (Call(512, d=256), dict(kernel=STORE_P_DS, dq_variant="plain", dq_head_dim=256, splits=None)),
+    (
+        Call(512, d=257),
+        dict(kernel=TWICE, dq_variant="extended", dkdv_variant="extended", dq_head_dim=512, dkdv_head_dim=512),
+    ),
+    (Call(4096, d=128), dict(launches=2, key_heads_per_launch=64)),
+    (
+        Call(512, mask=(1, 1, 512, 512)),
+        dict(kernel=STORE_P_DS, dq_variant="bias and mask", dq_head_dim=64, splits=None),
+    ),
+    (
+        Call(512, d=96, mask=(1, 1, 512, 512)),
+        dict(kernel=STORE_P_DS, dq_variant="bias and mask", dq_head_dim=128, splits=None),
+    ),
+    (
+        Call(512, d=192, mask=(1, 1, 512, 512)),
+        dict(kernel=STORE_P_DS, dq_variant="extended", dq_head_dim=192, splits=None),
+    ),
+    (Call(512, options={"softcap": 9.0}), dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
+    (
+        Call(512, d=128, options={"softcap": 9.0}),
+        dict(kernel=STORE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
+    ),
+    (Call(512, d=128, dtype=F32), dict(kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=128)),
+    (Call(512, d=256, dtype=F32), dict(kernel=TWICE, dq_variant="extended", dq_head_dim=256)),
+    (
+        Call(512, dtype=F32, options={"allow_tf32": True}),
+        dict(kernel=TWICE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, tf32=True),
+    ),
+    (Call(512, dtype=F64), dict(kernel="one warp per row, without tensor cores", delta="by its own kernel")),
+    # Delta: in the first kernel where that has all of a row, exact where rounding of out would add up.
+    (Call(512, d=128), dict(delta="by its own kernel")),
+    (Call(512, d=256), dict(delta="by the first kernel")),
+    (Call(512), dict(delta="by the first kernel")),
+    (Call(512, d=63), dict(delta="by its own kernel")),
+    (Call(512, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="exact, by its own kernel")),
+    (Call(512, sink=True, wanted=("q", "sink")), dict(delta="exact, by its own kernel")),
+    (Call(512, dtype=F32, sink=True, wanted=("q", "sink")), dict(delta="by the first kernel")),
+    # dBias: from stored dS where it has a value for each query and key.
+    (Call(512, bias=(1, 16, 512, 512), wanted=("q", "k", "v", "bias")), dict(dbias="from the stored dS")),
+    (
+        Call(512, bias=(1, 16, 1, 512), wanted=("q", "k", "v", "bias")),
+        dict(delta="exact, by its own kernel", dbias="computing the scores again"),
+    ),
+    (Call(512, bias=(1, 16, 512, 512), wanted=("bias",)), dict(dbias="computing the scores again")),
+    # Broadcast along keys, it is known without dS; beside a sink from delta, exact in 16 bits.
+    (Call(512, bias=(1, 16, 512, 1), wanted=("q", "bias")), dict(delta="by its own kernel", dbias="from sums of rows")),
+    (
+        Call(512, bias=(1, 1), sink=True, wanted=("bias",)),
+        dict(delta="exact, by its own kernel", dbias="from sums of rows"),
+    ),
+    (
+        Call(512, bias=(1, 1), bias_dtype=F32, wanted=("q", "bias")),
+        dict(delta="exact, by its own kernel", dbias="from sums of rows"),
+    ),
+    (
+        Call(512, bias=(1, 16, 512, 512), bias_dtype=F32, wanted=("q", "k", "v", "bias")),
+        dict(dbias="computing the scores again"),
+    ),
+    (Call(512, slopes=True, wanted=("alibi_slopes",)), dict(workspace={"ALiBi partial sums": 4096})),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), BACKWARD_SM90, ids=label)
+def test_backward_on_hopper(call, expected):
+    assert mismatches(call.plans()[1], expected) == {}
+
+
+@pytest.mark.parametrize("changed", PORTABLE_ON_HOPPER, ids=str)
+def test_what_hopper_leaves_to_the_portable_backward_kernels(changed):
+    assert hopper(**changed).plans()[1] == Call(LONG, **changed).plans()[1]
+
+
+@pytest.mark.parametrize(("call", "expected"), BACKWARD, ids=label)
+def test_backward(call, expected):
+    assert mismatches(call.plans()[1], expected) == {}
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "kernel", "launches"), [("0", TWICE, None), ("1", TWICE, None), ("64", STORE_DS, 1)]
+)
+def test_the_workspace_has_a_switch(mebibytes, kernel, launches, monkeypatch):
+    """A head of 1024 tokens stores 2 MiB."""
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
+    plan = Call(1024, d=128, batch=1, heads=8).plans()[1]
+    assert (plan.kernel, plan.launches) == (kernel, launches)
