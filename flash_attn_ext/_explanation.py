@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from flash_attn_ext import _C
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
@@ -110,5 +111,5 @@ def plans_of(problem: Problem) -> tuple[Plan, Plan]:
     return _plan(**forward), _plan(**backward)
 
 
-def _plan(intervals: dict | None = None, **fields) -> Plan:
+def _plan(intervals: dict[str, Any] | None = None, **fields: Any) -> Plan:
     return Plan(**fields, intervals=None if intervals is None else _plan(**intervals))
