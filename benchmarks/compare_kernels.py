@@ -2,7 +2,7 @@
 
     python benchmarks/compare_kernels.py /tmp/kernels-before build/kernels
 
-A change that renames or moves code must leave every kernel as it was. For each kernel of each object file this compares
+A change that renames or moves code must not change any kernel. For each kernel of each object file this compares
 the instructions, the registers and the shared and constant memory; names and files do not count. It prints the kernels
 that only one of the folders has, and its exit status is 1 when there is one.
 
@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 
 class Kernel(NamedTuple):
-    """`name` takes no part in comparisons."""
+    """The machine code of a kernel. Comparisons ignore `name`."""
 
     arch: str
-    code: str  # a hash of what the SM executes, and of what it needs
+    code: str  # a hash of the instructions, and of the resources that they need
     name: str
 
 
@@ -56,7 +56,7 @@ def find_cuobjdump() -> str:
 
 
 def sections_of(elf: bytes) -> list[Section]:
-    """Of a little-endian ELF file of 64 bits (System V ABI, chapter 4), which cubins are."""
+    """The sections of a cubin, which is a little-endian 64-bit ELF file (System V ABI, chapter 4)."""
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     entry_bytes, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
     entries = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * entry_bytes) for i in range(count)]

@@ -1,12 +1,12 @@
-"""Times double backward and forward mode beside PyTorch's MATH backend, the one that has them.
+"""Times double backward and forward mode beside PyTorch's MATH backend, the only one that has them.
 
     python benchmarks/derivatives.py                     # on a GPU: S 1024, 4096 and 16384, in 16 bits and float32
     python benchmarks/derivatives.py --device cpu        # smaller ones, in float32
 
 A row is one problem: milliseconds of ours and of MATH (median, minimum and quartiles), how many times as fast as MATH
-ours is, and the peak of memory that each took beyond its inputs. "~" before a ratio says that it cannot be told from
-1. "out of memory" stands where MATH cannot run. Goals: double backward no slower than MATH at S 1024, forward mode at
-least twice as fast at S 4096.
+ours is, and the peak of memory that each took beyond its inputs. "~" before a ratio says that it does not differ
+significantly from 1. "out of memory" stands where MATH cannot run. Goals: double backward no slower than MATH at S
+1024, forward mode at least twice as fast at S 4096.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def inputs(problem: Problem, device: str) -> list[torch.Tensor]:
 
 
 def double_backward(attend: Callable, problem: Problem, tensors: list[torch.Tensor]) -> Callable[[], object]:
-    """The backward pass of the backward pass, alone: the first two passes run here."""
+    """A call of the backward pass of the backward pass only. The first two passes run here."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
     out = attend(*leaves, is_causal=problem.causal)
     dout = torch.ones_like(out).requires_grad_()
@@ -65,19 +65,19 @@ def double_backward(attend: Callable, problem: Problem, tensors: list[torch.Tens
 
 
 def penalty_step(attend: Callable, problem: Problem, tensors: list[torch.Tensor]) -> Callable[[], object]:
-    """All three passes."""
+    """A call of all three passes."""
     return lambda: double_backward(attend, problem, tensors)()
 
 
 def forward_mode(attend: Callable, problem: Problem, tensors: list[torch.Tensor]) -> Callable[[], object]:
-    """out and its tangent."""
+    """A call that computes out and its tangent."""
     call = functools.partial(attend, is_causal=problem.causal)
     return lambda: torch.func.jvp(call, tuple(tensors[:3]), tuple(tensors[3:]))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """In ms, and the peak in MiB."""
+    """Times in ms, and the peak of memory in MiB."""
 
     median: float
     spread: dict[str, float]
@@ -88,7 +88,7 @@ class Measured:
 
 
 def measure(make_call: Callable, problem: Problem, device: str) -> Measured | None:
-    """None where memory does not suffice."""
+    """Measures a call; None if memory does not suffice."""
     try:
         tensors = inputs(problem, device)
         before = torch.cuda.memory_allocated() if device == "cuda" else 0

@@ -1,7 +1,7 @@
-"""What the figures should be on our own H200, and the floors under which a suite is not done.
+"""Goals for the figures on our own H200, and the floors below which a suite is not done.
 
-For `python -m flash_attn_ext bench --device cuda --goals benchmarks/goals.py`, which reads GOALS. They are for Hopper's
-own kernels, those of float32 for sm80's.
+`python -m flash_attn_ext bench --device cuda --goals benchmarks/goals.py` reads GOALS. They are for Hopper's own
+kernels, and those of float32 are for sm80's.
 """
 
 from flash_attn_ext.cli.bench.goals import Goal, PointGoals
@@ -35,10 +35,10 @@ WINDOW_SHARES = {
     for case, sides in (("window 512", 2), ("causal window 512", 1))
 }
 
-# Microseconds of a step with one query, by sequences and length of each; the floor is 1.1 times as long.
+# Microseconds of a step with one query, by the number of sequences and their length. The floor is 1.1 times as long.
 DECODE_US = {"B1 4k": 11, "B1 32k": 36, "B1 128k": 122, "B16 8k": 118, "B64 8k": 460}
 DECODE = dict(head_dim=128, dtype="bfloat16")
-# Of a cache's time without pages, by their size.
+# The time with pages, as a multiple of the time without, by page size.
 PAGES = {16: 1.1, 64: 1.05}
 
 GOALS = (
@@ -60,7 +60,7 @@ GOALS = (
     Goal("grid", "backward", 1.0, 1.0, worst=1.0, against="fa4"),
     Goal("mask", "forward", 1.5, 1.5, against="cudnn", at={"case": "bool [S,S]"}),
     Goal("mask", "forward", 1.5, 1.5, against="cudnn", at={"case": "bias [1,H,S,S]"}),
-    Goal("mask", "forward", 2.0, 1.5, at={"case": "bias with grad"}),  # which cuDNN does not take
+    Goal("mask", "forward", 2.0, 1.5, at={"case": "bias with grad"}),  # cuDNN does not take it
     Goal("mask", "forward", 1.0, 1.0, at={"case": "padding, packed"}, at_most=True),
     *(
         Goal("mask", "backward", 1.5, 1.5, against="cudnn", at={"case": case})

@@ -2,8 +2,8 @@
 
     python benchmarks/overview.py    # after new results: draws overview.png, writes table and figures into README.md
 
-Both passes of the table are of one run, so that they can be added. Which results a passage quotes is in
-readme_figures.py.
+Both passes of the table come from one run, so that they can be added. readme_figures.py says which results a passage
+quotes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Figures = dict[Point, dict[str, float]]  # by name, ours among them
 
 
 def rates(passes: tuple[str, ...]) -> Figures:
-    """TFLOP/s of the grid's points, of several passes together by the sum of their times. With the digits that rows
-    have, so that a pass has the same figure here as on the kernels' pages."""
+    """TFLOP/s of the grid's points, for several passes together by the sum of their times. Figures have the digits of
+    the rows, so that a pass has the same figure here as on the kernels' pages."""
     amounts: dict[Point, dict[str, list[tuple[float, float]]]] = {}
     for row in json.loads(REPORT.read_text())["rows"]:
         if row["suite"] != "grid" or row["pass"] not in passes:
@@ -131,7 +131,7 @@ def write_figures(path: Path) -> None:
 
 
 def figures_without_source(page: str) -> list[str]:
-    """In what is not generated."""
+    """The figures of a page outside of its generated parts that no result gives."""
     return readme_figures.without_source(page.partition(BEGIN)[0] + page.partition(END)[2])
 
 

@@ -29,7 +29,7 @@ class Quote:
 
 
 def rows(report: str, **fields) -> list[dict]:
-    """Those of a report that have these fields."""
+    """The rows of a report that have these fields."""
     found = json.loads((RESULTS / f"{report}.json").read_text())["rows"]
     found = [row for row in found if all(row.get(name) == value for name, value in fields.items())]
     if not found:
@@ -38,7 +38,8 @@ def rows(report: str, **fields) -> list[dict]:
 
 
 def times_as_fast(passes: list[dict], peer: str | None = None) -> float:
-    """As the peer, or as the fastest of those that ran every pass: of several passes by the sum of their times."""
+    """How many times as fast as the peer we are, or as the fastest of those that ran every pass. Several passes count
+    by the sum of their times."""
     unit = "us" if "ours_us" in passes[0] else "ms"
     ours = sum(row[f"ours_{unit}"] for row in passes)
     names = [peer] if peer else set.intersection(*(_who_ran(row[f"peer_{unit}"]) for row in passes))
@@ -67,7 +68,7 @@ def both(report: str, **fields) -> float:
 
 
 def found_in(name: str, pattern: str) -> str:
-    """What a text file has at the one group of a pattern."""
+    """The text that the one group of a pattern matches in a text file."""
     found = re.findall(pattern, (RESULTS / name).read_text(), re.MULTILINE)
     if len(found) != 1:
         raise ValueError(f"{name} has {len(found)} times {pattern}")
@@ -195,7 +196,7 @@ def _odd_head_dims() -> Quote:
 
 QUOTES = tuple(quotes())
 
-# Numbers that look like figures and are none: versions.
+# Numbers that look like figures but are versions.
 NOT_MEASURED = (
     "Python 3.10 or later",
     "torch 2.11 or later",
@@ -209,7 +210,7 @@ NOT_MEASURED = (
 
 
 def fill(text: str) -> str:
-    """README with these figures; ValueError for a passage that it does not have once."""
+    """Returns README with these figures. Raises ValueError for a passage that it does not have exactly once."""
     for quote in QUOTES:
         matches = list(quote.pattern().finditer(text))
         if len(matches) != 1:
@@ -221,7 +222,7 @@ def fill(text: str) -> str:
 
 
 def without_source(text: str) -> list[str]:
-    """Figures of a page that no passage has: decimals, and numbers with a unit of speed or time."""
+    """The figures of a page that no passage has: decimals, and numbers with a unit of speed or time."""
     for quote in QUOTES:
         text = quote.pattern().sub("", text)
     text = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)

@@ -20,7 +20,7 @@ One attention call in canonical form is a Problem (_problem.py), of which any tu
     max_seqlen_q, _k   upper bounds, or None; packed only
     backend            None, or the name of one
     allow_tf32         float32 on a GPU: one TF32 product instead of three
-    sequence_first     the caller has (B, S, H, D): out lies in memory so where q's strides do not say; dense only
+    sequence_first     the caller has (B, S, H, D): out gets it where q's strides leave the order open; dense only
 
 Wrong tensors raise RuntimeError, wrong option values ValueError.
 """
@@ -38,8 +38,8 @@ _Problem: TypeAlias = Problem | tuple[Any, ...]
 _KvCache: TypeAlias = KvCache | tuple[Any, ...]
 
 def attention(problem: _Problem, /) -> tuple[Tensor, Tensor]:
-    """(out, lse) as attention_forward gives them, recorded by autograd when gradients are on and q, k, v, bias,
-    alibi_slopes or sink requires one. Only for tensors that hold memory, outside of functorch and forward mode."""
+    """(out, lse) as attention_forward returns them, recorded by autograd in grad mode if q, k, v, bias, alibi_slopes or
+    sink requires grad. It is only for tensors that hold memory, outside of functorch and forward mode."""
 
 def direct_sdpa(
     query: object,
@@ -52,11 +52,11 @@ def direct_sdpa(
     enable_gqa: object,
     /,
 ) -> Tensor | None:
-    """scaled_dot_product_attention where nothing has to be brought into form or drawn; None where something has.
+    """scaled_dot_product_attention if nothing has to be brought into form or drawn, otherwise None.
 
     It takes operands that are CANONICAL now, masks of four dimensions that broadcast to the scores, no dropout, and
-    options of exactly the types that they have; anything may be passed. Raises what ``attention`` raises. No compiler
-    can look into it: ask torch.compiler.is_compiling() first.
+    options of exactly the expected types; anything may be passed. Raises what ``attention`` raises. Compilers cannot
+    trace it: ask torch.compiler.is_compiling() first.
     """
 
 def direct_attention(
@@ -78,7 +78,7 @@ def direct_attention(
     allow_tf32: object,
     /,
 ) -> Tensor | tuple[Tensor, Tensor] | None:
-    """``flash_attn_ext.attention`` likewise."""
+    """``flash_attn_ext.attention`` in the same way."""
 
 def direct_attention_with_kvcache(
     q: object,
@@ -105,26 +105,26 @@ def direct_attention_with_kvcache(
     backend: object,
     /,
 ) -> Tensor | tuple[Tensor, Tensor] | None:
-    """``flash_attn_ext.attention_with_kvcache`` likewise, of operands that are PLAIN."""
+    """``flash_attn_ext.attention_with_kvcache`` in the same way, for operands that are PLAIN."""
 
 def attention_forward(problem: _Problem, /) -> tuple[Tensor, Tensor, Tensor | None]:
     """(out, lse, lse_residual), never recorded by autograd.
 
     out: q's shape with Dv for D, q's dtype, in memory in the order of q's strides.
     lse: natural log, (B, Hq, Sq), packed (Hq, Tq), accumulate dtype.
-    lse_residual: what rounding took off lse, of its shape, when there is a bias.
+    lse_residual: the rounding error of lse, in its shape, if there is a bias.
     """
 
 def attention_with_kvcache(problem: _Problem, cache: _KvCache, /) -> tuple[Tensor, Tensor]:
-    """(out, lse) as attention_forward gives them, over a cache that new keys and values go into first.
+    """(out, lse) as attention_forward returns them, over a cache to which new keys and values are appended first.
 
     problem: dense and without dropout; k and v are the cache, (B_cache, Hk, rows, D) and (B_cache, Hk, rows, Dv), or
     pages of `rows` keys. bias and mask: (B|1, Hq|1, Sq|1, capacity|1).
     cache_seqlens, cache_batch_idx (B,) and block_table (B, pages of a sequence): int32 on q's device.
-    k_new, v_new: (B, Hk, Sn, D) and (B, Hk, Sn, Dv), Sn in 1...256, or both None. k and v are written where given.
+    k_new, v_new: (B, Hk, Sn, D) and (B, Hk, Sn, Dv), Sn in 1...256, or both None. If given, k and v are written.
     rotary_cos, rotary_sin: (positions, rotary dim / 2), q's dtype, only with k_new.
 
-    Raises where gradients are on and a tensor requires one. On the CPU, and on a GPU with FLASH_ATTN_EXT_CHECK=1, the
+    Raises in grad mode if a tensor requires grad. On the CPU, and on a GPU with FLASH_ATTN_EXT_CHECK=1, the
     values of lengths, tables and indices are checked too.
     """
 
@@ -140,7 +140,7 @@ def attention_backward(
 ) -> list[Tensor | None]:
     """[dq, dk, dv, dbias, dalibi_slopes, dsink] in their inputs' shapes and dtypes; None where not asked for.
 
-    lse_residual: as the forward pass gave it; (0,) is None.
+    lse_residual: as the forward pass returned it; (0,) is None.
     output_mask: which of the six to compute.
     """
 
@@ -154,18 +154,18 @@ def attention_tangents(
     problem: _Problem,
     /,
 ) -> list[Tensor] | None:
-    """[out_tangent, lse_tangent]: forward mode in one kernel, on a GPU; None where no kernel takes the call.
+    """[out_tangent, lse_tangent]: forward mode in one kernel, on a GPU; None if no kernel takes the call.
 
-    out and lse are what the forward pass left, tangents are of the shapes and dtypes of what they belong to; None: 0.
+    out and lse are results of the forward pass. Tangents have the shapes and dtypes of their tensors; None: 0.
     """
 
 def attention_explain(problem: _Problem, /) -> list[tuple[Backend, list[str]]]:
     """Every backend in the order in which they are tried, with the reasons against it (none: it can run this call)."""
 
 def attention_plan(output_mask: Sequence[bool], problem: _Problem, /) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The plans of both passes, of the backend that the problem names, which need not be able to run here, or else of
-    the one that runs it: the fields of ``_explanation.Plan`` that apply, by name. output_mask: which gradients are
-    wanted, as in ``attention_backward``."""
+    """The plans of both passes: the fields of ``_explanation.Plan`` that apply, by name. They are those of the backend
+    that the problem names, which need not be able to run here, or else of the one that runs it. output_mask: the
+    gradients asked for, as in ``attention_backward``."""
 
 def delta(out: Tensor, dout: Tensor, dlse: Tensor | None = None) -> Tensor:
     """rowsum(dout * out) - dlse, accumulate dtype: (B, H, S) for (B, H, S, D), (H, T) for (T, H, D)."""
@@ -192,12 +192,12 @@ def plain_weights(
     """[P, P dS] of a tile of scores that only a scale changes, on a GPU: P = exp(scale * products - lse),
     dS = scale * product_tangents. The row sums of P dS are added to lse_tangent.
 
-    products, product_tangents: (pairs, rows, keys), the rows those of one query head after the other. lse, lse_tangent:
-    (pairs, rows, 1). All of it float32 and contiguous.
-    visible: which columns [begin, end) query 0 of a head sees; query i sees those i further. May reach beyond the tile.
-    What a row does not see is 0, whatever is read there.
+    products, product_tangents: (pairs, rows, keys), with the rows of a pair's query heads head after head. lse,
+    lse_tangent: (pairs, rows, 1). All are float32 and contiguous.
+    visible: the columns [begin, end) that query 0 of a head sees; query i sees those i further. They may reach beyond
+    the tile. The result is 0 in columns that a row does not see, whatever is read there.
     num_queries: of each head. dtype: of the results, float32 or bfloat16.
-    P is None unless wants_weights, P dS where product_tangents are None.
+    P is None unless wants_weights, and P dS is None if product_tangents are.
     """
 
 def plain_gradients(
@@ -219,7 +219,7 @@ def plain_gradients(
     delta), dscore' = P' (weight_gradients - delta) + P (weight_gradient_tangents - delta_tangent).
 
     weight_gradients and their tangents (None: zeros): as products. delta and delta_tangent: as lse.
-    P' is None unless wants_weight_tangents, dscore where product_tangents are None.
+    P' is None unless wants_weight_tangents, and dscore is None if product_tangents are.
     """
 
 def visible_keys(
@@ -247,13 +247,14 @@ CANONICAL: int
 EQUAL_HEADS: int
 
 def operands_of(q: object, k: object, v: object) -> int:
-    """What the operands of a call are now. Anything may be passed. In rising order, each from PLAIN on also all before:
+    """Classifies the operands of a call. Anything may be passed. The kinds ascend: what is CANONICAL is also PLAIN, and
+    operands of EQUAL_HEADS are both.
 
     SYMBOLIC: not all hold memory that the extension may read: subclasses, meta tensors, views that PyTorch negates
-    lazily, tensors that its older vmap batches; or a dispatch mode or a trace is on. TRANSFORMED: they do, under
-    torch.func or forward mode. PLAIN: tensors (no subclass) with memory. CANONICAL: dense and 4-D, of one dtype and
-    batch size, k and v of one number of heads, and autocast would not cast them. EQUAL_HEADS: q too has that number of
-    heads.
+    lazily, tensors that its older vmap batches; or a dispatch mode or a trace is active. TRANSFORMED: they hold memory,
+    but under torch.func or forward mode. PLAIN: tensors (no subclass) with memory. CANONICAL: dense and 4-D, of one
+    dtype and batch size, k and v of one number of heads, and autocast would not cast them. EQUAL_HEADS: q too has that
+    number of heads.
     """
 
 PROBLEM_FIELDS: tuple[str, ...]
@@ -264,12 +265,12 @@ CACHE_FIELDS: tuple[str, ...]
 
 def set_copy_log(log: Callable[[str, Tensor, str], None]) -> None:
     """From now on log(name, tensor, needed) is called, from any thread, for each tensor that is copied because no
-    kernel can read it in place. `needed`: what they can read."""
+    kernel can read it in place. `needed`: what kernels can read."""
 
 class OperatorFront:
-    """A kernel of C++ before the one that an aten operator has now for a dispatch key, until remove().
+    """A C++ kernel in front of the one that an aten operator has now for a dispatch key, until remove().
 
-    It runs calls without bias, mask, dropout and debug mask, and hands the others on, and those that it cannot run.
+    It runs calls without bias, mask, dropout and debug mask. It passes on all others, and those that it cannot run.
     Raises ValueError for an operator that is not in operators_with_front().
     """
 
@@ -280,15 +281,15 @@ def operators_with_front() -> list[str]:
     """Names of the operators that OperatorFront takes, without "aten::"."""
 
 def passes_of_fronts() -> list[int]:
-    """[forward, backward]: how many passes all OperatorFronts of this process have run. That of PyTorch's function
-    leaves the backward pass to a node of autograd's graph."""
+    """[forward, backward]: how many passes all OperatorFronts of this process have run. That of PyTorch's function runs
+    no backward pass, because a node of autograd's graph does."""
 
 def recorded_backward_passes() -> int:
     """How many backward passes those nodes have run in this process, and those of all other calls of this library."""
 
 class _BuildInfo(TypedDict):
-    """cuda_version, cuda_archs: None when no CUDA source was built, and then cuda_not_built says why. backends: in the
-    order in which they are tried."""
+    """cuda_version, cuda_archs: None if no CUDA source was built; then cuda_not_built says why. backends: in the order
+    in which they are tried."""
 
     compiler: str
     torch_version: str

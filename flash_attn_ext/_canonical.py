@@ -1,7 +1,7 @@
-"""Users' tensors in, the one form that the extension takes out (see ``_C.pyi``), and the results back.
+"""Converts users' tensors to the one form that the extension takes (see ``_C.pyi``), and its results back.
 
-Only what changes form is checked here: ranks, leading dimensions. Shapes, dtypes and devices of the canonical form are
-checked once, in C++ (csrc/host/checks.h).
+Only what changes form is checked here: ranks and leading dimensions. Shapes, dtypes and devices of the canonical form
+are checked once, in C++ (csrc/host/checks.h).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CANONICAL = _C.CANONICAL
 
 
 class Names(NamedTuple):
-    """What errors call the tensors of a problem that change form."""
+    """The names by which errors call the tensors of a problem that change form."""
 
     q: str = "q"
     k: str = "k"
@@ -59,13 +59,13 @@ PLAIN_FORM = DenseForm((), 4)
 
 
 def operands_of(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """What they are, a constant of ``_C``: how they get into form, and which way autograd.py sends them."""
+    """The kind of the operands, a constant of ``_C``. It decides how they get into form, and the path of the call."""
     return _C.SYMBOLIC if is_compiling() else _C.operands_of(q, k, v)
 
 
 def dense_form(problem: Problem, operands: int, names: Names = OWN_NAMES) -> tuple[Problem, DenseForm]:
-    """A dense problem in canonical form, and how to give its results back. Heads come before the sequence already, and
-    k's and v's numbers of heads fit q's."""
+    """A dense problem in canonical form, and how to restore the form of its results. Heads come before the sequence
+    already, and k's and v's numbers of heads fit q's."""
     form = PLAIN_FORM
     if operands < CANONICAL:
         problem, form = _fold_batch(_cast_for_autocast(problem), names)
@@ -97,7 +97,7 @@ def packed_form(problem: Problem) -> Problem:
 
 
 def require_tensors(names: tuple[str, ...], tensors: Sequence[object], num_required: int = 3) -> None:
-    """The first ``num_required`` must be tensors, the others may be None."""
+    """Raises unless the first ``num_required`` are tensors, and the others are tensors or None."""
     for index, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor) and (tensor is not None or index < num_required):
             raise TypeError(f"{names[index]} must be a torch.Tensor, got {type(tensor).__name__}")
@@ -113,7 +113,7 @@ def require_tensors(names: tuple[str, ...], tensors: Sequence[object], num_requi
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
-    """What torch.autocast casts tensors of that device to at this moment, or None."""
+    """The dtype to which torch.autocast now casts tensors of that device, or None."""
     if tensor.is_meta:  # a device type that autocast does not know
         return None
     device_type = tensor.device.type
@@ -121,12 +121,12 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Operations within compute in the dtypes that they are given."""
+    """A context in which operations compute in the dtypes of their arguments."""
     return contextlib.nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """What autocast does to an argument: float64 and what is not floating stay as they are."""
+    """Casts an argument as autocast does: float64 and dtypes that are not floating keep theirs."""
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
@@ -141,7 +141,7 @@ def _cast_for_autocast(problem: Problem) -> Problem:
 
 
 def _fold_batch(problem: Problem, names: Names) -> tuple[Problem, DenseForm]:
-    """Broadcast the dimensions before (H, S, D) and fold them into one."""
+    """Broadcasts the dimensions before (H, S, D) and folds them into one."""
     q, k, v = problem[:3]
     rank = max(q.dim(), k.dim(), v.dim())
     if q.dim() == k.dim() == v.dim() == 4 and q.size(0) == k.size(0) == v.size(0):
@@ -159,7 +159,8 @@ def _fold_batch(problem: Problem, names: Names) -> tuple[Problem, DenseForm]:
 def _table_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> Tensor:
     """A bias or mask that broadcasts to (*lead, Hq, Sq, Sk) -> (B|1, Hq|1, Sq|1, Sk|1); q and k are canonical.
 
-    A view, except when it has some of several leading dimensions and broadcasts over others: then a copy with all.
+    It is a view, except when the table has some of several leading dimensions and broadcasts over others. Then it is a
+    copy with all of them.
     """
     batch, heads, num_queries, _ = problem.q.shape
     lead = form.lead if form.rank > 4 else (batch,)
@@ -184,7 +185,7 @@ def _table_form(name: str, table: Tensor, problem: Problem, form: DenseForm) -> 
 
 
 def _hint_at_form(name: str, table: Tensor, problem: Problem, scores: tuple[int, ...]) -> str:
-    """In which form a table that does not broadcast would: with dimensions that it lacks, or in the other layout."""
+    """For a table that does not broadcast, a form that would: with dimensions that it lacks, or in the other layout."""
     shape = tuple(table.shape)
     if len(scores) == 4:
         batch, heads, num_queries, num_keys = scores
@@ -218,21 +219,21 @@ def four_dimensional(name: str, table: Tensor | None, lengths: str) -> Tensor | 
 
 
 def _without_leading_ones(table: Tensor, rank: int) -> Tensor:
-    """Dimensions of size 1 that a table has before those of the scores broadcast against nothing."""
+    """Drops dimensions of size 1 before those of the scores, because they broadcast against nothing."""
     while table.dim() > rank and table.size(0) == 1:
         table = table[0]
     return table
 
 
 def _broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
-    for index, size in enumerate(shape):  # noqa: SIM110, half the time of any()
+    for index, size in enumerate(shape):  # noqa: SIM110, any() takes longer
         if size != 1 and size != full[index]:
             return False
     return True
 
 
 def _slopes_form(alibi_slopes: Tensor, form: DenseForm, batch: tuple[int, ...]) -> Tensor:
-    """(*lead, Hq) -> (B, Hq); (Hq,) and (B, Hq) are in form."""
+    """(*lead, Hq) -> (B, Hq); (Hq,) and (B, Hq) are canonical already."""
     lead = form.lead if form.rank > 4 else batch
     if tuple(alibi_slopes.shape[:-1]) != tuple(lead):
         raise RuntimeError(
@@ -246,11 +247,11 @@ def _at_least_3d(tensor: Tensor, rank: int, name: str) -> Tensor:
     if tensor.dim() < 2:
         raise RuntimeError(f"{name} must have at least 2 dimensions, got shape {tuple(tensor.shape)}")
     missing = max(rank, 3) - tensor.dim()
-    return tensor[(None,) * missing] if missing else tensor  # indexing by nothing is a view that older vmaps lack
+    return tensor[(None,) * missing] if missing else tensor  # PyTorch's older vmap does not support indexing by ()
 
 
 def _fold(tensor: Tensor, lead: tuple[int, ...]) -> Tensor:
-    """(*lead or 1, H, S, D) -> (B, H, S, D). A view where strides allow it, so broadcast dimensions cost nothing."""
+    """(*lead or 1, H, S, D) -> (B, H, S, D). It is a view where strides allow it."""
     if len(lead) == 1:
         return tensor.expand(lead[0], -1, -1, -1)
     if not lead:

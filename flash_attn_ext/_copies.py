@@ -1,4 +1,4 @@
-"""What cannot be read in place is copied, and logged: the logger "flash_attn_ext" at level DEBUG."""
+"""Logs the tensors that are copied because kernels cannot read them in place: logger "flash_attn_ext", level DEBUG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``explain`` answers."""
+"""The answer of ``explain``."""
 
 from __future__ import annotations
 
@@ -12,67 +12,68 @@ from flash_attn_ext.types import Backend
 
 @dataclass(frozen=True)
 class Plan:
-    """What one pass of a call runs, as csrc/kernels/plan/report.h has it. ``str()`` of it says it in words.
+    """The plan of one pass of a call, as csrc/kernels/plan/report.h has it. ``str()`` formats it as text.
 
-    A field is None, or False, where it does not apply."""
+    A field that does not apply is None, or False."""
 
     words: str = field(repr=False)
     kernel: str
-    """The name of the kernel, or of the kernels that a backward pass runs together."""
+    """The name of the kernel, or of the kernels that compute a backward pass."""
     workspace: dict[str, int]
-    """Bytes of each part of the one allocation that the pass makes beside its results."""
+    """The bytes of each part of the workspace, the one allocation that the pass makes besides its results."""
     workspace_bytes: int
-    """Of all parts together, each of which begins at a multiple of 256 bytes."""
+    """The bytes of all parts together. Each part begins at a multiple of 256 bytes."""
     variant: str | None = None
-    """What the kernel can do to a score: "plain", "mask", "extended" and others."""
+    """What the kernel can do to scores: "plain", "mask", "extended" and others."""
     head_dims: tuple[int, int] | None = None
-    """What the kernel is compiled for: the head dim of q and k, and that of v."""
+    """The head dims that the kernel is compiled for: that of q and k, and that of v."""
     tile: tuple[int, int] | None = None
-    """Queries and keys of a block's tile of scores."""
+    """The queries and keys of a tile of scores."""
     stages: int | None = None
-    """How many tiles of K and V a block has in flight."""
+    """The stages of the pipeline of K and V tiles."""
     tf32: bool = False
-    """Whether products of float32 are rounded to TF32."""
-    blocks: int | None = None
-    """How many blocks share all keys out among themselves."""
+    """Whether the operands of float32 GEMMs are rounded to TF32."""
+    persistent_ctas: int | None = None
+    """Persistent CTAs, among which the keys of all heads are divided."""
     splits: int | None = None
-    """How many blocks share the keys of one tile of queries."""
+    """Split-KV: how many CTAs share the keys of a query tile."""
     keys_per_split: int | None = None
-    """On the CPU: how many keys each of the threads takes that share a tile of queries."""
+    """Split-KV on the CPU: the keys of each split, where threads share a query tile."""
     appends_keys: bool = False
-    """Whether the kernel itself writes new keys and values into the cache."""
+    """Whether the kernel itself appends new keys and values to the cache."""
     dq_variant: str | None = None
-    """Backward, where dQ has a kernel of its own: its variant."""
+    """Backward, if dQ has a kernel of its own: its variant."""
     dq_head_dim: int | None = None
     """The head dim that this kernel is compiled for."""
     dkdv_variant: str | None = None
-    """Backward, where dK and dV have a kernel of their own: its variant."""
+    """Backward, if dK and dV have a kernel of their own: its variant."""
     dkdv_head_dim: int | None = None
     """The head dim that this kernel is compiled for."""
     launches: int | None = None
-    """Backward, where one kernel stores scores for another: in how many launches, so that they fit the workspace."""
+    """Backward, if one kernel materialises scores for another: in how many launches, so that they fit the workspace."""
     key_heads_per_launch: int | None = None
-    """Pairs of a batch entry and a key head that such a launch works on."""
+    """Pairs of a batch entry and a key head that such a launch computes."""
     query_chunks: int | None = None
-    """In how many launches the queries of such a pair are worked on, where it is more than one."""
+    """Into how many query chunks such a pair is divided, if more than one. Each chunk has a launch of its own."""
     cyclic: bool = False
-    """Backward, warp-specialised: whether tiles of keys start at different tiles of queries and go round."""
+    """Backward, warp-specialised: whether the loop order is cyclic: key tiles start at different query tiles, and wrap
+    around."""
     phases: int | None = None
-    """In how many groups tiles of keys come."""
-    sums_of_dq: int | None = None
-    """How many sums of dQ a tile of queries has, where it is more than one."""
-    claims_per_key_tile: int | None = None
-    """How many blocks share the query heads of a tile of keys, where it is more than one."""
-    announces_visits: bool = False
-    """Whether dQ of a tile is announced to who adds it up before it is computed."""
+    """The phases into which the key tiles of a head are divided."""
+    dq_accumulators: int | None = None
+    """Split-KV: how many accumulators of dQ a query tile has, if more than one."""
+    group_shares: int | None = None
+    """Into how many shares the query heads of a KV group are divided, if more than one. Each has its own work tiles."""
+    pre_signals_dq: bool = False
+    """Whether a reducer warp is signalled before the dQ that it will add is computed."""
     adds_statistics: bool = False
-    """Whether products add the LSE and delta."""
+    """Whether GEMMs add the LSE and delta, as augmented columns."""
     delta: str | None = None
     """Backward: how rowsum(dout * out) is computed."""
     dbias: str | None = None
-    """Backward: what the gradient of the bias is computed from."""
+    """Backward: what the bias gradient is computed from."""
     intervals: Plan | None = None
-    """Forward: what runs for batch entries of which a mask leaves one interval of keys, by another kernel."""
+    """Forward: the plan for batch entries whose mask leaves one key interval, if another kernel computes them."""
 
     def __str__(self) -> str:
         return self.words
@@ -87,9 +88,9 @@ class Explanation:
     reasons: dict[Backend, tuple[str, ...]]
     """Why each backend cannot run, in the order in which they are tried; empty where it can."""
     forward: Plan | None = None
-    """What the forward pass runs, and the workspace that it takes; None when no backend can run."""
+    """The kernel of the forward pass, and its workspace; None when no backend can run."""
     backward: Plan | None = None
-    """The same of the backward pass, for the inputs that require grad (q, k and v when none does)."""
+    """The same for the backward pass, for the inputs that require grad (q, k and v when none does)."""
 
     def __str__(self) -> str:
         lines = [f"backend: {self.backend or 'none can run this call'}"]

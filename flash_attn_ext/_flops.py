@@ -1,12 +1,12 @@
 """FLOPs of the operators, for ``torch.utils.flop_counter.FlopCounterMode`` and whatever else asks its registry.
 
-Counted are products of tiles: 2 FLOPs for each column of each pair, which is a query and a key that it sees by
-causality, window and length. What masks and dropout hide counts, softmax does not. The forward pass has two products,
-the backward pass five when q, k and v get gradients. Forward mode has five when all three have tangents, and a second
+The formulas count GEMMs: 2 FLOPs for each column of each pair, which is a query and a key that it sees by causality,
+window and length. Pairs that masks and dropout hide count; the softmax does not. The forward pass has two GEMMs, the
+backward pass five if q, k and v get gradients. Forward mode has five if all three have tangents, and a second
 derivative of all three has twelve.
 
 The registry's module imports triton, which takes longer than all of this package. So the formulas are registered when
-somebody imports it.
+other code imports it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ OPERATORS = torch.ops.flash_attn_ext
 
 
 def forward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
-    """Q K^T and P V."""
+    """The FLOPs of Q K^T and P V."""
     problem = Problem(*args[: len(Problem._fields)], **kwargs)
     return _flops(problem, _pairs(problem), problem.q.shape[-1] + problem.v.shape[-1])
 
 
 def backward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
-    """Q K^T again and dO V^T; P^T dO, dS K and dS^T Q for the gradients of v, q and k that are asked for."""
+    """The FLOPs of Q K^T again and dO V^T, and of P^T dO, dS K and dS^T Q where v, q and k get gradients."""
     named = _named(OPERATORS.attention_backward, args, kwargs)
     problem, wanted = _problem_in(named), _wanted_in(named)
     columns = problem.q.shape[-1] * (1 + wanted["q"] + wanted["k"])
@@ -68,7 +68,7 @@ def backward_tangents_flops(*args: Any, out_val: object = None, **kwargs: Any) -
 
 
 def kvcache_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
-    """As the forward pass, on the keys that each sequence has after the call."""
+    """The FLOPs of a forward pass on the keys that each sequence has after the call."""
     named = _named(OPERATORS.attention_with_kvcache, args, kwargs)
     problem = _problem_in(named)
     cache = KvCache(**{name: named[name] for name in KvCache._fields})
@@ -110,7 +110,7 @@ def _flops(problem: Problem, pairs: int, columns: int) -> int:
 
 
 def _pairs(problem: Problem) -> int:
-    """Of one head, in all sequences."""
+    """The pairs of one head, in all sequences."""
     if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
         return problem.q.shape[0] * num_visible_pairs(problem, problem.q.shape[2], problem.k.shape[2])
     ends_q, ends_k = _values(problem.cu_seqlens_q), _values(problem.cu_seqlens_k)
@@ -123,8 +123,8 @@ def _pairs(problem: Problem) -> int:
 
 
 def num_visible_pairs(problem: Problem, num_queries: int, num_keys: int) -> int:
-    """How many pairs the problem's causality and window leave of one sequence: the sum of csrc/attention/visibility.h's
-    intervals, without a loop, so that lengths may be symbols."""
+    """The number of pairs that the problem's causality and window leave of one sequence. It is the sum of the intervals
+    of csrc/attention/visibility.h, without a loop, so that lengths may be symbols."""
     diagonal = 0 if problem.causal == "top_left" else num_keys - num_queries
     right = 0 if problem.causal is not None else problem.window_right
     ends = num_queries * num_keys
@@ -136,7 +136,7 @@ def num_visible_pairs(problem: Problem, num_queries: int, num_keys: int) -> int:
 
 
 def _sum_of_clamped(first: int, count: int, highest: int) -> int:
-    """Of min(max(x, 0), highest) for x in [first, first + count)."""
+    """The sum of min(max(x, 0), highest) for x in [first, first + count)."""
 
     def below(end: int) -> int:
         rising: int = torch.sym_max(torch.sym_min(end, highest), 0)
@@ -147,7 +147,7 @@ def _sum_of_clamped(first: int, count: int, highest: int) -> int:
 
 
 def _values(lengths: Tensor) -> list[int] | None:
-    """What a tensor of lengths holds, waiting for a GPU; None where nobody can know, in traces and CUDA graphs."""
+    """The values of a tensor of lengths; this waits for a GPU. None in traces and CUDA graphs, which have no values."""
     if type(lengths) is not Tensor or lengths.is_meta:
         return None
     if lengths.is_cuda and torch.cuda.is_current_stream_capturing():

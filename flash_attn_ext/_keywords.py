@@ -20,7 +20,7 @@ from flash_attn_ext.types import Layout, Window
 
 
 def problem_of(*, window: Window | None, **given: Any) -> Problem:
-    """What the user gave, its options checked and spelled as the extension takes them."""
+    """The user's arguments as a problem, with its options checked and spelled as the extension takes them."""
     given["window_left"], given["window_right"] = window_pair(window)
     check_causal(given["causal"])
     check_backend(given["backend"])
@@ -35,7 +35,7 @@ def problem_of(*, window: Window | None, **given: Any) -> Problem:
 
 
 def dense_problem(problem: Problem, layout: Layout) -> tuple[Problem, DenseForm, int]:
-    """The problem in canonical form, how to give its results back, and what its operands are."""
+    """The problem in canonical form, how to restore the form of its results, and the kind of its operands."""
     q, k, v = problem[:3]
     operands = operands_of(q, k, v)
     if operands < CANONICAL:

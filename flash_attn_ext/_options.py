@@ -30,10 +30,10 @@ def window_pair(window: Window | None) -> tuple[int | None, int | None]:
 
 
 def entries_of(value: Any) -> tuple[Any, ...] | None:
-    """What a tuple, a list, a tensor or a NumPy array holds, as Python's numbers; None for a single number."""
+    """The entries of a tuple, a list, a tensor or a NumPy array, as Python's numbers; None for a single number."""
     if isinstance(value, tuple | list):
         return tuple(value)
-    if isinstance(value, int):  # torch.compile cannot ask a number that varies for its attributes
+    if isinstance(value, int):  # torch.compile cannot read attributes of a number that varies
         return None
     listed = value.tolist() if hasattr(value, "tolist") else value
     return tuple(listed) if isinstance(listed, list) and len(listed) != 1 else None
@@ -63,7 +63,7 @@ def check_number_or_none(name: str, value: Any) -> float | None:
 
 
 def check_number(name: str, value: Any) -> float:
-    """A Python number as it is, others as float; the range is checked in C++."""
+    """Returns a Python number as it is, and others as float. The range is checked in C++."""
     if type(value) is float:
         return value
     if isinstance(value, (int, torch.SymFloat, torch.SymInt)) and not isinstance(value, bool):
@@ -83,7 +83,7 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_length(name: str, value: Any) -> int | None:
-    """A Python number as it is, others as int; the range is checked in C++."""
+    """Returns a Python number as it is, and others as int. The range is checked in C++."""
     return check_integer(name, value, "be an int or None")
 
 
@@ -99,7 +99,7 @@ def is_sequence_first(layout: object) -> bool:
 
 
 def check_integer(name: str, value: Any, expected: str) -> int | None:
-    """Whatever Python takes for an index, and one-element integer tensors: no integer has a gradient to lose."""
+    """Takes whatever Python takes for an index, and one-element integer tensors, because integers have no gradients."""
     if value is None or isinstance(value, torch.SymInt):
         return value  # type: ignore[return-value]  # under torch.compile a symbol stands for a number
     if type(value) is int:
@@ -121,7 +121,7 @@ def check_integer(name: str, value: Any, expected: str) -> int | None:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Python's bool, NumPy's as such."""
+    """Returns Python's bool as it is, and NumPy's as a bool of Python."""
     if isinstance(value, bool):
         return value
     kind = type(value)

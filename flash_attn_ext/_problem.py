@@ -1,4 +1,4 @@
-"""One attention call as data: what the public functions fill in, and what the extension and the operators take."""
+"""One attention call as data. The public functions fill it in, and the extension and the operators take it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flash_attn_ext.types import Backend, Causal
 class Problem(NamedTuple):
     """The arguments of an attention call, in the order of csrc/host/call/fields.h.
 
-    Dense without ``cu_seqlens_*``. Filled by keyword. Shapes are those of the canonical form, which
-    _canonical.py brings a call into.
+    Without ``cu_seqlens_*`` the problem is dense. Fields are filled by keyword. Shapes are those of the canonical form,
+    into which _canonical.py brings a call.
     """
 
     q: Tensor  # (B, Hq, Sq, D), packed: (Tq, Hq, D)
@@ -38,17 +38,17 @@ class Problem(NamedTuple):
     max_seqlen_k: int | None = None
     backend: Backend | None = None
     allow_tf32: bool = False
-    sequence_first: bool = False  # the caller has (B, S, H, D): so has out, where q's strides do not say
+    sequence_first: bool = False  # the caller has (B, S, H, D), and out gets it where q's strides leave it open
 
 
 class KvCache(NamedTuple):
-    """What a call with a cache has beside its :class:`Problem`, in which k and v are the cache.
+    """The arguments of a call with a cache, beside its :class:`Problem`, in which k and v are the cache.
 
-    They are (B_cache, Hk, rows, D|Dv), or with a block_table (pages, Hk, page size, D|Dv). In the order of
-    csrc/host/call/fields.h.
+    The cache is (B_cache, Hk, rows, D|Dv), or with a block_table (pages, Hk, page size, D|Dv). The fields are in the
+    order of csrc/host/call/fields.h.
     """
 
-    cache_seqlens: Tensor  # (B,) int32: keys that were there before the call
+    cache_seqlens: Tensor  # (B,) int32: keys in the cache before the call
     k_new: Tensor | None = None  # (B, Hk, new, D)
     v_new: Tensor | None = None  # (B, Hk, new, Dv)
     block_table: Tensor | None = None  # (B, pages of a sequence) int32
@@ -59,7 +59,7 @@ class KvCache(NamedTuple):
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums, the LSE, slopes and sinks of a problem of that dtype have."""
+    """The dtype of sums, the LSE, slopes and sinks of a problem of that dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -43,9 +43,10 @@ class SdpaArguments(NamedTuple):
 
 
 def operands_to_ask(*arguments: Any) -> list[Any]:
-    """Those arguments of a call whose classes say what it means (``__torch_function__``), in PyTorch's order.
+    """The arguments of a call whose classes override it (``__torch_function__``), in the order in which PyTorch asks.
 
-    A CausalBias is not among them, since it is taken as what it stands for, nor are nested tensors, which are refused.
+    A CausalBias is not among them, because it is replaced by what it stands for. Nested tensors are not either, because
+    they are refused.
     """
     candidates = [one for one in arguments if type(one) not in _NEVER_ASKED]
     if not candidates:
@@ -56,13 +57,13 @@ def operands_to_ask(*arguments: Any) -> list[Any]:
 
 
 def _causal_bias() -> Any:
-    from torch.nn.attention.bias import CausalBias  # a prototype: imported where it may be in use
+    from torch.nn.attention.bias import CausalBias  # a prototype: imported on use
 
     return CausalBias
 
 
 def attend_or_decline(arguments: SdpaArguments | tuple[Any, ...]) -> Any:
-    """The output of a call, or NotImplemented where there are operands to ask first. A plain tuple will do."""
+    """The output of a call, or NotImplemented if there are operands to ask first. A plain tuple will do."""
     query, key, value, attn_mask = arguments[:4]
     operands = operands_of(query, key, value)
     if (operands == SYMBOLIC or not (attn_mask is None or type(attn_mask) is Tensor)) and operands_to_ask(*arguments):
@@ -73,7 +74,7 @@ def attend_or_decline(arguments: SdpaArguments | tuple[Any, ...]) -> Any:
 
 
 def _problem_of(arguments: SdpaArguments | tuple[Any, ...], operands: int) -> tuple[Problem, DenseForm]:
-    """PyTorch's arguments as a problem in canonical form (without a seed), and how to give its output back."""
+    """PyTorch's arguments as a problem in canonical form (without a seed), and how to restore its output's form."""
     q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa = arguments
     if operands != EQUAL_HEADS:
         require_tensors(NAMES, (q, k, v))
@@ -102,7 +103,7 @@ def _problem_of(arguments: SdpaArguments | tuple[Any, ...], operands: int) -> tu
 
 
 def _check_sizes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """What C++ would refuse by other names than PyTorch's."""
+    """Refuses sizes that C++ would refuse too, but by other names than PyTorch's."""
     _check_device("key", k, q)
     _check_device("value", v, q)
     if min(q.dim(), k.dim(), v.dim()) < 2:
@@ -123,7 +124,7 @@ def _check_device(name: str, tensor: Tensor, q: Tensor) -> None:
 def _cast_and_match(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Autocast, which takes a float32 mask too, and one number of heads, which PyTorch broadcasts."""
+    """Applies autocast, which also casts a float32 mask, and matches numbers of heads, which PyTorch broadcasts."""
     dtype = autocast_dtype(q)
     if dtype is not None:
         q, k, v = cast(q, dtype), cast(k, dtype), cast(v, dtype)
@@ -153,7 +154,7 @@ def _float_mask(attn_mask: Tensor, q: Tensor) -> Tensor:
 
 
 def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> tuple[Causal | None, Tensor | None]:
-    """The causality and the mask that it stands for; a torch.nn.attention.bias.CausalBias is the former by its type."""
+    """The causality and the mask that attn_mask stands for. A torch.nn.attention.bias.CausalBias is causality."""
     if type(attn_mask) is not Tensor:
         if isinstance(attn_mask, _causal_bias()):
             if is_causal:
@@ -180,7 +181,7 @@ def _causality_of(attn_mask: Tensor, q: Tensor, k: Tensor, is_causal: bool) -> t
 
 
 def _match_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads that fit the extension: k and v have the same number, and it divides q's."""
+    """Makes heads fit the extension: k and v have the same number, and it divides q's."""
     shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
     if min(q.dim(), k.dim(), v.dim()) < 2:
         raise RuntimeError(f"query, key and value must have at least 2 dimensions (L, E), got {shapes}")
@@ -210,7 +211,7 @@ def _match_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Ten
 
 
 def _hint_at_layout(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """For heads that do not fit: whether those of (N, L, H, E) would."""
+    """For heads that do not fit: says if those of (N, L, H, E) would."""
     if not q.dim() == k.dim() == v.dim() >= 3:
         return ""
     heads = k.size(-2)

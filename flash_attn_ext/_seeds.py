@@ -1,9 +1,9 @@
 """The seed of a call's dropout, and what compilers may do with its draw.
 
-A backward pass drops what its forward pass dropped, so it needs that pass's seed. A partitioner may have parts of the
-forward pass computed again in the backward pass: for a checkpoint, or to stay within an activation memory budget. So
-compilers and traces meet the draw as an operator, ``torch.ops.flash_attn_ext.draw_seed``, which puts PyTorch's operator
-into their graph and beside it a note that its result must be saved.
+A backward pass drops the weights that its forward pass dropped, so it needs that pass's seed. A partitioner may
+recompute parts of the forward pass in the backward pass, for a checkpoint or to stay within an activation memory
+budget. So compilers and traces see the draw as an operator, ``torch.ops.flash_attn_ext.draw_seed``. It puts PyTorch's
+operator into their graph, with a note that its result must be saved.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _END = 2**63 - 1
 
 
 def draw_seed(device: torch.device, operands: int = PLAIN) -> Tensor:
-    """From PyTorch's generator of that device: manual_seed, checkpoint and CUDA graphs treat it as they do any draw.
+    """Draws from PyTorch's generator of that device, as manual_seed, checkpoint and CUDA graphs expect.
 
-    operands: what those of the call are, a constant of ``_C``.
+    operands: the kind of the call's operands, a constant of ``_C``.
     """
     if operands == SYMBOLIC and not is_tracing():  # TorchScript's tracer takes no device for an operator
         seed: Tensor = torch.ops.flash_attn_ext.draw_seed(device=device)
@@ -40,14 +40,14 @@ def _draw(*, device: torch.device) -> Tensor:
 
 
 def _draw_with_a_note(*, device: torch.device) -> Tensor:
-    """Inductor leaves the overload with a generator as it is, so a compiled call draws the bits of an eager one."""
+    """Inductor does not replace the overload with a generator, so a compiled call draws the bits of an eager one."""
     with _known_to_partitioners():
         seed: Tensor = torch.ops.aten.randint.generator(_END, (1,), generator=None, dtype=torch.int64, device=device)
         return seed
 
 
 def _known_to_partitioners() -> contextlib.AbstractContextManager[None]:
-    """The backward pass gets the same result of a node that is made meanwhile.
+    """Within this context, nodes are made whose result the backward pass gets unchanged.
 
     Partitioners save what a checkpoint policy says must be saved. With an activation memory budget of 0 they save
     nothing but a graph's inputs. There a policy of recomputing helps: it makes them restore the generator's state.

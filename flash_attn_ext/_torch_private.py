@@ -1,4 +1,4 @@
-"""Every name of PyTorch that is used here and that its documentation does not promise, with what it is for.
+"""Every name of PyTorch that is used here and that its documentation does not promise, with its purpose.
 
 A release of PyTorch may change them. tests/torch_integration/test_torch_private.py has a test for each name, and a rule
 of tests/architecture keeps such names out of all other modules.
@@ -22,13 +22,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 
 def data_address(tensor: Tensor) -> int:
-    """Where a tensor's first element is. ``Tensor.data_ptr()`` copies a lazily cloned tensor to say it."""
+    """The address of a tensor's first element. ``Tensor.data_ptr()`` would copy a lazily cloned tensor."""
     address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # PyTorch's stubs lack it
     return address + int(tensor.storage_offset()) * tensor.element_size()
 
 
 sleep_on_gpu = torch.cuda._sleep
-"""Keeps a GPU busy for some cycles, while what is timed is launched."""
+"""Keeps a GPU busy for some cycles, while the timed kernels are launched."""
 
 # Modes and overrides in Python.
 
@@ -58,7 +58,7 @@ overloaded_args = torch.overrides._get_overloaded_args
 
 def replace_engine(run: Callable[..., Any]) -> Callable[..., Any]:
     """Has Tensor.backward, torch.autograd.backward and torch.autograd.grad start PyTorch's engine by `run`, which
-    enters modes for it. Returns what they have started it by so far."""
+    enters modes for it. Returns the function that they called before."""
     autograd: Any = torch.autograd
     before: Callable[..., Any] = autograd._engine_run_backward
     autograd._engine_run_backward = run
@@ -66,7 +66,7 @@ def replace_engine(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_by_dynamo(function: Any) -> Any:
-    """Has Dynamo run the function when it meets a call. torch.compiler.assume_constant_result does the same, but
+    """Has Dynamo run the function when it traces a call. torch.compiler.assume_constant_result does the same, but
     imports Dynamo for it."""
     function._dynamo_marked_constant = True
     return function
@@ -75,7 +75,7 @@ def run_by_dynamo(function: Any) -> Any:
 # Kernels of operators.
 
 DispatchKeySet = torch._C.DispatchKeySet
-"""Which kernels a call has still before it: what a kernel of autograd gets, and passes on."""
+"""The kernels that a call has yet to go through. A kernel of autograd gets this set, and passes it on."""
 
 AFTER_AUTOGRAD = torch._C._after_autograd_keyset
 """The set of all kernels below those of autograd."""
@@ -98,12 +98,12 @@ def parameters_of(operator: torch._ops.OpOverload) -> list[str]:
 
 
 def destroy(library: torch.library.Library) -> None:
-    """Takes a library's kernels away now, not when Python collects it."""
+    """Removes a library's kernels now, not when Python collects it."""
     library._destroy()
 
 
 def schema_infos_of(dtensor: Any) -> dict[Any, Any]:
-    """Of torch.distributed.tensor.DTensor, by operator: which arguments it remembers a call's sharding by."""
+    """For torch.distributed.tensor.DTensor, by operator: the arguments that its cache of shardings depends on."""
     infos: dict[Any, Any] = dtensor._op_dispatcher.sharding_propagator.op_to_schema_info
     return infos
 
@@ -111,7 +111,7 @@ def schema_infos_of(dtensor: Any) -> dict[Any, Any]:
 # torch.func and forward mode.
 
 are_functorch_transforms_active = torch._C._are_functorch_transforms_active
-"""Whether torch.func transforms calls of this thread, so that it must meet a Function."""
+"""Whether torch.func transforms calls of this thread, so that they must go through a Function."""
 
 
 def is_within_a_functorch_level() -> bool:
@@ -129,7 +129,7 @@ is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
 """Whether forward mode records, which a Function switches off for the levels below."""
 
 set_fwd_grad_enabled = torch.autograd.forward_ad._set_fwd_grad_enabled
-"""A context in which it does or does not."""
+"""A context in which it records or does not."""
 
 # Compilers.
 
@@ -145,7 +145,7 @@ assert_later = torch._assert_async
 """Fails when a tensor turns out to be false, without waiting for its device, within compiled functions too."""
 
 FunctionalTensorMode = torch._subclasses.functional_tensor.FunctionalTensorMode
-"""The mode of AOTAutograd that meets operators first."""
+"""The mode of AOTAutograd that sees operators first."""
 
 ProxyTorchDispatchMode = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
 """The mode that makes the nodes of a traced graph."""

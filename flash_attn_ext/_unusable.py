@@ -1,4 +1,4 @@
-"""What to tell somebody whose ``import flash_attn_ext`` fails."""
+"""Messages for users whose ``import flash_attn_ext`` fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def explain_missing_extension(error: ImportError) -> str:
 
 
 def explain_other_torch(built_for: str) -> str | None:
-    """PyTorch promises no binary compatibility between minor versions, even where the extension happens to load."""
+    """A message if PyTorch is not the version that the extension was built for. PyTorch promises no binary
+    compatibility between minor versions, even if the extension happens to load."""
     if built_for.split(".")[:2] == torch.__version__.split(".")[:2]:
         return None
     return _with_command(f"its C++ extension was built for PyTorch {built_for}")

@@ -2,12 +2,12 @@
 
 There is one backward pass, ``attention_backward`` of csrc/host, and autograd's node of it is C++
 (``FlashAttentionFunctionBackward`` in csrc/host/call/autograd.cpp): it saves the tensors, calls the pass, and describes
-itself to compiled autograd, without a step through Python. Nearly every call gets that node. Python has what PyTorch
-lets only Python do, and nothing else: a ``torch.autograd.Function`` for ``torch.func`` transforms and forward mode,
-which know no nodes of C++ (:class:`FlashAttentionFunction`), and the derivative of the ``torch.library`` operators of
-ops.py, which compilers and traces see instead of the extension; with ``create_graph=True`` the node of C++ calls them
-too. What comes after the backward pass is in derivatives/. Which way a call takes follows from what its operands are
-(``_C.operands_of``), which is asked once, before it is brought into form.
+itself to compiled autograd, without entering Python. Nearly every call gets that node. Python does only what PyTorch
+lets no C++ do. It has a ``torch.autograd.Function`` for ``torch.func`` transforms and forward mode, which do not
+support C++ nodes (:class:`FlashAttentionFunction`). It also has the derivative of the ``torch.library`` operators of
+ops.py, which compilers and traces see instead of the extension; with ``create_graph=True`` the C++ node calls them too.
+Higher derivatives are in derivatives/. The path of a call follows from the kind of its operands (``_C.operands_of``),
+which is determined once, before the call is brought into form.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ PLAIN, SYMBOLIC = _C.PLAIN, _C.SYMBOLIC
 
 
 def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a canonical problem, differentiable in both. Its seed is drawn here, where it has none yet.
+    """(out, lse) of a canonical problem, differentiable in both. Draws its seed if it has none yet.
 
-    Plain tensors go straight to the extension: this is host time that every call pays. Tensors that only stand for
-    something (torch.compile, export, FakeTensor, meta, tracing) go through the registered operator of ops.py. Where a
-    mode watches a transform of torch.func, the Function comes first: the operator has no forward mode by itself there.
+    Plain tensors go straight to the extension, because every call pays this host time. Tensors without values of their
+    own (torch.compile, export, FakeTensor, meta, tracing) go through the registered operator of ops.py. If a mode is
+    active within a transform of torch.func, the Function comes first, because the operator has no forward mode there.
     """
     if problem.dropout_p > 0:
         if problem.dropout_p == 1:
@@ -61,7 +61,8 @@ def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
 
 
 def _with_everything_dropped(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
-    """out is 0, and so is its gradient; the LSE does not see dropout. Nothing is drawn."""
+    """(out, lse) where dropout drops every weight: out and its gradient are 0, and the LSE is unaffected by dropout. No
+    seed is drawn."""
     out, lse = attend(problem._replace(dropout_p=0.0), operands)
     return out.masked_fill(torch.ones((), dtype=torch.bool, device=out.device), 0.0), lse
 
@@ -69,11 +70,11 @@ def _with_everything_dropped(problem: Problem, operands: int) -> tuple[Tensor, T
 class FlashAttentionFunction(DerivativeFunction):
     """Attention forward and backward over ``_C`` (FlashAttention-2, Dao 2023, algorithms 1 and 2).
 
-    What ``_C.attention`` does in C++, for ``torch.func`` and forward mode, which only know Functions of Python. Takes
-    the fields of a ``Problem``. Returns (out, lse, lse_residual). Saves q, k, v, out, lse and the seed, and bias,
-    mask, alibi_slopes, sink and cu_seqlens as they were given: nothing of size Sq x Sk of its own. Gradients go to q,
-    k, v, bias, alibi_slopes and sink, each only where it is asked for, and come from out, lse or both: the LSE's
-    gradient enters through delta = rowsum(dout * out) - dlse.
+    It does what ``_C.attention`` does in C++, for ``torch.func`` and forward mode, which support only Python Functions.
+    Takes the fields of a ``Problem``. Returns (out, lse, lse_residual). Saves q, k, v, out, lse, the seed, and the
+    bias, mask, alibi_slopes, sink and cu_seqlens that were given. It saves nothing of size Sq x Sk of its own.
+    Gradients go to q, k, v, bias, alibi_slopes and sink, if they are asked for, and come from out, lse or both: the
+    LSE's gradient enters through delta = rowsum(dout * out) - dlse.
     """
 
     NAMES = Problem._fields
@@ -108,12 +109,12 @@ class FlashAttentionFunction(DerivativeFunction):
 
 
 def outputs_of(arguments: dict[str, Any]) -> tuple[str, ...]:
-    """The names of a forward pass's results; "" for a residual that there is not."""
+    """The names of a forward pass's results; "" for an absent residual."""
     return ("out", "lse", "lse_residual" if arguments["bias"] is not None else "")
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    """What :func:`gradients_of_saved` needs: the fields of a :class:`Problem`, and (out, lse, lse_residual)."""
+    """Saves what :func:`gradients_of_saved` needs: the fields of a :class:`Problem`, and (out, lse, lse_residual)."""
     keep(ctx, (*Problem._fields, "out", "lse", "lse_residual"), (*inputs, *output))
     if output[2] is not None:
         ctx.mark_non_differentiable(output[2])
@@ -122,7 +123,7 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
 def gradients_of_saved(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, needs_input_grad: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of a problem's fields, None where nobody asks for one."""
+    """The gradients of a problem's fields, None for those that are not asked for."""
     needed = dict(zip(Problem._fields, needs_input_grad, strict=True))
     gradients = gradients_of(kept(ctx), dout, dlse, [needed[name] for name in DIFFERENTIABLE])
     return in_order(FlashAttentionFunction, gradients)

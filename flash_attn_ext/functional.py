@@ -1,5 +1,5 @@
-"""The public functions. C++ takes a plain call as it is (``_C.direct_*``). Of every other they fill in a Problem, have
-it brought into form, and hand it to autograd.py."""
+"""The public functions. C++ takes a plain call as it is (``_C.direct_*``). For every other call they fill in a Problem,
+have it brought into form, and pass it to autograd.py."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def attention(
     Args:
         q: (..., Hq, Sq, D) for layout "bhsd", (..., Sq, Hq, D) for "bshd"; 3-D is one batch entry and 2-D, (Sq, D), one
             head. float32, float64, bfloat16 or float16, any strides, any D >= 1.
-        k: (..., Hk, Sk, D), likewise. Hk divides Hq; query head h uses key head h // (Hq / Hk) (GQA, Ainslie et al.
+        k: (..., Hk, Sk, D), as q. Hk divides Hq; query head h uses key head h // (Hq / Hk) (GQA, Ainslie et al.
             2023). Batch dimensions broadcast among q, k and v; all three have the same number of dimensions.
         v: (..., Hk, Sk, Dv). Dv may differ from D.
         causal: None, "top_left" (query i sees keys 0..i, as ``is_causal`` in PyTorch) or "bottom_right" (the last
@@ -136,7 +136,7 @@ def attention(
             side is 0 whatever is given.
         bias: float, broadcastable to (..., Hq, Sq, Sk) whatever the layout; float32 or q's dtype. Added to the scores;
             it may require grad, and its gradient is summed over broadcast dimensions in a fixed order.
-        mask: bool, broadcastable likewise, True = attend.
+        mask: bool, broadcastable as bias, True = attend.
         alibi_slopes: (Hq,) or ``(*batch, Hq)``, float32 (float64 for float64 q): the bias ``-slope * |key - (query +
             diagonal)|`` of ALiBi (Press et al. 2022, section 3). Differentiable.
         softcap: scores become softcap * tanh(score / softcap), > 0 (Gemma Team 2024, section 2). None: no cap.
@@ -164,12 +164,11 @@ def attention(
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
 
     Memory: the forward pass never holds an Sq x Sk matrix of scores; on Hopper it may copy a boolean mask, packed to
-    one bit per element. The backward pass on a GPU may store the scores of some heads at a time, in a workspace of at
-    most min(2 GiB, a 40th of the GPU's memory). The environment variable ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at each
-    call, sets another bound of up to 2048; with 0 scores are computed again instead, which takes longer.
-    :func:`explain` says what a call stores. ``FLASH_ATTN_EXT_MULTIPROCESSORS``, 1 to 1024, read likewise, replaces the
-    number of multiprocessors by which the keys of few queries are divided on a GPU, so that GPUs of one architecture
-    and any size give the same bits.
+    one bit per element. The backward pass on a GPU may materialise P and dS of some heads at a time, in a workspace of
+    at most min(2 GiB, a 40th of the GPU's memory). The environment variable ``FLASH_ATTN_EXT_WORKSPACE_MIB``, read at
+    each call, sets another bound of up to 2048; with 0 they are recomputed instead, which takes longer. :func:`explain`
+    says what a call stores. ``FLASH_ATTN_EXT_MULTIPROCESSORS``, 1 to 1024, also read at each call, replaces the number
+    of SMs from which split-KV on a GPU follows, so that GPUs of one architecture and any size give the same bits.
 
     Under ``torch.autocast`` q, k and v are cast as PyTorch casts them, and a bias that is not float32.
 
@@ -237,14 +236,14 @@ def explain(
     backend: Backend | None = None,
     allow_tf32: bool = False,
 ) -> Explanation:
-    """What the same call to :func:`attention` would run, and for each other backend why not. Computes nothing.
+    """Says what the same call to :func:`attention` would run, and why each other backend would not. Computes nothing.
 
     Arguments are those of :func:`attention`, or with ``cu_seqlens_q`` and ``cu_seqlens_k`` those of
     :func:`attention_varlen`; ``layout`` then has to be left at its default, since packed tensors have one layout.
 
     Returns an :class:`Explanation`. The plans of both passes (:class:`Plan`) are those that the call itself would
-    follow: which kernel, its tile and variant, which scores are stored, every part of the workspace. Raises what the
-    call itself would raise, except for "no backend can run this call": that is an answer here.
+    follow: which kernel, its tile and variant, which scores are materialised, every part of the workspace. Raises what
+    the call itself would raise, except for "no backend can run this call": that is an answer here.
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 8, 128, 64)
@@ -286,7 +285,7 @@ def explain(
         problem = packed_form(problem)
     if problem.dropout_p == 1.0:  # nothing is kept, and no kernel has to know
         problem = problem._replace(dropout_p=0.0)
-    if problem.dropout_p > 0:  # a seed is needed, but asking must not advance anybody's generator
+    if problem.dropout_p > 0:  # a seed is needed, but explain must not advance a generator
         problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64, device=problem.q.device))
     reasons = {name: tuple(why) for name, why in _C.attention_explain(problem)}
     runs = next((name for name, why in reasons.items() if not why), None)

@@ -1,4 +1,4 @@
-"""Attention of a model that generates: over a cache of keys and values, to which a call may append."""
+"""Attention for text generation: over a cache of keys and values, to which a call may append."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def attention_with_kvcache(
 
     Sequence b has ``cache_seqlens[b]`` keys in the cache, and after the call ``k_new``'s too. It attends to these and
     to nothing else: what the other rows and pages of the cache hold has no effect, NaN included. (FlashAttention-2, Dao
-    2023, section 3.1; for few queries on a GPU the keys are divided and the parts merged by their LSE. Pages: Kwon et
-    al. 2023, "PagedAttention", section 4. Rotation: Su et al. 2021, "RoFormer", section 3.4.2.)
+    2023, section 3.1; for few queries on a GPU split-KV divides the keys and combines the splits by their LSE. Pages:
+    Kwon et al. 2023, "PagedAttention", section 4. Rotation: Su et al. 2021, "RoFormer", section 3.4.2.)
 
     Args:
         q: (B, Hq, Sq, D): the last Sq tokens of each sequence. float32, float64, bfloat16 or float16.
@@ -97,7 +97,7 @@ def attention_with_kvcache(
             included.
         block_table: (B, pages_per_sequence) int32: where keys [i * page_size, (i + 1) * page_size) of a sequence are.
             page_size is a multiple of 16; a sequence has room for pages_per_sequence * page_size keys. Pages may lie
-            anywhere, and sequences may share those that nobody appends to. Entries past a sequence's length are not
+            anywhere, and sequences may share those that none appends to. Entries past a sequence's length are not
             looked at.
         cache_batch_idx: (B,) int32: which entry of a cache without pages is a sequence's. Without it, entry b.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2), q's dtype: rotate the first rotary_dim <= D columns of the
@@ -126,8 +126,8 @@ def attention_with_kvcache(
             has too.
         ValueError: an option outside its range. TypeError: an argument of the wrong type.
 
-    On a GPU nobody waits to look at ``cache_seqlens``, ``block_table`` and ``cache_batch_idx``, so the call goes into a
-    CUDA graph. Whatever they hold, nothing outside the tensors is touched: lengths are clamped to the cache, entries
+    A GPU call does not wait to check ``cache_seqlens``, ``block_table`` and ``cache_batch_idx``, so a CUDA graph can
+    capture it. Whatever they hold, nothing outside the tensors is touched: lengths are clamped to the cache, entries
     and pages to those that exist, positions to the rotary tables; new tokens past the end are dropped. With the
     environment variable ``FLASH_ATTN_EXT_CHECK=1``, read at each call, a GPU call waits and raises as the CPU does.
 
@@ -193,7 +193,7 @@ def attention_with_kvcache(
 
 
 def _attend(problem: Problem, cache: KvCache, operands: int) -> tuple[Tensor, Tensor]:
-    """Plain tensors go straight to the extension, those that only stand for something through its operator."""
+    """Plain tensors go straight to the extension, and those without values of their own through its operator."""
     if operands >= PLAIN:
         return _C.attention_with_kvcache(problem, cache)
     if operands != SYMBOLIC:
@@ -208,7 +208,7 @@ def _attend(problem: Problem, cache: KvCache, operands: int) -> tuple[Tensor, Te
 
 
 def _refuse_gradients(problem: Problem, cache: KvCache) -> None:
-    """What csrc/host/cache/kv_cache_checks.cpp says of tensors that hold memory."""
+    """Raises the error that csrc/host/cache/kv_cache_checks.cpp raises for tensors that hold memory."""
     given = {_NAMES.get(name, name): getattr(problem, name) for name in DIFFERENTIABLE} | cache._asdict()
     for name, tensor in given.items():
         if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -237,7 +237,7 @@ def _heads_first(name: str, tensor: Tensor) -> Tensor:
 
 
 def _equal_lengths(problem: Problem, cache: KvCache) -> Tensor:
-    """One number for all sequences, which can be looked at here whatever the device."""
+    """One length for all sequences as a tensor. Its value can be checked here, whatever the device."""
     length = check_integer("cache_seqlens", cache.cache_seqlens, "be an int32 tensor of shape (batch,) or an int")
     if length is None:
         raise TypeError("cache_seqlens must be an int32 tensor of shape (batch,) or an int, got None")

@@ -1,11 +1,11 @@
-"""torch.library operators over the same binding, for torch.compile, torch.export and everything else that traces.
+"""torch.library operators over the same binding, for torch.compile, torch.export and all other tracers.
 
 ``torch.ops.flash_attn_ext.attention_forward``, ``attention_backward`` and ``attention_with_kvcache`` take exactly the
-arguments of their namesakes in ``_C`` (see ``_C.pyi``), one by one. Their fake kernels say shapes, strides and dtypes
-without computing. The derivatives and batching rules of the first two are those of ``FlashAttentionFunction`` and
-``AttentionBackward``; the third has none, and its schema says that it writes k and v. Each has an overload "varying",
-which compilers' graphs call where scale, softcap or dropout_p changes from call to call. Those of forward mode and
-second derivatives are in derivatives/operators.py.
+arguments of their namesakes in ``_C`` (see ``_C.pyi``), one by one. Their fake kernels return shapes, strides and
+dtypes without computing. The derivatives and batching rules of the first two are those of ``FlashAttentionFunction``
+and ``AttentionBackward``; the third has none, and its schema says that it writes k and v. Each has an overload
+"varying", which compilers' graphs call if scale, softcap or dropout_p changes from call to call. The operators of
+forward mode and second derivatives are in derivatives/operators.py.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _with_kvcache_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _check_devices(names: tuple[str, ...], tensors: Sequence[Any]) -> None:
-    """That all are where the first one is, q."""
+    """Checks that all are on the device of the first one, q."""
     device = tensors[0].device
     for name, tensor in zip(names, tensors, strict=False):
         if tensor is not None and tensor.device != device and name != "rng_seed":
@@ -144,7 +144,7 @@ def _places_of_numbers(operator: Any) -> list[int]:
 
 
 def _with_values(places: list[int], arguments: Sequence[Any]) -> list[Any]:
-    """The arguments of the operator, of those of its overload "varying"."""
+    """Converts the arguments of the overload "varying" to those of the operator."""
     of_operator, varying = list(arguments[: -len(NUMBERS)]), arguments[-len(NUMBERS) :]
     for place, tensor in zip(places, varying, strict=True):
         if tensor is not None:
@@ -153,8 +153,8 @@ def _with_values(places: list[int], arguments: Sequence[Any]) -> list[Any]:
 
 
 def _with_tensors_for_symbols(mode: Any, operator: Any, types: Any, arguments: Sequence[Any], keywords: Any) -> Any:
-    """In a compiler's graph numbers that vary must be tensors: PyTorch has those anyway, and compiles a function again
-    for each value of a symbol that anything but arithmetic uses."""
+    """Converts numbers that vary to tensors, for a compiler's graph. PyTorch has these tensors anyway, and it
+    compiles a function again for each value of a symbol that anything but arithmetic uses."""
     places = _places_of_numbers(operator)
     if not any(isinstance(arguments[place], _SYMBOLS) for place in places):
         return mode.__torch_dispatch__(operator, types, arguments, keywords)

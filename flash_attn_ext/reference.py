@@ -58,7 +58,7 @@ def attention_reference(
     layout: Layout = "bhsd",
     return_lse: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What :func:`flash_attn_ext.attention` computes, with the same keywords. Those not named here mean the same.
+    """Computes what :func:`flash_attn_ext.attention` does, with the same keywords. Those not named here mean the same.
 
     Args:
         q, k, v: (..., H, S, D) as for ``attention``: ``q`` has Hq heads, ``k`` and ``v`` have Hk, and Hk divides Hq.
@@ -136,9 +136,9 @@ def attention_varlen_reference(
     dropout_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`flash_attn_ext.attention_varlen` computes: sequence after sequence, in the packed (T, H, D) layout.
+    """Computes what :func:`flash_attn_ext.attention_varlen` does, sequence by sequence, in the packed (T, H, D) layout.
 
-    Keywords as in :func:`attention_reference`; dropout_mask has the shape of ``mask``.
+    Keywords are those of :func:`attention_reference`; dropout_mask has the shape of ``mask``.
     Returns ``out`` (Tq, Hq, Dv) and ``lse`` (Hq, Tq). Raises as there.
 
     Example:
@@ -197,9 +197,9 @@ def attention_with_kvcache_reference(
     scale: float | None = None,
     layout: Layout = "bhsd",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What :func:`flash_attn_ext.attention_with_kvcache` computes, with the same keywords, sequence by sequence.
+    """Computes what :func:`flash_attn_ext.attention_with_kvcache` does, with the same keywords, sequence by sequence.
 
-    Returns ``out``, ``lse``, and the caches as that function leaves them. Those that are given stay as they are.
+    Returns ``out``, ``lse``, and the caches as that function leaves them. The caches that are given are not written.
     Raises ValueError where only one of ``k_new`` and ``v_new`` is given, or of ``rotary_cos`` and ``rotary_sin``; else
     as :func:`attention_reference`.
 
@@ -262,7 +262,7 @@ def attention_with_kvcache_reference(
 def cache_rows(
     keys: Tensor, sequence: int, rows: int, block_table: Tensor | None, cache_batch_idx: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Where the keys of a sequence are in a cache: indices of its first dimension, and of its rows.
+    """Returns where the keys of a sequence are in a cache: indices of its first dimension, and of its rows.
 
     keys: positions in the sequence. rows: of an entry, or of a page where there is a ``block_table``.
     """
@@ -307,10 +307,10 @@ def visible_pairs(distance: Tensor, causal: Causal | None, window: Window | None
 
 
 def _softmax(score: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Softmax over the visible keys, and its log-sum-exp. What is not visible gets 0 and a zero gradient."""
+    """Softmax over the visible keys, and its log-sum-exp. Keys that are not visible get weight 0 and gradient 0."""
     score = score.masked_fill(~visible, -torch.inf)
     logits = score
-    if sink is not None:  # one more logit in every row, of which no key sees the weight
+    if sink is not None:  # one more logit in every row, whose weight belongs to no key
         sink_column = sink.to(score.dtype)[:, None, None].expand(*score.shape[:-1], 1)
         logits = torch.cat([score, sink_column], dim=-1)
     if logits.shape[-1] == 0:

@@ -1,4 +1,4 @@
-"""What options may be, by name, for the annotations of your own code.
+"""The types of options, by name, for the annotations of your own code.
 
 ``Causal``, ``Layout``, ``Backend`` and ``Fallback`` are the strings that an option takes, and ``Window`` is a window.
 ``AttentionOptions``, ``VarlenOptions`` and ``KvCacheOptions`` are the keywords of ``attention``, ``attention_varlen``

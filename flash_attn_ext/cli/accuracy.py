@@ -1,4 +1,4 @@
-"""One case three times: by this library, by PyTorch in the same dtype, and exactly. And the rule that compares them."""
+"""Computes a case by this library, by PyTorch in the same dtype and exactly, and compares them by the error rule."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from flash_attn_ext.reference import attention_reference, key_distance, visible_
 
 MAX_ERROR_RATIO = 2.0
 MEAN_ERROR_RATIO = 1.1
-# What is allowed on top, as a share of the result's largest magnitude, by the result's dtype: a few roundings of an
-# element in float32; less than one in 16 bits. In float64 the exact answer is itself only float64, so it is what two
-# orders of summation may differ by.
+# The additional error that is allowed, as a share of the result's largest magnitude, by the result's dtype. In float32
+# it is a few roundings of an element, in 16 bits less than one. In float64 the exact answer is itself only float64, so
+# it is the possible difference of two orders of summation.
 SLACK = {
     torch.float32: 8 * torch.finfo(torch.float32).eps,
     torch.float64: 1e-12,
     torch.bfloat16: 1e-5,
     torch.float16: 1e-5,
 }
-# On a GPU tensor cores form each float32 product from three TF32 products, right to 2^-20, and cut sums off: a few of
-# those (docs/numerics.md, "float32 on a GPU").
+# On a GPU, tensor cores compute each float32 product from three TF32 products, to 2^-20, and truncate sums. This allows
+# a few such errors (docs/numerics.md, "float32 on a GPU").
 FLOAT32_SLACK_ON_GPU = 8 * 2.0**-20
 SEED = 1234
 
-# What users of a dtype get on a GPU, and the unfused formula for what these do not take, float64 above all. In 16 bits
-# the latter computes in float32, which no kernel on 16-bit operands equals: the calls below are such that a fused one
-# takes them. cuDNN is left out: which masks it takes depends on its version.
+# The backends that users of a dtype get on a GPU, and the unfused formula for calls that these do not take, above all
+# in float64. In 16 bits that formula computes in float32, which no kernel on 16-bit operands equals; so the calls below
+# are such that a fused one takes them. cuDNN is left out, because the masks that it takes depend on its version.
 CUDA_MEASURES = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-# An answer further off than the plain formula's by this factor is wrong, and no measure: some fused kernels have such
-# for rows that see nothing or only keys at finfo.min.
+# An answer whose error exceeds that of the plain formula by this factor is wrong, and not used as a measure. Some fused
+# kernels have such answers for rows that see nothing or only keys at finfo.min.
 WRONG = 10.0
 
 Errors = tuple[float, float]  # largest, mean
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def share_of_allowed(self) -> float:
-        """The error divided by what the rule allows, the larger of the two quotients: above 1 it is broken."""
+        """The error divided by the error that the rule allows, the larger of two quotients. Above 1 is too much."""
         allowed_max = MAX_ERROR_RATIO * self.torch_max_error + self.slack
         allowed_mean = MEAN_ERROR_RATIO * self.torch_mean_error + self.slack
         return max(_ratio(self.max_error, allowed_max), _ratio(self.mean_error, allowed_mean))
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def slack_share(result: Tensor) -> float:
-    """What is allowed on top of PyTorch's error, as a share of the result's largest magnitude."""
+    """The error that is allowed beyond PyTorch's, as a share of the result's largest magnitude."""
     if result.is_cuda and result.dtype == torch.float32:
         return FLOAT32_SLACK_ON_GPU
     return SLACK[result.dtype]
@@ -118,9 +118,10 @@ def _plain(case: Case, inputs: Inputs, keep: Tensor | None) -> Results:
 
 
 def _their_errors(case: Case, inputs: Inputs, keep: Tensor | None, exact: Results) -> dict[str, Errors]:
-    """(largest, mean) of PyTorch's attention where it has the feature, else of the plain formula in the same dtype.
+    """(largest, mean) of PyTorch's attention if it has the feature, else of the plain formula in the same dtype.
 
-    It has no LSE and no slopes, only a mask: these come from the plain formula, the LSE in the dtype it is kept in.
+    PyTorch has a mask, but no LSE and no slopes. These come from the plain formula, and the LSE in the dtype in which
+    it is kept.
     """
     plain = _plain(case, inputs, keep)
     plain["lse"] = _plain(case, inputs.to(accumulate_dtype(inputs.q.dtype)), keep)["lse"]
@@ -152,7 +153,7 @@ def _torch_attention(case: Case, inputs: Inputs, **tensors: Tensor) -> tuple[Ten
     if not q.is_cuda:
         arguments["enable_gqa"] = case.num_heads != case.num_key_heads
         return F.scaled_dot_product_attention(q, k, v, **arguments), no_lse
-    # In the form that the fused kernels take: as many heads, and zeros up to one head dim that is a multiple of 8.
+    # The fused kernels take equal numbers of heads, and one head dim that is a multiple of 8, to which this zero-pads.
     k, v = (t.repeat_interleave(case.num_heads // case.num_key_heads, dim=1) for t in (k, v))
     widest = max(case.head_dim, case.head_dim_v)
     widest += -widest % 8
@@ -163,13 +164,13 @@ def _torch_attention(case: Case, inputs: Inputs, **tensors: Tensor) -> tuple[Ten
 
 
 def _needs_mask(case: Case) -> bool:
-    """Whether PyTorch's attention has no keyword for what the case asks for."""
+    """Whether PyTorch's attention has no keyword for an option of the case."""
     has_scores = case.bias is not None or case.mask is not None or case.alibi
     return has_scores or case.window is not None or case.causal == "bottom_right"
 
 
 def _torch_mask(case: Case, inputs: Inputs, bias: Tensor | None, alibi_slopes: Tensor | None) -> Tensor:
-    """Everything that is added to a score or hides a key, as one float mask."""
+    """All terms that are added to scores, and all masks, as one float mask."""
     dtype = accumulate_dtype(inputs.q.dtype)
     distance = key_distance(case.num_queries, case.num_keys, case.causal, inputs.q.device)
     visible = visible_pairs(distance, case.causal, case.window)
@@ -193,8 +194,8 @@ def _torch_mask_dtype(q: Tensor) -> torch.dtype:
 def _exact_with_their_mask(case: Case, inputs: Inputs, exact: Results) -> Results:
     """The exact answer to the problem that PyTorch got.
 
-    It is another problem than ours where its mask had to be rounded (the slopes of ALiBi in bfloat16, say), and that
-    rounding is no error of its kernels: counting it would allow us more than they need.
+    It differs from our problem if the mask had to be rounded (such as the slopes of ALiBi in bfloat16). That rounding
+    is no error of PyTorch's kernels, so counting it would allow our kernels too much.
     """
     if not _needs_mask(case) or _torch_mask_dtype(inputs.q) == accumulate_dtype(inputs.q.dtype):
         return exact
@@ -219,7 +220,7 @@ def _kept_weights(case: Case, device: str) -> Tensor | None:
 
 
 def _errors(result: Tensor, exact: Tensor) -> Errors:
-    """Equal infinities (the LSE of a row without keys) are no error, a NaN is an infinite one."""
+    """The errors of a result. Equal infinities (the LSE of a row without keys) count 0, and NaN counts as infinite."""
     error = (result.double() - exact).abs()
     error = torch.where(result == exact, 0.0, error).nan_to_num(nan=float("inf"))
     return (float(error.max()), float(error.mean())) if error.numel() else (0.0, 0.0)

@@ -108,7 +108,7 @@ class Inputs:
         return Inputs(**fields)
 
     def leaves(self) -> dict[str, Tensor]:
-        """What gets gradients, as fresh leaves."""
+        """The tensors that get gradients, as fresh leaves."""
         names = ("q", "k", "v", "bias", "alibi_slopes", "sink")
         return {
             name: getattr(self, name).detach().requires_grad_() for name in names if getattr(self, name) is not None
@@ -116,7 +116,7 @@ class Inputs:
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: str) -> Inputs:
-    """Drawn from one seeded CPU generator in float64, so that every dtype and device rounds the same numbers."""
+    """Draws inputs from one seeded CPU generator in float64, so that every dtype and device rounds the same numbers."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:

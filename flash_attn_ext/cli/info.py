@@ -22,7 +22,7 @@ SELF_TEST_DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloa
 
 
 def run(options: argparse.Namespace) -> int:
-    """0, or 1 when the self-test fails."""
+    """Returns 0, or 1 when the self-test fails."""
     facts = collect()
     if options.json:
         print(json.dumps(facts, indent=2))
@@ -44,7 +44,7 @@ def collect() -> dict:
 
 
 def self_test(device: str) -> dict:
-    """As many cases of ``verify``, forward and backward, as fit into the time; the all-in-one case first."""
+    """Runs as many cases of ``verify``, forward and backward, as the time allows; first the one with all features."""
     start = time.perf_counter()
     failures, num_cases = [], 0
     dtypes = [dtype for dtype in SELF_TEST_DTYPES[device] if explain_on(device, dtype).backend is not None]
@@ -74,7 +74,7 @@ def _show(facts: dict) -> None:
 
 
 def _show_in_colour(rows: list[Row]) -> bool:
-    """False without rich, which is optional."""
+    """Returns False without rich, which is optional."""
     try:
         from rich.console import Console
         from rich.table import Table

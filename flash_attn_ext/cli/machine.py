@@ -28,11 +28,11 @@ COMMIT_VARIABLE = "FLASH_ATTN_EXT_COMMIT"  # names the commit where git cannot, 
 
 
 def commit(package: Path = Path(flash_attn_ext.__file__).parent) -> str | None:
-    """Of the checkout that this package is in, "-dirty" behind it where tracked files were changed; None where neither
-    git nor the variable knows."""
+    """The commit of the checkout that this package is in, with "-dirty" if tracked files were changed. None if neither
+    git nor the variable tells it."""
     if named := os.environ.get(COMMIT_VARIABLE):
         return named
-    # The package may lie in an environment inside somebody else's repository, which does not track it.
+    # The package may lie in an environment inside another repository, which does not track it.
     tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
     return tracked and _git(package, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
@@ -45,7 +45,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
         return None
 
 
-# Those that decide which matrix products and vector loops run.
+# The CPU's flags that decide which matrix products and vector loops run.
 CPU_FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16")
 
 
@@ -65,7 +65,7 @@ def machine() -> dict[str, str | int | list[str] | None]:
 
 
 def explain_on(device: str, dtype: torch.dtype = torch.bfloat16) -> Explanation:
-    """What a small call would do there."""
+    """The explanation of a small call on that device."""
     q = torch.zeros(1, 1, 1, 64, dtype=dtype, device=device)
     return explain(q, q, q)
 
@@ -88,7 +88,7 @@ def gpu_verdict() -> str:
 
 
 def choose_device(wanted: str | None) -> tuple[str, str | None]:
-    """(device, None), or (device, why it cannot run). Without a wish, the GPU where a backend runs on it."""
+    """(device, None), or (device, why it cannot run). The default is the GPU if a backend runs on it."""
     if wanted == "cpu":
         return "cpu", None
     runs = torch.cuda.is_available() and explain_on("cuda").backend is not None
@@ -98,7 +98,7 @@ def choose_device(wanted: str | None) -> tuple[str, str | None]:
 
 
 def _cpu_facts(path: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """What Linux says of the first core; the names are those of x86, and other architectures lack some."""
+    """Facts about the first core from Linux. The names are those of x86, and other architectures lack some."""
     try:
         first = path.read_text().partition("\n\n")[0]
     except OSError:

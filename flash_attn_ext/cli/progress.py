@@ -1,4 +1,4 @@
-"""How far a command is and how long it still takes, for somebody who watches: one line on stderr, redrawn in place."""
+"""Shows how far a command is and how long it still takes, in one line on stderr that is redrawn in place."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """Counts steps. Where stderr is no terminal it writes nothing.
+    """Counts steps. If stderr is not a terminal, it writes nothing.
 
-    The line is gone whenever no step runs, so that what is printed between steps does not run into it.
+    The line is removed whenever no step runs, so that text printed between steps does not run into it.
     """
 
     def __init__(self, title: str, total: int) -> None:
@@ -34,7 +34,7 @@ class Progress:
             self._write("")
 
     def _time_left(self) -> str:
-        """By the mean of the steps so far."""
+        """An estimate by the mean time of the steps so far."""
         if self._done == 0:
             return ""
         seconds = (time.monotonic() - self._start) / self._done * (self._total - self._done)

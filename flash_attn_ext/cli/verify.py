@@ -16,7 +16,7 @@ COLUMNS = "{:<22} {:<9} {:<14} {:>9} {:>8} {:>9} {:>8} {:>8}  {}"
 
 
 def run(options: argparse.Namespace) -> int:
-    """0 when every case on the device keeps the error rule, 1 when one does not, 2 when the device cannot run."""
+    """Returns 0 if every case on the device keeps the error rule, 1 if one does not, and 2 if the device cannot run."""
     device, reason = choose_device(options.device)
     if reason is not None:
         print(reason)

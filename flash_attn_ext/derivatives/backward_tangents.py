@@ -42,8 +42,8 @@ from flash_attn_ext.derivatives.tiles import (
     without_unseen_keys,
 )
 
-# Tiles of a block of queries that are kept between the two passes over its keys, if there are no more; else they are
-# computed again.
+# The most tiles of a block of queries that are kept between the two passes over its keys. If there are more, they are
+# recomputed.
 MOST_KEPT_TILES = 4
 
 
@@ -53,10 +53,10 @@ def backward_tangents(
     tangents: dict[str, Tensor | None],
     wanted: tuple[str, ...],
 ) -> tuple[Tensor, ...]:
-    """Tangents of the gradients of what is `wanted`, in its shapes and dtypes.
+    """Tangents of the gradients of the inputs that are `wanted`, in their shapes and dtypes.
 
-    saved: out, lse, lse_residual, dout, dlse, out_tangent, lse_tangent. tangents: as for ``forward_tangents``. Without
-    the last two of `saved`, they are computed, and come before the other results.
+    saved: out, lse, lse_residual, dout, dlse, out_tangent, lse_tangent. tangents: as for ``forward_tangents``. If the
+    last two of `saved` are absent, they are computed, and come before the other results.
     """
     accumulate = accumulate_dtype(problem.q.dtype)
     results: dict[str, Any] = {
@@ -85,7 +85,7 @@ def _of_queries(scores: Scores, queries: slice) -> None:
     gradient = _gradient_of(scores, queries)
     if RESULT + "sink" in scores.piece.tensors:
         _add_to_sink(scores, queries, gradient)
-    dq = None  # before the scale
+    dq = None  # without the scale
     if RESULT + "q" in scores.piece.tensors:
         dq = torch.zeros_like(rows.q, dtype=scores.accumulate, memory_format=torch.contiguous_format)
     tile_gradients = plain_tiles.tile_gradients if scores.are_plain else _tile_gradients
@@ -108,7 +108,7 @@ def _gradient_of(scores: Scores, queries: slice) -> Gradient:
 
 
 def _sums_with_dout(scores: Scores, name: str, queries: slice) -> Tensor:
-    """rowsum(dout * rows of that name)."""
+    """Returns rowsum(dout * rows of that name)."""
     dout, rows = scores.query_rows("dout", queries), scores.query_rows(name, queries)
     assert rows is not None, name
     return (dout.to(scores.accumulate) * rows.to(scores.accumulate)).sum(-1, keepdim=True)
@@ -117,7 +117,8 @@ def _sums_with_dout(scores: Scores, name: str, queries: slice) -> Tensor:
 def _tile_gradients(
     scores: Scores, rows: Rows, keys: slice, gradient: Gradient, kept: WeightedTile | None
 ) -> TileGradients:
-    """Also adds to the tangents of what is not multiplied: bias and slopes. `kept`: the tile, where it is."""
+    """The factors of a tile's products. It also adds to the tangents of bias and slopes, which need no product. `kept`:
+    the tile, if it was kept."""
     if kept is None:
         tile = tile_of(scores, rows, keys, less=gradient.lse_tangent)
         p_tangent = tile.score_tangent.mul_(tile.p)
@@ -148,7 +149,7 @@ def _tile_gradients(
 def _score_gradients(
     scores: Scores, keys: slice, gradient: Gradient, tile: Tile, p_tangent: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """dS and dS'."""
+    """Returns dS and dS'."""
     weight_gradient = _weight_gradient(scores, gradient, "v", keys, tile)
     if scores.piece.tensors["v_tangent"] is not None:
         its_tangent = _weight_gradient(scores, gradient, "v_tangent", keys, tile).mul_(tile.p)
@@ -163,7 +164,7 @@ def _score_gradients(
 
 
 def _weight_gradient(scores: Scores, gradient: Gradient, name: str, keys: slice, tile: Tile) -> Tensor:
-    """G - Delta of "v", G' - Delta' of "v_tangent"."""
+    """Returns G - Delta for "v", and G' - Delta' for "v_tangent"."""
     delta = gradient.delta if name == "v" else gradient.delta_tangent
     rows = scores.key_rows(name, keys)
     assert rows is not None, name
@@ -175,7 +176,7 @@ def _weight_gradient(scores: Scores, gradient: Gradient, name: str, keys: slice,
 def _add_products(
     scores: Scores, rows: Rows, keys: slice, tile: TileGradients, dout: Tensor, dq: Tensor | None
 ) -> None:
-    """Adds to dv', dk' and dq', where they are wanted."""
+    """Adds to those of dv', dk' and dq' that are wanted."""
     results = scores.piece.tensors
     if RESULT + "v" in results:
         seeing = without_blind_queries(scores, dout, tile.hidden)
@@ -204,7 +205,7 @@ def _add_to_keys(
 
 
 def _add_to_table(table: Tensor, queries: slice, keys: slice, by_head: Tensor) -> None:
-    """Sums over the dimensions in which the table is 1."""
+    """Adds to the table the sums over the dimensions in which it is 1."""
     part = of_block(table, queries, keys)
     broadcast = [dim for dim in range(4) if part.size(dim) == 1 != by_head.size(dim)]
     part.add_(by_head.sum(broadcast, keepdim=True) if broadcast else by_head)

@@ -1,9 +1,9 @@
 """The batching rule of ``torch.vmap``: the mapped dimension becomes a part of the batch, or of the heads.
 
-It goes into the batch, packed sequences one after the other, unless a tensor without a batch dimension has it: the
-sink, or a bias that is the same for the whole batch. Then it goes into the heads. Bits of dropout depend on the batch
-entry and the head, and a backward pass has to draw those of its forward pass: slices that share one seed run one after
-the other, and slices with seeds of their own are folded with the first seed, always in the same way.
+It becomes part of the batch, with packed sequences one after the other, unless a tensor without a batch dimension has
+it: the sink, or a bias that is the same for the whole batch. Then it becomes part of the heads. Bits of dropout depend
+on the batch entry and the head, and a backward pass has to draw those of its forward pass. So slices that share one
+seed run one after the other, and slices with seeds of their own are folded with the first seed, always in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from flash_attn_ext.derivatives.kinds import KINDS, Kind
 
 Named = dict[str, Any]
-Mapped = tuple[tuple[Any, ...], tuple[int | None, ...]]  # results, their mapped dimensions
+Mapped = tuple[tuple[Any, ...], tuple[int | None, ...]]  # results, and their mapped dimensions
 
 
 class Fold(NamedTuple):
@@ -30,8 +30,8 @@ class Fold(NamedTuple):
     heads: int
 
     def fold(self, kind: Kind, tensor: Tensor, dim: int | None, is_separate: bool) -> Tensor:
-        """`dim`: the mapped one, None for a tensor that all slices share. `is_separate`: not even then may it stay
-        shared, since each slice has a result of its shape."""
+        """`dim`: the mapped one, None for a tensor that all slices share. `is_separate`: even such a tensor may not
+        stay shared, because each slice has a result of its shape."""
         if kind == Kind.SEED:
             return tensor if dim is None else tensor.select(dim, 0)
         shared = dim is None and not is_separate
@@ -49,7 +49,7 @@ class Fold(NamedTuple):
         return tensor.transpose(0, 1).flatten(1, 2)
 
     def unfold(self, kind: Kind, result: Tensor, shape: torch.Size) -> Tensor:
-        """(N, *shape) of a result; sums over what a slice of that shape broadcasts over."""
+        """(N, *shape) of a result, summed over the dimensions over which a slice of that shape broadcasts."""
         position = 0 if self._comes_first(kind, result.dim()) else 1
         inner = result.size(position) // self.size if self.size else 0
         result = result.unflatten(position, (self.size, inner))
@@ -72,7 +72,7 @@ class Fold(NamedTuple):
         return not self.into_heads
 
     def _broadcasts(self, kind: Kind, tensor: Tensor) -> bool:
-        """Whether slices can share it as it is."""
+        """Whether slices can share the tensor as it is."""
         if kind == Kind.TABLE:
             return tensor.size(1 if self.into_heads else 0) == 1
         if self.into_heads:
@@ -102,13 +102,13 @@ def map_slices(
     dims: dict[str, int | None],
     arguments: Named,
 ) -> Mapped:
-    """What ``vmap`` wants of ``call(**arguments)``: (results, their mapped dimensions).
+    """Returns what ``vmap`` expects of ``call(**arguments)``: (results, their mapped dimensions).
 
     outputs: from the arguments to the names of the results of `call`, "" for one that is no result in this call.
     dims: of each argument, None where it is not mapped.
     """
     if arguments["bias"] is None and "lse_residual" in arguments:
-        # An operator has no absent results, and leaves an empty one.
+        # An operator cannot leave out a result. It returns an empty tensor instead.
         arguments, dims = arguments | dict(lse_residual=None), dims | dict(lse_residual=None)
     names = outputs(arguments)
     fold = _choose(info.batch_size, dims, arguments, names)
@@ -128,7 +128,7 @@ def map_slices(
 
 
 def _choose(size: int, dims: dict[str, int | None], arguments: Named, names: tuple[str, ...]) -> Fold | None:
-    """How slices are folded, or None: one after the other."""
+    """How slices are folded; None if they run one after the other."""
 
     def is_separate(name: str) -> bool:
         return dims[name] is not None or name in names
@@ -155,7 +155,7 @@ def _choose(size: int, dims: dict[str, int | None], arguments: Named, names: tup
 
 
 def _slice_shape(arguments: Named, dims: dict[str, int | None], name: str) -> torch.Size:
-    """Of one slice; () of results that are no arguments, whose shape follows from the fold alone."""
+    """The shape of one slice; () for results that are no arguments, whose shape follows from the fold only."""
     value = arguments.get(name)
     if not isinstance(value, Tensor):
         return torch.Size()

@@ -17,7 +17,8 @@ _WORD = 0xFFFFFFFF
 
 
 class Region(NamedTuple):
-    """Which scores: the first batch entry and query head, how many of each, and queries and keys [start, stop)."""
+    """A region of scores: the first batch entry and query head, how many of each, and queries and keys [start,
+    stop)."""
 
     batch: slice
     heads: slice
@@ -56,7 +57,7 @@ def kept(seed: Tensor, dropout_p: float, of: Region) -> Tensor:
 
 
 def _philox_4x32_7(counter: list[Tensor], seed: Tensor) -> list[Tensor]:
-    """Four 32-bit words, in int64. A product's 64 bits are right whatever sign int64 gives them."""
+    """Returns four 32-bit words, in int64. The 64 bits of a product are correct, whatever sign int64 gives them."""
     key = [seed & _WORD, (seed >> 32) & _WORD]
     for _ in range(7):
         first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
@@ -67,5 +68,5 @@ def _philox_4x32_7(counter: list[Tensor], seed: Tensor) -> list[Tensor]:
             first & _WORD,
         ]
         key = [(key[0] + 0x9E3779B9) & _WORD, (key[1] + 0xBB67AE85) & _WORD]
-    # In the first round words still have the sizes of their own dimensions.
+    # Words begin with the sizes of their own dimensions, and rounds broadcast them.
     return list(torch.broadcast_tensors(*counter))

@@ -2,7 +2,7 @@
 
 A GPU has a kernel for most plain problems (csrc/kernels/sm80/tangents/tangents.cuh).
 
-With P and dS of tiles.py, Z the factors of dropout (0, or 1 / (1 - p)):
+With P and dS of tiles.py, and Z the factors of dropout (0, or 1 / (1 - p)):
 
     dlse = sum of P dS over keys  +  exp(sink - lse) dsink
     dout = (Z P dS) V + (Z P) dV - dlse out
@@ -28,7 +28,7 @@ from flash_attn_ext.derivatives.tiles import Rows, Scores, Tile, dropped, rows_o
 
 
 class WeightedTile(NamedTuple):
-    """weighted: P dS, in the memory of the tile's dS."""
+    """A tile with `weighted`, which is P dS, in the memory of the tile's dS."""
 
     tile: Tile
     weighted: Tensor
@@ -37,7 +37,7 @@ class WeightedTile(NamedTuple):
 def forward_tangents(
     problem: Problem, saved: dict[str, Tensor | None], tangents: dict[str, Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """(out_tangent, lse_tangent), of the shapes and dtypes of out and lse.
+    """(out_tangent, lse_tangent), in the shapes and dtypes of out and lse.
 
     saved: out, lse, lse_residual. tangents: by the names of kinds.TANGENTS, None where there is none.
     """
@@ -60,8 +60,8 @@ def forward_tangents(
 def tangents_of_queries(
     scores: Scores, queries: slice, *, keep: bool
 ) -> list[tuple[slice, WeightedTile | plain_tiles.PlainTile]]:
-    """Writes a block of queries' part of the results. With `keep`, its blocks of keys, each with what the gradients of
-    their tile need of it again; else an empty list."""
+    """Writes the results of a block of queries. With `keep`, returns its blocks of keys, each with those parts of the
+    tile that its gradients need; else an empty list."""
     rows = rows_of(scores, queries)
     out = scores.query_rows("out", queries).to(scores.accumulate)
     total, lse_tangent = torch.zeros_like(out), torch.zeros_like(rows.lse)
@@ -72,7 +72,7 @@ def tangents_of_queries(
             tile = add_tangents(scores, rows, keys, total, lse_tangent)
         if keep:
             tiles.append((keys, tile))
-        del tile  # else its memory waits for the next one's
+        del tile  # frees its memory before the next one allocates
     if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:
         lse_tangent += sink_weights(scores, queries) * of_sink(scores, sink_tangent, queries)
     total.mul_(scores.rescale).sub_(lse_tangent * out)
@@ -83,7 +83,7 @@ def tangents_of_queries(
 
 
 def _add_tangents(scores: Scores, rows: Rows, keys: slice, total: Tensor, lse_tangent: Tensor) -> WeightedTile:
-    """A tile's part of (P dS) V + P dV, without dropout's factor, and of dlse."""
+    """Adds a tile's share of (P dS) V + P dV, without dropout's factor, and of dlse."""
     tile = tile_of(scores, rows, keys)
     weighted = tile.score_tangent.mul_(tile.p)
     lse_tangent += weighted.sum(-1, keepdim=True)
@@ -103,7 +103,7 @@ def of_sink(scores: Scores, sink: Tensor, queries: slice) -> Tensor:
 
 
 def sink_weights(scores: Scores, queries: slice) -> Tensor:
-    """exp(sink - lse): the share of a row's weight that the sink has; 0 where the sink is -inf."""
+    """Returns exp(sink - lse), the sink's share of a row's weight; it is 0 for a sink of -inf."""
     sink = of_sink(scores, present(scores.piece.tensors, "sink"), queries)
     exponent = sink - scores.statistic("lse", queries)
     if (residual := scores.statistic("lse_residual", queries)) is not None:

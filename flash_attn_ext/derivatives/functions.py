@@ -1,8 +1,8 @@
 """The ``torch.autograd.Function``s of the passes, each with its derivatives in terms of the others.
 
-They take flat arguments, named by a NAMES tuple each, because ``torch.func`` looks for tensors there. What a forward
-pass left (out, lse, lse_residual, and the tangents of the first two) is a function of the other arguments: all of a
-derivative goes to these, and none to what was left.
+They take flat arguments, named by a NAMES tuple each, because ``torch.func`` looks for tensors there. The results of a
+forward pass (out, lse, lse_residual, and the tangents of the first two) are functions of the other arguments. So these
+get the whole derivative, and the results get none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flash_attn_ext.derivatives.named_functions import (
 
 
 def gradients_of(arguments: dict, dout: Tensor | None, dlse: Tensor | None, wanted) -> dict[str, Tensor]:
-    """The backward pass of a problem in `arguments`, by name, of those that are `wanted`; recorded."""
+    """The gradients of a problem in `arguments` that are `wanted`, by name; recorded."""
     if not any(wanted) or (dout is None and dlse is None):
         return {}
     if dout is None:
@@ -54,7 +54,7 @@ def tangents_of_gradients(arguments: dict, wanted) -> dict[str, Tensor]:
 
 
 def tangents_of_everything(arguments: dict, wanted) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The tangents of out and of lse, and as :func:`tangents_of_gradients`, in one pass."""
+    """The tangents of out and of lse, and those of :func:`tangents_of_gradients`, in one pass."""
     arguments = arguments | dict(wanted=tuple(wanted), out_tangent=None, lse_tangent=None)
     out_tangent, lse_tangent, *results = AttentionBackwardTangents.call(**arguments)
     return out_tangent, lse_tangent, dict(zip(wanted_names(wanted), results, strict=True))
@@ -124,11 +124,11 @@ def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, 
 
 
 def _tangents_along(arguments: dict, along: dict, wanted) -> dict[str, Tensor]:
-    """Of the gradients, for tangents of the problem alone."""
+    """The tangents of the gradients, for tangents of the problem only."""
     arguments |= tangents_in(along)
     if along["out"] is None or along["lse"] is None:
         return tangents_of_everything(arguments, wanted)[2]
-    # Forward mode came by in the forward pass.
+    # Forward mode has computed the tangents of out and lse in the forward pass.
     return tangents_of_gradients(arguments | dict(out_tangent=along["out"], lse_tangent=along["lse"]), wanted)
 
 
@@ -192,7 +192,7 @@ class _FunctionRefusal(Refusal, torch.autograd.Function):
 
 
 class AttentionBackwardTangents(DerivativeFunction):
-    """``backward_tangents`` of what is `wanted`, after those of out and lse where these are not given.
+    """``backward_tangents`` of what is `wanted`, after the tangents of out and lse if these are not given.
 
     It is linear in tangents, and differentiable in them alone, as torch.autograd.functional.hvp does: a derivative in
     any other argument is refused.
@@ -262,8 +262,8 @@ class AttentionBackwardTangents(DerivativeFunction):
 
 
 def gradients_of_linear(arguments: dict, along: dict, wanted) -> dict[str, Tensor]:
-    """Gradients of AttentionBackwardTangents' tangents that are `wanted`, for cotangents `along` of its results, by
-    name. The derivative of gradients is symmetric."""
+    """The gradients of those tangents of AttentionBackwardTangents that are `wanted`, by name, for cotangents
+    `along` of its results. The derivative of gradients is symmetric."""
     if not any(wanted):
         return {}
     gradients = gradients_of(arguments, along.get("out_tangent"), along.get("lse_tangent"), wanted)

@@ -1,4 +1,4 @@
-"""What the tensors of a call are made of: it says how they are cut into pieces and folded by the batching rule."""
+"""The kinds of a call's tensors, by their dimensions. A kind decides how a tensor is cut and folded (batching.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flash_attn_ext._problem import DIFFERENTIABLE
 
 
 class Kind(enum.Enum):
-    """Shapes are those of the canonical form (_problem.py): dense; packed."""
+    """The comments give the shapes in canonical form (_problem.py), of dense calls; of packed calls."""
 
     QUERIES = enum.auto()  # (B, Hq, Sq, *); (Tq, Hq, *)
     KEYS = enum.auto()  # (B, Hk, Sk, *); (Tk, Hk, *)

@@ -1,4 +1,4 @@
-"""What the Functions of functions.py share: arguments by name, when operators take them, and what is refused."""
+"""Shared by the Functions of functions.py: arguments by name, the choice of the operator, and refusals."""
 
 from __future__ import annotations
 
@@ -53,19 +53,20 @@ class DerivativeFunction(torch.autograd.Function):
 def operator_takes(values: Iterable[Any]) -> bool:
     """Whether a call goes to the operator, which autograd records by itself, and not to the Function.
 
-    PyTorch's older vmap loses what a Function records. Transforms of ``torch.func`` know Functions: only where they
-    ask an operator for its tangents are they within one of their levels, and Functions come before all levels.
+    PyTorch's older vmap loses what a Function records. Transforms of ``torch.func`` support Functions, which come
+    before all of their levels. They are within a level only while they ask an operator for its tangents.
     """
     return is_within_a_functorch_level() if are_functorch_transforms_active() else are_symbolic(values)
 
 
 def are_symbolic(values: Iterable[Any]) -> bool:
-    """Whether kernels cannot take a call: one of its tensors has no memory that they may read, or somebody watches."""
+    """Whether kernels cannot take a call: one of its tensors has no memory that they may read, or a mode or trace is
+    active."""
     return any(operands_of(value, value, value) == _C.SYMBOLIC for value in values if isinstance(value, Tensor))
 
 
 def keep(ctx: Any, names: tuple[str, ...], values: tuple) -> None:
-    """For :func:`kept`, in backward and jvp alike."""
+    """Saves values for :func:`kept`, which backward and jvp call."""
     tensors = [value if isinstance(value, Tensor) else None for value in values]
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
@@ -88,19 +89,20 @@ def wanted_names(wanted) -> tuple[str, ...]:
 
 
 def tangents_in(arguments: dict, names=DIFFERENTIABLE) -> dict[str, Tensor | None]:
-    """`arguments` by the names of what they are tangents of, renamed as TANGENTS; those of `names` that are absent are
-    None."""
+    """`arguments`, which have the names of what they are tangents of, under the names of TANGENTS; None for those of
+    `names` that are absent."""
     return dict.fromkeys(TANGENTS) | {tangent_name(name): arguments.get(name) for name in names}
 
 
 def in_order(cls: type[DerivativeFunction], gradients: dict) -> tuple:
-    """Gradients by name, as ``backward`` returns them."""
+    """Converts gradients by name to the order in which ``backward`` returns them."""
     return tuple(gradients.get(name) for name in cls.NAMES)
 
 
 class Refusal:
-    """Mixed into a Function: tensors as they are, for a function without a derivative in them. A backward pass that
-    needs one gets the message. One that only needs those of other arguments does not come by."""
+    """A mixin for a Function that passes tensors on unchanged, to a function without a derivative in them. A backward
+    pass that needs such a derivative gets the message. One that only needs those of other arguments never reaches it.
+    """
 
     @staticmethod
     def forward(message: str, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -126,7 +128,7 @@ class Refusal:
     def of_all_but_tangents(cls, arguments: dict) -> dict:
         """`arguments` of AttentionBackwardTangents, which only has derivatives in its tangents."""
         refused: dict[str, Tensor] = {}
-        # Autograd goes backward, so of both messages a third derivative gets that of the problem's tensors.
+        # Autograd goes backward, so a third derivative gets the message of the problem's tensors, not the other one.
         for names, message in ((("dout", "dlse"), NO_FORWARD_OVER_FORWARD), (DIFFERENTIABLE, NO_THIRD_DERIVATIVE)):
             given = {name: arguments[name] for name in names if arguments[name] is not None}
             tensors = cls.apply(message, *given.values())  # type: ignore[attr-defined]  # of the Function
@@ -137,7 +139,7 @@ class Refusal:
 def some_of(arguments: dict, names: tuple[str, ...]) -> dict:
     found = {name: arguments[name] for name in names}
     if "lse_residual" in found and arguments["bias"] is None:
-        found["lse_residual"] = None  # an operator leaves an empty tensor
+        found["lse_residual"] = None  # an operator returns an empty tensor instead
     return found
 
 

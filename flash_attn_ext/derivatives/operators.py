@@ -2,9 +2,9 @@
 
 ``torch.ops.flash_attn_ext.attention_tangents`` and ``attention_backward_tangents`` take the arguments of
 ``AttentionTangents`` and ``AttentionBackwardTangents``, one by one, and have their derivatives and batching rules. A
-trace sees one operator without side effects, and not the operations on tiles, which write in place: constant folding
-(``torch.func.linearize``) would take what starts as zeros for a constant. PyTorch's older ``vmap`` calls an operator
-slice by slice.
+trace sees one operator without side effects instead of the operations on tiles, which write in place. Constant folding
+(``torch.func.linearize``) would otherwise treat a tensor that starts as zeros as a constant. PyTorch's older ``vmap``
+calls an operator slice by slice.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _backward_tangents_fake(*values: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(like[name]) if name else arguments["q"].new_empty(0) for name in names)
 
 
-# Not as decorators, which would leave None under the names: _frames.py finds functions by name.
+# Decorators would leave None under the names, and _frames.py finds functions by name.
 torch.library.impl(_TANGENTS, DEVICES, _tangents)
 torch.library.impl(_BACKWARD_TANGENTS, DEVICES, _backward_tangents)
 torch.library.register_fake(_TANGENTS, _tangents_fake)

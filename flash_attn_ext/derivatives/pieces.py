@@ -1,7 +1,7 @@
-"""A problem cut into pieces: dense ones of one or more batch entries and key heads, whose tiles fit a budget.
+"""Cuts a problem into dense problems of one or more batch entries and key heads, whose tiles fit a budget.
 
-A packed sequence is a piece by itself. Its bounds have to be known on the host, so a call with packed sequences waits
-for the GPU to tell them.
+A packed sequence is cut out by itself. Its bounds have to be known on the host, so a call with packed sequences waits
+for the GPU.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ _CUT_FIELDS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink")
 
 
 class TileSize(NamedTuple):
-    """Queries and keys of a tile, and how many scores a piece's tiles of all its heads may have together."""
+    """Queries and keys of a tile, and the most scores that the tiles of all heads of a `Piece` may have together."""
 
     queries: int
     keys: int
     scores: int
 
 
-# Every operation on a tile has to be worth the launch of a GPU's kernel, or the waking of a CPU's threads; on the CPU a
-# tile should besides stay in the cache.
+# An operation on a tile has to take longer than the launch of a GPU's kernel, or than waking a CPU's threads. On the
+# CPU a tile should also stay in the cache.
 CPU_TILE = TileSize(512, 512, 2**19)
 GPU_TILE = TileSize(1024, 1024, 2**25)
 
 
 def tile_size(device_type: str, group: int) -> TileSize:
-    """group: query heads that share a key head, with one tile. Fewer queries where these exceed the budget."""
+    """group: query heads that share a key head and one tile. If they exceed the budget, a tile has fewer queries."""
     size = CPU_TILE if device_type == "cpu" else GPU_TILE
     return size._replace(queries=min(size.queries, max(size.scores // (group * size.keys), 1)))
 
 
 class Part(NamedTuple):
-    """Which batch entries, key heads and tokens a piece has; `tokens` are None for dense problems."""
+    """The batch entries, key heads and tokens of a `Piece`; the latter are None for dense problems."""
 
     batch: slice
     key_heads: slice
@@ -75,7 +75,7 @@ class Part(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """tensors: views by name, None for absent ones, each in the dense form of its kind."""
+    """A dense problem. tensors: views by name, None for absent ones, each in the dense form of its kind."""
 
     part: Part
     tensors: dict[str, Tensor | None]
@@ -92,14 +92,15 @@ class Piece(NamedTuple):
 
 
 def present(tensors: dict[str, Tensor | None], name: str) -> Tensor:
-    """One that is never absent there, or that the caller has seen to be there."""
+    """The tensor of that name, which is never absent there, or is known to the caller to be present."""
     tensor = tensors[name]
     assert tensor is not None, name
     return tensor
 
 
 def pieces_of(problem: Problem, tensors: dict[str, Tensor | None]) -> Iterator[Piece]:
-    """The problem's own tensors and `tensors`, by the names of KINDS; results to be written have RESULT before that."""
+    """Cuts the problem's own tensors and `tensors`, by the names of KINDS. Names of results to write begin with
+    RESULT."""
     tensors = {name: getattr(problem, name) for name in _CUT_FIELDS} | tensors
     kinds = {name: KINDS[name.removeprefix(RESULT)] for name in tensors}
     for part in _parts(problem):
@@ -109,7 +110,7 @@ def pieces_of(problem: Problem, tensors: dict[str, Tensor | None]) -> Iterator[P
 
 def _parts(problem: Problem) -> Iterator[Part]:
     q, k = problem.q, problem.k
-    if q.size(1) == 0:  # nobody attends to the keys that there may be
+    if q.size(1) == 0:  # no query attends to the keys, if there are any
         return
     group = q.size(1) // k.size(1)
     size = tile_size(q.device.type, group)

@@ -1,9 +1,8 @@
 """Plain tiles on a GPU: scores that only a scale changes, and that only causality and windows hide.
 
-What the passes do to the elements of such a tile is one kernel before the products with its weights, and one before
-those with its score gradients (csrc/kernels/derivatives/plain_tiles.cu): it reads every product once, and writes every
-factor of the next products once, in their dtype. The general forms of both, of which they are instances, are in
-forward_tangents.py and backward_tangents.py.
+The elementwise steps on such a tile are one kernel before the products with its weights, and one before those with its
+score gradients (csrc/kernels/derivatives/plain_tiles.cu). Each reads every product once, and writes every factor of the
+next products once, in their dtype. The general forms of both are in forward_tangents.py and backward_tangents.py.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from flash_attn_ext.derivatives.tiles import Gradient, Rows, Scores, TileGradien
 
 
 class PlainTile(NamedTuple):
-    """(pairs, group * queries, keys), float32.
+    """A tile of (pairs, group * queries, keys), float32.
 
-    products: q k^T. tangents: theirs; None where neither q nor k has one.
+    products: q k^T. tangents: those of products; None if neither q nor k has one.
     """
 
     products: Tensor
@@ -32,7 +31,7 @@ class PlainTile(NamedTuple):
 
 
 def are_plain(problem: Problem, others: dict[str, Tensor | None]) -> bool:
-    """Whether the tiles of a problem are. `others`: the tensors that come with it."""
+    """Whether the tiles of a problem are plain. `others`: the tensors that come with it."""
     q, k, v = operands = problem[:3]
     if not q.is_cuda or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return False
@@ -49,7 +48,7 @@ def tile_of(scores: Scores, rows: Rows, keys: slice) -> PlainTile:
 
 
 def add_tangents(scores: Scores, rows: Rows, keys: slice, total: Tensor, lse_tangent: Tensor) -> PlainTile:
-    """As ``forward_tangents._add_tangents``."""
+    """Does what ``forward_tangents._add_tangents`` does."""
     tile = tile_of(scores, rows, keys)
     v, v_tangent = scores.key_rows("v", keys), scores.key_rows("v_tangent", keys)
     arguments = (*_as_arguments(scores, rows, keys, tile), lse_tangent, v_tangent is not None)
@@ -63,7 +62,7 @@ def add_tangents(scores: Scores, rows: Rows, keys: slice, total: Tensor, lse_tan
 def tile_gradients(
     scores: Scores, rows: Rows, keys: slice, gradient: Gradient, tile: PlainTile | None
 ) -> TileGradients:
-    """As ``backward_tangents._tile_gradients``."""
+    """Does what ``backward_tangents._tile_gradients`` does."""
     if tile is None:
         tile = tile_of(scores, rows, keys)
     v, v_tangent = scores.key_rows("v", keys), scores.key_rows("v_tangent", keys)
@@ -77,12 +76,12 @@ def tile_gradients(
         RESULT + "v" in scores.piece.tensors,
     )
     weight_tangents, product_gradients, their_tangents = _C.plain_gradients(*arguments)
-    assert their_tangents is not None  # there always are
+    assert their_tangents is not None  # the kernel always returns them
     return TileGradients(weight_tangents, product_gradients, their_tangents, _blind_queries(scores, rows.queries, keys))
 
 
 def sums_with_dout(scores: Scores, name: str, queries: slice) -> Tensor:
-    """As ``backward_tangents._sums_with_dout``."""
+    """Does what ``backward_tangents._sums_with_dout`` does."""
     rows, dout = (present(scores.piece.tensors, tensor)[:, :, queries] for tensor in (name, "dout"))
     return scores.of_rows(_C.delta(rows, dout))
 
@@ -98,7 +97,7 @@ def _product_tangents(scores: Scores, rows: Rows, keys: slice) -> Tensor | None:
 
 
 def _as_arguments(scores: Scores, rows: Rows, keys: slice, tile: PlainTile) -> tuple[Any, ...]:
-    """The first ones of both kernels."""
+    """The first arguments of both kernels."""
     left, right = scores.window
     diagonal = rows.queries.start + scores.diagonal - keys.start
     visible = diagonal - left, diagonal + right + 1
@@ -107,7 +106,7 @@ def _as_arguments(scores: Scores, rows: Rows, keys: slice, tile: PlainTile) -> t
 
 
 def _blind_queries(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
-    """(1, 1, queries, 1), True for queries that see no key of the tile; None where there are none."""
+    """(1, 1, queries, 1), True for queries that see no key of the tile; None if there are none."""
     left, right = scores.window
     first, end = queries.start + scores.diagonal, queries.stop + scores.diagonal
     if first + right >= keys.start and end - 1 - left < keys.stop:

@@ -1,4 +1,4 @@
-"""What operators share: how autograd records them, and how ``torch.vmap`` maps them."""
+"""Shared by the operators: how autograd records them, and how ``torch.vmap`` maps them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
 class Caller(NamedTuple):
-    """What a call below autograd needs to know of the call above it. `records`: in reverse and in forward mode."""
+    """The state of the call above autograd that the call below needs. `records`: in reverse and in forward mode."""
 
     keyset: DispatchKeySet
     records: tuple[bool, bool]
@@ -34,16 +34,16 @@ class Caller(NamedTuple):
 class OperatorFunction(SingleLevelFunction):
     """An operator as autograd records it, with its caller before its own arguments.
 
-    ``torch.library.register_autograd`` would record it too, but knows neither forward mode, whose tangents it drops
-    without a word, nor the transforms of ``torch.func`` within compiled functions. These call an operator once for
-    each of their levels, and each such call is a Function of that level alone.
+    ``torch.library.register_autograd`` would record it too. But it supports neither forward mode, whose tangents it
+    drops silently, nor the transforms of ``torch.func`` within compiled functions. These call an operator once for each
+    of their levels, and each such call is a Function of that level only.
     """
 
     @classmethod
     def call(cls, keyset: DispatchKeySet, *arguments: Any) -> Any:
         caller = Caller(keyset, (torch.is_grad_enabled(), is_fwd_grad_enabled()))
         with enable_single_level_autograd_function():
-            return cls.apply(caller, *arguments)  # type: ignore[attr-defined]  # its metaclass makes it
+            return cls.apply(caller, *arguments)  # type: ignore[attr-defined]  # its metaclass defines it
 
     @classmethod
     def below_autograd(cls, operator: Any, caller: Caller, arguments: tuple[Any, ...]) -> Any:

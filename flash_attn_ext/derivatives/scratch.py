@@ -1,7 +1,7 @@
-"""Memory for tiles on the CPU, used again for tile after tile.
+"""Memory for tiles on the CPU, which is reused for tile after tile.
 
-Of fresh memory of a tile's size the system maps page after page as it is first written, which can take longer than the
-product that is written there. On a GPU PyTorch's allocator has such memory ready.
+The system maps fresh memory of a tile's size page by page as it is first written, which can take longer than the
+product that is written there. On a GPU, PyTorch's allocator keeps such memory ready.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Scratch:
         self._taken = 0
 
     def take(self, *shape: int) -> Tensor | None:
-        """For the `out` argument of an operation: uninitialized memory, None on a GPU."""
+        """Uninitialised memory for the `out` argument of an operation; None on a GPU."""
         if self._device.type != "cpu":
             return None
         size = math.prod(shape)
@@ -36,7 +36,7 @@ class Scratch:
 
     @contextlib.contextmanager
     def reused(self) -> Iterator[None]:
-        """What is taken within is free again afterwards."""
+        """A context. Buffers that are taken within it are free again afterwards."""
         taken = self._taken
         yield
         self._taken = taken

@@ -1,8 +1,8 @@
-"""A tile of scores of a piece, and its tangents: every feature's part in both, written once.
+"""A tile of scores of a `Piece`, and its tangents: every feature's effect on both, written once.
 
 Query heads that share a key head are rows of one product: a tile is (pairs, group * queries, keys), where a pair is a
-batch entry and a key head. What has a query head by itself (bias, slopes, dropout) sees it as (batch, heads, queries,
-keys), which lies in memory alike.
+batch entry and a key head. Features that differ by query head (bias, slopes, dropout) see it as (batch, heads, queries,
+keys), which has the same layout in memory.
 
     u = scale * q . k               S = c * tanh(u / c) - slope * distance + bias       P = exp(S - lse)
     du = scale * (dq . k + q . dk)  dS = tanh'(u / c) * du - dslope * distance + dbias
@@ -25,12 +25,12 @@ from flash_attn_ext.derivatives.scratch import Scratch
 
 
 class Scores(NamedTuple):
-    """What holds for every tile of a piece."""
+    """The data that all tiles of a `Piece` share."""
 
     problem: Problem
     piece: Piece
     scratch: Scratch
-    are_plain: bool  # plain_tiles.py has their tiles
+    are_plain: bool  # whether plain_tiles.py has their tiles
 
     @property
     def accumulate(self) -> torch.dtype:
@@ -42,7 +42,7 @@ class Scores(NamedTuple):
 
     @property
     def rescale(self) -> float:
-        """Of weights that dropout keeps."""
+        """The factor of weights that dropout keeps."""
         return 1 / (1 - self.problem.dropout_p)
 
     @property
@@ -66,7 +66,7 @@ class Scores(NamedTuple):
         return blocks(0, self.piece.num_queries, self.tile_size.queries)
 
     def key_blocks(self, queries: slice) -> Iterator[slice]:
-        """Of the keys that any of the queries sees by causality and window."""
+        """The blocks of the keys that any of the queries sees by causality and window."""
         left, right = self.window
         begin = max(queries.start + self.diagonal - left, 0)
         end = min(queries.stop + self.diagonal + right, self.piece.num_keys)
@@ -120,9 +120,9 @@ class Scores(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of q of one block of queries, and their LSE, with 0 where a row sees nothing.
+    """The rows of q of one block of queries, and their LSE, which is 0 for a row that sees nothing.
 
-    both: of plain tiles, q_tangent and q side by side, where k has a tangent too; else None.
+    both: for plain tiles, q_tangent and q side by side if k has a tangent too; else None.
     """
 
     queries: slice
@@ -150,11 +150,11 @@ def rows_of(scores: Scores, queries: slice) -> Rows:
 
 
 class Tile(NamedTuple):
-    """Everything is (pairs, group * queries, keys) but what is said to be by head.
+    """All tensors are (pairs, group * queries, keys), except those that are by head.
 
-    p: weights before dropout. score_tangent: dS, less what was asked for; 0 where hidden, as are all of these.
-    u_tangent: du, None where there is none, and without a softcap. cap: tanh(u / c), None without a softcap. hidden,
-    kept: bool by head, broadcastable; None where everything is seen, and kept.
+    p: weights before dropout. score_tangent: dS minus `less` of :func:`tile_of`. All of these are 0 where hidden.
+    u_tangent: du, None if there is none, and without a softcap. cap: tanh(u / c), None without a softcap. hidden, kept:
+    bool by head, broadcastable; None if everything is seen, or kept.
     """
 
     p: Tensor
@@ -166,7 +166,7 @@ class Tile(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """A block of queries' part in the backward pass; delta and its tangent are those of rows."""
+    """The data of a block of queries in the backward pass; delta and its tangent are per row."""
 
     dout: Tensor
     delta: Tensor
@@ -177,9 +177,9 @@ class Gradient(NamedTuple):
 class TileGradients(NamedTuple):
     """The factors of a tile's products in the backward pass, with the names of backward_tangents.py.
 
-    weight_tangents: Z P', None where it is not wanted. product_gradients, their_tangents: du, du'; the first is None
-    where nothing is multiplied by it. hidden: as in Tile, or broadcastable to it where that hides no pair that is seen
-    and says as well which queries see no key of the tile, and which keys no query.
+    weight_tangents: Z P', None if it is not wanted. product_gradients, their_tangents: du, du'; the first is None if
+    nothing is multiplied by it. hidden: as in Tile. It may also be broadcastable to that, if it hides no pair that is
+    seen, and still tells which queries see no key of the tile, and which keys no query sees.
     """
 
     weight_tangents: Tensor | None
@@ -189,7 +189,7 @@ class TileGradients(NamedTuple):
 
 
 def tile_of(scores: Scores, rows: Rows, keys: slice, less: Tensor | None = None) -> Tile:
-    """`less`, (pairs, group * queries, 1), is taken off the tangents of scores."""
+    """`less`, (pairs, group * queries, 1), is subtracted from the tangents of scores."""
     problem, k = scores.problem, scores.key_rows("k", keys)
     block = rows.queries, keys
     distance = _distance(scores, *block)
@@ -197,7 +197,7 @@ def tile_of(scores: Scores, rows: Rows, keys: slice, less: Tensor | None = None)
     if problem.softcap is not None:
         cap = scores.products(rows.q, k, scores.scale / problem.softcap).tanh_()
         score = cap * problem.softcap if problem.bias is not None else torch.add(-rows.lse, cap, alpha=problem.softcap)
-    elif problem.bias is not None:  # joined first: an LSE of its size would round the product away
+    elif problem.bias is not None:  # is added first: an LSE of its size would round the product away
         score = scores.products(rows.q, k, scores.scale)
     else:
         score = scores.products(rows.q, k, scores.scale, minus=rows.lse)
@@ -214,7 +214,7 @@ def tile_of(scores: Scores, rows: Rows, keys: slice, less: Tensor | None = None)
         score_tangent = torch.zeros_like(p) if less is None else -less.expand(p.shape)
     _add_slopes_and_bias(scores, scores.by_head(score_tangent), block, distance, of_tangents=True)
     hidden = hidden_scores(scores, *block)
-    if hidden is not None:  # where everything may be NaN
+    if hidden is not None:  # hidden elements may be NaN
         for tensor in (p, score_tangent, u_tangent, cap):
             if tensor is not None:
                 scores.by_head(tensor).masked_fill_(hidden, 0)
@@ -222,7 +222,7 @@ def tile_of(scores: Scores, rows: Rows, keys: slice, less: Tensor | None = None)
 
 
 def _product_tangents(scores: Scores, rows: Rows, keys: slice, less: Tensor | None) -> Tensor | None:
-    """du - less; None where neither q nor k has a tangent."""
+    """Returns du - less; None if neither q nor k has a tangent."""
     k, k_tangent = scores.key_rows("k", keys), scores.key_rows("k_tangent", keys)
     if rows.q_tangent is None:
         return None if k_tangent is None else scores.products(rows.q, k_tangent, scores.scale, minus=less)
@@ -231,12 +231,12 @@ def _product_tangents(scores: Scores, rows: Rows, keys: slice, less: Tensor | No
 
 
 def slope_of_cap(cap: Tensor) -> Tensor:
-    """tanh'(u / c) from tanh(u / c)."""
+    """Computes tanh'(u / c) from tanh(u / c)."""
     return 1 - cap.square()
 
 
 def _weights(scores: Scores, rows: Rows, score: Tensor, distance: Tensor | None, keys: slice) -> Tensor:
-    """exp(S - lse), in place; what has a bias has not lost its LSE yet. Nothing is hidden yet."""
+    """Computes exp(S - lse) in place. Scores with a bias have the LSE still to be subtracted. Nothing is hidden yet."""
     _add_slopes_and_bias(scores, scores.by_head(score), (rows.queries, keys), distance, of_tangents=False)
     if scores.problem.bias is not None:
         assert rows.lse_residual is not None  # comes with every bias
@@ -247,7 +247,7 @@ def _weights(scores: Scores, rows: Rows, score: Tensor, distance: Tensor | None,
 def _add_slopes_and_bias(
     scores: Scores, to: Tensor, block: tuple[slice, slice], distance: Tensor | None, *, of_tangents: bool
 ) -> None:
-    """To scores by head: the terms that are linear in slopes and bias, so that tangents have the same."""
+    """Adds to scores by head the terms that are linear in slopes and bias. Tangents have the same terms."""
     names = ("alibi_slopes", "bias")
     slopes, bias = (scores.piece.tensors[tangent_name(name) if of_tangents else name] for name in names)
     if slopes is not None:
@@ -258,19 +258,19 @@ def _add_slopes_and_bias(
 
 
 def of_block(table: Tensor, queries: slice, keys: slice) -> Tensor:
-    """The part of a table whose dimensions are 1 or full."""
+    """The block of a table whose dimensions are 1 or full."""
     return table[:, :, queries if table.size(2) > 1 else slice(None), keys if table.size(3) > 1 else slice(None)]
 
 
 def _offsets(scores: Scores, queries: slice, keys: slice) -> Tensor:
-    """key - (query + diagonal), (queries, keys)."""
+    """Returns key - (query + diagonal), (queries, keys)."""
     device = scores.problem.q.device
     diagonal_keys = torch.arange(queries.start, queries.stop, device=device) + scores.diagonal
     return torch.arange(keys.start, keys.stop, device=device) - diagonal_keys[:, None]
 
 
 def _distance(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
-    """What slopes are multiplied by, where there are any."""
+    """The distances by which slopes are multiplied; None without slopes."""
     return None if scores.problem.alibi_slopes is None else distance_of(scores, queries, keys)
 
 
@@ -308,12 +308,12 @@ def _kept(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
 
 
 def dropped(scores: Scores, tensor: Tensor, kept: Tensor | None) -> Tensor:
-    """0 where a weight is dropped; what is kept is not rescaled. The tensor itself where nothing is dropped."""
+    """The tensor with 0 for dropped weights, and kept ones not rescaled; the tensor itself if nothing is dropped."""
     return tensor if kept is None else scores.by_head(tensor).masked_fill(~kept, 0).view(tensor.shape)
 
 
 def without_unseen_keys(scores: Scores, rows: Tensor | None, hidden: Tensor | None) -> Tensor | None:
-    """Rows (pairs, keys, columns) with 0 for keys that no query of the tile sees: they may hold NaN."""
+    """Rows (pairs, keys, columns) with 0 for keys that no query of the tile sees, because they may hold NaN."""
     if rows is None or hidden is None:
         return rows
     unseen = _all_of_group(scores, hidden.all(2)).unsqueeze(-1)
@@ -322,14 +322,14 @@ def without_unseen_keys(scores: Scores, rows: Tensor | None, hidden: Tensor | No
 
 
 def without_blind_queries(scores: Scores, rows: Tensor | None, hidden: Tensor | None) -> Tensor | None:
-    """Rows (pairs, group * queries, columns) with 0 for queries that see no key of the tile: they may hold NaN."""
+    """Rows (pairs, group * queries, columns) with 0 for queries that see no key of the tile, which may hold NaN."""
     if rows is None or hidden is None:
         return rows
     return scores.by_head(rows.contiguous()).masked_fill(hidden.all(3, keepdim=True), 0).view(rows.shape)
 
 
 def _all_of_group(scores: Scores, hidden: Tensor) -> Tensor:
-    """(batch|1, heads|1, keys|1) -> (batch|1, key heads|1, keys|1): for all query heads of a key head."""
+    """(batch|1, heads|1, keys|1) -> (batch|1, key heads|1, keys|1): True if it is for all query heads of a key head."""
     if hidden.size(1) == 1:
         return hidden
     return hidden.unflatten(1, (-1, scores.piece.part.group)).all(2)

@@ -1,7 +1,7 @@
-"""Lets the modes of a thread see what a backward pass computes again, as activation checkpointing does.
+"""Lets the modes of a thread see recomputations within a backward pass, such as those of activation checkpointing.
 
-A mode is asked about Tensor.backward, torch.autograd.backward and torch.autograd.grad as about any function, and like
-any function they run without it. So it is entered again where they start PyTorch's engine, which has the modes of the
+A mode intercepts Tensor.backward, torch.autograd.backward and torch.autograd.grad as it does any function, and like any
+function they run without it. So the mode is entered again where they start PyTorch's engine, which has the modes of the
 thread that started it on all of its threads.
 """
 
@@ -31,7 +31,7 @@ def starts_one(func: Callable[..., Any]) -> bool:
 
 
 def run(mode: TorchFunctionMode, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """func(*args, **kwargs), which starts a backward pass, for a mode that it runs without."""
+    """Calls func(*args, **kwargs), which starts a backward pass, for a mode that is not active in it."""
     waiting = _of_thread.__dict__.setdefault("modes", [])
     waiting.append(mode)
     try:
@@ -45,12 +45,12 @@ def _run_engine_under_modes(*args: Any, **kwargs: Any) -> Any:
     waiting = _of_thread.__dict__.get("modes", [])
     with contextlib.ExitStack() as stack:
         while waiting:
-            stack.enter_context(waiting.pop())  # the outermost first: the innermost was asked first
+            stack.enter_context(waiting.pop())  # the outermost comes first, because the innermost was asked first
         return _run_engine(*args, **kwargs)
 
 
 def watch() -> None:
-    """For a mode more, until `unwatch`."""
+    """Counts one more mode, until `unwatch`."""
     _change_modes(1)
 
 
@@ -60,7 +60,7 @@ def unwatch() -> None:
 
 def _change_modes(change: int) -> None:
     global _modes_in_force, _run_engine
-    if torch.compiler.is_dynamo_compiling():  # which can trace no lock
+    if torch.compiler.is_dynamo_compiling():  # dynamo cannot trace a lock
         return
     with _lock:
         if _modes_in_force == 0:

@@ -13,21 +13,21 @@ from flash_attn_ext.integrations import _nested_inference
 
 
 class FusedInference:
-    """PyTorch's fused inference path of its transformer modules, which is off while any of us is in force.
+    """PyTorch's fused inference path of its transformer modules, which is off while any replacement is in force.
 
-    The path looks at modes by itself, except under torch.compile and on threads without one. Nested tensors, which
-    nothing else takes, may still have it.
+    The path checks for modes by itself, except under torch.compile and on threads without one. Nested tensors, which
+    nothing else takes, may still use it.
     """
 
     def __init__(self, take_nested: _nested_inference.TakeNested):
         self.take_nested = take_nested
         self.lock = threading.Lock()
         self.users = 0
-        self.visitors = 0
+        self.suspensions = 0
         self.enabled_before = True
 
     def switch_off(self) -> None:
-        if torch.compiler.is_dynamo_compiling():  # which can trace neither a lock nor the switch
+        if torch.compiler.is_dynamo_compiling():  # dynamo can trace neither a lock nor the switch
             return
         with self.lock:
             if self.users == 0:
@@ -47,19 +47,19 @@ class FusedInference:
 
     @contextlib.contextmanager
     def as_it_was(self) -> Iterator[None]:
-        """As if nobody were in force. The switch is one for all threads: what another one infers meanwhile may take the
-        path too."""
-        self._change_visitors(1)
+        """A context without any replacement in force. All threads share the switch, so the inference of another thread
+        may take the path too, meanwhile."""
+        self._change_suspensions(1)
         try:
             with DisableTorchFunction():
                 yield
         finally:
-            self._change_visitors(-1)
+            self._change_suspensions(-1)
 
-    def _change_visitors(self, change: int) -> None:
+    def _change_suspensions(self, change: int) -> None:
         with self.lock:
-            self.visitors += change
+            self.suspensions += change
             self._set()
 
     def _set(self) -> None:
-        torch.backends.mha.set_fastpath_enabled(self.enabled_before and (self.users == 0 or self.visitors > 0))
+        torch.backends.mha.set_fastpath_enabled(self.enabled_before and (self.users == 0 or self.suspensions > 0))

@@ -1,4 +1,4 @@
-"""Calls that go to PyTorch's kernels: for which errors, and one warning for each reason, whatever the sizes in it."""
+"""Errors that do not send a call to PyTorch's kernels, and warnings about those that do, one for each reason."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _warned: set[tuple[str, str]] = set()
 
 
 def is_of_the_machine(error: Exception) -> bool:
-    """Out of memory, for which the CPU's allocator has no type of its own, or what a device says: nothing to do with
-    the call, and no reason for another kernel."""
+    """Whether an error concerns the machine: it is out of memory, for which the CPU's allocator has no type of its own,
+    or a device reports an error. Another kernel would not help."""
     return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "DefaultCPUAllocator" in str(error)
 
 
 def warn_once(what: str, reason: str, outcome: str, stacklevel: int) -> None:
-    """`what` cannot be taken, for this `reason`; `outcome` says what runs. stacklevel: as of a warning made here."""
+    """Warns that `what` cannot be taken, for this `reason`, once for each reason, whatever the sizes in it. `outcome`
+    says what runs. stacklevel: that of a warning made here."""
     kind = what, re.sub(r"\d+", "#", reason)
     if kind in _warned:
         return

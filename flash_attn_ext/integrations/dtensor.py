@@ -3,10 +3,10 @@
     from flash_attn_ext.integrations import dtensor
 
     dtensor.register()
-    out = flash_attn_ext.attention(q, k, v)  # DTensors, sharded alike on the batch, on the heads, or on both
+    out = flash_attn_ext.attention(q, k, v)  # DTensors, all sharded on the batch, on the heads, or on both
 
-Explicit, because ``torch.distributed.tensor`` takes many times longer to import than this library. FSDP and whatever
-else hands plain tensors to attention needs no rules.
+Registration is explicit, because ``torch.distributed.tensor`` takes many times longer to import than this library.
+FSDP, and other code that passes plain tensors to attention, needs no rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ except ImportError as error:
 OPERATORS = torch.ops.flash_attn_ext
 _TABLES = ("bias", "mask")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")
-Placements = list[Any]  # None for what is no tensor
+Placements = list[Any]  # None for arguments that are no tensors
 Rules = list[tuple[Placements, Placements]]
 
 
@@ -44,9 +44,9 @@ def register() -> None:
     passes and second derivatives too.
 
     On each dimension of a mesh, a call is sharded on the batch or on the heads, or is replicated; DTensor chooses what
-    takes the least communication, and redistributes what lies otherwise. Heads are sharded where each process gets
-    whole groups of query heads: where the number of shards divides that of key heads, or all query heads share one key
-    head, which is replicated then, or there are as many key heads as query heads. Packed sequences are sharded on the
+    takes the least communication, and redistributes other tensors. Heads are sharded if each process gets whole groups
+    of query heads: if the number of shards divides that of key heads, or all query heads share one key head, which is
+    replicated then, or there are as many key heads as query heads. Packed sequences are sharded on the
     heads only. Gradients of a tensor that all processes share while the call is sharded (a bias that broadcasts, sinks
     on a sharded batch, one key head) are Partial.
 
@@ -73,20 +73,20 @@ def register() -> None:
     }
     for operator, rule in rules.items():
         register_sharding(operator.default)(rule)
-        # What DTensor remembers of a call depends on all arguments. It would look at those from the first int on, and
-        # which gradients are asked for stands before that.
+        # DTensor's cache of a call has to depend on all arguments. By default it depends on those from the first int
+        # on, but the flags for wanted gradients come before that.
         known[operator.default].static_argnum = 0
 
 
 def _forward(*arguments: Any) -> Rules:
-    """[(placements of out, lse and lse_residual, placements of the arguments)]."""
+    """Returns [(placements of out, lse and lse_residual, placements of the arguments)]."""
     problem = Problem(*arguments)
     _refuse_dropout(problem)
     return [(_of_forward_results(problem, layout), _of_arguments(problem, layout)) for layout in _layouts(problem)]
 
 
 def _backward(*values: Any) -> Rules:
-    """[(placements of the gradients, placements of the arguments)]."""
+    """Returns [(placements of the gradients, placements of the arguments)]."""
 
     def of_results(problem: Problem, layout: str, arguments: Placements, _given: dict[str, Any]) -> Placements:
         return _of_gradients(problem, layout, arguments)
@@ -95,7 +95,7 @@ def _backward(*values: Any) -> Rules:
 
 
 def _tangents(*values: Any) -> Rules:
-    """[(placements of out_tangent and lse_tangent, placements of the arguments)]."""
+    """Returns [(placements of out_tangent and lse_tangent, placements of the arguments)]."""
 
     def of_results(problem: Problem, layout: str, _arguments: Placements, _given: dict[str, Any]) -> Placements:
         return _of_forward_results(problem, layout)[:2]
@@ -104,7 +104,7 @@ def _tangents(*values: Any) -> Rules:
 
 
 def _backward_tangents(*values: Any) -> Rules:
-    """[(placements of out_tangent, lse_tangent and the tangents of gradients, placements of the arguments)]."""
+    """Returns [(placements of out_tangent, lse_tangent and the tangents of gradients, placements of the arguments)]."""
 
     def of_results(problem: Problem, layout: str, arguments: Placements, given: dict[str, Any]) -> Placements:
         absent: Placements = [Replicate()] * 2  # (0,) where they are arguments
@@ -119,7 +119,7 @@ def _of_derivative(
     values: tuple[Any, ...],
     of_results: Callable[[Problem, str, Placements, dict[str, Any]], Placements],
 ) -> Rules:
-    """What comes before a problem's fields has the placements of what it is a tangent or a gradient of."""
+    """Arguments before a problem's fields have the placements of what they are tangents or gradients of."""
     given = dict(zip(names, values, strict=True))
     problem = Problem(**{name: given[name] for name in Problem._fields})
     _refuse_dropout(problem)
@@ -146,7 +146,7 @@ def _refuse_dropout(problem: Problem) -> None:
 
 
 def _layouts(problem: Problem) -> list[str]:
-    """What one dimension of the mesh may do to the call."""
+    """The ways in which one dimension of the mesh may shard the call."""
     layouts = ["replicate"]
     if problem.cu_seqlens_q is None:
         layouts.append("batch")
@@ -159,9 +159,9 @@ def _layouts(problem: Problem) -> list[str]:
 
 
 def _num_shards(problem: Problem) -> int:
-    """An upper bound of the parts that heads come in: of mesh dimensions on which only the batch is sharded, or
-    nothing, none comes in question."""
-    of_tensors: list[Any] = list(problem[:3])  # DTensorSpecs, in the places of the tensors
+    """An upper bound of the number of shards of heads. It leaves out mesh dimensions on which only the batch is
+    sharded, or nothing."""
+    of_tensors: list[Any] = list(problem[:3])  # DTensorSpecs in place of the tensors
     mesh, placements = of_tensors[0].mesh, zip(*(spec.placements for spec in of_tensors), strict=True)
     packed = problem.cu_seqlens_q is not None
     return math.prod(
@@ -172,7 +172,7 @@ def _num_shards(problem: Problem) -> int:
 
 
 def _of_arguments(problem: Problem, layout: str) -> Placements:
-    """A placement for each tensor of the problem, None for all else."""
+    """A placement for each tensor of the problem, None for all other arguments."""
     of_tensors = [
         None if tensor is None else _of_argument(name, tensor, layout)
         for name, tensor in zip(Problem._fields, problem[:NUM_TENSORS], strict=False)
@@ -196,7 +196,7 @@ def _of_argument(name: str, tensor: Any, layout: str) -> Any:
 
 
 def _of_forward_results(problem: Problem, layout: str) -> Placements:
-    """Of out, lse and lse_residual, which is (0,) where there is no bias."""
+    """The placements of out, lse and lse_residual, which is (0,) without a bias."""
     if layout == "replicate":
         return [Replicate()] * 3
     dim = 0 if layout == "batch" else 1
@@ -205,7 +205,8 @@ def _of_forward_results(problem: Problem, layout: str) -> Placements:
 
 
 def _of_gradients(problem: Problem, layout: str, arguments: Placements) -> Placements:
-    """As the arguments, but each process has a part of the sum where all of them have the argument."""
+    """The placements of the gradients are those of the arguments. But if all processes have an argument, each has a
+    partial sum of its gradient."""
     gradients = []
     for name, placement in zip(Problem._fields, arguments, strict=True):
         if name in DIFFERENTIABLE:

@@ -57,8 +57,8 @@ def replace_sdpa(fallback: Fallback = "raise") -> SdpaReplacement:
     """Context manager: inside it, ``F.scaled_dot_product_attention`` is this library's.
 
     Args:
-        fallback: what happens to a call that this library cannot take. "raise": its error, which says why. "torch":
-            PyTorch's own attention runs, with one warning for each different reason.
+        fallback: what happens to a call that this library cannot take. "raise": its error is raised, which says why.
+            "torch": PyTorch's own attention runs, with one warning for each different reason.
 
     Contexts nest; the innermost decides. Nested tensors are among what this library cannot take. With fallback="torch"
     they go to PyTorch, in nn.TransformerEncoderLayer and nn.MultiheadAttention too. TorchScript (torch.jit.script)
@@ -113,7 +113,7 @@ class SdpaReplacement(overrides.TorchFunctionMode):
             if torch.compiler.is_dynamo_compiling():
                 _let_dynamo_take_copies_whole()
             return self.multi_head_attention(*args, **kwargs)
-        if func is Tensor.unflatten and not types:  # its super() call is what torch.compile cannot trace under any mode
+        if func is Tensor.unflatten and not types:  # torch.compile cannot trace its super() call under a mode
             func = torch.unflatten
         if not torch.compiler.is_dynamo_compiling() and _backward_passes.starts_one(func):
             return _backward_passes.run(self, func, args, kwargs)
@@ -144,7 +144,8 @@ def install_sdpa(fallback: Fallback = "raise") -> None:
         if _process.attention is None:
             fused_inference.switch_off()
             _process.names = _replace_names()
-            # TorchScript takes the new name for PyTorch's operator, as it takes the old one: it cannot compile ours.
+            # TorchScript takes the new name for PyTorch's operator, as it takes the old one, because it cannot compile
+            # ours.
             register_torchscript_builtin(_sdpa_of_any_thread, "aten::scaled_dot_product_attention")
         _process.fallback, _process.attention = fallback, attention
 
@@ -171,7 +172,7 @@ def uninstall_sdpa() -> None:
 
 
 class _Process:
-    """What install_sdpa has put in place."""
+    """The state of install_sdpa in this process."""
 
     fallback: Fallback = "raise"
     attention: Callable[..., Tensor] | None = None  # the function that takes the calls
@@ -183,26 +184,28 @@ _lock = threading.Lock()
 
 
 def _sdpa_of_any_thread(*args: Any, **kwargs: Any) -> Tensor:
-    """What the name torch.nn.functional.scaled_dot_product_attention means while install_sdpa is in force."""
+    """The function that torch.nn.functional.scaled_dot_product_attention names while install_sdpa is in force."""
     attention = _process.attention
     if attention is None:
         return _TORCH_SDPA(*args, **kwargs)
     if _mode_of_this_thread() is not None:
-        return _TORCH_SDPA(*args, **kwargs)  # the mode of this thread takes it from there
+        return _TORCH_SDPA(*args, **kwargs)  # the mode of this thread intercepts it
     out: Tensor = attention(*args, **kwargs)
     if out is NotImplemented:
         out = _ask_operands(SdpaReplacement(_process.fallback), _TORCH_SDPA, args, kwargs)
     return out
 
 
-# Graphs and pickles that hold it name PyTorch's function, as they do without us, and users may compile it as that.
+# Graphs and pickles that hold it name PyTorch's function, as they do without this library. Users may compile it as
+# that function.
 _sdpa_of_any_thread.__module__ = F.__name__
 _sdpa_of_any_thread.__name__ = _sdpa_of_any_thread.__qualname__ = _TORCH_SDPA.__name__
 _sdpa_of_any_thread.__doc__ = _TORCH_SDPA.__doc__
 
 
 def _replace_names() -> list[tuple[Any, ...]]:
-    """In all modules but ours and PyTorch's own, of which only the public name counts, whatever it stands for."""
+    """Replaces the names of PyTorch's function in all modules but ours and PyTorch's own. Of PyTorch's names only the
+    public one is replaced, whatever it stands for."""
     replaced: list[tuple[Any, ...]] = [(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)]
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] not in ("torch", __name__.split(".")[0]):
@@ -214,8 +217,8 @@ def _replace_names() -> list[tuple[Any, ...]]:
 
 
 def _mode_of_this_thread() -> SdpaReplacement | None:
-    """The innermost."""
-    for index in reversed(range(num_function_modes())):  # without one, that is all
+    """The innermost mode of this thread."""
+    for index in reversed(range(num_function_modes())):  # an empty stack ends the search at once
         mode = function_mode_at(index)
         if isinstance(mode, SdpaReplacement):
             return mode
@@ -223,7 +226,7 @@ def _mode_of_this_thread() -> SdpaReplacement | None:
 
 
 def _take_nested(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A nested input of one of PyTorch's transformer modules, whose fused inference path alone takes it."""
+    """Handles a nested input of one of PyTorch's transformer modules, which only their fused inference path takes."""
     mode = _mode_of_this_thread() or _process
     if mode.attention is not None:
         reason = (
@@ -311,7 +314,8 @@ _multi_head_attention_functions = {
 
 
 def _let_dynamo_take_copies_whole() -> None:
-    """torch.compile does not look into F.multi_head_attention_forward (it could not); its copies are the same."""
+    """Makes torch.compile take copies of F.multi_head_attention_forward whole, like the original, which it cannot
+    trace."""
     for copy in _multi_head_attention_functions.values():
         torch.compiler.allow_in_graph(copy)
 
@@ -320,7 +324,7 @@ run_by_dynamo(_let_dynamo_take_copies_whole)
 
 
 def _plain_mask(arguments: SdpaArguments) -> SdpaArguments:
-    """PyTorch's CausalBias looks for the name that install_sdpa replaces: hand over the mask that it stands for."""
+    """Replaces PyTorch's CausalBias, which would call the name that install_sdpa replaces, by its boolean mask."""
     bias: Any = arguments.attn_mask
     variant = getattr(bias, "variant", None)
     if variant is None:
@@ -331,7 +335,7 @@ def _plain_mask(arguments: SdpaArguments) -> SdpaArguments:
 
 
 def _memory_of_scores(arguments: SdpaArguments) -> str:
-    """What the unfused path may hold; nothing for what has no one shape."""
+    """A note about the memory that the unfused path may take; empty for tensors without a single shape."""
     query, key = arguments.query, arguments.key
     if not all(isinstance(t, Tensor) and not t.is_nested and t.dim() >= 2 for t in (query, key)):
         return ""

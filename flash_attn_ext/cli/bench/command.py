@@ -1,4 +1,4 @@
-"""The command: chooses suites, times every row, prints, writes and draws."""
+"""The command chooses suites, times every row, prints, writes and draws."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METHOD = {
     "the suites host, switch, decode_host and generate, of wall-clock times; with minimum and quartiles",
     "cpu": "medians of wall-clock times in random order, with minimum and quartiles",
 }
-# What each kind of workload is made of: prepare, explain_ours, contestants, stopwatch.
+# The module of each kind of workload, with its functions prepare, explain_ours, contestants and stopwatch.
 KINDS = {Workload: contestants, DecodeWorkload: decode, GenerateWorkload: generate}
 
 
@@ -42,7 +42,7 @@ class Settings:
 
 
 def run(options: argparse.Namespace) -> int:
-    """0, 1 when one of our own calls failed or was wrong, 2 when nothing could be started."""
+    """Returns 0, or 1 if one of our own calls failed or was wrong, or 2 if nothing could be started."""
     if options.draw is not None:
         return draw_reports(options.draw)
     device, reason = choose_device(options.device)
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def draw_reports(paths: list[str]) -> int:
-    """Draws what was measured before, here or elsewhere."""
+    """Draws reports that were measured before, here or elsewhere."""
     for path in map(Path, paths):
         try:
             report = json.loads(path.read_text())
@@ -124,7 +124,7 @@ def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, re
 
 
 def _row(workload: Workload, pass_: str, settings: Settings) -> dict:
-    """What fails before anything can be timed is a row too."""
+    """The row of a pass. A failure before anything can be timed gives a row, too."""
     kind = KINDS[type(workload)]
     entered = peers.of_pass(workload, pass_)
     backend = None
@@ -142,7 +142,7 @@ def _row(workload: Workload, pass_: str, settings: Settings) -> dict:
 
 
 def _chosen_suites(options: argparse.Namespace, device: str) -> dict[str, tuple[Workload, ...]]:
-    """Without the peers that cannot be imported, each of which is said once."""
+    """The suites without the peers that cannot be imported. Each of those is reported once."""
     default = (name for name in suites.SUITES[device] if name not in suites.ONLY_WHEN_NAMED)
     chosen = {name: suites.SUITES[device][name] for name in options.suite or default}
     missing = peers.missing_packages(workload for workloads in chosen.values() for workload in workloads)
@@ -167,7 +167,7 @@ def _unknown(options: argparse.Namespace, device: str) -> str | None:
 
 
 def _command(device: str, options: argparse.Namespace) -> str:
-    """What decides the rows, and nothing of this machine: neither its interpreter nor where its files go."""
+    """The command with the options that decide the rows, and without this machine's interpreter and paths."""
     words = ["python", "-m", "flash_attn_ext", "bench", "--device", device]
     if options.suite:
         words += ["--suite", *options.suite]
@@ -179,5 +179,6 @@ def _command(device: str, options: argparse.Namespace) -> str:
 
 
 def _stem(device: str, options: argparse.Namespace) -> str:
-    """cuda for all suites, cuda_grid_sm80 for one on a forced backend: a part does not overwrite the whole."""
+    """The name of the report, such as cuda for all suites and cuda_grid_sm80 for one on a forced backend. The name of a
+    part differs, so that it does not overwrite the whole."""
     return "_".join([device, *dict.fromkeys(options.suite or ()), *([options.backend] if options.backend else [])])

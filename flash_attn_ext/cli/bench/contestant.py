@@ -1,4 +1,4 @@
-"""One who takes part: a forward pass, and the passes that are timed of it."""
+"""A contestant: a forward pass, and the passes of it that are timed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SDPA_BACKENDS = {
 @dataclass(frozen=True)
 class Contestant:
     forward: Callable[[], Tensor]
-    leaves: tuple[Tensor, ...]  # what its backward pass differentiates
+    leaves: tuple[Tensor, ...]  # the tensors by which its backward pass differentiates
     backend: SDPBackend | None = None
     comparable: bool = True  # whether its result should be that of the others
     sequence_first: bool = False  # gets the gradient of its result in the layout of sequence_first()
-    surroundings: Callable[[], contextlib.AbstractContextManager] | None = None  # of its calls, besides
+    surroundings: Callable[[], contextlib.AbstractContextManager] | None = None  # a context for its calls
 
     def context(self) -> contextlib.AbstractContextManager:
         if self.surroundings is not None:

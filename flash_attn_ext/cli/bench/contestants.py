@@ -1,4 +1,4 @@
-"""Everyone who takes part in a workload: ours, our own other call, and the peers by name."""
+"""The contestants of a workload: our call, our own other call, and the peers by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flash_attn_ext.integrations.torch_backend.switch import activate
 
 
 def prepare(workload: Workload, pass_: str, device: str) -> Inputs:
-    """A forward pass alone is timed as inference runs it, but for a bias that needs grad."""
+    """The inputs of a workload. A forward pass needs no grad, as in inference, except for a bias that requires it."""
     inputs = make_inputs(workload, device)
     for tensor in (inputs.q, inputs.k, inputs.v):
         tensor.requires_grad_(pass_ != "forward")
@@ -38,7 +38,7 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
     """Ours first, then the workload's peers in their order, then our own other call."""
     q, k, v = inputs.q, inputs.k, inputs.v
     leaves: tuple[Any, ...] = (q, k, v, inputs.bias) if workload.bias_needs_grad else (q, k, v)
-    comparable = workload.dropout_p == 0  # everyone drops weights of its own
+    comparable = workload.dropout_p == 0  # with dropout, each contestant drops other weights
     found = {OURS: Contestant(_ours(workload, inputs, backend), leaves, comparable=comparable)}
     for name in workload.peers:
         if name == "varlen_attn":
@@ -88,9 +88,9 @@ def _operators_replaced() -> Iterator[None]:
 
 
 def _own_varlen(inputs: Inputs, backend: str | None) -> Callable[[], Tensor]:
-    """The work that a padding mask leaves, packed: all queries, and of the keys those that it shows."""
+    """A varlen call with the work that a padding mask leaves: all queries, and those keys that it does not mask."""
     batch, _, seqlen, _ = inputs.q.shape
-    assert inputs.mask is not None  # what is packed is what it shows
+    assert inputs.mask is not None  # the keys that it does not mask are packed
     shown = inputs.mask[:, 0, 0]
     q, k, v = (tensor.transpose(1, 2) for tensor in (inputs.q, inputs.k, inputs.v))
     packed = q.flatten(0, 1).contiguous(), k[shown], v[shown]
@@ -120,7 +120,7 @@ def _our_options(workload: Workload, inputs: Inputs, backend: str | None) -> dic
 
 
 def _sdpa_arguments(workload: Workload, inputs: Inputs) -> dict:
-    """PyTorch has no window: it gets one as a boolean mask."""
+    """The arguments of PyTorch's function, which has no window and gets it as a boolean mask."""
     attn_mask, is_causal = inputs.bias if inputs.mask is None else inputs.mask, workload.causal
     if workload.window is not None:
         left, right = workload.window

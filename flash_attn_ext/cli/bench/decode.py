@@ -1,7 +1,7 @@
 """Tensors and contestants of decode workloads.
 
-A cache in use is far larger than the L2 of a GPU, or was evicted since the last step. So that no workload's cache is
-served from there, calls take turns with as many copies of it as L2 cannot hold.
+A cache in use is far larger than the L2 of a GPU, or was evicted since the last step. To keep a workload's cache out of
+L2, calls alternate between more copies of it than L2 can hold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
 from flash_attn_ext.cli.bench.workload import PADDING_MASK
 from flash_attn_ext.types import Backend
 
-L2_MULTIPLE = 4  # bytes of all copies of a cache together, by those of L2
+L2_MULTIPLE = 4  # bytes of all copies of a cache, divided by those of L2
 NOT_YET_WRITTEN = 32  # keys at the end of a static cache, which a mask hides
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]  # of q, k and v
 
@@ -44,12 +44,12 @@ class DecodeInputs:
 
     @property
     def dout(self) -> Tensor:
-        """There is no backward pass: only the device counts."""
+        """There is no backward pass, so only the device of this tensor counts."""
         return self.q
 
 
 def prepare(workload: DecodeWorkload, pass_: str, device: str) -> DecodeInputs:
-    """Random-normal, from one seed. All copies are equal, so whatever their turn, results can be compared."""
+    """Random-normal inputs from one seed. All copies are equal, so results of any copy can be compared."""
     generator = torch.Generator(device).manual_seed(0)
     normal = functools.partial(torch.randn, generator=generator, device=device, dtype=workload.dtype)
     q = normal(workload.batch, workload.num_heads, workload.seqlen, workload.head_dim)
@@ -103,7 +103,7 @@ def contestants(workload: DecodeWorkload, inputs: DecodeInputs, backend: str | N
 
 
 def stopwatch(workload: DecodeWorkload, inputs: DecodeInputs) -> Stopwatch:
-    """Of a turn with every copy."""
+    """A stopwatch that times one call with every copy."""
     return stopwatch_for(inputs.q.device.type, workload.is_host_time, len(inputs.copies))
 
 

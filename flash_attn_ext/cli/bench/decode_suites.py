@@ -12,7 +12,7 @@ import torch
 from flash_attn_ext.cli.bench.workload import PADDING_MASK, Workload
 
 FUSED = ("cudnn", "flash", "efficient")
-ONE_QUERY, CONTIGUOUS, ATTENTION = "1 query", "contiguous", "attention"  # our own other calls
+ONE_QUERY, CONTIGUOUS, ATTENTION = "1 query", "contiguous", "attention"  # names of our own other calls
 CACHE, APPEND = "cache", "append"  # attention_with_kvcache, without and with new keys; else attention()
 NO_BOTTOM_RIGHT = ("cudnn",)  # peers that have no such causality: they attend to all keys
 
@@ -36,12 +36,12 @@ class DecodeWorkload(Workload):
 
     @property
     def cache_bytes(self) -> int:
-        """Of all keys and values, each of which has to be read once."""
+        """The bytes of all keys and values, each of which has to be read once."""
         return self.batch * self.key_heads * self.num_keys * (self.head_dim + self.dim_v) * self.dtype.itemsize
 
     @property
     def non_causal_peers(self) -> tuple[str, ...]:
-        """Who gets a little more to do: the keys that come after all queries but the last."""
+        """The peers without such causality. They also attend to the keys after all queries but the last."""
         return tuple(name for name in self.peers if name in NO_BOTTOM_RIGHT) if self.seqlen > 1 else ()
 
     def amounts(self, pass_: str) -> dict[str, float]:
@@ -95,7 +95,7 @@ def _workload(batch: int, kilokeys: int, what: str = "", seqlen: int = 1, **opti
 
 
 def _caches(batch: int, kilokeys: int, common: dict) -> Iterator[DecodeWorkload]:
-    """Paged ones against the contiguous one with the same keys, that one against attention() on its tensors."""
+    """Paged caches are compared with a contiguous one of the same keys, and that with attention() on its tensors."""
     options: dict[str, Any] = common | dict(own=ATTENTION, against=ATTENTION, entry=CACHE, in_goal=False)
     contiguous = _workload(batch, kilokeys, CACHE, **options)
     yield contiguous

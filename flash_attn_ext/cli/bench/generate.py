@@ -28,12 +28,12 @@ class GenerateInputs:
 
     @property
     def dout(self) -> Tensor:
-        """There is no backward pass: only the device counts."""
+        """There is no backward pass, so only the device of this tensor counts."""
         return self.prompt
 
 
 class Generation:
-    """One generate() as a call that returns (batch, tokens), greedy. Afterwards `seconds` has when each token came."""
+    """One greedy generate() as a call that returns (batch, tokens). Afterwards `seconds` has the time of each token."""
 
     def __init__(self, inputs: GenerateInputs, workload: GenerateWorkload) -> None:
         self.inputs = inputs
@@ -54,14 +54,14 @@ class Generation:
         return generate(self.inputs.prompt, **self.options)
 
     def milliseconds_of_a_step(self) -> float:
-        """The mean over all steps but the first, which is the prompt's, unless there is no other."""
+        """The mean time over all steps but the first, which is the prompt's, unless that is the only one."""
         start, *tokens = self.seconds
         if len(tokens) == 1:
             return (tokens[0] - start) * 1e3
         return (tokens[-1] - tokens[0]) * 1e3 / (len(tokens) - 1)
 
     def _note_time(self, tokens: Tensor, scores: object = None, **_) -> Tensor:
-        """As a stopping criterion, which generate() asks after each token, and which never stops it."""
+        """A stopping criterion, which generate() asks after each token. It never stops, but records the time."""
         if tokens.is_cuda:
             torch.cuda.synchronize(tokens.device)
         self.seconds.append(time.perf_counter())
@@ -81,7 +81,7 @@ class Generator:
 
 
 def missing() -> str | None:
-    """Why the suite cannot run."""
+    """The reason why the suite cannot run, or None."""
     try:
         importlib.import_module("transformers")
     except Exception as error:  # one that was made for another torch raises more than ImportError
@@ -93,7 +93,7 @@ def missing() -> str | None:
 
 
 def prepare(workload: GenerateWorkload, pass_: str, device: str) -> GenerateInputs:
-    """Random weights and tokens, from one seed. No token ends a text."""
+    """A model with random weights and random tokens, from one seed. No token ends a text."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -116,7 +116,7 @@ def prepare(workload: GenerateWorkload, pass_: str, device: str) -> GenerateInpu
 
 
 def explain_ours(workload: GenerateWorkload, inputs: GenerateInputs, backend: str | None) -> Explanation:
-    """Of the attention of a step. A model's calls choose their backend; none can be forced."""
+    """Explains the attention of a step. A model's calls choose their backend; none can be forced."""
     if backend is not None:
         raise ValueError(f"--backend {backend} does not go with suite generate: leave one of them out")
     num_queries = workload.seqlen if inputs.pass_ == PREFILL else 1
@@ -129,7 +129,7 @@ def explain_ours(workload: GenerateWorkload, inputs: GenerateInputs, backend: st
 
 @contextlib.contextmanager
 def installed():
-    """Ours for every call of PyTorch's attention, without a mode that other calls would have to pass."""
+    """A context in which our attention replaces PyTorch's, without a mode, which would slow down all other calls."""
     install_sdpa()
     try:
         yield

@@ -10,7 +10,7 @@ import torch
 
 from flash_attn_ext.cli.bench.workload import Workload
 
-PREFILL, DECODE = "prefill", "decode"  # the first token, and each after it
+PREFILL, DECODE = "prefill", "decode"  # passes: the first token, and each later one
 DYNAMIC, STATIC, COMPILED = "dynamic cache", "static cache", "static cache, compiled"
 
 
@@ -34,12 +34,12 @@ class GenerateWorkload(Workload):
         return True
 
     def amounts(self, pass_: str) -> dict[str, float]:
-        """A time is that of one step: of the whole prompt, or of a token for each sequence."""
+        """The work of one step: the whole prompt, or a token for each sequence."""
         return {"tokens_per_s": self.batch * (self.seqlen if pass_ == PREFILL else 1)}
 
 
 def generate() -> Iterator[GenerateWorkload]:
-    """The size of Llama 3.2 1B, but for its vocabulary."""
+    """The model has the size of Llama 3.2 1B, except for its vocabulary."""
     for kilokeys in (1, 8, 32):
         for cache in (DYNAMIC, STATIC):
             yield _workload(kilokeys, cache)

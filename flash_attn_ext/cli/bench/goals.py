@@ -1,7 +1,6 @@
-"""What a suite's figures are in short, and how far they are from what is wanted.
+"""Summarises a suite's figures, and compares them with goals.
 
-Which goals there are is said by a file that ``--goals`` names, such as benchmarks/goals.py of the repository; the
-package has none.
+The goals are in a file that ``--goals`` names, such as benchmarks/goals.py of the repository; the package has none.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from flash_attn_ext.cli.bench.rows import geometric_mean, is_share, place, ratio
 
 @dataclass(frozen=True)
 class Goal:
-    """For the geometric mean of a suite's ratios in one pass."""
+    """A goal for the geometric mean of a suite's ratios in one pass."""
 
     suite: str
     pass_: str
@@ -22,7 +21,7 @@ class Goal:
     floor: float
     worst: float | None = None  # a floor for every single point
     against: str | None = None  # a peer, the "best" that ran or our own other call; None: what the row compares with
-    at: dict = field(default_factory=dict)  # of rows with these fields, also of those that the suite's mean leaves out
+    at: dict = field(default_factory=dict)  # for rows with these fields, even if the suite's mean leaves them out
     at_most: bool = False  # a share of our own time, or microseconds; else times as fast as the peer, at least
 
     def counts(self, row: dict) -> bool:
@@ -64,7 +63,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class PointGoals:
-    """TFLOP/s of ours at single points of a suite."""
+    """Goals for our TFLOP/s at single points of a suite."""
 
     suite: str
     pass_: str
@@ -83,7 +82,7 @@ class PointGoals:
 
 
 def summary(suite: str, rows: list[dict], goals: Iterable[Goal | PointGoals] = ()) -> list[str]:
-    """For each pass the mean and the worst point, beside what is wanted."""
+    """For each pass the mean and the worst point, beside the goals."""
     lines: list[str] = []
     for pass_ in dict.fromkeys(row["pass"] for row in rows):
         of_pass = [row for row in rows if row["pass"] == pass_]
@@ -97,7 +96,7 @@ def summary(suite: str, rows: list[dict], goals: Iterable[Goal | PointGoals] = (
 
 
 def mean_and_worst(rows: list[dict], at_most: bool, against: str | None = None) -> tuple[str, float | None]:
-    """Both in words, and the mean."""
+    """The mean and the worst point in words, and the mean itself."""
     found = [(_figure(row, against), place(row)) for row in rows]
     figures = [(figure, where) for figure, where in found if figure is not None]
     if not figures:
@@ -112,7 +111,7 @@ def mean_and_worst(rows: list[dict], at_most: bool, against: str | None = None) 
 
 
 def _means(rows: list[dict]) -> Iterable[tuple[str, str]]:
-    """One mean, or one a case where the ratios are shares of our own time: each case saves another share."""
+    """One mean, or one for each case if ratios are shares of our own time, because each case saves another share."""
     shares = [row for row in rows if is_share(row)]
     for case in dict.fromkeys(row["case"] for row in shares):
         yield f", {case}", mean_and_worst([row for row in shares if row["case"] == case], at_most=True)[0]
@@ -123,7 +122,7 @@ def _means(rows: list[dict]) -> Iterable[tuple[str, str]]:
 
 
 def _figure(row: dict, against: str | None) -> float | None:
-    """What goals are about: the ratio to what they name, else microseconds where rows have them, or the row's ratio."""
+    """The figure that goals concern: the ratio to the peer that they name, or else microseconds, or the row's ratio."""
     if against is not None:
         return ratio_to(row, against)
     return row["ours_us"] if _in_microseconds(row) else row["ratio"]

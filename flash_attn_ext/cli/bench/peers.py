@@ -1,4 +1,4 @@
-"""Peers that are no part of PyTorch: they take part where they can be imported."""
+"""Peers that are no part of PyTorch. They take part if they can be imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flash_attn_ext.cli.bench.workload import Inputs, Workload
 class Package:
     title: str
     module: str  # which has flash_attn_func(q, k, v, causal=) for (B, S, H, D)
-    deterministic: bool = False  # asks for a backward pass that repeats bitwise; the forward pass is the same
+    deterministic: bool = False  # asks for a backward pass that is bitwise reproducible; the forward pass is the same
 
 
 PACKAGES = {
@@ -29,7 +29,7 @@ PACKAGES = {
 
 
 def missing_packages(workloads: Iterable[Workload]) -> dict[str, str]:
-    """Why, for each package that a workload wants and that cannot be imported."""
+    """The reason for each package that a workload wants and that cannot be imported."""
     wanted = dict.fromkeys(name for workload in workloads for name in workload.peers if name in PACKAGES)
     reasons = {}
     for name in wanted:
@@ -41,7 +41,7 @@ def missing_packages(workloads: Iterable[Workload]) -> dict[str, str]:
 
 
 def absences(missing: dict[str, str]) -> list[str]:
-    """A line for each package, whatever it would have done."""
+    """A line for each missing package, whichever rows it would have had."""
     names: dict[tuple[str, str], list[str]] = {}
     for name, reason in missing.items():
         names.setdefault((PACKAGES[name].title, reason), []).append(name)
@@ -53,14 +53,14 @@ def without(workload: Workload, missing: Iterable[str]) -> Workload:
 
 
 def of_pass(workload: Workload, pass_: str) -> Workload:
-    """Those that compute the forward pass in their own way take part in it."""
+    """The workload of a pass. In a forward pass, deterministic variants of packages do not differ and are left out."""
     if pass_ != "forward":
         return workload
     return without(workload, [name for name, package in PACKAGES.items() if package.deterministic])
 
 
 def package_versions(workloads: Iterable[Workload]) -> dict[str, str]:
-    """Of the distributions that the peers' modules come from; a module in a plain folder has none."""
+    """The versions of the distributions that contain the peers' modules; a module in a plain folder has none."""
     modules = {PACKAGES[name].module for workload in workloads for name in workload.peers if name in PACKAGES}
     if not modules:
         return {}
@@ -70,8 +70,8 @@ def package_versions(workloads: Iterable[Workload]) -> dict[str, str]:
 
 
 def package_contestant(name: str, workload: Workload, inputs: Inputs) -> Contestant:
-    """The memory layout that these packages are made for is prepared here, outside of what is timed. One that was built
-    without a backward pass loses its figures of that alone."""
+    """A contestant whose tensors have the memory layout that these packages are made for. They are converted here,
+    outside of the timed call. A package without a backward pass lacks only the figures of that pass."""
     package = PACKAGES[name]
     flash_attn_func = importlib.import_module(package.module).flash_attn_func
     options = dict(causal=workload.causal) | (dict(deterministic=True) if package.deterministic else {})
@@ -91,9 +91,9 @@ def package_contestant(name: str, workload: Workload, inputs: Inputs) -> Contest
 def package_decode(
     name: str, causal: bool, cache_seqlens: Tensor | None, block_table: Tensor | None
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """A call with q, k and v in the package's layout. flash_attn_func of FlashAttention-3 never divides the keys; its
+    """A call with q, k and v in the package's layout. flash_attn_func of FlashAttention-3 has no split-KV; its
     flash_attn_with_kvcache does, with and without a cache that grows."""
     module = importlib.import_module(PACKAGES[name].module)
     options = dict(causal=causal, cache_seqlens=cache_seqlens, page_table=block_table)
-    # Looked up in the call, where a release without this function loses its own figure alone.
+    # The function is looked up in the call, so that a release without it lacks only this figure.
     return lambda q, k, v: module.flash_attn_with_kvcache(q, k, v, **options).transpose(1, 2)

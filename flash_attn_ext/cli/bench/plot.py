@@ -23,7 +23,7 @@ COLORS = {
 
 
 def draw(report: dict, path: Path) -> list[str]:
-    """Writes FOLDER/NAME_grid.png for the grid's rows and FOLDER/NAME.png for all others; returns what to tell."""
+    """Writes FOLDER/NAME_grid.png for the grid's rows and FOLDER/NAME.png for all others. Returns lines to print."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

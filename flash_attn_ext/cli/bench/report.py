@@ -1,4 +1,4 @@
-"""The JSON file of a run, on disk after every row, so that what ends a run early loses nothing that was measured."""
+"""The JSON file of a run. It is written after every row, so that a run that ends early loses nothing measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flash_attn_ext.cli.machine import commit, machine, versions
 
 class Report:
     def __init__(self, path: Path, device: str, command: str, method: str) -> None:
-        """`command`: what measures the same rows anywhere. `method`: how times are taken."""
+        """`command`: a command that measures the same rows on any machine. `method`: how times are taken."""
         self.path = path
         self.rows: list[dict] = []
         self.contents: dict[str, Any] = {
@@ -45,11 +45,11 @@ class Report:
 
 
 def _gpu_facts() -> dict[str, str]:
-    """What the driver says, where its tool is there."""
+    """Facts from the driver, if its tool is installed."""
     names = ("driver_version", "power.limit", "clocks.max.sm")
     if shutil.which("nvidia-smi") is None:
         return {}
-    gpu = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid  # its number may be another one there
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid  # the tool may number GPUs differently
     query = [f"--query-gpu={','.join(names)}", "--format=csv,noheader", f"--id=GPU-{gpu}"]
     try:
         answer = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=True).stdout

@@ -1,4 +1,4 @@
-"""One measured pass of one workload as a JSON row, and what can be read off rows."""
+"""One measured pass of one workload as a JSON row, and figures that follow from rows."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def ratio_to(row: dict, against: str) -> float | None:
 
 
 def compared_with(row: dict) -> str | None:
-    """Whom the ratio compares with by name: of the "best", the fastest peer that ran; None where nobody did."""
+    """The name of the peer that the ratio compares with. For "best" it is the fastest that ran; None if none ran."""
     if row["against"] != "best":
         return row["against"]
     ratios = times_as_fast(row)
@@ -112,7 +112,7 @@ def is_distinct(row: dict) -> bool | None:
 
 
 def is_share(row: dict) -> bool:
-    """Whether its ratio is our time divided by that of our own other call."""
+    """Whether the row's ratio is our time divided by that of our own other call."""
     return _is_own(row, row["against"])
 
 
@@ -122,12 +122,12 @@ def ratio_unit(row: dict, against: str | None = None) -> str:
 
 
 def failed(row: dict) -> bool:
-    """Whether ours did not run, or gave another answer than the peer."""
+    """Whether our call did not run, or gave another answer than the peer."""
     return OURS in row.get("errors", {})
 
 
 def place(row: dict) -> str:
-    """What tells this row from the others of its suite, for people."""
+    """The fields that tell this row from the others of its suite, in readable form."""
     dims = f"D{row['head_dim']}"
     if row.get("head_dim_v", row["head_dim"]) != row["head_dim"]:
         dims = f"D({row['head_dim']},{row['head_dim_v']})"
@@ -135,14 +135,14 @@ def place(row: dict) -> str:
 
 
 def unit_of(row: dict) -> str:
-    """In which its figures are best read: a CPU's times say more than its share of a TFLOP/s."""
+    """The unit in which its figures read best. On a CPU, times say more than fractions of a TFLOP/s."""
     if row["suite"] == "cpu":
         return "ms"
     return next(unit for unit in ("tokens_per_s", "us", "tflops") if f"ours_{unit}" in row)
 
 
 def share_of_own(row: dict) -> tuple[str, float] | None:
-    """(name, our time divided by that of our own call without options), where both were measured."""
+    """(name, our time divided by that of our own call without options), if both were measured."""
     unit = _time_unit(row)
     for name, own in row.get(f"own_{unit}", {}).items():
         if own and row[f"ours_{unit}"]:
@@ -159,7 +159,7 @@ def _is_own(row: dict, name: str) -> bool:
 
 
 def _flops(name: str, workload: Workload, pass_: str) -> float:
-    """Our own call without options does the work that they spare."""
+    """The FLOPs of a contestant. Our own call without options also does the work that the options save."""
     if name == workload.own:
         workload = dataclasses.replace(workload, causal=False, window=None)
     return workload.flops(pass_)

@@ -1,4 +1,4 @@
-"""How far apart the times of one call lie, and whether two medians differ by more than that explains."""
+"""The spread of the times of one call, and whether two medians differ by more than it explains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOTCH = 1.57
 
 
 def spread_of(times: Sequence[float], digits: int) -> dict[str, float]:
-    """Minimum and quartiles; the median stands beside them in a row."""
+    """Minimum and quartiles. A row has the median beside them."""
     lower, _, upper = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [*times] * 3
     return {"min": round(min(times), digits), "q1": round(lower, digits), "q3": round(upper, digits)}
 
@@ -21,7 +21,7 @@ def spread_of(times: Sequence[float], digits: int) -> dict[str, float]:
 def differ(
     medians: tuple[float, float], spreads: tuple[dict[str, float], dict[str, float]], rounds: int
 ) -> bool | None:
-    """Whether two medians of `rounds` times each are told apart; None where these are too few to say."""
+    """Whether two medians of `rounds` times each differ significantly; None if these are too few to say."""
     if rounds < MIN_ROUNDS:
         return None
     reach = sum(NOTCH * (spread["q3"] - spread["q1"]) / math.sqrt(rounds) for spread in spreads)

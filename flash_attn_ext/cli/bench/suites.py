@@ -1,4 +1,4 @@
-"""What is timed: every suite as a list of workloads."""
+"""The suites, each as a list of workloads to time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from flash_attn_ext.cli.bench.workload import (
 )
 
 FUSED = ("flash", "efficient", "cudnn")
-PACKAGES = ("fa3", "fa4", "fa4 deterministic")  # where they can be imported
+PACKAGES = ("fa3", "fa4", "fa4 deterministic")  # take part if they can be imported
 SHORT_SHAPES = ((64, 256, 8), (128, 64, 12), (197, 8, 16), (577, 16, 12), (1000, 2, 16))  # tokens, batch, heads
 
 
 def grid() -> Iterator[Workload]:
-    """As many tokens and as many channels at every point."""
+    """Every point has the same number of tokens and the same number of channels."""
     for head_dim in (64, 128, 256):
         for causal in (False, True):
             for seqlen in (512, 2048, 8192, 16384):
@@ -66,7 +66,7 @@ def float32() -> Iterator[Workload]:
 
 
 def dropout() -> Iterator[Workload]:
-    """Against our own call without it. The peers drop as much."""
+    """Our call is compared with our own call without dropout. The peers drop as many weights."""
     common: dict[str, Any] = dict(seqlen=4096, dropout_p=0.1, peers=FUSED, own="plain", against="plain")
     yield Workload("dropout", "0.1", 2, 16, head_dim=128, **common)
     yield Workload("dropout", "0.1", 2, 8, head_dim=256, in_goal=False, **common)
@@ -83,7 +83,7 @@ def head_dims() -> Iterator[Workload]:
     peers = (*FUSED, *PACKAGES)
     yield Workload("head_dims", "causal", head_dim=192, head_dim_v=128, causal=True, peers=peers, **unusual)
     yield Workload("head_dims", "full", head_dim=128, head_dim_v=256, peers=FUSED, **unusual)
-    for head_dim in (72, 88, 104, 120):  # whose rows are no whole sectors of 32 bytes
+    for head_dim in (72, 88, 104, 120):  # whose rows are not a multiple of 32 bytes (a sector)
         yield Workload("head_dims", "full", head_dim=head_dim, peers=("flash", "cudnn"), **unusual)
     for head_dim, batch, seqlen in ((72, 1, 729), (72, 32, 729), (72, 32, 256), (88, 32, 257)):  # images
         images: dict[str, Any] = dict(head_dim=head_dim, batch=batch, num_heads=16, seqlen=seqlen)
@@ -94,15 +94,15 @@ def head_dims() -> Iterator[Workload]:
 
 
 def short() -> Iterator[Workload]:
-    """The suite's mean is about sequences of a few tiles. The longer ones are here for their odd last tile."""
+    """The suite's mean is for sequences of a few tiles. The longer ones are here for their partial last tile."""
     for seqlen, batch, heads in SHORT_SHAPES:
         options: dict[str, Any] = dict(peers=(*FUSED, "math"), against="best", in_goal=seqlen < 512)
         yield Workload("short", "full", batch, heads, seqlen, 64, **options)
 
 
 def in_a_row() -> Iterator[Workload]:
-    """Short calls as a model has them: behind other work of the stream, on data that was just written. A single call
-    between two events includes a launch that nothing hides."""
+    """Short calls as a model makes them: behind other work of the stream, on data that was just written. A single call
+    between two events, in contrast, includes a launch that nothing hides."""
     for seqlen, batch, heads in SHORT_SHAPES:
         yield Workload("in_a_row", "full", batch, heads, seqlen, 64, peers=FUSED, against="best", calls=12)
 
@@ -118,7 +118,7 @@ def encoders() -> Iterator[Workload]:
 
 
 def few_queries() -> Iterator[Workload]:
-    """Cross-attention, latents, prefixes: all queries see far more keys."""
+    """Cross-attention, latents and prefixes have few queries, which all see far more keys."""
     for batch, heads, seqlen, kilokeys, head_dim in (
         (1, 16, 128, 4, 128),
         (1, 16, 128, 32, 128),
@@ -149,7 +149,7 @@ def varlen() -> Iterator[Workload]:
 
 
 def window() -> Iterator[Workload]:
-    """Against our own full time: how much of the work that is not visible is saved."""
+    """Our time is compared with our own without a window, to show how much of the masked work is saved."""
     for head_dim in (64, 128):
         common: dict[str, Any] = dict(
             batch=2, num_heads=2048 // head_dim, seqlen=8192, head_dim=head_dim, own="full", against="full"
@@ -160,7 +160,7 @@ def window() -> Iterator[Workload]:
 
 
 def gqa() -> Iterator[Workload]:
-    """All but the first store more scores than fit a launch of the backward pass."""
+    """All but the first materialise more P and dS than fit a launch of the backward pass."""
     options: dict[str, Any] = dict(causal=True, peers=("flash", "cudnn"), against="flash")
     yield Workload("gqa", "32/8 heads causal", 2, 32, 4096, 128, num_key_heads=8, **options)
     yield Workload("gqa", "16/2 heads causal", 1, 16, 8192, 256, num_key_heads=2, **options)
@@ -169,20 +169,20 @@ def gqa() -> Iterator[Workload]:
 
 
 def host() -> Iterator[Workload]:
-    """A call so small that launching it takes longer than running it."""
+    """A call that is so small that launching it takes longer than running it."""
     peers = ("torch sdpa", *FUSED, "math")
     passes = ("forward", "forward+backward")
     yield Workload("host", "small call", 1, 8, 128, 64, peers=peers, against="torch sdpa", passes=passes)
 
 
 def switch() -> Iterator[Workload]:
-    """PyTorch's function with our operators behind torch.nn.attention, by the direct call."""
+    """PyTorch's function with our operators behind torch.nn.attention is compared with our direct call."""
     options: dict[str, Any] = dict(own=DIRECT, against=DIRECT, passes=("forward", "forward+backward"))
     yield Workload("switch", "small call", 1, 8, 128, 64, **options)
 
 
 def switch_on_cpu() -> Iterator[Workload]:
-    """One query and one key too, which leave nothing to compute."""
+    """There is also a call with one query and one key, which has almost nothing to compute."""
     for load in switch():
         for case, heads, seqlen in ((load.case, load.num_heads, load.seqlen), ("one key", 1, 1)):
             yield dataclasses.replace(load, case=case, num_heads=heads, seqlen=seqlen, dtype=torch.float32)
@@ -260,5 +260,5 @@ ONLY_WHEN_NAMED = ("generate",)  # needs a package that is no part of the librar
 
 
 def quick(workloads: tuple[Workload, ...]) -> tuple[Workload, ...]:
-    """Those of the suite's first head dimension."""
+    """The workloads of the suite's first head dimension."""
     return tuple(workload for workload in workloads if workload.head_dim == workloads[0].head_dim)

@@ -37,7 +37,7 @@ def line(row: dict, workloads: tuple[Workload, ...]) -> str:
 
 
 def complaints(row: dict) -> list[str]:
-    """Why ours has no figure, or a wrong answer. A peer that cannot run a case is no news."""
+    """Says why our call has no figure, or that its answer is wrong. A peer that cannot run a case is no complaint."""
     return [f"  !! ours: {row['errors']['ours']}"] if failed(row) else []
 
 
@@ -66,7 +66,7 @@ def _width(name: str) -> int:
 
 
 def _columns(workloads: tuple[Workload, ...]) -> list[str]:
-    """Every peer of the suite, then its own calls without options."""
+    """The columns: every peer of the suite, then our own calls without options."""
     names = [name for workload in workloads for name in workload.peers]
     names += [workload.own for workload in workloads if workload.own]
     return list(dict.fromkeys(names))

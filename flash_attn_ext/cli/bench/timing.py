@@ -1,4 +1,4 @@
-"""Times of contestants that take turns, in an order drawn anew for each round, so that all see the same machine."""
+"""Times contestants in rounds, in an order that is drawn again for each round, so that all see the same machine."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from flash_attn_ext.cli.bench.contestant import OURS, Contestant
 Call = Callable[[], object]
 Stopwatch = Callable[[Call], float]  # milliseconds of one call
 
-# A GPU kept busy for about 1 ms before the first event has the whole call in its queue when it gets there, so that the
-# time between the events is its own and not that of the host that launches. With 0.2 ms, backward passes of ours and of
-# peers took up to 0.15 ms longer in some rows on a slow host.
+# The GPU is kept busy before the first event. The whole call is then in its queue when it gets there, so that the time
+# between the events is the GPU's and not that of the host that launches (docs/kernels/log/sm90.md, "The lead-in of
+# timings").
 LEAD_IN_CYCLES = 2_000_000
-# How many times L2's size is read before each call. Else a contestant that comes behind one whose tensors fill L2 would
-# find its own in memory, and the next ones theirs in L2.
+# How many times L2's size is read before each call. Otherwise a contestant that runs after one whose tensors fill L2
+# would find its own in memory, and later ones would find theirs in L2.
 L2_SIZES_READ = 4
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**26}
 HOST_CALLS = 50  # so few that their launches fit the queue, which would make the host wait
 
 
 class DeviceLost(RuntimeError):
-    """After an illegal access nothing runs on the GPU any more: only what was measured before is left."""
+    """Raised after an illegal access, when nothing runs on the GPU any more. Only earlier measurements are left."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ EFFORTS = {
 
 @dataclass
 class Measurement:
-    """The times of each contestant in ms, and for whom there are none, why."""
+    """The times of each contestant in ms, and the errors of contestants without times."""
 
     times: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
@@ -67,14 +67,14 @@ class Measurement:
 
     @property
     def milliseconds(self) -> dict[str, float]:
-        """Medians."""
+        """The median of each contestant."""
         return {name: statistics.median(times) for name, times in self.times.items()}
 
 
 def measure(
     entrants: dict[str, Contestant], pass_: str, dout: Tensor, effort: Effort, stopwatch: Stopwatch
 ) -> Measurement:
-    """A contestant that raises loses its own time only."""
+    """Times all contestants. One that raises has no time, but does not affect the others."""
     measured = Measurement()
     calls: dict[str, Call] = {}
     results: dict[str, object] = {}
@@ -102,7 +102,7 @@ def measure(
     with _no_garbage_collection():
         draw = random.Random(0)
         for _ in range(measured.rounds):
-            for name in draw.sample(list(calls), len(calls)):  # what came before changes a call's time
+            for name in draw.sample(list(calls), len(calls)):  # a call's time depends on the call before it
                 if name not in measured.errors:
                     with _failure_noted(measured, name), entrants[name].context():
                         times[name].append(stopwatch(calls[name]))
@@ -111,8 +111,8 @@ def measure(
 
 
 def stopwatch_for(device: str, is_host_time: bool, num_calls: int = 1) -> Stopwatch:
-    """`num_calls`: timed together, for calls that take turns with several copies of their tensors, or that begin as
-    they do behind other work. On a GPU."""
+    """`num_calls`: how many calls are timed together, for calls that alternate between copies of their tensors, or that
+    run behind other work. On a GPU."""
     if is_host_time:
         return functools.partial(_host_clock, device=device)
     if device == "cpu":
@@ -121,7 +121,7 @@ def stopwatch_for(device: str, is_host_time: bool, num_calls: int = 1) -> Stopwa
 
 
 def copy_bandwidth(device: str) -> float:
-    """TB/s of PyTorch's own copy, bytes read and bytes written: what this machine's memory gives."""
+    """TB/s of PyTorch's own copy, in bytes read and written: the attainable memory bandwidth of this machine."""
     source = torch.zeros(COPY_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     stopwatch = stopwatch_for(device, is_host_time=False)
@@ -193,7 +193,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _difference(ours: object, peers: object) -> float:
-    """The largest over the tensors of both results. Equal ones differ by 0, also where they are all 0."""
+    """The largest difference over the tensors of both results. Equal tensors differ by 0, zeros included."""
     pairs = zip(*(result if isinstance(result, tuple) else (result,) for result in (ours, peers)), strict=True)
     with torch.no_grad():
         return max(_relative(a.float(), b.float()) for a, b in pairs)

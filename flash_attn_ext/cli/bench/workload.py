@@ -7,19 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A pass against the forward pass: the backward has five products where the forward has two.
+# The FLOPs of a pass, by those of the forward pass: the backward pass has five GEMMs, the forward pass two.
 FLOPS_OF_PASS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 
 SQUARE_MASK, PADDING_MASK = "mask [S,S]", "mask [B,1,1,S]"
 SQUARE_BIAS, HEAD_BIAS = "bias [S,S]", "bias [1,H,S,S]"
-# As `own`: our function by its name. Ours is then PyTorch's, its operators replaced through torch.nn.attention.
+# The value of `own` for our function by its name. Our call is then PyTorch's function, with its operators replaced
+# through torch.nn.attention.
 DIRECT = "direct"
 OWN_VARLEN = "varlen"  # as `own` of a workload with a padding mask, forward only: packed sequences instead of the mask
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One problem and who takes part. Every contestant gets the same tensors."""
+    """One problem and its contestants, which all get the same tensors."""
 
     suite: str
     case: str
@@ -36,12 +37,12 @@ class Workload:
     bias_needs_grad: bool = False
     dropout_p: float = 0.0
     lengths: tuple[int, ...] = ()  # of ragged sequences packed one after the other; seqlen is then the longest
-    peers: tuple[str, ...] = ()  # names in contestants.py
+    peers: tuple[str, ...] = ()  # their names in contestants.py
     own: str | None = None  # OWN_VARLEN, or a name for our call without causality, window, mask and dropout
     against: str = ""  # what our ratio compares with: a peer, "best" of them, or `own`
     in_goal: bool = True  # whether the suite's mean counts it; else it is there for reference
     passes: tuple[str, ...] = ("forward", "backward")
-    seqlen_k: int | None = None  # where there are not as many keys as queries; causality is then bottom right
+    seqlen_k: int | None = None  # if there are not as many keys as queries; causality is then bottom right
     calls: int = 1  # timed together, one after the other, as a model queues them
 
     @property
@@ -58,7 +59,7 @@ class Workload:
 
     @property
     def is_host_time(self) -> bool:
-        """Whether it is the time that a call keeps the host busy that counts, not the GPU's."""
+        """Whether the time for which a call keeps the host busy counts, instead of the GPU's time."""
         return self.suite in ("host", "switch")
 
     @property
@@ -68,15 +69,15 @@ class Workload:
 
     @property
     def non_causal_peers(self) -> tuple[str, ...]:
-        """Who computes a causal workload without causality."""
+        """The peers that compute a causal workload without causality."""
         return ()
 
     def amounts(self, pass_: str) -> dict[str, float]:
-        """What a call gets done, by the unit of the rate that rows have of it besides."""
+        """The amounts of work of a call, by the unit of the rate that rows have for each."""
         return {}
 
     def flops(self, pass_: str) -> float:
-        """By convention: half for causal, the visible pairs of a window, and no saving from masks."""
+        """FLOPs by convention: half for causal, the visible pairs of a window, and no saving from masks."""
         pairs = sum(map(self._pairs, self.lengths)) if self.lengths else self.batch * self._pairs(self.seqlen)
         return FLOPS_OF_PASS[pass_] * 4 * self.num_heads * pairs * (self.head_dim + self.dim_v) / 2
 
@@ -103,7 +104,7 @@ class Inputs:
 
 
 def make_inputs(workload: Workload, device: str) -> Inputs:
-    """Random-normal, from one seed."""
+    """Random-normal inputs from one seed."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:

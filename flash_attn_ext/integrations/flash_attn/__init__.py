@@ -9,8 +9,8 @@ or, for code that imports the package ``flash_attn`` itself::
     from flash_attn import flash_attn_func
     from flash_attn.bert_padding import pad_input, unpad_input
 
-Importing this module changes nothing; only :func:`install` does, until :func:`uninstall`. What is the same, better or
-refused, argument by argument: docs/flash_attn.md.
+Importing this module changes nothing; only :func:`install` does, until :func:`uninstall`. docs/flash_attn.md says what
+is the same, better or refused, argument by argument.
 """
 
 from flash_attn_ext.integrations.flash_attn.functions import flash_attn_func, flash_attn_varlen_func

@@ -1,4 +1,4 @@
-"""flash-attention 2's arguments as this library's."""
+"""Translates flash-attention 2's arguments into this library's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def options_of(
 
 
 def window_of(window_size: Any) -> tuple[int | None, int | None]:
-    """flash_attn's window as that of ``attention``: there -1 is an unbounded side, here None."""
+    """Translates flash_attn's window into that of ``attention``. An unbounded side is -1 there, and None here."""
     entries = entries_of(window_size)
     if entries is None or len(entries) != 2:
         raise ValueError(f"window_size must be (left, right), -1 for an unbounded side, got {window_size!r}")
@@ -57,7 +57,7 @@ def window_of(window_size: Any) -> tuple[int | None, int | None]:
 
 
 def require_shape(shape: str, **tensors: Tensor) -> None:
-    """The right number of dimensions: ``attention`` would take others, for what flash_attn has no layout."""
+    """Checks the numbers of dimensions. ``attention`` would take others, for which flash_attn has no layout."""
     require_tensors(tuple(tensors), tuple(tensors.values()))
     for name, tensor in tensors.items():
         if tensor.dim() != shape.count(",") + 1:

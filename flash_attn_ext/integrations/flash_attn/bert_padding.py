@@ -1,6 +1,6 @@
 """flash_attn.bert_padding: padded batches (batch, seqlen, ...) to packed tokens (total, ...) and back, differentiable.
 
-What flash-attention 2.7 and later return. Padding takes no part in anything: neither in values nor in gradients.
+Results are those of flash-attention 2.7 and later. Padding affects neither values nor gradients.
 """
 
 from __future__ import annotations

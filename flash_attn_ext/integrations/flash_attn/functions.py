@@ -20,7 +20,7 @@ from flash_attn_ext.functional import attention, attention_varlen
 from flash_attn_ext.integrations.flash_attn.arguments import WindowSize, options_of, require_shape
 
 WithProbs = tuple[Tensor, Tensor, Tensor | None]  # out, softmax_lse, S_dmask
-# What flash_attn has no argument for, and a problem asks for.
+# Fields of a problem for which flash_attn has no argument.
 _OURS: dict[str, Any] = dict(backend=None, allow_tf32=False)
 
 
@@ -95,7 +95,7 @@ def flash_attn_func(
         softcap: scores become softcap * tanh(score / softcap), before ALiBi. 0.0 or None is no cap.
         alibi_slopes: (heads,) or (batch, heads), float32 (float64 for float64 q): the bias ``-slope * |i + seqlen_k
             - seqlen_q - j|``. Differentiable.
-        deterministic: no effect: gradients repeat bitwise with either value.
+        deterministic: no effect, because gradients are bitwise reproducible with either value.
         return_attn_probs: return (out, softmax_lse, S_dmask). The weights themselves are never formed.
 
     Returns:
@@ -262,7 +262,7 @@ def _longest(max_seqlen: int | None, cu_seqlens: Tensor) -> int:
 
 
 def _attend_by_known_seed(problem: Problem, operands: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``attend`` with the seed that it would draw, which it keeps to itself."""
+    """Calls ``attend`` with the seed that it would draw, and also returns the seed."""
     if 0 < problem.dropout_p < 1:
         problem = problem._replace(rng_seed=draw_seed(problem.q.device, operands))
     out, lse = attend(problem, operands)
@@ -272,7 +272,7 @@ def _attend_by_known_seed(problem: Problem, operands: int) -> tuple[Tensor, Tens
 def _signs_of_kept(
     seed: Tensor | None, dropout_p: float, sizes: tuple[int, int, int, int], out: Tensor
 ) -> Tensor | None:
-    """S_dmask: the sign that flash-attention documents, of ones in the place of the weights."""
+    """S_dmask, with the signs that flash-attention documents, but with ones instead of the weights."""
     if dropout_p == 0:
         return None
     if seed is None:  # nothing was drawn, since nothing is kept

@@ -123,8 +123,8 @@ def flash_attn_with_kvcache(
             is beside the last valid key.
         rotary_interleaved: True: dimensions (0, 1), (2, 3), … are rotated together, as in GPT-J. False: dimension i and
             i + rotary_dim / 2, as in GPT-NeoX.
-        num_splits: no effect, any int: into how many parts the keys are divided follows from the shapes and the
-            device, so that results repeat bitwise.
+        num_splits: no effect, any int. The number of splits of the keys follows from the shapes and the device, so that
+            results are bitwise reproducible.
         return_softmax_lse: also return the log-sum-exp of each row's scores.
 
     Returns:
@@ -168,7 +168,7 @@ def flash_attn_with_kvcache(
         cache_batch_idx=cache_batch_idx,
         rotary_cos=rotary_cos,
         rotary_sin=rotary_sin,
-        rotary_interleaved=rotary_interleaved and rotary_cos is not None,  # here True is no wish for a rotation
+        rotary_interleaved=rotary_interleaved and rotary_cos is not None,  # True without tables asks for no rotation
         causal="bottom_right" if causal else None,
         window=window_of(window_size),
         alibi_slopes=alibi_slopes,

@@ -1,6 +1,6 @@
 """flash-attention 2's functions of tensors that hold k and v, or q, k and v.
 
-Each hands views of its tensor, which is read in place, to the function of functions.py.
+Each passes views of its tensor, which is read in place, to the function of functions.py.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def flash_attn_varlen_qkvpacked_func(
 
 
 def _unpacked(name: str, packed: Tensor, shape: str) -> tuple[Tensor, ...]:
-    """Views of what is stacked in the third dimension from the end."""
+    """Views of the tensors that are stacked in the third dimension from the end."""
     require_tensors((name,), (packed,), num_required=1)
     num_parts = len(name)  # a letter for each
     if packed.dim() != shape.count(",") + 1 or packed.shape[-3] != num_parts:

@@ -1,4 +1,4 @@
-"""``import flash_attn`` finds this library's functions: modules of that name in ``sys.modules``, while installed."""
+"""Makes ``import flash_attn`` find this library's functions, by modules of that name in ``sys.modules``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from flash_attn_ext.integrations.flash_attn import bert_padding, functions, kvcache, packed_tensors
 
 PACKAGE = "flash_attn"
-INTERFACE_VERSION = "2.8.3"  # whose arguments and results these functions have; code asks flash_attn.__version__
+INTERFACE_VERSION = "2.8.3"  # these functions have its arguments and results; code asks flash_attn.__version__
 FUNCTIONS = {
     name: value
     for module in (functions, packed_tensors, kvcache)
@@ -86,8 +86,8 @@ def uninstall() -> None:
 
 class _State:
     def __init__(self) -> None:
-        self.ours: dict[str, ModuleType] | None = None  # while installed
-        self.others: dict[str, ModuleType] = {}  # what was there before
+        self.ours: dict[str, ModuleType] | None = None  # None while not installed
+        self.others: dict[str, ModuleType] = {}  # the modules that were there before
 
 
 _state = _State()
@@ -113,7 +113,7 @@ def _stand_ins() -> dict[str, ModuleType]:
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:
-    """With a spec as a real one has, which importlib.util.find_spec and repr() read."""
+    """A module with a spec like that of a real one, which importlib.util.find_spec and repr() read."""
     module = ModuleType(name, "Stands in for flash-attention 2: flash_attn_ext.integrations.flash_attn.install().")
     is_package = "__path__" in contents
     module.__spec__ = ModuleSpec(name, None, origin="stand-in by flash_attn_ext", is_package=is_package)

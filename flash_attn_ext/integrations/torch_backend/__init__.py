@@ -8,15 +8,15 @@
     torch.nn.attention.restore_flash_attention_impl()
 
 While it is active, the aten operators of flash, cuDNN and efficient attention on CUDA, that of flash attention on the
-CPU, and their backward passes run here, for every thread and whoever calls them: C++, TorchScript, PyTorch's
+CPU, and their backward passes run here, on every thread and for every caller: C++, TorchScript, PyTorch's
 transformer modules, compiled and exported graphs that hold them, nested tensors of layout torch.jagged,
 ``varlen_attn``, DTensor, context parallelism. A plain call of ``F.scaled_dot_product_attention`` is taken before
-PyTorch chooses an operator; of other calls PyTorch still chooses which operator they become, and what no fused operator
-takes becomes its unfused path and never arrives.
+PyTorch chooses an operator. For other calls PyTorch still chooses the operator. Those that no fused operator takes run
+on its unfused path, and do not reach this library.
 
 A call that this library cannot take goes to the kernel that was there before, with one warning for each reason.
 
-``switch.py`` replaces and restores; the other modules are the operators, a family each.
+``switch.py`` replaces and restores; each of the other modules has one family of operators.
 """
 
 from __future__ import annotations

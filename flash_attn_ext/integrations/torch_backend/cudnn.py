@@ -27,7 +27,7 @@ _PACKED_LSE_IS_FLAT = torch.__version__ >= (2, 14)  # type: ignore[operator]  # 
 
 
 def _problem(tensors, lengths, attn_bias, dropout_p, is_causal, scale) -> Problem:
-    """Packed with (cum_seq_q, cum_seq_k, max_q, max_k), else without `lengths`."""
+    """A problem, which is packed if `lengths` are (cum_seq_q, cum_seq_k, max_q, max_k), and dense without them."""
     cum_seq_q, cum_seq_k, max_q, max_k = lengths
     q, k, v = tensors
     problem = Problem(
@@ -46,7 +46,7 @@ def _problem(tensors, lengths, attn_bias, dropout_p, is_causal, scale) -> Proble
 
 
 def _forward(problem: Problem) -> tuple:
-    """(out, lse, seed, offset)."""
+    """Returns (out, lse, seed, offset)."""
     problem, first, offset = seeds.with_drawn(problem, torch.int64)
     out, lse = forward(problem)
     if problem.cu_seqlens_q is None:

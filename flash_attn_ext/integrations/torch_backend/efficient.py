@@ -1,8 +1,8 @@
 """Efficient attention's operators: ``_scaled_dot_product_efficient_attention`` on (B, H, L, D), and
 ``_efficient_attention_forward`` on (B, L, H, D) or packed (1, T, H, D), with their backward passes.
 
-The LSE is (B, H, L), L rounded up to a multiple of 32 and filled with infinity there; packed sequences have theirs one
-by one in it. Without compute_log_sumexp it is empty, and no backward pass comes.
+The LSE is (B, H, L), with L rounded up to a multiple of 32 and padded with infinity. Each packed sequence has a row of
+its own in it. Without compute_log_sumexp it is empty, and there is no backward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CAUSALITY: tuple[Causal | None, ...] = (None, "top_left", "bottom_right")  # by
 
 
 def _forward(problem: Problem, with_lse: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(out, lse, seed, offset), the LSE padded but not yet by sequence."""
+    """Returns (out, lse, seed, offset). The LSE is padded, but not yet by sequence."""
     problem, first, offset = seeds.with_drawn(problem, torch.int64)
     out, lse = forward(problem)
     if not with_lse:
@@ -81,7 +81,7 @@ def _packed(logsumexp: Tensor, problem: Problem) -> Tensor:
 
 
 def _bias_gradient(gradient: Tensor) -> Tensor:
-    """Rows begin at multiples of 16 elements."""
+    """The gradient of a bias in PyTorch's layout: rows begin at multiples of 16 elements."""
     missing = -gradient.size(-1) % _BIAS_MULTIPLE
     if missing == 0:
         return gradient
@@ -127,7 +127,8 @@ def scaled_dot_product_backward(
 
 
 def _problem(tensors, lengths, bias, dropout_p, custom_mask_type, scale) -> Problem:
-    """Of (B, L, H, D), or of packed (1, T, H, D) with (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)."""
+    """A problem of (B, L, H, D), or of packed (1, T, H, D) with (cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+    max_seqlen_k)."""
     packed = lengths[0] is not None
     if packed and bias is not None:
         raise NotTaken("bias with cu_seqlens is not taken")

@@ -2,7 +2,7 @@
 ``_flash_attention_forward`` on (B, L, H, D) or packed (T, H, D), with their backward passes. Since torch 2.12 there is
 a form of the latter that writes to a given tensor.
 
-Causality is aligned at the bottom right where queries and keys are not equally many.
+Causality is aligned at the bottom right if there are not as many keys as queries.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def scaled_dot_product_backward(
 
 
 def _problem(tensors, lengths, dropout_p, is_causal, scale, window) -> Problem:
-    """Of (B, L, H, D), or of packed tensors with (cum_seq_q, cum_seq_k, max_q, max_k)."""
+    """A problem of (B, L, H, D), or of packed tensors with (cum_seq_q, cum_seq_k, max_q, max_k)."""
     cum_seq_q, cum_seq_k, max_q, max_k = lengths
     packed = cum_seq_q is not None
     if not packed:
@@ -129,7 +129,7 @@ def flash_forward(
 
 
 def flash_forward_into(out, *arguments, **options):
-    """Those of flash_forward."""
+    """``out`` comes before the arguments of flash_forward."""
     result, lse, *_ = flash_forward(*arguments, **options)
     out.copy_(result)
     return lse

@@ -1,4 +1,4 @@
-"""What the operators have in common: an aten call as a problem of ours, and our results as its schema declares them."""
+"""Helpers of all operators: an aten call as a problem of ours, and our results as its schema declares them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESIDUAL = "_flash_attn_ext_lse_residual"
 
 
 class NotTaken(ValueError):
-    """Why a call goes to the kernel that was there before."""
+    """The reason why a call goes to the kernel that was there before."""
 
 
 class OursAlone(RuntimeError):
@@ -26,7 +26,7 @@ class OursAlone(RuntimeError):
 
 
 def masked(problem: Problem, attn_bias: Tensor | None) -> Problem:
-    """With PyTorch's attn_bias (attn_mask): bool or float, broadcastable to (B, H, L, S)."""
+    """The problem with PyTorch's attn_bias (attn_mask): bool or float, broadcastable to (B, H, L, S)."""
     if attn_bias is None:
         return problem
     table = four_dimensional("attn_bias", attn_bias, "(batch, heads, queries, keys)")
@@ -34,8 +34,8 @@ def masked(problem: Problem, attn_bias: Tensor | None) -> Problem:
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """(out, lse). What rounding took off an lse travels as an attribute of it: the schemas have no place for it, and a
-    copy that lost it only gives less exact gradients."""
+    """Returns (out, lse). The rounding error of an lse is an attribute of it, because the schemas have no place for it.
+    A copy without the attribute only gives less exact gradients."""
     out, lse, residual = _C.attention_forward(problem)
     if residual is not None:
         setattr(lse, _RESIDUAL, residual)
@@ -43,7 +43,7 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def relaid(lse: Tensor, of: Tensor) -> Tensor:
-    """`lse`, another arrangement of the elements of `of`, as the LSE of the same call."""
+    """Makes `lse`, another arrangement of the elements of `of`, the LSE of the same call."""
     residual = getattr(of, _RESIDUAL, None)
     if residual is not None and lse is not of:
         setattr(lse, _RESIDUAL, residual)
@@ -53,7 +53,7 @@ def relaid(lse: Tensor, of: Tensor) -> Tensor:
 def backward(
     problem: Problem, grad_out: Tensor, out: Tensor, lse: Tensor, saved: Tensor, wanted: tuple[bool, ...] = QKV
 ) -> list[Any]:
-    """Gradients of q, k, v, bias, ... where `wanted`. `saved` is the LSE as the forward pass returned it."""
+    """The gradients of q, k, v, bias, ... that are `wanted`. `saved` is the LSE as the forward pass returned it."""
     try:
         return _C.attention_backward(grad_out, None, out, lse, getattr(saved, _RESIDUAL, None), wanted, problem)
     except (RuntimeError, ValueError) as error:
@@ -63,8 +63,8 @@ def backward(
 
 
 def without_infinity(lse: Tensor) -> Tensor:
-    """The LSE of a row that sees no key is -inf here and 0 in PyTorch's kernels, whose backward passes make NaN of
-    -inf: they may get it after the switch."""
+    """The LSE with 0 instead of -inf for rows that see no key, as in PyTorch's kernels. Their backward passes, which
+    may get it after the switch, would turn -inf into NaN."""
     return relaid(lse.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=0.0), lse)
 
 

@@ -1,10 +1,10 @@
 """The dropout seed of a call, in the tensors that PyTorch's schemas have for the state of its own generator.
 
-What an operator returns are the first elements of two storages of ours: the seed, or the seed and MARK, and as the
-"offset" MARK. PyTorch's meta kernels declare the shapes, strides and storage offsets of both. A backward pass
-recognises ours by the sizes of their storages, which no kernel of PyTorch allocates for a few bytes, so nothing waits
-for the device. Where the tensors were copied since (saved tensors that went to the CPU and back), their value says
-whose they are. Without dropout nothing depends on who ran the forward pass, and no kernel reads the two tensors.
+An operator returns the first elements of two storages of ours: the seed, or the seed and MARK, and MARK as the
+"offset". PyTorch's meta kernels declare the shapes, strides and storage offsets of both. A backward pass recognises
+ours by the sizes of their storages, which no kernel of PyTorch allocates for a few bytes, so nothing waits for the
+device. If the tensors were copied since (saved tensors that went to the CPU and back), their values tell whose they
+are. Without dropout it does not matter which library ran the forward pass, and no kernel reads the two tensors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from flash_attn_ext.integrations.torch_backend.operands import NotTaken
 
 MARK = -0x666C6173685F6174  # no generator's offset is negative
 _STORAGE_ELEMENTS = (37, 41)  # of int64, of the first tensor and of the offset
-_states: dict[int, weakref.ref] = {}  # of forward passes with dropout whose backward pass may come
+_states: dict[int, weakref.ref] = {}  # of forward passes with dropout whose backward pass may still run
 
 
 def draw(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """(our seed, the two tensors to return), of dtype uint64 as flash attention has them: (2,) and (); or of int64, ()
-    and ()."""
+    """Returns (our seed, the two tensors to return). These have dtype uint64 and shapes (2,) and () for flash
+    attention, or dtype int64 and shapes () and ()."""
     state, mark = (torch.full((count,), MARK, dtype=torch.int64, device=device) for count in _STORAGE_ELEMENTS)
     seed = state[:1].random_(0, 2**63 - 1)  # as flash_attn_ext.attention draws it
     first = state[:2].view(dtype) if dtype == torch.uint64 else state[0]
@@ -35,8 +35,8 @@ def draw(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tens
 
 
 def unused(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What to return where nothing is dropped. Nobody reads them. New ones for each call: CUDA graph trees want outputs
-    in their own pool."""
+    """The tensors to return without dropout, which no kernel reads. They are new for each call, because CUDA graph
+    trees want outputs in their own memory pool."""
     return (
         torch.empty(2 if dtype == torch.uint64 else (), dtype=dtype, device=device),
         torch.empty((), dtype=dtype, device=device),
@@ -44,7 +44,7 @@ def unused(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def with_drawn(problem: Problem, dtype: torch.dtype) -> tuple[Problem, Tensor, Tensor]:
-    """(the problem with its seed, the two tensors to return) of a forward pass."""
+    """Returns (the problem with its seed, the two tensors to return) of a forward pass."""
     device = problem.q.device
     if problem.dropout_p == 0:
         return problem, *unused(device, dtype)
@@ -58,7 +58,7 @@ def with_seed_of(problem: Problem, first: Tensor, offset: Tensor) -> Problem:
 
 
 def seed_of(first: Tensor, offset: Tensor) -> Tensor:
-    """Our seed, of the two tensors that a backward pass with dropout got. Raises NotTaken when they are PyTorch's."""
+    """Our seed from the two tensors that a backward pass with dropout got. Raises NotTaken if they are PyTorch's."""
     elements = first.view(torch.int64) if first.dtype == torch.uint64 else first
     storage_elements = tuple(tensor.untyped_storage().nbytes() // 8 for tensor in (first, offset))
     if storage_elements != _STORAGE_ELEMENTS or first.device != offset.device:
@@ -69,7 +69,8 @@ def seed_of(first: Tensor, offset: Tensor) -> Tensor:
 
 
 def _is_mark(element: Tensor) -> bool:
-    """Waits for the device. A CUDA graph cannot, and there all of ours are recognised by their storages."""
+    """Whether an element is MARK, for which this waits for the device. A CUDA graph cannot wait; in it, all tensors of
+    ours are recognised by their storages."""
     if element.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
     return element.numel() == 1 and int(element) == MARK

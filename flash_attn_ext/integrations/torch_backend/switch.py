@@ -1,4 +1,4 @@
-"""Puts our operators in the place of PyTorch's, and PyTorch's back."""
+"""Replaces PyTorch's operators by ours, and restores PyTorch's."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ OVERRIDES = tuple(
     if hasattr(torch.ops.aten, operator)  # some are newer than the oldest PyTorch that the library takes
 )
 
-# PyTorch's function before it chooses one of those operators; ours has a kernel of C++ alone. Keys of autograd come
-# first: with a kernel for the device alone, PyTorch would take the function for one without a derivative.
+# PyTorch's function, before it chooses one of those operators. Our kernel for it is in C++ only. Keys of autograd come
+# first, because with a kernel for the device only, PyTorch would regard the function as one without a derivative.
 FUNCTION = "scaled_dot_product_attention"
 _FUNCTION_KEYS = ("AutogradCUDA", "CUDA", "AutogradCPU", "CPU")
 
-# Kernels of Python that have one of C++ in front of them (csrc/host/aten/), which takes most calls.
+# Python kernels that have a C++ kernel in front of them (csrc/host/aten/), which takes most calls.
 _WITH_FRONT = frozenset(
     kernels[operator] for kernels in (_CUDA, _CPU) for operator in _C.operators_with_front() if operator in kernels
 )
@@ -67,11 +67,11 @@ _lock = threading.Lock()
 _handles: list[Handle] = []  # of activations that are in force
 _libraries: list[Library] = []
 _fronts: list[_C.OperatorFront] = []
-_ever_in_place: list[object] = []  # a thread may still be inside of one, which PyTorch would free under it
+_ever_in_place: list[object] = []  # kept, because a thread may still run one that PyTorch would free
 
 
 class Handle:
-    """One activation; the last one that is removed brings PyTorch's kernels back."""
+    """One activation. Removing the last one restores PyTorch's kernels."""
 
     def remove(self) -> None:
         """Undo the activation, from any thread. Does nothing the second time."""
@@ -88,7 +88,7 @@ class Handle:
 def activate() -> Handle:
     """Replace the operators, for all threads, until the handle's ``remove()``. Activations nest.
 
-    What ``torch.nn.attention.activate_flash_attention_impl`` calls.
+    ``torch.nn.attention.activate_flash_attention_impl`` calls this function.
 
     Example:
         >>> from flash_attn_ext.integrations.torch_backend.switch import activate
@@ -148,7 +148,8 @@ def _name(override: Override) -> str:
 
 
 def _with_fallback(override: Override) -> Callable:
-    """Ours; where it cannot take the call, the kernel that is there now. Calling the operator would come back here."""
+    """Our kernel, or the one that is there now for calls that ours cannot take. Calling the operator would come back
+    here."""
     ours = override.kernel
     before = torch.library.get_kernel(_name(override), override.key)
     keys = keys_of(override.key)

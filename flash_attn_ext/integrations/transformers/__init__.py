@@ -4,8 +4,8 @@
     fused.register()
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fused_ext")
 
-Importing this module changes nothing and does not need transformers; :func:`register` does. How to use it, and what is
-honoured or refused: docs/transformers.md.
+Importing this module changes nothing and does not need transformers; :func:`register` does. docs/transformers.md says
+how to use it, and what is honoured or refused.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import re
 import threading
 from typing import Any
 
-# A name with "flash" in it is one of flash-attention's packages to transformers, which then casts the inputs, makes
-# other masks, and may download kernels.
+# The name does not contain "flash". transformers takes such names for packages of flash-attention; it then casts the
+# inputs, makes other masks, and may download kernels.
 NAME = "fused_ext"
 
 # The oldest and the newest release of transformers that the tests pass with. Older ones are refused.
@@ -79,7 +79,7 @@ _lock = threading.Lock()
 
 
 def _interfaces() -> tuple[Any, Any]:
-    """transformers' two tables, of attention functions and of mask functions."""
+    """The two tables of transformers, with attention functions and with mask functions."""
     try:
         version = importlib.import_module("transformers").__version__
     except ImportError as error:

@@ -16,7 +16,7 @@ from flash_attn_ext.integrations.transformers.sequences import kept_apart
 _LOGGER = logging.getLogger("flash_attn_ext")
 _said: set[tuple[Any, ...]] = set()
 
-# Arguments that change what is attended to or returned, and have no meaning here.
+# Arguments that would change attention or its results, and are not supported here.
 REFUSED = {
     "cache": "continuous batching with its paged cache is not supported: use generate(), or attn_implementation='sdpa'",
     "block_table": "paged caches are not supported: use generate(), or attn_implementation='sdpa'",
@@ -64,8 +64,8 @@ def fused_attention(
         query: (B, Hq, L, D); key: (B, Hk, S, D); value: (B, Hk, S, Dv). float32, float64, bfloat16 or float16. Key
             heads are shared, never repeated.
         attention_mask: what the registered mask function made, or the user's own (B | 1, H | 1, L | 1, S): bool, True =
-            attend, or floating, added to the scores. It alone says who sees whom; ``is_causal`` and ``sliding_window``
-            count where it is None.
+            attend, or floating, added to the scores. Only the mask decides what is seen; ``is_causal`` and
+            ``sliding_window`` count if it is None.
         is_causal: that of ``module`` by default, and without one True.
         sliding_window: keys from ``sliding_window - 1`` before the diagonal, and where not causal as many after it.
         s_aux: (Hq,), attention sinks. position_bias: broadcastable to (B, Hq, L, S), added to the scores. Both may
@@ -136,7 +136,7 @@ def _visible_by_arguments(
 
 
 def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int) -> None:
-    """Of a mask of the user's own, which ``attention`` would call by another name."""
+    """Checks the shape of a mask of the user's own, because errors of ``attention`` would call it by another name."""
     given = visible.bias if visible.mask is None or visible.num_keys is not None else visible.mask
     expected = (*query_shape[:3], num_keys)
     if given is not None and any(size not in (1, full) for size, full in zip(given.shape, expected, strict=True)):
@@ -147,7 +147,7 @@ def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int) -> No
 
 
 def _check_window(visible: Visible, sliding_window: int | None) -> None:
-    """A window that hides nothing is in no mask."""
+    """Checks the layer's window against the mask's. A window that hides nothing is in no mask."""
     if sliding_window is None or visible.num_keys is None or visible.left == sliding_window - 1:
         return
     if visible.left is not None or sliding_window < visible.num_keys:
@@ -180,14 +180,14 @@ def _lengths(query: Tensor, visible: Visible, packing: Packing, position_bias: T
 
 
 def _bound(length: int | Tensor | None) -> int | Tensor | None:
-    """A bound may be left out, which costs less than waiting for a GPU to tell it."""
+    """A bound as an int, or None if it is on a GPU. A call without a bound takes less time than waiting for the GPU."""
     return None if isinstance(length, Tensor) and length.is_cuda else length
 
 
 def _call_packed(
     module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any], others: dict[str, Any]
 ) -> Tensor:
-    """(B, H, L, D) as (B * L, H, D), and back."""
+    """Packs (B, H, L, D) into (B * L, H, D), calls attention, and unpacks the result."""
     batch, _, num_queries, _ = tensors[0].shape
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in tensors)
     if not is_compiling():
@@ -200,8 +200,8 @@ def _call_packed(
 def _say_once(
     module: nn.Module, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any], others: dict[str, Any]
 ) -> None:
-    """Which call a model's layers make, what runs it, and which arguments say nothing about attention: once for each
-    kind of layer and call."""
+    """Logs which call a model's layers make, what runs it, and which arguments have no effect on attention, once for
+    each kind of layer and call."""
     if not _LOGGER.isEnabledFor(logging.INFO):
         return
     q, _, v = tensors

@@ -1,19 +1,19 @@
-"""What a mask says, as a plain 4-D tensor: transformers copies masks, passes them on and gives them to torch.compile,
-so an object of our own, or an attribute of a tensor, would not arrive.
+"""Encodes a mask as a plain 4-D tensor. transformers copies masks, passes them on and gives them to torch.compile, so
+an object of our own, or an attribute of a tensor, would be lost.
 
-Three forms. Only the first may have the size of (queries, keys), where the pattern of a mask has no other form:
+There are three forms. Only the first may have the size of (queries, keys), if the pattern of a mask has no other form:
 
 - bool or floating, (B | 1, H | 1, L | 1, S): an ordinary mask, True = attend, or one that is added to the scores.
-- uint8, (B | 0, 1, kind, keys + left + 1): **flags** and an interval. Keys past the first ``keys`` are seen by nobody,
-  the last query is aligned with the last of them, and ``kind`` says whether there are causality and a window of
-  ``left`` keys before the diagonal. Row [b, 0, 0, :keys] says which keys are no padding; with no rows, none is. With a
-  window, ``keys`` is the number of keys that the layer has, and ``left`` what is left over.
+- uint8, (B | 0, 1, kind, keys + left + 1): **flags** and an interval. No query sees keys past the first ``keys``, and
+  the last query is aligned with the last of these. ``kind`` says whether there are causality and a window of ``left``
+  keys before the diagonal. Row [b, 0, 0, :keys] says which keys are no padding; without rows, there is no padding. With
+  a window, ``keys`` is the number of keys that the layer has, and ``left`` follows from the size.
 - uint32, (sequences + 1, blocks, 1, 1 | 2 + left): **packed** causal sequences. [:, 0, 0, 0] are the cumulative
   lengths, and none is longer than ``blocks`` times BLOCK.
 
-Sizes are numbers on the host: nobody waits for a GPU to read them. Dimensions that only say a number have a stride of
-0, and are small enough for a copy to do no harm. A model that adds its mask to scores itself, instead of calling the
-attention function, fails by the shape of flags, or by uint32, which PyTorch adds to nothing.
+Sizes are numbers on the host, so reading them does not wait for a GPU. Dimensions that only encode a number have a
+stride of 0, and are small enough for a copy to do no harm. A model that adds its mask to scores itself, instead of
+calling the attention function, fails because of the shape of flags, or because PyTorch cannot add uint32.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ BLOCK = 128
 
 
 class Visible(NamedTuple):
-    """Which keys each query sees, as the options of ``attention`` and ``attention_varlen``."""
+    """The keys that each query sees, as the options of ``attention`` and ``attention_varlen``."""
 
     is_causal: bool = False  # the last query sees the last key
     left: int | None = None  # a window's keys before the diagonal; as many after it, unless causal
-    num_keys: int | None = None  # later keys are seen by nobody; None: there are none
+    num_keys: int | None = None  # no query sees later keys; None: there are none
     mask: Tensor | None = None
     bias: Tensor | None = None
     cu_seqlens: Tensor | None = None  # (sequences + 1,) int32, of queries and keys
@@ -69,7 +69,7 @@ def packed_form(cu_seqlens: Tensor, max_seqlen: int, left: int | None) -> Tensor
 
 
 def read(mask: Tensor, num_keys: int) -> Visible:
-    """What a mask of one of the three forms says of a tensor of ``num_keys`` keys."""
+    """Decodes a mask of one of the three forms, for a tensor of ``num_keys`` keys."""
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"type {type(mask).__name__}"
         raise ValueError(

@@ -42,7 +42,7 @@ _said: set[str] = set()
 
 
 class Request(NamedTuple):
-    """What transformers asks for: query i is token q_offset + i, key j is token kv_offset + j."""
+    """A mask that transformers asks for: query i is token q_offset + i, and key j is token kv_offset + j."""
 
     batch_size: int
     q_length: int
@@ -94,7 +94,7 @@ def fused_mask(
     may_skip = allow_is_causal_skip if _is_causal(pattern) else allow_is_bidirectional_skip is not False
     if pattern is None:
         _say_once(request)
-    elif q_length > 1 and not may_skip:  # the model itself looks into it
+    elif q_length > 1 and not may_skip:  # the model itself reads the mask
         pattern = None
     return _made(request, pattern, position_ids)
 
@@ -104,7 +104,7 @@ def _is_causal(pattern: Pattern | None) -> bool:
 
 
 def _made(request: Request, pattern: Pattern | None, position_ids: Tensor | None) -> Tensor | None:
-    """What a pattern stands for; None: a boolean mask."""
+    """The form of a pattern that needs no boolean mask; None if it needs one."""
     if not speak_of_tokens(position_ids, request.batch_size, request.q_length) or is_tracing(position_ids):
         position_ids = None
     keep = _queries_kept(request)
@@ -129,10 +129,10 @@ def _made(request: Request, pattern: Pattern | None, position_ids: Tensor | None
 
 
 def _causal(request: Request, left: int | None) -> Tensor | None:
-    """The last query sees the last key that is filled: those after it, of a static cache, are seen by nobody."""
+    """The last query sees the last key that is filled. No query sees the keys of a static cache after that one."""
     offset = request.q_offset
     if isinstance(offset, Tensor):
-        # A static cache counts on the GPU. One query sees one row, which is computed there; nobody waits.
+        # The length of a static cache is on the GPU. One query needs one row, which is computed there without waiting.
         if request.q_length == 1:
             return _dense_row(request)
         if is_tracing(offset):
@@ -165,14 +165,14 @@ def _bidirectional(request: Request, left: int | None) -> Tensor | None:
 
 
 def _packed(request: Request, pattern: Pattern) -> Tensor:
-    """A token begins a sequence where it does not see the one before it."""
+    """The packed form. A token begins a sequence if it does not see the one before it."""
     tokens = request.batch_size * request.q_length
     index = torch.arange(request.q_length, device=request.device)
     batch_idx = torch.arange(request.batch_size, device=request.device)[:, None]
     sees_previous = request.mask_function(batch_idx, index.new_zeros(()), index[None, 1:], index[None, :-1])
     begins = torch.nn.functional.pad(~sees_previous.expand(request.batch_size, -1), (1, 0), value=True)
     sequence = begins.flatten().cumsum(0) - 1
-    # As many sequences as there may be: where shapes are traced nobody can count them, and the last ones stay empty.
+    # There may be as many sequences as tokens. In traces they cannot be counted, and the last ones stay empty.
     cu_seqlens = torch.full((tokens + 1,), tokens, dtype=torch.int32, device=request.device)
     positions = torch.arange(tokens, dtype=torch.int32, device=request.device)
     cu_seqlens = cu_seqlens.scatter_reduce(0, sequence, positions, "amin")
@@ -185,8 +185,8 @@ def _packed(request: Request, pattern: Pattern) -> Tensor:
 
 
 def _keep(request: Request, num_keys: int) -> Tensor | None:
-    """(batch, num_keys) bool, or None where no key is padding, as far as can be told without waiting in a loop of
-    single tokens."""
+    """(batch, num_keys) bool, or None if no key is padding. On a GPU, single tokens are not checked for that, because a
+    loop of them would wait."""
     if request.padding is None:
         return None
     end = request.kv_offset + num_keys
@@ -207,7 +207,7 @@ def _padding_row(request: Request, num_keys: int) -> Tensor | None:
 
 
 def _dense_row(request: Request) -> Tensor:
-    """What the only query sees."""
+    """The row of keys that the only query sees."""
     return _row(_dense(request).flatten(0, 2))
 
 
@@ -230,7 +230,7 @@ def _dense(request: Request) -> Tensor:
 
 
 def _queries_kept(request: Request) -> Tensor | None:
-    """(batch, q_length) bool, False where a query is padding; None: nowhere, or there is one query."""
+    """(batch, q_length) bool, False where a query is padding; None if none is, or there is one query."""
     if request.padding is None or request.q_length == 1:
         return None
     index = torch.arange(request.q_length, device=request.padding.device) + request.q_offset

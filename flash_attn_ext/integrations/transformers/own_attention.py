@@ -1,4 +1,4 @@
-"""Models that compute attention in a way of their own, whatever implementation they are asked for."""
+"""Detects models that compute attention by code of their own, whatever implementation they are asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flash_attn_ext.integrations.transformers.private_names import asks_for_an_i
 
 
 def refuse_own_attention(config_type: type) -> None:
-    """Raises ValueError for a model that would take the masks made for us, and would not know what they say."""
+    """Raises ValueError for a model that would get our masks, but could not decode them."""
     layer = _own_attention(config_type)
     if layer is not None:
         raise ValueError(
@@ -22,7 +22,8 @@ def refuse_own_attention(config_type: type) -> None:
 
 @functools.cache
 def _own_attention(config_type: type) -> str | None:
-    """A model's layers are beside its configuration. Those that ask for an implementation use one table."""
+    """The name of a layer that computes attention by itself, or None. A model's layers are in a module beside its
+    configuration, and those that honour an implementation look it up in one table."""
     package = config_type.__module__.rpartition(".")[0]
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(f"{package}.modeling_")]
     if any(asks_for_an_implementation(module) for module in modules):

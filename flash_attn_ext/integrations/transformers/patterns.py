@@ -1,4 +1,4 @@
-"""Which interval of keys a mask function of transformers stands for."""
+"""The interval of keys that a mask function of transformers stands for."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Pattern(NamedTuple):
 
     left: int | None = None
     right: int | None = None
-    is_packed: bool = False  # only within a sequence of a packed batch
-    is_remapped: bool = False  # a window that is counted by position_ids, which is the same within a sequence
+    is_packed: bool = False  # queries see keys of their own packed sequence only
+    is_remapped: bool = False  # the window counts position_ids, which makes no difference within a sequence
 
 
 def pattern_of(function: Any) -> Pattern | None:
-    """What transformers built a mask function of; None for any other."""
+    """The pattern from which transformers built a mask function; None for any other function."""
     if function is causal_mask_function:
         return Pattern(right=0)
     if function is bidirectional_mask_function:
@@ -63,13 +63,13 @@ def _intersection(patterns: list[Pattern | None]) -> Pattern | None:
 def traced_pattern(
     function: Any, local_size: int | None, is_bidirectional: bool, can_be_packed: bool, config: Any
 ) -> Pattern | None:
-    """The same under torch.compile, which cannot look into closures: by what transformers' functions pass along."""
+    """The same under torch.compile, which cannot inspect closures, by the arguments of transformers' functions."""
     if function is causal_mask_function:
         return Pattern(right=0)
     if function is bidirectional_mask_function:
         return Pattern()
     if function.__name__ != AND_MASK:
-        return None  # blocks
+        return None  # blocks are no interval
     if local_size is not None and (
         local_size != getattr(config, "sliding_window", None)
         or local_size == getattr(config, "attention_chunk_size", None)
@@ -79,5 +79,5 @@ def traced_pattern(
         return Pattern(local_size, local_size) if local_size is not None else None
     if local_size is None:
         return Pattern(None, 0, True, True) if can_be_packed else None
-    # A window that is not packed is one sequence a row, which the same form says.
+    # A window without packing has one sequence in each row, so the packed form describes it too.
     return Pattern(local_size - 1, 0, can_be_packed, can_be_packed)

@@ -1,4 +1,4 @@
-"""Every name of transformers that is used here and that its documentation does not promise, with what it is for.
+"""Every name of transformers that is used here but not documented there, with its purpose.
 
 A release may change them. register() imports this module, and tests/huggingface/test_private_names.py has a test for
 each name.
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import masking_utils
 from transformers.masking_utils import (
-    bidirectional_mask_function,  # which mask functions are plain: compared by identity
+    bidirectional_mask_function,  # compared by identity, to find plain mask functions
     causal_mask_function,
     sdpa_mask,  # makes the boolean mask of a pattern that has no other form
 )
@@ -35,27 +35,27 @@ __all__ = [
     "table_of",
 ]
 
-# Builders of mask functions in masking_utils, which say what a mask function stands for, and the variable that each
-# one's mask function closes over.
+# Builders of mask functions in masking_utils, which tell the pattern of a mask function, and the variable over which
+# each one's mask function closes.
 WINDOW = ("sliding_window_overlay", "sliding_window")
 BIDIRECTIONAL_WINDOW = ("sliding_window_bidirectional_overlay", "sliding_window")
 PACKED = ("packed_sequence_mask_function", "packed_sequence_mask")
 REMAPPED = ("remap_positions_for_packed_sequence", "mask_function")  # since 5.23
 AND_MASKS = ("and_masks", "mask_functions")
-# The name of what and_masks builds: torch.compile shows no more of a mask function than its name.
+# The name of functions that and_masks builds. torch.compile shows only the name of a mask function.
 AND_MASK = "and_mask"
 
 
 def table_of(interface: Any) -> dict[str, Any]:
-    """What AttentionInterface or AttentionMaskInterface holds. The documented ``register`` adds to it, but nothing
-    documented takes out of it."""
+    """The table of AttentionInterface or AttentionMaskInterface. The documented ``register`` adds to it, but no
+    documented function removes from it."""
     table: dict[str, Any] = interface._global_mapping
     return table
 
 
 def built_of(function: Any) -> tuple[str, dict[str, Any]] | None:
-    """The builder in masking_utils that made a mask function, and what the mask function closes over; None for the
-    user's own. The mask function is all that transformers passes of the pattern."""
+    """The builder in masking_utils that made a mask function, and the variables over which that closes; None for the
+    user's own. transformers passes nothing else of the pattern."""
     builder, _, inner = getattr(function, "__qualname__", "").partition(".<locals>.")
     if not inner or getattr(function, "__globals__", None) is not vars(masking_utils):
         return None
@@ -64,14 +64,14 @@ def built_of(function: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def position_ids_of_the_caller(depth: int) -> Tensor | None:
-    """The variable of that name in the function that called a mask function, ``depth`` calls up from here. All of
-    transformers' create_*causal_mask functions have it and none passes it on, and the layers of some models (llama4,
-    moshi) never get it. Not under torch.compile."""
+    """The variable position_ids of the function that called a mask function, ``depth`` calls up from here. All of
+    transformers' create_*causal_mask functions have it, but none passes it on, and the layers of some models (llama4,
+    moshi) never get it. It is None under torch.compile."""
     position_ids = sys._getframe(depth + 1).f_locals.get("position_ids")
     return position_ids if isinstance(position_ids, Tensor) else None
 
 
 def asks_for_an_implementation(module: Any) -> bool:
-    """Whether a module of models looks its attention up in transformers' table, by the name that all of them give
-    it."""
+    """Whether a module of models looks up its attention in transformers' table, which all of them give the same
+    name."""
     return "ALL_ATTENTION_FUNCTIONS" in vars(module)

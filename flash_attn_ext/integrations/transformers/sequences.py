@@ -1,8 +1,8 @@
 """Packed sequences that only the position_ids of a layer tell apart.
 
-transformers looks for them itself where there is neither an attention_mask nor a cache, and its mask then says so.
-Beside a mask of ones, or with an empty cache, it does not look, and "eager" and "sdpa" let the sequences see each
-other. Here they are kept apart, or refused where that cannot be done.
+Without an attention_mask and a cache, transformers looks for them itself, and its mask then says so. With a mask of
+ones, or an empty cache, it does not look, and "eager" and "sdpa" let the sequences see each other. Here they are kept
+apart, or refused if that is impossible.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Packing(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What decides about position_ids, besides their values and those of the mask."""
+    """The facts that decide about position_ids, besides their values and those of the mask."""
 
     is_causal: bool
-    is_boolean: bool  # the mask, which the registered mask function makes
+    is_boolean: bool  # whether the mask, which the registered mask function makes, is boolean
     num_cached: int  # keys before those of the queries
     batch: int
 
@@ -50,8 +50,8 @@ class _Answer(NamedTuple):
 
 
 class _Answers(threading.local):
-    """The last answers of a thread. All layers of a forward pass get the same position_ids and one of a few masks, and
-    only the first of them shall wait for the GPU."""
+    """The last answers of a thread. All layers of a forward pass get the same position_ids and one of a few masks, so
+    only the first of them has to wait for the GPU."""
 
     def __init__(self) -> None:
         self.held: list[_Answer] = []
@@ -84,13 +84,14 @@ _answers = _Answers()
 
 
 def mark_as_made_here(mask: Any, keep: Tensor | None, position_ids: Tensor | None) -> None:
-    """Of a mask by the registered mask function, for the layers that get it. ``keep``: (batch, queries) bool, False
-    where a query is padding. ``position_ids``: those that it has looked at."""
+    """Records a mask of the registered mask function, for the layers that get it. ``keep``: (batch, queries) bool,
+    False where a query is padding. ``position_ids``: those that it has read."""
     mask._fused_ext_made = (keep, position_ids)
 
 
 def speak_of_tokens(position_ids: Tensor | None, batch: int, num_queries: int) -> bool:
-    """Positions of pictures have other shapes, and one query is one sequence."""
+    """Whether position_ids are positions of tokens. Those of pictures have other shapes, and one query is one
+    sequence."""
     if position_ids is None or num_queries == 1 or position_ids.dim() != 2:
         return False
     return position_ids.shape[0] in (1, batch) and position_ids.shape[1] == num_queries
@@ -99,11 +100,12 @@ def speak_of_tokens(position_ids: Tensor | None, batch: int, num_queries: int) -
 def kept_apart(
     visible: Visible, mask: Tensor | None, position_ids: Tensor, batch: int, num_queries: int, num_keys: int
 ) -> Visible:
-    """``visible``, which is what ``mask`` says, or packed sequences where position_ids begin again among tokens that
-    are no padding: at a token whose position is below that of the one before it, or equal to it and the smallest.
+    """Returns ``visible``, which is the meaning of ``mask``, or packed sequences if position_ids begin again among
+    tokens that are no padding: at a token whose position is below that of the one before it, or equal to it and the
+    smallest.
 
-    Positions that only leap forward are one sequence, as in "eager": tokens may have been left out. With no token of
-    a row above another, positions say nothing.
+    Positions that only leap forward are one sequence, as in "eager", because tokens may have been left out. Positions
+    are ignored if no token of a row is above another.
 
     Raises:
         ValueError: they begin again where the sequences cannot be told apart. A RuntimeError while values cannot be
@@ -115,10 +117,10 @@ def kept_apart(
         return visible
     is_boolean = visible.num_keys is None and mask is not None
     if is_boolean and made is None:
-        return visible  # the user's own: it alone says who sees whom
+        return visible  # the user's own mask decides alone
     num_visible = num_keys if visible.num_keys is None else visible.num_keys
     if not visible.is_causal and not is_boolean and num_visible != num_queries:
-        return visible  # keys of something else, such as an encoder
+        return visible  # the keys come from elsewhere, such as an encoder
     keep = None if visible.mask is None else visible.mask[:, 0, 0, -num_queries:]
     if is_boolean and made is not None:
         keep = made[0]
@@ -137,7 +139,7 @@ def kept_apart(
 
 
 def _packing_once(position_ids: Tensor, mask: Tensor | None, question: Question, keep: Tensor | None) -> Packing | None:
-    if mask is None and position_ids.is_inference():  # which does not tell whether it was written to in between
+    if mask is None and position_ids.is_inference():  # inference tensors do not tell whether they were written to since
         return packing_of(position_ids, keep, question)
     answer = _answers.find(position_ids, mask, question)
     if answer is not None:
@@ -148,13 +150,13 @@ def _packing_once(position_ids: Tensor, mask: Tensor | None, question: Question,
 
 
 def _begin_again(position_ids: Tensor, keep: Tensor | None) -> Tensor:
-    """(rows, queries - 1) bool: which tokens but the first are the first of a sequence."""
+    """(rows, queries - 1) bool: which tokens after the first one begin a sequence."""
     here, before, least, most = position_ids[:, 1:], position_ids[:, :-1], position_ids, position_ids
     if keep is not None:
         limits = (
             torch.finfo(position_ids.dtype) if position_ids.is_floating_point() else torch.iinfo(position_ids.dtype)
         )
-        # Nothing is below the lowest number, so a row's first token that is no padding begins nothing.
+        # No position is below the lowest number, so a row's first token that is no padding begins no sequence.
         most, least = position_ids.where(keep, limits.min), position_ids.where(keep, limits.max)
         latest = _latest(keep)[:, :-1]
         before = most.gather(1, latest)
@@ -164,7 +166,7 @@ def _begin_again(position_ids: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _latest(keep: Tensor) -> Tensor:
-    """The index of the last token up to each that is no padding, or 0."""
+    """For each token, the index of the last one up to it that is no padding, or 0."""
     index = torch.arange(keep.shape[1], device=keep.device)
     return torch.where(keep, index, 0).cummax(1).values
 
@@ -183,7 +185,7 @@ def packing_of(position_ids: Tensor, keep: Tensor | None, question: Question) ->
             f"position_ids begin again at token {token + 1} of row {row}, as those of packed sequences do, but "
             f"{reason}: {_INSTEAD}"
         )
-    if keep is not None:  # padding is nobody's key: each run of it is a sequence of its own
+    if keep is not None:  # no query sees padding: each run of it is a sequence of its own
         begins = begins | (keep[:, 1:] != keep[:, :-1])
     starts = F.pad(begins, (1, 0), value=True).flatten().nonzero().flatten()
     cu_seqlens = F.pad(starts, (0, 1), value=question.batch * position_ids.shape[1]).to(torch.int32)
@@ -191,7 +193,7 @@ def packing_of(position_ids: Tensor, keep: Tensor | None, question: Question) ->
 
 
 def _hindrance(begins: Tensor, keep: Tensor | None, question: Question) -> str | None:
-    """Why the sequences cannot be told apart."""
+    """The reason why the sequences cannot be told apart, or None."""
     if question.is_boolean:
         return "the layer's mask is neither causality, a window nor padding alone"
     if not question.is_causal:
