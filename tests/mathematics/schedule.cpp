@@ -1,6 +1,6 @@
-// Schedule on random problems: each block has a tile of its own, and all tiles have one; heads come in sections, of
-// which the last one is the largest; within a section tiles come from the last rows on; or from the first rows on,
-// where all see the same and the last one has fewer rows.
+// Schedule on random problems. Each CTA has a tile of its own, and each tile has a CTA. Heads come in L2 head
+// groups, of which the last one is the largest. Within a group, tiles come in descending order of their rows. The order
+// is ascending where all rows see the same keys and the last tile has fewer rows.
 #include "kernels/schedule/schedule.cuh"
 
 #include <cstdio>
@@ -25,11 +25,11 @@ bool fails(const char* what, const Problem& problem) {
               what, static_cast<int>(p.batch), static_cast<int>(p.num_heads_q), static_cast<int>(p.num_heads_k),
               static_cast<int>(p.sequences.max_seqlen_q), static_cast<int>(p.sequences.max_seqlen_k),
               static_cast<int>(p.visibility.unlimited() ? -1 : p.visibility.left), of.tile_rows,
-              static_cast<int>(of.slices), static_cast<int>(of.l2_bytes), static_cast<int>(of.smaller_sections));
+              static_cast<int>(of.slices), static_cast<int>(of.l2_bytes), static_cast<int>(of.smaller_head_groups));
   return false;
 }
 
-// The number of a place's head among all of them, in the order in which they are counted.
+// The index of a place's head among all heads, in the order in which the schedule counts them.
 uint32_t head_of(const Problem& problem, const Schedule& schedule, const Place& place) {
   const uint32_t pair = place.key_head * static_cast<uint32_t>(problem.params.batch) + place.batch;
   return pair * schedule.heads.divisor + place.head_of_group;
@@ -43,21 +43,22 @@ bool is_right(const Problem& problem) {
   const uint32_t heads_of_pair = queries ? static_cast<uint32_t>(p.queries_per_key_head()) : 1;
   const uint32_t heads = static_cast<uint32_t>(p.batch * p.num_heads_k) * heads_of_pair;
   if (schedule.num_blocks != heads * schedule.tiles * of.slices) return fails("blocks", problem);
-  if (schedule.num_sections == 0 || schedule.rest.divisor == 0) return fails("no last section", problem);
+  if (schedule.num_head_groups == 0 || schedule.rest.divisor == 0) return fails("no last head group", problem);
   const int64_t rows = queries ? p.sequences.max_seqlen_q : p.sequences.max_seqlen_k;
   const bool is_uneven = p.visibility.unlimited() && of.uneven_heads > 1 && rows % of.tile_rows != 0;
   if (schedule.ascends != is_uneven) return fails("the wrong way round", problem);
   if (is_uneven && (schedule.together.divisor != 1 || schedule.rest.divisor > of.uneven_heads)) {
     return fails("too many heads together", problem);
   }
-  const uint32_t before = (schedule.num_sections - 1) * schedule.together.divisor;
-  if (before + schedule.rest.divisor != heads) return fails("heads of sections", problem);
-  // Rounding up the others' size may leave the last one a little smaller.
-  if (of.smaller_sections > 1 && schedule.num_sections > 1 && schedule.together.divisor > schedule.rest.divisor + 1) {
-    return fails("the last section is small", problem);
+  const uint32_t before = (schedule.num_head_groups - 1) * schedule.together.divisor;
+  if (before + schedule.rest.divisor != heads) return fails("heads of head groups", problem);
+  // The size of the other groups is rounded up, so the last one may be a little smaller.
+  if (of.smaller_head_groups > 1 && schedule.num_head_groups > 1 &&
+      schedule.together.divisor > schedule.rest.divisor + 1) {
+    return fails("the last head group is small", problem);
   }
   std::set<std::tuple<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>> seen;
-  uint32_t section = 0;
+  uint32_t group = 0;
   uint32_t tile = 0;
   for (uint32_t block = 0; block < schedule.num_blocks; ++block) {
     const Place at = schedule.place(block);
@@ -68,11 +69,11 @@ bool is_right(const Problem& problem) {
       return fails("a place twice", problem);
     }
     const uint32_t of_head =
-        std::min(head_of(problem, schedule, at) / schedule.together.divisor, schedule.num_sections - 1);
+        std::min(head_of(problem, schedule, at) / schedule.together.divisor, schedule.num_head_groups - 1);
     const uint32_t own = schedule.ascends ? schedule.tiles - 1 - at.tile : at.tile;
-    const bool follows = of_head == section ? own == tile || own == tile + 1 : own == 0;
-    if (of_head < section || of_head > section + 1 || !follows) return fails("order", problem);
-    section = of_head;
+    const bool follows = of_head == group ? own == tile || own == tile + 1 : own == 0;
+    if (of_head < group || of_head > group + 1 || !follows) return fails("order", problem);
+    group = of_head;
     tile = own;
   }
   return true;
@@ -100,7 +101,7 @@ int main() {
                         .slices = draw(1, 2),
                         .element_bytes = 2,
                         .l2_bytes = int64_t{1} << draw(10, 24),
-                        .smaller_sections = int64_t{1} << draw(0, 4),
+                        .smaller_head_groups = int64_t{1} << draw(0, 4),
                         .uneven_heads = draw(1, 8)};
     if (!is_right(problem)) return 1;
   }

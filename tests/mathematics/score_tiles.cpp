@@ -1,12 +1,12 @@
-// SeenTiles and ScoreTiles on random problems: a tile is stored, and read, where a query of it sees a key of it; where
-// it counts as full, all do. Whatever room a launch has: each tile is stored by one launch, in the matrix, and no two
-// of them in one place.
+// SeenTiles and ScoreTiles on random problems. A tile is stored, and read, if a query of it sees a key of it; if it
+// counts as full, all queries see all keys. However much room a launch has, exactly one launch stores each tile, inside
+// the matrix, and no two tiles share a place.
 #include <cstdio>
 #include <random>
 #include <set>
 #include <vector>
 
-#include "kernels/sm90/backward_storing/seen_tiles.h"
+#include "kernels/sm90/backward/two_pass/seen_tiles.h"
 
 namespace {
 
@@ -29,7 +29,7 @@ bool fails(const char* what, const Problem& problem) {
   return false;
 }
 
-// Of a tile's pairs that exist: how many are visible, and whether those of all keys are that it would have.
+// How many of a tile's pairs are visible, and whether each of its queries sees all keys that a whole tile has.
 struct Tile {
   int visible = 0;
   bool full = true;
@@ -51,8 +51,8 @@ std::vector<Tile> count(const Problem& problem, int key_tiles) {
   return tiles;
 }
 
-// One band after the other. `begin`: the sequence's first row; 0 but in a packed batch.
-bool bands_are_right(const Problem& problem, int64_t room, int begin) {
+// Goes through the query chunks, one after the other. `begin`: the sequence's first row; 0 but in a packed batch.
+bool chunks_are_right(const Problem& problem, int64_t room, int begin) {
   const Sequence& s = problem.sequence;
   const SeenTiles seen = SeenTiles::of(problem.visibility, s);
   const int query_tiles = ScoreTiles::num_tiles(s.num_queries);
@@ -67,10 +67,10 @@ bool bands_are_right(const Problem& problem, int64_t room, int begin) {
   }
   ScoreTiles tiles = ScoreTiles::of(p);
   std::vector<int> stored(query_tiles);
-  for (int end = tiles.rows; end > 0; end = tiles.band_begin) {
-    tiles.take_band(p, end, room);
-    if (tiles.band_begin == end) return fails("a band of nothing", problem);
-    if (tiles.in_matrix > room) return fails("a band with too little room", problem);
+  for (int end = tiles.rows; end > 0; end = tiles.chunk_begin) {
+    tiles.take_chunk(p, end, room);
+    if (tiles.chunk_begin == end) return fails("an empty chunk", problem);
+    if (tiles.in_matrix > room) return fails("a chunk with too little room", problem);
     std::set<int> taken;
     for (int i = tiles.begin_of(begin); i < std::min(tiles.end_of(begin), query_tiles); ++i) {
       ++stored[i];
@@ -126,7 +126,7 @@ int main() {
     if (!tiles_are_right(problem)) return 1;
     const int64_t three_rows = 3 * (ScoreTiles::num_tiles(problem.sequence.num_keys) + 1);
     const auto room = three_rows + static_cast<int64_t>(random() % 100);
-    if (!bands_are_right(problem, room, 0) || !bands_are_right(problem, room, 1 + static_cast<int>(random() % 5))) {
+    if (!chunks_are_right(problem, room, 0) || !chunks_are_right(problem, room, 1 + static_cast<int>(random() % 5))) {
       return 1;
     }
   }

@@ -19,7 +19,7 @@ def device(request) -> str:
 
 
 def check(out: torch.Tensor, dout: torch.Tensor, dlse: torch.Tensor | None, rows_last: bool = False) -> None:
-    """Within the rounding of a sum of head_dim products in the accumulate dtype."""
+    """The error is within the rounding of a sum of head_dim products in the accumulate dtype."""
     accumulate = accumulate_dtype(out.dtype)
     delta = _C.delta(out, dout, dlse)
     products = out.double() * dout.double()
@@ -53,7 +53,7 @@ def test_packed(with_dlse, dtype, device):
 
 @over_dtypes()
 def test_strides(dtype, device):
-    """Transposed, sliced, and stride-0 operands."""
+    """Operands may be transposed, sliced, or have a stride of 0."""
     out = torch.randn(2, 70, 3, 32, device=device).to(dtype).transpose(1, 2)
     sliced = torch.randn(2, 3, 70, 64, device=device).to(dtype)[..., ::2]
     ones = torch.ones(1, 1, 1, 1, device=device, dtype=dtype).expand(2, 3, 70, 32)

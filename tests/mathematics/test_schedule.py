@@ -1,4 +1,4 @@
-"""Which block of a launch works on which tile, compiled for the host."""
+"""Which CTA of a launch works on which tile, compiled for the host."""
 
 from pathlib import Path
 

@@ -42,7 +42,7 @@ def test_queries_of_each_key(sq, sk, causal, left, right):
 
 @given(lengths, lengths, alignments, bounds, bounds)
 def test_both_ends_only_grow(sq, sk, causal, left, right):
-    """What loop bounds of tiles rely on: the union over a tile is [begin of the first, end of the last)."""
+    """Loop bounds of tiles rely on it: the union over a tile is [begin of the first, end of the last)."""
     for intervals in (
         _C.visible_keys(sq, sk, causal, left, right),
         _C.visible_queries(sq, sk, causal, left, right),

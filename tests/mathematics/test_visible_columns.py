@@ -1,4 +1,4 @@
-"""The bits that GPU kernels hide elements of a score tile by, compiled for the host, against brute force."""
+"""The bits by which GPU kernels mask elements of a score tile, compiled for the host, against brute force."""
 
 from pathlib import Path
 

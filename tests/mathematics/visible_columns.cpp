@@ -1,4 +1,4 @@
-// VisibleColumns against brute force: for each lane, every element of its rows, bands of all kinds.
+// VisibleColumns against brute force: every element of each lane's rows, for visible ranges of all kinds.
 #include "kernels/score/visible_columns.cuh"
 
 #include <cstdio>

@@ -1,7 +1,8 @@
-// Device code on the host, for the programs of this folder: before everything else the compiler reads this file, which
-// gives CUDA's keywords a meaning, and the headers beside it come before those of csrc/ that they are named after.
+// Device code on the host, for the programs of the folder above. The compiler includes this file first; it defines
+// CUDA's keywords. The headers beside it replace those of csrc/ with the same path.
 //
-// A warp is one fiber, which stands for its first lane. Fibers run in turn, each until it comes to a step() or yields.
+// A warp is one fiber, which stands for its first lane. Only one fiber runs at a time, until it calls step() or
+// yield().
 #pragma once
 
 #include <ucontext.h>
@@ -60,7 +61,7 @@ class Fibers {
     fibers_.push_back(std::move(fiber));
   }
 
-  // Until all have ended; false: somebody waits for ever.
+  // Runs until all fibers have ended; false: one of them waits forever.
   bool run(int steps = 2'000'000) {
     current_fibers = this;
     while (!fibers_.empty()) {
@@ -106,7 +107,7 @@ class Fibers {
 
 inline Fibers& fibers() { return *Fibers::current_fibers; }
 
-// A random time, in which others go on.
+// Takes a random time, in which other fibers run.
 inline void step() {
   for (int i = fibers().below(5); i > 0; --i) fibers().yield();
 }

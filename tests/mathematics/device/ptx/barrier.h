@@ -1,4 +1,4 @@
-// Barriers as csrc/ptx/barrier.h describes them.
+// mbarriers as csrc/ptx/barrier.h describes them.
 #pragma once
 
 namespace flash_attn_ext::ptx {
@@ -31,7 +31,7 @@ inline void arrive_expecting(Barrier& barrier, int bytes) {
   --barrier.pending;
   barrier.complete_if_done();
 }
-// By the parity alone, as hardware does: a waiter that is two phases late waits for another one.
+// Phases are told apart by their parity only, as in hardware: a thread that is two phases late waits for another phase.
 inline void wait(Barrier& barrier, int parity) {
   device::step();
   while (((barrier.completed - 1) & 1) != parity) device::fibers().yield();

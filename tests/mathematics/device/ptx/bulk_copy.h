@@ -1,4 +1,4 @@
-// The copy engine as csrc/ptx/bulk_copy.h describes it: it reads and writes at times of its own.
+// TMA as csrc/ptx/bulk_copy.h describes it: it reads and writes at random times.
 #pragma once
 
 #include "ptx/barrier.h"
@@ -10,17 +10,18 @@ struct Copy {
   const float* source;
   int bytes;
   bool adds;
-  const void* issuer;  // of copies to global memory, which it may wait for
+  const void* issuer;  // of copies to global memory, which the issuer may wait for
   Barrier* barrier;    // of copies to shared memory
   bool is_read = false;
   std::vector<float> held{};
 };
 
-struct CopyEngine {
+struct Tma {
   std::deque<Copy> copies;
-  int users = 0;  // that have not ended
+  int users = 0;  // fibers that have not ended
 
-  // A fiber of its own. It takes a random copy a step further: two of one issuer may pass each other.
+  // Runs in a fiber of its own. It advances a random copy by one step, so two copies of one issuer may overtake each
+  // other.
   void run() {
     while (users > 0 || !copies.empty()) {
       device::fibers().yield();
@@ -45,7 +46,7 @@ struct CopyEngine {
     while (is_pending()) device::fibers().yield();
   }
 
-  static inline CopyEngine* current = nullptr;
+  static inline Tma* current = nullptr;
 
  private:
   void advance(int index) {
@@ -67,18 +68,18 @@ struct CopyEngine {
 };
 
 inline void copy_bytes(float* target, const float* source, int bytes, Barrier& barrier) {
-  CopyEngine::current->issue(
+  Tma::current->issue(
       {.target = target, .source = source, .bytes = bytes, .adds = false, .issuer = nullptr, .barrier = &barrier});
 }
 inline void to_global(float* target, const float* source, int bytes, bool adds) {
   const void* const issuer = device::fibers().current();
-  CopyEngine::current->issue(
+  Tma::current->issue(
       {.target = target, .source = source, .bytes = bytes, .adds = adds, .issuer = issuer, .barrier = nullptr});
 }
 inline void store_bytes(float* target, const float* source, int bytes) { to_global(target, source, bytes, false); }
 inline void add_floats(float* target, const float* source, int bytes) { to_global(target, source, bytes, true); }
-inline void wait_until_read() { CopyEngine::current->wait(false); }
-inline void wait_until_written() { CopyEngine::current->wait(true); }
+inline void wait_until_read() { Tma::current->wait(false); }
+inline void wait_until_written() { Tma::current->wait(true); }
 inline void fence_global_copies() {}
 
 }  // namespace flash_attn_ext::ptx

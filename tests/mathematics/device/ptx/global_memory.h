@@ -1,11 +1,11 @@
-// The accesses of csrc/ptx/global_memory.h that order others. Here all of them are in order.
+// The accesses of csrc/ptx/global_memory.h that order others. Here all accesses are in order.
 #pragma once
 
 namespace flash_attn_ext::ptx {
 
 inline int load_acquire(const int* source) {
   device::step();
-  device::fibers().yield();  // who asks in a loop lets others go on
+  device::fibers().yield();  // a thread that polls lets others run
   return *source;
 }
 inline void raise_releasing(int* target, int value) {

@@ -1,9 +1,9 @@
-// Elements of 16 bits, and how csrc/ptx/math.h packs two of them.
+// 16-bit elements, and how csrc/ptx/math.h packs two of them.
 #pragma once
 
 namespace device {
 
-// A sign, an exponent and kMantissa bits: what CUDA's types of 16 bits round to, to nearest even.
+// A sign, an exponent and a mantissa of kMantissa bits. Rounds to nearest even, as CUDA's 16-bit types do.
 template <int kMantissa>
 struct Element {
   static constexpr int kBias = (1 << (14 - kMantissa)) - 1;
@@ -30,7 +30,7 @@ struct Element {
     if (std::isinf(x)) return kInfinity;
     if (x == 0) return 0;
     const int exponent = std::max(std::ilogb(x), 1 - kBias);
-    // A mantissa that rounding takes beyond its bits is one more exponent; the last exponent is that of infinity.
+    // A mantissa that rounding carries beyond its bits increments the exponent; the last exponent is that of infinity.
     const auto whole = static_cast<int64_t>(std::nearbyint(std::ldexp(x, kMantissa - exponent)));
     const int64_t rounded = (int64_t{exponent + kBias - 1} << kMantissa) + whole;
     return static_cast<int>(std::min<int64_t>(rounded, kInfinity));

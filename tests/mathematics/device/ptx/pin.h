@@ -1,4 +1,4 @@
-// csrc/ptx/pin.h is about registers.
+// csrc/ptx/pin.h keeps values in registers, which nothing here depends on.
 #pragma once
 
 namespace flash_attn_ext::ptx {

@@ -1,4 +1,4 @@
-// Declared for headers of which the programs here call other parts.
+// Only declared: the programs here call other parts of the headers that use it.
 #pragma once
 
 namespace flash_attn_ext::ptx {

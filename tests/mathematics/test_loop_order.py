@@ -1,4 +1,4 @@
-"""The order in which tiles of keys add to dQ on Hopper, compiled for the host: complete, and free of deadlock."""
+"""The order in which key tiles add to dQ on Hopper, compiled for the host, is complete and free of deadlock."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ from support.host_programs import CSRC, run_host_program
 
 PLAN_FILES = (
     "sm90_backward.cpp",
-    "sm90_backward_few_queries.cpp",
-    "sm90_backward_storing.cpp",
+    "sm90_backward_query_stationary.cpp",
+    "sm90_backward_two_pass.cpp",
     "sm90_variant.cpp",
     "sm80_backward.cpp",
 )
@@ -15,4 +15,4 @@ PLANS = [CSRC / "kernels" / "plan" / name for name in PLAN_FILES]
 
 
 def test_nobody_waits_for_ever(tmp_path):
-    run_host_program(Path(__file__).with_name("visit_order.cpp"), tmp_path, *PLANS)
+    run_host_program(Path(__file__).with_name("loop_order.cpp"), tmp_path, *PLANS)

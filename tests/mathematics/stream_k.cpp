@@ -1,16 +1,17 @@
-// LineShares on random lines: every tile belongs to one block, blocks have as many within one, an item's parts are
-// those of the blocks that have its tiles, and items of one length have blocks of their own where these are a multiple.
+// WorkListShares on random work lists. Every tile belongs to one CTA, and the CTAs' numbers of tiles differ by at most
+// one. The splits of a work tile are those of the CTAs that have tiles of it. If all work tiles have the same length,
+// and the number of CTAs is a multiple of theirs, no CTA has tiles of two work tiles.
 #include <cstdint>
 #include <cstdio>
 #include <random>
 
-#include "kernels/schedule/item_parts.h"
+#include "kernels/schedule/tile_splits.h"
 
 namespace {
 
-using flash_attn_ext::ItemParts;
 using flash_attn_ext::kSlotsPerBlock;
-using flash_attn_ext::LineShares;
+using flash_attn_ext::TileSplits;
+using flash_attn_ext::WorkListShares;
 
 struct Problem {
   uint32_t line;
@@ -24,7 +25,7 @@ bool fails(const char* what, const Problem& problem) {
   return false;
 }
 
-bool blocks_are_right(const Problem& problem, const LineShares& shares) {
+bool blocks_are_right(const Problem& problem, const WorkListShares& shares) {
   const auto [line, most_blocks, least_tiles] = problem;
   if (shares.blocks == 0 || shares.blocks > most_blocks) return fails("blocks", problem);
   if (shares.blocks > 1 && line / shares.blocks < least_tiles) return fails("too few tiles", problem);
@@ -40,8 +41,8 @@ bool blocks_are_right(const Problem& problem, const LineShares& shares) {
   return true;
 }
 
-bool parts_are_right(const Problem& problem, const LineShares& shares, uint32_t begin, uint32_t end) {
-  const ItemParts parts = shares.parts(begin, end);
+bool parts_are_right(const Problem& problem, const WorkListShares& shares, uint32_t begin, uint32_t end) {
+  const TileSplits parts = shares.splits(begin, end);
   for (int part = 0; part < parts.count; ++part) {
     const auto slot = static_cast<uint32_t>(parts.slot(part, kSlotsPerBlock));
     const uint32_t block = slot / kSlotsPerBlock;
@@ -55,17 +56,18 @@ bool parts_are_right(const Problem& problem, const LineShares& shares, uint32_t 
   return last - first + 1 == static_cast<uint32_t>(parts.count) || fails("count", problem);
 }
 
-// Blocks that leave a part of every item that they have tiles of, which all have `tiles`.
-bool numbers_are_right(const Problem& problem, const LineShares& shares, uint32_t tiles) {
+// The numbers of splits when CTAs store one split of every work tile that they have tiles of. All have `tiles` tiles.
+bool numbers_are_right(const Problem& problem, const WorkListShares& shares, uint32_t tiles) {
   const uint32_t items = problem.line / tiles;
   int next = 0;
   uint32_t block = 0;
   for (uint32_t item = 0; item < items; ++item) {
-    const flash_attn_ext::PartNumbers parts = shares.part_numbers(static_cast<int>(item), static_cast<int>(tiles));
+    const flash_attn_ext::SplitNumbers parts = shares.split_numbers(static_cast<int>(item), static_cast<int>(tiles));
     int part = parts.begin;
     if (part < next || part > next + 1) return fails("numbers that overlap, or are left out", problem);
     for (block = shares.block_of(item * tiles); shares.begin_of(block) < (item + 1) * tiles; ++block, ++part) {
-      if (part != LineShares::part_number(block, static_cast<int>(item))) return fails("number of a part", problem);
+      if (part != WorkListShares::split_number(block, static_cast<int>(item)))
+        return fails("number of a part", problem);
     }
     if (part != parts.end) return fails("end of numbers", problem);
     next = part;
@@ -80,15 +82,15 @@ int main() {
   for (int i = 0; i < 3000; ++i) {
     const uint32_t items = 1 + random() % (i % 2 == 0 ? 20 : 400);
     const uint32_t tiles = 1 + random() % (i % 3 == 0 ? 5 : i % 3 == 1 ? 300 : 100000);
-    const uint32_t most_blocks = 1 + random() % (i % 5 == 0 ? LineShares::kMostBlocks : 1000u);
+    const uint32_t most_blocks = 1 + random() % (i % 5 == 0 ? WorkListShares::kMostBlocks : 1000u);
     const Problem problem = {items * tiles, most_blocks, 1 + static_cast<uint32_t>(random() % 4)};
-    const LineShares shares = LineShares::of(problem.line, problem.most_blocks, problem.least_tiles);
+    const WorkListShares shares = WorkListShares::of(problem.line, problem.most_blocks, problem.least_tiles);
     if (!blocks_are_right(problem, shares)) return 1;
     for (uint32_t item = 0; item < items; ++item) {
       if (!parts_are_right(problem, shares, item * tiles, (item + 1) * tiles)) return 1;
     }
     if (!numbers_are_right(problem, shares, tiles)) return 1;
-    if (shares.blocks % items != 0 || shares.blocks >= 1u << (LineShares::kBits / 2)) continue;
+    if (shares.blocks % items != 0 || shares.blocks >= 1u << (WorkListShares::kBits / 2)) continue;
     for (uint32_t item = 0; item < items; ++item) {
       if (shares.begin_of(item * (shares.blocks / items)) != item * tiles) return !fails("aligned", problem);
     }

@@ -1,9 +1,9 @@
-// What dq_outlet.cuh and dq_adders.cuh read of a backward kernel: the ring of csrc/, and a small dQ.
+// What dq_epilogue.cuh and dq_reducers.cuh read of a backward kernel: the pipeline of csrc/, and a small dQ.
 #pragma once
 
 #include <type_traits>
 
-#include "kernels/sm90/backward/dq_stages.h"
+#include "kernels/sm90/backward/key_stationary/dq_stages.h"
 #include "ptx/barrier.h"
 #include "tile/accumulator.h"
 
@@ -25,19 +25,19 @@ struct BackwardTile {
   int dq_columns;
 };
 
-template <int kPieces, bool kAnnounces>
+template <int kSlices, bool kPreSignals>
 struct SmallTraits {
   static constexpr BackwardTile kTile = {.dq_columns = 8};
-  static constexpr bool kAnnouncesVisits = kAnnounces;
-  static constexpr int kDqPieces = kPieces;
-  static constexpr int kDqPieceFloats = tile::kWarpgroupSize * 4;
-  static constexpr int kDqStageFloats = kAnnounces ? kDqPieceFloats : kPieces * kDqPieceFloats;
-  using DqRing = std::conditional_t<kAnnounces, AnnouncedDqRing, WholeDqRing>;
+  static constexpr bool kPreSignalsDq = kPreSignals;
+  static constexpr int kDqSlices = kSlices;
+  static constexpr int kDqSliceFloats = tile::kWarpgroupSize * 4;
+  static constexpr int kDqStageFloats = kPreSignals ? kDqSliceFloats : kSlices * kDqSliceFloats;
+  using DqPipeline = std::conditional_t<kPreSignals, PreSignalledDqPipeline, WholeDqPipeline>;
 };
 
 struct BackwardWorkspace {
   float* dq_sums;
-  int* turns;
+  int* dq_semaphores;
 };
 struct BackwardArguments {
   BackwardWorkspace workspace;
@@ -48,11 +48,11 @@ inline constexpr int kDqWarps = 4;
 template <class Traits>
 struct BackwardShared {
   float dq[kDqStages][Traits::kDqStageFloats];
-  PendingSum pending[kDqAdders];
-  typename Traits::DqRing dq_ring;
+  PendingSum pending[kDqReducers];
+  typename Traits::DqPipeline dq_pipeline;
 };
 
-// A named barrier. Warps know its phases by their number.
+// A named barrier, whose phases are counted.
 struct NamedBarrier {
   int arrived = 0;
 
@@ -63,6 +63,6 @@ struct NamedBarrier {
   }
 };
 inline NamedBarrier dq_warpgroup_barrier;
-inline void meet_dq_warpgroup() { dq_warpgroup_barrier.sync(); }
+inline void sync_dq_warpgroup() { dq_warpgroup_barrier.sync(); }
 
 }  // namespace flash_attn_ext::sm90

@@ -1,6 +1,6 @@
-// Numbers that a product adds to its columns (tile/sm90/column_terms.h): the rows and factors that a block makes,
-// multiplied here as a wgmma step multiplies them.
-#include "tile/sm90/column_terms.h"
+// Augmented columns (tile/sm90/augmented_columns.h): the rows and factors that a CTA computes, multiplied here as a
+// wgmma step multiplies them.
+#include "tile/sm90/augmented_columns.h"
 
 namespace {
 
@@ -13,15 +13,15 @@ float half_of(uint32_t packed, int half) {
   return static_cast<float>(element);
 }
 
-// The left operand's row, which all rows of the step are: PTX ISA, wgmma's A in registers.
+// The left operand's row, the same for all rows of the step: PTX ISA, wgmma's A in registers.
 template <class Element>
 std::vector<double> factors() {
   std::vector<double> of_inner(16);
   for (unsigned lane = 0; lane < 32; ++lane) {
     threadIdx.x = lane;
-    tile::TermFactors<Element> own;
+    tile::ColumnFactors<Element> own;
     own.init();
-    for (int part = 0; part < 4; ++part) {  // rows r, r + 8; then the same of inner elements from 8 on
+    for (int part = 0; part < 4; ++part) {  // rows r and r + 8; then the same rows of inner elements from 8 on
       for (int half = 0; half < 2; ++half) {
         double& factor = of_inner[part / 2 * 8 + lane % 4 * 2 + static_cast<unsigned>(half)];
         const double found = half_of<Element>(own.a[part], half);
@@ -33,21 +33,21 @@ std::vector<double> factors() {
   return of_inner;
 }
 
-// What a step adds to a column whose row this is. Products are exact here.
+// What a step adds to the column of this row. Products are exact here.
 template <class Element>
 double added(const uint4& row) {
   static const std::vector<double> kFactors = factors<Element>();
   const uint32_t words[4] = {row.x, row.y, row.z, row.w};
   double sum = 0;
   for (int inner = 0; inner < 16; ++inner) {
-    const int element = inner % 8;  // both halves lie at the same place
+    const int element = inner % 8;  // both halves have the same address
     sum += kFactors[static_cast<size_t>(inner)] * half_of<Element>(words[element / 2], element % 2);
   }
   return sum;
 }
 template <class Element>
 double added(float x) {
-  return added<Element>(tile::ColumnTerms<Element, 8>::row(x));
+  return added<Element>(tile::AugmentedColumns<Element, 8>::row(x));
 }
 
 bool fails(const char* what, double x, double found) {
@@ -76,13 +76,13 @@ bool adds_nan_for(float x) {
 
 template <class Element>
 bool is_right() {
-  const double hidden = added<Element>(tile::ColumnTerms<Element, 8>::hidden_row());
+  const double hidden = added<Element>(tile::AugmentedColumns<Element, 8>::hidden_row());
   return loses_less_than_float32_rounds<Element>() && adds_nan_for<Element>(INFINITY) &&
          adds_nan_for<Element>(-INFINITY) && adds_nan_for<Element>(NAN) &&
          (hidden == -INFINITY || fails("a hidden row", -INFINITY, hidden));
 }
 
-// So that the rows are computed again, not wrong.
+// A NaN makes the rows be recomputed; otherwise they would be wrong.
 bool beyond_float16_adds_nan() {
   for (const float x : {0x1p28f, -3e9f, 1e30f}) {
     if (!adds_nan_for<device::Float16>(x)) return false;

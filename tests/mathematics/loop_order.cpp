@@ -1,0 +1,241 @@
+// LoopOrder on random problems. Each key tile that sees a query tile contributes to it once, and the ranks of
+// contributors have no gaps. An iteration waits only for work tiles that were fetched before, or for those of its
+// group. CTAs that fetch work tiles as the kernel does therefore finish, however few they are and however long a tile
+// takes. All of this also holds for the iterations that a mask leaves.
+#include "kernels/schedule/loop_order.h"
+
+#include <cstdio>
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "kernels/plan/sm90.h"
+#include "kernels/schedule/mask_iterations.h"
+
+namespace {
+
+using flash_attn_ext::LoopDirection;
+using flash_attn_ext::LoopOrder;
+using flash_attn_ext::MaskIterations;
+using namespace flash_attn_ext::attention;
+
+struct Problem {
+  Visibility visibility;
+  std::vector<Sequence> sequences;
+  LoopOrder order;
+  int blocks;
+  int heads;
+  bool masked;
+  uint32_t hidden;  // iterations of 16
+
+  // Whether a mask, which each pair has for itself, leaves the iteration.
+  bool is_left(uint32_t pair, int key_tile, int query_tile) const {
+    const uint32_t mixed = ((pair * 8191 + key_tile) * 131071 + query_tile) * 2654435761u;
+    return !masked || (mixed >> 20) % 16 >= hidden;
+  }
+
+  const Sequence& sequence_of(uint32_t pair) const { return sequences[pair / (heads * order.group_shares)]; }
+};
+
+struct Iteration {
+  int query_tile;
+  int sums;  // the accumulator of the query tile to which the contributor adds
+  int rank;
+  bool is_last = false;  // known with a mask
+};
+
+// An accumulator of dQ: pair, query tile, and which of its accumulators.
+using Sums = std::tuple<uint32_t, int, int>;
+
+// The iterations of a work tile, in the kernel's order (sm90/backward/key_stationary/producer.cuh).
+std::vector<Iteration> iterations_of(const Problem& problem, const LoopOrder::WorkTile& work_tile) {
+  const Sequence& sequence = problem.sequence_of(work_tile.pair);
+  if (work_tile.tile >= LoopOrder::num_tiles(sequence.num_keys, LoopOrder::kKeys) || sequence.num_queries == 0)
+    return {};
+  const LoopOrder::Tiles range = LoopOrder::visible_query_tiles(problem.visibility, sequence, work_tile.tile);
+  const LoopOrder::Contributor contributor =
+      problem.order.contributor(problem.visibility, sequence, work_tile.tile, work_tile.direction);
+  std::vector<Iteration> iterations;
+  if (problem.masked) {  // sm90/backward/key_stationary/mask_iterations.cu
+    for (int i = 0; i < range.end - range.begin; ++i) {
+      const int query_tile = MaskIterations::query_tile(contributor, range, i);
+      if (!problem.is_left(work_tile.pair, work_tile.tile, query_tile)) continue;
+      const MaskIterations::Entry entry = MaskIterations::entry(
+          contributor, query_tile, [&](int tile) { return problem.is_left(work_tile.pair, tile, query_tile) ? 1 : 0; });
+      iterations.push_back({query_tile, 0, entry.rank, entry.is_last != 0});
+    }
+    return iterations;
+  }
+  const int sums = work_tile.direction == LoopDirection::kSplitKv ? contributor.phase() : 0;
+  int at = work_tile.direction == LoopDirection::kCyclic       ? contributor.first_of_cycle()
+           : work_tile.direction == LoopDirection::kDescending ? range.end - 1
+                                                               : range.begin;
+  for (int i = range.begin; i < range.end; ++i) {
+    iterations.push_back({at, sums, contributor.rank(at, contributor.contributors(at))});
+    at += work_tile.direction == LoopDirection::kDescending ? -1 : 1;
+    if (at == range.end) at = range.begin;
+  }
+  return iterations;
+}
+
+bool fails(const char* what, const Problem& problem) {
+  const Sequence& s = problem.sequences[0];
+  std::printf(
+      "%s: %zu sequences, the first of %lld queries and %lld keys, left %lld, right %lld, top_left %d, %d heads, "
+      "%d blocks, phases 2^%u, %u of 16 hidden\n",
+      what, problem.sequences.size(), static_cast<long long>(s.num_queries), static_cast<long long>(s.num_keys),
+      static_cast<long long>(problem.visibility.left), static_cast<long long>(problem.visibility.right),
+      problem.visibility.top_left, problem.heads, problem.blocks, problem.order.log2_phases,
+      problem.masked ? problem.hidden : 0);
+  return false;
+}
+
+bool ranks_are_right(const Problem& problem) {
+  std::map<Sums, std::map<int, uint32_t>> work_tile_of_rank;
+  std::set<std::tuple<uint32_t, int, int>> last;
+  std::set<std::pair<uint32_t, int>> fetched;
+  for (uint32_t index = 0; index < problem.order.num_work_tiles(); ++index) {
+    const LoopOrder::WorkTile work_tile = problem.order.work_tile(index);
+    if (!fetched.insert({work_tile.pair, work_tile.tile}).second) return fails("a work tile twice", problem);
+    for (const Iteration& iteration : iterations_of(problem, work_tile)) {
+      if (!work_tile_of_rank[{work_tile.pair, iteration.query_tile, iteration.sums}]
+               .insert({iteration.rank, index})
+               .second) {
+        return fails("two contributors of one rank", problem);
+      }
+      if (iteration.is_last) last.insert({work_tile.pair, iteration.query_tile, iteration.rank});
+    }
+  }
+  for (uint32_t pair = 0; pair < problem.order.pairs; ++pair) {
+    const Sequence& sequence = problem.sequence_of(pair);
+    for (int i = 0; i < LoopOrder::num_tiles(sequence.num_queries, LoopOrder::kQueries); ++i) {
+      const LoopOrder::Tiles contributors =
+          problem.order.contributor(problem.visibility, sequence, 0, LoopDirection::kAscending).contributors(i);
+      int seen = 0;
+      for (int tile = contributors.begin; tile < contributors.end; ++tile)
+        seen += problem.is_left(pair, tile, i) ? 1 : 0;
+      int count = 0;
+      for (int sums = 0; sums < 1 << problem.order.log2_sums; ++sums) {
+        const auto found = work_tile_of_rank.find({pair, i, sums});
+        // An accumulator without contributors is not read (sm90/backward/key_stationary/dq_sums.cuh).
+        const bool is_read = seen > 0 && (sums - contributors.begin & (1 << problem.order.log2_sums) - 1) <
+                                             contributors.end - contributors.begin;
+        if (is_read != (found != work_tile_of_rank.end())) return fails("an accumulator without contributors", problem);
+        if (!is_read) continue;
+        uint32_t before = 0;
+        int rank = 0;
+        for (const auto& [at, index] : found->second) {
+          if (at != rank++) return fails("a rank is left out", problem);
+          const LoopOrder::WorkTile work_tile = problem.order.work_tile(index);
+          if (at > 0 && work_tile.direction != LoopDirection::kCyclic && before > index)
+            return fails("waits for a work tile that is fetched later", problem);
+          if (at > 0 && work_tile.direction == LoopDirection::kCyclic && before >= work_tile.group_end) {
+            return fails("waits for a later group", problem);
+          }
+          before = index;
+        }
+        count += rank;
+      }
+      if (count != seen) return fails("not as many contributors as there are", problem);
+      const auto others = last.lower_bound({pair, i, 0});
+      const bool has_last = others != last.end() && *others == std::tuple{pair, i, seen - 1};
+      if (problem.masked && has_last != (seen > 0)) return fails("not the last one is last", problem);
+    }
+  }
+  return true;
+}
+
+// CTAs do a random number of iterations one after the other. A CTA fetches its next work tile, and starts it, while its
+// last one is still running, as early as the kernel may.
+bool ends(const Problem& problem, std::mt19937& random) {
+  const uint32_t count = problem.order.num_work_tiles();
+  struct Work {
+    uint32_t pair;
+    uint32_t group_end;
+    std::vector<Iteration> iterations;
+    size_t next = 0;
+  };
+  std::map<Sums, int> done;
+  std::vector<std::vector<Work>> blocks(problem.blocks);
+  uint32_t fetched = 0;
+  const auto work_tile = [&](std::vector<Work>& block) {
+    const LoopOrder::WorkTile next = problem.order.work_tile(fetched++);
+    block.push_back({next.pair, next.group_end, iterations_of(problem, next)});
+  };
+  for (auto& block : blocks) {
+    if (fetched < count) work_tile(block);
+  }
+  const auto can_fetch = [&](const std::vector<Work>& block) {
+    return fetched < count && (block.empty() || (block.size() == 1 && fetched >= block[0].group_end));
+  };
+  const auto can_go_on = [&](const Work& work) {
+    if (work.next == work.iterations.size()) return true;
+    const Iteration& iteration = work.iterations[work.next];
+    return done[{work.pair, iteration.query_tile, iteration.sums}] == iteration.rank;
+  };
+  for (;;) {
+    bool any = false;
+    for (const auto& block : blocks) any |= can_fetch(block) || (!block.empty() && can_go_on(block[0]));
+    if (!any) break;
+    for (auto& block : blocks) {
+      if (random() % 2 == 0 && can_fetch(block)) work_tile(block);
+      for (int steps = static_cast<int>(random() % 5); steps > 0 && !block.empty() && can_go_on(block[0]); --steps) {
+        Work& work = block[0];
+        if (work.next == work.iterations.size()) {
+          block.erase(block.begin());
+        } else {
+          const Iteration& iteration = work.iterations[work.next++];
+          ++done[{work.pair, iteration.query_tile, iteration.sums}];
+        }
+      }
+    }
+  }
+  for (const auto& block : blocks) {
+    if (!block.empty()) return fails("deadlock", problem);
+  }
+  return fetched == count || fails("not all is fetched", problem);
+}
+
+Problem random_problem(std::mt19937& random) {
+  const auto pick = [&](int least, int most) { return least + static_cast<int>(random() % (most - least + 1)); };
+  Problem problem;
+  const int64_t longest_q = pick(1, 1400);
+  const int64_t longest_k = pick(0, 1) ? longest_q : pick(1, 2000);
+  const bool packed = pick(0, 2) == 0;
+  const int batch = pick(1, 3);
+  for (int b = 0; b < batch; ++b) {
+    const int64_t queries = packed ? pick(0, static_cast<int>(longest_q)) : longest_q;
+    const int64_t keys = packed ? pick(0, static_cast<int>(longest_k)) : longest_k;
+    problem.sequences.push_back({b, 0, 0, queries, keys});
+  }
+  problem.heads = pick(1, 3);
+  problem.blocks = pick(1, 12);
+  if (pick(0, 2) > 0) problem.visibility.right = pick(0, 1) ? 0 : pick(0, 700);
+  if (pick(0, 2) == 0) problem.visibility.left = pick(0, 700);
+  problem.visibility.top_left = pick(0, 1);
+  BackwardParams p;
+  p.element = ElementType::kBFloat16;
+  p.batch = batch;
+  p.num_heads_k = problem.heads;
+  p.num_heads_q = problem.heads * pick(1, 4);
+  p.head_dim_qk = p.head_dim_v = pick(0, 1) ? 64 : 128;
+  p.sequences = {nullptr, nullptr, longest_q, longest_k, longest_q * batch, longest_k * batch};
+  p.visibility = problem.visibility;
+  problem.order = flash_attn_ext::plan::loop_order(p, problem.blocks);
+  problem.masked = !problem.order.splits_kv && pick(0, 1) == 1;
+  problem.hidden = pick(0, 15);
+  return problem;
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937 random(1);
+  for (int i = 0; i < 3000; ++i) {
+    const Problem problem = random_problem(random);
+    if (!ranks_are_right(problem) || !ends(problem, random)) return 1;
+  }
+  return 0;
+}
