@@ -1,4 +1,4 @@
-// flash_attn_ext._C: hands Python's arguments to host/. Typed in flash_attn_ext/_C.pyi.
+// flash_attn_ext._C: passes Python's arguments to host/. flash_attn_ext/_C.pyi has its types.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -46,21 +46,22 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Binds a function of one attention call, a Problem, and of what comes before it.
+// Binds a function whose last argument is one attention call, a Problem.
 template <class... Leading, class Function>
 void define_attention_function(py::module_& module, const char* name, const char* doc, Function function) {
   module.def(
       name,
       [function](Leading... leading, py::handle problem) {
         const AttentionInputs inputs = inputs_of(problem.ptr());
-        // Taken back before the inputs are dropped: a tensor that Python holds takes the GIL for that by itself.
+        // The GIL is held again when the inputs are destroyed. Otherwise each tensor that Python also holds would
+        // acquire it by itself.
         const py::gil_scoped_release release;
         return function(leading..., inputs);
       },
       doc);
 }
 
-// What users and tests may look at.
+// Functions by which users and tests inspect what a call computes.
 void define_inspection(py::module_& module) {
   module.def(
       "dropout_mask",
@@ -81,7 +82,7 @@ void define_inspection(py::module_& module) {
              "(Sk, 2) int64: the queries [begin, end) that see each key.");
 }
 
-// What flash_attn_ext/derivatives/ has kernels for on a GPU: forward mode, and what happens to plain tiles of scores.
+// The GPU kernels of flash_attn_ext/derivatives/: forward mode, and the elementwise steps on plain tiles of scores.
 void define_derivatives(py::module_& module) {
   define_attention_function<at::Tensor, at::Tensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor>(
       module, "attention_tangents",
@@ -120,7 +121,7 @@ void define_derivatives(py::module_& module) {
       "[P', dS, dS'] of a plain tile; see flash_attn_ext/_C.pyi.", py::call_guard<py::gil_scoped_release>());
 }
 
-// What a call's tensors are, which decides the way that Python takes it.
+// Classifies a call's tensors, which decides the path that the call takes in Python.
 void define_operands(py::module_& module) {
   module.attr("SYMBOLIC") = static_cast<int>(Operands::kSymbolic);
   module.attr("TRANSFORMED") = static_cast<int>(Operands::kTransformed);
@@ -138,7 +139,7 @@ void define_operands(py::module_& module) {
   module.attr("CACHE_FIELDS") = std::apply(names, kCacheFields);
 }
 
-// Kernels before those of integrations/torch_backend.
+// Kernels that run in front of the Python kernels of integrations/torch_backend.
 void define_fronts(py::module_& module) {
   py::class_<OperatorFront>(module, "OperatorFront")
       .def(py::init<const std::string&, const std::string&>(), py::arg("operator_name"), py::arg("dispatch_key"))
@@ -228,7 +229,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def(
       "set_copy_log",
       [](py::function log) {
-        // Never released: it may be called until the process ends.
+        // The callback is never released, because it may be called until the process ends.
         set_copy_log([log = log.release()](const char* name, const at::Tensor& tensor, const char* needed) {
           const py::gil_scoped_acquire gil;
           log(name, tensor, needed);

@@ -1,4 +1,4 @@
-// What a call with a cache does before it attends: new keys and values go into the cache, and they and q are rotated.
+// The first step of a call with a cache: it appends new keys and values to the cache, and rotates the new keys and q.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Rotary {
   const void* sin = nullptr;
   int64_t cos_stride = 0;  // from one position to the next
   int64_t sin_stride = 0;
-  int64_t num_positions = 0;  // a position past the table is its last one
+  int64_t num_positions = 0;  // positions past the table use its last row
   int64_t dim = 0;
   bool interleaved = false;      // pairs are columns 2 i and 2 i + 1; else i and i + dim / 2
   bool queries_advance = false;  // query i is at the position of new key i; else all are at the first new key's
@@ -38,7 +38,7 @@ FLASH_HOST_DEVICE RotatedPair<Real> rotate(Real first, Real second, Real cos, Re
   return {first * cos - second * sin, first * sin + second * cos};
 }
 
-// Key i of k_new becomes key seqlens + i of the cache, where that is below the capacity; what is past it is dropped.
+// Key i of k_new becomes key seqlens + i of the cache if that is below the capacity. Keys past it are dropped.
 struct AppendParams {
   ElementType element = ElementType::kFloat32;
   int64_t batch = 0;
@@ -47,8 +47,8 @@ struct AppendParams {
   int64_t head_dim_qk = 0;
   int64_t head_dim_v = 0;
   int64_t num_queries = 0;
-  int64_t capacity = 0;  // keys that a sequence can have
-  KvCache cache;         // num_new of them are appended
+  int64_t capacity = 0;  // the most keys that a sequence can have
+  KvCache cache;         // num_new keys are appended to each sequence
   Rotary rotary;
   MatrixView k;  // the cache, written
   MatrixView v;
@@ -60,7 +60,8 @@ struct AppendParams {
   FLASH_HOST_DEVICE bool present() const { return cache.num_new > 0; }
 };
 
-// A forward pass, and what goes into its cache before it, if anything does. q is the rotated one then.
+// A forward pass, and the keys and values that are appended to its cache before it, if any. If q is rotated,
+// ForwardParams has the rotated one.
 struct AppendingForwardParams : ForwardParams {
   AppendParams append;
 };

@@ -1,4 +1,4 @@
-// Division by a number that the host knows.
+// Division on the device by a number that the host knows.
 #pragma once
 
 #include <cstdint>

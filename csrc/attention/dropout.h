@@ -17,7 +17,7 @@ struct PhiloxCounter {
   uint32_t word[4];
 };
 
-// Of several counters at a time, which share the keys of a round.
+// Advances several counters at a time, because they share the keys of each round.
 template <int kCount>
 FLASH_HOST_DEVICE void philox_4x32_7(PhiloxCounter (&counters)[kCount], uint64_t seed) {
   uint32_t key0 = static_cast<uint32_t>(seed);
@@ -39,12 +39,12 @@ struct Dropout {
   static constexpr int kBlockKeys = 32;
 
   const int64_t* seed = nullptr;  // in the memory of the device that runs the kernel; null: no dropout
-  uint32_t threshold = 0;         // a 16-bit draw below it is dropped: p rounded to a multiple of 2^-16, but never to 0
+  uint32_t threshold = 0;         // a 16-bit draw below it drops its weight; it is p * 2^16, rounded, but never 0
   double rescale = 1.0;           // 1 / (1 - p)
 
   FLASH_HOST_DEVICE bool enabled() const { return seed != nullptr; }
 
-  // A block's own numbers, for draws(): those of the one that holds (query, key).
+  // The indices of the block that holds a query or a key.
   FLASH_HOST_DEVICE static uint32_t query_block(int64_t query) {
     return static_cast<uint32_t>(static_cast<uint64_t>(query) / kBlockQueries);
   }
@@ -52,7 +52,8 @@ struct Dropout {
     return static_cast<uint32_t>(static_cast<uint64_t>(key) / kBlockKeys);
   }
 
-  // The 8 draws of queries 8 m + query_in_8 and keys 8 n + key_in_8 of a block, whose counter holds block * 8.
+  // The counter of the 8 draws of queries 8 m + i and keys 8 n + j of a block. query_counter is 8 * (the block's index
+  // along queries) + i, and key_counter is 8 * (its index along keys) + j.
   FLASH_HOST_DEVICE static PhiloxCounter counter(uint32_t batch, uint32_t head, uint32_t query_counter,
                                                  uint32_t key_counter) {
     return {{key_counter, query_counter, head, batch}};
@@ -67,13 +68,14 @@ struct Dropout {
     return counters[0];
   }
 
-  // Whether the draw of query 8 m + .. and key 8 n + .. of a block is kept: word n % 4 holds those of m = 0 and 1.
+  // Whether the weight of query 8 m + i and key 8 n + j of a block is kept. `word` is word n of the draws; it holds the
+  // draw of m = 0 in its lower half and that of m = 1 in its upper half.
   FLASH_HOST_DEVICE bool keeps(uint32_t word, int query_half) const {
-    // Compared in the upper half, where one of the two already is.
+    // The comparison takes place in the upper half, because one of the two draws is already there.
     return (query_half == 0 ? word << 16 : word) >= threshold << 16;
   }
 
-  // Which of the 8 draws belongs to (query, key), compared with the threshold.
+  // Whether the weight of (query, key) is kept, given the 8 draws that it shares.
   FLASH_HOST_DEVICE bool keeps(const PhiloxCounter& draws, int64_t query, int64_t key) const {
     return keeps(draws.word[(key / 8) % 4], static_cast<int>((query / 8) % 2));
   }

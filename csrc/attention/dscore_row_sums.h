@@ -1,13 +1,13 @@
-// The gradient of a bias that is broadcast along keys, from what dS of a row adds up to.
+// The gradient of a bias that is broadcast along keys, computed from the row sums of dS.
 //
-// Softmax does not see a number that is added to all scores of a row: such a bias shifts the row against its sink, and
-// the LSE, and changes nothing else. With D = rowsum(dout * out), s = exp(sink - lse), and P of the keys that add up to
-// 1 - s:
+// Softmax is invariant to a number that is added to all scores of a row. Such a bias therefore shifts only the LSE, and
+// the row's scores relative to its sink. Let D = rowsum(dout * out) and s = exp(sink - lse). P of the keys adds up to
+// 1 - s, so:
 //
 //   sum of dS = sum of P (dP - (D - dlse)) = D - (1 - s)(D - dlse) = s D + (1 - s) dlse
 //
-// whatever else changes a score and whatever is dropped. Without a sink that is dlse. Added up term by term it would be
-// off by D times what the last bits of P add up to, which may be more than dlse itself.
+// This holds whatever else changes a score, and whatever dropout drops. Without a sink the sum is dlse. Summed term by
+// term, it would be wrong by D times the rounding error of P's row sum, which may be more than dlse itself.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@
 
 namespace flash_attn_ext::attention {
 
-// Of one query. `delta` is D.
+// The statistics of one query. `delta` is D.
 template <class Real>
 struct DscoreRow {
   LogSumExp<Real> lse;
@@ -26,7 +26,7 @@ struct DscoreRow {
 
   FLASH_HOST_DEVICE double sum(Real sink) const {
     constexpr Real kMinusInfinity = SoftmaxState<Real>::kMinusInfinity;
-    if (lse.value == kMinusInfinity) return 0.0;  // it sees no key
+    if (lse.value == kMinusInfinity) return 0.0;  // the row sees no key
     double of_sink = 0.0;
     double of_keys = 1.0;
     if (sink != kMinusInfinity) {
@@ -35,19 +35,20 @@ struct DscoreRow {
       of_keys = -expm1(exponent);
       if (of_keys == 0.0) return 0.0;
     }
-    // 0 times a D that is not finite is NaN, as dS is there.
+    // With a D that is not finite this is NaN, as dS is there.
     return of_sink * delta_for_sink(sink, lse.value, delta, Real(0)) + of_keys * dlse;
   }
 };
 
-// Which elements of the gradient somebody computes: those of some queries of a batch entry and a head. Where the bias
-// is broadcast along a dimension, all of it, which is summed.
+// The elements of the gradient that one thread or CTA computes: those of some queries of a batch entry and a head. Of a
+// dimension along which the bias is broadcast, an owner has all indices, and sums over them.
 struct DbiasOwner {
   Interval batches;
   Interval heads;
   Interval queries;
 
-  // The sum of dS over the rows of queries first, first + step ... before `end`. Their delta is D, which loses dlse.
+  // Returns the sum of dS over the rows of queries begin, begin + step, ... before end of `of_queries`. It also
+  // subtracts dlse from their delta, which is D before.
   template <class Real>
   FLASH_HOST_DEVICE double finish_delta(const BackwardParams& p, const Interval& of_queries, int64_t step) const {
     double sum = 0.0;
@@ -77,7 +78,7 @@ struct DbiasOwner {
   }
 };
 
-// The owners of all elements, of up to `queries_each` queries each. Every row belongs to one.
+// All owners, each with up to `queries_each` queries. Every row belongs to exactly one owner.
 class DbiasOwners {
  public:
   FLASH_HOST_DEVICE DbiasOwners(const BackwardParams& p, int64_t queries_each)

@@ -1,4 +1,4 @@
-// What a mask of keys leaves to a batch entry, where that is one interval: padding at either end of a sequence.
+// The keys that a padding mask leaves to a batch entry, if they are one interval, as with padding at either end.
 #pragma once
 
 #include "attention/host_device.h"
@@ -7,7 +7,7 @@ namespace flash_attn_ext::attention {
 
 struct KeyInterval {
   int begin;
-  int count;  // kNone: what is left is not an interval
+  int count;  // kNone: the keys that are left are not one interval
 
   static constexpr int kNone = -1;
 

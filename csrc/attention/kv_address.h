@@ -10,28 +10,29 @@ namespace flash_attn_ext::attention {
 
 // A row of k or v, as MatrixView::row takes it.
 struct KeyRow {
-  int64_t entry;  // of the first dimension: a batch entry, or a page
+  int64_t entry;  // index of the first dimension: a batch entry, or a page
   int64_t row;
 };
 
-// A cache of keys and values. Its lengths and tables are in the memory of the device that runs the kernel, where nobody
-// has looked at them: whatever they say, no row outside the cache is addressed.
+// A cache of keys and values. Its lengths and tables are in the memory of the device that runs the kernel, so the host
+// cannot check them without waiting for a GPU. They are clamped instead: whatever they hold, no row outside the cache
+// is addressed.
 struct KvCache {
-  const int32_t* seqlens = nullptr;      // (batch,): keys that were there before this call; null: k and v are no cache
-  const int32_t* batch_index = nullptr;  // (batch,): which entry of a contiguous cache is a sequence's; null: its own
-  const int32_t* block_table = nullptr;  // (batch, pages): where keys [i * page_size, ...) are; null: contiguous
+  const int32_t* seqlens = nullptr;      // (batch,): keys in the cache before this call; null: k and v are no cache
+  const int32_t* batch_index = nullptr;  // (batch,): a sequence's entry of a contiguous cache; null: that of its index
+  const int32_t* block_table = nullptr;  // (batch, pages): the page of keys [i * page_size, ...); null: contiguous
   int64_t table_stride = 0;              // from one sequence's pages to the next one's
   int64_t num_entries = 0;               // batch entries of a contiguous cache, or pages
   Divisor page_size = {};                // keys: a multiple of kPageMultiple
   int64_t num_new = 0;                   // keys that this call appended to each sequence
 
-  // Keys from a multiple of it on, as many as that, have neighbouring rows.
+  // Each group of this many keys that begins at a multiple of it lies in consecutive rows.
   static constexpr int kPageMultiple = 16;
 
   FLASH_HOST_DEVICE bool present() const { return seqlens != nullptr; }
   FLASH_HOST_DEVICE bool paged() const { return block_table != nullptr; }
 
-  // Keys that were there before, and with the new ones. capacity: that a sequence can have.
+  // A sequence's number of keys before this call, and with the new ones. capacity: the most keys that it can have.
   FLASH_HOST_DEVICE int64_t num_old(int64_t batch, int64_t capacity) const { return clamp(seqlens[batch], capacity); }
   FLASH_HOST_DEVICE int64_t num_keys(int64_t batch, int64_t capacity) const {
     return clamp(num_old(batch, capacity) + num_new, capacity);

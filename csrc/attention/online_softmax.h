@@ -1,4 +1,4 @@
-// The state of a softmax whose scores arrive in pieces (Milakov & Gimelshein 2018; Dao et al. 2022, section 3.1).
+// The state of a softmax whose scores arrive tile by tile (Milakov & Gimelshein 2018; Dao et al. 2022, section 3.1).
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace flash_attn_ext::attention {
 template <class Real>
 struct LogSumExp {
   Real value;     // natural log; -inf for a row that sees no key
-  Real residual;  // what rounding took off the value: value + residual is right to twice the precision
+  Real residual;  // the value's rounding error: value + residual has twice the precision
 };
 
 template <class Real>
@@ -21,10 +21,11 @@ struct SoftmaxState {
   Real m = kMinusInfinity;  // largest score so far
   Real l = Real(0);         // sum of exp(score - m) so far
 
-  // What to subtract from scores before exp: a row that has seen nothing subtracts 0, since -inf - (-inf) is NaN.
+  // The number to subtract from scores before exp. A row that has seen nothing subtracts 0, since -inf - (-inf) is NaN.
   FLASH_HOST_DEVICE Real shift() const { return m == kMinusInfinity ? Real(0) : m; }
 
-  // Takes in a new maximum and returns the factor that sums and outputs so far must be multiplied by.
+  // Raises the row maximum to `candidate` if that is larger, and rescales l. Returns the factor by which the caller
+  // rescales the outputs so far.
   FLASH_HOST_DEVICE Real raise_maximum(Real candidate) {
     const Real raised = candidate > m ? candidate : m;
     // NaN scores do not raise m; they reach l through exp.
@@ -34,8 +35,8 @@ struct SoftmaxState {
     return factor;
   }
 
-  // Takes in the state of other keys of the same row. Its sums and outputs so far must be multiplied by exp(other.m -
-  // shift()), those of this one by the factor that is returned.
+  // Merges the state of other keys of the same row into this one. The caller multiplies the other's outputs by
+  // exp(other.m - shift()) after the merge, and this one's by the factor that is returned.
   FLASH_HOST_DEVICE Real merge(const SoftmaxState& other) {
     const Real factor = raise_maximum(other.m);
     l += other.l * std::exp(other.m - shift());
@@ -59,13 +60,15 @@ struct SoftmaxState {
     if (l == Real(0)) return {kMinusInfinity, Real(0)};
     const Real log_l = log(l);
     const Real value = m + log_l;
-    // Exact (Dekker's fast two-sum) when |m| >= |log l|; else the value itself is small and already precise.
+    // The residual is exact (Dekker's fast two-sum) when |m| >= |log l|. Otherwise the value itself is small and
+    // already precise.
     return {value, (m - value) + log_l};
   }
 };
 
-// delta as a sink's gradient, -exp(sink - lse) * delta, reads it. A row that sees no key has lse = sink and out = 0,
-// whatever dout holds: what remains of its delta is the LSE's own gradient, and nothing of that where it is not finite.
+// The delta to use in a sink's gradient, -exp(sink - lse) * delta. A row that sees no key has lse = sink and out = 0,
+// whatever dout holds. If its delta is not finite, only the LSE's own gradient counts, or 0 if that is not finite
+// either.
 template <class Real>
 FLASH_HOST_DEVICE Real delta_for_sink(Real sink, Real lse, Real delta, Real dlse) {
   const auto finite = [](Real x) { return x - x == Real(0); };

@@ -1,4 +1,4 @@
-// What a kernel is told, as plain data. Host code fills every field by name; kernels of every backend read it.
+// The parameters of a kernel, as plain data. Host code fills every field by name; kernels of every backend read it.
 #pragma once
 
 #include <cstdint>
@@ -56,15 +56,15 @@ struct AttentionParams {
   KvCache cache;
 
   MatrixView q;  // (batch, num_heads_q, queries, head_dim_qk)
-  MatrixView k;  // (batch, num_heads_k, keys, head_dim_qk); of a cache, (its entries, num_heads_k, rows, head_dim_qk)
-  MatrixView v;  // likewise, with head_dim_v
+  MatrixView k;  // (batch, num_heads_k, keys, head_dim_qk), or a cache: (entries, num_heads_k, rows, head_dim_qk)
+  MatrixView v;  // the same, with head_dim_v
 
-  // 32 bits divide several times faster on a GPU.
+  // A GPU divides 32-bit numbers much faster than 64-bit ones.
   FLASH_HOST_DEVICE int64_t queries_per_key_head() const {
     return static_cast<uint32_t>(num_heads_q) / static_cast<uint32_t>(num_heads_k);
   }
 
-  // For what reads caches: sequences.at(batch), as long as its cache says. max_seqlen_k is the cache's capacity.
+  // sequences.at(batch), but with as many keys as the cache holds if there is one; max_seqlen_k is then its capacity.
   FLASH_HOST_DEVICE Sequence sequence_of(int64_t batch_entry) const {
     Sequence sequence = sequences.at(batch_entry);
     if (cache.present()) sequence.num_keys = cache.num_keys(batch_entry, sequences.max_seqlen_k);
@@ -84,7 +84,7 @@ struct ForwardParams : AttentionParams {
 // The gradient of a bias in the bias's own shape, contiguous. A broadcast dimension has extent 1, and its gradients are
 // summed in a fixed order.
 struct BiasGradient {
-  bool wanted = false;  // set before there is memory: how it is formed decides in which type it is
+  bool wanted = false;  // set before data is allocated, because the plan decides the type of data
   void* data = nullptr;
   ElementType element = ElementType::kFloat32;  // of data: the accumulate type where it starts at zero, else the bias's
   bool starts_at_zero = true;                   // kernels may add to it; else they write each element once

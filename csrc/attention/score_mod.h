@@ -5,7 +5,7 @@
 //   capped  = softcap * tanh(scaled / softcap)
 //   score   = capped - slope * |key - (query + diagonal)| + bias,   or -inf where the mask is False
 //
-// Visibility (visibility.h) comes after it, then the softmax. A sink joins in online_softmax.h.
+// Visibility (visibility.h) is applied after that, then the softmax. A sink joins its denominator (online_softmax.h).
 #pragma once
 
 #include <cmath>
@@ -45,8 +45,8 @@ struct BroadcastView {
   }
 };
 
-// What a mask holds, tile by tile, for backends that look at it first: one byte for each kSize queries x kSize keys, of
-// the mask's own batch entries and heads (a broadcast dimension has stride 0, and one tile).
+// A summary of the mask, tile by tile, for backends that scan it before they use it. It has one byte for each tile of
+// kSize queries x kSize keys of each batch entry and head of the mask. A broadcast dimension has stride 0 and one tile.
 struct MaskTiles {
   static constexpr int64_t kSize = 64;
   static constexpr uint8_t kSomeTrue = 1;
@@ -61,9 +61,9 @@ struct MaskTiles {
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
 };
 
-// The mask as bits, for backends that pack it first, in the order in which threads hold scores: a word for each query,
-// 128 keys and thread of a quad, whose bit 2 j + e stands for key 8 j + 2 (thread of the quad) + e. One more group of
-// four words follows each query's.
+// The mask packed into bits, for backends that pack it before they use it, in the order in which threads hold scores.
+// There is a word for each query, group of 128 keys and thread of a quad. Its bit 2 j + e stands for key
+// 8 j + 2 (thread of the quad) + e of the group. One extra group of four words follows those of each query.
 struct MaskBits {
   static constexpr int64_t kKeys = 128;
 
@@ -89,7 +89,7 @@ struct AlibiSlopes {
   }
 };
 
-// d score / d slope, of a distance key - (query + diagonal).
+// d score / d slope at the distance key - (query + diagonal).
 template <class Number>
 FLASH_HOST_DEVICE Number alibi_derivative(Number distance) {
   return -std::abs(distance);
@@ -138,12 +138,12 @@ struct ScoreMod {
   MaskTiles mask_tiles;
   MaskBits mask_bits;
 
-  // Scale only: what the fast kernels are built for.
+  // Whether a score is scale only, as the fast kernels require.
   FLASH_HOST_DEVICE bool plain() const {
     return softcap == 0.0 && !alibi.present() && !bias.present() && !mask.present();
   }
 
-  // Scores that are scale * q.k, or hidden: a positive scale can be folded into the exponent.
+  // Whether every score is scale * q.k or masked, with a positive scale, which can then be folded into the exponent.
   FLASH_HOST_DEVICE bool only_scales() const {
     return softcap == 0.0 && !alibi.present() && !bias.present() && scale > 0.0;
   }

@@ -7,7 +7,7 @@
 
 namespace flash_attn_ext::attention {
 
-// One batch entry, read once per work item.
+// One batch entry. Each work tile reads it once.
 struct Sequence {
   int64_t batch;
   int64_t query_begin;  // first row in a packed tensor; 0 in a dense one
@@ -41,8 +41,8 @@ struct SequenceTable {
     return value < 0 ? 0 : value < highest ? value : highest;
   }
 
-  // Nobody has looked at offsets in a GPU's memory. Whatever they say, rows stay inside the tensor and no sequence is
-  // longer than what grids, masks and workspaces were made for.
+  // The host does not check offsets in a GPU's memory, so they are clamped. Whatever they hold, rows stay inside the
+  // tensor, and no sequence is longer than the one that grids, masks and workspaces were made for.
   FLASH_HOST_DEVICE static Rows rows(const int32_t* offsets, int64_t total, int64_t longest) {
     const int64_t begin = clamp(offsets[0], total);
     const int64_t rest = total - begin;

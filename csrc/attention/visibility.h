@@ -24,8 +24,8 @@ enum class TileCoverage {
   kPartial,  // compared element by element
 };
 
-// What the rows of a tile see, relative to the tile's first element: row sees columns [begin + row, min(end + row,
-// length)). Small numbers, the same for the whole tile.
+// The columns that the rows of a tile see, relative to the tile's first element: `row` sees columns [begin + row,
+// min(end + row, length)). The three numbers are small and the same for the whole tile.
 struct Band {
   int begin;
   int end;
@@ -35,7 +35,7 @@ struct Band {
   FLASH_HOST_DEVICE int end_column(int row) const { return end + row < length ? end + row : length; }
 };
 
-// Tokens. Sums of three such numbers fit 32 bits.
+// The most tokens of a sequence. Sums of three such numbers fit 32 bits.
 inline constexpr int64_t kLongestSequence = int64_t{1} << 29;
 
 struct Visibility {
@@ -45,10 +45,11 @@ struct Visibility {
   int64_t right = kUnbounded;  // and how many after it; causal attention is right = 0
   bool top_left = false;       // the diagonal key of query 0 is key 0; else the last query's is the last key
 
-  // Causal, to either side: later queries see more keys, or fewer.
+  // Whether one side is bounded and the other is not, as in causal attention or its mirror image. Later queries then
+  // see ever more keys, or ever fewer.
   FLASH_HOST_DEVICE bool one_sided() const { return (left == kUnbounded) != (right == kUnbounded); }
 
-  // Every query sees every key.
+  // Whether every query sees every key.
   FLASH_HOST_DEVICE bool unlimited() const { return left == kUnbounded && right == kUnbounded; }
 
   // Key index minus query index on the diagonal.
@@ -56,8 +57,8 @@ struct Visibility {
     return top_left ? 0 : sequence.num_keys - sequence.num_queries;
   }
 
-  // Index is the type in which this is computed. 32 bits hold sums of three lengths; a GPU takes two instructions for
-  // each one of 64 bits, and other registers.
+  // Index is the type of the computation. 32 bits hold sums of three lengths, whereas each 64-bit operation takes a GPU
+  // two instructions and pairs of registers.
   template <class Index = int64_t>
   FLASH_HOST_DEVICE Interval keys_of(int64_t query, const Sequence& sequence) const {
     return around<Index>(query + diagonal(sequence), {left, right}, sequence.num_keys);
@@ -68,7 +69,8 @@ struct Visibility {
     return around<Index>(key - diagonal(sequence), {right, left}, sequence.num_queries);
   }
 
-  // keys_of for the rows of a tile whose first element is (query, key), and queries_of where rows are keys.
+  // keys_of for the rows of a tile whose first element is (query, key). queries_of_rows is for tiles whose rows are
+  // keys.
   FLASH_HOST_DEVICE Band keys_of_rows(int64_t query, int64_t key, const Sequence& sequence) const {
     const int64_t center = query + diagonal(sequence) - key;
     return {small(center - left), small(center + right + 1), small(sequence.num_keys - key)};
@@ -98,13 +100,13 @@ struct Visibility {
   }
 
  private:
-  // Saturated far beyond any tile.
+  // Saturates x far beyond the size of any tile.
   FLASH_HOST_DEVICE static int small(int64_t x) {
     constexpr int64_t kLimit = int64_t{1} << 20;
     return static_cast<int>(x < -kLimit ? -kLimit : x > kLimit ? kLimit : x);
   }
 
-  // What reaches before and after a center.
+  // How far an interval reaches before and after its center.
   struct Reach {
     int64_t before;
     int64_t after;
@@ -117,7 +119,7 @@ struct Visibility {
     Index end = center + static_cast<Index>(reach.after) + 1;
     begin = begin < 0 ? 0 : begin;
     end = end > length ? length : end;
-    // Both ends stay inside [0, length] also where nothing is seen, so that unions of neighbours stay right.
+    // Both ends stay inside [0, length] even if the interval is empty, so that unions of neighbours stay correct.
     return {begin > length ? length : begin, end < 0 ? 0 : end};
   }
 };

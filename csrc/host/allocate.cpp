@@ -31,7 +31,8 @@ c10::DispatchKeySet keys_of(at::Device device) {
   return c10::DispatchKeySet(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
 }
 
-// As torch.use_deterministic_algorithms asks. PyTorch's own functions do it.
+// Whether new memory has to be filled, as torch.use_deterministic_algorithms may ask. PyTorch's own functions do so
+// then.
 bool fills_uninitialised() {
   const at::Context& context = at::globalContext();
   return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();

@@ -16,7 +16,7 @@ at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device)
 // with sequence_first that is (batch, sequence, heads, head dim) for a `like` of (batch, heads, sequence, head dim).
 at::Tensor empty_in_stride_order(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first = false);
 
-// Its strides.
+// The strides of that tensor.
 at::DimVector strides_in_order_of(const at::Tensor& like, at::IntArrayRef sizes, bool sequence_first = false);
 
 // Uninitialised memory on `device`, which is the current one; undefined for 0 bytes.

@@ -5,10 +5,10 @@
 
 namespace flash_attn_ext::host {
 
-// Without `wants_lse`, the outputs have none.
+// Without `wants_lse`, the outputs have no LSE.
 ForwardOutputs attention_forward(const AttentionInputs& inputs, bool wants_lse);
 
-// dq, dk, dv, dbias, dalibi_slopes, dsink; undefined where output_mask does not ask for it.
+// Returns dq, dk, dv, dbias, dalibi_slopes and dsink; those that output_mask does not ask for are undefined.
 std::vector<at::Tensor> attention_backward(const AttentionInputs& inputs, const BackwardInputs& backward);
 
 // rowsum(dout * out) - dlse: (B, H, S) for (B, H, S, D), (H, T) for packed (T, H, D); accumulate type.

@@ -6,8 +6,8 @@
 #include <sstream>
 #include <utility>
 
+#include "kernels/config/sm90.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/tile_config_sm90.h"
 
 #if FLASH_ATTN_EXT_WITH_CUDA
 #include <ATen/cuda/CUDAContextLight.h>
@@ -41,7 +41,7 @@ void cpu_backward(const attention::BackwardParams& given, const plan::BackwardPl
                   .batch_stride = params.lse.batch_stride,
                   .head_stride = params.lse.head_stride};
   const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
-  if (sums_rows) params.dlse = {};  // not yet
+  if (sums_rows) params.dlse = {};  // dbias_from_rows subtracts it
   if (plan.delta == plan::DeltaSource::kExactKernel) {
     cpu::backward_delta(params);
   } else {
@@ -84,7 +84,7 @@ void sm80_reasons(const attention::AttentionParams& params, at::Device device, R
   }
 }
 
-// Rows of contiguous elements that begin at multiples of 16 bytes. The float64 kernels read any strides.
+// Kernels read rows of contiguous elements that begin at multiples of 16 bytes. Those of float64 read any strides.
 bool sm80_readable(const at::Tensor& operand) {
   if (operand.scalar_type() == at::kDouble) return true;
   const at::IntArrayRef sizes = operand.sizes(), strides = operand.strides();
@@ -111,9 +111,9 @@ void sm80_backward(const attention::BackwardParams& params, const plan::Backward
 #endif
 
 #if FLASH_ATTN_EXT_WITH_SM90
-// What the copy engine can describe: strides that are multiples of 16 bytes, of rows other than 0.
+// A TMA descriptor can describe strides that are multiples of 16 bytes, and for rows only strides other than 0.
 void add_stride_reasons(Reasons& reasons, const char* name, const attention::MatrixView& view, int64_t rows) {
-  constexpr int64_t kLongestStride = int64_t{1} << 38;  // elements of 2 bytes; the engine takes less than 2^40 bytes
+  constexpr int64_t kLongestStride = int64_t{1} << 38;  // elements of 2 bytes; TMA takes less than 2^40 bytes
   if (rows > 1 && view.row_stride == 0) {
     reasons.add([&] { return std::string("it cannot read ") + name + ", whose rows are one row repeated (stride 0)"; });
   }

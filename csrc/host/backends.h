@@ -16,29 +16,29 @@ struct Backend {
   const char* name;
   // Adds why it cannot run a call whose tensors are on that device.
   void (*find_reasons_against)(const attention::AttentionParams& params, at::Device device, Reasons& reasons);
-  // Whether its kernels can read a matrix operand where it is; what they cannot is copied first.
+  // Whether its kernels can read a matrix operand in place; otherwise it is copied first.
   bool (*readable)(const at::Tensor& operand);
-  // Puts the new keys of a call into their cache, whatever its strides, and rotates them and q: the first step of
-  // `forward` where that cannot read the cache in place. On the current device and stream.
+  // Appends the new keys of a call to their cache, whatever its strides, and rotates them and q, on the current device
+  // and stream. It runs before `forward` if that cannot read the cache in place.
   void (*append)(const attention::AppendParams& params);
   plan::ForwardPlan (*plan_forward)(const attention::ForwardParams& params, const plan::Limits& limits);
   plan::BackwardPlan (*plan_backward)(const attention::BackwardParams& params, const plan::Limits& limits);
-  // Both passes, as the plan says, in plan.workspace.bytes of memory. All work on the current device and stream. New
-  // keys go into their cache first, and they and q are rotated.
+  // Run the passes as the plan says, on the current device and stream, with plan.workspace.bytes of workspace.
+  // `forward` first appends new keys to their cache, and rotates them and q.
   void (*forward)(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace);
   void (*backward)(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace);
 };
 
 const std::vector<Backend>& backends();
 
-// Why a backend cannot run a call (nothing: it can). Not to be what the call asked for is a reason too.
+// The reasons why a backend cannot run a call; empty if it can. That the call asks for another backend is one, too.
 std::vector<std::string> reasons_against(const Backend& backend, const AttentionInputs& inputs,
                                          const attention::AttentionParams& params);
 
-// The backend of a name, whether or not it can run a call; an error with all names when there is none.
+// The backend of a name, whether or not it can run a call. Throws an error with all names if there is none.
 const Backend& backend_named(const std::string& name);
 
-// The backend that runs the call; an error with every backend's reasons when there is none.
+// The backend that runs the call. Throws an error with every backend's reasons if there is none.
 const Backend& choose_backend(const AttentionInputs& inputs, const attention::AttentionParams& params);
 
 }  // namespace flash_attn_ext::host

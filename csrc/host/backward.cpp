@@ -16,7 +16,7 @@ namespace {
 
 enum Gradient { kDq, kDk, kDv, kDbias, kDalibiSlopes, kDsink, kNumGradients };
 
-// The gradients in the type and shape that kernels write; undefined where not asked for.
+// The gradients in the type and shape that kernels write. Those that are not asked for are undefined.
 struct Gradients {
   at::Tensor dq, dk, dv;
   at::Tensor dbias;          // bias's shape
@@ -24,7 +24,7 @@ struct Gradients {
   at::Tensor dsink;          // (heads,)
 };
 
-// All but dbias.
+// Allocates all gradients but dbias, whose type follows from the plan.
 Gradients allocate_gradients(const AttentionInputs& in, const std::array<bool, kNumGradients>& wanted) {
   const at::TensorOptions accumulate = in.q.options().dtype(in.accumulate_type());
   Gradients g;
@@ -58,7 +58,7 @@ at::Tensor allocate_dbias(const AttentionInputs& in, bool written_once, attentio
   return gradient;
 }
 
-// Everything but dbias is allocated; dbias comes with the plan.
+// Plans and runs the pass. All gradients are allocated already but dbias, which is allocated here, as the plan says.
 void run_backward(const Backend& backend, const AttentionInputs& in, const BackwardInputs& backward,
                   attention::BackwardParams& params, at::Tensor& dbias) {
   const InputCopies copies = make_readable(backend, in, params);
@@ -73,14 +73,14 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   params.lse_residual = residual ? statistic_view(*residual) : attention::StatisticView();
   params.dlse = dlse ? statistic_view(*dlse) : attention::StatisticView();
   const plan::BackwardPlan plan = backend.plan_backward(params, limits_of(in.q.device()));
-  require_multiprocessors(plan, in.q.device());
+  require_sms(plan, in.q.device());
   RECORD_FUNCTION(range_name("backward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
   if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
   const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.device());
   backend.backward(params, plan, workspace.defined() ? workspace.mutable_data_ptr() : nullptr);
 }
 
-// The kernels' gradients in the shapes and dtypes of the inputs.
+// Converts the kernels' gradients to the shapes and dtypes of the inputs.
 std::vector<at::Tensor> finish(const AttentionInputs& in, Gradients g) {
   if (g.dbias.defined()) g.dbias = g.dbias.to(in.bias->scalar_type());
   if (g.dalibi_slopes.defined() && in.alibi_slopes->dim() == 1) g.dalibi_slopes = g.dalibi_slopes.sum(0);
@@ -103,7 +103,7 @@ std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const Back
   if (backward.output_mask[kDbias]) params.dbias = describe_dbias(*in.bias);
   if (in.has_heads()) {
     run_backward(backend, in, backward, params, gradients.dbias);
-  } else {  // k, v and a bias may have elements all the same
+  } else {  // k, v and a bias may have elements even then
     if (gradients.dk.defined()) gradients.dk.zero_();
     if (gradients.dv.defined()) gradients.dv.zero_();
     if (params.dbias.present()) gradients.dbias = at::zeros(in.bias->sizes(), in.bias->options());

@@ -117,7 +117,7 @@ void check_window(const char* name, const std::optional<int64_t>& width) {
                     ", expected 0 or more keys, or None for no bound");
 }
 
-// As kernels compute with it.
+// The number as kernels compute with it.
 double in_accumulate_type(const AttentionInputs& in, double number) {
   return in.accumulate_type() == at::kDouble ? number : double{static_cast<float>(number)};
 }
@@ -133,7 +133,7 @@ void check_shape(const char* name, const at::Tensor& tensor, at::IntArrayRef exp
               "); pass what the forward pass returned");
 }
 
-// The LSE's residual: of the LSE's shape, or nothing at all.
+// The LSE's residual has the shape of the LSE, or is absent or empty.
 void check_lse_residual(const std::optional<at::Tensor>& residual, const at::Tensor& lse) {
   if (!residual || residual->sizes() == at::IntArrayRef{0}) return;
   check_shape("lse_residual", *residual, lse.sizes(), "that of lse");
@@ -152,7 +152,7 @@ void check_fields_in_memory(const Inputs& in) {
 bool is_present(const at::Tensor&) { return true; }
 bool is_present(const std::optional<at::Tensor>& tensor) { return tensor.has_value(); }
 
-// Gradients are asked of what was given.
+// Gradients may be asked only of inputs that were given.
 void check_output_mask(const AttentionInputs& in, const BackwardInputs& backward) {
   auto wanted = backward.output_mask.begin();
   const auto check = [&](const char* name, bool present) {

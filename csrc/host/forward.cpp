@@ -15,7 +15,7 @@
 namespace flash_attn_ext::host {
 namespace {
 
-// Of memory that is laid out as the tensor.
+// The view of an LSE in workspace, which is laid out like the tensor.
 attention::StatisticView lse_view(const attention::ForwardParams& params, void* data) {
   const int64_t queries = params.sequences.total_q;
   const bool packed = params.sequences.cu_seqlens_q != nullptr;
@@ -42,7 +42,7 @@ void run_forward(const Backend& backend, attention::AppendingForwardParams& para
   const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));
   RECORD_FUNCTION(range_name("forward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{},
                   node_number());
-  // Kernels write an LSE whether or not it is wanted.
+  // Kernels write an LSE even if the caller does not want it.
   int64_t bytes = plan.workspace.bytes;
   const plan::WorkspacePart unwanted_lse = plan::append(bytes, outputs.lse.defined() ? 0 : lse_bytes);
   const at::Tensor workspace = byte_memory(bytes, outputs.out.device());

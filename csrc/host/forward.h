@@ -7,10 +7,10 @@
 
 namespace flash_attn_ext::host {
 
-// out and, where it is wanted, lse, uninitialised.
+// Allocates out and, if it is wanted, lse, both uninitialised.
 ForwardOutputs allocate_outputs(const AttentionInputs& inputs, bool wants_lse);
 
-// Plans the pass, allocates its workspace and runs it, into the outputs. `params` needs all but these.
+// Plans the pass, allocates its workspace and runs it. `params` has everything but the outputs, which are set here.
 void run_forward(const Backend& backend, attention::AppendingForwardParams& params, const ForwardOutputs& outputs);
 
 }  // namespace flash_attn_ext::host

@@ -17,7 +17,7 @@
 namespace flash_attn_ext::host {
 namespace {
 
-// What is allowed: whole numbers from `least` to `most`, as `expected` says in words.
+// An environment variable. Its value is a whole number from `least` to `most`, as `expected` says in words.
 struct Switch {
   const char* name;
   int64_t least;
@@ -41,36 +41,35 @@ constexpr Switch kWorkspace = {.name = "FLASH_ATTN_EXT_WORKSPACE_MIB",
                                .least = 0,
                                .most = StoredScores::kMostBytes >> 20,
                                .expected = "of MiB from 0 (scores are computed again)"};
-constexpr Switch kMultiprocessors = {
-    .name = "FLASH_ATTN_EXT_MULTIPROCESSORS", .least = 1, .most = 1024, .expected = "of multiprocessors from 1"};
+constexpr Switch kSms = {
+    .name = "FLASH_ATTN_EXT_MULTIPROCESSORS", .least = 1, .most = 1024, .expected = "of SMs from 1"};
 
 }  // namespace
 
 plan::Limits limits_of(at::Device device) {
-  // Of an H200, for plans that only explain: those of tensors in CPU memory.
-  plan::Limits limits = {.max_stored_bytes = int64_t{2} << 30, .l2_bytes = int64_t{60} << 20, .multiprocessors = 132};
+  // These limits are those of an H200. Tensors in CPU memory have GPU plans that are only described.
+  plan::Limits limits = {.max_stored_bytes = int64_t{2} << 30, .l2_bytes = int64_t{60} << 20, .sms = 132};
 #if FLASH_ATTN_EXT_WITH_CUDA
   if (device.is_cuda()) {
     const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
     const auto total = static_cast<int64_t>(properties->totalGlobalMem);
     limits = {.max_stored_bytes = std::min(int64_t{2} << 30, total / 40),
               .l2_bytes = properties->l2CacheSize,
-              .multiprocessors = properties->multiProcessorCount};
+              .sms = properties->multiProcessorCount};
   }
 #endif
   if (const auto mebibytes = value_of(kWorkspace)) limits.max_stored_bytes = *mebibytes << 20;
-  limits.multiprocessors = value_of(kMultiprocessors).value_or(limits.multiprocessors);
+  limits.sms = value_of(kSms).value_or(limits.sms);
   return limits;
 }
 
-void require_multiprocessors(const plan::BackwardPlan& plan, at::Device device) {
+void require_sms(const plan::BackwardPlan& plan, at::Device device) {
 #if FLASH_ATTN_EXT_WITH_CUDA
   if (!device.is_cuda() || !plan.order.cyclic) return;
   const int64_t present = at::cuda::getDeviceProperties(device.index())->multiProcessorCount;
-  TORCH_CHECK_VALUE(plan.resident_blocks <= present, kMultiprocessors.name, " is ", plan.resident_blocks, ", but ",
-                    device, " has ", present,
-                    " multiprocessors, and blocks of this backward pass wait for each other; set it to at most ",
-                    present, ", on each GPU that should give the same bits");
+  TORCH_CHECK_VALUE(plan.persistent_ctas <= present, kSms.name, " is ", plan.persistent_ctas, ", but ", device, " has ",
+                    present, " SMs, and blocks of this backward pass wait for each other; set it to at most ", present,
+                    ", on each GPU that should give the same bits");
 #endif
 }
 

@@ -1,4 +1,4 @@
-// What a plan may count on.
+// The limits within which a call is planned.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,13 +7,14 @@
 
 namespace flash_attn_ext::host {
 
-// Of the device. FLASH_ATTN_EXT_WORKSPACE_MIB, read at each call, bounds the scores that a backward pass stores: by
-// default 2 GiB, and not more than a 40th of the device's memory; 0: none, they are computed again.
-// FLASH_ATTN_EXT_MULTIPROCESSORS, likewise, stands for the device's own number, so that keys are divided as on a device
-// that has as many. Throws ValueError when one of them is no whole number in its range.
+// The limits of the device. Two environment variables, which are read at each call, replace some of them.
+// FLASH_ATTN_EXT_WORKSPACE_MIB bounds the P and dS that a backward pass materialises. The default is 2 GiB, but not
+// more than a 40th of the device's memory; with 0 they are recomputed. FLASH_ATTN_EXT_MULTIPROCESSORS replaces the
+// number of SMs, so that keys are split as on a device that has as many. Throws ValueError if a variable is not a whole
+// number in its range.
 plan::Limits limits_of(at::Device device);
 
-// Throws ValueError when a plan made for more multiprocessors than the device has needs them all at the same time.
-void require_multiprocessors(const plan::BackwardPlan& plan, at::Device device);
+// Throws ValueError when a plan made for more SMs than the device has needs them all at the same time.
+void require_sms(const plan::BackwardPlan& plan, at::Device device);
 
 }  // namespace flash_attn_ext::host

@@ -40,7 +40,7 @@ attention::SequenceTable sequence_table(const AttentionInputs& in) {
           .total_k = in.packed() ? in.k.size(0) : longest.keys};
 }
 
-// Views have one type, whether kernels read or write them. Asking for memory to write copies a lazily cloned tensor.
+// Views have one type, whether kernels read or write them. mutable_data_ptr() would copy a lazily cloned tensor.
 void* readable_memory(const at::Tensor& tensor) { return const_cast<void*>(tensor.const_data_ptr()); }
 
 attention::MatrixView matrix_view_of(const at::Tensor& tensor, void* data) {

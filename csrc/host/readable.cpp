@@ -66,7 +66,7 @@ InputCopies make_readable_except_keys(const Backend& backend, const AttentionInp
   InputCopies copies;
   copies.q = copy_unless_readable(backend, "q", in.q);
   if (copies.q.defined()) params.q = matrix_view(copies.q);
-  // A few numbers per head or sequence, which every kernel reads as an array.
+  // Every kernel reads these few numbers per head or sequence as a contiguous array.
   if (in.sink) copies.sink = copy_unless_contiguous("sink", *in.sink);
   if (in.cu_seqlens_q) copies.cu_seqlens_q = copy_unless_contiguous("cu_seqlens_q", *in.cu_seqlens_q);
   if (in.cu_seqlens_k) copies.cu_seqlens_k = copy_unless_contiguous("cu_seqlens_k", *in.cu_seqlens_k);

@@ -1,4 +1,4 @@
-// Operands in a form that kernels can read: as they are, or else a copy, which is logged.
+// Operands in a form that kernels can read: in place, or else as a copy, which is logged.
 #pragma once
 
 #include "attention/params.h"
@@ -7,7 +7,7 @@
 
 namespace flash_attn_ext::host {
 
-// Uninitialised, of at least as many columns as `like`, in rows that every backend can read in place.
+// An uninitialised tensor with at least as many columns as `like`, whose rows every backend can read in place.
 at::Tensor empty_with_aligned_rows(const at::Tensor& like);
 
 // A matrix operand, copied when the backend cannot read it in place.

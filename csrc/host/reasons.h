@@ -1,5 +1,5 @@
-// Why a backend cannot run a call. Every call asks whether there is a reason; few want to read it, and only for these
-// are sentences put together.
+// Why a backend cannot run a call. Every call asks whether there is a reason, but few need its text, so sentences are
+// put together only for those.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ class Reasons {
   enum class Wanted { kWhetherAny, kSentences };
   explicit Reasons(Wanted wanted) : wanted_(wanted) {}
 
-  // `words`: makes the sentence.
+  // `words` is a function that makes the sentence.
   template <class Words>
   void add(const Words& words) {
     any_ = true;

@@ -5,7 +5,7 @@
 namespace flash_attn_ext::host {
 namespace {
 
-// What a packed batch says about the lengths of its queries or keys.
+// Where the longest length of a packed batch's queries or keys may be known from.
 struct LengthSources {
   const at::Tensor& cu_seqlens;
   const std::optional<int64_t>& given;
@@ -13,13 +13,14 @@ struct LengthSources {
   int64_t table_dim;  // of a bias or mask
 };
 
-// Whether a table may be as long as the longest sequence: 1 is broadcast, and the tokens have to go somewhere.
+// Whether a table may be as long as the longest sequence: a length of 1 is broadcast, and with one below the mean the
+// sequences could not hold all tokens.
 bool may_be_longest(int64_t length, int64_t batch, int64_t num_tokens) {
   return length > 1 && length <= num_tokens && length >= (num_tokens + batch - 1) / std::max<int64_t>(batch, 1);
 }
 
-// A bound that the caller gave stands, since masks and biases are shaped by it. Where nobody gave one and the lengths
-// are on a device, a mask or bias says what the caller knows of them.
+// A bound that the caller gives is used as it is, because masks and biases have its size. Without one, and with lengths
+// on a device, the size of a mask or bias tells what the caller knows about them.
 int64_t bound(const LengthSources& of, const AttentionInputs& in) {
   if (of.given) return *of.given;
   if (of.cu_seqlens.is_cpu()) return longest_sequence(of.cu_seqlens);

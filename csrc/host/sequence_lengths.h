@@ -1,4 +1,4 @@
-// The longest sequences of a call: known from the shapes of a dense batch, from cu_seqlens or a bound of a packed one.
+// The longest sequences of a call. The shapes of a dense batch tell them, or cu_seqlens or a bound of a packed one.
 #pragma once
 
 #include "host/call/inputs.h"
@@ -10,7 +10,7 @@ struct SequenceLengths {
   int64_t keys;
 };
 
-// The longest sequence of offsets in CPU memory.
+// The length of the longest sequence, by offsets in CPU memory.
 int64_t longest_sequence(const at::Tensor& cu_seqlens);
 
 // Upper bounds, without reading from a device: for offsets on a device, max_seqlen, or else the length of a bias or

@@ -25,7 +25,8 @@ void check_device(const char* name, const at::Tensor& tensor, const at::Tensor& 
 
 bool is_lazy(const at::Tensor& tensor) { return tensor.is_neg() || tensor._is_zerotensor(); }
 
-// Batched and other wrapped tensors have no storage, subclasses with a __torch_dispatch__ one of their own making.
+// Batched and other wrapped tensors have no storage. Subclasses with a __torch_dispatch__ may have one without the
+// values.
 bool holds_memory(const at::Tensor& tensor) {
   return tensor.has_storage() && !tensor.is_meta() && !is_lazy(tensor) &&
          !tensor.unsafeGetTensorImpl()->is_python_dispatch();

@@ -1,12 +1,11 @@
-// Copies of contiguous bytes between global and shared memory by the copy engine. Addresses and sizes are multiples
-// of 16.
+// Bulk copies of contiguous bytes between global and shared memory by TMA. Addresses and sizes are multiples of 16.
 #pragma once
 
 #include "ptx/barrier.h"
 
 namespace flash_attn_ext::ptx {
 
-// PTX ISA, cp.async.bulk: to shared memory; the bytes count towards the barrier's phase.
+// PTX ISA, cp.async.bulk: copies to shared memory; the bytes count towards the barrier's phase.
 __device__ __forceinline__ void copy_bytes(void* target, const void* source, int bytes, Barrier& barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(target)),
@@ -14,7 +13,7 @@ __device__ __forceinline__ void copy_bytes(void* target, const void* source, int
                : "memory");
 }
 
-// PTX ISA, cp.async.bulk: from shared memory, in a group of its own.
+// PTX ISA, cp.async.bulk: copies from shared memory, in a group of its own.
 __device__ __forceinline__ void store_bytes(void* target, const void* source, int bytes) {
   asm volatile(
       "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
@@ -32,13 +31,13 @@ __device__ __forceinline__ void add_floats(float* target, const float* source, i
       : "memory");
 }
 
-// PTX ISA, cp.async.bulk.wait_group: until this thread's stores have read shared memory, or have written global memory,
-// which then is visible to this thread.
+// PTX ISA, cp.async.bulk.wait_group: waits until this thread's bulk stores have read shared memory, or have written
+// global memory so that this thread sees it.
 __device__ __forceinline__ void wait_until_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void wait_until_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// PTX ISA, fence.proxy.async: orders this thread's accesses to global memory, and what it has acquired, before the copy
-// engine's that follow.
+// PTX ISA, fence.proxy.async: orders this thread's accesses to global memory, and what it has acquired, before its TMA
+// accesses that follow.
 __device__ __forceinline__ void fence_global_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 }  // namespace flash_attn_ext::ptx

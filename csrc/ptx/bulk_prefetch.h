@@ -1,4 +1,4 @@
-// Copies of contiguous bytes from global memory to L2, by the copy engine.
+// Bulk prefetch of contiguous bytes from global memory to L2, by TMA.
 #pragma once
 
 namespace flash_attn_ext::ptx {

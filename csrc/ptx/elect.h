@@ -5,8 +5,8 @@
 
 namespace flash_attn_ext::ptx {
 
-// PTX ISA, elect.sync: true for one thread of a warp that is here as a whole. ptxas then knows that one thread goes on.
-// Of a thread that is chosen by its number it does not, and puts each copy into a loop over all active threads.
+// PTX ISA, elect.sync: true for one thread of a converged warp. ptxas then knows that a single thread continues; for a
+// thread that is selected by its index it does not, and wraps each TMA instruction into a loop over active threads.
 __device__ __forceinline__ bool elect() {
   uint32_t chosen;
   asm volatile("{.reg .pred is;\nelect.sync _|is, 0xFFFFFFFF;\nselp.u32 %0, 1, 0, is; }" : "=r"(chosen));

@@ -10,15 +10,15 @@ __device__ __forceinline__ void store_global_16(void* target, const uint4& value
                : "memory");
 }
 
-// The same where nobody reads it again soon: st.cs, so that L2 gives it up first.
+// The same for data that is not read again soon: st.cs, so that L2 evicts it first.
 __device__ __forceinline__ void stream_global_16(void* target, const uint4& value) {
   asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)
                : "memory");
 }
 
-// PTX ISA, ld.acquire and red.release: what was stored before the release is visible after an acquire that sees it, or
-// what others made of it, in all blocks.
+// PTX ISA, ld.acquire and red.release: stores before the release are visible, in all CTAs, after an acquire that reads
+// the released value or a later one of its release sequence.
 __device__ __forceinline__ int load_acquire(const int* source) {
   int value;
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(source)) : "memory");

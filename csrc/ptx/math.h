@@ -47,7 +47,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high, __half) {
   return packed;
 }
 
-// The same, not moved against other asm volatile: ptxas would put it between asynchronous products.
+// The same, but not reordered with other asm volatile: otherwise ptxas would place it between wgmma.
 __device__ __forceinline__ uint32_t pack_in_order(float low, float high, __nv_bfloat16) {
   uint32_t packed;
   asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));

@@ -1,4 +1,4 @@
-// Warp-wide tensor-core products, one instruction each: d += a . b.
+// mma.sync, one instruction each: d += a . b.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-// Values that the compiler is to hold, not to compute again.
+// Keeps values in registers that the compiler would recompute.
 #pragma once
 
 namespace flash_attn_ext::ptx {

@@ -3,7 +3,8 @@
 
 namespace flash_attn_ext::ptx {
 
-// PTX ISA, setmaxnreg: gives registers back to the block, or waits for them. By all warps of a warpgroup.
+// PTX ISA, setmaxnreg: releases registers to the CTA's pool, or acquires them from it. All warps of a warpgroup call
+// it.
 template <int kRegisters>
 __device__ __forceinline__ void release_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -1,4 +1,4 @@
-// Copies of boxes of a tensor to shared memory by the copy engine (TMA).
+// TMA loads and stores of boxes of a tensor.
 #pragma once
 
 #include <cuda.h>
@@ -8,22 +8,23 @@
 
 namespace flash_attn_ext::ptx {
 
-// PTX ISA, prefetch.tensormap: the map will be used soon.
+// PTX ISA, prefetch.tensormap: prefetches a TMA descriptor.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Where a box begins in a tensor of four dimensions, the contiguous one first.
-struct BoxOrigin {
+// The coordinate of a TMA box in a tensor of four dimensions, the contiguous one first.
+struct TmaCoordinate {
   int column;
   int row;
   int head;
   int batch;
 };
 
-// PTX ISA, cp.async.bulk.tensor: the box that the map describes, zeros where the tensor has nothing. All of
+// PTX ISA, cp.async.bulk.tensor: loads the box that the descriptor describes, zero-padded past the tensor's end. All of
 // its bytes count towards the barrier's phase.
-__device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, Barrier& barrier, const BoxOrigin& at) {
+__device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, Barrier& barrier,
+                                         const TmaCoordinate& at) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];" ::"r"(shared_address(target)),
@@ -31,9 +32,9 @@ __device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, B
       : "memory");
 }
 
-// The same, with what L2 is to do with the lines that it brings.
-__device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, Barrier& barrier, const BoxOrigin& at,
-                                         CachePolicy policy) {
+// The same, with an L2 cache policy.
+__device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, Barrier& barrier,
+                                         const TmaCoordinate& at, CachePolicy policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(target)),
@@ -42,16 +43,16 @@ __device__ __forceinline__ void copy_box(void* target, const CUtensorMap& map, B
       : "memory");
 }
 
-// PTX ISA, cp.async.bulk.tensor: a box from shared memory to what the tensor has of it, in the group of this thread's
-// stores that commit_stores() ends (bulk_copy.h waits for groups).
-__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t source, const BoxOrigin& at) {
+// PTX ISA, cp.async.bulk.tensor: stores a box from shared memory, clipped to the tensor. It belongs to the group of
+// this thread's stores that commit_stores() closes; bulk_copy.h waits for groups.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t source, const TmaCoordinate& at) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                "r"(source), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch)
                : "memory");
 }
 
-// The same, with what L2 is to do with the lines.
-__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t source, const BoxOrigin& at,
+// The same, with an L2 cache policy.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t source, const TmaCoordinate& at,
                                           CachePolicy policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], "

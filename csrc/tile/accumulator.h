@@ -65,7 +65,7 @@ struct Accumulator {
   }
 
   __device__ __forceinline__ bool has_nan() const {
-    bool found[4] = {};  // one would be a chain of comparisons that wait for each other
+    bool found[4] = {};  // a single one would be a chain of dependent comparisons
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
 #pragma unroll
@@ -80,9 +80,10 @@ struct Accumulator {
   }
 };
 
-// Columns [k * kInner, ...) of row tile i as the left operand of the next product. The fragment maps of 16-bit elements
-// agree. 32-bit ones want inner indices t and t + 4 where the accumulator holds columns 2 t and 2 t + 1: a product does
-// not care in which order its inner indices come, so these take each other's places (and do so in the right operand).
+// Columns [k * kInner, ...) of row tile i as the left operand of the next GEMM. The fragment maps of accumulators and
+// operands agree for 16-bit elements. A 32-bit left operand has inner indices t and t + 4 where the accumulator holds
+// columns 2 t and 2 t + 1. A GEMM does not depend on the order of its inner indices, so they are swapped here, and in
+// the right operand, too.
 template <class Element, class Acc>
 __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const Acc& acc, int i, int k) {
   if constexpr (sizeof(Element) == 2) {
@@ -96,8 +97,7 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const Acc& acc, int
   }
 }
 
-// Two column tiles of an accumulator, packed ahead of the product that they are a 16-bit left operand of: half as many
-// registers.
+// Two column tiles of an accumulator, packed in advance as a 16-bit left operand, which takes half as many registers.
 template <int kRowTiles>
 struct PackedColumns {
   static constexpr int kColumnTiles = 2;

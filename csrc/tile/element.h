@@ -1,4 +1,4 @@
-// What products and sums need to know about an element type.
+// What GEMMs and sums need to know about an element type.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,7 +11,7 @@
 
 namespace flash_attn_ext::tile {
 
-// float32 in memory whose products may be rounded to TF32.
+// float32 in memory, with GEMMs that may round to TF32.
 struct Tf32 {
   float value;
 
@@ -28,15 +28,15 @@ template <>
 struct ElementTraits<double> {
   using Accumulate = double;
 };
-// In which sums, softmax and statistics are computed.
+// The type of sums, softmax and statistics.
 template <class Element>
 using Accumulate = typename ElementTraits<Element>::Accumulate;
 
-// The inner length of one tensor-core product.
+// The inner length of one mma instruction.
 template <class Element>
 inline constexpr int kInner = 32 / sizeof(Element);
 
-// Two neighbouring elements, in one store.
+// Stores two neighbouring elements at once.
 template <class Element>
 __device__ __forceinline__ void store_pair(Element* target, float low, float high) {
   if constexpr (sizeof(Element) == 2) {

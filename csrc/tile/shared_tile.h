@@ -1,4 +1,5 @@
-// A tile of rows in shared memory, swizzled so that 16-byte columns of 8 neighbouring rows lie in different banks.
+// A tile of rows in shared memory, swizzled so that the same 16-byte column of 8 consecutive rows lies in different
+// banks.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +20,16 @@ struct SharedTile {
 
   Element data[kRows * kColumns];
 
-  // The swizzle permutes the 16-byte chunks inside groups of 128 bytes by the row's last 3 bits. Rows that are an odd
-  // multiple of 64 bytes long already alternate between the two halves of the banks: groups of 64 and 2 bits do.
+  // The swizzle permutes the 16-byte chunks inside groups of 128 bytes by the last 3 bits of the row. Rows that are an
+  // odd multiple of 64 bytes long already alternate between the two halves of the banks, so groups of 64 bytes and 2
+  // bits suffice.
   static constexpr int kGroup = (kRowBytes % 128 == 0 ? 128 : 64) / sizeof(Element);
 
   __device__ static int swizzled_chunk(int row, int chunk) {
     return kRowBytes % 128 == 0 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3);
   }
-  // The address of an element `step` rows down is this one's, exclusive or that, plus step rows: where the lowest bits
-  // of the row and of step have none in common.
+  // The address of an element `step` rows further down is (address ^ swizzle_step(step)) + step rows, if the lowest
+  // bits of the row and of step have none in common.
   __device__ static constexpr int swizzle_step(int step) {
     return 16 * (kRowBytes % 128 == 0 ? step & 7 : step >> 1 & 3);
   }
@@ -44,8 +46,9 @@ struct SharedTile {
   __device__ uint32_t address(int row, int column) const { return ptx::shared_address(&at(row, column)); }
 };
 
-// Where one lane's part of an operand lies for block (0, 0), and how to get from there to the other blocks with one
-// exclusive or and a constant: recomputing the swizzle for each would cost instructions, keeping them all, registers.
+// The address of a lane's part of an operand for block (0, 0). An exclusive or and a constant lead from there to every
+// other block: computing the swizzle for each block would take instructions, and caching all addresses would take
+// registers.
 template <class Tile>
 struct LaneAddress {
   uint32_t first;

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 Sources = Mapping[str, str]
 
-MAX_FILE_LINES = 350
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 MAX_PARAMETERS = 6
 PACKAGE = "flash_attn_ext"

@@ -12,7 +12,7 @@ from pathlib import Path
 if __name__ == "__main__":  # started as a script: make the sibling modules importable by the names the tests use
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from architecture import cpp_rules, python_rules
+from architecture import cpp_rules, python_rules, word_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_FOLDERS = ("flash_attn_ext", "build_support", "examples", "tests", "benchmarks", "docs")
@@ -31,8 +31,18 @@ def python_sources() -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
+def worded_sources() -> dict[str, str]:
+    """Path under the repository's root -> text, of all that people read to understand the project. Logs are history."""
+    paths = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in {*cpp_rules.SUFFIXES, ".md"}]
+    paths += [path for folder in ("flash_attn_ext", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    paths += [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "log"]
+    paths += ROOT.glob("*.md")
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
+
+
 def all_violations() -> Iterator[str]:
     cpp, python = cpp_sources(), python_sources()
+    yield from word_rules.words_are_the_fields(worded_sources())
     for rule in cpp_rules.RULES:
         yield from (f"csrc/{violation}" for violation in rule(cpp))
     for rule in python_rules.RULES:

@@ -102,7 +102,7 @@ def test_more_multiprocessors_than_there_are(monkeypatch):
     monkeypatch.setenv(MULTIPROCESSORS_SWITCH, "1000")
     q, k, v = (torch.randn(2, 8, 512, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     flash_attn_ext.attention(q, k, v, causal="top_left").sum().backward()
-    refusal = f"{MULTIPROCESSORS_SWITCH} is 1000, but cuda:0 has [0-9]+ multiprocessors, .* at most [0-9]+"
+    refusal = f"{MULTIPROCESSORS_SWITCH} is 1000, but cuda:0 has [0-9]+ SMs, .* at most [0-9]+"
     with pytest.raises(ValueError, match=refusal):
         flash_attn_ext.attention(q, k, v).sum().backward()
 

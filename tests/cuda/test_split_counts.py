@@ -236,7 +236,7 @@ def test_the_counts_differ(sq, always, gpu, monkeypatch):
     for multiprocessors in MULTIPROCESSORS:
         monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(multiprocessors))
         plan = flash_attn_ext.explain(q, k, k, backend=gpu.name).forward
-        blocks[multiprocessors] = plan.blocks or plan.splits
+        blocks[multiprocessors] = plan.persistent_ctas or plan.splits
     if always:
         assert len(set(blocks.values())) == len(MULTIPROCESSORS) and None not in blocks.values()
     else:

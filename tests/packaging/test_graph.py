@@ -113,10 +113,10 @@ def test_every_kernel_that_overlaps_with_the_one_before_has_the_instructions():
 # before, which let it begin behind its own wait.
 WAITED_BEFORE = {
     "sm90/forward/scheduler.cuh": "sm90/forward/forward.cuh",
-    "sm90/forward_all_keys/producer.cuh": "sm90/forward_all_keys/all_keys.cuh",
-    "sm90/backward/statistics.cuh": "sm90/backward/key_tile_list.cu",
-    "sm90/backward/backward.cuh": "sm90/backward/key_tile_list.cu",
-    "sm90/backward_few_queries/few_queries.cuh": "common/delta.cu",
+    "sm90/forward/single_tile/producer.cuh": "sm90/forward/single_tile/single_tile.cuh",
+    "sm90/backward/key_stationary/statistics.cuh": "sm90/backward/key_stationary/key_tile_list.cu",
+    "sm90/backward/key_stationary/key_stationary.cuh": "sm90/backward/key_stationary/key_tile_list.cu",
+    "sm90/backward/query_stationary/query_stationary.cuh": "common/delta.cu",
 }
 
 

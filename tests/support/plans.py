@@ -9,10 +9,10 @@ from flash_attn_ext._keywords import dense_problem, problem_of
 
 # Names of kernels.
 WARP = "warp-specialised"
-WARP_STORE_P_DS = "warp-specialised, store P and dS with dQ"
-TWICE = "compute the scores twice"
-STORE_DS = "store dS with dK and dV"
-STORE_P_DS = "store P and dS with dQ"
+WARP_TWO_PASS = "warp-specialised, two-pass"
+RECOMPUTE = "recompute the scores"
+MATERIALISE_DS = "materialise dS with dK and dV"
+MATERIALISE_P_DS = "materialise P and dS with dQ"
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 

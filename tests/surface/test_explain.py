@@ -111,9 +111,9 @@ def test_raises_what_the_call_would_raise(backend):
 
 
 def test_every_part_of_the_workspace_is_named():
-    """Heads of a group whose dK and dV are added up, which takes the most parts. Each begins at a multiple of 256."""
+    """Shares of a KV group, whose dK and dV are summed, take the most parts. Each begins at a multiple of 256."""
     plan = Call(4096, key_heads=2, options=dict(backend="sm90", causal="top_left")).plans()[1]
-    assert plan.claims_per_key_tile == 8
+    assert plan.group_shares == 8
     assert sum(-(-size // 256) * 256 for size in plan.workspace.values()) == plan.workspace_bytes
 
 
@@ -127,16 +127,16 @@ WORDS = [
     (
         Call(500, d=128, bias=(1, 1, 500, 500), wanted=("q", "k", "v", "bias")),
         1,
-        "store P and dS with dQ (dq variant bias and mask, dq head dim 128, launches 1, key heads per launch 128); "
-        "delta by the first kernel; dBias from the stored dS; "
-        "workspace 134477824 bytes (delta 256000, stored scores 134217728, dQ NaN flags 4096)",
+        "materialise P and dS with dQ (dq variant bias and mask, dq head dim 128, launches 1, key heads per launch 128)"
+        "; delta by the first kernel; dBias from the materialised dS; "
+        "workspace 134477824 bytes (delta 256000, materialised scores 134217728, dQ NaN flags 4096)",
     ),
     (
         Call(2048, mask=(8, 1, 1, 2048), options={"backend": "sm90"}),
         0,
         "warp-specialised (variant mask, head dims 64 x 64, tile 128 x 128, stages 2); workspace 49920 bytes "
-        "(mask tiles 256, mask bits 2176, NaN flags 16384, tile list 8192, intervals of keys 64, their kernel 22528); "
-        "batch entries of which the mask leaves an interval of keys: "
+        "(mask tiles 256, mask bits 2176, NaN flags 16384, tile list 8192, key intervals 64, "
+        "plan of key intervals 22528); batch entries whose mask leaves one key interval: "
         "warp-specialised (variant plain, head dims 64 x 64, tile 192 x 128, stages 2); "
         "workspace 22528 bytes (NaN flags 16896, tile list 5632)",
     ),

@@ -82,7 +82,7 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 
 FORWARD_SM90 = [
-    # What changes a score: Dropout, Mask and BiasMask have kernels of few head dims, the next of which a call takes.
+    # What changes scores: Dropout, Mask and BiasMask have kernels of few head dims. A call takes the next larger one.
     (hopper(), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
     (hopper(dtype=F16), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
     (hopper(causal()), dict(variant="plain")),
@@ -97,7 +97,7 @@ FORWARD_SM90 = [
     (hopper(d=128, mask=(1, 1, 1, LONG)), dict(variant="mask", head_dims=(128, 128))),
     (hopper(d=128, mask=(1, 1, LONG, LONG)), dict(variant="mask", workspace={"mask tiles": 1024, "mask bits": 557056})),
     (hopper(d=128, mask=(1, 1, LONG, 1)), dict(variant="extended")),  # its bits would be many more than its elements
-    (hopper(d=128, bias=(1, 1, 1, LONG)), dict(variant="extended")),  # no rows for the copy engine
+    (hopper(d=128, bias=(1, 1, 1, LONG)), dict(variant="extended")),  # no rows for TMA
     (hopper(d=128, bias=(1, 1, LONG, LONG), mask=(1, 1, 1, LONG)), dict(variant="bias and mask")),
     (hopper(d=192, dv=128, mask=(1, 1, 1, LONG)), dict(variant="mask", head_dims=(192, 128), tile=(128, 64))),
     (hopper({"dropout_p": 0.1}, mask=(1, 1, 1, LONG)), dict(variant="extended")),
@@ -124,7 +124,7 @@ FORWARD_SM90 = [
     (hopper(d=129, dv=193), dict(head_dims=(256, 256))),
     (hopper(d=256, dv=512), dict(head_dims=(256, 256))),
     # So are short sequences of small head dims, in kernels of their own; the shortest ones are portable kernels'.
-    (Call(224, options={"backend": "sm90"}), dict(variant="all keys", head_dims=(64, 64))),
+    (Call(224, options={"backend": "sm90"}), dict(variant="single tile", head_dims=(64, 64))),
     (Call(64, options={"backend": "sm90"}), dict(kernel="streaming", variant="short", head_dims=(64, 64))),
     (Call(64, d=65, options={"backend": "sm90"}), dict(kernel=WARP)),
     (Call(64, dv=65, options={"backend": "sm90"}), dict(kernel=WARP)),
@@ -158,7 +158,7 @@ def test_the_workspace_on_hopper(d, dv, slices, name):
 
 SWITCHES = {
     "FLASH_ATTN_EXT_WORKSPACE_MIB": (r"of MiB from 0 \(.*\) to 2048", ["-1", "2049"]),
-    "FLASH_ATTN_EXT_MULTIPROCESSORS": (r"of multiprocessors from 1 to 1024", ["0", "-5", "1025"]),
+    "FLASH_ATTN_EXT_MULTIPROCESSORS": (r"of SMs from 1 to 1024", ["0", "-5", "1025"]),
 }
 
 
@@ -198,7 +198,7 @@ def test_the_cpu_divides_the_keys_of_few_queries(sq, sk, divided):
 
 def test_the_cpu_forms_dbias_on_its_way():
     q = torch.zeros(1, 1, 8, 8)
-    for shape, source in (((8, 8), "from the same dS"), ((8, 1), "from sums of rows")):
+    for shape, source in (((8, 8), "from the same dS"), ((8, 1), "from row sums")):
         bias = torch.zeros(shape, requires_grad=True)
         assert flash_attn_ext.explain(q, q, q, bias=bias).backward.dbias == source
 

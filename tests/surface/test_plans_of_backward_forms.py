@@ -1,6 +1,6 @@
-"""Which form of the backward kernel calls on Hopper take, and which order of visits: the faster ones.
+"""Which form of the backward kernel calls on Hopper take, and which loop order: the faster ones.
 
-Whether dQ of a visit is announced to who adds it up, and whether products add the LSE and delta.
+The form says whether dQ is pre-signalled to the reducer warps, and whether GEMMs add the LSE and delta.
 """
 
 import pytest
@@ -13,7 +13,7 @@ def hopper(seqlen: int, options: dict | None = None, **more) -> Call:
 
 
 CAUSAL = {"causal": "top_left"}
-# Announced, added.
+# Pre-signalled, added.
 FORMS = [
     (hopper(512, d=128), True, False),
     (hopper(513, d=128), True, True),  # 9 tiles of queries
@@ -40,18 +40,18 @@ FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "announced", "added"), FORMS, ids=label)
-def test_form(call, announced, added):
+@pytest.mark.parametrize(("call", "pre_signalled", "added"), FORMS, ids=label)
+def test_form(call, pre_signalled, added):
     plan = call.plans()[1]
-    assert (plan.kernel, plan.announces_visits, plan.adds_statistics) == (WARP, announced, added)
+    assert (plan.kernel, plan.pre_signals_dq, plan.adds_statistics) == (WARP, pre_signalled, added)
 
 
-# Tiles of keys that go round: of eight, groups do not divide the blocks of 132 multiprocessors, and of four they do.
-ROUND = [
+# Cyclic order: groups of eight key tiles do not divide the CTAs of 132 SMs, and groups of four do.
+CYCLIC = [
     (hopper(1024, d=64, batch=2, heads=16), 2),
     (hopper(1024, d=64, batch=1, heads=16), 1),  # all tiles at once
     (hopper(1024, d=64, batch=8, heads=16), 2),
-    (hopper(1024, d=64, batch=9, heads=16), 1),  # more than eight rounds
+    (hopper(1024, d=64, batch=9, heads=16), 1),  # more than eight waves
     (hopper(768, d=64, batch=2, heads=16), 1),
     (hopper(2048, d=64, batch=2, heads=16), 1),
     (hopper(1024, d=128, batch=2, heads=16), 1),
@@ -59,8 +59,8 @@ ROUND = [
 ]
 
 
-@pytest.mark.parametrize(("call", "phases"), ROUND, ids=label)
-def test_phases_of_tiles_that_go_round(call, phases):
+@pytest.mark.parametrize(("call", "phases"), CYCLIC, ids=label)
+def test_phases_in_cyclic_order(call, phases):
     plan = call.plans()[1]
     assert (plan.cyclic, plan.phases) == (True, phases)
 

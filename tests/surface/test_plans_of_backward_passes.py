@@ -2,7 +2,18 @@
 
 import pytest
 
-from support.plans import F32, F64, STORE_DS, STORE_P_DS, TWICE, WARP, WARP_STORE_P_DS, Call, label, mismatches
+from support.plans import (
+    F32,
+    F64,
+    MATERIALISE_DS,
+    MATERIALISE_P_DS,
+    RECOMPUTE,
+    WARP,
+    WARP_TWO_PASS,
+    Call,
+    label,
+    mismatches,
+)
 
 # Sequences so long that no portable kernel is faster.
 LONG = 2048
@@ -25,33 +36,33 @@ BACKWARD_SM90 = [
         hopper(mask=(1, 1, 1, 8 * LONG), sk=8 * LONG),
         dict(kernel=WARP, variant="mask", head_dims=(64, 64), tile=(64, 128)),
     ),
-    # A mask or bias with more keys for each query, one that has a gradient, what else changes scores: dQ first.
+    # Two-pass: a mask or bias with more keys for each query, one that has a gradient, what else changes scores.
     (
         hopper(mask=(1, 1, 1, 8 * LONG + 1), sk=8 * LONG + 1),
-        dict(kernel=WARP_STORE_P_DS, variant="mask", head_dims=(64, 64)),
+        dict(kernel=WARP_TWO_PASS, variant="mask", head_dims=(64, 64)),
     ),
     (
         hopper(mask=(1, 1, LONG, 1)),
         dict(variant="extended", head_dims=(64, 64)),
-    ),  # packing it would take more than it is
+    ),  # its packed bits would be larger than it is
     (
         hopper(bias=SQUARE, wanted=WITH_BIAS, d=128),
-        dict(kernel=WARP_STORE_P_DS, variant="bias and mask", head_dims=(128, 128)),
+        dict(kernel=WARP_TWO_PASS, variant="bias and mask", head_dims=(128, 128)),
     ),
     (
         hopper(bias=(1, 1, LONG, 8 * LONG + 8), sk=8 * LONG + 8),
-        dict(kernel=WARP_STORE_P_DS, variant="bias and mask", head_dims=(64, 64)),
+        dict(kernel=WARP_TWO_PASS, variant="bias and mask", head_dims=(64, 64)),
     ),
     (
         hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1),
         dict(variant="extended"),
-    ),  # which the copy engine does not address
+    ),  # which TMA does not address
     (hopper({"softcap": 9.0}, d=128), dict(variant="extended", head_dims=(128, 128))),
     (hopper({"scale": -1.0}), dict(variant="extended")),
     (hopper(slopes=True), dict(variant="extended")),
-    (hopper(d=136), dict(kernel=WARP_STORE_P_DS, variant="plain", head_dims=(192, 192))),
+    (hopper(d=136), dict(kernel=WARP_TWO_PASS, variant="plain", head_dims=(192, 192))),
     (hopper(bias=SQUARE, mask=SQUARE), dict(workspace={"mask tiles": 16384, "mask bits": 8912896})),
-    (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(dbias="from the stored dS")),
+    (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(dbias="from the materialised dS")),
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=8, d=128), dict(launches=1, key_heads_per_launch=128)),  # what fits
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=16, d=128), dict(launches=2, key_heads_per_launch=128)),
 ]
@@ -82,88 +93,99 @@ BACKWARD = [
     (Call(128), dict(kernel="fused", tile=(32, 128))),
     (Call(129), dict(kernel="fused", tile=(32, 256))),
     (Call(256), dict(kernel="fused", tile=(32, 256))),
-    (Call(257, 256), dict(kernel=TWICE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, dkdv_head_dim=64)),
-    (Call(256, 257), dict(kernel=TWICE, dq_variant="plain")),
-    (Call(128, d=65), dict(kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=96)),
-    (Call(128, dtype=F32), dict(kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=64)),
+    (
+        Call(257, 256),
+        dict(kernel=RECOMPUTE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, dkdv_head_dim=64),
+    ),
+    (Call(256, 257), dict(kernel=RECOMPUTE, dq_variant="plain")),
+    (Call(128, d=65), dict(kernel=MATERIALISE_DS, dkdv_variant="plain", dkdv_head_dim=96)),
+    (Call(128, dtype=F32), dict(kernel=MATERIALISE_DS, dkdv_variant="plain", dkdv_head_dim=64)),
     (Call(128, heads=16, key_heads=16), dict(kernel="fused")),
     (Call(128, heads=32, key_heads=16), dict(kernel="fused")),
-    (Call(128, heads=32, key_heads=15 + 1, batch=7), dict(kernel=TWICE, dq_variant="plain")),
-    (Call(128, options={"dropout_p": 0.1}), dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
-    (Call(128, wanted=("q",)), dict(kernel=TWICE, dq_variant="plain")),
-    (Call(128, wanted=("k", "v")), dict(kernel=TWICE, dq_variant="plain")),
+    (Call(128, heads=32, key_heads=15 + 1, batch=7), dict(kernel=RECOMPUTE, dq_variant="plain")),
+    (Call(128, options={"dropout_p": 0.1}), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
+    (Call(128, wanted=("q",)), dict(kernel=RECOMPUTE, dq_variant="plain")),
+    (Call(128, wanted=("k", "v")), dict(kernel=RECOMPUTE, dq_variant="plain")),
     # Few queries fill the smaller tiles of Extended kernels.
-    (Call(64, 300), dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
-    (Call(65, 300), dict(kernel=TWICE, dq_variant="plain", dq_head_dim=64)),
-    # Few queries that see many keys: these are divided, as far as blocks fit 132 multiprocessors.
+    (Call(64, 300), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
+    (Call(65, 300), dict(kernel=RECOMPUTE, dq_variant="plain", dq_head_dim=64)),
+    # Few queries that see many keys: split-KV, as far as CTAs fit 132 SMs.
     (
         Call(128, 8192, batch=4),
-        dict(kernel=TWICE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, dkdv_head_dim=64, splits=4),
+        dict(kernel=RECOMPUTE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, dkdv_head_dim=64, splits=4),
     ),
-    (Call(128, 8192, batch=4), dict(workspace={"delta": 32768, "dK and dV NaN flags": 16384, "parts of dQ": 8388608})),
+    (Call(128, 8192, batch=4), dict(workspace={"delta": 32768, "dK and dV NaN flags": 16384, "partial dQ": 8388608})),
     (
         Call(128, 8192, batch=4, d=128),
-        dict(kernel=STORE_DS, splits=4, launches=1, key_heads_per_launch=64),
+        dict(kernel=MATERIALISE_DS, splits=4, launches=1, key_heads_per_launch=64),
     ),
-    (Call(64, 8192, batch=1), dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64, splits=24, launches=1)),
-    (Call(64, 8192, batch=1, d=128), dict(kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=128, splits=16)),
+    (
+        Call(64, 8192, batch=1),
+        dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64, splits=24, launches=1),
+    ),
+    (Call(64, 8192, batch=1, d=128), dict(kernel=MATERIALISE_DS, dkdv_variant="plain", dkdv_head_dim=128, splits=16)),
     (Call(128, 4096, batch=1, heads=1, d=128), dict(splits=16)),  # of at least 256 keys
-    (Call(128, 1023, batch=1, heads=1, d=128), dict(kernel=STORE_DS, splits=None)),
-    (Call(513, 8192, batch=1, d=128), dict(kernel=STORE_DS, splits=None)),
-    (Call(128, 8192, batch=9, d=128), dict(kernel=STORE_DS, splits=None)),
-    (Call(128, 8192, batch=1, wanted=("q",)), dict(kernel=TWICE, dq_variant="plain", dq_head_dim=64, splits=16)),
+    (Call(128, 1023, batch=1, heads=1, d=128), dict(kernel=MATERIALISE_DS, splits=None)),
+    (Call(513, 8192, batch=1, d=128), dict(kernel=MATERIALISE_DS, splits=None)),
+    (Call(128, 8192, batch=9, d=128), dict(kernel=MATERIALISE_DS, splits=None)),
+    (Call(128, 8192, batch=1, wanted=("q",)), dict(kernel=RECOMPUTE, dq_variant="plain", dq_head_dim=64, splits=16)),
     (
         Call(128, 8192, batch=1, mask=(1, 1, 1, 8192)),
-        dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64, splits=24),
+        dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64, splits=24),
     ),
     (
         Call(128, 8192, batch=1, d=128, mask=(1, 1, 1, 8192)),
-        dict(kernel=STORE_P_DS, dq_variant="bias and mask", dq_head_dim=128, splits=8),
+        dict(kernel=MATERIALISE_P_DS, dq_variant="bias and mask", dq_head_dim=128, splits=8),
     ),
     (
         Call(128, 8192, batch=1, dtype=F32, options={"allow_tf32": True}),
-        dict(kernel=TWICE, dq_variant="plain", dq_head_dim=64, tf32=True, splits=8),
+        dict(kernel=RECOMPUTE, dq_variant="plain", dq_head_dim=64, tf32=True, splits=8),
     ),
-    # One flag per warp of each kernel that meets scores.
-    (Call(512, d=128), dict(workspace={"delta": 262144, "stored scores": 67108864, "dK and dV NaN flags": 4096})),
-    (Call(512, d=256), dict(workspace={"stored scores": 134217728, "dQ NaN flags": 4096})),
+    # One flag per warp of each kernel that computes scores.
+    (Call(512, d=128), dict(workspace={"delta": 262144, "materialised scores": 67108864, "dK and dV NaN flags": 4096})),
+    (Call(512, d=256), dict(workspace={"materialised scores": 134217728, "dQ NaN flags": 4096})),
     (Call(512, wanted=("q",)), dict(workspace={"delta": 262144, "dQ NaN flags": 2048})),
-    # Which kernel stores scores.
+    # Which kernel materialises scores.
     (
         Call(512, d=128),
         dict(
-            kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=128, splits=None, launches=1, key_heads_per_launch=128
+            kernel=MATERIALISE_DS,
+            dkdv_variant="plain",
+            dkdv_head_dim=128,
+            splits=None,
+            launches=1,
+            key_heads_per_launch=128,
         ),
     ),
-    (Call(512, d=129), dict(kernel=STORE_P_DS, dq_variant="plain", dq_head_dim=192, splits=None, launches=1)),
-    (Call(512, d=256), dict(kernel=STORE_P_DS, dq_variant="plain", dq_head_dim=256, splits=None)),
+    (Call(512, d=129), dict(kernel=MATERIALISE_P_DS, dq_variant="plain", dq_head_dim=192, splits=None, launches=1)),
+    (Call(512, d=256), dict(kernel=MATERIALISE_P_DS, dq_variant="plain", dq_head_dim=256, splits=None)),
     (
         Call(512, d=257),
-        dict(kernel=TWICE, dq_variant="extended", dkdv_variant="extended", dq_head_dim=512, dkdv_head_dim=512),
+        dict(kernel=RECOMPUTE, dq_variant="extended", dkdv_variant="extended", dq_head_dim=512, dkdv_head_dim=512),
     ),
     (Call(4096, d=128), dict(launches=2, key_heads_per_launch=64)),
     (
         Call(512, mask=(1, 1, 512, 512)),
-        dict(kernel=STORE_P_DS, dq_variant="bias and mask", dq_head_dim=64, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_variant="bias and mask", dq_head_dim=64, splits=None),
     ),
     (
         Call(512, d=96, mask=(1, 1, 512, 512)),
-        dict(kernel=STORE_P_DS, dq_variant="bias and mask", dq_head_dim=128, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_variant="bias and mask", dq_head_dim=128, splits=None),
     ),
     (
         Call(512, d=192, mask=(1, 1, 512, 512)),
-        dict(kernel=STORE_P_DS, dq_variant="extended", dq_head_dim=192, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=192, splits=None),
     ),
-    (Call(512, options={"softcap": 9.0}), dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
+    (Call(512, options={"softcap": 9.0}), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
     (
         Call(512, d=128, options={"softcap": 9.0}),
-        dict(kernel=STORE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
     ),
-    (Call(512, d=128, dtype=F32), dict(kernel=STORE_DS, dkdv_variant="plain", dkdv_head_dim=128)),
-    (Call(512, d=256, dtype=F32), dict(kernel=TWICE, dq_variant="extended", dq_head_dim=256)),
+    (Call(512, d=128, dtype=F32), dict(kernel=MATERIALISE_DS, dkdv_variant="plain", dkdv_head_dim=128)),
+    (Call(512, d=256, dtype=F32), dict(kernel=RECOMPUTE, dq_variant="extended", dq_head_dim=256)),
     (
         Call(512, dtype=F32, options={"allow_tf32": True}),
-        dict(kernel=TWICE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, tf32=True),
+        dict(kernel=RECOMPUTE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, tf32=True),
     ),
     (Call(512, dtype=F64), dict(kernel="one warp per row, without tensor cores", delta="by its own kernel")),
     # Delta: in the first kernel where that has all of a row, exact where rounding of out would add up.
@@ -174,26 +196,26 @@ BACKWARD = [
     (Call(512, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="exact, by its own kernel")),
     (Call(512, sink=True, wanted=("q", "sink")), dict(delta="exact, by its own kernel")),
     (Call(512, dtype=F32, sink=True, wanted=("q", "sink")), dict(delta="by the first kernel")),
-    # dBias: from stored dS where it has a value for each query and key.
-    (Call(512, bias=(1, 16, 512, 512), wanted=("q", "k", "v", "bias")), dict(dbias="from the stored dS")),
+    # dBias: from materialised dS where it has a value for each query and key.
+    (Call(512, bias=(1, 16, 512, 512), wanted=("q", "k", "v", "bias")), dict(dbias="from the materialised dS")),
     (
         Call(512, bias=(1, 16, 1, 512), wanted=("q", "k", "v", "bias")),
-        dict(delta="exact, by its own kernel", dbias="computing the scores again"),
+        dict(delta="exact, by its own kernel", dbias="from recomputed dS"),
     ),
-    (Call(512, bias=(1, 16, 512, 512), wanted=("bias",)), dict(dbias="computing the scores again")),
+    (Call(512, bias=(1, 16, 512, 512), wanted=("bias",)), dict(dbias="from recomputed dS")),
     # Broadcast along keys, it is known without dS; beside a sink from delta, exact in 16 bits.
-    (Call(512, bias=(1, 16, 512, 1), wanted=("q", "bias")), dict(delta="by its own kernel", dbias="from sums of rows")),
+    (Call(512, bias=(1, 16, 512, 1), wanted=("q", "bias")), dict(delta="by its own kernel", dbias="from row sums")),
     (
         Call(512, bias=(1, 1), sink=True, wanted=("bias",)),
-        dict(delta="exact, by its own kernel", dbias="from sums of rows"),
+        dict(delta="exact, by its own kernel", dbias="from row sums"),
     ),
     (
         Call(512, bias=(1, 1), bias_dtype=F32, wanted=("q", "bias")),
-        dict(delta="exact, by its own kernel", dbias="from sums of rows"),
+        dict(delta="exact, by its own kernel", dbias="from row sums"),
     ),
     (
         Call(512, bias=(1, 16, 512, 512), bias_dtype=F32, wanted=("q", "k", "v", "bias")),
-        dict(dbias="computing the scores again"),
+        dict(dbias="from recomputed dS"),
     ),
     (Call(512, slopes=True, wanted=("alibi_slopes",)), dict(workspace={"ALiBi partial sums": 4096})),
 ]
@@ -215,10 +237,10 @@ def test_backward(call, expected):
 
 
 @pytest.mark.parametrize(
-    ("mebibytes", "kernel", "launches"), [("0", TWICE, None), ("1", TWICE, None), ("64", STORE_DS, 1)]
+    ("mebibytes", "kernel", "launches"), [("0", RECOMPUTE, None), ("1", RECOMPUTE, None), ("64", MATERIALISE_DS, 1)]
 )
 def test_the_workspace_has_a_switch(mebibytes, kernel, launches, monkeypatch):
-    """A head of 1024 tokens stores 2 MiB."""
+    """A head of 1024 tokens takes 2 MiB of materialised scores."""
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
     plan = Call(1024, d=128, batch=1, heads=8).plans()[1]
     assert (plan.kernel, plan.launches) == (kernel, launches)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from support.plans import WARP, WARP_STORE_P_DS, Call, label, mismatches
+from support.plans import WARP, WARP_TWO_PASS, Call, label, mismatches
 
 LONG = 2048
 SQUARE = (1, 16, LONG, LONG)
@@ -17,12 +17,12 @@ def hopper(sq: int = LONG, dropout_p: float = 0.1, options: dict | None = None, 
 BACKWARD = [
     (hopper(), dict(kernel=WARP, variant="dropout", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
     (hopper(d=72), dict(kernel=WARP, variant="dropout", head_dims=(96, 96), tile=(64, 128))),
-    # Beside what else changes scores: dQ first, which stores P and dS.
-    (hopper(mask=SQUARE), dict(kernel=WARP_STORE_P_DS, variant="extended", head_dims=(64, 64))),
-    (hopper(bias=SQUARE, d=128), dict(kernel=WARP_STORE_P_DS, variant="extended", head_dims=(128, 128))),
-    (hopper(options={"softcap": 9.0}), dict(kernel=WARP_STORE_P_DS, variant="extended", head_dims=(64, 64))),
+    # With something else that changes scores: two-pass.
+    (hopper(mask=SQUARE), dict(kernel=WARP_TWO_PASS, variant="extended", head_dims=(64, 64))),
+    (hopper(bias=SQUARE, d=128), dict(kernel=WARP_TWO_PASS, variant="extended", head_dims=(128, 128))),
+    (hopper(options={"softcap": 9.0}), dict(kernel=WARP_TWO_PASS, variant="extended", head_dims=(64, 64))),
 ]
-ALIKE = [
+SAME = [
     dict(),
     dict(d=128, key_heads=4, options={"causal": "top_left"}),
     dict(options={"window": (100, 9)}),
@@ -35,10 +35,10 @@ def test_backward(call, expected):
     assert mismatches(call.plans()[1], expected) == {}
 
 
-@pytest.mark.parametrize("call", ALIKE, ids=str)
+@pytest.mark.parametrize("call", SAME, ids=str)
 def test_the_plan_is_that_without_dropout(call):
     """Neither the order of additions differs nor the workspace, in which nothing is drawn. The kernel's form may."""
     plain, dropped = (hopper(dropout_p=p, **call).plans()[1] for p in (0.0, 0.1))
     assert (plain.variant, dropped.variant) == ("plain", "dropout")
-    of_form = dict(words="", variant=None, announces_visits=False, adds_statistics=False)
+    of_form = dict(words="", variant=None, pre_signals_dq=False, adds_statistics=False)
     assert dataclasses.replace(dropped, **of_form) == dataclasses.replace(plain, **of_form)

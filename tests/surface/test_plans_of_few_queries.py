@@ -1,6 +1,6 @@
-"""Which calls have their keys divided among blocks, and among how many.
+"""Which calls are split-KV, and into how many splits.
 
-As in test_plans.py, plans need no GPU. Without one they are those of a GPU with 132 multiprocessors.
+As in test_plans.py, plans need no GPU. Without one they are those of a GPU with 132 SMs.
 """
 
 import dataclasses
@@ -8,7 +8,19 @@ import dataclasses
 import pytest
 
 from flash_attn_ext._explanation import Plan
-from support.plans import F16, F32, F64, STORE_DS, STORE_P_DS, TWICE, WARP, WARP_STORE_P_DS, Call, label, mismatches
+from support.plans import (
+    F16,
+    F32,
+    F64,
+    MATERIALISE_DS,
+    MATERIALISE_P_DS,
+    RECOMPUTE,
+    WARP,
+    WARP_TWO_PASS,
+    Call,
+    label,
+    mismatches,
+)
 
 LONG = 32768
 
@@ -67,11 +79,11 @@ ROWS = [
     (llama(1, options={"dropout_p": 0.1}), dict(variant="extended")),
 ]
 
-UNDIVIDED = [
+UNSPLIT = [
     llama(1, 511),
     llama(1, options={"window": (510, 0)}),  # sees 511 keys
     llama(1, dtype=F64),
-    # More rows are divided only where their tiles leave half of the multiprocessors idle, and up to 512 queries.
+    # More rows are split only where their tiles leave half of the SMs idle, and up to 512 queries.
     llama(17, batch=3),
     llama(257),
     llama(256, 1023),
@@ -80,8 +92,8 @@ UNDIVIDED = [
     Call(65, 4096),
 ]
 
-# Tiles of 128 queries that leave at least half of 132 multiprocessors idle, and what Hopper's kernel divides their keys
-# among: the multiprocessors there are for a tile, as far as each gets 512 keys.
+# Tiles of 128 queries that leave at least half of 132 SMs idle, and into how many splits Hopper's kernel divides their
+# keys: the number of SMs for each tile, as far as each gets 512 keys.
 IDLE = [
     (llama(17), 4),
     (llama(256), 2),
@@ -103,9 +115,9 @@ def forward_plan(call: Call, backend: str) -> Plan:
     return plans_on(backend, call)[0]
 
 
-def blocks_of(plan: Plan) -> int | None:
-    """Among how many blocks keys are divided."""
-    return plan.blocks or plan.splits
+def ctas_of(plan: Plan) -> int | None:
+    """Among how many CTAs keys are divided."""
+    return plan.persistent_ctas or plan.splits
 
 
 @pytest.fixture(params=["sm80", "sm90"])
@@ -115,42 +127,42 @@ def planner(request) -> str:
 
 @pytest.mark.parametrize(("call", "expected"), ROWS, ids=label)
 def test_calls_that_reading_keys_bounds(call, expected, planner, monkeypatch):
-    """One kernel on every GPU, whatever the number of multiprocessors."""
+    """One kernel on every GPU, whatever the number of SMs."""
     for multiprocessors in ("1", "132"):
         monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", multiprocessors)
         plan = forward_plan(call, planner)
-        assert mismatches(plan, dict(kernel="split") | expected) == {}
+        assert mismatches(plan, dict(kernel="split-KV") | expected) == {}
 
 
-@pytest.mark.parametrize("call", UNDIVIDED, ids=lambda call: f"q{call.sq}-k{call.sk}")
+@pytest.mark.parametrize("call", UNSPLIT, ids=lambda call: f"q{call.sq}-k{call.sk}")
 def test_calls_whose_keys_stay_together(call, planner):
-    assert blocks_of(forward_plan(call, planner)) is None
+    assert ctas_of(forward_plan(call, planner)) is None
 
 
-@pytest.mark.parametrize(("call", "parts"), IDLE, ids=label)
-def test_calls_that_would_leave_multiprocessors_idle(call, parts, planner, monkeypatch):
+@pytest.mark.parametrize(("call", "splits"), IDLE, ids=label)
+def test_calls_that_would_leave_sms_idle(call, splits, planner, monkeypatch):
     plan = forward_plan(call, planner)
     if planner == "sm80":
-        assert plan.kernel == "split"
+        assert plan.kernel == "split-KV"
     else:
-        expected = dict(kernel=WARP, variant="plain", head_dims=(128, 128), splits=parts)
+        expected = dict(kernel=WARP, variant="plain", head_dims=(128, 128), splits=splits)
         assert mismatches(plan, expected) == {}
     monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", "7")
-    assert blocks_of(forward_plan(call, planner)) is None  # none is idle there
+    assert ctas_of(forward_plan(call, planner)) is None  # none is idle there
 
 
-# Of 8 key heads, by multiprocessors, with room for 3 blocks each: whole blocks for a head, about 2 a multiprocessor (32
-# of a head rather than 33, which four warps join), or 1 where they would have fewer than 8 tiles of 64 keys. And of
-# 1024 keys, of which no block has less than 128.
-BLOCKS = {1: (3, 3), 2: (6, 6), 7: (8, 8), 50: (96, 48), 132: (256, 64), 300: (296, 64)}
+# Of 8 key heads, by SMs, with room for 3 CTAs each: a whole number of CTAs for a head, about 2 per SM (32 for a head
+# rather than 33, which four warps combine), or 1 where they would have fewer than 8 tiles of 64 keys. And of 1024 keys,
+# of which no CTA has fewer than 128.
+CTAS = {1: (3, 3), 2: (6, 6), 7: (8, 8), 50: (96, 48), 132: (256, 64), 300: (296, 64)}
 
 
-@pytest.mark.parametrize(("multiprocessors", "blocks"), BLOCKS.items())
-def test_the_number_of_multiprocessors_is_a_switch(multiprocessors, blocks, planner, monkeypatch):
-    """All that fit where heads are many."""
+@pytest.mark.parametrize(("multiprocessors", "ctas"), CTAS.items())
+def test_the_number_of_sms_is_a_switch(multiprocessors, ctas, planner, monkeypatch):
+    """As many as there is room for where heads are many."""
     monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
-    assert tuple(blocks_of(forward_plan(llama(1, sk), planner)) for sk in (LONG, 1024)) == blocks
-    assert blocks_of(forward_plan(llama(1, batch=200), planner)) == 3 * multiprocessors
+    assert tuple(ctas_of(forward_plan(llama(1, sk), planner)) for sk in (LONG, 1024)) == ctas
+    assert ctas_of(forward_plan(llama(1, batch=200), planner)) == 3 * multiprocessors
 
 
 SHORT = [
@@ -159,18 +171,18 @@ SHORT = [
     (llama(1, 16_896), 256),
     (llama(1, 16_832), 128),  # 8 x 263 tiles, less than 2 x 132 x 8
     (llama(1, 2048, batch=4), 128),
-    (llama(1, 2048, batch=6), 240),  # one for each head would leave a quarter of the multiprocessors without
+    (llama(1, 2048, batch=6), 240),  # one for each head would leave a quarter of the SMs idle
     (llama(1, 4096, mask=(1, 1, 1, 4096)), 256),
     (llama(1, d=64), 128),  # 8 x 256 tiles of 128 keys
 ]
 
 
-@pytest.mark.parametrize(("call", "blocks"), SHORT, ids=label)
-def test_short_stretches_have_a_multiprocessor_each(call, blocks, planner):
-    assert blocks_of(forward_plan(call, planner)) == blocks
+@pytest.mark.parametrize(("call", "ctas"), SHORT, ids=label)
+def test_short_ranges_have_an_sm_each(call, ctas, planner):
+    assert ctas_of(forward_plan(call, planner)) == ctas
 
 
-# A third block a multiprocessor, from 4 tiles of 64 keys for each on.
+# A third CTA per SM, from 4 tiles of 64 keys for each on.
 MASKED = [
     (llama(1, 12_608, mask=(1, 1, 1, 12_608)), 256),
     (llama(1, 12_609, mask=(1, 1, 1, 12_609)), 392),  # 8 x 198 tiles
@@ -180,56 +192,56 @@ MASKED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "blocks"), MASKED, ids=label)
-def test_long_calls_with_masks_have_more_blocks(call, blocks, planner):
-    assert blocks_of(forward_plan(call, planner)) == blocks
+@pytest.mark.parametrize(("call", "ctas"), MASKED, ids=label)
+def test_long_calls_with_masks_have_more_ctas(call, ctas, planner):
+    assert ctas_of(forward_plan(call, planner)) == ctas
 
 
-def test_more_multiprocessors_divide_more_calls(planner, monkeypatch):
+def test_more_sms_split_more_calls(planner, monkeypatch):
     """A tile of 128 queries in each of 32 heads."""
     plans = {}
     for multiprocessors in (63, 64, 300):
         monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
         plans[multiprocessors] = forward_plan(llama(128), planner)
-    assert blocks_of(plans[63]) is None
+    assert ctas_of(plans[63]) is None
     if planner == "sm90":
-        assert (blocks_of(plans[64]), blocks_of(plans[300])) == (2, 9)
+        assert (ctas_of(plans[64]), ctas_of(plans[300])) == (2, 9)
     else:
-        assert (blocks_of(plans[64]), blocks_of(plans[300])) == (128, 576)
+        assert (ctas_of(plans[64]), ctas_of(plans[300])) == (128, 576)
 
 
-DIVIDED_DQ = [
-    (llama(8, 4096), dict(kernel=STORE_DS, splits=8)),
-    (wide(64, 4096), dict(kernel=STORE_DS, splits=16)),  # 256 keys each
-    (wide(512, 4096), dict(kernel=STORE_DS, splits=8)),
-    (wide(513, 4096), dict(kernel=STORE_DS, splits=None, launches=1)),
-    (wide(64, 1023), dict(kernel=STORE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None)),
-    (wide(64, 1024), dict(kernel=STORE_DS, splits=4)),
+SPLIT_DQ = [
+    (llama(8, 4096), dict(kernel=MATERIALISE_DS, splits=8)),
+    (wide(64, 4096), dict(kernel=MATERIALISE_DS, splits=16)),  # 256 keys each
+    (wide(512, 4096), dict(kernel=MATERIALISE_DS, splits=8)),
+    (wide(513, 4096), dict(kernel=MATERIALISE_DS, splits=None, launches=1)),
+    (wide(64, 1023), dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None)),
+    (wide(64, 1024), dict(kernel=MATERIALISE_DS, splits=4)),
     (
         wide(64, 4096, options={"dropout_p": 0.1}),
-        dict(kernel=STORE_P_DS, dq_variant="extended", dq_head_dim=128, splits=16),
+        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=16),
     ),
-    (wide(64, 4096, d=256), dict(kernel=STORE_P_DS, dq_variant="plain", dq_head_dim=256, splits=16)),
-    (wide(64, 4096, d=257), dict(kernel=TWICE, dq_variant="extended", dq_head_dim=512)),
+    (wide(64, 4096, d=256), dict(kernel=MATERIALISE_P_DS, dq_variant="plain", dq_head_dim=256, splits=16)),
+    (wide(64, 4096, d=257), dict(kernel=RECOMPUTE, dq_variant="extended", dq_head_dim=512)),
     (
         wide(64, 4096, batch=17),
-        dict(kernel=STORE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
     ),  # 136 tiles
 ]
 
 
-@pytest.mark.parametrize(("call", "expected"), DIVIDED_DQ, ids=label)
+@pytest.mark.parametrize(("call", "expected"), SPLIT_DQ, ids=label)
 def test_the_keys_of_dq(call, expected):
     assert mismatches(call.plans()[1], expected) == {}
 
 
-# On Hopper, up to 128 queries that see all of more than 8 keys each, with a key head of their own, stay.
-KEPT = [
-    (wide(64, 4096), dict(kernel="warp-specialised, few queries", head_dims=(128, 128), blocks=128)),
-    (wide(128, 4096), dict(head_dims=(128, 128), blocks=128)),
-    (wide(64, 1024), dict(head_dims=(128, 128), blocks=128)),  # a tile of 64 keys for each block
-    (wide(1, 1024, batch=9), dict(head_dims=(128, 128), blocks=132)),  # 72 heads
-    (wide(64, 1024, heads=3), dict(head_dims=(128, 128), blocks=48)),
+# On Hopper, up to 128 queries that see all of more than 8 keys each, with a key head of their own: query-stationary.
+QUERY_STATIONARY = [
+    (wide(64, 4096), dict(kernel="warp-specialised, query-stationary", head_dims=(128, 128), persistent_ctas=128)),
+    (wide(128, 4096), dict(head_dims=(128, 128), persistent_ctas=128)),
+    (wide(64, 1024), dict(head_dims=(128, 128), persistent_ctas=128)),  # a tile of 64 keys for each CTA
+    (wide(1, 1024, batch=9), dict(head_dims=(128, 128), persistent_ctas=132)),  # 72 heads
+    (wide(64, 1024, heads=3), dict(head_dims=(128, 128), persistent_ctas=48)),
     (wide(64, 4096, d=72), dict(head_dims=(128, 128))),
     (wide(64, 4096, d=64), dict(head_dims=(64, 64))),
     (wide(64, 4096, d=40, dv=64), dict(head_dims=(64, 64))),
@@ -238,38 +250,38 @@ KEPT = [
     (wide(64, 4096, sink=True), dict(head_dims=(128, 128))),
 ]
 
-# Others: sums of dQ for each phase of tiles of keys where there are more than 8 keys for each query: as many as a head
-# has tiles at work on 132 multiprocessors, or half as many where a tile of keys has several visits. Else all visitors
-# of a query take turns.
+# Others: a dQ accumulator for each phase of key tiles where there are more than 8 keys for each query. There are as
+# many as a head has tiles in flight on 132 SMs, or half as many where a key tile has several iterations. Otherwise all
+# contributors of a query tile share a semaphore.
 CAUSAL = {"causal": "bottom_right"}
 PHASES = [
-    (llama(8, 4096), dict(phases=8, sums_of_dq=8)),
-    (wide(64, 4096, options=CAUSAL), dict(phases=16, sums_of_dq=16)),
-    (wide(64, 1024, options=CAUSAL), dict(phases=8, sums_of_dq=8)),  # a tile of keys each
-    (wide(128, 4096, options=CAUSAL), dict(phases=8, sums_of_dq=8)),
-    (wide(129, 4096), dict(phases=8, sums_of_dq=8)),
-    (wide(64, batch=4, options=CAUSAL), dict(phases=4, sums_of_dq=4)),
+    (llama(8, 4096), dict(phases=8, dq_accumulators=8)),
+    (wide(64, 4096, options=CAUSAL), dict(phases=16, dq_accumulators=16)),
+    (wide(64, 1024, options=CAUSAL), dict(phases=8, dq_accumulators=8)),  # a tile of keys each
+    (wide(128, 4096, options=CAUSAL), dict(phases=8, dq_accumulators=8)),
+    (wide(129, 4096), dict(phases=8, dq_accumulators=8)),
+    (wide(64, batch=4, options=CAUSAL), dict(phases=4, dq_accumulators=4)),
     (
         wide(64, 4096, d=64, options=CAUSAL),
         dict(kernel=WARP, head_dims=(64, 64), tile=(64, 128), cyclic=False, phases=16),
     ),
     (
         wide(64, batch=17, options=CAUSAL),
-        dict(kernel=WARP, cyclic=False, phases=1, announces_visits=True),
-    ),  # more heads than blocks
+        dict(kernel=WARP, cyclic=False, phases=1, pre_signals_dq=True),
+    ),  # more heads than CTAs
     (wide(512, 4096), dict(kernel=WARP, cyclic=True)),
-    # No more than sums of 8 visits for each tile at work.
-    (llama(128, key_heads=1), dict(phases=32, sums_of_dq=32)),
-    (llama(512, key_heads=1), dict(phases=8, sums_of_dq=8)),
+    # No more accumulators than for 8 iterations of each tile in flight.
+    (llama(128, key_heads=1), dict(phases=32, dq_accumulators=32)),
+    (llama(512, key_heads=1), dict(phases=8, dq_accumulators=8)),
     (wide(513, 8192), dict(launches=1)),
     # Few that are visible, too.
-    (wide(64, 1023), dict(kernel=STORE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None)),
-    (wide(64, 513, d=64), dict(kernel=STORE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
+    (wide(64, 1023), dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None)),
+    (wide(64, 513, d=64), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
     (
         wide(64, 4096, options={"window": (100, 30)}),
-        dict(kernel=STORE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
     ),
-    (wide(64, 4096, options={"softcap": 9.0}), dict(kernel=WARP_STORE_P_DS)),
+    (wide(64, 4096, options={"softcap": 9.0}), dict(kernel=WARP_TWO_PASS)),
 ]
 
 
@@ -280,19 +292,19 @@ def test_empty_calls_have_plans(d, empty, planner):
     assert not any("warp-specialised" in plan.kernel for plan in call.plans())
 
 
-@pytest.mark.parametrize(("call", "expected"), KEPT, ids=label)
-def test_queries_that_stay(call, expected):
-    expected = dict(kernel="warp-specialised, few queries") | expected
+@pytest.mark.parametrize(("call", "expected"), QUERY_STATIONARY, ids=label)
+def test_the_query_stationary_kernel(call, expected):
+    expected = dict(kernel="warp-specialised, query-stationary") | expected
     assert mismatches(plans_on("sm90", call)[1], expected) == {}
 
 
 @pytest.mark.parametrize(("call", "expected"), PHASES, ids=label)
-def test_phases_with_sums_of_their_own(call, expected):
+def test_phases_with_accumulators_of_their_own(call, expected):
     assert mismatches(plans_on("sm90", call)[1], expected) == {}
 
 
-@pytest.mark.parametrize(("multiprocessors", "parts"), [(7, None), (8, 2), (50, 12), (132, 16), (300, 16)])
-def test_the_switch_counts_in_the_backward_pass(multiprocessors, parts, monkeypatch):
+@pytest.mark.parametrize(("multiprocessors", "splits"), [(7, None), (8, 2), (50, 12), (132, 16), (300, 16)])
+def test_the_switch_counts_in_the_backward_pass(multiprocessors, splits, monkeypatch):
     monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
     plan = wide(64, 4096).plans()[1]
-    assert plan.splits == parts and (parts is None or plan.kernel == STORE_DS)
+    assert plan.splits == splits and (splits is None or plan.kernel == MATERIALISE_DS)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.plans import F16, TWICE, WARP_STORE_P_DS, Call, label, mismatches
+from support.plans import F16, RECOMPUTE, WARP_TWO_PASS, Call, label, mismatches
 
 LONG = 2048
 
@@ -16,7 +16,7 @@ TAKEN = [
     (
         hopper(),
         dict(
-            kernel=WARP_STORE_P_DS,
+            kernel=WARP_TWO_PASS,
             variant="plain",
             head_dims=(256, 256),
             launches=1,
@@ -32,25 +32,24 @@ TAKEN = [
     (hopper(d=192, dv=128), dict(head_dims=(192, 128))),
     (hopper(d=192, dv=136), dict(head_dims=(192, 192))),
     (hopper(d=200, dv=128), dict(head_dims=(256, 256))),
-    (hopper(257), dict(kernel=WARP_STORE_P_DS)),
-    (hopper(257, 1), dict(kernel=WARP_STORE_P_DS)),
-    (hopper(options={"causal": "top_left"}), dict(kernel=WARP_STORE_P_DS)),
-    (hopper(options={"causal": "bottom_right"}), dict(kernel=WARP_STORE_P_DS)),
-    (hopper(options={"window": (100, 0)}), dict(kernel=WARP_STORE_P_DS)),
+    (hopper(257), dict(kernel=WARP_TWO_PASS)),
+    (hopper(257, 1), dict(kernel=WARP_TWO_PASS)),
+    (hopper(options={"causal": "top_left"}), dict(kernel=WARP_TWO_PASS)),
+    (hopper(options={"causal": "bottom_right"}), dict(kernel=WARP_TWO_PASS)),
+    (hopper(options={"window": (100, 0)}), dict(kernel=WARP_TWO_PASS)),
     (hopper(key_heads=2), dict(key_heads_per_launch=4)),
-    (hopper(wanted=("q", "k")), dict(kernel=WARP_STORE_P_DS)),
-    (hopper(wanted=("q", "v")), dict(kernel=WARP_STORE_P_DS)),
+    (hopper(wanted=("q", "k")), dict(kernel=WARP_TWO_PASS)),
+    (hopper(wanted=("q", "v")), dict(kernel=WARP_TWO_PASS)),
     # Two bytes of P and of dS for each pair: 2 GiB hold two heads of 16384 tokens.
     (hopper(16384), dict(launches=4, key_heads_per_launch=2, query_chunks=None)),
-    # Of more, or where products have too few tiles of keys, some of the queries at a time, unless they are too few for
-    # most of the multiprocessors. 23168 tokens have 362 rows of 362 tiles; two heads' blocks of 121 rows fit 132
-    # multiprocessors.
+    # Of more, or where GEMMs have too few key tiles, a query chunk at a time, unless its queries are too few for
+    # most of the SMs. 23168 tokens have 362 rows of 362 tiles; two heads' CTAs of 121 rows fit 132 SMs.
     (hopper(23168), dict(launches=12, key_heads_per_launch=2, query_chunks=3)),
     (hopper(16384, batch=1, key_heads=1), dict(launches=2, key_heads_per_launch=1, query_chunks=2)),
     (hopper(8192, key_heads=1, batch=1, heads=16), dict(launches=2, key_heads_per_launch=1, query_chunks=2)),
     (hopper(8192, key_heads=2, heads=32), dict(launches=8, key_heads_per_launch=4, query_chunks=8)),
     (hopper(127040, batch=1, heads=1), dict(launches=31, key_heads_per_launch=1, query_chunks=31)),
-    (hopper(127041, batch=1, heads=1), dict(kernel=TWICE)),
+    (hopper(127041, batch=1, heads=1), dict(kernel=RECOMPUTE)),
     # Of what causal queries do not see nothing is stored: there is room for three heads of 16384 tokens, of which two
     # are taken, and for one of 32704.
     (hopper(16384, batch=1, heads=8, options={"causal": "top_left"}), dict(launches=4, key_heads_per_launch=2)),
@@ -74,7 +73,7 @@ MASK = (1, 1, LONG, LONG)
 CHANGED = [
     (
         hopper(mask=MASK),
-        dict(kernel=WARP_STORE_P_DS, variant="mask", head_dims=(256, 256), launches=1, key_heads_per_launch=8),
+        dict(kernel=WARP_TWO_PASS, variant="mask", head_dims=(256, 256), launches=1, key_heads_per_launch=8),
     ),
     (hopper(mask=(2, 1, 1, LONG), d=136), dict(variant="mask", head_dims=(192, 192))),
     (
@@ -82,7 +81,7 @@ CHANGED = [
         dict(workspace={"mask tiles": 1024, "mask bits": 557056}),
     ),
     (hopper(mask=(1, 1, 16384, 16384), sq=16384, batch=1, key_heads=1), dict(key_heads_per_launch=1, query_chunks=2)),
-    (hopper(options={"softcap": 9.0}), dict(kernel=WARP_STORE_P_DS, variant="modified", head_dims=(256, 256))),
+    (hopper(options={"softcap": 9.0}), dict(kernel=WARP_TWO_PASS, variant="modified", head_dims=(256, 256))),
     (hopper(options={"softcap": 9.0, "dropout_p": 0.1, "causal": "top_left"}, dtype=F16), dict(variant="modified")),
     (hopper(options={"dropout_p": 0.1}, d=192, dv=128), dict(variant="modified", head_dims=(192, 128))),
     (hopper(options={"scale": -1.0}, d=160), dict(variant="modified", head_dims=(192, 192))),
@@ -121,11 +120,11 @@ def test_what_the_workspace_holds():
     """Two heads of 300 queries and 200 keys: 5 x 4 tiles of 8 KiB, P and dS; statistics and flags in tiles of 64."""
     workspace = hopper(300, 200, batch=1, heads=2).plans()[1].workspace
     expected = {
-        "stored scores": 2 * 2 * 5 * 4 * 8192,
+        "materialised scores": 2 * 2 * 5 * 4 * 8192,
         "dQ NaN flags": 2 * 5 * 4,
         "dK and dV NaN flags": 2 * 2 * 6,
         "statistics": 2 * 5 * 64 * 12,
-        "claims": 8,
+        "work counters": 8,
     }
     assert expected.items() <= workspace.items()
 
@@ -143,13 +142,13 @@ def test_what_the_workspace_holds():
 )
 def test_rows_have_room_for_what_they_see(options, tiles):
     workspace = hopper(300, 200, batch=1, heads=2, options=options).plans()[1].workspace
-    assert workspace["stored scores"] == 2 * 2 * tiles * 8192
+    assert workspace["materialised scores"] == 2 * 2 * tiles * 8192
 
 
 @pytest.mark.parametrize(("mebibytes", "launches"), [("0", None), ("15", None), ("16", 8), ("64", 2), ("2048", 1)])
 def test_the_bound_of_the_workspace(mebibytes, launches, monkeypatch):
-    """A head of 2048 tokens stores 16 MiB."""
+    """A head of 2048 tokens takes 16 MiB of materialised scores."""
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
     plan = hopper().plans()[1]
     assert plan.launches == launches
-    assert plan.kernel == (TWICE if launches is None else WARP_STORE_P_DS)
+    assert plan.kernel == (RECOMPUTE if launches is None else WARP_TWO_PASS)

@@ -1,5 +1,5 @@
-"""What a boolean mask changes on Hopper: which kernels take batch entries of which it leaves an interval of keys, and
-which backward kernels run where its visits are listed (csrc/kernels/plan/mask_visits.h).
+"""What a boolean mask changes on Hopper: which kernels take batch entries whose mask leaves one key interval, and which
+backward kernels run where its iterations are listed (csrc/kernels/schedule/mask_iterations.h).
 
 Lists grow with queries times keys. Where the mask does not, they have a bound, beyond which other kernels run.
 """
@@ -64,7 +64,7 @@ INTERVALS = [
     (dict(mask=PADDING, d=128, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(128, 128))),
     (dict(mask=PADDING, d=96, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(128, 128))),
     (dict(mask=PADDING, d=192, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(192, 192))),
-    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP, variant="all keys", head_dims=(64, 64))),
+    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP, variant="single tile", head_dims=(64, 64))),
     (dict(mask=(1, 1, 1, 400), sq=400, batch=1), dict(kernel=WARP, variant="short", head_dims=(64, 64))),
 ]
 NO_INTERVALS = [
@@ -76,7 +76,7 @@ NO_INTERVALS = [
     dict(mask=PADDING, options={"softcap": 9.0}),
     dict(mask=PADDING, bias=(1, 1, LONG, LONG)),
     dict(mask=(8, 1, 1, 64), sq=64),  # the portable kernels'
-    dict(mask=(1, 1, 1, LONG), sq=256, sk=LONG, batch=1, heads=2),  # kernels that divide keys
+    dict(mask=(1, 1, 1, LONG), sq=256, sk=LONG, batch=1, heads=2),  # split-KV
 ]
 
 
@@ -109,9 +109,9 @@ def test_head_dims_between_those_of_kernels_with_masks(call, expected):
 
 
 def test_the_workspace_of_intervals():
-    """Two numbers for each row of the mask, and what the other kernel has by itself."""
+    """Two numbers for each row of the mask, and the workspace of the other kernel's plan."""
     plan = forward_plan(PADDING)
     alone = Call(LONG, options={"backend": "sm90"}).plans()[0]
-    assert plan.workspace["intervals of keys"] == 64
-    assert plan.workspace["their kernel"] == alone.workspace_bytes
+    assert plan.workspace["key intervals"] == 64
+    assert plan.workspace["plan of key intervals"] == alone.workspace_bytes
     assert plan.intervals == alone

@@ -37,11 +37,11 @@ TILES = [
     (Call(500, options=CAUSAL, dv=65), dict(variant="plain", head_dims=(96, 96))),
     (Call(500, options=CAUSAL | {"dropout_p": 0.1}), dict(variant="dropout")),
     (Call(400, 1024, batch=1, heads=8, options=LAST), dict(kernel=WARP, splits=2)),
-    # All keys in one tile, of one of seven sizes, by the number of keys and which are visible; units by how they fill
-    # the multiprocessors.
-    (Call(65, 80), dict(variant="all keys", head_dims=(64, 64), tile=(128, 80))),
+    # All keys in one tile, of one of seven sizes, by the number of keys and which are visible; work tiles by how they
+    # fill the SMs.
+    (Call(65, 80), dict(variant="single tile", head_dims=(64, 64), tile=(128, 80))),
     (Call(65, 81), dict(tile=(128, 96), workspace_bytes=1024, workspace={"NaN flags": 1024})),
-    (Call(197), dict(variant="all keys", head_dims=(64, 64), tile=(256, 208))),
+    (Call(197), dict(variant="single tile", head_dims=(64, 64), tile=(256, 208))),
     (Call(197, batch=1, heads=4), dict(tile=(64, 208))),
     (Call(4096, 77, batch=64), dict(tile=(1024, 80))),
     (Call(256, d=40, key_heads=4, sink=True), dict(tile=(256, 256))),
@@ -112,7 +112,7 @@ FORWARD = [
     (Call(16, 300), HOPPER),
     (Call(4096, 96), HOPPER),
     (Call(193, d=65), HOPPER),
-    # Kernels that look masks and biases up, or drop weights.
+    # Kernels with masks, biases or dropout.
     (padded(64), PORTABLE),
     (padded(65), HOPPER),
     (padded(193), HOPPER),
@@ -131,7 +131,7 @@ FORWARD = [
     (Call(33, 4096, d=128), HOPPER),
     (Call(33, 4096, mask=(8, 1, 1, 4096)), HOPPER),
 ]
-# 132 multiprocessors.
+# 132 SMs.
 BACKWARD = [
     # A tile of keys for each, or none.
     (Call(128), PORTABLE),
@@ -159,7 +159,7 @@ BACKWARD = [
     (Call(136, bias=(1, 16, 136, 136), mask=(1, 1, 1, 136)), HOPPER),
     (Call(256, options={"softcap": 9.0}), PORTABLE),
     (Call(257, options={"softcap": 9.0}), HOPPER),
-    (Call(16, 512, mask=(8, 1, 1, 512)), PORTABLE),  # keys of dQ are divided there
+    (Call(16, 512, mask=(8, 1, 1, 512)), PORTABLE),  # dQ is split-KV there
     (Call(16, d=256), HOPPER),
     (Call(16, 512, d=256), PORTABLE),
     (Call(16, d=128), HOPPER),

@@ -27,7 +27,8 @@ class Front final : public c10::OperatorKernel {
   }
 
  private:
-  // What fails here fails again behind, where the error is told or another kernel taken; but not what a device says.
+  // A call that fails here is passed on. It fails again in the kernel behind, which reports the error or takes another
+  // kernel. Errors of the device and of its memory are reported at once.
   std::optional<Results> run(c10::ArrayRef<c10::IValue> arguments) const {
     try {
       return kernel_.run(arguments);
@@ -40,7 +41,7 @@ class Front final : public c10::OperatorKernel {
     }
   }
 
-  // Another thread may have brought PyTorch's kernels back since this call began: it then is for these.
+  // Another thread may have restored PyTorch's kernels since this call began; these then run it.
   void hand_on(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
     try {
       behind_.callBoxed(op, keys, stack);

@@ -1,6 +1,6 @@
-// Kernels of C++ before those of Python that flash_attn_ext/integrations/torch_backend puts in the place of PyTorch's
-// attention operators: they run the calls that need nothing but q, k, v, causality and a scale, without a step through
-// Python, and hand all others on.
+// C++ kernels in front of the Python kernels by which flash_attn_ext/integrations/torch_backend replaces PyTorch's
+// attention operators. They run calls that need nothing but q, k, v, causality and a scale, without entering Python,
+// and pass all others on.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,10 +13,11 @@
 
 namespace flash_attn_ext::host {
 
-// In force until remove() or its end. What was there before is what calls are handed on to.
+// A kernel that is registered until remove() or its destruction. It passes calls on to the kernel that was there
+// before.
 class OperatorFront {
  public:
-  // Raises for an operator that has no kernel here, one of operators_with_front().
+  // Throws for an operator that is not one of operators_with_front().
   OperatorFront(const std::string& operator_name, const std::string& dispatch_key);
   void remove() { registration_.reset(); }
 
@@ -24,7 +25,7 @@ class OperatorFront {
   std::unique_ptr<c10::RegistrationHandleRAII> registration_;
 };
 
-// Names without "aten::".
+// The operators' names, without "aten::".
 std::vector<std::string> operators_with_front();
 
 // How many forward and backward passes all fronts have run in this process.

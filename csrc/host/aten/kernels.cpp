@@ -22,11 +22,11 @@ namespace {
 using Arguments = c10::ArrayRef<c10::IValue>;
 using MaybeResults = std::optional<Results>;
 
-// The LSE of efficient attention has so many rows at least, or a multiple of it.
+// The number of rows in an LSE of efficient attention is a multiple of this.
 constexpr int64_t kEfficientLseMultiple = 32;
 constexpr std::array<bool, 6> kQkv = {true, true, true, false, false, false};
 
-// Neither None nor the undefined tensor that stands for it where a schema has no optional one.
+// Whether a tensor is neither None nor the undefined one that stands for None in schemas without optional tensors.
 bool is_given(const c10::IValue& tensor) { return !tensor.isNone() && tensor.toTensor().defined(); }
 
 // v has to be as wide as q where results take the strides of q.
@@ -51,8 +51,8 @@ std::vector<at::Tensor> gradients_of(const AttentionInputs& in, const at::Tensor
       {.dout = dout, .dlse = std::nullopt, .out = out, .lse = lse, .lse_residual = std::nullopt, .output_mask = kQkv});
 }
 
-// What stands for the state of a generator that nobody used: new for each call, since graphs of CUDA want outputs in
-// their own pool.
+// A placeholder for the state of a generator that was not used. It is new for each call, because CUDA graphs want
+// outputs in their own memory pool.
 at::Tensor unused_state(const at::Tensor& q, at::ScalarType dtype, c10::IntArrayRef sizes) {
   return empty(sizes, dtype, q.device());
 }
@@ -159,11 +159,11 @@ MaybeResults efficient_backward(Arguments a) {
                  at::Tensor()};
 }
 
-// What only efficient attention takes, which has no grouped heads.
+// Whether only efficient attention takes q, by its device and dtype. It has no grouped heads.
 bool is_for_efficient(const at::Tensor& q) { return q.is_cuda() && q.scalar_type() == at::kFloat; }
 
-// Whether PyTorch would give a call without mask and dropout to a fused kernel, whichever it is: nobody has switched
-// one off, and the operands are what all of them take.
+// Whether PyTorch would give a call without mask and dropout to a fused kernel, whichever it is: none of them is
+// switched off, and all of them take the operands.
 bool goes_to_fused_kernel(const AttentionInputs& in, bool enable_gqa) {
   constexpr int64_t kMostFusedHeadDim = 256;
   constexpr int64_t kHeadDimMultiple = 8;
@@ -178,7 +178,7 @@ bool goes_to_fused_kernel(const AttentionInputs& in, bool enable_gqa) {
          in.q.size(3) <= kMostFusedHeadDim && in.q.size(3) % kHeadDimMultiple == 0;
 }
 
-// Memory that kernels may read, and derivatives that nothing but autograd's node has to carry.
+// Whether kernels may read the operands' memory, and no derivatives are needed but those of autograd's node.
 bool are_plain(const AttentionInputs& in) {
   const auto is_plain = [](const at::Tensor& tensor) {
     return tensor.layout() == at::kStrided && !tensor.is_nested() && holds_memory(tensor);

@@ -1,4 +1,4 @@
-// The calls of PyTorch's attention operators that front.h runs, each as its schema has them.
+// The calls of PyTorch's attention operators that front.h runs, with the arguments and results of their schemas.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -10,7 +10,7 @@ namespace flash_attn_ext::host {
 
 using Results = torch::jit::Stack;
 
-// A call's arguments, in its schema's order, to its results; nothing where the call needs more than there is here.
+// Maps a call's arguments, in its schema's order, to its results; to nothing if the call needs more than there is here.
 using OperatorKernelOfOurs = std::optional<Results> (*)(c10::ArrayRef<c10::IValue> arguments);
 
 struct FrontKernel {

@@ -5,8 +5,8 @@
 namespace flash_attn_ext::host {
 namespace {
 
-// Strides of dimensions of one element say nothing.
-bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
+// The stride of a dimension with one element has no effect on the layout.
+bool have_equal_layouts(const at::Tensor& a, const at::Tensor& b) {
   for (int64_t dim = 0; dim < a.dim(); ++dim) {
     if (a.size(dim) != 1 && a.stride(dim) != b.stride(dim)) return false;
   }
@@ -18,7 +18,7 @@ bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
 at::Tensor as_like(const at::Tensor& tensor, const at::Tensor& model) {
   if (tensor.strides() == model.strides()) return tensor;
   at::Tensor like = at::empty_like(model);
-  return lie_alike(like, tensor) ? tensor : like.copy_(tensor);
+  return have_equal_layouts(like, tensor) ? tensor : like.copy_(tensor);
 }
 
 at::Tensor sequence_first(const at::Tensor& tensor) {

@@ -12,7 +12,7 @@
 namespace flash_attn_ext::host {
 namespace {
 
-// As kernels read them: the given tensors, or copies. Undefined where there is none.
+// The arrays as kernels read them: the given tensors, or copies. Absent ones are undefined.
 struct CacheArrays {
   at::Tensor seqlens, block_table, batch_index;
 };
@@ -69,22 +69,23 @@ attention::AppendParams append_params(const attention::AttentionParams& params) 
   return append;
 }
 
-// A cache that is a lazy clone gets memory of its own before it is written, and before anybody asks what it shares.
+// Gives a cache that is a lazy clone memory of its own. This comes before the cache is written, and before any check of
+// which memory it shares.
 void take_own_memory(const at::Tensor& cache) {
   if (holds_memory(cache)) cache.mutable_data_ptr();
 }
 
-// So that autograd notices where it has saved a cache. Inference tensors have no version.
+// Counts a write to a cache, so that autograd notices it if it has saved that cache. Inference tensors have no version.
 void count_as_written(const at::Tensor& cache) {
   if (!cache.is_inference()) cache.unsafeGetTensorImpl()->bump_version();
 }
 
-// What goes into the cache, for as long as kernels read it. Undefined where there is none.
+// Keeps the tensors that an append needs alive while kernels read them. Absent ones are undefined.
 struct NewKeys {
   at::Tensor k, v, cos, sin, q_rotated;
 };
 
-// Where keys are rotated, so is q, and `params` has the rotated one.
+// If keys are rotated, so is q, and `params` gets the rotated one.
 NewKeys describe_new(const Backend& backend, const AttentionInputs& in, const KvCacheInputs& cache,
                      attention::AppendingForwardParams& params) {
   NewKeys keys;

@@ -1,4 +1,4 @@
-// Attention over a cache of keys and values, which new ones are appended to first.
+// Attention over a cache of keys and values, to which new ones are appended first.
 #pragma once
 
 #include "host/call/cache_inputs.h"
@@ -6,8 +6,8 @@
 
 namespace flash_attn_ext::host {
 
-// `inputs` has the caches as k and v, which are written where there are new keys. No backward pass: an error where a
-// gradient is asked for. The LSE, without `wants_lse` absent, has no residual.
+// `inputs` has the caches as k and v; they are written if there are new keys. There is no backward pass, so an input
+// that requires grad is an error. The LSE, absent without `wants_lse`, has no residual.
 ForwardOutputs attention_with_kvcache(const AttentionInputs& inputs, const KvCacheInputs& cache, bool wants_lse);
 
 }  // namespace flash_attn_ext::host

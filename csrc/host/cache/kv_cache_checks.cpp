@@ -37,7 +37,7 @@ void check_caches(const AttentionInputs& in) {
   check_head_counts(in, "k_cache");
 }
 
-// A call with a cache is dense, and without dropout.
+// A call with a cache is dense and has no dropout.
 void check_problem(const AttentionInputs& in) {
   TORCH_CHECK(!in.cu_seqlens_q && !in.cu_seqlens_k && !in.max_seqlen_q && !in.max_seqlen_k,
               "cu_seqlens_* and max_seqlen_* do not go with a cache; pass the lengths in cache_seqlens");
@@ -45,7 +45,7 @@ void check_problem(const AttentionInputs& in) {
                     ", expected 0 and no rng_seed: there is no dropout with a cache");
 }
 
-// One int32 for each sequence, or, with two dimensions, a row of them.
+// Checks for one int32 for each sequence or, with two dimensions, a row of them.
 void check_integers(const char* name, const at::Tensor& tensor, const AttentionInputs& in, int64_t rank) {
   check_dense(name, tensor);
   TORCH_CHECK(tensor.scalar_type() == at::kInt, name, " has dtype ", dtype_name(tensor.scalar_type()),
@@ -83,7 +83,7 @@ void check_entries(const AttentionInputs& in, const KvCacheInputs& cache) {
   TORCH_CHECK(in.q.size(2) <= kLongest && capacity <= kLongest, "q has ", in.q.size(2),
               " tokens and the cache has room for ", capacity, " in a sequence, expected at most ", kLongest,
               " (2^29); split the sequences");
-  // Blocks number them in 32 bits.
+  // Kernels number the tiles of scores in 32 bits.
   constexpr int64_t kFewestRows = 16, kFewestKeys = 32;  // of a GPU's tiles of scores
   const int64_t rows = in.batch() * (in.num_heads_q() * in.q.size(2) / kFewestRows + in.num_heads_k());
   const int64_t tiles = 2 * rows * (capacity / kFewestKeys + 1);

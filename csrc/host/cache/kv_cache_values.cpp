@@ -1,4 +1,4 @@
-// What the lengths, tables and indices of a cache hold.
+// Checks the values of a cache's lengths, tables and indices.
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace flash_attn_ext::host {
 namespace {
 
-// Which sequence appends to an entry or a page.
+// Maps an entry or a page to the sequence that appends to it.
 using Writers = std::unordered_map<int32_t, int64_t>;
 
 at::Tensor in_cpu_memory(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor : tensor.cpu(); }
@@ -50,7 +50,7 @@ void check_batch_index(const at::Tensor& index, const AttentionInputs& in, const
   }
 }
 
-// Pages with keys of a sequence, once the new ones are there; those from first_new on are appended to.
+// The pages that hold a sequence's keys after the append, which writes to those from first_new on.
 struct Pages {
   int64_t first_new;
   int64_t count;

@@ -12,7 +12,7 @@ struct Dimension {
   int64_t size;
 };
 
-// The dimensions in which a view steps, from the longest stride on.
+// The dimensions of a view in which its address changes, in descending order of their strides.
 using Dimensions = c10::SmallVector<Dimension, 4>;
 
 Dimensions dimensions_of(const at::Tensor& tensor) {
@@ -27,7 +27,7 @@ Dimensions dimensions_of(const at::Tensor& tensor) {
   return dimensions;
 }
 
-// What is left of a view below some of its dimensions.
+// The inner dimensions of a view, from some dimension on.
 struct View {
   const Dimension* begin;
   const Dimension* end;
@@ -37,7 +37,7 @@ struct View {
       : begin(dimensions.begin()), end(dimensions.end()), element_bytes(static_cast<int64_t>(tensor.element_size())) {}
 
   bool has_dimensions() const { return begin != end; }
-  int64_t bytes() const {  // from its first to its last
+  int64_t bytes() const {  // from its first byte to its last
     int64_t sum = element_bytes;
     for (const Dimension* d = begin; d != end; ++d) sum += (d->size - 1) * d->stride_bytes;
     return sum;
@@ -49,23 +49,23 @@ struct View {
   }
 };
 
-// `distance`: bytes from where a begins to where b does.
-bool meet(const View& a, const View& b, int64_t distance) {
+// `distance`: bytes from the beginning of a to that of b.
+bool overlap(const View& a, const View& b, int64_t distance) {
   if (distance >= a.bytes() || -distance >= b.bytes()) return false;
   if (!a.has_dimensions() || !b.has_dimensions() || a.begin->stride_bytes != b.begin->stride_bytes) return true;
   const int64_t stride = a.begin->stride_bytes;
   const View inner_a = a.inner(), inner_b = b.inner();
   if (inner_a.bytes() > stride || inner_b.bytes() > stride) return true;
-  // Pieces that are `steps` indices apart can meet only where less than a stride is left between them.
+  // Inner views that are `steps` indices apart can overlap only if less than a stride is left between them.
   const int64_t nearest = distance / stride;
   for (int64_t steps = nearest - 1; steps <= nearest + 1; ++steps) {
     if (steps >= a.begin->size || -steps >= b.begin->size) continue;
-    if (meet(inner_a, inner_b, distance - steps * stride)) return true;
+    if (overlap(inner_a, inner_b, distance - steps * stride)) return true;
   }
   return false;
 }
 
-// From its first element to its last.
+// The bytes from a tensor's first element to its last.
 int64_t bytes_of(const at::Tensor& tensor) {
   const at::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
   int64_t last = 0;
@@ -78,9 +78,9 @@ int64_t bytes_of(const at::Tensor& tensor) {
 bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   if (a.numel() == 0 || b.numel() == 0) return false;
   const int64_t distance = static_cast<const char*>(b.const_data_ptr()) - static_cast<const char*>(a.const_data_ptr());
-  if (distance >= bytes_of(a) || -distance >= bytes_of(b)) return false;  // as nearly always
+  if (distance >= bytes_of(a) || -distance >= bytes_of(b)) return false;  // the usual case
   const Dimensions dimensions_a = dimensions_of(a), dimensions_b = dimensions_of(b);
-  return meet(View(dimensions_a, a), View(dimensions_b, b), distance);
+  return overlap(View(dimensions_a, a), View(dimensions_b, b), distance);
 }
 
 bool repeats_elements(const at::Tensor& tensor) {

@@ -5,12 +5,12 @@
 
 namespace flash_attn_ext::host {
 
-// Whether the views have memory in common. Exact while their dimensions have equal strides and nest, as two halves of
-// one buffer do, interleaved or not. Where they do not, views between whose first and last elements others lie count as
-// one piece.
+// Whether the views share memory. The answer is exact while their dimensions have equal strides and nest, as those of
+// two halves of one buffer do, interleaved or not. Otherwise a view counts as all memory from its first element to its
+// last.
 bool share_memory(const at::Tensor& a, const at::Tensor& b);
 
-// Whether several indices of a tensor are one element: a dimension was expanded.
+// Whether several indices of a tensor address one element, because a dimension was expanded.
 bool repeats_elements(const at::Tensor& tensor);
 
 }  // namespace flash_attn_ext::host

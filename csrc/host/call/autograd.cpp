@@ -30,8 +30,9 @@ std::optional<at::Tensor> if_defined(at::Tensor tensor) {
   return tensor.defined() ? std::optional(std::move(tensor)) : std::nullopt;
 }
 
-// What autograd keeps of a call, and its backward pass. A node of the kind that PyTorch's own operators have, since
-// host time is what a small call waits for: a Function of Python's adds a Python call and its bookkeeping to each pass.
+// Autograd's node of a call: the tensors that it saves, and the backward pass. It is a C++ node like those of PyTorch's
+// own operators, because host time bounds a small call. A Python Function would add a Python call and its bookkeeping
+// to each pass.
 class FlashAttentionFunctionBackward : public torch::autograd::Node {
  public:
   void save(const AttentionInputs& in, const ForwardOutputs& outputs) {
@@ -45,7 +46,7 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
-    // Other threads may walk the same graph, and one of them may release what is saved.
+    // Other threads may traverse the same graph, and one of them may release what is saved.
     const std::lock_guard<std::mutex> lock(mutex_);
     const at::Tensor& dout = gradients[0];
     const at::Tensor& dlse = gradients[1];
@@ -53,7 +54,7 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
     num_backward_passes.fetch_add(1, std::memory_order_relaxed);
     const AttentionInputs inputs = unpack_inputs();
     const BackwardInputs backward = unpack_backward(dout, dlse);
-    // With create_graph, or under tangents, the operator computes them: it has a derivative.
+    // With create_graph, or under tangents, the operator computes the gradients, because it has a derivative.
     const bool differentiated = at::GradMode::is_enabled() || has_tangent(dout) || has_tangent(dlse);
     if (differentiated || !hold_memory(inputs, backward)) return call_backward_operator(inputs, backward);
     const at::AutoDispatchBelowADInplaceOrView nothing_inside_is_recorded;
@@ -67,7 +68,7 @@ class FlashAttentionFunctionBackward : public torch::autograd::Node {
 
   std::string name() const override { return "FlashAttentionFunctionBackward"; }
 
-  // For compiled autograd: what the graph that it makes of this node depends on.
+  // Tells compiled autograd what its graph of this node depends on.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     visit_saved(*this, [&](const SavedVariable& saved, bool is_output) { args.collect(saved, is_output); });
     for (const at::IValue& option : boxed(options_)) {

@@ -1,6 +1,6 @@
-// What a call with a cache of keys and values has beside its AttentionInputs, in which k and v are the cache in
-// canonical form: (B_cache, Hk, rows, D) and (B_cache, Hk, rows, Dv), or (pages, Hk, page size, D) and (pages, Hk, page
-// size, Dv).
+// The arguments of a call with a cache of keys and values, beside its AttentionInputs. In those, k and v are the cache
+// in canonical form: (B_cache, Hk, rows, D) and (B_cache, Hk, rows, Dv), or (pages, Hk, page size, D) and (pages, Hk,
+// page size, Dv).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,13 +23,13 @@ struct KvCacheInputs {
   bool rotary_interleaved = false;
 
   int64_t num_new() const { return k_new ? k_new->size(2) : 0; }
-  // Keys that a sequence can have.
+  // The most keys that a sequence can have.
   int64_t capacity(const AttentionInputs& in) const {
     return block_table ? block_table->size(1) * in.k.size(2) : in.k.size(2);
   }
 };
 
-// Whether query i is rotated to the position of new key i; else all queries are, to that of the first.
+// Whether query i is rotated by the position of new key i; otherwise all queries are rotated by that of the first one.
 inline bool queries_advance(const AttentionInputs& in) { return in.causal || in.window_left || in.window_right; }
 
 }  // namespace flash_attn_ext::host

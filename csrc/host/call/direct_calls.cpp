@@ -21,7 +21,8 @@ namespace {
 
 namespace py = pybind11;
 
-// The arguments of each function in its order, and nothing but pointers: they lie in memory as Python passes them.
+// The arguments of each function in order. Each struct has nothing but pointers, so its layout is that in which Python
+// passes them.
 struct SdpaArguments {
   PythonOperands operands;
   PyObject *attn_mask, *dropout_p, *is_causal, *scale, *enable_gqa;
@@ -45,7 +46,8 @@ struct CacheArguments {
   PyObject *scale, *layout, *return_lse, *backend;
 };
 
-// What follows reads one argument each. False: it is unusual, and the call is one for Python.
+// Each of the following functions reads one argument. It returns false for an unusual one, which leaves the call to
+// Python.
 
 bool is(PyObject* given, const char* text) {
   return PyUnicode_CheckExact(given) && PyUnicode_CompareWithASCIIString(given, text) == 0;
@@ -69,7 +71,7 @@ bool read(PyObject* given, std::optional<double>& number) {
   return false;
 }
 
-// Of keys: 0 or more.
+// Reads a number of keys, 0 or more.
 bool read(PyObject* given, std::optional<int64_t>& count) {
   if (given == Py_None) return true;
   if (!PyLong_CheckExact(given)) return false;
@@ -113,7 +115,7 @@ bool read_layout(PyObject* given, bool& sequence_first) {
   return sequence_first || is(given, "bhsd");
 }
 
-// A dropout probability: with any other, a seed has to be drawn.
+// Whether a dropout probability is 0. With any other, a seed has to be drawn.
 bool is_zero(PyObject* given) {
   std::optional<double> number;
   return read(given, number) && number == 0.0;
@@ -147,7 +149,7 @@ bool read_scores(const ScoreArguments& given, AttentionInputs& in) {
          read(given.sink, in.sink);
 }
 
-// A mask of PyTorch's, which is a bias where it is not boolean.
+// Reads a mask in PyTorch's sense, which is a bias unless it is boolean.
 bool read_attn_mask(PyObject* given, AttentionInputs& in) {
   std::optional<at::Tensor> table;
   if (!read_table(given, table)) return false;
@@ -160,7 +162,7 @@ bool read_attn_mask(PyObject* given, AttentionInputs& in) {
   return true;
 }
 
-// (B, S, H, D) as (B, H, S, D), a view.
+// Makes a view of shape (B, H, S, D) of (B, S, H, D).
 bool heads_first(at::Tensor& tensor) {
   if (tensor.dim() != 4) return false;
   tensor = tensor.transpose(1, 2);
@@ -181,8 +183,8 @@ py::object to_python(at::Tensor tensor) {
   return py::reinterpret_steal<py::object>(object);
 }
 
-// `run`: gives ForwardOutputs, without the GIL. The inputs are for the caller to drop, with it: a tensor that Python
-// holds takes it for that by itself.
+// `run` returns ForwardOutputs; it runs without the GIL. The caller destroys the inputs with the GIL, because a tensor
+// that Python also holds would otherwise acquire it by itself.
 template <class Run>
 py::object results_of(const AttentionInputs& in, bool return_lse, const Run& run) {
   ForwardOutputs outputs;
@@ -195,7 +197,7 @@ py::object results_of(const AttentionInputs& in, bool return_lse, const Run& run
   return return_lse ? py::make_tuple(std::move(out), to_python(std::move(outputs.lse))) : std::move(out);
 }
 
-// Of those that do not, Python says so with PyTorch's names.
+// Whether the operands go together. If they do not, Python raises the error, with PyTorch's names.
 bool operands_fit(const AttentionInputs& in) {
   return in.k.size(3) == in.q.size(3) && in.v.size(2) == in.k.size(2) && in.k.device() == in.q.device() &&
          in.v.device() == in.q.device();
@@ -238,7 +240,7 @@ bool read_cache(const CacheArguments& given, KvCacheInputs& cache) {
          read(given.rotary_interleaved, cache.rotary_interleaved);
 }
 
-// A tensor, or one length for all sequences. Of one that cannot be, Python says why.
+// Reads a tensor, or one length for all sequences. If the length is impossible, Python raises the error.
 bool read_lengths(PyObject* given, const AttentionInputs& in, KvCacheInputs& cache) {
   if (!PyLong_CheckExact(given)) {
     std::optional<at::Tensor> lengths;
@@ -290,7 +292,7 @@ PyObject* call(PyObject*, PyObject* const* given, Py_ssize_t num_given) {
 
 template <class Arguments, py::object (*kFunction)(const Arguments&)>
 PyMethodDef method(const char* name, const char* doc) {
-  // Python casts it back to what METH_FASTCALL says.
+  // Python casts the pointer back to the type that METH_FASTCALL implies.
   const auto function = reinterpret_cast<void (*)()>(&call<Arguments, kFunction>);
   return {name, reinterpret_cast<PyCFunction>(function), METH_FASTCALL, doc};
 }

@@ -1,4 +1,4 @@
-// The fields of a call, listed once: what packs, saves, boxes or differentiates a call goes by these lists.
+// The fields of a call, listed once. All code that packs, saves, boxes or differentiates a call uses these lists.
 #pragma once
 
 #include <tuple>
@@ -19,7 +19,7 @@ struct Field {
 template <class Inputs, class Member>
 Field(const char*, Member Inputs::*) -> Field<Inputs, Member>;
 
-// Every field, in the order of Problem (flash_attn_ext/_problem.py), whose tuple this is on the way in and out.
+// Every field, in the order of Problem (flash_attn_ext/_problem.py), the tuple that Python and C++ exchange.
 inline constexpr auto kFields = std::make_tuple(
     Field{"q", &AttentionInputs::q}, Field{"k", &AttentionInputs::k}, Field{"v", &AttentionInputs::v},
     Field{"bias", &AttentionInputs::bias}, Field{"mask", &AttentionInputs::mask},
@@ -32,7 +32,7 @@ inline constexpr auto kFields = std::make_tuple(
     Field{"max_seqlen_k", &AttentionInputs::max_seqlen_k}, Field{"backend", &AttentionInputs::backend},
     Field{"allow_tf32", &AttentionInputs::allow_tf32}, Field{"sequence_first", &AttentionInputs::sequence_first});
 
-// What a call with a cache has beside them, in the order of KvCache (flash_attn_ext/_problem.py).
+// The further fields of a call with a cache, in the order of KvCache (flash_attn_ext/_problem.py).
 inline constexpr auto kCacheFields = std::make_tuple(
     Field{"cache_seqlens", &KvCacheInputs::cache_seqlens}, Field{"k_new", &KvCacheInputs::k_new},
     Field{"v_new", &KvCacheInputs::v_new}, Field{"block_table", &KvCacheInputs::block_table},
@@ -42,7 +42,7 @@ inline constexpr auto kCacheFields = std::make_tuple(
 constexpr const auto& fields_of(const AttentionInputs&) { return kFields; }
 constexpr const auto& fields_of(const KvCacheInputs&) { return kCacheFields; }
 
-// Those that get gradients, in the order of BackwardInputs::output_mask.
+// The fields that get gradients, in the order of BackwardInputs::output_mask.
 inline constexpr auto kDifferentiable =
     std::make_tuple(Field{"q", &AttentionInputs::q}, Field{"k", &AttentionInputs::k}, Field{"v", &AttentionInputs::v},
                     Field{"bias", &AttentionInputs::bias}, Field{"alibi_slopes", &AttentionInputs::alibi_slopes},

@@ -36,18 +36,18 @@ struct AttentionInputs {
   std::optional<int64_t> max_seqlen_q;
   std::optional<int64_t> max_seqlen_k;
   std::optional<std::string> backend;
-  bool allow_tf32 = false;      // of float32 on a GPU: one TF32 product instead of three
-  bool sequence_first = false;  // the caller has (B, S, H, D): so has out, where q's strides do not say
+  bool allow_tf32 = false;      // for float32 on a GPU: one TF32 product instead of three
+  bool sequence_first = false;  // the caller has (B, S, H, D), and out gets it where q's strides leave the order open
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   int64_t batch() const { return packed() ? cu_seqlens_q->size(0) - 1 : q.size(0); }
   int64_t num_heads_q() const { return q.size(1); }
   int64_t num_heads_k() const { return k.size(1); }
-  // Whether there is anything for kernels to do, and to plan.
+  // Whether there is any work for kernels to plan and do.
   bool has_heads() const { return batch() > 0 && num_heads_q() > 0; }
   int64_t head_dim_qk() const { return q.size(-1); }
   int64_t head_dim_v() const { return v.size(-1); }
-  // Without a head dimension every score is 0, whatever the scale.
+  // With a head dim of 0 every score is 0, whatever the scale.
   double scale_factor() const {
     return scale.value_or(1.0 / std::sqrt(static_cast<double>(std::max<int64_t>(head_dim_qk(), 1))));
   }
@@ -58,7 +58,7 @@ struct AttentionInputs {
   at::ScalarType accumulate_type() const { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 };
 
-// What the forward pass hands to the backward pass, and the incoming gradients.
+// The results of the forward pass that the backward pass needs, and the incoming gradients.
 struct BackwardInputs {
   at::Tensor dout;
   std::optional<at::Tensor> dlse;

@@ -42,7 +42,7 @@ std::vector<at::Tensor> call_backward_operator(const AttentionInputs& in, const 
   op.callBoxed(stack);
   std::vector<at::Tensor> gradients;
   for (size_t i = 0; i < backward.output_mask.size(); ++i) {
-    // An operator has no absent results.
+    // An operator has no absent results, so those that were not asked for are dropped here.
     gradients.push_back(backward.output_mask[i] ? stack[i].toTensor() : at::Tensor());
   }
   return gradients;

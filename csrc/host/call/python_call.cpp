@@ -14,7 +14,7 @@ namespace {
 
 namespace py = pybind11;
 
-// torch.Tensor and torch.nn.Parameter.
+// Whether all are of type torch.Tensor or torch.nn.Parameter, and of no subclass.
 bool are_plain_tensors(const PythonOperands& operands) {
   return THPVariable_CheckTypeExact(Py_TYPE(operands.q)) && THPVariable_CheckTypeExact(Py_TYPE(operands.k)) &&
          THPVariable_CheckTypeExact(Py_TYPE(operands.v));
@@ -24,8 +24,8 @@ bool is_dense_4d(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_nested() && tensor.dim() == 4;
 }
 
-// Whether its values are not in memory of its own. PyTorch's older vmap, which knows no functorch, batches tensors in
-// its own way: torch.autograd.functional and is_grads_batched=True still use it.
+// Whether a tensor's values are not in memory of its own. PyTorch's older vmap, which predates functorch, batches
+// tensors in its own way. torch.autograd.functional and is_grads_batched=True still use it.
 bool only_stands_for_values(const at::Tensor& tensor) {
   return is_lazy(tensor) || tensor.key_set().has(c10::DispatchKey::Batched);
 }
@@ -73,7 +73,7 @@ void read_field(const char* name, py::handle item, Value& value) {
   }
 }
 
-// `type`: of flash_attn_ext/_problem.py, whose fields are those of Inputs.
+// `type`: the class of flash_attn_ext/_problem.py whose fields are those of Inputs.
 template <class Inputs>
 Inputs read_fields(PyObject* tuple, const char* type) {
   Inputs inputs;

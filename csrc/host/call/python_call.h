@@ -8,12 +8,13 @@
 
 namespace flash_attn_ext::host {
 
-// What a call's q, k and v are, for the Python side: asked there attribute by attribute, the questions would take
-// longer than the answer to the call. Each kind is also all that stands above it from kPlain on.
+// Classifies a call's q, k and v for the Python side. To ask for each attribute there would take longer than a small
+// call itself. What is kCanonical is also kPlain, and operands of kEqualHeads are both.
 enum class Operands : int {
   kSymbolic,  // not all hold memory that the extension may read now: subclasses, meta tensors, lazy views, tensors of
               // PyTorch's older vmap, watched or traced calls
-  kTransformed,  // they do, but under torch.func or forward mode, whose derivatives only Python's Function carries
+  kTransformed,  // they hold memory, but under torch.func or forward mode, whose derivatives only Python's Function
+                 // carries
   kPlain,        // tensors (no subclass) with memory behind them
   kCanonical,    // dense in the sense of inputs.h as they are, of one dtype and batch size, k and v of one number of
                  // heads, and autocast would not cast them
@@ -27,11 +28,10 @@ struct PythonOperands {
 };
 Operands operands_of(const PythonOperands& operands);
 
-// The tuple of a Problem (flash_attn_ext/_problem.py), in the order of kFields. Throws TypeError for what is no such
-// tuple.
+// Reads a Problem (flash_attn_ext/_problem.py), a tuple in the order of kFields. Throws TypeError for anything else.
 AttentionInputs inputs_of(PyObject* problem);
 
-// The same of a KvCache.
+// The same for a KvCache.
 KvCacheInputs cache_of(PyObject* cache);
 
 }  // namespace flash_attn_ext::host

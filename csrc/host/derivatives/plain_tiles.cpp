@@ -52,7 +52,7 @@ const float* of_rows(const char* name, const at::Tensor& tensor, const at::Tenso
   return tensor.const_data_ptr<float>();
 }
 
-// Far beyond any column, and with room for a query to be added.
+// Saturates a column far beyond any that exists, with room to add the index of a query.
 int small(int64_t column) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   return static_cast<int>(std::clamp(column, -kLimit, kLimit));
@@ -81,7 +81,7 @@ derivatives::PlainTile plain_tile(const PlainTileInputs& in) {
           .lse = of_rows("lse", in.lse, products)};
 }
 
-// Memory for a result, as long as somebody asks for it.
+// Memory for a result, if it is wanted.
 OptionalTensor result(const PlainTileInputs& tile, bool wanted) {
   if (!wanted) return std::nullopt;
   return empty(tile.products.sizes(), tile.dtype, tile.products.device());

@@ -10,8 +10,8 @@
 
 namespace flash_attn_ext::host {
 
-// Scores are (pairs, rows, keys), and (pairs, rows, 1) is what rows have; all of it float32, without gaps, on a GPU.
-// The rows of a pair are the queries of one query head after the other.
+// Scores are (pairs, rows, keys), and values of rows are (pairs, rows, 1). All are float32, contiguous and on a GPU.
+// The rows of a pair are the queries of its query heads, head after head.
 struct PlainTileInputs {
   const at::Tensor& products;
   const std::optional<at::Tensor>& product_tangents;
@@ -30,13 +30,13 @@ struct PlainGradientInputs {
   const at::Tensor& delta_tangent;
 };
 
-// Weights (if wanted), and weights times score tangents (if there are product_tangents), whose sums are added to
-// lse_tangent.
+// Returns weights (if wanted), and weights times score tangents (if there are product_tangents). The row sums of the
+// latter are added to lse_tangent.
 std::array<std::optional<at::Tensor>, 2> plain_weights(const PlainTileInputs& tile, const at::Tensor& lse_tangent,
                                                        bool wants_weights);
 
-// Tangents of weights (if wanted), score gradients (if there are product_tangents, or else nothing is multiplied by
-// them), and their tangents.
+// Returns the tangents of weights (if wanted), score gradients (if there are product_tangents, because nothing else is
+// multiplied by them), and the tangents of score gradients.
 std::array<std::optional<at::Tensor>, 3> plain_gradients(const PlainTileInputs& tile,
                                                          const PlainGradientInputs& gradients,
                                                          bool wants_weight_tangents);

@@ -1,4 +1,4 @@
-// Forward mode on tensors: the one kernel that has it all, for the calls that it takes.
+// Forward mode on tensors by the one kernel that computes all of it, for the calls that this kernel takes.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace flash_attn_ext::host {
 
-// What the forward pass left, and tangents of the inputs that have one.
+// The results of the forward pass, and the tangents of those inputs that have one.
 struct TangentInputs {
   at::Tensor out;
   at::Tensor lse;
@@ -18,8 +18,8 @@ struct TangentInputs {
   std::optional<at::Tensor> sink_tangent;
 };
 
-// Tangents of out and lse, in their shapes and dtypes. Nothing where no kernel takes the call:
-// flash_attn_ext/derivatives has PyTorch operations for those.
+// The tangents of out and lse, in their shapes and dtypes. Returns nothing if no kernel takes the call:
+// flash_attn_ext/derivatives has PyTorch operations for such calls.
 std::optional<std::array<at::Tensor, 2>> attention_tangents(const AttentionInputs& inputs,
                                                             const TangentInputs& tangents);
 

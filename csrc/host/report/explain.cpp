@@ -11,10 +11,10 @@
 namespace flash_attn_ext::host {
 namespace {
 
-// Stands for memory that a call would have, in plans that nobody carries out.
+// Stands for memory that a call would have, in plans that are only described.
 alignas(16) char some_memory[16];
 
-// An operand's gradient, or out: of `columns` columns, in the order of its strides.
+// The view of an operand's gradient, or of out: it has `columns` columns, and the order of the operand's strides.
 attention::MatrixView planned_result(const at::Tensor& operand, int64_t columns, bool sequence_first = false) {
   at::DimVector sizes(operand.sizes());
   sizes.back() = columns;
@@ -47,7 +47,7 @@ const plan::Planner& planner_of(const AttentionInputs& in, const attention::Atte
   for (const plan::Planner& planner : plan::kPlanners) {
     if (name == planner.name) return planner;
   }
-  backend_named(name);  // says which there are
+  backend_named(name);  // throws an error with all names
   TORCH_INTERNAL_ASSERT(false, "backend ", name, " has no plans");
 }
 

@@ -1,4 +1,4 @@
-// What would run a call.
+// What would run a call: verdicts on the backends, and the plans of both passes as data.
 #pragma once
 
 #include <array>
@@ -15,9 +15,9 @@ namespace flash_attn_ext::host {
 using Verdict = std::pair<std::string, std::vector<std::string>>;
 std::vector<Verdict> explain(const AttentionInputs& inputs);
 
-// The plans of the forward and the backward pass on the backend that the call names, whether or not it can run here, or
-// else on the one that runs. output_mask: the gradients asked for, as in BackwardInputs. The plan of the backward pass
-// is that of a dout which lies in memory as out does.
+// Reports the plans of the forward and the backward pass on the backend that the call names, whether or not it can run
+// here, or else on the one that would run. output_mask: the gradients asked for, as in BackwardInputs. The backward
+// plan is for a dout with the strides of out.
 std::pair<plan::Report, plan::Report> report_plans(const AttentionInputs& inputs,
                                                    const std::array<bool, 6>& output_mask);
 

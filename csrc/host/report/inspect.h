@@ -1,4 +1,4 @@
-// What users and tests may look at: visible intervals and dropout bits.
+// Visible intervals and dropout bits, which users and tests may inspect.
 #pragma once
 
 #include <ATen/core/Tensor.h>

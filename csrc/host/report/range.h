@@ -1,4 +1,4 @@
-// The named range of a pass in profiles: what RECORD_FUNCTION gets, which asks for it only while something records.
+// The named range of a pass in profiles. RECORD_FUNCTION evaluates it only while a profiler records.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,13 @@
 
 namespace flash_attn_ext::host {
 
-// "flash_attn_ext forward, cpu: tiled on the CPU": the pass, the backend, and of a plan in words its kernels. Without
-// its workspace, which has another size at every length: profiles sum up ranges of one name.
+// The name is, for example, "flash_attn_ext forward, cpu: tiled on the CPU": the pass, the backend, and the kernels of
+// a plan in words. It leaves out the workspace, whose size differs with every length, because profiles sum up ranges of
+// one name.
 std::string range_name(const char* pass, const char* backend, const std::string& plan);
 
-// Of the autograd node that a forward pass is about to get, -1 without gradients: profilers join a forward range with
-// its backward pass by it.
+// The number of the autograd node that a forward pass is about to get, or -1 without gradients. By it profilers join a
+// forward range with its backward pass.
 int64_t node_number();
 
 }  // namespace flash_attn_ext::host

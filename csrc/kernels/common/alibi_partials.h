@@ -1,11 +1,11 @@
-// A slope's gradient on its way from the kernels that compute dS to the one that adds it up.
+// The gradient of an ALiBi slope, passed as partial sums from the kernels that compute dS to the one that sums them.
 #pragma once
 
 #include <cstdint>
 
 namespace flash_attn_ext::common {
 
-// A slope's gradient is a sum of partial sums, one per tile of queries: (batch, num_heads_q, per_head), accumulate
+// A slope's gradient is the sum of these partial sums, one per query tile: (batch, num_heads_q, per_head), accumulate
 // type.
 struct AlibiPartials {
   void* data = nullptr;

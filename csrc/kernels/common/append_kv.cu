@@ -1,6 +1,6 @@
-// Grid: kRowsPerBlock rows per block, a warp each: first those of k_new, then of v_new, then of q. Bound: memory, and
-// for a step of decoding the latency of a launch. The kernel that divides keys does the same by itself (sm80/forward/
-// split/).
+// Grid: kRowsPerBlock rows per CTA, a warp each: first those of k_new, then of v_new, then of q. The kernel is
+// memory-bound, and in a decoding step bound by launch latency. The split-KV kernel appends keys itself
+// (sm80/forward/split/).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -1,4 +1,4 @@
-// Puts new keys and values into a cache on a GPU, and rotates them and q (attention/append.h).
+// Writes new keys and values to a cache on a GPU, and rotates them and q (attention/append.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +7,7 @@
 
 namespace flash_attn_ext::common {
 
-// Queues the kernel on the stream of the current device.
+// Launches the kernel on the stream of the current device.
 cudaError_t append_kv(const attention::AppendParams& params, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

@@ -1,47 +1,49 @@
-// O = sum of exp(m_i - m) O_i / sum of exp(m_i - m) l_i over the parts i of a row, each of other keys (Milakov &
+// Split-KV combine: O = sum of exp(m_i - m) O_i / sum of exp(m_i - m) l_i over the splits i of a row (Milakov &
 // Gimelshein 2018, section 3.1; Dao et al. 2023, "Flash-Decoding").
 //
-// Grid: rows of items, each with one warp, or with a whole block where rows have many parts: its warps share them, and
-// the first one merges what they leave, in a fixed order. Bound: latency; the parts of a query are some tens of rows.
-// Part of the latency is that of instructions, which come from memory once other kernels have run. So blocks that are
-// there while the kernel before still runs rehearse: they join no parts, and write nothing.
+// Grid: rows of work tiles, each with one warp. Where rows have many splits, each has a CTA whose warps share them, and
+// the first warp merges the partial results in a fixed order. The kernel is latency-bound, since the splits of a query
+// are only some tens of rows.
+// Part of the latency is that of instructions, which come from global memory once other kernels have run. So CTAs that
+// start while the split-KV kernel still runs execute a warm-up pass: it combines no splits and writes nothing
+// (docs/kernels/log/split.md, "A rehearsal of the kernel that joins parts").
 #include <type_traits>
 
 #include "kernels/common/combine.h"
 #include "kernels/common/launch_early.cuh"
-#include "kernels/tile_config_split.h"
+#include "kernels/config/split.h"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::common {
 namespace {
 
-using sm80::kFewJoiningWarps;
-using sm80::kJoiningWarps;
-using sm80::kRowsOfJoiningBlock;
+using sm80::kCombineWarps;
+using sm80::kFewCombineWarps;
+using sm80::kRowsOfCombineCta;
 
-// The softmax states of a row's parts: each lane knows those of some, and all of them know the whole row's.
+// The softmax states of a row's splits. Each lane holds those of some splits, and all lanes hold that of the whole row.
 struct RowStates {
-  static constexpr int kKnown = 2;  // parts that a lane keeps
+  static constexpr int kKnown = 2;  // splits whose maximum a lane keeps
 
-  const PartRows& rows;
-  const ItemParts& parts;
+  const SplitRows& rows;
+  const TileSplits& splits;
   int step;
   int row;
   float maxima[kKnown];
   attention::SoftmaxState<float> own;
   attention::SoftmaxState<float> all;
 
-  __device__ __forceinline__ const float2& of(int part) const { return rows.state_of(parts.slot(part, step), row); }
+  __device__ __forceinline__ const float2& of(int part) const { return rows.state_of(splits.slot(part, step), row); }
 
   __device__ __forceinline__ void load() {
 #pragma unroll
     for (int i = 0; i < kKnown; ++i) {
       const int part = i * kWarpSize + tile::lane();
-      const float2 state = part < parts.count ? of(part) : float2{-INFINITY, 0.0f};
+      const float2 state = part < splits.count ? of(part) : float2{-INFINITY, 0.0f};
       maxima[i] = state.x;
       own.merge({.m = state.x, .l = state.y});
     }
-    for (int part = kKnown * kWarpSize + tile::lane(); part < parts.count; part += kWarpSize) {
+    for (int part = kKnown * kWarpSize + tile::lane(); part < splits.count; part += kWarpSize) {
       const float2 state = of(part);
       own.merge({.m = state.x, .l = state.y});
     }
@@ -51,7 +53,8 @@ struct RowStates {
     for (int i = 0; i < kKnown; ++i) maxima[i] = exp(maxima[i] - all.shift());
   }
 
-  // exp(m_part - m), the same part in all lanes: one that a lane keeps, or any.
+  // exp(m_part - m) for the same split in all lanes: known_weight for a split whose maximum a lane keeps, weight for
+  // any.
   template <int kOf>
   __device__ __forceinline__ float known_weight(int part) const {
     static_assert(kOf < kKnown);
@@ -60,7 +63,7 @@ struct RowStates {
   __device__ __forceinline__ float weight(int part) const { return exp(of(part).x - all.shift()); }
 };
 
-// Whether the row of O does, or its LSE.
+// Returns whether the row of O or its LSE holds a NaN.
 template <class Element>
 __device__ __forceinline__ bool holds_nan(const attention::ForwardParams& p, const RowPlace& place,
                                           const ColumnRange& columns) {
@@ -75,85 +78,87 @@ __device__ __forceinline__ bool holds_nan(const attention::ForwardParams& p, con
   return __any_sync(kAllLanes, found);
 }
 
-// Far from the common path, whose registers it does not share.
+// Not inlined, so that it does not share registers with the common path.
 template <class Element>
 __device__ __noinline__ void repair_row(const CombineParams& p, uint32_t batch, const PackedRow& at,
                                         const ColumnRange& columns) {
   compute_forward_row<Element, AnyKeys>(p, head_item(p, p.sequence_of(batch), at.head), at.query, columns);
 }
 
-// What a warp or block joins.
-struct JoinedRow {
-  uint32_t item;
+// The row that a warp or CTA combines.
+struct CombinedRow {
+  uint32_t work_tile;
   uint32_t batch;
   int first_column;
-  int row;  // of the item
+  int row;  // of the work tile
   PackedRow at;
   RowPlace place;
 };
 
-// False where there is no such row.
-__device__ __forceinline__ bool find_row(JoinedRow& joined, const CombineParams& p, uint32_t number, int columns) {
-  joined.item = p.rows_of_item.quotient(number);
-  if (joined.item >= p.num_items) return false;
-  joined.row = static_cast<int>(number - joined.item * p.rows_of_item.divisor);
-  const uint32_t entry_index = p.tiles.items_of_entry.quotient(joined.item);
+// Returns false where there is no such row.
+__device__ __forceinline__ bool find_row(CombinedRow& combined, const CombineParams& p, uint32_t number, int columns) {
+  combined.work_tile = p.rows_of_item.quotient(number);
+  if (combined.work_tile >= p.num_items) return false;
+  combined.row = static_cast<int>(number - combined.work_tile * p.rows_of_item.divisor);
+  const uint32_t entry_index = p.tiles.work_tiles_of_entry.quotient(combined.work_tile);
   const RowTiles::Entry entry = p.tiles.entry(entry_index);
-  const RowTiles::Item item = p.tiles.item(joined.item - entry_index * p.tiles.items_of_entry.divisor);
+  const RowTiles::WorkTile work_tile =
+      p.tiles.work_tile(combined.work_tile - entry_index * p.tiles.work_tiles_of_entry.divisor);
   const attention::Sequence sequence = p.sequence_of(entry.batch);
-  if (joined.row >= p.tiles.count(entry, sequence)) return false;
-  joined.batch = entry.batch;
-  joined.first_column = static_cast<int>(item.slice) * columns;
-  joined.at = p.tiles.at(entry.first_row + joined.row, item.head);
-  joined.place = head_item(p, sequence, joined.at.head).query_row(joined.at.query);
+  if (combined.row >= p.tiles.count(entry, sequence)) return false;
+  combined.batch = entry.batch;
+  combined.first_column = static_cast<int>(work_tile.slice) * columns;
+  combined.at = p.tiles.at(entry.first_row + combined.row, work_tile.head);
+  combined.place = head_item(p, sequence, combined.at.head).query_row(combined.at.query);
   return true;
 }
 
-// Known before they are there, where the host knows the line; but not whether a NaN came out of a whole item.
-__device__ __forceinline__ ItemParts known_parts(const CombineParams& p, uint32_t item) {
-  const uint32_t tiles = p.known.tiles_of_item.divisor;
-  if (p.known.present()) return p.known.shares.parts(item * tiles, (item + 1) * tiles);
-  const auto first_slot = static_cast<int>(item) * p.parts_of_item;
+// The splits, as far as they are known before the split-KV kernel has ended, because the host knows the work list.
+// Whether a whole work tile has a NaN is not known then.
+__device__ __forceinline__ TileSplits known_splits(const CombineParams& p, uint32_t work_tile) {
+  const uint32_t tiles = p.known.key_tiles_of_work_tile.divisor;
+  if (p.known.present()) return p.known.shares.splits(work_tile * tiles, (work_tile + 1) * tiles);
+  const auto first_slot = static_cast<int>(work_tile) * p.parts_of_item;
   return {first_slot, first_slot + 1, p.parts_of_item};
 }
 
-// A row's parts, or where a block shares them those of a warp, merged. Rows are on their way while the states of all
-// parts are merged. What does not exist has the weight 0.
+// Merges the splits of a row, or those of a warp where a CTA shares them. The loads of partial O overlap the merging of
+// the softmax states. Splits that do not exist have the weight 0.
 template <class Merged, int kWarpsPerRow>
-__device__ __forceinline__ Merged merge_parts(const CombineParams& p, const ItemParts& parts, int row) {
+__device__ __forceinline__ Merged merge_parts(const CombineParams& p, const TileSplits& splits, int row) {
   constexpr int kAhead = kWarpsPerRow == 1 ? 4 : sm80::parts_at_once(kWarpSize * Merged::kSlots);
   const int warp = kWarpsPerRow == 1 ? 0 : tile::warp();
   typename Merged::Columns ahead[kAhead];
-  const float* first = p.parts.out_row(parts.slot(warp, p.slot_step), row);
-  const float* others = p.parts.out_row(parts.slot(warp + kWarpsPerRow, p.slot_step), row);
-  const int64_t step = int64_t{kWarpsPerRow} * p.slot_step * p.parts.rows * p.parts.columns;
+  const float* first = p.splits.out_row(splits.slot(warp, p.slot_step), row);
+  const float* others = p.splits.out_row(splits.slot(warp + kWarpsPerRow, p.slot_step), row);
+  const int64_t step = int64_t{kWarpsPerRow} * p.slot_step * p.splits.rows * p.splits.columns;
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     ahead[i] = {};
-    if (warp + i * kWarpsPerRow < parts.count) ahead[i] = Merged::load(i == 0 ? first : others + (i - 1) * step);
+    if (warp + i * kWarpsPerRow < splits.count) ahead[i] = Merged::load(i == 0 ? first : others + (i - 1) * step);
   }
-  RowStates states = {p.parts, parts, p.slot_step, row};
+  RowStates states = {p.splits, splits, p.slot_step, row};
   states.load();
   Merged merged;
   merged.state = states.all;
   static_assert(kAhead * kWarpsPerRow <= RowStates::kKnown * kWarpSize && kWarpSize % kWarpsPerRow == 0);
-  constexpr int kOfFirst = kWarpSize / kWarpsPerRow;  // of these, whose weights are the first that lanes keep
+  constexpr int kOfFirst = kWarpSize / kWarpsPerRow;  // splits of a warp whose weights are the first that lanes keep
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
     const int part = warp + i * kWarpsPerRow;
     merged.add_weighted(ahead[i], i < kOfFirst ? states.known_weight<0>(part) : states.known_weight<1>(part));
   }
 #pragma unroll 1
-  for (int part = warp + kAhead * kWarpsPerRow; part < parts.count; part += kWarpsPerRow) {
-    merged.add_weighted(Merged::load(p.parts.out_row(parts.slot(part, p.slot_step), row)), states.weight(part));
+  for (int part = warp + kAhead * kWarpsPerRow; part < splits.count; part += kWarpsPerRow) {
+    merged.add_weighted(Merged::load(p.splits.out_row(splits.slot(part, p.slot_step), row)), states.weight(part));
   }
   return merged;
 }
 
 constexpr int threads_of(int warps_per_row) {
-  return kWarpSize * (warps_per_row == 1 ? kRowsOfJoiningBlock : warps_per_row);
+  return kWarpSize * (warps_per_row == 1 ? kRowsOfCombineCta : warps_per_row);
 }
-// Of a multiprocessor, as many as registers allow without spills.
+// CTAs per SM: as many as registers allow without spills.
 constexpr int blocks_of(int columns, int warps_per_row) {
   return warps_per_row > 1 ? 24 / warps_per_row : columns > 128 ? 6 : 8;
 }
@@ -164,35 +169,36 @@ __global__ void __launch_bounds__(threads_of(kWarpsPerRow), blocks_of(kColumns, 
   using Merged = MergedRow<kColumns>;
   constexpr bool kShares = kWarpsPerRow > 1;
   __shared__ __align__(16) float warp_out[kWarpsPerRow][kColumns];
-  JoinedRow joined;
-  if (!find_row(joined, p, kShares ? blockIdx.x : blockIdx.x * kRowsOfJoiningBlock + tile::warp(), kColumns)) return;
-  const ItemParts known = known_parts(p, joined.item);
-  const ColumnRange columns = {joined.first_column, joined.first_column + kColumns};
+  CombinedRow combined;
+  if (!find_row(combined, p, kShares ? blockIdx.x : blockIdx.x * kRowsOfCombineCta + tile::warp(), kColumns)) return;
+  const TileSplits known = known_splits(p, combined.work_tile);
+  const ColumnRange columns = {combined.first_column, combined.first_column + kColumns};
   bool has_nan = false;
 #pragma unroll 1
-  for (int turn = ptx::kLaunchesEarly && p.rehearses ? 0 : 1; turn < 2; ++turn) {
-    const bool rehearsal = turn == 0;
-    ItemParts parts = {};
-    if (!rehearsal) {
+  for (int pass = ptx::kLaunchesEarly && p.warms_up ? 0 : 1; pass < 2; ++pass) {
+    const bool warm_up = pass == 0;
+    TileSplits splits = {};
+    if (!warm_up) {
       ptx::wait_for_kernel_before();
-      parts = known;
-      if (p.items != nullptr && (!p.known.present() || parts.count == 1)) parts = p.items[joined.item];
-      if (parts.count == 1) return;
+      splits = known;
+      if (p.work_tiles != nullptr && (!p.known.present() || splits.count == 1))
+        splits = p.work_tiles[combined.work_tile];
+      if (splits.count == 1) return;
     }
-    Merged merged = merge_parts<Merged, kWarpsPerRow>(p, parts, joined.row);
+    Merged merged = merge_parts<Merged, kWarpsPerRow>(p, splits, combined.row);
     if constexpr (kShares) {
       merged.store_columns(warp_out[tile::warp()]);
       __syncthreads();
-      if (!rehearsal && tile::warp() != 0) return;
+      if (!warm_up && tile::warp() != 0) return;
 #pragma unroll
       for (int other = 1; other < kWarpsPerRow; ++other) merged.add_weighted(Merged::load(warp_out[other]), 1.0f);
     }
-    has_nan = !rehearsal && parts.count == ItemParts::kHasNan
-                  ? holds_nan<Element>(p, joined.place, columns)
-                  : finish_row<Element>(p, joined.place, merged, joined.first_column, !rehearsal);
-    if (kShares && rehearsal) __syncthreads();  // nobody reads what the warps left any more
+    has_nan = !warm_up && splits.count == TileSplits::kHasNan
+                  ? holds_nan<Element>(p, combined.place, columns)
+                  : finish_row<Element>(p, combined.place, merged, combined.first_column, !warm_up);
+    if (kShares && warm_up) __syncthreads();  // no warp reads the warps' results any more
   }
-  if (has_nan) repair_row<Element>(p, joined.batch, joined.at, columns);
+  if (has_nan) repair_row<Element>(p, combined.batch, combined.at, columns);
 }
 
 }  // namespace
@@ -202,7 +208,7 @@ cudaError_t combine(const CombineParams& params, cudaStream_t stream) {
   const int64_t rows = int64_t{params.num_items} * params.rows_of_item.divisor;
   const auto launch = [&](auto warps_per_row) {
     constexpr int kWarpsPerRow = warps_per_row();
-    constexpr int kRows = kWarpsPerRow == 1 ? kRowsOfJoiningBlock : 1;
+    constexpr int kRows = kWarpsPerRow == 1 ? kRowsOfCombineCta : 1;
     const int64_t blocks = (rows + kRows - 1) / kRows;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     return launch_early(combine_kernel<Element, kColumns, kWarpsPerRow>,
@@ -211,10 +217,10 @@ cudaError_t combine(const CombineParams& params, cudaStream_t stream) {
   switch (params.warps_per_row) {
     case 1:
       return launch(std::integral_constant<int, 1>{});
-    case kFewJoiningWarps:
-      return launch(std::integral_constant<int, kFewJoiningWarps>{});
-    case kJoiningWarps:
-      return launch(std::integral_constant<int, kJoiningWarps>{});
+    case kFewCombineWarps:
+      return launch(std::integral_constant<int, kFewCombineWarps>{});
+    case kCombineWarps:
+      return launch(std::integral_constant<int, kCombineWarps>{});
     default:
       return cudaErrorInvalidValue;
   }

@@ -1,29 +1,30 @@
-// Joins the parts of rows whose keys were divided among blocks.
+// The combine kernel of split-KV: merges the splits of rows.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "attention/params.h"
 #include "kernels/common/rows/merged_row.cuh"
-#include "kernels/schedule/key_division.cuh"
+#include "kernels/schedule/stream_k.cuh"
 
 namespace flash_attn_ext::common {
 
 struct CombineParams : attention::ForwardParams {
   RowTiles tiles;
-  PartRows parts;
-  const ItemParts* items = nullptr;  // null: item i has the slots from i * parts_of_item on
+  SplitRows splits;
+  const TileSplits* work_tiles = nullptr;  // null: work tile i has the slots from i * parts_of_item on
   int parts_of_item = 0;
-  int slot_step = 1;  // from an item's second part on
+  int slot_step = 1;  // between the slots of a work tile, from its second split on
   uint32_t num_items = 0;
-  KnownLine known = {};    // present: which parts an item has follows from it
-  Divisor rows_of_item;    // at most
-  int warps_per_row = 1;   // several, a block, where rows are few and have many parts
-  bool rehearses = false;  // goes through its instructions once before it waits
+  KnownWorkList known = {};  // if present, the splits of a work tile follow from it
+  Divisor rows_of_item;      // at most
+  int warps_per_row = 1;     // a CTA's warps share a row where rows are few and have many splits
+  bool warms_up = false;     // whether the kernel executes its code once before it waits for the split-KV kernel
 };
 
-// Queues the kernel behind the one that wrote the parts; it starts before that one has ended where the GPU can do so.
-// Element: of the output. Instantiated for bfloat16, float16 and float32, and for 64, 128 and 256 columns.
+// Launches the combine kernel. Where the GPU supports programmatic dependent launch, it starts before the kernel that
+// writes the splits has ended. Element: of the output. Instantiated for bfloat16, float16 and float32, and for 64, 128
+// and 256 columns.
 template <class Element, int kColumns>
 cudaError_t combine(const CombineParams& params, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
-// Grid: one block for each head and batch entry that the bias tells apart, and kThreads of its queries, a thread each.
-// Where the bias is broadcast along queries too, the block has all of them: a thread every kThreads-th, then a tree.
-// Bound: memory, four or five numbers a row.
+// Grid: one CTA for each head and batch entry that the bias distinguishes, and kThreads of its queries, one per thread.
+// Where the bias is broadcast along queries, too, the CTA sums all of them: each thread adds every kThreads-th query,
+// then a tree adds the threads' sums. The kernel is memory-bound: it reads four or five numbers per row.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -37,10 +37,10 @@ __device__ __forceinline__ void store(const BiasGradient& g, int64_t offset, dou
   }
 }
 
-// Of all threads of the block; thread 0 gets it.
+// Sums over all threads of the CTA; thread 0 gets the result.
 __device__ __forceinline__ double sum_over_threads(double value) {
   __shared__ double sums[kThreads];
-  __syncthreads();  // the last sum's readers are done
+  __syncthreads();  // no thread reads the preceding sum any more
   sums[threadIdx.x] = value;
   for (int half = kThreads / 2; half > 0; half /= 2) {
     __syncthreads();

@@ -1,8 +1,8 @@
 // delta[row] = sum over columns of dout * out, minus dlse: the first stage of the backward pass.
 //
-// Grid: a block has kRows rows of one head. kLanes neighbouring lanes share a row, 16 bytes each, and add up in a fixed
-// butterfly order, so the result does not depend on scheduling. A thread has several rows in flight at a time. Bound:
-// memory. 2 * head_dim * element bytes are read and 4 (or 8) written a row.
+// Grid: a CTA has kRows rows of one head. kLanes neighbouring lanes share a row, 16 bytes each, and add in a fixed
+// butterfly order, so the result does not depend on scheduling. A thread has several rows in flight at a time. The
+// kernel is memory-bound: per row, it reads 2 * head_dim * element bytes and writes 4 (or 8).
 #include "attention/divisor.h"
 #include "kernels/common/delta.h"
 #include "kernels/common/launch_early.cuh"
@@ -26,7 +26,7 @@ struct DeltaGrid {
 // Whether a head's rows can be read 16 bytes at a time.
 template <class Element>
 __device__ __forceinline__ bool in_chunks(const attention::MatrixView& view, const Element* head, int64_t head_dim) {
-  return view.column_stride == 1 && (head_dim | view.row_stride) % Piece<Element>::kCount == 0 &&
+  return view.column_stride == 1 && (head_dim | view.row_stride) % Chunk<Element>::kCount == 0 &&
          reinterpret_cast<uintptr_t>(head) % 16 == 0;
 }
 
@@ -39,14 +39,14 @@ struct DeltaKernel {
   const attention::DeltaParams& p;
   const Element* out;  // row 0 of the head
   const Element* dout;
-  int64_t first_row;  // the thread's
+  int64_t first_row;  // of the thread
 
-  template <class Piece>
+  template <class Chunk>
   __device__ __forceinline__ void sum(Real (&sums)[kRowsInFlight]) const {
     const auto rows = static_cast<int>(min(p.rows - first_row, int64_t{kRows}));
     const int64_t lane = threadIdx.x % kLanes;
-    for (int64_t column = lane * Piece::kCount; column < p.head_dim; column += kLanes * Piece::kCount) {
-      add_products<Piece>(
+    for (int64_t column = lane * Chunk::kCount; column < p.head_dim; column += kLanes * Chunk::kCount) {
+      add_products<Chunk>(
           sums,
           {out + first_row * p.out.row_stride + column * p.out.column_stride,
            dout + first_row * p.dout.row_stride + column * p.dout.column_stride, p.out.row_stride, p.dout.row_stride},
@@ -57,9 +57,9 @@ struct DeltaKernel {
   __device__ __forceinline__ void run(int64_t batch, int64_t head) const {
     Real sums[kRowsInFlight] = {};
     if (in_chunks(p.out, out, p.head_dim) && in_chunks(p.dout, dout, p.head_dim)) {
-      sum<Piece<Element>>(sums);
+      sum<Chunk<Element>>(sums);
     } else {
-      sum<Piece<Element, 1>>(sums);
+      sum<Chunk<Element, 1>>(sums);
     }
 #pragma unroll
     for (int i = 0; i < kRowsInFlight; ++i) {
@@ -102,10 +102,10 @@ cudaError_t launch(const attention::DeltaParams& params, cudaStream_t stream) {
   return launch_early(delta_kernel<Element, kLanes>, {.blocks = blocks, .threads = kThreads}, stream, params, grid);
 }
 
-// As many lanes as a row has pieces of 16 bytes.
+// As many lanes as a row has 16-byte chunks.
 template <class Element>
 cudaError_t launch_for_head_dim(const attention::DeltaParams& params, cudaStream_t stream) {
-  return params.head_dim <= 8 * Piece<Element>::kCount ? launch<Element, 8>(params, stream)
+  return params.head_dim <= 8 * Chunk<Element>::kCount ? launch<Element, 8>(params, stream)
                                                        : launch<Element, 16>(params, stream);
 }
 

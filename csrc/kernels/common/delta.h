@@ -7,7 +7,7 @@
 
 namespace flash_attn_ext::common {
 
-// Queues the kernel on the stream of the current device.
+// Launches the kernel on the stream of the current device.
 cudaError_t launch_delta(const attention::DeltaParams& params, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

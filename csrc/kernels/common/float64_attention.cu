@@ -1,8 +1,8 @@
 // The float64 kernels: rows as in attention_rows.cuh, one warp each, and sums of dS for biases and ALiBi slopes.
 //
-// Grid: kWarpsPerBlock rows per block, rows numbered (batch, head, row), walked with the grid's stride where they
-// outnumber its largest size. dBias: one block for what a warp owns of the bias, see below. Bound: the float64 units
-// and shuffles.
+// Grid: kWarpsPerBlock rows per CTA, numbered (batch, head, row), with a grid-stride loop where they outnumber the
+// largest grid. dBias: one CTA for each owner of elements of the bias, see below. The kernels are bound by the float64
+// pipe and by shuffles.
 #include <algorithm>
 
 #include "kernels/common/float64_attention.h"
@@ -82,19 +82,19 @@ int64_t num_query_rows(const attention::AttentionParams& p) {
   return p.batch * p.num_heads_q * p.sequences.max_seqlen_q;
 }
 
-// One dimension of the bias: a block owns one index of it, or walks all of them where it is broadcast.
+// One dimension of the bias. A CTA owns one index of it, or sums over all of them where the bias is broadcast.
 struct BiasAxis {
   bool owned;
   int64_t length;
 
   __host__ __device__ int64_t num_owners() const { return owned ? length : 1; }
-  __host__ __device__ int64_t num_walked() const { return owned ? 1 : length; }
-  __device__ int64_t at(int64_t owner, int64_t walked) const { return owned ? owner : walked; }
+  __host__ __device__ int64_t num_summed() const { return owned ? 1 : length; }
+  __device__ int64_t at(int64_t owner, int64_t summed) const { return owned ? owner : summed; }
 };
 
 struct BiasAxes {
   BiasAxis batches, heads, queries;
-  int64_t key_groups;  // 32 keys each, one a lane
+  int64_t key_groups;  // of 32 keys, one per lane
 
   __host__ __device__ explicit BiasAxes(const attention::BackwardParams& p)
       : batches{p.dbias.per_batch, p.batch},
@@ -105,19 +105,19 @@ struct BiasAxes {
   __host__ __device__ int64_t num_owners() const {
     return batches.num_owners() * heads.num_owners() * queries.num_owners() * key_groups;
   }
-  __host__ __device__ int64_t num_walked() const {
-    return batches.num_walked() * heads.num_walked() * queries.num_walked();
+  __host__ __device__ int64_t num_summed() const {
+    return batches.num_summed() * heads.num_summed() * queries.num_summed();
   }
 };
 
-// dS of one query and the lane's key of a group.
+// dS of one query and of the lane's key of a group.
 __device__ __forceinline__ double dscore_of_query(const attention::BackwardParams& p, const attention::Coordinate& at) {
   const attention::Sequence sequence = p.sequences.at(at.batch);
   if (at.query >= sequence.num_queries) return 0.0;
   return gradients_of_query<double>(p, head_item(p, sequence, at.head), at.query, at.key).dscore;
 }
 
-// One block an owner. Its warps take turns at what is walked, and their sums are added in order.
+// One CTA per owner. Its warps share the summed indices round-robin, and their sums are added in order.
 __global__ void __launch_bounds__(kThreads) dbias_kernel(const __grid_constant__ attention::BackwardParams p) {
   __shared__ double sums[kWarpsPerBlock][kWarpSize];
   const BiasAxes axes(p);
@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(kThreads) dbias_kernel(const __grid_constant__
     const int64_t head = row / axes.queries.num_owners() % axes.heads.num_owners();
     const int64_t batch = row / axes.queries.num_owners() / axes.heads.num_owners();
     double sum = 0.0;
-    for (int64_t walked = tile::warp(); walked < axes.num_walked(); walked += num_warps) {
-      const int64_t walked_row = walked / axes.queries.num_walked();
-      const int64_t walked_batch = walked_row / axes.heads.num_walked();
+    for (int64_t summed = tile::warp(); summed < axes.num_summed(); summed += num_warps) {
+      const int64_t summed_row = summed / axes.queries.num_summed();
+      const int64_t summed_batch = summed_row / axes.heads.num_summed();
       sum += dscore_of_query(
-          p, {axes.batches.at(batch, walked_batch), axes.heads.at(head, walked_row % axes.heads.num_walked()),
-              axes.queries.at(query, walked % axes.queries.num_walked()), first_key});
+          p, {axes.batches.at(batch, summed_batch), axes.heads.at(head, summed_row % axes.heads.num_summed()),
+              axes.queries.at(query, summed % axes.queries.num_summed()), first_key});
     }
     sums[tile::warp()][tile::lane()] = sum;
     __syncthreads();
@@ -169,7 +169,7 @@ cudaError_t launch_dbias_float64(const attention::BackwardParams& params, cudaSt
   const BiasAxes axes(params);
   const int64_t owners = axes.num_owners();
   if (owners == 0) return cudaSuccess;
-  const int64_t warps = std::clamp<int64_t>(axes.num_walked(), 1, kWarpsPerBlock);
+  const int64_t warps = std::clamp<int64_t>(axes.num_summed(), 1, kWarpsPerBlock);
   dbias_kernel<<<static_cast<unsigned>(std::min<int64_t>(owners, INT32_MAX)), static_cast<unsigned>(warps * kWarpSize),
                  0, stream>>>(params);
   return cudaGetLastError();

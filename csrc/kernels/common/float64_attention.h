@@ -1,5 +1,5 @@
-// Attention of float64 on a GPU: every feature and every head dim, in linear memory, through one simple kernel a result
-// (attention_rows.cuh). All batch entries and heads at once.
+// Attention of float64 on a GPU: every feature and every head dim, in linear memory, with one simple kernel per result
+// (attention_rows.cuh). A launch has all batch entries and heads.
 #pragma once
 
 #include <cuda_runtime_api.h>

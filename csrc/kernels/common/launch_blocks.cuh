@@ -8,8 +8,8 @@
 
 namespace flash_attn_ext::common {
 
-// More shared memory than the 48 KiB that every kernel may have is asked for once: the driver keeps it for each device.
-// A Kernel has one __global__ function.
+// Kernels that need more than the 48 KiB of shared memory that every kernel may have must opt in. They do so once per
+// device, since the driver remembers it. A Kernel has one __global__ function.
 template <class Kernel, class... Arguments>
 cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
   constexpr int kBytes = sizeof(typename Kernel::Shared);
@@ -25,15 +25,15 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
   return error;
 }
 
-// blocks x parts of them.
+// blocks x parts CTAs.
 struct Grid {
-  static constexpr int64_t kMostParts = 65535;  // CUDA's limit of gridDim.y
+  static constexpr int64_t kMostSplits = 65535;  // CUDA's limit of gridDim.y
 
   int64_t blocks;
   int64_t parts;
   Grid(int64_t num_blocks, int64_t num_parts = 1) : blocks(num_blocks), parts(num_parts) {}
 
-  bool too_large() const { return blocks > INT32_MAX || parts > kMostParts; }
+  bool too_large() const { return blocks > INT32_MAX || parts > kMostSplits; }
 };
 
 template <class Kernel, class... Arguments>

@@ -1,7 +1,7 @@
-// Launches a kernel that may start while the one before it runs, for which it waits before it touches what others see
-// (ptx/dependent_launch.h): the one before it in the call, or whatever was last in the stream. A call's first kernel
-// lets the next one start only behind that wait, so that what was there before the call is there for all of its
-// kernels.
+// Programmatic dependent launch: a kernel may start while the preceding one still runs, and waits for it before it
+// accesses memory that others read or write (ptx/dependent_launch.h). The preceding kernel is that of the same call, or
+// whatever was last in the stream. A call's first kernel allows its dependent launch only after its own wait, so that
+// everything written before the call is visible to all of its kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,13 +16,13 @@ namespace flash_attn_ext::common {
 struct EarlyLaunch {
   int64_t blocks;
   int threads;
-  int slices = 1;  // each with as many blocks
+  int slices = 1;  // each with the same number of CTAs
   int shared_bytes = 0;
-  bool together = false;  // no block starts before all of them can
+  bool together = false;  // a cooperative launch: all CTAs are co-resident
 };
 
-// Whether the current device is of compute capability 9.0 or later and finds code that waits: elsewhere the instruction
-// is left out, and a kernel must not be early. Code that is compiled for such devices alone need not ask.
+// Whether the current device has compute capability 9.0 or later and the code for it waits. In code for earlier ones
+// the instruction is left out, and a kernel must not start early. A build for such devices only need not ask.
 inline cudaError_t finds_code_that_waits(bool& waits) {
   constexpr int kFirst = 900;
   waits = std::min({__CUDA_ARCH_LIST__}) >= kFirst;
@@ -61,7 +61,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), const EarlyLaunch& launc
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// launch_blocks, early.
+// As launch_blocks, with programmatic dependent launch.
 template <class Kernel, class... Arguments>
 cudaError_t launch_blocks_early(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
                                 const Arguments&... arguments) {

@@ -1,7 +1,7 @@
 // The repair kernels (repair.h).
 //
-// Grid: one block per kFlagsPerBlock flags, those of queries first. Its warps share the rows of each flagged warp of
-// the tensor-core kernel.
+// Grid: one CTA per kFlagsPerBlock flags, those of queries first. Its warps share the rows of each flagged warp of the
+// tensor-core kernel.
 #pragma once
 
 #include "kernels/common/launch_early.cuh"
@@ -19,8 +19,8 @@ FLASH_HOST_DEVICE uint32_t num_blocks(const FlaggedRows& rows) {
   return (rows.num_flags() + kFlagsPerBlock - 1) / kFlagsPerBlock;
 }
 
-// Calls function(place, first row in the block's tile) for each flagged warp of the tensor-core kernel, of those whose
-// flags are the calling block's, the block-th of `rows`.
+// Calls function(place, first row in the tile) for each flagged warp of the tensor-core kernel whose flag is among
+// those of the calling CTA, the block-th of `rows`.
 template <class Function>
 __device__ __forceinline__ void for_each_flagged(const FlaggedRows& rows, uint32_t block, Function&& function) {
   const uint32_t first = block * kFlagsPerBlock;
@@ -41,7 +41,7 @@ __device__ __forceinline__ ColumnRange columns_of(const FlaggedRows& rows, const
   return {first, first + rows.columns};
 }
 
-// Calls function(item, query, columns), a warp at a time, for each row of flagged queries.
+// Calls function(item, query, columns), one warp at a time, for each row of flagged queries.
 template <class Function>
 __device__ __forceinline__ void for_each_flagged_query(const attention::AttentionParams& p, const FlaggedRows& rows,
                                                        uint32_t block, Function&& function) {

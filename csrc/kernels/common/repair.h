@@ -1,6 +1,7 @@
-// Computes rows again in which tensor cores met a NaN, without them (attention_rows.cuh): the NaN may be 0 times what
-// nobody attends. A kernel reads the flags that the tensor-core kernels left, one per warp. Where none is set, which is
-// nearly always, it takes as long as a launch, which begins before the kernel before has ended where the GPU can do so.
+// Recomputes rows for which tensor cores produced a NaN, without them (attention_rows.cuh): the NaN may be 0 times a
+// NaN or infinity that the row does not attend to. A kernel reads the non-finite flags that the tensor-core kernels
+// have set, one per warp. Almost always no flag is set, and then the kernel takes no longer than its launch, which
+// overlaps the preceding kernel where the GPU supports it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,21 +11,21 @@
 
 namespace flash_attn_ext::common {
 
-// Which rows the warps of a launch own, and which of them met a NaN.
+// Which rows the warps of a launch own, and which of them have a NaN.
 struct FlaggedRows {
-  const uint8_t* flags = nullptr;  // one per warp: blocks of the schedule x warps
-  Schedule schedule = {};          // without blocks: no rows
-  int warps = 1;                   // per block
-  int rows_per_warp = 0;           // neighbouring queries or keys
+  const uint8_t* flags = nullptr;  // one per warp: CTAs of the schedule x warps
+  Schedule schedule = {};          // without CTAs: no rows
+  int warps = 1;                   // per CTA
+  int rows_per_warp = 0;           // consecutive queries or keys
   int columns = 0;                 // of the result, per slice
 
   FLASH_HOST_DEVICE uint32_t num_flags() const { return schedule.num_blocks * static_cast<uint32_t>(warps); }
 };
 
-// Of O and the LSE.
+// Recomputes flagged rows of O and the LSE.
 template <class Element>
 cudaError_t repair_forward(const attention::ForwardParams& params, const FlaggedRows& rows, cudaStream_t stream);
-// Of dQ, and of dK and dV, in one launch.
+// Recomputes flagged rows of dQ, and of dK and dV, in one launch.
 template <class Element>
 cudaError_t repair_gradients(const attention::BackwardParams& params, const FlaggedRows& queries,
                              const FlaggedRows& keys, cudaStream_t stream);

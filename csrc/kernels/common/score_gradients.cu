@@ -6,7 +6,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// One block per head. A thread adds up every kThreads-th query of each batch entry in order; then a tree.
+// One CTA per head. A thread adds every kThreads-th query of each batch entry in order; then a tree adds the threads'
+// sums.
 template <class Real>
 __global__ void __launch_bounds__(kThreads) dsink_kernel(const __grid_constant__ attention::BackwardParams p) {
   __shared__ double sums[kThreads];
@@ -19,7 +20,7 @@ __global__ void __launch_bounds__(kThreads) dsink_kernel(const __grid_constant__
       const int64_t row = sequence.query_begin + query;
       const Real lse = *p.lse.at<const Real>(batch, head, row);
       const Real residual = p.lse_residual.present() ? *p.lse_residual.at<const Real>(batch, head, row) : Real(0);
-      // A sink of -inf is no sink; then the LSE may be -inf too.
+      // A sink of -inf means no sink; then the LSE may be -inf, too.
       const Real probability = sink == -INFINITY ? Real(0) : exp((sink - lse) - residual);
       const Real dlse = p.dlse.present() ? *p.dlse.at<const Real>(batch, head, row) : Real(0);
       const Real delta = attention::delta_for_sink(sink, lse, *p.delta.at<const Real>(batch, head, row), dlse);
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) dsink_kernel(const __grid_constant__
   if (threadIdx.x == 0) static_cast<Real*>(p.dsink)[head] = static_cast<Real>(sums[0]);
 }
 
-// One thread a (batch, head).
+// One thread per (batch, head).
 template <class Real>
 __global__ void __launch_bounds__(kThreads)
     dalibi_kernel(const __grid_constant__ attention::BackwardParams p, const AlibiPartials partials) {

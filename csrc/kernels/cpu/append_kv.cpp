@@ -1,5 +1,5 @@
-// What a call with a cache does before it attends. Work item: one row of a key head (a new key and its value) or of a
-// query head; an item owns what it writes.
+// Appends new keys and values to a cache, and rotates new keys and q. Work item: one row of a key head (a new key and
+// its value) or of a query head; an item owns what it writes.
 #include <ATen/Parallel.h>
 
 #include "kernels/cpu/cpu_kernels.h"
@@ -14,7 +14,7 @@ using attention::MatrixView;
 using attention::Rotary;
 using attention::RotatedPair;
 
-// Rows for a thread: fewer are done sooner than a thread is woken.
+// The fewest rows for a thread: fewer take less time than waking the thread.
 constexpr int64_t kGrain = 64;
 
 struct RowIndex {
@@ -23,7 +23,7 @@ struct RowIndex {
   int64_t row;
 };
 
-// A row and the distance of its elements.
+// A row and the stride of its elements.
 template <class Element>
 struct StridedRow {
   Element* data;
@@ -40,7 +40,7 @@ void copy_row(const StridedRow<Element>& source, const StridedRow<Element>& targ
   for (int64_t j = columns.begin; j < columns.end; ++j) target[j] = source[j];
 }
 
-// The row as it is at this position: its first rotary.dim columns rotated, the others copied.
+// Rotates the first rotary.dim columns of a row by the angles of its position, and copies the others.
 template <class Element>
 void rotate_row(const Rotary& rotary, int64_t position, int64_t num_columns, const StridedRow<Element>& source,
                 const StridedRow<Element>& target) {

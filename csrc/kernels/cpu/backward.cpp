@@ -1,11 +1,12 @@
-// Backward pass: dQ, dK, dV, dBias and dslope in five products (Dao 2023, "FlashAttention-2", algorithm 2).
+// Backward pass: dQ, dK, dV, dBias and dslope in five GEMMs (Dao 2023, "FlashAttention-2", algorithm 2).
 //
 // Work item: one tile of kStreamedRows keys of one key head. For each tile of kStationaryRows queries that sees it, in
 // order, and each query head of the group, in order:
 //   S = Q K^T, dP = dO V^T                  (K and V packed transposed; rows are queries)
 //   P = exp(score - lse), dS = P (dP - delta)
 //   dV += P^T dO, dK += dS^T Q              (only the item adds to these: backward_key_sums.h)
-//   dQ += dS K                              (the tiles of keys take turns: turns.h; the only tile stores it at once)
+//   dQ += dS K                              (tiles of keys add in the order of their ranks: turns.h; an only tile of
+//                                            keys stores dQ at once)
 // So every sum has one order, whichever threads run the items.
 #include <algorithm>
 #include <memory>
@@ -28,7 +29,7 @@ using attention::Sequence;
 
 template <class Real>
 struct BackwardOperands {
-  bool one_tile;  // of keys: threads pack them
+  bool one_tile;  // all keys fit one tile: each thread packs the operands of its head
   bool wants_dq;
   ScoreGradientOperands<Real> scores;
   PackedOperand<Real> k;
@@ -39,7 +40,7 @@ struct BackwardOperands {
         scores(p),
         k(p, {p.k, p.element, p.head_dim_qk}, Form::kRows) {}
 
-  // What is packed for all threads.
+  // Bytes of the operands that are packed for all threads.
   int64_t bytes_per_key_head() const {
     return one_tile ? 0 : scores.bytes_per_key_head() + (wants_dq ? k.bytes_per_key_head() : 0);
   }
@@ -74,7 +75,7 @@ class BackwardWorker {
     dk_.start(keys.end - keys.begin);
     dv_.start(keys.end - keys.begin);
     dbias_.start(key_head, keys.begin);
-    // An item that stores dQ does so for queries that see nothing, too.
+    // An item that stores dQ also stores the 0 of queries that see no key.
     const Interval queries =
         dq_.stored_at_once() ? Interval{0, sequence.num_queries} : p_.visibility.queries_of_tile(keys, sequence);
     for (int64_t tile = queries.begin / kStationaryRows; tile * kStationaryRows < queries.end; ++tile) {
@@ -96,7 +97,7 @@ class BackwardWorker {
   // Whether anything but dV is wanted.
   bool wants_ds() const { return p_.dq.data || p_.dk.data || p_.dbias.present() || alibi_partials_; }
 
-  // wait_for_turn() returns when the items before have added what they add for these queries.
+  // wait_for_turn() returns when all items of lower rank have added their sums for these queries.
   template <class Wait>
   void query_tile(int64_t head, const Interval& queries, Wait&& wait_for_turn) {
     Interval seen = p_.visibility.keys_of_tile(queries, sequence_);
@@ -146,7 +147,7 @@ class BackwardWorker {
     multiply_nonzero(shape, gradient_.ds(keys), k, dq);
   }
 
-  // To a partial sum for each (batch, query head, tile of keys); they are added up in order afterwards.
+  // Adds to a partial sum for each (batch, query head, tile of keys). These are added up in order at the end.
   void add_slope_gradient(const ScoreRun& run, const Real* dscore) {
     const int64_t tiles = num_tiles(p_.sequences.max_seqlen_k, kStreamedRows);
     const int64_t head_index = run.first.batch * p_.num_heads_q + run.first.head;
@@ -155,7 +156,7 @@ class BackwardWorker {
   }
 
   const BackwardParams& p_;
-  const std::unique_ptr<BackwardOperands<Real>> own_;  // of the head at work, where threads pack; else null
+  const std::unique_ptr<BackwardOperands<Real>> own_;  // of the current head if threads pack for themselves, else null
   const BackwardOperands<Real>& operands_;
   ScoreGradient<Real> gradient_;
   DqSums<Real>& dq_;
@@ -177,7 +178,7 @@ void backward_as(const BackwardParams& p) {
     if (!operands.one_tile) operands.load(key_heads);
     dq.start(key_heads);
     const int64_t num_heads = key_heads.end - key_heads.begin;
-    // Tiles of keys share a head's dQ, and all items a bias that some dimension of theirs is broadcast along.
+    // The tiles of keys of a head share its dQ. All items share a bias that is broadcast along batch entries or heads.
     const bool shares_dq = dq.wanted() && !dq.stored_at_once();
     const int64_t distance = DbiasSums<Real>::shared(p.dbias) ? 1 : shares_dq ? num_heads : 0;
     Turns turns(num_heads * tiles, distance);
@@ -186,7 +187,7 @@ void backward_as(const BackwardParams& p) {
       return [&, worker = BackwardWorker<Real>(p, operands, dq, partials)](int64_t item) mutable {
         Turns::Turn turn(turns, item);
         const int64_t head_index = key_heads.begin + item % num_heads;
-        const int64_t begin = item / num_heads * kStreamedRows;  // the first keys are seen by most: first
+        const int64_t begin = item / num_heads * kStreamedRows;  // most queries see the first keys: these go first
         const Sequence sequence = p.sequences.at(head_index / p.num_heads_k);
         const int64_t end = std::min(begin + kStreamedRows, sequence.num_keys);
         if (begin < end || dq.stored_at_once()) worker.run(sequence, head_index % p.num_heads_k, {begin, end}, turn);

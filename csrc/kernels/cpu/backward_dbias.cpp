@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/config/cpu.h"
 #include "kernels/cpu/rows/row_ops.h"
-#include "kernels/tile_config_cpu.h"
 
 namespace flash_attn_ext::cpu {
 

@@ -1,6 +1,6 @@
-// The gradient of a bias that has a value for each key: dS summed over its broadcast dimensions. Each item of the
-// backward pass (a tile of keys of one key head) adds its part. Where items share elements of the bias they do so one
-// after the other, which the caller sees to.
+// The gradient of a bias that has a value for each key: dS summed over its broadcast dimensions. Each work item of the
+// backward pass (a tile of keys of one key head) adds its share. If items share elements of the bias, the caller makes
+// them add one after the other, in the order of their ranks.
 #pragma once
 
 #include "attention/params.h"
@@ -18,7 +18,7 @@ class DbiasSums {
   static bool shared(const attention::BiasGradient& dbias) {
     return dbias.present() && !(dbias.per_batch && dbias.per_head);
   }
-  // Whether add() does so; else only finish() does.
+  // Whether add() adds to shared elements; otherwise only finish() does.
   static bool shared_by_rows(const attention::BiasGradient& dbias) { return shared(dbias) && dbias.per_query; }
 
   void start(int64_t key_head, int64_t first_key);
@@ -30,8 +30,8 @@ class DbiasSums {
   int64_t num_local_rows() const { return p_.dbias.per_head ? p_.queries_per_key_head() : 1; }
 
   const attention::BackwardParams& p_;
-  // A bias that has no dimension of queries gets an item's sum over them at its end: a row of the item's keys for each
-  // query head.
+  // The sums of one item for a bias without a dimension of queries, which gets them when the item ends. There is a row
+  // of the item's keys for each query head.
   Scratch<Real> local_;
   int64_t first_head_ = 0;
   int64_t first_key_ = 0;

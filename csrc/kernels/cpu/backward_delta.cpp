@@ -60,7 +60,7 @@ void backward_delta(const BackwardParams& params) {
     run_items(num_heads * tiles, [&] {
       return [&, worker = DeltaWorker(params, operands)](int64_t item) mutable {
         const int64_t head_index = first_head + item % num_heads;
-        const int64_t begin = (tiles - 1 - item / num_heads) * kStationaryRows;  // the last queries see most: first
+        const int64_t begin = (tiles - 1 - item / num_heads) * kStationaryRows;  // longest first: the last queries
         const int64_t head = head_index % params.num_heads_q;
         const Sequence sequence = params.sequences.at(head_index / params.num_heads_q);
         const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);

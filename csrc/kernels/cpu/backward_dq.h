@@ -1,5 +1,5 @@
-// dQ's sums. Every tile of keys adds to the dQ of the queries that see it, so they lie in memory while heads are at
-// work: in dQ itself where it has the compute type, else beside it.
+// The dQ accumulator. Every tile of keys adds to the dQ of the queries that see it, so the sums stay in memory while a
+// group of heads is processed: in dQ itself if that has the compute type, else in scratch memory.
 #pragma once
 
 #include "attention/params.h"
@@ -16,7 +16,7 @@ class DqSums {
 
   bool wanted() const { return p_.dq.data != nullptr; }
 
-  // Whether all keys are one tile: its item stores dQ, and there is nothing to add up.
+  // Whether all keys fit one tile. Its item then stores dQ, and there are no sums of several items.
   bool stored_at_once() const { return wanted() && one_tile_of_keys(p_) && p_.sequences.max_seqlen_k > 0; }
   // dQ of a tile of queries = scale * sums.
   void store(const attention::Sequence& sequence, int64_t head, const attention::Interval& queries,
@@ -25,10 +25,10 @@ class DqSums {
   // Bytes that one key head takes (with all its query heads).
   int64_t bytes_per_key_head() const;
 
-  // Zeros for the query heads of these key heads.
+  // Sets the sums of these key heads' query heads to zero.
   void start(const HeadRange& key_heads);
 
-  // Rows of a head from query `first` on.
+  // The rows of a head from query `first` on.
   Block<Real> rows(const attention::Sequence& sequence, int64_t head, int64_t first);
 
   // dQ = scale * the sums.

@@ -1,6 +1,6 @@
-// dK or dV of one item's keys: sums over its tiles of queries of weights^T . rows, dK of dS^T . Q and dV of P^T . dO.
-// The weights are transposed and not the rows, which lie as the product wants them: they are in L1 or L2, and a tile of
-// them has no more elements than the rows where there are few keys.
+// Accumulates dK = dS^T Q or dV = P^T dO of one item's keys: sums of weights^T . rows over its tiles of queries.
+// The weights are transposed instead of the rows, which already have the layout that the GEMM wants. The weights are in
+// L1 or L2, and with few keys a tile of them has no more elements than the rows.
 #pragma once
 
 #include "kernels/cpu/products/few_rows.h"
@@ -14,7 +14,7 @@ namespace flash_attn_ext::cpu {
 template <class Real>
 class KeySums {
  public:
-  // target: dK or dV, absent where it is not wanted; rows: Q or dO.
+  // target: dK or dV, absent if it is not requested; rows: Q or dO.
   KeySums(const Operand& target, const Operand& rows)
       : target_(target),
         rows_(rows),
@@ -24,12 +24,13 @@ class KeySums {
 
   bool wanted() const { return target_.view.data != nullptr; }
 
-  // Zeros for so many keys.
+  // Sets the sums of this many keys to zero.
   void start(int64_t num_keys) {
     if (wanted()) std::fill_n(sums_.data(), num_keys * rows_.columns, Real(0));
   }
 
-  // Adds what these queries give to keys [first, first + num_keys) of the item. Row i of the weights is query i.
+  // Adds the contribution of these queries to keys [first, first + num_keys) of the item. Query i has row i of the
+  // weights.
   void add(const RowRange& queries, int64_t first, int64_t num_keys, Block<const Real> weights) {
     if (!wanted()) return;
     const Block<const Real> rows = load_rows<Real>(rows_, queries, converted_.data());

@@ -6,7 +6,7 @@
 namespace flash_attn_ext::cpu {
 namespace {
 
-// An element at a time.
+// Computes the gradient element by element.
 template <class Real>
 void dbias_from_rows_as(const attention::BackwardParams& p) {
   constexpr int64_t kElementsPerTask = 256;

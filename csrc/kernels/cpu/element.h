@@ -11,7 +11,7 @@
 
 namespace flash_attn_ext::cpu {
 
-// What elements are computed in.
+// The type in which elements are computed.
 template <class Element>
 using ComputeType = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 

@@ -1,10 +1,10 @@
 // Forward pass: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1).
 //
-// Work item: one tile of kStationaryRows queries of one head; where queries are few, all query heads of a key head. It
-// streams over the key tiles that it sees:
+// Work item: one tile of kStationaryRows queries of one head or, if queries are few, of all query heads of a key head.
+// It streams over the key tiles that it sees:
 //   S = Q K^T (K packed transposed) -> scores -> P = exp(S - m), row by row -> O = O * factor + P V.
-// There is an m and an l for each row; O is scaled by 1 / l at the end. Where the plan divides the keys, an item is one
-// part of them, and its O, m and l wait until all parts are merged in the order of their keys (forward_parts.h).
+// There is an m and an l for each row; O is scaled by 1 / l at the end. With split-KV, an item is one split of the
+// keys. Its O, m and l stay in memory until all splits are combined in the order of their keys (forward_parts.h).
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -31,7 +31,7 @@ using attention::TileCoverage;
 template <class Real>
 struct ForwardOperands {
   bool few_rows;  // an item has the rows of all query heads of a key head
-  bool one_tile;  // of keys: threads pack them
+  bool one_tile;  // all keys fit one tile: each thread packs the operands of its head
   RowProduct<Real> qk;
   PackedOperand<Real> v;
 
@@ -41,12 +41,12 @@ struct ForwardOperands {
         qk(p, {p.q, p.element, p.head_dim_qk}, {p.k, p.element, p.head_dim_qk}),
         v(p, {p.v, p.element, p.head_dim_v}, Form::kRows) {}
 
-  // What is packed for all threads.
+  // Bytes of the operands that are packed for all threads.
   int64_t bytes_per_key_head() const {
     return in_place() || one_tile ? 0 : qk.bytes_per_key_head() + v.bytes_per_key_head();
   }
 
-  // Whether an item reads K and V itself, where they lie; else both are packed first.
+  // Whether an item reads K and V in place; otherwise both are packed first.
   bool in_place() const { return qk.in_place(); }
 
   void load(const HeadRange& key_heads) {
@@ -75,18 +75,18 @@ class ForwardWorker {
         factors_(kStationaryRows),
         tile_(params.head_dim_v) {}
 
-  // O and LSE of the rows.
+  // Computes O and LSE of the rows.
   void run(const RowTile& rows) {
     attend(rows, {0, rows.sequence.num_keys});
     finish();
   }
-  // What one part of the keys gives to them.
-  void run_part(const RowTile& rows, KeyParts<Real>& parts, int64_t part) {
+  // Computes and stores the partial O, m and l of one split of the keys.
+  void run_part(const RowTile& rows, KvSplits<Real>& parts, int64_t part) {
     attend(rows, parts.keys(part));
     parts.store(rows, part, tile_);
   }
-  // O and LSE from all parts.
-  void merge(const RowTile& rows, const KeyParts<Real>& parts) {
+  // Combines all splits into O and LSE.
+  void merge(const RowTile& rows, const KvSplits<Real>& parts) {
     rows_ = rows;
     parts.merge(rows, tile_);
     finish();
@@ -131,7 +131,7 @@ class ForwardWorker {
     tile_.set_written();
   }
 
-  // Products become unnormalised probabilities, 0 where a row does not see the key.
+  // Turns the products into unnormalised probabilities, which are 0 for keys that a row does not see.
   void softmax(const StreamedSlice& keys, const ScoreRows<Real>& scores) {
     const Interval range = {keys.first, keys.first + keys.count};
     const bool full = p_.visibility.coverage(rows_.queries, range, rows_.sequence) == TileCoverage::kFull;
@@ -160,7 +160,8 @@ class ForwardWorker {
     });
   }
 
-  // Calls visit(row, run, offset) with the keys of the slice that each row sees; offset is that of the first in it.
+  // Calls visit(row, run, offset) for each row. `run` has the keys of the slice that the row sees, and `offset` is the
+  // position of the first of them in the slice.
   template <class Visit>
   void for_each_row(const StreamedSlice& keys, bool full, Visit&& visit) {
     for (int64_t i = 0; i < rows_.count(); ++i) {
@@ -223,13 +224,13 @@ class ForwardWorker {
   static constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
 
   const ForwardParams& p_;
-  const std::unique_ptr<ForwardOperands<Real>> own_;  // of the head at work, where threads pack; else null
-  int64_t loaded_ = -1;                               // which head that is
+  const std::unique_ptr<ForwardOperands<Real>> own_;  // of the current head if threads pack for themselves, else null
+  int64_t loaded_ = -1;                               // the head whose operands own_ holds
   const ForwardOperands<Real>& operands_;
   const Transform<Real> transform_;
   typename RowProduct<Real>::Rows q_;
   Scratch<Real> scores_, values_, added_, keep_;
-  Scratch<Real> maxima_, shifts_, sums_, factors_;  // a value for each row
+  Scratch<Real> maxima_, shifts_, sums_, factors_;  // one value for each row
   OutputTile<Real> tile_;
   RowTile rows_{};
 };
@@ -237,7 +238,7 @@ class ForwardWorker {
 template <class Real>
 void forward_as(const ForwardParams& p, int64_t keys_per_part) {
   ForwardOperands<Real> operands(p);
-  KeyParts<Real> parts(p, keys_per_part);
+  KvSplits<Real> parts(p, keys_per_part);
   const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kStationaryRows);
   const int64_t heads_per_item = operands.few_rows ? p.queries_per_key_head() : 1;
   for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + parts.bytes_per_key_head())) {
@@ -250,7 +251,8 @@ void forward_as(const ForwardParams& p, int64_t keys_per_part) {
       const int64_t items = head_items * tiles * repetitions;
       run_items(items, operands.one_tile ? grain_of_neighbours(items) : 1, [&] {
         return [&, worker = ForwardWorker<Real>(p, operands)](int64_t item) mutable {
-          // Tiles of a head are neighbours where they share its keys; else the last queries, which see most, go first.
+          // With one tile of keys, the query tiles of a head are neighbours, because they share its keys. Otherwise the
+          // last queries go first, because they see most keys.
           const int64_t head_item = operands.one_tile ? item / tiles % head_items : item % head_items;
           const int64_t tile = operands.one_tile ? item % tiles : tiles - 1 - item / head_items % tiles;
           const int64_t head_index = first_head + head_item * heads_per_item;

@@ -1,4 +1,4 @@
-// O and softmax states of a tile of rows; and of parts of its keys, until they are merged.
+// O and softmax states of a tile of rows, and the partial ones of split-KV until they are combined.
 #pragma once
 
 #include <algorithm>
@@ -32,14 +32,14 @@ class OutputTile {
   explicit OutputTile(int64_t columns)
       : columns_(columns), out_(kStationaryRows * columns), softmax_(kStationaryRows) {}
 
-  // No row has seen a key.
+  // Starts a tile whose rows have seen no key.
   void clear(int64_t rows) {
     std::fill_n(softmax_.begin(), rows, attention::SoftmaxState<Real>{});
     rows_ = rows;
     is_empty_ = true;
   }
 
-  // Whether no key has reached O, so that its memory has no meaning: what is added first may as well be stored.
+  // Whether no key has reached O yet. Its memory then has no meaning, so the first term is stored instead of added.
   bool is_empty() const { return is_empty_; }
   void set_written() { is_empty_ = false; }
   void fill_if_empty() {
@@ -58,13 +58,13 @@ class OutputTile {
   std::vector<attention::SoftmaxState<Real>> softmax_;
 };
 
-// What parts of the keys give to the rows of a group of key heads. Part n is keys [n * keys_per_part, ...) of every
-// sequence, so that what a row gets depends on its own keys alone. There is one tile of queries.
+// The partial results of split-KV for the rows of a group of key heads. Split n has keys [n * keys_per_part, ...) of
+// every sequence, so that the result of a row depends only on its own keys. There is one tile of queries.
 template <class Real>
-class KeyParts {
+class KvSplits {
  public:
-  // keys_per_part 0: the keys are not divided.
-  KeyParts(const attention::AttentionParams& params, int64_t keys_per_part)
+  // keys_per_part 0: no split-KV.
+  KvSplits(const attention::AttentionParams& params, int64_t keys_per_part)
       : p_(params),
         keys_per_part_(keys_per_part),
         count_(keys_per_part == 0 ? 0 : num_tiles(params.sequences.max_seqlen_k, keys_per_part)) {}
@@ -75,7 +75,7 @@ class KeyParts {
 
   int64_t bytes_per_key_head() const { return rows_per_key_head() * row_elements() * int64_t{sizeof(Real)}; }
 
-  // Makes room for the parts of these key heads.
+  // Allocates memory for the splits of these key heads.
   void start(const HeadRange& key_heads) {
     first_head_ = key_heads.begin * p_.queries_per_key_head();
     rows_.reserve((key_heads.end - key_heads.begin) * rows_per_key_head() * row_elements());
@@ -92,7 +92,7 @@ class KeyParts {
     }
   }
 
-  // The parts of these rows, joined in ascending order of their keys.
+  // Combines the splits of these rows in ascending order of their keys.
   void merge(const RowTile& rows, OutputTile<Real>& tile) const {
     tile.clear(rows.count());
     tile.fill_if_empty();
@@ -105,7 +105,7 @@ class KeyParts {
         const attention::SoftmaxState<Real> other = {stored[0], stored[1]};
         multiply_row(out, p_.head_dim_v, softmax.merge(other));
         const Real weight = std::exp(other.m - softmax.shift());
-        // What has no weight must not reach the result, even where it is NaN.
+        // A split without weight must not reach the result, even if it is NaN.
         if (weight != Real(0)) add_weighted_row(out, stored + 2, p_.head_dim_v, weight);
       }
     }
@@ -126,7 +126,7 @@ class KeyParts {
   const attention::AttentionParams& p_;
   int64_t keys_per_part_;
   int64_t count_;           // of the longest sequence
-  int64_t first_head_ = 0;  // of those at work
+  int64_t first_head_ = 0;  // of the group that is processed
   Scratch<Real> rows_;
 };
 

@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "attention/params.h"
+#include "kernels/config/cpu.h"
 #include "kernels/cpu/scratch.h"
-#include "kernels/tile_config_cpu.h"
 
 namespace flash_attn_ext::cpu {
 
@@ -21,7 +21,7 @@ class QueryStatistics {
     const int64_t row = sequence.query_begin + first;
     for (int64_t i = 0; i < count; ++i) {
       const Real lse = *p.lse.template at<const Real>(sequence.batch, head, row + i);
-      // exp(score - inf) = 0: the row's probabilities and gradients vanish without a branch.
+      // For a row that sees no key, exp(score - inf) = 0: its probabilities and gradients vanish without a branch.
       lse_.data()[i] = lse == -kInfinity ? kInfinity : lse;
       residual_.data()[i] =
           p.lse_residual.present() ? *p.lse_residual.template at<const Real>(sequence.batch, head, row + i) : Real(0);

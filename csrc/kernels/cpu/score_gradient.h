@@ -57,12 +57,12 @@ class ScoreGradient {
     const int64_t key_head = head_ / p_.queries_per_key_head();
     q_.multiply(key_head, keys, p_tile_.data());
     if (with_dp) return dout_.multiply(key_head, keys, ds_tile_.data());
-    // The rows compute with what is there, and no one reads their dS.
+    // Without dP, rows compute with the contents of this tile, and their dS is not read.
     std::fill_n(ds_tile_.data(), num_queries() * keys.width, Real(0));
   }
 
-  // The products become p() and ds(). Calls visit(run, dscore) for each query's visible keys; dscore is d loss / d
-  // score, dS before what a softcap multiplies it by.
+  // Turns the products into p() and ds(). Calls visit(run, dscore) for each query's visible keys; dscore is d loss / d
+  // score, which is dS before the derivative of a softcap.
   template <class Visit>
   void differentiate(const StreamedSlice& keys, Visit&& visit) {
     const attention::Interval key_range = {keys.first, keys.first + keys.count};

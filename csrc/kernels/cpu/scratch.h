@@ -14,10 +14,10 @@ class Scratch {
   Scratch() = default;
   explicit Scratch(int64_t size) { reserve(size); }
 
-  // Makes room for `size` elements; what was there is lost if it has to grow.
+  // Makes room for `size` elements. If the memory has to grow, its contents are lost.
   void reserve(int64_t size) {
     if (size <= capacity_) return;
-    memory_.reset();  // first, so that both are never held at once
+    memory_.reset();  // comes first, so that both are never held at once
     memory_.reset(static_cast<Real*>(::operator new(static_cast<size_t>(size) * sizeof(Real), kAlignment)));
     capacity_ = size;
   }

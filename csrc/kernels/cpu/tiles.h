@@ -1,19 +1,19 @@
-// How a head's rows are cut into stationary and streamed tiles.
+// How a head's rows are divided into stationary and streamed tiles.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "attention/visibility.h"
-#include "kernels/tile_config_cpu.h"
+#include "kernels/config/cpu.h"
 
 namespace flash_attn_ext::cpu {
 
 inline int64_t num_tiles(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
-// The part of one streamed tile that a work item touches. Rows [first, first + width) of the score tile's columns are
-// computed (width is a multiple of the clip and may pass the sequence's end, where packed operands hold zeros);
-// [first, first + count) exist.
+// The slice of one streamed tile that a work item computes: rows [first, first + width), which are columns of the score
+// tile. The width is a multiple of the clip and may pass the sequence's end, where packed operands are zero-padded.
+// Rows [first, first + count) exist.
 struct StreamedSlice {
   int64_t tile;
   int64_t first;  // position inside the sequence
@@ -23,8 +23,8 @@ struct StreamedSlice {
   int64_t offset_in_tile() const { return first - tile * kStreamedRows; }
 };
 
-// Calls visit(slice) for each streamed tile that meets the interval, in ascending order, clipped to it in steps of
-// `clip` rows.
+// Calls visit(slice) for each streamed tile that overlaps the interval, in ascending order. Slices are clipped to the
+// interval in steps of `clip` rows.
 template <class Visit>
 void for_each_slice(const attention::Interval& visible, int64_t length, int64_t clip, Visit&& visit) {
   if (visible.empty()) return;

@@ -1,7 +1,8 @@
-// Lets work items that add to the same rows do so in the order of their numbers, whichever threads run them.
+// A deterministic-order semaphore: work items that add to the same rows do so in the order of their ranks (their
+// numbers), whichever threads run them.
 //
-// Items are claimed in that order (work_queue.h) and walk the same steps upwards, so a waiting item's predecessor is
-// always at work, and the first one at work waits for nobody.
+// Threads fetch items in that order (work_queue.h), and all items go through the same steps in ascending order. So the
+// predecessor of a waiting item is always running, and the first running item never waits.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,7 @@ class Turns {
   // An item follows the one `distance` before it; 0: no item waits.
   Turns(int64_t num_items, int64_t distance) : distance_(distance), passed_(distance == 0 ? 0 : num_items) {}
 
-  // One item's place. Its end lets the followers go on, also when it ends by an exception.
+  // One item's rank in the order. Its destructor releases the items that follow, also after an exception.
   class Turn {
    public:
     Turn(Turns& turns, int64_t item) : turns_(turns), item_(item) {}
@@ -25,7 +26,7 @@ class Turns {
     Turn& operator=(const Turn&) = delete;
     ~Turn() { pass(kLast); }
 
-    // Returns when the predecessor, and so every item before it, has passed `step`.
+    // Returns when the predecessor, and so every item of lower rank, has passed `step`.
     void wait(int64_t step) const {
       if (turns_.distance_ == 0 || item_ < turns_.distance_) return;
       const std::atomic<int64_t>& passed = turns_.passed_[item_ - turns_.distance_];
@@ -33,7 +34,7 @@ class Turns {
     }
     void wait_for_all() const { wait(kLast); }
 
-    // Done with the steps up to this one, as every item before it is by then.
+    // Marks the steps up to this one as done, after every item of lower rank has done them.
     void pass(int64_t step) {
       wait(step);
       if (turns_.distance_ != 0) turns_.passed_[item_].store(step + 1, std::memory_order_release);

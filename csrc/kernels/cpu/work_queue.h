@@ -1,5 +1,5 @@
-// Runs numbered work items on all threads, each claiming the next one: tiles of a causal problem differ in cost. No
-// result depends on who runs what, since an item owns what it writes.
+// A work queue: each thread fetches the next of the numbered work items when it has finished one, because tiles of a
+// causal problem differ in cost. No result depends on which thread runs an item, because an item owns what it writes.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -10,8 +10,8 @@
 
 namespace flash_attn_ext::cpu {
 
-// make_worker() is called once on each thread (it holds the scratch memory), worker(item) once for each item. A thread
-// claims `grain` neighbours at a time.
+// make_worker() is called once on each thread (a worker holds the scratch memory), and worker(item) once for each item.
+// A thread fetches `grain` neighbouring items at a time.
 template <class MakeWorker>
 void run_items(int64_t num_items, int64_t grain, MakeWorker&& make_worker) {
   std::atomic<int64_t> next{0};
@@ -29,7 +29,8 @@ void run_items(int64_t num_items, MakeWorker&& make_worker) {
   run_items(num_items, 1, make_worker);
 }
 
-// Where neighbours share what a thread keeps: as many as leave every thread enough claims to even out.
+// How many items a thread fetches at a time if neighbouring items share what it keeps. Each thread still fetches often
+// enough for the load to even out.
 inline int64_t grain_of_neighbours(int64_t num_items) {
   constexpr int64_t kClaimsPerThread = 8;
   return std::max<int64_t>(1, num_items / (kClaimsPerThread * at::get_num_threads()));

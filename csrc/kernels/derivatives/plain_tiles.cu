@@ -1,8 +1,9 @@
-// The two elementwise stages of a plain tile: P and P dS of products, then P', dS and dS' of products and dP.
+// The two elementwise stages of a tile of scores that are only scaled: q.k -> P and P dS, then q.k and dP -> P', dS and
+// dS'.
 //
-// Grid: one warp per row, 128 columns at a time. A lane has four: neighbours, where rows begin at multiples of 16
-// bytes, else 32 apart. A row is summed in the lanes' order, then in a fixed butterfly order. Bound: memory. Each
-// element is written once, and read once where it is seen.
+// Grid: one warp per row, 128 columns at a time. A lane has four columns: contiguous ones where rows begin at multiples
+// of 16 bytes, and otherwise 32 apart. A row is summed in the order of the lanes' columns, then in a fixed butterfly
+// order. The kernels are memory-bound: each element is written once, and read once where it is visible.
 #include <type_traits>
 
 #include "attention/divisor.h"
@@ -20,12 +21,12 @@ using attention::ElementType;
 constexpr int kWarps = 4;
 constexpr int kColumns = 4 * tile::kWarpSize;
 
-// What a lane has of a row.
+// A lane's elements of a row.
 struct alignas(16) Four {
   float at[4];
 };
 
-// Which columns these are, from `first` on. kQuads: neighbours.
+// The columns of the lane from `first` on. kQuads: they are contiguous.
 template <bool kQuads>
 __device__ __forceinline__ int column_of(int first, int e) {
   return first + (kQuads ? tile::lane() * 4 + e : tile::lane() + e * tile::kWarpSize);
@@ -35,7 +36,7 @@ __device__ __forceinline__ int column_of(int first, int e) {
 struct Row {
   int64_t index;
   int64_t offset;    // of its first element
-  int first_column;  // that it sees
+  int first_column;  // of those that it sees
   int end_column;
 
   __device__ __forceinline__ bool sees(int column) const { return first_column <= column && column < end_column; }
@@ -50,7 +51,7 @@ __device__ __forceinline__ Row row_of(const PlainTile& tile, const Divisor& quer
   return {index, int64_t{index} * tile.num_columns, tile.band.first_column(query), tile.band.end_column(query)};
 }
 
-// Something else where nothing is seen, zeros where there is no tensor.
+// Elements that the row does not see are arbitrary. They are 0 where there is no tensor.
 template <bool kQuads>
 __device__ __forceinline__ Four load(const float* tensor, const Row& row, int first) {
   Four values = {};
@@ -69,7 +70,7 @@ __device__ __forceinline__ Four load(const float* tensor, const Row& row, int fi
   return values;
 }
 
-// Nothing where there is no tensor.
+// Does nothing where there is no tensor.
 template <class Element, bool kQuads>
 __device__ __forceinline__ void store(void* tensor, const Row& row, int first, int num_columns, const Four& values) {
   if (tensor == nullptr) return;
@@ -92,7 +93,7 @@ __device__ __forceinline__ void store(void* tensor, const Row& row, int first, i
   }
 }
 
-// P and dS of a product and its tangent. The difference of score and LSE comes first: both may be large.
+// P and dS from q.k and its tangent. The LSE is subtracted first, since score and LSE may both be large.
 struct Weight {
   float weight;
   float score_tangent;
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kWarps* tile::kWarpSize)
     for (int e = 0; e < 4; ++e) {
       const bool seen = row.sees(column_of<kQuads>(first, e));
       const Weight of = weigh(tile, lse, products.at[e], tangents.at[e]);
-      // Chosen, not multiplied by 0: what is not seen may be NaN.
+      // Selects 0 instead of multiplying by it: elements that are not seen may be NaN.
       weights.at[e] = seen ? of.weight : 0.0f;
       weighted.at[e] = seen ? of.weight * of.score_tangent : 0.0f;
       sum += weighted.at[e];
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(kWarps* tile::kWarpSize)
       const float weight_tangent = of.weight * (of.score_tangent - lse_tangent);
       const float above = of_weights.at[e] - delta;
       const float above_tangent = of_weights_tangents.at[e] - delta_tangent;
-      // Chosen, not multiplied by 0: what is not seen may be NaN.
+      // Selects 0 instead of multiplying by it: elements that are not seen may be NaN.
       weight_tangents.at[e] = seen ? weight_tangent : 0.0f;
       score_gradients.at[e] = seen ? of.weight * above : 0.0f;
       score_gradient_tangents.at[e] = seen ? fmaf(weight_tangent, above, of.weight * above_tangent) : 0.0f;
@@ -168,7 +169,7 @@ __global__ void __launch_bounds__(kWarps* tile::kWarpSize)
   }
 }
 
-// launch(Element, whether lanes have neighbouring columns, blocks) for the tile's.
+// Calls launch(element, whether lanes have contiguous columns, CTAs) for the tile.
 template <class Launch>
 cudaError_t for_tile(const PlainTile& tile, const Launch& launch) {
   if (tile.num_rows == 0 || tile.num_columns == 0) return cudaSuccess;

@@ -1,5 +1,5 @@
-// Forward mode and double backward of plain tiles of scores, which only a scale changes and only causality and windows
-// hide, on a GPU: what flash_attn_ext/derivatives/ does to the elements of every tile, between products of matrices.
+// Forward mode and double backward on a GPU for tiles of scores that are only scaled, and masked only by causality and
+// windows: the elementwise work of flash_attn_ext/derivatives/ on each tile, between its matrix products.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,41 +10,41 @@
 
 namespace flash_attn_ext::derivatives {
 
-// Everything of a tile is (rows, columns) without gaps, everything of rows is float32. A row is a query of one head, a
-// column a key; rows of the same head are neighbours.
+// Matrices of a tile are contiguous (rows, columns); vectors over rows are float32. A row is a query of one head, and a
+// column is a key. Rows of the same head are consecutive.
 struct PlainTile {
-  attention::ElementType element;  // of what is written: float32 or bfloat16
+  attention::ElementType element;  // of the results: float32 or bfloat16
   int64_t num_rows;
   int num_columns;
   int num_queries;       // of each head
-  attention::Band band;  // what query 0 to num_queries - 1 of a head see; its length is num_columns
+  attention::Band band;  // what queries 0 to num_queries - 1 of a head see; its length is num_columns
   float scale;
   const float* products;          // q k^T
   const float* product_tangents;  // q' k^T + q k'^T; nullptr where neither q nor k has a tangent
-  const float* lse;               // of rows; 0 for a row that sees nothing
+  const float* lse;               // of each row; 0 for a row that sees nothing
 };
 
 // P = exp(scale * products - lse), dS = scale * product_tangents.
 struct PlainWeights {
-  void* weights;       // P; nullptr where nobody asks for it
-  void* weighted;      // P dS; nullptr as product_tangents
-  float* lse_tangent;  // of rows: the sum of P dS is added to it
+  void* weights;       // P; nullptr where it is not requested
+  void* weighted;      // P dS; nullptr where product_tangents is
+  float* lse_tangent;  // of each row; the sum of P dS is added to it
 };
 
-// With D for delta, and primes for tangents:
-// P' = P (dS - lse'), score gradients = P (G - D), their tangents = P' (G - D) + P (G' - D').
+// D is delta, and primes are tangents: P' = P (dS - lse'), score gradients = P (G - D), and their tangents = P' (G - D)
+// + P (G' - D').
 struct PlainGradients {
-  const float* lse_tangent;               // of rows, as delta and its tangent
+  const float* lse_tangent;               // of each row, as delta and its tangent
   const float* weight_gradients;          // G = dO V^T
   const float* weight_gradient_tangents;  // G' = dO V'^T; nullptr where v has no tangent
   const float* delta;
   const float* delta_tangent;
-  void* weight_tangents = nullptr;          // P'; nullptr where nobody asks for it
-  void* score_gradients = nullptr;          // nullptr where nobody asks for it
+  void* weight_tangents = nullptr;          // P'; nullptr where it is not requested
+  void* score_gradients = nullptr;          // nullptr where they are not requested
   void* score_gradient_tangents = nullptr;  // always written
 };
 
-// Each queues one kernel. What is hidden is written as 0, whatever is read there.
+// Each function launches one kernel. Masked elements are written as 0, whatever is read there.
 cudaError_t plain_weights(const PlainTile& tile, const PlainWeights& results, cudaStream_t stream);
 cudaError_t plain_gradients(const PlainTile& tile, const PlainGradients& gradients, cudaStream_t stream);
 

@@ -17,8 +17,8 @@ __device__ __forceinline__ void store_dbias(const attention::BiasGradient& g, in
   }
 }
 
-// 8 neighbouring elements, from a multiple of 16 bytes on, marked to leave L2 first. (nvcc cuts a plain store of what
-// asm computes into four.)
+// 8 neighbouring elements from a multiple of 16 bytes on. The stores are marked evict-first in L2 (st.cs). nvcc would
+// split a plain store of values that asm computes into four.
 template <class Element>
 __device__ __forceinline__ void store_dbias_chunk(const attention::BiasGradient& g, int64_t offset, float4 low,
                                                   float4 high) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_dbias_chunk(const attention::BiasGradient&
   }
 }
 
-// A tile of sums, by all threads of a block, each of which has the same columns of several rows.
+// Stores a tile of sums. Called by all threads of a CTA, each of which has the same columns of several rows.
 template <class Element>
 struct DbiasTileStore {
   static constexpr int kTile = 64;  // queries, and keys
@@ -51,7 +51,7 @@ struct DbiasTileStore {
   const attention::BackwardParams& p;
   int64_t first_query;
   int64_t first_key;
-  bool in_chunks;  // rows consist of whole chunks of 16 bytes, or 2 of them
+  bool in_chunks;  // each row is a multiple of 16 bytes, or of 32 in float32
 
   __device__ __forceinline__ static int thread_row(int i) {
     return (tile::warp() / 2 + i * (kThreads / tile::kWarpSize / 2)) * 8 + tile::lane() / 4;
@@ -77,7 +77,7 @@ struct DbiasTileStore {
   }
 
  private:
-  // One element at a time, neighbouring threads neighbouring ones.
+  // One element at a time, with neighbouring threads on neighbouring elements.
   __device__ __forceinline__ void store_elements(int64_t offset, const Sums& sums) const {
     const attention::BiasGradient& g = p.dbias;
     for (int index = static_cast<int>(threadIdx.x); index < kTile * kTile; index += kThreads) {

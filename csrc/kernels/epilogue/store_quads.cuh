@@ -1,11 +1,11 @@
-// Writes an accumulator straight from registers, 16 bytes at a time.
+// Writes an accumulator directly from registers, 16 bytes at a time.
 #pragma once
 
 #include "kernels/epilogue/store_rows.cuh"
 
 namespace flash_attn_ext {
 
-// Of the four threads of a quad, each has one word for each: afterwards thread t has word t of all four, in their
+// Transposes 4 x 4 words among the four threads of a quad: afterwards thread t has word t of each thread, in thread
 // order.
 __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
 #pragma unroll
@@ -13,7 +13,7 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
     const bool upper = (tile::lane() & step) != 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int low = step == 1 ? 2 * i : i;  // words that thread lane ^ step keeps and that this one keeps
+      const int low = step == 1 ? 2 * i : i;  // the words that thread lane ^ step keeps and that this one keeps
       const int high = low + step;
       const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, upper ? words[low] : words[high], step);
       (upper ? words[low] : words[high]) = received;
@@ -21,7 +21,7 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
   }
 }
 
-// For 16-bit elements. Rows of 16 columns come out as whole sectors of 32 bytes.
+// For 16-bit elements. Rows of 16 columns are written as whole sectors of 32 bytes.
 template <class Element, class Acc>
 __device__ __forceinline__ void store_quads(const OutputRows<Element>& target, const Acc& acc) {
   static_assert(sizeof(Element) == 2 && Acc::kColumnTiles % 2 == 0);
@@ -50,8 +50,9 @@ __device__ __forceinline__ void store_quads(const OutputRows<Element>& target, c
   }
 }
 
-// A row at a time: 32 columns of it come out as 64 neighbouring bytes. row_of: where a thread's row r goes. Returns
-// whether one of the thread's elements in an existing row is not finite; only that where rows are not in chunks.
+// Writes one row at a time, 32 of its columns as 64 contiguous bytes. row_of: the target row of a thread's row r.
+// Returns whether one of the thread's elements in an existing row is not finite. Where rows are not in chunks, it only
+// does that.
 template <class Element, class Acc, class RowOf>
 __device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& target, const Acc& acc, RowOf&& row_of,
                                                  bool in_chunks = true) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& targ
   return any;
 }
 
-// For targets that are known to be in chunks: it takes a tenth of the code.
+// For targets that are known to be in chunks, which takes much less code.
 template <class Element, class Acc>
 __device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& target, const Acc& acc) {
   return store_row_chunks(target, acc, [](int r) { return Acc::row(r); });

@@ -15,10 +15,10 @@ struct OutputRow {
   int64_t stride;
 };
 
-// The thread's elements of its row r, times factor.
+// Stores the thread's elements of its row r, times factor.
 template <class Element, class Acc>
 __device__ __forceinline__ void store_row(const OutputRow<Element>& row, const Acc& acc, int r, float factor) {
-  // Two neighbouring elements are one store where the row allows it.
+  // Stores two neighbouring elements at once where the row allows it.
   const bool pairs =
       row.stride == 1 && row.columns % 2 == 0 && reinterpret_cast<uintptr_t>(row.data) % (2 * sizeof(Element)) == 0;
   Element* target = row.data + Acc::column(0, 0) * row.stride;

@@ -10,7 +10,7 @@
 
 namespace flash_attn_ext {
 
-// Where a warp's accumulator goes: `rows` rows from `data` on, of `columns` elements each.
+// The target of a warp's accumulator: `rows` rows from `data` on, of `columns` elements each.
 template <class Element>
 struct OutputRows {
   Element* data;
@@ -45,8 +45,8 @@ __device__ __forceinline__ void store_elements(const OutputRows<Element>& target
   }
 }
 
-// Through rows [first_row, ...) of a shared tile that no other warp uses any more, so that neighbouring lanes write
-// neighbouring 16 bytes.
+// Stages the rows in rows [first_row, ...) of a shared tile that no other warp uses any more, so that neighbouring
+// lanes write neighbouring 16 bytes.
 template <class Element, class Acc, class Tile>
 __device__ __forceinline__ void store_rows(const OutputRows<Element>& target, const Acc& acc, Tile& staging,
                                            int first_row) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_rows(const OutputRows<Element>& target, co
     store_elements(target, acc);
     return;
   }
-  __syncwarp();  // the rows' last readers are done
+  __syncwarp();  // no lane reads the rows any more
   const tile::LaneAddress<Tile> own(staging, first_row + Acc::row(0), Acc::column(0, 0));
 #pragma unroll
   for (int r = 0; r < Acc::kThreadRows; ++r) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void store_rows(const OutputRows<Element>& target, co
     }
   }
   __syncwarp();
-  // A thread keeps its place in the swizzle: it steps from group to group and down the rows.
+  // A thread keeps its place in the swizzle, and steps from one group of columns to the next and down the rows.
   constexpr int kChunks = Tile::kGroup / Tile::kChunk;
   constexpr int kRowStep = tile::kWarpSize / kChunks;
   const int row = tile::lane() / kChunks;

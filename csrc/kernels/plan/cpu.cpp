@@ -1,10 +1,11 @@
+#include "kernels/config/cpu.h"
+
 #include "kernels/plan/bias_gradient.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/workspace.h"
-#include "kernels/tile_config_cpu.h"
 
 namespace flash_attn_ext::plan {
-// Decided by the lengths alone, so that the sums are the same for any number of threads, heads and batch entries.
+// The lengths alone decide, so that the sums are the same for any number of threads, heads and batch entries.
 ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
   ForwardPlan plan;
   const bool one_tile = p.sequences.max_seqlen_q <= cpu::kStationaryRows;
@@ -14,7 +15,7 @@ ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
 
 BackwardPlan plan_backward_cpu(const attention::BackwardParams& p, const Limits&) {
   BackwardPlan plan;
-  // Gradients that are sums of dS over rows cancel; what a rounded out leaves in delta does not.
+  // In gradients that sum dS over rows, the terms cancel, but the error that a rounded out leaves in delta does not.
   const bool needs_exact = dbias_reads_delta(p) || has_precise_dbias(p) || p.dalibi_slopes || p.dsink;
   plan.delta = attention::is_16_bit(p.element) && needs_exact ? DeltaSource::kExactKernel : DeltaSource::kOwnKernel;
   if (p.dbias.present()) {

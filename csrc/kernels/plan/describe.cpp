@@ -9,7 +9,7 @@ namespace {
 struct PrintValue {
   std::ostringstream& words;
 
-  void operator()(bool) const {}  // its name says it
+  void operator()(bool) const {}  // its name suffices
   void operator()(int64_t value) const { words << " " << value; }
   void operator()(const std::string& value) const { words << " " << value; }
   void operator()(const Sizes& value) const { words << " " << value.first << " x " << value.second; }
@@ -51,7 +51,7 @@ std::string words_of(const Report& report) {
   if (!report.dbias.empty()) words << "; dBias " << report.dbias;
   print_workspace(words, report);
   if (report.intervals) {
-    words << "; batch entries of which the mask leaves an interval of keys: " << words_of(*report.intervals);
+    words << "; batch entries whose mask leaves one key interval: " << words_of(*report.intervals);
   }
   return words.str();
 }

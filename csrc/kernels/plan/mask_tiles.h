@@ -26,7 +26,7 @@ inline MaskTileCounts count_mask_tiles(const attention::AttentionParams& p) {
           .keys = tiles_along(mask.key_stride, p.sequences.max_seqlen_k)};
 }
 
-// The table's strides, for memory of count_mask_tiles(p).total() bytes.
+// The table of a mask's tiles, in memory of count_mask_tiles(p).total() bytes.
 inline attention::MaskTiles mask_tiles_in(uint8_t* memory, const attention::AttentionParams& p) {
   const MaskTileCounts counts = count_mask_tiles(p);
   const auto stride = [](int64_t count, int64_t stride) { return count == 1 ? 0 : stride; };
@@ -37,7 +37,7 @@ inline attention::MaskTiles mask_tiles_in(uint8_t* memory, const attention::Atte
           .key_stride = stride(counts.keys, 1)};
 }
 
-// The mask's bits for memory of mask_bits_bytes(p): the same batch entries and heads as the tiles.
+// The packed bits of a mask, in memory of mask_bits_bytes(p). They have the same batch entries and heads as the tiles.
 inline attention::MaskBits mask_bits_in(void* memory, const attention::AttentionParams& p) {
   constexpr int64_t kKeys = attention::MaskBits::kKeys;
   const MaskTileCounts counts = count_mask_tiles(p);

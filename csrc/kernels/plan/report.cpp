@@ -8,7 +8,7 @@ namespace {
 const char* name_of(Variant variant) {
   switch (variant) {
     case Variant::kPlain:
-    case Variant::kParts:
+    case Variant::kSplitKv:
       return "plain";
     case Variant::kShort:
       return "short";
@@ -16,8 +16,8 @@ const char* name_of(Variant variant) {
       return "small";
     case Variant::kTall:
       return "tall";
-    case Variant::kAllKeys:
-      return "all keys";
+    case Variant::kSingleTile:
+      return "single tile";
     case Variant::kDropout:
       return "dropout";
     case Variant::kMask:
@@ -43,7 +43,7 @@ const char* name_of(ForwardKernel kernel) {
     case ForwardKernel::kWholeHeads:
       return "whole heads";
     case ForwardKernel::kSplit:
-      return "split";
+      return "split-KV";
     case ForwardKernel::kWarpSpecialised:
       return "warp-specialised";
   }
@@ -59,17 +59,17 @@ const char* name_of(BackwardKernels kernels) {
     case BackwardKernels::kFused:
       return "fused";
     case BackwardKernels::kRecompute:
-      return "compute the scores twice";
+      return "recompute the scores";
     case BackwardKernels::kStoreInDkdv:
-      return "store dS with dK and dV";
+      return "materialise dS with dK and dV";
     case BackwardKernels::kStoreInDq:
-      return "store P and dS with dQ";
+      return "materialise P and dS with dQ";
     case BackwardKernels::kWarpSpecialised:
       return "warp-specialised";
-    case BackwardKernels::kWarpSpecialisedStoring:
-      return "warp-specialised, store P and dS with dQ";
-    case BackwardKernels::kWarpSpecialisedFewQueries:
-      return "warp-specialised, few queries";
+    case BackwardKernels::kTwoPass:
+      return "warp-specialised, two-pass";
+    case BackwardKernels::kQueryStationary:
+      return "warp-specialised, query-stationary";
   }
   return "?";
 }
@@ -93,13 +93,13 @@ const char* name_of(BiasGradientSource source) {
     case BiasGradientSource::kNone:
       return "";
     case BiasGradientSource::kRowSums:
-      return "from sums of rows";
+      return "from row sums";
     case BiasGradientSource::kSameDscores:
       return "from the same dS";
     case BiasGradientSource::kStored:
-      return "from the stored dS";
+      return "from the materialised dS";
     case BiasGradientSource::kRecomputed:
-      return "computing the scores again";
+      return "from recomputed dS";
   }
   return "?";
 }
@@ -131,7 +131,7 @@ class Columns {
 
 Sizes sizes_of(const sm80::QueryStationaryTile& tile) { return {tile.queries, tile.keys}; }
 
-// head_dim_v: 0 where it is the same.
+// head_dim_v: 0 if it is the same.
 Sizes head_dims(int head_dim, int head_dim_v = 0) { return {head_dim, head_dim_v > 0 ? head_dim_v : head_dim}; }
 
 void add_kernel(Report& report, const ForwardPlan& plan) {
@@ -151,7 +151,7 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
       columns.add("head_dims", head_dims(plan.head_dim));
       columns.add("tile", sizes_of(plan.tile));
       columns.add("stages", plan.tile.stages);
-      columns.add("blocks", plan.resident_blocks);
+      columns.add("persistent_ctas", plan.persistent_ctas);
       columns.add_if(plan.append_blocks > 0, "appends_keys");
       break;
     case ForwardKernel::kStreaming:
@@ -161,7 +161,7 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
       columns.add("head_dims", head_dims(plan.head_dim, plan.head_dim_v));
       columns.add("tile", sizes_of(plan.tile));
       columns.add("stages", plan.tile.stages);
-      if (plan.variant == Variant::kParts) columns.add("splits", plan.key_parts);
+      if (plan.variant == Variant::kSplitKv) columns.add("splits", plan.kv_splits);
       break;
   }
 }
@@ -169,7 +169,7 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
 void add_stored(Columns& columns, const BackwardPlan::Stored& stored) {
   columns.add("launches", stored.launches);
   columns.add("key_heads_per_launch", stored.pairs_per_launch);
-  columns.add_above_one("query_chunks", static_cast<int64_t>(stored.band_ends.size()));
+  columns.add_above_one("query_chunks", static_cast<int64_t>(stored.chunk_ends.size()));
 }
 
 void add_portable(Report& report, const BackwardPlan& plan) {
@@ -185,7 +185,7 @@ void add_portable(Report& report, const BackwardPlan& plan) {
     columns.add("dkdv_head_dim", plan.dkdv_head_dim);
   }
   columns.add_if(plan.tf32, "tf32");
-  columns.add_above_one("splits", plan.dq_parts);
+  columns.add_above_one("splits", plan.dq_splits);
   if (stores_with_dkdv || stores_with_dq) add_stored(columns, plan.stored);
 }
 
@@ -193,12 +193,12 @@ void add_warp_specialised(Report& report, const BackwardPlan& plan) {
   Columns columns(report);
   columns.add("variant", name_of(plan.dkdv_variant));
   columns.add("head_dims", head_dims(plan.dkdv_head_dim));
-  columns.add("tile", {VisitOrder::kQueries, VisitOrder::kKeys});
+  columns.add("tile", {LoopOrder::kQueries, LoopOrder::kKeys});
   columns.add_if(plan.order.cyclic, "cyclic");
   columns.add("phases", int64_t{1} << plan.order.log2_phases);
-  columns.add_above_one("sums_of_dq", int64_t{1} << plan.order.log2_sums);
-  columns.add_above_one("claims_per_key_tile", plan.order.members);
-  columns.add_if(plan.announces_visits, "announces_visits");
+  columns.add_above_one("dq_accumulators", int64_t{1} << plan.order.log2_sums);
+  columns.add_above_one("group_shares", plan.order.group_shares);
+  columns.add_if(plan.pre_signals_dq, "pre_signals_dq");
   columns.add_if(plan.adds_statistics, "adds_statistics");
 }
 
@@ -219,11 +219,11 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
     case BackwardKernels::kWarpSpecialised:
       add_warp_specialised(report, plan);
       break;
-    case BackwardKernels::kWarpSpecialisedFewQueries:
+    case BackwardKernels::kQueryStationary:
       columns.add("head_dims", head_dims(plan.dkdv_head_dim));
-      columns.add("blocks", plan.resident_blocks);
+      columns.add("persistent_ctas", plan.persistent_ctas);
       break;
-    case BackwardKernels::kWarpSpecialisedStoring:
+    case BackwardKernels::kTwoPass:
       columns.add("variant", name_of(plan.dq_variant));
       columns.add("head_dims", head_dims(plan.dq_head_dim, plan.head_dim_v));
       add_stored(columns, plan.stored);
@@ -242,11 +242,11 @@ Report report(const ForwardPlan& plan) {
                  {"mask bits", workspace.mask_bits},
                  {"NaN flags", workspace.nan_flags},
                  {"tile list", workspace.tile_list},
-                 {"parts of O", workspace.part_rows},
-                 {"parts' sums", workspace.part_states},
-                 {"part list", workspace.part_list},
-                 {"intervals of keys", workspace.intervals},
-                 {"their kernel", workspace.of_intervals}});
+                 {"partial O", workspace.split_rows},
+                 {"row maxima and sums", workspace.split_states},
+                 {"split list", workspace.split_list},
+                 {"key intervals", workspace.intervals},
+                 {"plan of key intervals", workspace.of_intervals}});
   if (plan.of_intervals) report.intervals = std::make_shared<const Report>(plan::report(*plan.of_intervals));
   return report;
 }
@@ -257,19 +257,19 @@ Report report(const BackwardPlan& plan) {
   const BackwardPlan::Workspace& workspace = plan.workspace;
   add_workspace(report, workspace.bytes,
                 {{"delta", workspace.delta},
-                 {"stored scores", workspace.stored_scores},
+                 {"materialised scores", workspace.stored_scores},
                  {"mask tiles", workspace.mask_tiles},
                  {"mask bits", workspace.mask_bits},
                  {"ALiBi partial sums", workspace.alibi_partials},
                  {"dQ NaN flags", workspace.dq_nan_flags},
                  {"dK and dV NaN flags", workspace.dkdv_nan_flags},
-                 {"parts of dQ", workspace.dq_parts},
-                 {"sums of dQ", workspace.dq_sums},
+                 {"partial dQ", workspace.dq_splits},
+                 {"dQ accumulators", workspace.dq_sums},
                  {"statistics", workspace.statistics},
-                 {"turns", workspace.turns},
-                 {"tiles of keys", workspace.key_tiles},
-                 {"claims", workspace.claims},
-                 {"sums of dK and dV", workspace.key_sums},
+                 {"dQ semaphores", workspace.dq_semaphores},
+                 {"key tiles", workspace.key_tiles},
+                 {"work counters", workspace.work_counter},
+                 {"partial dK and dV", workspace.key_sums},
                  {"arrivals", workspace.arrivals}});
   return report;
 }

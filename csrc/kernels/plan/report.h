@@ -1,5 +1,5 @@
-// A plan as data: what explain() answers, and what describe() puts into words. It has what users and tests ask about,
-// under names that Python has too (flash_attn_ext/_explanation.py); plan.h has what kernels need.
+// Reports a plan as data: explain() returns a report, and describe() formats one as text. A report has what users and
+// tests ask about, under the names of the fields of flash_attn_ext/_explanation.py. plan.h has what kernels need.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@
 
 namespace flash_attn_ext::plan {
 
-// Of a tile queries x keys; of head dims those of q and k x that of v.
+// The size of a tile, queries x keys; or two head dims, that of q and k x that of v.
 using Sizes = std::pair<int64_t, int64_t>;
 using Column = std::variant<bool, int64_t, std::string, Sizes>;
 
 struct Report {
   std::string kernel;
-  // What the kernel is compiled for and how it is launched, in the order in which it is said. A column that does not
-  // apply is left out.
+  // What the kernel is compiled for and how it is launched, in the order of the text. A column that does not apply is
+  // left out.
   std::vector<std::pair<const char*, Column>> columns{};
   std::string delta{};  // backward; empty: there is none
-  std::string dbias{};  // likewise
+  std::string dbias{};  // the same
   int64_t workspace_bytes = 0;
-  std::vector<std::pair<const char*, int64_t>> workspace{};  // bytes of each part that there is
-  // Of ForwardPlan::of_intervals.
+  std::vector<std::pair<const char*, int64_t>> workspace{};  // the bytes of each part that is present
+  // The report of ForwardPlan::of_intervals.
   std::shared_ptr<const Report> intervals{};
 };
 

@@ -1,15 +1,15 @@
-// What the plans of both passes, on any GPU, ask about a call, once.
+// What the plans of both passes, on any GPU, ask about a call.
 #pragma once
 
 #include <algorithm>
 
 #include "attention/params.h"
+#include "kernels/config/sm80.h"
 #include "kernels/plan/plan.h"
-#include "kernels/tile_config.h"
 
 namespace flash_attn_ext::plan {
 
-// What happens to a score between the product and the softmax, beside visibility.
+// What changes a score between the QK GEMM and the softmax, apart from visibility.
 enum class ScoreKind {
   kScale,     // a positive scale, which can be folded into the exponent
   kBiasMask,  // the same, then a bias in q's type, a mask or both
@@ -29,15 +29,15 @@ inline int64_t largest_head_dim(const attention::AttentionParams& p) { return st
 
 inline bool is_packed(const attention::AttentionParams& p) { return p.sequences.cu_seqlens_q != nullptr; }
 
-// That a query sees at most.
+// The most keys that the queries of a sequence see.
 inline int64_t visible_keys(const attention::AttentionParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
   return std::min(keys, p.visibility.left + p.visibility.right + lengths.max_seqlen_q);
 }
 
-// As few launches as `most` pairs at a time allow, of about the same size, and with all batch entries of a head where
-// one can hold them.
+// How many pairs a launch has. Launches are as few as `most` pairs at a time allow, of about the same size, and have
+// all batch entries of a head where one launch can hold them.
 inline int64_t in_equal_launches(const attention::AttentionParams& p, int64_t most) {
   const int64_t step = most >= p.batch ? p.batch : 1;
   const int64_t steps = p.batch * p.num_heads_k / step;
@@ -45,21 +45,22 @@ inline int64_t in_equal_launches(const attention::AttentionParams& p, int64_t mo
   return (steps + launches - 1) / launches * step;
 }
 
-// Rows are made of whole pieces of 16 bytes.
+// Whether rows consist of whole, aligned 16-byte chunks. chunk: the elements of one.
 inline bool has_whole_chunks(const attention::MatrixView& view, int64_t columns, int64_t chunk) {
   const int64_t strides = view.batch_stride | view.head_stride | view.row_stride;  // chunk is a power of 2
   return view.column_stride == 1 && (strides | columns) % chunk == 0 &&
          reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
 }
 
-// Stored scores are all that the bias's gradient needs: it is not more precise than they are, it has no sum over rows,
-// in which their rounding would add up, and dS is that of the score itself. There are kernels for 16-bit scores.
+// Whether materialised dS is all that dBias needs. dBias must not be more precise than dS. It must have no sum over
+// rows, in which the rounding of dS would add up. And dS must be that of the score itself, so there must be no softcap.
+// There are kernels for 16-bit scores.
 inline bool dbias_may_be_stored(const attention::BackwardParams& p) {
   return attention::is_16_bit(p.element) && p.score_mod.bias.element != attention::ElementType::kFloat32 &&
          p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
 }
 
-// Each launch holds all heads and batch entries that any element of dBias sums.
+// Whether each launch has all heads and batch entries that an element of dBias sums.
 inline bool launches_hold_sums_of_dbias(const attention::BackwardParams& p, int64_t pairs_per_launch) {
   const bool over_heads = !p.dbias.per_head && p.num_heads_k > 1;
   const bool over_batch = !p.dbias.per_batch && p.batch > 1;
@@ -67,7 +68,7 @@ inline bool launches_hold_sums_of_dbias(const attention::BackwardParams& p, int6
          (!over_heads && (!over_batch || pairs_per_launch % p.batch == 0));
 }
 
-// Sequences of so few queries fill the smaller tiles of an Extended kernel.
-inline constexpr int64_t kFewQueries = 64;
+// Sequences of up to this number of queries fill the smaller tiles of an Extended kernel.
+inline constexpr int64_t kStationaryQueries = 64;
 
 }  // namespace flash_attn_ext::plan

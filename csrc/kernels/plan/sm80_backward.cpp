@@ -16,8 +16,8 @@ bool only_scales(const BackwardParams& p) {
   return score_kind(p.score_mod) == ScoreKind::kScale && !p.dropout.enabled();
 }
 
-// One block has all keys of a head, and walks all query heads of a group: grouped heads must be enough to fill a GPU.
-// Without keys there would be no blocks, and dQ would not be written.
+// Whether the fused kernel runs. Its CTA has all keys of a head, and loops over all query heads of a KV group, so there
+// must be enough KV groups to fill a GPU. Without keys there would be no CTAs, and dQ would not be written.
 bool takes_fused_kernel(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   const bool fills_gpu = p.queries_per_key_head() == 1 || p.batch * p.num_heads_k >= sm80::kFusedPairs;
@@ -28,25 +28,27 @@ bool takes_fused_kernel(const BackwardParams& p) {
 
 int head_dim_bucket(const BackwardParams& p) { return sm80::head_dim_bucket(element_bytes(p), largest_head_dim(p)); }
 
-// Whether tiles of queries leave multiprocessors without a block of dQ, and there are keys to share out. As in the
-// forward pass, more queries are left alone: there a result does not depend on the rest of the batch.
+// Whether query tiles leave SMs without a CTA of dQ, and there are keys to split. As in the forward pass, keys are not
+// split for more queries, so that a result does not depend on the rest of the batch there.
 bool divides_keys_of_dq(const BackwardParams& p, const Limits& limits) {
   constexpr int kTileQueries = 128;  // of most kernels that compute dQ
   const attention::SequenceTable& lengths = p.sequences;
   if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > sm80::kSplitQueries) return false;
   const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(lengths.max_seqlen_q, kTileQueries);
-  return blocks <= limits.multiprocessors && visible_keys(p) >= 2 * sm80::kSplitKeys &&
+  return blocks <= limits.sms && visible_keys(p) >= 2 * sm80::kSplitKeys &&
          sm80::has_divided_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kExtended);
 }
 
-// divided: keys of dQ are. With that many keys, Plain kernels pay where their tiles are no larger than Extended ones.
+// divided: whether the keys of dQ are split. With that many keys, Plain kernels pay where their tiles are no larger
+// than those of Extended kernels.
 Variant general_variant(const BackwardParams& p, bool divided) {
   const bool has_small_tiles = attention::is_16_bit(p.element) && largest_head_dim(p) > 64;
-  const bool fills_tiles = p.sequences.max_seqlen_q > kFewQueries || (divided && has_small_tiles);
+  const bool fills_tiles = p.sequences.max_seqlen_q > kStationaryQueries || (divided && has_small_tiles);
   return only_scales(p) && fills_tiles ? Variant::kPlain : Variant::kExtended;
 }
 
-// By what happens to a score, whatever kernels there are, but for those that cannot divide keys.
+// The variant by what changes a score. It does not depend on which kernels there are, but for those that cannot split
+// keys.
 Variant score_variant(const BackwardParams& p, bool divided) {
   const bool bias_mask = score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled();
   const bool can_divide = sm80::has_divided_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kBiasMask);
@@ -58,9 +60,9 @@ bool takes_tf32_kernels(const BackwardParams& p) {
          general_variant(p, /*divided=*/false) == Variant::kPlain && largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
 }
 
-// Which kernel is to store scores, as far as there is memory for them. Both other gradients must be asked for.
+// Which kernel materialises scores, as far as there is memory for them. dQ, and dK or dV, must be requested.
 BackwardKernels choose_order(const BackwardParams& p, Variant variant) {
-  // Single TF32 products take less time than reading dS; three for each of float32's take more.
+  // Single TF32 GEMMs take less time than reading dS. The three of a float32 GEMM take more.
   if (takes_tf32_kernels(p) || !wants_dkdv(p) || p.dq.data == nullptr || !has_scores(p)) {
     return BackwardKernels::kRecompute;
   }
@@ -70,7 +72,7 @@ BackwardKernels choose_order(const BackwardParams& p, Variant variant) {
   return BackwardKernels::kRecompute;
 }
 
-// Nothing where not even one head's scores fit.
+// Empty where not even the scores of one head fit.
 BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels order, int64_t max_bytes) {
   const bool keys_first = order == BackwardKernels::kStoreInDkdv;
   const bool packed = is_packed(p);
@@ -79,7 +81,7 @@ BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels
   stored.columns = StoredScores::padded(keys_first ? lengths.max_seqlen_q : lengths.max_seqlen_k);
   stored.rows = packed ? StoredScores::packed_rows(keys_first ? lengths.total_k : lengths.total_q, p.batch)
                        : StoredScores::padded(keys_first ? lengths.max_seqlen_k : lengths.max_seqlen_q);
-  // A matrix holds one pair, or all pairs of a key head.
+  // A matrix holds one pair or, in a packed batch, all pairs of a key head.
   const int64_t pairs_of_matrix = packed ? p.batch : 1;
   const int64_t matrices = p.batch * p.num_heads_k / pairs_of_matrix;
   const int64_t bytes = p.queries_per_key_head() * stored.rows * stored.columns * element_bytes(p);
@@ -92,8 +94,8 @@ BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels
   return stored;
 }
 
-// Sums of dS over rows cancel; what a rounded O leaves in delta does not. Nor does it in the gradient of a bias that is
-// more precise than O.
+// In sums of dS over rows the terms cancel, but the error that a rounded O leaves in delta does not. Nor does it vanish
+// in the gradient of a bias that is more precise than O.
 bool needs_exact_delta(const BackwardParams& p) {
   const bool dbias_sums_rows = dbias_reads_delta(p) && !(p.dbias.per_query && p.dbias.per_key);
   return attention::is_16_bit(p.element) &&
@@ -102,7 +104,7 @@ bool needs_exact_delta(const BackwardParams& p) {
 
 DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
   if (needs_exact_delta(p)) return DeltaSource::kExactKernel;
-  if (dbias_is_row_sums(p)) return DeltaSource::kOwnKernel;  // they come between it and all who read delta
+  if (dbias_is_row_sums(p)) return DeltaSource::kOwnKernel;  // the row sums come between it and all that read delta
   const bool first_kernel_has_queries = kernels == BackwardKernels::kFused || kernels == BackwardKernels::kRecompute ||
                                         kernels == BackwardKernels::kStoreInDq;
   const int64_t chunk = 16 / element_bytes(p);
@@ -120,11 +122,11 @@ void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
   }
   const bool stored = plan.stored.launches > 0 && dbias_may_be_stored(p);
   plan.dbias = stored ? BiasGradientSource::kStored : BiasGradientSource::kRecomputed;
-  // Without scores there are no blocks that would write it.
+  // Without scores there are no CTAs that would write it.
   plan.writes_dbias_once = has_scores(p) && (!stored || launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch));
 }
 
-// What computes dQ: a tile's queries, and how many of its blocks a multiprocessor holds.
+// The kernel that computes dQ: the queries of a tile, and its CTAs per SM.
 struct DqBlocks {
   int queries;
   int resident;
@@ -139,12 +141,11 @@ DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
   return {sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant).queries, sm80::kDqBlocks};
 }
 
-// As many parts as blocks fit the GPU at once, of keys enough each.
-int64_t count_dq_parts(const BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
+// As many splits as let all CTAs run at once, each with enough keys.
+int64_t count_dq_splits(const BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const DqBlocks of_dq = dq_blocks(plan, p);
   const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, of_dq.queries);
-  return std::clamp<int64_t>(limits.multiprocessors * of_dq.resident / blocks, 1,
-                             visible_keys(p) / sm80::kLeastKeysOfDqPart);
+  return std::clamp<int64_t>(limits.sms * of_dq.resident / blocks, 1, visible_keys(p) / sm80::kLeastKeysOfDqSplit);
 }
 
 void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
@@ -173,7 +174,7 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
   plan.dkdv_variant = with_kernel(sm80::has_dkdv_kernel, general_variant(p, divided), plan.dkdv_head_dim);
   plan.tf32 = takes_tf32_kernels(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
-  if (divided) plan.dq_parts = count_dq_parts(plan, p, limits);
+  if (divided) plan.dq_splits = count_dq_splits(plan, p, limits);
 }
 
 int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int tile_rows) {
@@ -193,14 +194,14 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
     plan.workspace.alibi_partials =
         append(total, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
   }
-  if (plan.dq_parts > 1) {
+  if (plan.dq_splits > 1) {
     const int64_t rows = statistic_bytes(p) / int64_t{sizeof(float)};
-    const int64_t row_bytes = sm80::dq_part_columns(p.head_dim_qk) * int64_t{sizeof(float)};
-    plan.workspace.dq_parts = append(total, plan.dq_parts * rows * row_bytes);
+    const int64_t row_bytes = sm80::dq_split_columns(p.head_dim_qk) * int64_t{sizeof(float)};
+    plan.workspace.dq_splits = append(total, plan.dq_splits * rows * row_bytes);
   }
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;
-  // Whoever adds up the parts of dQ computes rows again by itself.
-  if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kStoreInDkdv && plan.dq_parts == 1) {
+  // The kernel that sums partial dQ recomputes rows itself.
+  if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kStoreInDkdv && plan.dq_splits == 1) {
     const sm80::QueryStationaryTile tile = sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant);
     const int64_t blocks = count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, tile.queries);
     plan.workspace.dq_nan_flags = append(total, blocks * sm80::num_slices(p.head_dim_qk, tile.columns) * tile.warps);

@@ -7,15 +7,15 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-// Of the kernel for long sequences.
+// The queries of a tile of the kernel for long sequences.
 constexpr int kTileQueries = 128;
 
-// Bytes between rows are 32-bit numbers as far as a tile goes.
+// Within a tile, the bytes between rows are 32-bit numbers.
 bool has_short_strides(const attention::AttentionParams& p) {
   return std::max({p.q.row_stride, p.k.row_stride, p.v.row_stride}) < tile::kLongStride;
 }
 
-// Blocks that go through whole heads need all of a head's keys at once, and fewer queries would leave rows empty.
+// Whether the whole-heads kernel runs. It needs all keys of a head at once, and fewer queries would leave rows empty.
 bool takes_whole_heads(const attention::ForwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   return attention::is_16_bit(p.element) && score_kind(p.score_mod) == ScoreKind::kScale && !p.dropout.enabled() &&
@@ -25,7 +25,7 @@ bool takes_whole_heads(const attention::ForwardParams& p) {
          lengths.max_seqlen_k >= sm80::kHeadsKeys && lengths.max_seqlen_k <= sm80::kHeadsRows;
 }
 
-// What the scores of a call need, as far as there are kernels for it at a head dim.
+// The variant that the scores of a call need, as far as there are kernels for it at a head dim.
 Variant choose_variant(const attention::ForwardParams& p, int head_dim) {
   const int bytes = element_bytes(p);
   const ScoreKind kind = score_kind(p.score_mod);
@@ -43,7 +43,7 @@ Variant choose_variant(const attention::ForwardParams& p, int head_dim) {
   if (bytes == 2 && head_dim == 64 && p.sequences.max_seqlen_q <= short_queries) return Variant::kShort;
   const bool extended_is_smaller = sm80::forward_tile(bytes, head_dim, Variant::kExtended).queries <
                                    sm80::forward_tile(bytes, head_dim, Variant::kPlain).queries;
-  return extended_is_smaller && p.sequences.max_seqlen_q <= kFewQueries ? Variant::kExtended : Variant::kPlain;
+  return extended_is_smaller && p.sequences.max_seqlen_q <= kStationaryQueries ? Variant::kExtended : Variant::kPlain;
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
     plan.kernel = ForwardKernel::kRows;
     return plan;
   }
-  if (is_bound_by_keys(p) || leaves_multiprocessors_idle(p, kTileQueries, limits)) {
+  if (is_bound_by_keys(p) || leaves_sms_idle(p, kTileQueries, limits)) {
     return plan_split_forward(p, limits);
   }
   if (takes_whole_heads(p)) {
@@ -63,7 +63,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
     plan.head_dim = sm80::kHeadsHeadDim;
     plan.variant = Variant::kPlain;
     plan.nan_repair = NanRepair::kInKernel;
-    plan.resident_blocks = sm80::kHeadsBlocks * limits.multiprocessors;
+    plan.persistent_ctas = sm80::kHeadsBlocks * limits.sms;
     return plan;
   }
   const int bytes = element_bytes(p);

@@ -1,12 +1,12 @@
 #include <cmath>
 
 #include "attention/key_interval.h"
+#include "kernels/config/sm90.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
 #include "kernels/plan/workspace.h"
-#include "kernels/tile_config_sm90.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -27,7 +27,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
   if (tokens <= sm90::kPortableTokens) return true;
   switch (wanted_variant_sm90(p)) {
     case Variant::kPlain:
-      if (takes_all_keys(p)) return false;
+      if (takes_single_tile(p)) return false;
       return keys <= sm90::kPortableKeys || (tokens <= sm90::kShortTokens && queries <= sm90::kPortableQueries);
     case Variant::kExtended:
       return tokens <= sm90::kShortTokens;
@@ -36,16 +36,16 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
   }
 }
 
-// Where the portable kernels run instead. It depends on lengths, head dims and features alone: a result does not depend
-// on the rest of the batch.
+// Whether the portable kernels run instead. Only lengths, head dims and features decide, so that a result does not
+// depend on the rest of the batch.
 bool is_for_portable_kernels(const attention::ForwardParams& p) {
   if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= sm90::kQueriesBoundByKeys)) return true;
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
-  // The copy engine describes no empty tensor.
+  // TMA descriptors cannot describe an empty tensor.
   if (keys == 0 || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
-  // Its gradient is more precise than out, and sums of dS cancel only where both passes form the scores by the same
-  // products: those of the portable kernels, as long as the backward pass is theirs.
+  // The gradient of a float32 bias is more precise than out, and sums of dS cancel only where both passes compute the
+  // scores by the same GEMMs. These are those of the portable kernels, as long as the backward pass is theirs.
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
   return leaves_tiles_empty(p);
@@ -55,19 +55,19 @@ int64_t longest(const attention::ForwardParams& p) {
   return std::max(p.sequences.max_seqlen_q, p.sequences.max_seqlen_k);
 }
 
-// Keys that a query may see; far more than there are where a side is not bounded.
+// The keys that a query may see: far more than there are where a side is not bounded.
 int64_t window_of(const attention::ForwardParams& p) { return p.visibility.left + 1 + p.visibility.right; }
 
 // Whether both sides are bounded, and hide something.
 bool is_window(const attention::ForwardParams& p) { return !p.visibility.one_sided() && window_of(p) < longest(p); }
 
-// Of 32 bytes, in rows of q, k, v and out.
+// Whether rows of q, k, v and out consist of whole sectors of 32 bytes.
 bool has_whole_sectors(const attention::ForwardParams& p) {
   return p.head_dim_qk % sm90::kWholeSectors == 0 && p.head_dim_v % sm90::kWholeSectors == 0;
 }
 
-// Whether smaller tiles than those of another variant end earlier, because they fill the GPU more evenly. A result does
-// not depend on it: a row meets the same tiles of keys, in the same order.
+// Whether the tiles of Short kernels, smaller than those of another variant, end earlier because they fill the GPU more
+// evenly. A result does not depend on it: a row iterates over the same key tiles, in the same order.
 bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, Variant other, const Limits& limits) {
   if (!sm90::has_forward_kernel(dims, Variant::kShort)) return false;
   if (sm90::forward_tile(dims, Variant::kShort).keys != sm90::forward_tile(dims, other).keys) return false;
@@ -76,32 +76,32 @@ bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, Variant ot
     const int rows = tile_queries(dims, variant);
     const auto waves_of_tiles = [&](int queries) {
       const int64_t tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, queries);
-      return static_cast<double>(tiles) / static_cast<double>(limits.multiprocessors);
+      return static_cast<double>(tiles) / static_cast<double>(limits.sms);
     };
-    // Tiles of queries that see few keys come last, and fill the last wave.
+    // Query tiles that see few keys come last, and fill the last wave.
     if (ends_on_short_tiles) return kWarpgroupRows * waves_of_tiles(kWarpgroupRows) + 0.5 * rows;
     return rows * std::ceil(waves_of_tiles(rows));
   };
   return rows_of_block(Variant::kShort) * sm90::short_row_cost(dims, has_whole_sectors(p)) < rows_of_block(other);
 }
 
-// Whether tiles so small that two blocks share a multiprocessor end earlier. Their tiles of keys are others, so results
-// are: it depends on lengths, head dims and visibility alone.
+// Whether tiles so small that two CTAs share an SM end earlier. They have other key tiles, and so other results. So
+// only lengths, head dims and visibility decide.
 bool is_small(const attention::ForwardParams& p, sm90::HeadDims dims) {
   if (!sm90::has_forward_kernel(dims, Variant::kSmall)) return false;
   if (p.visibility.one_sided()) return longest(p) <= sm90::kSmallTokens;
   return is_window(p) && window_of(p) <= sm90::kSmallTokens;
 }
 
-// Whether much of what is computed lies at the edges of what is visible.
+// Whether much of what is computed lies at the edges of the visible range.
 bool has_tall_edges(const attention::ForwardParams& p) {
   if (is_window(p)) return window_of(p) <= sm90::kTallWindow;
   const int64_t least = std::min(p.sequences.max_seqlen_q, p.sequences.max_seqlen_k);
   return p.visibility.one_sided() && least > sm90::kTallKeys && longest(p) <= sm90::kTallTokensOneSided;
 }
 
-// Whether copies of keys, slower than products, or the edges of what is visible are worth tiles of more queries. As
-// above, for lengths and head dims.
+// Whether tiles of more queries are worthwhile, because loads of keys are slower than the GEMMs, or because of the
+// edges of the visible range. As above, only lengths, head dims and visibility decide.
 bool is_tall(const attention::ForwardParams& p, sm90::HeadDims dims) {
   if (!sm90::has_forward_kernel(dims, Variant::kTall)) return false;
   if (dims.v > 96 && has_tall_edges(p)) return true;
@@ -110,10 +110,11 @@ bool is_tall(const attention::ForwardParams& p, sm90::HeadDims dims) {
   return std::min({p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, window_of(p)}) > most;
 }
 
-// Not those that know masks, and those that leave parts to be joined for all batch entries.
+// Whether a variant can compute intervals of keys. Variants with masks cannot, nor can split-KV, which combines the
+// splits of all batch entries.
 bool takes_intervals(Variant variant) {
-  return variant == Variant::kDropout || (sm90::is_plain(variant) && variant != Variant::kParts) ||
-         variant == Variant::kAllKeys;
+  return variant == Variant::kDropout || (sm90::is_plain(variant) && variant != Variant::kSplitKv) ||
+         variant == Variant::kSingleTile;
 }
 
 sm90::HeadDims head_dims_of(const attention::ForwardParams& p, Variant variant) {
@@ -125,17 +126,17 @@ Variant choose_variant(const attention::ForwardParams& p, const Limits& limits) 
   const sm90::HeadDims dims = head_dims_of(p, wanted);
   if (dims == sm90::HeadDims{}) return Variant::kExtended;
   if (wanted != Variant::kPlain) return wanted;
-  const sm90::HeadDims of_parts = head_dims_of(p, Variant::kParts);
+  const sm90::HeadDims of_parts = head_dims_of(p, Variant::kSplitKv);
   const bool divides =
-      of_parts != sm90::HeadDims{} && leaves_multiprocessors_idle(p, tile_queries(of_parts, Variant::kParts), limits);
-  if (divides) return Variant::kParts;
+      of_parts != sm90::HeadDims{} && leaves_sms_idle(p, tile_queries(of_parts, Variant::kSplitKv), limits);
+  if (divides) return Variant::kSplitKv;
   if (is_small(p, dims)) return Variant::kSmall;
   const Variant variant = is_tall(p, dims) ? Variant::kTall : Variant::kPlain;
   return is_short(p, dims, variant, limits) ? Variant::kShort : variant;
 }
 
-// Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no others. A
-// query's diagonal key has to be the one of the same number, whatever the interval is, where it matters.
+// Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no other keys.
+// Where a query's diagonal key matters, it must be the key of the same number, whatever the interval is.
 bool may_have_intervals(const attention::ForwardParams& p) {
   const attention::BroadcastView& mask = p.score_mod.mask;
   const bool hides_keys = mask.head_stride == 0 && mask.query_stride == 0 && mask.key_stride != 0;
@@ -143,8 +144,8 @@ bool may_have_intervals(const attention::ForwardParams& p) {
   return p.visibility.unlimited() || p.visibility.diagonal(p.sequences.at(0)) == 0;
 }
 
-// They need no kernel that knows masks. (H200, B2 H16 S4096 D128: the time of packed sequences times 1.01, and 1.14
-// with the Mask kernel.)
+// Such batch entries need no kernel with masks, which would be slower (docs/kernels/log/sm90.md, "Padding without a
+// mask").
 void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const Limits& limits) {
   if (!may_have_intervals(p)) return;
   attention::ForwardParams without_mask = p;
@@ -161,7 +162,7 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p)) return plan_forward_sm80(p, limits);
-  if (takes_all_keys(p)) return plan_forward_all_keys(p, limits);
+  if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
   ForwardPlan plan;
   plan.kernel = ForwardKernel::kWarpSpecialised;
   plan.variant = choose_variant(p, limits);
@@ -177,7 +178,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
                .stages = tile.key_stages};
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;
-  plan.resident_blocks = tile.blocks * limits.multiprocessors;
+  plan.persistent_ctas = tile.blocks * limits.sms;
   if (p.score_mod.mask.present()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
     if (plan.variant != Variant::kExtended) {
@@ -186,12 +187,12 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   }
   const int64_t whole_tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
                               sm80::num_slices(p.head_dim_v, plan.tile.columns);
-  if (plan.variant == Variant::kParts) plan.key_parts = key_parts(p, whole_tiles, limits);
-  const int64_t tiles = whole_tiles * plan.key_parts;
-  if (plan.variant == Variant::kParts) {
+  if (plan.variant == Variant::kSplitKv) plan.kv_splits = kv_splits(p, whole_tiles, limits);
+  const int64_t tiles = whole_tiles * plan.kv_splits;
+  if (plan.variant == Variant::kSplitKv) {
     const int64_t columns = sm90::part_columns(dims.v);
-    plan.workspace.part_rows = append(plan.workspace.bytes, tiles * plan.tile.queries * columns * 4);
-    plan.workspace.part_states = append(plan.workspace.bytes, tiles * plan.tile.queries * 8);
+    plan.workspace.split_rows = append(plan.workspace.bytes, tiles * plan.tile.queries * columns * 4);
+    plan.workspace.split_states = append(plan.workspace.bytes, tiles * plan.tile.queries * 8);
   }
   plan.workspace.nan_flags = append(plan.workspace.bytes, tiles * plan.tile.warps);
   plan.workspace.tile_list = append(plan.workspace.bytes, tiles * int64_t{sizeof(int)});

@@ -4,7 +4,7 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-// Whether the copy engine can read tiles of a bias.
+// Whether TMA can read tiles of a bias.
 bool has_bias_boxes(const attention::BroadcastView& bias) {
   constexpr int64_t kChunk = 8;  // elements of 16 bits in 16 bytes
   return bias.key_stride == 1 && bias.query_stride != 0 &&
@@ -12,7 +12,7 @@ bool has_bias_boxes(const attention::BroadcastView& bias) {
          reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
 }
 
-// Whether a mask has about as many elements as its bits: one that is broadcast over keys has far fewer.
+// Whether a mask has about as many elements as its packed bits. One that is broadcast over keys has far fewer.
 bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
 
 }  // namespace

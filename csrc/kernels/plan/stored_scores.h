@@ -1,4 +1,4 @@
-// Scores that one kernel of a backward pass stores for another: how large their matrices are, and where what lies.
+// Materialised scores: how large their matrices are, and where each score lies.
 #pragma once
 
 #include <cstdint>
@@ -7,29 +7,29 @@
 
 namespace flash_attn_ext {
 
-// Matrices of scores (P or dS, in the element type) that one kernel stores for another: one for each query head of the
-// pairs at work. Rows are what the writer keeps stationary, columns what streams past it; both are padded to multiples
-// of kPadding. In a packed batch a head's matrix has the rows of all sequences, one after the other. Only what is
-// visible is written.
+// Matrices of scores (P or dS, in the element type) that one kernel of a backward pass stores for another. There is one
+// for each query head of the pairs of a launch. Rows are what the writer keeps stationary, and columns what streams
+// past it. Both are padded to multiples of kPadding. In a packed batch a head's matrix has the rows of all sequences,
+// one after the other. Only visible scores are written.
 //
-// Inside each group of 32 columns 16-bit elements lie in the order in which a thread of an accumulator holds them:
-// column 8 j + 2 t + e (j, t < 4, e < 2) at place 8 t + 2 j + e, so that a thread writes 16 bytes at a time. 32-bit
-// ones lie in order: the pairs of four threads make 32 bytes.
+// In each group of 32 columns, 16-bit elements are in the order in which a thread of an accumulator holds them, so that
+// it writes 16 bytes at a time: column 8 j + 2 t + e (j, t < 4, e < 2) is at position 8 t + 2 j + e. 32-bit elements
+// are in order, and the pairs of four threads make 32 bytes.
 struct StoredScores {
   static constexpr int64_t kPadding = 128;
-  static constexpr int64_t kMostBytes = int64_t{2} << 30;  // of all matrices: 32 bits count their elements
+  static constexpr int64_t kMostBytes = int64_t{2} << 30;  // of all matrices, whose elements are counted in 32 bits
 
-  void* p = nullptr;   // P as it multiplies dO; null where only dS is stored
+  void* p = nullptr;   // P as the GEMM with dO reads it; null where only dS is stored
   void* ds = nullptr;  // d loss / d (scale * q.k); null: nothing is stored
   bool rows_are_keys = false;
   int64_t rows = 0;
   int64_t columns = 0;
-  int64_t first_key_head = 0;  // at work; a packed batch has all of a head's pairs at work
+  int64_t first_key_head = 0;  // of the launch; in a packed batch it has all of a head's pairs
 
   FLASH_HOST_DEVICE bool present() const { return ds != nullptr; }
   FLASH_HOST_DEVICE static int64_t padded(int64_t length) { return (length + kPadding - 1) / kPadding * kPadding; }
 
-  // Where a packed sequence's rows begin: far enough from those of the one before, wherever that ends.
+  // Where the rows of a packed sequence begin: far enough from those of the previous one, wherever that ends.
   FLASH_HOST_DEVICE int64_t first_row(const attention::Sequence& sequence) const {
     const int64_t begin = rows_are_keys ? sequence.key_begin : sequence.query_begin;
     return (begin / kPadding + sequence.batch) * kPadding;

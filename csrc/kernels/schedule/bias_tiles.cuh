@@ -1,5 +1,5 @@
-// Tiles of the gradient of a bias that has a value for each query and key, as blocks of a grid, and the heads that
-// share a tile.
+// How a launch divides the gradient of a bias that has a value for each query and key: it has one CTA per tile of
+// dBias, which sums dS of the query heads that share the tile.
 #pragma once
 
 #include "kernels/schedule/schedule.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_attn_ext {
 
-// Block index -> (batch entry and head of the bias, tile). Divisions are prepared as in Schedule.
+// Maps a CTA's index to (batch entry and head of the bias, tile). The host prepares the divisions, as in Schedule.
 struct BiasTiles {
   static constexpr int kTile = 64;  // queries, and keys
   static constexpr int kChunk = 8;  // elements in 16 bytes
@@ -15,18 +15,18 @@ struct BiasTiles {
   uint32_t num_blocks;
   uint32_t first_pair;
   uint32_t end_pair;
-  uint32_t group;       // query heads of a key head
-  uint32_t first_head;  // of the bias, that the launch's pairs belong to
-  Divisor heads;        // of the bias, that they belong to
+  uint32_t group;       // query heads of a KV group
+  uint32_t first_head;  // the first head of the bias that the launch's pairs belong to
+  Divisor heads;        // how many heads of the bias they belong to
   Divisor batch;
-  Divisor rows;     // tiles down a stored matrix
-  Divisor columns;  // tiles across it
-  bool in_chunks;   // rows of dBias consist of whole chunks of 16 bytes, or 2 of them
+  Divisor rows;     // tiles in a column of a materialised dS matrix
+  Divisor columns;  // tiles in a row of it
+  bool in_chunks;   // rows of dBias consist of whole chunks of kChunk elements: 16 bytes, or 32 in float32
 
-  // Neighbouring blocks have neighbouring columns of stored rows.
+  // Neighbouring CTAs get neighbouring columns of the materialised rows.
   struct Place {
-    uint32_t batch;  // of the bias, 0 where it is broadcast
-    uint32_t head;   // likewise
+    uint32_t batch;  // of the bias; 0 where it is broadcast
+    uint32_t head;   // of the bias; 0 where it is broadcast
     uint32_t row;
     uint32_t column;
   };
@@ -41,7 +41,7 @@ struct BiasTiles {
   }
 };
 
-// Of what `pairs` give. No blocks where a grid does not hold them (num_blocks is UINT32_MAX).
+// Describes a launch that computes `pairs`. num_blocks is UINT32_MAX where a grid cannot hold the CTAs.
 inline BiasTiles make_bias_tiles(const attention::BackwardParams& p, const Pairs& pairs, bool rows_are_keys) {
   const attention::BiasGradient& g = p.dbias;
   const auto tiles_of = [](int64_t length) { return (length + BiasTiles::kTile - 1) / BiasTiles::kTile; };
@@ -69,14 +69,14 @@ inline BiasTiles make_bias_tiles(const attention::BackwardParams& p, const Pairs
                        whole(g.head_stride) && whole(g.batch_stride) && whole(p.sequences.max_seqlen_k)};
 }
 
-// The launch's query heads that share a bias matrix, one after the other.
+// Iterates over the launch's query heads that share a bias matrix.
 struct SharingHeads {
   uint32_t batch;
   uint32_t key_head;
   uint32_t head_of_group;
   uint32_t left;  // how many are still to come
 
-  // bias_batch and bias_head: 0 where the bias is broadcast.
+  // bias_batch and bias_head are 0 where the bias is broadcast.
   __device__ __forceinline__ SharingHeads(const BiasTiles& tiles, const attention::BiasGradient& g, uint32_t bias_batch,
                                           uint32_t bias_head) {
     const Divisor& batches = tiles.batch;

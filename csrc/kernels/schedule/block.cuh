@@ -1,4 +1,4 @@
-// What a block computes.
+// What a CTA computes, from its index.
 #pragma once
 
 #include "kernels/schedule/schedule.cuh"
@@ -6,7 +6,7 @@
 
 namespace flash_attn_ext {
 
-// Of the block's slice; known to be 0 when a kernel without slices is compiled.
+// The first column of the CTA's slice. It is 0 at compile time in kernels whose tile has all columns.
 template <class Kernel>
 __device__ __forceinline__ int first_column(const Place& at) {
   return Kernel::kTile.columns < Kernel::kHeadDim ? static_cast<int>(at.slice) * Kernel::kTile.columns : 0;
@@ -18,7 +18,7 @@ struct QueryBlock {
   int first_column;
 };
 
-// Tiles with the most keys come first.
+// Query tiles that see the most keys come first.
 __device__ __forceinline__ int64_t first_query_of(const Schedule& schedule, const Place& at, int tile_rows) {
   return int64_t{schedule.tiles - 1 - at.tile} * tile_rows;
 }
@@ -32,20 +32,21 @@ __device__ __forceinline__ QueryBlock query_block(const attention::AttentionPara
 }
 
 struct KeyBlock {
-  WorkItem item;  // with the group's first query head
+  WorkItem item;  // head is the first query head of the KV group
   int first_key;
   int first_column;
 };
 
-// The key tile that comes at.tile-th, those with the most queries first; negative if the sequence does not have it.
-// Causal keys are seen by the more queries the further from the end they are, whatever the sequence's length.
+// The at.tile-th key tile in longest-first order: tiles that the most queries see come first. It is negative if the
+// sequence does not have the tile. Under causality, the further a key is from the end, the more queries see it,
+// whatever the sequence's length.
 template <int kRows>
 __device__ __forceinline__ int key_tile(const Schedule& schedule, const Place& at, int64_t num_keys) {
   const int tiles = (static_cast<int>(num_keys) + kRows - 1) / kRows;
   return tiles - static_cast<int>(schedule.tiles) + static_cast<int>(at.tile);
 }
 
-// The same with a tile's size known at run time.
+// The same for a tile size that is known at run time.
 __device__ __forceinline__ int64_t first_key_of(const Schedule& schedule, const Place& at, int tile_rows,
                                                 int64_t num_keys) {
   const int tiles = (static_cast<int>(num_keys) + tile_rows - 1) / tile_rows;

@@ -1,5 +1,5 @@
-// Batch entries of which a mask leaves one interval of keys. Such an entry is computed as if these were all of its
-// keys, by kernels that know no mask.
+// Batch entries for which a mask leaves one interval of keys, as padding at either end does. A kernel without a mask
+// computes such an entry, as if the interval were all of its keys.
 #pragma once
 
 #include "attention/key_interval.h"
@@ -8,20 +8,20 @@
 
 namespace flash_attn_ext {
 
-// For a launch that computes the batch entries that have an interval, and one that computes the others. Each entry's
-// own row of the mask decides, so that no result depends on the rest of the batch.
+// A call with such a mask has two launches: one computes the batch entries that have an interval, the other one the
+// rest. Each entry's own row of the mask decides, so no result depends on the rest of the batch.
 struct KeyIntervals {
   const attention::KeyInterval* data =
-      nullptr;  // of the mask's own batch entries; null: all entries are of this launch
+      nullptr;  // of each batch entry of the mask; null: the launch computes all batch entries
   int entries = 0;
-  int entry_stride = 0;  // 0 where the mask is the same for all entries
-  // What a query sees depends on its position, and its diagonal key is the one of the same number: queries are counted
-  // from the interval's first key on, those before it by negative numbers.
+  int entry_stride = 0;  // 0 where all batch entries share one row of the mask
+  // Under causality or a window, what a query sees depends on its position, and its diagonal key has the same number as
+  // the query. So queries are counted from the interval's first key on, and those before it have negative numbers.
   bool moves_queries = false;
 
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
 
-  // Whether some batch entry is of the launch. By all lanes of a warp.
+  // Whether the launch computes any batch entry. All lanes of a warp call it.
   __device__ __forceinline__ bool any(bool with_interval) const {
     if (!present()) return true;
     bool found = false;
@@ -31,7 +31,8 @@ struct KeyIntervals {
     return __any_sync(0xFFFFFFFFu, found) != 0;
   }
 
-  // Whether the sequence is of the launch; if so, its keys are those of its interval. first_query: of a tile.
+  // Whether the launch computes the sequence. If so, it narrows the sequence to its interval, and moves first_query,
+  // the first one of a tile, along with it.
   __device__ __forceinline__ bool take(attention::Sequence& sequence, int& first_query, bool with_interval) const {
     if (!present()) return true;
     const attention::KeyInterval kept = data[static_cast<int>(sequence.batch) * entry_stride];

@@ -1,7 +1,8 @@
-// Tiles of packed rows: the query heads that share keys are rows of one tile, so that it reads the keys once.
+// Tiles of packed rows (FlashAttention-3's PackGQA): the query heads that share keys are rows of one tile, so that the
+// keys are read once for all of them.
 //
-// A sequence's rows are numbered query * group + head of the group. Tiles are numbered batch entry first, then tile of
-// the sequence, then head, then slice of columns: one number, the item.
+// A sequence's rows are numbered query * group + head of the group. Work tiles have one number, in which the batch
+// entry comes first, then the tile of the sequence, then the head, then the slice of columns.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +15,18 @@ namespace flash_attn_ext {
 
 using attention::Divisor;
 
-// Where a row lies.
+// The query and the head of a row.
 struct PackedRow {
   int query;
   int head;
 };
 
 struct RowTiles {
-  uint32_t rows;           // of a tile
-  Divisor tiles;           // of the longest sequence
-  Divisor group;           // query heads that are rows of the same tiles
-  Divisor slices;          // of columns, each an item of its own
-  Divisor items_of_entry;  // groups of a batch entry times slices
+  uint32_t rows;                // of a tile
+  Divisor tiles;                // of the longest sequence
+  Divisor group;                // query heads that are rows of the same tiles
+  Divisor slices;               // of columns; each is a work tile of its own
+  Divisor work_tiles_of_entry;  // groups of a batch entry times slices
 
   struct Entry {
     uint32_t batch;
@@ -36,17 +37,17 @@ struct RowTiles {
     return {batch, (index - batch * tiles.divisor) * rows};
   }
 
-  // Of an item in its entry.
-  struct Item {
+  // A work tile, by its number in its entry.
+  struct WorkTile {
     uint32_t head;  // the group's number
     uint32_t slice;
   };
-  FLASH_HOST_DEVICE Item item(uint32_t in_entry) const {
+  FLASH_HOST_DEVICE WorkTile work_tile(uint32_t in_entry) const {
     const uint32_t head = slices.quotient(in_entry);
     return {head, in_entry - head * slices.divisor};
   }
 
-  // Rows of the entry's tile that exist.
+  // How many rows of the entry's tile exist.
   FLASH_HOST_DEVICE int count(const Entry& entry, const attention::Sequence& sequence) const {
     const int64_t rest = sequence.num_queries * group.divisor - entry.first_row;
     return static_cast<int>(rest < 0 ? 0 : rest < rows ? rest : rows);

@@ -4,7 +4,7 @@
 
 namespace flash_attn_ext {
 
-// Identifies the head that a block works on.
+// The head that a CTA works on.
 struct WorkItem {
   attention::Sequence sequence;
   int64_t head;

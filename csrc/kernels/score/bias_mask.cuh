@@ -1,8 +1,9 @@
-// A bias and a mask as one warp's scores meet them.
+// The bias and mask of one warp's tile of scores, staged in shared memory.
 //
 // A thread's elements of a score tile are pairs in rows 8 apart. Read from global memory, each pair would be half a
-// sector and each load eight cache lines, which takes as long as the tile's products. So a backend copies the tile to
-// shared memory while it multiplies, as it lies in memory, whichever way the scores lie.
+// sector and each load would touch eight cache lines, which takes as long as the GEMMs of the tile. So a backend copies
+// the tile to shared memory, in the layout of global memory, while the GEMMs run. The rows of the scores may be queries
+// or keys.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,8 +18,8 @@
 
 namespace flash_attn_ext {
 
-// Elements of 1, 2 or 4 bytes. Rows of 64 bytes and more are 16 bytes longer than that, so that those of one load lie
-// in different banks.
+// Elements of 1, 2 or 4 bytes. Rows of 64 bytes or more are padded by 16 bytes, so that the rows of one load lie in
+// different banks.
 template <class ElementType, class Tile>
 struct StagedTile {
   using Element = ElementType;
@@ -32,7 +33,7 @@ struct StagedTile {
     return ptx::shared_address(data) + query * kRowBytes + key * kBytes;
   }
 
-  // Calls function(r, j, low, high) with the bits of the thread's pairs.
+  // Calls function(r, j, low, high) with the bits of each of the thread's pairs.
   template <class Function>
   __device__ __forceinline__ void for_each_pair(Function&& function) const {
     if constexpr (!Tile::kRowsAreQueries && kBytes == 2) {
@@ -69,12 +70,12 @@ struct StagedTile {
     }
   }
 
-  // Pieces of 8 queries x 8 keys, transposed on their way to the thread whose rows are keys.
+  // Matrices of 8 queries x 8 keys, which ldmatrix transposes for threads whose rows are keys.
   template <class Function>
   __device__ __forceinline__ void for_each_transposed_pair(Function&& function) const {
     static_assert(Acc::kColumnTiles % 2 == 0);
-    const int piece = tile::lane() / 8;
-    const uint32_t own = address(piece / 2 * 8 + tile::lane() % 8, piece % 2 * 8);
+    const int matrix = tile::lane() / 8;
+    const uint32_t own = address(matrix / 2 * 8 + tile::lane() % 8, matrix % 2 * 8);
 #pragma unroll
     for (int i = 0; i < Acc::kRowTiles; ++i) {
 #pragma unroll
@@ -88,8 +89,8 @@ struct StagedTile {
   }
 };
 
-// Calls function(r, j, low, high) with the thread's pairs of a bias, straight from memory; 0 stands for those that do
-// not exist, which visibility hides.
+// Calls function(r, j, low, high) with each of the thread's pairs of a bias, read directly from global memory. Elements
+// that do not exist are 0; they are masked by position.
 template <class Element, class Tile, class Function>
 __device__ __forceinline__ void for_each_bias_in_memory(const Tile& where, Function&& function) {
   using Acc = typename Tile::Accumulator;
@@ -101,7 +102,7 @@ __device__ __forceinline__ void for_each_bias_in_memory(const Tile& where, Funct
   const int64_t column_stride = Tile::kRowsAreQueries ? view.key_stride : view.query_stride;
   const Element* first = static_cast<const Element*>(view.data) + view.offset(where.first()) +
                          Acc::row(0) * row_stride + Acc::column(0, 0) * column_stride;
-  const auto visit = [&](auto&& load) {
+  const auto for_each_pair = [&](auto&& load) {
 #pragma unroll
     for (int r = 0; r < Acc::kThreadRows; ++r) {
 #pragma unroll
@@ -113,12 +114,12 @@ __device__ __forceinline__ void for_each_bias_in_memory(const Tile& where, Funct
   };
   const bool whole = where.num_queries() == Tile::kQueries && where.num_keys() == Tile::kKeys;
   if (whole && column_stride == 1 && row_stride % 2 == 0 && reinterpret_cast<uintptr_t>(first) % sizeof(Pair) == 0) {
-    visit([&](int, int j, const Element* row) { return reinterpret_cast<const Pair*>(row)[4 * j]; });
+    for_each_pair([&](int, int j, const Element* row) { return reinterpret_cast<const Pair*>(row)[4 * j]; });
     return;
   }
   const int rows = (Tile::kRowsAreQueries ? where.num_queries() : where.num_keys()) - Acc::row(0);
   const int columns = (Tile::kRowsAreQueries ? where.num_keys() : where.num_queries()) - Acc::column(0, 0);
-  visit([&](int r, int j, const Element* row) {
+  for_each_pair([&](int r, int j, const Element* row) {
     Pair pair = {};
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -131,8 +132,8 @@ __device__ __forceinline__ void for_each_bias_in_memory(const Tile& where, Funct
 
 struct NoBiasMask {};
 
-// A warp's tile of both. Where there is room for a bias (kHasBias), it is one of Element: a float32 bias beside 16-bit
-// elements is read straight from memory, and so is any bias where there is no room.
+// A warp's tile of the bias and of the mask. Where there is room for a bias (kHasBias), its type is Element. A float32
+// bias of 16-bit elements is read directly from global memory, and so is any bias where there is no room.
 template <class Element, class Tile, bool kHasBias>
 struct StagedBiasMask {
   using Bits = std::conditional_t<sizeof(Element) == 2, uint16_t, float>;
@@ -144,8 +145,8 @@ struct StagedBiasMask {
     return kHasBias && bias.present() && (sizeof(Element) == 4 || bias.element != attention::ElementType::kFloat32);
   }
 
-  // Calls function(r, j, low, high) with the thread's pairs of a bias that is present. kAny: it may be one that is not
-  // staged.
+  // Calls function(r, j, low, high) with each of the thread's pairs of a bias that is present. kAny: the bias may be
+  // one that is not staged.
   template <bool kAny, class Function>
   __device__ __forceinline__ void for_each_bias(const Tile& where, Function&& function) const {
     const attention::BroadcastView& view = where.p.score_mod.bias;

@@ -7,7 +7,8 @@ namespace flash_attn_ext {
 
 // Calls function(r, j, e, kept) for each of the thread's elements. A Philox call serves 8 of them (4 where rows are
 // keys), which lie 8 apart in both directions and so belong to one thread. The tile's rows and columns begin at
-// multiples of 16: where in a block of draws is known but for whether keys begin in the block's second half.
+// multiples of 16, so an element's place in a block of draws is known at compile time, but for whether keys begin in
+// the second half of the block.
 template <class Tile, class Function>
 __device__ __forceinline__ void draw_dropout(const Tile& where, uint64_t seed, Function&& function) {
   using attention::Dropout;
@@ -20,7 +21,7 @@ __device__ __forceinline__ void draw_dropout(const Tile& where, uint64_t seed, F
   const auto head = static_cast<uint32_t>(where.item.head);
   const auto quad_row = static_cast<uint32_t>(tile::lane() / 4);
   const auto quad_column = static_cast<uint32_t>(tile::lane() % 4 * 2);
-  // Tiles of keys begin at multiples of their length.
+  // Key tiles begin at multiples of their length.
   constexpr bool kWholeBlocks = kQueries && Tile::kKeys % Dropout::kBlockKeys == 0;
   const bool second_half = !kWholeBlocks && where.key(0, 0) % Dropout::kBlockKeys != 0;
   const uint32_t first_query_block = Dropout::query_block(where.query(0, 0));
@@ -56,7 +57,7 @@ __device__ __forceinline__ void draw_dropout(const Tile& where, Function&& funct
   draw_dropout(where, static_cast<uint64_t>(*where.p.dropout.seed), function);
 }
 
-// One bit per element of the thread, for passes over the same tile that come later.
+// One bit for each of the thread's elements, for later passes over the same tile.
 template <class Tile>
 struct KeptWeights {
   using Acc = typename Tile::Accumulator;
@@ -75,7 +76,7 @@ struct KeptWeights {
     return (words[index(r, j, e) / 32] >> (index(r, j, e) % 32) & 1u) != 0;
   }
 
-  // Chosen, not multiplied by 0: what is dropped may be NaN.
+  // Selects 0 instead of multiplying by it, since a dropped weight may be NaN.
   __device__ __forceinline__ void apply(Acc& weights, float rescale) const {
     for_each_element<Acc>([&](int r, int, int j, int e, int) {
       weights.at(r, j, e) = has(r, j, e) ? weights.at(r, j, e) * rescale : 0.0f;

@@ -1,4 +1,4 @@
-// Which tiles of scores a mask leaves anything of.
+// Which tiles of scores a mask hides completely, in part or not at all.
 #pragma once
 
 #include "kernels/score/score_tile.cuh"
@@ -7,7 +7,7 @@ namespace flash_attn_ext {
 
 enum class MaskCoverage { kNone, kMixed, kAll };
 
-// Of queries x keys, positions inside the sequence.
+// The coverage of queries x keys, positions inside the sequence.
 __device__ __forceinline__ MaskCoverage mask_coverage(const attention::AttentionParams& p, const WorkItem& item,
                                                       const attention::Interval& queries,
                                                       const attention::Interval& keys) {
@@ -28,16 +28,16 @@ __device__ __forceinline__ MaskCoverage mask_coverage(const attention::Attention
   return (flags & MaskTiles::kSomeFalse) == 0 ? MaskCoverage::kAll : MaskCoverage::kMixed;
 }
 
-// A tile to work on: its index, and whether the mask has to be applied to it.
-struct Visit {
+// A key or query tile of the mainloop: its index, and whether the mask has to be applied to it.
+struct Iteration {
   int tile;
   bool masked;
 };
 
-// The first of tiles first, first + kStep, ... before end that the mask leaves anything of; end if there is none.
-// coverage(tile) looks it up.
+// The first of tiles first, first + kStep, ... before end that the mask does not hide completely, or end if there is
+// none. coverage(tile) looks it up.
 template <int kStep, bool kExtended, class CoverageOf>
-__device__ __forceinline__ Visit next_attended(int first, int end, CoverageOf&& coverage) {
+__device__ __forceinline__ Iteration next_unmasked(int first, int end, CoverageOf&& coverage) {
   if constexpr (kExtended) {
     for (int tile = first; tile != end; tile += kStep) {
       const MaskCoverage found = coverage(tile);

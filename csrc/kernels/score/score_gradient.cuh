@@ -1,4 +1,4 @@
-// From products and dP to P and dS: what the dK/dV, dQ and dBias kernels share.
+// Turns q.k and dP into P and dS. The dK/dV, dQ and dBias kernels share this.
 #pragma once
 
 #include "kernels/score/dropout.cuh"
@@ -6,24 +6,24 @@
 
 namespace flash_attn_ext {
 
-// LSE and delta of one query, as the gradient of its scores needs them.
+// LSE and delta of one query, in the form that the gradient of its scores needs.
 struct alignas(8) QueryStatistics {
-  // Times log2(e) where there are no terms. +inf for a query that sees no key: its probabilities vanish without a
-  // branch.
+  // Times log2(e) where scores are only scaled. +inf for a query that sees no key, so that its probabilities are 0
+  // without a branch.
   float lse;
   float delta;
   float residual;  // times log2(e)
 };
 
-// From what the forward pass wrote, whose LSE is -inf where no key is seen.
-template <bool kHasTerms>
+// Converts the statistics of the forward pass, whose LSE is -inf where a query sees no key.
+template <bool kHasBiasOrMask>
 __device__ __forceinline__ QueryStatistics query_statistics(float lse, float delta, float residual) {
-  return {.lse = lse == -INFINITY ? INFINITY : lse * (kHasTerms ? 1.0f : kLog2e),
+  return {.lse = lse == -INFINITY ? INFINITY : lse * (kHasBiasOrMask ? 1.0f : kLog2e),
           .delta = delta,
           .residual = residual * kLog2e};
 }
 
-template <bool kHasTerms>
+template <bool kHasBiasOrMask>
 __device__ __forceinline__ QueryStatistics load_statistics(const attention::BackwardParams& p, const WorkItem& item,
                                                            int64_t query) {
   if (query >= item.sequence.num_queries) return {.lse = INFINITY, .delta = 0.0f, .residual = 0.0f};
@@ -31,16 +31,16 @@ __device__ __forceinline__ QueryStatistics load_statistics(const attention::Back
   const float lse = *p.lse.at<const float>(item.sequence.batch, item.head, row);
   const float residual =
       p.lse_residual.present() ? *p.lse_residual.at<const float>(item.sequence.batch, item.head, row) : 0.0f;
-  return query_statistics<kHasTerms>(lse, *p.delta.at<const float>(item.sequence.batch, item.head, row), residual);
+  return query_statistics<kHasBiasOrMask>(lse, *p.delta.at<const float>(item.sequence.batch, item.head, row), residual);
 }
 
-// What the gradients accumulator ends as.
+// What the accumulator of gradients holds at the end.
 enum class GradientOf {
-  kProduct,  // d loss / d (scale * q.k): the factor scale is left to whole rows of dQ and dK
-  kScore,    // d loss / d score: what a bias receives
+  kProduct,  // d loss / d (scale * q.k): the factor scale is applied to whole rows of dQ and dK
+  kScore,    // d loss / d score: the gradient of a bias
 };
 
-// kExtended: everything may change a score, else a bias or mask.
+// kExtended: any feature may change a score; otherwise only a bias or mask.
 template <bool kExtendedValue, bool kPartialValue, GradientOf kOfValue>
 struct Differentiation {
   static constexpr bool kExtended = kExtendedValue;
@@ -48,14 +48,14 @@ struct Differentiation {
   static constexpr GradientOf kOf = kOfValue;
 };
 
-// products -> P, gradients: dP -> dS, of scores that only a positive scale changes: it is folded into the exponent.
-// `statistics(r, column)` gives the query's.
+// scores: q.k -> P; gradients: dP -> dS, for scores that are only scaled by a positive factor, which is folded into the
+// exponent. `statistics(r, column)` returns those of the query.
 template <bool kPartial, class Tile>
 __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator& scores,
                                                      typename Tile::Accumulator& gradients, const Tile& where,
                                                      auto&& statistics) {
   using Acc = typename Tile::Accumulator;
-  typename Tile::Visible::Row visible[Acc::kThreadRows] = {};  // of partial tiles
+  typename Tile::Visible::Row visible[Acc::kThreadRows] = {};  // of masked tiles
   if constexpr (kPartial) {
     const typename Tile::Visible columns = where.visible();
 #pragma unroll
@@ -66,15 +66,16 @@ __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator&
     const QueryStatistics query = statistics(r, column);
     const float probability = ptx::exp2(scores.at(r, j, e) * scale_log2e - query.lse);
     const float gradient = probability * (gradients.at(r, j, e) - query.delta);
-    // Chosen, not multiplied by 0: a NaN in a query's LSE, delta or dP must not reach what the query does not attend.
+    // Selects 0 instead of multiplying by it: a NaN in a query's LSE, delta or dP must not reach keys that the query
+    // does not attend to.
     const bool hidden = kPartial && !visible[r].is_visible(j, e);
     scores.at(r, j, e) = hidden ? 0.0f : probability;
     gradients.at(r, j, e) = hidden ? 0.0f : gradient;
   });
 }
 
-// The same of scores that terms are added to. P ends as it multiplies dO, after dropout. What is hidden is set to 0,
-// not multiplied by it, last: until then it may be NaN. So is the gradient of a weight that has vanished.
+// The same for scores with a bias, a mask or other changes. P is returned after dropout, as a factor of dO. Masked
+// elements are set to 0 at the end, since they may be NaN until then. The gradient of a weight of 0 is also set to 0.
 template <class Kind, class Tile>
 __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
                                               const Tile& where, const auto& terms, bool masked, auto&& statistics) {
@@ -84,7 +85,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
   const bool drops = Kind::kExtended && dropout.enabled();
   const auto rescale = static_cast<float>(dropout.rescale);
   KeptWeights<Tile> kept;
-  float factor = static_cast<float>(mod.scale);  // of what the scores hold
+  float factor = static_cast<float>(mod.scale);  // of the accumulator's scores
   if constexpr (Kind::kExtended) {
     if (drops) {
       kept.draw(where);
@@ -115,7 +116,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
       for (int e = 0; e < 2; ++e) {
         const float bias = e == 0 ? low : high;
         const QueryStatistics query = statistics(r, Acc::column(j, e));
-        // The difference comes first: scores may be as low as the smallest finite number.
+        // Subtracts first, since scores may be as low as the smallest finite number.
         const float above = fmaf(scores.at(r, j, e), factor, bias) - query.lse;
         weigh(r, j, e, query, above * kLog2e - query.residual);
         if (bias == -INFINITY) hide(r, j, e);
@@ -125,7 +126,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
     for_each_element<Acc>([&](int r, int, int j, int e, int column) {
       const QueryStatistics query = statistics(r, column);
       const float score = scores.at(r, j, e);
-      // ALiBi may have lowered it, too.
+      // ALiBi may have lowered the score that far, too.
       weigh(
           r, j, e, query,
           Kind::kExtended ? fmaf(score, factor, -query.lse) * kLog2e : score * (factor * kLog2e) - query.lse * kLog2e);

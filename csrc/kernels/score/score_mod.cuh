@@ -1,4 +1,4 @@
-// What happens to a tile of scores between q.k and the softmax (attention/score_mod.h), and on the way back.
+// What happens to a tile of scores between q.k and the softmax (attention/score_mod.h), and its derivative.
 #pragma once
 
 #include "kernels/score/bias_mask.cuh"
@@ -8,16 +8,16 @@
 namespace flash_attn_ext {
 
 struct DeviceMath {
-  // Within 2^-21 of tanh.
+  // Accurate to 2^-21.
   __device__ static float tanh(float x) { return 1.0f - __fdividef(2.0f, 1.0f + ptx::exp2(x * (2.0f * kLog2e))); }
 };
 
-// Anything but the scale comes before a bias.
+// Whether anything but the scale changes a score before the bias.
 __device__ __forceinline__ bool changes_before_bias(const attention::ScoreMod& mod) {
   return mod.softcap != 0.0 || mod.alibi.present();
 }
 
-// product -> capped.
+// q.k -> capped.
 template <class Acc>
 __device__ __forceinline__ void cap(Acc& scores, const attention::ScoreMod& mod) {
   const auto transform = mod.transform<float, DeviceMath>();
@@ -43,7 +43,7 @@ __device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, co
   const attention::AlibiSlopes& alibi = where.p.score_mod.alibi;
   if (!alibi.present()) return;
   const float slope = alibi.at<float>(where.item.sequence.batch, where.item.head);
-  // Of the tile's first element: key minus diagonal key. The rest is small numbers.
+  // Key minus diagonal key of the tile's first element. Differences within the tile are small numbers.
   const int64_t diagonal = where.p.visibility.diagonal(where.item.sequence);
   const auto origin = static_cast<float>(where.key(0, 0) - where.query(0, 0) - diagonal);
   for_each_element<typename Tile::Accumulator>([&](int r, int row, int j, int e, int column) {
@@ -52,20 +52,20 @@ __device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, co
   });
 }
 
-// product -> score, for the softmax. kExtended: everything may change it, else a bias or mask. terms: which has both.
-// folds_scale: the softmax multiplies by the scale.
+// q.k -> score, for the softmax. kExtended: any feature may change it; otherwise only a bias or mask. terms: the bias
+// and mask. folds_scale: the softmax multiplies by the scale.
 template <bool kExtended, class Tile, class Terms>
 __device__ __forceinline__ void modify(typename Tile::Accumulator& scores, const Tile& where, const Terms& terms,
                                        bool masked, bool folds_scale) {
   const attention::ScoreMod& mod = where.p.score_mod;
   const bool has_bias = mod.bias.present();
-  // The scale joins the bias's addition where nothing comes between them.
+  // The scale and the addition of the bias are one FMA where nothing comes between them.
   const bool scaled_later = has_bias && (!kExtended || !changes_before_bias(mod));
   if (!folds_scale && !scaled_later) cap(scores, mod);
   if constexpr (kExtended) add_alibi(scores, where);
   if (has_bias) {
     const float factor = scaled_later ? static_cast<float>(mod.scale) : 1.0f;
-    // Adding -inf to NaN leaves NaN, whose row is computed again.
+    // Adding -inf to a NaN leaves a NaN, whose row is recomputed.
     terms.template for_each_bias<kExtended>(where, [&](int r, int j, float low, float high) {
       scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), factor, low);
       scores.at(r, j, 1) = fmaf(scores.at(r, j, 1), factor, high);

@@ -1,8 +1,8 @@
-// One warp's tile of scores: where it lies, which of its elements exist, and which are visible.
+// One warp's tile of scores: its position, which of its elements exist, and which are visible.
 //
-// What changes a score (score_mod.cuh, bias_mask.cuh, dropout.cuh) is a pass over the accumulator's registers behind a
-// branch that all threads take the same way, so that a kernel with every feature stays small and a call pays for those
-// it uses.
+// Each feature that changes a score (score_mod.cuh, bias_mask.cuh, dropout.cuh) is a pass over the accumulator's
+// registers behind a uniform branch. So a kernel with every feature stays small, and a call pays only for those that it
+// uses.
 #pragma once
 
 #include "attention/params.h"
@@ -30,7 +30,7 @@ __device__ __forceinline__ void for_each_element(Function&& function) {
   }
 }
 
-// The tile whose first element is (first_row, first_column), positions inside the sequence: multiples of 16.
+// The tile whose first element is (first_row, first_column): positions inside the sequence, and multiples of 16.
 template <Rows kRows, class Acc>
 struct ScoreTile {
   using Accumulator = Acc;
@@ -56,7 +56,7 @@ struct ScoreTile {
     return {item.sequence.batch, item.head, query(0, 0), key(0, 0)};
   }
 
-  // How many of the tile's exist, so that a bias or mask may be read there.
+  // How many queries and keys of the tile exist, so that a bias or mask may be read there.
   __device__ __forceinline__ int num_queries() const {
     return static_cast<int>(min(item.sequence.num_queries - query(0, 0), int64_t{kQueries}));
   }
@@ -70,7 +70,7 @@ struct ScoreTile {
                    Acc::row(0), Acc::column(0, 0));
   }
 
-  // The thread's elements of row r, in registers.
+  // The visibility of the thread's elements of row r, pinned in registers.
   __device__ __forceinline__ static typename Visible::Row visible_row(const Visible& visible, int r) {
     typename Visible::Row row = visible.of_row(r);
 #pragma unroll
@@ -93,13 +93,13 @@ struct ScoreTile {
     }
   }
 
-  // What a row may not see becomes -inf.
+  // Sets scores that are masked by position to -inf.
   __device__ __forceinline__ void hide_invisible(Acc& scores) const {
     for_each_visibility(
         [&](int r, int j, int e, bool visible) { scores.at(r, j, e) = visible ? scores.at(r, j, e) : -INFINITY; });
   }
 
-  // The same where all keys are visible, and those of the column tiles before kFirstTile exist.
+  // The same where every query sees every key, and the keys of the column tiles before kFirstTile exist.
   template <int kFirstTile>
   __device__ __forceinline__ void hide_absent(Acc& scores) const {
     static_assert(kRowsAreQueries);

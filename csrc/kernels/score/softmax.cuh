@@ -1,5 +1,5 @@
-// The online softmax of a warp's rows: what attention/online_softmax.h does to one, with a row's elements spread over
-// four threads.
+// The online softmax of a warp's rows: the algorithm of attention/online_softmax.h, with the elements of a row spread
+// over four threads.
 #pragma once
 
 #include "attention/online_softmax.h"
@@ -8,17 +8,17 @@
 
 namespace flash_attn_ext {
 
-// How scores become exponents of 2. exp(scale (x - m)) = 2^(c x - c m) saves a multiplication. Other scores may be as
-// low as the smallest finite number, so there the difference comes first.
+// How scores become exponents of 2. Where scores are only scaled, exp(scale (x - m)) = 2^(c x - c m) is one FMA. Other
+// scores may be as low as the smallest finite number, so m is subtracted first.
 struct Exponent {
-  bool folded;  // c holds the scale
+  bool folded;  // whether c contains the scale
   float c;
 };
 
 template <int kThreadRows>
 struct OnlineSoftmax {
-  float m[kThreadRows];  // largest score: of q.k where the scale is folded into the exponent, else of finished ones
-  float l[kThreadRows];  // this thread's part of the sum of exp
+  float m[kThreadRows];  // row maximum: of q.k where the scale is folded into the exponent, else of final scores
+  float l[kThreadRows];  // this thread's share of the sum of exp
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -28,12 +28,12 @@ struct OnlineSoftmax {
     }
   }
 
-  // scores -> P, with m, l and out brought up to date. Few tiles raise a row's maximum: kAsksFirst looks whether any
-  // row's is, and spares `out` a multiplication by 1.
+  // scores -> P; updates m, l and out. Few tiles raise a row maximum. With kAsksFirst, a vote of the warp decides
+  // whether any did, and otherwise `out` is not rescaled.
   template <bool kAsksFirst, class Scores, class Output>
   __device__ __forceinline__ void update(Scores& scores, Output& out, const Exponent& exponent) {
     float raised[kThreadRows];
-    bool any_raised = !kAsksFirst;
+    bool any_above_threshold = !kAsksFirst;
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
       float tile_max = scores.at(r, 0, 0);
@@ -42,9 +42,9 @@ struct OnlineSoftmax {
         tile_max = fmaxf(tile_max, fmaxf(scores.at(r, j, 0), scores.at(r, j, 1)));
       }
       raised[r] = fmaxf(m[r], tile::quad_max(tile_max));
-      any_raised |= raised[r] != m[r];
+      any_above_threshold |= raised[r] != m[r];
     }
-    if (!kAsksFirst || __any_sync(0xFFFFFFFFu, any_raised)) {
+    if (!kAsksFirst || __any_sync(0xFFFFFFFFu, any_above_threshold)) {
 #pragma unroll
       for (int r = 0; r < kThreadRows; ++r) {
         const float factor = ptx::exp2((m[r] - (raised[r] == -INFINITY ? 0.0f : raised[r])) * exponent.c);
@@ -57,7 +57,7 @@ struct OnlineSoftmax {
     for (int r = 0; r < kThreadRows; ++r) l[r] += exponentiate(scores, r, exponent);
   }
 
-  // Of a whole row, whose sum four threads share. scale: what the exponent took in.
+  // The state of a whole row, whose sum is shared by four threads. scale: the factor that was folded into the exponent.
   __device__ __forceinline__ attention::SoftmaxState<float> state(int r, float scale) const {
     attention::SoftmaxState<float> state = {.m = m[r] * scale, .l = tile::quad_sum(l[r])};
     if (m[r] == -INFINITY) state.m = -INFINITY;  // whatever the sign of the scale
@@ -65,8 +65,8 @@ struct OnlineSoftmax {
   }
 
  private:
-  // scores -> P of a row; returns the thread's part of their sum, on its own: beside a long row's sum, single terms
-  // would be rounded away.
+  // scores -> P of a row. Returns the thread's share of their sum separately: added one by one to the sum of a long
+  // row, single terms would be rounded away.
   template <class Scores>
   __device__ __forceinline__ float exponentiate(Scores& scores, int r, const Exponent& exponent) const {
     const float c = exponent.c;

@@ -1,5 +1,4 @@
-// Copies a warp's tile of a bias and of a mask to shared memory while the warp multiplies: rows of it, 16 bytes at a
-// time.
+// Copies a warp's tile of a bias or mask to shared memory, 16 bytes of a row at a time, while the GEMMs run.
 #pragma once
 
 #include "kernels/score/bias_mask.cuh"
@@ -7,7 +6,7 @@
 
 namespace flash_attn_ext {
 
-// What does not exist becomes zeros.
+// Elements that do not exist are zero-padded.
 template <class Element, class Tile>
 __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const attention::BroadcastView& view,
                                       const Tile& where) {
@@ -17,13 +16,13 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
   const Element* origin = static_cast<const Element*>(view.data) + view.offset(where.first());
   const int queries = where.num_queries();
   const int keys = where.num_keys();
-  // Whole chunks only: nothing is known of what lies behind the last element, and compute-sanitizer counts 16 bytes.
+  // Whole chunks only: the memory after the last element may not exist, and compute-sanitizer checks all 16 bytes.
   const bool in_chunks =
       view.key_stride == 1 && (view.query_stride | keys) % kChunk == 0 && reinterpret_cast<uintptr_t>(origin) % 16 == 0;
   if (in_chunks) {
     constexpr int kStep = tile::kWarpSize / kChunks;  // queries at a time
     const int first_query = tile::lane() / kChunks;
-    // Lanes may be left over, and rows of the last step.
+    // Whether all lanes, and all rows of the last step, have a chunk.
     constexpr bool kEven = tile::kWarpSize % kChunks == 0 && Tile::kQueries % kStep == 0;
     if (!kEven && first_query >= min(kStep, Tile::kQueries)) return;
     const int key = tile::lane() % kChunks * kChunk;
@@ -58,7 +57,7 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
   }
 }
 
-// The warp is done with what was there before.
+// Called when no lane of the warp reads the preceding tile any more.
 template <class Element, class Tile, bool kHasBias>
 __device__ __forceinline__ void stage(StagedBiasMask<Element, Tile, kHasBias>& target, const Tile& where,
                                       bool with_mask) {

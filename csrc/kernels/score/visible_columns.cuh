@@ -1,7 +1,7 @@
 // Which of a thread's elements of a score tile are visible, as bits.
 //
-// Comparing an element with both ends of its row takes three instructions. Testing a bit takes little more than one:
-// ptxas moves seven bits into predicates at a time.
+// Comparing an element with both ends of its row takes three instructions. Testing a bit takes little more than one,
+// since ptxas moves seven bits into predicates at a time.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace flash_attn_ext {
 
-// A thread's rows are 8 apart, as its pairs of columns are, and the band moves along with the rows. So one word holds
-// all of them: row r begins 2 r bits below row 0. Tiles of more columns than fit a word have several.
+// A thread's rows are 8 apart, and so are its pairs of columns, and visibility shifts by one column per row. So one
+// word holds all rows: row r begins 2 r bits below row 0. Tiles with more columns than fit a word have several words.
 template <int kThreadRows, int kColumnTiles>
 struct VisibleColumns {
   static constexpr int kFirstBit = 2 * kThreadRows;  // of row 0
@@ -49,7 +49,7 @@ struct VisibleColumns {
  private:
   FLASH_HOST_DEVICE static int least(int x, int y) { return x < y ? x : y; }
 
-  // Bit kBit + 2 j + e says whether column 8 j + e after the word's first >= first.
+  // Bit kBit + 2 j + e says whether the column 8 j + e after the word's first one is >= first.
   template <int kBit>
   FLASH_HOST_DEVICE static uint32_t columns_from(int first) {
     constexpr int kEnd = 8 * kWordTiles;

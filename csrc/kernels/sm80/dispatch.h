@@ -1,4 +1,4 @@
-// A plan's values -> compile-time tags.
+// Turns the values of a plan into compile-time tags.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "attention/score_mod.h"
-#include "kernels/tile_config.h"
+#include "kernels/config/sm80.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext::sm80 {
@@ -61,7 +61,7 @@ struct KernelGroup {
   }
 };
 
-// Calls function(VariantTag<variant>), of those for which kHas(element bytes, head dim, variant) is true.
+// Calls function(VariantTag<variant>) if kHas(element bytes, head dim, variant) is true.
 template <auto kHas, class Group, class Function>
 cudaError_t with_variant(Variant variant, Function&& function) {
   cudaError_t error = cudaErrorInvalidValue;

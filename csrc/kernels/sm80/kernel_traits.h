@@ -1,7 +1,7 @@
 // What a kernel is compiled for.
 #pragma once
 
-#include "kernels/tile_config.h"
+#include "kernels/config/sm80.h"
 
 namespace flash_attn_ext::sm80 {
 

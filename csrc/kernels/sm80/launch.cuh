@@ -1,4 +1,4 @@
-// Launches a kernel with a schedule, and says whose rows its warps are.
+// Launches a kernel with a schedule, and describes its rows for a repair kernel.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +8,8 @@
 
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/repair.h"
+#include "kernels/config/sm80.h"
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/tile_config.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext::sm80 {
@@ -27,7 +27,7 @@ cudaError_t launch(void (*kernel)(Params, Schedule), const Params& params, const
   return common::launch_blocks<Kernel>(kernel, {schedule.num_blocks, schedule.parts}, stream, params, schedule);
 }
 
-// What a repair kernel is told about a launch of Kernel.
+// The rows of a launch of Kernel whose warps set flags, for a repair kernel.
 template <class Kernel>
 common::FlaggedRows flagged_rows(const uint8_t* flags, const Schedule& schedule) {
   return {.flags = flags,
@@ -37,7 +37,7 @@ common::FlaggedRows flagged_rows(const uint8_t* flags, const Schedule& schedule)
           .columns = Kernel::kTile.columns};
 }
 
-// What a type is in memory.
+// The type that an element has in memory.
 template <class Element>
 using InMemory = std::conditional_t<std::is_same_v<Element, tile::Tf32>, float, Element>;
 

@@ -4,15 +4,15 @@
 #include "kernels/common/append_kv.h"
 #include "kernels/common/dbias_from_rows.h"
 #include "kernels/common/delta.h"
-#include "kernels/common/dq_parts.h"
+#include "kernels/common/dq_splits.h"
 #include "kernels/common/float64_attention.h"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/common/score_gradients.h"
+#include "kernels/config/split.h"
 #include "kernels/plan/workspace.h"
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/sm80_backend.h"
 #include "kernels/sm80/sm80_kernels.h"
-#include "kernels/tile_config_split.h"
 
 namespace flash_attn_ext::sm80 {
 namespace {
@@ -22,7 +22,7 @@ using plan::BiasGradientSource;
 using plan::DeltaSource;
 using plan::ForwardKernel;
 
-// The stages in order, as far as the ones before succeeded.
+// Runs the stages in order until one fails.
 template <class... Stages>
 cudaError_t in_order(Stages&&... stages) {
   cudaError_t error = cudaSuccess;
@@ -44,8 +44,8 @@ cudaError_t dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t
                                 [&](auto head_dim) { return backward_dkdv<Element, head_dim()>(p, plan, stream); });
 }
 
-// The pairs at work, and what is made of their stored scores. 16-bit scores only are stored by dQ, and for the bias's
-// gradient.
+// Computes the gradients of the current pairs from the materialised scores. dQ materialises 16-bit scores only, and
+// only these are used for the bias gradient.
 template <class Element>
 cudaError_t with_stored_scores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   const auto from_stored = [&](MatrixGradient gradient) {
@@ -68,7 +68,8 @@ cudaError_t with_stored_scores(const BackwardParams& p, const BackwardPlan& plan
   }
 }
 
-// dK, dV and dQ with the first kernel's scores stored for the second, some heads after the others.
+// Computes dQ, dK and dV in several launches, each for some heads. The first kernel materialises P and dS for the next
+// ones.
 template <class Element>
 cudaError_t in_launches(BackwardParams p, const BackwardPlan& plan, cudaStream_t stream) {
   const int64_t num_pairs = p.num_pairs;
@@ -91,7 +92,7 @@ cudaError_t matrix_gradients(const BackwardParams& p, const BackwardPlan& plan, 
     case BackwardKernels::kStoreInDq:
       if constexpr (!std::is_same_v<Element, tile::Tf32>) return in_launches<Element>(p, plan, stream);
       break;
-    case BackwardKernels::kRecompute:  // dQ comes first: it may compute delta
+    case BackwardKernels::kRecompute:  // dQ is first, because it may compute delta
       return in_order([&] { return dq<Element>(p, plan, stream); }, [&] { return dkdv<Element>(p, plan, stream); });
     default:
       break;
@@ -105,7 +106,7 @@ cudaError_t sum_dscores(const BackwardParams& p, const BackwardPlan& plan, Dscor
 }
 
 cudaError_t compute_delta(BackwardParams p, const BackwardPlan& plan, cudaStream_t stream) {
-  if (plan.dbias == BiasGradientSource::kRowSums) p.dlse = {};  // what makes dBias takes it off
+  if (plan.dbias == BiasGradientSource::kRowSums) p.dlse = {};  // the kernel that makes dBias subtracts dlse
   if (plan.delta == DeltaSource::kOwnKernel) return common::launch_delta(attention::delta_params(p), stream);
   if (plan.delta != DeltaSource::kExactKernel) return cudaSuccess;
   return sum_dscores(p, plan, DscoreSum::kDelta, stream);
@@ -118,7 +119,7 @@ cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, 
         return with_element(p.element, plan.tf32,
                             [&](auto element) { return matrix_gradients<decltype(element)>(p, plan, stream); });
       },
-      [&] { return p.dq_parts.present() ? common::sum_dq_parts(p, p.dq_parts, stream) : cudaSuccess; },
+      [&] { return p.dq_splits.present() ? common::sum_dq_splits(p, p.dq_splits, stream) : cudaSuccess; },
       [&] { return recomputes_dbias ? sum_dscores(p, plan, DscoreSum::kBias, stream) : cudaSuccess; },
       [&] { return p.dalibi_slopes ? sum_dscores(p, plan, DscoreSum::kAlibi, stream) : cudaSuccess; });
 }
@@ -146,20 +147,20 @@ cudaError_t run_split(const attention::AppendingForwardParams& p, const ForwardP
   });
 }
 
-// Laid out as the LSE, with a row for each of its elements.
-common::DqParts dq_parts_of(const BackwardParams& p, const BackwardPlan& plan, void* workspace) {
-  if (plan.dq_parts == 1) return {};
-  const int64_t columns = dq_part_columns(p.head_dim_qk);
-  return {.sums = {.data = plan.workspace.dq_parts.in<void>(workspace),
+// The splits have the layout of the LSE, with a row of dQ for each of its elements.
+common::DqSplits dq_splits_of(const BackwardParams& p, const BackwardPlan& plan, void* workspace) {
+  if (plan.dq_splits == 1) return {};
+  const int64_t columns = dq_split_columns(p.head_dim_qk);
+  return {.sums = {.data = plan.workspace.dq_splits.in<void>(workspace),
                    .batch_stride = p.lse.batch_stride * columns,
                    .head_stride = p.lse.head_stride * columns,
                    .row_stride = columns,
                    .column_stride = 1},
-          .stride = plan.workspace.dq_parts.bytes / plan.dq_parts / int64_t{sizeof(float)},
-          .count = static_cast<int>(plan.dq_parts)};
+          .stride = plan.workspace.dq_splits.bytes / plan.dq_splits / int64_t{sizeof(float)},
+          .count = static_cast<int>(plan.dq_splits)};
 }
 
-// What the plan's workspace and launches mean for the kernels.
+// Fills in the arguments that follow from the plan and its workspace.
 BackwardParams kernel_params(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace) {
   BackwardParams p;
   static_cast<attention::BackwardParams&>(p) = params;
@@ -172,7 +173,7 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
                       .per_head = plan.alibi_partials_per_head};
   p.dq_nan_flags = plan.workspace.dq_nan_flags.in<uint8_t>(workspace);
   p.dkdv_nan_flags = plan.workspace.dkdv_nan_flags.in<uint8_t>(workspace);
-  p.dq_parts = dq_parts_of(p, plan, workspace);
+  p.dq_splits = dq_splits_of(p, plan, workspace);
   if (!plan.workspace.stored_scores.present()) return p;
   p.stored = {.ds = plan.workspace.stored_scores.in<void>(workspace),
               .rows_are_keys = plan.kernels == BackwardKernels::kStoreInDkdv,

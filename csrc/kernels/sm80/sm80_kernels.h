@@ -1,6 +1,6 @@
-// The stages of one element type: bfloat16, float16, float32, or float32 whose products are rounded to TF32. Each takes
-// the kernel that the plan names. Instantiated in instances/, the large kernels for each head dim, so that no file
-// takes long to compile.
+// The kernels of one element type: bfloat16, float16, float32, or float32 whose products are rounded to TF32. Each
+// function launches the kernel that the plan names. They are instantiated in instances/, the large kernels once per
+// head dim, so that no file takes long to compile.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,7 +22,7 @@ cudaError_t forward(const ForwardParams& params, const ForwardPlan& plan, cudaSt
 template <class Element>
 cudaError_t forward_heads(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
 
-// Keys divided among blocks, and the parts joined. New keys go into their cache.
+// Split-KV and its combine kernel. New keys are written to the cache.
 template <class Element, int kHeadDim>
 cudaError_t forward_split(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                           cudaStream_t stream);
@@ -39,22 +39,22 @@ cudaError_t backward_fused(const BackwardParams& params, const BackwardPlan& pla
 template <class Element, int kHeadDim>
 cudaError_t tangents(const attention::TangentParams& params, const TangentPlan& plan, cudaStream_t stream);
 
-// What is summed of dS that is computed again.
+// Sums of dS, which is recomputed.
 enum class DscoreSum {
-  kDelta,  // rowsum(P dP) - dlse -> params.delta: what delta is before O is rounded to the element type. What a rounded
-           // O leaves in delta does not cancel in sums of dS over rows.
-  kAlibi,  // dS times d score / d slope, a partial sum per tile of queries -> params.alibi_partials
+  kDelta,  // rowsum(P dP) - dlse -> params.delta, which is delta before O is rounded to the element type: the error of
+           // a rounded O in delta does not cancel in sums of dS over rows
+  kAlibi,  // dS times d score / d slope, a partial sum for each query tile -> params.alibi_partials
   kBias,   // -> params.dbias
 };
 template <class Element>
 cudaError_t dscore_sums(const BackwardParams& params, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream);
 
-// From params.stored: dQ = scale * dS K; dV = P^T dO; dK = scale * dS^T Q. 16-bit elements; float32 has the first.
+// From params.stored: dQ = scale * dS K, dV = P^T dO, dK = scale * dS^T Q. 16-bit elements; float32 has dQ only.
 enum class MatrixGradient { kDq, kDk, kDv };
 template <class Element>
 cudaError_t gradient_from_stored(const BackwardParams& params, const BackwardPlan& plan, MatrixGradient gradient,
                                  cudaStream_t stream);
-// The gradient of a bias that has a value for each query and key. 16-bit elements only.
+// The gradient of a bias that has its own value for each query and key. 16-bit elements only.
 template <class Element>
 cudaError_t dbias_from_stored(const BackwardParams& params, cudaStream_t stream);
 

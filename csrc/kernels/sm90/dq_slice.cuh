@@ -1,7 +1,7 @@
-// A slice of dQ, 8 columns of 64 queries as an accumulator has them, of which several blocks have left float32 sums:
-// what the kernels that add these up share. A block has four warpgroups. A thread has two columns of two rows.
+// A slice of dQ: 8 columns of 64 queries, in register order, of which several CTAs have stored partial sums in float32.
+// The kernels that add these up share it. A CTA has four warpgroups, and a thread has two columns of two rows.
 //
-// Bound: latency, since sums lie in L2; so a thread has kAhead of them on their way at a time.
+// Bound: latency, because the partial sums lie in L2. So a thread has kAhead loads in flight at a time.
 #pragma once
 
 #include "kernels/epilogue/store_rows.cuh"
@@ -22,7 +22,7 @@ struct DqSlice {
 
   __device__ __forceinline__ static int warpgroup() { return static_cast<int>(threadIdx.x) / tile::kWarpgroupSize; }
 
-  // Adds the sums first, first + step, ... below end. from(i): where the slice's floats of sum i begin.
+  // Adds the partial sums first, first + step, ... below end. from(i): where the slice's floats of partial sum i begin.
   template <class From>
   __device__ __forceinline__ void add(int first, int end, int step, From&& from) {
 #pragma unroll 1
@@ -39,8 +39,8 @@ struct DqSlice {
     }
   }
 
-  // The sums of all warpgroups of the block, for the first one.
-  __device__ __forceinline__ void join() {
+  // Adds the sums of all warpgroups of the CTA up, for the first one.
+  __device__ __forceinline__ void combine() {
     __shared__ float4 sums[kWarpgroups][tile::kWarpgroupSize];
     sums[warpgroup()][thread()] = sum;
     __syncthreads();
@@ -54,7 +54,7 @@ struct DqSlice {
   __device__ __forceinline__ bool store(const OutputRows<Element>& target, float scale) const {
     const int column = Columns::column(0, 0);
     if (column >= target.columns) return false;
-    bool suspicious = false;
+    bool needs_recompute = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (Columns::row(r) >= target.rows) continue;
@@ -62,9 +62,9 @@ struct DqSlice {
       const float high = (r == 0 ? sum.y : sum.w) * scale;
       *reinterpret_cast<uint32_t*>(target.data + Columns::row(r) * target.row_stride + column) =
           ptx::pack(low, high, Element{});
-      suspicious |= fmaf(low, 0.0f, high * 0.0f) != 0.0f;
+      needs_recompute |= fmaf(low, 0.0f, high * 0.0f) != 0.0f;
     }
-    return suspicious;
+    return needs_recompute;
   }
 
  private:

@@ -7,7 +7,7 @@
 namespace flash_attn_ext::sm90 {
 
 struct ForwardCall : attention::ForwardParams {
-  KeyIntervals intervals;  // present: the batch entries that have one are another launch's, or the others
+  KeyIntervals intervals;  // present: the launch computes only batch entries that have one, or only the others
 };
 
 }  // namespace flash_attn_ext::sm90

@@ -1,4 +1,4 @@
-// What a mask holds for 64 queries, tile by tile of 64 keys.
+// Flags of a mask for 64 queries: a byte for each tile of 64 keys.
 #pragma once
 
 #include "attention/score_mod.h"

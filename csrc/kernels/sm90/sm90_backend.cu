@@ -6,10 +6,10 @@
 
 #include "kernels/common/masks/key_mask.h"
 #include "kernels/common/masks/mask_tiles.h"
+#include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/sm90/sm90_backend.h"
 #include "kernels/sm90/sm90_kernels.h"
-#include "kernels/tile_config_storing.h"
 
 namespace flash_attn_ext::sm90 {
 namespace {
@@ -26,10 +26,10 @@ cudaError_t with_variant(const ForwardCall& params, const plan::ForwardPlan& pla
       return forward<Element, Variant::kSmall>(params, plan, workspace, stream);
     case Variant::kTall:
       return forward<Element, Variant::kTall>(params, plan, workspace, stream);
-    case Variant::kAllKeys:
-      return forward_all_keys<Element>(params, plan, workspace, stream);
-    case Variant::kParts:
-      return forward<Element, Variant::kParts>(params, plan, workspace, stream);
+    case Variant::kSingleTile:
+      return forward_single_tile<Element>(params, plan, workspace, stream);
+    case Variant::kSplitKv:
+      return forward<Element, Variant::kSplitKv>(params, plan, workspace, stream);
     case Variant::kDropout:
       return forward<Element, Variant::kDropout>(params, plan, workspace, stream);
     case Variant::kMask:
@@ -49,15 +49,15 @@ cudaError_t with_kernels(const attention::BackwardParams& params, const plan::Ba
   if (plan.kernels == plan::BackwardKernels::kWarpSpecialised) {
     return backward<Element>(params, plan, workspace, stream);
   }
-  if (plan.kernels == plan::BackwardKernels::kWarpSpecialisedFewQueries) {
-    return backward_few_queries<Element>(params, plan, workspace, stream);
+  if (plan.kernels == plan::BackwardKernels::kQueryStationary) {
+    return backward_query_stationary<Element>(params, plan, workspace, stream);
   }
   cudaError_t error = cudaErrorInvalidValue;
   const auto try_kernel = [&](auto index, auto variant) {
-    constexpr HeadDims kDims = kStoringHeadDims[index()];
-    if constexpr (has_storing_kernel(kDims, variant())) {
+    constexpr HeadDims kDims = kTwoPassHeadDims[index()];
+    if constexpr (has_two_pass_kernel(kDims, variant())) {
       if (plan.dq_head_dim != kDims.qk || plan.head_dim_v != kDims.v || plan.dq_variant != variant()) return;
-      error = backward_storing<Element, kDims, variant()>(params, plan, workspace, stream);
+      error = backward_two_pass<Element, kDims, variant()>(params, plan, workspace, stream);
     }
   };
   const auto try_variants = [&]<Variant... kVariants>(auto index) {
@@ -68,11 +68,11 @@ cudaError_t with_kernels(const attention::BackwardParams& params, const plan::Ba
                                       Variant::kExtended>(std::integral_constant<size_t, kIndices>{}),
      ...);
   };
-  try_all(std::make_index_sequence<std::size(kStoringHeadDims)>{});
+  try_all(std::make_index_sequence<std::size(kTwoPassHeadDims)>{});
   return error;
 }
 
-// What kernels read of a mask.
+// Writes what the kernels read of a mask.
 template <class Plan>
 cudaError_t scan_mask(attention::AttentionParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
   auto* const tiles = plan.workspace.mask_tiles.template in<uint8_t>(workspace);
@@ -80,7 +80,7 @@ cudaError_t scan_mask(attention::AttentionParams& p, const Plan& plan, void* wor
   return bits == nullptr ? common::scan_mask_tiles(p, tiles, stream) : common::pack_mask(p, tiles, bits, stream);
 }
 
-// Of a mask that hides keys: also which batch entries have an interval of them left.
+// The same for a mask that hides keys. It also finds the batch entries for which one interval of keys is left.
 cudaError_t scan_key_mask(ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   const common::KeyMaskMemory memory = {.tiles = plan.workspace.mask_tiles.in<uint8_t>(workspace),
                                         .bits = plan.workspace.mask_bits.in<void>(workspace),
@@ -90,7 +90,8 @@ cudaError_t scan_key_mask(ForwardCall& call, const plan::ForwardPlan& plan, void
                     .entries = static_cast<int>(plan::count_mask_tiles(call).batch),
                     .entry_stride = per_entry ? 1 : 0,
                     .moves_queries = !call.visibility.unlimited()};
-  call.visibility.top_left = true;  // as it is (plan_intervals), also with fewer keys
+  call.visibility.top_left =
+      true;  // alignments agree here (plan_intervals), and intervals with fewer keys keep the diagonal
   return common::scan_key_mask(call, memory, stream);
 }
 
@@ -115,7 +116,7 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
   attention::BackwardParams p = params;
-  if (plan.kernels != plan::BackwardKernels::kWarpSpecialised) {  // which has bits of its own
+  if (plan.kernels != plan::BackwardKernels::kWarpSpecialised) {  // these pack bits of their own
     const cudaError_t error = scan_mask(p, plan, workspace, stream);
     if (error != cudaSuccess) return error;
   }

@@ -1,5 +1,5 @@
 // The Hopper backend (compute capability 9.0): TMA and wgmma. It queues the kernels that a plan names on a stream of
-// the current device. Calls whose plan names a kernel of sm80 are run there.
+// the current device. Calls whose plan names a kernel of sm80 run there.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@ namespace flash_attn_ext::sm90 {
 cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                         cudaStream_t stream);
 
-// For plans that are warp-specialised.
+// For plans with warp-specialised kernels: key-stationary, query-stationary or two-pass.
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream);
 

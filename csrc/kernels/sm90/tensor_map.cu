@@ -1,12 +1,12 @@
 #include <cudaTypedefs.h>
 
 #include "kernels/sm90/tensor_map.h"
-#include "tile/sm90/box_tile.h"
+#include "tile/sm90/smem_tile.h"
 
 namespace flash_attn_ext::sm90 {
 namespace {
 
-// Of the driver, found at run time: the build links no libcuda.
+// The driver's function, found at run time, because the build links no libcuda.
 PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
@@ -19,14 +19,14 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
 
 }  // namespace
 
-cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& view, const OperandShape& shape,
-                             attention::ElementType element) {
+cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixView& view, const OperandShape& shape,
+                                attention::ElementType element) {
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = find_encoder();
   if (encode == nullptr) return cudaErrorNotSupported;
   constexpr int64_t kBytes = 2;
   operand.head_step = shape.heads > 1 && view.head_stride != 0;
   operand.batch_step = shape.batch > 1 && view.batch_stride != 0;
-  // The stride of a dimension with one place is never used, but has to be one that the copy engine could use.
+  // The stride of a dimension of size 1 is never used, but must be one that the TMA could use.
   const auto bytes_between = [](int64_t places, int64_t stride) {
     return static_cast<cuuint64_t>(places > 1 ? stride * kBytes : 16);
   };
@@ -36,7 +36,7 @@ cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& v
                                 static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
   const cuuint64_t strides[] = {bytes_between(shape.rows, view.row_stride), bytes_between(heads, view.head_stride),
                                 bytes_between(batch, view.batch_stride)};
-  const cuuint32_t box[] = {tile::kBoxColumns, static_cast<cuuint32_t>(shape.box_rows), 1, 1};
+  const cuuint32_t box[] = {tile::kSmemChunkColumns, static_cast<cuuint32_t>(shape.box_rows), 1, 1};
   const cuuint32_t element_strides[] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       element == attention::ElementType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -46,7 +46,7 @@ cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& v
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult result = encode_it();
-  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // the driver, as a thread's first call of CUDA: autograd's threads
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // the thread has called no CUDA function yet, as autograd's threads
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaSetDevice(device);
@@ -56,7 +56,7 @@ cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& v
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-cudaError_t make_bias_map(OperandMap& operand, const attention::AttentionParams& params, int box_rows) {
+cudaError_t make_bias_map(TmaDescriptor& operand, const attention::AttentionParams& params, int box_rows) {
   const attention::BroadcastView& bias = params.score_mod.bias;
   const attention::MatrixView view = {.data = const_cast<void*>(bias.data),
                                       .batch_stride = bias.batch_stride,
@@ -64,9 +64,9 @@ cudaError_t make_bias_map(OperandMap& operand, const attention::AttentionParams&
                                       .row_stride = bias.query_stride,
                                       .column_stride = 1};
   const attention::SequenceTable& lengths = params.sequences;
-  return make_operand_map(operand, view,
-                          {params.batch, params.num_heads_q, lengths.max_seqlen_q, lengths.max_seqlen_k, box_rows},
-                          params.element);
+  return make_tma_descriptor(operand, view,
+                             {params.batch, params.num_heads_q, lengths.max_seqlen_q, lengths.max_seqlen_k, box_rows},
+                             params.element);
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -1,4 +1,4 @@
-// Descriptions of matrix operands for the copy engine.
+// TMA descriptors of matrix operands.
 #pragma once
 
 #include <cuda.h>
@@ -8,23 +8,23 @@
 
 namespace flash_attn_ext::sm90 {
 
-// A matrix operand as the copy engine reads it. A dimension that is broadcast has one place for all coordinates.
-struct OperandMap {
+// A matrix operand as the TMA reads it. A dimension that is broadcast has one place for all coordinates.
+struct TmaDescriptor {
   CUtensorMap map;
   int head_step;   // 0 where all heads are the same
-  int batch_step;  // 0 where all batch entries are, and in a packed batch
+  int batch_step;  // 0 where all batch entries are the same, and in a packed batch
 };
 
-// A result as the copy engine writes it, a warp's rows at a time.
+// A result as the TMA writes it, a warp's rows at a time.
 struct OutputMap {
   static constexpr int kRows = 16;
 
-  OperandMap boxes;
-  int rows;     // of the tensor, behind which nothing is written
-  bool exists;  // the copy engine can write the tensor
+  TmaDescriptor boxes;
+  int rows;     // of the tensor; nothing is written behind them
+  bool exists;  // the TMA can write the tensor
 };
 
-// What is read in boxes: the rows that exist, in all sequences of a packed batch.
+// What is read in TMA boxes: the rows that exist, in all sequences of a packed batch.
 struct OperandShape {
   int64_t batch;
   int64_t heads;
@@ -33,10 +33,10 @@ struct OperandShape {
   int box_rows;
 };
 
-cudaError_t make_operand_map(OperandMap& operand, const attention::MatrixView& view, const OperandShape& shape,
-                             attention::ElementType element);
+cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixView& view, const OperandShape& shape,
+                                attention::ElementType element);
 
-// Of a bias with a value for each query and key, in boxes of `box_rows` queries.
-cudaError_t make_bias_map(OperandMap& operand, const attention::AttentionParams& params, int box_rows);
+// The descriptor of a bias that has a value for each query and key, in boxes of `box_rows` queries.
+cudaError_t make_bias_map(TmaDescriptor& operand, const attention::AttentionParams& params, int box_rows);
 
 }  // namespace flash_attn_ext::sm90

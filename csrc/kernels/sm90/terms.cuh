@@ -1,20 +1,20 @@
-// Biases and masks as a warpgroup's scores meet them, in forms that both passes know.
+// Biases and masks, read in the layout of a warpgroup's scores, in forms that the forward and the backward pass share.
 #pragma once
 
 #include "kernels/score/staging.cuh"
-#include "tile/sm90/box_tile.h"
+#include "tile/sm90/smem_tile.h"
 
 namespace flash_attn_ext::sm90 {
 
-// Calls function(r, j, low, high) with the thread's pairs of a bias, in a tile of a warpgroup's queries as the copy
-// engine writes it.
+// Calls function(r, j, low, high) with the thread's pairs of a bias. The bias is a tile of a warpgroup's queries, as
+// the TMA writes it.
 template <class Scores, class Tile, class Function>
 __device__ __forceinline__ void for_each_boxed_bias(const Tile* bias, Function&& function) {
   using Element = typename Tile::Element;
-  // Pieces of 8 queries x 8 keys: which one the lane addresses, and its row of it.
+  // The matrices of ldmatrix have 8 queries x 8 keys: which of them the lane addresses, and its row of it.
   const int piece = tile::lane() / 8;
   const int row = tile::warp() % 4 * 16 + piece % 2 * 8 + tile::lane() % 8;
-  const uint32_t own = ptx::shared_address(bias) + row * tile::kBoxRowBytes + ((piece / 2) ^ (row & 7)) * 16;
+  const uint32_t own = ptx::shared_address(bias) + row * tile::kSmemRowBytes + ((piece / 2) ^ (row & 7)) * 16;
 #pragma unroll
   for (int j = 0; j < Scores::kColumnTiles; j += 2) {
     uint32_t pairs[4];
@@ -27,8 +27,8 @@ __device__ __forceinline__ void for_each_boxed_bias(const Tile* bias, Function&&
   }
 }
 
-// Kernels that know neither.
-struct NoTerms {
+// For kernels without bias and mask.
+struct NothingAdded {
   __device__ __forceinline__ void await() const {}
   template <bool kAny, class Where, class Function>
   __device__ __forceinline__ void for_each_bias(const Where&, Function&&) const {}
@@ -36,7 +36,7 @@ struct NoTerms {
   __device__ __forceinline__ void for_each_masked(Function&&) const {}
 };
 
-// Extended kernels: each warp copies its rows of both to shared memory one tile ahead, whatever their strides.
+// For generic kernels: each warp copies its rows of both to shared memory one tile ahead, whatever their strides are.
 template <class Traits>
 struct StagedTerms {
   using Where = typename Traits::Where;
@@ -46,7 +46,7 @@ struct StagedTerms {
   __device__ __forceinline__ void start(const Where& where, bool masked) { prepare(where, masked); }
 
   __device__ __forceinline__ void prepare(const Where& where, bool masked) {
-    __syncwarp();  // what was there has no readers any more
+    __syncwarp();  // no lane still reads what was there
     stage(own, where, masked);
     ptx::commit_copies();
   }

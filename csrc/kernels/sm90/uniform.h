@@ -1,10 +1,10 @@
-// Values that a warp has in common.
+// Warp-uniform values.
 #pragma once
 
 namespace flash_attn_ext::sm90 {
 
-// What all threads of a warp have alike, so that ptxas knows it too: loops over it leave stages, and with them the
-// products' descriptors, in uniform registers.
+// Broadcasts a warp-uniform value, so that ptxas knows that it is uniform. Loops over it keep pipeline stages, and with
+// them the wgmma descriptors, in uniform registers.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
 }  // namespace flash_attn_ext::sm90

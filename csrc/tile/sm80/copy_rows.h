@@ -1,5 +1,5 @@
-// Copies of a global matrix's rows into shared tiles. The block's threads share the work, and each commits its own
-// copies.
+// Copies rows of a global matrix to shared tiles with cp.async. The threads of the CTA share the work, and each commits
+// its own copies.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace flash_attn_ext::tile {
 
-// Rows of a global tensor: consecutive rows `stride` elements apart, `columns` of them valid.
+// Rows of a global tensor: consecutive rows `stride` elements apart, of which `columns` are valid.
 template <class Element>
 struct GlobalRows {
   const Element* data;
@@ -19,10 +19,11 @@ struct GlobalRows {
   int columns;
 };
 
-// Where a thread's 16 bytes lie in each kRowStep rows, and in each Tile::kGroup columns, of a tile.
+// The place of a thread's 16 bytes in each kRowStep rows, and in each Tile::kGroup columns, of a tile.
 //
-// Index is the type that this is computed in. It changes which registers ptxas has left, and nothing else: an int is
-// better in the forward kernels up to head dim 128, by up to 2 %, and Plain ones of 128 spill without it.
+// Index is the type that this is computed in. It only changes which registers ptxas has left. An int is faster in the
+// forward kernels up to head dim 128, and Plain kernels of head dim 128 spill without it
+// (docs/kernels/log/sm80_forward.md, "What worked").
 template <int kThreads, class Tile, class Index = unsigned>
 struct CopyPlace {
   static constexpr int kChunks = Tile::kGroup / Tile::kChunk;
@@ -35,8 +36,8 @@ struct CopyPlace {
   }
 };
 
-// Starts copying rows [0, num_rows) into the tile; rows and columns beyond what is valid become zeros, as far as the
-// first tile_rows of the tile.
+// Issues the copies of rows [0, num_rows) into the tile. Invalid rows and columns are zero-padded, within the first
+// tile_rows rows of the tile.
 template <int kThreads, class Index = unsigned, class Tile>
 __device__ __forceinline__ void copy_some_rows_async(Tile& tile, const GlobalRows<typename Tile::Element>& rows,
                                                      int num_rows, int tile_rows = Tile::kRows) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void copy_some_rows_async(Tile& tile, const GlobalRow
   }
 }
 
-// The same for a tile that is copied once: without a test where it is whole.
+// The same for a tile that is copied once: a whole tile is copied without tests.
 template <int kThreads, class Index = unsigned, class Tile>
 __device__ __forceinline__ void copy_rows_async(Tile& tile, const GlobalRows<typename Tile::Element>& rows,
                                                 int num_rows) {
@@ -101,8 +102,8 @@ __device__ __forceinline__ void copy_full_width_async(Tile& tile, const GlobalRo
   }
 }
 
-// Starts copying tiles of one matrix, in any order. A thread knows its place in the matrix and in a tile, so that a
-// whole tile costs it one multiplication for each 16 bytes.
+// Issues the copies of tiles of one matrix, in any order. A thread keeps its place in the matrix and in a tile, so that
+// a whole tile takes one multiplication per 16 bytes.
 template <int kThreads, class TileType, class Index = unsigned>
 struct TileSource {
   using Tile = TileType;
@@ -113,8 +114,8 @@ struct TileSource {
   GlobalRows<Element> rows;
   int num_rows;
   const char* source;   // the thread's first 16 bytes of tile 0
-  uint32_t step_bytes;  // from one of its rows to the next
-  uint32_t place;       // of its first 16 bytes in a shared tile
+  uint32_t step_bytes;  // between two rows of the thread
+  uint32_t place;       // of the thread's first 16 bytes in a shared tile
 
   __device__ __forceinline__ TileSource(const GlobalRows<Element>& rows, int num_rows)
       : rows(rows),
@@ -124,7 +125,8 @@ struct TileSource {
         place(Place::row() * Tile::kRowBytes +
               Tile::swizzled_chunk(Place::row(), Place::column() / Tile::kChunk) * 16) {}
 
-  // Whether tiles inside the matrix are whole, and can be copied as such: their rows' distance is a 32-bit number.
+  // Whether tiles inside the matrix can be copied by copy_whole: they have all columns, and the stride of their rows
+  // fits 32 bits.
   __device__ __forceinline__ bool regular() const {
     return rows.columns >= Tile::kColumns && rows.stride < kLongStride;
   }
@@ -142,15 +144,15 @@ struct TileSource {
     }
   }
 
-  // As many of its rows as are wanted.
+  // Copies the first `wanted` rows of the tile.
   __device__ __forceinline__ void copy_some(Tile& tile, int index, int wanted = Tile::kRows) const {
     const int first_row = index * Tile::kRows;
     copy_some_rows_async<kThreads, Index>(tile, {rows.data + first_row * rows.stride, rows.stride, rows.columns},
                                           num_rows - first_row, wanted);
   }
 
-  // Tile `index`; the first `whole` tiles are whole. Without cached addresses a thread computes them for each tile, and
-  // holds no register for them.
+  // Copies tile `index`, where the first `whole` tiles are whole. Without cached addresses a thread computes them for
+  // each tile, and no register holds them.
   template <bool kCachesAddress = true>
   __device__ __forceinline__ void copy(Tile& tile, int index, int whole) const {
     if constexpr (!kCachesAddress) {

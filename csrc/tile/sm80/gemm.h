@@ -1,4 +1,4 @@
-// Products of one warp on shared tiles.
+// GEMMs of one warp on shared tiles.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,8 @@
 
 namespace flash_attn_ext::tile {
 
-// acc += left rows [first_row, ...) . right^T, both (rows x kColumns); acc's columns are right's rows.
+// acc += left rows [first_row, ...) . right^T, where both have kColumns columns, and the columns of acc are the rows of
+// right.
 template <class LeftTile, Sums kSums, class Acc>
 __device__ __forceinline__ void multiply_rows(
     Acc& acc, const LeftTile& left, int first_row,
@@ -46,9 +47,10 @@ __device__ __forceinline__ void multiply_rows(
   if constexpr (kApart) acc.add(small_terms);
 }
 
-// acc += S or dP, summed over the head dim: Q rows . K^T, dO rows . V^T or the reverse. S in each kernel with the same
-// sums: what exp makes of an error in it goes unnoticed where P = exp(S - LSE) is computed again with the same one. dP
-// meets delta, which knows nothing of cut-off sums: dP - delta is off by what they lost, and sums of dS add that up.
+// acc += S or dP, summed over the head dim: Q rows . K^T, dO rows . V^T, or their transposes. All kernels sum S in the
+// same way: then an error in S cancels where P = exp(S - LSE) is recomputed with the same error. delta is subtracted
+// from dP, and no tensor core has truncated the sums in delta: dP - delta has the error of the truncation, and sums of
+// dS accumulate it.
 template <class Acc, class LeftTile, class RightTile>
 __device__ __forceinline__ void multiply_head_dims(Acc& acc, const LeftTile& left, int first_row,
                                                    const RightTile& right) {
@@ -56,8 +58,8 @@ __device__ __forceinline__ void multiply_head_dims(Acc& acc, const LeftTile& lef
   multiply_rows<LeftTile, kHeadDim <= 128 ? Sums::kApart : Sums::kRounded>(acc, left, first_row, right);
 }
 
-// multiply_registers for float32, with one addition outside the tensor core for all of left's columns: a sum over many
-// tiles is rounded once per tile, and cut off only within it.
+// multiply_registers for float32, with one addition outside the tensor core for all columns of left: a sum over many
+// tiles is rounded once per tile, and truncated only within it.
 template <class Acc, class LeftAcc, class RightTile>
 __device__ __forceinline__ void multiply_registers_rounded(Acc& acc, const LeftAcc& left, const RightTile& right,
                                                            int first_column) {
@@ -93,13 +95,13 @@ __device__ __forceinline__ void multiply_registers_rounded(Acc& acc, const LeftA
   }
 }
 
-// acc += left . right columns [first_column, ...), left an accumulator in registers (rounded to Element), right's rows
-// its columns. first_column: a multiple of 128 bytes.
+// acc += left . right columns [first_column, ...). left is an accumulator in registers, rounded to Element, and its
+// columns are the rows of right. first_column: a multiple of 128 bytes.
 template <class Acc, class LeftAcc, class RightTile>
 __device__ __forceinline__ void multiply_registers(Acc& acc, const LeftAcc& left, const RightTile& right,
                                                    int first_column = 0) {
   using Element = typename RightTile::Element;
-  // Beyond, a tile is no more than two steps.
+  // Larger head dims have tiles of at most two steps.
   constexpr bool kOncePerTile = std::is_same_v<Element, float> && RightTile::kColumns <= 128;
   if constexpr (kOncePerTile) {
     multiply_registers_rounded(acc, left, right, first_column);

@@ -1,4 +1,4 @@
-// The product rule on shared tiles: products of one warp, and their tangents.
+// GEMMs of one warp on shared tiles, with their tangents by the product rule.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,8 @@
 
 namespace flash_attn_ext::tile {
 
-// A tile and its tangent, whose row r lies where the tile would have row kRows + r: one address finds both.
+// A tile and its tangent. Row r of the tangent lies where the tile would have row kRows + r, so one address leads to
+// both.
 template <class Tile>
 struct DualTile {
   Tile primal;
@@ -18,8 +19,8 @@ struct DualTile {
   static_assert(Tile::kRows % 8 == 0);  // the swizzle repeats
 };
 
-// products += left rows [first_row, ...) . right^T and tangents += left' . right^T + left . right'^T, all
-// (rows x kColumns). Each operand is read once. float32 products have small terms in sums of their own.
+// products += left rows [first_row, ...) . right^T and tangents += left' . right^T + left . right'^T, where all have
+// kColumns columns. Each operand is read once. In float32, small terms have sums of their own (Sums::kApart).
 template <class Acc, class Left, class Right>
 __device__ __forceinline__ void multiply_rows_and_tangents(Acc& products, Acc& tangents, const DualTile<Left>& left,
                                                            int first_row, const DualTile<Right>& right) {
@@ -70,8 +71,9 @@ __device__ __forceinline__ void multiply_rows_and_tangents(Acc& products, Acc& t
   }
 }
 
-// acc += left . right + left_of_tangent . right', with accumulators on the left, as multiply_registers. Both are packed
-// first, which leaves their registers; a float32 sum over many tiles is rounded once for each, outside the tensor core.
+// acc += left . right + left_of_tangent . right', with accumulators on the left, as in multiply_registers. Both are
+// packed first, which frees their registers. A float32 sum over many tiles is rounded once per tile, outside the tensor
+// core.
 template <class Acc, class LeftAcc, class Right>
 __device__ __forceinline__ void multiply_registers_with_tangent(Acc& acc, const LeftAcc& left,
                                                                 const LeftAcc& left_of_tangent,

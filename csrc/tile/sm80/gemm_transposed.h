@@ -1,4 +1,4 @@
-// The product of one warp on two shared tiles whose rows are both inner indices: left^T . right.
+// The GEMM of one warp on two shared tiles whose rows are both inner indices: left^T . right.
 #pragma once
 
 #include "ptx/ldmatrix.h"
@@ -10,9 +10,9 @@
 
 namespace flash_attn_ext::tile {
 
-// A left operand whose tile's columns are result rows: ldmatrix turns its blocks over on the way. As in
-// RightOperandColumns, and in the same order of inner indices, 32-bit elements are read one by one. A warp's 32 lie in
-// different banks, since those of 4 even rows, or odd ones, differ in the chunk that the swizzle gives them.
+// A left operand whose tile's columns are result rows: ldmatrix transposes its blocks. As in RightOperandColumns, and
+// in the same order of inner indices, 32-bit elements are read one by one. The 32 elements of a warp lie in different
+// banks, since the swizzle gives different chunks to 4 even rows, and to 4 odd ones.
 template <class Tile>
 struct LeftOperandColumns {
   using Element = typename Tile::Element;
@@ -39,12 +39,12 @@ struct LeftOperandColumns {
   }
 };
 
-// One warp's result: 16 kRowTiles rows, and the columns of one of kParts warps that share a right tile. It has an equal
-// part of each of the tile's swizzle groups, so that every head dim divides evenly and an exclusive or still leads from
-// one of its blocks to the next.
-template <class RightTile, int kRowTiles, int kParts>
+// One warp's result: 16 kRowTiles rows, and the columns of one of kColumnWarps warps that share a right tile. A warp
+// has an equal part of each of the tile's swizzle groups, so that every head dim divides evenly, and an exclusive or
+// still leads from one of its blocks to the next.
+template <class RightTile, int kRowTiles, int kColumnWarps>
 struct SharedColumns {
-  static constexpr int kWidth = RightTile::kGroup / kParts;
+  static constexpr int kWidth = RightTile::kGroup / kColumnWarps;
   static constexpr int kGroups = RightTile::kColumns / RightTile::kGroup;
   static_assert(kWidth % 16 == 0);
   using Part = Accumulator<kRowTiles, kWidth / 8>;
@@ -88,8 +88,8 @@ struct SharedColumns {
   }
 };
 
-// acc += left^T . right for result rows [first_row, ...) and the columns of warp_column. Float32 sums are rounded at
-// each step: they are as long as a sequence.
+// acc += left^T . right for result rows [first_row, ...) and the columns of warp_column. float32 sums are rounded in
+// each step, since they are as long as a sequence.
 template <class Acc, class LeftTile, class RightTile>
 __device__ __forceinline__ void multiply_transposed(Acc& acc, const LeftTile& left, int first_row,
                                                     const RightTile& right, int warp_column) {
@@ -97,7 +97,7 @@ __device__ __forceinline__ void multiply_transposed(Acc& acc, const LeftTile& le
   using Part = typename Acc::Part;
   const LeftOperandColumns<LeftTile> left_operand(left, first_row);
   const RightOperandColumns<RightTile> right_operand(right, Acc::first_column(0, warp_column));
-  // The parts of two steps' float32 operands do not fit into registers beside 128 sums.
+  // The parts of two steps' float32 operands do not fit registers beside 128 sums.
   constexpr bool kOneStep = sizeof(Element) == 4 && RightTile::kColumns > 64;
   constexpr int kUnrolled = kOneStep ? 1 : LeftTile::kRows / kInner<Element>;
 #pragma unroll kUnrolled
@@ -121,7 +121,7 @@ __device__ __forceinline__ void multiply_transposed(Acc& acc, const LeftTile& le
   }
 }
 
-// The same where a zero on the left makes a product zero whatever is on the right, NaN and infinity too. Slow.
+// The same where a zero on the left makes a product zero whatever is on the right, even NaN or infinity. It is slow.
 template <class Acc, class LeftTile, class RightTile>
 __device__ __forceinline__ void multiply_transposed_isolated(Acc& acc, const LeftTile& left, int first_row,
                                                              const RightTile& right, int warp_column) {

@@ -1,8 +1,8 @@
-// Operands of a warp's product, read from shared tiles: which part each lane reads.
+// Operands of a warp's GEMM, read from shared tiles: which elements each lane reads.
 //
-// Of a step's left operand (16 x kInner) a lane holds a[0..3]: rows g, g + 8 of the first half of the inner indices,
-// then of the second (g = lane / 4). Of the right one (kInner x 8) it holds both halves for column g; b[0..1] are those
-// of one block of 8 result columns and b[2..3] those of the next.
+// Of a step's left operand (16 x kInner), a lane holds a[0..3]: rows g and g + 8 of the first half of the inner
+// indices, then of the second half (g = lane / 4). Of the right operand (kInner x 8), it holds both halves for column
+// g; b[0..1] are those of one block of 8 result columns, and b[2..3] those of the next block.
 #pragma once
 
 #include "ptx/ldmatrix.h"
@@ -36,12 +36,12 @@ struct RightOperandRows {
   }
 };
 
-// One whose tile's rows are inner indices (V in P V), in the order of to_operand.
+// A right operand whose tile's rows are inner indices (V in P V), in the order of to_operand.
 template <class Tile>
 struct RightOperandColumns {
   using Element = typename Tile::Element;
   LaneAddress<Tile> first;
-  LaneAddress<Tile> second;  // ldmatrix transposes 16-bit elements only: others are read one by one, from two rows
+  LaneAddress<Tile> second;  // ldmatrix transposes 16-bit elements only; others are read one by one, from two rows
 
   __device__ __forceinline__ RightOperandColumns(const Tile& tile, int first_column)
       : first(sizeof(Element) == 2 ? LaneAddress<Tile>{tile, lane() % 16, first_column + lane() / 16 * 8}

@@ -1,5 +1,5 @@
-// One step of a product: 16 x 8 results, an inner length of kInner, in as many instructions as the element
-// type takes.
+// One step of a GEMM: 16 x 8 results over an inner length of kInner, in as many mma instructions as the element type
+// takes.
 #pragma once
 
 #include <type_traits>
@@ -9,20 +9,20 @@
 
 namespace flash_attn_ext::tile {
 
-// Half of a TF32 operand's last place: added to the bits of a float32, it rounds.
+// Half of a TF32 operand's last place: adding it to the bits of a float32 rounds it.
 inline constexpr uint32_t kHalfPlace = 0x1000u;
 
-// Rounds to TF32 in the bits that the hardware reads, of which it ignores the rest. Multiplied, not added to: adding
-// half a place to the NaN that arithmetic makes, 0x7FFFFFFF, would carry into the sign and leave a zero. The factor
-// adds half a place on average over mantissas.
+// Rounds to TF32 in the bits that the hardware reads; it ignores the others. The rounding is a multiplication, not an
+// addition to the bits: adding half a place to 0x7FFFFFFF, the NaN that arithmetic produces, would carry into the sign
+// and leave a zero. The factor adds half a place on average over mantissas.
 __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
   constexpr float kHalfPlaceOnAverage = 1.0f + 0.69f / 2048;
   return __float_as_uint(__uint_as_float(bits) * kHalfPlaceOnAverage);
 }
 
-// x = big + small, both as TF32 operands: 21 bits of the mantissa, or 22 where big is rounded too. Left operands are
-// used often and can afford that; it makes the signs of their small parts random, and so of the products that are left
-// out.
+// x = big + small, both as TF32 operands: 21 bits of the mantissa, or 22 where big is rounded, too. Left operands are
+// used often, so rounding them pays. It makes the signs of their small parts random, and so those of the products that
+// are left out.
 struct SplitFloat {
   uint32_t big;
   uint32_t small;
@@ -33,17 +33,17 @@ __device__ __forceinline__ SplitFloat split(uint32_t bits, bool rounds_big) {
   return {big, __float_as_uint(__uint_as_float(bits) - __uint_as_float(big)) + kHalfPlace};
 }
 
-// How a float32 product is added to what is there. A tensor core cuts sums off instead of rounding them, and over a
-// long sum that adds up (Ootomo & Yokota 2022, section 4).
+// How a float32 product is added to the accumulator. A tensor core truncates sums instead of rounding them, and over a
+// long sum that error accumulates (Ootomo & Yokota 2022, section 4).
 enum class Sums {
   kCutOff,   // inside the tensor core
-  kApart,    // there too, but small terms in sums of their own: a third of the additions to the large sum
-  kRounded,  // outside, one addition a step
+  kApart,    // the same, but small terms have sums of their own: a third of the additions to the large sum
+  kRounded,  // outside the tensor core, one addition per step
 };
 
-// d += left . right for float32: the product of the big parts to `sum`, those with a small part to `small_terms`, which
-// may be the same. small . small is below float32's precision (section 3 there). Small terms first. What the compiler
-// sees split twice it splits once.
+// d += left . right for float32: the product of the big parts is added to `sum`, and those with one small part to
+// `small_terms`, which may be the same. small . small is below the precision of float32 (section 3 there). Small terms
+// come first. Where the code splits a value twice, the compiler does so once.
 __device__ __forceinline__ void multiply_split(float (&sum)[4], float (&small_terms)[4], const uint32_t (&a)[4],
                                                uint32_t b0, uint32_t b1) {
   uint32_t big[4];

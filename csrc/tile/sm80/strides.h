@@ -5,7 +5,7 @@
 
 namespace flash_attn_ext::tile {
 
-// From here on, rows of a tile may be further apart than 32 bits count in bytes.
+// From this stride on, the distance of two rows of a tile in bytes may exceed 32 bits.
 inline constexpr int64_t kLongStride = int64_t{1} << 24;
 
 }  // namespace flash_attn_ext::tile

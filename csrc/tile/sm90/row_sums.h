@@ -1,15 +1,15 @@
-// Sums of P's rows as P was rounded, which divide O: made by tensor cores along with O += P V, or by additions. Both
-// have the same functions, so that what uses them need not know which they are.
+// Row sums of the rounded P, which O is divided by. RowSums come from the wgmma of O += P V, AddedRowSums from
+// additions. Both have the same interface.
 #pragma once
 
 #include "tile/sm90/gemm.h"
 
 namespace flash_attn_ext::tile {
 
-// P times the ones behind V (BoxTileWithOnes).
+// Row sums as products of P with the columns of ones that follow V (SmemTileWithOnes).
 struct RowSums {
   float c[1][4];
-  float flushed[2];  // sums of a thread's rows that are in c no more
+  float flushed[2];  // sums of a thread's rows that were flushed out of c
 
   __device__ __forceinline__ void clear() { flushed[0] = flushed[1] = 0.0f; }
   __device__ __forceinline__ float at(int r) const { return flushed[r] + c[0][2 * r]; }
@@ -18,8 +18,8 @@ struct RowSums {
     flushed[r] *= factor;
   }
 
-  // A product cuts off what each of its terms has below the last bits of the sum: in a long one, of terms of one sign,
-  // that adds up. No product is in flight.
+  // Flushes the sums. A tensor core truncates each addend to the last bits of the sum, and over a long sum of positive
+  // addends that error grows. No GEMM may be in flight.
   __device__ __forceinline__ void flush() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) flushed[r] += c[0][2 * r];
@@ -29,12 +29,12 @@ struct RowSums {
 
   __device__ __forceinline__ void pin() { ptx::pin_registers(c); }
   template <class Left, class Element>
-  __device__ __forceinline__ void add(const Left&, Element) {}  // the product does
+  __device__ __forceinline__ void add(const Left&, Element) {}  // the wgmma adds them
 };
 
-// Where one product does not hold V and the ones.
+// Row sums by additions, where one wgmma does not hold V and the ones.
 struct AddedRowSums {
-  float own[2];  // of a thread's columns
+  float own[2];  // over a thread's columns
 
   __device__ __forceinline__ void clear() { own[0] = own[1] = 0.0f; }
   __device__ __forceinline__ float at(int r) const { return quad_sum(own[r]); }
@@ -59,19 +59,19 @@ struct AddedRowSums {
   }
 };
 
-// sums = left . right, plus what sums holds where `accumulate`; likewise the sums of left's rows.
+// sums = left . right, added to sums where `accumulate`; and in the same way the sums of left's rows.
 template <class Right>
-__device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kColumns>& sums, RowSums& row_sums,
-                                              const PackedRows<Right::kRows>& left, const BoxOperand<Right>& right,
-                                              bool accumulate) {
+__device__ __forceinline__ void issue_gemm(WarpgroupAccumulator<Right::kColumns>& sums, RowSums& row_sums,
+                                           const PackedRows<Right::kRows>& left, const SmemOperand<Right>& right,
+                                           bool accumulate) {
   using Element = typename Right::Element;
   ptx::pin_registers(sums.c[0]);
   ptx::pin_registers(row_sums.c);
-  ptx::fence_products();
+  ptx::fence_wgmma();
 #pragma unroll
   for (int step = 0; step < PackedRows<Right::kRows>::kSteps; ++step) {
     const bool adds = step > 0 || accumulate;
-    if constexpr (Right::kColumns == 256) {  // as wide as a product can be
+    if constexpr (Right::kColumns == 256) {  // the widest wgmma
       ptx::multiply_async(reinterpret_cast<float(&)[16][4]>(sums.c[0][0]), left.a[step], right.rows(step), adds,
                           Element{});
       ptx::multiply_async(reinterpret_cast<float(&)[16][4]>(sums.c[0][16]), row_sums.c, left.a[step],
@@ -80,14 +80,14 @@ __device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kColum
       ptx::multiply_async(sums.c[0], row_sums.c, left.a[step], right.rows(step), adds, Element{});
     }
   }
-  ptx::commit_products();
+  ptx::commit_wgmma();
 }
 
 template <class Right>
-__device__ __forceinline__ void start_product(WarpgroupAccumulator<Right::kColumns>& sums, AddedRowSums&,
-                                              const PackedRows<Right::kRows>& left, const BoxOperand<Right>& right,
-                                              bool accumulate) {
-  start_product(sums, left, right, accumulate);
+__device__ __forceinline__ void issue_gemm(WarpgroupAccumulator<Right::kColumns>& sums, AddedRowSums&,
+                                           const PackedRows<Right::kRows>& left, const SmemOperand<Right>& right,
+                                           bool accumulate) {
+  issue_gemm(sums, left, right, accumulate);
 }
 
 }  // namespace flash_attn_ext::tile

@@ -1,8 +1,8 @@
-// Of a mask that hides keys, from all queries and heads alike: whether it leaves one interval of them
-// (attention::KeyInterval), and what pack_mask makes of any mask.
+// Scans a mask that hides the same keys from all queries and heads: finds out whether it leaves one interval of keys
+// (attention::KeyInterval), and writes what pack_mask does for any mask.
 //
-// Grid: a block for each row of the mask as it is stored. A thread has 128 keys at a time, as in mask_bits.cu. Bound:
-// the latency of one trip to memory.
+// Grid: one CTA for each row of the mask as it is stored. A thread has 128 keys at a time, as in mask_bits.cu. The
+// kernel is bound by the latency of one access to memory.
 #include "kernels/common/launch_early.cuh"
 #include "kernels/common/masks/key_mask.h"
 #include "kernels/common/masks/mask_group.cuh"
@@ -17,7 +17,7 @@ using attention::MaskBits;
 constexpr int kThreads = 256;
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
-// The keys that a mask leaves.
+// The keys that a mask does not hide.
 struct KeysLeft {
   int first = INT32_MAX;
   int last = -1;
@@ -59,7 +59,7 @@ struct KeysLeft {
 struct KeyMaskArguments {
   attention::AttentionParams params;
   attention::KeyInterval* intervals;
-  int groups;  // of keys, that a row has
+  int groups;  // of keys in a row
   int key_tiles;
 };
 

@@ -1,4 +1,4 @@
-// Scans a mask that hides keys from all queries and heads alike: padding, most of the time.
+// Scans a mask that hides the same keys from all queries and heads, which most of the time is padding.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,12 +10,12 @@ namespace flash_attn_ext::common {
 
 struct KeyMaskMemory {
   uint8_t* tiles;
-  void* bits;                         // null: not wanted
+  void* bits;                         // null: not needed
   attention::KeyInterval* intervals;  // of each row of the mask
 };
 
-// As scan_mask_tiles or pack_mask, and which rows leave an interval of keys. With dropout this has to begin with the
-// first key: draws are numbered by keys.
+// As scan_mask_tiles or pack_mask; also finds the rows that leave one interval of keys. With dropout the interval has
+// to begin with the first key, since draws are numbered by keys.
 cudaError_t scan_key_mask(attention::AttentionParams& params, const KeyMaskMemory& memory, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

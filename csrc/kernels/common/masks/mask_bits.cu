@@ -1,10 +1,10 @@
-// mask_bits = the mask, a bit for each query and key (attention::MaskBits), and mask_tiles = whether a True and whether
-// a False is in each tile of 64 x 64 (attention::MaskTiles).
+// Packs the mask: mask_bits has a bit for each query and key (attention::MaskBits), and mask_tiles says whether each
+// tile of 64 x 64 has a True and whether it has a False (attention::MaskTiles).
 //
-// Grid: a block for 64 queries x 1024 keys of the mask as it is stored (broadcast dimensions once), also for the group
-// of keys behind each query's last. A warp takes four queries at a time: of each, eight lanes 128 neighbouring keys
-// each, of which a lane reads its own 16 at a time, or the whole warp all of them where they do not lie so. Bound:
-// memory; every byte of the mask is read once.
+// Grid: one CTA for 64 queries x 1024 keys of the mask as it is stored (broadcast dimensions once), also for the group
+// of keys after each query's last one. A warp has four queries at a time, with eight lanes for each. A lane has a group
+// of 128 neighbouring keys, and reads 16 of them at a time. Where alignment or strides forbid it, the whole warp reads
+// each lane's group together. The kernel is memory-bound: every byte of the mask is read once.
 #include "attention/divisor.h"
 #include "kernels/common/launch_early.cuh"
 #include "kernels/common/masks/mask_group.cuh"
@@ -25,13 +25,13 @@ constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
-// Blocks by keys first, then queries, then heads and batch entries.
+// CTAs are numbered by keys first, then queries, then heads and batch entries.
 struct MaskGrid {
   Divisor keys;
   Divisor queries;
   Divisor heads;
-  uint32_t groups;  // of keys, that a query has
-  int rows;         // queries that there are
+  uint32_t groups;  // of keys, per query
+  int rows;         // existing queries
   uint32_t key_tiles;
 };
 

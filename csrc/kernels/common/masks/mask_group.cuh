@@ -10,7 +10,7 @@ namespace flash_attn_ext::common {
 inline constexpr int kVectorBytes = 16;
 static_assert(attention::MaskBits::kKeys == 2 * attention::MaskTiles::kSize);
 
-// Where 128 keys of a query lie, of which there may be fewer, or none.
+// The place of 128 keys of a query in memory. Fewer keys may exist, or none.
 struct KeyGroup {
   const uint8_t* first;
   int64_t key_stride;
@@ -22,12 +22,12 @@ struct KeyGroup {
   }
 };
 
-// Their bits, in the order of MaskBits: key 8 j + 2 t + e is bit 2 j + e of word t.
+// The bits of the group in the order of MaskBits: key 8 j + 2 t + e is bit 2 j + e of word t.
 struct GroupBits {
   uint32_t words[4] = {};
-  uint32_t missing[4] = {};  // keys that there are not
+  uint32_t missing[4] = {};  // keys that do not exist
 
-  // By all lanes of a warp, each of which wants a group of its own.
+  // Called by all lanes of a warp, each with a group of its own.
   __device__ __forceinline__ void read(const KeyGroup& own) {
     const bool in_vectors = own.in_vectors();
     if (in_vectors) read_vectors(own);
@@ -43,7 +43,7 @@ struct GroupBits {
       int keys[kGroupsAtOnce];
 #pragma unroll
       for (int i = 0; i < kGroupsAtOnce; ++i) {
-        owners[i] = pending == 0 ? kNobody : __ffs(static_cast<int>(pending)) - 1;
+        owners[i] = pending == 0 ? kNoLane : __ffs(static_cast<int>(pending)) - 1;
         pending &= pending - 1;
         keys[i] = read_together(bytes[i], own, owners[i]);
       }
@@ -52,7 +52,7 @@ struct GroupBits {
     }
   }
 
-  // What is in its two tiles, a byte each.
+  // The MaskTiles flags of the group's two tiles, a byte each.
   __device__ __forceinline__ uint32_t tile_flags() const {
     uint32_t some_true = 0;
     uint32_t some_false = 0;
@@ -70,11 +70,11 @@ struct GroupBits {
 
  private:
   static constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
-  static constexpr int kNobody = 32;
+  static constexpr int kNoLane = 32;
   static constexpr int kGroupsAtOnce = 8;
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  // Of the keys whose bits a lane's vote makes: bit `lane` of word t.
+  // The key whose bit a lane's vote makes: bit `lane` of word t.
   __device__ __forceinline__ static int key_of_lane(int t) { return lane() / 2 * 8 + 2 * t + lane() % 2; }
 
   __device__ __forceinline__ void read_vectors(const KeyGroup& own) {
@@ -86,10 +86,10 @@ struct GroupBits {
     }
   }
 
-  // Four keys for each lane, of the owner's group. How many keys it has.
+  // Reads four keys per lane of the owner's group. Returns how many keys the group has.
   __device__ __forceinline__ static int read_together(uint8_t (&bytes)[4], const KeyGroup& own, int owner) {
     const auto first = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(own.first), owner);
-    const int keys = owner == kNobody ? 0 : __shfl_sync(kAllLanes, own.keys, owner);
+    const int keys = owner == kNoLane ? 0 : __shfl_sync(kAllLanes, own.keys, owner);
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
       const int key = key_of_lane(t);
@@ -108,7 +108,7 @@ struct GroupBits {
     }
   }
 
-  // Of 8 keys, bytes that are 0 or 1.
+  // Adds the bits of 8 keys, given as bytes that are 0 or 1.
   __device__ __forceinline__ static void add(uint32_t (&to)[4], uint2 bytes, int j) {
     const uint32_t halves[4] = {bytes.x & 0xFFFFu, bytes.x >> 16, bytes.y & 0xFFFFu, bytes.y >> 16};
 #pragma unroll

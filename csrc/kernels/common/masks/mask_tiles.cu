@@ -1,7 +1,8 @@
-// mask_tiles[tile] = whether a True and whether a False is in it.
+// mask_tiles says whether each tile of the mask has a True and whether it has a False.
 //
-// Grid: one warp per tile of 64 queries x 64 keys of the mask as it is stored (broadcast dimensions once). Lanes take
-// neighbouring keys, 16 bytes each where the mask allows it. Bound: memory; every byte of the mask is read once.
+// Grid: one warp per tile of 64 queries x 64 keys of the mask as it is stored (broadcast dimensions once). Lanes read
+// neighbouring keys, 16 bytes each where the mask allows it. The kernel is memory-bound: every byte of the mask is read
+// once.
 #include "kernels/common/launch_early.cuh"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
@@ -17,7 +18,7 @@ constexpr int kWarpSize = 32;
 constexpr int kWarpsPerBlock = 8;
 constexpr int kVectorBytes = 16;
 
-// Bytes of a bool tensor are 0 or 1, so sums tell; of 4 at a time.
+// The flags of 4 keys. Bytes of a bool tensor are 0 or 1, so one comparison covers all four.
 __device__ __forceinline__ uint8_t flags_of(uint32_t four) {
   return (four != 0 ? MaskTiles::kSomeTrue : 0) | (four != 0x01010101u ? MaskTiles::kSomeFalse : 0);
 }

@@ -1,4 +1,4 @@
-// Rows that a call with a cache appends to it, and the rotated ones of q (attention/append.h).
+// Rows that a call appends to its cache, and the rotated rows of q (attention/append.h).
 #pragma once
 
 #include "attention/append.h"
@@ -7,17 +7,17 @@
 
 namespace flash_attn_ext::common {
 
-// Whether columns of a row may have gaps between them. Kernels that read the cache themselves take such rows of 64-bit
+// Whether the columns of a row may have a stride. Kernels that read the cache themselves accept such rows of 64-bit
 // elements only (sm80_readable in host/backends.cpp).
 enum class Columns { kAsKernelsRead, kAnyStride };
 
-// From one column of a row to the next.
+// The stride from one column of a row to the next.
 template <class Element, Columns kColumns>
 __device__ __forceinline__ int64_t column_stride(const attention::MatrixView& view) {
   return kColumns == Columns::kAnyStride || sizeof(Element) == 8 ? view.column_stride : 1;
 }
 
-// A row as it is, or rotated by its position.
+// A row that may be rotated by its position.
 template <class Element>
 struct RotatedRow {
   using Real = tile::Accumulate<Element>;
@@ -26,7 +26,7 @@ struct RotatedRow {
   int64_t stride;
   const Element* cos = nullptr;  // of the position
   const Element* sin = nullptr;
-  int dim = 0;  // columns that are rotated
+  int dim = 0;  // rotated columns
   bool interleaved = false;
 
   __device__ __forceinline__ void rotate(const attention::Rotary& rotary, int64_t position) {
@@ -57,7 +57,7 @@ struct AppendedRows {
 
   const attention::AppendParams& p;
 
-  // New key `number` of a sequence that had `num_old` before, and its value.
+  // New key `number` of a sequence that had `num_old` keys before, and its value.
   __device__ __forceinline__ Row key(int64_t batch, int64_t head, int64_t number, int64_t num_old) const {
     Row row = {p.k_new.row<const Element>(batch, head, number), column_stride<Element, kColumns>(p.k_new)};
     row.rotate(p.rotary, num_old + number);
@@ -72,13 +72,13 @@ struct AppendedRows {
     return row;
   }
 
-  // Rows in memory: first those of k_new, then of v_new, then of q where it is rotated.
+  // Numbers of the rows in memory: first those of k_new, then of v_new, then of q where it is rotated.
   FLASH_HOST_DEVICE int64_t num_new() const { return p.batch * p.cache.num_new * p.num_heads_k; }
   FLASH_HOST_DEVICE int64_t count() const {
     return 2 * num_new() + (p.rotary.present() ? p.batch * p.num_queries * p.num_heads_q : 0);
   }
 
-  // By a warp.
+  // Called by a warp.
   __device__ __forceinline__ void copy(int64_t index) const {
     if (index < 2 * num_new()) {
       const bool is_key = index < num_new();
@@ -116,8 +116,8 @@ struct AppendedRows {
   }
 };
 
-// Each step-th of the rows, from the first on. Not inlined: a kernel's first instructions come from memory in each
-// call, and these would lie between them.
+// Copies every step-th row from the first one on. Not inlined: a kernel's first instructions come from global memory in
+// each call, and this code would lie between them.
 template <class Element>
 __device__ __noinline__ void copy_appended_rows(const attention::AppendParams& p, uint32_t first, uint32_t step) {
   const AppendedRows<Element> rows = {p};

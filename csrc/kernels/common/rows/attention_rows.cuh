@@ -1,11 +1,12 @@
 // One row of a result, exactly as docs/semantics.md defines it, computed by one warp without tensor cores:
 //   O[query] and LSE[query];  dQ[query] = scale * dS K;  dK[key] = scale * dS^T Q and dV[key] = P^T dO.
 //
-// What is not attended, or has a weight of exactly 0, is not read, so whatever it holds reaches nothing. Tensor cores
-// compute 0 * NaN for it: their kernels call these for rows in which a NaN came out. It is the whole path of float64.
+// Keys that are not attended to, or have a weight of exactly 0, are not read, so NaN and infinity in them reach no
+// result. Tensor cores compute 0 * NaN for them, so their kernels call these functions for rows that have a NaN. They
+// are also the whole implementation of float64.
 //
-// Mapping: the warp visits 32 keys (or queries) at a time. Their products are formed one after the other, lanes
-// striding over columns; what happens to a score happens in lane i for the i-th of them.
+// Mapping: the warp iterates over 32 keys (or queries) at a time. It computes their products one after the other, with
+// lanes striding over columns. Lane i then computes the score of the i-th one.
 #pragma once
 
 #include "attention/online_softmax.h"
@@ -14,8 +15,8 @@
 
 namespace flash_attn_ext::common {
 
-// The columns of a result that a call computes; the whole row by default. Where several blocks share a row, each passes
-// its own, so that no two write to the same place. The LSE is written with column 0.
+// The columns of a result that a call computes; by default, the whole row. Where several CTAs share a row, each passes
+// its own columns, so that no two write to the same place. The LSE is written with column 0.
 struct ColumnRange {
   int begin = 0;
   int end = INT32_MAX;
@@ -32,7 +33,7 @@ __device__ __forceinline__ void for_each_slice(const ColumnRange& range, int64_t
   }
 }
 
-// The slice of a result's row.
+// Stores the slice of a result's row.
 template <class Element, class Real>
 __device__ __forceinline__ void store_columns(const attention::MatrixView& view, const RowPlace& place,
                                               const ColumnSums<Real>& sums, const ColumnSlice& slice, int64_t columns) {
@@ -45,7 +46,7 @@ __device__ __forceinline__ HeadItem head_item(const attention::AttentionParams& 
   return {sequence, head, head / p.queries_per_key_head()};
 }
 
-// Keys: whose rows they are (key_rows.cuh).
+// Keys: where the rows of K and V lie (key_rows.cuh).
 template <class Element, class Keys>
 struct ForwardRow {
   using Real = tile::Accumulate<Element>;
@@ -57,26 +58,27 @@ struct ForwardRow {
   ColumnSums<Real> out;
 
   __device__ __forceinline__ void run(const ColumnSlice& slice) {
-    // Twice at most: an element may get its weight before a larger score makes that weight 0, and what is not finite
-    // remains. The second time m is the largest score from the start, so that each weight is the final one.
-    for (int walk = 0; walk < 2; ++walk) {
+    // At most two passes. In the first one an element may get its weight before a larger score makes that weight 0, and
+    // then a NaN or infinity remains. In the second one m is the row maximum from the start, so that each weight is
+    // final.
+    for (int pass = 0; pass < 2; ++pass) {
       state.l = Real(0);
       out.clear();
       if (p.sink != nullptr) state.add_sink(static_cast<const Real*>(p.sink)[item.head]);
-      visit_keys(slice);
+      add_keys(slice);
       if (state.l != state.l || out.all_finite()) break;
     }
     finish(slice);
   }
 
  private:
-  __device__ __forceinline__ void visit_keys(const ColumnSlice& slice) {
+  __device__ __forceinline__ void add_keys(const ColumnSlice& slice) {
     const attention::Sequence& sequence = item.sequence;
     const auto transform = p.score_mod.transform<Real, PreciseMath>();
     const attention::Interval seen = p.visibility.keys_of(query, sequence);
 #pragma unroll 1
     for (int64_t first = Keys::first(seen.begin); first < seen.end; first += kWarpSize) {
-      if (state.l != state.l) return;  // O and the LSE are NaN, whatever comes
+      if (state.l != state.l) return;  // O and the LSE are NaN whatever follows
       const Pair<Real> pair = pair_at<Real>(p, sequence, {sequence.batch, item.head, query, first + tile::lane()});
       const unsigned visible = __ballot_sync(kAllLanes, pair.visible);
       if (visible == 0) continue;
@@ -144,7 +146,7 @@ struct KeyGradientRow {
   __device__ __forceinline__ void run(const ColumnSlice& slice) {
     dk.clear();
     dv.clear();
-    visit_queries(slice);
+    add_queries(slice);
     dk.multiply(static_cast<Real>(p.score_mod.scale));
     const RowPlace place = {sequence.batch, key_head, sequence.key_begin + key};
     if (p.dk.data != nullptr) store_columns<Element>(p.dk, place, dk, slice, p.head_dim_qk);
@@ -152,8 +154,8 @@ struct KeyGradientRow {
   }
 
  private:
-  // The group's heads one after the other, and the queries of each in ascending order.
-  __device__ __forceinline__ void visit_queries(const ColumnSlice& slice) {
+  // Iterates over the query heads of the KV group, and over the queries of each in ascending order.
+  __device__ __forceinline__ void add_queries(const ColumnSlice& slice) {
     const attention::Interval seen = p.visibility.queries_of(key, sequence);
     const int64_t group = p.queries_per_key_head();
 #pragma unroll 1
@@ -173,7 +175,7 @@ struct KeyGradientRow {
   }
 };
 
-// The three, inlined; `query` and `key` are positions inside the sequence.
+// The three functions are inlined; `query` and `key` are positions inside the sequence.
 template <class Element, class Keys = OwnKeys>
 __device__ __forceinline__ void compute_forward_row(const attention::ForwardParams& p, const HeadItem& item,
                                                     int64_t query, const ColumnRange& columns) {

@@ -1,18 +1,18 @@
-// A warp's 32 rows of K or V, of keys [first, first + 32): in rows of their own, or in a cache.
+// 32 rows of K or V for a warp, those of keys [first, first + 32): in the tensors themselves, or in a cache.
 #pragma once
 
 #include "kernels/common/rows/warp_rows.cuh"
 
 namespace flash_attn_ext::common {
 
-// Whose rows they are.
+// The sequence and the head that the rows belong to.
 struct KeyHead {
   const attention::Sequence& sequence;
   int64_t head;
 };
 
 struct OwnKeys {
-  // Where a walk over keys [begin, ...) starts.
+  // Where a loop over keys [begin, ...) starts.
   __device__ __forceinline__ static int64_t first(int64_t begin) { return begin; }
 
   template <class Element>
@@ -23,7 +23,7 @@ struct OwnKeys {
   }
 };
 
-// Rows that are found one by one; those of one group of kRowsAtOnce are neighbours.
+// Rows whose addresses are found one by one. The rows of a group of kRowsAtOnce are consecutive.
 template <class ElementType>
 struct FoundRows {
   using Element = ElementType;
@@ -45,7 +45,7 @@ struct FoundRows {
   }
 };
 
-// Own rows or those of a cache.
+// Rows of the tensors themselves, or of a cache.
 struct AnyKeys {
   // Groups of rows begin where pages may.
   __device__ __forceinline__ static int64_t first(int64_t begin) { return begin / kWarpSize * kWarpSize; }

@@ -1,4 +1,4 @@
-// A row of O that was computed in parts, each of other keys: the parts are merged in a fixed order, and the row is
+// A row of O in splits, each over other keys (split-KV). The splits are merged in a fixed order, and then the row is
 // finished.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace flash_attn_ext::common {
 
-// The memory of parts: rows of float32, and beside them the state of each row's softmax.
-struct PartRows {
+// The memory of splits: rows of float32 and the softmax state of each row.
+struct SplitRows {
   float* out;     // (slots, rows, columns): O before it is divided by l; rows begin at multiples of 16 bytes
   float2* state;  // (slots, rows): m and l
   int rows;       // of a slot
@@ -22,7 +22,7 @@ struct PartRows {
   __device__ __forceinline__ float2& state_of(int slot, int row) const { return state[int64_t{slot} * rows + row]; }
 };
 
-// Spread over a warp: a lane has neighbouring columns, so that it loads and stores them at once.
+// A row that is spread over a warp: a lane has contiguous columns, so that it loads and stores them as vectors.
 template <int kColumns>
 struct MergedRow {
   static constexpr int kSlots = kColumns / kWarpSize;
@@ -30,7 +30,7 @@ struct MergedRow {
   using Vector = std::conditional_t<kVector == 4, float4, float2>;
   static_assert(kVector == 2 || kVector == 4);
 
-  // A lane's columns of a row, on their way from memory.
+  // A lane's columns of a row, while their loads are in flight.
   struct Columns {
     float values[kSlots];
   };
@@ -67,21 +67,21 @@ struct MergedRow {
     for (int slot = 0; slot < kSlots; ++slot) out[slot] = out[slot] * factor + columns.values[slot] * others_factor;
   }
 
-  // A part whose state is in `state` already.
+  // Adds a split whose softmax state is part of `state` already.
   __device__ __forceinline__ void add_weighted(const Columns& part, float weight) {
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) out[slot] += weight * part.values[slot];
   }
 
-  __device__ __forceinline__ void store(const PartRows& parts, int slot, int row) const {
-    store_columns(parts.out_row(slot, row));
-    if (tile::lane() == 0) parts.state_of(slot, row) = {state.m, state.l};
+  __device__ __forceinline__ void store(const SplitRows& splits, int slot, int row) const {
+    store_columns(splits.out_row(slot, row));
+    if (tile::lane() == 0) splits.state_of(slot, row) = {state.m, state.l};
   }
 };
 
-// O / l and the LSE of a row whose parts are all there. first_column: of O, that the row's column 0 is. writes: whether
-// they go to memory. Returns whether a NaN came out: it may be 0 times what nobody attends, and then the row is
-// computed again, without tensor cores.
+// Finishes a row whose splits are all merged: O / l and the LSE. first_column: the column of O that is the row's column
+// 0. writes: whether to write them to memory. Returns whether the row has a NaN, which may be 0 times a NaN or infinity
+// that it does not attend to; then it has to be recomputed without tensor cores.
 template <class Element, int kColumns>
 __device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, const RowPlace& place,
                                            MergedRow<kColumns>& row, int first_column, bool writes = true) {

@@ -1,7 +1,7 @@
-// (query, key) pairs, 32 at a time, lane i owning the i-th: their scores and what becomes of them.
+// Scores and their gradients for (query, key) pairs, 32 at a time; lane i owns the i-th pair.
 //   score = capped - slope * |key - (query + diagonal)| + bias;  P = exp(score - lse);  dS = P (dP - delta)
-// A hidden pair is known before its product is formed, so that no NaN of its rows is ever read; a pair whose P is 0
-// forms no dP.
+// A masked pair is known before its product is computed, so that no NaN of its rows is ever read. For a pair whose P is
+// 0, no dP is computed.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,8 +25,7 @@ __device__ __forceinline__ Real minus_infinity() {
   return -std::numeric_limits<Real>::infinity();
 }
 
-// exp, and 0 where the result would be subnormal: which weights are exactly 0 is then the same as on the other
-// backends.
+// exp, but 0 where the result would be subnormal: then the same weights are exactly 0 as on the other backends.
 template <class Real>
 __device__ __forceinline__ Real exponential(Real x) {
   return x < (sizeof(Real) == 8 ? Real(-708) : Real(-87)) ? Real(0) : exp(x);
@@ -74,8 +73,8 @@ __device__ __forceinline__ Pair<Real> pair_at(const attention::AttentionParams& 
   return pair;
 }
 
-// The score of a visible pair. Terms are added one after the other as in the tensor-core kernels: beside a bias of -1e4
-// another order would give another score, and the LSE may be theirs.
+// The score of a visible pair. Terms are added in the order of the tensor-core kernels: with a bias of -1e4 another
+// order would give another score, and the LSE may be theirs.
 template <class Real>
 __device__ __forceinline__ Real score_of(const attention::AttentionParams& p, const attention::Sequence& sequence,
                                          const Pair<Real>& pair, Real capped) {
@@ -88,7 +87,7 @@ __device__ __forceinline__ Real score_of(const attention::AttentionParams& p, co
   return score + pair.bias;
 }
 
-// What dropout multiplies the pair's weight by.
+// The factor of the pair's weight under dropout.
 template <class Real>
 __device__ __forceinline__ Real kept_factor(const attention::Dropout& dropout, const attention::Coordinate& at) {
   if (!dropout.enabled()) return Real(1);
@@ -96,8 +95,8 @@ __device__ __forceinline__ Real kept_factor(const attention::Dropout& dropout, c
   return dropout.keeps(draws, at.query, at.key) ? static_cast<Real>(dropout.rescale) : Real(0);
 }
 
-// The rows whose products a warp's pairs are: one of the two sides is fixed, of the other lane i's pair has the i-th
-// row.
+// The rows whose products the pairs of a warp need: one side is fixed, and lane i's pair has the i-th row of the other
+// one.
 template <class Element>
 struct PairRows {
   Rows<Element> fixed_qk;
@@ -106,10 +105,10 @@ struct PairRows {
   Rows<Element> streamed_v;
 };
 
-// All 0 for a pair that is hidden or whose P is 0.
+// All 0 for a pair that is masked or whose P is 0.
 template <class Real>
 struct PairGradient {
-  Real weight = Real(0);    // P as it multiplies dO, after dropout
+  Real weight = Real(0);    // P after dropout, which multiplies dO
   Real dscore = Real(0);    // d loss / d score
   Real dproduct = Real(0);  // d loss / d (scale * q.k)
 };
@@ -140,7 +139,7 @@ __device__ __forceinline__ PairGradient<tile::Accumulate<Element>> differentiate
   const Real dprobability = kept * multiply_rows(rows.fixed_v, rows.streamed_v, kept_pairs);
   PairGradient<Real> gradient;
   if (!weighted) return gradient;
-  if (kept != Real(0)) gradient.weight = probability * kept;  // a dropped NaN is 0
+  if (kept != Real(0)) gradient.weight = probability * kept;  // the weight of a dropped NaN is 0
   gradient.dscore = probability * (dprobability - *p.delta.at<const Real>(pair.at.batch, pair.at.head, row));
   gradient.dproduct = gradient.dscore;
   if (transform.softcap != Real(0) && gradient.dscore != Real(0)) gradient.dproduct *= transform.cap_derivative(capped);
@@ -161,7 +160,7 @@ struct HeadItem {
   }
 };
 
-// Gradients of the pairs of one query with keys [first_key, first_key + 32), positions inside the sequence.
+// Gradients of the pairs of one query with keys [first_key, first_key + 32); both are positions inside the sequence.
 template <class Element>
 __device__ __forceinline__ PairGradient<tile::Accumulate<Element>> gradients_of_query(
     const attention::BackwardParams& p, const HeadItem& item, int64_t query, int64_t first_key) {

@@ -1,4 +1,4 @@
-// The products that delta sums: rows of O times rows of dO, a piece of each row at a time.
+// The products that delta sums: rows of O times rows of dO, one chunk of each row at a time.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace flash_attn_ext::common {
 
-// Elements that one load takes: at most 16 bytes.
+// The elements of one load: at most 16 bytes.
 template <class ElementType, int kCountValue = 16 / sizeof(ElementType)>
-struct alignas(kCountValue * sizeof(ElementType)) Piece {
+struct alignas(kCountValue * sizeof(ElementType)) Chunk {
   using Element = ElementType;
   static constexpr int kCount = kCountValue;
 
@@ -26,28 +26,28 @@ struct PairedRows {
 };
 
 // sum + left . right.
-template <class Piece>
-__device__ __forceinline__ auto add_product(tile::Accumulate<typename Piece::Element> sum, const Piece& left,
-                                            const Piece& right) {
+template <class Chunk>
+__device__ __forceinline__ auto add_product(tile::Accumulate<typename Chunk::Element> sum, const Chunk& left,
+                                            const Chunk& right) {
 #pragma unroll
-  for (int e = 0; e < Piece::kCount; ++e) {
+  for (int e = 0; e < Chunk::kCount; ++e) {
     sum += static_cast<decltype(sum)>(left.elements[e]) * static_cast<decltype(sum)>(right.elements[e]);
   }
   return sum;
 }
 
-// sums[i] += the product of row step(i)'s pieces, as far as there are num_rows rows. All loads are in flight together.
-template <class Piece, int kRows, class StepOf>
-__device__ __forceinline__ void add_products(tile::Accumulate<typename Piece::Element> (&sums)[kRows],
-                                             const PairedRows<typename Piece::Element>& rows, int num_rows,
+// sums[i] += the product of the chunks of row step(i), for rows below num_rows. All loads are in flight together.
+template <class Chunk, int kRows, class StepOf>
+__device__ __forceinline__ void add_products(tile::Accumulate<typename Chunk::Element> (&sums)[kRows],
+                                             const PairedRows<typename Chunk::Element>& rows, int num_rows,
                                              StepOf&& step) {
-  Piece outs[kRows];
-  Piece douts[kRows];
+  Chunk outs[kRows];
+  Chunk douts[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     if (step(i) >= num_rows) continue;
-    outs[i] = *reinterpret_cast<const Piece*>(rows.out + step(i) * rows.out_stride);
-    douts[i] = *reinterpret_cast<const Piece*>(rows.dout + step(i) * rows.dout_stride);
+    outs[i] = *reinterpret_cast<const Chunk*>(rows.out + step(i) * rows.out_stride);
+    douts[i] = *reinterpret_cast<const Chunk*>(rows.dout + step(i) * rows.dout_stride);
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {

@@ -1,13 +1,13 @@
-// One row of the tangents of O and of the LSE, computed by one warp without tensor cores, of scores that only a scale
-// changes (kernels/sm80/tangents/tangents.cuh has the equations). As in attention_rows.cuh, what is not attended, or
-// has a weight of exactly 0, is not read.
+// One row of the tangents of O and of the LSE, computed by one warp without tensor cores, for scores that are only
+// scaled (kernels/sm80/tangents/tangents.cuh has the equations). As in attention_rows.cuh, keys that are not attended
+// to, or have a weight of exactly 0, are not read.
 #pragma once
 
 #include "kernels/common/rows/attention_rows.cuh"
 
 namespace flash_attn_ext::common {
 
-// exp(sink - lse) * sink': the sink's part in the tangent of the LSE.
+// exp(sink - lse) * sink': the sink's term of the tangent of the LSE.
 template <class Real>
 __device__ __forceinline__ Real sink_part(const attention::TangentParams& p, int64_t head, Real lse) {
   const Real sink = static_cast<const Real*>(p.sink)[head];
@@ -34,7 +34,7 @@ struct TangentRow {
     out_tangent.clear();
     if (lse != minus_infinity<Real>()) {
 #pragma unroll 1
-      for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) visit_keys(slice, first, seen.end);
+      for (int64_t first = seen.begin; first < seen.end; first += kWarpSize) add_keys(slice, first, seen.end);
     }
     if (p.sink_tangent != nullptr) lse_tangent += sink_part(p, item.head, lse);
     add_rows(out_tangent, rows_from<Element>(p.out, place, p.head_dim_v).slice(slice),
@@ -46,8 +46,8 @@ struct TangentRow {
   }
 
  private:
-  // Keys [first, first + 32), as far as they come before `end`.
-  __device__ __forceinline__ void visit_keys(const ColumnSlice& slice, int64_t first, int64_t end) {
+  // Adds keys [first, first + 32), as far as they come before `end`.
+  __device__ __forceinline__ void add_keys(const ColumnSlice& slice, int64_t first, int64_t end) {
     const unsigned visible = __ballot_sync(kAllLanes, first + tile::lane() < end);
     const auto scale = static_cast<Real>(p.score_mod.scale);
     const Real score = scale * product(p.q, p.k, first, visible);
@@ -61,7 +61,7 @@ struct TangentRow {
     add(slice, p.v_tangent, first, weight);
   }
 
-  // Of the query's row of `queries` and the chosen ones of 32 rows of `keys`; 0 where either is absent.
+  // The products of the query's row of `queries` and the chosen ones of 32 rows of `keys`; 0 where either is absent.
   __device__ __forceinline__ Real product(const attention::MatrixView& queries, const attention::MatrixView& keys,
                                           int64_t first, unsigned chosen) const {
     if (queries.data == nullptr || keys.data == nullptr) return Real(0);

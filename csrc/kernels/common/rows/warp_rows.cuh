@@ -1,8 +1,8 @@
-// Rows of a matrix as one warp reads them, without tensor cores:
+// Products and sums of matrix rows by one warp, without tensor cores, for 32 rows at a time:
 //   multiply_rows: product[i] = fixed . row[i],       lane i receives product[i]
-//   add_rows:      sums      += weight[i] * row[i],   lane i gives weight[i], and every lane keeps some columns
-// for 32 rows at a time. Lanes stride over columns, so that loads coalesce. Only rows that are chosen, or whose weight
-// is not 0, are read: NaN in the others reaches nothing. Every sum has one order.
+//   add_rows:      sums      += weight[i] * row[i],   lane i passes weight[i], and every lane keeps some columns
+// Lanes stride over columns, so that loads coalesce. Only rows that are chosen, or whose weight is not 0, are read, so
+// NaN in the others reaches nothing. Every sum has one order.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace flash_attn_ext::common {
 using tile::kWarpSize;
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
-// Loads of this many rows are in flight together. More would cost registers that the sums need.
+// So many rows have loads in flight together. More would take registers that the sums need.
 template <class Real>
 inline constexpr int kRowsAtOnce = 16 / sizeof(Real);
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ Real sum_over_warp(Real value) {
   return value;
 }
 
-// NaN does not count.
+// Ignores NaN.
 template <class Real>
 __device__ __forceinline__ Real maximum_over_warp(Real value) {
 #pragma unroll
@@ -37,8 +37,8 @@ __device__ __forceinline__ Real maximum_over_warp(Real value) {
   return value;
 }
 
-// Lane i receives the sum over the warp of values[i % kCount]. Lanes share the work: each step halves the values
-// that a lane still carries, so this is little more than the shuffles of one sum.
+// Lane i receives the sum over the warp of values[i % kCount]. Lanes share the work: each step halves the number of
+// values per lane, so this takes little more than the shuffles of one sum.
 template <class Real, int kCount>
 __device__ __forceinline__ Real sum_each_over_warp(Real (&values)[kCount]) {
 #pragma unroll
@@ -87,7 +87,7 @@ struct Rows {
 struct RowPlace {
   int64_t batch;
   int64_t head;
-  int64_t row;  // of the tensor, so that it counts over all sequences of a packed batch
+  int64_t row;  // in the tensor, so that it counts over all sequences of a packed batch
 };
 
 template <class Element>
@@ -97,7 +97,7 @@ __device__ __forceinline__ Rows<Element> rows_from(const attention::MatrixView& 
           static_cast<int>(columns)};
 }
 
-// Lane i receives the product of the one row `fixed` and rows[i]; 0 where bit i of `chosen` is not set.
+// Lane i receives the product of the one row `fixed` and rows[i], or 0 where bit i of `chosen` is not set.
 template <class Element, class StreamedRows>
 __device__ __forceinline__ tile::Accumulate<Element> multiply_rows(const Rows<Element>& fixed, const StreamedRows& rows,
                                                                    unsigned chosen) {
@@ -127,8 +127,8 @@ __device__ __forceinline__ tile::Accumulate<Element> multiply_rows(const Rows<El
 template <class Real>
 struct ColumnSums {
   static constexpr int kSlots = 32 / sizeof(Real);
-  static constexpr int kColumns =
-      kSlots * kWarpSize;  // wider rows are computed in slices: more sums would not fit registers
+  // Wider rows are computed in slices, since more sums would not fit registers.
+  static constexpr int kColumns = kSlots * kWarpSize;
 
   Real sums[kSlots];
 
@@ -143,7 +143,7 @@ struct ColumnSums {
     for (Real& sum : sums) sum *= factor;
   }
 
-  // Whether each of the first `columns` columns is NaN, so that nothing added to them changes them; the same answer in
+  // Whether each of the first `columns` columns is NaN, so that adding cannot change them. The answer is the same in
   // every lane.
   __device__ __forceinline__ bool all_nan(int columns) const {
     bool nan = true;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void add_rows(ColumnSums<Real>& sums, const StreamedR
     Real weights[kCount];
 #pragma unroll
     for (int n = 0; n < kCount; ++n) weights[n] = __shfl_sync(kAllLanes, weight, first + n);
-    // Advanced, not recomputed: the compiler would keep all slots' offsets in registers for the whole walk.
+    // Advanced, not recomputed: otherwise the compiler keeps the offsets of all slots in registers for the whole loop.
     const Element* source = rows.at(first, tile::lane());
 #pragma unroll
     for (int slot = 0; slot < ColumnSums<Real>::kSlots; ++slot) {

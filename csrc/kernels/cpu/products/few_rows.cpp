@@ -8,9 +8,9 @@ namespace flash_attn_ext::cpu {
 namespace {
 
 constexpr int64_t kTerms = 8;
-constexpr int64_t kDots = 4;  // at a time: they share what is read of a
+constexpr int64_t kDots = 4;  // dots at a time, which share what is read of a
 
-// The weights of a row: `step` elements apart.
+// The weights of a row, which lie `step` elements apart.
 template <class Real>
 struct WeightRow {
   const Real* data;
@@ -77,8 +77,8 @@ FLASH_SIMD_INLINE void multiply_impl(const GemmShape& shape, Block<const Real> a
   }
 }
 
-// A dot product's sums in as many lanes as the widest vector has elements, added up by halves. Compilers keep vector
-// types in registers; what they make of a reduction adds the lanes up one by one, in memory.
+// The sums of a dot product, in as many lanes as the widest vector has elements. The lanes are added up by halves.
+// Compilers keep vector types in registers, whereas their code for a reduction adds the lanes one by one, in memory.
 template <class Real>
 class Lanes {
  public:

@@ -44,7 +44,7 @@ void store_scaled(const Operand& operand, const RowRange& rows, Block<const Real
   });
 }
 
-constexpr int64_t kConvertedRows = 16;  // at a time, before they are transposed: they stay in L1
+constexpr int64_t kConvertedRows = 16;  // converted at a time before they are transposed, so that they stay in L1
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Rows of q, k, v, out and dout as the tile products want them: the compute type, contiguous, or transposed.
+// Rows of q, k, v, out and dout as the tile products need them: in the compute type, contiguous or transposed.
 #pragma once
 
 #include <cstdint>
@@ -39,11 +39,11 @@ Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* 
 template <class Real>
 bool all_finite(Block<const Real> block, int64_t rows, int64_t columns);
 
-// out (columns x width) = the rows, transposed and filled up with zeros to `width` columns.
+// out (columns x width) = the rows, transposed and zero-padded to `width` columns.
 template <class Real>
 void load_transposed(const Operand& operand, const RowRange& rows, int64_t width, Block<Real> out);
 
-// Row i = factors[i] * values(i), converted to the tensor's own type; or one factor for all of them.
+// Row i = factors[i] * values(i), converted to the tensor's own type. The second form has one factor for all rows.
 template <class Real>
 void store_rows(const Operand& operand, const RowRange& rows, Block<const Real> values, const Real* factors);
 template <class Real>

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "attention/params.h"
+#include "kernels/config/cpu.h"
 #include "kernels/cpu/products/operand.h"
 #include "kernels/cpu/products/row_runs.h"
 #include "kernels/cpu/scratch.h"
-#include "kernels/tile_config_cpu.h"
 
 namespace flash_attn_ext::cpu {
 
@@ -29,11 +29,11 @@ class PackedOperand {
   // Bytes that one key head takes.
   int64_t bytes_per_key_head() const;
 
-  // Packs these heads, in parallel; what was packed before is gone.
+  // Packs these heads, in parallel. It overwrites what was packed before.
   void load(const HeadRange& key_heads);
 
-  // Tile `tile` (rows [tile * kStreamedRows, ...)) of a head that was loaded. Transposed ones hold zeros up to the next
-  // multiple of kClipRows.
+  // Tile `tile` (rows [tile * kStreamedRows, ...)) of a head that was loaded. Transposed tiles are zero-padded to the
+  // next multiple of kClipRows.
   Block<const Real> tile(int64_t batch, int64_t head, int64_t tile) const;
 
   // Whether the tile, of Form::kRows, holds neither NaN nor infinity.
@@ -51,16 +51,16 @@ class PackedOperand {
   const attention::AttentionParams& p_;
   Operand operand_;
   Form form_;
-  bool in_place_;           // rows are read where they lie
+  bool in_place_;           // rows are read in place
   int64_t num_tiles_;       // of the longest sequence
-  int64_t tile_rows_;       // that there is memory for: short sequences touch no more of it than they fill
+  int64_t tile_rows_;       // that there is memory for; short sequences need no whole tile
   int64_t first_head_ = 0;  // of those loaded
   Scratch<Real> storage_;
   std::vector<uint8_t> finite_;
 };
 
-// Whether a head's keys are one tile. Each thread then packs those of the head it works on itself: they stay in its
-// cache, and it takes no longer than to wait until all heads are packed.
+// Whether the keys of a head fit one tile. Each thread then packs the keys of its current head itself. They stay in its
+// cache, and packing takes no longer than waiting until all heads are packed.
 bool one_tile_of_keys(const attention::AttentionParams& params);
 
 // Key heads [0, batch * num_heads_k) in groups whose packed operands stay under kPackedBytes, or of one head.

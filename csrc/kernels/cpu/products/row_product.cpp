@@ -11,7 +11,7 @@ using attention::ElementType;
 using attention::Interval;
 using attention::Sequence;
 
-// The same rows with neighbouring pairs of 16-bit elements as one of 32 bits.
+// The same rows, with each pair of neighbouring 16-bit elements as one of 32 bits.
 Operand as_pairs(const Operand& operand) {
   attention::MatrixView view = operand.view;
   view.batch_stride /= 2;
@@ -26,9 +26,11 @@ bool readable_as_pairs(const Operand& operand) {
          view.batch_stride % 2 == 0 && reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
 }
 
-// Of bfloat16 rows where the CPU multiplies them: its products of packed tiles are twice as fast as others.
+// The limit for bfloat16 rows if the CPU multiplies them. It is lower, because products of packed tiles are then
+// faster.
 constexpr int64_t kFewPairedRows = 32;
-// Of queries whose keys are one tile, which costs little to pack. Heads that share it still work together.
+// The limit for queries whose keys fit one tile, because one tile costs little to pack. Query heads of a KV group still
+// share an item.
 constexpr int64_t kFewQueriesOfOneTile = 12;
 
 }  // namespace

@@ -1,10 +1,10 @@
-// Products of rows of one tensor with rows of another: S = Q K^T and dP = dO V^T. One of three ways is a call's, the
+// Products of rows of one tensor with rows of another: S = Q K^T and dP = dO V^T. A call uses one of three ways, the
 // same for both passes, so that both compute the same S:
-// - Few rows in all, or few keys: the second tensor is read row by row where it lies. To pack it would take longer than
+// - With few rows in all, or few keys, the second tensor is read row by row in place. Packing it would take longer than
 //   the product, or leave most of the library's tile empty.
-// - bfloat16, where the CPU has the instruction: both as they are, the second packed. Twice the rate, and as exact,
-//   since a product of two of them is exact in float32.
-// - Else in the compute type, the second packed.
+// - With bfloat16, if the CPU has the instruction, both are multiplied as they are, the second packed. This is faster
+//   (docs/kernels/cpu.md, "Decisions") and as exact, because a product of two bfloat16 numbers is exact in float32.
+// - Otherwise both are multiplied in the compute type, the second packed.
 #pragma once
 
 #include "kernels/cpu/products/packed_operand.h"
@@ -13,11 +13,11 @@
 
 namespace flash_attn_ext::cpu {
 
-// Whether the query heads of a key head have so few rows that they are worked on together, in one tile. More of them
-// share what is packed, and make up for it.
+// Whether the query heads of a key head have so few rows that one tile has them all. With more rows, packing pays for
+// itself, because they share the packed keys.
 bool has_few_rows(const attention::AttentionParams& params);
 
-// Whether there are so few keys that they are no work for the matrix library.
+// Whether there are so few keys that dot products are faster than the matrix library.
 bool has_few_keys(const attention::AttentionParams& params);
 
 template <class Real>
@@ -34,10 +34,10 @@ class RowProduct {
     if (!in_place_) right_.load(key_heads);
   }
 
-  // Whether the second tensor is read where it lies.
+  // Whether the second tensor is read in place.
   bool in_place() const { return in_place_; }
 
-  // The steps in which slices of keys are clipped: few keys leave no gaps between the rows of a score tile.
+  // The step in which slices of keys are clipped. With few keys it is 1, so a score tile has no gaps between its rows.
   int64_t clip() const { return has_few_keys(p_) ? 1 : kClipRows; }
 
   // A work item's rows of the left side.
@@ -54,12 +54,12 @@ class RowProduct {
     Rows(const Rows&) = delete;
     Rows& operator=(const Rows&) = delete;
 
-    // Rows of one head; or those of several heads that follow it, where rows are few.
+    // Loads the rows of one head or, if rows are few, of several neighbouring heads.
     void load(const attention::Sequence& sequence, const attention::Interval& heads,
               const attention::Interval& queries);
 
-    // c (rows x keys.width) = rows . (the slice of the key head's rows)^T. What keys.width has beyond keys.count is of
-    // no meaning.
+    // c (rows x keys.width) = rows . (the slice of the key head's rows)^T. The columns from keys.count on have no
+    // meaning.
     void multiply(int64_t key_head, const StreamedSlice& keys, Real* c);
 
    private:
@@ -68,7 +68,7 @@ class RowProduct {
     Scratch<Real> keys_;
     attention::Sequence sequence_{};
     RowRange rows_{};             // of all heads together
-    Block<const Real> loaded_{};  // where rows are multiplied in the compute type
+    Block<const Real> loaded_{};  // if rows are multiplied in the compute type
   };
 
  private:

@@ -1,4 +1,4 @@
-// Rows of a sequence's keys by position, wherever they lie: in a tensor, in a cache's entry, or in pages.
+// Finds the rows of a sequence's keys by position, wherever they lie: in a tensor, in a cache's entry, or in pages.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,10 @@ struct Positions {
   int64_t count() const { return range.end - range.begin; }
 };
 
-// Whether neighbouring positions may have rows that are not.
+// Whether neighbouring positions may lie in rows that are not neighbours.
 inline bool scattered(const attention::AttentionParams& p) { return p.cache.present() && p.cache.paged(); }
 
-// The rows from range.begin on, as many as are neighbours.
+// The longest run of neighbouring rows from range.begin on.
 inline RowRange first_run(const attention::AttentionParams& p, const Positions& positions) {
   const attention::KeyRow at = p.key_row(positions.sequence, positions.range.begin);
   if (!scattered(p)) return {at.entry, positions.head, at.row, positions.count()};

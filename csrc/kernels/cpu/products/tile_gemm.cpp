@@ -30,7 +30,8 @@ bool has_small_tile_gemm(bool is_pairs) {
   return true;
 }
 
-// Twice the speed of its general matrix product on these shapes, where vectors are 512 bits wide.
+// Whether there is one for float32. With vectors of 512 bits it is faster than ATen's general matrix product on these
+// shapes (docs/kernels/log/cpu.md).
 bool has_small_tile_gemm() {
   static const bool available = has_small_tile_gemm<float>(/*is_pairs=*/false);
   return available;
@@ -39,10 +40,10 @@ bool has_small_tile_gemm() {
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kFewTerms = 8;
 
-// Whether the library would take longer for it than our own loops.
+// Whether our own loops are faster than the library for this shape.
 bool is_small(const GemmShape& shape) { return shape.m <= kFewRows || shape.k <= kFewTerms; }
 
-// What a product with an empty dimension is: the libraries refuse some of these.
+// Computes a product with an empty dimension, because the libraries refuse some of these.
 template <class Real>
 bool multiply_empty(const GemmShape& shape, Block<Real> c, Accumulate mode) {
   if (shape.m > 0 && shape.n > 0 && shape.k > 0) return false;
@@ -70,9 +71,9 @@ void multiply_general(const GemmShape& shape, Block<const Real> a, Block<const R
   }
 }
 
-// How many terms are added up before their sum joins the others. The small-tile product adds one after another, with an
-// error that grows with their number; PyTorch's products, in several sums: of a few rows in as many as a vector has
-// elements. Short sums are as exact, and cost one more read and write of c each.
+// How many terms are added up before their sum is added to the others. The small-tile product adds terms one after
+// another, so its error grows with their number. PyTorch's own products keep several sums, for few rows as many as a
+// vector has elements. Short sums are as exact as these, and each costs one more read and write of c.
 int64_t terms_of_a_sum(const GemmShape& shape) { return shape.m <= kFewRows ? 8 : 32; }
 
 }  // namespace

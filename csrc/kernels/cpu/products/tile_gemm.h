@@ -25,7 +25,7 @@ struct GemmShape {
 
 enum class Accumulate { kNo, kYes };
 
-// Few rows or few terms by multiply_few_rows, more by the matrix libraries.
+// Shapes with few rows or few terms use multiply_few_rows, all others the matrix libraries.
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode);
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode);
 
@@ -33,15 +33,16 @@ void multiply(const GemmShape& shape, Block<const double> a, Block<const double>
 // b.row(t / 2)[j]. k is even.
 void multiply_pairs(const GemmShape& shape, Block<const uint16_t> a, Block<const float> b, Block<float> c);
 
-// For a thread after its last such product: gives back what it holds of the CPU (the tiles of AMX).
+// Releases what a thread holds of the CPU after such products (the tiles of AMX). The thread calls it after its last
+// one.
 void release_pairs();
 
-// Whether this CPU can do so faster than in float32.
+// Whether this CPU can multiply bfloat16, and faster than float32.
 bool can_multiply_pairs();
 
-// c += a . b, leaving out terms whose weight, an element of a, is exactly 0: what is not attended must not reach the
-// result, even where the other factor is NaN or infinity. Slower, and used only where it may be; what no NaN
-// or infinity reaches has the bits that multiply gives for finite factors there.
+// c += a . b without the terms whose weight, an element of a, is exactly 0: a key that is not attended must not reach
+// the result, even if the other factor is NaN or infinity. It is slower, and only tiles that hold such factors use it.
+// Elements that no NaN or infinity reaches have the bits that multiply() gives for finite factors.
 template <class Real>
 void multiply_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c);
 

@@ -7,9 +7,9 @@
 namespace flash_attn_ext::cpu {
 namespace {
 
-constexpr int64_t kSide = 8;  // of the blocks that are transposed in registers
+constexpr int64_t kSide = 8;  // rows and columns of a block that is transposed in registers
 
-// Element by element: what is left beside whole blocks.
+// Transposes the remainder beside whole blocks, element by element.
 template <class Real>
 FLASH_SIMD_INLINE void transpose_elements(int64_t rows, int64_t columns, Block<const Real> in, Block<Real> out) {
   for (int64_t i = 0; i < rows; ++i) {
@@ -17,7 +17,7 @@ FLASH_SIMD_INLINE void transpose_elements(int64_t rows, int64_t columns, Block<c
   }
 }
 
-// Three rounds of shuffles, which exchange single elements, pairs and halves of vectors of 8.
+// Transposes by three rounds of shuffles, which exchange single elements, pairs and halves of vectors of 8.
 FLASH_SIMD_INLINE void transpose_8_by_8(Block<const float> in, Block<float> out) {
   typedef float Vector __attribute__((vector_size(32)));
   typedef int32_t Order __attribute__((vector_size(32)));
@@ -64,7 +64,7 @@ FLASH_SIMD_CLONES void transpose(int64_t rows, int64_t columns, Block<const floa
 }
 
 void transpose(int64_t rows, int64_t columns, Block<const double> in, Block<double> out) {
-  for (int64_t j = 0; j < columns; j += kSide) {  // whole cache lines are written
+  for (int64_t j = 0; j < columns; j += kSide) {  // so that whole cache lines are written
     transpose_elements<double>(rows, std::min(kSide, columns - j), {in.data + j, in.stride}, {out.row(j), out.stride});
   }
 }

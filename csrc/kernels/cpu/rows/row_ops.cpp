@@ -56,7 +56,7 @@ FLASH_SIMD_INLINE void scale_rows_impl(const ScoreRows<Real>& scores, Real scale
   }
   for (int64_t i = 0; i < s.rows; ++i) {
     Real* row = s.data + i * s.stride;
-    for (int64_t j = s.n; j < s.padded(); ++j) row[j] = row[0];  // which changes no maximum
+    for (int64_t j = s.n; j < s.padded(); ++j) row[j] = row[0];  // this does not change the maximum
     maxima[i] = scale_row_impl(row, s.padded(), scale);
     for (int64_t j = s.n; j < s.padded(); ++j) row[j] = -std::numeric_limits<Real>::infinity();
   }
@@ -137,12 +137,13 @@ FLASH_SIMD_INLINE void gradient_row_plain_impl(const GradientRow<Real>& row, Rea
   const GradientRow<Real> r = row;
 #pragma omp simd
   for (int64_t i = 0; i < r.n; ++i) {
-    // Rounded as in scale_row (a fused multiply-add takes the 0 instead of the LSE): with one key P is exactly 1.
+    // The 0 makes the score round as in scale_rows, because a fused multiply-add takes it instead of the LSE. So P is
+    // exactly 1 if there is one key.
     const Real score = r.p[i] * scale + Real(0);
     const Real p = vector_exp(score - r.lse);
     const Real ds = p * (r.ds[i] - r.delta);
     r.p[i] = p;
-    r.ds[i] = p == Real(0) ? Real(0) : ds;  // dP of a row nobody sees may be NaN
+    r.ds[i] = p == Real(0) ? Real(0) : ds;  // where P is 0, dP may be NaN
   }
 }
 
@@ -178,7 +179,7 @@ FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, 
   for (int64_t i = 0; i < r.n; ++i) {
     const Real product = r.p[i];
     const Real score = transform.forward(product, r.added[i]);
-    // Compared, since the LSE of a row that holds NaN would carry it to what the row does not attend.
+    // P of a masked key is set to 0 by comparison, because the LSE of a row that holds NaN would make it NaN.
     const Real exponential = vector_exp((score - r.lse) - r.residual);
     const Real p = score == -std::numeric_limits<Real>::infinity() ? Real(0) : exponential;
     const Real kept = kDropout ? r.keep[i] : Real(1);

@@ -1,4 +1,4 @@
-// What happens to one row of a score tile, vectorised along the row. Rows are contiguous; in-place where noted.
+// Operations on one row of a score tile, vectorised along the row. Rows are contiguous.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -23,9 +23,9 @@ void multiply_row(double* x, int64_t n, double factor);
 void multiply_rows(float* x, const float* y, int64_t n);
 void multiply_rows(double* x, const double* y, int64_t n);
 
-// Rows of a score tile, n elements of each, `stride` apart. Whole vectors are computed where the stride leaves room for
-// them, so the columns from n to padded() are scratch memory of the functions below. One call for a tile instead of one
-// for each row is what makes short rows fast.
+// Rows of a score tile: n elements of each, `stride` apart. The functions below compute whole vectors if the stride
+// leaves room for them, so they use the columns from n to padded() as scratch memory. Short rows are fast because one
+// call does a whole tile.
 template <class Real>
 struct ScoreRows {
   static constexpr int64_t kLanes = 16;
@@ -40,16 +40,16 @@ struct ScoreRows {
   int64_t padded() const { return std::min((n + kLanes - 1) / kLanes * kLanes, stride); }
 };
 
-// Products become scores in place; maxima[i] is that of row i (-inf if n is 0; NaN scores do not count).
+// Turns products into scores in place. maxima[i] is the maximum of row i (-inf if n is 0; NaN scores do not count).
 void scale_rows(const ScoreRows<float>& scores, float scale, float* maxima);
 void scale_rows(const ScoreRows<double>& scores, double scale, double* maxima);
 
-// Scores become exp(score - shifts[i]) in place; sums[i] is their sum. Columns from n to padded() hold -inf, as
-// scale_rows leaves them.
+// Turns scores of row i into exp(score - shifts[i]) in place. sums[i] is their sum. Before the call, columns from n to
+// padded() hold -inf, as scale_rows leaves them.
 void exponentiate_rows(const ScoreRows<float>& scores, const float* shifts, float* sums);
 void exponentiate_rows(const ScoreRows<double>& scores, const double* shifts, double* sums);
 
-// Products become scores in place; returns their maximum, as scale_rows does.
+// Turns products into scores in place. Returns their maximum as scale_rows does.
 float transform_row(float* scores, const float* added, int64_t n, const Transform<float>& transform);
 double transform_row(double* scores, const double* added, int64_t n, const Transform<double>& transform);
 
@@ -75,11 +75,11 @@ void store_row(double* x, const double* y, int64_t n, double factor);
 void store_row(c10::BFloat16* x, const float* y, int64_t n, float factor);
 void store_row(c10::Half* x, const float* y, int64_t n, float factor);
 
-// masked = added, or -inf where mask is 0; may be one row.
+// masked = added, or -inf where mask is 0. Both may be the same row.
 void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n);
 void mask_row(double* masked, const double* added, const uint8_t* mask, int64_t n);
 
-// Their sum.
+// The sum of the elements.
 float sum_row(const float* x, int64_t n);
 double sum_row(const double* x, int64_t n);
 
@@ -90,7 +90,7 @@ struct GradientRow {
   Real* p;        // in: q . k; out: P as it multiplies dO (after dropout)
   Real* ds;       // in: dP = dO . V; out: d loss / d scaled product
   Real lse;       // +inf where the row sees no key
-  Real residual;  // Extended only from here on, but for delta
+  Real residual;  // from here on only for gradient_row_extended, except delta
   Real delta;
   const Real* added = nullptr;  // ALiBi + bias, -inf where masked
   const Real* keep = nullptr;   // dropout: 0 or 1 / (1 - p); null without
@@ -99,7 +99,7 @@ struct GradientRow {
 
 void gradient_row_plain(const GradientRow<float>& row, float scale);
 void gradient_row_plain(const GradientRow<double>& row, double scale);
-// All rows of a tile, whose p is a GradientRow's, with ds, lse and delta.
+// Computes gradient_row_plain for all rows of a tile. Row i has lse[i] and delta[i], and its ds has the stride of p.
 void gradient_rows_plain(const ScoreRows<float>& p, float* ds, const float* lse, const float* delta, float scale);
 void gradient_rows_plain(const ScoreRows<double>& p, double* ds, const double* lse, const double* delta, double scale);
 void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform);

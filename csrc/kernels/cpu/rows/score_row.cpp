@@ -40,7 +40,7 @@ void add_bias(const BroadcastView& bias, const ScoreRun& run, Real* added) {
   });
 }
 
-// A bias that nothing is added to before: read where it lies if it can be, else converted.
+// Loads a bias to which nothing was added before: in place if possible, else converted into scratch.
 template <class Real>
 const Real* load_bias(const BroadcastView& bias, const ScoreRun& run, Real* scratch) {
   const Real* loaded = scratch;

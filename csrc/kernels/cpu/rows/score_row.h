@@ -7,13 +7,13 @@
 
 namespace flash_attn_ext::cpu {
 
-// Scores of one query and neighbouring keys.
+// The scores of one query and neighbouring keys.
 struct ScoreRun {
   attention::Coordinate first;
   int64_t count;
 };
 
-// ALiBi + bias of the run's scores, or -inf where the mask is False: in scratch, or where a bias lies.
+// ALiBi + bias of the run's scores, or -inf where the mask is False. The result is in scratch, or in the bias itself.
 template <class Real>
 const Real* load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, int64_t diagonal, Real* scratch);
 

@@ -19,7 +19,7 @@ struct ExpConstants<float> {
   static constexpr float kLn2Low = -2.12194440e-4f;
   static constexpr float kSmallest = -87.0f;  // exp of less is subnormal, and taken as 0
   static constexpr float kLargest = 88.0f;
-  static constexpr int kBiasMask = 7;  // 0.35^8 / 8! = 5e-9
+  static constexpr int kTaylorTerms = 7;  // 0.35^8 / 8! = 5e-9
 };
 
 template <>
@@ -31,7 +31,7 @@ struct ExpConstants<double> {
   static constexpr double kLn2Low = 1.9082149292705877e-10;
   static constexpr double kSmallest = -708.0;
   static constexpr double kLargest = 709.0;
-  static constexpr int kBiasMask = 13;  // 0.35^14 / 14! = 5e-18
+  static constexpr int kTaylorTerms = 13;  // 0.35^14 / 14! = 5e-18
 };
 
 // x = n ln 2 + r with |r| <= ln 2 / 2. Returns 2^n, and e^r - 1 (without cancellation) through expm1_r.
@@ -46,7 +46,7 @@ FLASH_SIMD_INLINE Real split_exponential(Real x, Real& expm1_r) {
   // Taylor series by Horner's rule: r (1 + r/2 (1 + r/3 (1 + ...))). A loop left inside would stop vectorisation.
   Real series = Real(1);
 #pragma GCC unroll 16
-  for (int term = C::kBiasMask; term >= 2; --term) series = Real(1) + r * (Real(1) / Real(term)) * series;
+  for (int term = C::kTaylorTerms; term >= 2; --term) series = Real(1) + r * (Real(1) / Real(term)) * series;
   expm1_r = r * series;
   using Bits = typename C::Bits;
   // The builtin, since a call to std::bit_cast is inlined too late to be compiled for a clone's instruction set.

@@ -1,11 +1,12 @@
-// dBias of a bias with its own value for each query and key: stored dS, summed over the heads and batch entries that
-// share the bias.
+// dBias of a bias that has its own value for each query and key: materialised dS, summed over the heads and batch
+// entries that share the bias.
 //
-// Grid: one block per (batch entry and head of the bias, kTile queries x kTile keys). A warp reads 8 rows x 32 columns
-// of a stored matrix at a time, a thread 16 bytes of it, and adds up those of the launch's heads in order. The sums
-// turn to the bias's own layout in shared memory, and are written 16 bytes at a time where its rows allow it: as they
-// are where a launch holds all that they sum, else added to what earlier launches left. Bound: memory. dS is read once,
-// and dBias written once, or read and written once per launch.
+// Grid: one CTA per (batch entry and head of the bias, kTile queries x kTile keys). A warp reads 8 rows x 32 columns of
+// a materialised matrix at a time, 16 bytes per thread, and adds those of the launch's heads in order. Shared memory
+// transposes the sums to the bias's own layout, and they are written 16 bytes at a time where the rows of the bias
+// allow it. They are stored where the launch holds all heads that they sum, and otherwise added to what earlier
+// launches wrote. The kernel is memory-bound: dS is read once, and dBias is written once, or read and written once per
+// launch.
 #pragma once
 
 #include "kernels/epilogue/store_dbias.cuh"
@@ -26,13 +27,13 @@ struct DbiasFromStoredKernel {
   using Store = DbiasTileStore<Element>;
   static constexpr int kTile = BiasTiles::kTile;
   static constexpr int kThreads = Store::kThreads;
-  static constexpr int kBlocks = 5;  // a multiprocessor
+  static constexpr int kBlocks = 5;  // per SM
   static constexpr int kChunk = BiasTiles::kChunk;
   static constexpr int kRowsPerThread = Store::kRowsPerThread;
   static constexpr int kHeadsInFlight = 2;
 
   struct Shared {
-    // A warp's accesses lie in different banks, but for twofold conflicts where stored rows are queries.
+    // A warp's accesses are free of bank conflicts, but for two-way conflicts where the materialised rows are queries.
     typename Store::Sums sums;
   };
 
@@ -40,18 +41,18 @@ struct DbiasFromStoredKernel {
   Shared& shared;
   int64_t first_query;
   int64_t first_key;
-  uint32_t written;  // which of the thread's chunks are, as bits
+  uint32_t written;  // which of the thread's chunks were materialised, as bits
   float sums[kRowsPerThread][kChunk];
 
-  // The thread's chunks, of the stored rows as well as of the bias's.
+  // The thread's chunks, of materialised rows as well as of rows of the bias.
   __device__ __forceinline__ static int thread_row(int i) { return Store::thread_row(i); }
   __device__ __forceinline__ static int thread_column() { return Store::thread_column(); }
 
-  // batch and head: of the bias, 0 where it is broadcast.
+  // batch and head are those of the bias, and 0 where it is broadcast.
   __device__ __forceinline__ void run(uint32_t batch, uint32_t head) {
     const BackwardParams& p = params.p;
     SharingHeads heads(params.tiles, p.dbias, batch, head);
-    if (heads.left == 0) return;  // the same for all threads: the matrix is another launch's
+    if (heads.left == 0) return;  // the same for all threads: another launch has the matrix
     for (auto& row : sums) {
       for (float& sum : row) sum = 0.0f;
     }
@@ -65,7 +66,7 @@ struct DbiasFromStoredKernel {
 #pragma unroll
       for (const auto& of_head : chunks) add(of_head);
     }
-    turn();
+    transpose();
     Store{p, first_query, first_key, params.tiles.in_chunks}.store(
         batch * p.dbias.batch_stride + head * p.dbias.head_stride, shared.sums);
   }
@@ -75,7 +76,7 @@ struct DbiasFromStoredKernel {
   __device__ __forceinline__ int64_t first_row() const { return rows_are_keys() ? first_key : first_query; }
   __device__ __forceinline__ int64_t first_column() const { return rows_are_keys() ? first_query : first_key; }
 
-  // For the thread's rows.
+  // Sets `written` for the thread's rows.
   __device__ __forceinline__ void find_written(const attention::Sequence& sequence) {
     static_assert(kTile == kStoredRows);
     const WrittenColumns columns(params.p, sequence, rows_are_keys() ? Rows::kKeys : Rows::kQueries, first_row(),
@@ -87,10 +88,10 @@ struct DbiasFromStoredKernel {
     }
   }
 
-  // A head's chunks; those that were not written stay zeros.
+  // Loads a head's chunks. Those that were not materialised stay 0.
   __device__ __forceinline__ void load(uint4 (&chunks)[kRowsPerThread], const WorkItem& item) {
     const BackwardParams& p = params.p;
-    if (p.sequences.cu_seqlens_q != nullptr) find_written(item.sequence);  // else all are the same
+    if (p.sequences.cu_seqlens_q != nullptr) find_written(item.sequence);  // otherwise all sequences are the same
     const Element* matrix = static_cast<const Element*>(p.stored.ds) + stored_matrix(p, item) +
                             first_row() * p.stored.columns + first_column() + thread_column();
 #pragma unroll
@@ -111,8 +112,8 @@ struct DbiasFromStoredKernel {
     }
   }
 
-  // The sums, to queries x keys.
-  __device__ __forceinline__ void turn() {
+  // Transposes the sums to queries x keys.
+  __device__ __forceinline__ void transpose() {
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
 #pragma unroll
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
   kernel.run(at.batch, at.head);
 }
 
-// What pairs [first_pair, first_pair + num_pairs) give to dBias.
+// Adds the share of pairs [first_pair, first_pair + num_pairs) to dBias.
 template <class Element>
 cudaError_t dbias_from_stored(const BackwardParams& p, cudaStream_t stream) {
   using Kernel = DbiasFromStoredKernel<Element>;

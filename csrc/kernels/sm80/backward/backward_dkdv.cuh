@@ -1,16 +1,17 @@
-// dK and dV, KV-stationary (Dao 2023, "FlashAttention-2", algorithm 2 without its dQ).
+// dK and dV, key-stationary (Dao 2023, "FlashAttention-2", algorithm 2 without its dQ).
 //
-// Grid: one block per (batch, key head, tile of kKeys keys). Each warp owns kKeys / kWarps keys: its rows of S^T = K
-// Q^T and dP^T = V dO^T come out as accumulators whose register layout is that of a left operand, so that dV += P^T dO
-// and dK += dS^T Q read P and dS from registers, without shared memory and without a barrier between warps.
-// Query heads of the group and query tiles are visited in one fixed order, and only this block writes its rows.
-// Shared memory: K, V, one or two stages of Q and dO, and in Extended kernels each warp's biases and masks. With two
-// stages, the next query tile travels while this one is used.
-// Where the dQ kernel is not to compute dS again, this one stores it in p.stored.
+// Grid: one CTA per (batch, key head, tile of kKeys keys). Each warp owns kKeys / kWarps keys. The accumulators of its
+// rows of S^T = K Q^T and dP^T = V dO^T have the register layout of a left operand, so that dV += P^T dO and dK += dS^T
+// Q read P and dS from registers, without shared memory and without a barrier between warps. The mainloop iterates over
+// the query heads of the KV group and their query tiles in one fixed order, and no other CTA writes the same rows.
+// Shared memory: K, V, one or two stages of Q and dO, and in Extended kernels each warp's bias and mask. With two
+// stages, the load of the next query tile overlaps the current iteration.
+// In the two-pass backward, this kernel materialises dS in p.stored for the dQ GEMM.
 #pragma once
 
 #include <type_traits>
 
+#include "kernels/config/sm80.h"
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
@@ -20,7 +21,6 @@
 #include "kernels/score/staging.cuh"
 #include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
-#include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 
@@ -33,7 +33,8 @@ struct BackwardDkdvKernel {
   static constexpr KeyStationaryTile kTile = backward_dkdv_tile(sizeof(Element), kHeadDim, Traits::kVariant);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
-  // Else a launch computes one gradient, the one that has data: both do not fit registers.
+  // Whether one launch computes both gradients. Otherwise each launch computes the one that has data, since both do not
+  // fit registers.
   static constexpr bool kBoth = kTile.both;
   static constexpr bool kMayStoreScores = kBoth && dkdv_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant);
 
@@ -43,7 +44,7 @@ struct BackwardDkdvKernel {
       std::conditional_t<Traits::kExtended,
                          StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>, NoBiasMask>;
   using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
-  static constexpr int kStatistics = Traits::kExtended ? 3 : 2;  // a query's LSE, delta, and the LSE's residual
+  static constexpr int kStatistics = Traits::kExtended ? 3 : 2;  // a query's LSE, delta, and the residual of the LSE
 
   struct Stage {
     QueryTile q;
@@ -64,8 +65,8 @@ struct BackwardDkdvKernel {
   Shared& shared;
   WorkItem item;
   int first_key;
-  int first_column;  // of dK and dV
-  Gradient dk;       // or what the launch computes, if that is one gradient
+  int first_column;  // of the CTA's slice of dK and dV
+  Gradient dk;       // or the launch's only gradient
   Gradient dv;
 
   __device__ __forceinline__ void run() {
@@ -77,7 +78,7 @@ struct BackwardDkdvKernel {
     const auto* v = p.v.row<const Element>(item.sequence.batch, item.key_head, row);
     tile::copy_rows_async<kThreads>(shared.k, {k, p.k.row_stride, static_cast<int>(p.head_dim_qk)}, num_keys);
     tile::copy_rows_async<kThreads>(shared.v, {v, p.v.row_stride, static_cast<int>(p.head_dim_v)}, num_keys);
-    ptx::commit_copies();  // also waited for where nothing is streamed
+    ptx::commit_copies();  // also waited for where no query tile is loaded
     dk.clear();
     dv.clear();
     const uint32_t group = first.begin < last.end ? schedule.group : 0;
@@ -86,26 +87,26 @@ struct BackwardDkdvKernel {
       ++item.head;
     }
     ptx::wait_copies<0>();
-    __syncthreads();  // K's and V's tiles are used anew
+    __syncthreads();  // the tiles of K and V are reused as staging
     const float scale = static_cast<float>(p.score_mod.scale);
     if (wants_dk()) dk.scale(scale);
     if (p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk, shared.k);
     if (p.dv.data != nullptr) store(p.dv, kBoth ? dv : dk, p.head_dim_v, shared.v);
-    note_nan<kTile.warps>(p.dkdv_nan_flags, dk, dv);
+    flag_nan<kTile.warps>(p.dkdv_nan_flags, dk, dv);
   }
 
  private:
   __device__ __forceinline__ bool wants_dk() const { return kBoth || p.dk.data != nullptr; }
 
-  // A head's queries, in tiles: Q, dO and the statistics. These arrive with their tile: a thread that waited for them
-  // would keep all others waiting.
+  // The query tiles of a head: Q, dO and the statistics. cp.async loads the statistics, too: a thread that waited for
+  // them would delay all others at the next barrier.
   struct Queries {
     const BackwardDkdvKernel& kernel;
     int count;
     tile::TileSource<kThreads, QueryTile> q;
     tile::TileSource<kThreads, QueryTile> dout;
-    int whole;               // tiles
-    const float* statistic;  // Plain: that of tile 0 which the thread copies
+    int whole;               // tiles that have all their queries
+    const float* statistic;  // Plain kernels: the thread's statistic of tile 0
 
     __device__ __forceinline__ explicit Queries(const BackwardDkdvKernel& kernel)
         : kernel(kernel),
@@ -129,7 +130,7 @@ struct BackwardDkdvKernel {
     }
 
     __device__ __forceinline__ void load(Stage& stage, int tile) const {
-      if constexpr (Traits::kExtended) {  // it has no registers for places
+      if constexpr (Traits::kExtended) {  // they have no registers to cache addresses
         q.template copy<false>(stage.q, tile, whole);
         dout.template copy<false>(stage.dout, tile, whole);
         copy_statistics(stage, tile * kTile.queries);
@@ -170,16 +171,16 @@ struct BackwardDkdvKernel {
   }
   __device__ __forceinline__ Terms& own_terms() const { return shared.terms[Traits::kExtended ? tile::warp() : 0]; }
 
-  // The warp is done with the last tile's.
-  __device__ __forceinline__ void load_terms(const Visit& visit) const {
+  // Called when no lane of the warp reads those of the preceding tile any more.
+  __device__ __forceinline__ void load_terms(const Iteration& at) const {
     if constexpr (Traits::kExtended) {
-      stage(own_terms(), where_of(visit.tile), visit.masked);
+      stage(own_terms(), where_of(at.tile), at.masked);
       ptx::commit_copies();
     }
   }
 
-  // Visits the query tiles that see the block's first and last key and those between, in ascending order. Keys past the
-  // sequence's end hold zeros and are not stored: no tile is partial for them.
+  // The mainloop over the query tiles of a head that see one of the CTA's keys, in ascending order. Keys past the end
+  // of the sequence are zero-padded and not stored, so no tile has to mask them.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
     const TileRange tiles = tile_range<kTile.queries, uint32_t>(first, last);
     const int end_tile = ptx::pin(tiles.end);
@@ -191,7 +192,7 @@ struct BackwardDkdvKernel {
                            {first_key, first_key + kTile.keys});
     };
     const bool stores_scores = kMayStoreScores && p.stored.present();
-    Visit at = next_attended<1, Traits::kExtended>(tiles.begin, end_tile, coverage);
+    Iteration at = next_unmasked<1, Traits::kExtended>(tiles.begin, end_tile, coverage);
     using ScoreRows = StoredRows<Element, Scores>;
     const ScoreRows score_rows =
         stores_scores ? ScoreRows(p, item, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
@@ -199,15 +200,15 @@ struct BackwardDkdvKernel {
     if (at.tile == end_tile) return;
     const Queries queries(*this);
     int current = 0;
-    __syncthreads();  // the last head's readers are done
+    __syncthreads();  // no warp reads the stages of the preceding head any more
     queries.load(shared.stages[current], at.tile);
     load_terms(at);
     while (at.tile != end_tile) {
       const auto where = where_of(at.tile);
-      const Visit next = next_attended<1, Traits::kExtended>(at.tile + 1, end_tile, coverage);
+      const Iteration next = next_unmasked<1, Traits::kExtended>(at.tile + 1, end_tile, coverage);
       Stage& stage = shared.stages[current];
       ptx::wait_copies<0>();
-      __syncthreads();  // this stage has arrived, and the other's readers are done
+      __syncthreads();  // this stage has arrived, and no warp reads the other one any more
       current = (current + 1) % kTile.stages;
       if (kTile.stages == 2 && next.tile != end_tile) queries.load(shared.stages[current], next.tile);
       Scores scores;
@@ -234,7 +235,7 @@ struct BackwardDkdvKernel {
         differentiate_tile(std::true_type{});
       }
       if constexpr (Traits::kExtended) {
-        __syncwarp();  // the terms' readers are done
+        __syncwarp();  // no lane reads the bias and mask any more
         if (next.tile != end_tile) load_terms(next);
       }
       if (stores_scores) {
@@ -250,17 +251,17 @@ struct BackwardDkdvKernel {
       }
       at = next;
       if (kTile.stages == 1 && at.tile != end_tile) {
-        __syncthreads();  // the stage's readers are done
+        __syncthreads();  // no warp reads the stage any more
         queries.load(stage, at.tile);
       }
     }
   }
 
-  // staging: an operand of which each warp has read only its own rows.
+  // staging: a tile of which each warp has read its own rows only.
   template <class Tile>
   __device__ __forceinline__ void store(const attention::MatrixView& view, const Gradient& gradient, int64_t head_dim,
                                         Tile& staging) {
-    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's, in the tile
+    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's first row of the tile
     const int64_t key = first_key + first_row;
     Element* target = view.row<Element>(item.sequence.batch, item.key_head, item.sequence.key_begin + key);
     store_rows<Element>({.data = target + first_column * view.column_stride,

@@ -1,16 +1,19 @@
-// dQ, Q-stationary: dQ = scale * dS K, with S and dP recomputed.
+// dQ, query-stationary: dQ = scale * dS K, with S and dP recomputed.
 //
-// Grid: one block a (batch, query head, tile of kQueries queries), tiles with the most keys first. Each warp owns
-// kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is used as an operand from there.
-// Shared memory: Q, dO, one tile of K and one of V, and in BiasMask and Extended kernels each warp's biases and masks.
-// While dP = dO V^T is computed K is on its way; while S = Q K^T, dS and dQ are, the next V; biases and masks while dQ
-// and the next dP are. Two or more blocks on a multiprocessor fill each other's waits. Where the dK/dV kernel is not
-// to compute P and dS again, this one stores them in p.stored.
-// Few queries that see many keys: blockIdx.y is the part of the tile's keys whose sums the block writes (p.dq_parts).
+// Grid: one CTA per (batch, query head, query tile, slice of dQ's columns), longest tiles first. Each warp owns
+// kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is the left operand of the dQ GEMM from there.
+// Shared memory: Q, dO, one tile of K and one of V, and in BiasMask and Extended kernels each warp's bias and mask. The
+// load of K overlaps dP = dO V^T. The load of the next V overlaps S = Q K^T, dS and dQ. Bias and mask are loaded during
+// dQ and the next dP. Two or more CTAs per SM hide each other's latency.
+// In the two-pass backward, this kernel materialises P and dS in p.stored for the dK and dV GEMMs.
+// Split-KV, for few queries that see many keys: blockIdx.y is the split of the tile's keys whose partial dQ the CTA
+// writes (p.dq_splits).
 #pragma once
 
 #include <type_traits>
 
+#include "kernels/config/sm80.h"
+#include "kernels/config/split.h"
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_row.cuh"
 #include "kernels/epilogue/store_rows.cuh"
@@ -22,8 +25,6 @@
 #include "kernels/sm80/backward/pending_delta.cuh"
 #include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
-#include "kernels/tile_config.h"
-#include "kernels/tile_config_split.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 
@@ -37,13 +38,15 @@ struct BackwardDqKernel {
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
 
-  // Extended kernels of small head dims never do; without the branch they took 3 % longer.
+  // Extended kernels of small head dims never materialise scores, but are slower without the branch
+  // (docs/kernels/log/sm80_backward.md, "Dead ends").
   static constexpr bool kMayStoreScores =
       dq_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
   static constexpr bool kMayDivide = has_divided_dq_kernel(sizeof(Element), kHeadDim, Traits::kVariant);
-  // In which positions are divided. It decides which registers ptxas has left, and so which kernels spill.
+  // The type in which positions are divided. It decides which registers ptxas has left, and so which kernels spill.
   using Position = std::conditional_t<kMayDivide, uint32_t, int64_t>;
-  // For partial tiles and for others. Larger head dims that store scores have a branch there anyway.
+  // Whether masked tiles have a loop body of their own. Kernels of larger head dims, which materialise scores, have a
+  // branch there anyway.
   static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
@@ -68,7 +71,7 @@ struct BackwardDqKernel {
   Shared& shared;
   WorkItem item;
   int first_query;
-  int first_column;  // of dQ
+  int first_column;  // of the CTA's slice of dQ
   int num_keys;
   Gradient dq;
   QueryStatistics statistics[Scores::kThreadRows];
@@ -96,18 +99,18 @@ struct BackwardDqKernel {
       return;
     }
     store();
-    note_nan<kTile.warps>(p.dq_nan_flags, dq);
+    flag_nan<kTile.warps>(p.dq_nan_flags, dq);
   }
 
  private:
-  // Blocks share the tile's keys.
-  __device__ __forceinline__ bool is_part() const { return kMayDivide && p.dq_parts.present(); }
+  // Whether CTAs share the tile's keys (split-KV).
+  __device__ __forceinline__ bool is_part() const { return kMayDivide && p.dq_splits.present(); }
 
   __device__ __forceinline__ int num_queries() const {
     return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
   }
 
-  // Committed with the first tile of keys.
+  // Issues the copies of Q and dO; they are committed with those of the first key tile.
   __device__ __forceinline__ void load_queries() {
     const int64_t row = item.sequence.query_begin + first_query;
     const auto* q = p.q.row<const Element>(item.sequence.batch, item.head, row);
@@ -125,7 +128,7 @@ struct BackwardDqKernel {
     ptx::commit_copies();
   }
 
-  // What streams past the queries.
+  // The keys and values of the head, up to the CTA's last tile.
   struct Keys {
     tile::GlobalRows<Element> k;
     tile::GlobalRows<Element> v;
@@ -136,11 +139,10 @@ struct BackwardDqKernel {
     return {p, item, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
   }
 
-  // Visits the key tiles that the block's first and last query see between them, or its part of them, in ascending
-  // order.
+  // The mainloop over the key tiles that the CTA's queries see, or over its split of them, in ascending order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
     TileRange tiles = tile_range<kTile.keys, Position>(first, last);
-    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_parts.count);
+    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_splits.count);
     const int64_t key_row = item.sequence.key_begin;
     const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
                              static_cast<int>(p.head_dim_qk)},
@@ -151,13 +153,13 @@ struct BackwardDqKernel {
       return mask_coverage(p, item, {first_query, first_query + kTile.queries},
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
-    Visit at = next_attended<1, Traits::kHasBiasMask>(tiles.begin, keys.end_tile, coverage);
+    Iteration at = next_unmasked<1, Traits::kHasBiasMask>(tiles.begin, keys.end_tile, coverage);
     if (stores_scores()) score_rows = ScoreRows(p, item, first_query + tile::warp() * kRowsPerWarp);
     if (Traits::kHasBiasMask && stores_scores()) score_rows.write_zeros(p, tiles.begin, at.tile);
     load_v(keys, at);
     load_terms(keys, at);
     while (at.tile != keys.end_tile) {
-      const Visit next = next_attended<1, Traits::kHasBiasMask>(at.tile + 1, keys.end_tile, coverage);
+      const Iteration next = next_unmasked<1, Traits::kHasBiasMask>(at.tile + 1, keys.end_tile, coverage);
       const bool partial = !tiles.full(at.tile);
       if constexpr (!kTwoBodies) {
         attend(keys, at, next, partial);
@@ -169,17 +171,17 @@ struct BackwardDqKernel {
       if (Traits::kHasBiasMask && stores_scores()) score_rows.write_zeros(p, at.tile + 1, next.tile);
       at = next;
     }
-    ptx::commit_copies();  // of Q and dO, where the mask left no tile of keys
+    ptx::commit_copies();  // Q and dO, where the mask left no key tile
     ptx::wait_copies<0>();
-    __syncthreads();  // Q's tile is used anew
+    __syncthreads();  // the tile of Q is reused as staging
   }
 
-  __device__ __forceinline__ void load_v(const Keys& keys, const Visit& at) {
+  __device__ __forceinline__ void load_v(const Keys& keys, const Iteration& at) {
     if (at.tile != keys.end_tile) load_keys(shared.v, keys.v, at.tile);
   }
 
-  // Committed last, so that V can be waited for by itself.
-  __device__ __forceinline__ void load_terms(const Keys& keys, const Visit& at) {
+  // Committed last, so that wait_copies can wait for V only.
+  __device__ __forceinline__ void load_terms(const Keys& keys, const Iteration& at) {
     if constexpr (Traits::kHasBiasMask) {
       if (at.tile != keys.end_tile) stage(own_terms(), where_of(at.tile), at.masked);
       ptx::commit_copies();
@@ -189,13 +191,14 @@ struct BackwardDqKernel {
 
   __device__ __forceinline__ bool stores_scores() const { return kMayStoreScores && p.stored.p != nullptr; }
 
-  // Adds the product of one tile. Where it is known when compiling whether the tile is partial, its code is free of
-  // branches between products, and the compiler mixes them with what is between.
+  // One iteration. Where the compiler knows whether the tile is masked, there is no branch between the GEMMs, and it
+  // interleaves them with the instructions in between.
   template <class Partial>
-  __device__ __forceinline__ void attend(const Keys& keys, const Visit& at, const Visit& next, Partial partial) {
+  __device__ __forceinline__ void attend(const Keys& keys, const Iteration& at, const Iteration& next,
+                                         Partial partial) {
     const auto where = where_of(at.tile);
     ptx::wait_copies<Traits::kHasBiasMask ? 1 : 0>();
-    __syncthreads();  // V (and Q and dO) have arrived, and K's last readers are done
+    __syncthreads();  // V, and at first Q and dO, have arrived, and no warp reads K any more
     load_keys(shared.k, keys.k, at.tile);
     Scores scores;
     Scores gradients;
@@ -203,7 +206,7 @@ struct BackwardDqKernel {
     gradients.clear();
     tile::multiply_head_dims(gradients, shared.dout, tile::warp() * kRowsPerWarp, shared.v);
     ptx::wait_copies<0>();
-    __syncthreads();  // K (and the terms) have arrived, and V's readers are done
+    __syncthreads();  // K, bias and mask have arrived, and no warp reads V any more
     load_v(keys, next);
     tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k);
     const auto statistics_of = [&](int r, int) -> const auto& { return statistics[r]; };
@@ -221,7 +224,7 @@ struct BackwardDqKernel {
       differentiate_tile(std::false_type{});
     }
     if constexpr (Traits::kHasBiasMask) {
-      __syncwarp();  // the terms' readers are done
+      __syncwarp();  // no lane reads the bias and mask any more
       load_terms(keys, next);
     }
     if (stores_scores()) {
@@ -233,7 +236,7 @@ struct BackwardDqKernel {
 
   __device__ __forceinline__ void store() {
     const float scale = static_cast<float>(p.score_mod.scale);
-    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's, in the tile
+    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's first row of the tile
     const int64_t query = first_query + first_row;
     Element* target = p.dq.row<Element>(item.sequence.batch, item.head, item.sequence.query_begin + query);
     dq.scale(scale);
@@ -247,9 +250,9 @@ struct BackwardDqKernel {
 
   __device__ __forceinline__ void store_part() const {
     const int first = first_query + tile::warp() * kRowsPerWarp + Gradient::row(0);
-    const auto columns = static_cast<int>(p.dq_parts.sums.row_stride);
+    const auto columns = static_cast<int>(p.dq_splits.sums.row_stride);
     const int rows = static_cast<int>(item.sequence.num_queries) - first;
-    float* target = p.dq_parts.row(blockIdx.y, item.sequence.batch, item.head, item.sequence.query_begin + first);
+    float* target = p.dq_splits.row(blockIdx.y, item.sequence.batch, item.head, item.sequence.query_begin + first);
 #pragma unroll
     for (int r = 0; r < Gradient::kThreadRows; ++r) {
       if (Gradient::row_step(r) >= rows) continue;

@@ -1,22 +1,23 @@
-// dQ, dK and dV of short sequences in one kernel: all keys of a head fit one block.
+// dQ, dK and dV of short sequences in one kernel: all keys of a head fit one CTA.
 //
-// Grid: one block a (batch, key head). Each warp owns kKeys / kWarps keys, as in backward_dkdv.cuh: its rows of
-// S^T = K Q^T and dP^T = V dO^T are accumulators from which dV += P^T dO and dK += dS^T Q read P and dS. The block has
-// all keys, so dS of a query tile is complete in it: it goes to shared memory, and the warps share the tile of
-// dQ = scale * dS K. So five products of tiles do where two kernels compute seven, each operand is read once, and
-// nothing is added up across blocks: sums have one fixed order.
+// Grid: one CTA per (batch, key head). Each warp owns kKeys / kWarps keys, as in backward_dkdv.cuh: its rows of S^T = K
+// Q^T and dP^T = V dO^T are accumulators, and dV += P^T dO and dK += dS^T Q read P and dS from there. The CTA has all
+// keys, so it has the complete dS of a query tile: dS goes to shared memory, and the warps share the tile of dQ = scale
+// * dS K. So there are five GEMMs for a tile instead of the seven of two kernels, each operand is read once, and
+// nothing is added across CTAs: sums have one fixed order.
 // Shared memory: K, V, two stages of Q and dO, LSE and delta of the head's queries, and one or two tiles of dS. dQ of a
-// tile is computed one step late: one barrier then says that the next tile has arrived and that dS is complete.
-// A warp leaves out the products of what none of its keys sees.
+// tile is computed one iteration later, so that one barrier says both that the next tile has arrived and that dS is
+// complete.
+// A warp skips the GEMMs of query tiles that see none of its keys.
 #pragma once
 
 #include "kernels/common/rows/attention_rows.cuh"
+#include "kernels/config/sm80.h"
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/pending_delta.cuh"
-#include "kernels/tile_config.h"
 #include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -24,13 +25,14 @@
 
 namespace flash_attn_ext::sm80 {
 
-// With the first query head of the group.
+// The CTA's work item, with the first query head of the KV group.
 __device__ __forceinline__ WorkItem whole_head(const attention::AttentionParams& p, const Schedule& schedule) {
   const Place at = schedule.place(blockIdx.x);
   return {p.sequences.at(at.batch), at.key_head * schedule.group, at.key_head};
 }
 
-// The block's rows again, found anew: no register is held for it.
+// Recomputes the CTA's rows without tensor cores. It derives the work item again, so that the mainloop holds no
+// register for it.
 template <class Kernel>
 __device__ __forceinline__ void fused_without_tensor_cores(const BackwardParams& p, const Schedule& schedule) {
   using Element = typename Kernel::Element;
@@ -73,7 +75,7 @@ struct BackwardFusedKernel {
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
   using KeyGradients = tile::Accumulator<kRowsPerWarp / 16, kHeadDim / 8>;
-  // A warp's share of a tile of dQ: 16 rows.
+  // A warp's share of a tile of dQ has 16 rows.
   static constexpr int kRowParts = kTile.queries / 16;
   static constexpr int kColumnsPerWarp = kHeadDim * kRowParts / kTile.warps;
   using QueryGradients = tile::Accumulator<1, kColumnsPerWarp / 8>;
@@ -93,17 +95,17 @@ struct BackwardFusedKernel {
     dk.clear();
     dv.clear();
     found_nan = false;
-    auto head = static_cast<uint32_t>(item.head);  // known to fit: 64 bits would take more registers
+    auto head = static_cast<uint32_t>(item.head);  // fits 32 bits; 64 would take more registers
     const uint32_t end_head = head + schedule.group;
     do {
       item.head = head;
-      walk_queries();
+      iterate_queries();
     } while (++head != end_head);
     dk.scale(static_cast<float>(p.score_mod.scale));
-    // V's tile is used anew for both: only this warp has read its rows.
+    // The tile of V is reused as staging for both: only this warp has read its rows.
     if (p.dv.data != nullptr) store(p.dv, dv, p.head_dim_v);
     if (p.dk.data != nullptr) store(p.dk, dk, p.head_dim_qk);
-    // A NaN may be 0 times what is not attended: such rows again, without tensor cores.
+    // A NaN may be a weight of 0 times a NaN or infinity: such rows are recomputed without tensor cores.
     if (__syncthreads_or(found_nan || dk.has_nan() || dv.has_nan())) {
       fused_without_tensor_cores<BackwardFusedKernel>(p, schedule);
     }
@@ -112,9 +114,9 @@ struct BackwardFusedKernel {
  private:
   __device__ __forceinline__ int num_keys() const { return band.length; }
   __device__ __forceinline__ int num_queries() const { return static_cast<int>(item.sequence.num_queries); }
-  __device__ __forceinline__ static int first_key() { return tile::warp() * kRowsPerWarp; }  // the warp's
+  __device__ __forceinline__ static int first_key() { return tile::warp() * kRowsPerWarp; }  // of the warp
 
-  // Committed with the first tile of queries.
+  // Issues the copies of K and V; they are committed with those of the first query tile.
   __device__ __forceinline__ void load_keys() {
     const int64_t row = item.sequence.key_begin;
     const auto* k = p.k.row<const Element>(item.sequence.batch, item.key_head, row);
@@ -134,8 +136,8 @@ struct BackwardFusedKernel {
     tile::copy_rows_async<kThreads>(stage.dout, {dout, p.dout.row_stride, static_cast<int>(p.head_dim_v)}, count);
   }
 
-  // Visits all query tiles of a head, in ascending order.
-  __device__ __forceinline__ void walk_queries() {
+  // The mainloop over all query tiles of a head, in ascending order.
+  __device__ __forceinline__ void iterate_queries() {
     const int tiles = (num_queries() + kTile.queries - 1) / kTile.queries;
 #pragma unroll
     for (int tile = 0; tile < kStages; ++tile) {
@@ -145,8 +147,8 @@ struct BackwardFusedKernel {
     load_head_statistics<BackwardFusedKernel>(shared.statistics, p, item, tiles * kTile.queries);
     for (int tile = 0;; ++tile) {
       ptx::wait_copies<0>();
-      __syncthreads();  // the tile has arrived and dS of the one before is complete; the readers of earlier ones are
-                        // done
+      __syncthreads();  // the tile has arrived, dS of the preceding one is complete, and no warp reads earlier tiles
+                        // any more
       if (tile > 0) {
         if (tile + 1 < tiles) load_queries(tile + 1);
         ptx::commit_copies();
@@ -168,12 +170,12 @@ struct BackwardFusedKernel {
     return {max(band.first_column(first_query), 0), band.end_column(last_query)};
   }
 
-  // The readers of the last tile's dS are done. Warps come here from different places.
+  // Waits until no warp reads dS of the preceding tile any more. Warps reach this barrier from different branches.
   __device__ __forceinline__ static void release_dscores() {
     if constexpr (kTile.dscores == 1) __syncthreads();
   }
 
-  // dK, dV and dS of a tile of queries.
+  // Adds a query tile to dK and dV, and computes its dS.
   __device__ __forceinline__ void add_queries(int tile) {
     const Keys keys = keys_of(tile);
     const bool seen = keys.begin < first_key() + kRowsPerWarp && keys.end > first_key();
@@ -200,7 +202,7 @@ struct BackwardFusedKernel {
     tile::multiply_registers(dk, gradients, stage.q);
   }
 
-  // P and dS of the warp's keys and a tile of queries.
+  // Computes P and dS of the warp's keys and a query tile.
   __device__ __forceinline__ void compute_scores(Scores& scores, Scores& gradients, int tile) {
     const Stage& stage = shared.stages[tile % kStages];
     const int first_query = tile * kTile.queries;
@@ -216,7 +218,7 @@ struct BackwardFusedKernel {
     if (full) {
       differentiate_scaled<false>(scores, gradients, where, statistics);
     } else {
-      // Keys past the end are seen by no query: dQ takes their dS too.
+      // Scores of keys past the end become -inf, since their dS is an operand of dQ.
       const int rows = num_keys() - first_key();
       for_each_element<Scores>([&](int r, int row, int j, int e, int) {
         if (row >= rows) scores.at(r, j, e) = -INFINITY;
@@ -225,14 +227,14 @@ struct BackwardFusedKernel {
     }
   }
 
-  // dQ of a tile whose dS is complete: 16 rows and an equal share of the columns a warp.
+  // Computes dQ of a tile whose dS is complete: each warp has 16 rows and an equal share of the columns.
   __device__ __forceinline__ void compute_dq(int tile) {
     const int first_row = tile::warp() % kRowParts * 16;
     const int first_column = tile::warp() / kRowParts * kColumnsPerWarp;
     const tile::LeftOperandColumns<DscoreTile> dscores(shared.dscores[tile % kTile.dscores], first_row);
     const tile::RightOperandColumns<KeyTile> k(shared.k, first_column);
     const Keys keys = keys_of(tile);
-    // Four products in flight: those of two column tiles, for every other 16 keys.
+    // Four accumulation chains are in flight: those of two column tiles, each in two sums over every second 16 keys.
     constexpr int kSteps = kRowsPerWarp / 16;
     constexpr int kSums = QueryGradients::kColumnTiles < 4 ? kSteps : 1;
     QueryGradients sums[kSums];

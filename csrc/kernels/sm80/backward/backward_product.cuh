@@ -1,20 +1,21 @@
-// The products that end a backward pass whose scores were stored (StoredScores): C = factor * A^T B, rows n of both
-// summed. Where the rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for each query
-// head. Where they are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), over the heads of a
-// group.
+// The GEMMs of the two-pass backward, whose scores were materialised (StoredScores): C = factor * A^T B, summed over
+// the rows n of both. Where the rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for
+// each query head. Where they are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), summed over
+// the query heads of a KV group.
 //
-// Grid: one block per (pair, its query head (dQ only), tile of kTile.rows rows m of C, slice of columns), in a head
-// those with the longest sums first. Each warp owns 64 rows and an equal share of the columns, and reads both operands
-// from shared memory by transposing loads. A block visits what its rows see, n ascending and one query head after the
-// other, and only it writes its rows: one fixed order. Groups of 32 columns of A that a row n does not see were never
-// written, and are zeros here. Few queries that see many keys: blockIdx.y is the part of the keys whose sums the block
-// writes (p.dq_parts).
-// Shared memory: kTile.stages stages of kTile.step rows of A and B. All threads copy; while one stage is multiplied the
-// others are on their way. One barrier per step.
+// Grid: one CTA per (pair, its query head for dQ, tile of kTile.rows rows m of C, slice of columns), in each head
+// longest sums first. Each warp owns 64 rows and an equal share of the columns, and reads both operands from shared
+// memory with transposing loads. The mainloop iterates over the tiles that the CTA's rows see, n ascending, one query
+// head after the other. No other CTA writes the same rows, so sums have one fixed order. Groups of 32 columns of A that
+// a row n does not see were never written, and are zero-padded here. Split-KV, for few queries that see many keys:
+// blockIdx.y is the split of the keys whose partial dQ the CTA writes (p.dq_splits).
+// Shared memory: a pipeline of kTile.stages stages, each with kTile.step rows of A and B. All threads issue copies, and
+// there is one barrier per step.
 #pragma once
 
 #include <algorithm>
 
+#include "kernels/config/sm80.h"
 #include "kernels/epilogue/store_row.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"
@@ -23,7 +24,6 @@
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
-#include "kernels/tile_config.h"
 #include "ptx/cp_async.h"
 #include "tile/sm80/gemm_transposed.h"
 
@@ -43,15 +43,15 @@ struct BackwardProductParams {
   ProductOperands operands;
 };
 
-// What a block computes.
+// The work tile of a CTA.
 template <class Element>
-struct ProductItem {
+struct GemmItem {
   attention::Sequence sequence;
-  int64_t first_row;     // m of the block's first row
-  int columns;           // of C from the block's first one on
+  int64_t first_row;     // m of the CTA's first row
+  int columns;           // of C, counted from the CTA's first column
   const Element* left;   // row 0 of the head's A, at column first_row
-  const Element* right;  // row 0 of the head's B, at the block's first column
-  void* out;             // row 0 of C, there too: Element, or float where the block computes a part of dQ
+  const Element* right;  // row 0 of the head's B, at the CTA's first column
+  void* out;             // row 0 of C at the CTA's first column: Element, or float where the CTA computes a partial dQ
 };
 
 template <class ElementType, int kHeadDim>
@@ -71,12 +71,12 @@ struct BackwardProductKernel {
   };
   using Result = tile::SharedColumns<decltype(Stage::right), kRowsPerWarp / 16, kTile.column_warps>;
 
-  // What a zero in A does to NaN or infinity in B: makes NaN, as tensor cores do, or hides it.
+  // What a zero in A does to a NaN or infinity in B: it makes a NaN, as tensor cores do, or hides it.
   enum class Zeros { kMultiply, kHide };
 
-  // What is copied next.
+  // What is loaded next.
   struct Position {
-    const Element* left;  // as in ProductItem, of the head at work
+    const Element* left;  // as in GemmItem, for the current head
     const Element* right;
     int heads_left;
     int tile;
@@ -85,29 +85,29 @@ struct BackwardProductKernel {
   const BackwardParams& p;
   const ProductOperands& operands;
   Shared& shared;
-  ProductItem<Element> item;
-  TileRange tiles;  // of rows n; in those that are full, all of the block's columns of A were written
+  GemmItem<Element> item;
+  TileRange tiles;  // of rows n; in full tiles, all of the CTA's columns of A were written
   Result result;
 
   __device__ __forceinline__ void run() {
     find_tiles();
     stream<Zeros::kMultiply>();
-    // A NaN may be 0 times what nobody attends. Once more, without that.
+    // A NaN may be 0 times a NaN or infinity that the row does not attend to. The second run hides those.
     if (__syncthreads_or(result.has_nan())) stream<Zeros::kHide>();
     store();
   }
 
  private:
   __device__ __forceinline__ bool is_dq() const { return operands.rows == Rows::kQueries; }
-  // Blocks share the keys of dQ's rows.
-  __device__ __forceinline__ bool is_part() const { return is_dq() && p.dq_parts.present(); }
+  // Whether CTAs share the keys of dQ's rows (split-KV).
+  __device__ __forceinline__ bool is_part() const { return is_dq() && p.dq_splits.present(); }
   __device__ __forceinline__ int64_t num_rows() const {
     return is_dq() ? item.sequence.num_queries : item.sequence.num_keys;
   }
   __device__ __forceinline__ int64_t inner_length() const {
     return is_dq() ? item.sequence.num_keys : item.sequence.num_queries;
   }
-  // The rows of A and B that count for row m of C.
+  // The rows n that row m of C sees.
   __device__ __forceinline__ attention::Interval inner_of(int64_t m) const {
     return is_dq() ? p.visibility.keys_of(m, item.sequence) : p.visibility.queries_of(m, item.sequence);
   }
@@ -117,11 +117,12 @@ struct BackwardProductKernel {
     const int64_t end_row = min(item.first_row + kTile.rows, num_rows());
     tiles = tile_range<kTile.step>(inner_of(item.first_row), inner_of(end_row - 1));
     if (end_row < item.first_row + kTile.rows) tiles.full_end = tiles.full_begin;
-    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_parts.count);
+    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_splits.count);
   }
 
-  // Starts copying a tile from rows `stride` elements apart: bytes(row, column) of each 16-byte chunk, the rest zeros.
-  // A thread keeps its place in the swizzle, and steps from group to group and down the rows.
+  // Issues the copies of a tile whose rows are `stride` elements apart. bytes(row, column) of each 16-byte chunk are
+  // valid, and the rest is zero-padded. A thread keeps its place in the swizzle, and steps from one group of columns to
+  // the next and down the rows.
   template <int kUnrolled, class Tile, class BytesOf>
   __device__ __forceinline__ static void copy_async(Tile& tile, const Element* data, int64_t stride, BytesOf&& bytes) {
     constexpr int kChunks = Tile::kGroup / Tile::kChunk;
@@ -171,7 +172,7 @@ struct BackwardProductKernel {
         --next.heads_left;
       }
     }
-    ptx::commit_copies();  // of nothing at the end, so that waiting may always count stages
+    ptx::commit_copies();  // at the end an empty group, so that wait_copies can always count stages
   }
 
   __device__ __forceinline__ int first_warp_row() const { return tile::warp() / kTile.column_warps * kRowsPerWarp; }
@@ -184,11 +185,11 @@ struct BackwardProductKernel {
     int steps = (tiles.end - tiles.begin) * next.heads_left;
 #pragma unroll 1
     for (int s = 0; s < kTile.stages - 1; ++s) load_next(shared.stages[s], next);
-    bool finished = false;  // there is nothing but NaN: no further product changes that
+    bool finished = false;  // every result of the warp is a NaN, which no further step changes
     int current = 0;
     for (; steps > 0; --steps) {
       ptx::wait_copies<kTile.stages - 2>();
-      __syncthreads();  // this stage has arrived, and the one before is no longer read
+      __syncthreads();  // this stage has arrived, and no warp reads the preceding one any more
       load_next(shared.stages[current == 0 ? kTile.stages - 1 : current - 1], next);
       const Stage& stage = shared.stages[current];
       if constexpr (kZeros == Zeros::kMultiply) {
@@ -207,7 +208,7 @@ struct BackwardProductKernel {
 #pragma unroll
     for (int r = 0; r < Result::Part::kThreadRows; ++r) {
       const int column_of_left = first_warp_row() + Result::Part::row(r);
-      // The order of A's columns is at most a transposition, (j, t) -> (t, j): the same function leads back.
+      // The order of A's columns is at most a transposition, (j, t) -> (t, j), so the same function inverts it.
       const int64_t row = item.first_row + StoredScores::place<Element>(column_of_left);
       if (row >= num_rows()) continue;
       if constexpr (sizeof(Element) != sizeof(float)) {
@@ -246,19 +247,19 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   const BackwardParams& p = params.p;
   const Place at = schedule.place(blockIdx.x);
   const attention::Sequence sequence = p.sequences.at(at.batch);
-  // Causal queries see the more the later they are; keys are seen the more the earlier.
+  // Longest first: under causality later queries see more keys, and earlier keys are seen by more queries.
   const int64_t tile = is_dq ? static_cast<int>(schedule.tiles - 1 - at.tile)
                              : key_tile<Kernel::kTile.rows>(schedule, at, sequence.num_keys);
   const int64_t first_row = tile * Kernel::kTile.rows;
   if (first_row < 0 || first_row >= (is_dq ? sequence.num_queries : sequence.num_keys)) return;
   const int64_t key_head = at.key_head;
-  const int64_t query_head = key_head * schedule.group + at.head_of_group;  // or the first one of the sum
+  const int64_t query_head = key_head * schedule.group + at.head_of_group;  // or the first head of the sum
   const int64_t query_row = sequence.query_begin;
   const int64_t key_row = sequence.key_begin;
   const int64_t first_column = int64_t{at.slice} * Kernel::kTile.columns;
   const attention::MatrixView& right = params.operands.right;
   const attention::MatrixView& out = params.operands.out;
-  ProductItem<Element> item = {
+  GemmItem<Element> item = {
       .sequence = sequence,
       .first_row = first_row,
       .columns = static_cast<int>(params.operands.columns - first_column),
@@ -268,10 +269,10 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
                first_column,
       .out = out.row<Element>(sequence.batch, is_dq ? query_head : key_head, is_dq ? query_row : key_row) +
              first_column * out.column_stride};
-  if constexpr (sizeof(Element) == sizeof(float)) {  // operands.out has its sums already, and a branch would spill
-    item.out = static_cast<float*>(item.out) + blockIdx.y * p.dq_parts.stride;
-  } else if (is_dq && p.dq_parts.present()) {
-    item.out = p.dq_parts.row(blockIdx.y, sequence.batch, query_head, query_row) + first_column;
+  if constexpr (sizeof(Element) == sizeof(float)) {  // operands.out has the splits already, and a branch would spill
+    item.out = static_cast<float*>(item.out) + blockIdx.y * p.dq_splits.stride;
+  } else if (is_dq && p.dq_splits.present()) {
+    item.out = p.dq_splits.row(blockIdx.y, sequence.batch, query_head, query_row) + first_column;
   }
   Kernel kernel = {.p = p,
                    .operands = params.operands,
@@ -284,7 +285,7 @@ inline ProductOperands product_operands(const BackwardParams& p, MatrixGradient 
   const float scale = static_cast<float>(p.score_mod.scale);
   switch (gradient) {
     case MatrixGradient::kDq:
-      if (p.dq_parts.present()) return {Rows::kQueries, p.stored.ds, p.k, p.dq_parts.sums, p.head_dim_qk, 1.0f};
+      if (p.dq_splits.present()) return {Rows::kQueries, p.stored.ds, p.k, p.dq_splits.sums, p.head_dim_qk, 1.0f};
       return {Rows::kQueries, p.stored.ds, p.k, p.dq, p.head_dim_qk, scale};
     case MatrixGradient::kDk:
       return {Rows::kKeys, p.stored.ds, p.q, p.dk, p.head_dim_qk, scale};
@@ -293,7 +294,7 @@ inline ProductOperands product_operands(const BackwardParams& p, MatrixGradient 
   }
 }
 
-// Queues the product for pairs [first_pair, first_pair + num_pairs).
+// Launches the GEMM for pairs [first_pair, first_pair + num_pairs).
 template <class Element>
 cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& plan, MatrixGradient gradient,
                                  cudaStream_t stream) {
@@ -304,14 +305,14 @@ cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& pl
                                                 .rows = operands.rows,
                                                 .tile_rows = Kernel::kTile.rows,
                                                 .slices = num_slices(operands.columns, Kernel::kTile.columns),
-                                                .parts = gradient == MatrixGradient::kDq ? plan.dq_parts : 1,
+                                                .parts = gradient == MatrixGradient::kDq ? plan.dq_splits : 1,
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     return launch<Kernel>(backward_product_kernel<Kernel>, {p, operands}, schedule, stream);
   };
   if (operands.columns <= 64) return launch_with(Int<64>{});
   if constexpr (sizeof(Element) == 2) {
-    if (operands.columns > 192) return launch_with(Int<256>{});  // in slices, where there are more
+    if (operands.columns > 192) return launch_with(Int<256>{});  // in slices, where there are more columns
     if (operands.columns > 128) return launch_with(Int<192>{});
     if (operands.columns <= 96) return launch_with(Int<96>{});
   }

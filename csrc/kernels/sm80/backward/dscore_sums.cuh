@@ -1,12 +1,14 @@
-// Sums of dS that is computed again, each into what DscoreSum names. Without TF32: what is summed is never rounded.
+// Sums of dS, which is recomputed; DscoreSum names the results. These kernels never use single TF32 products, so that
+// no rounded dS is summed.
 //
-// Grid: one block per tile of the result. Along a dimension that the result has, a block owns one index (a batch entry,
-// a head) or one tile of queries or keys; along another one it walks all of them in order. So blocks never share an
-// element of the result, every sum has one order, and each element is written once. The block's own sums stay in
-// registers, an element each, until the walk's end.
-// Shared memory: Q, dO, K and V of one tile of scores, then the sums.
+// Grid: one CTA per tile of the result. Along a dimension that the result has, a CTA owns one index (a batch entry, a
+// head) or one tile of queries or keys. Along any other dimension it loops over all of them in order. So CTAs never
+// share an element of the result, every sum has one order, and each element is written once. A CTA's partial sums stay
+// in registers, one per element of a tile, until the loops end.
+// Shared memory: Q, dO, K and V of one tile of scores, and at the end the sums.
 #pragma once
 
+#include "kernels/config/sm80.h"
 #include "kernels/epilogue/store_dbias.cuh"
 #include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/mask_coverage.cuh"
@@ -16,13 +18,12 @@
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
-#include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 
 namespace flash_attn_ext::sm80 {
 
-// One dimension of the grid: cut into steps, or taken whole by each block.
+// One dimension of the grid: split into steps, or looped over by each CTA.
 struct DscoreAxis {
   bool split;
   int64_t length;
@@ -46,7 +47,7 @@ struct DscoreParams {
   int64_t num_blocks() const { return batches.count() * heads.count() * queries.count() * keys.count(); }
 };
 
-// What a block sums over.
+// What a CTA sums over.
 struct DscoreRanges {
   attention::Interval batches;
   attention::Interval heads;
@@ -105,7 +106,7 @@ struct DscoreSumsKernel {
   }
 
  private:
-  // Tiles with visible scores, queries before keys, in ascending order.
+  // Adds the tiles that have visible scores in ascending order, queries in the outer loop.
   __device__ __forceinline__ void add_head(const WorkItem& item, const DscoreRanges& ranges) {
     const int64_t query_end = min(ranges.queries.end, item.sequence.num_queries);
     for (int64_t query = ranges.queries.begin; query < query_end; query += kTile.queries) {
@@ -139,7 +140,7 @@ struct DscoreSumsKernel {
     const int64_t batch = item.sequence.batch;
     const int64_t query_row = item.sequence.query_begin + queries.begin;
     const int64_t key_row = item.sequence.key_begin + keys.begin;
-    __syncthreads();  // the last tile's readers are done
+    __syncthreads();  // no warp reads the preceding tile any more
     stage(target.terms[tile::warp()], where, masked);
     load_rows(target.q, p.q, p.head_dim_qk, p.q.row<const Element>(batch, item.head, query_row), queries);
     load_rows(target.dout, p.dout, p.head_dim_v, p.dout.row<const Element>(batch, item.head, query_row), queries);
@@ -150,7 +151,7 @@ struct DscoreSumsKernel {
     __syncthreads();
   }
 
-  // dS; for delta itself P dP.
+  // Computes dS, or P dP where the sum is delta.
   __device__ __forceinline__ Scores compute(const Where& where, bool masked) const {
     const Operands& operands = shared.operands;
     Scores scores;
@@ -158,7 +159,7 @@ struct DscoreSumsKernel {
     scores.clear();
     gradients.clear();
     tile::multiply_head_dims(scores, operands.q, tile::warp() * kRowsPerWarp, operands.k);
-    // Their sum over keys cancels against delta, which knows nothing of cut-off sums.
+    // Sums of dS over keys cancel against delta, in which no tensor core has truncated sums.
     tile::multiply_rows<decltype(operands.dout), tile::Sums::kRounded>(gradients, operands.dout,
                                                                        tile::warp() * kRowsPerWarp, operands.v);
     QueryStatistics statistics[Scores::kThreadRows];
@@ -181,17 +182,17 @@ struct DscoreSumsKernel {
             static_cast<float>(attention::alibi_derivative(where.query(row, column), where.key(row, column), diagonal));
       });
     }
-    // Rows past the end hold zeros, but see keys: 0 times a NaN is not to reach a sum over rows.
+    // Rows past the end are zero-padded, but see keys: 0 times a NaN must not reach a sum over rows.
     for_each_element<Scores>([&](int r, int row, int j, int e, int) {
       if (where.first_row + row < where.item.sequence.num_queries) sums.at(r, j, e) += dscore.at(r, j, e);
     });
   }
 
-  // Sums over rows and columns of the tile where the result has only one, in order, then the result.
+  // Sums over the tile's rows or columns where the result has only one of them, in order, and writes the result.
   __device__ __forceinline__ void sum_tile(const DscoreRanges& ranges) {
     const bool per_query = params.sum == DscoreSum::kDelta || (params.sum == DscoreSum::kBias && p.dbias.per_query);
     const bool per_key = params.keys.split;
-    __syncthreads();  // the last tile's readers are done
+    __syncthreads();  // no warp reads the preceding tile any more
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
       float* row = shared.sums[tile::warp() * kRowsPerWarp + Scores::row(r)];

@@ -1,4 +1,4 @@
-// Queues the kernels that a plan names.
+// Launches the dK/dV and dQ kernels that a plan names.
 #pragma once
 
 #include <algorithm>
@@ -49,11 +49,11 @@ cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaS
                                                 .rows = Rows::kQueries,
                                                 .tile_rows = Kernel::kTile.queries,
                                                 .slices = num_slices(p.head_dim_qk, Kernel::kTile.columns),
-                                                .parts = plan.dq_parts,
+                                                .parts = plan.dq_splits,
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     const cudaError_t error = launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);
-    if (error != cudaSuccess || plan.dq_parts > 1) return error;  // whoever adds the parts up repairs rows too
+    if (error != cudaSuccess || plan.dq_splits > 1) return error;  // the kernel that sums the splits repairs rows, too
     const common::FlaggedRows queries = flagged_rows<Kernel>(p.dq_nan_flags, schedule);
     return common::repair_gradients<InMemory<Element>>(p, queries, {}, stream);
   });

@@ -1,11 +1,11 @@
-// What the kernels of one backward pass tell each other, beside what the host tells them.
+// The arguments that the kernels of one backward pass share, beyond those that every backend gets.
 #pragma once
 
 #include <cstdint>
 
 #include "attention/params.h"
 #include "kernels/common/alibi_partials.h"
-#include "kernels/common/dq_parts.h"
+#include "kernels/common/dq_splits.h"
 #include "kernels/plan/stored_scores.h"
 
 namespace flash_attn_ext::sm80 {
@@ -13,15 +13,15 @@ namespace flash_attn_ext::sm80 {
 struct BackwardParams : attention::BackwardParams {
   bool delta_is_pending = false;  // the first kernel of the pass computes delta from out and dout
 
-  // The pairs of a batch entry and a key head that a launch works on. Counted head-major, key head * batch + batch
+  // The pairs of a launch, each a batch entry and a key head. They are numbered head-major, key head * batch + batch
   // entry, so that a launch may hold all batch entries of a head.
   int64_t first_pair = 0;
   int64_t num_pairs = 0;
 
   StoredScores stored;
-  common::DqParts dq_parts;           // where present, dQ's blocks write these
-  uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether a NaN came out
-  uint8_t* dkdv_nan_flags = nullptr;  // and of the dK/dV kernel
+  common::DqSplits dq_splits;         // where present, the dQ kernel writes its splits here
+  uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether its rows have a NaN
+  uint8_t* dkdv_nan_flags = nullptr;  // the same for the dK/dV kernel
   common::AlibiPartials alibi_partials;
 };
 

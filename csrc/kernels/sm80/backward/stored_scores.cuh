@@ -1,14 +1,14 @@
-// Leaves a tile of P or dS to a later kernel.
+// Materialises a tile of P or dS for a later kernel (StoredScores).
 #pragma once
 
+#include "kernels/config/sm80.h"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/backward/params.h"
-#include "kernels/tile_config.h"
 #include "ptx/pin.h"
 
 namespace flash_attn_ext::sm80 {
 
-// Where row 0 of the sequence's matrix begins, of the item's query head (StoredScores). In elements.
+// The offset, in elements, of row 0 of the sequence's matrix of the item's query head (StoredScores).
 __device__ __forceinline__ int64_t stored_matrix(const BackwardParams& p, const WorkItem& item) {
   const StoredScores& stored = p.stored;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
@@ -20,10 +20,10 @@ __device__ __forceinline__ int64_t stored_matrix(const BackwardParams& p, const 
   return (head * stored.rows + first_row) * stored.columns;
 }
 
-// What was written of rows [first_row, ...), all in one aligned tile of kStoredRows: the same groups of 32 columns for
-// each of them, those that any of the tile's rows sees.
+// The columns that were written in rows [first_row, ...), all of which are in one aligned tile of kStoredRows rows. All
+// rows of such a tile have the same groups of 32 columns: those that any of its rows sees.
 struct WrittenColumns {
-  int begin;  // relative to first_column, as has() takes them
+  int begin;  // relative to first_column, as is the argument of has()
   int end;
   int num_rows;  // from first_row on
 
@@ -45,20 +45,20 @@ struct WrittenColumns {
   }
 };
 
-// Where a thread leaves its elements of a warp's rows of P or dS. Found once: it takes a division and as many
-// instructions as writing a tile.
+// Where a thread writes its elements of a warp's rows of P or dS. Computed once, because it takes a division and as
+// many instructions as writing a tile.
 template <class Element, class Acc>
 class StoredRows {
  public:
-  StoredRows() = default;  // of nothing
+  StoredRows() = default;  // has no rows
   __device__ __forceinline__ StoredRows(const BackwardParams& p, const WorkItem& item, int64_t first_row) {
     const int column = sizeof(Element) == 2 ? tile::lane() % 4 * 8 : Acc::column(0, 0);
     const int64_t row = first_row + Acc::row(0);
     own_ = ptx::pin(static_cast<int>(stored_matrix(p, item) + row * p.stored.columns + column));
   }
 
-  // The columns from first_column on. matrices: p or ds of p.stored. Marked to leave L2 first: each element is
-  // read once, and K and V are to stay.
+  // Writes the columns from first_column on. matrices: p or ds of p.stored. The stores are marked evict-first in L2
+  // (st.cs), because each element is read once, and K and V should stay.
   __device__ __forceinline__ void write(const BackwardParams& p, void* matrices, int first_column,
                                         const Acc& scores) const {
     if constexpr (Acc::kColumnTiles % 4 == 0) {
@@ -72,7 +72,7 @@ class StoredRows {
     }
   }
 
-  // Tiles [tile, end), of which a mask leaves nothing, as zeros in all matrices.
+  // Writes zeros to tiles [tile, end) of all matrices, which a mask hides completely.
   __device__ __forceinline__ void write_zeros(const BackwardParams& p, int tile, int end) const {
     for (; tile < end; ++tile) {
       Acc nothing;
@@ -100,7 +100,7 @@ class StoredRows {
     }
   }
 
-  int own_ = 0;  // the thread's first element of column 0: 32 bits count all of them (StoredScores::kMostBytes)
+  int own_ = 0;  // the thread's first element of column 0; 32 bits suffice (StoredScores::kMostBytes)
 };
 
 }  // namespace flash_attn_ext::sm80

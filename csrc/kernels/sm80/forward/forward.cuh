@@ -1,14 +1,16 @@
 // Forward pass: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1).
 //
-// Grid: one block a (batch, query head, tile of kQueries queries), tiles with the most keys first. Each warp owns
-// kQueries / kWarps rows: S, P and O live in its registers, and P is used as an operand from there.
-// Shared memory: Q, and one or two stages of a tile of K and one of V. With one, V is on its way while S = Q K^T is
-// computed, and the next K while O += P V; with two, both of the next tile all along, and a tile has one barrier.
-// Two blocks on a multiprocessor fill each other's waits. Key tiles outside the visible interval are never loaded, and
-// only partial ones compare.
+// Grid: one CTA per (batch, query head, query tile, slice of V's columns), longest tiles first. Each warp owns kQueries
+// / kWarps rows: S, P and O live in its registers, and P is the left operand of the PV GEMM from there.
+// Shared memory: Q, and one or two stages of K and V. With one stage, the load of V overlaps S = Q K^T, and the load of
+// the next K overlaps O += P V. With two stages, the load of the next tile overlaps the whole iteration, which then
+// needs only one barrier.
+// Two CTAs per SM hide each other's latency. Key tiles outside the visible interval are never loaded, and only partly
+// masked tiles compare positions.
 #pragma once
 
 #include "kernels/common/rows/attention_rows.cuh"
+#include "kernels/config/sm80.h"
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"
@@ -17,13 +19,13 @@
 #include "kernels/score/score_mod.cuh"
 #include "kernels/score/staging.cuh"
 #include "kernels/sm80/forward/forward_rows.cuh"
-#include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 
 namespace flash_attn_ext::sm80 {
 
-// The warp's rows again, found anew: no register is held for it.
+// Recomputes the warp's rows without tensor cores. It derives the work tile again, so that the mainloop holds no
+// register for it.
 template <class Kernel>
 __device__ __forceinline__ void forward_without_tensor_cores(const ForwardParams& p, const Schedule& schedule) {
   const QueryBlock block = query_block<Kernel>(p, schedule);
@@ -43,14 +45,16 @@ struct ForwardKernel {
   static constexpr QueryStationaryTile kTile = forward_tile(sizeof(Element), kHeadDim, Traits::kVariant);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
-  static constexpr int kFewKeys = 16;  // a last tile of no more is a narrow one, where there are two stages
-  static constexpr bool kCachesAddresses = Traits::kVariant == Variant::kShort;  // with one stage
-  using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;              // of copies
+  static constexpr int kFewKeys = 16;  // a last tile with no more keys than this is narrow, where there are two stages
+  static constexpr bool kCachesAddresses = Traits::kVariant == Variant::kShort;  // where there is one stage
+  using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;              // the type of indices in copies
 
-  // In which intervals are computed: with 32 bits ptxas spills 48 bytes of a Short kernel's 96 registers.
+  // The type in which intervals are computed. With 32 bits ptxas spills in Short kernels (docs/kernels/log/sm80.md,
+  // "Types of positions").
   using Length = std::conditional_t<Traits::kVariant == Variant::kShort, int64_t, int>;
 
-  // A warp's first row sees more than the block's. Kernels with a body for partial tiles gain nothing by it.
+  // Whether the warp's first row, instead of the CTA's, decides up to where tiles are unmasked. Under causality it sees
+  // more keys. Kernels that have a loop body for partly masked tiles gain nothing from it.
   static constexpr bool kFullForWarp = Traits::kVariant == Variant::kPlain && kHeadDim == 128;
 
   using WarpRows = ForwardRows<Traits>;
@@ -73,7 +77,7 @@ struct ForwardKernel {
   Shared& shared;
   WorkItem item;
   int64_t first_query;
-  int first_column;  // of V and O
+  int first_column;  // of the CTA's slice of V and O
   int num_keys;
   WarpRows rows;
 
@@ -81,7 +85,7 @@ struct ForwardKernel {
     return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
   }
 
-  // Committed with the first tile of keys.
+  // Issues the copies of Q; they are committed with those of the first key tile.
   __device__ __forceinline__ void load_queries() {
     const int64_t row = item.sequence.query_begin + first_query;
     const auto* rows = p.q.row<const Element>(item.sequence.batch, item.head, row);
@@ -108,15 +112,16 @@ struct ForwardKernel {
       }
     }
     rows.finish(item, first_query, first_column, shared.q);
-    // A NaN may be 0 times what nobody attends: such rows are computed again, without tensor cores.
+    // A NaN may be a weight of 0 times a NaN or infinity of a key that the row does not attend to. Such rows are
+    // recomputed without tensor cores.
     if constexpr (repairs_in_kernel(kHeadDim, Traits::kVariant)) {
       if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) forward_without_tensor_cores<ForwardKernel>(p, schedule);
     } else {
-      note_nan<kTile.warps>(p.nan_flags, rows.out);
+      flag_nan<kTile.warps>(p.nan_flags, rows.out);
     }
   }
 
-  // The head's K, and the block's columns of its V.
+  // The rows of the head's K, and of the CTA's slice of its V.
   __device__ __forceinline__ tile::GlobalRows<Element> k_rows() const {
     return {p.k.row<const Element>(item.sequence.batch, item.key_head, item.sequence.key_begin), p.k.row_stride,
             static_cast<int>(p.head_dim_qk)};
@@ -131,7 +136,7 @@ struct ForwardKernel {
     return {p, item, first_query + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.keys};
   }
 
-  // Visits the tiles from the last one down, one stage of K and V.
+  // The mainloop in descending order of key tiles, with one stage of K and V.
   __device__ __forceinline__ void stream(const TileRange& tiles) {
     const tile::TileSource<kThreads, KTile, Index> k(k_rows(), num_keys);
     const tile::TileSource<kThreads, VTile, Index> v(v_rows(), num_keys);
@@ -151,7 +156,7 @@ struct ForwardKernel {
     };
     Terms& terms = shared.terms[Traits::kHasBiasMask ? tile::warp() : 0];
     const int end = tiles.begin - 1;
-    Visit at = next_attended<-1, Traits::kHasBiasMask>(tiles.end - 1, end, coverage);
+    Iteration at = next_unmasked<-1, Traits::kHasBiasMask>(tiles.end - 1, end, coverage);
     if (at.tile == end) return;
     const int start = at.tile;
     load_queries();
@@ -165,19 +170,19 @@ struct ForwardKernel {
         __syncthreads();  // Q and K have arrived
       } else {
         ptx::wait_copies<0>();
-        __syncthreads();  // K has arrived, and V's readers are done
+        __syncthreads();  // K has arrived, and no warp reads V any more
         load_v(at.tile);
       }
-      const Visit next = next_attended<-1, Traits::kHasBiasMask>(at.tile - 1, end, coverage);
+      const Iteration next = next_unmasked<-1, Traits::kHasBiasMask>(at.tile - 1, end, coverage);
       Scores scores;
       scores.clear();
       tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[0]);
       ptx::wait_copies<0>();
-      __syncthreads();  // V has arrived, and K's readers are done
+      __syncthreads();  // V has arrived, and no warp reads K any more
       if (next.tile != end) load_k(next.tile);
       if constexpr (Traits::kHasBiasMask) {
         modify<Traits::kExtended>(scores, where, terms, at.masked, rows.folds_scale());
-        __syncwarp();  // the terms' readers are done
+        __syncwarp();  // no lane reads the bias and mask any more
         if (next.tile != end) {
           stage(terms, where_of<Scores>(next.tile), next.masked);
           ptx::commit_copies();
@@ -196,12 +201,12 @@ struct ForwardKernel {
     ptx::wait_copies<0>();
   }
 
-  // The same with two stages, and nothing that changes a score but its scale. Keys from end_key on are not seen.
+  // The mainloop with two stages, for scores that are only scaled. Keys from end_key on are masked.
   __device__ __forceinline__ void stream_ahead(const TileRange& tiles, int end_key) {
     const tile::TileSource<kThreads, KTile, Index> k(k_rows(), num_keys);
     const tile::TileSource<kThreads, VTile, Index> v(v_rows(), num_keys);
     const int whole = ptx::pin(k.regular() && v.regular() ? num_keys / kTile.keys : 0);
-    // 197 and 257 keys are common: vision transformers.
+    // Vision transformers often have 197 or 257 keys, which leave few in the last tile.
     const int last = tiles.end - 1;
     const int narrow = ptx::pin(end_key - last * kTile.keys <= kFewKeys ? last : -1);
     const auto load = [&](int stage, int tile) {
@@ -223,7 +228,7 @@ struct ForwardKernel {
     int stage = 0;
     for (int tile = last; tile >= first; --tile) {
       ptx::wait_copies<0>();
-      __syncthreads();  // this tile has arrived, and the last one has no readers any more
+      __syncthreads();  // this tile has arrived, and no warp reads the preceding one any more
       if (tile > first) load(stage ^ 1, tile - 1);
       if (tile == narrow) {
         attend<kFewKeys, true>(stage, tile);
@@ -236,7 +241,7 @@ struct ForwardKernel {
     }
   }
 
-  // The first kKeys keys of a tile.
+  // One iteration, with the first kKeys keys of a tile.
   template <int kKeys, bool kPartial>
   __device__ __forceinline__ void attend(int stage, int tile) {
     tile::Accumulator<kRowsPerWarp / 16, kKeys / 8> scores;

@@ -1,20 +1,21 @@
-// Forward pass of many short heads: up to 128 queries and keys, every query seeing every key (Dao 2023,
-// "FlashAttention-2", algorithm 1, with two tiles of keys).
+// Forward pass of many short heads: up to 128 queries and keys, where every query sees every key (Dao 2023,
+// "FlashAttention-2", algorithm 1, with two key tiles).
 //
-// Grid: as many blocks as run at a time; each goes through heads, kHeadsRows queries of one after the other. A short
-// head's time is starting and ending: here Q, K and V of the next one travel while this one is computed.
-// Each warp owns 32 rows. The exponentials of the first half of the keys are computed between the products of the
-// second half, and those of the second half between the products of the first half's P and V.
-// Shared memory: two stages of Q, K and V. Two barriers per head: Q and K have arrived, and V has.
+// Grid: persistent CTAs with a static tile scheduler. A work tile is kHeadsRows queries of a head. Short heads spend
+// most of their time in prologue and epilogue, so the loads of the next Q, K and V overlap the current work tile.
+// Each warp owns 32 rows. The exponentials of the first half of the keys are interleaved with the QK GEMM of the second
+// half, and those of the second half with the PV GEMM of the first half.
+// Shared memory: two stages of Q, K and V. There are two barriers per work tile: Q and K have arrived, and V has
+// arrived.
 #pragma once
 
 #include "kernels/common/rows/attention_rows.cuh"
+#include "kernels/config/sm80.h"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/forward/forward_rows.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
-#include "kernels/tile_config.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 
@@ -34,8 +35,9 @@ struct ForwardHeadsKernel {
   using Half = tile::SharedTile<Element, kHalf, kHeadDim>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kHalf / 8>;
   static constexpr int kSteps = kHalf / tile::kInner<Element>;
-  using Packed = tile::PackedColumns<Scores::kRowTiles>;  // of P, for one step of its product with V
-  // A row of one half for each step of a product of the other half.
+  using Packed = tile::PackedColumns<Scores::kRowTiles>;  // P of one step of the PV GEMM
+  // A GEMM of one half has as many steps as the other half has rows per thread, so each step is interleaved with one
+  // row.
   static_assert(kSteps == Scores::kThreadRows && kHeadDim / tile::kInner<Element> == Scores::kThreadRows);
 
   struct Stage {
@@ -47,7 +49,8 @@ struct ForwardHeadsKernel {
     Stage stages[2];
   };
 
-  // Whose queries [first_query, ...) are computed together. Small: the next item is held in registers beside this one.
+  // A work tile: queries [first_query, ...) of a head. It has 32-bit numbers, since registers hold the next one beside
+  // the current one.
   struct Item {
     int batch;
     int head;
@@ -71,14 +74,14 @@ struct ForwardHeadsKernel {
       const bool is_last = index >= schedule.num_blocks;
       const Item next = is_last ? item : item_at(index);
       ptx::wait_copies<1>();
-      __syncthreads();  // Q and K have arrived, and the other stage has no readers any more
+      __syncthreads();  // Q and K have arrived, and no warp reads the other stage any more
       Scores first;
       Scores second;
       const HalfSoftmax before = multiply_keys(first, second, item, stage);
       Packed first_p[kSteps];
       pack(first_p, first);
       if (is_last) {
-        ptx::commit_copies();  // of nothing, so that waiting may always count one
+        ptx::commit_copies();  // an empty group, so that wait_copies<1> always has the same meaning
       } else {
         load_q_and_k(other, next);
       }
@@ -90,7 +93,7 @@ struct ForwardHeadsKernel {
         load_v(other, next);
       }
       rows.finish(work_item(item), item.first_query, 0, stage.q);
-      // A NaN may be 0 times what nobody attends: such rows again, without tensor cores.
+      // A NaN may be a weight of 0 times a NaN or infinity in V: such rows are recomputed without tensor cores.
       if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) without_tensor_cores(item);
       if (is_last) break;
       item = next;
@@ -98,7 +101,7 @@ struct ForwardHeadsKernel {
   }
 
  private:
-  // What the softmax of the first half alone would be.
+  // The softmax state of the first half of the keys.
   struct HalfSoftmax {
     float m[Scores::kThreadRows];
     float l[Scores::kThreadRows];
@@ -134,7 +137,7 @@ struct ForwardHeadsKernel {
     ptx::commit_copies();
   }
 
-  // first: P, as if there were no second half; second: products.
+  // Computes P of the first half, relative to the maximum of that half, and q.k of the second half.
   __device__ __forceinline__ HalfSoftmax multiply_keys(Scores& first, Scores& second, const Item& item,
                                                        const Stage& stage) const {
     HalfSoftmax result;
@@ -152,7 +155,7 @@ struct ForwardHeadsKernel {
     return result;
   }
 
-  // scores += Q rows . keys^T. meanwhile(step): what else to do between the products of a step and those of the next.
+  // scores += Q rows . keys^T. meanwhile(step) is called between the mma of a step and those of the next one.
   template <class Meanwhile>
   __device__ __forceinline__ static void multiply_steps(Scores& scores, const Tile& q, const Half& keys,
                                                         Meanwhile&& meanwhile) {
@@ -186,7 +189,7 @@ struct ForwardHeadsKernel {
     }
   }
 
-  // O, m and l of both halves.
+  // Computes O, m and l of both halves.
   __device__ __forceinline__ void multiply_values(WarpRows& rows, const Packed (&first_p)[kSteps], Scores& second,
                                                   const HalfSoftmax& before, const Stage& stage) const {
     constexpr int kInner = tile::kInner<Element>;
@@ -218,7 +221,7 @@ struct ForwardHeadsKernel {
     return tile::quad_max(maximum);
   }
 
-  // scores -> P of a row; returns the thread's part of their sum.
+  // scores -> P of a row. Returns the thread's share of their sum.
   __device__ __forceinline__ float exponentiate(Scores& scores, int r, float maximum) const {
     const float c = exponent_scale();
     const float shift = maximum * c;
@@ -261,7 +264,7 @@ cudaError_t forward_heads(const ForwardParams& p, const ForwardPlan& plan, cudaS
                                               .slices = 1,
                                               .element_bytes = sizeof(Element),
                                               .l2_bytes = plan.l2_bytes});
-  const int64_t blocks = std::min<int64_t>(schedule.num_blocks, plan.resident_blocks);
+  const int64_t blocks = std::min<int64_t>(schedule.num_blocks, plan.persistent_ctas);
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   return common::launch_blocks<Kernel>(forward_heads_kernel<Kernel>,
                                        schedule.num_blocks > INT32_MAX ? UINT32_MAX : blocks, stream, p, schedule);

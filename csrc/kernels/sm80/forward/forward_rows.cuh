@@ -1,4 +1,4 @@
-// A warp's rows of the forward pass: their P, O, running maximum and sum (online softmax), and how they end.
+// The online softmax and the epilogue of a warp's rows in the forward pass: P, O, running maximum and sum.
 #pragma once
 
 #include "kernels/epilogue/store_rows.cuh"
@@ -14,8 +14,8 @@ struct ForwardRows {
   using Element = typename Traits::Element;
   static constexpr QueryStationaryTile kTile = forward_tile(sizeof(Element), Traits::kHeadDim, Traits::kVariant);
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
-  // Few tiles raise a row's maximum: where O fills most registers, asking first is faster than multiplying it by 1.
-  // There an approximate reciprocal makes ptxas spill; elsewhere it shortens a block's end.
+  // Few tiles raise a row maximum. Where O fills most registers, a vote on whether one did is faster than rescaling O
+  // by 1. There an approximate reciprocal makes ptxas spill; elsewhere it shortens the epilogue.
   static constexpr bool kFillsRegisters = kRowsPerWarp == 32 && kTile.columns > 64;
 
   using Output = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
@@ -35,7 +35,7 @@ struct ForwardRows {
     return Traits::kVariant == Variant::kDropout || (Traits::kExtended && p.dropout.enabled());
   }
 
-  // scores -> P, with m, l and O brought up to date.
+  // scores -> P; updates m, l and O.
   template <class Scores>
   __device__ __forceinline__ void softmax(Scores& scores) {
     const bool folded = folds_scale();
@@ -43,15 +43,16 @@ struct ForwardRows {
         scores, out, {folded, folded ? static_cast<float>(p.score_mod.scale) * kLog2e : kLog2e});
   }
 
-  // O / l and the LSE of the warp's rows. staging: a tile of which rows [first_row, ...) are no other warp's.
+  // The epilogue: O / l and the LSE of the warp's rows. staging: a tile whose rows [first_row, ...) belong to this warp
+  // only.
   template <class Tile>
   __device__ __forceinline__ void finish(const WorkItem& item, int64_t first_query, int first_column, Tile& staging) {
     const float scale = folds_scale() ? static_cast<float>(p.score_mod.scale) : 1.0f;
-    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's, in the tile
+    const int first_row = tile::warp() * kRowsPerWarp;  // the warp's first row of the tile
     const int64_t query = first_query + first_row;
     const int rows = static_cast<int>(min(item.sequence.num_queries - query, int64_t{kRowsPerWarp}));
     const int64_t row = item.sequence.query_begin + query;
-    // Each of the four threads that share rows writes the LSE of one of them.
+    // Each of the four lanes that share rows writes the LSE of one of them.
     const int own = tile::lane() % 4;
     attention::SoftmaxState<float> own_state;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Queues the forward kernel that a plan names.
+// Launches the forward kernel that a plan names.
 #pragma once
 
 #include "kernels/sm80/dispatch.h"

@@ -1,4 +1,4 @@
-// What a forward kernel is told, beside what the host tells every backend.
+// The arguments of a forward kernel, beyond those that every backend gets.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace flash_attn_ext::sm80 {
 
 struct ForwardParams : attention::ForwardParams {
-  uint8_t* nan_flags = nullptr;  // one per warp: whether a NaN came out (nan_flags.cuh)
+  uint8_t* nan_flags = nullptr;  // one per warp: whether its rows have a NaN (nan_flags.cuh)
 };
 
 }  // namespace flash_attn_ext::sm80

@@ -1,4 +1,4 @@
-// Queues the kernel that a plan names.
+// Launches the forward-mode kernel that a plan names.
 #pragma once
 
 #include "kernels/sm80/launch.cuh"

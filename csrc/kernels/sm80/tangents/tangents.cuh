@@ -1,25 +1,25 @@
-// Forward mode, Q-stationary: tangents of O and of the LSE, with the scores computed again from the saved LSE.
+// Forward mode, query-stationary: tangents of O and of the LSE, with the scores recomputed from the saved LSE.
 //
 //   S = scale * Q K^T    S' = scale * (Q' K^T + Q K'^T)    P = exp(S - LSE)
 //   LSE' = rowsum(P S') + exp(sink - LSE) * sink'          O' = (P S') V + P V' - LSE' * O
 //
-// Primes are tangents. P is final, so nothing is rescaled on the way.
+// Primes are tangents. P is final, so nothing is rescaled.
 //
-// Grid: one block a (batch, query head, tile of kQueries queries), tiles with the most keys first. Each warp owns
-// kQueries / kWarps rows: S, S' and O' live in its registers, and P S' and P are operands from there.
-// Shared memory: Q and Q', and tiles of K and K', V and V'. With two stages V and V' are on their way while S and S'
-// are computed, and the next K and K' during O'; with one they take turns in it. Blocks on a multiprocessor fill each
-// other's waits. An absent tangent is a tile of zeros.
+// Grid: one CTA per (batch, query head, query tile), longest tiles first. Each warp owns kQueries / kWarps rows: S, S'
+// and O' live in its registers, and P S' and P are left operands from there.
+// Shared memory: Q and Q', and tiles of K and K', V and V'. With two stages, the loads of V and V' overlap S and S',
+// and the loads of the next K and K' overlap O'. With one stage, K and V alternate in it. CTAs of the same SM hide each
+// other's latency. An absent tangent is a tile of zeros.
 #pragma once
 
 #include <type_traits>
 
 #include "kernels/common/rows/tangent_row.cuh"
+#include "kernels/config/sm80.h"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/score_tile.cuh"
-#include "kernels/tile_config.h"
 #include "ptx/math.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm_tangents.h"
@@ -35,8 +35,8 @@ struct TangentKernel {
   static constexpr QueryStationaryTile kTile = tangent_tile(sizeof(Element), kHeadDim);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
-  static constexpr bool kTakesTurns = kTile.stages == 1;
-  // P S' may be larger than the largest number of the type, and P of a long row less than its smallest normal one.
+  static constexpr bool kOneStage = kTile.stages == 1;
+  // P S' may exceed the largest number of float16, and P of a long row may be less than its smallest normal number.
   static constexpr bool kFitsRange = std::is_same_v<Element, __half>;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
@@ -59,12 +59,12 @@ struct TangentKernel {
   int first_query;
   int num_keys;
   float lse[Scores::kThreadRows];          // times log2(e); +inf for a query that sees no key
-  float lse_tangent[Scores::kThreadRows];  // this thread's part, as the next
-  float rounded_sum[Scores::kThreadRows];  // of P S' as it multiplies V
+  float lse_tangent[Scores::kThreadRows];  // this thread's share, as in rounded_sum
+  float rounded_sum[Scores::kThreadRows];  // of P S' as rounded for its GEMM with V
   Output out_tangent;
-  int unit = kFitsRange ? kLargestUnit : 0;  // out_tangent and rounded_sum are times 2^unit; the same in a warp
+  int unit = kFitsRange ? kLargestUnit : 0;  // out_tangent and rounded_sum are scaled by 2^unit, uniformly in a warp
 
-  // Returns whether a NaN came out.
+  // Returns whether the warp's rows have a NaN.
   __device__ __forceinline__ bool run() {
     const attention::Interval first = p.visibility.keys_of<int>(first_query, item.sequence);
     const attention::Interval last = p.visibility.keys_of<int>(first_query + num_queries() - 1, item.sequence);
@@ -94,7 +94,7 @@ struct TangentKernel {
     return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
   }
   __device__ __forceinline__ int first_warp_query() const { return first_query + tile::warp() * kRowsPerWarp; }
-  // Of the thread's row r: in its sequence, and in the tensors.
+  // The thread's row r: its number in the sequence, and in the tensors.
   __device__ __forceinline__ int query(int r) const { return first_warp_query() + Scores::row(r); }
   __device__ __forceinline__ int64_t row(int r) const { return item.sequence.query_begin + query(r); }
   __device__ __forceinline__ bool exists(int r) const { return query(r) < item.sequence.num_queries; }
@@ -131,45 +131,46 @@ struct TangentKernel {
     load_keys(tiles.begin);
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
       const int next = tile + 1 < tiles.end ? tile + 1 : -1;
-      // Two bodies: code without branches between products lets the compiler mix them with what is between.
+      // Masked tiles have a body of their own: without branches between GEMMs, the compiler interleaves them with the
+      // instructions in between.
       if (tiles.full(tile)) {
         attend<false>(tile, next);
       } else {
         attend<true>(tile, next);
       }
     }
-    __syncthreads();  // Q's tile is used anew
+    __syncthreads();  // the tile of Q is reused as staging
   }
 
   template <bool kPartial>
   __device__ __forceinline__ void attend(int tile, int next) {
     ptx::wait_copies<0>();
-    __syncthreads();  // K (and Q) have arrived, and V's last readers are done
-    if (!kTakesTurns) load_values(tile);
+    __syncthreads();  // K, and at first Q, have arrived, and no warp reads V any more
+    if (!kOneStage) load_values(tile);
     Scores scores;
     Scores tangents;
     scores.clear();
     tangents.clear();
     tile::multiply_rows_and_tangents(scores, tangents, shared.q, tile::warp() * kRowsPerWarp, shared.k());
-    if (kTakesTurns) {
-      __syncthreads();  // K's readers are done
+    if (kOneStage) {
+      __syncthreads();  // no warp reads K any more
       load_values(tile);
     }
     weigh<kPartial>(scores, tangents, {p, item, first_warp_query(), int64_t{tile} * kTile.keys});
     ptx::wait_copies<0>();
-    __syncthreads();  // V has arrived, and K's readers are done
-    if (!kTakesTurns && next >= 0) load_keys(next);
+    __syncthreads();  // V has arrived, and no warp reads K any more
+    if (!kOneStage && next >= 0) load_keys(next);
     tile::multiply_registers_with_tangent(out_tangent, tangents, scores, shared.v());
-    if (kTakesTurns && next >= 0) {
-      __syncthreads();  // V's readers are done
+    if (kOneStage && next >= 0) {
+      __syncthreads();  // no warp reads V any more
       load_keys(next);
     }
   }
 
-  // Products -> P, their tangents -> P S'. What is hidden is chosen to be 0, not multiplied by it: it may be NaN.
+  // q.k -> P, and its tangent -> P S'. Masked elements are set to 0 rather than multiplied by 0, since they may be NaN.
   template <bool kPartial>
   __device__ __forceinline__ void weigh(Scores& scores, Scores& tangents, const Where& where) {
-    typename Where::Visible::Row visible[Scores::kThreadRows] = {};  // of partial tiles
+    typename Where::Visible::Row visible[Scores::kThreadRows] = {};  // of masked tiles
     if constexpr (kPartial) {
       const typename Where::Visible columns = where.visible();
 #pragma unroll
@@ -178,7 +179,7 @@ struct TangentKernel {
     const auto scale = static_cast<float>(p.score_mod.scale);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
-      float sum = 0.0f;  // of this tile alone: beside a long row's sum, single terms would be rounded away
+      float sum = 0.0f;  // of this tile only: added to the sum of a long row, single terms would be rounded away
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
@@ -203,7 +204,7 @@ struct TangentKernel {
     }
   }
 
-  // Multiplies P and P S' by the largest power of two, up to that of a P of 1, that keeps those of all tiles so far in
+  // Scales P and P S' by the largest power of two, up to that of a P of 1, that keeps those of all tiles so far in
   // range.
   __device__ __forceinline__ void fit_range(Scores& scores, Scores& tangents) {
     float largest = 0.0f;
@@ -211,7 +212,7 @@ struct TangentKernel {
         [&](int r, int, int j, int e, int) { largest = fmaxf(largest, fabsf(tangents.at(r, j, e))); });
     const auto exponent = static_cast<int>(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(largest)) >> 23) - 127;
     const int fitting = kLargestUnit - exponent;
-    if (fitting < unit && exponent < 128) {  // an infinite one fits nothing
+    if (fitting < unit && exponent < 128) {  // no scale fits an infinity
       const float factor = power_of_two(fitting - unit);
       out_tangent.scale(factor);
 #pragma unroll
@@ -262,8 +263,8 @@ struct TangentKernel {
     return __any_sync(0xFFFFFFFFu, out_tangent.has_nan());
   }
 
-  // O' -= LSE' * O, of a row, with LSE' as the sum of what was multiplied: a P S' that was rounded by x is then off by
-  // x (V - O) of its key, and a row that sees one key exact.
+  // Subtracts LSE' * O from a row of O', with LSE' as the sum of the rounded P S'. Then rounding a P S' by x changes O'
+  // by x (V - O) of its key, and a row that sees one key is exact.
   __device__ __forceinline__ void subtract_output(int r) {
     const auto* out = p.out.row<const Element>(item.sequence.batch, item.head, row(r));
 #pragma unroll
@@ -278,7 +279,8 @@ struct TangentKernel {
   }
 };
 
-// The warp's rows again, found anew: no register is held for it.
+// Recomputes the warp's rows without tensor cores. It derives the work tile again, so that the mainloop holds no
+// register for it.
 template <class Kernel>
 __device__ __forceinline__ void tangents_without_tensor_cores(const TangentParams& p, const Schedule& schedule) {
   const QueryBlock block = query_block<Kernel>(p, schedule);

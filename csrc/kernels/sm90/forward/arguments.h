@@ -11,31 +11,31 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Which tiles a block worked on, so that it can look again at those in which something went wrong: a linked list.
-struct TileNotes {
-  int* previous;   // of each tile of the schedule: the one before it in the same block, or -1
-  uint8_t* flags;  // one per tile and warp
+// A linked list of the work tiles of each CTA, so that it can recompute those whose flag is set.
+struct TileFlags {
+  int* previous;   // for each work tile, the one that the same CTA had before it, or -1
+  uint8_t* flags;  // one per work tile and warp
 };
 
-// Where the tiles of queries leave multiprocessors idle, `count` blocks share the keys of each: Parts kernels.
-struct KeyParts {
+// Split-KV: where the tiles of queries leave SMs idle, `count` CTAs share the keys of each tile.
+struct KvSplits {
   int count = 1;
-  int column_slices = 1;  // of a tile's O
-  int tiles = 1;          // of a head's queries
-  common::PartRows rows;  // a slot for each tile, slice and part
+  int column_slices = 1;   // of a tile's O
+  int tiles = 1;           // of a head's queries
+  common::SplitRows rows;  // a slot for each tile, slice and split
 };
 
 struct ForwardArguments {
-  OperandMap q;
-  OperandMap k;
-  OperandMap v;
-  OperandMap bias;  // of BiasMask kernels
+  TmaDescriptor q;
+  TmaDescriptor k;
+  TmaDescriptor v;
+  TmaDescriptor bias;  // BiasMask kernels only
   OutputMap out;
   attention::ForwardParams params;
   Schedule schedule;
-  TileNotes notes;
-  KeyParts key_parts;
-  uint32_t* claims;  // 0 when the kernel starts and when it ends: how many tiles were claimed
+  TileFlags flags;
+  KvSplits kv_splits;
+  uint32_t* work_counter;  // how many work tiles were fetched; 0 when the kernel starts and when it ends
   KeyIntervals intervals;
 };
 

@@ -1,8 +1,9 @@
-// A warpgroup that computes: its 64 queries of each tile that the producer sends.
+// A consumer warpgroup: the mainloop over tiles of keys for 64 queries of each work tile.
 //
-//   S = Q K(n)^T  |  O += P V(n + 1), both in flight;  P = exp2(c S - c m), while O is still being added to.
+//   S = Q K(n)^T and O += P V(n + 1) are in flight together; P = exp2(c S - c m) while O is still accumulating.
 //
-// Small kernels await O before they start S (ForwardTile::overlaps).
+// This is the intra-warpgroup overlap of FlashAttention-3, section 3.2. Small kernels wait for O before they issue S
+// (ForwardTile::overlaps).
 #pragma once
 
 #include "kernels/score/dropout.cuh"
@@ -10,12 +11,12 @@
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/finish.cuh"
 #include "kernels/sm90/forward/key_stages.cuh"
+#include "kernels/sm90/forward/ping_pong.cuh"
 #include "kernels/sm90/forward/query_stages.cuh"
 #include "kernels/sm90/forward/repair_flagged.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/terms.cuh"
 #include "kernels/sm90/forward/traits.h"
-#include "kernels/sm90/forward/turns.cuh"
 #include "kernels/sm90/uniform.h"
 
 namespace flash_attn_ext::sm90 {
@@ -30,9 +31,10 @@ struct ForwardConsumer {
   static constexpr int kKeys = Traits::kTile.keys;
   static constexpr int kWarpgroups = Traits::kTile.warpgroups;
   static constexpr bool kOverlaps = Traits::kTile.overlaps;
-  // Before its first product. With few registers ptxas finds enough only if O is not carried from tile to tile.
+  // Clears O before its first GEMM. With few registers ptxas finds enough only if O is not carried from one work tile
+  // to the next.
   static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
-  static constexpr int kTilesOfSums = 128;  // of keys that one sum of products takes in
+  static constexpr int kTilesOfSums = 128;  // tiles of keys after which the sums are flushed
 
   using Terms = std::conditional_t<Traits::kHasBits, BoxTerms<Traits>,
                                    std::conditional_t<Traits::kExtended, StagedTerms<Traits>, NoBiasMask>>;
@@ -44,45 +46,45 @@ struct ForwardConsumer {
 
   Scores scores;
   typename Traits::Output out;
-  typename Traits::RowSums sums;  // of P as it was rounded
+  typename Traits::RowSums sums;  // of the rounded P
   tile::PackedRows<kKeys> p;
   RowSoftmax softmax;
   RowEnds ends;
   bool out_is_empty = true;
-  bool not_finite = false;  // some result of the warp's rows, even with the maximum as the reference
-  bool masked = false;      // whether the mask hides some of the tile of keys at hand
-  Visit next{};             // the tile of keys that comes after it
+  bool not_finite = false;  // whether a result of the warp's rows is not finite, even relative to the row maximum
+  bool masked = false;      // whether the boolean mask hides something of the current tile of keys
+  Iteration next{};         // the next tile of keys
   QueryStages<Traits> queries{shared};
   KeyStages<Traits> stages{shared, warpgroup};
-  typename decltype(Shared::work_ring)::Position work_at{};
+  typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
     out.clear();
-    if (warpgroup == kWarpgroups - 1) pass_turn<Traits>(warpgroup);
+    if (warpgroup == kWarpgroups - 1) ping_pong_arrive<Traits>(warpgroup);
 #pragma unroll 1
     for (;;) {
-      shared.work_ring.wait_full(work_at);
-      const Work& work = shared.work[work_at.stage];
+      shared.work_pipeline.consumer_wait(work_state);
+      const Work& work = shared.work[work_state.stage];
       const WorkKind kind = static_cast<WorkKind>(uniform(static_cast<int>(work.kind)));
       if (kind == WorkKind::kTile) {
-        attend<Traits::kFixesReference ? Reference::kFirstTile : Reference::kRaised>(work);
+        attend<Traits::kKeepsFirstMaximum ? Rescale::kNever : Rescale::kAboveThreshold>(work);
       } else if (kind == WorkKind::kEnd) {
         break;
-      } else if constexpr (Traits::kFixesReference) {
+      } else if constexpr (Traits::kKeepsFirstMaximum) {
         if (kind == WorkKind::kAgain) {
-          attend<Reference::kRaised>(work);
+          attend<Rescale::kAboveThreshold>(work);
         } else if (!any_flagged()) {
           break;
         }
       }
       __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_ring.empty[work_at.stage]);
-      work_at.advance();
+      if (tile::lane() == 0) ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
+      work_state.advance();
     }
     queries.await_output();
-    // Rows whose keys are divided are not finished yet.
-    const int last = uniform(shared.work[work_at.stage].tile);
-    if (!Traits::kDividesKeys && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
+    // With split-KV the combine kernel finishes the rows.
+    const int last = uniform(shared.work[work_state.stage].tile);
+    if (!Traits::kSplitsKv && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
   }
 
  private:
@@ -95,7 +97,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * 16; }
 
-  template <Reference kReference>
+  template <Rescale kRescale>
   __device__ __forceinline__ void attend(const Work& work) {
     const TileRange& seen = work.own[warpgroup];
     const TileRange own = {uniform(seen.begin), uniform(seen.end), uniform(seen.full_begin), uniform(seen.full_end)};
@@ -103,67 +105,68 @@ struct ForwardConsumer {
     const int begin = uniform(work.begin);
     const int end = uniform(work.end);
     int n = end - 1;
-    bool wanted = Traits::kEndsRowsFirst && is_wanted<Traits, kReference>(args.notes, work.tile);
-    int ahead = 0;  // tiles of keys of which the values are still to be skipped: one or two
+    bool store_enabled = Traits::kEndsRowsFirst && is_store_enabled<Traits, kRescale>(args.flags, work.tile);
+    int ahead = 0;  // tiles of keys whose values are still to be drained: one or two
 #pragma unroll 1
-    for (; n >= own.end && n >= begin; n = next.tile, ++ahead) skip_keys(n, end);
+    for (; n >= own.end && n >= begin; n = next.tile, ++ahead) drain_keys(n, end);
     if (n >= own.begin && n >= begin) {
-      start<kReference>(work, n, own, half);
-      stages.skip_values(ahead);
+      start<kRescale>(work, n, own, half);
+      stages.drain_values(ahead);
       n = next.tile;
       if constexpr (Traits::kLoopForFull) {
 #pragma unroll 1
-        for (; n >= own.begin && n >= own.full_end; n = next.tile) step<kReference, false>(work, n, own);
+        for (; n >= own.begin && n >= own.full_end; n = next.tile) step<kRescale, false>(work, n, own);
 #pragma unroll 1
-        for (; n >= own.begin && n >= own.full_begin; n = next.tile) step<kReference, true>(work, n, own);
+        for (; n >= own.begin && n >= own.full_begin; n = next.tile) step<kRescale, true>(work, n, own);
       }
 #pragma unroll 1
-      for (; n >= own.begin; n = next.tile) step<kReference, false>(work, n, own);
+      for (; n >= own.begin; n = next.tile) step<kRescale, false>(work, n, own);
       queries.release();
-      multiply_values();
+      issue_pv_gemm();
       if constexpr (Traits::kEndsRowsFirst) {
-        ends = end_of(work).template end_rows<kReference>(softmax, wanted);
+        ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
         await_values_after(ends.l[0] + ends.l[1]);
       } else {
         await_values();
       }
-      skip_rest(n, begin, end);
+      drain_rest(n, begin, end);
     } else {
       out.clear();
       sums = {};
       softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
-      if constexpr (Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kReference>(softmax, wanted);
-      stages.skip_values(ahead);
-      skip_rest(n, begin, end);
+      if constexpr (Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
+      stages.drain_values(ahead);
+      drain_rest(n, begin, end);
       if (end > begin) queries.skip();
     }
     const bool has_queries = end > begin;
-    if constexpr (!Traits::kEndsRowsFirst) wanted = is_wanted<Traits, kReference>(args.notes, work.tile);
-    if (wanted) finish<kReference>(work, has_queries);
+    if constexpr (!Traits::kEndsRowsFirst) store_enabled = is_store_enabled<Traits, kRescale>(args.flags, work.tile);
+    if (store_enabled) finish<kRescale>(work, has_queries);
     if (has_queries) queries.keep();
-    __syncwarp();  // converged: else ptxas keeps no descriptor in uniform registers
+    __syncwarp();  // unless the warp is converged, ptxas keeps no descriptor in uniform registers
   }
 
-  template <Reference kReference>
+  template <Rescale kRescale>
   __device__ __forceinline__ void finish(const Work& work, bool has_queries) {
-    bool suspicious;
-    if constexpr (Traits::kDividesKeys) {
-      suspicious = end_of(work).template store_part<kReference>(out, softmax, sums);
+    bool needs_recompute;
+    if constexpr (Traits::kSplitsKv) {
+      needs_recompute = end_of(work).template store_part<kRescale>(out, softmax, sums);
     } else {
-      if constexpr (!Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kReference>(softmax, true);
-      suspicious = end_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.at.stage][warpgroup] : nullptr);
+      if constexpr (!Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kRescale>(softmax, true);
+      needs_recompute =
+          end_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.at.stage][warpgroup] : nullptr);
     }
     __syncwarp();
-    if constexpr (kReference == Reference::kRaised) not_finite |= suspicious;
-    note_rows<Traits, kReference>(args.notes, work.tile, suspicious, shared.any_flagged);
+    if constexpr (kRescale == Rescale::kAboveThreshold) not_finite |= needs_recompute;
+    flag_rows<Traits, kRescale>(args.flags, work.tile, needs_recompute, shared.any_flagged);
   }
 
   __device__ __forceinline__ ForwardFinish<Traits> end_of(const Work& work) const {
     return {args, work, first_row() + warp_row()};
   }
 
-  // The first tile of keys: nothing to overlap with.
-  template <Reference kReference>
+  // The prologue: the first tile of keys has no PV GEMM to overlap with.
+  template <Rescale kRescale>
   __device__ __forceinline__ void start(const Work& work, int n, const TileRange& own, bool half) {
     if constexpr (kClearsOutput) {
       out.clear();
@@ -172,30 +175,30 @@ struct ForwardConsumer {
       out_is_empty = true;
       sums.clear();
     }
-    if constexpr (Traits::kHasTerms) terms.start(where_of(work, n), args.params.score_mod.mask.present());
+    if constexpr (Traits::kHasBiasOrMask) terms.start(where_of(work, n), args.params.score_mod.mask.present());
     queries.wait();
     await_keys(n);
-    const bool has_turn = n + 1 != uniform(work.end);
-    if (has_turn) take_turn<Traits>(warpgroup);
-    multiply_keys();
-    if (has_turn) pass_turn<Traits>(warpgroup);
-    ptx::wait_products<0>();
+    const bool in_ping_pong = n + 1 != uniform(work.end);
+    if (in_ping_pong) ping_pong_sync<Traits>(warpgroup);
+    issue_qk_gemm();
+    if (in_ping_pong) ping_pong_arrive<Traits>(warpgroup);
+    ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
     if (!Traits::kHalvesFirst || !half) {
       modify_scores<false>(work, n, own);
-      softmax.template begin<kReference>(scores, exponent());
-      queries.give_back_last();
+      softmax.template begin<kRescale>(scores, exponent());
+      queries.release_previous();
       drop(work, n);
       p.pack(scores, Element{});
       sums.add(p, Element{});
     } else {
-      weigh_half<kReference>(work, n);
-      queries.give_back_last();
+      weigh_half<kRescale>(work, n);
+      queries.release_previous();
     }
   }
 
-  // The first half of the scores of a tile: nothing is seen of the other one.
-  template <Reference kReference>
+  // The softmax of the first half of a tile whose second half is masked.
+  template <Rescale kRescale>
   __device__ __forceinline__ void weigh_half(const Work& work, int n) {
     typename Traits::HalfOfScores half;
 #pragma unroll
@@ -205,26 +208,26 @@ struct ForwardConsumer {
     }
     stages.release_keys();
     where_of<typename Traits::HalfOfScores>(work, n).hide_invisible(half);
-    softmax.template begin<kReference>(half, exponent());
+    softmax.template begin<kRescale>(half, exponent());
     p.pack(half, Element{});
     sums.add(p, Element{});
   }
 
-  template <Reference kReference, bool kFull>
+  template <Rescale kRescale, bool kFull>
   __device__ __forceinline__ void step(const Work& work, int n, const TileRange& own) {
     if constexpr (!kOverlaps) {
-      multiply_values();
+      issue_pv_gemm();
       await_values();
     }
     await_keys(n);
-    take_turn<Traits>(warpgroup);
-    multiply_keys();
-    if constexpr (kOverlaps) multiply_values();
-    pass_turn<Traits>(warpgroup);
-    ptx::wait_products<kOverlaps ? 1 : 0>();
+    ping_pong_sync<Traits>(warpgroup);
+    issue_qk_gemm();
+    if constexpr (kOverlaps) issue_pv_gemm();
+    ping_pong_arrive<Traits>(warpgroup);
+    ptx::wait_wgmma<kOverlaps ? 1 : 0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
-    softmax.template update<kReference>(scores, exponent(), Traits::kRaiseLog2, [&](float computed) {
+    softmax.template update<kRescale>(scores, exponent(), Traits::kRescaleThresholdLog2, [&](float computed) {
       if constexpr (Traits::kAwaitsWithin) await_values_after(computed);
     });
     drop(work, n);
@@ -235,7 +238,7 @@ struct ForwardConsumer {
     }
     if (Traits::kSumsRounded && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
-    if constexpr (kReference == Reference::kRaised) softmax.rescale(out, sums);
+    if constexpr (kRescale == Rescale::kAboveThreshold) softmax.rescale(out, sums);
     sums.add(p, Element{});
   }
 
@@ -244,7 +247,7 @@ struct ForwardConsumer {
     return {args.params, work.item, int64_t{work.first_query} + first_row() + warp_row(), int64_t{n} * kKeys};
   }
 
-  // q.k -> scores, whose keys are released.
+  // Turns q.k into scores, and releases the stage of K.
   template <bool kFull>
   __device__ __forceinline__ void modify_scores(const Work& work, int n, const TileRange& own) {
     const Where where = where_of(work, n);
@@ -252,7 +255,7 @@ struct ForwardConsumer {
     if constexpr (Traits::kHasBoxes) {
       terms.bias = &shared.bias[stages.k.stage][warpgroup];
       modify<false>(scores, where, terms, masked, folds_scale());
-      stages.meet();  // the bias has no readers any more
+      stages.sync_warpgroup();  // no thread reads the bias any more
     }
     stages.release_keys();
     queries.release_early(!has_next);
@@ -288,38 +291,38 @@ struct ForwardConsumer {
     return {folded, folded ? static_cast<float>(args.params.score_mod.scale) * kLog2e : kLog2e};
   }
 
-  // Waits for tile n of keys, and looks up which one comes after it.
+  // Waits for tile n of keys, and looks up which one is next.
   __device__ __forceinline__ void await_keys(int n) {
     stages.wait_keys();
-    if constexpr (Traits::kHasTerms) {
-      const KeyVisit& visit = shared.visits[stages.k.stage];
-      masked = uniform(visit.at.masked) != 0;
-      next = {uniform(visit.next.tile), uniform(visit.next.masked) != 0};
+    if constexpr (Traits::kHasBiasOrMask) {
+      const KeyIteration& iteration = shared.iterations[stages.k.stage];
+      masked = uniform(iteration.at.masked) != 0;
+      next = {uniform(iteration.next.tile), uniform(iteration.next.masked) != 0};
     } else {
       next.tile = n - 1;
     }
   }
 
-  __device__ __forceinline__ void multiply_keys() {
+  __device__ __forceinline__ void issue_qk_gemm() {
     using Q = typename Traits::QTile;
     using K = typename Traits::KTile;
-    tile::start_product(scores, tile::BoxOperand<Q>(shared.q[0][0]).after(queries.at.stage * kWarpgroups + warpgroup),
-                        tile::BoxOperand<K>(shared.k[0]).after(stages.k.stage));
+    tile::issue_gemm(scores, tile::SmemOperand<Q>(shared.q[0][0]).after(queries.at.stage * kWarpgroups + warpgroup),
+                     tile::SmemOperand<K>(shared.k[0]).after(stages.k.stage));
   }
-  __device__ __forceinline__ void multiply_values() {
+  __device__ __forceinline__ void issue_pv_gemm() {
     using V = typename Traits::VTile;
     stages.wait_values();
-    const auto v = tile::BoxOperand<V>(shared.v[0]).after(stages.v.stage);
+    const auto v = tile::SmemOperand<V>(shared.v[0]).after(stages.v.stage);
     if constexpr (Traits::kSumsRounded) {
-      tile::start_product(out, sums, p, v, kClearsOutput || !out_is_empty);
+      tile::issue_gemm(out, sums, p, v, kClearsOutput || !out_is_empty);
     } else {
-      tile::start_product(out, p, v, kClearsOutput || !out_is_empty);
+      tile::issue_gemm(out, p, v, kClearsOutput || !out_is_empty);
     }
     out_is_empty = false;
   }
 
   __device__ __forceinline__ void await_values() {
-    ptx::wait_products<0>();
+    ptx::wait_wgmma<0>();
     ptx::pin_registers(out.c[0]);
     if constexpr (Traits::kSumsRounded) sums.pin();
     stages.release_values();
@@ -330,16 +333,16 @@ struct ForwardConsumer {
     await_values();
   }
 
-  // Tiles of keys that only other warpgroups' rows see.
-  __device__ __forceinline__ void skip_keys(int n, int end) {
+  // Drains a tile of keys that is masked for this warpgroup's rows.
+  __device__ __forceinline__ void drain_keys(int n, int end) {
     await_keys(n);
-    stages.skip_keys(/*has_turn=*/n + 1 != end);
+    stages.drain_keys(/*in_ping_pong=*/n + 1 != end);
   }
-  __device__ __forceinline__ void skip_rest(int n, int begin, int end) {
+  __device__ __forceinline__ void drain_rest(int n, int begin, int end) {
 #pragma unroll 1
     for (; n >= begin; n = next.tile) {
-      skip_keys(n, end);
-      stages.skip_values(1);
+      drain_keys(n, end);
+      stages.drain_values(1);
     }
   }
 };

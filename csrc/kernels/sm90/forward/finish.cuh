@@ -1,22 +1,22 @@
-// The end of a tile: O / l and the LSE of a warp's 16 rows.
+// The epilogue of a work tile: O / l and the LSE of a warp's 16 rows.
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/traits.h"
-#include "kernels/sm90/send_rows.cuh"
-#include "kernels/sm90/store_boxes.cuh"
+#include "kernels/sm90/store_row_lines.cuh"
+#include "kernels/sm90/tma_store_rows.cuh"
 
 namespace flash_attn_ext::sm90 {
 
-// What is known of a thread's two rows before the last product with V is there.
+// What is known about a thread's two rows before the last PV GEMM is complete.
 struct RowEnds {
-  float l[2];       // sums of exp, relative to the row's reference
-  float kept[2];    // of these, what dropout keeps
-  float total[2];   // l with the sink, relative to the larger one of both
-  float factor[2];  // from the one to the other
-  bool suspicious;  // a sum left its range
+  float l[2];            // sums of exp, relative to the row maximum
+  float kept[2];         // the share of l that dropout keeps
+  float total[2];        // l with the sink, relative to the larger of row maximum and sink
+  float factor[2];       // rescales l to the maximum of total
+  bool needs_recompute;  // whether a sum left its range
 };
 
 template <class Traits>
@@ -33,18 +33,18 @@ struct ForwardFinish {
     return static_cast<int>(min(work.item.sequence.num_queries - query(), int64_t{16}));
   }
 
-  // Writes the LSE, where that is wanted.
-  template <Reference kReference, class Softmax>
-  __device__ __forceinline__ RowEnds end_rows(const Softmax& softmax, bool wanted) const {
+  // Writes the LSE, where stores are enabled.
+  template <Rescale kRescale, class Softmax>
+  __device__ __forceinline__ RowEnds end_rows(const Softmax& softmax, bool store_enabled) const {
     const attention::ForwardParams& p = args.params;
     const attention::Sequence& sequence = work.item.sequence;
     const int rows = num_rows();
-    const bool folded = !Traits::kHasTerms || p.score_mod.only_scales();
+    const bool folded = !Traits::kHasBiasOrMask || p.score_mod.only_scales();
     const float scale = folded ? static_cast<float>(p.score_mod.scale) : 1.0f;
     const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
     attention::SoftmaxState<float> own_state;
     RowEnds ends;
-    ends.suspicious = false;
+    ends.needs_recompute = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       ends.l[r] = tile::quad_sum(softmax.l[r]);
@@ -53,8 +53,8 @@ struct ForwardFinish {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float l = ends.l[r];
-      if (kReference == Reference::kFirstTile && !(l > kLeastSum && l < kLargestSum)) {
-        ends.suspicious |= exists(r, rows) && !(l == 0.0f && sees_nothing(query() + Output::row(r)));
+      if (kRescale == Rescale::kNever && !(l > kLeastSum && l < kLargestSum)) {
+        ends.needs_recompute |= exists(r, rows) && !(l == 0.0f && sees_nothing(query() + Output::row(r)));
       }
       attention::SoftmaxState<float> state = {.m = l == 0.0f ? -INFINITY : softmax.m[r] * scale, .l = l};
       ends.factor[r] = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[work.item.head]);
@@ -62,19 +62,20 @@ struct ForwardFinish {
       if (r == own) own_state = state;
     }
     const int own_row = Output::row(own);
-    if (wanted && own < 2 && own_row < rows && work.first_column == 0) {
+    if (store_enabled && own < 2 && own_row < rows && work.first_column == 0) {
       const int64_t row = sequence.query_begin + query() + own_row;
       const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
       *p.lse.at<float>(sequence.batch, work.item.head, row) = result.value;
-      if (Traits::kHasTerms && p.lse_residual.present()) {
+      if (Traits::kHasBiasOrMask && p.lse_residual.present()) {
         *p.lse_residual.at<float>(sequence.batch, work.item.head, row) = result.residual;
       }
     }
     return ends;
   }
 
-  // Whether the result may be wrong: because the reference was not the maximum, or because of 0 times what is not
-  // finite. staging: the warpgroup's rows of Q, which nobody reads any more, or null where no key is seen.
+  // Returns whether the rows need to be recomputed: a sum left the range that the first tile's maximum allows, or 0 was
+  // multiplied by a NaN or infinity. staging: the warpgroup's rows of Q, which no GEMM reads any more, or null where no
+  // key is visible.
   __device__ __forceinline__ bool store(Output& out, const RowEnds& ends, const typename Traits::RowSums& sums,
                                         typename Traits::QTile* staging) const {
     const attention::ForwardParams& p = args.params;
@@ -88,7 +89,7 @@ struct ForwardFinish {
         const float unrounded = kept > 0.0f ? ends.kept[r] * ptx::reciprocal(kept) : 1.0f;
         factor *= total == 0.0f ? 0.0f : ptx::reciprocal(total) * unrounded;
       } else if constexpr (Traits::kSumsRounded) {
-        // What a sink adds to the sum was not rounded.
+        // The sink's share of the sum was not rounded.
         const float rounded = total - ends.l[r] * factor + sums.at(r) * factor;
         factor *= total == 0.0f ? 0.0f : ptx::reciprocal(rounded);
       } else {
@@ -104,37 +105,38 @@ struct ForwardFinish {
         .column_stride = p.out.column_stride,
         .rows = num_rows(),
         .columns = static_cast<int>(p.head_dim_v) - work.first_column};
-    bool suspicious = ends.suspicious;
-    if constexpr (!Traits::kSendsOutput) {
-      suspicious |= store_row_quads<Element>(target, out);
+    bool needs_recompute = ends.needs_recompute;
+    if constexpr (!Traits::kTmaStoresOutput) {
+      needs_recompute |= store_row_quads<Element>(target, out);
     } else if (staging == nullptr) {
       store_zeros(target);
     } else {
-      const ptx::BoxOrigin at = {.column = work.first_column,
-                                 .row = static_cast<int>(row),
-                                 .head = static_cast<int>(work.item.head),
-                                 .batch = static_cast<int>(sequence.batch)};
-      suspicious |= send_rows(target, args.out, at, out, *staging, first_row % tile::kWarpgroupRows);
+      const ptx::TmaCoordinate at = {.column = work.first_column,
+                                     .row = static_cast<int>(row),
+                                     .head = static_cast<int>(work.item.head),
+                                     .batch = static_cast<int>(sequence.batch)};
+      needs_recompute |= tma_store_rows(target, args.out, at, out, *staging, first_row % tile::kWarpgroupRows);
     }
-    return __any_sync(0xFFFFFFFFu, suspicious);
+    return __any_sync(0xFFFFFFFFu, needs_recompute);
   }
 
-  // The same of a part of the rows' keys, for common/combine.h: O times what makes the exact sums its divisor.
-  template <Reference kReference, class Softmax>
+  // The same for one split of the rows' keys, which common/combine.h combines. O is scaled so that the exact sums are
+  // its divisor.
+  template <Rescale kRescale, class Softmax>
   __device__ __forceinline__ bool store_part(Output& out, const Softmax& softmax,
                                              const typename Traits::RowSums& sums) const {
-    const KeyParts& parts = args.key_parts;
+    const KvSplits& parts = args.kv_splits;
     const int rows = num_rows();
     const int64_t tile = work.item.sequence.batch * parts.tiles + work.first_query / Traits::kQueries;
     const int64_t item =
         (tile * args.params.num_heads_q + work.item.head) * parts.column_slices + work.first_column / kColumns;
     const auto slot = static_cast<int>(item * parts.count + work.part);
-    bool suspicious = false;
+    bool needs_recompute = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float l = tile::quad_sum(softmax.l[r]);
-      // Of a row that sees nothing of the part, too.
-      if (kReference == Reference::kFirstTile) suspicious |= exists(r, rows) && !(l > kLeastSum && l < kLargestSum);
+      // Also of a row that sees nothing of the split.
+      if (kRescale == Rescale::kNever) needs_recompute |= exists(r, rows) && !(l > kLeastSum && l < kLargestSum);
       const float m = l == 0.0f ? -INFINITY : softmax.m[r] * static_cast<float>(args.params.score_mod.scale);
       if constexpr (Traits::kSumsRounded) {
         const float rounded = sums.at(r);
@@ -154,9 +156,9 @@ struct ForwardFinish {
         zero = fmaf(out.at(r, j, 0), 0.0f, fmaf(out.at(r, j, 1), 0.0f, zero));
         if (exists(r, rows)) *reinterpret_cast<float2*>(row + 8 * j) = {out.at(r, j, 0), out.at(r, j, 1)};
       }
-      suspicious |= exists(r, rows) && zero != 0.0f;
+      needs_recompute |= exists(r, rows) && zero != 0.0f;
     }
-    return __any_sync(0xFFFFFFFFu, suspicious);
+    return __any_sync(0xFFFFFFFFu, needs_recompute);
   }
 
  private:

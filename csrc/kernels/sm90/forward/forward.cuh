@@ -1,12 +1,14 @@
 // Forward pass on Hopper: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1; Shah et
 // al. 2024, "FlashAttention-3", sections 3.1 and 3.2).
 //
-// Grid: one resident block per multiprocessor, two of Small kernels. Each claims tiles of queries (batch, query head,
-// kQueries rows) until none is left, those with the most keys first.
-// Warpgroup 0: one thread claims tiles and says what they see (scheduler.cuh), one starts all copies (producer.cuh).
-// Each of the others computes 64 of the queries (consumer.cuh): S, P and O live in its registers.
-// Shared memory: one or two stages of Q, two or three of tiles of K and V, biases and masks (ForwardShared). The copy
-// engine adds zeros where a tensor ends.
+// Grid: persistent CTAs, one per SM, or two for Small kernels. A dynamic tile scheduler hands out work tiles (batch,
+// query head, kQueries rows), longest first.
+// Warpgroup 0 is the producer: one thread fetches work tiles and says which keys they see (scheduler.cuh), another one
+// issues all TMA loads (producer.cuh).
+// Each other warpgroup is a consumer of 64 of the queries (consumer.cuh): S, P and O live in its registers. The
+// consumers run in ping-pong (ping_pong.cuh).
+// Shared memory: pipelines of one or two stages of Q, two or three of K and V, biases and masks (ForwardShared). TMA
+// zero-pads where a tensor ends.
 #pragma once
 
 #include "kernels/sm90/forward/consumer.cuh"
@@ -31,15 +33,16 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
-  if (Traits::kHasTerms && args.intervals.present()) {
-    // The kernel before, which has awaited the scan, computes entries with intervals. Most of the time that is all.
+  if (Traits::kHasBiasOrMask && args.intervals.present()) {
+    // The preceding kernel, which has waited for the scan of the mask, computes the batch entries with one interval of
+    // keys. Most calls have no others.
     const bool has_work = args.intervals.any(/*with_interval=*/false);
     ptx::wait_for_kernel_before();
     if (!has_work) return;
   }
   if (threadIdx.x == 0) shared.init();
   if (threadIdx.x == 2 * tile::kWarpSize) {
-    for (const OperandMap* operand : {&args.q, &args.k, &args.v}) ptx::prefetch_map(operand->map);
+    for (const TmaDescriptor* operand : {&args.q, &args.k, &args.v}) ptx::prefetch_map(operand->map);
   }
   __syncthreads();
   ptx::wait_for_kernel_before();

@@ -1,4 +1,4 @@
-// Queues the forward kernel that a plan names.
+// Launches the forward kernel that a plan names.
 #pragma once
 
 #include <algorithm>
@@ -8,39 +8,39 @@
 #include "kernels/common/combine.h"
 #include "kernels/common/launch_early.cuh"
 #include "kernels/plan/plan.h"
-#include "kernels/sm90/claims.h"
 #include "kernels/sm90/forward/forward.cuh"
-#include "kernels/sm90/operand_maps.h"
 #include "kernels/sm90/sm90_kernels.h"
+#include "kernels/sm90/tma_descriptors.h"
+#include "kernels/sm90/work_counters.h"
 
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-KeyParts key_parts_of(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace) {
-  return {.count = static_cast<int>(plan.key_parts),
+KvSplits kv_splits_of(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace) {
+  return {.count = static_cast<int>(plan.kv_splits),
           .column_slices = static_cast<int>(sm80::num_slices(p.head_dim_v, kColumns)),
           .tiles = static_cast<int>(sm80::num_tiles(p.sequences.max_seqlen_q, Traits::kQueries)),
-          .rows = {.out = plan.workspace.part_rows.template in<float>(workspace),
-                   .state = plan.workspace.part_states.template in<float2>(workspace),
+          .rows = {.out = plan.workspace.split_rows.template in<float>(workspace),
+                   .state = plan.workspace.split_states.template in<float2>(workspace),
                    .rows = Traits::kQueries,
                    .columns = part_columns(Traits::kDims.v)}};
 }
 
 template <class Traits>
-cudaError_t combine_parts(const ForwardArguments& args, cudaStream_t stream) {
+cudaError_t combine_splits(const ForwardArguments& args, cudaStream_t stream) {
   const attention::ForwardParams& params = args.params;
   const auto divisor = [](int64_t n) { return attention::Divisor::of(static_cast<uint32_t>(n)); };
-  const int64_t items_of_entry = params.num_heads_q * args.key_parts.column_slices;
+  const int64_t work_tiles_of_entry = params.num_heads_q * args.kv_splits.column_slices;
   common::CombineParams p;
   static_cast<attention::ForwardParams&>(p) = params;
   p.tiles = {.rows = Traits::kQueries,
-             .tiles = divisor(args.key_parts.tiles),
+             .tiles = divisor(args.kv_splits.tiles),
              .group = divisor(1),
-             .slices = divisor(args.key_parts.column_slices),
-             .items_of_entry = divisor(items_of_entry)};
-  p.parts = args.key_parts.rows;
-  p.parts_of_item = args.key_parts.count;
-  p.num_items = static_cast<uint32_t>(params.batch * args.key_parts.tiles * items_of_entry);
+             .slices = divisor(args.kv_splits.column_slices),
+             .work_tiles_of_entry = divisor(work_tiles_of_entry)};
+  p.splits = args.kv_splits.rows;
+  p.parts_of_item = args.kv_splits.count;
+  p.num_items = static_cast<uint32_t>(params.batch * args.kv_splits.tiles * work_tiles_of_entry);
   p.rows_of_item = divisor(std::min<int64_t>(Traits::kQueries, params.sequences.max_seqlen_q));
   return common::combine<typename Traits::Element, part_columns(Traits::kDims.v)>(p, stream);
 }
@@ -56,27 +56,27 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
                                     .rows = Rows::kQueries,
                                     .tile_rows = Traits::kQueries,
-                                    .slices = sm80::num_slices(p.head_dim_v, kColumns) * plan.key_parts,
+                                    .slices = sm80::num_slices(p.head_dim_v, kColumns) * plan.kv_splits,
                                     .element_bytes = sizeof(typename Traits::Element),
                                     .l2_bytes = plan.l2_bytes,
-                                    .smaller_sections = smaller_sections(query_tiles),
-                                    .uneven_heads = uneven_heads(Traits::kTile, plan.resident_blocks)});
-  args.notes = {.previous = plan.workspace.tile_list.template in<int>(workspace),
+                                    .smaller_head_groups = smaller_head_groups(query_tiles),
+                                    .uneven_heads = uneven_heads(Traits::kTile, plan.persistent_ctas)});
+  args.flags = {.previous = plan.workspace.tile_list.template in<int>(workspace),
                 .flags = plan.workspace.nan_flags.template in<uint8_t>(workspace)};
-  if constexpr (Traits::kDividesKeys) args.key_parts = key_parts_of<Traits>(p, plan, workspace);
+  if constexpr (Traits::kSplitsKv) args.kv_splits = kv_splits_of<Traits>(p, plan, workspace);
   if (args.schedule.num_blocks == 0) return cudaSuccess;
   if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  cudaError_t error = make_operand_maps(args, tile::kWarpgroupRows, Traits::kTile.keys);
-  if constexpr (Traits::kSendsOutput) args.out = make_output_map(p);
+  cudaError_t error = make_tma_descriptors(args, tile::kWarpgroupRows, Traits::kTile.keys);
+  if constexpr (Traits::kTmaStoresOutput) args.out = make_output_map(p);
   if (Traits::kHasBoxes && error == cudaSuccess) {
     error = make_bias_map(args.bias, p, tile::kWarpgroupRows);
   }
-  if (error == cudaSuccess) error = next_claim_counter(args.claims, stream);
+  if (error == cudaSuccess) error = next_work_counter(args.work_counter, stream);
   if (error != cudaSuccess) return error;
-  const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.resident_blocks);
+  const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.persistent_ctas);
   error = common::launch_blocks_early<Kernel>(forward_kernel<Traits>, blocks, stream, args);
-  if constexpr (Traits::kDividesKeys) {
-    if (error == cudaSuccess) error = combine_parts<Traits>(args, stream);
+  if constexpr (Traits::kSplitsKv) {
+    if (error == cudaSuccess) error = combine_splits<Traits>(args, stream);
   }
   return error;
 }

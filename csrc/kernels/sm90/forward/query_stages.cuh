@@ -1,4 +1,5 @@
-// A consumer's stages of Q. In kernels whose O leaves through Q's rows, a warp gives a tile's back during the next one.
+// A consumer's side of the Q pipeline. Where O is staged in Q's rows for the TMA store, a warp releases a stage of Q
+// only during the next work tile.
 #pragma once
 
 #include "kernels/sm90/forward/traits.h"
@@ -11,59 +12,59 @@ struct QueryStages {
   using Shared = ForwardShared<Traits>;
 
   Shared& shared;
-  typename decltype(Shared::q_ring)::Position at{};
-  bool holds_last = false;  // whose rows O of the tile before leaves through
+  typename decltype(Shared::q_pipeline)::State at{};
+  bool holds_last = false;  // whether O of the preceding work tile still occupies its stage of Q
 
-  __device__ __forceinline__ void wait() { shared.q_ring.wait_full(at); }
+  __device__ __forceinline__ void wait() { shared.q_pipeline.consumer_wait(at); }
 
-  // No product reads the tile's queries any more.
+  // Called when no GEMM reads the work tile's queries any more.
   __device__ __forceinline__ void release() {
-    if constexpr (Traits::kSendsOutput) return;
-    if constexpr (!Traits::kGivesQueriesBackEarly) give_back();
+    if constexpr (Traits::kTmaStoresOutput) return;
+    if constexpr (!Traits::kReleasesQueriesEarly) release_stage();
     at.advance();
   }
-  // S of a tile of keys is there: whether it is the last one.
+  // Called when S of a tile of keys is complete; is_last: whether it is the work tile's last one.
   __device__ __forceinline__ void release_early(bool is_last) const {
-    if constexpr (Traits::kGivesQueriesBackEarly) {
-      if (is_last) give_back();
+    if constexpr (Traits::kReleasesQueriesEarly) {
+      if (is_last) release_stage();
     }
   }
 
-  // Nothing was multiplied by the tile's queries, which have arrived: values come after them.
+  // Called when every tile of keys was masked for this warpgroup. The queries have arrived, since V follows them.
   __device__ __forceinline__ void skip() {
-    if constexpr (Traits::kSendsOutput) wait();
-    give_back_last();
+    if constexpr (Traits::kTmaStoresOutput) wait();
+    release_previous();
     release_early(true);
     release();
   }
 
-  // O is on its way from there.
+  // Called when a TMA store reads O from the stage of Q.
   __device__ __forceinline__ void keep() {
-    if constexpr (!Traits::kSendsOutput) return;
+    if constexpr (!Traits::kTmaStoresOutput) return;
     holds_last = true;
     at.advance();
   }
-  // Each warp's rows of the tile before, which O has left by now.
-  __device__ __forceinline__ void give_back_last() {
-    if constexpr (!Traits::kSendsOutput) return;
+  // Releases the warp's rows of the preceding work tile, whose O the TMA store has read by now.
+  __device__ __forceinline__ void release_previous() {
+    if constexpr (!Traits::kTmaStoresOutput) return;
     if (tile::lane() == 0 && holds_last) {
       ptx::wait_until_read();
-      ptx::arrive(shared.q_ring.empty[at.stage ^ 1]);
+      ptx::arrive(shared.q_pipeline.empty[at.stage ^ 1]);
     }
     __syncwarp();
     holds_last = false;
   }
 
-  // O is in memory: it may be written again, and the block may end.
+  // Waits until O is in global memory, so that it may be written again and the CTA may end.
   __device__ __forceinline__ void await_output() const {
-    if (Traits::kSendsOutput && tile::lane() == 0) ptx::wait_until_written();
+    if (Traits::kTmaStoresOutput && tile::lane() == 0) ptx::wait_until_written();
     __syncwarp();
   }
 
  private:
-  // One thread of a warpgroup arrives: its wait for the products has synchronised the others.
-  __device__ __forceinline__ void give_back() const {
-    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(shared.q_ring.empty[at.stage]);
+  // One thread arrives for the warpgroup: its wait for the GEMM has synchronised the others.
+  __device__ __forceinline__ void release_stage() const {
+    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(shared.q_pipeline.empty[at.stage]);
   }
 };
 

@@ -1,5 +1,5 @@
-// Which rows are computed again; those in which something not finite came out, without tensor cores: it may be 0 times
-// what nobody attends.
+// Which rows are recomputed. Rows with a non-finite result are recomputed without tensor cores, since the result may be
+// 0 times a NaN or infinity of a key that the row does not attend to.
 #pragma once
 
 #include "kernels/common/rows/attention_rows.cuh"
@@ -13,40 +13,40 @@ namespace flash_attn_ext::sm90 {
 
 // The flag of the calling warp's rows of a tile.
 template <class Traits>
-__device__ __forceinline__ uint8_t& warp_flag(const TileNotes& notes, int tile) {
-  return notes.flags[int64_t{tile} * Traits::kWarps + tile::warp() - tile::kWarpgroupSize / tile::kWarpSize];
+__device__ __forceinline__ uint8_t& warp_flag(const TileFlags& flags, int tile) {
+  return flags.flags[int64_t{tile} * Traits::kWarps + tile::warp() - tile::kWarpgroupSize / tile::kWarpSize];
 }
 
-// Whether the calling warp's rows of a tile are to be written. When it is computed again, flagged ones alone: what
-// becomes of a warp's rows depends on no other's.
-template <class Traits, Reference kReference>
-__device__ __forceinline__ bool is_wanted(const TileNotes& notes, int tile) {
-  if constexpr (!Traits::kFixesReference || kReference == Reference::kFirstTile) return true;
-  return uniform(warp_flag<Traits>(notes, tile)) != 0;
+// Whether stores of the calling warp's rows of a work tile are enabled. When the work tile is recomputed, only flagged
+// rows are stored, so that the result of a warp's rows depends on no other warp's.
+template <class Traits, Rescale kRescale>
+__device__ __forceinline__ bool is_store_enabled(const TileFlags& flags, int tile) {
+  if constexpr (!Traits::kKeepsFirstMaximum || kRescale == Rescale::kNever) return true;
+  return uniform(warp_flag<Traits>(flags, tile)) != 0;
 }
 
-// For those who compute rows again: this kernel what left the range of kFirstTile, and repair_flagged what is not
-// finite even then.
-template <class Traits, Reference kReference>
-__device__ __forceinline__ void note_rows(const TileNotes& notes, int tile, bool suspicious, int& any_flagged) {
+// Sets or clears the flag of the calling warp's rows. This kernel recomputes rows whose sum left the range of
+// Rescale::kNever; repair_flagged recomputes those that are not finite even then.
+template <class Traits, Rescale kRescale>
+__device__ __forceinline__ void flag_rows(const TileFlags& flags, int tile, bool needs_recompute, int& any_flagged) {
   if (tile::lane() == 0) {
-    warp_flag<Traits>(notes, tile) = suspicious;
-    if (kReference == Reference::kFirstTile && suspicious) *const_cast<volatile int*>(&any_flagged) = 1;
+    warp_flag<Traits>(flags, tile) = needs_recompute;
+    if (kRescale == Rescale::kNever && needs_recompute) *const_cast<volatile int*>(&any_flagged) = 1;
   }
   __syncwarp();
 }
 
-// The calling warp's flagged rows, of all tiles that its block had. last_tile: of these; first_row: the warp's, in a
-// tile.
+// Recomputes the calling warp's flagged rows of all work tiles that its CTA had. last_tile: the last of these;
+// first_row: the warp's first row in a tile.
 template <class Traits>
 __device__ __forceinline__ void repair_flagged(const ForwardArguments& args, int last_tile, int first_row) {
   constexpr int kRows = 16;
   const attention::ForwardParams& p = args.params;
-  // One loop: what a tile's rows have in common takes no registers while a row is computed.
+  // A single loop, so that what the rows of a tile share takes no registers while a row is computed.
 #pragma unroll 1
   for (int tile = last_tile, row = 0; tile >= 0;) {
-    if (row == kRows || warp_flag<Traits>(args.notes, tile) == 0) {
-      tile = args.notes.previous[tile];
+    if (row == kRows || warp_flag<Traits>(args.flags, tile) == 0) {
+      tile = args.flags.previous[tile];
       row = 0;
       continue;
     }

@@ -1,4 +1,5 @@
-// The online softmax of a warp's 16 rows, in the two forms that hide it best behind products that are in flight.
+// The online softmax of a warp's 16 rows, with two policies for the row maximum. Both keep the softmax short enough to
+// hide behind GEMMs in flight.
 #pragma once
 
 #include "kernels/score/softmax.cuh"
@@ -6,34 +7,33 @@
 
 namespace flash_attn_ext::sm90 {
 
-// What exponents are relative to.
-enum class Reference {
-  // The row's maximum over its first tile of keys, whatever follows. It costs later tiles neither a maximum nor a
-  // product with O, and nothing is lost as long as the row's sum stays in range: P, O and the sum have float32's
-  // exponents.
-  kFirstTile,
-  // The row's maximum so far, as it was when it last grew by more than 2^raise_log2: fewer products with O.
-  kRaised,
+// When O and the sum are rescaled to a larger row maximum.
+enum class Rescale {
+  // Never: the row maximum is that of the first tile of keys. Later tiles need neither a maximum nor a rescaled O, and
+  // nothing is lost while the row's sum stays in range, since P, O and the sum are float32.
+  kNever,
+  // When the row maximum has grown by more than 2^rescale_threshold_log2 (the rescale threshold of FlashAttention-4).
+  kAboveThreshold,
 };
 
-// Outside of this a row of kFirstTile is computed again.
+// A row of Rescale::kNever whose sum leaves this range is recomputed with kAboveThreshold.
 inline constexpr float kLeastSum = 0x1p-30f;
 inline constexpr float kLargestSum = 0x1p64f;
 
-// What a warpgroup does in the midst of its exponentials: nothing.
-struct NoInterlude {
+// The overlapped callback of a softmax that has nothing to do between its exponentials.
+struct NothingOverlapped {
   __device__ __forceinline__ void operator()(float) const {}
 };
 
 struct RowSoftmax {
-  float m[2];       // the reference: of q.k where the scale is folded into the exponent, else of finished scores
-  float l[2];       // this thread's part of the sum of exp
-  float kept[2];    // of that, what dropout keeps
-  float factor[2];  // what O has to be multiplied by where `raised`
-  bool raised;      // some row of the warp
+  float m[2];       // the row maximum: of q.k where the scale is folded into the exponent, else of finished scores
+  float l[2];       // this thread's share of the sum of exp
+  float kept[2];    // the share of l that dropout keeps
+  float factor[2];  // what O is multiplied by where `raised`
+  bool raised;      // whether the maximum of some row of the warp has grown past the threshold
 
-  // scores -> P, of the first tile.
-  template <Reference kReference, class Scores>
+  // scores -> P for the first tile of keys.
+  template <Rescale kRescale, class Scores>
   __device__ __forceinline__ void begin(Scores& scores, const Exponent& exponent) {
     raised = false;
     factor[0] = factor[1] = 1.0f;
@@ -43,24 +43,25 @@ struct RowSoftmax {
     row_maxima(maximum, scores);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      m[r] = kReference == Reference::kFirstTile && maximum[r] == -INFINITY ? 0.0f : maximum[r];
+      m[r] = kRescale == Rescale::kNever && maximum[r] == -INFINITY ? 0.0f : maximum[r];
     }
-    exponentiate(scores, exponent, NoInterlude{});
+    exponentiate(scores, exponent, NothingOverlapped{});
   }
 
-  // The same of one that follows. interlude(value): in between, when what `value` is made of has been computed.
-  template <Reference kReference, class Scores, class Interlude>
-  __device__ __forceinline__ void update(Scores& scores, const Exponent& exponent, float raise_log2,
-                                         Interlude&& interlude) {
-    if constexpr (kReference == Reference::kRaised) {
+  // The same for a later tile. overlapped(value) is called between the exponentials, once those that `value` depends on
+  // are computed.
+  template <Rescale kRescale, class Scores, class Overlapped>
+  __device__ __forceinline__ void update(Scores& scores, const Exponent& exponent, float rescale_threshold_log2,
+                                         Overlapped&& overlapped) {
+    if constexpr (kRescale == Rescale::kAboveThreshold) {
       float maximum[2];
       row_maxima(maximum, scores);
-      raise(maximum, exponent.c, raise_log2);
+      raise(maximum, exponent.c, rescale_threshold_log2);
     }
-    exponentiate(scores, exponent, interlude);
+    exponentiate(scores, exponent, overlapped);
   }
 
-  // P, of which dropout has made 0 what it drops.
+  // Adds P after dropout, where dropped weights are 0.
   template <class Scores>
   __device__ __forceinline__ void add_kept(const Scores& weights) {
 #pragma unroll
@@ -75,7 +76,7 @@ struct RowSoftmax {
     }
   }
 
-  // A number that all of the above has to be computed for.
+  // Depends on everything above, so that a wait for it waits for the whole softmax.
   __device__ __forceinline__ float total() const { return l[0] + l[1] + (kept[0] + kept[1]); }
 
   template <class... Sums>
@@ -85,7 +86,8 @@ struct RowSoftmax {
     for (int r = 0; r < 2; ++r) (sums.scale_row(r, factor[r]), ...);
   }
 
-  // Of a whole row, whose sum the four threads of a quad share. scale: what the exponent took in.
+  // The state of a whole row, whose sum is spread over the four threads of a quad. scale: what was folded into the
+  // exponent.
   __device__ __forceinline__ attention::SoftmaxState<float> state_of(int r, float scale) const {
     const float sum = tile::quad_sum(l[r]);
     return {.m = sum == 0.0f ? -INFINITY : m[r] * scale, .l = sum};
@@ -111,10 +113,11 @@ struct RowSoftmax {
     for (int r = 0; r < 2; ++r) maximum[r] = tile::quad_max(fmaxf(partial[r][0], partial[r][1]));
   }
 
-  __device__ __forceinline__ void raise(const float (&maximum)[2], float c, float raise_log2) {
+  __device__ __forceinline__ void raise(const float (&maximum)[2], float c, float rescale_threshold_log2) {
     const float candidate[2] = {fmaxf(m[0], maximum[0]), fmaxf(m[1], maximum[1])};
-    // Rows that have seen nothing yet compare NaN.
-    const bool grew = (candidate[0] - m[0]) * c > raise_log2 || (candidate[1] - m[1]) * c > raise_log2;
+    // A row that has seen nothing yet compares NaN, which is false.
+    const bool grew =
+        (candidate[0] - m[0]) * c > rescale_threshold_log2 || (candidate[1] - m[1]) * c > rescale_threshold_log2;
     raised = __any_sync(0xFFFFFFFFu, grew);
     if (!raised) return;
 #pragma unroll
@@ -126,9 +129,9 @@ struct RowSoftmax {
     }
   }
 
-  template <class Scores, class Interlude>
-  __device__ __forceinline__ void exponentiate(Scores& scores, const Exponent& exponent, Interlude&& interlude) {
-    constexpr int kBefore = Scores::kColumnTiles / 4;  // column tiles whose exponentials come before the interlude
+  template <class Scores, class Overlapped>
+  __device__ __forceinline__ void exponentiate(Scores& scores, const Exponent& exponent, Overlapped&& overlapped) {
+    constexpr int kBefore = Scores::kColumnTiles / 4;  // column tiles whose exponentials precede the callback
     const float c = exponent.c;
     const float shift[2] = {shift_of(m[0]), shift_of(m[1])};
     const float scaled[2] = {shift[0] * c, shift[1] * c};
@@ -136,7 +139,7 @@ struct RowSoftmax {
     const auto each = [&](auto&& exponent_of) {
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
-        if (j == kBefore) interlude(l[0] + (sums[0][0] + sums[0][1]) + (sums[1][0] + sums[1][1]));
+        if (j == kBefore) overlapped(l[0] + (sums[0][0] + sums[0][1]) + (sums[1][0] + sums[1][1]));
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
 #pragma unroll

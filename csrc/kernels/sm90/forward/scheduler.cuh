@@ -1,4 +1,4 @@
-// The thread that decides what a block works on: it claims tiles of queries and says which tiles of keys each one sees.
+// The dynamic tile scheduler of a CTA: one thread fetches work tiles and publishes which tiles of keys each one sees.
 #pragma once
 
 #include "kernels/schedule/block.cuh"
@@ -10,16 +10,16 @@
 
 namespace flash_attn_ext::sm90 {
 
-// What the mask leaves of a tile of keys. All bytes of it are on their way at once: the thread that starts copies waits
-// for them between two of these.
+// Whether the mask hides all, some or nothing of a tile of keys. All its loads are in flight at once, since the
+// producer thread waits for them between two TMA loads.
 template <class Traits>
 __device__ __forceinline__ MaskCoverage coverage_of(const attention::AttentionParams& p,
                                                     const typename ForwardShared<Traits>::Work& work, int tile) {
   using attention::MaskTiles;
   constexpr int kSize = static_cast<int>(MaskTiles::kSize);
   constexpr int kKeys = Traits::kTile.keys;
-  static_assert(kSize == tile::kWarpgroupRows && (kKeys % 32 == 0 || !Traits::kHasTerms));
-  constexpr int kColumns = (kKeys + kSize - 1) / kSize;  // also of tiles that begin within one of the mask's
+  static_assert(kSize == tile::kWarpgroupRows && (kKeys % 32 == 0 || !Traits::kHasBiasOrMask));
+  constexpr int kColumns = (kKeys + kSize - 1) / kSize;  // also where tiles of keys are not aligned to the mask's
   if (!p.score_mod.mask_tiles.present()) return MaskCoverage::kAll;
   const attention::Sequence& sequence = work.item.sequence;
   const int last_row = (static_cast<int>(sequence.num_queries) - 1) / kSize;
@@ -38,12 +38,12 @@ __device__ __forceinline__ MaskCoverage coverage_of(const attention::AttentionPa
   return (found & MaskTiles::kSomeFalse) == 0 ? MaskCoverage::kAll : MaskCoverage::kMixed;
 }
 
-// The first tile of keys from n down of which the mask leaves anything.
+// The first tile of keys, from n in descending order, that the mask does not hide completely.
 template <class Traits>
-__device__ __forceinline__ Visit visit_from(const attention::AttentionParams& p,
-                                            const typename ForwardShared<Traits>::Work& work, int n) {
-  return next_attended<-1, Traits::kHasTerms>(n, work.begin - 1,
-                                              [&](int tile) { return coverage_of<Traits>(p, work, tile); });
+__device__ __forceinline__ Iteration iteration_from(const attention::AttentionParams& p,
+                                                    const typename ForwardShared<Traits>::Work& work, int n) {
+  return next_unmasked<-1, Traits::kHasBiasOrMask>(n, work.begin - 1,
+                                                   [&](int tile) { return coverage_of<Traits>(p, work, tile); });
 }
 
 template <class Traits>
@@ -53,14 +53,14 @@ struct ForwardScheduler {
 
   const ForwardArguments& args;
   Shared& shared;
-  typename decltype(Shared::work_ring)::Position work_at{};
-  int claim_parity = 0;
+  typename decltype(Shared::work_pipeline)::State work_state{};
+  int fetch_parity = 0;
 
-  // By a warp, one thread of which goes on.
+  // Called by a warp, of which one thread continues.
   __device__ __forceinline__ void start() {
     bool has_tiles = true;
-    if (!Traits::kHasTerms && args.intervals.present()) {
-      ptx::allow_dependent_launch();  // the scan has ended
+    if (!Traits::kHasBiasOrMask && args.intervals.present()) {
+      ptx::allow_dependent_launch();  // the scan of the mask is complete
       has_tiles = args.intervals.any(/*with_interval=*/true);
     }
     if (tile::lane() == 0) run(has_tiles ? static_cast<int>(blockIdx.x) : INT32_MAX);
@@ -70,43 +70,43 @@ struct ForwardScheduler {
   __device__ __forceinline__ void run(int first) {
     int last = -1;
 #pragma unroll 1
-    for (int tile = first; tile < static_cast<int>(args.schedule.num_blocks); tile = claim()) {
+    for (int tile = first; tile < static_cast<int>(args.schedule.num_blocks); tile = fetch_work()) {
       if (!publish(WorkKind::kTile, tile)) continue;
-      args.notes.previous[tile] = last;
+      args.flags.previous[tile] = last;
       last = tile;
-      // An early claim would spoil the order, longest first.
-      ptx::wait(shared.may_claim, claim_parity);
-      claim_parity ^= 1;
+      // Fetching earlier would spoil the longest-first order.
+      ptx::wait(shared.may_fetch_work, fetch_parity);
+      fetch_parity ^= 1;
     }
-    if constexpr (Traits::kFixesReference) {
+    if constexpr (Traits::kKeepsFirstMaximum) {
       publish_flagged(last);
     } else {
-      announce(WorkKind::kEnd, last);
+      publish_control(WorkKind::kEnd, last);
     }
   }
 
-  // Each tile leads to one claim, and the last one leaves the counter as it was.
-  __device__ __forceinline__ int claim() const {
-    const uint32_t count = atomicAdd(args.claims, 1u);
-    if (count + 1 == args.schedule.num_blocks) *args.claims = 0;
+  // Fetches the number of the next work tile. The CTA that fetches last resets the counter for the next launch.
+  __device__ __forceinline__ int fetch_work() const {
+    const uint32_t count = atomicAdd(args.work_counter, 1u);
+    if (count + 1 == args.schedule.num_blocks) *args.work_counter = 0;
     return static_cast<int>(gridDim.x + count);
   }
 
-  // The block's tiles in which a sum left its range, once all have had their turn. What comes out depends on the tile
-  // alone, not on which others the block had.
+  // Publishes the CTA's flagged work tiles again, after every work tile was processed once. The result depends only on
+  // the work tile, not on the CTA's other ones.
   __device__ __forceinline__ void publish_flagged(int last) {
-    announce(WorkKind::kAllPassed, last);
+    publish_control(WorkKind::kAllPassed, last);
     if (!shared.wait_for_flags()) return;
 #pragma unroll 1
-    for (int tile = last; tile >= 0; tile = args.notes.previous[tile]) {
+    for (int tile = last; tile >= 0; tile = args.flags.previous[tile]) {
       if (!is_flagged(tile)) continue;
       publish(WorkKind::kAgain, tile);
     }
-    announce(WorkKind::kEnd, last);
+    publish_control(WorkKind::kEnd, last);
   }
 
   __device__ __forceinline__ bool is_flagged(int tile) const {
-    const uint8_t* flags = args.notes.flags + int64_t{tile} * Traits::kWarps;
+    const uint8_t* flags = args.flags.flags + int64_t{tile} * Traits::kWarps;
     for (int warp = 0; warp < Traits::kWarps; ++warp) {
       if (flags[warp] != 0) return true;
     }
@@ -114,29 +114,29 @@ struct ForwardScheduler {
   }
 
   __device__ __forceinline__ Work& next_work() {
-    shared.work_ring.wait_empty(work_at);
-    return shared.work[work_at.stage];
+    shared.work_pipeline.producer_acquire(work_state);
+    return shared.work[work_state.stage];
   }
   __device__ __forceinline__ void commit_work() {
-    ptx::arrive(shared.work_ring.full[work_at.stage]);
-    work_at.advance();
+    ptx::arrive(shared.work_pipeline.full[work_state.stage]);
+    work_state.advance();
   }
-  __device__ __forceinline__ void announce(WorkKind kind, int last_tile) {
+  __device__ __forceinline__ void publish_control(WorkKind kind, int last_tile) {
     Work& work = next_work();
     work.kind = kind;
     work.tile = last_tile;
     commit_work();
   }
 
-  // False, and nothing to do, for a tile behind its sequence's end, or of another launch's batch entry.
+  // Returns false for a work tile past the end of its sequence, or of a batch entry that another launch computes.
   __device__ __forceinline__ bool publish(WorkKind kind, int tile) {
     Work& work = next_work();
     locate(work, tile);
     if (work.first_query >= work.item.sequence.num_queries) return false;
-    if (!args.intervals.take(work.item.sequence, work.first_query, !Traits::kHasTerms)) return false;
+    if (!args.intervals.take(work.item.sequence, work.first_query, !Traits::kHasBiasOrMask)) return false;
     work.kind = kind;
     find_ranges(work);
-    if constexpr (Traits::kHasTerms) work.end = visit_from<Traits>(args.params, work, work.end - 1).tile + 1;
+    if constexpr (Traits::kHasBiasOrMask) work.end = iteration_from<Traits>(args.params, work, work.end - 1).tile + 1;
     commit_work();
     return true;
   }
@@ -166,14 +166,14 @@ struct ForwardScheduler {
     }
     work.begin = min(begin, end);
     work.end = end;
-    if constexpr (Traits::kDividesKeys) take_part(work);
+    if constexpr (Traits::kSplitsKv) take_part(work);
   }
 
-  // Of the tiles of keys, those of the block's part.
+  // Restricts the tiles of keys to those of the CTA's split.
   __device__ __forceinline__ void take_part(Work& work) const {
     const int count = work.end - work.begin;
-    const int begin = work.begin + count * work.part / args.key_parts.count;
-    const int end = work.begin + count * (work.part + 1) / args.key_parts.count;
+    const int begin = work.begin + count * work.part / args.kv_splits.count;
+    const int end = work.begin + count * (work.part + 1) / args.kv_splits.count;
 #pragma unroll 1
     for (int w = 0; w < Shared::kWarpgroups; ++w) {
       TileRange& own = work.own[w];
@@ -185,14 +185,14 @@ struct ForwardScheduler {
     work.end = end;
   }
 
-  // In shared memory, not in registers: the thread has few.
+  // Writes to shared memory, since this thread has few registers.
   __device__ __forceinline__ void locate(Work& work, int tile) const {
     const Place at = args.schedule.place(static_cast<uint32_t>(tile));
     work.tile = tile;
     auto slice = static_cast<int>(at.slice);
-    if constexpr (Traits::kDividesKeys) {
-      work.part = slice % args.key_parts.count;
-      slice /= args.key_parts.count;
+    if constexpr (Traits::kSplitsKv) {
+      work.part = slice % args.kv_splits.count;
+      slice /= args.kv_splits.count;
     }
     work.first_column = slice * kColumns;
     work.first_query = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));

@@ -6,7 +6,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Mask and BiasMask kernels: the bias in a tile beside K, the mask as bits that a thread reads one tile ahead.
+// Mask and BiasMask kernels: TMA loads the bias beside K, and a thread reads the mask's bits one tile ahead.
 template <class Traits>
 struct BoxTerms {
   using Tile = typename Traits::BiasTile;
@@ -15,18 +15,18 @@ struct BoxTerms {
   static constexpr int kTilesOfWord = static_cast<int>(attention::MaskBits::kKeys) / kKeys;
   static_assert(kTilesOfWord * kKeys == attention::MaskBits::kKeys || !Traits::kHasBits);
 
-  const Tile* bias;          // of the stage at hand
-  const uint32_t* words[2];  // of the thread's rows and the first tile of keys
-  uint32_t bits[2];          // of the tile that comes next
+  const Tile* bias;          // in the current stage
+  const uint32_t* words[2];  // the mask's words for the thread's rows and the first tile of keys
+  uint32_t bits[2];          // the mask's bits for the next tile
 
-  // For a tile of queries, and the first tile of keys that it meets. Where the words lie is kept: finding them takes 40
-  // instructions.
+  // Prepares a work tile and its first tile of keys. The addresses of the words are cached, since computing them takes
+  // many instructions.
   __device__ __forceinline__ void start(const Where& where, bool masked) {
     if (masked) find_words(where);
     prepare(static_cast<int>(where.key(0, 0) / kKeys), masked);
   }
 
-  // Reads the mask's bits for a tile of keys, all of them where it hides nothing.
+  // Reads the mask's bits for a tile of keys; all bits are set where the mask hides nothing.
   __device__ __forceinline__ void prepare(int key_tile, bool masked) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

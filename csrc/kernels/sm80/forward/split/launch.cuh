@@ -1,4 +1,4 @@
-// Queues the kernel that divides keys, and the one that joins what it left.
+// Launches the split-KV kernel and the combine kernel.
 #pragma once
 
 #include "kernels/common/combine.h"
@@ -17,8 +17,8 @@ SplitParams split_params(const attention::AppendingForwardParams& params, const 
   const int64_t rows = params.sequences.max_seqlen_q * group;
   SplitParams p;
   static_cast<attention::AppendingForwardParams&>(p) = params;
-  if (plan.append_blocks == 0) p.append = {};  // done
-  // A single query sees all keys up to its diagonal one, the last.
+  if (plan.append_blocks == 0) p.append = {};  // none, or append_kv has written them
+  // A single query's diagonal key is the last one, so causality masks nothing.
   if (params.sequences.max_seqlen_q == 1 && !params.visibility.top_left && params.visibility.right >= 0) {
     p.visibility.right = attention::Visibility::kUnbounded;
   }
@@ -27,44 +27,44 @@ SplitParams split_params(const attention::AppendingForwardParams& params, const 
                           .tiles = Divisor::of(static_cast<uint32_t>(num_tiles(rows, kTile.rows))),
                           .group = Divisor::of(group),
                           .slices = Divisor::of(slices),
-                          .items_of_entry = Divisor::of(static_cast<uint32_t>(params.num_heads_k) * slices)};
-  p.division = {.tiles = tiles,
+                          .work_tiles_of_entry = Divisor::of(static_cast<uint32_t>(params.num_heads_k) * slices)};
+  p.stream_k = {.tiles = tiles,
                 .entries = static_cast<uint32_t>(params.batch) * tiles.tiles.divisor,
-                .blocks = static_cast<uint32_t>(std::min<int64_t>(plan.resident_blocks, LineShares::kMostBlocks)),
+                .blocks = static_cast<uint32_t>(std::min<int64_t>(plan.persistent_ctas, WorkListShares::kMostBlocks)),
                 .least_tiles = static_cast<uint32_t>(kLeastKeysOfBlock / kTile.keys),
                 .uniform = params.sequences.cu_seqlens_q == nullptr && !params.cache.present(),
                 .known = {}};
-  if (p.division.uniform && tiles.tiles.divisor == 1) {
+  if (p.stream_k.uniform && tiles.tiles.divisor == 1) {
     const EntryKeys keys = keys_of_entry<kTile.keys>(p, tiles, 0);
-    const uint32_t line = keys.count() * p.division.entries * tiles.items_of_entry.divisor;
-    if (line != 0) {
-      p.division.known = {.tiles_of_item = Divisor::of(keys.count()),
-                          .shares = LineShares::of(line, p.division.blocks, p.division.least_tiles),
+    const uint32_t num_tiles = keys.count() * p.stream_k.entries * tiles.work_tiles_of_entry.divisor;
+    if (num_tiles != 0) {
+      p.stream_k.known = {.key_tiles_of_work_tile = Divisor::of(keys.count()),
+                          .shares = WorkListShares::of(num_tiles, p.stream_k.blocks, p.stream_k.least_tiles),
                           .seen = keys.tiles,
                           .num_rows = keys.num_rows};
     }
   }
-  p.parts = {.out = plan.workspace.part_rows.in<float>(workspace),
-             .state = plan.workspace.part_states.in<float2>(workspace),
-             .rows = kTile.rows,
-             .columns = kTile.columns};
-  p.items = plan.workspace.part_list.in<ItemParts>(workspace);
+  p.splits = {.out = plan.workspace.split_rows.in<float>(workspace),
+              .state = plan.workspace.split_states.in<float2>(workspace),
+              .rows = kTile.rows,
+              .columns = kTile.columns};
+  p.work_tiles = plan.workspace.split_list.in<TileSplits>(workspace);
   return p;
 }
 
 inline common::CombineParams combine_params(const SplitParams& split, const ForwardPlan& plan) {
   common::CombineParams p;
   static_cast<attention::ForwardParams&>(p) = split;
-  p.tiles = split.division.tiles;
-  p.parts = split.parts;
-  p.items = split.items;
+  p.tiles = split.stream_k.tiles;
+  p.splits = split.splits;
+  p.work_tiles = split.work_tiles;
   p.slot_step = kSlotsPerBlock;
-  p.known = split.division.known;
-  p.num_items = split.division.entries * p.tiles.items_of_entry.divisor;
+  p.known = split.stream_k.known;
+  p.num_items = split.stream_k.entries * p.tiles.work_tiles_of_entry.divisor;
   const int64_t rows = std::min<int64_t>(p.tiles.rows, p.sequences.max_seqlen_q * p.tiles.group.divisor);
   p.rows_of_item = Divisor::of(static_cast<uint32_t>(rows));
-  p.warps_per_row = plan.joining_warps;
-  p.rehearses = plan.join_rehearses;
+  p.warps_per_row = plan.combine_warps;
+  p.warms_up = plan.combine_warms_up;
   return p;
 }
 
@@ -73,7 +73,7 @@ cudaError_t launch_split(const attention::AppendingForwardParams& params, const 
                          cudaStream_t stream) {
   const SplitParams p = split_params<Kernel>(params, plan, workspace);
   const cudaError_t error =
-      common::launch_blocks_early<Kernel>(split_kernel<Kernel>, p.division.blocks + plan.append_blocks, stream, p);
+      common::launch_blocks_early<Kernel>(split_kernel<Kernel>, p.stream_k.blocks + plan.append_blocks, stream, p);
   if (error != cudaSuccess) return error;
   return common::combine<typename Kernel::Element, Kernel::kColumns>(combine_params(p, plan), stream);
 }

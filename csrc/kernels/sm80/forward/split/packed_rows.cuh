@@ -1,8 +1,9 @@
-// A warp's tile of scores whose rows are queries of several heads: what each row sees, and what changes its scores.
+// A warp's tile of scores whose rows are queries of several heads (PackGQA): which keys each row sees, and what
+// modifies its scores.
 //
-// The formulas are those of kernels/score/, a row at a time: rows differ in query and head, so a bias, a mask and draws
-// of dropout are found element by element. A bias and a mask are fetched by themselves, so that keys can arrive
-// meanwhile.
+// The formulas are those of kernels/score/, applied row by row. Rows differ in query and head, so biases, masks and
+// dropout draws are addressed element by element. Biases and masks are fetched in a step of their own, so that the
+// loads overlap those of the keys.
 #pragma once
 
 #include "kernels/schedule/row_tiles.cuh"
@@ -10,8 +11,8 @@
 
 namespace flash_attn_ext::sm80 {
 
-// What a bias holds for a thread's scores, -inf where a mask hides them, or what a mask does where there is no bias: as
-// it lies in memory, so that nothing waits for it here.
+// The bias of a thread's scores, with -inf where a mask hides them, or the mask where there is no bias. The bits are
+// kept in the format of global memory, so that no instruction waits for the loads here.
 template <class Scores>
 struct FetchedTerms {
   uint32_t values[Scores::kThreadRows][Scores::kColumnTiles][2];
@@ -25,7 +26,7 @@ struct PackedRows {
   const attention::AttentionParams& p;
   const attention::Sequence& sequence;
   PackedRow at[kThreadRows];
-  int begin[kThreadRows];  // what the row sees; nothing where it does not exist
+  int begin[kThreadRows];  // the keys that the row sees; an empty interval where the row does not exist
   int end[kThreadRows];
 
   __device__ __forceinline__ PackedRows(const attention::AttentionParams& p, const attention::Sequence& sequence)
@@ -38,7 +39,7 @@ struct PackedRows {
     end[r] = exists ? static_cast<int>(seen.end) : 0;
   }
 
-  // What a row may not see becomes -inf.
+  // Sets scores that are masked by position to -inf.
   __device__ __forceinline__ void hide_invisible(Scores& scores, int first_key) const {
     for_each_element<Scores>([&](int r, int, int j, int e, int column) {
       const int key = first_key + column;
@@ -46,7 +47,7 @@ struct PackedRows {
     });
   }
 
-  // Starts loads; `modify` waits for them.
+  // Issues the loads; `modify` waits for them.
   __device__ __forceinline__ void fetch(Terms& terms, int first_key) const {
     const attention::BroadcastView& bias = p.score_mod.bias;
     const attention::BroadcastView& mask = p.score_mod.mask;
@@ -67,10 +68,10 @@ struct PackedRows {
     });
   }
 
-  // product -> score, for the softmax.
+  // q.k -> score, for the softmax.
   __device__ __forceinline__ void modify(Scores& scores, const Terms& terms, int first_key, bool folds_scale) const {
     const attention::ScoreMod& mod = p.score_mod;
-    // The scale joins the bias's addition where nothing comes between them.
+    // The scale and the addition of the bias are one FMA where nothing comes between them.
     const bool scaled_later = mod.bias.present() && !changes_before_bias(mod);
     if (!folds_scale && !scaled_later) cap(scores, mod);
     if (mod.alibi.present()) add_alibi(scores, first_key);
@@ -86,9 +87,9 @@ struct PackedRows {
     }
   }
 
-  // Weights that dropout does not keep become 0. first_key: a multiple of the tile's keys, or of 32 if these are more.
+  // Sets the weights that dropout drops to 0. first_key: a multiple of the tile's keys, or of 32 if these are more.
   __device__ __forceinline__ void drop(Scores& weights, int first_key) const {
-    constexpr int kSharing = Scores::kColumnTiles < 4 ? Scores::kColumnTiles : 4;  // that share draws
+    constexpr int kSharing = Scores::kColumnTiles < 4 ? Scores::kColumnTiles : 4;  // column tiles that share draws
     static_assert(kSharing == 2 || Scores::kColumnTiles % kSharing == 0);
     const bool second_half = kSharing == 2 && first_key % attention::Dropout::kBlockKeys != 0;
 #pragma unroll
@@ -130,7 +131,7 @@ struct PackedRows {
   __device__ __forceinline__ bool has_float32_bias() const {
     return sizeof(Element) == 4 || p.score_mod.bias.element == attention::ElementType::kFloat32;
   }
-  // A value in memory, and back: 16 bits are the lower ones.
+  // Conversions between a bias and its bits in memory, where 16-bit biases are the lower half.
   __device__ __forceinline__ float bias_of(uint32_t bits) const {
     if (has_float32_bias()) return __uint_as_float(bits);
     if constexpr (sizeof(Element) == 2) return ptx::to_float(static_cast<uint16_t>(bits), Element{});
@@ -142,7 +143,7 @@ struct PackedRows {
     return 0;
   }
 
-  // Zeros where a row sees nothing: no bias or mask may be read there.
+  // Reads 0 where a row sees nothing, since the bias or mask may not exist there.
   template <class Value>
   __device__ __forceinline__ void read(Terms& terms, const attention::BroadcastView& view, int first_key) const {
     const int first = first_key + Scores::column(0, 0);

@@ -1,9 +1,9 @@
-// What a block of the kernel that divides keys brings to shared memory: its rows of Q, and tile after tile of K and V.
+// Loads of a split-KV CTA into shared memory: its rows of Q, and tiles of K and V.
 #pragma once
 
 #include "kernels/common/rows/appended_row.cuh"
+#include "kernels/config/split.h"
 #include "kernels/sm80/forward/split/params.h"
-#include "kernels/tile_config_split.h"
 #include "tile/sm80/copy_rows.h"
 
 namespace flash_attn_ext::sm80 {
@@ -25,9 +25,9 @@ struct SplitCopies {
   const SplitParams& p;
   typename Kernel::Tiles& tiles;
   const EntryKeys& keys;
-  const RowTiles::Item& item;
+  const RowTiles::WorkTile& work_tile;
 
-  // Committed with the first tile of keys.
+  // Issues the copies of Q; they are committed with those of the first key tile.
   __device__ __forceinline__ void load_queries() {
     constexpr int kChunks = QTile::kChunksPerRow;
     const bool rotates = kAppends && p.append.rotary.present();
@@ -36,7 +36,7 @@ struct SplitCopies {
       const int row = index / kChunks;
       const int column = index % kChunks * QTile::kChunk;
       const bool exists = row < keys.num_rows;
-      const PackedRow at = p.division.tiles.at(keys.first_row + (exists ? row : 0), item.head);
+      const PackedRow at = p.stream_k.tiles.at(keys.first_row + (exists ? row : 0), work_tile.head);
       const attention::Sequence& sequence = keys.sequence;
       if (rotates) {
         const auto rotated = appended().query(sequence.batch, at.head, at.query, num_old_keys());
@@ -49,7 +49,7 @@ struct SplitCopies {
     }
   }
 
-  // Starts copying. Keys that the sequence does not have become zeros and are not read.
+  // Issues the copies of a key tile. Keys past the end of the sequence are zero-padded and not read.
   __device__ __forceinline__ void load(int stage, int tile) {
     if constexpr (kAppends) {
       if (may_hold_new_keys(tile)) {
@@ -64,8 +64,8 @@ struct SplitCopies {
     constexpr int kWholeUnrolled = kExtended ? 1 : kSteps;
     if (kCopiesWhole && is_whole(tile)) {
       const attention::KeyRow at = p.key_row(sequence, tile * kTile.keys + Place::row());
-      const auto* k = p.k.row<const Element>(at.entry, item.head, at.row) + column;
-      const auto* v = p.v.row<const Element>(at.entry, item.head, at.row) + first_column() + column;
+      const auto* k = p.k.row<const Element>(at.entry, work_tile.head, at.row) + column;
+      const auto* v = p.v.row<const Element>(at.entry, work_tile.head, at.row) + first_column() + column;
 #pragma unroll kWholeUnrolled
       for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
 #pragma unroll
@@ -81,7 +81,7 @@ struct SplitCopies {
       }
       return;
     }
-    // As far as registers allow.
+    // Unrolled as far as registers allow.
     constexpr int kUnrolled = kExtended || kWarpRows == 32 || sizeof(Element) * kHeadDim > 512 ? 1
                               : kTile.rows == 32                                               ? 2
                                                                                                : kSteps;
@@ -92,24 +92,25 @@ struct SplitCopies {
   }
 
  private:
-  __device__ __forceinline__ int first_column() const { return static_cast<int>(item.slice) * kColumns; }
+  __device__ __forceinline__ int first_column() const { return static_cast<int>(work_tile.slice) * kColumns; }
 
-  // Of 16 bytes, where so many columns are left of a row.
+  // How many of 16 bytes are valid where a row has `columns` columns left.
   __device__ __forceinline__ static int valid_bytes(int columns) {
     return min(max(columns, 0), QTile::kChunk) * static_cast<int>(sizeof(Element));
   }
 
-  // Fewer instructions for most tiles, where registers are left: what bounds the others is not memory.
+  // Whether whole tiles have a path of their own, with fewer instructions, where registers are left. It gains nothing
+  // for more rows, which are not memory-bound.
   static constexpr bool kCopiesWhole = kWarpRows == 16 && (!kExtended || kTile.rows == 16);
 
-  // Its keys exist and have neighbouring rows, as wide as those of a tile.
+  // Whether the keys of a tile exist, lie in consecutive rows, and have the full width of the tile.
   __device__ __forceinline__ bool is_whole(int tile) const {
     return !p.cache.paged() && (tile + 1) * kTile.keys <= static_cast<int>(keys.sequence.num_keys) &&
            p.head_dim_qk == kHeadDim && static_cast<int>(p.head_dim_v) - first_column() >= kColumns;
   }
 
   __device__ __forceinline__ common::AppendedRows<Element> appended() const { return {p.append}; }
-  // Of a cache, before this call.
+  // How many keys the cache has before this call.
   __device__ __forceinline__ int num_old_keys() const {
     return static_cast<int>(p.cache.num_old(keys.sequence.batch, p.sequences.max_seqlen_k));
   }
@@ -121,8 +122,8 @@ struct SplitCopies {
     int row;
     int column;
   };
-  // 16 bytes of a row that comes through registers, of which `columns` elements are left. first_of_tile: the row's
-  // column that is the tile's first.
+  // Stores 16 bytes of a row that comes through registers and has `columns` elements left. first_of_tile: the row's
+  // column that is the tile's first column.
   template <class Tile>
   __device__ __forceinline__ static void store_chunk(const Tile& tile, const ChunkPlace& at,
                                                      const common::RotatedRow<Element>& row, int columns,
@@ -135,7 +136,7 @@ struct SplitCopies {
     }
   }
 
-  // Where the thread's first chunks of a tile are.
+  // The addresses of the thread's first chunks of a tile.
   struct Targets {
     uint32_t k;
     uint32_t v;
@@ -148,7 +149,7 @@ struct SplitCopies {
             tiles.v[stage].address(Place::row(), Place::column())};
   }
 
-  // The thread's chunks of a key.
+  // Issues the copies of the thread's chunks of a key.
   __device__ __forceinline__ void load_key(const Targets& to, int key) {
     const attention::Sequence& sequence = keys.sequence;
     const int column = Place::column();
@@ -156,8 +157,8 @@ struct SplitCopies {
     const int columns_v = static_cast<int>(p.head_dim_v) - first_column() - column;
     const bool exists = key < sequence.num_keys;
     const attention::KeyRow at = exists ? p.key_row(sequence, key) : attention::KeyRow{0, 0};
-    const auto* k = p.k.row<const Element>(at.entry, item.head, at.row) + column;
-    const auto* v = p.v.row<const Element>(at.entry, item.head, at.row) + first_column() + column;
+    const auto* k = p.k.row<const Element>(at.entry, work_tile.head, at.row) + column;
+    const auto* v = p.v.row<const Element>(at.entry, work_tile.head, at.row) + first_column() + column;
 #pragma unroll
     for (int group = 0; group < kHeadDim; group += KTile::kGroup) {
       ptx::copy_async_16(to.k + group * sizeof(Element), k + group, exists ? valid_bytes(columns_k - group) : 0);
@@ -168,7 +169,7 @@ struct SplitCopies {
     }
   }
 
-  // The thread's chunks of a tile of which some keys are new.
+  // Loads the thread's chunks of a tile in which some keys are new.
   __device__ __forceinline__ void load_with_new(int stage, int tile) {
     const attention::Sequence& sequence = keys.sequence;
     const int num_old = num_old_keys();
@@ -180,8 +181,8 @@ struct SplitCopies {
         load_key(targets(stage).after(step), key);
         continue;
       }
-      const auto k = appended().key(sequence.batch, item.head, key - num_old, num_old);
-      const auto v = appended().value(sequence.batch, item.head, key - num_old);
+      const auto k = appended().key(sequence.batch, work_tile.head, key - num_old, num_old);
+      const auto v = appended().value(sequence.batch, work_tile.head, key - num_old);
 #pragma unroll 1
       for (int column = Place::column(); column < kHeadDim; column += KTile::kGroup) {
         store_chunk(tiles.k[stage], {row, column}, k, static_cast<int>(p.head_dim_qk) - column);

@@ -1,30 +1,31 @@
-// Forward pass of few queries that see long keys: O = softmax(score(Q K^T)) V, with the keys divided among blocks.
+// Split-KV forward pass, for few queries that see many keys: O = softmax(score(Q K^T)) V (Dao et al. 2023,
+// "Flash-Decoding").
 //
-// Grid: resident blocks, each with a stretch of the tiles of keys of all items (schedule/key_division.cuh). The rows of
-// a tile are the queries of all heads that share keys (schedule/row_tiles.cuh), so K and V are read once. A warp owns
-// some rows and a part of each tile's keys, with an O, m and l of its own. At an item's end a block merges its warps';
-// an item that it had all keys of is finished, of another one it leaves its part in the workspace, for the kernel that
-// joins them (common/combine.h).
-// New keys of a cache are read from where the call has them, and rotated here. Blocks behind the others write them to
-// the cache, where only the next kernel looks for them. Shared memory: Q, and `stages` tiles of K and V; at an item's
-// end, the warps' O in their place.
+// Grid: persistent CTAs, each with a stream-K range of the key tiles of all work tiles (schedule/stream_k.cuh). The
+// rows of a work tile are the queries of all heads of a KV group (schedule/row_tiles.cuh), so K and V are read once. A
+// warp owns some rows and a part of each tile's keys, with its own O, m and l. At the end of a work tile the CTA merges
+// those of its warps. If it had all keys of the work tile, it writes O. Otherwise it stores the partial O of its split
+// in the workspace, for the combine kernel (common/combine.h).
+// New keys of a cache are read from k_new and v_new, and rotated in this kernel. Extra CTAs at the end of the grid
+// write them to the cache, which only the next kernel reads.
+// Shared memory: Q, and `stages` tiles of K and V. At the end of a work tile, the warps' O takes their place.
 #pragma once
 
 #include "kernels/common/rows/merged_row.cuh"
-#include "kernels/schedule/key_division.cuh"
+#include "kernels/config/split.h"
+#include "kernels/schedule/stream_k.cuh"
 #include "kernels/score/softmax.cuh"
 #include "kernels/sm80/forward/split/packed_rows.cuh"
 #include "kernels/sm80/forward/split/params.h"
 #include "kernels/sm80/forward/split/split_copies.cuh"
-#include "kernels/tile_config_split.h"
 #include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 
 namespace flash_attn_ext::sm80 {
 
-// Calls that append to a cache have kernels of their own: in the others it would take registers, and instructions for
-// each tile (one query of 4k keys: 0.887 of cuDNN's time instead of 0.865).
+// Calls that append to a cache have kernels of their own: in the others, appending would cost registers, and
+// instructions in each iteration (docs/kernels/log/split.md, "New keys by the kernel that attends").
 struct SplitForm {
   SplitKind kind;
   bool appends;
@@ -58,7 +59,7 @@ struct SplitKernel {
     KTile k[kTile.stages];
     VTile v[kTile.stages];
   };
-  // Rows 8 floats longer than their columns: neighbouring ones begin in different banks.
+  // Rows are padded by 8 floats, so that consecutive rows begin in different banks of shared memory.
   struct WarpResults {
     float out[kTile.key_warps][kTile.rows][kColumns + 8];
     float2 state[kTile.key_warps][kTile.rows];
@@ -70,23 +71,23 @@ struct SplitKernel {
 
   const SplitParams& p;
   Shared& shared;
-  const KeyStretch<kTile.keys>& stretch;
-  RowTiles::Item item;
+  const StreamKRange<kTile.keys>& range;
+  RowTiles::WorkTile work_tile;
   Output out;
   OnlineSoftmax<Output::kThreadRows> running;
 
   __device__ __forceinline__ static int row_warp() { return tile::warp() % kTile.row_warps; }
   __device__ __forceinline__ static int key_warp() { return tile::warp() / kTile.row_warps; }
-  __device__ __forceinline__ int num_rows() const { return stretch.keys.num_rows; }
+  __device__ __forceinline__ int num_rows() const { return range.keys.num_rows; }
   __device__ __forceinline__ PackedRow packed_row(int row) const {
-    return p.division.tiles.at(stretch.keys.first_row + row, item.head);
+    return p.stream_k.tiles.at(range.keys.first_row + row, work_tile.head);
   }
-  __device__ __forceinline__ int first_column() const { return static_cast<int>(item.slice) * kColumns; }
+  __device__ __forceinline__ int first_column() const { return static_cast<int>(work_tile.slice) * kColumns; }
 
-  // Scores that are only scaled keep the scale for the exponent.
+  // Scores that are only scaled are scaled in the exponent.
   __device__ __forceinline__ bool folds_scale() const { return !kExtended || p.score_mod.only_scales(); }
 
-  // Tiles [begin, end) of the item's keys.
+  // The mainloop over tiles [begin, end) of the work tile's keys.
   __device__ __forceinline__ void attend(int begin, int end) {
     out.clear();
     running.clear();
@@ -100,26 +101,26 @@ struct SplitKernel {
         ptx::wait_copies<kTile.stages - 1>();
         __syncthreads();  // the tile has arrived
         step(stage, tile, terms);
-        __syncthreads();  // and has no readers any more
+        __syncthreads();  // no warp reads the tile any more
       }
       if (tile + kTile.stages < end) copies().load(stage, tile + kTile.stages);
       if (tile == begin - kTile.stages)
-        copies().load_queries();  // keys first: it takes memory longer to begin with them
-      ptx::commit_copies();       // also where there is nothing, so that tiles can be counted
+        copies().load_queries();  // keys first, since memory takes longer to deliver them
+      ptx::commit_copies();       // also an empty group, so that groups can be counted
       stage = stage + 1 == kTile.stages ? 0 : stage + 1;
     }
   }
 
-  // The block's rows of O, merged: of a whole item or as its part, in a slot. Returns whether a NaN came out in the
-  // thread's rows of a whole one.
+  // Merges the warps' O of the CTA's rows. Writes the rows of a whole work tile, or stores those of a split in a slot.
+  // Returns whether the thread's rows of a whole work tile have a NaN.
   __device__ __forceinline__ bool finish(bool whole, int slot) {
-    leave_results();
+    store_results();
     __syncthreads();
     bool has_nan = false;
     if (whole) {
 #pragma unroll 1
       for (int row = tile::warp(); row < num_rows(); row += kWarps) {
-        const attention::Sequence& sequence = stretch.keys.sequence;
+        const attention::Sequence& sequence = range.keys.sequence;
         const PackedRow at = packed_row(row);
         const common::RowPlace place = {sequence.batch, at.head, sequence.query_begin + at.query};
         Merged merged = merge(row);
@@ -128,14 +129,14 @@ struct SplitKernel {
     } else {
       constexpr int kAtOnce = kTile.rows == 16 ? 1 : 2;
 #pragma unroll kAtOnce
-      for (int row = tile::warp(); row < num_rows(); row += kWarps) merge(row).store(p.parts, slot, row);
+      for (int row = tile::warp(); row < num_rows(); row += kWarps) merge(row).store(p.splits, slot, row);
     }
-    __syncthreads();  // the next item's tiles come
+    __syncthreads();  // the next work tile's loads overwrite the results
     return has_nan;
   }
 
  private:
-  // What the warps left of a row.
+  // Merges the warps' results for a row.
   __device__ __forceinline__ Merged merge(int row) const {
     Merged merged;
 #pragma unroll
@@ -145,14 +146,16 @@ struct SplitKernel {
     return merged;
   }
 
-  __device__ __forceinline__ SplitCopies<SplitKernel> copies() const { return {p, shared.tiles, stretch.keys, item}; }
+  __device__ __forceinline__ SplitCopies<SplitKernel> copies() const {
+    return {p, shared.tiles, range.keys, work_tile};
+  }
 
-  // Before the keys have arrived, where registers are left.
+  // Whether the bias and mask are fetched before the keys have arrived, where registers are left.
   static constexpr bool kFetchesEarly = kExtended && kTile.rows == 16;
 
-  // Found anew for each tile that needs them: no register is held for them.
+  // Computed again for each tile that needs them, so that no register holds them.
   __device__ __forceinline__ Rows rows_of_warp() const {
-    Rows rows(p, stretch.keys.sequence);
+    Rows rows(p, range.keys.sequence);
 #pragma unroll
     for (int r = 0; r < Rows::kThreadRows; ++r) {
       const int row = row_warp() * kWarpRows + Scores::row(r);
@@ -173,7 +176,7 @@ struct SplitKernel {
     tile::multiply_head_dims(scores, shared.tiles.q, row_warp() * kWarpRows,
                              shared.tiles.k[stage].template rows_from<kWarpKeys>(row_in_tile));
     const bool folded = folds_scale();
-    const bool full = stretch.keys.tiles.full(tile);
+    const bool full = range.keys.tiles.full(tile);
     if (kExtended || !full) {
       const Rows rows = rows_of_warp();
       if constexpr (kExtended && !kFetchesEarly) rows.fetch(terms, first_key);
@@ -188,7 +191,7 @@ struct SplitKernel {
     tile::multiply_registers(out, scores, shared.tiles.v[stage].template rows_from<kWarpKeys>(row_in_tile));
   }
 
-  __device__ __forceinline__ void leave_results() {
+  __device__ __forceinline__ void store_results() {
     const float scale = folds_scale() ? static_cast<float>(p.score_mod.scale) : 1.0f;
     auto& results = shared.results;
 #pragma unroll
@@ -205,41 +208,41 @@ struct SplitKernel {
   }
 };
 
-// The items that a block's stretch meets, one after the other.
+// Iterates over the work tiles of the CTA's range.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
     split_kernel(const __grid_constant__ SplitParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
-  if (Kernel::kAppends && blockIdx.x >= p.division.blocks) {
-    const uint32_t first = (blockIdx.x - p.division.blocks) * Kernel::kWarps + tile::warp();
+  if (Kernel::kAppends && blockIdx.x >= p.stream_k.blocks) {
+    const uint32_t first = (blockIdx.x - p.stream_k.blocks) * Kernel::kWarps + tile::warp();
     common::copy_appended_rows<typename Kernel::Element>(p.append, first,
-                                                         (gridDim.x - p.division.blocks) * Kernel::kWarps);
+                                                         (gridDim.x - p.stream_k.blocks) * Kernel::kWarps);
     return;
   }
-  KeyStretch<Kernel::kTile.keys> stretch(p, p.division);
-  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), stretch, {}};
+  StreamKRange<Kernel::kTile.keys> range(p, p.stream_k);
+  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), range, {}};
   int slot = static_cast<int>(blockIdx.x) * kSlotsPerBlock;
 #pragma unroll 1
-  while (stretch.enter()) {
-    const uint32_t count = stretch.keys.count();
-    const uint32_t index = stretch.item_in_entry(count);
-    const uint32_t begin = stretch.at - stretch.entry_begin - index * count;
-    const uint32_t end = min(count, begin + (stretch.end - stretch.at));
-    kernel.item = p.division.tiles.item(index);
-    const int first_tile = stretch.keys.tiles.begin;
-    // Of an item that sees nothing there is a tile in the line, and none to work on.
-    const bool nothing = stretch.keys.tiles.empty();
+  while (range.enter()) {
+    const uint32_t count = range.keys.count();
+    const uint32_t index = range.work_tile_in_entry(count);
+    const uint32_t begin = range.at - range.entry_begin - index * count;
+    const uint32_t end = min(count, begin + (range.end - range.at));
+    kernel.work_tile = p.stream_k.tiles.work_tile(index);
+    const int first_tile = range.keys.tiles.begin;
+    // A work tile that sees no key still has one tile in the work list, which has nothing to compute.
+    const bool nothing = range.keys.tiles.empty();
     kernel.attend(first_tile + static_cast<int>(nothing ? 0 : begin), first_tile + static_cast<int>(nothing ? 0 : end));
-    ItemParts& parts = p.items[stretch.entry * stretch.items_of_entry() + index];
+    TileSplits& splits = p.work_tiles[range.entry * range.work_tiles_of_entry() + index];
     const bool whole = begin == 0 && end == count;
-    if (begin == 0 && threadIdx.x == 0 && (whole || !p.division.known.present())) {
-      parts = stretch.shares.parts(stretch.at, stretch.at + count);
+    if (begin == 0 && threadIdx.x == 0 && (whole || !p.stream_k.known.present())) {
+      splits = range.shares.splits(range.at, range.at + count);
     }
-    if (kernel.finish(whole, slot)) parts.count = ItemParts::kHasNan;
+    if (kernel.finish(whole, slot)) splits.count = TileSplits::kHasNan;
     slot = static_cast<int>(blockIdx.x) * kSlotsPerBlock + 1;
-    stretch.at += end - begin;
+    range.at += end - begin;
   }
 }
 

@@ -1,0 +1,60 @@
+#include <algorithm>
+
+#include "kernels/config/query_stationary.h"
+#include "kernels/plan/sm80.h"
+#include "kernels/plan/sm90.h"
+#include "kernels/plan/workspace.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+using attention::BackwardParams;
+
+constexpr int64_t kFlagRows = 16;  // rows of a non-finite flag
+constexpr int64_t kFlagsOfTile = sm90::kStationaryQueriesKeys / kFlagRows;
+constexpr int64_t kMostTiles = INT32_MAX / kFlagsOfTile;  // the kernel numbers flags in 32 bits
+
+int64_t count_tiles(const BackwardParams& p) {
+  const int64_t of_a_pair =
+      (p.sequences.max_seqlen_k + sm90::kStationaryQueriesKeys - 1) / sm90::kStationaryQueriesKeys;
+  return p.batch * p.num_heads_q * of_a_pair;
+}
+
+// As many CTAs as SMs, or slightly fewer if each CTA then has tiles of one pair only
+// (docs/kernels/log/sm90_backward.md, "Figures behind plans").
+int64_t count_blocks(int64_t pairs, int64_t sms) {
+  const int64_t whole = sms / pairs * pairs;
+  return 20 * whole >= 19 * sms ? whole : sms;
+}
+
+}  // namespace
+
+bool keeps_queries(const BackwardParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  if (wanted_variant_sm90(p) != Variant::kPlain || largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
+  if (!p.visibility.unlimited() || is_packed(p) || p.num_heads_q != p.num_heads_k) return false;
+  if (count_tiles(p) > kMostTiles) return false;
+  return lengths.max_seqlen_q <= sm90::kStationaryQueries &&
+         lengths.max_seqlen_k > sm90::kMostKeysPerQuery * lengths.max_seqlen_q;
+}
+
+BackwardPlan plan_backward_query_stationary(const BackwardParams& p, const Limits& limits) {
+  BackwardPlan plan;
+  const int64_t pairs = p.batch * p.num_heads_q;
+  const int head_dim = largest_head_dim(p) <= 64 ? 64 : 128;
+  plan.kernels = BackwardKernels::kQueryStationary;
+  plan.delta = DeltaSource::kOwnKernel;
+  plan.dq_head_dim = plan.dkdv_head_dim = head_dim;
+  plan.dq_variant = plan.dkdv_variant = Variant::kPlain;
+  plan.nan_repair = NanRepair::kOwnLaunch;
+  plan.persistent_ctas = std::min(count_tiles(p), count_blocks(pairs, limits.sms));
+  BackwardPlan::Workspace& parts = plan.workspace;
+  parts.delta = append(parts.bytes, statistic_bytes(p));
+  const int64_t dq_splits = plan.persistent_ctas + pairs - 1;  // each one ends a CTA's tiles, or a pair's, or both
+  parts.dq_splits = append(parts.bytes, dq_splits * sm90::kStationaryQueries * head_dim * int64_t{sizeof(float)});
+  parts.dq_nan_flags = append(parts.bytes, pairs * sm90::kStationaryQueries / kFlagRows);
+  parts.dkdv_nan_flags = append(parts.bytes, count_tiles(p) * kFlagsOfTile);
+  return plan;
+}
+
+}  // namespace flash_attn_ext::plan

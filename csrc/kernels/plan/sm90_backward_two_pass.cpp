@@ -1,0 +1,202 @@
+#include "attention/even_share.h"
+#include "kernels/config/two_pass.h"
+#include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/sm80.h"
+#include "kernels/plan/sm90.h"
+#include "kernels/plan/workspace.h"
+#include "kernels/schedule/score_tiles.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+using attention::BackwardParams;
+
+// The query tiles of a head, in all sequences. A packed sequence begins at a tile of its own.
+int64_t count_query_tiles(const BackwardParams& p) {
+  return ScoreTiles::rows_of_matrix(p) * (is_packed(p) ? 1 : p.batch);
+}
+
+// Divides the scores of a call among launches, each of which materialises some of them.
+class StoredTiles {
+ public:
+  StoredTiles(const BackwardParams& p, const sm90::ProductTile& product, const Limits& limits)
+      : p_(p),
+        tiles_(ScoreTiles::of(p)),
+        sms_(limits.sms),
+        pairs_of_matrix_(is_packed(p) ? p.batch : 1),
+        matrices_(p.batch * p.num_heads_k / pairs_of_matrix_),
+        group_(p.queries_per_key_head()),
+        room_(limits.max_stored_bytes / (2 * group_ * ScoreTiles::kBytes)),
+        key_tiles_(is_packed(p) ? p.sequences.total_k / product.keys() + p.batch
+                                : (p.sequences.max_seqlen_k + product.keys() - 1) / product.keys()),
+        product_blocks_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
+
+  // Returns no launches where the call is for other kernels.
+  BackwardPlan::Stored divide() const {
+    const int64_t whole = std::min(room_ / tiles_.in_matrix, matrices_);
+    const int64_t in_chunks = count_matrices_in_chunks();
+    if (whole < in_chunks && can_have_chunks()) return divide_into_chunks(in_chunks);
+    if (whole == 0) return {};
+    BackwardPlan::Stored stored = launches_of(in_twos(whole));
+    stored.bytes_of_matrices = bytes_of(stored, tiles_.in_matrix);
+    return stored;
+  }
+
+  static int64_t count_gradients(const BackwardParams& p) { return (p.dk.data != nullptr) + (p.dv.data != nullptr); }
+
+ private:
+  // The rows of a query chunk for which a launch of so many matrices has room, whatever they see.
+  int64_t rows_of_chunk(int64_t matrices) const {
+    const int64_t rows = room_ / (matrices * tiles_.width) - (is_packed(p_) ? ScoreTiles::kBlockRows - 1 : 0);
+    return std::max<int64_t>(rows, 0) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows;
+  }
+
+  // Whether query chunks are worthwhile. A chunk that gives the SMs too little to do is slower than kernels that
+  // compute scores twice.
+  bool can_have_chunks() const {
+    const int64_t blocks = rows_of_chunk(1) / ScoreTiles::kBlockRows * group_;
+    if (blocks < std::max<int64_t>(sms_ / 4, 1)) return false;
+    if (tiles_.before<int64_t>(tiles_.rows) > INT32_MAX) return false;
+    return !(is_packed(p_) && p_.dbias.present());  // sequences share a tile of the bias, but not a chunk
+  }
+
+  // As many matrices as let the GEMM kernel fill the SMs more than once. A chunk must have enough queries to make
+  // partial sums, which one chunk hands on to the next, a small part of what is read and written. There is at least one
+  // matrix.
+  int64_t count_matrices_in_chunks() const {
+    constexpr int64_t kWaves = 2;
+    constexpr int64_t kQueries = 8192;  // of all heads of a KV group
+    int64_t matrices = std::min((kWaves * sms_ + product_blocks_ - 1) / product_blocks_, matrices_);
+    while (matrices > 1 && rows_of_chunk(matrices) * ScoreTiles::kRows * group_ < kQueries) --matrices;
+    return matrices;
+  }
+
+  BackwardPlan::Stored divide_into_chunks(int64_t matrices) const {
+    BackwardPlan::Stored stored = launches_of(matrices);
+    const int64_t room = room_ * pairs_of_matrix_ / stored.pairs_per_launch;
+    ScoreTiles tiles = tiles_;
+    const int most = equal_rows(stored.pairs_per_launch);
+    // Chunks are cut from the last row on. In causal calls its rows are the longest, and those of the remainder are
+    // short.
+    for (int end = tiles.rows; end > 0; end = tiles.chunk_begin) {
+      tiles.take_chunk(p_, end, room);
+      const int rows = std::min(in_whole_waves(end - tiles.chunk_begin, stored.pairs_per_launch), most);
+      tiles.set_chunk(p_, (end - rows + 1) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows, end);
+      stored.chunk_ends.insert(stored.chunk_ends.begin(), end);
+      stored.bytes_of_matrices = std::max(stored.bytes_of_matrices, bytes_of(stored, tiles.in_matrix));
+    }
+    stored.launches *= static_cast<int64_t>(stored.chunk_ends.size());
+    stored.key_tiles_of_matrix = key_tiles_;
+    return stored;
+  }
+
+  // The rows of a chunk where no chunk is a short remainder, whose CTAs would take as long as those of a longer one.
+  int equal_rows(int64_t pairs) const {
+    constexpr int kRows = ScoreTiles::kBlockRows;
+    if (p_.visibility.one_sided()) return tiles_.rows;
+    const int most = in_whole_waves(static_cast<int>(rows_of_chunk(pairs / pairs_of_matrix_)), pairs);
+    return static_cast<int>(attention::even_share((tiles_.rows + kRows - 1) / kRows, std::max(most / kRows, 1))) *
+           kRows;
+  }
+
+  // An even number of causal heads. Where L2 holds one head at a time, the long tiles of every second head follow the
+  // short ones of the head before it, and their CTAs end together (docs/kernels/log/sm90_backward.md, "Figures behind
+  // plans").
+  int64_t in_twos(int64_t matrices) const {
+    const bool evens_out = p_.visibility.one_sided() && !is_packed(p_) && group_ % 2 != 0;
+    return evens_out && matrices > 1 && matrices < matrices_ ? matrices / 2 * 2 : matrices;
+  }
+
+  // `rows`, or fewer where their CTAs would leave many SMs idle at the end.
+  int in_whole_waves(int rows, int64_t pairs) const {
+    const int64_t blocks_of_rows = pairs / pairs_of_matrix_ * group_;
+    const int64_t blocks = (rows + ScoreTiles::kBlockRows - 1) / ScoreTiles::kBlockRows * blocks_of_rows;
+    const int64_t waves = blocks / sms_;
+    const int64_t idle = (waves + 1) * sms_ - blocks;
+    const int64_t fitting = waves * sms_ / blocks_of_rows * ScoreTiles::kBlockRows;
+    return idle * 10 < blocks || fitting == 0 ? rows : static_cast<int>(fitting);
+  }
+
+  BackwardPlan::Stored launches_of(int64_t matrices) const {
+    BackwardPlan::Stored stored;
+    stored.pairs_per_launch = in_equal_launches(p_, matrices * pairs_of_matrix_);
+    stored.launches = (p_.batch * p_.num_heads_k + stored.pairs_per_launch - 1) / stored.pairs_per_launch;
+    return stored;
+  }
+  int64_t bytes_of(const BackwardPlan::Stored& stored, int64_t in_matrix) const {
+    return stored.pairs_per_launch / pairs_of_matrix_ * group_ * in_matrix * ScoreTiles::kBytes;
+  }
+
+  const BackwardParams& p_;
+  ScoreTiles tiles_;
+  int64_t sms_;
+  int64_t pairs_of_matrix_;  // a matrix holds one pair or, in a packed batch, all pairs of a key head
+  int64_t matrices_;         // of each head of a KV group
+  int64_t group_;
+  int64_t room_;            // for tiles of P, of each head of a KV group
+  int64_t key_tiles_;       // of a matrix
+  int64_t product_blocks_;  // work tiles of the GEMM kernel, of a matrix
+};
+
+// The variant that exists for the head dims and does what the call needs, if there is one.
+Variant choose_variant(const BackwardParams& p, sm90::HeadDims dims) {
+  const Variant wanted = wanted_variant_sm90(p);
+  if (wanted == Variant::kPlain || sm90::has_two_pass_kernel(dims, wanted)) return wanted;
+  const bool has_bias_or_mask = p.score_mod.bias.present() || p.score_mod.mask.present();
+  return has_bias_or_mask || !sm90::has_two_pass_kernel(dims, Variant::kModified) ? Variant::kExtended
+                                                                                  : Variant::kModified;
+}
+
+// The float32 sums that key tiles hand on from chunk to chunk.
+int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const sm90::ProductTile& tile) {
+  const int64_t matrices = plan.stored.pairs_per_launch / (is_packed(p) ? p.batch : 1);
+  const int64_t sums = matrices * plan.stored.key_tiles_of_matrix * StoredTiles::count_gradients(p) * tile.keys();
+  return sums * std::max(plan.dkdv_head_dim, plan.head_dim_v) * int64_t{sizeof(float)};
+}
+
+}  // namespace
+
+std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, const Limits& limits) {
+  const sm90::HeadDims dims = sm90::two_pass_head_dims(p.head_dim_qk, p.head_dim_v);
+  const Variant variant = choose_variant(p, dims);
+  if (!sm90::has_two_pass_kernel(dims, variant)) return std::nullopt;
+  BackwardPlan plan;
+  plan.query_tiles_of_head = count_query_tiles(p);
+  const sm90::ProductTile product = sm90::product_tile(dims);
+  plan.stored = StoredTiles(p, product, limits).divide();
+  if (plan.stored.launches == 0) return std::nullopt;
+  plan.kernels = BackwardKernels::kTwoPass;
+  plan.delta = DeltaSource::kFirstKernel;
+  plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
+  plan.head_dim_v = dims.v;
+  plan.dq_variant = plan.dkdv_variant = variant;
+  if (p.dbias.present()) {
+    plan.dbias = BiasGradientSource::kStored;
+    plan.writes_dbias_once = launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch);
+  }
+  plan.nan_repair = NanRepair::kOwnLaunch;
+  // What streams past tiles shares L2 with the stored tiles (docs/kernels/log/sm90_backward.md, "Figures behind
+  // plans").
+  plan.l2_bytes = limits.l2_bytes * 3 / 5;
+  plan.persistent_ctas = limits.sms;
+  const auto tiles_of = [](int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; };
+  const int64_t query_flags = 4 * tiles_of(p.sequences.max_seqlen_q, ScoreTiles::kRows);
+  const int64_t key_flags = product.flags() * tiles_of(p.sequences.max_seqlen_k, product.keys());
+  constexpr int64_t kCounters = 2;  // for each launch: of query tiles, then of key tiles
+  BackwardPlan::Workspace& parts = plan.workspace;
+  parts.delta = append(parts.bytes, statistic_bytes(p));
+  parts.stored_scores = append(parts.bytes, 2 * plan.stored.bytes_of_matrices);
+  parts.statistics = append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * ScoreTiles::kRows *
+                                             ScoreTiles::kStatistics * int64_t{sizeof(float)});
+  if (p.score_mod.mask.present()) {
+    parts.mask_tiles = append(parts.bytes, count_mask_tiles(p).total());
+    if (variant != Variant::kExtended) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
+  }
+  parts.work_counter = append(parts.bytes, plan.stored.launches * kCounters * int64_t{sizeof(uint32_t)});
+  if (!plan.stored.chunk_ends.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, product));
+  parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
+  parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);
+  return plan;
+}
+
+}  // namespace flash_attn_ext::plan

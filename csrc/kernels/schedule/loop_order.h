@@ -1,0 +1,210 @@
+// The loop order of the key-stationary backward pass on Hopper: in which order persistent CTAs fetch key tiles, in
+// which order a key tile iterates over query tiles, and in which order the partial dQ of key tiles are added.
+//
+// As in FlashAttention-3's deterministic backward pass, a CTA holds a key tile, and iterates over the query tiles that
+// see it. In each (query tile, key tile) iteration it adds a partial dQ to a float32 accumulator in memory.
+// Floating-point addition is not associative, so gradients are bitwise reproducible only if the order of these
+// additions is fixed:
+//
+//  contributor  a key tile, for each query tile that sees it
+//  rank         the contributor's position in the order in which a query tile's contributors add
+//  semaphore    a counter for each accumulator (FlashAttention-3's dq_semaphore): how many contributors have added
+//
+// A contributor waits until the semaphore has reached its rank, adds its partial dQ, and raises the semaphore by one.
+// Two things differ from FlashAttention-3. First, the contributor of rank 0 stores its partial dQ instead of adding it,
+// and the last one adds the accumulator to its own partial dQ and writes dQ in the element type. So no kernel clears
+// the accumulators before, and none converts them afterwards. Second, the loop order below determines the ranks: key
+// tiles that run at the same time are at different query tiles, each following the contributor of the rank before, so
+// that waits are short.
+//
+// A wait never deadlocks. A key tile waits only for key tiles that were fetched before it, which some CTA holds or has
+// finished. In cyclic order it may wait for any tile of its group, and so all tiles of a group are co-resident: the
+// launch is cooperative, and a CTA that holds a tile of a group fetches no other tile before the group is fetched
+// completely.
+//
+// A work tile is a key tile of a pair. A pair is a batch entry and a key head. Where the query heads of a KV group are
+// divided into shares, each share makes a pair of its own, and the partial dK and dV of the shares are summed
+// (group_share_sums.cuh). Pairs are scheduled in L2 head groups, one group after the other. Where a pair has phases,
+// key tile j belongs to phase j mod 2^n, and in cyclic order the phases run one after the other.
+//
+//  ascending   From the first query tile that sees the key tile to the last; the last key tile is fetched first. Causal
+//              key tiles start together, each two query tiles behind the one that was fetched before it, and end
+//              staggered.
+//  descending  From the last query tile to the first; the first key tile is fetched first. Causal key tiles start
+//              staggered and end together. Every second pair of an L2 head group is descending: its staggered start
+//              fills the SMs that the staggered end of the ascending pairs leaves idle.
+//  cyclic      Where every query sees every key: the key tiles of a phase start evenly spread over the query tiles and
+//              wrap around. More phases put neighbouring contributors of a query tile further apart.
+//  split-KV    For few queries that see many keys, where a query tile would have too many contributors at once for one
+//              semaphore (kSplitKv): each phase adds to an accumulator of its own, and dq_sums.cuh sums these in a
+//              fixed order. The tiles of all pairs alternate, so that contributors of a phase are fetched far apart.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/host_device.h"
+#include "attention/params.h"
+
+namespace flash_attn_ext {
+
+enum class LoopDirection : int { kAscending, kDescending, kCyclic, kSplitKv };
+
+struct LoopOrder {
+  static constexpr int kKeys = 128;           // keys of a key tile
+  static constexpr int kQueries = 64;         // queries of a query tile
+  static constexpr int kKeyWarpgroups = 2;    // of a CTA; each has 64 keys of the key tile
+  static constexpr int64_t kWorkBytes = 112;  // of KeyTileWork, what a kernel is told about a key tile
+
+  uint32_t pairs = 0;         // numbered (batch entry * key heads + key head) * group_shares + share
+  uint32_t group_shares = 1;  // into which the query heads of a KV group are divided
+  uint32_t tiles = 0;         // key tiles of the longest sequence
+  uint32_t log2_phases = 0;
+  uint32_t group = 0;        // key tiles of a pair and a phase, at most
+  uint32_t group_pairs = 0;  // pairs of an L2 head group
+  bool cyclic = false;
+  bool splits_kv = false;
+  uint32_t log2_sums = 0;  // accumulators of dQ for each query tile: one, or in split-KV one for each phase
+
+  FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return (pairs * group) << log2_phases; }
+
+  // The number of the accumulator that a phase adds to, from the query tile's number.
+  FLASH_HOST_DEVICE int sums_of(int query_tile, int phase) const {
+    return splits_kv ? (query_tile << log2_sums) + phase : query_tile;
+  }
+
+  // The work tile that is fetched index-th. The last phases and short sequences lack some of these tiles.
+  struct WorkTile {
+    uint32_t pair;
+    int tile;
+    LoopDirection direction;
+    uint32_t group_end;  // cyclic: one past the last index of the group
+  };
+  FLASH_HOST_DEVICE WorkTile work_tile(uint32_t index) const {
+    if (splits_kv) {
+      const uint32_t tile = index / pairs;
+      return {index - tile * pairs, static_cast<int>(tile), LoopDirection::kSplitKv, 0};
+    }
+    const uint32_t of_head_group = (group_pairs * group) << log2_phases;
+    const uint32_t head_group = index / of_head_group;
+    const uint32_t first_pair = head_group * group_pairs;
+    const uint32_t count = pairs - first_pair < group_pairs ? pairs - first_pair : group_pairs;
+    const uint32_t in_head_group = index - head_group * of_head_group;
+    if (cyclic) {
+      const uint32_t phase = in_head_group / (count * group);
+      const uint32_t in_phase = in_head_group - phase * count * group;
+      const uint32_t pair = in_phase / group;
+      const uint32_t k = in_phase - pair * group;
+      return {first_pair + pair, static_cast<int>(phase + (k << log2_phases)), LoopDirection::kCyclic,
+              index - k + group};
+    }
+    const uint32_t ascending = (count + 1) / 2;
+    if (in_head_group < ascending * tiles) {
+      const uint32_t k = in_head_group / ascending;
+      return {first_pair + 2 * (in_head_group - k * ascending), static_cast<int>(tiles - 1 - k),
+              LoopDirection::kAscending, 0};
+    }
+    const uint32_t descending = count - ascending;
+    const uint32_t behind_ascending = in_head_group - ascending * tiles;
+    const uint32_t k = behind_ascending / descending;
+    return {first_pair + 2 * (behind_ascending - k * descending) + 1, static_cast<int>(k), LoopDirection::kDescending,
+            0};
+  }
+
+  FLASH_HOST_DEVICE static int num_tiles(int64_t rows, int tile_rows) {
+    return static_cast<int>(static_cast<uint32_t>(rows + tile_rows - 1) / static_cast<uint32_t>(tile_rows));
+  }
+
+  // Tiles [begin, end).
+  struct Tiles {
+    int begin;
+    int end;
+    FLASH_HOST_DEVICE bool empty() const { return end <= begin; }
+  };
+
+  // The query tiles that see something of a key tile. The sequence must have the key tile.
+  FLASH_HOST_DEVICE static Tiles visible_query_tiles(const attention::Visibility& visibility,
+                                                     const attention::Sequence& sequence, int tile) {
+    const int first = tile * kKeys;
+    const int last = least(first + kKeys, sequence.num_keys) - 1;
+    const int begin = static_cast<int>(visibility.queries_of<int>(first, sequence).begin);
+    const int end = static_cast<int>(visibility.queries_of<int>(last, sequence).end);
+    return tiles_of(begin, end, kQueries);
+  }
+
+  // A key tile, and what its ranks follow from. It has 32-bit numbers, because the producer thread has few registers.
+  struct Contributor {
+    int tile;
+    LoopDirection direction;
+    int log2_phases;
+    int num_keys;  // of the sequence
+    int num_queries;
+    int begin_offset;  // from a query to the first key that it sees
+    int end_offset;    // from a query to one past the last key that the query before it sees
+
+    // The contributors of a query tile: the key tiles of which it sees something. The sequence must have the query
+    // tile.
+    FLASH_HOST_DEVICE Tiles contributors(int query_tile) const {
+      if (direction == LoopDirection::kCyclic) return {0, num_tiles(num_keys, kKeys)};
+      const int first = query_tile * kQueries;
+      return tiles_of(clamp(first + begin_offset), clamp(least(first + kQueries, num_queries) + end_offset), kKeys);
+    }
+
+    FLASH_HOST_DEVICE int phase() const { return tile & ((1 << log2_phases) - 1); }
+
+    // The contributor's rank: how many others add to the same accumulator of the query tile before it.
+    FLASH_HOST_DEVICE int rank(int query_tile, const Tiles& contributors) const {
+      if (direction == LoopDirection::kAscending) return contributors.end - 1 - tile;
+      if (direction == LoopDirection::kDescending) return tile - contributors.begin;
+      const int phase = this->phase();
+      if (direction == LoopDirection::kSplitKv) return in_phase(tile, phase) - in_phase(contributors.begin, phase);
+      // The key tile that starts at this query tile, or at the nearest one before it, comes first. Those that start
+      // further back follow, and wrap around.
+      const int count = in_phase(contributors.end, phase);
+      const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
+      const auto started =
+          (static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count) + queries - 1) / queries;
+      const int behind = static_cast<int>(started) - 1 - (tile >> log2_phases);
+      return in_phases_before(contributors.end, phase) + (behind < 0 ? behind + count : behind);
+    }
+
+    // The query tile at which the cyclic loop starts.
+    FLASH_HOST_DEVICE int first_of_cycle() const {
+      const int count = in_phase(num_tiles(num_keys, kKeys), phase());
+      return static_cast<int>(static_cast<uint32_t>(tile >> log2_phases) *
+                              static_cast<uint32_t>(num_tiles(num_queries, kQueries)) / static_cast<uint32_t>(count));
+    }
+
+   private:
+    FLASH_HOST_DEVICE int clamp(int key) const { return key < 0 ? 0 : key < num_keys ? key : num_keys; }
+    // Of the key tiles [0, end): how many are in a phase, and how many in the phases before it.
+    FLASH_HOST_DEVICE int in_phase(int end, int phase) const {
+      return (end + (1 << log2_phases) - 1 - phase) >> log2_phases;
+    }
+    FLASH_HOST_DEVICE int in_phases_before(int end, int phase) const {
+      const int rest = end & ((1 << log2_phases) - 1);
+      return phase * (end >> log2_phases) + (rest < phase ? rest : phase);
+    }
+  };
+
+  FLASH_HOST_DEVICE Contributor contributor(const attention::Visibility& visibility,
+                                            const attention::Sequence& sequence, int tile,
+                                            LoopDirection direction) const {
+    const auto diagonal = static_cast<int>(visibility.diagonal(sequence));
+    return {tile,
+            direction,
+            static_cast<int>(log2_phases),
+            static_cast<int>(sequence.num_keys),
+            static_cast<int>(sequence.num_queries),
+            diagonal - static_cast<int>(visibility.left),
+            diagonal + static_cast<int>(visibility.right)};
+  }
+
+ private:
+  FLASH_HOST_DEVICE static int least(int64_t x, int64_t y) { return static_cast<int>(x < y ? x : y); }
+  FLASH_HOST_DEVICE static Tiles tiles_of(int begin, int end, int tile_rows) {
+    const int first = static_cast<int>(static_cast<uint32_t>(begin) / static_cast<uint32_t>(tile_rows));
+    return {first, begin < end ? num_tiles(end, tile_rows) : first};
+  }
+};
+
+}  // namespace flash_attn_ext

@@ -1,0 +1,135 @@
+// Which iterations of a LoopOrder a boolean mask leaves, and the mask's bits in the order in which the threads of an
+// iteration hold scores. This file says how much memory these take, and where each lies.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/params.h"
+#include "kernels/schedule/loop_order.h"
+
+namespace flash_attn_ext {
+
+// A mask tile has the keys and queries of one iteration. Each thread that computes scores of the iteration has a word
+// of it: bit 16 e + 8 r + j belongs to the thread's key 8 r and query 8 j + e. Keys and queries that do not exist have
+// zeros. Each tile has two flags beside its words: whether it has a bit that is set, and one that is not.
+//
+// A list has the iterations of a key tile in its loop order, without those in which the mask hides everything. Ranks
+// count the contributors that are left. So a key tile waits for some of those for which it would wait without a mask,
+// and the order stays free of deadlock. Batch entries and heads that share a mask share tiles and lists. Only packed
+// sequences have lists of their own, because their lengths differ.
+struct MaskIterations {
+  static constexpr int kThreads = 256;  // that compute scores of an iteration
+  static constexpr uint8_t kSomeTrue = 1;
+  static constexpr uint8_t kSomeFalse = 2;
+
+  struct alignas(16) Entry {
+    static constexpr int kNothingMasked = -1;
+
+    int query_tile;
+    int rank;       // among the contributors that are left
+    int is_last;    // whether it is the last one of these
+    int mask_tile;  // kNothingMasked: the mask hides nothing of the tile
+  };
+
+  int key_tiles = 0;  // of the longest sequence
+  int query_tiles = 0;
+  int mask_query_tiles = 0;  // 1 where the mask is broadcast over queries
+  int mask_heads = 0;
+  int mask_batches = 0;
+  int list_batches = 0;
+  int directions = 0;  // loop orders of the pairs: one, or ascending and descending
+
+  uint32_t* words = nullptr;
+  Entry* entries = nullptr;
+  int* counts = nullptr;     // iterations of each list
+  uint8_t* tiles = nullptr;  // flags of each mask tile: kSomeTrue, kSomeFalse
+
+  FLASH_HOST_DEVICE bool present() const { return words != nullptr; }
+  FLASH_HOST_DEVICE int64_t num_tiles() const {
+    return int64_t{mask_batches} * mask_heads * key_tiles * mask_query_tiles;
+  }
+  FLASH_HOST_DEVICE int64_t num_lists() const { return int64_t{list_batches} * mask_heads * directions * key_tiles; }
+  // Whether 32 bits hold the numbers of all tiles and entries.
+  static bool may_be_numbered(const attention::AttentionParams& p, const LoopOrder& order) {
+    const MaskIterations iterations = of(p, order);
+    return iterations.num_tiles() <= INT32_MAX && iterations.num_lists() * iterations.query_tiles <= INT32_MAX;
+  }
+  static int64_t bytes(const attention::AttentionParams& p, const LoopOrder& order) {
+    const MaskIterations iterations = of(p, order);
+    return iterations.bytes_of_words() + iterations.bytes_of_entries() + iterations.bytes_of_counts() +
+           iterations.num_tiles();
+  }
+
+  // Places everything in bytes(p, order) of memory, which is aligned to 16 bytes.
+  static MaskIterations in(void* memory, const attention::AttentionParams& p, const LoopOrder& order) {
+    MaskIterations iterations = of(p, order);
+    char* at = static_cast<char*>(memory);
+    iterations.words = reinterpret_cast<uint32_t*>(at);
+    iterations.entries = reinterpret_cast<Entry*>(at += iterations.bytes_of_words());
+    iterations.counts = reinterpret_cast<int*>(at += iterations.bytes_of_entries());
+    iterations.tiles = reinterpret_cast<uint8_t*>(at + iterations.bytes_of_counts());
+    return iterations;
+  }
+
+  // The number of a key tile's first mask tile. A key tile's mask tiles have consecutive numbers.
+  FLASH_HOST_DEVICE int first_tile(int batch, int head, int key_tile) const {
+    const int plane = (mask_batches == 1 ? 0 : batch) * mask_heads + (mask_heads == 1 ? 0 : head);
+    return (plane * key_tiles + key_tile) * mask_query_tiles;
+  }
+  FLASH_HOST_DEVICE int tile(int first, int query_tile) const {
+    return mask_query_tiles == 1 ? first : first + query_tile;
+  }
+
+  FLASH_HOST_DEVICE int64_t list(int batch, int head, LoopDirection direction, int key_tile) const {
+    const int plane = (list_batches == 1 ? 0 : batch) * mask_heads + (mask_heads == 1 ? 0 : head);
+    return (int64_t{plane} * directions + (direction == LoopDirection::kDescending ? 1 : 0)) * key_tiles + key_tile;
+  }
+  // The number of the list's first entry.
+  FLASH_HOST_DEVICE uint32_t first_entry(int64_t list) const { return static_cast<uint32_t>(list * query_tiles); }
+
+  // The query tile of the i-th iteration, where the loop leaves none out.
+  FLASH_HOST_DEVICE static int query_tile(const LoopOrder::Contributor& contributor,
+                                          const LoopOrder::Tiles& visible_query_tiles, int i) {
+    if (contributor.direction == LoopDirection::kDescending) return visible_query_tiles.end - 1 - i;
+    const int at = i + (contributor.direction == LoopDirection::kCyclic ? contributor.first_of_cycle()
+                                                                        : visible_query_tiles.begin);
+    return at < visible_query_tiles.end ? at : at - visible_query_tiles.end + visible_query_tiles.begin;
+  }
+
+  // A contributor's rank among those that are left. is_left(key tile) is 1 for these and 0 for others.
+  template <class IsLeft>
+  FLASH_HOST_DEVICE static Entry entry(const LoopOrder::Contributor& contributor, int query_tile,
+                                       const IsLeft& is_left) {
+    const LoopOrder::Tiles contributors = contributor.contributors(query_tile);
+    const int own_place = contributor.rank(query_tile, contributors);
+    LoopOrder::Contributor other = contributor;
+    int before = 0;
+    int all = 0;
+    for (other.tile = contributors.begin; other.tile < contributors.end; ++other.tile) {
+      const int one = is_left(other.tile);
+      all += one;
+      before += other.rank(query_tile, contributors) < own_place ? one : 0;
+    }
+    return {query_tile, before, before + 1 == all ? 1 : 0, Entry::kNothingMasked};
+  }
+
+ private:
+  int64_t bytes_of_words() const { return num_tiles() * kThreads * int64_t{sizeof(uint32_t)}; }
+  int64_t bytes_of_entries() const { return num_lists() * query_tiles * int64_t{sizeof(Entry)}; }
+  int64_t bytes_of_counts() const { return num_lists() * int64_t{sizeof(int)}; }
+
+  static MaskIterations of(const attention::AttentionParams& p, const LoopOrder& order) {
+    const attention::BroadcastView& mask = p.score_mod.mask;
+    MaskIterations iterations;
+    iterations.key_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
+    iterations.query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
+    iterations.mask_query_tiles = mask.query_stride == 0 ? 1 : iterations.query_tiles;
+    iterations.mask_heads = mask.head_stride == 0 ? 1 : static_cast<int>(p.num_heads_q);
+    iterations.mask_batches = mask.batch_stride == 0 ? 1 : static_cast<int>(p.batch);
+    iterations.list_batches = p.sequences.cu_seqlens_q != nullptr ? static_cast<int>(p.batch) : iterations.mask_batches;
+    iterations.directions = order.cyclic ? 1 : 2;
+    return iterations;
+  }
+};
+
+}  // namespace flash_attn_ext

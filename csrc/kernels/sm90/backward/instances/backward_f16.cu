@@ -1,7 +1,0 @@
-#include "kernels/sm90/backward/launch.cuh"
-
-namespace flash_attn_ext::sm90 {
-
-template cudaError_t backward<__half>(const attention::BackwardParams&, const plan::BackwardPlan&, void*, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm90

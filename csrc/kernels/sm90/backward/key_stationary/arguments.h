@@ -1,0 +1,134 @@
+// The arguments of the key-stationary backward kernels, beside what the host passes to every backend, and the workspace
+// through which the kernels exchange data.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "attention/divisor.h"
+#include "attention/params.h"
+#include "kernels/config/sm90.h"
+#include "kernels/plan/sm90.h"
+#include "kernels/schedule/loop_order.h"
+#include "kernels/schedule/mask_iterations.h"
+#include "kernels/sm90/backward/key_stationary/key_tile_work.h"
+#include "kernels/sm90/tensor_map.h"
+#include "tile/sm90/augmented_columns.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Where P is kept in float16 for dS, it is multiplied by 2^shift, and dP - delta is divided by it. Otherwise P of many
+// keys would be smaller than float16's smallest normal number, which is 2^-14.
+constexpr int weight_shift(HeadDims dims) { return backward_tile(dims).keys_in_registers ? 0 : 14; }
+
+// Where the GEMMs add delta, dS stays multiplied by 2^weight_shift up to dK and dQ. So this needs an element type with
+// the range of float32.
+template <class Element>
+constexpr bool keeps_shift(bool adds_statistics) {
+  return adds_statistics && std::is_same_v<Element, __nv_bfloat16>;
+}
+
+// A query tile, by its number in the sequence.
+struct QueryTile {
+  int batch;
+  int head;
+  int tile;
+};
+
+// A grid with a CTA for each query tile: tiles of the longest sequence come first, then heads, then batch entries.
+struct QueryTileGrid {
+  attention::Divisor tiles;
+  attention::Divisor heads;
+
+  __device__ __forceinline__ QueryTile at(uint32_t block) const {
+    const uint32_t index = tiles.quotient(block);
+    const uint32_t batch = heads.quotient(index);
+    return {static_cast<int>(batch), static_cast<int>(index - batch * heads.divisor),
+            static_cast<int>(block - index * tiles.divisor)};
+  }
+};
+
+// Memory that the kernels share. Accumulators of dQ and statistics are laid out in query tiles: those of a head are
+// consecutive, and so are the heads. A packed sequence begins at a tile of its own. Partial dK and dV are laid out in
+// key tiles in the same way.
+struct BackwardWorkspace {
+  static constexpr int kQueries = LoopOrder::kQueries;
+  // Statistics of each query in float32: LSE * log2(e) - shift, and delta / 2^shift. With a bias they are the LSE
+  // itself, delta / 2^shift, and log2(e) times what rounding left out of the LSE, - shift. Where the GEMMs add them, a
+  // tile has augmented columns instead: -LSE / scale for S, and -delta for dP.
+  static constexpr int kStatistics = plan::kBackwardStatistics;
+  template <class Element>
+  using Terms = tile::AugmentedColumns<Element, kQueries>;
+
+  KeyTileWork* table;  // in the order in which CTAs fetch work tiles
+  float* dq_sums;      // accumulators of each query tile, in split-KV of each phase: dQ / scale, in register order
+  float* statistics;   // of each query tile
+  int* dq_semaphores;  // of each accumulator: how many contributors have added to it
+  uint8_t* dq_nan_flags;
+  uint8_t* dkdv_nan_flags;
+  uint32_t* work_counter;
+  float* key_sums;  // of each key tile, share and warpgroup: partial dV, then dK / scale, in register order
+  int* arrivals;    // of each key tile and warpgroup: how many shares have stored their partial dK and dV
+  int tiles_of_head;
+  int sums_of_head;  // accumulators: as many, in split-KV times the phases
+
+  __device__ __forceinline__ static int first_tile(const attention::AttentionParams& p,
+                                                   const attention::Sequence& sequence) {
+    const auto batch = static_cast<int>(sequence.batch);
+    if (p.sequences.cu_seqlens_q != nullptr) return static_cast<int>(sequence.query_begin) / kQueries + batch;
+    return batch * LoopOrder::num_tiles(p.sequences.max_seqlen_q, kQueries);
+  }
+  FLASH_HOST_DEVICE static int key_tiles_of_head(const attention::AttentionParams& p) {
+    const auto batch = static_cast<int>(p.batch);
+    if (p.sequences.cu_seqlens_k != nullptr) return static_cast<int>(p.sequences.total_k) / LoopOrder::kKeys + batch;
+    return batch * LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
+  }
+  __device__ __forceinline__ static int first_key_tile(const attention::AttentionParams& p,
+                                                       const attention::Sequence& sequence) {
+    const auto batch = static_cast<int>(sequence.batch);
+    if (p.sequences.cu_seqlens_k != nullptr) return static_cast<int>(sequence.key_begin) / LoopOrder::kKeys + batch;
+    return batch * LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
+  }
+  // The number of a query tile in the workspace.
+  __device__ __forceinline__ int number_of(const attention::AttentionParams& p, const attention::Sequence& sequence,
+                                           const QueryTile& at) const {
+    return at.head * tiles_of_head + first_tile(p, sequence) + at.tile;
+  }
+  // The flag of a warp's 16 rows of a query tile. Flags are in the order of a schedule of queries, one head after the
+  // other (schedule/block.cuh).
+  __device__ __forceinline__ uint8_t& dq_nan_flag(const attention::AttentionParams& p, const QueryTile& at,
+                                                  int warp) const {
+    const int tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, kQueries);
+    const int group = static_cast<int>(p.queries_per_key_head());
+    const int key_head = at.head / group;
+    const int64_t pair = int64_t{key_head} * p.batch + at.batch;
+    const int64_t row_of_tiles = pair * group + at.head - key_head * group;
+    return dq_nan_flags[(row_of_tiles * tiles + tiles - 1 - at.tile) * 4 + warp];
+  }
+  __device__ __forceinline__ float* statistics_of(int64_t tile) const {
+    return statistics + tile * kStatistics * kQueries;
+  }
+};
+
+struct BackwardArguments {
+  TmaDescriptor q;
+  TmaDescriptor k;
+  TmaDescriptor v;
+  TmaDescriptor dout;
+  TmaDescriptor bias;
+  attention::BackwardParams params;
+  LoopOrder order;
+  BackwardWorkspace workspace;
+  float scale;
+  float scale_log2e;
+  float shift;           // weight_shift
+  float gradient_scale;  // of dK and dQ: scale, divided by 2^weight_shift where keeps_shift
+  bool adds_statistics;
+  float lse_factor;  // -1 / scale, from scale_log2e as it is rounded
+  MaskIterations mask;
+  float kept_factor;  // with dropout: 1 / (1 - p), divided by 2^weight_shift
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,191 @@
+// dQ epilogue: the dQ warpgroup stages the partial dQ of an iteration in shared memory for a reducer (dq_reducers.cuh).
+// The last contributor instead adds the accumulator in memory, to which the reducers of earlier contributors have
+// written, to its own partial dQ. A thread's floats lie at the same place in every slice, so it overwrites none that
+// another thread still reads.
+#pragma once
+
+#include "kernels/sm90/backward/key_stationary/traits.h"
+#include "ptx/bulk_copy.h"
+#include "ptx/global_memory.h"
+
+namespace flash_attn_ext::sm90 {
+
+// What both epilogues share.
+template <class Traits>
+struct DqFloats {
+  static constexpr int kThreads = tile::kWarpgroupSize;
+  using Dq = tile::WarpgroupAccumulator<Traits::kTile.dq_columns>;
+
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
+
+  __device__ __forceinline__ static void store_partial(float* slice, const Dq& dq) {
+    float* const to = slice + thread() * 4;
+#pragma unroll
+    for (int j = 0; j < Dq::kColumnTiles; ++j) {
+      const float(&c)[4] = dq.c[0][j];
+      *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
+    }
+  }
+
+  // load: reads 16 bytes.
+  template <class Load>
+  __device__ __forceinline__ static void add(Dq& dq, const float* slice, Load&& load) {
+    const float* const from = slice + thread() * 4;
+#pragma unroll
+    for (int j = 0; j < Dq::kColumnTiles; ++j) {
+      const float4 sum = load(reinterpret_cast<const float4*>(from + j * kThreads * 4));
+      dq.c[0][j][0] += sum.x;
+      dq.c[0][j][1] += sum.y;
+      dq.c[0][j][2] += sum.z;
+      dq.c[0][j][3] += sum.w;
+    }
+  }
+};
+
+// In each iteration the warpgroup calls begin() while its first GEMM is in flight, and begin_slice() while the GEMM of
+// each slice of columns is. When a slice's GEMM is complete, it calls store_partial(), or add_sums() if it is the last
+// contributor. At the end of the iteration it calls finish().
+
+// Stages all of an iteration's dQ before it signals a reducer. The threads of a last contributor load the accumulator
+// themselves.
+template <class Traits>
+struct WholeDqEpilogue {
+  using Floats = DqFloats<Traits>;
+  using Dq = typename Floats::Dq;
+
+  const BackwardArguments& args;
+  BackwardShared<Traits>& shared;
+  typename Traits::DqPipeline::State at{};
+
+  __device__ __forceinline__ void begin(int, int, bool is_last) {
+    if (!is_last) shared.dq_pipeline.producer_acquire(at);
+  }
+  __device__ __forceinline__ void begin_slice(int, int, int, bool) {}
+
+  __device__ __forceinline__ void store_partial(const Dq& dq, int slice) {
+    Floats::store_partial(shared.dq[at.stage] + slice * Traits::kDqSliceFloats, dq);
+  }
+
+  __device__ __forceinline__ void add_sums(Dq& dq, int sums, int rank, int slice) const {
+    if (rank <= 0) return;
+    if (slice == 0) {
+      while (ptx::load_acquire(args.workspace.dq_semaphores + sums) < rank) {
+      }
+      __syncwarp();
+    }
+    Floats::add(dq, args.workspace.dq_sums + (int64_t{sums} * Traits::kDqSlices + slice) * Traits::kDqSliceFloats,
+                [](const float4* from) { return __ldcg(from); });
+  }
+
+  __device__ __forceinline__ void finish(int sums, int rank, bool is_last) {
+    if (!is_last) {
+      ptx::fence_stores();
+      publish(sums, rank);
+    }
+  }
+
+  __device__ __forceinline__ void end() {
+#pragma unroll 1
+    for (int i = 0; i < kDqReducers; ++i) {
+      shared.dq_pipeline.producer_acquire(at);
+      publish(PendingSum::kEnd, 0);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void publish(int sums, int rank) {
+    if (Floats::thread() == 0) shared.pending[at.stage] = {sums, rank};
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.full[at.stage]);
+    at.advance();
+  }
+};
+
+// Signals a reducer before the slices of the iteration are computed, so that the reducer waits for the semaphore
+// meanwhile. For a last contributor the TMA copies the accumulator to shared memory.
+template <class Traits>
+struct PreSignalledDqEpilogue {
+  using Floats = DqFloats<Traits>;
+  using Dq = typename Floats::Dq;
+  static constexpr int kSlices = Traits::kDqSlices;
+  static constexpr int kSliceBytes = Traits::kDqSliceFloats * sizeof(float);
+
+  const BackwardArguments& args;
+  BackwardShared<Traits>& shared;
+  typename Traits::DqPipeline::State at{};
+  int reducer = 0;  // the one that is signalled next
+  bool loads_sums = false;
+  int fetched_parity = 0;  // of shared.dq_pipeline.fetched
+
+  __device__ __forceinline__ void begin(int sums, int rank, bool is_last) {
+    loads_sums = is_last && rank > 0;
+    if (loads_sums) fetch(sums, rank);
+  }
+
+  __device__ __forceinline__ void begin_slice(int sums, int rank, int slice, bool is_last) {
+    if (is_last) return;
+    shared.dq_pipeline.producer_acquire(at);
+    if (slice == 0) pre_signal(sums, rank);
+  }
+
+  __device__ __forceinline__ void store_partial(const Dq& dq, int) {
+    Floats::store_partial(shared.dq[at.stage], dq);
+    ptx::fence_stores();
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.full[at.stage]);
+    at.advance();
+  }
+
+  __device__ __forceinline__ void add_sums(Dq& dq, int, int, int slice) const {
+    if (!loads_sums) return;
+    if (slice == 0) ptx::wait(shared.dq_pipeline.fetched, fetched_parity);
+    Floats::add(dq, shared.dq[(at.stage + slice) % kDqStages], [](const float4* from) { return *from; });
+  }
+
+  __device__ __forceinline__ void finish(int, int, bool) {
+    if (loads_sums) fetched_parity ^= 1;
+  }
+
+  __device__ __forceinline__ void end() {
+    // When the reducers have emptied all stages, they have read their earlier signals.
+    for (int i = 0; i < kDqStages; ++i, at.advance()) shared.dq_pipeline.producer_acquire(at);
+    for (int i = 0; i < kDqReducers; ++i) pre_signal(PendingSum::kEnd, 0);
+  }
+
+ private:
+  // The stage of the iteration's first slice is empty, so the reducer has read its previous signal. All warps have
+  // stored the slices of earlier iterations by then. So the parity for which the reducer waits next cannot be that of
+  // an earlier phase.
+  __device__ __forceinline__ void pre_signal(int sums, int rank) {
+    static_assert(kDqStages <= kDqReducers * kSlices);
+    if (Floats::thread() == 0) shared.pending[reducer] = {sums, rank};
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.pre_signalled[reducer]);
+    reducer ^= 1;
+  }
+
+  // Copies the accumulator into empty stages. It does not advance the pipeline state: the next slices are staged there.
+  __device__ __forceinline__ void fetch(int sums, int rank) {
+    static_assert(kSlices <= kDqStages);
+    sync_dq_warpgroup();  // no thread still reads what was fetched before
+    if (Floats::thread() == 0) {
+      while (ptx::load_acquire(args.workspace.dq_semaphores + sums) < rank) {
+      }
+      ptx::fence_global_copies();
+      ptx::arrive_expecting(shared.dq_pipeline.fetched, kSlices * kSliceBytes);
+      const float* from = args.workspace.dq_sums + int64_t{sums} * kSlices * Traits::kDqSliceFloats;
+      auto to = at;
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice, to.advance(), from += Traits::kDqSliceFloats) {
+        shared.dq_pipeline.producer_acquire(to);
+        ptx::copy_bytes(shared.dq[to.stage], from, kSliceBytes, shared.dq_pipeline.fetched);
+      }
+    }
+    __syncwarp();
+  }
+};
+
+template <class Traits>
+using DqEpilogue = std::conditional_t<Traits::kPreSignalsDq, PreSignalledDqEpilogue<Traits>, WholeDqEpilogue<Traits>>;
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,154 @@
+// The dQ warpgroup: it computes the partial dQ = scale * dS K of each iteration, from dS in shared memory, where the
+// key warpgroups store it. With dropout it also draws which weights are kept.
+#pragma once
+
+#include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward/key_stationary/dq_epilogue.cuh"
+#include "kernels/sm90/backward/key_stationary/kept_scores.cuh"
+#include "kernels/sm90/backward/key_stationary/traits.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct DqWarpgroup {
+  using Element = typename Traits::Element;
+  using Shared = BackwardShared<Traits>;
+  static constexpr int kColumns = Traits::kTile.dq_columns;
+  using Dq = tile::WarpgroupAccumulator<kColumns>;
+
+  const BackwardArguments& args;
+  Shared& shared;
+  typename decltype(Shared::k_pipeline)::State k_state{};
+  typename Shared::Stage dscore_state{};
+  typename Shared::Stage draw_state{};  // the next iteration whose dropout is drawn
+  int seed[2] = {};                     // of dropout
+  DqEpilogue<Traits> dq_epilogue{args, shared};
+  typename decltype(Shared::work_pipeline)::State work_state{};
+
+  __device__ __forceinline__ void run() {
+    if constexpr (Traits::kDrops) {
+      const auto bits = static_cast<uint64_t>(*args.params.dropout.seed);
+      seed[0] = static_cast<int>(bits);
+      seed[1] = static_cast<int>(bits >> 32);
+    }
+#pragma unroll 1
+    for (;;) {
+      shared.work_pipeline.consumer_wait(work_state);
+      const KeyTileWork& work = shared.work[work_state.stage];
+      if (uniform(work.batch) == KeyTileWork::kEnd) break;
+      const int iterations = uniform(work.iterations);
+      // Draws are as many iterations ahead as there are stages, but they do not reach into the next key tile. Its
+      // operands may not arrive before other CTAs have made progress, which wait for what this CTA still has to add.
+      if (!Traits::kDrops || iterations == 0) shared.k_pipeline.consumer_wait(k_state);
+#pragma unroll 1
+      for (int i = Traits::kDrops ? -Shared::kStages : 0; i < iterations; ++i) {
+        if (Traits::kDrops && i == 0) shared.k_pipeline.consumer_wait(k_state);
+        if (i >= 0) add(work, shared.iteration(dscore_state));
+        if constexpr (Traits::kDrops) {
+          if (i + Shared::kStages < iterations) draw(work);
+        }
+      }
+      __syncwarp();
+      if (tile::lane() == 0) {
+        if (iterations == 0) ptx::arrive(shared.k_pipeline.empty[k_state.stage]);
+        ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
+      }
+      k_state.advance();
+      work_state.advance();
+    }
+    dq_epilogue.end();
+  }
+
+ private:
+  __device__ __forceinline__ void add(const KeyTileWork& work, const Iteration& at) {
+    shared.dscore_pipeline.consumer_wait(dscore_state);
+    if constexpr (Traits::kPreSignalsDq) {
+      // dQ is issued when the key warpgroups have completed dK of the iteration and S of the next one. More work waits
+      // for these, and dQ then overlaps with their exponentials. In a key tile's last iteration dQ is issued at once,
+      // because it releases the stage that K of the next key tile needs. The code chooses a barrier, not whether to
+      // wait: after a branch ptxas keeps no descriptor in uniform registers.
+      ptx::Barrier& awaited =
+          (at.ends_tile ? shared.dscore_pipeline.full : shared.q_pipeline.empty)[dscore_state.stage];
+      ptx::wait(awaited, dscore_state.parity);
+    }
+    Dq dq;
+    start(dq, 0);
+    // This overlaps with the GEMM.
+    const int sums = uniform(at.sums);
+    const int rank = uniform(at.rank);
+    const bool is_last = uniform(at.is_last) != 0;
+    const bool ends_tile = uniform(at.ends_tile) != 0;
+    const int query_tile = uniform(at.query_tile);
+    const int head = uniform(at.head);
+    dq_epilogue.begin(sums, rank, is_last);
+#pragma unroll 1
+    for (int slice = 0;;) {
+      dq_epilogue.begin_slice(sums, rank, slice, is_last);
+      ptx::wait_wgmma<0>();
+      ptx::pin_registers(dq.c[0]);
+      __syncwarp();
+      if (slice + 1 == Traits::kDqSlices && tile::lane() == 0) {
+        if constexpr (!Traits::kDrops) ptx::arrive(shared.dscore_pipeline.empty[dscore_state.stage]);
+        if (ends_tile) ptx::arrive(shared.k_pipeline.empty[k_state.stage]);
+      }
+      if (is_last) {
+        dq_epilogue.add_sums(dq, sums, rank, slice);
+        store(dq, work, query_tile, head, slice);
+      } else {
+        dq_epilogue.store_partial(dq, slice);
+      }
+      __syncwarp();
+      if (++slice == Traits::kDqSlices) break;
+      start(dq, slice);
+    }
+    dq_epilogue.finish(sums, rank, is_last);
+    dscore_state.advance();
+  }
+
+  // Draws dropout of a later iteration into its stage of dS, which the warpgroup has emptied.
+  __device__ __forceinline__ void draw(const KeyTileWork& work) {
+    shared.q_pipeline.consumer_wait(draw_state);
+    const Iteration& at = shared.iteration(draw_state);
+    const int warp = tile::warp() % 4;
+    uint32_t words[2];
+    // The pinned seed is in ordinary registers, of which more are left than of uniform ones.
+    const uint64_t own_seed =
+        static_cast<uint32_t>(ptx::pin(seed[0])) | uint64_t{static_cast<uint32_t>(ptx::pin(seed[1]))} << 32;
+    DropoutDraws<Traits>{args.params.dropout, own_seed}.draw(words,
+                                                             {.batch = uniform(work.batch),
+                                                              .head = uniform(at.head),
+                                                              .key_tile = uniform(work.contributor.tile),
+                                                              .query_tile = uniform(at.query_tile)},
+                                                             warp);
+    sync_dq_warpgroup();  // no GEMM reads the stage any more
+    for (int i = 0; i < 2; ++i) {
+      ptx::store_shared(DscoreKeys<Traits>(shared.dscores[draw_state.stage], 2 * warp + i).word_address(), words[i]);
+    }
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.dscore_pipeline.empty[draw_state.stage]);
+    draw_state.advance();
+  }
+
+  __device__ __forceinline__ void start(Dq& dq, int slice) const {
+    tile::issue_columns_gemm<kColumns>(dq, tile::SmemOperand(shared.dscores[0]).after(dscore_state.stage),
+                                       tile::SmemOperand(shared.k[0]).after(k_state.stage), slice);
+  }
+
+  __device__ __forceinline__ void store(Dq& dq, const KeyTileWork& work, int query_tile, int head, int slice) const {
+    const attention::BackwardParams& p = args.params;
+    const int first_row = query_tile * Traits::kQueries + tile::warp() % 4 * 16;
+    dq.scale(args.gradient_scale);
+    Element* const target =
+        p.dq.row<Element>(work.batch, head, work.query_begin + first_row) + slice * kColumns * p.dq.column_stride;
+    const bool needs_recompute =
+        store_row_chunks<Element>({.data = target,
+                                   .row_stride = p.dq.row_stride,
+                                   .column_stride = p.dq.column_stride,
+                                   .rows = work.contributor.num_queries - first_row,
+                                   .columns = static_cast<int>(p.head_dim_qk) - slice * kColumns},
+                                  dq);
+    if (needs_recompute) args.workspace.dq_nan_flag(p, {work.batch, head, query_tile}, tile::warp() % 4) = 1;
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

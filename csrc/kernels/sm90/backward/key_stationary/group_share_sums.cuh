@@ -1,0 +1,85 @@
+// dK and dV of key tiles where each share of the KV group's query heads is a work tile of its own
+// (LoopOrder::group_shares).
+//
+// Each share stores its partial dK and dV in memory and counts itself. The last one to arrive, whichever it is, adds
+// all partials up in the order of heads. So no CTA waits, and the sums are bitwise reproducible. Partials are in
+// register order.
+//
+// Memory ordering between CTAs: a barrier orders the warpgroup's stores before one thread's addition to the counter.
+// The addition releases these stores, and acquires those of earlier shares. Another barrier passes that on to the
+// warpgroup. PTX ISA, "causality order".
+#pragma once
+
+#include "kernels/sm90/backward/key_stationary/traits.h"
+#include "ptx/global_memory.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct GroupShareSums {
+  using Dk = tile::WarpgroupAccumulator<Traits::kDims.qk>;
+  using Dv = tile::WarpgroupAccumulator<Traits::kDims.v>;
+
+  const BackwardArguments& args;
+  const KeyTileWork& work;
+  const int warpgroup;
+
+  // True for the last share to arrive: dk and dv are then the sums, to be stored.
+  __device__ __forceinline__ bool combine(Dk& dk, Dv& dv, int& arrived) const {
+    const auto group_shares = static_cast<int>(args.order.group_shares);
+    float* const own = part_of(work.group_share);
+    store_partial(own, dv);
+    store_partial(own + kDvFloats, dk);
+    sync_warpgroup();
+    if (thread() == 0) {
+      arrived =
+          ptx::add_releasing_acquiring(args.workspace.arrivals + work.number * Traits::kWarpgroups + warpgroup, 1);
+    }
+    sync_warpgroup();
+    if (uniform(arrived) + 1 < group_shares) return false;
+    dk.clear();
+    dv.clear();
+#pragma unroll 1
+    for (int group_share = 0; group_share < group_shares; ++group_share) {
+      const float* const part = part_of(group_share);
+      add(dv, part);
+      add(dk, part + kDvFloats);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kThreads = tile::kWarpgroupSize;
+  static constexpr int kDvFloats = Dv::kColumnTiles * 4 * kThreads;
+  static constexpr int kFloats = kDvFloats + Dk::kColumnTiles * 4 * kThreads;
+
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
+  __device__ __forceinline__ void sync_warpgroup() const { sync_key_warpgroup(warpgroup); }
+
+  __device__ __forceinline__ float* part_of(int group_share) const {
+    const int64_t tile = int64_t{work.number} * args.order.group_shares + group_share;
+    return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + thread() * 4;
+  }
+  template <class Acc>
+  __device__ __forceinline__ static void store_partial(float* to, const Acc& sums) {
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; ++j) {
+      const float(&c)[4] = sums.c[0][j];
+      *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
+    }
+  }
+  template <class Acc>
+  __device__ __forceinline__ static void add(Acc& sums, const float* from) {
+#pragma unroll
+    for (int j = 0; j < Acc::kColumnTiles; ++j) {
+      const float4 part = __ldcg(reinterpret_cast<const float4*>(from + j * kThreads * 4));
+      float(&c)[4] = sums.c[0][j];
+      c[0] += part.x;
+      c[1] += part.y;
+      c[2] += part.z;
+      c[3] += part.w;
+    }
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,124 @@
+// P from S, and dS from P and dP, in an iteration: for 64 keys of a key warpgroup and 64 queries.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/sm90/backward/key_stationary/dscore_keys.cuh"
+#include "kernels/sm90/backward/key_stationary/kept_scores.cuh"
+#include "kernels/sm90/backward/key_stationary/traits.h"
+#include "ptx/math.h"
+
+namespace flash_attn_ext::sm90 {
+
+// stage: the one that has the iteration's statistics.
+template <class Traits>
+struct KeyScores {
+  using Element = typename Traits::Element;
+  using Scores = typename Traits::Scores;
+  using Packed = tile::PackedRows<Traits::kQueries>;
+  static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
+  static constexpr bool kKeepsWeights = !kInRegisters && (Traits::kDrops || !std::is_same_v<Element, __half>);
+  static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kDims));
+  static constexpr float kUnshiftGradients = Traits::kKeepsShift ? 1.0f : kUnshift;
+  struct NotHeld {};
+
+  const BackwardArguments& args;
+  const BackwardShared<Traits>& shared;
+  std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;            // P in float16
+  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;  // of the iteration
+
+  // S -> P, packed for dV. For dS, P stays as exact as registers allow: rounding it there would add as much error as
+  // rounding dS does. own: where the bias is.
+  __device__ __forceinline__ void exponentiate(Scores& scores, Packed& p, int stage, const DscoreKeys<Traits>& own) {
+    [[maybe_unused]] uint32_t bias[4];  // of 16 queries
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+      if constexpr (Traits::kBiased) {
+        if (j % 2 == 0) own.read(bias, j / 2);
+      }
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+        float low, high;
+        if constexpr (Traits::kAddsStatistics) {
+          low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, args.shift));
+          high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, args.shift));
+        } else if constexpr (Traits::kBiased) {
+          const float2 lse = statistic(stage, 0, j);
+          const float2 residual = statistic(stage, 2, j);
+          const float2 added = ptx::unpack(bias[j % 2 * 2 + r], Element{});
+          // The subtraction comes before the factor log2(e): scores may be as low as the smallest finite number.
+          low = ptx::exp2(fmaf(fmaf(scores.at(r, j, 0), args.scale, added.x) - lse.x, kLog2e, -residual.x));
+          high = ptx::exp2(fmaf(fmaf(scores.at(r, j, 1), args.scale, added.y) - lse.y, kLog2e, -residual.y));
+        } else {
+          const float2 lse = statistic(stage, 0, j);
+          low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, -lse.x));
+          high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, -lse.y));
+        }
+        p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(low, high, Element{});
+        if constexpr (kInRegisters) {
+          scores.at(r, j, 0) = low;
+          scores.at(r, j, 1) = high;
+        } else if constexpr (kKeepsWeights) {
+          weights.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(low, high, __half{});
+        }
+      }
+    }
+  }
+
+  // P of dropped weights becomes 0. own: where the draws are.
+  __device__ __forceinline__ void drop(Packed& p, const DscoreKeys<Traits>& own) {
+    kept.read(own);
+    kept.keep(p);
+  }
+
+  // The factor of dP.
+  __device__ __forceinline__ float factor() const {
+    if constexpr (Traits::kDrops) return args.kept_factor;
+    return kUnshift;
+  }
+
+  // P and dP -> dS, packed.
+  __device__ __forceinline__ void differentiate(Packed& dscores, const Scores& scores, Scores& gradients,
+                                                const Packed& p, int stage) const {
+    if constexpr (Traits::kDrops) kept.keep(gradients);
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+        const float2 probability = weight(scores, p, r, j);
+        const float2 difference = less_delta(gradients, stage, r, j);
+        dscores.a[j / 2][j % 2 * 2 + r] =
+            ptx::pack_in_order(probability.x * difference.x, probability.y * difference.y, Element{});
+      }
+    }
+  }
+
+ private:
+  // dP - delta.
+  __device__ __forceinline__ float2 less_delta(const Scores& gradients, int stage, int r, int j) const {
+    const float2 dp = {gradients.at(r, j, 0), gradients.at(r, j, 1)};
+    if constexpr (Traits::kAddsStatistics) {
+      return {dp.x * kUnshiftGradients, dp.y * kUnshiftGradients};
+    } else {
+      const float2 delta = statistic(stage, 1, j);
+      return {fmaf(dp.x, factor(), -delta.x), fmaf(dp.y, factor(), -delta.y)};
+    }
+  }
+
+  // A statistic of the queries of a column tile.
+  __device__ __forceinline__ float2 statistic(int stage, int which, int j) const {
+    return *reinterpret_cast<const float2*>(&shared.statistics[stage][which][Scores::column(j, 0)]);
+  }
+
+  __device__ __forceinline__ float2 weight(const Scores& scores, const Packed& p, int r, int j) const {
+    if constexpr (kInRegisters) {
+      return {scores.at(r, j, 0), scores.at(r, j, 1)};
+    } else if constexpr (kKeepsWeights) {
+      return ptx::unpack(weights.a[j / 2][j % 2 * 2 + r], __half{});
+    } else {
+      return ptx::unpack(p.a[j / 2][j % 2 * 2 + r], __half{});
+    }
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

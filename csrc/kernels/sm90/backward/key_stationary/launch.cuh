@@ -1,0 +1,168 @@
+// Queues the backward kernels that a plan names.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+#include "kernels/common/launch_blocks.cuh"
+#include "kernels/common/launch_early.cuh"
+#include "kernels/common/repair.h"
+#include "kernels/plan/plan.h"
+#include "kernels/sm90/backward/key_stationary/dq_sums.cuh"
+#include "kernels/sm90/backward/key_stationary/key_stationary.cuh"
+#include "kernels/sm90/backward/key_stationary/key_tile_list.h"
+#include "kernels/sm90/backward/key_stationary/mask_iterations.h"
+#include "kernels/sm90/backward/key_stationary/statistics.cuh"
+#include "kernels/sm90/sm90_kernels.h"
+#include "kernels/sm90/tma_descriptors.h"
+
+namespace flash_attn_ext::sm90 {
+
+// The kernels before the main one: the table of key tiles, then statistics, with a CTA for each query tile.
+template <class Element>
+cudaError_t prepare(const BackwardArguments& args, const QueryTileGrid& grid, int64_t blocks, cudaStream_t stream) {
+  const cudaError_t error = list_key_tiles(args, stream);
+  if (error != cudaSuccess) return error;
+  const auto kernel = args.params.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>;
+  return common::launch_early(kernel, {.blocks = blocks, .threads = kStatisticsThreads}, stream, args, grid);
+}
+
+template <class Traits>
+cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStream_t stream) {
+  using Kernel = BackwardKernel<Traits>;
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  const cudaError_t error = common::allow_shared_memory<Kernel>(backward_kernel<Traits>);
+  if (error != cudaSuccess) return error;
+  const common::EarlyLaunch launch = {.blocks = blocks,
+                                      .threads = Kernel::kThreads,
+                                      .shared_bytes = sizeof(typename Kernel::Shared),
+                                      .together = args.order.cyclic};  // CTAs of a group wait for each other
+  return common::launch_early(backward_kernel<Traits>, launch, stream, args);
+}
+
+template <class Element, HeadDims kDims, BackwardForm kForm>
+cudaError_t launch_form(const BackwardArguments& args, int64_t blocks, cudaStream_t stream) {
+  if constexpr (has_backward_form(kDims, kForm)) {
+    return launch_main<BackwardTraits<Element, kDims, kForm>>(args, blocks, stream);
+  } else {
+    return cudaErrorInvalidValue;
+  }
+}
+
+template <class Element, Variant kVariant>
+cudaError_t launch_variant(const BackwardArguments& args, const plan::BackwardPlan& plan, int64_t blocks,
+                           cudaStream_t stream) {
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto try_dims = [&](auto index) {
+    constexpr HeadDims kDims = kBackwardHeadDims[index()];
+    if (plan.dkdv_head_dim != kDims.qk) return;
+    if (plan.pre_signals_dq) {
+      error = plan.adds_statistics
+                  ? launch_form<Element, kDims, BackwardForm{kVariant, true, true}>(args, blocks, stream)
+                  : launch_form<Element, kDims, BackwardForm{kVariant, true, false}>(args, blocks, stream);
+    } else {
+      error = plan.adds_statistics
+                  ? launch_form<Element, kDims, BackwardForm{kVariant, false, true}>(args, blocks, stream)
+                  : launch_form<Element, kDims, BackwardForm{kVariant, false, false}>(args, blocks, stream);
+    }
+  };
+  const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
+    (try_dims(std::integral_constant<size_t, kIndices>{}), ...);
+  };
+  try_all(std::make_index_sequence<std::size(kBackwardHeadDims)>{});
+  return error;
+}
+
+template <class Element>
+cudaError_t launch_planned(const BackwardArguments& args, const plan::BackwardPlan& plan, cudaStream_t stream) {
+  const int64_t blocks = std::min<int64_t>(args.order.num_work_tiles(), plan.persistent_ctas);
+  switch (plan.dkdv_variant) {
+    case Variant::kPlain:
+      return launch_variant<Element, Variant::kPlain>(args, plan, blocks, stream);
+    case Variant::kMask:
+      return launch_variant<Element, Variant::kMask>(args, plan, blocks, stream);
+    case Variant::kBiasMask:
+      return launch_variant<Element, Variant::kBiasMask>(args, plan, blocks, stream);
+    case Variant::kDropout:
+      return launch_variant<Element, Variant::kDropout>(args, plan, blocks, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+template <class Element>
+cudaError_t repair(const BackwardArguments& args, cudaStream_t stream) {
+  const attention::BackwardParams& p = args.params;
+  const auto schedule_of = [&](Rows rows, int tile_rows) {  // no L2 to share, so one head after the other
+    return make_schedule(p, {.pairs = all_pairs(p),
+                             .rows = rows,
+                             .tile_rows = tile_rows,
+                             .slices = 1,
+                             .element_bytes = sizeof(Element),
+                             .l2_bytes = 0});
+  };
+  const common::FlaggedRows queries = {.flags = args.workspace.dq_nan_flags,
+                                       .schedule = schedule_of(Rows::kQueries, LoopOrder::kQueries),
+                                       .warps = 4,
+                                       .rows_per_warp = 16,
+                                       .columns = static_cast<int>(kLargestBackwardHeadDim)};
+  const common::FlaggedRows keys = {.flags = args.workspace.dkdv_nan_flags,
+                                    .schedule = schedule_of(Rows::kKeys, LoopOrder::kKeys),
+                                    .warps = 4 * LoopOrder::kKeyWarpgroups,
+                                    .rows_per_warp = 16,
+                                    .columns = static_cast<int>(kLargestBackwardHeadDim)};
+  return common::repair_gradients<Element>(p, queries, keys, stream);
+}
+
+template <class Element>
+cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                     cudaStream_t stream) {
+  BackwardArguments args;
+  const plan::BackwardPlan::Workspace& parts = plan.workspace;
+  args.params = p;
+  args.params.delta = {
+      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
+  args.order = plan.order;
+  args.scale = static_cast<float>(p.score_mod.scale);
+  args.scale_log2e = args.scale * kLog2e;
+  const int shift = weight_shift(backward_head_dims(p.head_dim_qk, p.head_dim_v));
+  args.shift = static_cast<float>(shift);
+  args.adds_statistics = plan.adds_statistics;
+  args.lse_factor = -kLog2e / args.scale_log2e;
+  args.gradient_scale = keeps_shift<Element>(plan.adds_statistics) ? std::ldexp(args.scale, -shift) : args.scale;
+  args.kept_factor = static_cast<float>(std::ldexp(p.dropout.rescale, -shift));
+  args.workspace = {.table = parts.key_tiles.in<KeyTileWork>(workspace),
+                    .dq_sums = parts.dq_sums.in<float>(workspace),
+                    .statistics = parts.statistics.in<float>(workspace),
+                    .dq_semaphores = parts.dq_semaphores.in<int>(workspace),
+                    .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
+                    .dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace),
+                    .work_counter = parts.work_counter.in<uint32_t>(workspace),
+                    .key_sums = parts.key_sums.in<float>(workspace),
+                    .arrivals = parts.arrivals.in<int>(workspace),
+                    .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
+                    .sums_of_head = static_cast<int>(plan.query_tiles_of_head << plan.order.log2_sums)};
+  const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
+  const int64_t query_blocks = query_tiles * p.num_heads_q * p.batch;
+  if (query_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const QueryTileGrid grid = {attention::Divisor::of(static_cast<uint32_t>(query_tiles)),
+                              attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
+  if (parts.mask_bits.present()) args.mask = MaskIterations::in(parts.mask_bits.in<void>(workspace), p, plan.order);
+  cudaError_t error = make_tma_descriptors(args, LoopOrder::kQueries, LoopOrder::kKeys);
+  if (error == cudaSuccess && p.score_mod.bias.present()) error = make_bias_map(args.bias, p, LoopOrder::kQueries);
+  if (error == cudaSuccess) error = list_mask_iterations(args, stream);
+  if (error == cudaSuccess) error = prepare<Element>(args, grid, query_blocks, stream);
+  if (error != cudaSuccess) return error;
+  error = launch_planned<Element>(args, plan, stream);
+  if (error == cudaSuccess && args.order.log2_sums > 0) {
+    error = common::launch_early(
+        sum_dq_kernel<Element>,
+        {.blocks = query_blocks, .threads = DqSlice::kThreads, .slices = plan.dq_head_dim / DqSlice::kColumns}, stream,
+        args, grid);
+  }
+  return error == cudaSuccess ? repair<Element>(args, stream) : error;
+}
+
+}  // namespace flash_attn_ext::sm90

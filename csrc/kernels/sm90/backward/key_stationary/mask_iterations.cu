@@ -1,0 +1,218 @@
+// Fills args.mask (schedule/mask_iterations.h): one kernel packs the mask's bits, the next one lists the iterations
+// that the mask leaves.
+#include "attention/divisor.h"
+#include "kernels/common/launch_early.cuh"
+#include "kernels/sm90/backward/key_stationary/mask_iterations.h"
+#include "ptx/dependent_launch.h"
+
+namespace flash_attn_ext::sm90 {
+namespace {
+
+constexpr int kThreads = MaskIterations::kThreads;
+constexpr int kKeys = LoopOrder::kKeys;
+constexpr int kQueries = LoopOrder::kQueries;
+constexpr int kWarpSize = 32;
+constexpr int kGroupKeys = 16;  // of a warp of the backward kernel
+constexpr int kGroups = kKeys / kGroupKeys;
+
+// A tile of the mask as it is stored. Its bits pass through shared memory in an order that takes few instructions.
+// Otherwise instructions would bound the kernel, not memory.
+struct MaskTile {
+  // For each group of keys, the bits of all queries: bit i is key i. There are two queries more than a tile has, so
+  // that threads of neighbouring groups write to different banks.
+  using Bits = uint16_t[kGroups][kQueries + 2];
+
+  const uint8_t* first;
+  int64_t row_stride;
+  int64_t key_stride;
+  int rows;  // that exist
+  int keys;
+
+  __device__ __forceinline__ void load(Bits& bits) const {
+    static_assert(kGroupKeys == sizeof(uint4));
+    if (key_stride == 1 && keys == kKeys && row_stride % sizeof(uint4) == 0 &&
+        reinterpret_cast<uintptr_t>(first) % sizeof(uint4) == 0) {
+      load_groups(bits);
+      return;
+    }
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    constexpr int kWords = kKeys / kWarpSize;
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x) / kWarpSize; i < kQueries * kWords; i += kThreads / kWarpSize) {
+      const int row = i / kWords;
+      const int key = i % kWords * kWarpSize + lane;
+      const bool attend = row < rows && key < keys && first[row * row_stride + key * key_stride] != 0;
+      const uint32_t word = __ballot_sync(0xFFFFFFFFu, attend);
+      if (lane % kGroupKeys == 0) bits[key / kGroupKeys][row] = static_cast<uint16_t>(word >> lane);
+    }
+  }
+
+  // The bits of the backward kernel's thread that has this thread's number. Each word of `bits` has those of two
+  // queries.
+  __device__ __forceinline__ static uint32_t word_of_thread(const Bits& bits, bool per_query) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const uint16_t(&own)[kQueries + 2] = bits[threadIdx.x / kWarpSize];
+    uint32_t word = 0;
+#pragma unroll
+    for (int j = 0; j < kQueries / 8; ++j) {
+      const uint32_t queries =
+          per_query ? *reinterpret_cast<const uint32_t*>(&own[8 * j + lane % 4 * 2]) : own[0] * 0x10001u;
+      word |= (queries >> lane / 4 & 0x01010101u) << j;
+    }
+    return word;
+  }
+
+ private:
+  // Loads 16 bytes at a time.
+  __device__ __forceinline__ void load_groups(Bits& bits) const {
+    constexpr int kRowStep = kThreads / kGroups;
+    const int group = static_cast<int>(threadIdx.x) % kGroups;
+    const int own = static_cast<int>(threadIdx.x) / kGroups;
+    uint4 bytes[kQueries / kRowStep];
+#pragma unroll
+    for (int i = 0; i < kQueries / kRowStep; ++i) {
+      const int row = own + i * kRowStep;
+      bytes[i] = {0, 0, 0, 0};
+      if (row < rows) bytes[i] = *reinterpret_cast<const uint4*>(first + row * row_stride + group * kGroupKeys);
+    }
+#pragma unroll
+    for (int i = 0; i < kQueries / kRowStep; ++i) {
+      const uint4& of = bytes[i];
+      const uint32_t keys_of_row = bits_of(of.x) | bits_of(of.y) << 4 | bits_of(of.z) << 8 | bits_of(of.w) << 12;
+      bits[group][own + i * kRowStep] = static_cast<uint16_t>(keys_of_row);
+    }
+  }
+
+  // Packs four bytes that are 0 or 1, as PyTorch's booleans are.
+  __device__ __forceinline__ static uint32_t bits_of(uint32_t bytes) { return bytes * 0x10204080u >> 28; }
+};
+
+struct MaskGrid {
+  attention::Divisor query_tiles;
+  attention::Divisor key_tiles;
+  attention::Divisor heads;
+};
+
+// Grid: a CTA per tile of the mask as it is stored (broadcast dimensions once). Every byte of the mask is read once.
+__global__ void __launch_bounds__(kThreads)
+    mask_words_kernel(const __grid_constant__ attention::AttentionParams p,
+                      const __grid_constant__ MaskIterations iterations, const __grid_constant__ MaskGrid grid) {
+  __shared__ alignas(4) MaskTile::Bits bits;
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  uint32_t index = blockIdx.x;
+  const auto next = [&](const attention::Divisor& count) {
+    const uint32_t rest = count.quotient(index);
+    const auto at = static_cast<int>(index - rest * count.divisor);
+    index = rest;
+    return at;
+  };
+  const int first_query = next(grid.query_tiles) * kQueries;
+  const int first_key = next(grid.key_tiles) * kKeys;
+  const int head = next(grid.heads);
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  const bool per_query = mask.query_stride != 0;
+  const MaskTile tile = {
+      .first = static_cast<const uint8_t*>(mask.data) + mask.offset({index, head, first_query, first_key}),
+      .row_stride = mask.query_stride,
+      .key_stride = mask.key_stride,
+      .rows = per_query ? static_cast<int>(min(p.sequences.max_seqlen_q - first_query, int64_t{kQueries})) : 1,
+      .keys = static_cast<int>(min(p.sequences.max_seqlen_k - first_key, int64_t{kKeys}))};
+  tile.load(bits);
+  __syncthreads();
+  const uint32_t word = MaskTile::word_of_thread(bits, per_query);
+  iterations.words[int64_t{blockIdx.x} * kThreads + threadIdx.x] = word;
+  const int some_true = __syncthreads_or(word != 0);
+  const int some_false = __syncthreads_or(word != 0xFFFFFFFFu);
+  if (threadIdx.x == 0) {
+    iterations.tiles[blockIdx.x] = static_cast<uint8_t>((some_true != 0 ? MaskIterations::kSomeTrue : 0) |
+                                                        (some_false != 0 ? MaskIterations::kSomeFalse : 0));
+  }
+}
+
+// The list of a key tile. It has a thread for each iteration, which looks at all contributors of its query tile.
+struct IterationList {
+  const BackwardArguments& args;
+  const attention::Sequence sequence;
+  const LoopOrder::Contributor own;
+  const int batch;
+  const int head;
+
+  // Returns how many iterations are left.
+  __device__ __forceinline__ int write(MaskIterations::Entry* entries) const {
+    __shared__ int counts[kThreads / kWarpSize];
+    if (own.tile >= LoopOrder::num_tiles(sequence.num_keys, kKeys) || sequence.num_queries == 0) return 0;
+    const LoopOrder::Tiles visible_query_tiles =
+        LoopOrder::visible_query_tiles(args.params.visibility, sequence, own.tile);
+    const int iterations = visible_query_tiles.end - visible_query_tiles.begin;
+    const auto warp = static_cast<int>(threadIdx.x) / kWarpSize;
+    const auto lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    int written = 0;
+    for (int first_of_round = 0; first_of_round < iterations; first_of_round += kThreads) {
+      const int i = first_of_round + static_cast<int>(threadIdx.x);
+      const int query_tile = MaskIterations::query_tile(own, visible_query_tiles, i);
+      const int flags = i < iterations ? flags_of(own.tile, query_tile) : 0;
+      const bool is_left = (flags & MaskIterations::kSomeTrue) != 0;
+      const uint32_t left = __ballot_sync(0xFFFFFFFFu, is_left);
+      if (lane == 0) counts[warp] = __popc(left);
+      __syncthreads();
+      int index = written + __popc(left & ((1u << lane) - 1));
+      for (int w = 0; w < kThreads / kWarpSize; ++w) {
+        index += w < warp ? counts[w] : 0;
+        written += counts[w];
+      }
+      __syncthreads();
+      if (!is_left) continue;
+      static_assert(MaskIterations::kSomeTrue == 1);
+      MaskIterations::Entry entry = MaskIterations::entry(
+          own, query_tile, [&](int tile) { return flags_of(tile, query_tile) & MaskIterations::kSomeTrue; });
+      if ((flags & MaskIterations::kSomeFalse) != 0) entry.mask_tile = mask_tile(own.tile, query_tile);
+      entries[index] = entry;
+    }
+    return written;
+  }
+
+ private:
+  __device__ __forceinline__ int flags_of(int key_tile, int query_tile) const {
+    return args.mask.tiles[mask_tile(key_tile, query_tile)];
+  }
+  __device__ __forceinline__ int mask_tile(int key_tile, int query_tile) const {
+    return args.mask.tile(args.mask.first_tile(batch, head, key_tile), query_tile);
+  }
+};
+
+// Grid: a CTA per list.
+__global__ void __launch_bounds__(kThreads) iteration_lists_kernel(const __grid_constant__ BackwardArguments args) {
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  const MaskIterations& mask = args.mask;
+  const uint32_t rest = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);
+  const auto tile = static_cast<int>(blockIdx.x - rest * static_cast<uint32_t>(mask.key_tiles));
+  const uint32_t plane = rest / static_cast<uint32_t>(mask.directions);
+  const LoopDirection direction = mask.directions == 1 ? LoopDirection::kCyclic
+                                  : rest % 2 == 0      ? LoopDirection::kAscending
+                                                       : LoopDirection::kDescending;
+  const auto batch = static_cast<int>(plane / static_cast<uint32_t>(mask.mask_heads));
+  const auto head = static_cast<int>(plane % static_cast<uint32_t>(mask.mask_heads));
+  const attention::Sequence sequence = args.params.sequences.at(batch);
+  const LoopOrder::Contributor own = args.order.contributor(args.params.visibility, sequence, tile, direction);
+  const int count = IterationList{args, sequence, own, batch, head}.write(mask.entries + mask.first_entry(blockIdx.x));
+  if (threadIdx.x == 0) mask.counts[blockIdx.x] = count;
+}
+
+}  // namespace
+
+cudaError_t list_mask_iterations(const BackwardArguments& args, cudaStream_t stream) {
+  const MaskIterations& mask = args.mask;
+  if (!mask.present()) return cudaSuccess;
+  const MaskGrid grid = {attention::Divisor::of(static_cast<uint32_t>(mask.mask_query_tiles)),
+                         attention::Divisor::of(static_cast<uint32_t>(mask.key_tiles)),
+                         attention::Divisor::of(static_cast<uint32_t>(mask.mask_heads))};
+  const attention::AttentionParams& params = args.params;
+  const cudaError_t error = common::launch_early(mask_words_kernel, {.blocks = mask.num_tiles(), .threads = kThreads},
+                                                 stream, params, mask, grid);
+  if (error != cudaSuccess) return error;
+  return common::launch_early(iteration_lists_kernel, {.blocks = mask.num_lists(), .threads = kThreads}, stream, args);
+}
+
+}  // namespace flash_attn_ext::sm90

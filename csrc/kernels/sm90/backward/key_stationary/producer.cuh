@@ -1,0 +1,210 @@
+// Producer threads: one fetches work tiles, the dynamic tile scheduler, and one issues the TMA copies of what they
+// need.
+#pragma once
+
+#include "kernels/sm90/backward/key_stationary/listed_iterations.cuh"
+#include "kernels/sm90/backward/key_stationary/traits.h"
+#include "ptx/bulk_copy.h"
+#include "ptx/global_memory.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct BackwardScheduler {
+  using Shared = BackwardShared<Traits>;
+
+  const BackwardArguments& args;
+  Shared& shared;
+  typename decltype(Shared::work_pipeline)::State at{};
+
+  __device__ __forceinline__ void run() {
+    const uint32_t count = args.order.num_work_tiles();
+    int parity = 0;
+#pragma unroll 1
+    for (uint32_t index = blockIdx.x; index < count; index = fetch_work()) {
+      shared.work_pipeline.producer_acquire(at);
+      ptx::arrive_expecting(shared.work_pipeline.full[at.stage], sizeof(KeyTileWork));
+      ptx::copy_bytes(&shared.work[at.stage], args.workspace.table + index, sizeof(KeyTileWork),
+                      shared.work_pipeline.full[at.stage]);
+      shared.work_pipeline.consumer_wait(at);
+      const int group_end = shared.work[at.stage].group_end;
+      at.advance();
+      // A CTA that fetched its next tile early would start it later than the loop order assumes. split-KV does not
+      // depend on that.
+      if (args.order.splits_kv) continue;
+      ptx::wait(shared.may_fetch_work, parity);
+      parity ^= 1;
+      // In cyclic order all tiles of a group must be co-resident, so the CTA fetches no other tile before the group is
+      // complete.
+      while (ptx::load_acquire(reinterpret_cast<const int*>(args.workspace.work_counter)) +
+                 static_cast<int>(gridDim.x) <
+             group_end) {
+      }
+    }
+    shared.work_pipeline.producer_acquire(at);
+    shared.work[at.stage].batch = KeyTileWork::kEnd;
+    ptx::arrive(shared.work_pipeline.full[at.stage]);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t fetch_work() const {
+    return gridDim.x + atomicAdd(args.workspace.work_counter, 1u);
+  }
+};
+
+template <class Traits>
+struct BackwardProducer {
+  using Shared = BackwardShared<Traits>;
+
+  const BackwardArguments& args;
+  Shared& shared;
+  typename decltype(Shared::q_pipeline)::State q_state{};
+  typename decltype(Shared::k_pipeline)::State k_state{};
+  typename decltype(Shared::work_pipeline)::State work_state{};
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;; work_state.advance()) {
+      shared.work_pipeline.consumer_wait(work_state);
+      const KeyTileWork& work = shared.work[work_state.stage];
+      if (work.batch == KeyTileWork::kEnd) break;
+      send(work);
+      ptx::arrive(shared.may_fetch_work);
+      ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void send(const KeyTileWork& work) {
+    if (work.iterations == 0) {
+      drain_keys();
+    } else if constexpr (Traits::kMasked) {
+      load_listed(work);
+    } else {
+      load_all(work);
+    }
+  }
+
+  // The iterations that a mask leaves.
+  __device__ __forceinline__ void load_listed(const KeyTileWork& work) {
+    ListedIterations iterations{args, work};
+#pragma unroll 1
+    for (int left = work.iterations; left > 0; --left) {
+      const MaskIterations::Entry entry = iterations.entry();  // arrives while the stage is awaited
+      shared.q_pipeline.producer_acquire(q_state);
+      MaskedIteration& to = shared.iteration(q_state);
+      to.query_tile = entry.query_tile;
+      to.head = iterations.head;
+      to.sums = iterations.head * args.workspace.sums_of_head + work.first_sums + entry.query_tile;
+      to.rank = entry.rank;
+      to.is_last = entry.is_last != 0;
+      to.ends_tile = left == 1;
+      for (int w = 0; w < LoopOrder::kKeyWarpgroups; ++w) to.is_partial[w] = !work.own[w].full(entry.query_tile);
+      to.mask_tile = entry.mask_tile;
+      if (entry.mask_tile != MaskIterations::Entry::kNothingMasked) iterations.fetch(entry.mask_tile);
+      load_queries(work, to.query_tile, to.head, to.sums);
+      if (left > 1) iterations.advance();
+      publish_iteration(work, to, left == work.iterations);
+    }
+  }
+
+  __device__ __forceinline__ void load_all(const KeyTileWork& work) {
+    const int first_head =
+        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.group_share * work.heads;
+    // The query heads of a KV group come one after the other, so that L2 holds what neighbouring contributors share. In
+    // descending order all heads come at a query tile before the next one does. Otherwise key tiles with shorter loops
+    // would catch up with those for which they wait.
+    const bool heads_first = work.contributor.direction == LoopDirection::kDescending;
+    int group_share = 0;
+    int query_tile = work.first;
+#pragma unroll 1
+    for (int left = work.iterations; left > 0; --left) {
+      const LoopOrder::Tiles contributors = work.contributor.contributors(query_tile);
+      const int rank = work.contributor.rank(query_tile, contributors);
+      const int head = first_head + group_share;
+      const int sums = head * args.workspace.sums_of_head + work.first_sums + (query_tile << args.order.log2_sums);
+      shared.q_pipeline.producer_acquire(q_state);
+      load_queries(work, query_tile, head, sums);
+      Iteration& to = shared.iteration(q_state);
+      to = {.query_tile = query_tile,
+            .head = head,
+            .sums = sums,
+            .rank = rank,
+            .is_last = rank + 1 == contributors.end - contributors.begin,
+            .ends_tile = left == 1,
+            .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
+      publish_iteration(work, to, left == work.iterations);
+      if (heads_first) {
+        if (++group_share == work.heads) {
+          group_share = 0;
+          --query_tile;
+        }
+      } else {
+        if (++query_tile == work.end) query_tile = work.begin;
+        if (query_tile == work.first) ++group_share;
+      }
+    }
+  }
+
+  // The copies of an iteration's Q and statistics need not wait for its description. The barrier's phase lasts until
+  // publish_iteration() arrives, and bytes that arrive before are counted below zero (PTX ISA, mbarrier: range of the
+  // tx-count).
+  __device__ __forceinline__ void load_queries(const KeyTileWork& work, int query_tile, int head, int sums) {
+    ptx::Barrier& full = shared.q_pipeline.full[q_state.stage];
+    const int row = work.query_begin + query_tile * Traits::kQueries;
+    shared.q[q_state.stage].copy(args.q.map, full, {0, row, head * args.q.head_step, work.batch * args.q.batch_step});
+    ptx::copy_bytes(shared.statistics[q_state.stage], args.workspace.statistics_of(sums >> args.order.log2_sums),
+                    sizeof(shared.statistics[0]), full);
+  }
+
+  // K comes before dO, and V after it: the order in which the GEMMs need them.
+  __device__ __forceinline__ void publish_iteration(const KeyTileWork& work, const Iteration& to, bool is_first) {
+    const int row = work.query_begin + to.query_tile * Traits::kQueries;
+    ptx::arrive_expecting(shared.q_pipeline.full[q_state.stage], Traits::QTile::kBytes + sizeof(shared.statistics[0]));
+    if (is_first) {
+      shared.k_pipeline.producer_acquire(k_state);
+      load_keys(work, shared.k[k_state.stage], args.k, shared.k_pipeline.full[k_state.stage]);
+    }
+    ptx::Barrier& dout_full = shared.dout_full[q_state.stage];
+    ptx::arrive_expecting(dout_full, Traits::DoutTile::kBytes + (Traits::kBiased ? Traits::DscoreTile::kBytes : 0));
+    shared.dout[q_state.stage].copy(args.dout.map, dout_full,
+                                    {0, row, to.head * args.dout.head_step, work.batch * args.dout.batch_step});
+    if (is_first) {
+      shared.v_pipeline.producer_acquire(k_state);
+      load_keys(work, shared.v[k_state.stage], args.v, shared.v_pipeline.full[k_state.stage]);
+      k_state.advance();
+    }
+    if constexpr (Traits::kBiased) {
+      // The bias lies where the iteration's dS will be. That stage is empty soon after the one of Q.
+      shared.dscore_pipeline.producer_acquire(q_state);
+      shared.dscores[q_state.stage].copy(args.bias.map, dout_full,
+                                         {work.contributor.tile * Traits::kKeys, to.query_tile * Traits::kQueries,
+                                          to.head * args.bias.head_step, work.batch * args.bias.batch_step});
+    }
+    q_state.advance();
+  }
+
+  // A key tile without iterations takes its stages, too, because its gradients are staged there.
+  __device__ __forceinline__ void drain_keys() {
+    shared.k_pipeline.producer_acquire(k_state);
+    ptx::arrive(shared.k_pipeline.full[k_state.stage]);
+    shared.v_pipeline.producer_acquire(k_state);
+    ptx::arrive(shared.v_pipeline.full[k_state.stage]);
+    k_state.advance();
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void load_keys(const KeyTileWork& work, Tile& tile, const TmaDescriptor& operand,
+                                            ptx::Barrier& full) const {
+    ptx::arrive_expecting(full, Tile::kBytes);
+    const ptx::TmaCoordinate origin = {0, work.key_begin + work.contributor.tile * Traits::kKeys,
+                                       work.key_head * operand.head_step, work.batch * operand.batch_step};
+    if (args.order.group_shares == 1) {
+      tile.copy(operand.map, full, origin, ptx::evict_first());
+    } else {  // the other shares of the KV group read the same keys
+      tile.copy(operand.map, full, origin);
+    }
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

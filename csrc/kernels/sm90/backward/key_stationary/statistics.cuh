@@ -1,0 +1,139 @@
+// Computes delta, and stores it with the LSE in query tiles. It also clears the semaphores of the backward kernel, and
+// dQ of queries that see nothing.
+//
+// Grid: a CTA per query tile of each head. kLanes neighbouring lanes share a row, 16 bytes each, and add up in a fixed
+// butterfly order. Bound: memory, as in common/delta.cu.
+#pragma once
+
+#include "kernels/common/rows/row_products.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm90/backward/key_stationary/arguments.h"
+#include "ptx/dependent_launch.h"
+
+namespace flash_attn_ext::sm90 {
+
+inline constexpr int kStatisticsThreads = 256;
+
+template <class Element, int kLanes>
+struct Statistics {
+  using Chunk = common::Chunk<Element>;
+  static constexpr int kQueries = LoopOrder::kQueries;
+  static constexpr int kRowStep = kStatisticsThreads / kLanes;
+  static constexpr int kRows = kQueries / kRowStep;  // of a thread
+
+  const BackwardArguments& args;
+  const attention::Sequence sequence;
+  const QueryTile at;
+
+  __device__ __forceinline__ void run() const {
+    const attention::BackwardParams& p = args.params;
+    const int tile = at.tile;
+    const int head = at.head;
+    const int number = args.workspace.number_of(p, sequence, at);
+    for (int i = static_cast<int>(threadIdx.x); i < 1 << args.order.log2_sums; i += kStatisticsThreads) {
+      args.workspace.dq_semaphores[(number << args.order.log2_sums) + i] = 0;
+    }
+    const int64_t first_row = sequence.query_begin + tile * kQueries;
+    const int rows = static_cast<int>(min(sequence.num_queries - tile * kQueries, int64_t{kQueries}));
+    const int own = static_cast<int>(threadIdx.x) / kLanes;
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    // All loads are in flight together. After the sums, a lane has one of its group's rows.
+    const int row = own + lane * kRowStep;
+    const bool exists = lane < kRows && row < rows;
+    const float lse = exists ? *p.lse.at<const float>(sequence.batch, head, first_row + row) : -INFINITY;
+    float deltas[kRows] = {};
+    if (lane * Chunk::kCount < p.head_dim_v) {
+      common::add_products<Chunk>(
+          deltas,
+          {p.out.row<const Element>(sequence.batch, head, first_row + own) + lane * Chunk::kCount,
+           p.dout.row<const Element>(sequence.batch, head, first_row + own) + lane * Chunk::kCount, p.out.row_stride,
+           p.dout.row_stride},
+          rows - own, [](int i) { return i * kRowStep; });
+    }
+    float delta = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+        deltas[i] += __shfl_xor_sync(0xFFFFFFFFu, deltas[i], offset);
+      }
+      if (lane == i) delta = deltas[i];
+    }
+    if (exists) {
+      if (p.dlse.present()) delta -= *p.dlse.at<const float>(sequence.batch, head, first_row + row);
+      *p.delta.at<float>(sequence.batch, head, first_row + row) = delta;
+    }
+    if (lane < kRows) store(number, row, lse, delta, exists);
+    if (!has_contributors()) clear_dq(first_row, rows);
+  }
+
+ private:
+  static_assert(kRows <= kLanes);
+
+  // The statistics of a query that sees no key, or does not exist, make its P vanish without a branch.
+  __device__ __forceinline__ void store(int number, int row, float lse, float delta, bool exists) const {
+    float* const statistics = args.workspace.statistics_of(number);
+    if (args.adds_statistics) {
+      using Terms = BackwardWorkspace::Terms<Element>;
+      auto* const terms = reinterpret_cast<Terms*>(statistics);
+      terms[0].rows[row] = lse == -INFINITY ? Terms::hidden_row() : Terms::row(lse * args.lse_factor);
+      terms[1].rows[row] = Terms::row(-delta);
+      return;
+    }
+    const bool is_biased = args.params.score_mod.bias.present();
+    const float own_lse = lse == -INFINITY ? INFINITY : lse;
+    statistics[row] = is_biased ? own_lse : own_lse * kLog2e - args.shift;
+    statistics[kQueries + row] = delta * exp2f(-args.shift);
+    if (is_biased) {
+      const int64_t own_row = sequence.query_begin + at.tile * kQueries + row;
+      statistics[2 * kQueries + row] = residual(at.head, own_row, exists) - args.shift;
+    }
+  }
+
+  // log2(e) times what rounding left out of a query's LSE.
+  __device__ __forceinline__ float residual(int head, int64_t row, bool exists) const {
+    const auto& residuals = args.params.lse_residual;
+    return exists && residuals.present() ? *residuals.at<const float>(sequence.batch, head, row) * kLog2e : 0.0f;
+  }
+
+  // Whether there is a key tile of which the queries see something.
+  __device__ __forceinline__ bool has_contributors() const {
+    const attention::Visibility& visibility = args.params.visibility;
+    const LoopOrder::Tiles contributors =
+        args.order.contributor(visibility, sequence, 0, LoopDirection::kAscending).contributors(at.tile);
+    if (!args.mask.present()) return !contributors.empty();
+    const auto batch = static_cast<int>(sequence.batch);
+    bool is_seen = false;
+#pragma unroll 1
+    for (int i = contributors.begin + static_cast<int>(threadIdx.x); i < contributors.end; i += kStatisticsThreads) {
+      const int tile = args.mask.tile(args.mask.first_tile(batch, at.head, i), at.tile);
+      is_seen |= (args.mask.tiles[tile] & MaskIterations::kSomeTrue) != 0;
+    }
+    return __syncthreads_or(is_seen) != 0;
+  }
+
+  __device__ __forceinline__ void clear_dq(int64_t first_row, int rows) const {
+    const attention::MatrixView& dq = args.params.dq;
+    const auto columns = static_cast<int>(args.params.head_dim_qk);
+    for (int i = static_cast<int>(threadIdx.x); i < rows * columns; i += kStatisticsThreads) {
+      dq.row<Element>(sequence.batch, at.head, first_row + i / columns)[i % columns * dq.column_stride] = Element(0.0f);
+    }
+  }
+};
+
+// Runs while the table of key tiles is written, and waits for that only at its end. So a kernel that waits for this one
+// also waits for the table.
+template <class Element, int kLanes>
+__global__ void __launch_bounds__(kStatisticsThreads)
+    statistics_kernel(const __grid_constant__ BackwardArguments args, const __grid_constant__ QueryTileGrid grid) {
+  ptx::allow_dependent_launch();
+  const QueryTile at = grid.at(blockIdx.x);
+  if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(args.workspace.dq_nan_flags)[blockIdx.x] = 0;
+  const attention::Sequence sequence = args.params.sequences.at(at.batch);
+  if (at.tile < LoopOrder::num_tiles(sequence.num_queries, LoopOrder::kQueries)) {
+    Statistics<Element, kLanes>{args, sequence, at}.run();
+  }
+  ptx::wait_for_kernel_before();
+}
+
+}  // namespace flash_attn_ext::sm90

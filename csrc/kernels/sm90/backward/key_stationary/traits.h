@@ -1,0 +1,133 @@
+// What a key-stationary backward kernel is compiled for, and its shared memory.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/config/sm90.h"
+#include "kernels/schedule/schedule.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm90/backward/key_stationary/arguments.h"
+#include "kernels/sm90/backward/key_stationary/dq_stages.h"
+#include "kernels/sm90/uniform.h"
+#include "tile/sm90/gemm.h"
+#include "tile/sm90/pipeline.h"
+
+namespace flash_attn_ext::sm90 {
+
+// An iteration of a key tile: one of the query tiles that see it.
+struct alignas(16) Iteration {
+  int query_tile;                              // of the sequence
+  int head;                                    // query head
+  int sums;                                    // the accumulator's number in the workspace
+  int rank;                                    // how many contributors come before
+  bool is_last;                                // whether the key tile is the last contributor
+  bool ends_tile;                              // whether it is the key tile's last iteration
+  bool is_partial[LoopOrder::kKeyWarpgroups];  // whether scores are masked by position
+};
+
+// The same where a mask leaves iterations out.
+struct MaskedIteration : Iteration {
+  int mask_tile;  // MaskIterations::Entry
+};
+
+template <class ElementType, HeadDims kDimsValue, BackwardForm kForm>
+struct BackwardTraits {
+  using Element = ElementType;
+  static constexpr HeadDims kDims = kDimsValue;
+  static constexpr bool kMasked = kForm.variant == Variant::kMask;
+  static constexpr bool kDrops = kForm.variant == Variant::kDropout;
+  static constexpr bool kBiased = kForm.variant == Variant::kBiasMask;  // without a mask
+  static constexpr bool kAddsStatistics = kForm.adds_statistics;
+  static constexpr bool kKeepsShift = keeps_shift<Element>(kAddsStatistics);
+  static constexpr BackwardTile kTile = backward_tile(kDims);
+  // The last step runs the code of the others, and issues a wasted GEMM. Code of its own would have to be fetched for
+  // each key tile (docs/kernels/log/sm90_backward.md, "Head dims up to 128").
+  static constexpr bool kOneStep = kMasked && kTile.keys_in_registers;
+  static constexpr bool kPreSignalsDq = kForm.pre_signals_dq;
+  static constexpr BackwardRegisters kRegisters = backward_registers(kDims);
+  static constexpr int kKeys = LoopOrder::kKeys;
+  static constexpr int kQueries = LoopOrder::kQueries;
+  static constexpr int kWarpgroups = LoopOrder::kKeyWarpgroups;
+  static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 2);
+  static_assert(kKeys == kWarpgroups * tile::kWarpgroupRows && kQueries == tile::kWarpgroupRows);
+  // A warpgroup that asks for more registers than the others leave would wait forever.
+  static_assert(kRegisters.copy + kWarpgroups * kRegisters.key + kRegisters.query <= 512);
+
+  using QTile = tile::SmemTile<Element, kQueries, kDims.qk>;
+  using DoutTile = tile::SmemTile<Element, kQueries, kDims.v>;
+  using KTile = tile::SmemTile<Element, kKeys, kDims.qk>;
+  using VTile = tile::SmemTile<Element, kKeys, kDims.v>;
+  using DscoreTile = tile::SmemTile<Element, kQueries, kKeys>;
+  using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
+  // Of a query tile (BackwardWorkspace).
+  using Terms = BackwardWorkspace::Terms<Element>;
+  using Statistics = std::conditional_t<kAddsStatistics, Terms[2], float[kBiased ? 3 : 2][kQueries]>;
+
+  static constexpr int kDqSlices = kDims.qk / kTile.dq_columns;  // of an iteration
+  static constexpr int kDqSliceFloats = kQueries * kTile.dq_columns;
+  static constexpr int kDqStageFloats = kPreSignalsDq ? kDqSliceFloats : kDqSlices * kDqSliceFloats;
+  using DqPipeline = std::conditional_t<kPreSignalsDq, PreSignalledDqPipeline, WholeDqPipeline>;
+
+  using Where = ScoreTile<Rows::kKeys, Scores>;
+  using Iteration = std::conditional_t<kMasked, MaskedIteration, sm90::Iteration>;
+};
+
+// Synchronises the threads of a key warpgroup with a named barrier, of which 0 is __syncthreads.
+__device__ __forceinline__ void sync_key_warpgroup(int warpgroup) {
+  ptx::sync_named(1 + warpgroup, tile::kWarpgroupSize);
+}
+// The same for the dQ warpgroup.
+__device__ __forceinline__ void sync_dq_warpgroup() {
+  ptx::sync_named(1 + LoopOrder::kKeyWarpgroups, tile::kWarpgroupSize);
+}
+
+template <class Traits>
+struct BackwardShared {
+  static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
+  static constexpr int kDqWarps = 4;
+  static constexpr int kWorkStages = 2;
+  static constexpr int kStages = Traits::kTile.query_stages;  // of what an iteration reads, and of dS
+  static constexpr int kKeyStages = Traits::kTile.key_stages;
+  using Stage = tile::PipelineState<kStages>;
+  // An iteration's description is written when a stage of Q is free. The dQ warpgroup is the last to read it, when it
+  // takes dS from a stage. In between there are no more iterations than stages of both.
+  static constexpr int kIterations = 2 * kStages;
+
+  typename Traits::KTile k[kKeyStages];
+  typename Traits::VTile v[kKeyStages];
+  typename Traits::QTile q[kStages];
+  typename Traits::DoutTile dout[kStages];
+  typename Traits::DscoreTile dscores[kStages];
+  alignas(128) float dq[kDqStages][Traits::kDqStageFloats];
+  alignas(128) typename Traits::Statistics statistics[kStages];
+  KeyTileWork work[kWorkStages];
+  typename Traits::Iteration iterations[kIterations];
+  PendingSum pending[kDqReducers];
+  tile::PipelineBarriers<kStages> q_pipeline;  // its empty barriers also stand for dO
+  ptx::Barrier dout_full[kStages];             // also counts the bias
+  tile::PipelineBarriers<kKeyStages> k_pipeline;
+  tile::PipelineBarriers<kKeyStages> v_pipeline;
+  tile::PipelineBarriers<kStages> dscore_pipeline;
+  typename Traits::DqPipeline dq_pipeline;
+  tile::PipelineBarriers<kWorkStages> work_pipeline;
+  ptx::Barrier may_fetch_work;       // all copies of a key tile have been issued
+  int arrived[Traits::kWarpgroups];  // GroupShareSums
+
+  __device__ __forceinline__ typename Traits::Iteration& iteration(const Stage& at) {
+    return iterations[at.parity * kStages + at.stage];
+  }
+
+  __device__ __forceinline__ void init() {
+    q_pipeline.init(kComputingWarps);
+    for (auto& barrier : dout_full) ptx::init_barrier(barrier, 1);
+    k_pipeline.init(kComputingWarps + kDqWarps);
+    v_pipeline.init(kComputingWarps);
+    dscore_pipeline.init(kDqWarps, kComputingWarps);
+    dq_pipeline.init(kDqWarps);
+    work_pipeline.init(kComputingWarps + kDqWarps + 1);
+    ptx::init_barrier(may_fetch_work, 1);
+    ptx::fence_barrier_init();
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,81 @@
+// Queues the query-stationary backward kernels.
+#pragma once
+
+#include "kernels/common/delta.h"
+#include "kernels/common/launch_early.cuh"
+#include "kernels/common/repair.h"
+#include "kernels/plan/plan.h"
+#include "kernels/sm90/backward/query_stationary/query_stationary.cuh"
+#include "kernels/sm90/backward/query_stationary/sum_dq_splits.cuh"
+#include "kernels/sm90/sm90_kernels.h"
+#include "kernels/sm90/tma_descriptors.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Element, HeadDims kDims>
+cudaError_t launch_query_stationary(const QueryStationaryArguments& args, cudaStream_t stream) {
+  using Traits = QueryStationaryTraits<Element, kDims>;
+  using Kernel = QueryStationaryKernel<Traits>;
+  static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+  const cudaError_t error =
+      common::launch_blocks_early<Kernel>(query_stationary_kernel<Traits>, args.work_list.blocks, stream, args);
+  if (error != cudaSuccess) return error;
+  return common::launch_early(query_stationary_sum_kernel<Element>,
+                              {.blocks = 2 * all_pairs(args.params).count,
+                               .threads = DqSlice::kThreads,
+                               .slices = kDims.qk / DqSlice::kColumns / args.slices_of_sum},
+                              stream, args);
+}
+
+template <class Element>
+cudaError_t repair_query_stationary(const QueryStationaryArguments& args, cudaStream_t stream) {
+  const attention::BackwardParams& p = args.params;
+  const auto rows_of = [&](Rows rows, const uint8_t* flags, int tile_rows) {
+    return common::FlaggedRows{.flags = flags,
+                               .schedule = make_schedule(p, {.pairs = all_pairs(p),
+                                                             .rows = rows,
+                                                             .tile_rows = tile_rows,
+                                                             .slices = 1,
+                                                             .element_bytes = sizeof(Element),
+                                                             .l2_bytes = 0}),
+                               .warps = tile_rows / 16,
+                               .rows_per_warp = 16,
+                               .columns = static_cast<int>(kLargestBackwardHeadDim)};
+  };
+  return common::repair_gradients<Element>(p, rows_of(Rows::kQueries, args.dq_nan_flags, kStationaryQueries),
+                                           rows_of(Rows::kKeys, args.dkdv_nan_flags, kStationaryQueriesKeys), stream);
+}
+
+template <class Element>
+cudaError_t backward_query_stationary(const attention::BackwardParams& p, const plan::BackwardPlan& plan,
+                                      void* workspace, cudaStream_t stream) {
+  const plan::BackwardPlan::Workspace& parts = plan.workspace;
+  QueryStationaryArguments args;
+  args.params = p;
+  args.params.delta = {
+      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
+  args.tiles = static_cast<int>((p.sequences.max_seqlen_k + kStationaryQueriesKeys - 1) / kStationaryQueriesKeys);
+  args.work_list = WorkListShares::of(static_cast<uint32_t>(all_pairs(p).count) * args.tiles,
+                                      static_cast<uint32_t>(plan.persistent_ctas), 1);
+  args.dq_splits = parts.dq_splits.in<float>(workspace);
+  args.dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace);
+  args.dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace);
+  args.slices_of_sum = slices_of_sum(args.work_list.blocks / all_pairs(p).count);
+  args.scale = static_cast<float>(p.score_mod.scale);
+  args.scale_log2e = args.scale * kLog2e;
+  cudaError_t error = make_tma_descriptors(args, kStationaryQueries, kStationaryQueriesKeys);
+  const auto make_gradient_map = [&](TmaDescriptor& map, const attention::MatrixView& view, int64_t columns) {
+    if (error != cudaSuccess || view.data == nullptr) return;
+    const OperandShape shape = {p.batch, p.num_heads_k, p.sequences.max_seqlen_k, columns, OutputMap::kRows};
+    error = make_tma_descriptor(map, view, shape, p.element);
+  };
+  make_gradient_map(args.dk, p.dk, p.head_dim_qk);
+  make_gradient_map(args.dv, p.dv, p.head_dim_v);
+  if (error == cudaSuccess) error = common::launch_delta(attention::delta_params(args.params), stream);
+  if (error != cudaSuccess) return error;
+  error = plan.dkdv_head_dim <= 64 ? launch_query_stationary<Element, HeadDims{64, 64}>(args, stream)
+                                   : launch_query_stationary<Element, HeadDims{128, 128}>(args, stream);
+  return error == cudaSuccess ? repair_query_stationary<Element>(args, stream) : error;
+}
+
+}  // namespace flash_attn_ext::sm90

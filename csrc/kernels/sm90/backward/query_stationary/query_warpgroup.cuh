@@ -1,0 +1,252 @@
+// A warpgroup of the query-stationary backward pass: it computes P, dS and dQ of 64 queries, which stay. Of each key
+// tile the first warpgroup computes dV, and the second one dK, both for all queries. Rows are queries:
+//
+//   P = exp2(c S - lse), dS = P (dP - delta)  |  P and dS -> shared memory
+//   S = Q K^T and dP = dO V^T of the next tile, while dV or dK of the previous one goes to memory
+//   dQ += dS K, and dV = P^T dO or dK = dS^T Q, while P and dS of the next tile are computed
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm90/backward/query_stationary/traits.h"
+#include "kernels/sm90/tma_store_rows.cuh"
+#include "kernels/sm90/uniform.h"
+#include "ptx/elect.h"
+#include "ptx/math.h"
+#include "ptx/pin.h"
+#include "ptx/stmatrix.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct QueryStationaryWarpgroup {
+  using Element = typename Traits::Element;
+  using Shared = QueryStationaryShared<Traits>;
+  using Scores = typename Traits::Scores;
+  using Sums = typename Traits::Sums;
+  using Packed = tile::PackedRows<Traits::kKeys>;
+  using KeyPosition = typename decltype(Shared::k_pipeline)::State;
+  static constexpr int kFlags = Traits::kKeys / 16;  // of a key tile
+
+  const QueryStationaryArguments& args;
+  Shared& shared;
+  const int warpgroup;
+
+  Scores scores;
+  Scores gradients;  // dP
+  Sums dq;
+  Sums key_sums;  // dV or dK
+  float lse[Scores::kThreadRows];
+  float delta[Scores::kThreadRows];
+  ptx::TmaCoordinate target;  // the warp's rows of dV or dK of the previous tile
+  int nan_flag;               // the warp's, of that tile
+  bool has_before;            // whether the segment has a previous tile
+  typename decltype(Shared::query_pipeline)::State query_at{};
+  KeyPosition key_at{};                  // of S and dP
+  int sums_stage = Shared::kStages - 1;  // of K, of the last tile whose GEMMs of dQ, dV and dK were issued
+  int score_stage = 0;                   // of the next P and dS
+
+  __device__ __forceinline__ void run() {
+    for_each_segment(args, shared.span, [&](const Segment& segment) { attend(segment); });
+    if (ptx::elect()) ptx::wait_until_written();
+  }
+
+ private:
+  __device__ __forceinline__ bool has_values() const { return warpgroup == 0; }  // dV, not dK
+  __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
+  __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * 16; }
+  __device__ __forceinline__ static void sync_warpgroups() { ptx::sync_named(1, Traits::kComputingThreads); }
+
+  __device__ __forceinline__ void attend(const Segment& segment) {
+    read_statistics(segment);
+    find_target(segment);
+    if (segment.tile == 0 && tile::lane() == 0) dq_nan_flag(segment.pair) = 0;
+    has_before = false;
+    dq.clear();
+    key_sums.clear();
+    shared.query_pipeline.consumer_wait(query_at);
+    start_scores();
+    wait_for_scores<0>();
+#pragma unroll 1
+    for (int left = segment.count; left > 1; --left) step(std::true_type{});
+    step(std::false_type{});
+    wait_for_sums();
+    release(shared.query_pipeline.empty[query_at.stage]);
+    query_at.advance();
+    sync_warpgroups();  // no thread still reads P and dS
+    store();
+    store_split(segment.pair);
+  }
+
+  __device__ __forceinline__ const TmaDescriptor& gradient() const { return has_values() ? args.dv : args.dk; }
+  __device__ __forceinline__ bool is_store_enabled() const {
+    return (has_values() ? args.params.dv.data : args.params.dk.data) != nullptr;
+  }
+
+  __device__ __forceinline__ void find_target(const Segment& segment) {
+    const TmaDescriptor& map = gradient();
+    target = {.column = 0,
+              .row = (segment.tile - 1) * Traits::kKeys + warp_row(),
+              .head = segment.head * map.head_step,
+              .batch = segment.batch * map.batch_step};
+    nan_flag = (segment.pair * args.tiles + segment.tile - 1) * kFlags + tile::warp() % 4;
+  }
+
+  // P of a query that does not exist vanishes without a branch, as that of a query that sees no key.
+  __device__ __forceinline__ void read_statistics(const Segment& segment) {
+    const attention::BackwardParams& p = args.params;
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      const int row = first_row() + warp_row() + Scores::row(r);
+      const bool exists = row < p.sequences.max_seqlen_q;
+      const float own = exists ? *p.lse.at<const float>(segment.batch, segment.head, row) : -INFINITY;
+      lse[r] = own == -INFINITY ? INFINITY : own * kLog2e;
+      delta[r] = exists ? *p.delta.at<const float>(segment.batch, segment.head, row) : 0.0f;
+    }
+  }
+
+  // consumer_release: all warps call it that have read what the barrier stands for.
+  __device__ __forceinline__ static void release(ptx::Barrier& barrier) {
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(barrier);
+  }
+
+  __device__ __forceinline__ void start_scores() {
+    shared.k_pipeline.consumer_wait(key_at);
+    tile::issue_rows_gemm(scores, tile::SmemOperand(shared.q).from_row(first_row()),
+                          tile::SmemOperand(shared.k[0]).after(key_at.stage));
+    shared.v_pipeline.consumer_wait(key_at);
+    tile::issue_rows_gemm(gradients, tile::SmemOperand(shared.dout).from_row(first_row()),
+                          tile::SmemOperand(shared.v[0]).after(key_at.stage));
+  }
+
+  // kBehind: the GEMMs that were issued after them.
+  template <int kBehind>
+  __device__ __forceinline__ void wait_for_scores() {
+    ptx::wait_wgmma<kBehind>();
+    ptx::pin_registers(scores.c[0]);
+    ptx::pin_registers(gradients.c[0]);
+    release(shared.v_pipeline.empty[key_at.stage]);
+    key_at.advance();
+    key_at.stage = uniform(key_at.stage);
+  }
+
+  // Waits for dQ, and dV or dK, of the previous tile.
+  __device__ __forceinline__ void wait_for_sums() {
+    ptx::wait_wgmma<0>();
+    ptx::pin_registers(dq.c[0]);
+    ptx::pin_registers(key_sums.c[0]);
+    __syncwarp();
+    if (has_before && tile::lane() == 0) ptx::arrive(shared.k_pipeline.empty[sums_stage]);
+  }
+
+  // Processes a tile whose S and dP are complete. Its P and dS are computed while the GEMMs of dQ, dV and dK of the
+  // previous tile are in flight. The results of these are stored while S and dP of the next tile are in flight.
+  template <class HasNext>
+  __device__ __forceinline__ void step(HasNext) {
+    differentiate();
+    if (has_values() && tile::lane() == 0) args.dkdv_nan_flags[nan_flag + kFlags] = 0;  // before any warp sets it
+    wait_for_sums();
+    ptx::fence_stores();
+    sync_warpgroups();
+    if constexpr (HasNext::value) start_scores();
+    store();
+    sums_stage = uniform(sums_stage + 1 == Shared::kStages ? 0 : sums_stage + 1);
+    start_sums();
+    score_stage = uniform(score_stage ^ 1);
+    has_before = true;
+    if constexpr (HasNext::value) wait_for_scores<2>();
+  }
+
+  __device__ __forceinline__ void start_sums() {
+    const auto stage = tile::SmemOperand(shared.scores[0]).after(score_stage);
+    const auto weights = stage.template as<typename Traits::ScoreTile>();
+    const auto dscores = weights.after(1);
+    tile::add_product(dq, dscores.from_row(first_row()), tile::SmemOperand(shared.k[0]).after(sums_stage));
+    tile::issue_transposed_gemm(key_sums, has_values() ? weights : dscores,
+                                tile::SmemOperand(has_values() ? shared.dout : shared.q));
+  }
+
+  // S and dP -> P and dS, in shared memory. dS is computed from P before P is rounded.
+  __device__ __forceinline__ void differentiate() {
+    const uint32_t weights = lane_address(shared.scores[score_stage].weights);
+    const uint32_t differences = lane_address(shared.scores[score_stage].dscores);
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float weight = ptx::exp2(fmaf(scores.at(r, j, e), args.scale_log2e, -lse[r]));
+          scores.at(r, j, e) = weight;
+          gradients.at(r, j, e) = weight * (gradients.at(r, j, e) - delta[r]);
+        }
+      }
+    }
+    Packed p;
+    Packed dscores;
+    p.pack(scores, Element{});
+    dscores.pack(gradients, Element{});
+    if (ptx::elect()) ptx::wait_until_read();  // dV or dK, which were staged there
+    __syncwarp();
+#pragma unroll
+    for (int step = 0; step < Packed::kSteps; ++step) {
+      constexpr uint32_t kStepBytes = 32;
+      ptx::store_matrix_x4(weights ^ step * kStepBytes, p.a[step]);
+      ptx::store_matrix_x4(differences ^ step * kStepBytes, dscores.a[step]);
+    }
+  }
+
+  // The address that the lane passes to stmatrix: its row of the warp's 16, and its half of 16 keys. The addresses of
+  // other keys differ in bits of the swizzle.
+  __device__ __forceinline__ uint32_t lane_address(const typename Traits::ScoreTile& tile) const {
+    const int lane = tile::lane();
+    return ptx::shared_address(&tile) + (first_row() + warp_row() + lane % 16) * tile::kSmemRowBytes +
+           (lane / 16 ^ lane % 8) * 16;
+  }
+
+  // Stores dV or dK of the previous tile. Each warp stages its rows where it had its rows of P and dS. L2 evicts them
+  // first, because nothing reads them again.
+  __device__ __forceinline__ void store() {
+    key_sums.scale(has_values() ? 1.0f : args.scale);
+    auto& staging = shared.scores[score_stage ^ 1].staging();
+    const int row = first_row() + warp_row();
+    const NonFiniteRows found = stage_rows<Element>(key_sums, staging, row);
+    if (found.of(0) || found.of(1)) args.dkdv_nan_flags[nan_flag] = 1;
+    ptx::fence_stores();
+    __syncwarp();
+    if (has_before && is_store_enabled() && ptx::elect()) {
+#pragma unroll
+      for (int chunk = 0; chunk < Traits::Staging::kChunks; ++chunk) {
+        ptx::TmaCoordinate at = target;
+        at.column = chunk * tile::kSmemChunkColumns;
+        ptx::store_box(gradient().map, ptx::shared_address(staging.data[chunk][row]), at, ptx::evict_first());
+      }
+      ptx::commit_stores();
+    }
+    __syncwarp();
+    target.row += Traits::kKeys;
+    nan_flag += kFlags;
+  }
+
+  // Stores the partial dQ of the segment.
+  __device__ __forceinline__ void store_split(int pair) const {
+    constexpr int kThreads = tile::kWarpgroupSize;
+    const int64_t split = WorkListShares::split_number(blockIdx.x, pair);
+    float* const to =
+        args.dq_splits + split * Traits::kSplitFloats + warpgroup * (Traits::kSplitFloats / 2) +
+        ptx::pin(static_cast<int>(threadIdx.x)) % kThreads * 4;  // pinned, so that it is not kept in between
+#pragma unroll
+    for (int j = 0; j < Sums::kColumnTiles; ++j) {
+      const float(&c)[4] = dq.c[0][j];
+      *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
+    }
+  }
+
+  __device__ __forceinline__ uint8_t& dq_nan_flag(int pair) const {
+    return args.dq_nan_flags[pair * QueryStationaryArguments::kQueryFlags + warpgroup * 4 + tile::warp() % 4];
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

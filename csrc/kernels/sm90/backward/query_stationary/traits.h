@@ -1,0 +1,72 @@
+// What a query-stationary backward kernel is compiled for, and its shared memory.
+#pragma once
+
+#include "kernels/config/query_stationary.h"
+#include "kernels/sm90/backward/query_stationary/arguments.h"
+#include "tile/sm90/gemm.h"
+#include "tile/sm90/pipeline.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class ElementType, HeadDims kDimsValue>
+struct QueryStationaryTraits {
+  using Element = ElementType;
+  static constexpr HeadDims kDims = kDimsValue;
+  static constexpr int kKeys = kStationaryQueriesKeys;
+  static constexpr int kQueries = kStationaryQueries;
+  static constexpr int kWarpgroups = kQueries / tile::kWarpgroupRows;  // consumers; there is one more for the producer
+  static constexpr int kComputingThreads = kWarpgroups * tile::kWarpgroupSize;
+  static constexpr int kThreads = kComputingThreads + tile::kWarpgroupSize;
+  static constexpr QueryStationaryCtaTile kTile = query_stationary_cta_tile(kDims);
+  // One warpgroup has dV of a key tile, the other one dK.
+  static_assert(kWarpgroups == 2 && kKeys == tile::kWarpgroupRows && kDims.qk == kDims.v);
+  static_assert(has_registers(kWarpgroups, kTile.registers, kTile.copy_registers));
+
+  using QueryTile = tile::SmemTile<Element, kQueries, kDims.qk>;  // Q and dO
+  using KeyTile = tile::SmemTile<Element, kKeys, kDims.qk>;       // K and V, dK and dV
+  using ScoreTile = tile::SmemTile<Element, kQueries, kKeys>;     // P and dS
+  using Scores = tile::WarpgroupAccumulator<kKeys>;               // rows are queries
+  using Staging = QueryTile;                                      // of dV and dK
+  using Sums = tile::WarpgroupAccumulator<kDims.qk>;              // of dQ, and of dV or dK
+  static constexpr int kSplitFloats = kQueries * kDims.qk;        // of dQ
+};
+
+// P and dS of a key tile. Afterwards the stage holds 64 rows of dV and 64 of dK on their way to memory: each warp's
+// rows lie where it had its rows of P and dS.
+template <class Traits>
+struct ScoreStage {
+  typename Traits::ScoreTile weights;  // P
+  typename Traits::ScoreTile dscores;
+
+  __device__ __forceinline__ typename Traits::Staging& staging() {
+    static_assert(sizeof(typename Traits::Staging) <= sizeof(ScoreStage));
+    return reinterpret_cast<typename Traits::Staging&>(*this);
+  }
+};
+
+template <class Traits>
+struct QueryStationaryShared {
+  static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
+  static constexpr int kStages = Traits::kTile.key_stages;
+  static constexpr int kScoreStages = 2;
+
+  typename Traits::QueryTile q;
+  typename Traits::QueryTile dout;
+  typename Traits::KeyTile k[kStages];
+  typename Traits::KeyTile v[kStages];
+  ScoreStage<Traits> scores[kScoreStages];
+  TileSpan span;                             // of the CTA
+  tile::PipelineBarriers<1> query_pipeline;  // Q and dO
+  tile::PipelineBarriers<kStages> k_pipeline;
+  tile::PipelineBarriers<kStages> v_pipeline;
+
+  __device__ __forceinline__ void init(const WorkListShares& work_list) {
+    span = {static_cast<int>(work_list.begin_of(blockIdx.x)), static_cast<int>(work_list.begin_of(blockIdx.x + 1))};
+    query_pipeline.init(kComputingWarps);
+    k_pipeline.init(kComputingWarps);
+    v_pipeline.init(kComputingWarps);
+    ptx::fence_barrier_init();
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

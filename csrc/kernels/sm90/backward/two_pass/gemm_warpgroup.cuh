@@ -1,0 +1,167 @@
+// A consumer warpgroup of the GEMM kernel: it computes dV = P^T dO or dK = scale * dS^T Q of 64 keys.
+#pragma once
+
+#include "kernels/epilogue/store_quads.cuh"
+#include "kernels/sm90/backward/two_pass/chunk_sums.cuh"
+#include "kernels/sm90/backward/two_pass/traits.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct GemmWarpgroup {
+  using Element = typename Traits::Element;
+  using Shared = TwoPassGemmShared<Traits>;
+  using Work = typename Shared::Work;
+
+  const TwoPassArguments& args;
+  Shared& shared;
+  const int warpgroup;
+  typename decltype(Shared::pipeline)::State at{};
+  typename decltype(Shared::work_pipeline)::State work_state{};
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;;) {
+      shared.work_pipeline.consumer_wait(work_state);
+      const Work& work = shared.work[work_state.stage];
+      if (uniform(work.batch) == Work::kEnd) break;
+      if (Traits::kDims.qk == Traits::kDims.v || uniform(work.is_dk) != 0) {
+        multiply<Traits::kDims.qk>(work);
+      } else {
+        multiply<Traits::kDims.v>(work);
+      }
+      __syncwarp();
+      if (tile::lane() == 0) ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
+      work_state.advance();
+    }
+  }
+
+ private:
+  template <int kWidth>
+  using Sums = tile::WarpgroupAccumulator<kWidth>;
+
+  template <int kWidth>
+  __device__ __forceinline__ void multiply(const Work& work) {
+    Sums<kWidth> sums;
+    begin(work, sums);
+    if constexpr (Traits::kSkipsTiles) {
+      iterate_stored<kWidth>(sums);
+    } else {
+      iterate_all<kWidth>(work, sums);
+    }
+    if (args.tiles.ends_matrix()) {
+      store(work, sums);
+    } else {
+      ChunkSums<Sums<kWidth>>::store(sums_of(work), sums);
+    }
+    __syncwarp();  // unless the warp is converged, ptxas keeps no descriptor in uniform registers
+  }
+
+  // Starts from zero or, in all query chunks but the first, from the sums of the earlier ones.
+  template <class Acc>
+  __device__ __forceinline__ void begin(const Work& work, Acc& sums) const {
+    if (args.tiles.begins_matrix()) {
+      sums.clear();
+    } else {
+      ChunkSums<Acc>::load(sums, sums_of(work));
+    }
+  }
+  __device__ __forceinline__ float* sums_of(const Work& work) const {
+    constexpr int kFloats = ChunkSums<Sums<Traits::kColumns>>::kFloats;
+    return args.workspace.key_sums + (int64_t{work.sums} * Traits::kWarpgroups + warpgroup) * kFloats;
+  }
+
+  template <int kWidth>
+  __device__ __forceinline__ void iterate_all(const Work& work, Sums<kWidth>& sums) {
+    // The query tiles that see this warpgroup's keys are consecutive. The others see only keys of other warpgroups.
+    const TileRange own = work.own[warpgroup];
+    const auto group = static_cast<int>(args.params.queries_per_key_head());
+    const int iterations = uniform(max(work.end - work.begin, 0) * group);
+    const int steps = uniform(max(own.end - own.begin, 0) * group);
+    const int before = uniform(steps > 0 ? (own.begin - work.begin) * group : iterations);
+    drain(before);
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i) step<kWidth>(sums);
+    drain(iterations - before - steps);
+  }
+
+  // Iterates over stored tiles, where a mask may hide whole tiles. The producer says for each iteration which
+  // warpgroups have one.
+  template <int kWidth>
+  __device__ __forceinline__ void iterate_stored(Sums<kWidth>& sums) {
+#pragma unroll 1
+    for (;;) {
+      shared.pipeline.consumer_wait(at);
+      const int iteration = uniform(shared.iterations[at.stage]);
+      if (iteration == Shared::kEnd) break;
+      if (iteration >> warpgroup & 1) {
+        step<kWidth>(sums);
+      } else {
+        release();
+      }
+    }
+    release();
+  }
+
+  template <int kWidth>
+  __device__ __forceinline__ void step(Sums<kWidth>& sums) {
+    using RightTile = typename Traits::template RightTile<kWidth>;
+    at.stage = uniform(at.stage);
+    shared.pipeline.consumer_wait(at);
+    // A tile that is narrower than its stage is at the beginning of the stage.
+    const auto right = tile::SmemOperand(shared.right[0]).after(at.stage).template as<RightTile>();
+    const auto left = tile::SmemOperand(shared.left[0][0]).after(at.stage * Traits::kWarpgroups + warpgroup);
+    tile::add_transposed_gemm(sums, left, right);
+    ptx::wait_wgmma<0>();
+    ptx::pin_registers(sums.c[0]);
+    release();
+  }
+
+  // Drains iterations whose queries see only keys of other warpgroups.
+  __device__ __forceinline__ void drain(int iterations) {
+#pragma unroll 1
+    for (int i = 0; i < iterations; ++i) {
+      shared.pipeline.consumer_wait(at);
+      release();
+    }
+  }
+
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (tile::lane() == 0) ptx::arrive(shared.pipeline.empty[at.stage]);
+    at.advance();
+  }
+
+  // The rows of the sums are keys in the order of stored tiles (ScoreTiles). Two warps share 32 neighbouring keys, and
+  // each of them has every second group of four.
+  static constexpr int kHalf = ScoreTiles::kRows / 2;
+  __device__ __forceinline__ static int warp_in_half() { return tile::warp() % 2; }
+  __device__ __forceinline__ int first_of_half() const {
+    return warpgroup * Traits::kRows + tile::warp() % 4 / 2 * kHalf;
+  }
+  __device__ __forceinline__ static int key_in_half(int r) {
+    const int place = tile::lane() / 4;
+    return 8 * (place / 2) + 4 * warp_in_half() + 2 * r + place % 2;
+  }
+
+  template <class Acc>
+  __device__ __forceinline__ void store(const Work& work, Acc& sums) const {
+    const attention::BackwardParams& p = args.params;
+    const bool is_dk = work.is_dk;
+    const attention::MatrixView& to = is_dk ? p.dk : p.dv;
+    const int first_key = work.tile * Traits::kRows + first_of_half();
+    const int rows = work.seen.num_keys - first_key;
+    if (rows <= 0) return;
+    if (is_dk) sums.scale(static_cast<float>(p.score_mod.scale));
+    const bool needs_recompute =
+        store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
+                                   .row_stride = to.row_stride,
+                                   .column_stride = to.column_stride,
+                                   .rows = rows,
+                                   .columns = static_cast<int>(is_dk ? p.head_dim_qk : p.head_dim_v)},
+                                  sums, [](int r) { return key_in_half(r); });
+    if (needs_recompute) args.workspace.dkdv_nan_flags[work.flags + first_of_half() / kHalf] = 1;
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

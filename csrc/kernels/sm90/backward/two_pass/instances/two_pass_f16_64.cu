@@ -1,0 +1,16 @@
+#include "kernels/sm90/backward/two_pass/launch.cuh"
+
+namespace flash_attn_ext::sm90 {
+
+// In one file, because they share the GEMM kernel.
+template cudaError_t backward_two_pass<__half, HeadDims{64, 64}, Variant::kMask>(const attention::BackwardParams&,
+                                                                                 const plan::BackwardPlan&, void*,
+                                                                                 cudaStream_t);
+template cudaError_t backward_two_pass<__half, HeadDims{64, 64}, Variant::kBiasMask>(const attention::BackwardParams&,
+                                                                                     const plan::BackwardPlan&, void*,
+                                                                                     cudaStream_t);
+template cudaError_t backward_two_pass<__half, HeadDims{64, 64}, Variant::kExtended>(const attention::BackwardParams&,
+                                                                                     const plan::BackwardPlan&, void*,
+                                                                                     cudaStream_t);
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,163 @@
+// Launches the kernels of a two-pass backward pass.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/common/launch_early.cuh"
+#include "kernels/common/repair.h"
+#include "kernels/plan/plan.h"
+#include "kernels/sm90/backward/two_pass/dbias_from_tiles.cuh"
+#include "kernels/sm90/backward/two_pass/dq_kernel.cuh"
+#include "kernels/sm90/backward/two_pass/gemm_kernel.cuh"
+#include "kernels/sm90/backward/two_pass/prepare.cuh"
+#include "kernels/sm90/sm90_kernels.h"
+#include "kernels/sm90/tma_descriptors.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class DqTraitsType>
+struct TwoPassLaunch {
+  using DqTraits = DqTraitsType;
+  using Element = typename DqTraits::Element;
+  using Traits = TwoPassGemmTraits<Element, DqTraits::kDims, DqTraits::kSkipsTiles>;
+
+  TwoPassArguments args;
+  const plan::BackwardPlan& plan;
+  cudaStream_t stream;
+
+  cudaError_t run() {
+    cudaError_t error = make_tma_descriptors(args, ScoreTiles::kRows, ScoreTiles::kRows);
+    if (DqTraits::kHasBoxes && error == cudaSuccess) error = make_bias_map(args.bias, args.params, ScoreTiles::kRows);
+    if (error == cudaSuccess) error = prepare();
+    const attention::BackwardParams& p = args.params;
+    const int64_t num_pairs = p.batch * p.num_heads_k;
+    const bool packed = p.sequences.cu_seqlens_q != nullptr;
+    uint32_t* work_counters = args.workspace.work_counters;  // advances with each kernel launch
+    for (int64_t first = 0; first < num_pairs && error == cudaSuccess; first += plan.stored.pairs_per_launch) {
+      const Pairs pairs = {first, std::min(plan.stored.pairs_per_launch, num_pairs - first)};
+      args.tiles.first_matrix = static_cast<int>(packed ? first / p.batch : first);
+      error = differentiate_chunks(pairs, work_counters);
+    }
+    return error == cudaSuccess ? repair() : error;
+  }
+
+ private:
+  // Computes the gradients of some pairs, in one launch or in one for each query chunk.
+  cudaError_t differentiate_chunks(const Pairs& pairs, uint32_t*& work_counters) {
+    if (plan.stored.chunk_ends.empty()) return differentiate(pairs, work_counters);
+    cudaError_t error = cudaSuccess;
+    int begin = 0;
+    for (const int end : plan.stored.chunk_ends) {
+      args.tiles.set_chunk(args.params, begin, end);
+      if (error == cudaSuccess) error = differentiate(pairs, work_counters);
+      begin = end;
+    }
+    return error;
+  }
+
+  cudaError_t differentiate(const Pairs& pairs, uint32_t*& work_counters) {
+    cudaError_t error = store_scores(pairs, work_counters++);
+    if (error == cudaSuccess) error = multiply(pairs, work_counters++);
+    if (error == cudaSuccess && plan.dbias != plan::BiasGradientSource::kNone) error = add_to_dbias(pairs);
+    return error;
+  }
+
+  static constexpr int kRows = ScoreTiles::kRows;
+
+  Schedule schedule_of(const Pairs& pairs, Rows rows, int tile_rows, int slices) const {
+    return make_schedule(args.params, {.pairs = pairs,
+                                       .rows = rows,
+                                       .tile_rows = tile_rows,
+                                       .slices = slices,
+                                       .element_bytes = sizeof(Element),
+                                       .l2_bytes = plan.l2_bytes});
+  }
+
+  cudaError_t prepare() const {
+    const attention::BackwardParams& p = args.params;
+    const int64_t tiles = ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
+    const int64_t blocks = tiles * p.num_heads_q * p.batch;
+    if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    const TwoPassPrepareGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
+                                     attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q)), blocks,
+                                     plan.workspace.dkdv_nan_flags.bytes};
+    return common::launch_early(two_pass_prepare_kernel<Element>, {.blocks = blocks, .threads = kTwoPassPrepareThreads},
+                                stream, args, grid);
+  }
+
+  template <class Kernel>
+  cudaError_t launch(void (*kernel)(TwoPassArguments), uint32_t* work_counters) {
+    static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+    if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+    args.work_counters = work_counters;
+    const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.persistent_ctas);
+    return common::launch_blocks_early<Kernel>(kernel, blocks, stream, args);
+  }
+
+  cudaError_t store_scores(const Pairs& pairs, uint32_t* work_counters) {
+    args.schedule = schedule_of(pairs, Rows::kQueries, DqTraits::kQueries, 1);
+    return launch<TwoPassDqKernel<DqTraits>>(two_pass_dq_kernel<DqTraits>, work_counters);
+  }
+
+  cudaError_t multiply(const Pairs& pairs, uint32_t* work_counters) {
+    args.schedule = schedule_of(pairs, Rows::kKeys, Traits::kKeys, args.wanted.count());
+    return launch<TwoPassGemmKernel<Traits>>(two_pass_gemm_kernel<Traits>, work_counters);
+  }
+
+  cudaError_t add_to_dbias(const Pairs& pairs) const {
+    if constexpr (DqTraits::kHasBias) return dbias_from_tiles<Element>(args, pairs, stream);
+    return cudaErrorInvalidValue;
+  }
+
+  // Recomputes rows whose flags are set. The schedules are those of the flags: one head after the other.
+  cudaError_t repair() const {
+    const attention::BackwardParams& p = args.params;
+    const auto in_order_of_heads = [&](Rows rows, int tile_rows) {
+      return make_schedule(p, {.pairs = all_pairs(p),
+                               .rows = rows,
+                               .tile_rows = tile_rows,
+                               .slices = 1,
+                               .element_bytes = sizeof(Element),
+                               .l2_bytes = 0});
+    };
+    const common::FlaggedRows queries = {.flags = args.workspace.dq_nan_flags,
+                                         .schedule = in_order_of_heads(Rows::kQueries, kRows),
+                                         .warps = 4,
+                                         .rows_per_warp = kRows / 4,
+                                         .columns = static_cast<int>(kLargestTwoPassHeadDim)};
+    const common::FlaggedRows keys = {.flags = args.workspace.dkdv_nan_flags,
+                                      .schedule = in_order_of_heads(Rows::kKeys, Traits::kKeys),
+                                      .warps = Traits::kTile.flags(),
+                                      .rows_per_warp = Traits::kKeys / Traits::kTile.flags(),
+                                      .columns = static_cast<int>(kLargestTwoPassHeadDim)};
+    return common::repair_gradients<Element>(p, queries, keys, stream);
+  }
+};
+
+template <class Element, HeadDims kDims, Variant kVariant>
+cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                              cudaStream_t stream) {
+  using DqTraits = TwoPassDqTraits<Element, kDims, kVariant>;
+  const plan::BackwardPlan::Workspace& parts = plan.workspace;
+  TwoPassArguments args = {};
+  args.params = p;
+  args.params.delta = {
+      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
+  args.workspace = {.statistics = parts.statistics.in<float>(workspace),
+                    .scores = parts.stored_scores.in<void>(workspace),
+                    .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
+                    .dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace),
+                    .work_counters = parts.work_counter.in<uint32_t>(workspace),
+                    .key_sums = parts.key_sums.in<float>(workspace),
+                    .key_tiles_of_matrix = static_cast<int>(plan.stored.key_tiles_of_matrix),
+                    .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
+                    .num_work_tiles = static_cast<int>(parts.work_counter.bytes / sizeof(uint32_t))};
+  args.tiles = ScoreTiles::of(p);
+  args.tiles.between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element));
+  args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
+  args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
+  args.scales_lse = !(DqTraits::kHasBoxes || DqTraits::kExtended);
+  return TwoPassLaunch<DqTraits>{args, plan, stream}.run();
+}
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,175 @@
+// What the two-pass kernels are compiled for, and what their shared memory holds.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/config/two_pass.h"
+#include "kernels/schedule/block.cuh"
+#include "kernels/score/bias_mask.cuh"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm90/backward/two_pass/arguments.h"
+#include "kernels/sm90/backward/two_pass/seen_tiles.h"
+#include "kernels/sm90/uniform.h"
+#include "tile/sm90/gemm.h"
+#include "tile/sm90/pipeline.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Traits of the dQ kernel.
+template <class ElementType, HeadDims kDimsValue, Variant kVariantValue>
+struct TwoPassDqTraits {
+  using Element = ElementType;
+  static constexpr HeadDims kDims = kDimsValue;
+  static constexpr Variant kVariant = kVariantValue;
+  static constexpr TwoPassTile kTile = two_pass_tile(kDims, kVariant);
+  static constexpr bool kStagesTerms = kVariant == Variant::kExtended;  // each warp stages its bias and mask
+  static constexpr bool kExtended = kStagesTerms || kVariant == Variant::kModified;
+  static constexpr bool kHasBoxes = kVariant == Variant::kBiasMask;  // TMA loads a bias beside K
+  static constexpr bool kHasBits = kHasBoxes || kVariant == Variant::kMask;
+  static constexpr bool kHasBias = kHasBoxes || kStagesTerms;
+  static constexpr bool kSkipsTiles = kHasBits || kStagesTerms;  // skips key tiles that a mask hides entirely
+  static constexpr int kRows = ScoreTiles::kRows;                // queries of a warpgroup, and keys of a key tile
+  static constexpr int kWarpgroups = 2;
+  static constexpr int kQueries = kWarpgroups * kRows;
+  static_assert(kWarpgroups == ScoreTiles::kBlockRows);
+  static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
+  static_assert(kRows == tile::kWarpgroupRows);
+
+  using QTile = tile::SmemTile<Element, kRows, kDims.qk>;
+  using DoutTile = tile::SmemTile<Element, kRows, kDims.v>;
+  using KTile = tile::SmemTile<Element, kRows, kDims.qk>;
+  using VTile = tile::SmemTile<Element, kRows, kDims.v>;
+  using Scores = tile::WarpgroupAccumulator<kRows>;  // rows are queries
+  using Where = ScoreTile<Rows::kQueries, Scores>;
+  using BiasTile = std::conditional_t<kHasBoxes, tile::SmemTile<Element, kRows, kRows>, NoBiasMask>;
+  using Staged = std::conditional_t<kStagesTerms, StagedBiasMask<Element, Where, true>, NoBiasMask>;
+};
+
+// What the producer tells a warpgroup about a key tile, where a mask may hide whole tiles.
+struct UnmaskedIteration {
+  static constexpr int kSeen = 1;      // the warpgroup's queries attend some of it
+  static constexpr int kMasked = 2;    // the mask hides some of it
+  static constexpr int kNextSeen = 4;  // the warpgroup's queries attend some of the next tile
+  static constexpr int kLast = 8;      // there is no next tile
+  static constexpr int kTileShift = 4;
+
+  int word;
+
+  __device__ __forceinline__ int tile() const { return word >> kTileShift; }
+  __device__ __forceinline__ bool has(int flag) const { return (word & flag) != 0; }
+};
+
+// What the producer of the dQ kernel tells the consumers about a work tile.
+struct QueryTileWork {
+  static constexpr int kEnd = -1;
+
+  int batch;  // kEnd: there are no more work tiles
+  int head;
+  int key_head;
+  int head_of_group;
+  int query_begin;  // of the sequence
+  int key_begin;
+  int num_queries;
+  int num_keys;
+  int tile;        // the first warpgroup's, of ScoreTiles::kRows queries
+  int statistics;  // the number of that tile in the workspace
+  int stored[2];   // each warpgroup's first stored tile
+  int begin;       // key tiles [begin, end) that any of the queries sees
+  int end;
+  TileRange own[2];  // those that the queries of each warpgroup see
+};
+
+template <class Traits>
+struct TwoPassDqShared {
+  static constexpr int kWarpgroups = Traits::kWarpgroups;
+  static constexpr int kComputingWarps = 4 * kWarpgroups;
+  static constexpr int kWorkStages = 2;
+
+  typename Traits::QTile q[kWarpgroups];
+  typename Traits::DoutTile dout[kWarpgroups];
+  typename Traits::KTile k[Traits::kTile.key_stages];
+  typename Traits::VTile v[Traits::kTile.value_stages];
+  typename Traits::BiasTile bias[Traits::kHasBoxes ? Traits::kTile.key_stages : 1][kWarpgroups];  // in the stages of K
+  typename Traits::Staged staged[Traits::kStagesTerms ? kComputingWarps : 1];
+  UnmaskedIteration iterations[Traits::kSkipsTiles ? Traits::kTile.key_stages : 1][kWarpgroups];  // of K's stages
+  QueryTileWork work[kWorkStages];
+  tile::PipelineBarriers<1> q_pipeline[kWarpgroups];
+  tile::PipelineBarriers<1> dout_pipeline[kWarpgroups];
+  tile::PipelineBarriers<Traits::kTile.key_stages> k_pipeline;
+  tile::PipelineBarriers<Traits::kTile.value_stages> v_pipeline;
+  tile::PipelineBarriers<kWorkStages> work_pipeline;
+
+  __device__ __forceinline__ void init() {
+    for (auto& pipeline : q_pipeline) pipeline.init(4);
+    for (auto& pipeline : dout_pipeline) pipeline.init(4);
+    k_pipeline.init(kComputingWarps);
+    v_pipeline.init(kComputingWarps);
+    work_pipeline.init(kComputingWarps);
+    ptx::fence_barrier_init();
+  }
+};
+
+// Traits of the GEMM kernel, which computes dV and dK from stored tiles. kSkipsTiles: a mask may have left tiles out.
+template <class ElementType, HeadDims kDimsValue, bool kSkipsTilesValue>
+struct TwoPassGemmTraits {
+  using Element = ElementType;
+  static constexpr HeadDims kDims = kDimsValue;
+  static constexpr bool kSkipsTiles = kSkipsTilesValue;
+  static constexpr int kRows = ScoreTiles::kRows;  // keys of a warpgroup, and queries of a step
+  static constexpr ProductTile kTile = product_tile(kDims);
+  static constexpr int kWarpgroups = kTile.warpgroups;
+  static constexpr int kKeys = kTile.keys();
+  static_assert(kKeys == kWarpgroups * kRows);
+  static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
+  static constexpr int kColumns = kDims.qk > kDims.v ? kDims.qk : kDims.v;
+
+  using LeftTile = tile::SmemTile<Element, kRows, kRows>;  // of P or dS
+  template <int kWidth>
+  using RightTile = tile::SmemTile<Element, kRows, kWidth>;  // of dO or Q
+};
+
+// What the producer of the GEMM kernel tells the consumers about a work tile.
+template <int kWarpgroups>
+struct GemmWork {
+  static constexpr int kEnd = -1;
+
+  int batch;  // kEnd: there are no more work tiles
+  int key_head;
+  bool is_dk;
+  int query_begin;  // of the sequence
+  int key_begin;
+  SeenTiles seen;
+  int tile;    // the first warpgroup's, of ScoreTiles::kRows keys
+  int flags;   // the first of the work tile's non-finite flags
+  int sums;    // the number of the work tile among those of key_sums
+  int stored;  // ScoreTiles::first_of_head of the KV group's first head
+  int row;     // the sequence's first row of stored tiles
+  int begin;   // the launch's query tiles [begin, end) that see any of the keys
+  int end;
+  TileRange own[kWarpgroups];  // those that see the keys of each warpgroup
+};
+
+template <class Traits>
+struct TwoPassGemmShared {
+  static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
+  static constexpr int kWorkStages = 2;
+  static constexpr int kStages = Traits::kTile.stages;
+  static constexpr int kEnd = 1 << Traits::kWarpgroups;  // the work tile has no more iterations; the stage is empty
+  using Work = GemmWork<Traits::kWarpgroups>;
+  using RightTile = typename Traits::template RightTile<Traits::kColumns>;
+
+  typename Traits::LeftTile left[kStages][Traits::kWarpgroups];
+  RightTile right[kStages];
+  int iterations[Traits::kSkipsTiles ? kStages : 1];  // which warpgroups have a tile in `left`, as bits; or kEnd
+  Work work[kWorkStages];
+  tile::PipelineBarriers<kStages> pipeline;
+  tile::PipelineBarriers<kWorkStages> work_pipeline;
+
+  __device__ __forceinline__ void init() {
+    pipeline.init(kComputingWarps);
+    work_pipeline.init(kComputingWarps);
+    ptx::fence_barrier_init();
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,168 @@
+// A consumer warpgroup. The tiles of 64 queries of a CTA's work tiles go to its consumers round-robin.
+//
+//   S = Q K^T;  P = exp2(c S - c max S);  O = P V / sum P.
+//
+// All keys fit one tile, so this is an ordinary softmax, not an online one. Where registers hold the scores of half of
+// the keys only, there are two parts, and O is rescaled once.
+#pragma once
+
+#include <utility>
+
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm90/forward/row_softmax.cuh"
+#include "kernels/sm90/forward/single_tile/finish.cuh"
+#include "kernels/sm90/forward/single_tile/repair.cuh"
+#include "kernels/sm90/uniform.h"
+
+namespace flash_attn_ext::sm90 {
+
+template <class Traits>
+struct SingleTileConsumer {
+  using Element = typename Traits::Element;
+  using Scores = typename Traits::Scores;
+  using Shared = SingleTileShared<Traits>;
+  static constexpr int kKeyParts = Traits::kTile.parts;
+
+  const SingleTileArguments& args;
+  Shared& shared;
+  const int warpgroup;
+
+  typename Shared::WorkPipeline::State at{};
+  typename Shared::QueryPipeline::State q_state{};
+  int own = warpgroup;  // the work tile's next tile of queries for this warpgroup
+  Scores scores;
+  tile::PackedRows<Traits::kPartKeys> p;
+  typename Traits::Output out;
+  RowSoftmax softmax;
+
+  __device__ __forceinline__ void run() {
+    bool more = find();
+    if (more) start_scores(more, 0);
+#pragma unroll 1
+    while (more) {
+      attend(std::make_integer_sequence<int, kKeyParts - 1>{});
+      const ResultRows rows = result_rows(args, shared.work_tile[at.stage], own);
+      own += Shared::kWarpgroups;
+      more = find();
+      if constexpr (Traits::kTile.overlaps) start_scores(more, 0);
+      finish(rows);
+      if constexpr (!Traits::kTile.overlaps) start_scores(more, 0);
+    }
+    ptx::wait_wgmma<0>();
+    if (tile::lane() == 0) ptx::wait_until_written();  // results may be overwritten now, and the CTA may end
+    __syncwarp();
+    if (shared.any_flagged[result_warp()]) repair_flagged<Traits>(args, warpgroup);
+  }
+
+ private:
+  // Advances to the next tile of queries, and releases work tiles that have none left. Returns false at the end.
+  __device__ __forceinline__ bool find() {
+#pragma unroll 1
+    for (;;) {
+      shared.work_pipeline.consumer_wait(at);
+      const int tiles = uniform(shared.work_tile[at.stage].query_tiles);
+      if (tiles == 0) return false;
+      if (own < tiles) return true;
+      own -= tiles;
+      __syncwarp();
+      if (tile::lane() == 0) ptx::arrive(shared.work_pipeline.empty[at.stage]);
+      at.advance();
+    }
+  }
+
+  template <int... kBefore>
+  __device__ __forceinline__ void attend(std::integer_sequence<int, kBefore...>) {
+    weigh<0>();
+    p.pack(scores, Element{});
+    (attend_part<kBefore + 1>(), ...);
+    if constexpr (kKeyParts == 1) await_values();
+    start_values(kKeyParts - 1);
+    finish_values();
+  }
+
+  // Computes the scores of a part of the keys while the GEMM of the preceding part adds to O.
+  template <int kPart>
+  __device__ __forceinline__ void attend_part() {
+    start_scores(false, kPart);
+    if constexpr (kPart == 1) await_values();
+    start_values(kPart - 1);
+    weigh<kPart>([&](float computed) {
+      ptx::compute_before_wait(computed);
+      finish_values();
+    });
+    softmax.rescale(out);
+    p.pack(scores, Element{});
+  }
+
+  // At the end, where `arrives` is false, the GEMM reads stale data: a branch around it would make ptxas wait for each
+  // wgmma.
+  __device__ __forceinline__ void start_scores(bool arrives, int part) {
+    if (arrives) {
+      shared.queries[warpgroup].consumer_wait(q_state);
+      ptx::wait(shared.k_full[at.stage], at.parity);
+    }
+    const auto q = tile::SmemOperand<typename Traits::QTile>(shared.q[0][0]);
+    const auto k = tile::SmemOperand<typename Traits::KTile>(shared.k[0]).after(at.stage);
+    tile::issue_wide_gemm(scores, q.after(warpgroup * Shared::kQueryStages + q_state.stage),
+                          k.from_row(part * Traits::kPartKeys).template as<typename Traits::KPart>());
+  }
+
+  // scores -> P. overlapped: as in RowSoftmax::update, for the second part.
+  template <int kPart, class Overlapped = NothingOverlapped>
+  __device__ __forceinline__ void weigh(Overlapped&& overlapped = {}) {
+    ptx::wait_wgmma<kPart == 0 ? 0 : 1>();
+    ptx::pin_registers(scores.c[0]);
+    if constexpr (kPart == kKeyParts - 1) release_queries();
+    hide_invisible<kPart>(shared.work_tile[at.stage]);
+    const Exponent exponent = {true, args.scale_log2e};
+    if constexpr (kPart == 0) {
+      softmax.template begin<Rescale::kAboveThreshold>(scores, exponent);
+    } else {
+      softmax.template update<Rescale::kAboveThreshold>(scores, exponent, 0.0f, overlapped);
+    }
+  }
+
+  template <int kPart>
+  __device__ __forceinline__ void hide_invisible(const WorkTile& work_tile) {
+    constexpr int kFirst = kPart * Traits::kPartKeys;
+    constexpr int kLeast =
+        single_tile_below(Traits::kKeys);  // without padding, calls with fewer keys take kernels with smaller tiles
+    const auto keys = static_cast<int>(work_tile.item.sequence.num_keys);
+    const ScoreTile<Rows::kQueries, Scores> where = {args.params, work_tile.item,
+                                                     int64_t{work_tile.first_query} + own_row(own), kFirst};
+    if (!args.params.visibility.unlimited() || (kKeyParts > 1 && keys < kLeast)) {
+      where.hide_invisible(scores);
+    } else if (keys < kLeast) {
+      where.template hide_absent<0>(scores);
+    } else if (keys < kFirst + Traits::kPartKeys) {
+      where.template hide_absent<(kLeast > kFirst ? (kLeast - kFirst) / 8 : 0)>(scores);
+    }
+  }
+
+  __device__ __forceinline__ void await_values() { ptx::wait(shared.v_full[at.stage], at.parity); }
+  __device__ __forceinline__ void start_values(int part) {
+    const auto v = tile::SmemOperand<typename Traits::VTile>(shared.v[0]).after(at.stage);
+    tile::issue_gemm(out, p, v.from_row(part * Traits::kPartKeys).template as<typename Traits::VPart>(), part > 0);
+  }
+  __device__ __forceinline__ void finish_values() {
+    ptx::wait_wgmma<0>();
+    ptx::pin_registers(out.c[0]);
+  }
+
+  // One thread arrives for the warpgroup: its wait for the GEMM has synchronised the others.
+  __device__ __forceinline__ void release_queries() {
+    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(shared.queries[warpgroup].empty[q_state.stage]);
+    q_state.advance();
+  }
+
+  __device__ __forceinline__ void finish(const ResultRows& rows) {
+    const bool needs_recompute = store_result<Traits>(args, rows, out, softmax, shared.out[warpgroup]);
+    if (tile::lane() == 0) {
+      *rows.nan_flag = needs_recompute;
+      if (needs_recompute) shared.any_flagged[result_warp()] = true;
+    }
+    __syncwarp();
+  }
+};
+
+}  // namespace flash_attn_ext::sm90

@@ -1,0 +1,77 @@
+// The epilogue of a tile of queries: O / l and the LSE of a warp's 16 rows.
+#pragma once
+
+#include "kernels/sm90/forward/row_softmax.cuh"
+#include "kernels/sm90/forward/single_tile/traits.h"
+#include "kernels/sm90/tma_store_rows.cuh"
+
+namespace flash_attn_ext::sm90 {
+
+// The number of the calling warp among those of the consumers.
+__device__ __forceinline__ int result_warp() { return tile::warp() - tile::kWarpgroupSize / tile::kWarpSize; }
+
+// The calling warp's first row in one of a work tile's tiles of queries.
+__device__ __forceinline__ int own_row(int query_tile) {
+  return query_tile * tile::kWarpgroupRows + tile::warp() % 4 * 16;
+}
+
+__device__ __forceinline__ uint8_t* nan_flag(const SingleTileArguments& args, const WorkTile& work_tile,
+                                             int query_tile) {
+  return args.nan_flags + (int64_t{work_tile.number} * args.query_tiles + query_tile) * 4 + tile::warp() % 4;
+}
+
+// Where a warp's rows go. Copied from the work tile, whose stage is released before they are stored.
+struct ResultRows {
+  int batch;
+  int head;
+  int row;    // in the tensors
+  int count;  // the rows that exist; may exceed 16
+  uint8_t* nan_flag;
+};
+
+__device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& args, const WorkTile& work_tile,
+                                                  int query_tile) {
+  const attention::Sequence& sequence = work_tile.item.sequence;
+  const int first = work_tile.first_query + own_row(query_tile);
+  return {.batch = static_cast<int>(sequence.batch),
+          .head = static_cast<int>(work_tile.item.head),
+          .row = static_cast<int>(sequence.query_begin) + first,
+          .count = static_cast<int>(sequence.num_queries) - first,
+          .nan_flag = nan_flag(args, work_tile, query_tile)};
+}
+
+// Returns whether something in the warp's rows is not finite.
+template <class Traits>
+__device__ __forceinline__ bool store_result(const SingleTileArguments& args, const ResultRows& rows,
+                                             typename Traits::Output& out, const RowSoftmax& softmax,
+                                             typename Traits::OutTile& staging) {
+  using Element = typename Traits::Element;
+  const attention::ForwardParams& p = args.params;
+  const auto scale = static_cast<float>(p.score_mod.scale);
+  const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
+  attention::SoftmaxState<float> own_state;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    attention::SoftmaxState<float> state = softmax.state_of(r, scale);
+    float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[rows.head]);
+    factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l);
+    out.scale_row(r, factor);
+    if (r == own) own_state = state;
+  }
+  const int own_row = Traits::Output::row(own);
+  if (own < 2 && own_row < rows.count) {
+    *p.lse.at<float>(rows.batch, rows.head, rows.row + own_row) =
+        own_state.log_sum_exp([](float x) { return ptx::log(x); }).value;
+  }
+  const OutputRows<Element> target = {.data = p.out.row<Element>(rows.batch, rows.head, rows.row),
+                                      .row_stride = p.out.row_stride,
+                                      .column_stride = p.out.column_stride,
+                                      .rows = rows.count,
+                                      .columns = static_cast<int>(p.head_dim_v)};
+  if (tile::lane() == 0) ptx::wait_until_read();  // the staging of the preceding tile
+  __syncwarp();
+  const ptx::TmaCoordinate at = {.column = 0, .row = rows.row, .head = rows.head, .batch = rows.batch};
+  return __any_sync(0xFFFFFFFFu, tma_store_rows(target, args.out, at, out, staging, tile::warp() % 4 * 16));
+}
+
+}  // namespace flash_attn_ext::sm90

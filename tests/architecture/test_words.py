@@ -1,0 +1,29 @@
+"""The field's words instead of the project's own: the rule holds on the real tree, and catches a planted violation."""
+
+import pytest
+
+from architecture import rules, word_rules
+
+
+def test_sources_and_documents_use_the_fields_words():
+    assert list(word_rules.words_are_the_fields(rules.worded_sources())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("// The copy engine writes it.", "1: 'copy engine'"),
+        ("int x;\n  // The copy\n  // engine writes it.", "2: 'copy engine'"),
+        ("> A warp gives\n> back its stage.", "1: 'gives back'"),
+        ("Multiprocessors are idle.", "1: 'Multiprocessors'"),
+        ("Nobody reads it anew.", "1: 'Nobody'"),
+    ],
+)
+def test_an_own_word_is_found(text, found):
+    first, *_ = word_rules.words_are_the_fields({"a.h": text})
+    assert first.startswith(f"a.h:{found}")
+
+
+@pytest.mark.parametrize("text", ["FLASH_ATTN_EXT_MULTIPROCESSORS=132", "multi_processor_count", "a ladder, a newt"])
+def test_other_words_pass(text):
+    assert list(word_rules.words_are_the_fields({"a.md": text})) == []
