@@ -28,7 +28,7 @@ class Plan:
     head_dims: tuple[int, int] | None = None
     """The head dims that the kernel is compiled for: that of q and k, and that of v."""
     tile: tuple[int, int] | None = None
-    """The queries and keys of a tile of scores."""
+    """The queries of a CTA's work tile, and the keys of a tile of K."""
     stages: int | None = None
     """The stages of the pipeline of K and V tiles."""
     tf32: bool = False

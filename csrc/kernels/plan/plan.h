@@ -56,7 +56,7 @@ struct ForwardPlan {
   int64_t keys_per_part = 0;  // kCpu: keys of a split where threads share a query tile; 0: they do not
   bool tf32 = false;          // operands of float32 GEMMs are rounded to TF32
   int head_dim = 0;           // that the kernel is compiled for
-  int head_dim_v = 0;         // kWarpSpecialised; elsewhere equal to head_dim
+  int head_dim_v = 0;         // kWarpSpecialised; elsewhere 0, and v has head_dim
   Variant variant = Variant::kExtended;
   sm80::QueryStationaryTile tile{};                           // kStreaming, kSplit, kWarpSpecialised
   sm80::SplitKind split_kind = sm80::SplitKind::kExtended64;  // kSplit, which has no variant
@@ -124,7 +124,7 @@ struct BackwardPlan {
   bool tf32 = false;
   int dq_head_dim = 0;  // that the kernels are compiled for
   int dkdv_head_dim = 0;
-  int head_dim_v = 0;       // kTwoPass; elsewhere equal to the others
+  int head_dim_v = 0;       // kTwoPass; elsewhere 0, and v has the head dim of the others
   int dscore_head_dim = 0;  // of the kernels that recompute dS
   Variant dq_variant = Variant::kExtended;
   Variant dkdv_variant = Variant::kExtended;

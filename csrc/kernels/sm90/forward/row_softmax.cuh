@@ -12,7 +12,8 @@ enum class Rescale {
   // Never: the row maximum is that of the first tile of keys. Later tiles need neither a maximum nor a rescaled O, and
   // nothing is lost while the row's sum stays in range, since P, O and the sum are float32.
   kNever,
-  // When the row maximum has grown by more than 2^rescale_threshold_log2 (the rescale threshold of FlashAttention-4).
+  // When the row maximum, in units of log2, has grown by more than rescale_threshold_log2 (the rescale threshold of
+  // FlashAttention-4).
   kAboveThreshold,
 };
 

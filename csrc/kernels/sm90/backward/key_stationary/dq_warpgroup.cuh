@@ -1,5 +1,5 @@
-// The dQ warpgroup: it computes the partial dQ = scale * dS K of each iteration, from dS in shared memory, where the
-// key warpgroups store it. With dropout it also draws which weights are kept.
+// The dQ warpgroup: it computes the partial dQ / scale = dS K of each iteration, from dS in shared memory, where the
+// key warpgroups store it. The scale is applied where dQ is written. With dropout it also draws which weights are kept.
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"

@@ -1,4 +1,4 @@
-// The first kernel of a backward pass.
+// The kernel that lists the key tiles of a backward pass. Only the kernels that read a mask come before it.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -7,7 +7,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// An entry of the table that the backward pass's first kernel writes. It has 32-bit numbers, because the threads that
+// An entry of the table that list_key_tiles writes. It has 32-bit numbers, because the threads that
 // read it have few registers.
 struct alignas(16) KeyTileWork {
   static constexpr int kEnd = -1;
