@@ -5,6 +5,7 @@ pytest puts this folder on sys.path, so tests import their helpers as `support.*
 the installed one.
 """
 
+import ctypes
 import os
 import tempfile
 
@@ -52,7 +53,18 @@ def pytest_addoption(parser):
     )
 
 
+def keep_freed_memory() -> None:
+    """Has glibc keep what tensors leave for those that follow. By default large blocks go back to the system and come
+    again page by page, which takes as long as the tests of long sequences themselves."""
+    trim_threshold, top_pad, mmap_max = -1, -2, -4  # malloc.h
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(top_pad, 64 * 2**20)
+
+
 def pytest_configure(config):
+    keep_freed_memory()
     config.addinivalue_line("markers", "computes_in(dtype): of a test without a dtype parameter; else float32")
     config.addinivalue_line("markers", "for_gpus: of a case that differs in what GPU kernels alone distinguish")
     config.addinivalue_line("markers", "xdist_group(name): tests that one worker runs, since they share what is slow")
@@ -64,8 +76,12 @@ def pytest_configure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config) -> int:
-    """Of `-n auto`: a worker for each core, but one process alone for a GPU, whose memory tests measure and fill."""
-    return 0 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+    """Of `-n auto`: a worker for each core that has 4 GiB, but one process alone for a GPU, whose memory tests measure
+    and fill."""
+    if torch.cuda.is_available():
+        return 0
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(len(os.sched_getaffinity(0)), memory >> 32))
 
 
 @pytest.hookimpl(hookwrapper=True)
