@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.jit import is_tracing  # type: ignore[attr-defined]  # public, though PyTorch's stubs do not say so
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy
 
 from flash_attn_ext import _C
 from flash_attn_ext._torch_private import ProxyTorchDispatchMode, activation_memory_budget, nodes_with_policy
@@ -72,6 +72,8 @@ def _draw_traced(mode: Any, _operator: Any, _types: Any, _arguments: Any, keywor
 
 
 torch.library.register_fake(_DRAW, _draw_fake)
+# PyTorch 2.15 notes the policy of a selective checkpoint when an operator has returned, over the draw's own note.
+SAC_IGNORED_OPS.add(torch.ops.flash_attn_ext.draw_seed.default)
 torch.library.register_torch_dispatch(_DRAW, ProxyTorchDispatchMode, _draw_traced)
 # PyTorch's operator does what ``randomness`` of torch.vmap asks for: it draws once, or for each slice, or raises.
 _library = torch.library.Library("flash_attn_ext", "FRAGMENT")

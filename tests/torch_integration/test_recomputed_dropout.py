@@ -144,10 +144,7 @@ def test_min_cut(budget, device):
 @pytest.mark.parametrize("budget", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("wrap", [checkpointed, selectively_checkpointed])
 @pytest.mark.parametrize("compiler", ["aot_eager", "min_cut"])
-def test_checkpoints(compiler, wrap, budget, device, request):
-    if wrap is selectively_checkpointed and budget < 1 and torch.__version__.startswith("2.15"):
-        reason = "a policy that has the seed drawn again, below a full memory budget: open on PyTorch 2.15"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+def test_checkpoints(compiler, wrap, budget, device):
     graphs = []
     with budget_of(budget):
         assert_right_gradients(OURS, wrap, min_cut(graphs) if compiler == "min_cut" else compiler, device)
