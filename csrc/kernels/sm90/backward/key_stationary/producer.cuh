@@ -115,13 +115,13 @@ struct BackwardProducer {
     // descending order all heads come at a query tile before the next one does. Otherwise key tiles with shorter loops
     // would catch up with those for which they wait.
     const bool heads_first = work.contributor.direction == LoopDirection::kDescending;
-    int group_share = 0;
+    int head_of_share = 0;
     int query_tile = work.first;
 #pragma unroll 1
     for (int left = work.iterations; left > 0; --left) {
       const LoopOrder::Tiles contributors = work.contributor.contributors(query_tile);
       const int rank = work.contributor.rank(query_tile, contributors);
-      const int head = first_head + group_share;
+      const int head = first_head + head_of_share;
       const int sums = head * args.workspace.sums_of_head + work.first_sums + (query_tile << args.order.log2_sums);
       shared.q_pipeline.producer_acquire(q_state);
       load_queries(work, query_tile, head, sums);
@@ -135,13 +135,13 @@ struct BackwardProducer {
             .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
       publish_iteration(work, to, left == work.iterations);
       if (heads_first) {
-        if (++group_share == work.heads) {
-          group_share = 0;
+        if (++head_of_share == work.heads) {
+          head_of_share = 0;
           --query_tile;
         }
       } else {
         if (++query_tile == work.end) query_tile = work.begin;
-        if (query_tile == work.first) ++group_share;
+        if (query_tile == work.first) ++head_of_share;
       }
     }
   }
