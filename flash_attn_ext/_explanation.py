@@ -24,9 +24,9 @@ class Plan:
     workspace_bytes: int
     """The bytes of all parts together. Each part begins at a multiple of 256 bytes."""
     variant: str | None = None
-    """What the kernel can do to scores: "plain", "mask", "extended" and others."""
+    """What the kernel can do to scores, such as "plain", "mask" or "extended"."""
     head_dims: tuple[int, int] | None = None
-    """The head dims that the kernel is compiled for: that of q and k, and that of v."""
+    """The head dim of q and k, and that of v, that the kernel is compiled for."""
     tile: tuple[int, int] | None = None
     """The queries of a CTA's work tile, and the keys of a tile of K."""
     stages: int | None = None
@@ -36,32 +36,32 @@ class Plan:
     persistent_ctas: int | None = None
     """Persistent CTAs, among which the keys of all heads are divided."""
     splits: int | None = None
-    """Split-KV: how many CTAs share the keys of a query tile."""
+    """How many CTAs share the keys of a query tile (split-KV)."""
     keys_per_split: int | None = None
-    """Split-KV on the CPU: the keys of each split, where threads share a query tile."""
+    """The keys of each split, where threads of the CPU share a query tile (split-KV)."""
     appends_keys: bool = False
     """Whether the kernel itself appends new keys and values to the cache."""
     dq_variant: str | None = None
-    """Backward, if dQ has a kernel of its own: its variant."""
+    """The variant of the backward kernel of dQ, if dQ has one of its own."""
     dq_head_dim: int | None = None
     """The head dim that this kernel is compiled for."""
     dkdv_variant: str | None = None
-    """Backward, if dK and dV have a kernel of their own: its variant."""
+    """The variant of the backward kernel of dK and dV, if they have one of their own."""
     dkdv_head_dim: int | None = None
     """The head dim that this kernel is compiled for."""
     launches: int | None = None
-    """Backward, if one kernel materialises scores for another: in how many launches, so that they fit the workspace."""
+    """In how many launches a backward kernel materialises scores for another, so that they fit the workspace."""
     key_heads_per_launch: int | None = None
     """Pairs of a batch entry and a key head that such a launch computes."""
     query_chunks: int | None = None
     """Into how many query chunks such a pair is divided, if more than one. Each chunk has a launch of its own."""
     cyclic: bool = False
-    """Backward, warp-specialised: whether the loop order is cyclic: key tiles start at different query tiles, and wrap
-    around."""
+    """Whether the loop order of the key-stationary backward kernel is cyclic. Key tiles then start at different query
+    tiles, and wrap around."""
     phases: int | None = None
     """The phases into which the key tiles of a head are divided."""
     dq_accumulators: int | None = None
-    """Split-KV: how many accumulators of dQ a query tile has, if more than one."""
+    """How many accumulators of dQ a query tile has under split-KV, if more than one."""
     group_shares: int | None = None
     """Into how many shares the query heads of a KV group are divided, if more than one. Each has its own work tiles."""
     pre_signals_dq: bool = False
@@ -69,11 +69,11 @@ class Plan:
     adds_statistics: bool = False
     """Whether GEMMs add the LSE and delta, as augmented columns."""
     delta: str | None = None
-    """Backward: how rowsum(dout * out) is computed."""
+    """How the backward pass computes rowsum(dout * out) - dlse. "exact" stands for rowsum(P * dP) - dlse."""
     dbias: str | None = None
-    """Backward: what the bias gradient is computed from."""
+    """What the backward pass computes the bias gradient from."""
     intervals: Plan | None = None
-    """Forward: the plan for batch entries whose mask leaves one key interval, if another kernel computes them."""
+    """The forward plan for batch entries whose mask leaves one key interval, if another kernel computes them."""
 
     def __str__(self) -> str:
         return self.words

@@ -32,7 +32,7 @@ def register() -> None:
     models that do not ask for the name run as before. Calling it again does nothing.
 
     Raises:
-        ImportError: transformers is not installed, is older than :data:`OLDEST`, or lacks a name that this needs.
+        ImportError: transformers is not installed, is older than ``OLDEST``, or lacks a name that this needs.
         RuntimeError: another package has registered something under that name.
 
     Example:
