@@ -23,14 +23,18 @@ class Plan:
     """The bytes of each part of the workspace, the one allocation that the pass makes besides its results."""
     workspace_bytes: int
     """The bytes of all parts together. Each part begins at a multiple of 256 bytes."""
-    variant: str | None = None
-    """What the kernel can do to scores, such as "plain", "mask" or "extended"."""
+    score_mode: str | None = None
+    """What the kernel can do to scores, such as "scale only", "mask" or "generic"."""
     head_dims: tuple[int, int] | None = None
     """The head dim of q and k, and that of v, that the kernel is compiled for."""
     tile: tuple[int, int] | None = None
     """The queries of a CTA's work tile, and the keys of a tile of K."""
     stages: int | None = None
     """The stages of the pipeline of K and V tiles."""
+    ctas_per_sm: int | None = None
+    """How many CTAs share an SM by design, if more than one."""
+    ping_pong: bool = False
+    """Whether named barriers order the GEMMs of the warpgroups (ping-pong scheduling)."""
     tf32: bool = False
     """Whether the operands of float32 GEMMs are rounded to TF32."""
     persistent_ctas: int | None = None
@@ -41,12 +45,12 @@ class Plan:
     """The keys of each split, where threads of the CPU share a query tile (split-KV)."""
     appends_keys: bool = False
     """Whether the kernel itself appends new keys and values to the cache."""
-    dq_variant: str | None = None
-    """The variant of the backward kernel of dQ, if dQ has one of its own."""
+    dq_score_mode: str | None = None
+    """What the backward kernel of dQ can do to scores, if dQ has one of its own."""
     dq_head_dim: int | None = None
     """The head dim that this kernel is compiled for."""
-    dkdv_variant: str | None = None
-    """The variant of the backward kernel of dK and dV, if they have one of their own."""
+    dkdv_score_mode: str | None = None
+    """What the backward kernel of dK and dV can do to scores, if they have one of their own."""
     dkdv_head_dim: int | None = None
     """The head dim that this kernel is compiled for."""
     launches: int | None = None

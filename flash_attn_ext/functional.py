@@ -242,7 +242,7 @@ def explain(
     :func:`attention_varlen`; ``layout`` then has to be left at its default, since packed tensors have one layout.
 
     Returns an :class:`Explanation`. The plans of both passes (:class:`Plan`) are those that the call itself would
-    follow: which kernel, its tile and variant, which scores are materialised, every part of the workspace. Raises what
+    follow: which kernel, its score mode and tile, which scores are materialised, every part of the workspace. Raises what
     the call itself would raise, except for "no backend can run this call": that is an answer here.
 
     Example:

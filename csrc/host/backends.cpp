@@ -6,7 +6,7 @@
 #include <sstream>
 #include <utility>
 
-#include "kernels/config/sm90.h"
+#include "kernels/config/sm90_forward.h"
 #include "kernels/cpu/cpu_kernels.h"
 
 #if FLASH_ATTN_EXT_WITH_CUDA
@@ -144,7 +144,7 @@ void sm90_reasons(const attention::AttentionParams& params, at::Device device, R
 }
 
 void sm90_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
-  if (plan.kernel != plan::ForwardKernel::kWarpSpecialised) return sm80_forward(params, plan, workspace);
+  if (!plan.is_warp_specialised()) return sm80_forward(params, plan, workspace);
   C10_CUDA_CHECK(sm90::run_forward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
 }
 

@@ -8,7 +8,7 @@ PLAN_FILES = (
     "sm90_backward.cpp",
     "sm90_backward_query_stationary.cpp",
     "sm90_backward_two_pass.cpp",
-    "sm90_variant.cpp",
+    "sm90_score_mode.cpp",
     "sm80_backward.cpp",
 )
 PLANS = [CSRC / "kernels" / "plan" / name for name in PLAN_FILES]

@@ -9,6 +9,7 @@ from flash_attn_ext._keywords import dense_problem, problem_of
 
 # Names of kernels.
 WARP = "warp-specialised"
+WARP_SINGLE_TILE = "warp-specialised, single tile"
 WARP_TWO_PASS = "warp-specialised, two-pass"
 RECOMPUTE = "recompute the scores"
 MATERIALISE_DS = "materialise dS with dK and dV"

@@ -7,7 +7,7 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext import _C
-from support.plans import F16, F32, F64, WARP, Call, label, mismatches
+from support.plans import F16, F32, F64, WARP, WARP_SINGLE_TILE, Call, label, mismatches
 
 
 def causal(**more) -> dict:
@@ -16,56 +16,65 @@ def causal(**more) -> dict:
 
 FORWARD = [
     # Head dims of 64 and few queries: Short up to 64 queries, or 448 in causal calls.
-    (Call(64), dict(kernel="streaming", variant="short", head_dims=(64, 64), tile=(64, 64), workspace_bytes=0)),
-    (Call(65, 80), dict(kernel="streaming", variant="plain", head_dims=(64, 64), tile=(128, 64), workspace_bytes=0)),
-    (Call(448, options=causal()), dict(kernel="streaming", variant="short", head_dims=(64, 64))),
-    (Call(449, options=causal()), dict(kernel="streaming", variant="plain", head_dims=(64, 64))),
+    (Call(64), dict(kernel="streaming", score_mode="scale only", head_dims=(64, 64), tile=(64, 64), workspace_bytes=0)),
+    (
+        Call(65, 80),
+        dict(kernel="streaming", score_mode="scale only", head_dims=(64, 64), tile=(128, 64), workspace_bytes=0),
+    ),
+    (Call(448, options=causal()), dict(kernel="streaming", score_mode="scale only", tile=(64, 64), head_dims=(64, 64))),
+    (
+        Call(449, options=causal()),
+        dict(kernel="streaming", score_mode="scale only", tile=(128, 64), head_dims=(64, 64)),
+    ),
     # Whole heads: 65 to 128 queries, 81 to 128 keys, all visible, head dim 64.
-    (Call(64, 128), dict(kernel="streaming", variant="short")),
+    (Call(64, 128), dict(kernel="streaming", score_mode="scale only", tile=(64, 64))),
     (Call(65, 81), dict(kernel="whole heads")),
     (Call(128, 128), dict(kernel="whole heads")),
-    (Call(128, 80), dict(kernel="streaming", variant="plain")),
-    (Call(128, 129), dict(kernel="streaming", variant="plain")),
-    (Call(129, 128), dict(kernel="streaming", variant="plain")),
-    (Call(128, d=63), dict(kernel="streaming", variant="plain")),
-    (Call(128, d=64, dv=63), dict(kernel="streaming", variant="plain")),
-    (Call(128, options={"window": (9, 9)}), dict(kernel="streaming", variant="plain")),
-    (Call(128, options={"dropout_p": 0.1}), dict(kernel="streaming", variant="dropout")),
+    (Call(128, 80), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
+    (Call(128, 129), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
+    (Call(129, 128), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
+    (Call(128, d=63), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
+    (Call(128, d=64, dv=63), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
+    (Call(128, options={"window": (9, 9)}), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
+    (Call(128, options={"dropout_p": 0.1}), dict(kernel="streaming", score_mode="dropout")),
     # Head dims: 64, 96, 128, 192, 256, 512; kernels that change scores skip 96.
-    (Call(500, d=65), dict(variant="plain", head_dims=(96, 96))),
-    (Call(500, d=64, dv=96), dict(variant="plain", head_dims=(96, 96))),
-    (Call(500, d=97), dict(variant="plain", head_dims=(128, 128))),
-    (Call(500, d=129), dict(variant="plain", head_dims=(192, 192))),
-    (Call(500, d=193), dict(variant="plain", head_dims=(256, 256))),
-    (Call(500, d=257), dict(variant="plain", head_dims=(512, 512))),
-    (Call(500, d=96, options={"softcap": 9.0}), dict(variant="extended", head_dims=(128, 128))),
-    (Call(500, d=96, options={"dropout_p": 0.1}), dict(variant="dropout", head_dims=(128, 128))),
+    (Call(500, d=65), dict(score_mode="scale only", head_dims=(96, 96))),
+    (Call(500, d=64, dv=96), dict(score_mode="scale only", head_dims=(96, 96))),
+    (Call(500, d=97), dict(score_mode="scale only", head_dims=(128, 128))),
+    (Call(500, d=129), dict(score_mode="scale only", head_dims=(192, 192))),
+    (Call(500, d=193), dict(score_mode="scale only", head_dims=(256, 256))),
+    (Call(500, d=257), dict(score_mode="scale only", head_dims=(512, 512))),
+    (Call(500, d=96, options={"softcap": 9.0}), dict(score_mode="generic", head_dims=(128, 128))),
+    (Call(500, d=96, options={"dropout_p": 0.1}), dict(score_mode="dropout", head_dims=(128, 128))),
     # What changes a score.
-    (Call(500, d=128, bias=(1, 1, 500, 500)), dict(variant="bias and mask", head_dims=(128, 128))),
-    (Call(500, d=128, mask=(1, 1, 1, 500)), dict(variant="bias and mask", head_dims=(128, 128))),
+    (Call(500, d=128, bias=(1, 1, 500, 500)), dict(score_mode="bias and mask", head_dims=(128, 128))),
+    (Call(500, d=128, mask=(1, 1, 1, 500)), dict(score_mode="bias and mask", head_dims=(128, 128))),
     (
         Call(500, d=128, mask=(8, 1, 1, 500)),
-        dict(variant="bias and mask", workspace_bytes=2304, workspace={"mask tiles": 64, "NaN flags": 2048}),
+        dict(score_mode="bias and mask", workspace_bytes=2304, workspace={"mask tiles": 64, "NaN flags": 2048}),
     ),
-    (Call(500, d=128, mask=(1, 1, 1, 500), options={"dropout_p": 0.1}), dict(variant="extended", head_dims=(128, 128))),
-    (Call(500, d=128, bias=(1, 1, 500, 500), bias_dtype=F32), dict(variant="extended", head_dims=(128, 128))),
-    (Call(500, d=192, mask=(1, 1, 1, 500)), dict(variant="extended", head_dims=(192, 192))),
-    (Call(500, slopes=True), dict(variant="extended", head_dims=(64, 64))),
-    (Call(500, options={"scale": -1.0}), dict(variant="extended", head_dims=(64, 64))),
-    (Call(500, sink=True), dict(variant="plain", head_dims=(64, 64))),
+    (
+        Call(500, d=128, mask=(1, 1, 1, 500), options={"dropout_p": 0.1}),
+        dict(score_mode="generic", head_dims=(128, 128)),
+    ),
+    (Call(500, d=128, bias=(1, 1, 500, 500), bias_dtype=F32), dict(score_mode="generic", head_dims=(128, 128))),
+    (Call(500, d=192, mask=(1, 1, 1, 500)), dict(score_mode="generic", head_dims=(192, 192))),
+    (Call(500, slopes=True), dict(score_mode="generic", head_dims=(64, 64))),
+    (Call(500, options={"scale": -1.0}), dict(score_mode="generic", head_dims=(64, 64))),
+    (Call(500, sink=True), dict(score_mode="scale only", head_dims=(64, 64))),
     # float32 has fewer head dims, and smaller Extended tiles for few queries.
-    (Call(64, dtype=F32), dict(variant="extended", head_dims=(64, 64))),
-    (Call(65, dtype=F32), dict(variant="plain", head_dims=(64, 64))),
-    (Call(500, d=65, dtype=F32), dict(variant="plain", head_dims=(128, 128))),
-    (Call(500, d=129, dtype=F32), dict(variant="plain", head_dims=(256, 256))),
-    (Call(500, dtype=F32, options={"allow_tf32": True}), dict(variant="plain", head_dims=(64, 64), tf32=True)),
+    (Call(64, dtype=F32), dict(score_mode="generic", head_dims=(64, 64))),
+    (Call(65, dtype=F32), dict(score_mode="scale only", head_dims=(64, 64))),
+    (Call(500, d=65, dtype=F32), dict(score_mode="scale only", head_dims=(128, 128))),
+    (Call(500, d=129, dtype=F32), dict(score_mode="scale only", head_dims=(256, 256))),
+    (Call(500, dtype=F32, options={"allow_tf32": True}), dict(score_mode="scale only", head_dims=(64, 64), tf32=True)),
     (
         Call(500, d=129, dtype=F32, options={"allow_tf32": True}),
-        dict(variant="plain", head_dims=(256, 256), tf32=False),
+        dict(score_mode="scale only", head_dims=(256, 256), tf32=False),
     ),
     (
         Call(500, dtype=F32, options={"allow_tf32": True, "softcap": 9.0}),
-        dict(variant="extended", head_dims=(64, 64), tf32=False),
+        dict(score_mode="generic", head_dims=(64, 64), tf32=False),
     ),
     (Call(500, dtype=F64), dict(kernel="one warp per row, without tensor cores", workspace_bytes=0)),
     # Calls that short ones take repair NaN by themselves; others have a flag per warp.
@@ -83,31 +92,34 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 FORWARD_SM90 = [
     # What changes scores: Dropout, Mask and BiasMask have kernels of few head dims. A call takes the next larger one.
-    (hopper(), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
-    (hopper(dtype=F16), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
-    (hopper(causal()), dict(variant="plain")),
-    (hopper({"window": (100, 9)}), dict(variant="small")),
-    (hopper(sink=True), dict(variant="plain")),
-    (hopper(key_heads=4), dict(variant="plain")),
-    (hopper({"dropout_p": 0.1}), dict(variant="dropout", head_dims=(64, 64))),
-    (hopper({"dropout_p": 0.1}, d=128), dict(variant="dropout", head_dims=(128, 128))),
-    (hopper({"dropout_p": 0.1}, d=96), dict(variant="dropout", head_dims=(128, 128))),
-    (hopper({"dropout_p": 0.1}, d=192), dict(variant="dropout", head_dims=(192, 192), tile=(128, 64))),
-    (hopper(d=64, bias=(1, 1, LONG, LONG)), dict(variant="bias and mask", head_dims=(64, 64))),
-    (hopper(d=128, mask=(1, 1, 1, LONG)), dict(variant="mask", head_dims=(128, 128))),
-    (hopper(d=128, mask=(1, 1, LONG, LONG)), dict(variant="mask", workspace={"mask tiles": 1024, "mask bits": 557056})),
-    (hopper(d=128, mask=(1, 1, LONG, 1)), dict(variant="extended")),  # its bits would be many more than its elements
-    (hopper(d=128, bias=(1, 1, 1, LONG)), dict(variant="extended")),  # no rows for TMA
-    (hopper(d=128, bias=(1, 1, LONG, LONG), mask=(1, 1, 1, LONG)), dict(variant="bias and mask")),
-    (hopper(d=192, dv=128, mask=(1, 1, 1, LONG)), dict(variant="mask", head_dims=(192, 128), tile=(128, 64))),
-    (hopper({"dropout_p": 0.1}, mask=(1, 1, 1, LONG)), dict(variant="extended")),
+    (hopper(), dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64))),
+    (hopper(dtype=F16), dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64))),
+    (hopper(causal()), dict(score_mode="scale only")),
+    (hopper({"window": (100, 9)}), dict(ctas_per_sm=2)),
+    (hopper(sink=True), dict(score_mode="scale only")),
+    (hopper(key_heads=4), dict(score_mode="scale only")),
+    (hopper({"dropout_p": 0.1}), dict(score_mode="dropout", head_dims=(64, 64))),
+    (hopper({"dropout_p": 0.1}, d=128), dict(score_mode="dropout", head_dims=(128, 128))),
+    (hopper({"dropout_p": 0.1}, d=96), dict(score_mode="dropout", head_dims=(128, 128))),
+    (hopper({"dropout_p": 0.1}, d=192), dict(score_mode="dropout", head_dims=(192, 192), tile=(128, 64))),
+    (hopper(d=64, bias=(1, 1, LONG, LONG)), dict(score_mode="bias and mask", head_dims=(64, 64))),
+    (hopper(d=128, mask=(1, 1, 1, LONG)), dict(score_mode="mask", head_dims=(128, 128))),
+    (
+        hopper(d=128, mask=(1, 1, LONG, LONG)),
+        dict(score_mode="mask", workspace={"mask tiles": 1024, "mask bits": 557056}),
+    ),
+    (hopper(d=128, mask=(1, 1, LONG, 1)), dict(score_mode="generic")),  # its bits would be many more than its elements
+    (hopper(d=128, bias=(1, 1, 1, LONG)), dict(score_mode="generic")),  # no rows for TMA
+    (hopper(d=128, bias=(1, 1, LONG, LONG), mask=(1, 1, 1, LONG)), dict(score_mode="bias and mask")),
+    (hopper(d=192, dv=128, mask=(1, 1, 1, LONG)), dict(score_mode="mask", head_dims=(192, 128), tile=(128, 64))),
+    (hopper({"dropout_p": 0.1}, mask=(1, 1, 1, LONG)), dict(score_mode="generic")),
     (
         hopper(bias=(1, 1, LONG, LONG), bias_dtype=F32),
-        dict(kernel="streaming", variant="extended"),
+        dict(kernel="streaming", score_mode="generic"),
     ),  # sm80's, as in the backward pass
-    (hopper(slopes=True), dict(variant="extended")),
-    (hopper({"softcap": 9.0}), dict(variant="extended")),
-    (hopper({"scale": -1.0}), dict(variant="extended")),
+    (hopper(slopes=True), dict(score_mode="generic")),
+    (hopper({"softcap": 9.0}), dict(score_mode="generic")),
+    (hopper({"scale": -1.0}), dict(score_mode="generic")),
     # Head dims of q and of v.
     (hopper(d=1), dict(head_dims=(64, 64))),
     (hopper(d=65), dict(head_dims=(96, 96))),
@@ -124,8 +136,11 @@ FORWARD_SM90 = [
     (hopper(d=129, dv=193), dict(head_dims=(256, 256))),
     (hopper(d=256, dv=512), dict(head_dims=(256, 256))),
     # So are short sequences of small head dims, in kernels of their own; the shortest ones are portable kernels'.
-    (Call(224, options={"backend": "sm90"}), dict(variant="single tile", head_dims=(64, 64))),
-    (Call(64, options={"backend": "sm90"}), dict(kernel="streaming", variant="short", head_dims=(64, 64))),
+    (Call(224, options={"backend": "sm90"}), dict(kernel=WARP_SINGLE_TILE, head_dims=(64, 64))),
+    (
+        Call(64, options={"backend": "sm90"}),
+        dict(kernel="streaming", score_mode="scale only", tile=(64, 64), head_dims=(64, 64)),
+    ),
     (Call(64, d=65, options={"backend": "sm90"}), dict(kernel=WARP)),
     (Call(64, dv=65, options={"backend": "sm90"}), dict(kernel=WARP)),
 ]

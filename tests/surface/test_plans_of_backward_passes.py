@@ -27,40 +27,40 @@ SQUARE = (1, 16, LONG, LONG)
 WITH_BIAS = ("q", "k", "v", "bias")
 BACKWARD_SM90 = [
     (hopper(), dict(kernel=WARP, head_dims=(64, 64), tile=(64, 128))),
-    (hopper(mask=SQUARE), dict(kernel=WARP, variant="mask", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
-    (hopper(mask=SQUARE, d=72), dict(kernel=WARP, variant="mask", head_dims=(96, 96), tile=(64, 128))),
+    (hopper(mask=SQUARE), dict(kernel=WARP, score_mode="mask", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
+    (hopper(mask=SQUARE, d=72), dict(kernel=WARP, score_mode="mask", head_dims=(96, 96), tile=(64, 128))),
     (hopper(d=40, dv=104), dict(kernel=WARP, head_dims=(128, 128), tile=(64, 128))),
-    (hopper(bias=SQUARE), dict(kernel=WARP, variant="bias and mask", head_dims=(64, 64), tile=(64, 128))),
-    (hopper(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP, variant="mask", head_dims=(128, 128), tile=(64, 128))),
+    (hopper(bias=SQUARE), dict(kernel=WARP, score_mode="bias and mask", head_dims=(64, 64), tile=(64, 128))),
+    (hopper(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP, score_mode="mask", head_dims=(128, 128), tile=(64, 128))),
     (
         hopper(mask=(1, 1, 1, 8 * LONG), sk=8 * LONG),
-        dict(kernel=WARP, variant="mask", head_dims=(64, 64), tile=(64, 128)),
+        dict(kernel=WARP, score_mode="mask", head_dims=(64, 64), tile=(64, 128)),
     ),
     # Two-pass: a mask or bias with more keys for each query, one that has a gradient, what else changes scores.
     (
         hopper(mask=(1, 1, 1, 8 * LONG + 1), sk=8 * LONG + 1),
-        dict(kernel=WARP_TWO_PASS, variant="mask", head_dims=(64, 64)),
+        dict(kernel=WARP_TWO_PASS, score_mode="mask", head_dims=(64, 64)),
     ),
     (
         hopper(mask=(1, 1, LONG, 1)),
-        dict(variant="extended", head_dims=(64, 64)),
+        dict(score_mode="generic", head_dims=(64, 64)),
     ),  # its packed bits would be larger than it is
     (
         hopper(bias=SQUARE, wanted=WITH_BIAS, d=128),
-        dict(kernel=WARP_TWO_PASS, variant="bias and mask", head_dims=(128, 128)),
+        dict(kernel=WARP_TWO_PASS, score_mode="bias and mask", head_dims=(128, 128)),
     ),
     (
         hopper(bias=(1, 1, LONG, 8 * LONG + 8), sk=8 * LONG + 8),
-        dict(kernel=WARP_TWO_PASS, variant="bias and mask", head_dims=(64, 64)),
+        dict(kernel=WARP_TWO_PASS, score_mode="bias and mask", head_dims=(64, 64)),
     ),
     (
         hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1),
-        dict(variant="extended"),
+        dict(score_mode="generic"),
     ),  # which TMA does not address
-    (hopper({"softcap": 9.0}, d=128), dict(variant="extended", head_dims=(128, 128))),
-    (hopper({"scale": -1.0}), dict(variant="extended")),
-    (hopper(slopes=True), dict(variant="extended")),
-    (hopper(d=136), dict(kernel=WARP_TWO_PASS, variant="plain", head_dims=(192, 192))),
+    (hopper({"softcap": 9.0}, d=128), dict(score_mode="generic", head_dims=(128, 128))),
+    (hopper({"scale": -1.0}), dict(score_mode="generic")),
+    (hopper(slopes=True), dict(score_mode="generic")),
+    (hopper(d=136), dict(kernel=WARP_TWO_PASS, score_mode="scale only", head_dims=(192, 192))),
     (hopper(bias=SQUARE, mask=SQUARE), dict(workspace={"mask tiles": 16384, "mask bits": 8912896})),
     (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(dbias="from the materialised dS")),
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=8, d=128), dict(launches=1, key_heads_per_launch=128)),  # what fits
@@ -95,24 +95,33 @@ BACKWARD = [
     (Call(256), dict(kernel="fused", tile=(32, 256))),
     (
         Call(257, 256),
-        dict(kernel=RECOMPUTE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, dkdv_head_dim=64),
+        dict(
+            kernel=RECOMPUTE, dq_score_mode="scale only", dkdv_score_mode="scale only", dq_head_dim=64, dkdv_head_dim=64
+        ),
     ),
-    (Call(256, 257), dict(kernel=RECOMPUTE, dq_variant="plain")),
-    (Call(128, d=65), dict(kernel=MATERIALISE_DS, dkdv_variant="plain", dkdv_head_dim=96)),
-    (Call(128, dtype=F32), dict(kernel=MATERIALISE_DS, dkdv_variant="plain", dkdv_head_dim=64)),
+    (Call(256, 257), dict(kernel=RECOMPUTE, dq_score_mode="scale only")),
+    (Call(128, d=65), dict(kernel=MATERIALISE_DS, dkdv_score_mode="scale only", dkdv_head_dim=96)),
+    (Call(128, dtype=F32), dict(kernel=MATERIALISE_DS, dkdv_score_mode="scale only", dkdv_head_dim=64)),
     (Call(128, heads=16, key_heads=16), dict(kernel="fused")),
     (Call(128, heads=32, key_heads=16), dict(kernel="fused")),
-    (Call(128, heads=32, key_heads=15 + 1, batch=7), dict(kernel=RECOMPUTE, dq_variant="plain")),
-    (Call(128, options={"dropout_p": 0.1}), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
-    (Call(128, wanted=("q",)), dict(kernel=RECOMPUTE, dq_variant="plain")),
-    (Call(128, wanted=("k", "v")), dict(kernel=RECOMPUTE, dq_variant="plain")),
+    (Call(128, heads=32, key_heads=15 + 1, batch=7), dict(kernel=RECOMPUTE, dq_score_mode="scale only")),
+    (Call(128, options={"dropout_p": 0.1}), dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic", dkdv_head_dim=64)),
+    (Call(128, wanted=("q",)), dict(kernel=RECOMPUTE, dq_score_mode="scale only")),
+    (Call(128, wanted=("k", "v")), dict(kernel=RECOMPUTE, dq_score_mode="scale only")),
     # Few queries fill the smaller tiles of Extended kernels.
-    (Call(64, 300), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
-    (Call(65, 300), dict(kernel=RECOMPUTE, dq_variant="plain", dq_head_dim=64)),
+    (Call(64, 300), dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic", dkdv_head_dim=64)),
+    (Call(65, 300), dict(kernel=RECOMPUTE, dq_score_mode="scale only", dq_head_dim=64)),
     # Few queries that see many keys: split-KV, as far as CTAs fit 132 SMs.
     (
         Call(128, 8192, batch=4),
-        dict(kernel=RECOMPUTE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, dkdv_head_dim=64, splits=4),
+        dict(
+            kernel=RECOMPUTE,
+            dq_score_mode="scale only",
+            dkdv_score_mode="scale only",
+            dq_head_dim=64,
+            dkdv_head_dim=64,
+            splits=4,
+        ),
     ),
     (Call(128, 8192, batch=4), dict(workspace={"delta": 32768, "dK and dV NaN flags": 16384, "partial dQ": 8388608})),
     (
@@ -121,25 +130,31 @@ BACKWARD = [
     ),
     (
         Call(64, 8192, batch=1),
-        dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64, splits=24, launches=1),
+        dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic", dkdv_head_dim=64, splits=24, launches=1),
     ),
-    (Call(64, 8192, batch=1, d=128), dict(kernel=MATERIALISE_DS, dkdv_variant="plain", dkdv_head_dim=128, splits=16)),
+    (
+        Call(64, 8192, batch=1, d=128),
+        dict(kernel=MATERIALISE_DS, dkdv_score_mode="scale only", dkdv_head_dim=128, splits=16),
+    ),
     (Call(128, 4096, batch=1, heads=1, d=128), dict(splits=16)),  # of at least 256 keys
     (Call(128, 1023, batch=1, heads=1, d=128), dict(kernel=MATERIALISE_DS, splits=None)),
     (Call(513, 8192, batch=1, d=128), dict(kernel=MATERIALISE_DS, splits=None)),
     (Call(128, 8192, batch=9, d=128), dict(kernel=MATERIALISE_DS, splits=None)),
-    (Call(128, 8192, batch=1, wanted=("q",)), dict(kernel=RECOMPUTE, dq_variant="plain", dq_head_dim=64, splits=16)),
+    (
+        Call(128, 8192, batch=1, wanted=("q",)),
+        dict(kernel=RECOMPUTE, dq_score_mode="scale only", dq_head_dim=64, splits=16),
+    ),
     (
         Call(128, 8192, batch=1, mask=(1, 1, 1, 8192)),
-        dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64, splits=24),
+        dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic", dkdv_head_dim=64, splits=24),
     ),
     (
         Call(128, 8192, batch=1, d=128, mask=(1, 1, 1, 8192)),
-        dict(kernel=MATERIALISE_P_DS, dq_variant="bias and mask", dq_head_dim=128, splits=8),
+        dict(kernel=MATERIALISE_P_DS, dq_score_mode="bias and mask", dq_head_dim=128, splits=8),
     ),
     (
         Call(128, 8192, batch=1, dtype=F32, options={"allow_tf32": True}),
-        dict(kernel=RECOMPUTE, dq_variant="plain", dq_head_dim=64, tf32=True, splits=8),
+        dict(kernel=RECOMPUTE, dq_score_mode="scale only", dq_head_dim=64, tf32=True, splits=8),
     ),
     # One flag per warp of each kernel that computes scores.
     (Call(512, d=128), dict(workspace={"delta": 262144, "materialised scores": 67108864, "dK and dV NaN flags": 4096})),
@@ -150,42 +165,45 @@ BACKWARD = [
         Call(512, d=128),
         dict(
             kernel=MATERIALISE_DS,
-            dkdv_variant="plain",
+            dkdv_score_mode="scale only",
             dkdv_head_dim=128,
             splits=None,
             launches=1,
             key_heads_per_launch=128,
         ),
     ),
-    (Call(512, d=129), dict(kernel=MATERIALISE_P_DS, dq_variant="plain", dq_head_dim=192, splits=None, launches=1)),
-    (Call(512, d=256), dict(kernel=MATERIALISE_P_DS, dq_variant="plain", dq_head_dim=256, splits=None)),
+    (
+        Call(512, d=129),
+        dict(kernel=MATERIALISE_P_DS, dq_score_mode="scale only", dq_head_dim=192, splits=None, launches=1),
+    ),
+    (Call(512, d=256), dict(kernel=MATERIALISE_P_DS, dq_score_mode="scale only", dq_head_dim=256, splits=None)),
     (
         Call(512, d=257),
-        dict(kernel=RECOMPUTE, dq_variant="extended", dkdv_variant="extended", dq_head_dim=512, dkdv_head_dim=512),
+        dict(kernel=RECOMPUTE, dq_score_mode="generic", dkdv_score_mode="generic", dq_head_dim=512, dkdv_head_dim=512),
     ),
     (Call(4096, d=128), dict(launches=2, key_heads_per_launch=64)),
     (
         Call(512, mask=(1, 1, 512, 512)),
-        dict(kernel=MATERIALISE_P_DS, dq_variant="bias and mask", dq_head_dim=64, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_score_mode="bias and mask", dq_head_dim=64, splits=None),
     ),
     (
         Call(512, d=96, mask=(1, 1, 512, 512)),
-        dict(kernel=MATERIALISE_P_DS, dq_variant="bias and mask", dq_head_dim=128, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_score_mode="bias and mask", dq_head_dim=128, splits=None),
     ),
     (
         Call(512, d=192, mask=(1, 1, 512, 512)),
-        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=192, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=192, splits=None),
     ),
-    (Call(512, options={"softcap": 9.0}), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
+    (Call(512, options={"softcap": 9.0}), dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic", dkdv_head_dim=64)),
     (
         Call(512, d=128, options={"softcap": 9.0}),
-        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None),
     ),
-    (Call(512, d=128, dtype=F32), dict(kernel=MATERIALISE_DS, dkdv_variant="plain", dkdv_head_dim=128)),
-    (Call(512, d=256, dtype=F32), dict(kernel=RECOMPUTE, dq_variant="extended", dq_head_dim=256)),
+    (Call(512, d=128, dtype=F32), dict(kernel=MATERIALISE_DS, dkdv_score_mode="scale only", dkdv_head_dim=128)),
+    (Call(512, d=256, dtype=F32), dict(kernel=RECOMPUTE, dq_score_mode="generic", dq_head_dim=256)),
     (
         Call(512, dtype=F32, options={"allow_tf32": True}),
-        dict(kernel=RECOMPUTE, dq_variant="plain", dkdv_variant="plain", dq_head_dim=64, tf32=True),
+        dict(kernel=RECOMPUTE, dq_score_mode="scale only", dkdv_score_mode="scale only", dq_head_dim=64, tf32=True),
     ),
     (Call(512, dtype=F64), dict(kernel="one warp per row, without tensor cores", delta="by its own kernel")),
     # Delta: in the first kernel where that has all of a row, exact where rounding of out would add up.

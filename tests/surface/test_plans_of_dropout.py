@@ -15,12 +15,12 @@ def hopper(sq: int = LONG, dropout_p: float = 0.1, options: dict | None = None, 
 
 
 BACKWARD = [
-    (hopper(), dict(kernel=WARP, variant="dropout", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
-    (hopper(d=72), dict(kernel=WARP, variant="dropout", head_dims=(96, 96), tile=(64, 128))),
+    (hopper(), dict(kernel=WARP, score_mode="dropout", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
+    (hopper(d=72), dict(kernel=WARP, score_mode="dropout", head_dims=(96, 96), tile=(64, 128))),
     # With something else that changes scores: two-pass.
-    (hopper(mask=SQUARE), dict(kernel=WARP_TWO_PASS, variant="extended", head_dims=(64, 64))),
-    (hopper(bias=SQUARE, d=128), dict(kernel=WARP_TWO_PASS, variant="extended", head_dims=(128, 128))),
-    (hopper(options={"softcap": 9.0}), dict(kernel=WARP_TWO_PASS, variant="extended", head_dims=(64, 64))),
+    (hopper(mask=SQUARE), dict(kernel=WARP_TWO_PASS, score_mode="generic", head_dims=(64, 64))),
+    (hopper(bias=SQUARE, d=128), dict(kernel=WARP_TWO_PASS, score_mode="generic", head_dims=(128, 128))),
+    (hopper(options={"softcap": 9.0}), dict(kernel=WARP_TWO_PASS, score_mode="generic", head_dims=(64, 64))),
 ]
 SAME = [
     dict(),
@@ -39,6 +39,6 @@ def test_backward(call, expected):
 def test_the_plan_is_that_without_dropout(call):
     """Neither the order of additions differs nor the workspace, in which nothing is drawn. The kernel's form may."""
     plain, dropped = (hopper(dropout_p=p, **call).plans()[1] for p in (0.0, 0.1))
-    assert (plain.variant, dropped.variant) == ("plain", "dropout")
-    of_form = dict(words="", variant=None, pre_signals_dq=False, adds_statistics=False)
+    assert (plain.score_mode, dropped.score_mode) == ("plain", "dropout")
+    of_form = dict(words="", score_mode=None, pre_signals_dq=False, adds_statistics=False)
     assert dataclasses.replace(dropped, **of_form) == dataclasses.replace(plain, **of_form)

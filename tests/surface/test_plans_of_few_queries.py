@@ -37,46 +37,46 @@ def wide(sq: int, sk: int = LONG, **more) -> Call:
 
 # What reading the keys bounds: up to 64 rows of a key head's group, from 512 keys on. The same on every GPU.
 ROWS = [
-    (llama(1), dict(variant="plain", head_dims=(128, 128), tile=(16, 64))),
-    (llama(4), dict(variant="plain", head_dims=(128, 128), tile=(16, 64))),
-    (llama(5), dict(variant="plain", head_dims=(128, 128), tile=(32, 64))),
-    (llama(8), dict(variant="plain", head_dims=(128, 128), tile=(32, 64))),
-    (llama(9), dict(variant="plain", head_dims=(128, 128), tile=(64, 64))),
-    (llama(16), dict(variant="plain", head_dims=(128, 128), tile=(64, 64))),
-    (llama(1, dtype=F16), dict(variant="plain", head_dims=(128, 128), tile=(16, 64))),
+    (llama(1), dict(score_mode="scale only", head_dims=(128, 128), tile=(16, 64))),
+    (llama(4), dict(score_mode="scale only", head_dims=(128, 128), tile=(16, 64))),
+    (llama(5), dict(score_mode="scale only", head_dims=(128, 128), tile=(32, 64))),
+    (llama(8), dict(score_mode="scale only", head_dims=(128, 128), tile=(32, 64))),
+    (llama(9), dict(score_mode="scale only", head_dims=(128, 128), tile=(64, 64))),
+    (llama(16), dict(score_mode="scale only", head_dims=(128, 128), tile=(64, 64))),
+    (llama(1, dtype=F16), dict(score_mode="scale only", head_dims=(128, 128), tile=(16, 64))),
     (
         llama(1, key_heads=1),
-        dict(variant="plain", head_dims=(128, 128), tile=(32, 64)),
+        dict(score_mode="scale only", head_dims=(128, 128), tile=(32, 64)),
     ),  # multi-query: all 32 heads in one tile
-    (llama(1, key_heads=32), dict(variant="plain", head_dims=(128, 128), tile=(16, 64))),
-    (llama(1, 512), dict(variant="plain", head_dims=(128, 128), tile=(16, 64))),
-    (llama(1, batch=64), dict(variant="plain", head_dims=(128, 128), tile=(16, 64))),
+    (llama(1, key_heads=32), dict(score_mode="scale only", head_dims=(128, 128), tile=(16, 64))),
+    (llama(1, 512), dict(score_mode="scale only", head_dims=(128, 128), tile=(16, 64))),
+    (llama(1, batch=64), dict(score_mode="scale only", head_dims=(128, 128), tile=(16, 64))),
     # Head dims: 64, 128, 256 and 512, the larger one of q's and v's.
-    (llama(1, d=1), dict(variant="plain", head_dims=(64, 64))),
-    (llama(1, d=65), dict(variant="plain", head_dims=(128, 128))),
-    (llama(1, d=64, dv=128), dict(variant="plain", head_dims=(128, 128))),
-    (llama(1, d=129), dict(variant="plain", head_dims=(256, 256))),
-    (llama(1, d=257), dict(variant="plain", head_dims=(512, 512))),
-    (llama(1, d=512), dict(variant="plain", head_dims=(512, 512))),
-    (llama(1, dtype=F32), dict(variant="plain", head_dims=(128, 128))),
-    (llama(1, d=129, dtype=F32), dict(variant="plain", head_dims=(256, 256))),
+    (llama(1, d=1), dict(score_mode="scale only", head_dims=(64, 64))),
+    (llama(1, d=65), dict(score_mode="scale only", head_dims=(128, 128))),
+    (llama(1, d=64, dv=128), dict(score_mode="scale only", head_dims=(128, 128))),
+    (llama(1, d=129), dict(score_mode="scale only", head_dims=(256, 256))),
+    (llama(1, d=257), dict(score_mode="scale only", head_dims=(512, 512))),
+    (llama(1, d=512), dict(score_mode="scale only", head_dims=(512, 512))),
+    (llama(1, dtype=F32), dict(score_mode="scale only", head_dims=(128, 128))),
+    (llama(1, d=129, dtype=F32), dict(score_mode="scale only", head_dims=(256, 256))),
     # What changes a score, beside visibility.
-    (llama(1, sink=True), dict(variant="plain")),
-    (llama(1, options={"causal": "bottom_right"}), dict(variant="plain")),
-    (llama(1, options={"window": (511, 0)}), dict(variant="plain")),
-    (llama(1, slopes=True), dict(variant="extended", head_dims=(128, 128), tile=(16, 64))),
-    (llama(4, mask=(1, 1, 1, LONG)), dict(variant="extended", head_dims=(128, 128), tile=(16, 64))),
-    (llama(5, mask=(1, 1, 1, LONG)), dict(variant="extended", head_dims=(128, 128), tile=(64, 64))),
-    (llama(1, d=64, mask=(1, 1, 1, LONG)), dict(variant="extended", head_dims=(64, 64), tile=(16, 128))),
-    (llama(1, d=256, mask=(1, 1, 1, LONG)), dict(variant="extended", head_dims=(256, 256), tile=(16, 32))),
-    (llama(1, slopes=True, dtype=F32), dict(variant="extended", head_dims=(128, 128), tile=(16, 32))),
+    (llama(1, sink=True), dict(score_mode="scale only")),
+    (llama(1, options={"causal": "bottom_right"}), dict(score_mode="scale only")),
+    (llama(1, options={"window": (511, 0)}), dict(score_mode="scale only")),
+    (llama(1, slopes=True), dict(score_mode="generic", head_dims=(128, 128), tile=(16, 64))),
+    (llama(4, mask=(1, 1, 1, LONG)), dict(score_mode="generic", head_dims=(128, 128), tile=(16, 64))),
+    (llama(5, mask=(1, 1, 1, LONG)), dict(score_mode="generic", head_dims=(128, 128), tile=(64, 64))),
+    (llama(1, d=64, mask=(1, 1, 1, LONG)), dict(score_mode="generic", head_dims=(64, 64), tile=(16, 128))),
+    (llama(1, d=256, mask=(1, 1, 1, LONG)), dict(score_mode="generic", head_dims=(256, 256), tile=(16, 32))),
+    (llama(1, slopes=True, dtype=F32), dict(score_mode="generic", head_dims=(128, 128), tile=(16, 32))),
     # Rows of 1 KiB: one tile for all.
-    (llama(1, d=512, slopes=True), dict(variant="extended", head_dims=(512, 512), tile=(32, 32))),
-    (llama(1, d=129, slopes=True, dtype=F32), dict(variant="extended", head_dims=(256, 256), tile=(32, 32))),
-    (llama(1, bias=(1, 32, 1, LONG)), dict(variant="extended")),
-    (llama(1, options={"softcap": 9.0}), dict(variant="extended")),
-    (llama(1, options={"scale": -1.0}), dict(variant="extended")),
-    (llama(1, options={"dropout_p": 0.1}), dict(variant="extended")),
+    (llama(1, d=512, slopes=True), dict(score_mode="generic", head_dims=(512, 512), tile=(32, 32))),
+    (llama(1, d=129, slopes=True, dtype=F32), dict(score_mode="generic", head_dims=(256, 256), tile=(32, 32))),
+    (llama(1, bias=(1, 32, 1, LONG)), dict(score_mode="generic")),
+    (llama(1, options={"softcap": 9.0}), dict(score_mode="generic")),
+    (llama(1, options={"scale": -1.0}), dict(score_mode="generic")),
+    (llama(1, options={"dropout_p": 0.1}), dict(score_mode="generic")),
 ]
 
 UNSPLIT = [
@@ -145,7 +145,7 @@ def test_calls_that_would_leave_sms_idle(call, splits, planner, monkeypatch):
     if planner == "sm80":
         assert plan.kernel == "split-KV"
     else:
-        expected = dict(kernel=WARP, variant="plain", head_dims=(128, 128), splits=splits)
+        expected = dict(kernel=WARP, score_mode="scale only", head_dims=(128, 128), splits=splits)
         assert mismatches(plan, expected) == {}
     monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", "7")
     assert ctas_of(forward_plan(call, planner)) is None  # none is idle there
@@ -215,17 +215,17 @@ SPLIT_DQ = [
     (wide(64, 4096), dict(kernel=MATERIALISE_DS, splits=16)),  # 256 keys each
     (wide(512, 4096), dict(kernel=MATERIALISE_DS, splits=8)),
     (wide(513, 4096), dict(kernel=MATERIALISE_DS, splits=None, launches=1)),
-    (wide(64, 1023), dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None)),
+    (wide(64, 1023), dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None)),
     (wide(64, 1024), dict(kernel=MATERIALISE_DS, splits=4)),
     (
         wide(64, 4096, options={"dropout_p": 0.1}),
-        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=16),
+        dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=16),
     ),
-    (wide(64, 4096, d=256), dict(kernel=MATERIALISE_P_DS, dq_variant="plain", dq_head_dim=256, splits=16)),
-    (wide(64, 4096, d=257), dict(kernel=RECOMPUTE, dq_variant="extended", dq_head_dim=512)),
+    (wide(64, 4096, d=256), dict(kernel=MATERIALISE_P_DS, dq_score_mode="scale only", dq_head_dim=256, splits=16)),
+    (wide(64, 4096, d=257), dict(kernel=RECOMPUTE, dq_score_mode="generic", dq_head_dim=512)),
     (
         wide(64, 4096, batch=17),
-        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None),
     ),  # 136 tiles
 ]
 
@@ -275,11 +275,11 @@ PHASES = [
     (llama(512, key_heads=1), dict(phases=8, dq_accumulators=8)),
     (wide(513, 8192), dict(launches=1)),
     # Few that are visible, too.
-    (wide(64, 1023), dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None)),
-    (wide(64, 513, d=64), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
+    (wide(64, 1023), dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None)),
+    (wide(64, 513, d=64), dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic", dkdv_head_dim=64)),
     (
         wide(64, 4096, options={"window": (100, 30)}),
-        dict(kernel=MATERIALISE_P_DS, dq_variant="extended", dq_head_dim=128, splits=None),
+        dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None),
     ),
     (wide(64, 4096, options={"softcap": 9.0}), dict(kernel=WARP_TWO_PASS)),
 ]

@@ -17,7 +17,7 @@ TAKEN = [
         hopper(),
         dict(
             kernel=WARP_TWO_PASS,
-            variant="plain",
+            score_mode="scale only",
             head_dims=(256, 256),
             launches=1,
             key_heads_per_launch=8,
@@ -73,19 +73,28 @@ MASK = (1, 1, LONG, LONG)
 CHANGED = [
     (
         hopper(mask=MASK),
-        dict(kernel=WARP_TWO_PASS, variant="mask", head_dims=(256, 256), launches=1, key_heads_per_launch=8),
+        dict(kernel=WARP_TWO_PASS, score_mode="mask", head_dims=(256, 256), launches=1, key_heads_per_launch=8),
     ),
-    (hopper(mask=(2, 1, 1, LONG), d=136), dict(variant="mask", head_dims=(192, 192))),
+    (hopper(mask=(2, 1, 1, LONG), d=136), dict(score_mode="mask", head_dims=(192, 192))),
     (
         hopper(mask=MASK, d=192, dv=128, options={"causal": "top_left"}),
         dict(workspace={"mask tiles": 1024, "mask bits": 557056}),
     ),
     (hopper(mask=(1, 1, 16384, 16384), sq=16384, batch=1, key_heads=1), dict(key_heads_per_launch=1, query_chunks=2)),
-    (hopper(options={"softcap": 9.0}), dict(kernel=WARP_TWO_PASS, variant="modified", head_dims=(256, 256))),
-    (hopper(options={"softcap": 9.0, "dropout_p": 0.1, "causal": "top_left"}, dtype=F16), dict(variant="modified")),
-    (hopper(options={"dropout_p": 0.1}, d=192, dv=128), dict(variant="modified", head_dims=(192, 128))),
-    (hopper(options={"scale": -1.0}, d=160), dict(variant="modified", head_dims=(192, 192))),
-    (hopper(slopes=True, options={"window": (100, 0)}), dict(variant="modified")),
+    (
+        hopper(options={"softcap": 9.0}),
+        dict(kernel=WARP_TWO_PASS, score_mode="generic without bias and mask", head_dims=(256, 256)),
+    ),
+    (
+        hopper(options={"softcap": 9.0, "dropout_p": 0.1, "causal": "top_left"}, dtype=F16),
+        dict(score_mode="generic without bias and mask"),
+    ),
+    (
+        hopper(options={"dropout_p": 0.1}, d=192, dv=128),
+        dict(score_mode="generic without bias and mask", head_dims=(192, 128)),
+    ),
+    (hopper(options={"scale": -1.0}, d=160), dict(score_mode="generic without bias and mask", head_dims=(192, 192))),
+    (hopper(slopes=True, options={"window": (100, 0)}), dict(score_mode="generic without bias and mask")),
 ]
 
 

@@ -9,10 +9,10 @@ import torch
 
 from flash_attn_ext._explanation import Plan, plans_of
 from flash_attn_ext._keywords import problem_of
-from support.plans import BF16, DEFAULTS, WARP, Call, mismatches
+from support.plans import BF16, DEFAULTS, WARP, WARP_SINGLE_TILE, Call, mismatches
 
 LONG = 2048
-LISTED = dict(kernel=WARP, variant="mask")
+LISTED = dict(kernel=WARP, score_mode="mask")
 
 # The mask, and the number of packed sequences or None; whether its lists have a bound.
 MASKS = [
@@ -54,18 +54,36 @@ def forward_plan(mask: tuple[int, ...], options: dict | None = None, sq: int = L
 
 PADDING = (8, 1, 1, LONG)
 INTERVALS = [
-    (dict(mask=PADDING), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
-    (dict(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP, variant="plain", head_dims=(128, 128))),
-    (dict(mask=PADDING, d=96), dict(kernel=WARP, variant="plain", head_dims=(96, 96))),
-    (dict(mask=PADDING, d=192, dv=128), dict(kernel=WARP, variant="plain", head_dims=(192, 128))),
-    (dict(mask=PADDING, options={"causal": "top_left"}), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
-    (dict(mask=PADDING, options={"causal": "bottom_right"}), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
-    (dict(mask=PADDING, options={"window": (100, 100)}), dict(kernel=WARP, variant="small", head_dims=(64, 64))),
-    (dict(mask=PADDING, d=128, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(128, 128))),
-    (dict(mask=PADDING, d=96, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(128, 128))),
-    (dict(mask=PADDING, d=192, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(192, 192))),
-    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP, variant="single tile", head_dims=(64, 64))),
-    (dict(mask=(1, 1, 1, 400), sq=400, batch=1), dict(kernel=WARP, variant="short", head_dims=(64, 64))),
+    (dict(mask=PADDING), dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64))),
+    (dict(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP, score_mode="scale only", head_dims=(128, 128))),
+    (dict(mask=PADDING, d=96), dict(kernel=WARP, score_mode="scale only", head_dims=(96, 96))),
+    (dict(mask=PADDING, d=192, dv=128), dict(kernel=WARP, score_mode="scale only", head_dims=(192, 128))),
+    (
+        dict(mask=PADDING, options={"causal": "top_left"}),
+        dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64)),
+    ),
+    (
+        dict(mask=PADDING, options={"causal": "bottom_right"}),
+        dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64)),
+    ),
+    (dict(mask=PADDING, options={"window": (100, 100)}), dict(kernel=WARP, ctas_per_sm=2, head_dims=(64, 64))),
+    (
+        dict(mask=PADDING, d=128, options={"dropout_p": 0.1}),
+        dict(kernel=WARP, score_mode="dropout", head_dims=(128, 128)),
+    ),
+    (
+        dict(mask=PADDING, d=96, options={"dropout_p": 0.1}),
+        dict(kernel=WARP, score_mode="dropout", head_dims=(128, 128)),
+    ),
+    (
+        dict(mask=PADDING, d=192, options={"dropout_p": 0.1}),
+        dict(kernel=WARP, score_mode="dropout", head_dims=(192, 192)),
+    ),
+    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP, kernel=WARP_SINGLE_TILE, head_dims=(64, 64))),
+    (
+        dict(mask=(1, 1, 1, 400), sq=400, batch=1),
+        dict(kernel=WARP, score_mode="scale only", tile=(64, 64), head_dims=(64, 64)),
+    ),
 ]
 NO_INTERVALS = [
     dict(mask=(8, 16, 1, LONG)),  # of each head
@@ -93,13 +111,16 @@ def test_where_one_kernel_takes_all_entries(call):
 # Kernels that know a mask or a bias are compiled for head dims 64 and 128, those of masks for larger ones, too: calls
 # between take the next.
 BETWEEN = [
-    (dict(mask=(1, 1, LONG, LONG), d=80), dict(variant="mask", head_dims=(128, 128))),
-    (dict(mask=(1, 1, LONG, LONG), d=64, dv=72), dict(variant="mask", head_dims=(128, 128))),
-    (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=96), dict(variant="bias and mask", head_dims=(128, 128))),
-    (dict(mask=(1, 1, LONG, LONG), d=96, options={"softcap": 9.0}), dict(variant="extended", head_dims=(96, 96))),
-    (dict(mask=(1, 1, LONG, LONG), d=129), dict(variant="mask", head_dims=(192, 192))),
-    (dict(mask=(1, 1, LONG, LONG), d=64, dv=256), dict(variant="mask", head_dims=(128, 256))),
-    (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=129), dict(variant="extended", head_dims=(192, 192))),
+    (dict(mask=(1, 1, LONG, LONG), d=80), dict(score_mode="mask", head_dims=(128, 128))),
+    (dict(mask=(1, 1, LONG, LONG), d=64, dv=72), dict(score_mode="mask", head_dims=(128, 128))),
+    (
+        dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=96),
+        dict(score_mode="bias and mask", head_dims=(128, 128)),
+    ),
+    (dict(mask=(1, 1, LONG, LONG), d=96, options={"softcap": 9.0}), dict(score_mode="generic", head_dims=(96, 96))),
+    (dict(mask=(1, 1, LONG, LONG), d=129), dict(score_mode="mask", head_dims=(192, 192))),
+    (dict(mask=(1, 1, LONG, LONG), d=64, dv=256), dict(score_mode="mask", head_dims=(128, 256))),
+    (dict(mask=(1, 1, LONG, LONG), bias=(1, 1, LONG, LONG), d=129), dict(score_mode="generic", head_dims=(192, 192))),
 ]
 
 

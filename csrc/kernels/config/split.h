@@ -11,15 +11,15 @@ namespace flash_attn_ext::sm80 {
 
 // What a kernel is compiled for. The number is that of the packed rows of a tile.
 enum class SplitKind {
-  kRows16,      // scale only: a positive scale, and nothing else that changes a score
-  kRows32,      // the same
-  kRows64,      // the same
-  kRows128,     // the same
-  kExtended16,  // generic: everything may change a score
-  kExtended64,  // generic: everything may change a score
+  kRows16,     // scale only: a positive scale, and nothing else that changes a score
+  kRows32,     // the same
+  kRows64,     // the same
+  kRows128,    // the same
+  kGeneric16,  // generic: everything may change a score
+  kGeneric64,  // generic: everything may change a score
 };
 
-constexpr bool is_extended(SplitKind kind) { return kind == SplitKind::kExtended16 || kind == SplitKind::kExtended64; }
+constexpr bool is_generic(SplitKind kind) { return kind == SplitKind::kGeneric16 || kind == SplitKind::kGeneric64; }
 
 // The tile of a CTA: `rows` packed rows stay, and tiles of `keys` stream past in a pipeline of `stages`. Each of the
 // row_warps x key_warps warps owns rows / row_warps rows and keys / key_warps of a tile's keys. The CTA computes
@@ -46,7 +46,7 @@ constexpr SplitTile split_tile(int element_bytes, int head_dim, SplitKind kind) 
   const int widest = element_bytes == 4 ? 128 : 256;  // the most columns of O that fit registers
   const int columns = head_dim < widest ? head_dim : widest;
   const int keys = row_bytes <= 256 ? 64 : 32;
-  const bool few = kind == SplitKind::kRows16 || kind == SplitKind::kExtended16;
+  const bool few = kind == SplitKind::kRows16 || kind == SplitKind::kGeneric16;
   if (few && row_bytes <= 256) {
     return {.rows = 16,
             .keys = 64 * 256 / row_bytes,
@@ -90,16 +90,16 @@ constexpr SplitTile split_tile(int element_bytes, int head_dim, SplitKind kind) 
 constexpr bool has_split_kernel(int element_bytes, int head_dim, SplitKind kind) {
   const int row_bytes = element_bytes * head_dim;
   if (kind == SplitKind::kRows32) return row_bytes != 512;
-  if (kind == SplitKind::kRows64 || kind == SplitKind::kExtended16) return row_bytes <= 512;
+  if (kind == SplitKind::kRows64 || kind == SplitKind::kGeneric16) return row_bytes <= 512;
   return kind != SplitKind::kRows128 || (element_bytes == 2 && head_dim <= 128);
 }
 
 // The smallest kernel that holds the rows, or the largest that there is.
 constexpr SplitKind split_kind(int element_bytes, int head_dim, int64_t rows, bool extended) {
   if (extended) {
-    const bool holds = rows <= split_tile(element_bytes, head_dim, SplitKind::kExtended16).rows;
-    const bool exists = has_split_kernel(element_bytes, head_dim, SplitKind::kExtended16);
-    return holds && exists ? SplitKind::kExtended16 : SplitKind::kExtended64;
+    const bool holds = rows <= split_tile(element_bytes, head_dim, SplitKind::kGeneric16).rows;
+    const bool exists = has_split_kernel(element_bytes, head_dim, SplitKind::kGeneric16);
+    return holds && exists ? SplitKind::kGeneric16 : SplitKind::kGeneric64;
   }
   SplitKind kind = SplitKind::kRows16;
   for (const SplitKind next : {SplitKind::kRows32, SplitKind::kRows64, SplitKind::kRows128}) {
@@ -111,7 +111,7 @@ constexpr SplitKind split_kind(int element_bytes, int head_dim, int64_t rows, bo
 
 // Which kernels append new keys to a cache themselves: those that have registers for it. Before the others,
 // common/append_kv.h runs.
-constexpr bool appends_keys(int element_bytes, SplitKind kind) { return element_bytes == 2 && !is_extended(kind); }
+constexpr bool appends_keys(int element_bytes, SplitKind kind) { return element_bytes == 2 && !is_generic(kind); }
 // They do so up to this number of rows of k_new, v_new and q. With more rows, a launch of its own is a small part of
 // the call.
 inline constexpr int64_t kAppendedRows = 4096;
@@ -154,13 +154,6 @@ inline constexpr int64_t kSplitQueries = 512;
 // SM.
 inline constexpr int64_t kLeastKeysOfDqSplit = 256;
 inline constexpr int kDqBlocks = 2;
-
-// Which dQ kernels can split keys: those that do not spill because of it. Calls that would take the BiasMask kernel of
-// head dim 64 take the Extended one instead.
-constexpr bool has_divided_dq_kernel(int element_bytes, int head_dim, Variant variant) {
-  if (element_bytes == 2 && head_dim == 64 && variant == Variant::kBiasMask) return false;
-  return element_bytes * head_dim <= 512;
-}
 
 // The rows of a partial dQ have whole groups of as many columns as a warp sums.
 constexpr int64_t dq_split_columns(int64_t head_dim) { return (head_dim + 63) / 64 * 64; }

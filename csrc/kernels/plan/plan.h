@@ -49,6 +49,7 @@ enum class ForwardKernel {
   kWholeHeads,       // persistent CTAs compute head after head, with all keys of a head at once
   kSplit,            // few queries, or keys from a cache: persistent CTAs have stream-K ranges of all heads' keys
   kWarpSpecialised,  // Hopper: persistent CTAs fetch query tiles; one warpgroup is the producer, the others compute
+  kSingleTile,       // the same, where one tile holds all keys of a sequence
 };
 
 struct ForwardPlan {
@@ -57,10 +58,16 @@ struct ForwardPlan {
   bool tf32 = false;          // operands of float32 GEMMs are rounded to TF32
   int head_dim = 0;           // that the kernel is compiled for
   int head_dim_v = 0;         // kWarpSpecialised; elsewhere 0, and v has head_dim
-  Variant variant = Variant::kExtended;
-  sm80::QueryStationaryTile tile{};                           // kStreaming, kSplit, kWarpSpecialised
-  sm80::SplitKind split_kind = sm80::SplitKind::kExtended64;  // kSplit, which has no variant
+  ScoreMode score = ScoreMode::kGeneric;
+  // The row of the table of the kernel: sm80::kForwardConfigs (kStreaming), sm90::kForwardConfigs (kWarpSpecialised) or
+  // sm90::kSingleTileConfigs (kSingleTile).
+  int row = 0;
+  sm80::QueryStationaryTile tile{};                          // kStreaming, kSplit, kWarpSpecialised
+  sm80::SplitKind split_kind = sm80::SplitKind::kGeneric64;  // kSplit, which has no score mode
   NanRepair nan_repair = NanRepair::kNone;
+  int64_t smaller_head_groups =
+      1;                          // kWarpSpecialised: how many times smaller than the last L2 head group the others are
+  int64_t uneven_heads = 1;       // kWarpSpecialised: for how many heads the last tiles are scheduled last
   int64_t l2_bytes = 0;           // L2 heads that are worked on together share it
   int64_t persistent_ctas = 0;    // kWholeHeads, kSplit, kWarpSpecialised
   int combine_warps = 1;          // kSplit: warps that combine a row's splits; if several, the row has a CTA of its own
@@ -70,6 +77,10 @@ struct ForwardPlan {
   // kWarpSpecialised, with a mask that hides keys: the plan without a mask, for batch entries of which the mask leaves
   // one interval (KeyIntervals). This plan is for the others.
   std::shared_ptr<const ForwardPlan> of_intervals;
+
+  bool is_warp_specialised() const {
+    return kernel == ForwardKernel::kWarpSpecialised || kernel == ForwardKernel::kSingleTile;
+  }
 
   struct Workspace {
     int64_t bytes = 0;
@@ -126,12 +137,13 @@ struct BackwardPlan {
   int dkdv_head_dim = 0;
   int head_dim_v = 0;       // kTwoPass; elsewhere 0, and v has the head dim of the others
   int dscore_head_dim = 0;  // of the kernels that recompute dS
-  Variant dq_variant = Variant::kExtended;
-  Variant dkdv_variant = Variant::kExtended;
-  int fused_keys = 0;           // of the fused kernel's tile
-  LoopOrder order;              // kWarpSpecialised; its head dim is dkdv_head_dim
-  bool pre_signals_dq = false;  // sm90::BackwardForm
-  bool adds_statistics = false;
+  ScoreMode dq_score = ScoreMode::kGeneric;
+  ScoreMode dkdv_score = ScoreMode::kGeneric;
+  int dq_row = 0;      // of sm80::kDqConfigs
+  int dkdv_row = 0;    // of sm80::kDkdvConfigs
+  int row = 0;         // of sm90::kBackwardConfigs (kWarpSpecialised) or sm90::kTwoPassConfigs (kTwoPass)
+  int fused_keys = 0;  // of the fused kernel's tile
+  LoopOrder order;     // kWarpSpecialised; its head dim is dkdv_head_dim
   int64_t persistent_ctas = 0;
   int64_t query_tiles_of_head = 0;  // in all sequences
   NanRepair nan_repair = NanRepair::kNone;

@@ -2,32 +2,28 @@
 
 #include <initializer_list>
 
+#include "kernels/config/sm80_backward.h"
+#include "kernels/config/sm80_forward.h"
+#include "kernels/config/sm90_backward.h"
+#include "kernels/config/sm90_forward.h"
+
 namespace flash_attn_ext::plan {
 namespace {
 
-const char* name_of(Variant variant) {
-  switch (variant) {
-    case Variant::kPlain:
-    case Variant::kSplitKv:
-      return "plain";
-    case Variant::kShort:
-      return "short";
-    case Variant::kSmall:
-      return "small";
-    case Variant::kTall:
-      return "tall";
-    case Variant::kSingleTile:
-      return "single tile";
-    case Variant::kDropout:
+const char* name_of(ScoreMode score) {
+  switch (score) {
+    case ScoreMode::kScaleOnly:
+      return "scale only";
+    case ScoreMode::kDropout:
       return "dropout";
-    case Variant::kMask:
+    case ScoreMode::kMask:
       return "mask";
-    case Variant::kBiasMask:
+    case ScoreMode::kBiasMask:
       return "bias and mask";
-    case Variant::kModified:
-      return "modified";
-    case Variant::kExtended:
-      return "extended";
+    case ScoreMode::kGenericWithoutBiasMask:
+      return "generic without bias and mask";
+    case ScoreMode::kGeneric:
+      return "generic";
   }
   return "?";
 }
@@ -46,6 +42,8 @@ const char* name_of(ForwardKernel kernel) {
       return "split-KV";
     case ForwardKernel::kWarpSpecialised:
       return "warp-specialised";
+    case ForwardKernel::kSingleTile:
+      return "warp-specialised, single tile";
   }
   return "?";
 }
@@ -134,6 +132,12 @@ Sizes sizes_of(const sm80::QueryStationaryTile& tile) { return {tile.queries, ti
 // head_dim_v: 0 if it is the same.
 Sizes head_dims(int head_dim, int head_dim_v = 0) { return {head_dim, head_dim_v > 0 ? head_dim_v : head_dim}; }
 
+void add_row(Columns& columns, const sm90::ForwardConfig& config, const ForwardPlan& plan) {
+  columns.add_above_one("ctas_per_sm", config.ctas_per_sm);
+  columns.add_if(config.ping_pong, "ping_pong");
+  if (config.split_kv) columns.add("splits", plan.kv_splits);
+}
+
 void add_kernel(Report& report, const ForwardPlan& plan) {
   Columns columns(report);
   switch (plan.kernel) {
@@ -147,7 +151,8 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
       columns.add("tile", {sm80::kHeadsRows, sm80::kHeadsRows});
       break;
     case ForwardKernel::kSplit:
-      columns.add("variant", sm80::is_extended(plan.split_kind) ? "extended" : "plain");
+      columns.add("score_mode",
+                  name_of(sm80::is_generic(plan.split_kind) ? ScoreMode::kGeneric : ScoreMode::kScaleOnly));
       columns.add("head_dims", head_dims(plan.head_dim));
       columns.add("tile", sizes_of(plan.tile));
       columns.add("stages", plan.tile.stages);
@@ -156,12 +161,13 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
       break;
     case ForwardKernel::kStreaming:
     case ForwardKernel::kWarpSpecialised:
-      columns.add("variant", name_of(plan.variant));
+    case ForwardKernel::kSingleTile:
+      columns.add("score_mode", name_of(plan.score));
       columns.add_if(plan.tf32, "tf32");
       columns.add("head_dims", head_dims(plan.head_dim, plan.head_dim_v));
       columns.add("tile", sizes_of(plan.tile));
       columns.add("stages", plan.tile.stages);
-      if (plan.variant == Variant::kSplitKv) columns.add("splits", plan.kv_splits);
+      if (plan.kernel == ForwardKernel::kWarpSpecialised) add_row(columns, sm90::kForwardConfigs[plan.row], plan);
       break;
   }
 }
@@ -177,11 +183,11 @@ void add_portable(Report& report, const BackwardPlan& plan) {
   const bool stores_with_dkdv = plan.kernels == BackwardKernels::kStoreInDkdv;
   const bool stores_with_dq = plan.kernels == BackwardKernels::kStoreInDq;
   if (!stores_with_dkdv) {
-    columns.add("dq_variant", name_of(plan.dq_variant));
+    columns.add("dq_score_mode", name_of(plan.dq_score));
     columns.add("dq_head_dim", plan.dq_head_dim);
   }
   if (!stores_with_dq) {
-    columns.add("dkdv_variant", name_of(plan.dkdv_variant));
+    columns.add("dkdv_score_mode", name_of(plan.dkdv_score));
     columns.add("dkdv_head_dim", plan.dkdv_head_dim);
   }
   columns.add_if(plan.tf32, "tf32");
@@ -191,15 +197,15 @@ void add_portable(Report& report, const BackwardPlan& plan) {
 
 void add_warp_specialised(Report& report, const BackwardPlan& plan) {
   Columns columns(report);
-  columns.add("variant", name_of(plan.dkdv_variant));
+  columns.add("score_mode", name_of(plan.dkdv_score));
   columns.add("head_dims", head_dims(plan.dkdv_head_dim));
   columns.add("tile", {LoopOrder::kQueries, LoopOrder::kKeys});
   columns.add_if(plan.order.cyclic, "cyclic");
   columns.add("phases", int64_t{1} << plan.order.log2_phases);
   columns.add_above_one("dq_accumulators", int64_t{1} << plan.order.log2_sums);
   columns.add_above_one("group_shares", plan.order.group_shares);
-  columns.add_if(plan.pre_signals_dq, "pre_signals_dq");
-  columns.add_if(plan.adds_statistics, "adds_statistics");
+  columns.add_if(sm90::kBackwardConfigs[plan.row].pre_signals_dq, "pre_signals_dq");
+  columns.add_if(sm90::kBackwardConfigs[plan.row].adds_statistics, "adds_statistics");
 }
 
 void add_kernels(Report& report, const BackwardPlan& plan) {
@@ -224,7 +230,7 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
       columns.add("persistent_ctas", plan.persistent_ctas);
       break;
     case BackwardKernels::kTwoPass:
-      columns.add("variant", name_of(plan.dq_variant));
+      columns.add("score_mode", name_of(plan.dq_score));
       columns.add("head_dims", head_dims(plan.dq_head_dim, plan.head_dim_v));
       add_stored(columns, plan.stored);
       break;

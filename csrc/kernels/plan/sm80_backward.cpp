@@ -1,3 +1,5 @@
+#include "kernels/config/sm80_backward.h"
+
 #include "kernels/plan/bias_gradient.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
@@ -16,17 +18,22 @@ bool only_scales(const BackwardParams& p) {
   return score_kind(p.score_mod) == ScoreKind::kScale && !p.dropout.enabled();
 }
 
+// The least KV groups that fill a GPU where heads are grouped: about a GPU's SMs.
+constexpr int64_t kFusedPairs = 128;
+
 // Whether the fused kernel runs. Its CTA has all keys of a head, and loops over all query heads of a KV group, so there
 // must be enough KV groups to fill a GPU. Without keys there would be no CTAs, and dQ would not be written.
 bool takes_fused_kernel(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
-  const bool fills_gpu = p.queries_per_key_head() == 1 || p.batch * p.num_heads_k >= sm80::kFusedPairs;
+  const bool fills_gpu = p.queries_per_key_head() == 1 || p.batch * p.num_heads_k >= kFusedPairs;
   return attention::is_16_bit(p.element) && p.dq.data != nullptr && wants_dkdv(p) && fills_gpu && only_scales(p) &&
          largest_head_dim(p) <= sm80::kFusedHeadDim && lengths.max_seqlen_q <= sm80::kFusedQueries &&
          lengths.max_seqlen_k <= sm80::kFusedKeys && lengths.max_seqlen_k > 0;
 }
 
-int head_dim_bucket(const BackwardParams& p) { return sm80::head_dim_bucket(element_bytes(p), largest_head_dim(p)); }
+const sm80::DqConfig& dq_config(const BackwardParams& p, ScoreMode score) {
+  return sm80::kDqConfigs[sm80::find_row(sm80::kDqConfigs, element_bytes(p), largest_head_dim(p), score)];
+}
 
 // Whether query tiles leave SMs without a CTA of dQ, and there are keys to split. As in the forward pass, keys are not
 // split for more queries, so that a result does not depend on the rest of the batch there.
@@ -34,41 +41,56 @@ bool divides_keys_of_dq(const BackwardParams& p, const Limits& limits) {
   constexpr int kTileQueries = 128;  // of most kernels that compute dQ
   const attention::SequenceTable& lengths = p.sequences;
   if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > sm80::kSplitQueries) return false;
-  const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(lengths.max_seqlen_q, kTileQueries);
+  const int64_t blocks = p.batch * p.num_heads_q * num_tiles(lengths.max_seqlen_q, kTileQueries);
   return blocks <= limits.sms && visible_keys(p) >= 2 * sm80::kSplitKeys &&
-         sm80::has_divided_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kExtended);
+         dq_config(p, ScoreMode::kGeneric).divides_keys;
 }
 
-// divided: whether the keys of dQ are split. With that many keys, Plain kernels pay where their tiles are no larger
-// than those of Extended kernels.
-Variant general_variant(const BackwardParams& p, bool divided) {
+// divided: whether the keys of dQ are split. With that many keys, scale-only kernels pay where their tiles are no
+// larger than those of generic kernels.
+ScoreMode mode_without_bias_mask(const BackwardParams& p, bool divided) {
   const bool has_small_tiles = attention::is_16_bit(p.element) && largest_head_dim(p) > 64;
   const bool fills_tiles = p.sequences.max_seqlen_q > kStationaryQueries || (divided && has_small_tiles);
-  return only_scales(p) && fills_tiles ? Variant::kPlain : Variant::kExtended;
+  return only_scales(p) && fills_tiles ? ScoreMode::kScaleOnly : ScoreMode::kGeneric;
 }
 
-// The variant by what changes a score. It does not depend on which kernels there are, but for those that cannot split
-// keys.
-Variant score_variant(const BackwardParams& p, bool divided) {
+// What changes a score, whatever kernels there are, but for those that cannot split keys.
+ScoreMode score_mode(const BackwardParams& p, bool divided) {
   const bool bias_mask = score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled();
-  const bool can_divide = sm80::has_divided_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kBiasMask);
-  return bias_mask && (!divided || can_divide) ? Variant::kBiasMask : general_variant(p, divided);
+  const bool can_divide = dq_config(p, ScoreMode::kBiasMask).divides_keys;
+  return bias_mask && (!divided || can_divide) ? ScoreMode::kBiasMask : mode_without_bias_mask(p, divided);
+}
+
+// Which kernel materialises scores for the other one. In scale-only calls dK/dV does where both of its accumulators fit
+// registers, and dQ above that. At head dims up to 64 neither does, because writing and reading scores takes longer
+// than the 16-bit GEMMs that compute them again. What changes a score costs dK/dV more, because its rows are not those
+// of biases, masks and draws. So where more than a scale changes 16-bit scores, these are computed once: by dQ, or, at
+// head dims up to 64 where dQ has no kernel for a bias and a mask, by dK/dV.
+bool dkdv_stores_scores(const BackwardParams& p, ScoreMode score) {
+  const int64_t head_dim = largest_head_dim(p);
+  if (!attention::is_16_bit(p.element)) return head_dim <= 128;
+  if (score == ScoreMode::kScaleOnly) return head_dim > 64 && head_dim <= 128;
+  return score == ScoreMode::kGeneric && head_dim <= 64;
+}
+bool dq_stores_scores(const BackwardParams& p, ScoreMode score) {
+  const int beyond = score == ScoreMode::kScaleOnly ? 128 : score == ScoreMode::kGeneric ? 64 : 0;
+  return attention::is_16_bit(p.element) && largest_head_dim(p) > beyond && largest_head_dim(p) <= 256;
 }
 
 bool takes_tf32_kernels(const BackwardParams& p) {
   return p.element == attention::ElementType::kFloat32 && p.allow_tf32 &&
-         general_variant(p, /*divided=*/false) == Variant::kPlain && largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
+         mode_without_bias_mask(p, /*divided=*/false) == ScoreMode::kScaleOnly &&
+         largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
 }
 
 // Which kernel materialises scores, as far as there is memory for them. dQ, and dK or dV, must be requested.
-BackwardKernels choose_order(const BackwardParams& p, Variant variant) {
+BackwardKernels choose_order(const BackwardParams& p, ScoreMode score) {
   // Single TF32 GEMMs take less time than reading dS. The three of a float32 GEMM take more.
   if (takes_tf32_kernels(p) || !wants_dkdv(p) || p.dq.data == nullptr || !has_scores(p)) {
     return BackwardKernels::kRecompute;
   }
-  const int bytes = element_bytes(p);
-  if (sm80::dkdv_stores_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kStoreInDkdv;
-  if (sm80::dq_stores_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kStoreInDq;
+  if (dkdv_stores_scores(p, score)) return BackwardKernels::kStoreInDkdv;
+  if (dq_stores_scores(p, score)) return BackwardKernels::kStoreInDq;
   return BackwardKernels::kRecompute;
 }
 
@@ -133,25 +155,22 @@ struct DqBlocks {
 };
 
 DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
-  const int bytes = element_bytes(p);
   if (plan.kernels == BackwardKernels::kStoreInDkdv) {
-    const sm80::ProductTile tile = sm80::product_tile(bytes, static_cast<int>(p.head_dim_qk));
+    const sm80::ProductTile tile = sm80::product_tile(element_bytes(p), static_cast<int>(p.head_dim_qk));
     return {tile.rows, tile.blocks};
   }
-  return {sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant).queries, sm80::kDqBlocks};
+  return {sm80::kDqConfigs[plan.dq_row].tile.queries, sm80::kDqBlocks};
 }
 
 // As many splits as let all CTAs run at once, each with enough keys.
 int64_t count_dq_splits(const BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const DqBlocks of_dq = dq_blocks(plan, p);
-  const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, of_dq.queries);
+  const int64_t blocks = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, of_dq.queries);
   return std::clamp<int64_t>(limits.sms * of_dq.resident / blocks, 1, visible_keys(p) / sm80::kLeastKeysOfDqSplit);
 }
 
 void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
-  const int bytes = element_bytes(p);
-  const int bucket = head_dim_bucket(p);
-  plan.dscore_head_dim = sm80::bucket_of_variant(bytes, bucket, Variant::kExtended);
+  plan.dscore_head_dim = dq_config(p, ScoreMode::kGeneric).head_dim;
   if (takes_fused_kernel(p)) {
     plan.kernels = BackwardKernels::kFused;
     plan.fused_keys = p.sequences.max_seqlen_k <= 64 ? 64 : p.sequences.max_seqlen_k <= 128 ? 128 : 256;
@@ -159,38 +178,37 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
     return;
   }
   const bool divided = divides_keys_of_dq(p, limits);
-  plan.kernels = choose_order(p, score_variant(p, divided));
+  plan.kernels = choose_order(p, score_mode(p, divided));
   if (plan.kernels != BackwardKernels::kRecompute) {
     plan.stored = size_stored_scores(p, plan.kernels, limits.max_stored_bytes);
     if (plan.stored.launches == 0) plan.kernels = BackwardKernels::kRecompute;
   }
-  const auto with_kernel = [&](auto&& has, Variant variant, int& head_dim) {
-    head_dim = sm80::bucket_of_variant(bytes, bucket, variant);
-    if (has(bytes, head_dim, variant)) return variant;
-    head_dim = sm80::bucket_of_variant(bytes, bucket, Variant::kExtended);
-    return Variant::kExtended;
+  const auto row_of = [&](const auto& table, ScoreMode score) {
+    return sm80::find_row(table, element_bytes(p), largest_head_dim(p), score);
   };
-  plan.dq_variant = with_kernel(sm80::has_dq_kernel, score_variant(p, divided), plan.dq_head_dim);
-  plan.dkdv_variant = with_kernel(sm80::has_dkdv_kernel, general_variant(p, divided), plan.dkdv_head_dim);
+  plan.dq_row = row_of(sm80::kDqConfigs, score_mode(p, divided));
+  plan.dkdv_row = row_of(sm80::kDkdvConfigs, mode_without_bias_mask(p, divided));
+  plan.dq_score = sm80::kDqConfigs[plan.dq_row].score;
+  plan.dq_head_dim = sm80::kDqConfigs[plan.dq_row].head_dim;
+  plan.dkdv_score = sm80::kDkdvConfigs[plan.dkdv_row].score;
+  plan.dkdv_head_dim = sm80::kDkdvConfigs[plan.dkdv_row].head_dim;
   plan.tf32 = takes_tf32_kernels(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
   if (divided) plan.dq_splits = count_dq_splits(plan, p, limits);
 }
 
 int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int tile_rows) {
-  return p.batch * heads * sm80::num_tiles(length, tile_rows);
+  return p.batch * heads * num_tiles(length, tile_rows);
 }
 
 void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
-  const int bytes = element_bytes(p);
   int64_t& total = plan.workspace.bytes;
   plan.workspace.delta = append(total, statistic_bytes(p));
   const bool stores_p = plan.kernels == BackwardKernels::kStoreInDq;
   plan.workspace.stored_scores = append(total, plan.stored.bytes_of_matrices * (stores_p ? 2 : 1));
   if (p.score_mod.mask.present()) plan.workspace.mask_tiles = append(total, count_mask_tiles(p).total());
   if (p.dalibi_slopes) {
-    plan.alibi_partials_per_head = sm80::num_tiles(
-        p.sequences.max_seqlen_q, sm80::backward_dq_tile(bytes, plan.dscore_head_dim, Variant::kExtended).queries);
+    plan.alibi_partials_per_head = num_tiles(p.sequences.max_seqlen_q, dq_config(p, ScoreMode::kGeneric).tile.queries);
     plan.workspace.alibi_partials =
         append(total, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
   }
@@ -202,15 +220,14 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;
   // The kernel that sums partial dQ recomputes rows itself.
   if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kStoreInDkdv && plan.dq_splits == 1) {
-    const sm80::QueryStationaryTile tile = sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant);
+    const sm80::QueryStationaryTile tile = sm80::kDqConfigs[plan.dq_row].tile;
     const int64_t blocks = count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, tile.queries);
-    plan.workspace.dq_nan_flags = append(total, blocks * sm80::num_slices(p.head_dim_qk, tile.columns) * tile.warps);
+    plan.workspace.dq_nan_flags = append(total, blocks * num_slices(p.head_dim_qk, tile.columns) * tile.warps);
   }
   if (wants_dkdv(p) && plan.kernels != BackwardKernels::kStoreInDq) {
-    const sm80::KeyStationaryTile tile = sm80::backward_dkdv_tile(bytes, plan.dkdv_head_dim, plan.dkdv_variant);
+    const sm80::KeyStationaryTile tile = sm80::kDkdvConfigs[plan.dkdv_row].tile;
     const int64_t blocks = count_blocks(p, p.num_heads_k, p.sequences.max_seqlen_k, tile.keys);
-    plan.workspace.dkdv_nan_flags =
-        append(total, blocks * sm80::num_slices(largest_head_dim(p), tile.columns) * tile.warps);
+    plan.workspace.dkdv_nan_flags = append(total, blocks * num_slices(largest_head_dim(p), tile.columns) * tile.warps);
   }
 }
 

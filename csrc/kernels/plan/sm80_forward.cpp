@@ -1,3 +1,5 @@
+#include "kernels/config/sm80_forward.h"
+
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
@@ -10,6 +12,13 @@ namespace {
 // The queries of a tile of the kernel for long sequences.
 constexpr int kTileQueries = 128;
 
+// Up to this number of queries the kernel for few queries is faster.
+constexpr int64_t kFewQueries = 64;
+constexpr int64_t kFewCausalQueries = 448;  // causality hides more of larger tiles
+
+// From this number of keys on, the whole-heads kernel is faster. With fewer, a narrow last tile of the other kernel is.
+constexpr int64_t kLeastKeysOfWholeHeads = 81;
+
 // Within a tile, the bytes between rows are 32-bit numbers.
 bool has_short_strides(const attention::AttentionParams& p) {
   return std::max({p.q.row_stride, p.k.row_stride, p.v.row_stride}) < tile::kLongStride;
@@ -20,30 +29,38 @@ bool takes_whole_heads(const attention::ForwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   return attention::is_16_bit(p.element) && score_kind(p.score_mod) == ScoreKind::kScale && !p.dropout.enabled() &&
          p.visibility.unlimited() && !is_packed(p) && p.head_dim_qk == sm80::kHeadsHeadDim &&
-         p.head_dim_v == sm80::kHeadsHeadDim && has_short_strides(p) &&
-         lengths.max_seqlen_q > sm80::kShortForwardQueries && lengths.max_seqlen_q <= sm80::kHeadsRows &&
-         lengths.max_seqlen_k >= sm80::kHeadsKeys && lengths.max_seqlen_k <= sm80::kHeadsRows;
+         p.head_dim_v == sm80::kHeadsHeadDim && has_short_strides(p) && lengths.max_seqlen_q > kFewQueries &&
+         lengths.max_seqlen_q <= sm80::kHeadsRows && lengths.max_seqlen_k >= kLeastKeysOfWholeHeads &&
+         lengths.max_seqlen_k <= sm80::kHeadsRows;
 }
 
-// The variant that the scores of a call need, as far as there are kernels for it at a head dim.
-Variant choose_variant(const attention::ForwardParams& p, int head_dim) {
-  const int bytes = element_bytes(p);
-  const ScoreKind kind = score_kind(p.score_mod);
-  const auto has = [&](Variant variant) {
-    return sm80::has_forward_kernel(bytes, sm80::bucket_of_variant(bytes, head_dim, variant), variant);
+// What the scores of a call need.
+ScoreMode score_mode(const attention::ForwardParams& p) {
+  switch (score_kind(p.score_mod)) {
+    case ScoreKind::kScale:
+      return p.dropout.enabled() ? ScoreMode::kDropout : ScoreMode::kScaleOnly;
+    case ScoreKind::kBiasMask:
+      return p.dropout.enabled() ? ScoreMode::kGeneric : ScoreMode::kBiasMask;
+    default:
+      return ScoreMode::kGeneric;
+  }
+}
+
+int choose_row(const attention::ForwardParams& p) {
+  const auto row_of = [&](ScoreMode score) {
+    return sm80::find_row(sm80::kForwardConfigs, element_bytes(p), largest_head_dim(p), score);
   };
-  if (kind == ScoreKind::kScale && p.dropout.enabled()) {
-    return has(Variant::kDropout) ? Variant::kDropout : Variant::kExtended;
+  const ScoreMode score = score_mode(p);
+  const int row = row_of(score);
+  if (score != ScoreMode::kScaleOnly) return row;
+  const int64_t queries = p.sequences.max_seqlen_q;
+  // The row after that of the same head dim is for few queries, where there is one.
+  if (sm80::kForwardConfigs[row + 1].for_few_queries) {
+    return queries <= (p.visibility.one_sided() ? kFewCausalQueries : kFewQueries) ? row + 1 : row;
   }
-  if (kind == ScoreKind::kBiasMask && !p.dropout.enabled()) {
-    return has(Variant::kBiasMask) ? Variant::kBiasMask : Variant::kExtended;
-  }
-  if (kind != ScoreKind::kScale) return Variant::kExtended;
-  const int64_t short_queries = p.visibility.one_sided() ? sm80::kShortCausalQueries : sm80::kShortForwardQueries;
-  if (bytes == 2 && head_dim == 64 && p.sequences.max_seqlen_q <= short_queries) return Variant::kShort;
-  const bool extended_is_smaller = sm80::forward_tile(bytes, head_dim, Variant::kExtended).queries <
-                                   sm80::forward_tile(bytes, head_dim, Variant::kPlain).queries;
-  return extended_is_smaller && p.sequences.max_seqlen_q <= kStationaryQueries ? Variant::kExtended : Variant::kPlain;
+  const int generic = row_of(ScoreMode::kGeneric);
+  const bool generic_is_smaller = sm80::kForwardConfigs[generic].tile.queries < sm80::kForwardConfigs[row].tile.queries;
+  return generic_is_smaller && queries <= kStationaryQueries ? generic : row;
 }
 
 }  // namespace
@@ -61,26 +78,26 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
   if (takes_whole_heads(p)) {
     plan.kernel = ForwardKernel::kWholeHeads;
     plan.head_dim = sm80::kHeadsHeadDim;
-    plan.variant = Variant::kPlain;
+    plan.score = ScoreMode::kScaleOnly;
     plan.nan_repair = NanRepair::kInKernel;
     plan.persistent_ctas = sm80::kHeadsBlocks * limits.sms;
     return plan;
   }
-  const int bytes = element_bytes(p);
   plan.kernel = ForwardKernel::kStreaming;
-  plan.head_dim = sm80::head_dim_bucket(bytes, largest_head_dim(p));
-  plan.variant = choose_variant(p, plan.head_dim);
-  plan.head_dim = sm80::bucket_of_variant(bytes, plan.head_dim, plan.variant);
-  plan.tf32 =
-      p.allow_tf32 && plan.variant == Variant::kPlain && bytes == 4 && plan.head_dim <= sm80::kLargestTf32HeadDim;
-  plan.tile = sm80::forward_tile(bytes, plan.head_dim, plan.variant);
-  plan.nan_repair = sm80::repairs_in_kernel(plan.head_dim, plan.variant) ? NanRepair::kInKernel : NanRepair::kOwnLaunch;
+  plan.row = choose_row(p);
+  const sm80::ForwardConfig& config = sm80::kForwardConfigs[plan.row];
+  plan.score = config.score;
+  plan.head_dim = config.head_dim;
+  plan.tf32 = p.allow_tf32 && plan.score == ScoreMode::kScaleOnly && config.element_bytes == 4 &&
+              plan.head_dim <= sm80::kLargestTf32HeadDim;
+  plan.tile = config.tile;
+  plan.nan_repair = config.repairs_in_kernel ? NanRepair::kInKernel : NanRepair::kOwnLaunch;
   if (p.score_mod.mask.present()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
   }
   if (plan.nan_repair == NanRepair::kOwnLaunch) {
-    const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
-                           sm80::num_slices(p.head_dim_v, plan.tile.columns);
+    const int64_t blocks = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
+                           num_slices(p.head_dim_v, plan.tile.columns);
     plan.workspace.nan_flags = append(plan.workspace.bytes, blocks * plan.tile.warps);
   }
   return plan;

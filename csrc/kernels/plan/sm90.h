@@ -9,9 +9,21 @@
 
 namespace flash_attn_ext::plan {
 
-// The variant by what changes a score, whatever kernels there are. A float32 bias beside 16-bit elements is for the
-// portable kernels.
-Variant wanted_variant_sm90(const attention::AttentionParams& params);
+// The number of queries and keys of a short call at head dims up to 64. This backend's tiles may be so empty there that
+// the portable kernels, which have several small CTAs per SM, are faster. They run instead of all generic kernels, and
+// in other cases that plan/sm90_forward.cpp and plan/sm90_backward.cpp name.
+inline constexpr int64_t kShortTokens = 256;
+// Up to this number of queries, they run in short calls where scores are only scaled; in the backward pass also where a
+// bias of q's dtype has a gradient or comes with a mask.
+inline constexpr int64_t kPortableQueries = 128;
+
+// With more keys per query than this, the contributors of a tile of queries would wait on its dQ semaphore. Phases of
+// key tiles then have dQ accumulators of their own, as many as a pair has key tiles in flight, so that contributors to
+// the same accumulator rarely overlap, and L2 still holds it. With a mask, kernels without semaphores run instead.
+inline constexpr int64_t kMostKeysPerQuery = 8;
+
+// What changes a score, whatever kernels there are. A float32 bias beside 16-bit elements is for the portable kernels.
+ScoreMode score_mode_sm90(const attention::AttentionParams& params);
 
 // Whether a forward call takes a single-tile kernel, whose key tile holds all keys of a sequence, and the plan of such
 // a call.

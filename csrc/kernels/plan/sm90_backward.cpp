@@ -1,3 +1,5 @@
+#include "kernels/config/sm90_backward.h"
+
 #include "attention/even_share.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/sm80.h"
@@ -10,6 +12,8 @@ namespace {
 
 using attention::BackwardParams;
 
+// The thresholds of this file were measured: docs/kernels/log/sm90_backward.md, "Figures behind constants".
+
 // In split-KV, an upper bound on (iterations of a key tile) * (accumulators of dQ) / (key tiles in flight). More
 // accumulators take memory.
 constexpr int64_t kMostSummedIterations = 8;
@@ -17,23 +21,71 @@ constexpr int64_t kMostSummedIterations = 8;
 // Contributors then spread by themselves, and L2 holds the smaller number of accumulators.
 constexpr int64_t kMostSharingTiles = 2;
 
+// Up to these numbers of queries, or of queries and keys, the portable kernels are faster where scores are only scaled.
+struct PortableBackward {
+  int64_t queries;
+  int64_t tokens;
+};
+// waves: tiles of keys per SM, rounded up.
+PortableBackward portable_backward(int64_t waves) {
+  if (waves > 2) return {.queries = 64, .tokens = 96};
+  return {.queries = kPortableQueries, .tokens = waves > 1 ? 224 : 176};
+}
+
+// Up to how many query heads of a KV group one CTA loops over where tiles of keys see different numbers of queries.
+// More than one saves the sum of their dK and dV, but the CTAs drift apart, and L2 no longer holds what they share.
+int64_t most_drifting_heads(sm90::HeadDims dims, int64_t query_tiles) {
+  if (query_tiles <= 8) return dims.qk <= 64 ? 4 : 8;
+  return query_tiles <= (dims.qk <= 64 ? 32 : 16) ? 2 : 1;
+}
+
+// How many waves the key tiles of an L2 head group in one loop direction (schedule/loop_order.h) fill at most. More
+// waves balance tiles of different length; fewer keep more of the group in L2.
+double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
+  if (query_tiles >= 16) return 2;
+  return dims.qk <= 64 ? 1.5 : 1;
+}
+
+// From how many tiles of 64 queries, or of 128 keys, on augmented columns pay where scores are only scaled, at head
+// dims other than 96. They take four times the bytes of the statistics, which short calls would wait for.
+constexpr int64_t kAddingQueryTiles = 9;
+constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
+
+// The row of the table for a call. query_tiles: of the longest sequence.
+int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles) {
+  const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
+  const ScoreMode score = score_mode_sm90(p);
+  // These have one row for each head dim where more than a scale changes scores.
+  const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
+  const bool adds_statistics =
+      dims.qk == 96 || query_tiles >= kAddingQueryTiles || (dims.qk <= 64 && order.tiles >= kAddingKeyTiles);
+  int row = 0;
+  for (const sm90::BackwardConfig& config : sm90::kBackwardConfigs) {
+    const bool is_fastest = score != ScoreMode::kScaleOnly ||
+                            (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics);
+    if (config.dims == dims && config.score == score && is_fastest) return row;
+    ++row;
+  }
+  return row;
+}
+
 // Whether there are so many more keys than queries that the contributors of a query tile would wait for each other's
 // semaphore.
 bool has_few_queries(const BackwardParams& p) {
-  return p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q;
+  return p.sequences.max_seqlen_k > kMostKeysPerQuery * p.sequences.max_seqlen_q;
 }
 
 // Whether the key-stationary kernel computes all gradients. With a mask, calls with few queries are for kernels without
 // semaphores.
 bool is_fused(const BackwardParams& p) {
   if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
-  switch (wanted_variant_sm90(p)) {
-    case Variant::kPlain:
-    case Variant::kDropout:
+  switch (score_mode_sm90(p)) {
+    case ScoreMode::kScaleOnly:
+    case ScoreMode::kDropout:
       return true;
-    case Variant::kMask:
+    case ScoreMode::kMask:
       return !has_few_queries(p);
-    case Variant::kBiasMask:
+    case ScoreMode::kBiasMask:
       return !has_few_queries(p) && !p.score_mod.mask.present() && !p.dbias.present();
     default:
       return false;
@@ -52,18 +104,18 @@ bool is_empty(const BackwardParams& p) {
 bool is_short(const BackwardParams& p, const Limits& limits) {
   const int64_t queries = p.sequences.max_seqlen_q;
   const int64_t tokens = std::max(queries, visible_keys(p));
-  if (largest_head_dim(p) > 64 || tokens > sm90::kShortTokens) return false;
+  if (largest_head_dim(p) > 64 || tokens > kShortTokens) return false;
   const int64_t tiles = p.batch * p.num_heads_k * LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
   const int64_t waves = (tiles + limits.sms - 1) / limits.sms;
-  const sm90::PortableBackward portable = sm90::portable_backward(waves);
-  switch (wanted_variant_sm90(p)) {
-    case Variant::kPlain:
+  const PortableBackward portable = portable_backward(waves);
+  switch (score_mode_sm90(p)) {
+    case ScoreMode::kScaleOnly:
       return queries <= portable.queries || tokens <= portable.tokens;
-    case Variant::kMask:
-    case Variant::kDropout:
+    case ScoreMode::kMask:
+    case ScoreMode::kDropout:
       return false;
-    case Variant::kBiasMask:
-      return !is_fused(p) && queries <= sm90::kPortableQueries;
+    case ScoreMode::kBiasMask:
+      return !is_fused(p) && queries <= kPortableQueries;
     default:
       return true;
   }
@@ -76,7 +128,7 @@ bool keeps_keys_together(const BackwardParams& p) {
   const int64_t queries = p.sequences.max_seqlen_q;
   if (is_fused(p)) return queries > sm80::kSplitQueries || visible_keys(p) < 2 * sm80::kSplitKeys;
   const int64_t head_dim = largest_head_dim(p);
-  return queries <= sm90::kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestBackwardHeadDim);
+  return queries <= kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestBackwardHeadDim);
 }
 
 // Whether the portable kernels run instead. Of a call's sizes, only lengths and head dims decide, unless the call is
@@ -104,7 +156,7 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
 
 // Into how many shares the query heads of a KV group are divided. A share has as many heads as a CTA may loop over.
 uint32_t count_group_shares(int64_t group, sm90::HeadDims dims, int64_t query_tiles) {
-  int64_t heads = std::min(group, sm90::most_drifting_heads(dims, query_tiles));
+  int64_t heads = std::min(group, most_drifting_heads(dims, query_tiles));
   while (group % heads != 0) --heads;
   return static_cast<uint32_t>(group / heads);
 }
@@ -171,8 +223,7 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks) {
     });
     order.group_pairs = static_cast<uint32_t>(std::max<int64_t>(blocks / order.group, 1));
   } else {
-    order.group_pairs =
-        pairs_of_head_group(order, sm90::head_group_waves(dims, query_tiles) * static_cast<double>(blocks));
+    order.group_pairs = pairs_of_head_group(order, head_group_waves(dims, query_tiles) * static_cast<double>(blocks));
   }
   return order;
 }
@@ -195,16 +246,13 @@ BackwardPlan plan_fused(const BackwardParams& p, const LoopOrder& order, const L
   plan.kernels = BackwardKernels::kWarpSpecialised;
   plan.delta = DeltaSource::kFirstKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
-  plan.dq_variant = plan.dkdv_variant = wanted_variant_sm90(p);
+  plan.dq_score = plan.dkdv_score = score_mode_sm90(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
   plan.l2_bytes = limits.l2_bytes;
   plan.persistent_ctas = limits.sms;
   plan.order = order;
   const int64_t longest = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
-  const sm90::BackwardForm form = sm90::backward_form(
-      dims, {.variant = plan.dkdv_variant, .query_tiles = longest, .key_tiles = order.tiles, .cyclic = order.cyclic});
-  plan.pre_signals_dq = form.pre_signals_dq;
-  plan.adds_statistics = form.adds_statistics;
+  plan.row = choose_row(p, order, longest);
   // A packed sequence begins at a tile of its own.
   plan.query_tiles_of_head = is_packed(p) ? p.sequences.total_q / LoopOrder::kQueries + p.batch : p.batch * longest;
   const int64_t query_tiles = p.num_heads_q * plan.query_tiles_of_head;

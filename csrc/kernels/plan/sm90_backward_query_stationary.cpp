@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/config/query_stationary.h"
+#include "kernels/config/sm90_backward.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/workspace.h"
@@ -31,11 +32,11 @@ int64_t count_blocks(int64_t pairs, int64_t sms) {
 
 bool keeps_queries(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
-  if (wanted_variant_sm90(p) != Variant::kPlain || largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
+  if (score_mode_sm90(p) != ScoreMode::kScaleOnly || largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
   if (!p.visibility.unlimited() || is_packed(p) || p.num_heads_q != p.num_heads_k) return false;
   if (count_tiles(p) > kMostTiles) return false;
   return lengths.max_seqlen_q <= sm90::kStationaryQueries &&
-         lengths.max_seqlen_k > sm90::kMostKeysPerQuery * lengths.max_seqlen_q;
+         lengths.max_seqlen_k > kMostKeysPerQuery * lengths.max_seqlen_q;
 }
 
 BackwardPlan plan_backward_query_stationary(const BackwardParams& p, const Limits& limits) {
@@ -45,7 +46,7 @@ BackwardPlan plan_backward_query_stationary(const BackwardParams& p, const Limit
   plan.kernels = BackwardKernels::kQueryStationary;
   plan.delta = DeltaSource::kOwnKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = head_dim;
-  plan.dq_variant = plan.dkdv_variant = Variant::kPlain;
+  plan.dq_score = plan.dkdv_score = ScoreMode::kScaleOnly;
   plan.nan_repair = NanRepair::kOwnLaunch;
   plan.persistent_ctas = std::min(count_tiles(p), count_blocks(pairs, limits.sms));
   BackwardPlan::Workspace& parts = plan.workspace;

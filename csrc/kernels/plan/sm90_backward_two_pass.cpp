@@ -138,13 +138,27 @@ class StoredTiles {
   int64_t product_blocks_;  // work tiles of the GEMM kernel, of a matrix
 };
 
-// The variant that exists for the head dims and does what the call needs, if there is one.
-Variant choose_variant(const BackwardParams& p, sm90::HeadDims dims) {
-  const Variant wanted = wanted_variant_sm90(p);
-  if (wanted == Variant::kPlain || sm90::has_two_pass_kernel(dims, wanted)) return wanted;
+constexpr int kNoRow = -1;
+
+// The row of the cheapest head dims that hold the call's, and of the score mode that does what the call needs, if there
+// is one.
+int choose_row(const BackwardParams& p) {
+  const auto row_of = [&](ScoreMode score) {
+    sm90::HeadDims cheapest{};
+    int row = 0;
+    for (const sm90::TwoPassConfig& config : sm90::kTwoPassConfigs) {
+      if (cheapest == sm90::HeadDims{} && config.dims.hold(p.head_dim_qk, p.head_dim_v)) cheapest = config.dims;
+      if (config.dims == cheapest && config.score == score) return row;
+      ++row;
+    }
+    return kNoRow;
+  };
+  const ScoreMode score = score_mode_sm90(p);
+  const int row = row_of(score);
+  if (row != kNoRow || score == ScoreMode::kScaleOnly) return row;
   const bool has_bias_or_mask = p.score_mod.bias.present() || p.score_mod.mask.present();
-  return has_bias_or_mask || !sm90::has_two_pass_kernel(dims, Variant::kModified) ? Variant::kExtended
-                                                                                  : Variant::kModified;
+  const int without_bias_mask = has_bias_or_mask ? kNoRow : row_of(ScoreMode::kGenericWithoutBiasMask);
+  return without_bias_mask != kNoRow ? without_bias_mask : row_of(ScoreMode::kGeneric);
 }
 
 // The float32 sums that key tiles hand on from chunk to chunk.
@@ -157,10 +171,12 @@ int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const 
 }  // namespace
 
 std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, const Limits& limits) {
-  const sm90::HeadDims dims = sm90::two_pass_head_dims(p.head_dim_qk, p.head_dim_v);
-  const Variant variant = choose_variant(p, dims);
-  if (!sm90::has_two_pass_kernel(dims, variant)) return std::nullopt;
+  const int row = choose_row(p);
+  if (row == kNoRow) return std::nullopt;
+  const sm90::HeadDims dims = sm90::kTwoPassConfigs[row].dims;
+  const ScoreMode score = sm90::kTwoPassConfigs[row].score;
   BackwardPlan plan;
+  plan.row = row;
   plan.query_tiles_of_head = count_query_tiles(p);
   const sm90::ProductTile product = sm90::product_tile(dims);
   plan.stored = StoredTiles(p, product, limits).divide();
@@ -169,7 +185,7 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   plan.delta = DeltaSource::kFirstKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
   plan.head_dim_v = dims.v;
-  plan.dq_variant = plan.dkdv_variant = variant;
+  plan.dq_score = plan.dkdv_score = score;
   if (p.dbias.present()) {
     plan.dbias = BiasGradientSource::kStored;
     plan.writes_dbias_once = launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch);
@@ -190,7 +206,7 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
                                              ScoreTiles::kStatistics * int64_t{sizeof(float)});
   if (p.score_mod.mask.present()) {
     parts.mask_tiles = append(parts.bytes, count_mask_tiles(p).total());
-    if (variant != Variant::kExtended) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
+    if (score != ScoreMode::kGeneric) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }
   parts.work_counter = append(parts.bytes, plan.stored.launches * kCounters * int64_t{sizeof(uint32_t)});
   if (!plan.stored.chunk_ends.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, product));

@@ -1,7 +1,8 @@
+#include "kernels/config/sm90_forward.h"
+
 #include <cmath>
 
 #include "attention/key_interval.h"
-#include "kernels/config/sm90.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
@@ -11,26 +12,70 @@
 namespace flash_attn_ext::plan {
 namespace {
 
+using sm90::ForwardConfig;
+
 constexpr int kWarpgroupRows = 64;
 
-int tile_queries(sm90::HeadDims dims, Variant variant) {
-  return kWarpgroupRows * sm90::forward_tile(dims, variant).warpgroups;
+// The thresholds of this file were measured: docs/kernels/log/sm90.md, "Figures behind constants".
+
+// Up to this number of visible keys the portable kernels are faster, where scores are only scaled and no single-tile
+// kernel runs: tiles of this backend would be so empty that several small CTAs per SM do more.
+constexpr int64_t kPortableKeys = 96;
+// The same for the number of queries and keys, with nothing but a scale, a mask, a bias or dropout.
+constexpr int64_t kPortableTokens = 64;
+// Up to this number of queries, reading the keys bounds a call, and the portable split-KV kernel runs. With more
+// queries, this backend's tiles are at least half full.
+constexpr int64_t kQueriesBoundByKeys = 32;
+
+// Causal calls of up to this number of tokens, and windows of up to this number of keys, have so few key tiles per
+// query tile that prologue and epilogue dominate; two CTAs per SM hide each other's. In longer calls the overlap within
+// a warpgroup matters more.
+constexpr int64_t kTwoCtasTokens = 1536;
+
+// Rows of head dims that are no multiples of this do not consist of whole 32-byte sectors. TMA loads of such rows are
+// slower and bound a call. Above head dim 64, calls with more keys than the second or third constant then load K and V
+// once for 192 queries instead of 128.
+constexpr int64_t kWholeSectors = 16;
+constexpr int64_t kKeysBoundByLoads = 256;
+constexpr int64_t kKeysBoundByLoadsOneSided = 512;
+
+// At head dims from 97 to 128, tiles of 64 keys waste less at the edges of the visible range. They pay for windows of
+// up to this number of keys, and for calls that are bounded on one side only and have this number of tokens.
+constexpr int64_t kMostKeysOfEdgeWindow = 4097;
+constexpr int64_t kLeastEdgeTokensOneSided = 257;
+constexpr int64_t kMostEdgeTokensOneSided = 4096;
+
+// The cost of a row of queries in a tile with fewer of them, relative to the tile that it stands in for: fewer rows
+// share a read of K and V.
+constexpr double kRowCostUpTo64 = 1.2;
+constexpr double kRowCost = 1.07;
+constexpr double kRowCostOfSlowLoads = 1.3;
+
+// By how much the L2 head groups before the last one are smaller than it (schedule.cuh), for a number of query tiles
+// per head. In short calls most reads of K and V miss L2. Longest-first order over all heads makes the first wave
+// memory-bound and the last one compute-bound, so heads are scheduled in small groups. The last group keeps its size,
+// so that a launch ends on the shortest work tiles.
+int64_t smaller_head_groups(int64_t query_tiles) { return query_tiles <= 8 ? 8 : 1; }
+
+// For how many heads the last tiles, which have fewer rows, are scheduled last where all tiles see the same keys
+// (schedule.cuh). With 192 rows the last tile is often much less work.
+int64_t uneven_heads(const ForwardConfig& config, int64_t persistent_ctas) {
+  return config.warpgroups == 3 ? persistent_ctas / 4 : 1;
 }
 
 // Whether tiles would be so empty that the portable kernels are faster.
 bool leaves_tiles_empty(const attention::ForwardParams& p) {
-  constexpr sm90::HeadDims kSmallest = sm90::kForwardHeadDims[0];
-  if (p.head_dim_qk > kSmallest.qk || p.head_dim_v > kSmallest.v) return false;
+  if (!sm90::kForwardConfigs[0].dims.hold(p.head_dim_qk, p.head_dim_v)) return false;
   const int64_t queries = p.sequences.max_seqlen_q;
   const int64_t keys = visible_keys(p);
   const int64_t tokens = std::max(queries, keys);
-  if (tokens <= sm90::kPortableTokens) return true;
-  switch (wanted_variant_sm90(p)) {
-    case Variant::kPlain:
+  if (tokens <= kPortableTokens) return true;
+  switch (score_mode_sm90(p)) {
+    case ScoreMode::kScaleOnly:
       if (takes_single_tile(p)) return false;
-      return keys <= sm90::kPortableKeys || (tokens <= sm90::kShortTokens && queries <= sm90::kPortableQueries);
-    case Variant::kExtended:
-      return tokens <= sm90::kShortTokens;
+      return keys <= kPortableKeys || (tokens <= kShortTokens && queries <= kPortableQueries);
+    case ScoreMode::kGeneric:
+      return tokens <= kShortTokens;
     default:
       return false;
   }
@@ -39,7 +84,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
 // Whether the portable kernels run instead. Only lengths, head dims and features decide, so that a result does not
 // depend on the rest of the batch.
 bool is_for_portable_kernels(const attention::ForwardParams& p) {
-  if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= sm90::kQueriesBoundByKeys)) return true;
+  if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= kQueriesBoundByKeys)) return true;
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
   // TMA descriptors cannot describe an empty tensor.
@@ -63,76 +108,99 @@ bool is_window(const attention::ForwardParams& p) { return !p.visibility.one_sid
 
 // Whether rows of q, k, v and out consist of whole sectors of 32 bytes.
 bool has_whole_sectors(const attention::ForwardParams& p) {
-  return p.head_dim_qk % sm90::kWholeSectors == 0 && p.head_dim_v % sm90::kWholeSectors == 0;
+  return p.head_dim_qk % kWholeSectors == 0 && p.head_dim_v % kWholeSectors == 0;
 }
 
-// Whether the tiles of Short kernels, smaller than those of another variant, end earlier because they fill the GPU more
-// evenly. A result does not depend on it: a row iterates over the same key tiles, in the same order.
-bool is_short(const attention::ForwardParams& p, sm90::HeadDims dims, Variant other, const Limits& limits) {
-  if (!sm90::has_forward_kernel(dims, Variant::kShort)) return false;
-  if (sm90::forward_tile(dims, Variant::kShort).keys != sm90::forward_tile(dims, other).keys) return false;
-  const bool ends_on_short_tiles = is_window(p) || (dims.v > 96 && p.visibility.one_sided());
-  const auto rows_of_block = [&](Variant variant) {
-    const int rows = tile_queries(dims, variant);
+// Whether prologue and epilogue dominate, so that two CTAs per SM end earlier. They have other key tiles, and so other
+// results. So only lengths, head dims and visibility decide.
+bool is_bound_by_epilogues(const attention::ForwardParams& p) {
+  if (p.visibility.one_sided()) return longest(p) <= kTwoCtasTokens;
+  return is_window(p) && window_of(p) <= kTwoCtasTokens;
+}
+
+// Whether much of what is computed lies at the edges of the visible range.
+bool has_long_edges(const attention::ForwardParams& p) {
+  if (is_window(p)) return window_of(p) <= kMostKeysOfEdgeWindow;
+  const int64_t least = std::min(p.sequences.max_seqlen_q, p.sequences.max_seqlen_k);
+  return p.visibility.one_sided() && least >= kLeastEdgeTokensOneSided && longest(p) <= kMostEdgeTokensOneSided;
+}
+
+// Whether tiles of more queries pay, because loads of keys are slower than the GEMMs, or because of the edges of the
+// visible range. As above, only lengths, head dims and visibility decide.
+bool gains_from_more_queries(const attention::ForwardParams& p, sm90::HeadDims dims) {
+  if (dims.v > 96 && has_long_edges(p)) return true;
+  if (has_whole_sectors(p)) return false;
+  const int64_t most = p.visibility.one_sided() ? kKeysBoundByLoadsOneSided : kKeysBoundByLoads;
+  return std::min({p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, window_of(p)}) > most;
+}
+
+// Whether tiles of fewer queries end earlier because they fill the GPU more evenly. A result does not depend on it: a
+// row iterates over the same key tiles, in the same order.
+bool fills_gpu_more_evenly(const attention::ForwardParams& p, const ForwardConfig& fewer, const ForwardConfig& more,
+                           const Limits& limits) {
+  const bool ends_on_short_tiles = is_window(p) || (more.dims.v > 96 && p.visibility.one_sided());
+  const auto rows_of_cta = [&](const ForwardConfig& config) {
+    const int rows = config.block_m();
     const auto waves_of_tiles = [&](int queries) {
-      const int64_t tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, queries);
+      const int64_t tiles = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, queries);
       return static_cast<double>(tiles) / static_cast<double>(limits.sms);
     };
     // Query tiles that see few keys come last, and fill the last wave.
     if (ends_on_short_tiles) return kWarpgroupRows * waves_of_tiles(kWarpgroupRows) + 0.5 * rows;
     return rows * std::ceil(waves_of_tiles(rows));
   };
-  return rows_of_block(Variant::kShort) * sm90::short_row_cost(dims, has_whole_sectors(p)) < rows_of_block(other);
+  const double of_long_rows = has_whole_sectors(p) ? kRowCost : kRowCostOfSlowLoads;
+  return rows_of_cta(fewer) * (more.dims.v <= 64 ? kRowCostUpTo64 : of_long_rows) < rows_of_cta(more);
 }
 
-// Whether tiles so small that two CTAs share an SM end earlier. They have other key tiles, and so other results. So
-// only lengths, head dims and visibility decide.
-bool is_small(const attention::ForwardParams& p, sm90::HeadDims dims) {
-  if (!sm90::has_forward_kernel(dims, Variant::kSmall)) return false;
-  if (p.visibility.one_sided()) return longest(p) <= sm90::kSmallTokens;
-  return is_window(p) && window_of(p) <= sm90::kSmallTokens;
+constexpr int kNoRow = -1;
+
+// The first row of the table that holds the head dims and is wanted.
+template <class Predicate>
+int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
+  for (int row = 0; row < static_cast<int>(std::size(sm90::kForwardConfigs)); ++row) {
+    const ForwardConfig& config = sm90::kForwardConfigs[row];
+    if (config.holds(p.head_dim_qk, p.head_dim_v) && is_wanted(config)) return row;
+  }
+  return kNoRow;
 }
 
-// Whether much of what is computed lies at the edges of the visible range.
-bool has_tall_edges(const attention::ForwardParams& p) {
-  if (is_window(p)) return window_of(p) <= sm90::kTallWindow;
-  const int64_t least = std::min(p.sequences.max_seqlen_q, p.sequences.max_seqlen_k);
-  return p.visibility.one_sided() && least > sm90::kTallKeys && longest(p) <= sm90::kTallTokensOneSided;
+int choose_row(const attention::ForwardParams& p, const Limits& limits) {
+  const auto default_row = [&](ScoreMode score) {
+    return find_row(p, [&](const ForwardConfig& row) { return row.score == score && !row.split_kv; });
+  };
+  const ScoreMode score = score_mode_sm90(p);
+  int chosen = default_row(score);
+  if (chosen == kNoRow) return default_row(ScoreMode::kGeneric);
+  if (score != ScoreMode::kScaleOnly) return chosen;
+  const int split_kv = find_row(p, [](const ForwardConfig& row) { return row.split_kv; });
+  if (split_kv != kNoRow && leaves_sms_idle(p, sm90::kForwardConfigs[split_kv].block_m(), limits)) return split_kv;
+  const auto other_row = [&](auto&& is_wanted) {
+    const ForwardConfig& current = sm90::kForwardConfigs[chosen];
+    return find_row(p, [&](const ForwardConfig& row) {
+      return row.dims == current.dims && row.score == current.score && !row.split_kv && is_wanted(row, current);
+    });
+  };
+  const int two_ctas = other_row([](const ForwardConfig& row, const ForwardConfig&) { return row.ctas_per_sm == 2; });
+  if (two_ctas != kNoRow && is_bound_by_epilogues(p)) return two_ctas;
+  const int more_queries = other_row(
+      [](const ForwardConfig& row, const ForwardConfig& current) { return row.block_m() > current.block_m(); });
+  if (more_queries != kNoRow && gains_from_more_queries(p, sm90::kForwardConfigs[chosen].dims)) chosen = more_queries;
+  const int fewer_queries = other_row([](const ForwardConfig& row, const ForwardConfig& current) {
+    return row.block_m() < current.block_m() && row.block_n == current.block_n;
+  });
+  const bool takes_fewer = fewer_queries != kNoRow && fills_gpu_more_evenly(p, sm90::kForwardConfigs[fewer_queries],
+                                                                            sm90::kForwardConfigs[chosen], limits);
+  return takes_fewer ? fewer_queries : chosen;
 }
 
-// Whether tiles of more queries are worthwhile, because loads of keys are slower than the GEMMs, or because of the
-// edges of the visible range. As above, only lengths, head dims and visibility decide.
-bool is_tall(const attention::ForwardParams& p, sm90::HeadDims dims) {
-  if (!sm90::has_forward_kernel(dims, Variant::kTall)) return false;
-  if (dims.v > 96 && has_tall_edges(p)) return true;
-  if (has_whole_sectors(p)) return false;
-  const int64_t most = p.visibility.one_sided() ? sm90::kTallKeysOneSided : sm90::kTallKeys;
-  return std::min({p.sequences.max_seqlen_q, p.sequences.max_seqlen_k, window_of(p)}) > most;
-}
-
-// Whether a variant can compute intervals of keys. Variants with masks cannot, nor can split-KV, which combines the
-// splits of all batch entries.
-bool takes_intervals(Variant variant) {
-  return variant == Variant::kDropout || (sm90::is_plain(variant) && variant != Variant::kSplitKv) ||
-         variant == Variant::kSingleTile;
-}
-
-sm90::HeadDims head_dims_of(const attention::ForwardParams& p, Variant variant) {
-  return sm90::forward_head_dims(p.head_dim_qk, p.head_dim_v, variant);
-}
-
-Variant choose_variant(const attention::ForwardParams& p, const Limits& limits) {
-  const Variant wanted = wanted_variant_sm90(p);
-  const sm90::HeadDims dims = head_dims_of(p, wanted);
-  if (dims == sm90::HeadDims{}) return Variant::kExtended;
-  if (wanted != Variant::kPlain) return wanted;
-  const sm90::HeadDims of_parts = head_dims_of(p, Variant::kSplitKv);
-  const bool divides =
-      of_parts != sm90::HeadDims{} && leaves_sms_idle(p, tile_queries(of_parts, Variant::kSplitKv), limits);
-  if (divides) return Variant::kSplitKv;
-  if (is_small(p, dims)) return Variant::kSmall;
-  const Variant variant = is_tall(p, dims) ? Variant::kTall : Variant::kPlain;
-  return is_short(p, dims, variant, limits) ? Variant::kShort : variant;
+// Whether a plan without a mask can compute intervals of keys. Split-KV cannot, because it combines the splits of all
+// batch entries.
+bool takes_intervals(const ForwardPlan& plan) {
+  if (plan.kernel == ForwardKernel::kSingleTile) return true;
+  if (plan.kernel != ForwardKernel::kWarpSpecialised) return false;
+  const ForwardConfig& config = sm90::kForwardConfigs[plan.row];
+  return !config.has_bias_or_mask() && !config.split_kv;
 }
 
 // Whether batch entries of which the mask leaves one interval of keys can be computed as if they had no other keys.
@@ -151,7 +219,7 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
   attention::ForwardParams without_mask = p;
   without_mask.score_mod.mask = {};
   auto of_intervals = std::make_shared<const ForwardPlan>(plan_forward_sm90(without_mask, limits));
-  if (of_intervals->kernel != ForwardKernel::kWarpSpecialised || !takes_intervals(of_intervals->variant)) return;
+  if (!takes_intervals(*of_intervals)) return;
   plan.workspace.intervals =
       append(plan.workspace.bytes, count_mask_tiles(p).batch * int64_t{sizeof(attention::KeyInterval)});
   plan.workspace.of_intervals = append(plan.workspace.bytes, of_intervals->workspace.bytes);
@@ -165,32 +233,34 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
   ForwardPlan plan;
   plan.kernel = ForwardKernel::kWarpSpecialised;
-  plan.variant = choose_variant(p, limits);
-  const sm90::HeadDims dims = head_dims_of(p, plan.variant);
-  plan.head_dim = dims.qk;
-  plan.head_dim_v = dims.v;
-  const sm90::ForwardTile tile = sm90::forward_tile(dims, plan.variant);
-  plan.tile = {.queries = tile_queries(dims, plan.variant),
-               .keys = tile.keys,
-               .warps = 4 * tile.warpgroups,
+  plan.row = choose_row(p, limits);
+  const ForwardConfig& config = sm90::kForwardConfigs[plan.row];
+  plan.score = config.score;
+  plan.head_dim = config.dims.qk;
+  plan.head_dim_v = config.dims.v;
+  plan.tile = {.queries = config.block_m(),
+               .keys = config.block_n,
+               .warps = 4 * config.warpgroups,
                .columns = sm90::kColumns,
-               .blocks = tile.blocks,
-               .stages = tile.key_stages};
+               .blocks = config.ctas_per_sm,
+               .stages = config.kv_stages};
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;
-  plan.persistent_ctas = tile.blocks * limits.sms;
+  plan.persistent_ctas = config.ctas_per_sm * limits.sms;
+  plan.smaller_head_groups = smaller_head_groups(num_tiles(p.sequences.max_seqlen_q, config.block_m()));
+  plan.uneven_heads = uneven_heads(config, plan.persistent_ctas);
   if (p.score_mod.mask.present()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
-    if (plan.variant != Variant::kExtended) {
+    if (config.score != ScoreMode::kGeneric) {
       plan.workspace.mask_bits = append(plan.workspace.bytes, mask_bits_bytes(p));
     }
   }
-  const int64_t whole_tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
-                              sm80::num_slices(p.head_dim_v, plan.tile.columns);
-  if (plan.variant == Variant::kSplitKv) plan.kv_splits = kv_splits(p, whole_tiles, limits);
+  const int64_t whole_tiles = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
+                              num_slices(p.head_dim_v, plan.tile.columns);
+  if (config.split_kv) plan.kv_splits = kv_splits(p, whole_tiles, limits);
   const int64_t tiles = whole_tiles * plan.kv_splits;
-  if (plan.variant == Variant::kSplitKv) {
-    const int64_t columns = sm90::part_columns(dims.v);
+  if (config.split_kv) {
+    const int64_t columns = sm90::part_columns(config.dims.v);
     plan.workspace.split_rows = append(plan.workspace.bytes, tiles * plan.tile.queries * columns * 4);
     plan.workspace.split_states = append(plan.workspace.bytes, tiles * plan.tile.queries * 8);
   }

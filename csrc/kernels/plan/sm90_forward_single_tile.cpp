@@ -1,6 +1,7 @@
 #include <algorithm>
+#include <iterator>
 
-#include "kernels/config/sm90.h"
+#include "kernels/config/sm90_forward.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/workspace.h"
@@ -10,14 +11,19 @@ namespace {
 
 constexpr int kTileQueries = 64;
 
+constexpr int64_t kMostKeys = std::end(sm90::kSingleTileConfigs)[-1].block_n;
+// Where only one side is bounded, half of a tile is masked. With more keys than this, two CTAs per SM with smaller
+// tiles are faster.
+constexpr int64_t kMostKeysOneSided = 160;
+
 // The query tiles of a head that one work tile has. More of them read the keys less often, fewer fill the SMs more
 // evenly. A result does not depend on it.
 int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Limits& limits) {
   constexpr int64_t kMost = 16;
   constexpr int64_t kCostOfKeys = 1;  // of reading the keys of a work tile, in query tiles
-  const int64_t tiles = sm80::num_tiles(p.sequences.max_seqlen_q, kTileQueries);
+  const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kTileQueries);
   const auto cost = [&](int64_t count) {
-    const int64_t work_tiles = p.batch * p.num_heads_q * sm80::num_tiles(tiles, static_cast<int>(count));
+    const int64_t work_tiles = p.batch * p.num_heads_q * num_tiles(tiles, static_cast<int>(count));
     return (work_tiles + limits.sms - 1) / limits.sms * (count + kCostOfKeys);
   };
   int64_t best = 1;
@@ -31,30 +37,29 @@ int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Limits
 
 bool takes_single_tile(const attention::ForwardParams& p) {
   constexpr sm90::HeadDims kDims = sm90::kSingleTileHeadDims;
-  if (wanted_variant_sm90(p) != Variant::kPlain || p.head_dim_qk > kDims.qk || p.head_dim_v > kDims.v) return false;
-  return p.sequences.max_seqlen_k <=
-         (p.visibility.one_sided() ? sm90::kMostKeysOfSingleTileOneSided : sm90::kMostKeysOfSingleTile);
+  if (score_mode_sm90(p) != ScoreMode::kScaleOnly || !kDims.hold(p.head_dim_qk, p.head_dim_v)) return false;
+  return p.sequences.max_seqlen_k <= (p.visibility.one_sided() ? kMostKeysOneSided : kMostKeys);
 }
 
 ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Limits& limits) {
   ForwardPlan plan;
-  plan.kernel = ForwardKernel::kWarpSpecialised;
-  plan.variant = Variant::kSingleTile;
+  plan.kernel = ForwardKernel::kSingleTile;
+  plan.score = ScoreMode::kScaleOnly;
   plan.head_dim = sm90::kSingleTileHeadDims.qk;
   plan.head_dim_v = sm90::kSingleTileHeadDims.v;
-  const int keys = *std::ranges::lower_bound(sm90::kSingleTile, p.sequences.max_seqlen_k);
-  const sm90::SingleTileShape tile = sm90::single_tile_shape(keys);
+  while (sm90::kSingleTileConfigs[plan.row].block_n < p.sequences.max_seqlen_k) ++plan.row;
+  const sm90::SingleTileConfig& config = sm90::kSingleTileConfigs[plan.row];
   const int64_t query_tiles = query_tiles_of_work_tile(p, limits);
   plan.tile = {.queries = static_cast<int>(query_tiles * kTileQueries),
-               .keys = keys,
-               .warps = 4 * tile.warpgroups,
+               .keys = config.block_n,
+               .warps = 4 * config.warpgroups,
                .columns = sm90::kSingleTileHeadDims.v,
                .blocks = 1,
-               .stages = tile.key_stages};
+               .stages = config.kv_stages};
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;
   plan.persistent_ctas = limits.sms;
-  const int64_t work_tiles = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, plan.tile.queries);
+  const int64_t work_tiles = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, plan.tile.queries);
   plan.workspace.nan_flags = append(plan.workspace.bytes, work_tiles * query_tiles * (kTileQueries / 16));
   return plan;
 }

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "attention/score_mod.h"
+#include "kernels/common/with_row.h"
 #include "kernels/config/sm80.h"
 #include "tile/element.h"
 
@@ -15,9 +16,6 @@ namespace flash_attn_ext::sm80 {
 
 template <int kValue>
 using Int = std::integral_constant<int, kValue>;
-
-template <Variant kVariant>
-using VariantTag = std::integral_constant<Variant, kVariant>;
 
 template <class Function>
 cudaError_t with_element(attention::ElementType element, bool tf32, Function&& function) {
@@ -50,32 +48,19 @@ cudaError_t with_head_dim(int head_dim, Function&& function) {
   return cudaErrorInvalidValue;
 }
 
-// The kernels of an element type and a head dim.
-template <class Element, int kHeadDim>
-struct KernelGroup {
-  // TF32 has Plain kernels only.
-  template <auto kHas>
-  static constexpr bool has(Variant variant) {
-    return kHas(sizeof(Element), kHeadDim, variant) &&
-           (!std::is_same_v<Element, tile::Tf32> || variant == Variant::kPlain);
-  }
-};
-
-// Calls function(VariantTag<variant>) if kHas(element bytes, head dim, variant) is true.
-template <auto kHas, class Group, class Function>
-cudaError_t with_variant(Variant variant, Function&& function) {
-  cudaError_t error = cudaErrorInvalidValue;
-  const auto call = [&](auto tag) {
-    if constexpr (Group::template has<kHas>(tag())) {
-      if (tag() == variant) error = function(tag);
+// Calls function(number) with the number of a row, as a constant, if the element type and the head dim have a kernel of
+// that row. TF32 has scale-only kernels alone.
+template <const auto& kTable, class Element, int kHeadDim, class Function>
+cudaError_t with_row_of(int row, Function&& function) {
+  return common::with_row<kTable>(row, [&](auto number) {
+    constexpr auto kConfig = kTable[number()];
+    constexpr bool kHasScore = !std::is_same_v<Element, tile::Tf32> || kConfig.score == ScoreMode::kScaleOnly;
+    if constexpr (kConfig.element_bytes == sizeof(Element) && kConfig.head_dim == kHeadDim && kHasScore) {
+      return function(number);
+    } else {
+      return cudaErrorInvalidValue;
     }
-  };
-  call(VariantTag<Variant::kPlain>{});
-  call(VariantTag<Variant::kShort>{});
-  call(VariantTag<Variant::kDropout>{});
-  call(VariantTag<Variant::kBiasMask>{});
-  call(VariantTag<Variant::kExtended>{});
-  return error;
+  });
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -1,11 +1,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <iterator>
-#include <utility>
-
 #include "kernels/common/masks/key_mask.h"
 #include "kernels/common/masks/mask_tiles.h"
+#include "kernels/common/with_row.h"
+#include "kernels/config/sm90_forward.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/sm90/sm90_backend.h"
@@ -15,61 +14,27 @@ namespace flash_attn_ext::sm90 {
 namespace {
 
 template <class Element>
-cudaError_t with_variant(const ForwardCall& params, const plan::ForwardPlan& plan, void* workspace,
-                         cudaStream_t stream) {
-  switch (plan.variant) {
-    case Variant::kPlain:
-      return forward<Element, Variant::kPlain>(params, plan, workspace, stream);
-    case Variant::kShort:
-      return forward<Element, Variant::kShort>(params, plan, workspace, stream);
-    case Variant::kSmall:
-      return forward<Element, Variant::kSmall>(params, plan, workspace, stream);
-    case Variant::kTall:
-      return forward<Element, Variant::kTall>(params, plan, workspace, stream);
-    case Variant::kSingleTile:
-      return forward_single_tile<Element>(params, plan, workspace, stream);
-    case Variant::kSplitKv:
-      return forward<Element, Variant::kSplitKv>(params, plan, workspace, stream);
-    case Variant::kDropout:
-      return forward<Element, Variant::kDropout>(params, plan, workspace, stream);
-    case Variant::kMask:
-      return forward<Element, Variant::kMask>(params, plan, workspace, stream);
-    case Variant::kBiasMask:
-      return forward<Element, Variant::kBiasMask>(params, plan, workspace, stream);
-    case Variant::kExtended:
-      return forward<Element, Variant::kExtended>(params, plan, workspace, stream);
-    default:
-      return cudaErrorInvalidValue;
+cudaError_t run_planned(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
+  if (plan.kernel == plan::ForwardKernel::kSingleTile) {
+    return forward_single_tile<Element>(call, plan, workspace, stream);
   }
+  return common::with_row<kForwardConfigs>(plan.row, [&](auto row) {
+    return forward<Element, kForwardConfigs[row()].score>(call, plan, workspace, stream);
+  });
 }
 
 template <class Element>
-cudaError_t with_kernels(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
-                         cudaStream_t stream) {
+cudaError_t run_planned(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                        cudaStream_t stream) {
   if (plan.kernels == plan::BackwardKernels::kWarpSpecialised) {
     return backward<Element>(params, plan, workspace, stream);
   }
   if (plan.kernels == plan::BackwardKernels::kQueryStationary) {
     return backward_query_stationary<Element>(params, plan, workspace, stream);
   }
-  cudaError_t error = cudaErrorInvalidValue;
-  const auto try_kernel = [&](auto index, auto variant) {
-    constexpr HeadDims kDims = kTwoPassHeadDims[index()];
-    if constexpr (has_two_pass_kernel(kDims, variant())) {
-      if (plan.dq_head_dim != kDims.qk || plan.head_dim_v != kDims.v || plan.dq_variant != variant()) return;
-      error = backward_two_pass<Element, kDims, variant()>(params, plan, workspace, stream);
-    }
-  };
-  const auto try_variants = [&]<Variant... kVariants>(auto index) {
-    (try_kernel(index, std::integral_constant<Variant, kVariants>{}), ...);
-  };
-  const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
-    (try_variants.template operator()<Variant::kPlain, Variant::kMask, Variant::kBiasMask, Variant::kModified,
-                                      Variant::kExtended>(std::integral_constant<size_t, kIndices>{}),
-     ...);
-  };
-  try_all(std::make_index_sequence<std::size(kTwoPassHeadDims)>{});
-  return error;
+  return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
+    return backward_two_pass<Element, kTwoPassConfigs[row()].dims>(params, plan, workspace, stream);
+  });
 }
 
 // Writes what the kernels read of a mask.
@@ -101,9 +66,8 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
                         cudaStream_t stream) {
   ForwardCall call = {params};
   const auto run = [&](const plan::ForwardPlan& plan, void* workspace) {
-    return call.element == attention::ElementType::kBFloat16
-               ? with_variant<__nv_bfloat16>(call, plan, workspace, stream)
-               : with_variant<__half>(call, plan, workspace, stream);
+    return call.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(call, plan, workspace, stream)
+                                                             : run_planned<__half>(call, plan, workspace, stream);
   };
   cudaError_t error =
       plan.of_intervals ? scan_key_mask(call, plan, workspace, stream) : scan_mask(call, plan, workspace, stream);
@@ -120,8 +84,8 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
     const cudaError_t error = scan_mask(p, plan, workspace, stream);
     if (error != cudaSuccess) return error;
   }
-  return p.element == attention::ElementType::kBFloat16 ? with_kernels<__nv_bfloat16>(p, plan, workspace, stream)
-                                                        : with_kernels<__half>(p, plan, workspace, stream);
+  return p.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(p, plan, workspace, stream)
+                                                        : run_planned<__half>(p, plan, workspace, stream);
 }
 
 }  // namespace flash_attn_ext::sm90

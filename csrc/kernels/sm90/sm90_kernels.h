@@ -4,13 +4,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/config/score_mode.h"
 #include "kernels/config/sm90.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward_call.h"
 
 namespace flash_attn_ext::sm90 {
 
-template <class Element, Variant kVariant>
+// The forward pass of the rows of a score mode.
+template <class Element, ScoreMode kScore>
 cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream);
 
 // The forward pass where one tile has all keys of a sequence.
@@ -28,8 +30,9 @@ template <class Element>
 cudaError_t backward_query_stationary(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
                                       void* workspace, cudaStream_t stream);
 
-// The two-pass backward for kTwoPassHeadDims, with the gradient of a bias: dQ comes first, and materialises P and dS.
-template <class Element, HeadDims kDims, Variant kVariant>
+// The two-pass backward of the rows of some head dims, with the gradient of a bias: dQ comes first, and materialises P
+// and dS. Rows of the same head dims share the GEMM kernel.
+template <class Element, HeadDims kDims>
 cudaError_t backward_two_pass(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                               cudaStream_t stream);
 

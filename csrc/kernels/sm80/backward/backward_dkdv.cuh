@@ -30,21 +30,21 @@ template <class Traits>
 struct BackwardDkdvKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr KeyStationaryTile kTile = backward_dkdv_tile(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr KeyStationaryTile kTile = Traits::kConfig.tile;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
   // Whether one launch computes both gradients. Otherwise each launch computes the one that has data, since both do not
   // fit registers.
   static constexpr bool kBoth = kTile.both;
-  static constexpr bool kMayStoreScores = kBoth && dkdv_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr bool kMayStoreScores = kBoth && Traits::kConfig.stores_scores;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
   using Where = ScoreTile<Rows::kKeys, Scores>;
   using Terms =
-      std::conditional_t<Traits::kExtended,
+      std::conditional_t<Traits::kGeneric,
                          StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>, NoBiasMask>;
   using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
-  static constexpr int kStatistics = Traits::kExtended ? 3 : 2;  // a query's LSE, delta, and the residual of the LSE
+  static constexpr int kStatistics = Traits::kGeneric ? 3 : 2;  // a query's LSE, delta, and the residual of the LSE
 
   struct Stage {
     QueryTile q;
@@ -55,7 +55,7 @@ struct BackwardDkdvKernel {
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
     Stage stages[kTile.stages];
-    Terms terms[Traits::kExtended ? kTile.warps : 1];
+    Terms terms[Traits::kGeneric ? kTile.warps : 1];
   };
 
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
@@ -130,7 +130,7 @@ struct BackwardDkdvKernel {
     }
 
     __device__ __forceinline__ void load(Stage& stage, int tile) const {
-      if constexpr (Traits::kExtended) {  // they have no registers to cache addresses
+      if constexpr (Traits::kGeneric) {  // they have no registers to cache addresses
         q.template copy<false>(stage.q, tile, whole);
         dout.template copy<false>(stage.dout, tile, whole);
         copy_statistics(stage, tile * kTile.queries);
@@ -169,11 +169,11 @@ struct BackwardDkdvKernel {
   __device__ __forceinline__ Where where_of(int tile) const {
     return {p, item, first_key + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.queries};
   }
-  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[Traits::kExtended ? tile::warp() : 0]; }
+  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[Traits::kGeneric ? tile::warp() : 0]; }
 
   // Called when no lane of the warp reads those of the preceding tile any more.
   __device__ __forceinline__ void load_terms(const Iteration& at) const {
-    if constexpr (Traits::kExtended) {
+    if constexpr (Traits::kGeneric) {
       stage(own_terms(), where_of(at.tile), at.masked);
       ptx::commit_copies();
     }
@@ -192,11 +192,11 @@ struct BackwardDkdvKernel {
                            {first_key, first_key + kTile.keys});
     };
     const bool stores_scores = kMayStoreScores && p.stored.present();
-    Iteration at = next_unmasked<1, Traits::kExtended>(tiles.begin, end_tile, coverage);
+    Iteration at = next_unmasked<1, Traits::kGeneric>(tiles.begin, end_tile, coverage);
     using ScoreRows = StoredRows<Element, Scores>;
     const ScoreRows score_rows =
         stores_scores ? ScoreRows(p, item, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
-    if (Traits::kExtended && stores_scores) score_rows.write_zeros(p, tiles.begin, at.tile);
+    if (Traits::kGeneric && stores_scores) score_rows.write_zeros(p, tiles.begin, at.tile);
     if (at.tile == end_tile) return;
     const Queries queries(*this);
     int current = 0;
@@ -205,7 +205,7 @@ struct BackwardDkdvKernel {
     load_terms(at);
     while (at.tile != end_tile) {
       const auto where = where_of(at.tile);
-      const Iteration next = next_unmasked<1, Traits::kExtended>(at.tile + 1, end_tile, coverage);
+      const Iteration next = next_unmasked<1, Traits::kGeneric>(at.tile + 1, end_tile, coverage);
       Stage& stage = shared.stages[current];
       ptx::wait_copies<0>();
       __syncthreads();  // this stage has arrived, and no warp reads the other one any more
@@ -218,11 +218,11 @@ struct BackwardDkdvKernel {
       tile::multiply_head_dims(scores, shared.k, tile::warp() * kRowsPerWarp, stage.q);
       if (wants_dk()) tile::multiply_head_dims(gradients, shared.v, tile::warp() * kRowsPerWarp, stage.dout);
       const auto statistics = [&](int, int column) {
-        const float residual = Traits::kExtended ? stage.statistics[kStatistics - 1][column] : 0.0f;
-        return query_statistics<Traits::kExtended>(stage.statistics[0][column], stage.statistics[1][column], residual);
+        const float residual = Traits::kGeneric ? stage.statistics[kStatistics - 1][column] : 0.0f;
+        return query_statistics<Traits::kGeneric>(stage.statistics[0][column], stage.statistics[1][column], residual);
       };
       const auto differentiate_tile = [&](auto is_partial) {
-        if constexpr (Traits::kExtended) {
+        if constexpr (Traits::kGeneric) {
           differentiate<Differentiation<true, is_partial(), GradientOf::kProduct>>(scores, gradients, where,
                                                                                    own_terms(), at.masked, statistics);
         } else {
@@ -234,13 +234,13 @@ struct BackwardDkdvKernel {
       } else {
         differentiate_tile(std::true_type{});
       }
-      if constexpr (Traits::kExtended) {
+      if constexpr (Traits::kGeneric) {
         __syncwarp();  // no lane reads the bias and mask any more
         if (next.tile != end_tile) load_terms(next);
       }
       if (stores_scores) {
         score_rows.write(p, p.stored.ds, at.tile * kTile.queries, gradients);
-        if (Traits::kExtended) score_rows.write_zeros(p, at.tile + 1, next.tile);
+        if (Traits::kGeneric) score_rows.write_zeros(p, at.tile + 1, next.tile);
       }
       if constexpr (kBoth) {
         tile::multiply_registers(dv, scores, stage.dout, first_column);

@@ -34,20 +34,16 @@ template <class Traits>
 struct BackwardDqKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr QueryStationaryTile kTile = Traits::kConfig.tile;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
-
-  // Extended kernels of small head dims never materialise scores, but are slower without the branch
-  // (docs/kernels/log/sm80_backward.md, "Dead ends").
-  static constexpr bool kMayStoreScores =
-      dq_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
-  static constexpr bool kMayDivide = has_divided_dq_kernel(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr bool kMayStoreScores = Traits::kConfig.stores_scores;
+  static constexpr bool kMayDivide = Traits::kConfig.divides_keys;
   // The type in which positions are divided. It decides which registers ptxas has left, and so which kernels spill.
   using Position = std::conditional_t<kMayDivide, uint32_t, int64_t>;
   // Whether masked tiles have a loop body of their own. Kernels of larger head dims, which materialise scores, have a
   // branch there anyway.
-  static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
+  static constexpr bool kTwoBodies = !Traits::kGeneric && kHeadDim <= 128;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Where = ScoreTile<Rows::kQueries, Scores>;
@@ -212,7 +208,7 @@ struct BackwardDqKernel {
     const auto statistics_of = [&](int r, int) -> const auto& { return statistics[r]; };
     const auto differentiate_tile = [&](auto is_partial) {
       if constexpr (Traits::kHasBiasMask) {
-        differentiate<Differentiation<Traits::kExtended, is_partial(), GradientOf::kProduct>>(
+        differentiate<Differentiation<Traits::kGeneric, is_partial(), GradientOf::kProduct>>(
             scores, gradients, where, own_terms(), at.masked, statistics_of);
       } else {
         differentiate_scaled<is_partial()>(scores, gradients, where, statistics_of);

@@ -57,7 +57,8 @@ struct DscoreRanges {
 
 template <class Element, int kHeadDim>
 struct DscoreSumsKernel {
-  static constexpr QueryStationaryTile kTile = backward_dq_tile(sizeof(Element), kHeadDim, Variant::kExtended);
+  static constexpr QueryStationaryTile kTile =
+      kDqConfigs[find_row(kDqConfigs, sizeof(Element), kHeadDim, ScoreMode::kGeneric)].tile;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
 
@@ -264,7 +265,8 @@ __global__ void __launch_bounds__(Kernel::kThreads) dscore_sums_kernel(const __g
 template <class Element>
 cudaError_t dscore_sums(const BackwardParams& p, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream) {
   return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
-    if constexpr (has_general_head_dim(sizeof(Element), head_dim())) {
+    constexpr int kRow = find_row(kDqConfigs, sizeof(Element), head_dim(), ScoreMode::kGeneric);
+    if constexpr (kDqConfigs[kRow].head_dim == head_dim()) {
       using Kernel = DscoreSumsKernel<Element, head_dim()>;
       const DscoreParams params = Kernel::make_params(p, sum);
       return launch<Kernel>(dscore_sums_kernel<Kernel>, params, params.num_blocks(), stream);

@@ -28,8 +28,8 @@ cudaError_t launch_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaS
 
 template <class Element, int kHeadDim>
 cudaError_t backward_dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_variant<has_dkdv_kernel, KernelGroup<Element, kHeadDim>>(plan.dkdv_variant, [&](auto variant) {
-    using Kernel = BackwardDkdvKernel<KernelTraits<Element, kHeadDim, variant()>>;
+  return with_row_of<kDkdvConfigs, Element, kHeadDim>(plan.dkdv_row, [&](auto row) {
+    using Kernel = BackwardDkdvKernel<KernelTraits<Element, kDkdvConfigs[row()]>>;
     if (Kernel::kBoth || p.dk.data == nullptr || p.dv.data == nullptr) return launch_dkdv<Kernel>(p, plan, stream);
     BackwardParams of_one = p;
     of_one.dk.data = nullptr;
@@ -43,8 +43,8 @@ cudaError_t backward_dkdv(const BackwardParams& p, const BackwardPlan& plan, cud
 
 template <class Element, int kHeadDim>
 cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  return with_variant<has_dq_kernel, KernelGroup<Element, kHeadDim>>(plan.dq_variant, [&](auto variant) {
-    using Kernel = BackwardDqKernel<KernelTraits<Element, kHeadDim, variant()>>;
+  return with_row_of<kDqConfigs, Element, kHeadDim>(plan.dq_row, [&](auto row) {
+    using Kernel = BackwardDqKernel<KernelTraits<Element, kDqConfigs[row()]>>;
     const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
                                                 .rows = Rows::kQueries,
                                                 .tile_rows = Kernel::kTile.queries,

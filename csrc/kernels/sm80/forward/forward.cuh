@@ -42,20 +42,16 @@ template <class Traits>
 struct ForwardKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr QueryStationaryTile kTile = forward_tile(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr QueryStationaryTile kTile = Traits::kConfig.tile;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   static constexpr int kFewKeys = 16;  // a last tile with no more keys than this is narrow, where there are two stages
-  static constexpr bool kCachesAddresses = Traits::kVariant == Variant::kShort;  // where there is one stage
-  using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;              // the type of indices in copies
+  static constexpr bool kCachesAddresses = Traits::kConfig.for_few_queries;  // where there is one stage
+  using Index = std::conditional_t<kHeadDim <= 128, int, unsigned>;          // the type of indices in copies
 
-  // The type in which intervals are computed. With 32 bits ptxas spills in Short kernels (docs/kernels/log/sm80.md,
-  // "Types of positions").
-  using Length = std::conditional_t<Traits::kVariant == Variant::kShort, int64_t, int>;
-
-  // Whether the warp's first row, instead of the CTA's, decides up to where tiles are unmasked. Under causality it sees
-  // more keys. Kernels that have a loop body for partly masked tiles gain nothing from it.
-  static constexpr bool kFullForWarp = Traits::kVariant == Variant::kPlain && kHeadDim == 128;
+  // The type in which intervals are computed. With 32 bits ptxas spills in kernels for few queries
+  // (docs/kernels/log/sm80.md, "Types of positions").
+  using Length = std::conditional_t<Traits::kConfig.for_few_queries, int64_t, int>;
 
   using WarpRows = ForwardRows<Traits>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
@@ -97,13 +93,14 @@ struct ForwardKernel {
     num_keys = static_cast<int>(item.sequence.num_keys);
     attention::Interval first = {0, num_keys};
     attention::Interval last = first;
-    if (Traits::kVariant != Variant::kShort || !p.visibility.unlimited()) {
+    if (!Traits::kConfig.for_few_queries || !p.visibility.unlimited()) {
       first = p.visibility.keys_of<Length>(first_query, item.sequence);
       last = p.visibility.keys_of<Length>(first_query + num_queries() - 1, item.sequence);
     }
     rows.clear();
     if (first.begin < last.end) {
-      if (kFullForWarp && first.end > 0) first.end = min(first.end + tile::warp() * kRowsPerWarp, int64_t{num_keys});
+      if (Traits::kConfig.unmasked_by_warp && first.end > 0)
+        first.end = min(first.end + tile::warp() * kRowsPerWarp, int64_t{num_keys});
       const TileRange tiles = tile_range<kTile.keys>(first, last);
       if constexpr (kTile.stages == 2) {
         stream_ahead(tiles, static_cast<int>(last.end));
@@ -114,7 +111,7 @@ struct ForwardKernel {
     rows.finish(item, first_query, first_column, shared.q);
     // A NaN may be a weight of 0 times a NaN or infinity of a key that the row does not attend to. Such rows are
     // recomputed without tensor cores.
-    if constexpr (repairs_in_kernel(kHeadDim, Traits::kVariant)) {
+    if constexpr (Traits::kConfig.repairs_in_kernel) {
       if (__any_sync(0xFFFFFFFFu, rows.out.has_nan())) forward_without_tensor_cores<ForwardKernel>(p, schedule);
     } else {
       flag_nan<kTile.warps>(p.nan_flags, rows.out);
@@ -181,7 +178,7 @@ struct ForwardKernel {
       __syncthreads();  // V has arrived, and no warp reads K any more
       if (next.tile != end) load_k(next.tile);
       if constexpr (Traits::kHasBiasMask) {
-        modify<Traits::kExtended>(scores, where, terms, at.masked, rows.folds_scale());
+        modify<Traits::kGeneric>(scores, where, terms, at.masked, rows.folds_scale());
         __syncwarp();  // no lane reads the bias and mask any more
         if (next.tile != end) {
           stage(terms, where_of<Scores>(next.tile), next.masked);

@@ -24,7 +24,9 @@ namespace flash_attn_ext::sm80 {
 template <class ElementType>
 struct ForwardHeadsKernel {
   using Element = ElementType;
-  using Traits = KernelTraits<Element, 64, Variant::kPlain>;
+  using Traits =
+      KernelTraits<Element,
+                   kForwardConfigs[find_row(kForwardConfigs, sizeof(Element), kHeadsHeadDim, ScoreMode::kScaleOnly)]>;
   using WarpRows = ForwardRows<Traits>;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kRowsPerWarp = WarpRows::kRowsPerWarp;

@@ -12,7 +12,7 @@ namespace flash_attn_ext::sm80 {
 template <class Traits>
 struct ForwardRows {
   using Element = typename Traits::Element;
-  static constexpr QueryStationaryTile kTile = forward_tile(sizeof(Element), Traits::kHeadDim, Traits::kVariant);
+  static constexpr QueryStationaryTile kTile = Traits::kConfig.tile;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   // Few tiles raise a row maximum. Where O fills most registers, a vote on whether one did is faster than rescaling O
   // by 1. There an approximate reciprocal makes ptxas spill; elsewhere it shortens the epilogue.
@@ -32,7 +32,7 @@ struct ForwardRows {
   __device__ __forceinline__ bool folds_scale() const { return !Traits::kHasBiasMask || p.score_mod.only_scales(); }
 
   __device__ __forceinline__ bool drops() const {
-    return Traits::kVariant == Variant::kDropout || (Traits::kExtended && p.dropout.enabled());
+    return Traits::kConfig.score == ScoreMode::kDropout || (Traits::kGeneric && p.dropout.enabled());
   }
 
   // scores -> P; updates m, l and O.

@@ -10,8 +10,9 @@ namespace flash_attn_ext::sm80 {
 
 template <class Element, int kHeadDim>
 cudaError_t forward(const ForwardParams& p, const ForwardPlan& plan, cudaStream_t stream) {
-  return with_variant<has_forward_kernel, KernelGroup<Element, kHeadDim>>(plan.variant, [&](auto variant) {
-    using Kernel = ForwardKernel<KernelTraits<Element, kHeadDim, variant()>>;
+  return with_row_of<kForwardConfigs, Element, kHeadDim>(plan.row, [&](auto row) {
+    constexpr ForwardConfig kConfig = kForwardConfigs[row()];
+    using Kernel = ForwardKernel<KernelTraits<Element, kConfig>>;
     const Schedule schedule = make_schedule(p, {.pairs = all_pairs(p),
                                                 .rows = Rows::kQueries,
                                                 .tile_rows = Kernel::kTile.queries,
@@ -19,7 +20,7 @@ cudaError_t forward(const ForwardParams& p, const ForwardPlan& plan, cudaStream_
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     const cudaError_t error = launch<Kernel>(forward_kernel<Kernel>, p, schedule, stream);
-    if (repairs_in_kernel(kHeadDim, variant()) || error != cudaSuccess) return error;
+    if (kConfig.repairs_in_kernel || error != cudaSuccess) return error;
     return common::repair_forward<InMemory<Element>>(p, flagged_rows<Kernel>(p.nan_flags, schedule), stream);
   });
 }

@@ -28,16 +28,16 @@ struct ForwardConsumer {
   using Work = typename Shared::Work;
   using Scores = typename Traits::Scores;
   using Where = typename Traits::Where;
-  static constexpr int kKeys = Traits::kTile.keys;
-  static constexpr int kWarpgroups = Traits::kTile.warpgroups;
-  static constexpr bool kOverlaps = Traits::kTile.overlaps;
+  static constexpr int kKeys = Traits::kConfig.block_n;
+  static constexpr int kWarpgroups = Traits::kConfig.warpgroups;
+  static constexpr bool kOverlaps = Traits::kConfig.intra_overlap;
   // Clears O before its first GEMM. With few registers ptxas finds enough only if O is not carried from one work tile
   // to the next.
-  static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
+  static constexpr bool kClearsOutput = Traits::kConfig.ctas_per_sm > 1;
   static constexpr int kTilesOfSums = 128;  // tiles of keys after which the sums are flushed
 
   using Terms = std::conditional_t<Traits::kHasBits, BoxTerms<Traits>,
-                                   std::conditional_t<Traits::kExtended, StagedTerms<Traits>, NoBiasMask>>;
+                                   std::conditional_t<Traits::kGeneric, StagedTerms<Traits>, NoBiasMask>>;
 
   const ForwardArguments& args;
   Shared& shared;
@@ -84,7 +84,7 @@ struct ForwardConsumer {
     queries.await_output();
     // With split-KV the combine kernel finishes the rows.
     const int last = uniform(shared.work[work_state.stage].tile);
-    if (!Traits::kSplitsKv && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
+    if (!Traits::kConfig.split_kv && not_finite) repair_flagged<Traits>(args, last, first_row() + warp_row());
   }
 
  private:
@@ -101,11 +101,11 @@ struct ForwardConsumer {
   __device__ __forceinline__ void attend(const Work& work) {
     const TileRange& seen = work.own[warpgroup];
     const TileRange own = {uniform(seen.begin), uniform(seen.end), uniform(seen.full_begin), uniform(seen.full_end)};
-    const bool half = Traits::kHalvesFirst && uniform(work.sees_half[warpgroup]) != 0;
+    const bool half = Traits::kConfig.half_first_tile && uniform(work.sees_half[warpgroup]) != 0;
     const int begin = uniform(work.begin);
     const int end = uniform(work.end);
     int n = end - 1;
-    bool store_enabled = Traits::kEndsRowsFirst && is_store_enabled<Traits, kRescale>(args.flags, work.tile);
+    bool store_enabled = Traits::kConfig.early_lse && is_store_enabled<Traits, kRescale>(args.flags, work.tile);
     int ahead = 0;  // tiles of keys whose values are still to be drained: one or two
 #pragma unroll 1
     for (; n >= own.end && n >= begin; n = next.tile, ++ahead) drain_keys(n, end);
@@ -113,7 +113,7 @@ struct ForwardConsumer {
       start<kRescale>(work, n, own, half);
       stages.drain_values(ahead);
       n = next.tile;
-      if constexpr (Traits::kLoopForFull) {
+      if constexpr (Traits::kConfig.unmasked_loop) {
 #pragma unroll 1
         for (; n >= own.begin && n >= own.full_end; n = next.tile) step<kRescale, false>(work, n, own);
 #pragma unroll 1
@@ -123,7 +123,7 @@ struct ForwardConsumer {
       for (; n >= own.begin; n = next.tile) step<kRescale, false>(work, n, own);
       queries.release();
       issue_pv_gemm();
-      if constexpr (Traits::kEndsRowsFirst) {
+      if constexpr (Traits::kConfig.early_lse) {
         ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
         await_values_after(ends.l[0] + ends.l[1]);
       } else {
@@ -134,13 +134,13 @@ struct ForwardConsumer {
       out.clear();
       sums = {};
       softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
-      if constexpr (Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
+      if constexpr (Traits::kConfig.early_lse) ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
       stages.drain_values(ahead);
       drain_rest(n, begin, end);
       if (end > begin) queries.skip();
     }
     const bool has_queries = end > begin;
-    if constexpr (!Traits::kEndsRowsFirst) store_enabled = is_store_enabled<Traits, kRescale>(args.flags, work.tile);
+    if constexpr (!Traits::kConfig.early_lse) store_enabled = is_store_enabled<Traits, kRescale>(args.flags, work.tile);
     if (store_enabled) finish<kRescale>(work, has_queries);
     if (has_queries) queries.keep();
     __syncwarp();  // unless the warp is converged, ptxas keeps no descriptor in uniform registers
@@ -149,10 +149,10 @@ struct ForwardConsumer {
   template <Rescale kRescale>
   __device__ __forceinline__ void finish(const Work& work, bool has_queries) {
     bool needs_recompute;
-    if constexpr (Traits::kSplitsKv) {
+    if constexpr (Traits::kConfig.split_kv) {
       needs_recompute = end_of(work).template store_part<kRescale>(out, softmax, sums);
     } else {
-      if constexpr (!Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kRescale>(softmax, true);
+      if constexpr (!Traits::kConfig.early_lse) ends = end_of(work).template end_rows<kRescale>(softmax, true);
       needs_recompute =
           end_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.at.stage][warpgroup] : nullptr);
     }
@@ -175,7 +175,8 @@ struct ForwardConsumer {
       out_is_empty = true;
       sums.clear();
     }
-    if constexpr (Traits::kHasBiasOrMask) terms.start(where_of(work, n), args.params.score_mod.mask.present());
+    if constexpr (Traits::kConfig.has_bias_or_mask())
+      terms.start(where_of(work, n), args.params.score_mod.mask.present());
     queries.wait();
     await_keys(n);
     const bool in_ping_pong = n + 1 != uniform(work.end);
@@ -184,7 +185,7 @@ struct ForwardConsumer {
     if (in_ping_pong) ping_pong_arrive<Traits>(warpgroup);
     ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
-    if (!Traits::kHalvesFirst || !half) {
+    if (!Traits::kConfig.half_first_tile || !half) {
       modify_scores<false>(work, n, own);
       softmax.template begin<kRescale>(scores, exponent());
       queries.release_previous();
@@ -228,15 +229,15 @@ struct ForwardConsumer {
     ptx::pin_registers(scores.c[0]);
     modify_scores<kFull>(work, n, own);
     softmax.template update<kRescale>(scores, exponent(), Traits::kRescaleThresholdLog2, [&](float computed) {
-      if constexpr (Traits::kAwaitsWithin) await_values_after(computed);
+      if constexpr (Traits::kConfig.late_pv_wait) await_values_after(computed);
     });
     drop(work, n);
-    if constexpr (Traits::kVariant == Variant::kDropout) {
+    if constexpr (Traits::kConfig.score == ScoreMode::kDropout) {
       await_values_after(softmax.total());
-    } else if constexpr (kOverlaps && !Traits::kAwaitsWithin) {
+    } else if constexpr (kOverlaps && !Traits::kConfig.late_pv_wait) {
       await_values();
     }
-    if (Traits::kSumsRounded && n % kTilesOfSums == 0) sums.flush();
+    if (Traits::kConfig.rounded_sums && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
     if constexpr (kRescale == Rescale::kAboveThreshold) softmax.rescale(out, sums);
     sums.add(p, Element{});
@@ -265,7 +266,7 @@ struct ForwardConsumer {
     if constexpr (Traits::kHasBits) {
       if (has_next) terms.prepare(next.tile, next.masked);
     }
-    if constexpr (Traits::kExtended) {
+    if constexpr (Traits::kGeneric) {
       terms.await();
       modify<true>(scores, where, terms, masked, folds_scale());
       if (has_next) terms.prepare(where_of(work, next.tile), next.masked);
@@ -274,17 +275,17 @@ struct ForwardConsumer {
   }
 
   __device__ __forceinline__ void drop(const Work& work, int n) {
-    if constexpr (Traits::kMayDrop) {
-      if (Traits::kExtended && !args.params.dropout.enabled()) return;
+    if constexpr (Traits::kConfig.may_drop()) {
+      if (Traits::kGeneric && !args.params.dropout.enabled()) return;
       draw_dropout(where_of(work, n), [&](int r, int j, int e, bool kept) {
         if (!kept) scores.at(r, j, e) = 0.0f;
       });
-      if constexpr (Traits::kSumsRounded) softmax.add_kept(scores);
+      if constexpr (Traits::kConfig.rounded_sums) softmax.add_kept(scores);
     }
   }
 
   __device__ __forceinline__ bool folds_scale() const {
-    return !Traits::kHasBias || args.params.score_mod.only_scales();
+    return !Traits::kConfig.has_bias() || args.params.score_mod.only_scales();
   }
   __device__ __forceinline__ Exponent exponent() const {
     const bool folded = folds_scale();
@@ -294,7 +295,7 @@ struct ForwardConsumer {
   // Waits for tile n of keys, and looks up which one is next.
   __device__ __forceinline__ void await_keys(int n) {
     stages.wait_keys();
-    if constexpr (Traits::kHasBiasOrMask) {
+    if constexpr (Traits::kConfig.has_bias_or_mask()) {
       const KeyIteration& iteration = shared.iterations[stages.k.stage];
       masked = uniform(iteration.at.masked) != 0;
       next = {uniform(iteration.next.tile), uniform(iteration.next.masked) != 0};
@@ -313,7 +314,7 @@ struct ForwardConsumer {
     using V = typename Traits::VTile;
     stages.wait_values();
     const auto v = tile::SmemOperand<V>(shared.v[0]).after(stages.v.stage);
-    if constexpr (Traits::kSumsRounded) {
+    if constexpr (Traits::kConfig.rounded_sums) {
       tile::issue_gemm(out, sums, p, v, kClearsOutput || !out_is_empty);
     } else {
       tile::issue_gemm(out, p, v, kClearsOutput || !out_is_empty);
@@ -324,7 +325,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void await_values() {
     ptx::wait_wgmma<0>();
     ptx::pin_registers(out.c[0]);
-    if constexpr (Traits::kSumsRounded) sums.pin();
+    if constexpr (Traits::kConfig.rounded_sums) sums.pin();
     stages.release_values();
   }
 

@@ -39,7 +39,7 @@ struct ForwardFinish {
     const attention::ForwardParams& p = args.params;
     const attention::Sequence& sequence = work.item.sequence;
     const int rows = num_rows();
-    const bool folded = !Traits::kHasBiasOrMask || p.score_mod.only_scales();
+    const bool folded = !Traits::kConfig.has_bias_or_mask() || p.score_mod.only_scales();
     const float scale = folded ? static_cast<float>(p.score_mod.scale) : 1.0f;
     const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
     attention::SoftmaxState<float> own_state;
@@ -48,7 +48,7 @@ struct ForwardFinish {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       ends.l[r] = tile::quad_sum(softmax.l[r]);
-      if constexpr (Traits::kMayDrop) ends.kept[r] = tile::quad_sum(softmax.kept[r]);
+      if constexpr (Traits::kConfig.may_drop()) ends.kept[r] = tile::quad_sum(softmax.kept[r]);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -66,7 +66,7 @@ struct ForwardFinish {
       const int64_t row = sequence.query_begin + query() + own_row;
       const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
       *p.lse.at<float>(sequence.batch, work.item.head, row) = result.value;
-      if (Traits::kHasBiasOrMask && p.lse_residual.present()) {
+      if (Traits::kConfig.has_bias_or_mask() && p.lse_residual.present()) {
         *p.lse_residual.at<float>(sequence.batch, work.item.head, row) = result.residual;
       }
     }
@@ -84,18 +84,18 @@ struct ForwardFinish {
     for (int r = 0; r < 2; ++r) {
       float factor = ends.factor[r];
       const float total = ends.total[r];
-      if constexpr (Traits::kSumsRounded && Traits::kMayDrop) {
+      if constexpr (Traits::kConfig.rounded_sums && Traits::kConfig.may_drop()) {
         const float kept = sums.at(r);
         const float unrounded = kept > 0.0f ? ends.kept[r] * ptx::reciprocal(kept) : 1.0f;
         factor *= total == 0.0f ? 0.0f : ptx::reciprocal(total) * unrounded;
-      } else if constexpr (Traits::kSumsRounded) {
+      } else if constexpr (Traits::kConfig.rounded_sums) {
         // The sink's share of the sum was not rounded.
         const float rounded = total - ends.l[r] * factor + sums.at(r) * factor;
         factor *= total == 0.0f ? 0.0f : ptx::reciprocal(rounded);
       } else {
         factor *= total == 0.0f ? 0.0f : ptx::reciprocal(total);
       }
-      if (Traits::kMayDrop && p.dropout.enabled()) factor *= static_cast<float>(p.dropout.rescale);
+      if (Traits::kConfig.may_drop() && p.dropout.enabled()) factor *= static_cast<float>(p.dropout.rescale);
       out.scale_row(r, factor);
     }
     const int64_t row = sequence.query_begin + query();
@@ -106,7 +106,7 @@ struct ForwardFinish {
         .rows = num_rows(),
         .columns = static_cast<int>(p.head_dim_v) - work.first_column};
     bool needs_recompute = ends.needs_recompute;
-    if constexpr (!Traits::kTmaStoresOutput) {
+    if constexpr (!Traits::kConfig.tma_store) {
       needs_recompute |= store_row_quads<Element>(target, out);
     } else if (staging == nullptr) {
       store_zeros(target);
@@ -138,7 +138,7 @@ struct ForwardFinish {
       // Also of a row that sees nothing of the split.
       if (kRescale == Rescale::kNever) needs_recompute |= exists(r, rows) && !(l > kLeastSum && l < kLargestSum);
       const float m = l == 0.0f ? -INFINITY : softmax.m[r] * static_cast<float>(args.params.score_mod.scale);
-      if constexpr (Traits::kSumsRounded) {
+      if constexpr (Traits::kConfig.rounded_sums) {
         const float rounded = sums.at(r);
         out.scale_row(r, l == 0.0f ? 0.0f : l * ptx::reciprocal(rounded));
       }

@@ -24,16 +24,16 @@ template <class Traits>
 struct ForwardKernel {
   using Shared = ForwardShared<Traits>;
   static constexpr int kThreads = Traits::kThreads;
-  static constexpr int kMaxSharedBytes = shared_bytes(Traits::kTile.blocks);
+  static constexpr int kMaxSharedBytes = shared_bytes(Traits::kConfig.ctas_per_sm);
 };
 
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
     forward_kernel(const __grid_constant__ ForwardArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
   const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
-  if (Traits::kHasBiasOrMask && args.intervals.present()) {
+  if (Traits::kConfig.has_bias_or_mask() && args.intervals.present()) {
     // The preceding kernel, which has waited for the scan of the mask, computes the batch entries with one interval of
     // keys. Most calls have no others.
     const bool has_work = args.intervals.any(/*with_interval=*/false);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.blocks)
     ptx::acquire_registers<Traits::kRegisters.consumer>();
     using Consumer = ForwardConsumer<Traits>;
     if constexpr (Traits::kHasOnes) shared.set_ones();
-    if constexpr (Traits::kExtended) {
+    if constexpr (Traits::kGeneric) {
       Consumer{args, shared, warpgroup - 1, {shared.staged[tile::warp() - 4]}}.run();
     } else {
       Consumer{args, shared, warpgroup - 1}.run();

@@ -2,11 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "kernels/common/combine.h"
 #include "kernels/common/launch_early.cuh"
+#include "kernels/common/with_row.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward/forward.cuh"
 #include "kernels/sm90/sm90_kernels.h"
@@ -18,8 +17,8 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 KvSplits kv_splits_of(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace) {
   return {.count = static_cast<int>(plan.kv_splits),
-          .column_slices = static_cast<int>(sm80::num_slices(p.head_dim_v, kColumns)),
-          .tiles = static_cast<int>(sm80::num_tiles(p.sequences.max_seqlen_q, Traits::kQueries)),
+          .column_slices = static_cast<int>(num_slices(p.head_dim_v, kColumns)),
+          .tiles = static_cast<int>(num_tiles(p.sequences.max_seqlen_q, Traits::kQueries)),
           .rows = {.out = plan.workspace.split_rows.template in<float>(workspace),
                    .state = plan.workspace.split_states.template in<float2>(workspace),
                    .rows = Traits::kQueries,
@@ -52,22 +51,21 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   ForwardArguments args;
   args.params = p;
   args.intervals = p.intervals;
-  const int64_t query_tiles = sm80::num_tiles(p.sequences.max_seqlen_q, Traits::kQueries);
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
                                     .rows = Rows::kQueries,
                                     .tile_rows = Traits::kQueries,
-                                    .slices = sm80::num_slices(p.head_dim_v, kColumns) * plan.kv_splits,
+                                    .slices = num_slices(p.head_dim_v, kColumns) * plan.kv_splits,
                                     .element_bytes = sizeof(typename Traits::Element),
                                     .l2_bytes = plan.l2_bytes,
-                                    .smaller_head_groups = smaller_head_groups(query_tiles),
-                                    .uneven_heads = uneven_heads(Traits::kTile, plan.persistent_ctas)});
+                                    .smaller_head_groups = plan.smaller_head_groups,
+                                    .uneven_heads = plan.uneven_heads});
   args.flags = {.previous = plan.workspace.tile_list.template in<int>(workspace),
                 .flags = plan.workspace.nan_flags.template in<uint8_t>(workspace)};
-  if constexpr (Traits::kSplitsKv) args.kv_splits = kv_splits_of<Traits>(p, plan, workspace);
+  if constexpr (Traits::kConfig.split_kv) args.kv_splits = kv_splits_of<Traits>(p, plan, workspace);
   if (args.schedule.num_blocks == 0) return cudaSuccess;
   if (args.schedule.num_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  cudaError_t error = make_tma_descriptors(args, tile::kWarpgroupRows, Traits::kTile.keys);
-  if constexpr (Traits::kTmaStoresOutput) args.out = make_output_map(p);
+  cudaError_t error = make_tma_descriptors(args, tile::kWarpgroupRows, Traits::kConfig.block_n);
+  if constexpr (Traits::kConfig.tma_store) args.out = make_output_map(p);
   if (Traits::kHasBoxes && error == cudaSuccess) {
     error = make_bias_map(args.bias, p, tile::kWarpgroupRows);
   }
@@ -75,28 +73,21 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   if (error != cudaSuccess) return error;
   const int64_t blocks = std::min<int64_t>(args.schedule.num_blocks, plan.persistent_ctas);
   error = common::launch_blocks_early<Kernel>(forward_kernel<Traits>, blocks, stream, args);
-  if constexpr (Traits::kSplitsKv) {
+  if constexpr (Traits::kConfig.split_kv) {
     if (error == cudaSuccess) error = combine_splits<Traits>(args, stream);
   }
   return error;
 }
 
-template <class Element, Variant kVariant>
+template <class Element, ScoreMode kScore>
 cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
-  cudaError_t error = cudaErrorInvalidValue;
-  const auto try_dims = [&](auto index) {
-    constexpr HeadDims kDims = kForwardHeadDims[index()];
-    if constexpr (has_forward_kernel(kDims, kVariant)) {
-      if (plan.head_dim == kDims.qk && plan.head_dim_v == kDims.v) {
-        error = launch_forward<ForwardTraits<Element, kDims, kVariant>>(call, plan, workspace, stream);
-      }
+  return common::with_row<kForwardConfigs>(plan.row, [&](auto row) {
+    constexpr ForwardConfig kConfig = kForwardConfigs[row()];
+    if constexpr (kConfig.score == kScore) {
+      return launch_forward<ForwardTraits<Element, kConfig>>(call, plan, workspace, stream);
     }
-  };
-  const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
-    (try_dims(std::integral_constant<size_t, kIndices>{}), ...);
-  };
-  try_all(std::make_index_sequence<std::size(kForwardHeadDims)>{});
-  return error;
+    return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -13,13 +13,13 @@ inline constexpr int kPingPongBarrier = 1;  // the named barrier of warpgroup 0;
 // that are masked for its own queries. The last warpgroup arrives once before the first work tile.
 template <class Traits>
 __device__ __forceinline__ void ping_pong_sync(int warpgroup) {
-  if constexpr (Traits::kTile.ping_pong) ptx::sync_named(kPingPongBarrier + warpgroup, 2 * tile::kWarpgroupSize);
+  if constexpr (Traits::kConfig.ping_pong) ptx::sync_named(kPingPongBarrier + warpgroup, 2 * tile::kWarpgroupSize);
 }
 
 template <class Traits>
 __device__ __forceinline__ void ping_pong_arrive(int warpgroup) {
-  if constexpr (Traits::kTile.ping_pong) {
-    const int next = warpgroup + 1 == Traits::kTile.warpgroups ? 0 : warpgroup + 1;
+  if constexpr (Traits::kConfig.ping_pong) {
+    const int next = warpgroup + 1 == Traits::kConfig.warpgroups ? 0 : warpgroup + 1;
     ptx::arrive_named(kPingPongBarrier + next, 2 * tile::kWarpgroupSize);
   }
 }

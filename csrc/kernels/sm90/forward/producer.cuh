@@ -68,7 +68,7 @@ struct ForwardProducer {
   __device__ __forceinline__ static ptx::TmaCoordinate key_origin(const Work& work, const TmaDescriptor& operand, int n,
                                                                   int column) {
     return {.column = column,
-            .row = static_cast<int>(work.item.sequence.key_begin) + n * Traits::kTile.keys,
+            .row = static_cast<int>(work.item.sequence.key_begin) + n * Traits::kConfig.block_n,
             .head = static_cast<int>(work.item.key_head) * operand.head_step,
             .batch = static_cast<int>(work.item.sequence.batch) * operand.batch_step};
   }
@@ -85,11 +85,11 @@ struct ForwardProducer {
     using Tile = typename Traits::KTile;
     shared.k_pipeline.producer_acquire(k_state);
     ptx::Barrier& full = shared.k_pipeline.full[k_state.stage];
-    if constexpr (Traits::kHasBiasOrMask) shared.iterations[k_state.stage] = iteration;
+    if constexpr (Traits::kConfig.has_bias_or_mask()) shared.iterations[k_state.stage] = iteration;
     if constexpr (Traits::kHasBoxes) {
       ptx::arrive_expecting(full, Tile::kBytes + sizeof(shared.bias[0]));
       copy_for_warpgroups(shared.bias[k_state.stage], args.bias, full,
-                          query_origin(work, args.bias, work.first_query, iteration.at.tile * Traits::kTile.keys));
+                          query_origin(work, args.bias, work.first_query, iteration.at.tile * Traits::kConfig.block_n));
     } else {
       ptx::arrive_expecting(full, Tile::kBytes);
     }

@@ -19,20 +19,20 @@ struct QueryStages {
 
   // Called when no GEMM reads the work tile's queries any more.
   __device__ __forceinline__ void release() {
-    if constexpr (Traits::kTmaStoresOutput) return;
-    if constexpr (!Traits::kReleasesQueriesEarly) release_stage();
+    if constexpr (Traits::kConfig.tma_store) return;
+    if constexpr (!Traits::kConfig.early_q_release) release_stage();
     at.advance();
   }
   // Called when S of a tile of keys is complete; is_last: whether it is the work tile's last one.
   __device__ __forceinline__ void release_early(bool is_last) const {
-    if constexpr (Traits::kReleasesQueriesEarly) {
+    if constexpr (Traits::kConfig.early_q_release) {
       if (is_last) release_stage();
     }
   }
 
   // Called when every tile of keys was masked for this warpgroup. The queries have arrived, since V follows them.
   __device__ __forceinline__ void skip() {
-    if constexpr (Traits::kTmaStoresOutput) wait();
+    if constexpr (Traits::kConfig.tma_store) wait();
     release_previous();
     release_early(true);
     release();
@@ -40,13 +40,13 @@ struct QueryStages {
 
   // Called when a TMA store reads O from the stage of Q.
   __device__ __forceinline__ void keep() {
-    if constexpr (!Traits::kTmaStoresOutput) return;
+    if constexpr (!Traits::kConfig.tma_store) return;
     holds_last = true;
     at.advance();
   }
   // Releases the warp's rows of the preceding work tile, whose O the TMA store has read by now.
   __device__ __forceinline__ void release_previous() {
-    if constexpr (!Traits::kTmaStoresOutput) return;
+    if constexpr (!Traits::kConfig.tma_store) return;
     if (tile::lane() == 0 && holds_last) {
       ptx::wait_until_read();
       ptx::arrive(shared.q_pipeline.empty[at.stage ^ 1]);
@@ -57,7 +57,7 @@ struct QueryStages {
 
   // Waits until O is in global memory, so that it may be written again and the CTA may end.
   __device__ __forceinline__ void await_output() const {
-    if (Traits::kTmaStoresOutput && tile::lane() == 0) ptx::wait_until_written();
+    if (Traits::kConfig.tma_store && tile::lane() == 0) ptx::wait_until_written();
     __syncwarp();
   }
 

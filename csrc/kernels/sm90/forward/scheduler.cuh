@@ -17,8 +17,8 @@ __device__ __forceinline__ MaskCoverage coverage_of(const attention::AttentionPa
                                                     const typename ForwardShared<Traits>::Work& work, int tile) {
   using attention::MaskTiles;
   constexpr int kSize = static_cast<int>(MaskTiles::kSize);
-  constexpr int kKeys = Traits::kTile.keys;
-  static_assert(kSize == tile::kWarpgroupRows && (kKeys % 32 == 0 || !Traits::kHasBiasOrMask));
+  constexpr int kKeys = Traits::kConfig.block_n;
+  static_assert(kSize == tile::kWarpgroupRows && (kKeys % 32 == 0 || !Traits::kConfig.has_bias_or_mask()));
   constexpr int kColumns = (kKeys + kSize - 1) / kSize;  // also where tiles of keys are not aligned to the mask's
   if (!p.score_mod.mask_tiles.present()) return MaskCoverage::kAll;
   const attention::Sequence& sequence = work.item.sequence;
@@ -26,7 +26,7 @@ __device__ __forceinline__ MaskCoverage coverage_of(const attention::AttentionPa
   const int last_column = (min((tile + 1) * kKeys, static_cast<int>(sequence.num_keys)) - 1) / kSize;
   uint32_t found = 0;
 #pragma unroll
-  for (int w = 0; w < Traits::kTile.warpgroups; ++w) {
+  for (int w = 0; w < Traits::kConfig.warpgroups; ++w) {
     const auto row = MaskTileRow::of(p.score_mod.mask_tiles, static_cast<int>(sequence.batch),
                                      static_cast<int>(work.item.head), min(work.first_query / kSize + w, last_row));
 #pragma unroll
@@ -42,8 +42,8 @@ __device__ __forceinline__ MaskCoverage coverage_of(const attention::AttentionPa
 template <class Traits>
 __device__ __forceinline__ Iteration iteration_from(const attention::AttentionParams& p,
                                                     const typename ForwardShared<Traits>::Work& work, int n) {
-  return next_unmasked<-1, Traits::kHasBiasOrMask>(n, work.begin - 1,
-                                                   [&](int tile) { return coverage_of<Traits>(p, work, tile); });
+  return next_unmasked<-1, Traits::kConfig.has_bias_or_mask()>(
+      n, work.begin - 1, [&](int tile) { return coverage_of<Traits>(p, work, tile); });
 }
 
 template <class Traits>
@@ -59,7 +59,7 @@ struct ForwardScheduler {
   // Called by a warp, of which one thread continues.
   __device__ __forceinline__ void start() {
     bool has_tiles = true;
-    if (!Traits::kHasBiasOrMask && args.intervals.present()) {
+    if (!Traits::kConfig.has_bias_or_mask() && args.intervals.present()) {
       ptx::allow_dependent_launch();  // the scan of the mask is complete
       has_tiles = args.intervals.any(/*with_interval=*/true);
     }
@@ -133,10 +133,11 @@ struct ForwardScheduler {
     Work& work = next_work();
     locate(work, tile);
     if (work.first_query >= work.item.sequence.num_queries) return false;
-    if (!args.intervals.take(work.item.sequence, work.first_query, !Traits::kHasBiasOrMask)) return false;
+    if (!args.intervals.take(work.item.sequence, work.first_query, !Traits::kConfig.has_bias_or_mask())) return false;
     work.kind = kind;
     find_ranges(work);
-    if constexpr (Traits::kHasBiasOrMask) work.end = iteration_from<Traits>(args.params, work, work.end - 1).tile + 1;
+    if constexpr (Traits::kConfig.has_bias_or_mask())
+      work.end = iteration_from<Traits>(args.params, work, work.end - 1).tile + 1;
     commit_work();
     return true;
   }
@@ -152,9 +153,11 @@ struct ForwardScheduler {
       const int first = work.first_query + w * tile::kWarpgroupRows;
       const int last = min(first + tile::kWarpgroupRows, num_queries) - 1;
       const attention::Interval last_sees = visibility.keys_of<int>(last, sequence);
-      TileRange own = tile_range<Traits::kTile.keys, unsigned>(visibility.keys_of<int>(first, sequence), last_sees);
-      if constexpr (Traits::kHalvesFirst) {
-        work.sees_half[w] = own.end * Traits::kTile.keys - static_cast<int>(last_sees.end) >= Traits::kTile.keys / 2;
+      TileRange own =
+          tile_range<Traits::kConfig.block_n, unsigned>(visibility.keys_of<int>(first, sequence), last_sees);
+      if constexpr (Traits::kConfig.half_first_tile) {
+        work.sees_half[w] =
+            own.end * Traits::kConfig.block_n - static_cast<int>(last_sees.end) >= Traits::kConfig.block_n / 2;
       }
       if (first > last || own.empty()) {
         own = {INT32_MAX, INT32_MAX, 0, 0};
@@ -166,7 +169,7 @@ struct ForwardScheduler {
     }
     work.begin = min(begin, end);
     work.end = end;
-    if constexpr (Traits::kSplitsKv) take_part(work);
+    if constexpr (Traits::kConfig.split_kv) take_part(work);
   }
 
   // Restricts the tiles of keys to those of the CTA's split.
@@ -190,7 +193,7 @@ struct ForwardScheduler {
     const Place at = args.schedule.place(static_cast<uint32_t>(tile));
     work.tile = tile;
     auto slice = static_cast<int>(at.slice);
-    if constexpr (Traits::kSplitsKv) {
+    if constexpr (Traits::kConfig.split_kv) {
       work.part = slice % args.kv_splits.count;
       slice /= args.kv_splits.count;
     }

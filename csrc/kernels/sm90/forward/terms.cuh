@@ -11,7 +11,7 @@ template <class Traits>
 struct BoxTerms {
   using Tile = typename Traits::BiasTile;
   using Where = typename Traits::Where;
-  static constexpr int kKeys = Traits::kTile.keys;
+  static constexpr int kKeys = Traits::kConfig.block_n;
   static constexpr int kTilesOfWord = static_cast<int>(attention::MaskBits::kKeys) / kKeys;
   static_assert(kTilesOfWord * kKeys == attention::MaskBits::kKeys || !Traits::kHasBits);
 

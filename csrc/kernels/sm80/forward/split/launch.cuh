@@ -101,8 +101,8 @@ cudaError_t forward_split(const attention::AppendingForwardParams& params, const
   run(SplitKindTag<SplitKind::kRows32>{});
   run(SplitKindTag<SplitKind::kRows64>{});
   run(SplitKindTag<SplitKind::kRows128>{});
-  run(SplitKindTag<SplitKind::kExtended16>{});
-  run(SplitKindTag<SplitKind::kExtended64>{});
+  run(SplitKindTag<SplitKind::kGeneric16>{});
+  run(SplitKindTag<SplitKind::kGeneric64>{});
   return error;
 }
 

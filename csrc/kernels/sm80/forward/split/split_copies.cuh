@@ -19,7 +19,7 @@ struct SplitCopies {
   static constexpr int kHeadDim = Kernel::kHeadDim;
   static constexpr int kColumns = Kernel::kColumns;
   static constexpr int kWarpRows = Kernel::kWarpRows;
-  static constexpr bool kExtended = Kernel::kExtended;
+  static constexpr bool kGeneric = Kernel::kGeneric;
   static constexpr bool kAppends = Kernel::kAppends;
 
   const SplitParams& p;
@@ -61,7 +61,7 @@ struct SplitCopies {
     const int column = Place::column();
     const Targets to = targets(stage);
     constexpr int kSteps = kTile.keys / Place::kRowStep;
-    constexpr int kWholeUnrolled = kExtended ? 1 : kSteps;
+    constexpr int kWholeUnrolled = kGeneric ? 1 : kSteps;
     if (kCopiesWhole && is_whole(tile)) {
       const attention::KeyRow at = p.key_row(sequence, tile * kTile.keys + Place::row());
       const auto* k = p.k.row<const Element>(at.entry, work_tile.head, at.row) + column;
@@ -82,9 +82,9 @@ struct SplitCopies {
       return;
     }
     // Unrolled as far as registers allow.
-    constexpr int kUnrolled = kExtended || kWarpRows == 32 || sizeof(Element) * kHeadDim > 512 ? 1
-                              : kTile.rows == 32                                               ? 2
-                                                                                               : kSteps;
+    constexpr int kUnrolled = kGeneric || kWarpRows == 32 || sizeof(Element) * kHeadDim > 512 ? 1
+                              : kTile.rows == 32                                              ? 2
+                                                                                              : kSteps;
 #pragma unroll kUnrolled
     for (int step = 0; step < kTile.keys; step += Place::kRowStep) {
       load_key(to.after(step), tile * kTile.keys + Place::row() + step);
@@ -101,7 +101,7 @@ struct SplitCopies {
 
   // Whether whole tiles have a path of their own, with fewer instructions, where registers are left. It gains nothing
   // for more rows, which are not memory-bound.
-  static constexpr bool kCopiesWhole = kWarpRows == 16 && (!kExtended || kTile.rows == 16);
+  static constexpr bool kCopiesWhole = kWarpRows == 16 && (!kGeneric || kTile.rows == 16);
 
   // Whether the keys of a tile exist, lie in consecutive rows, and have the full width of the tile.
   __device__ __forceinline__ bool is_whole(int tile) const {

@@ -35,7 +35,7 @@ template <class ElementType, int kHeadDimValue, SplitForm kForm>
 struct SplitKernel {
   using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimValue;
-  static constexpr bool kExtended = is_extended(kForm.kind);
+  static constexpr bool kGeneric = is_generic(kForm.kind);
   static constexpr bool kAppends = kForm.appends;
   static constexpr SplitTile kTile = split_tile(sizeof(Element), kHeadDim, kForm.kind);
   static constexpr int kThreads = kTile.threads();
@@ -85,7 +85,7 @@ struct SplitKernel {
   __device__ __forceinline__ int first_column() const { return static_cast<int>(work_tile.slice) * kColumns; }
 
   // Scores that are only scaled are scaled in the exponent.
-  __device__ __forceinline__ bool folds_scale() const { return !kExtended || p.score_mod.only_scales(); }
+  __device__ __forceinline__ bool folds_scale() const { return !kGeneric || p.score_mod.only_scales(); }
 
   // The mainloop over tiles [begin, end) of the work tile's keys.
   __device__ __forceinline__ void attend(int begin, int end) {
@@ -151,7 +151,7 @@ struct SplitKernel {
   }
 
   // Whether the bias and mask are fetched before the keys have arrived, where registers are left.
-  static constexpr bool kFetchesEarly = kExtended && kTile.rows == 16;
+  static constexpr bool kFetchesEarly = kGeneric && kTile.rows == 16;
 
   // Computed again for each tile that needs them, so that no register holds them.
   __device__ __forceinline__ Rows rows_of_warp() const {
@@ -177,15 +177,15 @@ struct SplitKernel {
                              shared.tiles.k[stage].template rows_from<kWarpKeys>(row_in_tile));
     const bool folded = folds_scale();
     const bool full = range.keys.tiles.full(tile);
-    if (kExtended || !full) {
+    if (kGeneric || !full) {
       const Rows rows = rows_of_warp();
-      if constexpr (kExtended && !kFetchesEarly) rows.fetch(terms, first_key);
-      if constexpr (kExtended) rows.modify(scores, terms, first_key, folded);
+      if constexpr (kGeneric && !kFetchesEarly) rows.fetch(terms, first_key);
+      if constexpr (kGeneric) rows.modify(scores, terms, first_key, folded);
       if (!full) rows.hide_invisible(scores, first_key);
     }
     running.template update<false>(scores, out,
                                    {folded, folded ? static_cast<float>(p.score_mod.scale) * kLog2e : kLog2e});
-    if constexpr (kExtended) {
+    if constexpr (kGeneric) {
       if (p.dropout.enabled()) rows_of_warp().drop(scores, first_key);
     }
     tile::multiply_registers(out, scores, shared.tiles.v[stage].template rows_from<kWarpKeys>(row_in_tile));

@@ -9,7 +9,7 @@
 
 #include "attention/divisor.h"
 #include "attention/params.h"
-#include "kernels/config/sm90.h"
+#include "kernels/config/sm90_backward.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/mask_iterations.h"
@@ -21,7 +21,7 @@ namespace flash_attn_ext::sm90 {
 
 // Where P is kept in float16 for dS, it is multiplied by 2^shift, and dP - delta is divided by it. Otherwise P of many
 // keys would be smaller than float16's smallest normal number, which is 2^-14.
-constexpr int weight_shift(HeadDims dims) { return backward_tile(dims).keys_in_registers ? 0 : 14; }
+constexpr int weight_shift(const BackwardConfig& config) { return config.tile.keys_in_registers ? 0 : 14; }
 
 // Where the GEMMs add delta, dS stays multiplied by 2^weight_shift up to dK and dQ. So this needs an element type with
 // the range of float32.

@@ -14,7 +14,7 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 struct DqFloats {
   static constexpr int kThreads = tile::kWarpgroupSize;
-  using Dq = tile::WarpgroupAccumulator<Traits::kTile.dq_columns>;
+  using Dq = tile::WarpgroupAccumulator<Traits::kConfig.tile.dq_columns>;
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
 
@@ -186,6 +186,7 @@ struct PreSignalledDqEpilogue {
 };
 
 template <class Traits>
-using DqEpilogue = std::conditional_t<Traits::kPreSignalsDq, PreSignalledDqEpilogue<Traits>, WholeDqEpilogue<Traits>>;
+using DqEpilogue =
+    std::conditional_t<Traits::kConfig.pre_signals_dq, PreSignalledDqEpilogue<Traits>, WholeDqEpilogue<Traits>>;
 
 }  // namespace flash_attn_ext::sm90

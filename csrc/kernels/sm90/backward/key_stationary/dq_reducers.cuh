@@ -104,6 +104,7 @@ struct PreSignalledDqReducer {
 };
 
 template <class Traits>
-using DqReducer = std::conditional_t<Traits::kPreSignalsDq, PreSignalledDqReducer<Traits>, WholeDqReducer<Traits>>;
+using DqReducer =
+    std::conditional_t<Traits::kConfig.pre_signals_dq, PreSignalledDqReducer<Traits>, WholeDqReducer<Traits>>;
 
 }  // namespace flash_attn_ext::sm90

@@ -13,7 +13,7 @@ template <class Traits>
 struct DqWarpgroup {
   using Element = typename Traits::Element;
   using Shared = BackwardShared<Traits>;
-  static constexpr int kColumns = Traits::kTile.dq_columns;
+  static constexpr int kColumns = Traits::kConfig.tile.dq_columns;
   using Dq = tile::WarpgroupAccumulator<kColumns>;
 
   const BackwardArguments& args;
@@ -62,7 +62,7 @@ struct DqWarpgroup {
  private:
   __device__ __forceinline__ void add(const KeyTileWork& work, const Iteration& at) {
     shared.dscore_pipeline.consumer_wait(dscore_state);
-    if constexpr (Traits::kPreSignalsDq) {
+    if constexpr (Traits::kConfig.pre_signals_dq) {
       // dQ is issued when the key warpgroups have completed dK of the iteration and S of the next one. More work waits
       // for these, and dQ then overlaps with their exponentials. In a key tile's last iteration dQ is issued at once,
       // because it releases the stage that K of the next key tile needs. The code chooses a barrier, not whether to

@@ -16,9 +16,9 @@ struct KeyScores {
   using Element = typename Traits::Element;
   using Scores = typename Traits::Scores;
   using Packed = tile::PackedRows<Traits::kQueries>;
-  static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
+  static constexpr bool kInRegisters = Traits::kConfig.tile.keys_in_registers;
   static constexpr bool kKeepsWeights = !kInRegisters && (Traits::kDrops || !std::is_same_v<Element, __half>);
-  static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kDims));
+  static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kConfig));
   static constexpr float kUnshiftGradients = Traits::kKeepsShift ? 1.0f : kUnshift;
   struct NotHeld {};
 
@@ -39,7 +39,7 @@ struct KeyScores {
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         float low, high;
-        if constexpr (Traits::kAddsStatistics) {
+        if constexpr (Traits::kConfig.adds_statistics) {
           low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, args.shift));
           high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, args.shift));
         } else if constexpr (Traits::kBiased) {
@@ -97,7 +97,7 @@ struct KeyScores {
   // dP - delta.
   __device__ __forceinline__ float2 less_delta(const Scores& gradients, int stage, int r, int j) const {
     const float2 dp = {gradients.at(r, j, 0), gradients.at(r, j, 1)};
-    if constexpr (Traits::kAddsStatistics) {
+    if constexpr (Traits::kConfig.adds_statistics) {
       return {dp.x * kUnshiftGradients, dp.y * kUnshiftGradients};
     } else {
       const float2 delta = statistic(stage, 1, j);

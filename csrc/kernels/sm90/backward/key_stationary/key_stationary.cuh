@@ -48,17 +48,17 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __g
   ptx::allow_dependent_launch();  // the CTAs of the next kernel find no registers before these end
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
-    ptx::release_registers<Traits::kRegisters.copy>();
+    ptx::release_registers<Traits::kConfig.tile.producer_registers>();
     const int warp = uniform(tile::warp());
     if (!ptx::elect()) return;
     if (warp == 0) BackwardProducer<Traits>{args, shared}.run();
     if (warp == 1) BackwardScheduler<Traits>{args, shared}.run();
     if (warp >= 2) DqReducer<Traits>{args, shared, warp - 2}.run();
   } else if (warpgroup <= Traits::kWarpgroups) {
-    ptx::acquire_registers<Traits::kRegisters.key>();
+    ptx::acquire_registers<Traits::kConfig.tile.key_registers>();
     KeyWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
   } else {
-    ptx::release_registers<Traits::kRegisters.query>();
+    ptx::release_registers<Traits::kConfig.tile.dq_registers>();
     DqWarpgroup<Traits>{args, shared}.run();
   }
 }

@@ -24,9 +24,9 @@ struct KeyWarpgroup {
   using Scores = typename Traits::Scores;
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
-  static constexpr bool kInRegisters = Traits::kTile.keys_in_registers;
+  static constexpr bool kInRegisters = Traits::kConfig.tile.keys_in_registers;
   // dK and dV of the last key tile are staged in V's stage, so V arrives late.
-  static constexpr bool kAwaitsValuesLate = Traits::kPreSignalsDq;
+  static constexpr bool kAwaitsValuesLate = Traits::kConfig.pre_signals_dq;
   struct NotHeld {};
 
   const BackwardArguments& args;
@@ -48,10 +48,10 @@ struct KeyWarpgroup {
   typename decltype(Shared::work_pipeline)::State work_state{};
   std::conditional_t<Traits::kMasked, UnmaskedScores, NotHeld> unmasked;  // of the iteration
   KeyScores<Traits> to_gradients{args, shared};
-  std::conditional_t<Traits::kAddsStatistics, tile::ColumnFactors<Element>, NotHeld> factors;
+  std::conditional_t<Traits::kConfig.adds_statistics, tile::ColumnFactors<Element>, NotHeld> factors;
 
   __device__ __forceinline__ void run() {
-    if constexpr (Traits::kAddsStatistics) factors.init();
+    if constexpr (Traits::kConfig.adds_statistics) factors.init();
     dk.clear();
     dv.clear();
 #pragma unroll 1
@@ -184,7 +184,7 @@ struct KeyWarpgroup {
 
   // What the GEMM of S (0) or dP (1) adds: the augmented columns of the stage.
   __device__ __forceinline__ auto terms(int which, int stage) const {
-    if constexpr (Traits::kAddsStatistics) {
+    if constexpr (Traits::kConfig.adds_statistics) {
       return tile::AddedColumns(factors, shared.statistics[0][which], 2 * stage);
     } else {
       return tile::NothingAdded{};

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
-#include <utility>
 
 #include "kernels/common/launch_blocks.cuh"
 #include "kernels/common/launch_early.cuh"
 #include "kernels/common/repair.h"
+#include "kernels/common/with_row.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/key_stationary/dq_sums.cuh"
 #include "kernels/sm90/backward/key_stationary/key_stationary.cuh"
@@ -42,54 +41,12 @@ cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStrea
   return common::launch_early(backward_kernel<Traits>, launch, stream, args);
 }
 
-template <class Element, HeadDims kDims, BackwardForm kForm>
-cudaError_t launch_form(const BackwardArguments& args, int64_t blocks, cudaStream_t stream) {
-  if constexpr (has_backward_form(kDims, kForm)) {
-    return launch_main<BackwardTraits<Element, kDims, kForm>>(args, blocks, stream);
-  } else {
-    return cudaErrorInvalidValue;
-  }
-}
-
-template <class Element, Variant kVariant>
-cudaError_t launch_variant(const BackwardArguments& args, const plan::BackwardPlan& plan, int64_t blocks,
-                           cudaStream_t stream) {
-  cudaError_t error = cudaErrorInvalidValue;
-  const auto try_dims = [&](auto index) {
-    constexpr HeadDims kDims = kBackwardHeadDims[index()];
-    if (plan.dkdv_head_dim != kDims.qk) return;
-    if (plan.pre_signals_dq) {
-      error = plan.adds_statistics
-                  ? launch_form<Element, kDims, BackwardForm{kVariant, true, true}>(args, blocks, stream)
-                  : launch_form<Element, kDims, BackwardForm{kVariant, true, false}>(args, blocks, stream);
-    } else {
-      error = plan.adds_statistics
-                  ? launch_form<Element, kDims, BackwardForm{kVariant, false, true}>(args, blocks, stream)
-                  : launch_form<Element, kDims, BackwardForm{kVariant, false, false}>(args, blocks, stream);
-    }
-  };
-  const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
-    (try_dims(std::integral_constant<size_t, kIndices>{}), ...);
-  };
-  try_all(std::make_index_sequence<std::size(kBackwardHeadDims)>{});
-  return error;
-}
-
 template <class Element>
 cudaError_t launch_planned(const BackwardArguments& args, const plan::BackwardPlan& plan, cudaStream_t stream) {
   const int64_t blocks = std::min<int64_t>(args.order.num_work_tiles(), plan.persistent_ctas);
-  switch (plan.dkdv_variant) {
-    case Variant::kPlain:
-      return launch_variant<Element, Variant::kPlain>(args, plan, blocks, stream);
-    case Variant::kMask:
-      return launch_variant<Element, Variant::kMask>(args, plan, blocks, stream);
-    case Variant::kBiasMask:
-      return launch_variant<Element, Variant::kBiasMask>(args, plan, blocks, stream);
-    case Variant::kDropout:
-      return launch_variant<Element, Variant::kDropout>(args, plan, blocks, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return common::with_row<kBackwardConfigs>(plan.row, [&](auto row) {
+    return launch_main<BackwardTraits<Element, kBackwardConfigs[row()]>>(args, blocks, stream);
+  });
 }
 
 template <class Element>
@@ -127,11 +84,12 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   args.order = plan.order;
   args.scale = static_cast<float>(p.score_mod.scale);
   args.scale_log2e = args.scale * kLog2e;
-  const int shift = weight_shift(backward_head_dims(p.head_dim_qk, p.head_dim_v));
+  const BackwardConfig& config = kBackwardConfigs[plan.row];
+  const int shift = weight_shift(config);
   args.shift = static_cast<float>(shift);
-  args.adds_statistics = plan.adds_statistics;
+  args.adds_statistics = config.adds_statistics;
   args.lse_factor = -kLog2e / args.scale_log2e;
-  args.gradient_scale = keeps_shift<Element>(plan.adds_statistics) ? std::ldexp(args.scale, -shift) : args.scale;
+  args.gradient_scale = keeps_shift<Element>(config.adds_statistics) ? std::ldexp(args.scale, -shift) : args.scale;
   args.kept_factor = static_cast<float>(std::ldexp(p.dropout.rescale, -shift));
   args.workspace = {.table = parts.key_tiles.in<KeyTileWork>(workspace),
                     .dq_sums = parts.dq_sums.in<float>(workspace),

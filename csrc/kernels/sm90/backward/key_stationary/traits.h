@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "kernels/config/sm90.h"
+#include "kernels/config/sm90_backward.h"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/key_stationary/arguments.h"
@@ -30,28 +30,26 @@ struct MaskedIteration : Iteration {
   int mask_tile;  // MaskIterations::Entry
 };
 
-template <class ElementType, HeadDims kDimsValue, BackwardForm kForm>
+template <class ElementType, BackwardConfig kConfigValue>
 struct BackwardTraits {
   using Element = ElementType;
-  static constexpr HeadDims kDims = kDimsValue;
-  static constexpr bool kMasked = kForm.variant == Variant::kMask;
-  static constexpr bool kDrops = kForm.variant == Variant::kDropout;
-  static constexpr bool kBiased = kForm.variant == Variant::kBiasMask;  // without a mask
-  static constexpr bool kAddsStatistics = kForm.adds_statistics;
-  static constexpr bool kKeepsShift = keeps_shift<Element>(kAddsStatistics);
-  static constexpr BackwardTile kTile = backward_tile(kDims);
+  static constexpr BackwardConfig kConfig = kConfigValue;
+  static constexpr HeadDims kDims = kConfig.dims;
+  static constexpr BackwardTile kTile = kConfig.tile;
+  static constexpr bool kMasked = kConfig.score == ScoreMode::kMask;
+  static constexpr bool kDrops = kConfig.score == ScoreMode::kDropout;
+  static constexpr bool kBiased = kConfig.score == ScoreMode::kBiasMask;  // without a mask
+  static constexpr bool kKeepsShift = keeps_shift<Element>(kConfig.adds_statistics);
   // The last step runs the code of the others, and issues a wasted GEMM. Code of its own would have to be fetched for
   // each key tile (docs/kernels/log/sm90_backward.md, "Head dims up to 128").
   static constexpr bool kOneStep = kMasked && kTile.keys_in_registers;
-  static constexpr bool kPreSignalsDq = kForm.pre_signals_dq;
-  static constexpr BackwardRegisters kRegisters = backward_registers(kDims);
   static constexpr int kKeys = LoopOrder::kKeys;
   static constexpr int kQueries = LoopOrder::kQueries;
   static constexpr int kWarpgroups = LoopOrder::kKeyWarpgroups;
   static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 2);
   static_assert(kKeys == kWarpgroups * tile::kWarpgroupRows && kQueries == tile::kWarpgroupRows);
   // A warpgroup that asks for more registers than the others leave would wait forever.
-  static_assert(kRegisters.copy + kWarpgroups * kRegisters.key + kRegisters.query <= 512);
+  static_assert(kTile.producer_registers + kWarpgroups * kTile.key_registers + kTile.dq_registers <= 512);
 
   using QTile = tile::SmemTile<Element, kQueries, kDims.qk>;
   using DoutTile = tile::SmemTile<Element, kQueries, kDims.v>;
@@ -61,12 +59,12 @@ struct BackwardTraits {
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
   // Of a query tile (BackwardWorkspace).
   using Terms = BackwardWorkspace::Terms<Element>;
-  using Statistics = std::conditional_t<kAddsStatistics, Terms[2], float[kBiased ? 3 : 2][kQueries]>;
+  using Statistics = std::conditional_t<kConfig.adds_statistics, Terms[2], float[kBiased ? 3 : 2][kQueries]>;
 
   static constexpr int kDqSlices = kDims.qk / kTile.dq_columns;  // of an iteration
   static constexpr int kDqSliceFloats = kQueries * kTile.dq_columns;
-  static constexpr int kDqStageFloats = kPreSignalsDq ? kDqSliceFloats : kDqSlices * kDqSliceFloats;
-  using DqPipeline = std::conditional_t<kPreSignalsDq, PreSignalledDqPipeline, WholeDqPipeline>;
+  static constexpr int kDqStageFloats = kConfig.pre_signals_dq ? kDqSliceFloats : kDqSlices * kDqSliceFloats;
+  using DqPipeline = std::conditional_t<kConfig.pre_signals_dq, PreSignalledDqPipeline, WholeDqPipeline>;
 
   using Where = ScoreTile<Rows::kKeys, Scores>;
   using Iteration = std::conditional_t<kMasked, MaskedIteration, sm90::Iteration>;
@@ -86,8 +84,8 @@ struct BackwardShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
   static constexpr int kDqWarps = 4;
   static constexpr int kWorkStages = 2;
-  static constexpr int kStages = Traits::kTile.query_stages;  // of what an iteration reads, and of dS
-  static constexpr int kKeyStages = Traits::kTile.key_stages;
+  static constexpr int kStages = Traits::kConfig.tile.q_stages;  // of what an iteration reads, and of dS
+  static constexpr int kKeyStages = Traits::kConfig.tile.kv_stages;
   using Stage = tile::PipelineState<kStages>;
   // An iteration's description is written when a stage of Q is free. The dQ warpgroup is the last to read it, when it
   // takes dS from a stage. In between there are no more iterations than stages of both.

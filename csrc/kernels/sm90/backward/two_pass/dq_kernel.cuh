@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     two_pass_dq_kernel(const __grid_constant__ TwoPassArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<TwoPassDqShared<Traits>*>(shared_memory);
-  constexpr int kRegisters = two_pass_query_registers(Traits::kVariant);
-  constexpr int kCopyRegisters = two_pass_copy_registers(Traits::kVariant);
+  constexpr int kRegisters = Traits::kConfig.consumer_registers();
+  constexpr int kCopyRegisters = Traits::kConfig.producer_registers();
   static_assert(has_registers(Traits::kWarpgroups, kRegisters, kCopyRegisters));
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
   if (threadIdx.x == 0) shared.init();

@@ -5,6 +5,7 @@
 
 #include "kernels/common/launch_early.cuh"
 #include "kernels/common/repair.h"
+#include "kernels/common/with_row.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/two_pass/dbias_from_tiles.cuh"
 #include "kernels/sm90/backward/two_pass/dq_kernel.cuh"
@@ -134,10 +135,9 @@ struct TwoPassLaunch {
   }
 };
 
-template <class Element, HeadDims kDims, Variant kVariant>
-cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
-                              cudaStream_t stream) {
-  using DqTraits = TwoPassDqTraits<Element, kDims, kVariant>;
+template <class DqTraits>
+cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                            cudaStream_t stream) {
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
   TwoPassArguments args = {};
   args.params = p;
@@ -156,8 +156,20 @@ cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::Ba
   args.tiles.between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element));
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
-  args.scales_lse = !(DqTraits::kHasBoxes || DqTraits::kExtended);
+  args.scales_lse = !(DqTraits::kHasBoxes || DqTraits::kGeneric);
   return TwoPassLaunch<DqTraits>{args, plan, stream}.run();
+}
+
+template <class Element, HeadDims kDims>
+cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                              cudaStream_t stream) {
+  return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
+    constexpr TwoPassConfig kConfig = kTwoPassConfigs[row()];
+    if constexpr (kConfig.dims == kDims) {
+      return launch_two_pass<TwoPassDqTraits<Element, kConfig>>(p, plan, workspace, stream);
+    }
+    return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -227,7 +227,7 @@ struct ExtendedScores : ScaledScores<Traits> {
 
 template <class Traits>
 using QueryScores = std::conditional_t<
-    Traits::kExtended, ExtendedScores<Traits>,
+    Traits::kGeneric, ExtendedScores<Traits>,
     std::conditional_t<Traits::kHasBoxes, BiasedScores<Traits>,
                        std::conditional_t<Traits::kHasBits, MaskedScores<Traits>, ScaledScores<Traits>>>>;
 

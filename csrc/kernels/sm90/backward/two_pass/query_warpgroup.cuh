@@ -56,8 +56,8 @@ struct QueryWarpgroup {
 
  private:
   static constexpr int kWarpRows = 16;
-  static constexpr bool kDpAhead = Traits::kTile.dp_ahead;
-  static_assert(!kDpAhead || !(Traits::kSkipsTiles || Traits::kExtended));
+  static constexpr bool kDpAhead = Traits::kConfig.dp_ahead;
+  static_assert(!kDpAhead || !(Traits::kSkipsTiles || Traits::kGeneric));
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * kWarpRows; }
 
   // The current key tile.
@@ -194,7 +194,7 @@ struct QueryWarpgroup {
     if constexpr (kHasNext) iteration.last = false;
     if (iteration.last) release(shared.q_pipeline[warpgroup].empty[0]);
     if constexpr (kDpAhead) return step_ahead<kHasNext>(work, iteration);
-    if constexpr (Traits::kExtended) {
+    if constexpr (Traits::kGeneric) {
       differentiate_any(work, iteration);
     } else {
       differentiate_ahead(work, iteration);
@@ -258,7 +258,7 @@ struct QueryWarpgroup {
     ptx::wait_wgmma<0>();
     ptx::pin_registers(dq.c[0]);
     __syncwarp();
-    const int stage = k_state.stage == 0 ? Traits::kTile.key_stages - 1 : k_state.stage - 1;
+    const int stage = k_state.stage == 0 ? Traits::kConfig.k_stages - 1 : k_state.stage - 1;
     if (!is_empty && tile::lane() == 0) ptx::arrive(shared.k_pipeline.empty[stage]);
   }
 

@@ -16,16 +16,15 @@
 namespace flash_attn_ext::sm90 {
 
 // Traits of the dQ kernel.
-template <class ElementType, HeadDims kDimsValue, Variant kVariantValue>
+template <class ElementType, TwoPassConfig kConfigValue>
 struct TwoPassDqTraits {
   using Element = ElementType;
-  static constexpr HeadDims kDims = kDimsValue;
-  static constexpr Variant kVariant = kVariantValue;
-  static constexpr TwoPassTile kTile = two_pass_tile(kDims, kVariant);
-  static constexpr bool kStagesTerms = kVariant == Variant::kExtended;  // each warp stages its bias and mask
-  static constexpr bool kExtended = kStagesTerms || kVariant == Variant::kModified;
-  static constexpr bool kHasBoxes = kVariant == Variant::kBiasMask;  // TMA loads a bias beside K
-  static constexpr bool kHasBits = kHasBoxes || kVariant == Variant::kMask;
+  static constexpr TwoPassConfig kConfig = kConfigValue;
+  static constexpr HeadDims kDims = kConfig.dims;
+  static constexpr bool kStagesTerms = kConfig.score == ScoreMode::kGeneric;  // each warp stages its bias and mask
+  static constexpr bool kGeneric = kStagesTerms || kConfig.score == ScoreMode::kGenericWithoutBiasMask;
+  static constexpr bool kHasBoxes = kConfig.score == ScoreMode::kBiasMask;  // TMA loads a bias beside K
+  static constexpr bool kHasBits = kHasBoxes || kConfig.score == ScoreMode::kMask;
   static constexpr bool kHasBias = kHasBoxes || kStagesTerms;
   static constexpr bool kSkipsTiles = kHasBits || kStagesTerms;  // skips key tiles that a mask hides entirely
   static constexpr int kRows = ScoreTiles::kRows;                // queries of a warpgroup, and keys of a key tile
@@ -87,16 +86,16 @@ struct TwoPassDqShared {
 
   typename Traits::QTile q[kWarpgroups];
   typename Traits::DoutTile dout[kWarpgroups];
-  typename Traits::KTile k[Traits::kTile.key_stages];
-  typename Traits::VTile v[Traits::kTile.value_stages];
-  typename Traits::BiasTile bias[Traits::kHasBoxes ? Traits::kTile.key_stages : 1][kWarpgroups];  // in the stages of K
+  typename Traits::KTile k[Traits::kConfig.k_stages];
+  typename Traits::VTile v[Traits::kConfig.v_stages];
+  typename Traits::BiasTile bias[Traits::kHasBoxes ? Traits::kConfig.k_stages : 1][kWarpgroups];  // in the stages of K
   typename Traits::Staged staged[Traits::kStagesTerms ? kComputingWarps : 1];
-  UnmaskedIteration iterations[Traits::kSkipsTiles ? Traits::kTile.key_stages : 1][kWarpgroups];  // of K's stages
+  UnmaskedIteration iterations[Traits::kSkipsTiles ? Traits::kConfig.k_stages : 1][kWarpgroups];  // of K's stages
   QueryTileWork work[kWorkStages];
   tile::PipelineBarriers<1> q_pipeline[kWarpgroups];
   tile::PipelineBarriers<1> dout_pipeline[kWarpgroups];
-  tile::PipelineBarriers<Traits::kTile.key_stages> k_pipeline;
-  tile::PipelineBarriers<Traits::kTile.value_stages> v_pipeline;
+  tile::PipelineBarriers<Traits::kConfig.k_stages> k_pipeline;
+  tile::PipelineBarriers<Traits::kConfig.v_stages> v_pipeline;
   tile::PipelineBarriers<kWorkStages> work_pipeline;
 
   __device__ __forceinline__ void init() {

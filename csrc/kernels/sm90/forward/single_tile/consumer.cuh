@@ -21,7 +21,7 @@ struct SingleTileConsumer {
   using Element = typename Traits::Element;
   using Scores = typename Traits::Scores;
   using Shared = SingleTileShared<Traits>;
-  static constexpr int kKeyParts = Traits::kTile.parts;
+  static constexpr int kKeyParts = Traits::kConfig.parts;
 
   const SingleTileArguments& args;
   Shared& shared;
@@ -44,9 +44,9 @@ struct SingleTileConsumer {
       const ResultRows rows = result_rows(args, shared.work_tile[at.stage], own);
       own += Shared::kWarpgroups;
       more = find();
-      if constexpr (Traits::kTile.overlaps) start_scores(more, 0);
+      if constexpr (Traits::kConfig.intra_overlap) start_scores(more, 0);
       finish(rows);
-      if constexpr (!Traits::kTile.overlaps) start_scores(more, 0);
+      if constexpr (!Traits::kConfig.intra_overlap) start_scores(more, 0);
     }
     ptx::wait_wgmma<0>();
     if (tile::lane() == 0) ptx::wait_until_written();  // results may be overwritten now, and the CTA may end
@@ -126,7 +126,7 @@ struct SingleTileConsumer {
   __device__ __forceinline__ void hide_invisible(const WorkTile& work_tile) {
     constexpr int kFirst = kPart * Traits::kPartKeys;
     constexpr int kLeast =
-        single_tile_below(Traits::kKeys);  // without padding, calls with fewer keys take kernels with smaller tiles
+        keys_of_row_above(Traits::kConfig);  // without padding, calls with fewer keys take kernels with smaller tiles
     const auto keys = static_cast<int>(work_tile.item.sequence.num_keys);
     const ScoreTile<Rows::kQueries, Scores> where = {args.params, work_tile.item,
                                                      int64_t{work_tile.first_query} + own_row(own), kFirst};

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "kernels/common/launch_early.cuh"
+#include "kernels/common/with_row.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward/single_tile/single_tile.cuh"
 #include "kernels/sm90/sm90_kernels.h"
@@ -14,7 +13,8 @@
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-cudaError_t launch_all_keys(const ForwardCall& p, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
+cudaError_t launch_single_tile(const ForwardCall& p, const plan::ForwardPlan& plan, void* workspace,
+                               cudaStream_t stream) {
   using Kernel = SingleTileKernel<Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   SingleTileArguments args;
@@ -41,17 +41,9 @@ cudaError_t launch_all_keys(const ForwardCall& p, const plan::ForwardPlan& plan,
 template <class Element>
 cudaError_t forward_single_tile(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace,
                                 cudaStream_t stream) {
-  cudaError_t error = cudaErrorInvalidValue;
-  const auto try_keys = [&](auto index) {
-    constexpr int kKeys = kSingleTile[index()];
-    if (plan.tile.keys == kKeys)
-      error = launch_all_keys<SingleTileTraits<Element, kKeys>>(call, plan, workspace, stream);
-  };
-  const auto try_all = [&]<size_t... kIndices>(std::index_sequence<kIndices...>) {
-    (try_keys(std::integral_constant<size_t, kIndices>{}), ...);
-  };
-  try_all(std::make_index_sequence<std::size(kSingleTile)>{});
-  return error;
+  return common::with_row<kSingleTileConfigs>(plan.row, [&](auto row) {
+    return launch_single_tile<SingleTileTraits<Element, kSingleTileConfigs[row()]>>(call, plan, workspace, stream);
+  });
 }
 
 }  // namespace flash_attn_ext::sm90

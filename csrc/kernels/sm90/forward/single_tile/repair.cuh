@@ -21,7 +21,7 @@ __device__ __forceinline__ void repair_flagged(const SingleTileArguments& args, 
         work_tile.first_query + static_cast<int>(work_tile.item.sequence.query_begin - sequence.query_begin);
     const common::HeadItem head = common::head_item(p, sequence, work_tile.item.head);
 #pragma unroll 1
-    for (; query_tile < work_tile.query_tiles; query_tile += Traits::kTile.warpgroups) {
+    for (; query_tile < work_tile.query_tiles; query_tile += Traits::kConfig.warpgroups) {
       if (*nan_flag(args, work_tile, query_tile) == 0) continue;
       const int first = first_query + own_row(query_tile);
       const int end = min(first + 16, static_cast<int>(sequence.num_queries));

@@ -1,23 +1,23 @@
 // What a single-tile kernel is compiled for, and the layout of its shared memory.
 #pragma once
 
-#include "kernels/config/sm90.h"
+#include "kernels/config/sm90_forward.h"
 #include "kernels/sm90/forward/single_tile/arguments.h"
 #include "tile/sm90/pipeline.h"
 
 namespace flash_attn_ext::sm90 {
 
-template <class ElementType, int kKeysValue>
+template <class ElementType, SingleTileConfig kConfigValue>
 struct SingleTileTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kSingleTileHeadDims;
-  static constexpr int kKeys = kKeysValue;
-  static constexpr SingleTileShape kTile = single_tile_shape(kKeys);
-  static constexpr ForwardRegisters kRegisters = single_tile_registers(kTile);
-  static_assert(has_registers(kTile.warpgroups, kRegisters.consumer, kRegisters.producer));
-  static constexpr int kWarps = 4 * kTile.warpgroups;  // of the consumers
-  static constexpr int kThreads = tile::kWarpgroupSize * (kTile.warpgroups + 1);
-  static constexpr int kPartKeys = kKeys / kTile.parts;  // keys whose scores registers hold at a time
+  static constexpr SingleTileConfig kConfig = kConfigValue;
+  static constexpr int kKeys = kConfig.block_n;
+  static constexpr ForwardRegisters kRegisters = single_tile_registers(kConfig);
+  static_assert(has_registers(kConfig.warpgroups, kRegisters.consumer, kRegisters.producer));
+  static constexpr int kWarps = 4 * kConfig.warpgroups;  // of the consumers
+  static constexpr int kThreads = tile::kWarpgroupSize * (kConfig.warpgroups + 1);
+  static constexpr int kPartKeys = kKeys / kConfig.parts;  // keys whose scores registers hold at a time
 
   using QTile = tile::SmemTile<Element, tile::kWarpgroupRows, kDims.qk>;
   using KTile = tile::SmemTile<Element, kKeys, kDims.qk>;
@@ -32,9 +32,9 @@ struct SingleTileTraits {
 // A work tile takes one stage of K and V; each warpgroup has a pipeline of queries of its own.
 template <class Traits>
 struct SingleTileShared {
-  static constexpr int kStages = Traits::kTile.key_stages;
-  static constexpr int kQueryStages = Traits::kTile.query_stages;
-  static constexpr int kWarpgroups = Traits::kTile.warpgroups;
+  static constexpr int kStages = Traits::kConfig.kv_stages;
+  static constexpr int kQueryStages = Traits::kConfig.q_stages;
+  static constexpr int kWarpgroups = Traits::kConfig.warpgroups;
   using WorkPipeline = tile::PipelineBarriers<kStages>;
   using QueryPipeline = tile::PipelineBarriers<kQueryStages>;
 

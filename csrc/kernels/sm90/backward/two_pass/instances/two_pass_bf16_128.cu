@@ -2,12 +2,8 @@
 
 namespace flash_attn_ext::sm90 {
 
-// In one file, because they share the GEMM kernel.
-template cudaError_t backward_two_pass<__nv_bfloat16, HeadDims{128, 128}, Variant::kMask>(
-    const attention::BackwardParams&, const plan::BackwardPlan&, void*, cudaStream_t);
-template cudaError_t backward_two_pass<__nv_bfloat16, HeadDims{128, 128}, Variant::kBiasMask>(
-    const attention::BackwardParams&, const plan::BackwardPlan&, void*, cudaStream_t);
-template cudaError_t backward_two_pass<__nv_bfloat16, HeadDims{128, 128}, Variant::kExtended>(
-    const attention::BackwardParams&, const plan::BackwardPlan&, void*, cudaStream_t);
+template cudaError_t backward_two_pass<__nv_bfloat16, HeadDims{128, 128}>(const attention::BackwardParams&,
+                                                                          const plan::BackwardPlan&, void*,
+                                                                          cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

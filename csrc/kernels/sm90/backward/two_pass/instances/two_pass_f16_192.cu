@@ -2,16 +2,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t backward_two_pass<__half, HeadDims{192, 192}, Variant::kPlain>(const attention::BackwardParams&,
-                                                                                    const plan::BackwardPlan&, void*,
-                                                                                    cudaStream_t);
-
-template cudaError_t backward_two_pass<__half, HeadDims{192, 192}, Variant::kMask>(const attention::BackwardParams&,
-                                                                                   const plan::BackwardPlan&, void*,
-                                                                                   cudaStream_t);
-
-template cudaError_t backward_two_pass<__half, HeadDims{192, 192}, Variant::kModified>(const attention::BackwardParams&,
-                                                                                       const plan::BackwardPlan&, void*,
-                                                                                       cudaStream_t);
+template cudaError_t backward_two_pass<__half, HeadDims{192, 192}>(const attention::BackwardParams&,
+                                                                   const plan::BackwardPlan&, void*, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -2,15 +2,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// In one file, because they share the GEMM kernel.
-template cudaError_t backward_two_pass<__half, HeadDims{64, 64}, Variant::kMask>(const attention::BackwardParams&,
-                                                                                 const plan::BackwardPlan&, void*,
-                                                                                 cudaStream_t);
-template cudaError_t backward_two_pass<__half, HeadDims{64, 64}, Variant::kBiasMask>(const attention::BackwardParams&,
-                                                                                     const plan::BackwardPlan&, void*,
-                                                                                     cudaStream_t);
-template cudaError_t backward_two_pass<__half, HeadDims{64, 64}, Variant::kExtended>(const attention::BackwardParams&,
-                                                                                     const plan::BackwardPlan&, void*,
-                                                                                     cudaStream_t);
+template cudaError_t backward_two_pass<__half, HeadDims{64, 64}>(const attention::BackwardParams&,
+                                                                 const plan::BackwardPlan&, void*, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -17,14 +17,14 @@ bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_st
 
 }  // namespace
 
-Variant wanted_variant_sm90(const attention::AttentionParams& p) {
+ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;
   const ScoreKind kind = score_kind(mod);
-  if (kind == ScoreKind::kScale) return p.dropout.enabled() ? Variant::kDropout : Variant::kPlain;
-  if (kind == ScoreKind::kAny || p.dropout.enabled()) return Variant::kExtended;
-  if (mod.mask.present() && !is_worth_packing(mod.mask)) return Variant::kExtended;
-  if (!mod.bias.present()) return Variant::kMask;
-  return has_bias_boxes(mod.bias) ? Variant::kBiasMask : Variant::kExtended;
+  if (kind == ScoreKind::kScale) return p.dropout.enabled() ? ScoreMode::kDropout : ScoreMode::kScaleOnly;
+  if (kind == ScoreKind::kAny || p.dropout.enabled()) return ScoreMode::kGeneric;
+  if (mod.mask.present() && !is_worth_packing(mod.mask)) return ScoreMode::kGeneric;
+  if (!mod.bias.present()) return ScoreMode::kMask;
+  return has_bias_boxes(mod.bias) ? ScoreMode::kBiasMask : ScoreMode::kGeneric;
 }
 
 }  // namespace flash_attn_ext::plan

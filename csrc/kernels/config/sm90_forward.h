@@ -1,0 +1,193 @@
+// The table of Hopper's forward kernels: each row is compiled once for bfloat16 and once for float16. The plan names a
+// row, and the launch looks nothing up again. The figures behind the rows are in docs/kernels/log/sm90.md, under
+// "Figures behind constants".
+#pragma once
+
+#include "kernels/config/score_mode.h"
+#include "kernels/config/sm90.h"
+
+namespace flash_attn_ext::sm90 {
+
+// Where the head dim of v is larger than this, several CTAs share a tile of queries, and each computes this many
+// columns of O.
+inline constexpr int kColumns = 256;
+inline constexpr int64_t kLargestHeadDimQk = 256;
+inline constexpr int64_t kLargestHeadDimV = 2 * kColumns;
+
+// A CTA has 64 stationary queries per consumer warpgroup. Tiles of `block_n` keys stream through pipelines of K and V.
+struct ForwardConfig {
+  HeadDims dims;
+  ScoreMode score = ScoreMode::kScaleOnly;
+  int warpgroups;             // consumers; the producer is one more
+  int block_n;                // keys of a tile
+  int q_stages = 1;           // with two, the next work tile's Q arrives during this one
+  int kv_stages = 2;          // stages of K, and as many of V
+  int ctas_per_sm = 1;        // with two, the softmax of one CTA overlaps the GEMMs of the other
+  bool ping_pong = true;      // ping-pong scheduling of the warpgroups
+  bool intra_overlap = true;  // a warpgroup's softmax overlaps its own GEMMs
+  bool split_kv = false;      // several CTAs share the keys of a query tile
+  // TMA stores O, which is staged in its rows of Q. With one stage of Q the next work tile would have to wait for the
+  // store. With dropout or a mask it is slower, since ptxas then gives the GEMMs fewer uniform registers.
+  bool tma_store = false;
+  // Computes the LSE and the factors of O while the last GEMM is in flight. With three warpgroups the GEMMs of the
+  // others hide them already, and registers are short.
+  bool early_lse = false;
+  // Releases Q after the last S of a work tile rather than after its last softmax, so that the load of the next queries
+  // starts earlier.
+  bool early_q_release = false;
+  // Waits for the PV GEMM after a quarter of a tile's exponentials. Elsewhere ptxas moves the wait ahead of them, where
+  // it is best in most kernels (docs/kernels/log/sm90.md, "When O is awaited"); with dropout, after all of them and the
+  // draws.
+  bool late_pv_wait = false;
+  // Has a mainloop of its own for tiles of keys without masked scores. With three warpgroups, or more columns of O, a
+  // single loop is as fast.
+  bool unmasked_loop = false;
+  // The first tile of keys contains the causal or window boundary, and the 64 rows of a warpgroup may see only its
+  // first half: the softmax then covers that half (docs/kernels/log/sm90.md, "Half of a first tile"). Not with
+  // split-KV, where the last tile of a split need not be that of the row.
+  bool half_first_tile = false;
+  // Divides O by the sums of the rounded P. The exponents may then be relative to less than the row maximum, which is
+  // the rescale threshold; otherwise a dominant weight, which is exactly 1 relative to the maximum, would bring its own
+  // rounding error into O. With dropout the sums cover the kept weights, and the divisor is scaled by the ratio of all
+  // weights to the kept ones.
+  bool rounded_sums = false;
+
+  // Smaller head dims are zero-padded.
+  constexpr bool holds(int64_t head_dim_qk, int64_t head_dim_v) const {
+    return head_dim_qk <= dims.qk && (head_dim_v <= dims.v || dims.v == kColumns);
+  }
+  constexpr int block_m() const { return 64 * warpgroups; }  // queries of a tile
+  constexpr bool has_bias() const { return score == ScoreMode::kGeneric || score == ScoreMode::kBiasMask; }
+  constexpr bool has_bias_or_mask() const { return has_bias() || score == ScoreMode::kMask; }
+  constexpr bool may_drop() const { return score == ScoreMode::kGeneric || score == ScoreMode::kDropout; }
+
+  bool operator==(const ForwardConfig&) const = default;
+};
+
+// A tile has as many keys as registers hold beside S, P and O: a thread has 160 registers with three consumers, 232
+// with two. Rows of one score mode stand in the order of their head dims, the cheapest first, and a call takes the
+// first one that holds its own. Of rows with the same head dims and score mode, the first is the default;
+// plan/sm90_forward.cpp says when another one is faster.
+// clang-format off
+inline constexpr ForwardConfig kForwardConfigs[] = {
+    // Three consumers share each read of K and V, which pays where exponentials are as slow as GEMMs and tiles are
+    // many.
+    {.dims = {64, 64}, .warpgroups = 3, .block_n = 128, .q_stages = 2, .tma_store = true, .rounded_sums = true},
+    // The same tiles of keys, and so the same bits, with fewer queries: fills the GPU more evenly where tiles are few.
+    {.dims = {64, 64}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .late_pv_wait = true, .unmasked_loop = true, .half_first_tile = true, .rounded_sums = true},
+    // Two CTAs per SM, with 104 registers a thread: they hide each other's prologue and epilogue, and small tiles waste
+    // less at the edges of the visible range.
+    {.dims = {64, 64}, .warpgroups = 2, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ctas_per_sm = 2,
+     .ping_pong = false, .intra_overlap = false, .tma_store = true, .rounded_sums = true},
+    {.dims = {64, 64}, .warpgroups = 3, .block_n = 128, .q_stages = 2, .split_kv = true, .rounded_sums = true},
+    // At head dim 96 the sums cannot be of rounded P: the tile of V has no room for columns of ones, and additions
+    // instead are slower in float16 (docs/kernels/log/sm90.md, "Sums of rounded weights by additions").
+    {.dims = {96, 96}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .unmasked_loop = true, .half_first_tile = true},
+    // More queries for each load of K and V, where the loads bound a call.
+    {.dims = {96, 96}, .warpgroups = 3, .block_n = 112, .q_stages = 2, .tma_store = true},
+    {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .unmasked_loop = true, .half_first_tile = true, .rounded_sums = true},
+    // Small tiles of keys, and no ping-pong: a warpgroup whose rows are complete proceeds to the next work tile while
+    // the others compute.
+    {.dims = {128, 128}, .warpgroups = 3, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ping_pong = false,
+     .tma_store = true, .late_pv_wait = true, .rounded_sums = true},
+    // The same with fewer queries.
+    {.dims = {128, 128}, .warpgroups = 2, .block_n = 64, .q_stages = 2, .kv_stages = 4, .ping_pong = false,
+     .tma_store = true, .early_lse = true, .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true},
+    {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .split_kv = true, .unmasked_loop = true,
+     .rounded_sums = true},
+    {.dims = {192, 128}, .warpgroups = 2, .block_n = 112, .early_lse = true, .early_q_release = true,
+     .unmasked_loop = true, .rounded_sums = true},
+    {.dims = {192, 192}, .warpgroups = 2, .block_n = 96, .early_lse = true, .early_q_release = true,
+     .rounded_sums = true},
+    {.dims = {128, 256}, .warpgroups = 2, .block_n = 80, .early_lse = true, .early_q_release = true,
+     .rounded_sums = true},
+    {.dims = {256, 256}, .warpgroups = 2, .block_n = 64, .early_lse = true, .early_q_release = true,
+     .rounded_sums = true},
+
+    // Dropout is drawn for 32 keys at a time.
+    {.dims = {64, 64}, .score = ScoreMode::kDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
+    {.dims = {192, 128}, .score = ScoreMode::kDropout, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+    {.dims = {192, 192}, .score = ScoreMode::kDropout, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+    {.dims = {128, 256}, .score = ScoreMode::kDropout, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+    {.dims = {256, 256}, .score = ScoreMode::kDropout, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+
+    {.dims = {64, 64}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true},
+    {.dims = {192, 128}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+    {.dims = {192, 192}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+    {.dims = {128, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+    {.dims = {256, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+
+    // Shared memory holds tiles of the bias beside one stage of Q.
+    {.dims = {64, 64}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128},
+    {.dims = {128, 128}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128},
+
+    // Biases and masks of any strides are staged in shared memory.
+    {.dims = {64, 64}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96},
+    {.dims = {96, 96}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96},
+    {.dims = {128, 128}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96},
+    {.dims = {192, 128}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64},
+    {.dims = {192, 192}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64},
+    {.dims = {128, 256}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64},
+    {.dims = {256, 256}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64},
+};
+// clang-format on
+
+// Registers of a consumer thread and of a producer thread; together they fill the register file. The producer needs
+// more where it looks up the tiles of a mask.
+struct ForwardRegisters {
+  int consumer;
+  int producer;
+};
+constexpr ForwardRegisters forward_registers(const ForwardConfig& config) {
+  if (config.ctas_per_sm == 2) return {.consumer = 104, .producer = 32};
+  if (config.warpgroups == 3) return {.consumer = 160, .producer = 32};
+  if (config.has_bias_or_mask()) return {.consumer = 216, .producer = 72};
+  return {.consumer = 232, .producer = 40};
+}
+
+// The table of single-tile kernels, whose key tile holds all keys of a sequence. A call takes the first row that holds
+// its keys. They stay in one stage, and the work tile's tiles of 64 queries go to the consumers round-robin. There are
+// four consumers where S, and then P and O, fit 112 registers.
+struct SingleTileConfig {
+  int block_n;  // keys of the tile
+  int warpgroups;
+  int kv_stages;
+  int q_stages = 2;            // per consumer
+  int parts = 1;               // with two, the QK GEMM of the second half of the keys overlaps the PV GEMM of the first
+  bool intra_overlap = false;  // a warpgroup issues the next S before it stores O
+
+  bool operator==(const SingleTileConfig&) const = default;
+};
+inline constexpr HeadDims kSingleTileHeadDims = {64, 64};
+inline constexpr SingleTileConfig kSingleTileConfigs[] = {
+    {.block_n = 80, .warpgroups = 4, .kv_stages = 6, .intra_overlap = true},
+    {.block_n = 96, .warpgroups = 4, .kv_stages = 4, .q_stages = 3, .intra_overlap = true},
+    {.block_n = 128, .warpgroups = 4, .kv_stages = 4},
+    {.block_n = 160, .warpgroups = 3, .kv_stages = 3},
+    {.block_n = 192, .warpgroups = 3, .kv_stages = 2, .intra_overlap = true},
+    {.block_n = 208, .warpgroups = 3, .kv_stages = 2},
+    {.block_n = 256, .warpgroups = 3, .kv_stages = 2, .parts = 2},
+};
+
+// The keys of the row above one, or 0. A call of this kernel has more keys than that.
+constexpr int keys_of_row_above(const SingleTileConfig& row) {
+  int above = 0;
+  for (const SingleTileConfig& other : kSingleTileConfigs) above = other.block_n < row.block_n ? other.block_n : above;
+  return above;
+}
+
+constexpr ForwardRegisters single_tile_registers(const SingleTileConfig& config) {
+  return config.warpgroups == 4 ? ForwardRegisters{.consumer = 112, .producer = 32}
+                                : ForwardRegisters{.consumer = 160, .producer = 32};
+}
+
+}  // namespace flash_attn_ext::sm90
