@@ -242,8 +242,8 @@ def explain(
     :func:`attention_varlen`; ``layout`` then has to be left at its default, since packed tensors have one layout.
 
     Returns an :class:`Explanation`. The plans of both passes (:class:`Plan`) are those that the call itself would
-    follow: which kernel, its score mode and tile, which scores are materialised, every part of the workspace. Raises what
-    the call itself would raise, except for "no backend can run this call": that is an answer here.
+    follow: which kernel, its score mode and tile, which scores are materialised, every part of the workspace. Raises
+    what the call itself would raise, except for "no backend can run this call": that is an answer here.
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 8, 128, 64)

@@ -127,15 +127,15 @@ WORDS = [
     (
         Call(500, d=128, bias=(1, 1, 500, 500), wanted=("q", "k", "v", "bias")),
         1,
-        "materialise P and dS with dQ (dq score mode bias and mask, dq head dim 128, launches 1, key heads per launch 128)"
-        "; delta by the first kernel; dBias from the materialised dS; "
+        "materialise P and dS with dQ (dq score mode bias and mask, dq head dim 128, launches 1, "
+        "key heads per launch 128); delta by the first kernel; dBias from the materialised dS; "
         "workspace 134477824 bytes (delta 256000, materialised scores 134217728, dQ NaN flags 4096)",
     ),
     (
         Call(2048, mask=(8, 1, 1, 2048), options={"backend": "sm90"}),
         0,
-        "warp-specialised (score mode mask, head dims 64 x 64, tile 128 x 128, stages 2, ping pong); workspace 49920 bytes "
-        "(mask tiles 256, mask bits 2176, NaN flags 16384, tile list 8192, key intervals 64, "
+        "warp-specialised (score mode mask, head dims 64 x 64, tile 128 x 128, stages 2, ping pong); "
+        "workspace 49920 bytes (mask tiles 256, mask bits 2176, NaN flags 16384, tile list 8192, key intervals 64, "
         "plan of key intervals 22528); batch entries whose mask leaves one key interval: "
         "warp-specialised (score mode scale only, head dims 64 x 64, tile 192 x 128, stages 2, ping pong); "
         "workspace 22528 bytes (NaN flags 16896, tile list 5632)",

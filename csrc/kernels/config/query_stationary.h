@@ -1,5 +1,5 @@
-// The tile sizes of Hopper's query-stationary backward kernel, for few queries that see all of many keys: queries stay,
-// and key tiles stream past.
+// The table of Hopper's query-stationary backward kernels, for few queries that see all of many keys: queries stay, and
+// key tiles stream past.
 #pragma once
 
 #include "kernels/config/sm90.h"
@@ -11,13 +11,16 @@ inline constexpr int kStationaryQueriesKeys = 64;  // of a key tile
 
 // There are as many stages of K and V as shared memory holds. dQ, dK and dV of a tile are computed while S and dP of
 // the next one are, so that two tiles are read at a time.
-struct QueryStationaryCtaTile {
-  int key_stages;
-  int copy_registers;  // of a producer thread
-  int registers;       // of a consumer thread
+struct QueryStationaryConfig {
+  HeadDims dims;
+  int kv_stages;
+  int producer_registers = 24;  // of a thread
+  int consumer_registers = 240;
+
+  bool operator==(const QueryStationaryConfig&) const = default;
 };
-constexpr QueryStationaryCtaTile query_stationary_cta_tile(HeadDims dims) {
-  return {.key_stages = dims.qk <= 64 ? 4 : 3, .copy_registers = 24, .registers = 240};
-}
+// A call takes the first row that holds its head dims.
+inline constexpr QueryStationaryConfig kQueryStationaryConfigs[] = {{.dims = {64, 64}, .kv_stages = 4},
+                                                                    {.dims = {128, 128}, .kv_stages = 3}};
 
 }  // namespace flash_attn_ext::sm90

@@ -145,20 +145,21 @@ inline constexpr int kFusedHeadDim = 64;
 // The tile of such a CTA: all keys stay, at most `keys`, and tiles of `queries` rows stream past. Each warp owns keys /
 // warps rows. There are `dscores` tiles of dS. With one, another barrier separates the warps that read it from those
 // that write the next one.
-struct FusedTile {
+struct FusedConfig {
   int keys;
   int queries;
   int warps;
   int blocks;  // CTAs per SM, at least
   int dscores;
+
+  bool operator==(const FusedConfig&) const = default;
 };
 
-// A warp has 32 rows, as in dK/dV, or 16 where a CTA would have only two warps. Three CTAs of that shape share an SM.
-constexpr FusedTile backward_fused_tile(int keys) {
-  if (keys <= 64) return {.keys = 64, .queries = 32, .warps = 4, .blocks = 3, .dscores = 2};
-  if (keys <= 128) return {.keys = 128, .queries = 32, .warps = 4, .blocks = 2, .dscores = 2};
-  return {.keys = 256, .queries = 32, .warps = 8, .blocks = 1, .dscores = 1};
-}
+// The table of fused kernels, for bfloat16 and float16. A call takes the first row that holds its keys. A warp has 32
+// rows, as in dK/dV, or 16 where a CTA would have only two warps. Three CTAs of that shape share an SM.
+inline constexpr FusedConfig kFusedConfigs[] = {{.keys = 64, .queries = 32, .warps = 4, .blocks = 3, .dscores = 2},
+                                                {.keys = 128, .queries = 32, .warps = 4, .blocks = 2, .dscores = 2},
+                                                {.keys = 256, .queries = 32, .warps = 8, .blocks = 1, .dscores = 1}};
 
 // The tile of a CTA of a GEMM with materialised scores: rows x columns of the result, row_warps x column_warps warps,
 // and `stages` of `step` inner rows in flight. An SM holds `blocks` CTAs.

@@ -3,23 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
+#include <iterator>
 
 #include "kernels/config/sm80.h"
 
 namespace flash_attn_ext::sm80 {
-
-// What a kernel is compiled for. The number is that of the packed rows of a tile.
-enum class SplitKind {
-  kRows16,     // scale only: a positive scale, and nothing else that changes a score
-  kRows32,     // the same
-  kRows64,     // the same
-  kRows128,    // the same
-  kGeneric16,  // generic: everything may change a score
-  kGeneric64,  // generic: everything may change a score
-};
-
-constexpr bool is_generic(SplitKind kind) { return kind == SplitKind::kGeneric16 || kind == SplitKind::kGeneric64; }
 
 // The tile of a CTA: `rows` packed rows stay, and tiles of `keys` stream past in a pipeline of `stages`. Each of the
 // row_warps x key_warps warps owns rows / row_warps rows and keys / key_warps of a tile's keys. The CTA computes
@@ -38,90 +26,108 @@ struct SplitTile {
   constexpr int keys_per_warp() const { return keys / key_warps; }
 };
 
-// Few rows are bound by memory. So warps divide keys rather than rows, and all of them take part in the GEMMs. Three
-// CTAs per SM keep more bytes in flight, 32 KiB of K and V per stage. 128 rows are bound by GEMMs, and warps of 32 rows
-// read shared memory half as often. Rows of 1 KiB leave room for one stage and few rows.
-constexpr SplitTile split_tile(int element_bytes, int head_dim, SplitKind kind) {
-  const int row_bytes = element_bytes * head_dim;
-  const int widest = element_bytes == 4 ? 128 : 256;  // the most columns of O that fit registers
-  const int columns = head_dim < widest ? head_dim : widest;
-  const int keys = row_bytes <= 256 ? 64 : 32;
-  const bool few = kind == SplitKind::kRows16 || kind == SplitKind::kGeneric16;
-  if (few && row_bytes <= 256) {
-    return {.rows = 16,
-            .keys = 64 * 256 / row_bytes,
-            .row_warps = 1,
-            .key_warps = 4,
-            .columns = columns,
-            .stages = 2,
-            .blocks = 3};
-  }
-  if (few) {
-    return {.rows = 16,
-            .keys = keys,
-            .row_warps = 1,
-            .key_warps = 2,
-            .columns = columns,
-            .stages = row_bytes <= 512 ? 2 : 1,
-            .blocks = 3};
-  }
-  if (row_bytes > 512) {
-    return {.rows = 32, .keys = keys, .row_warps = 2, .key_warps = 1, .columns = columns, .stages = 1, .blocks = 2};
-  }
-  if (kind == SplitKind::kRows32) {
-    return {.rows = 32,
-            .keys = 64 * 256 / row_bytes,
-            .row_warps = 2,
-            .key_warps = 2,
-            .columns = columns,
-            .stages = 2,
-            .blocks = 3};
-  }
-  return {.rows = kind == SplitKind::kRows128 ? 128 : 64,
-          .keys = keys,
-          .row_warps = 4,
-          .key_warps = 1,
-          .columns = columns,
-          .stages = 2,
-          .blocks = 2};
+struct SplitConfig {
+  int element_bytes;
+  int head_dim;
+  ScoreMode score = ScoreMode::kScaleOnly;
+  SplitTile tile;
+  bool appends_keys = false;  // may append new keys to a cache itself: kernels that have registers for it
+
+  bool operator==(const SplitConfig&) const = default;
+};
+
+// The table of kernels. Few rows are bound by memory. So warps divide keys rather than rows, and all of them take part
+// in the GEMMs. Three CTAs per SM keep more bytes in flight, 32 KiB of K and V per stage. 128 rows are bound by GEMMs,
+// and warps of 32 rows read shared memory half as often. Rows of 1 KiB leave room for one stage and few rows. Tiles of
+// 32 rows pay where 64 are not as fast, and those of 128 where they fit registers. Rows of one element size, score mode
+// and head dim stand in the order of their packed rows.
+// clang-format off
+inline constexpr SplitConfig kSplitConfigs[] = {
+    {.element_bytes = 2, .head_dim = 64,
+     .tile = {.rows = 16, .keys = 128, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .blocks = 3}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 64,
+     .tile = {.rows = 32, .keys = 128, .row_warps = 2, .key_warps = 2, .columns = 64, .stages = 2, .blocks = 3}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 64,
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 64,
+     .tile = {.rows = 128, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 128,
+     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 128, .stages = 2, .blocks = 3}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 128,
+     .tile = {.rows = 32, .keys = 64, .row_warps = 2, .key_warps = 2, .columns = 128, .stages = 2, .blocks = 3}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 128,
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 128,
+     .tile = {.rows = 128, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 256,
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 256, .stages = 2, .blocks = 3}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 256,
+     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 256, .stages = 2, .blocks = 2}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 512,
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 256, .stages = 1, .blocks = 3}, .appends_keys = true},
+    {.element_bytes = 2, .head_dim = 512,
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .blocks = 2}, .appends_keys = true},
+
+    {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 16, .keys = 128, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .blocks = 3}},
+    {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2}},
+    {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 128, .stages = 2, .blocks = 3}},
+    {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2}},
+    {.element_bytes = 2, .head_dim = 256, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 256, .stages = 2, .blocks = 3}},
+    {.element_bytes = 2, .head_dim = 256, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 256, .stages = 2, .blocks = 2}},
+    {.element_bytes = 2, .head_dim = 512, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .blocks = 2}},
+
+    {.element_bytes = 4, .head_dim = 64,
+     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .blocks = 3}},
+    {.element_bytes = 4, .head_dim = 64,
+     .tile = {.rows = 32, .keys = 64, .row_warps = 2, .key_warps = 2, .columns = 64, .stages = 2, .blocks = 3}},
+    {.element_bytes = 4, .head_dim = 64,
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2}},
+    {.element_bytes = 4, .head_dim = 128,
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 128, .stages = 2, .blocks = 3}},
+    {.element_bytes = 4, .head_dim = 128,
+     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2}},
+    {.element_bytes = 4, .head_dim = 256,
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 128, .stages = 1, .blocks = 3}},
+    {.element_bytes = 4, .head_dim = 256,
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 128, .stages = 1, .blocks = 2}},
+
+    {.element_bytes = 4, .head_dim = 64, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .blocks = 3}},
+    {.element_bytes = 4, .head_dim = 64, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2}},
+    {.element_bytes = 4, .head_dim = 128, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 128, .stages = 2, .blocks = 3}},
+    {.element_bytes = 4, .head_dim = 128, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2}},
+    {.element_bytes = 4, .head_dim = 256, .score = ScoreMode::kGeneric,
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 128, .stages = 1, .blocks = 2}},
+};
+// clang-format on
+
+// The row of the table with the smallest tile that holds the packed rows, or with the largest that there is. Smaller
+// head dims are zero-padded.
+constexpr int split_row(int element_bytes, int64_t head_dim, ScoreMode score, int64_t packed_rows) {
+  int row = find_row(kSplitConfigs, element_bytes, head_dim, score);
+  const SplitConfig& first = kSplitConfigs[row];
+  const auto is_larger_one = [&](const SplitConfig& config) {
+    return config.element_bytes == first.element_bytes && config.score == first.score &&
+           config.head_dim == first.head_dim;
+  };
+  constexpr int kLast = static_cast<int>(std::size(kSplitConfigs)) - 1;
+  while (kSplitConfigs[row].tile.rows < packed_rows && row < kLast && is_larger_one(kSplitConfigs[row + 1])) ++row;
+  return row;
 }
 
-// Which kernels there are. Those of 32 rows pay where 64 are not as fast, and those of 128 where they fit registers.
-constexpr bool has_split_kernel(int element_bytes, int head_dim, SplitKind kind) {
-  const int row_bytes = element_bytes * head_dim;
-  if (kind == SplitKind::kRows32) return row_bytes != 512;
-  if (kind == SplitKind::kRows64 || kind == SplitKind::kGeneric16) return row_bytes <= 512;
-  return kind != SplitKind::kRows128 || (element_bytes == 2 && head_dim <= 128);
-}
-
-// The smallest kernel that holds the rows, or the largest that there is.
-constexpr SplitKind split_kind(int element_bytes, int head_dim, int64_t rows, bool extended) {
-  if (extended) {
-    const bool holds = rows <= split_tile(element_bytes, head_dim, SplitKind::kGeneric16).rows;
-    const bool exists = has_split_kernel(element_bytes, head_dim, SplitKind::kGeneric16);
-    return holds && exists ? SplitKind::kGeneric16 : SplitKind::kGeneric64;
-  }
-  SplitKind kind = SplitKind::kRows16;
-  for (const SplitKind next : {SplitKind::kRows32, SplitKind::kRows64, SplitKind::kRows128}) {
-    const bool holds = rows <= split_tile(element_bytes, head_dim, kind).rows;
-    if (!holds && has_split_kernel(element_bytes, head_dim, next)) kind = next;
-  }
-  return kind;
-}
-
-// Which kernels append new keys to a cache themselves: those that have registers for it. Before the others,
-// common/append_kv.h runs.
-constexpr bool appends_keys(int element_bytes, SplitKind kind) { return element_bytes == 2 && !is_generic(kind); }
-// They do so up to this number of rows of k_new, v_new and q. With more rows, a launch of its own is a small part of
-// the call.
+// Kernels append new keys themselves up to this number of rows of k_new, v_new and q. With more rows, a launch of its
+// own (common/append_kv.h) is a small part of the call.
 inline constexpr int64_t kAppendedRows = 4096;
-
-// Head dims that the kernel is compiled for. Smaller ones are zero-padded.
-constexpr int split_head_dim_bucket(int element_bytes, int64_t head_dim) {
-  if (head_dim <= 64) return 64;
-  if (head_dim <= 128) return 128;
-  return head_dim <= 256 || element_bytes == 4 ? 256 : 512;
-}
 
 // From how many keys on split-KV may pay, and the least keys that are worth a CTA.
 inline constexpr int64_t kSplitKeys = 512;

@@ -59,11 +59,10 @@ struct ForwardPlan {
   int head_dim = 0;           // that the kernel is compiled for
   int head_dim_v = 0;         // kWarpSpecialised; elsewhere 0, and v has head_dim
   ScoreMode score = ScoreMode::kGeneric;
-  // The row of the table of the kernel: sm80::kForwardConfigs (kStreaming), sm90::kForwardConfigs (kWarpSpecialised) or
-  // sm90::kSingleTileConfigs (kSingleTile).
+  // The row of the table of the kernel: sm80::kForwardConfigs (kStreaming), sm80::kSplitConfigs (kSplit),
+  // sm90::kForwardConfigs (kWarpSpecialised) or sm90::kSingleTileConfigs (kSingleTile).
   int row = 0;
-  sm80::QueryStationaryTile tile{};                          // kStreaming, kSplit, kWarpSpecialised
-  sm80::SplitKind split_kind = sm80::SplitKind::kGeneric64;  // kSplit, which has no score mode
+  sm80::QueryStationaryTile tile{};  // kStreaming, kSplit, kWarpSpecialised
   NanRepair nan_repair = NanRepair::kNone;
   int64_t smaller_head_groups =
       1;                          // kWarpSpecialised: how many times smaller than the last L2 head group the others are
@@ -139,11 +138,11 @@ struct BackwardPlan {
   int dscore_head_dim = 0;  // of the kernels that recompute dS
   ScoreMode dq_score = ScoreMode::kGeneric;
   ScoreMode dkdv_score = ScoreMode::kGeneric;
-  int dq_row = 0;      // of sm80::kDqConfigs
-  int dkdv_row = 0;    // of sm80::kDkdvConfigs
-  int row = 0;         // of sm90::kBackwardConfigs (kWarpSpecialised) or sm90::kTwoPassConfigs (kTwoPass)
-  int fused_keys = 0;  // of the fused kernel's tile
-  LoopOrder order;     // kWarpSpecialised; its head dim is dkdv_head_dim
+  int dq_row = 0;    // of sm80::kDqConfigs
+  int dkdv_row = 0;  // of sm80::kDkdvConfigs
+  int row = 0;  // of sm90::kBackwardConfigs (kWarpSpecialised), sm90::kTwoPassConfigs or sm90::kQueryStationaryConfigs
+  int fused_row = 0;  // of sm80::kFusedConfigs
+  LoopOrder order;    // kWarpSpecialised; its head dim is dkdv_head_dim
   int64_t persistent_ctas = 0;
   int64_t query_tiles_of_head = 0;  // in all sequences
   NanRepair nan_repair = NanRepair::kNone;

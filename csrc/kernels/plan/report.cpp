@@ -151,8 +151,7 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
       columns.add("tile", {sm80::kHeadsRows, sm80::kHeadsRows});
       break;
     case ForwardKernel::kSplit:
-      columns.add("score_mode",
-                  name_of(sm80::is_generic(plan.split_kind) ? ScoreMode::kGeneric : ScoreMode::kScaleOnly));
+      columns.add("score_mode", name_of(plan.score));
       columns.add("head_dims", head_dims(plan.head_dim));
       columns.add("tile", sizes_of(plan.tile));
       columns.add("stages", plan.tile.stages);
@@ -215,7 +214,7 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
     case BackwardKernels::kRows:
       break;
     case BackwardKernels::kFused:
-      columns.add("tile", {sm80::backward_fused_tile(plan.fused_keys).queries, plan.fused_keys});
+      columns.add("tile", {sm80::kFusedConfigs[plan.fused_row].queries, sm80::kFusedConfigs[plan.fused_row].keys});
       break;
     case BackwardKernels::kRecompute:
     case BackwardKernels::kStoreInDkdv:

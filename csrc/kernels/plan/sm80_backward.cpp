@@ -173,7 +173,7 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
   plan.dscore_head_dim = dq_config(p, ScoreMode::kGeneric).head_dim;
   if (takes_fused_kernel(p)) {
     plan.kernels = BackwardKernels::kFused;
-    plan.fused_keys = p.sequences.max_seqlen_k <= 64 ? 64 : p.sequences.max_seqlen_k <= 128 ? 128 : 256;
+    while (sm80::kFusedConfigs[plan.fused_row].keys < p.sequences.max_seqlen_k) ++plan.fused_row;
     plan.nan_repair = NanRepair::kInKernel;
     return;
   }

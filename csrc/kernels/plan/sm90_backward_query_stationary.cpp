@@ -42,7 +42,8 @@ bool keeps_queries(const BackwardParams& p) {
 BackwardPlan plan_backward_query_stationary(const BackwardParams& p, const Limits& limits) {
   BackwardPlan plan;
   const int64_t pairs = p.batch * p.num_heads_q;
-  const int head_dim = largest_head_dim(p) <= 64 ? 64 : 128;
+  while (!sm90::kQueryStationaryConfigs[plan.row].dims.hold(p.head_dim_qk, p.head_dim_v)) ++plan.row;
+  const int head_dim = sm90::kQueryStationaryConfigs[plan.row].dims.qk;
   plan.kernels = BackwardKernels::kQueryStationary;
   plan.delta = DeltaSource::kOwnKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = head_dim;

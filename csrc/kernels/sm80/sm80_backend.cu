@@ -140,8 +140,9 @@ cudaError_t run_split(const attention::AppendingForwardParams& p, const ForwardP
   return with_element(p.element, /*tf32=*/false, [&](auto element) {
     using Element = std::conditional_t<sizeof(element) == 4, float, decltype(element)>;
     return with_head_dim<Element>(plan.head_dim, [&](auto head_dim) {
-      constexpr bool kHasKernel = split_head_dim_bucket(sizeof(Element), head_dim()) == head_dim();
-      if constexpr (kHasKernel) return forward_split<Element, head_dim()>(p, plan, workspace, stream);
+      constexpr int kRow = find_row(kSplitConfigs, sizeof(Element), head_dim(), ScoreMode::kScaleOnly);
+      if constexpr (kSplitConfigs[kRow].head_dim == head_dim())
+        return forward_split<Element, head_dim()>(p, plan, workspace, stream);
       return cudaErrorInvalidValue;
     });
   });

@@ -49,11 +49,11 @@ __device__ __forceinline__ void fused_without_tensor_cores(const BackwardParams&
   }
 }
 
-template <class ElementType, int kMaxKeys>
+template <class ElementType, FusedConfig kConfig>
 struct BackwardFusedKernel {
   using Element = ElementType;
   static constexpr int kHeadDim = kFusedHeadDim;
-  static constexpr FusedTile kTile = backward_fused_tile(kMaxKeys);
+  static constexpr FusedConfig kTile = kConfig;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
   static constexpr int kStages = 2;

@@ -10,8 +10,8 @@ namespace flash_attn_ext::sm80 {
 
 template <class Element>
 cudaError_t backward_fused(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  const auto launch_with = [&](auto keys) {
-    using Kernel = BackwardFusedKernel<Element, keys()>;
+  return common::with_row<kFusedConfigs>(plan.fused_row, [&](auto row) {
+    using Kernel = BackwardFusedKernel<Element, kFusedConfigs[row()]>;
     const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
                                                 .rows = Rows::kKeys,
                                                 .tile_rows = Kernel::kTile.keys,
@@ -21,10 +21,7 @@ cudaError_t backward_fused(const BackwardParams& p, const BackwardPlan& plan, cu
     static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
     return common::launch_blocks_early<Kernel>(backward_fused_kernel<Kernel>, {schedule.num_blocks, schedule.parts},
                                                stream, p, schedule);
-  };
-  if (plan.fused_keys == 64) return launch_with(Int<64>{});
-  if (plan.fused_keys == 128) return launch_with(Int<128>{});
-  return launch_with(Int<256>{});
+  });
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -78,32 +78,18 @@ cudaError_t launch_split(const attention::AppendingForwardParams& params, const 
   return common::combine<typename Kernel::Element, Kernel::kColumns>(combine_params(p, plan), stream);
 }
 
-template <SplitKind kKind>
-using SplitKindTag = std::integral_constant<SplitKind, kKind>;
-
 template <class Element, int kHeadDim>
 cudaError_t forward_split(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                           cudaStream_t stream) {
-  cudaError_t error = cudaErrorInvalidValue;
-  const auto run = [&](auto kind) {
-    if constexpr (has_split_kernel(sizeof(Element), kHeadDim, kind())) {
-      if (kind() != plan.split_kind) return;
-      if (plan.append_blocks == 0) {
-        using Kernel = SplitKernel<Element, kHeadDim, SplitForm{kind(), false}>;
-        error = launch_split<Kernel>(params, plan, workspace, stream);
-      } else if constexpr (appends_keys(sizeof(Element), kind())) {
-        using Kernel = SplitKernel<Element, kHeadDim, SplitForm{kind(), true}>;
-        error = launch_split<Kernel>(params, plan, workspace, stream);
+  return with_row_of<kSplitConfigs, Element, kHeadDim>(plan.row, [&](auto row) {
+    constexpr SplitConfig kConfig = kSplitConfigs[row()];
+    if constexpr (kConfig.appends_keys) {
+      if (plan.append_blocks > 0) {
+        return launch_split<SplitKernel<Element, kConfig, true>>(params, plan, workspace, stream);
       }
     }
-  };
-  run(SplitKindTag<SplitKind::kRows16>{});
-  run(SplitKindTag<SplitKind::kRows32>{});
-  run(SplitKindTag<SplitKind::kRows64>{});
-  run(SplitKindTag<SplitKind::kRows128>{});
-  run(SplitKindTag<SplitKind::kGeneric16>{});
-  run(SplitKindTag<SplitKind::kGeneric64>{});
-  return error;
+    return launch_split<SplitKernel<Element, kConfig, false>>(params, plan, workspace, stream);
+  });
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -26,18 +26,13 @@ namespace flash_attn_ext::sm80 {
 
 // Calls that append to a cache have kernels of their own: in the others, appending would cost registers, and
 // instructions in each iteration (docs/kernels/log/split.md, "New keys by the kernel that attends").
-struct SplitForm {
-  SplitKind kind;
-  bool appends;
-};
-
-template <class ElementType, int kHeadDimValue, SplitForm kForm>
+template <class ElementType, SplitConfig kConfig, bool kAppendsValue>
 struct SplitKernel {
   using Element = ElementType;
-  static constexpr int kHeadDim = kHeadDimValue;
-  static constexpr bool kGeneric = is_generic(kForm.kind);
-  static constexpr bool kAppends = kForm.appends;
-  static constexpr SplitTile kTile = split_tile(sizeof(Element), kHeadDim, kForm.kind);
+  static constexpr int kHeadDim = kConfig.head_dim;
+  static constexpr bool kGeneric = kConfig.score == ScoreMode::kGeneric;
+  static constexpr bool kAppends = kAppendsValue;
+  static constexpr SplitTile kTile = kConfig.tile;
   static constexpr int kThreads = kTile.threads();
   static constexpr int kWarps = kThreads / kWarpSize;
   static constexpr int kWarpRows = kTile.rows_per_warp();

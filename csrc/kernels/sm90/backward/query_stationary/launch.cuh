@@ -4,6 +4,8 @@
 #include "kernels/common/delta.h"
 #include "kernels/common/launch_early.cuh"
 #include "kernels/common/repair.h"
+#include "kernels/common/with_row.h"
+#include "kernels/config/sm90_backward.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/query_stationary/query_stationary.cuh"
 #include "kernels/sm90/backward/query_stationary/sum_dq_splits.cuh"
@@ -12,9 +14,9 @@
 
 namespace flash_attn_ext::sm90 {
 
-template <class Element, HeadDims kDims>
+template <class Element, QueryStationaryConfig kConfig>
 cudaError_t launch_query_stationary(const QueryStationaryArguments& args, cudaStream_t stream) {
-  using Traits = QueryStationaryTraits<Element, kDims>;
+  using Traits = QueryStationaryTraits<Element, kConfig>;
   using Kernel = QueryStationaryKernel<Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   const cudaError_t error =
@@ -23,7 +25,7 @@ cudaError_t launch_query_stationary(const QueryStationaryArguments& args, cudaSt
   return common::launch_early(query_stationary_sum_kernel<Element>,
                               {.blocks = 2 * all_pairs(args.params).count,
                                .threads = DqSlice::kThreads,
-                               .slices = kDims.qk / DqSlice::kColumns / args.slices_of_sum},
+                               .slices = kConfig.dims.qk / DqSlice::kColumns / args.slices_of_sum},
                               stream, args);
 }
 
@@ -73,8 +75,9 @@ cudaError_t backward_query_stationary(const attention::BackwardParams& p, const 
   make_gradient_map(args.dv, p.dv, p.head_dim_v);
   if (error == cudaSuccess) error = common::launch_delta(attention::delta_params(args.params), stream);
   if (error != cudaSuccess) return error;
-  error = plan.dkdv_head_dim <= 64 ? launch_query_stationary<Element, HeadDims{64, 64}>(args, stream)
-                                   : launch_query_stationary<Element, HeadDims{128, 128}>(args, stream);
+  error = common::with_row<kQueryStationaryConfigs>(plan.row, [&](auto row) {
+    return launch_query_stationary<Element, kQueryStationaryConfigs[row()]>(args, stream);
+  });
   return error == cudaSuccess ? repair_query_stationary<Element>(args, stream) : error;
 }
 

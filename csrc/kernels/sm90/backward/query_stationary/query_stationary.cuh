@@ -39,10 +39,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   ptx::allow_dependent_launch();  // the CTAs of the next kernel find no room before these end
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
-    ptx::release_registers<Traits::kTile.copy_registers>();
+    ptx::release_registers<Traits::kConfig.producer_registers>();
     if (tile::warp() == 0 && ptx::elect()) QueryStationaryProducer<Traits>{args, shared}.run();
   } else {
-    ptx::acquire_registers<Traits::kTile.registers>();
+    ptx::acquire_registers<Traits::kConfig.consumer_registers>();
     QueryStationaryWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
   }
 }

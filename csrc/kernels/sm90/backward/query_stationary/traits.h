@@ -8,19 +8,19 @@
 
 namespace flash_attn_ext::sm90 {
 
-template <class ElementType, HeadDims kDimsValue>
+template <class ElementType, QueryStationaryConfig kConfigValue>
 struct QueryStationaryTraits {
   using Element = ElementType;
-  static constexpr HeadDims kDims = kDimsValue;
+  static constexpr QueryStationaryConfig kConfig = kConfigValue;
+  static constexpr HeadDims kDims = kConfig.dims;
   static constexpr int kKeys = kStationaryQueriesKeys;
   static constexpr int kQueries = kStationaryQueries;
   static constexpr int kWarpgroups = kQueries / tile::kWarpgroupRows;  // consumers; there is one more for the producer
   static constexpr int kComputingThreads = kWarpgroups * tile::kWarpgroupSize;
   static constexpr int kThreads = kComputingThreads + tile::kWarpgroupSize;
-  static constexpr QueryStationaryCtaTile kTile = query_stationary_cta_tile(kDims);
   // One warpgroup has dV of a key tile, the other one dK.
   static_assert(kWarpgroups == 2 && kKeys == tile::kWarpgroupRows && kDims.qk == kDims.v);
-  static_assert(has_registers(kWarpgroups, kTile.registers, kTile.copy_registers));
+  static_assert(has_registers(kWarpgroups, kConfig.consumer_registers, kConfig.producer_registers));
 
   using QueryTile = tile::SmemTile<Element, kQueries, kDims.qk>;  // Q and dO
   using KeyTile = tile::SmemTile<Element, kKeys, kDims.qk>;       // K and V, dK and dV
@@ -47,7 +47,7 @@ struct ScoreStage {
 template <class Traits>
 struct QueryStationaryShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
-  static constexpr int kStages = Traits::kTile.key_stages;
+  static constexpr int kStages = Traits::kConfig.kv_stages;
   static constexpr int kScoreStages = 2;
 
   typename Traits::QueryTile q;
