@@ -39,6 +39,6 @@ def test_backward(call, expected):
 def test_the_plan_is_that_without_dropout(call):
     """Neither the order of additions differs nor the workspace, in which nothing is drawn. The kernel's form may."""
     plain, dropped = (hopper(dropout_p=p, **call).plans()[1] for p in (0.0, 0.1))
-    assert (plain.score_mode, dropped.score_mode) == ("plain", "dropout")
+    assert (plain.score_mode, dropped.score_mode) == ("scale only", "dropout")
     of_form = dict(words="", score_mode=None, pre_signals_dq=False, adds_statistics=False)
     assert dataclasses.replace(dropped, **of_form) == dataclasses.replace(plain, **of_form)

@@ -79,10 +79,10 @@ INTERVALS = [
         dict(mask=PADDING, d=192, options={"dropout_p": 0.1}),
         dict(kernel=WARP, score_mode="dropout", head_dims=(192, 192)),
     ),
-    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP, kernel=WARP_SINGLE_TILE, head_dims=(64, 64))),
+    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP_SINGLE_TILE, head_dims=(64, 64))),
     (
         dict(mask=(1, 1, 1, 400), sq=400, batch=1),
-        dict(kernel=WARP, score_mode="scale only", tile=(64, 64), head_dims=(64, 64)),
+        dict(kernel=WARP, score_mode="scale only", tile=(128, 128), head_dims=(64, 64)),
     ),
 ]
 NO_INTERVALS = [

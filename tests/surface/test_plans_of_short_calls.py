@@ -15,8 +15,8 @@ TILES = [
     # 12 heads of 1000 queries are 72 tiles of 192, or 96 of 128, which end earlier.
     (Call(1000, batch=1, heads=12), dict(head_dims=(64, 64), tile=(128, 128))),
     (Call(1000, batch=11, heads=12), dict(head_dims=(64, 64), tile=(192, 128))),
-    # Small tiles and two CTAs per SM, by lengths, head dims and visibility alone: where one side alone is bounded, up to
-    # 1536 tokens.
+    # Small tiles and two CTAs per SM, by lengths, head dims and visibility alone: where one side alone is bounded, up
+    # to 1536 tokens.
     (Call(257, options=CAUSAL), dict(ctas_per_sm=2, head_dims=(64, 64), tile=(128, 64))),
     (Call(640, options=CAUSAL), dict(workspace_bytes=7680, workspace={"NaN flags": 5120, "tile list": 2560})),
     (Call(640, options=CAUSAL, batch=1, heads=1, dtype=F16), dict(ctas_per_sm=2, tile=(128, 64))),

@@ -43,14 +43,18 @@ struct QueryStationaryTile {
 };
 
 // The row of a table for a call: the first one of the score mode that holds the head dim, else the generic one. Rows of
-// one element size and score mode stand in the order of their head dims.
+// one element size and score mode stand in the order of their head dims. A backend refuses larger head dims than those
+// of generic rows; for them this is the largest generic row.
 template <class Config, int kRows>
 constexpr int find_row(const Config (&table)[kRows], int element_bytes, int64_t head_dim, ScoreMode score) {
+  int largest = -1;
   for (int row = 0; row < kRows; ++row) {
     const Config& config = table[row];
-    if (config.element_bytes == element_bytes && config.score == score && head_dim <= config.head_dim) return row;
+    if (config.element_bytes != element_bytes || config.score != score) continue;
+    if (head_dim <= config.head_dim) return row;
+    largest = row;
   }
-  return score == ScoreMode::kGeneric ? -1 : find_row(table, element_bytes, head_dim, ScoreMode::kGeneric);
+  return score == ScoreMode::kGeneric ? largest : find_row(table, element_bytes, head_dim, ScoreMode::kGeneric);
 }
 
 // Which kernels of forward mode there are.

@@ -171,8 +171,10 @@ int choose_row(const attention::ForwardParams& p, const Limits& limits) {
   };
   const ScoreMode score = score_mode_sm90(p);
   int chosen = default_row(score);
-  if (chosen == kNoRow) return default_row(ScoreMode::kGeneric);
-  if (score != ScoreMode::kScaleOnly) return chosen;
+  if (chosen == kNoRow) chosen = default_row(ScoreMode::kGeneric);
+  // The backend refuses head dims that no generic row holds.
+  if (chosen == kNoRow) return static_cast<int>(std::size(sm90::kForwardConfigs)) - 1;
+  if (sm90::kForwardConfigs[chosen].score != ScoreMode::kScaleOnly) return chosen;
   const int split_kv = find_row(p, [](const ForwardConfig& row) { return row.split_kv; });
   if (split_kv != kNoRow && leaves_sms_idle(p, sm90::kForwardConfigs[split_kv].block_m(), limits)) return split_kv;
   const auto other_row = [&](auto&& is_wanted) {

@@ -50,8 +50,8 @@ cudaError_t with_head_dim(int head_dim, Function&& function) {
 
 // Calls function(number) with the number of a row, as a constant, if the element type and the head dim have a kernel of
 // that row. TF32 has scale-only kernels alone.
-template <const auto& kTable, class Element, int kHeadDim, class Function>
-cudaError_t with_row_of(int row, Function&& function) {
+template <const auto& kTable, class Element, int kHeadDim>
+cudaError_t with_row_of(int row, auto&& function) {
   return common::with_row<kTable>(row, [&](auto number) {
     constexpr auto kConfig = kTable[number()];
     constexpr bool kHasScore = !std::is_same_v<Element, tile::Tf32> || kConfig.score == ScoreMode::kScaleOnly;

@@ -9,6 +9,7 @@
 // launch.
 #pragma once
 
+#include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/store_dbias.cuh"
 #include "kernels/schedule/bias_tiles.cuh"
 #include "kernels/sm80/backward/stored_scores.cuh"

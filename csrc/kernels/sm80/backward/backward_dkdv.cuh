@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "kernels/config/sm80.h"
+#include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"

@@ -13,6 +13,7 @@
 
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/config/sm80.h"
+#include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/schedule.cuh"

@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "kernels/config/sm80.h"
+#include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/store_row.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/config/sm80.h"
+#include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/store_dbias.cuh"
 #include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/mask_coverage.cuh"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/config/sm80.h"
+#include "kernels/config/sm80_backward.h"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/backward/params.h"
 #include "ptx/pin.h"

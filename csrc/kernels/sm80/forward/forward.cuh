@@ -11,6 +11,7 @@
 
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/config/sm80.h"
+#include "kernels/config/sm80_forward.h"
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"

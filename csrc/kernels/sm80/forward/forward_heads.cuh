@@ -11,6 +11,7 @@
 
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/config/sm80.h"
+#include "kernels/config/sm80_forward.h"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/forward/forward_rows.cuh"
