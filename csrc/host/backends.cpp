@@ -14,7 +14,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "kernels/common/append_kv.h"
+#include "kernels/common/cache/append_kv.h"
 #include "kernels/sm80/sm80_backend.h"
 #endif
 #if FLASH_ATTN_EXT_WITH_SM90

@@ -33,7 +33,7 @@ def test_python_sources_keep(rule):
 
 def test_the_rules_see_the_sources():
     cpp, python = rules.cpp_sources(), rules.python_sources()
-    assert {"bindings.cpp", "attention/visibility.h", "kernels/common/delta.cu"} <= cpp.keys()
+    assert {"bindings.cpp", "attention/visibility.h", "kernels/common/sums/delta.cu"} <= cpp.keys()
     assert {"flash_attn_ext/functional.py", "build_support/plan.py", "setup.py"} <= python.keys()
 
 

@@ -28,8 +28,8 @@ def tree(tmp_path, monkeypatch) -> Path:
         "bindings.cpp": '#include "host/a.h"\n',
         "host/a.h": "",
         "host/info.cpp": 'const char* archs = FLASH_ATTN_EXT_CUDA_ARCHS;  // "FLASH_ATTN_EXT_NOT_BUILT"\n',
-        "kernels/common/delta.cu": '#include "kernels/common/delta.h"\n#include <cuda_fp16.h>\n',
-        "kernels/common/delta.h": '#include "../../attention/params.h"\n',
+        "kernels/common/sums/delta.cu": '#include "kernels/common/sums/delta.h"\n#include <cuda_fp16.h>\n',
+        "kernels/common/sums/delta.h": '#include "../../attention/params.h"\n',
         "attention/params.h": "struct Params {};\n",
         "kernels/sm90/forward.cu": '#include "attention/params.h"\n',
         "kernels/sm80/forward/instances/d64.cu": '#include "attention/params.h"\n',
@@ -57,7 +57,7 @@ def test_each_source_has_one_edge(tree):
         "csrc/host/info.cpp": "cxx",
         "csrc/kernels/cpu/backward/rows.cpp": "cxx",
         "csrc/kernels/cpu/forward/rows.cpp": "cxx",
-        "csrc/kernels/common/delta.cu": "nvcc",
+        "csrc/kernels/common/sums/delta.cu": "nvcc",
         "csrc/kernels/sm80/backward/instances/d64.cu": "nvcc",
         "csrc/kernels/sm80/forward/instances/d64.cu": "nvcc",
         "csrc/kernels/sm90/forward.cu": "nvcc",
@@ -116,7 +116,7 @@ WAITED_BEFORE = {
     "sm90/forward/single_tile/producer.cuh": "sm90/forward/single_tile/single_tile.cuh",
     "sm90/backward/key_stationary/statistics.cuh": "sm90/backward/key_stationary/key_tile_list.cu",
     "sm90/backward/key_stationary/key_stationary.cuh": "sm90/backward/key_stationary/key_tile_list.cu",
-    "sm90/backward/query_stationary/query_stationary.cuh": "common/delta.cu",
+    "sm90/backward/query_stationary/query_stationary.cuh": "common/sums/delta.cu",
 }
 
 
@@ -147,7 +147,7 @@ def test_the_folder_of_the_checkout_decides_nothing(tree, tmp_path, monkeypatch)
         assert ("-gencode=arch=compute_90a,code=sm_90a" in edge.flags) == ("/sm90/" in source)
 
 
-DELTA = "kernels/common/delta.cu"
+DELTA = "kernels/common/sums/delta.cu"
 
 
 def kernel_name(tree: Path, flags: tuple[str, ...] = ("-O3",), nvcc: Nvcc = NVCC, source: str = DELTA) -> str:
@@ -155,12 +155,12 @@ def kernel_name(tree: Path, flags: tuple[str, ...] = ("-O3",), nvcc: Nvcc = NVCC
 
 
 def test_include_closure(tree):
-    closure = graph.include_closure(tree / "kernels/common/delta.cu", tree)
+    closure = graph.include_closure(tree / "kernels/common/sums/delta.cu", tree)
     names = [path.relative_to(tree.resolve()).as_posix() for path in closure]
-    assert names == ["attention/params.h", "kernels/common/delta.cu", "kernels/common/delta.h"]
+    assert names == ["attention/params.h", "kernels/common/sums/delta.cu", "kernels/common/sums/delta.h"]
 
 
-@pytest.mark.parametrize("changed", ["kernels/common/delta.cu", "kernels/common/delta.h", "attention/params.h"])
+@pytest.mark.parametrize("changed", ["kernels/common/sums/delta.cu", "kernels/common/sums/delta.h", "attention/params.h"])
 def test_a_change_to_what_a_kernel_reads_names_a_new_object(tree, changed):
     before = kernel_name(tree)
     (tree / changed).write_text((tree / changed).read_text() + "// changed\n")
@@ -170,17 +170,17 @@ def test_a_change_to_what_a_kernel_reads_names_a_new_object(tree, changed):
 def test_other_changes_do_not(tree):
     before = kernel_name(tree)
     (tree / "unrelated.h").write_text("struct New {};")
-    (tree / "kernels/common/delta.cu").touch()
+    (tree / "kernels/common/sums/delta.cu").touch()
     assert kernel_name(tree) == before
     assert kernel_name(tree, flags=("-O2",)) != before
     assert kernel_name(tree, nvcc=Nvcc(NVCC.path, "13.0", "release 13.0, V13.0.99")) != before
 
 
 def test_a_kernel_object_that_is_there_is_not_compiled(tree):
-    before = objects(make_plan())["csrc/kernels/common/delta.cu"]
+    before = objects(make_plan())["csrc/kernels/common/sums/delta.cu"]
     (tree.parent / before.output).parent.mkdir(parents=True)
     (tree.parent / before.output).touch()
-    after = objects(make_plan())["csrc/kernels/common/delta.cu"]
+    after = objects(make_plan())["csrc/kernels/common/sums/delta.cu"]
     assert (before.rule, after.rule, after.output) == ("nvcc", None, before.output)
     assert "delta" not in graph.ninja_text([after], Path("build/x"), "g++", NVCC)
 

@@ -1,4 +1,4 @@
-// Sets a flag for each warp whose rows have a NaN, for the repair kernel (kernels/common/repair.h).
+// Sets a flag for each warp whose rows have a NaN, for the repair kernel (kernels/common/repair/repair.h).
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,6 @@
 
 #include "attention/params.h"
 #include "kernels/config/sm80.h"
-#include "kernels/config/split.h"
 #include "kernels/schedule/loop_order.h"
 
 namespace flash_attn_ext::plan {
@@ -173,7 +172,8 @@ struct BackwardPlan {
     WorkspacePart alibi_partials;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
-    WorkspacePart dq_splits;  // float32 partial dQ, in rows of dq_split_columns(); kQueryStationary: of CTAs and pairs
+    WorkspacePart
+        dq_splits;  // float32 partial dQ, in rows of common::dq_split_columns(); kQueryStationary: of CTAs and pairs
     // is_warp_specialised(): float32 accumulators of dQ, statistics of queries, semaphores of dQ, the list of key
     // tiles, work counters.
     WorkspacePart dq_sums;

@@ -1,8 +1,10 @@
 #include "kernels/config/sm80_backward.h"
 
+#include "kernels/config/combine.h"
 #include "kernels/plan/bias_gradient.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
+#include "kernels/plan/split.h"
 #include "kernels/plan/stored_scores.h"
 #include "kernels/plan/workspace.h"
 
@@ -40,10 +42,9 @@ const sm80::DqConfig& dq_config(const BackwardParams& p, ScoreMode score) {
 bool divides_keys_of_dq(const BackwardParams& p, const Limits& limits) {
   constexpr int kTileQueries = 128;  // of most kernels that compute dQ
   const attention::SequenceTable& lengths = p.sequences;
-  if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > sm80::kSplitQueries) return false;
+  if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > kSplitQueries) return false;
   const int64_t blocks = p.batch * p.num_heads_q * num_tiles(lengths.max_seqlen_q, kTileQueries);
-  return blocks <= limits.sms && visible_keys(p) >= 2 * sm80::kSplitKeys &&
-         dq_config(p, ScoreMode::kGeneric).divides_keys;
+  return blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys && dq_config(p, ScoreMode::kGeneric).divides_keys;
 }
 
 // divided: whether the keys of dQ are split. With that many keys, scale-only kernels pay where their tiles are no
@@ -148,6 +149,10 @@ void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
   plan.writes_dbias_once = has_scores(p) && (!stored || launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch));
 }
 
+// The least keys that are worth a CTA that computes a partial dQ, and the CTAs of the dQ kernel per SM.
+constexpr int64_t kLeastKeysOfDqSplit = 256;
+constexpr int kDqCtas = 2;
+
 // The kernel that computes dQ: the queries of a tile, and its CTAs per SM.
 struct DqBlocks {
   int queries;
@@ -159,14 +164,14 @@ DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
     const sm80::ProductTile tile = sm80::product_tile(element_bytes(p), static_cast<int>(p.head_dim_qk));
     return {tile.rows, tile.blocks};
   }
-  return {sm80::kDqConfigs[plan.dq_row].tile.queries, sm80::kDqBlocks};
+  return {sm80::kDqConfigs[plan.dq_row].tile.queries, kDqCtas};
 }
 
 // As many splits as let all CTAs run at once, each with enough keys.
 int64_t count_dq_splits(const BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const DqBlocks of_dq = dq_blocks(plan, p);
   const int64_t blocks = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, of_dq.queries);
-  return std::clamp<int64_t>(limits.sms * of_dq.resident / blocks, 1, visible_keys(p) / sm80::kLeastKeysOfDqSplit);
+  return std::clamp<int64_t>(limits.sms * of_dq.resident / blocks, 1, visible_keys(p) / kLeastKeysOfDqSplit);
 }
 
 void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
@@ -214,7 +219,7 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   }
   if (plan.dq_splits > 1) {
     const int64_t rows = statistic_bytes(p) / int64_t{sizeof(float)};
-    const int64_t row_bytes = sm80::dq_split_columns(p.head_dim_qk) * int64_t{sizeof(float)};
+    const int64_t row_bytes = common::dq_split_columns(p.head_dim_qk) * int64_t{sizeof(float)};
     plan.workspace.dq_splits = append(total, plan.dq_splits * rows * row_bytes);
   }
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;

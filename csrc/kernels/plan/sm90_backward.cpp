@@ -4,6 +4,7 @@
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
+#include "kernels/plan/split.h"
 #include "kernels/plan/workspace.h"
 #include "kernels/schedule/mask_iterations.h"
 
@@ -126,7 +127,7 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
 // The two-pass kernels never split keys, and are slower for short calls of these head dims.
 bool keeps_keys_together(const BackwardParams& p) {
   const int64_t queries = p.sequences.max_seqlen_q;
-  if (is_fused(p)) return queries > sm80::kSplitQueries || visible_keys(p) < 2 * sm80::kSplitKeys;
+  if (is_fused(p)) return queries > kSplitQueries || visible_keys(p) < 2 * kSplitKeys;
   const int64_t head_dim = largest_head_dim(p);
   return queries <= kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestBackwardHeadDim);
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "attention/key_interval.h"
+#include "kernels/config/combine.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
@@ -262,7 +263,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   if (config.split_kv) plan.kv_splits = kv_splits(p, whole_tiles, limits);
   const int64_t tiles = whole_tiles * plan.kv_splits;
   if (config.split_kv) {
-    const int64_t columns = sm90::part_columns(config.dims.v);
+    const int64_t columns = common::split_columns(config.dims.v);
     plan.workspace.split_rows = append(plan.workspace.bytes, tiles * plan.tile.queries * columns * 4);
     plan.workspace.split_states = append(plan.workspace.bytes, tiles * plan.tile.queries * 8);
   }

@@ -5,6 +5,13 @@
 
 namespace flash_attn_ext::plan {
 
+// From how many keys on split-KV may pay, and the least keys that are worth a CTA.
+inline constexpr int64_t kSplitKeys = 512;
+inline constexpr int64_t kLeastKeysOfCta = 128;
+// Up to this number of queries, keys are split where SMs would be idle. With more queries, a result does not depend on
+// the rest of the batch.
+inline constexpr int64_t kSplitQueries = 512;
+
 // Whether few rows see so many keys that reading these bounds the call, or keys come from a cache, which only the
 // split-KV kernel reads.
 bool is_bound_by_keys(const attention::ForwardParams& params);

@@ -1,9 +1,30 @@
+#include "kernels/config/combine.h"
+#include "kernels/config/split.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
 #include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {
+
+// The thresholds of this file were measured: docs/kernels/log/split.md, "Figures behind constants".
+
+// Up to this number of packed rows, reading the keys bounds a call.
+constexpr int64_t kSplitRows = 64;
+
+// Kernels append new keys themselves up to this number of rows of k_new, v_new and q. With more rows, a launch of its
+// own (common/cache/append_kv.h) is a small part of the call.
+constexpr int64_t kAppendedRows = 4096;
+
+// Up to these numbers of rows, each row has a CTA that combines its splits. They are so few that all CTAs run at once
+// or, where a row has at least kManySplits splits, in a few waves. With more rows, each row has a warp.
+constexpr int64_t kCombinedRows = 256;
+constexpr int64_t kCombinedRowsOfManySplits = 1024;
+constexpr int64_t kManySplits = 8;
+
+// Up to this number of combine CTAs per SM, all of them are resident while keys are still read. They then execute their
+// instructions once before they wait, so that these are cached (common/sums/combine.cu).
+constexpr int64_t kWarmUpCtas = 2;
 
 int64_t packed_rows(const attention::ForwardParams& p) { return p.sequences.max_seqlen_q * p.queries_per_key_head(); }
 
@@ -40,11 +61,11 @@ int64_t persistent_ctas(int64_t work_tiles, int64_t most_splits, int64_t few_spl
 // Chooses which warps combine the splits of `rows` rows.
 void plan_combine(ForwardPlan& plan, int64_t work_tiles, int64_t rows, const Limits& limits) {
   const int64_t splits = plan.persistent_ctas / std::max<int64_t>(work_tiles, 1);
-  const bool has_block = rows <= (splits >= sm80::kManySplits ? sm80::kCombinedRowsOfManySplits : sm80::kCombinedRows);
-  const bool has_few_splits = splits <= sm80::splits_of_few_warps(plan.tile.columns);
-  if (has_block) plan.combine_warps = has_few_splits ? sm80::kFewCombineWarps : sm80::kCombineWarps;
-  const int64_t blocks = has_block ? rows : num_tiles(rows, sm80::kRowsOfCombineCta);
-  plan.combine_warms_up = blocks <= sm80::kWarmUpBlocks * limits.sms;
+  const bool has_block = rows <= (splits >= kManySplits ? kCombinedRowsOfManySplits : kCombinedRows);
+  const bool has_few_splits = splits <= common::splits_of_few_warps(plan.tile.columns);
+  if (has_block) plan.combine_warps = has_few_splits ? common::kFewCombineWarps : common::kCombineWarps;
+  const int64_t blocks = has_block ? rows : num_tiles(rows, common::kRowsOfCombineCta);
+  plan.combine_warms_up = blocks <= kWarmUpCtas * limits.sms;
 }
 
 // The CTAs for new keys and values, and for q where it is rotated. Each row has a warp. Where SMs have room for more
@@ -53,7 +74,7 @@ void plan_combine(ForwardPlan& plan, int64_t work_tiles, int64_t rows, const Lim
 int64_t append_blocks(const attention::ForwardParams& p, const ForwardPlan& plan, const Limits& limits) {
   const int64_t queries = p.batch * p.sequences.max_seqlen_q * p.num_heads_q;
   const int64_t rows = 2 * p.batch * p.cache.num_new * p.num_heads_k + queries;
-  if (p.cache.num_new == 0 || queries == 0 || rows > sm80::kAppendedRows) return 0;
+  if (p.cache.num_new == 0 || queries == 0 || rows > kAppendedRows) return 0;
   const int64_t wanted = num_tiles(rows, plan.tile.warps);
   const bool has_room = plan.persistent_ctas < limits.sms * plan.tile.blocks;
   return has_room ? std::clamp<int64_t>(limits.sms / 2, 1, wanted) : wanted;
@@ -63,17 +84,17 @@ int64_t append_blocks(const attention::ForwardParams& p, const ForwardPlan& plan
 
 bool is_bound_by_keys(const attention::ForwardParams& p) {
   if (p.cache.present()) return true;
-  return packed_rows(p) <= sm80::kSplitRows && visible_keys(p) >= sm80::kSplitKeys && numbers_fit(p);
+  return packed_rows(p) <= kSplitRows && visible_keys(p) >= kSplitKeys && numbers_fit(p);
 }
 
 bool leaves_sms_idle(const attention::ForwardParams& p, int tile_queries, const Limits& limits) {
-  if (p.sequences.max_seqlen_q > sm80::kSplitQueries || !numbers_fit(p)) return false;
+  if (p.sequences.max_seqlen_q > kSplitQueries || !numbers_fit(p)) return false;
   const int64_t blocks = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, tile_queries);
-  return 2 * blocks <= limits.sms && visible_keys(p) >= 2 * sm80::kSplitKeys;
+  return 2 * blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys;
 }
 
 int64_t kv_splits(const attention::ForwardParams& p, int64_t blocks, const Limits& limits) {
-  return std::clamp<int64_t>(limits.sms / std::max<int64_t>(blocks, 1), 1, visible_keys(p) / sm80::kSplitKeys);
+  return std::clamp<int64_t>(limits.sms / std::max<int64_t>(blocks, 1), 1, visible_keys(p) / kSplitKeys);
 }
 
 ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& limits) {
@@ -94,11 +115,11 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
   plan.nan_repair = NanRepair::kInKernel;
   const int64_t work_tiles =
       p.batch * p.num_heads_k * num_tiles(packed_rows(p), tile.rows) * num_slices(p.head_dim_v, tile.columns);
-  const int64_t most_splits = std::max<int64_t>(visible_keys(p) / sm80::kLeastKeysOfBlock, 1);
+  const int64_t most_splits = std::max<int64_t>(visible_keys(p) / kLeastKeysOfCta, 1);
   const int64_t tiles = work_tiles * num_tiles(visible_keys(p), tile.keys);
   const auto blocks = [&](int64_t wanted) {
     const int64_t room = limits.sms * tile.blocks;
-    return persistent_ctas(work_tiles, most_splits, sm80::splits_of_few_warps(tile.columns), room, wanted);
+    return persistent_ctas(work_tiles, most_splits, common::splits_of_few_warps(tile.columns), room, wanted);
   };
   plan.persistent_ctas = blocks(ctas_of_split_kv(tiles, generic, limits.sms));
   if (!generic && tiles < limits.sms * kCtasOfSplitKv * kTilesOfShort) {

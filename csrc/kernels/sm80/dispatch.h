@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "attention/score_mod.h"
-#include "kernels/common/with_row.h"
+#include "kernels/common/launch/with_row.h"
 #include "kernels/config/sm80.h"
 #include "tile/element.h"
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/common/launch_blocks.cuh"
-#include "kernels/common/repair.h"
+#include "kernels/common/launch/launch_blocks.cuh"
+#include "kernels/common/repair/repair.h"
 #include "kernels/config/sm80.h"
 #include "kernels/schedule/schedule.cuh"
 #include "tile/element.h"

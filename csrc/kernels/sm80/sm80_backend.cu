@@ -1,13 +1,14 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/common/append_kv.h"
-#include "kernels/common/dbias_from_rows.h"
-#include "kernels/common/delta.h"
-#include "kernels/common/dq_splits.h"
-#include "kernels/common/float64_attention.h"
+#include "kernels/common/cache/append_kv.h"
+#include "kernels/common/float64/float64_attention.h"
 #include "kernels/common/masks/mask_tiles.h"
-#include "kernels/common/score_gradients.h"
+#include "kernels/common/sums/dbias_from_rows.h"
+#include "kernels/common/sums/delta.h"
+#include "kernels/common/sums/dq_splits.h"
+#include "kernels/common/sums/score_gradients.h"
+#include "kernels/config/combine.h"
 #include "kernels/config/split.h"
 #include "kernels/plan/workspace.h"
 #include "kernels/sm80/dispatch.h"
@@ -151,7 +152,7 @@ cudaError_t run_split(const attention::AppendingForwardParams& p, const ForwardP
 // The splits have the layout of the LSE, with a row of dQ for each of its elements.
 common::DqSplits dq_splits_of(const BackwardParams& p, const BackwardPlan& plan, void* workspace) {
   if (plan.dq_splits == 1) return {};
-  const int64_t columns = dq_split_columns(p.head_dim_qk);
+  const int64_t columns = common::dq_split_columns(p.head_dim_qk);
   return {.sums = {.data = plan.workspace.dq_splits.in<void>(workspace),
                    .batch_stride = p.lse.batch_stride * columns,
                    .head_stride = p.lse.head_stride * columns,

@@ -1,9 +1,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "kernels/common/launch/with_row.h"
 #include "kernels/common/masks/key_mask.h"
 #include "kernels/common/masks/mask_tiles.h"
-#include "kernels/common/with_row.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"

@@ -3,7 +3,7 @@
 //
 // Grid: one CTA for each row of the mask as it is stored. A thread has 128 keys at a time, as in mask_bits.cu. The
 // kernel is bound by the latency of one access to memory.
-#include "kernels/common/launch_early.cuh"
+#include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/masks/key_mask.h"
 #include "kernels/common/masks/mask_group.cuh"
 #include "kernels/plan/mask_tiles.h"

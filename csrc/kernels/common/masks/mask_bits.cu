@@ -6,7 +6,7 @@
 // of 128 neighbouring keys, and reads 16 of them at a time. Where alignment or strides forbid it, the whole warp reads
 // each lane's group together. The kernel is memory-bound: every byte of the mask is read once.
 #include "attention/divisor.h"
-#include "kernels/common/launch_early.cuh"
+#include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/masks/mask_group.cuh"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"

@@ -3,7 +3,7 @@
 // Grid: one warp per tile of 64 queries x 64 keys of the mask as it is stored (broadcast dimensions once). Lanes read
 // neighbouring keys, 16 bytes each where the mask allows it. The kernel is memory-bound: every byte of the mask is read
 // once.
-#include "kernels/common/launch_early.cuh"
+#include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
 #include "ptx/dependent_launch.h"

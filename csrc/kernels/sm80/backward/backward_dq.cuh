@@ -14,7 +14,6 @@
 
 #include "kernels/config/sm80.h"
 #include "kernels/config/sm80_backward.h"
-#include "kernels/config/split.h"
 #include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_row.cuh"
 #include "kernels/epilogue/store_rows.cuh"

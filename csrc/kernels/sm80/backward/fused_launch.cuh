@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/common/launch_early.cuh"
+#include "kernels/common/launch/launch_early.cuh"
 #include "kernels/sm80/backward/backward_fused.cuh"
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"

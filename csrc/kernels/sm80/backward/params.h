@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "attention/params.h"
-#include "kernels/common/alibi_partials.h"
-#include "kernels/common/dq_splits.h"
+#include "kernels/common/sums/alibi_partials.h"
+#include "kernels/common/sums/dq_splits.h"
 #include "kernels/plan/stored_scores.h"
 
 namespace flash_attn_ext::sm80 {

@@ -120,8 +120,8 @@ struct ForwardFinish {
     return __any_sync(0xFFFFFFFFu, needs_recompute);
   }
 
-  // The same for one split of the rows' keys, which common/combine.h combines. O is scaled so that the exact sums are
-  // its divisor.
+  // The same for one split of the rows' keys, which common/sums/combine.h combines. O is scaled so that the exact sums
+  // are its divisor.
   template <Rescale kRescale, class Softmax>
   __device__ __forceinline__ bool store_part(Output& out, const Softmax& softmax,
                                              const typename Traits::RowSums& sums) const {

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "kernels/common/combine.h"
-#include "kernels/common/launch_early.cuh"
-#include "kernels/common/with_row.h"
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/launch/with_row.h"
+#include "kernels/common/sums/combine.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward/forward.cuh"
 #include "kernels/sm90/sm90_kernels.h"
@@ -22,7 +22,7 @@ KvSplits kv_splits_of(const attention::ForwardParams& p, const plan::ForwardPlan
           .rows = {.out = plan.workspace.split_rows.template in<float>(workspace),
                    .state = plan.workspace.split_states.template in<float2>(workspace),
                    .rows = Traits::kQueries,
-                   .columns = part_columns(Traits::kDims.v)}};
+                   .columns = common::split_columns(Traits::kDims.v)}};
 }
 
 template <class Traits>
@@ -41,7 +41,7 @@ cudaError_t combine_splits(const ForwardArguments& args, cudaStream_t stream) {
   p.parts_of_item = args.kv_splits.count;
   p.num_items = static_cast<uint32_t>(params.batch * args.kv_splits.tiles * work_tiles_of_entry);
   p.rows_of_item = divisor(std::min<int64_t>(Traits::kQueries, params.sequences.max_seqlen_q));
-  return common::combine<typename Traits::Element, part_columns(Traits::kDims.v)>(p, stream);
+  return common::combine<typename Traits::Element, common::split_columns(Traits::kDims.v)>(p, stream);
 }
 
 template <class Traits>

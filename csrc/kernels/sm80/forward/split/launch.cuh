@@ -1,8 +1,9 @@
 // Launches the split-KV kernel and the combine kernel.
 #pragma once
 
-#include "kernels/common/combine.h"
-#include "kernels/common/launch_early.cuh"
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/sums/combine.h"
+#include "kernels/plan/split.h"
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/forward/split/split_kernel.cuh"
 #include "kernels/sm80/launch.cuh"
@@ -31,7 +32,7 @@ SplitParams split_params(const attention::AppendingForwardParams& params, const 
   p.stream_k = {.tiles = tiles,
                 .entries = static_cast<uint32_t>(params.batch) * tiles.tiles.divisor,
                 .blocks = static_cast<uint32_t>(std::min<int64_t>(plan.persistent_ctas, WorkListShares::kMostBlocks)),
-                .least_tiles = static_cast<uint32_t>(kLeastKeysOfBlock / kTile.keys),
+                .least_tiles = static_cast<uint32_t>(plan::kLeastKeysOfCta / kTile.keys),
                 .uniform = params.sequences.cu_seqlens_q == nullptr && !params.cache.present(),
                 .known = {}};
   if (p.stream_k.uniform && tiles.tiles.divisor == 1) {

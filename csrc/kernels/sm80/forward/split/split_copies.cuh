@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/common/rows/appended_row.cuh"
-#include "kernels/config/split.h"
 #include "kernels/sm80/forward/split/params.h"
 #include "tile/sm80/copy_rows.h"
 

@@ -5,7 +5,7 @@
 // rows of a work tile are the queries of all heads of a KV group (schedule/row_tiles.cuh), so K and V are read once. A
 // warp owns some rows and a part of each tile's keys, with its own O, m and l. At the end of a work tile the CTA merges
 // those of its warps. If it had all keys of the work tile, it writes O. Otherwise it stores the partial O of its split
-// in the workspace, for the combine kernel (common/combine.h).
+// in the workspace, for the combine kernel (common/sums/combine.h).
 // New keys of a cache are read from k_new and v_new, and rotated in this kernel. Extra CTAs at the end of the grid
 // write them to the cache, which only the next kernel reads.
 // Shared memory: Q, and `stages` tiles of K and V. At the end of a work tile, the warps' O takes their place.

@@ -2,7 +2,7 @@
 // has a thread for each entry.
 #include <algorithm>
 
-#include "kernels/common/launch_early.cuh"
+#include "kernels/common/launch/launch_early.cuh"
 #include "kernels/sm90/backward/key_stationary/key_tile_list.h"
 #include "ptx/dependent_launch.h"
 

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/common/launch_blocks.cuh"
-#include "kernels/common/launch_early.cuh"
-#include "kernels/common/repair.h"
-#include "kernels/common/with_row.h"
+#include "kernels/common/launch/launch_blocks.cuh"
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/launch/with_row.h"
+#include "kernels/common/repair/repair.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/key_stationary/dq_sums.cuh"
 #include "kernels/sm90/backward/key_stationary/key_stationary.cuh"

@@ -2,7 +2,7 @@
 // dQ of queries that see nothing.
 //
 // Grid: a CTA per query tile of each head. kLanes neighbouring lanes share a row, 16 bytes each, and add up in a fixed
-// butterfly order. Bound: memory, as in common/delta.cu.
+// butterfly order. Bound: memory, as in common/sums/delta.cu.
 #pragma once
 
 #include "kernels/common/rows/row_products.cuh"

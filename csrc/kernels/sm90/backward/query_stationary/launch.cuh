@@ -1,10 +1,10 @@
 // Queues the query-stationary backward kernels.
 #pragma once
 
-#include "kernels/common/delta.h"
-#include "kernels/common/launch_early.cuh"
-#include "kernels/common/repair.h"
-#include "kernels/common/with_row.h"
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/launch/with_row.h"
+#include "kernels/common/repair/repair.h"
+#include "kernels/common/sums/delta.h"
 #include "kernels/config/sm90_backward.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/query_stationary/query_stationary.cuh"

@@ -8,7 +8,7 @@
 // or read and written once for each launch.
 #pragma once
 
-#include "kernels/common/launch_blocks.cuh"
+#include "kernels/common/launch/launch_blocks.cuh"
 #include "kernels/epilogue/store_dbias.cuh"
 #include "kernels/schedule/bias_tiles.cuh"
 #include "kernels/sm90/backward/two_pass/unmasked_keys.cuh"

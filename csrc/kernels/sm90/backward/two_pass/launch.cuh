@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "kernels/common/launch_early.cuh"
-#include "kernels/common/repair.h"
-#include "kernels/common/with_row.h"
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/launch/with_row.h"
+#include "kernels/common/repair/repair.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/two_pass/dbias_from_tiles.cuh"
 #include "kernels/sm90/backward/two_pass/dq_kernel.cuh"

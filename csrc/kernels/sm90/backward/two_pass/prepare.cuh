@@ -1,7 +1,7 @@
 // Prepares what the dQ kernel and the GEMM kernel need: delta and the LSE in tiles, and zeros in work counters and
 // non-finite flags.
 //
-// Grid: one CTA for each query tile of each head. Bound: memory, as in common/delta.cu.
+// Grid: one CTA for each query tile of each head. Bound: memory, as in common/sums/delta.cu.
 #pragma once
 
 #include "attention/divisor.h"

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "kernels/common/launch_early.cuh"
-#include "kernels/common/with_row.h"
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/launch/with_row.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward/single_tile/single_tile.cuh"
 #include "kernels/sm90/sm90_kernels.h"

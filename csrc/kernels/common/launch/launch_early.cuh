@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/common/launch_blocks.cuh"
+#include "kernels/common/launch/launch_blocks.cuh"
 
 namespace flash_attn_ext::common {
 

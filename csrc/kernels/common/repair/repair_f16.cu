@@ -1,4 +1,4 @@
-#include "kernels/common/repair.cuh"
+#include "kernels/common/repair/repair.cuh"
 
 namespace flash_attn_ext::common {
 

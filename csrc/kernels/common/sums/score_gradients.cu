@@ -1,5 +1,5 @@
 #include "attention/online_softmax.h"
-#include "kernels/common/score_gradients.h"
+#include "kernels/common/sums/score_gradients.h"
 
 namespace flash_attn_ext::common {
 namespace {

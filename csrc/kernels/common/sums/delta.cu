@@ -4,9 +4,9 @@
 // butterfly order, so the result does not depend on scheduling. A thread has several rows in flight at a time. The
 // kernel is memory-bound: per row, it reads 2 * head_dim * element bytes and writes 4 (or 8).
 #include "attention/divisor.h"
-#include "kernels/common/delta.h"
-#include "kernels/common/launch_early.cuh"
+#include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/rows/row_products.cuh"
+#include "kernels/common/sums/delta.h"
 #include "ptx/dependent_launch.h"
 #include "tile/element.h"
 

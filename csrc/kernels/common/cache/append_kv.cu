@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/common/append_kv.h"
+#include "kernels/common/cache/append_kv.h"
 #include "kernels/common/rows/appended_row.cuh"
 
 namespace flash_attn_ext::common {

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "attention/dscore_row_sums.h"
-#include "kernels/common/dbias_from_rows.h"
+#include "kernels/common/sums/dbias_from_rows.h"
 
 namespace flash_attn_ext::common {
 namespace {

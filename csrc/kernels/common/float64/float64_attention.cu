@@ -5,7 +5,7 @@
 // pipe and by shuffles.
 #include <algorithm>
 
-#include "kernels/common/float64_attention.h"
+#include "kernels/common/float64/float64_attention.h"
 #include "kernels/common/rows/attention_rows.cuh"
 
 namespace flash_attn_ext::common {

@@ -9,17 +9,13 @@
 // (docs/kernels/log/split.md, "A rehearsal of the kernel that joins parts").
 #include <type_traits>
 
-#include "kernels/common/combine.h"
-#include "kernels/common/launch_early.cuh"
-#include "kernels/config/split.h"
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/sums/combine.h"
+#include "kernels/config/combine.h"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::common {
 namespace {
-
-using sm80::kCombineWarps;
-using sm80::kFewCombineWarps;
-using sm80::kRowsOfCombineCta;
 
 // The softmax states of a row's splits. Each lane holds those of some splits, and all lanes hold that of the whole row.
 struct RowStates {
@@ -126,7 +122,7 @@ __device__ __forceinline__ TileSplits known_splits(const CombineParams& p, uint3
 // the softmax states. Splits that do not exist have the weight 0.
 template <class Merged, int kWarpsPerRow>
 __device__ __forceinline__ Merged merge_parts(const CombineParams& p, const TileSplits& splits, int row) {
-  constexpr int kAhead = kWarpsPerRow == 1 ? 4 : sm80::parts_at_once(kWarpSize * Merged::kSlots);
+  constexpr int kAhead = kWarpsPerRow == 1 ? 4 : splits_at_once(kWarpSize * Merged::kSlots);
   const int warp = kWarpsPerRow == 1 ? 0 : tile::warp();
   typename Merged::Columns ahead[kAhead];
   const float* first = p.splits.out_row(splits.slot(warp, p.slot_step), row);

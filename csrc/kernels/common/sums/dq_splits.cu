@@ -3,8 +3,8 @@
 // Grid: one warp per (batch, query head, query, kColumns columns); a lane has two neighbouring columns. The kernel is
 // latency-bound, since the splits lie in L2, so kAhead loads are in flight at a time.
 #include "attention/divisor.h"
-#include "kernels/common/dq_splits.h"
 #include "kernels/common/rows/attention_rows.cuh"
+#include "kernels/common/sums/dq_splits.h"
 
 namespace flash_attn_ext::common {
 namespace {

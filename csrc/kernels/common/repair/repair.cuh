@@ -4,8 +4,8 @@
 // tensor-core kernel.
 #pragma once
 
-#include "kernels/common/launch_early.cuh"
-#include "kernels/common/repair.h"
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/repair/repair.h"
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/schedule/block.cuh"
 #include "ptx/dependent_launch.h"
