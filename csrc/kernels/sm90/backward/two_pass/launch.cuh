@@ -153,7 +153,7 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .num_work_tiles = static_cast<int>(parts.work_counter.bytes / sizeof(uint32_t))};
   args.tiles = ScoreTiles::of(p);
-  args.tiles.between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(Element));
+  args.tiles.between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(typename DqTraits::Element));
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
   args.scales_lse = !(DqTraits::kHasBoxes || DqTraits::kGeneric);
