@@ -95,8 +95,8 @@ constexpr bool has_split_kernel(int element_bytes, int head_dim, SplitKind kind)
 }
 
 // The smallest kernel that holds the rows, or the largest that there is.
-constexpr SplitKind split_kind(int element_bytes, int head_dim, int64_t rows, bool extended) {
-  if (extended) {
+constexpr SplitKind split_kind(int element_bytes, int head_dim, int64_t rows, bool generic) {
+  if (generic) {
     const bool holds = rows <= split_tile(element_bytes, head_dim, SplitKind::kGeneric16).rows;
     const bool exists = has_split_kernel(element_bytes, head_dim, SplitKind::kGeneric16);
     return holds && exists ? SplitKind::kGeneric16 : SplitKind::kGeneric64;

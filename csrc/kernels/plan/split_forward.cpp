@@ -21,8 +21,8 @@ constexpr int64_t kCtasOfLongGeneric = 3;
 constexpr int64_t kTilesOfLong = 4;
 constexpr int64_t kTilesOfShort = 8;
 
-int64_t ctas_of_split_kv(int64_t tiles, bool extended, int64_t sms) {
-  const bool long_generic = extended && tiles >= sms * kCtasOfLongGeneric * kTilesOfLong;
+int64_t ctas_of_split_kv(int64_t tiles, bool generic, int64_t sms) {
+  const bool long_generic = generic && tiles >= sms * kCtasOfLongGeneric * kTilesOfLong;
   return sms * (long_generic ? kCtasOfLongGeneric : kCtasOfSplitKv);
 }
 
@@ -79,10 +79,10 @@ int64_t kv_splits(const attention::ForwardParams& p, int64_t blocks, const Limit
 ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& limits) {
   ForwardPlan plan;
   const int bytes = element_bytes(p);
-  const bool extended = score_kind(p.score_mod) != ScoreKind::kScale || p.dropout.enabled();
+  const bool generic = score_kind(p.score_mod) != ScoreKind::kScale || p.dropout.enabled();
   plan.kernel = ForwardKernel::kSplit;
   plan.head_dim = sm80::split_head_dim_bucket(bytes, largest_head_dim(p));
-  plan.split_kind = sm80::split_kind(bytes, plan.head_dim, packed_rows(p), extended);
+  plan.split_kind = sm80::split_kind(bytes, plan.head_dim, packed_rows(p), generic);
   const sm80::SplitTile tile = sm80::split_tile(bytes, plan.head_dim, plan.split_kind);
   plan.tile = {.queries = tile.rows,
                .keys = tile.keys,
@@ -99,8 +99,8 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
     const int64_t room = limits.sms * tile.blocks;
     return persistent_ctas(work_tiles, most_splits, sm80::splits_of_few_warps(tile.columns), room, wanted);
   };
-  plan.persistent_ctas = blocks(ctas_of_split_kv(tiles, extended, limits.sms));
-  if (!extended && tiles < limits.sms * kCtasOfSplitKv * kTilesOfShort) {
+  plan.persistent_ctas = blocks(ctas_of_split_kv(tiles, generic, limits.sms));
+  if (!generic && tiles < limits.sms * kCtasOfSplitKv * kTilesOfShort) {
     const int64_t one_each = blocks(limits.sms);
     if (4 * one_each >= 3 * limits.sms) plan.persistent_ctas = one_each;
   }
