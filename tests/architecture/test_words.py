@@ -17,6 +17,9 @@ def test_sources_and_documents_use_the_fields_words():
         ("> A warp gives\n> back its stage.", "1: 'gives back'"),
         ("Multiprocessors are idle.", "1: 'Multiprocessors'"),
         ("Nobody reads it anew.", "1: 'Nobody'"),
+        ("A call takes the Extended\none.", "1: 'the Extended'"),
+        ("// BiasMask kernels: TMA loads the bias.", "1: 'BiasMask kernels'"),
+        ("Tall kernels have three warpgroups.", "1: 'Tall kernels'"),
     ],
 )
 def test_an_own_word_is_found(text, found):
@@ -24,6 +27,15 @@ def test_an_own_word_is_found(text, found):
     assert first.startswith(f"a.h:{found}")
 
 
-@pytest.mark.parametrize("text", ["FLASH_ATTN_EXT_MULTIPROCESSORS=132", "multi_processor_count", "a ladder, a newt"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FLASH_ATTN_EXT_MULTIPROCESSORS=132",
+        "multi_processor_count",
+        "a ladder, a newt",
+        "a small kernel",
+        "kSingleTile",
+    ],
+)
 def test_other_words_pass(text):
     assert list(word_rules.words_are_the_fields({"a.md": text})) == []

@@ -1,7 +1,7 @@
 """Words that this project once had of its own where the field has one, and the field's word for each.
 
 An engineer who knows FlashAttention-3 or CUTLASS searches for the field's words, so the sources and documents use them.
-The logs under docs/kernels/log/ are history and may keep theirs.
+The logs under docs/kernels/log/ are history and may keep theirs. Case does not matter, except in (?-i:...).
 """
 
 import re
@@ -26,6 +26,12 @@ FIELD_WORDS = {
     r"alike|likewise": "the same",
     r"repeats? bitwise": "is bitwise reproducible",
     r"of before|as they were": "earlier",
+    # Kernels that had names of their own before there were tables of them.
+    r"(?-i:Extended|Modified) (kernel|variant)s?|(the|an) (?-i:Extended|Modified)|(?-i:kExtended)": "generic",
+    r"(?-i:Plain) (kernel|variant)s?|(as|the) (?-i:Plain)": "scale-only",
+    r"(?-i:Short|Small|Tall) (kernel|variant)s?|(?-i:Tall)": "what differs: two CTAs per SM, more queries per tile",
+    r"(?-i:BiasMask|SplitKv|SingleTile) (kernel|variant)s?": "kernel for a bias and a mask, split-KV, single-tile",
+    r"(?-i:Variant::k\w+)": "ScoreMode",
 }
 _BREAK = "\0"  # stands for each character of a line break but the first, so that offsets stay those of the text
 

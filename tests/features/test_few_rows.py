@@ -43,7 +43,7 @@ LONG_FEATURES = [
         dict(dropout_p=0.3, sink=True, dlse=True),
     )
 ]
-# Where a GPU divides the keys of dQ: head dims and variants whose dQ comes from different kernels.
+# Where a GPU divides the keys of dQ: head dims and score modes whose dQ comes from different kernels.
 LONG_BACKWARD = [
     *(Case(sq=sq, sk=4500, d=64, batch=1, heads=2, kv_heads=1) for sq in (17, 100, 300)),
     *for_gpus(Case(sq=sq, sk=4500, d=d, batch=1, heads=2, kv_heads=1) for sq in (17, 100, 300) for d in (96, 128, 200)),

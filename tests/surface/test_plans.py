@@ -15,7 +15,7 @@ def causal(**more) -> dict:
 
 
 FORWARD = [
-    # Head dims of 64 and few queries: Short up to 64 queries, or 448 in causal calls.
+    # Head dims of 64 and few queries: the kernel for few queries up to 64, or 448 in causal calls.
     (Call(64), dict(kernel="streaming", score_mode="scale only", head_dims=(64, 64), tile=(64, 64), workspace_bytes=0)),
     (
         Call(65, 80),
@@ -62,7 +62,7 @@ FORWARD = [
     (Call(500, slopes=True), dict(score_mode="generic", head_dims=(64, 64))),
     (Call(500, options={"scale": -1.0}), dict(score_mode="generic", head_dims=(64, 64))),
     (Call(500, sink=True), dict(score_mode="scale only", head_dims=(64, 64))),
-    # float32 has fewer head dims, and smaller Extended tiles for few queries.
+    # float32 has fewer head dims, and smaller generic tiles for few queries.
     (Call(64, dtype=F32), dict(score_mode="generic", head_dims=(64, 64))),
     (Call(65, dtype=F32), dict(score_mode="scale only", head_dims=(64, 64))),
     (Call(500, d=65, dtype=F32), dict(score_mode="scale only", head_dims=(128, 128))),
@@ -91,7 +91,7 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 
 FORWARD_SM90 = [
-    # What changes scores: Dropout, Mask and BiasMask have kernels of few head dims. A call takes the next larger one.
+    # What changes scores: dropout, masks and biases have kernels of few head dims. A call takes the next larger one.
     (hopper(), dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64))),
     (hopper(dtype=F16), dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64))),
     (hopper(causal()), dict(score_mode="scale only")),

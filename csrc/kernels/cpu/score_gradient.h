@@ -113,7 +113,7 @@ class ScoreGradient {
       row.keep = keep_.data();
     }
     row.dscore = p_.score_mod.softcap == 0.0 ? ds : dscore_.data();
-    gradient_row_extended(row, transform_);
+    gradient_row_generic(row, transform_);
     return row.dscore;
   }
 

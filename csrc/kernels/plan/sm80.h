@@ -68,7 +68,7 @@ inline bool launches_hold_sums_of_dbias(const attention::BackwardParams& p, int6
          (!over_heads && (!over_batch || pairs_per_launch % p.batch == 0));
 }
 
-// Sequences of up to this number of queries fill the smaller tiles of an Extended kernel.
+// Sequences of up to this number of queries fill the smaller tiles of a generic kernel.
 inline constexpr int64_t kStationaryQueries = 64;
 
 }  // namespace flash_attn_ext::plan

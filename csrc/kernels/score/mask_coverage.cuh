@@ -36,9 +36,9 @@ struct Iteration {
 
 // The first of tiles first, first + kStep, ... before end that the mask does not hide completely, or end if there is
 // none. coverage(tile) looks it up.
-template <int kStep, bool kExtended, class CoverageOf>
+template <int kStep, bool kHasMask, class CoverageOf>
 __device__ __forceinline__ Iteration next_unmasked(int first, int end, CoverageOf&& coverage) {
-  if constexpr (kExtended) {
+  if constexpr (kHasMask) {
     for (int tile = first; tile != end; tile += kStep) {
       const MaskCoverage found = coverage(tile);
       if (found != MaskCoverage::kNone) return {tile, found == MaskCoverage::kMixed};

@@ -40,10 +40,10 @@ enum class GradientOf {
   kScore,    // d loss / d score: the gradient of a bias
 };
 
-// kExtended: any feature may change a score; otherwise only a bias or mask.
-template <bool kExtendedValue, bool kPartialValue, GradientOf kOfValue>
+// kGeneric: any feature may change a score; otherwise only a bias or mask.
+template <bool kGenericValue, bool kPartialValue, GradientOf kOfValue>
 struct Differentiation {
-  static constexpr bool kExtended = kExtendedValue;
+  static constexpr bool kGeneric = kGenericValue;
   static constexpr bool kPartial = kPartialValue;
   static constexpr GradientOf kOf = kOfValue;
 };
@@ -82,11 +82,11 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
   using Acc = typename Tile::Accumulator;
   const attention::ScoreMod& mod = where.p.score_mod;
   const attention::Dropout& dropout = where.p.dropout;
-  const bool drops = Kind::kExtended && dropout.enabled();
+  const bool drops = Kind::kGeneric && dropout.enabled();
   const auto rescale = static_cast<float>(dropout.rescale);
   KeptWeights<Tile> kept;
   float factor = static_cast<float>(mod.scale);  // of the accumulator's scores
-  if constexpr (Kind::kExtended) {
+  if constexpr (Kind::kGeneric) {
     if (drops) {
       kept.draw(where);
       kept.apply(gradients, rescale);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
   }
   const auto weigh = [&](int r, int j, int e, const QueryStatistics& query, float exponent) {
     const float probability = ptx::exp2(exponent);
-    const float gradient = Kind::kExtended ? gradients.at(r, j, e) : gradients.at(r, j, e) - query.delta;
+    const float gradient = Kind::kGeneric ? gradients.at(r, j, e) : gradients.at(r, j, e) - query.delta;
     scores.at(r, j, e) = probability;
     gradients.at(r, j, e) = probability == 0.0f ? 0.0f : probability * gradient;
   };
@@ -111,7 +111,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
     gradients.at(r, j, e) = 0.0f;
   };
   if (mod.bias.present()) {
-    terms.template for_each_bias<Kind::kExtended>(where, [&](int r, int j, float low, float high) {
+    terms.template for_each_bias<Kind::kGeneric>(where, [&](int r, int j, float low, float high) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float bias = e == 0 ? low : high;
@@ -127,9 +127,8 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
       const QueryStatistics query = statistics(r, column);
       const float score = scores.at(r, j, e);
       // ALiBi may have lowered the score that far, too.
-      weigh(
-          r, j, e, query,
-          Kind::kExtended ? fmaf(score, factor, -query.lse) * kLog2e : score * (factor * kLog2e) - query.lse * kLog2e);
+      weigh(r, j, e, query,
+            Kind::kGeneric ? fmaf(score, factor, -query.lse) * kLog2e : score * (factor * kLog2e) - query.lse * kLog2e);
     });
   }
   if (masked) terms.for_each_masked(hide);

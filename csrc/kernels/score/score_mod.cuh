@@ -52,21 +52,21 @@ __device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, co
   });
 }
 
-// q.k -> score, for the softmax. kExtended: any feature may change it; otherwise only a bias or mask. terms: the bias
+// q.k -> score, for the softmax. kGeneric: any feature may change it; otherwise only a bias or mask. terms: the bias
 // and mask. folds_scale: the softmax multiplies by the scale.
-template <bool kExtended, class Tile, class Terms>
+template <bool kGeneric, class Tile, class Terms>
 __device__ __forceinline__ void modify(typename Tile::Accumulator& scores, const Tile& where, const Terms& terms,
                                        bool masked, bool folds_scale) {
   const attention::ScoreMod& mod = where.p.score_mod;
   const bool has_bias = mod.bias.present();
   // The scale and the addition of the bias are one FMA where nothing comes between them.
-  const bool scaled_later = has_bias && (!kExtended || !changes_before_bias(mod));
+  const bool scaled_later = has_bias && (!kGeneric || !changes_before_bias(mod));
   if (!folds_scale && !scaled_later) cap(scores, mod);
-  if constexpr (kExtended) add_alibi(scores, where);
+  if constexpr (kGeneric) add_alibi(scores, where);
   if (has_bias) {
     const float factor = scaled_later ? static_cast<float>(mod.scale) : 1.0f;
     // Adding -inf to a NaN leaves a NaN, whose row is recomputed.
-    terms.template for_each_bias<kExtended>(where, [&](int r, int j, float low, float high) {
+    terms.template for_each_bias<kGeneric>(where, [&](int r, int j, float low, float high) {
       scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), factor, low);
       scores.at(r, j, 1) = fmaf(scores.at(r, j, 1), factor, high);
     });

@@ -22,7 +22,7 @@ struct GlobalRows {
 // The place of a thread's 16 bytes in each kRowStep rows, and in each Tile::kGroup columns, of a tile.
 //
 // Index is the type that this is computed in. It only changes which registers ptxas has left. An int is faster in the
-// forward kernels up to head dim 128, and Plain kernels of head dim 128 spill without it
+// forward kernels up to head dim 128, and scale-only kernels of head dim 128 spill without it
 // (docs/kernels/log/sm80_forward.md, "What worked").
 template <int kThreads, class Tile, class Index = unsigned>
 struct CopyPlace {

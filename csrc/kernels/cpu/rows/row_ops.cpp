@@ -172,7 +172,7 @@ FLASH_SIMD_INLINE void gradient_rows_plain_impl(const ScoreRows<Real>& rows, Rea
 }
 
 template <bool kDropout, bool kSoftcap, class Real>
-FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, const Transform<Real>& given) {
+FLASH_SIMD_INLINE void gradient_row_generic_impl(const GradientRow<Real>& row, const Transform<Real>& given) {
   const GradientRow<Real> r = row;
   const Transform<Real> transform = kSoftcap ? given : without_softcap(given);
 #pragma omp simd
@@ -193,13 +193,13 @@ FLASH_SIMD_INLINE void gradient_row_extended_impl(const GradientRow<Real>& row, 
 }
 
 template <class Real>
-FLASH_SIMD_INLINE void gradient_row_extended_any(const GradientRow<Real>& row, const Transform<Real>& transform) {
+FLASH_SIMD_INLINE void gradient_row_generic_any(const GradientRow<Real>& row, const Transform<Real>& transform) {
   if (transform.softcap != Real(0)) {
-    row.keep ? gradient_row_extended_impl<true, true>(row, transform)
-             : gradient_row_extended_impl<false, true>(row, transform);
+    row.keep ? gradient_row_generic_impl<true, true>(row, transform)
+             : gradient_row_generic_impl<false, true>(row, transform);
   } else {
-    row.keep ? gradient_row_extended_impl<true, false>(row, transform)
-             : gradient_row_extended_impl<false, false>(row, transform);
+    row.keep ? gradient_row_generic_impl<true, false>(row, transform)
+             : gradient_row_generic_impl<false, false>(row, transform);
   }
 }
 
@@ -315,11 +315,11 @@ FLASH_SIMD_CLONES void gradient_rows_plain(const ScoreRows<double>& p, double* d
   gradient_rows_plain_impl(p, ds, lse, delta, scale);
 }
 
-FLASH_SIMD_CLONES void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform) {
-  gradient_row_extended_any(row, transform);
+FLASH_SIMD_CLONES void gradient_row_generic(const GradientRow<float>& row, const Transform<float>& transform) {
+  gradient_row_generic_any(row, transform);
 }
-FLASH_SIMD_CLONES void gradient_row_extended(const GradientRow<double>& row, const Transform<double>& transform) {
-  gradient_row_extended_any(row, transform);
+FLASH_SIMD_CLONES void gradient_row_generic(const GradientRow<double>& row, const Transform<double>& transform) {
+  gradient_row_generic_any(row, transform);
 }
 
 FLASH_SIMD_CLONES bool all_finite(const float* x, int64_t n) { return all_finite_impl(x, n); }

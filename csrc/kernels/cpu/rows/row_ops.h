@@ -90,7 +90,7 @@ struct GradientRow {
   Real* p;        // in: q . k; out: P as it multiplies dO (after dropout)
   Real* ds;       // in: dP = dO . V; out: d loss / d scaled product
   Real lse;       // +inf where the row sees no key
-  Real residual;  // from here on only for gradient_row_extended, except delta
+  Real residual;  // from here on only for gradient_row_generic, except delta
   Real delta;
   const Real* added = nullptr;  // ALiBi + bias, -inf where masked
   const Real* keep = nullptr;   // dropout: 0 or 1 / (1 - p); null without
@@ -102,8 +102,8 @@ void gradient_row_plain(const GradientRow<double>& row, double scale);
 // Computes gradient_row_plain for all rows of a tile. Row i has lse[i] and delta[i], and its ds has the stride of p.
 void gradient_rows_plain(const ScoreRows<float>& p, float* ds, const float* lse, const float* delta, float scale);
 void gradient_rows_plain(const ScoreRows<double>& p, double* ds, const double* lse, const double* delta, double scale);
-void gradient_row_extended(const GradientRow<float>& row, const Transform<float>& transform);
-void gradient_row_extended(const GradientRow<double>& row, const Transform<double>& transform);
+void gradient_row_generic(const GradientRow<float>& row, const Transform<float>& transform);
+void gradient_row_generic(const GradientRow<double>& row, const Transform<double>& transform);
 
 // Whether every element is finite.
 bool all_finite(const float* x, int64_t n);

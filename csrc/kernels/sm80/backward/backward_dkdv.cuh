@@ -4,7 +4,7 @@
 // rows of S^T = K Q^T and dP^T = V dO^T have the register layout of a left operand, so that dV += P^T dO and dK += dS^T
 // Q read P and dS from registers, without shared memory and without a barrier between warps. The mainloop iterates over
 // the query heads of the KV group and their query tiles in one fixed order, and no other CTA writes the same rows.
-// Shared memory: K, V, one or two stages of Q and dO, and in Extended kernels each warp's bias and mask. With two
+// Shared memory: K, V, one or two stages of Q and dO, and in generic kernels each warp's bias and mask. With two
 // stages, the load of the next query tile overlaps the current iteration.
 // In the two-pass backward, this kernel materialises dS in p.stored for the dQ GEMM.
 #pragma once
@@ -107,7 +107,7 @@ struct BackwardDkdvKernel {
     tile::TileSource<kThreads, QueryTile> q;
     tile::TileSource<kThreads, QueryTile> dout;
     int whole;               // tiles that have all their queries
-    const float* statistic;  // Plain kernels: the thread's statistic of tile 0
+    const float* statistic;  // scale-only kernels: the thread's statistic of tile 0
 
     __device__ __forceinline__ explicit Queries(const BackwardDkdvKernel& kernel)
         : kernel(kernel),

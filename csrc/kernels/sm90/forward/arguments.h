@@ -29,7 +29,7 @@ struct ForwardArguments {
   TmaDescriptor q;
   TmaDescriptor k;
   TmaDescriptor v;
-  TmaDescriptor bias;  // BiasMask kernels only
+  TmaDescriptor bias;  // only of kernels for a bias and a mask
   OutputMap out;
   attention::ForwardParams params;
   Schedule schedule;

@@ -2,8 +2,8 @@
 //
 //   S = Q K(n)^T and O += P V(n + 1) are in flight together; P = exp2(c S - c m) while O is still accumulating.
 //
-// This is the intra-warpgroup overlap of FlashAttention-3, section 3.2. Small kernels wait for O before they issue S
-// (ForwardTile::overlaps).
+// This is the intra-warpgroup overlap of FlashAttention-3, section 3.2. Kernels without it
+// (ForwardConfig::intra_overlap) wait for O before they issue S.
 #pragma once
 
 #include "kernels/score/dropout.cuh"

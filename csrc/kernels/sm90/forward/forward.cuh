@@ -1,12 +1,12 @@
 // Forward pass on Hopper: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1; Shah et
 // al. 2024, "FlashAttention-3", sections 3.1 and 3.2).
 //
-// Grid: persistent CTAs, one per SM, or two for Small kernels. A dynamic tile scheduler hands out work tiles (batch,
+// Grid: ForwardConfig::ctas_per_sm persistent CTAs per SM. A dynamic tile scheduler hands out work tiles (batch,
 // query head, kQueries rows), longest first.
 // Warpgroup 0 is the producer: one thread fetches work tiles and says which keys they see (scheduler.cuh), another one
 // issues all TMA loads (producer.cuh).
 // Each other warpgroup is a consumer of 64 of the queries (consumer.cuh): S, P and O live in its registers. The
-// consumers run in ping-pong where ForwardTile::ping_pong says so (ping_pong.cuh).
+// consumers run in ping-pong where ForwardConfig::ping_pong says so (ping_pong.cuh).
 // Shared memory: pipelines of one or two stages of Q and of two to four of K and V; biases and masks (ForwardShared).
 // TMA zero-pads where a tensor ends.
 #pragma once

@@ -6,7 +6,8 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Mask and BiasMask kernels: TMA loads the bias beside K, and a thread reads the mask's bits one tile ahead.
+// Kernels for a mask, or for a bias and a mask: TMA loads the bias beside K, and a thread reads the mask's bits one
+// tile ahead.
 template <class Traits>
 struct BoxTerms {
   using Tile = typename Traits::BiasTile;

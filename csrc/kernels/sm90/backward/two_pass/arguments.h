@@ -57,7 +57,7 @@ struct TwoPassArguments {
   TmaDescriptor k;
   TmaDescriptor v;
   TmaDescriptor dout;
-  TmaDescriptor bias;  // only for BiasMask kernels
+  TmaDescriptor bias;  // only of kernels for a bias and a mask
   attention::BackwardParams params;
   TwoPassWorkspace workspace;
   ScoreTiles tiles;

@@ -1,5 +1,5 @@
-// How a warpgroup's S and dP become P and dS, by what changes the scores. All but Extended and Modified kernels compute
-// P while the GEMM of dP is in flight.
+// How a warpgroup's S and dP become P and dS, by what changes the scores. All but generic kernels compute P while the
+// GEMM of dP is in flight.
 #pragma once
 
 #include "kernels/score/score_gradient.cuh"
@@ -9,7 +9,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Plain kernels: c S - lse is the exponent. The lse of a query that the sequence does not have is infinite.
+// Scale-only kernels: c S - lse is the exponent. The lse of a query that the sequence does not have is infinite.
 template <class Traits>
 struct ScaledScores {
   using Element = typename Traits::Element;
@@ -68,7 +68,7 @@ struct ScaledScores {
   }
 };
 
-// Mask kernels: a thread reads its bits of the mask one tile ahead.
+// Kernels for a mask: a thread reads its bits of the mask one tile ahead.
 template <class Traits>
 struct MaskedScores : ScaledScores<Traits> {
   using Base = ScaledScores<Traits>;
@@ -116,7 +116,7 @@ struct MaskedScores : ScaledScores<Traits> {
   }
 };
 
-// BiasMask kernels: TMA loads the bias beside K.
+// Kernels for a bias and a mask: TMA loads the bias beside K.
 template <class Traits>
 struct BiasedScores : MaskedScores<Traits> {
   using Base = MaskedScores<Traits>;
@@ -185,10 +185,9 @@ struct BiasedScores : MaskedScores<Traits> {
   }
 };
 
-// Extended kernels, in which everything may change a score, and Modified kernels, in which everything but a bias and a
-// mask may.
+// Generic kernels, in which everything may change a score, or everything but a bias and a mask.
 template <class Traits>
-struct ExtendedScores : ScaledScores<Traits> {
+struct GenericScores : ScaledScores<Traits> {
   using Base = ScaledScores<Traits>;
   using typename Base::Element;
   using typename Base::PackedScores;
@@ -200,7 +199,7 @@ struct ExtendedScores : ScaledScores<Traits> {
   Terms terms;
   float residual[Scores::kThreadRows] = {};
 
-  __device__ __forceinline__ ExtendedScores(const TwoPassArguments& arguments, Terms of_warp = {})
+  __device__ __forceinline__ GenericScores(const TwoPassArguments& arguments, Terms of_warp = {})
       : Base{arguments}, terms{of_warp} {}
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const float* statistics, int first_query) {
@@ -227,7 +226,7 @@ struct ExtendedScores : ScaledScores<Traits> {
 
 template <class Traits>
 using QueryScores = std::conditional_t<
-    Traits::kGeneric, ExtendedScores<Traits>,
+    Traits::kGeneric, GenericScores<Traits>,
     std::conditional_t<Traits::kHasBoxes, BiasedScores<Traits>,
                        std::conditional_t<Traits::kHasBits, MaskedScores<Traits>, ScaledScores<Traits>>>>;
 

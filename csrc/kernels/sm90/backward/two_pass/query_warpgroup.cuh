@@ -4,7 +4,7 @@
 //   S = Q K^T  |  dP = dO V^T, beside it P = exp2(c S - lse)  |  dS = P (dP - delta)
 //   dQ += dS K, and S of the next key tile, while P and dS are stored
 //
-// Where registers suffice (TwoPassTile::dp_ahead), dP of the next tile is issued with its S, and the GEMM of dQ
+// Where registers suffice (TwoPassConfig::dp_ahead), dP of the next tile is issued with its S, and the GEMM of dQ
 // overlaps P of the next tile.
 #pragma once
 
