@@ -1,4 +1,4 @@
-"""Every name on docs/hopper.md is in the code, in a file that its chapter names."""
+"""Every name and every line of code on docs/hopper.md is in the sources, in a file that its chapter names."""
 
 import re
 from pathlib import Path
@@ -17,14 +17,18 @@ def chapters(text: str) -> dict[str, str]:
     return {title: introduction, **dict(zip(parts[::2], parts[1::2], strict=True))}
 
 
+CODE = re.compile(r"^```cpp\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
 def unknown_names(text: str) -> list[str]:
-    """Of a chapter: what it has in backticks, and its files and their text do not."""
-    marked = re.findall(r"`([^`\n]+)`", text)
+    """Of a chapter: what it has in backticks or as code, and its files and their text do not."""
+    marked = re.findall(r"`([^`\n]+)`", CODE.sub("", text))
     named = [ROOT / name for name in marked if "/" in name and " " not in name]
     unknown = [path.relative_to(ROOT).as_posix() for path in named if not path.exists()]
     files = [file for path in named for file in ([path] if path.is_file() else path.rglob("*.*"))]
     sources = "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in SUFFIXES)
     words = set(re.findall(r"\w+", sources))
+    unknown += [code for code in CODE.findall(text) if code not in sources]
     for name in marked:
         if "/" in name:
             continue  # a path, or a command that names one
@@ -50,6 +54,8 @@ def test_names_are_in_the_sources_that_the_chapter_names(heading):
 def test_unknown_names_are_found():
     text = "`csrc/kernels/cpu/forward.cpp` `csrc/lost/` `ForwardWorker::attend` `ForwardWorker::lost` `lost.h` `a.b`"
     assert unknown_names(text) == ["csrc/lost", "ForwardWorker::lost", "lost.h", "a.b"]
+    code = "```cpp\n  void run(const RowTile& rows) {\n```\n\n```cpp\nint lost;\n```\n"
+    assert unknown_names(f"`csrc/kernels/cpu/forward.cpp`\n\n{code}") == ["int lost;\n"]
 
 
 def test_the_page_has_its_chapters():
