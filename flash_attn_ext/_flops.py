@@ -27,6 +27,7 @@ from flash_attn_ext.derivatives.kinds import tangent_name
 
 REGISTRY = "torch.utils.flop_counter"
 OPERATORS = torch.ops.flash_attn_ext
+_Size = Any  # int or torch.SymInt; releases of PyTorch disagree about the types of sizes
 
 
 def forward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
@@ -105,11 +106,12 @@ def _any_of_scores(of: dict[str, bool]) -> bool:
     return of["q"] or of["k"] or of["bias"] or of["alibi_slopes"]
 
 
-def _flops(problem: Problem, pairs: int, columns: int) -> int:
-    return 2 * problem.q.shape[1] * pairs * columns
+def _flops(problem: Problem, pairs: _Size, columns: int) -> int:
+    flops: int = 2 * problem.q.shape[1] * pairs * columns
+    return flops
 
 
-def _pairs(problem: Problem) -> int:
+def _pairs(problem: Problem) -> _Size:
     """The pairs of one head, in all sequences."""
     if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
         return problem.q.shape[0] * num_visible_pairs(problem, problem.q.shape[2], problem.k.shape[2])
@@ -122,7 +124,7 @@ def _pairs(problem: Problem) -> int:
     return sum(num_visible_pairs(problem, *of_sequence) for of_sequence in zip(*lengths, strict=True))
 
 
-def num_visible_pairs(problem: Problem, num_queries: int, num_keys: int) -> int:
+def num_visible_pairs(problem: Problem, num_queries: _Size, num_keys: _Size) -> _Size:
     """The number of pairs that the problem's causality and window leave of one sequence. It is the sum of the intervals
     of csrc/attention/visibility.h, without a loop, so that lengths may be symbols."""
     diagonal = 0 if problem.causal == "top_left" else num_keys - num_queries
@@ -135,12 +137,12 @@ def num_visible_pairs(problem: Problem, num_queries: int, num_keys: int) -> int:
     return ends - _sum_of_clamped(diagonal - problem.window_left, num_queries, num_keys)
 
 
-def _sum_of_clamped(first: int, count: int, highest: int) -> int:
+def _sum_of_clamped(first: _Size, count: _Size, highest: _Size) -> _Size:
     """The sum of min(max(x, 0), highest) for x in [first, first + count)."""
 
-    def below(end: int) -> int:
-        rising: int = torch.sym_max(torch.sym_min(end, highest), 0)
-        beyond: int = torch.sym_max(end - highest, 0)
+    def below(end: _Size) -> _Size:
+        rising = torch.sym_max(torch.sym_min(end, highest), 0)
+        beyond = torch.sym_max(end - highest, 0)
         return rising * (rising - 1) // 2 + beyond * highest
 
     return below(first + count) - below(first)

@@ -19,7 +19,7 @@ MENU = {
     "Use it": ("docs/semantics", "docs/numerics", "docs/api"),
     "Ways in": ("docs/torch_backend", "docs/flash_attn", "docs/transformers", "docs/tools"),
     "Figures": ("benchmarks/results/README",),
-    "Inside": ("docs/architecture", "csrc/README", "docs/kernels/README"),
+    "Inside": ("docs/architecture", "docs/hopper", "csrc/README", "docs/kernels/README"),
     "The project": ("CONTRIBUTING", "tests/README", "CHANGELOG"),
 }
 KERNEL_PAGES = tuple(

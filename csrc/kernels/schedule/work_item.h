@@ -1,3 +1,4 @@
+// What all kernels know about their current work tile.
 #pragma once
 
 #include "attention/sequence.h"

@@ -1,3 +1,4 @@
+// Launches the fused backward kernel that a plan names.
 #pragma once
 
 #include "kernels/common/launch/launch_early.cuh"
