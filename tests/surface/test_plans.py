@@ -7,7 +7,7 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext import _C
-from support.plans import F16, F32, F64, WARP, Call, label, mismatches
+from support.plans import F16, F32, F64, WARP_SPECIALISED, Call, label, mismatches
 
 
 def causal(**more) -> dict:
@@ -83,8 +83,8 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 FORWARD_SM90 = [
     # What changes scores: Dropout, Mask and BiasMask have kernels of few head dims. A call takes the next larger one.
-    (hopper(), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
-    (hopper(dtype=F16), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
+    (hopper(), dict(kernel=WARP_SPECIALISED, variant="plain", head_dims=(64, 64))),
+    (hopper(dtype=F16), dict(kernel=WARP_SPECIALISED, variant="plain", head_dims=(64, 64))),
     (hopper(causal()), dict(variant="plain")),
     (hopper({"window": (100, 9)}), dict(variant="small")),
     (hopper(sink=True), dict(variant="plain")),
@@ -126,8 +126,8 @@ FORWARD_SM90 = [
     # So are short sequences of small head dims, in kernels of their own; the shortest ones are portable kernels'.
     (Call(224, options={"backend": "sm90"}), dict(variant="single tile", head_dims=(64, 64))),
     (Call(64, options={"backend": "sm90"}), dict(kernel="streaming", variant="short", head_dims=(64, 64))),
-    (Call(64, d=65, options={"backend": "sm90"}), dict(kernel=WARP)),
-    (Call(64, dv=65, options={"backend": "sm90"}), dict(kernel=WARP)),
+    (Call(64, d=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
+    (Call(64, dv=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
 ]
 
 

@@ -9,10 +9,10 @@ import torch
 
 from flash_attn_ext._explanation import Plan, plans_of
 from flash_attn_ext._keywords import problem_of
-from support.plans import BF16, DEFAULTS, WARP, Call, mismatches
+from support.plans import BF16, DEFAULTS, KEY_STATIONARY, WARP_SPECIALISED, Call, mismatches
 
 LONG = 2048
-LISTED = dict(kernel=WARP, variant="mask")
+LISTED = dict(kernel=KEY_STATIONARY, variant="mask")
 
 # The mask, and the number of packed sequences or None; whether its lists have a bound.
 MASKS = [
@@ -54,18 +54,36 @@ def forward_plan(mask: tuple[int, ...], options: dict | None = None, sq: int = L
 
 PADDING = (8, 1, 1, LONG)
 INTERVALS = [
-    (dict(mask=PADDING), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
-    (dict(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP, variant="plain", head_dims=(128, 128))),
-    (dict(mask=PADDING, d=96), dict(kernel=WARP, variant="plain", head_dims=(96, 96))),
-    (dict(mask=PADDING, d=192, dv=128), dict(kernel=WARP, variant="plain", head_dims=(192, 128))),
-    (dict(mask=PADDING, options={"causal": "top_left"}), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
-    (dict(mask=PADDING, options={"causal": "bottom_right"}), dict(kernel=WARP, variant="plain", head_dims=(64, 64))),
-    (dict(mask=PADDING, options={"window": (100, 100)}), dict(kernel=WARP, variant="small", head_dims=(64, 64))),
-    (dict(mask=PADDING, d=128, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(128, 128))),
-    (dict(mask=PADDING, d=96, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(128, 128))),
-    (dict(mask=PADDING, d=192, options={"dropout_p": 0.1}), dict(kernel=WARP, variant="dropout", head_dims=(192, 192))),
-    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP, variant="single tile", head_dims=(64, 64))),
-    (dict(mask=(1, 1, 1, 400), sq=400, batch=1), dict(kernel=WARP, variant="short", head_dims=(64, 64))),
+    (dict(mask=PADDING), dict(kernel=WARP_SPECIALISED, variant="plain", head_dims=(64, 64))),
+    (dict(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP_SPECIALISED, variant="plain", head_dims=(128, 128))),
+    (dict(mask=PADDING, d=96), dict(kernel=WARP_SPECIALISED, variant="plain", head_dims=(96, 96))),
+    (dict(mask=PADDING, d=192, dv=128), dict(kernel=WARP_SPECIALISED, variant="plain", head_dims=(192, 128))),
+    (
+        dict(mask=PADDING, options={"causal": "top_left"}),
+        dict(kernel=WARP_SPECIALISED, variant="plain", head_dims=(64, 64)),
+    ),
+    (
+        dict(mask=PADDING, options={"causal": "bottom_right"}),
+        dict(kernel=WARP_SPECIALISED, variant="plain", head_dims=(64, 64)),
+    ),
+    (
+        dict(mask=PADDING, options={"window": (100, 100)}),
+        dict(kernel=WARP_SPECIALISED, variant="small", head_dims=(64, 64)),
+    ),
+    (
+        dict(mask=PADDING, d=128, options={"dropout_p": 0.1}),
+        dict(kernel=WARP_SPECIALISED, variant="dropout", head_dims=(128, 128)),
+    ),
+    (
+        dict(mask=PADDING, d=96, options={"dropout_p": 0.1}),
+        dict(kernel=WARP_SPECIALISED, variant="dropout", head_dims=(128, 128)),
+    ),
+    (
+        dict(mask=PADDING, d=192, options={"dropout_p": 0.1}),
+        dict(kernel=WARP_SPECIALISED, variant="dropout", head_dims=(192, 192)),
+    ),
+    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP_SPECIALISED, variant="single tile", head_dims=(64, 64))),
+    (dict(mask=(1, 1, 1, 400), sq=400, batch=1), dict(kernel=WARP_SPECIALISED, variant="short", head_dims=(64, 64))),
 ]
 NO_INTERVALS = [
     dict(mask=(8, 16, 1, LONG)),  # of each head

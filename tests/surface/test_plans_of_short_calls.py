@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from flash_attn_ext._explanation import Plan
-from support.plans import F16, WARP, Call, label, mismatches
+from support.plans import F16, WARP_SPECIALISED, Call, label, mismatches
 
 CAUSAL, LAST = {"causal": "top_left"}, {"causal": "bottom_right"}
 DROPOUT = {"dropout_p": 0.1}
@@ -36,7 +36,7 @@ TILES = [
     (Call(500, options=CAUSAL, sink=True, key_heads=4, d=40), dict(variant="small", head_dims=(64, 64))),
     (Call(500, options=CAUSAL, dv=65), dict(variant="plain", head_dims=(96, 96))),
     (Call(500, options=CAUSAL | {"dropout_p": 0.1}), dict(variant="dropout")),
-    (Call(400, 1024, batch=1, heads=8, options=LAST), dict(kernel=WARP, splits=2)),
+    (Call(400, 1024, batch=1, heads=8, options=LAST), dict(kernel=WARP_SPECIALISED, splits=2)),
     # All keys in one tile, of one of seven sizes, by the number of keys and which are visible; work tiles by how they
     # fill the SMs.
     (Call(65, 80), dict(variant="single tile", head_dims=(64, 64), tile=(128, 80))),
@@ -177,9 +177,9 @@ def test_tiles(call, expected):
 
 @pytest.mark.parametrize(("call", "own"), FORWARD, ids=str)
 def test_forward_backend(call, own):
-    assert ("warp-specialised" in on_hopper(call)[0].kernel) == own
+    assert (WARP_SPECIALISED in on_hopper(call)[0].kernel) == own
 
 
 @pytest.mark.parametrize(("call", "own"), BACKWARD, ids=str)
 def test_backward_backend(call, own):
-    assert ("warp-specialised" in on_hopper(call)[1].kernel) == own
+    assert (WARP_SPECIALISED in on_hopper(call)[1].kernel) == own

@@ -87,12 +87,12 @@ struct ForwardPlan {
 
 enum class BackwardKernels {
   kCpu,
-  kRows,             // float64: as in the forward pass
-  kFused,            // one kernel for dQ, dK and dV: five GEMMs per tile
-  kRecompute,        // dQ, then dK and dV; each computes the scores: seven GEMMs per tile
-  kStoreInDkdv,      // dK and dV first, which materialise dS; dQ = dS K: five GEMMs per tile
-  kStoreInDq,        // dQ first, which materialises P and dS; dV = P^T dO and dK = dS^T Q
-  kWarpSpecialised,  // Hopper: persistent CTAs fetch key tiles and add to dQ in a fixed order: five GEMMs per tile
+  kRows,           // float64: as in the forward pass
+  kFused,          // one kernel for dQ, dK and dV: five GEMMs per tile
+  kRecompute,      // dQ, then dK and dV; each computes the scores: seven GEMMs per tile
+  kStoreInDkdv,    // dK and dV first, which materialise dS; dQ = dS K: five GEMMs per tile
+  kStoreInDq,      // dQ first, which materialises P and dS; dV = P^T dO and dK = dS^T Q
+  kKeyStationary,  // Hopper: persistent CTAs fetch key tiles and add to dQ in a fixed order: five GEMMs per tile
   // Hopper: the order of kStoreInDq, in warp-specialised kernels
   kTwoPass,
   // Hopper: few queries stay in a persistent CTA, and key tiles stream past; partial dQ are summed afterwards
@@ -100,10 +100,10 @@ enum class BackwardKernels {
 };
 
 enum class DeltaSource {
-  kNone,         // there is nothing to do
-  kOwnKernel,    // rowsum(dout * out) - dlse, before all other kernels
-  kFirstKernel,  // the same, in the dQ or the fused kernel; on Hopper in the one that prepares statistics
-  kExactKernel,  // rowsum(P dP) - dlse, in which out is not rounded to the element type
+  kNone,          // there is nothing to do
+  kOwnKernel,     // rowsum(dout * out) - dlse, before all other kernels
+  kSharedKernel,  // the same, in the dQ or the fused kernel; on Hopper in the one that prepares statistics
+  kExactKernel,   // rowsum(P dP) - dlse, in which out is not rounded to the element type
 };
 
 enum class BiasGradientSource {
@@ -129,7 +129,7 @@ struct BackwardPlan {
   Variant dq_variant = Variant::kExtended;
   Variant dkdv_variant = Variant::kExtended;
   int fused_keys = 0;           // of the fused kernel's tile
-  LoopOrder order;              // kWarpSpecialised; its head dim is dkdv_head_dim
+  LoopOrder order;              // kKeyStationary; its head dim is dkdv_head_dim
   bool pre_signals_dq = false;  // sm90::BackwardForm
   bool adds_statistics = false;
   int64_t persistent_ctas = 0;
@@ -158,7 +158,7 @@ struct BackwardPlan {
     WorkspacePart delta;
     WorkspacePart stored_scores;
     WorkspacePart mask_tiles;
-    WorkspacePart mask_bits;  // of a boolean mask, packed: kWarpSpecialised and kTwoPass
+    WorkspacePart mask_bits;  // of a boolean mask, packed: kKeyStationary and kTwoPass
     WorkspacePart alibi_partials;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
@@ -175,7 +175,7 @@ struct BackwardPlan {
   } workspace;
 
   bool is_warp_specialised() const {
-    return kernels == BackwardKernels::kWarpSpecialised || kernels == BackwardKernels::kTwoPass ||
+    return kernels == BackwardKernels::kKeyStationary || kernels == BackwardKernels::kTwoPass ||
            kernels == BackwardKernels::kQueryStationary;
   }
 };
@@ -187,7 +187,7 @@ struct TangentPlan {
   int64_t l2_bytes = 0;
 };
 
-// Formats a plan as text, for people and profiles: "fused (tile 32 x 128); delta by the first kernel; no workspace".
+// Formats a plan as text, for people and profiles: "fused (tile 32 x 128); delta within another kernel; no workspace".
 std::string describe(const ForwardPlan& plan);
 std::string describe(const BackwardPlan& plan);
 std::string describe(const TangentPlan& plan);  // the plan has a kernel

@@ -64,8 +64,8 @@ const char* name_of(BackwardKernels kernels) {
       return "materialise dS with dK and dV";
     case BackwardKernels::kStoreInDq:
       return "materialise P and dS with dQ";
-    case BackwardKernels::kWarpSpecialised:
-      return "warp-specialised";
+    case BackwardKernels::kKeyStationary:
+      return "warp-specialised, key-stationary";
     case BackwardKernels::kTwoPass:
       return "warp-specialised, two-pass";
     case BackwardKernels::kQueryStationary:
@@ -80,8 +80,8 @@ const char* name_of(DeltaSource source) {
       return "";
     case DeltaSource::kOwnKernel:
       return "by its own kernel";
-    case DeltaSource::kFirstKernel:
-      return "by the first kernel";
+    case DeltaSource::kSharedKernel:
+      return "within another kernel";
     case DeltaSource::kExactKernel:
       return "exact, by its own kernel";
   }
@@ -189,7 +189,7 @@ void add_portable(Report& report, const BackwardPlan& plan) {
   if (stores_with_dkdv || stores_with_dq) add_stored(columns, plan.stored);
 }
 
-void add_warp_specialised(Report& report, const BackwardPlan& plan) {
+void add_key_stationary(Report& report, const BackwardPlan& plan) {
   Columns columns(report);
   columns.add("variant", name_of(plan.dkdv_variant));
   columns.add("head_dims", head_dims(plan.dkdv_head_dim));
@@ -216,8 +216,8 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
     case BackwardKernels::kStoreInDq:
       add_portable(report, plan);
       break;
-    case BackwardKernels::kWarpSpecialised:
-      add_warp_specialised(report, plan);
+    case BackwardKernels::kKeyStationary:
+      add_key_stationary(report, plan);
       break;
     case BackwardKernels::kQueryStationary:
       columns.add("head_dims", head_dims(plan.dkdv_head_dim));

@@ -105,12 +105,12 @@ bool needs_exact_delta(const BackwardParams& p) {
 DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
   if (needs_exact_delta(p)) return DeltaSource::kExactKernel;
   if (dbias_is_row_sums(p)) return DeltaSource::kOwnKernel;  // the row sums come between it and all that read delta
-  const bool first_kernel_has_queries = kernels == BackwardKernels::kFused || kernels == BackwardKernels::kRecompute ||
-                                        kernels == BackwardKernels::kStoreInDq;
+  const bool dq_kernel_has_queries = kernels == BackwardKernels::kFused || kernels == BackwardKernels::kRecompute ||
+                                     kernels == BackwardKernels::kStoreInDq;
   const int64_t chunk = 16 / element_bytes(p);
   const bool readable = has_whole_chunks(p.out, p.head_dim_v, chunk) && has_whole_chunks(p.dout, p.head_dim_v, chunk);
-  return first_kernel_has_queries && p.dq.data != nullptr && readable ? DeltaSource::kFirstKernel
-                                                                      : DeltaSource::kOwnKernel;
+  return dq_kernel_has_queries && p.dq.data != nullptr && readable ? DeltaSource::kSharedKernel
+                                                                   : DeltaSource::kOwnKernel;
 }
 
 void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {

@@ -189,11 +189,11 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
   return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_stored_bytes;
 }
 
-BackwardPlan plan_fused(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
+BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
   BackwardPlan plan;
   const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
-  plan.kernels = BackwardKernels::kWarpSpecialised;
-  plan.delta = DeltaSource::kFirstKernel;
+  plan.kernels = BackwardKernels::kKeyStationary;
+  plan.delta = DeltaSource::kSharedKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
   plan.dq_variant = plan.dkdv_variant = wanted_variant_sm90(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
@@ -238,7 +238,7 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (keeps_queries(p)) return plan_backward_query_stationary(p, limits);
   if (is_fused(p)) {
     const LoopOrder order = loop_order(p, limits.sms);
-    if (may_list_iterations(p, order, limits)) return plan_fused(p, order, limits);
+    if (may_list_iterations(p, order, limits)) return plan_key_stationary(p, order, limits);
   }
   const std::optional<BackwardPlan> storing = plan_backward_two_pass(p, limits);
   return storing ? *storing : plan_backward_sm80(p, limits);

@@ -166,7 +166,7 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   plan.stored = StoredTiles(p, product, limits).divide();
   if (plan.stored.launches == 0) return std::nullopt;
   plan.kernels = BackwardKernels::kTwoPass;
-  plan.delta = DeltaSource::kFirstKernel;
+  plan.delta = DeltaSource::kSharedKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
   plan.head_dim_v = dims.v;
   plan.dq_variant = plan.dkdv_variant = variant;

@@ -167,7 +167,7 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
   p.delta = {.data = plan.workspace.delta.in<void>(workspace),
              .batch_stride = p.lse.batch_stride,
              .head_stride = p.lse.head_stride};
-  p.delta_is_pending = plan.delta == DeltaSource::kFirstKernel;
+  p.delta_is_pending = plan.delta == DeltaSource::kSharedKernel;
   p.num_pairs = p.batch * p.num_heads_k;
   p.alibi_partials = {.data = plan.workspace.alibi_partials.in<void>(workspace),
                       .per_head = plan.alibi_partials_per_head};

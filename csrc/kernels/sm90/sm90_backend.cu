@@ -46,7 +46,7 @@ cudaError_t with_variant(const ForwardCall& params, const plan::ForwardPlan& pla
 template <class Element>
 cudaError_t with_kernels(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
-  if (plan.kernels == plan::BackwardKernels::kWarpSpecialised) {
+  if (plan.kernels == plan::BackwardKernels::kKeyStationary) {
     return backward<Element>(params, plan, workspace, stream);
   }
   if (plan.kernels == plan::BackwardKernels::kQueryStationary) {
@@ -116,7 +116,7 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
   attention::BackwardParams p = params;
-  if (plan.kernels != plan::BackwardKernels::kWarpSpecialised) {  // these pack bits of their own
+  if (plan.kernels != plan::BackwardKernels::kKeyStationary) {  // these pack bits of their own
     const cudaError_t error = scan_mask(p, plan, workspace, stream);
     if (error != cudaSuccess) return error;
   }

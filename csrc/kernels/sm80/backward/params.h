@@ -11,7 +11,7 @@
 namespace flash_attn_ext::sm80 {
 
 struct BackwardParams : attention::BackwardParams {
-  bool delta_is_pending = false;  // the first kernel of the pass computes delta from out and dout
+  bool delta_is_pending = false;  // the dQ or the fused kernel computes delta from out and dout
 
   // The pairs of a launch, each a batch entry and a key head. They are numbered head-major, key head * batch + batch
   // entry, so that a launch may hold all batch entries of a head.
