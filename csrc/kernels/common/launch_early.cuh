@@ -71,7 +71,7 @@ cudaError_t launch_blocks_early(void (*kernel)(Arguments...), const Grid& grid, 
   if (error != cudaSuccess) return error;
   const EarlyLaunch launch = {.blocks = grid.blocks,
                               .threads = Kernel::kThreads,
-                              .slices = static_cast<int>(grid.parts),
+                              .slices = static_cast<int>(grid.splits),
                               .shared_bytes = sizeof(typename Kernel::Shared)};
   return launch_early(kernel, launch, stream, arguments...);
 }

@@ -27,7 +27,7 @@ inline constexpr int64_t kPackedBytes = int64_t{32} << 20;
 
 // With few queries, threads split the keys. A split has as many keys as make its additional work small beside reading
 // them: its O, m and l are written and read once more.
-inline constexpr int64_t kKeysPerPart = 2048;
-static_assert(kKeysPerPart % kStreamedRows == 0);
+inline constexpr int64_t kKeysPerSplit = 2048;
+static_assert(kKeysPerSplit % kStreamedRows == 0);
 
 }  // namespace flash_attn_ext::cpu

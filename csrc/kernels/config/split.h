@@ -139,8 +139,8 @@ inline constexpr int kFewCombineWarps = 4;
 inline constexpr int kRowsOfCombineCta = 4;  // where each row has a warp
 
 // Splits that a warp fetches at once.
-constexpr int parts_at_once(int columns) { return columns <= 128 ? 8 : 4; }
-constexpr int splits_of_few_warps(int columns) { return kFewCombineWarps * parts_at_once(columns); }
+constexpr int splits_at_once(int columns) { return columns <= 128 ? 8 : 4; }
+constexpr int splits_of_few_warps(int columns) { return kFewCombineWarps * splits_at_once(columns); }
 
 // Up to this number of combine CTAs per SM, all of them are resident while keys are still read. They then execute their
 // instructions once before they wait, so that these are cached (common/combine.cu).
@@ -157,7 +157,7 @@ inline constexpr int kDqBlocks = 2;
 
 // Which dQ kernels can split keys: those that do not spill because of it. Calls that would take the BiasMask kernel of
 // head dim 64 take the Extended one instead.
-constexpr bool has_divided_dq_kernel(int element_bytes, int head_dim, Variant variant) {
+constexpr bool has_split_kv_dq_kernel(int element_bytes, int head_dim, Variant variant) {
   if (element_bytes == 2 && head_dim == 64 && variant == Variant::kBiasMask) return false;
   return element_bytes * head_dim <= 512;
 }
@@ -173,6 +173,6 @@ inline constexpr int64_t kSplitRows = 64;
 namespace flash_attn_ext::sm90 {
 
 // The columns of memory for the partial O of a split. The combine kernel is compiled for these.
-constexpr int part_columns(int columns) { return columns <= 64 ? 64 : columns <= 128 ? 128 : 256; }
+constexpr int split_columns(int columns) { return columns <= 64 ? 64 : columns <= 128 ? 128 : 256; }
 
 }  // namespace flash_attn_ext::sm90

@@ -4,14 +4,14 @@
 // It streams over the key tiles that it sees:
 //   S = Q K^T (K packed transposed) -> scores -> P = exp(S - m), row by row -> O = O * factor + P V.
 // There is an m and an l for each row; O is scaled by 1 / l at the end. With split-KV, an item is one split of the
-// keys. Its O, m and l stay in memory until all splits are combined in the order of their keys (forward_parts.h).
+// keys. Its O, m and l stay in memory until all splits are combined in the order of their keys (forward_splits.h).
 #include <algorithm>
 #include <limits>
 #include <memory>
 
 #include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/forward_parts.h"
+#include "kernels/cpu/forward_splits.h"
 #include "kernels/cpu/products/packed_operand.h"
 #include "kernels/cpu/products/row_product.h"
 #include "kernels/cpu/rows/row_ops.h"
@@ -81,14 +81,14 @@ class ForwardWorker {
     finish();
   }
   // Computes and stores the partial O, m and l of one split of the keys.
-  void run_part(const RowTile& rows, KvSplits<Real>& parts, int64_t part) {
-    attend(rows, parts.keys(part));
-    parts.store(rows, part, tile_);
+  void run_split(const RowTile& rows, KvSplits<Real>& splits, int64_t split) {
+    attend(rows, splits.keys(split));
+    splits.store(rows, split, tile_);
   }
   // Combines all splits into O and LSE.
-  void merge(const RowTile& rows, const KvSplits<Real>& parts) {
+  void combine(const RowTile& rows, const KvSplits<Real>& splits) {
     rows_ = rows;
-    parts.merge(rows, tile_);
+    splits.combine(rows, tile_);
     finish();
   }
 
@@ -236,14 +236,14 @@ class ForwardWorker {
 };
 
 template <class Real>
-void forward_as(const ForwardParams& p, int64_t keys_per_part) {
+void forward_as(const ForwardParams& p, int64_t keys_per_split) {
   ForwardOperands<Real> operands(p);
-  KvSplits<Real> parts(p, keys_per_part);
+  KvSplits<Real> splits(p, keys_per_split);
   const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kStationaryRows);
   const int64_t heads_per_item = operands.few_rows ? p.queries_per_key_head() : 1;
-  for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + parts.bytes_per_key_head())) {
+  for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + splits.bytes_per_key_head())) {
     if (!operands.one_tile) operands.load(key_heads);
-    parts.start(key_heads);
+    splits.start(key_heads);
     const int64_t first_head = key_heads.begin * p.queries_per_key_head();
     const int64_t head_items = (key_heads.end - key_heads.begin) * p.queries_per_key_head() / heads_per_item;
     // Calls visit(worker, rows, repetition) for every tile of rows, `repetitions` times.
@@ -265,21 +265,21 @@ void forward_as(const ForwardParams& p, int64_t keys_per_part) {
         };
       });
     };
-    if (!parts.divided()) {
+    if (!splits.enabled()) {
       for_each_tile(1, [](auto& worker, const RowTile& rows, int64_t) { worker.run(rows); });
       continue;
     }
-    for_each_tile(parts.count(),
-                  [&](auto& worker, const RowTile& rows, int64_t part) { worker.run_part(rows, parts, part); });
-    for_each_tile(1, [&](auto& worker, const RowTile& rows, int64_t) { worker.merge(rows, parts); });
+    for_each_tile(splits.count(),
+                  [&](auto& worker, const RowTile& rows, int64_t split) { worker.run_split(rows, splits, split); });
+    for_each_tile(1, [&](auto& worker, const RowTile& rows, int64_t) { worker.combine(rows, splits); });
   }
 }
 
 }  // namespace
 
-void forward(const ForwardParams& params, int64_t keys_per_part) {
-  params.element == attention::ElementType::kFloat64 ? forward_as<double>(params, keys_per_part)
-                                                     : forward_as<float>(params, keys_per_part);
+void forward(const ForwardParams& params, int64_t keys_per_split) {
+  params.element == attention::ElementType::kFloat64 ? forward_as<double>(params, keys_per_split)
+                                                     : forward_as<float>(params, keys_per_split);
 }
 
 }  // namespace flash_attn_ext::cpu

@@ -53,10 +53,10 @@ enum class ForwardKernel {
 
 struct ForwardPlan {
   ForwardKernel kernel = ForwardKernel::kCpu;
-  int64_t keys_per_part = 0;  // kCpu: keys of a split where threads share a query tile; 0: they do not
-  bool tf32 = false;          // operands of float32 GEMMs are rounded to TF32
-  int head_dim = 0;           // that the kernel is compiled for
-  int head_dim_v = 0;         // kWarpSpecialised; elsewhere 0, and v has head_dim
+  int64_t keys_per_split = 0;  // kCpu: keys of a split where threads share a query tile; 0: they do not
+  bool tf32 = false;           // operands of float32 GEMMs are rounded to TF32
+  int head_dim = 0;            // that the kernel is compiled for
+  int head_dim_v = 0;          // kWarpSpecialised; elsewhere 0, and v has head_dim
   Variant variant = Variant::kExtended;
   sm80::QueryStationaryTile tile{};                           // kStreaming, kSplit, kWarpSpecialised
   sm80::SplitKind split_kind = sm80::SplitKind::kExtended64;  // kSplit, which has no variant

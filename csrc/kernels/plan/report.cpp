@@ -138,7 +138,7 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
   Columns columns(report);
   switch (plan.kernel) {
     case ForwardKernel::kCpu:
-      if (plan.keys_per_part > 0) columns.add("keys_per_split", plan.keys_per_part);
+      if (plan.keys_per_split > 0) columns.add("keys_per_split", plan.keys_per_split);
       break;
     case ForwardKernel::kRows:
       break;

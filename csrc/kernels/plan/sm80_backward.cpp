@@ -30,34 +30,34 @@ int head_dim_bucket(const BackwardParams& p) { return sm80::head_dim_bucket(elem
 
 // Whether query tiles leave SMs without a CTA of dQ, and there are keys to split. As in the forward pass, keys are not
 // split for more queries, so that a result does not depend on the rest of the batch there.
-bool divides_keys_of_dq(const BackwardParams& p, const Limits& limits) {
+bool splits_keys_of_dq(const BackwardParams& p, const Limits& limits) {
   constexpr int kTileQueries = 128;  // of most kernels that compute dQ
   const attention::SequenceTable& lengths = p.sequences;
   if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > sm80::kSplitQueries) return false;
   const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(lengths.max_seqlen_q, kTileQueries);
   return blocks <= limits.sms && visible_keys(p) >= 2 * sm80::kSplitKeys &&
-         sm80::has_divided_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kExtended);
+         sm80::has_split_kv_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kExtended);
 }
 
-// divided: whether the keys of dQ are split. With that many keys, Plain kernels pay where their tiles are no larger
+// splits_kv: whether the keys of dQ are split. With that many keys, Plain kernels pay where their tiles are no larger
 // than those of Extended kernels.
-Variant general_variant(const BackwardParams& p, bool divided) {
+Variant general_variant(const BackwardParams& p, bool splits_kv) {
   const bool has_small_tiles = attention::is_16_bit(p.element) && largest_head_dim(p) > 64;
-  const bool fills_tiles = p.sequences.max_seqlen_q > kStationaryQueries || (divided && has_small_tiles);
+  const bool fills_tiles = p.sequences.max_seqlen_q > kStationaryQueries || (splits_kv && has_small_tiles);
   return only_scales(p) && fills_tiles ? Variant::kPlain : Variant::kExtended;
 }
 
 // The variant by what changes a score. It does not depend on which kernels there are, but for those that cannot split
 // keys.
-Variant score_variant(const BackwardParams& p, bool divided) {
+Variant score_variant(const BackwardParams& p, bool splits_kv) {
   const bool bias_mask = score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled();
-  const bool can_divide = sm80::has_divided_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kBiasMask);
-  return bias_mask && (!divided || can_divide) ? Variant::kBiasMask : general_variant(p, divided);
+  const bool can_split = sm80::has_split_kv_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kBiasMask);
+  return bias_mask && (!splits_kv || can_split) ? Variant::kBiasMask : general_variant(p, splits_kv);
 }
 
 bool takes_tf32_kernels(const BackwardParams& p) {
   return p.element == attention::ElementType::kFloat32 && p.allow_tf32 &&
-         general_variant(p, /*divided=*/false) == Variant::kPlain && largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
+         general_variant(p, /*splits_kv=*/false) == Variant::kPlain && largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
 }
 
 // Which kernel materialises scores, as far as there is memory for them. dQ, and dK or dV, must be requested.
@@ -158,8 +158,8 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
     plan.nan_repair = NanRepair::kInKernel;
     return;
   }
-  const bool divided = divides_keys_of_dq(p, limits);
-  plan.kernels = choose_order(p, score_variant(p, divided));
+  const bool splits_kv = splits_keys_of_dq(p, limits);
+  plan.kernels = choose_order(p, score_variant(p, splits_kv));
   if (plan.kernels != BackwardKernels::kRecompute) {
     plan.stored = size_stored_scores(p, plan.kernels, limits.max_stored_bytes);
     if (plan.stored.launches == 0) plan.kernels = BackwardKernels::kRecompute;
@@ -170,11 +170,11 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
     head_dim = sm80::bucket_of_variant(bytes, bucket, Variant::kExtended);
     return Variant::kExtended;
   };
-  plan.dq_variant = with_kernel(sm80::has_dq_kernel, score_variant(p, divided), plan.dq_head_dim);
-  plan.dkdv_variant = with_kernel(sm80::has_dkdv_kernel, general_variant(p, divided), plan.dkdv_head_dim);
+  plan.dq_variant = with_kernel(sm80::has_dq_kernel, score_variant(p, splits_kv), plan.dq_head_dim);
+  plan.dkdv_variant = with_kernel(sm80::has_dkdv_kernel, general_variant(p, splits_kv), plan.dkdv_head_dim);
   plan.tf32 = takes_tf32_kernels(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
-  if (divided) plan.dq_splits = count_dq_splits(plan, p, limits);
+  if (splits_kv) plan.dq_splits = count_dq_splits(plan, p, limits);
 }
 
 int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int tile_rows) {

@@ -190,7 +190,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   if (plan.variant == Variant::kSplitKv) plan.kv_splits = kv_splits(p, whole_tiles, limits);
   const int64_t tiles = whole_tiles * plan.kv_splits;
   if (plan.variant == Variant::kSplitKv) {
-    const int64_t columns = sm90::part_columns(dims.v);
+    const int64_t columns = sm90::split_columns(dims.v);
     plan.workspace.split_rows = append(plan.workspace.bytes, tiles * plan.tile.queries * columns * 4);
     plan.workspace.split_states = append(plan.workspace.bytes, tiles * plan.tile.queries * 8);
   }

@@ -70,11 +70,11 @@ struct DqSlice {
  private:
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % tile::kWarpgroupSize; }
 
-  __device__ __forceinline__ void add(const float4& part) {
-    sum.x += part.x;
-    sum.y += part.y;
-    sum.z += part.z;
-    sum.w += part.w;
+  __device__ __forceinline__ void add(const float4& partial) {
+    sum.x += partial.x;
+    sum.y += partial.y;
+    sum.z += partial.z;
+    sum.w += partial.w;
   }
 };
 

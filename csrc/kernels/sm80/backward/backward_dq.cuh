@@ -42,9 +42,9 @@ struct BackwardDqKernel {
   // (docs/kernels/log/sm80_backward.md, "Dead ends").
   static constexpr bool kMayStoreScores =
       dq_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
-  static constexpr bool kMayDivide = has_divided_dq_kernel(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr bool kMaySplitKv = has_split_kv_dq_kernel(sizeof(Element), kHeadDim, Traits::kVariant);
   // The type in which positions are divided. It decides which registers ptxas has left, and so which kernels spill.
-  using Position = std::conditional_t<kMayDivide, uint32_t, int64_t>;
+  using Position = std::conditional_t<kMaySplitKv, uint32_t, int64_t>;
   // Whether masked tiles have a loop body of their own. Kernels of larger head dims, which materialise scores, have a
   // branch there anyway.
   static constexpr bool kTwoBodies = !Traits::kExtended && kHeadDim <= 128;
@@ -94,8 +94,8 @@ struct BackwardDqKernel {
     }
     if (sees_keys) stream(first, last);
     if (p.dq.data == nullptr) return;
-    if (is_part()) {
-      store_part();
+    if (is_partial()) {
+      store_partial();
       return;
     }
     store();
@@ -104,7 +104,7 @@ struct BackwardDqKernel {
 
  private:
   // Whether CTAs share the tile's keys (split-KV).
-  __device__ __forceinline__ bool is_part() const { return kMayDivide && p.dq_splits.present(); }
+  __device__ __forceinline__ bool is_partial() const { return kMaySplitKv && p.dq_splits.present(); }
 
   __device__ __forceinline__ int num_queries() const {
     return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
@@ -142,7 +142,7 @@ struct BackwardDqKernel {
   // The mainloop over the key tiles that the CTA's queries see, or over its split of them, in ascending order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
     TileRange tiles = tile_range<kTile.keys, Position>(first, last);
-    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_splits.count);
+    if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_splits.count);
     const int64_t key_row = item.sequence.key_begin;
     const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
                              static_cast<int>(p.head_dim_qk)},
@@ -248,7 +248,7 @@ struct BackwardDqKernel {
                         dq, shared.q, first_row);
   }
 
-  __device__ __forceinline__ void store_part() const {
+  __device__ __forceinline__ void store_partial() const {
     const int first = first_query + tile::warp() * kRowsPerWarp + Gradient::row(0);
     const auto columns = static_cast<int>(p.dq_splits.sums.row_stride);
     const int rows = static_cast<int>(item.sequence.num_queries) - first;

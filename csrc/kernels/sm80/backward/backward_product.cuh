@@ -100,7 +100,7 @@ struct BackwardProductKernel {
  private:
   __device__ __forceinline__ bool is_dq() const { return operands.rows == Rows::kQueries; }
   // Whether CTAs share the keys of dQ's rows (split-KV).
-  __device__ __forceinline__ bool is_part() const { return is_dq() && p.dq_splits.present(); }
+  __device__ __forceinline__ bool is_partial() const { return is_dq() && p.dq_splits.present(); }
   __device__ __forceinline__ int64_t num_rows() const {
     return is_dq() ? item.sequence.num_queries : item.sequence.num_keys;
   }
@@ -117,7 +117,7 @@ struct BackwardProductKernel {
     const int64_t end_row = min(item.first_row + kTile.rows, num_rows());
     tiles = tile_range<kTile.step>(inner_of(item.first_row), inner_of(end_row - 1));
     if (end_row < item.first_row + kTile.rows) tiles.full_end = tiles.full_begin;
-    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_splits.count);
+    if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_splits.count);
   }
 
   // Issues the copies of a tile whose rows are `stride` elements apart. bytes(row, column) of each 16-byte chunk are
@@ -212,7 +212,7 @@ struct BackwardProductKernel {
       const int64_t row = item.first_row + StoredScores::place<Element>(column_of_left);
       if (row >= num_rows()) continue;
       if constexpr (sizeof(Element) != sizeof(float)) {
-        if (is_part()) {
+        if (is_partial()) {
           store_sums_row(r, row);
           continue;
         }
@@ -305,7 +305,7 @@ cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& pl
                                                 .rows = operands.rows,
                                                 .tile_rows = Kernel::kTile.rows,
                                                 .slices = num_slices(operands.columns, Kernel::kTile.columns),
-                                                .parts = gradient == MatrixGradient::kDq ? plan.dq_splits : 1,
+                                                .splits = gradient == MatrixGradient::kDq ? plan.dq_splits : 1,
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     return launch<Kernel>(backward_product_kernel<Kernel>, {p, operands}, schedule, stream);

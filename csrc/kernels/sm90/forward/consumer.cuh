@@ -150,7 +150,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void finish(const Work& work, bool has_queries) {
     bool needs_recompute;
     if constexpr (Traits::kSplitsKv) {
-      needs_recompute = end_of(work).template store_part<kRescale>(out, softmax, sums);
+      needs_recompute = end_of(work).template store_partial<kRescale>(out, softmax, sums);
     } else {
       if constexpr (!Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kRescale>(softmax, true);
       needs_recompute =

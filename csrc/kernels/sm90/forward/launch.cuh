@@ -23,7 +23,7 @@ KvSplits kv_splits_of(const attention::ForwardParams& p, const plan::ForwardPlan
           .rows = {.out = plan.workspace.split_rows.template in<float>(workspace),
                    .state = plan.workspace.split_states.template in<float2>(workspace),
                    .rows = Traits::kQueries,
-                   .columns = part_columns(Traits::kDims.v)}};
+                   .columns = split_columns(Traits::kDims.v)}};
 }
 
 template <class Traits>
@@ -39,10 +39,10 @@ cudaError_t combine_splits(const ForwardArguments& args, cudaStream_t stream) {
              .slices = divisor(args.kv_splits.column_slices),
              .work_tiles_of_entry = divisor(work_tiles_of_entry)};
   p.splits = args.kv_splits.rows;
-  p.parts_of_item = args.kv_splits.count;
-  p.num_items = static_cast<uint32_t>(params.batch * args.kv_splits.tiles * work_tiles_of_entry);
-  p.rows_of_item = divisor(std::min<int64_t>(Traits::kQueries, params.sequences.max_seqlen_q));
-  return common::combine<typename Traits::Element, part_columns(Traits::kDims.v)>(p, stream);
+  p.splits_of_work_tile = args.kv_splits.count;
+  p.num_work_tiles = static_cast<uint32_t>(params.batch * args.kv_splits.tiles * work_tiles_of_entry);
+  p.rows_of_work_tile = divisor(std::min<int64_t>(Traits::kQueries, params.sequences.max_seqlen_q));
+  return common::combine<typename Traits::Element, split_columns(Traits::kDims.v)>(p, stream);
 }
 
 template <class Traits>

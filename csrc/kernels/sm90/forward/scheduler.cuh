@@ -166,14 +166,14 @@ struct ForwardScheduler {
     }
     work.begin = min(begin, end);
     work.end = end;
-    if constexpr (Traits::kSplitsKv) take_part(work);
+    if constexpr (Traits::kSplitsKv) restrict_to_split(work);
   }
 
   // Restricts the tiles of keys to those of the CTA's split.
-  __device__ __forceinline__ void take_part(Work& work) const {
+  __device__ __forceinline__ void restrict_to_split(Work& work) const {
     const int count = work.end - work.begin;
-    const int begin = work.begin + count * work.part / args.kv_splits.count;
-    const int end = work.begin + count * (work.part + 1) / args.kv_splits.count;
+    const int begin = work.begin + count * work.split / args.kv_splits.count;
+    const int end = work.begin + count * (work.split + 1) / args.kv_splits.count;
 #pragma unroll 1
     for (int w = 0; w < Shared::kWarpgroups; ++w) {
       TileRange& own = work.own[w];
@@ -191,7 +191,7 @@ struct ForwardScheduler {
     work.tile = tile;
     auto slice = static_cast<int>(at.slice);
     if constexpr (Traits::kSplitsKv) {
-      work.part = slice % args.kv_splits.count;
+      work.split = slice % args.kv_splits.count;
       slice /= args.kv_splits.count;
     }
     work.first_column = slice * kColumns;

@@ -140,8 +140,8 @@ struct SplitKernel {
   __device__ __forceinline__ Merged merge(int row) const {
     Merged merged;
 #pragma unroll
-    for (int part = 0; part < kTile.key_warps; ++part) {
-      merged.add(shared.results.state[part][row], shared.results.out[part][row]);
+    for (int key_warp = 0; key_warp < kTile.key_warps; ++key_warp) {
+      merged.add(shared.results.state[key_warp][row], shared.results.out[key_warp][row]);
     }
     return merged;
   }

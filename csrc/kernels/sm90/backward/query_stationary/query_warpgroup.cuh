@@ -76,7 +76,7 @@ struct QueryStationaryWarpgroup {
     query_at.advance();
     sync_warpgroups();  // no thread still reads P and dS
     store();
-    store_split(segment.pair);
+    store_partial(segment.pair);
   }
 
   __device__ __forceinline__ const TmaDescriptor& gradient() const { return has_values() ? args.dv : args.dk; }
@@ -231,7 +231,7 @@ struct QueryStationaryWarpgroup {
   }
 
   // Stores the partial dQ of the segment.
-  __device__ __forceinline__ void store_split(int pair) const {
+  __device__ __forceinline__ void store_partial(int pair) const {
     constexpr int kThreads = tile::kWarpgroupSize;
     const int64_t split = WorkListShares::split_number(blockIdx.x, pair);
     float* const to =
