@@ -78,7 +78,8 @@ __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator&
 // elements are set to 0 at the end, since they may be NaN until then. The gradient of a weight of 0 is also set to 0.
 template <class Kind, class Tile>
 __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
-                                              const Tile& where, const auto& terms, bool masked, auto&& statistics) {
+                                              const Tile& where, const auto& bias_mask, bool masked,
+                                              auto&& statistics) {
   using Acc = typename Tile::Accumulator;
   const attention::ScoreMod& mod = where.p.score_mod;
   const attention::Dropout& dropout = where.p.dropout;
@@ -111,7 +112,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
     gradients.at(r, j, e) = 0.0f;
   };
   if (mod.bias.present()) {
-    terms.template for_each_bias<Kind::kExtended>(where, [&](int r, int j, float low, float high) {
+    bias_mask.template for_each_bias<Kind::kExtended>(where, [&](int r, int j, float low, float high) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float bias = e == 0 ? low : high;
@@ -132,7 +133,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
           Kind::kExtended ? fmaf(score, factor, -query.lse) * kLog2e : score * (factor * kLog2e) - query.lse * kLog2e);
     });
   }
-  if (masked) terms.for_each_masked(hide);
+  if (masked) bias_mask.for_each_masked(hide);
   if constexpr (Kind::kPartial) {
     where.for_each_visibility([&](int r, int j, int e, bool visible) {
       if (!visible) hide(r, j, e);

@@ -40,7 +40,7 @@ struct BackwardDkdvKernel {
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
   using Where = ScoreTile<Rows::kKeys, Scores>;
-  using Terms =
+  using BiasMask =
       std::conditional_t<Traits::kExtended,
                          StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>, NoBiasMask>;
   using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
@@ -55,7 +55,7 @@ struct BackwardDkdvKernel {
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
     Stage stages[kTile.stages];
-    Terms terms[Traits::kExtended ? kTile.warps : 1];
+    BiasMask bias_mask[Traits::kExtended ? kTile.warps : 1];
   };
 
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
@@ -169,12 +169,14 @@ struct BackwardDkdvKernel {
   __device__ __forceinline__ Where where_of(int tile) const {
     return {p, item, first_key + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.queries};
   }
-  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[Traits::kExtended ? tile::warp() : 0]; }
+  __device__ __forceinline__ BiasMask& own_bias_mask() const {
+    return shared.bias_mask[Traits::kExtended ? tile::warp() : 0];
+  }
 
   // Called when no lane of the warp reads those of the preceding tile any more.
-  __device__ __forceinline__ void load_terms(const Iteration& at) const {
+  __device__ __forceinline__ void load_bias_mask(const Iteration& at) const {
     if constexpr (Traits::kExtended) {
-      stage(own_terms(), where_of(at.tile), at.masked);
+      stage(own_bias_mask(), where_of(at.tile), at.masked);
       ptx::commit_copies();
     }
   }
@@ -202,7 +204,7 @@ struct BackwardDkdvKernel {
     int current = 0;
     __syncthreads();  // no warp reads the stages of the preceding head any more
     queries.load(shared.stages[current], at.tile);
-    load_terms(at);
+    load_bias_mask(at);
     while (at.tile != end_tile) {
       const auto where = where_of(at.tile);
       const Iteration next = next_unmasked<1, Traits::kExtended>(at.tile + 1, end_tile, coverage);
@@ -223,8 +225,8 @@ struct BackwardDkdvKernel {
       };
       const auto differentiate_tile = [&](auto is_partial) {
         if constexpr (Traits::kExtended) {
-          differentiate<Differentiation<true, is_partial(), GradientOf::kProduct>>(scores, gradients, where,
-                                                                                   own_terms(), at.masked, statistics);
+          differentiate<Differentiation<true, is_partial(), GradientOf::kProduct>>(
+              scores, gradients, where, own_bias_mask(), at.masked, statistics);
         } else {
           differentiate_scaled<is_partial()>(scores, gradients, where, statistics);
         }
@@ -236,7 +238,7 @@ struct BackwardDkdvKernel {
       }
       if constexpr (Traits::kExtended) {
         __syncwarp();  // no lane reads the bias and mask any more
-        if (next.tile != end_tile) load_terms(next);
+        if (next.tile != end_tile) load_bias_mask(next);
       }
       if (stores_scores) {
         score_rows.write(p, p.stored.ds, at.tile * kTile.queries, gradients);

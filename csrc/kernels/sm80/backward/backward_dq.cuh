@@ -51,7 +51,7 @@ struct BackwardDqKernel {
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Where = ScoreTile<Rows::kQueries, Scores>;
-  using Terms =
+  using BiasMask =
       std::conditional_t<Traits::kHasBiasMask,
                          StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>, NoBiasMask>;
 
@@ -60,7 +60,7 @@ struct BackwardDqKernel {
     tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
-    Terms terms[Traits::kHasBiasMask ? kTile.warps : 1];
+    BiasMask bias_mask[Traits::kHasBiasMask ? kTile.warps : 1];
   };
 
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
@@ -157,7 +157,7 @@ struct BackwardDqKernel {
     if (stores_scores()) score_rows = ScoreRows(p, item, first_query + tile::warp() * kRowsPerWarp);
     if (Traits::kHasBiasMask && stores_scores()) score_rows.write_zeros(p, tiles.begin, at.tile);
     load_v(keys, at);
-    load_terms(keys, at);
+    load_bias_mask(keys, at);
     while (at.tile != keys.end_tile) {
       const Iteration next = next_unmasked<1, Traits::kHasBiasMask>(at.tile + 1, keys.end_tile, coverage);
       const bool partial = !tiles.full(at.tile);
@@ -181,13 +181,15 @@ struct BackwardDqKernel {
   }
 
   // Committed last, so that wait_copies can wait for V only.
-  __device__ __forceinline__ void load_terms(const Keys& keys, const Iteration& at) {
+  __device__ __forceinline__ void load_bias_mask(const Keys& keys, const Iteration& at) {
     if constexpr (Traits::kHasBiasMask) {
-      if (at.tile != keys.end_tile) stage(own_terms(), where_of(at.tile), at.masked);
+      if (at.tile != keys.end_tile) stage(own_bias_mask(), where_of(at.tile), at.masked);
       ptx::commit_copies();
     }
   }
-  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[Traits::kHasBiasMask ? tile::warp() : 0]; }
+  __device__ __forceinline__ BiasMask& own_bias_mask() const {
+    return shared.bias_mask[Traits::kHasBiasMask ? tile::warp() : 0];
+  }
 
   __device__ __forceinline__ bool stores_scores() const { return kMayStoreScores && p.stored.p != nullptr; }
 
@@ -213,7 +215,7 @@ struct BackwardDqKernel {
     const auto differentiate_tile = [&](auto is_partial) {
       if constexpr (Traits::kHasBiasMask) {
         differentiate<Differentiation<Traits::kExtended, is_partial(), GradientOf::kProduct>>(
-            scores, gradients, where, own_terms(), at.masked, statistics_of);
+            scores, gradients, where, own_bias_mask(), at.masked, statistics_of);
       } else {
         differentiate_scaled<is_partial()>(scores, gradients, where, statistics_of);
       }
@@ -225,7 +227,7 @@ struct BackwardDqKernel {
     }
     if constexpr (Traits::kHasBiasMask) {
       __syncwarp();  // no lane reads the bias and mask any more
-      load_terms(keys, next);
+      load_bias_mask(keys, next);
     }
     if (stores_scores()) {
       score_rows.write(p, p.stored.p, at.tile * kTile.keys, scores);

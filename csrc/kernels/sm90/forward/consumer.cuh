@@ -9,13 +9,13 @@
 #include "kernels/score/dropout.cuh"
 #include "kernels/score/score_mod.cuh"
 #include "kernels/sm90/forward/arguments.h"
+#include "kernels/sm90/forward/bias_mask.cuh"
 #include "kernels/sm90/forward/finish.cuh"
 #include "kernels/sm90/forward/key_stages.cuh"
 #include "kernels/sm90/forward/ping_pong.cuh"
 #include "kernels/sm90/forward/query_stages.cuh"
 #include "kernels/sm90/forward/repair_flagged.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
-#include "kernels/sm90/forward/terms.cuh"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/uniform.h"
 
@@ -36,13 +36,13 @@ struct ForwardConsumer {
   static constexpr bool kClearsOutput = Traits::kTile.blocks > 1;
   static constexpr int kTilesOfSums = 128;  // tiles of keys after which the sums are flushed
 
-  using Terms = std::conditional_t<Traits::kHasBits, BoxTerms<Traits>,
-                                   std::conditional_t<Traits::kExtended, StagedTerms<Traits>, NoBiasMask>>;
+  using BiasMask = std::conditional_t<Traits::kHasBits, TmaBiasMask<Traits>,
+                                      std::conditional_t<Traits::kExtended, PrefetchedBiasMask<Traits>, NoBiasMask>>;
 
   const ForwardArguments& args;
   Shared& shared;
   const int warpgroup;
-  Terms terms;
+  BiasMask bias_mask;
 
   Scores scores;
   typename Traits::Output out;
@@ -175,7 +175,7 @@ struct ForwardConsumer {
       out_is_empty = true;
       sums.clear();
     }
-    if constexpr (Traits::kHasBiasOrMask) terms.start(where_of(work, n), args.params.score_mod.mask.present());
+    if constexpr (Traits::kHasBiasOrMask) bias_mask.start(where_of(work, n), args.params.score_mod.mask.present());
     queries.wait();
     await_keys(n);
     const bool in_ping_pong = n + 1 != uniform(work.end);
@@ -253,22 +253,22 @@ struct ForwardConsumer {
     const Where where = where_of(work, n);
     const bool has_next = next.tile >= own.begin;
     if constexpr (Traits::kHasBoxes) {
-      terms.bias = &shared.bias[stages.k.stage][warpgroup];
-      modify<false>(scores, where, terms, masked, folds_scale());
+      bias_mask.bias = &shared.bias[stages.k.stage][warpgroup];
+      modify<false>(scores, where, bias_mask, masked, folds_scale());
       stages.sync_warpgroup();  // no thread reads the bias any more
     }
     stages.release_keys();
     queries.release_early(!has_next);
     if constexpr (Traits::kHasBits && !Traits::kHasBoxes) {
-      if (masked) terms.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
+      if (masked) bias_mask.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }
     if constexpr (Traits::kHasBits) {
-      if (has_next) terms.prepare(next.tile, next.masked);
+      if (has_next) bias_mask.prepare(next.tile, next.masked);
     }
     if constexpr (Traits::kExtended) {
-      terms.await();
-      modify<true>(scores, where, terms, masked, folds_scale());
-      if (has_next) terms.prepare(where_of(work, next.tile), next.masked);
+      bias_mask.await();
+      modify<true>(scores, where, bias_mask, masked, folds_scale());
+      if (has_next) bias_mask.prepare(where_of(work, next.tile), next.masked);
     }
     if (!kFull && !own.full(n)) where.hide_invisible(scores);
   }

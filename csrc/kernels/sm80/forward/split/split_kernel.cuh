@@ -51,7 +51,7 @@ struct SplitKernel {
   using Scores = tile::Accumulator<kWarpRows / 16, kWarpKeys / 8>;
   using Output = tile::Accumulator<kWarpRows / 16, kColumns / 8>;
   using Rows = PackedRows<Element, Scores>;
-  using Terms = typename Rows::Terms;
+  using BiasMask = typename Rows::BiasMask;
   using Merged = common::MergedRow<kColumns>;
 
   struct Tiles {
@@ -96,11 +96,11 @@ struct SplitKernel {
 #pragma unroll 1
     for (int tile = begin - kTile.stages; tile < end; ++tile) {
       if (tile >= begin) {
-        Terms terms;
-        if constexpr (kFetchesEarly) rows_of_warp().fetch(terms, first_key_of_warp(tile));
+        BiasMask bias_mask;
+        if constexpr (kFetchesEarly) rows_of_warp().fetch(bias_mask, first_key_of_warp(tile));
         ptx::wait_copies<kTile.stages - 1>();
         __syncthreads();  // the tile has arrived
-        step(stage, tile, terms);
+        step(stage, tile, bias_mask);
         __syncthreads();  // no warp reads the tile any more
       }
       if (tile + kTile.stages < end) copies().load(stage, tile + kTile.stages);
@@ -168,7 +168,7 @@ struct SplitKernel {
     return tile * kTile.keys + key_warp() * kWarpKeys;
   }
 
-  __device__ __forceinline__ void step(int stage, int tile, Terms& terms) {
+  __device__ __forceinline__ void step(int stage, int tile, BiasMask& bias_mask) {
     const int row_in_tile = key_warp() * kWarpKeys;
     const int first_key = first_key_of_warp(tile);
     Scores scores;
@@ -179,8 +179,8 @@ struct SplitKernel {
     const bool full = range.keys.tiles.full(tile);
     if (kExtended || !full) {
       const Rows rows = rows_of_warp();
-      if constexpr (kExtended && !kFetchesEarly) rows.fetch(terms, first_key);
-      if constexpr (kExtended) rows.modify(scores, terms, first_key, folded);
+      if constexpr (kExtended && !kFetchesEarly) rows.fetch(bias_mask, first_key);
+      if constexpr (kExtended) rows.modify(scores, bias_mask, first_key, folded);
       if (!full) rows.hide_invisible(scores, first_key);
     }
     running.template update<false>(scores, out,

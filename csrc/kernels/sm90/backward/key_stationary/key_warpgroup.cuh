@@ -183,11 +183,11 @@ struct KeyWarpgroup {
   }
 
   // What the GEMM of S (0) or dP (1) adds: the augmented columns of the stage.
-  __device__ __forceinline__ auto terms(int which, int stage) const {
+  __device__ __forceinline__ auto augmented_step(int which, int stage) const {
     if constexpr (Traits::kAddsStatistics) {
-      return tile::AddedColumns(factors, shared.statistics[0][which], 2 * stage);
+      return tile::AugmentedStep(factors, shared.statistics[0][which], 2 * stage);
     } else {
-      return tile::NothingAdded{};
+      return tile::NoAugmentedStep{};
     }
   }
 
@@ -196,10 +196,10 @@ struct KeyWarpgroup {
     if (is_there) shared.q_pipeline.consumer_wait(of);
     const auto q = tile::SmemOperand(shared.q[0]).after(of.stage);
     if constexpr (kInRegisters) {
-      tile::issue_rows_gemm(scores, k, q, terms(0, of.stage));
+      tile::issue_rows_gemm(scores, k, q, augmented_step(0, of.stage));
     } else {
       tile::issue_rows_gemm(scores, tile::SmemOperand(shared.k[0]).after(k_state.stage).from_row(first_row()), q,
-                            terms(0, of.stage));
+                            augmented_step(0, of.stage));
     }
   }
   __device__ __forceinline__ void wait_for_dout() const { ptx::wait(shared.dout_full[at.stage], at.parity); }
@@ -207,11 +207,11 @@ struct KeyWarpgroup {
     if constexpr (!Traits::kBiased) wait_for_dout();
     const auto dout = tile::SmemOperand(shared.dout[0]).after(at.stage);
     if constexpr (kInRegisters) {
-      tile::issue_rows_gemm(gradients, v, dout, terms(1, at.stage));
+      tile::issue_rows_gemm(gradients, v, dout, augmented_step(1, at.stage));
     } else {
       if (kAwaitsValuesLate && is_empty) shared.v_pipeline.consumer_wait(k_state);
       tile::issue_rows_gemm(gradients, tile::SmemOperand(shared.v[0]).after(k_state.stage).from_row(first_row()), dout,
-                            terms(1, at.stage));
+                            augmented_step(1, at.stage));
     }
   }
   __device__ __forceinline__ void start_dv() {

@@ -60,8 +60,8 @@ struct BackwardTraits {
   using DscoreTile = tile::SmemTile<Element, kQueries, kKeys>;
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
   // Of a query tile (BackwardWorkspace).
-  using Terms = BackwardWorkspace::Terms<Element>;
-  using Statistics = std::conditional_t<kAddsStatistics, Terms[2], float[kBiased ? 3 : 2][kQueries]>;
+  using AugmentedColumns = BackwardWorkspace::AugmentedColumns<Element>;
+  using Statistics = std::conditional_t<kAddsStatistics, AugmentedColumns[2], float[kBiased ? 3 : 2][kQueries]>;
 
   static constexpr int kDqSlices = kDims.qk / kTile.dq_columns;  // of an iteration
   static constexpr int kDqSliceFloats = kQueries * kTile.dq_columns;

@@ -283,7 +283,7 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void differentiate_any(const QueryTileWork& work, const Iteration& iteration) {
     start_dp();
     await_dp(iteration);
-    score.terms.await();
+    score.bias_mask.await();
     in_tile(work, iteration.tile, [&](const Where& where) {
       if (work.own[warpgroup].full(iteration.tile)) {
         score.template differentiate<false>(scores, gradients, where, iteration.masked);

@@ -22,13 +22,13 @@ struct TwoPassDqTraits {
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr Variant kVariant = kVariantValue;
   static constexpr TwoPassTile kTile = two_pass_tile(kDims, kVariant);
-  static constexpr bool kStagesTerms = kVariant == Variant::kExtended;  // each warp stages its bias and mask
-  static constexpr bool kExtended = kStagesTerms || kVariant == Variant::kModified;
+  static constexpr bool kStagesBiasMask = kVariant == Variant::kExtended;  // each warp stages its bias and mask
+  static constexpr bool kExtended = kStagesBiasMask || kVariant == Variant::kModified;
   static constexpr bool kHasBoxes = kVariant == Variant::kBiasMask;  // TMA loads a bias beside K
   static constexpr bool kHasBits = kHasBoxes || kVariant == Variant::kMask;
-  static constexpr bool kHasBias = kHasBoxes || kStagesTerms;
-  static constexpr bool kSkipsTiles = kHasBits || kStagesTerms;  // skips key tiles that a mask hides entirely
-  static constexpr int kRows = ScoreTiles::kRows;                // queries of a warpgroup, and keys of a key tile
+  static constexpr bool kHasBias = kHasBoxes || kStagesBiasMask;
+  static constexpr bool kSkipsTiles = kHasBits || kStagesBiasMask;  // skips key tiles that a mask hides entirely
+  static constexpr int kRows = ScoreTiles::kRows;                   // queries of a warpgroup, and keys of a key tile
   static constexpr int kWarpgroups = 2;
   static constexpr int kQueries = kWarpgroups * kRows;
   static_assert(kWarpgroups == ScoreTiles::kBlockRows);
@@ -42,7 +42,7 @@ struct TwoPassDqTraits {
   using Scores = tile::WarpgroupAccumulator<kRows>;  // rows are queries
   using Where = ScoreTile<Rows::kQueries, Scores>;
   using BiasTile = std::conditional_t<kHasBoxes, tile::SmemTile<Element, kRows, kRows>, NoBiasMask>;
-  using Staged = std::conditional_t<kStagesTerms, StagedBiasMask<Element, Where, true>, NoBiasMask>;
+  using Staged = std::conditional_t<kStagesBiasMask, StagedBiasMask<Element, Where, true>, NoBiasMask>;
 };
 
 // What the producer tells a warpgroup about a key tile, where a mask may hide whole tiles.
@@ -90,7 +90,7 @@ struct TwoPassDqShared {
   typename Traits::KTile k[Traits::kTile.key_stages];
   typename Traits::VTile v[Traits::kTile.value_stages];
   typename Traits::BiasTile bias[Traits::kHasBoxes ? Traits::kTile.key_stages : 1][kWarpgroups];  // in the stages of K
-  typename Traits::Staged staged[Traits::kStagesTerms ? kComputingWarps : 1];
+  typename Traits::Staged staged[Traits::kStagesBiasMask ? kComputingWarps : 1];
   UnmaskedIteration iterations[Traits::kSkipsTiles ? Traits::kTile.key_stages : 1][kWarpgroups];  // of K's stages
   QueryTileWork work[kWorkStages];
   tile::PipelineBarriers<1> q_pipeline[kWarpgroups];
