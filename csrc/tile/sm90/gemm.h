@@ -126,8 +126,8 @@ __device__ __forceinline__ void issue_columns_gemm(WarpgroupAccumulator<kColumns
 
 // sums += left . right. left may be 64 rows of a larger tile: left.from_row().
 template <class Left, class Right>
-__device__ __forceinline__ void add_product(WarpgroupAccumulator<Right::kColumns>& sums, const SmemOperand<Left>& left,
-                                            const SmemOperand<Right>& right) {
+__device__ __forceinline__ void add_gemm(WarpgroupAccumulator<Right::kColumns>& sums, const SmemOperand<Left>& left,
+                                         const SmemOperand<Right>& right) {
   static_assert(Left::kColumns == Right::kRows);
   ptx::pin_registers(sums.c[0]);
   ptx::fence_wgmma();

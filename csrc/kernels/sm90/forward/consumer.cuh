@@ -137,7 +137,7 @@ struct ForwardConsumer {
       if constexpr (Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
       stages.drain_values(ahead);
       drain_rest(n, begin, end);
-      if (end > begin) queries.skip();
+      if (end > begin) queries.drain();
     }
     const bool has_queries = end > begin;
     if constexpr (!Traits::kEndsRowsFirst) store_enabled = is_store_enabled<Traits, kRescale>(args.flags, work.tile);
@@ -154,7 +154,7 @@ struct ForwardConsumer {
     } else {
       if constexpr (!Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kRescale>(softmax, true);
       needs_recompute =
-          end_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.at.stage][warpgroup] : nullptr);
+          end_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.state.stage][warpgroup] : nullptr);
     }
     __syncwarp();
     if constexpr (kRescale == Rescale::kAboveThreshold) not_finite |= needs_recompute;
@@ -306,7 +306,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void issue_qk_gemm() {
     using Q = typename Traits::QTile;
     using K = typename Traits::KTile;
-    tile::issue_gemm(scores, tile::SmemOperand<Q>(shared.q[0][0]).after(queries.at.stage * kWarpgroups + warpgroup),
+    tile::issue_gemm(scores, tile::SmemOperand<Q>(shared.q[0][0]).after(queries.state.stage * kWarpgroups + warpgroup),
                      tile::SmemOperand<K>(shared.k[0]).after(stages.k.stage));
   }
   __device__ __forceinline__ void issue_pv_gemm() {

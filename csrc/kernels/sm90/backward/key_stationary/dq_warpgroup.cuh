@@ -19,9 +19,9 @@ struct DqWarpgroup {
   const BackwardArguments& args;
   Shared& shared;
   typename decltype(Shared::k_pipeline)::State k_state{};
-  typename Shared::Stage dscore_state{};
-  typename Shared::Stage draw_state{};  // the next iteration whose dropout is drawn
-  int seed[2] = {};                     // of dropout
+  typename Shared::QueryState dscore_state{};
+  typename Shared::QueryState draw_state{};  // the next iteration whose dropout is drawn
+  int seed[2] = {};                          // of dropout
   DqEpilogue<Traits> dq_epilogue{args, shared};
   typename decltype(Shared::work_pipeline)::State work_state{};
 

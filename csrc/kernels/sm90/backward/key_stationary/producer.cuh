@@ -15,20 +15,20 @@ struct BackwardScheduler {
 
   const BackwardArguments& args;
   Shared& shared;
-  typename decltype(Shared::work_pipeline)::State at{};
+  typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
     const uint32_t count = args.order.num_work_tiles();
     int parity = 0;
 #pragma unroll 1
     for (uint32_t index = blockIdx.x; index < count; index = fetch_work()) {
-      shared.work_pipeline.producer_acquire(at);
-      ptx::arrive_expecting(shared.work_pipeline.full[at.stage], sizeof(KeyTileWork));
-      ptx::copy_bytes(&shared.work[at.stage], args.workspace.table + index, sizeof(KeyTileWork),
-                      shared.work_pipeline.full[at.stage]);
-      shared.work_pipeline.consumer_wait(at);
-      const int group_end = shared.work[at.stage].group_end;
-      at.advance();
+      shared.work_pipeline.producer_acquire(work_state);
+      ptx::arrive_expecting(shared.work_pipeline.full[work_state.stage], sizeof(KeyTileWork));
+      ptx::copy_bytes(&shared.work[work_state.stage], args.workspace.table + index, sizeof(KeyTileWork),
+                      shared.work_pipeline.full[work_state.stage]);
+      shared.work_pipeline.consumer_wait(work_state);
+      const int group_end = shared.work[work_state.stage].group_end;
+      work_state.advance();
       // A CTA that fetched its next tile early would start it later than the loop order assumes. split-KV does not
       // depend on that.
       if (args.order.splits_kv) continue;
@@ -41,9 +41,9 @@ struct BackwardScheduler {
              group_end) {
       }
     }
-    shared.work_pipeline.producer_acquire(at);
-    shared.work[at.stage].batch = KeyTileWork::kEnd;
-    ptx::arrive(shared.work_pipeline.full[at.stage]);
+    shared.work_pipeline.producer_acquire(work_state);
+    shared.work[work_state.stage].batch = KeyTileWork::kEnd;
+    ptx::arrive(shared.work_pipeline.full[work_state.stage]);
   }
 
  private:

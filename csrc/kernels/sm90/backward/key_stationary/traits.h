@@ -88,7 +88,7 @@ struct BackwardShared {
   static constexpr int kWorkStages = 2;
   static constexpr int kStages = Traits::kTile.query_stages;  // of what an iteration reads, and of dS
   static constexpr int kKeyStages = Traits::kTile.key_stages;
-  using Stage = tile::PipelineState<kStages>;
+  using QueryState = tile::PipelineState<kStages>;
   // An iteration's description is written when a stage of Q is free. The dQ warpgroup is the last to read it, when it
   // takes dS from a stage. In between there are no more iterations than stages of both.
   static constexpr int kIterations = 2 * kStages;
@@ -113,8 +113,8 @@ struct BackwardShared {
   ptx::Barrier may_fetch_work;       // all copies of a key tile have been issued
   int arrived[Traits::kWarpgroups];  // GroupShareSums
 
-  __device__ __forceinline__ typename Traits::Iteration& iteration(const Stage& at) {
-    return iterations[at.parity * kStages + at.stage];
+  __device__ __forceinline__ typename Traits::Iteration& iteration(const QueryState& state) {
+    return iterations[state.parity * kStages + state.stage];
   }
 
   __device__ __forceinline__ void init() {
