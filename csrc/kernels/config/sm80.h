@@ -251,7 +251,7 @@ constexpr FusedTile backward_fused_tile(int keys) {
 
 // The tile of a CTA of a GEMM with materialised scores: rows x columns of the result, row_warps x column_warps warps,
 // and `stages` of `step` inner rows in flight. An SM holds `blocks` CTAs.
-struct ProductTile {
+struct GemmTile {
   int rows;
   int columns;
   int step;
@@ -264,7 +264,7 @@ struct ProductTile {
 // A warp has 64 rows. Of the shapes whose accumulators fit registers, the nearly square ones read the least shared
 // memory for each GEMM, which bounds mma.sync before its own rate does. They also split float32 operands the fewest
 // times. Where one CTA fills the registers, short steps keep more of the copies in flight in the same 99 KiB.
-constexpr ProductTile product_tile(int element_bytes, int head_dim) {
+constexpr GemmTile gemm_tile(int element_bytes, int head_dim) {
   if (element_bytes == 4)
     return {.rows = 128,
             .columns = head_dim,

@@ -142,8 +142,8 @@ inline constexpr int kRowsOfCombineCta = 4;  // where each row has a warp
 constexpr int splits_at_once(int columns) { return columns <= 128 ? 8 : 4; }
 constexpr int splits_of_few_warps(int columns) { return kFewCombineWarps * splits_at_once(columns); }
 
-// Up to this number of combine CTAs per SM, all of them are resident while keys are still read. They then execute their
-// instructions once before they wait, so that these are cached (common/combine.cu).
+// Up to this number of combine CTAs per SM, all of them run beside the CTAs that still read keys. They then execute
+// their instructions once before they wait, so that these are cached (common/combine.cu).
 inline constexpr int64_t kWarmUpBlocks = 2;
 
 // Up to this number of queries, keys are split where SMs would be idle. With more queries, a result does not depend on

@@ -12,8 +12,8 @@
 #include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/forward_splits.h"
-#include "kernels/cpu/products/packed_operand.h"
-#include "kernels/cpu/products/row_product.h"
+#include "kernels/cpu/gemm/packed_operand.h"
+#include "kernels/cpu/gemm/row_gemm.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/rows/score_row.h"
 #include "kernels/cpu/tiles.h"
@@ -32,7 +32,7 @@ template <class Real>
 struct ForwardOperands {
   bool few_rows;  // an item has the rows of all query heads of a key head
   bool one_tile;  // all keys fit one tile: each thread packs the operands of its head
-  RowProduct<Real> qk;
+  RowGemm<Real> qk;
   PackedOperand<Real> v;
 
   explicit ForwardOperands(const ForwardParams& p)
@@ -160,15 +160,16 @@ class ForwardWorker {
     });
   }
 
-  // Calls visit(row, run, offset) for each row. `run` has the keys of the slice that the row sees, and `offset` is the
-  // position of the first of them in the slice.
-  template <class Visit>
-  void for_each_row(const StreamedSlice& keys, bool full, Visit&& visit) {
+  // Calls function(row, run, offset) for each row. `run` has the keys of the slice that the row sees, and `offset` is
+  // the position of the first of them in the slice.
+  template <class Function>
+  void for_each_row(const StreamedSlice& keys, bool full, Function&& function) {
     for (int64_t i = 0; i < rows_.count(); ++i) {
       const int64_t query = rows_.query(i);
       const Interval seen = full ? Interval{0, keys.count} : within(p_.visibility.keys_of(query, rows_.sequence), keys);
-      visit(i, ScoreRun{{rows_.sequence.batch, rows_.head(i), query, keys.first + seen.begin}, seen.end - seen.begin},
-            seen.begin);
+      function(i,
+               ScoreRun{{rows_.sequence.batch, rows_.head(i), query, keys.first + seen.begin}, seen.end - seen.begin},
+               seen.begin);
     }
   }
 
@@ -228,7 +229,7 @@ class ForwardWorker {
   int64_t loaded_ = -1;                               // the head whose operands own_ holds
   const ForwardOperands<Real>& operands_;
   const Transform<Real> transform_;
-  typename RowProduct<Real>::Rows q_;
+  typename RowGemm<Real>::Rows q_;
   Scratch<Real> scores_, values_, added_, keep_;
   Scratch<Real> maxima_, shifts_, sums_, factors_;  // one value for each row
   OutputTile<Real> tile_;
@@ -246,8 +247,8 @@ void forward_as(const ForwardParams& p, int64_t keys_per_split) {
     splits.start(key_heads);
     const int64_t first_head = key_heads.begin * p.queries_per_key_head();
     const int64_t head_items = (key_heads.end - key_heads.begin) * p.queries_per_key_head() / heads_per_item;
-    // Calls visit(worker, rows, repetition) for every tile of rows, `repetitions` times.
-    const auto for_each_tile = [&](int64_t repetitions, const auto& visit) {
+    // Calls function(worker, rows, repetition) for every tile of rows, `repetitions` times.
+    const auto for_each_tile = [&](int64_t repetitions, const auto& function) {
       const int64_t items = head_items * tiles * repetitions;
       run_items(items, operands.one_tile ? grain_of_neighbours(items) : 1, [&] {
         return [&, worker = ForwardWorker<Real>(p, operands)](int64_t item) mutable {
@@ -261,7 +262,7 @@ void forward_as(const ForwardParams& p, int64_t keys_per_split) {
           const int64_t begin = tile * kStationaryRows;
           const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
           if (begin >= end) return;
-          visit(worker, RowTile{sequence, {head, head + heads_per_item}, {begin, end}}, item / (head_items * tiles));
+          function(worker, RowTile{sequence, {head, head + heads_per_item}, {begin, end}}, item / (head_items * tiles));
         };
       });
     };

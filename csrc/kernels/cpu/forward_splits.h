@@ -7,7 +7,7 @@
 
 #include "attention/online_softmax.h"
 #include "attention/params.h"
-#include "kernels/cpu/products/packed_operand.h"
+#include "kernels/cpu/gemm/packed_operand.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/tiles.h"
 

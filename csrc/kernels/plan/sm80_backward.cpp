@@ -129,13 +129,13 @@ void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
 // The kernel that computes dQ: the queries of a tile, and its CTAs per SM.
 struct DqBlocks {
   int queries;
-  int resident;
+  int ctas_per_sm;
 };
 
 DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
   const int bytes = element_bytes(p);
   if (plan.kernels == BackwardKernels::kStoreInDkdv) {
-    const sm80::ProductTile tile = sm80::product_tile(bytes, static_cast<int>(p.head_dim_qk));
+    const sm80::GemmTile tile = sm80::gemm_tile(bytes, static_cast<int>(p.head_dim_qk));
     return {tile.rows, tile.blocks};
   }
   return {sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant).queries, sm80::kDqBlocks};
@@ -145,7 +145,7 @@ DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
 int64_t count_dq_splits(const BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const DqBlocks of_dq = dq_blocks(plan, p);
   const int64_t blocks = p.batch * p.num_heads_q * sm80::num_tiles(p.sequences.max_seqlen_q, of_dq.queries);
-  return std::clamp<int64_t>(limits.sms * of_dq.resident / blocks, 1, visible_keys(p) / sm80::kLeastKeysOfDqSplit);
+  return std::clamp<int64_t>(limits.sms * of_dq.ctas_per_sm / blocks, 1, visible_keys(p) / sm80::kLeastKeysOfDqSplit);
 }
 
 void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {

@@ -19,7 +19,7 @@ int64_t count_query_tiles(const BackwardParams& p) {
 // Divides the scores of a call among launches, each of which materialises some of them.
 class StoredTiles {
  public:
-  StoredTiles(const BackwardParams& p, const sm90::ProductTile& product, const Limits& limits)
+  StoredTiles(const BackwardParams& p, const sm90::GemmTile& gemm, const Limits& limits)
       : p_(p),
         tiles_(ScoreTiles::of(p)),
         sms_(limits.sms),
@@ -27,9 +27,9 @@ class StoredTiles {
         matrices_(p.batch * p.num_heads_k / pairs_of_matrix_),
         group_(p.queries_per_key_head()),
         room_(limits.max_stored_bytes / (2 * group_ * ScoreTiles::kBytes)),
-        key_tiles_(is_packed(p) ? p.sequences.total_k / product.keys() + p.batch
-                                : (p.sequences.max_seqlen_k + product.keys() - 1) / product.keys()),
-        product_blocks_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
+        key_tiles_(is_packed(p) ? p.sequences.total_k / gemm.keys() + p.batch
+                                : (p.sequences.max_seqlen_k + gemm.keys() - 1) / gemm.keys()),
+        gemm_ctas_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
 
   // Returns no launches where the call is for other kernels.
   BackwardPlan::Stored divide() const {
@@ -66,7 +66,7 @@ class StoredTiles {
   int64_t count_matrices_in_chunks() const {
     constexpr int64_t kWaves = 2;
     constexpr int64_t kQueries = 8192;  // of all heads of a KV group
-    int64_t matrices = std::min((kWaves * sms_ + product_blocks_ - 1) / product_blocks_, matrices_);
+    int64_t matrices = std::min((kWaves * sms_ + gemm_ctas_ - 1) / gemm_ctas_, matrices_);
     while (matrices > 1 && rows_of_chunk(matrices) * ScoreTiles::kRows * group_ < kQueries) --matrices;
     return matrices;
   }
@@ -133,9 +133,9 @@ class StoredTiles {
   int64_t pairs_of_matrix_;  // a matrix holds one pair or, in a packed batch, all pairs of a key head
   int64_t matrices_;         // of each head of a KV group
   int64_t group_;
-  int64_t room_;            // for tiles of P, of each head of a KV group
-  int64_t key_tiles_;       // of a matrix
-  int64_t product_blocks_;  // work tiles of the GEMM kernel, of a matrix
+  int64_t room_;       // for tiles of P, of each head of a KV group
+  int64_t key_tiles_;  // of a matrix
+  int64_t gemm_ctas_;  // work tiles of the GEMM kernel, of a matrix
 };
 
 // The variant that exists for the head dims and does what the call needs, if there is one.
@@ -148,7 +148,7 @@ Variant choose_variant(const BackwardParams& p, sm90::HeadDims dims) {
 }
 
 // The float32 sums that key tiles hand on from chunk to chunk.
-int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const sm90::ProductTile& tile) {
+int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const sm90::GemmTile& tile) {
   const int64_t matrices = plan.stored.pairs_per_launch / (is_packed(p) ? p.batch : 1);
   const int64_t sums = matrices * plan.stored.key_tiles_of_matrix * StoredTiles::count_gradients(p) * tile.keys();
   return sums * std::max(plan.dkdv_head_dim, plan.head_dim_v) * int64_t{sizeof(float)};
@@ -162,8 +162,8 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   if (!sm90::has_two_pass_kernel(dims, variant)) return std::nullopt;
   BackwardPlan plan;
   plan.query_tiles_of_head = count_query_tiles(p);
-  const sm90::ProductTile product = sm90::product_tile(dims);
-  plan.stored = StoredTiles(p, product, limits).divide();
+  const sm90::GemmTile gemm = sm90::gemm_tile(dims);
+  plan.stored = StoredTiles(p, gemm, limits).divide();
   if (plan.stored.launches == 0) return std::nullopt;
   plan.kernels = BackwardKernels::kTwoPass;
   plan.delta = DeltaSource::kSharedKernel;
@@ -181,7 +181,7 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   plan.persistent_ctas = limits.sms;
   const auto tiles_of = [](int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; };
   const int64_t query_flags = 4 * tiles_of(p.sequences.max_seqlen_q, ScoreTiles::kRows);
-  const int64_t key_flags = product.flags() * tiles_of(p.sequences.max_seqlen_k, product.keys());
+  const int64_t key_flags = gemm.flags() * tiles_of(p.sequences.max_seqlen_k, gemm.keys());
   constexpr int64_t kCounters = 2;  // for each launch: of query tiles, then of key tiles
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
@@ -193,7 +193,7 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
     if (variant != Variant::kExtended) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }
   parts.work_counter = append(parts.bytes, plan.stored.launches * kCounters * int64_t{sizeof(uint32_t)});
-  if (!plan.stored.chunk_ends.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, product));
+  if (!plan.stored.chunk_ends.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, gemm));
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
   parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);
   return plan;

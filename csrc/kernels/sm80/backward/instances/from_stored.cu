@@ -1,5 +1,5 @@
 #include "kernels/sm80/backward/backward_dbias_from_stored.cuh"
-#include "kernels/sm80/backward/backward_product.cuh"
+#include "kernels/sm80/backward/backward_gemm.cuh"
 
 namespace flash_attn_ext::sm80 {
 

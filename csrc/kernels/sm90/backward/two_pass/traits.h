@@ -116,7 +116,7 @@ struct TwoPassGemmTraits {
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr bool kSkipsTiles = kSkipsTilesValue;
   static constexpr int kRows = ScoreTiles::kRows;  // keys of a warpgroup, and queries of a step
-  static constexpr ProductTile kTile = product_tile(kDims);
+  static constexpr GemmTile kTile = gemm_tile(kDims);
   static constexpr int kWarpgroups = kTile.warpgroups;
   static constexpr int kKeys = kTile.keys();
   static_assert(kKeys == kWarpgroups * kRows);

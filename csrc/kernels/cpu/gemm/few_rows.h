@@ -2,7 +2,7 @@
 // All matrices are row-major, and the calling thread does the work.
 #pragma once
 
-#include "kernels/cpu/products/tile_gemm.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 
 namespace flash_attn_ext::cpu {
 

@@ -6,8 +6,8 @@
 
 #include "attention/params.h"
 #include "kernels/config/cpu.h"
-#include "kernels/cpu/products/operand.h"
-#include "kernels/cpu/products/row_runs.h"
+#include "kernels/cpu/gemm/operand.h"
+#include "kernels/cpu/gemm/row_runs.h"
 #include "kernels/cpu/scratch.h"
 
 namespace flash_attn_ext::cpu {

@@ -1,10 +1,10 @@
-// Rows of q, k, v, out and dout as the tile products need them: in the compute type, contiguous or transposed.
+// Rows of q, k, v, out and dout as the GEMMs of tiles need them: in the compute type, contiguous or transposed.
 #pragma once
 
 #include <cstdint>
 
 #include "attention/params.h"
-#include "kernels/cpu/products/tile_gemm.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 
 namespace flash_attn_ext::cpu {
 

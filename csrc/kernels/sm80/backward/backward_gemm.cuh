@@ -8,9 +8,9 @@
 // memory with transposing loads. The mainloop iterates over the tiles that the CTA's rows see, n ascending, one query
 // head after the other. No other CTA writes the same rows, so sums have one fixed order. Groups of 32 columns of A that
 // a row n does not see were never written, and are zero-padded here. Split-KV, for few queries that see many keys:
-// blockIdx.y is the split of the keys whose partial dQ the CTA writes (p.dq_splits).
-// Shared memory: a pipeline of kTile.stages stages, each with kTile.step rows of A and B. All threads issue copies, and
-// there is one barrier per step.
+// blockIdx.y is the split of the keys whose partial dQ the CTA writes (p.dq_splits). Shared memory: a pipeline of
+// kTile.stages stages, each with kTile.step rows of A and B. All threads issue copies, and there is one barrier per
+// step.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 
 namespace flash_attn_ext::sm80 {
 
-struct ProductOperands {
+struct GemmOperands {
   Rows rows;                    // of C
   const void* left;             // A: the p or ds of BackwardParams::stored
   attention::MatrixView right;  // B: its rows are 16-byte aligned and contiguous
@@ -38,9 +38,9 @@ struct ProductOperands {
   float factor;
 };
 
-struct BackwardProductParams {
+struct BackwardGemmParams {
   BackwardParams p;
-  ProductOperands operands;
+  GemmOperands operands;
 };
 
 // The work tile of a CTA.
@@ -55,9 +55,9 @@ struct GemmItem {
 };
 
 template <class ElementType, int kHeadDim>
-struct BackwardProductKernel {
+struct BackwardGemmKernel {
   using Element = ElementType;
-  static constexpr ProductTile kTile = product_tile(sizeof(ElementType), kHeadDim);
+  static constexpr GemmTile kTile = gemm_tile(sizeof(ElementType), kHeadDim);
   static constexpr int kThreads = kTile.row_warps * kTile.column_warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.rows / kTile.row_warps;
   static_assert(kStoredRows % kTile.step == 0);
@@ -83,7 +83,7 @@ struct BackwardProductKernel {
   };
 
   const BackwardParams& p;
-  const ProductOperands& operands;
+  const GemmOperands& operands;
   Shared& shared;
   GemmItem<Element> item;
   TileRange tiles;  // of rows n; in full tiles, all of the CTA's columns of A were written
@@ -239,8 +239,7 @@ struct BackwardProductKernel {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
-    backward_product_kernel(const __grid_constant__ BackwardProductParams params,
-                            const __grid_constant__ Schedule schedule) {
+    backward_gemm_kernel(const __grid_constant__ BackwardGemmParams params, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   using Element = typename Kernel::Element;
   const bool is_dq = params.operands.rows == Rows::kQueries;
@@ -281,7 +280,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   kernel.run();
 }
 
-inline ProductOperands product_operands(const BackwardParams& p, MatrixGradient gradient) {
+inline GemmOperands gemm_operands(const BackwardParams& p, MatrixGradient gradient) {
   const float scale = static_cast<float>(p.score_mod.scale);
   switch (gradient) {
     case MatrixGradient::kDq:
@@ -298,9 +297,9 @@ inline ProductOperands product_operands(const BackwardParams& p, MatrixGradient 
 template <class Element>
 cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& plan, MatrixGradient gradient,
                                  cudaStream_t stream) {
-  const ProductOperands operands = product_operands(p, gradient);
+  const GemmOperands operands = gemm_operands(p, gradient);
   const auto launch_with = [&](auto columns) {
-    using Kernel = BackwardProductKernel<Element, columns()>;
+    using Kernel = BackwardGemmKernel<Element, columns()>;
     const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
                                                 .rows = operands.rows,
                                                 .tile_rows = Kernel::kTile.rows,
@@ -308,7 +307,7 @@ cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& pl
                                                 .splits = gradient == MatrixGradient::kDq ? plan.dq_splits : 1,
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
-    return launch<Kernel>(backward_product_kernel<Kernel>, {p, operands}, schedule, stream);
+    return launch<Kernel>(backward_gemm_kernel<Kernel>, {p, operands}, schedule, stream);
   };
   if (operands.columns <= 64) return launch_with(Int<64>{});
   if constexpr (sizeof(Element) == 2) {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "attention/params.h"
-#include "kernels/cpu/products/operand.h"
+#include "kernels/cpu/gemm/operand.h"
 
 namespace flash_attn_ext::cpu {
 
@@ -27,13 +27,14 @@ inline RowRange first_run(const attention::AttentionParams& p, const Positions& 
   return {at.entry, positions.head, at.row, std::min(p.cache.page_size.divisor - at.row, positions.count())};
 }
 
-// Calls visit(rows, first) for every run of neighbouring rows; the run's first row is at position range.begin + first.
-template <class Visit>
-void for_each_run(const attention::AttentionParams& p, const Positions& positions, Visit&& visit) {
+// Calls function(rows, first) for every run of neighbouring rows; the run's first row is at position range.begin +
+// first.
+template <class Function>
+void for_each_run(const attention::AttentionParams& p, const Positions& positions, Function&& function) {
   Positions rest = positions;
   while (!rest.range.empty()) {
     const RowRange rows = first_run(p, rest);
-    visit(rows, rest.range.begin - positions.range.begin);
+    function(rows, rest.range.begin - positions.range.begin);
     rest.range.begin += rows.count;
   }
 }
