@@ -198,28 +198,28 @@ constexpr KeyStationaryTile backward_dkdv_tile(int element_bytes, int head_dim, 
 // because writing and reading scores takes longer than the 16-bit GEMMs that compute them again. What changes a score
 // costs dK/dV more, because its rows are not those of biases, masks and draws. So where more than a scale changes
 // 16-bit scores, these are computed once: by dQ, or, at head dims up to 64 where dQ has no BiasMask kernel, by dK/dV.
-constexpr bool dkdv_stores_scores(int element_bytes, int64_t head_dim, Variant variant) {
+constexpr bool dkdv_materialises_scores(int element_bytes, int64_t head_dim, Variant variant) {
   if (element_bytes == 4) return head_dim <= 128;
   if (variant == Variant::kPlain) return head_dim > 64 && head_dim <= 128;
   return variant == Variant::kExtended && head_dim <= 64;
 }
-constexpr bool dq_stores_scores(int element_bytes, int64_t head_dim, Variant variant) {
+constexpr bool dq_materialises_scores(int element_bytes, int64_t head_dim, Variant variant) {
   const int beyond = variant == Variant::kPlain ? 128 : variant == Variant::kExtended ? 64 : 0;
   return element_bytes == 2 && head_dim > beyond && head_dim <= 256;
 }
 
 // Scores are materialised in whole tiles of this many rows, or of a multiple of it. All rows of such a tile are written
 // in the same columns.
-inline constexpr int kStoredRows = 64;
+inline constexpr int kMaterialisedRows = 64;
 constexpr bool stores_whole_tiles(Variant variant) {
-  return backward_dkdv_tile(2, 64, variant).keys % kStoredRows == 0 &&
-         backward_dkdv_tile(2, 128, variant).keys % kStoredRows == 0 &&
-         backward_dkdv_tile(4, 64, variant).keys % kStoredRows == 0 &&
-         backward_dkdv_tile(4, 128, variant).keys % kStoredRows == 0 &&
-         backward_dq_tile(2, 64, variant).queries % kStoredRows == 0 &&
-         backward_dq_tile(2, 128, variant).queries % kStoredRows == 0 &&
-         backward_dq_tile(2, 192, variant).queries % kStoredRows == 0 &&
-         backward_dq_tile(2, 256, variant).queries % kStoredRows == 0;
+  return backward_dkdv_tile(2, 64, variant).keys % kMaterialisedRows == 0 &&
+         backward_dkdv_tile(2, 128, variant).keys % kMaterialisedRows == 0 &&
+         backward_dkdv_tile(4, 64, variant).keys % kMaterialisedRows == 0 &&
+         backward_dkdv_tile(4, 128, variant).keys % kMaterialisedRows == 0 &&
+         backward_dq_tile(2, 64, variant).queries % kMaterialisedRows == 0 &&
+         backward_dq_tile(2, 128, variant).queries % kMaterialisedRows == 0 &&
+         backward_dq_tile(2, 192, variant).queries % kMaterialisedRows == 0 &&
+         backward_dq_tile(2, 256, variant).queries % kMaterialisedRows == 0;
 }
 static_assert(stores_whole_tiles(Variant::kPlain) && stores_whole_tiles(Variant::kBiasMask) &&
               stores_whole_tiles(Variant::kExtended));

@@ -17,7 +17,7 @@ namespace flash_attn_ext::plan {
 
 // The resources that a plan may use.
 struct Limits {
-  int64_t max_stored_bytes = 0;  // for materialised scores and masks (FLASH_ATTN_EXT_WORKSPACE_MIB)
+  int64_t max_materialised_bytes = 0;  // for materialised scores and masks (FLASH_ATTN_EXT_WORKSPACE_MIB)
   int64_t l2_bytes = 0;
   int64_t sms = 0;
 };
@@ -87,13 +87,13 @@ struct ForwardPlan {
 
 enum class BackwardKernels {
   kCpu,
-  kRows,           // float64: as in the forward pass
-  kFused,          // one kernel for dQ, dK and dV: five GEMMs per tile
-  kRecompute,      // dQ, then dK and dV; each computes the scores: seven GEMMs per tile
-  kStoreInDkdv,    // dK and dV first, which materialise dS; dQ = dS K: five GEMMs per tile
-  kStoreInDq,      // dQ first, which materialises P and dS; dV = P^T dO and dK = dS^T Q
-  kKeyStationary,  // Hopper: persistent CTAs fetch key tiles and add to dQ in a fixed order: five GEMMs per tile
-  // Hopper: the order of kStoreInDq, in warp-specialised kernels
+  kRows,               // float64: as in the forward pass
+  kFused,              // one kernel for dQ, dK and dV: five GEMMs per tile
+  kRecompute,          // dQ, then dK and dV; each computes the scores: seven GEMMs per tile
+  kMaterialiseInDkdv,  // dK and dV first, which materialise dS; dQ = dS K: five GEMMs per tile
+  kMaterialiseInDq,    // dQ first, which materialises P and dS; dV = P^T dO and dK = dS^T Q
+  kKeyStationary,      // Hopper: persistent CTAs fetch key tiles and add to dQ in a fixed order: five GEMMs per tile
+  // Hopper: the order of kMaterialiseInDq, in warp-specialised kernels
   kTwoPass,
   // Hopper: few queries stay in a persistent CTA, and key tiles stream past; partial dQ are summed afterwards
   kQueryStationary,
@@ -108,10 +108,10 @@ enum class DeltaSource {
 
 enum class BiasGradientSource {
   kNone,
-  kRowSums,      // of dS, without dS (attention/dscore_row_sums.h); their kernel also subtracts dlse from delta
-  kSameDscores,  // the dS that dQ, dK and dV are computed from, at the same time
-  kStored,       // materialised dS
-  kRecomputed,   // recomputed dS
+  kRowSums,       // of dS, without dS (attention/dscore_row_sums.h); their kernel also subtracts dlse from delta
+  kSameDscores,   // the dS that dQ, dK and dV are computed from, at the same time
+  kMaterialised,  // materialised dS
+  kRecomputed,    // recomputed dS
 };
 
 struct BackwardPlan {
@@ -137,7 +137,7 @@ struct BackwardPlan {
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;
 
-  struct Stored {
+  struct Materialised {
     int64_t rows = 0;
     int64_t columns = 0;
     int64_t bytes_of_matrices = 0;  // of the matrices of P of one launch; those of dS have the same size
@@ -147,7 +147,7 @@ struct BackwardPlan {
     // are not divided into chunks.
     std::vector<int> chunk_ends;
     int64_t key_tiles_of_matrix = 0;  // with query chunks: those that hand on partial dK and dV
-  } stored;
+  } materialised;
 
   int64_t dq_splits = 1;  // CTAs that share the keys of a query tile in the kernel that computes dQ
 
@@ -156,7 +156,7 @@ struct BackwardPlan {
   struct Workspace {
     int64_t bytes = 0;
     WorkspacePart delta;
-    WorkspacePart stored_scores;
+    WorkspacePart materialised_scores;
     WorkspacePart mask_tiles;
     WorkspacePart mask_bits;  // of a boolean mask, packed: kKeyStationary and kTwoPass
     WorkspacePart alibi_partials;

@@ -1,7 +1,7 @@
 #include "kernels/plan/bias_gradient.h"
 #include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/materialised_scores.h"
 #include "kernels/plan/sm80.h"
-#include "kernels/plan/stored_scores.h"
 #include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
@@ -67,31 +67,31 @@ BackwardKernels choose_order(const BackwardParams& p, Variant variant) {
     return BackwardKernels::kRecompute;
   }
   const int bytes = element_bytes(p);
-  if (sm80::dkdv_stores_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kStoreInDkdv;
-  if (sm80::dq_stores_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kStoreInDq;
+  if (sm80::dkdv_materialises_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kMaterialiseInDkdv;
+  if (sm80::dq_materialises_scores(bytes, largest_head_dim(p), variant)) return BackwardKernels::kMaterialiseInDq;
   return BackwardKernels::kRecompute;
 }
 
 // Empty where not even the scores of one head fit.
-BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels order, int64_t max_bytes) {
-  const bool keys_first = order == BackwardKernels::kStoreInDkdv;
+BackwardPlan::Materialised size_materialised_scores(const BackwardParams& p, BackwardKernels order, int64_t max_bytes) {
+  const bool keys_first = order == BackwardKernels::kMaterialiseInDkdv;
   const bool packed = is_packed(p);
   const attention::SequenceTable& lengths = p.sequences;
-  BackwardPlan::Stored stored;
-  stored.columns = StoredScores::padded(keys_first ? lengths.max_seqlen_q : lengths.max_seqlen_k);
-  stored.rows = packed ? StoredScores::packed_rows(keys_first ? lengths.total_k : lengths.total_q, p.batch)
-                       : StoredScores::padded(keys_first ? lengths.max_seqlen_k : lengths.max_seqlen_q);
+  BackwardPlan::Materialised materialised;
+  materialised.columns = MaterialisedScores::padded(keys_first ? lengths.max_seqlen_q : lengths.max_seqlen_k);
+  materialised.rows = packed ? MaterialisedScores::packed_rows(keys_first ? lengths.total_k : lengths.total_q, p.batch)
+                             : MaterialisedScores::padded(keys_first ? lengths.max_seqlen_k : lengths.max_seqlen_q);
   // A matrix holds one pair or, in a packed batch, all pairs of a key head.
   const int64_t pairs_of_matrix = packed ? p.batch : 1;
   const int64_t matrices = p.batch * p.num_heads_k / pairs_of_matrix;
-  const int64_t bytes = p.queries_per_key_head() * stored.rows * stored.columns * element_bytes(p);
+  const int64_t bytes = p.queries_per_key_head() * materialised.rows * materialised.columns * element_bytes(p);
   const int64_t most =
-      std::min(std::min(max_bytes, StoredScores::kMostBytes) / (keys_first ? bytes : 2 * bytes), matrices);
+      std::min(std::min(max_bytes, MaterialisedScores::kMostBytes) / (keys_first ? bytes : 2 * bytes), matrices);
   if (most == 0) return {};
-  stored.pairs_per_launch = in_equal_launches(p, most * pairs_of_matrix);
-  stored.bytes_of_matrices = stored.pairs_per_launch / pairs_of_matrix * bytes;
-  stored.launches = (p.batch * p.num_heads_k + stored.pairs_per_launch - 1) / stored.pairs_per_launch;
-  return stored;
+  materialised.pairs_per_launch = in_equal_launches(p, most * pairs_of_matrix);
+  materialised.bytes_of_matrices = materialised.pairs_per_launch / pairs_of_matrix * bytes;
+  materialised.launches = (p.batch * p.num_heads_k + materialised.pairs_per_launch - 1) / materialised.pairs_per_launch;
+  return materialised;
 }
 
 // In sums of dS over rows the terms cancel, but the error that a rounded O leaves in delta does not. Nor does it vanish
@@ -106,7 +106,7 @@ DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
   if (needs_exact_delta(p)) return DeltaSource::kExactKernel;
   if (dbias_is_row_sums(p)) return DeltaSource::kOwnKernel;  // the row sums come between it and all that read delta
   const bool dq_kernel_has_queries = kernels == BackwardKernels::kFused || kernels == BackwardKernels::kRecompute ||
-                                     kernels == BackwardKernels::kStoreInDq;
+                                     kernels == BackwardKernels::kMaterialiseInDq;
   const int64_t chunk = 16 / element_bytes(p);
   const bool readable = has_whole_chunks(p.out, p.head_dim_v, chunk) && has_whole_chunks(p.dout, p.head_dim_v, chunk);
   return dq_kernel_has_queries && p.dq.data != nullptr && readable ? DeltaSource::kSharedKernel
@@ -120,10 +120,11 @@ void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
     plan.writes_dbias_once = true;
     return;
   }
-  const bool stored = plan.stored.launches > 0 && dbias_may_be_stored(p);
-  plan.dbias = stored ? BiasGradientSource::kStored : BiasGradientSource::kRecomputed;
+  const bool materialised = plan.materialised.launches > 0 && dbias_may_read_materialised(p);
+  plan.dbias = materialised ? BiasGradientSource::kMaterialised : BiasGradientSource::kRecomputed;
   // Without scores there are no CTAs that would write it.
-  plan.writes_dbias_once = has_scores(p) && (!stored || launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch));
+  plan.writes_dbias_once =
+      has_scores(p) && (!materialised || launches_hold_sums_of_dbias(p, plan.materialised.pairs_per_launch));
 }
 
 // The kernel that computes dQ: the queries of a tile, and its CTAs per SM.
@@ -134,7 +135,7 @@ struct DqBlocks {
 
 DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
   const int bytes = element_bytes(p);
-  if (plan.kernels == BackwardKernels::kStoreInDkdv) {
+  if (plan.kernels == BackwardKernels::kMaterialiseInDkdv) {
     const sm80::GemmTile tile = sm80::gemm_tile(bytes, static_cast<int>(p.head_dim_qk));
     return {tile.rows, tile.blocks};
   }
@@ -161,8 +162,8 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
   const bool splits_kv = splits_keys_of_dq(p, limits);
   plan.kernels = choose_order(p, score_variant(p, splits_kv));
   if (plan.kernels != BackwardKernels::kRecompute) {
-    plan.stored = size_stored_scores(p, plan.kernels, limits.max_stored_bytes);
-    if (plan.stored.launches == 0) plan.kernels = BackwardKernels::kRecompute;
+    plan.materialised = size_materialised_scores(p, plan.kernels, limits.max_materialised_bytes);
+    if (plan.materialised.launches == 0) plan.kernels = BackwardKernels::kRecompute;
   }
   const auto with_kernel = [&](auto&& has, Variant variant, int& head_dim) {
     head_dim = sm80::bucket_of_variant(bytes, bucket, variant);
@@ -185,8 +186,8 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   const int bytes = element_bytes(p);
   int64_t& total = plan.workspace.bytes;
   plan.workspace.delta = append(total, statistic_bytes(p));
-  const bool stores_p = plan.kernels == BackwardKernels::kStoreInDq;
-  plan.workspace.stored_scores = append(total, plan.stored.bytes_of_matrices * (stores_p ? 2 : 1));
+  const bool stores_p = plan.kernels == BackwardKernels::kMaterialiseInDq;
+  plan.workspace.materialised_scores = append(total, plan.materialised.bytes_of_matrices * (stores_p ? 2 : 1));
   if (p.score_mod.mask.present()) plan.workspace.mask_tiles = append(total, count_mask_tiles(p).total());
   if (p.dalibi_slopes) {
     plan.alibi_partials_per_head = sm80::num_tiles(
@@ -201,12 +202,12 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   }
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;
   // The kernel that sums partial dQ recomputes rows itself.
-  if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kStoreInDkdv && plan.dq_splits == 1) {
+  if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kMaterialiseInDkdv && plan.dq_splits == 1) {
     const sm80::QueryStationaryTile tile = sm80::backward_dq_tile(bytes, plan.dq_head_dim, plan.dq_variant);
     const int64_t blocks = count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, tile.queries);
     plan.workspace.dq_nan_flags = append(total, blocks * sm80::num_slices(p.head_dim_qk, tile.columns) * tile.warps);
   }
-  if (wants_dkdv(p) && plan.kernels != BackwardKernels::kStoreInDq) {
+  if (wants_dkdv(p) && plan.kernels != BackwardKernels::kMaterialiseInDq) {
     const sm80::KeyStationaryTile tile = sm80::backward_dkdv_tile(bytes, plan.dkdv_head_dim, plan.dkdv_variant);
     const int64_t blocks = count_blocks(p, p.num_heads_k, p.sequences.max_seqlen_k, tile.keys);
     plan.workspace.dkdv_nan_flags =

@@ -88,7 +88,7 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
   // Gradients that sum dS over rows, or need recomputed scores, have portable kernels only.
-  if (p.dbias.present() && !dbias_may_be_stored(p)) return true;
+  if (p.dbias.present() && !dbias_may_read_materialised(p)) return true;
   if (p.dalibi_slopes != nullptr || p.dsink != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
@@ -186,7 +186,7 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
   if (!mask.present()) return true;
   if (!MaskIterations::may_be_numbered(p, order)) return false;
   const bool is_a_share_of_the_mask = mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
-  return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_stored_bytes;
+  return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_materialised_bytes;
 }
 
 BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {

@@ -5,8 +5,8 @@
 // Q read P and dS from registers, without shared memory and without a barrier between warps. The mainloop iterates over
 // the query heads of the KV group and their query tiles in one fixed order, and no other CTA writes the same rows.
 // Shared memory: K, V, one or two stages of Q and dO, and in Extended kernels each warp's bias and mask. With two
-// stages, the load of the next query tile overlaps the current iteration.
-// In the two-pass backward, this kernel materialises dS in p.stored for the dQ GEMM.
+// stages, the load of the next query tile overlaps the current iteration. In the two-pass backward, this kernel
+// materialises dS in p.materialised for the dQ GEMM.
 #pragma once
 
 #include <type_traits>
@@ -19,7 +19,7 @@
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
-#include "kernels/sm80/backward/stored_scores.cuh"
+#include "kernels/sm80/backward/materialised_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -36,7 +36,8 @@ struct BackwardDkdvKernel {
   // Whether one launch computes both gradients. Otherwise each launch computes the one that has data, since both do not
   // fit registers.
   static constexpr bool kBoth = kTile.both;
-  static constexpr bool kMayStoreScores = kBoth && dkdv_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant);
+  static constexpr bool kMayMaterialiseScores =
+      kBoth && dkdv_materialises_scores(sizeof(Element), kHeadDim, Traits::kVariant);
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
   using Where = ScoreTile<Rows::kKeys, Scores>;
@@ -193,12 +194,12 @@ struct BackwardDkdvKernel {
       return mask_coverage(p, item, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
                            {first_key, first_key + kTile.keys});
     };
-    const bool stores_scores = kMayStoreScores && p.stored.present();
+    const bool materialises_scores = kMayMaterialiseScores && p.materialised.present();
     Iteration at = next_unmasked<1, Traits::kExtended>(tiles.begin, end_tile, coverage);
-    using ScoreRows = StoredRows<Element, Scores>;
+    using ScoreRows = MaterialisedRows<Element, Scores>;
     const ScoreRows score_rows =
-        stores_scores ? ScoreRows(p, item, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
-    if (Traits::kExtended && stores_scores) score_rows.write_zeros(p, tiles.begin, at.tile);
+        materialises_scores ? ScoreRows(p, item, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
+    if (Traits::kExtended && materialises_scores) score_rows.write_zeros(p, tiles.begin, at.tile);
     if (at.tile == end_tile) return;
     const Queries queries(*this);
     int current = 0;
@@ -240,8 +241,8 @@ struct BackwardDkdvKernel {
         __syncwarp();  // no lane reads the bias and mask any more
         if (next.tile != end_tile) load_bias_mask(next);
       }
-      if (stores_scores) {
-        score_rows.write(p, p.stored.ds, at.tile * kTile.queries, gradients);
+      if (materialises_scores) {
+        score_rows.write(p, p.materialised.ds, at.tile * kTile.queries, gradients);
         if (Traits::kExtended) score_rows.write_zeros(p, at.tile + 1, next.tile);
       }
       if constexpr (kBoth) {

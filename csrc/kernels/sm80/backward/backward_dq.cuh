@@ -4,10 +4,9 @@
 // kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is the left operand of the dQ GEMM from there.
 // Shared memory: Q, dO, one tile of K and one of V, and in BiasMask and Extended kernels each warp's bias and mask. The
 // load of K overlaps dP = dO V^T. The load of the next V overlaps S = Q K^T, dS and dQ. Bias and mask are loaded during
-// dQ and the next dP. Two or more CTAs per SM hide each other's latency.
-// In the two-pass backward, this kernel materialises P and dS in p.stored for the dK and dV GEMMs.
-// Split-KV, for few queries that see many keys: blockIdx.y is the split of the tile's keys whose partial dQ the CTA
-// writes (p.dq_splits).
+// dQ and the next dP. Two or more CTAs per SM hide each other's latency. In the two-pass backward, this kernel
+// materialises P and dS in p.materialised for the dK and dV GEMMs. Split-KV, for few queries that see many keys:
+// blockIdx.y is the split of the tile's keys whose partial dQ the CTA writes (p.dq_splits).
 #pragma once
 
 #include <type_traits>
@@ -22,8 +21,8 @@
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
+#include "kernels/sm80/backward/materialised_scores.cuh"
 #include "kernels/sm80/backward/pending_delta.cuh"
-#include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -40,8 +39,8 @@ struct BackwardDqKernel {
 
   // Extended kernels of small head dims never materialise scores, but are slower without the branch
   // (docs/kernels/log/sm80_backward.md, "Dead ends").
-  static constexpr bool kMayStoreScores =
-      dq_stores_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
+  static constexpr bool kMayMaterialiseScores =
+      dq_materialises_scores(sizeof(Element), kHeadDim, Traits::kVariant) || (Traits::kExtended && kHeadDim <= 64);
   static constexpr bool kMaySplitKv = has_split_kv_dq_kernel(sizeof(Element), kHeadDim, Traits::kVariant);
   // The type in which positions are divided. It decides which registers ptxas has left, and so which kernels spill.
   using Position = std::conditional_t<kMaySplitKv, uint32_t, int64_t>;
@@ -64,7 +63,7 @@ struct BackwardDqKernel {
   };
 
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
-  using ScoreRows = StoredRows<Element, Scores>;
+  using ScoreRows = MaterialisedRows<Element, Scores>;
 
   const BackwardParams& p;
   const Schedule& schedule;
@@ -154,8 +153,8 @@ struct BackwardDqKernel {
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
     Iteration at = next_unmasked<1, Traits::kHasBiasMask>(tiles.begin, keys.end_tile, coverage);
-    if (stores_scores()) score_rows = ScoreRows(p, item, first_query + tile::warp() * kRowsPerWarp);
-    if (Traits::kHasBiasMask && stores_scores()) score_rows.write_zeros(p, tiles.begin, at.tile);
+    if (materialises_scores()) score_rows = ScoreRows(p, item, first_query + tile::warp() * kRowsPerWarp);
+    if (Traits::kHasBiasMask && materialises_scores()) score_rows.write_zeros(p, tiles.begin, at.tile);
     load_v(keys, at);
     load_bias_mask(keys, at);
     while (at.tile != keys.end_tile) {
@@ -168,7 +167,7 @@ struct BackwardDqKernel {
       } else {
         attend(keys, at, next, std::false_type{});
       }
-      if (Traits::kHasBiasMask && stores_scores()) score_rows.write_zeros(p, at.tile + 1, next.tile);
+      if (Traits::kHasBiasMask && materialises_scores()) score_rows.write_zeros(p, at.tile + 1, next.tile);
       at = next;
     }
     ptx::commit_copies();  // Q and dO, where the mask left no key tile
@@ -191,7 +190,9 @@ struct BackwardDqKernel {
     return shared.bias_mask[Traits::kHasBiasMask ? tile::warp() : 0];
   }
 
-  __device__ __forceinline__ bool stores_scores() const { return kMayStoreScores && p.stored.p != nullptr; }
+  __device__ __forceinline__ bool materialises_scores() const {
+    return kMayMaterialiseScores && p.materialised.p != nullptr;
+  }
 
   // One iteration. Where the compiler knows whether the tile is masked, there is no branch between the GEMMs, and it
   // interleaves them with the instructions in between.
@@ -229,9 +230,9 @@ struct BackwardDqKernel {
       __syncwarp();  // no lane reads the bias and mask any more
       load_bias_mask(keys, next);
     }
-    if (stores_scores()) {
-      score_rows.write(p, p.stored.p, at.tile * kTile.keys, scores);
-      score_rows.write(p, p.stored.ds, at.tile * kTile.keys, gradients);
+    if (materialises_scores()) {
+      score_rows.write(p, p.materialised.p, at.tile * kTile.keys, scores);
+      score_rows.write(p, p.materialised.ds, at.tile * kTile.keys, gradients);
     }
     tile::multiply_registers(dq, gradients, shared.k, first_column);
   }

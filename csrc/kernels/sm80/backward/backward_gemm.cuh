@@ -1,7 +1,7 @@
-// The GEMMs of the two-pass backward, whose scores were materialised (StoredScores): C = factor * A^T B, summed over
-// the rows n of both. Where the rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for
-// each query head. Where they are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), summed over
-// the query heads of a KV group.
+// The GEMMs of the two-pass backward, whose scores were materialised (MaterialisedScores): C = factor * A^T B, summed
+// over the rows n of both. Where the rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K,
+// for each query head. Where they are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), summed
+// over the query heads of a KV group.
 //
 // Grid: one CTA per (pair, its query head for dQ, tile of kTile.rows rows m of C, slice of columns), in each head
 // longest sums first. Each warp owns 64 rows and an equal share of the columns, and reads both operands from shared
@@ -20,7 +20,7 @@
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/score_tile.cuh"
-#include "kernels/sm80/backward/stored_scores.cuh"
+#include "kernels/sm80/backward/materialised_scores.cuh"
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
@@ -31,7 +31,7 @@ namespace flash_attn_ext::sm80 {
 
 struct GemmOperands {
   Rows rows;                    // of C
-  const void* left;             // A: the p or ds of BackwardParams::stored
+  const void* left;             // A: the p or ds of BackwardParams::materialised
   attention::MatrixView right;  // B: its rows are 16-byte aligned and contiguous
   attention::MatrixView out;    // C
   int64_t columns;              // of right and out
@@ -60,7 +60,7 @@ struct BackwardGemmKernel {
   static constexpr GemmTile kTile = gemm_tile(sizeof(ElementType), kHeadDim);
   static constexpr int kThreads = kTile.row_warps * kTile.column_warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.rows / kTile.row_warps;
-  static_assert(kStoredRows % kTile.step == 0);
+  static_assert(kMaterialisedRows % kTile.step == 0);
 
   struct Stage {
     tile::SharedTile<Element, kTile.step, kTile.rows> left;
@@ -146,13 +146,13 @@ struct BackwardGemmKernel {
   __device__ __forceinline__ void load_next(Stage& stage, Position& next) const {
     if (next.heads_left > 0) {
       const int64_t first = int64_t{next.tile} * kTile.step;
-      const Element* left = next.left + first * p.stored.columns;
+      const Element* left = next.left + first * p.materialised.columns;
       const auto everything = [](int, int) { return 16; };
       if (tiles.full(next.tile)) {
-        copy_async<kTile.step>(stage.left, left, p.stored.columns, everything);
+        copy_async<kTile.step>(stage.left, left, p.materialised.columns, everything);
       } else {
         const WrittenColumns written(p, item.sequence, is_dq() ? Rows::kKeys : Rows::kQueries, first, item.first_row);
-        copy_async<1>(stage.left, left, p.stored.columns,
+        copy_async<1>(stage.left, left, p.materialised.columns,
                       [&](int row, int column) { return row < written.num_rows && written.has(column) ? 16 : 0; });
       }
       const int rows = static_cast<int>(min(inner_length() - first, int64_t{kTile.step}));
@@ -167,7 +167,7 @@ struct BackwardGemmKernel {
       }
       if (++next.tile == tiles.end) {
         next.tile = tiles.begin;
-        next.left += p.stored.rows * p.stored.columns;
+        next.left += p.materialised.rows * p.materialised.columns;
         next.right += operands.right.head_stride;
         --next.heads_left;
       }
@@ -209,7 +209,7 @@ struct BackwardGemmKernel {
     for (int r = 0; r < Result::Part::kThreadRows; ++r) {
       const int column_of_left = first_warp_row() + Result::Part::row(r);
       // The order of A's columns is at most a transposition, (j, t) -> (t, j), so the same function inverts it.
-      const int64_t row = item.first_row + StoredScores::place<Element>(column_of_left);
+      const int64_t row = item.first_row + MaterialisedScores::place<Element>(column_of_left);
       if (row >= num_rows()) continue;
       if constexpr (sizeof(Element) != sizeof(float)) {
         if (is_partial()) {
@@ -262,8 +262,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
       .sequence = sequence,
       .first_row = first_row,
       .columns = static_cast<int>(params.operands.columns - first_column),
-      .left = static_cast<const Element*>(params.operands.left) + stored_matrix(p, {sequence, query_head, key_head}) +
-              first_row,
+      .left = static_cast<const Element*>(params.operands.left) +
+              materialised_matrix(p, {sequence, query_head, key_head}) + first_row,
       .right = right.row<const Element>(sequence.batch, is_dq ? key_head : query_head, is_dq ? key_row : query_row) +
                first_column,
       .out = out.row<Element>(sequence.batch, is_dq ? query_head : key_head, is_dq ? query_row : key_row) +
@@ -284,19 +284,19 @@ inline GemmOperands gemm_operands(const BackwardParams& p, MatrixGradient gradie
   const float scale = static_cast<float>(p.score_mod.scale);
   switch (gradient) {
     case MatrixGradient::kDq:
-      if (p.dq_splits.present()) return {Rows::kQueries, p.stored.ds, p.k, p.dq_splits.sums, p.head_dim_qk, 1.0f};
-      return {Rows::kQueries, p.stored.ds, p.k, p.dq, p.head_dim_qk, scale};
+      if (p.dq_splits.present()) return {Rows::kQueries, p.materialised.ds, p.k, p.dq_splits.sums, p.head_dim_qk, 1.0f};
+      return {Rows::kQueries, p.materialised.ds, p.k, p.dq, p.head_dim_qk, scale};
     case MatrixGradient::kDk:
-      return {Rows::kKeys, p.stored.ds, p.q, p.dk, p.head_dim_qk, scale};
+      return {Rows::kKeys, p.materialised.ds, p.q, p.dk, p.head_dim_qk, scale};
     default:
-      return {Rows::kKeys, p.stored.p, p.dout, p.dv, p.head_dim_v, 1.0f};
+      return {Rows::kKeys, p.materialised.p, p.dout, p.dv, p.head_dim_v, 1.0f};
   }
 }
 
 // Launches the GEMM for pairs [first_pair, first_pair + num_pairs).
 template <class Element>
-cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& plan, MatrixGradient gradient,
-                                 cudaStream_t stream) {
+cudaError_t gradient_from_materialised(const BackwardParams& p, const BackwardPlan& plan, MatrixGradient gradient,
+                                       cudaStream_t stream) {
   const GemmOperands operands = gemm_operands(p, gradient);
   const auto launch_with = [&](auto columns) {
     using Kernel = BackwardGemmKernel<Element, columns()>;

@@ -6,7 +6,7 @@
 #include "attention/params.h"
 #include "kernels/common/alibi_partials.h"
 #include "kernels/common/dq_splits.h"
-#include "kernels/plan/stored_scores.h"
+#include "kernels/plan/materialised_scores.h"
 
 namespace flash_attn_ext::sm80 {
 
@@ -18,7 +18,7 @@ struct BackwardParams : attention::BackwardParams {
   int64_t first_pair = 0;
   int64_t num_pairs = 0;
 
-  StoredScores stored;
+  MaterialisedScores materialised;
   common::DqSplits dq_splits;         // where present, the dQ kernel writes its splits here
   uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether its rows have a NaN
   uint8_t* dkdv_nan_flags = nullptr;  // the same for the dK/dV kernel
