@@ -47,20 +47,21 @@ cudaError_t dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t
 // Computes the gradients of the current pairs from the materialised scores. dQ materialises 16-bit scores only, and
 // only these are used for the bias gradient.
 template <class Element>
-cudaError_t with_stored_scores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  const auto from_stored = [&](MatrixGradient gradient) {
+cudaError_t with_materialised_scores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  const auto from_materialised = [&](MatrixGradient gradient) {
     return gradient_from_materialised<Element>(p, plan, gradient, stream);
   };
   const auto dq_last = [&] {
-    return in_order([&] { return dkdv<Element>(p, plan, stream); }, [&] { return from_stored(MatrixGradient::kDq); });
+    return in_order([&] { return dkdv<Element>(p, plan, stream); },
+                    [&] { return from_materialised(MatrixGradient::kDq); });
   };
   if constexpr (sizeof(Element) != 2) {
     return dq_last();
   } else {
     const auto dq_first = [&] {
       return in_order([&] { return dq<Element>(p, plan, stream); },
-                      [&] { return p.dv.data ? from_stored(MatrixGradient::kDv) : cudaSuccess; },
-                      [&] { return p.dk.data ? from_stored(MatrixGradient::kDk) : cudaSuccess; });
+                      [&] { return p.dv.data ? from_materialised(MatrixGradient::kDv) : cudaSuccess; },
+                      [&] { return p.dk.data ? from_materialised(MatrixGradient::kDk) : cudaSuccess; });
     };
     const bool has_dbias = plan.dbias == BiasGradientSource::kMaterialised;
     return in_order([&] { return plan.kernels == BackwardKernels::kMaterialiseInDkdv ? dq_last() : dq_first(); },
@@ -76,7 +77,7 @@ cudaError_t in_launches(BackwardParams p, const BackwardPlan& plan, cudaStream_t
   for (p.first_pair = 0; p.first_pair < num_pairs; p.first_pair += plan.materialised.pairs_per_launch) {
     p.num_pairs = std::min(plan.materialised.pairs_per_launch, num_pairs - p.first_pair);
     p.materialised.first_key_head = p.first_pair / p.batch;
-    const cudaError_t error = with_stored_scores<Element>(p, plan, stream);
+    const cudaError_t error = with_materialised_scores<Element>(p, plan, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
