@@ -79,7 +79,7 @@ class MaterialisedTiles {
     // Chunks are cut from the last row on. In causal calls its rows are the longest, and those of the remainder are
     // short.
     for (int end = tiles.rows; end > 0; end = tiles.chunk_begin) {
-      tiles.take_chunk(p_, end, room);
+      tiles.choose_chunk(p_, end, room);
       const int rows = std::min(in_whole_waves(end - tiles.chunk_begin, materialised.pairs_per_launch), most);
       tiles.set_chunk(p_, (end - rows + 1) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows, end);
       materialised.chunk_ends.insert(materialised.chunk_ends.begin(), end);

@@ -133,7 +133,7 @@ struct ForwardScheduler {
     Work& work = next_work();
     locate(work, tile);
     if (work.first_query >= work.item.sequence.num_queries) return false;
-    if (!args.intervals.take(work.item.sequence, work.first_query, !Traits::kHasBiasOrMask)) return false;
+    if (!args.intervals.narrow(work.item.sequence, work.first_query, !Traits::kHasBiasOrMask)) return false;
     work.kind = kind;
     find_ranges(work);
     if constexpr (Traits::kHasBiasOrMask) work.end = iteration_from<Traits>(args.params, work, work.end - 1).tile + 1;

@@ -145,7 +145,7 @@ struct KeyWarpgroup {
     if constexpr (!kInRegisters) ptx::pin_registers(dv.c[0]);
     to_gradients.differentiate(dscores, scores, gradients, p, state.stage);
     issue_dk_gemm();
-    hand_over();
+    store_dscores();
     if constexpr (!std::is_same_v<HasNext, std::false_type>) issue_qk_gemm(next, has_next);
     const int done = state.stage;
     go_to(next, has_next);
@@ -246,7 +246,7 @@ struct KeyWarpgroup {
   }
 
   // dS -> shared memory.
-  __device__ __forceinline__ void hand_over() const {
+  __device__ __forceinline__ void store_dscores() const {
     if constexpr (!Traits::kDrops) wait_for_stage();
     own_dscores().store(dscores);
     finish_dscores();
