@@ -113,8 +113,8 @@ __device__ __forceinline__ bool find_row(CombinedRow& combined, const CombinePar
   return true;
 }
 
-// The splits, as far as they are known before the split-KV kernel has ended, because the host knows the work list.
-// Whether a whole work tile has a NaN is not known then.
+// The splits that follow from the work list, where the host knows it. They are known before the split-KV kernel has
+// ended, except whether a whole work tile has a NaN.
 __device__ __forceinline__ TileSplits known_splits(const CombineParams& p, uint32_t work_tile) {
   const uint32_t tiles = p.known.key_tiles_of_work_tile.divisor;
   if (p.known.present()) return p.known.shares.splits(work_tile * tiles, (work_tile + 1) * tiles);

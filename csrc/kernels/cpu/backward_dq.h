@@ -37,7 +37,7 @@ class DqSums {
  private:
   bool in_place() const { return dq().template readable_in_place<Real>(); }
   Operand dq() const { return {p_.dq, p_.element, p_.head_dim_qk}; }
-  // Calls function(sequence, head, queries) for every tile of queries of the heads at work, on all threads.
+  // Calls function(sequence, head, queries) for every tile of queries of the heads that are processed, on all threads.
   template <class Function>
   void for_each_tile(Function&& function) const;
 

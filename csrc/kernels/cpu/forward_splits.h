@@ -1,4 +1,5 @@
-// O and softmax states of a tile of rows, and the partial ones of split-KV until they are combined.
+// O and the softmax states of a tile of rows. With split-KV, also the partial results of the splits, until they are
+// combined.
 #pragma once
 
 #include <algorithm>

@@ -57,7 +57,7 @@ class ScoreGradient {
     const int64_t key_head = head_ / p_.queries_per_key_head();
     q_.multiply(key_head, keys, p_tile_.data());
     if (with_dp) return dout_.multiply(key_head, keys, ds_tile_.data());
-    // Without dP, rows compute with the contents of this tile, and their dS is not read.
+    // differentiate() reads this tile even where dS is not requested, and nothing reads its results then.
     std::fill_n(ds_tile_.data(), num_queries() * keys.width, Real(0));
   }
 

@@ -34,8 +34,8 @@ struct WorkspacePart {
   }
 };
 
-// How rows are repaired in which tensor cores produced a NaN. They are recomputed without tensor cores
-// (docs/numerics.md), because the NaN may be 0 times a value that no query attends.
+// How rows with a NaN from tensor cores are repaired. They are recomputed without tensor cores (docs/numerics.md),
+// because the NaN may be 0 times a value that no query attends.
 enum class NanRepair {
   kNone,       // the kernel needs no repair
   kInKernel,   // the kernel recomputes such rows: where another launch would be a large part of the call

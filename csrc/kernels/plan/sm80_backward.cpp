@@ -47,8 +47,8 @@ Variant general_variant(const BackwardParams& p, bool splits_kv) {
   return only_scales(p) && fills_tiles ? Variant::kPlain : Variant::kExtended;
 }
 
-// The variant by what changes a score. It does not depend on which kernels there are, but for those that cannot split
-// keys.
+// The variant that the scores need, whether or not it has a kernel. Of the kernels, only those that cannot split keys
+// count.
 Variant score_variant(const BackwardParams& p, bool splits_kv) {
   const bool bias_mask = score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled();
   const bool can_split = sm80::has_split_kv_dq_kernel(element_bytes(p), head_dim_bucket(p), Variant::kBiasMask);

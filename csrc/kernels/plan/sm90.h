@@ -9,7 +9,7 @@
 
 namespace flash_attn_ext::plan {
 
-// The variant by what changes a score, whatever kernels there are. A float32 bias beside 16-bit elements is for the
+// The variant that the scores need, whether or not it has a kernel. A float32 bias beside 16-bit elements is for the
 // portable kernels.
 Variant wanted_variant_sm90(const attention::AttentionParams& params);
 

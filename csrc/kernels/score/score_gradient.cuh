@@ -8,8 +8,8 @@ namespace flash_attn_ext {
 
 // LSE and delta of one query, in the form that the gradient of its scores needs.
 struct alignas(8) QueryStatistics {
-  // Times log2(e) where scores are only scaled. +inf for a query that sees no key, so that its probabilities are 0
-  // without a branch.
+  // The LSE, times log2(e) where scores are only scaled. It is +inf for a query that sees no key, so that the query's
+  // probabilities are 0 without a branch.
   float lse;
   float delta;
   float residual;  // times log2(e)
@@ -48,8 +48,8 @@ struct Differentiation {
   static constexpr GradientOf kOf = kOfValue;
 };
 
-// scores: q.k -> P; gradients: dP -> dS, for scores that are only scaled by a positive factor, which is folded into the
-// exponent. `statistics(r, column)` returns those of the query.
+// Turns `scores` from q.k into P, and `gradients` from dP into dS. It is for scores that are only scaled, by a positive
+// factor that is folded into the exponent. `statistics(r, column)` returns those of the query.
 template <bool kPartial, class Tile>
 __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator& scores,
                                                      typename Tile::Accumulator& gradients, const Tile& where,

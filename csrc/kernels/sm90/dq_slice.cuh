@@ -39,7 +39,7 @@ struct DqSlice {
     }
   }
 
-  // Adds the sums of all warpgroups of the CTA up, for the first one.
+  // Adds up the sums of the CTA's warpgroups. The first warpgroup gets the result.
   __device__ __forceinline__ void combine() {
     __shared__ float4 sums[kWarpgroups][tile::kWarpgroupSize];
     sums[warpgroup()][thread()] = sum;

@@ -1,5 +1,4 @@
-// A row of O in splits, each over other keys (split-KV). The splits are merged in a fixed order, and then the row is
-// finished.
+// A row of O whose keys are split (split-KV): merges the splits in a fixed order, and then finishes the row.
 #pragma once
 
 #include <type_traits>

@@ -31,7 +31,7 @@ struct Operand {
 template <class Real>
 void convert_rows(const Operand& operand, const RowRange& rows, Real* out);
 
-// The rows themselves: in place, or else converted into scratch (count x columns).
+// Returns the rows in place if they can be read there, and otherwise converts them into scratch (count x columns).
 template <class Real>
 Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* scratch);
 

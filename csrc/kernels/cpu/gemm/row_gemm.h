@@ -1,4 +1,4 @@
-// Products of rows of one tensor with rows of another: S = Q K^T and dP = dO V^T. A call uses one of three ways, the
+// GEMMs of the rows of one tensor with those of another: S = Q K^T and dP = dO V^T. A call uses one of three ways, the
 // same for both passes, so that both compute the same S:
 // - With few rows in all, or few keys, the second tensor is read row by row in place. Packing it would take longer than
 //   the GEMM, or leave most of the library's tile empty.

@@ -39,7 +39,7 @@ void for_each_run(const attention::AttentionParams& p, const Positions& position
   }
 }
 
-// The rows themselves: in place, or else converted into scratch (count x columns).
+// Returns the rows in place if they can be read there, and otherwise converts them into scratch (count x columns).
 template <class Real>
 Block<const Real> load_positions(const attention::AttentionParams& p, const Operand& operand,
                                  const Positions& positions, Real* scratch) {

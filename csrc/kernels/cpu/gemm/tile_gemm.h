@@ -1,4 +1,4 @@
-// Products of tiles: c (m x n) = a (m x k) . b (k x n), row-major, on the calling thread.
+// GEMMs of tiles: c (m x n) = a (m x k) . b (k x n), row-major, on the calling thread.
 #pragma once
 
 #include <cstdint>

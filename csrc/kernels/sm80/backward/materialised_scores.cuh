@@ -45,8 +45,8 @@ struct WrittenColumns {
   }
 };
 
-// Where a thread writes its elements of a warp's rows of P or dS. Computed once, because it takes a division and as
-// many instructions as writing a tile.
+// Where a thread writes its elements of a warp's rows of P or dS. It is computed once, because it takes a division and
+// as many instructions as writing a tile.
 template <class Element, class Acc>
 class MaterialisedRows {
  public:

@@ -180,7 +180,7 @@ struct TangentKernel {
     const auto scale = static_cast<float>(p.score_mod.scale);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
-      float sum = 0.0f;  // of this tile only: added to the sum of a long row, single terms would be rounded away
+      float sum = 0.0f;  // of this tile only, since the sum of a long row would round single terms away
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll

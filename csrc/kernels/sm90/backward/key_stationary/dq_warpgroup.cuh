@@ -37,8 +37,8 @@ struct DqWarpgroup {
       const KeyTileWork& work = shared.work[work_state.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int iterations = uniform(work.iterations);
-      // Draws are as many iterations ahead as there are stages, but they do not reach into the next key tile. Its
-      // operands may not arrive before other CTAs have made progress, which wait for what this CTA still has to add.
+      // Dropout is drawn as many iterations ahead as there are stages, but never for the next key tile. The copies for
+      // that tile may have to wait until other CTAs make progress, and these wait for what this CTA still has to add.
       if (!Traits::kDrops || iterations == 0) shared.k_pipeline.consumer_wait(k_state);
 #pragma unroll 1
       for (int i = Traits::kDrops ? -Shared::kStages : 0; i < iterations; ++i) {
@@ -63,10 +63,10 @@ struct DqWarpgroup {
   __device__ __forceinline__ void add(const KeyTileWork& work, const Iteration& at) {
     shared.dscore_pipeline.consumer_wait(dscore_state);
     if constexpr (Traits::kPreSignalsDq) {
-      // dQ is issued when the key warpgroups have completed dK of the iteration and S of the next one. More work waits
-      // for these, and dQ then overlaps with their exponentials. In a key tile's last iteration dQ is issued at once,
-      // because it releases the stage that K of the next key tile needs. The code chooses a barrier, not whether to
-      // wait: after a branch ptxas keeps no descriptor in uniform registers.
+      // The GEMM of dQ is issued when the key warpgroups have completed dK of this iteration and S of the next one,
+      // because more work waits for those. It then overlaps the exponentials of the key warpgroups. In a key tile's
+      // last iteration it is issued at once, because it releases the stage that K of the next key tile needs. The code
+      // selects a barrier instead of branching, because ptxas keeps no descriptor in uniform registers after a branch.
       ptx::Barrier& awaited =
           (at.ends_tile ? shared.dscore_pipeline.full : shared.q_pipeline.empty)[dscore_state.stage];
       ptx::wait(awaited, dscore_state.parity);

@@ -1,5 +1,5 @@
-// A warp's 16 keys of an iteration's dS, in shared memory. Before the warp writes dS there, the place holds what it
-// needs to compute dS: the draws of dropout, or the bias.
+// A warp's 16 keys of an iteration's dS, in shared memory. Before the warp writes dS there, the memory holds what it
+// computes dS from: the draws of dropout, or the bias.
 #pragma once
 
 #include <cstdint>

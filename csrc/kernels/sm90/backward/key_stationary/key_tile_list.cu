@@ -98,8 +98,8 @@ struct KeyTileList {
   }
 };
 
-// The next kernel reads at once what came before this one. So it may start only when that is complete, and the wait
-// comes first.
+// The next kernel reads results of the kernels before this one as soon as it starts. So this kernel waits for those
+// before it allows the next one to start.
 __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ BackwardArguments args) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();

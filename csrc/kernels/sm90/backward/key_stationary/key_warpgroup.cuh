@@ -296,7 +296,8 @@ struct KeyWarpgroup {
     sync_key_warpgroup(warpgroup);  // no thread still reads V
     dk.scale(args.gradient_scale);
     dv.scale(to_gradients.factor());
-    // Staged in the warp's rows of V. The stores leave L2 to what other tiles read and add to (st.cs).
+    // The rows are staged in the warp's rows of V. The stores are marked evict-first in L2 (st.cs), so that L2 keeps
+    // what other tiles read and add to.
     auto& staging = shared.v[k_state.stage];
     const bool needs_recompute = store_row_lines(rows_of(work).dk(), dk, staging, warp_row(), ptx::stream_global_16) |
                                  store_row_lines(rows_of(work).dv(), dv, staging, warp_row(), ptx::stream_global_16);

@@ -112,8 +112,8 @@ struct BackwardProducer {
     const int first_head =
         work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.group_share * work.heads;
     // The query heads of a KV group come one after the other, so that L2 holds what neighbouring contributors share. In
-    // descending order all heads come at a query tile before the next one does. Otherwise key tiles with shorter loops
-    // would catch up with those for which they wait.
+    // descending order the loop goes through all heads at one query tile before it continues with the next tile.
+    // Otherwise key tiles with shorter loops would catch up with those for which they wait.
     const bool heads_first = work.contributor.direction == LoopDirection::kDescending;
     int head_of_share = 0;
     int query_tile = work.first;
