@@ -10,7 +10,7 @@
 #include "kernels/score/score_mod.cuh"
 #include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/bias_mask.cuh"
-#include "kernels/sm90/forward/finish.cuh"
+#include "kernels/sm90/forward/epilogue.cuh"
 #include "kernels/sm90/forward/key_stages.cuh"
 #include "kernels/sm90/forward/ping_pong.cuh"
 #include "kernels/sm90/forward/query_stages.cuh"
@@ -110,7 +110,7 @@ struct ForwardConsumer {
 #pragma unroll 1
     for (; n >= own.end && n >= begin; n = next.tile, ++ahead) drain_keys(n, end);
     if (n >= own.begin && n >= begin) {
-      start<kRescale>(work, n, own, half);
+      prologue<kRescale>(work, n, own, half);
       stages.drain_values(ahead);
       n = next.tile;
       if constexpr (Traits::kLoopForFull) {
@@ -124,7 +124,7 @@ struct ForwardConsumer {
       queries.release();
       issue_pv_gemm();
       if constexpr (Traits::kEndsRowsFirst) {
-        ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
+        ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled);
         await_values_after(ends.l[0] + ends.l[1]);
       } else {
         await_values();
@@ -134,7 +134,8 @@ struct ForwardConsumer {
       out.clear();
       sums = {};
       softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
-      if constexpr (Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
+      if constexpr (Traits::kEndsRowsFirst)
+        ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled);
       stages.drain_values(ahead);
       drain_rest(n, begin, end);
       if (end > begin) queries.drain();
@@ -150,24 +151,24 @@ struct ForwardConsumer {
   __device__ __forceinline__ void finish(const Work& work, bool has_queries) {
     bool needs_recompute;
     if constexpr (Traits::kSplitsKv) {
-      needs_recompute = end_of(work).template store_partial<kRescale>(out, softmax, sums);
+      needs_recompute = epilogue_of(work).template store_partial<kRescale>(out, softmax, sums);
     } else {
-      if constexpr (!Traits::kEndsRowsFirst) ends = end_of(work).template end_rows<kRescale>(softmax, true);
+      if constexpr (!Traits::kEndsRowsFirst) ends = epilogue_of(work).template end_rows<kRescale>(softmax, true);
       needs_recompute =
-          end_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.state.stage][warpgroup] : nullptr);
+          epilogue_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.state.stage][warpgroup] : nullptr);
     }
     __syncwarp();
     if constexpr (kRescale == Rescale::kAboveThreshold) not_finite |= needs_recompute;
     flag_rows<Traits, kRescale>(args.flags, work.tile, needs_recompute, shared.any_flagged);
   }
 
-  __device__ __forceinline__ ForwardFinish<Traits> end_of(const Work& work) const {
+  __device__ __forceinline__ ForwardEpilogue<Traits> epilogue_of(const Work& work) const {
     return {args, work, first_row() + warp_row()};
   }
 
   // The prologue: the first tile of keys has no PV GEMM to overlap with.
   template <Rescale kRescale>
-  __device__ __forceinline__ void start(const Work& work, int n, const TileRange& own, bool half) {
+  __device__ __forceinline__ void prologue(const Work& work, int n, const TileRange& own, bool half) {
     if constexpr (kClearsOutput) {
       out.clear();
       sums = {};

@@ -72,7 +72,7 @@ struct DqWarpgroup {
       ptx::wait(awaited, dscore_state.parity);
     }
     Dq dq;
-    start(dq, 0);
+    issue_slice_gemm(dq, 0);
     // This overlaps with the GEMM.
     const int sums = uniform(at.sums);
     const int rank = uniform(at.rank);
@@ -99,7 +99,7 @@ struct DqWarpgroup {
       }
       __syncwarp();
       if (++slice == Traits::kDqSlices) break;
-      start(dq, slice);
+      issue_slice_gemm(dq, slice);
     }
     dq_epilogue.finish(sums, rank, is_last);
     dscore_state.advance();
@@ -129,7 +129,7 @@ struct DqWarpgroup {
     draw_state.advance();
   }
 
-  __device__ __forceinline__ void start(Dq& dq, int slice) const {
+  __device__ __forceinline__ void issue_slice_gemm(Dq& dq, int slice) const {
     tile::issue_columns_gemm<kColumns>(dq, tile::SmemOperand(shared.dscores[0]).after(dscore_state.stage),
                                        tile::SmemOperand(shared.k[0]).after(k_state.stage), slice);
   }

@@ -10,7 +10,7 @@
 
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
-#include "kernels/sm90/forward/single_tile/finish.cuh"
+#include "kernels/sm90/forward/single_tile/epilogue.cuh"
 #include "kernels/sm90/forward/single_tile/repair.cuh"
 #include "kernels/sm90/uniform.h"
 

@@ -20,7 +20,7 @@ struct RowEnds {
 };
 
 template <class Traits>
-struct ForwardFinish {
+struct ForwardEpilogue {
   using Element = typename Traits::Element;
   using Output = typename Traits::Output;
 
