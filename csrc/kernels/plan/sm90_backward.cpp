@@ -23,7 +23,7 @@ bool has_few_queries(const BackwardParams& p) {
   return p.sequences.max_seqlen_k > sm90::kMostKeysPerQuery * p.sequences.max_seqlen_q;
 }
 
-// Whether the key-stationary kernel computes all gradients. With a mask, calls with few queries are for kernels without
+// Whether the key-stationary kernel computes all gradients. Calls with a mask and few queries take kernels without
 // semaphores.
 bool is_fused(const BackwardParams& p) {
   if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
@@ -109,8 +109,8 @@ uint32_t count_group_shares(int64_t group, sm90::HeadDims dims, int64_t query_ti
   return static_cast<uint32_t>(group / heads);
 }
 
-// Whether cyclic groups leave some CTAs over, and groups of half the size do not. CTAs that are left over hold tiles of
-// a group whose other tiles are fetched only when all other CTAs have finished theirs. It matters in the first rounds,
+// Whether cyclic groups leave CTAs over while groups of half the size do not. A CTA that is left over holds a tile of a
+// group whose other tiles are fetched only when the other CTAs have finished theirs. This matters in the first waves,
 // at small head dims (docs/kernels/log/sm90_backward.md, "Figures behind plans").
 bool leaves_blocks_over(const LoopOrder& order, sm90::HeadDims dims, int64_t blocks) {
   constexpr int64_t kFirstRounds = 8;

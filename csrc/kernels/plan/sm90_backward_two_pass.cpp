@@ -45,7 +45,7 @@ class MaterialisedTiles {
   static int64_t count_gradients(const BackwardParams& p) { return (p.dk.data != nullptr) + (p.dv.data != nullptr); }
 
  private:
-  // The rows of a query chunk for which a launch of so many matrices has room, whatever they see.
+  // The rows of a query chunk that fit the memory of a launch of this many matrices, whatever the rows see.
   int64_t rows_of_chunk(int64_t matrices) const {
     const int64_t rows = room_ / (matrices * tiles_.width) - (is_packed(p_) ? ScoreTiles::kBlockRows - 1 : 0);
     return std::max<int64_t>(rows, 0) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows;
@@ -91,7 +91,8 @@ class MaterialisedTiles {
     return materialised;
   }
 
-  // The rows of a chunk where no chunk is a short remainder, whose CTAs would take as long as those of a longer one.
+  // The rows of a chunk where all chunks are about as long. The CTAs of a short remainder would take as long as those
+  // of a longer chunk.
   int equal_rows(int64_t pairs) const {
     constexpr int kRows = ScoreTiles::kBlockRows;
     if (p_.visibility.one_sided()) return tiles_.rows;
@@ -100,9 +101,9 @@ class MaterialisedTiles {
            kRows;
   }
 
-  // An even number of causal heads. Where L2 holds one head at a time, the long tiles of every second head follow the
-  // short ones of the head before it, and their CTAs end together (docs/kernels/log/sm90_backward.md, "Figures behind
-  // plans").
+  // Rounds to an even number of heads in causal calls. Where L2 holds one head at a time, the long tiles of every
+  // second head follow the short ones of the head before it, and their CTAs end together
+  // (docs/kernels/log/sm90_backward.md, "Figures behind plans").
   int64_t in_twos(int64_t matrices) const {
     const bool evens_out = p_.visibility.one_sided() && !is_packed(p_) && group_ % 2 != 0;
     return evens_out && matrices > 1 && matrices < matrices_ ? matrices / 2 * 2 : matrices;

@@ -163,8 +163,8 @@ struct BiasedScores : MaskedScores<Traits> {
   }
 
  private:
-  // Whether elements that are masked must have a dS of exactly 0, even where q, k, v or dout are NaN. dBias shows each
-  // dS. Of the other gradients, rows with a NaN are recomputed.
+  // Whether masked elements must have a dS of exactly 0, even where q, k, v or dout are NaN. dBias contains each dS. In
+  // the other gradients, rows with a NaN are recomputed.
   __device__ __forceinline__ bool is_exact() const { return this->args.params.dbias.present(); }
 
   template <bool kExact>
