@@ -123,15 +123,15 @@ void define_derivatives(py::module_& module) {
 
 // Classifies a call's tensors, which decides the path that the call takes in Python.
 void define_operands(py::module_& module) {
-  module.attr("SYMBOLIC") = static_cast<int>(Operands::kSymbolic);
-  module.attr("TRANSFORMED") = static_cast<int>(Operands::kTransformed);
-  module.attr("PLAIN") = static_cast<int>(Operands::kPlain);
-  module.attr("CANONICAL") = static_cast<int>(Operands::kCanonical);
-  module.attr("EQUAL_HEADS") = static_cast<int>(Operands::kEqualHeads);
+  module.attr("SYMBOLIC") = static_cast<int>(QkvKind::kSymbolic);
+  module.attr("TRANSFORMED") = static_cast<int>(QkvKind::kTransformed);
+  module.attr("PLAIN") = static_cast<int>(QkvKind::kPlain);
+  module.attr("CANONICAL") = static_cast<int>(QkvKind::kCanonical);
+  module.attr("EQUAL_HEADS") = static_cast<int>(QkvKind::kEqualHeads);
   module.def(
       "operands_of",
       [](py::handle q, py::handle k, py::handle v) {
-        return static_cast<int>(operands_of({q.ptr(), k.ptr(), v.ptr()}));
+        return static_cast<int>(kind_of_qkv({q.ptr(), k.ptr(), v.ptr()}));
       },
       "What q, k and v are: SYMBOLIC, TRANSFORMED, PLAIN, CANONICAL or EQUAL_HEADS.");
   const auto names = [](const auto&... field) { return py::make_tuple(field.name...); };

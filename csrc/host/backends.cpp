@@ -32,7 +32,7 @@ void cpu_reasons(const attention::AttentionParams&, at::Device device, Reasons& 
 
 void cpu_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void*) {
   if (params.append.present()) cpu::append_kv(params.append);
-  cpu::forward(params, plan.keys_per_part);
+  cpu::forward(params, plan.keys_per_split);
 }
 
 void cpu_backward(const attention::BackwardParams& given, const plan::BackwardPlan& plan, void* workspace) {

@@ -31,7 +31,7 @@ struct Backend {
 
 const std::vector<Backend>& backends();
 
-// The reasons why a backend cannot run a call; empty if it can. That the call asks for another backend is one, too.
+// The reasons why a backend cannot run a call; empty if it can. A request for another backend is a reason, too.
 std::vector<std::string> reasons_against(const Backend& backend, const AttentionInputs& inputs,
                                          const attention::AttentionParams& params);
 

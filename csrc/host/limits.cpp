@@ -8,7 +8,7 @@
 #include <cstring>
 #include <optional>
 
-#include "kernels/plan/stored_scores.h"
+#include "kernels/plan/materialised_scores.h"
 
 #if FLASH_ATTN_EXT_WITH_CUDA
 #include <ATen/cuda/CUDAContextLight.h>
@@ -39,7 +39,7 @@ std::optional<int64_t> value_of(const Switch& wanted) {
 
 constexpr Switch kWorkspace = {.name = "FLASH_ATTN_EXT_WORKSPACE_MIB",
                                .least = 0,
-                               .most = StoredScores::kMostBytes >> 20,
+                               .most = MaterialisedScores::kMostBytes >> 20,
                                .expected = "of MiB from 0 (scores are computed again)"};
 constexpr Switch kSms = {
     .name = "FLASH_ATTN_EXT_MULTIPROCESSORS", .least = 1, .most = 1024, .expected = "of SMs from 1"};
@@ -48,17 +48,17 @@ constexpr Switch kSms = {
 
 plan::Limits limits_of(at::Device device) {
   // These limits are those of an H200. Tensors in CPU memory have GPU plans that are only described.
-  plan::Limits limits = {.max_stored_bytes = int64_t{2} << 30, .l2_bytes = int64_t{60} << 20, .sms = 132};
+  plan::Limits limits = {.max_materialised_bytes = int64_t{2} << 30, .l2_bytes = int64_t{60} << 20, .sms = 132};
 #if FLASH_ATTN_EXT_WITH_CUDA
   if (device.is_cuda()) {
     const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
     const auto total = static_cast<int64_t>(properties->totalGlobalMem);
-    limits = {.max_stored_bytes = std::min(int64_t{2} << 30, total / 40),
+    limits = {.max_materialised_bytes = std::min(int64_t{2} << 30, total / 40),
               .l2_bytes = properties->l2CacheSize,
               .sms = properties->multiProcessorCount};
   }
 #endif
-  if (const auto mebibytes = value_of(kWorkspace)) limits.max_stored_bytes = *mebibytes << 20;
+  if (const auto mebibytes = value_of(kWorkspace)) limits.max_materialised_bytes = *mebibytes << 20;
   limits.sms = value_of(kSms).value_or(limits.sms);
   return limits;
 }

@@ -14,7 +14,7 @@ at::Tensor copy_with_aligned_rows(const at::Tensor& tensor) {
   return empty_with_aligned_rows(tensor).narrow(-1, 0, tensor.size(-1)).copy_(tensor);
 }
 
-// Undefined where the operand can be read in place.
+// Returns a copy, or an undefined tensor where kernels can read the operand in place.
 at::Tensor copy_unless_readable(const Backend& backend, const char* name, const at::Tensor& operand) {
   if (backend.readable(operand)) return {};
   log_copy(name, operand, "contiguous rows (the last dimension) that begin at multiples of 16 bytes");

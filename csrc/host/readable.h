@@ -1,4 +1,5 @@
-// Operands in a form that kernels can read: in place, or else as a copy, which is logged.
+// Brings the tensors of a call into a form that kernels can read. A tensor that they cannot read in place is copied,
+// and the copy is logged.
 #pragma once
 
 #include "attention/params.h"
@@ -10,7 +11,7 @@ namespace flash_attn_ext::host {
 // An uninitialised tensor with at least as many columns as `like`, whose rows every backend can read in place.
 at::Tensor empty_with_aligned_rows(const at::Tensor& like);
 
-// A matrix operand, copied when the backend cannot read it in place.
+// q, k, v, out or dout, copied when the backend cannot read it in place.
 at::Tensor readable_matrix(const Backend& backend, const char* name, const at::Tensor& operand);
 
 // An array that every kernel reads as contiguous, copied when it is not.

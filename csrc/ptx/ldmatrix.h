@@ -1,5 +1,5 @@
-// Warp-wide loads of 8x8 matrices of 16-bit elements from shared memory. Rows of 16 bytes are all they know: 8x4
-// matrices of 32-bit elements come out right too, unless transposed.
+// Warp-wide loads of 8x8 matrices of 16-bit elements from shared memory. They move rows of 16 bytes, so they also load
+// 8x4 matrices of 32-bit elements, unless these are to be transposed.
 #pragma once
 
 #include <cstdint>

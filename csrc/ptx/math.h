@@ -24,7 +24,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 }
 
 // The natural logarithm of a normal number, infinity or NaN. PTX ISA 9.7.3.20 lg2.approx.ftz is within 2^-22 of log2
-// between 1 and 2; the exponent is added apart.
+// between 1 and 2; the exponent is added separately.
 __device__ __forceinline__ float log(float x) {
   constexpr float kLn2 = 0.69314718056f;
   const uint32_t bits = __float_as_uint(x);

@@ -43,6 +43,7 @@ def worded_sources() -> dict[str, str]:
 def all_violations() -> Iterator[str]:
     cpp, python = cpp_sources(), python_sources()
     yield from word_rules.words_are_the_fields(worded_sources())
+    yield from (f"csrc/{violation}" for violation in word_rules.identifiers_are_the_fields(cpp))
     for rule in cpp_rules.RULES:
         yield from (f"csrc/{violation}" for violation in rule(cpp))
     for rule in python_rules.RULES:

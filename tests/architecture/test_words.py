@@ -7,6 +7,7 @@ from architecture import rules, word_rules
 
 def test_sources_and_documents_use_the_fields_words():
     assert list(word_rules.words_are_the_fields(rules.worded_sources())) == []
+    assert list(word_rules.identifiers_are_the_fields(rules.cpp_sources())) == []
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,22 @@ def test_an_own_word_is_found(text, found):
 )
 def test_other_words_pass(text):
     assert list(word_rules.words_are_the_fields({"a.md": text})) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("int keys_per_part;", "1: keys_per_part"),
+        ("// The turns of two.\nTurns turns_{2};", "2: Turns"),
+        ("struct BackwardProductKernel;", "1: BackwardProductKernel"),
+        ("bool kStagesTerms;", "1: kStagesTerms"),
+    ],
+)
+def test_an_own_word_in_an_identifier_is_found(code, found):
+    first, *_ = word_rules.identifiers_are_the_fields({"a.h": code})
+    assert first.startswith(f"a.h:{found}")
+
+
+def test_other_identifiers_pass():
+    code = '// It turns pieces.\nint returned, kTaylorTerms; use(dot_product, cuda_multi_processors, "claims");'
+    assert list(word_rules.identifiers_are_the_fields({"a.h": code})) == []

@@ -7,6 +7,8 @@ The logs under docs/kernels/log/ are history and may keep theirs. Case does not 
 import re
 from collections.abc import Iterator, Mapping
 
+from architecture import cpp_text
+
 FIELD_WORDS = {
     r"copy engine": "TMA",
     r"multiprocessors?": "SM",
@@ -32,6 +34,27 @@ FIELD_WORDS = {
     r"(?-i:Short|Small|Tall) (kernel|variant)s?|(?-i:Tall)": "what differs: two CTAs per SM, more queries per tile",
     r"(?-i:BiasMask|SplitKv|SingleTile) (kernel|variant)s?": "kernel for a bias and a mask, split-KV, single-tile",
     r"(?-i:Variant::k\w+)": "ScoreMode",
+    r"storing kernels?": "two-pass",
+    r"few-queries kernels?": "query-stationary",
+    r"all-keys kernels?": "single-tile",
+    r"stored (scores?|P|dS|matrix|matrices)": "materialised",
+}
+# The same for identifiers in C++, of which the words are separated and in lower case: kPartKeys is "part keys". Some of
+# these are words of prose, where they have their usual meaning.
+FIELD_IDENTIFIERS = {
+    r"turns?": "semaphore, rank; ping-pong",
+    r"claims?": "fetch",
+    r"visits": "iteration, contributor",
+    r"walks?": "loop order",
+    r"pieces?": "vector, chunk, slice",
+    r"suspicious": "needs recompute",
+    r"(own|staged|fetched|box|loads?|stages?) terms": "bias and mask; augmented columns",
+    r"nothing added": "no bias and mask; no augmented step",
+    r"keys per part|(store|take|run|merge|is) parts?": "split, partial",
+    r"start (scores|values|d[pqkv])": "issue the GEMM",
+    r"product tile|(row|backward) product": "GEMM",
+    r"(from|kind of|may be) stored|store in d\w+": "materialised",
+    r"hand over": "store",
 }
 _BREAK = "\0"  # stands for each character of a line break but the first, so that offsets stay those of the text
 
@@ -40,10 +63,18 @@ def _pattern(words: str) -> str:
     return words.replace(" ", f"[ {_BREAK}]+")
 
 
-_BANNED = re.compile(
-    "|".join(rf"(?P<w{i}>\b(?:{_pattern(words)})\b)" for i, words in enumerate(FIELD_WORDS)), re.IGNORECASE
-)
-_INSTEAD = list(FIELD_WORDS.values())
+def _any_of(words: Mapping[str, str]) -> re.Pattern:
+    return re.compile("|".join(rf"(?P<w{i}>\b(?:{_pattern(own)})\b)" for i, own in enumerate(words)), re.IGNORECASE)
+
+
+def _instead(match: re.Match, words: Mapping[str, str]) -> str:
+    return list(words.values())[int(match.lastgroup[1:])]
+
+
+_BANNED = _any_of(FIELD_WORDS)
+_BANNED_IDENTIFIERS = _any_of(FIELD_WORDS | FIELD_IDENTIFIERS)
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_WORD_OF_IDENTIFIER = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _LINE_BREAK = re.compile(r"\s*\n[ \t]*(?://|#|>)?[ \t]*")
 
 
@@ -53,5 +84,18 @@ def words_are_the_fields(texts: Mapping[str, str]) -> Iterator[str]:
         for match in _BANNED.finditer(_LINE_BREAK.sub(lambda at: " " + _BREAK * (len(at.group()) - 1), text)):
             found = re.sub(r"\s+(?://|#|>)?\s*", " ", text[match.start() : match.end()])
             line = text.count("\n", 0, match.start()) + 1
-            instead = _INSTEAD[int(match.lastgroup[1:])]
-            yield f"{path}:{line}: '{found}' is this project's own word; the field says: {instead}"
+            yield f"{path}:{line}: '{found}' is this project's own word; the field says: {_instead(match, FIELD_WORDS)}"
+
+
+def identifiers_are_the_fields(texts: Mapping[str, str]) -> Iterator[str]:
+    """texts: path -> C++ text."""
+    own = FIELD_WORDS | FIELD_IDENTIFIERS
+    for path, text in texts.items():
+        seen = set()
+        for match in _IDENTIFIER.finditer(cpp_text.without_comments(text)):
+            name = match.group()
+            words = " ".join(_WORD_OF_IDENTIFIER.findall(name)).lower()
+            if name not in seen and (found := _BANNED_IDENTIFIERS.search(words)):
+                line = cpp_text.line_of(text, match.start())
+                yield f"{path}:{line}: {name} has this project's own word; the field says: {_instead(found, own)}"
+            seen.add(name)

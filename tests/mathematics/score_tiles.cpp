@@ -68,7 +68,7 @@ bool chunks_are_right(const Problem& problem, int64_t room, int begin) {
   ScoreTiles tiles = ScoreTiles::of(p);
   std::vector<int> stored(query_tiles);
   for (int end = tiles.rows; end > 0; end = tiles.chunk_begin) {
-    tiles.take_chunk(p, end, room);
+    tiles.choose_chunk(p, end, room);
     if (tiles.chunk_begin == end) return fails("an empty chunk", problem);
     if (tiles.in_matrix > room) return fails("a chunk with too little room", problem);
     std::set<int> taken;

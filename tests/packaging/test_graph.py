@@ -160,7 +160,9 @@ def test_include_closure(tree):
     assert names == ["attention/params.h", "kernels/common/sums/delta.cu", "kernels/common/sums/delta.h"]
 
 
-@pytest.mark.parametrize("changed", ["kernels/common/sums/delta.cu", "kernels/common/sums/delta.h", "attention/params.h"])
+@pytest.mark.parametrize(
+    "changed", ["kernels/common/sums/delta.cu", "kernels/common/sums/delta.h", "attention/params.h"]
+)
 def test_a_change_to_what_a_kernel_reads_names_a_new_object(tree, changed):
     before = kernel_name(tree)
     (tree / changed).write_text((tree / changed).read_text() + "// changed\n")

@@ -8,9 +8,11 @@ from flash_attn_ext._explanation import Plan, plans_of
 from flash_attn_ext._keywords import dense_problem, problem_of
 
 # Names of kernels.
-WARP = "warp-specialised"
-WARP_SINGLE_TILE = "warp-specialised, single tile"
-WARP_TWO_PASS = "warp-specialised, two-pass"
+WARP_SPECIALISED = "warp-specialised"
+SINGLE_TILE = "warp-specialised, single tile"
+KEY_STATIONARY = "warp-specialised, key-stationary"
+QUERY_STATIONARY = "warp-specialised, query-stationary"
+TWO_PASS = "warp-specialised, two-pass"
 RECOMPUTE = "recompute the scores"
 MATERIALISE_DS = "materialise dS with dK and dV"
 MATERIALISE_P_DS = "materialise P and dS with dQ"

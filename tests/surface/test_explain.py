@@ -128,7 +128,7 @@ WORDS = [
         Call(500, d=128, bias=(1, 1, 500, 500), wanted=("q", "k", "v", "bias")),
         1,
         "materialise P and dS with dQ (dq score mode bias and mask, dq head dim 128, launches 1, "
-        "key heads per launch 128); delta by the first kernel; dBias from the materialised dS; "
+        "key heads per launch 128); delta within another kernel; dBias from the materialised dS; "
         "workspace 134477824 bytes (delta 256000, materialised scores 134217728, dQ NaN flags 4096)",
     ),
     (

@@ -7,7 +7,7 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext import _C
-from support.plans import F16, F32, F64, WARP, WARP_SINGLE_TILE, Call, label, mismatches
+from support.plans import F16, F32, F64, SINGLE_TILE, WARP_SPECIALISED, Call, label, mismatches
 
 
 def causal(**more) -> dict:
@@ -92,8 +92,8 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 
 FORWARD_SM90 = [
     # What changes scores: dropout, masks and biases have kernels of few head dims. A call takes the next larger one.
-    (hopper(), dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64))),
-    (hopper(dtype=F16), dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64))),
+    (hopper(), dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(64, 64))),
+    (hopper(dtype=F16), dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(64, 64))),
     (hopper(causal()), dict(score_mode="scale only")),
     (hopper({"window": (100, 9)}), dict(ctas_per_sm=2)),
     (hopper(sink=True), dict(score_mode="scale only")),
@@ -136,13 +136,13 @@ FORWARD_SM90 = [
     (hopper(d=129, dv=193), dict(head_dims=(256, 256))),
     (hopper(d=256, dv=512), dict(head_dims=(256, 256))),
     # So are short sequences of small head dims, in kernels of their own; the shortest ones are portable kernels'.
-    (Call(224, options={"backend": "sm90"}), dict(kernel=WARP_SINGLE_TILE, head_dims=(64, 64))),
+    (Call(224, options={"backend": "sm90"}), dict(kernel=SINGLE_TILE, head_dims=(64, 64))),
     (
         Call(64, options={"backend": "sm90"}),
         dict(kernel="streaming", score_mode="scale only", tile=(64, 64), head_dims=(64, 64)),
     ),
-    (Call(64, d=65, options={"backend": "sm90"}), dict(kernel=WARP)),
-    (Call(64, dv=65, options={"backend": "sm90"}), dict(kernel=WARP)),
+    (Call(64, d=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
+    (Call(64, dv=65, options={"backend": "sm90"}), dict(kernel=WARP_SPECIALISED)),
 ]
 
 

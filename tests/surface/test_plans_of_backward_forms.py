@@ -5,7 +5,7 @@ The form says whether dQ is pre-signalled to the reducer warps, and whether GEMM
 
 import pytest
 
-from support.plans import F16, WARP, Call, label
+from support.plans import F16, KEY_STATIONARY, Call, label
 
 
 def hopper(seqlen: int, options: dict | None = None, **more) -> Call:
@@ -43,7 +43,7 @@ FORMS = [
 @pytest.mark.parametrize(("call", "pre_signalled", "added"), FORMS, ids=label)
 def test_form(call, pre_signalled, added):
     plan = call.plans()[1]
-    assert (plan.kernel, plan.pre_signals_dq, plan.adds_statistics) == (WARP, pre_signalled, added)
+    assert (plan.kernel, plan.pre_signals_dq, plan.adds_statistics) == (KEY_STATIONARY, pre_signalled, added)
 
 
 # Cyclic order: groups of eight key tiles do not divide the CTAs of 132 SMs, and groups of four do.
@@ -67,4 +67,4 @@ def test_phases_in_cyclic_order(call, phases):
 
 def test_other_calls_have_no_phases():
     plan = hopper(1024, CAUSAL, d=64, batch=2, heads=16).plans()[1]
-    assert (plan.kernel, plan.cyclic, plan.phases) == (WARP, False, 1)
+    assert (plan.kernel, plan.cyclic, plan.phases) == (KEY_STATIONARY, False, 1)

@@ -5,11 +5,11 @@ import pytest
 from support.plans import (
     F32,
     F64,
+    KEY_STATIONARY,
     MATERIALISE_DS,
     MATERIALISE_P_DS,
     RECOMPUTE,
-    WARP,
-    WARP_TWO_PASS,
+    TWO_PASS,
     Call,
     label,
     mismatches,
@@ -26,20 +26,26 @@ def hopper(options: dict | None = None, sq: int = LONG, **more) -> Call:
 SQUARE = (1, 16, LONG, LONG)
 WITH_BIAS = ("q", "k", "v", "bias")
 BACKWARD_SM90 = [
-    (hopper(), dict(kernel=WARP, head_dims=(64, 64), tile=(64, 128))),
-    (hopper(mask=SQUARE), dict(kernel=WARP, score_mode="mask", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
-    (hopper(mask=SQUARE, d=72), dict(kernel=WARP, score_mode="mask", head_dims=(96, 96), tile=(64, 128))),
-    (hopper(d=40, dv=104), dict(kernel=WARP, head_dims=(128, 128), tile=(64, 128))),
-    (hopper(bias=SQUARE), dict(kernel=WARP, score_mode="bias and mask", head_dims=(64, 64), tile=(64, 128))),
-    (hopper(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP, score_mode="mask", head_dims=(128, 128), tile=(64, 128))),
+    (hopper(), dict(kernel=KEY_STATIONARY, head_dims=(64, 64), tile=(64, 128))),
+    (
+        hopper(mask=SQUARE),
+        dict(kernel=KEY_STATIONARY, score_mode="mask", head_dims=(64, 64), tile=(64, 128), cyclic=True),
+    ),
+    (hopper(mask=SQUARE, d=72), dict(kernel=KEY_STATIONARY, score_mode="mask", head_dims=(96, 96), tile=(64, 128))),
+    (hopper(d=40, dv=104), dict(kernel=KEY_STATIONARY, head_dims=(128, 128), tile=(64, 128))),
+    (hopper(bias=SQUARE), dict(kernel=KEY_STATIONARY, score_mode="bias and mask", head_dims=(64, 64), tile=(64, 128))),
+    (
+        hopper(mask=(1, 1, 1, LONG), d=128),
+        dict(kernel=KEY_STATIONARY, score_mode="mask", head_dims=(128, 128), tile=(64, 128)),
+    ),
     (
         hopper(mask=(1, 1, 1, 8 * LONG), sk=8 * LONG),
-        dict(kernel=WARP, score_mode="mask", head_dims=(64, 64), tile=(64, 128)),
+        dict(kernel=KEY_STATIONARY, score_mode="mask", head_dims=(64, 64), tile=(64, 128)),
     ),
     # Two-pass: a mask or bias with more keys for each query, one that has a gradient, what else changes scores.
     (
         hopper(mask=(1, 1, 1, 8 * LONG + 1), sk=8 * LONG + 1),
-        dict(kernel=WARP_TWO_PASS, score_mode="mask", head_dims=(64, 64)),
+        dict(kernel=TWO_PASS, score_mode="mask", head_dims=(64, 64)),
     ),
     (
         hopper(mask=(1, 1, LONG, 1)),
@@ -47,11 +53,11 @@ BACKWARD_SM90 = [
     ),  # its packed bits would be larger than it is
     (
         hopper(bias=SQUARE, wanted=WITH_BIAS, d=128),
-        dict(kernel=WARP_TWO_PASS, score_mode="bias and mask", head_dims=(128, 128)),
+        dict(kernel=TWO_PASS, score_mode="bias and mask", head_dims=(128, 128)),
     ),
     (
         hopper(bias=(1, 1, LONG, 8 * LONG + 8), sk=8 * LONG + 8),
-        dict(kernel=WARP_TWO_PASS, score_mode="bias and mask", head_dims=(64, 64)),
+        dict(kernel=TWO_PASS, score_mode="bias and mask", head_dims=(64, 64)),
     ),
     (
         hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1),
@@ -60,7 +66,7 @@ BACKWARD_SM90 = [
     (hopper({"softcap": 9.0}, d=128), dict(score_mode="generic", head_dims=(128, 128))),
     (hopper({"scale": -1.0}), dict(score_mode="generic")),
     (hopper(slopes=True), dict(score_mode="generic")),
-    (hopper(d=136), dict(kernel=WARP_TWO_PASS, score_mode="scale only", head_dims=(192, 192))),
+    (hopper(d=136), dict(kernel=TWO_PASS, score_mode="scale only", head_dims=(192, 192))),
     (hopper(bias=SQUARE, mask=SQUARE), dict(workspace={"mask tiles": 16384, "mask bits": 8912896})),
     (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(dbias="from the materialised dS")),
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=8, d=128), dict(launches=1, key_heads_per_launch=128)),  # what fits
@@ -86,7 +92,7 @@ BACKWARD = [
             tile=(32, 64),
             workspace_bytes=524288,
             workspace={"delta": 524288},
-            delta="by the first kernel",
+            delta="within another kernel",
         ),
     ),
     (Call(64, 65), dict(kernel="fused", tile=(32, 128))),
@@ -206,14 +212,14 @@ BACKWARD = [
         dict(kernel=RECOMPUTE, dq_score_mode="scale only", dkdv_score_mode="scale only", dq_head_dim=64, tf32=True),
     ),
     (Call(512, dtype=F64), dict(kernel="one warp per row, without tensor cores", delta="by its own kernel")),
-    # Delta: in the first kernel where that has all of a row, exact where rounding of out would add up.
+    # Delta: in the kernel of dQ where that has all of a row, exact where rounding of out would add up.
     (Call(512, d=128), dict(delta="by its own kernel")),
-    (Call(512, d=256), dict(delta="by the first kernel")),
-    (Call(512), dict(delta="by the first kernel")),
+    (Call(512, d=256), dict(delta="within another kernel")),
+    (Call(512), dict(delta="within another kernel")),
     (Call(512, d=63), dict(delta="by its own kernel")),
     (Call(512, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="exact, by its own kernel")),
     (Call(512, sink=True, wanted=("q", "sink")), dict(delta="exact, by its own kernel")),
-    (Call(512, dtype=F32, sink=True, wanted=("q", "sink")), dict(delta="by the first kernel")),
+    (Call(512, dtype=F32, sink=True, wanted=("q", "sink")), dict(delta="within another kernel")),
     # dBias: from materialised dS where it has a value for each query and key.
     (Call(512, bias=(1, 16, 512, 512), wanted=("q", "k", "v", "bias")), dict(dbias="from the materialised dS")),
     (

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from support.plans import WARP, WARP_TWO_PASS, Call, label, mismatches
+from support.plans import KEY_STATIONARY, TWO_PASS, Call, label, mismatches
 
 LONG = 2048
 SQUARE = (1, 16, LONG, LONG)
@@ -15,12 +15,12 @@ def hopper(sq: int = LONG, dropout_p: float = 0.1, options: dict | None = None, 
 
 
 BACKWARD = [
-    (hopper(), dict(kernel=WARP, score_mode="dropout", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
-    (hopper(d=72), dict(kernel=WARP, score_mode="dropout", head_dims=(96, 96), tile=(64, 128))),
+    (hopper(), dict(kernel=KEY_STATIONARY, score_mode="dropout", head_dims=(64, 64), tile=(64, 128), cyclic=True)),
+    (hopper(d=72), dict(kernel=KEY_STATIONARY, score_mode="dropout", head_dims=(96, 96), tile=(64, 128))),
     # With something else that changes scores: two-pass.
-    (hopper(mask=SQUARE), dict(kernel=WARP_TWO_PASS, score_mode="generic", head_dims=(64, 64))),
-    (hopper(bias=SQUARE, d=128), dict(kernel=WARP_TWO_PASS, score_mode="generic", head_dims=(128, 128))),
-    (hopper(options={"softcap": 9.0}), dict(kernel=WARP_TWO_PASS, score_mode="generic", head_dims=(64, 64))),
+    (hopper(mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
+    (hopper(bias=SQUARE, d=128), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(128, 128))),
+    (hopper(options={"softcap": 9.0}), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
 ]
 SAME = [
     dict(),

@@ -12,11 +12,13 @@ from support.plans import (
     F16,
     F32,
     F64,
+    KEY_STATIONARY,
     MATERIALISE_DS,
     MATERIALISE_P_DS,
+    QUERY_STATIONARY,
     RECOMPUTE,
-    WARP,
-    WARP_TWO_PASS,
+    TWO_PASS,
+    WARP_SPECIALISED,
     Call,
     label,
     mismatches,
@@ -145,7 +147,7 @@ def test_calls_that_would_leave_sms_idle(call, splits, planner, monkeypatch):
     if planner == "sm80":
         assert plan.kernel == "split-KV"
     else:
-        expected = dict(kernel=WARP, score_mode="scale only", head_dims=(128, 128), splits=splits)
+        expected = dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(128, 128), splits=splits)
         assert mismatches(plan, expected) == {}
     monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", "7")
     assert ctas_of(forward_plan(call, planner)) is None  # none is idle there
@@ -236,8 +238,8 @@ def test_the_keys_of_dq(call, expected):
 
 
 # On Hopper, up to 128 queries that see all of more than 8 keys each, with a key head of their own: query-stationary.
-QUERY_STATIONARY = [
-    (wide(64, 4096), dict(kernel="warp-specialised, query-stationary", head_dims=(128, 128), persistent_ctas=128)),
+QUERY_STATIONARY_CALLS = [
+    (wide(64, 4096), dict(kernel=QUERY_STATIONARY, head_dims=(128, 128), persistent_ctas=128)),
     (wide(128, 4096), dict(head_dims=(128, 128), persistent_ctas=128)),
     (wide(64, 1024), dict(head_dims=(128, 128), persistent_ctas=128)),  # a tile of 64 keys for each CTA
     (wide(1, 1024, batch=9), dict(head_dims=(128, 128), persistent_ctas=132)),  # 72 heads
@@ -263,13 +265,13 @@ PHASES = [
     (wide(64, batch=4, options=CAUSAL), dict(phases=4, dq_accumulators=4)),
     (
         wide(64, 4096, d=64, options=CAUSAL),
-        dict(kernel=WARP, head_dims=(64, 64), tile=(64, 128), cyclic=False, phases=16),
+        dict(kernel=KEY_STATIONARY, head_dims=(64, 64), tile=(64, 128), cyclic=False, phases=16),
     ),
     (
         wide(64, batch=17, options=CAUSAL),
-        dict(kernel=WARP, cyclic=False, phases=1, pre_signals_dq=True),
+        dict(kernel=KEY_STATIONARY, cyclic=False, phases=1, pre_signals_dq=True),
     ),  # more heads than CTAs
-    (wide(512, 4096), dict(kernel=WARP, cyclic=True)),
+    (wide(512, 4096), dict(kernel=KEY_STATIONARY, cyclic=True)),
     # No more accumulators than for 8 iterations of each tile in flight.
     (llama(128, key_heads=1), dict(phases=32, dq_accumulators=32)),
     (llama(512, key_heads=1), dict(phases=8, dq_accumulators=8)),
@@ -281,7 +283,7 @@ PHASES = [
         wide(64, 4096, options={"window": (100, 30)}),
         dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None),
     ),
-    (wide(64, 4096, options={"softcap": 9.0}), dict(kernel=WARP_TWO_PASS)),
+    (wide(64, 4096, options={"softcap": 9.0}), dict(kernel=TWO_PASS)),
 ]
 
 
@@ -289,12 +291,12 @@ PHASES = [
 @pytest.mark.parametrize("d", [64, 128])
 def test_empty_calls_have_plans(d, empty, planner):
     call = Call(**(dict(sq=64, sk=4096, d=d, heads=8, options={"backend": planner}) | empty))
-    assert not any("warp-specialised" in plan.kernel for plan in call.plans())
+    assert not any(WARP_SPECIALISED in plan.kernel for plan in call.plans())
 
 
-@pytest.mark.parametrize(("call", "expected"), QUERY_STATIONARY, ids=label)
+@pytest.mark.parametrize(("call", "expected"), QUERY_STATIONARY_CALLS, ids=label)
 def test_the_query_stationary_kernel(call, expected):
-    expected = dict(kernel="warp-specialised, query-stationary") | expected
+    expected = dict(kernel=QUERY_STATIONARY) | expected
     assert mismatches(plans_on("sm90", call)[1], expected) == {}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.plans import F16, RECOMPUTE, WARP_TWO_PASS, Call, label, mismatches
+from support.plans import F16, RECOMPUTE, TWO_PASS, Call, label, mismatches
 
 LONG = 2048
 
@@ -16,13 +16,13 @@ TAKEN = [
     (
         hopper(),
         dict(
-            kernel=WARP_TWO_PASS,
+            kernel=TWO_PASS,
             score_mode="scale only",
             head_dims=(256, 256),
             launches=1,
             key_heads_per_launch=8,
             query_chunks=None,
-            delta="by the first kernel",
+            delta="within another kernel",
         ),
     ),
     (hopper(dtype=F16), dict(head_dims=(256, 256))),
@@ -32,14 +32,14 @@ TAKEN = [
     (hopper(d=192, dv=128), dict(head_dims=(192, 128))),
     (hopper(d=192, dv=136), dict(head_dims=(192, 192))),
     (hopper(d=200, dv=128), dict(head_dims=(256, 256))),
-    (hopper(257), dict(kernel=WARP_TWO_PASS)),
-    (hopper(257, 1), dict(kernel=WARP_TWO_PASS)),
-    (hopper(options={"causal": "top_left"}), dict(kernel=WARP_TWO_PASS)),
-    (hopper(options={"causal": "bottom_right"}), dict(kernel=WARP_TWO_PASS)),
-    (hopper(options={"window": (100, 0)}), dict(kernel=WARP_TWO_PASS)),
+    (hopper(257), dict(kernel=TWO_PASS)),
+    (hopper(257, 1), dict(kernel=TWO_PASS)),
+    (hopper(options={"causal": "top_left"}), dict(kernel=TWO_PASS)),
+    (hopper(options={"causal": "bottom_right"}), dict(kernel=TWO_PASS)),
+    (hopper(options={"window": (100, 0)}), dict(kernel=TWO_PASS)),
     (hopper(key_heads=2), dict(key_heads_per_launch=4)),
-    (hopper(wanted=("q", "k")), dict(kernel=WARP_TWO_PASS)),
-    (hopper(wanted=("q", "v")), dict(kernel=WARP_TWO_PASS)),
+    (hopper(wanted=("q", "k")), dict(kernel=TWO_PASS)),
+    (hopper(wanted=("q", "v")), dict(kernel=TWO_PASS)),
     # Two bytes of P and of dS for each pair: 2 GiB hold two heads of 16384 tokens.
     (hopper(16384), dict(launches=4, key_heads_per_launch=2, query_chunks=None)),
     # Of more, or where GEMMs have too few key tiles, a query chunk at a time, unless its queries are too few for
@@ -73,7 +73,7 @@ MASK = (1, 1, LONG, LONG)
 CHANGED = [
     (
         hopper(mask=MASK),
-        dict(kernel=WARP_TWO_PASS, score_mode="mask", head_dims=(256, 256), launches=1, key_heads_per_launch=8),
+        dict(kernel=TWO_PASS, score_mode="mask", head_dims=(256, 256), launches=1, key_heads_per_launch=8),
     ),
     (hopper(mask=(2, 1, 1, LONG), d=136), dict(score_mode="mask", head_dims=(192, 192))),
     (
@@ -83,7 +83,7 @@ CHANGED = [
     (hopper(mask=(1, 1, 16384, 16384), sq=16384, batch=1, key_heads=1), dict(key_heads_per_launch=1, query_chunks=2)),
     (
         hopper(options={"softcap": 9.0}),
-        dict(kernel=WARP_TWO_PASS, score_mode="generic without bias and mask", head_dims=(256, 256)),
+        dict(kernel=TWO_PASS, score_mode="generic without bias and mask", head_dims=(256, 256)),
     ),
     (
         hopper(options={"softcap": 9.0, "dropout_p": 0.1, "causal": "top_left"}, dtype=F16),
@@ -160,4 +160,4 @@ def test_the_bound_of_the_workspace(mebibytes, launches, monkeypatch):
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
     plan = hopper().plans()[1]
     assert plan.launches == launches
-    assert plan.kernel == (RECOMPUTE if launches is None else WARP_TWO_PASS)
+    assert plan.kernel == (RECOMPUTE if launches is None else TWO_PASS)

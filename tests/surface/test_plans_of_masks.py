@@ -9,10 +9,10 @@ import torch
 
 from flash_attn_ext._explanation import Plan, plans_of
 from flash_attn_ext._keywords import problem_of
-from support.plans import BF16, DEFAULTS, WARP, WARP_SINGLE_TILE, Call, mismatches
+from support.plans import BF16, DEFAULTS, KEY_STATIONARY, SINGLE_TILE, WARP_SPECIALISED, Call, mismatches
 
 LONG = 2048
-LISTED = dict(kernel=WARP, score_mode="mask")
+LISTED = dict(kernel=KEY_STATIONARY, score_mode="mask")
 
 # The mask, and the number of packed sequences or None; whether its lists have a bound.
 MASKS = [
@@ -54,35 +54,38 @@ def forward_plan(mask: tuple[int, ...], options: dict | None = None, sq: int = L
 
 PADDING = (8, 1, 1, LONG)
 INTERVALS = [
-    (dict(mask=PADDING), dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64))),
-    (dict(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP, score_mode="scale only", head_dims=(128, 128))),
-    (dict(mask=PADDING, d=96), dict(kernel=WARP, score_mode="scale only", head_dims=(96, 96))),
-    (dict(mask=PADDING, d=192, dv=128), dict(kernel=WARP, score_mode="scale only", head_dims=(192, 128))),
+    (dict(mask=PADDING), dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(64, 64))),
+    (dict(mask=(1, 1, 1, LONG), d=128), dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(128, 128))),
+    (dict(mask=PADDING, d=96), dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(96, 96))),
+    (dict(mask=PADDING, d=192, dv=128), dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(192, 128))),
     (
         dict(mask=PADDING, options={"causal": "top_left"}),
-        dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64)),
+        dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(64, 64)),
     ),
     (
         dict(mask=PADDING, options={"causal": "bottom_right"}),
-        dict(kernel=WARP, score_mode="scale only", head_dims=(64, 64)),
+        dict(kernel=WARP_SPECIALISED, score_mode="scale only", head_dims=(64, 64)),
     ),
-    (dict(mask=PADDING, options={"window": (100, 100)}), dict(kernel=WARP, ctas_per_sm=2, head_dims=(64, 64))),
+    (
+        dict(mask=PADDING, options={"window": (100, 100)}),
+        dict(kernel=WARP_SPECIALISED, ctas_per_sm=2, head_dims=(64, 64)),
+    ),
     (
         dict(mask=PADDING, d=128, options={"dropout_p": 0.1}),
-        dict(kernel=WARP, score_mode="dropout", head_dims=(128, 128)),
+        dict(kernel=WARP_SPECIALISED, score_mode="dropout", head_dims=(128, 128)),
     ),
     (
         dict(mask=PADDING, d=96, options={"dropout_p": 0.1}),
-        dict(kernel=WARP, score_mode="dropout", head_dims=(128, 128)),
+        dict(kernel=WARP_SPECIALISED, score_mode="dropout", head_dims=(128, 128)),
     ),
     (
         dict(mask=PADDING, d=192, options={"dropout_p": 0.1}),
-        dict(kernel=WARP, score_mode="dropout", head_dims=(192, 192)),
+        dict(kernel=WARP_SPECIALISED, score_mode="dropout", head_dims=(192, 192)),
     ),
-    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=WARP_SINGLE_TILE, head_dims=(64, 64))),
+    (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=SINGLE_TILE, head_dims=(64, 64))),
     (
         dict(mask=(1, 1, 1, 400), sq=400, batch=1),
-        dict(kernel=WARP, score_mode="scale only", tile=(128, 128), head_dims=(64, 64)),
+        dict(kernel=WARP_SPECIALISED, score_mode="scale only", tile=(128, 128), head_dims=(64, 64)),
     ),
 ]
 NO_INTERVALS = [

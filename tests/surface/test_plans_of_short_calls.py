@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from flash_attn_ext._explanation import Plan
-from support.plans import F16, WARP, WARP_SINGLE_TILE, Call, label, mismatches
+from support.plans import F16, SINGLE_TILE, WARP_SPECIALISED, Call, label, mismatches
 
 CAUSAL, LAST = {"causal": "top_left"}, {"causal": "bottom_right"}
 DROPOUT = {"dropout_p": 0.1}
@@ -37,12 +37,12 @@ TILES = [
     (Call(500, options=CAUSAL, sink=True, key_heads=4, d=40), dict(ctas_per_sm=2, tile=(128, 64), head_dims=(64, 64))),
     (Call(500, options=CAUSAL, dv=65), dict(tile=(128, 128), head_dims=(96, 96))),
     (Call(500, options=CAUSAL | {"dropout_p": 0.1}), dict(score_mode="dropout")),
-    (Call(400, 1024, batch=1, heads=8, options=LAST), dict(kernel=WARP, splits=2)),
+    (Call(400, 1024, batch=1, heads=8, options=LAST), dict(kernel=WARP_SPECIALISED, splits=2)),
     # All keys in one tile, of one of seven sizes, by the number of keys and which are visible; work tiles by how they
     # fill the SMs.
-    (Call(65, 80), dict(kernel=WARP_SINGLE_TILE, head_dims=(64, 64), tile=(128, 80))),
+    (Call(65, 80), dict(kernel=SINGLE_TILE, head_dims=(64, 64), tile=(128, 80))),
     (Call(65, 81), dict(tile=(128, 96), workspace_bytes=1024, workspace={"NaN flags": 1024})),
-    (Call(197), dict(kernel=WARP_SINGLE_TILE, head_dims=(64, 64), tile=(256, 208))),
+    (Call(197), dict(kernel=SINGLE_TILE, head_dims=(64, 64), tile=(256, 208))),
     (Call(197, batch=1, heads=4), dict(tile=(64, 208))),
     (Call(4096, 77, batch=64), dict(tile=(1024, 80))),
     (Call(256, d=40, key_heads=4, sink=True), dict(tile=(256, 256))),
@@ -178,9 +178,9 @@ def test_tiles(call, expected):
 
 @pytest.mark.parametrize(("call", "own"), FORWARD, ids=str)
 def test_forward_backend(call, own):
-    assert ("warp-specialised" in on_hopper(call)[0].kernel) == own
+    assert (WARP_SPECIALISED in on_hopper(call)[0].kernel) == own
 
 
 @pytest.mark.parametrize(("call", "own"), BACKWARD, ids=str)
 def test_backward_backend(call, own):
-    assert ("warp-specialised" in on_hopper(call)[1].kernel) == own
+    assert (WARP_SPECIALISED in on_hopper(call)[1].kernel) == own

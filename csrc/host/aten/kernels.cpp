@@ -57,7 +57,7 @@ at::Tensor unused_state(const at::Tensor& q, at::ScalarType dtype, c10::IntArray
   return empty(sizes, dtype, q.device());
 }
 
-Results like_operands(const AttentionInputs& in, const std::vector<at::Tensor>& gradients) {
+Results like_qkv(const AttentionInputs& in, const std::vector<at::Tensor>& gradients) {
   return {as_like(gradients[0], in.q), as_like(gradients[1], in.k), as_like(gradients[2], in.v)};
 }
 
@@ -102,7 +102,7 @@ MaybeResults flash(Arguments a) {
 MaybeResults flash_backward(Arguments a) {
   if (a[10].toDouble() != 0) return std::nullopt;
   const AttentionInputs in = problem_of(a.slice(1), a[11].toBool() ? "bottom_right" : nullptr, a[14]);
-  return like_operands(in, gradients_of(in, a[0].toTensor(), a[4].toTensor(), a[5].toTensor()));
+  return like_qkv(in, gradients_of(in, a[0].toTensor(), a[4].toTensor(), a[5].toTensor()));
 }
 
 // (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, scale)
@@ -128,7 +128,7 @@ MaybeResults cudnn(Arguments a) {
 MaybeResults cudnn_backward(Arguments a) {
   if (is_given(a[8]) || a[13].toDouble() != 0) return std::nullopt;
   const AttentionInputs in = problem_of(a.slice(1), a[14].toBool() ? "top_left" : nullptr, a[15]);
-  return like_operands(in, gradients_of(in, a[0].toTensor(), a[4].toTensor(), a[5].toTensor().squeeze(-1)));
+  return like_qkv(in, gradients_of(in, a[0].toTensor(), a[4].toTensor(), a[5].toTensor().squeeze(-1)));
 }
 
 // (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale)
@@ -163,7 +163,7 @@ MaybeResults efficient_backward(Arguments a) {
 bool is_for_efficient(const at::Tensor& q) { return q.is_cuda() && q.scalar_type() == at::kFloat; }
 
 // Whether PyTorch would give a call without mask and dropout to a fused kernel, whichever it is: none of them is
-// switched off, and all of them take the operands.
+// switched off, and all of them take q, k and v.
 bool goes_to_fused_kernel(const AttentionInputs& in, bool enable_gqa) {
   constexpr int64_t kMostFusedHeadDim = 256;
   constexpr int64_t kHeadDimMultiple = 8;
@@ -178,7 +178,7 @@ bool goes_to_fused_kernel(const AttentionInputs& in, bool enable_gqa) {
          in.q.size(3) <= kMostFusedHeadDim && in.q.size(3) % kHeadDimMultiple == 0;
 }
 
-// Whether kernels may read the operands' memory, and no derivatives are needed but those of autograd's node.
+// Whether kernels may read the memory of q, k and v, and no derivatives are needed but those of autograd's node.
 bool are_plain(const AttentionInputs& in) {
   const auto is_plain = [](const at::Tensor& tensor) {
     return tensor.layout() == at::kStrided && !tensor.is_nested() && holds_memory(tensor);

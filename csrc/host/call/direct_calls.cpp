@@ -24,7 +24,7 @@ namespace py = pybind11;
 // The arguments of each function in order. Each struct has nothing but pointers, so its layout is that in which Python
 // passes them.
 struct SdpaArguments {
-  PythonOperands operands;
+  PythonQkv qkv;
   PyObject *attn_mask, *dropout_p, *is_causal, *scale, *enable_gqa;
 };
 
@@ -33,13 +33,13 @@ struct ScoreArguments {
 };
 
 struct AttentionArguments {
-  PythonOperands operands;
+  PythonQkv qkv;
   ScoreArguments scores;
   PyObject *dropout_p, *scale, *layout, *return_lse, *backend, *allow_tf32;
 };
 
 struct CacheArguments {
-  PythonOperands operands;
+  PythonQkv qkv;
   PyObject *k_new, *v_new, *cache_seqlens, *block_table, *cache_batch_idx, *rotary_cos, *rotary_sin,
       *rotary_interleaved;
   ScoreArguments scores;
@@ -134,8 +134,8 @@ bool read_table(PyObject* given, std::optional<at::Tensor>& table) {
   return read(given, table) && (!table || table->dim() == 4);
 }
 
-bool read_operands(const PythonOperands& given, Operands least, AttentionInputs& in) {
-  if (operands_of(given) < least) return false;
+bool read_qkv(const PythonQkv& given, QkvKind least, AttentionInputs& in) {
+  if (kind_of_qkv(given) < least) return false;
   in.q = THPVariable_Unpack(given.q);
   in.k = THPVariable_Unpack(given.k);
   in.v = THPVariable_Unpack(given.v);
@@ -197,8 +197,8 @@ py::object results_of(const AttentionInputs& in, bool return_lse, const Run& run
   return return_lse ? py::make_tuple(std::move(out), to_python(std::move(outputs.lse))) : std::move(out);
 }
 
-// Whether the operands go together. If they do not, Python raises the error, with PyTorch's names.
-bool operands_fit(const AttentionInputs& in) {
+// Whether the shapes of q, k and v go together. If they do not, Python raises the error, with PyTorch's names.
+bool shapes_fit(const AttentionInputs& in) {
   return in.k.size(3) == in.q.size(3) && in.v.size(2) == in.k.size(2) && in.k.device() == in.q.device() &&
          in.v.device() == in.q.device();
 }
@@ -206,9 +206,8 @@ bool operands_fit(const AttentionInputs& in) {
 py::object direct_sdpa(const SdpaArguments& given) {
   AttentionInputs in;
   bool is_causal = false, enable_gqa = false;
-  if (!read_operands(given.operands, Operands::kCanonical, in) || !operands_fit(in) ||
-      !read(given.is_causal, is_causal) || !read(given.enable_gqa, enable_gqa) || !read(given.scale, in.scale) ||
-      !is_zero(given.dropout_p)) {
+  if (!read_qkv(given.qkv, QkvKind::kCanonical, in) || !shapes_fit(in) || !read(given.is_causal, is_causal) ||
+      !read(given.enable_gqa, enable_gqa) || !read(given.scale, in.scale) || !is_zero(given.dropout_p)) {
     return py::none();
   }
   const int64_t num_heads_q = in.num_heads_q(), num_heads_k = in.num_heads_k();
@@ -222,8 +221,8 @@ py::object direct_sdpa(const SdpaArguments& given) {
 py::object direct_attention(const AttentionArguments& given) {
   AttentionInputs in;
   bool return_lse = false;
-  if (!read_operands(given.operands, Operands::kCanonical, in) || !read_scores(given.scores, in) ||
-      !is_zero(given.dropout_p) || !read(given.scale, in.scale) || !read_layout(given.layout, in.sequence_first) ||
+  if (!read_qkv(given.qkv, QkvKind::kCanonical, in) || !read_scores(given.scores, in) || !is_zero(given.dropout_p) ||
+      !read(given.scale, in.scale) || !read_layout(given.layout, in.sequence_first) ||
       !read(given.return_lse, return_lse) || !read_backend(given.backend, in.backend) ||
       !read(given.allow_tf32, in.allow_tf32)) {
     return py::none();
@@ -262,8 +261,8 @@ py::object direct_attention_with_kvcache(const CacheArguments& given) {
   AttentionInputs in;
   KvCacheInputs cache;
   bool return_lse = false;
-  if (!read_operands(given.operands, Operands::kPlain, in) || !read_cache(given, cache) ||
-      !read_scores(given.scores, in) || !read(given.scale, in.scale) || !read_layout(given.layout, in.sequence_first) ||
+  if (!read_qkv(given.qkv, QkvKind::kPlain, in) || !read_cache(given, cache) || !read_scores(given.scores, in) ||
+      !read(given.scale, in.scale) || !read_layout(given.layout, in.sequence_first) ||
       !read(given.return_lse, return_lse) || !read_backend(given.backend, in.backend)) {
     return py::none();
   }

@@ -1,6 +1,6 @@
 // The path of nearly every call: it reads the arguments of a public function where Python has them. It takes plain
-// tensors in canonical form (Operands in python_call.h) and options of exactly the expected types. Every other call
-// goes through flash_attn_ext/functional.py, which brings it into form or says what is wrong with it.
+// tensors in canonical form (QkvKind in python_call.h) and options of exactly the expected types. Every other call goes
+// through flash_attn_ext/functional.py, which brings it into form or says what is wrong with it.
 #pragma once
 
 #include <Python.h>

@@ -15,9 +15,9 @@ namespace {
 namespace py = pybind11;
 
 // Whether all are of type torch.Tensor or torch.nn.Parameter, and of no subclass.
-bool are_plain_tensors(const PythonOperands& operands) {
-  return THPVariable_CheckTypeExact(Py_TYPE(operands.q)) && THPVariable_CheckTypeExact(Py_TYPE(operands.k)) &&
-         THPVariable_CheckTypeExact(Py_TYPE(operands.v));
+bool are_plain_tensors(const PythonQkv& qkv) {
+  return THPVariable_CheckTypeExact(Py_TYPE(qkv.q)) && THPVariable_CheckTypeExact(Py_TYPE(qkv.k)) &&
+         THPVariable_CheckTypeExact(Py_TYPE(qkv.v));
 }
 
 bool is_dense_4d(const at::Tensor& tensor) {
@@ -88,17 +88,17 @@ Inputs read_fields(PyObject* tuple, const char* type) {
 
 }  // namespace
 
-Operands operands_of(const PythonOperands& operands) {
-  if (!are_plain_tensors(operands) || is_watched()) return Operands::kSymbolic;
-  const at::Tensor& q = THPVariable_Unpack(operands.q);
-  const at::Tensor& k = THPVariable_Unpack(operands.k);
-  const at::Tensor& v = THPVariable_Unpack(operands.v);
+QkvKind kind_of_qkv(const PythonQkv& qkv) {
+  if (!are_plain_tensors(qkv) || is_watched()) return QkvKind::kSymbolic;
+  const at::Tensor& q = THPVariable_Unpack(qkv.q);
+  const at::Tensor& k = THPVariable_Unpack(qkv.k);
+  const at::Tensor& v = THPVariable_Unpack(qkv.v);
   if (q.is_meta() || only_stands_for_values(q) || only_stands_for_values(k) || only_stands_for_values(v)) {
-    return Operands::kSymbolic;
+    return QkvKind::kSymbolic;
   }
-  if (is_transformed()) return Operands::kTransformed;
-  if (!are_canonical(q, k, v)) return Operands::kPlain;
-  return q.size(1) == k.size(1) ? Operands::kEqualHeads : Operands::kCanonical;
+  if (is_transformed()) return QkvKind::kTransformed;
+  if (!are_canonical(q, k, v)) return QkvKind::kPlain;
+  return q.size(1) == k.size(1) ? QkvKind::kEqualHeads : QkvKind::kCanonical;
 }
 
 AttentionInputs inputs_of(PyObject* problem) { return read_fields<AttentionInputs>(problem, "Problem"); }

@@ -9,8 +9,8 @@
 namespace flash_attn_ext::host {
 
 // Classifies a call's q, k and v for the Python side. To ask for each attribute there would take longer than a small
-// call itself. What is kCanonical is also kPlain, and operands of kEqualHeads are both.
-enum class Operands : int {
+// call itself. kCanonical tensors are also kPlain, and kEqualHeads tensors are both.
+enum class QkvKind : int {
   kSymbolic,  // not all hold memory that the extension may read now: subclasses, meta tensors, lazy views, tensors of
               // PyTorch's older vmap, watched or traced calls
   kTransformed,  // they hold memory, but under torch.func or forward mode, whose derivatives only Python's Function
@@ -21,12 +21,12 @@ enum class Operands : int {
   kEqualHeads,   // all three of one number of heads
 };
 
-struct PythonOperands {
+struct PythonQkv {
   PyObject* q;
   PyObject* k;
   PyObject* v;
 };
-Operands operands_of(const PythonOperands& operands);
+QkvKind kind_of_qkv(const PythonQkv& qkv);
 
 // Reads a Problem (flash_attn_ext/_problem.py), a tuple in the order of kFields. Throws TypeError for anything else.
 AttentionInputs inputs_of(PyObject* problem);

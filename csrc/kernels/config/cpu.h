@@ -13,9 +13,9 @@ inline constexpr int64_t kStationaryRows = 64;
 // that they and their operands stay in an L2 of 1 MiB. Operands are packed in tiles of as many rows.
 inline constexpr int64_t kStreamedRows = 256;
 
-// Key tiles are clipped to the visible range in steps of this many rows, a vector's. A step is small enough for narrow
-// windows and few keys, and large enough that the matrix library sees few distinct shapes, for each of which it
-// generates code.
+// Key tiles are clipped to the visible range in steps of this many rows, the length of a vector. A step is small enough
+// for narrow windows and few keys, and large enough that the matrix library sees few distinct shapes, for each of which
+// it generates code.
 inline constexpr int64_t kClipRows = 16;
 
 // Up to this many keys in all are read in place, by dot products: the matrix library would compute kClipRows columns.
@@ -27,7 +27,7 @@ inline constexpr int64_t kPackedBytes = int64_t{32} << 20;
 
 // With few queries, threads split the keys. A split has as many keys as make its additional work small beside reading
 // them: its O, m and l are written and read once more.
-inline constexpr int64_t kKeysPerPart = 2048;
-static_assert(kKeysPerPart % kStreamedRows == 0);
+inline constexpr int64_t kKeysPerSplit = 2048;
+static_assert(kKeysPerSplit % kStreamedRows == 0);
 
 }  // namespace flash_attn_ext::cpu

@@ -14,8 +14,8 @@ struct DqConfig {
   int head_dim;
   ScoreMode score = ScoreMode::kScaleOnly;
   QueryStationaryTile tile;
-  bool divides_keys = false;   // may split the keys among CTAs: kernels that do not spill because of it
-  bool stores_scores = false;  // may materialise P and dS
+  bool splits_kv = false;            // may split the keys among CTAs: kernels that do not spill because of it
+  bool materialises_scores = false;  // may materialise P and dS
 
   bool operator==(const DqConfig&) const = default;
 };
@@ -24,43 +24,43 @@ struct DqConfig {
 // clang-format off
 inline constexpr DqConfig kDqConfigs[] = {
     {.element_bytes = 2, .head_dim = 64, .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 64},
-     .divides_keys = true},
+     .splits_kv = true},
     {.element_bytes = 2, .head_dim = 96, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 96},
-     .divides_keys = true},
+     .splits_kv = true},
     {.element_bytes = 2, .head_dim = 128, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128},
-     .divides_keys = true},
+     .splits_kv = true},
     {.element_bytes = 2, .head_dim = 192, .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 192},
-     .divides_keys = true, .stores_scores = true},
+     .splits_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 256, .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 256},
-     .divides_keys = true, .stores_scores = true},
+     .splits_kv = true, .materialises_scores = true},
 
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kBiasMask,
-     .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 64}, .stores_scores = true},
+     .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 64}, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kBiasMask,
-     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128}, .divides_keys = true, .stores_scores = true},
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128}, .splits_kv = true, .materialises_scores = true},
 
     // Generic rows of head dim 64 never materialise scores, but are slower without the branch
     // (docs/kernels/log/sm80_backward.md, "Dead ends").
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64}, .divides_keys = true, .stores_scores = true},
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64}, .splits_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128}, .divides_keys = true, .stores_scores = true},
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128}, .splits_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 192, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 192}, .divides_keys = true, .stores_scores = true},
+     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 192}, .splits_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 256, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 256}, .divides_keys = true, .stores_scores = true},
+     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 256}, .splits_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 512, .score = ScoreMode::kGeneric,
      .tile = {.queries = 32, .keys = 16, .warps = 2, .columns = 256}},
 
     {.element_bytes = 4, .head_dim = 64, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64},
-     .divides_keys = true},
+     .splits_kv = true},
     {.element_bytes = 4, .head_dim = 128, .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 128},
-     .divides_keys = true},
+     .splits_kv = true},
 
     {.element_bytes = 4, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64}, .divides_keys = true, .stores_scores = true},
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64}, .splits_kv = true, .materialises_scores = true},
     {.element_bytes = 4, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 128}, .divides_keys = true},
+     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 128}, .splits_kv = true},
     {.element_bytes = 4, .head_dim = 256, .score = ScoreMode::kGeneric,
      .tile = {.queries = 32, .keys = 16, .warps = 2, .columns = 256}},
 };
@@ -83,7 +83,7 @@ struct DkdvConfig {
   int head_dim;
   ScoreMode score = ScoreMode::kScaleOnly;
   KeyStationaryTile tile;
-  bool stores_scores = false;  // may materialise dS
+  bool materialises_scores = false;  // may materialise dS
 
   bool operator==(const DkdvConfig&) const = default;
 };
@@ -93,12 +93,12 @@ inline constexpr DkdvConfig kDkdvConfigs[] = {
     {.element_bytes = 2, .head_dim = 64,
      .tile = {.keys = 128, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true}},
     {.element_bytes = 2, .head_dim = 96,
-     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 96, .both = true}, .stores_scores = true},
+     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 96, .both = true}, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 128,
-     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 128, .both = true}, .stores_scores = true},
+     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 128, .both = true}, .materialises_scores = true},
 
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 64, .both = true}, .stores_scores = true},
+     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 64, .both = true}, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kGeneric,
      .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 128, .both = true}},
     {.element_bytes = 2, .head_dim = 192, .score = ScoreMode::kGeneric,
@@ -109,14 +109,14 @@ inline constexpr DkdvConfig kDkdvConfigs[] = {
      .tile = {.keys = 32, .queries = 16, .warps = 2, .stages = 1, .columns = 256, .both = false}},
 
     {.element_bytes = 4, .head_dim = 64,
-     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true}, .stores_scores = true},
+     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true}, .materialises_scores = true},
     {.element_bytes = 4, .head_dim = 128,
-     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = 128, .both = true}, .stores_scores = true},
+     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = 128, .both = true}, .materialises_scores = true},
 
     {.element_bytes = 4, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true}, .stores_scores = true},
+     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true}, .materialises_scores = true},
     {.element_bytes = 4, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = 128, .both = true}, .stores_scores = true},
+     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = 128, .both = true}, .materialises_scores = true},
     {.element_bytes = 4, .head_dim = 256, .score = ScoreMode::kGeneric,
      .tile = {.keys = 32, .queries = 16, .warps = 2, .stages = 1, .columns = 256, .both = false}},
 };
@@ -124,17 +124,17 @@ inline constexpr DkdvConfig kDkdvConfigs[] = {
 
 // Scores are materialised in whole tiles of this many rows, or of a multiple of it. All rows of such a tile are written
 // in the same columns.
-inline constexpr int kStoredRows = 64;
-constexpr bool stores_whole_tiles() {
+inline constexpr int kMaterialisedRows = 64;
+constexpr bool materialises_whole_tiles() {
   for (const DqConfig& config : kDqConfigs) {
-    if (config.stores_scores && config.tile.queries % kStoredRows != 0) return false;
+    if (config.materialises_scores && config.tile.queries % kMaterialisedRows != 0) return false;
   }
   for (const DkdvConfig& config : kDkdvConfigs) {
-    if (config.stores_scores && config.tile.keys % kStoredRows != 0) return false;
+    if (config.materialises_scores && config.tile.keys % kMaterialisedRows != 0) return false;
   }
   return true;
 }
-static_assert(stores_whole_tiles());
+static_assert(materialises_whole_tiles());
 
 // Up to these lengths and this head dim, one CTA computes dQ, dK and dV of a head. They are what fits its shared
 // memory.
@@ -163,7 +163,7 @@ inline constexpr FusedConfig kFusedConfigs[] = {{.keys = 64, .queries = 32, .war
 
 // The tile of a CTA of a GEMM with materialised scores: rows x columns of the result, row_warps x column_warps warps,
 // and `stages` of `step` inner rows in flight. An SM holds `blocks` CTAs.
-struct ProductTile {
+struct GemmTile {
   int rows;
   int columns;
   int step;
@@ -176,7 +176,7 @@ struct ProductTile {
 // A warp has 64 rows. Of the shapes whose accumulators fit registers, the nearly square ones read the least shared
 // memory for each GEMM, which bounds mma.sync before its own rate does. They also split float32 operands the fewest
 // times. Where one CTA fills the registers, short steps keep more of the copies in flight in the same 99 KiB.
-constexpr ProductTile product_tile(int element_bytes, int head_dim) {
+constexpr GemmTile gemm_tile(int element_bytes, int head_dim) {
   if (element_bytes == 4)
     return {.rows = 128,
             .columns = head_dim,

@@ -57,7 +57,7 @@ inline constexpr TwoPassConfig kTwoPassConfigs[] = {
 // The tile of a CTA of the GEMM kernel: 64 keys per consumer warpgroup stay, and tiles of 64 queries stream past, in as
 // many stages as shared memory holds. The more keys a CTA has, the fewer bytes L2 delivers for each GEMM. So there are
 // as many warpgroups as accumulators leave registers for.
-struct ProductTile {
+struct GemmTile {
   int warpgroups;  // consumers; the producer is one more
   int stages;
   int copy_registers;
@@ -66,7 +66,7 @@ struct ProductTile {
   constexpr int keys() const { return 64 * warpgroups; }
   constexpr int flags() const { return 2 * warpgroups; }  // non-finite flags: one for 32 keys
 };
-constexpr ProductTile product_tile(HeadDims dims) {
+constexpr GemmTile gemm_tile(HeadDims dims) {
   const int columns = dims.qk > dims.v ? dims.qk : dims.v;
   if (columns <= 128) return {.warpgroups = 4, .stages = columns <= 64 ? 5 : 4, .copy_registers = 64, .registers = 104};
   return {.warpgroups = 3, .stages = 4, .copy_registers = 32, .registers = 160};

@@ -60,13 +60,13 @@ void rotate_row(const Rotary& rotary, int64_t position, int64_t num_columns, con
   copy_row(source, target, {rotary.dim, num_columns});
 }
 
-// Calls visit(index) for every row of `rows` rows of each head, on all threads.
-template <class Visit>
-void for_each_row(int64_t batch, int64_t num_heads, int64_t rows, Visit&& visit) {
+// Calls function(index) for every row of `rows` rows of each head, on all threads.
+template <class Function>
+void for_each_row(int64_t batch, int64_t num_heads, int64_t rows, Function&& function) {
   at::parallel_for(0, batch * num_heads * rows, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t head_index = item / rows;
-      visit(RowIndex{head_index / num_heads, head_index % num_heads, item % rows});
+      function(RowIndex{head_index / num_heads, head_index % num_heads, item % rows});
     }
   });
 }

@@ -5,8 +5,8 @@
 //   S = Q K^T, dP = dO V^T                  (K and V packed transposed; rows are queries)
 //   P = exp(score - lse), dS = P (dP - delta)
 //   dV += P^T dO, dK += dS^T Q              (only the item adds to these: backward_key_sums.h)
-//   dQ += dS K                              (tiles of keys add in the order of their ranks: turns.h; an only tile of
-//                                            keys stores dQ at once)
+//   dQ += dS K                              (tiles of keys add in the order of their ranks: order_semaphores.h; if
+//                                            all keys fit one tile, it stores dQ at once)
 // So every sum has one order, whichever threads run the items.
 #include <algorithm>
 #include <memory>
@@ -16,8 +16,8 @@
 #include "kernels/cpu/backward_dq.h"
 #include "kernels/cpu/backward_key_sums.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/order_semaphores.h"
 #include "kernels/cpu/score_gradient.h"
-#include "kernels/cpu/turns.h"
 #include "kernels/cpu/work_queue.h"
 
 namespace flash_attn_ext::cpu {
@@ -67,7 +67,7 @@ class BackwardWorker {
         alibi_partials_(alibi_partials),
         dq_tile_(dq.stored_at_once() ? kStationaryRows * params.head_dim_qk : 0) {}
 
-  void run(const Sequence& sequence, int64_t key_head, const Interval& keys, Turns::Turn& turn) {
+  void run(const Sequence& sequence, int64_t key_head, const Interval& keys, OrderSemaphores::Rank& rank) {
     sequence_ = sequence;
     keys_ = keys;
     const int64_t head_index = sequence.batch * p_.num_heads_k + key_head;
@@ -82,14 +82,14 @@ class BackwardWorker {
       const int64_t begin = tile * kStationaryRows;
       const Interval rows = {begin, std::min(begin + kStationaryRows, sequence.num_queries)};
       for (int64_t g = 0; g < p_.queries_per_key_head(); ++g) {
-        query_tile(key_head * p_.queries_per_key_head() + g, rows, [&] { turn.wait(tile); });
+        query_tile(key_head * p_.queries_per_key_head() + g, rows, [&] { rank.wait(tile); });
       }
-      turn.pass(tile);
+      rank.signal(tile);
     }
     const RowRange rows = {sequence.batch, key_head, sequence.key_begin + keys.begin, keys.end - keys.begin};
     dk_.store(rows, p_.score_mod.scale);
     dv_.store(rows, 1.0);
-    if (DbiasSums<Real>::shared(p_.dbias)) turn.wait_for_all();
+    if (DbiasSums<Real>::shared(p_.dbias)) rank.wait_for_all();
     dbias_.finish(sequence.batch, keys.end - keys.begin);
   }
 
@@ -97,9 +97,9 @@ class BackwardWorker {
   // Whether anything but dV is wanted.
   bool wants_ds() const { return p_.dq.data || p_.dk.data || p_.dbias.present() || alibi_partials_; }
 
-  // wait_for_turn() returns when all items of lower rank have added their sums for these queries.
+  // wait_for_rank() returns when all items of lower rank have added their sums for these queries.
   template <class Wait>
-  void query_tile(int64_t head, const Interval& queries, Wait&& wait_for_turn) {
+  void query_tile(int64_t head, const Interval& queries, Wait&& wait_for_rank) {
     Interval seen = p_.visibility.keys_of_tile(queries, sequence_);
     seen = {std::max(seen.begin, keys_.begin), std::min(seen.end, keys_.end)};
     if (seen.empty()) {
@@ -110,7 +110,7 @@ class BackwardWorker {
     const RowRange rows = {sequence_.batch, head, sequence_.query_begin + queries.begin, queries.end - queries.begin};
     for_each_slice(seen, sequence_.num_keys, gradient_.clip(), [&](const StreamedSlice& keys) {
       gradient_.multiply(keys, wants_ds());
-      if (DbiasSums<Real>::shared_by_rows(p_.dbias)) wait_for_turn();
+      if (DbiasSums<Real>::shared_by_rows(p_.dbias)) wait_for_rank();
       gradient_.differentiate(keys, [&](const ScoreRun& run, const Real* dscore) {
         dbias_.add(run, dscore);
         if (alibi_partials_) add_slope_gradient(run, dscore);
@@ -122,7 +122,7 @@ class BackwardWorker {
         multiply_by_k(keys, dq, Accumulate::kNo);
         dq_.store(sequence_, head, queries, {dq.data, dq.stride});
       } else if (dq_.wanted()) {
-        wait_for_turn();
+        wait_for_rank();
         multiply_by_k(keys, dq_.rows(sequence_, head, queries.begin), Accumulate::kYes);
       }
     });
@@ -181,16 +181,16 @@ void backward_as(const BackwardParams& p) {
     // The tiles of keys of a head share its dQ. All items share a bias that is broadcast along batch entries or heads.
     const bool shares_dq = dq.wanted() && !dq.stored_at_once();
     const int64_t distance = DbiasSums<Real>::shared(p.dbias) ? 1 : shares_dq ? num_heads : 0;
-    Turns turns(num_heads * tiles, distance);
+    OrderSemaphores semaphores(num_heads * tiles, distance);
     run_items(num_heads * tiles, distance == 0 ? grain_of_neighbours(num_heads * tiles) : 1, [&] {
       double* partials = alibi_partials.empty() ? nullptr : alibi_partials.data();
       return [&, worker = BackwardWorker<Real>(p, operands, dq, partials)](int64_t item) mutable {
-        Turns::Turn turn(turns, item);
+        OrderSemaphores::Rank rank(semaphores, item);
         const int64_t head_index = key_heads.begin + item % num_heads;
         const int64_t begin = item / num_heads * kStreamedRows;  // most queries see the first keys: these go first
         const Sequence sequence = p.sequences.at(head_index / p.num_heads_k);
         const int64_t end = std::min(begin + kStreamedRows, sequence.num_keys);
-        if (begin < end || dq.stored_at_once()) worker.run(sequence, head_index % p.num_heads_k, {begin, end}, turn);
+        if (begin < end || dq.stored_at_once()) worker.run(sequence, head_index % p.num_heads_k, {begin, end}, rank);
       };
     });
     dq.finish();

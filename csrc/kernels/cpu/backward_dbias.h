@@ -30,8 +30,8 @@ class DbiasSums {
   int64_t num_local_rows() const { return p_.dbias.per_head ? p_.queries_per_key_head() : 1; }
 
   const attention::BackwardParams& p_;
-  // The sums of one item for a bias without a dimension of queries, which gets them when the item ends. There is a row
-  // of the item's keys for each query head.
+  // The sums of one item, where the bias has no dimension of queries: for each query head, a row of the item's keys.
+  // They are added to the gradient when the item ends.
   Scratch<Real> local_;
   int64_t first_head_ = 0;
   int64_t first_key_ = 0;

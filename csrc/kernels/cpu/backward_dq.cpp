@@ -20,8 +20,8 @@ int64_t DqSums<Real>::bytes_per_key_head() const {
 }
 
 template <class Real>
-template <class Visit>
-void DqSums<Real>::for_each_tile(Visit&& visit) const {
+template <class Function>
+void DqSums<Real>::for_each_tile(Function&& function) const {
   const int64_t tiles = num_tiles(p_.sequences.max_seqlen_q, kStationaryRows);
   const int64_t first_head = key_heads_.begin * p_.queries_per_key_head();
   const int64_t num_heads = key_heads_.end * p_.queries_per_key_head() - first_head;
@@ -31,7 +31,7 @@ void DqSums<Real>::for_each_tile(Visit&& visit) const {
       const Sequence sequence = p_.sequences.at(head_index / p_.num_heads_q);
       const int64_t begin = item % tiles * kStationaryRows;
       const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
-      if (begin < end) visit(sequence, head_index % p_.num_heads_q, Interval{begin, end});
+      if (begin < end) function(sequence, head_index % p_.num_heads_q, Interval{begin, end});
     };
   });
 }

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "attention/params.h"
-#include "kernels/cpu/products/operand.h"
-#include "kernels/cpu/products/packed_operand.h"
+#include "kernels/cpu/gemm/operand.h"
+#include "kernels/cpu/gemm/packed_operand.h"
 #include "kernels/cpu/scratch.h"
 
 namespace flash_attn_ext::cpu {
@@ -37,9 +37,9 @@ class DqSums {
  private:
   bool in_place() const { return dq().template readable_in_place<Real>(); }
   Operand dq() const { return {p_.dq, p_.element, p_.head_dim_qk}; }
-  // Calls visit(sequence, head, queries) for every tile of queries of the heads at work, on all threads.
-  template <class Visit>
-  void for_each_tile(Visit&& visit) const;
+  // Calls function(sequence, head, queries) for every tile of queries of the heads that are processed, on all threads.
+  template <class Function>
+  void for_each_tile(Function&& function) const;
 
   const attention::BackwardParams& p_;
   HeadRange key_heads_{};

@@ -3,9 +3,9 @@
 // L1 or L2, and with few keys a tile of them has no more elements than the rows.
 #pragma once
 
-#include "kernels/cpu/products/few_rows.h"
-#include "kernels/cpu/products/operand.h"
-#include "kernels/cpu/products/transpose.h"
+#include "kernels/cpu/gemm/few_rows.h"
+#include "kernels/cpu/gemm/operand.h"
+#include "kernels/cpu/gemm/transpose.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/tiles.h"
 

@@ -9,8 +9,8 @@ namespace flash_attn_ext::cpu {
 // Appends new keys and values to the cache. If there are rotary tables, it rotates the new keys and q.
 void append_kv(const attention::AppendParams& params);
 
-// Computes O and LSE. With split-KV, threads share splits of keys_per_part keys; 0: no split-KV.
-void forward(const attention::ForwardParams& params, int64_t keys_per_part);
+// Computes O and LSE. With split-KV, threads share splits of keys_per_split keys; 0: no split-KV.
+void forward(const attention::ForwardParams& params, int64_t keys_per_split);
 
 // delta = rowsum(dout * out) - dlse.
 void delta(const attention::DeltaParams& params);

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/products/few_rows.h"
-#include "kernels/cpu/products/operand.h"
+#include "kernels/cpu/gemm/few_rows.h"
+#include "kernels/cpu/gemm/operand.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"

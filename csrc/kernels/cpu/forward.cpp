@@ -4,16 +4,16 @@
 // It streams over the key tiles that it sees:
 //   S = Q K^T (K packed transposed) -> scores -> P = exp(S - m), row by row -> O = O * factor + P V.
 // There is an m and an l for each row; O is scaled by 1 / l at the end. With split-KV, an item is one split of the
-// keys. Its O, m and l stay in memory until all splits are combined in the order of their keys (forward_parts.h).
+// keys. Its O, m and l stay in memory until all splits are combined in the order of their keys (forward_splits.h).
 #include <algorithm>
 #include <limits>
 #include <memory>
 
 #include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/forward_parts.h"
-#include "kernels/cpu/products/packed_operand.h"
-#include "kernels/cpu/products/row_product.h"
+#include "kernels/cpu/forward_splits.h"
+#include "kernels/cpu/gemm/packed_operand.h"
+#include "kernels/cpu/gemm/row_gemm.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/rows/score_row.h"
 #include "kernels/cpu/tiles.h"
@@ -32,7 +32,7 @@ template <class Real>
 struct ForwardOperands {
   bool few_rows;  // an item has the rows of all query heads of a key head
   bool one_tile;  // all keys fit one tile: each thread packs the operands of its head
-  RowProduct<Real> qk;
+  RowGemm<Real> qk;
   PackedOperand<Real> v;
 
   explicit ForwardOperands(const ForwardParams& p)
@@ -81,14 +81,14 @@ class ForwardWorker {
     finish();
   }
   // Computes and stores the partial O, m and l of one split of the keys.
-  void run_part(const RowTile& rows, KvSplits<Real>& parts, int64_t part) {
-    attend(rows, parts.keys(part));
-    parts.store(rows, part, tile_);
+  void run_split(const RowTile& rows, KvSplits<Real>& splits, int64_t split) {
+    attend(rows, splits.keys(split));
+    splits.store(rows, split, tile_);
   }
   // Combines all splits into O and LSE.
-  void merge(const RowTile& rows, const KvSplits<Real>& parts) {
+  void combine(const RowTile& rows, const KvSplits<Real>& splits) {
     rows_ = rows;
-    parts.merge(rows, tile_);
+    splits.combine(rows, tile_);
     finish();
   }
 
@@ -160,15 +160,16 @@ class ForwardWorker {
     });
   }
 
-  // Calls visit(row, run, offset) for each row. `run` has the keys of the slice that the row sees, and `offset` is the
-  // position of the first of them in the slice.
-  template <class Visit>
-  void for_each_row(const StreamedSlice& keys, bool full, Visit&& visit) {
+  // Calls function(row, run, offset) for each row. `run` has the keys of the slice that the row sees, and `offset` is
+  // the position of the first of them in the slice.
+  template <class Function>
+  void for_each_row(const StreamedSlice& keys, bool full, Function&& function) {
     for (int64_t i = 0; i < rows_.count(); ++i) {
       const int64_t query = rows_.query(i);
       const Interval seen = full ? Interval{0, keys.count} : within(p_.visibility.keys_of(query, rows_.sequence), keys);
-      visit(i, ScoreRun{{rows_.sequence.batch, rows_.head(i), query, keys.first + seen.begin}, seen.end - seen.begin},
-            seen.begin);
+      function(i,
+               ScoreRun{{rows_.sequence.batch, rows_.head(i), query, keys.first + seen.begin}, seen.end - seen.begin},
+               seen.begin);
     }
   }
 
@@ -228,7 +229,7 @@ class ForwardWorker {
   int64_t loaded_ = -1;                               // the head whose operands own_ holds
   const ForwardOperands<Real>& operands_;
   const Transform<Real> transform_;
-  typename RowProduct<Real>::Rows q_;
+  typename RowGemm<Real>::Rows q_;
   Scratch<Real> scores_, values_, added_, keep_;
   Scratch<Real> maxima_, shifts_, sums_, factors_;  // one value for each row
   OutputTile<Real> tile_;
@@ -236,18 +237,18 @@ class ForwardWorker {
 };
 
 template <class Real>
-void forward_as(const ForwardParams& p, int64_t keys_per_part) {
+void forward_as(const ForwardParams& p, int64_t keys_per_split) {
   ForwardOperands<Real> operands(p);
-  KvSplits<Real> parts(p, keys_per_part);
+  KvSplits<Real> splits(p, keys_per_split);
   const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kStationaryRows);
   const int64_t heads_per_item = operands.few_rows ? p.queries_per_key_head() : 1;
-  for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + parts.bytes_per_key_head())) {
+  for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + splits.bytes_per_key_head())) {
     if (!operands.one_tile) operands.load(key_heads);
-    parts.start(key_heads);
+    splits.start(key_heads);
     const int64_t first_head = key_heads.begin * p.queries_per_key_head();
     const int64_t head_items = (key_heads.end - key_heads.begin) * p.queries_per_key_head() / heads_per_item;
-    // Calls visit(worker, rows, repetition) for every tile of rows, `repetitions` times.
-    const auto for_each_tile = [&](int64_t repetitions, const auto& visit) {
+    // Calls function(worker, rows, repetition) for every tile of rows, `repetitions` times.
+    const auto for_each_tile = [&](int64_t repetitions, const auto& function) {
       const int64_t items = head_items * tiles * repetitions;
       run_items(items, operands.one_tile ? grain_of_neighbours(items) : 1, [&] {
         return [&, worker = ForwardWorker<Real>(p, operands)](int64_t item) mutable {
@@ -261,25 +262,25 @@ void forward_as(const ForwardParams& p, int64_t keys_per_part) {
           const int64_t begin = tile * kStationaryRows;
           const int64_t end = std::min(begin + kStationaryRows, sequence.num_queries);
           if (begin >= end) return;
-          visit(worker, RowTile{sequence, {head, head + heads_per_item}, {begin, end}}, item / (head_items * tiles));
+          function(worker, RowTile{sequence, {head, head + heads_per_item}, {begin, end}}, item / (head_items * tiles));
         };
       });
     };
-    if (!parts.divided()) {
+    if (!splits.enabled()) {
       for_each_tile(1, [](auto& worker, const RowTile& rows, int64_t) { worker.run(rows); });
       continue;
     }
-    for_each_tile(parts.count(),
-                  [&](auto& worker, const RowTile& rows, int64_t part) { worker.run_part(rows, parts, part); });
-    for_each_tile(1, [&](auto& worker, const RowTile& rows, int64_t) { worker.merge(rows, parts); });
+    for_each_tile(splits.count(),
+                  [&](auto& worker, const RowTile& rows, int64_t split) { worker.run_split(rows, splits, split); });
+    for_each_tile(1, [&](auto& worker, const RowTile& rows, int64_t) { worker.combine(rows, splits); });
   }
 }
 
 }  // namespace
 
-void forward(const ForwardParams& params, int64_t keys_per_part) {
-  params.element == attention::ElementType::kFloat64 ? forward_as<double>(params, keys_per_part)
-                                                     : forward_as<float>(params, keys_per_part);
+void forward(const ForwardParams& params, int64_t keys_per_split) {
+  params.element == attention::ElementType::kFloat64 ? forward_as<double>(params, keys_per_split)
+                                                     : forward_as<float>(params, keys_per_split);
 }
 
 }  // namespace flash_attn_ext::cpu

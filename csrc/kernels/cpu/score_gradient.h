@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/products/row_product.h"
+#include "kernels/cpu/gemm/row_gemm.h"
 #include "kernels/cpu/query_statistics.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/rows/score_row.h"
@@ -13,7 +13,7 @@ namespace flash_attn_ext::cpu {
 
 template <class Real>
 struct ScoreGradientOperands {
-  RowProduct<Real> qk, dout_v;
+  RowGemm<Real> qk, dout_v;
 
   explicit ScoreGradientOperands(const attention::BackwardParams& p)
       : qk(p, {p.q, p.element, p.head_dim_qk}, {p.k, p.element, p.head_dim_qk}),
@@ -57,14 +57,14 @@ class ScoreGradient {
     const int64_t key_head = head_ / p_.queries_per_key_head();
     q_.multiply(key_head, keys, p_tile_.data());
     if (with_dp) return dout_.multiply(key_head, keys, ds_tile_.data());
-    // Without dP, rows compute with the contents of this tile, and their dS is not read.
+    // differentiate() reads this tile even where dS is not requested, and nothing reads its results then.
     std::fill_n(ds_tile_.data(), num_queries() * keys.width, Real(0));
   }
 
-  // Turns the products into p() and ds(). Calls visit(run, dscore) for each query's visible keys; dscore is d loss / d
-  // score, which is dS before the derivative of a softcap.
-  template <class Visit>
-  void differentiate(const StreamedSlice& keys, Visit&& visit) {
+  // Turns the products into p() and ds(). Calls function(run, dscore) for each query's visible keys; dscore is d loss /
+  // d score, which is dS before the derivative of a softcap.
+  template <class Function>
+  void differentiate(const StreamedSlice& keys, Function&& function) {
     const attention::Interval key_range = {keys.first, keys.first + keys.count};
     const bool full = p_.visibility.coverage(queries_, key_range, sequence_) == attention::TileCoverage::kFull;
     const bool whole = full && p_.score_mod.plain() && !p_.dropout.enabled();
@@ -83,8 +83,8 @@ class ScoreGradient {
       const ScoreRun run = {{sequence_.batch, head_, queries_.begin + i, keys.first + seen.begin},
                             seen.end - seen.begin};
       const int64_t offset = i * keys.width + seen.begin;
-      visit(run,
-            whole ? ds_tile_.data() + offset : gradient_row(i, run, p_tile_.data() + offset, ds_tile_.data() + offset));
+      function(run, whole ? ds_tile_.data() + offset
+                          : gradient_row(i, run, p_tile_.data() + offset, ds_tile_.data() + offset));
     }
   }
 
@@ -120,7 +120,7 @@ class ScoreGradient {
   const attention::BackwardParams& p_;
   const Transform<Real> transform_;
   const int64_t clip_;
-  typename RowProduct<Real>::Rows q_, dout_;
+  typename RowGemm<Real>::Rows q_, dout_;
   Scratch<Real> p_tile_, ds_tile_, added_, keep_, dscore_;
   QueryStatistics<Real> statistics_;
   attention::Sequence sequence_{};

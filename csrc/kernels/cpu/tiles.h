@@ -23,16 +23,16 @@ struct StreamedSlice {
   int64_t offset_in_tile() const { return first - tile * kStreamedRows; }
 };
 
-// Calls visit(slice) for each streamed tile that overlaps the interval, in ascending order. Slices are clipped to the
-// interval in steps of `clip` rows.
-template <class Visit>
-void for_each_slice(const attention::Interval& visible, int64_t length, int64_t clip, Visit&& visit) {
+// Calls function(slice) for each streamed tile that overlaps the interval, in ascending order. Slices are clipped to
+// the interval in steps of `clip` rows.
+template <class Function>
+void for_each_slice(const attention::Interval& visible, int64_t length, int64_t clip, Function&& function) {
   if (visible.empty()) return;
   for (int64_t tile = visible.begin / kStreamedRows; tile * kStreamedRows < visible.end; ++tile) {
     const int64_t begin = std::max(visible.begin, tile * kStreamedRows) / clip * clip;
     const int64_t end = std::min(visible.end, (tile + 1) * kStreamedRows);
     const int64_t width = num_tiles(end - begin, clip) * clip;
-    visit(StreamedSlice{tile, begin, std::min(width, length - begin), width});
+    function(StreamedSlice{tile, begin, std::min(width, length - begin), width});
   }
 }
 

@@ -32,8 +32,8 @@ void run_items(int64_t num_items, MakeWorker&& make_worker) {
 // How many items a thread fetches at a time if neighbouring items share what it keeps. Each thread still fetches often
 // enough for the load to even out.
 inline int64_t grain_of_neighbours(int64_t num_items) {
-  constexpr int64_t kClaimsPerThread = 8;
-  return std::max<int64_t>(1, num_items / (kClaimsPerThread * at::get_num_threads()));
+  constexpr int64_t kFetchesPerThread = 8;
+  return std::max<int64_t>(1, num_items / (kFetchesPerThread * at::get_num_threads()));
 }
 
 }  // namespace flash_attn_ext::cpu

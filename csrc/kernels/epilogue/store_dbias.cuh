@@ -17,8 +17,8 @@ __device__ __forceinline__ void store_dbias(const attention::BiasGradient& g, in
   }
 }
 
-// 8 neighbouring elements from a multiple of 16 bytes on. The stores are marked evict-first in L2 (st.cs). nvcc would
-// split a plain store of values that asm computes into four.
+// Stores 8 neighbouring elements, the first of which is at a multiple of 16 bytes. The stores are marked evict-first in
+// L2 (st.cs). nvcc would split a plain store of values that asm computes into four.
 template <class Element>
 __device__ __forceinline__ void store_dbias_chunk(const attention::BiasGradient& g, int64_t offset, float4 low,
                                                   float4 high) {
@@ -77,7 +77,7 @@ struct DbiasTileStore {
   }
 
  private:
-  // One element at a time, with neighbouring threads on neighbouring elements.
+  // Stores one element at a time. Neighbouring threads store neighbouring elements.
   __device__ __forceinline__ void store_elements(int64_t offset, const Sums& sums) const {
     const attention::BiasGradient& g = p.dbias;
     for (int index = static_cast<int>(threadIdx.x); index < kTile * kTile; index += kThreads) {

@@ -51,8 +51,8 @@ __device__ __forceinline__ void store_quads(const OutputRows<Element>& target, c
 }
 
 // Writes one row at a time, 32 of its columns as 64 contiguous bytes. row_of: the target row of a thread's row r.
-// Returns whether one of the thread's elements in an existing row is not finite. Where rows are not in chunks, it only
-// does that.
+// Returns whether one of the thread's elements in an existing row is not finite. Where rows are not whole 16-byte
+// chunks, it stores nothing, and only reports this.
 template <class Element, class Acc, class RowOf>
 __device__ __forceinline__ bool store_row_chunks(const OutputRows<Element>& target, const Acc& acc, RowOf&& row_of,
                                                  bool in_chunks = true) {

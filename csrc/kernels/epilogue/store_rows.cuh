@@ -27,7 +27,7 @@ struct OutputRows {
   }
 };
 
-// One element at a time, for any strides.
+// Stores one element at a time, for any strides.
 template <class Element, class Acc>
 __device__ __forceinline__ void store_elements(const OutputRows<Element>& target, const Acc& acc) {
 #pragma unroll

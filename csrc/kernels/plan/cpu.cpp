@@ -9,7 +9,7 @@ namespace flash_attn_ext::plan {
 ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
   ForwardPlan plan;
   const bool one_tile = p.sequences.max_seqlen_q <= cpu::kStationaryRows;
-  if (one_tile && p.sequences.max_seqlen_k > cpu::kKeysPerPart) plan.keys_per_part = cpu::kKeysPerPart;
+  if (one_tile && p.sequences.max_seqlen_k > cpu::kKeysPerSplit) plan.keys_per_split = cpu::kKeysPerSplit;
   return plan;
 }
 

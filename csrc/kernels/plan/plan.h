@@ -16,7 +16,7 @@ namespace flash_attn_ext::plan {
 
 // The resources that a plan may use.
 struct Limits {
-  int64_t max_stored_bytes = 0;  // for materialised scores and masks (FLASH_ATTN_EXT_WORKSPACE_MIB)
+  int64_t max_materialised_bytes = 0;  // for materialised scores and masks (FLASH_ATTN_EXT_WORKSPACE_MIB)
   int64_t l2_bytes = 0;
   int64_t sms = 0;
 };
@@ -33,8 +33,8 @@ struct WorkspacePart {
   }
 };
 
-// How rows are repaired in which tensor cores produced a NaN. They are recomputed without tensor cores
-// (docs/numerics.md), because the NaN may be 0 times a value that no query attends.
+// How rows with a NaN from tensor cores are repaired. They are recomputed without tensor cores (docs/numerics.md),
+// because the NaN may be 0 times a value that no query attends.
 enum class NanRepair {
   kNone,       // the kernel needs no repair
   kInKernel,   // the kernel recomputes such rows: where another launch would be a large part of the call
@@ -53,10 +53,10 @@ enum class ForwardKernel {
 
 struct ForwardPlan {
   ForwardKernel kernel = ForwardKernel::kCpu;
-  int64_t keys_per_part = 0;  // kCpu: keys of a split where threads share a query tile; 0: they do not
-  bool tf32 = false;          // operands of float32 GEMMs are rounded to TF32
-  int head_dim = 0;           // that the kernel is compiled for
-  int head_dim_v = 0;         // kWarpSpecialised; elsewhere 0, and v has head_dim
+  int64_t keys_per_split = 0;  // kCpu: keys of a split where threads share a query tile; 0: they do not
+  bool tf32 = false;           // operands of float32 GEMMs are rounded to TF32
+  int head_dim = 0;            // that the kernel is compiled for
+  int head_dim_v = 0;          // kWarpSpecialised; elsewhere 0, and v has head_dim
   ScoreMode score = ScoreMode::kGeneric;
   // The row of the table of the kernel: sm80::kForwardConfigs (kStreaming), sm80::kSplitConfigs (kSplit),
   // sm90::kForwardConfigs (kWarpSpecialised) or sm90::kSingleTileConfigs (kSingleTile).
@@ -96,31 +96,31 @@ struct ForwardPlan {
 
 enum class BackwardKernels {
   kCpu,
-  kRows,             // float64: as in the forward pass
-  kFused,            // one kernel for dQ, dK and dV: five GEMMs per tile
-  kRecompute,        // dQ, then dK and dV; each computes the scores: seven GEMMs per tile
-  kStoreInDkdv,      // dK and dV first, which materialise dS; dQ = dS K: five GEMMs per tile
-  kStoreInDq,        // dQ first, which materialises P and dS; dV = P^T dO and dK = dS^T Q
-  kWarpSpecialised,  // Hopper: persistent CTAs fetch key tiles and add to dQ in a fixed order: five GEMMs per tile
-  // Hopper: the order of kStoreInDq, in warp-specialised kernels
+  kRows,               // float64: as in the forward pass
+  kFused,              // one kernel for dQ, dK and dV: five GEMMs per tile
+  kRecompute,          // dQ, then dK and dV; each computes the scores: seven GEMMs per tile
+  kMaterialiseInDkdv,  // dK and dV first, which materialise dS; dQ = dS K: five GEMMs per tile
+  kMaterialiseInDq,    // dQ first, which materialises P and dS; dV = P^T dO and dK = dS^T Q
+  kKeyStationary,      // Hopper: persistent CTAs fetch key tiles and add to dQ in a fixed order: five GEMMs per tile
+  // Hopper: the order of kMaterialiseInDq, in warp-specialised kernels
   kTwoPass,
   // Hopper: few queries stay in a persistent CTA, and key tiles stream past; partial dQ are summed afterwards
   kQueryStationary,
 };
 
 enum class DeltaSource {
-  kNone,         // there is nothing to do
-  kOwnKernel,    // rowsum(dout * out) - dlse, before all other kernels
-  kFirstKernel,  // the same, in the dQ or the fused kernel; on Hopper in the one that prepares statistics
-  kExactKernel,  // rowsum(P dP) - dlse, in which out is not rounded to the element type
+  kNone,          // there is nothing to do
+  kOwnKernel,     // rowsum(dout * out) - dlse, before all other kernels
+  kSharedKernel,  // the same, in the dQ or the fused kernel; on Hopper in the one that prepares statistics
+  kExactKernel,   // rowsum(P dP) - dlse, in which out is not rounded to the element type
 };
 
 enum class BiasGradientSource {
   kNone,
-  kRowSums,      // of dS, without dS (attention/dscore_row_sums.h); their kernel also subtracts dlse from delta
-  kSameDscores,  // the dS that dQ, dK and dV are computed from, at the same time
-  kStored,       // materialised dS
-  kRecomputed,   // recomputed dS
+  kRowSums,       // of dS, without dS (attention/dscore_row_sums.h); their kernel also subtracts dlse from delta
+  kSameDscores,   // the dS that dQ, dK and dV are computed from, at the same time
+  kMaterialised,  // materialised dS
+  kRecomputed,    // recomputed dS
 };
 
 struct BackwardPlan {
@@ -137,17 +137,18 @@ struct BackwardPlan {
   int dscore_head_dim = 0;  // of the kernels that recompute dS
   ScoreMode dq_score = ScoreMode::kGeneric;
   ScoreMode dkdv_score = ScoreMode::kGeneric;
-  int dq_row = 0;    // of sm80::kDqConfigs
-  int dkdv_row = 0;  // of sm80::kDkdvConfigs
-  int row = 0;  // of sm90::kBackwardConfigs (kWarpSpecialised), sm90::kTwoPassConfigs or sm90::kQueryStationaryConfigs
+  int dq_row = 0;     // of sm80::kDqConfigs
+  int dkdv_row = 0;   // of sm80::kDkdvConfigs
   int fused_row = 0;  // of sm80::kFusedConfigs
-  LoopOrder order;    // kWarpSpecialised; its head dim is dkdv_head_dim
+  // Of sm90::kBackwardConfigs (kKeyStationary), sm90::kTwoPassConfigs or sm90::kQueryStationaryConfigs.
+  int row = 0;
+  LoopOrder order;  // kKeyStationary; its head dim is dkdv_head_dim
   int64_t persistent_ctas = 0;
   int64_t query_tiles_of_head = 0;  // in all sequences
   NanRepair nan_repair = NanRepair::kNone;
   int64_t l2_bytes = 0;
 
-  struct Stored {
+  struct Materialised {
     int64_t rows = 0;
     int64_t columns = 0;
     int64_t bytes_of_matrices = 0;  // of the matrices of P of one launch; those of dS have the same size
@@ -157,7 +158,7 @@ struct BackwardPlan {
     // are not divided into chunks.
     std::vector<int> chunk_ends;
     int64_t key_tiles_of_matrix = 0;  // with query chunks: those that hand on partial dK and dV
-  } stored;
+  } materialised;
 
   int64_t dq_splits = 1;  // CTAs that share the keys of a query tile in the kernel that computes dQ
 
@@ -166,9 +167,9 @@ struct BackwardPlan {
   struct Workspace {
     int64_t bytes = 0;
     WorkspacePart delta;
-    WorkspacePart stored_scores;
+    WorkspacePart materialised_scores;
     WorkspacePart mask_tiles;
-    WorkspacePart mask_bits;  // of a boolean mask, packed: kWarpSpecialised and kTwoPass
+    WorkspacePart mask_bits;  // of a boolean mask, packed: kKeyStationary and kTwoPass
     WorkspacePart alibi_partials;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
@@ -186,7 +187,7 @@ struct BackwardPlan {
   } workspace;
 
   bool is_warp_specialised() const {
-    return kernels == BackwardKernels::kWarpSpecialised || kernels == BackwardKernels::kTwoPass ||
+    return kernels == BackwardKernels::kKeyStationary || kernels == BackwardKernels::kTwoPass ||
            kernels == BackwardKernels::kQueryStationary;
   }
 };
@@ -198,7 +199,7 @@ struct TangentPlan {
   int64_t l2_bytes = 0;
 };
 
-// Formats a plan as text, for people and profiles: "fused (tile 32 x 128); delta by the first kernel; no workspace".
+// Formats a plan as text, for people and profiles: "fused (tile 32 x 128); delta within another kernel; no workspace".
 std::string describe(const ForwardPlan& plan);
 std::string describe(const BackwardPlan& plan);
 std::string describe(const TangentPlan& plan);  // the plan has a kernel

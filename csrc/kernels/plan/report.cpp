@@ -58,12 +58,12 @@ const char* name_of(BackwardKernels kernels) {
       return "fused";
     case BackwardKernels::kRecompute:
       return "recompute the scores";
-    case BackwardKernels::kStoreInDkdv:
+    case BackwardKernels::kMaterialiseInDkdv:
       return "materialise dS with dK and dV";
-    case BackwardKernels::kStoreInDq:
+    case BackwardKernels::kMaterialiseInDq:
       return "materialise P and dS with dQ";
-    case BackwardKernels::kWarpSpecialised:
-      return "warp-specialised";
+    case BackwardKernels::kKeyStationary:
+      return "warp-specialised, key-stationary";
     case BackwardKernels::kTwoPass:
       return "warp-specialised, two-pass";
     case BackwardKernels::kQueryStationary:
@@ -78,8 +78,8 @@ const char* name_of(DeltaSource source) {
       return "";
     case DeltaSource::kOwnKernel:
       return "by its own kernel";
-    case DeltaSource::kFirstKernel:
-      return "by the first kernel";
+    case DeltaSource::kSharedKernel:
+      return "within another kernel";
     case DeltaSource::kExactKernel:
       return "exact, by its own kernel";
   }
@@ -94,7 +94,7 @@ const char* name_of(BiasGradientSource source) {
       return "from row sums";
     case BiasGradientSource::kSameDscores:
       return "from the same dS";
-    case BiasGradientSource::kStored:
+    case BiasGradientSource::kMaterialised:
       return "from the materialised dS";
     case BiasGradientSource::kRecomputed:
       return "from recomputed dS";
@@ -142,7 +142,7 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
   Columns columns(report);
   switch (plan.kernel) {
     case ForwardKernel::kCpu:
-      if (plan.keys_per_part > 0) columns.add("keys_per_split", plan.keys_per_part);
+      if (plan.keys_per_split > 0) columns.add("keys_per_split", plan.keys_per_split);
       break;
     case ForwardKernel::kRows:
       break;
@@ -171,16 +171,16 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
   }
 }
 
-void add_stored(Columns& columns, const BackwardPlan::Stored& stored) {
-  columns.add("launches", stored.launches);
-  columns.add("key_heads_per_launch", stored.pairs_per_launch);
-  columns.add_above_one("query_chunks", static_cast<int64_t>(stored.chunk_ends.size()));
+void add_materialised(Columns& columns, const BackwardPlan::Materialised& materialised) {
+  columns.add("launches", materialised.launches);
+  columns.add("key_heads_per_launch", materialised.pairs_per_launch);
+  columns.add_above_one("query_chunks", static_cast<int64_t>(materialised.chunk_ends.size()));
 }
 
 void add_portable(Report& report, const BackwardPlan& plan) {
   Columns columns(report);
-  const bool stores_with_dkdv = plan.kernels == BackwardKernels::kStoreInDkdv;
-  const bool stores_with_dq = plan.kernels == BackwardKernels::kStoreInDq;
+  const bool stores_with_dkdv = plan.kernels == BackwardKernels::kMaterialiseInDkdv;
+  const bool stores_with_dq = plan.kernels == BackwardKernels::kMaterialiseInDq;
   if (!stores_with_dkdv) {
     columns.add("dq_score_mode", name_of(plan.dq_score));
     columns.add("dq_head_dim", plan.dq_head_dim);
@@ -191,10 +191,10 @@ void add_portable(Report& report, const BackwardPlan& plan) {
   }
   columns.add_if(plan.tf32, "tf32");
   columns.add_above_one("splits", plan.dq_splits);
-  if (stores_with_dkdv || stores_with_dq) add_stored(columns, plan.stored);
+  if (stores_with_dkdv || stores_with_dq) add_materialised(columns, plan.materialised);
 }
 
-void add_warp_specialised(Report& report, const BackwardPlan& plan) {
+void add_key_stationary(Report& report, const BackwardPlan& plan) {
   Columns columns(report);
   columns.add("score_mode", name_of(plan.dkdv_score));
   columns.add("head_dims", head_dims(plan.dkdv_head_dim));
@@ -217,12 +217,12 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
       columns.add("tile", {sm80::kFusedConfigs[plan.fused_row].queries, sm80::kFusedConfigs[plan.fused_row].keys});
       break;
     case BackwardKernels::kRecompute:
-    case BackwardKernels::kStoreInDkdv:
-    case BackwardKernels::kStoreInDq:
+    case BackwardKernels::kMaterialiseInDkdv:
+    case BackwardKernels::kMaterialiseInDq:
       add_portable(report, plan);
       break;
-    case BackwardKernels::kWarpSpecialised:
-      add_warp_specialised(report, plan);
+    case BackwardKernels::kKeyStationary:
+      add_key_stationary(report, plan);
       break;
     case BackwardKernels::kQueryStationary:
       columns.add("head_dims", head_dims(plan.dkdv_head_dim));
@@ -231,7 +231,7 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
     case BackwardKernels::kTwoPass:
       columns.add("score_mode", name_of(plan.dq_score));
       columns.add("head_dims", head_dims(plan.dq_head_dim, plan.head_dim_v));
-      add_stored(columns, plan.stored);
+      add_materialised(columns, plan.materialised);
       break;
   }
 }
@@ -262,7 +262,7 @@ Report report(const BackwardPlan& plan) {
   const BackwardPlan::Workspace& workspace = plan.workspace;
   add_workspace(report, workspace.bytes,
                 {{"delta", workspace.delta},
-                 {"materialised scores", workspace.stored_scores},
+                 {"materialised scores", workspace.materialised_scores},
                  {"mask tiles", workspace.mask_tiles},
                  {"mask bits", workspace.mask_bits},
                  {"ALiBi partial sums", workspace.alibi_partials},

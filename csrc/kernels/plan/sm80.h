@@ -55,7 +55,7 @@ inline bool has_whole_chunks(const attention::MatrixView& view, int64_t columns,
 // Whether materialised dS is all that dBias needs. dBias must not be more precise than dS. It must have no sum over
 // rows, in which the rounding of dS would add up. And dS must be that of the score itself, so there must be no softcap.
 // There are kernels for 16-bit scores.
-inline bool dbias_may_be_stored(const attention::BackwardParams& p) {
+inline bool dbias_may_read_materialised(const attention::BackwardParams& p) {
   return attention::is_16_bit(p.element) && p.score_mod.bias.element != attention::ElementType::kFloat32 &&
          p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
 }

@@ -3,9 +3,9 @@
 #include "kernels/config/combine.h"
 #include "kernels/plan/bias_gradient.h"
 #include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/materialised_scores.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/stored_scores.h"
 #include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
@@ -39,27 +39,27 @@ const sm80::DqConfig& dq_config(const BackwardParams& p, ScoreMode score) {
 
 // Whether query tiles leave SMs without a CTA of dQ, and there are keys to split. As in the forward pass, keys are not
 // split for more queries, so that a result does not depend on the rest of the batch there.
-bool divides_keys_of_dq(const BackwardParams& p, const Limits& limits) {
+bool splits_keys_of_dq(const BackwardParams& p, const Limits& limits) {
   constexpr int kTileQueries = 128;  // of most kernels that compute dQ
   const attention::SequenceTable& lengths = p.sequences;
   if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > kSplitQueries) return false;
   const int64_t blocks = p.batch * p.num_heads_q * num_tiles(lengths.max_seqlen_q, kTileQueries);
-  return blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys && dq_config(p, ScoreMode::kGeneric).divides_keys;
+  return blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys && dq_config(p, ScoreMode::kGeneric).splits_kv;
 }
 
-// divided: whether the keys of dQ are split. With that many keys, scale-only kernels pay where their tiles are no
+// splits_kv: whether the keys of dQ are split. With that many keys, scale-only kernels pay where their tiles are no
 // larger than those of generic kernels.
-ScoreMode mode_without_bias_mask(const BackwardParams& p, bool divided) {
+ScoreMode mode_without_bias_mask(const BackwardParams& p, bool splits_kv) {
   const bool has_small_tiles = attention::is_16_bit(p.element) && largest_head_dim(p) > 64;
-  const bool fills_tiles = p.sequences.max_seqlen_q > kStationaryQueries || (divided && has_small_tiles);
+  const bool fills_tiles = p.sequences.max_seqlen_q > kStationaryQueries || (splits_kv && has_small_tiles);
   return only_scales(p) && fills_tiles ? ScoreMode::kScaleOnly : ScoreMode::kGeneric;
 }
 
 // What changes a score, whatever kernels there are, but for those that cannot split keys.
-ScoreMode score_mode(const BackwardParams& p, bool divided) {
+ScoreMode score_mode(const BackwardParams& p, bool splits_kv) {
   const bool bias_mask = score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled();
-  const bool can_divide = dq_config(p, ScoreMode::kBiasMask).divides_keys;
-  return bias_mask && (!divided || can_divide) ? ScoreMode::kBiasMask : mode_without_bias_mask(p, divided);
+  const bool can_split = dq_config(p, ScoreMode::kBiasMask).splits_kv;
+  return bias_mask && (!splits_kv || can_split) ? ScoreMode::kBiasMask : mode_without_bias_mask(p, splits_kv);
 }
 
 // Which kernel materialises scores for the other one. In scale-only calls dK/dV does where both of its accumulators fit
@@ -80,7 +80,7 @@ bool dq_stores_scores(const BackwardParams& p, ScoreMode score) {
 
 bool takes_tf32_kernels(const BackwardParams& p) {
   return p.element == attention::ElementType::kFloat32 && p.allow_tf32 &&
-         mode_without_bias_mask(p, /*divided=*/false) == ScoreMode::kScaleOnly &&
+         mode_without_bias_mask(p, /*splits_kv=*/false) == ScoreMode::kScaleOnly &&
          largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
 }
 
@@ -90,31 +90,31 @@ BackwardKernels choose_order(const BackwardParams& p, ScoreMode score) {
   if (takes_tf32_kernels(p) || !wants_dkdv(p) || p.dq.data == nullptr || !has_scores(p)) {
     return BackwardKernels::kRecompute;
   }
-  if (dkdv_stores_scores(p, score)) return BackwardKernels::kStoreInDkdv;
-  if (dq_stores_scores(p, score)) return BackwardKernels::kStoreInDq;
+  if (dkdv_stores_scores(p, score)) return BackwardKernels::kMaterialiseInDkdv;
+  if (dq_stores_scores(p, score)) return BackwardKernels::kMaterialiseInDq;
   return BackwardKernels::kRecompute;
 }
 
 // Empty where not even the scores of one head fit.
-BackwardPlan::Stored size_stored_scores(const BackwardParams& p, BackwardKernels order, int64_t max_bytes) {
-  const bool keys_first = order == BackwardKernels::kStoreInDkdv;
+BackwardPlan::Materialised size_materialised_scores(const BackwardParams& p, BackwardKernels order, int64_t max_bytes) {
+  const bool keys_first = order == BackwardKernels::kMaterialiseInDkdv;
   const bool packed = is_packed(p);
   const attention::SequenceTable& lengths = p.sequences;
-  BackwardPlan::Stored stored;
-  stored.columns = StoredScores::padded(keys_first ? lengths.max_seqlen_q : lengths.max_seqlen_k);
-  stored.rows = packed ? StoredScores::packed_rows(keys_first ? lengths.total_k : lengths.total_q, p.batch)
-                       : StoredScores::padded(keys_first ? lengths.max_seqlen_k : lengths.max_seqlen_q);
+  BackwardPlan::Materialised materialised;
+  materialised.columns = MaterialisedScores::padded(keys_first ? lengths.max_seqlen_q : lengths.max_seqlen_k);
+  materialised.rows = packed ? MaterialisedScores::packed_rows(keys_first ? lengths.total_k : lengths.total_q, p.batch)
+                             : MaterialisedScores::padded(keys_first ? lengths.max_seqlen_k : lengths.max_seqlen_q);
   // A matrix holds one pair or, in a packed batch, all pairs of a key head.
   const int64_t pairs_of_matrix = packed ? p.batch : 1;
   const int64_t matrices = p.batch * p.num_heads_k / pairs_of_matrix;
-  const int64_t bytes = p.queries_per_key_head() * stored.rows * stored.columns * element_bytes(p);
+  const int64_t bytes = p.queries_per_key_head() * materialised.rows * materialised.columns * element_bytes(p);
   const int64_t most =
-      std::min(std::min(max_bytes, StoredScores::kMostBytes) / (keys_first ? bytes : 2 * bytes), matrices);
+      std::min(std::min(max_bytes, MaterialisedScores::kMostBytes) / (keys_first ? bytes : 2 * bytes), matrices);
   if (most == 0) return {};
-  stored.pairs_per_launch = in_equal_launches(p, most * pairs_of_matrix);
-  stored.bytes_of_matrices = stored.pairs_per_launch / pairs_of_matrix * bytes;
-  stored.launches = (p.batch * p.num_heads_k + stored.pairs_per_launch - 1) / stored.pairs_per_launch;
-  return stored;
+  materialised.pairs_per_launch = in_equal_launches(p, most * pairs_of_matrix);
+  materialised.bytes_of_matrices = materialised.pairs_per_launch / pairs_of_matrix * bytes;
+  materialised.launches = (p.batch * p.num_heads_k + materialised.pairs_per_launch - 1) / materialised.pairs_per_launch;
+  return materialised;
 }
 
 // In sums of dS over rows the terms cancel, but the error that a rounded O leaves in delta does not. Nor does it vanish
@@ -128,12 +128,12 @@ bool needs_exact_delta(const BackwardParams& p) {
 DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
   if (needs_exact_delta(p)) return DeltaSource::kExactKernel;
   if (dbias_is_row_sums(p)) return DeltaSource::kOwnKernel;  // the row sums come between it and all that read delta
-  const bool first_kernel_has_queries = kernels == BackwardKernels::kFused || kernels == BackwardKernels::kRecompute ||
-                                        kernels == BackwardKernels::kStoreInDq;
+  const bool dq_kernel_has_queries = kernels == BackwardKernels::kFused || kernels == BackwardKernels::kRecompute ||
+                                     kernels == BackwardKernels::kMaterialiseInDq;
   const int64_t chunk = 16 / element_bytes(p);
   const bool readable = has_whole_chunks(p.out, p.head_dim_v, chunk) && has_whole_chunks(p.dout, p.head_dim_v, chunk);
-  return first_kernel_has_queries && p.dq.data != nullptr && readable ? DeltaSource::kFirstKernel
-                                                                      : DeltaSource::kOwnKernel;
+  return dq_kernel_has_queries && p.dq.data != nullptr && readable ? DeltaSource::kSharedKernel
+                                                                   : DeltaSource::kOwnKernel;
 }
 
 void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
@@ -143,10 +143,11 @@ void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
     plan.writes_dbias_once = true;
     return;
   }
-  const bool stored = plan.stored.launches > 0 && dbias_may_be_stored(p);
-  plan.dbias = stored ? BiasGradientSource::kStored : BiasGradientSource::kRecomputed;
+  const bool materialised = plan.materialised.launches > 0 && dbias_may_read_materialised(p);
+  plan.dbias = materialised ? BiasGradientSource::kMaterialised : BiasGradientSource::kRecomputed;
   // Without scores there are no CTAs that would write it.
-  plan.writes_dbias_once = has_scores(p) && (!stored || launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch));
+  plan.writes_dbias_once =
+      has_scores(p) && (!materialised || launches_hold_sums_of_dbias(p, plan.materialised.pairs_per_launch));
 }
 
 // The least keys that are worth a CTA that computes a partial dQ, and the CTAs of the dQ kernel per SM.
@@ -156,12 +157,12 @@ constexpr int kDqCtas = 2;
 // The kernel that computes dQ: the queries of a tile, and its CTAs per SM.
 struct DqBlocks {
   int queries;
-  int resident;
+  int ctas_per_sm;
 };
 
 DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
-  if (plan.kernels == BackwardKernels::kStoreInDkdv) {
-    const sm80::ProductTile tile = sm80::product_tile(element_bytes(p), static_cast<int>(p.head_dim_qk));
+  if (plan.kernels == BackwardKernels::kMaterialiseInDkdv) {
+    const sm80::GemmTile tile = sm80::gemm_tile(element_bytes(p), static_cast<int>(p.head_dim_qk));
     return {tile.rows, tile.blocks};
   }
   return {sm80::kDqConfigs[plan.dq_row].tile.queries, kDqCtas};
@@ -171,7 +172,7 @@ DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
 int64_t count_dq_splits(const BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const DqBlocks of_dq = dq_blocks(plan, p);
   const int64_t blocks = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, of_dq.queries);
-  return std::clamp<int64_t>(limits.sms * of_dq.resident / blocks, 1, visible_keys(p) / kLeastKeysOfDqSplit);
+  return std::clamp<int64_t>(limits.sms * of_dq.ctas_per_sm / blocks, 1, visible_keys(p) / kLeastKeysOfDqSplit);
 }
 
 void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
@@ -182,24 +183,24 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
     plan.nan_repair = NanRepair::kInKernel;
     return;
   }
-  const bool divided = divides_keys_of_dq(p, limits);
-  plan.kernels = choose_order(p, score_mode(p, divided));
+  const bool splits_kv = splits_keys_of_dq(p, limits);
+  plan.kernels = choose_order(p, score_mode(p, splits_kv));
   if (plan.kernels != BackwardKernels::kRecompute) {
-    plan.stored = size_stored_scores(p, plan.kernels, limits.max_stored_bytes);
-    if (plan.stored.launches == 0) plan.kernels = BackwardKernels::kRecompute;
+    plan.materialised = size_materialised_scores(p, plan.kernels, limits.max_materialised_bytes);
+    if (plan.materialised.launches == 0) plan.kernels = BackwardKernels::kRecompute;
   }
   const auto row_of = [&](const auto& table, ScoreMode score) {
     return sm80::find_row(table, element_bytes(p), largest_head_dim(p), score);
   };
-  plan.dq_row = row_of(sm80::kDqConfigs, score_mode(p, divided));
-  plan.dkdv_row = row_of(sm80::kDkdvConfigs, mode_without_bias_mask(p, divided));
+  plan.dq_row = row_of(sm80::kDqConfigs, score_mode(p, splits_kv));
+  plan.dkdv_row = row_of(sm80::kDkdvConfigs, mode_without_bias_mask(p, splits_kv));
   plan.dq_score = sm80::kDqConfigs[plan.dq_row].score;
   plan.dq_head_dim = sm80::kDqConfigs[plan.dq_row].head_dim;
   plan.dkdv_score = sm80::kDkdvConfigs[plan.dkdv_row].score;
   plan.dkdv_head_dim = sm80::kDkdvConfigs[plan.dkdv_row].head_dim;
   plan.tf32 = takes_tf32_kernels(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
-  if (divided) plan.dq_splits = count_dq_splits(plan, p, limits);
+  if (splits_kv) plan.dq_splits = count_dq_splits(plan, p, limits);
 }
 
 int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int tile_rows) {
@@ -209,8 +210,8 @@ int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int
 void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   int64_t& total = plan.workspace.bytes;
   plan.workspace.delta = append(total, statistic_bytes(p));
-  const bool stores_p = plan.kernels == BackwardKernels::kStoreInDq;
-  plan.workspace.stored_scores = append(total, plan.stored.bytes_of_matrices * (stores_p ? 2 : 1));
+  const bool stores_p = plan.kernels == BackwardKernels::kMaterialiseInDq;
+  plan.workspace.materialised_scores = append(total, plan.materialised.bytes_of_matrices * (stores_p ? 2 : 1));
   if (p.score_mod.mask.present()) plan.workspace.mask_tiles = append(total, count_mask_tiles(p).total());
   if (p.dalibi_slopes) {
     plan.alibi_partials_per_head = num_tiles(p.sequences.max_seqlen_q, dq_config(p, ScoreMode::kGeneric).tile.queries);
@@ -224,12 +225,12 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   }
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;
   // The kernel that sums partial dQ recomputes rows itself.
-  if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kStoreInDkdv && plan.dq_splits == 1) {
+  if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kMaterialiseInDkdv && plan.dq_splits == 1) {
     const sm80::QueryStationaryTile tile = sm80::kDqConfigs[plan.dq_row].tile;
     const int64_t blocks = count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, tile.queries);
     plan.workspace.dq_nan_flags = append(total, blocks * num_slices(p.head_dim_qk, tile.columns) * tile.warps);
   }
-  if (wants_dkdv(p) && plan.kernels != BackwardKernels::kStoreInDq) {
+  if (wants_dkdv(p) && plan.kernels != BackwardKernels::kMaterialiseInDq) {
     const sm80::KeyStationaryTile tile = sm80::kDkdvConfigs[plan.dkdv_row].tile;
     const int64_t blocks = count_blocks(p, p.num_heads_k, p.sequences.max_seqlen_k, tile.keys);
     plan.workspace.dkdv_nan_flags = append(total, blocks * num_slices(largest_head_dim(p), tile.columns) * tile.warps);

@@ -76,7 +76,7 @@ bool has_few_queries(const BackwardParams& p) {
   return p.sequences.max_seqlen_k > kMostKeysPerQuery * p.sequences.max_seqlen_q;
 }
 
-// Whether the key-stationary kernel computes all gradients. With a mask, calls with few queries are for kernels without
+// Whether the key-stationary kernel computes all gradients. Calls with a mask and few queries take kernels without
 // semaphores.
 bool is_fused(const BackwardParams& p) {
   if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
@@ -141,7 +141,7 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
   // Gradients that sum dS over rows, or need recomputed scores, have portable kernels only.
-  if (p.dbias.present() && !dbias_may_be_stored(p)) return true;
+  if (p.dbias.present() && !dbias_may_read_materialised(p)) return true;
   if (p.dalibi_slopes != nullptr || p.dsink != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
@@ -162,8 +162,8 @@ uint32_t count_group_shares(int64_t group, sm90::HeadDims dims, int64_t query_ti
   return static_cast<uint32_t>(group / heads);
 }
 
-// Whether cyclic groups leave some CTAs over, and groups of half the size do not. CTAs that are left over hold tiles of
-// a group whose other tiles are fetched only when all other CTAs have finished theirs. It matters in the first rounds,
+// Whether cyclic groups leave CTAs over while groups of half the size do not. A CTA that is left over holds a tile of a
+// group whose other tiles are fetched only when the other CTAs have finished theirs. This matters in the first waves,
 // at small head dims (docs/kernels/log/sm90_backward.md, "Figures behind plans").
 bool leaves_blocks_over(const LoopOrder& order, sm90::HeadDims dims, int64_t blocks) {
   constexpr int64_t kFirstRounds = 8;
@@ -238,14 +238,14 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
   if (!mask.present()) return true;
   if (!MaskIterations::may_be_numbered(p, order)) return false;
   const bool is_a_share_of_the_mask = mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
-  return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_stored_bytes;
+  return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_materialised_bytes;
 }
 
-BackwardPlan plan_fused(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
+BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
   BackwardPlan plan;
   const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
-  plan.kernels = BackwardKernels::kWarpSpecialised;
-  plan.delta = DeltaSource::kFirstKernel;
+  plan.kernels = BackwardKernels::kKeyStationary;
+  plan.delta = DeltaSource::kSharedKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
   plan.dq_score = plan.dkdv_score = score_mode_sm90(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
@@ -287,7 +287,7 @@ BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (keeps_queries(p)) return plan_backward_query_stationary(p, limits);
   if (is_fused(p)) {
     const LoopOrder order = loop_order(p, limits.sms);
-    if (may_list_iterations(p, order, limits)) return plan_fused(p, order, limits);
+    if (may_list_iterations(p, order, limits)) return plan_key_stationary(p, order, limits);
   }
   const std::optional<BackwardPlan> storing = plan_backward_two_pass(p, limits);
   return storing ? *storing : plan_backward_sm80(p, limits);

@@ -17,35 +17,35 @@ int64_t count_query_tiles(const BackwardParams& p) {
 }
 
 // Divides the scores of a call among launches, each of which materialises some of them.
-class StoredTiles {
+class MaterialisedTiles {
  public:
-  StoredTiles(const BackwardParams& p, const sm90::ProductTile& product, const Limits& limits)
+  MaterialisedTiles(const BackwardParams& p, const sm90::GemmTile& gemm, const Limits& limits)
       : p_(p),
         tiles_(ScoreTiles::of(p)),
         sms_(limits.sms),
         pairs_of_matrix_(is_packed(p) ? p.batch : 1),
         matrices_(p.batch * p.num_heads_k / pairs_of_matrix_),
         group_(p.queries_per_key_head()),
-        room_(limits.max_stored_bytes / (2 * group_ * ScoreTiles::kBytes)),
-        key_tiles_(is_packed(p) ? p.sequences.total_k / product.keys() + p.batch
-                                : (p.sequences.max_seqlen_k + product.keys() - 1) / product.keys()),
-        product_blocks_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
+        room_(limits.max_materialised_bytes / (2 * group_ * ScoreTiles::kBytes)),
+        key_tiles_(is_packed(p) ? p.sequences.total_k / gemm.keys() + p.batch
+                                : (p.sequences.max_seqlen_k + gemm.keys() - 1) / gemm.keys()),
+        gemm_ctas_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
 
   // Returns no launches where the call is for other kernels.
-  BackwardPlan::Stored divide() const {
+  BackwardPlan::Materialised divide() const {
     const int64_t whole = std::min(room_ / tiles_.in_matrix, matrices_);
     const int64_t in_chunks = count_matrices_in_chunks();
     if (whole < in_chunks && can_have_chunks()) return divide_into_chunks(in_chunks);
     if (whole == 0) return {};
-    BackwardPlan::Stored stored = launches_of(in_twos(whole));
-    stored.bytes_of_matrices = bytes_of(stored, tiles_.in_matrix);
-    return stored;
+    BackwardPlan::Materialised materialised = launches_of(in_twos(whole));
+    materialised.bytes_of_matrices = bytes_of(materialised, tiles_.in_matrix);
+    return materialised;
   }
 
   static int64_t count_gradients(const BackwardParams& p) { return (p.dk.data != nullptr) + (p.dv.data != nullptr); }
 
  private:
-  // The rows of a query chunk for which a launch of so many matrices has room, whatever they see.
+  // The rows of a query chunk that fit the memory of a launch of this many matrices, whatever the rows see.
   int64_t rows_of_chunk(int64_t matrices) const {
     const int64_t rows = room_ / (matrices * tiles_.width) - (is_packed(p_) ? ScoreTiles::kBlockRows - 1 : 0);
     return std::max<int64_t>(rows, 0) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows;
@@ -66,31 +66,33 @@ class StoredTiles {
   int64_t count_matrices_in_chunks() const {
     constexpr int64_t kWaves = 2;
     constexpr int64_t kQueries = 8192;  // of all heads of a KV group
-    int64_t matrices = std::min((kWaves * sms_ + product_blocks_ - 1) / product_blocks_, matrices_);
+    int64_t matrices = std::min((kWaves * sms_ + gemm_ctas_ - 1) / gemm_ctas_, matrices_);
     while (matrices > 1 && rows_of_chunk(matrices) * ScoreTiles::kRows * group_ < kQueries) --matrices;
     return matrices;
   }
 
-  BackwardPlan::Stored divide_into_chunks(int64_t matrices) const {
-    BackwardPlan::Stored stored = launches_of(matrices);
-    const int64_t room = room_ * pairs_of_matrix_ / stored.pairs_per_launch;
+  BackwardPlan::Materialised divide_into_chunks(int64_t matrices) const {
+    BackwardPlan::Materialised materialised = launches_of(matrices);
+    const int64_t room = room_ * pairs_of_matrix_ / materialised.pairs_per_launch;
     ScoreTiles tiles = tiles_;
-    const int most = equal_rows(stored.pairs_per_launch);
+    const int most = equal_rows(materialised.pairs_per_launch);
     // Chunks are cut from the last row on. In causal calls its rows are the longest, and those of the remainder are
     // short.
     for (int end = tiles.rows; end > 0; end = tiles.chunk_begin) {
-      tiles.take_chunk(p_, end, room);
-      const int rows = std::min(in_whole_waves(end - tiles.chunk_begin, stored.pairs_per_launch), most);
+      tiles.choose_chunk(p_, end, room);
+      const int rows = std::min(in_whole_waves(end - tiles.chunk_begin, materialised.pairs_per_launch), most);
       tiles.set_chunk(p_, (end - rows + 1) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows, end);
-      stored.chunk_ends.insert(stored.chunk_ends.begin(), end);
-      stored.bytes_of_matrices = std::max(stored.bytes_of_matrices, bytes_of(stored, tiles.in_matrix));
+      materialised.chunk_ends.insert(materialised.chunk_ends.begin(), end);
+      materialised.bytes_of_matrices =
+          std::max(materialised.bytes_of_matrices, bytes_of(materialised, tiles.in_matrix));
     }
-    stored.launches *= static_cast<int64_t>(stored.chunk_ends.size());
-    stored.key_tiles_of_matrix = key_tiles_;
-    return stored;
+    materialised.launches *= static_cast<int64_t>(materialised.chunk_ends.size());
+    materialised.key_tiles_of_matrix = key_tiles_;
+    return materialised;
   }
 
-  // The rows of a chunk where no chunk is a short remainder, whose CTAs would take as long as those of a longer one.
+  // The rows of a chunk where all chunks are about as long. The CTAs of a short remainder would take as long as those
+  // of a longer chunk.
   int equal_rows(int64_t pairs) const {
     constexpr int kRows = ScoreTiles::kBlockRows;
     if (p_.visibility.one_sided()) return tiles_.rows;
@@ -99,9 +101,9 @@ class StoredTiles {
            kRows;
   }
 
-  // An even number of causal heads. Where L2 holds one head at a time, the long tiles of every second head follow the
-  // short ones of the head before it, and their CTAs end together (docs/kernels/log/sm90_backward.md, "Figures behind
-  // plans").
+  // Rounds to an even number of heads in causal calls. Where L2 holds one head at a time, the long tiles of every
+  // second head follow the short ones of the head before it, and their CTAs end together
+  // (docs/kernels/log/sm90_backward.md, "Figures behind plans").
   int64_t in_twos(int64_t matrices) const {
     const bool evens_out = p_.visibility.one_sided() && !is_packed(p_) && group_ % 2 != 0;
     return evens_out && matrices > 1 && matrices < matrices_ ? matrices / 2 * 2 : matrices;
@@ -117,14 +119,15 @@ class StoredTiles {
     return idle * 10 < blocks || fitting == 0 ? rows : static_cast<int>(fitting);
   }
 
-  BackwardPlan::Stored launches_of(int64_t matrices) const {
-    BackwardPlan::Stored stored;
-    stored.pairs_per_launch = in_equal_launches(p_, matrices * pairs_of_matrix_);
-    stored.launches = (p_.batch * p_.num_heads_k + stored.pairs_per_launch - 1) / stored.pairs_per_launch;
-    return stored;
+  BackwardPlan::Materialised launches_of(int64_t matrices) const {
+    BackwardPlan::Materialised materialised;
+    materialised.pairs_per_launch = in_equal_launches(p_, matrices * pairs_of_matrix_);
+    materialised.launches =
+        (p_.batch * p_.num_heads_k + materialised.pairs_per_launch - 1) / materialised.pairs_per_launch;
+    return materialised;
   }
-  int64_t bytes_of(const BackwardPlan::Stored& stored, int64_t in_matrix) const {
-    return stored.pairs_per_launch / pairs_of_matrix_ * group_ * in_matrix * ScoreTiles::kBytes;
+  int64_t bytes_of(const BackwardPlan::Materialised& materialised, int64_t in_matrix) const {
+    return materialised.pairs_per_launch / pairs_of_matrix_ * group_ * in_matrix * ScoreTiles::kBytes;
   }
 
   const BackwardParams& p_;
@@ -133,9 +136,9 @@ class StoredTiles {
   int64_t pairs_of_matrix_;  // a matrix holds one pair or, in a packed batch, all pairs of a key head
   int64_t matrices_;         // of each head of a KV group
   int64_t group_;
-  int64_t room_;            // for tiles of P, of each head of a KV group
-  int64_t key_tiles_;       // of a matrix
-  int64_t product_blocks_;  // work tiles of the GEMM kernel, of a matrix
+  int64_t room_;       // for tiles of P, of each head of a KV group
+  int64_t key_tiles_;  // of a matrix
+  int64_t gemm_ctas_;  // work tiles of the GEMM kernel, of a matrix
 };
 
 constexpr int kNoRow = -1;
@@ -162,9 +165,10 @@ int choose_row(const BackwardParams& p) {
 }
 
 // The float32 sums that key tiles hand on from chunk to chunk.
-int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const sm90::ProductTile& tile) {
-  const int64_t matrices = plan.stored.pairs_per_launch / (is_packed(p) ? p.batch : 1);
-  const int64_t sums = matrices * plan.stored.key_tiles_of_matrix * StoredTiles::count_gradients(p) * tile.keys();
+int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const sm90::GemmTile& tile) {
+  const int64_t matrices = plan.materialised.pairs_per_launch / (is_packed(p) ? p.batch : 1);
+  const int64_t sums =
+      matrices * plan.materialised.key_tiles_of_matrix * MaterialisedTiles::count_gradients(p) * tile.keys();
   return sums * std::max(plan.dkdv_head_dim, plan.head_dim_v) * int64_t{sizeof(float)};
 }
 
@@ -178,38 +182,38 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   BackwardPlan plan;
   plan.row = row;
   plan.query_tiles_of_head = count_query_tiles(p);
-  const sm90::ProductTile product = sm90::product_tile(dims);
-  plan.stored = StoredTiles(p, product, limits).divide();
-  if (plan.stored.launches == 0) return std::nullopt;
+  const sm90::GemmTile gemm = sm90::gemm_tile(dims);
+  plan.materialised = MaterialisedTiles(p, gemm, limits).divide();
+  if (plan.materialised.launches == 0) return std::nullopt;
   plan.kernels = BackwardKernels::kTwoPass;
-  plan.delta = DeltaSource::kFirstKernel;
+  plan.delta = DeltaSource::kSharedKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
   plan.head_dim_v = dims.v;
   plan.dq_score = plan.dkdv_score = score;
   if (p.dbias.present()) {
-    plan.dbias = BiasGradientSource::kStored;
-    plan.writes_dbias_once = launches_hold_sums_of_dbias(p, plan.stored.pairs_per_launch);
+    plan.dbias = BiasGradientSource::kMaterialised;
+    plan.writes_dbias_once = launches_hold_sums_of_dbias(p, plan.materialised.pairs_per_launch);
   }
   plan.nan_repair = NanRepair::kOwnLaunch;
-  // What streams past tiles shares L2 with the stored tiles (docs/kernels/log/sm90_backward.md, "Figures behind
+  // What streams past tiles shares L2 with the materialised tiles (docs/kernels/log/sm90_backward.md, "Figures behind
   // plans").
   plan.l2_bytes = limits.l2_bytes * 3 / 5;
   plan.persistent_ctas = limits.sms;
   const auto tiles_of = [](int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; };
   const int64_t query_flags = 4 * tiles_of(p.sequences.max_seqlen_q, ScoreTiles::kRows);
-  const int64_t key_flags = product.flags() * tiles_of(p.sequences.max_seqlen_k, product.keys());
+  const int64_t key_flags = gemm.flags() * tiles_of(p.sequences.max_seqlen_k, gemm.keys());
   constexpr int64_t kCounters = 2;  // for each launch: of query tiles, then of key tiles
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
-  parts.stored_scores = append(parts.bytes, 2 * plan.stored.bytes_of_matrices);
+  parts.materialised_scores = append(parts.bytes, 2 * plan.materialised.bytes_of_matrices);
   parts.statistics = append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * ScoreTiles::kRows *
                                              ScoreTiles::kStatistics * int64_t{sizeof(float)});
   if (p.score_mod.mask.present()) {
     parts.mask_tiles = append(parts.bytes, count_mask_tiles(p).total());
     if (score != ScoreMode::kGeneric) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }
-  parts.work_counter = append(parts.bytes, plan.stored.launches * kCounters * int64_t{sizeof(uint32_t)});
-  if (!plan.stored.chunk_ends.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, product));
+  parts.work_counter = append(parts.bytes, plan.materialised.launches * kCounters * int64_t{sizeof(uint32_t)});
+  if (!plan.materialised.chunk_ends.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, gemm));
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
   parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);
   return plan;

@@ -47,9 +47,9 @@ int64_t ctas_of_split_kv(int64_t tiles, bool generic, int64_t sms) {
   return sms * (long_generic ? kCtasOfLongGeneric : kCtasOfSplitKv);
 }
 
-// As many CTAs as there is room for. Where work tiles are fewer, it is a multiple of their number. Work tiles of the
-// same length then have CTAs of their own, and no range ends one and begins another. few_splits: so many are combined
-// faster than slightly more.
+// Returns as many CTAs as there is room for or, where work tiles are fewer, a multiple of their number. Work tiles of
+// the same length then have CTAs of their own, and no range ends one and begins another. few_splits: this many splits
+// are combined faster than slightly more.
 int64_t persistent_ctas(int64_t work_tiles, int64_t most_splits, int64_t few_splits, int64_t room, int64_t wanted) {
   if (work_tiles == 0) return 1;
   if (work_tiles >= room) return room;

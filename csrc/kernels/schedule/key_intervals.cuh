@@ -33,7 +33,7 @@ struct KeyIntervals {
 
   // Whether the launch computes the sequence. If so, it narrows the sequence to its interval, and moves first_query,
   // the first one of a tile, along with it.
-  __device__ __forceinline__ bool take(attention::Sequence& sequence, int& first_query, bool with_interval) const {
+  __device__ __forceinline__ bool narrow(attention::Sequence& sequence, int& first_query, bool with_interval) const {
     if (!present()) return true;
     const attention::KeyInterval kept = data[static_cast<int>(sequence.batch) * entry_stride];
     if (kept.exists() != with_interval) return false;

@@ -44,8 +44,8 @@ struct Schedule {
   Divisor rest;              // heads of the last group
   Divisor head_group_tiles;  // tiles of each of the other groups
   uint32_t num_head_groups;
-  bool ascends;    // tiles come from the first rows on
-  uint32_t parts;  // CTAs that share what a tile sees: a launch has num_blocks x parts of them
+  bool ascends;     // tiles come from the first rows on
+  uint32_t splits;  // CTAs that share what a tile sees: a launch has num_blocks x splits of them
 
   FLASH_HOST_DEVICE Place place(uint32_t block) const {
     const uint32_t index = slices.quotient(block);
@@ -77,8 +77,8 @@ struct Division {
   Pairs pairs;
   Rows rows;  // a CTA owns tile_rows of these
   int tile_rows;
-  int64_t slices;     // CTAs that share a tile
-  int64_t parts = 1;  // CTAs that share a tile, each of which sees a split of what the tile does
+  int64_t slices;      // CTAs that share a tile
+  int64_t splits = 1;  // CTAs that share a tile, each of which sees a split of what the tile does
   int64_t element_bytes;
   int64_t l2_bytes;                 // of the device
   int64_t smaller_head_groups = 1;  // how many times smaller than the last L2 head group the others are
@@ -130,7 +130,7 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
           .head_group_tiles = divisor(together * tiles),
           .num_head_groups = static_cast<uint32_t>(head_groups + 1),
           .ascends = ascends,
-          .parts = static_cast<uint32_t>(of.parts)};
+          .splits = static_cast<uint32_t>(of.splits)};
 }
 
 }  // namespace flash_attn_ext

@@ -60,7 +60,7 @@ struct ScoreTiles {
 
   // Chooses the query chunk that ends at row `end` and fits `room`, the tiles for which a matrix has memory. It is
   // empty where not even one CTA's rows fit.
-  void take_chunk(const attention::AttentionParams& p, int end, int64_t room) {
+  void choose_chunk(const attention::AttentionParams& p, int end, int64_t room) {
     int begin = end;
     while (begin > 0) {
       const int next = (begin - 1) / kBlockRows * kBlockRows;

@@ -87,7 +87,7 @@ struct StreamKRange {
       : p(p), stream_k(stream_k) {
     if (stream_k.known.present()) {
       shares = stream_k.known.shares;
-      take_share();
+      set_range();
       return;
     }
     const uint32_t scanned = stream_k.uniform ? stream_k.tiles.tiles.divisor : stream_k.entries;
@@ -102,7 +102,7 @@ struct StreamKRange {
       const uint32_t num_tiles = of_scanned * repeated * work_tiles_of_entry();
       if (num_tiles == 0) return;
       shares = WorkListShares::of(num_tiles, stream_k.blocks, stream_k.least_tiles);
-      take_share();
+      set_range();
       target = stream_k.tiles.work_tiles_of_entry.quotient(at);
       repetition = target / of_scanned;
       target -= repetition * of_scanned;
@@ -142,7 +142,7 @@ struct StreamKRange {
 
  private:
   // The range stays empty for CTAs beyond those that the work list is worth.
-  __device__ __forceinline__ void take_share() {
+  __device__ __forceinline__ void set_range() {
     if (blockIdx.x >= shares.blocks) return;
     at = shares.begin_of(blockIdx.x);
     end = shares.begin_of(blockIdx.x + 1);

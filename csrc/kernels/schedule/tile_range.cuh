@@ -19,7 +19,7 @@ struct TileRange {
   FLASH_HOST_DEVICE bool full(int tile) const { return tile >= full_begin && tile < full_end; }
 
   // One of `count` splits, all of which have the same number of tiles, within one.
-  FLASH_HOST_DEVICE TileRange part(int index, int count) const {
+  FLASH_HOST_DEVICE TileRange split(int index, int count) const {
     if (empty()) return *this;
     const int share = (end - begin) / count;
     const int one_more = end - begin - share * count;  // so many splits, the first ones, have one tile more

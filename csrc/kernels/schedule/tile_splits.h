@@ -17,7 +17,7 @@ struct TileSplits {
 
   static constexpr int kHasNan = 0;
 
-  FLASH_HOST_DEVICE int slot(int part, int step) const { return part == 0 ? first : second + (part - 1) * step; }
+  FLASH_HOST_DEVICE int slot(int split, int step) const { return split == 0 ? first : second + (split - 1) * step; }
 };
 
 // A CTA leaves at most two work tiles unfinished: those with which its range begins and ends.

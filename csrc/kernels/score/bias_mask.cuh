@@ -130,7 +130,14 @@ __device__ __forceinline__ void for_each_bias_in_memory(const Tile& where, Funct
   });
 }
 
-struct NoBiasMask {};
+// For kernels without a bias and a mask.
+struct NoBiasMask {
+  __device__ __forceinline__ void await() const {}
+  template <bool kAny, class Tile, class Function>
+  __device__ __forceinline__ void for_each_bias(const Tile&, Function&&) const {}
+  template <class Function>
+  __device__ __forceinline__ void for_each_masked(Function&&) const {}
+};
 
 // A warp's tile of the bias and of the mask. Where there is room for a bias (kHasBias), its type is Element. A float32
 // bias of 16-bit elements is read directly from global memory, and so is any bias where there is no room.

@@ -5,10 +5,10 @@
 
 namespace flash_attn_ext {
 
-// Calls function(r, j, e, kept) for each of the thread's elements. A Philox call serves 8 of them (4 where rows are
-// keys), which lie 8 apart in both directions and so belong to one thread. The tile's rows and columns begin at
-// multiples of 16, so an element's place in a block of draws is known at compile time, but for whether keys begin in
-// the second half of the block.
+// Calls function(r, j, e, kept) for each of the thread's elements. One Philox call draws for 8 of them (4 where rows
+// are keys). These lie 8 apart in both directions, so they belong to one thread. The tile's rows and columns begin at
+// multiples of 16, so an element's position in a block of draws is known at compile time. Only whether the keys begin
+// in the second half of the block is not.
 template <class Tile, class Function>
 __device__ __forceinline__ void draw_dropout(const Tile& where, uint64_t seed, Function&& function) {
   using attention::Dropout;

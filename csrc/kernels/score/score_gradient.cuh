@@ -8,8 +8,8 @@ namespace flash_attn_ext {
 
 // LSE and delta of one query, in the form that the gradient of its scores needs.
 struct alignas(8) QueryStatistics {
-  // Times log2(e) where scores are only scaled. +inf for a query that sees no key, so that its probabilities are 0
-  // without a branch.
+  // The LSE, times log2(e) where scores are only scaled. It is +inf for a query that sees no key, so that the query's
+  // probabilities are 0 without a branch.
   float lse;
   float delta;
   float residual;  // times log2(e)
@@ -48,8 +48,8 @@ struct Differentiation {
   static constexpr GradientOf kOf = kOfValue;
 };
 
-// scores: q.k -> P; gradients: dP -> dS, for scores that are only scaled by a positive factor, which is folded into the
-// exponent. `statistics(r, column)` returns those of the query.
+// Turns `scores` from q.k into P, and `gradients` from dP into dS. It is for scores that are only scaled, by a positive
+// factor that is folded into the exponent. `statistics(r, column)` returns those of the query.
 template <bool kPartial, class Tile>
 __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator& scores,
                                                      typename Tile::Accumulator& gradients, const Tile& where,
@@ -78,7 +78,8 @@ __device__ __forceinline__ void differentiate_scaled(typename Tile::Accumulator&
 // elements are set to 0 at the end, since they may be NaN until then. The gradient of a weight of 0 is also set to 0.
 template <class Kind, class Tile>
 __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores, typename Tile::Accumulator& gradients,
-                                              const Tile& where, const auto& terms, bool masked, auto&& statistics) {
+                                              const Tile& where, const auto& bias_mask, bool masked,
+                                              auto&& statistics) {
   using Acc = typename Tile::Accumulator;
   const attention::ScoreMod& mod = where.p.score_mod;
   const attention::Dropout& dropout = where.p.dropout;
@@ -111,7 +112,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
     gradients.at(r, j, e) = 0.0f;
   };
   if (mod.bias.present()) {
-    terms.template for_each_bias<Kind::kGeneric>(where, [&](int r, int j, float low, float high) {
+    bias_mask.template for_each_bias<Kind::kGeneric>(where, [&](int r, int j, float low, float high) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const float bias = e == 0 ? low : high;
@@ -131,7 +132,7 @@ __device__ __forceinline__ void differentiate(typename Tile::Accumulator& scores
             Kind::kGeneric ? fmaf(score, factor, -query.lse) * kLog2e : score * (factor * kLog2e) - query.lse * kLog2e);
     });
   }
-  if (masked) terms.for_each_masked(hide);
+  if (masked) bias_mask.for_each_masked(hide);
   if constexpr (Kind::kPartial) {
     where.for_each_visibility([&](int r, int j, int e, bool visible) {
       if (!visible) hide(r, j, e);

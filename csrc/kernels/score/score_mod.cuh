@@ -52,10 +52,10 @@ __device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, co
   });
 }
 
-// q.k -> score, for the softmax. kGeneric: any feature may change it; otherwise only a bias or mask. terms: the bias
-// and mask. folds_scale: the softmax multiplies by the scale.
-template <bool kGeneric, class Tile, class Terms>
-__device__ __forceinline__ void modify(typename Tile::Accumulator& scores, const Tile& where, const Terms& terms,
+// q.k -> score, for the softmax. kGeneric: any feature may change it; otherwise only a bias or mask. folds_scale: the
+// softmax multiplies by the scale.
+template <bool kGeneric, class Tile, class BiasMask>
+__device__ __forceinline__ void modify(typename Tile::Accumulator& scores, const Tile& where, const BiasMask& bias_mask,
                                        bool masked, bool folds_scale) {
   const attention::ScoreMod& mod = where.p.score_mod;
   const bool has_bias = mod.bias.present();
@@ -66,12 +66,12 @@ __device__ __forceinline__ void modify(typename Tile::Accumulator& scores, const
   if (has_bias) {
     const float factor = scaled_later ? static_cast<float>(mod.scale) : 1.0f;
     // Adding -inf to a NaN leaves a NaN, whose row is recomputed.
-    terms.template for_each_bias<kGeneric>(where, [&](int r, int j, float low, float high) {
+    bias_mask.template for_each_bias<kGeneric>(where, [&](int r, int j, float low, float high) {
       scores.at(r, j, 0) = fmaf(scores.at(r, j, 0), factor, low);
       scores.at(r, j, 1) = fmaf(scores.at(r, j, 1), factor, high);
     });
   }
-  if (masked) terms.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
+  if (masked) bias_mask.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
 }
 
 }  // namespace flash_attn_ext

@@ -65,8 +65,8 @@ struct OnlineSoftmax {
   }
 
  private:
-  // scores -> P of a row. Returns the thread's share of their sum separately: added one by one to the sum of a long
-  // row, single terms would be rounded away.
+  // scores -> P of a row. Returns the thread's share of their sum. The caller adds the share as one number, because the
+  // sum of a long row would round single terms away.
   template <class Scores>
   __device__ __forceinline__ float exponentiate(Scores& scores, int r, const Exponent& exponent) const {
     const float c = exponent.c;

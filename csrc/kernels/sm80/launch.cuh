@@ -24,7 +24,7 @@ template <class Kernel, class Params>
 cudaError_t launch(void (*kernel)(Params, Schedule), const Params& params, const Schedule& schedule,
                    cudaStream_t stream) {
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-  return common::launch_blocks<Kernel>(kernel, {schedule.num_blocks, schedule.parts}, stream, params, schedule);
+  return common::launch_blocks<Kernel>(kernel, {schedule.num_blocks, schedule.splits}, stream, params, schedule);
 }
 
 // The rows of a launch of Kernel whose warps set flags, for a repair kernel.

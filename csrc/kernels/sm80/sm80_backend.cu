@@ -48,24 +48,25 @@ cudaError_t dkdv(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t
 // Computes the gradients of the current pairs from the materialised scores. dQ materialises 16-bit scores only, and
 // only these are used for the bias gradient.
 template <class Element>
-cudaError_t with_stored_scores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  const auto from_stored = [&](MatrixGradient gradient) {
-    return gradient_from_stored<Element>(p, plan, gradient, stream);
+cudaError_t with_materialised_scores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  const auto from_materialised = [&](MatrixGradient gradient) {
+    return gradient_from_materialised<Element>(p, plan, gradient, stream);
   };
   const auto dq_last = [&] {
-    return in_order([&] { return dkdv<Element>(p, plan, stream); }, [&] { return from_stored(MatrixGradient::kDq); });
+    return in_order([&] { return dkdv<Element>(p, plan, stream); },
+                    [&] { return from_materialised(MatrixGradient::kDq); });
   };
   if constexpr (sizeof(Element) != 2) {
     return dq_last();
   } else {
     const auto dq_first = [&] {
       return in_order([&] { return dq<Element>(p, plan, stream); },
-                      [&] { return p.dv.data ? from_stored(MatrixGradient::kDv) : cudaSuccess; },
-                      [&] { return p.dk.data ? from_stored(MatrixGradient::kDk) : cudaSuccess; });
+                      [&] { return p.dv.data ? from_materialised(MatrixGradient::kDv) : cudaSuccess; },
+                      [&] { return p.dk.data ? from_materialised(MatrixGradient::kDk) : cudaSuccess; });
     };
-    const bool has_dbias = plan.dbias == BiasGradientSource::kStored;
-    return in_order([&] { return plan.kernels == BackwardKernels::kStoreInDkdv ? dq_last() : dq_first(); },
-                    [&] { return has_dbias ? dbias_from_stored<Element>(p, stream) : cudaSuccess; });
+    const bool has_dbias = plan.dbias == BiasGradientSource::kMaterialised;
+    return in_order([&] { return plan.kernels == BackwardKernels::kMaterialiseInDkdv ? dq_last() : dq_first(); },
+                    [&] { return has_dbias ? dbias_from_materialised<Element>(p, stream) : cudaSuccess; });
   }
 }
 
@@ -74,10 +75,10 @@ cudaError_t with_stored_scores(const BackwardParams& p, const BackwardPlan& plan
 template <class Element>
 cudaError_t in_launches(BackwardParams p, const BackwardPlan& plan, cudaStream_t stream) {
   const int64_t num_pairs = p.num_pairs;
-  for (p.first_pair = 0; p.first_pair < num_pairs; p.first_pair += plan.stored.pairs_per_launch) {
-    p.num_pairs = std::min(plan.stored.pairs_per_launch, num_pairs - p.first_pair);
-    p.stored.first_key_head = p.first_pair / p.batch;
-    const cudaError_t error = with_stored_scores<Element>(p, plan, stream);
+  for (p.first_pair = 0; p.first_pair < num_pairs; p.first_pair += plan.materialised.pairs_per_launch) {
+    p.num_pairs = std::min(plan.materialised.pairs_per_launch, num_pairs - p.first_pair);
+    p.materialised.first_key_head = p.first_pair / p.batch;
+    const cudaError_t error = with_materialised_scores<Element>(p, plan, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -89,8 +90,8 @@ cudaError_t matrix_gradients(const BackwardParams& p, const BackwardPlan& plan, 
     case BackwardKernels::kFused:
       if constexpr (sizeof(Element) == 2) return backward_fused<Element>(p, plan, stream);
       break;
-    case BackwardKernels::kStoreInDkdv:
-    case BackwardKernels::kStoreInDq:
+    case BackwardKernels::kMaterialiseInDkdv:
+    case BackwardKernels::kMaterialiseInDq:
       if constexpr (!std::is_same_v<Element, tile::Tf32>) return in_launches<Element>(p, plan, stream);
       break;
     case BackwardKernels::kRecompute:  // dQ is first, because it may compute delta
@@ -169,19 +170,20 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
   p.delta = {.data = plan.workspace.delta.in<void>(workspace),
              .batch_stride = p.lse.batch_stride,
              .head_stride = p.lse.head_stride};
-  p.delta_is_pending = plan.delta == DeltaSource::kFirstKernel;
+  p.delta_is_pending = plan.delta == DeltaSource::kSharedKernel;
   p.num_pairs = p.batch * p.num_heads_k;
   p.alibi_partials = {.data = plan.workspace.alibi_partials.in<void>(workspace),
                       .per_head = plan.alibi_partials_per_head};
   p.dq_nan_flags = plan.workspace.dq_nan_flags.in<uint8_t>(workspace);
   p.dkdv_nan_flags = plan.workspace.dkdv_nan_flags.in<uint8_t>(workspace);
   p.dq_splits = dq_splits_of(p, plan, workspace);
-  if (!plan.workspace.stored_scores.present()) return p;
-  p.stored = {.ds = plan.workspace.stored_scores.in<void>(workspace),
-              .rows_are_keys = plan.kernels == BackwardKernels::kStoreInDkdv,
-              .rows = plan.stored.rows,
-              .columns = plan.stored.columns};
-  if (!p.stored.rows_are_keys) p.stored.p = static_cast<char*>(p.stored.ds) + plan.stored.bytes_of_matrices;
+  if (!plan.workspace.materialised_scores.present()) return p;
+  p.materialised = {.ds = plan.workspace.materialised_scores.in<void>(workspace),
+                    .rows_are_keys = plan.kernels == BackwardKernels::kMaterialiseInDkdv,
+                    .rows = plan.materialised.rows,
+                    .columns = plan.materialised.columns};
+  if (!p.materialised.rows_are_keys)
+    p.materialised.p = static_cast<char*>(p.materialised.ds) + plan.materialised.bytes_of_matrices;
   return p;
 }
 

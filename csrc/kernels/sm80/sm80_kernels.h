@@ -49,13 +49,13 @@ enum class DscoreSum {
 template <class Element>
 cudaError_t dscore_sums(const BackwardParams& params, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream);
 
-// From params.stored: dQ = scale * dS K, dV = P^T dO, dK = scale * dS^T Q. 16-bit elements; float32 has dQ only.
+// From params.materialised: dQ = scale * dS K, dV = P^T dO, dK = scale * dS^T Q. 16-bit elements; float32 has dQ only.
 enum class MatrixGradient { kDq, kDk, kDv };
 template <class Element>
-cudaError_t gradient_from_stored(const BackwardParams& params, const BackwardPlan& plan, MatrixGradient gradient,
-                                 cudaStream_t stream);
+cudaError_t gradient_from_materialised(const BackwardParams& params, const BackwardPlan& plan, MatrixGradient gradient,
+                                       cudaStream_t stream);
 // The gradient of a bias that has its own value for each query and key. 16-bit elements only.
 template <class Element>
-cudaError_t dbias_from_stored(const BackwardParams& params, cudaStream_t stream);
+cudaError_t dbias_from_materialised(const BackwardParams& params, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm80

@@ -39,7 +39,7 @@ struct DqSlice {
     }
   }
 
-  // Adds the sums of all warpgroups of the CTA up, for the first one.
+  // Adds up the sums of the CTA's warpgroups. The first warpgroup gets the result.
   __device__ __forceinline__ void combine() {
     __shared__ float4 sums[kWarpgroups][tile::kWarpgroupSize];
     sums[warpgroup()][thread()] = sum;
@@ -70,11 +70,11 @@ struct DqSlice {
  private:
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % tile::kWarpgroupSize; }
 
-  __device__ __forceinline__ void add(const float4& part) {
-    sum.x += part.x;
-    sum.y += part.y;
-    sum.z += part.z;
-    sum.w += part.w;
+  __device__ __forceinline__ void add(const float4& partial) {
+    sum.x += partial.x;
+    sum.y += partial.y;
+    sum.z += partial.z;
+    sum.w += partial.w;
   }
 };
 

@@ -26,7 +26,7 @@ cudaError_t run_planned(const ForwardCall& call, const plan::ForwardPlan& plan, 
 template <class Element>
 cudaError_t run_planned(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                         cudaStream_t stream) {
-  if (plan.kernels == plan::BackwardKernels::kWarpSpecialised) {
+  if (plan.kernels == plan::BackwardKernels::kKeyStationary) {
     return backward<Element>(params, plan, workspace, stream);
   }
   if (plan.kernels == plan::BackwardKernels::kQueryStationary) {
@@ -80,7 +80,7 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
   attention::BackwardParams p = params;
-  if (plan.kernels != plan::BackwardKernels::kWarpSpecialised) {  // these pack bits of their own
+  if (plan.kernels != plan::BackwardKernels::kKeyStationary) {  // these pack bits of their own
     const cudaError_t error = scan_mask(p, plan, workspace, stream);
     if (error != cudaSuccess) return error;
   }

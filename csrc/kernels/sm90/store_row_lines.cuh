@@ -16,11 +16,11 @@ template <class Element, class Acc, class Tile>
 __device__ __forceinline__ bool store_row_lines(const OutputRows<Element>& target, const Acc& acc, Tile& staging,
                                                 int first_row, void (*store)(void*, const uint4&)) {
   static_assert(Acc::kThreadRows == 2 && 8 * Acc::kColumnTiles <= Tile::kColumns);
-  constexpr int kPieces = tile::kSmemRowBytes / 16;
+  constexpr int kSmemRowVectors = tile::kSmemRowBytes / 16;
   const uint32_t lane = tile::lane();
   const uint32_t rows = ptx::shared_address(&staging) + first_row * tile::kSmemRowBytes;
   const uint32_t own = rows + lane % 16 * tile::kSmemRowBytes;
-  const uint32_t own_piece = lane / 16 ^ lane % 8;
+  const uint32_t own_vector = lane / 16 ^ lane % 8;
   float zeros[2][2] = {};
 #pragma unroll
   for (int j = 0; j < Acc::kColumnTiles; j += 2) {
@@ -34,17 +34,18 @@ __device__ __forceinline__ bool store_row_lines(const OutputRows<Element>& targe
       zeros[r][1] = fmaf(high, 0.0f, zeros[r][1]);
       words[i] = ptx::pack(low, high, Element{});
     }
-    ptx::store_matrix_x4(own + j / kPieces * Tile::kChunkBytes + (own_piece ^ j % kPieces) * 16, words);
+    ptx::store_matrix_x4(own + j / kSmemRowVectors * Tile::kChunkBytes + (own_vector ^ j % kSmemRowVectors) * 16,
+                         words);
   }
   __syncwarp();
-  constexpr int kRowsAtOnce = tile::kWarpSize / kPieces;
-  const uint32_t piece = lane % kPieces;
-  const int columns = target.columns - static_cast<int>(piece) * 8;
-  int row = static_cast<int>(lane / kPieces);
-  Element* to = target.data + row * target.row_stride + piece * 8;
+  constexpr int kRowsAtOnce = tile::kWarpSize / kSmemRowVectors;
+  const uint32_t vector = lane % kSmemRowVectors;
+  const int columns = target.columns - static_cast<int>(vector) * 8;
+  int row = static_cast<int>(lane / kSmemRowVectors);
+  Element* to = target.data + row * target.row_stride + vector * 8;
 #pragma unroll 1
   for (; row < min(target.rows, 16); row += kRowsAtOnce, to += kRowsAtOnce * target.row_stride) {
-    const uint32_t from = rows + row * tile::kSmemRowBytes + (piece ^ row % 8u) * 16;
+    const uint32_t from = rows + row * tile::kSmemRowBytes + (vector ^ row % 8u) * 16;
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       const uint4 words = ptx::load_shared_16(from + chunk * Tile::kChunkBytes);

@@ -24,7 +24,7 @@ struct OutputMap {
   bool exists;  // the TMA can write the tensor
 };
 
-// What is read in TMA boxes: the rows that exist, in all sequences of a packed batch.
+// The matrix that is read in TMA boxes. It has the rows that exist, in all sequences of a packed batch.
 struct OperandShape {
   int64_t batch;
   int64_t heads;

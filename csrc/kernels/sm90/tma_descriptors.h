@@ -5,7 +5,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Those of Q, K and V, and of dO in a backward pass. Arguments has `params` and a descriptor for each.
+// Makes the descriptors of Q, K and V, and of dO in a backward pass. Arguments has `params` and a descriptor for each.
 template <class Arguments>
 cudaError_t make_tma_descriptors(Arguments& args, int query_rows, int key_rows) {
   const auto& p = args.params;
@@ -26,7 +26,7 @@ cudaError_t make_tma_descriptors(Arguments& args, int query_rows, int key_rows) 
   return error;
 }
 
-// That of O. Where the TMA cannot write O, warps do.
+// Makes the descriptor of O. Where the TMA cannot write O, warps do.
 inline OutputMap make_output_map(const attention::ForwardParams& p) {
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
   const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;

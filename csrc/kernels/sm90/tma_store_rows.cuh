@@ -27,10 +27,10 @@ struct NonFiniteRows {
 template <class Element, class Acc, class Tile>
 __device__ __forceinline__ NonFiniteRows stage_rows(const Acc& acc, Tile& staging, int first_row) {
   static_assert(Acc::kThreadRows == 2 && 8 * Acc::kColumnTiles <= Tile::kColumns);
-  constexpr int kPieces = tile::kSmemRowBytes / 16;
+  constexpr int kSmemRowVectors = tile::kSmemRowBytes / 16;
   const uint32_t lane = tile::lane();
   const uint32_t own = ptx::shared_address(&staging) + (first_row + lane % 16) * tile::kSmemRowBytes;
-  const uint32_t own_piece = lane / 16 ^ lane % 8;
+  const uint32_t own_vector = lane / 16 ^ lane % 8;
   NonFiniteRows found;
 #pragma unroll
   for (int j = 0; j < Acc::kColumnTiles; j += 2) {
@@ -39,7 +39,8 @@ __device__ __forceinline__ NonFiniteRows stage_rows(const Acc& acc, Tile& stagin
     for (int i = 0; i < 4; ++i) {
       words[i] = ptx::pack(acc.at(i % 2, j + i / 2, 0), acc.at(i % 2, j + i / 2, 1), Element{});
     }
-    ptx::store_matrix_x4(own + j / kPieces * Tile::kChunkBytes + (own_piece ^ j % kPieces) * 16, words);
+    ptx::store_matrix_x4(own + j / kSmemRowVectors * Tile::kChunkBytes + (own_vector ^ j % kSmemRowVectors) * 16,
+                         words);
 #pragma unroll
     for (int i = 0; i < 4; ++i) found.add<Element>(i % 2, i / 2, words[i]);
   }
@@ -50,19 +51,19 @@ __device__ __forceinline__ NonFiniteRows stage_rows(const Acc& acc, Tile& stagin
 template <class Element, class Tile>
 __device__ __forceinline__ void store_staged_rows(const OutputRows<Element>& target, const Tile& staging,
                                                   int first_row) {
-  constexpr int kPieces = tile::kSmemRowBytes / 16;
-  constexpr int kPiecesOfRow = kPieces * Tile::kChunks;
+  constexpr int kSmemRowVectors = tile::kSmemRowBytes / 16;
+  constexpr int kVectorsOfRow = kSmemRowVectors * Tile::kChunks;
   constexpr int kElements = 16 / sizeof(Element);
   const bool in_chunks = target.in_chunks();
   const uint32_t rows = ptx::shared_address(&staging) + first_row * tile::kSmemRowBytes;
 #pragma unroll 1
-  for (int first = 0; first < OutputMap::kRows * kPiecesOfRow; first += tile::kWarpSize) {
-    const int row = (first + tile::lane()) / kPiecesOfRow;
-    const int piece = (first + tile::lane()) % kPiecesOfRow;
-    const int column = piece * kElements;
+  for (int first = 0; first < OutputMap::kRows * kVectorsOfRow; first += tile::kWarpSize) {
+    const int row = (first + tile::lane()) / kVectorsOfRow;
+    const int vector = (first + tile::lane()) % kVectorsOfRow;
+    const int column = vector * kElements;
     if (row >= target.rows || column >= target.columns) continue;
-    const uint4 words = ptx::load_shared_16(rows + piece / kPieces * Tile::kChunkBytes + row * tile::kSmemRowBytes +
-                                            (piece % kPieces ^ row % 8) * 16);
+    const uint4 words = ptx::load_shared_16(rows + vector / kSmemRowVectors * Tile::kChunkBytes +
+                                            row * tile::kSmemRowBytes + (vector % kSmemRowVectors ^ row % 8) * 16);
     Element* to = target.data + row * target.row_stride + column * target.column_stride;
     if (in_chunks) {
       ptx::store_global_16(to, words);

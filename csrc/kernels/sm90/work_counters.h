@@ -8,9 +8,9 @@
 
 namespace flash_attn_ext::sm90 {
 
-// A counter that no launch in flight uses. Launches that are captured into a graph, which may be replayed at any time,
-// keep theirs for good. The others reuse counters in rotation, of which there are many more than launches can be
-// queued. It returns cudaErrorMemoryAllocation when captured launches have used theirs up.
+// A counter that no launch in flight uses. A launch that is captured into a graph, which may be replayed at any time,
+// keeps its counter. The others reuse counters in rotation, and there are many more of these than launches that can be
+// queued. Returns cudaErrorMemoryAllocation when no counter is left for a captured launch.
 cudaError_t next_work_counter(uint32_t*& counter, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm90

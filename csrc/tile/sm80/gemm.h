@@ -18,9 +18,9 @@ __device__ __forceinline__ void multiply_rows(
     const SharedTile<typename LeftTile::Element, 8 * Acc::kColumnTiles, LeftTile::kColumns>& right) {
   using Element = typename LeftTile::Element;
   using RightTile = std::remove_cvref_t<decltype(right)>;
-  constexpr bool kApart = std::is_same_v<Element, float> && kSums == Sums::kApart;
+  constexpr bool kSeparate = std::is_same_v<Element, float> && kSums == Sums::kSeparate;
   Acc small_terms;
-  if constexpr (kApart) small_terms.clear();
+  if constexpr (kSeparate) small_terms.clear();
   const LeftOperand<LeftTile> left_operand(left, first_row);
   const RightOperandRows<RightTile> right_operand(right);
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ __forceinline__ void multiply_rows(
       right_operand.load(b, 8 * j, k);
 #pragma unroll
       for (int i = 0; i < Acc::kRowTiles; ++i) {
-        if constexpr (kApart) {
+        if constexpr (kSeparate) {
           multiply_split(acc.c[i][j], small_terms.c[i][j], a[i], b[0], b[1]);
           multiply_split(acc.c[i][j + 1], small_terms.c[i][j + 1], a[i], b[2], b[3]);
         } else {
@@ -44,7 +44,7 @@ __device__ __forceinline__ void multiply_rows(
       }
     }
   }
-  if constexpr (kApart) acc.add(small_terms);
+  if constexpr (kSeparate) acc.add(small_terms);
 }
 
 // acc += S or dP, summed over the head dim: Q rows . K^T, dO rows . V^T, or their transposes. All kernels sum S in the
@@ -55,7 +55,7 @@ template <class Acc, class LeftTile, class RightTile>
 __device__ __forceinline__ void multiply_head_dims(Acc& acc, const LeftTile& left, int first_row,
                                                    const RightTile& right) {
   constexpr int kHeadDim = LeftTile::kColumns;
-  multiply_rows<LeftTile, kHeadDim <= 128 ? Sums::kApart : Sums::kRounded>(acc, left, first_row, right);
+  multiply_rows<LeftTile, kHeadDim <= 128 ? Sums::kSeparate : Sums::kRounded>(acc, left, first_row, right);
 }
 
 // multiply_registers for float32, with one addition outside the tensor core for all columns of left: a sum over many

@@ -20,22 +20,22 @@ struct DualTile {
 };
 
 // products += left rows [first_row, ...) . right^T and tangents += left' . right^T + left . right'^T, where all have
-// kColumns columns. Each operand is read once. In float32, small terms have sums of their own (Sums::kApart).
+// kColumns columns. Each operand is read once. In float32, small terms have sums of their own (Sums::kSeparate).
 template <class Acc, class Left, class Right>
 __device__ __forceinline__ void multiply_rows_and_tangents(Acc& products, Acc& tangents, const DualTile<Left>& left,
                                                            int first_row, const DualTile<Right>& right) {
   using Element = typename Left::Element;
-  constexpr bool kApart = std::is_same_v<Element, float>;
+  constexpr bool kSeparate = std::is_same_v<Element, float>;
   const LeftOperand<Left> left_operand(left.primal, first_row);
   const RightOperandRows<Right> right_operand(right.primal);
   Acc small_products;
   Acc small_tangents;
-  if constexpr (kApart) {
+  if constexpr (kSeparate) {
     small_products.clear();
     small_tangents.clear();
   }
   const auto step = [](float(&sum)[4], float(&small_terms)[4], const uint32_t(&a)[4], uint32_t b0, uint32_t b1) {
-    if constexpr (kApart) {
+    if constexpr (kSeparate) {
       multiply_split(sum, small_terms, a, b0, b1);
     } else {
       multiply_step<Element>(sum, a, b0, b1);
@@ -65,7 +65,7 @@ __device__ __forceinline__ void multiply_rows_and_tangents(Acc& products, Acc& t
       }
     }
   }
-  if constexpr (kApart) {
+  if constexpr (kSeparate) {
     products.add(small_products);
     tangents.add(small_tangents);
   }

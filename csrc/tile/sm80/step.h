@@ -36,9 +36,9 @@ __device__ __forceinline__ SplitFloat split(uint32_t bits, bool rounds_big) {
 // How a float32 product is added to the accumulator. A tensor core truncates sums instead of rounding them, and over a
 // long sum that error accumulates (Ootomo & Yokota 2022, section 4).
 enum class Sums {
-  kCutOff,   // inside the tensor core
-  kApart,    // the same, but small terms have sums of their own: a third of the additions to the large sum
-  kRounded,  // outside the tensor core, one addition per step
+  kCutOff,    // inside the tensor core
+  kSeparate,  // the same, but small terms have sums of their own: a third of the additions to the large sum
+  kRounded,   // outside the tensor core, one addition per step
 };
 
 // d += left . right for float32: the product of the big parts is added to `sum`, and those with one small part to

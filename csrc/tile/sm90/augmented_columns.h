@@ -56,17 +56,17 @@ struct ColumnFactors {
 };
 
 // The extra step that a GEMM of gemm.h takes.
-template <class Terms>
-struct AddedColumns {
-  using Element = typename Terms::Element;
+template <class Columns>
+struct AugmentedStep {
+  using Element = typename Columns::Element;
 
   const ColumnFactors<Element>& factors;
   uint32_t first;  // the address in a matrix descriptor: 14 bits, in units of 16 bytes
 
   // The numbers `count` places further in an array.
-  __device__ __forceinline__ AddedColumns(const ColumnFactors<Element>& factors, const Terms& terms, int count)
+  __device__ __forceinline__ AugmentedStep(const ColumnFactors<Element>& factors, const Columns& columns, int count)
       : factors(factors),
-        first((ptx::shared_address(&terms) / 16 & 0x3FFFu) + count * static_cast<uint32_t>(sizeof(Terms) / 16)) {}
+        first((ptx::shared_address(&columns) / 16 & 0x3FFFu) + count * static_cast<uint32_t>(sizeof(Columns) / 16)) {}
 
   // Both halves of the inner elements have the same address (a leading offset of 0); groups of 8 rows are 128 bytes
   // apart.
@@ -76,7 +76,7 @@ struct AddedColumns {
   }
 };
 
-struct NothingAdded {
+struct NoAugmentedStep {
   template <class Sums>
   __device__ __forceinline__ void add_to(Sums&) const {}
 };

@@ -54,10 +54,10 @@ __device__ __forceinline__ void issue_gemm(WarpgroupAccumulator<Right::kRows>& s
 }
 
 // The same, where sums occupies no registers before the GEMM. left may be 64 rows of a larger tile: left.from_row().
-// terms: the augmented columns, if there are any.
-template <class Left, class Right, class Terms = NothingAdded>
+// augmented: the augmented columns, if there are any.
+template <class Left, class Right, class Augmented = NoAugmentedStep>
 __device__ __forceinline__ void issue_rows_gemm(WarpgroupAccumulator<Right::kRows>& sums, const SmemOperand<Left>& left,
-                                                const SmemOperand<Right>& right, const Terms& terms = {}) {
+                                                const SmemOperand<Right>& right, const Augmented& augmented = {}) {
   static_assert(Left::kColumns == Right::kColumns);
   ptx::renew_registers(sums.c[0]);
   ptx::fence_wgmma();
@@ -65,22 +65,22 @@ __device__ __forceinline__ void issue_rows_gemm(WarpgroupAccumulator<Right::kRow
   for (int step = 0; step < Left::kColumns / 16; ++step) {
     ptx::multiply_async(sums.c[0], left.columns(step), right.columns(step), step > 0, typename Left::Element{});
   }
-  terms.add_to(sums);
+  augmented.add_to(sums);
   ptx::commit_wgmma();
 }
 
 // The same with left in registers.
-template <class Right, class Terms = NothingAdded>
+template <class Right, class Augmented = NoAugmentedStep>
 __device__ __forceinline__ void issue_rows_gemm(WarpgroupAccumulator<Right::kRows>& sums,
                                                 const PackedRows<Right::kColumns>& left,
-                                                const SmemOperand<Right>& right, const Terms& terms = {}) {
+                                                const SmemOperand<Right>& right, const Augmented& augmented = {}) {
   ptx::renew_registers(sums.c[0]);
   ptx::fence_wgmma();
 #pragma unroll
   for (int step = 0; step < Right::kColumns / 16; ++step) {
     ptx::multiply_rows_async(sums.c[0], left.a[step], right.columns(step), step > 0, typename Right::Element{});
   }
-  terms.add_to(sums);
+  augmented.add_to(sums);
   ptx::commit_wgmma();
 }
 
@@ -126,8 +126,8 @@ __device__ __forceinline__ void issue_columns_gemm(WarpgroupAccumulator<kColumns
 
 // sums += left . right. left may be 64 rows of a larger tile: left.from_row().
 template <class Left, class Right>
-__device__ __forceinline__ void add_product(WarpgroupAccumulator<Right::kColumns>& sums, const SmemOperand<Left>& left,
-                                            const SmemOperand<Right>& right) {
+__device__ __forceinline__ void add_gemm(WarpgroupAccumulator<Right::kColumns>& sums, const SmemOperand<Left>& left,
+                                         const SmemOperand<Right>& right) {
   static_assert(Left::kColumns == Right::kRows);
   ptx::pin_registers(sums.c[0]);
   ptx::fence_wgmma();

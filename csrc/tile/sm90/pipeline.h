@@ -39,8 +39,10 @@ struct PipelineBarriers {
       ptx::init_barrier(empty[i], consumers);
     }
   }
-  __device__ __forceinline__ void consumer_wait(const State& at) { ptx::wait(full[at.stage], at.parity); }
-  __device__ __forceinline__ void producer_acquire(const State& at) { ptx::wait(empty[at.stage], at.parity ^ 1); }
+  __device__ __forceinline__ void consumer_wait(const State& state) { ptx::wait(full[state.stage], state.parity); }
+  __device__ __forceinline__ void producer_acquire(const State& state) {
+    ptx::wait(empty[state.stage], state.parity ^ 1);
+  }
 };
 
 }  // namespace flash_attn_ext::tile

@@ -25,15 +25,15 @@ cudaError_t allow_shared_memory(void (*kernel)(Arguments...)) {
   return error;
 }
 
-// blocks x parts CTAs.
+// blocks x splits CTAs.
 struct Grid {
   static constexpr int64_t kMostSplits = 65535;  // CUDA's limit of gridDim.y
 
   int64_t blocks;
-  int64_t parts;
-  Grid(int64_t num_blocks, int64_t num_parts = 1) : blocks(num_blocks), parts(num_parts) {}
+  int64_t splits;
+  Grid(int64_t num_blocks, int64_t num_splits = 1) : blocks(num_blocks), splits(num_splits) {}
 
-  bool too_large() const { return blocks > INT32_MAX || parts > kMostSplits; }
+  bool too_large() const { return blocks > INT32_MAX || splits > kMostSplits; }
 };
 
 template <class Kernel, class... Arguments>
@@ -44,7 +44,7 @@ cudaError_t launch_blocks(void (*kernel)(Arguments...), const Grid& grid, cudaSt
   constexpr int kBytes = sizeof(typename Kernel::Shared);
   const cudaError_t error = allow_shared_memory<Kernel>(kernel);
   if (error != cudaSuccess) return error;
-  const dim3 blocks(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.parts));
+  const dim3 blocks(static_cast<unsigned>(grid.blocks), static_cast<unsigned>(grid.splits));
   kernel<<<blocks, Kernel::kThreads, kBytes, stream>>>(arguments...);
   return cudaGetLastError();
 }

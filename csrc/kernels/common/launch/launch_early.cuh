@@ -21,8 +21,9 @@ struct EarlyLaunch {
   bool together = false;  // a cooperative launch: all CTAs are co-resident
 };
 
-// Whether the current device has compute capability 9.0 or later and the code for it waits. In code for earlier ones
-// the instruction is left out, and a kernel must not start early. A build for such devices only need not ask.
+// Finds whether kernels on the current device wait for the preceding kernel. Code for compute capability 9.0 and later
+// has the instruction that waits. Code for earlier devices lacks it, so its kernels must not start early. The device is
+// asked only where a build has code of both kinds.
 inline cudaError_t finds_code_that_waits(bool& waits) {
   constexpr int kFirst = 900;
   waits = std::min({__CUDA_ARCH_LIST__}) >= kFirst;
@@ -61,7 +62,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), const EarlyLaunch& launc
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// As launch_blocks, with programmatic dependent launch.
+// Does what launch_blocks does, with programmatic dependent launch.
 template <class Kernel, class... Arguments>
 cudaError_t launch_blocks_early(void (*kernel)(Arguments...), const Grid& grid, cudaStream_t stream,
                                 const Arguments&... arguments) {
@@ -71,7 +72,7 @@ cudaError_t launch_blocks_early(void (*kernel)(Arguments...), const Grid& grid, 
   if (error != cudaSuccess) return error;
   const EarlyLaunch launch = {.blocks = grid.blocks,
                               .threads = Kernel::kThreads,
-                              .slices = static_cast<int>(grid.parts),
+                              .slices = static_cast<int>(grid.splits),
                               .shared_bytes = sizeof(typename Kernel::Shared)};
   return launch_early(kernel, launch, stream, arguments...);
 }

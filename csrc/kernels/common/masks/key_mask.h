@@ -14,8 +14,8 @@ struct KeyMaskMemory {
   attention::KeyInterval* intervals;  // of each row of the mask
 };
 
-// As scan_mask_tiles or pack_mask; also finds the rows that leave one interval of keys. With dropout the interval has
-// to begin with the first key, since draws are numbered by keys.
+// Does what scan_mask_tiles or pack_mask does, and also finds the rows of the mask that leave one interval of keys.
+// With dropout the interval has to begin with the first key, since draws are numbered by keys.
 cudaError_t scan_key_mask(attention::AttentionParams& params, const KeyMaskMemory& memory, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

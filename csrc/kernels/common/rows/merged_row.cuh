@@ -1,5 +1,4 @@
-// A row of O in splits, each over other keys (split-KV). The splits are merged in a fixed order, and then the row is
-// finished.
+// A row of O whose keys are split (split-KV): merges the splits in a fixed order, and then finishes the row.
 #pragma once
 
 #include <type_traits>
@@ -58,9 +57,9 @@ struct MergedRow {
     }
   }
 
-  __device__ __forceinline__ void add(const float2& part_state, const float* part) {
-    const Columns columns = load(part);
-    const attention::SoftmaxState<float> other = {.m = part_state.x, .l = part_state.y};
+  __device__ __forceinline__ void add(const float2& split_state, const float* split) {
+    const Columns columns = load(split);
+    const attention::SoftmaxState<float> other = {.m = split_state.x, .l = split_state.y};
     const float factor = state.merge(other);
     const float others_factor = exp(other.m - state.shift());
 #pragma unroll
@@ -68,9 +67,9 @@ struct MergedRow {
   }
 
   // Adds a split whose softmax state is part of `state` already.
-  __device__ __forceinline__ void add_weighted(const Columns& part, float weight) {
+  __device__ __forceinline__ void add_weighted(const Columns& split, float weight) {
 #pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) out[slot] += weight * part.values[slot];
+    for (int slot = 0; slot < kSlots; ++slot) out[slot] += weight * split.values[slot];
   }
 
   __device__ __forceinline__ void store(const SplitRows& splits, int slot, int row) const {

@@ -181,7 +181,8 @@ __device__ __forceinline__ void add_rows(ColumnSums<Real>& sums, const StreamedR
     Real weights[kCount];
 #pragma unroll
     for (int n = 0; n < kCount; ++n) weights[n] = __shfl_sync(kAllLanes, weight, first + n);
-    // Advanced, not recomputed: otherwise the compiler keeps the offsets of all slots in registers for the whole loop.
+    // The address is advanced, not recomputed, because the compiler would otherwise keep the offsets of all slots in
+    // registers for the whole loop.
     const Element* source = rows.at(first, tile::lane());
 #pragma unroll
     for (int slot = 0; slot < ColumnSums<Real>::kSlots; ++slot) {

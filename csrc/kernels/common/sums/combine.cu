@@ -29,18 +29,18 @@ struct RowStates {
   attention::SoftmaxState<float> own;
   attention::SoftmaxState<float> all;
 
-  __device__ __forceinline__ const float2& of(int part) const { return rows.state_of(splits.slot(part, step), row); }
+  __device__ __forceinline__ const float2& of(int split) const { return rows.state_of(splits.slot(split, step), row); }
 
   __device__ __forceinline__ void load() {
 #pragma unroll
     for (int i = 0; i < kKnown; ++i) {
-      const int part = i * kWarpSize + tile::lane();
-      const float2 state = part < splits.count ? of(part) : float2{-INFINITY, 0.0f};
+      const int split = i * kWarpSize + tile::lane();
+      const float2 state = split < splits.count ? of(split) : float2{-INFINITY, 0.0f};
       maxima[i] = state.x;
       own.merge({.m = state.x, .l = state.y});
     }
-    for (int part = kKnown * kWarpSize + tile::lane(); part < splits.count; part += kWarpSize) {
-      const float2 state = of(part);
+    for (int split = kKnown * kWarpSize + tile::lane(); split < splits.count; split += kWarpSize) {
+      const float2 state = of(split);
       own.merge({.m = state.x, .l = state.y});
     }
     all = {.m = maximum_over_warp(own.m), .l = 0.0f};
@@ -49,14 +49,14 @@ struct RowStates {
     for (int i = 0; i < kKnown; ++i) maxima[i] = exp(maxima[i] - all.shift());
   }
 
-  // exp(m_part - m) for the same split in all lanes: known_weight for a split whose maximum a lane keeps, weight for
+  // exp(m_split - m) for the same split in all lanes: known_weight for a split whose maximum a lane keeps, weight for
   // any.
   template <int kOf>
-  __device__ __forceinline__ float known_weight(int part) const {
+  __device__ __forceinline__ float known_weight(int split) const {
     static_assert(kOf < kKnown);
-    return __shfl_sync(kAllLanes, maxima[kOf], part % kWarpSize);
+    return __shfl_sync(kAllLanes, maxima[kOf], split % kWarpSize);
   }
-  __device__ __forceinline__ float weight(int part) const { return exp(of(part).x - all.shift()); }
+  __device__ __forceinline__ float weight(int split) const { return exp(of(split).x - all.shift()); }
 };
 
 // Returns whether the row of O or its LSE holds a NaN.
@@ -93,9 +93,9 @@ struct CombinedRow {
 
 // Returns false where there is no such row.
 __device__ __forceinline__ bool find_row(CombinedRow& combined, const CombineParams& p, uint32_t number, int columns) {
-  combined.work_tile = p.rows_of_item.quotient(number);
-  if (combined.work_tile >= p.num_items) return false;
-  combined.row = static_cast<int>(number - combined.work_tile * p.rows_of_item.divisor);
+  combined.work_tile = p.rows_of_work_tile.quotient(number);
+  if (combined.work_tile >= p.num_work_tiles) return false;
+  combined.row = static_cast<int>(number - combined.work_tile * p.rows_of_work_tile.divisor);
   const uint32_t entry_index = p.tiles.work_tiles_of_entry.quotient(combined.work_tile);
   const RowTiles::Entry entry = p.tiles.entry(entry_index);
   const RowTiles::WorkTile work_tile =
@@ -109,19 +109,19 @@ __device__ __forceinline__ bool find_row(CombinedRow& combined, const CombinePar
   return true;
 }
 
-// The splits, as far as they are known before the split-KV kernel has ended, because the host knows the work list.
-// Whether a whole work tile has a NaN is not known then.
+// The splits that follow from the work list, where the host knows it. They are known before the split-KV kernel has
+// ended, except whether a whole work tile has a NaN.
 __device__ __forceinline__ TileSplits known_splits(const CombineParams& p, uint32_t work_tile) {
   const uint32_t tiles = p.known.key_tiles_of_work_tile.divisor;
   if (p.known.present()) return p.known.shares.splits(work_tile * tiles, (work_tile + 1) * tiles);
-  const auto first_slot = static_cast<int>(work_tile) * p.parts_of_item;
-  return {first_slot, first_slot + 1, p.parts_of_item};
+  const auto first_slot = static_cast<int>(work_tile) * p.splits_of_work_tile;
+  return {first_slot, first_slot + 1, p.splits_of_work_tile};
 }
 
 // Merges the splits of a row, or those of a warp where a CTA shares them. The loads of partial O overlap the merging of
 // the softmax states. Splits that do not exist have the weight 0.
 template <class Merged, int kWarpsPerRow>
-__device__ __forceinline__ Merged merge_parts(const CombineParams& p, const TileSplits& splits, int row) {
+__device__ __forceinline__ Merged combine_splits(const CombineParams& p, const TileSplits& splits, int row) {
   constexpr int kAhead = kWarpsPerRow == 1 ? 4 : splits_at_once(kWarpSize * Merged::kSlots);
   const int warp = kWarpsPerRow == 1 ? 0 : tile::warp();
   typename Merged::Columns ahead[kAhead];
@@ -141,12 +141,12 @@ __device__ __forceinline__ Merged merge_parts(const CombineParams& p, const Tile
   constexpr int kOfFirst = kWarpSize / kWarpsPerRow;  // splits of a warp whose weights are the first that lanes keep
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
-    const int part = warp + i * kWarpsPerRow;
-    merged.add_weighted(ahead[i], i < kOfFirst ? states.known_weight<0>(part) : states.known_weight<1>(part));
+    const int split = warp + i * kWarpsPerRow;
+    merged.add_weighted(ahead[i], i < kOfFirst ? states.known_weight<0>(split) : states.known_weight<1>(split));
   }
 #pragma unroll 1
-  for (int part = warp + kAhead * kWarpsPerRow; part < splits.count; part += kWarpsPerRow) {
-    merged.add_weighted(Merged::load(p.splits.out_row(splits.slot(part, p.slot_step), row)), states.weight(part));
+  for (int split = warp + kAhead * kWarpsPerRow; split < splits.count; split += kWarpsPerRow) {
+    merged.add_weighted(Merged::load(p.splits.out_row(splits.slot(split, p.slot_step), row)), states.weight(split));
   }
   return merged;
 }
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(threads_of(kWarpsPerRow), blocks_of(kColumns, 
         splits = p.work_tiles[combined.work_tile];
       if (splits.count == 1) return;
     }
-    Merged merged = merge_parts<Merged, kWarpsPerRow>(p, splits, combined.row);
+    Merged merged = combine_splits<Merged, kWarpsPerRow>(p, splits, combined.row);
     if constexpr (kShares) {
       merged.store_columns(warp_out[tile::warp()]);
       __syncthreads();
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(threads_of(kWarpsPerRow), blocks_of(kColumns, 
 
 template <class Element, int kColumns>
 cudaError_t combine(const CombineParams& params, cudaStream_t stream) {
-  const int64_t rows = int64_t{params.num_items} * params.rows_of_item.divisor;
+  const int64_t rows = int64_t{params.num_work_tiles} * params.rows_of_work_tile.divisor;
   const auto launch = [&](auto warps_per_row) {
     constexpr int kWarpsPerRow = warps_per_row();
     constexpr int kRows = kWarpsPerRow == 1 ? kRowsOfCombineCta : 1;

@@ -12,14 +12,14 @@ namespace flash_attn_ext::common {
 struct CombineParams : attention::ForwardParams {
   RowTiles tiles;
   SplitRows splits;
-  const TileSplits* work_tiles = nullptr;  // null: work tile i has the slots from i * parts_of_item on
-  int parts_of_item = 0;
+  const TileSplits* work_tiles = nullptr;  // null: work tile i has the slots from i * splits_of_work_tile on
+  int splits_of_work_tile = 0;
   int slot_step = 1;  // between the slots of a work tile, from its second split on
-  uint32_t num_items = 0;
-  KnownWorkList known = {};  // if present, the splits of a work tile follow from it
-  Divisor rows_of_item;      // at most
-  int warps_per_row = 1;     // a CTA's warps share a row where rows are few and have many splits
-  bool warms_up = false;     // whether the kernel executes its code once before it waits for the split-KV kernel
+  uint32_t num_work_tiles = 0;
+  KnownWorkList known = {};   // if present, the splits of a work tile follow from it
+  Divisor rows_of_work_tile;  // at most
+  int warps_per_row = 1;      // a CTA's warps share a row where rows are few and have many splits
+  bool warms_up = false;      // whether the kernel executes its code once before it waits for the split-KV kernel
 };
 
 // Launches the combine kernel. Where the GPU supports programmatic dependent launch, it starts before the kernel that

@@ -102,7 +102,7 @@ cudaError_t launch(const attention::DeltaParams& params, cudaStream_t stream) {
   return launch_early(delta_kernel<Element, kLanes>, {.blocks = blocks, .threads = kThreads}, stream, params, grid);
 }
 
-// As many lanes as a row has 16-byte chunks.
+// A row has one lane for each of its 16-byte chunks.
 template <class Element>
 cudaError_t launch_for_head_dim(const attention::DeltaParams& params, cudaStream_t stream) {
   return params.head_dim <= 8 * Chunk<Element>::kCount ? launch<Element, 8>(params, stream)

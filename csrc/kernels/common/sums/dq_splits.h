@@ -17,13 +17,13 @@ struct DqSplits {
   int count = 1;
 
   FLASH_HOST_DEVICE bool present() const { return count > 1; }
-  FLASH_HOST_DEVICE float* row(int part, int64_t batch, int64_t head, int64_t row) const {
-    return sums.row<float>(batch, head, row) + part * stride;
+  FLASH_HOST_DEVICE float* row(int split, int64_t batch, int64_t head, int64_t row) const {
+    return sums.row<float>(batch, head, row) + split * stride;
   }
 };
 
 // Launches the kernel: dq = scale * the sum of the splits. A NaN may be 0 times a NaN or infinity that the row does not
 // attend to, so such rows are recomputed without tensor cores.
-cudaError_t sum_dq_splits(const attention::BackwardParams& params, const DqSplits& parts, cudaStream_t stream);
+cudaError_t sum_dq_splits(const attention::BackwardParams& params, const DqSplits& splits, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

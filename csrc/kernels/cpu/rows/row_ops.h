@@ -53,7 +53,7 @@ void exponentiate_rows(const ScoreRows<double>& scores, const double* shifts, do
 float transform_row(float* scores, const float* added, int64_t n, const Transform<float>& transform);
 double transform_row(double* scores, const double* added, int64_t n, const Transform<double>& transform);
 
-// Scores become exp(score - shift) in place; returns their sum.
+// Turns scores into exp(score - shift) in place. Returns their sum.
 float exponentiate_row(float* scores, int64_t n, float shift);
 double exponentiate_row(double* scores, int64_t n, double shift);
 

@@ -1,9 +1,9 @@
-// Compiles a function several times, for the instruction sets below, and picks one when the library is loaded: the
-// binary runs on any machine of its architecture and is still vectorised as widely as this one allows.
+// Compiles a function several times, for the instruction sets below, and picks one when the library is loaded. So the
+// binary runs on any machine of its architecture, with the widest vectors that the machine has.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-// Levels of the architecture, not names of processors: those would match one vendor's only.
+// These are levels of the architecture. Names of processors would match those of one vendor only.
 #define FLASH_SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FLASH_SIMD_CLONES

@@ -5,8 +5,8 @@
 // Q read P and dS from registers, without shared memory and without a barrier between warps. The mainloop iterates over
 // the query heads of the KV group and their query tiles in one fixed order, and no other CTA writes the same rows.
 // Shared memory: K, V, one or two stages of Q and dO, and in generic kernels each warp's bias and mask. With two
-// stages, the load of the next query tile overlaps the current iteration.
-// In the two-pass backward, this kernel materialises dS in p.stored for the dQ GEMM.
+// stages, the load of the next query tile overlaps the current iteration. In the two-pass backward, this kernel
+// materialises dS in p.materialised for the dQ GEMM.
 #pragma once
 
 #include <type_traits>
@@ -20,7 +20,7 @@
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
-#include "kernels/sm80/backward/stored_scores.cuh"
+#include "kernels/sm80/backward/materialised_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -37,11 +37,11 @@ struct BackwardDkdvKernel {
   // Whether one launch computes both gradients. Otherwise each launch computes the one that has data, since both do not
   // fit registers.
   static constexpr bool kBoth = kTile.both;
-  static constexpr bool kMayStoreScores = kBoth && Traits::kConfig.stores_scores;
+  static constexpr bool kMayMaterialiseScores = kBoth && Traits::kConfig.materialises_scores;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
   using Where = ScoreTile<Rows::kKeys, Scores>;
-  using Terms =
+  using BiasMask =
       std::conditional_t<Traits::kGeneric,
                          StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>, NoBiasMask>;
   using QueryTile = tile::SharedTile<Element, kTile.queries, kHeadDim>;
@@ -56,7 +56,7 @@ struct BackwardDkdvKernel {
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
     Stage stages[kTile.stages];
-    Terms terms[Traits::kGeneric ? kTile.warps : 1];
+    BiasMask bias_mask[Traits::kGeneric ? kTile.warps : 1];
   };
 
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
@@ -170,12 +170,14 @@ struct BackwardDkdvKernel {
   __device__ __forceinline__ Where where_of(int tile) const {
     return {p, item, first_key + tile::warp() * kRowsPerWarp, int64_t{tile} * kTile.queries};
   }
-  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[Traits::kGeneric ? tile::warp() : 0]; }
+  __device__ __forceinline__ BiasMask& own_bias_mask() const {
+    return shared.bias_mask[Traits::kGeneric ? tile::warp() : 0];
+  }
 
   // Called when no lane of the warp reads those of the preceding tile any more.
-  __device__ __forceinline__ void load_terms(const Iteration& at) const {
+  __device__ __forceinline__ void load_bias_mask(const Iteration& at) const {
     if constexpr (Traits::kGeneric) {
-      stage(own_terms(), where_of(at.tile), at.masked);
+      stage(own_bias_mask(), where_of(at.tile), at.masked);
       ptx::commit_copies();
     }
   }
@@ -192,18 +194,18 @@ struct BackwardDkdvKernel {
       return mask_coverage(p, item, {int64_t{tile} * kTile.queries, int64_t{tile + 1} * kTile.queries},
                            {first_key, first_key + kTile.keys});
     };
-    const bool stores_scores = kMayStoreScores && p.stored.present();
+    const bool materialises_scores = kMayMaterialiseScores && p.materialised.present();
     Iteration at = next_unmasked<1, Traits::kGeneric>(tiles.begin, end_tile, coverage);
-    using ScoreRows = StoredRows<Element, Scores>;
+    using ScoreRows = MaterialisedRows<Element, Scores>;
     const ScoreRows score_rows =
-        stores_scores ? ScoreRows(p, item, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
-    if (Traits::kGeneric && stores_scores) score_rows.write_zeros(p, tiles.begin, at.tile);
+        materialises_scores ? ScoreRows(p, item, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
+    if (Traits::kGeneric && materialises_scores) score_rows.write_zeros(p, tiles.begin, at.tile);
     if (at.tile == end_tile) return;
     const Queries queries(*this);
     int current = 0;
     __syncthreads();  // no warp reads the stages of the preceding head any more
     queries.load(shared.stages[current], at.tile);
-    load_terms(at);
+    load_bias_mask(at);
     while (at.tile != end_tile) {
       const auto where = where_of(at.tile);
       const Iteration next = next_unmasked<1, Traits::kGeneric>(at.tile + 1, end_tile, coverage);
@@ -224,8 +226,8 @@ struct BackwardDkdvKernel {
       };
       const auto differentiate_tile = [&](auto is_partial) {
         if constexpr (Traits::kGeneric) {
-          differentiate<Differentiation<true, is_partial(), GradientOf::kProduct>>(scores, gradients, where,
-                                                                                   own_terms(), at.masked, statistics);
+          differentiate<Differentiation<true, is_partial(), GradientOf::kProduct>>(
+              scores, gradients, where, own_bias_mask(), at.masked, statistics);
         } else {
           differentiate_scaled<is_partial()>(scores, gradients, where, statistics);
         }
@@ -237,10 +239,10 @@ struct BackwardDkdvKernel {
       }
       if constexpr (Traits::kGeneric) {
         __syncwarp();  // no lane reads the bias and mask any more
-        if (next.tile != end_tile) load_terms(next);
+        if (next.tile != end_tile) load_bias_mask(next);
       }
-      if (stores_scores) {
-        score_rows.write(p, p.stored.ds, at.tile * kTile.queries, gradients);
+      if (materialises_scores) {
+        score_rows.write(p, p.materialised.ds, at.tile * kTile.queries, gradients);
         if (Traits::kGeneric) score_rows.write_zeros(p, at.tile + 1, next.tile);
       }
       if constexpr (kBoth) {

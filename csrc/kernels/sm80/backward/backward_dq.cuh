@@ -4,10 +4,9 @@
 // kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is the left operand of the dQ GEMM from there.
 // Shared memory: Q, dO, one tile of K and one of V, and in kernels that read a bias or mask each warp's bias and mask.
 // The load of K overlaps dP = dO V^T. The load of the next V overlaps S = Q K^T, dS and dQ. Bias and mask are loaded
-// during dQ and the next dP. Two or more CTAs per SM hide each other's latency.
-// In the two-pass backward, this kernel materialises P and dS in p.stored for the dK and dV GEMMs.
-// Split-KV, for few queries that see many keys: blockIdx.y is the split of the tile's keys whose partial dQ the CTA
-// writes (p.dq_splits).
+// during dQ and the next dP. Two or more CTAs per SM hide each other's latency. In the two-pass backward, this kernel
+// materialises P and dS in p.materialised for the dK and dV GEMMs. Split-KV, for few queries that see many keys:
+// blockIdx.y is the split of the tile's keys whose partial dQ the CTA writes (p.dq_splits).
 #pragma once
 
 #include <type_traits>
@@ -22,8 +21,8 @@
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
+#include "kernels/sm80/backward/materialised_scores.cuh"
 #include "kernels/sm80/backward/pending_delta.cuh"
-#include "kernels/sm80/backward/stored_scores.cuh"
 #include "kernels/sm80/kernel_traits.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -37,17 +36,17 @@ struct BackwardDqKernel {
   static constexpr QueryStationaryTile kTile = Traits::kConfig.tile;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
-  static constexpr bool kMayStoreScores = Traits::kConfig.stores_scores;
-  static constexpr bool kMayDivide = Traits::kConfig.divides_keys;
+  static constexpr bool kMayMaterialiseScores = Traits::kConfig.materialises_scores;
+  static constexpr bool kMaySplitKv = Traits::kConfig.splits_kv;
   // The type in which positions are divided. It decides which registers ptxas has left, and so which kernels spill.
-  using Position = std::conditional_t<kMayDivide, uint32_t, int64_t>;
+  using Position = std::conditional_t<kMaySplitKv, uint32_t, int64_t>;
   // Whether masked tiles have a loop body of their own. Kernels of larger head dims, which materialise scores, have a
   // branch there anyway.
   static constexpr bool kTwoBodies = !Traits::kGeneric && kHeadDim <= 128;
 
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Where = ScoreTile<Rows::kQueries, Scores>;
-  using Terms =
+  using BiasMask =
       std::conditional_t<Traits::kHasBiasMask,
                          StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>, NoBiasMask>;
 
@@ -56,11 +55,11 @@ struct BackwardDqKernel {
     tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
-    Terms terms[Traits::kHasBiasMask ? kTile.warps : 1];
+    BiasMask bias_mask[Traits::kHasBiasMask ? kTile.warps : 1];
   };
 
   using Gradient = tile::Accumulator<kRowsPerWarp / 16, kTile.columns / 8>;
-  using ScoreRows = StoredRows<Element, Scores>;
+  using ScoreRows = MaterialisedRows<Element, Scores>;
 
   const BackwardParams& p;
   const Schedule& schedule;
@@ -90,8 +89,8 @@ struct BackwardDqKernel {
     }
     if (sees_keys) stream(first, last);
     if (p.dq.data == nullptr) return;
-    if (is_part()) {
-      store_part();
+    if (is_partial()) {
+      store_partial();
       return;
     }
     store();
@@ -100,7 +99,7 @@ struct BackwardDqKernel {
 
  private:
   // Whether CTAs share the tile's keys (split-KV).
-  __device__ __forceinline__ bool is_part() const { return kMayDivide && p.dq_splits.present(); }
+  __device__ __forceinline__ bool is_partial() const { return kMaySplitKv && p.dq_splits.present(); }
 
   __device__ __forceinline__ int num_queries() const {
     return static_cast<int>(min(item.sequence.num_queries - first_query, int64_t{kTile.queries}));
@@ -138,7 +137,7 @@ struct BackwardDqKernel {
   // The mainloop over the key tiles that the CTA's queries see, or over its split of them, in ascending order.
   __device__ __forceinline__ void stream(const attention::Interval& first, const attention::Interval& last) {
     TileRange tiles = tile_range<kTile.keys, Position>(first, last);
-    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_splits.count);
+    if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_splits.count);
     const int64_t key_row = item.sequence.key_begin;
     const Keys keys = {.k = {p.k.row<const Element>(item.sequence.batch, item.key_head, key_row), p.k.row_stride,
                              static_cast<int>(p.head_dim_qk)},
@@ -150,10 +149,10 @@ struct BackwardDqKernel {
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
     Iteration at = next_unmasked<1, Traits::kHasBiasMask>(tiles.begin, keys.end_tile, coverage);
-    if (stores_scores()) score_rows = ScoreRows(p, item, first_query + tile::warp() * kRowsPerWarp);
-    if (Traits::kHasBiasMask && stores_scores()) score_rows.write_zeros(p, tiles.begin, at.tile);
+    if (materialises_scores()) score_rows = ScoreRows(p, item, first_query + tile::warp() * kRowsPerWarp);
+    if (Traits::kHasBiasMask && materialises_scores()) score_rows.write_zeros(p, tiles.begin, at.tile);
     load_v(keys, at);
-    load_terms(keys, at);
+    load_bias_mask(keys, at);
     while (at.tile != keys.end_tile) {
       const Iteration next = next_unmasked<1, Traits::kHasBiasMask>(at.tile + 1, keys.end_tile, coverage);
       const bool partial = !tiles.full(at.tile);
@@ -164,7 +163,7 @@ struct BackwardDqKernel {
       } else {
         attend(keys, at, next, std::false_type{});
       }
-      if (Traits::kHasBiasMask && stores_scores()) score_rows.write_zeros(p, at.tile + 1, next.tile);
+      if (Traits::kHasBiasMask && materialises_scores()) score_rows.write_zeros(p, at.tile + 1, next.tile);
       at = next;
     }
     ptx::commit_copies();  // Q and dO, where the mask left no key tile
@@ -177,15 +176,19 @@ struct BackwardDqKernel {
   }
 
   // Committed last, so that wait_copies can wait for V only.
-  __device__ __forceinline__ void load_terms(const Keys& keys, const Iteration& at) {
+  __device__ __forceinline__ void load_bias_mask(const Keys& keys, const Iteration& at) {
     if constexpr (Traits::kHasBiasMask) {
-      if (at.tile != keys.end_tile) stage(own_terms(), where_of(at.tile), at.masked);
+      if (at.tile != keys.end_tile) stage(own_bias_mask(), where_of(at.tile), at.masked);
       ptx::commit_copies();
     }
   }
-  __device__ __forceinline__ Terms& own_terms() const { return shared.terms[Traits::kHasBiasMask ? tile::warp() : 0]; }
+  __device__ __forceinline__ BiasMask& own_bias_mask() const {
+    return shared.bias_mask[Traits::kHasBiasMask ? tile::warp() : 0];
+  }
 
-  __device__ __forceinline__ bool stores_scores() const { return kMayStoreScores && p.stored.p != nullptr; }
+  __device__ __forceinline__ bool materialises_scores() const {
+    return kMayMaterialiseScores && p.materialised.p != nullptr;
+  }
 
   // One iteration. Where the compiler knows whether the tile is masked, there is no branch between the GEMMs, and it
   // interleaves them with the instructions in between.
@@ -209,7 +212,7 @@ struct BackwardDqKernel {
     const auto differentiate_tile = [&](auto is_partial) {
       if constexpr (Traits::kHasBiasMask) {
         differentiate<Differentiation<Traits::kGeneric, is_partial(), GradientOf::kProduct>>(
-            scores, gradients, where, own_terms(), at.masked, statistics_of);
+            scores, gradients, where, own_bias_mask(), at.masked, statistics_of);
       } else {
         differentiate_scaled<is_partial()>(scores, gradients, where, statistics_of);
       }
@@ -221,11 +224,11 @@ struct BackwardDqKernel {
     }
     if constexpr (Traits::kHasBiasMask) {
       __syncwarp();  // no lane reads the bias and mask any more
-      load_terms(keys, next);
+      load_bias_mask(keys, next);
     }
-    if (stores_scores()) {
-      score_rows.write(p, p.stored.p, at.tile * kTile.keys, scores);
-      score_rows.write(p, p.stored.ds, at.tile * kTile.keys, gradients);
+    if (materialises_scores()) {
+      score_rows.write(p, p.materialised.p, at.tile * kTile.keys, scores);
+      score_rows.write(p, p.materialised.ds, at.tile * kTile.keys, gradients);
     }
     tile::multiply_registers(dq, gradients, shared.k, first_column);
   }
@@ -244,7 +247,7 @@ struct BackwardDqKernel {
                         dq, shared.q, first_row);
   }
 
-  __device__ __forceinline__ void store_part() const {
+  __device__ __forceinline__ void store_partial() const {
     const int first = first_query + tile::warp() * kRowsPerWarp + Gradient::row(0);
     const auto columns = static_cast<int>(p.dq_splits.sums.row_stride);
     const int rows = static_cast<int>(item.sequence.num_queries) - first;

@@ -77,8 +77,8 @@ struct BackwardFusedKernel {
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.queries / 8>;
   using KeyGradients = tile::Accumulator<kRowsPerWarp / 16, kHeadDim / 8>;
   // A warp's share of a tile of dQ has 16 rows.
-  static constexpr int kRowParts = kTile.queries / 16;
-  static constexpr int kColumnsPerWarp = kHeadDim * kRowParts / kTile.warps;
+  static constexpr int kRowTiles = kTile.queries / 16;
+  static constexpr int kColumnsPerWarp = kHeadDim * kRowTiles / kTile.warps;
   using QueryGradients = tile::Accumulator<1, kColumnsPerWarp / 8>;
 
   const BackwardParams& p;
@@ -230,8 +230,8 @@ struct BackwardFusedKernel {
 
   // Computes dQ of a tile whose dS is complete: each warp has 16 rows and an equal share of the columns.
   __device__ __forceinline__ void compute_dq(int tile) {
-    const int first_row = tile::warp() % kRowParts * 16;
-    const int first_column = tile::warp() / kRowParts * kColumnsPerWarp;
+    const int first_row = tile::warp() % kRowTiles * 16;
+    const int first_column = tile::warp() / kRowTiles * kColumnsPerWarp;
     const tile::LeftOperandColumns<DscoreTile> dscores(shared.dscores[tile % kTile.dscores], first_row);
     const tile::RightOperandColumns<KeyTile> k(shared.k, first_column);
     const Keys keys = keys_of(tile);

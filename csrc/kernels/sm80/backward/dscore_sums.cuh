@@ -66,14 +66,14 @@ struct DscoreSumsKernel {
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Where = ScoreTile<Rows::kQueries, Scores>;
 
-  using Terms = StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>;
+  using BiasMask = StagedBiasMask<Element, Where, gradient_stages_bias(sizeof(Element), kHeadDim)>;
 
   struct Operands {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
     tile::SharedTile<Element, kTile.queries, kHeadDim> dout;
     tile::SharedTile<Element, kTile.keys, kHeadDim> k;
     tile::SharedTile<Element, kTile.keys, kHeadDim> v;
-    Terms terms[kTile.warps];
+    BiasMask bias_mask[kTile.warps];
   };
   union Shared {
     Operands operands;
@@ -143,7 +143,7 @@ struct DscoreSumsKernel {
     const int64_t query_row = item.sequence.query_begin + queries.begin;
     const int64_t key_row = item.sequence.key_begin + keys.begin;
     __syncthreads();  // no warp reads the preceding tile any more
-    stage(target.terms[tile::warp()], where, masked);
+    stage(target.bias_mask[tile::warp()], where, masked);
     load_rows(target.q, p.q, p.head_dim_qk, p.q.row<const Element>(batch, item.head, query_row), queries);
     load_rows(target.dout, p.dout, p.head_dim_v, p.dout.row<const Element>(batch, item.head, query_row), queries);
     load_rows(target.k, p.k, p.head_dim_qk, p.k.row<const Element>(batch, item.key_head, key_row), keys);
@@ -171,7 +171,7 @@ struct DscoreSumsKernel {
       if (params.sum == DscoreSum::kDelta) statistics[r].delta = 0.0f;
     }
     differentiate<Differentiation<true, true, GradientOf::kScore>>(
-        scores, gradients, where, operands.terms[tile::warp()],
+        scores, gradients, where, operands.bias_mask[tile::warp()],
         masked, [&](int r, int) -> const auto& { return statistics[r]; });
     return gradients;
   }

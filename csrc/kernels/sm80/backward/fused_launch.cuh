@@ -20,7 +20,7 @@ cudaError_t backward_fused(const BackwardParams& p, const BackwardPlan& plan, cu
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-    return common::launch_blocks_early<Kernel>(backward_fused_kernel<Kernel>, {schedule.num_blocks, schedule.parts},
+    return common::launch_blocks_early<Kernel>(backward_fused_kernel<Kernel>, {schedule.num_blocks, schedule.splits},
                                                stream, p, schedule);
   });
 }

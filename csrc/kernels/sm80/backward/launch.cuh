@@ -49,7 +49,7 @@ cudaError_t backward_dq(const BackwardParams& p, const BackwardPlan& plan, cudaS
                                                 .rows = Rows::kQueries,
                                                 .tile_rows = Kernel::kTile.queries,
                                                 .slices = num_slices(p.head_dim_qk, Kernel::kTile.columns),
-                                                .parts = plan.dq_splits,
+                                                .splits = plan.dq_splits,
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
     const cudaError_t error = launch<Kernel>(backward_dq_kernel<Kernel>, p, schedule, stream);

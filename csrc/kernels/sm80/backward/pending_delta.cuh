@@ -1,4 +1,4 @@
-// delta = rowsum(dO ∘ O) − dlse where it is pending: the first kernel of the pass computes it, either for the rows that
+// delta = rowsum(dO ∘ O) − dlse where it is pending: the dQ or the fused kernel computes it, either for the rows that
 // a warp owns, or together with the LSE for all queries of a head.
 #pragma once
 

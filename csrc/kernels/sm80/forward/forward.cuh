@@ -57,7 +57,7 @@ struct ForwardKernel {
   using WarpRows = ForwardRows<Traits>;
   using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
   using Where = ScoreTile<Rows::kQueries, Scores>;
-  using Terms = std::conditional_t<Traits::kHasBiasMask, StagedBiasMask<Element, Where, true>, NoBiasMask>;
+  using BiasMask = std::conditional_t<Traits::kHasBiasMask, StagedBiasMask<Element, Where, true>, NoBiasMask>;
 
   using KTile = tile::SharedTile<Element, kTile.keys, kHeadDim>;
   using VTile = tile::SharedTile<Element, kTile.keys, kTile.columns>;
@@ -66,7 +66,7 @@ struct ForwardKernel {
     tile::SharedTile<Element, kTile.queries, kHeadDim> q;
     KTile k[kTile.stages];
     VTile v[kTile.stages];
-    Terms terms[Traits::kHasBiasMask ? kTile.warps : 1];
+    BiasMask bias_mask[Traits::kHasBiasMask ? kTile.warps : 1];
   };
 
   const ForwardParams& p;
@@ -152,13 +152,13 @@ struct ForwardKernel {
       return mask_coverage(p, item, {first_query, first_query + kTile.queries},
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
-    Terms& terms = shared.terms[Traits::kHasBiasMask ? tile::warp() : 0];
+    BiasMask& bias_mask = shared.bias_mask[Traits::kHasBiasMask ? tile::warp() : 0];
     const int end = tiles.begin - 1;
     Iteration at = next_unmasked<-1, Traits::kHasBiasMask>(tiles.end - 1, end, coverage);
     if (at.tile == end) return;
     const int start = at.tile;
     load_queries();
-    if constexpr (Traits::kHasBiasMask) stage(terms, where_of<Scores>(start), at.masked);
+    if constexpr (Traits::kHasBiasMask) stage(bias_mask, where_of<Scores>(start), at.masked);
     load_k(start);
     load_v(start);
     while (at.tile != end) {
@@ -179,10 +179,10 @@ struct ForwardKernel {
       __syncthreads();  // V has arrived, and no warp reads K any more
       if (next.tile != end) load_k(next.tile);
       if constexpr (Traits::kHasBiasMask) {
-        modify<Traits::kGeneric>(scores, where, terms, at.masked, rows.folds_scale());
+        modify<Traits::kGeneric>(scores, where, bias_mask, at.masked, rows.folds_scale());
         __syncwarp();  // no lane reads the bias and mask any more
         if (next.tile != end) {
-          stage(terms, where_of<Scores>(next.tile), next.masked);
+          stage(bias_mask, where_of<Scores>(next.tile), next.masked);
           ptx::commit_copies();
         }
       }

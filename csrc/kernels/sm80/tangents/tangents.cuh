@@ -62,7 +62,8 @@ struct TangentKernel {
   float lse_tangent[Scores::kThreadRows];  // this thread's share, as in rounded_sum
   float rounded_sum[Scores::kThreadRows];  // of P S' as rounded for its GEMM with V
   Output out_tangent;
-  int unit = kFitsRange ? kLargestUnit : 0;  // out_tangent and rounded_sum are scaled by 2^unit, uniformly in a warp
+  int scale_log2 = kFitsRange ? kLargestScaleLog2
+                              : 0;  // out_tangent and rounded_sum are scaled by 2^scale_log2, uniformly in a warp
 
   // Returns whether the warp's rows have a NaN.
   __device__ __forceinline__ bool run() {
@@ -179,7 +180,7 @@ struct TangentKernel {
     const auto scale = static_cast<float>(p.score_mod.scale);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
-      float sum = 0.0f;  // of this tile only: added to the sum of a long row, single terms would be rounded away
+      float sum = 0.0f;  // of this tile only, since the sum of a long row would round single terms away
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
@@ -211,18 +212,18 @@ struct TangentKernel {
     for_each_element<Scores>(
         [&](int r, int, int j, int e, int) { largest = fmaxf(largest, fabsf(tangents.at(r, j, e))); });
     const auto exponent = static_cast<int>(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(largest)) >> 23) - 127;
-    const int fitting = kLargestUnit - exponent;
-    if (fitting < unit && exponent < 128) {  // no scale fits an infinity
-      const float factor = power_of_two(fitting - unit);
+    const int fitting_log2 = kLargestScaleLog2 - exponent;
+    if (fitting_log2 < scale_log2 && exponent < 128) {  // no scale fits an infinity
+      const float factor = power_of_two(fitting_log2 - scale_log2);
       out_tangent.scale(factor);
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) rounded_sum[r] *= factor;
-      unit = fitting;
+      scale_log2 = fitting_log2;
     }
-    scores.scale(power_of_two(unit));
-    tangents.scale(power_of_two(unit));
+    scores.scale(power_of_two(scale_log2));
+    tangents.scale(power_of_two(scale_log2));
   }
-  static constexpr int kLargestUnit = 14;
+  static constexpr int kLargestScaleLog2 = 14;
   __device__ __forceinline__ static float power_of_two(int exponent) { return exp2f(static_cast<float>(exponent)); }
 
   __device__ __forceinline__ static float sum_as_rounded(float low, float high) {
@@ -243,14 +244,14 @@ struct TangentKernel {
       if (p.sink_tangent != nullptr) {
         const float part = common::sink_part(p, item.head, saved_lse(r));
         lse_tangent[r] += part;
-        rounded_sum[r] += kFitsRange ? part * power_of_two(unit) : part;
+        rounded_sum[r] += kFitsRange ? part * power_of_two(scale_log2) : part;
       }
       subtract_output(r);
       if (tile::lane() % 4 == 0) {
         *p.lse_tangent.at<float>(item.sequence.batch, item.head, row(r)) = lse_tangent[r];
       }
     }
-    if constexpr (kFitsRange) out_tangent.scale(power_of_two(-unit));
+    if constexpr (kFitsRange) out_tangent.scale(power_of_two(-scale_log2));
     const int first_row = tile::warp() * kRowsPerWarp;
     const int64_t first = first_warp_query();
     store_rows<Element>(

@@ -9,13 +9,13 @@
 #include "kernels/score/dropout.cuh"
 #include "kernels/score/score_mod.cuh"
 #include "kernels/sm90/forward/arguments.h"
-#include "kernels/sm90/forward/finish.cuh"
+#include "kernels/sm90/forward/bias_mask.cuh"
+#include "kernels/sm90/forward/epilogue.cuh"
 #include "kernels/sm90/forward/key_stages.cuh"
 #include "kernels/sm90/forward/ping_pong.cuh"
 #include "kernels/sm90/forward/query_stages.cuh"
 #include "kernels/sm90/forward/repair_flagged.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
-#include "kernels/sm90/forward/terms.cuh"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/uniform.h"
 
@@ -36,13 +36,13 @@ struct ForwardConsumer {
   static constexpr bool kClearsOutput = Traits::kConfig.ctas_per_sm > 1;
   static constexpr int kTilesOfSums = 128;  // tiles of keys after which the sums are flushed
 
-  using Terms = std::conditional_t<Traits::kHasBits, BoxTerms<Traits>,
-                                   std::conditional_t<Traits::kGeneric, StagedTerms<Traits>, NoBiasMask>>;
+  using BiasMask = std::conditional_t<Traits::kHasBits, TmaBiasMask<Traits>,
+                                      std::conditional_t<Traits::kGeneric, PrefetchedBiasMask<Traits>, NoBiasMask>>;
 
   const ForwardArguments& args;
   Shared& shared;
   const int warpgroup;
-  Terms terms;
+  BiasMask bias_mask;
 
   Scores scores;
   typename Traits::Output out;
@@ -110,7 +110,7 @@ struct ForwardConsumer {
 #pragma unroll 1
     for (; n >= own.end && n >= begin; n = next.tile, ++ahead) drain_keys(n, end);
     if (n >= own.begin && n >= begin) {
-      start<kRescale>(work, n, own, half);
+      prologue<kRescale>(work, n, own, half);
       stages.drain_values(ahead);
       n = next.tile;
       if constexpr (Traits::kConfig.unmasked_loop) {
@@ -124,7 +124,7 @@ struct ForwardConsumer {
       queries.release();
       issue_pv_gemm();
       if constexpr (Traits::kConfig.early_lse) {
-        ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
+        ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled);
         await_values_after(ends.l[0] + ends.l[1]);
       } else {
         await_values();
@@ -134,10 +134,11 @@ struct ForwardConsumer {
       out.clear();
       sums = {};
       softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
-      if constexpr (Traits::kConfig.early_lse) ends = end_of(work).template end_rows<kRescale>(softmax, store_enabled);
+      if constexpr (Traits::kConfig.early_lse)
+        ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled);
       stages.drain_values(ahead);
       drain_rest(n, begin, end);
-      if (end > begin) queries.skip();
+      if (end > begin) queries.drain();
     }
     const bool has_queries = end > begin;
     if constexpr (!Traits::kConfig.early_lse) store_enabled = is_store_enabled<Traits, kRescale>(args.flags, work.tile);
@@ -150,24 +151,24 @@ struct ForwardConsumer {
   __device__ __forceinline__ void finish(const Work& work, bool has_queries) {
     bool needs_recompute;
     if constexpr (Traits::kConfig.split_kv) {
-      needs_recompute = end_of(work).template store_part<kRescale>(out, softmax, sums);
+      needs_recompute = epilogue_of(work).template store_partial<kRescale>(out, softmax, sums);
     } else {
-      if constexpr (!Traits::kConfig.early_lse) ends = end_of(work).template end_rows<kRescale>(softmax, true);
+      if constexpr (!Traits::kConfig.early_lse) ends = epilogue_of(work).template end_rows<kRescale>(softmax, true);
       needs_recompute =
-          end_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.at.stage][warpgroup] : nullptr);
+          epilogue_of(work).store(out, ends, sums, has_queries ? &shared.q[queries.state.stage][warpgroup] : nullptr);
     }
     __syncwarp();
     if constexpr (kRescale == Rescale::kAboveThreshold) not_finite |= needs_recompute;
     flag_rows<Traits, kRescale>(args.flags, work.tile, needs_recompute, shared.any_flagged);
   }
 
-  __device__ __forceinline__ ForwardFinish<Traits> end_of(const Work& work) const {
+  __device__ __forceinline__ ForwardEpilogue<Traits> epilogue_of(const Work& work) const {
     return {args, work, first_row() + warp_row()};
   }
 
   // The prologue: the first tile of keys has no PV GEMM to overlap with.
   template <Rescale kRescale>
-  __device__ __forceinline__ void start(const Work& work, int n, const TileRange& own, bool half) {
+  __device__ __forceinline__ void prologue(const Work& work, int n, const TileRange& own, bool half) {
     if constexpr (kClearsOutput) {
       out.clear();
       sums = {};
@@ -176,7 +177,7 @@ struct ForwardConsumer {
       sums.clear();
     }
     if constexpr (Traits::kConfig.has_bias_or_mask())
-      terms.start(where_of(work, n), args.params.score_mod.mask.present());
+      bias_mask.start(where_of(work, n), args.params.score_mod.mask.present());
     queries.wait();
     await_keys(n);
     const bool in_ping_pong = n + 1 != uniform(work.end);
@@ -254,22 +255,22 @@ struct ForwardConsumer {
     const Where where = where_of(work, n);
     const bool has_next = next.tile >= own.begin;
     if constexpr (Traits::kHasBoxes) {
-      terms.bias = &shared.bias[stages.k.stage][warpgroup];
-      modify<false>(scores, where, terms, masked, folds_scale());
+      bias_mask.bias = &shared.bias[stages.k.stage][warpgroup];
+      modify<false>(scores, where, bias_mask, masked, folds_scale());
       stages.sync_warpgroup();  // no thread reads the bias any more
     }
     stages.release_keys();
     queries.release_early(!has_next);
     if constexpr (Traits::kHasBits && !Traits::kHasBoxes) {
-      if (masked) terms.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
+      if (masked) bias_mask.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }
     if constexpr (Traits::kHasBits) {
-      if (has_next) terms.prepare(next.tile, next.masked);
+      if (has_next) bias_mask.prepare(next.tile, next.masked);
     }
     if constexpr (Traits::kGeneric) {
-      terms.await();
-      modify<true>(scores, where, terms, masked, folds_scale());
-      if (has_next) terms.prepare(where_of(work, next.tile), next.masked);
+      bias_mask.await();
+      modify<true>(scores, where, bias_mask, masked, folds_scale());
+      if (has_next) bias_mask.prepare(where_of(work, next.tile), next.masked);
     }
     if (!kFull && !own.full(n)) where.hide_invisible(scores);
   }
@@ -307,7 +308,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void issue_qk_gemm() {
     using Q = typename Traits::QTile;
     using K = typename Traits::KTile;
-    tile::issue_gemm(scores, tile::SmemOperand<Q>(shared.q[0][0]).after(queries.at.stage * kWarpgroups + warpgroup),
+    tile::issue_gemm(scores, tile::SmemOperand<Q>(shared.q[0][0]).after(queries.state.stage * kWarpgroups + warpgroup),
                      tile::SmemOperand<K>(shared.k[0]).after(stages.k.stage));
   }
   __device__ __forceinline__ void issue_pv_gemm() {

@@ -49,9 +49,9 @@ struct KeyStages {
  private:
   // One thread arrives for the warpgroup: its wait for the GEMM has synchronised the others.
   template <class Barriers>
-  __device__ __forceinline__ static void release(Barriers& pipeline, State& at) {
-    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(pipeline.empty[at.stage]);
-    at.advance();
+  __device__ __forceinline__ static void release(Barriers& pipeline, State& state) {
+    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(pipeline.empty[state.stage]);
+    state.advance();
   }
 };
 

@@ -38,9 +38,9 @@ cudaError_t combine_splits(const ForwardArguments& args, cudaStream_t stream) {
              .slices = divisor(args.kv_splits.column_slices),
              .work_tiles_of_entry = divisor(work_tiles_of_entry)};
   p.splits = args.kv_splits.rows;
-  p.parts_of_item = args.kv_splits.count;
-  p.num_items = static_cast<uint32_t>(params.batch * args.kv_splits.tiles * work_tiles_of_entry);
-  p.rows_of_item = divisor(std::min<int64_t>(Traits::kQueries, params.sequences.max_seqlen_q));
+  p.splits_of_work_tile = args.kv_splits.count;
+  p.num_work_tiles = static_cast<uint32_t>(params.batch * args.kv_splits.tiles * work_tiles_of_entry);
+  p.rows_of_work_tile = divisor(std::min<int64_t>(Traits::kQueries, params.sequences.max_seqlen_q));
   return common::combine<typename Traits::Element, common::split_columns(Traits::kDims.v)>(p, stream);
 }
 

@@ -12,16 +12,16 @@ struct QueryStages {
   using Shared = ForwardShared<Traits>;
 
   Shared& shared;
-  typename decltype(Shared::q_pipeline)::State at{};
+  typename decltype(Shared::q_pipeline)::State state{};
   bool holds_last = false;  // whether O of the preceding work tile still occupies its stage of Q
 
-  __device__ __forceinline__ void wait() { shared.q_pipeline.consumer_wait(at); }
+  __device__ __forceinline__ void wait() { shared.q_pipeline.consumer_wait(state); }
 
   // Called when no GEMM reads the work tile's queries any more.
   __device__ __forceinline__ void release() {
     if constexpr (Traits::kConfig.tma_store) return;
     if constexpr (!Traits::kConfig.early_q_release) release_stage();
-    at.advance();
+    state.advance();
   }
   // Called when S of a tile of keys is complete; is_last: whether it is the work tile's last one.
   __device__ __forceinline__ void release_early(bool is_last) const {
@@ -31,7 +31,7 @@ struct QueryStages {
   }
 
   // Called when every tile of keys was masked for this warpgroup. The queries have arrived, since V follows them.
-  __device__ __forceinline__ void skip() {
+  __device__ __forceinline__ void drain() {
     if constexpr (Traits::kConfig.tma_store) wait();
     release_previous();
     release_early(true);
@@ -42,14 +42,14 @@ struct QueryStages {
   __device__ __forceinline__ void keep() {
     if constexpr (!Traits::kConfig.tma_store) return;
     holds_last = true;
-    at.advance();
+    state.advance();
   }
   // Releases the warp's rows of the preceding work tile, whose O the TMA store has read by now.
   __device__ __forceinline__ void release_previous() {
     if constexpr (!Traits::kConfig.tma_store) return;
     if (tile::lane() == 0 && holds_last) {
       ptx::wait_until_read();
-      ptx::arrive(shared.q_pipeline.empty[at.stage ^ 1]);
+      ptx::arrive(shared.q_pipeline.empty[state.stage ^ 1]);
     }
     __syncwarp();
     holds_last = false;
@@ -64,7 +64,7 @@ struct QueryStages {
  private:
   // One thread arrives for the warpgroup: its wait for the GEMM has synchronised the others.
   __device__ __forceinline__ void release_stage() const {
-    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(shared.q_pipeline.empty[at.stage]);
+    if (threadIdx.x % tile::kWarpgroupSize == 0) ptx::arrive(shared.q_pipeline.empty[state.stage]);
   }
 };
 

@@ -133,7 +133,7 @@ struct ForwardScheduler {
     Work& work = next_work();
     locate(work, tile);
     if (work.first_query >= work.item.sequence.num_queries) return false;
-    if (!args.intervals.take(work.item.sequence, work.first_query, !Traits::kConfig.has_bias_or_mask())) return false;
+    if (!args.intervals.narrow(work.item.sequence, work.first_query, !Traits::kConfig.has_bias_or_mask())) return false;
     work.kind = kind;
     find_ranges(work);
     if constexpr (Traits::kConfig.has_bias_or_mask())
@@ -169,14 +169,14 @@ struct ForwardScheduler {
     }
     work.begin = min(begin, end);
     work.end = end;
-    if constexpr (Traits::kConfig.split_kv) take_part(work);
+    if constexpr (Traits::kConfig.split_kv) restrict_to_split(work);
   }
 
   // Restricts the tiles of keys to those of the CTA's split.
-  __device__ __forceinline__ void take_part(Work& work) const {
+  __device__ __forceinline__ void restrict_to_split(Work& work) const {
     const int count = work.end - work.begin;
-    const int begin = work.begin + count * work.part / args.kv_splits.count;
-    const int end = work.begin + count * (work.part + 1) / args.kv_splits.count;
+    const int begin = work.begin + count * work.split / args.kv_splits.count;
+    const int end = work.begin + count * (work.split + 1) / args.kv_splits.count;
 #pragma unroll 1
     for (int w = 0; w < Shared::kWarpgroups; ++w) {
       TileRange& own = work.own[w];
@@ -194,7 +194,7 @@ struct ForwardScheduler {
     work.tile = tile;
     auto slice = static_cast<int>(at.slice);
     if constexpr (Traits::kConfig.split_kv) {
-      work.part = slice % args.kv_splits.count;
+      work.split = slice % args.kv_splits.count;
       slice /= args.kv_splits.count;
     }
     work.first_column = slice * kColumns;

@@ -72,7 +72,7 @@ struct Work {
   int tile;          // of the schedule
   int first_column;  // of V and O
   int first_query;
-  int part;  // the split of its keys
+  int split;  // the split of its keys
   WorkItem item;
   int begin;  // tiles of keys [begin, end), in descending order; the last one is not wholly masked
   int end;

@@ -61,9 +61,9 @@ inline common::CombineParams combine_params(const SplitParams& split, const Forw
   p.work_tiles = split.work_tiles;
   p.slot_step = kSlotsPerBlock;
   p.known = split.stream_k.known;
-  p.num_items = split.stream_k.entries * p.tiles.work_tiles_of_entry.divisor;
+  p.num_work_tiles = split.stream_k.entries * p.tiles.work_tiles_of_entry.divisor;
   const int64_t rows = std::min<int64_t>(p.tiles.rows, p.sequences.max_seqlen_q * p.tiles.group.divisor);
-  p.rows_of_item = Divisor::of(static_cast<uint32_t>(rows));
+  p.rows_of_work_tile = Divisor::of(static_cast<uint32_t>(rows));
   p.warps_per_row = plan.combine_warps;
   p.warms_up = plan.combine_warms_up;
   return p;

@@ -14,14 +14,14 @@ namespace flash_attn_ext::sm80 {
 // The bias of a thread's scores, with -inf where a mask hides them, or the mask where there is no bias. The bits are
 // kept in the format of global memory, so that no instruction waits for the loads here.
 template <class Scores>
-struct FetchedTerms {
+struct FetchedBiasMask {
   uint32_t values[Scores::kThreadRows][Scores::kColumnTiles][2];
 };
 
 template <class Element, class Scores>
 struct PackedRows {
   static constexpr int kThreadRows = Scores::kThreadRows;
-  using Terms = FetchedTerms<Scores>;
+  using BiasMask = FetchedBiasMask<Scores>;
 
   const attention::AttentionParams& p;
   const attention::Sequence& sequence;
@@ -48,28 +48,29 @@ struct PackedRows {
   }
 
   // Issues the loads; `modify` waits for them.
-  __device__ __forceinline__ void fetch(Terms& terms, int first_key) const {
+  __device__ __forceinline__ void fetch(BiasMask& bias_mask, int first_key) const {
     const attention::BroadcastView& bias = p.score_mod.bias;
     const attention::BroadcastView& mask = p.score_mod.mask;
     if (!bias.present()) {
-      if (mask.present()) read<uint8_t>(terms, mask, first_key);
+      if (mask.present()) read<uint8_t>(bias_mask, mask, first_key);
       return;
     }
     if (has_float32_bias()) {
-      read<uint32_t>(terms, bias, first_key);
+      read<uint32_t>(bias_mask, bias, first_key);
     } else {
-      read<uint16_t>(terms, bias, first_key);
+      read<uint16_t>(bias_mask, bias, first_key);
     }
     if (!mask.present()) return;
-    Terms attends;
+    BiasMask attends;
     read<uint8_t>(attends, mask, first_key);
     for_each_element<Scores>([&](int r, int, int j, int e, int) {
-      if (attends.values[r][j][e] == 0) terms.values[r][j][e] = bits_of(-INFINITY);
+      if (attends.values[r][j][e] == 0) bias_mask.values[r][j][e] = bits_of(-INFINITY);
     });
   }
 
   // q.k -> score, for the softmax.
-  __device__ __forceinline__ void modify(Scores& scores, const Terms& terms, int first_key, bool folds_scale) const {
+  __device__ __forceinline__ void modify(Scores& scores, const BiasMask& bias_mask, int first_key,
+                                         bool folds_scale) const {
     const attention::ScoreMod& mod = p.score_mod;
     // The scale and the addition of the bias are one FMA where nothing comes between them.
     const bool scaled_later = mod.bias.present() && !changes_before_bias(mod);
@@ -78,11 +79,11 @@ struct PackedRows {
     if (mod.bias.present()) {
       const float factor = scaled_later ? static_cast<float>(mod.scale) : 1.0f;
       for_each_element<Scores>([&](int r, int, int j, int e, int) {
-        scores.at(r, j, e) = fmaf(scores.at(r, j, e), factor, bias_of(terms.values[r][j][e]));
+        scores.at(r, j, e) = fmaf(scores.at(r, j, e), factor, bias_of(bias_mask.values[r][j][e]));
       });
     } else if (mod.mask.present()) {
       for_each_element<Scores>([&](int r, int, int j, int e, int) {
-        if (terms.values[r][j][e] == 0) scores.at(r, j, e) = -INFINITY;
+        if (bias_mask.values[r][j][e] == 0) scores.at(r, j, e) = -INFINITY;
       });
     }
   }
@@ -145,7 +146,7 @@ struct PackedRows {
 
   // Reads 0 where a row sees nothing, since the bias or mask may not exist there.
   template <class Value>
-  __device__ __forceinline__ void read(Terms& terms, const attention::BroadcastView& view, int first_key) const {
+  __device__ __forceinline__ void read(BiasMask& bias_mask, const attention::BroadcastView& view, int first_key) const {
     const int first = first_key + Scores::column(0, 0);
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
@@ -157,7 +158,7 @@ struct PackedRows {
         for (int e = 0; e < 2; ++e) {
           const int step = Scores::column(j, e) - Scores::column(0, 0);
           const bool seen = first + step >= begin[r] && first + step < end[r];
-          terms.values[r][j][e] = seen ? row[step * view.key_stride] : 0;
+          bias_mask.values[r][j][e] = seen ? row[step * view.key_stride] : 0;
         }
       }
     }

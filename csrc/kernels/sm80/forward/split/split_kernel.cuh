@@ -46,7 +46,7 @@ struct SplitKernel {
   using Scores = tile::Accumulator<kWarpRows / 16, kWarpKeys / 8>;
   using Output = tile::Accumulator<kWarpRows / 16, kColumns / 8>;
   using Rows = PackedRows<Element, Scores>;
-  using Terms = typename Rows::Terms;
+  using BiasMask = typename Rows::BiasMask;
   using Merged = common::MergedRow<kColumns>;
 
   struct Tiles {
@@ -91,11 +91,11 @@ struct SplitKernel {
 #pragma unroll 1
     for (int tile = begin - kTile.stages; tile < end; ++tile) {
       if (tile >= begin) {
-        Terms terms;
-        if constexpr (kFetchesEarly) rows_of_warp().fetch(terms, first_key_of_warp(tile));
+        BiasMask bias_mask;
+        if constexpr (kFetchesEarly) rows_of_warp().fetch(bias_mask, first_key_of_warp(tile));
         ptx::wait_copies<kTile.stages - 1>();
         __syncthreads();  // the tile has arrived
-        step(stage, tile, terms);
+        step(stage, tile, bias_mask);
         __syncthreads();  // no warp reads the tile any more
       }
       if (tile + kTile.stages < end) copies().load(stage, tile + kTile.stages);
@@ -135,8 +135,8 @@ struct SplitKernel {
   __device__ __forceinline__ Merged merge(int row) const {
     Merged merged;
 #pragma unroll
-    for (int part = 0; part < kTile.key_warps; ++part) {
-      merged.add(shared.results.state[part][row], shared.results.out[part][row]);
+    for (int key_warp = 0; key_warp < kTile.key_warps; ++key_warp) {
+      merged.add(shared.results.state[key_warp][row], shared.results.out[key_warp][row]);
     }
     return merged;
   }
@@ -163,7 +163,7 @@ struct SplitKernel {
     return tile * kTile.keys + key_warp() * kWarpKeys;
   }
 
-  __device__ __forceinline__ void step(int stage, int tile, Terms& terms) {
+  __device__ __forceinline__ void step(int stage, int tile, BiasMask& bias_mask) {
     const int row_in_tile = key_warp() * kWarpKeys;
     const int first_key = first_key_of_warp(tile);
     Scores scores;
@@ -174,8 +174,8 @@ struct SplitKernel {
     const bool full = range.keys.tiles.full(tile);
     if (kGeneric || !full) {
       const Rows rows = rows_of_warp();
-      if constexpr (kGeneric && !kFetchesEarly) rows.fetch(terms, first_key);
-      if constexpr (kGeneric) rows.modify(scores, terms, first_key, folded);
+      if constexpr (kGeneric && !kFetchesEarly) rows.fetch(bias_mask, first_key);
+      if constexpr (kGeneric) rows.modify(scores, bias_mask, first_key, folded);
       if (!full) rows.hide_invisible(scores, first_key);
     }
     running.template update<false>(scores, out,

@@ -60,7 +60,7 @@ struct BackwardWorkspace {
   // tile has augmented columns instead: -LSE / scale for S, and -delta for dP.
   static constexpr int kStatistics = plan::kBackwardStatistics;
   template <class Element>
-  using Terms = tile::AugmentedColumns<Element, kQueries>;
+  using AugmentedColumns = tile::AugmentedColumns<Element, kQueries>;
 
   KeyTileWork* table;  // in the order in which CTAs fetch work tiles
   float* dq_sums;      // accumulators of each query tile, in split-KV of each phase: dQ / scale, in register order

@@ -55,15 +55,15 @@ struct WholeDqEpilogue {
 
   const BackwardArguments& args;
   BackwardShared<Traits>& shared;
-  typename Traits::DqPipeline::State at{};
+  typename Traits::DqPipeline::State state{};
 
   __device__ __forceinline__ void begin(int, int, bool is_last) {
-    if (!is_last) shared.dq_pipeline.producer_acquire(at);
+    if (!is_last) shared.dq_pipeline.producer_acquire(state);
   }
   __device__ __forceinline__ void begin_slice(int, int, int, bool) {}
 
   __device__ __forceinline__ void store_partial(const Dq& dq, int slice) {
-    Floats::store_partial(shared.dq[at.stage] + slice * Traits::kDqSliceFloats, dq);
+    Floats::store_partial(shared.dq[state.stage] + slice * Traits::kDqSliceFloats, dq);
   }
 
   __device__ __forceinline__ void add_sums(Dq& dq, int sums, int rank, int slice) const {
@@ -87,17 +87,17 @@ struct WholeDqEpilogue {
   __device__ __forceinline__ void end() {
 #pragma unroll 1
     for (int i = 0; i < kDqReducers; ++i) {
-      shared.dq_pipeline.producer_acquire(at);
+      shared.dq_pipeline.producer_acquire(state);
       publish(PendingSum::kEnd, 0);
     }
   }
 
  private:
   __device__ __forceinline__ void publish(int sums, int rank) {
-    if (Floats::thread() == 0) shared.pending[at.stage] = {sums, rank};
+    if (Floats::thread() == 0) shared.pending[state.stage] = {sums, rank};
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.full[at.stage]);
-    at.advance();
+    if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.full[state.stage]);
+    state.advance();
   }
 };
 
@@ -112,7 +112,7 @@ struct PreSignalledDqEpilogue {
 
   const BackwardArguments& args;
   BackwardShared<Traits>& shared;
-  typename Traits::DqPipeline::State at{};
+  typename Traits::DqPipeline::State state{};
   int reducer = 0;  // the one that is signalled next
   bool loads_sums = false;
   int fetched_parity = 0;  // of shared.dq_pipeline.fetched
@@ -124,22 +124,22 @@ struct PreSignalledDqEpilogue {
 
   __device__ __forceinline__ void begin_slice(int sums, int rank, int slice, bool is_last) {
     if (is_last) return;
-    shared.dq_pipeline.producer_acquire(at);
+    shared.dq_pipeline.producer_acquire(state);
     if (slice == 0) pre_signal(sums, rank);
   }
 
   __device__ __forceinline__ void store_partial(const Dq& dq, int) {
-    Floats::store_partial(shared.dq[at.stage], dq);
+    Floats::store_partial(shared.dq[state.stage], dq);
     ptx::fence_stores();
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.full[at.stage]);
-    at.advance();
+    if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.full[state.stage]);
+    state.advance();
   }
 
   __device__ __forceinline__ void add_sums(Dq& dq, int, int, int slice) const {
     if (!loads_sums) return;
     if (slice == 0) ptx::wait(shared.dq_pipeline.fetched, fetched_parity);
-    Floats::add(dq, shared.dq[(at.stage + slice) % kDqStages], [](const float4* from) { return *from; });
+    Floats::add(dq, shared.dq[(state.stage + slice) % kDqStages], [](const float4* from) { return *from; });
   }
 
   __device__ __forceinline__ void finish(int, int, bool) {
@@ -148,7 +148,7 @@ struct PreSignalledDqEpilogue {
 
   __device__ __forceinline__ void end() {
     // When the reducers have emptied all stages, they have read their earlier signals.
-    for (int i = 0; i < kDqStages; ++i, at.advance()) shared.dq_pipeline.producer_acquire(at);
+    for (int i = 0; i < kDqStages; ++i, state.advance()) shared.dq_pipeline.producer_acquire(state);
     for (int i = 0; i < kDqReducers; ++i) pre_signal(PendingSum::kEnd, 0);
   }
 
@@ -174,7 +174,7 @@ struct PreSignalledDqEpilogue {
       ptx::fence_global_copies();
       ptx::arrive_expecting(shared.dq_pipeline.fetched, kSlices * kSliceBytes);
       const float* from = args.workspace.dq_sums + int64_t{sums} * kSlices * Traits::kDqSliceFloats;
-      auto to = at;
+      auto to = state;
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice, to.advance(), from += Traits::kDqSliceFloats) {
         shared.dq_pipeline.producer_acquire(to);

@@ -19,9 +19,9 @@ struct DqWarpgroup {
   const BackwardArguments& args;
   Shared& shared;
   typename decltype(Shared::k_pipeline)::State k_state{};
-  typename Shared::Stage dscore_state{};
-  typename Shared::Stage draw_state{};  // the next iteration whose dropout is drawn
-  int seed[2] = {};                     // of dropout
+  typename Shared::QueryState dscore_state{};
+  typename Shared::QueryState draw_state{};  // the next iteration whose dropout is drawn
+  int seed[2] = {};                          // of dropout
   DqEpilogue<Traits> dq_epilogue{args, shared};
   typename decltype(Shared::work_pipeline)::State work_state{};
 
@@ -37,8 +37,8 @@ struct DqWarpgroup {
       const KeyTileWork& work = shared.work[work_state.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int iterations = uniform(work.iterations);
-      // Draws are as many iterations ahead as there are stages, but they do not reach into the next key tile. Its
-      // operands may not arrive before other CTAs have made progress, which wait for what this CTA still has to add.
+      // Dropout is drawn as many iterations ahead as there are stages, but never for the next key tile. The copies for
+      // that tile may have to wait until other CTAs make progress, and these wait for what this CTA still has to add.
       if (!Traits::kDrops || iterations == 0) shared.k_pipeline.consumer_wait(k_state);
 #pragma unroll 1
       for (int i = Traits::kDrops ? -Shared::kStages : 0; i < iterations; ++i) {
@@ -63,16 +63,16 @@ struct DqWarpgroup {
   __device__ __forceinline__ void add(const KeyTileWork& work, const Iteration& at) {
     shared.dscore_pipeline.consumer_wait(dscore_state);
     if constexpr (Traits::kConfig.pre_signals_dq) {
-      // dQ is issued when the key warpgroups have completed dK of the iteration and S of the next one. More work waits
-      // for these, and dQ then overlaps with their exponentials. In a key tile's last iteration dQ is issued at once,
-      // because it releases the stage that K of the next key tile needs. The code chooses a barrier, not whether to
-      // wait: after a branch ptxas keeps no descriptor in uniform registers.
+      // The GEMM of dQ is issued when the key warpgroups have completed dK of this iteration and S of the next one,
+      // because more work waits for those. It then overlaps the exponentials of the key warpgroups. In a key tile's
+      // last iteration it is issued at once, because it releases the stage that K of the next key tile needs. The code
+      // selects a barrier instead of branching, because ptxas keeps no descriptor in uniform registers after a branch.
       ptx::Barrier& awaited =
           (at.ends_tile ? shared.dscore_pipeline.full : shared.q_pipeline.empty)[dscore_state.stage];
       ptx::wait(awaited, dscore_state.parity);
     }
     Dq dq;
-    start(dq, 0);
+    issue_slice_gemm(dq, 0);
     // This overlaps with the GEMM.
     const int sums = uniform(at.sums);
     const int rank = uniform(at.rank);
@@ -99,7 +99,7 @@ struct DqWarpgroup {
       }
       __syncwarp();
       if (++slice == Traits::kDqSlices) break;
-      start(dq, slice);
+      issue_slice_gemm(dq, slice);
     }
     dq_epilogue.finish(sums, rank, is_last);
     dscore_state.advance();
@@ -129,7 +129,7 @@ struct DqWarpgroup {
     draw_state.advance();
   }
 
-  __device__ __forceinline__ void start(Dq& dq, int slice) const {
+  __device__ __forceinline__ void issue_slice_gemm(Dq& dq, int slice) const {
     tile::issue_columns_gemm<kColumns>(dq, tile::SmemOperand(shared.dscores[0]).after(dscore_state.stage),
                                        tile::SmemOperand(shared.k[0]).after(k_state.stage), slice);
   }

@@ -1,5 +1,5 @@
-// A warp's 16 keys of an iteration's dS, in shared memory. Before the warp writes dS there, the place holds what it
-// needs to compute dS: the draws of dropout, or the bias.
+// A warp's 16 keys of an iteration's dS, in shared memory. Before the warp writes dS there, the memory holds what it
+// computes dS from: the draws of dropout, or the bias.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ struct DscoreKeys {
   static constexpr int kKeys = 16;
   static constexpr int kWarpsOfChunk = tile::kSmemChunkColumns / kKeys;
 
-  uint32_t chunk;
-  int piece;  // the first of its two 16-byte chunks, of 8 keys each
+  uint32_t chunk_address;  // of the chunk that has the warp's keys
+  int first_vector;        // the first of its two 16-byte chunks, of 8 keys each
 
   // warp: its number among the warps of the key warpgroups.
   __device__ __forceinline__ DscoreKeys(const Tile& tile, int warp)
-      : chunk(ptx::shared_address(tile.data[warp / kWarpsOfChunk])), piece(warp % kWarpsOfChunk * 2) {}
+      : chunk_address(ptx::shared_address(tile.data[warp / kWarpsOfChunk])), first_vector(warp % kWarpsOfChunk * 2) {}
 
   __device__ __forceinline__ void store(const Packed& dscores) const {
 #pragma unroll
@@ -55,7 +55,7 @@ struct DscoreKeys {
  private:
   // The address of 8 neighbouring keys.
   __device__ __forceinline__ uint32_t address(int query, int half) const {
-    return chunk + query * tile::kSmemRowBytes + ((piece + half) ^ query % 8) * 16;
+    return chunk_address + query * tile::kSmemRowBytes + ((first_vector + half) ^ query % 8) * 16;
   }
   // The address that the lane passes to ldmatrix and stmatrix: its query of 16, and its half of the keys.
   __device__ __forceinline__ uint32_t lane_address(int step) const {

@@ -27,7 +27,7 @@ struct GroupShareSums {
   // True for the last share to arrive: dk and dv are then the sums, to be stored.
   __device__ __forceinline__ bool combine(Dk& dk, Dv& dv, int& arrived) const {
     const auto group_shares = static_cast<int>(args.order.group_shares);
-    float* const own = part_of(work.group_share);
+    float* const own = partial_of(work.group_share);
     store_partial(own, dv);
     store_partial(own + kDvFloats, dk);
     sync_warpgroup();
@@ -41,9 +41,9 @@ struct GroupShareSums {
     dv.clear();
 #pragma unroll 1
     for (int group_share = 0; group_share < group_shares; ++group_share) {
-      const float* const part = part_of(group_share);
-      add(dv, part);
-      add(dk, part + kDvFloats);
+      const float* const partial = partial_of(group_share);
+      add(dv, partial);
+      add(dk, partial + kDvFloats);
     }
     return true;
   }
@@ -56,7 +56,7 @@ struct GroupShareSums {
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
   __device__ __forceinline__ void sync_warpgroup() const { sync_key_warpgroup(warpgroup); }
 
-  __device__ __forceinline__ float* part_of(int group_share) const {
+  __device__ __forceinline__ float* partial_of(int group_share) const {
     const int64_t tile = int64_t{work.number} * args.order.group_shares + group_share;
     return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + thread() * 4;
   }
@@ -72,12 +72,12 @@ struct GroupShareSums {
   __device__ __forceinline__ static void add(Acc& sums, const float* from) {
 #pragma unroll
     for (int j = 0; j < Acc::kColumnTiles; ++j) {
-      const float4 part = __ldcg(reinterpret_cast<const float4*>(from + j * kThreads * 4));
+      const float4 partial = __ldcg(reinterpret_cast<const float4*>(from + j * kThreads * 4));
       float(&c)[4] = sums.c[0][j];
-      c[0] += part.x;
-      c[1] += part.y;
-      c[2] += part.z;
-      c[3] += part.w;
+      c[0] += partial.x;
+      c[1] += partial.y;
+      c[2] += partial.z;
+      c[3] += partial.w;
     }
   }
 };

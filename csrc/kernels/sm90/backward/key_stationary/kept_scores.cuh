@@ -27,7 +27,7 @@ struct KeptScores {
 
   __device__ __forceinline__ void read(const DscoreKeys<Traits>& own) { bits = ptx::load_shared(own.word_address()); }
 
-  // What is dropped becomes 0. After the shift, the bits of two pairs of elements are the signs of four bytes.
+  // Dropped elements become 0. After the shift, the bits of two pairs of elements are the signs of four bytes.
   __device__ __forceinline__ void keep(tile::PackedRows<Traits::kQueries>& packed) const {
 #pragma unroll
     for (int pair = 0; pair < 8; ++pair) {
@@ -39,7 +39,7 @@ struct KeptScores {
     }
   }
 
-  // Selected, not multiplied by 0, because what is dropped may be NaN.
+  // Dropped scores are replaced by 0, not multiplied by it, because they may be NaN.
   __device__ __forceinline__ void keep(Scores& scores) const {
     const uint32_t kept = ptx::pin(bits);
     // The loop has the order of the bits: ptxas then moves seven of them into predicates at a time.
@@ -97,7 +97,7 @@ struct DropoutDraws {
  private:
   static constexpr int kBlocks = Traits::kQueries / Dropout::kBlockQueries;
 
-  // Of two draws, one in each half, each becomes threshold where it is kept, else threshold - 1. It takes two
+  // Replaces two draws, one in each half: by threshold where the weight is kept, else by threshold - 1. This takes two
   // instructions for both.
   __device__ __forceinline__ void append(uint32_t& word, uint32_t draws) const {
     const uint32_t kept = dropout.threshold * 0x10001u;

@@ -10,7 +10,7 @@ namespace flash_attn_ext::sm90 {
 namespace {
 
 constexpr int kThreads = 64;
-constexpr int kPartKeys = LoopOrder::kKeys / LoopOrder::kKeyWarpgroups;
+constexpr int kWarpgroupKeys = LoopOrder::kKeys / LoopOrder::kKeyWarpgroups;
 
 struct KeyTileList {
   const BackwardArguments& args;
@@ -19,8 +19,8 @@ struct KeyTileList {
     const BackwardWorkspace& workspace = args.workspace;
     if (index == 0) *workspace.work_counter = 0;
     if (index < num_sums(args)) {
-      for (int part = 0; part < LoopOrder::kKeyWarpgroups; ++part)
-        workspace.arrivals[index * LoopOrder::kKeyWarpgroups + part] = 0;
+      for (int warpgroup = 0; warpgroup < LoopOrder::kKeyWarpgroups; ++warpgroup)
+        workspace.arrivals[index * LoopOrder::kKeyWarpgroups + warpgroup] = 0;
     }
     if (index >= args.order.num_work_tiles()) return;
     workspace.table[index] = work_of(index);
@@ -67,7 +67,7 @@ struct KeyTileList {
                  : work_tile.direction == LoopDirection::kDescending ? visible_query_tiles.end - 1
                                                                      : visible_query_tiles.begin;
     for (int w = 0; w < LoopOrder::kKeyWarpgroups; ++w) {
-      work.own[w] = seen_by(sequence, work_tile.tile * LoopOrder::kKeys + w * kPartKeys);
+      work.own[w] = seen_by(sequence, work_tile.tile * LoopOrder::kKeys + w * kWarpgroupKeys);
     }
     return work;
   }
@@ -89,17 +89,17 @@ struct KeyTileList {
   // The query tiles that see the keys of a warpgroup. If some of the keys do not exist, no query tile sees all of them.
   __device__ __forceinline__ TileRange seen_by(const attention::Sequence& sequence, int first) const {
     const attention::Visibility& visibility = args.params.visibility;
-    const int end = static_cast<int>(min(int64_t{first} + kPartKeys, sequence.num_keys));
+    const int end = static_cast<int>(min(int64_t{first} + kWarpgroupKeys, sequence.num_keys));
     if (first >= end) return {0, 0, 0, 0};
     TileRange range = tile_range<LoopOrder::kQueries, uint32_t>(visibility.queries_of<int>(first, sequence),
                                                                 visibility.queries_of<int>(end - 1, sequence));
-    if (end < first + kPartKeys) range.full_begin = range.full_end = 0;
+    if (end < first + kWarpgroupKeys) range.full_begin = range.full_end = 0;
     return range;
   }
 };
 
-// The next kernel reads at once what came before this one. So it may start only when that is complete, and the wait
-// comes first.
+// The next kernel reads results of the kernels before this one as soon as it starts. So this kernel waits for those
+// before it allows the next one to start.
 __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ BackwardArguments args) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();

@@ -43,7 +43,7 @@ struct KeyWarpgroup {
   bool is_partial = false;  // the iteration has scores that are masked by position
   std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.qk>, NotHeld> k;
   std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.v>, NotHeld> v;
-  typename Shared::Stage at{};  // of Q, dO and dS
+  typename Shared::QueryState state{};  // of Q, dO and dS
   typename decltype(Shared::k_pipeline)::State k_state{};
   typename decltype(Shared::work_pipeline)::State work_state{};
   std::conditional_t<Traits::kMasked, UnmaskedScores, NotHeld> unmasked;  // of the iteration
@@ -102,8 +102,8 @@ struct KeyWarpgroup {
     }
     if (steps > 0) {
       drain(before);
-      start_scores(at, std::true_type{});
-      go_to(at, std::true_type{});
+      issue_qk_gemm(state, std::true_type{});
+      go_to(state, std::true_type{});
       ptx::wait_wgmma<0>();
       ptx::pin_registers(scores.c[0]);
       if constexpr (Traits::kOneStep) {
@@ -129,25 +129,25 @@ struct KeyWarpgroup {
   // HasNext: bool, or a type whose value the compiler knows.
   template <class HasNext>
   __device__ __forceinline__ void step(const KeyTileWork& work, HasNext has_next) {
-    typename Shared::Stage next = at;
+    typename Shared::QueryState next = state;
     next.advance();
-    if (is_partial) hide(work, shared.iteration(at).query_tile);
+    if (is_partial) hide(work, shared.iteration(state).query_tile);
     if constexpr (Traits::kMasked) unmasked.hide(scores);
     if constexpr (Traits::kBiased) wait_for_dout();  // and for the bias
-    to_gradients.exponentiate(scores, p, at.stage, own_dscores());
-    start_dp();
+    to_gradients.exponentiate(scores, p, state.stage, own_dscores());
+    issue_dp_gemm();
     if constexpr (Traits::kDrops) drop();
-    start_dv();
+    issue_dv_gemm();
     // While dV is in flight, P needs registers beside those of dS. Above head dim 64 there are none, so dV is awaited,
     // too.
     ptx::wait_wgmma<kInRegisters ? 1 : 0>();
     ptx::pin_registers(gradients.c[0]);
     if constexpr (!kInRegisters) ptx::pin_registers(dv.c[0]);
-    to_gradients.differentiate(dscores, scores, gradients, p, at.stage);
-    start_dk();
-    hand_over();
-    if constexpr (!std::is_same_v<HasNext, std::false_type>) start_scores(next, has_next);
-    const int done = at.stage;
+    to_gradients.differentiate(dscores, scores, gradients, p, state.stage);
+    issue_dk_gemm();
+    store_dscores();
+    if constexpr (!std::is_same_v<HasNext, std::false_type>) issue_qk_gemm(next, has_next);
+    const int done = state.stage;
     go_to(next, has_next);
     ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
@@ -159,12 +159,13 @@ struct KeyWarpgroup {
 
   // Reads the description of the next iteration while GEMMs are in flight. If there is none, it reads whatever lies
   // there. The stage is broadcast, because the descriptors of the GEMMs would not be in uniform registers otherwise.
-  __device__ __forceinline__ void go_to(const typename Shared::Stage& next, bool is_there) {
-    at = {uniform(next.stage), next.parity};
-    is_partial = uniform(shared.iteration(at).is_partial[warpgroup]) != 0;
+  __device__ __forceinline__ void go_to(const typename Shared::QueryState& next, bool is_there) {
+    state = {uniform(next.stage), next.parity};
+    is_partial = uniform(shared.iteration(state).is_partial[warpgroup]) != 0;
     if constexpr (Traits::kMasked) {
       if (is_there) {
-        unmasked.read(args.mask, shared.iteration(at).mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
+        unmasked.read(args.mask, shared.iteration(state).mask_tile,
+                      static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
       }
     }
   }
@@ -179,46 +180,46 @@ struct KeyWarpgroup {
   // Waits until the stage of dS is empty. With dropout it also waits for the draws in it, and so in the first round,
   // too.
   __device__ __forceinline__ void wait_for_stage() const {
-    ptx::wait(shared.dscore_pipeline.empty[at.stage], Traits::kDrops ? at.parity : at.parity ^ 1);
+    ptx::wait(shared.dscore_pipeline.empty[state.stage], Traits::kDrops ? state.parity : state.parity ^ 1);
   }
 
   // What the GEMM of S (0) or dP (1) adds: the augmented columns of the stage.
-  __device__ __forceinline__ auto terms(int which, int stage) const {
+  __device__ __forceinline__ auto augmented_step(int which, int stage) const {
     if constexpr (Traits::kConfig.adds_statistics) {
-      return tile::AddedColumns(factors, shared.statistics[0][which], 2 * stage);
+      return tile::AugmentedStep(factors, shared.statistics[0][which], 2 * stage);
     } else {
-      return tile::NothingAdded{};
+      return tile::NoAugmentedStep{};
     }
   }
 
   // If there is no next iteration, the GEMM is wasted on whatever lies in the stage.
-  __device__ __forceinline__ void start_scores(const typename Shared::Stage& of, bool is_there) {
+  __device__ __forceinline__ void issue_qk_gemm(const typename Shared::QueryState& of, bool is_there) {
     if (is_there) shared.q_pipeline.consumer_wait(of);
     const auto q = tile::SmemOperand(shared.q[0]).after(of.stage);
     if constexpr (kInRegisters) {
-      tile::issue_rows_gemm(scores, k, q, terms(0, of.stage));
+      tile::issue_rows_gemm(scores, k, q, augmented_step(0, of.stage));
     } else {
       tile::issue_rows_gemm(scores, tile::SmemOperand(shared.k[0]).after(k_state.stage).from_row(first_row()), q,
-                            terms(0, of.stage));
+                            augmented_step(0, of.stage));
     }
   }
-  __device__ __forceinline__ void wait_for_dout() const { ptx::wait(shared.dout_full[at.stage], at.parity); }
-  __device__ __forceinline__ void start_dp() {
+  __device__ __forceinline__ void wait_for_dout() const { ptx::wait(shared.dout_full[state.stage], state.parity); }
+  __device__ __forceinline__ void issue_dp_gemm() {
     if constexpr (!Traits::kBiased) wait_for_dout();
-    const auto dout = tile::SmemOperand(shared.dout[0]).after(at.stage);
+    const auto dout = tile::SmemOperand(shared.dout[0]).after(state.stage);
     if constexpr (kInRegisters) {
-      tile::issue_rows_gemm(gradients, v, dout, terms(1, at.stage));
+      tile::issue_rows_gemm(gradients, v, dout, augmented_step(1, state.stage));
     } else {
       if (kAwaitsValuesLate && is_empty) shared.v_pipeline.consumer_wait(k_state);
       tile::issue_rows_gemm(gradients, tile::SmemOperand(shared.v[0]).after(k_state.stage).from_row(first_row()), dout,
-                            terms(1, at.stage));
+                            augmented_step(1, state.stage));
     }
   }
-  __device__ __forceinline__ void start_dv() {
-    tile::issue_gemm(dv, p, tile::SmemOperand(shared.dout[0]).after(at.stage), !is_empty);
+  __device__ __forceinline__ void issue_dv_gemm() {
+    tile::issue_gemm(dv, p, tile::SmemOperand(shared.dout[0]).after(state.stage), !is_empty);
   }
-  __device__ __forceinline__ void start_dk() {
-    tile::issue_gemm(dk, dscores, tile::SmemOperand(shared.q[0]).after(at.stage), !is_empty);
+  __device__ __forceinline__ void issue_dk_gemm() {
+    tile::issue_gemm(dk, dscores, tile::SmemOperand(shared.q[0]).after(state.stage), !is_empty);
   }
 
   // Scores that are masked by position, and those of keys that the sequence does not have, become -inf.
@@ -245,17 +246,17 @@ struct KeyWarpgroup {
   }
 
   // dS -> shared memory.
-  __device__ __forceinline__ void hand_over() const {
+  __device__ __forceinline__ void store_dscores() const {
     if constexpr (!Traits::kDrops) wait_for_stage();
     own_dscores().store(dscores);
     finish_dscores();
   }
   __device__ __forceinline__ DscoreKeys<Traits> own_dscores() const {
-    return {shared.dscores[at.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize};
+    return {shared.dscores[state.stage], tile::warp() - tile::kWarpgroupSize / tile::kWarpSize};
   }
   __device__ __forceinline__ void finish_dscores() const {
     ptx::fence_stores();
-    release(shared.dscore_pipeline.full[at.stage]);
+    release(shared.dscore_pipeline.full[state.stage]);
   }
 
   // Drains iterations in which queries see only the other warpgroup's keys: the warpgroup's dS is 0.
@@ -264,13 +265,13 @@ struct KeyWarpgroup {
     for (int i = 0; i < iterations; ++i) drain();
   }
   __device__ __forceinline__ void drain() {
-    shared.q_pipeline.consumer_wait(at);
+    shared.q_pipeline.consumer_wait(state);
     wait_for_dout();
     wait_for_stage();
     own_dscores().clear();
     finish_dscores();
-    if (tile::lane() == 0) ptx::arrive(shared.q_pipeline.empty[at.stage]);
-    at.advance();
+    if (tile::lane() == 0) ptx::arrive(shared.q_pipeline.empty[state.stage]);
+    state.advance();
     __syncwarp();
   }
 
@@ -295,7 +296,8 @@ struct KeyWarpgroup {
     sync_key_warpgroup(warpgroup);  // no thread still reads V
     dk.scale(args.gradient_scale);
     dv.scale(to_gradients.factor());
-    // Staged in the warp's rows of V. The stores leave L2 to what other tiles read and add to (st.cs).
+    // The rows are staged in the warp's rows of V. The stores are marked evict-first in L2 (st.cs), so that L2 keeps
+    // what other tiles read and add to.
     auto& staging = shared.v[k_state.stage];
     const bool needs_recompute = store_row_lines(rows_of(work).dk(), dk, staging, warp_row(), ptx::stream_global_16) |
                                  store_row_lines(rows_of(work).dv(), dv, staging, warp_row(), ptx::stream_global_16);

@@ -6,8 +6,9 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Query heads come one after the other, each with its own list. In descending order all heads share a list, and all of
-// them come at a query tile before the next one does. The key tile must have iterations.
+// The loop goes through the query heads one after the other, each with its own list. In descending order all heads
+// share a list, and the loop goes through all of them at one query tile before it continues with the next tile. The key
+// tile must have iterations.
 struct ListedIterations {
   const BackwardArguments& args;
   const KeyTileWork& work;

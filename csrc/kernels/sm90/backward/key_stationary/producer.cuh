@@ -15,20 +15,20 @@ struct BackwardScheduler {
 
   const BackwardArguments& args;
   Shared& shared;
-  typename decltype(Shared::work_pipeline)::State at{};
+  typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
     const uint32_t count = args.order.num_work_tiles();
     int parity = 0;
 #pragma unroll 1
     for (uint32_t index = blockIdx.x; index < count; index = fetch_work()) {
-      shared.work_pipeline.producer_acquire(at);
-      ptx::arrive_expecting(shared.work_pipeline.full[at.stage], sizeof(KeyTileWork));
-      ptx::copy_bytes(&shared.work[at.stage], args.workspace.table + index, sizeof(KeyTileWork),
-                      shared.work_pipeline.full[at.stage]);
-      shared.work_pipeline.consumer_wait(at);
-      const int group_end = shared.work[at.stage].group_end;
-      at.advance();
+      shared.work_pipeline.producer_acquire(work_state);
+      ptx::arrive_expecting(shared.work_pipeline.full[work_state.stage], sizeof(KeyTileWork));
+      ptx::copy_bytes(&shared.work[work_state.stage], args.workspace.table + index, sizeof(KeyTileWork),
+                      shared.work_pipeline.full[work_state.stage]);
+      shared.work_pipeline.consumer_wait(work_state);
+      const int group_end = shared.work[work_state.stage].group_end;
+      work_state.advance();
       // A CTA that fetched its next tile early would start it later than the loop order assumes. split-KV does not
       // depend on that.
       if (args.order.splits_kv) continue;
@@ -41,9 +41,9 @@ struct BackwardScheduler {
              group_end) {
       }
     }
-    shared.work_pipeline.producer_acquire(at);
-    shared.work[at.stage].batch = KeyTileWork::kEnd;
-    ptx::arrive(shared.work_pipeline.full[at.stage]);
+    shared.work_pipeline.producer_acquire(work_state);
+    shared.work[work_state.stage].batch = KeyTileWork::kEnd;
+    ptx::arrive(shared.work_pipeline.full[work_state.stage]);
   }
 
  private:
@@ -112,8 +112,8 @@ struct BackwardProducer {
     const int first_head =
         work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.group_share * work.heads;
     // The query heads of a KV group come one after the other, so that L2 holds what neighbouring contributors share. In
-    // descending order all heads come at a query tile before the next one does. Otherwise key tiles with shorter loops
-    // would catch up with those for which they wait.
+    // descending order the loop goes through all heads at one query tile before it continues with the next tile.
+    // Otherwise key tiles with shorter loops would catch up with those for which they wait.
     const bool heads_first = work.contributor.direction == LoopDirection::kDescending;
     int head_of_share = 0;
     int query_tile = work.first;

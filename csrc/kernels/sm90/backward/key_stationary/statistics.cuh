@@ -74,10 +74,11 @@ struct Statistics {
   __device__ __forceinline__ void store(int number, int row, float lse, float delta, bool exists) const {
     float* const statistics = args.workspace.statistics_of(number);
     if (args.adds_statistics) {
-      using Terms = BackwardWorkspace::Terms<Element>;
-      auto* const terms = reinterpret_cast<Terms*>(statistics);
-      terms[0].rows[row] = lse == -INFINITY ? Terms::hidden_row() : Terms::row(lse * args.lse_factor);
-      terms[1].rows[row] = Terms::row(-delta);
+      using AugmentedColumns = BackwardWorkspace::AugmentedColumns<Element>;
+      auto* const columns = reinterpret_cast<AugmentedColumns*>(statistics);
+      columns[0].rows[row] =
+          lse == -INFINITY ? AugmentedColumns::hidden_row() : AugmentedColumns::row(lse * args.lse_factor);
+      columns[1].rows[row] = AugmentedColumns::row(-delta);
       return;
     }
     const bool is_biased = args.params.score_mod.bias.present();

@@ -58,8 +58,8 @@ struct BackwardTraits {
   using DscoreTile = tile::SmemTile<Element, kQueries, kKeys>;
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
   // Of a query tile (BackwardWorkspace).
-  using Terms = BackwardWorkspace::Terms<Element>;
-  using Statistics = std::conditional_t<kConfig.adds_statistics, Terms[2], float[kBiased ? 3 : 2][kQueries]>;
+  using AugmentedColumns = BackwardWorkspace::AugmentedColumns<Element>;
+  using Statistics = std::conditional_t<kConfig.adds_statistics, AugmentedColumns[2], float[kBiased ? 3 : 2][kQueries]>;
 
   static constexpr int kDqSlices = kDims.qk / kTile.dq_columns;  // of an iteration
   static constexpr int kDqSliceFloats = kQueries * kTile.dq_columns;
@@ -86,7 +86,7 @@ struct BackwardShared {
   static constexpr int kWorkStages = 2;
   static constexpr int kStages = Traits::kConfig.tile.q_stages;  // of what an iteration reads, and of dS
   static constexpr int kKeyStages = Traits::kConfig.tile.kv_stages;
-  using Stage = tile::PipelineState<kStages>;
+  using QueryState = tile::PipelineState<kStages>;
   // An iteration's description is written when a stage of Q is free. The dQ warpgroup is the last to read it, when it
   // takes dS from a stage. In between there are no more iterations than stages of both.
   static constexpr int kIterations = 2 * kStages;
@@ -111,8 +111,8 @@ struct BackwardShared {
   ptx::Barrier may_fetch_work;       // all copies of a key tile have been issued
   int arrived[Traits::kWarpgroups];  // GroupShareSums
 
-  __device__ __forceinline__ typename Traits::Iteration& iteration(const Stage& at) {
-    return iterations[at.parity * kStages + at.stage];
+  __device__ __forceinline__ typename Traits::Iteration& iteration(const QueryState& state) {
+    return iterations[state.parity * kStages + state.stage];
   }
 
   __device__ __forceinline__ void init() {

@@ -11,8 +11,8 @@ struct QueryStationaryProducer {
 
   const QueryStationaryArguments& args;
   Shared& shared;
-  typename decltype(Shared::query_pipeline)::State query_at{};
-  typename decltype(Shared::k_pipeline)::State key_at{};
+  typename decltype(Shared::query_pipeline)::State query_state{};
+  typename decltype(Shared::k_pipeline)::State key_state{};
 
   __device__ __forceinline__ void run() {
     for_each_segment(args, shared.span, [&](const Segment& segment) {
@@ -22,7 +22,7 @@ struct QueryStationaryProducer {
         load_keys(shared.k, args.k, shared.k_pipeline, segment, row);
         if (i == 0) load_queries(segment);  // after K, because their stage is released later
         load_keys(shared.v, args.v, shared.v_pipeline, segment, row);
-        key_at.advance();
+        key_state.advance();
       }
     });
   }
@@ -35,19 +35,19 @@ struct QueryStationaryProducer {
   __device__ __forceinline__ void load_keys(KeyTile (&stages)[Shared::kStages], const TmaDescriptor& operand,
                                             decltype(Shared::k_pipeline)& pipeline, const Segment& segment,
                                             int row) const {
-    pipeline.producer_acquire(key_at);
-    ptx::Barrier& full = pipeline.full[key_at.stage];
+    pipeline.producer_acquire(key_state);
+    ptx::Barrier& full = pipeline.full[key_state.stage];
     ptx::arrive_expecting(full, KeyTile::kBytes);
-    stages[key_at.stage].copy(operand.map, full, origin(operand, segment, row));
+    stages[key_state.stage].copy(operand.map, full, origin(operand, segment, row));
   }
 
   __device__ __forceinline__ void load_queries(const Segment& segment) {
-    shared.query_pipeline.producer_acquire(query_at);
-    ptx::Barrier& full = shared.query_pipeline.full[query_at.stage];
+    shared.query_pipeline.producer_acquire(query_state);
+    ptx::Barrier& full = shared.query_pipeline.full[query_state.stage];
     ptx::arrive_expecting(full, 2 * QueryTile::kBytes);
     shared.q.copy(args.q.map, full, origin(args.q, segment, 0));
     shared.dout.copy(args.dout.map, full, origin(args.dout, segment, 0));
-    query_at.advance();
+    query_state.advance();
   }
 
   __device__ __forceinline__ static ptx::TmaCoordinate origin(const TmaDescriptor& operand, const Segment& segment,

@@ -26,7 +26,7 @@ struct QueryStationaryWarpgroup {
   using Scores = typename Traits::Scores;
   using Sums = typename Traits::Sums;
   using Packed = tile::PackedRows<Traits::kKeys>;
-  using KeyPosition = typename decltype(Shared::k_pipeline)::State;
+  using KeyState = typename decltype(Shared::k_pipeline)::State;
   static constexpr int kFlags = Traits::kKeys / 16;  // of a key tile
 
   const QueryStationaryArguments& args;
@@ -42,8 +42,8 @@ struct QueryStationaryWarpgroup {
   ptx::TmaCoordinate target;  // the warp's rows of dV or dK of the previous tile
   int nan_flag;               // the warp's, of that tile
   bool has_before;            // whether the segment has a previous tile
-  typename decltype(Shared::query_pipeline)::State query_at{};
-  KeyPosition key_at{};                  // of S and dP
+  typename decltype(Shared::query_pipeline)::State query_state{};
+  KeyState key_state{};                  // of S and dP
   int sums_stage = Shared::kStages - 1;  // of K, of the last tile whose GEMMs of dQ, dV and dK were issued
   int score_stage = 0;                   // of the next P and dS
 
@@ -65,18 +65,18 @@ struct QueryStationaryWarpgroup {
     has_before = false;
     dq.clear();
     key_sums.clear();
-    shared.query_pipeline.consumer_wait(query_at);
-    start_scores();
+    shared.query_pipeline.consumer_wait(query_state);
+    issue_score_gemms();
     wait_for_scores<0>();
 #pragma unroll 1
     for (int left = segment.count; left > 1; --left) step(std::true_type{});
     step(std::false_type{});
     wait_for_sums();
-    release(shared.query_pipeline.empty[query_at.stage]);
-    query_at.advance();
+    release(shared.query_pipeline.empty[query_state.stage]);
+    query_state.advance();
     sync_warpgroups();  // no thread still reads P and dS
     store();
-    store_split(segment.pair);
+    store_partial(segment.pair);
   }
 
   __device__ __forceinline__ const TmaDescriptor& gradient() const { return has_values() ? args.dv : args.dk; }
@@ -112,13 +112,13 @@ struct QueryStationaryWarpgroup {
     if (tile::lane() == 0) ptx::arrive(barrier);
   }
 
-  __device__ __forceinline__ void start_scores() {
-    shared.k_pipeline.consumer_wait(key_at);
+  __device__ __forceinline__ void issue_score_gemms() {
+    shared.k_pipeline.consumer_wait(key_state);
     tile::issue_rows_gemm(scores, tile::SmemOperand(shared.q).from_row(first_row()),
-                          tile::SmemOperand(shared.k[0]).after(key_at.stage));
-    shared.v_pipeline.consumer_wait(key_at);
+                          tile::SmemOperand(shared.k[0]).after(key_state.stage));
+    shared.v_pipeline.consumer_wait(key_state);
     tile::issue_rows_gemm(gradients, tile::SmemOperand(shared.dout).from_row(first_row()),
-                          tile::SmemOperand(shared.v[0]).after(key_at.stage));
+                          tile::SmemOperand(shared.v[0]).after(key_state.stage));
   }
 
   // kBehind: the GEMMs that were issued after them.
@@ -127,9 +127,9 @@ struct QueryStationaryWarpgroup {
     ptx::wait_wgmma<kBehind>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(gradients.c[0]);
-    release(shared.v_pipeline.empty[key_at.stage]);
-    key_at.advance();
-    key_at.stage = uniform(key_at.stage);
+    release(shared.v_pipeline.empty[key_state.stage]);
+    key_state.advance();
+    key_state.stage = uniform(key_state.stage);
   }
 
   // Waits for dQ, and dV or dK, of the previous tile.
@@ -150,7 +150,7 @@ struct QueryStationaryWarpgroup {
     wait_for_sums();
     ptx::fence_stores();
     sync_warpgroups();
-    if constexpr (HasNext::value) start_scores();
+    if constexpr (HasNext::value) issue_score_gemms();
     store();
     sums_stage = uniform(sums_stage + 1 == Shared::kStages ? 0 : sums_stage + 1);
     start_sums();
@@ -163,7 +163,7 @@ struct QueryStationaryWarpgroup {
     const auto stage = tile::SmemOperand(shared.scores[0]).after(score_stage);
     const auto weights = stage.template as<typename Traits::ScoreTile>();
     const auto dscores = weights.after(1);
-    tile::add_product(dq, dscores.from_row(first_row()), tile::SmemOperand(shared.k[0]).after(sums_stage));
+    tile::add_gemm(dq, dscores.from_row(first_row()), tile::SmemOperand(shared.k[0]).after(sums_stage));
     tile::issue_transposed_gemm(key_sums, has_values() ? weights : dscores,
                                 tile::SmemOperand(has_values() ? shared.dout : shared.q));
   }
@@ -231,7 +231,7 @@ struct QueryStationaryWarpgroup {
   }
 
   // Stores the partial dQ of the segment.
-  __device__ __forceinline__ void store_split(int pair) const {
+  __device__ __forceinline__ void store_partial(int pair) const {
     constexpr int kThreads = tile::kWarpgroupSize;
     const int64_t split = WorkListShares::split_number(blockIdx.x, pair);
     float* const to =

@@ -10,7 +10,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// How many slices a CTA has, where each pair has so many splits.
+// How many slices a CTA has where each pair has this many splits.
 inline int slices_of_sum(int64_t splits) { return splits > DqSlice::kAhead ? 1 : DqSlice::kWarpgroups; }
 
 template <class Element>

@@ -25,12 +25,12 @@ struct ChunkSums {
     const float* const from = of_warpgroup + first();
 #pragma unroll
     for (int j = 0; j < Sums::kColumnTiles; ++j) {
-      const float4 part = __ldcg(reinterpret_cast<const float4*>(from + j * kStep));
+      const float4 partial = __ldcg(reinterpret_cast<const float4*>(from + j * kStep));
       float(&c)[4] = sums.c[0][j];
-      c[0] = part.x;
-      c[1] = part.y;
-      c[2] = part.z;
-      c[3] = part.w;
+      c[0] = partial.x;
+      c[1] = partial.y;
+      c[2] = partial.z;
+      c[3] = partial.w;
     }
   }
 

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     if (uniform(tile::warp()) == 0 && ptx::elect()) QueryProducer<Traits>{args, shared}.run();
   } else {
     ptx::acquire_registers<kRegisters>();
-    if constexpr (Traits::kStagesTerms) {
+    if constexpr (Traits::kStagesBiasMask) {
       QueryWarpgroup<Traits>{args, shared, warpgroup - 1, {args, {shared.staged[tile::warp() - 4]}}}.run();
     } else {
       QueryWarpgroup<Traits>{args, shared, warpgroup - 1, QueryScores<Traits>{args}}.run();

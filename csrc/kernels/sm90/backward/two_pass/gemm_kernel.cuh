@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     two_pass_gemm_kernel(const __grid_constant__ TwoPassArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<TwoPassGemmShared<Traits>*>(shared_memory);
-  constexpr ProductTile kTile = Traits::kTile;
+  constexpr GemmTile kTile = Traits::kTile;
   static_assert(has_registers(kTile.warpgroups, kTile.registers, kTile.copy_registers));
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
   if (threadIdx.x == 0) shared.init();

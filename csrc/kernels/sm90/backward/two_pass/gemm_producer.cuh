@@ -16,7 +16,7 @@ struct GemmProducer {
 
   const TwoPassArguments& args;
   Shared& shared;
-  typename decltype(Shared::pipeline)::State at{};
+  typename decltype(Shared::pipeline)::State state{};
   typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
@@ -114,14 +114,14 @@ struct GemmProducer {
       int stored_tile = first_stored(work, tile) + first - keys.begin;
 #pragma unroll 1
       for (int head_of_group = 0; head_of_group < group; ++head_of_group) {
-        shared.pipeline.producer_acquire(at);
-        ptx::Barrier& full = shared.pipeline.full[at.stage];
+        shared.pipeline.producer_acquire(state);
+        ptx::Barrier& full = shared.pipeline.full[state.stage];
         ptx::arrive_expecting(full, count * kTileBytes + RightTile<kWidth>::kBytes);
-        ptx::copy_bytes(&shared.left[at.stage][first - work.tile], stored + ScoreTiles::offset(stored_tile),
+        ptx::copy_bytes(&shared.left[state.stage][first - work.tile], stored + ScoreTiles::offset(stored_tile),
                         count * kTileBytes, full);
         copy_right<kWidth>(work, operand, tile, head_of_group);
         stored_tile += static_cast<int>(args.tiles.in_matrix);
-        at.advance();
+        state.advance();
       }
     }
   }
@@ -164,10 +164,10 @@ struct GemmProducer {
         advance(tile, head_of_group);
       }
     }
-    shared.pipeline.producer_acquire(at);
-    shared.iterations[at.stage] = Shared::kEnd;
-    ptx::arrive(shared.pipeline.full[at.stage]);
-    at.advance();
+    shared.pipeline.producer_acquire(state);
+    shared.iterations[state.stage] = Shared::kEnd;
+    ptx::arrive(shared.pipeline.full[state.stage]);
+    state.advance();
   }
 
   // Which of the CTA's key tiles the dQ kernel stored for a query tile, as bits.
@@ -191,25 +191,25 @@ struct GemmProducer {
                                               int tile, int head_of_group, uint32_t keys) {
     const int first = first_stored(work, tile) + head_of_group * static_cast<int>(args.tiles.in_matrix) + work.tile -
                       work.seen.keys_of(tile).begin;
-    shared.pipeline.producer_acquire(at);
-    ptx::Barrier& full = shared.pipeline.full[at.stage];
-    shared.iterations[at.stage] = static_cast<int>(keys);
+    shared.pipeline.producer_acquire(state);
+    ptx::Barrier& full = shared.pipeline.full[state.stage];
+    shared.iterations[state.stage] = static_cast<int>(keys);
     ptx::arrive_expecting(full, __popc(keys) * kTileBytes + RightTile<kWidth>::kBytes);
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
       if ((keys >> w & 1u) == 0) continue;
-      ptx::copy_bytes(&shared.left[at.stage][w], stored + ScoreTiles::offset(first + w), kTileBytes, full);
+      ptx::copy_bytes(&shared.left[state.stage][w], stored + ScoreTiles::offset(first + w), kTileBytes, full);
     }
     copy_right<kWidth>(work, operand, tile, head_of_group);
-    at.advance();
+    state.advance();
   }
 
   template <int kWidth>
   __device__ __forceinline__ void copy_right(const Work& work, const TmaDescriptor& operand, int tile,
                                              int head_of_group) {
     const int head = work.key_head * static_cast<int>(args.params.queries_per_key_head()) + head_of_group;
-    reinterpret_cast<RightTile<kWidth>&>(shared.right[at.stage])
-        .copy(operand.map, shared.pipeline.full[at.stage],
+    reinterpret_cast<RightTile<kWidth>&>(shared.right[state.stage])
+        .copy(operand.map, shared.pipeline.full[state.stage],
               {0, work.query_begin + tile * Traits::kRows, head * operand.head_step, work.batch * operand.batch_step});
   }
 };

@@ -16,7 +16,7 @@ struct GemmWarpgroup {
   const TwoPassArguments& args;
   Shared& shared;
   const int warpgroup;
-  typename decltype(Shared::pipeline)::State at{};
+  typename decltype(Shared::pipeline)::State state{};
   typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
@@ -91,8 +91,8 @@ struct GemmWarpgroup {
   __device__ __forceinline__ void iterate_stored(Sums<kWidth>& sums) {
 #pragma unroll 1
     for (;;) {
-      shared.pipeline.consumer_wait(at);
-      const int iteration = uniform(shared.iterations[at.stage]);
+      shared.pipeline.consumer_wait(state);
+      const int iteration = uniform(shared.iterations[state.stage]);
       if (iteration == Shared::kEnd) break;
       if (iteration >> warpgroup & 1) {
         step<kWidth>(sums);
@@ -106,11 +106,11 @@ struct GemmWarpgroup {
   template <int kWidth>
   __device__ __forceinline__ void step(Sums<kWidth>& sums) {
     using RightTile = typename Traits::template RightTile<kWidth>;
-    at.stage = uniform(at.stage);
-    shared.pipeline.consumer_wait(at);
+    state.stage = uniform(state.stage);
+    shared.pipeline.consumer_wait(state);
     // A tile that is narrower than its stage is at the beginning of the stage.
-    const auto right = tile::SmemOperand(shared.right[0]).after(at.stage).template as<RightTile>();
-    const auto left = tile::SmemOperand(shared.left[0][0]).after(at.stage * Traits::kWarpgroups + warpgroup);
+    const auto right = tile::SmemOperand(shared.right[0]).after(state.stage).template as<RightTile>();
+    const auto left = tile::SmemOperand(shared.left[0][0]).after(state.stage * Traits::kWarpgroups + warpgroup);
     tile::add_transposed_gemm(sums, left, right);
     ptx::wait_wgmma<0>();
     ptx::pin_registers(sums.c[0]);
@@ -121,15 +121,15 @@ struct GemmWarpgroup {
   __device__ __forceinline__ void drain(int iterations) {
 #pragma unroll 1
     for (int i = 0; i < iterations; ++i) {
-      shared.pipeline.consumer_wait(at);
+      shared.pipeline.consumer_wait(state);
       release();
     }
   }
 
   __device__ __forceinline__ void release() {
     __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.pipeline.empty[at.stage]);
-    at.advance();
+    if (tile::lane() == 0) ptx::arrive(shared.pipeline.empty[state.stage]);
+    state.advance();
   }
 
   // The rows of the sums are keys in the order of stored tiles (ScoreTiles). Two warps share 32 neighbouring keys, and

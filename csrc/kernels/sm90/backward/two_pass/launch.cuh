@@ -34,8 +34,8 @@ struct TwoPassLaunch {
     const int64_t num_pairs = p.batch * p.num_heads_k;
     const bool packed = p.sequences.cu_seqlens_q != nullptr;
     uint32_t* work_counters = args.workspace.work_counters;  // advances with each kernel launch
-    for (int64_t first = 0; first < num_pairs && error == cudaSuccess; first += plan.stored.pairs_per_launch) {
-      const Pairs pairs = {first, std::min(plan.stored.pairs_per_launch, num_pairs - first)};
+    for (int64_t first = 0; first < num_pairs && error == cudaSuccess; first += plan.materialised.pairs_per_launch) {
+      const Pairs pairs = {first, std::min(plan.materialised.pairs_per_launch, num_pairs - first)};
       args.tiles.first_matrix = static_cast<int>(packed ? first / p.batch : first);
       error = differentiate_chunks(pairs, work_counters);
     }
@@ -45,10 +45,10 @@ struct TwoPassLaunch {
  private:
   // Computes the gradients of some pairs, in one launch or in one for each query chunk.
   cudaError_t differentiate_chunks(const Pairs& pairs, uint32_t*& work_counters) {
-    if (plan.stored.chunk_ends.empty()) return differentiate(pairs, work_counters);
+    if (plan.materialised.chunk_ends.empty()) return differentiate(pairs, work_counters);
     cudaError_t error = cudaSuccess;
     int begin = 0;
-    for (const int end : plan.stored.chunk_ends) {
+    for (const int end : plan.materialised.chunk_ends) {
       args.tiles.set_chunk(args.params, begin, end);
       if (error == cudaSuccess) error = differentiate(pairs, work_counters);
       begin = end;
@@ -144,16 +144,16 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
   args.params.delta = {
       .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
   args.workspace = {.statistics = parts.statistics.in<float>(workspace),
-                    .scores = parts.stored_scores.in<void>(workspace),
+                    .scores = parts.materialised_scores.in<void>(workspace),
                     .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
                     .dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace),
                     .work_counters = parts.work_counter.in<uint32_t>(workspace),
                     .key_sums = parts.key_sums.in<float>(workspace),
-                    .key_tiles_of_matrix = static_cast<int>(plan.stored.key_tiles_of_matrix),
+                    .key_tiles_of_matrix = static_cast<int>(plan.materialised.key_tiles_of_matrix),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .num_work_tiles = static_cast<int>(parts.work_counter.bytes / sizeof(uint32_t))};
   args.tiles = ScoreTiles::of(p);
-  args.tiles.between = plan.stored.bytes_of_matrices / static_cast<int64_t>(sizeof(typename DqTraits::Element));
+  args.tiles.between = plan.materialised.bytes_of_matrices / static_cast<int64_t>(sizeof(typename DqTraits::Element));
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
   args.scales_lse = !(DqTraits::kHasBoxes || DqTraits::kGeneric);

@@ -4,7 +4,7 @@
 
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
-#include "kernels/sm90/terms.cuh"
+#include "kernels/sm90/bias_mask.cuh"
 #include "ptx/math.h"
 
 namespace flash_attn_ext::sm90 {
@@ -163,8 +163,8 @@ struct BiasedScores : MaskedScores<Traits> {
   }
 
  private:
-  // Whether elements that are masked must have a dS of exactly 0, even where q, k, v or dout are NaN. dBias shows each
-  // dS. Of the other gradients, rows with a NaN are recomputed.
+  // Whether masked elements must have a dS of exactly 0, even where q, k, v or dout are NaN. dBias contains each dS. In
+  // the other gradients, rows with a NaN are recomputed.
   __device__ __forceinline__ bool is_exact() const { return this->args.params.dbias.present(); }
 
   template <bool kExact>
@@ -194,13 +194,13 @@ struct GenericScores : ScaledScores<Traits> {
   using typename Base::Scores;
   using typename Base::Where;
 
-  using Terms = std::conditional_t<Traits::kStagesTerms, StagedTerms<Traits>, NothingAdded>;
+  using BiasMask = std::conditional_t<Traits::kStagesBiasMask, PrefetchedBiasMask<Traits>, NoBiasMask>;
 
-  Terms terms;
+  BiasMask bias_mask;
   float residual[Scores::kThreadRows] = {};
 
-  __device__ __forceinline__ GenericScores(const TwoPassArguments& arguments, Terms of_warp = {})
-      : Base{arguments}, terms{of_warp} {}
+  __device__ __forceinline__ GenericScores(const TwoPassArguments& arguments, BiasMask of_warp = {})
+      : Base{arguments}, bias_mask{of_warp} {}
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const float* statistics, int first_query) {
     Base::begin(work, statistics, first_query);
@@ -209,7 +209,7 @@ struct GenericScores : ScaledScores<Traits> {
   }
 
   __device__ __forceinline__ void prepare(const Where& where, bool masked) {
-    terms.prepare(where, masked);
+    bias_mask.prepare(where, masked);
     __syncwarp();
   }
 
@@ -220,7 +220,7 @@ struct GenericScores : ScaledScores<Traits> {
       return QueryStatistics{.lse = this->lse[r], .delta = this->delta[r], .residual = residual[r]};
     };
     flash_attn_ext::differentiate<Differentiation<true, kPartial, GradientOf::kProduct>>(scores, gradients, where,
-                                                                                         terms, masked, statistics);
+                                                                                         bias_mask, masked, statistics);
   }
 };
 

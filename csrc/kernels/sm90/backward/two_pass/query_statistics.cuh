@@ -8,8 +8,8 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Computes the statistics of a query tile, of whose queries `rows` exist, by a CTA of kThreads. First comes the LSE of
-// each query, times log2(e) where `scales_lse`; then delta of each; then the residual that rounding left out of each
+// A CTA of kThreads threads computes the statistics of a query tile, of which `rows` queries exist. It writes the LSE
+// of each query, times log2(e) where `scales_lse`; then delta of each; then the residual that rounding left out of each
 // LSE, times log2(e). kLanes neighbouring lanes share a row, and sum it in a butterfly of fixed order.
 template <class Element, int kThreads>
 struct QueryTileStatistics {

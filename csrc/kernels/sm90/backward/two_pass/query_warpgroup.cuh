@@ -90,9 +90,9 @@ struct QueryWarpgroup {
     if (steps > 0) {
       begin(work, own);
       drain(before);
-      start_scores(k_state);
+      issue_qk_gemm(k_state);
       shared.dout_pipeline[warpgroup].consumer_wait(q_state);
-      if constexpr (kDpAhead) start_dp();
+      if constexpr (kDpAhead) issue_dp_gemm();
       ptx::wait_wgmma<0>();
       ptx::pin_registers(scores.c[0]);
       if constexpr (kDpAhead) ptx::pin_registers(gradients.c[0]);
@@ -119,7 +119,7 @@ struct QueryWarpgroup {
         if (!has_begun) begin(work, work.own[warpgroup]);
         has_begun = true;
         prepare(work, iteration_of(word));
-        start_scores(k_state);
+        issue_qk_gemm(k_state);
         ptx::wait_wgmma<0>();
         shared.dout_pipeline[warpgroup].consumer_wait(q_state);
         ptx::pin_registers(scores.c[0]);
@@ -138,9 +138,9 @@ struct QueryWarpgroup {
     }
   }
 
-  __device__ __forceinline__ int await_iteration(const typename decltype(Shared::k_pipeline)::State& at) {
-    shared.k_pipeline.consumer_wait(at);
-    return uniform(shared.iterations[at.stage][warpgroup].word);
+  __device__ __forceinline__ int await_iteration(const typename decltype(Shared::k_pipeline)::State& state) {
+    shared.k_pipeline.consumer_wait(state);
+    return uniform(shared.iterations[state.stage][warpgroup].word);
   }
   __device__ __forceinline__ static Iteration iteration_of(int word) {
     const UnmaskedIteration iteration = {word};
@@ -199,13 +199,13 @@ struct QueryWarpgroup {
     } else {
       differentiate_ahead(work, iteration);
     }
-    start_dq();
+    issue_dq_gemm();
     auto next = k_state;
     next.advance();
     int word = 0;
     if constexpr (kHasNext) {
       if constexpr (Traits::kSkipsTiles) word = await_iteration(next);
-      start_scores(next);
+      issue_qk_gemm(next);
       if constexpr (Traits::kSkipsTiles) prepare(work, iteration_of(word));
     }
     Element* to = stored;
@@ -234,14 +234,14 @@ struct QueryWarpgroup {
     await_dp(iteration);
     v_state.stage = uniform(v_state.stage);
     score.differentiate(scores, gradients, dscores);
-    const auto at = k_state;
+    const auto state = k_state;
     k_state.advance();
     k_state.stage = uniform(k_state.stage);
     if constexpr (kHasNext) {
-      start_scores(k_state);
-      start_dp();
+      issue_qk_gemm(k_state);
+      issue_dp_gemm();
     }
-    tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(at.stage), true);
+    tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(state.stage), true);
     StoredChunks::store(dscores, stored + args.tiles.between);
     stored += ScoreTiles::kElements;
     if constexpr (kHasNext) {
@@ -272,7 +272,7 @@ struct QueryWarpgroup {
   // Computes P while the GEMM of dP is in flight, and then dS.
   __device__ __forceinline__ void differentiate_ahead(const QueryTileWork& work, const Iteration& iteration) {
     hide(work, iteration);
-    start_dp();
+    issue_dp_gemm();
     if constexpr (Traits::kHasBoxes) score.bias = &shared.bias[k_state.stage][warpgroup];
     score.exponentiate(scores, p, iteration.masked);
     await_dp(iteration);
@@ -281,9 +281,9 @@ struct QueryWarpgroup {
 
   // Computes P and dS together, when dP is complete.
   __device__ __forceinline__ void differentiate_any(const QueryTileWork& work, const Iteration& iteration) {
-    start_dp();
+    issue_dp_gemm();
     await_dp(iteration);
-    score.terms.await();
+    score.bias_mask.await();
     in_tile(work, iteration.tile, [&](const Where& where) {
       if (work.own[warpgroup].full(iteration.tile)) {
         score.template differentiate<false>(scores, gradients, where, iteration.masked);
@@ -304,17 +304,17 @@ struct QueryWarpgroup {
     v_state.advance();
   }
 
-  __device__ __forceinline__ void start_scores(const typename decltype(Shared::k_pipeline)::State& at) {
-    shared.k_pipeline.consumer_wait(at);
+  __device__ __forceinline__ void issue_qk_gemm(const typename decltype(Shared::k_pipeline)::State& state) {
+    shared.k_pipeline.consumer_wait(state);
     tile::issue_rows_gemm(scores, tile::SmemOperand(shared.q[0]).after(warpgroup),
-                          tile::SmemOperand(shared.k[0]).after(at.stage));
+                          tile::SmemOperand(shared.k[0]).after(state.stage));
   }
-  __device__ __forceinline__ void start_dp() {
+  __device__ __forceinline__ void issue_dp_gemm() {
     shared.v_pipeline.consumer_wait(v_state);
     tile::issue_rows_gemm(gradients, tile::SmemOperand(shared.dout[0]).after(warpgroup),
                           tile::SmemOperand(shared.v[0]).after(v_state.stage));
   }
-  __device__ __forceinline__ void start_dq() {
+  __device__ __forceinline__ void issue_dq_gemm() {
     tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(k_state.stage), !is_empty);
   }
 

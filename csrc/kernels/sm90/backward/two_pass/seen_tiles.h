@@ -60,7 +60,7 @@ struct SeenTiles {
   FLASH_HOST_DEVICE static int least(int x, int y) { return x < y ? x : y; }
 };
 
-// The smallest range that contains both. It knows no full tiles.
+// The smallest range that contains both. It has no full tiles.
 FLASH_HOST_DEVICE TileRange joined(const TileRange& a, const TileRange& b) {
   if (a.empty()) return b;
   if (b.empty()) return a;

@@ -21,13 +21,13 @@ struct TwoPassDqTraits {
   using Element = ElementType;
   static constexpr TwoPassConfig kConfig = kConfigValue;
   static constexpr HeadDims kDims = kConfig.dims;
-  static constexpr bool kStagesTerms = kConfig.score == ScoreMode::kGeneric;  // each warp stages its bias and mask
-  static constexpr bool kGeneric = kStagesTerms || kConfig.score == ScoreMode::kGenericWithoutBiasMask;
+  static constexpr bool kStagesBiasMask = kConfig.score == ScoreMode::kGeneric;  // each warp stages its bias and mask
+  static constexpr bool kGeneric = kStagesBiasMask || kConfig.score == ScoreMode::kGenericWithoutBiasMask;
   static constexpr bool kHasBoxes = kConfig.score == ScoreMode::kBiasMask;  // TMA loads a bias beside K
   static constexpr bool kHasBits = kHasBoxes || kConfig.score == ScoreMode::kMask;
-  static constexpr bool kHasBias = kHasBoxes || kStagesTerms;
-  static constexpr bool kSkipsTiles = kHasBits || kStagesTerms;  // skips key tiles that a mask hides entirely
-  static constexpr int kRows = ScoreTiles::kRows;                // queries of a warpgroup, and keys of a key tile
+  static constexpr bool kHasBias = kHasBoxes || kStagesBiasMask;
+  static constexpr bool kSkipsTiles = kHasBits || kStagesBiasMask;  // skips key tiles that a mask hides entirely
+  static constexpr int kRows = ScoreTiles::kRows;                   // queries of a warpgroup, and keys of a key tile
   static constexpr int kWarpgroups = 2;
   static constexpr int kQueries = kWarpgroups * kRows;
   static_assert(kWarpgroups == ScoreTiles::kBlockRows);
@@ -41,7 +41,7 @@ struct TwoPassDqTraits {
   using Scores = tile::WarpgroupAccumulator<kRows>;  // rows are queries
   using Where = ScoreTile<Rows::kQueries, Scores>;
   using BiasTile = std::conditional_t<kHasBoxes, tile::SmemTile<Element, kRows, kRows>, NoBiasMask>;
-  using Staged = std::conditional_t<kStagesTerms, StagedBiasMask<Element, Where, true>, NoBiasMask>;
+  using Staged = std::conditional_t<kStagesBiasMask, StagedBiasMask<Element, Where, true>, NoBiasMask>;
 };
 
 // What the producer tells a warpgroup about a key tile, where a mask may hide whole tiles.
@@ -89,7 +89,7 @@ struct TwoPassDqShared {
   typename Traits::KTile k[Traits::kConfig.k_stages];
   typename Traits::VTile v[Traits::kConfig.v_stages];
   typename Traits::BiasTile bias[Traits::kHasBoxes ? Traits::kConfig.k_stages : 1][kWarpgroups];  // in the stages of K
-  typename Traits::Staged staged[Traits::kStagesTerms ? kComputingWarps : 1];
+  typename Traits::Staged staged[Traits::kStagesBiasMask ? kComputingWarps : 1];
   UnmaskedIteration iterations[Traits::kSkipsTiles ? Traits::kConfig.k_stages : 1][kWarpgroups];  // of K's stages
   QueryTileWork work[kWorkStages];
   tile::PipelineBarriers<1> q_pipeline[kWarpgroups];
@@ -115,7 +115,7 @@ struct TwoPassGemmTraits {
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr bool kSkipsTiles = kSkipsTilesValue;
   static constexpr int kRows = ScoreTiles::kRows;  // keys of a warpgroup, and queries of a step
-  static constexpr ProductTile kTile = product_tile(kDims);
+  static constexpr GemmTile kTile = gemm_tile(kDims);
   static constexpr int kWarpgroups = kTile.warpgroups;
   static constexpr int kKeys = kTile.keys();
   static_assert(kKeys == kWarpgroups * kRows);

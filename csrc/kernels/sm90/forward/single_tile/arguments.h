@@ -40,7 +40,7 @@ __device__ __forceinline__ void locate(WorkTile& work_tile, const SingleTileArgu
   work_tile.first_query = static_cast<int>(at.tile) * rows;
   work_tile.item = {args.params.sequences.at(at.batch), at.key_head * args.schedule.group + at.head_of_group,
                     at.key_head};
-  const bool taken = args.intervals.take(work_tile.item.sequence, work_tile.first_query, /*with_interval=*/true);
+  const bool taken = args.intervals.narrow(work_tile.item.sequence, work_tile.first_query, /*with_interval=*/true);
   const int left = taken ? static_cast<int>(work_tile.item.sequence.num_queries) - work_tile.first_query : 0;
   work_tile.query_tiles = (min(max(left, 0), rows) + tile::kWarpgroupRows - 1) / tile::kWarpgroupRows;
 }

@@ -10,7 +10,7 @@
 
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
-#include "kernels/sm90/forward/single_tile/finish.cuh"
+#include "kernels/sm90/forward/single_tile/epilogue.cuh"
 #include "kernels/sm90/forward/single_tile/repair.cuh"
 #include "kernels/sm90/uniform.h"
 
@@ -27,7 +27,7 @@ struct SingleTileConsumer {
   Shared& shared;
   const int warpgroup;
 
-  typename Shared::WorkPipeline::State at{};
+  typename Shared::WorkPipeline::State work_state{};
   typename Shared::QueryPipeline::State q_state{};
   int own = warpgroup;  // the work tile's next tile of queries for this warpgroup
   Scores scores;
@@ -37,16 +37,16 @@ struct SingleTileConsumer {
 
   __device__ __forceinline__ void run() {
     bool more = find();
-    if (more) start_scores(more, 0);
+    if (more) issue_qk_gemm(more, 0);
 #pragma unroll 1
     while (more) {
       attend(std::make_integer_sequence<int, kKeyParts - 1>{});
-      const ResultRows rows = result_rows(args, shared.work_tile[at.stage], own);
+      const ResultRows rows = result_rows(args, shared.work_tile[work_state.stage], own);
       own += Shared::kWarpgroups;
       more = find();
-      if constexpr (Traits::kConfig.intra_overlap) start_scores(more, 0);
+      if constexpr (Traits::kConfig.intra_overlap) issue_qk_gemm(more, 0);
       finish(rows);
-      if constexpr (!Traits::kConfig.intra_overlap) start_scores(more, 0);
+      if constexpr (!Traits::kConfig.intra_overlap) issue_qk_gemm(more, 0);
     }
     ptx::wait_wgmma<0>();
     if (tile::lane() == 0) ptx::wait_until_written();  // results may be overwritten now, and the CTA may end
@@ -59,14 +59,14 @@ struct SingleTileConsumer {
   __device__ __forceinline__ bool find() {
 #pragma unroll 1
     for (;;) {
-      shared.work_pipeline.consumer_wait(at);
-      const int tiles = uniform(shared.work_tile[at.stage].query_tiles);
+      shared.work_pipeline.consumer_wait(work_state);
+      const int tiles = uniform(shared.work_tile[work_state.stage].query_tiles);
       if (tiles == 0) return false;
       if (own < tiles) return true;
       own -= tiles;
       __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_pipeline.empty[at.stage]);
-      at.advance();
+      if (tile::lane() == 0) ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
+      work_state.advance();
     }
   }
 
@@ -76,16 +76,16 @@ struct SingleTileConsumer {
     p.pack(scores, Element{});
     (attend_part<kBefore + 1>(), ...);
     if constexpr (kKeyParts == 1) await_values();
-    start_values(kKeyParts - 1);
+    issue_pv_gemm(kKeyParts - 1);
     finish_values();
   }
 
   // Computes the scores of a part of the keys while the GEMM of the preceding part adds to O.
   template <int kPart>
   __device__ __forceinline__ void attend_part() {
-    start_scores(false, kPart);
+    issue_qk_gemm(false, kPart);
     if constexpr (kPart == 1) await_values();
-    start_values(kPart - 1);
+    issue_pv_gemm(kPart - 1);
     weigh<kPart>([&](float computed) {
       ptx::compute_before_wait(computed);
       finish_values();
@@ -96,13 +96,13 @@ struct SingleTileConsumer {
 
   // At the end, where `arrives` is false, the GEMM reads stale data: a branch around it would make ptxas wait for each
   // wgmma.
-  __device__ __forceinline__ void start_scores(bool arrives, int part) {
+  __device__ __forceinline__ void issue_qk_gemm(bool arrives, int part) {
     if (arrives) {
       shared.queries[warpgroup].consumer_wait(q_state);
-      ptx::wait(shared.k_full[at.stage], at.parity);
+      ptx::wait(shared.k_full[work_state.stage], work_state.parity);
     }
     const auto q = tile::SmemOperand<typename Traits::QTile>(shared.q[0][0]);
-    const auto k = tile::SmemOperand<typename Traits::KTile>(shared.k[0]).after(at.stage);
+    const auto k = tile::SmemOperand<typename Traits::KTile>(shared.k[0]).after(work_state.stage);
     tile::issue_wide_gemm(scores, q.after(warpgroup * Shared::kQueryStages + q_state.stage),
                           k.from_row(part * Traits::kPartKeys).template as<typename Traits::KPart>());
   }
@@ -113,7 +113,7 @@ struct SingleTileConsumer {
     ptx::wait_wgmma<kPart == 0 ? 0 : 1>();
     ptx::pin_registers(scores.c[0]);
     if constexpr (kPart == kKeyParts - 1) release_queries();
-    hide_invisible<kPart>(shared.work_tile[at.stage]);
+    hide_invisible<kPart>(shared.work_tile[work_state.stage]);
     const Exponent exponent = {true, args.scale_log2e};
     if constexpr (kPart == 0) {
       softmax.template begin<Rescale::kAboveThreshold>(scores, exponent);
@@ -139,9 +139,9 @@ struct SingleTileConsumer {
     }
   }
 
-  __device__ __forceinline__ void await_values() { ptx::wait(shared.v_full[at.stage], at.parity); }
-  __device__ __forceinline__ void start_values(int part) {
-    const auto v = tile::SmemOperand<typename Traits::VTile>(shared.v[0]).after(at.stage);
+  __device__ __forceinline__ void await_values() { ptx::wait(shared.v_full[work_state.stage], work_state.parity); }
+  __device__ __forceinline__ void issue_pv_gemm(int part) {
+    const auto v = tile::SmemOperand<typename Traits::VTile>(shared.v[0]).after(work_state.stage);
     tile::issue_gemm(out, p, v.from_row(part * Traits::kPartKeys).template as<typename Traits::VPart>(), part > 0);
   }
   __device__ __forceinline__ void finish_values() {

@@ -12,7 +12,7 @@ struct SingleTileScheduler {
 
   const SingleTileArguments& args;
   Shared& shared;
-  typename Shared::WorkPipeline::State at{};
+  typename Shared::WorkPipeline::State work_state{};
 
   // Called by a warp, of which one thread continues.
   __device__ __forceinline__ void start() {
@@ -32,12 +32,12 @@ struct SingleTileScheduler {
   }
 
   __device__ __forceinline__ WorkTile& next() {
-    shared.work_pipeline.producer_acquire(at);
-    return shared.work_tile[at.stage];
+    shared.work_pipeline.producer_acquire(work_state);
+    return shared.work_tile[work_state.stage];
   }
   __device__ __forceinline__ void publish() {
-    ptx::arrive(shared.work_pipeline.full[at.stage]);
-    at.advance();
+    ptx::arrive(shared.work_pipeline.full[work_state.stage]);
+    work_state.advance();
   }
 };
 
@@ -47,23 +47,23 @@ struct SingleTileProducer {
 
   const SingleTileArguments& args;
   Shared& shared;
-  typename Shared::WorkPipeline::State at{};
+  typename Shared::WorkPipeline::State work_state{};
   typename Shared::QueryPipeline::State q_state{};
   int warpgroup = 0;  // the consumer of the next tile of queries
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (;; at.advance()) {
-      shared.work_pipeline.consumer_wait(at);
-      const WorkTile& work_tile = shared.work_tile[at.stage];
+    for (;; work_state.advance()) {
+      shared.work_pipeline.consumer_wait(work_state);
+      const WorkTile& work_tile = shared.work_tile[work_state.stage];
       const int tiles = work_tile.query_tiles;
       if (tiles == 0) break;
-      load_keys(shared.k[at.stage], args.k, work_tile, shared.k_full[at.stage]);
+      load_keys(shared.k[work_state.stage], args.k, work_tile, shared.k_full[work_state.stage]);
       load_queries(work_tile, 0);
-      load_keys(shared.v[at.stage], args.v, work_tile, shared.v_full[at.stage]);
+      load_keys(shared.v[work_state.stage], args.v, work_tile, shared.v_full[work_state.stage]);
 #pragma unroll 1
       for (int i = 1; i < tiles; ++i) load_queries(work_tile, i);
-      ptx::arrive(shared.work_pipeline.empty[at.stage]);
+      ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
     }
   }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/common/rows/attention_rows.cuh"
-#include "kernels/sm90/forward/single_tile/finish.cuh"
+#include "kernels/sm90/forward/single_tile/epilogue.cuh"
 
 namespace flash_attn_ext::sm90 {
 

@@ -1,10 +1,10 @@
-#include "kernels/cpu/products/operand.h"
+#include "kernels/cpu/gemm/operand.h"
 
 #include <algorithm>
 #include <type_traits>
 
 #include "kernels/cpu/element.h"
-#include "kernels/cpu/products/transpose.h"
+#include "kernels/cpu/gemm/transpose.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/scratch.h"
 

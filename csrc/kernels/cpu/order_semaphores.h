@@ -13,42 +13,43 @@
 
 namespace flash_attn_ext::cpu {
 
-class Turns {
+class OrderSemaphores {
  public:
   // An item follows the one `distance` before it; 0: no item waits.
-  Turns(int64_t num_items, int64_t distance) : distance_(distance), passed_(distance == 0 ? 0 : num_items) {}
+  OrderSemaphores(int64_t num_items, int64_t distance)
+      : distance_(distance), completed_(distance == 0 ? 0 : num_items) {}
 
   // One item's rank in the order. Its destructor releases the items that follow, also after an exception.
-  class Turn {
+  class Rank {
    public:
-    Turn(Turns& turns, int64_t item) : turns_(turns), item_(item) {}
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
-    ~Turn() { pass(kLast); }
+    Rank(OrderSemaphores& semaphores, int64_t item) : semaphores_(semaphores), item_(item) {}
+    Rank(const Rank&) = delete;
+    Rank& operator=(const Rank&) = delete;
+    ~Rank() { signal(kLast); }
 
-    // Returns when the predecessor, and so every item of lower rank, has passed `step`.
+    // Returns when the predecessor, and so every item of lower rank, has completed `step`.
     void wait(int64_t step) const {
-      if (turns_.distance_ == 0 || item_ < turns_.distance_) return;
-      const std::atomic<int64_t>& passed = turns_.passed_[item_ - turns_.distance_];
-      while (passed.load(std::memory_order_acquire) <= step) std::this_thread::yield();
+      if (semaphores_.distance_ == 0 || item_ < semaphores_.distance_) return;
+      const std::atomic<int64_t>& completed = semaphores_.completed_[item_ - semaphores_.distance_];
+      while (completed.load(std::memory_order_acquire) <= step) std::this_thread::yield();
     }
     void wait_for_all() const { wait(kLast); }
 
     // Marks the steps up to this one as done, after every item of lower rank has done them.
-    void pass(int64_t step) {
+    void signal(int64_t step) {
       wait(step);
-      if (turns_.distance_ != 0) turns_.passed_[item_].store(step + 1, std::memory_order_release);
+      if (semaphores_.distance_ != 0) semaphores_.completed_[item_].store(step + 1, std::memory_order_release);
     }
 
    private:
     static constexpr int64_t kLast = std::numeric_limits<int64_t>::max() - 1;
-    Turns& turns_;
+    OrderSemaphores& semaphores_;
     int64_t item_;
   };
 
  private:
   int64_t distance_;
-  std::vector<std::atomic<int64_t>> passed_;  // how many steps each item has passed
+  std::vector<std::atomic<int64_t>> completed_;  // how many steps each item has completed
 };
 
 }  // namespace flash_attn_ext::cpu

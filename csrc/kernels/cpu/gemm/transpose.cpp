@@ -1,4 +1,4 @@
-#include "kernels/cpu/products/transpose.h"
+#include "kernels/cpu/gemm/transpose.h"
 
 #include <algorithm>
 

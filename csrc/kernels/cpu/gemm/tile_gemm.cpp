@@ -1,4 +1,4 @@
-#include "kernels/cpu/products/tile_gemm.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/from_blob.h>
@@ -11,12 +11,12 @@
 #include <exception>
 #include <vector>
 
-#include "kernels/cpu/products/few_rows.h"
+#include "kernels/cpu/gemm/few_rows.h"
 
 namespace flash_attn_ext::cpu {
 namespace {
 
-// ATen's small-tile product (oneDNN's, generated for the shape) exists only for CPUs with AVX-512, and that of bfloat16
+// ATen's small-tile GEMM (oneDNN's, generated for the shape) exists only for CPUs with AVX-512, and that of bfloat16
 // for those with instructions for it; asking is the only way to know.
 template <class Element>
 bool has_small_tile_gemm(bool is_pairs) {
@@ -30,8 +30,8 @@ bool has_small_tile_gemm(bool is_pairs) {
   return true;
 }
 
-// Whether there is one for float32. With vectors of 512 bits it is faster than ATen's general matrix product on these
-// shapes (docs/kernels/log/cpu.md).
+// Whether there is one for float32. With vectors of 512 bits it is faster than ATen's general GEMM on these shapes
+// (docs/kernels/log/cpu.md).
 bool has_small_tile_gemm() {
   static const bool available = has_small_tile_gemm<float>(/*is_pairs=*/false);
   return available;
@@ -43,7 +43,7 @@ constexpr int64_t kFewTerms = 8;
 // Whether our own loops are faster than the library for this shape.
 bool is_small(const GemmShape& shape) { return shape.m <= kFewRows || shape.k <= kFewTerms; }
 
-// Computes a product with an empty dimension, because the libraries refuse some of these.
+// Computes a GEMM with an empty dimension, because the libraries refuse some of these.
 template <class Real>
 bool multiply_empty(const GemmShape& shape, Block<Real> c, Accumulate mode) {
   if (shape.m > 0 && shape.n > 0 && shape.k > 0) return false;
@@ -71,8 +71,8 @@ void multiply_general(const GemmShape& shape, Block<const Real> a, Block<const R
   }
 }
 
-// How many terms are added up before their sum is added to the others. The small-tile product adds terms one after
-// another, so its error grows with their number. PyTorch's own products keep several sums, for few rows as many as a
+// How many terms are added up before their sum is added to the others. The small-tile GEMM adds terms one after
+// another, so its error grows with their number. PyTorch's own GEMMs keep several sums, for few rows as many as a
 // vector has elements. Short sums are as exact as these, and each costs one more read and write of c.
 int64_t terms_of_a_sum(const GemmShape& shape) { return shape.m <= kFewRows ? 8 : 32; }
 

@@ -1,15 +1,15 @@
 // A bias in tiles and a mask as bits, for score/score_mod.cuh.
 #pragma once
 
+#include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/forward/traits.h"
-#include "kernels/sm90/terms.cuh"
 
 namespace flash_attn_ext::sm90 {
 
 // Kernels for a mask, or for a bias and a mask: TMA loads the bias beside K, and a thread reads the mask's bits one
 // tile ahead.
 template <class Traits>
-struct BoxTerms {
+struct TmaBiasMask {
   using Tile = typename Traits::BiasTile;
   using Where = typename Traits::Where;
   static constexpr int kKeys = Traits::kConfig.block_n;

@@ -1,8 +1,8 @@
-#include "kernels/cpu/products/row_product.h"
+#include "kernels/cpu/gemm/row_gemm.h"
 
 #include <type_traits>
 
-#include "kernels/cpu/products/few_rows.h"
+#include "kernels/cpu/gemm/few_rows.h"
 
 namespace flash_attn_ext::cpu {
 namespace {
@@ -26,8 +26,7 @@ bool readable_as_pairs(const Operand& operand) {
          view.batch_stride % 2 == 0 && reinterpret_cast<uintptr_t>(view.data) % 4 == 0;
 }
 
-// The limit for bfloat16 rows if the CPU multiplies them. It is lower, because products of packed tiles are then
-// faster.
+// The limit for bfloat16 rows if the CPU multiplies them. It is lower, because GEMMs of packed tiles are then faster.
 constexpr int64_t kFewPairedRows = 32;
 // The limit for queries whose keys fit one tile, because one tile costs little to pack. Query heads of a KV group still
 // share an item.
@@ -45,13 +44,13 @@ bool has_few_rows(const attention::AttentionParams& params) {
 bool has_few_keys(const attention::AttentionParams& params) { return params.sequences.max_seqlen_k <= kFewKeys; }
 
 template <class Real>
-bool RowProduct<Real>::multiplies_pairs(const Operand& left, const Operand& right) {
+bool RowGemm<Real>::multiplies_pairs(const Operand& left, const Operand& right) {
   return std::is_same_v<Real, float> && right.element == ElementType::kBFloat16 && left.view.column_stride == 1 &&
          left.view.row_stride <= kLargestStride && readable_as_pairs(right) && can_multiply_pairs();
 }
 
 template <class Real>
-RowProduct<Real>::RowProduct(const attention::AttentionParams& params, const Operand& left, const Operand& right)
+RowGemm<Real>::RowGemm(const attention::AttentionParams& params, const Operand& left, const Operand& right)
     : p_(params),
       left_(left),
       unpacked_right_(right),
@@ -60,18 +59,18 @@ RowProduct<Real>::RowProduct(const attention::AttentionParams& params, const Ope
       right_(params, pairs_ ? as_pairs(right) : right, Form::kTransposed) {}
 
 template <class Real>
-void RowProduct<Real>::Rows::load(const Sequence& sequence, const Interval& heads, const Interval& queries) {
+void RowGemm<Real>::Rows::load(const Sequence& sequence, const Interval& heads, const Interval& queries) {
   sequence_ = sequence;
   const int64_t count = queries.end - queries.begin;
   rows_ = {sequence.batch, heads.begin, sequence.query_begin + queries.begin, count};
-  if (product_.pairs_) return;
+  if (gemm_.pairs_) return;
   if (heads.end - heads.begin == 1) {
-    loaded_ = load_rows<Real>(product_.left_, rows_, scratch_.data());
+    loaded_ = load_rows<Real>(gemm_.left_, rows_, scratch_.data());
     return;
   }
-  const int64_t columns = product_.left_.columns;
+  const int64_t columns = gemm_.left_.columns;
   for (int64_t head = heads.begin; head < heads.end; ++head) {
-    convert_rows<Real>(product_.left_, {rows_.batch, head, rows_.begin, count},
+    convert_rows<Real>(gemm_.left_, {rows_.batch, head, rows_.begin, count},
                        scratch_.data() + (head - heads.begin) * count * columns);
   }
   rows_.count *= heads.end - heads.begin;
@@ -79,20 +78,19 @@ void RowProduct<Real>::Rows::load(const Sequence& sequence, const Interval& head
 }
 
 template <class Real>
-void RowProduct<Real>::Rows::multiply(int64_t key_head, const StreamedSlice& keys, Real* c) {
-  const int64_t columns = product_.left_.columns;
-  if (product_.in_place_) {
+void RowGemm<Real>::Rows::multiply(int64_t key_head, const StreamedSlice& keys, Real* c) {
+  const int64_t columns = gemm_.left_.columns;
+  if (gemm_.in_place_) {
     const Positions positions = {sequence_, key_head, {keys.first, keys.first + keys.count}};
-    const Block<const Real> right =
-        load_positions<Real>(product_.p_, product_.unpacked_right_, positions, keys_.data());
+    const Block<const Real> right = load_positions<Real>(gemm_.p_, gemm_.unpacked_right_, positions, keys_.data());
     return multiply_few_rows_transposed({rows_.count, keys.count, columns}, loaded_, right, {c, keys.width});
   }
-  Block<const Real> right = product_.right_.tile(rows_.batch, key_head, keys.tile);
+  Block<const Real> right = gemm_.right_.tile(rows_.batch, key_head, keys.tile);
   right.data += keys.offset_in_tile();
   const GemmShape shape = {rows_.count, keys.width, columns};
   if constexpr (std::is_same_v<Real, float>) {
-    if (product_.pairs_) {
-      const attention::MatrixView& left = product_.left_.view;
+    if (gemm_.pairs_) {
+      const attention::MatrixView& left = gemm_.left_.view;
       const Block<const uint16_t> rows = {left.row<const uint16_t>(rows_.batch, rows_.head, rows_.begin),
                                           left.row_stride};
       return multiply_pairs(shape, rows, right, {c, keys.width});
@@ -101,7 +99,7 @@ void RowProduct<Real>::Rows::multiply(int64_t key_head, const StreamedSlice& key
   cpu::multiply(shape, loaded_, right, {c, keys.width}, Accumulate::kNo);
 }
 
-template class RowProduct<float>;
-template class RowProduct<double>;
+template class RowGemm<float>;
+template class RowGemm<double>;
 
 }  // namespace flash_attn_ext::cpu

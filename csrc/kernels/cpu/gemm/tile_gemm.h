@@ -1,4 +1,4 @@
-// Products of tiles: c (m x n) = a (m x k) . b (k x n), row-major, on the calling thread.
+// GEMMs of tiles: c (m x n) = a (m x k) . b (k x n), row-major, on the calling thread.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,7 @@ void multiply(const GemmShape& shape, Block<const double> a, Block<const double>
 // b.row(t / 2)[j]. k is even.
 void multiply_pairs(const GemmShape& shape, Block<const uint16_t> a, Block<const float> b, Block<float> c);
 
-// Releases what a thread holds of the CPU after such products (the tiles of AMX). The thread calls it after its last
-// one.
+// Releases what a thread holds of the CPU after such GEMMs (the tiles of AMX). The thread calls it after its last one.
 void release_pairs();
 
 // Whether this CPU can multiply bfloat16, and faster than float32.

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "attention/params.h"
-#include "kernels/cpu/products/operand.h"
+#include "kernels/cpu/gemm/operand.h"
 
 namespace flash_attn_ext::cpu {
 
@@ -27,18 +27,19 @@ inline RowRange first_run(const attention::AttentionParams& p, const Positions& 
   return {at.entry, positions.head, at.row, std::min(p.cache.page_size.divisor - at.row, positions.count())};
 }
 
-// Calls visit(rows, first) for every run of neighbouring rows; the run's first row is at position range.begin + first.
-template <class Visit>
-void for_each_run(const attention::AttentionParams& p, const Positions& positions, Visit&& visit) {
+// Calls function(rows, first) for every run of neighbouring rows; the run's first row is at position range.begin +
+// first.
+template <class Function>
+void for_each_run(const attention::AttentionParams& p, const Positions& positions, Function&& function) {
   Positions rest = positions;
   while (!rest.range.empty()) {
     const RowRange rows = first_run(p, rest);
-    visit(rows, rest.range.begin - positions.range.begin);
+    function(rows, rest.range.begin - positions.range.begin);
     rest.range.begin += rows.count;
   }
 }
 
-// The rows themselves: in place, or else converted into scratch (count x columns).
+// Returns the rows in place if they can be read there, and otherwise converts them into scratch (count x columns).
 template <class Real>
 Block<const Real> load_positions(const attention::AttentionParams& p, const Operand& operand,
                                  const Positions& positions, Real* scratch) {

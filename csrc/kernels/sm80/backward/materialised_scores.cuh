@@ -1,4 +1,4 @@
-// Materialises a tile of P or dS for a later kernel (StoredScores).
+// Materialises a tile of P or dS for a later kernel (MaterialisedScores).
 #pragma once
 
 #include "kernels/config/sm80.h"
@@ -9,20 +9,20 @@
 
 namespace flash_attn_ext::sm80 {
 
-// The offset, in elements, of row 0 of the sequence's matrix of the item's query head (StoredScores).
-__device__ __forceinline__ int64_t stored_matrix(const BackwardParams& p, const WorkItem& item) {
-  const StoredScores& stored = p.stored;
+// The offset, in elements, of row 0 of the sequence's matrix of the item's query head (MaterialisedScores).
+__device__ __forceinline__ int64_t materialised_matrix(const BackwardParams& p, const WorkItem& item) {
+  const MaterialisedScores& materialised = p.materialised;
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
   const int64_t group = p.queries_per_key_head();
-  const int64_t matrix =
-      packed ? item.key_head - stored.first_key_head : item.key_head * p.batch + item.sequence.batch - p.first_pair;
+  const int64_t matrix = packed ? item.key_head - materialised.first_key_head
+                                : item.key_head * p.batch + item.sequence.batch - p.first_pair;
   const int64_t head = matrix * group + item.head - item.key_head * group;
-  const int64_t first_row = packed ? stored.first_row(item.sequence) : 0;
-  return (head * stored.rows + first_row) * stored.columns;
+  const int64_t first_row = packed ? materialised.first_row(item.sequence) : 0;
+  return (head * materialised.rows + first_row) * materialised.columns;
 }
 
-// The columns that were written in rows [first_row, ...), all of which are in one aligned tile of kStoredRows rows. All
-// rows of such a tile have the same groups of 32 columns: those that any of its rows sees.
+// The columns that were written in rows [first_row, ...), all of which are in one aligned tile of kMaterialisedRows
+// rows. All rows of such a tile have the same groups of 32 columns: those that any of its rows sees.
 struct WrittenColumns {
   int begin;  // relative to first_column, as is the argument of has()
   int end;
@@ -31,12 +31,12 @@ struct WrittenColumns {
   __device__ __forceinline__ WrittenColumns(const attention::AttentionParams& p, const attention::Sequence& sequence,
                                             Rows rows_are, int64_t first_row, int64_t first_column) {
     const bool are_keys = rows_are == Rows::kKeys;
-    const int64_t tile = first_row / kStoredRows * kStoredRows;
+    const int64_t tile = first_row / kMaterialisedRows * kMaterialisedRows;
     const int64_t end_row = are_keys ? sequence.num_keys : sequence.num_queries;
     const attention::Band seen = are_keys ? p.visibility.queries_of_rows(tile, first_column, sequence)
                                           : p.visibility.keys_of_rows(tile, first_column, sequence);
     begin = seen.first_column(0);
-    end = seen.end_column(static_cast<int>(min(end_row - tile, int64_t{kStoredRows})) - 1);
+    end = seen.end_column(static_cast<int>(min(end_row - tile, int64_t{kMaterialisedRows})) - 1);
     num_rows = static_cast<int>(end_row - first_row);
   }
 
@@ -46,24 +46,24 @@ struct WrittenColumns {
   }
 };
 
-// Where a thread writes its elements of a warp's rows of P or dS. Computed once, because it takes a division and as
-// many instructions as writing a tile.
+// Where a thread writes its elements of a warp's rows of P or dS. It is computed once, because it takes a division and
+// as many instructions as writing a tile.
 template <class Element, class Acc>
-class StoredRows {
+class MaterialisedRows {
  public:
-  StoredRows() = default;  // has no rows
-  __device__ __forceinline__ StoredRows(const BackwardParams& p, const WorkItem& item, int64_t first_row) {
+  MaterialisedRows() = default;  // has no rows
+  __device__ __forceinline__ MaterialisedRows(const BackwardParams& p, const WorkItem& item, int64_t first_row) {
     const int column = sizeof(Element) == 2 ? tile::lane() % 4 * 8 : Acc::column(0, 0);
     const int64_t row = first_row + Acc::row(0);
-    own_ = ptx::pin(static_cast<int>(stored_matrix(p, item) + row * p.stored.columns + column));
+    own_ = ptx::pin(static_cast<int>(materialised_matrix(p, item) + row * p.materialised.columns + column));
   }
 
-  // Writes the columns from first_column on. matrices: p or ds of p.stored. The stores are marked evict-first in L2
-  // (st.cs), because each element is read once, and K and V should stay.
+  // Writes the columns from first_column on. matrices: p or ds of p.materialised. The stores are marked evict-first in
+  // L2 (st.cs), because each element is read once, and K and V should stay.
   __device__ __forceinline__ void write(const BackwardParams& p, void* matrices, int first_column,
                                         const Acc& scores) const {
     if constexpr (Acc::kColumnTiles % 4 == 0) {
-      const auto columns = static_cast<int>(p.stored.columns);
+      const auto columns = static_cast<int>(p.materialised.columns);
 #pragma unroll
       for (int r = 0; r < Acc::kThreadRows; ++r) {
         Element* row = static_cast<Element*>(matrices) + (own_ + first_column + Acc::row_step(r) * columns);
@@ -78,8 +78,8 @@ class StoredRows {
     for (; tile < end; ++tile) {
       Acc nothing;
       nothing.clear();
-      if (p.stored.p != nullptr) write(p, p.stored.p, tile * 8 * Acc::kColumnTiles, nothing);
-      write(p, p.stored.ds, tile * 8 * Acc::kColumnTiles, nothing);
+      if (p.materialised.p != nullptr) write(p, p.materialised.p, tile * 8 * Acc::kColumnTiles, nothing);
+      write(p, p.materialised.ds, tile * 8 * Acc::kColumnTiles, nothing);
     }
   }
 
@@ -101,7 +101,7 @@ class StoredRows {
     }
   }
 
-  int own_ = 0;  // the thread's first element of column 0; 32 bits suffice (StoredScores::kMostBytes)
+  int own_ = 0;  // the thread's first element of column 0; 32 bits suffice (MaterialisedScores::kMostBytes)
 };
 
 }  // namespace flash_attn_ext::sm80

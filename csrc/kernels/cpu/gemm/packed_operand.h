@@ -6,8 +6,8 @@
 
 #include "attention/params.h"
 #include "kernels/config/cpu.h"
-#include "kernels/cpu/products/operand.h"
-#include "kernels/cpu/products/row_runs.h"
+#include "kernels/cpu/gemm/operand.h"
+#include "kernels/cpu/gemm/row_runs.h"
 #include "kernels/cpu/scratch.h"
 
 namespace flash_attn_ext::cpu {
@@ -63,7 +63,8 @@ class PackedOperand {
 // cache, and packing takes no longer than waiting until all heads are packed.
 bool one_tile_of_keys(const attention::AttentionParams& params);
 
-// Key heads [0, batch * num_heads_k) in groups whose packed operands stay under kPackedBytes, or of one head.
+// Divides key heads [0, batch * num_heads_k) into groups whose packed operands stay under kPackedBytes. A group has at
+// least one head.
 std::vector<HeadRange> head_groups(const attention::AttentionParams& params, int64_t bytes_per_key_head);
 
 }  // namespace flash_attn_ext::cpu

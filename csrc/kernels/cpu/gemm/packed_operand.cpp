@@ -1,4 +1,4 @@
-#include "kernels/cpu/products/packed_operand.h"
+#include "kernels/cpu/gemm/packed_operand.h"
 
 #include <ATen/Parallel.h>
 

@@ -12,9 +12,9 @@ template <class Scores, class Tile, class Function>
 __device__ __forceinline__ void for_each_boxed_bias(const Tile* bias, Function&& function) {
   using Element = typename Tile::Element;
   // The matrices of ldmatrix have 8 queries x 8 keys: which of them the lane addresses, and its row of it.
-  const int piece = tile::lane() / 8;
-  const int row = tile::warp() % 4 * 16 + piece % 2 * 8 + tile::lane() % 8;
-  const uint32_t own = ptx::shared_address(bias) + row * tile::kSmemRowBytes + ((piece / 2) ^ (row & 7)) * 16;
+  const int matrix = tile::lane() / 8;
+  const int row = tile::warp() % 4 * 16 + matrix % 2 * 8 + tile::lane() % 8;
+  const uint32_t own = ptx::shared_address(bias) + row * tile::kSmemRowBytes + ((matrix / 2) ^ (row & 7)) * 16;
 #pragma unroll
   for (int j = 0; j < Scores::kColumnTiles; j += 2) {
     uint32_t pairs[4];
@@ -27,18 +27,9 @@ __device__ __forceinline__ void for_each_boxed_bias(const Tile* bias, Function&&
   }
 }
 
-// For kernels without bias and mask.
-struct NothingAdded {
-  __device__ __forceinline__ void await() const {}
-  template <bool kAny, class Where, class Function>
-  __device__ __forceinline__ void for_each_bias(const Where&, Function&&) const {}
-  template <class Function>
-  __device__ __forceinline__ void for_each_masked(Function&&) const {}
-};
-
 // For generic kernels: each warp copies its rows of both to shared memory one tile ahead, whatever their strides are.
 template <class Traits>
-struct StagedTerms {
+struct PrefetchedBiasMask {
   using Where = typename Traits::Where;
 
   typename Traits::Staged& own;

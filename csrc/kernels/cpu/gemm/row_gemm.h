@@ -1,14 +1,14 @@
-// Products of rows of one tensor with rows of another: S = Q K^T and dP = dO V^T. A call uses one of three ways, the
+// GEMMs of the rows of one tensor with those of another: S = Q K^T and dP = dO V^T. A call uses one of three ways, the
 // same for both passes, so that both compute the same S:
 // - With few rows in all, or few keys, the second tensor is read row by row in place. Packing it would take longer than
-//   the product, or leave most of the library's tile empty.
+//   the GEMM, or leave most of the library's tile empty.
 // - With bfloat16, if the CPU has the instruction, both are multiplied as they are, the second packed. This is faster
 //   (docs/kernels/cpu.md, "Decisions") and as exact, because a product of two bfloat16 numbers is exact in float32.
 // - Otherwise both are multiplied in the compute type, the second packed.
 #pragma once
 
-#include "kernels/cpu/products/packed_operand.h"
-#include "kernels/cpu/products/tile_gemm.h"
+#include "kernels/cpu/gemm/packed_operand.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 #include "kernels/cpu/tiles.h"
 
 namespace flash_attn_ext::cpu {
@@ -21,10 +21,10 @@ bool has_few_rows(const attention::AttentionParams& params);
 bool has_few_keys(const attention::AttentionParams& params);
 
 template <class Real>
-class RowProduct {
+class RowGemm {
  public:
   // left: a tensor of queries; right: one of keys, with as many columns.
-  RowProduct(const attention::AttentionParams& params, const Operand& left, const Operand& right);
+  RowGemm(const attention::AttentionParams& params, const Operand& left, const Operand& right);
 
   // Bytes that a key head's packed rows take.
   int64_t bytes_per_key_head() const { return in_place_ ? 0 : right_.bytes_per_key_head(); }
@@ -43,13 +43,13 @@ class RowProduct {
   // A work item's rows of the left side.
   class Rows {
    public:
-    explicit Rows(const RowProduct& product)
-        : product_(product),
-          scratch_(kStationaryRows * product.left_.columns),
-          keys_(product.in_place_ ? kStreamedRows * product.left_.columns : 0) {}
+    explicit Rows(const RowGemm& gemm)
+        : gemm_(gemm),
+          scratch_(kStationaryRows * gemm.left_.columns),
+          keys_(gemm.in_place_ ? kStreamedRows * gemm.left_.columns : 0) {}
 
     ~Rows() {
-      if (product_.pairs_) release_pairs();
+      if (gemm_.pairs_) release_pairs();
     }
     Rows(const Rows&) = delete;
     Rows& operator=(const Rows&) = delete;
@@ -63,7 +63,7 @@ class RowProduct {
     void multiply(int64_t key_head, const StreamedSlice& keys, Real* c);
 
    private:
-    const RowProduct& product_;
+    const RowGemm& gemm_;
     Scratch<Real> scratch_;
     Scratch<Real> keys_;
     attention::Sequence sequence_{};

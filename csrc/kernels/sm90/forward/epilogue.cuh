@@ -20,7 +20,7 @@ struct RowEnds {
 };
 
 template <class Traits>
-struct ForwardFinish {
+struct ForwardEpilogue {
   using Element = typename Traits::Element;
   using Output = typename Traits::Output;
 
@@ -123,14 +123,14 @@ struct ForwardFinish {
   // The same for one split of the rows' keys, which common/sums/combine.h combines. O is scaled so that the exact sums
   // are its divisor.
   template <Rescale kRescale, class Softmax>
-  __device__ __forceinline__ bool store_part(Output& out, const Softmax& softmax,
-                                             const typename Traits::RowSums& sums) const {
-    const KvSplits& parts = args.kv_splits;
+  __device__ __forceinline__ bool store_partial(Output& out, const Softmax& softmax,
+                                                const typename Traits::RowSums& sums) const {
+    const KvSplits& splits = args.kv_splits;
     const int rows = num_rows();
-    const int64_t tile = work.item.sequence.batch * parts.tiles + work.first_query / Traits::kQueries;
-    const int64_t item =
-        (tile * args.params.num_heads_q + work.item.head) * parts.column_slices + work.first_column / kColumns;
-    const auto slot = static_cast<int>(item * parts.count + work.part);
+    const int64_t tile = work.item.sequence.batch * splits.tiles + work.first_query / Traits::kQueries;
+    const int64_t work_tile =
+        (tile * args.params.num_heads_q + work.item.head) * splits.column_slices + work.first_column / kColumns;
+    const auto slot = static_cast<int>(work_tile * splits.count + work.split);
     bool needs_recompute = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -143,14 +143,14 @@ struct ForwardFinish {
         out.scale_row(r, l == 0.0f ? 0.0f : l * ptx::reciprocal(rounded));
       }
       if (exists(r, rows) && tile::lane() % 4 == 0) {
-        parts.rows.state_of(slot, first_row + Output::row(r)) = {m, l};
+        splits.rows.state_of(slot, first_row + Output::row(r)) = {m, l};
       }
     }
-    float* const target = parts.rows.out_row(slot, first_row) + Output::column(0, 0);
+    float* const target = splits.rows.out_row(slot, first_row) + Output::column(0, 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float zero = 0.0f;
-      float* const row = target + Output::row(r) * parts.rows.columns;
+      float* const row = target + Output::row(r) * splits.rows.columns;
 #pragma unroll
       for (int j = 0; j < Output::kColumnTiles; ++j) {
         zero = fmaf(out.at(r, j, 0), 0.0f, fmaf(out.at(r, j, 1), 0.0f, zero));

@@ -1,8 +1,8 @@
-// Products of few rows with many. They take as long as reading the many rows does, so these are read in place, once.
-// All matrices are row-major, and the calling thread does the work.
+// GEMMs of few rows with many. They take as long as reading the many rows, so these are read in place, once. All
+// matrices are row-major, and the calling thread does the work.
 #pragma once
 
-#include "kernels/cpu/products/tile_gemm.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 
 namespace flash_attn_ext::cpu {
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/products/few_rows.h"
+#include "kernels/cpu/gemm/few_rows.h"
 
 #include <algorithm>
 

@@ -1,4 +1,5 @@
-// O and softmax states of a tile of rows, and the partial ones of split-KV until they are combined.
+// O and the softmax states of a tile of rows. With split-KV, also the partial results of the splits, until they are
+// combined.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 
 #include "attention/online_softmax.h"
 #include "attention/params.h"
-#include "kernels/cpu/products/packed_operand.h"
+#include "kernels/cpu/gemm/packed_operand.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/tiles.h"
 
@@ -58,20 +59,20 @@ class OutputTile {
   std::vector<attention::SoftmaxState<Real>> softmax_;
 };
 
-// The partial results of split-KV for the rows of a group of key heads. Split n has keys [n * keys_per_part, ...) of
+// The partial results of split-KV for the rows of a group of key heads. Split n has keys [n * keys_per_split, ...) of
 // every sequence, so that the result of a row depends only on its own keys. There is one tile of queries.
 template <class Real>
 class KvSplits {
  public:
-  // keys_per_part 0: no split-KV.
-  KvSplits(const attention::AttentionParams& params, int64_t keys_per_part)
+  // keys_per_split 0: no split-KV.
+  KvSplits(const attention::AttentionParams& params, int64_t keys_per_split)
       : p_(params),
-        keys_per_part_(keys_per_part),
-        count_(keys_per_part == 0 ? 0 : num_tiles(params.sequences.max_seqlen_k, keys_per_part)) {}
+        keys_per_split_(keys_per_split),
+        count_(keys_per_split == 0 ? 0 : num_tiles(params.sequences.max_seqlen_k, keys_per_split)) {}
 
-  bool divided() const { return count_ > 0; }
+  bool enabled() const { return count_ > 0; }
   int64_t count() const { return count_; }
-  attention::Interval keys(int64_t part) const { return {part * keys_per_part_, (part + 1) * keys_per_part_}; }
+  attention::Interval keys(int64_t split) const { return {split * keys_per_split_, (split + 1) * keys_per_split_}; }
 
   int64_t bytes_per_key_head() const { return rows_per_key_head() * row_elements() * int64_t{sizeof(Real)}; }
 
@@ -81,10 +82,10 @@ class KvSplits {
     rows_.reserve((key_heads.end - key_heads.begin) * rows_per_key_head() * row_elements());
   }
 
-  void store(const RowTile& rows, int64_t part, OutputTile<Real>& tile) {
+  void store(const RowTile& rows, int64_t split, OutputTile<Real>& tile) {
     tile.fill_if_empty();
     for (int64_t i = 0; i < rows.count(); ++i) {
-      Real* stored = row(rows, i, part);
+      Real* stored = row(rows, i, split);
       const attention::SoftmaxState<Real>& softmax = tile.softmax(i);
       stored[0] = softmax.m;
       stored[1] = softmax.l;
@@ -93,15 +94,15 @@ class KvSplits {
   }
 
   // Combines the splits of these rows in ascending order of their keys.
-  void merge(const RowTile& rows, OutputTile<Real>& tile) const {
+  void combine(const RowTile& rows, OutputTile<Real>& tile) const {
     tile.clear(rows.count());
     tile.fill_if_empty();
-    const int64_t parts = num_tiles(rows.sequence.num_keys, keys_per_part_);
+    const int64_t splits = num_tiles(rows.sequence.num_keys, keys_per_split_);
     for (int64_t i = 0; i < rows.count(); ++i) {
       attention::SoftmaxState<Real>& softmax = tile.softmax(i);
       Real* out = tile.out().row(i);
-      for (int64_t part = 0; part < parts; ++part) {
-        const Real* stored = row(rows, i, part);
+      for (int64_t split = 0; split < splits; ++split) {
+        const Real* stored = row(rows, i, split);
         const attention::SoftmaxState<Real> other = {stored[0], stored[1]};
         multiply_row(out, p_.head_dim_v, softmax.merge(other));
         const Real weight = std::exp(other.m - softmax.shift());
@@ -114,17 +115,17 @@ class KvSplits {
  private:
   int64_t row_elements() const { return p_.head_dim_v + 2; }  // m, l, O
   int64_t rows_per_key_head() const { return p_.queries_per_key_head() * p_.sequences.max_seqlen_q * count_; }
-  int64_t offset(const RowTile& rows, int64_t row, int64_t part) const {
+  int64_t offset(const RowTile& rows, int64_t row, int64_t split) const {
     const int64_t head_index = rows.sequence.batch * p_.num_heads_q + rows.head(row) - first_head_;
-    return ((head_index * p_.sequences.max_seqlen_q + rows.query(row)) * count_ + part) * row_elements();
+    return ((head_index * p_.sequences.max_seqlen_q + rows.query(row)) * count_ + split) * row_elements();
   }
-  Real* row(const RowTile& rows, int64_t row, int64_t part) { return rows_.data() + offset(rows, row, part); }
-  const Real* row(const RowTile& rows, int64_t row, int64_t part) const {
-    return rows_.data() + offset(rows, row, part);
+  Real* row(const RowTile& rows, int64_t row, int64_t split) { return rows_.data() + offset(rows, row, split); }
+  const Real* row(const RowTile& rows, int64_t row, int64_t split) const {
+    return rows_.data() + offset(rows, row, split);
   }
 
   const attention::AttentionParams& p_;
-  int64_t keys_per_part_;
+  int64_t keys_per_split_;
   int64_t count_;           // of the longest sequence
   int64_t first_head_ = 0;  // of the group that is processed
   Scratch<Real> rows_;

@@ -1,10 +1,10 @@
-// Rows of q, k, v, out and dout as the tile products need them: in the compute type, contiguous or transposed.
+// Rows of q, k, v, out and dout as the GEMMs of tiles need them: in the compute type, contiguous or transposed.
 #pragma once
 
 #include <cstdint>
 
 #include "attention/params.h"
-#include "kernels/cpu/products/tile_gemm.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 
 namespace flash_attn_ext::cpu {
 
@@ -31,7 +31,7 @@ struct Operand {
 template <class Real>
 void convert_rows(const Operand& operand, const RowRange& rows, Real* out);
 
-// The rows themselves: in place, or else converted into scratch (count x columns).
+// Returns the rows in place if they can be read there, and otherwise converts them into scratch (count x columns).
 template <class Real>
 Block<const Real> load_rows(const Operand& operand, const RowRange& rows, Real* scratch);
 

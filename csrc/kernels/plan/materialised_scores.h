@@ -15,12 +15,12 @@ namespace flash_attn_ext {
 // In each group of 32 columns, 16-bit elements are in the order in which a thread of an accumulator holds them, so that
 // it writes 16 bytes at a time: column 8 j + 2 t + e (j, t < 4, e < 2) is at position 8 t + 2 j + e. 32-bit elements
 // are in order, and the pairs of four threads make 32 bytes.
-struct StoredScores {
+struct MaterialisedScores {
   static constexpr int64_t kPadding = 128;
   static constexpr int64_t kMostBytes = int64_t{2} << 30;  // of all matrices, whose elements are counted in 32 bits
 
-  void* p = nullptr;   // P as the GEMM with dO reads it; null where only dS is stored
-  void* ds = nullptr;  // d loss / d (scale * q.k); null: nothing is stored
+  void* p = nullptr;   // P as the GEMM with dO reads it; null where only dS is materialised
+  void* ds = nullptr;  // d loss / d (scale * q.k); null: nothing is materialised
   bool rows_are_keys = false;
   int64_t rows = 0;
   int64_t columns = 0;

@@ -1,7 +1,7 @@
 // Transposes of blocks in the compute type.
 #pragma once
 
-#include "kernels/cpu/products/tile_gemm.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 
 namespace flash_attn_ext::cpu {
 

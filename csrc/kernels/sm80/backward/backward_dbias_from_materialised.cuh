@@ -12,7 +12,7 @@
 #include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/store_dbias.cuh"
 #include "kernels/schedule/bias_tiles.cuh"
-#include "kernels/sm80/backward/stored_scores.cuh"
+#include "kernels/sm80/backward/materialised_scores.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
 
@@ -24,7 +24,7 @@ struct DbiasParams {
 };
 
 template <class Element>
-struct DbiasFromStoredKernel {
+struct DbiasFromMaterialisedKernel {
   using Store = DbiasTileStore<Element>;
   static constexpr int kTile = BiasTiles::kTile;
   static constexpr int kThreads = Store::kThreads;
@@ -73,13 +73,13 @@ struct DbiasFromStoredKernel {
   }
 
  private:
-  __device__ __forceinline__ bool rows_are_keys() const { return params.p.stored.rows_are_keys; }
+  __device__ __forceinline__ bool rows_are_keys() const { return params.p.materialised.rows_are_keys; }
   __device__ __forceinline__ int64_t first_row() const { return rows_are_keys() ? first_key : first_query; }
   __device__ __forceinline__ int64_t first_column() const { return rows_are_keys() ? first_query : first_key; }
 
   // Sets `written` for the thread's rows.
   __device__ __forceinline__ void find_written(const attention::Sequence& sequence) {
-    static_assert(kTile == kStoredRows);
+    static_assert(kTile == kMaterialisedRows);
     const WrittenColumns columns(params.p, sequence, rows_are_keys() ? Rows::kKeys : Rows::kQueries, first_row(),
                                  first_column());
     written = 0;
@@ -93,12 +93,12 @@ struct DbiasFromStoredKernel {
   __device__ __forceinline__ void load(uint4 (&chunks)[kRowsPerThread], const WorkItem& item) {
     const BackwardParams& p = params.p;
     if (p.sequences.cu_seqlens_q != nullptr) find_written(item.sequence);  // otherwise all sequences are the same
-    const Element* matrix = static_cast<const Element*>(p.stored.ds) + stored_matrix(p, item) +
-                            first_row() * p.stored.columns + first_column() + thread_column();
+    const Element* matrix = static_cast<const Element*>(p.materialised.ds) + materialised_matrix(p, item) +
+                            first_row() * p.materialised.columns + first_column() + thread_column();
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
       if (written >> i & 1)
-        chunks[i] = __ldcs(reinterpret_cast<const uint4*>(matrix + thread_row(i) * p.stored.columns));
+        chunks[i] = __ldcs(reinterpret_cast<const uint4*>(matrix + thread_row(i) * p.materialised.columns));
     }
   }
 
@@ -119,7 +119,7 @@ struct DbiasFromStoredKernel {
     for (int i = 0; i < kRowsPerThread; ++i) {
 #pragma unroll
       for (int e = 0; e < kChunk; ++e) {
-        const int column = StoredScores::place<Element>(thread_column() + e);  // its own inverse
+        const int column = MaterialisedScores::place<Element>(thread_column() + e);  // its own inverse
         const int row = thread_row(i);
         shared.sums[rows_are_keys() ? column : row][rows_are_keys() ? row : column] = sums[i][e];
       }
@@ -130,12 +130,12 @@ struct DbiasFromStoredKernel {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
-    dbias_from_stored_kernel(const __grid_constant__ DbiasParams params) {
+    dbias_from_materialised_kernel(const __grid_constant__ DbiasParams params) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const BiasTiles::Place at = params.tiles.place(blockIdx.x);
   const int64_t first_column = int64_t{at.column} * Kernel::kTile;
   const int64_t first_row = int64_t{at.row} * Kernel::kTile;
-  const bool rows_are_keys = params.p.stored.rows_are_keys;
+  const bool rows_are_keys = params.p.materialised.rows_are_keys;
   Kernel kernel = {.params = params,
                    .shared = *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
                    .first_query = rows_are_keys ? first_column : first_row,
@@ -145,10 +145,10 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
 
 // Adds the share of pairs [first_pair, first_pair + num_pairs) to dBias.
 template <class Element>
-cudaError_t dbias_from_stored(const BackwardParams& p, cudaStream_t stream) {
-  using Kernel = DbiasFromStoredKernel<Element>;
-  const DbiasParams params = {p, make_bias_tiles(p, {p.first_pair, p.num_pairs}, p.stored.rows_are_keys)};
-  return launch<Kernel>(dbias_from_stored_kernel<Kernel>, params, params.tiles.num_blocks, stream);
+cudaError_t dbias_from_materialised(const BackwardParams& p, cudaStream_t stream) {
+  using Kernel = DbiasFromMaterialisedKernel<Element>;
+  const DbiasParams params = {p, make_bias_tiles(p, {p.first_pair, p.num_pairs}, p.materialised.rows_are_keys)};
+  return launch<Kernel>(dbias_from_materialised_kernel<Kernel>, params, params.tiles.num_blocks, stream);
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -1,16 +1,16 @@
-// The GEMMs of the two-pass backward, whose scores were materialised (StoredScores): C = factor * A^T B, summed over
-// the rows n of both. Where the rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K, for
-// each query head. Where they are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), summed over
-// the query heads of a KV group.
+// The GEMMs of the two-pass backward, whose scores were materialised (MaterialisedScores): C = factor * A^T B, summed
+// over the rows n of both. Where the rows m of C are queries, dQ = scale * dS K: A is dS^T (keys x queries) and B is K,
+// for each query head. Where they are keys, dV = P^T dO or dK = scale * dS^T Q: A is P or dS (queries x keys), summed
+// over the query heads of a KV group.
 //
 // Grid: one CTA per (pair, its query head for dQ, tile of kTile.rows rows m of C, slice of columns), in each head
 // longest sums first. Each warp owns 64 rows and an equal share of the columns, and reads both operands from shared
 // memory with transposing loads. The mainloop iterates over the tiles that the CTA's rows see, n ascending, one query
 // head after the other. No other CTA writes the same rows, so sums have one fixed order. Groups of 32 columns of A that
 // a row n does not see were never written, and are zero-padded here. Split-KV, for few queries that see many keys:
-// blockIdx.y is the split of the keys whose partial dQ the CTA writes (p.dq_splits).
-// Shared memory: a pipeline of kTile.stages stages, each with kTile.step rows of A and B. All threads issue copies, and
-// there is one barrier per step.
+// blockIdx.y is the split of the keys whose partial dQ the CTA writes (p.dq_splits). Shared memory: a pipeline of
+// kTile.stages stages, each with kTile.step rows of A and B. All threads issue copies, and there is one barrier per
+// step.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"
 #include "kernels/score/score_tile.cuh"
-#include "kernels/sm80/backward/stored_scores.cuh"
+#include "kernels/sm80/backward/materialised_scores.cuh"
 #include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
@@ -30,18 +30,18 @@
 
 namespace flash_attn_ext::sm80 {
 
-struct ProductOperands {
+struct GemmOperands {
   Rows rows;                    // of C
-  const void* left;             // A: the p or ds of BackwardParams::stored
+  const void* left;             // A: the p or ds of BackwardParams::materialised
   attention::MatrixView right;  // B: its rows are 16-byte aligned and contiguous
   attention::MatrixView out;    // C
   int64_t columns;              // of right and out
   float factor;
 };
 
-struct BackwardProductParams {
+struct BackwardGemmParams {
   BackwardParams p;
-  ProductOperands operands;
+  GemmOperands operands;
 };
 
 // The work tile of a CTA.
@@ -56,12 +56,12 @@ struct GemmItem {
 };
 
 template <class ElementType, int kHeadDim>
-struct BackwardProductKernel {
+struct BackwardGemmKernel {
   using Element = ElementType;
-  static constexpr ProductTile kTile = product_tile(sizeof(ElementType), kHeadDim);
+  static constexpr GemmTile kTile = gemm_tile(sizeof(ElementType), kHeadDim);
   static constexpr int kThreads = kTile.row_warps * kTile.column_warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.rows / kTile.row_warps;
-  static_assert(kStoredRows % kTile.step == 0);
+  static_assert(kMaterialisedRows % kTile.step == 0);
 
   struct Stage {
     tile::SharedTile<Element, kTile.step, kTile.rows> left;
@@ -84,7 +84,7 @@ struct BackwardProductKernel {
   };
 
   const BackwardParams& p;
-  const ProductOperands& operands;
+  const GemmOperands& operands;
   Shared& shared;
   GemmItem<Element> item;
   TileRange tiles;  // of rows n; in full tiles, all of the CTA's columns of A were written
@@ -101,7 +101,7 @@ struct BackwardProductKernel {
  private:
   __device__ __forceinline__ bool is_dq() const { return operands.rows == Rows::kQueries; }
   // Whether CTAs share the keys of dQ's rows (split-KV).
-  __device__ __forceinline__ bool is_part() const { return is_dq() && p.dq_splits.present(); }
+  __device__ __forceinline__ bool is_partial() const { return is_dq() && p.dq_splits.present(); }
   __device__ __forceinline__ int64_t num_rows() const {
     return is_dq() ? item.sequence.num_queries : item.sequence.num_keys;
   }
@@ -118,7 +118,7 @@ struct BackwardProductKernel {
     const int64_t end_row = min(item.first_row + kTile.rows, num_rows());
     tiles = tile_range<kTile.step>(inner_of(item.first_row), inner_of(end_row - 1));
     if (end_row < item.first_row + kTile.rows) tiles.full_end = tiles.full_begin;
-    if (is_part()) tiles = tiles.part(blockIdx.y, p.dq_splits.count);
+    if (is_partial()) tiles = tiles.split(blockIdx.y, p.dq_splits.count);
   }
 
   // Issues the copies of a tile whose rows are `stride` elements apart. bytes(row, column) of each 16-byte chunk are
@@ -147,13 +147,13 @@ struct BackwardProductKernel {
   __device__ __forceinline__ void load_next(Stage& stage, Position& next) const {
     if (next.heads_left > 0) {
       const int64_t first = int64_t{next.tile} * kTile.step;
-      const Element* left = next.left + first * p.stored.columns;
+      const Element* left = next.left + first * p.materialised.columns;
       const auto everything = [](int, int) { return 16; };
       if (tiles.full(next.tile)) {
-        copy_async<kTile.step>(stage.left, left, p.stored.columns, everything);
+        copy_async<kTile.step>(stage.left, left, p.materialised.columns, everything);
       } else {
         const WrittenColumns written(p, item.sequence, is_dq() ? Rows::kKeys : Rows::kQueries, first, item.first_row);
-        copy_async<1>(stage.left, left, p.stored.columns,
+        copy_async<1>(stage.left, left, p.materialised.columns,
                       [&](int row, int column) { return row < written.num_rows && written.has(column) ? 16 : 0; });
       }
       const int rows = static_cast<int>(min(inner_length() - first, int64_t{kTile.step}));
@@ -168,7 +168,7 @@ struct BackwardProductKernel {
       }
       if (++next.tile == tiles.end) {
         next.tile = tiles.begin;
-        next.left += p.stored.rows * p.stored.columns;
+        next.left += p.materialised.rows * p.materialised.columns;
         next.right += operands.right.head_stride;
         --next.heads_left;
       }
@@ -210,10 +210,10 @@ struct BackwardProductKernel {
     for (int r = 0; r < Result::Part::kThreadRows; ++r) {
       const int column_of_left = first_warp_row() + Result::Part::row(r);
       // The order of A's columns is at most a transposition, (j, t) -> (t, j), so the same function inverts it.
-      const int64_t row = item.first_row + StoredScores::place<Element>(column_of_left);
+      const int64_t row = item.first_row + MaterialisedScores::place<Element>(column_of_left);
       if (row >= num_rows()) continue;
       if constexpr (sizeof(Element) != sizeof(float)) {
-        if (is_part()) {
+        if (is_partial()) {
           store_sums_row(r, row);
           continue;
         }
@@ -240,8 +240,7 @@ struct BackwardProductKernel {
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
-    backward_product_kernel(const __grid_constant__ BackwardProductParams params,
-                            const __grid_constant__ Schedule schedule) {
+    backward_gemm_kernel(const __grid_constant__ BackwardGemmParams params, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   using Element = typename Kernel::Element;
   const bool is_dq = params.operands.rows == Rows::kQueries;
@@ -264,8 +263,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
       .sequence = sequence,
       .first_row = first_row,
       .columns = static_cast<int>(params.operands.columns - first_column),
-      .left = static_cast<const Element*>(params.operands.left) + stored_matrix(p, {sequence, query_head, key_head}) +
-              first_row,
+      .left = static_cast<const Element*>(params.operands.left) +
+              materialised_matrix(p, {sequence, query_head, key_head}) + first_row,
       .right = right.row<const Element>(sequence.batch, is_dq ? key_head : query_head, is_dq ? key_row : query_row) +
                first_column,
       .out = out.row<Element>(sequence.batch, is_dq ? query_head : key_head, is_dq ? query_row : key_row) +
@@ -282,34 +281,34 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   kernel.run();
 }
 
-inline ProductOperands product_operands(const BackwardParams& p, MatrixGradient gradient) {
+inline GemmOperands gemm_operands(const BackwardParams& p, MatrixGradient gradient) {
   const float scale = static_cast<float>(p.score_mod.scale);
   switch (gradient) {
     case MatrixGradient::kDq:
-      if (p.dq_splits.present()) return {Rows::kQueries, p.stored.ds, p.k, p.dq_splits.sums, p.head_dim_qk, 1.0f};
-      return {Rows::kQueries, p.stored.ds, p.k, p.dq, p.head_dim_qk, scale};
+      if (p.dq_splits.present()) return {Rows::kQueries, p.materialised.ds, p.k, p.dq_splits.sums, p.head_dim_qk, 1.0f};
+      return {Rows::kQueries, p.materialised.ds, p.k, p.dq, p.head_dim_qk, scale};
     case MatrixGradient::kDk:
-      return {Rows::kKeys, p.stored.ds, p.q, p.dk, p.head_dim_qk, scale};
+      return {Rows::kKeys, p.materialised.ds, p.q, p.dk, p.head_dim_qk, scale};
     default:
-      return {Rows::kKeys, p.stored.p, p.dout, p.dv, p.head_dim_v, 1.0f};
+      return {Rows::kKeys, p.materialised.p, p.dout, p.dv, p.head_dim_v, 1.0f};
   }
 }
 
 // Launches the GEMM for pairs [first_pair, first_pair + num_pairs).
 template <class Element>
-cudaError_t gradient_from_stored(const BackwardParams& p, const BackwardPlan& plan, MatrixGradient gradient,
-                                 cudaStream_t stream) {
-  const ProductOperands operands = product_operands(p, gradient);
+cudaError_t gradient_from_materialised(const BackwardParams& p, const BackwardPlan& plan, MatrixGradient gradient,
+                                       cudaStream_t stream) {
+  const GemmOperands operands = gemm_operands(p, gradient);
   const auto launch_with = [&](auto columns) {
-    using Kernel = BackwardProductKernel<Element, columns()>;
+    using Kernel = BackwardGemmKernel<Element, columns()>;
     const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
                                                 .rows = operands.rows,
                                                 .tile_rows = Kernel::kTile.rows,
                                                 .slices = num_slices(operands.columns, Kernel::kTile.columns),
-                                                .parts = gradient == MatrixGradient::kDq ? plan.dq_splits : 1,
+                                                .splits = gradient == MatrixGradient::kDq ? plan.dq_splits : 1,
                                                 .element_bytes = sizeof(Element),
                                                 .l2_bytes = plan.l2_bytes});
-    return launch<Kernel>(backward_product_kernel<Kernel>, {p, operands}, schedule, stream);
+    return launch<Kernel>(backward_gemm_kernel<Kernel>, {p, operands}, schedule, stream);
   };
   if (operands.columns <= 64) return launch_with(Int<64>{});
   if constexpr (sizeof(Element) == 2) {
