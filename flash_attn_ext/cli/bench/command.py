@@ -58,10 +58,11 @@ def run(options: argparse.Namespace) -> int:
             f"--goals {options.goals}: {error!r}; allowed is a Python file that sets GOALS, as benchmarks/goals.py does"
         )
         return 2
-    print(f"{device}, random-normal data, calls take turns; {METHOD[device]}.")
-    print("x a peer: times as fast as it, above 1 ours is faster.")
-    print("not distinguishable from 1: at the 5 % level, by the quartiles of both times.")
-    print("of own time: our time divided by our time without the option, or with packed sequences instead of a mask.")
+    print(f"{device}, random-normal data, calls alternate; {METHOD[device]}.")
+    print(
+        "x NAME: times as fast as that peer. x own NAME: times as fast as our own call without the option, or with packed"
+    )
+    print("sequences instead of a mask. not distinguishable from 1: at the 5 % level, by the quartiles of both times.")
     chosen = _chosen_suites(options, device)
     progress = Progress("bench", sum(len(load.passes) for loads in chosen.values() for load in loads))
     settings = Settings(device, options.backend, EFFORTS[device, options.quick], goals, progress)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flash_attn_ext.cli.bench.rows import geometric_mean, is_share, place, ratio_to, ratio_unit
+from flash_attn_ext.cli.bench.rows import geometric_mean, is_against_own, place, ratio_to, ratio_unit
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Goal:
     worst: float | None = None  # a floor for every single point
     against: str | None = None  # a peer, the "best" that ran or our own other call; None: what the row compares with
     at: dict = field(default_factory=dict)  # for rows with these fields, even if the suite's mean leaves them out
-    at_most: bool = False  # a share of our own time, or microseconds; else times as fast as the peer, at least
+    at_most: bool = False  # for microseconds; else times as fast, at least
 
     def counts(self, row: dict) -> bool:
         return all(row[name] == value for name, value in self.at.items()) if self.at else row["in_goal"]
@@ -45,7 +45,7 @@ class Goal:
             verdict = "goal met" if self.meets(mean, self.goal) else f"{self._bound()} kept, goal missed"
         yield f"{title}: {text}; {self}: {verdict}"
         for row, figure in missed:
-            yield f"    {place(row)}: {figure:.3g}, {self._bound()} {self.worst:g}"
+            yield f"    {place(row)}: {figure:.3g}, {self._bound()} {self.worst:.4g}"
 
     def _is_bad(self, figure: float) -> bool:
         return self.worst is not None and not self.meets(figure, self.worst)
@@ -55,10 +55,10 @@ class Goal:
 
     def __str__(self) -> str:
         word, beyond = ("at most", "over") if self.at_most else ("at least", "under")
-        bounds = [f"{self._bound()} {self.floor:g}"] if self.floor != self.goal else []
+        bounds = [f"{self._bound()} {self.floor:.4g}"] if self.floor != self.goal else []
         if self.worst is not None:
-            bounds.append(f"no point {beyond} {self.worst:g}")
-        return f"goal {word} {self.goal:g}" + (f" ({', '.join(bounds)})" if bounds else "")
+            bounds.append(f"no point {beyond} {self.worst:.4g}")
+        return f"goal {word} {self.goal:.4g}" + (f" ({', '.join(bounds)})" if bounds else "")
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,12 @@ def mean_and_worst(rows: list[dict], at_most: bool, against: str | None = None) 
 
 
 def _means(rows: list[dict]) -> Iterable[tuple[str, str]]:
-    """One mean, or one for each case if ratios are shares of our own time, because each case saves another share."""
-    shares = [row for row in rows if is_share(row)]
-    for case in dict.fromkeys(row["case"] for row in shares):
-        yield f", {case}", mean_and_worst([row for row in shares if row["case"] == case], at_most=True)[0]
-    others = [row for row in rows if not is_share(row)]
+    """One mean, or one for each case if they are compared with our own other call, because each case saves another
+    share of its work."""
+    own = [row for row in rows if is_against_own(row)]
+    for case in dict.fromkeys(row["case"] for row in own):
+        yield f", {case}", mean_and_worst([row for row in own if row["case"] == case], at_most=False)[0]
+    others = [row for row in rows if not is_against_own(row)]
     if others:
         against = others[0]["against"] if "ours_us" in others[0] else None
         yield "", mean_and_worst(others, at_most=False, against=against)[0]
@@ -135,7 +136,7 @@ def _unit(row: dict, against: str | None) -> str:
 
 
 def _in_microseconds(row: dict) -> bool:
-    return "ours_us" in row and not is_share(row)
+    return "ours_us" in row and not is_against_own(row)
 
 
 def _point(row: dict) -> tuple[str, int, int]:
