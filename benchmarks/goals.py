@@ -1,10 +1,10 @@
 """Goals for the figures on our own H200, and the floors below which a suite is not done.
 
-`python -m flash_attn_ext bench --device cuda --goals benchmarks/goals.py` reads GOALS. They are for Hopper's own
-kernels, and those of float32 are for sm80's.
+`python benchmarks/bench.py --device cuda --goals benchmarks/goals.py` reads GOALS. They are for Hopper's own kernels,
+and those of float32 are for sm80's.
 """
 
-from flash_attn_ext.cli.bench.goals import Goal, PointGoals
+from goal_rules import Goal, PointGoals
 
 GRID_SEQLENS = (512, 2048, 8192, 16384)
 GRID_TFLOPS = {
@@ -27,8 +27,8 @@ GRID_BACKWARD_TFLOPS = {
 HEAD_DIMS = {(40, 40): 1.2, (96, 96): 1.3, (160, 160): 1.0, (192, 192): 1.05, (192, 128): 1.2, (128, 256): 1.0}
 
 
-# Times as fast as our own call without a window: 1 / 1.6 of the pairs without it, divided by those with it. Those are of
-# 8192 queries with keys at most 512 away.
+# Times as fast as our own call without a window: 1 / 1.6 of the pairs without it, divided by those with it. Of these,
+# 8192 queries have keys at most 512 away.
 PAIRS_OF_A_SIDE = 8192 * 512 - 512 * 513 / 2
 WINDOW_SPEEDUPS = {
     case: round(8192**2 / (1.6 * (8192 + sides * PAIRS_OF_A_SIDE)), 3)

@@ -9,7 +9,6 @@ import torch
 
 from flash_attn_ext.__main__ import main
 from flash_attn_ext.cli.bench import command, decode, decode_suites, peers, suites, timing, workload
-from flash_attn_ext.cli.bench.goals import Goal, summary
 
 
 @pytest.fixture
@@ -105,28 +104,6 @@ def test_decode_flash_attention_3_gets_its_own_layout_and_pages(monkeypatch):
     out = peers.package_decode("fa3", True, lengths, table)(q, pages, pages)
     assert out.shape == (1, 4, 1, 16)
     assert seen == dict(causal=True, cache_seqlens=lengths, page_table=table, shape=(4, 16, 2, 16))
-
-
-def test_goals_take_microseconds_and_our_own_other_calls():
-    row = {"suite": "decode", "case": "B1 4k", "pass": "forward", "dtype": "bfloat16", "head_dim": 128, "seqlen_q": 8}
-    row |= {"in_goal": True, "against": "flash", "ratio": 2.0, "ours_us": 12.0}
-    row |= {"peer_us": {"flash": 24.0}, "own_us": {"1 query": 10.0}}
-    goals = [
-        Goal("decode", "forward", 11, 12.1, at_most=True),
-        Goal("decode", "forward", 0.91, 0.826, against="1 query"),
-        Goal("decode", "forward", 1.5, 1.5, against="flash"),
-    ]
-    assert summary("decode", [row], goals) == [
-        "  forward: 12 us (B1 4k bfloat16 D128 S8); goal at most 11 (limit 12.1): limit kept, goal missed",
-        "  forward: 0.833 x own 1 query (B1 4k bfloat16 D128 S8); goal at least 0.91 (floor 0.826): "
-        "floor kept, goal missed",
-        "  forward: 2 x flash (B1 4k bfloat16 D128 S8); goal at least 1.5: goal met",
-    ]
-    own = row | {"against": "1 query", "ratio": 0.8333}
-    assert summary("decode", [own, row]) == [
-        "  forward, B1 4k: 0.833 x own 1 query (B1 4k bfloat16 D128 S8)",
-        "  forward: 2 x flash (B1 4k bfloat16 D128 S8)",
-    ]
 
 
 def test_bench_plain_workloads_have_as_many_keys_as_queries():

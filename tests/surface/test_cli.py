@@ -10,7 +10,7 @@ import torch
 import flash_attn_ext
 from flash_attn_ext.__main__ import main
 from flash_attn_ext.cli import machine, verify
-from flash_attn_ext.cli.bench.suites import SUITES
+from flash_attn_ext.cli.bench.suites import ABOUT, SUITES
 from support.backends import device_not_runnable_because
 
 
@@ -48,11 +48,23 @@ def test_wrong_usage(arguments, capsys):
     assert "usage" in capsys.readouterr().err
 
 
-def test_help_names_every_suite(capsys):
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"flash_attn_ext {flash_attn_ext.__version__}\n"
+
+
+def test_help_has_a_line_about_every_suite(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
-    words = capsys.readouterr().out.replace(",", " ").split()
-    assert {name for device in SUITES.values() for name in device} <= set(words)
+    lines = [line.split() for line in capsys.readouterr().out.partition("that have them:\n")[2].splitlines()]
+    names = dict.fromkeys(name for suites in SUITES.values() for name in suites)
+    assert {name for name, *_ in lines} == set(names) == set(ABOUT)
+    for name, *words in lines:
+        devices = [word.rstrip(",") for word in words if word.rstrip(",") in SUITES]
+        assert devices == [device for device in SUITES if name in SUITES[device]]
+        assert " ".join(words).endswith(ABOUT[name])
 
 
 @pytest.fixture
@@ -86,9 +98,7 @@ def test_a_device_that_cannot_run_is_said(command, tmp_path, capsys):
     assert "--device cuda" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("option", "content"), [("--goals", "GOALS = ("), ("--draw", "{}"), ("--draw", "[1]"), ("--output", "a file")]
-)
+@pytest.mark.parametrize(("option", "content"), [("--draw", "{}"), ("--draw", "[1]"), ("--output", "a file")])
 def test_bench_says_what_is_wrong_with_a_file(option, content, tmp_path, capsys):
     path = tmp_path / "given"
     path.write_text(content)

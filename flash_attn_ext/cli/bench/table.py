@@ -19,9 +19,10 @@ PLACE_WIDTH, FIGURE_WIDTH = 40, 9
 UNITS = {"tflops": "TFLOP/s", "ms": "ms", "us": "us", "tokens_per_s": "tokens/s"}
 
 
-def heading(suite: str, workloads: tuple[Workload, ...]) -> str:
+def heading(suite: str, about: str | None, workloads: tuple[Workload, ...]) -> str:
     columns = "".join(f"{name:>{_width(name)}}" for name in ("ours", *_columns(workloads)))
-    return f"\n{suite}\n{'case':<{PLACE_WIDTH}} {'pass':<17}{'backend':<8}{columns} {'unit':<9}ratio"
+    title = suite if about is None else f"{suite}: {about}"
+    return f"\n{title}\n{'case':<{PLACE_WIDTH}} {'pass':<17}{'backend':<8}{columns} {'unit':<9}ratio"
 
 
 def line(row: dict, workloads: tuple[Workload, ...]) -> str:

@@ -1,14 +1,12 @@
-"""Summarises a suite's figures, and compares them with goals.
-
-The goals are in a file that ``--goals`` names, such as benchmarks/goals.py of the repository; the package has none.
-"""
+"""Goals for the figures of a suite of ``bench``, and what a run says about them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flash_attn_ext.cli.bench.rows import geometric_mean, is_against_own, place, ratio_to, ratio_unit
+from flash_attn_ext.cli.bench import summary
+from flash_attn_ext.cli.bench.rows import place
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class Goal:
         if not rows:
             yield f"{title}: not measured; {self}"
             return
-        text, mean = mean_and_worst(rows, self.at_most, self.against)
-        figures = [(row, _figure(row, self.against)) for row in rows]
+        text, mean = summary.mean_and_worst(rows, self.at_most, self.against)
+        figures = [(row, summary.figure(row, self.against)) for row in rows]
         missed = [(row, figure) for row, figure in figures if figure is not None and self._is_bad(figure)]
         verdict = "ABOVE THE LIMIT" if self.at_most else "BELOW THE FLOOR"
         if any(figure is None for _, figure in figures):
@@ -81,62 +79,16 @@ class PointGoals:
             yield f"    {place(row)}: {'no figure' if rate is None else f'{rate:.3g} TFLOP/s'}, goal {goal:g}"
 
 
-def summary(suite: str, rows: list[dict], goals: Iterable[Goal | PointGoals] = ()) -> list[str]:
-    """For each pass the mean and the worst point, beside the goals."""
+def judged(suite: str, rows: list[dict], goals: Iterable[Goal | PointGoals]) -> list[str]:
+    """For each pass the goals with what was measured, or without goals the mean and the worst point."""
     lines: list[str] = []
-    for pass_ in dict.fromkeys(row["pass"] for row in rows):
-        of_pass = [row for row in rows if row["pass"] == pass_]
+    for pass_, of_pass in summary.by_pass(rows).items():
         wanted = [goal for goal in goals if (goal.suite, goal.pass_) == (suite, pass_)]
         for goal in wanted:
             lines += goal.lines([row for row in of_pass if goal.counts(row)])
         if not wanted:
-            counted = [row for row in of_pass if row["in_goal"]]
-            lines += [f"  {pass_}{title}: {text}" for title, text in _means(counted)]
+            lines += summary.lines_of_pass(pass_, of_pass)
     return lines
-
-
-def mean_and_worst(rows: list[dict], at_most: bool, against: str | None = None) -> tuple[str, float | None]:
-    """The mean and the worst point in words, and the mean itself."""
-    found = [(_figure(row, against), place(row)) for row in rows]
-    figures = [(figure, where) for figure, where in found if figure is not None]
-    if not figures:
-        return "no point could be measured", None
-    mean = geometric_mean(figure for figure, _ in figures)
-    unit = _unit(rows[0], against)
-    if len(rows) == 1:
-        return f"{mean:.3g} {unit} ({figures[0][1]})", mean
-    worst, where = (max if at_most else min)(figures)
-    text = f"geometric mean {mean:.3g} {unit} over {len(figures)} of {len(rows)} points, worst {worst:.3g} ({where})"
-    return text, mean
-
-
-def _means(rows: list[dict]) -> Iterable[tuple[str, str]]:
-    """One mean, or one for each case if they are compared with our own other call, because each case saves another
-    share of its work."""
-    own = [row for row in rows if is_against_own(row)]
-    for case in dict.fromkeys(row["case"] for row in own):
-        yield f", {case}", mean_and_worst([row for row in own if row["case"] == case], at_most=False)[0]
-    others = [row for row in rows if not is_against_own(row)]
-    if others:
-        against = others[0]["against"] if "ours_us" in others[0] else None
-        yield "", mean_and_worst(others, at_most=False, against=against)[0]
-
-
-def _figure(row: dict, against: str | None) -> float | None:
-    """The figure that goals concern: the ratio to the peer that they name, or else microseconds, or the row's ratio."""
-    if against is not None:
-        return ratio_to(row, against)
-    return row["ours_us"] if _in_microseconds(row) else row["ratio"]
-
-
-def _unit(row: dict, against: str | None) -> str:
-    if against is not None:
-        return ratio_unit(row, against)
-    return "us" if _in_microseconds(row) else ratio_unit(row)
-
-
-def _in_microseconds(row: dict) -> bool:
-    return "ours_us" in row and not is_against_own(row)
 
 
 def _point(row: dict) -> tuple[str, int, int]:
