@@ -9,9 +9,12 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext.__main__ import main
-from flash_attn_ext.cli import machine, verify
+from flash_attn_ext._explanation import Explanation, plans_of
+from flash_attn_ext._options import dense_problem, problem_of
+from flash_attn_ext.cli import info, machine, portable, verify
 from flash_attn_ext.cli.bench.suites import ABOUT, SUITES
 from support.backends import device_not_runnable_because
+from support.plans import DEFAULTS
 
 
 def run_module(*arguments: str) -> subprocess.CompletedProcess:
@@ -31,13 +34,65 @@ def test_info_json():
         assert facts["runs_on"]["cuda"] in facts["build"]["backends"] and facts["runs_on"]["cuda"] != "cpu"
         assert facts["self_test"]["device"] == "cuda"
     assert facts["self_test"]["passed"] and facts["self_test"]["cases"] > 0
+    if facts["runs_on"].get("cuda") == "sm90":
+        assert facts["portable"] == portable.passes_on_portable_kernels(on_hopper)
+    elif "cuda" not in facts["runs_on"]:
+        assert facts["portable"] is None
 
 
 def test_info_text(capsys):
     assert main(["info"]) == 0
     text = capsys.readouterr().out
-    for part in (flash_attn_ext.__version__, torch.__version__, "backends", "GPU", "self-test"):
+    for part in (flash_attn_ext.__version__, torch.__version__, "backends", "GPU", "portable", "self-test"):
         assert part in text
+
+
+def on_hopper(call: portable.Call) -> Explanation:
+    """What `explain` answers on a Hopper GPU, by plans, which need none."""
+    backend = "sm90" if call.dtype.itemsize == 2 and call.head_dim <= 256 else "sm80"
+    problem, _, _ = dense_problem(problem_of(**DEFAULTS | call.arguments("cpu") | dict(backend=backend)), "bhsd")
+    if problem.dropout_p > 0:
+        problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64))
+    return Explanation(backend, {}, *plans_of(problem))
+
+
+def test_info_knows_what_takes_portable_kernels_on_hopper():
+    """docs/kernels/sm90_backward_two_pass.md says why."""
+    assert portable.passes_on_portable_kernels(on_hopper) == {
+        "both passes": ["head dim 512", "float32", "float64", "a float32 bias beside bfloat16"],
+        "the backward pass": [
+            "a boolean mask and dropout at head dim 256",
+            "a boolean mask and a softcap at head dim 256",
+            "a bias at head dim 256",
+            "a bias with a gradient that broadcasts over queries",
+            "ALiBi slopes with a gradient",
+            "a sink with a gradient",
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("backend", "calls", "texts"),
+    [
+        (None, None, ["unknown: there is no GPU here that runs this library"]),
+        ("sm80", {"both passes": ["float32", "dropout"]}, ["all calls: Hopper's kernels need compute capability 9.x"]),
+        (
+            "sm90",
+            {"both passes": ["float32", "float64"], "the backward pass": ["a sink with a gradient"]},
+            ["both passes of float32; float64", "the backward pass of a sink with a gradient"],
+        ),
+    ],
+    ids=["no GPU", "another GPU", "Hopper"],
+)
+def test_info_says_what_takes_portable_kernels(backend, calls, texts):
+    rows = info._portable_rows({"portable": calls, "runs_on": {"cpu": "cpu", "cuda": backend}})
+    assert [text for _, text, _ in rows] == texts
+    assert [name for name, _, _ in rows] == ["portable", *[""] * (len(texts) - 1)]
+
+
+def test_calls_that_no_backend_takes_are_on_no_kernels():
+    found = portable.passes_on_portable_kernels(lambda call: Explanation(None, {}))
+    assert not any(found.values())
 
 
 @pytest.mark.parametrize("arguments", [[], ["train"], ["verify", "--device", "tpu"]], ids=str)
