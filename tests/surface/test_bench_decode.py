@@ -90,7 +90,7 @@ def test_decode_copies_are_more_than_l2_holds(monkeypatch):
 
 
 def test_decode_flash_attention_3_gets_its_own_layout_and_pages(monkeypatch):
-    """Its function for caches, which alone divides keys."""
+    """Its function for caches, the only one with split-KV."""
     seen = {}
 
     def flash_attn_with_kvcache(q, k, v, **options):

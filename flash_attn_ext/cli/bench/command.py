@@ -24,8 +24,8 @@ from flash_attn_ext.cli.machine import COMMIT_VARIABLE, choose_device
 from flash_attn_ext.cli.progress import Progress
 
 METHOD = {
-    "cuda": "medians of CUDA-event times in random order, each with L2 full of other data, the backward pass alone; in "
-    "suites of host time and of generated text, of wall-clock times; with minimum and quartiles",
+    "cuda": "medians of CUDA-event times in random order, each with L2 full of other data, backward passes without "
+    "the forward pass; in suites of host time and of generated text, of wall-clock times; with minimum and quartiles",
     "cpu": "medians of wall-clock times in random order, with minimum and quartiles",
 }
 # The module of each kind of workload, with its functions prepare, explain_ours, contestants and stopwatch.
