@@ -1,4 +1,4 @@
-"""The gradient of a full bias where the scores of all heads do not fit the memory that there is for kept ones."""
+"""The gradient of a full bias where the materialised scores of all heads do not fit the workspace."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ MIB = 2**20
 WORKSPACE = 1.3 * 2**30
 ROUNDING = 2 * MIB  # the allocator's, over a few tensors
 SCORES = LENGTH * LENGTH * 2
-# As many scores, in heads of which a few fit the memory that there is for kept ones.
+# As many scores, in heads of which a few fit the workspace.
 HEADS, SHORT = 64, LENGTH // 8
 
 

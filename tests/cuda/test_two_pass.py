@@ -20,7 +20,7 @@ over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
 DIMS = (dict(d=128), dict(d=64), dict(d=96, dv=40), dict(d=64, dv=128))
 LENGTHS = ((257, 63), (320, 65), (384, 127), (300, 129), (512, 192), (577, 640), (270, 1))
-TERMS = (
+OPTIONS = (
     dict(bias="11qk", mask="bhqk"),
     dict(bias="1hqk", mask="b11k"),
     dict(mask="11q1"),
@@ -33,14 +33,14 @@ TERMS = (
 )
 VISIBLE = (dict(), dict(causal="bottom_right"), dict(window=(100, 30)), dict(causal="top_left", dlse=True))
 EDGES = [
-    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=(4, 2)[n % 2], **dims, **terms, **VISIBLE[(n + m) % len(VISIBLE)])
+    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=(4, 2)[n % 2], **dims, **options, **VISIBLE[(n + m) % len(VISIBLE)])
     for n, (sq, sk) in enumerate(LENGTHS)
-    for m, terms in enumerate(TERMS)
+    for m, options in enumerate(OPTIONS)
     for dims in DIMS
-    if sk > 1 or "dropout_p" not in terms  # what is left of dS there is rounding (docs/numerics.md, "delta")
+    if sk > 1 or "dropout_p" not in options  # what is left of dS there is rounding (docs/numerics.md, "delta")
 ]
 LARGE_DIMS = (dict(d=256), dict(d=192, dv=128), dict(d=160), dict(d=136, dv=256))
-LARGE_TERMS = (
+LARGE_OPTIONS = (
     dict(mask="bhqk"),
     dict(mask="b11k"),
     dict(mask="11qk", mask_keep=0.05),
@@ -58,12 +58,12 @@ LARGE_EDGES = [
         heads=4,
         kv_heads=(4, 2, 1)[(n + m) % 3],
         **LARGE_DIMS[(n + 3 * m) % len(LARGE_DIMS)],
-        **terms,
+        **options,
         **VISIBLE[(n + m) % len(VISIBLE)],
     )
     for n, (sq, sk) in enumerate(LENGTHS)
-    for m, terms in enumerate(LARGE_TERMS)
-    if sk > 1 or "dropout_p" not in terms
+    for m, options in enumerate(LARGE_OPTIONS)
+    if sk > 1 or "dropout_p" not in options
 ]
 FEW_QUERIES = [
     Case(sq=sq, sk=9 * sq, batch=2, heads=4, kv_heads=2, d=d, mask=mask, **VISIBLE[n])
@@ -71,12 +71,12 @@ FEW_QUERIES = [
     for d in (64, 128)
 ]
 LAUNCHES = [
-    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=d, **terms)
+    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=d, **options)
     for d in (64, 128)
-    for terms in (dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(softcap=8.0, dropout_p=0.2))
+    for options in (dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(softcap=8.0, dropout_p=0.2))
 ] + [
-    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=256, **terms)
-    for terms in (dict(mask="b1qk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2))
+    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=256, **options)
+    for options in (dict(mask="b1qk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2))
 ]
 # 18 rows of up to 15 tiles, of which 2 MiB hold 2 to 8. (Rows of biases that TMA can read.)
 CHUNKS = [
@@ -105,17 +105,17 @@ PACKED_CHUNKS = [
     )
 ]
 REPEATED = [
-    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **terms)
+    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **options)
     for d, kv_heads in ((64, 8), (128, 2))
-    for terms in (
+    for options in (
         dict(bias="11qk", mask="bhqk", mask_keep=0.01, causal="bottom_right"),
         dict(bias="1hqk", mask="b11k"),
         dict(softcap=8.0, dropout_p=0.2, window=(300, 100)),
         dict(bias="b1qk", dropout_p=0.2),
     )
 ] + [
-    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=4, d=256, dlse=True, **terms)
-    for terms in (dict(mask="bhqk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2, window=(300, 100)))
+    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=4, d=256, dlse=True, **options)
+    for options in (dict(mask="bhqk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2, window=(300, 100)))
 ]
 PACKED = [
     PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, **options))
