@@ -90,6 +90,16 @@ def test_info_says_what_takes_portable_kernels(backend, calls, texts):
     assert [name for name, _, _ in rows] == ["portable", *[""] * (len(texts) - 1)]
 
 
+def test_info_asks_about_tensors_of_the_gpu(monkeypatch):
+    devices = set()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(info, "explain_on", lambda device: Explanation("sm90", {}))
+    monkeypatch.setattr(portable.Call, "arguments", lambda call, device: devices.add(device) or {})
+    monkeypatch.setattr(info, "explain", lambda: Explanation(None, {}))
+    assert info.portable_calls() == {"both passes": [], "the backward pass": []}
+    assert devices == {"cuda"}
+
+
 def test_calls_that_no_backend_takes_are_on_no_kernels():
     found = portable.passes_on_portable_kernels(lambda call: Explanation(None, {}))
     assert not any(found.values())
