@@ -58,7 +58,7 @@ def test_an_expanded_gradient_of_the_lse(copied, backend):
     assert any(m.startswith("dlse was copied") and "dense gradient" in m for m in copied())
 
 
-def test_operands_with_unaligned_rows(copied, backend):
+def test_tensors_with_unaligned_rows(copied, backend):
     if backend.is_cpu:
         pytest.skip("the CPU kernels read any strides")
     q, k = (randn(backend.device, 1, 1, 8, 17, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
