@@ -26,6 +26,12 @@ FIELD_WORDS = {
     r"alike|likewise": "the same",
     r"repeats? bitwise": "is bitwise reproducible",
     r"of before|as they were": "earlier",
+    r"tak(?:e|es|ing) turns|in turns": "alternate, ping-pong scheduling",
+    r"claim(?:s|ed)?": "fetches the next work tile",
+    r"suspicious": "needs recomputation",
+    r"rings?": "pipeline",
+    r"of own \w+ time": "times as fast as our own call",
+    r"nats a byte": "nats per byte",
 }
 _BREAK = "\0"  # stands for each character of a line break but the first, so that offsets stay those of the text
 

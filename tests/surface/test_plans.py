@@ -15,7 +15,7 @@ def causal(**more) -> dict:
 
 
 FORWARD = [
-    # Head dims of 64 and few queries: Short up to 64 queries, or 448 in causal calls.
+    # Head dims of 64 and few queries: the variant "short" up to 64 queries, or 448 in causal calls.
     (Call(64), dict(kernel="streaming", variant="short", head_dims=(64, 64), tile=(64, 64), workspace_bytes=0)),
     (Call(65, 80), dict(kernel="streaming", variant="plain", head_dims=(64, 64), tile=(128, 64), workspace_bytes=0)),
     (Call(448, options=causal()), dict(kernel="streaming", variant="short", head_dims=(64, 64))),
@@ -53,7 +53,7 @@ FORWARD = [
     (Call(500, slopes=True), dict(variant="extended", head_dims=(64, 64))),
     (Call(500, options={"scale": -1.0}), dict(variant="extended", head_dims=(64, 64))),
     (Call(500, sink=True), dict(variant="plain", head_dims=(64, 64))),
-    # float32 has fewer head dims, and smaller Extended tiles for few queries.
+    # float32 has fewer head dims, and smaller tiles for few queries in the variant "extended".
     (Call(64, dtype=F32), dict(variant="extended", head_dims=(64, 64))),
     (Call(65, dtype=F32), dict(variant="plain", head_dims=(64, 64))),
     (Call(500, d=65, dtype=F32), dict(variant="plain", head_dims=(128, 128))),

@@ -106,7 +106,7 @@ BACKWARD = [
     (Call(128, options={"dropout_p": 0.1}), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
     (Call(128, wanted=("q",)), dict(kernel=RECOMPUTE, dq_variant="plain")),
     (Call(128, wanted=("k", "v")), dict(kernel=RECOMPUTE, dq_variant="plain")),
-    # Few queries fill the smaller tiles of Extended kernels.
+    # Few queries fill the smaller tiles of the variant "extended".
     (Call(64, 300), dict(kernel=MATERIALISE_DS, dkdv_variant="extended", dkdv_head_dim=64)),
     (Call(65, 300), dict(kernel=RECOMPUTE, dq_variant="plain", dq_head_dim=64)),
     # Few queries that see many keys: split-KV, as far as CTAs fit 132 SMs.
