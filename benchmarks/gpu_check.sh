@@ -73,7 +73,10 @@ run_part() {
     test) eval "run_pytest ${TEST_ARGS:-tests}" ;;
     fuzz) fuzz ;;
     memcheck | racecheck) sanitize_with "$1" ;;
-    bench) "$python" -m flash_attn_ext bench --device cuda --output "$out" --goals benchmarks/goals.py ${BENCH_ARGS:-} ;;
+    bench)
+      PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" "$python" benchmarks/bench.py --device cuda --output "$out" \
+        --goals benchmarks/goals.py ${BENCH_ARGS:-}
+      ;;
     demo) make demo NO_VENV=1 PYTHON="$python" DEMO_ARGS="--out '$out/demo'" ;;
     demo-large)
       make demo-large NO_VENV=1 PYTHON="$python" DEMO_ARGS="--json '$out/cuda_training.json' ${DEMO_ARGS:-}"

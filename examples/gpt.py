@@ -78,7 +78,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
     def loss(self, windows: Tensor) -> Tensor:
-        """Mean cross entropy, in nats a byte, over (batch, T + 1) byte values."""
+        """Mean cross entropy, in nats per byte, over (batch, T + 1) byte values."""
         logits = self(windows[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 

@@ -1,7 +1,7 @@
 """Whole training steps of a GPT of 92M parameters at a context of 8192: tokens/s with our attention and with
 PyTorch's default.
 
-Both models are in one process and take turns, step by step, on the same windows of text, so that they see the same
+Both models are in one process and alternate step by step, on the same windows of text, so that they see the same
 machine. A step is forward pass, backward pass, clipping and optimiser; its batch is on the device beforehand.
 """
 
@@ -54,17 +54,17 @@ LARGE = Size(
 class Run:
     """What one of the two models leaves behind."""
 
-    losses: list[float] = field(default_factory=list)  # of every step, nats a byte
+    losses: list[float] = field(default_factory=list)  # of every step, nats per byte
     seconds: list[float] = field(default_factory=list)  # of every step
     peak_bytes: int | None = None  # of a step, above weights and optimiser state; not known on the CPU
 
 
 def compare(size: Size, corpus: Corpus, device: torch.device, compiled: bool) -> dict[str, Run]:
-    """Steps of both in turn; who goes first changes with every step."""
+    """Steps of both alternate; which goes first changes with every step."""
     trainees = {name: Trainee(size.model, ATTENTIONS[name], size.schedule, device, compiled) for name in ATTENTIONS}
     runs = {name: Run() for name in trainees}
     batches = torch.Generator().manual_seed(size.schedule.seed)
-    reporter = Reporter("both, in turn")
+    reporter = Reporter("both alternate")
     with _no_garbage_collection():
         for step in reporter.track(range(size.schedule.steps)):
             windows = random_windows(corpus.train, size.schedule.batch, size.model.context + 1, batches).to(device)
@@ -159,7 +159,7 @@ def describe(row: dict) -> str:
         memory = "" if peak is None else f", at most {peak / GIB:.1f} GiB above weights and optimiser state"
         lines.append(
             f"{name:15}{rate:10,.0f} tokens/s, {times[name]:.1f} ms a step{memory}, last losses "
-            f"{row['final_loss'][name]:.4f} nats a byte"
+            f"{row['final_loss'][name]:.4f} nats per byte"
         )
     lines.append(f"{row['ratio']:.3f} times as many tokens/s as torch; medians of {row['rounds']} steps each.")
     lines.append(f"The losses differ by {row['final_gap']:.3%} at the end and {row['largest_gap']:.3%} at most.")
@@ -174,7 +174,7 @@ def train_large(size: Size, corpus: Corpus, device: torch.device, compiled: bool
         f"{model.num_heads} heads. Batch {size.schedule.batch}, context {model.context}: {size.tokens:,} tokens a step."
     )
     command = "python examples/train_gpt.py --large" + (" --compile" if compiled else "")
-    method = "medians of wall-clock times of whole steps, both in turn, with minimum and quartiles"
+    method = "medians of wall-clock times of whole steps, both alternate, with minimum and quartiles"
     report = Report(path, device.type, command + f" --steps {size.schedule.steps}", method)
     row = row_of(compare(size, corpus, device, compiled), size, device, compiled)
     report.add(row)

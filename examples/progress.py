@@ -1,4 +1,4 @@
-"""A progress bar with rich, or a line now and then where rich is not installed or nobody is watching."""
+"""A progress bar with rich, or a line now and then where rich is not installed or there is no terminal."""
 
 import sys
 import time

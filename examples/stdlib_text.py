@@ -20,7 +20,7 @@ class Corpus:
     num_files: int
 
     def unigram_entropy(self) -> float:
-        """Validation loss, in nats a byte, of a model that knows how frequent each byte is and nothing else."""
+        """Validation loss, in nats per byte, of a model that knows how frequent each byte is and nothing else."""
         counts = torch.bincount(self.train, minlength=256).double() + 1  # a byte never seen costs much, not infinitely
         held_out = torch.bincount(self.validation, minlength=256).double()
         return float(-(held_out / held_out.sum() * (counts / counts.sum()).log()).sum())

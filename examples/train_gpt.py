@@ -38,7 +38,7 @@ MAX_SHARE_OF_UNIGRAM = 0.9  # a model that learnt more than letter frequencies i
 
 @dataclass
 class Curve:
-    """What one training run leaves behind; losses are nats a byte."""
+    """What one training run leaves behind; losses are nats per byte."""
 
     name: str
     train_losses: list[float] = field(default_factory=list)
@@ -97,7 +97,9 @@ def plot(curves: list[Curve], unigram: float, path: Path) -> None:
         axes.plot(curve.train_losses, color=color, alpha=0.3, linewidth=width / 2)
         axes.plot(steps, losses, color=color, linewidth=width, label=f"{curve.name}: validation {losses[-1]:.4f}")
     axes.axhline(unigram, color="gray", linestyle=":", label=f"unigram entropy {unigram:.3f}")
-    axes.set(xlabel="step", ylabel="loss, nats a byte", title="Byte-level GPT on the Python standard library, one seed")
+    axes.set(
+        xlabel="step", ylabel="loss, nats per byte", title="Byte-level GPT on the Python standard library, one seed"
+    )
     axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -157,7 +159,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--large",
         action="store_true",
         help=f"whole steps of a GPT of {LARGE.model.num_parameters / 1e6:.0f}M parameters at context "
-        f"{LARGE.model.context} on a GPU of 80 GB, timed with both in turn",
+        f"{LARGE.model.context} on a GPU of 80 GB, both alternate",
     )
     parser.add_argument("--compile", action="store_true", help="with --large: torch.compile both models")
     parser.add_argument("--json", type=Path, help="with --large: file for its numbers (large.json in --out)")

@@ -11,17 +11,17 @@ try:
 except ImportError as error:
     raise ImportError("flash_attn_ext needs PyTorch, which is not installed here: pip install torch") from error
 
-from flash_attn_ext import _unusable
+from flash_attn_ext import _import_errors
 
 try:
     from flash_attn_ext import _C
 except ImportError as error:
-    raise ImportError(_unusable.explain_missing_extension(error)) from error
+    raise ImportError(_import_errors.explain_missing_extension(error)) from error
 
-if _problem := _unusable.explain_other_torch(_C.build_info()["torch_version"]):
+if _problem := _import_errors.explain_other_torch(_C.build_info()["torch_version"]):
     raise ImportError(_problem)
 
-from flash_attn_ext import _copies, _flops, _frames, ops, reference, types
+from flash_attn_ext import _copy_log, _flops, _frames, ops, reference, types
 from flash_attn_ext._explanation import Explanation, Plan
 from flash_attn_ext.autograd import FlashAttentionFunction
 from flash_attn_ext.functional import (

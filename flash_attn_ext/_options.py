@@ -1,4 +1,5 @@
-"""Checks of options that are not tensors. Their ranges are checked in C++ (csrc/host/checks.cpp)."""
+"""The keywords of ``attention``, ``attention_varlen`` and ``explain`` as a problem, and the checks of those that are no
+tensors. Their ranges are checked in C++ (csrc/host/checks.cpp)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flash_attn_ext.types import Causal, Window
+from flash_attn_ext._canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
+from flash_attn_ext._problem import Problem
+from flash_attn_ext.types import Causal, Layout, Window
 
 _CAUSALITIES: tuple[Causal, ...] = ("top_left", "bottom_right")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def problem_of(*, window: Window | None, **given: Any) -> Problem:
+    """The user's arguments as a problem, with its options checked and spelled as the extension takes them."""
+    given["window_left"], given["window_right"] = window_pair(window)
+    check_causal(given["causal"])
+    check_backend(given["backend"])
+    given["allow_tf32"] = check_flag("allow_tf32", given["allow_tf32"])
+    given["softcap"] = check_number_or_none("softcap", given["softcap"])
+    given["scale"] = check_number_or_none("scale", given["scale"])
+    given["dropout_p"] = check_number("dropout_p", given["dropout_p"])
+    if "cu_seqlens_q" in given:
+        given["max_seqlen_q"] = check_length("max_seqlen_q", given["max_seqlen_q"])
+        given["max_seqlen_k"] = check_length("max_seqlen_k", given["max_seqlen_k"])
+    return Problem(**given)
+
+
+def dense_problem(problem: Problem, layout: Layout) -> tuple[Problem, DenseForm, int]:
+    """The problem in canonical form, how to restore the form of its results, and the kind of its operands."""
+    q, k, v = problem[:3]
+    operands = operands_of(q, k, v)
+    if operands < CANONICAL:
+        require_tensors(OWN_NAMES, (q, k, v))
+        if not q.dim() == k.dim() == v.dim() >= 2:
+            raise RuntimeError(
+                "q, k and v must have the same number of dimensions, at least 2, got "
+                f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: add dimensions of size 1"
+            )
+    if is_sequence_first(layout) and q.dim() > 2:
+        q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
+        problem = problem._replace(q=q, k=k, v=v, sequence_first=True)
+    return *dense_form(problem, operands), operands
 
 
 def window_pair(window: Window | None) -> tuple[int | None, int | None]:

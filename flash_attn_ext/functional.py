@@ -13,8 +13,7 @@ from torch.overrides import handle_torch_function
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import packed_form
 from flash_attn_ext._explanation import Explanation, plans_of
-from flash_attn_ext._keywords import dense_problem, problem_of
-from flash_attn_ext._options import check_flag
+from flash_attn_ext._options import check_flag, dense_problem, problem_of
 from flash_attn_ext._sdpa import attend_or_decline, operands_to_ask
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache

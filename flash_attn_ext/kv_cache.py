@@ -10,8 +10,7 @@ from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import four_dimensional, operands_of, require_tensors
-from flash_attn_ext._keywords import problem_of
-from flash_attn_ext._options import check_flag, check_integer, is_sequence_first
+from flash_attn_ext._options import check_flag, check_integer, is_sequence_first, problem_of
 from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
 from flash_attn_ext.types import Backend, Causal, KvCacheOptions, Layout, Window
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal, overload
 from torch import Tensor
 
 from flash_attn_ext._canonical import operands_of, packed_form
-from flash_attn_ext._keywords import problem_of
-from flash_attn_ext._options import check_flag
+from flash_attn_ext._options import check_flag, problem_of
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.types import Backend, Causal, VarlenOptions, Window
 

@@ -66,7 +66,7 @@ def keep_freed_memory() -> None:
 def pytest_configure(config):
     keep_freed_memory()
     config.addinivalue_line("markers", "computes_in(dtype): of a test without a dtype parameter; else float32")
-    config.addinivalue_line("markers", "for_gpus: of a case that differs in what GPU kernels alone distinguish")
+    config.addinivalue_line("markers", "for_gpus: of a case that differs in what only GPU kernels distinguish")
     config.addinivalue_line("markers", "xdist_group(name): tests that one worker runs, since they share what is slow")
     if config.getoption("--run-only"):
         from support import checks  # here, so that collecting tests of the source tree needs no built extension
@@ -76,7 +76,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config) -> int:
-    """Of `-n auto`: a worker for each core that has 4 GiB, but one process alone for a GPU, whose memory tests measure
+    """Of `-n auto`: a worker for each core that has 4 GiB, but only one process for a GPU, whose memory tests measure
     and fill."""
     if torch.cuda.is_available():
         return 0

@@ -1,10 +1,9 @@
-"""Computes a case by this library, by PyTorch in the same dtype and exactly, and compares them by the error rule."""
+"""Computes a case by this library, by PyTorch in the same dtype and exactly, and compares the errors."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,23 +15,10 @@ from flash_attn_ext import _C
 from flash_attn_ext._problem import accumulate_dtype
 from flash_attn_ext._seeds import draw_seed
 from flash_attn_ext.cli.cases import Case, Inputs, make_inputs
+from flash_attn_ext.cli.error_rule import Comparison, Errors, errors_of, scale_of, slack_share
 from flash_attn_ext.functional import attention
 from flash_attn_ext.reference import attention_reference, key_distance, visible_pairs
 
-MAX_ERROR_RATIO = 2.0
-MEAN_ERROR_RATIO = 1.1
-# The additional error that is allowed, as a share of the result's largest magnitude, by the result's dtype. In float32
-# it is a few roundings of an element, in 16 bits less than one. In float64 the exact answer is itself only float64, so
-# it is the possible difference of two orders of summation.
-SLACK = {
-    torch.float32: 8 * torch.finfo(torch.float32).eps,
-    torch.float64: 1e-12,
-    torch.bfloat16: 1e-5,
-    torch.float16: 1e-5,
-}
-# On a GPU, tensor cores compute each float32 product from three TF32 products, to 2^-20, and truncate sums. This allows
-# a few such errors (docs/numerics.md, "float32 on a GPU").
-FLOAT32_SLACK_ON_GPU = 8 * 2.0**-20
 SEED = 1234
 
 # The backends that users of a dtype get on a GPU, and the unfused formula for calls that these do not take, above all
@@ -43,50 +29,11 @@ CUDA_MEASURES = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 # kernels have such answers for rows that see nothing or only keys at finfo.min.
 WRONG = 10.0
 
-Errors = tuple[float, float]  # largest, mean
 Results = dict[str, Tensor]  # "out", "lse", "dq", "dk", "dv", "dbias", "dalibi_slopes", "dsink"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Errors of one result, ours and PyTorch's in the same dtype, against float64."""
-
-    name: str
-    max_error: float
-    mean_error: float
-    torch_max_error: float
-    torch_mean_error: float
-    slack: float
-
-    @property
-    def share_of_allowed(self) -> float:
-        """The error divided by the error that the rule allows, the larger of two quotients. Above 1 is too much."""
-        allowed_max = MAX_ERROR_RATIO * self.torch_max_error + self.slack
-        allowed_mean = MEAN_ERROR_RATIO * self.torch_mean_error + self.slack
-        return max(_ratio(self.max_error, allowed_max), _ratio(self.mean_error, allowed_mean))
-
-    @property
-    def max_ratio(self) -> float:
-        return _ratio(self.max_error, self.torch_max_error)
-
-    @property
-    def mean_ratio(self) -> float:
-        return _ratio(self.mean_error, self.torch_mean_error)
-
-
-def slack_share(result: Tensor) -> float:
-    """The error that is allowed beyond PyTorch's, as a share of the result's largest magnitude."""
-    if result.is_cuda and result.dtype == torch.float32:
-        return FLOAT32_SLACK_ON_GPU
-    return SLACK[result.dtype]
-
-
-def compare(case: Case, dtype: torch.dtype, device: str) -> Iterator[Comparison]:
-    """The error rule for out, lse and every gradient of a case.
-
-    max error <= 2 x PyTorch's + slack and mean error <= 1.1 x PyTorch's + slack, where the slack is that of the
-    result's largest value (:func:`slack_share`).
-    """
+def compare(case: Case, dtype: torch.dtype, device: str) -> dict[str, Comparison]:
+    """The errors of out, lse and every gradient of a case, for the error rule (error_rule.py)."""
     inputs = make_inputs(case, dtype, device)
     keep = _kept_weights(case, device)
     torch.manual_seed(SEED)
@@ -94,11 +41,10 @@ def compare(case: Case, dtype: torch.dtype, device: str) -> Iterator[Comparison]
     ours = _differentiate(inputs, with_lse)
     exact = _plain(case, inputs.to(torch.float64), keep)
     theirs = _their_errors(case, inputs, keep, exact)
-    for name, result in ours.items():
-        finite = exact[name][exact[name].isfinite()]
-        scale = float(finite.abs().max()) if finite.numel() else 0.0
-        slack = scale * slack_share(result)
-        yield Comparison(name, *_errors(result, exact[name]), *theirs[name], slack)
+    return {
+        name: Comparison(errors_of(result, exact[name]), theirs[name], slack_share(result) * scale_of(exact[name]))
+        for name, result in ours.items()
+    }
 
 
 def _differentiate(inputs: Inputs, function: Callable[..., tuple[Tensor, Tensor]], frozen: tuple[str, ...] = ()):
@@ -118,14 +64,14 @@ def _plain(case: Case, inputs: Inputs, keep: Tensor | None) -> Results:
 
 
 def _their_errors(case: Case, inputs: Inputs, keep: Tensor | None, exact: Results) -> dict[str, Errors]:
-    """(largest, mean) of PyTorch's attention if it has the feature, else of the plain formula in the same dtype.
+    """The errors of PyTorch's attention if it has the feature, else of the plain formula in the same dtype.
 
     PyTorch has a mask, but no LSE and no slopes. These come from the plain formula, and the LSE in the dtype in which
     it is kept.
     """
     plain = _plain(case, inputs, keep)
     plain["lse"] = _plain(case, inputs.to(accumulate_dtype(inputs.q.dtype)), keep)["lse"]
-    errors = {name: _errors(result, exact[name]) for name, result in plain.items()}
+    errors = {name: errors_of(result, exact[name]) for name, result in plain.items()}
     if case.softcap is not None or case.sink or case.dropout_p > 0:
         return errors
     function = functools.partial(_torch_attention, case, inputs)
@@ -136,8 +82,8 @@ def _their_errors(case: Case, inputs: Inputs, keep: Tensor | None, exact: Result
     del theirs["lse"]
     exact = _exact_with_their_mask(case, inputs, exact)
     for name, result in theirs.items():
-        found = _errors(result, exact[name])
-        if found[0] <= WRONG * errors[name][0]:
+        found = errors_of(result, exact[name])
+        if found.largest <= WRONG * errors[name].largest:
             errors[name] = found
     return errors
 
@@ -217,16 +163,3 @@ def _kept_weights(case: Case, device: str) -> Tensor | None:
     torch.manual_seed(SEED)
     shape = (case.batch, case.num_heads, case.num_queries, case.num_keys)
     return _C.dropout_mask(draw_seed(torch.device(device)), case.dropout_p, *shape).to(device)
-
-
-def _errors(result: Tensor, exact: Tensor) -> Errors:
-    """The errors of a result. Equal infinities (the LSE of a row without keys) count 0, and NaN counts as infinite."""
-    error = (result.double() - exact).abs()
-    error = torch.where(result == exact, 0.0, error).nan_to_num(nan=float("inf"))
-    return (float(error.max()), float(error.mean())) if error.numel() else (0.0, 0.0)
-
-
-def _ratio(error: float, other: float) -> float:
-    if error == 0:
-        return 0.0
-    return error / other if other > 0 else float("inf")

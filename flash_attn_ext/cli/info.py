@@ -13,6 +13,8 @@ from flash_attn_ext import _C
 from flash_attn_ext.cli.accuracy import compare
 from flash_attn_ext.cli.cases import CASES
 from flash_attn_ext.cli.machine import choose_device, explain_on, gpu_verdict, machine, versions
+from flash_attn_ext.cli.portable import HOPPER, passes_on_portable_kernels
+from flash_attn_ext.functional import explain
 
 SELF_TEST_SECONDS = 2.0
 # Styles of rich, for a terminal.
@@ -39,8 +41,16 @@ def collect() -> dict:
         "build": _C.build_info(),
         "runs_on": {device: explain_on(device).backend for device in devices},
         "gpu": gpu_verdict(),
+        "portable": portable_calls(),
         "self_test": self_test(choose_device(None)[0]),
     }
+
+
+def portable_calls() -> dict[str, list[str]] | None:
+    """What takes the portable kernels on this GPU; None where there is no GPU, or one that nothing runs on."""
+    if not torch.cuda.is_available() or explain_on("cuda").backend is None:
+        return None
+    return passes_on_portable_kernels(lambda call: explain(**call.arguments("cuda")))
 
 
 def self_test(device: str) -> dict:
@@ -53,9 +63,9 @@ def self_test(device: str) -> dict:
             if time.perf_counter() - start > SELF_TEST_SECONDS:
                 break
             num_cases += 1
-            for comparison in compare(case, dtype, device):
-                if not comparison.share_of_allowed <= 1:
-                    failures.append(f"{case.name}, {dtype}: {comparison.name} off by {comparison.max_error:.2e}")
+            for name, comparison in compare(case, dtype, device).items():
+                if not comparison.keeps_rule():
+                    failures.append(f"{case.name}, {dtype}: {name} off by {comparison.ours.largest:.2e}")
     seconds = time.perf_counter() - start
     return {
         "passed": not failures,
@@ -107,6 +117,18 @@ def _rows(facts: dict) -> list[Row]:
         ("backends", ", ".join(build["backends"]), ""),
         ("runs on", runs_on, WARNING if None in facts["runs_on"].values() else GOOD),
         ("GPU", facts["gpu"], ""),
+        *_portable_rows(facts),
         ("self-test", f"{verdict[0]}: {test['cases']} cases, {test['seconds']} s", verdict[1]),
         *(("", failure, BAD) for failure in test["failures"]),
     ]
+
+
+def _portable_rows(facts: dict) -> list[Row]:
+    """What takes the portable kernels, a row for each kind of answer."""
+    if facts["portable"] is None:
+        texts = ["unknown: there is no GPU here that runs this library"]
+    elif facts["runs_on"]["cuda"] != HOPPER:
+        texts = ["all calls: Hopper's kernels need compute capability 9.x"]
+    else:
+        texts = [f"{passes} of {'; '.join(names)}" for passes, names in facts["portable"].items() if names]
+    return [("portable" if index == 0 else "", text, "") for index, text in enumerate(texts)]

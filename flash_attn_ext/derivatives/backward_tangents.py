@@ -23,9 +23,9 @@ from flash_attn_ext._canonical import without_autocast
 from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives import plain_tiles
 from flash_attn_ext.derivatives.forward_tangents import WeightedTile, of_sink, sink_weights, tangents_of_queries
-from flash_attn_ext.derivatives.pieces import RESULT, pieces_of, present
 from flash_attn_ext.derivatives.products import add_sums, add_transposed_sums
 from flash_attn_ext.derivatives.scratch import Scratch
+from flash_attn_ext.derivatives.subproblems import RESULT, present, subproblems_of
 from flash_attn_ext.derivatives.tiles import (
     Gradient,
     Rows,
@@ -68,8 +68,8 @@ def backward_tangents(
     scratch = Scratch(accumulate, problem.q.device)
     are_plain = plain_tiles.are_plain(problem, saved | tangents)
     with without_autocast(problem.q.device):
-        for piece in pieces_of(problem, saved | tangents | results | left):
-            scores = Scores(problem, piece, scratch, are_plain)
+        for subproblem in subproblems_of(problem, saved | tangents | results | left):
+            scores = Scores(problem, subproblem, scratch, are_plain)
             for queries in scores.query_blocks():
                 with scratch.reused():
                     _of_queries(scores, queries)
@@ -79,31 +79,31 @@ def backward_tangents(
 def _of_queries(scores: Scores, queries: slice) -> None:
     rows = rows_of(scores, queries)
     tiles: Sequence[tuple[slice, Any]] = ()
-    if RESULT + "out" in scores.piece.tensors:
+    if RESULT + "out" in scores.subproblem.tensors:
         keep = len(list(scores.key_blocks(queries))) <= MOST_KEPT_TILES
         tiles = tangents_of_queries(scores, queries, keep=keep)
     gradient = _gradient_of(scores, queries)
-    if RESULT + "sink" in scores.piece.tensors:
+    if RESULT + "sink" in scores.subproblem.tensors:
         _add_to_sink(scores, queries, gradient)
     dq = None  # without the scale
-    if RESULT + "q" in scores.piece.tensors:
+    if RESULT + "q" in scores.subproblem.tensors:
         dq = torch.zeros_like(rows.q, dtype=scores.accumulate, memory_format=torch.contiguous_format)
     tile_gradients = plain_tiles.tile_gradients if scores.are_plain else _tile_gradients
     for keys, tile in tiles or ((keys, None) for keys in scores.key_blocks(queries)):
         with scores.scratch.reused():
             _add_products(scores, rows, keys, tile_gradients(scores, rows, keys, gradient, tile), gradient.dout, dq)
     if dq is not None:
-        present(scores.piece.tensors, RESULT + "q")[:, :, queries].add_(scores.by_head(dq), alpha=scores.scale)
+        present(scores.subproblem.tensors, RESULT + "q")[:, :, queries].add_(scores.by_head(dq), alpha=scores.scale)
 
 
 def _gradient_of(scores: Scores, queries: slice) -> Gradient:
-    computed = RESULT + "out" in scores.piece.tensors
+    computed = RESULT + "out" in scores.subproblem.tensors
     out_tangent, lse_tangent = (RESULT + "out", RESULT + "lse") if computed else ("out_tangent", "lse_tangent")
     sums_with_dout = plain_tiles.sums_with_dout if scores.are_plain else _sums_with_dout
     delta, delta_tangent = (sums_with_dout(scores, name, queries) for name in ("out", out_tangent))
     if (dlse := scores.statistic("dlse", queries)) is not None:
         delta -= dlse
-    rows_of_lse = scores.of_rows(present(scores.piece.tensors, lse_tangent)[:, :, queries])
+    rows_of_lse = scores.of_rows(present(scores.subproblem.tensors, lse_tangent)[:, :, queries])
     return Gradient(scores.query_rows("dout", queries), delta, delta_tangent, rows_of_lse)
 
 
@@ -126,7 +126,7 @@ def _tile_gradients(
         tile, weighted = kept
         p_tangent = weighted.addcmul_(tile.p, gradient.lse_tangent.expand(tile.p.shape), value=-1)
     score_gradient, its_tangent = _score_gradients(scores, keys, gradient, tile, p_tangent)
-    results = scores.piece.tensors
+    results = scores.subproblem.tensors
     if RESULT + "bias" in results:
         _add_to_table(present(results, RESULT + "bias"), rows.queries, keys, scores.by_head(its_tangent))
     if RESULT + "alibi_slopes" in results:
@@ -151,7 +151,7 @@ def _score_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Returns dS and dS'."""
     weight_gradient = _weight_gradient(scores, gradient, "v", keys, tile)
-    if scores.piece.tensors["v_tangent"] is not None:
+    if scores.subproblem.tensors["v_tangent"] is not None:
         its_tangent = _weight_gradient(scores, gradient, "v_tangent", keys, tile).mul_(tile.p)
     else:
         its_tangent = torch.mul(tile.p, -gradient.delta_tangent, out=scores.scratch.take(*tile.p.shape))
@@ -177,7 +177,7 @@ def _add_products(
     scores: Scores, rows: Rows, keys: slice, tile: TileGradients, dout: Tensor, dq: Tensor | None
 ) -> None:
     """Adds to those of dv', dk' and dq' that are wanted."""
-    results = scores.piece.tensors
+    results = scores.subproblem.tensors
     if RESULT + "v" in results:
         seeing = without_blind_queries(scores, dout, tile.hidden)
         _add_to_keys(scores, "v", keys, [(tile.weight_tangents, seeing)], scores.rescale)
@@ -197,7 +197,7 @@ def _add_to_keys(
     scores: Scores, name: str, keys: slice, terms: list[tuple[Tensor | None, Tensor | None]], factor: float
 ) -> None:
     """result += factor * sum of weights^T rows."""
-    result = present(scores.piece.tensors, RESULT + name)[:, :, keys].mT
+    result = present(scores.subproblem.tensors, RESULT + name)[:, :, keys].mT
     total = torch.zeros(result.flatten(0, 1).shape, dtype=scores.accumulate, device=result.device)
     for weights, rows in terms:
         add_transposed_sums(total, rows, weights)
@@ -213,7 +213,7 @@ def _add_to_table(table: Tensor, queries: slice, keys: slice, by_head: Tensor) -
 
 def _add_to_sink(scores: Scores, queries: slice, gradient: Gradient) -> None:
     along = -gradient.lse_tangent
-    if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:
+    if (sink_tangent := scores.subproblem.tensors["sink_tangent"]) is not None:
         along = along + of_sink(scores, sink_tangent, queries)
     by_row = sink_weights(scores, queries) * (along * gradient.delta + gradient.delta_tangent)
-    present(scores.piece.tensors, RESULT + "sink").sub_(scores.by_head(by_row).sum((0, 2, 3)))
+    present(scores.subproblem.tensors, RESULT + "sink").sub_(scores.by_head(by_row).sum((0, 2, 3)))

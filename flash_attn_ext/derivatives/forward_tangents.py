@@ -21,9 +21,9 @@ from flash_attn_ext._canonical import without_autocast
 from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives import plain_tiles
 from flash_attn_ext.derivatives.kinds import tangent_name
-from flash_attn_ext.derivatives.pieces import RESULT, pieces_of, present
 from flash_attn_ext.derivatives.products import add_sums
 from flash_attn_ext.derivatives.scratch import Scratch
+from flash_attn_ext.derivatives.subproblems import RESULT, present, subproblems_of
 from flash_attn_ext.derivatives.tiles import Rows, Scores, Tile, dropped, rows_of, tile_of, without_unseen_keys
 
 
@@ -50,8 +50,8 @@ def forward_tangents(
     results: dict[str, Any] = {RESULT + name: torch.zeros_like(present(saved, name)) for name in ("out", "lse")}
     scratch = Scratch(accumulate_dtype(problem.q.dtype), problem.q.device)
     with without_autocast(problem.q.device):
-        for piece in pieces_of(problem, saved | tangents | results):
-            scores = Scores(problem, piece, scratch, are_plain)
+        for subproblem in subproblems_of(problem, saved | tangents | results):
+            scores = Scores(problem, subproblem, scratch, are_plain)
             for queries in scores.query_blocks():
                 tangents_of_queries(scores, queries, keep=False)
     return tuple(results.values())
@@ -73,10 +73,10 @@ def tangents_of_queries(
         if keep:
             tiles.append((keys, tile))
         del tile  # frees its memory before the next one allocates
-    if (sink_tangent := scores.piece.tensors["sink_tangent"]) is not None:
+    if (sink_tangent := scores.subproblem.tensors["sink_tangent"]) is not None:
         lse_tangent += sink_weights(scores, queries) * of_sink(scores, sink_tangent, queries)
     total.mul_(scores.rescale).sub_(lse_tangent * out)
-    tensors = scores.piece.tensors
+    tensors = scores.subproblem.tensors
     present(tensors, RESULT + "out")[:, :, queries] = scores.by_head(total)
     present(tensors, RESULT + "lse")[:, :, queries] = scores.by_head(lse_tangent).squeeze(-1)
     return tiles
@@ -98,13 +98,13 @@ def _add_tangents(scores: Scores, rows: Rows, keys: slice, total: Tensor, lse_ta
 
 def of_sink(scores: Scores, sink: Tensor, queries: slice) -> Tensor:
     """(heads,) -> (pairs, group * queries, 1)."""
-    piece = scores.piece
-    return scores.of_rows(sink[None, :, None].expand(piece.num_batches, -1, queries.stop - queries.start))
+    subproblem = scores.subproblem
+    return scores.of_rows(sink[None, :, None].expand(subproblem.num_batches, -1, queries.stop - queries.start))
 
 
 def sink_weights(scores: Scores, queries: slice) -> Tensor:
     """Returns exp(sink - lse), the sink's share of a row's weight; it is 0 for a sink of -inf."""
-    sink = of_sink(scores, present(scores.piece.tensors, "sink"), queries)
+    sink = of_sink(scores, present(scores.subproblem.tensors, "sink"), queries)
     exponent = sink - scores.statistic("lse", queries)
     if (residual := scores.statistic("lse_residual", queries)) is not None:
         exponent = exponent - residual

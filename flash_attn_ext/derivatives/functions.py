@@ -194,7 +194,7 @@ class _FunctionRefusal(Refusal, torch.autograd.Function):
 class AttentionBackwardTangents(DerivativeFunction):
     """``backward_tangents`` of what is `wanted`, after the tangents of out and lse if these are not given.
 
-    It is linear in tangents, and differentiable in them alone, as torch.autograd.functional.hvp does: a derivative in
+    It is linear in tangents, and differentiable only in them, as torch.autograd.functional.hvp does: a derivative in
     any other argument is refused.
     """
 

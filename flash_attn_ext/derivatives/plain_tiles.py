@@ -15,8 +15,8 @@ from torch import Tensor
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
 from flash_attn_ext._problem import Problem
-from flash_attn_ext.derivatives.pieces import RESULT, present
 from flash_attn_ext.derivatives.products import add_sums, row_products, tile_dtype
+from flash_attn_ext.derivatives.subproblems import RESULT, present
 from flash_attn_ext.derivatives.tiles import Gradient, Rows, Scores, TileGradients
 
 
@@ -73,7 +73,7 @@ def tile_gradients(
         None if v_tangent is None else row_products(gradient.dout, v_tangent),
         gradient.delta,
         gradient.delta_tangent,
-        RESULT + "v" in scores.piece.tensors,
+        RESULT + "v" in scores.subproblem.tensors,
     )
     weight_tangents, product_gradients, their_tangents = _C.plain_gradients(*arguments)
     assert their_tangents is not None  # the kernel always returns them
@@ -82,7 +82,7 @@ def tile_gradients(
 
 def sums_with_dout(scores: Scores, name: str, queries: slice) -> Tensor:
     """Does what ``backward_tangents._sums_with_dout`` does."""
-    rows, dout = (present(scores.piece.tensors, tensor)[:, :, queries] for tensor in (name, "dout"))
+    rows, dout = (present(scores.subproblem.tensors, tensor)[:, :, queries] for tensor in (name, "dout"))
     return scores.of_rows(_C.delta(rows, dout))
 
 

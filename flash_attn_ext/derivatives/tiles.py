@@ -1,4 +1,4 @@
-"""A tile of scores of a `Piece`, and its tangents: every feature's effect on both, written once.
+"""A tile of scores of a `Subproblem`, and its tangents: every feature's effect on both, written once.
 
 Query heads that share a key head are rows of one product: a tile is (pairs, group * queries, keys), where a pair is a
 batch entry and a key head. Features that differ by query head (bias, slopes, dropout) see it as (batch, heads, queries,
@@ -19,16 +19,16 @@ from torch import Tensor
 from flash_attn_ext._problem import Problem, accumulate_dtype
 from flash_attn_ext.derivatives import dropout_bits
 from flash_attn_ext.derivatives.kinds import tangent_name
-from flash_attn_ext.derivatives.pieces import Piece, TileSize, blocks, tile_size
 from flash_attn_ext.derivatives.products import add_row_products, row_products
 from flash_attn_ext.derivatives.scratch import Scratch
+from flash_attn_ext.derivatives.subproblems import Subproblem, TileSize, blocks, tile_size
 
 
 class Scores(NamedTuple):
-    """The data that all tiles of a `Piece` share."""
+    """The data that all tiles of a `Subproblem` share."""
 
     problem: Problem
-    piece: Piece
+    subproblem: Subproblem
     scratch: Scratch
     are_plain: bool  # whether plain_tiles.py has their tiles
 
@@ -47,12 +47,12 @@ class Scores(NamedTuple):
 
     @property
     def diagonal(self) -> int:
-        return 0 if self.problem.causal == "top_left" else self.piece.num_keys - self.piece.num_queries
+        return 0 if self.problem.causal == "top_left" else self.subproblem.num_keys - self.subproblem.num_queries
 
     @property
     def window(self) -> tuple[int, int]:
         """How many keys before and after its diagonal key a query sees."""
-        everything = self.piece.num_queries + self.piece.num_keys
+        everything = self.subproblem.num_queries + self.subproblem.num_keys
         left, right = self.problem.window_left, self.problem.window_right
         if self.problem.causal is not None:
             right = 0
@@ -60,16 +60,16 @@ class Scores(NamedTuple):
 
     @property
     def tile_size(self) -> TileSize:
-        return tile_size(self.problem.q.device.type, self.piece.part.group)
+        return tile_size(self.problem.q.device.type, self.subproblem.selection.group)
 
     def query_blocks(self) -> Iterator[slice]:
-        return blocks(0, self.piece.num_queries, self.tile_size.queries)
+        return blocks(0, self.subproblem.num_queries, self.tile_size.queries)
 
     def key_blocks(self, queries: slice) -> Iterator[slice]:
         """The blocks of the keys that any of the queries sees by causality and window."""
         left, right = self.window
         begin = max(queries.start + self.diagonal - left, 0)
-        end = min(queries.stop + self.diagonal + right, self.piece.num_keys)
+        end = min(queries.stop + self.diagonal + right, self.subproblem.num_keys)
         return blocks(begin, end, self.tile_size.keys)
 
     @overload
@@ -78,7 +78,7 @@ class Scores(NamedTuple):
     def query_rows(self, name: str, queries: slice) -> Tensor | None: ...
     def query_rows(self, name: str, queries: slice) -> Tensor | None:
         """(pairs, group * queries, columns)."""
-        tensor = self.piece.tensors[name]
+        tensor = self.subproblem.tensors[name]
         return None if tensor is None else self._of_pairs(tensor[:, :, queries], tensor.size(3))
 
     @overload
@@ -87,7 +87,7 @@ class Scores(NamedTuple):
     def key_rows(self, name: str, keys: slice) -> Tensor | None: ...
     def key_rows(self, name: str, keys: slice) -> Tensor | None:
         """(pairs, keys, columns)."""
-        tensor = self.piece.tensors[name]
+        tensor = self.subproblem.tensors[name]
         return None if tensor is None else tensor[:, :, keys].flatten(0, 1)
 
     def products(self, a: Tensor, b: Tensor, factor: float = 1.0, minus: Tensor | None = None) -> Tensor:
@@ -100,7 +100,7 @@ class Scores(NamedTuple):
     def statistic(self, name: str, queries: slice) -> Tensor | None: ...
     def statistic(self, name: str, queries: slice) -> Tensor | None:
         """(pairs, group * queries, 1)."""
-        tensor = self.piece.tensors[name]
+        tensor = self.subproblem.tensors[name]
         return None if tensor is None else self.of_rows(tensor[:, :, queries])
 
     def of_rows(self, statistic: Tensor) -> Tensor:
@@ -109,14 +109,14 @@ class Scores(NamedTuple):
 
     def _of_pairs(self, by_head: Tensor, columns: int) -> Tensor:
         """(batch, heads, queries, ...) -> (pairs, group * queries, columns)."""
-        group = self.piece.part.group
-        pairs = self.piece.num_batches * (self.piece.num_heads // group)
+        group = self.subproblem.selection.group
+        pairs = self.subproblem.num_batches * (self.subproblem.num_heads // group)
         return by_head.reshape(pairs, group * by_head.size(2), columns)
 
     def by_head(self, rows: Tensor) -> Tensor:
         """(pairs, group * queries, columns) -> (batch, heads, queries, columns)."""
-        batch, heads = self.piece.num_batches, self.piece.num_heads
-        return rows.view(batch, heads, rows.size(1) // self.piece.part.group, rows.size(2))
+        batch, heads = self.subproblem.num_batches, self.subproblem.num_heads
+        return rows.view(batch, heads, rows.size(1) // self.subproblem.selection.group, rows.size(2))
 
 
 class Rows(NamedTuple):
@@ -137,7 +137,7 @@ def rows_of(scores: Scores, queries: slice) -> Rows:
     lse = scores.statistic("lse", queries)
     q, q_tangent = scores.query_rows("q", queries), scores.query_rows("q_tangent", queries)
     both = None
-    if scores.are_plain and q_tangent is not None and scores.piece.tensors["k_tangent"] is not None:
+    if scores.are_plain and q_tangent is not None and scores.subproblem.tensors["k_tangent"] is not None:
         both = torch.cat([q_tangent, q], dim=-1)
     return Rows(
         queries,
@@ -249,7 +249,7 @@ def _add_slopes_and_bias(
 ) -> None:
     """Adds to scores by head the terms that are linear in slopes and bias. Tangents have the same terms."""
     names = ("alibi_slopes", "bias")
-    slopes, bias = (scores.piece.tensors[tangent_name(name) if of_tangents else name] for name in names)
+    slopes, bias = (scores.subproblem.tensors[tangent_name(name) if of_tangents else name] for name in names)
     if slopes is not None:
         assert distance is not None  # comes with all slopes
         to.addcmul_(slopes[..., None, None], distance.expand(to.shape), value=-1)
@@ -287,7 +287,7 @@ def hidden_scores(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
     if first < -left or last > right:
         offsets = _offsets(scores, queries, keys)
         hidden = ((offsets < -left) | (offsets > right))[None, None]
-    mask, bias = scores.piece.tensors["mask"], scores.piece.tensors["bias"]
+    mask, bias = scores.subproblem.tensors["mask"], scores.subproblem.tensors["bias"]
     if mask is not None:
         masked = ~of_block(mask, queries, keys)
         hidden = masked if hidden is None else hidden | masked
@@ -298,12 +298,12 @@ def hidden_scores(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
 
 
 def _kept(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
-    problem, part = scores.problem, scores.piece.part
+    problem, selection = scores.problem, scores.subproblem.selection
     if problem.dropout_p == 0:
         return None
     assert problem.rng_seed is not None  # comes with dropout
     return dropout_bits.kept(
-        problem.rng_seed, problem.dropout_p, dropout_bits.Region(part.batch, part.heads, queries, keys)
+        problem.rng_seed, problem.dropout_p, dropout_bits.Region(selection.batch, selection.heads, queries, keys)
     )
 
 
@@ -317,7 +317,7 @@ def without_unseen_keys(scores: Scores, rows: Tensor | None, hidden: Tensor | No
     if rows is None or hidden is None:
         return rows
     unseen = _all_of_group(scores, hidden.all(2)).unsqueeze(-1)
-    of_pairs = rows.unflatten(0, (scores.piece.num_batches, -1))
+    of_pairs = rows.unflatten(0, (scores.subproblem.num_batches, -1))
     return of_pairs.masked_fill(unseen, 0).flatten(0, 1)
 
 
@@ -332,4 +332,4 @@ def _all_of_group(scores: Scores, hidden: Tensor) -> Tensor:
     """(batch|1, heads|1, keys|1) -> (batch|1, key heads|1, keys|1): True if it is for all query heads of a key head."""
     if hidden.size(1) == 1:
         return hidden
-    return hidden.unflatten(1, (-1, scores.piece.part.group)).all(2)
+    return hidden.unflatten(1, (-1, scores.subproblem.selection.group)).all(2)

@@ -15,6 +15,7 @@ if __name__ == "__main__":  # started as a script: make the sibling modules impo
 from architecture import cpp_rules, python_rules, word_rules
 
 ROOT = Path(__file__).resolve().parents[2]
+WORD_FILES = ("word_rules.py", "test_words.py")
 PYTHON_FOLDERS = ("flash_attn_ext", "build_support", "examples", "tests", "benchmarks", "docs")
 
 
@@ -32,9 +33,12 @@ def python_sources() -> dict[str, str]:
 
 
 def worded_sources() -> dict[str, str]:
-    """Path under the repository's root -> text, of all that people read to understand the project. Logs are history."""
+    """Path under the repository's root -> text, of all that people read to understand the project. Logs are history,
+    and the rule's own files have the words."""
     paths = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in {*cpp_rules.SUFFIXES, ".md"}]
-    paths += [path for folder in ("flash_attn_ext", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    for folder in ("flash_attn_ext", "benchmarks", "examples", "tests"):
+        paths += [path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md"}]
+    paths = [path for path in paths if path.name not in WORD_FILES]
     paths += [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "log"]
     paths += ROOT.glob("*.md")
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}

@@ -28,6 +28,12 @@ FIELD_WORDS = {
     r"alike|likewise": "the same",
     r"repeats? bitwise": "is bitwise reproducible",
     r"of before|as they were": "earlier",
+    r"tak(?:e|es|ing) turns|in turns": "alternate, ping-pong scheduling",
+    r"claim(?:s|ed)?": "fetches the next work tile",
+    r"suspicious": "needs recomputation",
+    r"rings?": "pipeline",
+    r"of own \w+ time": "times as fast as our own call",
+    r"nats a byte": "nats per byte",
     # Kernels that had names of their own before there were tables of them.
     r"(?-i:Extended|Modified) (kernel|variant)s?|(the|an) (?-i:Extended|Modified)|(?-i:kExtended)": "generic",
     r"(?-i:Plain) (kernel|variant)s?|(as|the) (?-i:Plain)": "scale-only",

@@ -1,8 +1,8 @@
-"""Hopper's backward kernel, in which blocks add to dQ in a fixed order: edges of tiles, few blocks, and NaN.
+"""Hopper's key-stationary backward kernel, whose CTAs add to dQ in a fixed order: edges of tiles, few CTAs, and NaN.
 
-Blocks wait for each other. FLASH_ATTN_EXT_MULTIPROCESSORS has a plan made for a GPU with so many multiprocessors, and
-as many blocks are launched: whatever that number is, the launch comes to an end, with gradients that obey the error
-rule and repeat bitwise.
+CTAs wait for each other. FLASH_ATTN_EXT_MULTIPROCESSORS has a plan made for a GPU with so many SMs, and as many CTAs
+are launched. Whatever that number is, the launch comes to an end. Its gradients obey the error rule and are bitwise
+reproducible.
 """
 
 import math
@@ -16,22 +16,22 @@ import flash_attn_ext
 from support.backends import SM90, not_runnable_because
 from support.cases import Case, make_inputs
 from support.checks import (
-    MULTIPROCESSORS_SWITCH,
+    SM_COUNT_SWITCH,
     check_case,
     check_hidden_keys,
-    check_on_multiprocessors,
+    check_on_sm_counts,
     check_packed_drawn,
 )
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
 
-MULTIPROCESSORS = (1, 2, 3, 7, 20, 132)
+SM_COUNTS = (1, 2, 3, 7, 20, 132)
 RUNS = 100
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
 LENGTHS = ((257, 257), (320, 319), (383, 65), (512, 1), (513, 640), (300, 1500), (1100, 700))
-# More than 8 keys for each query: phases with sums of their own, where enough keys are visible.
+# More than 8 keys for each query: dQ accumulators for each phase, where enough keys are visible.
 FEW_QUERIES = ((1, 9), (1, 1024), (7, 1030), (64, 1153), (65, 1100), (129, 2049))
 MASKS = (
     dict(),
@@ -59,11 +59,11 @@ PACKED = [
     )
     for mask in MASKS[:4]
 ] + [
-    # So long that each query head of a group is a claim of its own.
+    # So long that each query head of a group is a work tile of its own.
     PackedCase((1100, 0, 65, 1300), (1100, 40, 129, 1300), Case(d=d, heads=8, kv_heads=2, causal="bottom_right"))
     for d in (64, 80, 128)
 ]
-FEW_BLOCKS = [
+FEW_CTAS = [
     Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, **mask)
     for d in (64, 80, 128)
     for sq, sk, kv_heads in ((1000, 1300, 2), (700, 2100, 4), (1200, 1200, 1), (100, 3000, 2))
@@ -90,19 +90,19 @@ def test_packed(case, dtype, gpu):
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(FEW_BLOCKS)
-def test_few_blocks(case, dtype, gpu, monkeypatch):
-    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
+@over_cases(FEW_CTAS)
+def test_few_ctas(case, dtype, gpu, monkeypatch):
+    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch)
 
 
-def test_more_multiprocessors_than_there_are(monkeypatch):
-    """Where every query sees every key, the blocks of a group wait for each other."""
+def test_more_sms_than_there_are(monkeypatch):
+    """Where every query sees every key, the CTAs of a group wait for each other."""
     if reason := not_runnable_because(SM90):
         pytest.skip(reason)
-    monkeypatch.setenv(MULTIPROCESSORS_SWITCH, "1000")
+    monkeypatch.setenv(SM_COUNT_SWITCH, "1000")
     q, k, v = (torch.randn(2, 8, 512, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     flash_attn_ext.attention(q, k, v, causal="top_left").sum().backward()
-    refusal = f"{MULTIPROCESSORS_SWITCH} is 1000, but cuda:0 has [0-9]+ SMs, .* at most [0-9]+"
+    refusal = f"{SM_COUNT_SWITCH} is 1000, but cuda:0 has [0-9]+ SMs, .* at most [0-9]+"
     with pytest.raises(ValueError, match=refusal):
         flash_attn_ext.attention(q, k, v).sum().backward()
 
@@ -116,14 +116,14 @@ def test_repeats(case, dtype, gpu):
 @over_dtypes((torch.bfloat16,))
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("d", [64, 128])
-def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
+def test_nan_in_what_no_query_attends(d, poison, dtype, gpu):
     """Causal: the keys behind the last query, and in packed batches what follows a sequence."""
     inputs = make_inputs(Case(sq=700, sk=900, d=d, heads=2, causal="top_left"), dtype, "cuda")
     check_hidden_keys(inputs, 700, poison, gpu)
 
 
 def test_the_first_call_of_a_thread():
-    """The forward pass of a short call takes portable kernels: autograd's thread meets the copy engine first."""
+    """The forward pass of a short call takes portable kernels: autograd's thread is the first to use TMA."""
     if reason := not_runnable_because(SM90):
         pytest.skip(reason)
     program = """

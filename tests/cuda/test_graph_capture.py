@@ -146,7 +146,7 @@ def test_the_seed_decides_the_bits_of_a_replay(gpu):
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
-def test_copies_of_unaligned_operands_are_captured(name, gpu):
+def test_copies_of_unaligned_tensors_are_captured(name, gpu):
     """What a kernel cannot read is copied by the graph as well, at each replay."""
     inputs = make_inputs(Case(sq=70, sk=130, d=64), torch.bfloat16, "cuda")
     tensor = getattr(inputs, name)

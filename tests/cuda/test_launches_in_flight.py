@@ -1,6 +1,6 @@
 """Launches that overlap: on several streams, in a graph that is replayed beside eager calls, and very many of them.
 
-The blocks of a launch of the sm90 kernel claim their work from a counter; no two launches in flight may share one.
+The CTAs of a launch of the sm90 kernel fetch their work tiles from a counter. No two launches in flight may share one.
 """
 
 import torch
@@ -11,13 +11,13 @@ from support.runners import call_ours, run_ours
 
 pytestmark = computes_in(torch.bfloat16)
 
-# So few tiles that two launches run side by side, and more than there are multiprocessors.
+# So few tiles that two launches run side by side, and more than there are SMs.
 CASES = [
     Case(sq=1100, sk=3000, d=64, batch=1, heads=4),
     Case(sq=1100, sk=3000, d=128, batch=1, heads=4, causal="bottom_right"),
     Case(sq=1500, sk=1500, d=64, batch=4, heads=16, causal="top_left"),
     Case(sq=1500, sk=1500, d=128, batch=4, heads=8, mask="11qk"),
-    # Keys divided among blocks, whose parts a second kernel joins, launched early.
+    # Split-KV: a second kernel, launched early, combines the splits.
     Case(sq=1, sk=5000, d=128, batch=2, heads=32, kv_heads=8),
     Case(sq=8, sk=30000, d=128, batch=1, heads=8, kv_heads=1, causal="bottom_right"),
     Case(sq=1, sk=600, d=128, batch=100, heads=16, kv_heads=8),
@@ -60,7 +60,7 @@ def test_two_streams(case, gpu):
 
 
 def test_backward_passes_of_two_priorities(gpu):
-    """The blocks of a pass may wait for each other: none may start before all can, whoever takes multiprocessors."""
+    """The CTAs of a pass may wait for each other: none may start before all can, whatever else takes SMs."""
     cases = [Case(sq=sq, sk=sq, d=d, batch=2, heads=16) for sq, d in ((2048, 128), (1500, 64), (900, 128))]
     problems = [make_inputs(case, torch.bfloat16, "cuda", draw_on="cuda") for case in cases]
     expected = [tuple(run_ours(inputs, gpu)[name] for name in ("dq", "dk", "dv")) for inputs in problems]
@@ -69,14 +69,14 @@ def test_backward_passes_of_two_priorities(gpu):
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
     results: list[list] = [[] for _ in cases]
-    for turn in range(ROUNDS):
+    for number in range(ROUNDS):
         for place, stream in enumerate(streams[:2]):
-            which = (turn + place) % len(cases)
+            which = (number + place) % len(cases)
             with torch.cuda.stream(stream):
                 result = run_ours(problems[which], gpu)
                 results[which].append(tuple(result[name] for name in ("dq", "dk", "dv")))
         with torch.cuda.stream(streams[2]):
-            torch.mm(other[: 100 + 140 * turn], other)
+            torch.mm(other[: 100 + 140 * number], other)
     torch.cuda.synchronize()
     for own, right in zip(results, expected, strict=True):
         assert_all_equal(own, right)

@@ -21,7 +21,7 @@ MIB = 2**20
 WORKSPACE = 1.3 * 2**30
 ROUNDING = 2 * MIB  # the allocator's, over a few tensors
 SCORES = LENGTH * LENGTH * 2
-# As many scores, in heads of which a few fit the memory that there is for kept ones.
+# As many scores, in heads of which a few fit the workspace.
 HEADS, SHORT = 64, LENGTH // 8
 
 
@@ -33,7 +33,7 @@ def long_inputs(**features) -> dict[str, torch.Tensor]:
 
 
 def block_mask() -> torch.Tensor:
-    """(1, 1, S, S) bool, 4 GiB: a band of blocks, so that there is something to skip."""
+    """(1, 1, S, S) bool, 4 GiB: squares of 128 along the diagonal, so that there are tiles to skip."""
     blocks = torch.arange(LENGTH // 128, device="cuda")
     kept = (blocks[:, None] - blocks).abs() < 64
     return kept.repeat_interleave(128, 0).repeat_interleave(128, 1)[None, None]
@@ -105,7 +105,7 @@ def extra_to_train(heads: int, length: int, head_dim: int, dtype: torch.dtype, g
     return extra_memory(train) - 4 * q.numel() * q.element_size() - 2 * heads * length * 4
 
 
-def most_for_stored_scores() -> int:
+def most_for_materialised_scores() -> int:
     """max_materialised_bytes in csrc/host/limits.cpp."""
     return min(2 * 2**30, torch.cuda.get_device_properties(0).total_memory // 40)
 
@@ -120,17 +120,17 @@ def sums_of_dq(heads: int, length: int, head_dim: int) -> int:
     [(torch.bfloat16, 128, 1), (torch.bfloat16, 256, 2), (torch.float32, 64, 1)],
     ids=str,
 )
-def test_stored_scores_stay_under_their_limit(dtype, head_dim, matrices, gpu):
+def test_materialised_scores_stay_under_their_limit(dtype, head_dim, matrices, gpu):
     """Above head dim 64, and in float32, the backward pass keeps dS between its kernels, above 128 P too, of as many
     whole heads as fit (csrc/kernels/plan/sm80_backward.cpp; on Hopper above 128). Those of all 64 would take 8 GiB, or
     16."""
     extra = extra_to_train(HEADS, SHORT, head_dim, dtype, gpu)
-    limit, head = most_for_stored_scores(), matrices * SHORT * SHORT * dtype.itemsize
-    stores = gpu == SM80 or (gpu == SM90 and head_dim > 128)
-    if gpu == SM90 and not stores:
+    limit, head = most_for_materialised_scores(), matrices * SHORT * SHORT * dtype.itemsize
+    materialises = gpu == SM80 or (gpu == SM90 and head_dim > 128)
+    if gpu == SM90 and not materialises:
         limit = sums_of_dq(HEADS, SHORT, head_dim)
     assert extra <= limit + 4 * ROUNDING, f"{extra / MIB:.1f} MiB"
-    if stores:  # without stored scores the limit would mean nothing; launches of equal size may leave half of it
+    if materialises:  # else the limit would mean nothing; launches of equal size may leave half of it
         assert extra >= limit // head * head / 2, f"{extra / MIB:.1f} MiB"
 
 
@@ -142,7 +142,7 @@ def test_a_head_beyond_the_limit(head_dim, gpu):
     limit = 0
     if gpu == SM90:
         sums = sums_of_dq(1, LENGTH, head_dim)
-        limit = sums if head_dim <= 128 else most_for_stored_scores() + 2 * sums
+        limit = sums if head_dim <= 128 else most_for_materialised_scores() + 2 * sums
     assert extra <= limit + 4 * ROUNDING, f"{extra / MIB:.1f} MiB"
 
 

@@ -1,4 +1,4 @@
-"""The elementwise kernels of forward mode and double backward, alone, against PyTorch operations in float64."""
+"""The elementwise kernels of forward mode and double backward, each beside PyTorch operations in float64."""
 
 import re
 
@@ -104,7 +104,7 @@ def gradient_arguments(tile: Tile) -> list:
 
 @pytest.mark.parametrize("num_keys", [4, 7])
 def test_absent_tangents(num_keys):
-    """Tangents that are not there count as zeros, and what nobody needs is not written."""
+    """Tangents that are not there count as zeros, and what is not needed is not written."""
     tile = Tile(num_keys)
     tile.scores |= dict(product_tangents=None, weight_gradient_tangents=None)
     exact = tile.exact()

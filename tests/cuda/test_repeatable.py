@@ -1,4 +1,4 @@
-"""Bitwise repeatable on a GPU: every gradient, also while other work disturbs the order in which blocks run.
+"""Bitwise repeatable on a GPU: every gradient, also while other work disturbs the order in which CTAs run.
 
 Small problems and all backends: surface/test_determinism.py. Here the grids are larger than the GPU.
 """

@@ -1,7 +1,7 @@
-"""Scores that grow far beyond those of the keys that a kernel meets first.
+"""Scores that grow far beyond those of the first keys that a kernel reads.
 
-The sm90 kernel refers the exponents of bfloat16 scores to the first tile of keys that a row meets, and computes a tile
-of queries again where a row's sum leaves its range (docs/numerics.md, "A fixed reference"). Here some tiles have such
+The sm90 kernel refers the exponents of bfloat16 scores to a row's first key tile, and computes a query tile
+again where a row's sum leaves its range (docs/numerics.md, "A fixed reference"). Here some tiles have such
 rows and others have none, in calls so long that they take that kernel.
 """
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from support.cases import Case, Inputs, make_inputs
-from support.checks import MULTIPROCESSORS_SWITCH, compare_with_pytorch
+from support.checks import SM_COUNT_SWITCH, compare_with_pytorch
 from support.disturbance import Disturbance
 from support.errors import assert_rule_over_draws
 from support.masks import visible
@@ -45,7 +45,7 @@ SUM_LIMIT = 64  # beyond which a row is computed again: 2^64
 
 
 def with_wide_scores(inputs: Inputs) -> Inputs:
-    """Heads 0 and 1 as they were; 2: all rows wide; 3: rows of one tile; 4: every seventh row; 5: all scores low."""
+    """Heads 0 and 1 unchanged; 2: all rows wide; 3: rows of one tile; 4: every seventh row; 5: all scores low."""
     q, k = inputs.q.clone(), inputs.k.clone()
     q[:, 2] *= 60
     first = 700 if inputs.case.sq > 764 else 400
@@ -87,7 +87,7 @@ def test_some_rows_grow_out_of_range_and_others_do_not(case, gpu):
 @over_dtypes(HALVES)
 @over_cases(CASES)
 def test_a_hundred_runs_give_the_same_bits(case, dtype, gpu):
-    """While other work comes and goes, so that blocks claim other tiles each time."""
+    """While other work comes and goes, so that CTAs fetch other work tiles each time."""
     inputs = make_wide(case, dtype)
     disturbance = Disturbance()
     torch.cuda.synchronize()
@@ -116,11 +116,11 @@ def test_a_head_alone_gives_the_same_bits(case, dtype, gpu):
 @over_dtypes(HALVES)
 @over_cases([dataclasses.replace(case, batch=2) for case in CASES])
 def test_tiles_of_any_size_give_the_same_bits(case, dtype, gpu, monkeypatch):
-    """Where there are few tiles of queries the sm90 kernel has smaller ones; not on a GPU of one multiprocessor."""
+    """Where there are few tiles of queries the sm90 kernel has smaller ones; not on a GPU of one SM."""
     inputs = make_wide(case, dtype)
-    monkeypatch.delenv(MULTIPROCESSORS_SWITCH, raising=False)
+    monkeypatch.delenv(SM_COUNT_SWITCH, raising=False)
     out, lse = attend(inputs, gpu)
-    monkeypatch.setenv(MULTIPROCESSORS_SWITCH, "1")
+    monkeypatch.setenv(SM_COUNT_SWITCH, "1")
     again, lse_again = attend(inputs, gpu)
     assert torch.equal(out, again) and torch.equal(lse, lse_again)
 

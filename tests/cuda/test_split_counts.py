@@ -1,7 +1,7 @@
-"""Few queries and long keys, divided among as many blocks as GPUs of different sizes would take.
+"""Split-KV: few queries and long keys, split among as many CTAs as GPUs of different sizes would take.
 
-FLASH_ATTN_EXT_MULTIPROCESSORS has a plan made for a GPU with so many multiprocessors. Whatever that number is, results
-obey the error rule, and repeat bitwise.
+FLASH_ATTN_EXT_MULTIPROCESSORS has a plan made for a GPU with so many SMs. Whatever that number is, results obey the
+error rule and are bitwise reproducible.
 """
 
 from collections.abc import Callable
@@ -13,18 +13,18 @@ import flash_attn_ext
 from support.caches import CacheCase, check_cache_case
 from support.cases import Case, Inputs, make_inputs
 from support.checks import (
-    MULTIPROCESSORS_SWITCH,
+    SM_COUNT_SWITCH,
     answers_to,
     answers_to_packed,
-    check_draws_on_multiprocessors,
-    check_on_multiprocessors,
+    check_draws_on_sm_counts,
+    check_on_sm_counts,
 )
 from support.disturbance import Disturbance
 from support.packed import PackedCase, call_packed, make_packed
 from support.params import computes_in, over_cases, over_dtypes
 from support.runners import Result, call_ours, poisoned_memory, run_ours
 
-MULTIPROCESSORS = (1, 2, 7, 50, 132, 300)
+SM_COUNTS = (1, 2, 7, 50, 132, 300)
 RUNS = 100
 
 
@@ -38,7 +38,7 @@ SHAPES = [
         (1, 513, 2, 4, 4, 64, None),
         (1, 5000, 1, 8, 2, 128, None),
         (1, 4097, 3, 16, 1, 128, None),
-        (1, 20001, 1, 2, 1, 128, None),  # up to 156 parts of a row
+        (1, 20001, 1, 2, 1, 128, None),  # up to 156 splits of a row
         (1, 2049, 1, 2, 1, 256, None),
         (1, 3000, 2, 4, 2, 64, 128),
         (1, 1000, 1, 1, 1, 3, 1),
@@ -134,8 +134,8 @@ def packed_forward(case: PackedCase, inputs: Inputs, gpu) -> Result:
 
 
 def check_forward(case: Case, dtype: torch.dtype, gpu, monkeypatch) -> None:
-    check_draws_on_multiprocessors(
-        MULTIPROCESSORS,
+    check_draws_on_sm_counts(
+        SM_COUNTS,
         lambda seed: make_inputs(case, dtype, "cuda", seed, draw_on="cuda"),
         gpu,
         monkeypatch,
@@ -165,9 +165,9 @@ def test_features(case, dtype, gpu, monkeypatch):
 @over_dtypes((torch.bfloat16, torch.float32))
 @over_cases(PACKED)
 def test_packed(case, dtype, gpu, monkeypatch):
-    """Sequences of different lengths, whose keys stand in one line that blocks share."""
-    check_draws_on_multiprocessors(
-        MULTIPROCESSORS,
+    """Sequences of different lengths, whose keys form one work list that CTAs share."""
+    check_draws_on_sm_counts(
+        SM_COUNTS,
         lambda seed: make_packed(case, dtype, "cuda", seed, draw_on="cuda"),
         gpu,
         monkeypatch,
@@ -178,25 +178,25 @@ def test_packed(case, dtype, gpu, monkeypatch):
 
 @over_dtypes((torch.bfloat16, torch.float32))
 @over_cases(CACHES)
-@pytest.mark.parametrize("multiprocessors", MULTIPROCESSORS)
-def test_caches(multiprocessors, case, dtype, gpu, monkeypatch):
-    monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(multiprocessors))
+@pytest.mark.parametrize("num_sms", SM_COUNTS)
+def test_caches(num_sms, case, dtype, gpu, monkeypatch):
+    monkeypatch.setenv(SM_COUNT_SWITCH, str(num_sms))
     check_cache_case(case, dtype, gpu)
 
 
 @over_dtypes((torch.bfloat16, torch.float32))
 @over_cases(GRADIENTS)
 def test_gradients(case, dtype, gpu, monkeypatch):
-    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
+    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch)
 
 
 @over_dtypes((torch.bfloat16, torch.float32))
 @over_cases(REPEATED)
-@pytest.mark.parametrize("multiprocessors", [None, 7, 300], ids=lambda n: f"as-on-{n}" if n else "as-it-is")
-def test_a_hundred_runs_give_the_same_bits(multiprocessors, case, dtype, gpu, monkeypatch):
-    """While other work comes and goes, so that blocks start in another order each time."""
-    if multiprocessors is not None:
-        monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(multiprocessors))
+@pytest.mark.parametrize("num_sms", [None, 7, 300], ids=lambda n: f"as-on-{n}" if n else "as-it-is")
+def test_a_hundred_runs_give_the_same_bits(num_sms, case, dtype, gpu, monkeypatch):
+    """While other work comes and goes, so that CTAs start in another order each time."""
+    if num_sms is not None:
+        monkeypatch.setenv(SM_COUNT_SWITCH, str(num_sms))
     inputs = make_inputs(case, dtype, "cuda", draw_on="cuda")
     assert_repeats(lambda: forward(inputs, gpu))
 
@@ -230,16 +230,16 @@ def assert_repeats(run: Callable[[], Result]) -> None:
 @computes_in(torch.bfloat16)
 @pytest.mark.parametrize(("sq", "always"), [(1, True), (16, True), (256, False)])
 def test_the_counts_differ(sq, always, gpu, monkeypatch):
-    """The other tests here would mean nothing otherwise. 256 queries: only where multiprocessors would be idle."""
+    """The other tests here would mean nothing otherwise. 256 queries: only where SMs would be idle."""
     q, k = (torch.empty(1, heads, n, 128, device="cuda", dtype=torch.bfloat16) for heads, n in ((8, sq), (2, 60000)))
-    blocks = {}
-    for multiprocessors in MULTIPROCESSORS:
-        monkeypatch.setenv(MULTIPROCESSORS_SWITCH, str(multiprocessors))
+    counts = {}
+    for num_sms in SM_COUNTS:
+        monkeypatch.setenv(SM_COUNT_SWITCH, str(num_sms))
         plan = flash_attn_ext.explain(q, k, k, backend=gpu.name).forward
-        blocks[multiprocessors] = plan.persistent_ctas or plan.splits
+        counts[num_sms] = plan.persistent_ctas or plan.splits
     if always:
-        assert len(set(blocks.values())) == len(MULTIPROCESSORS) and None not in blocks.values()
+        assert len(set(counts.values())) == len(SM_COUNTS) and None not in counts.values()
     else:
-        assert (blocks[1], blocks[7]) == (None, None)
-        assert None not in (blocks[50], blocks[132], blocks[300])
-        assert blocks[50] < blocks[132] < blocks[300]
+        assert (counts[1], counts[7]) == (None, None)
+        assert None not in (counts[50], counts[132], counts[300])
+        assert counts[50] < counts[132] < counts[300]

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from support.cases import Case, make_inputs
-from support.checks import check_hidden_keys, check_on_multiprocessors, check_packed_drawn
+from support.checks import check_hidden_keys, check_on_sm_counts, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
 
-# Few have many tiles of queries for each multiprocessor, which are of 192 then.
-MULTIPROCESSORS = (1, 132)
+# On few SMs there are many query tiles for each, which then have 192 queries.
+SM_COUNTS = (1, 132)
 RUNS = 100
 pytestmark = pytest.mark.usefixtures("on_hopper")
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
@@ -46,13 +46,13 @@ PACKED = [
 @over_16_bits
 @over_cases(EDGES)
 def test_edges_of_tiles(case, dtype, gpu, monkeypatch):
-    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
+    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch)
 
 
 @over_16_bits
 @over_cases(OPTIONS)
 def test_options(case, dtype, gpu, monkeypatch):
-    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
+    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch)
 
 
 @over_dtypes((torch.bfloat16,))
@@ -63,7 +63,7 @@ def test_packed(case, dtype, gpu):
 
 @over_16_bits
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
-def test_nan_in_what_nobody_attends(poison, dtype, gpu):
+def test_nan_in_what_no_query_attends(poison, dtype, gpu):
     """Keys behind the last query, some of them in a tile with others that it sees."""
     inputs = make_inputs(Case(sq=400, sk=700, heads=2, d=128, window=(100, 9), causal="top_left"), dtype, "cuda")
     check_hidden_keys(inputs, 400, poison, gpu)

@@ -31,24 +31,24 @@ def leaves(batch: int, heads: int, length: int, head_dim: int) -> list[torch.Ten
 
 
 def test_the_fused_kernel_needs_only_delta(gpu):
-    """48 MiB of gradients and half a MiB of delta; a workspace that nobody used was 64 MiB once."""
+    """48 MiB of gradients and half a MiB of delta; a workspace that nothing used was 64 MiB once."""
     if gpu not in (SM80, SM90):
         pytest.skip("the plan of this backend is its own")
     peak, _ = peak_of_backward(leaves(256, 8, 64, 64), gpu.name)
     assert peak <= 50 * MIB, f"{peak / MIB:.1f} MiB"
 
 
-def test_stored_scores_can_be_turned_off(gpu, monkeypatch):
+def test_materialised_scores_can_be_turned_off(gpu, monkeypatch):
     """FLASH_ATTN_EXT_WORKSPACE_MIB=0: scores are computed again, and gradients are right to rounding."""
-    inputs = leaves(2, 8, 1024, 256 if gpu == SM90 else 128)  # up to 128 Hopper's own kernel stores no scores
-    stored_peak, stored = peak_of_backward(inputs, gpu.name)
+    inputs = leaves(2, 8, 1024, 256 if gpu == SM90 else 128)  # up to 128 Hopper's own kernel materialises no scores
+    materialised_peak, materialised = peak_of_backward(inputs, gpu.name)
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
     peak, recomputed = peak_of_backward(inputs, gpu.name)
     gradients = sum(t.numel() * t.element_size() for t in inputs)
     assert peak <= gradients + MIB, f"{peak / MIB:.1f} MiB"
     if gpu in (SM80, SM90):
-        assert stored_peak >= gradients + 2 * 8 * 1024 * 1024 * 2
-    for one, other in zip(stored, recomputed, strict=True):
+        assert materialised_peak >= gradients + 2 * 8 * 1024 * 1024 * 2
+    for one, other in zip(materialised, recomputed, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)
 
 

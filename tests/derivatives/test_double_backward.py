@@ -149,7 +149,7 @@ def test_bits_repeat(case, backend, tiny_tiles):
 
 @computes_in(torch.float64)
 @pytest.mark.parametrize("hiding", ["mask", "bias", "causal"])
-def test_what_nobody_sees_may_be_nan(hiding, backend, tiny_tiles):
+def test_what_no_query_sees_may_be_nan(hiding, backend, tiny_tiles):
     """Keys that no query of a tile sees, and a query that sees no key."""
     inputs = make_inputs(Case(sq=70, sk=110, d=4), torch.float64, backend.device)
     seen = torch.ones(70, 110, dtype=torch.bool, device=inputs.q.device)

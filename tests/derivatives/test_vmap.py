@@ -226,7 +226,7 @@ def test_packed(names, maps_lengths, backend):
 @pytest.mark.parametrize("sink", [False, True])
 @computes_in(torch.float64)
 def test_randomness(sink, backend):
-    """ "same": slices drop alike. "different": they do not, and each gradient is that of its own weights."""
+    """ "same": all slices drop the same weights. "different": each drops its own, in its gradient too."""
     q, k, v = (torch.randn(SIZE, 2, 2, 20, 4, dtype=torch.float64, device=backend.device) for _ in range(3))
     options = dict(dropout_p=0.5, backend=backend.name)
     if sink:
@@ -235,10 +235,10 @@ def test_randomness(sink, backend):
     def call(q, k, v):
         return flash_attn_ext.attention(q, k, v, **options)
 
-    alike = [t[:1].expand_as(t) for t in (q, k, v)]
-    out = torch.vmap(call, randomness="same")(*alike)
+    equal = [t[:1].expand_as(t) for t in (q, k, v)]
+    out = torch.vmap(call, randomness="same")(*equal)
     assert torch.equal(out[0], out[1]) and torch.equal(out[0], out[2])
-    out = torch.vmap(call, randomness="different")(*alike)
+    out = torch.vmap(call, randomness="different")(*equal)
     assert not torch.equal(out[0], out[1]) and not torch.equal(out[0], out[2])
     for randomness in ("same", "different"):
 

@@ -3,9 +3,9 @@
     pytest tests/features/test_combinations.py --random-problems 5000 -k sm80        # problems 0 to 4999
     pytest tests/features/test_combinations.py --first-problem 1234 --random-problems 1
 
-Results lie in memory that was NaN before, and keys that nobody attends hold NaN or infinities. A problem is its number:
-the list is the same each time (support/problems/draw.py). Numbers are drawn on the backend's own device, where they are
-also checked, so that a GPU works through thousands.
+Results lie in memory that was NaN before, and keys that no query attends hold NaN or infinities. A problem is its
+number: the list is the same each time (support/problems/draw.py). Numbers are drawn and checked on the backend's own
+device, so that a GPU works through thousands.
 """
 
 import pytest

@@ -65,7 +65,7 @@ def test_with_every_feature(case, causal, dtype, backend):
 
 @over_dtypes((torch.float32, torch.bfloat16))
 def test_no_query_heads_with_key_heads(dtype, backend):
-    """Nobody attends to k and v, nor to a bias that is the same for all heads: their gradients are 0."""
+    """No query attends to k and v, nor to a bias that is the same for all heads: their gradients are 0."""
     inputs = make_inputs(Case(sq=5, sk=7, d=8, heads=4, bias="11qk", sink=True), dtype, backend.device)
     result = run_ours(inputs.replace(q=inputs.q[:, :0], dout=inputs.dout[:, :0], sink=inputs.sink[:0]), backend)
     for name in ("k", "v", "bias"):

@@ -31,7 +31,7 @@ def test_rows_at_minus_ten_thousand(case, dtype, backend):
 @over_dtypes()
 @over_cases([*CASES, Case(sq=192, sk=192, bias="11qk", dlse=True), Case(sq=192, sk=192, bias="11qk", softcap=5.0)])
 def test_rows_at_finfo_min(case, dtype, backend):
-    """Forward and backward: the LSE alone cannot hold finfo.min + log n, yet the gradients are right."""
+    """Forward and backward: the LSE cannot hold finfo.min + log n, yet the gradients are right."""
     check_drawn(lambda seed: with_low_rows(case, dtype, torch.finfo(dtype).min, backend.device, seed), backend)
 
 

@@ -145,7 +145,7 @@ def test_gradients_of_heads_with_long_keys(case, dtype, backend):
 @over_dtypes((torch.float32, torch.bfloat16))
 @over_cases([Case(sq=100, sk=4500, d=128, batch=1, heads=4, kv_heads=2, causal="bottom_right")])
 def test_long_keys_in_a_small_workspace(case, dtype, mebibytes, monkeypatch, backend):
-    """Scores of one head at a time are stored, or none."""
+    """Scores of one head at a time are materialised, or none."""
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
     check_case(case, dtype, backend)
 
@@ -164,7 +164,7 @@ def test_long_caches(case, dtype, backend):
 
 @pytest.mark.parametrize("d", [32, 64, 80, 128, 200])
 def test_a_single_key_has_weight_1(d, backend):
-    """The backward pass forms P = exp(score - lse) anew: with one key it is exp(0), and dv is dout bit by bit."""
+    """The backward pass forms P = exp(score - lse) again: with one key it is exp(0), and dv is dout bit by bit."""
     if not backend.is_cpu:
         pytest.skip("a GPU's product with 1 is the sum of two TF32 products")
     inputs = with_large_scores(Case(sq=1, sk=1, d=d, batch=3, heads=5), backend.device, seed=0)

@@ -1,4 +1,4 @@
-"""What a GPU backend takes and what it refuses, so that nobody narrows it without a test that fails.
+"""What a GPU backend takes and what it refuses, so that none of it is lost without a test that fails.
 
 Every feature, in the dtypes and up to the head dims that support/backends.py states. Whether it computes them right is
 what all the other files here ask.

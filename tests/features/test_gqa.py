@@ -12,7 +12,7 @@ CASES = [
     for heads, kv_heads in ((4, 2), (3, 1), (6, 3))
     for causal in (None, "bottom_right")
 ]
-# So many key heads that a kernel may give each a block, which then walks all heads of the group.
+# So many key heads that a kernel may give each a CTA, which then loops over all heads of the group.
 MANY = [
     Case(sq=70, sk=sk, d=40, batch=64, heads=6, kv_heads=2, causal=causal, dlse=True)
     for sk, causal in ((50, None), (90, "bottom_right"), (200, None))

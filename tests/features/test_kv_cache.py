@@ -278,7 +278,7 @@ def test_no_sequences_and_no_queries(backend):
     )
     assert (out.shape, lse.shape) == ((2, 4, 0, 64), (2, 4, 0))
     assert k_cache.sum() == v_cache.sum() == new.sum()  # tokens without queries are stored all the same
-    nobody = flash_attn_ext.attention_with_kvcache(
+    empty = flash_attn_ext.attention_with_kvcache(
         zeros(0, 4, 1, 64),
         k_cache,
         v_cache,
@@ -286,7 +286,7 @@ def test_no_sequences_and_no_queries(backend):
         cache_batch_idx=lengths[:0],
         backend=backend.name,
     )
-    assert nobody.shape == (0, 4, 1, 64)
+    assert empty.shape == (0, 4, 1, 64)
 
 
 @computes_in(torch.bfloat16)

@@ -99,7 +99,7 @@ def test_every_kind(case, dtype, backend):
 @over_dtypes((torch.float32, torch.bfloat16))
 @over_cases(FEATURES)
 def test_features(case, dtype, backend):
-    # Not one key: its dS is exactly 0, and what is left of it is rounding alone (docs/numerics.md, delta).
+    # Not one key: its dS is exactly 0, and what is left of it is only rounding (docs/numerics.md, delta).
     kinds = tuple("both" if kind == "one key" else kind for kind in KINDS)
     check_drawn(lambda seed: padded(make_inputs(case, dtype, backend.device, seed), kinds), backend)
 

@@ -56,7 +56,7 @@ def poisoned(inputs: Inputs, poison: float, rows: torch.Tensor, names: tuple[str
 @over_poisons
 @over_dtypes
 @over_cases(UNATTENDED)
-def test_keys_that_nobody_attends(case, dtype, poison, backend):
+def test_keys_that_no_query_attends(case, dtype, poison, backend):
     """Outputs and all gradients are those of clean keys, and the poisoned keys' own gradients are 0."""
     inputs = make_inputs(case, dtype, backend.device)
     hidden = ~attended(case, inputs.mask).any(2).any(1).any(0)

@@ -9,7 +9,7 @@ from support.errors import rounding_of_a_copy
 from support.params import computes_in, for_gpus, over_cases, over_dtypes
 from support.runners import run_ours
 
-# One side walks the edges of the 32-wide rounding, of 64-, 128- and 256-wide tiles; the other is asymmetric to it.
+# One side takes the edges of the 32-wide rounding, of 64-, 128- and 256-wide tiles; the other is asymmetric to it.
 EDGES = (2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 300)
 QUERY_EDGES = [Case(sq=n, sk=m, d=32) for n, m in zip(EDGES, reversed(EDGES), strict=True)]
 KEY_EDGES = [Case(sq=200, sk=n, d=16, batch=1) for n in EDGES] + [Case(sq=n, sk=200, d=16, batch=1) for n in EDGES]

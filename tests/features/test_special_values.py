@@ -66,7 +66,7 @@ def test_a_weight_that_underflows_takes_nothing_of_an_infinite_value(d, dtype, b
 )
 def test_so_does_one_of_scores_that_are_only_scaled(sq, sk, d, dtype, backend):
     if backend.name == "sm80" or (dtype == torch.float32 and not backend.is_cpu):
-        pytest.skip("docs/semantics.md: where P and dS are stored, dK of such a key is NaN")
+        pytest.skip("docs/semantics.md: where P and dS are materialised, dK of such a key is NaN")
     inputs = make_inputs(Case(sq=sq, sk=sk, d=d), dtype, backend.device)
     inputs.q[..., 0] = 40
     inputs.k[..., 0], inputs.k[:, :, KEY, 0] = 0, -400

@@ -116,7 +116,7 @@ def test_dropout_is_keyed_by_position_inside_the_sequence(backend):
 
 @pytest.mark.parametrize("features", [dict(bias="b1qk", dlse=True), dict(mask="bhqk"), dict(bias="1hq1", mask="b11k")])
 def test_tables_of_the_longest_length_need_no_max_seqlen(features, backend):
-    """The same results as with max_seqlen; on a GPU nobody knows the lengths, and the table says them."""
+    """The same results as with max_seqlen; on a GPU the host does not know the lengths, and the table says them."""
     case = PackedCase((30, 7, 41), (12, 50, 33), Case(d=16, **features))
     inputs = make_packed(case, torch.float32, backend.device)
     with_bounds = run_packed(case, inputs, backend)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("side", [None, "left"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
 def test_outputs_and_gradients(name, side):
-    """Without a mask, compiled causal models see position_ids that may be packed: nobody can look at them there."""
+    """Without a mask, compiled causal models see position_ids that may be packed: their values are unknown there."""
     inputs = MODELS[name].make_inputs(side)
     model = MODELS[name].build("fused_ext").train()
     model.config.use_cache = False

@@ -1,4 +1,4 @@
-"""Generation: greedily the same tokens as transformers' "eager", whatever the cache, and nobody waits for a GPU."""
+"""Generation: greedily the same tokens as transformers' "eager", whatever the cache, without waiting for a GPU."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_tokens_that_are_guessed_from_the_prompt(name):
     assert torch.equal(*tokens)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="nobody waits for a CPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to wait for")
 def test_one_query_waits_for_no_gpu():
     """Masks over dynamic and static caches, with padding, and the attention that reads them."""
     import types

@@ -1,4 +1,4 @@
-"""Sequences that lie one after the other in a row: by position_ids alone, and by a collator's cumulative lengths."""
+"""Sequences that lie one after the other in a row: by position_ids only, and by a collator's cumulative lengths."""
 
 import pytest
 import torch

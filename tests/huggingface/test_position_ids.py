@@ -1,4 +1,4 @@
-"""Packed sequences that position_ids alone tell apart, where transformers does not look: beside an attention_mask, and
+"""Packed sequences that only position_ids tell apart, where transformers does not look: beside an attention_mask, and
 with a cache. Each sequence is what "eager" makes of it alone; what cannot be told apart is refused."""
 
 import pytest
@@ -93,7 +93,7 @@ def test_gradient_checkpointing(reentrant, device):
 
 
 def gradients_of(model, packed, logits) -> dict:
-    """By backward(), which alone reentrant checkpoints know."""
+    """By backward(), the only way for reentrant checkpoints."""
     outputs = torch.cat([logits[row, tokens] for row, tokens in packed.sequences()])
     weights = torch.linspace(-9, 9, outputs.numel(), device=outputs.device).sin().view_as(outputs)
     (outputs * weights).sum().backward()

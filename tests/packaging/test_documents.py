@@ -92,7 +92,7 @@ def texts(*suffixes: str) -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
-def test_nobody_is_told_to_install_the_package_from_an_index():
+def test_no_page_says_to_install_the_package_from_an_index():
     """None has it, and whoever took the name there could serve anything."""
     command = re.compile(r"pip install[^\n`;]*\bflash[_-]attn[_-]ext\b")
     found = {name: command.findall(text) for name, text in texts(".md", ".py", ".toml", ".sh").items()}

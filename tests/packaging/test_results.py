@@ -32,7 +32,7 @@ def own_commit(path: Path) -> str | None:
 def test_names_its_commit(path):
     """In itself or, measured before, in the table; one that had changes is not to be found again."""
     commit, in_table = own_commit(path), table()[path.name]
-    assert (commit is None) == bool(in_table), "the table has commits of those files alone that do not name one"
+    assert (commit is None) == bool(in_table), "the table has commits only of files that do not name one"
     assert re.fullmatch(COMMIT, commit or in_table), "measure a commit, not a checkout with changes"
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from flash_attn_ext import replace_sdpa
-from flash_attn_ext.integrations import torch_sdpa
+from flash_attn_ext.integrations.torch_sdpa import attention
 
 pytestmark = pytest.mark.usefixtures("every_reason_is_new")
 
@@ -55,7 +55,7 @@ def test_sizes_in_a_reason_make_it_no_other(device, monkeypatch):
     def refuse(query, *args, **kwargs):
         raise RuntimeError(f"query has {query.size(-2)} rows of {query.size(-1)} columns, expected others")
 
-    monkeypatch.setattr(torch_sdpa, "scaled_dot_product_attention", refuse)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", refuse)
     with replace_sdpa(fallback="torch"), warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         for length in (5, 4, 30):
@@ -73,7 +73,7 @@ def test_running_out_of_memory_is_no_reason(device, monkeypatch):
     def fail(*args, **kwargs):
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(torch_sdpa, "scaled_dot_product_attention", fail)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", fail)
     with replace_sdpa(fallback="torch"), pytest.raises(torch.OutOfMemoryError, match="none left"):
         F.scaled_dot_product_attention(*qkv(device))
 

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import flash_attn_ext
 from flash_attn_ext import replace_sdpa
-from flash_attn_ext.integrations.torch_sdpa import fused_inference
+from flash_attn_ext.integrations._fused_inference import fused_inference
 from support.frames import attention_ranges, compiled_inner_functions, given_up
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

@@ -11,6 +11,7 @@ from torch import nn, overrides
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import flash_attn_ext
+from flash_attn_ext.integrations.torch_sdpa.mode import installation
 
 KEPT = [F.scaled_dot_product_attention]  # PyTorch's, under no name of a module, which would be replaced
 
@@ -104,8 +105,8 @@ def test_modules_of_pytorch(training, installed, device):
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, device=device).train(training)
     x = torch.randn(2, 33, 32, device=device)
     calls = []
-    ours = flash_attn_ext.integrations.torch_sdpa._process
-    attention, ours.attention = ours.attention, lambda *a, **k: calls.append(1) or attention(*a, **k)
+    attention = installation.attention
+    installation.attention = lambda *a, **k: calls.append(1) or attention(*a, **k)
     with torch.set_grad_enabled(training):
         out = layer(x)
     flash_attn_ext.uninstall_sdpa()

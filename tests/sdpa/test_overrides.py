@@ -143,7 +143,7 @@ def test_what_is_no_tensor(replaced, device):
 
 
 def test_a_causal_bias_beside_one(replaced, device):
-    """A CausalBias is asked by nobody: it is taken as what it stands for."""
+    """A CausalBias is not asked: it is taken as what it stands for."""
     q, k, v = qkv(device)
     bias = causal_lower_right(5, 5)
     with replaced():

@@ -1,5 +1,6 @@
 """replace_sdpa(): unmodified models run on ours, with PyTorch's outputs and gradients."""
 
+import pickle
 import warnings
 
 import pytest
@@ -274,3 +275,11 @@ def test_checkpointing_in_nested_contexts(backend):
     with Asked("torch"), Asked("raise"):
         checkpoint(F.scaled_dot_product_attention, *qkv(backend), use_reentrant=False).sum().backward()
     assert asked == ["raise", "raise"]
+
+
+@pytest.mark.parametrize("name", ["replace_sdpa", "install_sdpa", "uninstall_sdpa", "SdpaReplacement"])
+def test_pickles_and_imports_name_the_package(name):
+    """Whichever of its modules has the definition."""
+    public = pickle.loads(f"cflash_attn_ext.integrations.torch_sdpa\n{name}\n.".encode())
+    assert public is getattr(flash_attn_ext, name, SdpaReplacement)
+    assert pickle.loads(pickle.dumps(public)) is public

@@ -235,7 +235,7 @@ def test_enable_gqa(heads, kv_heads, dtype, backend):
 
 @pytest.mark.parametrize(("key_heads", "value_heads"), [(2, 4), (4, 2), (1, 2)])
 def test_key_and_value_heads_may_differ(key_heads, value_heads, backend):
-    """Each number divides that of query heads; PyTorch's math path takes them likewise."""
+    """Each number divides that of query heads; PyTorch's math path takes them too."""
     q = normal(backend, 2, 4, 65, 16)
     k, v = normal(backend, 2, key_heads, 97, 16, seed=2), normal(backend, 2, value_heads, 97, 16, seed=3)
     repeated = [t.repeat_interleave(4 // t.shape[1], 1) for t in (k, v)]

@@ -19,7 +19,7 @@ from support.yardstick import run_yardstick
 # pytest --run-only: our forward and backward pass alone. Sanitizers look at kernels, and not at what they compute.
 run_only = False
 
-MULTIPROCESSORS_SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
+SM_COUNT_SWITCH = "FLASH_ATTN_EXT_MULTIPROCESSORS"
 
 Results = TypeVar("Results")
 
@@ -81,7 +81,7 @@ def check_hidden_tiles(case: Case, dtype: torch.dtype, backend: Backend) -> None
 
 
 def check_hidden_keys(inputs: Inputs, first: int, poison: float, backend: Backend) -> Result:
-    """NaN or infinity in the keys from `first` on, which nobody attends, reaches no gradient; their own are zeros."""
+    """NaN or infinity in the keys from `first` on, which no query attends, reaches no gradient; their own are zeros."""
     clean = run_ours(inputs, backend)
     dirty = {name: getattr(inputs, name).clone() for name in ("k", "v")}
     for tensor in dirty.values():
@@ -130,7 +130,7 @@ def compare_with_pytorch(inputs: Inputs, backend: Backend, ours: Result) -> dict
     return answers_to(inputs, backend).compare(ours)
 
 
-def check_on_multiprocessors(
+def check_on_sm_counts(
     numbers: tuple[int, ...],
     case: Case,
     dtype: torch.dtype,
@@ -138,8 +138,8 @@ def check_on_multiprocessors(
     monkeypatch: pytest.MonkeyPatch,
     of: Callable[[Inputs], Inputs] = lambda inputs: inputs,
 ) -> None:
-    """The rule for plans of a GPU of each of these numbers of multiprocessors; `of` changes what is drawn."""
-    check_draws_on_multiprocessors(
+    """The rule for plans of a GPU of each of these numbers of SMs; `of` changes what is drawn."""
+    check_draws_on_sm_counts(
         numbers,
         lambda seed: of(make_inputs(case, dtype, backend.device, seed, draw_on=backend.device)),
         backend,
@@ -149,7 +149,7 @@ def check_on_multiprocessors(
     )
 
 
-def check_draws_on_multiprocessors(
+def check_draws_on_sm_counts(
     numbers: tuple[int, ...],
     draw: Callable[[int], Inputs],
     backend: Backend,
@@ -163,14 +163,14 @@ def check_draws_on_multiprocessors(
         results = {}
         for number in numbers:
             with monkeypatch.context() as patch:
-                patch.setenv(MULTIPROCESSORS_SWITCH, str(number))
+                patch.setenv(SM_COUNT_SWITCH, str(number))
                 results[number] = run(inputs)
         return results
 
     def errors(inputs: Inputs, results: dict[int, Result]) -> dict[str, Comparison]:
         those = answers(inputs)
         return {
-            f"{name} on {number} multiprocessors": comparison
+            f"{name} on {number} SMs": comparison
             for number, result in results.items()
             for name, comparison in those.compare(result).items()
         }

@@ -8,7 +8,7 @@ from support.runners import run_ours
 
 
 class Disturbance:
-    """Work on another stream that comes and goes, so that no two runs meet the same free multiprocessors."""
+    """Work on another stream that comes and goes, so that no two runs find the same SMs idle."""
 
     def __init__(self):
         self.stream = torch.cuda.Stream()

@@ -1,19 +1,14 @@
-"""The error rule of every path, written once.
-
-Against the float64 answer to the same inputs: the largest error is at most twice that of PyTorch's own attention in
-the same dtype plus a slack, and the mean error is at most 1.1 times plus the same slack. The slack is a share of the
-output's scale: slack_share in flash_attn_ext/cli/accuracy.py, which `python -m flash_attn_ext verify` goes by too.
+"""The error rule of flash_attn_ext/cli/error_rule.py, applied to results of tests.
 
 Some gradients cancel to nothing in exact arithmetic (that of a bias which is constant along a row; q's where a query
 sees one key). Such an output has no scale of its own: it gets the scale of the terms that cancel.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from flash_attn_ext.cli.accuracy import MAX_ERROR_RATIO, MEAN_ERROR_RATIO, slack_share
+from flash_attn_ext.cli.error_rule import Comparison, Errors, errors_of, scale_of, slack_share
 from support.backends import Backend
 
 # Of a float32 result's scale: what two answers of ours may differ by on a GPU, where other code made each.
@@ -21,41 +16,6 @@ FLOAT32_DIFFERENCE = 2e-5
 CANCELLED = 1e-3  # an output below this fraction of its terms
 # The largest error of a small tensor is that of one element, which PyTorch may have by luck and we may not.
 REDRAWS = 8
-
-
-@dataclass(frozen=True)
-class Errors:
-    largest: float
-    mean: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Errors of one output: ours, those of PyTorch in the same dtype, and what is allowed on top."""
-
-    ours: Errors
-    theirs: Errors
-    slack: float
-
-    def allowed(self) -> Errors:
-        return Errors(
-            MAX_ERROR_RATIO * self.theirs.largest + self.slack, MEAN_ERROR_RATIO * self.theirs.mean + self.slack
-        )
-
-    def keeps_rule(self) -> bool:
-        allowed = self.allowed()
-        return self.ours.largest <= allowed.largest and self.ours.mean <= allowed.mean
-
-
-def errors_of(result: torch.Tensor, exact: torch.Tensor) -> Errors:
-    """Equal infinities (the LSE of a row without keys) are no error; a NaN is an infinite one."""
-    result, exact = result.detach().to(exact.device, torch.float64), exact.detach().to(torch.float64)
-    assert result.shape == exact.shape, f"shape {tuple(result.shape)}, expected {tuple(exact.shape)}"
-    if exact.numel() == 0:
-        return Errors(0.0, 0.0)
-    error = (result - exact).abs()
-    error = torch.where(result == exact, 0.0, error).nan_to_num(nan=float("inf"))
-    return Errors(float(error.max()), float(error.mean()))
 
 
 def rounding_of_a_copy(dtype: torch.dtype, backend: Backend) -> float:
@@ -87,11 +47,6 @@ def assert_same_answer(result: torch.Tensor, expected: torch.Tensor, backend: Ba
     # -inf is the LSE of a row without keys.
     assert not bool((result.isnan() | result.isposinf()).any()), f"{name}: NaN or Inf"
     torch.testing.assert_close(result, expected, **options, msg=lambda text: f"{name}: {text}")
-
-
-def scale_of(exact: torch.Tensor) -> float:
-    finite = exact.detach()[torch.isfinite(exact)]
-    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def slack_of(result: torch.Tensor, exact: torch.Tensor) -> float:

@@ -15,8 +15,8 @@ from flash_attn_ext import _frames
 FOLDER = os.path.dirname(flash_attn_ext.__file__)
 # Users compile these, under the names of PyTorch's functions that they replace.
 STAND_FOR_PYTORCHS = (
-    ("integrations/torch_sdpa.py", "_sdpa_of_any_thread"),
-    ("integrations/_nested_inference.py", "forward"),
+    ("integrations/torch_sdpa/install.py", "_sdpa_of_any_thread"),
+    ("integrations/_fused_inference.py", "forward"),
 )
 
 

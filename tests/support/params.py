@@ -22,7 +22,7 @@ def over_dtypes(dtypes: Iterable[torch.dtype] = DTYPES):
 
 
 def for_gpus(values: Iterable) -> list:
-    """Cases or dtypes beside others that differ in what GPU kernels alone distinguish: the CPU does not run them."""
+    """Cases or dtypes beside others that differ in what only GPU kernels distinguish: the CPU does not run them."""
     return [pytest.param(value, marks=FOR_GPUS) for value in values]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from flash_attn_ext._explanation import Plan, plans_of
-from flash_attn_ext._keywords import dense_problem, problem_of
+from flash_attn_ext._options import dense_problem, problem_of
 
 # Names of kernels.
 WARP_SPECIALISED = "warp-specialised"

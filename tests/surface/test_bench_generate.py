@@ -1,4 +1,4 @@
-"""The suite generate of bench with a tiny model on the CPU. No times are checked."""
+"""The suite generate of benchmarks/bench.py with a tiny model on the CPU. No times are checked."""
 
 import dataclasses
 import json
@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flash_attn_ext.__main__ import main
-from flash_attn_ext.cli.bench import command, generate, suites, timing
-from flash_attn_ext.cli.bench.generate_suites import DECODE, DYNAMIC, PREFILL, STATIC, generate_on_cpu
+import bench
+import generate
+from flash_attn_ext.cli.bench import command, suites, timing
+from generate_suites import DECODE, DYNAMIC, PREFILL, STATIC, generate_on_cpu
 
 TINY = dict(num_heads=4, num_key_heads=2, seqlen=40, head_dim=16, hidden_size=32, intermediate_size=48, vocab_size=50)
 NUM_LAYERS, NEW_TOKENS = 2, 6
@@ -63,16 +64,16 @@ def test_generate_of_one_token_is_the_prompts_time():
 def test_generate_rows_have_tokens_per_second(monkeypatch, tmp_path, capsys):
     pytest.importorskip("transformers")
     monkeypatch.setattr(command, "EFFORTS", {("cpu", quick): timing.Effort(1, 1, 1, 0.0) for quick in (False, True)})
-    monkeypatch.setattr(suites, "SUITES", {"cpu": {"generate": (tiny(),)}})
-    arguments = ["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path), "--suite", "generate"]
-    assert main(arguments) == 0
+    monkeypatch.setattr(bench, "GENERATE", {device: (tiny(),) for device in suites.SUITES})
+    arguments = ["--device", "cpu", "--no-plot", "--output", str(tmp_path), "--suite", "generate"]
+    assert bench.main(arguments) == 0
     rows = json.loads((tmp_path / "cpu_generate.json").read_text())["rows"]
     assert [row["pass"] for row in rows] == [PREFILL, DECODE]
     for row, tokens in zip(rows, (TINY["seqlen"], 1), strict=True):
         assert row["ours_tokens_per_s"] == pytest.approx(tokens / row["ours_us"] * 1e6, rel=1e-3)
         assert row["peer_us"]["torch sdpa"] > 0 and row["ratio"] > 0 and row["backend"] == "cpu"
     assert " tokens/s " in capsys.readouterr().out
-    assert main([*arguments, "--backend", "cpu"]) == 1
+    assert bench.main([*arguments, "--backend", "cpu"]) == 1
     assert "--backend cpu does not go with suite generate" in capsys.readouterr().out
 
 
@@ -81,7 +82,7 @@ def test_generate_without_transformers_says_what_to_install(monkeypatch, capsys)
         raise ImportError(f"no {name} here")
 
     monkeypatch.setattr(generate.importlib, "import_module", import_module)
-    assert main(["bench", "--device", "cpu", "--suite", "generate"]) == 2
+    assert bench.main(["--device", "cpu", "--suite", "generate"]) == 2
     text = capsys.readouterr().out
     assert (
         "--suite generate: it needs transformers, which cannot be imported (ImportError: no transformers here)" in text
@@ -89,5 +90,11 @@ def test_generate_without_transformers_says_what_to_install(monkeypatch, capsys)
     assert "pip install 'transformers>=5.15'" in text
 
 
-def test_generate_runs_only_when_it_is_named():
-    assert set(suites.ONLY_WHEN_NAMED) == {"generate"} <= set(suites.SUITES["cpu"]) & set(suites.SUITES["cuda"])
+def test_generate_runs_only_when_it_is_named(monkeypatch, tmp_path):
+    small = tuple(dataclasses.replace(load, num_heads=2, seqlen=64, head_dim=16) for load in suites.cpu())[:1]
+    monkeypatch.setattr(suites, "SUITES", {"cpu": {"cpu": small}})
+    monkeypatch.setattr(command, "EFFORTS", {("cpu", quick): timing.Effort(1, 1, 1, 0.0) for quick in (False, True)})
+    assert bench.main(["--device", "cpu", "--no-plot", "--output", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "cpu.json").read_text())
+    assert {row["suite"] for row in report["rows"]} == {"cpu"}
+    assert report["command"] == "python benchmarks/bench.py --device cpu"

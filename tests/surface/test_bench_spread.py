@@ -74,7 +74,7 @@ def test_the_best_peer_is_the_one_that_is_told_apart():
 def test_our_own_other_call_is_told_apart_too():
     load = dataclasses.replace(GRID, own="plain", against="plain")
     row = measured(load, ours=times_around(1.0, 0.1), plain=times_around(1.01, 0.1))
-    assert table.line(row, (load,)).endswith("0.99 of own plain time (not distinguishable from 1)")
+    assert table.line(row, (load,)).endswith("1.01 x own plain (not distinguishable from 1)")
 
 
 def test_rows_of_earlier_reports_say_nothing():

@@ -5,7 +5,7 @@ import dataclasses
 from flash_attn_ext.cli.bench import rows, suites, timing, workload
 
 
-def test_bench_operands_have_the_lengths_that_are_counted():
+def test_bench_inputs_have_the_lengths_that_are_counted():
     load = dataclasses.replace(suites.SUITES["cuda"]["few_queries"][0], num_heads=2)
     inputs = workload.make_inputs(load, "cpu")
     assert inputs.q.shape == inputs.dout.shape == (1, 2, 128, 128)

@@ -9,9 +9,12 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext.__main__ import main
-from flash_attn_ext.cli import machine, verify
-from flash_attn_ext.cli.bench.suites import SUITES
+from flash_attn_ext._explanation import Explanation, plans_of
+from flash_attn_ext._options import dense_problem, problem_of
+from flash_attn_ext.cli import info, machine, portable, verify
+from flash_attn_ext.cli.bench.suites import ABOUT, SUITES
 from support.backends import device_not_runnable_because
+from support.plans import DEFAULTS
 
 
 def run_module(*arguments: str) -> subprocess.CompletedProcess:
@@ -31,13 +34,75 @@ def test_info_json():
         assert facts["runs_on"]["cuda"] in facts["build"]["backends"] and facts["runs_on"]["cuda"] != "cpu"
         assert facts["self_test"]["device"] == "cuda"
     assert facts["self_test"]["passed"] and facts["self_test"]["cases"] > 0
+    if facts["runs_on"].get("cuda") == "sm90":
+        assert facts["portable"] == portable.passes_on_portable_kernels(on_hopper)
+    elif "cuda" not in facts["runs_on"]:
+        assert facts["portable"] is None
 
 
 def test_info_text(capsys):
     assert main(["info"]) == 0
     text = capsys.readouterr().out
-    for part in (flash_attn_ext.__version__, torch.__version__, "backends", "GPU", "self-test"):
+    for part in (flash_attn_ext.__version__, torch.__version__, "backends", "GPU", "portable", "self-test"):
         assert part in text
+
+
+def on_hopper(call: portable.Call) -> Explanation:
+    """What `explain` answers on a Hopper GPU, by plans, which need none."""
+    backend = "sm90" if call.dtype.itemsize == 2 and call.head_dim <= 256 else "sm80"
+    problem, _, _ = dense_problem(problem_of(**DEFAULTS | call.arguments("cpu") | dict(backend=backend)), "bhsd")
+    if problem.dropout_p > 0:
+        problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64))
+    return Explanation(backend, {}, *plans_of(problem))
+
+
+def test_info_knows_what_takes_portable_kernels_on_hopper():
+    """docs/kernels/sm90_backward_two_pass.md says why."""
+    assert portable.passes_on_portable_kernels(on_hopper) == {
+        "both passes": ["head dim 512", "float32", "float64", "a float32 bias beside bfloat16"],
+        "the backward pass": [
+            "a boolean mask and dropout at head dim 256",
+            "a boolean mask and a softcap at head dim 256",
+            "a bias at head dim 256",
+            "a bias with a gradient that broadcasts over queries",
+            "ALiBi slopes with a gradient",
+            "a sink with a gradient",
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("backend", "calls", "texts"),
+    [
+        (None, None, ["unknown: there is no GPU here that runs this library"]),
+        ("sm80", {"both passes": ["float32", "dropout"]}, ["all calls: Hopper's kernels need compute capability 9.x"]),
+        (
+            "sm90",
+            {"both passes": ["float32", "float64"], "the backward pass": ["a sink with a gradient"]},
+            ["both passes of float32; float64", "the backward pass of a sink with a gradient"],
+        ),
+    ],
+    ids=["no GPU", "another GPU", "Hopper"],
+)
+def test_info_says_what_takes_portable_kernels(backend, calls, texts):
+    rows = info._portable_rows({"portable": calls, "runs_on": {"cpu": "cpu", "cuda": backend}})
+    assert [text for _, text, _ in rows] == texts
+    assert [name for name, _, _ in rows] == ["portable", *[""] * (len(texts) - 1)]
+
+
+def test_info_asks_about_tensors_of_the_gpu(monkeypatch):
+    devices = set()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(info, "explain_on", lambda device: Explanation("sm90", {}))
+    monkeypatch.setattr(portable.Call, "arguments", lambda call, device: devices.add(device) or {})
+    monkeypatch.setattr(info, "explain", lambda: Explanation(None, {}))
+    assert info.portable_calls() == {"both passes": [], "the backward pass": []}
+    assert devices == {"cuda"}
+
+
+def test_calls_that_no_backend_takes_are_on_no_kernels():
+    found = portable.passes_on_portable_kernels(lambda call: Explanation(None, {}))
+    assert not any(found.values())
 
 
 @pytest.mark.parametrize("arguments", [[], ["train"], ["verify", "--device", "tpu"]], ids=str)
@@ -48,11 +113,23 @@ def test_wrong_usage(arguments, capsys):
     assert "usage" in capsys.readouterr().err
 
 
-def test_help_names_every_suite(capsys):
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"flash_attn_ext {flash_attn_ext.__version__}\n"
+
+
+def test_help_has_a_line_about_every_suite(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--help"])
-    words = capsys.readouterr().out.replace(",", " ").split()
-    assert {name for device in SUITES.values() for name in device} <= set(words)
+    lines = [line.split() for line in capsys.readouterr().out.partition("that have them:\n")[2].splitlines()]
+    names = dict.fromkeys(name for suites in SUITES.values() for name in suites)
+    assert {name for name, *_ in lines} == set(names) == set(ABOUT)
+    for name, *words in lines:
+        devices = [word.rstrip(",") for word in words if word.rstrip(",") in SUITES]
+        assert devices == [device for device in SUITES if name in SUITES[device]]
+        assert " ".join(words).endswith(ABOUT[name])
 
 
 @pytest.fixture
@@ -86,9 +163,7 @@ def test_a_device_that_cannot_run_is_said(command, tmp_path, capsys):
     assert "--device cuda" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("option", "content"), [("--goals", "GOALS = ("), ("--draw", "{}"), ("--draw", "[1]"), ("--output", "a file")]
-)
+@pytest.mark.parametrize(("option", "content"), [("--draw", "{}"), ("--draw", "[1]"), ("--output", "a file")])
 def test_bench_says_what_is_wrong_with_a_file(option, content, tmp_path, capsys):
     path = tmp_path / "given"
     path.write_text(content)

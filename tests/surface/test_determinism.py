@@ -20,7 +20,7 @@ CASES = [
     Case(sq=200, sk=600, batch=3, bias="1hq1", window=(100, 100)),
 ]
 
-# Few queries, so that the keys are divided; with one head, so that all threads work on its parts.
+# Few queries, so that split-KV divides the keys; with one head, so that all threads work on its splits.
 LONG_KEYS = [
     Case(sq=1, sk=9000, d=128, batch=1, heads=1),
     Case(sq=3, sk=5000, heads=4, kv_heads=2, causal="bottom_right", sink=True, dropout_p=0.2),

@@ -64,7 +64,7 @@ OTHERS = OF_ALL + [
     Other("dropout", options=dict(dropout_p=0.5), functions=OF_BOTH),
     Other("dropout out of range", options=dict(dropout_p=-1.0), functions=OF_BOTH),
     Other("dropout of None", options=dict(dropout_p=None), functions=OF_BOTH),
-    Other("heads that nobody shares", options=dict(enable_gqa=False), functions=(SDPA,)),
+    Other("heads that are not shared", options=dict(enable_gqa=False), functions=(SDPA,)),
     Other("heads that do not divide", lambda t: [t[0][:, :3], *t[1:]], functions=(SDPA,)),
     Other("no key heads", lambda t: [t[0], t[1][:, :0], t[2][:, :0]], functions=(SDPA,)),
     Other("flag of an int", options=dict(is_causal=1), functions=(SDPA,)),

@@ -50,8 +50,8 @@ TAKEN = [
     (hopper(8192, key_heads=2, heads=32), dict(launches=8, key_heads_per_launch=4, query_chunks=8)),
     (hopper(127040, batch=1, heads=1), dict(launches=31, key_heads_per_launch=1, query_chunks=31)),
     (hopper(127041, batch=1, heads=1), dict(kernel=RECOMPUTE)),
-    # Of what causal queries do not see nothing is stored: there is room for three heads of 16384 tokens, of which two
-    # are taken, and for one of 32704.
+    # Scores that causal queries do not see are not materialised. So there is room for three heads of 16384 tokens, of
+    # which two are taken, and for one of 32704.
     (hopper(16384, batch=1, heads=8, options={"causal": "top_left"}), dict(launches=4, key_heads_per_launch=2)),
     (
         hopper(16384, 8192, batch=1, heads=8, options={"causal": "bottom_right"}),
@@ -113,7 +113,7 @@ PORTABLE = {
     "few queries": {"sq": 200, "sk": 2048},
     "few queries of a softcap": {"sq": 200, "sk": 2048, "options": {"softcap": 9.0}},
     "head dims that are no multiples of 8": {"d": 132},
-    "dQ alone": {"wanted": ("q",)},
+    "only dQ": {"wanted": ("q",)},
     "no dQ": {"wanted": ("k", "v")},
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flash_attn_ext._explanation import Plan, plans_of
-from flash_attn_ext._keywords import problem_of
+from flash_attn_ext._options import problem_of
 from support.plans import BF16, DEFAULTS, KEY_STATIONARY, SINGLE_TILE, WARP_SPECIALISED, Call, mismatches
 
 LONG = 2048

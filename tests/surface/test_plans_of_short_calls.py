@@ -15,7 +15,7 @@ TILES = [
     # 12 heads of 1000 queries are 72 tiles of 192, or 96 of 128, which end earlier.
     (Call(1000, batch=1, heads=12), dict(head_dims=(64, 64), tile=(128, 128))),
     (Call(1000, batch=11, heads=12), dict(head_dims=(64, 64), tile=(192, 128))),
-    # Small tiles and two CTAs per SM, by lengths, head dims and visibility alone: where one side alone is bounded, up
+    # Small tiles and two CTAs per SM, by lengths, head dims and visibility: where only one side is bounded, up
     # to 1536 tokens.
     (Call(257, options=CAUSAL), dict(ctas_per_sm=2, head_dims=(64, 64), tile=(128, 64))),
     (Call(640, options=CAUSAL), dict(workspace_bytes=7680, workspace={"NaN flags": 5120, "tile list": 2560})),
@@ -49,7 +49,7 @@ TILES = [
     (Call(256, dtype=F16, options={"window": (9, 9)}), dict(tile=(256, 256))),
     (Call(160, options=CAUSAL), dict(tile=(192, 160))),
     (Call(161, options=CAUSAL), dict(ctas_per_sm=2, tile=(128, 64))),
-    # More queries a tile where rows are no whole sectors of 32 bytes, by head dims, lengths and visibility alone.
+    # More queries a tile where rows are no whole sectors of 32 bytes, by head dims, lengths and visibility.
     (Call(257, d=72), dict(head_dims=(96, 96), tile=(192, 112))),
     (Call(256, d=72), dict(head_dims=(96, 96), tile=(128, 128))),
     (Call(729, d=80), dict(tile=(128, 128))),
@@ -75,7 +75,7 @@ TILES = [
     (Call(2048, d=128, batch=1, options={"window": (255, 0)}), dict(tile=(128, 64), head_dims=(128, 128))),
     (Call(4096, d=128, batch=1, heads=32, options={"window": (1024, 0)}), dict(tile=(192, 64))),
     (Call(8192, d=96, options={"window": (511, 0)}), dict(tile=(128, 128))),
-    # And calls of which one side alone is bounded, of more than 256 and up to 4096 tokens.
+    # And calls of which only one side is bounded, of more than 256 and up to 4096 tokens.
     (Call(2048, d=128, options=CAUSAL), dict(head_dims=(128, 128), tile=(192, 64))),
     (Call(4096, d=112, options={"window": (None, 9)}), dict(tile=(192, 64))),
     (Call(257, d=128, batch=64, options=LAST), dict(tile=(192, 64))),

@@ -24,6 +24,7 @@ FACTS = {
     },
     "runs_on": {"cpu": "cpu"},
     "gpu": "no GPU",
+    "portable": None,
     "self_test": {"passed": False, "cases": 3, "seconds": 0.1, "failures": ["full, [float32]: out off"]},
 }
 

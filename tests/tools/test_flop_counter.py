@@ -145,7 +145,7 @@ def test_packed_sequences_by_their_lengths(causal, window, device):
     assert {name: counts[name] for name in both_passes(0)} == both_passes(expected)
 
 
-def test_lengths_that_nobody_knows_count_as_their_mean():
+def test_unknown_lengths_count_as_their_mean():
     with FakeTensorMode() as mode:
         tensors = [mode.from_tensor(t.detach()) for t in packed_tensors((3, 0, 20, 8), (5, 6, 11, 1), "cpu")]
         counts = counted(lambda: flash_attn_ext.attention_varlen(*tensors, max_seqlen_q=20, max_seqlen_k=20))

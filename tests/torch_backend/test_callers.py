@@ -162,7 +162,7 @@ def test_torchscript_of_a_module(device):
 @pytest.mark.parametrize("compiled_before", [True, False])
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_compiled(compiler, compiled_before, fresh_compiler, device):
-    """inductor asserts the sizes and strides that PyTorch's meta kernels declare. A graph of before holds the operator
+    """inductor asserts the sizes and strides that PyTorch's meta kernels declare. An earlier graph holds the operator
     too."""
     inputs = qkv(device, (2, 3, 40, 16))
     compiled = torch.compile(
@@ -250,7 +250,7 @@ def jagged(device: str, dtype=None) -> torch.Tensor:
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_jagged_tensors(dtype, is_causal, device):
-    """On the CPU PyTorch has an unfused path alone for them, without causality, which is no operator of ours."""
+    """On the CPU PyTorch has only an unfused path for them, without causality, which is no operator of ours."""
     if device == "cpu" and is_causal:
         pytest.skip("PyTorch has no attention for them")
 
@@ -277,7 +277,7 @@ def test_jagged_tensors(dtype, is_causal, device):
 
 def test_strided_nested_tensors(device):
     if device == "cpu":
-        pytest.skip("PyTorch has an unfused path alone for them on the CPU")
+        pytest.skip("PyTorch has only an unfused path for them on the CPU")
     q = torch.nested.nested_tensor([torch.randn(4, n, 16, device=device, dtype=torch.bfloat16) for n in (5, 33)])
     expected = F.scaled_dot_product_attention(q, q, q)
     with aten.active(), aten.recorded() as passes:

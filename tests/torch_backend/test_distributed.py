@@ -73,7 +73,7 @@ def share_heads(mesh, attend, device: str, size: int) -> None:
 
 
 def share_sequences(mesh, attend, device: str, size: int) -> None:
-    """Context parallelism: keys go round, and PyTorch merges results by their LSE."""
+    """Context parallelism: keys rotate among the processes, and PyTorch merges results by their LSE."""
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._attention import context_parallel_unshard
 

@@ -32,7 +32,7 @@ SHAPES = {
 
 @contextlib.contextmanager
 def without_fronts(device: str):
-    """The kernels of Python alone."""
+    """Only the kernels in Python."""
     kept, switch._WITH_FRONT = switch._WITH_FRONT, frozenset()
     library = Library("aten", "IMPL", device.upper())
     try:

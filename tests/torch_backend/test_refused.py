@@ -45,7 +45,7 @@ REFUSALS = {
 }
 
 TABLE = torch.zeros(2, 1, dtype=torch.int32)
-# Parameters that operators of newer PyTorch alone have.
+# Parameters that only operators of newer PyTorch have.
 REFUSED_BY_KERNELS = {
     "block_table": lambda q: flash.flash_forward(q, q, q, None, None, 4, 4, 0.0, False, False, block_table=TABLE),
     "num_splits": lambda q: flash.flash_forward(q, q, q, None, None, 4, 4, 0.0, False, False, num_splits=1),

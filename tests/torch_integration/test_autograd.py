@@ -114,14 +114,14 @@ def test_backward_releases_what_was_saved(backend):
     assert all(reference() is None for reference in references)
 
 
-def test_threads_may_walk_one_graph(backend):
+def test_threads_may_differentiate_one_graph(backend):
     leaves = leaves_of(backend)
     loss = attend(backend, *leaves).square().sum()
     expected = torch.autograd.grad(loss, leaves, retain_graph=True)
     with ThreadPoolExecutor(4) as pool:
-        walks = [pool.submit(torch.autograd.grad, loss, leaves, retain_graph=True) for _ in range(16)]
-    for walk in walks:
-        assert all(torch.equal(a, b) for a, b in zip(walk.result(), expected, strict=True))
+        runs = [pool.submit(torch.autograd.grad, loss, leaves, retain_graph=True) for _ in range(16)]
+    for run in runs:
+        assert all(torch.equal(a, b) for a, b in zip(run.result(), expected, strict=True))
 
 
 def test_anomaly_mode_finds_nothing(backend):

@@ -186,7 +186,7 @@ def test_dropout_in_a_trace(backend):
 
 @pytest.mark.parametrize("bias", [None, "1hqk"])
 def test_compiled_autograd(bias, backend):
-    """The compiled backward of a graph that eager calls left, made anew where an option differs."""
+    """The compiled backward of a graph that eager calls left, made again where an option differs."""
     for window in (None, (0, None), (2, 0)):
         case = Case(sq=40, sk=50, d=16, window=window, bias=bias, dlse=True)
         inputs = make_inputs(case, torch.float32, backend.device)

@@ -205,7 +205,7 @@ def test_transforms_are_noticed():
 
 @of("SingleLevelFunction", "enable_single_level_autograd_function")
 def test_a_function_of_one_level_of_torch_func(library):
-    """An operator's kernel of autograd is called at each level, and applies the Function at that level alone."""
+    """An operator's kernel of autograd is called at each level, and applies the Function only at that level."""
 
     class Twice(names.SingleLevelFunction):
         @staticmethod

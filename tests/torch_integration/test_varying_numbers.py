@@ -94,7 +94,7 @@ def test_all_at_once(compiler, device):
     assert compilations(function, steps, qkv(device), compiler) == 2
 
 
-def test_a_window_varies_likewise(device):
+def test_a_window_may_vary_too(device):
     """What numbers are measured by."""
     assert compilations(lambda tensors, step: attention(tensors, window=step), list(range(2, 8)), qkv(device)) == 2
 

@@ -4,71 +4,75 @@ from __future__ import annotations
 
 import argparse
 import json
-import runpy
 import shlex
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flash_attn_ext import _C
-from flash_attn_ext.cli.bench import contestants, decode, generate, peers, plot, suites, table
+from flash_attn_ext.cli.bench import contestants, decode, peers, plot, suites, table
 from flash_attn_ext.cli.bench.contestant import OURS
 from flash_attn_ext.cli.bench.decode_suites import DecodeWorkload
-from flash_attn_ext.cli.bench.generate_suites import GenerateWorkload
-from flash_attn_ext.cli.bench.goals import summary
 from flash_attn_ext.cli.bench.report import Report
 from flash_attn_ext.cli.bench.rows import failed, make_row
+from flash_attn_ext.cli.bench.summary import summary
 from flash_attn_ext.cli.bench.timing import EFFORTS, DeviceLost, Effort, Measurement, copy_bandwidth, measure
 from flash_attn_ext.cli.bench.workload import Workload
 from flash_attn_ext.cli.machine import COMMIT_VARIABLE, choose_device
 from flash_attn_ext.cli.progress import Progress
 
 METHOD = {
-    "cuda": "medians of CUDA-event times in random order, each with L2 full of other data, the backward pass alone; in "
-    "the suites host, switch, decode_host and generate, of wall-clock times; with minimum and quartiles",
+    "cuda": "medians of CUDA-event times in random order, each with L2 full of other data, backward passes without "
+    "the forward pass; in suites of host time and of generated text, of wall-clock times; with minimum and quartiles",
     "cpu": "medians of wall-clock times in random order, with minimum and quartiles",
 }
 # The module of each kind of workload, with its functions prepare, explain_ours, contestants and stopwatch.
-KINDS = {Workload: contestants, DecodeWorkload: decode, GenerateWorkload: generate}
+KINDS: Mapping[type, Any] = {Workload: contestants, DecodeWorkload: decode}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is timed, and what is said about it. benchmarks/bench.py of the repository has more than the package."""
+
+    program: str = "python -m flash_attn_ext bench"
+    suites: Mapping[str, Mapping[str, tuple[Workload, ...]]] = field(default_factory=lambda: suites.SUITES)  # by device
+    about: Mapping[str, str] = field(default_factory=lambda: suites.ABOUT)  # a line for each suite
+    only_when_named: tuple[str, ...] = ()
+    kinds: Mapping[type, Any] = field(default_factory=lambda: KINDS)
+    summary: Callable[[str, list[dict]], list[str]] = summary  # the lines behind a suite's rows
 
 
 @dataclass(frozen=True)
 class Settings:
+    bench: Bench
     device: str
     backend: str | None
     effort: Effort
-    goals: tuple
     progress: Progress
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, bench: Bench | None = None) -> int:
     """Returns 0, or 1 if one of our own calls failed or was wrong, or 2 if nothing could be started."""
+    bench = bench or Bench()
     if options.draw is not None:
         return draw_reports(options.draw)
     device, reason = choose_device(options.device)
     if reason is None:
-        reason = _unknown(options, device)
+        reason = _unknown(bench, options, device)
     if reason is not None:
         print(reason)
         return 2
-    try:
-        goals = runpy.run_path(options.goals)["GOALS"] if options.goals else ()
-    except (OSError, KeyError, SyntaxError) as error:
-        print(
-            f"--goals {options.goals}: {error!r}; allowed is a Python file that sets GOALS, as benchmarks/goals.py does"
-        )
-        return 2
-    print(f"{device}, random-normal data, calls take turns; {METHOD[device]}.")
-    print("x a peer: times as fast as it, above 1 ours is faster.")
-    print("not distinguishable from 1: at the 5 % level, by the quartiles of both times.")
-    print("of own time: our time divided by our time without the option, or with packed sequences instead of a mask.")
-    chosen = _chosen_suites(options, device)
+    print(f"{device}, random-normal data, calls alternate; {METHOD[device]}.")
+    print("x NAME: times as fast as that peer. x own NAME: times as fast as our own call without the option, or with")
+    print("packed sequences instead of a mask. not distinguishable from 1: at the 5 % level, by both quartiles.")
+    chosen = _chosen_suites(bench, options, device)
     progress = Progress("bench", sum(len(load.passes) for loads in chosen.values() for load in loads))
-    settings = Settings(device, options.backend, EFFORTS[device, options.quick], goals, progress)
+    settings = Settings(bench, device, options.backend, EFFORTS[device, options.quick], progress)
     try:
-        report = Report(
-            Path(options.output) / f"{_stem(device, options)}.json", device, _command(device, options), METHOD[device]
-        )
+        command = _command(bench.program, device, options)
+        report = Report(Path(options.output) / f"{_stem(device, options)}.json", device, command, METHOD[device])
     except OSError as error:
         print(f"--output {options.output}: {error}; allowed is a folder to write to, which is made where there is none")
         return 2
@@ -108,7 +112,7 @@ def draw_reports(paths: list[str]) -> int:
 def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, report: Report) -> None:
     start = time.perf_counter()
     rows = []
-    print(table.heading(name, workloads), flush=True)
+    print(table.heading(name, settings.bench.about.get(name), workloads), flush=True)
     bandwidth = {}
     if any("tbs" in workload.amounts("forward") for workload in workloads):
         bandwidth["copy_tbs"] = round(copy_bandwidth(settings.device), 4)
@@ -119,13 +123,13 @@ def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, re
             rows.append(row)
             report.add(row)
             print("\n".join([table.line(row, workloads), *table.complaints(row)]), flush=True)
-    print("\n".join(summary(name, rows, settings.goals)))
+    print("\n".join(settings.bench.summary(name, rows)))
     print(f"  {len(rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def _row(workload: Workload, pass_: str, settings: Settings) -> dict:
     """The row of a pass. A failure before anything can be timed gives a row, too."""
-    kind = KINDS[type(workload)]
+    kind = settings.bench.kinds[type(workload)]
     entered = peers.of_pass(workload, pass_)
     backend = None
     try:
@@ -141,10 +145,10 @@ def _row(workload: Workload, pass_: str, settings: Settings) -> dict:
     return make_row(entered, pass_, backend, measured)
 
 
-def _chosen_suites(options: argparse.Namespace, device: str) -> dict[str, tuple[Workload, ...]]:
+def _chosen_suites(bench: Bench, options: argparse.Namespace, device: str) -> dict[str, tuple[Workload, ...]]:
     """The suites without the peers that cannot be imported. Each of those is reported once."""
-    default = (name for name in suites.SUITES[device] if name not in suites.ONLY_WHEN_NAMED)
-    chosen = {name: suites.SUITES[device][name] for name in options.suite or default}
+    default = (name for name in bench.suites[device] if name not in bench.only_when_named)
+    chosen = {name: bench.suites[device][name] for name in options.suite or default}
     missing = peers.missing_packages(workload for workloads in chosen.values() for workload in workloads)
     for line in peers.absences(missing):
         print(line)
@@ -154,21 +158,19 @@ def _chosen_suites(options: argparse.Namespace, device: str) -> dict[str, tuple[
     return chosen
 
 
-def _unknown(options: argparse.Namespace, device: str) -> str | None:
-    wanted = [name for name in options.suite or () if name not in suites.SUITES[device]]
+def _unknown(bench: Bench, options: argparse.Namespace, device: str) -> str | None:
+    wanted = [name for name in options.suite or () if name not in bench.suites[device]]
     if wanted:
-        return f"--suite {' '.join(wanted)}: on {device} there are {', '.join(suites.SUITES[device])}"
-    if "generate" in (options.suite or ()) and (reason := generate.missing()) is not None:
-        return f"--suite generate: {reason}"
+        return f"--suite {' '.join(wanted)}: on {device} there are {', '.join(bench.suites[device])}"
     built = _C.build_info()["backends"]
     if options.backend is not None and options.backend not in built:
         return f"--backend {options.backend}: this build has {', '.join(built)}"
     return None
 
 
-def _command(device: str, options: argparse.Namespace) -> str:
+def _command(program: str, device: str, options: argparse.Namespace) -> str:
     """The command with the options that decide the rows, and without this machine's interpreter and paths."""
-    words = ["python", "-m", "flash_attn_ext", "bench", "--device", device]
+    words = [*program.split(), "--device", device]
     if options.suite:
         words += ["--suite", *options.suite]
     if options.backend:

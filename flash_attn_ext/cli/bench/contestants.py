@@ -138,7 +138,7 @@ def _sdpa_arguments(workload: Workload, inputs: Inputs) -> dict:
 
 def _varlen_peer(workload: Workload, inputs: Inputs) -> Callable[[], Tensor]:
     def forward() -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn  # here, so that a torch without it loses this peer alone
+        from torch.nn.attention.varlen import varlen_attn  # here, so that a torch without it loses only this peer
 
         lengths: Any = (inputs.cu_seqlens, inputs.cu_seqlens, workload.seqlen, workload.seqlen)
         options: Any = dict(window_size=(-1, 0 if workload.causal else -1))

@@ -126,8 +126,8 @@ def _entrant(
     backend=None,
     comparable: bool = True,
 ) -> Contestant:
-    turns = itertools.cycle(copies)
-    return Contestant(lambda: call(q, *next(turns)), (), backend, comparable)
+    next_copy = itertools.cycle(copies)
+    return Contestant(lambda: call(q, *next(next_copy)), (), backend, comparable)
 
 
 def _ours(workload: DecodeWorkload, inputs: DecodeInputs, backend: str | None) -> Call:

@@ -81,11 +81,11 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def ratio_to(row: dict, against: str) -> float | None:
-    """How many times as fast as a peer we are, or as the best of those that ran; or, where `against` is our own other
-    call, our time divided by its time. None where either did not run."""
+    """How many times as fast as a peer we are, as the best of those that ran, or as our own other call. None where
+    either did not run."""
     if _is_own(row, against):
-        share = share_of_own(row)
-        return None if share is None else share[1]
+        own = times_as_fast_as_own(row)
+        return None if own is None else own[1]
     ratios = times_as_fast(row)
     found = min(ratios.values(), default=None) if against == "best" else ratios.get(against)
     return None if found is None else round(found, 4)
@@ -111,14 +111,14 @@ def is_distinct(row: dict) -> bool | None:
     return differ(of_both, tuple(row[f"spread_{unit}"][name] for name in names), row["rounds"])
 
 
-def is_share(row: dict) -> bool:
-    """Whether the row's ratio is our time divided by that of our own other call."""
+def is_against_own(row: dict) -> bool:
+    """Whether the row's ratio compares with our own other call."""
     return _is_own(row, row["against"])
 
 
 def ratio_unit(row: dict, against: str | None = None) -> str:
     against = against or row["against"]
-    return f"of own {against} time" if _is_own(row, against) else f"x {against}"
+    return f"x own {against}" if _is_own(row, against) else f"x {against}"
 
 
 def failed(row: dict) -> bool:
@@ -141,12 +141,12 @@ def unit_of(row: dict) -> str:
     return next(unit for unit in ("tokens_per_s", "us", "tflops") if f"ours_{unit}" in row)
 
 
-def share_of_own(row: dict) -> tuple[str, float] | None:
-    """(name, our time divided by that of our own call without options), if both were measured."""
+def times_as_fast_as_own(row: dict) -> tuple[str, float] | None:
+    """(name, the time of our own other call divided by ours), if both were measured."""
     unit = _time_unit(row)
     for name, own in row.get(f"own_{unit}", {}).items():
         if own and row[f"ours_{unit}"]:
-            return name, round(row[f"ours_{unit}"] / own, 4)
+            return name, round(own / row[f"ours_{unit}"], 4)
     return None
 
 

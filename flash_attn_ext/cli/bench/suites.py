@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from flash_attn_ext.cli.bench.decode_suites import decode, decode_host, decode_on_cpu
-from flash_attn_ext.cli.bench.generate_suites import generate, generate_on_cpu
 from flash_attn_ext.cli.bench.workload import (
     DIRECT,
     HEAD_BIAS,
@@ -247,16 +246,33 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
         switch,
         decode,
         decode_host,
-        generate,
     ),
     "cpu": {
         **_named(cpu, few_keys, decode_host),
         "switch": tuple(switch_on_cpu()),
         "decode": tuple(decode_on_cpu()),
-        "generate": tuple(generate_on_cpu()),
     },
 }
-ONLY_WHEN_NAMED = ("generate",)  # needs a package that is no part of the library
+ABOUT = {
+    "grid": "long sequences at head dims 64, 128 and 256, full and causal, in TFLOP/s",
+    "mask": "boolean masks, padding masks and biases, with and without a gradient",
+    "float32": "float32 inputs, with GEMMs in float32 precision",
+    "dropout": "dropout of 0.1",
+    "head_dims": "head dims from 40 to 512, and different ones of q and v",
+    "short": "64 to 1000 tokens, each call on its own",
+    "in_a_row": "the calls of short, twelve behind each other as in a model",
+    "encoders": "many heads of few tokens, as encoders of text and images have them",
+    "few_queries": "64 to 128 queries that see far more keys",
+    "varlen": "packed sequences of different lengths",
+    "window": "sliding windows and causality, beside our own call without them",
+    "gqa": "grouped query heads, and sequences of up to 32768 tokens",
+    "host": "host time of small calls",
+    "switch": "host time through PyTorch's own switch, beside our direct call",
+    "decode": "few queries at the end of a key-value cache, contiguous and paged",
+    "decode_host": "host time of such calls",
+    "cpu": "2048 tokens in float32 and bfloat16, with masks, a bias and a window",
+    "few_keys": "many queries that see 1 to 80 keys",
+}
 
 
 def quick(workloads: tuple[Workload, ...]) -> tuple[Workload, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from flash_attn_ext.cli.bench.rows import (
     compared_with,
     failed,
+    is_against_own,
     is_distinct,
-    is_share,
     place,
     ratio_unit,
-    share_of_own,
+    times_as_fast_as_own,
     unit_of,
 )
 from flash_attn_ext.cli.bench.spread import MIN_ROUNDS
@@ -19,9 +19,10 @@ PLACE_WIDTH, FIGURE_WIDTH = 40, 9
 UNITS = {"tflops": "TFLOP/s", "ms": "ms", "us": "us", "tokens_per_s": "tokens/s"}
 
 
-def heading(suite: str, workloads: tuple[Workload, ...]) -> str:
+def heading(suite: str, about: str | None, workloads: tuple[Workload, ...]) -> str:
     columns = "".join(f"{name:>{_width(name)}}" for name in ("ours", *_columns(workloads)))
-    return f"\n{suite}\n{'case':<{PLACE_WIDTH}} {'pass':<17}{'backend':<8}{columns} {'unit':<9}ratio"
+    title = suite if about is None else f"{suite}: {about}"
+    return f"\n{title}\n{'case':<{PLACE_WIDTH}} {'pass':<17}{'backend':<8}{columns} {'unit':<9}ratio"
 
 
 def line(row: dict, workloads: tuple[Workload, ...]) -> str:
@@ -51,9 +52,9 @@ def _ratio_text(row: dict) -> str:
             texts[0] += f" (rounds: {row['rounds']})"
         elif is_distinct(row) is False:
             texts[0] += " (not distinguishable from 1)"
-    share = share_of_own(row)
-    if share is not None and not is_share(row):
-        texts.append(f"{share[1]:.2f} of own {share[0]} time")
+    own = times_as_fast_as_own(row)
+    if own is not None and not is_against_own(row):
+        texts.append(f"{own[1]:.2f} {ratio_unit(row, own[0])}")
     if row.get("ours_tbs"):
         texts.append(f"{row['ours_tbs']:.3g} TB/s (a copy {row['copy_tbs']:.3g})")
     if "non_causal_peers" in row:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of, packed_form
-from flash_attn_ext._keywords import dense_problem, problem_of
-from flash_attn_ext._options import check_flag
+from flash_attn_ext._options import check_flag, dense_problem, problem_of
 from flash_attn_ext._problem import Problem
 from flash_attn_ext._seeds import draw_seed
 from flash_attn_ext.autograd import attend

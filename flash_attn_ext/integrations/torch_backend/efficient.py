@@ -137,7 +137,7 @@ def _problem(tensors, lengths, bias, dropout_p, custom_mask_type, scale) -> Prob
     q, k, v = (tensor.squeeze(0) if packed else tensor.transpose(1, 2) for tensor in tensors)
     problem = Problem(q, k, v, scale=scale, causal=_CAUSALITY[custom_mask_type], dropout_p=dropout_p)
     if packed:
-        # PyTorch's kernel reads how many keys a sequence has from cu_seqlens_k alone, so max_seqlen_k may be too small.
+        # PyTorch's kernel reads how many keys a sequence has only from cu_seqlens_k, so max_seqlen_k may be too small.
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, _ = lengths
         return problem._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q)
     return masked(problem, bias)

@@ -118,7 +118,7 @@ def flash_forward(
     if alibi_slopes is not None:
         raise NotTaken("alibi_slopes are not taken: the operator's backward pass does not get them")
     if num_splits is not None:
-        raise NotTaken("num_splits is not taken: among how many blocks keys are divided follows from the lengths")
+        raise NotTaken("num_splits is not taken: the number of splits follows from the lengths")
     lengths, window = (cum_seq_q, cum_seq_k, max_q, max_k), (window_size_left, window_size_right)
     problem = _problem((query, key, value), lengths, dropout_p, is_causal, scale, window)
     problem, rng_state, offset = seeds.with_drawn(problem, torch.uint64)

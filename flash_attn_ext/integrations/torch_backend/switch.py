@@ -12,10 +12,10 @@ from torch.library import Library
 
 from flash_attn_ext import _C
 from flash_attn_ext._torch_private import destroy, has_kernel, keys_of
+from flash_attn_ext.integrations._fused_inference import fused_inference
 from flash_attn_ext.integrations._warnings import is_of_the_machine, warn_once
 from flash_attn_ext.integrations.torch_backend import cpu_flash, cudnn, efficient, flash, seeds
 from flash_attn_ext.integrations.torch_backend.operands import OursAlone
-from flash_attn_ext.integrations.torch_sdpa import fused_inference
 
 
 class Override(NamedTuple):

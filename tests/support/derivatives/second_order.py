@@ -7,17 +7,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from flash_attn_ext.derivatives import pieces
+from flash_attn_ext.derivatives import subproblems
 from flash_attn_ext.reference import attention_reference
 from support.backends import Backend
 from support.cases import Case, Inputs
 from support.runners import Result, call_ours, dropout_bits
 
-# Few queries, keys and heads at a time, so that small problems have many tiles and pieces.
-TINY_TILES = pieces.TileSize(queries=32, keys=48, scores=32 * 48 * 2)
+# Few queries, keys and heads at a time, so that small problems have many tiles and subproblems.
+TINY_TILES = subproblems.TileSize(queries=32, keys=48, scores=32 * 48 * 2)
 
 LARGE = dict(sq=70, sk=110, d=8)
-# Each in many tiles and pieces (tiny_tiles).
+# Each in many tiles and subproblems (tiny_tiles).
 LARGE_CASES = [
     Case(**LARGE, dlse=True),
     Case(**LARGE, causal="top_left"),
@@ -45,7 +45,7 @@ Attention = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 @pytest.fixture
 def tiny_tiles(monkeypatch):
     for name in ("CPU_TILE", "GPU_TILE"):
-        monkeypatch.setattr(pieces, name, TINY_TILES)
+        monkeypatch.setattr(subproblems, name, TINY_TILES)
 
 
 def ours(inputs: Inputs, backend: Backend) -> Attention:

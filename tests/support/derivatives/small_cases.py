@@ -62,7 +62,7 @@ def function_of(
 ) -> tuple[Callable[..., tuple[torch.Tensor, ...]], dict[str, torch.Tensor], Inputs]:
     """Our attention of a case in float64 as a function of its differentiable tensors, and these, fresh leaves by name.
 
-    It returns (out, lse), or out alone where a row sees nothing: its LSE is -inf, which finite differences cannot take.
+    It returns (out, lse), or only out where a row sees nothing: its LSE is -inf, which finite differences cannot take.
     """
     if isinstance(case, PackedCase):
         inputs = make_packed(case, torch.float64, backend.device)

@@ -48,7 +48,7 @@ def draw(number: int) -> CacheProblem:
         shared_pages = maybe(rng, rng.randint(1, pages), 0.3) or 0
         shared_pages = min(shared_pages, (capacity - new) // page_size)
     base = _draw_base(rng, dtype, capacity)
-    # Nobody may append to what others have, so every sequence has at least the shared pages then.
+    # No sequence may append to what others have, so every sequence has at least the shared pages then.
     shortest = shared_pages * page_size if shared_pages and new else 0
     batch, step = rng.choice((1, 2, 3, 4)), page_size or 16
     lengths = tuple(_draw_length(rng, shortest, capacity - new, step) for _ in range(batch))

@@ -111,7 +111,7 @@ def _draw_rare(rng: random.Random, case: Case) -> dict:
 
 
 def _draw_padding(rng: random.Random, case: Case) -> dict:
-    """Most of it hides keys from all queries and heads alike."""
+    """Most of it hides keys from all queries and heads."""
     return dict(padding=True, mask=rng.choice((case.mask, "b11k", "b11k"))) if rng.random() < 0.4 else {}
 
 
@@ -126,9 +126,9 @@ def _draw_wanted(rng: random.Random, case: Case) -> tuple[str, ...]:
 
 
 def _draw_environment(rng: random.Random) -> tuple[tuple[str, str], ...]:
-    workspace = maybe(rng, rng.choice(("0", "1")), 0.15)  # MiB: nothing is stored, or in several launches
-    multiprocessors = maybe(rng, rng.choice(("1", "5", "24")), 0.1)
-    drawn = {"FLASH_ATTN_EXT_WORKSPACE_MIB": workspace, "FLASH_ATTN_EXT_MULTIPROCESSORS": multiprocessors}
+    workspace = maybe(rng, rng.choice(("0", "1")), 0.15)  # MiB: no scores are materialised, or in several launches
+    num_sms = maybe(rng, rng.choice(("1", "5", "24")), 0.1)
+    drawn = {"FLASH_ATTN_EXT_WORKSPACE_MIB": workspace, "FLASH_ATTN_EXT_MULTIPROCESSORS": num_sms}
     return tuple((name, value) for name, value in drawn.items() if value is not None)
 
 

@@ -1,14 +1,12 @@
-"""Summarises a suite's figures, and compares them with goals.
-
-The goals are in a file that ``--goals`` names, such as benchmarks/goals.py of the repository; the package has none.
-"""
+"""Goals for the figures of a suite of ``bench``, and what a run says about them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flash_attn_ext.cli.bench.rows import geometric_mean, is_share, place, ratio_to, ratio_unit
+from flash_attn_ext.cli.bench import summary
+from flash_attn_ext.cli.bench.rows import place
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Goal:
     worst: float | None = None  # a floor for every single point
     against: str | None = None  # a peer, the "best" that ran or our own other call; None: what the row compares with
     at: dict = field(default_factory=dict)  # for rows with these fields, even if the suite's mean leaves them out
-    at_most: bool = False  # a share of our own time, or microseconds; else times as fast as the peer, at least
+    at_most: bool = False  # for microseconds; else times as fast, at least
 
     def counts(self, row: dict) -> bool:
         return all(row[name] == value for name, value in self.at.items()) if self.at else row["in_goal"]
@@ -35,8 +33,8 @@ class Goal:
         if not rows:
             yield f"{title}: not measured; {self}"
             return
-        text, mean = mean_and_worst(rows, self.at_most, self.against)
-        figures = [(row, _figure(row, self.against)) for row in rows]
+        text, mean = summary.mean_and_worst(rows, self.at_most, self.against)
+        figures = [(row, summary.figure(row, self.against)) for row in rows]
         missed = [(row, figure) for row, figure in figures if figure is not None and self._is_bad(figure)]
         verdict = "ABOVE THE LIMIT" if self.at_most else "BELOW THE FLOOR"
         if any(figure is None for _, figure in figures):
@@ -45,7 +43,7 @@ class Goal:
             verdict = "goal met" if self.meets(mean, self.goal) else f"{self._bound()} kept, goal missed"
         yield f"{title}: {text}; {self}: {verdict}"
         for row, figure in missed:
-            yield f"    {place(row)}: {figure:.3g}, {self._bound()} {self.worst:g}"
+            yield f"    {place(row)}: {figure:.3g}, {self._bound()} {self.worst:.4g}"
 
     def _is_bad(self, figure: float) -> bool:
         return self.worst is not None and not self.meets(figure, self.worst)
@@ -55,10 +53,10 @@ class Goal:
 
     def __str__(self) -> str:
         word, beyond = ("at most", "over") if self.at_most else ("at least", "under")
-        bounds = [f"{self._bound()} {self.floor:g}"] if self.floor != self.goal else []
+        bounds = [f"{self._bound()} {self.floor:.4g}"] if self.floor != self.goal else []
         if self.worst is not None:
-            bounds.append(f"no point {beyond} {self.worst:g}")
-        return f"goal {word} {self.goal:g}" + (f" ({', '.join(bounds)})" if bounds else "")
+            bounds.append(f"no point {beyond} {self.worst:.4g}")
+        return f"goal {word} {self.goal:.4g}" + (f" ({', '.join(bounds)})" if bounds else "")
 
 
 @dataclass(frozen=True)
@@ -81,61 +79,16 @@ class PointGoals:
             yield f"    {place(row)}: {'no figure' if rate is None else f'{rate:.3g} TFLOP/s'}, goal {goal:g}"
 
 
-def summary(suite: str, rows: list[dict], goals: Iterable[Goal | PointGoals] = ()) -> list[str]:
-    """For each pass the mean and the worst point, beside the goals."""
+def judged(suite: str, rows: list[dict], goals: Iterable[Goal | PointGoals]) -> list[str]:
+    """For each pass the goals with what was measured, or without goals the mean and the worst point."""
     lines: list[str] = []
-    for pass_ in dict.fromkeys(row["pass"] for row in rows):
-        of_pass = [row for row in rows if row["pass"] == pass_]
+    for pass_, of_pass in summary.by_pass(rows).items():
         wanted = [goal for goal in goals if (goal.suite, goal.pass_) == (suite, pass_)]
         for goal in wanted:
             lines += goal.lines([row for row in of_pass if goal.counts(row)])
         if not wanted:
-            counted = [row for row in of_pass if row["in_goal"]]
-            lines += [f"  {pass_}{title}: {text}" for title, text in _means(counted)]
+            lines += summary.lines_of_pass(pass_, of_pass)
     return lines
-
-
-def mean_and_worst(rows: list[dict], at_most: bool, against: str | None = None) -> tuple[str, float | None]:
-    """The mean and the worst point in words, and the mean itself."""
-    found = [(_figure(row, against), place(row)) for row in rows]
-    figures = [(figure, where) for figure, where in found if figure is not None]
-    if not figures:
-        return "no point could be measured", None
-    mean = geometric_mean(figure for figure, _ in figures)
-    unit = _unit(rows[0], against)
-    if len(rows) == 1:
-        return f"{mean:.3g} {unit} ({figures[0][1]})", mean
-    worst, where = (max if at_most else min)(figures)
-    text = f"geometric mean {mean:.3g} {unit} over {len(figures)} of {len(rows)} points, worst {worst:.3g} ({where})"
-    return text, mean
-
-
-def _means(rows: list[dict]) -> Iterable[tuple[str, str]]:
-    """One mean, or one for each case if ratios are shares of our own time, because each case saves another share."""
-    shares = [row for row in rows if is_share(row)]
-    for case in dict.fromkeys(row["case"] for row in shares):
-        yield f", {case}", mean_and_worst([row for row in shares if row["case"] == case], at_most=True)[0]
-    others = [row for row in rows if not is_share(row)]
-    if others:
-        against = others[0]["against"] if "ours_us" in others[0] else None
-        yield "", mean_and_worst(others, at_most=False, against=against)[0]
-
-
-def _figure(row: dict, against: str | None) -> float | None:
-    """The figure that goals concern: the ratio to the peer that they name, or else microseconds, or the row's ratio."""
-    if against is not None:
-        return ratio_to(row, against)
-    return row["ours_us"] if _in_microseconds(row) else row["ratio"]
-
-
-def _unit(row: dict, against: str | None) -> str:
-    if against is not None:
-        return ratio_unit(row, against)
-    return "us" if _in_microseconds(row) else ratio_unit(row)
-
-
-def _in_microseconds(row: dict) -> bool:
-    return "ours_us" in row and not is_share(row)
 
 
 def _point(row: dict) -> tuple[str, int, int]:

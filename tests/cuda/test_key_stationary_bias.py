@@ -1,5 +1,6 @@
-"""Hopper's backward kernel for all gradients, with a bias that gets none: it comes by the copy engine, to where dS of a
-visit will lie. Walks, lengths at edges of tiles, few blocks, packed sequences, low and empty rows, and NaN."""
+"""Hopper's key-stationary backward kernel with a bias that gets no gradient. TMA loads the bias of a (query tile, key
+tile) iteration to where its dS will lie. Loop orders, lengths at edges of tiles, few CTAs, packed sequences, low and
+empty rows, and NaN."""
 
 import math
 
@@ -7,13 +8,13 @@ import pytest
 import torch
 
 from support.cases import Case, Inputs, make_inputs
-from support.checks import check_drawn, check_hidden_keys, check_on_multiprocessors, check_packed_drawn
+from support.checks import check_drawn, check_hidden_keys, check_on_sm_counts, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
 from support.runners import run_ours
 
-MULTIPROCESSORS = (1, 2, 7, 132)
+SM_COUNTS = (1, 2, 7, 132)
 RUNS = 100
 pytestmark = pytest.mark.usefixtures("on_hopper")
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
@@ -21,7 +22,7 @@ over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 DIMS = ((64, 64, 4), (128, 128, 2), (96, 40, 1))  # of q and k, of v; key heads
 LENGTHS = ((130, 130), (257, 63), (320, 319), (513, 640), (300, 1500), (1100, 700))
 PATTERNS = ("bhqk", "11qk", "1hqk", "b1qk")
-WALKS = (
+VISIBILITIES = (
     dict(),
     dict(causal="top_left"),
     dict(causal="bottom_right", dlse=True),
@@ -30,33 +31,33 @@ WALKS = (
     dict(sink=True),
 )
 EDGES = [
-    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, dv=dv, bias=PATTERNS[(n + m + i) % len(PATTERNS)], **walk)
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, dv=dv, bias=PATTERNS[(n + m + i) % len(PATTERNS)], **visible)
     for i, (d, dv, kv_heads) in enumerate(DIMS)
     for n, (sq, sk) in enumerate(LENGTHS)
-    for m, walk in enumerate(WALKS)
+    for m, visible in enumerate(VISIBILITIES)
 ]
-FEW_BLOCKS = [
-    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, bias=bias, **walk)
+FEW_CTAS = [
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, bias=bias, **visible)
     for d in (64, 80, 128)
     for sq, sk, kv_heads, bias in ((1000, 1304, 2, "bhqk"), (1200, 1200, 4, "11qk"))
-    for walk in (dict(), dict(causal="top_left"), dict(window=(200, 200)))
+    for visible in (dict(), dict(causal="top_left"), dict(window=(200, 200)))
 ]
 REPEATED = [
-    Case(sq=1100, sk=1504, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, bias=bias, **walk)
+    Case(sq=1100, sk=1504, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, bias=bias, **visible)
     for d, kv_heads in ((64, 8), (96, 4), (128, 2))
     for bias in ("bhqk", "11qk")
-    for walk in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
+    for visible in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
 ]
 PACKED = [
-    PackedCase((300, 0, 65, 704, 64), (304, 40, 129, 504, 0), Case(d=d, heads=4, kv_heads=2, bias=bias, **walk))
+    PackedCase((300, 0, 65, 704, 64), (304, 40, 129, 504, 0), Case(d=d, heads=4, kv_heads=2, bias=bias, **visible))
     for d in (64, 80, 128)
     for bias in ("bhqk", "11qk", "b1qk")
-    for walk in WALKS[:4]
+    for visible in VISIBILITIES[:4]
 ]
 
 
 def without_dbias(inputs: Inputs) -> Inputs:
-    """With a bias as the copy engine reads it, in rows of whole 16 bytes, behind whose ends there is NaN."""
+    """With a bias as TMA reads it, in rows of whole 16 bytes, behind whose ends there is NaN."""
     *broadcast, rows, columns = inputs.bias.shape
     wide = inputs.bias.new_full((*broadcast, rows, columns + -columns % 8), math.nan)
     wide[..., :columns] = inputs.bias
@@ -80,9 +81,9 @@ def test_packed(case, dtype, gpu):
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(FEW_BLOCKS)
-def test_few_blocks(case, dtype, gpu, monkeypatch):
-    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch, without_dbias)
+@over_cases(FEW_CTAS)
+def test_few_ctas(case, dtype, gpu, monkeypatch):
+    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch, without_dbias)
 
 
 @over_dtypes((torch.bfloat16,))
@@ -95,7 +96,7 @@ def test_repeats(case, dtype, gpu):
 @pytest.mark.parametrize("value", ["-inf", "finfo.min", "-1e4", "3e4"])
 @pytest.mark.parametrize("d", [64, 128])
 def test_low_and_empty_rows(d, value, dtype, gpu):
-    """-inf rows are empty, of others the LSE alone does not hold the weights, or is far from 0."""
+    """-inf rows are empty, of others the LSE does not hold the weights, or is far from 0."""
     number = torch.finfo(dtype).min if value == "finfo.min" else float(value)
 
     def draw(seed: int) -> Inputs:
@@ -113,7 +114,7 @@ def test_low_and_empty_rows(d, value, dtype, gpu):
 @over_dtypes((torch.bfloat16,))
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("d", [64, 128])
-def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
+def test_nan_in_what_no_query_attends(d, poison, dtype, gpu):
     """Keys that the bias hides, some of them in a tile with others that it does not."""
     inputs = make(Case(sq=500, sk=700, d=d, heads=2, bias="11qk"), dtype)
     inputs.bias[..., 550:] = -math.inf

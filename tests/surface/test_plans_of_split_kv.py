@@ -33,7 +33,7 @@ def llama(sq: int, sk: int = LONG, **more) -> Call:
 
 
 def wide(sq: int, sk: int = LONG, **more) -> Call:
-    """Few heads, so that tiles of queries alone leave most of a GPU idle."""
+    """Few heads, so that query tiles leave most of a GPU idle."""
     return Call(sq, sk, **(dict(d=128, batch=1, heads=8) | more))
 
 
@@ -130,8 +130,8 @@ def planner(request) -> str:
 @pytest.mark.parametrize(("call", "expected"), ROWS, ids=label)
 def test_calls_that_reading_keys_bounds(call, expected, planner, monkeypatch):
     """One kernel on every GPU, whatever the number of SMs."""
-    for multiprocessors in ("1", "132"):
-        monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", multiprocessors)
+    for num_sms in ("1", "132"):
+        monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", num_sms)
         plan = forward_plan(call, planner)
         assert mismatches(plan, dict(kernel="split-KV") | expected) == {}
 
@@ -159,12 +159,12 @@ def test_calls_that_would_leave_sms_idle(call, splits, planner, monkeypatch):
 CTAS = {1: (3, 3), 2: (6, 6), 7: (8, 8), 50: (96, 48), 132: (256, 64), 300: (296, 64)}
 
 
-@pytest.mark.parametrize(("multiprocessors", "ctas"), CTAS.items())
-def test_the_number_of_sms_is_a_switch(multiprocessors, ctas, planner, monkeypatch):
+@pytest.mark.parametrize(("num_sms", "ctas"), CTAS.items())
+def test_the_number_of_sms_is_a_switch(num_sms, ctas, planner, monkeypatch):
     """As many as there is room for where heads are many."""
-    monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
+    monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(num_sms))
     assert tuple(ctas_of(forward_plan(llama(1, sk), planner)) for sk in (LONG, 1024)) == ctas
-    assert ctas_of(forward_plan(llama(1, batch=200), planner)) == 3 * multiprocessors
+    assert ctas_of(forward_plan(llama(1, batch=200), planner)) == 3 * num_sms
 
 
 SHORT = [
@@ -202,9 +202,9 @@ def test_long_calls_with_masks_have_more_ctas(call, ctas, planner):
 def test_more_sms_split_more_calls(planner, monkeypatch):
     """A tile of 128 queries in each of 32 heads."""
     plans = {}
-    for multiprocessors in (63, 64, 300):
-        monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
-        plans[multiprocessors] = forward_plan(llama(128), planner)
+    for num_sms in (63, 64, 300):
+        monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(num_sms))
+        plans[num_sms] = forward_plan(llama(128), planner)
     assert ctas_of(plans[63]) is None
     if planner == "sm90":
         assert (ctas_of(plans[64]), ctas_of(plans[300])) == (2, 9)
@@ -305,8 +305,8 @@ def test_phases_with_accumulators_of_their_own(call, expected):
     assert mismatches(plans_on("sm90", call)[1], expected) == {}
 
 
-@pytest.mark.parametrize(("multiprocessors", "splits"), [(7, None), (8, 2), (50, 12), (132, 16), (300, 16)])
-def test_the_switch_counts_in_the_backward_pass(multiprocessors, splits, monkeypatch):
-    monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(multiprocessors))
+@pytest.mark.parametrize(("num_sms", "splits"), [(7, None), (8, 2), (50, 12), (132, 16), (300, 16)])
+def test_the_switch_counts_in_the_backward_pass(num_sms, splits, monkeypatch):
+    monkeypatch.setenv("FLASH_ATTN_EXT_MULTIPROCESSORS", str(num_sms))
     plan = wide(64, 4096).plans()[1]
     assert plan.splits == splits and (splits is None or plan.kernel == MATERIALISE_DS)

@@ -1,5 +1,6 @@
-"""Hopper's backward kernel for all gradients, with dropout, which one warpgroup draws ahead of the others' visits:
-walks, tiles of keys with fewer visits than there are stages, few blocks, packed sequences, few queries, and NaN."""
+"""Hopper's key-stationary backward kernel with dropout, which one warpgroup draws ahead of the others' iterations: loop
+orders, key tiles with fewer iterations than the pipeline has stages, few CTAs, packed sequences, few queries, and
+NaN."""
 
 import math
 
@@ -7,22 +8,22 @@ import pytest
 import torch
 
 from support.cases import Case, make_inputs
-from support.checks import check_case, check_hidden_keys, check_on_multiprocessors, check_packed_drawn
+from support.checks import check_case, check_hidden_keys, check_on_sm_counts, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
 from support.runners import run_ours
 
-MULTIPROCESSORS = (1, 2, 7, 132)
+SM_COUNTS = (1, 2, 7, 132)
 RUNS = 100
 pytestmark = pytest.mark.usefixtures("on_hopper")
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
 DIMS = ((64, 64, 4), (128, 128, 2), (96, 40, 1))  # of q and k, of v; key heads
-# Tiles of keys have from 1 visit on; some are short, or nobody sees them.
+# Key tiles have one iteration or more; some are short, or no query sees them.
 LENGTHS = ((40, 130), (64, 64), (100, 257), (257, 63), (320, 319), (513, 640), (300, 1500), (1100, 700))
 FEW_QUERIES = ((64, 1153), (129, 2049), (300, 5000))
-WALKS = (
+VISIBILITIES = (
     dict(),
     dict(causal="top_left"),
     dict(causal="bottom_right", dlse=True),
@@ -33,31 +34,31 @@ WALKS = (
 # Of a query that sees few keys, delta's rounding shows the more, the more is dropped (docs/numerics.md, "delta").
 PROBABILITIES = {False: (0.1, 0.2), True: (0.5, 0.9)}  # whether every query sees every key
 EDGES = [
-    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, dv=dv, dropout_p=PROBABILITIES[walk == {}][n % 2], **walk)
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=d, dv=dv, dropout_p=PROBABILITIES[visible == {}][n % 2], **visible)
     for d, dv, kv_heads in DIMS
     for n, (sq, sk) in enumerate(LENGTHS + FEW_QUERIES)
-    for walk in WALKS
+    for visible in VISIBILITIES
 ]
-FEW_BLOCKS = [
-    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, dropout_p=0.2, **walk)
+FEW_CTAS = [
+    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=kv_heads, d=d, dropout_p=0.2, **visible)
     for d in (64, 80, 128)
     for sq, sk, kv_heads in ((1000, 1300, 2), (1200, 1200, 1), (300, 3000, 2))
-    for walk in (dict(), dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(200, 200)))
+    for visible in (dict(), dict(causal="top_left"), dict(causal="bottom_right"), dict(window=(200, 200)))
 ]
 REPEATED = [
-    Case(sq=sq, sk=sk, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, dropout_p=0.2, **walk)
+    Case(sq=sq, sk=sk, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, dropout_p=0.2, **visible)
     for sq, sk in ((1100, 1500), (300, 4000))
     for d, kv_heads in ((64, 8), (96, 4), (128, 2))
-    for walk in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
+    for visible in (dict(), dict(causal="bottom_right"), dict(window=(300, 100)))
 ]
 PACKED = [
-    PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, dropout_p=0.1, **walk))
+    PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, dropout_p=0.1, **visible))
     for d in (64, 80, 128)
     for lengths_q, lengths_k in (
         ((300, 0, 65, 700, 64), (300, 40, 129, 500, 0)),
         ((3, 0, 65, 270, 64), (900, 40, 1290, 3000, 0)),
     )
-    for walk in WALKS[:4]
+    for visible in VISIBILITIES[:4]
 ]
 
 
@@ -74,9 +75,9 @@ def test_packed(case, dtype, gpu):
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(FEW_BLOCKS)
-def test_few_blocks(case, dtype, gpu, monkeypatch):
-    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
+@over_cases(FEW_CTAS)
+def test_few_ctas(case, dtype, gpu, monkeypatch):
+    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch)
 
 
 @over_dtypes((torch.bfloat16,))
@@ -100,7 +101,7 @@ def test_no_workspace(d, dtype, gpu, monkeypatch):
 @over_dtypes((torch.bfloat16,))
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("d", [64, 128])
-def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
+def test_nan_in_what_no_query_attends(d, poison, dtype, gpu):
     """Causal: the keys behind the last query."""
     inputs = make_inputs(Case(sq=700, sk=900, d=d, heads=2, causal="top_left", dropout_p=0.1), dtype, "cuda")
     check_hidden_keys(inputs, 700, poison, gpu)

@@ -1,4 +1,4 @@
-"""Hopper's backward kernel in which few queries stay: stretches of keys that begin and end anywhere, and NaN."""
+"""Hopper's query-stationary backward kernel: stream-K ranges of keys that begin and end anywhere, and NaN."""
 
 import math
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from support.cases import Case, make_inputs
-from support.checks import check_case, check_on_multiprocessors
+from support.checks import check_case, check_on_sm_counts
 from support.disturbance import assert_repeats
 from support.errors import assert_same_answer
 from support.params import over_cases, over_dtypes
 from support.runners import run_ours
 
-MULTIPROCESSORS = (1, 2, 7, 50, 131, 132)
+SM_COUNTS = (1, 2, 7, 50, 131, 132)
 RUNS = 100
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
@@ -23,8 +23,8 @@ EDGES = [
     for sk in (1024, 1025, 1087, 1152, 2500)
     if sk > 8 * sq
 ]
-# Blocks with tiles of several heads, with those of one alone, and heads that are shared.
-STRETCHES = [
+# CTAs with tiles of several heads, CTAs with tiles of one head, and heads that several CTAs share.
+RANGES = [
     Case(sq=sq, sk=sk, batch=batch, heads=heads, d=d)
     for d in (64, 128)
     for sq, sk, batch, heads in ((128, 1100, 5, 7), (64, 1024, 1, 1), (100, 8193, 1, 3), (16, 1024, 40, 8))
@@ -39,9 +39,9 @@ def test_edges_of_tiles(case, dtype, gpu, on_hopper):
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(STRETCHES)
-def test_stretches(case, dtype, gpu, on_hopper, monkeypatch):
-    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
+@over_cases(RANGES)
+def test_stream_k_ranges(case, dtype, gpu, on_hopper, monkeypatch):
+    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch)
 
 
 @over_dtypes((torch.bfloat16,))

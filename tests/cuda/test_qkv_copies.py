@@ -56,13 +56,13 @@ def at_debug(caplog):
 
 @pytest.mark.parametrize("change", [misaligned, rows_apart, transposed], ids=lambda change: change.__name__)
 @pytest.mark.parametrize("name", OPERANDS)
-def test_a_copy_is_logged_and_names_the_operand(name, change, at_debug, gpu):
+def test_a_copy_is_logged_by_its_name(name, change, at_debug, gpu):
     inputs = make_inputs(CASE, torch.bfloat16, "cuda")
     train(inputs.replace(**{name: change(getattr(inputs, name))}), gpu)
     assert any(re.search(rf"\b{name}\b", message) for message in copies(at_debug)), copies(at_debug)
 
 
-def test_aligned_operands_are_not_copied(at_debug, gpu):
+def test_aligned_tensors_are_not_copied(at_debug, gpu):
     inputs = make_inputs(CASE, torch.bfloat16, "cuda")
     train(inputs, gpu)
     packed = torch.randn(2, 70, 3, 2, 64, device="cuda").bfloat16().requires_grad_()
@@ -72,7 +72,7 @@ def test_aligned_operands_are_not_copied(at_debug, gpu):
     assert not copies(at_debug)
 
 
-def test_packed_operands_are_logged_too(at_debug, gpu):
+def test_packed_tensors_are_logged_too(at_debug, gpu):
     q, k, v = (torch.randn(100, 2, 64, device="cuda").bfloat16() for _ in range(3))
     cu = cu_seqlens((60, 40), "cuda")
     flash_attn_ext.attention_varlen(q, misaligned(k), v, cu, cu, max_seqlen_q=60, max_seqlen_k=60, backend=gpu.name)

@@ -19,7 +19,7 @@ _CUT_FIELDS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink")
 
 
 class TileSize(NamedTuple):
-    """Queries and keys of a tile, and the most scores that the tiles of all heads of a `Piece` may have together."""
+    """Queries and keys of a tile, and the most scores that the tiles of all heads of a `Subproblem` may have."""
 
     queries: int
     keys: int
@@ -38,8 +38,8 @@ def tile_size(device_type: str, group: int) -> TileSize:
     return size._replace(queries=min(size.queries, max(size.scores // (group * size.keys), 1)))
 
 
-class Part(NamedTuple):
-    """The batch entries, key heads and tokens of a `Piece`; the latter are None for dense problems."""
+class Selection(NamedTuple):
+    """The batch entries, key heads and tokens of a `Subproblem`; the latter are None for dense problems."""
 
     batch: slice
     key_heads: slice
@@ -74,10 +74,10 @@ class Part(NamedTuple):
         return table[:, :, : lengths[0] if queries else 1, : lengths[1] if keys else 1]
 
 
-class Piece(NamedTuple):
+class Subproblem(NamedTuple):
     """A dense problem. tensors: views by name, None for absent ones, each in the dense form of its kind."""
 
-    part: Part
+    selection: Selection
     tensors: dict[str, Tensor | None]
     num_queries: int
     num_keys: int
@@ -98,17 +98,19 @@ def present(tensors: dict[str, Tensor | None], name: str) -> Tensor:
     return tensor
 
 
-def pieces_of(problem: Problem, tensors: dict[str, Tensor | None]) -> Iterator[Piece]:
+def subproblems_of(problem: Problem, tensors: dict[str, Tensor | None]) -> Iterator[Subproblem]:
     """Cuts the problem's own tensors and `tensors`, by the names of KINDS. Names of results to write begin with
     RESULT."""
     tensors = {name: getattr(problem, name) for name in _CUT_FIELDS} | tensors
     kinds = {name: KINDS[name.removeprefix(RESULT)] for name in tensors}
-    for part in _parts(problem):
-        views = {name: tensor if tensor is None else part.of(kinds[name], tensor) for name, tensor in tensors.items()}
-        yield Piece(part, views, present(views, "q").size(2), present(views, "k").size(2))
+    for selection in _selections(problem):
+        views = {
+            name: tensor if tensor is None else selection.of(kinds[name], tensor) for name, tensor in tensors.items()
+        }
+        yield Subproblem(selection, views, present(views, "q").size(2), present(views, "k").size(2))
 
 
-def _parts(problem: Problem) -> Iterator[Part]:
+def _selections(problem: Problem) -> Iterator[Selection]:
     q, k = problem.q, problem.k
     if q.size(1) == 0:  # no query attends to the keys, if there are any
         return
@@ -116,14 +118,14 @@ def _parts(problem: Problem) -> Iterator[Part]:
     size = tile_size(q.device.type, group)
     if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
         for batch, key_heads in _shares(q.size(0), k.size(1), group * _tile_scores(size, q.size(2), k.size(2)), size):
-            yield Part(batch, key_heads, group)
+            yield Selection(batch, key_heads, group)
         return
     starts_q, starts_k = problem.cu_seqlens_q.tolist(), problem.cu_seqlens_k.tolist()
     for index in range(len(starts_q) - 1):
         queries, keys = slice(*starts_q[index : index + 2]), slice(*starts_k[index : index + 2])
         scores = group * _tile_scores(size, queries.stop - queries.start, keys.stop - keys.start)
         for _, key_heads in _shares(1, k.size(1), scores, size):
-            yield Part(slice(index, index + 1), key_heads, group, queries, keys)
+            yield Selection(slice(index, index + 1), key_heads, group, queries, keys)
 
 
 def _tile_scores(size: TileSize, num_queries: int, num_keys: int) -> int:

@@ -38,7 +38,7 @@ class GenerateWorkload(Workload):
         return {"tokens_per_s": self.batch * (self.seqlen if pass_ == PREFILL else 1)}
 
 
-def generate() -> Iterator[GenerateWorkload]:
+def generate_on_gpu() -> Iterator[GenerateWorkload]:
     """The model has the size of Llama 3.2 1B, except for its vocabulary."""
     for kilokeys in (1, 8, 32):
         for cache in (DYNAMIC, STATIC):

@@ -1,6 +1,6 @@
-"""Hopper's backward kernels that store tiles of P and dS, where biases or a softcap change scores, or few queries
-meet a mask, and at head dims above 128 where a mask, a softcap, slopes or dropout does: edges of tiles, tiles that a
-mask leaves nothing of, several launches, bands of queries, and NaN."""
+"""Hopper's two-pass backward kernels, which materialise P and dS. Calls take them where biases or a softcap change
+scores, where few queries have a mask, and above head dim 128. Edges of tiles, tiles that a mask hides, several
+launches, query chunks, and NaN."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support.cases import Case, make_inputs
-from support.checks import MULTIPROCESSORS_SWITCH, check_case, check_hidden_keys, check_hidden_tiles, check_packed_drawn
+from support.checks import SM_COUNT_SWITCH, check_case, check_hidden_keys, check_hidden_tiles, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed, run_packed
 from support.params import over_cases, over_dtypes
@@ -20,7 +20,7 @@ over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
 
 DIMS = (dict(d=128), dict(d=64), dict(d=96, dv=40), dict(d=64, dv=128))
 LENGTHS = ((257, 63), (320, 65), (384, 127), (300, 129), (512, 192), (577, 640), (270, 1))
-TERMS = (
+OPTIONS = (
     dict(bias="11qk", mask="bhqk"),
     dict(bias="1hqk", mask="b11k"),
     dict(mask="11q1"),
@@ -33,14 +33,14 @@ TERMS = (
 )
 VISIBLE = (dict(), dict(causal="bottom_right"), dict(window=(100, 30)), dict(causal="top_left", dlse=True))
 EDGES = [
-    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=(4, 2)[n % 2], **dims, **terms, **VISIBLE[(n + m) % len(VISIBLE)])
+    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=(4, 2)[n % 2], **dims, **options, **VISIBLE[(n + m) % len(VISIBLE)])
     for n, (sq, sk) in enumerate(LENGTHS)
-    for m, terms in enumerate(TERMS)
+    for m, options in enumerate(OPTIONS)
     for dims in DIMS
-    if sk > 1 or "dropout_p" not in terms  # what is left of dS there is rounding (docs/numerics.md, "delta")
+    if sk > 1 or "dropout_p" not in options  # what is left of dS there is rounding (docs/numerics.md, "delta")
 ]
 LARGE_DIMS = (dict(d=256), dict(d=192, dv=128), dict(d=160), dict(d=136, dv=256))
-LARGE_TERMS = (
+LARGE_OPTIONS = (
     dict(mask="bhqk"),
     dict(mask="b11k"),
     dict(mask="11qk", mask_keep=0.05),
@@ -58,12 +58,12 @@ LARGE_EDGES = [
         heads=4,
         kv_heads=(4, 2, 1)[(n + m) % 3],
         **LARGE_DIMS[(n + 3 * m) % len(LARGE_DIMS)],
-        **terms,
+        **options,
         **VISIBLE[(n + m) % len(VISIBLE)],
     )
     for n, (sq, sk) in enumerate(LENGTHS)
-    for m, terms in enumerate(LARGE_TERMS)
-    if sk > 1 or "dropout_p" not in terms
+    for m, options in enumerate(LARGE_OPTIONS)
+    if sk > 1 or "dropout_p" not in options
 ]
 FEW_QUERIES = [
     Case(sq=sq, sk=9 * sq, batch=2, heads=4, kv_heads=2, d=d, mask=mask, **VISIBLE[n])
@@ -71,15 +71,15 @@ FEW_QUERIES = [
     for d in (64, 128)
 ]
 LAUNCHES = [
-    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=d, **terms)
+    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=d, **options)
     for d in (64, 128)
-    for terms in (dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(softcap=8.0, dropout_p=0.2))
+    for options in (dict(bias="11qk"), dict(bias="1hqk", mask="b11k"), dict(softcap=8.0, dropout_p=0.2))
 ] + [
-    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=256, **terms)
-    for terms in (dict(mask="b1qk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2))
+    Case(sq=512, sk=500, batch=3, heads=4, kv_heads=2, d=256, **options)
+    for options in (dict(mask="b1qk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2))
 ]
-# 18 rows of up to 15 tiles, of which 2 MiB hold 2 to 8. (Rows of biases that the copy engine can read.)
-BANDS = [
+# 18 rows of up to 15 tiles, of which 2 MiB hold 2 to 8. (Rows of biases that TMA can read.)
+CHUNKS = [
     Case(sq=1100, sk=904, batch=2, heads=4, kv_heads=kv_heads, **dims, **options)
     for kv_heads, dims, options in (
         (4, dict(d=256), dict(causal="top_left")),
@@ -95,7 +95,7 @@ BANDS = [
         (1, dict(d=192, dv=128), dict(softcap=8.0, dropout_p=0.2)),
     )
 ]
-PACKED_BANDS = [
+PACKED_CHUNKS = [
     PackedCase((300, 0, 65, 700, 64), (300, 40, 129, 500, 0), Case(heads=4, kv_heads=2, **options))
     for options in (
         dict(d=256),
@@ -105,17 +105,17 @@ PACKED_BANDS = [
     )
 ]
 REPEATED = [
-    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **terms)
+    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **options)
     for d, kv_heads in ((64, 8), (128, 2))
-    for terms in (
+    for options in (
         dict(bias="11qk", mask="bhqk", mask_keep=0.01, causal="bottom_right"),
         dict(bias="1hqk", mask="b11k"),
         dict(softcap=8.0, dropout_p=0.2, window=(300, 100)),
         dict(bias="b1qk", dropout_p=0.2),
     )
 ] + [
-    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=4, d=256, dlse=True, **terms)
-    for terms in (dict(mask="bhqk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2, window=(300, 100)))
+    Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=4, d=256, dlse=True, **options)
+    for options in (dict(mask="bhqk", causal="bottom_right"), dict(softcap=8.0, dropout_p=0.2, window=(300, 100)))
 ]
 PACKED = [
     PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, **options))
@@ -141,7 +141,7 @@ def test_tiles_that_a_mask_hides(d, kv_heads, options, dtype, gpu):
 
 @over_16_bits
 @pytest.mark.parametrize(("dims", "kv_heads"), [(dict(d=256), 2), (dict(d=192, dv=128), 1), (dict(d=144), 4)], ids=str)
-def test_tiles_that_a_mask_alone_hides(dims, kv_heads, dtype, gpu):
+def test_tiles_that_only_a_mask_hides(dims, kv_heads, dtype, gpu):
     check_hidden_tiles(Case(sq=450, sk=700, batch=2, heads=4, kv_heads=kv_heads, mask="bhqk", **dims), dtype, gpu)
 
 
@@ -154,48 +154,48 @@ def test_several_launches(case, dtype, gpu, monkeypatch):
     for mebibytes in ("2", "5"):
         monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", mebibytes)
         check_case(case, dtype, gpu)
-        in_parts = run_ours(inputs, gpu)
+        cut = run_ours(inputs, gpu)
         for name in ("dq", "dk", "dv"):
-            assert torch.equal(whole[name], in_parts[name]), name
+            assert torch.equal(whole[name], cut[name]), name
 
 
 @pytest.fixture
-def in_bands(monkeypatch):
-    """Called, it leaves room for few queries of a key head; a GPU of few multiprocessors has enough to do with them."""
+def in_query_chunks(monkeypatch):
+    """Called, it leaves room for few queries of a key head; a GPU of few SMs has enough to do with them."""
 
     def begin() -> None:
         monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "2")
-        monkeypatch.setenv(MULTIPROCESSORS_SWITCH, "12")
+        monkeypatch.setenv(SM_COUNT_SWITCH, "12")
 
     return begin
 
 
 @over_16_bits
-@over_cases(BANDS)
-def test_bands(case, dtype, gpu, in_bands):
+@over_cases(CHUNKS)
+def test_query_chunks(case, dtype, gpu, in_query_chunks):
     """With some of a key head's queries at a time; gradients but dBias, as above, are the same to the bit."""
     inputs = make_inputs(case, dtype, "cuda")
     # A bias without a gradient has another kernel.
     kinds = [inputs, *(inputs.replace(differentiable=(*names, "bias")) for names in (("q", "k"), ("q", "v")))]
     whole = [run_ours(kind, gpu) for kind in kinds]
-    in_bands()
+    in_query_chunks()
     check_case(case, dtype, gpu)
     for kind, expected in zip(kinds, whole, strict=True):
-        in_parts = run_ours(kind, gpu)
+        cut = run_ours(kind, gpu)
         for name in {"dq", "dk", "dv"} & set(expected):
-            assert torch.equal(expected[name], in_parts[name]), name
+            assert torch.equal(expected[name], cut[name]), name
 
 
 @over_16_bits
-@over_cases(PACKED_BANDS)
-def test_packed_bands(case, dtype, gpu, in_bands):
+@over_cases(PACKED_CHUNKS)
+def test_packed_query_chunks(case, dtype, gpu, in_query_chunks):
     inputs = make_packed(case, dtype, "cuda")
     whole = run_packed(case, inputs, gpu)
-    in_bands()
+    in_query_chunks()
     check_packed_drawn(case, lambda seed: make_packed(case, dtype, "cuda", seed, draw_on="cuda"), gpu)
-    in_parts = run_packed(case, inputs, gpu)
+    cut = run_packed(case, inputs, gpu)
     for name in ("dq", "dk", "dv"):
-        assert torch.equal(whole[name], in_parts[name]), name
+        assert torch.equal(whole[name], cut[name]), name
 
 
 @over_16_bits
@@ -213,7 +213,7 @@ def test_repeats(case, dtype, gpu):
 @over_dtypes((torch.bfloat16,))
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("d", [64, 128])
-def test_nan_in_what_nobody_attends(d, poison, dtype, gpu):
+def test_nan_in_what_no_query_attends(d, poison, dtype, gpu):
     """Keys that the mask hides, some of them in a tile with others that it does not."""
     inputs = make_inputs(Case(sq=500, sk=700, d=d, heads=2, bias="1hqk", mask="11qk"), dtype, "cuda")
     inputs.mask[..., 550:] = False

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from flash_attn_ext import _C, _copies, attention, attention_varlen
+from flash_attn_ext import _C, _copy_log, attention, attention_varlen
 from support.binding import problem
 from support.params import computes_in
 
@@ -58,7 +58,7 @@ def test_an_expanded_gradient_of_the_lse(copied, backend):
     assert any(m.startswith("dlse was copied") and "dense gradient" in m for m in copied())
 
 
-def test_operands_with_unaligned_rows(copied, backend):
+def test_tensors_with_unaligned_rows(copied, backend):
     if backend.is_cpu:
         pytest.skip("the CPU kernels read any strides")
     q, k = (randn(backend.device, 1, 1, 8, 17, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
@@ -78,13 +78,13 @@ def test_silent_unless_asked(caplog):
 
 
 def test_advice_for_rows_that_no_offset_aligns(copied):
-    _copies.log_copy("k", torch.zeros(2, 3, 5, 33, dtype=torch.half), "aligned rows")
+    _copy_log.log_copy("k", torch.zeros(2, 3, 5, 33, dtype=torch.half), "aligned rows")
     assert "rows of 40 elements" in copied()[0]
 
 
 def test_where_a_view_begins(copied):
     """Memory of PyTorch's begins at multiples of 16 bytes and more."""
-    _copies.log_copy("k", torch.zeros(2, 3, 5, 32)[..., 3:], "aligned rows")
+    _copy_log.log_copy("k", torch.zeros(2, 3, 5, 32)[..., 3:], "aligned rows")
     assert "begins 12 bytes past a multiple of 16" in copied()[0]
 
 
@@ -98,4 +98,4 @@ def test_an_error_of_the_log_reaches_the_caller():
         with pytest.raises(KeyError, match="from the log"):
             _C.attention_forward(problem(q, q, q, sink=torch.randn(4)[::2]))
     finally:
-        _C.set_copy_log(_copies.log_copy)
+        _C.set_copy_log(_copy_log.log_copy)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from flash_attn_ext._explanation import Explanation
 from flash_attn_ext.cli.bench.contestant import OURS
-from flash_attn_ext.cli.bench.generate_suites import COMPILED, DYNAMIC, PREFILL, GenerateWorkload
 from flash_attn_ext.cli.bench.timing import Stopwatch
 from flash_attn_ext.functional import explain
 from flash_attn_ext.integrations.torch_sdpa import install_sdpa, uninstall_sdpa
+from generate_suites import COMPILED, DYNAMIC, PREFILL, GenerateWorkload
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""Hopper's forward kernels whose tile of keys holds all keys of a sequence: each number of keys that there is a kernel
-for, units of few and of many tiles of queries, lengths that differ, and NaN."""
+"""Hopper's single-tile forward kernels, whose key tile holds all keys of a sequence: each number of keys that a kernel
+is compiled for, work tiles of few and of many query tiles, lengths that differ, and NaN."""
 
 import math
 
@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from support.cases import Case, make_inputs
-from support.checks import check_case, check_hidden_keys, check_on_multiprocessors, check_packed_drawn
+from support.checks import check_case, check_hidden_keys, check_on_sm_counts, check_packed_drawn
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
 
-MULTIPROCESSORS = (1, 2, 7, 132)
+SM_COUNTS = (1, 2, 7, 132)
 RUNS = 100
 pytestmark = pytest.mark.usefixtures("on_hopper")
 over_16_bits = over_dtypes((torch.bfloat16, torch.float16))
@@ -26,25 +26,25 @@ EDGES = [
     for i, sk in enumerate(KEYS)
 ]
 VISIBLE = [
-    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=64, sink=sink, dlse=sink, **walk)
+    Case(sq=sq, sk=sk, heads=4, kv_heads=kv_heads, d=64, sink=sink, dlse=sink, **visible)
     for sq, sk, kv_heads, sink in ((100, 100, 4, False), (129, 160, 2, True), (300, 77, 1, True))
-    for walk in (dict(causal="top_left"), dict(causal="bottom_right"))
+    for visible in (dict(causal="top_left"), dict(causal="bottom_right"))
 ] + [
     Case(sq=sq, sk=sk, heads=4, kv_heads=2, d=64, window=window)
     for sq, sk in ((197, 197), (256, 256), (70, 250))
     for window in ((9, 9), (100, 30), (0, 0))
 ]
 PACKED = [
-    PackedCase(queries, keys, Case(d=d, heads=4, kv_heads=2, **walk))
+    PackedCase(queries, keys, Case(d=d, heads=4, kv_heads=2, **visible))
     for d in (64, 40)
     for queries, keys in (
         ((197, 0, 65, 130, 1, 64), (197, 40, 129, 0, 30, 208)),
         ((30, 77, 12, 128), (30, 77, 12, 128)),
         ((300, 5, 64, 700), (77, 77, 1, 20)),
     )
-    for walk in (dict(), dict(window=(50, 20)))
+    for visible in (dict(), dict(window=(50, 20)))
 ]
-UNITS = [
+WORK_TILES = [
     Case(sq=sq, sk=sk, batch=batch, heads=4, kv_heads=2, d=64)
     for sq, sk in ((197, 197), (1500, 77), (256, 256))
     for batch in (1, 5)
@@ -70,9 +70,9 @@ def test_packed(case, dtype, gpu):
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(UNITS)
-def test_units(case, dtype, gpu, monkeypatch):
-    check_on_multiprocessors(MULTIPROCESSORS, case, dtype, gpu, monkeypatch)
+@over_cases(WORK_TILES)
+def test_work_tiles(case, dtype, gpu, monkeypatch):
+    check_on_sm_counts(SM_COUNTS, case, dtype, gpu, monkeypatch)
 
 
 @over_dtypes((torch.bfloat16,))
@@ -86,6 +86,6 @@ def test_repeats(case, dtype, gpu):
 @over_16_bits
 @pytest.mark.parametrize("poison", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize(("sq", "sk"), [(70, 90), (100, 150)])
-def test_nan_in_what_nobody_attends(sq, sk, poison, dtype, gpu):
+def test_nan_in_what_no_query_attends(sq, sk, poison, dtype, gpu):
     inputs = make_inputs(Case(sq=sq, sk=sk, batch=20, heads=12, d=64, causal="top_left"), dtype, "cuda")
     check_hidden_keys(inputs, sq, poison, gpu)
