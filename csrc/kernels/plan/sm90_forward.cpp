@@ -155,11 +155,12 @@ bool fills_gpu_more_evenly(const attention::ForwardParams& p, const ForwardConfi
 }
 
 constexpr int kNoRow = -1;
+constexpr int kNumRows = static_cast<int>(std::size(sm90::kForwardConfigs));
 
 // The first row of the table that holds the head dims and is wanted.
 template <class Predicate>
 int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
-  for (int row = 0; row < static_cast<int>(std::size(sm90::kForwardConfigs)); ++row) {
+  for (int row = 0; row < kNumRows; ++row) {
     const ForwardConfig& config = sm90::kForwardConfigs[row];
     if (config.holds(p.head_dim_qk, p.head_dim_v) && is_wanted(config)) return row;
   }
@@ -174,15 +175,20 @@ int choose_row(const attention::ForwardParams& p, const Limits& limits) {
   int chosen = default_row(score);
   if (chosen == kNoRow) chosen = default_row(ScoreMode::kGeneric);
   // The backend refuses head dims that no generic row holds.
-  if (chosen == kNoRow) return static_cast<int>(std::size(sm90::kForwardConfigs)) - 1;
+  if (chosen == kNoRow) return kNumRows - 1;
   if (sm90::kForwardConfigs[chosen].score != ScoreMode::kScaleOnly) return chosen;
   const int split_kv = find_row(p, [](const ForwardConfig& row) { return row.split_kv; });
   if (split_kv != kNoRow && leaves_sms_idle(p, sm90::kForwardConfigs[split_kv].block_m(), limits)) return split_kv;
+  // Rows of the same head dims and score mode follow each other.
+  const int first = chosen;
   const auto other_row = [&](auto&& is_wanted) {
     const ForwardConfig& current = sm90::kForwardConfigs[chosen];
-    return find_row(p, [&](const ForwardConfig& row) {
-      return row.dims == current.dims && row.score == current.score && !row.split_kv && is_wanted(row, current);
-    });
+    for (int row = first; row < kNumRows; ++row) {
+      const ForwardConfig& config = sm90::kForwardConfigs[row];
+      if (config.dims != current.dims || config.score != current.score) break;
+      if (!config.split_kv && is_wanted(config, current)) return row;
+    }
+    return kNoRow;
   };
   const int two_ctas = other_row([](const ForwardConfig& row, const ForwardConfig&) { return row.ctas_per_sm == 2; });
   if (two_ctas != kNoRow && is_bound_by_epilogues(p)) return two_ctas;
