@@ -157,6 +157,21 @@ bool fills_gpu_more_evenly(const attention::ForwardParams& p, const ForwardConfi
 constexpr int kNoRow = -1;
 constexpr int kNumRows = static_cast<int>(std::size(sm90::kForwardConfigs));
 
+// Whether the rows of the same head dims and score mode follow each other, as choose_row expects.
+constexpr bool rows_are_grouped() {
+  const auto same = [](const ForwardConfig& a, const ForwardConfig& b) {
+    return a.dims == b.dims && a.score == b.score;
+  };
+  for (int row = 1; row < kNumRows; ++row) {
+    for (int earlier = 0; earlier + 1 < row; ++earlier) {
+      const bool belongs_there = same(sm90::kForwardConfigs[earlier], sm90::kForwardConfigs[row]);
+      if (belongs_there && !same(sm90::kForwardConfigs[row - 1], sm90::kForwardConfigs[row])) return false;
+    }
+  }
+  return true;
+}
+static_assert(rows_are_grouped());
+
 // The first row of the table that holds the head dims and is wanted.
 template <class Predicate>
 int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
