@@ -1,9 +1,10 @@
-"""README's picture, its table and the figures in its prose, from benchmarks/results/ and nothing else.
+"""README's picture, and the tables and the figures in the prose of README and docs/performance.md, from
+benchmarks/results/ and nothing else.
 
-    python benchmarks/overview.py    # after new results: draws overview.png, writes table and figures into README.md
+    python benchmarks/overview.py    # after new results: draws overview.png, writes tables and figures into both pages
 
-Both passes of the table come from one run, so that they can be added. readme_figures.py says which results a passage
-quotes.
+Both passes of a table come from one run, so that they can be added. readme_figures.py says which results a passage
+quotes, and speed_tables.py has the tables of ratios.
 """
 
 from __future__ import annotations
@@ -13,22 +14,28 @@ import sys
 from pathlib import Path
 
 from flash_attn_ext.cli.bench.plot import COLORS
-from flash_attn_ext.cli.bench.rows import geometric_mean
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import readme_figures  # noqa: E402
+import speed_tables  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 REPORT = RESULTS / "cuda_h200.json"
 PICTURE = RESULTS / "overview.png"
-README = ROOT / "README.md"
+README, GUIDE = readme_figures.PAGES
 BEGIN, END = "<!-- benchmarks/overview.py writes from here -->", "<!-- to here -->"
 
 TITLES = {"ours": "flash_attn_ext", "cudnn": "cuDNN", "fa4": "FlashAttention-4", "flash": "FlashAttention-2"}
 PEERS = ("cudnn", "fa4", "flash")
 TABLE_SEQLEN = 8192
+README_WORDS = (
+    "Times as fast as the fastest other kernel, on one H200, bfloat16: geometric mean, and worst point in brackets."
+)
+GRID_WORDS = (
+    f"TFLOP/s at {TABLE_SEQLEN} tokens. There are 16384 tokens in all, and the heads have 2048 columns together:"
+)
 PICTURE_HEAD_DIM = 128
 
 Point = tuple[str, int, int]  # case, head dim, sequence length
@@ -61,41 +68,25 @@ def figures() -> dict[str, Figures]:
     return {"forward": rates(("forward",)), "backward": rates(("backward",)), "both": rates(("forward", "backward"))}
 
 
-def table(found: dict[str, Figures]) -> str:
-    names = " / ".join(["ours", *map(_short, PEERS)])
-    heads = [f"{pass_}: {names}" for pass_ in found]
-    lines = [f"| S {TABLE_SEQLEN} | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
-    for case, head_dim, seqlen in sorted(found["both"], key=lambda point: (point[1], point[0] == "causal")):
-        if seqlen != TABLE_SEQLEN:
-            continue
-        cells = []
-        for rates_of_pass in found.values():
-            point = rates_of_pass[case, head_dim, seqlen]
-            cells.append(" / ".join([f"**{point['ours']:.0f}**", *(f"{point[name]:.0f}" for name in PEERS)]))
-        lines.append(f"| D{head_dim} {case} | {' | '.join(cells)} |")
+def rates_table(found: Figures) -> str:
+    """TFLOP/s of one length, a figure a cell."""
+    lines = [f"| {' | '.join(['', 'ours', *map(TITLES.get, PEERS)])} |", "| --- |" + " --- |" * (1 + len(PEERS))]
+    for case, head_dim, seqlen in sorted(found, key=lambda point: (point[1], point[0] == "causal")):
+        if seqlen == TABLE_SEQLEN:
+            point = found[case, head_dim, seqlen]
+            cells = [f"**{point['ours']:.0f}**", *(f"{point[name]:.0f}" for name in PEERS)]
+            lines.append(f"| head dim {head_dim}, {case} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def means(found: dict[str, Figures]) -> str:
-    """Times as fast as cuDNN, and as the fastest peer of each point: the geometric mean of the grid, and the least."""
-
-    def of(peers: tuple[str, ...]) -> str:
-        texts = []
-        for pass_, words in (("forward", "forward"), ("backward", "backward"), ("both", "both together")):
-            ratios = [point["ours"] / max(point[name] for name in peers) for point in found[pass_].values()]
-            texts.append(f"{words} {geometric_mean(ratios):.2f} (worst {min(ratios):.2f})")
-        return ", ".join(texts)
-
-    head_dims, seqlens = (sorted({point[place] for point in found["both"]}) for place in (1, 2))
-    return (
-        f"In the geometric mean over {len(found['both'])} points (head dims {_listed(head_dims)}, {seqlens[0]} to "
-        f"{seqlens[-1]} tokens, full and causal),\ntimes as fast as cuDNN: {of(('cudnn',))};\n"
-        f"as the fastest peer of each point: {of(PEERS)}."
-    )
-
-
-def text(found: dict[str, Figures]) -> str:
-    return f"{BEGIN}\n\n{table(found)}\n\n{means(found)}\n\n{END}"
+def text(page: str, found: dict[str, Figures]) -> str:
+    """What is generated of a page."""
+    if page == README:
+        parts = [README_WORDS, speed_tables.times_as_fast_table(speed_tables.IN_README)]
+    else:
+        parts = [speed_tables.times_as_fast_table(speed_tables.WORKLOADS), GRID_WORDS]
+        parts += [f"**{pass_.capitalize()}**\n\n{rates_table(found[pass_])}" for pass_ in ("forward", "backward")]
+    return "\n\n".join([BEGIN, *parts, END])
 
 
 def draw(found: dict[str, Figures], path: Path) -> None:
@@ -120,32 +111,25 @@ def draw(found: dict[str, Figures], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def write(found: dict[str, Figures], path: Path) -> None:
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    path.write_text(before + text(found) + after, encoding="utf-8")
+def write(page: Path, generated: str) -> None:
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    page.write_text(before + generated + rest.partition(END)[2], encoding="utf-8")
 
 
-def write_figures(path: Path) -> None:
-    path.write_text(readme_figures.fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+def write_figures(path: Path, page: str) -> None:
+    path.write_text(readme_figures.fill(path.read_text(encoding="utf-8"), page), encoding="utf-8")
 
 
-def figures_without_source(page: str) -> list[str]:
+def figures_without_source(text: str, page: str) -> list[str]:
     """The figures of a page outside of its generated parts that no result gives."""
-    return readme_figures.without_source(page.partition(BEGIN)[0] + page.partition(END)[2])
-
-
-def _short(name: str) -> str:
-    return {"fa4": "FA4", "flash": "FA2"}.get(name, TITLES[name])
-
-
-def _listed(numbers: list[int]) -> str:
-    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    return readme_figures.without_source(text.partition(BEGIN)[0] + text.partition(END)[2], page)
 
 
 if __name__ == "__main__":
     measured = figures()
     draw(measured, PICTURE)
-    write(measured, README)
-    write_figures(README)
-    print(f"{PICTURE.relative_to(ROOT)}, {README.relative_to(ROOT)}")
+    print(PICTURE.relative_to(ROOT))
+    for name in readme_figures.PAGES:
+        write(ROOT / name, text(name, measured))
+        write_figures(ROOT / name, name)
+        print(name)

@@ -1,7 +1,7 @@
-"""The figures in README's prose, each with the results that it comes from.
+"""The figures in the prose of README and docs/performance.md, each with the results that it comes from.
 
-`QUOTES` has the passages with a {} for each figure; overview.py writes the figures into README, and
-tests/packaging/test_overview.py fails where README has others, or a figure that no passage has.
+`QUOTES` has the passages with a {} for each figure and the pages that have them; overview.py writes the figures there,
+and tests/packaging/test_overview.py fails where a page has others, or a figure that no passage has.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from flash_attn_ext.cli.bench.rows import geometric_mean
 
 RESULTS = Path(__file__).resolve().parent / "results"
+README, GUIDE = PAGES = ("README.md", "docs/performance.md")
 FIGURE = r"(\d+(?: \d{3})*(?:\.\d+)?)"
 
 
 @dataclass(frozen=True)
 class Quote:
-    passage: str  # as README has it but for line breaks, with {} for each figure
+    passage: str  # as a page has it but for line breaks, with {} for each figure
     figures: tuple[str, ...]
+    pages: tuple[str, ...] = (GUIDE,)
 
     def pattern(self) -> re.Pattern:
         words = [r"\s+".join(map(re.escape, part.split(" "))) for part in self.passage.split("{}")]
@@ -84,29 +86,31 @@ def span(values: list[float], digits: int = 2) -> tuple[str, str]:
 
 
 def quotes() -> Iterator[Quote]:
+    yield _grid()
     yield _training()
-    yield from _encoders()
     yield from _short_calls()
     yield from _decoding()
     yield from _other_gpus()
     yield _odd_head_dims()
 
 
+def _grid() -> Quote:
+    means = [
+        geometric_mean(times_as_fast([row], "cudnn") for row in rows("cuda_h200", suite="grid", **{"pass": name}))
+        for name in ("forward", "backward")
+    ]
+    count = len(rows("cuda_h200", suite="grid", **{"pass": "forward"}))
+    return Quote(
+        "is {} times as fast as cuDNN forward and {} times backward, in the geometric mean over {} bfloat16 shapes",
+        (*ratio(*means), str(count)),
+        (README,),
+    )
+
+
 def _training() -> Quote:
     tokens = [found_in("training_h200.txt", rf"^{name} +([\d,]+) tokens/s") for name in ("flash_attn_ext", "torch")]
     thousands = tuple(f"{round(int(number.replace(',', '')) / 1000)} 000" for number in tokens)
-    return Quote("trains at {} tokens/s, with PyTorch's default attention at {}", thousands)
-
-
-def _encoders() -> Iterator[Quote]:
-    padded = dict(suite="encoders", case="padding", seqlen_q=256)
-    yield Quote(
-        "12 heads of 256 tokens with a padding mask, as an encoder has them, run {} times as fast forward and {} "
-        "times backward",
-        ratio(forward("cuda_h200", **padded), backward("cuda_h200", **padded)),
-    )
-    dropout = dict(suite="dropout", head_dim=128)
-    yield Quote("dropout {} and {} times", ratio(forward("cuda_h200", **dropout), backward("cuda_h200", **dropout)))
+    return Quote("trains at {} tokens/s, and at {} with PyTorch's default attention", thousands, PAGES)
 
 
 def _short_calls() -> Iterator[Quote]:
@@ -122,6 +126,13 @@ def _short_calls() -> Iterator[Quote]:
         "One behind the other, as a model has them, they are {} and {}. 128 queries that see 2048 keys: {}. At head "
         "dim 128, 64 queries that see 8192 keys: {}",
         ratio(*(forward("cuda_h200", **point) for point in points)),
+    )
+    worst = [
+        min(times_as_fast([row]) for row in rows("cuda_h200", suite=suite, **{"pass": "forward"}))
+        for suite in ("short", "head_dims")
+    ]
+    yield Quote(
+        "a forward pass is at worst {} and {} times as fast as the fastest other kernel", ratio(*worst), (README,)
     )
     yield Quote(
         "Forward and backward together are {} to {} times as fast in each of these cases",
@@ -166,7 +177,7 @@ def _decoding() -> Iterator[Quote]:
 
 def _other_gpus() -> Iterator[Quote]:
     copies = [rows(name, suite="decode")[0]["copy_tbs"] for name in ("cuda_h100_decode", "cuda_h200_decode")]
-    yield Quote("calls that its memory bounds**, which is {} times as fast", (f"{copies[0] / copies[1]:.1f}",))
+    yield Quote("Its memory is {} times as fast as an H200's", (f"{copies[0] / copies[1]:.1f}",))
     causal = dict(suite="grid", case="causal", seqlen_q=512)
     yield Quote(
         "forward passes of 512 causal tokens {} at head dim 128 and {} at 256",
@@ -174,10 +185,12 @@ def _other_gpus() -> Iterator[Quote]:
     )
     grid = rows("cuda_h200_sm80", suite="grid")
     of_peer = {name: [times_as_fast([row], name) for row in grid] for name in ("cudnn", "flash")}
+    mean = f"{geometric_mean(of_peer['cudnn']):.2f}"
+    yield Quote("On an H200 they are {} times as fast as cuDNN in the geometric mean", (mean,), (README,))
     yield Quote(
         "the portable backend is {} to {} times as fast as cuDNN ({} in the geometric mean of both passes) and {} to "
         "{} times as fast as FlashAttention-2",
-        (*span(of_peer["cudnn"]), f"{geometric_mean(of_peer['cudnn']):.2f}", *span(of_peer["flash"])),
+        (*span(of_peer["cudnn"]), mean, *span(of_peer["flash"])),
     )
 
 
@@ -200,30 +213,31 @@ QUOTES = tuple(quotes())
 NOT_MEASURED = (
     "Python 3.10 or later",
     "torch 2.11 or later",
-    "pass with 2.11 and 2.15",
-    "transformers 5.15",
-    "were tested with 2.11",
-    "2.1 and later",
+    "with torch 2.11, and on CPUs with torch 2.11 and 2.15",
+    "transformers** 5.15",
     "compute capability 8.0",
-    "GPU older than 8.0",
 )
 
 
-def fill(text: str) -> str:
-    """Returns README with these figures. Raises ValueError for a passage that it does not have exactly once."""
-    for quote in QUOTES:
+def quotes_of(page: str) -> list[Quote]:
+    return [quote for quote in QUOTES if page in quote.pages]
+
+
+def fill(text: str, page: str) -> str:
+    """Returns a page with these figures. Raises ValueError for a passage that it does not have exactly once."""
+    for quote in quotes_of(page):
         matches = list(quote.pattern().finditer(text))
         if len(matches) != 1:
-            raise ValueError(f"README has {len(matches)} times: {quote.passage}")
+            raise ValueError(f"{page} has {len(matches)} times: {quote.passage}")
         for index in range(len(quote.figures), 0, -1):
             start, end = matches[0].span(index)
             text = text[:start] + quote.figures[index - 1] + text[end:]
     return text
 
 
-def without_source(text: str) -> list[str]:
+def without_source(text: str, page: str) -> list[str]:
     """The figures of a page that no passage has: decimals, and numbers with a unit of speed or time."""
-    for quote in QUOTES:
+    for quote in quotes_of(page):
         text = quote.pattern().sub("", text)
     text = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
     text = " ".join(text.split())
