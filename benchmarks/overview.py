@@ -1,7 +1,7 @@
-"""README's picture, and the tables and the figures in the prose of README and docs/performance.md, from
-benchmarks/results/ and nothing else.
+"""The pictures of benchmarks/results/, and the tables and the figures in the prose of README and docs/performance.md,
+from the reports there and nothing else.
 
-    python benchmarks/overview.py    # after new results: draws overview.png, writes tables and figures into both pages
+    python benchmarks/overview.py    # after new results: draws all pictures, writes tables and figures into both pages
 
 Both passes of a table come from one run, so that they can be added. readme_figures.py says which results a passage
 quotes, and speed_tables.py has the tables of ratios.
@@ -10,10 +10,11 @@ quotes, and speed_tables.py has the tables of ratios.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
-from flash_attn_ext.cli.bench.plot import COLORS
+from flash_attn_ext.cli.bench import plot
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -27,7 +28,6 @@ PICTURE = RESULTS / "overview.png"
 README, GUIDE = readme_figures.PAGES
 BEGIN, END = "<!-- benchmarks/overview.py writes from here -->", "<!-- to here -->"
 
-TITLES = {"ours": "flash_attn_ext", "cudnn": "cuDNN", "fa4": "FlashAttention-4", "flash": "FlashAttention-2"}
 PEERS = ("cudnn", "fa4", "flash")
 TABLE_SEQLEN = 8192
 README_WORDS = (
@@ -37,6 +37,7 @@ GRID_WORDS = (
     f"TFLOP/s at {TABLE_SEQLEN} tokens. There are 16384 tokens in all, and the heads have 2048 columns together:"
 )
 PICTURE_HEAD_DIM = 128
+PICTURED = ("cpu_epyc_2_cores", "cpu_few_keys_epyc", "cuda_h200", "cuda_h200_sm80")
 
 Point = tuple[str, int, int]  # case, head dim, sequence length
 Figures = dict[Point, dict[str, float]]  # by name, ours among them
@@ -70,7 +71,7 @@ def figures() -> dict[str, Figures]:
 
 def rates_table(found: Figures) -> str:
     """TFLOP/s of one length, a figure a cell."""
-    lines = [f"| {' | '.join(['', 'ours', *map(TITLES.get, PEERS)])} |", "| --- |" + " --- |" * (1 + len(PEERS))]
+    lines = [f"| {' | '.join(['', 'ours', *map(plot.TITLES.get, PEERS)])} |", "| --- |" + " --- |" * (1 + len(PEERS))]
     for case, head_dim, seqlen in sorted(found, key=lambda point: (point[1], point[0] == "causal")):
         if seqlen == TABLE_SEQLEN:
             point = found[case, head_dim, seqlen]
@@ -89,26 +90,46 @@ def text(page: str, found: dict[str, Figures]) -> str:
     return "\n\n".join([BEGIN, *parts, END])
 
 
-def draw(found: dict[str, Figures], path: Path) -> None:
+def commit_of(name: str) -> str | None:
+    """Of a report that does not name it itself: what the table of benchmarks/results/README.md says."""
+    table = (RESULTS / "README.md").read_text(encoding="utf-8")
+    found = re.search(rf"^\| `{re.escape(name)}` \|.*\| (\w+) \|$", table, re.MULTILINE)
+    return found and found.group(1)
+
+
+def load(path: Path) -> dict:
+    report = json.loads(path.read_text())
+    return {"commit": commit_of(path.name)} | report
+
+
+def draw_overview(path: Path) -> None:
+    """Both passes at one head dim, causal."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    report = load(REPORT)
+    rows = [
+        row | {"peer_tflops": {name: row["peer_tflops"][name] for name in PEERS}}
+        for row in report["rows"]
+        if (row["suite"], row["case"], row["head_dim"]) == ("grid", "causal", PICTURE_HEAD_DIM)
+    ]
+    figure = Figure(figsize=(8.0, 4.2), layout="constrained")
     for axes, pass_ in zip(figure.subplots(1, 2, sharey=True), ("forward", "backward"), strict=True):
-        lengths = sorted({seqlen for _, head_dim, seqlen in found[pass_] if head_dim == PICTURE_HEAD_DIM})
-        for name in ("ours", *PEERS):
-            values = [found[pass_]["causal", PICTURE_HEAD_DIM, length][name] for length in lengths]
-            axes.plot(lengths, values, "o-", label=TITLES[name], color=COLORS[name], lw=2.6 if name == "ours" else 1.4)
-        axes.set_title(f"{pass_}, causal, head dim {PICTURE_HEAD_DIM}")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.set_xlabel("tokens")
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", loc="lower right")
-    figure.axes[0].set_ylabel("TFLOP/s")
-    report = json.loads(REPORT.read_text())
-    figure.suptitle(f"{report['machine']['gpu']}, bfloat16, torch {report['versions']['torch']}", fontsize="medium")
-    figure.savefig(path, dpi=110)
+        plot.draw_lines(axes, sorted((row for row in rows if row["pass"] == pass_), key=lambda row: row["seqlen_q"]))
+        axes.set_title(f"{pass_}, causal, head dim {PICTURE_HEAD_DIM}", fontsize="large")
+        axes.set_xlabel("tokens of a sequence", fontsize="large")
+    figure.axes[0].set_ylabel("TFLOP/s", fontsize="large")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="large")
+    figure.suptitle(plot.caption(report, rows), fontsize="medium")
+    figure.savefig(path, dpi=120)
+
+
+def draw_reports() -> None:
+    """The pictures of the reports that pages show, in place of those that are there."""
+    for name in PICTURED:
+        for old in RESULTS.glob(f"{name}*.png"):
+            if not any(old.name.startswith(other) for other in PICTURED if len(other) > len(name)):
+                old.unlink()
+        print("\n".join(plot.draw(load(RESULTS / f"{name}.json"), RESULTS / f"{name}.png")))
 
 
 def write(page: Path, generated: str) -> None:
@@ -127,8 +148,8 @@ def figures_without_source(text: str, page: str) -> list[str]:
 
 if __name__ == "__main__":
     measured = figures()
-    draw(measured, PICTURE)
-    print(PICTURE.relative_to(ROOT))
+    draw_overview(PICTURE)
+    draw_reports()
     for name in readme_figures.PAGES:
         write(ROOT / name, text(name, measured))
         write_figures(ROOT / name, name)

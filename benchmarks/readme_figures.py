@@ -16,7 +16,7 @@ from flash_attn_ext.cli.bench.rows import geometric_mean
 
 RESULTS = Path(__file__).resolve().parent / "results"
 README, GUIDE = PAGES = ("README.md", "docs/performance.md")
-FIGURE = r"(\d+(?: \d{3})*(?:\.\d+)?)"
+FIGURE = r"(\d+(?:,\d{3})*(?:\.\d+)?)"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _grid() -> Quote:
 
 def _training() -> Quote:
     tokens = [found_in("training_h200.txt", rf"^{name} +([\d,]+) tokens/s") for name in ("flash_attn_ext", "torch")]
-    thousands = tuple(f"{round(int(number.replace(',', '')) / 1000)} 000" for number in tokens)
+    thousands = tuple(f"{round(int(number.replace(',', '')) / 1000)},000" for number in tokens)
     return Quote("trains at {} tokens/s, and at {} with PyTorch's default attention", thousands, PAGES)
 
 
@@ -244,4 +244,4 @@ def without_source(text: str, page: str) -> list[str]:
     for phrase in NOT_MEASURED:
         text = text.replace(phrase, "")
     unit = r"(?:times|%|[µn]s|us|ms|s|TFLOP/s|GB/s|TB/s|tokens/s)(?!\w)"
-    return [match.group() for match in re.finditer(rf"\d+\.\d+|\d+(?: \d{{3}})+|\d+(?= ?{unit})", text)]
+    return [match.group() for match in re.finditer(rf"\d+\.\d+|\d+(?:[ ,]\d{{3}})+|\d+(?= ?{unit})", text)]

@@ -68,6 +68,7 @@ html_static_path = ["static"]
 html_js_files = ["copy.js"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
+html_show_copyright = False
 
 
 def toctree(pages: tuple[str, ...], title: str = "") -> str:
