@@ -34,7 +34,8 @@ README_WORDS = (
     "Times as fast as the fastest other kernel, on one H200, bfloat16: geometric mean, and worst point in brackets."
 )
 GRID_WORDS = (
-    f"TFLOP/s at {TABLE_SEQLEN} tokens. There are 16384 tokens in all, and the heads have 2048 columns together:"
+    f"TFLOP/s at {TABLE_SEQLEN} tokens, with 16384 tokens in all and heads of 2048 columns together.\n"
+    "FA2 and FA4 are FlashAttention-2 and FlashAttention-4."
 )
 PICTURE_HEAD_DIM = 128
 PICTURED = ("cpu_epyc_2_cores", "cpu_few_keys_epyc", "cuda_h200", "cuda_h200_sm80")
@@ -71,12 +72,12 @@ def figures() -> dict[str, Figures]:
 
 def rates_table(found: Figures) -> str:
     """TFLOP/s of one length, a figure a cell."""
-    lines = [f"| {' | '.join(['', 'ours', *map(plot.TITLES.get, PEERS)])} |", "| --- |" + " --- |" * (1 + len(PEERS))]
+    lines = [f"| {' | '.join(['head dim', 'ours', *map(_short, PEERS)])} |", "| --- |" + " --- |" * (1 + len(PEERS))]
     for case, head_dim, seqlen in sorted(found, key=lambda point: (point[1], point[0] == "causal")):
         if seqlen == TABLE_SEQLEN:
             point = found[case, head_dim, seqlen]
             cells = [f"**{point['ours']:.0f}**", *(f"{point[name]:.0f}" for name in PEERS)]
-            lines.append(f"| head dim {head_dim}, {case} | {' | '.join(cells)} |")
+            lines.append(f"| {head_dim} {case} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -130,6 +131,10 @@ def draw_reports() -> None:
             if not any(old.name.startswith(other) for other in PICTURED if len(other) > len(name)):
                 old.unlink()
         print("\n".join(plot.draw(load(RESULTS / f"{name}.json"), RESULTS / f"{name}.png")))
+
+
+def _short(name: str) -> str:
+    return {"fa4": "FA4", "flash": "FA2"}.get(name, plot.TITLES[name])
 
 
 def write(page: Path, generated: str) -> None:

@@ -39,7 +39,7 @@ WHAT_CURVES_MEAN = """
 Blue: the loss of the model whose attention flash_attn_ext computes.
 Orange: the loss of the same model, from the same seed and on the same text, with PyTorch's attention; where it covers
 the blue one, either attention can take the other's place.
-A context of {context} tokens leaves attention little to do. The line above the training has its speed at a longer one."""
+A context of {context} tokens leaves attention little to do. The line above the training is about a longer one."""
 MAX_SHARE_OF_UNIGRAM = 0.9  # a model that learnt more than letter frequencies is well below them
 
 

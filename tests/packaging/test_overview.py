@@ -93,7 +93,7 @@ def test_what_is_generated_replaces_what_was_there(overview, tmp_path):
     overview["write"](page, overview["text"]("docs/performance.md", overview["figures"]()))
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "head dim 128, causal" in text and text.count(overview["BEGIN"]) == 1
+    assert "| 128 causal |" in text and text.count(overview["BEGIN"]) == 1
 
 
 def test_ratios_of_a_workload_are_means_and_worst_points(overview):
