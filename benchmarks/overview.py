@@ -26,7 +26,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 REPORT = RESULTS / "cuda_h200.json"
 PICTURE = RESULTS / "overview.png"
 README, GUIDE = readme_figures.PAGES
-BEGIN, END = "<!-- benchmarks/overview.py writes from here -->", "<!-- to here -->"
+BEGIN, END = "<!-- {}benchmarks/overview.py writes from here -->", "<!-- {}to here -->"
 
 PEERS = ("cudnn", "fa4", "flash")
 TABLE_SEQLEN = 8192
@@ -81,14 +81,13 @@ def rates_table(found: Figures) -> str:
     return "\n".join(lines)
 
 
-def text(page: str, found: dict[str, Figures]) -> str:
-    """What is generated of a page."""
+def generated(page: str, found: dict[str, Figures]) -> dict[str, str]:
+    """What is generated of a page, by the name of the part as its marks have it."""
     if page == README:
-        parts = [README_WORDS, speed_tables.times_as_fast_table(speed_tables.IN_README)]
-    else:
-        parts = [speed_tables.times_as_fast_table(speed_tables.WORKLOADS), GRID_WORDS]
-        parts += [f"**{pass_.capitalize()}**\n\n{rates_table(found[pass_])}" for pass_ in ("forward", "backward")]
-    return "\n\n".join([BEGIN, *parts, END])
+        return {"": "\n\n".join([README_WORDS, speed_tables.times_as_fast_table(speed_tables.IN_README)])}
+    parts = [speed_tables.times_as_fast_table(speed_tables.WORKLOADS), GRID_WORDS]
+    parts += [f"**{pass_.capitalize()}**\n\n{rates_table(found[pass_])}" for pass_ in ("forward", "backward")]
+    return {"": "\n\n".join(parts), "slow points: ": speed_tables.slow_points_table()}
 
 
 def commit_of(name: str) -> str | None:
@@ -137,9 +136,12 @@ def _short(name: str) -> str:
     return {"fa4": "FA4", "flash": "FA2"}.get(name, plot.TITLES[name])
 
 
-def write(page: Path, generated: str) -> None:
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(before + generated + rest.partition(END)[2], encoding="utf-8")
+def write(page: Path, parts: dict[str, str]) -> None:
+    for part, markdown in parts.items():
+        before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN.format(part))
+        after = rest.partition(END.format(part))[2]
+        text = f"{before}{BEGIN.format(part)}\n\n{markdown}\n\n{END.format(part)}{after}"
+        page.write_text(text, encoding="utf-8")
 
 
 def write_figures(path: Path, page: str) -> None:
@@ -148,7 +150,8 @@ def write_figures(path: Path, page: str) -> None:
 
 def figures_without_source(text: str, page: str) -> list[str]:
     """The figures of a page outside of its generated parts that no result gives."""
-    return readme_figures.without_source(text.partition(BEGIN)[0] + text.partition(END)[2], page)
+    marks = (re.escape(mark).replace(r"\{\}", "[a-z :]*") for mark in (BEGIN, END))
+    return readme_figures.without_source(re.sub(".*?".join(marks), "", text, flags=re.DOTALL), page)
 
 
 if __name__ == "__main__":
@@ -156,6 +159,6 @@ if __name__ == "__main__":
     draw_overview(PICTURE)
     draw_reports()
     for name in readme_figures.PAGES:
-        write(ROOT / name, text(name, measured))
+        write(ROOT / name, generated(name, measured))
         write_figures(ROOT / name, name)
         print(name)

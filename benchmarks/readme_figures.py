@@ -57,11 +57,6 @@ def forward(report: str, **fields) -> float:
     return times_as_fast([row])
 
 
-def backward(report: str, **fields) -> float:
-    (row,) = rows(report, **{"pass": "backward"}, **fields)
-    return times_as_fast([row])
-
-
 def both(report: str, **fields) -> float:
     passes = rows(report, **fields)
     if sorted(row["pass"] for row in passes) != ["backward", "forward"]:
@@ -114,19 +109,8 @@ def _training() -> Quote:
 
 
 def _short_calls() -> Iterator[Quote]:
-    tokens_128, tokens_197 = (dict(suite="short", seqlen_q=n) for n in (128, 197))
-    many_heads = dict(suite="encoders", case="full", seqlen_q=197)
-    padded = dict(suite="encoders", case="padding", seqlen_q=128)
-    in_a_row = [dict(suite="in_a_row", seqlen_q=n) for n in (128, 197)]
-    keys_2k = dict(suite="few_queries", case="2k keys")
-    keys_8k = dict(suite="few_queries", case="8k keys", head_dim=128)
-    points = [tokens_128, padded, tokens_197, many_heads, *in_a_row, keys_2k, keys_8k]
-    yield Quote(
-        "At head dim 64, 128 tokens: {} (with a padding mask {}); 197 tokens, 128 heads in all: {} (768 heads: {}). "
-        "One behind the other, as a model has them, they are {} and {}. 128 queries that see 2048 keys: {}. At head "
-        "dim 128, 64 queries that see 8192 keys: {}",
-        ratio(*(forward("cuda_h200", **point) for point in points)),
-    )
+    in_a_row = [forward("cuda_h200", suite="in_a_row", seqlen_q=tokens) for tokens in (128, 197)]
+    yield Quote("128 and 197 tokens are {} and {} times as fast one behind the other", ratio(*in_a_row))
     worst = [
         min(times_as_fast([row]) for row in rows("cuda_h200", suite=suite, **{"pass": "forward"}))
         for suite in ("short", "head_dims")
@@ -134,33 +118,19 @@ def _short_calls() -> Iterator[Quote]:
     yield Quote(
         "a forward pass is at worst {} and {} times as fast as the fastest other kernel", ratio(*worst), (README,)
     )
-    yield Quote(
-        "Forward and backward together are {} to {} times as fast in each of these cases",
-        span([both("cuda_h200", **point) for point in points]),
-    )
 
 
 def _decoding() -> Iterator[Quote]:
-    passages = {
-        "cuda_h200_decode": "With one new token for each of 16 sequences of 8k tokens, a call is {} times as fast as "
-        "the fastest other kernel (float16 {}; head dims 64 and 256 {} and {}), with a mask over their caches {}; "
-        "others are {} to {}, and with 8 to 256 new tokens {} to {}",
-        "cuda_h100_decode": "On an H100 {} ({}; {} and {}), {}, {} to {} and {} to {}",
-    }
-    for report, passage in passages.items():
-        common = dict(suite="decode", case="B16 8k", seqlen_q=1)
-        named = [
-            dict(common, dtype="bfloat16", head_dim=128),
-            dict(common, dtype="float16"),
-            dict(common, dtype="bfloat16", head_dim=64),
-            dict(common, dtype="bfloat16", head_dim=256),
-            dict(suite="decode", case="B16 8k masked"),
-        ]
-        named_rows = [row for fields in named for row in rows(report, **fields)]
+    spans = []
+    for report in ("cuda_h200_decode", "cuda_h100_decode"):
         compared = [row for row in rows(report, suite="decode") if row["against"] == "best"]
-        others = [times_as_fast([row]) for row in compared if row["seqlen_q"] == 1 and row not in named_rows]
-        several = [times_as_fast([row]) for row in compared if row["seqlen_q"] > 1]
-        yield Quote(passage, ratio(*(forward(report, **fields) for fields in named)) + span(others) + span(several, 1))
+        spans += span([times_as_fast([row]) for row in compared if row["seqlen_q"] == 1])
+        spans += span([times_as_fast([row]) for row in compared if row["seqlen_q"] > 1], 1)
+    yield Quote(
+        "With one new token a call is {} to {} times as fast as the fastest other kernel, with 8 to 256 new tokens {} "
+        "to {} times. On an H100 it is {} to {} and {} to {}",
+        tuple(spans),
+    )
     steps = {name: rows(name, **{"pass": "decode"}) for name in ("cuda_h200_generate", "cuda_h100_generate")}
     compiled = "static cache, compiled"
     eager = [row["ratio"] for row in steps["cuda_h200_generate"] if row["case"] != compiled]
@@ -168,21 +138,14 @@ def _decoding() -> Iterator[Quote]:
     yield Quote(
         "A Llama of 1B parameters decoded one sequence {} to {} times as fast as with PyTorch's attention", span(eager)
     )
-    yield Quote(
-        "compiled, with a static cache, {} times",
-        (found_in("generate_static_h200.txt", r"^static cache, compiled .* decode .* (\d\.\d\d) x torch sdpa$"),),
-    )
-    yield Quote("with later kernels on an H100 {}", ratio(on_h100))
+    static = found_in("generate_static_h200.txt", r"^static cache, compiled .* decode .* (\d\.\d\d) x torch sdpa$")
+    yield Quote("Compiled, with a static cache, it was {} times as fast", (static,))
+    yield Quote("and with later kernels on an H100 {} times", ratio(on_h100))
 
 
 def _other_gpus() -> Iterator[Quote]:
     copies = [rows(name, suite="decode")[0]["copy_tbs"] for name in ("cuda_h100_decode", "cuda_h200_decode")]
-    yield Quote("Its memory is {} times as fast as an H200's", (f"{copies[0] / copies[1]:.1f}",))
-    causal = dict(suite="grid", case="causal", seqlen_q=512)
-    yield Quote(
-        "forward passes of 512 causal tokens {} at head dim 128 and {} at 256",
-        ratio(*(forward("cuda_h100", head_dim=head_dim, **causal) for head_dim in (128, 256))),
-    )
+    yield Quote("An H100's memory is {} times as fast as an H200's", (f"{copies[0] / copies[1]:.1f}",))
     grid = rows("cuda_h200_sm80", suite="grid")
     of_peer = {name: [times_as_fast([row], name) for row in grid] for name in ("cudnn", "flash")}
     mean = f"{geometric_mean(of_peer['cudnn']):.2f}"
@@ -200,10 +163,8 @@ def _odd_head_dims() -> Quote:
         for seqlen, batch in ((729, 1), (256, 32), (729, 32))
     ]
     return Quote(
-        "At head dim 72: one image of 729 tokens {}, 32 of 256 {}; 32 of 729 are {}, and forward and backward together "
-        "{} to {}",
-        ratio(*(forward("cuda_h200", **point) for point in points))
-        + span([both("cuda_h200", **point) for point in points]),
+        "At head dim 72, forward and backward together are {} to {} times as fast",
+        span([both("cuda_h200", **point) for point in points]),
     )
 
 

@@ -50,12 +50,42 @@ WORKLOADS = (
     Workload("head dims from 40 to 512", "head_dims"),
     Workload("few queries, many keys", "few_queries"),
     Workload("one new token, long caches", "decode", report="cuda_h200_decode", keep=is_decode_step),
-    Workload("the grid: 512 to 16384 tokens, beside the fastest", "grid"),
-    Workload("the grid, beside cuDNN", "grid", "cudnn"),
-    Workload("the grid, beside FlashAttention-4", "grid", "fa4"),
-    Workload("the grid, beside FlashAttention-2", "grid", "flash"),
+    Workload("full and causal, 512 to 16384 tokens", "grid"),
+    Workload("the same, beside cuDNN", "grid", "cudnn"),
+    Workload("the same, beside FlashAttention-4", "grid", "fa4"),
+    Workload("the same, beside FlashAttention-2", "grid", "flash"),
 )
 IN_README = tuple(work for work in WORKLOADS if work.suite not in ("few_queries", "in_a_row"))
+
+
+# Reports in which a slow point counts. Those of text generation time whole models.
+WITH_SLOW_POINTS = ("cuda_h200", "cuda_h200_decode", "cuda_h100", "cuda_h100_decode")
+
+
+def slow_points_table() -> str:
+    """Every point at which another kernel was faster, slowest first on each GPU."""
+    found = []
+    for report in WITH_SLOW_POINTS:
+        gpu = report.split("_")[1].upper()
+        for row in filter(has_peer, rows(report)):
+            ratio = times_as_fast([row])
+            if round(ratio, 2) < 1:
+                found.append((gpu, f"{ratio:.2f}", _problem(row)))
+    lines = ["| GPU | times as fast | problem |", "| --- | --- | --- |"]
+    for gpu, ratio, problem in sorted(found, key=lambda point: (point[0] != "H200", point[1])):
+        lines.append(f"| {gpu} | {ratio} | {problem} |")
+    return "\n".join(lines)
+
+
+def _problem(row: dict) -> str:
+    heads, key_heads, queries, keys = (row[name] for name in ("num_heads", "num_key_heads", "seqlen_q", "seqlen_k"))
+    words = [row["pass"], *(word for word in ("causal", "masked") if word in row["case"])]
+    words += ["with a cache"] * (row["suite"] == "decode") + [row["dtype"]] * (row["dtype"] != "bfloat16")
+    words.append(f"{row['batch']} x {heads} heads" + f" ({key_heads} of keys)" * (key_heads != heads))
+    words.append(
+        f"{queries} tokens" if queries == keys else f"{queries} quer{'y' if queries == 1 else 'ies'}, {keys} keys"
+    )
+    return ", ".join([*words, f"head dim {row['head_dim']}"])
 
 
 def times_as_fast_table(workloads: tuple[Workload, ...]) -> str:

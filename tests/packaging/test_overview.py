@@ -25,8 +25,9 @@ def read(page: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_has_what_was_measured(overview, page):
-    expected = overview["text"](page, overview["figures"]())
-    assert expected in read(page), "run: python benchmarks/overview.py"
+    for part, markdown in overview["generated"](page, overview["figures"]()).items():
+        marks = (overview["BEGIN"].format(part), overview["END"].format(part))
+        assert f"\n\n{markdown}\n\n".join(marks) in read(page), "run: python benchmarks/overview.py"
 
 
 def with_figures(overview: dict, page: str, text: str, folder: Path) -> str:
@@ -61,11 +62,11 @@ def test_a_figure_without_a_source_is_found(overview, figure):
 
 def test_a_figure_of_the_results_is_written_where_another_stands(overview, tmp_path):
     text = read("docs/performance.md")
-    (right,) = re.findall(r"padding mask ([\d.]+)\)", text)
-    wrong = text.replace(f"padding mask {right}", "padding mask\n9.99", 1)
+    (right,) = re.findall(r"At head dim 72, forward and\s+backward together are ([\d.]+)", text)
+    wrong = text.replace(f"together are {right}", "together are\n9.99", 1)
     assert wrong != text
     found = with_figures(overview, "docs/performance.md", wrong, tmp_path)
-    assert found == text.replace(f"padding mask {right}", f"padding mask\n{right}", 1)
+    assert found == text.replace(f"together are {right}", f"together are\n{right}", 1)
 
 
 def test_a_passage_that_a_page_does_not_have_is_an_error(overview, tmp_path):
@@ -89,11 +90,23 @@ def test_the_picture_is_drawn(overview, tmp_path):
 
 def test_what_is_generated_replaces_what_was_there(overview, tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{overview['BEGIN']}\nold\n{overview['END']}\nafter\n")
-    overview["write"](page, overview["text"]("docs/performance.md", overview["figures"]()))
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| 128 causal |" in text and text.count(overview["BEGIN"]) == 1
+    begin, end = overview["BEGIN"].format("x: "), overview["END"].format("x: ")
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    overview["write"](page, {"x: ": "| new |"})
+    assert page.read_text() == f"before\n{begin}\n\n| new |\n\n{end}\nafter\n"
+
+
+def test_every_point_below_1_has_a_row(overview):
+    table = overview["speed_tables"].slow_points_table()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert all(float(row[1]) < 1 and row[0] in ("H100", "H200") for row in rows)
+    tables = overview["speed_tables"]
+    slow = [
+        row
+        for row in tables.rows("cuda_h100", suite="grid")
+        if round(min(time for time in row["peer_ms"].values() if time) / row["ours_ms"], 2) < 1
+    ]
+    assert slow and len(slow) == sum(row[0] == "H100" and "causal" in row[2] for row in rows)
 
 
 def test_ratios_of_a_workload_are_means_and_worst_points(overview):
