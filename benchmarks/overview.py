@@ -1,35 +1,44 @@
-"""README's picture, its table and the figures in its prose, from benchmarks/results/ and nothing else.
+"""The pictures of benchmarks/results/, and the tables and the figures in the prose of README and docs/performance.md,
+from the reports there and nothing else.
 
-    python benchmarks/overview.py    # after new results: draws overview.png, writes table and figures into README.md
+    python benchmarks/overview.py    # after new results: draws all pictures, writes tables and figures into both pages
 
-Both passes of the table come from one run, so that they can be added. readme_figures.py says which results a passage
-quotes.
+Both passes of a table come from one run, so that they can be added. readme_figures.py says which results a passage
+quotes, and speed_tables.py has the tables of ratios.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
-from flash_attn_ext.cli.bench.plot import COLORS
-from flash_attn_ext.cli.bench.rows import geometric_mean
+from flash_attn_ext.cli.bench import plot
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import readme_figures  # noqa: E402
+import speed_tables  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 REPORT = RESULTS / "cuda_h200.json"
 PICTURE = RESULTS / "overview.png"
-README = ROOT / "README.md"
-BEGIN, END = "<!-- benchmarks/overview.py writes from here -->", "<!-- to here -->"
+README, GUIDE = readme_figures.PAGES
+BEGIN, END = "<!-- {}benchmarks/overview.py writes from here -->", "<!-- {}to here -->"
 
-TITLES = {"ours": "flash_attn_ext", "cudnn": "cuDNN", "fa4": "FlashAttention-4", "flash": "FlashAttention-2"}
 PEERS = ("cudnn", "fa4", "flash")
 TABLE_SEQLEN = 8192
+README_WORDS = (
+    "Times as fast as the fastest other kernel, on one H200, bfloat16: geometric mean, and worst point in brackets."
+)
+GRID_WORDS = (
+    f"TFLOP/s at {TABLE_SEQLEN} tokens, with 16384 tokens in all and heads of 2048 columns together.\n"
+    "FA2 and FA4 are FlashAttention-2 and FlashAttention-4."
+)
 PICTURE_HEAD_DIM = 128
+PICTURED = ("cpu_epyc_2_cores", "cpu_few_keys_epyc", "cuda_h200", "cuda_h200_sm80")
 
 Point = tuple[str, int, int]  # case, head dim, sequence length
 Figures = dict[Point, dict[str, float]]  # by name, ours among them
@@ -61,91 +70,95 @@ def figures() -> dict[str, Figures]:
     return {"forward": rates(("forward",)), "backward": rates(("backward",)), "both": rates(("forward", "backward"))}
 
 
-def table(found: dict[str, Figures]) -> str:
-    names = " / ".join(["ours", *map(_short, PEERS)])
-    heads = [f"{pass_}: {names}" for pass_ in found]
-    lines = [f"| S {TABLE_SEQLEN} | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}"]
-    for case, head_dim, seqlen in sorted(found["both"], key=lambda point: (point[1], point[0] == "causal")):
-        if seqlen != TABLE_SEQLEN:
-            continue
-        cells = []
-        for rates_of_pass in found.values():
-            point = rates_of_pass[case, head_dim, seqlen]
-            cells.append(" / ".join([f"**{point['ours']:.0f}**", *(f"{point[name]:.0f}" for name in PEERS)]))
-        lines.append(f"| D{head_dim} {case} | {' | '.join(cells)} |")
+def rates_table(found: Figures) -> str:
+    """TFLOP/s of one length, a figure a cell."""
+    lines = [f"| {' | '.join(['head dim', 'ours', *map(_short, PEERS)])} |", "| --- |" + " --- |" * (1 + len(PEERS))]
+    for case, head_dim, seqlen in sorted(found, key=lambda point: (point[1], point[0] == "causal")):
+        if seqlen == TABLE_SEQLEN:
+            point = found[case, head_dim, seqlen]
+            cells = [f"**{point['ours']:.0f}**", *(f"{point[name]:.0f}" for name in PEERS)]
+            lines.append(f"| {head_dim} {case} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def means(found: dict[str, Figures]) -> str:
-    """Times as fast as cuDNN, and as the fastest peer of each point: the geometric mean of the grid, and the least."""
-
-    def of(peers: tuple[str, ...]) -> str:
-        texts = []
-        for pass_, words in (("forward", "forward"), ("backward", "backward"), ("both", "both together")):
-            ratios = [point["ours"] / max(point[name] for name in peers) for point in found[pass_].values()]
-            texts.append(f"{words} {geometric_mean(ratios):.2f} (worst {min(ratios):.2f})")
-        return ", ".join(texts)
-
-    head_dims, seqlens = (sorted({point[place] for point in found["both"]}) for place in (1, 2))
-    return (
-        f"In the geometric mean over {len(found['both'])} points (head dims {_listed(head_dims)}, {seqlens[0]} to "
-        f"{seqlens[-1]} tokens, full and causal),\ntimes as fast as cuDNN: {of(('cudnn',))};\n"
-        f"as the fastest peer of each point: {of(PEERS)}."
-    )
+def generated(page: str, found: dict[str, Figures]) -> dict[str, str]:
+    """What is generated of a page, by the name of the part as its marks have it."""
+    if page == README:
+        return {"": "\n\n".join([README_WORDS, speed_tables.times_as_fast_table(speed_tables.IN_README)])}
+    parts = [speed_tables.times_as_fast_table(speed_tables.WORKLOADS), GRID_WORDS]
+    parts += [f"**{pass_.capitalize()}**\n\n{rates_table(found[pass_])}" for pass_ in ("forward", "backward")]
+    return {"": "\n\n".join(parts), "slow points: ": speed_tables.slow_points_table()}
 
 
-def text(found: dict[str, Figures]) -> str:
-    return f"{BEGIN}\n\n{table(found)}\n\n{means(found)}\n\n{END}"
+def commit_of(name: str) -> str | None:
+    """Of a report that does not name it itself: what the table of benchmarks/results/README.md says."""
+    table = (RESULTS / "README.md").read_text(encoding="utf-8")
+    found = re.search(rf"^\| `{re.escape(name)}` \|.*\| (\w+) \|$", table, re.MULTILINE)
+    return found and found.group(1)
 
 
-def draw(found: dict[str, Figures], path: Path) -> None:
+def load(path: Path) -> dict:
+    report = json.loads(path.read_text())
+    return {"commit": commit_of(path.name)} | report
+
+
+def draw_overview(path: Path) -> None:
+    """Both passes at one head dim, causal."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    report = load(REPORT)
+    rows = [
+        row | {"peer_tflops": {name: row["peer_tflops"][name] for name in PEERS}}
+        for row in report["rows"]
+        if (row["suite"], row["case"], row["head_dim"]) == ("grid", "causal", PICTURE_HEAD_DIM)
+    ]
+    figure = Figure(figsize=(8.0, 4.2), layout="constrained")
     for axes, pass_ in zip(figure.subplots(1, 2, sharey=True), ("forward", "backward"), strict=True):
-        lengths = sorted({seqlen for _, head_dim, seqlen in found[pass_] if head_dim == PICTURE_HEAD_DIM})
-        for name in ("ours", *PEERS):
-            values = [found[pass_]["causal", PICTURE_HEAD_DIM, length][name] for length in lengths]
-            axes.plot(lengths, values, "o-", label=TITLES[name], color=COLORS[name], lw=2.6 if name == "ours" else 1.4)
-        axes.set_title(f"{pass_}, causal, head dim {PICTURE_HEAD_DIM}")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.set_xlabel("tokens")
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small", loc="lower right")
-    figure.axes[0].set_ylabel("TFLOP/s")
-    report = json.loads(REPORT.read_text())
-    figure.suptitle(f"{report['machine']['gpu']}, bfloat16, torch {report['versions']['torch']}", fontsize="medium")
-    figure.savefig(path, dpi=110)
+        plot.draw_lines(axes, sorted((row for row in rows if row["pass"] == pass_), key=lambda row: row["seqlen_q"]))
+        axes.set_title(f"{pass_}, causal, head dim {PICTURE_HEAD_DIM}", fontsize="large")
+        axes.set_xlabel("tokens of a sequence", fontsize="large")
+    figure.axes[0].set_ylabel("TFLOP/s", fontsize="large")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="large")
+    figure.suptitle(plot.caption(report, rows), fontsize="medium")
+    figure.savefig(path, dpi=120)
 
 
-def write(found: dict[str, Figures], path: Path) -> None:
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    path.write_text(before + text(found) + after, encoding="utf-8")
-
-
-def write_figures(path: Path) -> None:
-    path.write_text(readme_figures.fill(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def figures_without_source(page: str) -> list[str]:
-    """The figures of a page outside of its generated parts that no result gives."""
-    return readme_figures.without_source(page.partition(BEGIN)[0] + page.partition(END)[2])
+def draw_reports() -> None:
+    """The pictures of the reports that pages show, in place of those that are there."""
+    for name in PICTURED:
+        for old in RESULTS.glob(f"{name}*.png"):
+            if not any(old.name.startswith(other) for other in PICTURED if len(other) > len(name)):
+                old.unlink()
+        print("\n".join(plot.draw(load(RESULTS / f"{name}.json"), RESULTS / f"{name}.png")))
 
 
 def _short(name: str) -> str:
-    return {"fa4": "FA4", "flash": "FA2"}.get(name, TITLES[name])
+    return {"fa4": "FA4", "flash": "FA2"}.get(name, plot.TITLES[name])
 
 
-def _listed(numbers: list[int]) -> str:
-    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+def write(page: Path, parts: dict[str, str]) -> None:
+    for part, markdown in parts.items():
+        before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN.format(part))
+        after = rest.partition(END.format(part))[2]
+        text = f"{before}{BEGIN.format(part)}\n\n{markdown}\n\n{END.format(part)}{after}"
+        page.write_text(text, encoding="utf-8")
+
+
+def write_figures(path: Path, page: str) -> None:
+    path.write_text(readme_figures.fill(path.read_text(encoding="utf-8"), page), encoding="utf-8")
+
+
+def figures_without_source(text: str, page: str) -> list[str]:
+    """The figures of a page outside of its generated parts that no result gives."""
+    marks = (re.escape(mark).replace(r"\{\}", "[a-z :]*") for mark in (BEGIN, END))
+    return readme_figures.without_source(re.sub(".*?".join(marks), "", text, flags=re.DOTALL), page)
 
 
 if __name__ == "__main__":
     measured = figures()
-    draw(measured, PICTURE)
-    write(measured, README)
-    write_figures(README)
-    print(f"{PICTURE.relative_to(ROOT)}, {README.relative_to(ROOT)}")
+    draw_overview(PICTURE)
+    draw_reports()
+    for name in readme_figures.PAGES:
+        write(ROOT / name, generated(name, measured))
+        write_figures(ROOT / name, name)
+        print(name)

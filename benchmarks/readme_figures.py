@@ -1,7 +1,7 @@
-"""The figures in README's prose, each with the results that it comes from.
+"""The figures in the prose of README and docs/performance.md, each with the results that it comes from.
 
-`QUOTES` has the passages with a {} for each figure; overview.py writes the figures into README, and
-tests/packaging/test_overview.py fails where README has others, or a figure that no passage has.
+`QUOTES` has the passages with a {} for each figure and the pages that have them; overview.py writes the figures there,
+and tests/packaging/test_overview.py fails where a page has others, or a figure that no passage has.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from pathlib import Path
 from flash_attn_ext.cli.bench.rows import geometric_mean
 
 RESULTS = Path(__file__).resolve().parent / "results"
-FIGURE = r"(\d+(?: \d{3})*(?:\.\d+)?)"
+README, GUIDE = PAGES = ("README.md", "docs/performance.md")
+FIGURE = r"(\d+(?:,\d{3})*(?:\.\d+)?)"
 
 
 @dataclass(frozen=True)
 class Quote:
-    passage: str  # as README has it but for line breaks, with {} for each figure
+    passage: str  # as a page has it but for line breaks, with {} for each figure
     figures: tuple[str, ...]
+    pages: tuple[str, ...] = (GUIDE,)
 
     def pattern(self) -> re.Pattern:
         words = [r"\s+".join(map(re.escape, part.split(" "))) for part in self.passage.split("{}")]
@@ -55,11 +57,6 @@ def forward(report: str, **fields) -> float:
     return times_as_fast([row])
 
 
-def backward(report: str, **fields) -> float:
-    (row,) = rows(report, **{"pass": "backward"}, **fields)
-    return times_as_fast([row])
-
-
 def both(report: str, **fields) -> float:
     passes = rows(report, **fields)
     if sorted(row["pass"] for row in passes) != ["backward", "forward"]:
@@ -84,72 +81,56 @@ def span(values: list[float], digits: int = 2) -> tuple[str, str]:
 
 
 def quotes() -> Iterator[Quote]:
+    yield _grid()
     yield _training()
-    yield from _encoders()
     yield from _short_calls()
     yield from _decoding()
     yield from _other_gpus()
     yield _odd_head_dims()
 
 
+def _grid() -> Quote:
+    means = [
+        geometric_mean(times_as_fast([row], "cudnn") for row in rows("cuda_h200", suite="grid", **{"pass": name}))
+        for name in ("forward", "backward")
+    ]
+    count = len(rows("cuda_h200", suite="grid", **{"pass": "forward"}))
+    return Quote(
+        "is {} times as fast as cuDNN forward and {} times backward, in the geometric mean over {} bfloat16 shapes",
+        (*ratio(*means), str(count)),
+        (README,),
+    )
+
+
 def _training() -> Quote:
     tokens = [found_in("training_h200.txt", rf"^{name} +([\d,]+) tokens/s") for name in ("flash_attn_ext", "torch")]
-    thousands = tuple(f"{round(int(number.replace(',', '')) / 1000)} 000" for number in tokens)
-    return Quote("trains at {} tokens/s, with PyTorch's default attention at {}", thousands)
-
-
-def _encoders() -> Iterator[Quote]:
-    padded = dict(suite="encoders", case="padding", seqlen_q=256)
-    yield Quote(
-        "12 heads of 256 tokens with a padding mask, as an encoder has them, run {} times as fast forward and {} "
-        "times backward",
-        ratio(forward("cuda_h200", **padded), backward("cuda_h200", **padded)),
-    )
-    dropout = dict(suite="dropout", head_dim=128)
-    yield Quote("dropout {} and {} times", ratio(forward("cuda_h200", **dropout), backward("cuda_h200", **dropout)))
+    thousands = tuple(f"{round(int(number.replace(',', '')) / 1000)},000" for number in tokens)
+    return Quote("trains at {} tokens/s, and at {} with PyTorch's default attention", thousands, PAGES)
 
 
 def _short_calls() -> Iterator[Quote]:
-    tokens_128, tokens_197 = (dict(suite="short", seqlen_q=n) for n in (128, 197))
-    many_heads = dict(suite="encoders", case="full", seqlen_q=197)
-    padded = dict(suite="encoders", case="padding", seqlen_q=128)
-    in_a_row = [dict(suite="in_a_row", seqlen_q=n) for n in (128, 197)]
-    keys_2k = dict(suite="few_queries", case="2k keys")
-    keys_8k = dict(suite="few_queries", case="8k keys", head_dim=128)
-    points = [tokens_128, padded, tokens_197, many_heads, *in_a_row, keys_2k, keys_8k]
+    in_a_row = [forward("cuda_h200", suite="in_a_row", seqlen_q=tokens) for tokens in (128, 197)]
+    yield Quote("128 and 197 tokens are {} and {} times as fast one behind the other", ratio(*in_a_row))
+    worst = [
+        min(times_as_fast([row]) for row in rows("cuda_h200", suite=suite, **{"pass": "forward"}))
+        for suite in ("short", "head_dims")
+    ]
     yield Quote(
-        "At head dim 64, 128 tokens: {} (with a padding mask {}); 197 tokens, 128 heads in all: {} (768 heads: {}). "
-        "One behind the other, as a model has them, they are {} and {}. 128 queries that see 2048 keys: {}. At head "
-        "dim 128, 64 queries that see 8192 keys: {}",
-        ratio(*(forward("cuda_h200", **point) for point in points)),
-    )
-    yield Quote(
-        "Forward and backward together are {} to {} times as fast in each of these cases",
-        span([both("cuda_h200", **point) for point in points]),
+        "a forward pass is at worst {} and {} times as fast as the fastest other kernel", ratio(*worst), (README,)
     )
 
 
 def _decoding() -> Iterator[Quote]:
-    passages = {
-        "cuda_h200_decode": "With one new token for each of 16 sequences of 8k tokens, a call is {} times as fast as "
-        "the fastest other kernel (float16 {}; head dims 64 and 256 {} and {}), with a mask over their caches {}; "
-        "others are {} to {}, and with 8 to 256 new tokens {} to {}",
-        "cuda_h100_decode": "On an H100 {} ({}; {} and {}), {}, {} to {} and {} to {}",
-    }
-    for report, passage in passages.items():
-        common = dict(suite="decode", case="B16 8k", seqlen_q=1)
-        named = [
-            dict(common, dtype="bfloat16", head_dim=128),
-            dict(common, dtype="float16"),
-            dict(common, dtype="bfloat16", head_dim=64),
-            dict(common, dtype="bfloat16", head_dim=256),
-            dict(suite="decode", case="B16 8k masked"),
-        ]
-        named_rows = [row for fields in named for row in rows(report, **fields)]
+    spans = []
+    for report in ("cuda_h200_decode", "cuda_h100_decode"):
         compared = [row for row in rows(report, suite="decode") if row["against"] == "best"]
-        others = [times_as_fast([row]) for row in compared if row["seqlen_q"] == 1 and row not in named_rows]
-        several = [times_as_fast([row]) for row in compared if row["seqlen_q"] > 1]
-        yield Quote(passage, ratio(*(forward(report, **fields) for fields in named)) + span(others) + span(several, 1))
+        spans += span([times_as_fast([row]) for row in compared if row["seqlen_q"] == 1])
+        spans += span([times_as_fast([row]) for row in compared if row["seqlen_q"] > 1], 1)
+    yield Quote(
+        "With one new token a call is {} to {} times as fast as the fastest other kernel, with 8 to 256 new tokens {} "
+        "to {} times. On an H100 it is {} to {} and {} to {}",
+        tuple(spans),
+    )
     steps = {name: rows(name, **{"pass": "decode"}) for name in ("cuda_h200_generate", "cuda_h100_generate")}
     compiled = "static cache, compiled"
     eager = [row["ratio"] for row in steps["cuda_h200_generate"] if row["case"] != compiled]
@@ -157,27 +138,22 @@ def _decoding() -> Iterator[Quote]:
     yield Quote(
         "A Llama of 1B parameters decoded one sequence {} to {} times as fast as with PyTorch's attention", span(eager)
     )
-    yield Quote(
-        "compiled, with a static cache, {} times",
-        (found_in("generate_static_h200.txt", r"^static cache, compiled .* decode .* (\d\.\d\d) x torch sdpa$"),),
-    )
-    yield Quote("with later kernels on an H100 {}", ratio(on_h100))
+    static = found_in("generate_static_h200.txt", r"^static cache, compiled .* decode .* (\d\.\d\d) x torch sdpa$")
+    yield Quote("Compiled, with a static cache, it was {} times as fast", (static,))
+    yield Quote("and with later kernels on an H100 {} times", ratio(on_h100))
 
 
 def _other_gpus() -> Iterator[Quote]:
     copies = [rows(name, suite="decode")[0]["copy_tbs"] for name in ("cuda_h100_decode", "cuda_h200_decode")]
-    yield Quote("calls that its memory bounds**, which is {} times as fast", (f"{copies[0] / copies[1]:.1f}",))
-    causal = dict(suite="grid", case="causal", seqlen_q=512)
-    yield Quote(
-        "forward passes of 512 causal tokens {} at head dim 128 and {} at 256",
-        ratio(*(forward("cuda_h100", head_dim=head_dim, **causal) for head_dim in (128, 256))),
-    )
+    yield Quote("An H100's memory is {} times as fast as an H200's", (f"{copies[0] / copies[1]:.1f}",))
     grid = rows("cuda_h200_sm80", suite="grid")
     of_peer = {name: [times_as_fast([row], name) for row in grid] for name in ("cudnn", "flash")}
+    mean = f"{geometric_mean(of_peer['cudnn']):.2f}"
+    yield Quote("On an H200 they are {} times as fast as cuDNN in the geometric mean", (mean,), (README,))
     yield Quote(
         "the portable backend is {} to {} times as fast as cuDNN ({} in the geometric mean of both passes) and {} to "
         "{} times as fast as FlashAttention-2",
-        (*span(of_peer["cudnn"]), f"{geometric_mean(of_peer['cudnn']):.2f}", *span(of_peer["flash"])),
+        (*span(of_peer["cudnn"]), mean, *span(of_peer["flash"])),
     )
 
 
@@ -187,10 +163,8 @@ def _odd_head_dims() -> Quote:
         for seqlen, batch in ((729, 1), (256, 32), (729, 32))
     ]
     return Quote(
-        "At head dim 72: one image of 729 tokens {}, 32 of 256 {}; 32 of 729 are {}, and forward and backward together "
-        "{} to {}",
-        ratio(*(forward("cuda_h200", **point) for point in points))
-        + span([both("cuda_h200", **point) for point in points]),
+        "At head dim 72, forward and backward together are {} to {} times as fast",
+        span([both("cuda_h200", **point) for point in points]),
     )
 
 
@@ -200,34 +174,35 @@ QUOTES = tuple(quotes())
 NOT_MEASURED = (
     "Python 3.10 or later",
     "torch 2.11 or later",
-    "pass with 2.11 and 2.15",
-    "transformers 5.15",
-    "were tested with 2.11",
-    "2.1 and later",
+    "with torch 2.11, and on CPUs with torch 2.11 and 2.15",
+    "transformers** 5.15",
     "compute capability 8.0",
-    "GPU older than 8.0",
 )
 
 
-def fill(text: str) -> str:
-    """Returns README with these figures. Raises ValueError for a passage that it does not have exactly once."""
-    for quote in QUOTES:
+def quotes_of(page: str) -> list[Quote]:
+    return [quote for quote in QUOTES if page in quote.pages]
+
+
+def fill(text: str, page: str) -> str:
+    """Returns a page with these figures. Raises ValueError for a passage that it does not have exactly once."""
+    for quote in quotes_of(page):
         matches = list(quote.pattern().finditer(text))
         if len(matches) != 1:
-            raise ValueError(f"README has {len(matches)} times: {quote.passage}")
+            raise ValueError(f"{page} has {len(matches)} times: {quote.passage}")
         for index in range(len(quote.figures), 0, -1):
             start, end = matches[0].span(index)
             text = text[:start] + quote.figures[index - 1] + text[end:]
     return text
 
 
-def without_source(text: str) -> list[str]:
+def without_source(text: str, page: str) -> list[str]:
     """The figures of a page that no passage has: decimals, and numbers with a unit of speed or time."""
-    for quote in QUOTES:
+    for quote in quotes_of(page):
         text = quote.pattern().sub("", text)
     text = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
     text = " ".join(text.split())
     for phrase in NOT_MEASURED:
         text = text.replace(phrase, "")
     unit = r"(?:times|%|[µn]s|us|ms|s|TFLOP/s|GB/s|TB/s|tokens/s)(?!\w)"
-    return [match.group() for match in re.finditer(rf"\d+\.\d+|\d+(?: \d{{3}})+|\d+(?= ?{unit})", text)]
+    return [match.group() for match in re.finditer(rf"\d+\.\d+|\d+(?:[ ,]\d{{3}})+|\d+(?= ?{unit})", text)]

@@ -129,7 +129,8 @@ def build_library() -> Path:
         job_bytes = jobs.NVCC_JOB_BYTES if any(edge.rule == "nvcc" for edge in edges) else jobs.CXX_JOB_BYTES
         machine = jobs.available_cores(), jobs.available_memory()
         num_jobs = str(jobs.num_jobs(*machine, job_bytes, os.environ.get("MAX_JOBS")))
-        if subprocess.run([ninja, "-f", str(ninja_file), "-j", num_jobs], cwd=ROOT).returncode != 0:
+        environment = {"NINJA_STATUS": toolchain.ninja_status(ninja)} | os.environ
+        if subprocess.run([ninja, "-f", str(ninja_file), "-j", num_jobs], cwd=ROOT, env=environment).returncode != 0:
             raise BuildError(f"compilation failed, see above. The commands: ninja -v -f {ninja_file}")
         if not shared_kernels:
             prune_kernels(ROOT / KERNELS_DIR, {Path(name).name for name in objects})

@@ -110,6 +110,13 @@ def find_ninja() -> str:
     return path
 
 
+def ninja_status(ninja: str) -> str:
+    """What ninja writes before each step: how many are done and, where it can estimate it, how long the rest takes."""
+    version = re.match(r"(\d+)\.(\d+)", output_of(ninja, "--version"))
+    can_estimate = version is not None and (int(version.group(1)), int(version.group(2))) >= (1, 12)
+    return "[%f of %t, %W left] " if can_estimate else "[%f of %t] "
+
+
 def find_nvcc(environ: Mapping[str, str] = os.environ) -> Nvcc | None:
     """nvcc of $CUDA_HOME or $CUDA_PATH, else on the PATH, else in /usr/local/cuda; None when there is none."""
     homes = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]

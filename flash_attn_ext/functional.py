@@ -117,8 +117,11 @@ def attention(
 
     In order: scale, softcap, ALiBi, bias and mask, causality and window, softmax (with the sink), dropout::
 
-        score = softcap * tanh(scale * q k^T / softcap) - slope * |key - (query + diagonal)| + bias
-        out   = dropout(softmax(score)) v
+        scaled = scale * q k^T
+        capped = softcap * tanh(scaled / softcap)
+        away   = |key - (query + diagonal)|
+        score  = capped - slope * away + bias
+        out    = dropout(softmax(score)) v
 
     (FlashAttention-2, Dao 2023, section 3.1, for the algorithm; ``flash_attn_ext.reference`` for each rule in a line.)
 

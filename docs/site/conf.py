@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.pycode import ModuleAnalyzer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,32 +17,40 @@ html_title = f"{project} {release}"
 
 # The menu: titles of its parts, and the pages of each. What is not here is no page of the site.
 MENU = {
-    "Use it": ("docs/semantics", "docs/numerics", "docs/api"),
-    "Ways in": ("docs/torch_backend", "docs/flash_attn", "docs/transformers", "docs/tools"),
+    "Start": ("docs/install", "docs/quickstart", "docs/performance"),
+    "Use it": ("docs/recipes", "docs/many_gpus", "docs/migrating", "docs/faq", "docs/environment", "docs/tools"),
+    "Reference": ("docs/semantics", "docs/numerics", "docs/api"),
+    "Ways in": ("docs/torch_backend", "docs/flash_attn", "docs/transformers"),
     "Figures": ("benchmarks/results/README",),
     "Inside": ("docs/architecture", "docs/hopper", "csrc/README", "docs/kernels/README"),
-    "The project": ("CONTRIBUTING", "tests/README", "CHANGELOG"),
+    "The project": ("CONTRIBUTING", "tests/README", "CHANGELOG", "SECURITY"),
 }
-KERNEL_PAGES = tuple(
-    path.relative_to(ROOT).with_suffix("").as_posix()
+# A page for each kernel. Some have a log, which is no reading for users: it lies below its kernel's page, and no search
+# finds it.
+KERNEL_PAGES, KERNEL_LOGS = (
+    tuple(
+        path.relative_to(ROOT).with_suffix("").as_posix()
+        for path in sorted((ROOT / folder).glob("*.md"))
+        if path.name != "README.md"
+    )
     for folder in ("docs/kernels", "docs/kernels/log")
-    for path in sorted((ROOT / folder).glob("*.md"))
-    if path.name != "README.md"
 )
 
 root_doc = "README"
 include_patterns = [
-    f"{page}.md" for page in (root_doc, *KERNEL_PAGES, *(page for part in MENU.values() for page in part))
+    f"{page}.md" for page in (root_doc, *KERNEL_PAGES, *KERNEL_LOGS, *(page for part in MENU.values() for page in part))
 ]
 # Folders in which Sphinx need not look for pages.
 exclude_patterns = ["build", "dist", "demo", ".*", "flash_attn_ext", "build_support", "examples", "*.egg-info"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 myst_heading_anchors = 4  # with the names that GitHub gives them
 highlight_language = "text"
 nitpicky = True
-# Types in signatures, which have no page here.
-nitpick_ignore_regex = [("py:.*", r"(.*\.)?(Tensor|SdpaReplacement)")]
+# A type in signatures that has no page here.
+nitpick_ignore_regex = [("py:.*", r"(.*\.)?SdpaReplacement")]
+# Types of others. Their addresses are here, so that a build needs no inventory from the network.
+OF_PYTORCH = {"Tensor": "https://docs.pytorch.org/docs/stable/tensors.html#torch.Tensor"}
 
 OVERLOADED_NAMES = [f"integrations.flash_attn.{name}" for name in ("functions", "packed_tensors", "kvcache")]
 
@@ -55,16 +64,42 @@ html_theme = "furo"
 templates_path = ["."]
 html_additional_pages = {"index": "redirect.html"}  # the first page is README's
 html_copy_source = False
+html_static_path = ["static"]
+html_js_files = ["copy.js"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
+html_show_copyright = False
+
+
+def toctree(pages: tuple[str, ...], title: str = "") -> str:
+    caption = f":caption: {title}\n" if title else ""
+    return f"\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(pages) + "\n```\n"
 
 
 def add_menu(app, page: str, source: list[str]) -> None:
-    """To the first page, and the kernels' pages to theirs: on GitHub a menu would be noise."""
-    parts = {page_: {title: pages} for page_, title, pages in (("docs/kernels/README", "Kernels", KERNEL_PAGES),)}
-    parts[root_doc] = MENU
-    for title, pages in parts.get(page, {}).items():
-        entries = "\n".join(f"/{entry}" for entry in pages)
-        source[0] += f"\n\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{entries}\n```\n"
+    """To the first page, to that of the kernels, and to each kernel's: on GitHub a menu would be noise."""
+    if page == root_doc:
+        source[0] += toctree(("Home <self>",))
+        source[0] += "".join(toctree(tuple(f"/{entry}" for entry in pages), title) for title, pages in MENU.items())
+    elif page == "docs/kernels/README":
+        source[0] += toctree(tuple(f"/{entry}" for entry in KERNEL_PAGES))
+    elif (log := page.replace("docs/kernels/", "docs/kernels/log/")) in KERNEL_LOGS and page in KERNEL_PAGES:
+        source[0] += toctree((f"/{log}",))
+    elif page in KERNEL_LOGS:
+        source[0] = "---\nnosearch: true\n---\n" + source[0]
+
+
+def name_pages_by_titles(app, page: str, source: list[str]) -> None:
+    """A link whose text is a file's name, as is usual on GitHub, gets the title of the page or of the heading."""
+    source[0] = re.sub(r"(?<!!)\[`?[\w./-]*\.md`?\]\((?!http)", "[](", source[0])
+
+
+def link_types(app, environment, node, content):
+    """A reference to a type of PyTorch leads to PyTorch's documentation."""
+    name = node.get("reftarget", "").rpartition(".")[2]
+    if node.get("refdomain") == "py" and name in OF_PYTORCH:
+        return nodes.reference("", "", content, internal=False, refuri=OF_PYTORCH[name])
+    return None
 
 
 def show_signatures_of_implementations(app) -> None:
@@ -78,3 +113,5 @@ def show_signatures_of_implementations(app) -> None:
 def setup(app) -> None:
     app.connect("builder-inited", show_signatures_of_implementations)
     app.connect("source-read", add_menu)
+    app.connect("source-read", name_pages_by_titles)
+    app.connect("missing-reference", link_types)

@@ -2,9 +2,11 @@
 
 import functools
 import json
+import re
 
 import large
 import pytest
+import speed
 import torch
 import train_gpt
 from gpt import GPTConfig
@@ -106,4 +108,22 @@ def test_small_demo(corpus, device, tmp_path, capsys, monkeypatch):
     train_gpt.train_small(corpus, Schedule(steps=3, batch=2), torch.device(device), tmp_path)
     numbers = json.loads((tmp_path / "loss.json").read_text())
     assert [len(curve["train_losses"]) for curve in numbers["curves"]] == [3, 3]
-    assert "validation loss" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "validation loss" in text and "\nBlue: the loss of" in text and "\nOrange: the loss of" in text
+
+
+def test_the_demo_says_how_fast_attention_alone_is(device):
+    """Medians of both, and their ratio as the sentence has it."""
+    line = speed.speed_line(torch.device(device), tokens=64, seconds=0.0)
+    sentence = r"64 causal tokens: flash_attn_ext ([\d.]+) ms, torch ([\d.]+) ms. That is ([\d.]+) times as fast"
+    found = re.search(sentence, line)
+    ours, theirs, ratio = map(float, found.groups())
+    assert min(ours, theirs, ratio) > 0 and line.endswith("(medians of 3).")
+
+
+def test_the_demo_begins_with_that_line(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train_gpt, "load_corpus", lambda: corpus)
+    monkeypatch.setattr(train_gpt, "speed_line", lambda device: "how fast it is")
+    monkeypatch.setattr(train_gpt, "train_small", lambda *arguments: print("training") or [])
+    train_gpt.main(["--steps", "1", "--out", str(tmp_path)])
+    assert capsys.readouterr().out.splitlines()[-2:] == ["how fast it is", "training"]

@@ -105,10 +105,30 @@ def test_the_bound_of_the_workspace_is_that_of_the_code():
         name: re.findall(r"a (\d+)th of\s+the\s+(?:GPU|device)'s\s+memory", text)
         for name, text in texts(".md", ".py", ".h").items()
     }
-    assert {"README.md", "CHANGELOG.md", "docs/semantics.md", "flash_attn_ext/functional.py"} <= {
-        name for name, shares in said.items() if shares
-    }
+    pages = {"CHANGELOG.md", "docs/environment.md", "docs/numerics.md", "docs/performance.md", "docs/semantics.md"}
+    assert pages | {"flash_attn_ext/functional.py"} <= {name for name, shares in said.items() if shares}
     assert {name: shares for name, shares in said.items() if set(shares) - {share}} == {}
+
+
+def variables_of_the_sources() -> set[str]:
+    """Names that a program or a makefile reads from the environment."""
+    found = set()
+    for name, text in texts(".py", ".cpp", ".h").items():
+        if name.startswith(("flash_attn_ext/", "csrc/", "build_support/")) or name == "setup.py":
+            found |= set(re.findall(r"[\"'](FLASH_ATTN_EXT_[A-Z_]+)[\"']", text))
+            found |= set(re.findall(r"environ(?:\.get\(|\[)[\"'](\w+)[\"']", text))
+    found |= set(re.findall(r"\bFLASH_ATTN_EXT_[A-Z_]+", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    return found - {"FLASH_ATTN_EXT_CUDA_ARCHS"}  # a macro of the compiler, which the build looks for in a source
+
+
+def test_every_variable_of_the_environment_has_a_row():
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    in_rows = set(re.findall(r"`([A-Z_]+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE))))
+    variables = variables_of_the_sources()
+    assert {"FLASH_ATTN_EXT_WORKSPACE_MIB", "FLASH_ATTN_EXT_CHECK", "FLASH_ATTN_EXT_ARCHS", "CXX"} <= variables
+    assert variables - in_rows == set(), "docs/environment.md has no row of it"
+    ours = {name for name in in_rows if name.startswith("FLASH_ATTN_EXT_")}
+    assert ours - variables == set(), "nothing reads it"
 
 
 def test_the_changelog_compares_with_nothing_that_was_never_released():

@@ -1,12 +1,14 @@
-"""README's picture, table and the figures in its prose are those of the committed results."""
+"""README's picture, and tables and figures of README and docs/performance.md, are those of the committed results."""
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
+from architecture.word_rules import words_are_the_fields
+
 ROOT = Path(__file__).resolve().parents[2]
-README = ROOT / "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -14,44 +16,62 @@ def overview() -> dict:
     return runpy.run_path(str(ROOT / "benchmarks" / "overview.py"))
 
 
-def test_readme_has_what_was_measured(overview):
-    expected = overview["text"](overview["figures"]())
-    assert expected in README.read_text(encoding="utf-8"), "run: python benchmarks/overview.py"
+PAGES = ("README.md", "docs/performance.md")
 
 
-def test_figures_in_readmes_prose_are_those_of_the_results(overview, tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text(README.read_text(encoding="utf-8"), encoding="utf-8")
-    overview["write_figures"](page)
-    assert page.read_text(encoding="utf-8") == README.read_text(encoding="utf-8"), "run: python benchmarks/overview.py"
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_every_figure_in_readme_has_a_source(overview):
-    found = overview["figures_without_source"](README.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_what_was_measured(overview, page):
+    for part, markdown in overview["generated"](page, overview["figures"]()).items():
+        marks = (overview["BEGIN"].format(part), overview["END"].format(part))
+        assert f"\n\n{markdown}\n\n".join(marks) in read(page), "run: python benchmarks/overview.py"
+
+
+def with_figures(overview: dict, page: str, text: str, folder: Path) -> str:
+    (folder / "page.md").write_text(text, encoding="utf-8")
+    overview["write_figures"](folder / "page.md", page)
+    return (folder / "page.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_figures_in_prose_are_those_of_the_results(overview, page, tmp_path):
+    assert with_figures(overview, page, read(page), tmp_path) == read(page), "run: python benchmarks/overview.py"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_figure_has_a_source(overview, page):
+    found = overview["figures_without_source"](read(page), page)
     assert found == [], "give it a passage in benchmarks/readme_figures.py"
 
 
-@pytest.mark.parametrize("figure", ["1.32 times", "3 %", "12 µs", "380 000", "400 TFLOP/s", "15 ms", "2 times"])
+def test_every_passage_has_a_page(overview):
+    quotes = overview["readme_figures"].QUOTES
+    assert quotes and all(quote.pages and set(quote.pages) <= set(PAGES) for quote in quotes)
+
+
+@pytest.mark.parametrize(
+    "figure", ["1.32 times", "3 %", "12 µs", "380 000", "380,000", "400 TFLOP/s", "15 ms", "2 times"]
+)
 def test_a_figure_without_a_source_is_found(overview, figure):
-    page = README.read_text(encoding="utf-8").replace("## Install", f"It takes {figure} of something.\n\n## Install", 1)
-    assert len(overview["figures_without_source"](page)) == 1
+    text = read("README.md").replace("## Install", f"It takes {figure} of something.\n\n## Install", 1)
+    assert len(overview["figures_without_source"](text, "README.md")) == 1
 
 
 def test_a_figure_of_the_results_is_written_where_another_stands(overview, tmp_path):
-    page = tmp_path / "README.md"
-    text = README.read_text(encoding="utf-8")
-    wrong = text.replace("run 1.30 times as fast", "run 9.99\ntimes as fast", 1)
+    text = read("docs/performance.md")
+    (right,) = re.findall(r"At head dim 72, forward and\s+backward together are ([\d.]+)", text)
+    wrong = text.replace(f"together are {right}", "together are\n9.99", 1)
     assert wrong != text
-    page.write_text(wrong, encoding="utf-8")
-    overview["write_figures"](page)
-    assert page.read_text(encoding="utf-8") == text.replace("run 1.30 times as fast", "run 1.30\ntimes as fast", 1)
+    found = with_figures(overview, "docs/performance.md", wrong, tmp_path)
+    assert found == text.replace(f"together are {right}", f"together are\n{right}", 1)
 
 
-def test_a_passage_that_readme_does_not_have_is_an_error(overview, tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("nothing", encoding="utf-8")
-    with pytest.raises(ValueError, match="README has 0 times: "):
-        overview["write_figures"](page)
+def test_a_passage_that_a_page_does_not_have_is_an_error(overview, tmp_path):
+    with pytest.raises(ValueError, match=r"README\.md has 0 times: "):
+        with_figures(overview, "README.md", "nothing", tmp_path)
 
 
 def test_passes_are_added_by_their_times(overview):
@@ -64,13 +84,63 @@ def test_passes_are_added_by_their_times(overview):
 
 def test_the_picture_is_drawn(overview, tmp_path):
     pytest.importorskip("matplotlib")
-    overview["draw"](overview["figures"](), tmp_path / "overview.png")
+    overview["draw_overview"](tmp_path / "overview.png")
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_table_replaces_the_one_before(overview, tmp_path):
+def test_what_is_generated_replaces_what_was_there(overview, tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{overview['BEGIN']}\nold\n{overview['END']}\nafter\n")
-    overview["write"](overview["figures"](), page)
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and "D128 causal" in text
+    begin, end = overview["BEGIN"].format("x: "), overview["END"].format("x: ")
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    overview["write"](page, {"x: ": "| new |"})
+    assert page.read_text() == f"before\n{begin}\n\n| new |\n\n{end}\nafter\n"
+
+
+def test_every_point_below_1_has_a_row(overview):
+    table = overview["speed_tables"].slow_points_table()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert all(float(row[1]) < 1 and row[0] in ("H100", "H200") for row in rows)
+    tables = overview["speed_tables"]
+    slow = [
+        row
+        for row in tables.rows("cuda_h100", suite="grid")
+        if round(min(time for time in row["peer_ms"].values() if time) / row["ours_ms"], 2) < 1
+    ]
+    assert slow and len(slow) == sum(row[0] == "H100" and "causal" in row[2] for row in rows)
+
+
+def test_ratios_of_a_workload_are_means_and_worst_points(overview):
+    """A point counts by the fastest peer that ran it; a suite without a pass says so."""
+    tables = overview["speed_tables"]
+    rows = [row for row in tables.rows("cuda_h200", suite="dropout") if row["pass"] == "backward"]
+    ratios = [min(row["peer_ms"].values()) / row["ours_ms"] for row in rows]
+    mean = (ratios[0] * ratios[1]) ** 0.5
+    assert tables.Workload("", "dropout").cell("backward") == f"{mean:.2f} ({min(ratios):.2f})"
+    assert tables.Workload("", "decode", report="cuda_h200_decode").cell("backward") == "none"
+
+
+MOST_LINES_OF_README = 130
+FOR_NEWCOMERS = ("README.md", *(f"docs/{name}.md" for name in ("install", "quickstart", "faq", "migrating", "recipes")))
+
+
+def test_readme_is_short():
+    assert len(read("README.md").splitlines()) <= MOST_LINES_OF_README
+
+
+def own_words() -> list[str]:
+    """The names that CONTRIBUTING.md explains, but for plans, which `explain` returns."""
+    table = read("CONTRIBUTING.md").partition("| word | meaning |")[2].partition("\n\n")[0]
+    words = re.findall(r"^\| ([^|,]*?)(?:,[^|]*)? \|", table, re.MULTILINE)
+    return [word for word in words if word not in ("---", "plan")]
+
+
+@pytest.mark.parametrize("page", FOR_NEWCOMERS)
+def test_newcomers_need_no_word_of_our_own(page):
+    assert {"room", "repair", "canonical form"} <= set(own_words())
+    found = re.findall(rf"\b(?:{'|'.join(map(re.escape, own_words()))})\b", without_code(read(page)))
+    assert found == []
+    assert list(words_are_the_fields({page: read(page)})) == []
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)

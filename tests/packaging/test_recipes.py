@@ -1,6 +1,7 @@
 """The Python in README and in the guides runs as it stands, each page from top to bottom, and does what it says.
 
-The recipe of docs/transformers.md has tests/huggingface/test_recipe.py to itself, since it trains.
+The recipe of docs/transformers.md has tests/huggingface/test_recipe.py to itself, since it trains. docs/tools.md has
+tests/tools/test_guide.py.
 """
 
 import os
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from support import libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +36,20 @@ assert llm.config._attn_implementation == "fused_ext"
 assert torch.nn.attention.current_flash_attention_impl() == "flash_attn_ext"
 assert flash_attn_func.__module__.startswith("flash_attn_ext.")
 assert all(weight.grad is not None for weight in model.parameters())
-assert out.shape == q.shape and slopes.grad.isfinite().all() and lengths.tolist() == [1, 701, 32, 2049]
+assert out.shape == q.shape
+""",
+    "docs/quickstart.md": """
+assert slopes.grad.isfinite().all() and cache_lengths.tolist() == [1, 701, 32, 2049] and step.isfinite().all()
+assert (out[1024:].transpose(0, 1) - padded[1, :, :700]).abs().max() < 1e-5
+assert explanation.backend == "cpu"
+""",
+    "docs/performance.md": """
+assert (plan.backend, plan.backward.kernel) == ("cpu", "tiled on the CPU")
+""",
+    "docs/migrating.md": """
+exact = torch.nn.functional.scaled_dot_product_attention(
+    *(t.transpose(1, 2) for t in (q, k, v)), attn_mask=~is_padding).transpose(1, 2)
+torch.testing.assert_close(out, exact)
 """,
     "docs/semantics.md": """
 assert torch.equal(ours, flash_attn_ext.scaled_dot_product_attention(*[
@@ -57,14 +73,89 @@ assert qkv.grad[is_token].abs().amax(dim=(1, 2, 3)).min() > 0 and not qkv.grad[~
 }
 
 
-def python_of(page: str) -> str:
-    return "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE))
+PAGES_WITH_OTHER_TESTS = {"docs/transformers.md", "docs/tools.md", "docs/many_gpus.md", "docs/recipes.md"}
 
 
-@pytest.mark.parametrize("page", CHECKS)
-def test_python_of_a_page_runs(page, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(PRELUDES.get(page, "") + python_of(page) + CHECKS[page])
+def code_of(text: str, language: str = "python") -> str:
+    return "\n".join(re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def run(code: str, folder: Path, *launcher: str) -> None:
+    program = folder / "program.py"
+    program.write_text(code, encoding="utf-8")
     environment = dict(os.environ, HF_HUB_OFFLINE="1", PYTHONPATH=os.pathsep.join(sys.path))
-    process = subprocess.run([sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    command = [sys.executable, *launcher, program]
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
+
+
+def test_no_page_with_python_is_left_out():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    with_python = {path.relative_to(ROOT).as_posix() for path in pages if code_of(path.read_text(encoding="utf-8"))}
+    assert with_python == PAGES_WITH_OTHER_TESTS | set(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_python_of_a_page_runs(name, tmp_path):
+    run(PRELUDES.get(name, "") + code_of(page(name)) + CHECKS[name], tmp_path)
+
+
+def test_the_program_for_many_gpus_runs_in_two_processes(tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run(code_of(page("docs/many_gpus.md")), tmp_path, *launcher)
+
+
+# Counts calls that reach this library, and after a recipe says whether there were any.
+COUNTED = """
+import torch.profiler
+_profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+_profile.__enter__()
+"""
+WERE_COUNTED = """
+_profile.__exit__(None, None, None)
+_passes = [event.key.split(",")[0] for event in _profile.key_averages() if event.key.startswith("flash_attn_ext")]
+assert set(_passes) >= {"flash_attn_ext forward", "flash_attn_ext backward"}, _passes
+"""
+RECIPES = {
+    "Lightning": "assert model.head.weight.grad is not None or trainer.global_step == 16",
+    "timm": "assert all(weight.grad is not None for weight in model.parameters())",
+    "diffusers": "assert noise.shape == latents.shape",
+    "A packing loop": "assert losses[-1] < 0.2 * losses[0], losses",
+}
+
+
+def recipe(title: str) -> str:
+    return re.split(rf"^## {title}$", page("docs/recipes.md"), flags=re.MULTILINE)[1].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_a_recipe_runs(title, tmp_path):
+    """With the library that it is about, or with a stand-in where that is not installed."""
+    libraries.write_stand_in(title.lower(), tmp_path)
+    run(COUNTED + code_of(recipe(title)) + RECIPES[title] + WERE_COUNTED, tmp_path)
+
+
+def test_every_recipe_is_tested():
+    titles = re.findall(r"^## (.*)$", page("docs/recipes.md"), re.MULTILINE)
+    assert set(titles) == {"nanoGPT", "Hugging Face Trainer"} | set(RECIPES)
+
+
+def test_the_three_lines_of_nanogpt(tmp_path):
+    """The added lines, and after them a call as nanoGPT's model makes it."""
+    added = re.findall(r"^\+(?!\+)(.*)$", code_of(recipe("nanoGPT"), "diff"), re.MULTILINE)
+    assert len(added) == 3
+    call = """
+import torch
+
+def attend(q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=True)
+
+q, k, v = torch.randn(3, 1, 4, 20, 16, requires_grad=True)
+for function in (attend, torch.compile(attend, backend="aot_eager")):
+    function(q, k, v).sum().backward()
+"""
+    run("\n".join([*added, COUNTED, call, WERE_COUNTED]), tmp_path)

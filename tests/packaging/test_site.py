@@ -21,6 +21,39 @@ def test_every_page_of_docs_is_in_the_menu():
     assert [page for page in sorted(pages) if not (ROOT / page).is_file()] == []
 
 
+@pytest.fixture(scope="module")
+def conf() -> dict:
+    return runpy.run_path(str(SITE / "conf.py"))
+
+
+def test_newcomers_find_their_pages_first(conf):
+    pages = [page for part in conf["MENU"].values() for page in part]
+    assert pages[:3] == ["docs/install", "docs/quickstart", "docs/performance"]
+    source = ["# Title\n"]
+    conf["add_menu"](None, "README", source)
+    entries = re.findall(r"^(?:/[\w/]+|Home <self>)$", source[0], re.MULTILINE)
+    assert entries == ["Home <self>", *(f"/{page}" for page in pages)]
+
+
+def test_logs_are_not_searched_and_lie_below_the_pages_of_their_kernels(conf):
+    assert "docs/kernels/log/sm90" in conf["KERNEL_LOGS"]
+    for log in conf["KERNEL_LOGS"]:
+        source, page, kernels = ["# Log\n"], ["# Kernel\n"], ["# Kernels\n"]
+        conf["add_menu"](None, log, source)
+        conf["add_menu"](None, log.replace("/log", ""), page)
+        conf["add_menu"](None, "docs/kernels/README", kernels)
+        assert source[0] == "---\nnosearch: true\n---\n# Log\n"
+        assert f"\n/{log}\n" in page[0] and log not in kernels[0]
+
+
+def test_links_are_named_by_titles_and_not_by_files(conf):
+    source = [
+        "[numerics.md](numerics.md#memory), [`csrc/a.md`](a.md), [why](a.md), ![a.md](a.png), [a.md](https://a.b)"
+    ]
+    conf["name_pages_by_titles"](None, "docs/page", source)
+    assert source[0] == "[](numerics.md#memory), [](a.md), [why](a.md), ![a.md](a.png), [a.md](https://a.b)"
+
+
 def documented_names(module: str) -> set[str]:
     """What api.md has of a module."""
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

@@ -196,6 +196,20 @@ def test_ninja_beside_python_comes_first(monkeypatch, tmp_path):
     assert toolchain.find_ninja() == str(ninja)
 
 
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ("1.13.0", "[%f of %t, %W left] "),
+        ("1.12.1", "[%f of %t, %W left] "),
+        ("1.11.1.git.kitware.jobserver-1", "[%f of %t] "),
+        ("1.8.2", "[%f of %t] "),
+    ],
+)
+def test_the_build_says_how_long_it_takes_where_ninja_can_estimate_it(tmp_path, version, status):
+    ninja = make_tool(tmp_path, "ninja", version)
+    assert toolchain.ninja_status(str(ninja)) == status
+
+
 def test_cuda_home_wins_over_the_path(tmp_path):
     binary = make_tool(tmp_path / "bin", "nvcc", BANNER)
     assert toolchain.find_nvcc({"CUDA_HOME": str(tmp_path)}) == Nvcc(binary, "13.0", "release 13.0, V13.0.88")

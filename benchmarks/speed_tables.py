@@ -1,0 +1,94 @@
+"""The tables of speed in README and docs/performance.md, in Markdown, from benchmarks/results/ and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from readme_figures import rows, times_as_fast
+
+from flash_attn_ext.cli.bench.rows import geometric_mean
+
+PASSES = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Points of a suite, compared with one peer or with the fastest of those that ran."""
+
+    title: str
+    suite: str
+    peer: str | None = None
+    report: str = "cuda_h200"
+    keep: Callable[[dict], bool] = lambda row: True
+
+    def cell(self, pass_: str) -> str:
+        """ "mean (worst)", or a single ratio; "none" for a pass that the suite does not have."""
+        found = [row for row in rows(self.report, suite=self.suite) if row["pass"] == pass_ and self.keep(row)]
+        ratios = [times_as_fast([row], self.peer) for row in found if has_peer(row)]
+        if not ratios:
+            return "none"
+        return f"{geometric_mean(ratios):.2f} ({min(ratios):.2f})" if len(ratios) > 1 else f"{ratios[0]:.2f}"
+
+
+def has_peer(row: dict) -> bool:
+    return any(time is not None for time in row["peer_us" if "peer_us" in row else "peer_ms"].values())
+
+
+def is_decode_step(row: dict) -> bool:
+    return row["seqlen_q"] == 1 and row["dtype"] == "bfloat16"
+
+
+WORKLOADS = (
+    Workload("encoders: 128 to 256 tokens, padding, attention to a text", "encoders"),
+    Workload("short sequences one behind the other, 64 to 1000 tokens", "in_a_row"),
+    Workload("single short calls, 64 to 1000 tokens", "short"),
+    Workload("grouped heads, causal, up to 32768 tokens", "gqa"),
+    Workload("packed sequences, causal", "varlen"),
+    Workload("masks and biases", "mask"),
+    Workload("dropout", "dropout"),
+    Workload("head dims from 40 to 512", "head_dims"),
+    Workload("few queries, many keys", "few_queries"),
+    Workload("one new token, long caches", "decode", report="cuda_h200_decode", keep=is_decode_step),
+    Workload("full and causal, 512 to 16384 tokens", "grid"),
+    Workload("the same, beside cuDNN", "grid", "cudnn"),
+    Workload("the same, beside FlashAttention-4", "grid", "fa4"),
+    Workload("the same, beside FlashAttention-2", "grid", "flash"),
+)
+IN_README = tuple(work for work in WORKLOADS if work.suite not in ("few_queries", "in_a_row"))
+
+
+# Reports in which a slow point counts. Those of text generation time whole models.
+WITH_SLOW_POINTS = ("cuda_h200", "cuda_h200_decode", "cuda_h100", "cuda_h100_decode")
+
+
+def slow_points_table() -> str:
+    """Every point at which another kernel was faster, slowest first on each GPU."""
+    found = []
+    for report in WITH_SLOW_POINTS:
+        gpu = report.split("_")[1].upper()
+        for row in filter(has_peer, rows(report)):
+            ratio = times_as_fast([row])
+            if round(ratio, 2) < 1:
+                found.append((gpu, f"{ratio:.2f}", _problem(row)))
+    lines = ["| GPU | times as fast | problem |", "| --- | --- | --- |"]
+    for gpu, ratio, problem in sorted(found, key=lambda point: (point[0] != "H200", point[1])):
+        lines.append(f"| {gpu} | {ratio} | {problem} |")
+    return "\n".join(lines)
+
+
+def _problem(row: dict) -> str:
+    heads, key_heads, queries, keys = (row[name] for name in ("num_heads", "num_key_heads", "seqlen_q", "seqlen_k"))
+    words = [row["pass"], *(word for word in ("causal", "masked") if word in row["case"])]
+    words += ["with a cache"] * (row["suite"] == "decode") + [row["dtype"]] * (row["dtype"] != "bfloat16")
+    words.append(f"{row['batch']} x {heads} heads" + f" ({key_heads} of keys)" * (key_heads != heads))
+    words.append(
+        f"{queries} tokens" if queries == keys else f"{queries} quer{'y' if queries == 1 else 'ies'}, {keys} keys"
+    )
+    return ", ".join([*words, f"head dim {row['head_dim']}"])
+
+
+def times_as_fast_table(workloads: tuple[Workload, ...]) -> str:
+    lines = ["| workload | forward | backward |", "| --- | --- | --- |"]
+    lines += [f"| {work.title} | {' | '.join(work.cell(pass_) for pass_ in PASSES)} |" for work in workloads]
+    return "\n".join(lines)
