@@ -31,7 +31,7 @@ FIELD_WORDS = {
     r"tak(?:e|es|ing) turns|in turns": "alternate, ping-pong scheduling",
     r"claim(?:s|ed)?": "fetches the next work tile",
     r"suspicious": "needs recomputation",
-    r"rings?": "pipeline",
+    r"rings? of (stages|tiles)": "pipeline",
     r"of own \w+ time": "times as fast as our own call",
     r"nats a byte": "nats per byte",
     # Kernels that had names of their own before there were tables of them.
