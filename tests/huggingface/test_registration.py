@@ -141,7 +141,7 @@ def test_one_range_of_releases_is_named_everywhere():
         for name in ("README.md", "docs/transformers.md", "pyproject.toml")
     }
     assert f'transformers = ["transformers>={fused.OLDEST}"]' in text["pyproject.toml"]
-    assert f"Hugging Face transformers {fused.OLDEST} or later" in text["README.md"]
+    assert f"Hugging Face transformers** {fused.OLDEST} or later" in text["README.md"]
     assert f"transformers {fused.OLDEST} or later" in text["docs/transformers.md"]
     assert f"{fused.OLDEST} and {fused.NEWEST}" in text["docs/transformers.md"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.plans import F16, F32, Call
+from support.plans import F16, F32, KEY_STATIONARY, TWO_PASS, WARP_SPECIALISED, Call
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 LENGTH = 2048
@@ -46,7 +46,7 @@ def rows() -> dict[str, tuple[str, ...]]:
 
 
 def kernel_of(plan) -> str:
-    names = {"warp-specialised": "Hopper", "warp-specialised, two-pass": "two-pass"}
+    names = {WARP_SPECIALISED: "Hopper", KEY_STATIONARY: "Hopper", TWO_PASS: "two-pass"}
     return names.get(plan.kernel, "portable")
 
 

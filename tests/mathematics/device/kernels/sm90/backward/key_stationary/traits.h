@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "kernels/config/sm90_backward.h"
 #include "kernels/sm90/backward/key_stationary/dq_stages.h"
 #include "ptx/barrier.h"
 #include "tile/accumulator.h"
@@ -21,14 +22,9 @@ struct WarpgroupAccumulator {
 
 namespace flash_attn_ext::sm90 {
 
-struct BackwardTile {
-  int dq_columns;
-};
-
 template <int kSlices, bool kPreSignals>
 struct SmallTraits {
-  static constexpr BackwardTile kTile = {.dq_columns = 8};
-  static constexpr bool kPreSignalsDq = kPreSignals;
+  static constexpr BackwardConfig kConfig = {.tile = {.dq_columns = 8}, .pre_signals_dq = kPreSignals};
   static constexpr int kDqSlices = kSlices;
   static constexpr int kDqSliceFloats = tile::kWarpgroupSize * 4;
   static constexpr int kDqStageFloats = kPreSignals ? kDqSliceFloats : kSlices * kDqSliceFloats;
