@@ -23,6 +23,8 @@ class Plan:
     """The bytes of each part of the workspace, the one allocation that the pass makes besides its results."""
     workspace_bytes: int
     """The bytes of all parts together. Each part begins at a multiple of 256 bytes."""
+    portable: bool = False
+    """Whether it is one of the portable kernels, for GPUs of compute capability 8.0 and later."""
     score_mode: str | None = None
     """What the kernel can do to scores, such as "scale only", "mask" or "generic"."""
     head_dims: tuple[int, int] | None = None

@@ -38,12 +38,12 @@ BACKWARD = (
         ("`plan_backward_sm80",),
     ),
     (
-        ("`keeps_queries", "scale only, few queries", "that see all of many keys?"),
+        ("`takes_query_stationary", "scale only, few queries", "that see all of many keys?"),
         "yes",
         ("`sm90/backward/", "`query_stationary"),
     ),
     (
-        ("`is_fused", "head dims to 128, gradients", "and scores it can do?"),
+        ("`takes_key_stationary", "head dims to 128, gradients", "and scores it can do?"),
         "yes",
         ("`sm90/backward/", "`key_stationary"),
     ),

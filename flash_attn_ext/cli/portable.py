@@ -11,8 +11,7 @@ import torch
 from flash_attn_ext._explanation import Explanation, Plan
 
 HOPPER = "sm90"
-# Names of kernels that a call need not avoid: Hopper's own, and those of few queries, which all GPUs share.
-_TUNED = ("warp-specialised", "split-KV")
+SPLIT_KV = "split-KV"  # the kernel of few queries, which all GPUs share: no call need avoid it
 _BATCH, _HEADS, _LENGTH = 2, 16, 1024
 
 
@@ -91,4 +90,4 @@ def passes_on_portable_kernels(explain: Callable[[Call], Explanation]) -> dict[s
 
 
 def _is_portable(plan: Plan) -> bool:
-    return not plan.kernel.startswith(_TUNED)
+    return plan.portable and plan.kernel != SPLIT_KV

@@ -118,16 +118,16 @@ def test_every_part_of_the_workspace_is_named():
 
 
 WORDS = [
-    (Call(500, dtype=F64), 0, "one warp per row, without tensor cores; no workspace"),
+    (Call(500, dtype=F64), 0, "one warp per row, without tensor cores (portable); no workspace"),
     (
         Call(500, batch=1, heads=8, dtype=F32, options={"allow_tf32": True}),
         0,
-        "streaming (score mode scale only, tf32, head dims 64 x 64, tile 128 x 64, stages 1); no workspace",
+        "streaming (portable, score mode scale only, tf32, head dims 64 x 64, tile 128 x 64, stages 1); no workspace",
     ),
     (
         Call(500, d=128, bias=(1, 1, 500, 500), wanted=("q", "k", "v", "bias")),
         1,
-        "materialise P and dS with dQ (dq score mode bias and mask, dq head dim 128, launches 1, "
+        "materialise P and dS with dQ (portable, dq score mode bias and mask, dq head dim 128, launches 1, "
         "key heads per launch 128); delta within another kernel; dBias from the materialised dS; "
         "workspace 134477824 bytes (delta 256000, materialised scores 134217728, dQ NaN flags 4096)",
     ),

@@ -15,7 +15,7 @@ struct HeadDims {
   int v;
   bool operator==(const HeadDims&) const = default;
 
-  constexpr bool hold(int64_t head_dim_qk, int64_t head_dim_v) const { return head_dim_qk <= qk && head_dim_v <= v; }
+  constexpr bool fit(int64_t head_dim_qk, int64_t head_dim_v) const { return head_dim_qk <= qk && head_dim_v <= v; }
 };
 
 // Whether a CTA has as many registers as its warpgroups acquire. They share the registers that each thread has when the

@@ -89,7 +89,7 @@ inline constexpr BackwardConfig kBackwardConfigs[] = {
 // The head dims of the kernels that a call takes.
 constexpr HeadDims backward_head_dims(int64_t head_dim_qk, int64_t head_dim_v) {
   for (const BackwardConfig& config : kBackwardConfigs) {
-    if (config.dims.hold(head_dim_qk, head_dim_v)) return config.dims;
+    if (config.dims.fit(head_dim_qk, head_dim_v)) return config.dims;
   }
   return {};
 }

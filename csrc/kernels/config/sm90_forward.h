@@ -24,7 +24,7 @@ struct ForwardConfig {
   int kv_stages = 2;          // stages of K, and as many of V
   int ctas_per_sm = 1;        // with two, the softmax of one CTA overlaps the GEMMs of the other
   bool ping_pong = true;      // ping-pong scheduling of the warpgroups
-  bool intra_overlap = true;  // a warpgroup's softmax overlaps its own GEMMs
+  bool intra_overlap = true;  // issues S of the next tile before it waits for the PV GEMM of this one
   bool split_kv = false;      // several CTAs share the keys of a query tile
   // TMA stores O, which is staged in its rows of Q. With one stage of Q the next work tile would have to wait for the
   // store. With dropout or a mask it is slower, since ptxas then gives the GEMMs fewer uniform registers.
@@ -52,8 +52,8 @@ struct ForwardConfig {
   // weights to the kept ones.
   bool rounded_sums = false;
 
-  // Smaller head dims are zero-padded.
-  constexpr bool holds(int64_t head_dim_qk, int64_t head_dim_v) const {
+  // Whether calls of these head dims can take the row. Smaller ones are zero-padded.
+  constexpr bool takes(int64_t head_dim_qk, int64_t head_dim_v) const {
     return head_dim_qk <= dims.qk && (head_dim_v <= dims.v || dims.v == kColumns);
   }
   constexpr int block_m() const { return 64 * warpgroups; }  // queries of a tile
@@ -64,10 +64,9 @@ struct ForwardConfig {
   bool operator==(const ForwardConfig&) const = default;
 };
 
-// A tile has as many keys as registers hold beside S, P and O: a thread has 160 registers with three consumers, 232
-// with two. Rows of one score mode stand in the order of their head dims, the cheapest first, and a call takes the
-// first one that holds its own. Of rows with the same head dims and score mode, the first is the default;
-// plan/sm90_forward.cpp says when another one is faster.
+// The registers for S, P and O limit the keys of a tile (forward_registers). Rows of one score mode stand in the order
+// of their head dims, the cheapest first, and a call takes the first one that holds its own. Of rows with the same head
+// dims and score mode, the first is the default; plan/sm90_forward.cpp says when another one is faster.
 // clang-format off
 inline constexpr ForwardConfig kForwardConfigs[] = {
     // Three consumers share each read of K and V, which pays where exponentials are as slow as GEMMs and tiles are

@@ -56,18 +56,18 @@ struct ForwardPlan {
   int64_t keys_per_split = 0;  // kCpu: keys of a split where threads share a query tile; 0: they do not
   bool tf32 = false;           // operands of float32 GEMMs are rounded to TF32
   int head_dim = 0;            // that the kernel is compiled for
-  int head_dim_v = 0;          // kWarpSpecialised; elsewhere 0, and v has head_dim
+  int head_dim_v = 0;          // kWarpSpecialised, kSingleTile; elsewhere 0, and v has head_dim
   ScoreMode score = ScoreMode::kGeneric;
   // The row of the table of the kernel: sm80::kForwardConfigs (kStreaming), sm80::kSplitConfigs (kSplit),
   // sm90::kForwardConfigs (kWarpSpecialised) or sm90::kSingleTileConfigs (kSingleTile).
   int row = 0;
-  sm80::QueryStationaryTile tile{};  // kStreaming, kSplit, kWarpSpecialised
+  sm80::QueryStationaryTile tile{};  // kStreaming, kSplit, kWarpSpecialised, kSingleTile
   NanRepair nan_repair = NanRepair::kNone;
-  int64_t smaller_head_groups =
-      1;                          // kWarpSpecialised: how many times smaller than the last L2 head group the others are
+  // kWarpSpecialised: how many times smaller than the last L2 head group the others are.
+  int64_t smaller_head_groups = 1;
   int64_t uneven_heads = 1;       // kWarpSpecialised: for how many heads the last tiles are scheduled last
   int64_t l2_bytes = 0;           // L2 heads that are worked on together share it
-  int64_t persistent_ctas = 0;    // kWholeHeads, kSplit, kWarpSpecialised
+  int64_t persistent_ctas = 0;    // kWholeHeads, kSplit, kWarpSpecialised, kSingleTile
   int combine_warps = 1;          // kSplit: warps that combine a row's splits; if several, the row has a CTA of its own
   bool combine_warms_up = false;  // kSplit: combine CTAs execute their instructions once before they wait for splits
   int64_t append_blocks = 0;      // kSplit: more CTAs, which append new keys to the cache; 0: an earlier kernel does
@@ -199,7 +199,8 @@ struct TangentPlan {
   int64_t l2_bytes = 0;
 };
 
-// Formats a plan as text, for people and profiles: "fused (tile 32 x 128); delta within another kernel; no workspace".
+// Formats a plan as text, for people and profiles: "fused (portable, tile 32 x 128); delta within another kernel;
+// workspace 256 bytes (delta 256)".
 std::string describe(const ForwardPlan& plan);
 std::string describe(const BackwardPlan& plan);
 std::string describe(const TangentPlan& plan);  // the plan has a kernel

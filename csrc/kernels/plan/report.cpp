@@ -138,8 +138,14 @@ void add_row(Columns& columns, const sm90::ForwardConfig& config, const ForwardP
   if (config.split_kv) columns.add("splits", plan.kv_splits);
 }
 
+bool is_portable(const ForwardPlan& plan) { return plan.kernel != ForwardKernel::kCpu && !plan.is_warp_specialised(); }
+bool is_portable(const BackwardPlan& plan) {
+  return plan.kernels != BackwardKernels::kCpu && !plan.is_warp_specialised();
+}
+
 void add_kernel(Report& report, const ForwardPlan& plan) {
   Columns columns(report);
+  columns.add_if(is_portable(plan), "portable");
   switch (plan.kernel) {
     case ForwardKernel::kCpu:
       if (plan.keys_per_split > 0) columns.add("keys_per_split", plan.keys_per_split);
@@ -209,6 +215,7 @@ void add_key_stationary(Report& report, const BackwardPlan& plan) {
 
 void add_kernels(Report& report, const BackwardPlan& plan) {
   Columns columns(report);
+  columns.add_if(is_portable(plan), "portable");
   switch (plan.kernels) {
     case BackwardKernels::kCpu:
     case BackwardKernels::kRows:

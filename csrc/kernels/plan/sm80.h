@@ -69,6 +69,6 @@ inline bool launches_hold_sums_of_dbias(const attention::BackwardParams& p, int6
 }
 
 // Sequences of up to this number of queries fill the smaller tiles of a generic kernel.
-inline constexpr int64_t kStationaryQueries = 64;
+inline constexpr int64_t kQueriesOfSmallTiles = 64;
 
 }  // namespace flash_attn_ext::plan

@@ -40,7 +40,7 @@ const sm80::DqConfig& dq_config(const BackwardParams& p, ScoreMode score) {
 // Whether query tiles leave SMs without a CTA of dQ, and there are keys to split. As in the forward pass, keys are not
 // split for more queries, so that a result does not depend on the rest of the batch there.
 bool splits_keys_of_dq(const BackwardParams& p, const Limits& limits) {
-  constexpr int kTileQueries = 128;  // of most kernels that compute dQ
+  constexpr int kTileQueries = 128;  // as in the forward pass
   const attention::SequenceTable& lengths = p.sequences;
   if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > kSplitQueries) return false;
   const int64_t blocks = p.batch * p.num_heads_q * num_tiles(lengths.max_seqlen_q, kTileQueries);
@@ -51,11 +51,11 @@ bool splits_keys_of_dq(const BackwardParams& p, const Limits& limits) {
 // larger than those of generic kernels.
 ScoreMode mode_without_bias_mask(const BackwardParams& p, bool splits_kv) {
   const bool has_small_tiles = attention::is_16_bit(p.element) && largest_head_dim(p) > 64;
-  const bool fills_tiles = p.sequences.max_seqlen_q > kStationaryQueries || (splits_kv && has_small_tiles);
+  const bool fills_tiles = p.sequences.max_seqlen_q > kQueriesOfSmallTiles || (splits_kv && has_small_tiles);
   return only_scales(p) && fills_tiles ? ScoreMode::kScaleOnly : ScoreMode::kGeneric;
 }
 
-// What changes a score, whatever kernels there are, but for those that cannot split keys.
+// The score mode that a call needs: that of a bias and a mask only if its kernel can split keys where this is wanted.
 ScoreMode score_mode(const BackwardParams& p, bool splits_kv) {
   const bool bias_mask = score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled();
   const bool can_split = dq_config(p, ScoreMode::kBiasMask).splits_kv;

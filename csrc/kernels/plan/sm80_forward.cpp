@@ -1,5 +1,7 @@
 #include "kernels/config/sm80_forward.h"
 
+#include <iterator>
+
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
@@ -46,6 +48,17 @@ ScoreMode score_mode(const attention::ForwardParams& p) {
   }
 }
 
+// Whether each row for few queries comes after the default one of its head dim, as choose_row expects.
+constexpr bool rows_for_few_queries_come_second() {
+  for (int row = 0; row < static_cast<int>(std::size(sm80::kForwardConfigs)); ++row) {
+    const sm80::ForwardConfig& config = sm80::kForwardConfigs[row];
+    const int first = sm80::find_row(sm80::kForwardConfigs, config.element_bytes, config.head_dim, config.score);
+    if (config.for_few_queries && row != first + 1) return false;
+  }
+  return true;
+}
+static_assert(rows_for_few_queries_come_second());
+
 int choose_row(const attention::ForwardParams& p) {
   const auto row_of = [&](ScoreMode score) {
     return sm80::find_row(sm80::kForwardConfigs, element_bytes(p), largest_head_dim(p), score);
@@ -60,7 +73,7 @@ int choose_row(const attention::ForwardParams& p) {
   }
   const int generic = row_of(ScoreMode::kGeneric);
   const bool generic_is_smaller = sm80::kForwardConfigs[generic].tile.queries < sm80::kForwardConfigs[row].tile.queries;
-  return generic_is_smaller && queries <= kStationaryQueries ? generic : row;
+  return generic_is_smaller && queries <= kQueriesOfSmallTiles ? generic : row;
 }
 
 }  // namespace

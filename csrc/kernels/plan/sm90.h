@@ -39,7 +39,7 @@ LoopOrder loop_order(const attention::BackwardParams& params, int64_t blocks);
 
 // Whether a backward call takes the query-stationary kernel, in which few queries stay and their keys stream past, and
 // the plan of such a call.
-bool keeps_queries(const attention::BackwardParams& params);
+bool takes_query_stationary(const attention::BackwardParams& params);
 BackwardPlan plan_backward_query_stationary(const attention::BackwardParams& params, const Limits& limits);
 
 // The two-pass plan, for head dims and scores that the key-stationary kernel does not cover. There is none where there

@@ -1,5 +1,7 @@
 #include "kernels/config/sm90_backward.h"
 
+#include <iterator>
+
 #include "attention/even_share.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/sm80.h"
@@ -47,7 +49,7 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
   return dims.qk <= 64 ? 1.5 : 1;
 }
 
-// From how many tiles of 64 queries, or of 128 keys, on augmented columns pay where scores are only scaled, at head
+// Augmented columns pay from this many tiles of 64 queries, or of 128 keys, on where scores are only scaled, at head
 // dims other than 96. They take four times the bytes of the statistics, which short calls would wait for.
 constexpr int64_t kAddingQueryTiles = 9;
 constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
@@ -56,18 +58,18 @@ constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
 int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles) {
   const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
   const ScoreMode score = score_mode_sm90(p);
-  // These have one row for each head dim where more than a scale changes scores.
+  // Other score modes have one row for each head dim.
   const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
   const bool adds_statistics =
       dims.qk == 96 || query_tiles >= kAddingQueryTiles || (dims.qk <= 64 && order.tiles >= kAddingKeyTiles);
-  int row = 0;
-  for (const sm90::BackwardConfig& config : sm90::kBackwardConfigs) {
-    const bool is_fastest = score != ScoreMode::kScaleOnly ||
-                            (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics);
-    if (config.dims == dims && config.score == score && is_fastest) return row;
-    ++row;
+  int found = 0;
+  for (int row = 0; row < static_cast<int>(std::size(sm90::kBackwardConfigs)); ++row) {
+    const sm90::BackwardConfig& config = sm90::kBackwardConfigs[row];
+    if (config.dims != dims || config.score != score) continue;
+    found = row;
+    if (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics) break;
   }
-  return row;
+  return found;
 }
 
 // Whether there are so many more keys than queries that the contributors of a query tile would wait for each other's
@@ -78,7 +80,7 @@ bool has_few_queries(const BackwardParams& p) {
 
 // Whether the key-stationary kernel computes all gradients. Calls with a mask and few queries take kernels without
 // semaphores.
-bool is_fused(const BackwardParams& p) {
+bool takes_key_stationary(const BackwardParams& p) {
   if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
   switch (score_mode_sm90(p)) {
     case ScoreMode::kScaleOnly:
@@ -116,7 +118,7 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
     case ScoreMode::kDropout:
       return false;
     case ScoreMode::kBiasMask:
-      return !is_fused(p) && queries <= kPortableQueries;
+      return !takes_key_stationary(p) && queries <= kPortableQueries;
     default:
       return true;
   }
@@ -125,9 +127,9 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
 // Whether a call with few queries takes the portable kernels, which may split the keys of dQ among CTAs. The
 // key-stationary kernel splits keys for as few queries and as many keys as the portable kernels do, and runs only then.
 // The two-pass kernels never split keys, and are slower for short calls of these head dims.
-bool keeps_keys_together(const BackwardParams& p) {
+bool few_queries_take_portable_kernels(const BackwardParams& p) {
   const int64_t queries = p.sequences.max_seqlen_q;
-  if (is_fused(p)) return queries > kSplitQueries || visible_keys(p) < 2 * kSplitKeys;
+  if (takes_key_stationary(p)) return queries > kSplitQueries || visible_keys(p) < 2 * kSplitKeys;
   const int64_t head_dim = largest_head_dim(p);
   return queries <= kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestBackwardHeadDim);
 }
@@ -152,7 +154,7 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   };
   if (!in_chunks(p.out, p.head_dim_v) || !in_chunks(p.dout, p.head_dim_v)) return true;
   if (!in_chunks(p.dq, p.head_dim_qk) || !in_chunks(p.dk, p.head_dim_qk) || !in_chunks(p.dv, p.head_dim_v)) return true;
-  return has_few_queries(p) ? keeps_keys_together(p) : is_short(p, limits);
+  return has_few_queries(p) ? few_queries_take_portable_kernels(p) : is_short(p, limits);
 }
 
 // Into how many shares the query heads of a KV group are divided. A share has as many heads as a CTA may loop over.
@@ -284,8 +286,8 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
-  if (keeps_queries(p)) return plan_backward_query_stationary(p, limits);
-  if (is_fused(p)) {
+  if (takes_query_stationary(p)) return plan_backward_query_stationary(p, limits);
+  if (takes_key_stationary(p)) {
     const LoopOrder order = loop_order(p, limits.sms);
     if (may_list_iterations(p, order, limits)) return plan_key_stationary(p, order, limits);
   }

@@ -30,7 +30,7 @@ int64_t count_blocks(int64_t pairs, int64_t sms) {
 
 }  // namespace
 
-bool keeps_queries(const BackwardParams& p) {
+bool takes_query_stationary(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   if (score_mode_sm90(p) != ScoreMode::kScaleOnly || largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
   if (!p.visibility.unlimited() || is_packed(p) || p.num_heads_q != p.num_heads_k) return false;
@@ -42,7 +42,7 @@ bool keeps_queries(const BackwardParams& p) {
 BackwardPlan plan_backward_query_stationary(const BackwardParams& p, const Limits& limits) {
   BackwardPlan plan;
   const int64_t pairs = p.batch * p.num_heads_q;
-  while (!sm90::kQueryStationaryConfigs[plan.row].dims.hold(p.head_dim_qk, p.head_dim_v)) ++plan.row;
+  while (!sm90::kQueryStationaryConfigs[plan.row].dims.fit(p.head_dim_qk, p.head_dim_v)) ++plan.row;
   const int head_dim = sm90::kQueryStationaryConfigs[plan.row].dims.qk;
   plan.kernels = BackwardKernels::kQueryStationary;
   plan.delta = DeltaSource::kOwnKernel;

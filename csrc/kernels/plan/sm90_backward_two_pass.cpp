@@ -150,7 +150,7 @@ int choose_row(const BackwardParams& p) {
     sm90::HeadDims cheapest{};
     int row = 0;
     for (const sm90::TwoPassConfig& config : sm90::kTwoPassConfigs) {
-      if (cheapest == sm90::HeadDims{} && config.dims.hold(p.head_dim_qk, p.head_dim_v)) cheapest = config.dims;
+      if (cheapest == sm90::HeadDims{} && config.dims.fit(p.head_dim_qk, p.head_dim_v)) cheapest = config.dims;
       if (config.dims == cheapest && config.score == score) return row;
       ++row;
     }

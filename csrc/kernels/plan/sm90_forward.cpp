@@ -34,8 +34,8 @@ constexpr int64_t kQueriesBoundByKeys = 32;
 constexpr int64_t kTwoCtasTokens = 1536;
 
 // Rows of head dims that are no multiples of this do not consist of whole 32-byte sectors. TMA loads of such rows are
-// slower and bound a call. Above head dim 64, calls with more keys than the second or third constant then load K and V
-// once for 192 queries instead of 128.
+// slower and bound a call. Above head dim 64, calls with more keys than kKeysBoundByLoads, or
+// kKeysBoundByLoadsOneSided, then load K and V once for 192 queries instead of 128.
 constexpr int64_t kWholeSectors = 16;
 constexpr int64_t kKeysBoundByLoads = 256;
 constexpr int64_t kKeysBoundByLoadsOneSided = 512;
@@ -66,7 +66,7 @@ int64_t uneven_heads(const ForwardConfig& config, int64_t persistent_ctas) {
 
 // Whether tiles would be so empty that the portable kernels are faster.
 bool leaves_tiles_empty(const attention::ForwardParams& p) {
-  if (!sm90::kForwardConfigs[0].dims.hold(p.head_dim_qk, p.head_dim_v)) return false;
+  if (largest_head_dim(p) > 64) return false;
   const int64_t queries = p.sequences.max_seqlen_q;
   const int64_t keys = visible_keys(p);
   const int64_t tokens = std::max(queries, keys);
@@ -177,7 +177,7 @@ template <class Predicate>
 int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
   for (int row = 0; row < kNumRows; ++row) {
     const ForwardConfig& config = sm90::kForwardConfigs[row];
-    if (config.holds(p.head_dim_qk, p.head_dim_v) && is_wanted(config)) return row;
+    if (config.takes(p.head_dim_qk, p.head_dim_v) && is_wanted(config)) return row;
   }
   return kNoRow;
 }

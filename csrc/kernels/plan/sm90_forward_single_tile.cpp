@@ -37,7 +37,7 @@ int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Limits
 
 bool takes_single_tile(const attention::ForwardParams& p) {
   constexpr sm90::HeadDims kDims = sm90::kSingleTileHeadDims;
-  if (score_mode_sm90(p) != ScoreMode::kScaleOnly || !kDims.hold(p.head_dim_qk, p.head_dim_v)) return false;
+  if (score_mode_sm90(p) != ScoreMode::kScaleOnly || !kDims.fit(p.head_dim_qk, p.head_dim_v)) return false;
   return p.sequences.max_seqlen_k <= (p.visibility.one_sided() ? kMostKeysOneSided : kMostKeys);
 }
 
