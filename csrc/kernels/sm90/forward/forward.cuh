@@ -6,7 +6,7 @@
 // Warpgroup 0 is the producer: one thread fetches work tiles and says which keys they see (scheduler.cuh), another one
 // issues all TMA loads (producer.cuh).
 // Each other warpgroup is a consumer of 64 of the queries (consumer.cuh): S, P and O live in its registers. The
-// consumers run in ping-pong where ForwardConfig::ping_pong says so (ping_pong.cuh).
+// consumers run in ping-pong where ForwardConfig::ping_pong says so (stages.cuh).
 // Shared memory: pipelines of one or two stages of Q and of two to four of K and V; biases and masks (ForwardShared).
 // TMA zero-pads where a tensor ends.
 #pragma once

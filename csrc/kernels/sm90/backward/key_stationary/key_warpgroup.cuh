@@ -8,11 +8,9 @@
 #include <type_traits>
 
 #include "kernels/sm90/backward/key_stationary/dscore_keys.cuh"
-#include "kernels/sm90/backward/key_stationary/group_share_sums.cuh"
-#include "kernels/sm90/backward/key_stationary/key_gradient_rows.cuh"
+#include "kernels/sm90/backward/key_stationary/key_epilogue.cuh"
 #include "kernels/sm90/backward/key_stationary/key_scores.cuh"
 #include "kernels/sm90/backward/key_stationary/traits.h"
-#include "kernels/sm90/backward/key_stationary/unmasked_scores.cuh"
 #include "ptx/ldmatrix.h"
 
 namespace flash_attn_ext::sm90 {
@@ -25,7 +23,7 @@ struct KeyWarpgroup {
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
   static constexpr bool kInRegisters = Traits::kConfig.tile.keys_in_registers;
-  // dK and dV of the last key tile are staged in V's stage, so V arrives late.
+  // dK and dV of the preceding key tile are staged in V's stage, so V arrives late.
   static constexpr bool kAwaitsValuesLate = Traits::kConfig.pre_signals_dq;
   struct NotHeld {};
 

@@ -153,13 +153,13 @@ struct QueryStationaryWarpgroup {
     if constexpr (HasNext::value) issue_score_gemms();
     store();
     sums_stage = uniform(sums_stage + 1 == Shared::kStages ? 0 : sums_stage + 1);
-    start_sums();
+    issue_sum_gemms();
     score_stage = uniform(score_stage ^ 1);
     has_before = true;
     if constexpr (HasNext::value) wait_for_scores<2>();
   }
 
-  __device__ __forceinline__ void start_sums() {
+  __device__ __forceinline__ void issue_sum_gemms() {
     const auto stage = tile::SmemOperand(shared.scores[0]).after(score_stage);
     const auto weights = stage.template as<typename Traits::ScoreTile>();
     const auto dscores = weights.after(1);

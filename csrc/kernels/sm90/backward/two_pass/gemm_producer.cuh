@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/sm90/backward/two_pass/traits.h"
-#include "kernels/sm90/backward/two_pass/unmasked_keys.cuh"
+#include "kernels/sm90/bias_mask.cuh"
 #include "ptx/bulk_copy.h"
 
 namespace flash_attn_ext::sm90 {

@@ -11,7 +11,6 @@
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/single_tile/epilogue.cuh"
-#include "kernels/sm90/forward/single_tile/repair.cuh"
 #include "kernels/sm90/uniform.h"
 
 namespace flash_attn_ext::sm90 {
