@@ -46,7 +46,7 @@ class Cta {
 
  private:
   static constexpr int kFloats = Traits::kDqSlices * Traits::kDqSliceFloats;
-  using Dq = tile::WarpgroupAccumulator<Traits::kTile.dq_columns>;
+  using Dq = tile::WarpgroupAccumulator<Traits::kConfig.tile.dq_columns>;
 
   void start(std::function<void()> body, unsigned thread = 0) {
     ++tma_.users;
@@ -59,7 +59,7 @@ class Cta {
   }
 
   bool fails(const char* what) {
-    std::printf("%d slices, pre-signalled %d, %zu iterations: %s\n", Traits::kDqSlices, Traits::kPreSignalsDq,
+    std::printf("%d slices, pre-signalled %d, %zu iterations: %s\n", Traits::kDqSlices, Traits::kConfig.pre_signals_dq,
                 iterations_.size(), what);
     return is_right_ = false;
   }

@@ -24,11 +24,14 @@ namespace flash_attn_ext::sm90 {
 struct BackwardTile {
   int dq_columns;
 };
+struct BackwardConfig {
+  BackwardTile tile;
+  bool pre_signals_dq;
+};
 
 template <int kSlices, bool kPreSignals>
 struct SmallTraits {
-  static constexpr BackwardTile kTile = {.dq_columns = 8};
-  static constexpr bool kPreSignalsDq = kPreSignals;
+  static constexpr BackwardConfig kConfig = {.tile = {.dq_columns = 8}, .pre_signals_dq = kPreSignals};
   static constexpr int kDqSlices = kSlices;
   static constexpr int kDqSliceFloats = tile::kWarpgroupSize * 4;
   static constexpr int kDqStageFloats = kPreSignals ? kDqSliceFloats : kSlices * kDqSliceFloats;
