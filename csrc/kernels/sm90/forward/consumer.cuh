@@ -13,7 +13,7 @@
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/stages.cuh"
 #include "kernels/sm90/forward/traits.h"
-#include "kernels/sm90/uniform.h"
+#include "kernels/sm90/kernel.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -131,8 +131,7 @@ struct ForwardConsumer {
           break;
         }
       }
-      __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
+      consumer_release(shared.work_pipeline.empty[work_state.stage]);
       work_state.advance();
     }
     queries.await_output();

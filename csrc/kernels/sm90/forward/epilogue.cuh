@@ -6,9 +6,9 @@
 #include "kernels/schedule/block.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/traits.h"
+#include "kernels/sm90/kernel.cuh"
 #include "kernels/sm90/store_row_lines.cuh"
 #include "kernels/sm90/tma_store_rows.cuh"
-#include "kernels/sm90/uniform.h"
 
 namespace flash_attn_ext::sm90 {
 

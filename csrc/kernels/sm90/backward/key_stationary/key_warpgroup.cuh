@@ -62,7 +62,7 @@ struct KeyWarpgroup {
       if constexpr (!kAwaitsValuesLate) shared.v_pipeline.consumer_wait(k_state);
       const int iterations = uniform(work.iterations);
       if (iterations > 0) differentiate(work, iterations);
-      release(shared.k_pipeline.empty[k_state.stage]);
+      consumer_release(shared.k_pipeline.empty[k_state.stage]);
       if (kAwaitsValuesLate && is_empty) shared.v_pipeline.consumer_wait(k_state);
       if (is_empty && args.order.group_shares == 1) {
         store_zeros(rows_of(work).dk());
@@ -71,9 +71,9 @@ struct KeyWarpgroup {
         store(work);
       }
       ptx::fence_stores();  // orders stores to V's rows before what the TMA writes there
-      release(shared.v_pipeline.empty[k_state.stage]);
+      consumer_release(shared.v_pipeline.empty[k_state.stage]);
       k_state.advance();
-      release(shared.work_pipeline.empty[work_state.stage]);
+      consumer_release(shared.work_pipeline.empty[work_state.stage]);
       work_state.advance();
     }
   }
@@ -118,12 +118,6 @@ struct KeyWarpgroup {
     }
   }
 
-  // consumer_release: all warps call it that have read or written what the barrier stands for.
-  __device__ __forceinline__ static void release(ptx::Barrier& barrier) {
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(barrier);
-  }
-
   // HasNext: bool, or a type whose value the compiler knows.
   template <class HasNext>
   __device__ __forceinline__ void step(const KeyTileWork& work, HasNext has_next) {
@@ -152,7 +146,7 @@ struct KeyWarpgroup {
     ptx::pin_registers(dk.c[0]);
     ptx::pin_registers(dv.c[0]);
     is_empty = false;
-    release(shared.q_pipeline.empty[done]);
+    consumer_release(shared.q_pipeline.empty[done]);
   }
 
   // Reads the description of the next iteration while GEMMs are in flight. If there is none, it reads whatever lies
@@ -254,7 +248,7 @@ struct KeyWarpgroup {
   }
   __device__ __forceinline__ void finish_dscores() const {
     ptx::fence_stores();
-    release(shared.dscore_pipeline.full[state.stage]);
+    consumer_release(shared.dscore_pipeline.full[state.stage]);
   }
 
   // Drains iterations in which queries see only the other warpgroup's keys: the warpgroup's dS is 0.

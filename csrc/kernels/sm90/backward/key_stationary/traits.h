@@ -8,7 +8,7 @@
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/key_stationary/arguments.h"
 #include "kernels/sm90/backward/key_stationary/dq_stages.h"
-#include "kernels/sm90/uniform.h"
+#include "kernels/sm90/kernel.cuh"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
 

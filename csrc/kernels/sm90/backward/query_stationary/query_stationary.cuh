@@ -16,9 +16,7 @@
 
 #include "kernels/sm90/backward/query_stationary/query_warpgroup.cuh"
 #include "kernels/sm90/backward/query_stationary/traits.h"
-#include "ptx/dependent_launch.h"
-#include "ptx/elect.h"
-#include "ptx/register_budget.h"
+#include "kernels/sm90/kernel.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -85,8 +83,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     query_stationary_kernel(const __grid_constant__ QueryStationaryArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<QueryStationaryShared<Traits>*>(shared_memory);
-  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
-  if (threadIdx.x == 0) shared.init(args.work_list);
+  const int warpgroup = warpgroup_number();
+  init_barriers(shared, args.work_list);
   __syncthreads();
   ptx::allow_dependent_launch();  // the CTAs of the next kernel find no room before these end
   ptx::wait_for_kernel_before();

@@ -10,8 +10,8 @@
 
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/query_stationary/traits.h"
+#include "kernels/sm90/kernel.cuh"
 #include "kernels/sm90/tma_store_rows.cuh"
-#include "kernels/sm90/uniform.h"
 #include "ptx/elect.h"
 #include "ptx/math.h"
 #include "ptx/pin.h"
@@ -72,7 +72,7 @@ struct QueryStationaryWarpgroup {
     for (int left = segment.count; left > 1; --left) step(std::true_type{});
     step(std::false_type{});
     wait_for_sums();
-    release(shared.query_pipeline.empty[query_state.stage]);
+    consumer_release(shared.query_pipeline.empty[query_state.stage]);
     query_state.advance();
     sync_warpgroups();  // no thread still reads P and dS
     store();
@@ -106,12 +106,6 @@ struct QueryStationaryWarpgroup {
     }
   }
 
-  // consumer_release: all warps call it that have read what the barrier stands for.
-  __device__ __forceinline__ static void release(ptx::Barrier& barrier) {
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(barrier);
-  }
-
   __device__ __forceinline__ void issue_score_gemms() {
     shared.k_pipeline.consumer_wait(key_state);
     tile::issue_rows_gemm(scores, tile::SmemOperand(shared.q).from_row(first_row()),
@@ -127,7 +121,7 @@ struct QueryStationaryWarpgroup {
     ptx::wait_wgmma<kBehind>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(gradients.c[0]);
-    release(shared.v_pipeline.empty[key_state.stage]);
+    consumer_release(shared.v_pipeline.empty[key_state.stage]);
     key_state.advance();
     key_state.stage = uniform(key_state.stage);
   }

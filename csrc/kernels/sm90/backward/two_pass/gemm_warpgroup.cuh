@@ -63,8 +63,7 @@ struct GemmWarpgroup {
       } else {
         multiply<Traits::kDims.v>(work);
       }
-      __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
+      consumer_release(shared.work_pipeline.empty[work_state.stage]);
       work_state.advance();
     }
   }
@@ -160,8 +159,7 @@ struct GemmWarpgroup {
   }
 
   __device__ __forceinline__ void release() {
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(shared.pipeline.empty[state.stage]);
+    consumer_release(shared.pipeline.empty[state.stage]);
     state.advance();
   }
 

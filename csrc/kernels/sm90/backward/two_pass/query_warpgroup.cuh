@@ -81,7 +81,7 @@ struct QueryWarpgroup {
       if (uniform(work.batch) == QueryTileWork::kEnd) break;
       differentiate(work);
       store(work);
-      release(shared.work_pipeline.empty[work_state.stage]);
+      consumer_release(shared.work_pipeline.empty[work_state.stage]);
       work_state.advance();
     }
   }
@@ -181,15 +181,9 @@ struct QueryWarpgroup {
 
   // Releases Q and dO unread. The caller has waited for Q.
   __device__ __forceinline__ void release_queries() {
-    release(shared.q_pipeline[warpgroup].empty[0]);
+    consumer_release(shared.q_pipeline[warpgroup].empty[0]);
     shared.dout_pipeline[warpgroup].consumer_wait(q_state);
-    release(shared.dout_pipeline[warpgroup].empty[0]);
-  }
-
-  // consumer_release: all warps call it that have read what the barrier stands for.
-  __device__ __forceinline__ static void release(ptx::Barrier& empty) {
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(empty);
+    consumer_release(shared.dout_pipeline[warpgroup].empty[0]);
   }
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const TileRange& own) {
@@ -224,7 +218,7 @@ struct QueryWarpgroup {
     k_state.stage = uniform(k_state.stage);
     v_state.stage = uniform(v_state.stage);
     if constexpr (kHasNext) iteration.last = false;
-    if (iteration.last) release(shared.q_pipeline[warpgroup].empty[0]);
+    if (iteration.last) consumer_release(shared.q_pipeline[warpgroup].empty[0]);
     if constexpr (kDpAhead) return step_ahead<kHasNext>(work, iteration);
     if constexpr (Traits::kGeneric) {
       differentiate_any(work, iteration);
@@ -250,7 +244,7 @@ struct QueryWarpgroup {
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dq.c[0]);
     is_empty = false;
-    release(shared.k_pipeline.empty[k_state.stage]);
+    consumer_release(shared.k_pipeline.empty[k_state.stage]);
     k_state = next;
     return word;
   }
@@ -331,8 +325,8 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void await_dp(const Iteration& iteration) {
     ptx::wait_wgmma<0>();
     ptx::pin_registers(gradients.c[0]);
-    release(shared.v_pipeline.empty[v_state.stage]);
-    if (iteration.last) release(shared.dout_pipeline[warpgroup].empty[0]);
+    consumer_release(shared.v_pipeline.empty[v_state.stage]);
+    if (iteration.last) consumer_release(shared.dout_pipeline[warpgroup].empty[0]);
     v_state.advance();
   }
 
@@ -356,8 +350,8 @@ struct QueryWarpgroup {
     for (int i = 0; i < iterations; ++i) {
       shared.k_pipeline.consumer_wait(k_state);
       shared.v_pipeline.consumer_wait(v_state);
-      release(shared.k_pipeline.empty[k_state.stage]);
-      release(shared.v_pipeline.empty[v_state.stage]);
+      consumer_release(shared.k_pipeline.empty[k_state.stage]);
+      consumer_release(shared.v_pipeline.empty[v_state.stage]);
       k_state.advance();
       v_state.advance();
     }

@@ -13,8 +13,8 @@
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/two_pass/seen_tiles.h"
+#include "kernels/sm90/kernel.cuh"
 #include "kernels/sm90/tensor_map.h"
-#include "kernels/sm90/uniform.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
 

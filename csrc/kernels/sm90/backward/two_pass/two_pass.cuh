@@ -22,9 +22,7 @@
 #include "kernels/sm90/backward/two_pass/gemm_warpgroup.cuh"
 #include "kernels/sm90/backward/two_pass/query_producer.cuh"
 #include "kernels/sm90/backward/two_pass/query_warpgroup.cuh"
-#include "ptx/dependent_launch.h"
-#include "ptx/elect.h"
-#include "ptx/register_budget.h"
+#include "kernels/sm90/kernel.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -42,8 +40,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   constexpr int kRegisters = Traits::kConfig.consumer_registers();
   constexpr int kCopyRegisters = Traits::kConfig.producer_registers();
   static_assert(has_registers(Traits::kWarpgroups, kRegisters, kCopyRegisters));
-  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
-  if (threadIdx.x == 0) shared.init();
+  const int warpgroup = warpgroup_number();
+  init_barriers(shared);
   __syncthreads();
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
@@ -72,8 +70,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   auto& shared = *reinterpret_cast<TwoPassGemmShared<Traits>*>(shared_memory);
   constexpr GemmTile kTile = Traits::kTile;
   static_assert(has_registers(kTile.warpgroups, kTile.registers, kTile.copy_registers));
-  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / tile::kWarpgroupSize);
-  if (threadIdx.x == 0) shared.init();
+  const int warpgroup = warpgroup_number();
+  init_barriers(shared);
   __syncthreads();
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
