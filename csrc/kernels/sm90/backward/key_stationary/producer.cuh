@@ -4,6 +4,7 @@
 
 #include "kernels/sm90/backward/key_stationary/arguments.h"
 #include "kernels/sm90/backward/key_stationary/traits.h"
+#include "kernels/sm90/tile_scheduler.cuh"
 #include "ptx/bulk_copy.h"
 #include "ptx/bulk_prefetch.h"
 #include "ptx/global_memory.h"
@@ -78,7 +79,7 @@ struct BackwardScheduler {
     const uint32_t count = args.order.num_work_tiles();
     int parity = 0;
 #pragma unroll 1
-    for (uint32_t index = blockIdx.x; index < count; index = fetch_work()) {
+    for (uint32_t index = blockIdx.x; index < count; index = fetch_work_tile(args.workspace.work_counter)) {
       shared.work_pipeline.producer_acquire(work_state);
       ptx::arrive_expecting(shared.work_pipeline.full[work_state.stage], sizeof(KeyTileWork));
       ptx::copy_bytes(&shared.work[work_state.stage], args.workspace.table + index, sizeof(KeyTileWork),
@@ -98,14 +99,7 @@ struct BackwardScheduler {
              group_end) {
       }
     }
-    shared.work_pipeline.producer_acquire(work_state);
-    shared.work[work_state.stage].batch = KeyTileWork::kEnd;
-    ptx::arrive(shared.work_pipeline.full[work_state.stage]);
-  }
-
- private:
-  __device__ __forceinline__ uint32_t fetch_work() const {
-    return gridDim.x + atomicAdd(args.workspace.work_counter, 1u);
+    publish_end(shared.work, shared.work_pipeline, work_state);
   }
 };
 
