@@ -10,20 +10,19 @@ namespace flash_attn_ext::sm90 {
 // Ping-pong scheduling (FlashAttention-3, section 3.1): named barriers order the GEMMs of a CTA's consumer warpgroups,
 // so that one warpgroup's softmax overlaps the GEMMs of the others.
 
-inline constexpr int kPingPongBarrier = 1;  // the named barrier of warpgroup 0; barrier 0 is __syncthreads
-
 // A warpgroup synchronises and arrives once for every tile of keys but the first one of a work tile, also for tiles
 // that are masked for its own queries. The last warpgroup arrives once before the first work tile.
 template <class Traits>
 __device__ __forceinline__ void ping_pong_sync(int warpgroup) {
-  if constexpr (Traits::kConfig.ping_pong) ptx::sync_named(kPingPongBarrier + warpgroup, 2 * tile::kWarpgroupSize);
+  if constexpr (Traits::kConfig.ping_pong)
+    ptx::sync_named(ForwardBarrier::kMayIssue + warpgroup, 2 * tile::kWarpgroupSize);
 }
 
 template <class Traits>
 __device__ __forceinline__ void ping_pong_arrive(int warpgroup) {
   if constexpr (Traits::kConfig.ping_pong) {
     const int next = warpgroup + 1 == Traits::kConfig.warpgroups ? 0 : warpgroup + 1;
-    ptx::arrive_named(kPingPongBarrier + next, 2 * tile::kWarpgroupSize);
+    ptx::arrive_named(ForwardBarrier::kMayIssue + next, 2 * tile::kWarpgroupSize);
   }
 }
 
@@ -32,8 +31,6 @@ template <class Traits>
 struct KeyStages {
   using Shared = ForwardShared<Traits>;
   using State = typename decltype(Shared::k_pipeline)::State;
-
-  static constexpr int kWarpgroupBarrier = 8;  // of warpgroup 0, the others follow; ping-pong has barriers below 8
 
   Shared& shared;
   const int warpgroup;
@@ -46,7 +43,7 @@ struct KeyStages {
   __device__ __forceinline__ void release_values() { release(shared.v_pipeline, v); }
 
   __device__ __forceinline__ void sync_warpgroup() const {
-    ptx::sync_named(kWarpgroupBarrier + warpgroup, tile::kWarpgroupSize);
+    ptx::sync_named(ForwardBarrier::kWarpgroup + warpgroup, tile::kWarpgroupSize);
   }
 
   // Drains a tile that is masked for this warpgroup's rows but not for another's; its keys have arrived. No GEMM

@@ -93,6 +93,15 @@ struct ForwardTraits {
   using Staged = std::conditional_t<kGeneric, StagedBiasMask<Element, Where, true>, NoBiasMask>;
 };
 
+// Named barriers. Barrier 0 is __syncthreads. A warpgroup adds its number where each has a barrier of its own.
+struct ForwardBarrier {
+  enum : int {
+    kMayIssue = 1,    // of each consumer, where they run in ping-pong
+    kWarpgroup = 8,   // of each consumer: its warps
+    kOnesAreSet = 15  // all consumers
+  };
+};
+
 enum class WorkKind {
   kTile,          // a work tile
   kAgain,         // a flagged work tile, to be recomputed
@@ -159,11 +168,10 @@ struct ForwardShared {
 
   // Called by the consumers while the first loads are in flight.
   __device__ __forceinline__ void set_ones() {
-    constexpr int kReadyBarrier = 15;
     constexpr int kThreads = kWarpgroups * tile::kWarpgroupSize;
     for (auto& stage : v) stage.set_ones(static_cast<int>(threadIdx.x) - tile::kWarpgroupSize, kThreads);
     ptx::fence_stores();
-    ptx::sync_named(kReadyBarrier, kThreads);
+    ptx::sync_named(ForwardBarrier::kOnesAreSet, kThreads);
   }
 
   // Waits until every work tile was processed once. Returns whether some have to be recomputed.

@@ -28,6 +28,7 @@ struct QueryStationaryWarpgroup {
   using Packed = tile::PackedRows<Traits::kKeys>;
   using KeyState = typename decltype(Shared::k_pipeline)::State;
   static constexpr int kFlags = Traits::kKeys / 16;  // of a key tile
+  static constexpr int kConsumersBarrier = 1;        // a named barrier; barrier 0 is __syncthreads
 
   const QueryStationaryArguments& args;
   Shared& shared;
@@ -56,7 +57,9 @@ struct QueryStationaryWarpgroup {
   __device__ __forceinline__ bool has_values() const { return warpgroup == 0; }  // dV, not dK
   __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * 16; }
-  __device__ __forceinline__ static void sync_warpgroups() { ptx::sync_named(1, Traits::kComputingThreads); }
+  __device__ __forceinline__ static void sync_warpgroups() {
+    ptx::sync_named(kConsumersBarrier, Traits::kComputingThreads);
+  }
 
   __device__ __forceinline__ void attend(const Segment& segment) {
     read_statistics(segment);
