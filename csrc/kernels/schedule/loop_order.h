@@ -24,7 +24,7 @@
 //
 // A work tile is a key tile of a pair. A pair is a batch entry and a key head. Where the query heads of a KV group are
 // divided into shares, each share makes a pair of its own, and the partial dK and dV of the shares are summed
-// (group_share_sums.cuh). Pairs are scheduled in L2 head groups, one group after the other. Where a pair has phases,
+// (key_epilogue.cuh). Pairs are scheduled in L2 head groups, one group after the other. Where a pair has phases,
 // key tile j belongs to phase j mod 2^n, and in cyclic order the phases run one after the other.
 //
 //  ascending   From the first query tile that sees the key tile to the last; the last key tile is fetched first. Causal

@@ -1,10 +1,28 @@
-// Biases and masks, read in the layout of a warpgroup's scores, in forms that the forward and the backward pass share.
+// Biases and masks, in forms that the forward and the backward pass share: flags of whole tiles, and values in the
+// layout of a warpgroup's scores.
 #pragma once
 
+#include "attention/score_mod.h"
 #include "kernels/score/staging.cuh"
 #include "tile/sm90/smem_tile.h"
 
 namespace flash_attn_ext::sm90 {
+
+// Flags of a mask for 64 queries: a byte for each tile of 64 keys (attention::MaskTiles).
+struct MaskTileRow {
+  const uint8_t* data;  // null: nothing is masked
+  int64_t key_stride;
+
+  __device__ __forceinline__ static MaskTileRow of(const attention::MaskTiles& tiles, int batch, int head,
+                                                   int query_tile) {
+    if (!tiles.present()) return {nullptr, 0};
+    return {tiles.data + batch * tiles.batch_stride + head * tiles.head_stride + query_tile * tiles.query_stride,
+            tiles.key_stride};
+  }
+  __device__ __forceinline__ uint32_t flags(int key_tile) const {
+    return data == nullptr ? attention::MaskTiles::kSomeTrue : data[key_tile * key_stride];
+  }
+};
 
 // Calls function(r, j, low, high) with the thread's pairs of a bias. The bias is a tile of a warpgroup's queries, as
 // the TMA writes it.

@@ -55,8 +55,8 @@ cudaError_t scan_key_mask(ForwardCall& call, const plan::ForwardPlan& plan, void
                     .entries = static_cast<int>(plan::count_mask_tiles(call).batch),
                     .entry_stride = per_entry ? 1 : 0,
                     .moves_queries = !call.visibility.unlimited()};
-  call.visibility.top_left =
-      true;  // alignments agree here (plan_intervals), and intervals with fewer keys keep the diagonal
+  // Alignments agree here (plan_intervals), and intervals with fewer keys keep the diagonal.
+  call.visibility.top_left = true;
   return common::scan_key_mask(call, memory, stream);
 }
 

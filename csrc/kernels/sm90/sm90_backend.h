@@ -1,4 +1,4 @@
-// The Hopper backend (compute capability 9.0): TMA and wgmma. It queues the kernels that a plan names on a stream of
+// The Hopper backend (compute capability 9.0): TMA and wgmma. It launches the kernels that a plan names on a stream of
 // the current device. Calls whose plan names a kernel of sm80 run there.
 #pragma once
 

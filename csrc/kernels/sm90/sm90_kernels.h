@@ -4,12 +4,17 @@
 
 #include <cuda_runtime_api.h>
 
+#include "attention/params.h"
 #include "kernels/config/score_mode.h"
 #include "kernels/config/sm90.h"
 #include "kernels/plan/plan.h"
-#include "kernels/sm90/forward_call.h"
+#include "kernels/schedule/key_intervals.cuh"
 
 namespace flash_attn_ext::sm90 {
+
+struct ForwardCall : attention::ForwardParams {
+  KeyIntervals intervals;  // present: the launch computes only batch entries that have one, or only the others
+};
 
 // The forward pass of the rows of a score mode.
 template <class Element, ScoreMode kScore>

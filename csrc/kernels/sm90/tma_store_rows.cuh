@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/epilogue/store_rows.cuh"
+#include "kernels/sm90/kernel.cuh"
 #include "kernels/sm90/tensor_map.h"
-#include "kernels/sm90/uniform.h"
 #include "ptx/bulk_copy.h"
 #include "ptx/math.h"
 #include "ptx/stmatrix.h"

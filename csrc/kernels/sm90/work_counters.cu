@@ -1,6 +1,6 @@
 #include <atomic>
 
-#include "kernels/sm90/work_counters.h"
+#include "kernels/sm90/tile_scheduler.cuh"
 
 namespace flash_attn_ext::sm90 {
 namespace {

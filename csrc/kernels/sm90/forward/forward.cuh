@@ -6,17 +6,14 @@
 // Warpgroup 0 is the producer: one thread fetches work tiles and says which keys they see (scheduler.cuh), another one
 // issues all TMA loads (producer.cuh).
 // Each other warpgroup is a consumer of 64 of the queries (consumer.cuh): S, P and O live in its registers. The
-// consumers run in ping-pong where ForwardConfig::ping_pong says so (ping_pong.cuh).
+// consumers run in ping-pong where ForwardConfig::ping_pong says so (stages.cuh).
 // Shared memory: pipelines of one or two stages of Q and of two to four of K and V; biases and masks (ForwardShared).
 // TMA zero-pads where a tensor ends.
 #pragma once
 
 #include "kernels/sm90/forward/consumer.cuh"
 #include "kernels/sm90/forward/producer.cuh"
-#include "kernels/sm90/uniform.h"
-#include "ptx/dependent_launch.h"
-#include "ptx/elect.h"
-#include "ptx/register_budget.h"
+#include "kernels/sm90/kernel.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -32,7 +29,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
     forward_kernel(const __grid_constant__ ForwardArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
-  const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
+  const int warpgroup = warpgroup_number();
   if (Traits::kConfig.has_bias_or_mask() && args.intervals.present()) {
     // The preceding kernel, which has waited for the scan of the mask, computes the batch entries with one interval of
     // keys. Most calls have no others.
@@ -40,10 +37,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
     ptx::wait_for_kernel_before();
     if (!has_work) return;
   }
-  if (threadIdx.x == 0) shared.init();
-  if (threadIdx.x == 2 * tile::kWarpSize) {
-    for (const TmaDescriptor* operand : {&args.q, &args.k, &args.v}) ptx::prefetch_map(operand->map);
-  }
+  init_barriers(shared);
+  prefetch_descriptors({&args.q, &args.k, &args.v});
   __syncthreads();
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {

@@ -10,8 +10,8 @@
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward/forward.cuh"
 #include "kernels/sm90/sm90_kernels.h"
-#include "kernels/sm90/tma_descriptors.h"
-#include "kernels/sm90/work_counters.h"
+#include "kernels/sm90/tensor_map.h"
+#include "kernels/sm90/tile_scheduler.cuh"
 
 namespace flash_attn_ext::sm90 {
 

@@ -1,7 +1,6 @@
 // The producer thread: it issues the TMA loads of each work tile's Q, and of K and V tile by tile.
 #pragma once
 
-#include "kernels/sm90/forward/arguments.h"
 #include "kernels/sm90/forward/scheduler.cuh"
 #include "kernels/sm90/forward/traits.h"
 
@@ -26,7 +25,7 @@ struct ForwardProducer {
       shared.work_pipeline.consumer_wait(work_state);
       const Work& work = shared.work[work_state.stage];
       if (work.kind == WorkKind::kEnd) break;
-      if (work.kind != WorkKind::kAllPassed) {
+      if (work.kind != WorkKind::kAllProcessed) {
         load(work);
       } else if (!shared.wait_for_flags()) {
         break;

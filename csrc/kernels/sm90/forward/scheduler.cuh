@@ -3,9 +3,8 @@
 
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/tile_range.cuh"
-#include "kernels/sm90/forward/arguments.h"
+#include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/forward/traits.h"
-#include "kernels/sm90/mask_tile_row.h"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
@@ -95,7 +94,7 @@ struct ForwardScheduler {
   // Publishes the CTA's flagged work tiles again, after every work tile was processed once. The result depends only on
   // the work tile, not on the CTA's other ones.
   __device__ __forceinline__ void publish_flagged(int last) {
-    publish_control(WorkKind::kAllPassed, last);
+    publish_control(WorkKind::kAllProcessed, last);
     if (!shared.wait_for_flags()) return;
 #pragma unroll 1
     for (int tile = last; tile >= 0; tile = args.flags.previous[tile]) {

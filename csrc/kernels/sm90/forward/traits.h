@@ -1,20 +1,55 @@
-// What a forward kernel is compiled for, and what lies in its shared memory.
+// What a forward kernel is told, beside what the host tells every backend, what it is compiled for, and what lies in
+// its shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
 
+#include <cstdint>
 #include <type_traits>
 
+#include "attention/params.h"
+#include "kernels/common/rows/merged_row.cuh"
 #include "kernels/config/sm90_forward.h"
+#include "kernels/schedule/key_intervals.cuh"
+#include "kernels/schedule/schedule.cuh"
 #include "kernels/schedule/tile_range.cuh"
 #include "kernels/schedule/work_item.h"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/mask_coverage.cuh"
+#include "kernels/sm90/tensor_map.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
 #include "tile/sm90/row_sums.h"
 
 namespace flash_attn_ext::sm90 {
+
+// A linked list of the work tiles of each CTA, so that it can recompute those whose flag is set.
+struct TileFlags {
+  int* previous;   // for each work tile, the one that the same CTA had before it, or -1
+  uint8_t* flags;  // one per work tile and warp
+};
+
+// Split-KV: where the tiles of queries leave SMs idle, `count` CTAs share the keys of each tile.
+struct KvSplits {
+  int count = 1;
+  int column_slices = 1;   // of a tile's O
+  int tiles = 1;           // of a head's queries
+  common::SplitRows rows;  // a slot for each tile, slice and split
+};
+
+struct ForwardArguments {
+  TmaDescriptor q;
+  TmaDescriptor k;
+  TmaDescriptor v;
+  TmaDescriptor bias;  // only of kernels for a bias and a mask
+  OutputMap out;
+  attention::ForwardParams params;
+  Schedule schedule;
+  TileFlags flags;
+  KvSplits kv_splits;
+  uint32_t* work_counter;  // how many work tiles were fetched; 0 when the kernel starts and when it ends
+  KeyIntervals intervals;
+};
 
 template <class ElementType, ForwardConfig kConfigValue>
 struct ForwardTraits {
@@ -58,10 +93,19 @@ struct ForwardTraits {
   using Staged = std::conditional_t<kGeneric, StagedBiasMask<Element, Where, true>, NoBiasMask>;
 };
 
+// Named barriers. Barrier 0 is __syncthreads. A warpgroup adds its number where each has a barrier of its own.
+struct ForwardBarrier {
+  enum : int {
+    kMayIssue = 1,    // of each consumer, where they run in ping-pong
+    kWarpgroup = 8,   // of each consumer: its warps
+    kOnesAreSet = 15  // all consumers
+  };
+};
+
 enum class WorkKind {
-  kTile,       // a work tile
-  kAgain,      // a flagged work tile, to be recomputed
-  kAllPassed,  // every work tile was processed once; flagged ones follow, if there are any
+  kTile,          // a work tile
+  kAgain,         // a flagged work tile, to be recomputed
+  kAllProcessed,  // every work tile was processed once; flagged ones follow, if there are any
   kEnd,
 };
 
@@ -108,7 +152,7 @@ struct ForwardShared {
   tile::PipelineBarriers<kStages> v_pipeline;
   tile::PipelineBarriers<kWorkStages> work_pipeline;
   ptx::Barrier may_fetch_work;  // the producer allows the scheduler to fetch the next work tile
-  ptx::Barrier all_passed;      // every work tile was processed once
+  ptx::Barrier all_processed;   // every work tile was processed once
   int any_flagged;              // whether one of the CTA's work tiles is flagged
 
   __device__ __forceinline__ void init() {
@@ -117,23 +161,22 @@ struct ForwardShared {
     v_pipeline.init(kWarpgroups);
     work_pipeline.init(Traits::kWarps + 1);  // and the producer
     ptx::init_barrier(may_fetch_work, 1);
-    ptx::init_barrier(all_passed, Traits::kWarps);
+    ptx::init_barrier(all_processed, Traits::kWarps);
     any_flagged = 0;
     ptx::fence_barrier_init();
   }
 
   // Called by the consumers while the first loads are in flight.
   __device__ __forceinline__ void set_ones() {
-    constexpr int kReadyBarrier = 15;
     constexpr int kThreads = kWarpgroups * tile::kWarpgroupSize;
     for (auto& stage : v) stage.set_ones(static_cast<int>(threadIdx.x) - tile::kWarpgroupSize, kThreads);
     ptx::fence_stores();
-    ptx::sync_named(kReadyBarrier, kThreads);
+    ptx::sync_named(ForwardBarrier::kOnesAreSet, kThreads);
   }
 
   // Waits until every work tile was processed once. Returns whether some have to be recomputed.
   __device__ __forceinline__ bool wait_for_flags() {
-    ptx::wait(all_passed, 0);
+    ptx::wait(all_processed, 0);
     return *const_cast<volatile int*>(&any_flagged) != 0;
   }
 };

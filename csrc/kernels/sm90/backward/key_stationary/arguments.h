@@ -1,23 +1,53 @@
-// The arguments of the key-stationary backward kernels, beside what the host passes to every backend, and the workspace
-// through which the kernels exchange data.
+// The arguments of the key-stationary backward kernels, beside what the host passes to every backend, the workspace
+// through which the kernels exchange data, and the launches that list the work in it.
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
 #include <type_traits>
 
 #include "attention/divisor.h"
 #include "attention/params.h"
+#include "attention/sequence.h"
 #include "kernels/config/sm90_backward.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/mask_iterations.h"
-#include "kernels/sm90/backward/key_stationary/key_tile_work.h"
+#include "kernels/schedule/tile_range.cuh"
 #include "kernels/sm90/tensor_map.h"
 #include "tile/sm90/augmented_columns.h"
 
 namespace flash_attn_ext::sm90 {
+
+// An entry of the table that list_key_tiles writes. It has 32-bit numbers, because the threads that
+// read it have few registers.
+struct alignas(16) KeyTileWork {
+  static constexpr int kEnd = -1;
+
+  int batch;  // kEnd: there are no more work tiles
+  int key_head;
+  int heads;        // query heads: a share of the KV group's
+  int group_share;  // the number of that share
+  int group_end;    // cyclic: the CTA fetches no other tile before all below this index are fetched
+  int begin;        // the query tiles over which it iterates
+  int end;
+  int first;        // the first one of its loop
+  int query_begin;  // of the sequence
+  int key_begin;
+  int first_sums;  // the accumulator for the sequence's first query tile: its number in a head
+  int iterations;  // over all of its heads
+  int number;      // the key tile's number among those of all key heads
+  LoopOrder::Contributor contributor;
+  TileRange own[LoopOrder::kKeyWarpgroups];  // the query tiles that see a warpgroup's keys
+
+  FLASH_HOST_DEVICE attention::Sequence sequence() const {
+    return {batch, query_begin, key_begin, contributor.num_queries, contributor.num_keys};
+  }
+};
+
+static_assert(sizeof(KeyTileWork) == LoopOrder::kWorkBytes);
 
 // Where P is kept in float16 for dS, it is multiplied by 2^shift, and dP - delta is divided by it. Otherwise P of many
 // keys would be smaller than float16's smallest normal number, which is 2^-14.
@@ -130,5 +160,11 @@ struct BackwardArguments {
   MaskIterations mask;
   float kept_factor;  // with dropout: 1 / (1 - p), divided by 2^weight_shift
 };
+
+// Launches the kernel that writes args.workspace.table, and clears the counters that CTAs of the backward kernel share.
+cudaError_t list_key_tiles(const BackwardArguments& args, cudaStream_t stream);
+
+// Launches the kernels that write args.mask. It launches nothing where there is no mask.
+cudaError_t list_mask_iterations(const BackwardArguments& args, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm90

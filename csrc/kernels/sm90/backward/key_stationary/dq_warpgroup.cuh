@@ -4,7 +4,7 @@
 
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/sm90/backward/key_stationary/dq_epilogue.cuh"
-#include "kernels/sm90/backward/key_stationary/kept_scores.cuh"
+#include "kernels/sm90/backward/key_stationary/dscore_keys.cuh"
 #include "kernels/sm90/backward/key_stationary/traits.h"
 
 namespace flash_attn_ext::sm90 {

@@ -25,10 +25,7 @@
 #include "kernels/sm90/backward/key_stationary/dq_warpgroup.cuh"
 #include "kernels/sm90/backward/key_stationary/key_warpgroup.cuh"
 #include "kernels/sm90/backward/key_stationary/producer.cuh"
-#include "kernels/sm90/uniform.h"
-#include "ptx/dependent_launch.h"
-#include "ptx/elect.h"
-#include "ptx/register_budget.h"
+#include "kernels/sm90/kernel.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -42,8 +39,8 @@ template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __grid_constant__ BackwardArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<BackwardShared<Traits>*>(shared_memory);
-  const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
-  if (threadIdx.x == 0) shared.init();
+  const int warpgroup = warpgroup_number();
+  init_barriers(shared);
   __syncthreads();
   ptx::allow_dependent_launch();  // the CTAs of the next kernel find no registers before these end
   ptx::wait_for_kernel_before();

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/sm90/backward/key_stationary/key_tile_list.h"
+#include "kernels/sm90/backward/key_stationary/arguments.h"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {

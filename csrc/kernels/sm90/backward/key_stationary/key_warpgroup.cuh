@@ -8,11 +8,9 @@
 #include <type_traits>
 
 #include "kernels/sm90/backward/key_stationary/dscore_keys.cuh"
-#include "kernels/sm90/backward/key_stationary/group_share_sums.cuh"
-#include "kernels/sm90/backward/key_stationary/key_gradient_rows.cuh"
+#include "kernels/sm90/backward/key_stationary/key_epilogue.cuh"
 #include "kernels/sm90/backward/key_stationary/key_scores.cuh"
 #include "kernels/sm90/backward/key_stationary/traits.h"
-#include "kernels/sm90/backward/key_stationary/unmasked_scores.cuh"
 #include "ptx/ldmatrix.h"
 
 namespace flash_attn_ext::sm90 {
@@ -25,7 +23,7 @@ struct KeyWarpgroup {
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
   static constexpr bool kInRegisters = Traits::kConfig.tile.keys_in_registers;
-  // dK and dV of the last key tile are staged in V's stage, so V arrives late.
+  // dK and dV of the preceding key tile are staged in V's stage, so V arrives late.
   static constexpr bool kAwaitsValuesLate = Traits::kConfig.pre_signals_dq;
   struct NotHeld {};
 
@@ -64,7 +62,7 @@ struct KeyWarpgroup {
       if constexpr (!kAwaitsValuesLate) shared.v_pipeline.consumer_wait(k_state);
       const int iterations = uniform(work.iterations);
       if (iterations > 0) differentiate(work, iterations);
-      release(shared.k_pipeline.empty[k_state.stage]);
+      consumer_release(shared.k_pipeline.empty[k_state.stage]);
       if (kAwaitsValuesLate && is_empty) shared.v_pipeline.consumer_wait(k_state);
       if (is_empty && args.order.group_shares == 1) {
         store_zeros(rows_of(work).dk());
@@ -73,9 +71,9 @@ struct KeyWarpgroup {
         store(work);
       }
       ptx::fence_stores();  // orders stores to V's rows before what the TMA writes there
-      release(shared.v_pipeline.empty[k_state.stage]);
+      consumer_release(shared.v_pipeline.empty[k_state.stage]);
       k_state.advance();
-      release(shared.work_pipeline.empty[work_state.stage]);
+      consumer_release(shared.work_pipeline.empty[work_state.stage]);
       work_state.advance();
     }
   }
@@ -120,12 +118,6 @@ struct KeyWarpgroup {
     }
   }
 
-  // consumer_release: all warps call it that have read or written what the barrier stands for.
-  __device__ __forceinline__ static void release(ptx::Barrier& barrier) {
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(barrier);
-  }
-
   // HasNext: bool, or a type whose value the compiler knows.
   template <class HasNext>
   __device__ __forceinline__ void step(const KeyTileWork& work, HasNext has_next) {
@@ -154,7 +146,7 @@ struct KeyWarpgroup {
     ptx::pin_registers(dk.c[0]);
     ptx::pin_registers(dv.c[0]);
     is_empty = false;
-    release(shared.q_pipeline.empty[done]);
+    consumer_release(shared.q_pipeline.empty[done]);
   }
 
   // Reads the description of the next iteration while GEMMs are in flight. If there is none, it reads whatever lies
@@ -256,7 +248,7 @@ struct KeyWarpgroup {
   }
   __device__ __forceinline__ void finish_dscores() const {
     ptx::fence_stores();
-    release(shared.dscore_pipeline.full[state.stage]);
+    consumer_release(shared.dscore_pipeline.full[state.stage]);
   }
 
   // Drains iterations in which queries see only the other warpgroup's keys: the warpgroup's dS is 0.

@@ -1,4 +1,4 @@
-// Queues the backward kernels that a plan names.
+// Launches the backward kernels that a plan names.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,12 @@
 #include "kernels/common/launch/with_row.h"
 #include "kernels/common/repair/repair.h"
 #include "kernels/plan/plan.h"
+#include "kernels/sm90/backward/key_stationary/arguments.h"
 #include "kernels/sm90/backward/key_stationary/dq_sums.cuh"
 #include "kernels/sm90/backward/key_stationary/key_stationary.cuh"
-#include "kernels/sm90/backward/key_stationary/key_tile_list.h"
-#include "kernels/sm90/backward/key_stationary/mask_iterations.h"
 #include "kernels/sm90/backward/key_stationary/statistics.cuh"
 #include "kernels/sm90/sm90_kernels.h"
-#include "kernels/sm90/tma_descriptors.h"
+#include "kernels/sm90/tensor_map.h"
 
 namespace flash_attn_ext::sm90 {
 

@@ -2,7 +2,7 @@
 // that the mask leaves.
 #include "attention/divisor.h"
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/sm90/backward/key_stationary/mask_iterations.h"
+#include "kernels/sm90/backward/key_stationary/arguments.h"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {

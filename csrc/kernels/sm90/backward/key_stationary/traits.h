@@ -8,7 +8,7 @@
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/key_stationary/arguments.h"
 #include "kernels/sm90/backward/key_stationary/dq_stages.h"
-#include "kernels/sm90/uniform.h"
+#include "kernels/sm90/kernel.cuh"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
 
@@ -70,13 +70,21 @@ struct BackwardTraits {
   using Iteration = std::conditional_t<kMasked, MaskedIteration, sm90::Iteration>;
 };
 
-// Synchronises the threads of a key warpgroup with a named barrier, of which 0 is __syncthreads.
+// Named barriers. Barrier 0 is __syncthreads.
+struct BackwardBarrier {
+  enum : int {
+    kKeyWarpgroup = 1,  // of each key warpgroup: add its number
+    kDqWarpgroup = kKeyWarpgroup + LoopOrder::kKeyWarpgroups
+  };
+};
+
+// Synchronises the threads of a key warpgroup.
 __device__ __forceinline__ void sync_key_warpgroup(int warpgroup) {
-  ptx::sync_named(1 + warpgroup, tile::kWarpgroupSize);
+  ptx::sync_named(BackwardBarrier::kKeyWarpgroup + warpgroup, tile::kWarpgroupSize);
 }
 // The same for the dQ warpgroup.
 __device__ __forceinline__ void sync_dq_warpgroup() {
-  ptx::sync_named(1 + LoopOrder::kKeyWarpgroups, tile::kWarpgroupSize);
+  ptx::sync_named(BackwardBarrier::kDqWarpgroup, tile::kWarpgroupSize);
 }
 
 template <class Traits>

@@ -1,4 +1,4 @@
-// Queues the query-stationary backward kernels.
+// Launches the query-stationary backward kernels.
 #pragma once
 
 #include "kernels/common/launch/launch_early.cuh"
@@ -10,7 +10,7 @@
 #include "kernels/sm90/backward/query_stationary/query_stationary.cuh"
 #include "kernels/sm90/backward/query_stationary/sum_dq_splits.cuh"
 #include "kernels/sm90/sm90_kernels.h"
-#include "kernels/sm90/tma_descriptors.h"
+#include "kernels/sm90/tensor_map.h"
 
 namespace flash_attn_ext::sm90 {
 

@@ -10,8 +10,8 @@
 
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/query_stationary/traits.h"
+#include "kernels/sm90/kernel.cuh"
 #include "kernels/sm90/tma_store_rows.cuh"
-#include "kernels/sm90/uniform.h"
 #include "ptx/elect.h"
 #include "ptx/math.h"
 #include "ptx/pin.h"
@@ -28,6 +28,7 @@ struct QueryStationaryWarpgroup {
   using Packed = tile::PackedRows<Traits::kKeys>;
   using KeyState = typename decltype(Shared::k_pipeline)::State;
   static constexpr int kFlags = Traits::kKeys / 16;  // of a key tile
+  static constexpr int kConsumersBarrier = 1;        // a named barrier; barrier 0 is __syncthreads
 
   const QueryStationaryArguments& args;
   Shared& shared;
@@ -56,7 +57,9 @@ struct QueryStationaryWarpgroup {
   __device__ __forceinline__ bool has_values() const { return warpgroup == 0; }  // dV, not dK
   __device__ __forceinline__ int first_row() const { return warpgroup * tile::kWarpgroupRows; }
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * 16; }
-  __device__ __forceinline__ static void sync_warpgroups() { ptx::sync_named(1, Traits::kComputingThreads); }
+  __device__ __forceinline__ static void sync_warpgroups() {
+    ptx::sync_named(kConsumersBarrier, Traits::kComputingThreads);
+  }
 
   __device__ __forceinline__ void attend(const Segment& segment) {
     read_statistics(segment);
@@ -72,7 +75,7 @@ struct QueryStationaryWarpgroup {
     for (int left = segment.count; left > 1; --left) step(std::true_type{});
     step(std::false_type{});
     wait_for_sums();
-    release(shared.query_pipeline.empty[query_state.stage]);
+    consumer_release(shared.query_pipeline.empty[query_state.stage]);
     query_state.advance();
     sync_warpgroups();  // no thread still reads P and dS
     store();
@@ -106,12 +109,6 @@ struct QueryStationaryWarpgroup {
     }
   }
 
-  // consumer_release: all warps call it that have read what the barrier stands for.
-  __device__ __forceinline__ static void release(ptx::Barrier& barrier) {
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(barrier);
-  }
-
   __device__ __forceinline__ void issue_score_gemms() {
     shared.k_pipeline.consumer_wait(key_state);
     tile::issue_rows_gemm(scores, tile::SmemOperand(shared.q).from_row(first_row()),
@@ -127,7 +124,7 @@ struct QueryStationaryWarpgroup {
     ptx::wait_wgmma<kBehind>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(gradients.c[0]);
-    release(shared.v_pipeline.empty[key_state.stage]);
+    consumer_release(shared.v_pipeline.empty[key_state.stage]);
     key_state.advance();
     key_state.stage = uniform(key_state.stage);
   }
@@ -153,13 +150,13 @@ struct QueryStationaryWarpgroup {
     if constexpr (HasNext::value) issue_score_gemms();
     store();
     sums_stage = uniform(sums_stage + 1 == Shared::kStages ? 0 : sums_stage + 1);
-    start_sums();
+    issue_sum_gemms();
     score_stage = uniform(score_stage ^ 1);
     has_before = true;
     if constexpr (HasNext::value) wait_for_scores<2>();
   }
 
-  __device__ __forceinline__ void start_sums() {
+  __device__ __forceinline__ void issue_sum_gemms() {
     const auto stage = tile::SmemOperand(shared.scores[0]).after(score_stage);
     const auto weights = stage.template as<typename Traits::ScoreTile>();
     const auto dscores = weights.after(1);

@@ -4,7 +4,7 @@
 // splits of one slice, or where there are few splits, each has a slice of its own.
 #pragma once
 
-#include "kernels/sm90/backward/query_stationary/arguments.h"
+#include "kernels/sm90/backward/query_stationary/traits.h"
 #include "kernels/sm90/dq_slice.cuh"
 #include "ptx/dependent_launch.h"
 

@@ -11,7 +11,8 @@
 #include "kernels/common/launch/launch_blocks.cuh"
 #include "kernels/epilogue/store_dbias.cuh"
 #include "kernels/schedule/bias_tiles.cuh"
-#include "kernels/sm90/backward/two_pass/unmasked_keys.cuh"
+#include "kernels/sm90/backward/two_pass/traits.h"
+#include "kernels/sm90/bias_mask.cuh"
 
 namespace flash_attn_ext::sm90 {
 

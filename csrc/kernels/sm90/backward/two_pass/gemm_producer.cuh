@@ -3,7 +3,8 @@
 #pragma once
 
 #include "kernels/sm90/backward/two_pass/traits.h"
-#include "kernels/sm90/backward/two_pass/unmasked_keys.cuh"
+#include "kernels/sm90/bias_mask.cuh"
+#include "kernels/sm90/tile_scheduler.cuh"
 #include "ptx/bulk_copy.h"
 
 namespace flash_attn_ext::sm90 {
@@ -21,7 +22,7 @@ struct GemmProducer {
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (uint32_t index = blockIdx.x; index < args.schedule.num_blocks; index = fetch_work()) {
+    for (uint32_t index = blockIdx.x; index < args.schedule.num_blocks; index = fetch_work_tile(args.work_counters)) {
       shared.work_pipeline.producer_acquire(work_state);
       Work& work = shared.work[work_state.stage];
       if (!describe(work, index)) continue;
@@ -33,14 +34,10 @@ struct GemmProducer {
       }
       work_state.advance();
     }
-    shared.work_pipeline.producer_acquire(work_state);
-    shared.work[work_state.stage].batch = Work::kEnd;
-    ptx::arrive(shared.work_pipeline.full[work_state.stage]);
+    publish_end(shared.work, shared.work_pipeline, work_state);
   }
 
  private:
-  __device__ __forceinline__ uint32_t fetch_work() const { return gridDim.x + atomicAdd(args.work_counters, 1u); }
-
   // Returns false if the sequence has no such tile.
   __device__ __forceinline__ bool describe(Work& work, uint32_t index) const {
     const attention::BackwardParams& p = args.params;

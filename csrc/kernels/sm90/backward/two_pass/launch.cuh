@@ -8,11 +8,10 @@
 #include "kernels/common/repair/repair.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/two_pass/dbias_from_tiles.cuh"
-#include "kernels/sm90/backward/two_pass/dq_kernel.cuh"
-#include "kernels/sm90/backward/two_pass/gemm_kernel.cuh"
 #include "kernels/sm90/backward/two_pass/prepare.cuh"
+#include "kernels/sm90/backward/two_pass/two_pass.cuh"
 #include "kernels/sm90/sm90_kernels.h"
-#include "kernels/sm90/tma_descriptors.h"
+#include "kernels/sm90/tensor_map.h"
 
 namespace flash_attn_ext::sm90 {
 

@@ -3,9 +3,78 @@
 #pragma once
 
 #include "kernels/sm90/backward/two_pass/traits.h"
-#include "kernels/sm90/backward/two_pass/unmasked_keys.cuh"
+#include "kernels/sm90/bias_mask.cuh"
+#include "kernels/sm90/tile_scheduler.cuh"
 
 namespace flash_attn_ext::sm90 {
+
+// Which key tiles the queries of a work tile attend, where a mask may hide whole tiles.
+//
+// Finds these tiles in ascending order. Several tiles are looked up at once, so that none waits for the one before it.
+template <class Traits>
+class UnmaskedKeys {
+ public:
+  struct Found {
+    int tile;  // kNone: there are no more tiles
+    int flags[Traits::kWarpgroups];
+  };
+  static constexpr int kNone = -1;
+
+  __device__ __forceinline__ UnmaskedKeys(const TwoPassArguments& args, const QueryTileWork& work)
+      : work_(work), first_(work.begin - kBatch) {
+#pragma unroll
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      rows_[w] = MaskTileRow::of(args.params.score_mod.mask_tiles, work.batch, work.head, work.tile + w);
+    }
+  }
+
+  __device__ __forceinline__ Found next() {
+#pragma unroll 1
+    while ((some_[0] | some_[1]) == 0) {
+      first_ += kBatch;
+      if (first_ >= work_.end) return {.tile = kNone};
+      look_up();
+    }
+    const int i = __ffs(static_cast<int>(some_[0] | some_[1])) - 1;
+    Found found = {.tile = first_ + i};
+#pragma unroll
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      found.flags[w] =
+          (some_[w] >> i & 1u ? UnmaskedIteration::kSeen : 0) | (mixed_[w] >> i & 1u ? UnmaskedIteration::kMasked : 0);
+      some_[w] &= ~(1u << i);
+    }
+    return found;
+  }
+
+ private:
+  static constexpr int kBatch = 8;
+  static_assert(Traits::kWarpgroups == 2);
+
+  __device__ __forceinline__ void look_up() {
+#pragma unroll
+    for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      const TileRange own = work_.own[w];
+      uint32_t flags[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int tile = first_ + i;
+        flags[i] = tile >= own.begin && tile < own.end ? rows_[w].flags(tile) : 0;
+      }
+      some_[w] = mixed_[w] = 0;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        some_[w] |= (flags[i] & attention::MaskTiles::kSomeTrue ? 1u : 0u) << i;
+        mixed_[w] |= (flags[i] & attention::MaskTiles::kSomeFalse ? 1u : 0u) << i;
+      }
+    }
+  }
+
+  const QueryTileWork& work_;
+  int first_;  // the first tile of those that were looked up together
+  MaskTileRow rows_[Traits::kWarpgroups];
+  uint32_t some_[Traits::kWarpgroups] = {};
+  uint32_t mixed_[Traits::kWarpgroups] = {};
+};
 
 template <class Traits>
 struct QueryProducer {
@@ -21,7 +90,7 @@ struct QueryProducer {
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (uint32_t index = blockIdx.x; index < args.schedule.num_blocks; index = fetch_work()) {
+    for (uint32_t index = blockIdx.x; index < args.schedule.num_blocks; index = fetch_work_tile(args.work_counters)) {
       shared.work_pipeline.producer_acquire(work_state);
       QueryTileWork& work = shared.work[work_state.stage];
       if (!describe(work, index)) continue;
@@ -37,14 +106,10 @@ struct QueryProducer {
       }
       work_state.advance();
     }
-    shared.work_pipeline.producer_acquire(work_state);
-    shared.work[work_state.stage].batch = QueryTileWork::kEnd;
-    ptx::arrive(shared.work_pipeline.full[work_state.stage]);
+    publish_end(shared.work, shared.work_pipeline, work_state);
   }
 
  private:
-  __device__ __forceinline__ uint32_t fetch_work() const { return gridDim.x + atomicAdd(args.work_counters, 1u); }
-
   // Returns false if the sequence has no such tile.
   __device__ __forceinline__ bool describe(QueryTileWork& work, uint32_t index) const {
     const attention::BackwardParams& p = args.params;

@@ -9,11 +9,43 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
+#include "kernels/schedule/score_tiles.h"
 #include "kernels/sm90/backward/two_pass/query_scores.cuh"
-#include "kernels/sm90/backward/two_pass/stored_chunks.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
+#include "tile/sm90/gemm.h"
 
 namespace flash_attn_ext::sm90 {
+
+// How a thread of an accumulator writes a tile of P or dS (schedule/score_tiles.h): a 16-byte chunk in each half of
+// each of its rows. The stores are marked evict-first in L2, so that K and V stay there.
+struct StoredChunks {
+  static constexpr int kElements = 8;
+  using Packed = tile::PackedRows<ScoreTiles::kRows>;
+  using Scores = tile::WarpgroupAccumulator<ScoreTiles::kRows>;
+
+  // to: the thread's first chunk of the tile.
+  template <class Element>
+  __device__ __forceinline__ static void store(const Packed& packed, Element* to) {
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t(&low)[4] = packed.a[2 * half];
+        const uint32_t(&high)[4] = packed.a[2 * half + 1];
+        // The halves of a row are 4 chunks apart. The swizzle decides which of them comes first.
+        Element* const row = to + Scores::row_step(r) * ScoreTiles::kRows;
+        Element* const at = half == 0 ? row : other_half(row);
+        __stcs(reinterpret_cast<uint4*>(at), uint4{low[r], low[2 + r], high[r], high[2 + r]});
+      }
+    }
+  }
+
+ private:
+  template <class Element>
+  __device__ __forceinline__ static Element* other_half(Element* at) {
+    return reinterpret_cast<Element*>(reinterpret_cast<uintptr_t>(at) ^ 4 * kElements * sizeof(Element));
+  }
+};
 
 template <class Traits>
 struct QueryWarpgroup {
@@ -49,7 +81,7 @@ struct QueryWarpgroup {
       if (uniform(work.batch) == QueryTileWork::kEnd) break;
       differentiate(work);
       store(work);
-      release(shared.work_pipeline.empty[work_state.stage]);
+      consumer_release(shared.work_pipeline.empty[work_state.stage]);
       work_state.advance();
     }
   }
@@ -149,15 +181,9 @@ struct QueryWarpgroup {
 
   // Releases Q and dO unread. The caller has waited for Q.
   __device__ __forceinline__ void release_queries() {
-    release(shared.q_pipeline[warpgroup].empty[0]);
+    consumer_release(shared.q_pipeline[warpgroup].empty[0]);
     shared.dout_pipeline[warpgroup].consumer_wait(q_state);
-    release(shared.dout_pipeline[warpgroup].empty[0]);
-  }
-
-  // consumer_release: all warps call it that have read what the barrier stands for.
-  __device__ __forceinline__ static void release(ptx::Barrier& empty) {
-    __syncwarp();
-    if (tile::lane() == 0) ptx::arrive(empty);
+    consumer_release(shared.dout_pipeline[warpgroup].empty[0]);
   }
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const TileRange& own) {
@@ -192,7 +218,7 @@ struct QueryWarpgroup {
     k_state.stage = uniform(k_state.stage);
     v_state.stage = uniform(v_state.stage);
     if constexpr (kHasNext) iteration.last = false;
-    if (iteration.last) release(shared.q_pipeline[warpgroup].empty[0]);
+    if (iteration.last) consumer_release(shared.q_pipeline[warpgroup].empty[0]);
     if constexpr (kDpAhead) return step_ahead<kHasNext>(work, iteration);
     if constexpr (Traits::kGeneric) {
       differentiate_any(work, iteration);
@@ -218,7 +244,7 @@ struct QueryWarpgroup {
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dq.c[0]);
     is_empty = false;
-    release(shared.k_pipeline.empty[k_state.stage]);
+    consumer_release(shared.k_pipeline.empty[k_state.stage]);
     k_state = next;
     return word;
   }
@@ -299,8 +325,8 @@ struct QueryWarpgroup {
   __device__ __forceinline__ void await_dp(const Iteration& iteration) {
     ptx::wait_wgmma<0>();
     ptx::pin_registers(gradients.c[0]);
-    release(shared.v_pipeline.empty[v_state.stage]);
-    if (iteration.last) release(shared.dout_pipeline[warpgroup].empty[0]);
+    consumer_release(shared.v_pipeline.empty[v_state.stage]);
+    if (iteration.last) consumer_release(shared.dout_pipeline[warpgroup].empty[0]);
     v_state.advance();
   }
 
@@ -324,8 +350,8 @@ struct QueryWarpgroup {
     for (int i = 0; i < iterations; ++i) {
       shared.k_pipeline.consumer_wait(k_state);
       shared.v_pipeline.consumer_wait(v_state);
-      release(shared.k_pipeline.empty[k_state.stage]);
-      release(shared.v_pipeline.empty[v_state.stage]);
+      consumer_release(shared.k_pipeline.empty[k_state.stage]);
+      consumer_release(shared.v_pipeline.empty[v_state.stage]);
       k_state.advance();
       v_state.advance();
     }

@@ -11,8 +11,7 @@
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/single_tile/epilogue.cuh"
-#include "kernels/sm90/forward/single_tile/repair.cuh"
-#include "kernels/sm90/uniform.h"
+#include "kernels/sm90/kernel.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -64,8 +63,7 @@ struct SingleTileConsumer {
       if (tiles == 0) return false;
       if (own < tiles) return true;
       own -= tiles;
-      __syncwarp();
-      if (tile::lane() == 0) ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
+      consumer_release(shared.work_pipeline.empty[work_state.stage]);
       work_state.advance();
     }
   }

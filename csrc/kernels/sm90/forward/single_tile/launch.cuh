@@ -8,7 +8,7 @@
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward/single_tile/single_tile.cuh"
 #include "kernels/sm90/sm90_kernels.h"
-#include "kernels/sm90/tma_descriptors.h"
+#include "kernels/sm90/tensor_map.h"
 
 namespace flash_attn_ext::sm90 {
 

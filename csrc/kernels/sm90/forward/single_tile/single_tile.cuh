@@ -9,8 +9,7 @@
 
 #include "kernels/sm90/forward/single_tile/consumer.cuh"
 #include "kernels/sm90/forward/single_tile/producer.cuh"
-#include "ptx/dependent_launch.h"
-#include "ptx/register_budget.h"
+#include "kernels/sm90/kernel.cuh"
 
 namespace flash_attn_ext::sm90 {
 
@@ -25,11 +24,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     single_tile_kernel(const __grid_constant__ SingleTileArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<SingleTileShared<Traits>*>(shared_memory);
-  const int warpgroup = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x) / tile::kWarpgroupSize, 0);
-  if (threadIdx.x == 0) shared.init();
-  if (threadIdx.x == 2 * tile::kWarpSize) {
-    for (const TmaDescriptor* operand : {&args.q, &args.k, &args.v}) ptx::prefetch_map(operand->map);
-  }
+  const int warpgroup = warpgroup_number();
+  init_barriers(shared);
+  prefetch_descriptors({&args.q, &args.k, &args.v});
   __syncthreads();
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {

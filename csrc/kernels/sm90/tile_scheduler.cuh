@@ -1,0 +1,31 @@
+// The dynamic tile scheduler: counters from which the persistent CTAs of a launch fetch work tiles.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ptx/barrier.h"
+
+namespace flash_attn_ext::sm90 {
+
+// A counter that no launch in flight uses. It is 0 while no launch uses it: the CTA that fetches last resets it. A
+// launch that is captured into a graph, which may be replayed at any time, keeps its counter. The others reuse counters
+// in rotation, and there are many more of these than launches that can be queued. Returns cudaErrorMemoryAllocation
+// when no counter is left for a captured launch.
+cudaError_t next_work_counter(uint32_t*& counter, cudaStream_t stream);
+
+// Fetches the number of a CTA's next work tile. Its first one has the number of the CTA.
+__device__ __forceinline__ uint32_t fetch_work_tile(uint32_t* work_counter) {
+  return gridDim.x + atomicAdd(work_counter, 1u);
+}
+
+// Publishes the sentinel: there are no more work tiles. Work has a `batch` and kEnd.
+template <class Work, class Pipeline>
+__device__ __forceinline__ void publish_end(Work* stages, Pipeline& pipeline, const typename Pipeline::State& state) {
+  pipeline.producer_acquire(state);
+  stages[state.stage].batch = Work::kEnd;
+  ptx::arrive(pipeline.full[state.stage]);
+}
+
+}  // namespace flash_attn_ext::sm90
