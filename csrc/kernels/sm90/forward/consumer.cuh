@@ -1,9 +1,10 @@
 // A consumer warpgroup: the mainloop over tiles of keys for 64 queries of each work tile.
 //
-//   S = Q K(n)^T and O += P V(n + 1) are in flight together; P = exp2(c S - c m) while O is still accumulating.
+//   S = Q K(n)^T and O += P V(n + 1) are in flight together; then P = exp2(c S - c m).
 //
-// This is the intra-warpgroup overlap of FlashAttention-3, section 3.2. Kernels without it
-// (ForwardConfig::intra_overlap) wait for O before they issue S.
+// This is the intra-warpgroup overlap of FlashAttention-3, section 3.2. The exponentials begin when S is there, but
+// ptxas waits for O, too, before them, except where ForwardConfig::late_pv_wait is true or weights are dropped. Kernels
+// without overlap (ForwardConfig::intra_overlap) wait for O before they issue S.
 #pragma once
 
 #include "kernels/score/dropout.cuh"
