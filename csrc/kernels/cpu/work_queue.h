@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "attention/division.h"
+
 namespace flash_attn_ext::cpu {
 
 // make_worker() is called once on each thread (a worker holds the scratch memory), and worker(item) once for each item.
@@ -15,7 +17,7 @@ namespace flash_attn_ext::cpu {
 template <class MakeWorker>
 void run_items(int64_t num_items, int64_t grain, MakeWorker&& make_worker) {
   std::atomic<int64_t> next{0};
-  const int64_t num_threads = std::min<int64_t>(at::get_num_threads(), (num_items + grain - 1) / grain);
+  const int64_t num_threads = std::min<int64_t>(at::get_num_threads(), attention::ceil_div(num_items, grain));
   at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
     auto worker = make_worker();
     for (int64_t first = next.fetch_add(grain); first < num_items; first = next.fetch_add(grain)) {

@@ -1,5 +1,6 @@
 #include "kernels/config/sm80_forward.h"
 
+#include "attention/division.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
@@ -96,7 +97,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
   }
   if (plan.nan_repair == NanRepair::kOwnLaunch) {
-    const int64_t blocks = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
+    const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, plan.tile.queries) *
                            num_slices(p.head_dim_v, plan.tile.columns);
     plan.workspace.nan_flags = append(plan.workspace.bytes, blocks * plan.tile.warps);
   }

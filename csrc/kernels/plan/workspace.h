@@ -1,6 +1,7 @@
 // Lays out a call's one allocation.
 #pragma once
 
+#include "attention/division.h"
 #include "kernels/plan/plan.h"
 
 namespace flash_attn_ext::plan {
@@ -9,7 +10,7 @@ namespace flash_attn_ext::plan {
 inline WorkspacePart append(int64_t& total, int64_t bytes) {
   constexpr int64_t kAlignment = 256;  // that of cudaMalloc, so that kernels may read parts in vectors of any width
   const WorkspacePart part = {total, bytes};
-  total += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  total += attention::ceil_div(bytes, kAlignment) * kAlignment;
   return part;
 }
 

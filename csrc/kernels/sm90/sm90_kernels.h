@@ -4,8 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/config/score_mode.h"
 #include "kernels/config/sm90.h"
+#include "kernels/config/tables.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward_call.h"
 

@@ -11,6 +11,7 @@
 // A warp skips the GEMMs of query tiles that see none of its keys.
 #pragma once
 
+#include "attention/division.h"
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/config/sm80.h"
 #include "kernels/config/sm80_backward.h"
@@ -139,7 +140,7 @@ struct BackwardFusedKernel {
 
   // The mainloop over all query tiles of a head, in ascending order.
   __device__ __forceinline__ void iterate_queries() {
-    const int tiles = (num_queries() + kTile.queries - 1) / kTile.queries;
+    const int tiles = attention::ceil_div(num_queries(), kTile.queries);
 #pragma unroll
     for (int tile = 0; tile < kStages; ++tile) {
       if (tile < tiles) load_queries(tile);

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "attention/params.h"
 #include "kernels/config/sm90_backward.h"
 #include "kernels/plan/sm90.h"

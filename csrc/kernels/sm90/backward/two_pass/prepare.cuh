@@ -4,7 +4,7 @@
 // Grid: one CTA for each query tile of each head. Bound: memory, as in common/sums/delta.cu.
 #pragma once
 
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "kernels/sm90/backward/two_pass/arguments.h"
 #include "kernels/sm90/backward/two_pass/query_statistics.cuh"
 #include "ptx/dependent_launch.h"
