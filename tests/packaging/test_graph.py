@@ -29,7 +29,7 @@ def tree(tmp_path, monkeypatch) -> Path:
         "host/a.h": "",
         "host/info.cpp": 'const char* archs = FLASH_ATTN_EXT_CUDA_ARCHS;  // "FLASH_ATTN_EXT_NOT_BUILT"\n',
         "kernels/common/sums/delta.cu": '#include "kernels/common/sums/delta.h"\n#include <cuda_fp16.h>\n',
-        "kernels/common/sums/delta.h": '#include "../../attention/params.h"\n',
+        "kernels/common/sums/delta.h": '#include "../../../attention/params.h"\n',
         "attention/params.h": "struct Params {};\n",
         "kernels/sm90/forward.cu": '#include "attention/params.h"\n',
         "kernels/sm80/forward/instances/d64.cu": '#include "attention/params.h"\n',
