@@ -10,8 +10,6 @@
 // term, it would be wrong by D times the rounding error of P's row sum, which may be more than dlse itself.
 #pragma once
 
-#include <cmath>
-
 #include "attention/division.h"
 #include "attention/online_softmax.h"
 #include "attention/params.h"

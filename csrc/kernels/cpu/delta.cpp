@@ -3,9 +3,8 @@
 
 #include "attention/division.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/gemm/few_rows.h"
 #include "kernels/cpu/gemm/operand.h"
-#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
 

@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 
 #include "attention/division.h"
 
@@ -37,5 +40,33 @@ inline int64_t grain_of_neighbours(int64_t num_items) {
   constexpr int64_t kFetchesPerThread = 8;
   return std::max<int64_t>(1, num_items / (kFetchesPerThread * at::get_num_threads()));
 }
+
+// Uninitialised memory for tiles, aligned to a cache line.
+template <class Real>
+class Scratch {
+ public:
+  Scratch() = default;
+  explicit Scratch(int64_t size) { reserve(size); }
+
+  // Makes room for `size` elements. If the memory has to grow, its contents are lost.
+  void reserve(int64_t size) {
+    if (size <= capacity_) return;
+    memory_.reset();  // comes first, so that both are never held at once
+    memory_.reset(static_cast<Real*>(::operator new(static_cast<size_t>(size) * sizeof(Real), kAlignment)));
+    capacity_ = size;
+  }
+
+  Real* data() { return memory_.get(); }
+  const Real* data() const { return memory_.get(); }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Release {
+    void operator()(Real* memory) const { ::operator delete(memory, kAlignment); }
+  };
+
+  std::unique_ptr<Real, Release> memory_;
+  int64_t capacity_ = 0;
+};
 
 }  // namespace flash_attn_ext::cpu

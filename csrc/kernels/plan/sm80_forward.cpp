@@ -1,10 +1,11 @@
+// Plans the portable forward pass, and forward mode.
 #include "kernels/config/sm80_forward.h"
 
 #include "attention/division.h"
 #include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/workspace.h"
 #include "tile/sm80/strides.h"
 
 namespace flash_attn_ext::plan {
@@ -102,6 +103,16 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
     plan.workspace.nan_flags = append(plan.workspace.bytes, blocks * plan.tile.warps);
   }
   return plan;
+}
+
+TangentPlan plan_tangents(const attention::TangentParams& p, const Limits& limits) {
+  const int bytes = element_bytes(p);
+  const int head_dim = sm80::head_dim_bucket(bytes, largest_head_dim(p));
+  const bool has_tensor_cores = p.element != attention::ElementType::kFloat64;
+  return {.has_kernel = has_tensor_cores && p.score_mod.plain() && !p.dropout.enabled() &&
+                        sm80::has_tangent_kernel(bytes, head_dim),
+          .head_dim = head_dim,
+          .l2_bytes = limits.l2_bytes};
 }
 
 }  // namespace flash_attn_ext::plan

@@ -1,11 +1,12 @@
+// Plans Hopper's backward pass: which of its kernels runs, and the loop order of the key-stationary one.
 #include "kernels/config/sm90_backward.h"
 
 #include "attention/division.h"
 #include "kernels/config/two_pass.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/workspace.h"
 #include "kernels/schedule/mask_iterations.h"
 
 namespace flash_attn_ext::plan {

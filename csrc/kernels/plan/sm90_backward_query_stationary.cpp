@@ -1,11 +1,12 @@
+// Plans Hopper's query-stationary backward kernel, for few queries and many keys.
 #include <algorithm>
 
 #include "attention/division.h"
 #include "kernels/config/query_stationary.h"
 #include "kernels/config/sm90_backward.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {

@@ -1,9 +1,10 @@
+// Plans Hopper's two-pass backward: the memory of materialised scores, in launches and query chunks.
 #include "attention/division.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
-#include "kernels/plan/workspace.h"
 #include "kernels/schedule/score_tiles.h"
 
 namespace flash_attn_ext::plan {

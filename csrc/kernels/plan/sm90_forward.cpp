@@ -1,3 +1,4 @@
+// Plans Hopper's forward pass.
 #include "kernels/config/sm90_forward.h"
 
 #include <cmath>
@@ -6,10 +7,10 @@
 #include "attention/key_interval.h"
 #include "kernels/config/combine.h"
 #include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {

@@ -1,11 +1,12 @@
+// Plans Hopper's single-tile forward kernel, for sequences whose keys fit one tile.
 #include <algorithm>
 #include <iterator>
 
 #include "attention/division.h"
 #include "kernels/config/sm90_forward.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {

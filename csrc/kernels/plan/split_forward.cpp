@@ -1,9 +1,10 @@
+// Plans split-KV and its combine kernel.
 #include "attention/division.h"
 #include "kernels/config/combine.h"
 #include "kernels/config/split.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {

@@ -5,8 +5,8 @@
 // kernel is bound by the latency of one access to memory.
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/common/masks/key_mask.h"
 #include "kernels/common/masks/mask_group.cuh"
+#include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
 #include "ptx/dependent_launch.h"
 

@@ -6,7 +6,7 @@
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/rows/row_products.cuh"
-#include "kernels/common/sums/delta.h"
+#include "kernels/common/sums/sums.h"
 #include "ptx/dependent_launch.h"
 #include "tile/element.h"
 

@@ -4,7 +4,7 @@
 // latency-bound, since the splits lie in L2, so kAhead loads are in flight at a time.
 #include "attention/division.h"
 #include "kernels/common/rows/attention_rows.cuh"
-#include "kernels/common/sums/dq_splits.h"
+#include "kernels/common/sums/sums.h"
 
 namespace flash_attn_ext::common {
 namespace {

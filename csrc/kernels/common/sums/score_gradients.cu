@@ -1,6 +1,6 @@
 #include "attention/division.h"
 #include "attention/online_softmax.h"
-#include "kernels/common/sums/score_gradients.h"
+#include "kernels/common/sums/sums.h"
 
 namespace flash_attn_ext::common {
 namespace {

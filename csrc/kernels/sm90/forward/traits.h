@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "kernels/config/sm90_forward.h"
-#include "kernels/schedule/tile_range.cuh"
 #include "kernels/schedule/work_item.h"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/mask_coverage.cuh"

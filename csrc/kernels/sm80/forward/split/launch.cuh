@@ -5,7 +5,6 @@
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/sums/combine.h"
 #include "kernels/plan/split.h"
-#include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/forward/split/split_kernel.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"

@@ -3,7 +3,7 @@
 
 #include "attention/sequence.h"
 #include "kernels/schedule/loop_order.h"
-#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
 
 namespace flash_attn_ext::sm90 {
 
