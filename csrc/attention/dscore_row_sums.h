@@ -10,8 +10,7 @@
 // term, it would be wrong by D times the rounding error of P's row sum, which may be more than dlse itself.
 #pragma once
 
-#include <cmath>
-
+#include "attention/division.h"
 #include "attention/online_softmax.h"
 #include "attention/params.h"
 
@@ -98,7 +97,7 @@ class DbiasOwners {
  private:
   FLASH_HOST_DEVICE int64_t heads() const { return p_.dbias.per_head ? p_.num_heads_q : 1; }
   FLASH_HOST_DEVICE int64_t query_steps() const {
-    return p_.dbias.per_query ? (p_.sequences.max_seqlen_q + step_ - 1) / step_ : 1;
+    return p_.dbias.per_query ? ceil_div(p_.sequences.max_seqlen_q, step_) : 1;
   }
   FLASH_HOST_DEVICE static Interval range(bool owned, int64_t index, int64_t length) {
     return owned ? Interval{index, index + 1} : Interval{0, length};

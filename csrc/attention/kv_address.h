@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "attention/host_device.h"
 
 namespace flash_attn_ext::attention {

@@ -13,7 +13,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "kernels/common/sums/delta.h"
+#include "kernels/common/sums/sums.h"
 #endif
 
 namespace flash_attn_ext::host {

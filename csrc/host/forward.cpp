@@ -10,7 +10,7 @@
 #include "host/make_params.h"
 #include "host/readable.h"
 #include "host/report/range.h"
-#include "kernels/plan/workspace.h"
+#include "kernels/plan/plan.h"
 
 namespace flash_attn_ext::host {
 namespace {

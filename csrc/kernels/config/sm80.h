@@ -4,8 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/config/score_mode.h"
-#include "kernels/config/tile_count.h"
+#include "kernels/config/tables.h"
 
 namespace flash_attn_ext::sm80 {
 

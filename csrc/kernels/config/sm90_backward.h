@@ -3,8 +3,8 @@
 // constants".
 #pragma once
 
-#include "kernels/config/score_mode.h"
 #include "kernels/config/sm90.h"
+#include "kernels/config/tables.h"
 
 namespace flash_attn_ext::sm90 {
 

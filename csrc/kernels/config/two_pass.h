@@ -1,8 +1,8 @@
 // The table of Hopper's two-pass backward kernels, with reasons.
 #pragma once
 
-#include "kernels/config/score_mode.h"
 #include "kernels/config/sm90.h"
+#include "kernels/config/tables.h"
 
 namespace flash_attn_ext::sm90 {
 

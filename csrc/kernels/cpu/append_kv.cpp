@@ -3,7 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/element.h"
+#include "kernels/cpu/gemm/operand.h"
 
 namespace flash_attn_ext::cpu {
 namespace {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "attention/division.h"
 #include "kernels/cpu/backward_dbias.h"
 #include "kernels/cpu/backward_dq.h"
 #include "kernels/cpu/backward_key_sums.h"
@@ -149,7 +150,7 @@ class BackwardWorker {
 
   // Adds to a partial sum for each (batch, query head, tile of keys). These are added up in order at the end.
   void add_slope_gradient(const ScoreRun& run, const Real* dscore) {
-    const int64_t tiles = num_tiles(p_.sequences.max_seqlen_k, kStreamedRows);
+    const int64_t tiles = attention::ceil_div(p_.sequences.max_seqlen_k, kStreamedRows);
     const int64_t head_index = run.first.batch * p_.num_heads_q + run.first.head;
     alibi_partials_[head_index * tiles + keys_.begin / kStreamedRows] +=
         alibi_slope_gradient(run, p_.visibility.diagonal(sequence_), dscore);
@@ -172,7 +173,7 @@ template <class Real>
 void backward_as(const BackwardParams& p) {
   BackwardOperands<Real> operands(p);
   DqSums<Real> dq(p);
-  const int64_t tiles = num_tiles(p.sequences.max_seqlen_k, kStreamedRows);
+  const int64_t tiles = attention::ceil_div(p.sequences.max_seqlen_k, kStreamedRows);
   std::vector<double> alibi_partials(p.dalibi_slopes ? p.batch * p.num_heads_q * tiles : 0, 0.0);
   for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + dq.bytes_per_key_head())) {
     if (!operands.one_tile) operands.load(key_heads);

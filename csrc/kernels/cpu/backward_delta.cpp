@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention/division.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/score_gradient.h"
 #include "kernels/cpu/work_queue.h"
@@ -52,7 +53,7 @@ class DeltaWorker {
 
 void backward_delta(const BackwardParams& params) {
   ScoreGradientOperands<float> operands(params);
-  const int64_t tiles = num_tiles(params.sequences.max_seqlen_q, kStationaryRows);
+  const int64_t tiles = attention::ceil_div(params.sequences.max_seqlen_q, kStationaryRows);
   for (const HeadRange& key_heads : head_groups(params, operands.bytes_per_key_head())) {
     operands.load(key_heads);
     const int64_t first_head = key_heads.begin * params.queries_per_key_head();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "attention/division.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
 
@@ -22,7 +23,7 @@ int64_t DqSums<Real>::bytes_per_key_head() const {
 template <class Real>
 template <class Function>
 void DqSums<Real>::for_each_tile(Function&& function) const {
-  const int64_t tiles = num_tiles(p_.sequences.max_seqlen_q, kStationaryRows);
+  const int64_t tiles = attention::ceil_div(p_.sequences.max_seqlen_q, kStationaryRows);
   const int64_t first_head = key_heads_.begin * p_.queries_per_key_head();
   const int64_t num_heads = key_heads_.end * p_.queries_per_key_head() - first_head;
   run_items(num_heads * tiles, [&] {

@@ -3,11 +3,10 @@
 // L1 or L2, and with few keys a tile of them has no more elements than the rows.
 #pragma once
 
-#include "kernels/cpu/gemm/few_rows.h"
 #include "kernels/cpu/gemm/operand.h"
-#include "kernels/cpu/gemm/transpose.h"
-#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 #include "kernels/cpu/tiles.h"
+#include "kernels/cpu/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 

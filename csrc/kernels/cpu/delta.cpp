@@ -1,10 +1,10 @@
 // delta = rowsum(dout * out) - dlse, one value per query row. Work item: one tile of rows of one head.
 #include <algorithm>
 
+#include "attention/division.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/gemm/few_rows.h"
 #include "kernels/cpu/gemm/operand.h"
-#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 template <class Real>
 void delta_as(const attention::DeltaParams& p) {
-  const int64_t tiles = num_tiles(p.rows, kStationaryRows);
+  const int64_t tiles = attention::ceil_div(p.rows, kStationaryRows);
   run_items(p.batch * p.num_heads * tiles, [&] {
     return [&, out_rows = Scratch<Real>(kStationaryRows * p.head_dim),
             dout_rows = Scratch<Real>(kStationaryRows * p.head_dim)](int64_t item) mutable {

@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 
+#include "attention/division.h"
 #include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/forward_splits.h"
@@ -240,7 +241,7 @@ template <class Real>
 void forward_as(const ForwardParams& p, int64_t keys_per_split) {
   ForwardOperands<Real> operands(p);
   KvSplits<Real> splits(p, keys_per_split);
-  const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kStationaryRows);
+  const int64_t tiles = attention::ceil_div(p.sequences.max_seqlen_q, kStationaryRows);
   const int64_t heads_per_item = operands.few_rows ? p.queries_per_key_head() : 1;
   for (const HeadRange& key_heads : head_groups(p, operands.bytes_per_key_head() + splits.bytes_per_key_head())) {
     if (!operands.one_tile) operands.load(key_heads);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "attention/division.h"
 #include "attention/online_softmax.h"
 #include "attention/params.h"
 #include "kernels/cpu/gemm/packed_operand.h"
@@ -68,7 +69,7 @@ class KvSplits {
   KvSplits(const attention::AttentionParams& params, int64_t keys_per_split)
       : p_(params),
         keys_per_split_(keys_per_split),
-        count_(keys_per_split == 0 ? 0 : num_tiles(params.sequences.max_seqlen_k, keys_per_split)) {}
+        count_(keys_per_split == 0 ? 0 : attention::ceil_div(params.sequences.max_seqlen_k, keys_per_split)) {}
 
   bool enabled() const { return count_ > 0; }
   int64_t count() const { return count_; }
@@ -97,7 +98,7 @@ class KvSplits {
   void combine(const RowTile& rows, OutputTile<Real>& tile) const {
     tile.clear(rows.count());
     tile.fill_if_empty();
-    const int64_t splits = num_tiles(rows.sequence.num_keys, keys_per_split_);
+    const int64_t splits = attention::ceil_div(rows.sequence.num_keys, keys_per_split_);
     for (int64_t i = 0; i < rows.count(); ++i) {
       attention::SoftmaxState<Real>& softmax = tile.softmax(i);
       Real* out = tile.out().row(i);

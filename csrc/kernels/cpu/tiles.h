@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "attention/division.h"
 #include "attention/visibility.h"
 #include "kernels/config/cpu.h"
 
 namespace flash_attn_ext::cpu {
-
-inline int64_t num_tiles(int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; }
 
 // The slice of one streamed tile that a work item computes: rows [first, first + width), which are columns of the score
 // tile. The width is a multiple of the clip and may pass the sequence's end, where packed operands are zero-padded.
@@ -31,7 +30,7 @@ void for_each_slice(const attention::Interval& visible, int64_t length, int64_t 
   for (int64_t tile = visible.begin / kStreamedRows; tile * kStreamedRows < visible.end; ++tile) {
     const int64_t begin = std::max(visible.begin, tile * kStreamedRows) / clip * clip;
     const int64_t end = std::min(visible.end, (tile + 1) * kStreamedRows);
-    const int64_t width = num_tiles(end - begin, clip) * clip;
+    const int64_t width = attention::ceil_div(end - begin, clip) * clip;
     function(StreamedSlice{tile, begin, std::min(width, length - begin), width});
   }
 }

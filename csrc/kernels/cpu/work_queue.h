@@ -6,7 +6,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
+
+#include "attention/division.h"
 
 namespace flash_attn_ext::cpu {
 
@@ -15,7 +20,7 @@ namespace flash_attn_ext::cpu {
 template <class MakeWorker>
 void run_items(int64_t num_items, int64_t grain, MakeWorker&& make_worker) {
   std::atomic<int64_t> next{0};
-  const int64_t num_threads = std::min<int64_t>(at::get_num_threads(), (num_items + grain - 1) / grain);
+  const int64_t num_threads = std::min<int64_t>(at::get_num_threads(), attention::ceil_div(num_items, grain));
   at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
     auto worker = make_worker();
     for (int64_t first = next.fetch_add(grain); first < num_items; first = next.fetch_add(grain)) {
@@ -35,5 +40,33 @@ inline int64_t grain_of_neighbours(int64_t num_items) {
   constexpr int64_t kFetchesPerThread = 8;
   return std::max<int64_t>(1, num_items / (kFetchesPerThread * at::get_num_threads()));
 }
+
+// Uninitialised memory for tiles, aligned to a cache line.
+template <class Real>
+class Scratch {
+ public:
+  Scratch() = default;
+  explicit Scratch(int64_t size) { reserve(size); }
+
+  // Makes room for `size` elements. If the memory has to grow, its contents are lost.
+  void reserve(int64_t size) {
+    if (size <= capacity_) return;
+    memory_.reset();  // comes first, so that both are never held at once
+    memory_.reset(static_cast<Real*>(::operator new(static_cast<size_t>(size) * sizeof(Real), kAlignment)));
+    capacity_ = size;
+  }
+
+  Real* data() { return memory_.get(); }
+  const Real* data() const { return memory_.get(); }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Release {
+    void operator()(Real* memory) const { ::operator delete(memory, kAlignment); }
+  };
+
+  std::unique_ptr<Real, Release> memory_;
+  int64_t capacity_ = 0;
+};
 
 }  // namespace flash_attn_ext::cpu

@@ -6,7 +6,7 @@
 // order. The kernels are memory-bound: each element is written once, and read once where it is visible.
 #include <type_traits>
 
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "kernels/derivatives/plain_tiles.h"
 #include "kernels/score/score_tile.cuh"
 #include "ptx/math.h"
@@ -174,7 +174,7 @@ template <class Launch>
 cudaError_t for_tile(const PlainTile& tile, const Launch& launch) {
   if (tile.num_rows == 0 || tile.num_columns == 0) return cudaSuccess;
   if (tile.num_rows > INT32_MAX - kWarps) return cudaErrorInvalidConfiguration;
-  const auto blocks = static_cast<unsigned>((tile.num_rows + kWarps - 1) / kWarps);
+  const auto blocks = static_cast<unsigned>(attention::ceil_div(tile.num_rows, kWarps));
   const auto for_columns = [&](auto element) {
     if (tile.num_columns % 4 == 0) {
       launch(element, std::true_type{}, blocks);

@@ -1,8 +1,7 @@
+// Plans the passes of the CPU backend.
 #include "kernels/config/cpu.h"
 
-#include "kernels/plan/bias_gradient.h"
 #include "kernels/plan/plan.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 // The lengths alone decide, so that the sums are the same for any number of threads, heads and batch entries.

@@ -1,6 +1,7 @@
 // How a boolean mask is cut into tiles (attention::MaskTiles).
 #pragma once
 
+#include "attention/division.h"
 #include "attention/params.h"
 
 namespace flash_attn_ext::plan {
@@ -18,7 +19,7 @@ inline MaskTileCounts count_mask_tiles(const attention::AttentionParams& p) {
   const attention::BroadcastView& mask = p.score_mod.mask;
   const auto tiles_along = [](int64_t stride, int64_t length) {
     constexpr int64_t kSize = attention::MaskTiles::kSize;
-    return stride == 0 ? int64_t{1} : (length + kSize - 1) / kSize;
+    return stride == 0 ? int64_t{1} : attention::ceil_div(length, kSize);
   };
   return {.batch = mask.batch_stride == 0 ? 1 : p.batch,
           .heads = mask.head_stride == 0 ? 1 : p.num_heads_q,
@@ -41,7 +42,7 @@ inline attention::MaskTiles mask_tiles_in(uint8_t* memory, const attention::Atte
 inline attention::MaskBits mask_bits_in(void* memory, const attention::AttentionParams& p) {
   constexpr int64_t kKeys = attention::MaskBits::kKeys;
   const MaskTileCounts counts = count_mask_tiles(p);
-  const int64_t row = ((p.sequences.max_seqlen_k + kKeys - 1) / kKeys + 1) * 4;
+  const int64_t row = (attention::ceil_div(p.sequences.max_seqlen_k, kKeys) + 1) * 4;
   const int64_t rows = p.score_mod.mask.query_stride == 0 ? 1 : p.sequences.max_seqlen_q;
   return {.data = static_cast<uint32_t*>(memory),
           .batch_stride = counts.batch == 1 ? 0 : counts.heads * rows * row,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attention/division.h"
 #include "attention/sequence.h"
 
 namespace flash_attn_ext {
@@ -27,7 +28,7 @@ struct MaterialisedScores {
   int64_t first_key_head = 0;  // of the launch; in a packed batch it has all of a head's pairs
 
   FLASH_HOST_DEVICE bool present() const { return ds != nullptr; }
-  FLASH_HOST_DEVICE static int64_t padded(int64_t length) { return (length + kPadding - 1) / kPadding * kPadding; }
+  FLASH_HOST_DEVICE static int64_t padded(int64_t length) { return attention::ceil_div(length, kPadding) * kPadding; }
 
   // Where the rows of a packed sequence begin: far enough from those of the previous one, wherever that ends.
   FLASH_HOST_DEVICE int64_t first_row(const attention::Sequence& sequence) const {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/division.h"
 #include "attention/params.h"
 #include "kernels/config/sm80.h"
 #include "kernels/schedule/loop_order.h"
@@ -227,5 +228,33 @@ struct Planner {
 inline constexpr Planner kPlanners[] = {{"sm90", plan_forward_sm90, plan_backward_sm90},
                                         {"sm80", plan_forward_sm80, plan_backward_sm80},
                                         {"cpu", plan_forward_cpu, plan_backward_cpu}};
+
+// Appends a part of `bytes`. total: the bytes of all parts so far.
+inline WorkspacePart append(int64_t& total, int64_t bytes) {
+  constexpr int64_t kAlignment = 256;  // that of cudaMalloc, so that kernels may read parts in vectors of any width
+  const WorkspacePart part = {total, bytes};
+  total += attention::ceil_div(bytes, kAlignment) * kAlignment;
+  return part;
+}
+
+// The bytes of a value of the accumulate type for each query of each query head, laid out as the LSE.
+inline int64_t statistic_bytes(const attention::AttentionParams& p) {
+  const int64_t rows = p.sequences.cu_seqlens_q != nullptr ? p.sequences.total_q : p.batch * p.sequences.max_seqlen_q;
+  return rows * p.num_heads_q * (p.element == attention::ElementType::kFloat64 ? 8 : 4);
+}
+
+// Whether dBias sums whole rows of dS only. It then needs no dS (attention/dscore_row_sums.h).
+inline bool dbias_is_row_sums(const attention::BackwardParams& p) { return p.dbias.present() && !p.dbias.per_key; }
+
+// Whether dBias is more precise than out. dQ and dK of such a call are as exact, whatever dimensions the bias is
+// broadcast along.
+inline bool has_precise_dbias(const attention::BackwardParams& p) {
+  return p.dbias.present() && p.score_mod.bias.element == attention::ElementType::kFloat32;
+}
+
+// Whether dBias depends on delta. Without a sink, sums of whole rows are dlse, whatever delta is.
+inline bool dbias_reads_delta(const attention::BackwardParams& p) {
+  return p.dbias.present() && (p.dbias.per_key || p.sink != nullptr);
+}
 
 }  // namespace flash_attn_ext::plan

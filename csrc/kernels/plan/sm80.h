@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "attention/division.h"
 #include "attention/params.h"
 #include "kernels/config/sm80.h"
 #include "kernels/plan/plan.h"
@@ -41,8 +42,8 @@ inline int64_t visible_keys(const attention::AttentionParams& p) {
 inline int64_t in_equal_launches(const attention::AttentionParams& p, int64_t most) {
   const int64_t step = most >= p.batch ? p.batch : 1;
   const int64_t steps = p.batch * p.num_heads_k / step;
-  const int64_t launches = (steps + most / step - 1) / (most / step);
-  return (steps + launches - 1) / launches * step;
+  const int64_t launches = attention::ceil_div(steps, most / step);
+  return attention::ceil_div(steps, launches) * step;
 }
 
 // Whether rows consist of whole, aligned 16-byte chunks. chunk: the elements of one.

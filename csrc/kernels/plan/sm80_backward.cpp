@@ -1,12 +1,13 @@
+// Plans the portable backward pass: the fused kernel, the dK/dV and dQ kernels, or GEMMs of materialised scores.
 #include "kernels/config/sm80_backward.h"
 
+#include "attention/division.h"
 #include "kernels/config/combine.h"
-#include "kernels/plan/bias_gradient.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/materialised_scores.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -43,7 +44,7 @@ bool splits_keys_of_dq(const BackwardParams& p, const Limits& limits) {
   constexpr int kTileQueries = 128;  // as in the forward pass
   const attention::SequenceTable& lengths = p.sequences;
   if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > kSplitQueries) return false;
-  const int64_t blocks = p.batch * p.num_heads_q * num_tiles(lengths.max_seqlen_q, kTileQueries);
+  const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(lengths.max_seqlen_q, kTileQueries);
   return blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys && dq_config(p, ScoreMode::kGeneric).splits_kv;
 }
 
@@ -113,7 +114,7 @@ BackwardPlan::Materialised size_materialised_scores(const BackwardParams& p, Bac
   if (most == 0) return {};
   materialised.pairs_per_launch = in_equal_launches(p, most * pairs_of_matrix);
   materialised.bytes_of_matrices = materialised.pairs_per_launch / pairs_of_matrix * bytes;
-  materialised.launches = (p.batch * p.num_heads_k + materialised.pairs_per_launch - 1) / materialised.pairs_per_launch;
+  materialised.launches = attention::ceil_div(p.batch * p.num_heads_k, materialised.pairs_per_launch);
   return materialised;
 }
 
@@ -171,7 +172,7 @@ DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
 // As many splits as let all CTAs run at once, each with enough keys.
 int64_t count_dq_splits(const BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   const DqBlocks of_dq = dq_blocks(plan, p);
-  const int64_t blocks = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, of_dq.queries);
+  const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, of_dq.queries);
   return std::clamp<int64_t>(limits.sms * of_dq.ctas_per_sm / blocks, 1, visible_keys(p) / kLeastKeysOfDqSplit);
 }
 
@@ -204,7 +205,7 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
 }
 
 int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int tile_rows) {
-  return p.batch * heads * num_tiles(length, tile_rows);
+  return p.batch * heads * attention::ceil_div(length, tile_rows);
 }
 
 void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
@@ -214,7 +215,8 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   plan.workspace.materialised_scores = append(total, plan.materialised.bytes_of_matrices * (stores_p ? 2 : 1));
   if (p.score_mod.mask.present()) plan.workspace.mask_tiles = append(total, count_mask_tiles(p).total());
   if (p.dalibi_slopes) {
-    plan.alibi_partials_per_head = num_tiles(p.sequences.max_seqlen_q, dq_config(p, ScoreMode::kGeneric).tile.queries);
+    plan.alibi_partials_per_head =
+        attention::ceil_div(p.sequences.max_seqlen_q, dq_config(p, ScoreMode::kGeneric).tile.queries);
     plan.workspace.alibi_partials =
         append(total, p.batch * p.num_heads_q * plan.alibi_partials_per_head * int64_t{sizeof(float)});
   }

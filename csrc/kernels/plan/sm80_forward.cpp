@@ -1,11 +1,13 @@
+// Plans the portable forward pass, and forward mode.
 #include "kernels/config/sm80_forward.h"
 
 #include <iterator>
 
+#include "attention/division.h"
 #include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/workspace.h"
 #include "tile/sm80/strides.h"
 
 namespace flash_attn_ext::plan {
@@ -109,11 +111,21 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
   }
   if (plan.nan_repair == NanRepair::kOwnLaunch) {
-    const int64_t blocks = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
+    const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, plan.tile.queries) *
                            num_slices(p.head_dim_v, plan.tile.columns);
     plan.workspace.nan_flags = append(plan.workspace.bytes, blocks * plan.tile.warps);
   }
   return plan;
+}
+
+TangentPlan plan_tangents(const attention::TangentParams& p, const Limits& limits) {
+  const int bytes = element_bytes(p);
+  const int head_dim = sm80::head_dim_bucket(bytes, largest_head_dim(p));
+  const bool has_tensor_cores = p.element != attention::ElementType::kFloat64;
+  return {.has_kernel = has_tensor_cores && p.score_mod.plain() && !p.dropout.enabled() &&
+                        sm80::has_tangent_kernel(bytes, head_dim),
+          .head_dim = head_dim,
+          .l2_bytes = limits.l2_bytes};
 }
 
 }  // namespace flash_attn_ext::plan

@@ -1,13 +1,14 @@
+// Plans Hopper's backward pass: which of its kernels runs, and the loop order of the key-stationary one.
 #include "kernels/config/sm90_backward.h"
 
 #include <iterator>
 
-#include "attention/even_share.h"
+#include "attention/division.h"
 #include "kernels/config/two_pass.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/workspace.h"
 #include "kernels/schedule/mask_iterations.h"
 
 namespace flash_attn_ext::plan {
@@ -109,7 +110,7 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
   const int64_t tokens = std::max(queries, visible_keys(p));
   if (largest_head_dim(p) > 64 || tokens > kShortTokens) return false;
   const int64_t tiles = p.batch * p.num_heads_k * LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
-  const int64_t waves = (tiles + limits.sms - 1) / limits.sms;
+  const int64_t waves = attention::ceil_div(tiles, limits.sms);
   const PortableBackward portable = portable_backward(waves);
   switch (score_mode_sm90(p)) {
     case ScoreMode::kScaleOnly:

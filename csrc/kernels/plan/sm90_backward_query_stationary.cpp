@@ -1,10 +1,12 @@
+// Plans Hopper's query-stationary backward kernel, for few queries and many keys.
 #include <algorithm>
 
+#include "attention/division.h"
 #include "kernels/config/query_stationary.h"
 #include "kernels/config/sm90_backward.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -16,8 +18,7 @@ constexpr int64_t kFlagsOfTile = sm90::kStationaryQueriesKeys / kFlagRows;
 constexpr int64_t kMostTiles = INT32_MAX / kFlagsOfTile;  // the kernel numbers flags in 32 bits
 
 int64_t count_tiles(const BackwardParams& p) {
-  const int64_t of_a_pair =
-      (p.sequences.max_seqlen_k + sm90::kStationaryQueriesKeys - 1) / sm90::kStationaryQueriesKeys;
+  const int64_t of_a_pair = attention::ceil_div(p.sequences.max_seqlen_k, sm90::kStationaryQueriesKeys);
   return p.batch * p.num_heads_q * of_a_pair;
 }
 

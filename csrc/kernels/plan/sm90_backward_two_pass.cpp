@@ -1,9 +1,10 @@
-#include "attention/even_share.h"
+// Plans Hopper's two-pass backward: the memory of materialised scores, in launches and query chunks.
+#include "attention/division.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
-#include "kernels/plan/workspace.h"
 #include "kernels/schedule/score_tiles.h"
 
 namespace flash_attn_ext::plan {
@@ -28,7 +29,7 @@ class MaterialisedTiles {
         group_(p.queries_per_key_head()),
         room_(limits.max_materialised_bytes / (2 * group_ * ScoreTiles::kBytes)),
         key_tiles_(is_packed(p) ? p.sequences.total_k / gemm.keys() + p.batch
-                                : (p.sequences.max_seqlen_k + gemm.keys() - 1) / gemm.keys()),
+                                : attention::ceil_div(p.sequences.max_seqlen_k, gemm.keys())),
         gemm_ctas_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
 
   // Returns no launches where the call is for other kernels.
@@ -66,7 +67,7 @@ class MaterialisedTiles {
   int64_t count_matrices_in_chunks() const {
     constexpr int64_t kWaves = 2;
     constexpr int64_t kQueries = 8192;  // of all heads of a KV group
-    int64_t matrices = std::min((kWaves * sms_ + gemm_ctas_ - 1) / gemm_ctas_, matrices_);
+    int64_t matrices = std::min(attention::ceil_div(kWaves * sms_, gemm_ctas_), matrices_);
     while (matrices > 1 && rows_of_chunk(matrices) * ScoreTiles::kRows * group_ < kQueries) --matrices;
     return matrices;
   }
@@ -97,7 +98,7 @@ class MaterialisedTiles {
     constexpr int kRows = ScoreTiles::kBlockRows;
     if (p_.visibility.one_sided()) return tiles_.rows;
     const int most = in_whole_waves(static_cast<int>(rows_of_chunk(pairs / pairs_of_matrix_)), pairs);
-    return static_cast<int>(attention::even_share((tiles_.rows + kRows - 1) / kRows, std::max(most / kRows, 1))) *
+    return static_cast<int>(attention::even_share(attention::ceil_div(tiles_.rows, kRows), std::max(most / kRows, 1))) *
            kRows;
   }
 
@@ -112,7 +113,7 @@ class MaterialisedTiles {
   // `rows`, or fewer where their CTAs would leave many SMs idle at the end.
   int in_whole_waves(int rows, int64_t pairs) const {
     const int64_t blocks_of_rows = pairs / pairs_of_matrix_ * group_;
-    const int64_t blocks = (rows + ScoreTiles::kBlockRows - 1) / ScoreTiles::kBlockRows * blocks_of_rows;
+    const int64_t blocks = attention::ceil_div(rows, ScoreTiles::kBlockRows) * blocks_of_rows;
     const int64_t waves = blocks / sms_;
     const int64_t idle = (waves + 1) * sms_ - blocks;
     const int64_t fitting = waves * sms_ / blocks_of_rows * ScoreTiles::kBlockRows;
@@ -122,8 +123,7 @@ class MaterialisedTiles {
   BackwardPlan::Materialised launches_of(int64_t matrices) const {
     BackwardPlan::Materialised materialised;
     materialised.pairs_per_launch = in_equal_launches(p_, matrices * pairs_of_matrix_);
-    materialised.launches =
-        (p_.batch * p_.num_heads_k + materialised.pairs_per_launch - 1) / materialised.pairs_per_launch;
+    materialised.launches = attention::ceil_div(p_.batch * p_.num_heads_k, materialised.pairs_per_launch);
     return materialised;
   }
   int64_t bytes_of(const BackwardPlan::Materialised& materialised, int64_t in_matrix) const {
@@ -199,9 +199,8 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   // plans").
   plan.l2_bytes = limits.l2_bytes * 3 / 5;
   plan.persistent_ctas = limits.sms;
-  const auto tiles_of = [](int64_t rows, int64_t tile_rows) { return (rows + tile_rows - 1) / tile_rows; };
-  const int64_t query_flags = 4 * tiles_of(p.sequences.max_seqlen_q, ScoreTiles::kRows);
-  const int64_t key_flags = gemm.flags() * tiles_of(p.sequences.max_seqlen_k, gemm.keys());
+  const int64_t query_flags = 4 * attention::ceil_div(p.sequences.max_seqlen_q, ScoreTiles::kRows);
+  const int64_t key_flags = gemm.flags() * attention::ceil_div(p.sequences.max_seqlen_k, gemm.keys());
   constexpr int64_t kCounters = 2;  // for each launch: of query tiles, then of key tiles
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));

@@ -1,14 +1,16 @@
+// Plans Hopper's forward pass.
 #include "kernels/config/sm90_forward.h"
 
 #include <cmath>
 
+#include "attention/division.h"
 #include "attention/key_interval.h"
 #include "kernels/config/combine.h"
 #include "kernels/plan/mask_tiles.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -143,7 +145,7 @@ bool fills_gpu_more_evenly(const attention::ForwardParams& p, const ForwardConfi
   const auto rows_of_cta = [&](const ForwardConfig& config) {
     const int rows = config.block_m();
     const auto waves_of_tiles = [&](int queries) {
-      const int64_t tiles = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, queries);
+      const int64_t tiles = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, queries);
       return static_cast<double>(tiles) / static_cast<double>(limits.sms);
     };
     // Query tiles that see few keys come last, and fill the last wave.
@@ -271,7 +273,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;
   plan.persistent_ctas = config.ctas_per_sm * limits.sms;
-  plan.smaller_head_groups = smaller_head_groups(num_tiles(p.sequences.max_seqlen_q, config.block_m()));
+  plan.smaller_head_groups = smaller_head_groups(attention::ceil_div(p.sequences.max_seqlen_q, config.block_m()));
   plan.uneven_heads = uneven_heads(config, plan.persistent_ctas);
   if (p.score_mod.mask.present()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
@@ -279,7 +281,8 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
       plan.workspace.mask_bits = append(plan.workspace.bytes, mask_bits_bytes(p));
     }
   }
-  const int64_t whole_tiles = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, plan.tile.queries) *
+  const int64_t whole_tiles = p.batch * p.num_heads_q *
+                              attention::ceil_div(p.sequences.max_seqlen_q, plan.tile.queries) *
                               num_slices(p.head_dim_v, plan.tile.columns);
   if (config.split_kv) plan.kv_splits = kv_splits(p, whole_tiles, limits);
   const int64_t tiles = whole_tiles * plan.kv_splits;

@@ -1,10 +1,12 @@
+// Plans Hopper's single-tile forward kernel, for sequences whose keys fit one tile.
 #include <algorithm>
 #include <iterator>
 
+#include "attention/division.h"
 #include "kernels/config/sm90_forward.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -21,10 +23,10 @@ constexpr int64_t kMostKeysOneSided = 160;
 int64_t query_tiles_of_work_tile(const attention::ForwardParams& p, const Limits& limits) {
   constexpr int64_t kMost = 16;
   constexpr int64_t kCostOfKeys = 1;  // of reading the keys of a work tile, in query tiles
-  const int64_t tiles = num_tiles(p.sequences.max_seqlen_q, kTileQueries);
+  const int64_t tiles = attention::ceil_div(p.sequences.max_seqlen_q, kTileQueries);
   const auto cost = [&](int64_t count) {
-    const int64_t work_tiles = p.batch * p.num_heads_q * num_tiles(tiles, static_cast<int>(count));
-    return (work_tiles + limits.sms - 1) / limits.sms * (count + kCostOfKeys);
+    const int64_t work_tiles = p.batch * p.num_heads_q * attention::ceil_div(tiles, static_cast<int>(count));
+    return attention::ceil_div(work_tiles, limits.sms) * (count + kCostOfKeys);
   };
   int64_t best = 1;
   for (int64_t count = 2; count <= std::min(tiles, kMost); ++count) {
@@ -59,7 +61,7 @@ ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Li
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;
   plan.persistent_ctas = limits.sms;
-  const int64_t work_tiles = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, plan.tile.queries);
+  const int64_t work_tiles = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, plan.tile.queries);
   plan.workspace.nan_flags = append(plan.workspace.bytes, work_tiles * query_tiles * (kTileQueries / 16));
   return plan;
 }

@@ -1,3 +1,4 @@
+// Plans which score mode a call has on Hopper.
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 

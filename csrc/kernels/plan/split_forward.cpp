@@ -1,8 +1,10 @@
+// Plans split-KV and its combine kernel.
+#include "attention/division.h"
 #include "kernels/config/combine.h"
 #include "kernels/config/split.h"
+#include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
-#include "kernels/plan/workspace.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -64,7 +66,7 @@ void plan_combine(ForwardPlan& plan, int64_t work_tiles, int64_t rows, const Lim
   const bool has_block = rows <= (splits >= kManySplits ? kCombinedRowsOfManySplits : kCombinedRows);
   const bool has_few_splits = splits <= common::splits_of_few_warps(plan.tile.columns);
   if (has_block) plan.combine_warps = has_few_splits ? common::kFewCombineWarps : common::kCombineWarps;
-  const int64_t blocks = has_block ? rows : num_tiles(rows, common::kRowsOfCombineCta);
+  const int64_t blocks = has_block ? rows : attention::ceil_div(rows, common::kRowsOfCombineCta);
   plan.combine_warms_up = blocks <= kWarmUpCtas * limits.sms;
 }
 
@@ -75,7 +77,7 @@ int64_t append_blocks(const attention::ForwardParams& p, const ForwardPlan& plan
   const int64_t queries = p.batch * p.sequences.max_seqlen_q * p.num_heads_q;
   const int64_t rows = 2 * p.batch * p.cache.num_new * p.num_heads_k + queries;
   if (p.cache.num_new == 0 || queries == 0 || rows > kAppendedRows) return 0;
-  const int64_t wanted = num_tiles(rows, plan.tile.warps);
+  const int64_t wanted = attention::ceil_div(rows, plan.tile.warps);
   const bool has_room = plan.persistent_ctas < limits.sms * plan.tile.blocks;
   return has_room ? std::clamp<int64_t>(limits.sms / 2, 1, wanted) : wanted;
 }
@@ -89,7 +91,7 @@ bool is_bound_by_keys(const attention::ForwardParams& p) {
 
 bool leaves_sms_idle(const attention::ForwardParams& p, int tile_queries, const Limits& limits) {
   if (p.sequences.max_seqlen_q > kSplitQueries || !numbers_fit(p)) return false;
-  const int64_t blocks = p.batch * p.num_heads_q * num_tiles(p.sequences.max_seqlen_q, tile_queries);
+  const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, tile_queries);
   return 2 * blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys;
 }
 
@@ -114,9 +116,9 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
                .stages = tile.stages};
   plan.nan_repair = NanRepair::kInKernel;
   const int64_t work_tiles =
-      p.batch * p.num_heads_k * num_tiles(packed_rows(p), tile.rows) * num_slices(p.head_dim_v, tile.columns);
+      p.batch * p.num_heads_k * attention::ceil_div(packed_rows(p), tile.rows) * num_slices(p.head_dim_v, tile.columns);
   const int64_t most_splits = std::max<int64_t>(visible_keys(p) / kLeastKeysOfCta, 1);
-  const int64_t tiles = work_tiles * num_tiles(visible_keys(p), tile.keys);
+  const int64_t tiles = work_tiles * attention::ceil_div(visible_keys(p), tile.keys);
   const auto blocks = [&](int64_t wanted) {
     const int64_t room = limits.sms * tile.blocks;
     return persistent_ctas(work_tiles, most_splits, common::splits_of_few_warps(tile.columns), room, wanted);

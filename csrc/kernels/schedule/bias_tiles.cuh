@@ -2,6 +2,7 @@
 // dBias, which sums dS of the query heads that share the tile.
 #pragma once
 
+#include "attention/division.h"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/schedule/work_item.h"
 
@@ -44,12 +45,12 @@ struct BiasTiles {
 // Describes a launch that computes `pairs`. num_blocks is UINT32_MAX where a grid cannot hold the CTAs.
 inline BiasTiles make_bias_tiles(const attention::BackwardParams& p, const Pairs& pairs, bool rows_are_keys) {
   const attention::BiasGradient& g = p.dbias;
-  const auto tiles_of = [](int64_t length) { return (length + BiasTiles::kTile - 1) / BiasTiles::kTile; };
+  const auto tiles_of = [](int64_t length) { return attention::ceil_div(length, BiasTiles::kTile); };
   const int64_t query_tiles = tiles_of(p.sequences.max_seqlen_q);
   const int64_t key_tiles = tiles_of(p.sequences.max_seqlen_k);
   const int64_t end_pair = pairs.first + pairs.count;
   const int64_t first_key_head = pairs.first / p.batch;
-  const int64_t key_heads = (end_pair + p.batch - 1) / p.batch - first_key_head;
+  const int64_t key_heads = attention::ceil_div(end_pair, p.batch) - first_key_head;
   const int64_t group = p.queries_per_key_head();
   const int64_t heads = g.per_head ? key_heads * group : 1;
   const int64_t blocks = (g.per_batch ? p.batch : 1) * heads * query_tiles * key_tiles;

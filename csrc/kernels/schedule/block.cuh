@@ -1,6 +1,7 @@
 // What a CTA computes, from its index.
 #pragma once
 
+#include "attention/division.h"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/schedule/work_item.h"
 
@@ -42,14 +43,14 @@ struct KeyBlock {
 // whatever the sequence's length.
 template <int kRows>
 __device__ __forceinline__ int key_tile(const Schedule& schedule, const Place& at, int64_t num_keys) {
-  const int tiles = (static_cast<int>(num_keys) + kRows - 1) / kRows;
+  const int tiles = attention::ceil_div(static_cast<int>(num_keys), kRows);
   return tiles - static_cast<int>(schedule.tiles) + static_cast<int>(at.tile);
 }
 
 // The same for a tile size that is known at run time.
 __device__ __forceinline__ int64_t first_key_of(const Schedule& schedule, const Place& at, int tile_rows,
                                                 int64_t num_keys) {
-  const int tiles = (static_cast<int>(num_keys) + tile_rows - 1) / tile_rows;
+  const int tiles = attention::ceil_div(static_cast<int>(num_keys), tile_rows);
   return int64_t{tiles - static_cast<int>(schedule.tiles) + static_cast<int>(at.tile)} * tile_rows;
 }
 

@@ -42,6 +42,7 @@
 
 #include <cstdint>
 
+#include "attention/division.h"
 #include "attention/host_device.h"
 #include "attention/params.h"
 
@@ -111,7 +112,7 @@ struct LoopOrder {
   }
 
   FLASH_HOST_DEVICE static int num_tiles(int64_t rows, int tile_rows) {
-    return static_cast<int>(static_cast<uint32_t>(rows + tile_rows - 1) / static_cast<uint32_t>(tile_rows));
+    return static_cast<int>(attention::ceil_div(static_cast<uint32_t>(rows), static_cast<uint32_t>(tile_rows)));
   }
 
   // Tiles [begin, end).
@@ -162,7 +163,7 @@ struct LoopOrder {
       const int count = in_phase(contributors.end, phase);
       const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
       const auto started =
-          (static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count) + queries - 1) / queries;
+          attention::ceil_div(static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count), queries);
       const int behind = static_cast<int>(started) - 1 - (tile >> log2_phases);
       return in_phases_before(contributors.end, phase) + (behind < 0 ? behind + count : behind);
     }

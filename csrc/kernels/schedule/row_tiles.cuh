@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "attention/host_device.h"
 #include "attention/params.h"
 

@@ -14,8 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "attention/divisor.h"
-#include "attention/even_share.h"
+#include "attention/division.h"
 #include "attention/params.h"
 
 namespace flash_attn_ext {
@@ -95,7 +94,7 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
   const int64_t heads_of_pair = queries ? group : 1;
   const int64_t heads = of.pairs.count * heads_of_pair;
   const int64_t length = queries ? p.sequences.max_seqlen_q : p.sequences.max_seqlen_k;
-  const int64_t tiles = (length + of.tile_rows - 1) / of.tile_rows;
+  const int64_t tiles = attention::ceil_div(length, of.tile_rows);
   const int64_t blocks = heads * tiles * of.slices;
   if (blocks == 0 || blocks > INT32_MAX) return {.num_blocks = blocks == 0 ? 0 : UINT32_MAX};
   // Five eighths of L2 are for what streams past tiles; the rest is for what tiles read and write once
@@ -116,7 +115,7 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
   const int64_t last = attention::even_share(heads, most);
   const int64_t most_before = all_see_the_same ? int64_t{1} : std::max<int64_t>(last / of.smaller_head_groups, 1);
   const int64_t together = attention::even_share(heads - last, most_before);
-  const int64_t head_groups = (heads - last + together - 1) / together;  // before the last one
+  const int64_t head_groups = attention::ceil_div(heads - last, together);  // before the last one
   const auto divisor = [](int64_t n) { return Divisor::of(static_cast<uint32_t>(n)); };
   return {.num_blocks = static_cast<uint32_t>(blocks),
           .first_pair = static_cast<uint32_t>(of.pairs.first),

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "attention/division.h"
 #include "attention/host_device.h"
 #include "attention/params.h"
 
@@ -71,7 +72,9 @@ struct ScoreTiles {
     set_chunk(p, begin, end);
   }
 
-  FLASH_HOST_DEVICE static int num_tiles(int64_t length) { return static_cast<int>((length + kRows - 1) / kRows); }
+  FLASH_HOST_DEVICE static int num_tiles(int64_t length) {
+    return static_cast<int>(attention::ceil_div(length, kRows));
+  }
 
   static int rows_of_matrix(const attention::AttentionParams& p) {
     if (p.sequences.cu_seqlens_q == nullptr) return num_tiles(p.sequences.max_seqlen_q);
@@ -120,7 +123,7 @@ struct ScoreTiles {
 
  private:
   FLASH_HOST_DEVICE static int whole_blocks(int row) {
-    return row > 0 ? (row + kBlockRows - 1) / kBlockRows * kBlockRows : 0;
+    return row > 0 ? attention::ceil_div(row, kBlockRows) * kBlockRows : 0;
   }
 
   // The most key tiles that a row sees.

@@ -9,8 +9,8 @@
 #include <cstdint>
 
 #include "kernels/schedule/row_tiles.cuh"
-#include "kernels/schedule/tile_range.cuh"
 #include "kernels/schedule/tile_splits.h"
+#include "kernels/schedule/work_item.h"
 #include "tile/accumulator.h"
 
 namespace flash_attn_ext {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "attention/division.h"
 #include "attention/visibility.h"
 
 namespace flash_attn_ext {
@@ -17,7 +18,7 @@ struct VisibleColumns {
   static constexpr int kFirstBit = 2 * kThreadRows;  // of row 0
   static constexpr int kMostTiles = (31 - kFirstBit) / 2;
   static constexpr int kWordTiles = kColumnTiles < kMostTiles ? kColumnTiles : kMostTiles;  // column tiles in a word
-  static constexpr int kWords = (kColumnTiles + kWordTiles - 1) / kWordTiles;
+  static constexpr int kWords = attention::ceil_div(kColumnTiles, kWordTiles);
 
   struct Row {
     uint32_t words[kWords];

@@ -1,16 +1,38 @@
-// The kernels of one element type: bfloat16, float16, float32, or float32 whose products are rounded to TF32. Each
-// function launches the kernel that the plan names. They are instantiated in instances/, the large kernels once per
-// head dim, so that no file takes long to compile.
+// The kernels of one element type and their arguments. The element type is bfloat16, float16, float32, or float32 whose
+// products are rounded to TF32. Each function launches the kernel that the plan names. They are instantiated in
+// instances/, the large kernels once per head dim, so that no file takes long to compile.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "attention/append.h"
+#include "attention/params.h"
+#include "kernels/common/sums/sums.h"
+#include "kernels/plan/materialised_scores.h"
 #include "kernels/plan/plan.h"
-#include "kernels/sm80/backward/params.h"
-#include "kernels/sm80/forward/params.h"
 
 namespace flash_attn_ext::sm80 {
+
+struct ForwardParams : attention::ForwardParams {
+  uint8_t* nan_flags = nullptr;  // one per warp: whether its rows have a NaN (flag_nan)
+};
+
+struct BackwardParams : attention::BackwardParams {
+  bool delta_is_pending = false;  // the dQ or the fused kernel computes delta from out and dout
+
+  // The pairs of a launch, each a batch entry and a key head. They are numbered head-major, key head * batch + batch
+  // entry, so that a launch may hold all batch entries of a head.
+  int64_t first_pair = 0;
+  int64_t num_pairs = 0;
+
+  MaterialisedScores materialised;
+  common::DqSplits dq_splits;         // where present, the dQ kernel writes its splits here
+  uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether its rows have a NaN
+  uint8_t* dkdv_nan_flags = nullptr;  // the same for the dK/dV kernel
+  common::AlibiPartials alibi_partials;
+};
 
 using plan::BackwardPlan;
 using plan::ForwardPlan;

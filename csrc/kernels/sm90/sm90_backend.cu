@@ -2,7 +2,6 @@
 #include <cuda_fp16.h>
 
 #include "kernels/common/launch/with_row.h"
-#include "kernels/common/masks/key_mask.h"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/config/two_pass.h"

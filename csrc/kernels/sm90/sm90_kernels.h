@@ -5,8 +5,8 @@
 #include <cuda_runtime_api.h>
 
 #include "attention/params.h"
-#include "kernels/config/score_mode.h"
 #include "kernels/config/sm90.h"
+#include "kernels/config/tables.h"
 #include "kernels/plan/plan.h"
 #include "kernels/schedule/key_intervals.cuh"
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "attention/division.h"
 #include "ptx/math.h"
 #include "ptx/shared_memory.h"
 #include "ptx/tensor_copy.h"
@@ -19,7 +20,7 @@ struct SmemTile {
   static_assert(sizeof(Element) == 2 && kRowsValue % 8 == 0);
   static constexpr int kRows = kRowsValue;
   static constexpr int kColumns = kColumnsValue;
-  static constexpr int kChunks = (kColumns + kSmemChunkColumns - 1) / kSmemChunkColumns;
+  static constexpr int kChunks = attention::ceil_div(kColumns, kSmemChunkColumns);
   static constexpr int kChunkBytes = kRows * kSmemRowBytes;
   static constexpr int kBytes = kChunks * kChunkBytes;
 

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "attention/division.h"
 #include "kernels/common/cache/append_kv.h"
 #include "kernels/common/rows/appended_row.cuh"
 
@@ -24,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
 
 template <class Element>
 cudaError_t launch(const AppendParams& p, cudaStream_t stream) {
-  const int64_t blocks = (AppendedRows<Element, Columns::kAnyStride>{p}.count() + kRowsPerBlock - 1) / kRowsPerBlock;
+  const int64_t blocks = attention::ceil_div(AppendedRows<Element, Columns::kAnyStride>{p}.count(), kRowsPerBlock);
   if (blocks == 0) return cudaSuccess;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   append_kernel<Element><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p);

@@ -5,6 +5,7 @@
 // pipe and by shuffles.
 #include <algorithm>
 
+#include "attention/division.h"
 #include "kernels/common/float64/float64_attention.h"
 #include "kernels/common/rows/attention_rows.cuh"
 
@@ -73,7 +74,7 @@ template <class... Arguments>
 cudaError_t launch_rows(void (*kernel)(Arguments...), int64_t rows, cudaStream_t stream,
                         const Arguments&... arguments) {
   if (rows == 0) return cudaSuccess;
-  const int64_t blocks = std::min<int64_t>((rows + kWarpsPerBlock - 1) / kWarpsPerBlock, INT32_MAX);
+  const int64_t blocks = std::min<int64_t>(attention::ceil_div(rows, kWarpsPerBlock), INT32_MAX);
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(arguments...);
   return cudaGetLastError();
 }
@@ -100,7 +101,7 @@ struct BiasAxes {
       : batches{p.dbias.per_batch, p.batch},
         heads{p.dbias.per_head, p.num_heads_q},
         queries{p.dbias.per_query, p.sequences.max_seqlen_q},
-        key_groups((p.sequences.max_seqlen_k + kWarpSize - 1) / kWarpSize) {}
+        key_groups(attention::ceil_div(p.sequences.max_seqlen_k, kWarpSize)) {}
 
   __host__ __device__ int64_t num_owners() const {
     return batches.num_owners() * heads.num_owners() * queries.num_owners() * key_groups;

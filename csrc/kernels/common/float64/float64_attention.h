@@ -5,7 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "attention/params.h"
-#include "kernels/common/sums/alibi_partials.h"
+#include "kernels/common/sums/sums.h"
 
 namespace flash_attn_ext::common {
 

@@ -3,9 +3,10 @@
 //
 // Grid: one CTA for each row of the mask as it is stored. A thread has 128 keys at a time, as in mask_bits.cu. The
 // kernel is bound by the latency of one access to memory.
+#include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/common/masks/key_mask.h"
 #include "kernels/common/masks/mask_group.cuh"
+#include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
 #include "ptx/dependent_launch.h"
 
@@ -109,7 +110,7 @@ cudaError_t scan_key_mask(attention::AttentionParams& params, const KeyMaskMemor
   params.score_mod.mask_tiles = plan::mask_tiles_in(memory.tiles, params);
   if (memory.bits != nullptr) params.score_mod.mask_bits = plan::mask_bits_in(memory.bits, params);
   const plan::MaskTileCounts counts = plan::count_mask_tiles(params);
-  const int64_t groups = (params.sequences.max_seqlen_k + MaskBits::kKeys - 1) / MaskBits::kKeys + 1;
+  const int64_t groups = attention::ceil_div(params.sequences.max_seqlen_k, MaskBits::kKeys) + 1;
   const KeyMaskArguments args = {.params = params,
                                  .intervals = memory.intervals,
                                  .groups = static_cast<int>(groups),

@@ -5,7 +5,7 @@
 // of keys after each query's last one. A warp has four queries at a time, with eight lanes for each. A lane has a group
 // of 128 neighbouring keys, and reads 16 of them at a time. Where alignment or strides forbid it, the whole warp reads
 // each lane's group together. The kernel is memory-bound: every byte of the mask is read once.
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/masks/mask_group.cuh"
 #include "kernels/common/masks/mask_tiles.h"
@@ -88,8 +88,8 @@ cudaError_t pack_mask(attention::AttentionParams& params, uint8_t* tiles, void* 
   params.score_mod.mask_tiles = plan::mask_tiles_in(tiles, params);
   params.score_mod.mask_bits = plan::mask_bits_in(bits, params);
   const plan::MaskTileCounts counts = plan::count_mask_tiles(params);
-  const int64_t groups = (params.sequences.max_seqlen_k + MaskBits::kKeys - 1) / MaskBits::kKeys + 1;
-  const int64_t key_blocks = (groups + kLanes - 1) / kLanes;
+  const int64_t groups = attention::ceil_div(params.sequences.max_seqlen_k, MaskBits::kKeys) + 1;
+  const int64_t key_blocks = attention::ceil_div(groups, kLanes);
   const int64_t blocks = counts.batch * counts.heads * counts.queries * key_blocks;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const auto divisor = [](int64_t n) { return Divisor::of(static_cast<uint32_t>(n)); };

@@ -3,6 +3,7 @@
 // Grid: one warp per tile of 64 queries x 64 keys of the mask as it is stored (broadcast dimensions once). Lanes read
 // neighbouring keys, 16 bytes each where the mask allows it. The kernel is memory-bound: every byte of the mask is read
 // once.
+#include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/plan/mask_tiles.h"
@@ -76,7 +77,7 @@ cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory,
   if (memory == nullptr) return cudaSuccess;
   params.score_mod.mask_tiles = plan::mask_tiles_in(memory, params);
   const MaskTileCounts counts = plan::count_mask_tiles(params);
-  const int64_t blocks = (counts.total() + kWarpsPerBlock - 1) / kWarpsPerBlock;
+  const int64_t blocks = attention::ceil_div(counts.total(), kWarpsPerBlock);
   return launch_early(mask_tiles_kernel, {.blocks = blocks, .threads = kWarpsPerBlock * kWarpSize}, stream, params,
                       counts);
 }

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "attention/params.h"
+#include "kernels/schedule/key_intervals.cuh"
 
 namespace flash_attn_ext::common {
 
@@ -14,5 +15,16 @@ cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory,
 
 // The same; also writes the mask as bits, for which the plan has memory, too.
 cudaError_t pack_mask(attention::AttentionParams& params, uint8_t* tiles, void* bits, cudaStream_t stream);
+
+// For a mask that hides the same keys from all queries and heads, which most of the time is padding.
+struct KeyMaskMemory {
+  uint8_t* tiles;
+  void* bits;                         // null: not needed
+  attention::KeyInterval* intervals;  // of each row of the mask
+};
+
+// Does what scan_mask_tiles or pack_mask does, and also finds the rows of the mask that leave one interval of keys.
+// With dropout the interval has to begin with the first key, since draws are numbered by keys.
+cudaError_t scan_key_mask(attention::AttentionParams& params, const KeyMaskMemory& memory, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::common

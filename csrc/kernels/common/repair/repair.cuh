@@ -4,6 +4,7 @@
 // tensor-core kernel.
 #pragma once
 
+#include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/repair/repair.h"
 #include "kernels/common/rows/attention_rows.cuh"
@@ -16,7 +17,7 @@ inline constexpr int kRepairThreads = 256;
 inline constexpr int kFlagsPerBlock = 64;
 
 FLASH_HOST_DEVICE uint32_t num_blocks(const FlaggedRows& rows) {
-  return (rows.num_flags() + kFlagsPerBlock - 1) / kFlagsPerBlock;
+  return attention::ceil_div(rows.num_flags(), kFlagsPerBlock);
 }
 
 // Calls function(place, first row in the tile) for each flagged warp of the tensor-core kernel whose flag is among

@@ -22,6 +22,19 @@ struct FlaggedRows {
   FLASH_HOST_DEVICE uint32_t num_flags() const { return schedule.num_blocks * static_cast<uint32_t>(warps); }
 };
 
+// The rows of a launch whose flags stand in the order of heads: one head after the other, whatever the order of its
+// work tiles. A warp owns rows_per_warp of the tile_rows of a tile, and has all columns of the result.
+inline FlaggedRows rows_in_order_of_heads(const attention::AttentionParams& p, const uint8_t* flags,
+                                          flash_attn_ext::Rows rows, int tile_rows, int rows_per_warp) {
+  const Division division = {
+      .pairs = all_pairs(p), .rows = rows, .tile_rows = tile_rows, .slices = 1, .element_bytes = 1, .l2_bytes = 0};
+  return {.flags = flags,
+          .schedule = make_schedule(p, division),
+          .warps = tile_rows / rows_per_warp,
+          .rows_per_warp = rows_per_warp,
+          .columns = INT32_MAX};
+}
+
 // Recomputes flagged rows of O and the LSE.
 template <class Element>
 cudaError_t repair_forward(const attention::ForwardParams& params, const FlaggedRows& rows, cudaStream_t stream);

@@ -9,8 +9,9 @@
 // (docs/kernels/log/split.md, "A rehearsal of the kernel that joins parts").
 #include <type_traits>
 
+#include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/common/sums/combine.h"
+#include "kernels/common/sums/sums.h"
 #include "kernels/config/combine.h"
 #include "ptx/dependent_launch.h"
 
@@ -205,7 +206,7 @@ cudaError_t combine(const CombineParams& params, cudaStream_t stream) {
   const auto launch = [&](auto warps_per_row) {
     constexpr int kWarpsPerRow = warps_per_row();
     constexpr int kRows = kWarpsPerRow == 1 ? kRowsOfCombineCta : 1;
-    const int64_t blocks = (rows + kRows - 1) / kRows;
+    const int64_t blocks = attention::ceil_div(rows, kRows);
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     return launch_early(combine_kernel<Element, kColumns, kWarpsPerRow>,
                         {.blocks = blocks, .threads = threads_of(kWarpsPerRow)}, stream, params);

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "attention/dscore_row_sums.h"
-#include "kernels/common/sums/dbias_from_rows.h"
+#include "kernels/common/sums/sums.h"
 
 namespace flash_attn_ext::common {
 namespace {

@@ -3,10 +3,10 @@
 // Grid: a CTA has kRows rows of one head. kLanes neighbouring lanes share a row, 16 bytes each, and add in a fixed
 // butterfly order, so the result does not depend on scheduling. A thread has several rows in flight at a time. The
 // kernel is memory-bound: per row, it reads 2 * head_dim * element bytes and writes 4 (or 8).
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/rows/row_products.cuh"
-#include "kernels/common/sums/delta.h"
+#include "kernels/common/sums/sums.h"
 #include "ptx/dependent_launch.h"
 #include "tile/element.h"
 
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class Element, int kLanes>
 cudaError_t launch(const attention::DeltaParams& params, cudaStream_t stream) {
   constexpr int kRows = DeltaKernel<Element, kLanes>::kRows;
-  const int64_t tiles = (params.rows + kRows - 1) / kRows;
+  const int64_t tiles = attention::ceil_div(params.rows, kRows);
   const int64_t blocks = params.batch * params.num_heads * tiles;
   if (blocks == 0) return cudaSuccess;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;

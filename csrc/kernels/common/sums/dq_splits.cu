@@ -2,9 +2,9 @@
 //
 // Grid: one warp per (batch, query head, query, kColumns columns); a lane has two neighbouring columns. The kernel is
 // latency-bound, since the splits lie in L2, so kAhead loads are in flight at a time.
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "kernels/common/rows/attention_rows.cuh"
-#include "kernels/common/sums/dq_splits.h"
+#include "kernels/common/sums/sums.h"
 
 namespace flash_attn_ext::common {
 namespace {
@@ -74,13 +74,13 @@ __global__ void __launch_bounds__(kWarps* kWarpSize)
 
 template <class Element>
 cudaError_t launch(const attention::BackwardParams& p, const DqSplits& splits, cudaStream_t stream) {
-  const int64_t slices = (p.head_dim_qk + kColumns - 1) / kColumns;
+  const int64_t slices = attention::ceil_div(p.head_dim_qk, kColumns);
   const int64_t warps = p.batch * p.num_heads_q * p.sequences.max_seqlen_q * slices;
   if (warps == 0) return cudaSuccess;
   if (warps > INT32_MAX - kWarps) return cudaErrorInvalidConfiguration;
   const auto divisor = [](int64_t n) { return Divisor::of(static_cast<uint32_t>(n)); };
   const SumGrid grid = {divisor(slices), divisor(p.sequences.max_seqlen_q), divisor(p.num_heads_q)};
-  const auto blocks = static_cast<unsigned>((warps + kWarps - 1) / kWarps);
+  const auto blocks = static_cast<unsigned>(attention::ceil_div(warps, kWarps));
   sum_dq_splits_kernel<Element><<<blocks, kWarps * kWarpSize, 0, stream>>>(p, splits, grid);
   return cudaGetLastError();
 }

@@ -1,5 +1,6 @@
+#include "attention/division.h"
 #include "attention/online_softmax.h"
-#include "kernels/common/sums/score_gradients.h"
+#include "kernels/common/sums/sums.h"
 
 namespace flash_attn_ext::common {
 namespace {
@@ -58,7 +59,7 @@ cudaError_t launch_dsink(const attention::BackwardParams& params, cudaStream_t s
 }
 
 cudaError_t launch_dalibi(const attention::BackwardParams& params, const AlibiPartials& partials, cudaStream_t stream) {
-  const int64_t blocks = (params.batch * params.num_heads_q + kThreads - 1) / kThreads;
+  const int64_t blocks = attention::ceil_div(params.batch * params.num_heads_q, kThreads);
   const auto kernel = in_float64(params) ? dalibi_kernel<double> : dalibi_kernel<float>;
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params, partials);
   return cudaGetLastError();

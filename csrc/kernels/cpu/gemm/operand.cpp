@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cpu/element.h"
-#include "kernels/cpu/gemm/transpose.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 #include "kernels/cpu/rows/row_ops.h"
-#include "kernels/cpu/scratch.h"
+#include "kernels/cpu/work_queue.h"
 
 namespace flash_attn_ext::cpu {
 namespace {

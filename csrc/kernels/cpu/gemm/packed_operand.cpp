@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "attention/division.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/tiles.h"
 
@@ -16,8 +17,8 @@ PackedOperand<Real>::PackedOperand(const attention::AttentionParams& params, con
       form_(form),
       in_place_(form == Form::kRows && !scattered(params) && operand.readable_in_place<Real>()) {
   const int64_t longest = params.sequences.max_seqlen_k;
-  num_tiles_ = (longest + kStreamedRows - 1) / kStreamedRows;
-  tile_rows_ = std::min(kStreamedRows, num_tiles(longest, kClipRows) * kClipRows);
+  num_tiles_ = attention::ceil_div(longest, kStreamedRows);
+  tile_rows_ = std::min(kStreamedRows, attention::ceil_div(longest, kClipRows) * kClipRows);
 }
 
 template <class Real>
@@ -56,7 +57,7 @@ void PackedOperand<Real>::load_tile(int64_t slot) {
 template <class Real>
 Block<const Real> PackedOperand<Real>::load_rows_of(const Positions& positions, Real* target) const {
   if (form_ == Form::kRows) return load_positions<Real>(p_, operand_, positions, target);
-  const int64_t width = num_tiles(positions.count(), kClipRows) * kClipRows;
+  const int64_t width = attention::ceil_div(positions.count(), kClipRows) * kClipRows;
   for_each_run(p_, positions, [&](const RowRange& rows, int64_t first) {
     const bool last = first + rows.count == positions.count();
     load_transposed<Real>(operand_, rows, last ? width - first : rows.count, {target + first, tile_rows_});

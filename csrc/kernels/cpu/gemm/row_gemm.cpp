@@ -2,7 +2,7 @@
 
 #include <type_traits>
 
-#include "kernels/cpu/gemm/few_rows.h"
+#include "kernels/cpu/gemm/tile_gemm.h"
 
 namespace flash_attn_ext::cpu {
 namespace {

@@ -11,8 +11,6 @@
 #include <exception>
 #include <vector>
 
-#include "kernels/cpu/gemm/few_rows.h"
-
 namespace flash_attn_ext::cpu {
 namespace {
 

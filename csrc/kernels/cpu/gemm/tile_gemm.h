@@ -1,4 +1,5 @@
-// GEMMs of tiles: c (m x n) = a (m x k) . b (k x n), row-major, on the calling thread.
+// GEMMs of tiles: c (m x n) = a (m x k) . b (k x n), row-major, on the calling thread. Also those of few rows, and
+// transposes.
 #pragma once
 
 #include <cstdint>
@@ -44,5 +45,33 @@ bool can_multiply_pairs();
 // Elements that no NaN or infinity reaches have the bits that multiply() gives for finite factors.
 template <class Real>
 void multiply_nonzero(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c);
+
+// GEMMs of few rows with many take as long as reading the many rows, so these are read in place, once.
+//
+// c (m x n) = a (m x k) . b (k x n), added to c or not. Terms are summed in groups of 8, so that errors grow slowly.
+void multiply_few_rows(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c,
+                       Accumulate mode);
+void multiply_few_rows(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c,
+                       Accumulate mode);
+
+// c (m x n) = a^T (a is k x m) . b (k x n), with the same order of terms as multiply_few_rows. a is read by columns, so
+// it should have few.
+void multiply_few_columns(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c,
+                          Accumulate mode);
+void multiply_few_columns(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c,
+                          Accumulate mode);
+
+// c (m x n) = a (m x k) . b^T (b is n x k). The order of an element's sum does not depend on m and n.
+void multiply_few_rows_transposed(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c);
+void multiply_few_rows_transposed(const GemmShape& shape, Block<const double> a, Block<const double> b,
+                                  Block<double> c);
+
+// c[i] = a.row(i) . b.row(i) for `rows` rows of n elements.
+void dot_rows(int64_t rows, int64_t n, Block<const float> a, Block<const float> b, float* c);
+void dot_rows(int64_t rows, int64_t n, Block<const double> a, Block<const double> b, double* c);
+
+// out (columns x rows) = in^T (in is rows x columns).
+void transpose(int64_t rows, int64_t columns, Block<const float> in, Block<float> out);
+void transpose(int64_t rows, int64_t columns, Block<const double> in, Block<double> out);
 
 }  // namespace flash_attn_ext::cpu

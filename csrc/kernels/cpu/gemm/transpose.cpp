@@ -1,7 +1,6 @@
-#include "kernels/cpu/gemm/transpose.h"
-
 #include <algorithm>
 
+#include "kernels/cpu/gemm/tile_gemm.h"
 #include "kernels/cpu/rows/simd.h"
 
 namespace flash_attn_ext::cpu {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "attention/division.h"
 #include "attention/score_mod.h"
 #include "kernels/cpu/rows/vector_math.h"
 
@@ -37,7 +38,7 @@ struct ScoreRows {
 
   // Whether rows shorter than a vector lie side by side, so that all of them are one long row.
   bool without_gaps() const { return stride == n && n < kLanes; }
-  int64_t padded() const { return std::min((n + kLanes - 1) / kLanes * kLanes, stride); }
+  int64_t padded() const { return std::min(attention::ceil_div(n, kLanes) * kLanes, stride); }
 };
 
 // Turns products into scores in place. maxima[i] is the maximum of row i (-inf if n is 0; NaN scores do not count).

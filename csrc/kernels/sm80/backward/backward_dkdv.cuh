@@ -13,15 +13,13 @@
 
 #include "kernels/config/sm80.h"
 #include "kernels/config/sm80_backward.h"
-#include "kernels/epilogue/nan_flags.cuh"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
 #include "kernels/sm80/backward/materialised_scores.cuh"
-#include "kernels/sm80/kernel_traits.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 

@@ -11,6 +11,8 @@
 // A warp skips the GEMMs of query tiles that see none of its keys.
 #pragma once
 
+#include "attention/division.h"
+#include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/config/sm80.h"
 #include "kernels/config/sm80_backward.h"
@@ -19,6 +21,8 @@
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/backward/pending_delta.cuh"
+#include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
 #include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -139,7 +143,7 @@ struct BackwardFusedKernel {
 
   // The mainloop over all query tiles of a head, in ascending order.
   __device__ __forceinline__ void iterate_queries() {
-    const int tiles = (num_queries() + kTile.queries - 1) / kTile.queries;
+    const int tiles = attention::ceil_div(num_queries(), kTile.queries);
 #pragma unroll
     for (int tile = 0; tile < kStages; ++tile) {
       if (tile < tiles) load_queries(tile);
@@ -288,6 +292,22 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   ptx::wait_for_kernel_before();
   Kernel kernel = {p, schedule, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), whole_head(p, schedule)};
   kernel.run();
+}
+
+template <class Element>
+cudaError_t backward_fused(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
+  return common::with_row<kFusedConfigs>(plan.fused_row, [&](auto row) {
+    using Kernel = BackwardFusedKernel<Element, kFusedConfigs[row()]>;
+    const Schedule schedule = make_schedule(p, {.pairs = {p.first_pair, p.num_pairs},
+                                                .rows = Rows::kKeys,
+                                                .tile_rows = Kernel::kTile.keys,
+                                                .slices = 1,
+                                                .element_bytes = sizeof(Element),
+                                                .l2_bytes = plan.l2_bytes});
+    static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+    return common::launch_blocks_early<Kernel>(backward_fused_kernel<Kernel>, {schedule.num_blocks, schedule.splits},
+                                               stream, p, schedule);
+  });
 }
 
 }  // namespace flash_attn_ext::sm80

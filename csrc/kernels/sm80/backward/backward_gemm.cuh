@@ -13,16 +13,13 @@
 // step.
 #pragma once
 
-#include <algorithm>
-
 #include "kernels/config/sm80.h"
 #include "kernels/config/sm80_backward.h"
-#include "kernels/epilogue/store_row.cuh"
+#include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/backward/materialised_scores.cuh"
-#include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
 #include "ptx/cp_async.h"

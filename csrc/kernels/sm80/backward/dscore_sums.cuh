@@ -8,15 +8,14 @@
 // Shared memory: Q, dO, K and V of one tile of scores, and at the end the sums.
 #pragma once
 
+#include "attention/division.h"
 #include "kernels/config/sm80.h"
 #include "kernels/config/sm80_backward.h"
 #include "kernels/epilogue/store_dbias.cuh"
-#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/score/staging.cuh"
-#include "kernels/sm80/backward/params.h"
-#include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
 #include "tile/sm80/copy_rows.h"
@@ -30,7 +29,7 @@ struct DscoreAxis {
   int64_t length;
   int64_t step;
 
-  __host__ __device__ int64_t count() const { return split ? (length + step - 1) / step : 1; }
+  __host__ __device__ int64_t count() const { return split ? attention::ceil_div(length, step) : 1; }
   __device__ __forceinline__ attention::Interval range(int64_t index) const {
     if (!split) return {0, length};
     return {index * step, min((index + 1) * step, length)};

@@ -5,7 +5,6 @@
 
 #include "kernels/sm80/backward/backward_dkdv.cuh"
 #include "kernels/sm80/backward/backward_dq.cuh"
-#include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
 

@@ -4,7 +4,7 @@
 #include "kernels/config/sm80.h"
 #include "kernels/config/sm80_backward.h"
 #include "kernels/score/score_tile.cuh"
-#include "kernels/sm80/backward/params.h"
+#include "kernels/sm80/sm80_kernels.h"
 #include "ptx/pin.h"
 
 namespace flash_attn_ext::sm80 {

@@ -4,7 +4,7 @@
 
 #include "kernels/common/rows/row_products.cuh"
 #include "kernels/score/score_gradient.cuh"
-#include "kernels/sm80/backward/params.h"
+#include "kernels/sm80/sm80_kernels.h"
 #include "tile/accumulator.h"
 
 namespace flash_attn_ext::sm80 {

@@ -12,14 +12,16 @@
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/config/sm80.h"
 #include "kernels/config/sm80_forward.h"
-#include "kernels/epilogue/nan_flags.cuh"
+#include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
 #include "kernels/score/dropout.cuh"
 #include "kernels/score/mask_coverage.cuh"
 #include "kernels/score/score_mod.cuh"
 #include "kernels/score/staging.cuh"
 #include "kernels/sm80/forward/forward_rows.cuh"
+#include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 
@@ -267,6 +269,23 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
                    0,
                    {p}};
   kernel.run();
+}
+
+template <class Element, int kHeadDim>
+cudaError_t forward(const ForwardParams& p, const ForwardPlan& plan, cudaStream_t stream) {
+  return with_row_of<kForwardConfigs, Element, kHeadDim>(plan.row, [&](auto row) {
+    constexpr ForwardConfig kConfig = kForwardConfigs[row()];
+    using Kernel = ForwardKernel<KernelTraits<Element, kConfig>>;
+    const Schedule schedule = make_schedule(p, {.pairs = all_pairs(p),
+                                                .rows = Rows::kQueries,
+                                                .tile_rows = Kernel::kTile.queries,
+                                                .slices = num_slices(p.head_dim_v, Kernel::kTile.columns),
+                                                .element_bytes = sizeof(Element),
+                                                .l2_bytes = plan.l2_bytes});
+    const cudaError_t error = launch<Kernel>(forward_kernel<Kernel>, p, schedule, stream);
+    if (kConfig.repairs_in_kernel || error != cudaSuccess) return error;
+    return common::repair_forward<InMemory<Element>>(p, flagged_rows<Kernel>(p.nan_flags, schedule), stream);
+  });
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -5,8 +5,7 @@
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/score/softmax.cuh"
-#include "kernels/sm80/forward/params.h"
-#include "kernels/sm80/kernel_traits.h"
+#include "kernels/sm80/sm80_kernels.h"
 
 namespace flash_attn_ext::sm80 {
 

@@ -18,8 +18,10 @@
 #include "kernels/config/sm80.h"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
 #include "kernels/score/score_tile.cuh"
+#include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
 #include "ptx/math.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm_tangents.h"
@@ -303,6 +305,18 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
   Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), block.item,
                    static_cast<int>(block.first_query)};
   if (kernel.run()) tangents_without_tensor_cores<Kernel>(p, schedule);
+}
+
+template <class Element, int kHeadDim>
+cudaError_t tangents(const TangentParams& p, const TangentPlan& plan, cudaStream_t stream) {
+  using Kernel = TangentKernel<Element, kHeadDim>;
+  const Schedule schedule = make_schedule(p, {.pairs = all_pairs(p),
+                                              .rows = Rows::kQueries,
+                                              .tile_rows = Kernel::kTile.queries,
+                                              .slices = 1,
+                                              .element_bytes = 2 * sizeof(Element),  // an element and its tangent
+                                              .l2_bytes = plan.l2_bytes});
+  return launch<Kernel>(tangent_kernel<Kernel>, p, schedule, stream);
 }
 
 }  // namespace flash_attn_ext::sm80

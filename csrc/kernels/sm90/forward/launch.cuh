@@ -5,7 +5,7 @@
 
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/launch/with_row.h"
-#include "kernels/common/sums/combine.h"
+#include "kernels/common/sums/sums.h"
 #include "kernels/config/combine.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward/forward.cuh"
@@ -19,7 +19,7 @@ template <class Traits>
 KvSplits kv_splits_of(const attention::ForwardParams& p, const plan::ForwardPlan& plan, void* workspace) {
   return {.count = static_cast<int>(plan.kv_splits),
           .column_slices = static_cast<int>(num_slices(p.head_dim_v, kColumns)),
-          .tiles = static_cast<int>(num_tiles(p.sequences.max_seqlen_q, Traits::kQueries)),
+          .tiles = static_cast<int>(attention::ceil_div(p.sequences.max_seqlen_q, Traits::kQueries)),
           .rows = {.out = plan.workspace.split_rows.template in<float>(workspace),
                    .state = plan.workspace.split_states.template in<float2>(workspace),
                    .rows = Traits::kQueries,

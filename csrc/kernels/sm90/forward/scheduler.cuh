@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/schedule/block.cuh"
-#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
 #include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/forward/traits.h"
 #include "ptx/dependent_launch.h"

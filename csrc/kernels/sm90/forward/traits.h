@@ -12,7 +12,6 @@
 #include "kernels/config/sm90_forward.h"
 #include "kernels/schedule/key_intervals.cuh"
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/schedule/tile_range.cuh"
 #include "kernels/schedule/work_item.h"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/mask_coverage.cuh"

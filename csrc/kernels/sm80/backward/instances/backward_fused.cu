@@ -1,4 +1,4 @@
-#include "kernels/sm80/backward/fused_launch.cuh"
+#include "kernels/sm80/backward/backward_fused.cuh"
 
 namespace flash_attn_ext::sm80 {
 

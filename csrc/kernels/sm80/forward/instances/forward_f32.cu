@@ -1,4 +1,4 @@
-#include "kernels/sm80/forward/launch.cuh"
+#include "kernels/sm80/forward/forward.cuh"
 
 namespace flash_attn_ext::sm80 {
 

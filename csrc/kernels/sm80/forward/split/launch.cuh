@@ -1,10 +1,10 @@
 // Launches the split-KV kernel and the combine kernel.
 #pragma once
 
+#include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/common/sums/combine.h"
+#include "kernels/common/sums/sums.h"
 #include "kernels/plan/split.h"
-#include "kernels/sm80/dispatch.h"
 #include "kernels/sm80/forward/split/split_kernel.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"
@@ -25,7 +25,7 @@ SplitParams split_params(const attention::AppendingForwardParams& params, const 
   }
   const auto slices = static_cast<uint32_t>(num_slices(params.head_dim_v, kTile.columns));
   const RowTiles tiles = {.rows = static_cast<uint32_t>(kTile.rows),
-                          .tiles = Divisor::of(static_cast<uint32_t>(num_tiles(rows, kTile.rows))),
+                          .tiles = Divisor::of(static_cast<uint32_t>(attention::ceil_div(rows, kTile.rows))),
                           .group = Divisor::of(group),
                           .slices = Divisor::of(slices),
                           .work_tiles_of_entry = Divisor::of(static_cast<uint32_t>(params.num_heads_k) * slices)};

@@ -1,11 +1,19 @@
-// Loads of a split-KV CTA into shared memory: its rows of Q, and tiles of K and V.
+// Arguments of the split-KV kernel, and loads of its CTA into shared memory: its rows of Q, and tiles of K and V.
 #pragma once
 
+#include "attention/append.h"
 #include "kernels/common/rows/appended_row.cuh"
-#include "kernels/sm80/forward/split/params.h"
+#include "kernels/common/rows/merged_row.cuh"
+#include "kernels/schedule/stream_k.cuh"
 #include "tile/sm80/copy_rows.h"
 
 namespace flash_attn_ext::sm80 {
+
+struct SplitParams : attention::AppendingForwardParams {
+  StreamK stream_k;
+  common::SplitRows splits;
+  TileSplits* work_tiles;  // one for each work tile
+};
 
 template <class Kernel>
 struct SplitCopies {

@@ -16,7 +16,6 @@
 #include "kernels/schedule/stream_k.cuh"
 #include "kernels/score/softmax.cuh"
 #include "kernels/sm80/forward/split/packed_rows.cuh"
-#include "kernels/sm80/forward/split/params.h"
 #include "kernels/sm80/forward/split/split_copies.cuh"
 #include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"

@@ -1,4 +1,4 @@
-#include "kernels/sm80/tangents/launch.cuh"
+#include "kernels/sm80/tangents/tangents.cuh"
 
 namespace flash_attn_ext::sm80 {
 

@@ -8,14 +8,14 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "attention/params.h"
 #include "attention/sequence.h"
 #include "kernels/config/sm90_backward.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/mask_iterations.h"
-#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
 #include "kernels/sm90/tensor_map.h"
 #include "tile/sm90/augmented_columns.h"
 

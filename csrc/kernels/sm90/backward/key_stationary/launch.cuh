@@ -51,24 +51,10 @@ cudaError_t launch_planned(const BackwardArguments& args, const plan::BackwardPl
 template <class Element>
 cudaError_t repair(const BackwardArguments& args, cudaStream_t stream) {
   const attention::BackwardParams& p = args.params;
-  const auto schedule_of = [&](Rows rows, int tile_rows) {  // no L2 to share, so one head after the other
-    return make_schedule(p, {.pairs = all_pairs(p),
-                             .rows = rows,
-                             .tile_rows = tile_rows,
-                             .slices = 1,
-                             .element_bytes = sizeof(Element),
-                             .l2_bytes = 0});
-  };
-  const common::FlaggedRows queries = {.flags = args.workspace.dq_nan_flags,
-                                       .schedule = schedule_of(Rows::kQueries, LoopOrder::kQueries),
-                                       .warps = 4,
-                                       .rows_per_warp = 16,
-                                       .columns = static_cast<int>(kLargestBackwardHeadDim)};
-  const common::FlaggedRows keys = {.flags = args.workspace.dkdv_nan_flags,
-                                    .schedule = schedule_of(Rows::kKeys, LoopOrder::kKeys),
-                                    .warps = 4 * LoopOrder::kKeyWarpgroups,
-                                    .rows_per_warp = 16,
-                                    .columns = static_cast<int>(kLargestBackwardHeadDim)};
+  const common::FlaggedRows queries =
+      common::rows_in_order_of_heads(p, args.workspace.dq_nan_flags, Rows::kQueries, LoopOrder::kQueries, 16);
+  const common::FlaggedRows keys =
+      common::rows_in_order_of_heads(p, args.workspace.dkdv_nan_flags, Rows::kKeys, LoopOrder::kKeys, 16);
   return common::repair_gradients<Element>(p, queries, keys, stream);
 }
 

@@ -1,6 +1,6 @@
 // Fills args.mask (schedule/mask_iterations.h): one kernel packs the mask's bits, the next one lists the iterations
 // that the mask leaves.
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/sm90/backward/key_stationary/arguments.h"
 #include "ptx/dependent_launch.h"

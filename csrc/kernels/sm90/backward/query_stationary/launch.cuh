@@ -4,7 +4,7 @@
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/launch/with_row.h"
 #include "kernels/common/repair/repair.h"
-#include "kernels/common/sums/delta.h"
+#include "kernels/common/sums/sums.h"
 #include "kernels/config/sm90_backward.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/query_stationary/query_stationary.cuh"
@@ -32,20 +32,11 @@ cudaError_t launch_query_stationary(const QueryStationaryArguments& args, cudaSt
 template <class Element>
 cudaError_t repair_query_stationary(const QueryStationaryArguments& args, cudaStream_t stream) {
   const attention::BackwardParams& p = args.params;
-  const auto rows_of = [&](Rows rows, const uint8_t* flags, int tile_rows) {
-    return common::FlaggedRows{.flags = flags,
-                               .schedule = make_schedule(p, {.pairs = all_pairs(p),
-                                                             .rows = rows,
-                                                             .tile_rows = tile_rows,
-                                                             .slices = 1,
-                                                             .element_bytes = sizeof(Element),
-                                                             .l2_bytes = 0}),
-                               .warps = tile_rows / 16,
-                               .rows_per_warp = 16,
-                               .columns = static_cast<int>(kLargestBackwardHeadDim)};
-  };
-  return common::repair_gradients<Element>(p, rows_of(Rows::kQueries, args.dq_nan_flags, kStationaryQueries),
-                                           rows_of(Rows::kKeys, args.dkdv_nan_flags, kStationaryQueriesKeys), stream);
+  const common::FlaggedRows queries =
+      common::rows_in_order_of_heads(p, args.dq_nan_flags, Rows::kQueries, kStationaryQueries, 16);
+  const common::FlaggedRows keys =
+      common::rows_in_order_of_heads(p, args.dkdv_nan_flags, Rows::kKeys, kStationaryQueriesKeys, 16);
+  return common::repair_gradients<Element>(p, queries, keys, stream);
 }
 
 template <class Element>

@@ -109,27 +109,13 @@ struct TwoPassLaunch {
     return cudaErrorInvalidValue;
   }
 
-  // Recomputes rows whose flags are set. The schedules are those of the flags: one head after the other.
+  // Recomputes rows whose flags are set.
   cudaError_t repair() const {
     const attention::BackwardParams& p = args.params;
-    const auto in_order_of_heads = [&](Rows rows, int tile_rows) {
-      return make_schedule(p, {.pairs = all_pairs(p),
-                               .rows = rows,
-                               .tile_rows = tile_rows,
-                               .slices = 1,
-                               .element_bytes = sizeof(Element),
-                               .l2_bytes = 0});
-    };
-    const common::FlaggedRows queries = {.flags = args.workspace.dq_nan_flags,
-                                         .schedule = in_order_of_heads(Rows::kQueries, kRows),
-                                         .warps = 4,
-                                         .rows_per_warp = kRows / 4,
-                                         .columns = static_cast<int>(kLargestTwoPassHeadDim)};
-    const common::FlaggedRows keys = {.flags = args.workspace.dkdv_nan_flags,
-                                      .schedule = in_order_of_heads(Rows::kKeys, Traits::kKeys),
-                                      .warps = Traits::kTile.flags(),
-                                      .rows_per_warp = Traits::kKeys / Traits::kTile.flags(),
-                                      .columns = static_cast<int>(kLargestTwoPassHeadDim)};
+    const common::FlaggedRows queries =
+        common::rows_in_order_of_heads(p, args.workspace.dq_nan_flags, Rows::kQueries, kRows, kRows / 4);
+    const common::FlaggedRows keys = common::rows_in_order_of_heads(
+        p, args.workspace.dkdv_nan_flags, Rows::kKeys, Traits::kKeys, Traits::kKeys / Traits::kTile.flags());
     return common::repair_gradients<Element>(p, queries, keys, stream);
   }
 };

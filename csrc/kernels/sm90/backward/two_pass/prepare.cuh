@@ -4,7 +4,7 @@
 // Grid: one CTA for each query tile of each head. Bound: memory, as in common/sums/delta.cu.
 #pragma once
 
-#include "attention/divisor.h"
+#include "attention/division.h"
 #include "attention/params.h"
 #include "kernels/common/rows/row_products.cuh"
 #include "kernels/schedule/score_tiles.h"

@@ -4,7 +4,7 @@
 
 #include "attention/visibility.h"
 #include "kernels/schedule/score_tiles.h"
-#include "kernels/schedule/tile_range.cuh"
+#include "kernels/schedule/work_item.h"
 
 namespace flash_attn_ext::sm90 {
 

@@ -1,11 +1,24 @@
-// Division on the device by a number that the host knows.
+// Divisions: rounded up, into even shares, and on the device by a number that the host knows.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "attention/host_device.h"
 
 namespace flash_attn_ext::attention {
+
+// How many parts of `size` cover `count`, both in their own types.
+template <class Count, class Size>
+FLASH_HOST_DEVICE constexpr auto ceil_div(Count count, Size size) {
+  return (count + size - 1) / size;
+}
+
+// The size of a share, at least 1, when `count` is divided evenly into the fewest shares of at most `most`.
+inline int64_t even_share(int64_t count, int64_t most) {
+  const int64_t shares = std::max<int64_t>(ceil_div(count, most), 1);
+  return std::max<int64_t>(ceil_div(count, shares), 1);
+}
 
 // Divides numbers below 2^31 by multiplying (Granlund & Montgomery 1994, "Division by invariant integers using
 // multiplication", section 4).
