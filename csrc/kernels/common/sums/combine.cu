@@ -11,7 +11,7 @@
 
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
-#include "kernels/common/sums/sums.h"
+#include "kernels/common/sums/combine.h"
 #include "kernels/config/combine.h"
 #include "ptx/dependent_launch.h"
 

@@ -5,7 +5,7 @@
 
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/launch/with_row.h"
-#include "kernels/common/sums/sums.h"
+#include "kernels/common/sums/combine.h"
 #include "kernels/config/combine.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/forward/forward.cuh"
