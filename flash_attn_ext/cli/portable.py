@@ -11,7 +11,7 @@ import torch
 from flash_attn_ext._explanation import Explanation, Plan
 
 HOPPER = "sm90"
-# Names of kernels that a call need not avoid: Hopper's own, and those of few queries, which all GPUs share.
+# The names of kernels that are no fallback on Hopper begin so: its own, and split-KV, which both GPU backends share.
 _TUNED = ("warp-specialised", "split-KV")
 _BATCH, _HEADS, _LENGTH = 2, 16, 1024
 
