@@ -110,7 +110,7 @@ def _training() -> Quote:
 
 def _short_calls() -> Iterator[Quote]:
     in_a_row = [forward("cuda_h200", suite="in_a_row", seqlen_q=tokens) for tokens in (128, 197)]
-    yield Quote("128 and 197 tokens are {} and {} times as fast one behind the other", ratio(*in_a_row))
+    yield Quote("128 and 197 tokens are {} and {} times as fast back to back", ratio(*in_a_row))
     worst = [
         min(times_as_fast([row]) for row in rows("cuda_h200", suite=suite, **{"pass": "forward"}))
         for suite in ("short", "head_dims")

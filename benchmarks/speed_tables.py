@@ -40,8 +40,8 @@ def is_decode_step(row: dict) -> bool:
 
 
 WORKLOADS = (
-    Workload("encoders: 128 to 256 tokens, padding, attention to a text", "encoders"),
-    Workload("short sequences one behind the other, 64 to 1000 tokens", "in_a_row"),
+    Workload("encoders: 128 to 256 tokens, padding, cross-attention", "encoders"),
+    Workload("short sequences back to back, 64 to 1000 tokens", "in_a_row"),
     Workload("single short calls, 64 to 1000 tokens", "short"),
     Workload("grouped heads, causal, up to 32768 tokens", "gqa"),
     Workload("packed sequences, causal", "varlen"),

@@ -21,9 +21,10 @@ from flash_attn_ext.reference import attention_reference, key_distance, visible_
 
 SEED = 1234
 
-# The backends that users of a dtype get on a GPU, and the unfused formula for calls that these do not take, above all
-# in float64. In 16 bits that formula computes in float32, which no kernel on 16-bit operands equals; so the calls below
-# are such that a fused one takes them. cuDNN is left out, because the masks that it takes depend on its version.
+# PyTorch's backends whose errors are the measure on a GPU: the fused ones, and the unfused formula for calls that these
+# refuse, above all in float64. In 16 bits that formula computes in float32, which no kernel on 16-bit operands equals.
+# So the calls below are such that a fused one takes them. cuDNN is left out, because the masks that it takes depend on
+# its version.
 CUDA_MEASURES = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # An answer whose error exceeds that of the plain formula by this factor is wrong, and not used as a measure. Some fused
 # kernels have such answers for rows that see nothing or only keys at finfo.min.

@@ -11,7 +11,7 @@ import torch
 from flash_attn_ext._explanation import Explanation, Plan
 
 HOPPER = "sm90"
-SPLIT_KV = "split-KV"  # the kernel of few queries, which all GPUs share: no call need avoid it
+SPLIT_KV = "split-KV"  # on Hopper too the fast kernel for few queries: no call need avoid it
 _BATCH, _HEADS, _LENGTH = 2, 16, 1024
 
 

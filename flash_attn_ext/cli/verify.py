@@ -22,14 +22,7 @@ def run(options: argparse.Namespace) -> int:
     if reason is not None:
         print(reason)
         return 2
-    print(
-        f"Errors against float64 on {device}, of each case's worst result; x torch: PyTorch's own attention in the same"
-    )
-    print(f"dtype = 1. Allowed: {MAX_ERROR_RATIO} x its largest error and {MEAN_ERROR_RATIO} x its mean error, plus")
-    slacks = ", ".join(
-        f"{_short(dtype)} {slack_share(torch.empty(0, dtype=dtype, device=device)):.2g}" for dtype in DTYPES
-    )
-    print(f"a share of the result's scale ({slacks}); of limit: the share of all that.\n")
+    print(_legend(device))
     print(COLUMNS.format("case", "dtype", "worst result", "max", "x torch", "mean", "x torch", "of limit", "verdict"))
     dtypes = [dtype for dtype in DTYPES if explain_on(device, dtype).backend is not None]
     broken, total = 0, len(CASES) * len(dtypes)
@@ -46,6 +39,21 @@ def run(options: argparse.Namespace) -> int:
         if dtype not in dtypes:
             print(f"not run, because no backend takes it on {device}: {dtype}")
     return 1 if broken else 0
+
+
+def _legend(device: str) -> str:
+    """What the columns mean, a line each."""
+    slacks = ", ".join(
+        f"{_short(dtype)} {slack_share(torch.empty(0, dtype=dtype, device=device)):.2g}" for dtype in DTYPES
+    )
+    return f"""Accuracy on {device}, against the same problem in float64.
+worst result  out, lse or the gradient that is closest to its limit; the other columns are about it
+max, mean     its largest and its mean error
+x torch       that error divided by the one of PyTorch's own attention in the same dtype
+of limit      the error as a share of the allowed one, which is {MAX_ERROR_RATIO} x PyTorch's largest error
+              and {MEAN_ERROR_RATIO} x its mean error, each plus a share of the result's scale ({slacks})
+verdict       ok, or BROKEN where an error exceeds its limit
+"""
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -1,6 +1,7 @@
 """The table of docs/performance.md: which kernels a call with an option takes on Hopper, by its plans."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ CALLS = {
 
 def rows() -> dict[str, tuple[str, ...]]:
     """option -> forward, backward, backward at head dims above 128."""
-    table = PAGE.read_text(encoding="utf-8").partition("## What an option costs on Hopper")[2].partition("\n## ")[0]
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.partition("## Which kernels an option takes on Hopper")[2].partition("\n## ")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
     return {cells[0]: tuple(cells[1:]) for cells in lines[2:]}
 
@@ -73,3 +75,59 @@ def test_kernels_of_an_option(option):
 def test_the_names_of_kernels_are_told_apart():
     assert re.match("warp-specialised", on_hopper({}, d=128).plans()[0].kernel)
     assert kernel_of(Call(LENGTH).plans()[0]) == "portable"
+
+
+# Calls of the list of what takes portable kernels, at head dim 128: (arguments of Call, whether the forward pass is
+# portable, whether the backward pass is).
+PORTABLE = {
+    "few rows of queries": ({"sq": 16, "sk": 1024, "key_heads": 4}, True, False),
+    "as few queries, but more rows": ({"sq": 32, "sk": 1024, "key_heads": 4}, False, False),
+    "without dQ": ({"wanted": ("k", "v")}, False, True),
+    "without dK and dV": ({"wanted": ("q",)}, False, True),
+    "without dK": ({"wanted": ("q", "v")}, False, False),
+    "a bias that broadcasts over keys": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS}, False, True),
+    "a bias that broadcasts over heads": ({"bias": (8, 1, LENGTH, LENGTH), "wanted": WITH_BIAS}, False, False),
+    "a bias with a softcap": ({"bias": PAIRS, "wanted": WITH_BIAS} | SOFTCAP, False, True),
+    "a head dim of v above 256": ({"dv": 320}, False, True),
+    "a head dim that is no multiple of 8": ({"d": 36}, False, True),
+    "a mask that broadcasts over keys": ({"d": 192, "mask": (8, 1, LENGTH, 1)}, False, True),
+    "more than 100k keys": ({"d": 256, "sq": 1 << 17, "batch": 1}, False, True),
+    "100k keys": ({"d": 256, "sq": 100_000, "batch": 1, "heads": 8, "key_heads": 1}, False, False),
+    "more than 512 queries of many keys": ({"sq": 600, "sk": 8192}, False, True),
+    "few queries of less than 1024 keys": ({"sq": 64, "sk": 700}, False, True),
+    "few queries of more keys": ({"sq": 64, "sk": 2048}, False, False),
+    "few queries, masked, D 64": ({"sq": 200, "sk": 4096, "d": 64, "mask": (8, 1, 1, 4096)}, False, True),
+    "few queries, masked, D 128": ({"sq": 200, "sk": 4096, "mask": (8, 1, 1, 4096)}, False, False),
+    "few queries, masked, D 192": ({"sq": 200, "sk": 4096, "d": 192, "mask": (8, 1, 1, 4096)}, False, True),
+    "more queries, masked, D 64": ({"sq": 300, "sk": 4096, "d": 64, "mask": (8, 1, 1, 4096)}, False, False),
+}
+
+
+def are_portable(call: Call) -> tuple[bool, bool]:
+    forward, backward = (not plan.kernel.startswith("warp-specialised") for plan in call.plans())
+    return forward, backward
+
+
+@pytest.mark.parametrize("name", PORTABLE)
+def test_what_takes_portable_kernels(name):
+    arguments, forward, backward = PORTABLE[name]
+    options = {"options": {"backend": "sm90"} | arguments.get("options", {})}
+    assert are_portable(Call(**{"sq": LENGTH, "d": 128} | arguments | options)) == (forward, backward)
+
+
+@pytest.mark.parametrize("arguments", [{"d": 256}, SOFTCAP, {"mask": OF_ENTRIES}], ids=str)
+def test_what_takes_portable_kernels_without_a_workspace(arguments, monkeypatch):
+    call = on_hopper(arguments)
+    assert are_portable(call) == (False, False)
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
+    assert are_portable(call) == (False, True)
+    assert are_portable(replace(call, d=128, mask=PAIRS, options={"backend": "sm90"})) == (False, False)
+
+
+def test_keys_are_split_on_hopper_where_scores_are_only_scaled():
+    def splits(**arguments) -> int:
+        few_heads = dict(sq=128, sk=32768, d=128, batch=1, heads=8)
+        return Call(**few_heads | arguments | {"options": {"backend": "sm90"}}).plans()[0].splits or 1
+
+    assert splits() > 1
+    assert splits(mask=(1, 1, 1, 32768)) == splits(d=192) == 1
