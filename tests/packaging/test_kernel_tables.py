@@ -1,6 +1,7 @@
 """The documents' tables of kernels are those of csrc/kernels/config/."""
 
 import os
+import re
 import runpy
 import shutil
 from pathlib import Path
@@ -46,3 +47,11 @@ def test_a_stale_table_is_found(tables, rows):
 def test_rows_that_differ_in_one_column_become_one(tables):
     cells = [{"a": "1", "b": "x"}, {"a": "2", "b": "y"}, {"a": "3", "b": "x"}]
     assert tables["merge"](cells, "a") == [{"a": "1; 3", "b": "x"}, {"a": "2", "b": "y"}]
+
+
+@pytest.mark.parametrize("log", sorted((ROOT / "docs" / "kernels" / "log").glob("*.md")), ids=lambda log: log.name)
+def test_constants_with_figures_are_in_the_sources(log):
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "csrc").rglob("*.*") if path.is_file())
+    section = log.read_text(encoding="utf-8").partition("\n## Figures behind constants\n")[2].partition("\n## ")[0]
+    named = [name for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)]
+    assert [name for name in named if not re.search(rf"\b{name.split('::')[-1]}\b", sources)] == []
