@@ -17,24 +17,6 @@ using namespace flash_attn_ext;
 using Columns = std::initializer_list<std::pair<const char*, int>>;
 
 // As `explain` calls it (kernels/plan/report.cpp).
-const char* name_of(ScoreMode score) {
-  switch (score) {
-    case ScoreMode::kScaleOnly:
-      return "scale only";
-    case ScoreMode::kDropout:
-      return "dropout";
-    case ScoreMode::kMask:
-      return "mask";
-    case ScoreMode::kBiasMask:
-      return "bias and mask";
-    case ScoreMode::kGenericWithoutBiasMask:
-      return "generic without bias and mask";
-    case ScoreMode::kGeneric:
-      return "generic";
-  }
-  return "?";
-}
-
 // table: its name in the documents.
 void print_row(const char* table, ScoreMode score, Columns columns) {
   std::printf("{\"table\": \"%s\", \"score\": \"%s\"", table, name_of(score));

@@ -224,7 +224,7 @@ Problem random_problem(std::mt19937& random) {
   p.sequences = {nullptr, nullptr, longest_q, longest_k, longest_q * batch, longest_k * batch};
   p.visibility = problem.visibility;
   problem.order = flash_attn_ext::plan::loop_order(p, problem.blocks);
-  problem.masked = !problem.order.splits_kv && pick(0, 1) == 1;
+  problem.masked = !problem.order.split_kv && pick(0, 1) == 1;
   problem.hidden = pick(0, 15);
   return problem;
 }

@@ -29,18 +29,6 @@ constexpr int head_dim_bucket(int element_bytes, int64_t head_dim) {
 // used most have them.
 inline constexpr int kLargestTf32HeadDim = 128;
 
-// The tile of a forward or dQ CTA: `queries` rows of Q stay, and tiles of `keys` stream past. Each warp owns queries /
-// warps rows. The CTA computes `columns` columns of the result. Where these are fewer than the head dim, several CTAs
-// share a tile, and each computes the scores again.
-struct QueryStationaryTile {
-  int queries;
-  int keys;
-  int warps;
-  int columns;
-  int blocks = 1;  // CTAs per SM, at least; 1 leaves a thread all the registers that it can have
-  int stages = 1;  // tiles of K and V in flight; the dQ kernel has one
-};
-
 // The row of a table for a call: the first one of the score mode that holds the head dim, else the generic one. Rows of
 // one element size and score mode stand in the order of their head dims. A backend refuses larger head dims than those
 // of generic rows; for them this is the largest generic row.
@@ -63,7 +51,7 @@ constexpr bool has_tangent_kernel(int element_bytes, int head_dim) {
 
 // S and S' are both live, as S and dP in the dQ kernel, and each tile comes with its tangent. With two stages K and V
 // have one each. Where two do not fit, K and V share one.
-constexpr QueryStationaryTile tangent_tile(int element_bytes, int head_dim) {
+constexpr TileShape tangent_tile(int element_bytes, int head_dim) {
   if (element_bytes == 4) {
     if (head_dim <= 64) return {.queries = 64, .keys = 32, .warps = 4, .columns = head_dim, .stages = 2};
     return {.queries = 64, .keys = 32, .warps = 4, .columns = head_dim};

@@ -13,8 +13,8 @@ struct DqConfig {
   int element_bytes;
   int head_dim;
   ScoreMode score = ScoreMode::kScaleOnly;
-  QueryStationaryTile tile;
-  bool splits_kv = false;            // may split the keys among CTAs: kernels that do not spill because of it
+  TileShape tile;
+  bool split_kv = false;             // may split the keys among CTAs: kernels that do not spill because of it
   bool materialises_scores = false;  // may materialise P and dS
 
   bool operator==(const DqConfig&) const = default;
@@ -24,43 +24,43 @@ struct DqConfig {
 // clang-format off
 inline constexpr DqConfig kDqConfigs[] = {
     {.element_bytes = 2, .head_dim = 64, .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 64},
-     .splits_kv = true},
+     .split_kv = true},
     {.element_bytes = 2, .head_dim = 96, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 96},
-     .splits_kv = true},
+     .split_kv = true},
     {.element_bytes = 2, .head_dim = 128, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128},
-     .splits_kv = true},
+     .split_kv = true},
     {.element_bytes = 2, .head_dim = 192, .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 192},
-     .splits_kv = true, .materialises_scores = true},
+     .split_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 256, .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 256},
-     .splits_kv = true, .materialises_scores = true},
+     .split_kv = true, .materialises_scores = true},
 
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kBiasMask,
      .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 64}, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kBiasMask,
-     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128}, .splits_kv = true, .materialises_scores = true},
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128}, .split_kv = true, .materialises_scores = true},
 
     // Generic rows of head dim 64 never materialise scores, but are slower without the branch
     // (docs/kernels/log/sm80_backward.md, "Dead ends").
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64}, .splits_kv = true, .materialises_scores = true},
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64}, .split_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128}, .splits_kv = true, .materialises_scores = true},
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 128}, .split_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 192, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 192}, .splits_kv = true, .materialises_scores = true},
+     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 192}, .split_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 256, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 256}, .splits_kv = true, .materialises_scores = true},
+     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 256}, .split_kv = true, .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 512, .score = ScoreMode::kGeneric,
      .tile = {.queries = 32, .keys = 16, .warps = 2, .columns = 256}},
 
     {.element_bytes = 4, .head_dim = 64, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64},
-     .splits_kv = true},
+     .split_kv = true},
     {.element_bytes = 4, .head_dim = 128, .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 128},
-     .splits_kv = true},
+     .split_kv = true},
 
     {.element_bytes = 4, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64}, .splits_kv = true, .materialises_scores = true},
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64}, .split_kv = true, .materialises_scores = true},
     {.element_bytes = 4, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 128}, .splits_kv = true},
+     .tile = {.queries = 64, .keys = 32, .warps = 4, .columns = 128}, .split_kv = true},
     {.element_bytes = 4, .head_dim = 256, .score = ScoreMode::kGeneric,
      .tile = {.queries = 32, .keys = 16, .warps = 2, .columns = 256}},
 };
@@ -74,8 +74,8 @@ struct KeyStationaryTile {
   int warps;
   int stages;
   int columns;
-  bool both;       // dK and dV in one launch; else their accumulators do not fit registers together
-  int blocks = 1;  // CTAs per SM, at least
+  bool both;            // dK and dV in one launch; else their accumulators do not fit registers together
+  int ctas_per_sm = 1;  // at least
 };
 
 struct DkdvConfig {
@@ -93,12 +93,15 @@ inline constexpr DkdvConfig kDkdvConfigs[] = {
     {.element_bytes = 2, .head_dim = 64,
      .tile = {.keys = 128, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true}},
     {.element_bytes = 2, .head_dim = 96,
-     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 96, .both = true}, .materialises_scores = true},
+     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 96, .both = true},
+     .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 128,
-     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 128, .both = true}, .materialises_scores = true},
+     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 128, .both = true},
+     .materialises_scores = true},
 
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 64, .both = true}, .materialises_scores = true},
+     .tile = {.keys = 64, .queries = 64, .warps = 4, .stages = 2, .columns = 64, .both = true},
+     .materialises_scores = true},
     {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kGeneric,
      .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 128, .both = true}},
     {.element_bytes = 2, .head_dim = 192, .score = ScoreMode::kGeneric,
@@ -109,14 +112,18 @@ inline constexpr DkdvConfig kDkdvConfigs[] = {
      .tile = {.keys = 32, .queries = 16, .warps = 2, .stages = 1, .columns = 256, .both = false}},
 
     {.element_bytes = 4, .head_dim = 64,
-     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true}, .materialises_scores = true},
+     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true},
+     .materialises_scores = true},
     {.element_bytes = 4, .head_dim = 128,
-     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = 128, .both = true}, .materialises_scores = true},
+     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = 128, .both = true},
+     .materialises_scores = true},
 
     {.element_bytes = 4, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true}, .materialises_scores = true},
+     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 2, .columns = 64, .both = true},
+     .materialises_scores = true},
     {.element_bytes = 4, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = 128, .both = true}, .materialises_scores = true},
+     .tile = {.keys = 64, .queries = 32, .warps = 4, .stages = 1, .columns = 128, .both = true},
+     .materialises_scores = true},
     {.element_bytes = 4, .head_dim = 256, .score = ScoreMode::kGeneric,
      .tile = {.keys = 32, .queries = 16, .warps = 2, .stages = 1, .columns = 256, .both = false}},
 };
@@ -149,7 +156,7 @@ struct FusedConfig {
   int keys;
   int queries;
   int warps;
-  int blocks;  // CTAs per SM, at least
+  int ctas_per_sm;  // at least
   int dscores;
 
   bool operator==(const FusedConfig&) const = default;
@@ -157,12 +164,13 @@ struct FusedConfig {
 
 // The table of fused kernels, for bfloat16 and float16. A call takes the first row that holds its keys. A warp has 32
 // rows, as in dK/dV, or 16 where a CTA would have only two warps. Three CTAs of that shape share an SM.
-inline constexpr FusedConfig kFusedConfigs[] = {{.keys = 64, .queries = 32, .warps = 4, .blocks = 3, .dscores = 2},
-                                                {.keys = 128, .queries = 32, .warps = 4, .blocks = 2, .dscores = 2},
-                                                {.keys = 256, .queries = 32, .warps = 8, .blocks = 1, .dscores = 1}};
+inline constexpr FusedConfig kFusedConfigs[] = {
+    {.keys = 64, .queries = 32, .warps = 4, .ctas_per_sm = 3, .dscores = 2},
+    {.keys = 128, .queries = 32, .warps = 4, .ctas_per_sm = 2, .dscores = 2},
+    {.keys = 256, .queries = 32, .warps = 8, .ctas_per_sm = 1, .dscores = 1}};
 
 // The tile of a CTA of a GEMM with materialised scores: rows x columns of the result, row_warps x column_warps warps,
-// and `stages` of `step` inner rows in flight. An SM holds `blocks` CTAs.
+// and `stages` of `step` inner rows in flight. An SM holds `ctas_per_sm` CTAs.
 struct GemmTile {
   int rows;
   int columns;
@@ -170,7 +178,7 @@ struct GemmTile {
   int stages;
   int row_warps;
   int column_warps;
-  int blocks;
+  int ctas_per_sm;
 };
 
 // A warp has 64 rows. Of the shapes whose accumulators fit registers, the nearly square ones read the least shared
@@ -184,14 +192,15 @@ constexpr GemmTile gemm_tile(int element_bytes, int head_dim) {
             .stages = 6,
             .row_warps = 2,
             .column_warps = 2,
-            .blocks = head_dim <= 64 ? 3 : 2};
+            .ctas_per_sm = head_dim <= 64 ? 3 : 2};
   if (head_dim <= 64)
-    return {.rows = 128, .columns = 64, .step = 64, .stages = 3, .row_warps = 2, .column_warps = 2, .blocks = 3};
+    return {.rows = 128, .columns = 64, .step = 64, .stages = 3, .row_warps = 2, .column_warps = 2, .ctas_per_sm = 3};
   if (head_dim <= 128)
-    return {.rows = 128, .columns = head_dim, .step = 64, .stages = 3, .row_warps = 2, .column_warps = 2, .blocks = 2};
+    return {
+        .rows = 128, .columns = head_dim, .step = 64, .stages = 3, .row_warps = 2, .column_warps = 2, .ctas_per_sm = 2};
   if (head_dim <= 192)
-    return {.rows = 128, .columns = 192, .step = 32, .stages = 4, .row_warps = 2, .column_warps = 2, .blocks = 2};
-  return {.rows = 128, .columns = 256, .step = 64, .stages = 2, .row_warps = 2, .column_warps = 4, .blocks = 1};
+    return {.rows = 128, .columns = 192, .step = 32, .stages = 4, .row_warps = 2, .column_warps = 2, .ctas_per_sm = 2};
+  return {.rows = 128, .columns = 256, .step = 64, .stages = 2, .row_warps = 2, .column_warps = 4, .ctas_per_sm = 1};
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -10,7 +10,7 @@ struct ForwardConfig {
   int element_bytes;
   int head_dim;
   ScoreMode score = ScoreMode::kScaleOnly;
-  QueryStationaryTile tile;
+  TileShape tile;
   // Recomputes rows with a NaN itself, because the launch of a repair kernel would be a large part of a short call
   // (docs/kernels/log/sm80.md, "Rooms, one plan, fewer kernels").
   bool repairs_in_kernel = false;
@@ -32,7 +32,8 @@ struct ForwardConfig {
 inline constexpr ForwardConfig kForwardConfigs[] = {
     {.element_bytes = 2, .head_dim = 64, .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 64, .stages = 2},
      .repairs_in_kernel = true},
-    {.element_bytes = 2, .head_dim = 64, .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64, .blocks = 5},
+    {.element_bytes = 2, .head_dim = 64,
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64, .ctas_per_sm = 5},
      .repairs_in_kernel = true, .for_few_queries = true},
     {.element_bytes = 2, .head_dim = 96, .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 96}},
     {.element_bytes = 2, .head_dim = 128, .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 128},

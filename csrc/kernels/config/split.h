@@ -11,7 +11,7 @@ namespace flash_attn_ext::sm80 {
 
 // The tile of a CTA: `rows` packed rows stay, and tiles of `keys` stream past in a pipeline of `stages`. Each of the
 // row_warps x key_warps warps owns rows / row_warps rows and keys / key_warps of a tile's keys. The CTA computes
-// `columns` columns of O. At least `blocks` CTAs share an SM.
+// `columns` columns of O. At least `ctas_per_sm` CTAs share an SM.
 struct SplitTile {
   int rows;
   int keys;
@@ -19,7 +19,7 @@ struct SplitTile {
   int key_warps;
   int columns;
   int stages;
-  int blocks;
+  int ctas_per_sm;
 
   constexpr int threads() const { return row_warps * key_warps * kWarpSize; }
   constexpr int rows_per_warp() const { return rows / row_warps; }
@@ -44,82 +44,82 @@ struct SplitConfig {
 // clang-format off
 inline constexpr SplitConfig kSplitConfigs[] = {
     {.element_bytes = 2, .head_dim = 64,
-     .tile = {.rows = 16, .keys = 128, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .blocks = 3},
+     .tile = {.rows = 16, .keys = 128, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .ctas_per_sm = 3},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 64,
-     .tile = {.rows = 32, .keys = 128, .row_warps = 2, .key_warps = 2, .columns = 64, .stages = 2, .blocks = 3},
+     .tile = {.rows = 32, .keys = 128, .row_warps = 2, .key_warps = 2, .columns = 64, .stages = 2, .ctas_per_sm = 3},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 64,
-     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2},
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .ctas_per_sm = 2},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 64,
-     .tile = {.rows = 128, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2},
+     .tile = {.rows = 128, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .ctas_per_sm = 2},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 128,
-     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 128, .stages = 2, .blocks = 3},
+     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 128, .stages = 2, .ctas_per_sm = 3},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 128,
-     .tile = {.rows = 32, .keys = 64, .row_warps = 2, .key_warps = 2, .columns = 128, .stages = 2, .blocks = 3},
+     .tile = {.rows = 32, .keys = 64, .row_warps = 2, .key_warps = 2, .columns = 128, .stages = 2, .ctas_per_sm = 3},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 128,
-     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2},
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .ctas_per_sm = 2},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 128,
-     .tile = {.rows = 128, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2},
+     .tile = {.rows = 128, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .ctas_per_sm = 2},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 256,
-     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 256, .stages = 2, .blocks = 3},
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 256, .stages = 2, .ctas_per_sm = 3},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 256,
-     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 256, .stages = 2, .blocks = 2},
+     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 256, .stages = 2, .ctas_per_sm = 2},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 512,
-     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 256, .stages = 1, .blocks = 3},
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 256, .stages = 1, .ctas_per_sm = 3},
      .appends_keys = true},
     {.element_bytes = 2, .head_dim = 512,
-     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .blocks = 2},
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .ctas_per_sm = 2},
      .appends_keys = true},
 
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 16, .keys = 128, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .blocks = 3}},
+     .tile = {.rows = 16, .keys = 128, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .ctas_per_sm = 3}},
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2}},
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .ctas_per_sm = 2}},
     {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 128, .stages = 2, .blocks = 3}},
+     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 128, .stages = 2, .ctas_per_sm = 3}},
     {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2}},
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .ctas_per_sm = 2}},
     {.element_bytes = 2, .head_dim = 256, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 256, .stages = 2, .blocks = 3}},
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 256, .stages = 2, .ctas_per_sm = 3}},
     {.element_bytes = 2, .head_dim = 256, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 256, .stages = 2, .blocks = 2}},
+     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 256, .stages = 2, .ctas_per_sm = 2}},
     {.element_bytes = 2, .head_dim = 512, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .blocks = 2}},
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 256, .stages = 1, .ctas_per_sm = 2}},
 
     {.element_bytes = 4, .head_dim = 64,
-     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .blocks = 3}},
+     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .ctas_per_sm = 3}},
     {.element_bytes = 4, .head_dim = 64,
-     .tile = {.rows = 32, .keys = 64, .row_warps = 2, .key_warps = 2, .columns = 64, .stages = 2, .blocks = 3}},
+     .tile = {.rows = 32, .keys = 64, .row_warps = 2, .key_warps = 2, .columns = 64, .stages = 2, .ctas_per_sm = 3}},
     {.element_bytes = 4, .head_dim = 64,
-     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2}},
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .ctas_per_sm = 2}},
     {.element_bytes = 4, .head_dim = 128,
-     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 128, .stages = 2, .blocks = 3}},
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 128, .stages = 2, .ctas_per_sm = 3}},
     {.element_bytes = 4, .head_dim = 128,
-     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2}},
+     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .ctas_per_sm = 2}},
     {.element_bytes = 4, .head_dim = 256,
-     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 128, .stages = 1, .blocks = 3}},
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 128, .stages = 1, .ctas_per_sm = 3}},
     {.element_bytes = 4, .head_dim = 256,
-     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 128, .stages = 1, .blocks = 2}},
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 128, .stages = 1, .ctas_per_sm = 2}},
 
     {.element_bytes = 4, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .blocks = 3}},
+     .tile = {.rows = 16, .keys = 64, .row_warps = 1, .key_warps = 4, .columns = 64, .stages = 2, .ctas_per_sm = 3}},
     {.element_bytes = 4, .head_dim = 64, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .blocks = 2}},
+     .tile = {.rows = 64, .keys = 64, .row_warps = 4, .key_warps = 1, .columns = 64, .stages = 2, .ctas_per_sm = 2}},
     {.element_bytes = 4, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 128, .stages = 2, .blocks = 3}},
+     .tile = {.rows = 16, .keys = 32, .row_warps = 1, .key_warps = 2, .columns = 128, .stages = 2, .ctas_per_sm = 3}},
     {.element_bytes = 4, .head_dim = 128, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .blocks = 2}},
+     .tile = {.rows = 64, .keys = 32, .row_warps = 4, .key_warps = 1, .columns = 128, .stages = 2, .ctas_per_sm = 2}},
     {.element_bytes = 4, .head_dim = 256, .score = ScoreMode::kGeneric,
-     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 128, .stages = 1, .blocks = 2}},
+     .tile = {.rows = 32, .keys = 32, .row_warps = 2, .key_warps = 1, .columns = 128, .stages = 1, .ctas_per_sm = 2}},
 };
 // clang-format on
 

@@ -1,4 +1,4 @@
-// What all tables of kernels share: what a kernel can do to a score, and how many CTAs share a tile of rows.
+// What all tables of kernels share: what a kernel can do to a score, and the tile of a CTA that has stationary queries.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,38 @@ enum class ScoreMode {
   kBiasMask,                // scale and a bias, a mask or both
   kGenericWithoutBiasMask,  // everything but a bias and a mask
   kGeneric,                 // everything
+};
+
+constexpr const char* name_of(ScoreMode score) {
+  switch (score) {
+    case ScoreMode::kScaleOnly:
+      return "scale only";
+    case ScoreMode::kDropout:
+      return "dropout";
+    case ScoreMode::kMask:
+      return "mask";
+    case ScoreMode::kBiasMask:
+      return "bias and mask";
+    case ScoreMode::kGenericWithoutBiasMask:
+      return "generic without bias and mask";
+    case ScoreMode::kGeneric:
+      return "generic";
+  }
+  return "?";
+}
+
+// The tile of a CTA: `queries` rows of Q stay, and tiles of `keys` stream past. Each warp owns queries / warps rows.
+// The CTA computes `columns` columns of the result. Where these are fewer than the head dim, several CTAs share a tile,
+// and each computes the scores again.
+struct TileShape {
+  int queries;
+  int keys;
+  int warps;
+  int columns;
+  int ctas_per_sm = 1;  // at least; with 1 a thread has all the registers that it can have
+  int stages = 1;       // tiles of K and V in flight; the portable dQ kernel has one
+
+  bool operator==(const TileShape&) const = default;
 };
 
 // CTAs that share a tile of rows. There is one even if there is no column, because it also writes the LSE.

@@ -60,16 +60,17 @@ inline constexpr TwoPassConfig kTwoPassConfigs[] = {
 struct GemmTile {
   int warpgroups;  // consumers; the producer is one more
   int stages;
-  int copy_registers;
-  int registers;
+  int producer_registers;
+  int consumer_registers;
 
   constexpr int keys() const { return 64 * warpgroups; }
   constexpr int flags() const { return 2 * warpgroups; }  // non-finite flags: one for 32 keys
 };
 constexpr GemmTile gemm_tile(HeadDims dims) {
   const int columns = dims.qk > dims.v ? dims.qk : dims.v;
-  if (columns <= 128) return {.warpgroups = 4, .stages = columns <= 64 ? 5 : 4, .copy_registers = 64, .registers = 104};
-  return {.warpgroups = 3, .stages = 4, .copy_registers = 32, .registers = 160};
+  if (columns <= 128)
+    return {.warpgroups = 4, .stages = columns <= 64 ? 5 : 4, .producer_registers = 64, .consumer_registers = 104};
+  return {.warpgroups = 3, .stages = 4, .producer_registers = 32, .consumer_registers = 160};
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -62,7 +62,7 @@ struct ForwardPlan {
   // The row of the table of the kernel: sm80::kForwardConfigs (kStreaming), sm80::kSplitConfigs (kSplit),
   // sm90::kForwardConfigs (kWarpSpecialised) or sm90::kSingleTileConfigs (kSingleTile).
   int row = 0;
-  sm80::QueryStationaryTile tile{};  // kStreaming, kSplit, kWarpSpecialised, kSingleTile
+  TileShape tile{};  // kStreaming, kSplit, kWarpSpecialised, kSingleTile
   NanRepair nan_repair = NanRepair::kNone;
   // kWarpSpecialised: how many times smaller than the last L2 head group the others are.
   int64_t smaller_head_groups = 1;
@@ -71,7 +71,7 @@ struct ForwardPlan {
   int64_t persistent_ctas = 0;    // kWholeHeads, kSplit, kWarpSpecialised, kSingleTile
   int combine_warps = 1;          // kSplit: warps that combine a row's splits; if several, the row has a CTA of its own
   bool combine_warms_up = false;  // kSplit: combine CTAs execute their instructions once before they wait for splits
-  int64_t append_blocks = 0;      // kSplit: more CTAs, which append new keys to the cache; 0: an earlier kernel does
+  int64_t append_ctas = 0;        // kSplit: more CTAs, which append new keys to the cache; 0: an earlier kernel does
   int64_t kv_splits = 1;          // kWarpSpecialised: CTAs that share the keys of a query tile
   // kWarpSpecialised, with a mask that hides keys: the plan without a mask, for batch entries of which the mask leaves
   // one interval (KeyIntervals). This plan is for the others.

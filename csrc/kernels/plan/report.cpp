@@ -13,24 +13,6 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-const char* name_of(ScoreMode score) {
-  switch (score) {
-    case ScoreMode::kScaleOnly:
-      return "scale only";
-    case ScoreMode::kDropout:
-      return "dropout";
-    case ScoreMode::kMask:
-      return "mask";
-    case ScoreMode::kBiasMask:
-      return "bias and mask";
-    case ScoreMode::kGenericWithoutBiasMask:
-      return "generic without bias and mask";
-    case ScoreMode::kGeneric:
-      return "generic";
-  }
-  return "?";
-}
-
 const char* name_of(ForwardKernel kernel) {
   switch (kernel) {
     case ForwardKernel::kCpu:
@@ -130,7 +112,7 @@ class Columns {
   std::vector<std::pair<const char*, Column>>& columns_;
 };
 
-Sizes sizes_of(const sm80::QueryStationaryTile& tile) { return {tile.queries, tile.keys}; }
+Sizes sizes_of(const TileShape& tile) { return {tile.queries, tile.keys}; }
 
 // head_dim_v: 0 if it is the same.
 Sizes head_dims(int head_dim, int head_dim_v = 0) { return {head_dim, head_dim_v > 0 ? head_dim_v : head_dim}; }
@@ -165,7 +147,7 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
       columns.add("tile", sizes_of(plan.tile));
       columns.add("stages", plan.tile.stages);
       columns.add("persistent_ctas", plan.persistent_ctas);
-      columns.add_if(plan.append_blocks > 0, "appends_keys");
+      columns.add_if(plan.append_ctas > 0, "appends_keys");
       break;
     case ForwardKernel::kStreaming:
     case ForwardKernel::kWarpSpecialised:

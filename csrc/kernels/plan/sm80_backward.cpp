@@ -45,22 +45,22 @@ bool splits_keys_of_dq(const BackwardParams& p, const Limits& limits) {
   const attention::SequenceTable& lengths = p.sequences;
   if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > kSplitQueries) return false;
   const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(lengths.max_seqlen_q, kTileQueries);
-  return blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys && dq_config(p, ScoreMode::kGeneric).splits_kv;
+  return blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys && dq_config(p, ScoreMode::kGeneric).split_kv;
 }
 
-// splits_kv: whether the keys of dQ are split. With that many keys, scale-only kernels pay where their tiles are no
+// split_kv: whether the keys of dQ are split. With that many keys, scale-only kernels pay where their tiles are no
 // larger than those of generic kernels.
-ScoreMode mode_without_bias_mask(const BackwardParams& p, bool splits_kv) {
+ScoreMode mode_without_bias_mask(const BackwardParams& p, bool split_kv) {
   const bool has_small_tiles = attention::is_16_bit(p.element) && largest_head_dim(p) > 64;
-  const bool fills_tiles = p.sequences.max_seqlen_q > kQueriesOfSmallTiles || (splits_kv && has_small_tiles);
+  const bool fills_tiles = p.sequences.max_seqlen_q > kQueriesOfSmallTiles || (split_kv && has_small_tiles);
   return only_scales(p) && fills_tiles ? ScoreMode::kScaleOnly : ScoreMode::kGeneric;
 }
 
 // The score mode that a call needs: that of a bias and a mask only if its kernel can split keys where this is wanted.
-ScoreMode score_mode(const BackwardParams& p, bool splits_kv) {
+ScoreMode score_mode(const BackwardParams& p, bool split_kv) {
   const bool bias_mask = score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled();
-  const bool can_split = dq_config(p, ScoreMode::kBiasMask).splits_kv;
-  return bias_mask && (!splits_kv || can_split) ? ScoreMode::kBiasMask : mode_without_bias_mask(p, splits_kv);
+  const bool can_split = dq_config(p, ScoreMode::kBiasMask).split_kv;
+  return bias_mask && (!split_kv || can_split) ? ScoreMode::kBiasMask : mode_without_bias_mask(p, split_kv);
 }
 
 // Which kernel materialises scores for the other one. In scale-only calls dK/dV does where both of its accumulators fit
@@ -81,7 +81,7 @@ bool dq_stores_scores(const BackwardParams& p, ScoreMode score) {
 
 bool takes_tf32_kernels(const BackwardParams& p) {
   return p.element == attention::ElementType::kFloat32 && p.allow_tf32 &&
-         mode_without_bias_mask(p, /*splits_kv=*/false) == ScoreMode::kScaleOnly &&
+         mode_without_bias_mask(p, /*split_kv=*/false) == ScoreMode::kScaleOnly &&
          largest_head_dim(p) <= sm80::kLargestTf32HeadDim;
 }
 
@@ -164,7 +164,7 @@ struct DqBlocks {
 DqBlocks dq_blocks(const BackwardPlan& plan, const BackwardParams& p) {
   if (plan.kernels == BackwardKernels::kMaterialiseInDkdv) {
     const sm80::GemmTile tile = sm80::gemm_tile(element_bytes(p), static_cast<int>(p.head_dim_qk));
-    return {tile.rows, tile.blocks};
+    return {tile.rows, tile.ctas_per_sm};
   }
   return {sm80::kDqConfigs[plan.dq_row].tile.queries, kDqCtas};
 }
@@ -184,8 +184,8 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
     plan.nan_repair = NanRepair::kInKernel;
     return;
   }
-  const bool splits_kv = splits_keys_of_dq(p, limits);
-  plan.kernels = choose_order(p, score_mode(p, splits_kv));
+  const bool split_kv = splits_keys_of_dq(p, limits);
+  plan.kernels = choose_order(p, score_mode(p, split_kv));
   if (plan.kernels != BackwardKernels::kRecompute) {
     plan.materialised = size_materialised_scores(p, plan.kernels, limits.max_materialised_bytes);
     if (plan.materialised.launches == 0) plan.kernels = BackwardKernels::kRecompute;
@@ -193,15 +193,15 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
   const auto row_of = [&](const auto& table, ScoreMode score) {
     return sm80::find_row(table, element_bytes(p), largest_head_dim(p), score);
   };
-  plan.dq_row = row_of(sm80::kDqConfigs, score_mode(p, splits_kv));
-  plan.dkdv_row = row_of(sm80::kDkdvConfigs, mode_without_bias_mask(p, splits_kv));
+  plan.dq_row = row_of(sm80::kDqConfigs, score_mode(p, split_kv));
+  plan.dkdv_row = row_of(sm80::kDkdvConfigs, mode_without_bias_mask(p, split_kv));
   plan.dq_score = sm80::kDqConfigs[plan.dq_row].score;
   plan.dq_head_dim = sm80::kDqConfigs[plan.dq_row].head_dim;
   plan.dkdv_score = sm80::kDkdvConfigs[plan.dkdv_row].score;
   plan.dkdv_head_dim = sm80::kDkdvConfigs[plan.dkdv_row].head_dim;
   plan.tf32 = takes_tf32_kernels(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
-  if (splits_kv) plan.dq_splits = count_dq_splits(plan, p, limits);
+  if (split_kv) plan.dq_splits = count_dq_splits(plan, p, limits);
 }
 
 int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int tile_rows) {
@@ -228,7 +228,7 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;
   // The kernel that sums partial dQ recomputes rows itself.
   if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kMaterialiseInDkdv && plan.dq_splits == 1) {
-    const sm80::QueryStationaryTile tile = sm80::kDqConfigs[plan.dq_row].tile;
+    const TileShape tile = sm80::kDqConfigs[plan.dq_row].tile;
     const int64_t blocks = count_blocks(p, p.num_heads_q, p.sequences.max_seqlen_q, tile.queries);
     plan.workspace.dq_nan_flags = append(total, blocks * num_slices(p.head_dim_qk, tile.columns) * tile.warps);
   }

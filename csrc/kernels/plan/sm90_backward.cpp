@@ -201,8 +201,8 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks) {
   }
   order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.group_shares;
   order.tiles = static_cast<uint32_t>(LoopOrder::num_tiles(lengths.max_seqlen_k, LoopOrder::kKeys));
-  order.splits_kv = has_few_queries(p);
-  order.cyclic = !order.splits_kv && p.visibility.unlimited();
+  order.split_kv = has_few_queries(p);
+  order.cyclic = !order.split_kv && p.visibility.unlimited();
   order.group = order.tiles;
   const auto add_phases = [&](auto&& wants_more) {
     while (order.group > 1 && wants_more()) {
@@ -210,7 +210,7 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks) {
       order.group = (order.tiles + (1u << order.log2_phases) - 1) >> order.log2_phases;
     }
   };
-  if (order.splits_kv) {
+  if (order.split_kv) {
     const int64_t at_once = std::max<int64_t>(blocks / order.pairs, 1);  // key tiles of a pair in flight
     const int64_t iterations = query_tiles * p.queries_per_key_head() / order.group_shares;
     const int64_t sharing = std::min(iterations, kMostSharingTiles);

@@ -268,7 +268,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
                .keys = config.block_n,
                .warps = 4 * config.warpgroups,
                .columns = sm90::kColumns,
-               .blocks = config.ctas_per_sm,
+               .ctas_per_sm = config.ctas_per_sm,
                .stages = config.kv_stages};
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;

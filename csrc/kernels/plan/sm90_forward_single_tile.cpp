@@ -56,7 +56,7 @@ ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Li
                .keys = config.block_n,
                .warps = 4 * config.warpgroups,
                .columns = sm90::kSingleTileHeadDims.v,
-               .blocks = 1,
+               .ctas_per_sm = 1,
                .stages = config.kv_stages};
   plan.nan_repair = NanRepair::kInKernel;
   plan.l2_bytes = limits.l2_bytes;

@@ -73,12 +73,12 @@ void plan_combine(ForwardPlan& plan, int64_t work_tiles, int64_t rows, const Lim
 // The CTAs for new keys and values, and for q where it is rotated. Each row has a warp. Where SMs have room for more
 // CTAs, they are few, because more would spread the CTAs that attend less evenly over SMs (docs/kernels/log/split.md,
 // "Figures behind constants"). Where there is no room they come last, and are short.
-int64_t append_blocks(const attention::ForwardParams& p, const ForwardPlan& plan, const Limits& limits) {
+int64_t append_ctas(const attention::ForwardParams& p, const ForwardPlan& plan, const Limits& limits) {
   const int64_t queries = p.batch * p.sequences.max_seqlen_q * p.num_heads_q;
   const int64_t rows = 2 * p.batch * p.cache.num_new * p.num_heads_k + queries;
   if (p.cache.num_new == 0 || queries == 0 || rows > kAppendedRows) return 0;
   const int64_t wanted = attention::ceil_div(rows, plan.tile.warps);
-  const bool has_room = plan.persistent_ctas < limits.sms * plan.tile.blocks;
+  const bool has_room = plan.persistent_ctas < limits.sms * plan.tile.ctas_per_sm;
   return has_room ? std::clamp<int64_t>(limits.sms / 2, 1, wanted) : wanted;
 }
 
@@ -112,7 +112,7 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
                .keys = tile.keys,
                .warps = tile.row_warps * tile.key_warps,
                .columns = tile.columns,
-               .blocks = tile.blocks,
+               .ctas_per_sm = tile.ctas_per_sm,
                .stages = tile.stages};
   plan.nan_repair = NanRepair::kInKernel;
   const int64_t work_tiles =
@@ -120,7 +120,7 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
   const int64_t most_splits = std::max<int64_t>(visible_keys(p) / kLeastKeysOfCta, 1);
   const int64_t tiles = work_tiles * attention::ceil_div(visible_keys(p), tile.keys);
   const auto blocks = [&](int64_t wanted) {
-    const int64_t room = limits.sms * tile.blocks;
+    const int64_t room = limits.sms * tile.ctas_per_sm;
     return persistent_ctas(work_tiles, most_splits, common::splits_of_few_warps(tile.columns), room, wanted);
   };
   plan.persistent_ctas = blocks(ctas_of_split_kv(tiles, generic, limits.sms));
@@ -128,7 +128,7 @@ ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& 
     const int64_t one_each = blocks(limits.sms);
     if (4 * one_each >= 3 * limits.sms) plan.persistent_ctas = one_each;
   }
-  if (config.appends_keys) plan.append_blocks = append_blocks(p, plan, limits);
+  if (config.appends_keys) plan.append_ctas = append_ctas(p, plan, limits);
   const int64_t rows = work_tiles * std::min<int64_t>(tile.rows, packed_rows(p));
   plan_combine(plan, work_tiles, rows, limits);
   const int64_t slots = plan.persistent_ctas * 2;

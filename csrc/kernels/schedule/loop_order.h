@@ -63,14 +63,14 @@ struct LoopOrder {
   uint32_t group = 0;        // key tiles of a pair and a phase, at most
   uint32_t group_pairs = 0;  // pairs of an L2 head group
   bool cyclic = false;
-  bool splits_kv = false;
+  bool split_kv = false;
   uint32_t log2_sums = 0;  // accumulators of dQ for each query tile: one, or in split-KV one for each phase
 
   FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return (pairs * group) << log2_phases; }
 
   // The number of the accumulator that a phase adds to, from the query tile's number.
   FLASH_HOST_DEVICE int sums_of(int query_tile, int phase) const {
-    return splits_kv ? (query_tile << log2_sums) + phase : query_tile;
+    return split_kv ? (query_tile << log2_sums) + phase : query_tile;
   }
 
   // The work tile that is fetched index-th. The last phases and short sequences lack some of these tiles.
@@ -81,7 +81,7 @@ struct LoopOrder {
     uint32_t group_end;  // cyclic: one past the last index of the group
   };
   FLASH_HOST_DEVICE WorkTile work_tile(uint32_t index) const {
-    if (splits_kv) {
+    if (split_kv) {
       const uint32_t tile = index / pairs;
       return {index - tile * pairs, static_cast<int>(tile), LoopDirection::kSplitKv, 0};
     }

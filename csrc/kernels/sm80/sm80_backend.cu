@@ -188,7 +188,7 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
 
 cudaError_t run_forward(const attention::AppendingForwardParams& params, const ForwardPlan& plan, void* workspace,
                         cudaStream_t stream) {
-  if (params.append.present() && plan.append_blocks == 0) {
+  if (params.append.present() && plan.append_ctas == 0) {
     const cudaError_t error = common::append_kv(params.append, stream);
     if (error != cudaSuccess) return error;
   }

@@ -30,11 +30,11 @@ template <class Traits>
 struct BackwardDqKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr QueryStationaryTile kTile = Traits::kConfig.tile;
+  static constexpr TileShape kTile = Traits::kConfig.tile;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   static constexpr bool kMayMaterialiseScores = Traits::kConfig.materialises_scores;
-  static constexpr bool kMaySplitKv = Traits::kConfig.splits_kv;
+  static constexpr bool kMaySplitKv = Traits::kConfig.split_kv;
   // The type in which positions are divided. It decides which registers ptxas has left, and so which kernels spill.
   using Position = std::conditional_t<kMaySplitKv, uint32_t, int64_t>;
   // Whether masked tiles have a loop body of their own. Kernels of larger head dims, which materialise scores, have a
@@ -258,7 +258,7 @@ struct BackwardDqKernel {
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
     backward_dq_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const QueryBlock block = query_block<Kernel>(p, schedule);

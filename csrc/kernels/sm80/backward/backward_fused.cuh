@@ -286,7 +286,7 @@ struct BackwardFusedKernel {
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
     backward_fused_kernel(const __grid_constant__ BackwardParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   ptx::wait_for_kernel_before();

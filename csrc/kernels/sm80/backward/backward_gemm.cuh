@@ -236,7 +236,7 @@ struct BackwardGemmKernel {
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
     backward_gemm_kernel(const __grid_constant__ BackwardGemmParams params, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   using Element = typename Kernel::Element;

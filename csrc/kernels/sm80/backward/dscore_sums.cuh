@@ -57,7 +57,7 @@ struct DscoreRanges {
 
 template <class Element, int kHeadDim>
 struct DscoreSumsKernel {
-  static constexpr QueryStationaryTile kTile =
+  static constexpr TileShape kTile =
       kDqConfigs[find_row(kDqConfigs, sizeof(Element), kHeadDim, ScoreMode::kGeneric)].tile;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;

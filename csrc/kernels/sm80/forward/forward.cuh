@@ -45,7 +45,7 @@ template <class Traits>
 struct ForwardKernel {
   using Element = typename Traits::Element;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr QueryStationaryTile kTile = Traits::kConfig.tile;
+  static constexpr TileShape kTile = Traits::kConfig.tile;
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   static constexpr int kFewKeys = 16;  // a last tile with no more keys than this is narrow, where there are two stages
@@ -255,7 +255,7 @@ struct ForwardKernel {
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
     forward_kernel(const __grid_constant__ ForwardParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const QueryBlock block = query_block<Kernel>(p, schedule);

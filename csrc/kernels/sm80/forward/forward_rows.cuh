@@ -12,7 +12,7 @@ namespace flash_attn_ext::sm80 {
 template <class Traits>
 struct ForwardRows {
   using Element = typename Traits::Element;
-  static constexpr QueryStationaryTile kTile = Traits::kConfig.tile;
+  static constexpr TileShape kTile = Traits::kConfig.tile;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   // Few tiles raise a row maximum. Where O fills most registers, a vote on whether one did is faster than rescaling O
   // by 1. There an approximate reciprocal makes ptxas spill; elsewhere it shortens the epilogue.

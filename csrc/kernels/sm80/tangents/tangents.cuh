@@ -34,7 +34,7 @@ template <class ElementType, int kHeadDimValue>
 struct TangentKernel {
   using Element = ElementType;
   static constexpr int kHeadDim = kHeadDimValue;
-  static constexpr QueryStationaryTile kTile = tangent_tile(sizeof(Element), kHeadDim);
+  static constexpr TileShape kTile = tangent_tile(sizeof(Element), kHeadDim);
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.queries / kTile.warps;
   static constexpr bool kOneStage = kTile.stages == 1;
@@ -297,7 +297,7 @@ __device__ __forceinline__ void tangents_without_tensor_cores(const TangentParam
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
     tangent_kernel(const __grid_constant__ TangentParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const QueryBlock block = query_block<Kernel>(p, schedule);

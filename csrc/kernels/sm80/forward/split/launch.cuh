@@ -18,7 +18,7 @@ SplitParams split_params(const attention::AppendingForwardParams& params, const 
   const int64_t rows = params.sequences.max_seqlen_q * group;
   SplitParams p;
   static_cast<attention::AppendingForwardParams&>(p) = params;
-  if (plan.append_blocks == 0) p.append = {};  // none, or append_kv has written them
+  if (plan.append_ctas == 0) p.append = {};  // none, or append_kv has written them
   // A single query's diagonal key is the last one, so causality masks nothing.
   if (params.sequences.max_seqlen_q == 1 && !params.visibility.top_left && params.visibility.right >= 0) {
     p.visibility.right = attention::Visibility::kUnbounded;
@@ -74,7 +74,7 @@ cudaError_t launch_split(const attention::AppendingForwardParams& params, const 
                          cudaStream_t stream) {
   const SplitParams p = split_params<Kernel>(params, plan, workspace);
   const cudaError_t error =
-      common::launch_blocks_early<Kernel>(split_kernel<Kernel>, p.stream_k.blocks + plan.append_blocks, stream, p);
+      common::launch_blocks_early<Kernel>(split_kernel<Kernel>, p.stream_k.blocks + plan.append_ctas, stream, p);
   if (error != cudaSuccess) return error;
   return common::combine<typename Kernel::Element, Kernel::kColumns>(combine_params(p, plan), stream);
 }
@@ -85,7 +85,7 @@ cudaError_t forward_split(const attention::AppendingForwardParams& params, const
   return with_row_of<kSplitConfigs, Element, kHeadDim>(plan.row, [&](auto row) {
     constexpr SplitConfig kConfig = kSplitConfigs[row()];
     if constexpr (kConfig.appends_keys) {
-      if (plan.append_blocks > 0) {
+      if (plan.append_ctas > 0) {
         return launch_split<SplitKernel<Element, kConfig, true>>(params, plan, workspace, stream);
       }
     }

@@ -204,7 +204,7 @@ struct SplitKernel {
 
 // Iterates over the work tiles of the CTA's range.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.blocks)
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
     split_kernel(const __grid_constant__ SplitParams p) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   ptx::wait_for_kernel_before();

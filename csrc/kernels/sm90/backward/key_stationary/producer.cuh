@@ -89,7 +89,7 @@ struct BackwardScheduler {
       work_state.advance();
       // A CTA that fetched its next tile early would start it later than the loop order assumes. split-KV does not
       // depend on that.
-      if (args.order.splits_kv) continue;
+      if (args.order.split_kv) continue;
       ptx::wait(shared.may_fetch_work, parity);
       parity ^= 1;
       // In cyclic order all tiles of a group must be co-resident, so the CTA fetches no other tile before the group is

@@ -69,16 +69,16 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<TwoPassGemmShared<Traits>*>(shared_memory);
   constexpr GemmTile kTile = Traits::kTile;
-  static_assert(has_registers(kTile.warpgroups, kTile.registers, kTile.copy_registers));
+  static_assert(has_registers(kTile.warpgroups, kTile.consumer_registers, kTile.producer_registers));
   const int warpgroup = warpgroup_number();
   init_barriers(shared);
   __syncthreads();
   ptx::wait_for_kernel_before();
   if (warpgroup == 0) {
-    ptx::release_registers<kTile.copy_registers>();
+    ptx::release_registers<kTile.producer_registers>();
     if (uniform(tile::warp()) == 0 && ptx::elect()) GemmProducer<Traits>{args, shared}.run();
   } else {
-    ptx::acquire_registers<kTile.registers>();
+    ptx::acquire_registers<kTile.consumer_registers>();
     GemmWarpgroup<Traits>{args, shared, warpgroup - 1}.run();
   }
 }
