@@ -239,7 +239,11 @@ TABLES = {
         (
             SLICES,
             Note("split-KV", is_set("divides_keys"), "several CTAs may share the keys of a tile of queries"),
-            Note("stores P and dS", is_set("stores_p_and_ds"), "may materialise P and dS for the GEMMs of dK and dV"),
+            Note(
+                "stores P and dS",
+                is_set("stores_p_and_ds"),
+                "may materialise P and dS for the GEMMs of dK and dV; generic kernels of head dim 64 never do",
+            ),
         ),
     ),
     "sm80 dK/dV": Table(
