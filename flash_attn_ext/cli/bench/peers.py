@@ -28,14 +28,13 @@ PACKAGES = {
     "fa4": Package("FlashAttention-4", "flash_attn.cute"),
     "fa4 deterministic": Package("FlashAttention-4", "flash_attn.cute", deterministic=True),
 }
+MODULES = {FLEX: "triton"} | {name: package.module for name, package in PACKAGES.items()}  # triton is for GPUs alone
 TITLES = {FLEX: "FlexAttention"} | {name: package.title for name, package in PACKAGES.items()}
 
 
 def missing_packages(workloads: Iterable[Workload], device: str) -> dict[str, str]:
     """The reason for each peer that a workload wants and whose module cannot be imported."""
-    modules = {name: package.module for name, package in PACKAGES.items()}
-    if device == "cuda":
-        modules[FLEX] = "triton"  # which PyTorch compiles it with
+    modules = {name: module for name, module in MODULES.items() if (name, device) != (FLEX, "cpu")}
     wanted = dict.fromkeys(name for workload in workloads for name in workload.peers if name in modules)
     reasons = {}
     for name in wanted:
@@ -70,7 +69,7 @@ def of_pass(workload: Workload, pass_: str, device: str) -> Workload:
 
 def package_versions(workloads: Iterable[Workload]) -> dict[str, str]:
     """The versions of the distributions that contain the peers' modules; a module in a plain folder has none."""
-    modules = {PACKAGES[name].module for workload in workloads for name in workload.peers if name in PACKAGES}
+    modules = {MODULES[name] for workload in workloads for name in workload.peers if name in MODULES}
     if not modules:
         return {}
     distributions = importlib.metadata.packages_distributions()
