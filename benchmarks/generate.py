@@ -75,6 +75,7 @@ class Generator:
     generation: Generation
     context: Callable[[], contextlib.AbstractContextManager]
     comparable: bool = False
+    compiles: bool = False  # even a compiled model has compiled before it is timed
 
     def make_call(self, pass_: str, dout: Tensor) -> Generation:
         return self.generation

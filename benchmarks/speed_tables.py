@@ -14,13 +14,18 @@ PASSES = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Workload:
-    """Points of a suite, compared with one peer or with the fastest of those that ran."""
+    """Points of a suite, compared with one peer or with the fastest of those that ran. A suite has a line in a table
+    as soon as the report has it."""
 
     title: str
     suite: str
     peer: str | None = None
     report: str = "cuda_h200"
     keep: Callable[[dict], bool] = lambda row: True
+
+    @property
+    def is_measured(self) -> bool:
+        return any(row["suite"] == self.suite for row in rows(self.report))
 
     def cell(self, pass_: str) -> str:
         """ "mean (worst)", or a single ratio; "none" for a pass that the suite does not have."""
@@ -40,6 +45,7 @@ def is_decode_step(row: dict) -> bool:
 
 
 WORKLOADS = (
+    Workload("workloads as models have them", "models"),
     Workload("encoders: 128 to 256 tokens, padding, cross-attention", "encoders"),
     Workload("short sequences back to back, 64 to 1000 tokens", "in_a_row"),
     Workload("single short calls, 64 to 1000 tokens", "short"),
@@ -47,6 +53,9 @@ WORKLOADS = (
     Workload("packed sequences, causal", "varlen"),
     Workload("masks and biases", "mask"),
     Workload("dropout", "dropout"),
+    Workload("softcap", "softcap"),
+    Workload("ALiBi", "alibi"),
+    Workload("attention sinks", "sinks"),
     Workload("head dims from 40 to 512", "head_dims"),
     Workload("few queries, many keys", "few_queries"),
     Workload("one new token, long caches", "decode", report="cuda_h200_decode", keep=is_decode_step),
@@ -55,7 +64,8 @@ WORKLOADS = (
     Workload("the same, beside FlashAttention-4", "grid", "fa4"),
     Workload("the same, beside FlashAttention-2", "grid", "flash"),
 )
-IN_README = tuple(work for work in WORKLOADS if work.suite not in ("few_queries", "in_a_row"))
+ONLY_IN_THE_GUIDE = ("few_queries", "in_a_row", "softcap", "alibi", "sinks")
+IN_README = tuple(work for work in WORKLOADS if work.suite not in ONLY_IN_THE_GUIDE)
 
 
 # Reports in which a slow point counts. Those of text generation time whole models.
@@ -90,5 +100,6 @@ def _problem(row: dict) -> str:
 
 def times_as_fast_table(workloads: tuple[Workload, ...]) -> str:
     lines = ["| workload | forward | backward |", "| --- | --- | --- |"]
-    lines += [f"| {work.title} | {' | '.join(work.cell(pass_) for pass_ in PASSES)} |" for work in workloads]
+    measured = (work for work in workloads if work.is_measured)
+    lines += [f"| {work.title} | {' | '.join(work.cell(pass_) for pass_ in PASSES)} |" for work in measured]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from architecture.word_rules import words_are_the_fields
+from flash_attn_ext.cli.bench.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -117,6 +118,13 @@ def test_ratios_of_a_workload_are_means_and_worst_points(overview):
     mean = (ratios[0] * ratios[1]) ** 0.5
     assert tables.Workload("", "dropout").cell("backward") == f"{mean:.2f} ({min(ratios):.2f})"
     assert tables.Workload("", "decode", report="cuda_h200_decode").cell("backward") == "none"
+
+
+def test_a_suite_that_no_report_has_has_no_line(overview):
+    tables = overview["speed_tables"]
+    assert all(work.suite in SUITES["cuda"] for work in tables.WORKLOADS)
+    workloads = (tables.Workload("first", "dropout"), tables.Workload("second", "no such suite"))
+    assert [line.split(" | ")[0] for line in tables.times_as_fast_table(workloads).splitlines()[2:]] == ["| first"]
 
 
 MOST_LINES_OF_README = 130

@@ -110,7 +110,10 @@ def test_bench_says_when_ours_fails_and_keeps_the_peers_figures(tiny_suite, tmp_
 def test_bench_refuses_names_that_it_does_not_have(tmp_path, capsys):
     arguments = ["bench", "--device", "cpu", "--output", str(tmp_path / "never")]
     assert main([*arguments, "--suite", "grid"]) == 2
-    assert "--suite grid: on cpu there are cpu, few_keys, decode_host, switch, decode\n" in capsys.readouterr().out
+    assert (
+        "--suite grid: on cpu there are cpu, few_keys, decode_host, switch, decode, softcap, alibi\n"
+        in capsys.readouterr().out
+    )
     assert main([*arguments, "--backend", "sm81"]) == 2
     built = ", ".join(flash_attn_ext._C.build_info()["backends"])
     assert f"--backend sm81: this build has {built}\n" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from flash_attn_ext import _C
 from flash_attn_ext.cli.bench import contestants, decode, peers, plot, suites, table
 from flash_attn_ext.cli.bench.contestant import OURS
 from flash_attn_ext.cli.bench.decode_suites import DecodeWorkload
+from flash_attn_ext.cli.bench.flex import FLEX, ON_THE_CPU
 from flash_attn_ext.cli.bench.report import Report
 from flash_attn_ext.cli.bench.rows import failed, make_row
 from flash_attn_ext.cli.bench.summary import summary
@@ -130,7 +131,7 @@ def run_suite(name: str, workloads: tuple[Workload, ...], settings: Settings, re
 def _row(workload: Workload, pass_: str, settings: Settings) -> dict:
     """The row of a pass. A failure before anything can be timed gives a row, too."""
     kind = settings.bench.kinds[type(workload)]
-    entered = peers.of_pass(workload, pass_)
+    entered = peers.of_pass(workload, pass_, settings.device)
     backend = None
     try:
         inputs = kind.prepare(workload, pass_, settings.device)
@@ -149,9 +150,12 @@ def _chosen_suites(bench: Bench, options: argparse.Namespace, device: str) -> di
     """The suites without the peers that cannot be imported. Each of those is reported once."""
     default = (name for name in bench.suites[device] if name not in bench.only_when_named)
     chosen = {name: bench.suites[device][name] for name in options.suite or default}
-    missing = peers.missing_packages(workload for workloads in chosen.values() for workload in workloads)
+    loads = [workload for workloads in chosen.values() for workload in workloads]
+    missing = peers.missing_packages(loads, device)
     for line in peers.absences(missing):
         print(line)
+    if device == "cpu" and any(FLEX in workload.peers for workload in loads):
+        print(ON_THE_CPU)
     for name, workloads in chosen.items():
         kept = suites.quick(workloads) if options.quick else workloads
         chosen[name] = tuple(peers.without(workload, missing) for workload in kept)

@@ -29,6 +29,7 @@ class Contestant:
     comparable: bool = True  # whether its result should be that of the others
     sequence_first: bool = False  # gets the gradient of its result in the layout of sequence_first()
     surroundings: Callable[[], contextlib.AbstractContextManager] | None = None  # a context for its calls
+    compiles: bool = False  # in its first call, which then takes far longer than the others
 
     def context(self) -> contextlib.AbstractContextManager:
         if self.surroundings is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flash_attn_ext._explanation import Explanation
 from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant
+from flash_attn_ext.cli.bench.flex import FLEX, flex_contestant
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_contestant
 from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
 from flash_attn_ext.cli.bench.workload import DIRECT, OWN_VARLEN, Inputs, Workload, make_inputs
@@ -21,12 +22,13 @@ from flash_attn_ext.integrations.torch_backend.switch import activate
 
 
 def prepare(workload: Workload, pass_: str, device: str) -> Inputs:
-    """The inputs of a workload. A forward pass needs no grad, as in inference, except for a bias that requires it."""
+    """The inputs of a workload. A forward pass needs no grad, as in inference, except for a bias, slopes or a sink
+    that require it."""
     inputs = make_inputs(workload, device)
     for tensor in (inputs.q, inputs.k, inputs.v):
         tensor.requires_grad_(pass_ != "forward")
-    if workload.bias_needs_grad and inputs.bias is not None:
-        inputs.bias.requires_grad_()
+    for tensor in inputs.extras:
+        tensor.requires_grad_(workload.extras_need_grad)
     return inputs
 
 
@@ -37,18 +39,20 @@ def stopwatch(workload: Workload, inputs: Inputs) -> Stopwatch:
 def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict[str, Contestant]:
     """Ours first, then the workload's peers in their order, then our own other call."""
     q, k, v = inputs.q, inputs.k, inputs.v
-    leaves: tuple[Any, ...] = (q, k, v, inputs.bias) if workload.bias_needs_grad else (q, k, v)
+    leaves = inputs.leaves
     comparable = workload.dropout_p == 0  # with dropout, each contestant drops other weights
     found = {OURS: Contestant(_ours(workload, inputs, backend), leaves, comparable=comparable)}
+    arguments: dict[str, Any] = {}  # of PyTorch's function; all its kernels share one mask
     for name in workload.peers:
         if name == "varlen_attn":
             found[name] = Contestant(_varlen_peer(workload, inputs), leaves, comparable=comparable)
+        elif name == FLEX:
+            found[name] = flex_contestant(workload, inputs)
         elif name in PACKAGES:
             found[name] = package_contestant(name, workload, inputs)
         else:
-            arguments = _sdpa_arguments(workload, inputs)
-            forward = functools.partial(F.scaled_dot_product_attention, q, k, v, **arguments)
-            found[name] = Contestant(forward, leaves, SDPA_BACKENDS[name], comparable)
+            arguments = arguments or _sdpa_arguments(workload, inputs)
+            found[name] = Contestant(_sdpa(name, inputs, arguments), leaves, SDPA_BACKENDS[name], comparable)
     if workload.own == DIRECT:
         found[workload.own] = found[OURS]
         forward = functools.partial(F.scaled_dot_product_attention, q, k, v)
@@ -111,6 +115,9 @@ def _our_options(workload: Workload, inputs: Inputs, backend: str | None) -> dic
         window=workload.window,
         mask=inputs.mask,
         bias=inputs.bias,
+        alibi_slopes=inputs.alibi_slopes,
+        softcap=workload.softcap,
+        sink=inputs.sink,
         dropout_p=workload.dropout_p,
         backend=backend,
     )
@@ -119,8 +126,27 @@ def _our_options(workload: Workload, inputs: Inputs, backend: str | None) -> dic
     return options
 
 
+def _sdpa(name: str, inputs: Inputs, arguments: dict) -> Callable[[], Tensor]:
+    """PyTorch's function takes a mask or a bias. A mask beside a bias joins it in the call, as in a model whose bias
+    changes at every step. The memory-efficient kernel has no grouped heads, so the call repeats the key heads."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    repeats = q.shape[1] // k.shape[1] if name == "efficient" else 1
+    mask, bias = inputs.mask, inputs.bias
+    if repeats == 1 and (mask is None or bias is None):
+        return functools.partial(F.scaled_dot_product_attention, q, k, v, **arguments)
+
+    def forward() -> Tensor:
+        options = dict(arguments)
+        if mask is not None and bias is not None:
+            options["attn_mask"] = torch.where(mask, bias, float("-inf"))
+        keys, values = (tensor if repeats == 1 else tensor.repeat_interleave(repeats, 1) for tensor in (k, v))
+        return F.scaled_dot_product_attention(q, keys, values, **options)
+
+    return forward
+
+
 def _sdpa_arguments(workload: Workload, inputs: Inputs) -> dict:
-    """The arguments of PyTorch's function, which has no window and gets it as a boolean mask."""
+    """The arguments of PyTorch's function, which has no window and no ALiBi and gets both as a mask."""
     attn_mask, is_causal = inputs.bias if inputs.mask is None else inputs.mask, workload.causal
     if workload.window is not None:
         left, right = workload.window
@@ -128,12 +154,24 @@ def _sdpa_arguments(workload: Workload, inputs: Inputs) -> dict:
         distance = offset - offset[:, None]
         attn_mask = (distance >= -left) & (distance <= (0 if is_causal else right))
         is_causal = False
+    elif inputs.alibi_slopes is not None:
+        attn_mask, is_causal = _alibi_bias(workload, inputs.alibi_slopes.detach()), False
     return dict(
         attn_mask=attn_mask,
         is_causal=is_causal,
         dropout_p=workload.dropout_p,
         enable_gqa=workload.key_heads != workload.num_heads,
     )
+
+
+def _alibi_bias(workload: Workload, slopes: Tensor) -> Tensor:
+    """(1, H, Sq, Sk) in the workload's dtype, with causality. Made head by head, since it is large."""
+    distance = torch.arange(workload.num_keys, device=slopes.device)
+    distance = distance - torch.arange(workload.seqlen, device=slopes.device)[:, None]
+    bias = torch.empty(1, len(slopes), *distance.shape, dtype=workload.dtype, device=slopes.device)
+    for head, slope in enumerate(slopes):
+        bias[0, head] = -slope * distance.abs()
+    return bias.masked_fill_(distance > 0, float("-inf")) if workload.causal else bias
 
 
 def _varlen_peer(workload: Workload, inputs: Inputs) -> Callable[[], Tensor]:

@@ -66,7 +66,7 @@ def prepare(workload: DecodeWorkload, pass_: str, device: str) -> DecodeInputs:
     cache_seqlens = torch.full((workload.batch,), valid, dtype=torch.int32, device=device)
     contiguous = copies if block_table is None else [_gathered(copy, block_table) for copy in copies]
     mask = None
-    if workload.score == PADDING_MASK:
+    if workload.mask == PADDING_MASK:
         mask = torch.arange(workload.num_keys, device=device) < workload.num_keys - NOT_YET_WRITTEN
         mask = mask.expand(workload.batch, 1, 1, -1)
     return DecodeInputs(q, copies, contiguous, cache_seqlens, block_table, mask)

@@ -64,7 +64,7 @@ def decode() -> Iterator[DecodeWorkload]:
         yield _workload(16, 8, **(base | other))
     # Static caches of transformers, which repeats key heads where it has a mask.
     for batch, head_dim in ((1, 64), (16, 128)):
-        masked: dict[str, Any] = dict(plain, num_key_heads=32, head_dim=head_dim, peers=FUSED, score=PADDING_MASK)
+        masked: dict[str, Any] = dict(plain, num_key_heads=32, head_dim=head_dim, peers=FUSED, mask=PADDING_MASK)
         yield _workload(batch, 8, "masked", **masked)
     for batch, kilokeys in ((1, 32), (16, 8), (64, 8)):
         yield from _caches(batch, kilokeys, dict(base, peers=("fa3",)))

@@ -1,4 +1,4 @@
-"""Peers that are no part of PyTorch. They take part if they can be imported."""
+"""Peers that need a package beside PyTorch, and which of them take part."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from flash_attn_ext.cli.bench.contestant import Contestant, sequence_first
+from flash_attn_ext.cli.bench.flex import FLEX, is_compiled_on_cpu
 from flash_attn_ext.cli.bench.workload import Inputs, Workload
 
 
@@ -26,15 +28,18 @@ PACKAGES = {
     "fa4": Package("FlashAttention-4", "flash_attn.cute"),
     "fa4 deterministic": Package("FlashAttention-4", "flash_attn.cute", deterministic=True),
 }
+MODULES = {FLEX: "triton"} | {name: package.module for name, package in PACKAGES.items()}  # triton is for GPUs alone
+TITLES = {FLEX: "FlexAttention"} | {name: package.title for name, package in PACKAGES.items()}
 
 
-def missing_packages(workloads: Iterable[Workload]) -> dict[str, str]:
-    """The reason for each package that a workload wants and that cannot be imported."""
-    wanted = dict.fromkeys(name for workload in workloads for name in workload.peers if name in PACKAGES)
+def missing_packages(workloads: Iterable[Workload], device: str) -> dict[str, str]:
+    """The reason for each peer that a workload wants and whose module cannot be imported."""
+    modules = {name: module for name, module in MODULES.items() if (name, device) != (FLEX, "cpu")}
+    wanted = dict.fromkeys(name for workload in workloads for name in workload.peers if name in modules)
     reasons = {}
     for name in wanted:
         try:
-            importlib.import_module(PACKAGES[name].module)
+            importlib.import_module(modules[name])
         except Exception as error:  # one that was built for another torch raises more than ImportError
             reasons[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     return reasons
@@ -44,7 +49,7 @@ def absences(missing: dict[str, str]) -> list[str]:
     """A line for each missing package, whichever rows it would have had."""
     names: dict[tuple[str, str], list[str]] = {}
     for name, reason in missing.items():
-        names.setdefault((PACKAGES[name].title, reason), []).append(name)
+        names.setdefault((TITLES[name], reason), []).append(name)
     return [f"{title} ({', '.join(of_title)}) takes no part: {reason}" for (title, reason), of_title in names.items()]
 
 
@@ -52,8 +57,11 @@ def without(workload: Workload, missing: Iterable[str]) -> Workload:
     return dataclasses.replace(workload, peers=tuple(name for name in workload.peers if name not in missing))
 
 
-def of_pass(workload: Workload, pass_: str) -> Workload:
-    """The workload of a pass. In a forward pass, deterministic variants of packages do not differ and are left out."""
+def of_pass(workload: Workload, pass_: str, device: str) -> Workload:
+    """The workload of a pass, without FlexAttention where PyTorch cannot compile it. In a forward pass, deterministic
+    variants of packages do not differ and are left out."""
+    if device == "cpu" and not is_compiled_on_cpu(workload, pass_):
+        workload = without(workload, [FLEX])
     if pass_ != "forward":
         return workload
     return without(workload, [name for name, package in PACKAGES.items() if package.deterministic])
@@ -61,7 +69,7 @@ def of_pass(workload: Workload, pass_: str) -> Workload:
 
 def package_versions(workloads: Iterable[Workload]) -> dict[str, str]:
     """The versions of the distributions that contain the peers' modules; a module in a plain folder has none."""
-    modules = {PACKAGES[name].module for workload in workloads for name in workload.peers if name in PACKAGES}
+    modules = {MODULES[name] for workload in workloads for name in workload.peers if name in MODULES}
     if not modules:
         return {}
     distributions = importlib.metadata.packages_distributions()
@@ -74,7 +82,13 @@ def package_contestant(name: str, workload: Workload, inputs: Inputs) -> Contest
     outside of the timed call. A package without a backward pass lacks only the figures of that pass."""
     package = PACKAGES[name]
     flash_attn_func = importlib.import_module(package.module).flash_attn_func
-    options = dict(causal=workload.causal) | (dict(deterministic=True) if package.deterministic else {})
+    options: dict[str, Any] = dict(causal=workload.causal)
+    if workload.window is not None:
+        options["window_size"] = (workload.window[0], 0 if workload.causal else workload.window[1])
+    if workload.softcap is not None:
+        options["softcap"] = workload.softcap
+    if package.deterministic:
+        options["deterministic"] = True
     leaves = tuple(
         sequence_first(tensor.detach()).requires_grad_(tensor.requires_grad)
         for tensor in (inputs.q, inputs.k, inputs.v)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from flash_attn_ext.cli.bench.decode_suites import decode, decode_host, decode_on_cpu
+from flash_attn_ext.cli.bench.feature_suites import alibi, alibi_on_cpu, sinks, softcap, softcap_on_cpu
+from flash_attn_ext.cli.bench.model_suites import models
 from flash_attn_ext.cli.bench.workload import (
     DIRECT,
     HEAD_BIAS,
@@ -46,15 +48,15 @@ def grid() -> Iterator[Workload]:
 def mask() -> Iterator[Workload]:
     shape: dict[str, Any] = dict(batch=2, num_heads=16, seqlen=4096, head_dim=128)
     common: dict[str, Any] = dict(peers=("efficient", "cudnn"), own="plain", against="efficient", **shape)
-    yield Workload("mask", "bool [S,S]", score=SQUARE_MASK, **common)
-    yield Workload("mask", "bias [1,H,S,S]", score=HEAD_BIAS, **common)
-    yield Workload("mask", "bias with grad", score=HEAD_BIAS, bias_needs_grad=True, **common)
-    yield Workload("mask", "padding [B,1,1,S]", score=PADDING_MASK, in_goal=False, **common)
+    yield Workload("mask", "bool [S,S]", mask=SQUARE_MASK, **common)
+    yield Workload("mask", "bias [1,H,S,S]", bias=HEAD_BIAS, **common)
+    yield Workload("mask", "bias with grad", bias=HEAD_BIAS, extras_need_grad=True, **common)
+    yield Workload("mask", "padding [B,1,1,S]", mask=PADDING_MASK, in_goal=False, **common)
     packed: dict[str, Any] = dict(own=OWN_VARLEN, against=OWN_VARLEN, in_goal=False, passes=("forward",))
-    yield Workload("mask", "padding, packed", score=PADDING_MASK, **packed, **shape)
+    yield Workload("mask", "padding, packed", mask=PADDING_MASK, **packed, **shape)
     large: dict[str, Any] = common | dict(num_heads=8, head_dim=256, in_goal=False)
-    yield Workload("mask", "bool [S,S]", score=SQUARE_MASK, **large)
-    yield Workload("mask", "padding [B,1,1,S]", score=PADDING_MASK, **large)
+    yield Workload("mask", "bool [S,S]", mask=SQUARE_MASK, **large)
+    yield Workload("mask", "padding [B,1,1,S]", mask=PADDING_MASK, **large)
 
 
 def float32() -> Iterator[Workload]:
@@ -110,7 +112,7 @@ def encoders() -> Iterator[Workload]:
     """Many heads of few tokens, as encoders of text and images have in a batch, and images that attend to a text."""
     common: dict[str, Any] = dict(num_heads=12, head_dim=64, peers=FUSED, against="best")
     for seqlen in (128, 256):
-        yield Workload("encoders", "padding", 64, seqlen=seqlen, score=PADDING_MASK, **common)
+        yield Workload("encoders", "padding", 64, seqlen=seqlen, mask=PADDING_MASK, **common)
     for seqlen in (197, 256):
         yield Workload("encoders", "full", 64, seqlen=seqlen, **common)
     yield Workload("encoders", "text of 77", 8, seqlen=4096, seqlen_k=77, **(common | dict(num_heads=10)))
@@ -142,7 +144,7 @@ def varlen() -> Iterator[Workload]:
         128,
         causal=True,
         lengths=lengths,
-        peers=("varlen_attn",),
+        peers=("varlen_attn", "flex"),
         against="varlen_attn",
     )
 
@@ -153,7 +155,8 @@ def window() -> Iterator[Workload]:
         common: dict[str, Any] = dict(
             batch=2, num_heads=2048 // head_dim, seqlen=8192, head_dim=head_dim, own="full", against="full"
         )
-        yield Workload("window", "causal", causal=True, peers=("flash",), **common)
+        yield Workload("window", "causal", causal=True, peers=("flash", "flex"), **common)
+        common["peers"] = ("flex",)
         yield Workload("window", "window 512", window=(512, 512), **common)
         yield Workload("window", "causal window 512", causal=True, window=(512, 0), in_goal=False, **common)
 
@@ -195,8 +198,8 @@ def cpu() -> Iterator[Workload]:
             yield Workload("cpu", "full", **common)
             yield Workload("cpu", "causal", causal=True, own="full", **common)
             yield Workload("cpu", "window 256", window=(256, 256), own="full", **common)
-            yield Workload("cpu", "bool mask", score=SQUARE_MASK, **common)
-            yield Workload("cpu", "float bias", score=SQUARE_BIAS, **common)
+            yield Workload("cpu", "bool mask", mask=SQUARE_MASK, **common)
+            yield Workload("cpu", "float bias", bias=SQUARE_BIAS, **common)
 
 
 def few_keys() -> Iterator[Workload]:
@@ -246,11 +249,17 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
         switch,
         decode,
         decode_host,
+        softcap,
+        alibi,
+        sinks,
+        models,
     ),
     "cpu": {
         **_named(cpu, few_keys, decode_host),
         "switch": tuple(switch_on_cpu()),
         "decode": tuple(decode_on_cpu()),
+        "softcap": tuple(softcap_on_cpu()),
+        "alibi": tuple(alibi_on_cpu()),
     },
 }
 ABOUT = {
@@ -270,6 +279,10 @@ ABOUT = {
     "switch": "host time through PyTorch's own switch, beside our direct call",
     "decode": "few queries at the end of a key-value cache, contiguous and paged",
     "decode_host": "host time of such calls",
+    "softcap": "scores capped by tanh, causal",
+    "alibi": "ALiBi, causal, also with a gradient of the slopes",
+    "sinks": "attention sinks, causal and with a window, also with a gradient of the sinks",
+    "models": "workloads as models have them",
     "cpu": "2048 tokens in float32 and bfloat16, with masks, a bias and a window",
     "few_keys": "many queries that see 1 to 80 keys",
 }

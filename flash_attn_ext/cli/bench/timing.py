@@ -83,7 +83,7 @@ def measure(
         with _failure_noted(measured, name), contestant.context(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns at length about each kernel that it cannot run
             call = contestant.make_call(pass_, dout)
-            for _ in range(effort.warm_ups):
+            for _ in range(effort.warm_ups + contestant.compiles):
                 start = time.perf_counter()
                 result = call()
                 _wait(dout)

@@ -10,7 +10,7 @@ from torch import Tensor
 # The FLOPs of a pass, by those of the forward pass: the backward pass has five GEMMs, the forward pass two.
 FLOPS_OF_PASS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 
-SQUARE_MASK, PADDING_MASK = "mask [S,S]", "mask [B,1,1,S]"
+SQUARE_MASK, PADDING_MASK, BATCH_MASK = "mask [S,S]", "mask [B,1,1,S]", "mask [B,1,S,S]"
 SQUARE_BIAS, HEAD_BIAS = "bias [S,S]", "bias [1,H,S,S]"
 # The value of `own` for our function by its name. Our call is then PyTorch's function, with its operators replaced
 # through torch.nn.attention.
@@ -33,8 +33,12 @@ class Workload:
     num_key_heads: int | None = None
     causal: bool = False
     window: tuple[int, int] | None = None  # keys to the left and to the right of the query's own
-    score: str | None = None  # one of the masks and biases named above
-    bias_needs_grad: bool = False
+    mask: str | None = None  # one of those named above
+    bias: str | None = None  # one of those named above
+    softcap: float | None = None
+    has_alibi: bool = False
+    has_sink: bool = False
+    extras_need_grad: bool = False  # the bias, the slopes of ALiBi and the sink
     dropout_p: float = 0.0
     lengths: tuple[int, ...] = ()  # of ragged sequences packed one after the other; seqlen is then the longest
     peers: tuple[str, ...] = ()  # their names in contestants.py
@@ -100,7 +104,19 @@ class Inputs:
     dout: Tensor
     mask: Tensor | None = None
     bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    sink: Tensor | None = None
     cu_seqlens: Tensor | None = None
+
+    @property
+    def extras(self) -> tuple[Tensor, ...]:
+        """What may require grad beside q, k and v."""
+        return tuple(tensor for tensor in (self.bias, self.alibi_slopes, self.sink) if tensor is not None)
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The tensors by which a backward pass differentiates."""
+        return (self.q, self.k, self.v, *(tensor for tensor in self.extras if tensor.requires_grad))
 
 
 def make_inputs(workload: Workload, device: str) -> Inputs:
@@ -120,16 +136,21 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
     v = operand(workload.key_heads, workload.num_keys, workload.dim_v)
     inputs = Inputs(q, k, v, dout=operand(workload.num_heads, workload.seqlen, workload.dim_v))
     square = (workload.seqlen, workload.seqlen)
-    if workload.score == SQUARE_MASK:
-        inputs.mask = torch.rand(square, generator=generator, device=device) < 0.7
-    elif workload.score == PADDING_MASK:
+    if workload.mask in (SQUARE_MASK, BATCH_MASK):
+        shape = square if workload.mask == SQUARE_MASK else (workload.batch, 1, *square)
+        inputs.mask = torch.rand(shape, generator=generator, device=device) < 0.7
+    elif workload.mask == PADDING_MASK:
         shortest = workload.seqlen // 2
         lengths = shortest + torch.arange(workload.batch, device=device) * shortest // max(workload.batch - 1, 1)
         inputs.mask = (torch.arange(workload.seqlen, device=device) < lengths[:, None])[:, None, None]
-    elif workload.score == SQUARE_BIAS:
+    if workload.bias == SQUARE_BIAS:
         inputs.bias = normal(*square)
-    elif workload.score == HEAD_BIAS:
+    elif workload.bias == HEAD_BIAS:
         inputs.bias = normal(1, workload.num_heads, *square)
+    if workload.has_alibi:  # the slopes of Press et al. 2022, section 3, from steep to flat
+        inputs.alibi_slopes = 2.0 ** (-8 * torch.arange(1, workload.num_heads + 1, device=device) / workload.num_heads)
+    if workload.has_sink:
+        inputs.sink = torch.randn(workload.num_heads, generator=generator, device=device)
     if workload.lengths:
         ends = torch.tensor(workload.lengths).cumsum(0)
         inputs.cu_seqlens = torch.cat([ends.new_zeros(1), ends]).to(device, torch.int32)

@@ -1,0 +1,94 @@
+"""Workloads as models have them: suite `models`.
+
+No row holds a mask or a bias of all queries and keys of a long sequence, and FlexAttention takes part where others take
+no part or need such a mask. Batches are so large that a call fills a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from flash_attn_ext.cli.bench.feature_suites import SOFTCAP, gpt_oss
+from flash_attn_ext.cli.bench.workload import BATCH_MASK, HEAD_BIAS, PADDING_MASK, Workload
+
+FUSED = ("flash", "efficient", "cudnn")
+OF_LONG = ("flash", "cudnn", "fa3", "fa4")
+OF_BIASES = ("efficient", "cudnn", "math", "flex")  # the unfused one too, since it is what such models run
+LLAMA: dict[str, Any] = dict(batch=1, num_heads=32, num_key_heads=8, head_dim=128)
+CAUSAL: dict[str, Any] = dict(causal=True)
+
+
+def models() -> Iterator[Workload]:
+    """Head dim 64 comes first, as `--quick` takes that of the first row."""
+    yield from _encoders()
+    yield from _with_biases()
+    yield from _images()
+    yield from _few_queries()
+    yield from _decoders()
+    yield from gpt_oss("models")
+    yield from _long()
+
+
+def _with_biases() -> Iterator[Workload]:
+    """A relative position bias that is trained, and a mask. Swin has 49 tokens in a window, and Evoformer's rows have
+    256 residues."""
+    trained: dict[str, Any] = dict(bias=HEAD_BIAS, extras_need_grad=True)
+    yield _row("Swin windows", (4096, 6, 49, 32), OF_BIASES, mask=BATCH_MASK, **trained)
+    yield _row("Evoformer rows", (256, 4, 256, 32), OF_BIASES, mask=PADDING_MASK, **trained)
+    yield _row("T5-XL", (8, 32, 512, 64), OF_BIASES, **trained)
+
+
+def _encoders() -> Iterator[Workload]:
+    yield _row("BERT, padding", (32, 12, 512, 64), ("efficient", "cudnn", "flex"), mask=PADDING_MASK)
+    yield _row("BERT, short", (64, 12, 128, 64), FUSED)
+    yield _row("Whisper", (8, 20, 1500, 64), FUSED)
+
+
+def _images() -> Iterator[Workload]:
+    yield _row("ViT-B", (64, 12, 197, 64), FUSED)
+    yield _row("SigLIP", (32, 16, 729, 72), FUSED)
+    yield _row("ViT-H", (32, 16, 257, 80), FUSED)
+    yield _row("SD 1.5, outer", (8, 8, 4096, 40), FUSED)
+    yield _row("SD 1.5, middle", (8, 8, 64, 160), FUSED)
+    yield _row("SDXL", (4, 10, 4096, 64), FUSED)
+    yield _row("SDXL, text of 77", (4, 10, 4096, 64), FUSED, seqlen_k=77)
+    yield _row("Flux", (1, 24, 4608, 128), (*FUSED, "fa3", "fa4"))
+    yield _row("Wan 2.1", (1, 12, 32760, 128), OF_LONG)
+
+
+def _few_queries() -> Iterator[Workload]:
+    yield _row("Q-Former", (64, 12, 32, 64), FUSED, seqlen_k=257)
+    yield _row("Perceiver", (4, 8, 256, 64), FUSED, seqlen_k=16384)
+    options: dict[str, Any] = dict(seqlen=1, seqlen_k=8192, peers=("flash", "cudnn", "flex"), passes=("forward",))
+    yield Workload("models", "decode, 16 x 8k", against="best", **LLAMA | dict(batch=16), **options)
+
+
+def _decoders() -> Iterator[Workload]:
+    yield _row("GPT-2", (8, 12, 1024, 64), (*FUSED, "fa3", "fa4"), **CAUSAL)
+    yield _row("GPT-2, dropout", (8, 12, 1024, 64), FUSED, dropout_p=0.1, **CAUSAL)
+    yield _row("DeepSeek", (1, 16, 8192, 192), OF_LONG, head_dim_v=128, **CAUSAL)
+    yield _row("Gemma 2", (1, 16, 4096, 256), ("flex", "fa3", "fa4"), num_key_heads=8, softcap=SOFTCAP, **CAUSAL)
+    yield _row("Gemma 4", (1, 16, 4096, 512), ("efficient", "flex"), num_key_heads=4, **CAUSAL)
+    yield _row("MPT", (4, 32, 2048, 128), ("flex", "efficient", "cudnn"), has_alibi=True, **CAUSAL)
+    trained: dict[str, Any] = dict(has_alibi=True, extras_need_grad=True, passes=("backward",))
+    yield _row("MPT, slopes", (4, 32, 2048, 128), ("flex",), **trained, **CAUSAL)
+    common: dict[str, Any] = dict(against="best", **LLAMA, **CAUSAL)
+    for seqlen in (8192, 32768, 131072):
+        yield Workload("models", "Llama 8B", seqlen=seqlen, peers=OF_LONG, **common)
+    # Mistral's window has 4096 keys, the query's own among them.
+    yield Workload("models", "Mistral", seqlen=32768, window=(4095, 0), peers=("flex", "fa3", "fa4"), **common)
+    packed: dict[str, Any] = dict(seqlen=4096, lengths=(4096,) * 8, peers=("varlen_attn", "flex"))
+    yield Workload("models", "8 documents", **packed, **common)
+
+
+def _long() -> Iterator[Workload]:
+    """One sequence, with 1024 channels at every head dim."""
+    for head_dim in (64, 128, 256):
+        yield _row("long", (1, 1024 // head_dim, 131072, head_dim), OF_LONG)
+    yield _row("long, causal", (1, 4, 131072, 256), OF_LONG, **CAUSAL)
+
+
+def _row(case: str, shape: tuple[int, int, int, int], peers: tuple[str, ...], **options) -> Workload:
+    """`shape`: batch, heads, queries and head dim."""
+    return Workload("models", case, *shape, peers=peers, against="best", **options)
