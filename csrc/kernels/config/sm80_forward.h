@@ -14,8 +14,8 @@ struct ForwardConfig {
   // Recomputes rows with a NaN itself, because the launch of a repair kernel would be a large part of a short call
   // (docs/kernels/log/sm80.md, "Rooms, one plan, fewer kernels").
   bool repairs_in_kernel = false;
-  // Spends most of its time in prologue and epilogue, which five small CTAs per SM hide from each other: keeps the
-  // addresses of copies, and asks for no interval of keys where all are visible.
+  // Such a kernel spends most of its time in prologue and epilogue, which five small CTAs per SM hide from each other.
+  // It keeps the addresses of copies, and asks for no interval of keys where all are visible.
   bool for_few_queries = false;
   // The warp's first row, instead of the CTA's, decides up to where tiles are unmasked. Under causality it sees more
   // keys. Kernels that have a loop body for partly masked tiles gain nothing from it.

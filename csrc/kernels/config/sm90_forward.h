@@ -46,9 +46,9 @@ struct ForwardConfig {
   // first half: the softmax then covers that half (docs/kernels/log/sm90.md, "Half of a first tile"). Not with
   // split-KV, where the last tile of a split need not be that of the row.
   bool half_first_tile = false;
-  // Divides O by the sums of the rounded P. The exponents may then be relative to less than the row maximum, which is
-  // the rescale threshold; otherwise a dominant weight, which is exactly 1 relative to the maximum, would bring its own
-  // rounding error into O. With dropout the sums cover the kept weights, and the divisor is scaled by the ratio of all
+  // Divides O by the sums of the rounded P. The exponents may then be relative to a stale row maximum (the rescale
+  // threshold). Without these sums the threshold is 0: a dominant weight must be exactly 1, or its own rounding error
+  // reaches O. With dropout the sums cover the kept weights, and the divisor is scaled by the ratio of all
   // weights to the kept ones.
   bool rounded_sums = false;
 

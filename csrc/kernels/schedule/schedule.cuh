@@ -27,7 +27,7 @@ struct Place {
   uint32_t batch;
   uint32_t key_head;
   uint32_t head_of_group;  // 0 where a CTA owns rows of keys
-  uint32_t tile;           // counted from the last rows on
+  uint32_t tile;           // in longest-first order; first_query_of and first_key_of turn it into rows
   uint32_t slice;
 };
 

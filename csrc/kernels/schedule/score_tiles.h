@@ -28,7 +28,7 @@ struct ScoreTiles {
   static constexpr int kBlockRows = 2;   // of a CTA of the dQ kernel, all of one sequence: a query chunk has whole CTAs
 
   int width = 0;  // tiles for which a row has room
-  int ahead = 0;  // or row + ahead, where that is less
+  int ahead = 0;  // a row has room for row + ahead tiles where that is less than width
   int rows = 0;   // of a matrix
   // Of a launch:
   int first_matrix = 0;

@@ -15,7 +15,7 @@
 
 namespace flash_attn_ext {
 
-// What an entry sees: a tile of rows of a batch entry.
+// An entry is a tile of rows of one batch entry. This is what it sees.
 struct EntryKeys {
   attention::Sequence sequence;
   uint32_t first_row;

@@ -1,6 +1,7 @@
-// What the Hopper kernels have in common. A kernel with warp roles begins in the same order:
+// What the Hopper kernels have in common. A kernel with warp roles begins in about this order:
 //
-//   init_barriers()            One thread initialises the barriers. prefetch_descriptors() runs beside it.
+//   init_barriers()            One thread initialises the barriers. In forward kernels prefetch_descriptors() runs
+//                              beside it.
 //   __syncthreads()            All threads see the barriers.
 //   wait_for_kernel_before()   Programmatic dependent launch: what comes before overlaps the preceding kernel.
 //   release_registers()        The producer's warpgroup releases registers, and consumers call acquire_registers().

@@ -8,7 +8,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// For plans with ForwardKernel::kWarpSpecialised. workspace: plan.workspace.bytes of the device's memory.
+// For plans with is_warp_specialised(). workspace: plan.workspace.bytes of the device's memory.
 cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                         cudaStream_t stream);
 

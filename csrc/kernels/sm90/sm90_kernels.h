@@ -13,7 +13,9 @@
 namespace flash_attn_ext::sm90 {
 
 struct ForwardCall : attention::ForwardParams {
-  KeyIntervals intervals;  // present: the launch computes only batch entries that have one, or only the others
+  // If present, the launch without a mask computes the batch entries that have an interval, and the other launch the
+  // rest.
+  KeyIntervals intervals;
 };
 
 // The forward pass of the rows of a score mode.

@@ -23,7 +23,8 @@ struct FlaggedRows {
 };
 
 // The rows of a launch whose flags stand in the order of heads: one head after the other, whatever the order of its
-// work tiles. A warp owns rows_per_warp of the tile_rows of a tile, and has all columns of the result.
+// work tiles: without L2 to share (l2_bytes is 0), make_schedule takes one head at a time. A warp owns rows_per_warp of
+// the tile_rows of a tile, and has all columns of the result.
 inline FlaggedRows rows_in_order_of_heads(const attention::AttentionParams& p, const uint8_t* flags,
                                           flash_attn_ext::Rows rows, int tile_rows, int rows_per_warp) {
   const Division division = {

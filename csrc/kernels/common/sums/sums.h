@@ -13,8 +13,8 @@ namespace flash_attn_ext::common {
 // delta = rowsum(dout * out) - dlse.
 cudaError_t launch_delta(const attention::DeltaParams& params, cudaStream_t stream);
 
-// A slope's gradient is the sum of these partial sums, one per query tile: (batch, num_heads_q, per_head), accumulate
-// type.
+// A slope's gradient is the sum of these partial sums, one per query tile, or in float64 per query: (batch,
+// num_heads_q, per_head), accumulate type.
 struct AlibiPartials {
   void* data = nullptr;
   int64_t per_head = 0;
@@ -31,7 +31,7 @@ cudaError_t launch_dalibi(const attention::BackwardParams& params, const AlibiPa
 cudaError_t launch_dbias_from_rows(const attention::BackwardParams& params, cudaStream_t stream);
 
 // Split-KV dQ, for few queries that see many keys: CTAs share the keys of a query tile, each stores a partial dQ in
-// float32, and one kernel sums these splits. For each split, the sum of dS K over its keys, before the scale, laid out
+// float32, and one kernel sums these splits. A split holds the sum of dS K over its keys, unscaled, and is laid out
 // as dQ. Strides are in elements.
 struct DqSplits {
   attention::MatrixView sums;  // float32, of split 0; columns are contiguous

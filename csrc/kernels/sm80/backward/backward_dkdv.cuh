@@ -1,12 +1,12 @@
 // dK and dV, key-stationary (Dao 2023, "FlashAttention-2", algorithm 2 without its dQ).
 //
-// Grid: one CTA per (batch, key head, tile of kKeys keys). Each warp owns kKeys / kWarps keys. The accumulators of its
-// rows of S^T = K Q^T and dP^T = V dO^T have the register layout of a left operand, so that dV += P^T dO and dK += dS^T
-// Q read P and dS from registers, without shared memory and without a barrier between warps. The mainloop iterates over
-// the query heads of the KV group and their query tiles in one fixed order, and no other CTA writes the same rows.
-// Shared memory: K, V, one or two stages of Q and dO, and in generic kernels each warp's bias and mask. With two
-// stages, the load of the next query tile overlaps the current iteration. In the two-pass backward, this kernel
-// materialises dS in p.materialised for the dQ GEMM.
+// Grid: one CTA per (batch, key head, tile of kKeys keys). Each warp owns kTile.keys / kTile.warps keys. The
+// accumulators of its rows of S^T = K Q^T and dP^T = V dO^T have the register layout of a left operand, so that dV +=
+// P^T dO and dK += dS^T Q read P and dS from registers, without shared memory and without a barrier between warps. The
+// mainloop iterates over the query heads of the KV group and their query tiles in one fixed order, and no other CTA
+// writes the same rows. Shared memory: K, V, one or two stages of Q and dO, and in generic kernels each warp's bias and
+// mask. With two stages, the load of the next query tile overlaps the current iteration. In the two-pass backward, this
+// kernel materialises dS in p.materialised for the dQ GEMM.
 #pragma once
 
 #include <type_traits>

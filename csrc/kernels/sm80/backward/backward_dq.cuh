@@ -1,11 +1,11 @@
 // dQ, query-stationary: dQ = scale * dS K, with S and dP recomputed.
 //
 // Grid: one CTA per (batch, query head, query tile, slice of dQ's columns), longest tiles first. Each warp owns
-// kQueries / kWarps rows: S, dP and dQ live in its registers, and dS is the left operand of the dQ GEMM from there.
-// Shared memory: Q, dO, one tile of K and one of V, and in kernels that read a bias or mask each warp's bias and mask.
-// The load of K overlaps dP = dO V^T. The load of the next V overlaps S = Q K^T, dS and dQ. Bias and mask are loaded
-// during dQ and the next dP. Two or more CTAs per SM hide each other's latency. In the two-pass backward, this kernel
-// materialises P and dS in p.materialised for the dK and dV GEMMs. Split-KV, for few queries that see many keys:
+// kTile.queries / kTile.warps rows: S, dP and dQ live in its registers, and dS is the left operand of the dQ GEMM from
+// there. Shared memory: Q, dO, one tile of K and one of V, and in kernels that read a bias or mask each warp's bias and
+// mask. The load of K overlaps dP = dO V^T. The load of the next V overlaps S = Q K^T, dS and dQ. Bias and mask are
+// loaded during dQ and the next dP. Two or more CTAs per SM hide each other's latency. In the two-pass backward, this
+// kernel materialises P and dS in p.materialised for the dK and dV GEMMs. Split-KV, for few queries that see many keys:
 // blockIdx.y is the split of the tile's keys whose partial dQ the CTA writes (p.dq_splits).
 #pragma once
 

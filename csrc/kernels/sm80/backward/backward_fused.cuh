@@ -1,8 +1,9 @@
 // dQ, dK and dV of short sequences in one kernel: all keys of a head fit one CTA.
 //
-// Grid: one CTA per (batch, key head). Each warp owns kKeys / kWarps keys, as in backward_dkdv.cuh: its rows of S^T = K
-// Q^T and dP^T = V dO^T are accumulators, and dV += P^T dO and dK += dS^T Q read P and dS from there. The CTA has all
-// keys, so it has the complete dS of a query tile: dS goes to shared memory, and the warps share the tile of dQ = scale
+// Grid: one CTA per (batch, key head). Each warp owns kTile.keys / kTile.warps keys, as in backward_dkdv.cuh: its rows
+// of S^T = K Q^T and dP^T = V dO^T are accumulators, and dV += P^T dO and dK += dS^T Q read P and dS from there. The
+// CTA has all keys, so it has the complete dS of a query tile: dS goes to shared memory, and the warps share the tile
+// of dQ = scale
 // * dS K. So there are five GEMMs for a tile instead of the seven of two kernels, each operand is read once, and
 // nothing is added across CTAs: sums have one fixed order.
 // Shared memory: K, V, two stages of Q and dO, LSE and delta of the head's queries, and one or two tiles of dS. dQ of a

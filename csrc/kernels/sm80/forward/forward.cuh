@@ -1,12 +1,11 @@
 // Forward pass: O = softmax(score(Q K^T)) V and its LSE (Dao 2023, "FlashAttention-2", algorithm 1).
 //
-// Grid: one CTA per (batch, query head, query tile, slice of V's columns), longest tiles first. Each warp owns kQueries
-// / kWarps rows: S, P and O live in its registers, and P is the left operand of the PV GEMM from there.
-// Shared memory: Q, and one or two stages of K and V. With one stage, the load of V overlaps S = Q K^T, and the load of
-// the next K overlaps O += P V. With two stages, the load of the next tile overlaps the whole iteration, which then
-// needs only one barrier.
-// Two CTAs per SM hide each other's latency. Key tiles outside the visible interval are never loaded, and only partly
-// masked tiles compare positions.
+// Grid: one CTA per (batch, query head, query tile, slice of V's columns), longest tiles first. Each warp owns
+// kTile.queries / kTile.warps rows: S, P and O live in its registers, and P is the left operand of the PV GEMM from
+// there. Shared memory: Q, and one or two stages of K and V. With one stage, the load of V overlaps S = Q K^T, and the
+// load of the next K overlaps O += P V. With two stages, the load of the next tile overlaps the whole iteration, which
+// then needs only one barrier. The CTAs of an SM hide each other's latency. Key tiles outside the visible interval are
+// never loaded, and only partly masked tiles compare positions.
 #pragma once
 
 #include "kernels/common/rows/attention_rows.cuh"

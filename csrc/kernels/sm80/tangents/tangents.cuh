@@ -5,11 +5,11 @@
 //
 // Primes are tangents. P is final, so nothing is rescaled.
 //
-// Grid: one CTA per (batch, query head, query tile), longest tiles first. Each warp owns kQueries / kWarps rows: S, S'
-// and O' live in its registers, and P S' and P are left operands from there.
-// Shared memory: Q and Q', and tiles of K and K', V and V'. With two stages, the loads of V and V' overlap S and S',
-// and the loads of the next K and K' overlap O'. With one stage, K and V alternate in it. CTAs of the same SM hide each
-// other's latency. An absent tangent is a tile of zeros.
+// Grid: one CTA per (batch, query head, query tile), longest tiles first. Each warp owns kTile.queries / kTile.warps
+// rows: S, S' and O' live in its registers, and P S' and P are left operands from there. Shared memory: Q and Q', and
+// tiles of K and K', V and V'. With two stages, the loads of V and V' overlap S and S', and the loads of the next K and
+// K' overlap O'. With one stage, K and V alternate in it. CTAs of the same SM hide each other's latency. An absent
+// tangent is a tile of zeros.
 #pragma once
 
 #include <type_traits>

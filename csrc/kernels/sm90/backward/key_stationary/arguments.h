@@ -86,7 +86,7 @@ struct QueryTileGrid {
 struct BackwardWorkspace {
   static constexpr int kQueries = LoopOrder::kQueries;
   // Statistics of each query in float32: LSE * log2(e) - shift, and delta / 2^shift. With a bias they are the LSE
-  // itself, delta / 2^shift, and log2(e) times what rounding left out of the LSE, - shift. Where the GEMMs add them, a
+  // itself, delta / 2^shift, and log2(e) * (what rounding left out of the LSE) - shift. Where the GEMMs add them, a
   // tile has augmented columns instead: -LSE / scale for S, and -delta for dP.
   static constexpr int kStatistics = plan::kBackwardStatistics;
   template <class Element>

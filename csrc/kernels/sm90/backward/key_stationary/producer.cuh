@@ -1,4 +1,4 @@
-// Producer threads: one fetches work tiles, the dynamic tile scheduler, and one issues the TMA copies of what they
+// Producer threads: one, the dynamic tile scheduler, fetches work tiles; the other issues the TMA copies of what they
 // need.
 #pragma once
 

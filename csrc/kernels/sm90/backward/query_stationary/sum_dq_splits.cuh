@@ -1,7 +1,7 @@
 // dQ = scale * the sum of its splits, in a fixed order.
 //
-// Grid: halves of 64 queries of all pairs, times slices of columns (dq_slice.cuh). The warpgroups of a CTA share the
-// splits of one slice, or where there are few splits, each has a slice of its own.
+// Grid: two halves of 64 queries of each pair, times slices of columns (dq_slice.cuh). The warpgroups of a CTA share
+// the splits of one slice, or where there are few splits, each has a slice of its own.
 #pragma once
 
 #include "kernels/sm90/backward/query_stationary/traits.h"

@@ -136,7 +136,7 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
                     .key_sums = parts.key_sums.in<float>(workspace),
                     .key_tiles_of_matrix = static_cast<int>(plan.materialised.key_tiles_of_matrix),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
-                    .num_work_tiles = static_cast<int>(parts.work_counter.bytes / sizeof(uint32_t))};
+                    .num_work_counters = static_cast<int>(parts.work_counter.bytes / sizeof(uint32_t))};
   args.tiles = ScoreTiles::of(p);
   args.tiles.between = plan.materialised.bytes_of_matrices / static_cast<int64_t>(sizeof(typename DqTraits::Element));
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};

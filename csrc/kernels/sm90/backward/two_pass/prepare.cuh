@@ -92,7 +92,7 @@ __device__ __forceinline__ void clear_counters_and_flags(const TwoPassArguments&
   const TwoPassWorkspace& workspace = args.workspace;
   const int64_t step = grid.blocks * kTwoPassPrepareThreads;
   const int64_t first = int64_t{blockIdx.x} * kTwoPassPrepareThreads + threadIdx.x;
-  for (int64_t i = first; i < workspace.num_work_tiles; i += step) workspace.work_counters[i] = 0;
+  for (int64_t i = first; i < workspace.num_work_counters; i += step) workspace.work_counters[i] = 0;
   for (int64_t i = first; i < grid.blocks * 4; i += step) workspace.dq_nan_flags[i] = 0;
   for (int64_t i = first; i < grid.key_flags; i += step) workspace.dkdv_nan_flags[i] = 0;
 }

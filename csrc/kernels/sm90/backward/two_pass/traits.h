@@ -31,7 +31,7 @@ struct TwoPassWorkspace {
   float* key_sums;          // for each key tile of a launch: partial dK / scale or dV of earlier query chunks
   int key_tiles_of_matrix;
   int tiles_of_head;
-  int num_work_tiles;
+  int num_work_counters;
 
   __device__ __forceinline__ static int first_tile(const attention::AttentionParams& p,
                                                    const attention::Sequence& sequence) {

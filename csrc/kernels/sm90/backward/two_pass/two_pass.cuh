@@ -1,6 +1,6 @@
-// The two main kernels of the two-pass backward pass on Hopper (docs/kernels/sm90_backward_two_pass.md). It is for
-// large head dims, and for scores that more than a scale changes. Both kernels have persistent CTAs, one per SM. Each
-// fetches work tiles until none is left.
+// The two main kernels of the two-pass backward pass on Hopper (docs/kernels/sm90_backward_two_pass.md). What it
+// is for stands in config/two_pass.h. Both kernels have persistent CTAs, one per SM. Each fetches work tiles until none
+// is left.
 //
 // The dQ kernel computes dQ, and materialises P and dS for the GEMM kernel. A work tile has 128 queries of a head.
 //

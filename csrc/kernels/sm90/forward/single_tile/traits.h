@@ -31,7 +31,7 @@ struct SingleTileArguments {
 struct WorkTile {
   int number;  // in the schedule
   int first_query;
-  int query_tiles;  // 0: past the end of the sequence, or of a batch entry that another launch computes
+  int query_tiles;  // 0: nothing to compute, or, to consumers, no more work tiles
   WorkItem item;
 };
 
