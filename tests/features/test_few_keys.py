@@ -14,7 +14,8 @@ from support.checks import check_case, check_packed_drawn
 from support.errors import assert_same_answer
 from support.packed import PackedCase, make_packed
 from support.params import over_cases, over_dtypes
-from support.runners import run_ours
+from support.runners import run_ours, run_reference
+from support.terms import largest_terms
 
 COUNTS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 77, 256, 257)
 SHAPES = [
@@ -83,10 +84,12 @@ def test_a_hidden_key_reaches_nothing(value, sk, dtype, backend):
     inputs = make_inputs(Case(sq=150, sk=sk, d=64, mask="111k"), dtype, backend.device)
     inputs.mask[...] = torch.arange(sk, device=backend.device) != 1
     clean = run_ours(inputs, backend)
+    doubles = inputs.to(torch.float64)
+    terms = largest_terms(doubles, run_reference(doubles))  # of one visible key, gradients of q and k cancel
     for tensor in (inputs.k, inputs.v):
         tensor[:, :, 1] = value
     for name, tensor in run_ours(inputs, backend).items():
-        assert_same_answer(tensor, clean[name], backend, name)
+        assert_same_answer(tensor, clean[name], backend, name, terms=terms.get(name, 0.0))
     inputs.q[:, :, 70] = value
     spoilt = run_ours(inputs, backend)
     for name in ("dk", "dv"):

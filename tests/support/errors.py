@@ -18,6 +18,12 @@ CANCELLED = 1e-3  # an output below this fraction of its terms
 REDRAWS = 8
 
 
+def own_scale(exact: torch.Tensor, terms: float) -> float:
+    """That of the terms where they cancel."""
+    scale = scale_of(exact)
+    return terms if scale < CANCELLED * terms else scale
+
+
 def rounding_of_a_copy(dtype: torch.dtype, backend: Backend) -> float:
     """The relative error of a product with exactly 1.
 
@@ -27,8 +33,11 @@ def rounding_of_a_copy(dtype: torch.dtype, backend: Backend) -> float:
     return 2.0**-21 if dtype == torch.float32 and not backend.is_cpu else 0.0
 
 
-def assert_same_answer(result: torch.Tensor, expected: torch.Tensor, backend: Backend, name: str, where=...) -> None:
-    """Two calls of ours that have one exact answer; NaN is in neither. `where`: the elements that are compared.
+def assert_same_answer(
+    result: torch.Tensor, expected: torch.Tensor, backend: Backend, name: str, where=..., terms: float = 0.0
+) -> None:
+    """Two calls of ours that have one exact answer; NaN is in neither. `where`: the elements that are compared, and
+    `terms`: the largest sum of absolute terms of an element, where these cancel.
 
     On a GPU the two may come from different code. A row in which a tensor-core product met NaN is computed again
     without tensor cores (csrc/kernels/common/rows/attention_rows.cuh), so
@@ -38,11 +47,12 @@ def assert_same_answer(result: torch.Tensor, expected: torch.Tensor, backend: Ba
     - in float32 products, tanh and exp2 are other ones: FLOAT32_DIFFERENCE.
     """
     options = {}
+    scale = own_scale(expected, terms)
     if not backend.is_cpu and result.dtype.itemsize == 2:
         eps = torch.finfo(result.dtype).eps
-        options = dict(rtol=2 * eps, atol=eps * scale_of(expected))
+        options = dict(rtol=2 * eps, atol=eps * scale)
     elif not backend.is_cpu and result.dtype == torch.float32:
-        options = dict(rtol=1.3e-6, atol=max(1e-5, FLOAT32_DIFFERENCE * scale_of(expected)))
+        options = dict(rtol=1.3e-6, atol=max(1e-5, FLOAT32_DIFFERENCE * scale))
     result, expected = result[where], expected[where]
     # -inf is the LSE of a row without keys.
     assert not bool((result.isnan() | result.isposinf()).any()), f"{name}: NaN or Inf"
@@ -56,10 +66,7 @@ def slack_of(result: torch.Tensor, exact: torch.Tensor) -> float:
 
 def compare(result: torch.Tensor, yardstick: torch.Tensor, exact: torch.Tensor, terms: float = 0.0) -> Comparison:
     """`yardstick` is PyTorch's answer in the same dtype, `terms` the largest sum of absolute terms of an element."""
-    scale = scale_of(exact)
-    if scale < CANCELLED * terms:
-        scale = terms
-    slack = slack_share(result) * scale
+    slack = slack_share(result) * own_scale(exact, terms)
     return Comparison(errors_of(result, exact), errors_of(yardstick, exact), slack)
 
 
