@@ -27,8 +27,7 @@ void print_row(const char* table, ScoreMode score, Columns columns) {
 void print_sm90_forward() {
   for (const sm90::ForwardConfig& config : sm90::kForwardConfigs) {
     const auto& [dims, score, warpgroups, block_n, q_stages, kv_stages, ctas_per_sm, ping_pong, intra_overlap, split_kv,
-                 tma_store, early_lse, early_q_release, late_pv_wait, unmasked_loop, half_first_tile, rounded_sums] =
-        config;
+                 tma_store, early_lse, early_q_release, late_pv_wait, unmasked_loop, rounded_sums] = config;
     print_row("sm90 forward", score,
               {{"qk", dims.qk},
                {"v", dims.v},
@@ -46,7 +45,6 @@ void print_sm90_forward() {
                {"early_q_release", early_q_release},
                {"late_pv_wait", late_pv_wait},
                {"unmasked_loop", unmasked_loop},
-               {"half_first_tile", half_first_tile},
                {"rounded_sums", rounded_sums},
                {"registers", sm90::forward_registers(config).consumer}});
   }

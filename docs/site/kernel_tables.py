@@ -137,11 +137,6 @@ TABLES = {
                 is_set("unmasked_loop"),
                 "tiles of keys without masked scores have a mainloop of their own",
             ),
-            Note(
-                "half first tile",
-                is_set("half_first_tile"),
-                "the softmax covers half of the first tile of keys where a warpgroup sees no more of it",
-            ),
             Note("rounded sums", is_set("rounded_sums"), "O is divided by the sums of P as it was rounded"),
         ),
     ),

@@ -42,10 +42,6 @@ struct ForwardConfig {
   // Has a mainloop of its own for tiles of keys without masked scores. With three warpgroups, or more columns of O, a
   // single loop is as fast.
   bool unmasked_loop = false;
-  // The first tile of keys contains the causal or window boundary, and the 64 rows of a warpgroup may see only its
-  // first half: the softmax then covers that half (docs/kernels/log/sm90.md, "Half of a first tile"). Not with
-  // split-KV, where the last tile of a split need not be that of the row.
-  bool half_first_tile = false;
   // Divides O by the sums of the rounded P. The exponents may then be relative to a stale row maximum (the rescale
   // threshold). Without these sums the threshold is 0: a dominant weight must be exactly 1, or its own rounding error
   // reaches O. With dropout the sums cover the kept weights, and the divisor is scaled by the ratio of all
@@ -74,7 +70,7 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {64, 64}, .warpgroups = 3, .block_n = 128, .q_stages = 2, .tma_store = true, .rounded_sums = true},
     // The same tiles of keys, and so the same bits, with fewer queries: fills the GPU more evenly where tiles are few.
     {.dims = {64, 64}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
-     .late_pv_wait = true, .unmasked_loop = true, .half_first_tile = true, .rounded_sums = true},
+     .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true},
     // Two CTAs per SM, with 104 registers a thread: they hide each other's prologue and epilogue, and small tiles waste
     // less at the edges of the visible range.
     {.dims = {64, 64}, .warpgroups = 2, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ctas_per_sm = 2,
@@ -83,11 +79,11 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     // At head dim 96 the sums cannot be of rounded P: the tile of V has no room for columns of ones, and additions
     // instead are slower in float16 (docs/kernels/log/sm90.md, "Sums of rounded weights by additions").
     {.dims = {96, 96}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
-     .unmasked_loop = true, .half_first_tile = true},
+     .unmasked_loop = true},
     // More queries for each load of K and V, where the loads bound a call.
     {.dims = {96, 96}, .warpgroups = 3, .block_n = 112, .q_stages = 2, .tma_store = true},
     {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
-     .unmasked_loop = true, .half_first_tile = true, .rounded_sums = true},
+     .unmasked_loop = true, .rounded_sums = true},
     // Small tiles of keys, and no ping-pong: a warpgroup whose rows are complete proceeds to the next work tile while
     // the others compute.
     {.dims = {128, 128}, .warpgroups = 3, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ping_pong = false,

@@ -155,7 +155,6 @@ struct ForwardConsumer {
   __device__ __forceinline__ void attend(const Work& work) {
     const TileRange& seen = work.own[warpgroup];
     const TileRange own = {uniform(seen.begin), uniform(seen.end), uniform(seen.full_begin), uniform(seen.full_end)};
-    const bool half = Traits::kConfig.half_first_tile && uniform(work.sees_half[warpgroup]) != 0;
     const int begin = uniform(work.begin);
     const int end = uniform(work.end);
     int n = end - 1;
@@ -164,7 +163,7 @@ struct ForwardConsumer {
 #pragma unroll 1
     for (; n >= own.end && n >= begin; n = next.tile, ++ahead) drain_keys(n, end);
     if (n >= own.begin && n >= begin) {
-      prologue<kRescale>(work, n, own, half);
+      prologue<kRescale>(work, n, own);
       stages.drain_values(ahead);
       n = next.tile;
       if constexpr (Traits::kConfig.unmasked_loop) {
@@ -222,7 +221,7 @@ struct ForwardConsumer {
 
   // The prologue: the first tile of keys has no PV GEMM to overlap with.
   template <Rescale kRescale>
-  __device__ __forceinline__ void prologue(const Work& work, int n, const TileRange& own, bool half) {
+  __device__ __forceinline__ void prologue(const Work& work, int n, const TileRange& own) {
     if constexpr (kClearsOutput) {
       out.clear();
       sums = {};
@@ -240,32 +239,11 @@ struct ForwardConsumer {
     if (in_ping_pong) ping_pong_arrive<Traits>(warpgroup);
     ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
-    if (!Traits::kConfig.half_first_tile || !half) {
-      modify_scores<false>(work, n, own);
-      softmax.template begin<kRescale>(scores, exponent());
-      queries.release_previous();
-      drop(work, n);
-      p.pack(scores, Element{});
-      sums.add(p, Element{});
-    } else {
-      weigh_half<kRescale>(work, n);
-      queries.release_previous();
-    }
-  }
-
-  // The softmax of the first half of a tile whose second half is masked.
-  template <Rescale kRescale>
-  __device__ __forceinline__ void weigh_half(const Work& work, int n) {
-    typename Traits::HalfOfScores half;
-#pragma unroll
-    for (int j = 0; j < half.kColumnTiles; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) half.c[0][j][e] = scores.c[0][j][e];
-    }
-    stages.release_keys();
-    where_of<typename Traits::HalfOfScores>(work, n).hide_invisible(half);
-    softmax.template begin<kRescale>(half, exponent());
-    p.pack(half, Element{});
+    modify_scores<false>(work, n, own);
+    softmax.template begin<kRescale>(scores, exponent());
+    queries.release_previous();
+    drop(work, n);
+    p.pack(scores, Element{});
     sums.add(p, Element{});
   }
 
@@ -298,8 +276,7 @@ struct ForwardConsumer {
     sums.add(p, Element{});
   }
 
-  template <class Of = Scores>
-  __device__ __forceinline__ ScoreTile<Rows::kQueries, Of> where_of(const Work& work, int n) const {
+  __device__ __forceinline__ Where where_of(const Work& work, int n) const {
     return {args.params, work.item, int64_t{work.first_query} + first_row() + warp_row(), int64_t{n} * kKeys};
   }
 

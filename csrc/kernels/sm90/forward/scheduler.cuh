@@ -151,13 +151,8 @@ struct ForwardScheduler {
     for (int w = 0; w < Shared::kWarpgroups; ++w) {
       const int first = work.first_query + w * tile::kWarpgroupRows;
       const int last = min(first + tile::kWarpgroupRows, num_queries) - 1;
-      const attention::Interval last_sees = visibility.keys_of<int>(last, sequence);
-      TileRange own =
-          tile_range<Traits::kConfig.block_n, unsigned>(visibility.keys_of<int>(first, sequence), last_sees);
-      if constexpr (Traits::kConfig.half_first_tile) {
-        work.sees_half[w] =
-            own.end * Traits::kConfig.block_n - static_cast<int>(last_sees.end) >= Traits::kConfig.block_n / 2;
-      }
+      TileRange own = tile_range<Traits::kConfig.block_n, unsigned>(visibility.keys_of<int>(first, sequence),
+                                                                    visibility.keys_of<int>(last, sequence));
       if (first > last || own.empty()) {
         own = {INT32_MAX, INT32_MAX, 0, 0};
       } else {

@@ -79,7 +79,6 @@ struct ForwardTraits {
   using VTile = std::conditional_t<kHasOnes, tile::SmemTileWithOnes<Element, kConfig.block_n, kDims.v>,
                                    tile::SmemTile<Element, kConfig.block_n, kDims.v>>;
   using Scores = tile::WarpgroupAccumulator<kConfig.block_n>;
-  using HalfOfScores = tile::WarpgroupAccumulator<kConfig.block_n / 2>;
   using Output = tile::WarpgroupAccumulator<kDims.v>;
 
   using Where = ScoreTile<Rows::kQueries, Scores>;
@@ -121,7 +120,6 @@ struct Work {
   int end;
   // The tiles that each warpgroup's queries see; a range past all of them where that is nothing.
   TileRange own[kWarpgroups];
-  bool sees_half[kWarpgroups];  // only the first half of its last tile is visible (ForwardConfig::half_first_tile)
 };
 
 // The tile of keys that the producer loads, and the one that it loads next; a number below Work::begin means none.
