@@ -1,6 +1,7 @@
 // SeenTiles and ScoreTiles on random problems. A tile is stored, and read, if a query of it sees a key of it; if it
 // counts as full, all queries see all keys. However much room a launch has, exactly one launch stores each tile, inside
-// the matrix, and no two tiles share a place.
+// the matrix, and no two tiles share a place. The key bands of a chunk begin with the first key, and one of them is the
+// last one of each row.
 #include <cstdio>
 #include <random>
 #include <set>
@@ -51,11 +52,13 @@ std::vector<Tile> count(const Problem& problem, int key_tiles) {
   return tiles;
 }
 
-// Goes through the query chunks, one after the other. `begin`: the sequence's first row; 0 but in a packed batch.
-bool chunks_are_right(const Problem& problem, int64_t room, int begin) {
+// Goes through the query chunks, one after the other, and the key bands of each. `begin`: the sequence's first row; 0
+// but in a packed batch. band_tiles: 0 for chunks without bands.
+bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_tiles) {
   const Sequence& s = problem.sequence;
-  const SeenTiles seen = SeenTiles::of(problem.visibility, s);
   const int query_tiles = ScoreTiles::num_tiles(s.num_queries);
+  const int key_tiles = ScoreTiles::num_tiles(s.num_keys);
+  const std::vector<Tile> visible = count(problem, key_tiles);
   const int32_t any_offsets[2] = {};
   AttentionParams p;
   p.batch = p.num_heads_q = p.num_heads_k = 1;
@@ -66,31 +69,42 @@ bool chunks_are_right(const Problem& problem, int64_t room, int begin) {
     p.sequences.total_q = (begin + query_tiles) * ScoreTiles::kRows;
   }
   ScoreTiles tiles = ScoreTiles::of(p);
-  std::vector<int> stored(query_tiles);
-  for (int end = tiles.rows; end > 0; end = tiles.chunk_begin) {
+  std::vector<int> stored(visible.size());
+  std::vector<int> rows_ended(query_tiles);
+  bool is_right = true;
+  const auto check = [&](bool holds, const char* what) { is_right = is_right && (holds || fails(what, problem)); };
+  for (int end = tiles.rows; end > 0 && is_right; end = tiles.chunk_begin) {
     tiles.choose_chunk(p, end, room);
-    if (tiles.chunk_begin == end) return fails("an empty chunk", problem);
-    if (tiles.in_matrix > room) return fails("a chunk with too little room", problem);
-    std::set<int> taken;
-    for (int i = tiles.begin_of(begin); i < std::min(tiles.end_of(begin), query_tiles); ++i) {
-      ++stored[i];
-      const TileRange keys = seen.keys_of(i);
-      for (int j = keys.begin; j < keys.end; ++j) {
-        const int place = tiles.first_of_head(p, s, 0, 0) + tiles.before(begin + i) + j - keys.begin;
-        if (place < 0 || place >= tiles.in_matrix) return fails("outside the matrix", problem);
-        if (!taken.insert(place).second) return fails("a place taken twice", problem);
+    check(tiles.chunk_begin < end, "an empty chunk");
+    check(tiles.in_matrix <= room, "a chunk with too little room");
+    bool begins_keys = true;
+    flash_attn_ext::for_each_band(p, tiles, band_tiles, [&](const ScoreTiles& launch) {
+      check(launch.begins_keys() == begins_keys, "a band that takes itself for the first one, or does not");
+      begins_keys = false;
+      const SeenTiles seen = SeenTiles::of(problem.visibility, s, launch);
+      std::set<int> taken;
+      for (int i = launch.begin_of(begin); i < std::min(launch.end_of(begin), query_tiles); ++i) {
+        rows_ended[i] += launch.ends_keys;
+        const TileRange keys = seen.keys_of(i);
+        for (int j = keys.begin; j < keys.end; ++j) {
+          ++stored[i * key_tiles + j];
+          const int place = launch.first_of_head(p, s, 0, 0) + launch.before(begin + i) + j - keys.begin;
+          check(place >= 0 && place < launch.in_matrix, "outside the matrix");
+          check(taken.insert(place).second, "a place taken twice");
+        }
       }
-    }
+    });
   }
-  for (const int times : stored) {
-    if (times != 1) return fails("a tile that several launches store, or none", problem);
+  for (size_t i = 0; i < visible.size(); ++i) {
+    check(stored[i] == (visible[i].visible > 0), "a tile that several launches store, or none");
   }
-  return true;
+  for (const int times : rows_ended) check(times == 1, "a row with several last bands, or none");
+  return is_right;
 }
 
 bool tiles_are_right(const Problem& problem) {
   const Sequence& s = problem.sequence;
-  const SeenTiles seen = SeenTiles::of(problem.visibility, s);
+  const SeenTiles seen = SeenTiles::of(problem.visibility, s, ScoreTiles{});
   const int query_tiles = ScoreTiles::num_tiles(s.num_queries);
   const int key_tiles = ScoreTiles::num_tiles(s.num_keys);
   const std::vector<Tile> tiles = count(problem, key_tiles);
@@ -126,9 +140,10 @@ int main() {
     if (!tiles_are_right(problem)) return 1;
     const int64_t three_rows = 3 * (ScoreTiles::num_tiles(problem.sequence.num_keys) + 1);
     const auto room = three_rows + static_cast<int64_t>(random() % 100);
-    if (!chunks_are_right(problem, room, 0) || !chunks_are_right(problem, room, 1 + static_cast<int>(random() % 5))) {
-      return 1;
-    }
+    if (!chunks_are_right(problem, room, 0, 0)) return 1;
+    if (!chunks_are_right(problem, room, 1 + static_cast<int>(random() % 5), 0)) return 1;
+    const bool has_bands = problem.visibility.left == Visibility::kUnbounded;
+    if (has_bands && !chunks_are_right(problem, room, 0, 1 + static_cast<int>(random() % 4))) return 1;
   }
   return 0;
 }

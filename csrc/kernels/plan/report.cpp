@@ -165,7 +165,10 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
 void add_materialised(Columns& columns, const BackwardPlan::Materialised& materialised) {
   columns.add("launches", materialised.launches);
   columns.add("key_heads_per_launch", materialised.pairs_per_launch);
-  columns.add_above_one("query_chunks", static_cast<int64_t>(materialised.chunk_ends.size()));
+  columns.add_above_one("query_chunks", static_cast<int64_t>(materialised.chunks.size()));
+  const bool has_bands =
+      std::ranges::any_of(materialised.chunks, [](const auto& chunk) { return chunk.band_tiles > 0; });
+  columns.add_if(has_bands, "key_bands");
 }
 
 void add_portable(Report& report, const BackwardPlan& plan) {

@@ -1,4 +1,4 @@
-// Plans Hopper's two-pass backward: the memory of materialised scores, in launches and query chunks.
+// Plans Hopper's two-pass backward: the memory of materialised scores, in launches, query chunks and key bands.
 #include "attention/division.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
@@ -28,6 +28,7 @@ class MaterialisedTiles {
         matrices_(p.batch * p.num_heads_k / pairs_of_matrix_),
         group_(p.queries_per_key_head()),
         room_(limits.max_materialised_bytes / (2 * group_ * ScoreTiles::kBytes)),
+        band_step_(gemm.warpgroups),
         key_tiles_(is_packed(p) ? p.sequences.total_k / gemm.keys() + p.batch
                                 : attention::ceil_div(p.sequences.max_seqlen_k, gemm.keys())),
         gemm_ctas_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
@@ -56,9 +57,30 @@ class MaterialisedTiles {
   // compute scores twice.
   bool can_have_chunks() const {
     const int64_t blocks = rows_of_chunk(1) / ScoreTiles::kBlockRows * group_;
-    if (blocks < std::max<int64_t>(sms_ / 4, 1)) return false;
+    if (blocks < std::max<int64_t>(sms_ / 4, 1) && !can_have_bands()) return false;
     if (tiles_.before<int64_t>(tiles_.rows) > INT32_MAX) return false;
     return !(is_packed(p_) && p_.dbias.present());  // sequences share a tile of the bias, but not a chunk
+  }
+
+  // The rows, of each matrix, whose CTAs fill the SMs once.
+  int rows_of_wave(int64_t matrices) const {
+    return static_cast<int>(attention::ceil_div(sms_, matrices * group_)) * ScoreTiles::kBlockRows;
+  }
+
+  // The most key tiles of a band of so many rows, in whole tiles of the GEMM kernel.
+  int most_band_tiles(int64_t matrices, int rows) const {
+    return static_cast<int>(std::min<int64_t>(room_ / (matrices * rows), tiles_.width) / band_step_ * band_step_);
+  }
+
+  // Whether chunks may be divided into key bands. A band must have enough keys to make partial dQ, which one band hands
+  // on to the next, a small part of what is read and written, and enough for the GEMM kernel to fill the SMs.
+  bool can_have_bands() const {
+    constexpr int64_t kKeys = 4096;
+    if (is_packed(p_) || p_.dbias.present() || tiles_.width < ScoreTiles::num_tiles(p_.sequences.max_seqlen_k)) {
+      return false;
+    }
+    const int most = most_band_tiles(1, rows_of_wave(1));
+    return most * ScoreTiles::kRows >= kKeys && most / band_step_ * count_gradients(p_) >= sms_;
   }
 
   // As many matrices as let the GEMM kernel fill the SMs more than once. A chunk must have enough queries to make
@@ -74,22 +96,54 @@ class MaterialisedTiles {
 
   BackwardPlan::Materialised divide_into_chunks(int64_t matrices) const {
     BackwardPlan::Materialised materialised = launches_of(matrices);
-    const int64_t room = room_ * pairs_of_matrix_ / materialised.pairs_per_launch;
+    const int64_t pairs = materialised.pairs_per_launch;
+    const int64_t room = room_ * pairs_of_matrix_ / pairs;
     ScoreTiles tiles = tiles_;
-    const int most = equal_rows(materialised.pairs_per_launch);
+    const int most = equal_rows(pairs);
+    int64_t launches = 0;
     // Chunks are cut from the last row on. In causal calls its rows are the longest, and those of the remainder are
     // short.
     for (int end = tiles.rows; end > 0; end = tiles.chunk_begin) {
       tiles.choose_chunk(p_, end, room);
-      const int rows = std::min(in_whole_waves(end - tiles.chunk_begin, materialised.pairs_per_launch), most);
-      tiles.set_chunk(p_, (end - rows + 1) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows, end);
-      materialised.chunk_ends.insert(materialised.chunk_ends.begin(), end);
-      materialised.bytes_of_matrices =
-          std::max(materialised.bytes_of_matrices, bytes_of(materialised, tiles.in_matrix));
+      const int rows = std::min(in_whole_waves(end - tiles.chunk_begin, pairs), most);
+      const int of_bands = can_have_bands() ? rows_of_banded_chunk(end, pairs / pairs_of_matrix_) : 0;
+      const bool has_bands = rows < of_bands;
+      tiles.set_chunk(p_, whole_blocks_before(end, has_bands ? of_bands : rows), end);
+      const int band = has_bands ? equal_band_tiles(tiles, pairs / pairs_of_matrix_) : 0;
+      materialised.chunks.insert(materialised.chunks.begin(), {end, band});
+      for_each_band(p_, tiles, band, [&](const ScoreTiles& launch) {
+        ++launches;
+        materialised.bytes_of_matrices =
+            std::max(materialised.bytes_of_matrices, bytes_of(materialised, launch.in_matrix));
+      });
+      if (has_bands) {
+        materialised.rows_of_bands =
+            std::max(materialised.rows_of_bands, pairs / pairs_of_matrix_ * group_ * tiles.rows_of_chunk());
+      }
     }
-    materialised.launches *= static_cast<int64_t>(materialised.chunk_ends.size());
+    materialised.launches *= launches;
     materialised.key_tiles_of_matrix = key_tiles_;
     return materialised;
+  }
+
+  static int whole_blocks_before(int end, int rows) {
+    return (end - rows + 1) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows;
+  }
+
+  // The rows of a chunk that ends at row `end` and is divided into key bands: a wave of CTAs, or of the rows that are
+  // left an equal share.
+  int rows_of_banded_chunk(int end, int64_t matrices) const {
+    constexpr int kRows = ScoreTiles::kBlockRows;
+    const int wave = rows_of_wave(matrices) / kRows;
+    if (p_.visibility.one_sided()) return std::min(wave * kRows, end);
+    return static_cast<int>(attention::even_share(attention::ceil_div(tiles_.rows, kRows), wave)) * kRows;
+  }
+
+  // The key tiles of each band of a chunk where they are about as wide.
+  int equal_band_tiles(const ScoreTiles& chunk, int64_t matrices) const {
+    const int seen = static_cast<int>(attention::ceil_div(chunk.seen_keys(), band_step_));
+    const int most = most_band_tiles(matrices, chunk.rows_of_chunk()) / band_step_;
+    return static_cast<int>(attention::even_share(seen, most)) * band_step_;
   }
 
   // The rows of a chunk where all chunks are about as long. The CTAs of a short remainder would take as long as those
@@ -137,6 +191,7 @@ class MaterialisedTiles {
   int64_t matrices_;         // of each head of a KV group
   int64_t group_;
   int64_t room_;       // for tiles of P, of each head of a KV group
+  int band_step_;      // key tiles of a tile of the GEMM kernel
   int64_t key_tiles_;  // of a matrix
   int64_t gemm_ctas_;  // work tiles of the GEMM kernel, of a matrix
 };
@@ -212,7 +267,9 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
     if (score != ScoreMode::kGeneric) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }
   parts.work_counter = append(parts.bytes, plan.materialised.launches * kCounters * int64_t{sizeof(uint32_t)});
-  if (!plan.materialised.chunk_ends.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, gemm));
+  if (!plan.materialised.chunks.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, gemm));
+  parts.query_sums =
+      append(parts.bytes, plan.materialised.rows_of_bands * ScoreTiles::kRows * dims.qk * int64_t{sizeof(float)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
   parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);
   return plan;

@@ -14,7 +14,8 @@ namespace flash_attn_ext {
 // A tile has kRows queries and as many keys. Only tiles in which something is visible are written and read. A row is a
 // tile of queries. The tiles of a row are consecutive, and a row has room for those that it can see. A matrix has the
 // rows of a query head: those of one batch entry, or in a packed batch those of all, each of which begins at a row of
-// its own. A launch has some matrices, or a query chunk of each: a range of its rows.
+// its own. A launch has some matrices, or a query chunk of each: a range of its rows. A chunk may be divided into key
+// bands: ranges of key tiles, each with a launch of its own.
 //
 // In a tile, a line of 128 bytes holds a query's 64 keys, in 16-byte chunks that are swizzled as the GEMMs read them
 // from shared memory: chunk i of query r is at position i ^ (r % 8). In each half of a line the keys are in the order
@@ -34,6 +35,9 @@ struct ScoreTiles {
   int first_matrix = 0;
   int chunk_begin = 0;  // rows
   int chunk_end = 0;
+  int band_begin = 0;  // key tiles
+  int band_end = INT32_MAX;
+  bool ends_keys = true;  // whether the chunk has no band after this one
   int64_t in_matrix = 0;  // tiles
   int64_t between = 0;    // elements from P to dS
 
@@ -59,6 +63,21 @@ struct ScoreTiles {
     in_matrix = std::max<int64_t>(before<int64_t>(last) - before<int64_t>(begin), 1);
   }
 
+  // The key tiles that the launch's rows see, where all sequences have one length and no window hides keys before them.
+  int seen_keys() const { return std::clamp(chunk_end - 1 + ahead, 0, width); }
+
+  // A launch of the band [begin, end) of these key tiles. This one must have all of them.
+  ScoreTiles in_band(const attention::AttentionParams& p, int begin, int end) const {
+    ScoreTiles band = *this;
+    band.band_begin = begin;
+    band.band_end = end;
+    band.ends_keys = end >= seen_keys();
+    band.width = std::min(end, width) - begin;
+    band.ahead = std::min(ahead - begin, band.width);
+    band.set_chunk(p, chunk_begin, chunk_end);
+    return band;
+  }
+
   // Chooses the query chunk that ends at row `end` and fits `room`, the tiles for which a matrix has memory. It is
   // empty where not even one CTA's rows fit.
   void choose_chunk(const attention::AttentionParams& p, int end, int64_t room) {
@@ -81,6 +100,7 @@ struct ScoreTiles {
     return static_cast<int>(p.sequences.total_q / kRows + p.batch);
   }
 
+  FLASH_HOST_DEVICE bool begins_keys() const { return band_begin == 0; }
   FLASH_HOST_DEVICE bool begins_matrix() const { return chunk_begin == 0; }
   FLASH_HOST_DEVICE bool ends_matrix() const { return chunk_end == rows; }
 
@@ -93,6 +113,13 @@ struct ScoreTiles {
                                int key_head) const {
     const int64_t all = p.sequences.cu_seqlens_q != nullptr ? key_head : key_head * p.batch + sequence.batch;
     return static_cast<int>(all) - first_matrix;
+  }
+
+  // The rows of the query chunk, in whole CTAs.
+  FLASH_HOST_DEVICE int rows_of_chunk() const { return whole_blocks(chunk_end - chunk_begin); }
+  // A row's number among those of the launch. row: of the matrix of a query head.
+  FLASH_HOST_DEVICE int number_of_row(int head_of_launch, int row) const {
+    return head_of_launch * rows_of_chunk() + row - chunk_begin;
   }
 
   // Where the tiles of a query head would begin if the launch had row 0. The head is head_of_group of pair key_head *
@@ -133,5 +160,14 @@ struct ScoreTiles {
   }
   FLASH_HOST_DEVICE static int clamped(int x, int low, int high) { return x < low ? low : x < high ? x : high; }
 };
+
+// Calls act(launch) for each key band of a query chunk, in ascending order. band_tiles: 0 where the chunk is one
+// launch.
+template <class Act>
+void for_each_band(const attention::AttentionParams& p, const ScoreTiles& chunk, int band_tiles, Act&& act) {
+  if (band_tiles == 0) return act(chunk);
+  const int end = std::max(chunk.seen_keys(), 1);
+  for (int begin = 0; begin < end; begin += band_tiles) act(chunk.in_band(p, begin, begin + band_tiles));
+}
 
 }  // namespace flash_attn_ext

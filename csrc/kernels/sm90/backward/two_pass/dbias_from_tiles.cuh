@@ -79,7 +79,7 @@ struct DbiasFromTilesKernel {
   // query attends.
   __device__ __forceinline__ void load(uint4 (&chunks16)[kRowsPerThread], const WorkItem& item) const {
     const attention::BackwardParams& p = args.params;
-    const TileRange keys = SeenTiles::of(p.visibility, item.sequence).keys_of(query_tile);
+    const TileRange keys = SeenTiles::of(p.visibility, item.sequence, args.tiles).keys_of(query_tile);
     if (key_tile < keys.begin || key_tile >= keys.end) return;
     const auto batch = static_cast<int>(item.sequence.batch);
     const auto head = static_cast<int>(item.head);

@@ -38,20 +38,21 @@ struct GemmProducer {
   }
 
  private:
-  // Returns false if the sequence has no such tile.
+  // Returns false if the launch or the sequence has no such tile.
   __device__ __forceinline__ bool describe(Work& work, uint32_t index) const {
     const attention::BackwardParams& p = args.params;
     const Place at = args.schedule.place(index);
     const attention::Sequence sequence = p.sequences.at(at.batch);
     const auto first = static_cast<int>(first_key_of(args.schedule, at, Traits::kKeys, sequence.num_keys));
-    if (first < 0) return false;
+    const int tile = first / Traits::kRows;
+    if (first < 0 || tile < args.tiles.band_begin || tile >= args.tiles.band_end) return false;
     work.batch = static_cast<int>(at.batch);
     work.key_head = static_cast<int>(at.key_head);
     work.is_dk = args.wanted.dk && at.slice == 0;
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
-    work.seen = SeenTiles::of(p.visibility, sequence);
-    work.tile = first / Traits::kRows;
+    work.seen = SeenTiles::of(p.visibility, sequence, args.tiles);
+    work.tile = tile;
     // Flags are in the order of a schedule of all keys, one head after the other (schedule/block.cuh).
     const int pair = work.key_head * static_cast<int>(p.batch) + work.batch;
     work.flags = (pair * static_cast<int>(args.schedule.tiles) + static_cast<int>(at.tile)) * Traits::kTile.flags();

@@ -42,16 +42,21 @@ struct TwoPassLaunch {
   }
 
  private:
-  // Computes the gradients of some pairs, in one launch or in one for each query chunk.
+  // Computes the gradients of some pairs, in one launch, or in one for each key band of each query chunk.
   cudaError_t differentiate_chunks(const Pairs& pairs, uint32_t*& work_counters) {
-    if (plan.materialised.chunk_ends.empty()) return differentiate(pairs, work_counters);
+    if (plan.materialised.chunks.empty()) return differentiate(pairs, work_counters);
     cudaError_t error = cudaSuccess;
+    ScoreTiles chunk = args.tiles;
     int begin = 0;
-    for (const int end : plan.materialised.chunk_ends) {
-      args.tiles.set_chunk(args.params, begin, end);
-      if (error == cudaSuccess) error = differentiate(pairs, work_counters);
+    for (const auto& [end, band_tiles] : plan.materialised.chunks) {
+      chunk.set_chunk(args.params, begin, end);
+      for_each_band(args.params, chunk, band_tiles, [&](const ScoreTiles& launch) {
+        args.tiles = launch;
+        if (error == cudaSuccess) error = differentiate(pairs, work_counters);
+      });
       begin = end;
     }
+    args.tiles = chunk;
     return error;
   }
 
@@ -134,6 +139,7 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
                     .dkdv_nan_flags = parts.dkdv_nan_flags.in<uint8_t>(workspace),
                     .work_counters = parts.work_counter.in<uint32_t>(workspace),
                     .key_sums = parts.key_sums.in<float>(workspace),
+                    .query_sums = parts.query_sums.in<float>(workspace),
                     .key_tiles_of_matrix = static_cast<int>(plan.materialised.key_tiles_of_matrix),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .num_work_counters = static_cast<int>(parts.work_counter.bytes / sizeof(uint32_t))};

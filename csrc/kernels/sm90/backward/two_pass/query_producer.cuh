@@ -133,7 +133,10 @@ struct QueryProducer {
     work.tile = tile;
     work.statistics = work.head * args.workspace.tiles_of_head + TwoPassWorkspace::first_tile(p, sequence) + work.tile;
     const int stored = args.tiles.first_of_head(p, sequence, work.key_head, work.head_of_group);
-    const SeenTiles seen = SeenTiles::of(p.visibility, sequence);
+    const int head_of_launch =
+        args.tiles.matrix(p, sequence, work.key_head) * static_cast<int>(args.schedule.group) + work.head_of_group;
+    work.sums = args.tiles.number_of_row(head_of_launch, first_row + tile);
+    const SeenTiles seen = SeenTiles::of(p.visibility, sequence, args.tiles);
     TileRange all = {0, 0, 0, 0};
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {

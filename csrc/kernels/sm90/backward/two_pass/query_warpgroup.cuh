@@ -10,6 +10,7 @@
 
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/schedule/score_tiles.h"
+#include "kernels/sm90/backward/two_pass/handed_sums.cuh"
 #include "kernels/sm90/backward/two_pass/query_scores.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 #include "tile/sm90/gemm.h"
@@ -54,6 +55,7 @@ struct QueryWarpgroup {
   using Scores = typename Traits::Scores;
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kRows>;
+  using Sums = tile::WarpgroupAccumulator<Traits::kDims.qk>;
 
   const TwoPassArguments& args;
   Shared& shared;
@@ -64,8 +66,8 @@ struct QueryWarpgroup {
   Scores gradients;  // dP
   PackedScores p;
   PackedScores dscores;
-  tile::WarpgroupAccumulator<Traits::kDims.qk> dq;
-  bool is_empty = true;  // whether dQ has no sums yet
+  Sums dq;
+  bool is_empty = true;  // whether dQ has no sums yet, or where dP is issued ahead none of this work tile
   Element* stored;  // the thread's first 16 bytes of the next tile of P, or with masks of the first one its queries see
   tile::PipelineState<1> q_state{};
   typename decltype(Shared::k_pipeline)::State k_state{};
@@ -101,7 +103,12 @@ struct QueryWarpgroup {
 
   __device__ __forceinline__ void differentiate(const QueryTileWork& work) {
     is_empty = true;
-    if constexpr (kDpAhead) dq.clear();
+    if (!args.tiles.begins_keys()) {
+      HandedSums<Sums>::load(dq, sums_of(work));
+      is_empty = kDpAhead;
+    } else if constexpr (kDpAhead) {
+      dq.clear();
+    }
     const int iterations = uniform(work.end - work.begin);
     if (iterations <= 0) return;
     if constexpr (Traits::kSkipsTiles) {
@@ -191,6 +198,10 @@ struct QueryWarpgroup {
     const int row = warp_row() + Scores::row(0);
     stored = static_cast<Element*>(args.workspace.scores) + ScoreTiles::offset(work.stored[warpgroup]) +
              row * Traits::kRows + (tile::lane() % 4 ^ row % 8) * StoredChunks::kElements;
+  }
+
+  __device__ __forceinline__ float* sums_of(const QueryTileWork& work) const {
+    return args.workspace.query_sums + int64_t{work.sums + warpgroup} * HandedSums<Sums>::kFloats;
   }
 
   // The first query of the warp.
@@ -361,7 +372,12 @@ struct QueryWarpgroup {
     const attention::BackwardParams& params = args.params;
     const int first = first_query(work);
     const int rows = work.num_queries - first;
-    if (is_empty) dq.clear();
+    if (!kDpAhead && is_empty) dq.clear();
+    if (!args.tiles.ends_keys) {
+      HandedSums<Sums>::store(sums_of(work), dq);
+      __syncwarp();
+      return;
+    }
     dq.scale(static_cast<float>(params.score_mod.scale));
     const bool needs_recompute =
         rows > 0 &&

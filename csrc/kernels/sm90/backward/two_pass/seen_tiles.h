@@ -14,24 +14,34 @@ struct SeenTiles {
 
   int num_queries;
   int num_keys;
-  int before;  // query q sees keys from q + before
-  int after;   // up to q + after
+  int before;          // query q sees keys from q + before
+  int after;           // up to q + after
+  int band_begin = 0;  // the key tiles of the launch
+  int band_end = INT32_MAX;
 
-  FLASH_HOST_DEVICE static SeenTiles of(const attention::Visibility& visibility, const attention::Sequence& sequence) {
+  FLASH_HOST_DEVICE static SeenTiles of(const attention::Visibility& visibility, const attention::Sequence& sequence,
+                                        const ScoreTiles& launch) {
     const auto diagonal = static_cast<int>(visibility.diagonal(sequence));
-    return {static_cast<int>(sequence.num_queries), static_cast<int>(sequence.num_keys),
-            diagonal - static_cast<int>(visibility.left), diagonal + static_cast<int>(visibility.right)};
+    return {static_cast<int>(sequence.num_queries),
+            static_cast<int>(sequence.num_keys),
+            diagonal - static_cast<int>(visibility.left),
+            diagonal + static_cast<int>(visibility.right),
+            launch.band_begin,
+            launch.band_end};
   }
 
-  // The key tiles of which a query tile sees something.
+  // The launch's key tiles of which a query tile sees something.
   FLASH_HOST_DEVICE TileRange keys_of(int query_tile) const {
     const int first = query_tile * kRows;
     const int last = least(first + kRows, num_queries) - 1;
     if (first > last) return {0, 0, 0, 0};
-    return tiles_of({first + before, first + after + 1}, {last + before, last + after + 1}, num_keys);
+    TileRange seen = tiles_of({first + before, first + after + 1}, {last + before, last + after + 1}, num_keys);
+    seen.begin = seen.begin > band_begin ? seen.begin : band_begin;
+    seen.end = least(seen.end, band_end);
+    return seen;
   }
 
-  // The query tiles that see something of a key tile: those whose keys_of contains it.
+  // The query tiles that see something of a key tile of the launch: those whose keys_of contains it.
   FLASH_HOST_DEVICE TileRange queries_of(int key_tile) const {
     const int first = key_tile * kRows;
     const int last = least(first + kRows, num_keys) - 1;

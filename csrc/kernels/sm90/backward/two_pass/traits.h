@@ -29,6 +29,7 @@ struct TwoPassWorkspace {
   uint8_t* dkdv_nan_flags;
   uint32_t* work_counters;  // two for each launch: of the dQ kernel and of the GEMM kernel
   float* key_sums;          // for each key tile of a launch: partial dK / scale or dV of earlier query chunks
+  float* query_sums;        // for each row of a launch: partial dQ / scale of earlier key bands
   int key_tiles_of_matrix;
   int tiles_of_head;
   int num_work_counters;
@@ -134,6 +135,7 @@ struct QueryTileWork {
   int num_keys;
   int tile;        // the first warpgroup's, of ScoreTiles::kRows queries
   int statistics;  // the number of that tile in the workspace
+  int sums;        // and among those of query_sums
   int stored[2];   // each warpgroup's first stored tile
   int begin;       // key tiles [begin, end) that any of the queries sees
   int end;
