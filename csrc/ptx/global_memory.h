@@ -40,4 +40,19 @@ __device__ __forceinline__ int add_releasing_acquiring(int* target, int value) {
   return before;
 }
 
+// PTX ISA, ld.global.cg with a predicate: 16 bytes from L2 if they are `there`, else zeros. Behind a branch, ptxas
+// would serialise the wgmma that accumulates into these registers (C7515).
+__device__ __forceinline__ float4 load_or_zeros(const float4* from, bool there) {
+  float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      "setp.ne.b32 there, %5, 0;\n"
+      "@there ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
+      : "l"(from), "r"(static_cast<int>(there)));
+  return value;
+}
+
 }  // namespace flash_attn_ext::ptx

@@ -1,12 +1,13 @@
 """Hopper's two-pass backward kernels, which materialise P and dS. Calls take them where biases or a softcap change
 scores, where few queries have a mask, and above head dim 128. Edges of tiles, tiles that a mask hides, several
-launches, query chunks, and NaN."""
+launches, query chunks, key bands, and NaN."""
 
 import math
 
 import pytest
 import torch
 
+import flash_attn_ext
 from support.cases import Case, make_inputs
 from support.checks import SM_COUNT_SWITCH, check_case, check_hidden_keys, check_hidden_tiles, check_packed_drawn
 from support.disturbance import assert_repeats
@@ -93,6 +94,20 @@ CHUNKS = [
         (2, dict(d=64), dict(softcap=8.0, dropout_p=0.2, mask="11q1")),
         (2, dict(d=256), dict(mask="bhqk", causal="top_left")),
         (1, dict(d=192, dv=128), dict(softcap=8.0, dropout_p=0.2)),
+    )
+]
+# Of 5 MiB a chunk of two CTAs has 78 tiles of keys: two or three bands.
+BANDS = [
+    Case(sq=sq, sk=9000, batch=1, heads=2, kv_heads=kv_heads, **dims, **options)
+    for sq, kv_heads, dims, options in (
+        (700, 2, dict(d=256), dict(dlse=True)),
+        (700, 1, dict(d=256), dict(causal="bottom_right")),
+        (9000, 1, dict(d=192, dv=128), dict(causal="top_left")),
+        (700, 2, dict(d=192, dv=128), dict()),
+        (650, 2, dict(d=136, dv=256), dict(mask="b1qk")),
+        (700, 1, dict(d=192), dict(softcap=8.0, dropout_p=0.2)),
+        (1200, 1, dict(d=128), dict(softcap=8.0, causal="bottom_right")),
+        (1200, 2, dict(d=64), dict(bias="1hqk", mask="b11k")),
     )
 ]
 PACKED_CHUNKS = [
@@ -184,6 +199,22 @@ def test_query_chunks(case, dtype, gpu, in_query_chunks):
         cut = run_ours(kind, gpu)
         for name in {"dq", "dk", "dv"} & set(expected):
             assert torch.equal(expected[name], cut[name]), name
+
+
+@over_dtypes((torch.bfloat16,))
+@over_cases(BANDS)
+def test_key_bands(case, dtype, gpu, monkeypatch):
+    """With some of a key head's queries and keys at a time; gradients are the same to the bit."""
+    inputs = make_inputs(case, dtype, "cuda").replace(differentiable=("q", "k", "v"))
+    whole = run_ours(inputs, gpu)
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "5")
+    monkeypatch.setenv(SM_COUNT_SWITCH, "2")
+    tensors = dict(bias=inputs.bias, mask=inputs.mask, dropout_p=case.dropout_p, **case.options())
+    assert flash_attn_ext.explain(inputs.q, inputs.k, inputs.v, backend=gpu.name, **tensors).backward.key_bands
+    cut = run_ours(inputs, gpu)
+    for name in ("dq", "dk", "dv"):
+        assert torch.equal(whole[name], cut[name]), name
+    check_case(case, dtype, gpu)
 
 
 @over_16_bits

@@ -1,7 +1,7 @@
 // SeenTiles and ScoreTiles on random problems. A tile is stored, and read, if a query of it sees a key of it; if it
 // counts as full, all queries see all keys. However much room a launch has, exactly one launch stores each tile, inside
-// the matrix, and no two tiles share a place. The key bands of a chunk begin with the first key, and one of them is the
-// last one of each row.
+// the matrix, and no two tiles share a place. The key bands of a chunk begin with the first key, one of them is the
+// last one of each row, and each key tile is in one of them, whether it is seen or not.
 #include <cstdio>
 #include <random>
 #include <set>
@@ -78,9 +78,11 @@ bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_
     check(tiles.chunk_begin < end, "an empty chunk");
     check(tiles.in_matrix <= room, "a chunk with too little room");
     bool begins_keys = true;
+    std::vector<int> bands(key_tiles);
     flash_attn_ext::for_each_band(p, tiles, band_tiles, [&](const ScoreTiles& launch) {
       check(launch.begins_keys() == begins_keys, "a band that takes itself for the first one, or does not");
       begins_keys = false;
+      for (int j = 0; j < key_tiles; ++j) bands[j] += j >= launch.band_begin && j < launch.band_end;
       const SeenTiles seen = SeenTiles::of(problem.visibility, s, launch);
       std::set<int> taken;
       for (int i = launch.begin_of(begin); i < std::min(launch.end_of(begin), query_tiles); ++i) {
@@ -94,6 +96,7 @@ bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_
         }
       }
     });
+    for (const int times : bands) check(times == 1, "a tile of keys in several bands, or in none");
   }
   for (size_t i = 0; i < visible.size(); ++i) {
     check(stored[i] == (visible[i].visible > 0), "a tile that several launches store, or none");

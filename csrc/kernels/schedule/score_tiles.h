@@ -66,12 +66,13 @@ struct ScoreTiles {
   // The key tiles that the launch's rows see, where all sequences have one length and no window hides keys before them.
   int seen_keys() const { return std::clamp(chunk_end - 1 + ahead, 0, width); }
 
-  // A launch of the band [begin, end) of these key tiles. This one must have all of them.
+  // A launch of the band [begin, end) of these key tiles. This one must have all of them. The last band also has the
+  // key tiles that no row of the chunk sees, since partial dK and dV begin with the first chunk.
   ScoreTiles in_band(const attention::AttentionParams& p, int begin, int end) const {
     ScoreTiles band = *this;
     band.band_begin = begin;
-    band.band_end = end;
     band.ends_keys = end >= seen_keys();
+    if (!band.ends_keys) band.band_end = end;
     band.width = std::min(end, width) - begin;
     band.ahead = std::min(ahead - begin, band.width);
     band.set_chunk(p, chunk_begin, chunk_end);

@@ -42,7 +42,7 @@ struct GemmWarpgroup {
   template <int kWidth>
   __device__ __forceinline__ void multiply(const Work& work) {
     Sums<kWidth> sums;
-    begin(work, sums);
+    HandedSums<Sums<kWidth>>::load(sums, sums_of(work), !args.tiles.begins_matrix());
     if constexpr (Traits::kSkipsTiles) {
       iterate_stored<kWidth>(sums);
     } else {
@@ -56,15 +56,6 @@ struct GemmWarpgroup {
     __syncwarp();  // unless the warp is converged, ptxas keeps no descriptor in uniform registers
   }
 
-  // Starts from zero or, in all query chunks but the first, from the sums of the earlier ones.
-  template <class Acc>
-  __device__ __forceinline__ void begin(const Work& work, Acc& sums) const {
-    if (args.tiles.begins_matrix()) {
-      sums.clear();
-    } else {
-      HandedSums<Acc>::load(sums, sums_of(work));
-    }
-  }
   __device__ __forceinline__ float* sums_of(const Work& work) const {
     constexpr int kFloats = HandedSums<Sums<Traits::kColumns>>::kFloats;
     return args.workspace.key_sums + (int64_t{work.sums} * Traits::kWarpgroups + warpgroup) * kFloats;

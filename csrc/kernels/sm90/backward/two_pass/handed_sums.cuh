@@ -3,6 +3,7 @@
 // neighbouring 16 bytes, so that accesses coalesce.
 #pragma once
 
+#include "ptx/global_memory.h"
 #include "tile/sm90/gemm.h"
 
 namespace flash_attn_ext::sm90 {
@@ -21,11 +22,12 @@ struct HandedSums {
     }
   }
 
-  __device__ __forceinline__ static void load(Sums& sums, const float* of_warpgroup) {
+  // Zeros where nothing was handed on.
+  __device__ __forceinline__ static void load(Sums& sums, const float* of_warpgroup, bool handed) {
     const float* const from = of_warpgroup + first();
 #pragma unroll
     for (int j = 0; j < Sums::kColumnTiles; ++j) {
-      const float4 partial = __ldcg(reinterpret_cast<const float4*>(from + j * kStep));
+      const float4 partial = ptx::load_or_zeros(reinterpret_cast<const float4*>(from + j * kStep), handed);
       float(&c)[4] = sums.c[0][j];
       c[0] = partial.x;
       c[1] = partial.y;

@@ -67,7 +67,7 @@ struct QueryWarpgroup {
   PackedScores p;
   PackedScores dscores;
   Sums dq;
-  bool is_empty = true;  // whether dQ has no sums yet, or where dP is issued ahead none of this work tile
+  bool is_first = true;  // where dP is issued ahead: whether the key tile is the first one of the work tile
   Element* stored;  // the thread's first 16 bytes of the next tile of P, or with masks of the first one its queries see
   tile::PipelineState<1> q_state{};
   typename decltype(Shared::k_pipeline)::State k_state{};
@@ -75,7 +75,6 @@ struct QueryWarpgroup {
   typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
-    dq.clear();
 #pragma unroll 1
     for (;;) {
       shared.work_pipeline.consumer_wait(work_state);
@@ -102,13 +101,8 @@ struct QueryWarpgroup {
   };
 
   __device__ __forceinline__ void differentiate(const QueryTileWork& work) {
-    is_empty = true;
-    if (!args.tiles.begins_keys()) {
-      HandedSums<Sums>::load(dq, sums_of(work));
-      is_empty = kDpAhead;
-    } else if constexpr (kDpAhead) {
-      dq.clear();
-    }
+    HandedSums<Sums>::load(dq, sums_of(work), !args.tiles.begins_keys());
+    if constexpr (kDpAhead) is_first = true;
     const int iterations = uniform(work.end - work.begin);
     if (iterations <= 0) return;
     if constexpr (Traits::kSkipsTiles) {
@@ -254,7 +248,6 @@ struct QueryWarpgroup {
     ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dq.c[0]);
-    is_empty = false;
     consumer_release(shared.k_pipeline.empty[k_state.stage]);
     k_state = next;
     return word;
@@ -286,7 +279,7 @@ struct QueryWarpgroup {
       ptx::pin_registers(scores.c[0]);
       ptx::pin_registers(gradients.c[0]);
     }
-    is_empty = false;
+    is_first = false;
     return 0;
   }
 
@@ -296,7 +289,7 @@ struct QueryWarpgroup {
     ptx::pin_registers(dq.c[0]);
     __syncwarp();
     const int stage = k_state.stage == 0 ? Traits::kConfig.k_stages - 1 : k_state.stage - 1;
-    if (!is_empty && tile::lane() == 0) ptx::arrive(shared.k_pipeline.empty[stage]);
+    if (!is_first && tile::lane() == 0) ptx::arrive(shared.k_pipeline.empty[stage]);
   }
 
   __device__ __forceinline__ void hide(const QueryTileWork& work, const Iteration& iteration) {
@@ -352,7 +345,7 @@ struct QueryWarpgroup {
                           tile::SmemOperand(shared.v[0]).after(v_state.stage));
   }
   __device__ __forceinline__ void issue_dq_gemm() {
-    tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(k_state.stage), !is_empty);
+    tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(k_state.stage), true);
   }
 
   // Drains key tiles that only the other warpgroup's queries see.
@@ -372,7 +365,6 @@ struct QueryWarpgroup {
     const attention::BackwardParams& params = args.params;
     const int first = first_query(work);
     const int rows = work.num_queries - first;
-    if (!kDpAhead && is_empty) dq.clear();
     if (!args.tiles.ends_keys) {
       HandedSums<Sums>::store(sums_of(work), dq);
       __syncwarp();
