@@ -122,8 +122,7 @@ BackwardPlan::Materialised size_materialised_scores(const BackwardParams& p, Bac
 // in the gradient of a bias that is more precise than O.
 bool needs_exact_delta(const BackwardParams& p) {
   const bool dbias_sums_rows = dbias_reads_delta(p) && !(p.dbias.per_query && p.dbias.per_key);
-  return attention::is_16_bit(p.element) &&
-         (dbias_sums_rows || has_precise_dbias(p) || p.dalibi_slopes != nullptr || p.dsink != nullptr);
+  return attention::is_16_bit(p.element) && (dbias_sums_rows || has_precise_dbias(p) || p.dalibi_slopes != nullptr);
 }
 
 DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {

@@ -145,7 +145,7 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
   // Gradients that sum dS over rows, or need recomputed scores, have portable kernels only.
   if (p.dbias.present() && !dbias_may_read_materialised(p)) return true;
-  if (p.dalibi_slopes != nullptr || p.dsink != nullptr) return true;
+  if (p.dalibi_slopes != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
   // These are read and written 16 bytes at a time. Results lie in memory in the order of q's, k's and v's strides.

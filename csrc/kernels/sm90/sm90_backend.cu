@@ -3,6 +3,7 @@
 
 #include "kernels/common/launch/with_row.h"
 #include "kernels/common/masks/mask_tiles.h"
+#include "kernels/common/sums/sums.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
@@ -79,12 +80,17 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
   attention::BackwardParams p = params;
+  p.delta = {.data = plan.workspace.delta.in<void>(workspace),
+             .batch_stride = p.lse.batch_stride,
+             .head_stride = p.lse.head_stride};
+  cudaError_t error = cudaSuccess;
   if (plan.kernels != plan::BackwardKernels::kKeyStationary) {  // these pack bits of their own
-    const cudaError_t error = scan_mask(p, plan, workspace, stream);
+    error = scan_mask(p, plan, workspace, stream);
     if (error != cudaSuccess) return error;
   }
-  return p.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(p, plan, workspace, stream)
-                                                        : run_planned<__half>(p, plan, workspace, stream);
+  error = p.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(p, plan, workspace, stream)
+                                                         : run_planned<__half>(p, plan, workspace, stream);
+  return error == cudaSuccess && p.dsink != nullptr ? common::launch_dsink(p, stream) : error;
 }
 
 }  // namespace flash_attn_ext::sm90
