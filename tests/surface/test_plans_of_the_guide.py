@@ -85,7 +85,12 @@ PORTABLE = {
     "without dQ": ({"wanted": ("k", "v")}, False, True),
     "without dK and dV": ({"wanted": ("q",)}, False, True),
     "without dK": ({"wanted": ("q", "v")}, False, False),
-    "a bias that broadcasts over keys": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS}, False, True),
+    "a bias that broadcasts over keys": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS}, False, False),
+    "a bias that broadcasts over keys, D 192": (
+        {"d": 192, "bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS},
+        False,
+        True,
+    ),
     "a bias that broadcasts over heads": ({"bias": (8, 1, LENGTH, LENGTH), "wanted": WITH_BIAS}, False, False),
     "a bias with a softcap": ({"bias": PAIRS, "wanted": WITH_BIAS} | SOFTCAP, False, True),
     "a head dim of v above 256": ({"dv": 320}, False, True),
