@@ -31,7 +31,7 @@ NVCC_FLAGS += ["-Werror=cross-execution-space-call", "-Xfatbin=-compress-all", f
 OVERLAPPING_LAUNCHES = (
     "kernels/sm80/forward/split/",
     "kernels/sm80/backward/instances/backward_fused",
-    *(f"kernels/common/{name}" for name in ("sums/combine", "sums/delta", "masks/", "repair/")),
+    *(f"kernels/common/{name}" for name in ("sums/combine", "sums/delta", "sums/score_gradients", "masks/", "repair/")),
 )
 
 

@@ -32,7 +32,7 @@ Gradients allocate_gradients(const AttentionInputs& in, const std::array<bool, k
   if (wanted[kDk]) g.dk = empty_in_stride_order(in.k, in.k.sizes());
   if (wanted[kDv]) g.dv = empty_in_stride_order(in.v, in.v.sizes());
   if (wanted[kDalibiSlopes]) g.dalibi_slopes = at::zeros({in.batch(), in.num_heads_q()}, accumulate);
-  if (wanted[kDsink]) g.dsink = at::zeros({in.num_heads_q()}, accumulate);
+  if (wanted[kDsink]) g.dsink = empty({in.num_heads_q()}, in.accumulate_type(), in.q.device());
   return g;
 }
 

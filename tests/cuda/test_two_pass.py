@@ -8,8 +8,15 @@ import pytest
 import torch
 
 import flash_attn_ext
-from support.cases import Case, make_inputs
-from support.checks import SM_COUNT_SWITCH, check_case, check_hidden_keys, check_hidden_tiles, check_packed_drawn
+from support.cases import Case, Inputs, make_inputs
+from support.checks import (
+    SM_COUNT_SWITCH,
+    check_case,
+    check_drawn,
+    check_hidden_keys,
+    check_hidden_tiles,
+    check_packed_drawn,
+)
 from support.disturbance import assert_repeats
 from support.packed import PackedCase, make_packed, run_packed
 from support.params import over_cases, over_dtypes
@@ -119,6 +126,30 @@ PACKED_CHUNKS = [
         dict(d=256, softcap=9.0, dropout_p=0.1),
     )
 ]
+# Biases that are broadcast along keys, whose gradient needs no dS.
+WHOLE_ROWS = [
+    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=(4, 2)[n % 2], d=d, bias=bias, **options)
+    for n, (sq, sk) in enumerate(((320, 640), (577, 300)))
+    for d in (64, 128)
+    for bias, options in (
+        ("bhq1", dict(dlse=True)),
+        ("11q1", dict(causal="bottom_right")),
+        ("1hq1", dict(sink=True, dlse=True, window=(100, 30))),
+        ("b111", dict(sink=True, causal="top_left", dlse=True)),
+        ("1h11", dict(sink=True, softcap=8.0, mask="b11k")),
+        ("b1q1", dict(sink=True, dropout_p=0.2, alibi="h", mask="bhqk", mask_keep=0.02)),
+        ("1111", dict(mask="11q1", dlse=True)),
+    )
+]
+PACKED_WHOLE_ROWS = [
+    PackedCase((300, 0, 65, 700, 64), (300, 40, 129, 500, 0), Case(d=d, heads=4, kv_heads=2, bias=bias, **options))
+    for d in (64, 128)
+    for bias, options in (
+        ("bhq1", dict(dlse=True)),
+        ("11q1", dict(causal="bottom_right")),
+        ("b111", dict(sink=True, dlse=True)),
+    )
+]
 REPEATED = [
     Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **options)
     for d, kv_heads in ((64, 8), (128, 2))
@@ -127,6 +158,7 @@ REPEATED = [
         dict(bias="1hqk", mask="b11k"),
         dict(softcap=8.0, dropout_p=0.2, window=(300, 100)),
         dict(bias="b1qk", dropout_p=0.2),
+        dict(bias="b1q1", sink=True),
     )
 ] + [
     Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=4, d=256, dlse=True, **options)
@@ -144,6 +176,23 @@ PACKED = [
 @over_cases(EDGES + LARGE_EDGES + FEW_QUERIES)
 def test_edges_of_tiles(case, dtype, gpu):
     check_case(case, dtype, gpu)
+
+
+def without_slopes(inputs: Inputs) -> Inputs:
+    """The gradient of slopes takes portable kernels."""
+    return inputs.replace(differentiable=("q", "k", "v", "bias", "sink"))
+
+
+@over_16_bits
+@over_cases(WHOLE_ROWS)
+def test_biases_of_whole_rows(case, dtype, gpu):
+    check_drawn(lambda seed: without_slopes(make_inputs(case, dtype, "cuda", seed)), gpu)
+
+
+@over_16_bits
+@over_cases(PACKED_WHOLE_ROWS)
+def test_biases_of_whole_packed_rows(case, dtype, gpu):
+    check_packed_drawn(case, lambda seed: make_packed(case, dtype, "cuda", seed, draw_on="cuda"), gpu)
 
 
 @over_16_bits

@@ -1,11 +1,13 @@
 """Scale, softcap, ALiBi and sink: what changes a score or joins the softmax."""
 
+import math
+
 import pytest
 import torch
 
 import flash_attn_ext
-from support.cases import Case, make_inputs
-from support.checks import check_case
+from support.cases import Case, Inputs, make_inputs
+from support.checks import check_case, check_drawn
 from support.masks import offsets, visible
 from support.params import over_cases, over_dtypes
 from support.runners import run_ours
@@ -91,6 +93,17 @@ def test_sink_takes_its_share(backend):
     out, lse = flash_attn_ext.attention(q, k, v, sink=sink, return_lse=True, backend=backend.name)
     torch.testing.assert_close(out, torch.full_like(out, 0.5))
     torch.testing.assert_close(lse.exp(), torch.full_like(lse, 8.0))
+
+
+@over_dtypes()
+@pytest.mark.parametrize("sink", [-math.inf, -30.0, 0.0, 6.0, 30.0])
+@over_cases([Case(sq=140, sk=270, sink=True, d=16, dlse=True), Case(sq=200, sk=90, sink=True, window=(7, 0))])
+def test_sinks_of_every_size(case, sink, dtype, backend):
+    def draw(seed: int) -> Inputs:
+        inputs = make_inputs(case, dtype, backend.device, seed)
+        return inputs.replace(sink=torch.full_like(inputs.sink, sink))
+
+    check_drawn(draw, backend)
 
 
 def test_sink_of_a_row_without_keys(backend):

@@ -66,7 +66,6 @@ def test_info_knows_what_takes_portable_kernels_on_hopper():
             "a bias at head dim 256",
             "a bias with a gradient that broadcasts over queries",
             "ALiBi slopes with a gradient",
-            "a sink with a gradient",
         ],
     }
 
@@ -78,8 +77,8 @@ def test_info_knows_what_takes_portable_kernels_on_hopper():
         ("sm80", {"both passes": ["float32", "dropout"]}, ["all calls: Hopper's kernels need compute capability 9.x"]),
         (
             "sm90",
-            {"both passes": ["float32", "float64"], "the backward pass": ["a sink with a gradient"]},
-            ["both passes of float32; float64", "the backward pass of a sink with a gradient"],
+            {"both passes": ["float32", "float64"], "the backward pass": ["ALiBi slopes with a gradient"]},
+            ["both passes of float32; float64", "the backward pass of ALiBi slopes with a gradient"],
         ),
     ],
     ids=["no GPU", "another GPU", "Hopper"],

@@ -16,12 +16,13 @@ SOFTCAP, DROPOUT = {"options": {"softcap": 30.0}}, {"options": {"dropout_p": 0.1
 
 # The calls of each row, as arguments of Call.
 CALLS = {
-    "none, causal, a window, grouped heads, a sink without gradient": (
+    "none, causal, a window, grouped heads, a sink with or without gradient": (
         {},
         {"options": {"causal": "top_left"}},
         {"options": {"window": (256, 0)}},
         {"key_heads": 4},
         {"sink": True},
+        {"sink": True, "wanted": WITH_SINK},
     ),
     "a mask of keys, or of queries and keys": ({"mask": OF_ENTRIES}, {"mask": PAIRS}),
     "dropout": (DROPOUT,),
@@ -34,7 +35,6 @@ CALLS = {
     "a bias that broadcasts over queries, without gradient": ({"bias": KEYS},),
     "a bias that broadcasts over queries, with gradient": ({"bias": KEYS, "wanted": WITH_BIAS},),
     "ALiBi slopes with gradient": ({"slopes": True, "wanted": WITH_SLOPES},),
-    "a sink with gradient": ({"sink": True, "wanted": WITH_SINK},),
     "a float32 bias beside 16-bit q, k and v": ({"bias": PAIRS, "bias_dtype": F32},),
 }
 
@@ -85,7 +85,12 @@ PORTABLE = {
     "without dQ": ({"wanted": ("k", "v")}, False, True),
     "without dK and dV": ({"wanted": ("q",)}, False, True),
     "without dK": ({"wanted": ("q", "v")}, False, False),
-    "a bias that broadcasts over keys": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS}, False, True),
+    "a bias that broadcasts over keys": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS}, False, False),
+    "a bias that broadcasts over keys, D 192": (
+        {"d": 192, "bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS},
+        False,
+        True,
+    ),
     "a bias that broadcasts over heads": ({"bias": (8, 1, LENGTH, LENGTH), "wanted": WITH_BIAS}, False, False),
     "a bias with a softcap": ({"bias": PAIRS, "wanted": WITH_BIAS} | SOFTCAP, False, True),
     "a head dim of v above 256": ({"dv": 320}, False, True),

@@ -258,9 +258,4 @@ inline bool has_precise_dbias(const attention::BackwardParams& p) {
   return p.dbias.present() && p.score_mod.bias.element == attention::ElementType::kFloat32;
 }
 
-// Whether dBias depends on delta. Without a sink, sums of whole rows are dlse, whatever delta is.
-inline bool dbias_reads_delta(const attention::BackwardParams& p) {
-  return p.dbias.present() && (p.dbias.per_key || p.sink != nullptr);
-}
-
 }  // namespace flash_attn_ext::plan

@@ -143,9 +143,9 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   // The rule is that of the forward pass.
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
-  // Gradients that sum dS over rows, or need recomputed scores, have portable kernels only.
-  if (p.dbias.present() && !dbias_may_read_materialised(p)) return true;
-  if (p.dalibi_slopes != nullptr || p.dsink != nullptr) return true;
+  // Gradients that sum dS over queries, or need recomputed scores, have portable kernels only.
+  if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p)) return true;
+  if (p.dalibi_slopes != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
   // These are read and written 16 bytes at a time. Results lie in memory in the order of q's, k's and v's strides.
@@ -283,17 +283,31 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   return plan;
 }
 
-}  // namespace
-
-BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
-  if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
+// There is none where no kernel of Hopper's computes the gradients.
+std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const Limits& limits) {
   if (takes_query_stationary(p)) return plan_backward_query_stationary(p, limits);
   if (takes_key_stationary(p)) {
     const LoopOrder order = loop_order(p, limits.sms);
     if (may_list_iterations(p, order, limits)) return plan_key_stationary(p, order, limits);
   }
-  const std::optional<BackwardPlan> storing = plan_backward_two_pass(p, limits);
-  return storing ? *storing : plan_backward_sm80(p, limits);
+  return plan_backward_two_pass(p, limits);
+}
+
+}  // namespace
+
+BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
+  if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
+  // A gradient that sums whole rows of dS needs no dS, so no kernel of the matrix gradients computes it.
+  const bool sums_rows = dbias_is_row_sums(p);
+  BackwardParams of_matrices = p;
+  if (sums_rows) of_matrices.dbias = {};
+  std::optional<BackwardPlan> plan = plan_matrix_gradients(of_matrices, limits);
+  if (!plan) return plan_backward_sm80(p, limits);
+  if (sums_rows) {
+    plan->dbias = BiasGradientSource::kRowSums;
+    plan->writes_dbias_once = true;
+  }
+  return *std::move(plan);
 }
 
 }  // namespace flash_attn_ext::plan

@@ -3,6 +3,7 @@
 
 #include "kernels/common/launch/with_row.h"
 #include "kernels/common/masks/mask_tiles.h"
+#include "kernels/common/sums/sums.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
@@ -59,6 +60,18 @@ cudaError_t scan_key_mask(ForwardCall& call, const plan::ForwardPlan& plan, void
   return common::scan_key_mask(call, memory, stream);
 }
 
+// The gradient of a bias that is broadcast along keys. Its kernel subtracts dlse from delta, which until then must be
+// without it.
+cudaError_t sum_rows(const attention::BackwardParams& p, cudaStream_t stream) {
+  if (p.dlse.present()) {
+    attention::DeltaParams delta = attention::delta_params(p);
+    delta.dlse = {};
+    const cudaError_t error = common::launch_delta(delta, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return common::launch_dbias_from_rows(p, stream);
+}
+
 }  // namespace
 
 cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
@@ -78,13 +91,22 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
 
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream) {
+  const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
   attention::BackwardParams p = params;
+  if (sums_rows) p.dbias = {};
+  p.delta = {.data = plan.workspace.delta.in<void>(workspace),
+             .batch_stride = p.lse.batch_stride,
+             .head_stride = p.lse.head_stride};
+  cudaError_t error = cudaSuccess;
   if (plan.kernels != plan::BackwardKernels::kKeyStationary) {  // these pack bits of their own
-    const cudaError_t error = scan_mask(p, plan, workspace, stream);
+    error = scan_mask(p, plan, workspace, stream);
     if (error != cudaSuccess) return error;
   }
-  return p.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(p, plan, workspace, stream)
-                                                        : run_planned<__half>(p, plan, workspace, stream);
+  error = p.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(p, plan, workspace, stream)
+                                                         : run_planned<__half>(p, plan, workspace, stream);
+  p.dbias = params.dbias;
+  if (error == cudaSuccess && sums_rows) error = sum_rows(p, stream);
+  return error == cudaSuccess && p.dsink != nullptr ? common::launch_dsink(p, stream) : error;
 }
 
 }  // namespace flash_attn_ext::sm90

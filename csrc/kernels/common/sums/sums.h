@@ -20,7 +20,8 @@ struct AlibiPartials {
   int64_t per_head = 0;
 };
 
-// dsink[head] = -sum over batch entries and queries of exp(sink - lse) * delta.
+// dsink[head] = -sum over batch entries and queries of exp(sink - lse) * delta. The kernels overwrite delta with
+// partial sums, so nothing may read it afterwards.
 cudaError_t launch_dsink(const attention::BackwardParams& params, cudaStream_t stream);
 
 // dalibi_slopes[batch, head] = sum of its partial sums.

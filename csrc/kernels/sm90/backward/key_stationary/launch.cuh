@@ -64,8 +64,6 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   BackwardArguments args;
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
   args.params = p;
-  args.params.delta = {
-      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
   args.order = plan.order;
   args.scale = static_cast<float>(p.score_mod.scale);
   args.scale_log2e = args.scale * kLog2e;

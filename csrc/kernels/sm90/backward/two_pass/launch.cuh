@@ -63,7 +63,7 @@ struct TwoPassLaunch {
   cudaError_t differentiate(const Pairs& pairs, uint32_t*& work_counters) {
     cudaError_t error = store_scores(pairs, work_counters++);
     if (error == cudaSuccess) error = multiply(pairs, work_counters++);
-    if (error == cudaSuccess && plan.dbias != plan::BiasGradientSource::kNone) error = add_to_dbias(pairs);
+    if (error == cudaSuccess && args.params.dbias.present()) error = add_to_dbias(pairs);
     return error;
   }
 
@@ -131,8 +131,6 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
   TwoPassArguments args = {};
   args.params = p;
-  args.params.delta = {
-      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
   args.workspace = {.statistics = parts.statistics.in<float>(workspace),
                     .scores = parts.materialised_scores.in<void>(workspace),
                     .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
