@@ -16,6 +16,7 @@
 #include "ptx/math.h"
 #include "ptx/pin.h"
 #include "ptx/stmatrix.h"
+#include "tile/sm90/register_order.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -229,16 +230,11 @@ struct QueryStationaryWarpgroup {
 
   // Stores the partial dQ of the segment.
   __device__ __forceinline__ void store_partial(int pair) const {
-    constexpr int kThreads = tile::kWarpgroupSize;
     const int64_t split = WorkListShares::split_number(blockIdx.x, pair);
     float* const to =
         args.dq_splits + split * Traits::kSplitFloats + warpgroup * (Traits::kSplitFloats / 2) +
-        ptx::pin(static_cast<int>(threadIdx.x)) % kThreads * 4;  // pinned, so that it is not kept in between
-#pragma unroll
-    for (int j = 0; j < Sums::kColumnTiles; ++j) {
-      const float(&c)[4] = dq.c[0][j];
-      *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
-    }
+        ptx::pin(static_cast<int>(threadIdx.x)) % tile::kWarpgroupSize * 4;  // pinned: not kept in between
+    tile::RegisterOrder<Sums>::store(to, dq);
   }
 
   __device__ __forceinline__ uint8_t& dq_nan_flag(int pair) const {

@@ -3,42 +3,9 @@
 
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
+#include "tile/sm90/register_order.h"
 
 namespace flash_attn_ext::sm90 {
-
-// Partial sums of dK or dV that the launch of one query chunk hands on to that of the next one, in float32 and in the
-// order in which accumulators hold them.
-// Neighbouring threads have neighbouring 16 bytes, so that accesses coalesce.
-template <class Sums>
-struct ChunkSums {
-  static constexpr int kStep = tile::kWarpgroupSize * 4;  // floats from a thread's 16 bytes to its next ones
-  static constexpr int kFloats = Sums::kColumnTiles * kStep;
-
-  __device__ __forceinline__ static void store(float* of_warpgroup, const Sums& sums) {
-    float* const to = of_warpgroup + first();
-#pragma unroll
-    for (int j = 0; j < Sums::kColumnTiles; ++j) {
-      const float(&c)[4] = sums.c[0][j];
-      __stcg(reinterpret_cast<float4*>(to + j * kStep), make_float4(c[0], c[1], c[2], c[3]));
-    }
-  }
-
-  __device__ __forceinline__ static void load(Sums& sums, const float* of_warpgroup) {
-    const float* const from = of_warpgroup + first();
-#pragma unroll
-    for (int j = 0; j < Sums::kColumnTiles; ++j) {
-      const float4 partial = __ldcg(reinterpret_cast<const float4*>(from + j * kStep));
-      float(&c)[4] = sums.c[0][j];
-      c[0] = partial.x;
-      c[1] = partial.y;
-      c[2] = partial.z;
-      c[3] = partial.w;
-    }
-  }
-
- private:
-  __device__ __forceinline__ static int first() { return static_cast<int>(threadIdx.x) % tile::kWarpgroupSize * 4; }
-};
 
 template <class Traits>
 struct GemmWarpgroup {
@@ -71,6 +38,8 @@ struct GemmWarpgroup {
  private:
   template <int kWidth>
   using Sums = tile::WarpgroupAccumulator<kWidth>;
+  template <class Acc>
+  using InMemory = tile::RegisterOrder<Acc>;
 
   template <int kWidth>
   __device__ __forceinline__ void multiply(const Work& work) {
@@ -84,7 +53,8 @@ struct GemmWarpgroup {
     if (args.tiles.ends_matrix()) {
       store(work, sums);
     } else {
-      ChunkSums<Sums<kWidth>>::store(sums_of(work), sums);
+      InMemory<Sums<kWidth>>::store(sums_of(work), sums,
+                                    [](float4* to, const float4& floats) { __stcg(to, floats); });
     }
     __syncwarp();  // unless the warp is converged, ptxas keeps no descriptor in uniform registers
   }
@@ -95,12 +65,14 @@ struct GemmWarpgroup {
     if (args.tiles.begins_matrix()) {
       sums.clear();
     } else {
-      ChunkSums<Acc>::load(sums, sums_of(work));
+      InMemory<Acc>::template load<false>(sums, sums_of(work), [](const float4* from) { return __ldcg(from); });
     }
   }
+  // The thread's partial sums of dK or dV, which the launch of one query chunk hands on to that of the next one.
   __device__ __forceinline__ float* sums_of(const Work& work) const {
-    constexpr int kFloats = ChunkSums<Sums<Traits::kColumns>>::kFloats;
-    return args.workspace.key_sums + (int64_t{work.sums} * Traits::kWarpgroups + warpgroup) * kFloats;
+    using Widest = InMemory<Sums<Traits::kColumns>>;
+    return args.workspace.key_sums + (int64_t{work.sums} * Traits::kWarpgroups + warpgroup) * Widest::kFloats +
+           Widest::own();
   }
 
   template <int kWidth>
