@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/sm90/backward/key_stationary/traits.h"
-#include "kernels/sm90/store_row_lines.cuh"
+#include "kernels/sm90/staged_rows.cuh"
 #include "ptx/global_memory.h"
 #include "tile/sm90/register_order.h"
 

@@ -11,7 +11,7 @@
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/query_stationary/traits.h"
 #include "kernels/sm90/kernel.cuh"
-#include "kernels/sm90/tma_store_rows.cuh"
+#include "kernels/sm90/staged_rows.cuh"
 #include "ptx/elect.h"
 #include "ptx/math.h"
 #include "ptx/pin.h"
@@ -210,7 +210,7 @@ struct QueryStationaryWarpgroup {
     key_sums.scale(has_values() ? 1.0f : args.scale);
     auto& staging = shared.scores[score_stage ^ 1].staging();
     const int row = first_row() + warp_row();
-    const NonFiniteRows found = stage_rows<Element>(key_sums, staging, row);
+    const auto found = stage_rows<Element>(key_sums, staging, row);
     if (found.of(0) || found.of(1)) args.dkdv_nan_flags[nan_flag] = 1;
     ptx::fence_stores();
     __syncwarp();

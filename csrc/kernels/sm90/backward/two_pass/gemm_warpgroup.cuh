@@ -53,8 +53,7 @@ struct GemmWarpgroup {
     if (args.tiles.ends_matrix()) {
       store(work, sums);
     } else {
-      InMemory<Sums<kWidth>>::store(sums_of(work), sums,
-                                    [](float4* to, const float4& floats) { __stcg(to, floats); });
+      InMemory<Sums<kWidth>>::store(sums_of(work), sums, [](float4* to, const float4& floats) { __stcg(to, floats); });
     }
     __syncwarp();  // unless the warp is converged, ptxas keeps no descriptor in uniform registers
   }
