@@ -20,13 +20,12 @@ struct KeyGradientRows {
   __device__ __forceinline__ OutputRows<Element> dk() const { return rows(args.params.dk, args.params.head_dim_qk); }
   __device__ __forceinline__ OutputRows<Element> dv() const { return rows(args.params.dv, args.params.head_dim_v); }
 
-  // Flags are in the order of a schedule of keys, one head after the other (schedule/block.cuh).
   __device__ __forceinline__ uint8_t& nan_flag() const {
     const attention::BackwardParams& params = args.params;
     const int tiles = static_cast<int>(args.order.tiles);
     const int behind = tiles - LoopOrder::num_tiles(work.contributor.num_keys, Traits::kKeys);
     const int64_t key_tile =
-        (int64_t{work.key_head} * params.batch + work.batch) * tiles + work.contributor.tile + behind;
+        common::flag_index(int64_t{work.key_head} * params.batch + work.batch, tiles, work.contributor.tile) + behind;
     constexpr int kWarps = 4 * Traits::kWarpgroups;
     return args.workspace.dkdv_nan_flags[key_tile * kWarps + warpgroup * 4 + tile::warp() % 4];
   }
