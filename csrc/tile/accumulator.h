@@ -111,6 +111,14 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const PackedColumns
   for (int e = 0; e < 4; ++e) a[e] = packed.a[i][e];
 }
 
+// The sum over groups of kLanes neighbouring lanes, in a butterfly of fixed order.
+template <int kLanes, class Real>
+__device__ __forceinline__ Real sum_over_lanes(Real value) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, offset);
+  return value;
+}
+
 // Over the four threads that share a row.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));

@@ -128,8 +128,7 @@ __global__ void __launch_bounds__(kWarps* tile::kWarpSize)
     store<Element, kQuads>(results.weights, row, first, tile.num_columns, weights);
     store<Element, kQuads>(results.weighted, row, first, tile.num_columns, weighted);
   }
-#pragma unroll
-  for (int lanes = tile::kWarpSize / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, lanes);
+  sum = tile::sum_over_lanes<tile::kWarpSize>(sum);
   if (tile::lane() == 0) results.lse_tangent[row.index] += sum;
 }
 

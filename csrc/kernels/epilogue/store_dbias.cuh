@@ -1,4 +1,5 @@
-// Writes a bias's gradient in the type that its memory has (attention::BiasGradient): float32, or the 16-bit Element.
+// Sums tiles of dS, and writes the gradient of a bias in the type that its memory has (attention::BiasGradient): float32,
+// or the 16-bit Element.
 #pragma once
 
 #include "attention/params.h"
@@ -85,6 +86,46 @@ struct DbiasTileStore {
       const int64_t key = first_key + index % kTile;
       if (query >= p.sequences.max_seqlen_q || key >= p.sequences.max_seqlen_k) continue;
       store_dbias<Element>(g, offset + query * g.query_stride + key * g.key_stride, sums[index / kTile][index % kTile]);
+    }
+  }
+};
+
+// The sums of a thread's chunks of dS, over the heads that share a tile of dBias.
+template <class Element>
+struct DbiasTileSums {
+  using Store = DbiasTileStore<Element>;
+  static constexpr int kHeadsInFlight = 2;
+  using Chunks = uint4[Store::kRowsPerThread];
+
+  float at[Store::kRowsPerThread][Store::kChunk];
+
+  // Sums the chunks of heads.left heads, in a fixed order. load(chunks): loads those of the next head. What it does not
+  // load stays 0.
+  template <class Heads, class Load>
+  __device__ __forceinline__ void sum(const Heads& heads, Load&& load) {
+    for (auto& row : at) {
+      for (float& sum : row) sum = 0.0f;
+    }
+    while (heads.left > 0) {
+      Chunks chunks[kHeadsInFlight] = {};
+#pragma unroll
+      for (auto& of_head : chunks) {
+        if (heads.left > 0) load(of_head);
+      }
+#pragma unroll
+      for (const auto& of_head : chunks) add(of_head);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void add(const Chunks& chunks) {
+#pragma unroll
+    for (int i = 0; i < Store::kRowsPerThread; ++i) {
+      const uint32_t words[] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
+#pragma unroll
+      for (int e = 0; e < Store::kChunk; ++e) {
+        at[i][e] += ptx::to_float(static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16)), Element{});
+      }
     }
   }
 };

@@ -22,9 +22,7 @@ inline constexpr int kRowsAtOnce = 16 / sizeof(Real);
 
 template <class Real>
 __device__ __forceinline__ Real sum_over_warp(Real value) {
-#pragma unroll
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(kAllLanes, value, offset);
-  return value;
+  return tile::sum_over_lanes<kWarpSize>(value);
 }
 
 // Ignores NaN.

@@ -8,6 +8,7 @@
 #include "kernels/common/rows/row_products.cuh"
 #include "kernels/common/sums/sums.h"
 #include "ptx/dependent_launch.h"
+#include "tile/accumulator.h"
 #include "tile/element.h"
 
 namespace flash_attn_ext::common {
@@ -63,10 +64,7 @@ struct DeltaKernel {
     }
 #pragma unroll
     for (int i = 0; i < kRowsInFlight; ++i) {
-#pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-        sums[i] += __shfl_xor_sync(0xFFFFFFFFu, sums[i], offset);
-      }
+      sums[i] = tile::sum_over_lanes<kLanes>(sums[i]);
       const int64_t row = first_row + i * kRowStep;
       if (row >= p.rows || threadIdx.x % kLanes != 0) continue;
       const Real dlse = p.dlse.present() ? *p.dlse.at<const Real>(batch, head, row) : Real(0);

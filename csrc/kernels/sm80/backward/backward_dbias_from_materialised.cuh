@@ -31,7 +31,8 @@ struct DbiasFromMaterialisedKernel {
   static constexpr int kBlocks = 5;  // per SM
   static constexpr int kChunk = BiasTiles::kChunk;
   static constexpr int kRowsPerThread = Store::kRowsPerThread;
-  static constexpr int kHeadsInFlight = 2;
+  using Sums = DbiasTileSums<Element>;
+  using Chunks = typename Sums::Chunks;
 
   struct Shared {
     // A warp's accesses are free of bank conflicts, but for two-way conflicts where the materialised rows are queries.
@@ -43,7 +44,7 @@ struct DbiasFromMaterialisedKernel {
   int64_t first_query;
   int64_t first_key;
   uint32_t written;  // which of the thread's chunks were materialised, as bits
-  float sums[kRowsPerThread][kChunk];
+  Sums sums;
 
   // The thread's chunks, of materialised rows as well as of rows of the bias.
   __device__ __forceinline__ static int thread_row(int i) { return Store::thread_row(i); }
@@ -54,19 +55,8 @@ struct DbiasFromMaterialisedKernel {
     const BackwardParams& p = params.p;
     SharingHeads heads(params.tiles, p.dbias, batch, head);
     if (heads.left == 0) return;  // the same for all threads: another launch has the matrix
-    for (auto& row : sums) {
-      for (float& sum : row) sum = 0.0f;
-    }
     find_written(p.sequences.at(heads.batch));
-    while (heads.left > 0) {
-      uint4 chunks[kHeadsInFlight][kRowsPerThread] = {};
-#pragma unroll
-      for (auto& of_head : chunks) {
-        if (heads.left > 0) load(of_head, heads.next(params.tiles, p));
-      }
-#pragma unroll
-      for (const auto& of_head : chunks) add(of_head);
-    }
+    sums.sum(heads, [&](Chunks& chunks) { load(chunks, heads.next(params.tiles, p)); });
     transpose();
     Store{p, first_query, first_key, params.tiles.in_chunks}.store(
         batch * p.dbias.batch_stride + head * p.dbias.head_stride, shared.sums);
@@ -90,7 +80,7 @@ struct DbiasFromMaterialisedKernel {
   }
 
   // Loads a head's chunks. Those that were not materialised stay 0.
-  __device__ __forceinline__ void load(uint4 (&chunks)[kRowsPerThread], const WorkItem& item) {
+  __device__ __forceinline__ void load(Chunks& chunks, const WorkItem& item) {
     const BackwardParams& p = params.p;
     if (p.sequences.cu_seqlens_q != nullptr) find_written(item.sequence);  // otherwise all sequences are the same
     const Element* matrix = static_cast<const Element*>(p.materialised.ds) + materialised_matrix(p, item) +
@@ -102,17 +92,6 @@ struct DbiasFromMaterialisedKernel {
     }
   }
 
-  __device__ __forceinline__ void add(const uint4 (&chunks)[kRowsPerThread]) {
-#pragma unroll
-    for (int i = 0; i < kRowsPerThread; ++i) {
-      const uint32_t words[] = {chunks[i].x, chunks[i].y, chunks[i].z, chunks[i].w};
-#pragma unroll
-      for (int e = 0; e < kChunk; ++e) {
-        sums[i][e] += ptx::to_float(static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16)), Element{});
-      }
-    }
-  }
-
   // Transposes the sums to queries x keys.
   __device__ __forceinline__ void transpose() {
 #pragma unroll
@@ -121,7 +100,7 @@ struct DbiasFromMaterialisedKernel {
       for (int e = 0; e < kChunk; ++e) {
         const int column = MaterialisedScores::place<Element>(thread_column() + e);  // its own inverse
         const int row = thread_row(i);
-        shared.sums[rows_are_keys() ? column : row][rows_are_keys() ? row : column] = sums[i][e];
+        shared.sums[rows_are_keys() ? column : row][rows_are_keys() ? row : column] = sums.at[i][e];
       }
     }
     __syncthreads();

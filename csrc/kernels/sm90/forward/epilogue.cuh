@@ -7,8 +7,7 @@
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/traits.h"
 #include "kernels/sm90/kernel.cuh"
-#include "kernels/sm90/store_row_lines.cuh"
-#include "kernels/sm90/tma_store_rows.cuh"
+#include "kernels/sm90/staged_rows.cuh"
 
 namespace flash_attn_ext::sm90 {
 

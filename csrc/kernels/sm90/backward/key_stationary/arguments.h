@@ -11,6 +11,7 @@
 #include "attention/division.h"
 #include "attention/params.h"
 #include "attention/sequence.h"
+#include "kernels/common/repair/repair.h"
 #include "kernels/config/sm90_backward.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/schedule/loop_order.h"
@@ -126,16 +127,15 @@ struct BackwardWorkspace {
                                            const QueryTile& at) const {
     return at.head * tiles_of_head + first_tile(p, sequence) + at.tile;
   }
-  // The flag of a warp's 16 rows of a query tile. Flags are in the order of a schedule of queries, one head after the
-  // other (schedule/block.cuh).
+  // The flag of a warp's 16 rows of a query tile.
   __device__ __forceinline__ uint8_t& dq_nan_flag(const attention::AttentionParams& p, const QueryTile& at,
                                                   int warp) const {
     const int tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, kQueries);
     const int group = static_cast<int>(p.queries_per_key_head());
     const int key_head = at.head / group;
     const int64_t pair = int64_t{key_head} * p.batch + at.batch;
-    const int64_t row_of_tiles = pair * group + at.head - key_head * group;
-    return dq_nan_flags[(row_of_tiles * tiles + tiles - 1 - at.tile) * 4 + warp];
+    const int64_t head = pair * group + at.head - key_head * group;
+    return dq_nan_flags[common::query_flag_index(head, tiles, at.tile) * 4 + warp];
   }
   __device__ __forceinline__ float* statistics_of(int64_t tile) const {
     return statistics + tile * kStatistics * kQueries;

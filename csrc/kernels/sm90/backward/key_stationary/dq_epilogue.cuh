@@ -7,40 +7,13 @@
 #include "kernels/sm90/backward/key_stationary/traits.h"
 #include "ptx/bulk_copy.h"
 #include "ptx/global_memory.h"
+#include "tile/sm90/register_order.h"
 
 namespace flash_attn_ext::sm90 {
 
-// What both epilogues share.
+// A slice of an iteration's dQ.
 template <class Traits>
-struct DqFloats {
-  static constexpr int kThreads = tile::kWarpgroupSize;
-  using Dq = tile::WarpgroupAccumulator<Traits::kConfig.tile.dq_columns>;
-
-  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
-
-  __device__ __forceinline__ static void store_partial(float* slice, const Dq& dq) {
-    float* const to = slice + thread() * 4;
-#pragma unroll
-    for (int j = 0; j < Dq::kColumnTiles; ++j) {
-      const float(&c)[4] = dq.c[0][j];
-      *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
-    }
-  }
-
-  // load: reads 16 bytes.
-  template <class Load>
-  __device__ __forceinline__ static void add(Dq& dq, const float* slice, Load&& load) {
-    const float* const from = slice + thread() * 4;
-#pragma unroll
-    for (int j = 0; j < Dq::kColumnTiles; ++j) {
-      const float4 sum = load(reinterpret_cast<const float4*>(from + j * kThreads * 4));
-      dq.c[0][j][0] += sum.x;
-      dq.c[0][j][1] += sum.y;
-      dq.c[0][j][2] += sum.z;
-      dq.c[0][j][3] += sum.w;
-    }
-  }
-};
+using DqAccumulator = tile::WarpgroupAccumulator<Traits::kConfig.tile.dq_columns>;
 
 // In each iteration the warpgroup calls begin() while its first GEMM is in flight, and begin_slice() while the GEMM of
 // each slice of columns is. When a slice's GEMM is complete, it calls store_partial(), or add_sums() if it is the last
@@ -50,8 +23,8 @@ struct DqFloats {
 // themselves.
 template <class Traits>
 struct WholeDqEpilogue {
-  using Floats = DqFloats<Traits>;
-  using Dq = typename Floats::Dq;
+  using Dq = DqAccumulator<Traits>;
+  using InMemory = tile::RegisterOrder<Dq>;
 
   const BackwardArguments& args;
   BackwardShared<Traits>& shared;
@@ -63,7 +36,7 @@ struct WholeDqEpilogue {
   __device__ __forceinline__ void begin_slice(int, int, int, bool) {}
 
   __device__ __forceinline__ void store_partial(const Dq& dq, int slice) {
-    Floats::store_partial(shared.dq[state.stage] + slice * Traits::kDqSliceFloats, dq);
+    InMemory::store(shared.dq[state.stage] + slice * Traits::kDqSliceFloats + InMemory::own(), dq);
   }
 
   __device__ __forceinline__ void add_sums(Dq& dq, int sums, int rank, int slice) const {
@@ -73,8 +46,9 @@ struct WholeDqEpilogue {
       }
       __syncwarp();
     }
-    Floats::add(dq, args.workspace.dq_sums + (int64_t{sums} * Traits::kDqSlices + slice) * Traits::kDqSliceFloats,
-                [](const float4* from) { return __ldcg(from); });
+    const float* const from =
+        args.workspace.dq_sums + (int64_t{sums} * Traits::kDqSlices + slice) * Traits::kDqSliceFloats;
+    InMemory::template load<true>(dq, from + InMemory::own(), [](const float4* floats) { return __ldcg(floats); });
   }
 
   __device__ __forceinline__ void finish(int sums, int rank, bool is_last) {
@@ -94,7 +68,7 @@ struct WholeDqEpilogue {
 
  private:
   __device__ __forceinline__ void publish(int sums, int rank) {
-    if (Floats::thread() == 0) shared.pending[state.stage] = {sums, rank};
+    if (InMemory::own() == 0) shared.pending[state.stage] = {sums, rank};
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.full[state.stage]);
     state.advance();
@@ -105,8 +79,8 @@ struct WholeDqEpilogue {
 // meanwhile. For a last contributor the TMA copies the accumulator to shared memory.
 template <class Traits>
 struct PreSignalledDqEpilogue {
-  using Floats = DqFloats<Traits>;
-  using Dq = typename Floats::Dq;
+  using Dq = DqAccumulator<Traits>;
+  using InMemory = tile::RegisterOrder<Dq>;
   static constexpr int kSlices = Traits::kDqSlices;
   static constexpr int kSliceBytes = Traits::kDqSliceFloats * sizeof(float);
 
@@ -129,7 +103,7 @@ struct PreSignalledDqEpilogue {
   }
 
   __device__ __forceinline__ void store_partial(const Dq& dq, int) {
-    Floats::store_partial(shared.dq[state.stage], dq);
+    InMemory::store(shared.dq[state.stage] + InMemory::own(), dq);
     ptx::fence_stores();
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.full[state.stage]);
@@ -139,7 +113,8 @@ struct PreSignalledDqEpilogue {
   __device__ __forceinline__ void add_sums(Dq& dq, int, int, int slice) const {
     if (!loads_sums) return;
     if (slice == 0) ptx::wait(shared.dq_pipeline.fetched, fetched_parity);
-    Floats::add(dq, shared.dq[(state.stage + slice) % kDqStages], [](const float4* from) { return *from; });
+    InMemory::template load<true>(dq, shared.dq[(state.stage + slice) % kDqStages] + InMemory::own(),
+                                  [](const float4* floats) { return *floats; });
   }
 
   __device__ __forceinline__ void finish(int, int, bool) {
@@ -158,7 +133,7 @@ struct PreSignalledDqEpilogue {
   // an earlier phase.
   __device__ __forceinline__ void pre_signal(int sums, int rank) {
     static_assert(kDqStages <= kDqReducers * kSlices);
-    if (Floats::thread() == 0) shared.pending[reducer] = {sums, rank};
+    if (InMemory::own() == 0) shared.pending[reducer] = {sums, rank};
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.pre_signalled[reducer]);
     reducer ^= 1;
@@ -168,7 +143,7 @@ struct PreSignalledDqEpilogue {
   __device__ __forceinline__ void fetch(int sums, int rank) {
     static_assert(kSlices <= kDqStages);
     sync_dq_warpgroup();  // no thread still reads what was fetched before
-    if (Floats::thread() == 0) {
+    if (InMemory::own() == 0) {
       while (ptx::load_acquire(args.workspace.dq_semaphores + sums) < rank) {
       }
       ptx::fence_global_copies();

@@ -2,8 +2,9 @@
 #pragma once
 
 #include "kernels/sm90/backward/key_stationary/traits.h"
-#include "kernels/sm90/store_row_lines.cuh"
+#include "kernels/sm90/staged_rows.cuh"
 #include "ptx/global_memory.h"
+#include "tile/sm90/register_order.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -19,13 +20,12 @@ struct KeyGradientRows {
   __device__ __forceinline__ OutputRows<Element> dk() const { return rows(args.params.dk, args.params.head_dim_qk); }
   __device__ __forceinline__ OutputRows<Element> dv() const { return rows(args.params.dv, args.params.head_dim_v); }
 
-  // Flags are in the order of a schedule of keys, one head after the other (schedule/block.cuh).
   __device__ __forceinline__ uint8_t& nan_flag() const {
     const attention::BackwardParams& params = args.params;
     const int tiles = static_cast<int>(args.order.tiles);
     const int behind = tiles - LoopOrder::num_tiles(work.contributor.num_keys, Traits::kKeys);
     const int64_t key_tile =
-        (int64_t{work.key_head} * params.batch + work.batch) * tiles + work.contributor.tile + behind;
+        common::flag_index(int64_t{work.key_head} * params.batch + work.batch, tiles, work.contributor.tile) + behind;
     constexpr int kWarps = 4 * Traits::kWarpgroups;
     return args.workspace.dkdv_nan_flags[key_tile * kWarps + warpgroup * 4 + tile::warp() % 4];
   }
@@ -63,10 +63,10 @@ struct GroupShareSums {
   __device__ __forceinline__ bool combine(Dk& dk, Dv& dv, int& arrived) const {
     const auto group_shares = static_cast<int>(args.order.group_shares);
     float* const own = partial_of(work.group_share);
-    store_partial(own, dv);
-    store_partial(own + kDvFloats, dk);
+    DvInMemory::store(own, dv);
+    DkInMemory::store(own + DvInMemory::kFloats, dk);
     sync_warpgroup();
-    if (thread() == 0) {
+    if (DvInMemory::own() == 0) {
       arrived =
           ptx::add_releasing_acquiring(args.workspace.arrivals + work.number * Traits::kWarpgroups + warpgroup, 1);
     }
@@ -74,46 +74,26 @@ struct GroupShareSums {
     if (uniform(arrived) + 1 < group_shares) return false;
     dk.clear();
     dv.clear();
+    const auto load = [](const float4* from) { return __ldcg(from); };
 #pragma unroll 1
     for (int group_share = 0; group_share < group_shares; ++group_share) {
       const float* const partial = partial_of(group_share);
-      add(dv, partial);
-      add(dk, partial + kDvFloats);
+      DvInMemory::template load<true>(dv, partial, load);
+      DkInMemory::template load<true>(dk, partial + DvInMemory::kFloats, load);
     }
     return true;
   }
 
  private:
-  static constexpr int kThreads = tile::kWarpgroupSize;
-  static constexpr int kDvFloats = Dv::kColumnTiles * 4 * kThreads;
-  static constexpr int kFloats = kDvFloats + Dk::kColumnTiles * 4 * kThreads;
+  using DkInMemory = tile::RegisterOrder<Dk>;
+  using DvInMemory = tile::RegisterOrder<Dv>;
+  static constexpr int kFloats = DvInMemory::kFloats + DkInMemory::kFloats;
 
-  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
   __device__ __forceinline__ void sync_warpgroup() const { sync_key_warpgroup(warpgroup); }
 
   __device__ __forceinline__ float* partial_of(int group_share) const {
     const int64_t tile = int64_t{work.number} * args.order.group_shares + group_share;
-    return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + thread() * 4;
-  }
-  template <class Acc>
-  __device__ __forceinline__ static void store_partial(float* to, const Acc& sums) {
-#pragma unroll
-    for (int j = 0; j < Acc::kColumnTiles; ++j) {
-      const float(&c)[4] = sums.c[0][j];
-      *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
-    }
-  }
-  template <class Acc>
-  __device__ __forceinline__ static void add(Acc& sums, const float* from) {
-#pragma unroll
-    for (int j = 0; j < Acc::kColumnTiles; ++j) {
-      const float4 partial = __ldcg(reinterpret_cast<const float4*>(from + j * kThreads * 4));
-      float(&c)[4] = sums.c[0][j];
-      c[0] += partial.x;
-      c[1] += partial.y;
-      c[2] += partial.z;
-      c[3] += partial.w;
-    }
+    return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + DvInMemory::own();
   }
 };
 

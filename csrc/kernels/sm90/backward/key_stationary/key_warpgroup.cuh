@@ -288,11 +288,10 @@ struct KeyWarpgroup {
     sync_key_warpgroup(warpgroup);  // no thread still reads V
     dk.scale(args.gradient_scale);
     dv.scale(to_gradients.factor());
-    // The rows are staged in the warp's rows of V. The stores are marked evict-first in L2 (st.cs), so that L2 keeps
-    // what other tiles read and add to.
+    // The rows are staged in the warp's rows of V.
     auto& staging = shared.v[k_state.stage];
-    const bool needs_recompute = store_row_lines(rows_of(work).dk(), dk, staging, warp_row(), ptx::stream_global_16) |
-                                 store_row_lines(rows_of(work).dv(), dv, staging, warp_row(), ptx::stream_global_16);
+    const bool needs_recompute = store_row_lines(rows_of(work).dk(), dk, staging, warp_row()) |
+                                 store_row_lines(rows_of(work).dv(), dv, staging, warp_row());
     if (needs_recompute) rows_of(work).nan_flag() = 1;
     __syncwarp();  // reconverges the warp: otherwise ptxas keeps no descriptor in uniform registers
   }

@@ -53,10 +53,7 @@ struct Statistics {
     float delta = 0.0f;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-        deltas[i] += __shfl_xor_sync(0xFFFFFFFFu, deltas[i], offset);
-      }
+      deltas[i] = tile::sum_over_lanes<kLanes>(deltas[i]);
       if (lane == i) delta = deltas[i];
     }
     if (exists) {

@@ -11,11 +11,12 @@
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/query_stationary/traits.h"
 #include "kernels/sm90/kernel.cuh"
-#include "kernels/sm90/tma_store_rows.cuh"
+#include "kernels/sm90/staged_rows.cuh"
 #include "ptx/elect.h"
 #include "ptx/math.h"
 #include "ptx/pin.h"
 #include "ptx/stmatrix.h"
+#include "tile/sm90/register_order.h"
 
 namespace flash_attn_ext::sm90 {
 
@@ -209,7 +210,7 @@ struct QueryStationaryWarpgroup {
     key_sums.scale(has_values() ? 1.0f : args.scale);
     auto& staging = shared.scores[score_stage ^ 1].staging();
     const int row = first_row() + warp_row();
-    const NonFiniteRows found = stage_rows<Element>(key_sums, staging, row);
+    const auto found = stage_rows<Element>(key_sums, staging, row);
     if (found.of(0) || found.of(1)) args.dkdv_nan_flags[nan_flag] = 1;
     ptx::fence_stores();
     __syncwarp();
@@ -229,16 +230,11 @@ struct QueryStationaryWarpgroup {
 
   // Stores the partial dQ of the segment.
   __device__ __forceinline__ void store_partial(int pair) const {
-    constexpr int kThreads = tile::kWarpgroupSize;
     const int64_t split = WorkListShares::split_number(blockIdx.x, pair);
     float* const to =
         args.dq_splits + split * Traits::kSplitFloats + warpgroup * (Traits::kSplitFloats / 2) +
-        ptx::pin(static_cast<int>(threadIdx.x)) % kThreads * 4;  // pinned, so that it is not kept in between
-#pragma unroll
-    for (int j = 0; j < Sums::kColumnTiles; ++j) {
-      const float(&c)[4] = dq.c[0][j];
-      *reinterpret_cast<float4*>(to + j * kThreads * 4) = {c[0], c[1], c[2], c[3]};
-    }
+        ptx::pin(static_cast<int>(threadIdx.x)) % tile::kWarpgroupSize * 4;  // pinned: not kept in between
+    tile::RegisterOrder<Sums>::store(to, dq);
   }
 
   __device__ __forceinline__ uint8_t& dq_nan_flag(int pair) const {

@@ -33,7 +33,8 @@ struct DbiasFromTilesKernel {
   static constexpr int kRowChunks = ScoreTiles::kRows / kChunk;
   static constexpr int kRowStep = kThreads / kRowChunks;
   static constexpr int kRowsPerThread = ScoreTiles::kRows / kRowStep;
-  static constexpr int kHeadsInFlight = 2;
+  using Sums = DbiasTileSums<Element>;
+  using Chunks = typename Sums::Chunks;
 
   struct Shared {
     typename Store::Sums sums;
@@ -43,7 +44,7 @@ struct DbiasFromTilesKernel {
   Shared& shared;
   int query_tile;
   int key_tile;
-  float sums[kRowsPerThread][kChunk];
+  Sums sums;
 
   // batch and head are those of the bias, and 0 where it is broadcast.
   __device__ __forceinline__ void run(uint32_t batch, uint32_t head) {
@@ -52,18 +53,7 @@ struct DbiasFromTilesKernel {
     if (query_tile < args.tiles.begin_of(0) || query_tile >= args.tiles.end_of(0)) return;
     SharingHeads heads(args.bias_tiles, p.dbias, batch, head);
     if (heads.left == 0) return;
-    for (auto& row : sums) {
-      for (float& sum : row) sum = 0.0f;
-    }
-    while (heads.left > 0) {
-      uint4 chunks16[kHeadsInFlight][kRowsPerThread] = {};
-#pragma unroll
-      for (auto& of_head : chunks16) {
-        if (heads.left > 0) load(of_head, heads.next(args.bias_tiles, p));
-      }
-#pragma unroll
-      for (const auto& of_head : chunks16) add(of_head);
-    }
+    sums.sum(heads, [&](Chunks& chunks16) { load(chunks16, heads.next(args.bias_tiles, p)); });
     rearrange();
     Store{p, int64_t{query_tile} * ScoreTiles::kRows, int64_t{key_tile} * ScoreTiles::kRows, args.bias_tiles.in_chunks}
         .store(batch * p.dbias.batch_stride + head * p.dbias.head_stride, shared.sums);
@@ -77,7 +67,7 @@ struct DbiasFromTilesKernel {
   // The 16-byte chunks of a tile that was not stored stay zeros, and so do those of queries that the sequence does not
   // have. Past its last query, a row of a packed sequence's tile belongs to another sequence, and may see keys that no
   // query attends.
-  __device__ __forceinline__ void load(uint4 (&chunks16)[kRowsPerThread], const WorkItem& item) const {
+  __device__ __forceinline__ void load(Chunks& chunks16, const WorkItem& item) const {
     const attention::BackwardParams& p = args.params;
     const TileRange keys = SeenTiles::of(p.visibility, item.sequence, args.tiles).keys_of(query_tile);
     if (key_tile < keys.begin || key_tile >= keys.end) return;
@@ -98,17 +88,6 @@ struct DbiasFromTilesKernel {
     }
   }
 
-  __device__ __forceinline__ void add(const uint4 (&chunks16)[kRowsPerThread]) {
-#pragma unroll
-    for (int i = 0; i < kRowsPerThread; ++i) {
-      const uint32_t words[] = {chunks16[i].x, chunks16[i].y, chunks16[i].z, chunks16[i].w};
-#pragma unroll
-      for (int e = 0; e < kChunk; ++e) {
-        sums[i][e] += ptx::to_float(static_cast<uint16_t>(words[e / 2] >> (e % 2 * 16)), Element{});
-      }
-    }
-  }
-
   // Writes the sums to shared memory as queries x keys. ScoreTiles defines the order in which a stored row holds its
   // keys.
   __device__ __forceinline__ void rearrange() {
@@ -120,7 +99,7 @@ struct DbiasFromTilesKernel {
 #pragma unroll
       for (int e = 0; e < kChunk; e += 2) {
         *reinterpret_cast<float2*>(&shared.sums[thread_row() + i * kRowStep][first + e / 2 * 8]) =
-            make_float2(sums[i][e], sums[i][e + 1]);
+            make_float2(sums.at[i][e], sums.at[i][e + 1]);
       }
     }
     __syncthreads();

@@ -53,9 +53,9 @@ struct GemmProducer {
     work.key_begin = static_cast<int>(sequence.key_begin);
     work.seen = SeenTiles::of(p.visibility, sequence, args.tiles);
     work.tile = tile;
-    // Flags are in the order of a schedule of all keys, one head after the other (schedule/block.cuh).
     const int pair = work.key_head * static_cast<int>(p.batch) + work.batch;
-    work.flags = (pair * static_cast<int>(args.schedule.tiles) + static_cast<int>(at.tile)) * Traits::kTile.flags();
+    const int64_t number = common::flag_index(pair, static_cast<int>(args.schedule.tiles), static_cast<int>(at.tile));
+    work.flags = static_cast<int>(number) * Traits::kTile.flags();
     const int key_tile = first_key_tile(work, sequence) + first / Traits::kKeys;
     work.sums = key_tile * args.wanted.count() + static_cast<int>(at.slice);
     work.stored = args.tiles.first_of_head(p, sequence, work.key_head, 0);

@@ -39,10 +39,7 @@ struct QueryTileStatistics {
     float delta[kRows] = {};
     sum(delta, first_row + own, rows - own);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) delta[i] += __shfl_xor_sync(0xFFFFFFFFu, delta[i], offset);
-    }
+    for (int i = 0; i < kRows; ++i) delta[i] = tile::sum_over_lanes<kLanes>(delta[i]);
     if (threadIdx.x % kLanes != 0) return;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "attention/params.h"
+#include "kernels/common/repair/repair.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/schedule.cuh"
@@ -43,15 +44,14 @@ struct TwoPassWorkspace {
   __device__ __forceinline__ float* statistics_of(int64_t tile) const {
     return statistics + tile * ScoreTiles::kStatistics * ScoreTiles::kRows;
   }
-  // The flag of a warp's 16 rows of a query tile. Flags are in the order of a schedule of all queries, one head after
-  // the other (schedule/block.cuh).
+  // The flag of a warp's 16 rows of a query tile.
   template <class Work>
   __device__ __forceinline__ uint8_t& dq_nan_flag(const attention::AttentionParams& p, const Work& work, int tile,
                                                   int warp) const {
     const int tiles = ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
     const int64_t pair = int64_t{work.key_head} * p.batch + work.batch;
-    const int64_t row_of_tiles = pair * p.queries_per_key_head() + work.head_of_group;
-    return dq_nan_flags[(row_of_tiles * tiles + tiles - 1 - tile) * 4 + warp];
+    const int64_t head = pair * p.queries_per_key_head() + work.head_of_group;
+    return dq_nan_flags[common::query_flag_index(head, tiles, tile) * 4 + warp];
   }
 };
 

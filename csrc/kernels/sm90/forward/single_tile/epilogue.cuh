@@ -4,7 +4,7 @@
 #include "kernels/common/rows/attention_rows.cuh"
 #include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/forward/single_tile/traits.h"
-#include "kernels/sm90/tma_store_rows.cuh"
+#include "kernels/sm90/staged_rows.cuh"
 
 namespace flash_attn_ext::sm90 {
 

@@ -6,19 +6,7 @@
 #include "kernels/config/sm90_backward.h"
 #include "kernels/sm90/backward/key_stationary/dq_stages.h"
 #include "ptx/barrier.h"
-#include "tile/accumulator.h"
-
-namespace flash_attn_ext::tile {
-
-inline constexpr int kWarpgroupSize = 128;
-
-template <int kColumns>
-struct WarpgroupAccumulator {
-  static constexpr int kColumnTiles = kColumns / 8;
-  float c[1][kColumnTiles][4];
-};
-
-}  // namespace flash_attn_ext::tile
+#include "tile/sm90/gemm.h"
 
 namespace flash_attn_ext::sm90 {
 
