@@ -126,11 +126,11 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
 }
 
 // Whether a call with few queries takes the portable kernels, which may split the keys of dQ among CTAs. The
-// key-stationary kernel splits keys for as few queries and as many keys as the portable kernels do, and runs only then.
+// key-stationary kernel splits keys for as few queries as the portable kernels do, and runs only then.
 // The two-pass kernels never split keys, and are slower for short calls of these head dims.
 bool few_queries_take_portable_kernels(const BackwardParams& p) {
   const int64_t queries = p.sequences.max_seqlen_q;
-  if (takes_key_stationary(p)) return queries > kSplitQueries || visible_keys(p) < 2 * kSplitKeys;
+  if (takes_key_stationary(p)) return queries > kSplitQueries || visible_keys(p) <= kShortTokens;
   const int64_t head_dim = largest_head_dim(p);
   return queries <= kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestBackwardHeadDim);
 }
@@ -155,6 +155,7 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   };
   if (!in_chunks(p.out, p.head_dim_v) || !in_chunks(p.dout, p.head_dim_v)) return true;
   if (!in_chunks(p.dq, p.head_dim_qk) || !in_chunks(p.dk, p.head_dim_qk) || !in_chunks(p.dv, p.head_dim_v)) return true;
+  if (takes_query_stationary(p)) return false;
   return has_few_queries(p) ? few_queries_take_portable_kernels(p) : is_short(p, limits);
 }
 

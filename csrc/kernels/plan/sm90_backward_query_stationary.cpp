@@ -13,6 +13,7 @@ namespace {
 
 using attention::BackwardParams;
 
+constexpr int64_t kTileQueries = 64;  // of a warpgroup
 constexpr int64_t kFlagRows = 16;  // rows of a non-finite flag
 constexpr int64_t kFlagsOfTile = sm90::kStationaryQueriesKeys / kFlagRows;
 constexpr int64_t kMostTiles = INT32_MAX / kFlagsOfTile;  // the kernel numbers flags in 32 bits
@@ -36,8 +37,11 @@ bool takes_query_stationary(const BackwardParams& p) {
   if (score_mode_sm90(p) != ScoreMode::kScaleOnly || largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
   if (!p.visibility.unlimited() || is_packed(p) || p.num_heads_q != p.num_heads_k) return false;
   if (count_tiles(p) > kMostTiles) return false;
-  return lengths.max_seqlen_q <= sm90::kStationaryQueries &&
-         lengths.max_seqlen_k > kMostKeysPerQuery * lengths.max_seqlen_q;
+  const int64_t queries = lengths.max_seqlen_q;
+  if (queries > sm90::kStationaryQueries || lengths.max_seqlen_k <= kShortTokens) return false;
+  // With this many queries both warpgroups have some.
+  const bool fills_tile = queries > kTileQueries;
+  return fills_tile || lengths.max_seqlen_k > kMostKeysPerQuery * queries;
 }
 
 BackwardPlan plan_backward_query_stationary(const BackwardParams& p, const Limits& limits) {

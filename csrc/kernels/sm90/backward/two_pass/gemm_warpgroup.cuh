@@ -38,8 +38,6 @@ struct GemmWarpgroup {
  private:
   template <int kWidth>
   using Sums = tile::WarpgroupAccumulator<kWidth>;
-  template <class Acc>
-  using InMemory = tile::RegisterOrder<Acc>;
 
   template <int kWidth>
   __device__ __forceinline__ void multiply(const Work& work) {
