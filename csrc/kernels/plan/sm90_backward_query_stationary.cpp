@@ -14,7 +14,7 @@ namespace {
 using attention::BackwardParams;
 
 constexpr int64_t kTileQueries = 64;  // of a warpgroup
-constexpr int64_t kFlagRows = 16;  // rows of a non-finite flag
+constexpr int64_t kFlagRows = 16;     // rows of a non-finite flag
 constexpr int64_t kFlagsOfTile = sm90::kStationaryQueriesKeys / kFlagRows;
 constexpr int64_t kMostTiles = INT32_MAX / kFlagsOfTile;  // the kernel numbers flags in 32 bits
 

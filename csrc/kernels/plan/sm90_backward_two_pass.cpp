@@ -107,7 +107,7 @@ class MaterialisedTiles {
       tiles.choose_chunk(p_, end, room);
       const int rows = std::min(in_whole_waves(end - tiles.chunk_begin, pairs), most);
       const int of_bands = can_have_bands() ? rows_of_banded_chunk(end, pairs / pairs_of_matrix_) : 0;
-      const bool has_bands = rows < of_bands;
+      const bool has_bands = 4 * rows < 3 * of_bands;  // for less, a second launch costs as much as idle SMs
       tiles.set_chunk(p_, whole_blocks_before(end, has_bands ? of_bands : rows), end);
       const int band = has_bands ? equal_band_tiles(tiles, pairs / pairs_of_matrix_) : 0;
       materialised.chunks.insert(materialised.chunks.begin(), {end, band});

@@ -155,7 +155,9 @@ cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::Ba
   return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
     constexpr TwoPassConfig kConfig = kTwoPassConfigs[row()];
     if constexpr (kConfig.dims == kDims) {
-      return launch_two_pass<TwoPassDqTraits<Element, kConfig>>(p, plan, workspace, stream);
+      return plan.materialised.rows_of_bands > 0
+                 ? launch_two_pass<TwoPassDqTraits<Element, kConfig, true>>(p, plan, workspace, stream)
+                 : launch_two_pass<TwoPassDqTraits<Element, kConfig, false>>(p, plan, workspace, stream);
     }
     return cudaErrorInvalidValue;
   });

@@ -67,7 +67,7 @@ struct QueryWarpgroup {
   PackedScores p;
   PackedScores dscores;
   Sums dq;
-  bool is_first = true;  // where dP is issued ahead: whether the key tile is the first one of the work tile
+  bool is_empty = true;  // whether dQ has no sums of this work tile yet
   Element* stored;  // the thread's first 16 bytes of the next tile of P, or with masks of the first one its queries see
   tile::PipelineState<1> q_state{};
   typename decltype(Shared::k_pipeline)::State k_state{};
@@ -75,6 +75,7 @@ struct QueryWarpgroup {
   typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
+    dq.clear();
 #pragma unroll 1
     for (;;) {
       shared.work_pipeline.consumer_wait(work_state);
@@ -101,8 +102,12 @@ struct QueryWarpgroup {
   };
 
   __device__ __forceinline__ void differentiate(const QueryTileWork& work) {
-    HandedSums<Sums>::load(dq, sums_of(work), !args.tiles.begins_keys());
-    if constexpr (kDpAhead) is_first = true;
+    is_empty = true;
+    if constexpr (Traits::kBands) {
+      HandedSums<Sums>::load(dq, sums_of(work), !args.tiles.begins_keys());
+    } else if constexpr (kDpAhead) {
+      dq.clear();
+    }
     const int iterations = uniform(work.end - work.begin);
     if (iterations <= 0) return;
     if constexpr (Traits::kSkipsTiles) {
@@ -248,6 +253,7 @@ struct QueryWarpgroup {
     ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dq.c[0]);
+    is_empty = false;
     consumer_release(shared.k_pipeline.empty[k_state.stage]);
     k_state = next;
     return word;
@@ -279,7 +285,7 @@ struct QueryWarpgroup {
       ptx::pin_registers(scores.c[0]);
       ptx::pin_registers(gradients.c[0]);
     }
-    is_first = false;
+    is_empty = false;
     return 0;
   }
 
@@ -289,7 +295,7 @@ struct QueryWarpgroup {
     ptx::pin_registers(dq.c[0]);
     __syncwarp();
     const int stage = k_state.stage == 0 ? Traits::kConfig.k_stages - 1 : k_state.stage - 1;
-    if (!is_first && tile::lane() == 0) ptx::arrive(shared.k_pipeline.empty[stage]);
+    if (!is_empty && tile::lane() == 0) ptx::arrive(shared.k_pipeline.empty[stage]);
   }
 
   __device__ __forceinline__ void hide(const QueryTileWork& work, const Iteration& iteration) {
@@ -345,7 +351,7 @@ struct QueryWarpgroup {
                           tile::SmemOperand(shared.v[0]).after(v_state.stage));
   }
   __device__ __forceinline__ void issue_dq_gemm() {
-    tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(k_state.stage), true);
+    tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(k_state.stage), Traits::kBands || !is_empty);
   }
 
   // Drains key tiles that only the other warpgroup's queries see.
@@ -365,10 +371,14 @@ struct QueryWarpgroup {
     const attention::BackwardParams& params = args.params;
     const int first = first_query(work);
     const int rows = work.num_queries - first;
-    if (!args.tiles.ends_keys) {
-      HandedSums<Sums>::store(sums_of(work), dq);
-      __syncwarp();
-      return;
+    if constexpr (Traits::kBands) {
+      if (!args.tiles.ends_keys) {
+        HandedSums<Sums>::store(sums_of(work), dq);
+        __syncwarp();
+        return;
+      }
+    } else if (is_empty) {
+      dq.clear();
     }
     dq.scale(static_cast<float>(params.score_mod.scale));
     const bool needs_recompute =

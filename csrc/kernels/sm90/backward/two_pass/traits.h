@@ -78,11 +78,12 @@ struct TwoPassArguments {
   bool scales_lse;    // statistics hold LSE * log2(e), because scores are only scaled, or also hidden by a mask
 };
 
-// Traits of the dQ kernel.
-template <class ElementType, TwoPassConfig kConfigValue>
+// Traits of the dQ kernel. kBandsValue: dQ is handed on from key band to key band. Kernels without bands spill less.
+template <class ElementType, TwoPassConfig kConfigValue, bool kBandsValue>
 struct TwoPassDqTraits {
   using Element = ElementType;
   static constexpr TwoPassConfig kConfig = kConfigValue;
+  static constexpr bool kBands = kBandsValue;
   static constexpr HeadDims kDims = kConfig.dims;
   static constexpr bool kStagesBiasMask = kConfig.score == ScoreMode::kGeneric;  // each warp stages its bias and mask
   static constexpr bool kGeneric = kStagesBiasMask || kConfig.score == ScoreMode::kGenericWithoutBiasMask;
@@ -135,11 +136,11 @@ struct QueryTileWork {
   int num_keys;
   int tile;        // the first warpgroup's, of ScoreTiles::kRows queries
   int statistics;  // the number of that tile in the workspace
-  int sums;        // and among those of query_sums
   int stored[2];   // each warpgroup's first stored tile
   int begin;       // key tiles [begin, end) that any of the queries sees
   int end;
   TileRange own[2];  // those that the queries of each warpgroup see
+  int sums;          // the number of the first warpgroup's tile among those of query_sums
 };
 
 template <class Traits>
