@@ -91,7 +91,7 @@ GOALS = (
     *(Goal("in_a_row", "forward", 1.05, 1.05, at={"seqlen_q": seqlen}) for seqlen in (64, 128, 197, 577, 1000)),
     Goal("in_a_row", "backward", 1.1, 1.1),
     *(Goal("encoders", pass_, 1.0, 1.0, worst=1.0) for pass_ in ("forward", "backward")),
-    *(Goal("models", pass_, 1.1, 1.1, worst=1.0) for pass_ in ("forward", "backward")),
+    *(Goal(suite, pass_, 1.1, 1.1, worst=1.0) for suite in ("workloads", "long") for pass_ in ("forward", "backward")),
     Goal("few_queries", "forward", 1.0, 1.0),
     Goal("few_queries", "backward", 1.0, 1.0),
     Goal("varlen", "forward", 1.8, 1.8),

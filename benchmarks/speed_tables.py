@@ -45,7 +45,8 @@ def is_decode_step(row: dict) -> bool:
 
 
 WORKLOADS = (
-    Workload("workloads as models have them", "models"),
+    Workload("workloads as models have them", "workloads"),
+    Workload("one sequence of 16384 to 131072 tokens", "long"),
     Workload("encoders: 128 to 256 tokens, padding, cross-attention", "encoders"),
     Workload("short sequences back to back, 64 to 1000 tokens", "in_a_row"),
     Workload("single short calls, 64 to 1000 tokens", "short"),

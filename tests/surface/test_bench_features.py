@@ -11,7 +11,7 @@ from flash_attn_ext.cli.bench.contestant import SDPA_BACKENDS
 from flash_attn_ext.cli.bench.workload import BATCH_MASK, HEAD_BIAS, PADDING_MASK, Workload, make_inputs
 
 SMALL = dict(batch=2, num_heads=4, seqlen=48, head_dim=16, dtype=torch.float32)
-NEW = ("softcap", "alibi", "sinks", "models")
+NEW = ("softcap", "alibi", "sinks", "workloads")
 ROWS = [load for name in NEW for load in suites.SUITES["cuda"][name]]
 GIB = 2**30
 
@@ -59,7 +59,7 @@ def test_no_row_holds_more_than_a_gpu_does(load):
     assert (heads + entries + heads * entries) * square <= 8 * GIB
 
 
-@pytest.mark.parametrize("suite", ["models", "softcap", "alibi", "sinks"])
+@pytest.mark.parametrize("suite", ["workloads", "softcap", "alibi", "sinks"])
 def test_rows_have_places_of_their_own(suite):
     loads = suites.SUITES["cuda"][suite]
     places = {(load.case, load.head_dim, load.head_dim_v, load.seqlen, load.batch, load.num_heads) for load in loads}
@@ -93,7 +93,7 @@ def test_slopes_and_sinks_are_those_of_the_papers():
     ids=str,
 )
 def test_pytorch_computes_what_our_call_does(options):
-    load = Workload("models", "", peers=("math",), **SMALL, **options)
+    load = Workload("workloads", "", peers=("math",), **SMALL, **options)
     inputs = contestants.prepare(load, "backward", "cpu")
     entrants = contestants.contestants(load, inputs, None)
     for pass_ in ("forward", "backward"):
@@ -103,7 +103,7 @@ def test_pytorch_computes_what_our_call_does(options):
 
 def test_the_memory_efficient_kernel_gets_a_key_head_for_each_query_head(monkeypatch):
     """And key heads get the sum of their gradients."""
-    load = Workload("models", "", peers=("efficient",), causal=True, num_key_heads=2, **SMALL)
+    load = Workload("workloads", "", peers=("efficient",), causal=True, num_key_heads=2, **SMALL)
     inputs = contestants.prepare(load, "backward", "cpu")
     seen = []
     right = contestants.F.scaled_dot_product_attention
@@ -138,6 +138,6 @@ def test_packages_get_windows_and_softcaps(options, given, monkeypatch):
 
     package = types.SimpleNamespace(flash_attn_func=flash_attn_func)
     monkeypatch.setattr(peers.importlib, "import_module", lambda name: package)
-    load = Workload("models", "", **SMALL, **options)
+    load = Workload("workloads", "", **SMALL, **options)
     peers.package_contestant("fa3", load, make_inputs(load, "cpu")).forward()
     assert seen == given

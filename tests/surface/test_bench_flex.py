@@ -40,7 +40,7 @@ def traced(monkeypatch):
 
 
 def row_of(options: dict) -> Workload:
-    return Workload("models", "row", **(SMALL | options))
+    return Workload("workloads", "row", **(SMALL | options))
 
 
 @pytest.mark.parametrize("options", ROWS.values(), ids=ROWS)
@@ -67,7 +67,7 @@ def test_flex_compiles_on_the_cpu():
 def test_flex_takes_part_on_the_cpu_where_pytorch_compiles_it(traced, monkeypatch, tmp_path, capsys):
     loads = [row_of(options) for options in (dict(softcap=2.0), dict(has_alibi=True), dict(has_sink=True))]
     loads[1] = row_of(dict(has_alibi=True, peers=("flex", "torch sdpa"), passes=("forward", "forward+backward")))
-    monkeypatch.setattr(suites, "SUITES", {"cpu": {"models": tuple(loads)}})
+    monkeypatch.setattr(suites, "SUITES", {"cpu": {"workloads": tuple(loads)}})
     monkeypatch.setattr(command, "EFFORTS", {("cpu", False): timing.Effort(1, 1, 1, 0.0)})
     assert main(["bench", "--device", "cpu", "--no-plot", "--output", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "cpu.json").read_text())["rows"]

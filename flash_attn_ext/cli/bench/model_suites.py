@@ -1,4 +1,4 @@
-"""Workloads as models have them: suite `models`.
+"""Workloads as models have them, and one long sequence: suites `workloads` and `long`.
 
 No row holds a mask or a bias of all queries and keys of a long sequence, and FlexAttention takes part where others take
 no part or need such a mask. Batches are so large that a call fills a GPU.
@@ -19,15 +19,14 @@ LLAMA: dict[str, Any] = dict(batch=1, num_heads=32, num_key_heads=8, head_dim=12
 CAUSAL: dict[str, Any] = dict(causal=True)
 
 
-def models() -> Iterator[Workload]:
+def workloads() -> Iterator[Workload]:
     """Head dim 64 comes first, as `--quick` takes that of the first row."""
     yield from _encoders()
     yield from _with_biases()
     yield from _images()
     yield from _few_queries()
     yield from _decoders()
-    yield from gpt_oss("models")
-    yield from _long()
+    yield from gpt_oss("workloads")
 
 
 def _with_biases() -> Iterator[Workload]:
@@ -61,7 +60,7 @@ def _few_queries() -> Iterator[Workload]:
     yield _row("Q-Former", (64, 12, 32, 64), FUSED, seqlen_k=257)
     yield _row("Perceiver", (4, 8, 256, 64), FUSED, seqlen_k=16384)
     options: dict[str, Any] = dict(seqlen=1, seqlen_k=8192, peers=("flash", "cudnn", "flex"), passes=("forward",))
-    yield Workload("models", "decode, 16 x 8k", against="best", **LLAMA | dict(batch=16), **options)
+    yield Workload("workloads", "decode, 16 x 8k", against="best", **LLAMA | dict(batch=16), **options)
 
 
 def _decoders() -> Iterator[Workload]:
@@ -75,20 +74,22 @@ def _decoders() -> Iterator[Workload]:
     yield _row("MPT, slopes", (4, 32, 2048, 128), ("flex",), **trained, **CAUSAL)
     common: dict[str, Any] = dict(against="best", **LLAMA, **CAUSAL)
     for seqlen in (8192, 32768, 131072):
-        yield Workload("models", "Llama 8B", seqlen=seqlen, peers=OF_LONG, **common)
+        yield Workload("workloads", "Llama 8B", seqlen=seqlen, peers=OF_LONG, **common)
     # Mistral's window has 4096 keys, the query's own among them.
-    yield Workload("models", "Mistral", seqlen=32768, window=(4095, 0), peers=("flex", "fa3", "fa4"), **common)
+    yield Workload("workloads", "Mistral", seqlen=32768, window=(4095, 0), peers=("flex", "fa3", "fa4"), **common)
     packed: dict[str, Any] = dict(seqlen=4096, lengths=(4096,) * 8, peers=("varlen_attn", "flex"))
-    yield Workload("models", "8 documents", **packed, **common)
+    yield Workload("workloads", "8 documents", **packed, **common)
 
 
-def _long() -> Iterator[Workload]:
-    """One sequence, with 1024 channels at every head dim."""
+def long() -> Iterator[Workload]:
+    """One sequence, with 1024 channels at every head dim. Time should grow as its square."""
     for head_dim in (64, 128, 256):
-        yield _row("long", (1, 1024 // head_dim, 131072, head_dim), OF_LONG)
-    yield _row("long, causal", (1, 4, 131072, 256), OF_LONG, **CAUSAL)
+        for case, options in (("full", {}), ("causal", CAUSAL)):
+            for seqlen in (16384, 65536, 131072):
+                shape: dict[str, Any] = dict(num_heads=1024 // head_dim, seqlen=seqlen, head_dim=head_dim)
+                yield Workload("long", case, batch=1, peers=OF_LONG, against="best", **shape, **options)
 
 
 def _row(case: str, shape: tuple[int, int, int, int], peers: tuple[str, ...], **options) -> Workload:
     """`shape`: batch, heads, queries and head dim."""
-    return Workload("models", case, *shape, peers=peers, against="best", **options)
+    return Workload("workloads", case, *shape, peers=peers, against="best", **options)

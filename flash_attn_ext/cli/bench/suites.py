@@ -11,7 +11,7 @@ import torch
 
 from flash_attn_ext.cli.bench.decode_suites import decode, decode_host, decode_on_cpu
 from flash_attn_ext.cli.bench.feature_suites import alibi, alibi_on_cpu, sinks, softcap, softcap_on_cpu
-from flash_attn_ext.cli.bench.model_suites import models
+from flash_attn_ext.cli.bench.model_suites import long, workloads
 from flash_attn_ext.cli.bench.workload import (
     DIRECT,
     HEAD_BIAS,
@@ -252,7 +252,8 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
         softcap,
         alibi,
         sinks,
-        models,
+        workloads,
+        long,
     ),
     "cpu": {
         **_named(cpu, few_keys, decode_host),
@@ -282,7 +283,8 @@ ABOUT = {
     "softcap": "scores capped by tanh, causal",
     "alibi": "ALiBi, causal, also with a gradient of the slopes",
     "sinks": "attention sinks, causal and with a window, also with a gradient of the sinks",
-    "models": "workloads as models have them",
+    "workloads": "workloads as models have them",
+    "long": "one sequence of 16384 to 131072 tokens",
     "cpu": "2048 tokens in float32 and bfloat16, with masks, a bias and a window",
     "few_keys": "many queries that see 1 to 80 keys",
 }
