@@ -73,19 +73,21 @@ CALLS = (
 
 
 def passes_on_portable_kernels(explain: Callable[[Call], Explanation]) -> dict[str, list[str]]:
-    """The names of calls by what of them takes the portable kernels: "both passes" or "the backward pass".
+    """The names of calls by what of them takes the portable kernels: "both passes" or one of them.
 
     `explain`: the explanation of a call on the GPU in question.
     """
-    found: dict[str, list[str]] = {"both passes": [], "the backward pass": []}
+    found: dict[str, list[str]] = {"both passes": [], "the forward pass": [], "the backward pass": []}
     for call in CALLS:
         answer = explain(call)
         if answer.backend is None or answer.forward is None or answer.backward is None:
             continue
-        if answer.backend != HOPPER or _is_portable(answer.forward):
-            found["both passes"].append(call.name)
-        elif _is_portable(answer.backward):
-            found["the backward pass"].append(call.name)
+        forward, backward = (
+            answer.backend != HOPPER or _is_portable(plan) for plan in (answer.forward, answer.backward)
+        )
+        if forward or backward:
+            passes = "both passes" if forward and backward else "the forward pass" if forward else "the backward pass"
+            found[passes].append(call.name)
     return found
 
 

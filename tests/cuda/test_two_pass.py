@@ -150,6 +150,19 @@ PACKED_WHOLE_ROWS = [
         ("b111", dict(sink=True, dlse=True)),
     )
 ]
+# Generic kernels read them directly from memory. Keys that are no multiple of what a thread loads, and broadcasts.
+FLOAT32_BIASES = [
+    Case(sq=sq, sk=sk, batch=2, heads=4, kv_heads=(4, 2)[n % 2], d=d, bias=bias, bias_float32=True, **options)
+    for n, (sq, sk) in enumerate(((320, 640), (577, 301)))
+    for d in (64, 128)
+    for bias, options in (
+        ("1hqk", dict()),
+        ("bhqk", dict(causal="bottom_right", dlse=True)),
+        ("11qk", dict(mask="b11k", window=(100, 30))),
+        ("1h1k", dict(dropout_p=0.2)),
+        ("b1q1", dict(sink=True, softcap=8.0)),
+    )
+]
 REPEATED = [
     Case(sq=1100, sk=1500, batch=3, heads=8, kv_heads=kv_heads, d=d, dlse=True, **options)
     for d, kv_heads in ((64, 8), (128, 2))
@@ -187,6 +200,29 @@ def without_slopes(inputs: Inputs) -> Inputs:
 @over_cases(WHOLE_ROWS)
 def test_biases_of_whole_rows(case, dtype, gpu):
     check_drawn(lambda seed: without_slopes(make_inputs(case, dtype, "cuda", seed)), gpu)
+
+
+@over_16_bits
+@over_cases(FLOAT32_BIASES)
+def test_float32_biases_without_a_gradient(case, dtype, gpu):
+    def draw(seed: int) -> Inputs:
+        return make_inputs(case, dtype, "cuda", seed).replace(differentiable=("q", "k", "v", "sink"))
+
+    check_drawn(draw, gpu)
+
+
+@over_16_bits
+@pytest.mark.parametrize("low", [-1e4, torch.finfo(torch.float32).min, -math.inf])
+def test_low_float32_biases(low, dtype, gpu):
+    """As padding masks have them: some keys, all keys of some rows."""
+
+    def draw(seed: int) -> Inputs:
+        inputs = make_inputs(Case(sq=320, sk=640, heads=2, d=64, bias="1hqk", bias_float32=True), dtype, "cuda", seed)
+        inputs.bias[..., 500:] = low
+        inputs.bias[:, :, 7] = low
+        return inputs.replace(differentiable=("q", "k", "v"))
+
+    check_drawn(draw, gpu)
 
 
 @over_16_bits

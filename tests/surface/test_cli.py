@@ -59,7 +59,8 @@ def on_hopper(call: portable.Call) -> Explanation:
 def test_info_knows_what_takes_portable_kernels_on_hopper():
     """docs/kernels/sm90_backward_two_pass.md says why."""
     assert portable.passes_on_portable_kernels(on_hopper) == {
-        "both passes": ["head dim 512", "float32", "float64", "a float32 bias beside bfloat16"],
+        "both passes": ["head dim 512", "float32", "float64"],
+        "the forward pass": ["a float32 bias beside bfloat16"],
         "the backward pass": [
             "a boolean mask and dropout at head dim 256",
             "a boolean mask and a softcap at head dim 256",
@@ -95,7 +96,7 @@ def test_info_asks_about_tensors_of_the_gpu(monkeypatch):
     monkeypatch.setattr(info, "explain_on", lambda device: Explanation("sm90", {}))
     monkeypatch.setattr(portable.Call, "arguments", lambda call, device: devices.add(device) or {})
     monkeypatch.setattr(info, "explain", lambda: Explanation(None, {}))
-    assert info.portable_calls() == {"both passes": [], "the backward pass": []}
+    assert info.portable_calls() == {"both passes": [], "the forward pass": [], "the backward pass": []}
     assert devices == {"cuda"}
 
 

@@ -65,6 +65,7 @@ BACKWARD_SM90 = [
         hopper(bias=(1, 1, LONG, LONG + 1), sk=LONG + 1),
         dict(score_mode="generic"),
     ),  # which TMA does not address
+    (hopper(bias=SQUARE, bias_dtype=F32), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
     (hopper({"softcap": 9.0}, d=128), dict(score_mode="generic", head_dims=(128, 128))),
     (hopper({"scale": -1.0}), dict(score_mode="generic")),
     (hopper(slopes=True), dict(score_mode="generic")),
@@ -94,7 +95,9 @@ BACKWARD_SM90 = [
 PORTABLE_ON_HOPPER = [
     dict(bias=SQUARE, d=136),
     dict(mask=SQUARE, options={"dropout_p": 0.1}, d=256),
-    dict(bias=SQUARE, bias_dtype=F32),
+    dict(bias=SQUARE, bias_dtype=F32, wanted=WITH_BIAS),
+    dict(bias=SQUARE, bias_dtype=F32, d=136),
+    dict(bias=(1, 16, LONG, 1), bias_dtype=F32, wanted=WITH_BIAS),
     dict(bias=(1, 16, 1, LONG), wanted=("q", "k", "v", "bias")),
     dict(bias=SQUARE, options={"softcap": 9.0}, wanted=("q", "k", "v", "bias")),
     dict(slopes=True, wanted=("q", "k", "v", "alibi_slopes")),
@@ -235,7 +238,8 @@ BACKWARD = [
     (Call(512, d=256), dict(delta="within another kernel")),
     (Call(512), dict(delta="within another kernel")),
     (Call(512, d=63), dict(delta="by its own kernel")),
-    (Call(512, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="exact, by its own kernel")),
+    (Call(512, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="by its own kernel")),
+    (Call(512, d=128, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="within another kernel")),
     (Call(512, sink=True, wanted=("q", "sink")), dict(delta="within another kernel")),
     (Call(512, sink=True, wanted=("sink",)), dict(delta="by its own kernel")),
     # dBias: from materialised dS where it has a value for each query and key.

@@ -35,7 +35,10 @@ CALLS = {
     "a bias that broadcasts over queries, without gradient": ({"bias": KEYS},),
     "a bias that broadcasts over queries, with gradient": ({"bias": KEYS, "wanted": WITH_BIAS},),
     "ALiBi slopes with gradient": ({"slopes": True, "wanted": WITH_SLOPES},),
-    "a float32 bias beside 16-bit q, k and v": ({"bias": PAIRS, "bias_dtype": F32},),
+    "a float32 bias beside 16-bit q, k and v, without gradient": ({"bias": PAIRS, "bias_dtype": F32},),
+    "a float32 bias beside 16-bit q, k and v, with gradient": (
+        {"bias": PAIRS, "bias_dtype": F32, "wanted": WITH_BIAS},
+    ),
 }
 
 

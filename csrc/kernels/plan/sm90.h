@@ -22,8 +22,8 @@ inline constexpr int64_t kPortableQueries = 128;
 // the same accumulator rarely overlap, and L2 still holds it. With a mask, kernels without semaphores run instead.
 inline constexpr int64_t kMostKeysPerQuery = 8;
 
-// The score mode that the scores need, whether or not it has a kernel. A float32 bias beside 16-bit elements is for the
-// portable kernels.
+// The score mode that the scores need, whether or not it has a kernel. A float32 bias beside 16-bit elements is for
+// generic kernels, and in the forward pass for the portable ones.
 ScoreMode score_mode_sm90(const attention::AttentionParams& params);
 
 // Whether a forward call takes a single-tile kernel, whose key tile holds all keys of a sequence, and the plan of such

@@ -140,9 +140,7 @@ bool few_queries_take_portable_kernels(const BackwardParams& p) {
 bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (is_empty(p)) return true;
   if (largest_head_dim(p) > sm90::kLargestTwoPassHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
-  // The rule is that of the forward pass.
-  const attention::BroadcastView& bias = p.score_mod.bias;
-  if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
+  if (has_precise_dbias(p)) return true;
   // Gradients that sum dS over queries, or need recomputed scores, have portable kernels only.
   if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p)) return true;
   if (p.dalibi_slopes != nullptr) return true;

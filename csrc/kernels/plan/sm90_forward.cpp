@@ -93,7 +93,7 @@ bool is_for_portable_kernels(const attention::ForwardParams& p) {
   // TMA descriptors cannot describe an empty tensor.
   if (keys == 0 || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   // The gradient of a float32 bias is more precise than out, and sums of dS cancel only where both passes compute the
-  // scores by the same GEMMs. These are those of the portable kernels, as long as the backward pass is theirs.
+  // scores by the same GEMMs. Whether a bias gets a gradient is unknown here, and portable kernels compute that.
   const attention::BroadcastView& bias = p.score_mod.bias;
   if (bias.present() && bias.element == attention::ElementType::kFloat32) return true;
   return leaves_tiles_empty(p);
