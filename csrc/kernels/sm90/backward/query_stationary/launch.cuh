@@ -5,7 +5,6 @@
 #include "kernels/common/launch/with_row.h"
 #include "kernels/common/repair/repair.h"
 #include "kernels/common/sums/sums.h"
-#include "kernels/config/sm90_backward.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/query_stationary/query_stationary.cuh"
 #include "kernels/sm90/backward/query_stationary/sum_dq_splits.cuh"

@@ -2,6 +2,7 @@
 // issues the copies of stored tiles and of the dO or Q that they are multiplied with.
 #pragma once
 
+#include "kernels/schedule/block.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 #include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/tile_scheduler.cuh"

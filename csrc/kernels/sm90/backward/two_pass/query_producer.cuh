@@ -2,6 +2,7 @@
 // all TMA copies.
 #pragma once
 
+#include "kernels/schedule/block.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 #include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/tile_scheduler.cuh"

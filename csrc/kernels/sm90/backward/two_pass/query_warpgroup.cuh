@@ -187,7 +187,7 @@ struct QueryWarpgroup {
   }
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const TileRange& own) {
-    score.begin(work, args.workspace.statistics_of(work.statistics + warpgroup) + warp_row(), first_query(work));
+    score.begin(args.workspace.statistics_of(work.statistics + warpgroup) + warp_row());
     const int row = warp_row() + Scores::row(0);
     stored = static_cast<Element*>(args.workspace.scores) + ScoreTiles::offset(work.stored[warpgroup]) +
              row * Traits::kRows + (tile::lane() % 4 ^ row % 8) * StoredChunks::kElements;

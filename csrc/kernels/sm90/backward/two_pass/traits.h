@@ -8,7 +8,6 @@
 #include "attention/params.h"
 #include "kernels/common/repair/repair.h"
 #include "kernels/config/two_pass.h"
-#include "kernels/schedule/block.cuh"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/schedule/score_tiles.h"
 #include "kernels/score/bias_mask.cuh"
