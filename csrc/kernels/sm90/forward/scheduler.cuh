@@ -5,6 +5,7 @@
 #include "kernels/schedule/work_item.h"
 #include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/forward/traits.h"
+#include "kernels/sm90/tile_scheduler.cuh"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
@@ -69,7 +70,8 @@ struct ForwardScheduler {
   __device__ __forceinline__ void run(int first) {
     int last = -1;
 #pragma unroll 1
-    for (int tile = first; tile < static_cast<int>(args.schedule.num_blocks); tile = fetch_work()) {
+    for (int tile = first; tile < static_cast<int>(args.schedule.num_blocks);
+         tile = static_cast<int>(fetch_work_tile(args.work_counter, args.schedule.num_blocks))) {
       if (!publish(WorkKind::kTile, tile)) continue;
       args.flags.previous[tile] = last;
       last = tile;
@@ -82,13 +84,6 @@ struct ForwardScheduler {
     } else {
       publish_control(WorkKind::kEnd, last);
     }
-  }
-
-  // Fetches the number of the next work tile. The CTA that fetches last resets the counter for the next launch.
-  __device__ __forceinline__ int fetch_work() const {
-    const uint32_t count = atomicAdd(args.work_counter, 1u);
-    if (count + 1 == args.schedule.num_blocks) *args.work_counter = 0;
-    return static_cast<int>(gridDim.x + count);
   }
 
   // Publishes the CTA's flagged work tiles again, after every work tile was processed once. The result depends only on
