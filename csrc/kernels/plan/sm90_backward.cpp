@@ -1,9 +1,8 @@
 // Plans Hopper's backward pass: which of its kernels runs, and the loop order of the key-stationary one.
-#include "kernels/config/sm90_backward.h"
-
 #include <iterator>
 
 #include "attention/division.h"
+#include "kernels/config/key_stationary.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
@@ -57,15 +56,15 @@ constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
 
 // The row of the table for a call. query_tiles: of the longest sequence.
 int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles) {
-  const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const ScoreMode score = score_mode_sm90(p);
   // Other score modes have one row for each head dim.
   const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
   const bool adds_statistics =
       dims.qk == 96 || query_tiles >= kAddingQueryTiles || (dims.qk <= 64 && order.tiles >= kAddingKeyTiles);
   int found = 0;
-  for (int row = 0; row < static_cast<int>(std::size(sm90::kBackwardConfigs)); ++row) {
-    const sm90::BackwardConfig& config = sm90::kBackwardConfigs[row];
+  for (int row = 0; row < static_cast<int>(std::size(sm90::kKeyStationaryConfigs)); ++row) {
+    const sm90::KeyStationaryConfig& config = sm90::kKeyStationaryConfigs[row];
     if (config.dims != dims || config.score != score) continue;
     found = row;
     if (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics) break;
@@ -82,7 +81,7 @@ bool has_few_queries(const BackwardParams& p) {
 // Whether the key-stationary kernel computes all gradients. Calls with a mask and few queries take kernels without
 // semaphores.
 bool takes_key_stationary(const BackwardParams& p) {
-  if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
+  if (largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim) return false;
   switch (score_mode_sm90(p)) {
     case ScoreMode::kScaleOnly:
     case ScoreMode::kDropout:
@@ -132,7 +131,7 @@ bool few_queries_take_portable_kernels(const BackwardParams& p) {
   const int64_t queries = p.sequences.max_seqlen_q;
   if (takes_key_stationary(p)) return queries > kSplitQueries || visible_keys(p) < 2 * kSplitKeys;
   const int64_t head_dim = largest_head_dim(p);
-  return queries <= kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestBackwardHeadDim);
+  return queries <= kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestKeyStationaryHeadDim);
 }
 
 // Whether the portable kernels run instead. Of a call's sizes, only lengths and head dims decide, unless the call is
@@ -187,7 +186,7 @@ uint32_t pairs_of_head_group(const LoopOrder& order, double tiles) {
 }  // namespace
 
 LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks) {
-  const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const attention::SequenceTable& lengths = p.sequences;
   const auto query_tiles = LoopOrder::num_tiles(lengths.max_seqlen_q, LoopOrder::kQueries);
   LoopOrder order;
@@ -246,7 +245,7 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
 
 BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
   BackwardPlan plan;
-  const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   plan.kernels = BackwardKernels::kKeyStationary;
   plan.delta = DeltaSource::kSharedKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
@@ -266,7 +265,7 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   parts.delta = append(parts.bytes, statistic_bytes(p));
   if (p.score_mod.mask.present()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_sums);
-  parts.statistics = append(parts.bytes, rows * kBackwardStatistics * kFloat);
+  parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
   parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_sums);
   parts.key_tiles = append(parts.bytes, plan.order.num_work_tiles() * LoopOrder::kWorkBytes);
   parts.work_counter = append(parts.bytes, int64_t{sizeof(uint32_t)});

@@ -12,11 +12,11 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 struct DqWarpgroup {
   using Element = typename Traits::Element;
-  using Shared = BackwardShared<Traits>;
+  using Shared = KeyStationaryShared<Traits>;
   static constexpr int kColumns = Traits::kConfig.tile.dq_columns;
   using Dq = tile::WarpgroupAccumulator<kColumns>;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   Shared& shared;
   typename decltype(Shared::k_pipeline)::State k_state{};
   typename Shared::QueryState dscore_state{};

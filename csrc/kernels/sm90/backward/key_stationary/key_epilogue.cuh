@@ -13,7 +13,7 @@ template <class Traits>
 struct KeyGradientRows {
   using Element = typename Traits::Element;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   const KeyTileWork& work;
   const int warpgroup;  // of the two key warpgroups
 
@@ -55,7 +55,7 @@ struct GroupShareSums {
   using Dk = tile::WarpgroupAccumulator<Traits::kDims.qk>;
   using Dv = tile::WarpgroupAccumulator<Traits::kDims.v>;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   const KeyTileWork& work;
   const int warpgroup;
 

@@ -13,10 +13,10 @@ constexpr int kThreads = 64;
 constexpr int kWarpgroupKeys = LoopOrder::kKeys / LoopOrder::kKeyWarpgroups;
 
 struct KeyTileList {
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
 
   __device__ __forceinline__ void run(uint32_t index) const {
-    const BackwardWorkspace& workspace = args.workspace;
+    const KeyStationaryWorkspace& workspace = args.workspace;
     if (index == 0) *workspace.work_counter = 0;
     if (index < num_sums(args)) {
       for (int warpgroup = 0; warpgroup < LoopOrder::kKeyWarpgroups; ++warpgroup)
@@ -30,10 +30,10 @@ struct KeyTileList {
   }
 
   // How many key tiles have partial dK and dV of several shares.
-  FLASH_HOST_DEVICE static uint32_t num_sums(const BackwardArguments& args) {
+  FLASH_HOST_DEVICE static uint32_t num_sums(const KeyStationaryArguments& args) {
     if (args.order.group_shares == 1) return 0;
     return static_cast<uint32_t>(args.params.num_heads_k) *
-           static_cast<uint32_t>(BackwardWorkspace::key_tiles_of_head(args.params));
+           static_cast<uint32_t>(KeyStationaryWorkspace::key_tiles_of_head(args.params));
   }
 
  private:
@@ -49,13 +49,13 @@ struct KeyTileList {
     work.key_head = static_cast<int>(key_pair - batch * heads);
     work.heads = static_cast<int>(p.queries_per_key_head()) / static_cast<int>(args.order.group_shares);
     work.group_share = static_cast<int>(work_tile.pair - key_pair * args.order.group_shares);
-    work.number = work.key_head * BackwardWorkspace::key_tiles_of_head(p) +
-                  BackwardWorkspace::first_key_tile(p, sequence) + work_tile.tile;
+    work.number = work.key_head * KeyStationaryWorkspace::key_tiles_of_head(p) +
+                  KeyStationaryWorkspace::first_key_tile(p, sequence) + work_tile.tile;
     work.group_end = static_cast<int>(work_tile.group_end);
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
     work.contributor = args.order.contributor(p.visibility, sequence, work_tile.tile, work_tile.direction);
-    work.first_sums = args.order.sums_of(BackwardWorkspace::first_tile(p, sequence), work.contributor.phase());
+    work.first_sums = args.order.sums_of(KeyStationaryWorkspace::first_tile(p, sequence), work.contributor.phase());
     if (work_tile.tile >= LoopOrder::num_tiles(sequence.num_keys, LoopOrder::kKeys) || sequence.num_queries == 0) {
       return work;
     }
@@ -100,7 +100,7 @@ struct KeyTileList {
 
 // The next kernel reads results of the kernels before this one as soon as it starts. So this kernel waits for those
 // before it allows the next one to start.
-__global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ BackwardArguments args) {
+__global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ KeyStationaryArguments args) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   KeyTileList{args}.run(blockIdx.x * kThreads + threadIdx.x);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
 
 }  // namespace
 
-cudaError_t list_key_tiles(const BackwardArguments& args, cudaStream_t stream) {
+cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream) {
   const uint32_t entries = std::max(args.order.num_work_tiles(), KeyTileList::num_sums(args));
   const unsigned blocks = (entries + kThreads - 1) / kThreads;
   return common::launch_early(list_kernel, {.blocks = blocks, .threads = kThreads}, stream, args);

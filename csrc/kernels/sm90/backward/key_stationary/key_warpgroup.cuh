@@ -18,7 +18,7 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 struct KeyWarpgroup {
   using Element = typename Traits::Element;
-  using Shared = BackwardShared<Traits>;
+  using Shared = KeyStationaryShared<Traits>;
   using Scores = typename Traits::Scores;
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
@@ -27,7 +27,7 @@ struct KeyWarpgroup {
   static constexpr bool kAwaitsValuesLate = Traits::kConfig.pre_signals_dq;
   struct NotHeld {};
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   Shared& shared;
   const int warpgroup;
 

@@ -17,11 +17,11 @@ namespace flash_attn_ext::sm90 {
 // share a list, and the loop goes through all of them at one query tile before it continues with the next tile. The key
 // tile must have iterations.
 struct ListedIterations {
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   const KeyTileWork& work;
   int head;  // of the iteration
 
-  __device__ __forceinline__ ListedIterations(const BackwardArguments& arguments, const KeyTileWork& tile)
+  __device__ __forceinline__ ListedIterations(const KeyStationaryArguments& arguments, const KeyTileWork& tile)
       : args(arguments), work(tile), head(first_head()) {
     open();
   }
@@ -68,10 +68,10 @@ struct ListedIterations {
 };
 
 template <class Traits>
-struct BackwardScheduler {
-  using Shared = BackwardShared<Traits>;
+struct KeyStationaryScheduler {
+  using Shared = KeyStationaryShared<Traits>;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   Shared& shared;
   typename decltype(Shared::work_pipeline)::State work_state{};
 
@@ -104,10 +104,10 @@ struct BackwardScheduler {
 };
 
 template <class Traits>
-struct BackwardProducer {
-  using Shared = BackwardShared<Traits>;
+struct KeyStationaryProducer {
+  using Shared = KeyStationaryShared<Traits>;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   Shared& shared;
   typename decltype(Shared::q_pipeline)::State q_state{};
   typename decltype(Shared::k_pipeline)::State k_state{};
