@@ -40,8 +40,8 @@ __device__ __forceinline__ MaskCoverage coverage_of(const attention::AttentionPa
 
 // The first tile of keys, from n in descending order, that the mask does not hide completely.
 template <class Traits>
-__device__ __forceinline__ Iteration iteration_from(const attention::AttentionParams& p,
-                                                    const typename ForwardShared<Traits>::Work& work, int n) {
+__device__ __forceinline__ MainloopTile unmasked_from(const attention::AttentionParams& p,
+                                                      const typename ForwardShared<Traits>::Work& work, int n) {
   return next_unmasked<-1, Traits::kConfig.has_bias_or_mask()>(
       n, work.begin - 1, [&](int tile) { return coverage_of<Traits>(p, work, tile); });
 }
@@ -131,7 +131,7 @@ struct ForwardScheduler {
     work.kind = kind;
     find_ranges(work);
     if constexpr (Traits::kConfig.has_bias_or_mask())
-      work.end = iteration_from<Traits>(args.params, work, work.end - 1).tile + 1;
+      work.end = unmasked_from<Traits>(args.params, work, work.end - 1).tile + 1;
     commit_work();
     return true;
   }

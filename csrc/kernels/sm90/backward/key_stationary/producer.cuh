@@ -176,7 +176,7 @@ struct KeyStationaryProducer {
       const int sums = head * args.workspace.sums_of_head + work.first_sums + (query_tile << args.order.log2_sums);
       shared.q_pipeline.producer_acquire(q_state);
       load_queries(work, query_tile, head, sums);
-      Iteration& to = shared.iteration(q_state);
+      QueryIteration& to = shared.iteration(q_state);
       to = {.query_tile = query_tile,
             .head = head,
             .sums = sums,
@@ -209,7 +209,7 @@ struct KeyStationaryProducer {
   }
 
   // K comes before dO, and V after it: the order in which the GEMMs need them.
-  __device__ __forceinline__ void publish_iteration(const KeyTileWork& work, const Iteration& to, bool is_first) {
+  __device__ __forceinline__ void publish_iteration(const KeyTileWork& work, const QueryIteration& to, bool is_first) {
     const int row = work.query_begin + to.query_tile * Traits::kQueries;
     ptx::arrive_expecting(shared.q_pipeline.full[q_state.stage], Traits::QTile::kBytes + sizeof(shared.statistics[0]));
     if (is_first) {

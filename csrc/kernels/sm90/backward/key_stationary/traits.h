@@ -15,7 +15,7 @@
 namespace flash_attn_ext::sm90 {
 
 // An iteration of a key tile: one of the query tiles that see it.
-struct alignas(16) Iteration {
+struct alignas(16) QueryIteration {
   int query_tile;                              // of the sequence
   int head;                                    // query head
   int sums;                                    // the accumulator's number in the workspace
@@ -26,7 +26,7 @@ struct alignas(16) Iteration {
 };
 
 // The same where a mask leaves iterations out.
-struct MaskedIteration : Iteration {
+struct MaskedIteration : QueryIteration {
   int mask_tile;  // MaskIterations::Entry
 };
 
@@ -67,7 +67,7 @@ struct KeyStationaryTraits {
   using DqPipeline = std::conditional_t<kConfig.pre_signals_dq, PreSignalledDqPipeline, WholeDqPipeline>;
 
   using Where = ScoreTile<Rows::kKeys, Scores>;
-  using Iteration = std::conditional_t<kMasked, MaskedIteration, sm90::Iteration>;
+  using Iteration = std::conditional_t<kMasked, MaskedIteration, QueryIteration>;
 };
 
 // Named barriers. Barrier 0 is __syncthreads.

@@ -26,8 +26,9 @@ struct TwoPassLaunch {
   cudaStream_t stream;
 
   cudaError_t run() {
-    cudaError_t error = make_tma_descriptors(args, ScoreTiles::kRows, ScoreTiles::kRows);
-    if (DqTraits::kHasBoxes && error == cudaSuccess) error = make_bias_map(args.bias, args.params, ScoreTiles::kRows);
+    cudaError_t error = make_tma_descriptors(args, MaterialisedTiles::kRows, MaterialisedTiles::kRows);
+    if (DqTraits::kHasBoxes && error == cudaSuccess)
+      error = make_bias_map(args.bias, args.params, MaterialisedTiles::kRows);
     if (error == cudaSuccess) error = prepare();
     const attention::BackwardParams& p = args.params;
     const int64_t num_pairs = p.batch * p.num_heads_k;
@@ -62,7 +63,7 @@ struct TwoPassLaunch {
     return error;
   }
 
-  static constexpr int kRows = ScoreTiles::kRows;
+  static constexpr int kRows = MaterialisedTiles::kRows;
 
   Schedule schedule_of(const Pairs& pairs, Rows rows, int tile_rows, int slices) const {
     return make_schedule(args.params, {.pairs = pairs,
@@ -75,7 +76,7 @@ struct TwoPassLaunch {
 
   cudaError_t prepare() const {
     const attention::BackwardParams& p = args.params;
-    const int64_t tiles = ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
+    const int64_t tiles = MaterialisedTiles::num_tiles(p.sequences.max_seqlen_q);
     const int64_t blocks = tiles * p.num_heads_q * p.batch;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     const TwoPassPrepareGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
@@ -137,7 +138,7 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
                     .key_tiles_of_matrix = static_cast<int>(plan.materialised.key_tiles_of_matrix),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .num_work_counters = static_cast<int>(parts.work_counter.bytes / sizeof(uint32_t))};
-  args.tiles = ScoreTiles::of(p);
+  args.tiles = MaterialisedTiles::of(p);
   args.tiles.between = plan.materialised.bytes_of_matrices / static_cast<int64_t>(sizeof(typename DqTraits::Element));
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;

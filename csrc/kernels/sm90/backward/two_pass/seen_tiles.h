@@ -3,14 +3,14 @@
 #pragma once
 
 #include "attention/visibility.h"
-#include "kernels/schedule/score_tiles.h"
+#include "kernels/schedule/materialised_tiles.h"
 #include "kernels/schedule/work_item.h"
 
 namespace flash_attn_ext::sm90 {
 
 // The tiles of a sequence. Numbers have 32 bits, because producer threads have few registers.
 struct SeenTiles {
-  static constexpr int kRows = ScoreTiles::kRows;
+  static constexpr int kRows = MaterialisedTiles::kRows;
 
   int num_queries;
   int num_keys;

@@ -20,7 +20,7 @@ namespace flash_attn_ext {
 // from shared memory: chunk i of query r is at position i ^ (r % 8). In each half of a line the keys are in the order
 // in which a thread holds them in an accumulator, so that it writes whole chunks: key 8 j + 2 t + e (j, t < 4, e < 2)
 // is at position 8 t + 2 j + e.
-struct ScoreTiles {
+struct MaterialisedTiles {
   static constexpr int kRows = 64;
   static constexpr int kElements = kRows * kRows;
   static constexpr int64_t kBytes = int64_t{kElements} * 2;
@@ -38,8 +38,8 @@ struct ScoreTiles {
   int64_t between = 0;    // elements from P to dS
 
   // Of a launch that has all rows.
-  static ScoreTiles of(const attention::AttentionParams& p) {
-    ScoreTiles tiles;
+  static MaterialisedTiles of(const attention::AttentionParams& p) {
+    MaterialisedTiles tiles;
     tiles.width = static_cast<int>(most_keys(p));
     tiles.rows = rows_of_matrix(p);
     tiles.ahead = tiles.width;
