@@ -29,10 +29,10 @@ struct alignas(16) KeyTileWork {
 
   int batch;  // kEnd: there are no more work tiles
   int key_head;
-  int heads;        // query heads: a share of the KV group's
-  int group_share;  // the number of that share
-  int group_end;    // cyclic: the CTA fetches no other tile before all below this index are fetched
-  int begin;        // the query tiles over which it iterates
+  int heads;           // query heads: a share of the KV group's
+  int kv_group_share;  // the number of that share
+  int phase_end;       // cyclic: the CTA fetches no other tile before all below this index are fetched
+  int begin;           // the query tiles over which it iterates
   int end;
   int first;        // the first one of its loop
   int query_begin;  // of the sequence

@@ -37,7 +37,7 @@ cudaError_t launch_main(const KeyStationaryArguments& args, int64_t blocks, cuda
   const common::EarlyLaunch launch = {.blocks = blocks,
                                       .threads = Kernel::kThreads,
                                       .shared_bytes = sizeof(typename Kernel::Shared),
-                                      .together = args.order.cyclic};  // CTAs of a group wait for each other
+                                      .together = args.order.cyclic};  // CTAs of a phase wait for each other
   return common::launch_early(key_stationary_kernel<Traits>, launch, stream, args);
 }
 

@@ -49,7 +49,7 @@ struct ListedIterations {
 
  private:
   __device__ __forceinline__ int first_head() const {
-    return (work.key_head * static_cast<int>(args.order.group_shares) + work.group_share) * work.heads;
+    return (work.key_head * static_cast<int>(args.order.kv_group_shares) + work.kv_group_share) * work.heads;
   }
 
   // Opens the list of the head, or of the next one that has iterations.
@@ -85,18 +85,18 @@ struct KeyStationaryScheduler {
       ptx::copy_bytes(&shared.work[work_state.stage], args.workspace.table + index, sizeof(KeyTileWork),
                       shared.work_pipeline.full[work_state.stage]);
       shared.work_pipeline.consumer_wait(work_state);
-      const int group_end = shared.work[work_state.stage].group_end;
+      const int phase_end = shared.work[work_state.stage].phase_end;
       work_state.advance();
       // A CTA that fetched its next tile early would start it later than the loop order assumes. split-KV does not
       // depend on that.
       if (args.order.split_kv) continue;
       ptx::wait(shared.may_fetch_work, parity);
       parity ^= 1;
-      // In cyclic order all tiles of a group must be co-resident, so the CTA fetches no other tile before the group is
-      // complete.
+      // In cyclic order all tiles of a pair and phase must be co-resident, so the CTA fetches no other tile before all
+      // of them are fetched.
       while (ptx::load_acquire(reinterpret_cast<const int*>(args.workspace.work_counter)) +
                  static_cast<int>(gridDim.x) <
-             group_end) {
+             phase_end) {
       }
     }
     publish_end(shared.work, shared.work_pipeline, work_state);
@@ -161,7 +161,7 @@ struct KeyStationaryProducer {
 
   __device__ __forceinline__ void load_all(const KeyTileWork& work) {
     const int first_head =
-        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.group_share * work.heads;
+        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.kv_group_share * work.heads;
     // The query heads of a KV group come one after the other, so that L2 holds what neighbouring contributors share. In
     // descending order the loop goes through all heads at one query tile before it continues with the next tile.
     // Otherwise key tiles with shorter loops would catch up with those for which they wait.
@@ -250,7 +250,7 @@ struct KeyStationaryProducer {
     ptx::arrive_expecting(full, Tile::kBytes);
     const ptx::TmaCoordinate origin = {0, work.key_begin + work.contributor.tile * Traits::kKeys,
                                        work.key_head * operand.head_step, work.batch * operand.batch_step};
-    if (args.order.group_shares == 1) {
+    if (args.order.kv_group_shares == 1) {
       tile.copy(operand.map, full, origin, ptx::evict_first());
     } else {  // the other shares of the KV group read the same keys
       tile.copy(operand.map, full, origin);

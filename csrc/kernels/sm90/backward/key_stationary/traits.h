@@ -117,7 +117,7 @@ struct KeyStationaryShared {
   typename Traits::DqPipeline dq_pipeline;
   tile::PipelineBarriers<kWorkStages> work_pipeline;
   ptx::Barrier may_fetch_work;       // all copies of a key tile have been issued
-  int arrived[Traits::kWarpgroups];  // GroupShareSums
+  int arrived[Traits::kWarpgroups];  // KvGroupShareSums
 
   __device__ __forceinline__ typename Traits::Iteration& iteration(const QueryState& state) {
     return iterations[state.parity * kStages + state.stage];
