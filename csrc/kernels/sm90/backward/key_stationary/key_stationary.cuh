@@ -31,12 +31,6 @@
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-struct KeyStationaryKernel {
-  using Shared = KeyStationaryShared<Traits>;
-  static constexpr int kThreads = Traits::kThreads;
-};
-
-template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     key_stationary_kernel(const __grid_constant__ KeyStationaryArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];

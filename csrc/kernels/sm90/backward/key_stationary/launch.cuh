@@ -30,7 +30,7 @@ cudaError_t prepare_key_stationary(const KeyStationaryArguments& args, const Que
 
 template <class Traits>
 cudaError_t launch_main(const KeyStationaryArguments& args, int64_t blocks, cudaStream_t stream) {
-  using Kernel = KeyStationaryKernel<Traits>;
+  using Kernel = KernelShape<KeyStationaryShared, Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   const cudaError_t error = common::allow_shared_memory<Kernel>(key_stationary_kernel<Traits>);
   if (error != cudaSuccess) return error;

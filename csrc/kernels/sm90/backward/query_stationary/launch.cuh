@@ -16,7 +16,7 @@ namespace flash_attn_ext::sm90 {
 template <class Element, QueryStationaryConfig kConfig>
 cudaError_t launch_query_stationary(const QueryStationaryArguments& args, cudaStream_t stream) {
   using Traits = QueryStationaryTraits<Element, kConfig>;
-  using Kernel = QueryStationaryKernel<Traits>;
+  using Kernel = KernelShape<QueryStationaryShared, Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   const cudaError_t error =
       common::launch_blocks_early<Kernel>(query_stationary_kernel<Traits>, args.work_list.blocks, stream, args);

@@ -97,12 +97,12 @@ struct TwoPassLaunch {
 
   cudaError_t store_scores(const Pairs& pairs, uint32_t* work_counters) {
     args.schedule = schedule_of(pairs, Rows::kQueries, DqTraits::kQueries, 1);
-    return launch<TwoPassDqKernel<DqTraits>>(two_pass_dq_kernel<DqTraits>, work_counters);
+    return launch<KernelShape<TwoPassDqShared, DqTraits>>(two_pass_dq_kernel<DqTraits>, work_counters);
   }
 
   cudaError_t multiply(const Pairs& pairs, uint32_t* work_counters) {
     args.schedule = schedule_of(pairs, Rows::kKeys, Traits::kKeys, args.wanted.count());
-    return launch<TwoPassGemmKernel<Traits>>(two_pass_gemm_kernel<Traits>, work_counters);
+    return launch<KernelShape<TwoPassGemmShared, Traits>>(two_pass_gemm_kernel<Traits>, work_counters);
   }
 
   cudaError_t add_to_dbias(const Pairs& pairs) const {
