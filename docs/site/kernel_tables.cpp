@@ -4,9 +4,9 @@
 #include <initializer_list>
 #include <utility>
 
+#include "kernels/config/key_stationary.h"
 #include "kernels/config/sm80_backward.h"
 #include "kernels/config/sm80_forward.h"
-#include "kernels/config/sm90_backward.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/config/two_pass.h"
 
@@ -62,7 +62,7 @@ void print_sm90_forward() {
 }
 
 void print_sm90_backward() {
-  for (const sm90::BackwardConfig& config : sm90::kBackwardConfigs) {
+  for (const sm90::KeyStationaryConfig& config : sm90::kKeyStationaryConfigs) {
     const auto& [dims, tile, score, pre_signals_dq, adds_statistics] = config;
     const auto& [q_stages, kv_stages, keys_in_registers, dq_columns, producer_registers, key_registers, dq_registers] =
         tile;

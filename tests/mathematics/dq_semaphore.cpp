@@ -130,8 +130,8 @@ class Cta {
   std::vector<CtaIteration> iterations_;
   device::Fibers fibers_;
   ptx::Tma tma_;
-  BackwardArguments arguments_{};
-  BackwardShared<Traits> shared_{};
+  KeyStationaryArguments arguments_{};
+  KeyStationaryShared<Traits> shared_{};
   std::vector<float> sums_;
   std::vector<int> semaphores_;
   bool is_right_ = true;

@@ -1,6 +1,6 @@
 // LoopOrder on random problems. Each key tile that sees a query tile contributes to it once, and the ranks of
 // contributors have no gaps. An iteration waits only for work tiles that were fetched before, or for those of its
-// group. CTAs that fetch work tiles as the kernel does therefore finish, however few they are and however long a tile
+// phase. CTAs that fetch work tiles as the kernel does therefore finish, however few they are and however long a tile
 // takes. All of this also holds for the iterations that a mask leaves.
 #include "kernels/schedule/loop_order.h"
 
@@ -36,7 +36,7 @@ struct Problem {
     return !masked || (mixed >> 20) % 16 >= hidden;
   }
 
-  const Sequence& sequence_of(uint32_t pair) const { return sequences[pair / (heads * order.group_shares)]; }
+  const Sequence& sequence_of(uint32_t pair) const { return sequences[pair / (heads * order.kv_group_shares)]; }
 };
 
 struct Iteration {
@@ -131,8 +131,8 @@ bool ranks_are_right(const Problem& problem) {
           const LoopOrder::WorkTile work_tile = problem.order.work_tile(index);
           if (at > 0 && work_tile.direction != LoopDirection::kCyclic && before > index)
             return fails("waits for a work tile that is fetched later", problem);
-          if (at > 0 && work_tile.direction == LoopDirection::kCyclic && before >= work_tile.group_end) {
-            return fails("waits for a later group", problem);
+          if (at > 0 && work_tile.direction == LoopDirection::kCyclic && before >= work_tile.phase_end) {
+            return fails("waits for a later phase", problem);
           }
           before = index;
         }
@@ -153,7 +153,7 @@ bool ends(const Problem& problem, std::mt19937& random) {
   const uint32_t count = problem.order.num_work_tiles();
   struct Work {
     uint32_t pair;
-    uint32_t group_end;
+    uint32_t phase_end;
     std::vector<Iteration> iterations;
     size_t next = 0;
   };
@@ -162,13 +162,13 @@ bool ends(const Problem& problem, std::mt19937& random) {
   uint32_t fetched = 0;
   const auto work_tile = [&](std::vector<Work>& block) {
     const LoopOrder::WorkTile next = problem.order.work_tile(fetched++);
-    block.push_back({next.pair, next.group_end, iterations_of(problem, next)});
+    block.push_back({next.pair, next.phase_end, iterations_of(problem, next)});
   };
   for (auto& block : blocks) {
     if (fetched < count) work_tile(block);
   }
   const auto can_fetch = [&](const std::vector<Work>& block) {
-    return fetched < count && (block.empty() || (block.size() == 1 && fetched >= block[0].group_end));
+    return fetched < count && (block.empty() || (block.size() == 1 && fetched >= block[0].phase_end));
   };
   const auto can_go_on = [&](const Work& work) {
     if (work.next == work.iterations.size()) return true;

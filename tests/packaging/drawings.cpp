@@ -54,8 +54,8 @@ int main() {
   const Visibility causal = {.right = 0};
   const Sequence sequence = {.num_queries = kLength, .num_keys = kLength};
   LoopOrder order;
-  order.pairs = order.group_pairs = 2;
-  order.tiles = order.group = drawn::kKeyTiles;
+  order.pairs = order.head_group_pairs = 2;
+  order.tiles = order.phase_tiles = drawn::kKeyTiles;
   if (order.num_work_tiles() != std::size(kDrawn)) return 1;
   int last_rank[2] = {-1, -1};
   for (uint32_t index = 0; index < order.num_work_tiles(); ++index) {

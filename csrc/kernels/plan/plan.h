@@ -141,7 +141,7 @@ struct BackwardPlan {
   int dq_row = 0;     // of sm80::kDqConfigs
   int dkdv_row = 0;   // of sm80::kDkdvConfigs
   int fused_row = 0;  // of sm80::kFusedConfigs
-  // Of sm90::kBackwardConfigs (kKeyStationary), sm90::kTwoPassConfigs or sm90::kQueryStationaryConfigs.
+  // Of sm90::kKeyStationaryConfigs (kKeyStationary), sm90::kTwoPassConfigs or sm90::kQueryStationaryConfigs.
   int row = 0;
   LoopOrder order;  // kKeyStationary; its head dim is dkdv_head_dim
   int64_t persistent_ctas = 0;

@@ -5,9 +5,9 @@
 #include <initializer_list>
 #include <sstream>
 
+#include "kernels/config/key_stationary.h"
 #include "kernels/config/sm80_backward.h"
 #include "kernels/config/sm80_forward.h"
-#include "kernels/config/sm90_backward.h"
 #include "kernels/config/sm90_forward.h"
 
 namespace flash_attn_ext::plan {
@@ -196,9 +196,9 @@ void add_key_stationary(Report& report, const BackwardPlan& plan) {
   columns.add_if(plan.order.cyclic, "cyclic");
   columns.add("phases", int64_t{1} << plan.order.log2_phases);
   columns.add_above_one("dq_accumulators", int64_t{1} << plan.order.log2_sums);
-  columns.add_above_one("group_shares", plan.order.group_shares);
-  columns.add_if(sm90::kBackwardConfigs[plan.row].pre_signals_dq, "pre_signals_dq");
-  columns.add_if(sm90::kBackwardConfigs[plan.row].adds_statistics, "adds_statistics");
+  columns.add_above_one("group_shares", plan.order.kv_group_shares);
+  columns.add_if(sm90::kKeyStationaryConfigs[plan.row].pre_signals_dq, "pre_signals_dq");
+  columns.add_if(sm90::kKeyStationaryConfigs[plan.row].adds_statistics, "adds_statistics");
 }
 
 void add_kernels(Report& report, const BackwardPlan& plan) {

@@ -32,7 +32,7 @@ bool takes_single_tile(const attention::ForwardParams& params);
 ForwardPlan plan_forward_single_tile(const attention::ForwardParams& params, const Limits& limits);
 
 // The floats for each query that the key-stationary kernel reads.
-inline constexpr int kBackwardStatistics = 8;
+inline constexpr int kKeyStationaryStatistics = 8;
 
 // The order in which `blocks` persistent CTAs fetch key tiles.
 LoopOrder loop_order(const attention::BackwardParams& params, int64_t blocks);

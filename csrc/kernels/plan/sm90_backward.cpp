@@ -1,9 +1,8 @@
 // Plans Hopper's backward pass: which of its kernels runs, and the loop order of the key-stationary one.
-#include "kernels/config/sm90_backward.h"
-
 #include <iterator>
 
 #include "attention/division.h"
+#include "kernels/config/key_stationary.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
@@ -57,15 +56,15 @@ constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
 
 // The row of the table for a call. query_tiles: of the longest sequence.
 int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles) {
-  const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const ScoreMode score = score_mode_sm90(p);
   // Other score modes have one row for each head dim.
   const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
   const bool adds_statistics =
       dims.qk == 96 || query_tiles >= kAddingQueryTiles || (dims.qk <= 64 && order.tiles >= kAddingKeyTiles);
   int found = 0;
-  for (int row = 0; row < static_cast<int>(std::size(sm90::kBackwardConfigs)); ++row) {
-    const sm90::BackwardConfig& config = sm90::kBackwardConfigs[row];
+  for (int row = 0; row < static_cast<int>(std::size(sm90::kKeyStationaryConfigs)); ++row) {
+    const sm90::KeyStationaryConfig& config = sm90::kKeyStationaryConfigs[row];
     if (config.dims != dims || config.score != score) continue;
     found = row;
     if (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics) break;
@@ -82,7 +81,7 @@ bool has_few_queries(const BackwardParams& p) {
 // Whether the key-stationary kernel computes all gradients. Calls with a mask and few queries take kernels without
 // semaphores.
 bool takes_key_stationary(const BackwardParams& p) {
-  if (largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
+  if (largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim) return false;
   switch (score_mode_sm90(p)) {
     case ScoreMode::kScaleOnly:
     case ScoreMode::kDropout:
@@ -132,7 +131,7 @@ bool few_queries_take_portable_kernels(const BackwardParams& p) {
   const int64_t queries = p.sequences.max_seqlen_q;
   if (takes_key_stationary(p)) return queries > kSplitQueries || visible_keys(p) <= kShortTokens;
   const int64_t head_dim = largest_head_dim(p);
-  return queries <= kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestBackwardHeadDim);
+  return queries <= kShortTokens && (head_dim <= 64 || head_dim > sm90::kLargestKeyStationaryHeadDim);
 }
 
 // Whether the portable kernels run instead. Of a call's sizes, only lengths and head dims decide, unless the call is
@@ -158,60 +157,61 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
 }
 
 // Into how many shares the query heads of a KV group are divided. A share has as many heads as a CTA may loop over.
-uint32_t count_group_shares(int64_t group, sm90::HeadDims dims, int64_t query_tiles) {
+uint32_t count_kv_group_shares(int64_t group, sm90::HeadDims dims, int64_t query_tiles) {
   int64_t heads = std::min(group, most_drifting_heads(dims, query_tiles));
   while (group % heads != 0) --heads;
   return static_cast<uint32_t>(group / heads);
 }
 
-// Whether cyclic groups leave CTAs over while groups of half the size do not. A CTA that is left over holds a tile of a
-// group whose other tiles are fetched only when the other CTAs have finished theirs. This matters in the first waves,
+// Whether cyclic phases leave CTAs over while phases of half the size do not. A CTA that is left over holds a tile of a
+// phase whose other tiles are fetched only when the other CTAs have finished theirs. This matters in the first waves,
 // at small head dims (docs/kernels/log/sm90_backward.md, "Figures behind plans").
 bool leaves_blocks_over(const LoopOrder& order, sm90::HeadDims dims, int64_t blocks) {
   constexpr int64_t kFirstRounds = 8;
   const int64_t tiles = int64_t{order.pairs} * order.tiles;
   const bool has_few_rounds = tiles > blocks && tiles <= kFirstRounds * blocks;
-  return dims.qk <= 64 && has_few_rounds && order.group % 2 == 0 && blocks % order.group != 0 &&
-         blocks % (order.group / 2) == 0;
+  return dims.qk <= 64 && has_few_rounds && order.phase_tiles % 2 == 0 && blocks % order.phase_tiles != 0 &&
+         blocks % (order.phase_tiles / 2) == 0;
 }
 
 // The pairs of an L2 head group, every second of which is descending. A group has as many pairs as fill `tiles` CTAs
 // with key tiles of one loop direction, or fewer, so that the last group is about as large as the others.
 uint32_t pairs_of_head_group(const LoopOrder& order, double tiles) {
   const int64_t couples = (int64_t{order.pairs} + 1) / 2;
-  const int64_t most = std::max(static_cast<int64_t>(tiles / order.group), int64_t{1});
+  const int64_t most = std::max(static_cast<int64_t>(tiles / order.phase_tiles), int64_t{1});
   return static_cast<uint32_t>(2 * attention::even_share(couples, most));
 }
 
 }  // namespace
 
 LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks) {
-  const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const attention::SequenceTable& lengths = p.sequences;
   const auto query_tiles = LoopOrder::num_tiles(lengths.max_seqlen_q, LoopOrder::kQueries);
   LoopOrder order;
   // Where key tiles see different numbers of queries, CTAs that loop over the heads of a KV group drift apart, and L2
   // does not hold what lies between them.
-  if (p.visibility.one_sided()) order.group_shares = count_group_shares(p.queries_per_key_head(), dims, query_tiles);
+  if (p.visibility.one_sided())
+    order.kv_group_shares = count_kv_group_shares(p.queries_per_key_head(), dims, query_tiles);
   // Heads with masks of their own have different iterations. In descending order all heads of a share iterate over the
   // query tiles together, and so need the same ones.
   if (p.score_mod.mask.present() && p.score_mod.mask.head_stride != 0 && !p.visibility.unlimited()) {
-    order.group_shares = static_cast<uint32_t>(p.queries_per_key_head());
+    order.kv_group_shares = static_cast<uint32_t>(p.queries_per_key_head());
   }
-  order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.group_shares;
+  order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.kv_group_shares;
   order.tiles = static_cast<uint32_t>(LoopOrder::num_tiles(lengths.max_seqlen_k, LoopOrder::kKeys));
   order.split_kv = has_few_queries(p);
   order.cyclic = !order.split_kv && p.visibility.unlimited();
-  order.group = order.tiles;
+  order.phase_tiles = order.tiles;
   const auto add_phases = [&](auto&& wants_more) {
-    while (order.group > 1 && wants_more()) {
+    while (order.phase_tiles > 1 && wants_more()) {
       ++order.log2_phases;
-      order.group = (order.tiles + (1u << order.log2_phases) - 1) >> order.log2_phases;
+      order.phase_tiles = (order.tiles + (1u << order.log2_phases) - 1) >> order.log2_phases;
     }
   };
   if (order.split_kv) {
     const int64_t at_once = std::max<int64_t>(blocks / order.pairs, 1);  // key tiles of a pair in flight
-    const int64_t iterations = query_tiles * p.queries_per_key_head() / order.group_shares;
+    const int64_t iterations = query_tiles * p.queries_per_key_head() / order.kv_group_shares;
     const int64_t sharing = std::min(iterations, kMostSharingTiles);
     add_phases([&] {
       const int64_t phases = int64_t{1} << order.log2_phases;
@@ -222,11 +222,13 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks) {
     // Neighbouring contributors of a query tile are as many iterations apart as in a causal call.
     constexpr int64_t kApart = LoopOrder::kKeys / LoopOrder::kQueries;
     add_phases([&] {
-      return order.group > blocks || query_tiles < kApart * order.group || leaves_blocks_over(order, dims, blocks);
+      return order.phase_tiles > blocks || query_tiles < kApart * order.phase_tiles ||
+             leaves_blocks_over(order, dims, blocks);
     });
-    order.group_pairs = static_cast<uint32_t>(std::max<int64_t>(blocks / order.group, 1));
+    order.head_group_pairs = static_cast<uint32_t>(std::max<int64_t>(blocks / order.phase_tiles, 1));
   } else {
-    order.group_pairs = pairs_of_head_group(order, head_group_waves(dims, query_tiles) * static_cast<double>(blocks));
+    order.head_group_pairs =
+        pairs_of_head_group(order, head_group_waves(dims, query_tiles) * static_cast<double>(blocks));
   }
   return order;
 }
@@ -245,7 +247,7 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
 
 BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
   BackwardPlan plan;
-  const sm90::HeadDims dims = sm90::backward_head_dims(p.head_dim_qk, p.head_dim_v);
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   plan.kernels = BackwardKernels::kKeyStationary;
   plan.delta = DeltaSource::kSharedKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
@@ -265,18 +267,18 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   parts.delta = append(parts.bytes, statistic_bytes(p));
   if (p.score_mod.mask.present()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_sums);
-  parts.statistics = append(parts.bytes, rows * kBackwardStatistics * kFloat);
+  parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
   parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_sums);
   parts.key_tiles = append(parts.bytes, plan.order.num_work_tiles() * LoopOrder::kWorkBytes);
   parts.work_counter = append(parts.bytes, int64_t{sizeof(uint32_t)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * longest * 4);
   const int64_t key_tiles = p.batch * p.num_heads_k * plan.order.tiles;
   parts.dkdv_nan_flags = append(parts.bytes, key_tiles * 4 * LoopOrder::kKeyWarpgroups);
-  if (plan.order.group_shares > 1) {
+  if (plan.order.kv_group_shares > 1) {
     // A packed sequence begins at a tile of its own here, too.
     const int64_t sums = is_packed(p) ? p.num_heads_k * (p.sequences.total_k / LoopOrder::kKeys + p.batch) : key_tiles;
     parts.arrivals = append(parts.bytes, sums * LoopOrder::kKeyWarpgroups * int64_t{sizeof(int)});
-    const int64_t keys = sums * plan.order.group_shares * LoopOrder::kKeys;
+    const int64_t keys = sums * plan.order.kv_group_shares * LoopOrder::kKeys;
     parts.key_sums = append(parts.bytes, keys * (dims.qk + dims.v) * kFloat);
   }
   return plan;

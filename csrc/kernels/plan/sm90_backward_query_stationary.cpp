@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "attention/division.h"
+#include "kernels/config/key_stationary.h"
 #include "kernels/config/query_stationary.h"
-#include "kernels/config/sm90_backward.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
@@ -34,7 +34,8 @@ int64_t count_blocks(int64_t pairs, int64_t sms) {
 
 bool takes_query_stationary(const BackwardParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
-  if (score_mode_sm90(p) != ScoreMode::kScaleOnly || largest_head_dim(p) > sm90::kLargestBackwardHeadDim) return false;
+  if (score_mode_sm90(p) != ScoreMode::kScaleOnly || largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim)
+    return false;
   if (!p.visibility.unlimited() || is_packed(p) || p.num_heads_q != p.num_heads_k) return false;
   if (count_tiles(p) > kMostTiles) return false;
   const int64_t queries = lengths.max_seqlen_q;

@@ -5,7 +5,7 @@
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
-#include "kernels/schedule/score_tiles.h"
+#include "kernels/schedule/materialised_tiles.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -14,20 +14,20 @@ using attention::BackwardParams;
 
 // The query tiles of a head, in all sequences. A packed sequence begins at a tile of its own.
 int64_t count_query_tiles(const BackwardParams& p) {
-  return ScoreTiles::rows_of_matrix(p) * (is_packed(p) ? 1 : p.batch);
+  return MaterialisedTiles::rows_of_matrix(p) * (is_packed(p) ? 1 : p.batch);
 }
 
 // Divides the scores of a call among launches, each of which materialises some of them.
-class MaterialisedTiles {
+class MaterialisedLaunches {
  public:
-  MaterialisedTiles(const BackwardParams& p, const sm90::GemmTile& gemm, const Limits& limits)
+  MaterialisedLaunches(const BackwardParams& p, const sm90::GemmTile& gemm, const Limits& limits)
       : p_(p),
-        tiles_(ScoreTiles::of(p)),
+        tiles_(MaterialisedTiles::of(p)),
         sms_(limits.sms),
         pairs_of_matrix_(is_packed(p) ? p.batch : 1),
         matrices_(p.batch * p.num_heads_k / pairs_of_matrix_),
         group_(p.queries_per_key_head()),
-        room_(limits.max_materialised_bytes / (2 * group_ * ScoreTiles::kBytes)),
+        room_(limits.max_materialised_bytes / (2 * group_ * MaterialisedTiles::kBytes)),
         band_step_(gemm.warpgroups),
         key_tiles_(is_packed(p) ? p.sequences.total_k / gemm.keys() + p.batch
                                 : attention::ceil_div(p.sequences.max_seqlen_k, gemm.keys())),
@@ -49,14 +49,14 @@ class MaterialisedTiles {
  private:
   // The rows of a query chunk that fit the memory of a launch of this many matrices, whatever the rows see.
   int64_t rows_of_chunk(int64_t matrices) const {
-    const int64_t rows = room_ / (matrices * tiles_.width) - (is_packed(p_) ? ScoreTiles::kBlockRows - 1 : 0);
-    return std::max<int64_t>(rows, 0) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows;
+    const int64_t rows = room_ / (matrices * tiles_.width) - (is_packed(p_) ? MaterialisedTiles::kBlockRows - 1 : 0);
+    return std::max<int64_t>(rows, 0) / MaterialisedTiles::kBlockRows * MaterialisedTiles::kBlockRows;
   }
 
   // Whether query chunks are worthwhile. A chunk that gives the SMs too little to do is slower than kernels that
   // compute scores twice.
   bool can_have_chunks() const {
-    const int64_t blocks = rows_of_chunk(1) / ScoreTiles::kBlockRows * group_;
+    const int64_t blocks = rows_of_chunk(1) / MaterialisedTiles::kBlockRows * group_;
     if (blocks < std::max<int64_t>(sms_ / 4, 1) && !can_have_bands()) return false;
     if (tiles_.before<int64_t>(tiles_.rows) > INT32_MAX) return false;
     return !(is_packed(p_) && p_.dbias.present());  // sequences share a tile of the bias, but not a chunk
@@ -64,7 +64,7 @@ class MaterialisedTiles {
 
   // The rows, of each matrix, whose CTAs fill the SMs once.
   int rows_of_wave(int64_t matrices) const {
-    return static_cast<int>(attention::ceil_div(sms_, matrices * group_)) * ScoreTiles::kBlockRows;
+    return static_cast<int>(attention::ceil_div(sms_, matrices * group_)) * MaterialisedTiles::kBlockRows;
   }
 
   // The most key tiles of a band of so many rows, in whole tiles of the GEMM kernel.
@@ -76,11 +76,11 @@ class MaterialisedTiles {
   // on to the next, a small part of what is read and written, and enough for the GEMM kernel to fill the SMs.
   bool can_have_bands() const {
     constexpr int64_t kKeys = 4096;
-    if (is_packed(p_) || p_.dbias.present() || tiles_.width < ScoreTiles::num_tiles(p_.sequences.max_seqlen_k)) {
+    if (is_packed(p_) || p_.dbias.present() || tiles_.width < MaterialisedTiles::num_tiles(p_.sequences.max_seqlen_k)) {
       return false;
     }
     const int most = most_band_tiles(1, rows_of_wave(1));
-    return most * ScoreTiles::kRows >= kKeys && most / band_step_ * count_gradients(p_) >= sms_;
+    return most * MaterialisedTiles::kRows >= kKeys && most / band_step_ * count_gradients(p_) >= sms_;
   }
 
   // As many matrices as let the GEMM kernel fill the SMs more than once. A chunk must have enough queries to make
@@ -90,7 +90,7 @@ class MaterialisedTiles {
     constexpr int64_t kWaves = 2;
     constexpr int64_t kQueries = 8192;  // of all heads of a KV group
     int64_t matrices = std::min(attention::ceil_div(kWaves * sms_, gemm_ctas_), matrices_);
-    while (matrices > 1 && rows_of_chunk(matrices) * ScoreTiles::kRows * group_ < kQueries) --matrices;
+    while (matrices > 1 && rows_of_chunk(matrices) * MaterialisedTiles::kRows * group_ < kQueries) --matrices;
     return matrices;
   }
 
@@ -98,7 +98,7 @@ class MaterialisedTiles {
     BackwardPlan::Materialised materialised = launches_of(matrices);
     const int64_t pairs = materialised.pairs_per_launch;
     const int64_t room = room_ * pairs_of_matrix_ / pairs;
-    ScoreTiles tiles = tiles_;
+    MaterialisedTiles tiles = tiles_;
     const int most = equal_rows(pairs);
     int64_t launches = 0;
     // Chunks are cut from the last row on. In causal calls its rows are the longest, and those of the remainder are
@@ -111,7 +111,7 @@ class MaterialisedTiles {
       tiles.set_chunk(p_, whole_blocks_before(end, has_bands ? of_bands : rows), end);
       const int band = has_bands ? equal_band_tiles(tiles, pairs / pairs_of_matrix_) : 0;
       materialised.chunks.insert(materialised.chunks.begin(), {end, band});
-      for_each_band(p_, tiles, band, [&](const ScoreTiles& launch) {
+      for_each_band(p_, tiles, band, [&](const MaterialisedTiles& launch) {
         ++launches;
         materialised.bytes_of_matrices =
             std::max(materialised.bytes_of_matrices, bytes_of(materialised, launch.in_matrix));
@@ -127,20 +127,20 @@ class MaterialisedTiles {
   }
 
   static int whole_blocks_before(int end, int rows) {
-    return (end - rows + 1) / ScoreTiles::kBlockRows * ScoreTiles::kBlockRows;
+    return (end - rows + 1) / MaterialisedTiles::kBlockRows * MaterialisedTiles::kBlockRows;
   }
 
   // The rows of a chunk that ends at row `end` and is divided into key bands: a wave of CTAs, or of the rows that are
   // left an equal share.
   int rows_of_banded_chunk(int end, int64_t matrices) const {
-    constexpr int kRows = ScoreTiles::kBlockRows;
+    constexpr int kRows = MaterialisedTiles::kBlockRows;
     const int wave = rows_of_wave(matrices) / kRows;
     if (p_.visibility.one_sided()) return std::min(wave * kRows, end);
     return static_cast<int>(attention::even_share(attention::ceil_div(tiles_.rows, kRows), wave)) * kRows;
   }
 
   // The key tiles of each band of a chunk where they are about as wide.
-  int equal_band_tiles(const ScoreTiles& chunk, int64_t matrices) const {
+  int equal_band_tiles(const MaterialisedTiles& chunk, int64_t matrices) const {
     const int seen = static_cast<int>(attention::ceil_div(chunk.seen_keys(), band_step_));
     const int most = most_band_tiles(matrices, chunk.rows_of_chunk()) / band_step_;
     return static_cast<int>(attention::even_share(seen, most)) * band_step_;
@@ -149,7 +149,7 @@ class MaterialisedTiles {
   // The rows of a chunk where all chunks are about as long. The CTAs of a short remainder would take as long as those
   // of a longer chunk.
   int equal_rows(int64_t pairs) const {
-    constexpr int kRows = ScoreTiles::kBlockRows;
+    constexpr int kRows = MaterialisedTiles::kBlockRows;
     if (p_.visibility.one_sided()) return tiles_.rows;
     const int most = in_whole_waves(static_cast<int>(rows_of_chunk(pairs / pairs_of_matrix_)), pairs);
     return static_cast<int>(attention::even_share(attention::ceil_div(tiles_.rows, kRows), std::max(most / kRows, 1))) *
@@ -167,10 +167,10 @@ class MaterialisedTiles {
   // `rows`, or fewer where their CTAs would leave many SMs idle at the end.
   int in_whole_waves(int rows, int64_t pairs) const {
     const int64_t blocks_of_rows = pairs / pairs_of_matrix_ * group_;
-    const int64_t blocks = attention::ceil_div(rows, ScoreTiles::kBlockRows) * blocks_of_rows;
+    const int64_t blocks = attention::ceil_div(rows, MaterialisedTiles::kBlockRows) * blocks_of_rows;
     const int64_t waves = blocks / sms_;
     const int64_t idle = (waves + 1) * sms_ - blocks;
-    const int64_t fitting = waves * sms_ / blocks_of_rows * ScoreTiles::kBlockRows;
+    const int64_t fitting = waves * sms_ / blocks_of_rows * MaterialisedTiles::kBlockRows;
     return idle * 10 < blocks || fitting == 0 ? rows : static_cast<int>(fitting);
   }
 
@@ -181,11 +181,11 @@ class MaterialisedTiles {
     return materialised;
   }
   int64_t bytes_of(const BackwardPlan::Materialised& materialised, int64_t in_matrix) const {
-    return materialised.pairs_per_launch / pairs_of_matrix_ * group_ * in_matrix * ScoreTiles::kBytes;
+    return materialised.pairs_per_launch / pairs_of_matrix_ * group_ * in_matrix * MaterialisedTiles::kBytes;
   }
 
   const BackwardParams& p_;
-  ScoreTiles tiles_;
+  MaterialisedTiles tiles_;
   int64_t sms_;
   int64_t pairs_of_matrix_;  // a matrix holds one pair or, in a packed batch, all pairs of a key head
   int64_t matrices_;         // of each head of a KV group
@@ -223,7 +223,7 @@ int choose_row(const BackwardParams& p) {
 int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const sm90::GemmTile& tile) {
   const int64_t matrices = plan.materialised.pairs_per_launch / (is_packed(p) ? p.batch : 1);
   const int64_t sums =
-      matrices * plan.materialised.key_tiles_of_matrix * MaterialisedTiles::count_gradients(p) * tile.keys();
+      matrices * plan.materialised.key_tiles_of_matrix * MaterialisedLaunches::count_gradients(p) * tile.keys();
   return sums * std::max(plan.dkdv_head_dim, plan.head_dim_v) * int64_t{sizeof(float)};
 }
 
@@ -238,7 +238,7 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   plan.row = row;
   plan.query_tiles_of_head = count_query_tiles(p);
   const sm90::GemmTile gemm = sm90::gemm_tile(dims);
-  plan.materialised = MaterialisedTiles(p, gemm, limits).divide();
+  plan.materialised = MaterialisedLaunches(p, gemm, limits).divide();
   if (plan.materialised.launches == 0) return std::nullopt;
   plan.kernels = BackwardKernels::kTwoPass;
   plan.delta = DeltaSource::kSharedKernel;
@@ -254,22 +254,22 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   // plans").
   plan.l2_bytes = limits.l2_bytes * 3 / 5;
   plan.persistent_ctas = limits.sms;
-  const int64_t query_flags = 4 * attention::ceil_div(p.sequences.max_seqlen_q, ScoreTiles::kRows);
+  const int64_t query_flags = 4 * attention::ceil_div(p.sequences.max_seqlen_q, MaterialisedTiles::kRows);
   const int64_t key_flags = gemm.flags() * attention::ceil_div(p.sequences.max_seqlen_k, gemm.keys());
   constexpr int64_t kCounters = 2;  // for each launch: of query tiles, then of key tiles
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
   parts.materialised_scores = append(parts.bytes, 2 * plan.materialised.bytes_of_matrices);
-  parts.statistics = append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * ScoreTiles::kRows *
-                                             ScoreTiles::kStatistics * int64_t{sizeof(float)});
+  parts.statistics = append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * MaterialisedTiles::kRows *
+                                             MaterialisedTiles::kStatistics * int64_t{sizeof(float)});
   if (p.score_mod.mask.present()) {
     parts.mask_tiles = append(parts.bytes, count_mask_tiles(p).total());
     if (score != ScoreMode::kGeneric) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }
   parts.work_counter = append(parts.bytes, plan.materialised.launches * kCounters * int64_t{sizeof(uint32_t)});
   if (!plan.materialised.chunks.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, gemm));
-  parts.query_sums =
-      append(parts.bytes, plan.materialised.rows_of_bands * ScoreTiles::kRows * dims.qk * int64_t{sizeof(float)});
+  parts.query_sums = append(
+      parts.bytes, plan.materialised.rows_of_bands * MaterialisedTiles::kRows * dims.qk * int64_t{sizeof(float)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
   parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);
   return plan;

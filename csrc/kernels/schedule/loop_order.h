@@ -18,9 +18,8 @@
 // that waits are short.
 //
 // A wait never deadlocks. A key tile waits only for key tiles that were fetched before it, which some CTA holds or has
-// finished. In cyclic order it may wait for any tile of its group, and so all tiles of a group are co-resident: the
-// launch is cooperative, and a CTA that holds a tile of a group fetches no other tile before the group is fetched
-// completely.
+// finished. In cyclic order it may wait for any tile of its pair and phase, and so all of these are co-resident: the
+// launch is cooperative, and a CTA that holds such a tile fetches no other one before all of them are fetched.
 //
 // A work tile is a key tile of a pair. A pair is a batch entry and a key head. Where the query heads of a KV group are
 // divided into shares, each share makes a pair of its own, and the partial dK and dV of the shares are summed
@@ -56,17 +55,17 @@ struct LoopOrder {
   static constexpr int kKeyWarpgroups = 2;    // of a CTA; each has 64 keys of the key tile
   static constexpr int64_t kWorkBytes = 112;  // of KeyTileWork, what a kernel is told about a key tile
 
-  uint32_t pairs = 0;         // numbered (batch entry * key heads + key head) * group_shares + share
-  uint32_t group_shares = 1;  // into which the query heads of a KV group are divided
-  uint32_t tiles = 0;         // key tiles of the longest sequence
+  uint32_t pairs = 0;            // numbered (batch entry * key heads + key head) * kv_group_shares + share
+  uint32_t kv_group_shares = 1;  // into which the query heads of a KV group are divided
+  uint32_t tiles = 0;            // key tiles of the longest sequence
   uint32_t log2_phases = 0;
-  uint32_t group = 0;        // key tiles of a pair and a phase, at most
-  uint32_t group_pairs = 0;  // pairs of an L2 head group
+  uint32_t phase_tiles = 0;       // key tiles of a pair and a phase, at most
+  uint32_t head_group_pairs = 0;  // pairs of an L2 head group
   bool cyclic = false;
   bool split_kv = false;
   uint32_t log2_sums = 0;  // accumulators of dQ for each query tile: one, or in split-KV one for each phase
 
-  FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return (pairs * group) << log2_phases; }
+  FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return (pairs * phase_tiles) << log2_phases; }
 
   // The number of the accumulator that a phase adds to, from the query tile's number.
   FLASH_HOST_DEVICE int sums_of(int query_tile, int phase) const {
@@ -78,25 +77,25 @@ struct LoopOrder {
     uint32_t pair;
     int tile;
     LoopDirection direction;
-    uint32_t group_end;  // cyclic: one past the last index of the group
+    uint32_t phase_end;  // cyclic: one past the last index of the pair and phase
   };
   FLASH_HOST_DEVICE WorkTile work_tile(uint32_t index) const {
     if (split_kv) {
       const uint32_t tile = index / pairs;
       return {index - tile * pairs, static_cast<int>(tile), LoopDirection::kSplitKv, 0};
     }
-    const uint32_t of_head_group = (group_pairs * group) << log2_phases;
+    const uint32_t of_head_group = (head_group_pairs * phase_tiles) << log2_phases;
     const uint32_t head_group = index / of_head_group;
-    const uint32_t first_pair = head_group * group_pairs;
-    const uint32_t count = pairs - first_pair < group_pairs ? pairs - first_pair : group_pairs;
+    const uint32_t first_pair = head_group * head_group_pairs;
+    const uint32_t count = pairs - first_pair < head_group_pairs ? pairs - first_pair : head_group_pairs;
     const uint32_t in_head_group = index - head_group * of_head_group;
     if (cyclic) {
-      const uint32_t phase = in_head_group / (count * group);
-      const uint32_t in_phase = in_head_group - phase * count * group;
-      const uint32_t pair = in_phase / group;
-      const uint32_t k = in_phase - pair * group;
+      const uint32_t phase = in_head_group / (count * phase_tiles);
+      const uint32_t in_phase = in_head_group - phase * count * phase_tiles;
+      const uint32_t pair = in_phase / phase_tiles;
+      const uint32_t k = in_phase - pair * phase_tiles;
       return {first_pair + pair, static_cast<int>(phase + (k << log2_phases)), LoopDirection::kCyclic,
-              index - k + group};
+              index - k + phase_tiles};
     }
     const uint32_t ascending = (count + 1) / 2;
     if (in_head_group < ascending * tiles) {

@@ -29,7 +29,7 @@ __device__ __forceinline__ MaskCoverage mask_coverage(const attention::Attention
 }
 
 // A key or query tile of the mainloop: its index, and whether the mask has to be applied to it.
-struct Iteration {
+struct MainloopTile {
   int tile;
   bool masked;
 };
@@ -37,7 +37,7 @@ struct Iteration {
 // The first of tiles first, first + kStep, ... before end that the mask does not hide completely, or end if there is
 // none. coverage(tile) looks it up.
 template <int kStep, bool kHasMask, class CoverageOf>
-__device__ __forceinline__ Iteration next_unmasked(int first, int end, CoverageOf&& coverage) {
+__device__ __forceinline__ MainloopTile next_unmasked(int first, int end, CoverageOf&& coverage) {
   if constexpr (kHasMask) {
     for (int tile = first; tile != end; tile += kStep) {
       const MaskCoverage found = coverage(tile);

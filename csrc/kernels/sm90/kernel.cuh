@@ -21,6 +21,13 @@
 
 namespace flash_attn_ext::sm90 {
 
+// What a launch has to know about a kernel with warp roles.
+template <template <class> class SharedOf, class Traits>
+struct KernelShape {
+  using Shared = SharedOf<Traits>;
+  static constexpr int kThreads = Traits::kThreads;
+};
+
 // Broadcasts a warp-uniform value, so that ptxas knows that it is uniform. Loops over it keep pipeline stages, and with
 // them the wgmma descriptors, in uniform registers.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }

@@ -27,7 +27,7 @@ template <class Element>
 cudaError_t run_planned(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                         cudaStream_t stream) {
   if (plan.kernels == plan::BackwardKernels::kKeyStationary) {
-    return backward<Element>(params, plan, workspace, stream);
+    return backward_key_stationary<Element>(params, plan, workspace, stream);
   }
   if (plan.kernels == plan::BackwardKernels::kQueryStationary) {
     return backward_query_stationary<Element>(params, plan, workspace, stream);

@@ -29,8 +29,8 @@ cudaError_t forward_single_tile(const ForwardCall& call, const plan::ForwardPlan
 
 // The key-stationary backward pass: delta, dQ, dK and dV.
 template <class Element>
-cudaError_t backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
-                     cudaStream_t stream);
+cudaError_t backward_key_stationary(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
+                                    void* workspace, cudaStream_t stream);
 
 // The query-stationary backward pass, for few queries that see all of many keys.
 template <class Element>

@@ -4,8 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "attention/key_interval.h"
 #include "attention/params.h"
-#include "kernels/schedule/key_intervals.cuh"
 
 namespace flash_attn_ext::common {
 

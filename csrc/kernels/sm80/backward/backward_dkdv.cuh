@@ -173,7 +173,7 @@ struct BackwardDkdvKernel {
   }
 
   // Called when no lane of the warp reads those of the preceding tile any more.
-  __device__ __forceinline__ void load_bias_mask(const Iteration& at) const {
+  __device__ __forceinline__ void load_bias_mask(const MainloopTile& at) const {
     if constexpr (Traits::kGeneric) {
       stage(own_bias_mask(), where_of(at.tile), at.masked);
       ptx::commit_copies();
@@ -193,7 +193,7 @@ struct BackwardDkdvKernel {
                            {first_key, first_key + kTile.keys});
     };
     const bool materialises_scores = kMayMaterialiseScores && p.materialised.present();
-    Iteration at = next_unmasked<1, Traits::kGeneric>(tiles.begin, end_tile, coverage);
+    MainloopTile at = next_unmasked<1, Traits::kGeneric>(tiles.begin, end_tile, coverage);
     using ScoreRows = MaterialisedRows<Element, Scores>;
     const ScoreRows score_rows =
         materialises_scores ? ScoreRows(p, item, first_key + tile::warp() * kRowsPerWarp) : ScoreRows();
@@ -206,7 +206,7 @@ struct BackwardDkdvKernel {
     load_bias_mask(at);
     while (at.tile != end_tile) {
       const auto where = where_of(at.tile);
-      const Iteration next = next_unmasked<1, Traits::kGeneric>(at.tile + 1, end_tile, coverage);
+      const MainloopTile next = next_unmasked<1, Traits::kGeneric>(at.tile + 1, end_tile, coverage);
       Stage& stage = shared.stages[current];
       ptx::wait_copies<0>();
       __syncthreads();  // this stage has arrived, and no warp reads the other one any more

@@ -145,13 +145,13 @@ struct BackwardDqKernel {
       return mask_coverage(p, item, {first_query, first_query + kTile.queries},
                            {int64_t{tile} * kTile.keys, int64_t{tile + 1} * kTile.keys});
     };
-    Iteration at = next_unmasked<1, Traits::kHasBiasMask>(tiles.begin, keys.end_tile, coverage);
+    MainloopTile at = next_unmasked<1, Traits::kHasBiasMask>(tiles.begin, keys.end_tile, coverage);
     if (materialises_scores()) score_rows = ScoreRows(p, item, first_query + tile::warp() * kRowsPerWarp);
     if (Traits::kHasBiasMask && materialises_scores()) score_rows.write_zeros(p, tiles.begin, at.tile);
     load_v(keys, at);
     load_bias_mask(keys, at);
     while (at.tile != keys.end_tile) {
-      const Iteration next = next_unmasked<1, Traits::kHasBiasMask>(at.tile + 1, keys.end_tile, coverage);
+      const MainloopTile next = next_unmasked<1, Traits::kHasBiasMask>(at.tile + 1, keys.end_tile, coverage);
       const bool partial = !tiles.full(at.tile);
       if constexpr (!kTwoBodies) {
         attend(keys, at, next, partial);
@@ -168,12 +168,12 @@ struct BackwardDqKernel {
     __syncthreads();  // the tile of Q is reused as staging
   }
 
-  __device__ __forceinline__ void load_v(const Keys& keys, const Iteration& at) {
+  __device__ __forceinline__ void load_v(const Keys& keys, const MainloopTile& at) {
     if (at.tile != keys.end_tile) load_keys(shared.v, keys.v, at.tile);
   }
 
   // Committed last, so that wait_copies can wait for V only.
-  __device__ __forceinline__ void load_bias_mask(const Keys& keys, const Iteration& at) {
+  __device__ __forceinline__ void load_bias_mask(const Keys& keys, const MainloopTile& at) {
     if constexpr (Traits::kHasBiasMask) {
       if (at.tile != keys.end_tile) stage(own_bias_mask(), where_of(at.tile), at.masked);
       ptx::commit_copies();
@@ -190,7 +190,7 @@ struct BackwardDqKernel {
   // One iteration. Where the compiler knows whether the tile is masked, there is no branch between the GEMMs, and it
   // interleaves them with the instructions in between.
   template <class Partial>
-  __device__ __forceinline__ void attend(const Keys& keys, const Iteration& at, const Iteration& next,
+  __device__ __forceinline__ void attend(const Keys& keys, const MainloopTile& at, const MainloopTile& next,
                                          Partial partial) {
     const auto where = where_of(at.tile);
     ptx::wait_copies<Traits::kHasBiasMask ? 1 : 0>();

@@ -18,7 +18,6 @@
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/schedule/block.cuh"
 #include "kernels/schedule/work_item.h"
-#include "kernels/score/score_tile.cuh"
 #include "kernels/sm80/backward/materialised_scores.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/sm80_kernels.h"

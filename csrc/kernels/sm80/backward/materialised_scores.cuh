@@ -1,11 +1,12 @@
 // Materialises a tile of P or dS for a later kernel (MaterialisedScores).
 #pragma once
 
-#include "kernels/config/sm80.h"
 #include "kernels/config/sm80_backward.h"
-#include "kernels/score/score_tile.cuh"
+#include "kernels/schedule/schedule.cuh"
+#include "kernels/schedule/work_item.h"
 #include "kernels/sm80/sm80_kernels.h"
 #include "ptx/pin.h"
+#include "tile/accumulator.h"
 
 namespace flash_attn_ext::sm80 {
 

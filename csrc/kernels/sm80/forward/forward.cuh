@@ -155,7 +155,7 @@ struct ForwardKernel {
     };
     BiasMask& bias_mask = shared.bias_mask[Traits::kHasBiasMask ? tile::warp() : 0];
     const int end = tiles.begin - 1;
-    Iteration at = next_unmasked<-1, Traits::kHasBiasMask>(tiles.end - 1, end, coverage);
+    MainloopTile at = next_unmasked<-1, Traits::kHasBiasMask>(tiles.end - 1, end, coverage);
     if (at.tile == end) return;
     const int start = at.tile;
     load_queries();
@@ -172,7 +172,7 @@ struct ForwardKernel {
         __syncthreads();  // K has arrived, and no warp reads V any more
         load_v(at.tile);
       }
-      const Iteration next = next_unmasked<-1, Traits::kHasBiasMask>(at.tile - 1, end, coverage);
+      const MainloopTile next = next_unmasked<-1, Traits::kHasBiasMask>(at.tile - 1, end, coverage);
       Scores scores;
       scores.clear();
       tile::multiply_head_dims(scores, shared.q, tile::warp() * kRowsPerWarp, shared.k[0]);

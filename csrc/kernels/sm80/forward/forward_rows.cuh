@@ -1,7 +1,6 @@
 // The online softmax and the epilogue of a warp's rows in the forward pass: P, O, running maximum and sum.
 #pragma once
 
-#include "kernels/config/sm80_forward.h"
 #include "kernels/epilogue/store_rows.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/score/softmax.cuh"

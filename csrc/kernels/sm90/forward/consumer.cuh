@@ -108,7 +108,7 @@ struct ForwardConsumer {
   bool out_is_empty = true;
   bool not_finite = false;  // whether a result of the warp's rows is not finite, even relative to the row maximum
   bool masked = false;      // whether the boolean mask hides something of the current tile of keys
-  Iteration next{};         // the next tile of keys
+  MainloopTile next{};      // the next tile of keys
   QueryStages<Traits> queries{shared};
   KeyStages<Traits> stages{shared, warpgroup};
   typename decltype(Shared::work_pipeline)::State work_state{};

@@ -18,13 +18,6 @@
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-struct ForwardKernel {
-  using Shared = ForwardShared<Traits>;
-  static constexpr int kThreads = Traits::kThreads;
-  static constexpr int kMaxSharedBytes = shared_bytes(Traits::kConfig.ctas_per_sm);
-};
-
-template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
     forward_kernel(const __grid_constant__ ForwardArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];

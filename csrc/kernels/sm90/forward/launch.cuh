@@ -47,8 +47,8 @@ cudaError_t combine_splits(const ForwardArguments& args, cudaStream_t stream) {
 
 template <class Traits>
 cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
-  using Kernel = ForwardKernel<Traits>;
-  static_assert(sizeof(typename Kernel::Shared) <= Kernel::kMaxSharedBytes);
+  using Kernel = KernelShape<ForwardShared, Traits>;
+  static_assert(sizeof(typename Kernel::Shared) <= shared_bytes(Traits::kConfig.ctas_per_sm));
   ForwardArguments args;
   args.params = p;
   args.intervals = p.intervals;

@@ -41,14 +41,14 @@ struct ForwardProducer {
       let_fetch_work(work);
       return;
     }
-    Iteration at = iteration_from<Traits>(args.params, work, work.end - 1);
-    Iteration next = iteration_from<Traits>(args.params, work, at.tile - 1);
+    MainloopTile at = unmasked_from<Traits>(args.params, work, work.end - 1);
+    MainloopTile next = unmasked_from<Traits>(args.params, work, at.tile - 1);
     if (next.tile <= work.begin) let_fetch_work(work);
     load_k(work, {at, next});
     load_q(work);
 #pragma unroll 1
     while (next.tile >= work.begin) {
-      const Iteration after = iteration_from<Traits>(args.params, work, next.tile - 1);
+      const MainloopTile after = unmasked_from<Traits>(args.params, work, next.tile - 1);
       if (next.tile > work.begin && after.tile <= work.begin) let_fetch_work(work);
       load_k(work, {next, after});
       load_v(work, at.tile);

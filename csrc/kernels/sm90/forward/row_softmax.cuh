@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/score/softmax.cuh"
-#include "tile/sm90/gemm.h"
 
 namespace flash_attn_ext::sm90 {
 

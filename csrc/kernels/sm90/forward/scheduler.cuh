@@ -5,6 +5,7 @@
 #include "kernels/schedule/work_item.h"
 #include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/forward/traits.h"
+#include "kernels/sm90/tile_scheduler.cuh"
 #include "ptx/dependent_launch.h"
 
 namespace flash_attn_ext::sm90 {
@@ -39,8 +40,8 @@ __device__ __forceinline__ MaskCoverage coverage_of(const attention::AttentionPa
 
 // The first tile of keys, from n in descending order, that the mask does not hide completely.
 template <class Traits>
-__device__ __forceinline__ Iteration iteration_from(const attention::AttentionParams& p,
-                                                    const typename ForwardShared<Traits>::Work& work, int n) {
+__device__ __forceinline__ MainloopTile unmasked_from(const attention::AttentionParams& p,
+                                                      const typename ForwardShared<Traits>::Work& work, int n) {
   return next_unmasked<-1, Traits::kConfig.has_bias_or_mask()>(
       n, work.begin - 1, [&](int tile) { return coverage_of<Traits>(p, work, tile); });
 }
@@ -69,7 +70,8 @@ struct ForwardScheduler {
   __device__ __forceinline__ void run(int first) {
     int last = -1;
 #pragma unroll 1
-    for (int tile = first; tile < static_cast<int>(args.schedule.num_blocks); tile = fetch_work()) {
+    for (int tile = first; tile < static_cast<int>(args.schedule.num_blocks);
+         tile = static_cast<int>(fetch_work_tile(args.work_counter, args.schedule.num_blocks))) {
       if (!publish(WorkKind::kTile, tile)) continue;
       args.flags.previous[tile] = last;
       last = tile;
@@ -82,13 +84,6 @@ struct ForwardScheduler {
     } else {
       publish_control(WorkKind::kEnd, last);
     }
-  }
-
-  // Fetches the number of the next work tile. The CTA that fetches last resets the counter for the next launch.
-  __device__ __forceinline__ int fetch_work() const {
-    const uint32_t count = atomicAdd(args.work_counter, 1u);
-    if (count + 1 == args.schedule.num_blocks) *args.work_counter = 0;
-    return static_cast<int>(gridDim.x + count);
   }
 
   // Publishes the CTA's flagged work tiles again, after every work tile was processed once. The result depends only on
@@ -136,7 +131,7 @@ struct ForwardScheduler {
     work.kind = kind;
     find_ranges(work);
     if constexpr (Traits::kConfig.has_bias_or_mask())
-      work.end = iteration_from<Traits>(args.params, work, work.end - 1).tile + 1;
+      work.end = unmasked_from<Traits>(args.params, work, work.end - 1).tile + 1;
     commit_work();
     return true;
   }

@@ -124,8 +124,8 @@ struct Work {
 
 // The tile of keys that the producer loads, and the one that it loads next; a number below Work::begin means none.
 struct KeyIteration {
-  Iteration at;
-  Iteration next;
+  MainloopTile at;
+  MainloopTile next;
 };
 
 // The producer acquires empty stages and fills them; the consumers wait for full stages and release them.

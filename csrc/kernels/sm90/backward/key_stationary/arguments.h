@@ -12,7 +12,7 @@
 #include "attention/params.h"
 #include "attention/sequence.h"
 #include "kernels/common/repair/repair.h"
-#include "kernels/config/sm90_backward.h"
+#include "kernels/config/key_stationary.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/mask_iterations.h"
@@ -29,10 +29,10 @@ struct alignas(16) KeyTileWork {
 
   int batch;  // kEnd: there are no more work tiles
   int key_head;
-  int heads;        // query heads: a share of the KV group's
-  int group_share;  // the number of that share
-  int group_end;    // cyclic: the CTA fetches no other tile before all below this index are fetched
-  int begin;        // the query tiles over which it iterates
+  int heads;           // query heads: a share of the KV group's
+  int kv_group_share;  // the number of that share
+  int phase_end;       // cyclic: the CTA fetches no other tile before all below this index are fetched
+  int begin;           // the query tiles over which it iterates
   int end;
   int first;        // the first one of its loop
   int query_begin;  // of the sequence
@@ -52,7 +52,7 @@ static_assert(sizeof(KeyTileWork) == LoopOrder::kWorkBytes);
 
 // Where P is kept in float16 for dS, it is multiplied by 2^shift, and dP - delta is divided by it. Otherwise P of many
 // keys would be smaller than float16's smallest normal number, which is 2^-14.
-constexpr int weight_shift(const BackwardConfig& config) { return config.tile.keys_in_registers ? 0 : 14; }
+constexpr int weight_shift(const KeyStationaryConfig& config) { return config.tile.keys_in_registers ? 0 : 14; }
 
 // Where the GEMMs add delta, dS stays multiplied by 2^weight_shift up to dK and dQ. So this needs an element type with
 // the range of float32.
@@ -84,12 +84,12 @@ struct QueryTileGrid {
 // Memory that the kernels share. Accumulators of dQ and statistics are laid out in query tiles: those of a head are
 // consecutive, and so are the heads. A packed sequence begins at a tile of its own. Partial dK and dV are laid out in
 // key tiles in the same way.
-struct BackwardWorkspace {
+struct KeyStationaryWorkspace {
   static constexpr int kQueries = LoopOrder::kQueries;
   // Statistics of each query in float32: LSE * log2(e) - shift, and delta / 2^shift. With a bias they are the LSE
   // itself, delta / 2^shift, and log2(e) * (what rounding left out of the LSE) - shift. Where the GEMMs add them, a
   // tile has augmented columns instead: -LSE / scale for S, and -delta for dP.
-  static constexpr int kStatistics = plan::kBackwardStatistics;
+  static constexpr int kStatistics = plan::kKeyStationaryStatistics;
   template <class Element>
   using AugmentedColumns = tile::AugmentedColumns<Element, kQueries>;
 
@@ -142,7 +142,7 @@ struct BackwardWorkspace {
   }
 };
 
-struct BackwardArguments {
+struct KeyStationaryArguments {
   TmaDescriptor q;
   TmaDescriptor k;
   TmaDescriptor v;
@@ -150,7 +150,7 @@ struct BackwardArguments {
   TmaDescriptor bias;
   attention::BackwardParams params;
   LoopOrder order;
-  BackwardWorkspace workspace;
+  KeyStationaryWorkspace workspace;
   float scale;
   float scale_log2e;
   float shift;           // weight_shift
@@ -162,9 +162,9 @@ struct BackwardArguments {
 };
 
 // Launches the kernel that writes args.workspace.table, and clears the counters that CTAs of the backward kernel share.
-cudaError_t list_key_tiles(const BackwardArguments& args, cudaStream_t stream);
+cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream);
 
 // Launches the kernels that write args.mask. It launches nothing where there is no mask.
-cudaError_t list_mask_iterations(const BackwardArguments& args, cudaStream_t stream);
+cudaError_t list_mask_iterations(const KeyStationaryArguments& args, cudaStream_t stream);
 
 }  // namespace flash_attn_ext::sm90

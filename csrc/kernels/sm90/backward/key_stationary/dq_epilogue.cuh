@@ -26,8 +26,8 @@ struct WholeDqEpilogue {
   using Dq = DqAccumulator<Traits>;
   using InMemory = tile::RegisterOrder<Dq>;
 
-  const BackwardArguments& args;
-  BackwardShared<Traits>& shared;
+  const KeyStationaryArguments& args;
+  KeyStationaryShared<Traits>& shared;
   typename Traits::DqPipeline::State state{};
 
   __device__ __forceinline__ void begin(int, int, bool is_last) {
@@ -84,8 +84,8 @@ struct PreSignalledDqEpilogue {
   static constexpr int kSlices = Traits::kDqSlices;
   static constexpr int kSliceBytes = Traits::kDqSliceFloats * sizeof(float);
 
-  const BackwardArguments& args;
-  BackwardShared<Traits>& shared;
+  const KeyStationaryArguments& args;
+  KeyStationaryShared<Traits>& shared;
   typename Traits::DqPipeline::State state{};
   int reducer = 0;  // the one that is signalled next
   bool loads_sums = false;

@@ -20,8 +20,8 @@ namespace flash_attn_ext::sm90 {
 // The reducer of WholeDqEpilogue: it is signalled when all of an iteration's dQ is staged.
 template <class Traits>
 struct WholeDqReducer {
-  const BackwardArguments& args;
-  BackwardShared<Traits>& shared;
+  const KeyStationaryArguments& args;
+  KeyStationaryShared<Traits>& shared;
   const int stage;
 
   __device__ __forceinline__ void run() {
@@ -55,8 +55,8 @@ struct WholeDqReducer {
 // semaphore meanwhile.
 template <class Traits>
 struct PreSignalledDqReducer {
-  const BackwardArguments& args;
-  BackwardShared<Traits>& shared;
+  const KeyStationaryArguments& args;
+  KeyStationaryShared<Traits>& shared;
   const int number;  // of the reducer
   typename Traits::DqPipeline::State slice_state{};
 

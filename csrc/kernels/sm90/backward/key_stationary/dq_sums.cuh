@@ -12,7 +12,7 @@ namespace flash_attn_ext::sm90 {
 
 template <class Element>
 struct DqSums {
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   const attention::Sequence sequence;
   const QueryTile at;
 
@@ -51,7 +51,7 @@ struct DqSums {
 
 template <class Element>
 __global__ void __launch_bounds__(DqSlice::kThreads)
-    sum_dq_kernel(const __grid_constant__ BackwardArguments args, const __grid_constant__ QueryTileGrid grid) {
+    sum_dq_kernel(const __grid_constant__ KeyStationaryArguments args, const __grid_constant__ QueryTileGrid grid) {
   ptx::wait_for_kernel_before();
   const QueryTile at = grid.at(blockIdx.x);
   const attention::Sequence sequence = args.params.sequences.at(at.batch);

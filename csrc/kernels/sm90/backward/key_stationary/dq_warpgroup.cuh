@@ -12,11 +12,11 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 struct DqWarpgroup {
   using Element = typename Traits::Element;
-  using Shared = BackwardShared<Traits>;
+  using Shared = KeyStationaryShared<Traits>;
   static constexpr int kColumns = Traits::kConfig.tile.dq_columns;
   using Dq = tile::WarpgroupAccumulator<kColumns>;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   Shared& shared;
   typename decltype(Shared::k_pipeline)::State k_state{};
   typename Shared::QueryState dscore_state{};
@@ -60,7 +60,7 @@ struct DqWarpgroup {
   }
 
  private:
-  __device__ __forceinline__ void add(const KeyTileWork& work, const Iteration& at) {
+  __device__ __forceinline__ void add(const KeyTileWork& work, const QueryIteration& at) {
     shared.dscore_pipeline.consumer_wait(dscore_state);
     if constexpr (Traits::kConfig.pre_signals_dq) {
       // The GEMM of dQ is issued when the key warpgroups have completed dK of this iteration and S of the next one,
@@ -108,7 +108,7 @@ struct DqWarpgroup {
   // Draws dropout of a later iteration into its stage of dS, which the warpgroup has emptied.
   __device__ __forceinline__ void draw(const KeyTileWork& work) {
     shared.q_pipeline.consumer_wait(draw_state);
-    const Iteration& at = shared.iteration(draw_state);
+    const QueryIteration& at = shared.iteration(draw_state);
     const int warp = tile::warp() % 4;
     uint32_t words[2];
     // The pinned seed is in ordinary registers, of which more are left than of uniform ones.

@@ -112,7 +112,7 @@ template <class Traits>
 struct DropoutDraws {
   using Dropout = attention::Dropout;
 
-  struct Iteration {
+  struct DrawnTile {
     int batch;
     int head;
     int key_tile;
@@ -123,18 +123,18 @@ struct DropoutDraws {
   const uint64_t seed;
 
   // warp: of the dQ warpgroup. words: those of key warps 2 warp and 2 warp + 1.
-  __device__ __forceinline__ void draw(uint32_t (&words)[2], const Iteration& iteration, int warp) const {
+  __device__ __forceinline__ void draw(uint32_t (&words)[2], const DrawnTile& at, int warp) const {
     static_assert(Traits::kKeys == 4 * Dropout::kBlockKeys && DscoreKeys<Traits>::kKeys * 2 == Dropout::kBlockKeys);
-    const auto key_block = static_cast<uint32_t>(iteration.key_tile * (Traits::kKeys / Dropout::kBlockKeys) + warp);
+    const auto key_block = static_cast<uint32_t>(at.key_tile * (Traits::kKeys / Dropout::kBlockKeys) + warp);
     const auto key_counter = key_block * 8 + static_cast<uint32_t>(tile::lane() / 4);
-    const auto query_counter = static_cast<uint32_t>(iteration.query_tile * kBlocks * 8 + tile::lane() % 4 * 2);
+    const auto query_counter = static_cast<uint32_t>(at.query_tile * kBlocks * 8 + tile::lane() % 4 * 2);
     words[0] = words[1] = 0;
 #pragma unroll
     for (int e = 1; e >= 0; --e) {
       attention::PhiloxCounter draws[kBlocks];
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        draws[b] = Dropout::counter(static_cast<uint32_t>(iteration.batch), static_cast<uint32_t>(iteration.head),
+        draws[b] = Dropout::counter(static_cast<uint32_t>(at.batch), static_cast<uint32_t>(at.head),
                                     query_counter + static_cast<uint32_t>(b * 8 + e), key_counter);
       }
       attention::philox_4x32_7(draws, seed);

@@ -13,7 +13,7 @@ template <class Traits>
 struct KeyGradientRows {
   using Element = typename Traits::Element;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   const KeyTileWork& work;
   const int warpgroup;  // of the two key warpgroups
 
@@ -43,7 +43,7 @@ struct KeyGradientRows {
 };
 
 // dK and dV of key tiles where each share of the KV group's query heads is a work tile of its own
-// (LoopOrder::group_shares). Each share stores its partial dK and dV in memory and counts itself. The last one to
+// (LoopOrder::kv_group_shares). Each share stores its partial dK and dV in memory and counts itself. The last one to
 // arrive, whichever it is, adds all partials up in the order of heads. So no CTA waits, and the sums are bitwise
 // reproducible. Partials are in register order.
 //
@@ -51,18 +51,18 @@ struct KeyGradientRows {
 // The addition releases these stores, and acquires those of earlier shares. Another barrier passes that on to the
 // warpgroup. PTX ISA, "causality order".
 template <class Traits>
-struct GroupShareSums {
+struct KvGroupShareSums {
   using Dk = tile::WarpgroupAccumulator<Traits::kDims.qk>;
   using Dv = tile::WarpgroupAccumulator<Traits::kDims.v>;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   const KeyTileWork& work;
   const int warpgroup;
 
   // True for the last share to arrive: dk and dv are then the sums, to be stored.
   __device__ __forceinline__ bool combine(Dk& dk, Dv& dv, int& arrived) const {
-    const auto group_shares = static_cast<int>(args.order.group_shares);
-    float* const own = partial_of(work.group_share);
+    const auto shares = static_cast<int>(args.order.kv_group_shares);
+    float* const own = partial_of(work.kv_group_share);
     DvInMemory::store(own, dv);
     DkInMemory::store(own + DvInMemory::kFloats, dk);
     sync_warpgroup();
@@ -71,13 +71,13 @@ struct GroupShareSums {
           ptx::add_releasing_acquiring(args.workspace.arrivals + work.number * Traits::kWarpgroups + warpgroup, 1);
     }
     sync_warpgroup();
-    if (uniform(arrived) + 1 < group_shares) return false;
+    if (uniform(arrived) + 1 < shares) return false;
     dk.clear();
     dv.clear();
     const auto load = [](const float4* from) { return __ldcg(from); };
 #pragma unroll 1
-    for (int group_share = 0; group_share < group_shares; ++group_share) {
-      const float* const partial = partial_of(group_share);
+    for (int share = 0; share < shares; ++share) {
+      const float* const partial = partial_of(share);
       DvInMemory::template load<true>(dv, partial, load);
       DkInMemory::template load<true>(dk, partial + DvInMemory::kFloats, load);
     }
@@ -91,8 +91,8 @@ struct GroupShareSums {
 
   __device__ __forceinline__ void sync_warpgroup() const { sync_key_warpgroup(warpgroup); }
 
-  __device__ __forceinline__ float* partial_of(int group_share) const {
-    const int64_t tile = int64_t{work.number} * args.order.group_shares + group_share;
+  __device__ __forceinline__ float* partial_of(int share) const {
+    const int64_t tile = int64_t{work.number} * args.order.kv_group_shares + share;
     return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + DvInMemory::own();
   }
 };

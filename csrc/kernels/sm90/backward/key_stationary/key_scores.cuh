@@ -54,8 +54,8 @@ struct KeyScores {
   static constexpr float kUnshiftGradients = Traits::kKeepsShift ? 1.0f : kUnshift;
   struct NotHeld {};
 
-  const BackwardArguments& args;
-  const BackwardShared<Traits>& shared;
+  const KeyStationaryArguments& args;
+  const KeyStationaryShared<Traits>& shared;
   std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;            // P in float16
   std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;  // of the iteration
 

@@ -15,10 +15,11 @@
 // query tile has reached the CTA's rank. It then stores the partial dQ if its rank is 0, else adds it by TMA
 // (cp.reduce.async.bulk), and raises the semaphore. The last contributor needs no reducer: its dQ warpgroup adds the
 // accumulator to the partial dQ in registers, and writes dQ. Where dQ is pre-signalled
-// (BackwardConfig::pre_signals_dq), the reducer is told the accumulator and the rank before the GEMM of dQ is complete.
-// It then waits for the semaphore while dQ is computed. The order of additions is the same.
+// (KeyStationaryConfig::pre_signals_dq), the reducer is told the accumulator and the rank before the GEMM of dQ is
+// complete. It then waits for the semaphore while dQ is computed. The order of additions is the same.
 //
-// Shared memory: pipelines of K, of V, of Q and dO, of dS, and of partial dQ on its way to memory (BackwardShared).
+// Shared memory: pipelines of K, of V, of Q and dO, of dS, and of partial dQ on its way to memory
+// (KeyStationaryShared).
 #pragma once
 
 #include "kernels/sm90/backward/key_stationary/dq_reducers.cuh"
@@ -30,15 +31,10 @@
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-struct BackwardKernel {
-  using Shared = BackwardShared<Traits>;
-  static constexpr int kThreads = Traits::kThreads;
-};
-
-template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __grid_constant__ BackwardArguments args) {
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    key_stationary_kernel(const __grid_constant__ KeyStationaryArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  auto& shared = *reinterpret_cast<BackwardShared<Traits>*>(shared_memory);
+  auto& shared = *reinterpret_cast<KeyStationaryShared<Traits>*>(shared_memory);
   const int warpgroup = warpgroup_number();
   init_barriers(shared);
   __syncthreads();
@@ -48,8 +44,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) backward_kernel(const __g
     ptx::release_registers<Traits::kConfig.tile.producer_registers>();
     const int warp = uniform(tile::warp());
     if (!ptx::elect()) return;
-    if (warp == 0) BackwardProducer<Traits>{args, shared}.run();
-    if (warp == 1) BackwardScheduler<Traits>{args, shared}.run();
+    if (warp == 0) KeyStationaryProducer<Traits>{args, shared}.run();
+    if (warp == 1) KeyStationaryScheduler<Traits>{args, shared}.run();
     if (warp >= 2) DqReducer<Traits>{args, shared, warp - 2}.run();
   } else if (warpgroup <= Traits::kWarpgroups) {
     ptx::acquire_registers<Traits::kConfig.tile.key_registers>();

@@ -13,10 +13,10 @@ constexpr int kThreads = 64;
 constexpr int kWarpgroupKeys = LoopOrder::kKeys / LoopOrder::kKeyWarpgroups;
 
 struct KeyTileList {
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
 
   __device__ __forceinline__ void run(uint32_t index) const {
-    const BackwardWorkspace& workspace = args.workspace;
+    const KeyStationaryWorkspace& workspace = args.workspace;
     if (index == 0) *workspace.work_counter = 0;
     if (index < num_sums(args)) {
       for (int warpgroup = 0; warpgroup < LoopOrder::kKeyWarpgroups; ++warpgroup)
@@ -25,15 +25,15 @@ struct KeyTileList {
     if (index >= args.order.num_work_tiles()) return;
     workspace.table[index] = work_of(index);
     static_assert(4 * LoopOrder::kKeyWarpgroups == sizeof(uint64_t));  // a flag per warp
-    if (index >= args.order.pairs / args.order.group_shares * args.order.tiles) return;
+    if (index >= args.order.pairs / args.order.kv_group_shares * args.order.tiles) return;
     reinterpret_cast<uint64_t*>(workspace.dkdv_nan_flags)[index] = 0;
   }
 
   // How many key tiles have partial dK and dV of several shares.
-  FLASH_HOST_DEVICE static uint32_t num_sums(const BackwardArguments& args) {
-    if (args.order.group_shares == 1) return 0;
+  FLASH_HOST_DEVICE static uint32_t num_sums(const KeyStationaryArguments& args) {
+    if (args.order.kv_group_shares == 1) return 0;
     return static_cast<uint32_t>(args.params.num_heads_k) *
-           static_cast<uint32_t>(BackwardWorkspace::key_tiles_of_head(args.params));
+           static_cast<uint32_t>(KeyStationaryWorkspace::key_tiles_of_head(args.params));
   }
 
  private:
@@ -41,21 +41,21 @@ struct KeyTileList {
     const attention::BackwardParams& p = args.params;
     const LoopOrder::WorkTile work_tile = args.order.work_tile(index);
     const auto heads = static_cast<uint32_t>(p.num_heads_k);
-    const uint32_t key_pair = work_tile.pair / args.order.group_shares;
+    const uint32_t key_pair = work_tile.pair / args.order.kv_group_shares;
     const uint32_t batch = key_pair / heads;
     const attention::Sequence sequence = p.sequences.at(batch);
     KeyTileWork work = {};
     work.batch = static_cast<int>(batch);
     work.key_head = static_cast<int>(key_pair - batch * heads);
-    work.heads = static_cast<int>(p.queries_per_key_head()) / static_cast<int>(args.order.group_shares);
-    work.group_share = static_cast<int>(work_tile.pair - key_pair * args.order.group_shares);
-    work.number = work.key_head * BackwardWorkspace::key_tiles_of_head(p) +
-                  BackwardWorkspace::first_key_tile(p, sequence) + work_tile.tile;
-    work.group_end = static_cast<int>(work_tile.group_end);
+    work.heads = static_cast<int>(p.queries_per_key_head()) / static_cast<int>(args.order.kv_group_shares);
+    work.kv_group_share = static_cast<int>(work_tile.pair - key_pair * args.order.kv_group_shares);
+    work.number = work.key_head * KeyStationaryWorkspace::key_tiles_of_head(p) +
+                  KeyStationaryWorkspace::first_key_tile(p, sequence) + work_tile.tile;
+    work.phase_end = static_cast<int>(work_tile.phase_end);
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
     work.contributor = args.order.contributor(p.visibility, sequence, work_tile.tile, work_tile.direction);
-    work.first_sums = args.order.sums_of(BackwardWorkspace::first_tile(p, sequence), work.contributor.phase());
+    work.first_sums = args.order.sums_of(KeyStationaryWorkspace::first_tile(p, sequence), work.contributor.phase());
     if (work_tile.tile >= LoopOrder::num_tiles(sequence.num_keys, LoopOrder::kKeys) || sequence.num_queries == 0) {
       return work;
     }
@@ -77,7 +77,7 @@ struct KeyTileList {
     if (!args.mask.present())
       return visible_query_tiles.empty() ? 0 : (visible_query_tiles.end - visible_query_tiles.begin) * work.heads;
     const int first_head =
-        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.group_share * work.heads;
+        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.kv_group_share * work.heads;
     int iterations = 0;
     for (int head = first_head; head < first_head + work.heads; ++head) {
       iterations +=
@@ -100,7 +100,7 @@ struct KeyTileList {
 
 // The next kernel reads results of the kernels before this one as soon as it starts. So this kernel waits for those
 // before it allows the next one to start.
-__global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ BackwardArguments args) {
+__global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ KeyStationaryArguments args) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   KeyTileList{args}.run(blockIdx.x * kThreads + threadIdx.x);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ 
 
 }  // namespace
 
-cudaError_t list_key_tiles(const BackwardArguments& args, cudaStream_t stream) {
+cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream) {
   const uint32_t entries = std::max(args.order.num_work_tiles(), KeyTileList::num_sums(args));
   const unsigned blocks = (entries + kThreads - 1) / kThreads;
   return common::launch_early(list_kernel, {.blocks = blocks, .threads = kThreads}, stream, args);

@@ -18,7 +18,7 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 struct KeyWarpgroup {
   using Element = typename Traits::Element;
-  using Shared = BackwardShared<Traits>;
+  using Shared = KeyStationaryShared<Traits>;
   using Scores = typename Traits::Scores;
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
@@ -27,7 +27,7 @@ struct KeyWarpgroup {
   static constexpr bool kAwaitsValuesLate = Traits::kConfig.pre_signals_dq;
   struct NotHeld {};
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   Shared& shared;
   const int warpgroup;
 
@@ -64,7 +64,7 @@ struct KeyWarpgroup {
       if (iterations > 0) differentiate(work, iterations);
       consumer_release(shared.k_pipeline.empty[k_state.stage]);
       if (kAwaitsValuesLate && is_empty) shared.v_pipeline.consumer_wait(k_state);
-      if (is_empty && args.order.group_shares == 1) {
+      if (is_empty && args.order.kv_group_shares == 1) {
         store_zeros(rows_of(work).dk());
         store_zeros(rows_of(work).dv());
       } else {
@@ -275,13 +275,13 @@ struct KeyWarpgroup {
   }
 
   __device__ __forceinline__ void store(const KeyTileWork& work) {
-    if (args.order.group_shares > 1) {
+    if (args.order.kv_group_shares > 1) {
       if (is_empty) {
         dk.clear();
         dv.clear();
       }
       if (first_key_of(work) < work.contributor.num_keys &&
-          !GroupShareSums<Traits>{args, work, warpgroup}.combine(dk, dv, shared.arrived[warpgroup])) {
+          !KvGroupShareSums<Traits>{args, work, warpgroup}.combine(dk, dv, shared.arrived[warpgroup])) {
         return;
       }
     }

@@ -20,7 +20,8 @@ namespace flash_attn_ext::sm90 {
 
 // The kernels before the main one: the table of key tiles, then statistics, with a CTA for each query tile.
 template <class Element>
-cudaError_t prepare(const BackwardArguments& args, const QueryTileGrid& grid, int64_t blocks, cudaStream_t stream) {
+cudaError_t prepare_key_stationary(const KeyStationaryArguments& args, const QueryTileGrid& grid, int64_t blocks,
+                                   cudaStream_t stream) {
   const cudaError_t error = list_key_tiles(args, stream);
   if (error != cudaSuccess) return error;
   const auto kernel = args.params.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>;
@@ -28,28 +29,28 @@ cudaError_t prepare(const BackwardArguments& args, const QueryTileGrid& grid, in
 }
 
 template <class Traits>
-cudaError_t launch_main(const BackwardArguments& args, int64_t blocks, cudaStream_t stream) {
-  using Kernel = BackwardKernel<Traits>;
+cudaError_t launch_main(const KeyStationaryArguments& args, int64_t blocks, cudaStream_t stream) {
+  using Kernel = KernelShape<KeyStationaryShared, Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
-  const cudaError_t error = common::allow_shared_memory<Kernel>(backward_kernel<Traits>);
+  const cudaError_t error = common::allow_shared_memory<Kernel>(key_stationary_kernel<Traits>);
   if (error != cudaSuccess) return error;
   const common::EarlyLaunch launch = {.blocks = blocks,
                                       .threads = Kernel::kThreads,
                                       .shared_bytes = sizeof(typename Kernel::Shared),
-                                      .together = args.order.cyclic};  // CTAs of a group wait for each other
-  return common::launch_early(backward_kernel<Traits>, launch, stream, args);
+                                      .together = args.order.cyclic};  // CTAs of a phase wait for each other
+  return common::launch_early(key_stationary_kernel<Traits>, launch, stream, args);
 }
 
 template <class Element>
-cudaError_t launch_planned(const BackwardArguments& args, const plan::BackwardPlan& plan, cudaStream_t stream) {
+cudaError_t launch_planned(const KeyStationaryArguments& args, const plan::BackwardPlan& plan, cudaStream_t stream) {
   const int64_t blocks = std::min<int64_t>(args.order.num_work_tiles(), plan.persistent_ctas);
-  return common::with_row<kBackwardConfigs>(plan.row, [&](auto row) {
-    return launch_main<BackwardTraits<Element, kBackwardConfigs[row()]>>(args, blocks, stream);
+  return common::with_row<kKeyStationaryConfigs>(plan.row, [&](auto row) {
+    return launch_main<KeyStationaryTraits<Element, kKeyStationaryConfigs[row()]>>(args, blocks, stream);
   });
 }
 
 template <class Element>
-cudaError_t repair(const BackwardArguments& args, cudaStream_t stream) {
+cudaError_t repair_key_stationary(const KeyStationaryArguments& args, cudaStream_t stream) {
   const attention::BackwardParams& p = args.params;
   const common::FlaggedRows queries =
       common::rows_in_order_of_heads(p, args.workspace.dq_nan_flags, Rows::kQueries, LoopOrder::kQueries, 16);
@@ -59,15 +60,15 @@ cudaError_t repair(const BackwardArguments& args, cudaStream_t stream) {
 }
 
 template <class Element>
-cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
-                     cudaStream_t stream) {
-  BackwardArguments args;
+cudaError_t backward_key_stationary(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                                    cudaStream_t stream) {
+  KeyStationaryArguments args;
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
   args.params = p;
   args.order = plan.order;
   args.scale = static_cast<float>(p.score_mod.scale);
   args.scale_log2e = args.scale * kLog2e;
-  const BackwardConfig& config = kBackwardConfigs[plan.row];
+  const KeyStationaryConfig& config = kKeyStationaryConfigs[plan.row];
   const int shift = weight_shift(config);
   args.shift = static_cast<float>(shift);
   args.adds_statistics = config.adds_statistics;
@@ -94,7 +95,7 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
   cudaError_t error = make_tma_descriptors(args, LoopOrder::kQueries, LoopOrder::kKeys);
   if (error == cudaSuccess && p.score_mod.bias.present()) error = make_bias_map(args.bias, p, LoopOrder::kQueries);
   if (error == cudaSuccess) error = list_mask_iterations(args, stream);
-  if (error == cudaSuccess) error = prepare<Element>(args, grid, query_blocks, stream);
+  if (error == cudaSuccess) error = prepare_key_stationary<Element>(args, grid, query_blocks, stream);
   if (error != cudaSuccess) return error;
   error = launch_planned<Element>(args, plan, stream);
   if (error == cudaSuccess && args.order.log2_sums > 0) {
@@ -103,7 +104,7 @@ cudaError_t backward(const attention::BackwardParams& p, const plan::BackwardPla
         {.blocks = query_blocks, .threads = DqSlice::kThreads, .slices = plan.dq_head_dim / DqSlice::kColumns}, stream,
         args, grid);
   }
-  return error == cudaSuccess ? repair<Element>(args, stream) : error;
+  return error == cudaSuccess ? repair_key_stationary<Element>(args, stream) : error;
 }
 
 }  // namespace flash_attn_ext::sm90

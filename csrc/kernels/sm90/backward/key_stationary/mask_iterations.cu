@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // The list of a key tile. It has a thread for each iteration, which looks at all contributors of its query tile.
 struct IterationList {
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   const attention::Sequence sequence;
   const LoopOrder::Contributor own;
   const int batch;
@@ -182,7 +182,8 @@ struct IterationList {
 };
 
 // Grid: a CTA per list.
-__global__ void __launch_bounds__(kThreads) iteration_lists_kernel(const __grid_constant__ BackwardArguments args) {
+__global__ void __launch_bounds__(kThreads)
+    iteration_lists_kernel(const __grid_constant__ KeyStationaryArguments args) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   const MaskIterations& mask = args.mask;
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(kThreads) iteration_lists_kernel(const __grid_
 
 }  // namespace
 
-cudaError_t list_mask_iterations(const BackwardArguments& args, cudaStream_t stream) {
+cudaError_t list_mask_iterations(const KeyStationaryArguments& args, cudaStream_t stream) {
   const MaskIterations& mask = args.mask;
   if (!mask.present()) return cudaSuccess;
   const MaskGrid grid = {attention::Divisor::of(static_cast<uint32_t>(mask.mask_query_tiles)),

@@ -17,11 +17,11 @@ namespace flash_attn_ext::sm90 {
 // share a list, and the loop goes through all of them at one query tile before it continues with the next tile. The key
 // tile must have iterations.
 struct ListedIterations {
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   const KeyTileWork& work;
   int head;  // of the iteration
 
-  __device__ __forceinline__ ListedIterations(const BackwardArguments& arguments, const KeyTileWork& tile)
+  __device__ __forceinline__ ListedIterations(const KeyStationaryArguments& arguments, const KeyTileWork& tile)
       : args(arguments), work(tile), head(first_head()) {
     open();
   }
@@ -49,7 +49,7 @@ struct ListedIterations {
 
  private:
   __device__ __forceinline__ int first_head() const {
-    return (work.key_head * static_cast<int>(args.order.group_shares) + work.group_share) * work.heads;
+    return (work.key_head * static_cast<int>(args.order.kv_group_shares) + work.kv_group_share) * work.heads;
   }
 
   // Opens the list of the head, or of the next one that has iterations.
@@ -68,10 +68,10 @@ struct ListedIterations {
 };
 
 template <class Traits>
-struct BackwardScheduler {
-  using Shared = BackwardShared<Traits>;
+struct KeyStationaryScheduler {
+  using Shared = KeyStationaryShared<Traits>;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   Shared& shared;
   typename decltype(Shared::work_pipeline)::State work_state{};
 
@@ -85,18 +85,18 @@ struct BackwardScheduler {
       ptx::copy_bytes(&shared.work[work_state.stage], args.workspace.table + index, sizeof(KeyTileWork),
                       shared.work_pipeline.full[work_state.stage]);
       shared.work_pipeline.consumer_wait(work_state);
-      const int group_end = shared.work[work_state.stage].group_end;
+      const int phase_end = shared.work[work_state.stage].phase_end;
       work_state.advance();
       // A CTA that fetched its next tile early would start it later than the loop order assumes. split-KV does not
       // depend on that.
       if (args.order.split_kv) continue;
       ptx::wait(shared.may_fetch_work, parity);
       parity ^= 1;
-      // In cyclic order all tiles of a group must be co-resident, so the CTA fetches no other tile before the group is
-      // complete.
+      // In cyclic order all tiles of a pair and phase must be co-resident, so the CTA fetches no other tile before all
+      // of them are fetched.
       while (ptx::load_acquire(reinterpret_cast<const int*>(args.workspace.work_counter)) +
                  static_cast<int>(gridDim.x) <
-             group_end) {
+             phase_end) {
       }
     }
     publish_end(shared.work, shared.work_pipeline, work_state);
@@ -104,10 +104,10 @@ struct BackwardScheduler {
 };
 
 template <class Traits>
-struct BackwardProducer {
-  using Shared = BackwardShared<Traits>;
+struct KeyStationaryProducer {
+  using Shared = KeyStationaryShared<Traits>;
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   Shared& shared;
   typename decltype(Shared::q_pipeline)::State q_state{};
   typename decltype(Shared::k_pipeline)::State k_state{};
@@ -161,7 +161,7 @@ struct BackwardProducer {
 
   __device__ __forceinline__ void load_all(const KeyTileWork& work) {
     const int first_head =
-        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.group_share * work.heads;
+        work.key_head * static_cast<int>(args.params.queries_per_key_head()) + work.kv_group_share * work.heads;
     // The query heads of a KV group come one after the other, so that L2 holds what neighbouring contributors share. In
     // descending order the loop goes through all heads at one query tile before it continues with the next tile.
     // Otherwise key tiles with shorter loops would catch up with those for which they wait.
@@ -176,7 +176,7 @@ struct BackwardProducer {
       const int sums = head * args.workspace.sums_of_head + work.first_sums + (query_tile << args.order.log2_sums);
       shared.q_pipeline.producer_acquire(q_state);
       load_queries(work, query_tile, head, sums);
-      Iteration& to = shared.iteration(q_state);
+      QueryIteration& to = shared.iteration(q_state);
       to = {.query_tile = query_tile,
             .head = head,
             .sums = sums,
@@ -209,7 +209,7 @@ struct BackwardProducer {
   }
 
   // K comes before dO, and V after it: the order in which the GEMMs need them.
-  __device__ __forceinline__ void publish_iteration(const KeyTileWork& work, const Iteration& to, bool is_first) {
+  __device__ __forceinline__ void publish_iteration(const KeyTileWork& work, const QueryIteration& to, bool is_first) {
     const int row = work.query_begin + to.query_tile * Traits::kQueries;
     ptx::arrive_expecting(shared.q_pipeline.full[q_state.stage], Traits::QTile::kBytes + sizeof(shared.statistics[0]));
     if (is_first) {
@@ -250,7 +250,7 @@ struct BackwardProducer {
     ptx::arrive_expecting(full, Tile::kBytes);
     const ptx::TmaCoordinate origin = {0, work.key_begin + work.contributor.tile * Traits::kKeys,
                                        work.key_head * operand.head_step, work.batch * operand.batch_step};
-    if (args.order.group_shares == 1) {
+    if (args.order.kv_group_shares == 1) {
       tile.copy(operand.map, full, origin, ptx::evict_first());
     } else {  // the other shares of the KV group read the same keys
       tile.copy(operand.map, full, origin);

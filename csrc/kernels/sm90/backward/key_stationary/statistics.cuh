@@ -21,7 +21,7 @@ struct Statistics {
   static constexpr int kRowStep = kStatisticsThreads / kLanes;
   static constexpr int kRows = kQueries / kRowStep;  // of a thread
 
-  const BackwardArguments& args;
+  const KeyStationaryArguments& args;
   const attention::Sequence sequence;
   const QueryTile at;
 
@@ -71,7 +71,7 @@ struct Statistics {
   __device__ __forceinline__ void store(int number, int row, float lse, float delta, bool exists) const {
     float* const statistics = args.workspace.statistics_of(number);
     if (args.adds_statistics) {
-      using AugmentedColumns = BackwardWorkspace::AugmentedColumns<Element>;
+      using AugmentedColumns = KeyStationaryWorkspace::AugmentedColumns<Element>;
       auto* const columns = reinterpret_cast<AugmentedColumns*>(statistics);
       columns[0].rows[row] =
           lse == -INFINITY ? AugmentedColumns::hidden_row() : AugmentedColumns::row(lse * args.lse_factor);
@@ -123,7 +123,7 @@ struct Statistics {
 // also waits for the table.
 template <class Element, int kLanes>
 __global__ void __launch_bounds__(kStatisticsThreads)
-    statistics_kernel(const __grid_constant__ BackwardArguments args, const __grid_constant__ QueryTileGrid grid) {
+    statistics_kernel(const __grid_constant__ KeyStationaryArguments args, const __grid_constant__ QueryTileGrid grid) {
   ptx::allow_dependent_launch();
   const QueryTile at = grid.at(blockIdx.x);
   if (threadIdx.x == 0) reinterpret_cast<uint32_t*>(args.workspace.dq_nan_flags)[blockIdx.x] = 0;

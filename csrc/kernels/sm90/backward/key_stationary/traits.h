@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "kernels/config/sm90_backward.h"
+#include "kernels/config/key_stationary.h"
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/key_stationary/arguments.h"
@@ -15,7 +15,7 @@
 namespace flash_attn_ext::sm90 {
 
 // An iteration of a key tile: one of the query tiles that see it.
-struct alignas(16) Iteration {
+struct alignas(16) QueryIteration {
   int query_tile;                              // of the sequence
   int head;                                    // query head
   int sums;                                    // the accumulator's number in the workspace
@@ -26,16 +26,16 @@ struct alignas(16) Iteration {
 };
 
 // The same where a mask leaves iterations out.
-struct MaskedIteration : Iteration {
+struct MaskedIteration : QueryIteration {
   int mask_tile;  // MaskIterations::Entry
 };
 
-template <class ElementType, BackwardConfig kConfigValue>
-struct BackwardTraits {
+template <class ElementType, KeyStationaryConfig kConfigValue>
+struct KeyStationaryTraits {
   using Element = ElementType;
-  static constexpr BackwardConfig kConfig = kConfigValue;
+  static constexpr KeyStationaryConfig kConfig = kConfigValue;
   static constexpr HeadDims kDims = kConfig.dims;
-  static constexpr BackwardTile kTile = kConfig.tile;
+  static constexpr KeyStationaryTile kTile = kConfig.tile;
   static constexpr bool kMasked = kConfig.score == ScoreMode::kMask;
   static constexpr bool kDrops = kConfig.score == ScoreMode::kDropout;
   static constexpr bool kBiased = kConfig.score == ScoreMode::kBiasMask;  // without a mask
@@ -57,8 +57,8 @@ struct BackwardTraits {
   using VTile = tile::SmemTile<Element, kKeys, kDims.v>;
   using DscoreTile = tile::SmemTile<Element, kQueries, kKeys>;
   using Scores = tile::WarpgroupAccumulator<kQueries>;  // rows are keys
-  // Of a query tile (BackwardWorkspace).
-  using AugmentedColumns = BackwardWorkspace::AugmentedColumns<Element>;
+  // Of a query tile (KeyStationaryWorkspace).
+  using AugmentedColumns = KeyStationaryWorkspace::AugmentedColumns<Element>;
   using Statistics = std::conditional_t<kConfig.adds_statistics, AugmentedColumns[2], float[kBiased ? 3 : 2][kQueries]>;
 
   static constexpr int kDqSlices = kDims.qk / kTile.dq_columns;  // of an iteration
@@ -67,11 +67,11 @@ struct BackwardTraits {
   using DqPipeline = std::conditional_t<kConfig.pre_signals_dq, PreSignalledDqPipeline, WholeDqPipeline>;
 
   using Where = ScoreTile<Rows::kKeys, Scores>;
-  using Iteration = std::conditional_t<kMasked, MaskedIteration, sm90::Iteration>;
+  using Iteration = std::conditional_t<kMasked, MaskedIteration, QueryIteration>;
 };
 
 // Named barriers. Barrier 0 is __syncthreads.
-struct BackwardBarrier {
+struct KeyStationaryBarrier {
   enum : int {
     kKeyWarpgroup = 1,  // of each key warpgroup: add its number
     kDqWarpgroup = kKeyWarpgroup + LoopOrder::kKeyWarpgroups
@@ -80,15 +80,15 @@ struct BackwardBarrier {
 
 // Synchronises the threads of a key warpgroup.
 __device__ __forceinline__ void sync_key_warpgroup(int warpgroup) {
-  ptx::sync_named(BackwardBarrier::kKeyWarpgroup + warpgroup, tile::kWarpgroupSize);
+  ptx::sync_named(KeyStationaryBarrier::kKeyWarpgroup + warpgroup, tile::kWarpgroupSize);
 }
 // The same for the dQ warpgroup.
 __device__ __forceinline__ void sync_dq_warpgroup() {
-  ptx::sync_named(BackwardBarrier::kDqWarpgroup, tile::kWarpgroupSize);
+  ptx::sync_named(KeyStationaryBarrier::kDqWarpgroup, tile::kWarpgroupSize);
 }
 
 template <class Traits>
-struct BackwardShared {
+struct KeyStationaryShared {
   static constexpr int kComputingWarps = 4 * Traits::kWarpgroups;
   static constexpr int kDqWarps = 4;
   static constexpr int kWorkStages = 2;
@@ -117,7 +117,7 @@ struct BackwardShared {
   typename Traits::DqPipeline dq_pipeline;
   tile::PipelineBarriers<kWorkStages> work_pipeline;
   ptx::Barrier may_fetch_work;       // all copies of a key tile have been issued
-  int arrived[Traits::kWarpgroups];  // GroupShareSums
+  int arrived[Traits::kWarpgroups];  // KvGroupShareSums
 
   __device__ __forceinline__ typename Traits::Iteration& iteration(const QueryState& state) {
     return iterations[state.parity * kStages + state.stage];

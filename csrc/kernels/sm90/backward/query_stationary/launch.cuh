@@ -5,7 +5,6 @@
 #include "kernels/common/launch/with_row.h"
 #include "kernels/common/repair/repair.h"
 #include "kernels/common/sums/sums.h"
-#include "kernels/config/sm90_backward.h"
 #include "kernels/plan/plan.h"
 #include "kernels/sm90/backward/query_stationary/query_stationary.cuh"
 #include "kernels/sm90/backward/query_stationary/sum_dq_splits.cuh"
@@ -17,7 +16,7 @@ namespace flash_attn_ext::sm90 {
 template <class Element, QueryStationaryConfig kConfig>
 cudaError_t launch_query_stationary(const QueryStationaryArguments& args, cudaStream_t stream) {
   using Traits = QueryStationaryTraits<Element, kConfig>;
-  using Kernel = QueryStationaryKernel<Traits>;
+  using Kernel = KernelShape<QueryStationaryShared, Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   const cudaError_t error =
       common::launch_blocks_early<Kernel>(query_stationary_kernel<Traits>, args.work_list.blocks, stream, args);

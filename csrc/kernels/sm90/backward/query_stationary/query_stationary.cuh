@@ -73,12 +73,6 @@ struct QueryStationaryProducer {
 };
 
 template <class Traits>
-struct QueryStationaryKernel {
-  using Shared = QueryStationaryShared<Traits>;
-  static constexpr int kThreads = Traits::kThreads;
-};
-
-template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     query_stationary_kernel(const __grid_constant__ QueryStationaryArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];

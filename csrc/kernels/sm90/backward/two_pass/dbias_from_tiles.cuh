@@ -19,20 +19,20 @@ namespace flash_attn_ext::sm90 {
 struct DbiasArguments {
   attention::BackwardParams params;
   BiasTiles bias_tiles;
-  ScoreTiles tiles;
+  MaterialisedTiles tiles;
   const void* dscores;  // tiles of dS
 };
 
 template <class Element>
 struct DbiasFromTilesKernel {
   using Store = DbiasTileStore<Element>;
-  static_assert(BiasTiles::kTile == ScoreTiles::kRows);
+  static_assert(BiasTiles::kTile == MaterialisedTiles::kRows);
   static constexpr int kThreads = Store::kThreads;
   static constexpr int kBlocks = 5;  // CTAs per SM
   static constexpr int kChunk = 8;   // elements in 16 bytes
-  static constexpr int kRowChunks = ScoreTiles::kRows / kChunk;
+  static constexpr int kRowChunks = MaterialisedTiles::kRows / kChunk;
   static constexpr int kRowStep = kThreads / kRowChunks;
-  static constexpr int kRowsPerThread = ScoreTiles::kRows / kRowStep;
+  static constexpr int kRowsPerThread = MaterialisedTiles::kRows / kRowStep;
   using Sums = DbiasTileSums<Element>;
   using Chunks = typename Sums::Chunks;
 
@@ -55,7 +55,8 @@ struct DbiasFromTilesKernel {
     if (heads.left == 0) return;
     sums.sum(heads, [&](Chunks& chunks16) { load(chunks16, heads.next(args.bias_tiles, p)); });
     rearrange();
-    Store{p, int64_t{query_tile} * ScoreTiles::kRows, int64_t{key_tile} * ScoreTiles::kRows, args.bias_tiles.in_chunks}
+    Store{p, int64_t{query_tile} * MaterialisedTiles::kRows, int64_t{key_tile} * MaterialisedTiles::kRows,
+          args.bias_tiles.in_chunks}
         .store(batch * p.dbias.batch_stride + head * p.dbias.head_stride, shared.sums);
   }
 
@@ -78,22 +79,22 @@ struct DbiasFromTilesKernel {
     const auto key_head = static_cast<int>(item.key_head);
     const int head_of_group = head - key_head * static_cast<int>(p.queries_per_key_head());
     const int first = args.tiles.first_of_head(p, item.sequence, key_head, head_of_group) +
-                      args.tiles.before(ScoreTiles::first_row(p, item.sequence) + query_tile);
+                      args.tiles.before(MaterialisedTiles::first_row(p, item.sequence) + query_tile);
     const auto* tile = reinterpret_cast<const uint4*>(static_cast<const Element*>(args.dscores) +
-                                                      ScoreTiles::offset(first + key_tile - keys.begin));
+                                                      MaterialisedTiles::offset(first + key_tile - keys.begin));
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
-      const int query = query_tile * ScoreTiles::kRows + thread_row() + i * kRowStep;
+      const int query = query_tile * MaterialisedTiles::kRows + thread_row() + i * kRowStep;
       if (query < item.sequence.num_queries) chunks16[i] = __ldcs(tile + threadIdx.x + i * kThreads);
     }
   }
 
-  // Writes the sums to shared memory as queries x keys. ScoreTiles defines the order in which a stored row holds its
-  // keys.
+  // Writes the sums to shared memory as queries x keys. MaterialisedTiles defines the order in which a stored row holds
+  // its keys.
   __device__ __forceinline__ void rearrange() {
     constexpr int kHalfRowChunks = kRowChunks / 2;
     const int chunk16 = thread_place() ^ thread_row() % 8;
-    const int first = chunk16 / kHalfRowChunks * (ScoreTiles::kRows / 2) + chunk16 % kHalfRowChunks * 2;
+    const int first = chunk16 / kHalfRowChunks * (MaterialisedTiles::kRows / 2) + chunk16 % kHalfRowChunks * 2;
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
 #pragma unroll

@@ -2,6 +2,7 @@
 // issues the copies of stored tiles and of the dO or Q that they are multiplied with.
 #pragma once
 
+#include "kernels/schedule/block.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 #include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/tile_scheduler.cuh"
@@ -59,7 +60,7 @@ struct GemmProducer {
     const int key_tile = first_key_tile(work, sequence) + first / Traits::kKeys;
     work.sums = key_tile * args.wanted.count() + static_cast<int>(at.slice);
     work.stored = args.tiles.first_of_head(p, sequence, work.key_head, 0);
-    work.row = ScoreTiles::first_row(p, sequence);
+    work.row = MaterialisedTiles::first_row(p, sequence);
     const int begin = args.tiles.begin_of(work.row);
     const int end = args.tiles.end_of(work.row);
     TileRange all = {0, 0, 0, 0};
@@ -84,7 +85,7 @@ struct GemmProducer {
     return matrix * args.workspace.key_tiles_of_matrix + first;
   }
 
-  static constexpr int kTileBytes = static_cast<int>(ScoreTiles::kBytes);
+  static constexpr int kTileBytes = static_cast<int>(MaterialisedTiles::kBytes);
   template <int kWidth>
   using RightTile = typename Traits::template RightTile<kWidth>;
 
@@ -115,7 +116,7 @@ struct GemmProducer {
         shared.pipeline.producer_acquire(state);
         ptx::Barrier& full = shared.pipeline.full[state.stage];
         ptx::arrive_expecting(full, count * kTileBytes + RightTile<kWidth>::kBytes);
-        ptx::copy_bytes(&shared.left[state.stage][first - work.tile], stored + ScoreTiles::offset(stored_tile),
+        ptx::copy_bytes(&shared.left[state.stage][first - work.tile], stored + MaterialisedTiles::offset(stored_tile),
                         count * kTileBytes, full);
         copy_right<kWidth>(work, operand, tile, head_of_group);
         stored_tile += static_cast<int>(args.tiles.in_matrix);
@@ -196,7 +197,7 @@ struct GemmProducer {
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
       if ((keys >> w & 1u) == 0) continue;
-      ptx::copy_bytes(&shared.left[state.stage][w], stored + ScoreTiles::offset(first + w), kTileBytes, full);
+      ptx::copy_bytes(&shared.left[state.stage][w], stored + MaterialisedTiles::offset(first + w), kTileBytes, full);
     }
     copy_right<kWidth>(work, operand, tile, head_of_group);
     state.advance();

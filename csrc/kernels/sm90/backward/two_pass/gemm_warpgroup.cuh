@@ -121,9 +121,9 @@ struct GemmWarpgroup {
     state.advance();
   }
 
-  // The rows of the sums are keys in the order of stored tiles (ScoreTiles). Two warps share 32 neighbouring keys, and
-  // each of them has every second group of four.
-  static constexpr int kHalf = ScoreTiles::kRows / 2;
+  // The rows of the sums are keys in the order of stored tiles (MaterialisedTiles). Two warps share 32 neighbouring
+  // keys, and each of them has every second group of four.
+  static constexpr int kHalf = MaterialisedTiles::kRows / 2;
   __device__ __forceinline__ static int warp_in_half() { return tile::warp() % 2; }
   __device__ __forceinline__ int first_of_half() const {
     return warpgroup * Traits::kRows + tile::warp() % 4 / 2 * kHalf;

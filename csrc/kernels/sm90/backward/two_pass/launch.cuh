@@ -26,8 +26,9 @@ struct TwoPassLaunch {
   cudaStream_t stream;
 
   cudaError_t run() {
-    cudaError_t error = make_tma_descriptors(args, ScoreTiles::kRows, ScoreTiles::kRows);
-    if (DqTraits::kHasBoxes && error == cudaSuccess) error = make_bias_map(args.bias, args.params, ScoreTiles::kRows);
+    cudaError_t error = make_tma_descriptors(args, MaterialisedTiles::kRows, MaterialisedTiles::kRows);
+    if (DqTraits::kHasBoxes && error == cudaSuccess)
+      error = make_bias_map(args.bias, args.params, MaterialisedTiles::kRows);
     if (error == cudaSuccess) error = prepare();
     const attention::BackwardParams& p = args.params;
     const int64_t num_pairs = p.batch * p.num_heads_k;
@@ -46,11 +47,11 @@ struct TwoPassLaunch {
   cudaError_t differentiate_chunks(const Pairs& pairs, uint32_t*& work_counters) {
     if (plan.materialised.chunks.empty()) return differentiate(pairs, work_counters);
     cudaError_t error = cudaSuccess;
-    ScoreTiles chunk = args.tiles;
+    MaterialisedTiles chunk = args.tiles;
     int begin = 0;
     for (const auto& [end, band_tiles] : plan.materialised.chunks) {
       chunk.set_chunk(args.params, begin, end);
-      for_each_band(args.params, chunk, band_tiles, [&](const ScoreTiles& launch) {
+      for_each_band(args.params, chunk, band_tiles, [&](const MaterialisedTiles& launch) {
         args.tiles = launch;
         if (error == cudaSuccess) error = differentiate(pairs, work_counters);
       });
@@ -67,7 +68,7 @@ struct TwoPassLaunch {
     return error;
   }
 
-  static constexpr int kRows = ScoreTiles::kRows;
+  static constexpr int kRows = MaterialisedTiles::kRows;
 
   Schedule schedule_of(const Pairs& pairs, Rows rows, int tile_rows, int slices) const {
     return make_schedule(args.params, {.pairs = pairs,
@@ -80,7 +81,7 @@ struct TwoPassLaunch {
 
   cudaError_t prepare() const {
     const attention::BackwardParams& p = args.params;
-    const int64_t tiles = ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
+    const int64_t tiles = MaterialisedTiles::num_tiles(p.sequences.max_seqlen_q);
     const int64_t blocks = tiles * p.num_heads_q * p.batch;
     if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
     const TwoPassPrepareGrid grid = {attention::Divisor::of(static_cast<uint32_t>(tiles)),
@@ -101,12 +102,12 @@ struct TwoPassLaunch {
 
   cudaError_t store_scores(const Pairs& pairs, uint32_t* work_counters) {
     args.schedule = schedule_of(pairs, Rows::kQueries, DqTraits::kQueries, 1);
-    return launch<TwoPassDqKernel<DqTraits>>(two_pass_dq_kernel<DqTraits>, work_counters);
+    return launch<KernelShape<TwoPassDqShared, DqTraits>>(two_pass_dq_kernel<DqTraits>, work_counters);
   }
 
   cudaError_t multiply(const Pairs& pairs, uint32_t* work_counters) {
     args.schedule = schedule_of(pairs, Rows::kKeys, Traits::kKeys, args.wanted.count());
-    return launch<TwoPassGemmKernel<Traits>>(two_pass_gemm_kernel<Traits>, work_counters);
+    return launch<KernelShape<TwoPassGemmShared, Traits>>(two_pass_gemm_kernel<Traits>, work_counters);
   }
 
   cudaError_t add_to_dbias(const Pairs& pairs) const {
@@ -141,7 +142,7 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
                     .key_tiles_of_matrix = static_cast<int>(plan.materialised.key_tiles_of_matrix),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .num_work_counters = static_cast<int>(parts.work_counter.bytes / sizeof(uint32_t))};
-  args.tiles = ScoreTiles::of(p);
+  args.tiles = MaterialisedTiles::of(p);
   args.tiles.between = plan.materialised.bytes_of_matrices / static_cast<int64_t>(sizeof(typename DqTraits::Element));
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;

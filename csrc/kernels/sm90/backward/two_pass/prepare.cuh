@@ -7,7 +7,7 @@
 #include "attention/division.h"
 #include "attention/params.h"
 #include "kernels/common/rows/row_products.cuh"
-#include "kernels/schedule/score_tiles.h"
+#include "kernels/schedule/materialised_tiles.h"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 #include "ptx/dependent_launch.h"
@@ -21,7 +21,7 @@ namespace flash_attn_ext::sm90 {
 // LSE, times log2(e). kLanes neighbouring lanes share a row, and sum it in a butterfly of fixed order.
 template <class Element, int kThreads>
 struct QueryTileStatistics {
-  static constexpr int kQueries = ScoreTiles::kRows;
+  static constexpr int kQueries = MaterialisedTiles::kRows;
   static constexpr int kLanes = 16;
   static constexpr int kRowStep = kThreads / kLanes;
   static constexpr int kRows = kQueries / kRowStep;  // of a thread
@@ -106,9 +106,10 @@ __global__ void __launch_bounds__(kTwoPassPrepareThreads)
   const auto batch = static_cast<int>(grid.heads.quotient(index));
   const auto head = static_cast<int>(index - batch * grid.heads.divisor);
   const attention::Sequence sequence = p.sequences.at(batch);
-  if (tile >= ScoreTiles::num_tiles(sequence.num_queries)) return;
+  if (tile >= MaterialisedTiles::num_tiles(sequence.num_queries)) return;
   const int64_t place = int64_t{head} * args.workspace.tiles_of_head + TwoPassWorkspace::first_tile(p, sequence) + tile;
-  const auto rows = static_cast<int>(min(sequence.num_queries - tile * ScoreTiles::kRows, int64_t{ScoreTiles::kRows}));
+  const auto rows =
+      static_cast<int>(min(sequence.num_queries - tile * MaterialisedTiles::kRows, int64_t{MaterialisedTiles::kRows}));
   QueryTileStatistics<Element, kTwoPassPrepareThreads>{p, sequence, head, tile, rows, args.scales_lse}.write(
       args.workspace.statistics_of(place));
 }

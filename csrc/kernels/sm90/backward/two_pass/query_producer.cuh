@@ -2,6 +2,7 @@
 // all TMA copies.
 #pragma once
 
+#include "kernels/schedule/block.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 #include "kernels/sm90/bias_mask.cuh"
 #include "kernels/sm90/tile_scheduler.cuh"
@@ -116,7 +117,7 @@ struct QueryProducer {
     const Place at = args.schedule.place(index);
     const attention::Sequence sequence = p.sequences.at(at.batch);
     const auto first = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
-    const int first_row = ScoreTiles::first_row(p, sequence);
+    const int first_row = MaterialisedTiles::first_row(p, sequence);
     const int tile = first / Traits::kRows;
     if (first >= sequence.num_queries || tile < args.tiles.begin_of(first_row) ||
         tile >= args.tiles.end_of(first_row)) {

@@ -23,7 +23,7 @@ struct ScaledScores {
   float delta[kThreadRows] = {};
 
   // Called at the beginning of a query tile.
-  __device__ __forceinline__ void begin(const QueryTileWork&, const float* statistics, int) {
+  __device__ __forceinline__ void begin(const float* statistics) {
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
       lse[r] = statistics[Scores::row(r)];
@@ -130,8 +130,8 @@ struct BiasedScores : MaskedScores<Traits> {
 
   __device__ __forceinline__ explicit BiasedScores(const TwoPassArguments& arguments) : Base(arguments) {}
 
-  __device__ __forceinline__ void begin(const QueryTileWork& work, const float* statistics, int first_query) {
-    Base::begin(work, statistics, first_query);
+  __device__ __forceinline__ void begin(const float* statistics) {
+    Base::begin(statistics);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) residual[r] = statistics[2 * Traits::kRows + Scores::row(r)];
   }
@@ -202,8 +202,8 @@ struct GenericScores : ScaledScores<Traits> {
   __device__ __forceinline__ GenericScores(const TwoPassArguments& arguments, BiasMask of_warp = {})
       : Base{arguments}, bias_mask{of_warp} {}
 
-  __device__ __forceinline__ void begin(const QueryTileWork& work, const float* statistics, int first_query) {
-    Base::begin(work, statistics, first_query);
+  __device__ __forceinline__ void begin(const float* statistics) {
+    Base::begin(statistics);
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) residual[r] = statistics[2 * Traits::kRows + Scores::row(r)];
   }

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
-#include "kernels/schedule/score_tiles.h"
+#include "kernels/schedule/materialised_tiles.h"
 #include "kernels/sm90/backward/two_pass/handed_sums.cuh"
 #include "kernels/sm90/backward/two_pass/query_scores.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
@@ -17,12 +17,12 @@
 
 namespace flash_attn_ext::sm90 {
 
-// How a thread of an accumulator writes a tile of P or dS (schedule/score_tiles.h): a 16-byte chunk in each half of
-// each of its rows. The stores are marked evict-first in L2, so that K and V stay there.
+// How a thread of an accumulator writes a tile of P or dS (schedule/materialised_tiles.h): a 16-byte chunk in each half
+// of each of its rows. The stores are marked evict-first in L2, so that K and V stay there.
 struct StoredChunks {
   static constexpr int kElements = 8;
-  using Packed = tile::PackedRows<ScoreTiles::kRows>;
-  using Scores = tile::WarpgroupAccumulator<ScoreTiles::kRows>;
+  using Packed = tile::PackedRows<MaterialisedTiles::kRows>;
+  using Scores = tile::WarpgroupAccumulator<MaterialisedTiles::kRows>;
 
   // to: the thread's first chunk of the tile.
   template <class Element>
@@ -34,7 +34,7 @@ struct StoredChunks {
         const uint32_t(&low)[4] = packed.a[2 * half];
         const uint32_t(&high)[4] = packed.a[2 * half + 1];
         // The halves of a row are 4 chunks apart. The swizzle decides which of them comes first.
-        Element* const row = to + Scores::row_step(r) * ScoreTiles::kRows;
+        Element* const row = to + Scores::row_step(r) * MaterialisedTiles::kRows;
         Element* const at = half == 0 ? row : other_half(row);
         __stcs(reinterpret_cast<uint4*>(at), uint4{low[r], low[2 + r], high[r], high[2 + r]});
       }
@@ -95,7 +95,7 @@ struct QueryWarpgroup {
   __device__ __forceinline__ static int warp_row() { return tile::warp() % 4 * kWarpRows; }
 
   // The current key tile.
-  struct Iteration {
+  struct CurrentTile {
     int tile;
     bool masked;  // the mask hides some of it
     bool last;    // the last one that any of the CTA's queries sees
@@ -180,7 +180,7 @@ struct QueryWarpgroup {
     shared.k_pipeline.consumer_wait(state);
     return uniform(shared.iterations[state.stage][warpgroup].word);
   }
-  __device__ __forceinline__ static Iteration iteration_of(int word) {
+  __device__ __forceinline__ static CurrentTile iteration_of(int word) {
     const UnmaskedIteration iteration = {word};
     return {iteration.tile(), iteration.has(UnmaskedIteration::kMasked), iteration.has(UnmaskedIteration::kLast)};
   }
@@ -193,9 +193,9 @@ struct QueryWarpgroup {
   }
 
   __device__ __forceinline__ void begin(const QueryTileWork& work, const TileRange& own) {
-    score.begin(work, args.workspace.statistics_of(work.statistics + warpgroup) + warp_row(), first_query(work));
+    score.begin(args.workspace.statistics_of(work.statistics + warpgroup) + warp_row());
     const int row = warp_row() + Scores::row(0);
-    stored = static_cast<Element*>(args.workspace.scores) + ScoreTiles::offset(work.stored[warpgroup]) +
+    stored = static_cast<Element*>(args.workspace.scores) + MaterialisedTiles::offset(work.stored[warpgroup]) +
              row * Traits::kRows + (tile::lane() % 4 ^ row % 8) * StoredChunks::kElements;
   }
 
@@ -218,13 +218,13 @@ struct QueryWarpgroup {
     function(where);
   }
 
-  __device__ __forceinline__ void prepare(const QueryTileWork& work, const Iteration& iteration) {
+  __device__ __forceinline__ void prepare(const QueryTileWork& work, const CurrentTile& iteration) {
     in_tile(work, iteration.tile, [&](const Where& where) { score.prepare(where, iteration.masked); });
   }
 
   // Returns the word of the next tile's UnmaskedIteration, where a mask may hide whole tiles.
   template <bool kHasNext>
-  __device__ __forceinline__ int step(const QueryTileWork& work, Iteration iteration) {
+  __device__ __forceinline__ int step(const QueryTileWork& work, CurrentTile iteration) {
     k_state.stage = uniform(k_state.stage);
     v_state.stage = uniform(v_state.stage);
     if constexpr (kHasNext) iteration.last = false;
@@ -246,10 +246,10 @@ struct QueryWarpgroup {
     }
     Element* to = stored;
     if constexpr (Traits::kSkipsTiles)
-      to += int64_t{iteration.tile - work.own[warpgroup].begin} * ScoreTiles::kElements;
+      to += int64_t{iteration.tile - work.own[warpgroup].begin} * MaterialisedTiles::kElements;
     StoredChunks::store(p, to);
     StoredChunks::store(dscores, to + args.tiles.between);
-    if constexpr (!Traits::kSkipsTiles) stored += ScoreTiles::kElements;
+    if constexpr (!Traits::kSkipsTiles) stored += MaterialisedTiles::kElements;
     ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dq.c[0]);
@@ -262,7 +262,7 @@ struct QueryWarpgroup {
   // The same where dP of the next tile is issued with its S, and dQ after both. P is computed while dQ of the previous
   // tile is in flight.
   template <bool kHasNext>
-  __device__ __forceinline__ int step_ahead(const QueryTileWork& work, const Iteration& iteration) {
+  __device__ __forceinline__ int step_ahead(const QueryTileWork& work, const CurrentTile& iteration) {
     hide(work, iteration);
     score.exponentiate(scores, p, iteration.masked);
     StoredChunks::store(p, stored);
@@ -279,7 +279,7 @@ struct QueryWarpgroup {
     }
     tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(state.stage), true);
     StoredChunks::store(dscores, stored + args.tiles.between);
-    stored += ScoreTiles::kElements;
+    stored += MaterialisedTiles::kElements;
     if constexpr (kHasNext) {
       ptx::wait_wgmma<1>();
       ptx::pin_registers(scores.c[0]);
@@ -298,7 +298,7 @@ struct QueryWarpgroup {
     if (!is_empty && tile::lane() == 0) ptx::arrive(shared.k_pipeline.empty[stage]);
   }
 
-  __device__ __forceinline__ void hide(const QueryTileWork& work, const Iteration& iteration) {
+  __device__ __forceinline__ void hide(const QueryTileWork& work, const CurrentTile& iteration) {
     if (!work.own[warpgroup].full(iteration.tile)) {
       in_tile(work, iteration.tile, [&](const Where& where) { where.hide_invisible(scores); });
     }
@@ -306,7 +306,7 @@ struct QueryWarpgroup {
   }
 
   // Computes P while the GEMM of dP is in flight, and then dS.
-  __device__ __forceinline__ void differentiate_ahead(const QueryTileWork& work, const Iteration& iteration) {
+  __device__ __forceinline__ void differentiate_ahead(const QueryTileWork& work, const CurrentTile& iteration) {
     hide(work, iteration);
     issue_dp_gemm();
     if constexpr (Traits::kHasBoxes) score.bias = &shared.bias[k_state.stage][warpgroup];
@@ -316,7 +316,7 @@ struct QueryWarpgroup {
   }
 
   // Computes P and dS together, when dP is complete.
-  __device__ __forceinline__ void differentiate_any(const QueryTileWork& work, const Iteration& iteration) {
+  __device__ __forceinline__ void differentiate_any(const QueryTileWork& work, const CurrentTile& iteration) {
     issue_dp_gemm();
     await_dp(iteration);
     score.bias_mask.await();
@@ -332,7 +332,7 @@ struct QueryWarpgroup {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void await_dp(const Iteration& iteration) {
+  __device__ __forceinline__ void await_dp(const CurrentTile& iteration) {
     ptx::wait_wgmma<0>();
     ptx::pin_registers(gradients.c[0]);
     consumer_release(shared.v_pipeline.empty[v_state.stage]);

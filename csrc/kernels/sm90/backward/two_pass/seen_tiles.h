@@ -3,14 +3,14 @@
 #pragma once
 
 #include "attention/visibility.h"
-#include "kernels/schedule/score_tiles.h"
+#include "kernels/schedule/materialised_tiles.h"
 #include "kernels/schedule/work_item.h"
 
 namespace flash_attn_ext::sm90 {
 
 // The tiles of a sequence. Numbers have 32 bits, because producer threads have few registers.
 struct SeenTiles {
-  static constexpr int kRows = ScoreTiles::kRows;
+  static constexpr int kRows = MaterialisedTiles::kRows;
 
   int num_queries;
   int num_keys;
@@ -20,7 +20,7 @@ struct SeenTiles {
   int band_end = INT32_MAX;
 
   FLASH_HOST_DEVICE static SeenTiles of(const attention::Visibility& visibility, const attention::Sequence& sequence,
-                                        const ScoreTiles& launch) {
+                                        const MaterialisedTiles& launch) {
     const auto diagonal = static_cast<int>(visibility.diagonal(sequence));
     return {static_cast<int>(sequence.num_queries),
             static_cast<int>(sequence.num_keys),

@@ -8,9 +8,8 @@
 #include "attention/params.h"
 #include "kernels/common/repair/repair.h"
 #include "kernels/config/two_pass.h"
-#include "kernels/schedule/block.cuh"
+#include "kernels/schedule/materialised_tiles.h"
 #include "kernels/schedule/schedule.cuh"
-#include "kernels/schedule/score_tiles.h"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/score_tile.cuh"
 #include "kernels/sm90/backward/two_pass/seen_tiles.h"
@@ -25,7 +24,7 @@ namespace flash_attn_ext::sm90 {
 // begins at a tile of its own.
 struct TwoPassWorkspace {
   float* statistics;  // for each tile: its queries' LSEs, their deltas, the residuals of the LSEs (QueryTileStatistics)
-  void* scores;       // materialised tiles of P, then those of dS (ScoreTiles)
+  void* scores;       // materialised tiles of P, then those of dS (MaterialisedTiles)
   uint8_t* dq_nan_flags;
   uint8_t* dkdv_nan_flags;
   uint32_t* work_counters;  // two for each launch: of the dQ kernel and of the GEMM kernel
@@ -38,17 +37,18 @@ struct TwoPassWorkspace {
   __device__ __forceinline__ static int first_tile(const attention::AttentionParams& p,
                                                    const attention::Sequence& sequence) {
     const auto batch = static_cast<int>(sequence.batch);
-    if (p.sequences.cu_seqlens_q != nullptr) return static_cast<int>(sequence.query_begin) / ScoreTiles::kRows + batch;
-    return batch * ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
+    if (p.sequences.cu_seqlens_q != nullptr)
+      return static_cast<int>(sequence.query_begin) / MaterialisedTiles::kRows + batch;
+    return batch * MaterialisedTiles::num_tiles(p.sequences.max_seqlen_q);
   }
   __device__ __forceinline__ float* statistics_of(int64_t tile) const {
-    return statistics + tile * ScoreTiles::kStatistics * ScoreTiles::kRows;
+    return statistics + tile * MaterialisedTiles::kStatistics * MaterialisedTiles::kRows;
   }
   // The flag of a warp's 16 rows of a query tile.
   template <class Work>
   __device__ __forceinline__ uint8_t& dq_nan_flag(const attention::AttentionParams& p, const Work& work, int tile,
                                                   int warp) const {
-    const int tiles = ScoreTiles::num_tiles(p.sequences.max_seqlen_q);
+    const int tiles = MaterialisedTiles::num_tiles(p.sequences.max_seqlen_q);
     const int64_t pair = int64_t{work.key_head} * p.batch + work.batch;
     const int64_t head = pair * p.queries_per_key_head() + work.head_of_group;
     return dq_nan_flags[common::query_flag_index(head, tiles, tile) * 4 + warp];
@@ -63,14 +63,14 @@ struct WantedGradients {
 };
 
 struct TwoPassArguments {
-  TmaDescriptor q;  // all TMA boxes have ScoreTiles::kRows rows
+  TmaDescriptor q;  // all TMA boxes have MaterialisedTiles::kRows rows
   TmaDescriptor k;
   TmaDescriptor v;
   TmaDescriptor dout;
   TmaDescriptor bias;  // only of kernels for a bias and a mask
   attention::BackwardParams params;
   TwoPassWorkspace workspace;
-  ScoreTiles tiles;
+  MaterialisedTiles tiles;
   Schedule schedule;        // of this kernel launch
   uint32_t* work_counters;  // of this kernel launch; 0 when it starts
   WantedGradients wanted;
@@ -91,10 +91,10 @@ struct TwoPassDqTraits {
   static constexpr bool kHasBits = kHasBoxes || kConfig.score == ScoreMode::kMask;
   static constexpr bool kHasBias = kHasBoxes || kStagesBiasMask;
   static constexpr bool kSkipsTiles = kHasBits || kStagesBiasMask;  // skips key tiles that a mask hides entirely
-  static constexpr int kRows = ScoreTiles::kRows;                   // queries of a warpgroup, and keys of a key tile
+  static constexpr int kRows = MaterialisedTiles::kRows;            // queries of a warpgroup, and keys of a key tile
   static constexpr int kWarpgroups = 2;
   static constexpr int kQueries = kWarpgroups * kRows;
-  static_assert(kWarpgroups == ScoreTiles::kBlockRows);
+  static_assert(kWarpgroups == MaterialisedTiles::kBlockRows);
   static constexpr int kThreads = tile::kWarpgroupSize * (kWarpgroups + 1);
   static_assert(kRows == tile::kWarpgroupRows);
 
@@ -134,7 +134,7 @@ struct QueryTileWork {
   int key_begin;
   int num_queries;
   int num_keys;
-  int tile;        // the first warpgroup's, of ScoreTiles::kRows queries
+  int tile;        // the first warpgroup's, of MaterialisedTiles::kRows queries
   int statistics;  // the number of that tile in the workspace
   int stored[2];   // each warpgroup's first stored tile
   int begin;       // key tiles [begin, end) that any of the queries sees
@@ -179,7 +179,7 @@ struct TwoPassGemmTraits {
   using Element = ElementType;
   static constexpr HeadDims kDims = kDimsValue;
   static constexpr bool kSkipsTiles = kSkipsTilesValue;
-  static constexpr int kRows = ScoreTiles::kRows;  // keys of a warpgroup, and queries of a step
+  static constexpr int kRows = MaterialisedTiles::kRows;  // keys of a warpgroup, and queries of a step
   static constexpr GemmTile kTile = gemm_tile(kDims);
   static constexpr int kWarpgroups = kTile.warpgroups;
   static constexpr int kKeys = kTile.keys();
@@ -203,10 +203,10 @@ struct GemmWork {
   int query_begin;  // of the sequence
   int key_begin;
   SeenTiles seen;
-  int tile;    // the first warpgroup's, of ScoreTiles::kRows keys
+  int tile;    // the first warpgroup's, of MaterialisedTiles::kRows keys
   int flags;   // the first of the work tile's non-finite flags
   int sums;    // the number of the work tile among those of key_sums
-  int stored;  // ScoreTiles::first_of_head of the KV group's first head
+  int stored;  // MaterialisedTiles::first_of_head of the KV group's first head
   int row;     // the sequence's first row of stored tiles
   int begin;   // the launch's query tiles [begin, end) that see any of the keys
   int end;

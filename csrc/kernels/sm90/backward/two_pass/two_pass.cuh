@@ -27,12 +27,6 @@
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-struct TwoPassDqKernel {
-  using Shared = TwoPassDqShared<Traits>;
-  static constexpr int kThreads = Traits::kThreads;
-};
-
-template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     two_pass_dq_kernel(const __grid_constant__ TwoPassArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -56,12 +50,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
   }
 }
-
-template <class Traits>
-struct TwoPassGemmKernel {
-  using Shared = TwoPassGemmShared<Traits>;
-  static constexpr int kThreads = Traits::kThreads;
-};
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)

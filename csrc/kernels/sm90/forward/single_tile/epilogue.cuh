@@ -84,7 +84,7 @@ __device__ __forceinline__ void repair_flagged(const SingleTileArguments& args, 
   const attention::ForwardParams& p = args.params;
   int query_tile = warpgroup;
   WorkTile work_tile;
-  for_each_work_tile(args, [&](int number) {
+  for_each_static_work_tile(args.schedule.num_blocks, [&](int number) {
     locate(work_tile, args, number);
     const attention::Sequence sequence =
         p.sequences.at(work_tile.item.sequence.batch);  // including the keys that a mask hides

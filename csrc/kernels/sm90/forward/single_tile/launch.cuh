@@ -15,7 +15,7 @@ namespace flash_attn_ext::sm90 {
 template <class Traits>
 cudaError_t launch_single_tile(const ForwardCall& p, const plan::ForwardPlan& plan, void* workspace,
                                cudaStream_t stream) {
-  using Kernel = SingleTileKernel<Traits>;
+  using Kernel = KernelShape<SingleTileShared, Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   SingleTileArguments args;
   args.params = p;

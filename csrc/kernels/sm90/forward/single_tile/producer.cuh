@@ -22,7 +22,7 @@ struct SingleTileScheduler {
 
  private:
   __device__ __forceinline__ void run() {
-    for_each_work_tile(args, [&](int number) {
+    for_each_static_work_tile(args.schedule.num_blocks, [&](int number) {
       WorkTile& work_tile = next();
       locate(work_tile, args, number);
       if (work_tile.query_tiles > 0) publish();

@@ -14,12 +14,6 @@
 namespace flash_attn_ext::sm90 {
 
 template <class Traits>
-struct SingleTileKernel {
-  using Shared = SingleTileShared<Traits>;
-  static constexpr int kThreads = Traits::kThreads;
-};
-
-template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     single_tile_kernel(const __grid_constant__ SingleTileArguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];

@@ -10,6 +10,7 @@
 #include "kernels/schedule/schedule.cuh"
 #include "kernels/schedule/work_item.h"
 #include "kernels/sm90/tensor_map.h"
+#include "kernels/sm90/tile_scheduler.cuh"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
 
@@ -46,16 +47,6 @@ __device__ __forceinline__ void locate(WorkTile& work_tile, const SingleTileArgu
   const bool taken = args.intervals.narrow(work_tile.item.sequence, work_tile.first_query, /*with_interval=*/true);
   const int left = taken ? static_cast<int>(work_tile.item.sequence.num_queries) - work_tile.first_query : 0;
   work_tile.query_tiles = (min(max(left, 0), rows) + tile::kWarpgroupRows - 1) / tile::kWarpgroupRows;
-}
-
-// Calls function(number) for each of a CTA's work tiles. Work tiles cost the same, so the scheduler is static.
-template <class Function>
-__device__ __forceinline__ void for_each_work_tile(const SingleTileArguments& args, Function&& function) {
-  const auto count = static_cast<int>(args.schedule.num_blocks);
-#pragma unroll 1
-  for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
-    function(number);
-  }
 }
 
 template <class ElementType, SingleTileConfig kConfigValue>

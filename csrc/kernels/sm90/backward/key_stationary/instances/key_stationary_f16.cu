@@ -2,6 +2,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-template cudaError_t backward<__half>(const attention::BackwardParams&, const plan::BackwardPlan&, void*, cudaStream_t);
+template cudaError_t backward_key_stationary<__half>(const attention::BackwardParams&, const plan::BackwardPlan&, void*,
+                                                     cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "kernels/config/sm90_backward.h"
+#include "kernels/config/key_stationary.h"
 #include "kernels/sm90/backward/key_stationary/dq_stages.h"
 #include "ptx/barrier.h"
 #include "tile/sm90/gemm.h"
@@ -12,25 +12,25 @@ namespace flash_attn_ext::sm90 {
 
 template <int kSlices, bool kPreSignals>
 struct SmallTraits {
-  static constexpr BackwardConfig kConfig = {.tile = {.dq_columns = 8}, .pre_signals_dq = kPreSignals};
+  static constexpr KeyStationaryConfig kConfig = {.tile = {.dq_columns = 8}, .pre_signals_dq = kPreSignals};
   static constexpr int kDqSlices = kSlices;
   static constexpr int kDqSliceFloats = tile::kWarpgroupSize * 4;
   static constexpr int kDqStageFloats = kPreSignals ? kDqSliceFloats : kSlices * kDqSliceFloats;
   using DqPipeline = std::conditional_t<kPreSignals, PreSignalledDqPipeline, WholeDqPipeline>;
 };
 
-struct BackwardWorkspace {
+struct KeyStationaryWorkspace {
   float* dq_sums;
   int* dq_semaphores;
 };
-struct BackwardArguments {
-  BackwardWorkspace workspace;
+struct KeyStationaryArguments {
+  KeyStationaryWorkspace workspace;
 };
 
 inline constexpr int kDqWarps = 4;
 
 template <class Traits>
-struct BackwardShared {
+struct KeyStationaryShared {
   float dq[kDqStages][Traits::kDqStageFloats];
   PendingSum pending[kDqReducers];
   typename Traits::DqPipeline dq_pipeline;

@@ -1,7 +1,7 @@
-// SeenTiles and ScoreTiles on random problems. A tile is stored, and read, if a query of it sees a key of it; if it
-// counts as full, all queries see all keys. However much room a launch has, exactly one launch stores each tile, inside
-// the matrix, and no two tiles share a place. The key bands of a chunk begin with the first key, one of them is the
-// last one of each row, and each key tile is in one of them, whether it is seen or not.
+// SeenTiles and MaterialisedTiles on random problems. A tile is stored, and read, if a query of it sees a key of it; if
+// it counts as full, all queries see all keys. However much room a launch has, exactly one launch stores each tile,
+// inside the matrix, and no two tiles share a place. The key bands of a chunk begin with the first key, one of them is
+// the last one of each row, and each key tile is in one of them, whether it is seen or not.
 #include <cstdio>
 #include <random>
 #include <set>
@@ -11,7 +11,7 @@
 
 namespace {
 
-using flash_attn_ext::ScoreTiles;
+using flash_attn_ext::MaterialisedTiles;
 using flash_attn_ext::TileRange;
 using flash_attn_ext::sm90::SeenTiles;
 using namespace flash_attn_ext::attention;
@@ -38,15 +38,15 @@ struct Tile {
 
 std::vector<Tile> count(const Problem& problem, int key_tiles) {
   const Sequence& s = problem.sequence;
-  std::vector<Tile> tiles(static_cast<size_t>(ScoreTiles::num_tiles(s.num_queries)) * key_tiles);
+  std::vector<Tile> tiles(static_cast<size_t>(MaterialisedTiles::num_tiles(s.num_queries)) * key_tiles);
   for (int64_t query = 0; query < s.num_queries; ++query) {
     const Interval keys = problem.visibility.keys_of(query, s);
     for (int j = 0; j < key_tiles; ++j) {
-      Tile& tile = tiles[query / ScoreTiles::kRows * key_tiles + j];
-      const int64_t begin = std::max<int64_t>(keys.begin, j * ScoreTiles::kRows);
-      const int64_t end = std::min<int64_t>(keys.end, (j + 1) * ScoreTiles::kRows);
+      Tile& tile = tiles[query / MaterialisedTiles::kRows * key_tiles + j];
+      const int64_t begin = std::max<int64_t>(keys.begin, j * MaterialisedTiles::kRows);
+      const int64_t end = std::min<int64_t>(keys.end, (j + 1) * MaterialisedTiles::kRows);
       if (begin < end) tile.visible += static_cast<int>(end - begin);
-      tile.full &= end - begin == ScoreTiles::kRows;
+      tile.full &= end - begin == MaterialisedTiles::kRows;
     }
   }
   return tiles;
@@ -56,8 +56,8 @@ std::vector<Tile> count(const Problem& problem, int key_tiles) {
 // but in a packed batch. band_tiles: 0 for chunks without bands.
 bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_tiles) {
   const Sequence& s = problem.sequence;
-  const int query_tiles = ScoreTiles::num_tiles(s.num_queries);
-  const int key_tiles = ScoreTiles::num_tiles(s.num_keys);
+  const int query_tiles = MaterialisedTiles::num_tiles(s.num_queries);
+  const int key_tiles = MaterialisedTiles::num_tiles(s.num_keys);
   const std::vector<Tile> visible = count(problem, key_tiles);
   const int32_t any_offsets[2] = {};
   AttentionParams p;
@@ -66,9 +66,9 @@ bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_
   p.sequences = {.max_seqlen_q = s.num_queries, .max_seqlen_k = s.num_keys};
   if (begin > 0) {
     p.sequences.cu_seqlens_q = any_offsets;
-    p.sequences.total_q = (begin + query_tiles) * ScoreTiles::kRows;
+    p.sequences.total_q = (begin + query_tiles) * MaterialisedTiles::kRows;
   }
-  ScoreTiles tiles = ScoreTiles::of(p);
+  MaterialisedTiles tiles = MaterialisedTiles::of(p);
   std::vector<int> stored(visible.size());
   std::vector<int> rows_ended(query_tiles);
   bool is_right = true;
@@ -79,7 +79,7 @@ bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_
     check(tiles.in_matrix <= room, "a chunk with too little room");
     bool begins_keys = true;
     std::vector<int> bands(key_tiles);
-    flash_attn_ext::for_each_band(p, tiles, band_tiles, [&](const ScoreTiles& launch) {
+    flash_attn_ext::for_each_band(p, tiles, band_tiles, [&](const MaterialisedTiles& launch) {
       check(launch.begins_keys() == begins_keys, "a band that takes itself for the first one, or does not");
       begins_keys = false;
       for (int j = 0; j < key_tiles; ++j) bands[j] += j >= launch.band_begin && j < launch.band_end;
@@ -107,9 +107,9 @@ bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_
 
 bool tiles_are_right(const Problem& problem) {
   const Sequence& s = problem.sequence;
-  const SeenTiles seen = SeenTiles::of(problem.visibility, s, ScoreTiles{});
-  const int query_tiles = ScoreTiles::num_tiles(s.num_queries);
-  const int key_tiles = ScoreTiles::num_tiles(s.num_keys);
+  const SeenTiles seen = SeenTiles::of(problem.visibility, s, MaterialisedTiles{});
+  const int query_tiles = MaterialisedTiles::num_tiles(s.num_queries);
+  const int key_tiles = MaterialisedTiles::num_tiles(s.num_keys);
   const std::vector<Tile> tiles = count(problem, key_tiles);
   for (int i = 0; i < query_tiles + 2; ++i) {  // the second warpgroup may have none
     const TileRange keys = seen.keys_of(i);
@@ -141,7 +141,7 @@ int main() {
   for (int i = 0; i < 5000; ++i) {
     const Problem problem = {{reach(), reach(), random() % 2 == 0}, {0, 0, 0, length(), length()}};
     if (!tiles_are_right(problem)) return 1;
-    const int64_t three_rows = 3 * (ScoreTiles::num_tiles(problem.sequence.num_keys) + 1);
+    const int64_t three_rows = 3 * (MaterialisedTiles::num_tiles(problem.sequence.num_keys) + 1);
     const auto room = three_rows + static_cast<int64_t>(random() % 100);
     if (!chunks_are_right(problem, room, 0, 0)) return 1;
     if (!chunks_are_right(problem, room, 1 + static_cast<int>(random() % 5), 0)) return 1;

@@ -6,4 +6,4 @@ from support.host_programs import run_host_program
 
 
 def test_what_is_read_was_stored(tmp_path):
-    run_host_program(Path(__file__).with_name("score_tiles.cpp"), tmp_path)
+    run_host_program(Path(__file__).with_name("materialised_tiles.cpp"), tmp_path)

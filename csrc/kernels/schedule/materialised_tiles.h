@@ -21,7 +21,7 @@ namespace flash_attn_ext {
 // from shared memory: chunk i of query r is at position i ^ (r % 8). In each half of a line the keys are in the order
 // in which a thread holds them in an accumulator, so that it writes whole chunks: key 8 j + 2 t + e (j, t < 4, e < 2)
 // is at position 8 t + 2 j + e.
-struct ScoreTiles {
+struct MaterialisedTiles {
   static constexpr int kRows = 64;
   static constexpr int kElements = kRows * kRows;
   static constexpr int64_t kBytes = int64_t{kElements} * 2;
@@ -42,8 +42,8 @@ struct ScoreTiles {
   int64_t between = 0;    // elements from P to dS
 
   // Of a launch that has all rows.
-  static ScoreTiles of(const attention::AttentionParams& p) {
-    ScoreTiles tiles;
+  static MaterialisedTiles of(const attention::AttentionParams& p) {
+    MaterialisedTiles tiles;
     tiles.width = static_cast<int>(most_keys(p));
     tiles.rows = rows_of_matrix(p);
     tiles.ahead = tiles.width;
@@ -68,8 +68,8 @@ struct ScoreTiles {
 
   // A launch of the band [begin, end) of these key tiles. This one must have all of them. The last band also has the
   // key tiles that no row of the chunk sees, since partial dK and dV begin with the first chunk.
-  ScoreTiles in_band(const attention::AttentionParams& p, int begin, int end) const {
-    ScoreTiles band = *this;
+  MaterialisedTiles in_band(const attention::AttentionParams& p, int begin, int end) const {
+    MaterialisedTiles band = *this;
     band.band_begin = begin;
     band.ends_keys = end >= seen_keys();
     if (!band.ends_keys) band.band_end = end;
@@ -165,7 +165,7 @@ struct ScoreTiles {
 // Calls act(launch) for each key band of a query chunk, in ascending order. band_tiles: 0 where the chunk is one
 // launch.
 template <class Act>
-void for_each_band(const attention::AttentionParams& p, const ScoreTiles& chunk, int band_tiles, Act&& act) {
+void for_each_band(const attention::AttentionParams& p, const MaterialisedTiles& chunk, int band_tiles, Act&& act) {
   if (band_tiles == 0) return act(chunk);
   const int end = std::max(chunk.seen_keys(), 1);
   for (int begin = 0; begin < end; begin += band_tiles) act(chunk.in_band(p, begin, begin + band_tiles));
