@@ -10,6 +10,7 @@
 #include "host/call/direct_calls.h"
 #include "host/call/fields.h"
 #include "host/call/python_call.h"
+#include "host/cpu_services.h"
 #include "host/derivatives/plain_tiles.h"
 #include "host/derivatives/tangents.h"
 #include "host/make_params.h"
@@ -163,6 +164,7 @@ py::dict build_info() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Exact attention: the compiled half of flash_attn_ext. Call it through flash_attn_ext.functional.";
+  cpu::set_services(services_of_torch());
 
   define_attention_function<>(module, "attention",
                               "(out, lse) of one attention call in canonical form, differentiable.",

@@ -37,7 +37,7 @@ KERNEL_ROOMS = {
     "sm80": _SHARED_ROOMS,
     "sm90": _SHARED_ROOMS,
 }
-TORCH_FREE_FOLDERS = (*(f"kernels/{room}/" for room in KERNEL_ROOMS if room != "cpu"), "tile/", "ptx/", "attention/")
+TORCH_FREE_FOLDERS = ("kernels/", "tile/", "ptx/", "attention/")
 # What both GPU backends share of tile/ does not know either's own part.
 TILE_ROOMS = ("sm80", "sm90")
 CUDA_HEADER = re.compile(r"^(cuda\w*|crt/.*)\.h$|^cooperative_groups|^cub/")

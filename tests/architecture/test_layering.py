@@ -87,7 +87,7 @@ def test_a_planted_cpp_violation_is_found(rule, sources):
     [
         (cpp_rules.includes_go_down, {"kernels/cpu/a.h": '#include "attention/b.h"', "attention/b.h": ""}),
         (cpp_rules.rooms_of_kernels_are_layered, {"host/a.h": '#include "kernels/cpu/b.h"', "kernels/cpu/b.h": ""}),
-        (cpp_rules.kernels_are_free_of_torch, {"kernels/cpu/a.h": "#include <ATen/ATen.h>"}),
+        (cpp_rules.kernels_are_free_of_torch, {"host/a.h": "#include <ATen/ATen.h>"}),
         (cpp_rules.asm_only_under_ptx, {"ptx/a.h": 'asm("x");', "tile/b.h": "// asm is elsewhere"}),
         (cpp_rules.nothing_prints, {"host/a.h": 'auto f = std::snprintf; const char* s = "printf(";'}),
     ],
