@@ -145,7 +145,7 @@ layering:
 clean:
 	rm -rf build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find flash_attn_ext build_support tests examples -name __pycache__ -prune -exec rm -rf {} +
-	rm -f flash_attn_ext/_C*.so $(VENV)/.editable.stamp
+	rm -f flash_attn_ext/*.so $(VENV)/.editable.stamp
 
 distclean: clean
 	rm -rf $(VENV)

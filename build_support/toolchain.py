@@ -32,6 +32,11 @@ class TorchInfo(NamedTuple):
     cuda: str | None  # CUDA version that torch was built with, None for a CPU-only torch
     root: Path
 
+    @property
+    def minor(self) -> str:
+        """ "2.11": what its C++ interface depends on."""
+        return ".".join(self.version.split(".")[:2])
+
 
 class Nvcc(NamedTuple):
     path: Path

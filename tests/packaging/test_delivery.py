@@ -53,9 +53,10 @@ def test_the_source_distribution_has_every_file(sdist, tracked):
 @pytest.fixture(scope="module")
 def fresh_python(sdist, tmp_path_factory) -> Path:
     """An environment with torch and the wheel. The objects of this checkout's own build spare minutes of compiling."""
-    built = [ROOT / make_plan().build_dir, ROOT / "build" / "kernels"]
-    if not built[0].is_dir():
-        pytest.skip(f"there are no objects in {built[0]}")
+    plan = make_plan()
+    built = [ROOT / plan.glue_dir, ROOT / plan.library_dir, ROOT / "build" / "kernels"]
+    if not (built[0].is_dir() and built[1].is_dir()):
+        pytest.skip(f"there are no objects in {built[0]} and {built[1]}")
     for folder in filter(Path.is_dir, built):
         shutil.copytree(folder, sdist / folder.relative_to(ROOT))
     folder = tmp_path_factory.mktemp("fresh")
