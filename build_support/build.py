@@ -20,10 +20,10 @@ def build_into(package: Path) -> list[Path]:
     """Brings the library and the glue up to date and copies both into `package`, or ends the process and says why.
     Returns the copies."""
     try:
-        plan = plans.make_plan()
-        print(f"flash_attn_ext: {plan.message}", flush=True)
-        library = build_library(plan)
-        built = {plans.LIBRARY: library, plan.glue_name: build_glue(plan, library)}
+        wanted = plans.make_plans()
+        print(f"flash_attn_ext: {wanted[0].message}", flush=True)
+        library = plans.reused_library() or build_library(wanted[0])
+        built = {plans.LIBRARY: library} | {plan.glue_name: build_glue(plan, library) for plan in wanted}
     except BuildError as error:
         sys.exit(f"\nflash_attn_ext cannot be built: {error}\n")
     for name, path in built.items():

@@ -4,6 +4,7 @@ The library has all kernels and their plans and depends on neither torch nor Pyt
 and there is one for each minor version of torch and each Python.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from build_support import archs, toolchain
 from build_support.graph import Edge, include_closure, kernel_object_name
-from build_support.toolchain import Nvcc, TorchInfo
+from build_support.toolchain import BuildError, Nvcc, TorchInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE_ROOT = "csrc"
@@ -73,14 +74,60 @@ class Plan(NamedTuple):
         return f"_C.torch-{self.torch.minor}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
-def make_plan() -> Plan:
-    torch, cxx, python_include = toolchain.find_torch(), toolchain.find_cxx(), toolchain.find_python_include()
+def make_plans() -> list[Plan]:
+    """One for each torch that gets a glue. They have the library of the first one."""
+    torches = find_torches()
+    first = make_plan(torches[0])
+    return [first, *(first._replace(torch=torch) for torch in torches[1:])]
+
+
+def find_torches() -> list[TorchInfo]:
+    """Those of FLASH_ATTN_EXT_TORCH_FOLDERS, or that of the running Python."""
+    folders = os.environ.get("FLASH_ATTN_EXT_TORCH_FOLDERS")
+    if not folders:
+        return [toolchain.find_torch()]
+    return [toolchain.read_torch(Path(folder)) for folder in folders.split(os.pathsep)]
+
+
+def make_plan(torch: TorchInfo) -> Plan:
+    cxx, python_include = toolchain.find_cxx(), toolchain.find_python_include()
+    if library := reused_library():
+        return Plan(torch, cxx, python_include, None, f"kernels of {library}", [])
     nvcc, message = toolchain.decide_cuda(torch, toolchain.find_nvcc(), os.environ.get("FLASH_ATTN_EXT_CUDA"))
     if nvcc is None:
         return Plan(torch, cxx, python_include, None, message, [])
     wish = os.environ.get("FLASH_ATTN_EXT_ARCHS")
     chosen = archs.choose_archs(wish, [] if wish else archs.find_capabilities(), archs.find_supported(nvcc))
     return Plan(torch, cxx, python_include, nvcc, f"{message}, for {';'.join(map(str, chosen))}", chosen)
+
+
+def reused_library() -> Path | None:
+    """A library that is built already, if FLASH_ATTN_EXT_KERNEL_OBJECTS names one instead of a folder of objects."""
+    path = Path(os.environ.get("FLASH_ATTN_EXT_KERNEL_OBJECTS", ""))
+    if path.suffix != ".so":
+        return None
+    if not path.is_file():
+        raise BuildError(f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: there is no such library.")
+    interface = interface_of(path)
+    if interface != interface_digest():
+        problem = f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: the library has the interface {interface}, and these "
+        problem += f"sources, of version {version()}, have {interface_digest()}. Take the sources of its version, or "
+        raise BuildError(problem + "unset the variable, so that the kernels are compiled.")
+    return path.absolute()
+
+
+def interface_of(library: Path) -> str:
+    """As the library says it. It needs neither torch nor a GPU to be loaded."""
+
+    class Facts(ctypes.Structure):
+        _fields_ = (("interface", ctypes.c_char_p),)
+
+    try:
+        function = ctypes.CDLL(str(library.absolute())).flash_attn_ext_kernels_facts
+    except (OSError, AttributeError) as error:
+        raise BuildError(f"{library} is no library of kernels: {error}") from None
+    function.restype = ctypes.POINTER(Facts)
+    return function().contents.interface.decode()
 
 
 def interface_digest() -> str:

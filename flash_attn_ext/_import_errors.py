@@ -26,14 +26,18 @@ def explain_missing_extension(error: ImportError, version: str, torch_version: s
         f"flash_attn_ext {version} cannot be imported from {_load.PACKAGE}: {situation}.\n"
         f"{_elsewhere()}"
         f"Build it for {here}, in a checkout of the sources of {version}:\n"
-        f"    {_command()}"
+        f"    {_command(reuses_kernels=not _load.glue_for(torch_version).is_file())}"
     )
 
 
-def _command() -> str:
-    """The kernels of an installation need no compiling again. Only a checkout is installed as editable."""
-    editable = "-e " if (_load.PACKAGE.parent / "build_support").is_dir() else ""
-    return f"{sys.executable} -m pip install --no-build-isolation {editable}."
+def _command(reuses_kernels: bool) -> str:
+    """The kernels of a whole installation need no compiling again. A checkout knows what of it is up to date."""
+    install = f"{sys.executable} -m pip install --no-build-isolation"
+    if (_load.PACKAGE.parent / "build_support").is_dir():
+        return f"{install} -e ."
+    library = _load.PACKAGE / _load.LIBRARY
+    kernels = f"FLASH_ATTN_EXT_KERNEL_OBJECTS={library} " if reuses_kernels and library.is_file() else ""
+    return f"{kernels}{install} ."
 
 
 def _elsewhere() -> str:

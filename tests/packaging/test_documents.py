@@ -118,7 +118,7 @@ def variables_of_the_sources() -> set[str]:
             found |= set(re.findall(r"[\"'](FLASH_ATTN_EXT_[A-Z_]+)[\"']", text))
             found |= set(re.findall(r"environ(?:\.get\(|\[)[\"'](\w+)[\"']", text))
     found |= set(re.findall(r"\bFLASH_ATTN_EXT_[A-Z_]+", (ROOT / "Makefile").read_text(encoding="utf-8")))
-    return found - {"FLASH_ATTN_EXT_CUDA_ARCHS"}  # a macro of the compiler, which the build looks for in a source
+    return found
 
 
 def test_every_variable_of_the_environment_has_a_row():
