@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from pathlib import Path
 
 from flash_attn_ext import _load
 
@@ -22,9 +21,11 @@ def explain_missing_extension(error: ImportError, version: str, torch_version: s
         situation = f"there is no C++ extension for {here}, only {', '.join(others)}"
     else:
         situation = f"its C++ extension is not built: there is no _C.*.so in {_load.PACKAGE}"
+    copies = ", ".join(_load.other_copies())
+    copies = f"Python's path has other copies: {copies}.\n" if copies else ""
     return (
         f"flash_attn_ext {version} cannot be imported from {_load.PACKAGE}: {situation}.\n"
-        f"{_elsewhere()}"
+        f"{copies}"
         f"Build it for {here}, in a checkout of the sources of {version}:\n"
         f"    {_command(reuses_kernels=not _load.glue_for(torch_version).is_file())}"
     )
@@ -38,10 +39,3 @@ def _command(reuses_kernels: bool) -> str:
     library = _load.PACKAGE / _load.LIBRARY
     kernels = f"FLASH_ATTN_EXT_KERNEL_OBJECTS={library} " if reuses_kernels and library.is_file() else ""
     return f"{kernels}{install} ."
-
-
-def _elsewhere() -> str:
-    """Other copies of the package on the path, which may be the one that was meant."""
-    folders = {(Path(entry or ".") / __package__).resolve() for entry in sys.path}
-    copies = sorted(str(folder) for folder in folders - {_load.PACKAGE} if (folder / "__init__.py").is_file())
-    return f"Python's path has other copies: {', '.join(copies)}.\n" if copies else ""

@@ -34,6 +34,12 @@ def torch_versions() -> list[str]:
     return sorted(found, key=lambda version: [int(number) for number in re.findall(r"\d+", version)])
 
 
+def other_copies() -> list[str]:
+    """Folders of this package elsewhere on Python's path, one of which may be the one that was meant."""
+    folders = {(Path(entry or ".") / str(__package__)).resolve() for entry in sys.path}
+    return sorted(str(folder) for folder in folders - {PACKAGE} if (folder / "__init__.py").is_file())
+
+
 def load_extension(torch_version: str) -> None:
     """Raises ImportError as the dynamic loader or the module words it."""
     name = f"{__package__}._C"
