@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= $(patsubst torch==%,%,$(filter torch==%,$(file < requirements-dev.txt)))
-TORCH_REQUIREMENT := torch$(if $(filter-out newest,$(TORCH)),==$(TORCH))
+TORCH_REQUIREMENT := torch$(if $(filter-out newest,$(firstword $(TORCH))),==$(firstword $(TORCH)))
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -29,7 +29,7 @@ NEWEST_TESTS := surface sdpa torch_integration
 
 CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo demo-large test test-newest test-installed test-transformers bench docs wheel build install lint \
+.PHONY: help demo demo-large test test-newest test-installed test-transformers bench docs wheel wheels test-wheels test-wheel build install lint \
   format types layering clean distclean
 .DEFAULT_GOAL := help
 
@@ -42,6 +42,7 @@ help:
 	@echo "make bench      set up .venv, build, time our attention            (BENCH_ARGS='--device cpu')"
 	@echo "make docs       set up .venv, build, make the site of the documents in build/site/, check its links"
 	@echo "make wheel      set up .venv, make dist/*.tar.gz, and dist/*.whl for this torch and Python"
+	@echo "make wheels TORCH='2.11.0 newest'   a wheel in dist/ for these and this Python;  make test-wheels: test it"
 	@echo "make build      set up .venv, compile what changed into flash_attn_ext/"
 	@echo "make lint       check formatting and style of C++ and Python;      make format: apply it"
 	@echo "make types      check the types of the package with mypy"
@@ -58,7 +59,7 @@ help:
 
 # Waiting threads sleep instead of spinning: on cores that other work shares, spinning makes small steps several times
 # slower. Timings (bench) are taken as users have them, with the default.
-demo demo-large test test-installed: export OMP_WAIT_POLICY ?= passive
+demo demo-large test test-installed test-wheel: export OMP_WAIT_POLICY ?= passive
 
 demo: $(READY)
 	$(PY) examples/train_gpt.py $(DEMO_ARGS)
@@ -112,6 +113,27 @@ wheel: $(READY)
 build: $(REQUIREMENTS)
 	@$(PY) -m build_support
 
+# One wheel for this Python with a glue for each torch of TORCH. A torch that .venv does not have is unpacked in
+# build/torch, for its headers. `newest` there stays as it was unpacked.
+wheels: $(REQUIREMENTS)
+	rm -rf build/lib.* build/bdist.*
+	$(PY) -m build_support.wheels $(TORCH)
+	@ls -s --block-size=1k dist/*.whl
+
+# That wheel in an environment of its own for each torch of TORCH: import, accuracy, what replaces PyTorch's function.
+test-wheels:
+	for torch in $(TORCH); do \
+	  $(MAKE) --no-print-directory test-wheel VENV=build/venv-wheel-$$torch TORCH=$$torch || exit; \
+	done
+
+test-wheel: $(REQUIREMENTS)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall \
+	  --find-links dist flash_attn_ext
+	mkdir -p build/installed
+	cd build/installed && $(abspath $(PY)) -m flash_attn_ext info
+	cd build/installed && $(abspath $(PY)) -m flash_attn_ext verify --quick
+	cd build/installed && $(abspath $(PY)) -m pytest $(PYTEST_WORKERS) $(CURDIR)/tests/sdpa $(PYTEST_ARGS)
+
 install: $(READY)
 
 $(VENV)/.editable.stamp: pyproject.toml setup.py $(REQUIREMENTS) | build
@@ -145,7 +167,7 @@ layering:
 clean:
 	rm -rf build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find flash_attn_ext build_support tests examples -name __pycache__ -prune -exec rm -rf {} +
-	rm -f flash_attn_ext/_C*.so $(VENV)/.editable.stamp
+	rm -f flash_attn_ext/*.so $(VENV)/.editable.stamp
 
 distclean: clean
 	rm -rf $(VENV)

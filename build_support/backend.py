@@ -16,16 +16,16 @@ try:
 except ImportError:
     sys.exit("\nsetuptools is not installed in this environment.\nRun:\n    pip install setuptools wheel ninja\n")
 
-from build_support.plan import make_plan
-from build_support.toolchain import INSTALL_COMMAND, BuildError, find_ninja, find_torch
+from build_support.plan import find_torches, make_plans
+from build_support.toolchain import INSTALL_COMMAND, BuildError, find_ninja
 
 
 def _check_all() -> None:
-    find_torch()
+    find_torches()
     if not any(importlib.util.find_spec(name) for name in ("setuptools.command.bdist_wheel", "wheel")):
         raise BuildError("this setuptools needs wheel, which is missing.", "pip install wheel", INSTALL_COMMAND)
     find_ninja()
-    make_plan()
+    make_plans()
 
 
 def _after(check: Callable[[], object], hook: str) -> Callable:
@@ -47,7 +47,7 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
     return build_meta.build_editable(wheel_directory, settings, metadata_directory)
 
 
-get_requires_for_build_wheel = _after(find_torch, "get_requires_for_build_wheel")
-get_requires_for_build_editable = _after(find_torch, "get_requires_for_build_editable")
+get_requires_for_build_wheel = _after(find_torches, "get_requires_for_build_wheel")
+get_requires_for_build_editable = _after(find_torches, "get_requires_for_build_editable")
 prepare_metadata_for_build_wheel = _after(_check_all, "prepare_metadata_for_build_wheel")
 prepare_metadata_for_build_editable = _after(_check_all, "prepare_metadata_for_build_editable")

@@ -1,8 +1,8 @@
 """The build as a ninja file: one edge per C++ object, one per kernel object that is not there yet, one link.
 
-C++ objects depend on torch and Python, so they live in a folder named after both, and ninja follows their headers.
-Kernel objects depend on neither: each is named by a hash of everything that goes into it (nvcc's release, its flags,
-the source and every project header it includes), so that it can be carried to another machine with the same nvcc.
+Ninja follows the headers of C++ objects. A kernel object is named by a hash of everything that goes into it (nvcc's
+release, its flags, the source and every project header it includes), so that it can be carried to another machine with
+the same nvcc.
 """
 
 import hashlib

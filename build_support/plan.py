@@ -1,28 +1,37 @@
-"""What is built, from what and with which flags; `build_into` does it."""
+"""What is built, from what and with which flags; build.py does it.
 
-import fcntl
-import filecmp
+The library has all kernels and their plans and depends on neither torch nor Python. The glue has what handles tensors,
+and there is one for each minor version of torch and each Python.
+"""
+
+import ctypes
+import hashlib
 import os
-import shutil
-import subprocess
+import platform
+import re
 import sys
+import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-from build_support import archs, jobs, toolchain
-from build_support.graph import Edge, kernel_object_name, ninja_text, prune_kernels
+from build_support import archs, toolchain
+from build_support.graph import Edge, include_closure, kernel_object_name
 from build_support.toolchain import BuildError, Nvcc, TorchInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDE_ROOT = "csrc"
 KERNELS_DIR = "build/kernels"
+LIBRARY = "libflash_attn_ext_kernels.so"
+INTERFACE = "library/kernels.h"  # the header that the library and the glue share
+GLUE_SOURCES = ("bindings.cpp", "host/")  # the rest of the sources is the library's
 
-# -fopenmp: at::parallel_for is an inline template and runs serially without it. The math flags change no value; they
-# let the compiler vectorise loops with square roots and comparisons. Nothing here depends on the machine that compiles:
-# the SIMD variants are function multiversioning in the sources.
-CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
+# The math flags change no value; they let the compiler vectorise loops with square roots and comparisons. Nothing here
+# depends on the machine that compiles: the SIMD variants are function multiversioning in the sources.
+CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 CXX_FLAGS += ["-Wall", "-Wextra", "-Wno-unused-parameter", f"-I{INCLUDE_ROOT}"]
-CXX_FLAGS += ["-DTORCH_EXTENSION_NAME=_C", "-DTORCH_API_INCLUDE_EXTENSION_H"]
+LIBRARY_CXX_FLAGS = [*CXX_FLAGS, "-fopenmp-simd"]
+# -fopenmp: at::parallel_for is an inline template and runs serially without it.
+GLUE_CXX_FLAGS = [*CXX_FLAGS, "-fopenmp", "-DTORCH_EXTENSION_NAME=_C", "-DTORCH_API_INCLUDE_EXTENSION_H"]
 # The embedded kernels of several architectures compress to a fraction of their size. -compress-mode=size would take a
 # quarter off that, and 2 s a file.
 NVCC_FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-fvisibility=hidden"]
@@ -33,6 +42,12 @@ OVERLAPPING_LAUNCHES = (
     "kernels/sm80/backward/instances/backward_fused",
     *(f"kernels/common/{name}" for name in ("sums/combine", "sums/delta", "sums/score_gradients", "masks/", "repair/")),
 )
+# A symbol that is missing is an error at once: when the library is linked, and when the glue is loaded, whose Python is
+# not linked. Symbols of static libraries stay inside.
+LIBRARY_LINK_FLAGS = [f"-Wl,-soname,{LIBRARY}", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
+LIBRARY_LINK_FLAGS += [f"-Wl,--version-script={INCLUDE_ROOT}/library/exports.map"]
+# libtorch.so brings CUDA's part of torch, where there is one, though no symbol here needs it.
+GLUE_LINK_FLAGS = ["-fopenmp", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
 
 
 class Plan(NamedTuple):
@@ -46,12 +61,38 @@ class Plan(NamedTuple):
     archs: list[archs.Arch]
 
     @property
-    def build_dir(self) -> Path:
+    def library_dir(self) -> Path:
+        return Path("build") / f"library-{platform.machine()}-{f'cuda-{self.nvcc.version}' if self.nvcc else 'cpu'}"
+
+    @property
+    def glue_dir(self) -> Path:
         return Path("build") / f"{sys.implementation.cache_tag}-torch-{self.torch.version}"
 
+    @property
+    def glue_name(self) -> str:
+        """As flash_attn_ext/_load.py looks for it."""
+        return f"_C.torch-{self.torch.minor}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
-def make_plan() -> Plan:
-    torch, cxx, python_include = toolchain.find_torch(), toolchain.find_cxx(), toolchain.find_python_include()
+
+def make_plans() -> list[Plan]:
+    """One for each torch that gets a glue. They have the library of the first one."""
+    torches = find_torches()
+    first = make_plan(torches[0])
+    return [first, *(first._replace(torch=torch) for torch in torches[1:])]
+
+
+def find_torches() -> list[TorchInfo]:
+    """Those of FLASH_ATTN_EXT_TORCH_FOLDERS, or that of the running Python."""
+    folders = os.environ.get("FLASH_ATTN_EXT_TORCH_FOLDERS")
+    if not folders:
+        return [toolchain.find_torch()]
+    return [toolchain.read_torch(Path(folder)) for folder in folders.split(os.pathsep)]
+
+
+def make_plan(torch: TorchInfo) -> Plan:
+    cxx, python_include = toolchain.find_cxx(), toolchain.find_python_include()
+    if library := reused_library():
+        return Plan(torch, cxx, python_include, None, f"kernels of {library}", [])
     nvcc, message = toolchain.decide_cuda(torch, toolchain.find_nvcc(), os.environ.get("FLASH_ATTN_EXT_CUDA"))
     if nvcc is None:
         return Plan(torch, cxx, python_include, None, message, [])
@@ -60,28 +101,87 @@ def make_plan() -> Plan:
     return Plan(torch, cxx, python_include, nvcc, f"{message}, for {';'.join(map(str, chosen))}", chosen)
 
 
-def cxx_flags(plan: Plan, source: str) -> list[str]:
-    torch = plan.torch.root / "include"
-    flags, system = list(CXX_FLAGS), [torch, torch / "torch/csrc/api/include", plan.python_include]
+def reused_library() -> Path | None:
+    """A library that is built already, if FLASH_ATTN_EXT_KERNEL_OBJECTS names one instead of a folder of objects."""
+    path = Path(os.environ.get("FLASH_ATTN_EXT_KERNEL_OBJECTS", ""))
+    if path.suffix != ".so":
+        return None
+    if not path.is_file():
+        raise BuildError(f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: there is no such library.")
+    interface = interface_of(path)
+    if interface != interface_digest():
+        problem = f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: the library has the interface {interface}, and these "
+        problem += f"sources, of version {version()}, have {interface_digest()}. Take the sources of its version, or "
+        raise BuildError(problem + "unset the variable, so that the kernels are compiled.")
+    return path.absolute()
+
+
+def interface_of(library: Path) -> str:
+    """As the library says it. It needs neither torch nor a GPU to be loaded."""
+
+    class Facts(ctypes.Structure):
+        _fields_ = (("interface", ctypes.c_char_p),)
+
+    try:
+        function = ctypes.CDLL(str(library.absolute())).flash_attn_ext_kernels_facts
+    except (OSError, AttributeError) as error:
+        raise BuildError(f"{library} is no library of kernels: {error}") from None
+    function.restype = ctypes.POINTER(Facts)
+    return function().contents.interface.decode()
+
+
+def interface_digest() -> str:
+    """Of what the library and the glue have to agree on: the header between them, and all that it includes."""
+    digest = hashlib.sha256()
+    for path in include_closure(ROOT / INCLUDE_ROOT / INTERFACE, ROOT / INCLUDE_ROOT):
+        digest.update(f"\0{path.relative_to(ROOT.resolve() / INCLUDE_ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def version() -> str:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return re.search(r'^version = "(.*)"$', text, re.MULTILINE).group(1)
+
+
+def define_flags(plan: Plan, source: str) -> list[str]:
+    """A file gets those that it names, so only these files are rebuilt with them."""
+    text = (ROOT / source).read_text(encoding="utf-8")
+    facts = {"INTERFACE": lambda: _quoted(interface_digest()), "VERSION": lambda: _quoted(version())}
     if plan.nvcc:
-        flags.append("-DFLASH_ATTN_EXT_WITH_CUDA=1")
-        flags += ["-DFLASH_ATTN_EXT_WITH_SM90=1"] * any(arch.number == 90 for arch in plan.archs)
-        system += plan.nvcc.include_dirs
-        facts = {"CUDA_VERSION": plan.nvcc.version, "CUDA_ARCHS": ";".join(map(str, plan.archs))}
+        facts |= {"WITH_CUDA": lambda: "1"}
+        facts |= {"WITH_SM90": lambda: "1"} if any(arch.number == 90 for arch in plan.archs) else {}
+        facts |= {"CUDA_VERSION": lambda: _quoted(plan.nvcc.version)}
+        facts |= {"CUDA_ARCHS": lambda: _quoted(";".join(map(str, plan.archs)))}
     else:
-        facts = {"NOT_BUILT": plan.message.removeprefix("CPU-only build: ").replace("\\", "/").replace('"', "'")}
-    # For build_info(). Only the file that reports these strings gets them, so only it is rebuilt with them.
-    if "FLASH_ATTN_EXT_CUDA_ARCHS" in (ROOT / source).read_text(encoding="utf-8"):
-        flags += [f'-DFLASH_ATTN_EXT_{name}="{text}"' for name, text in facts.items()]
-    return flags + [word for path in system for word in ("-isystem", str(path))]
+        facts |= {"NOT_BUILT": lambda: _quoted(plan.message.removeprefix("CPU-only build: "))}
+    names = set(re.findall(r"\bFLASH_ATTN_EXT_(\w+)", text))
+    return [f"-DFLASH_ATTN_EXT_{name}={value()}" for name, value in facts.items() if name in names]
 
 
-def link_flags(plan: Plan) -> list[str]:
-    flags = ["-fopenmp", f"-L{plan.torch.root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "/").replace('"', "'") + '"'
+
+
+def glue_flags(plan: Plan, source: str) -> list[str]:
+    torch = plan.torch.root / "include"
+    system = [torch, torch / "torch/csrc/api/include", plan.python_include]
+    include = [word for path in system for word in ("-isystem", str(path))]
+    return [*GLUE_CXX_FLAGS, *define_flags(plan, source), *include]
+
+
+def library_link_flags(plan: Plan) -> list[str]:
+    flags = list(LIBRARY_LINK_FLAGS)
     if plan.nvcc:
-        # libcudart by soname: at run time it is the copy that `import torch` has already loaded.
-        flags += ["-lc10_cuda", "-ltorch_cuda", f"-L{plan.nvcc.home / 'lib64'}", "-lcudart"]
+        # A CUDA runtime of its own: the library runs beside a torch with any other, or with none.
+        flags += [f"-L{plan.nvcc.home / folder}" for folder in ("lib64", "lib")]
+        flags += ["-l:libcudart_static.a", "-ldl", "-lrt", "-lpthread"]
     return flags + toolchain.shared_libstdcxx_flags(plan.cxx)
+
+
+def glue_link_flags(plan: Plan) -> list[str]:
+    libraries = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    libraries += toolchain.shared_libstdcxx_flags(plan.cxx)
+    return [*GLUE_LINK_FLAGS, f"-L{plan.torch.root / 'lib'}", *libraries]
 
 
 def capabilities_of(source: str) -> dict[str, int]:
@@ -91,62 +191,30 @@ def capabilities_of(source: str) -> dict[str, int]:
     return {"own_from": 90} if any(name in source for name in OVERLAPPING_LAUNCHES) else {}
 
 
-def make_objects(plan: Plan, kernels_dir: str) -> list[Edge]:
-    """An object for every source under csrc/, however deep. Those of files of one name differ by their folders."""
+def sources(*suffixes: str, of_glue: bool) -> list[str]:
+    """Under csrc/, however deep."""
+    found = sorted(path for path in (ROOT / INCLUDE_ROOT).rglob("*") if path.suffix in suffixes)
+    names = [path.relative_to(ROOT / INCLUDE_ROOT).as_posix() for path in found]
+    return [f"{INCLUDE_ROOT}/{name}" for name in names if name.startswith(GLUE_SOURCES) == of_glue]
+
+
+def glue_objects(plan: Plan) -> list[Edge]:
+    return [
+        Edge("cxx", [source], str(plan.glue_dir / "objects" / f"{source}.o"), glue_flags(plan, source))
+        for source in sources(".cpp", of_glue=True)
+    ]
+
+
+def library_objects(plan: Plan, kernels_dir: str) -> list[Edge]:
+    """Those of files of one name differ by their folders."""
     edges = []
-    for path in sorted((ROOT / INCLUDE_ROOT).rglob("*")):
-        source = str(path.relative_to(ROOT))
-        if path.suffix == ".cpp":
-            output = plan.build_dir / "objects" / f"{source}.o"
-            edges.append(Edge("cxx", [source], str(output), cxx_flags(plan, source)))
-        elif path.suffix == ".cu" and plan.nvcc:
-            gencode = archs.gencode_flags(plan.archs, **capabilities_of(source))
-            flags = [*NVCC_FLAGS, *gencode]
-            output = f"{kernels_dir}/{kernel_object_name(path, ROOT / INCLUDE_ROOT, flags, plan.nvcc)}"
-            is_there = (ROOT / output).is_file()  # and its name says that it is the right one
-            if gencode:
-                edges.append(Edge(None if is_there else "nvcc", [source], output, flags))
+    for source in sources(".cpp", ".cu", of_glue=False):
+        if source.endswith(".cpp"):
+            output = str(plan.library_dir / "objects" / f"{source}.o")
+            edges.append(Edge("cxx", [source], output, [*LIBRARY_CXX_FLAGS, *define_flags(plan, source)]))
+        elif plan.nvcc and (gencode := archs.gencode_flags(plan.archs, **capabilities_of(source))):
+            flags = [*NVCC_FLAGS, *define_flags(plan, source), *gencode]
+            name = kernel_object_name(ROOT / source, ROOT / INCLUDE_ROOT, flags, plan.nvcc)
+            is_there = (ROOT / kernels_dir / name).is_file()  # and its name says that it is the right one
+            edges.append(Edge(None if is_there else "nvcc", [source], f"{kernels_dir}/{name}", flags))
     return edges
-
-
-def build_library() -> Path:
-    """Bring the shared object up to date and return its path."""
-    plan, ninja = make_plan(), toolchain.find_ninja()
-    print(f"flash_attn_ext: {plan.message}", flush=True)
-    library, ninja_file = plan.build_dir / "_C.so", plan.build_dir / "build.ninja"
-    (ROOT / plan.build_dir).mkdir(parents=True, exist_ok=True)
-    with open(ROOT / plan.build_dir / ".lock", "w") as lock:  # two ninjas in one folder would spoil each other's log
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"flash_attn_ext: waiting for another build in {ROOT / plan.build_dir}", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        shared_kernels = os.environ.get("FLASH_ATTN_EXT_KERNEL_OBJECTS")
-        edges = make_objects(plan, shared_kernels or KERNELS_DIR)
-        objects = [edge.output for edge in edges]
-        link = Edge("link", objects, str(library), link_flags(plan))
-        (ROOT / ninja_file).write_text(ninja_text([*edges, link], plan.build_dir, plan.cxx, plan.nvcc))
-        job_bytes = jobs.NVCC_JOB_BYTES if any(edge.rule == "nvcc" for edge in edges) else jobs.CXX_JOB_BYTES
-        machine = jobs.available_cores(), jobs.available_memory()
-        num_jobs = str(jobs.num_jobs(*machine, job_bytes, os.environ.get("MAX_JOBS")))
-        environment = {"NINJA_STATUS": toolchain.ninja_status(ninja)} | os.environ
-        if subprocess.run([ninja, "-f", str(ninja_file), "-j", num_jobs], cwd=ROOT, env=environment).returncode != 0:
-            raise BuildError(f"compilation failed, see above. The commands: ninja -v -f {ninja_file}")
-        if not shared_kernels:
-            prune_kernels(ROOT / KERNELS_DIR, {Path(name).name for name in objects})
-    return ROOT / library
-
-
-def build_into(target: Path) -> None:
-    """Bring the shared object up to date and copy it to `target`, or end the process and say why."""
-    try:
-        replace_if_different(build_library(), target)
-    except BuildError as error:
-        sys.exit(f"\nflash_attn_ext cannot be built: {error}\n")
-
-
-def replace_if_different(source: Path, target: Path) -> None:
-    if not (target.is_file() and filecmp.cmp(source, target, shallow=False)):
-        partial = target.with_name(f"{target.name}.partial")
-        shutil.copy2(source, partial)
-        partial.replace(target)

@@ -32,6 +32,11 @@ class TorchInfo(NamedTuple):
     cuda: str | None  # CUDA version that torch was built with, None for a CPU-only torch
     root: Path
 
+    @property
+    def minor(self) -> str:
+        """ "2.11": what its C++ interface depends on."""
+        return ".".join(self.version.split(".")[:2])
+
 
 class Nvcc(NamedTuple):
     path: Path
@@ -56,11 +61,17 @@ def find_torch() -> TorchInfo:
             raise BuildError(f"{ours} pip's build sandbox hides it.", INSTALL_COMMAND, run="Run instead:")
         problem = f"{ours} {sys.executable} has none (or pip's build sandbox hides it)."
         raise BuildError(problem, "pip install torch setuptools wheel ninja", INSTALL_COMMAND)
-    root = Path(next(iter(spec.submodule_search_locations)))
+    return read_torch(Path(next(iter(spec.submodule_search_locations))))
+
+
+def read_torch(root: Path) -> TorchInfo:
+    """root: the folder of the package."""
+    if not (root / "version.py").is_file():
+        raise BuildError(f"there is no torch in {root}: it has no version.py.")
     facts = runpy.run_path(str(root / "version.py"))
     version = facts.get("__version__")
     if version is None:
-        problem = "torch/version.py names no version: this torch installation is broken."
+        problem = f"{root}/version.py names no version: this torch installation is broken."
         raise BuildError(problem, "pip install --force-reinstall torch")
     # An old torch is refused here, before pip would replace it with a newer one behind the back of the build.
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < tuple(map(int, MIN_TORCH.split("."))):

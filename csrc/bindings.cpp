@@ -12,6 +12,7 @@
 #include "host/call/python_call.h"
 #include "host/derivatives/plain_tiles.h"
 #include "host/derivatives/tangents.h"
+#include "host/library.h"
 #include "host/make_params.h"
 #include "host/report/build_info.h"
 #include "host/report/explain.h"
@@ -27,7 +28,7 @@ struct py::detail::type_caster<flash_attn_ext::plan::Report> {
 
   static handle cast(const flash_attn_ext::plan::Report& report, return_value_policy, handle) {
     dict fields;
-    fields["words"] = words_of(report);
+    fields["words"] = flash_attn_ext::host::kernels().words_of(report);
     fields["kernel"] = report.kernel;
     for (const auto& [name, value] : report.columns) fields[name] = value;
     if (!report.delta.empty()) fields["delta"] = report.delta;
@@ -163,6 +164,7 @@ py::dict build_info() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Exact attention: the compiled half of flash_attn_ext. Call it through flash_attn_ext.functional.";
+  connect_library();
 
   define_attention_function<>(module, "attention",
                               "(out, lse) of one attention call in canonical form, differentiable.",

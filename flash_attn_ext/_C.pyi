@@ -288,9 +288,11 @@ def recorded_backward_passes() -> int:
     """How many backward passes those nodes have run in this process, and those of all other calls of this library."""
 
 class _BuildInfo(TypedDict):
-    """cuda_version, cuda_archs: None if no CUDA source was built; then cuda_not_built says why. backends: in the order
-    in which they are tried."""
+    """version, compiler: of the kernels' library. torch_version: that the extension was built for. cuda_version,
+    cuda_archs: None if no CUDA source was built; then cuda_not_built says why. backends: in the order in which they are
+    tried."""
 
+    version: str
     compiler: str
     torch_version: str
     cuda_version: str | None
@@ -299,4 +301,4 @@ class _BuildInfo(TypedDict):
     backends: list[Backend]
 
 def build_info() -> _BuildInfo:
-    """How the extension was built."""
+    """How the extension and the kernels' library were built."""

@@ -11,15 +11,13 @@ try:
 except ImportError as error:
     raise ImportError("flash_attn_ext needs PyTorch, which is not installed here: pip install torch") from error
 
-from flash_attn_ext import _import_errors
+from flash_attn_ext import _import_errors, _load
 
 try:
-    from flash_attn_ext import _C
+    _load.load_extension(torch.__version__)
 except ImportError as error:
-    raise ImportError(_import_errors.explain_missing_extension(error)) from error
-
-if _problem := _import_errors.explain_other_torch(_C.build_info()["torch_version"]):
-    raise ImportError(_problem)
+    message = _import_errors.explain_missing_extension(error, __version__, torch.__version__)
+    raise ImportError(message) from error
 
 from flash_attn_ext import _copy_log, _flops, _frames, ops, reference, types
 from flash_attn_ext._explanation import Explanation, Plan

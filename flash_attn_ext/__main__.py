@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         "verify", help="accuracy against float64 as a ratio to PyTorch's own; exit status 1 when it breaks the rule"
     )
     verify.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda when a backend runs there, else cpu")
+    verify.add_argument("--quick", action="store_true", help="bfloat16 only")
 
     bench = commands.add_parser("bench", help="time beside PyTorch's own attention kernels in the same run")
     add_bench_options(bench)

@@ -1,39 +1,41 @@
-"""Messages for users whose ``import flash_attn_ext`` fails."""
+"""Messages for users whose ``import flash_attn_ext`` fails: what was found, what there is, and one command."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import platform
+import sys
 
-import torch
-
-BUILD_COMMAND = "pip install --no-build-isolation -e ."
+from flash_attn_ext import _load
 
 
-def explain_missing_extension(error: ImportError) -> str:
-    """One message for "not built" and one for "built, but for something else", each with the command that helps."""
-    package = Path(__file__).resolve().parent
-    found = sorted(path.name for path in package.glob("_C.*.so")) + sorted(path.name for path in package.glob("_C.so"))
-    if not found:
-        situation = f"its C++ extension is not built: there is no _C*.so in {package}"
+def explain_missing_extension(error: ImportError, version: str, torch_version: str) -> str:
+    """One message for "not built", for "built for another torch or Python", and for what the loader refuses."""
+    here = f"PyTorch {torch_version} and Python {platform.python_version()}"
+    offered = _load.torch_versions()
+    others = sorted(path.name for path in _load.PACKAGE.glob("_C.*.so"))
+    if _load.glue_for(torch_version).is_file():
+        situation = f"its C++ extension for {here} cannot be loaded. The loader says: {error}"
+    elif offered:
+        situation = f"there is no C++ extension for {here}, only for PyTorch {' and '.join(offered)} and this Python"
+    elif others:
+        situation = f"there is no C++ extension for {here}, only {', '.join(others)}"
     else:
-        situation = (
-            f"its C++ extension cannot be loaded ({', '.join(found)} in {package}); most often it was built for "
-            f"another version of PyTorch or Python. The loader says: {error}"
-        )
-    return _with_command(situation)
-
-
-def explain_other_torch(built_for: str) -> str | None:
-    """A message if PyTorch is not the version that the extension was built for. PyTorch promises no binary
-    compatibility between minor versions, even if the extension happens to load."""
-    if built_for.split(".")[:2] == torch.__version__.split(".")[:2]:
-        return None
-    return _with_command(f"its C++ extension was built for PyTorch {built_for}")
-
-
-def _with_command(situation: str) -> str:
+        situation = f"its C++ extension is not built: there is no _C.*.so in {_load.PACKAGE}"
+    copies = ", ".join(_load.other_copies())
+    copies = f"Python's path has other copies: {copies}.\n" if copies else ""
     return (
-        f"flash_attn_ext cannot be imported: {situation}.\n"
-        f"Build it against the PyTorch that is installed here ({torch.__version__}), in a checkout of the sources:\n"
-        f"    {BUILD_COMMAND}"
+        f"flash_attn_ext {version} cannot be imported from {_load.PACKAGE}: {situation}.\n"
+        f"{copies}"
+        f"Build it for {here}, in a checkout of the sources of {version}:\n"
+        f"    {_command(reuses_kernels=not _load.glue_for(torch_version).is_file())}"
     )
+
+
+def _command(reuses_kernels: bool) -> str:
+    """The kernels of a whole installation need no compiling again. A checkout knows what of it is up to date."""
+    install = f"{sys.executable} -m pip install --no-build-isolation"
+    if (_load.PACKAGE.parent / "build_support").is_dir():
+        return f"{install} -e ."
+    library = _load.PACKAGE / _load.LIBRARY
+    kernels = f"FLASH_ATTN_EXT_KERNEL_OBJECTS={library} " if reuses_kernels and library.is_file() else ""
+    return f"{kernels}{install} ."

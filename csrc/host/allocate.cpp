@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
@@ -12,17 +13,11 @@
 
 #include "host/cache/memory_overlap.h"
 
-#if FLASH_ATTN_EXT_WITH_CUDA
-#include <c10/cuda/CUDACachingAllocator.h>
-#endif
-
 namespace flash_attn_ext::host {
 namespace {
 
 at::Allocator* allocator_of(at::Device device) {
-#if FLASH_ATTN_EXT_WITH_CUDA
-  if (device.is_cuda()) return c10::cuda::CUDACachingAllocator::get();
-#endif
+  if (device.is_cuda()) return at::detail::getCUDAHooks().getCUDADeviceAllocator();
   TORCH_INTERNAL_ASSERT(device.is_cpu(), "no backend for ", device);
   return c10::GetCPUAllocator();
 }

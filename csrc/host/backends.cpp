@@ -6,20 +6,8 @@
 #include <sstream>
 #include <utility>
 
+#include "host/library.h"
 #include "kernels/config/sm90_forward.h"
-#include "kernels/cpu/cpu_kernels.h"
-
-#if FLASH_ATTN_EXT_WITH_CUDA
-#include <ATen/cuda/CUDAContextLight.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
-
-#include "kernels/common/cache/append_kv.h"
-#include "kernels/sm80/sm80_backend.h"
-#endif
-#if FLASH_ATTN_EXT_WITH_SM90
-#include "kernels/sm90/sm90_backend.h"
-#endif
 
 namespace flash_attn_ext::host {
 namespace {
@@ -30,49 +18,35 @@ void cpu_reasons(const attention::AttentionParams&, at::Device device, Reasons& 
       [&] { return "it reads CPU memory, and the tensors are on " + device.str() + "; move them with .cpu()"; });
 }
 
-void cpu_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void*) {
-  if (params.append.present()) cpu::append_kv(params.append);
-  cpu::forward(params, plan.keys_per_split);
-}
-
-void cpu_backward(const attention::BackwardParams& given, const plan::BackwardPlan& plan, void* workspace) {
-  attention::BackwardParams params = given;
-  params.delta = {.data = plan.workspace.delta.in<void>(workspace),
-                  .batch_stride = params.lse.batch_stride,
-                  .head_stride = params.lse.head_stride};
-  const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
-  if (sums_rows) params.dlse = {};  // dbias_from_rows subtracts it
-  if (plan.delta == plan::DeltaSource::kExactKernel) {
-    cpu::backward_delta(params);
-  } else {
-    cpu::delta(attention::delta_params(params));
-  }
-  if (sums_rows) {
-    params.dlse = given.dlse;
-    cpu::dbias_from_rows(params);
-    params.dbias = {};
-  }
-  if (params.dq.data || params.dk.data || params.dv.data || params.dbias.present() || params.dalibi_slopes) {
-    cpu::backward(params);
-  }
-  if (params.dsink) cpu::backward_dsink(params);
-}
-
 bool cpu_readable(const at::Tensor&) { return true; }
 
-#if FLASH_ATTN_EXT_WITH_CUDA
 std::string on_other_device(at::Device device) { return "it reads GPU memory, and the tensors are on " + device.str(); }
 
 // `needed`: which compute capability, in words.
-std::string on_other_gpu(const cudaDeviceProp& properties, const char* needed) {
-  return std::string("it needs compute capability ") + needed + ", and " + properties.name + " has " +
-         std::to_string(properties.major) + "." + std::to_string(properties.minor);
+std::string on_other_gpu(const library::Gpu& gpu, const char* needed) {
+  return std::string("it needs compute capability ") + needed + ", and " + gpu.name + " has " +
+         std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
+}
+
+// The GPU of a device, or nullptr and a reason.
+const library::Gpu* find_gpu(at::Device device, Reasons& reasons) {
+  if (!device.is_cuda()) {
+    reasons.add([&] { return on_other_device(device); });
+    return nullptr;
+  }
+  const library::Gpu& gpu = kernels().gpu.gpu(device.index());
+  if (gpu.status == 0) return &gpu;
+  reasons.add([&] {
+    return std::string("the kernels' CUDA runtime, ") + library_facts().cuda_version + ", cannot use " + device.str() +
+           ": " + kernels().gpu.take_error(gpu.status);
+  });
+  return nullptr;
 }
 
 void sm80_reasons(const attention::AttentionParams& params, at::Device device, Reasons& reasons) {
-  if (!device.is_cuda()) return reasons.add([&] { return on_other_device(device); });
-  const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
-  if (properties.major < 8) reasons.add([&] { return on_other_gpu(properties, "8.0 or later"); });
+  const library::Gpu* gpu = find_gpu(device, reasons);
+  if (gpu == nullptr) return;
+  if (gpu->major < 8) reasons.add([&] { return on_other_gpu(*gpu, "8.0 or later"); });
   const int64_t head_dim = std::max(params.head_dim_qk, params.head_dim_v);
   const int64_t largest = plan::max_head_dim_sm80(params.element);
   if (head_dim > largest) {
@@ -97,20 +71,6 @@ bool sm80_readable(const at::Tensor& operand) {
   return true;
 }
 
-void gpu_append(const attention::AppendParams& params) {
-  C10_CUDA_CHECK(common::append_kv(params, c10::cuda::getCurrentCUDAStream()));
-}
-
-void sm80_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
-  C10_CUDA_CHECK(sm80::run_forward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
-}
-
-void sm80_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace) {
-  C10_CUDA_CHECK(sm80::run_backward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
-}
-#endif
-
-#if FLASH_ATTN_EXT_WITH_SM90
 // A TMA descriptor can describe strides that are multiples of 16 bytes, and for rows only strides other than 0.
 void add_stride_reasons(Reasons& reasons, const char* name, const attention::MatrixView& view, int64_t rows) {
   constexpr int64_t kLongestStride = int64_t{1} << 38;  // elements of 2 bytes; TMA takes less than 2^40 bytes
@@ -123,9 +83,9 @@ void add_stride_reasons(Reasons& reasons, const char* name, const attention::Mat
 }
 
 void sm90_reasons(const attention::AttentionParams& params, at::Device device, Reasons& reasons) {
-  if (!device.is_cuda()) return reasons.add([&] { return on_other_device(device); });
-  const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
-  if (properties.major != 9) reasons.add([&] { return on_other_gpu(properties, "9.x (Hopper)"); });
+  const library::Gpu* gpu = find_gpu(device, reasons);
+  if (gpu == nullptr) return;
+  if (gpu->major != 9) reasons.add([&] { return on_other_gpu(*gpu, "9.x (Hopper)"); });
   if (!attention::is_16_bit(params.element)) {
     reasons.add([] { return std::string("it takes bfloat16 and float16 only"); });
   }
@@ -142,17 +102,6 @@ void sm90_reasons(const attention::AttentionParams& params, at::Device device, R
   add_stride_reasons(reasons, "k", params.k, packed ? lengths.total_k : lengths.max_seqlen_k);
   add_stride_reasons(reasons, "v", params.v, packed ? lengths.total_k : lengths.max_seqlen_k);
 }
-
-void sm90_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace) {
-  if (!plan.is_warp_specialised()) return sm80_forward(params, plan, workspace);
-  C10_CUDA_CHECK(sm90::run_forward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
-}
-
-void sm90_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace) {
-  if (!plan.is_warp_specialised()) return sm80_backward(params, plan, workspace);
-  C10_CUDA_CHECK(sm90::run_backward(params, plan, workspace, c10::cuda::getCurrentCUDAStream()));
-}
-#endif
 
 bool may_use(const Backend& backend, const AttentionInputs& inputs) {
   return !inputs.backend || *inputs.backend == backend.name;
@@ -178,36 +127,22 @@ std::vector<std::string> reasons_against(const Backend& backend, const Attention
 }
 
 const std::vector<Backend>& backends() {
-  static const std::vector<Backend> table = {
-#if FLASH_ATTN_EXT_WITH_SM90
-    {.name = "sm90",
-     .find_reasons_against = sm90_reasons,
-     .readable = sm80_readable,
-     .append = gpu_append,
-     .plan_forward = plan::plan_forward_sm90,
-     .plan_backward = plan::plan_backward_sm90,
-     .forward = sm90_forward,
-     .backward = sm90_backward},
-#endif
-#if FLASH_ATTN_EXT_WITH_CUDA
-    {.name = "sm80",
-     .find_reasons_against = sm80_reasons,
-     .readable = sm80_readable,
-     .append = gpu_append,
-     .plan_forward = plan::plan_forward_sm80,
-     .plan_backward = plan::plan_backward_sm80,
-     .forward = sm80_forward,
-     .backward = sm80_backward},
-#endif
-    {.name = "cpu",
-     .find_reasons_against = cpu_reasons,
-     .readable = cpu_readable,
-     .append = cpu::append_kv,
-     .plan_forward = plan::plan_forward_cpu,
-     .plan_backward = plan::plan_backward_cpu,
-     .forward = cpu_forward,
-     .backward = cpu_backward},
-  };
+  static const std::vector<Backend> table = [] {
+    const Backend known[] = {
+        {"sm90", /*on_gpu=*/true, sm90_reasons, sm80_readable, nullptr},
+        {"sm80", /*on_gpu=*/true, sm80_reasons, sm80_readable, nullptr},
+        {"cpu", /*on_gpu=*/false, cpu_reasons, cpu_readable, nullptr},
+    };
+    std::vector<Backend> built;
+    for (const library::Backend& compiled : kernels().backends) {
+      for (Backend backend : known) {
+        if (compiled.forward == nullptr || std::string(backend.name) != compiled.name) continue;
+        backend.compiled = &compiled;
+        built.push_back(backend);
+      }
+    }
+    return built;
+  }();
   return table;
 }
 

@@ -7,26 +7,47 @@
 #include "attention/append.h"
 #include "attention/params.h"
 #include "host/call/inputs.h"
+#include "host/library.h"
 #include "host/reasons.h"
-#include "kernels/plan/plan.h"
 
 namespace flash_attn_ext::host {
 
 struct Backend {
   const char* name;
+  bool on_gpu;
   // Adds why it cannot run a call whose tensors are on that device.
   void (*find_reasons_against)(const attention::AttentionParams& params, at::Device device, Reasons& reasons);
   // Whether its kernels can read a matrix operand in place; otherwise it is copied first.
   bool (*readable)(const at::Tensor& operand);
-  // Appends the new keys of a call to their cache, whatever its strides, and rotates them and q, on the current device
-  // and stream. It runs before `forward` if that cannot read the cache in place.
-  void (*append)(const attention::AppendParams& params);
-  plan::ForwardPlan (*plan_forward)(const attention::ForwardParams& params, const plan::Limits& limits);
-  plan::BackwardPlan (*plan_backward)(const attention::BackwardParams& params, const plan::Limits& limits);
-  // Run the passes as the plan says, on the current device and stream, with plan.workspace.bytes of workspace.
-  // `forward` first appends new keys to their cache, and rotates them and q.
-  void (*forward)(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace);
-  void (*backward)(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace);
+  const library::Backend* compiled;
+
+  plan::ForwardPlan plan_forward(const attention::ForwardParams& params, const plan::Limits& limits) const {
+    return compiled->plan_forward(params, limits);
+  }
+  plan::BackwardPlan plan_backward(const attention::BackwardParams& params, const plan::Limits& limits) const {
+    return compiled->plan_backward(params, limits);
+  }
+
+  // What follows runs on the device, which is the current one, and on its current stream.
+
+  // Appends the new keys of a call to their cache, whatever its strides, and rotates them and q. It runs before
+  // `forward` if that cannot read the cache in place.
+  void append(const attention::AppendParams& params, at::Device device) const {
+    check_launch(compiled->append(params, current_stream(device)));
+  }
+  // Run the passes as the plan says, with plan.workspace.bytes of workspace. `forward` first appends new keys to their
+  // cache, and rotates them and q.
+  void forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+               at::Device device) const {
+    check_launch(compiled->forward(params, plan, workspace, current_stream(device)));
+  }
+  void backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                at::Device device) const {
+    check_launch(compiled->backward(params, plan, workspace, current_stream(device)));
+  }
+  void delta(const attention::DeltaParams& params, at::Device device) const {
+    check_launch(compiled->delta(params, current_stream(device)));
+  }
 };
 
 const std::vector<Backend>& backends();

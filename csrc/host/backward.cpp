@@ -74,10 +74,12 @@ void run_backward(const Backend& backend, const AttentionInputs& in, const Backw
   params.dlse = dlse ? statistic_view(*dlse) : attention::StatisticView();
   const plan::BackwardPlan plan = backend.plan_backward(params, limits_of(in.q.device()));
   require_sms(plan, in.q.device());
-  RECORD_FUNCTION(range_name("backward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
+  RECORD_FUNCTION(range_name("backward", backend.name, kernels().describe_backward(plan)),
+                  c10::ArrayRef<const c10::IValue>{});
   if (params.dbias.present()) dbias = allocate_dbias(in, plan.writes_dbias_once, params.dbias);
   const at::Tensor workspace = byte_memory(plan.workspace.bytes, in.q.device());
-  backend.backward(params, plan, workspace.defined() ? workspace.mutable_data_ptr() : nullptr);
+  void* const memory = workspace.defined() ? workspace.mutable_data_ptr() : nullptr;
+  backend.backward(params, plan, memory, in.q.device());
 }
 
 // Converts the kernels' gradients to the shapes and dtypes of the inputs.

@@ -1,33 +1,22 @@
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
 #include "attention/params.h"
 #include "host/attention.h"
+#include "host/backends.h"
 #include "host/checks.h"
 #include "host/make_params.h"
 #include "host/readable.h"
-#include "kernels/cpu/cpu_kernels.h"
-
-#if FLASH_ATTN_EXT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
-#include "kernels/common/sums/sums.h"
-#endif
 
 namespace flash_attn_ext::host {
 namespace {
 
 void run_delta(const attention::DeltaParams& params, at::Device device) {
-  if (device.is_cpu()) return cpu::delta(params);
-#if FLASH_ATTN_EXT_WITH_CUDA
-  if (device.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(device);
-    C10_CUDA_CHECK(common::launch_delta(params, c10::cuda::getCurrentCUDAStream()));
-    return;
+  const c10::OptionalDeviceGuard guard(device);
+  for (const Backend& backend : backends()) {
+    if (backend.on_gpu ? device.is_cuda() : device.is_cpu()) return backend.delta(params, device);
   }
-#endif
   TORCH_CHECK(false, "out is on ", device, ", which this build has no delta kernel for; move the tensors to the CPU");
 }
 

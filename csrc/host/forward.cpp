@@ -40,15 +40,15 @@ void run_forward(const Backend& backend, attention::AppendingForwardParams& para
   const int64_t lse_bytes = plan::statistic_bytes(params);
   if (lse_bytes == 0 && !params.append.present()) return;
   const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));
-  RECORD_FUNCTION(range_name("forward", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{},
-                  node_number());
+  RECORD_FUNCTION(range_name("forward", backend.name, kernels().describe_forward(plan)),
+                  c10::ArrayRef<const c10::IValue>{}, node_number());
   // Kernels write an LSE even if the caller does not want it.
   int64_t bytes = plan.workspace.bytes;
   const plan::WorkspacePart unwanted_lse = plan::append(bytes, outputs.lse.defined() ? 0 : lse_bytes);
   const at::Tensor workspace = byte_memory(bytes, outputs.out.device());
   void* const memory = workspace.defined() ? workspace.mutable_data_ptr() : nullptr;
   if (unwanted_lse.present()) params.lse = lse_view(params, unwanted_lse.in<void>(memory));
-  backend.forward(params, plan, memory);
+  backend.forward(params, plan, memory, outputs.out.device());
 }
 
 ForwardOutputs attention_forward(const AttentionInputs& in, bool wants_lse) {

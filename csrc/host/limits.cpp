@@ -8,11 +8,8 @@
 #include <cstring>
 #include <optional>
 
+#include "host/library.h"
 #include "kernels/plan/materialised_scores.h"
-
-#if FLASH_ATTN_EXT_WITH_CUDA
-#include <ATen/cuda/CUDAContextLight.h>
-#endif
 
 namespace flash_attn_ext::host {
 namespace {
@@ -49,28 +46,23 @@ constexpr Switch kSms = {
 plan::Limits limits_of(at::Device device) {
   // These limits are those of an H200. Tensors in CPU memory have GPU plans that are only described.
   plan::Limits limits = {.max_materialised_bytes = int64_t{2} << 30, .l2_bytes = int64_t{60} << 20, .sms = 132};
-#if FLASH_ATTN_EXT_WITH_CUDA
-  if (device.is_cuda()) {
-    const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
-    const auto total = static_cast<int64_t>(properties->totalGlobalMem);
-    limits = {.max_materialised_bytes = std::min(int64_t{2} << 30, total / 40),
-              .l2_bytes = properties->l2CacheSize,
-              .sms = properties->multiProcessorCount};
+  if (device.is_cuda() && has_gpu_kernels()) {
+    const library::Gpu& gpu = gpu_of(device);
+    limits = {.max_materialised_bytes = std::min(int64_t{2} << 30, gpu.memory_bytes / 40),
+              .l2_bytes = gpu.l2_bytes,
+              .sms = gpu.sms};
   }
-#endif
   if (const auto mebibytes = value_of(kWorkspace)) limits.max_materialised_bytes = *mebibytes << 20;
   limits.sms = value_of(kSms).value_or(limits.sms);
   return limits;
 }
 
 void require_sms(const plan::BackwardPlan& plan, at::Device device) {
-#if FLASH_ATTN_EXT_WITH_CUDA
   if (!device.is_cuda() || !plan.order.cyclic) return;
-  const int64_t present = at::cuda::getDeviceProperties(device.index())->multiProcessorCount;
+  const int64_t present = gpu_of(device).sms;
   TORCH_CHECK_VALUE(plan.persistent_ctas <= present, kSms.name, " is ", plan.persistent_ctas, ", but ", device, " has ",
                     present, " SMs, and blocks of this backward pass wait for each other; set it to at most ", present,
                     ", on each GPU that should give the same bits");
-#endif
 }
 
 }  // namespace flash_attn_ext::host

@@ -10,9 +10,10 @@ import time
 import torch
 
 from flash_attn_ext import _C
+from flash_attn_ext._load import minor_version
 from flash_attn_ext.cli.accuracy import compare
 from flash_attn_ext.cli.cases import CASES
-from flash_attn_ext.cli.machine import choose_device, explain_on, gpu_verdict, machine, versions
+from flash_attn_ext.cli.machine import choose_device, explain_on, gpu_code, gpu_verdict, installation, machine, versions
 from flash_attn_ext.cli.portable import HOPPER, passes_on_portable_kernels
 from flash_attn_ext.functional import explain
 
@@ -39,6 +40,7 @@ def collect() -> dict:
         "versions": versions(),
         "machine": machine(),
         "build": _C.build_info(),
+        "installation": installation(),
         "runs_on": {device: explain_on(device).backend for device in devices},
         "gpu": gpu_verdict(),
         "portable": portable_calls(),
@@ -100,9 +102,7 @@ def _show_in_colour(rows: list[Row]) -> bool:
 
 def _rows(facts: dict) -> list[Row]:
     build, test = facts["build"], facts["self_test"]
-    cuda = (f"for CUDA {build['cuda_version']}, {build['cuda_archs']}", "")
-    if build["cuda_not_built"]:
-        cuda = (f"not built: {build['cuda_not_built']}", WARNING)
+    files = facts["installation"]
     runs_on = ", ".join(f"{device}: {backend or 'nothing'}" for device, backend in facts["runs_on"].items())
     verdict = ("passed", GOOD) if test["passed"] else ("FAILED", BAD)
     return [
@@ -112,14 +112,42 @@ def _rows(facts: dict) -> list[Row]:
             "{cpu} ({cpu_capability}), {cores} cores, {torch_threads} torch threads".format(**facts["machine"]),
             "",
         ),
-        ("build", f"{build['compiler']}, against torch {build['torch_version']}", ""),
-        ("CUDA sources", *cuda),
+        ("library", f"{build['version']}, {build['compiler']}, {files['library']}", ""),
+        *_cuda_rows(build),
+        ("extension", f"for torch {build['torch_version']}, {files['extension']}", ""),
+        *_other_extensions(facts),
+        *(("other copy", copy, WARNING) for copy in files["other_copies"]),
         ("backends", ", ".join(build["backends"]), ""),
         ("runs on", runs_on, WARNING if None in facts["runs_on"].values() else GOOD),
         ("GPU", facts["gpu"], ""),
         *_portable_rows(facts),
         ("self-test", f"{verdict[0]}: {test['cases']} cases, {test['seconds']} s", verdict[1]),
         *(("", failure, BAD) for failure in test["failures"]),
+    ]
+
+
+def _other_extensions(facts: dict) -> list[Row]:
+    """Which other versions of torch this installation can run with."""
+    own = minor_version(facts["build"]["torch_version"])
+    others = [version for version in facts["installation"]["torch_versions"] if version != own]
+    return [("", f"others here for torch {' and '.join(others)}", "")] if others else []
+
+
+# Of GPUs that the library may meet, from Ampere on.
+CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1))
+
+
+def _cuda_rows(build: dict) -> list[Row]:
+    """Whether there are kernels for GPUs; for which of them there is machine code, and for which PTX."""
+    if build["cuda_not_built"]:
+        return [("CUDA sources", f"not built: {build['cuda_not_built']}", WARNING)]
+    code: dict[str | None, list[str]] = {"machine code": [], "PTX": [], None: []}
+    for major, minor in CAPABILITIES:
+        code[gpu_code((major, minor), build["cuda_archs"])].append(f"{major}.{minor}")
+    texts = [f"{name} for {', '.join(gpus)}" for name, gpus in code.items() if name and gpus]
+    return [
+        ("CUDA sources", f"for CUDA {build['cuda_version']}, {build['cuda_archs']}", ""),
+        ("GPU code", "; ".join(texts), ""),
     ]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
 import torch
 
 import flash_attn_ext
-from flash_attn_ext import _C
+from flash_attn_ext import _C, _load
 from flash_attn_ext._explanation import Explanation
 from flash_attn_ext.functional import explain
 
@@ -64,6 +65,28 @@ def machine() -> dict[str, str | int | list[str] | None]:
     }
 
 
+def installation() -> dict[str, str | list[str]]:
+    """Which files run, what else there is, and which versions of torch have an extension here, for this Python."""
+    return {
+        "library": str(_load.PACKAGE / _load.LIBRARY),
+        "extension": str(_load.glue_for(torch.__version__)),
+        "torch_versions": _load.torch_versions(),
+        "other_copies": _load.other_copies(),
+    }
+
+
+def gpu_code(capability: tuple[int, int], archs: str) -> str | None:
+    """What the library has for a GPU of this compute capability: "machine code", "PTX", which the driver compiles when
+    it is loaded, or nothing. archs: those that it was compiled for, such as "8.0;9.0a+PTX". Code for 8.0 runs on every
+    8.x; kernels for 9.0a run on 9.0 alone, and portable ones on every 9.x."""
+    compiled = re.findall(r"(\d+)\.(\d+)a?(\+PTX)?", archs)
+    if any(capability[0] == int(major) and capability[1] >= int(minor) for major, minor, _ in compiled):
+        return "machine code"
+    if any(ptx and capability >= (int(major), int(minor)) for major, minor, ptx in compiled):
+        return "PTX"
+    return None
+
+
 def explain_on(device: str, dtype: torch.dtype = torch.bfloat16) -> Explanation:
     """The explanation of a small call on that device."""
     q = torch.zeros(1, 1, 1, 64, dtype=dtype, device=device)
@@ -79,7 +102,8 @@ def gpu_verdict() -> str:
     gpu = f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}"
     explanation = explain_on("cuda")
     if explanation.backend:
-        return f"{gpu}: runs on backend {explanation.backend}"
+        code = gpu_code((major, minor), _C.build_info()["cuda_archs"] or "")
+        return f"{gpu}: runs on backend {explanation.backend}, from {code or 'no code of this library'}"
     why = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in explanation.reasons.items())
     not_built = _C.build_info().get("cuda_not_built")
     return f"{gpu}: no backend can run on it ({why})" + (

@@ -14,10 +14,11 @@ MAX_FUNCTION_LINES = 80
 MAX_PARAMETERS = 6
 MAX_TEMPLATE_PARAMETERS = 3
 
-# Layer -> the layers it may include besides itself. host -> kernels -> tile -> ptx, kernels -> attention.
+# Layer -> the layers it may include besides itself. host -> library -> kernels -> tile -> ptx, kernels -> attention.
 MAY_INCLUDE = {
     "bindings": {"host", "attention"},
-    "host": {"kernels", "attention"},
+    "host": {"library", "kernels", "attention"},
+    "library": {"kernels", "attention"},
     "kernels": {"tile", "ptx", "attention"},
     "tile": {"ptx", "attention"},
     "ptx": set(),
@@ -37,10 +38,10 @@ KERNEL_ROOMS = {
     "sm80": _SHARED_ROOMS,
     "sm90": _SHARED_ROOMS,
 }
-TORCH_FREE_FOLDERS = (*(f"kernels/{room}/" for room in KERNEL_ROOMS if room != "cpu"), "tile/", "ptx/", "attention/")
+TORCH_FREE_FOLDERS = ("library/", "kernels/", "tile/", "ptx/", "attention/")
 # What both GPU backends share of tile/ does not know either's own part.
 TILE_ROOMS = ("sm80", "sm90")
-CUDA_HEADER = re.compile(r"^(cuda\w*|crt/.*)\.h$|^cooperative_groups|^cub/")
+CUDA_HEADER = re.compile(r"^(cuda\w*|crt/.*)\.h$|^cooperative_groups|^cub/|^(c10|ATen|torch/csrc)/cuda/")
 TORCH_HEADER = re.compile(r"^(torch|ATen|c10|caffe2|pybind11)/|^Python\.h$")
 BINDINGS = "bindings.cpp"  # mirrors the user's keywords, so its parameter lists are as long as theirs
 
@@ -120,8 +121,8 @@ def kernels_are_free_of_torch(sources: Sources) -> Iterator[str]:
 
 
 def cpu_builds_need_no_cuda(sources: Sources) -> Iterator[str]:
-    """A build without CUDA compiles every .cpp. (Those of host/ look at FLASH_ATTN_EXT_WITH_CUDA first.)"""
-    start = {path for path in sources if path.startswith("kernels/") and path.endswith(".cpp")}
+    """A build without CUDA compiles every .cpp, and one glue serves a torch with CUDA and one without."""
+    start = {path for path in sources if path.endswith(".cpp")}
     for path, line, name in _reached_includes(start, sources):
         if CUDA_HEADER.search(name):
             yield f"{path}:{line}: {name} is a CUDA header, and a .cpp of a build without CUDA reads it: name that .cu"

@@ -32,6 +32,7 @@ ORDER = (
     "_canonical",
     "_problem",
     "_import_errors",
+    "_load",
     "_copy_log",
     "_frames",
     "_torch_private",

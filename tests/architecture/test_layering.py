@@ -65,7 +65,13 @@ def test_the_rules_see_the_sources():
             {"host/a.h": '#include "b.h"', "host/b.h": '#include "host/c.h"', "host/c.h": '#include "host/a.h"'},
         ),
         (cpp_rules.kernels_are_free_of_torch, {"kernels/sm80/a.h": "#include <ATen/ATen.h>"}),
+        (
+            cpp_rules.kernels_are_free_of_torch,
+            {"library/a.cpp": '#include "b.h"', "library/b.h": "#include <Python.h>"},
+        ),
+        (cpp_rules.includes_go_down, {"library/a.h": '#include "host/b.h"', "host/b.h": ""}),
         (cpp_rules.cpu_builds_need_no_cuda, {"kernels/sm90/a.cpp": "#include <cuda_runtime_api.h>"}),
+        (cpp_rules.cpu_builds_need_no_cuda, {"host/a.cpp": "#include <c10/cuda/CUDAStream.h>"}),
         (
             cpp_rules.cpu_builds_need_no_cuda,
             {"kernels/plan/a.cpp": '#include "kernels/b.h"', "kernels/b.h": "#include <cudaTypedefs.h>"},
@@ -87,7 +93,7 @@ def test_a_planted_cpp_violation_is_found(rule, sources):
     [
         (cpp_rules.includes_go_down, {"kernels/cpu/a.h": '#include "attention/b.h"', "attention/b.h": ""}),
         (cpp_rules.rooms_of_kernels_are_layered, {"host/a.h": '#include "kernels/cpu/b.h"', "kernels/cpu/b.h": ""}),
-        (cpp_rules.kernels_are_free_of_torch, {"kernels/cpu/a.h": "#include <ATen/ATen.h>"}),
+        (cpp_rules.kernels_are_free_of_torch, {"host/a.h": "#include <ATen/ATen.h>"}),
         (cpp_rules.asm_only_under_ptx, {"ptx/a.h": 'asm("x");', "tile/b.h": "// asm is elsewhere"}),
         (cpp_rules.nothing_prints, {"host/a.h": 'auto f = std::snprintf; const char* s = "printf(";'}),
     ],

@@ -1,25 +1,27 @@
 """The source distribution has what the repository has and builds without a network, and its wheel works."""
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from build_support.plan import make_plan
+from build_support.plan import LIBRARY, make_plans
 
 pytestmark = pytest.mark.xdist_group("delivery")  # one build for all of them
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_SDIST = "import sys; from build_support import backend; print(backend.build_sdist(sys.argv[1]))"
 
 
-def run(*command: object, cwd: Path) -> str:
+def run(*command: object, cwd: Path, **variables: str) -> str:
     """Without the paths of this process: what is tested is what was installed, not this checkout."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     process = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
@@ -50,29 +52,79 @@ def test_the_source_distribution_has_every_file(sdist, tracked):
     assert [name for name in tracked if not (sdist / name).is_file()] == []
 
 
+PIP = (sys.executable, "-m", "pip")
+OFFLINE = ("--disable-pip-version-check", "--no-index")
+
+
+def make_wheel(sdist: Path, folder: Path, **variables: str) -> str:
+    """Returns pip's log, which has what the build prints."""
+    options = (*OFFLINE, "--no-build-isolation", "--no-deps", "--wheel-dir", folder, "--log", folder / "log")
+    run(*PIP, "wheel", *options, sdist, cwd=folder, **variables)
+    return (folder / "log").read_text()
+
+
 @pytest.fixture(scope="module")
 def fresh_python(sdist, tmp_path_factory) -> Path:
     """An environment with torch and the wheel. The objects of this checkout's own build spare minutes of compiling."""
-    built = [ROOT / make_plan().build_dir, ROOT / "build" / "kernels"]
-    if not built[0].is_dir():
-        pytest.skip(f"there are no objects in {built[0]}")
+    plan = make_plans()[0]
+    built = [ROOT / plan.glue_dir, ROOT / plan.library_dir, ROOT / "build" / "kernels"]
+    if not (built[0].is_dir() and built[1].is_dir()):
+        pytest.skip(f"there are no objects in {built[0]} and {built[1]}")
     for folder in filter(Path.is_dir, built):
         shutil.copytree(folder, sdist / folder.relative_to(ROOT))
     folder = tmp_path_factory.mktemp("fresh")
-    offline = ("--disable-pip-version-check", "--no-index")
-    pip = (sys.executable, "-m", "pip")
-    run(*pip, "wheel", *offline, "--no-build-isolation", "--no-deps", "--wheel-dir", folder, sdist, cwd=folder)
+    make_wheel(sdist, folder)
     venv.create(folder / "venv", with_pip=False)
     python = folder / "venv" / "bin" / "python"
     packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     (Path(packages) / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     (wheel,) = folder.glob("*.whl")
-    run(*pip, "--python", python, "install", *offline, wheel, cwd=folder)
+    run(*PIP, "--python", python, "install", *OFFLINE, wheel, cwd=folder)
     return python
+
+
+def installed(python: Path) -> Path:
+    place = "import flash_attn_ext; print(flash_attn_ext.__file__)"
+    return Path(run(python, "-c", place, cwd=python.parents[2]).strip()).parent
 
 
 def test_the_wheel_verifies_in_a_fresh_environment(fresh_python):
     folder = fresh_python.parents[2]
-    place = "import flash_attn_ext; print(flash_attn_ext.__file__)"
-    assert Path(run(fresh_python, "-c", place, cwd=folder).strip()).is_relative_to(folder)
+    assert installed(fresh_python).is_relative_to(folder)
     assert "keep the rule" in run(fresh_python, "-m", "flash_attn_ext", "verify", "--device", "cpu", cwd=folder)
+
+
+def test_the_wheel_has_one_library_and_one_glue(fresh_python):
+    names = sorted(path.name for path in installed(fresh_python).glob("*.so"))
+    assert names == [make_plans()[0].glue_name, LIBRARY]
+
+
+IMPORT_WITH_ANOTHER_TORCH = """
+import torch
+torch.__version__ = "99.0.0"
+try:
+    import flash_attn_ext
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_torch_without_a_glue_is_told_which_there_are(fresh_python):
+    """As after an upgrade of torch in place. The command reuses the kernels."""
+    package = installed(fresh_python)
+    message = run(fresh_python, "-c", IMPORT_WITH_ANOTHER_TORCH, cwd=package.parent.parent)
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert f"no C++ extension for PyTorch 99.0.0 and Python {platform.python_version()}" in message
+    assert f"only for PyTorch {minor} and this Python" in message
+    assert f"\n    FLASH_ATTN_EXT_KERNEL_OBJECTS={package / LIBRARY} {fresh_python} -m pip install" in message
+
+
+def test_a_source_install_takes_the_kernels_of_the_wheel(sdist, fresh_python, tmp_path):
+    """It compiles the glue alone, whose objects are there already, and looks for no nvcc."""
+    library = installed(fresh_python) / LIBRARY
+    words = make_wheel(sdist, tmp_path, FLASH_ATTN_EXT_KERNEL_OBJECTS=str(library), CUDA_HOME="/none")
+    assert f"flash_attn_ext: kernels of {library}" in words
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read(f"flash_attn_ext/{LIBRARY}") == library.read_bytes()
+        assert f"flash_attn_ext/{make_plans()[0].glue_name}" in archive.namelist()

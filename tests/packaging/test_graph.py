@@ -27,7 +27,8 @@ def tree(tmp_path, monkeypatch) -> Path:
     files = {
         "bindings.cpp": '#include "host/a.h"\n',
         "host/a.h": "",
-        "host/info.cpp": 'const char* archs = FLASH_ATTN_EXT_CUDA_ARCHS;  // "FLASH_ATTN_EXT_NOT_BUILT"\n',
+        "host/info.cpp": "",
+        "library/facts.cpp": 'const char* archs = FLASH_ATTN_EXT_CUDA_ARCHS;  // "FLASH_ATTN_EXT_NOT_BUILT"\n',
         "kernels/common/sums/delta.cu": '#include "kernels/common/sums/delta.h"\n#include <cuda_fp16.h>\n',
         "kernels/common/sums/delta.h": '#include "../../../attention/params.h"\n',
         "attention/params.h": "struct Params {};\n",
@@ -46,15 +47,20 @@ def tree(tmp_path, monkeypatch) -> Path:
     return csrc
 
 
+def edges(made: plan.Plan) -> list[graph.Edge]:
+    return [*plan.glue_objects(made), *plan.library_objects(made, "build/kernels")]
+
+
 def objects(made: plan.Plan) -> dict[str, graph.Edge]:
-    return {edge.sources[0]: edge for edge in plan.make_objects(made, "build/kernels")}
+    return {edge.sources[0]: edge for edge in edges(made)}
 
 
 def test_each_source_has_one_edge(tree):
-    made = plan.make_objects(make_plan(), "build/kernels")
+    made = edges(make_plan())
     assert {edge.sources[0]: edge.rule for edge in made} == {
         "csrc/bindings.cpp": "cxx",
         "csrc/host/info.cpp": "cxx",
+        "csrc/library/facts.cpp": "cxx",
         "csrc/kernels/cpu/backward/rows.cpp": "cxx",
         "csrc/kernels/cpu/forward/rows.cpp": "cxx",
         "csrc/kernels/common/sums/delta.cu": "nvcc",
@@ -63,12 +69,12 @@ def test_each_source_has_one_edge(tree):
         "csrc/kernels/sm90/forward.cu": "nvcc",
         "csrc/kernels/sm90/forward/instances/d64.cu": "nvcc",
     }
-    assert len(made) == 9
+    assert len(made) == 10
 
 
 def test_files_of_one_name_have_objects_of_their_own(tree):
     """In whatever folder they are, and although these kernels have the same text."""
-    assert len({edge.output for edge in plan.make_objects(make_plan(), "build/kernels")}) == 9
+    assert len({edge.output for edge in edges(make_plan())}) == 10
     folders = ("forward", "backward")
     names = {kernel_name(tree, source=f"kernels/sm80/{folder}/instances/d64.cu") for folder in folders}
     assert {name.rsplit("-", 1)[0] for name in names} == {f"kernels.sm80.{folder}.instances.d64" for folder in folders}
@@ -81,16 +87,32 @@ def test_nvcc_never_sees_torch_or_python(tree):
             assert "-Icsrc" in edge.flags
 
 
-def test_cpp_files_see_torch_and_python(tree):
-    flags = objects(make_plan())["csrc/bindings.cpp"].flags
-    assert {"/venv/torch/include", "/py/include", "-DFLASH_ATTN_EXT_WITH_CUDA=1", "-std=c++20"} <= set(flags)
-    assert not [flag for flag in flags if flag.startswith(("-march", "-mtune", "-mavx"))]
+def test_only_the_glue_sees_torch_and_python(tree):
+    seen = {"/venv/torch/include", "/py/include"}
+    for source, edge in objects(make_plan()).items():
+        is_glue = source.startswith(("csrc/bindings.cpp", "csrc/host/"))
+        assert seen & set(edge.flags) == (seen if is_glue else set()), source
+        assert "-std=c++20" in edge.flags
+        assert not [flag for flag in edge.flags if flag.startswith(("-march", "-mtune", "-mavx"))]
+
+
+def test_the_glue_is_the_same_with_and_without_cuda(tree):
+    """So one serves a torch of either kind, and a library of either kind."""
+    assert plan.glue_objects(make_plan()) == plan.glue_objects(make_plan(cuda=False))
+
+
+def test_the_library_is_the_same_for_every_torch(tree):
+    other = make_plan()._replace(torch=TorchInfo("2.15.0", None, Path("/elsewhere/torch")))
+    assert plan.library_objects(make_plan(), "build/kernels") == plan.library_objects(other, "build/kernels")
+    assert make_plan().library_dir == other.library_dir
+    assert make_plan().glue_dir != other.glue_dir
+    assert (make_plan().glue_name[:13], other.glue_name[:13]) == ("_C.torch-2.11", "_C.torch-2.15")
 
 
 def test_cpu_only_build_has_no_cuda_in_it(tree):
     made = objects(make_plan(cuda=False))
     assert {edge.rule for edge in made.values()} == {"cxx"}
-    flags = made["csrc/host/info.cpp"].flags
+    flags = made["csrc/library/facts.cpp"].flags
     assert "-DFLASH_ATTN_EXT_NOT_BUILT=\"the 'reason'\"" in flags
     assert not [flag for flag in flags if "WITH_CUDA" in flag]
 
@@ -98,7 +120,7 @@ def test_cpu_only_build_has_no_cuda_in_it(tree):
 def test_only_the_file_that_reports_the_build_depends_on_the_architectures(tree):
     before, after = (objects(make_plan(archs=archs)) for archs in ("8.0", "8.6"))
     assert before["csrc/bindings.cpp"] == after["csrc/bindings.cpp"]
-    assert before["csrc/host/info.cpp"] != after["csrc/host/info.cpp"]
+    assert before["csrc/library/facts.cpp"] != after["csrc/library/facts.cpp"]
 
 
 def test_every_kernel_that_overlaps_with_the_one_before_has_the_instructions():
@@ -196,11 +218,11 @@ def test_prune_removes_older_objects_of_the_same_sources_only(tmp_path):
 
 def test_ninja_text_quotes_what_the_shell_would_split():
     compiled = graph.Edge("cxx", ["csrc/a b.cpp"], "build/x/objects/csrc/a b.cpp.o", ['-DX="it costs $5"'])
-    linked = graph.Edge("link", [compiled.output], "build/x/_C.so", ["-shared"])
+    linked = graph.Edge("link", [compiled.output], "build/x/c.so", ["-shared"])
     text = graph.ninja_text([compiled, linked], Path("build/x"), "/usr/bin/g++", None)
     assert "build build/x/objects/csrc/a$ b.cpp.o: cxx csrc/a$ b.cpp" in text
     assert """'-DX="it costs $$5"'""" in text
-    assert "build build/x/_C.so: link build/x/objects/csrc/a$ b.cpp.o" in text
+    assert "build build/x/c.so: link build/x/objects/csrc/a$ b.cpp.o" in text
 
 
 SCRIPT = Path(graph.__file__).with_name("run_nvcc.py")

@@ -14,6 +14,15 @@ def test_version_agrees():
     assert re.search(r'^version = "(.*)"$', text, re.MULTILINE).group(1) == flash_attn_ext.__version__
 
 
+def test_the_changelog_and_the_citation_have_the_version():
+    assert f"## {flash_attn_ext.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version: {flash_attn_ext.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_an_issue_asks_for_what_info_says():
+    assert "info --json" in (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug_report.md").read_text()
+
+
 def test_the_least_torch_agrees():
     """Otherwise pip would build against the user's torch and then replace it."""
     assert f'dependencies = ["torch>={MIN_TORCH}"]' in (ROOT / "pyproject.toml").read_text()

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +46,46 @@ def test_info_text(capsys):
     text = capsys.readouterr().out
     for part in (flash_attn_ext.__version__, torch.__version__, "backends", "GPU", "portable", "self-test"):
         assert part in text
+
+
+def test_info_says_which_files_run():
+    files = info.collect()["installation"]
+    assert all(Path(files[name]).is_file() for name in ("library", "extension"))
+    assert ".".join(torch.__version__.split(".")[:2]) in files["torch_versions"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "archs", "code"),
+    [
+        ((8, 0), "8.0;9.0a+PTX", "machine code"),
+        ((8, 9), "8.0;9.0a+PTX", "machine code"),
+        ((8, 0), "8.6", None),
+        ((9, 0), "8.0;9.0a+PTX", "machine code"),
+        ((9, 0), "8.0", None),
+        ((9, 0), "8.0+PTX", "PTX"),
+        ((12, 0), "8.0;9.0a+PTX", "PTX"),
+        ((12, 0), "8.0;9.0a", None),
+        ((8, 0), "9.0a+PTX", None),
+    ],
+)
+def test_which_code_a_gpu_runs(capability, archs, code):
+    assert machine.gpu_code(capability, archs) == code
+
+
+def test_info_lists_gpus_with_machine_code_and_with_ptx():
+    build = {"cuda_not_built": None, "cuda_version": "13.0", "cuda_archs": "8.0;9.0a+PTX"}
+    assert [text for _, text, _ in info._cuda_rows(build)] == [
+        "for CUDA 13.0, 8.0;9.0a+PTX",
+        "machine code for 8.0, 8.6, 8.7, 8.9, 9.0; PTX for 10.0, 10.3, 11.0, 12.0, 12.1",
+    ]
+    assert info._cuda_rows({"cuda_not_built": "why"}) == [("CUDA sources", "not built: why", info.WARNING)]
+
+
+def test_info_names_other_versions_of_torch():
+    facts = {"build": {"torch_version": "2.12.1"}, "installation": {"torch_versions": ["2.12"]}}
+    assert info._other_extensions(facts) == []
+    facts["installation"]["torch_versions"] = ["2.11", "2.12", "2.15"]
+    assert info._other_extensions(facts) == [("", "others here for torch 2.11 and 2.15", "")]
 
 
 def on_hopper(call: portable.Call) -> Explanation:

@@ -124,7 +124,7 @@ ForwardOutputs attention_with_kvcache(const AttentionInputs& in, const KvCacheIn
   const NewKeys new_keys = has_new ? describe_new(backend, in, cache, params) : NewKeys();
   if (has_new && !(backend.readable(in.k) && backend.readable(in.v))) {
     // The caller's own memory gets the new keys; the copies that kernels read are made afterwards.
-    backend.append(params.append);
+    backend.append(params.append, in.q.device());
     params.append = {};
   }
   const at::Tensor keys = readable_matrix(backend, "k_cache", in.k), values = readable_matrix(backend, "v_cache", in.v);

@@ -1,25 +1,17 @@
 #include "host/derivatives/plain_tiles.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
 #include "host/allocate.h"
+#include "host/library.h"
 #include "host/make_params.h"
 #include "host/tensor_checks.h"
 
-#if FLASH_ATTN_EXT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-
-#include "kernels/derivatives/plain_tiles.h"
-#endif
-
 namespace flash_attn_ext::host {
 namespace {
-
-#if FLASH_ATTN_EXT_WITH_CUDA
 
 using OptionalTensor = std::optional<at::Tensor>;
 
@@ -59,6 +51,7 @@ int small(int64_t column) {
 }
 
 derivatives::PlainTile plain_tile(const PlainTileInputs& in) {
+  TORCH_CHECK(has_gpu_kernels(), "plain tiles run on GPUs only, and this build has no CUDA kernels");
   const at::Tensor& products = in.products;
   TORCH_CHECK(products.is_cuda(), "products is on ", products.device(), ", expected a GPU");
   check_rank("products", products, 3, "(pairs, rows, keys)");
@@ -89,32 +82,25 @@ OptionalTensor result(const PlainTileInputs& tile, bool wanted) {
 
 void* memory_of(const OptionalTensor& tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }
 
-#endif
-
 }  // namespace
 
 std::array<std::optional<at::Tensor>, 2> plain_weights(const PlainTileInputs& tile, const at::Tensor& lse_tangent,
                                                        bool wants_weights) {
-#if FLASH_ATTN_EXT_WITH_CUDA
   const derivatives::PlainTile params = plain_tile(tile);
   check_tensor("lse_tangent", lse_tangent, tile.lse.sizes(), tile.products);
-  const c10::cuda::CUDAGuard guard(tile.products.device());
+  const c10::DeviceGuard guard(tile.products.device());
   const std::array results = {result(tile, wants_weights), result(tile, tile.product_tangents.has_value())};
-  C10_CUDA_CHECK(derivatives::plain_weights(params,
-                                            {.weights = memory_of(results[0]),
-                                             .weighted = memory_of(results[1]),
-                                             .lse_tangent = lse_tangent.mutable_data_ptr<float>()},
-                                            c10::cuda::getCurrentCUDAStream()));
+  check_launch(kernels().gpu.plain_weights(params,
+                                           {.weights = memory_of(results[0]),
+                                            .weighted = memory_of(results[1]),
+                                            .lse_tangent = lse_tangent.mutable_data_ptr<float>()},
+                                           current_stream(tile.products.device())));
   return results;
-#else
-  TORCH_CHECK(false, "plain_weights runs on GPUs only, and this build has no CUDA kernels");
-#endif
 }
 
 std::array<std::optional<at::Tensor>, 3> plain_gradients(const PlainTileInputs& tile,
                                                          const PlainGradientInputs& gradients,
                                                          bool wants_weight_tangents) {
-#if FLASH_ATTN_EXT_WITH_CUDA
   const at::Tensor& products = tile.products;
   const derivatives::PlainTile params = plain_tile(tile);
   derivatives::PlainGradients given = {
@@ -123,17 +109,14 @@ std::array<std::optional<at::Tensor>, 3> plain_gradients(const PlainTileInputs& 
       .weight_gradient_tangents = elements("weight_gradient_tangents", gradients.weight_gradient_tangents, products),
       .delta = of_rows("delta", gradients.delta, products),
       .delta_tangent = of_rows("delta_tangent", gradients.delta_tangent, products)};
-  const c10::cuda::CUDAGuard guard(products.device());
+  const c10::DeviceGuard guard(products.device());
   const std::array results = {result(tile, wants_weight_tangents), result(tile, tile.product_tangents.has_value()),
                               result(tile, true)};
   given.weight_tangents = memory_of(results[0]);
   given.score_gradients = memory_of(results[1]);
   given.score_gradient_tangents = memory_of(results[2]);
-  C10_CUDA_CHECK(derivatives::plain_gradients(params, given, c10::cuda::getCurrentCUDAStream()));
+  check_launch(kernels().gpu.plain_gradients(params, given, current_stream(products.device())));
   return results;
-#else
-  TORCH_CHECK(false, "plain_gradients runs on GPUs only, and this build has no CUDA kernels");
-#endif
 }
 
 }  // namespace flash_attn_ext::host

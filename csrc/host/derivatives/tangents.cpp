@@ -7,23 +7,15 @@
 #include "host/allocate.h"
 #include "host/backends.h"
 #include "host/checks.h"
+#include "host/library.h"
 #include "host/limits.h"
 #include "host/make_params.h"
 #include "host/readable.h"
 #include "host/report/range.h"
 #include "host/tensor_checks.h"
 
-#if FLASH_ATTN_EXT_WITH_CUDA
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
-
-#include "kernels/sm80/sm80_backend.h"
-#endif
-
 namespace flash_attn_ext::host {
 namespace {
-
-#if FLASH_ATTN_EXT_WITH_CUDA
 
 using OptionalTensor = std::optional<at::Tensor>;
 
@@ -59,7 +51,8 @@ struct Readable {
 
 Readable make_readable(const Backend& backend, const AttentionInputs& in, const TangentInputs& tangents,
                        attention::TangentParams& params) {
-  Readable readable = {.inputs = make_readable(backend, in, params)};
+  Readable readable;
+  readable.inputs = make_readable(backend, in, params);
   const auto matrix = [&](const char* name, const OptionalTensor& tangent, OptionalTensor& kept) {
     if (tangent) kept = readable_matrix(backend, name, *tangent);
     return kept ? matrix_view(*kept) : attention::MatrixView{};
@@ -77,21 +70,17 @@ Readable make_readable(const Backend& backend, const AttentionInputs& in, const 
   return readable;
 }
 
-#endif
-
 }  // namespace
 
-std::optional<std::array<at::Tensor, 2>> attention_tangents([[maybe_unused]] const AttentionInputs& in,
-                                                            [[maybe_unused]] const TangentInputs& tangents) {
-#if FLASH_ATTN_EXT_WITH_CUDA
-  if (!in.q.is_cuda() || !in.has_heads()) return std::nullopt;
+std::optional<std::array<at::Tensor, 2>> attention_tangents(const AttentionInputs& in, const TangentInputs& tangents) {
+  if (!has_gpu_kernels() || !in.q.is_cuda() || !in.has_heads()) return std::nullopt;
   check_in_memory(in);
   check_inputs(in);
   check_tangents(in, tangents);
   const c10::OptionalDeviceGuard device_guard(in.q.device());
   attention::TangentParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
-  const plan::TangentPlan plan = plan::plan_tangents(params, limits_of(in.q.device()));
+  const plan::TangentPlan plan = kernels().plan_tangents(params, limits_of(in.q.device()));
   if (!plan.has_kernel) return std::nullopt;
   const Backend& backend = choose_backend(in, params);
   const Readable readable = make_readable(backend, in, tangents, params);
@@ -99,12 +88,10 @@ std::optional<std::array<at::Tensor, 2>> attention_tangents([[maybe_unused]] con
                               empty(in.lse_sizes(), in.accumulate_type(), in.q.device())};
   params.out_tangent = written_matrix_view(results[0]);
   params.lse_tangent = written_statistic_view(results[1]);
-  RECORD_FUNCTION(range_name("tangents", backend.name, plan::describe(plan)), c10::ArrayRef<const c10::IValue>{});
-  C10_CUDA_CHECK(sm80::run_tangents(params, plan, c10::cuda::getCurrentCUDAStream()));
+  RECORD_FUNCTION(range_name("tangents", backend.name, kernels().describe_tangents(plan)),
+                  c10::ArrayRef<const c10::IValue>{});
+  check_launch(kernels().gpu.tangents(params, plan, current_stream(in.q.device())));
   return results;
-#else
-  return std::nullopt;
-#endif
 }
 
 }  // namespace flash_attn_ext::host

@@ -5,6 +5,7 @@
 #include "host/allocate.h"
 #include "host/backends.h"
 #include "host/checks.h"
+#include "host/library.h"
 #include "host/limits.h"
 #include "host/make_params.h"
 
@@ -42,10 +43,10 @@ attention::BackwardParams planned_backward(const AttentionInputs& in, const std:
   return params;
 }
 
-const plan::Planner& planner_of(const AttentionInputs& in, const attention::AttentionParams& params) {
+const library::Backend& planner_of(const AttentionInputs& in, const attention::AttentionParams& params) {
   const std::string name = in.backend ? *in.backend : choose_backend(in, params).name;
-  for (const plan::Planner& planner : plan::kPlanners) {
-    if (name == planner.name) return planner;
+  for (const library::Backend& backend : kernels().backends) {
+    if (name == backend.name) return backend;
   }
   backend_named(name);  // throws an error with all names
   TORCH_INTERNAL_ASSERT(false, "backend ", name, " has no plans");
@@ -68,14 +69,14 @@ std::pair<plan::Report, plan::Report> report_plans(const AttentionInputs& in, co
   check_inputs(in);
   attention::ForwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
-  const plan::Planner& planner = planner_of(in, params);
+  const library::Backend& planner = planner_of(in, params);
   if (!in.has_heads()) {
     const plan::Report nothing = {.kernel = "nothing: there are no heads"};
     return {nothing, nothing};
   }
   const plan::Limits limits = limits_of(in.q.device());
-  const plan::BackwardPlan backward = planner.backward(planned_backward(in, output_mask), limits);
-  return {plan::report(planner.forward(params, limits)), plan::report(backward)};
+  const plan::BackwardPlan backward = planner.plan_backward(planned_backward(in, output_mask), limits);
+  return {kernels().report_forward(planner.plan_forward(params, limits)), kernels().report_backward(backward)};
 }
 
 }  // namespace flash_attn_ext::host

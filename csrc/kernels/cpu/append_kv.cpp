@@ -1,9 +1,8 @@
 // Appends new keys and values to a cache, and rotates new keys and q. Work item: one row of a key head (a new key and
 // its value) or of a query head; an item owns what it writes.
-#include <ATen/Parallel.h>
-
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/gemm/operand.h"
+#include "kernels/cpu/services.h"
 
 namespace flash_attn_ext::cpu {
 namespace {
@@ -63,7 +62,7 @@ void rotate_row(const Rotary& rotary, int64_t position, int64_t num_columns, con
 // Calls function(index) for every row of `rows` rows of each head, on all threads.
 template <class Function>
 void for_each_row(int64_t batch, int64_t num_heads, int64_t rows, Function&& function) {
-  at::parallel_for(0, batch * num_heads * rows, kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(batch * num_heads * rows, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t head_index = item / rows;
       function(RowIndex{head_index / num_heads, head_index % num_heads, item % rows});

@@ -1,18 +1,17 @@
 // dSink: a sink's probability exp(sink - lse) has no value row, so its dP is 0 and its gradient is
 // -sum over batch entries and queries of exp(sink - lse) * delta.
-#include <ATen/Parallel.h>
-
 #include <cmath>
 
 #include "attention/online_softmax.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/services.h"
 
 namespace flash_attn_ext::cpu {
 namespace {
 
 template <class Real>
 void backward_dsink_as(const attention::BackwardParams& p) {
-  at::parallel_for(0, p.num_heads_q, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(p.num_heads_q, 1, [&](int64_t begin, int64_t end) {
     for (int64_t head = begin; head < end; ++head) {
       const Real sink = static_cast<const Real*>(p.sink)[head];
       double sum = 0.0;

@@ -1,7 +1,6 @@
-#include <ATen/Parallel.h>
-
 #include "attention/dscore_row_sums.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/services.h"
 
 namespace flash_attn_ext::cpu {
 namespace {
@@ -11,7 +10,7 @@ template <class Real>
 void dbias_from_rows_as(const attention::BackwardParams& p) {
   constexpr int64_t kElementsPerTask = 256;
   const attention::DbiasOwners owners(p, 1);
-  at::parallel_for(0, owners.count(), kElementsPerTask, [&](int64_t begin, int64_t end) {
+  parallel_for(owners.count(), kElementsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const attention::DbiasOwner owner = owners.at(index);
       const double sum = owner.finish_delta<Real>(p, owner.queries, 1);

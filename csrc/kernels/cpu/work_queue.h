@@ -2,8 +2,6 @@
 // causal problem differ in cost. No result depends on which thread runs an item, because an item owns what it writes.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -12,6 +10,7 @@
 #include <new>
 
 #include "attention/division.h"
+#include "kernels/cpu/services.h"
 
 namespace flash_attn_ext::cpu {
 
@@ -20,8 +19,8 @@ namespace flash_attn_ext::cpu {
 template <class MakeWorker>
 void run_items(int64_t num_items, int64_t grain, MakeWorker&& make_worker) {
   std::atomic<int64_t> next{0};
-  const int64_t num_threads = std::min<int64_t>(at::get_num_threads(), attention::ceil_div(num_items, grain));
-  at::parallel_for(0, num_threads, 1, [&](int64_t, int64_t) {
+  const int64_t num_threads = std::min<int64_t>(services().num_threads(), attention::ceil_div(num_items, grain));
+  parallel_for(num_threads, 1, [&](int64_t, int64_t) {
     auto worker = make_worker();
     for (int64_t first = next.fetch_add(grain); first < num_items; first = next.fetch_add(grain)) {
       for (int64_t item = first; item < std::min(first + grain, num_items); ++item) worker(item);
@@ -38,7 +37,7 @@ void run_items(int64_t num_items, MakeWorker&& make_worker) {
 // enough for the load to even out.
 inline int64_t grain_of_neighbours(int64_t num_items) {
   constexpr int64_t kFetchesPerThread = 8;
-  return std::max<int64_t>(1, num_items / (kFetchesPerThread * at::get_num_threads()));
+  return std::max<int64_t>(1, num_items / (kFetchesPerThread * services().num_threads()));
 }
 
 // Uninitialised memory for tiles, aligned to a cache line.

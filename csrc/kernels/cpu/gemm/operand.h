@@ -1,16 +1,14 @@
 // Rows of q, k, v, out and dout as the GEMMs of tiles need them: in the compute type, contiguous or transposed.
 #pragma once
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Exception.h>
-#include <c10/util/Half.h>
-
 #include <cstdint>
+#include <stdexcept>
 #include <type_traits>
 
 #include "attention/params.h"
 #include "attention/score_mod.h"
 #include "kernels/cpu/gemm/tile_gemm.h"
+#include "kernels/cpu/rows/narrow_float.h"
 
 namespace flash_attn_ext::cpu {
 
@@ -27,13 +25,13 @@ void with_element(attention::ElementType element, Function&& function) {
     case attention::ElementType::kFloat64:
       return function(static_cast<double*>(nullptr));
     case attention::ElementType::kBFloat16:
-      return function(static_cast<c10::BFloat16*>(nullptr));
+      return function(static_cast<BFloat16*>(nullptr));
     case attention::ElementType::kFloat16:
-      return function(static_cast<c10::Half*>(nullptr));
+      return function(static_cast<Float16*>(nullptr));
     case attention::ElementType::kBool:
       break;
   }
-  TORCH_INTERNAL_ASSERT(false, "a bool tensor is no matrix operand");
+  throw std::logic_error("a bool tensor is no matrix operand");
 }
 
 // A run of rows of one head of a tensor.

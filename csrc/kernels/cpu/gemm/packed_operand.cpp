@@ -1,11 +1,10 @@
 #include "kernels/cpu/gemm/packed_operand.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 
 #include "attention/division.h"
 #include "kernels/cpu/rows/row_ops.h"
+#include "kernels/cpu/services.h"
 #include "kernels/cpu/tiles.h"
 
 namespace flash_attn_ext::cpu {
@@ -33,7 +32,7 @@ void PackedOperand<Real>::load(const HeadRange& key_heads) {
   const int64_t num_slots = (key_heads.end - key_heads.begin) * num_tiles_;
   if (!in_place_) storage_.reserve(num_slots * tile_elements());
   finite_.resize(num_slots);
-  at::parallel_for(0, num_slots, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(num_slots, 1, [&](int64_t begin, int64_t end) {
     for (int64_t slot = begin; slot < end; ++slot) load_tile(slot);
   });
 }

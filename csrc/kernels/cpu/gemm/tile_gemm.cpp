@@ -1,37 +1,17 @@
 #include "kernels/cpu/gemm/tile_gemm.h"
 
-#include <ATen/native/CPUBlas.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/mm.h>
-#include <c10/core/GradMode.h>
-#include <c10/util/BFloat16.h>
-
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <vector>
+
+#include "kernels/cpu/services.h"
 
 namespace flash_attn_ext::cpu {
 namespace {
 
-// ATen's small-tile GEMM (oneDNN's, generated for the shape) exists only for CPUs with AVX-512, and that of bfloat16
-// for those with instructions for it; asking is the only way to know.
-template <class Element>
-bool has_small_tile_gemm(bool is_pairs) {
-  const Element ones[2] = {Element(1.0f), Element(1.0f)};
-  float c = 0.0f;
-  try {
-    at::native::cpublas::brgemm(1, 1, 2, 2, 1, 1, /*add_C=*/false, ones, ones, &c, is_pairs);
-  } catch (const std::exception&) {
-    return false;
-  }
-  return true;
-}
-
-// Whether there is one for float32. With vectors of 512 bits it is faster than ATen's general GEMM on these shapes
-// (docs/kernels/log/cpu.md).
-bool has_small_tile_gemm() {
-  static const bool available = has_small_tile_gemm<float>(/*is_pairs=*/false);
+// With vectors of 512 bits it is faster than the general GEMM on these shapes (docs/kernels/log/cpu.md).
+bool has_tile_gemm() {
+  static const bool available = services().has_tile_gemm_f32();
   return available;
 }
 
@@ -52,20 +32,30 @@ bool multiply_empty(const GemmShape& shape, Block<Real> c, Accumulate mode) {
 }
 
 template <class Real>
-void multiply_general(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c,
-                      Accumulate mode) {
-  const c10::NoGradGuard no_grad;
-  const auto options = at::TensorOptions().dtype(c10::CppTypeToScalarType<Real>::value);
-  const auto view = [&](const Real* data, int64_t rows, int64_t columns, int64_t stride) {
-    return at::from_blob(const_cast<Real*>(data), {rows, columns}, {stride, 1}, options);
-  };
-  at::Tensor out = view(c.data, shape.m, shape.n, c.stride);
-  const at::Tensor left = view(a.data, shape.m, shape.k, a.stride);
-  const at::Tensor right = view(b.data, shape.k, shape.n, b.stride);
-  if (mode == Accumulate::kYes) {
-    out.addmm_(left, right);
-  } else {
-    at::mm_out(out, left, right);
+GemmCall<Real, Real> gemm_call(const GemmShape& shape, Block<const Real> a, Block<const Real> b, Block<Real> c,
+                               Accumulate mode) {
+  return {.m = shape.m,
+          .n = shape.n,
+          .k = shape.k,
+          .a = a.data,
+          .lda = a.stride,
+          .b = b.data,
+          .ldb = b.stride,
+          .c = c.data,
+          .ldc = c.stride,
+          .adds = mode == Accumulate::kYes};
+}
+
+// Calls gemm for some terms after the others, so that each sum is short.
+template <class Call>
+void multiply_in_steps(const Call& call, int64_t terms, void (*gemm)(const Call&)) {
+  Call step = call;
+  for (int64_t first = 0; first < call.k; first += terms) {
+    step.k = std::min(terms, call.k - first);
+    step.a = call.a + first;
+    step.b = call.b + first * call.ldb;
+    step.adds = call.adds || first > 0;
+    gemm(step);
   }
 }
 
@@ -79,36 +69,37 @@ int64_t terms_of_a_sum(const GemmShape& shape) { return shape.m <= kFewRows ? 8 
 void multiply(const GemmShape& shape, Block<const float> a, Block<const float> b, Block<float> c, Accumulate mode) {
   if (multiply_empty(shape, c, mode)) return;
   if (is_small(shape)) return multiply_few_rows(shape, a, b, c, mode);
-  if (!has_small_tile_gemm()) return multiply_general(shape, a, b, c, mode);
-  const int64_t terms = terms_of_a_sum(shape);
-  for (int64_t first = 0; first < shape.k; first += terms) {
-    at::native::cpublas::brgemm(shape.m, shape.n, std::min(terms, shape.k - first), a.stride, b.stride, c.stride,
-                                /*add_C=*/first > 0 || mode == Accumulate::kYes, a.data + first, b.row(first), c.data,
-                                /*is_vnni=*/false);
-  }
+  const Float32Gemm call = gemm_call(shape, a, b, c, mode);
+  if (!has_tile_gemm()) return services().gemm_f32(call);
+  multiply_in_steps(call, terms_of_a_sum(shape), services().tile_gemm_f32);
 }
 
 void multiply(const GemmShape& shape, Block<const double> a, Block<const double> b, Block<double> c, Accumulate mode) {
   if (multiply_empty(shape, c, mode)) return;
   if (is_small(shape)) return multiply_few_rows(shape, a, b, c, mode);
-  multiply_general(shape, a, b, c, mode);
+  services().gemm_f64(gemm_call(shape, a, b, c, mode));
 }
 
 bool can_multiply_pairs() {
-  static const bool available = has_small_tile_gemm<c10::BFloat16>(/*is_pairs=*/true);
+  static const bool available = services().has_tile_gemm_bf16();
   return available;
 }
 
-void release_pairs() { at::native::cpublas::brgemm_release(/*is_vnni=*/true); }
+void release_pairs() { services().release_tiles(); }
 
 void multiply_pairs(const GemmShape& shape, Block<const uint16_t> a, Block<const float> b, Block<float> c) {
   if (multiply_empty(shape, c, Accumulate::kNo)) return;
-  const int64_t terms = terms_of_a_sum(shape);
-  for (int64_t first = 0; first < shape.k; first += terms) {
-    at::native::cpublas::brgemm(shape.m, shape.n, std::min(terms, shape.k - first), a.stride, b.stride, c.stride,
-                                /*add_C=*/first > 0, reinterpret_cast<const c10::BFloat16*>(a.data + first),
-                                reinterpret_cast<const c10::BFloat16*>(b.row(first / 2)), c.data, /*is_vnni=*/true);
-  }
+  const BFloat16Gemm call = {.m = shape.m,
+                             .n = shape.n,
+                             .k = shape.k,
+                             .a = a.data,
+                             .lda = a.stride,
+                             .b = reinterpret_cast<const uint16_t*>(b.data),
+                             .ldb = b.stride,
+                             .c = c.data,
+                             .ldc = c.stride,
+                             .adds = false};
+  multiply_in_steps(call, terms_of_a_sum(shape), services().tile_gemm_bf16);
 }
 
 template <class Real>

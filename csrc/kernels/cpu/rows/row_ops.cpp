@@ -258,13 +258,13 @@ FLASH_SIMD_CLONES void add_weighted_row(double* x, const double* y, int64_t n, d
   add_weighted_row_impl(x, y, n, weight);
 }
 
-FLASH_SIMD_CLONES void convert_row(float* x, const c10::BFloat16* y, int64_t n) {
+FLASH_SIMD_CLONES void convert_row(float* x, const BFloat16* y, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) x[i] = __builtin_bit_cast(float, static_cast<uint32_t>(y[i].x) << 16);
+  for (int64_t i = 0; i < n; ++i) x[i] = bfloat16_to_float(y[i].bits);
 }
-FLASH_SIMD_CLONES void convert_row(float* x, const c10::Half* y, int64_t n) {
+FLASH_SIMD_CLONES void convert_row(float* x, const Float16* y, int64_t n) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) x[i] = c10::detail::fp16_ieee_to_fp32_value(y[i].x);
+  for (int64_t i = 0; i < n; ++i) x[i] = float16_to_float(y[i].bits);
 }
 
 FLASH_SIMD_CLONES void store_row(float* x, const float* y, int64_t n, float factor) {
@@ -275,18 +275,13 @@ FLASH_SIMD_CLONES void store_row(double* x, const double* y, int64_t n, double f
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) x[i] = factor * y[i];
 }
-FLASH_SIMD_CLONES void store_row(c10::BFloat16* x, const float* y, int64_t n, float factor) {
+FLASH_SIMD_CLONES void store_row(BFloat16* x, const float* y, int64_t n, float factor) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float value = factor * y[i];
-    const uint32_t bits = __builtin_bit_cast(uint32_t, value);
-    const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
-    x[i].x = static_cast<uint16_t>(value != value ? 0x7FC0u : rounded);
-  }
+  for (int64_t i = 0; i < n; ++i) x[i].bits = bfloat16_from_float(factor * y[i]);
 }
-FLASH_SIMD_CLONES void store_row(c10::Half* x, const float* y, int64_t n, float factor) {
+FLASH_SIMD_CLONES void store_row(Float16* x, const float* y, int64_t n, float factor) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) x[i].x = c10::detail::fp16_ieee_from_fp32_value(factor * y[i]);
+  for (int64_t i = 0; i < n; ++i) x[i].bits = float16_from_float(factor * y[i]);
 }
 
 FLASH_SIMD_CLONES void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n) {

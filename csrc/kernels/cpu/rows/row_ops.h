@@ -1,14 +1,12 @@
 // Operations on one row of a score tile, vectorised along the row. Rows are contiguous.
 #pragma once
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include <algorithm>
 #include <cstdint>
 
 #include "attention/division.h"
 #include "attention/score_mod.h"
+#include "kernels/cpu/rows/narrow_float.h"
 #include "kernels/cpu/rows/vector_math.h"
 
 namespace flash_attn_ext::cpu {
@@ -67,14 +65,14 @@ void add_weighted_row(float* x, const float* y, int64_t n, float weight);
 void add_weighted_row(double* x, const double* y, int64_t n, double weight);
 
 // x = y.
-void convert_row(float* x, const c10::BFloat16* y, int64_t n);
-void convert_row(float* x, const c10::Half* y, int64_t n);
+void convert_row(float* x, const BFloat16* y, int64_t n);
+void convert_row(float* x, const Float16* y, int64_t n);
 
 // x = factor * y, rounded to the type of x.
 void store_row(float* x, const float* y, int64_t n, float factor);
 void store_row(double* x, const double* y, int64_t n, double factor);
-void store_row(c10::BFloat16* x, const float* y, int64_t n, float factor);
-void store_row(c10::Half* x, const float* y, int64_t n, float factor);
+void store_row(BFloat16* x, const float* y, int64_t n, float factor);
+void store_row(Float16* x, const float* y, int64_t n, float factor);
 
 // masked = added, or -inf where mask is 0. Both may be the same row.
 void mask_row(float* masked, const float* added, const uint8_t* mask, int64_t n);

@@ -1,8 +1,5 @@
 #include "kernels/cpu/rows/score_row.h"
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -25,9 +22,9 @@ void with_bias(const BroadcastView& bias, const ScoreRun& run, Function&& functi
     case ElementType::kFloat64:
       return function(static_cast<const double*>(bias.data) + offset);
     case ElementType::kBFloat16:
-      return function(static_cast<const c10::BFloat16*>(bias.data) + offset);
+      return function(static_cast<const BFloat16*>(bias.data) + offset);
     case ElementType::kFloat16:
-      return function(static_cast<const c10::Half*>(bias.data) + offset);
+      return function(static_cast<const Float16*>(bias.data) + offset);
     case ElementType::kBool:
       return;  // a bool bias is a mask
   }

@@ -1,0 +1,120 @@
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <iterator>
+#include <mutex>
+
+#include "kernels/common/cache/append_kv.h"
+#include "kernels/common/sums/sums.h"
+#include "kernels/derivatives/plain_tiles.h"
+#include "kernels/sm80/sm80_backend.h"
+#if FLASH_ATTN_EXT_WITH_SM90
+#include "kernels/sm90/sm90_backend.h"
+#endif
+#include "library/table.h"
+
+namespace flash_attn_ext::library {
+namespace {
+
+cudaStream_t cuda_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+Gpu describe_gpu(int device) {
+  Gpu gpu{};
+  cudaDeviceProp properties;
+  gpu.status = cudaGetDeviceProperties(&properties, device);
+  if (gpu.status != cudaSuccess) return gpu;
+  std::strncpy(gpu.name, properties.name, sizeof(gpu.name) - 1);
+  gpu.major = properties.major;
+  gpu.minor = properties.minor;
+  gpu.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  gpu.l2_bytes = properties.l2CacheSize;
+  gpu.sms = properties.multiProcessorCount;
+  return gpu;
+}
+
+// Each call asks, so answers are kept.
+const Gpu& gpu(int device) {
+  struct Answer {
+    std::once_flag asked;
+    Gpu gpu;
+  };
+  static Answer answers[128];
+  static const Gpu kNoDevice = {.status = cudaErrorInvalidDevice};
+  if (device < 0 || device >= static_cast<int>(std::size(answers))) return kNoDevice;
+  Answer& answer = answers[device];
+  std::call_once(answer.asked, [&] { answer.gpu = describe_gpu(device); });
+  return answer.gpu;
+}
+
+const char* take_error(Status status) {
+  static_cast<void>(cudaGetLastError());
+  return cudaGetErrorString(static_cast<cudaError_t>(status));
+}
+
+Status append(const attention::AppendParams& params, void* stream) {
+  return common::append_kv(params, cuda_stream(stream));
+}
+
+Status delta(const attention::DeltaParams& params, void* stream) {
+  return common::launch_delta(params, cuda_stream(stream));
+}
+
+Status tangents(const attention::TangentParams& params, const plan::TangentPlan& plan, void* stream) {
+  return sm80::run_tangents(params, plan, cuda_stream(stream));
+}
+
+Status plain_weights(const derivatives::PlainTile& tile, const derivatives::PlainWeights& results, void* stream) {
+  return derivatives::plain_weights(tile, results, cuda_stream(stream));
+}
+
+Status plain_gradients(const derivatives::PlainTile& tile, const derivatives::PlainGradients& gradients, void* stream) {
+  return derivatives::plain_gradients(tile, gradients, cuda_stream(stream));
+}
+
+Status sm80_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+                    void* stream) {
+  return sm80::run_forward(params, plan, workspace, cuda_stream(stream));
+}
+
+Status sm80_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                     void* stream) {
+  return sm80::run_backward(params, plan, workspace, cuda_stream(stream));
+}
+
+#if FLASH_ATTN_EXT_WITH_SM90
+Status sm90_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
+                    void* stream) {
+  if (!plan.is_warp_specialised()) return sm80_forward(params, plan, workspace, stream);
+  return sm90::run_forward(params, plan, workspace, cuda_stream(stream));
+}
+
+Status sm90_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
+                     void* stream) {
+  if (!plan.is_warp_specialised()) return sm80_backward(params, plan, workspace, stream);
+  return sm90::run_backward(params, plan, workspace, cuda_stream(stream));
+}
+#endif
+
+}  // namespace
+
+void add_gpu_kernels(Kernels& table) {
+  table.gpu = {.gpu = gpu,
+               .take_error = take_error,
+               .tangents = tangents,
+               .plain_weights = plain_weights,
+               .plain_gradients = plain_gradients};
+  Backend& sm80 = row_of("sm80", table);
+  sm80.append = append;
+  sm80.forward = sm80_forward;
+  sm80.backward = sm80_backward;
+  sm80.delta = delta;
+#if FLASH_ATTN_EXT_WITH_SM90
+  Backend& sm90 = row_of("sm90", table);
+  sm90.append = append;
+  sm90.forward = sm90_forward;
+  sm90.backward = sm90_backward;
+  sm90.delta = delta;
+#endif
+}
+
+}  // namespace flash_attn_ext::library

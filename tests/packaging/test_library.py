@@ -1,0 +1,110 @@
+"""The library of kernels needs neither torch nor Python, and `import flash_attn_ext` says what is wrong with a library
+and an extension that do not fit."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import flash_attn_ext
+from build_support import plan
+from flash_attn_ext import _load
+
+PACKAGE = Path(flash_attn_ext.__file__).parent
+LIBRARY = PACKAGE / _load.LIBRARY
+EXPORTS = {"flash_attn_ext_kernels", "flash_attn_ext_kernels_facts"}
+
+
+def symbols(*options: str) -> list[str]:
+    if shutil.which("nm") is None:
+        pytest.skip("no nm")
+    listing = subprocess.run(["nm", "-D", *options, LIBRARY], capture_output=True, text=True, check=True).stdout
+    return [line.split()[-1] for line in listing.splitlines()]
+
+
+def test_nothing_is_exported_but_the_interface():
+    assert set(symbols("--defined-only")) == EXPORTS
+
+
+def test_no_symbol_of_torch_python_or_the_cuda_runtime_is_needed():
+    foreign = re.compile(r"^_?Py|torch|c10|_ZN2at|^cuda|^__cuda|^cu[A-Z]|GOMP")
+    assert [name for name in symbols("--undefined-only") if foreign.search(name)] == []
+
+
+class Facts(ctypes.Structure):
+    _fields_ = [("interface", ctypes.c_char_p), ("version", ctypes.c_char_p)]
+
+
+def test_the_library_says_what_it_is():
+    function = ctypes.CDLL(str(LIBRARY)).flash_attn_ext_kernels_facts
+    function.restype = ctypes.POINTER(Facts)
+    facts = function().contents
+    assert facts.interface.decode() == plan.interface_digest()
+    assert facts.version.decode() == flash_attn_ext.__version__ == flash_attn_ext._C.build_info()["version"]
+
+
+@pytest.fixture
+def installation(tmp_path) -> Path:
+    """A copy of the package, so far as `import` gets before it fails."""
+    copy = tmp_path / "flash_attn_ext"
+    copy.mkdir()
+    for name in ("__init__.py", "_import_errors.py", "_load.py"):
+        shutil.copy2(PACKAGE / name, copy / name)
+    return copy
+
+
+def import_error(installation: Path) -> str:
+    program = f"import sys; sys.path.insert(0, {str(installation.parent)!r}); import flash_attn_ext"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert process.returncode != 0
+    return process.stderr[process.stderr.rindex("ImportError: ") :]
+
+
+GLUE = _load.glue_for(torch.__version__)
+COMMAND = f"\n    {sys.executable} -m pip install --no-build-isolation ."
+
+
+def test_an_installation_that_is_not_built(installation):
+    message = import_error(installation)
+    assert "its C++ extension is not built" in message
+    assert f"PyTorch {torch.__version__}" in message and COMMAND in message
+
+
+def test_other_copies_on_the_path_are_named(installation):
+    assert f"Python's path has other copies: {PACKAGE}" in import_error(installation)
+
+
+def test_an_installation_for_other_versions_of_torch(installation):
+    """It says which they are, in their order."""
+    for version in ("9.10", "9.9"):
+        (installation / GLUE.name.replace(_load.minor_version(torch.__version__), version)).touch()
+    message = import_error(installation)
+    assert f"no C++ extension for PyTorch {torch.__version__}" in message
+    assert "only for PyTorch 9.9 and 9.10 and this Python" in message and COMMAND in message
+
+
+def test_an_installation_for_another_python(installation):
+    name = GLUE.name.replace(_load.SUFFIX, ".cpython-39-x86_64-linux-gnu.so")
+    (installation / name).touch()
+    assert f"only {name}" in import_error(installation)
+
+
+def test_an_extension_without_its_library(installation):
+    shutil.copy2(GLUE, installation)
+    assert f"{_load.LIBRARY}: cannot open shared object file" in import_error(installation)
+
+
+def test_an_extension_with_the_library_of_another_version(installation):
+    shutil.copy2(GLUE, installation)
+    digest = plan.interface_digest().encode()
+    contents = LIBRARY.read_bytes()
+    assert digest in contents
+    (installation / _load.LIBRARY).write_bytes(contents.replace(digest, b"0123456789abcdef"))
+    message = import_error(installation)
+    assert "0123456789abcdef" in message and digest.decode() in message
+    assert flash_attn_ext.__version__ in message and COMMAND in message
