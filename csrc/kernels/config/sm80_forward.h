@@ -49,6 +49,9 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
 
     {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kBiasMask,
      .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 64}},
+    {.element_bytes = 2, .head_dim = 64, .score = ScoreMode::kBiasMask,
+     .tile = {.queries = 64, .keys = 64, .warps = 4, .columns = 64, .ctas_per_sm = 4},
+     .for_few_queries = true},
     {.element_bytes = 2, .head_dim = 128, .score = ScoreMode::kBiasMask,
      .tile = {.queries = 128, .keys = 64, .warps = 4, .columns = 128}},
 

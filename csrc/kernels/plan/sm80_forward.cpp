@@ -67,12 +67,14 @@ int choose_row(const attention::ForwardParams& p) {
   };
   const ScoreMode score = score_mode(p);
   const int row = row_of(score);
-  if (score != ScoreMode::kScaleOnly) return row;
+  if (score != ScoreMode::kScaleOnly && score != ScoreMode::kBiasMask) return row;
   const int64_t queries = p.sequences.max_seqlen_q;
+  const bool is_causal = score == ScoreMode::kScaleOnly && p.visibility.one_sided();
   // The row after that of the same head dim is for few queries, where there is one.
   if (sm80::kForwardConfigs[row + 1].for_few_queries) {
-    return queries <= (p.visibility.one_sided() ? kFewCausalQueries : kFewQueries) ? row + 1 : row;
+    return queries <= (is_causal ? kFewCausalQueries : kFewQueries) ? row + 1 : row;
   }
+  if (score == ScoreMode::kBiasMask) return row;
   const int generic = row_of(ScoreMode::kGeneric);
   const bool generic_is_smaller = sm80::kForwardConfigs[generic].tile.queries < sm80::kForwardConfigs[row].tile.queries;
   return generic_is_smaller && queries <= kQueriesOfSmallTiles ? generic : row;
