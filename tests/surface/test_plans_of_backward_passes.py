@@ -238,8 +238,7 @@ BACKWARD = [
     (Call(512, d=256), dict(delta="within another kernel")),
     (Call(512), dict(delta="within another kernel")),
     (Call(512, d=63), dict(delta="by its own kernel")),
-    (Call(512, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="by its own kernel")),
-    (Call(512, d=128, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="within another kernel")),
+    (Call(512, slopes=True, wanted=("q", "k", "v", "alibi_slopes")), dict(delta="exact, by its own kernel")),
     (Call(512, sink=True, wanted=("q", "sink")), dict(delta="within another kernel")),
     (Call(512, sink=True, wanted=("sink",)), dict(delta="by its own kernel")),
     # dBias: from materialised dS where it has a value for each query and key.

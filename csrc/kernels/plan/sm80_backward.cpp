@@ -118,12 +118,11 @@ BackwardPlan::Materialised size_materialised_scores(const BackwardParams& p, Bac
   return materialised;
 }
 
-// In sums of dS over queries the terms cancel, but the error that a rounded O leaves in delta does not. Nor does it
-// vanish in the gradient of a bias that is more precise than O. Gradients of slopes and sinks are no more precise than
-// delta, and keep the error rule as they are (docs/numerics.md, "delta").
+// In sums of dS over rows the terms cancel, but the error that a rounded O leaves in delta does not. Nor does it vanish
+// in the gradient of a bias that is more precise than O.
 bool needs_exact_delta(const BackwardParams& p) {
-  const bool dbias_sums_queries = p.dbias.present() && p.dbias.per_key && !p.dbias.per_query;
-  return attention::is_16_bit(p.element) && (dbias_sums_queries || has_precise_dbias(p));
+  const bool dbias_sums_rows = p.dbias.present() && p.dbias.per_key && !p.dbias.per_query;
+  return attention::is_16_bit(p.element) && (dbias_sums_rows || has_precise_dbias(p) || p.dalibi_slopes != nullptr);
 }
 
 DeltaSource choose_delta(const BackwardParams& p, BackwardKernels kernels) {
