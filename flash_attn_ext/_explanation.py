@@ -61,8 +61,8 @@ class Plan:
     """Pairs of a batch entry and a key head that such a launch computes."""
     query_chunks: int | None = None
     """Into how many query chunks such a pair is divided, if more than one. Each chunk has launches of its own."""
-    key_bands: bool = False
-    """Whether query chunks are divided into key bands. Each band then has a launch of its own."""
+    key_chunks: bool = False
+    """Whether query chunks are divided into key chunks. Each key chunk then has a launch of its own."""
     cyclic: bool = False
     """Whether the loop order of the key-stationary backward kernel is cyclic. Key tiles then start at different query
     tiles, and wrap around."""

@@ -108,6 +108,7 @@ std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const Back
   } else {  // k, v and a bias may have elements even then
     if (gradients.dk.defined()) gradients.dk.zero_();
     if (gradients.dv.defined()) gradients.dv.zero_();
+    if (gradients.dsink.defined()) gradients.dsink.zero_();
     if (params.dbias.present()) gradients.dbias = at::zeros(in.bias->sizes(), in.bias->options());
   }
   return finish(in, std::move(gradients));

@@ -1,6 +1,6 @@
 """Hopper's two-pass backward kernels, which materialise P and dS. Calls take them where biases or a softcap change
 scores, where few queries have a mask, and above head dim 128. Edges of tiles, tiles that a mask hides, several
-launches, query chunks, key bands, and NaN."""
+launches, query chunks, key chunks, and NaN."""
 
 import math
 
@@ -103,8 +103,8 @@ CHUNKS = [
         (1, dict(d=192, dv=128), dict(softcap=8.0, dropout_p=0.2)),
     )
 ]
-# Of 5 MiB a chunk of two CTAs has 78 tiles of keys: two or three bands.
-BANDS = [
+# Of 5 MiB a chunk of two CTAs has 78 tiles of keys: two or three key chunks.
+KEY_CHUNKS = [
     Case(sq=sq, sk=9000, batch=1, heads=2, kv_heads=kv_heads, **dims, **options)
     for sq, kv_heads, dims, options in (
         (700, 2, dict(d=256), dict(dlse=True)),
@@ -287,15 +287,15 @@ def test_query_chunks(case, dtype, gpu, in_query_chunks):
 
 
 @over_dtypes((torch.bfloat16,))
-@over_cases(BANDS)
-def test_key_bands(case, dtype, gpu, monkeypatch):
+@over_cases(KEY_CHUNKS)
+def test_key_chunks(case, dtype, gpu, monkeypatch):
     """With some of a key head's queries and keys at a time; gradients are the same to the bit."""
     inputs = make_inputs(case, dtype, "cuda").replace(differentiable=("q", "k", "v"))
     whole = run_ours(inputs, gpu)
     monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "5")
     monkeypatch.setenv(SM_COUNT_SWITCH, "2")
     tensors = dict(bias=inputs.bias, mask=inputs.mask, dropout_p=case.dropout_p, **case.options())
-    assert flash_attn_ext.explain(inputs.q, inputs.k, inputs.v, backend=gpu.name, **tensors).backward.key_bands
+    assert flash_attn_ext.explain(inputs.q, inputs.k, inputs.v, backend=gpu.name, **tensors).backward.key_chunks
     cut = run_ours(inputs, gpu)
     for name in ("dq", "dk", "dv"):
         assert torch.equal(whole[name], cut[name]), name

@@ -1,6 +1,6 @@
 // SeenTiles and MaterialisedTiles on random problems. A tile is stored, and read, if a query of it sees a key of it; if
 // it counts as full, all queries see all keys. However much room a launch has, exactly one launch stores each tile,
-// inside the matrix, and no two tiles share a place. The key bands of a chunk begin with the first key, one of them is
+// inside the matrix, and no two tiles share a place. The key chunks of a chunk begin with the first key, one of them is
 // the last one of each row, and each key tile is in one of them, whether it is seen or not.
 #include <cstdio>
 #include <random>
@@ -52,9 +52,9 @@ std::vector<Tile> count(const Problem& problem, int key_tiles) {
   return tiles;
 }
 
-// Goes through the query chunks, one after the other, and the key bands of each. `begin`: the sequence's first row; 0
-// but in a packed batch. band_tiles: 0 for chunks without bands.
-bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_tiles) {
+// Goes through the query chunks, one after the other, and the key chunks of each. `begin`: the sequence's first row; 0
+// but in a packed batch. key_chunk_tiles: 0 for chunks without key chunks.
+bool chunks_are_right(const Problem& problem, int64_t room, int begin, int key_chunk_tiles) {
   const Sequence& s = problem.sequence;
   const int query_tiles = MaterialisedTiles::num_tiles(s.num_queries);
   const int key_tiles = MaterialisedTiles::num_tiles(s.num_keys);
@@ -78,11 +78,11 @@ bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_
     check(tiles.chunk_begin < end, "an empty chunk");
     check(tiles.in_matrix <= room, "a chunk with too little room");
     bool begins_keys = true;
-    std::vector<int> bands(key_tiles);
-    flash_attn_ext::for_each_band(p, tiles, band_tiles, [&](const MaterialisedTiles& launch) {
-      check(launch.begins_keys() == begins_keys, "a band that takes itself for the first one, or does not");
+    std::vector<int> times_in_chunks(key_tiles);
+    flash_attn_ext::for_each_key_chunk(p, tiles, key_chunk_tiles, [&](const MaterialisedTiles& launch) {
+      check(launch.begins_keys() == begins_keys, "a key_chunk that takes itself for the first one, or does not");
       begins_keys = false;
-      for (int j = 0; j < key_tiles; ++j) bands[j] += j >= launch.band_begin && j < launch.band_end;
+      for (int j = 0; j < key_tiles; ++j) times_in_chunks[j] += j >= launch.key_chunk_begin && j < launch.key_chunk_end;
       const SeenTiles seen = SeenTiles::of(problem.visibility, s, launch);
       std::set<int> taken;
       for (int i = launch.begin_of(begin); i < std::min(launch.end_of(begin), query_tiles); ++i) {
@@ -96,12 +96,12 @@ bool chunks_are_right(const Problem& problem, int64_t room, int begin, int band_
         }
       }
     });
-    for (const int times : bands) check(times == 1, "a tile of keys in several bands, or in none");
+    for (const int times : times_in_chunks) check(times == 1, "a tile of keys in several key chunks, or in none");
   }
   for (size_t i = 0; i < visible.size(); ++i) {
     check(stored[i] == (visible[i].visible > 0), "a tile that several launches store, or none");
   }
-  for (const int times : rows_ended) check(times == 1, "a row with several last bands, or none");
+  for (const int times : rows_ended) check(times == 1, "a row with several last key chunks, or none");
   return is_right;
 }
 
@@ -145,8 +145,8 @@ int main() {
     const auto room = three_rows + static_cast<int64_t>(random() % 100);
     if (!chunks_are_right(problem, room, 0, 0)) return 1;
     if (!chunks_are_right(problem, room, 1 + static_cast<int>(random() % 5), 0)) return 1;
-    const bool has_bands = problem.visibility.left == Visibility::kUnbounded;
-    if (has_bands && !chunks_are_right(problem, room, 0, 1 + static_cast<int>(random() % 4))) return 1;
+    const bool has_key_chunks = problem.visibility.left == Visibility::kUnbounded;
+    if (has_key_chunks && !chunks_are_right(problem, room, 0, 1 + static_cast<int>(random() % 4))) return 1;
   }
   return 0;
 }

@@ -155,15 +155,15 @@ struct BackwardPlan {
     int64_t bytes_of_matrices = 0;  // of the matrices of P of one launch; those of dS have the same size
     int64_t pairs_per_launch = 0;
     int64_t launches = 0;
-    // kTwoPass: the query chunks of a pair, each with a launch of its own, or one for each of its key bands. Empty:
+    // kTwoPass: the query chunks of a pair, each with a launch of its own, or one for each of its key chunks. Empty:
     // pairs are not divided into chunks.
     struct QueryChunk {
-      int end;         // in query tiles
-      int band_tiles;  // key tiles of a band; 0: the chunk is not divided into bands
+      int end;              // in query tiles
+      int key_chunk_tiles;  // key tiles of a key chunk; 0: the chunk is not divided into key chunks
     };
     std::vector<QueryChunk> chunks;
-    int64_t rows_of_bands = 0;        // the most query tiles of a launch of a band, of all heads
-    int64_t key_tiles_of_matrix = 0;  // with query chunks: those that hand on partial dK and dV
+    int64_t rows_with_key_chunks = 0;  // the most query tiles of a launch of a key chunk, of all heads
+    int64_t key_tiles_of_matrix = 0;   // with query chunks: those that hand on partial dK and dV
   } materialised;
 
   int64_t dq_splits = 1;  // CTAs that share the keys of a query tile in the kernel that computes dQ
@@ -189,7 +189,7 @@ struct BackwardPlan {
     WorkspacePart key_tiles;
     WorkspacePart work_counter;
     WorkspacePart key_sums;    // partial dK and dV: of the shares of a KV group, or of earlier query chunks
-    WorkspacePart query_sums;  // partial dQ of earlier key bands
+    WorkspacePart query_sums;  // partial dQ of earlier key chunks
     WorkspacePart arrivals;
   } workspace;
 

@@ -166,9 +166,9 @@ void add_materialised(Columns& columns, const BackwardPlan::Materialised& materi
   columns.add("launches", materialised.launches);
   columns.add("key_heads_per_launch", materialised.pairs_per_launch);
   columns.add_above_one("query_chunks", static_cast<int64_t>(materialised.chunks.size()));
-  const bool has_bands =
-      std::ranges::any_of(materialised.chunks, [](const auto& chunk) { return chunk.band_tiles > 0; });
-  columns.add_if(has_bands, "key_bands");
+  const bool has_key_chunks =
+      std::ranges::any_of(materialised.chunks, [](const auto& chunk) { return chunk.key_chunk_tiles > 0; });
+  columns.add_if(has_key_chunks, "key_chunks");
 }
 
 void add_portable(Report& report, const BackwardPlan& plan) {

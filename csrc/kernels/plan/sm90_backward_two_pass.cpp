@@ -1,4 +1,4 @@
-// Plans Hopper's two-pass backward: the memory of materialised scores, in launches, query chunks and key bands.
+// Plans Hopper's two-pass backward: the memory of materialised scores, in launches, query chunks and key chunks.
 #include "attention/division.h"
 #include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
@@ -28,7 +28,7 @@ class MaterialisedLaunches {
         matrices_(p.batch * p.num_heads_k / pairs_of_matrix_),
         group_(p.queries_per_key_head()),
         room_(limits.max_materialised_bytes / (2 * group_ * MaterialisedTiles::kBytes)),
-        band_step_(gemm.warpgroups),
+        key_chunk_step_(gemm.warpgroups),
         key_tiles_(is_packed(p) ? p.sequences.total_k / gemm.keys() + p.batch
                                 : attention::ceil_div(p.sequences.max_seqlen_k, gemm.keys())),
         gemm_ctas_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
@@ -47,7 +47,7 @@ class MaterialisedLaunches {
   static int64_t count_gradients(const BackwardParams& p) { return (p.dk.data != nullptr) + (p.dv.data != nullptr); }
 
  private:
-  // The rows of a query chunk that fit the memory of a launch of this many matrices, whatever the rows see.
+  // How many rows of each of `matrices` matrices fit the memory, if every row sees `width` tiles.
   int64_t rows_of_chunk(int64_t matrices) const {
     const int64_t rows = room_ / (matrices * tiles_.width) - (is_packed(p_) ? MaterialisedTiles::kBlockRows - 1 : 0);
     return std::max<int64_t>(rows, 0) / MaterialisedTiles::kBlockRows * MaterialisedTiles::kBlockRows;
@@ -57,30 +57,32 @@ class MaterialisedLaunches {
   // compute scores twice.
   bool can_have_chunks() const {
     const int64_t blocks = rows_of_chunk(1) / MaterialisedTiles::kBlockRows * group_;
-    if (blocks < std::max<int64_t>(sms_ / 4, 1) && !can_have_bands()) return false;
-    if (tiles_.before<int64_t>(tiles_.rows) > INT32_MAX) return false;
+    if (blocks < std::max<int64_t>(sms_ / 4, 1) && !can_have_key_chunks()) return false;
+    if (2 * tiles_.before<int64_t>(tiles_.rows) > INT32_MAX) return false;  // before() doubles before it halves
     return !(is_packed(p_) && p_.dbias.present());  // sequences share a tile of the bias, but not a chunk
   }
 
-  // The rows, of each matrix, whose CTAs fill the SMs once.
+  // The rows of each matrix whose CTAs fit the SMs once.
   int rows_of_wave(int64_t matrices) const {
-    return static_cast<int>(attention::ceil_div(sms_, matrices * group_)) * MaterialisedTiles::kBlockRows;
+    return static_cast<int>(std::max<int64_t>(sms_ / (matrices * group_), 1)) * MaterialisedTiles::kBlockRows;
   }
 
-  // The most key tiles of a band of so many rows, in whole tiles of the GEMM kernel.
-  int most_band_tiles(int64_t matrices, int rows) const {
-    return static_cast<int>(std::min<int64_t>(room_ / (matrices * rows), tiles_.width) / band_step_ * band_step_);
+  // The most key tiles of a key chunk of so many rows, in whole tiles of the GEMM kernel.
+  int most_key_chunk_tiles(int64_t matrices, int rows) const {
+    return static_cast<int>(std::min<int64_t>(room_ / (matrices * rows), tiles_.width) / key_chunk_step_ *
+                            key_chunk_step_);
   }
 
-  // Whether chunks may be divided into key bands. A band must have enough keys to make partial dQ, which one band hands
-  // on to the next, a small part of what is read and written, and enough for the GEMM kernel to fill the SMs.
-  bool can_have_bands() const {
+  // Whether query chunks may be divided into key chunks. There must be room for so many keys that partial dQ, which
+  // one key chunk leaves to the next, is a small part of what is read and written, and that the GEMM kernel fills the
+  // SMs.
+  bool can_have_key_chunks() const {
     constexpr int64_t kKeys = 4096;
     if (is_packed(p_) || p_.dbias.present() || tiles_.width < MaterialisedTiles::num_tiles(p_.sequences.max_seqlen_k)) {
       return false;
     }
-    const int most = most_band_tiles(1, rows_of_wave(1));
-    return most * MaterialisedTiles::kRows >= kKeys && most / band_step_ * count_gradients(p_) >= sms_;
+    const int most = most_key_chunk_tiles(1, rows_of_wave(1));
+    return most * MaterialisedTiles::kRows >= kKeys && most / key_chunk_step_ * count_gradients(p_) >= sms_;
   }
 
   // As many matrices as let the GEMM kernel fill the SMs more than once. A chunk must have enough queries to make
@@ -106,19 +108,19 @@ class MaterialisedLaunches {
     for (int end = tiles.rows; end > 0; end = tiles.chunk_begin) {
       tiles.choose_chunk(p_, end, room);
       const int rows = std::min(in_whole_waves(end - tiles.chunk_begin, pairs), most);
-      const int of_bands = can_have_bands() ? rows_of_banded_chunk(end, pairs / pairs_of_matrix_) : 0;
-      const bool has_bands = 4 * rows < 3 * of_bands;  // for less, a second launch costs as much as idle SMs
-      tiles.set_chunk(p_, whole_blocks_before(end, has_bands ? of_bands : rows), end);
-      const int band = has_bands ? equal_band_tiles(tiles, pairs / pairs_of_matrix_) : 0;
-      materialised.chunks.insert(materialised.chunks.begin(), {end, band});
-      for_each_band(p_, tiles, band, [&](const MaterialisedTiles& launch) {
+      const int of_key_chunks = can_have_key_chunks() ? rows_with_key_chunks(end, pairs / pairs_of_matrix_) : 0;
+      const bool has_key_chunks = 4 * rows < 3 * of_key_chunks;  // for less, a second launch costs as much as idle SMs
+      tiles.set_chunk(p_, whole_blocks_before(end, has_key_chunks ? of_key_chunks : rows), end);
+      const int key_chunk = has_key_chunks ? equal_key_chunk_tiles(tiles, pairs / pairs_of_matrix_) : 0;
+      materialised.chunks.insert(materialised.chunks.begin(), {end, key_chunk});
+      for_each_key_chunk(p_, tiles, key_chunk, [&](const MaterialisedTiles& launch) {
         ++launches;
         materialised.bytes_of_matrices =
             std::max(materialised.bytes_of_matrices, bytes_of(materialised, launch.in_matrix));
       });
-      if (has_bands) {
-        materialised.rows_of_bands =
-            std::max(materialised.rows_of_bands, pairs / pairs_of_matrix_ * group_ * tiles.rows_of_chunk());
+      if (has_key_chunks) {
+        materialised.rows_with_key_chunks =
+            std::max(materialised.rows_with_key_chunks, pairs / pairs_of_matrix_ * group_ * tiles.rows_of_chunk());
       }
     }
     materialised.launches *= launches;
@@ -130,20 +132,21 @@ class MaterialisedLaunches {
     return (end - rows + 1) / MaterialisedTiles::kBlockRows * MaterialisedTiles::kBlockRows;
   }
 
-  // The rows of a chunk that ends at row `end` and is divided into key bands: a wave of CTAs, or of the rows that are
-  // left an equal share.
-  int rows_of_banded_chunk(int end, int64_t matrices) const {
+  // The rows of a query chunk that ends at row `end` and is divided into key chunks: one wave of CTAs. Where all rows
+  // are equally long, query chunks share the rows equally, so that none is short.
+  int rows_with_key_chunks(int end, int64_t matrices) const {
     constexpr int kRows = MaterialisedTiles::kBlockRows;
     const int wave = rows_of_wave(matrices) / kRows;
     if (p_.visibility.one_sided()) return std::min(wave * kRows, end);
-    return static_cast<int>(attention::even_share(attention::ceil_div(tiles_.rows, kRows), wave)) * kRows;
+    const int64_t share = attention::even_share(attention::ceil_div(tiles_.rows, kRows), wave) * kRows;
+    return static_cast<int>(std::min<int64_t>(share, end));
   }
 
-  // The key tiles of each band of a chunk where they are about as wide.
-  int equal_band_tiles(const MaterialisedTiles& chunk, int64_t matrices) const {
-    const int seen = static_cast<int>(attention::ceil_div(chunk.seen_keys(), band_step_));
-    const int most = most_band_tiles(matrices, chunk.rows_of_chunk()) / band_step_;
-    return static_cast<int>(attention::even_share(seen, most)) * band_step_;
+  // The key tiles of each key chunk, where these are about as wide.
+  int equal_key_chunk_tiles(const MaterialisedTiles& chunk, int64_t matrices) const {
+    const int seen = static_cast<int>(attention::ceil_div(chunk.seen_keys(), key_chunk_step_));
+    const int most = most_key_chunk_tiles(matrices, chunk.rows_of_chunk()) / key_chunk_step_;
+    return static_cast<int>(attention::even_share(seen, most)) * key_chunk_step_;
   }
 
   // The rows of a chunk where all chunks are about as long. The CTAs of a short remainder would take as long as those
@@ -190,10 +193,10 @@ class MaterialisedLaunches {
   int64_t pairs_of_matrix_;  // a matrix holds one pair or, in a packed batch, all pairs of a key head
   int64_t matrices_;         // of each head of a KV group
   int64_t group_;
-  int64_t room_;       // for tiles of P, of each head of a KV group
-  int band_step_;      // key tiles of a tile of the GEMM kernel
-  int64_t key_tiles_;  // of a matrix
-  int64_t gemm_ctas_;  // work tiles of the GEMM kernel, of a matrix
+  int64_t room_;        // for tiles of P, of each head of a KV group
+  int key_chunk_step_;  // key tiles of a tile of the GEMM kernel
+  int64_t key_tiles_;   // of a matrix
+  int64_t gemm_ctas_;   // work tiles of the GEMM kernel, of a matrix
 };
 
 constexpr int kNoRow = -1;
@@ -268,8 +271,8 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   }
   parts.work_counter = append(parts.bytes, plan.materialised.launches * kCounters * int64_t{sizeof(uint32_t)});
   if (!plan.materialised.chunks.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, gemm));
-  parts.query_sums = append(
-      parts.bytes, plan.materialised.rows_of_bands * MaterialisedTiles::kRows * dims.qk * int64_t{sizeof(float)});
+  parts.query_sums = append(parts.bytes, plan.materialised.rows_with_key_chunks * MaterialisedTiles::kRows * dims.qk *
+                                             int64_t{sizeof(float)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * query_flags);
   parts.dkdv_nan_flags = append(parts.bytes, p.batch * p.num_heads_k * key_flags);
   return plan;

@@ -15,7 +15,7 @@ namespace flash_attn_ext {
 // tile of queries. The tiles of a row are consecutive, and a row has room for those that it can see. A matrix has the
 // rows of a query head: those of one batch entry, or in a packed batch those of all, each of which begins at a row of
 // its own. A launch has some matrices, or a query chunk of each: a range of its rows. A chunk may be divided into key
-// bands: ranges of key tiles, each with a launch of its own.
+// key chunks: ranges of key tiles, each with a launch of its own.
 //
 // In a tile, a line of 128 bytes holds a query's 64 keys, in 16-byte chunks that are swizzled as the GEMMs read them
 // from shared memory: chunk i of query r is at position i ^ (r % 8). In each half of a line the keys are in the order
@@ -35,13 +35,13 @@ struct MaterialisedTiles {
   int first_matrix = 0;
   int chunk_begin = 0;  // rows
   int chunk_end = 0;
-  int band_begin = 0;  // key tiles
-  int band_end = INT32_MAX;
-  bool ends_keys = true;  // whether the chunk has no band after this one
+  int key_chunk_begin = 0;  // key tiles
+  int key_chunk_end = INT32_MAX;
+  bool ends_keys = true;  // whether the chunk has no key chunk after this one
   int64_t in_matrix = 0;  // tiles
   int64_t between = 0;    // elements from P to dS
 
-  // Of a launch that has all rows.
+  // Returns the tiles of a launch that has all rows.
   static MaterialisedTiles of(const attention::AttentionParams& p) {
     MaterialisedTiles tiles;
     tiles.width = static_cast<int>(most_keys(p));
@@ -66,17 +66,18 @@ struct MaterialisedTiles {
   // The key tiles that the launch's rows see, where all sequences have one length and no window hides keys before them.
   int seen_keys() const { return std::clamp(chunk_end - 1 + ahead, 0, width); }
 
-  // A launch of the band [begin, end) of these key tiles. This one must have all of them. The last band also has the
-  // key tiles that no row of the chunk sees, since partial dK and dV begin with the first chunk.
-  MaterialisedTiles in_band(const attention::AttentionParams& p, int begin, int end) const {
-    MaterialisedTiles band = *this;
-    band.band_begin = begin;
-    band.ends_keys = end >= seen_keys();
-    if (!band.ends_keys) band.band_end = end;
-    band.width = std::min(end, width) - begin;
-    band.ahead = std::min(ahead - begin, band.width);
-    band.set_chunk(p, chunk_begin, chunk_end);
-    return band;
+  // A launch of the key chunk [begin, end) of these key tiles. Call it on a query chunk that is not divided yet. The
+  // last key chunk also has the key tiles that no row of the chunk sees, since partial dK and dV begin with the first
+  // chunk.
+  MaterialisedTiles in_key_chunk(const attention::AttentionParams& p, int begin, int end) const {
+    MaterialisedTiles key_chunk = *this;
+    key_chunk.key_chunk_begin = begin;
+    key_chunk.ends_keys = end >= seen_keys();
+    if (!key_chunk.ends_keys) key_chunk.key_chunk_end = end;
+    key_chunk.width = std::min(end, width) - begin;
+    key_chunk.ahead = std::min(ahead - begin, key_chunk.width);
+    key_chunk.set_chunk(p, chunk_begin, chunk_end);
+    return key_chunk;
   }
 
   // Chooses the query chunk that ends at row `end` and fits `room`, the tiles for which a matrix has memory. It is
@@ -101,7 +102,7 @@ struct MaterialisedTiles {
     return static_cast<int>(p.sequences.total_q / kRows + p.batch);
   }
 
-  FLASH_HOST_DEVICE bool begins_keys() const { return band_begin == 0; }
+  FLASH_HOST_DEVICE bool begins_keys() const { return key_chunk_begin == 0; }
   FLASH_HOST_DEVICE bool begins_matrix() const { return chunk_begin == 0; }
   FLASH_HOST_DEVICE bool ends_matrix() const { return chunk_end == rows; }
 
@@ -162,13 +163,14 @@ struct MaterialisedTiles {
   FLASH_HOST_DEVICE static int clamped(int x, int low, int high) { return x < low ? low : x < high ? x : high; }
 };
 
-// Calls act(launch) for each key band of a query chunk, in ascending order. band_tiles: 0 where the chunk is one
+// Calls act(launch) for each key chunk of a query chunk, in ascending order. key_chunk_tiles: 0 where the chunk is one
 // launch.
 template <class Act>
-void for_each_band(const attention::AttentionParams& p, const MaterialisedTiles& chunk, int band_tiles, Act&& act) {
-  if (band_tiles == 0) return act(chunk);
+void for_each_key_chunk(const attention::AttentionParams& p, const MaterialisedTiles& chunk, int key_chunk_tiles,
+                        Act&& act) {
+  if (key_chunk_tiles == 0) return act(chunk);
   const int end = std::max(chunk.seen_keys(), 1);
-  for (int begin = 0; begin < end; begin += band_tiles) act(chunk.in_band(p, begin, begin + band_tiles));
+  for (int begin = 0; begin < end; begin += key_chunk_tiles) act(chunk.in_key_chunk(p, begin, begin + key_chunk_tiles));
 }
 
 }  // namespace flash_attn_ext

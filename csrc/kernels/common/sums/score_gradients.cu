@@ -70,8 +70,7 @@ __global__ void __launch_bounds__(kThreads) dsink_chunks_kernel(const __grid_con
     const Real own = attention::delta_for_sink(sink, lse[i], delta[i], optional(p.dlse));
     if (probability != Real(0)) sum -= double{probability} * double{own};
   }
-#pragma unroll
-  for (int offset = tile::kWarpSize / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+  sum = tile::sum_over_lanes<tile::kWarpSize>(sum);
   if (tile::lane() == 0) *of_lane(p.delta) = static_cast<Real>(sum);
 }
 

@@ -46,7 +46,7 @@ struct GemmProducer {
     const attention::Sequence sequence = p.sequences.at(at.batch);
     const auto first = static_cast<int>(first_key_of(args.schedule, at, Traits::kKeys, sequence.num_keys));
     const int tile = first / Traits::kRows;
-    if (first < 0 || tile < args.tiles.band_begin || tile >= args.tiles.band_end) return false;
+    if (first < 0 || tile < args.tiles.key_chunk_begin || tile >= args.tiles.key_chunk_end) return false;
     work.batch = static_cast<int>(at.batch);
     work.key_head = static_cast<int>(at.key_head);
     work.is_dk = args.wanted.dk && at.slice == 0;

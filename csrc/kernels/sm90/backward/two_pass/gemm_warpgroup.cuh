@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
-#include "kernels/sm90/backward/two_pass/handed_sums.cuh"
+#include "kernels/sm90/backward/two_pass/partial_sums.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 
 namespace flash_attn_ext::sm90 {
@@ -42,7 +42,7 @@ struct GemmWarpgroup {
   template <int kWidth>
   __device__ __forceinline__ void multiply(const Work& work) {
     Sums<kWidth> sums;
-    HandedSums<Sums<kWidth>>::load(sums, sums_of(work), !args.tiles.begins_matrix());
+    PartialSums<Sums<kWidth>>::load(sums, sums_of(work), !args.tiles.begins_matrix());
     if constexpr (Traits::kSkipsTiles) {
       iterate_stored<kWidth>(sums);
     } else {
@@ -51,13 +51,13 @@ struct GemmWarpgroup {
     if (args.tiles.ends_matrix()) {
       store(work, sums);
     } else {
-      HandedSums<Sums<kWidth>>::store(sums_of(work), sums);
+      PartialSums<Sums<kWidth>>::store(sums_of(work), sums);
     }
     __syncwarp();  // unless the warp is converged, ptxas keeps no descriptor in uniform registers
   }
 
   __device__ __forceinline__ float* sums_of(const Work& work) const {
-    constexpr int kFloats = HandedSums<Sums<Traits::kColumns>>::kFloats;
+    constexpr int kFloats = PartialSums<Sums<Traits::kColumns>>::kFloats;
     return args.workspace.key_sums + (int64_t{work.sums} * Traits::kWarpgroups + warpgroup) * kFloats;
   }
 

@@ -43,15 +43,15 @@ struct TwoPassLaunch {
   }
 
  private:
-  // Computes the gradients of some pairs, in one launch, or in one for each key band of each query chunk.
+  // Computes the gradients of some pairs, in one launch, or in one for each key chunk of each query chunk.
   cudaError_t differentiate_chunks(const Pairs& pairs, uint32_t*& work_counters) {
     if (plan.materialised.chunks.empty()) return differentiate(pairs, work_counters);
     cudaError_t error = cudaSuccess;
     MaterialisedTiles chunk = args.tiles;
     int begin = 0;
-    for (const auto& [end, band_tiles] : plan.materialised.chunks) {
+    for (const auto& [end, key_chunk_tiles] : plan.materialised.chunks) {
       chunk.set_chunk(args.params, begin, end);
-      for_each_band(args.params, chunk, band_tiles, [&](const MaterialisedTiles& launch) {
+      for_each_key_chunk(args.params, chunk, key_chunk_tiles, [&](const MaterialisedTiles& launch) {
         args.tiles = launch;
         if (error == cudaSuccess) error = differentiate(pairs, work_counters);
       });
@@ -156,7 +156,7 @@ cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::Ba
   return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
     constexpr TwoPassConfig kConfig = kTwoPassConfigs[row()];
     if constexpr (kConfig.dims == kDims) {
-      return plan.materialised.rows_of_bands > 0
+      return plan.materialised.rows_with_key_chunks > 0
                  ? launch_two_pass<TwoPassDqTraits<Element, kConfig, true>>(p, plan, workspace, stream)
                  : launch_two_pass<TwoPassDqTraits<Element, kConfig, false>>(p, plan, workspace, stream);
     }

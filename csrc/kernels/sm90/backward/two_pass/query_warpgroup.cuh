@@ -10,7 +10,7 @@
 
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/schedule/materialised_tiles.h"
-#include "kernels/sm90/backward/two_pass/handed_sums.cuh"
+#include "kernels/sm90/backward/two_pass/partial_sums.cuh"
 #include "kernels/sm90/backward/two_pass/query_scores.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 #include "tile/sm90/gemm.h"
@@ -103,8 +103,8 @@ struct QueryWarpgroup {
 
   __device__ __forceinline__ void differentiate(const QueryTileWork& work) {
     is_empty = true;
-    if constexpr (Traits::kBands) {
-      HandedSums<Sums>::load(dq, sums_of(work), !args.tiles.begins_keys());
+    if constexpr (Traits::kKeyChunks) {
+      PartialSums<Sums>::load(dq, sums_of(work), !args.tiles.begins_keys());
     } else if constexpr (kDpAhead) {
       dq.clear();
     }
@@ -200,7 +200,7 @@ struct QueryWarpgroup {
   }
 
   __device__ __forceinline__ float* sums_of(const QueryTileWork& work) const {
-    return args.workspace.query_sums + int64_t{work.sums + warpgroup} * HandedSums<Sums>::kFloats;
+    return args.workspace.query_sums + int64_t{work.sums + warpgroup} * PartialSums<Sums>::kFloats;
   }
 
   // The first query of the warp.
@@ -351,7 +351,7 @@ struct QueryWarpgroup {
                           tile::SmemOperand(shared.v[0]).after(v_state.stage));
   }
   __device__ __forceinline__ void issue_dq_gemm() {
-    tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(k_state.stage), Traits::kBands || !is_empty);
+    tile::issue_gemm(dq, dscores, tile::SmemOperand(shared.k[0]).after(k_state.stage), Traits::kKeyChunks || !is_empty);
   }
 
   // Drains key tiles that only the other warpgroup's queries see.
@@ -371,9 +371,9 @@ struct QueryWarpgroup {
     const attention::BackwardParams& params = args.params;
     const int first = first_query(work);
     const int rows = work.num_queries - first;
-    if constexpr (Traits::kBands) {
+    if constexpr (Traits::kKeyChunks) {
       if (!args.tiles.ends_keys) {
-        HandedSums<Sums>::store(sums_of(work), dq);
+        PartialSums<Sums>::store(sums_of(work), dq);
         __syncwarp();
         return;
       }

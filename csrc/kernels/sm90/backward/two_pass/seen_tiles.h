@@ -14,10 +14,10 @@ struct SeenTiles {
 
   int num_queries;
   int num_keys;
-  int before;          // query q sees keys from q + before
-  int after;           // up to q + after
-  int band_begin = 0;  // the key tiles of the launch
-  int band_end = INT32_MAX;
+  int before;               // query q sees keys from q + before
+  int after;                // up to q + after
+  int key_chunk_begin = 0;  // the key tiles of the launch
+  int key_chunk_end = INT32_MAX;
 
   FLASH_HOST_DEVICE static SeenTiles of(const attention::Visibility& visibility, const attention::Sequence& sequence,
                                         const MaterialisedTiles& launch) {
@@ -26,8 +26,8 @@ struct SeenTiles {
             static_cast<int>(sequence.num_keys),
             diagonal - static_cast<int>(visibility.left),
             diagonal + static_cast<int>(visibility.right),
-            launch.band_begin,
-            launch.band_end};
+            launch.key_chunk_begin,
+            launch.key_chunk_end};
   }
 
   // The launch's key tiles of which a query tile sees something.
@@ -36,8 +36,8 @@ struct SeenTiles {
     const int last = least(first + kRows, num_queries) - 1;
     if (first > last) return {0, 0, 0, 0};
     TileRange seen = tiles_of({first + before, first + after + 1}, {last + before, last + after + 1}, num_keys);
-    seen.begin = seen.begin > band_begin ? seen.begin : band_begin;
-    seen.end = least(seen.end, band_end);
+    seen.begin = seen.begin > key_chunk_begin ? seen.begin : key_chunk_begin;
+    seen.end = least(seen.end, key_chunk_end);
     return seen;
   }
 

@@ -29,7 +29,7 @@ struct TwoPassWorkspace {
   uint8_t* dkdv_nan_flags;
   uint32_t* work_counters;  // two for each launch: of the dQ kernel and of the GEMM kernel
   float* key_sums;          // for each key tile of a launch: partial dK / scale or dV of earlier query chunks
-  float* query_sums;        // for each row of a launch: partial dQ / scale of earlier key bands
+  float* query_sums;        // for each row of a launch: partial dQ / scale of earlier key chunks
   int key_tiles_of_matrix;
   int tiles_of_head;
   int num_work_counters;
@@ -78,12 +78,13 @@ struct TwoPassArguments {
   bool scales_lse;    // statistics hold LSE * log2(e), because scores are only scaled, or also hidden by a mask
 };
 
-// Traits of the dQ kernel. kBandsValue: dQ is handed on from key band to key band. Kernels without bands spill less.
-template <class ElementType, TwoPassConfig kConfigValue, bool kBandsValue>
+// Traits of the dQ kernel. kKeyChunksValue: whether a launch leaves partial dQ to the next one. Kernels that do not
+// spill less.
+template <class ElementType, TwoPassConfig kConfigValue, bool kKeyChunksValue>
 struct TwoPassDqTraits {
   using Element = ElementType;
   static constexpr TwoPassConfig kConfig = kConfigValue;
-  static constexpr bool kBands = kBandsValue;
+  static constexpr bool kKeyChunks = kKeyChunksValue;
   static constexpr HeadDims kDims = kConfig.dims;
   static constexpr bool kStagesBiasMask = kConfig.score == ScoreMode::kGeneric;  // each warp stages its bias and mask
   static constexpr bool kGeneric = kStagesBiasMask || kConfig.score == ScoreMode::kGenericWithoutBiasMask;

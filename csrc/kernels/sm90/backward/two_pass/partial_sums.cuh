@@ -1,5 +1,5 @@
 // Partial sums that one launch hands on to the next one, in float32: of dK and dV from query chunk to query chunk, of
-// dQ from key band to key band.
+// dQ from key chunk to key chunk.
 #pragma once
 
 #include "ptx/global_memory.h"
@@ -8,7 +8,7 @@
 namespace flash_attn_ext::sm90 {
 
 template <class Sums>
-struct HandedSums {
+struct PartialSums {
   using Order = tile::RegisterOrder<Sums>;
   static constexpr int kFloats = Order::kFloats;
 
@@ -16,10 +16,10 @@ struct HandedSums {
     Order::store(of_warpgroup + Order::own(), sums, [](float4* to, const float4& floats) { __stcg(to, floats); });
   }
 
-  // Zeros where nothing was handed on.
-  __device__ __forceinline__ static void load(Sums& sums, const float* of_warpgroup, bool handed) {
+  // Loads partial sums, or zeros where there are none.
+  __device__ __forceinline__ static void load(Sums& sums, const float* of_warpgroup, bool there) {
     Order::template load<false>(sums, of_warpgroup + Order::own(),
-                                [&](const float4* from) { return ptx::load_or_zeros(from, handed); });
+                                [&](const float4* from) { return ptx::load_or_zeros(from, there); });
   }
 };
 
