@@ -4,7 +4,6 @@
 #include "kernels/common/launch/with_row.h"
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/config/sm90_forward.h"
-#include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/sm90/sm90_backend.h"
 #include "kernels/sm90/sm90_kernels.h"
@@ -31,9 +30,7 @@ cudaError_t run_planned(const attention::BackwardParams& params, const plan::Bac
   if (plan.kernels == plan::BackwardKernels::kQueryStationary) {
     return backward_query_stationary<Element>(params, plan, workspace, stream);
   }
-  return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
-    return backward_two_pass<Element, kTwoPassConfigs[row()].dims>(params, plan, workspace, stream);
-  });
+  return backward_two_pass<Element>(params, plan, workspace, stream);
 }
 
 // Writes what the kernels read of a mask.

@@ -146,15 +146,11 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
   return TwoPassLaunch<DqTraits>{args, plan, stream}.run();
 }
 
-template <class Element, HeadDims kDims>
+template <class Element>
 cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
                               cudaStream_t stream) {
   return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
-    constexpr TwoPassConfig kConfig = kTwoPassConfigs[row()];
-    if constexpr (kConfig.dims == kDims) {
-      return launch_two_pass<TwoPassDqTraits<Element, kConfig>>(p, plan, workspace, stream);
-    }
-    return cudaErrorInvalidValue;
+    return launch_two_pass<TwoPassDqTraits<Element, kTwoPassConfigs[row()]>>(p, plan, workspace, stream);
   });
 }
 
