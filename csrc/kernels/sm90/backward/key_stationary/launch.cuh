@@ -65,8 +65,7 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
   KeyStationaryArguments args;
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
   args.params = p;
-  args.params.delta = {
-      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
+  args.params.delta = parts.delta.like(p.lse, workspace);
   args.order = plan.order;
   args.scale = static_cast<float>(p.score_mod.scale);
   args.scale_log2e = args.scale * kLog2e;

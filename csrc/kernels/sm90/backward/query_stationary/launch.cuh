@@ -44,8 +44,7 @@ cudaError_t backward_query_stationary(const attention::BackwardParams& p, const 
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
   QueryStationaryArguments args;
   args.params = p;
-  args.params.delta = {
-      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
+  args.params.delta = parts.delta.like(p.lse, workspace);
   args.tiles = static_cast<int>((p.sequences.max_seqlen_k + kStationaryQueriesKeys - 1) / kStationaryQueriesKeys);
   args.work_list = WorkListShares::of(static_cast<uint32_t>(all_pairs(p).count) * args.tiles,
                                       static_cast<uint32_t>(plan.persistent_ctas), 1);

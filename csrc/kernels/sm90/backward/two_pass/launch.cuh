@@ -127,8 +127,7 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
   const plan::BackwardPlan::Workspace& parts = plan.workspace;
   TwoPassArguments args = {};
   args.params = p;
-  args.params.delta = {
-      .data = parts.delta.in<void>(workspace), .batch_stride = p.lse.batch_stride, .head_stride = p.lse.head_stride};
+  args.params.delta = parts.delta.like(p.lse, workspace);
   args.workspace = {.statistics = parts.statistics.in<float>(workspace),
                     .scores = parts.materialised_scores.in<void>(workspace),
                     .dq_nan_flags = parts.dq_nan_flags.in<uint8_t>(workspace),
