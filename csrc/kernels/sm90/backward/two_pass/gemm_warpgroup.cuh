@@ -53,7 +53,8 @@ struct GemmWarpgroup {
     if (args.tiles.ends_matrix()) {
       store(work, sums);
     } else {
-      InMemory<Sums<kWidth>>::store(sums_of(work), sums, [](float4* to, const float4& floats) { __stcg(to, floats); });
+      InMemory<Sums<kWidth>>::store(partial_of(work), sums,
+                                    [](float4* to, const float4& floats) { __stcg(to, floats); });
     }
     __syncwarp();  // unless the warp is converged, ptxas keeps no descriptor in uniform registers
   }
@@ -64,13 +65,13 @@ struct GemmWarpgroup {
     if (args.tiles.begins_matrix()) {
       sums.clear();
     } else {
-      InMemory<Acc>::template load<false>(sums, sums_of(work), [](const float4* from) { return __ldcg(from); });
+      InMemory<Acc>::template load<false>(sums, partial_of(work), [](const float4* from) { return __ldcg(from); });
     }
   }
   // The thread's partial sums of dK or dV, which the launch of one query chunk hands on to that of the next one.
-  __device__ __forceinline__ float* sums_of(const Work& work) const {
+  __device__ __forceinline__ float* partial_of(const Work& work) const {
     using Widest = InMemory<Sums<Traits::kColumns>>;
-    return args.workspace.key_sums + (int64_t{work.sums} * Traits::kWarpgroups + warpgroup) * Widest::kFloats +
+    return args.workspace.key_sums + (int64_t{work.partial} * Traits::kWarpgroups + warpgroup) * Widest::kFloats +
            Widest::own();
   }
 
