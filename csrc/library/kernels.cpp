@@ -19,9 +19,7 @@ Status cpu_forward(const attention::AppendingForwardParams& params, const plan::
 
 Status cpu_backward(const attention::BackwardParams& given, const plan::BackwardPlan& plan, void* workspace, void*) {
   attention::BackwardParams params = given;
-  params.delta = {.data = plan.workspace.delta.in<void>(workspace),
-                  .batch_stride = params.lse.batch_stride,
-                  .head_stride = params.lse.head_stride};
+  params.delta = plan.workspace.delta.like(params.lse, workspace);
   const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
   if (sums_rows) params.dlse = {};  // dbias_from_rows subtracts it
   if (plan.delta == plan::DeltaSource::kExactKernel) {

@@ -40,4 +40,9 @@ __device__ __forceinline__ void wait_until_written() { asm volatile("cp.async.bu
 // accesses that follow.
 __device__ __forceinline__ void fence_global_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
+// PTX ISA, cp.async.bulk.prefetch: prefetches bytes of global memory to L2. Address and size are multiples of 16.
+__device__ __forceinline__ void prefetch_bytes(const void* source, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(source)), "r"(bytes));
+}
+
 }  // namespace flash_attn_ext::ptx

@@ -86,4 +86,12 @@ __device__ __forceinline__ float to_float(uint16_t bits, __nv_bfloat16) {
 }
 __device__ __forceinline__ float to_float(uint16_t bits, __half) { return __half2float(__ushort_as_half(bits)); }
 
+// PTX ISA 9.7.9.7 prmt: digit i of `bytes` (hexadecimal, from the right) names a byte of x. Byte i of the result
+// repeats the highest bit of that byte eight times.
+__device__ __forceinline__ uint32_t signs_of_bytes(uint32_t x, uint32_t bytes) {
+  uint32_t signs;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(x), "r"(bytes | 0x8888u));
+  return signs;
+}
+
 }  // namespace flash_attn_ext::ptx

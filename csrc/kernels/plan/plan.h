@@ -32,6 +32,10 @@ struct WorkspacePart {
   T* in(void* workspace) const {
     return present() ? reinterpret_cast<T*>(static_cast<char*>(workspace) + offset) : nullptr;
   }
+  // A statistic of each row, in the order of another one.
+  attention::StatisticView like(const attention::StatisticView& other, void* workspace) const {
+    return {in<void>(workspace), other.batch_stride, other.head_stride};
+  }
 };
 
 // How rows with a NaN from tensor cores are repaired. They are recomputed without tensor cores (docs/numerics.md),

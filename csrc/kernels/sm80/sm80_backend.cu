@@ -164,9 +164,7 @@ common::DqSplits dq_splits_of(const BackwardParams& p, const BackwardPlan& plan,
 BackwardParams kernel_params(const attention::BackwardParams& params, const BackwardPlan& plan, void* workspace) {
   BackwardParams p;
   static_cast<attention::BackwardParams&>(p) = params;
-  p.delta = {.data = plan.workspace.delta.in<void>(workspace),
-             .batch_stride = p.lse.batch_stride,
-             .head_stride = p.lse.head_stride};
+  p.delta = plan.workspace.delta.like(p.lse, workspace);
   p.delta_is_pending = plan.delta == DeltaSource::kSharedKernel;
   p.num_pairs = p.batch * p.num_heads_k;
   p.alibi_partials = {.data = plan.workspace.alibi_partials.in<void>(workspace),

@@ -13,9 +13,8 @@
 
 #include "kernels/sm90/tensor_map.h"
 #include "ptx/dependent_launch.h"
-#include "ptx/elect.h"
-#include "ptx/register_budget.h"
 #include "ptx/tensor_copy.h"
+#include "ptx/warp_roles.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
 

@@ -5,7 +5,6 @@
 #include "kernels/common/masks/mask_tiles.h"
 #include "kernels/common/sums/sums.h"
 #include "kernels/config/sm90_forward.h"
-#include "kernels/config/two_pass.h"
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/sm90/sm90_backend.h"
 #include "kernels/sm90/sm90_kernels.h"
@@ -32,9 +31,7 @@ cudaError_t run_planned(const attention::BackwardParams& params, const plan::Bac
   if (plan.kernels == plan::BackwardKernels::kQueryStationary) {
     return backward_query_stationary<Element>(params, plan, workspace, stream);
   }
-  return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
-    return backward_two_pass<Element, kTwoPassConfigs[row()].dims>(params, plan, workspace, stream);
-  });
+  return backward_two_pass<Element>(params, plan, workspace, stream);
 }
 
 // Writes what the kernels read of a mask.
@@ -94,9 +91,7 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
   const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
   attention::BackwardParams p = params;
   if (sums_rows) p.dbias = {};
-  p.delta = {.data = plan.workspace.delta.in<void>(workspace),
-             .batch_stride = p.lse.batch_stride,
-             .head_stride = p.lse.head_stride};
+  p.delta = plan.workspace.delta.like(p.lse, workspace);
   cudaError_t error = cudaSuccess;
   if (plan.kernels != plan::BackwardKernels::kKeyStationary) {  // these pack bits of their own
     error = scan_mask(p, plan, workspace, stream);

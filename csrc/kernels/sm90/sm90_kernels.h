@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include "attention/params.h"
-#include "kernels/config/sm90.h"
 #include "kernels/config/tables.h"
 #include "kernels/plan/plan.h"
 #include "kernels/schedule/key_intervals.cuh"
@@ -37,9 +36,8 @@ template <class Element>
 cudaError_t backward_query_stationary(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
                                       void* workspace, cudaStream_t stream);
 
-// The two-pass backward of the rows of some head dims, with the gradient of a bias: dQ comes first, and materialises P
-// and dS. Rows of the same head dims share the GEMM kernel.
-template <class Element, HeadDims kDims>
+// The two-pass backward, with the gradient of a bias: dQ comes first, and materialises P and dS.
+template <class Element>
 cudaError_t backward_two_pass(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                               cudaStream_t stream);
 

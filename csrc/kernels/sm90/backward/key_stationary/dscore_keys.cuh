@@ -6,8 +6,8 @@
 
 #include "attention/dropout.h"
 #include "kernels/sm90/backward/key_stationary/traits.h"
-#include "ptx/bytes.h"
 #include "ptx/ldmatrix.h"
+#include "ptx/math.h"
 #include "ptx/pin.h"
 #include "ptx/shared_memory.h"
 #include "ptx/stmatrix.h"

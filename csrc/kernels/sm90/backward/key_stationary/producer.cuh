@@ -6,7 +6,6 @@
 #include "kernels/sm90/backward/key_stationary/traits.h"
 #include "kernels/sm90/tile_scheduler.cuh"
 #include "ptx/bulk_copy.h"
-#include "ptx/bulk_prefetch.h"
 #include "ptx/global_memory.h"
 
 namespace flash_attn_ext::sm90 {

@@ -12,7 +12,6 @@
 #include "kernels/sm90/backward/query_stationary/traits.h"
 #include "kernels/sm90/kernel.cuh"
 #include "kernels/sm90/staged_rows.cuh"
-#include "ptx/elect.h"
 #include "ptx/math.h"
 #include "ptx/pin.h"
 #include "ptx/stmatrix.h"

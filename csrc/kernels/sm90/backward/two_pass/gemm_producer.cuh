@@ -58,7 +58,7 @@ struct GemmProducer {
     const int64_t number = common::flag_index(pair, static_cast<int>(args.schedule.tiles), static_cast<int>(at.tile));
     work.flags = static_cast<int>(number) * Traits::kTile.flags();
     const int key_tile = first_key_tile(work, sequence) + first / Traits::kKeys;
-    work.sums = key_tile * args.wanted.count() + static_cast<int>(at.slice);
+    work.partial = key_tile * args.wanted.count() + static_cast<int>(at.slice);
     work.stored = args.tiles.first_of_head(p, sequence, work.key_head, 0);
     work.row = MaterialisedTiles::first_row(p, sequence);
     const int begin = args.tiles.begin_of(work.row);

@@ -42,7 +42,7 @@ struct GemmWarpgroup {
   template <int kWidth>
   __device__ __forceinline__ void multiply(const Work& work) {
     Sums<kWidth> sums;
-    PartialSums<Sums<kWidth>>::load(sums, sums_of(work), !args.tiles.begins_matrix());
+    PartialSums<Sums<kWidth>>::load(sums, partial_of(work), !args.tiles.begins_matrix());
     if constexpr (Traits::kSkipsTiles) {
       iterate_stored<kWidth>(sums);
     } else {
@@ -51,14 +51,14 @@ struct GemmWarpgroup {
     if (args.tiles.ends_matrix()) {
       store(work, sums);
     } else {
-      PartialSums<Sums<kWidth>>::store(sums_of(work), sums);
+      PartialSums<Sums<kWidth>>::store(partial_of(work), sums);
     }
     __syncwarp();  // unless the warp is converged, ptxas keeps no descriptor in uniform registers
   }
 
-  __device__ __forceinline__ float* sums_of(const Work& work) const {
+  __device__ __forceinline__ float* partial_of(const Work& work) const {
     constexpr int kFloats = PartialSums<Sums<Traits::kColumns>>::kFloats;
-    return args.workspace.key_sums + (int64_t{work.sums} * Traits::kWarpgroups + warpgroup) * kFloats;
+    return args.workspace.key_sums + (int64_t{work.partial} * Traits::kWarpgroups + warpgroup) * kFloats;
   }
 
   template <int kWidth>

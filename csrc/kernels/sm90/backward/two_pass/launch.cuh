@@ -150,17 +150,14 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
   return TwoPassLaunch<DqTraits>{args, plan, stream}.run();
 }
 
-template <class Element, HeadDims kDims>
+template <class Element>
 cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
                               cudaStream_t stream) {
   return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
     constexpr TwoPassConfig kConfig = kTwoPassConfigs[row()];
-    if constexpr (kConfig.dims == kDims) {
-      return plan.materialised.rows_with_key_chunks > 0
-                 ? launch_two_pass<TwoPassDqTraits<Element, kConfig, true>>(p, plan, workspace, stream)
-                 : launch_two_pass<TwoPassDqTraits<Element, kConfig, false>>(p, plan, workspace, stream);
-    }
-    return cudaErrorInvalidValue;
+    return plan.materialised.rows_with_key_chunks > 0
+               ? launch_two_pass<TwoPassDqTraits<Element, kConfig, true>>(p, plan, workspace, stream)
+               : launch_two_pass<TwoPassDqTraits<Element, kConfig, false>>(p, plan, workspace, stream);
   });
 }
 

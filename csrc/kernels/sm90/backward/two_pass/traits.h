@@ -204,12 +204,12 @@ struct GemmWork {
   int query_begin;  // of the sequence
   int key_begin;
   SeenTiles seen;
-  int tile;    // the first warpgroup's, of MaterialisedTiles::kRows keys
-  int flags;   // the first of the work tile's non-finite flags
-  int sums;    // the number of the work tile among those of key_sums
-  int stored;  // MaterialisedTiles::first_of_head of the KV group's first head
-  int row;     // the sequence's first row of stored tiles
-  int begin;   // the launch's query tiles [begin, end) that see any of the keys
+  int tile;     // the first warpgroup's, of MaterialisedTiles::kRows keys
+  int flags;    // the first of the work tile's non-finite flags
+  int partial;  // the number of the work tile among those of key_sums
+  int stored;   // MaterialisedTiles::first_of_head of the KV group's first head
+  int row;      // the sequence's first row of stored tiles
+  int begin;    // the launch's query tiles [begin, end) that see any of the keys
   int end;
   TileRange own[kWarpgroups];  // those that see the keys of each warpgroup
 };

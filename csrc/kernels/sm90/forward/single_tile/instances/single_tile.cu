@@ -2,6 +2,8 @@
 
 namespace flash_attn_ext::sm90 {
 
+template cudaError_t forward_single_tile<__nv_bfloat16>(const ForwardCall&, const plan::ForwardPlan&, void*,
+                                                        cudaStream_t);
 template cudaError_t forward_single_tile<__half>(const ForwardCall&, const plan::ForwardPlan&, void*, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -4,5 +4,7 @@ namespace flash_attn_ext::sm90 {
 
 template cudaError_t backward_query_stationary<__nv_bfloat16>(const attention::BackwardParams&,
                                                               const plan::BackwardPlan&, void*, cudaStream_t);
+template cudaError_t backward_query_stationary<__half>(const attention::BackwardParams&, const plan::BackwardPlan&,
+                                                       void*, cudaStream_t);
 
 }  // namespace flash_attn_ext::sm90

@@ -1,9 +1,0 @@
-#include "kernels/common/repair/repair.cuh"
-
-namespace flash_attn_ext::common {
-
-template cudaError_t repair_forward<__half>(const attention::ForwardParams&, const FlaggedRows&, cudaStream_t);
-template cudaError_t repair_gradients<__half>(const attention::BackwardParams&, const FlaggedRows&, const FlaggedRows&,
-                                              cudaStream_t);
-
-}  // namespace flash_attn_ext::common

@@ -1,8 +1,0 @@
-#include "kernels/sm80/forward/forward.cuh"
-
-namespace flash_attn_ext::sm80 {
-
-template cudaError_t forward<__nv_bfloat16, 64>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
-template cudaError_t forward<__half, 64>(const ForwardParams&, const ForwardPlan&, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm80

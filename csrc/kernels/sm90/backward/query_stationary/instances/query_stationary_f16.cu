@@ -1,8 +1,0 @@
-#include "kernels/sm90/backward/query_stationary/launch.cuh"
-
-namespace flash_attn_ext::sm90 {
-
-template cudaError_t backward_query_stationary<__half>(const attention::BackwardParams&, const plan::BackwardPlan&,
-                                                       void*, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm90

@@ -1,8 +1,0 @@
-#include "kernels/sm90/backward/two_pass/launch.cuh"
-
-namespace flash_attn_ext::sm90 {
-
-template cudaError_t backward_two_pass<__half, HeadDims{256, 256}>(const attention::BackwardParams&,
-                                                                   const plan::BackwardPlan&, void*, cudaStream_t);
-
-}  // namespace flash_attn_ext::sm90
