@@ -116,7 +116,7 @@ def reused_library() -> Path | None:
         return None
     if not path.is_file():
         raise BuildError(f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: there is no such library.")
-    interface = interface_of(path)
+    interface = facts_of(path).interface
     if interface != interface_digest():
         problem = f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: the library has the interface {interface}, and these "
         problem += f"sources, of version {version()}, have {interface_digest()}. Take the sources of its version, or "
@@ -124,18 +124,29 @@ def reused_library() -> Path | None:
     return path.absolute()
 
 
-def interface_of(library: Path) -> str:
-    """As the library says it. It needs neither torch nor a GPU to be loaded."""
+class LibraryFacts(NamedTuple):
+    """What a library says of itself: the first fields of Facts in csrc/library/kernels.h. None: it has no CUDA."""
+
+    interface: str
+    version: str
+    compiler: str
+    cuda_version: str | None
+    cuda_archs: str | None
+
+
+def facts_of(library: Path) -> LibraryFacts:
+    """A library needs neither torch nor a GPU to be loaded."""
 
     class Facts(ctypes.Structure):
-        _fields_ = (("interface", ctypes.c_char_p),)
+        _fields_ = tuple((name, ctypes.c_char_p) for name in LibraryFacts._fields)
 
     try:
         function = ctypes.CDLL(str(library.absolute())).flash_attn_ext_kernels_facts
     except (OSError, AttributeError) as error:
         raise BuildError(f"{library} is no library of kernels: {error}") from None
     function.restype = ctypes.POINTER(Facts)
-    return function().contents.interface.decode()
+    texts = (getattr(function().contents, name) for name in LibraryFacts._fields)
+    return LibraryFacts(*(text and text.decode() for text in texts))
 
 
 def interface_digest() -> str:
