@@ -29,7 +29,7 @@ NEWEST_TESTS := surface sdpa torch_integration
 
 CPP_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo demo-large test test-newest test-installed test-transformers bench docs wheel wheels test-wheels test-wheel build install lint \
+.PHONY: help demo demo-large test test-newest test-installed test-transformers bench docs wheel wheels test-wheels test-wheel hub test-hub build install lint \
   format types layering clean distclean
 .DEFAULT_GOAL := help
 
@@ -43,6 +43,7 @@ help:
 	@echo "make docs       set up .venv, build, make the site of the documents in build/site/, check its links"
 	@echo "make wheel      set up .venv, make dist/*.tar.gz, and dist/*.whl for this torch and Python"
 	@echo "make wheels TORCH='2.11.0 newest'   a wheel in dist/ for these and this Python;  make test-wheels: test it"
+	@echo "make hub        the wheels of dist as a repository for Hugging Face's package kernels, in build/hub"
 	@echo "make build      set up .venv, compile what changed into flash_attn_ext/"
 	@echo "make lint       check formatting and style of C++ and Python;      make format: apply it"
 	@echo "make types      check the types of the package with mypy"
@@ -125,6 +126,15 @@ test-wheels:
 	for torch in $(TORCH); do \
 	  $(MAKE) --no-print-directory test-wheel VENV=build/venv-wheel-$$torch TORCH=$$torch || exit; \
 	done
+
+# The wheels of dist as a repository that Hugging Face's package `kernels` loads from.
+hub: $(REQUIREMENTS)
+	$(PY) -m build_support.hub
+
+# With that package, in a folder that goes before what .venv has.
+test-hub: $(READY)
+	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade --target build/kernels-package kernels==0.17.2
+	PYTHONPATH=$(CURDIR)/build/kernels-package:$(CURDIR) $(PY) -m pytest tests/packaging/test_hub.py $(PYTEST_ARGS)
 
 test-wheel: $(REQUIREMENTS)
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall \

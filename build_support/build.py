@@ -38,7 +38,7 @@ def build_library(plan: Plan) -> Path:
     names = [edge.output for edge in objects]
     library = plan.library_dir / plans.LIBRARY
     _run_ninja(plan, plan.library_dir, [*objects, Edge("link", names, str(library), plans.library_link_flags(plan))])
-    if not shared_kernels:
+    if not shared_kernels and not plan.fast:
         prune_kernels(ROOT / plans.KERNELS_DIR, {Path(name).name for name in names})
     return ROOT / library
 

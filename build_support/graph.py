@@ -28,6 +28,9 @@ rule cxx
 rule nvcc
   command = {python} build_support/run_nvcc.py $out {nvcc} $flags -c $in
   description = nvcc $in
+rule stubs
+  command = {python} build_support/stubs.py $out {cxx} $in
+  description = stubs of kernels that are left out
 rule link
   command = {cxx} -shared $in -o $out $flags
   description = link $out

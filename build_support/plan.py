@@ -50,6 +50,10 @@ LIBRARY_LINK_FLAGS += [f"-Wl,--version-script={INCLUDE_ROOT}/library/exports.map
 GLUE_LINK_FLAGS = ["-fopenmp", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
 
 
+# A fast build has bfloat16 and head dims up to 128: these sources are of other types, or of larger head dims.
+LEFT_OUT_OF_FAST_BUILDS = re.compile(r"_(f16|f32|wide|192|256|512)|/float64")
+
+
 class Plan(NamedTuple):
     """Everything that was found and decided, before the first file is compiled."""
 
@@ -59,10 +63,12 @@ class Plan(NamedTuple):
     nvcc: Nvcc | None  # None in a CPU-only build, whatever is installed
     message: str
     archs: list[archs.Arch]
+    fast: bool = False  # FLASH_ATTN_EXT_FAST_BUILD: some kernels are left out
 
     @property
     def library_dir(self) -> Path:
-        return Path("build") / f"library-{platform.machine()}-{f'cuda-{self.nvcc.version}' if self.nvcc else 'cpu'}"
+        cuda = f"cuda-{self.nvcc.version}" if self.nvcc else "cpu"
+        return Path("build") / f"library-{platform.machine()}-{cuda}{'-fast' if self.fast else ''}"
 
     @property
     def glue_dir(self) -> Path:
@@ -98,7 +104,9 @@ def make_plan(torch: TorchInfo) -> Plan:
         return Plan(torch, cxx, python_include, None, message, [])
     wish = os.environ.get("FLASH_ATTN_EXT_ARCHS")
     chosen = archs.choose_archs(wish, [] if wish else archs.find_capabilities(), archs.find_supported(nvcc))
-    return Plan(torch, cxx, python_include, nvcc, f"{message}, for {';'.join(map(str, chosen))}", chosen)
+    fast = toolchain.is_set("FLASH_ATTN_EXT_FAST_BUILD")
+    message += f", for {';'.join(map(str, chosen))}" + (", bfloat16 and head dims up to 128 only" if fast else "")
+    return Plan(torch, cxx, python_include, nvcc, message, chosen, fast)
 
 
 def reused_library() -> Path | None:
@@ -108,7 +116,7 @@ def reused_library() -> Path | None:
         return None
     if not path.is_file():
         raise BuildError(f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: there is no such library.")
-    interface = interface_of(path)
+    interface = facts_of(path).interface
     if interface != interface_digest():
         problem = f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: the library has the interface {interface}, and these "
         problem += f"sources, of version {version()}, have {interface_digest()}. Take the sources of its version, or "
@@ -116,18 +124,29 @@ def reused_library() -> Path | None:
     return path.absolute()
 
 
-def interface_of(library: Path) -> str:
-    """As the library says it. It needs neither torch nor a GPU to be loaded."""
+class LibraryFacts(NamedTuple):
+    """What a library says of itself: the first fields of Facts in csrc/library/kernels.h. None: it has no CUDA."""
+
+    interface: str
+    version: str
+    compiler: str
+    cuda_version: str | None
+    cuda_archs: str | None
+
+
+def facts_of(library: Path) -> LibraryFacts:
+    """A library needs neither torch nor a GPU to be loaded."""
 
     class Facts(ctypes.Structure):
-        _fields_ = (("interface", ctypes.c_char_p),)
+        _fields_ = tuple((name, ctypes.c_char_p) for name in LibraryFacts._fields)
 
     try:
         function = ctypes.CDLL(str(library.absolute())).flash_attn_ext_kernels_facts
     except (OSError, AttributeError) as error:
         raise BuildError(f"{library} is no library of kernels: {error}") from None
     function.restype = ctypes.POINTER(Facts)
-    return function().contents.interface.decode()
+    texts = (getattr(function().contents, name) for name in LibraryFacts._fields)
+    return LibraryFacts(*(text and text.decode() for text in texts))
 
 
 def interface_digest() -> str:
@@ -150,6 +169,7 @@ def define_flags(plan: Plan, source: str) -> list[str]:
     if plan.nvcc:
         facts |= {"WITH_CUDA": lambda: "1"}
         facts |= {"WITH_SM90": lambda: "1"} if any(arch.number == 90 for arch in plan.archs) else {}
+        facts |= {"FAST_BUILD": lambda: "1"} if plan.fast else {}
         facts |= {"CUDA_VERSION": lambda: _quoted(plan.nvcc.version)}
         facts |= {"CUDA_ARCHS": lambda: _quoted(";".join(map(str, plan.archs)))}
     else:
@@ -209,6 +229,8 @@ def library_objects(plan: Plan, kernels_dir: str) -> list[Edge]:
     """Those of files of one name differ by their folders."""
     edges = []
     for source in sources(".cpp", ".cu", of_glue=False):
+        if plan.fast and LEFT_OUT_OF_FAST_BUILDS.search(source):
+            continue
         if source.endswith(".cpp"):
             output = str(plan.library_dir / "objects" / f"{source}.o")
             edges.append(Edge("cxx", [source], output, [*LIBRARY_CXX_FLAGS, *define_flags(plan, source)]))
@@ -217,4 +239,6 @@ def library_objects(plan: Plan, kernels_dir: str) -> list[Edge]:
             name = kernel_object_name(ROOT / source, ROOT / INCLUDE_ROOT, flags, plan.nvcc)
             is_there = (ROOT / kernels_dir / name).is_file()  # and its name says that it is the right one
             edges.append(Edge(None if is_there else "nvcc", [source], f"{kernels_dir}/{name}", flags))
+    if plan.fast:
+        edges.append(Edge("stubs", [edge.output for edge in edges], str(plan.library_dir / "objects" / "stubs.o"), []))
     return edges

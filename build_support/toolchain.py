@@ -142,6 +142,13 @@ def find_nvcc(environ: Mapping[str, str] = os.environ) -> Nvcc | None:
     return Nvcc(Path(path), release.group(1), release.group(0))
 
 
+def is_set(name: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a switch of the build is on."""
+    if (value := environ.get(name, "")) not in ("", "0", "1"):
+        raise BuildError(f"{name}={value!r}: allowed are 0, 1 or unset")
+    return value == "1"
+
+
 def decide_cuda(torch: TorchInfo, nvcc: Nvcc | None, wish: str | None) -> tuple[Nvcc | None, str]:
     """The nvcc to build with, or None for a CPU-only build, and what to tell the user. `wish`: FLASH_ATTN_EXT_CUDA."""
     if wish not in (None, "", "0", "1"):

@@ -289,8 +289,8 @@ def recorded_backward_passes() -> int:
 
 class _BuildInfo(TypedDict):
     """version, compiler: of the kernels' library. torch_version: that the extension was built for. cuda_version,
-    cuda_archs: None if no CUDA source was built; then cuda_not_built says why. backends: in the order in which they are
-    tried."""
+    cuda_archs: None if no CUDA source was built; then cuda_not_built says why. fast_build: what GPU kernels take, if
+    some were left out. backends: in the order in which they are tried."""
 
     version: str
     compiler: str
@@ -298,6 +298,7 @@ class _BuildInfo(TypedDict):
     cuda_version: str | None
     cuda_archs: str | None
     cuda_not_built: str | None
+    fast_build: str | None
     backends: list[Backend]
 
 def build_info() -> _BuildInfo:

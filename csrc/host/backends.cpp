@@ -43,9 +43,20 @@ const library::Gpu* find_gpu(at::Device device, Reasons& reasons) {
   return nullptr;
 }
 
+void add_reason_of_fast_build(const attention::AttentionParams& params, Reasons& reasons) {
+  if (library_facts().fast_build == nullptr) return;
+  const int64_t head_dim = std::max(params.head_dim_qk, params.head_dim_v);
+  if (params.element == attention::ElementType::kBFloat16 && head_dim <= library::kFastBuildHeadDim) return;
+  reasons.add([] {
+    return "this library was built with FLASH_ATTN_EXT_FAST_BUILD=1, and has only bfloat16 with head dims up to " +
+           std::to_string(library::kFastBuildHeadDim) + " for GPUs";
+  });
+}
+
 void sm80_reasons(const attention::AttentionParams& params, at::Device device, Reasons& reasons) {
   const library::Gpu* gpu = find_gpu(device, reasons);
   if (gpu == nullptr) return;
+  add_reason_of_fast_build(params, reasons);
   if (gpu->major < 8) reasons.add([&] { return on_other_gpu(*gpu, "8.0 or later"); });
   const int64_t head_dim = std::max(params.head_dim_qk, params.head_dim_v);
   const int64_t largest = plan::max_head_dim_sm80(params.element);
@@ -85,6 +96,7 @@ void add_stride_reasons(Reasons& reasons, const char* name, const attention::Mat
 void sm90_reasons(const attention::AttentionParams& params, at::Device device, Reasons& reasons) {
   const library::Gpu* gpu = find_gpu(device, reasons);
   if (gpu == nullptr) return;
+  add_reason_of_fast_build(params, reasons);
   if (gpu->major != 9) reasons.add([&] { return on_other_gpu(*gpu, "9.x (Hopper)"); });
   if (!attention::is_16_bit(params.element)) {
     reasons.add([] { return std::string("it takes bfloat16 and float16 only"); });

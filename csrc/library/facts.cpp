@@ -24,6 +24,11 @@ const flash_attn_ext::library::Facts* flash_attn_ext_kernels_facts() {
     .cuda_archs = nullptr,
     .cuda_not_built = FLASH_ATTN_EXT_NOT_BUILT,
 #endif
+#if FLASH_ATTN_EXT_FAST_BUILD
+    .fast_build = "bfloat16, head dims up to 128",
+#else
+    .fast_build = nullptr,
+#endif
   };
   return &kFacts;
 }

@@ -26,7 +26,11 @@ struct Facts {
   const char* cuda_version;    // of nvcc and of the CUDA runtime inside; nullptr without CUDA
   const char* cuda_archs;      // "8.0;9.0a+PTX"; nullptr without CUDA
   const char* cuda_not_built;  // why; nullptr with CUDA
+  const char* fast_build;      // what its GPU kernels take, if some were left out; nullptr in a whole build
 };
+
+// In a fast build kernels take bfloat16 alone, and head dims up to this.
+inline constexpr int64_t kFastBuildHeadDim = 128;
 
 // What a launch returns: 0, or the CUDA runtime's error.
 using Status = int;

@@ -145,8 +145,10 @@ def _cuda_rows(build: dict) -> list[Row]:
     for major, minor in CAPABILITIES:
         code[gpu_code((major, minor), build["cuda_archs"])].append(f"{major}.{minor}")
     texts = [f"{name} for {', '.join(gpus)}" for name, gpus in code.items() if name and gpus]
+    fast = [("", f"a fast build: {build['fast_build']} only", WARNING)] if build["fast_build"] else []
     return [
         ("CUDA sources", f"for CUDA {build['cuda_version']}, {build['cuda_archs']}", ""),
+        *fast,
         ("GPU code", "; ".join(texts), ""),
     ]
 

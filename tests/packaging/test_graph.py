@@ -1,12 +1,14 @@
 """The build graph: what is compiled with which flags, and what makes an object stale."""
 
+import ctypes
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from build_support import graph, plan
+from build_support import graph, plan, toolchain
 from build_support.archs import parse_archs
 from build_support.toolchain import Nvcc, TorchInfo
 
@@ -209,11 +211,57 @@ def test_a_kernel_object_that_is_there_is_not_compiled(tree):
     assert "delta" not in graph.ninja_text([after], Path("build/x"), "g++", NVCC)
 
 
+@pytest.mark.parametrize(
+    ("source", "left_out"),
+    [
+        ("kernels/common/float64/float64_attention.cu", True),
+        ("kernels/common/repair/repair_f16.cu", True),
+        ("kernels/sm80/forward/instances/forward_f32.cu", True),
+        ("kernels/sm80/forward/instances/forward_wide.cu", True),
+        ("kernels/sm90/backward/two_pass/instances/two_pass_bf16_192_128.cu", True),
+        ("kernels/sm90/backward/two_pass/instances/two_pass_bf16_128.cu", False),
+        ("kernels/sm80/forward/instances/forward_64.cu", False),
+        ("kernels/sm80/sm80_backend.cu", False),
+        ("library/gpu.cu", False),
+    ],
+)
+def test_what_a_fast_build_leaves_out(source, left_out):
+    assert (CSRC / source).is_file()
+    fast = make_plan()._replace(fast=True)
+    compiled = {edge.sources[0] for edge in plan.library_objects(fast, "build/kernels")}
+    assert (f"csrc/{source}" not in compiled) == left_out
+    assert fast.library_dir != make_plan().library_dir
+
+
+def test_stubs_stand_for_the_functions_that_are_missing(tmp_path):
+    """They return an error, and hide no function that is there."""
+    compiler = shutil.which("g++")
+    if compiler is None or shutil.which("nm") is None:
+        pytest.skip("no g++ or no nm")
+    (tmp_path / "a.cpp").write_text(
+        "namespace flash_attn_ext { int there(double) { return 7; } int missing(int); int missing(double); }\n"
+        'extern "C" int sum() { using namespace flash_attn_ext; return there(1) + missing(1) + missing(1.0); }\n'
+    )
+    objects = [str(tmp_path / "a.o"), str(tmp_path / "stubs.o")]
+    subprocess.run([compiler, "-fPIC", "-c", tmp_path / "a.cpp", "-o", objects[0]], check=True)
+    script = Path(graph.__file__).with_name("stubs.py")
+    subprocess.run([sys.executable, script, objects[1], compiler, objects[0]], check=True)
+    subprocess.run([compiler, "-shared", *objects, "-Wl,--no-undefined", "-o", tmp_path / "a.so"], check=True)
+    assert ctypes.CDLL(str(tmp_path / "a.so")).sum() == 7 + 801 + 801
+
+
 def test_prune_removes_older_objects_of_the_same_sources_only(tmp_path):
     for name in ("a.b-1.o", "a.b-1.log", "a.b-2.o", "a.b-2.log", "c-1.o"):
         (tmp_path / name).touch()
     graph.prune_kernels(tmp_path, {"a.b-2.o"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.b-2.log", "a.b-2.o", "c-1.o"]
+
+
+def test_a_switch_is_on_off_or_an_error():
+    assert [toolchain.is_set("X", {"X": value}) for value in ("", "0", "1")] == [False, False, True]
+    assert not toolchain.is_set("X", {})
+    with pytest.raises(toolchain.BuildError, match="X='yes': allowed are 0, 1 or unset"):
+        toolchain.is_set("X", {"X": "yes"})
 
 
 def test_ninja_text_quotes_what_the_shell_would_split():

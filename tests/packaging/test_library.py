@@ -1,7 +1,6 @@
 """The library of kernels needs neither torch nor Python, and `import flash_attn_ext` says what is wrong with a library
 and an extension that do not fit."""
 
-import ctypes
 import re
 import shutil
 import subprocess
@@ -36,16 +35,11 @@ def test_no_symbol_of_torch_python_or_the_cuda_runtime_is_needed():
     assert [name for name in symbols("--undefined-only") if foreign.search(name)] == []
 
 
-class Facts(ctypes.Structure):
-    _fields_ = [("interface", ctypes.c_char_p), ("version", ctypes.c_char_p)]
-
-
 def test_the_library_says_what_it_is():
-    function = ctypes.CDLL(str(LIBRARY)).flash_attn_ext_kernels_facts
-    function.restype = ctypes.POINTER(Facts)
-    facts = function().contents
-    assert facts.interface.decode() == plan.interface_digest()
-    assert facts.version.decode() == flash_attn_ext.__version__ == flash_attn_ext._C.build_info()["version"]
+    facts, info = plan.facts_of(LIBRARY), flash_attn_ext._C.build_info()
+    assert facts.interface == plan.interface_digest()
+    assert facts.version == flash_attn_ext.__version__ == info["version"]
+    assert facts[2:] == (info["compiler"], info["cuda_version"], info["cuda_archs"])
 
 
 @pytest.fixture

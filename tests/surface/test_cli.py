@@ -73,11 +73,13 @@ def test_which_code_a_gpu_runs(capability, archs, code):
 
 
 def test_info_lists_gpus_with_machine_code_and_with_ptx():
-    build = {"cuda_not_built": None, "cuda_version": "13.0", "cuda_archs": "8.0;9.0a+PTX"}
+    build = {"cuda_not_built": None, "cuda_version": "13.0", "cuda_archs": "8.0;9.0a+PTX", "fast_build": None}
     assert [text for _, text, _ in info._cuda_rows(build)] == [
         "for CUDA 13.0, 8.0;9.0a+PTX",
         "machine code for 8.0, 8.6, 8.7, 8.9, 9.0; PTX for 10.0, 10.3, 11.0, 12.0, 12.1",
     ]
+    fast = info._cuda_rows(build | {"fast_build": "bfloat16, head dims up to 128"})
+    assert fast[1] == ("", "a fast build: bfloat16, head dims up to 128 only", info.WARNING)
     assert info._cuda_rows({"cuda_not_built": "why"}) == [("CUDA sources", "not built: why", info.WARNING)]
 
 

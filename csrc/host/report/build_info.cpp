@@ -14,7 +14,8 @@ std::map<std::string, std::optional<std::string>> build_facts() {
           {"torch_version", TORCH_VERSION},
           {"cuda_version", text(facts.cuda_version)},
           {"cuda_archs", text(facts.cuda_archs)},
-          {"cuda_not_built", text(facts.cuda_not_built)}};
+          {"cuda_not_built", text(facts.cuda_not_built)},
+          {"fast_build", text(facts.fast_build)}};
 }
 
 }  // namespace flash_attn_ext::host
