@@ -117,11 +117,12 @@ bool ranks_are_right(const Problem& problem) {
       for (int tile = contributors.begin; tile < contributors.end; ++tile)
         seen += problem.is_left(pair, tile, i) ? 1 : 0;
       int count = 0;
-      for (int sums = 0; sums < 1 << problem.order.log2_sums; ++sums) {
-        const auto found = work_tile_of_rank.find({pair, i, sums});
+      for (int accumulator = 0; accumulator < 1 << problem.order.log2_accumulators; ++accumulator) {
+        const auto found = work_tile_of_rank.find({pair, i, accumulator});
         // An accumulator without contributors is not read (sm90/backward/key_stationary/dq_sums.cuh).
-        const bool is_read = seen > 0 && (sums - contributors.begin & (1 << problem.order.log2_sums) - 1) <
-                                             contributors.end - contributors.begin;
+        const bool is_read =
+            seen > 0 && (accumulator - contributors.begin & (1 << problem.order.log2_accumulators) - 1) <
+                            contributors.end - contributors.begin;
         if (is_read != (found != work_tile_of_rank.end())) return fails("an accumulator without contributors", problem);
         if (!is_read) continue;
         uint32_t before = 0;

@@ -85,6 +85,6 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
 // most, its head dim, and its CTAs per SM.
 inline constexpr int kHeadsRows = 128;
 inline constexpr int kHeadsHeadDim = 64;
-inline constexpr int kHeadsBlocks = 2;
+inline constexpr int kWholeHeadCtasPerSm = 2;
 
 }  // namespace flash_attn_ext::sm80

@@ -195,7 +195,7 @@ void add_key_stationary(Report& report, const BackwardPlan& plan) {
   columns.add("tile", {LoopOrder::kQueries, LoopOrder::kKeys});
   columns.add_if(plan.order.cyclic, "cyclic");
   columns.add("phases", int64_t{1} << plan.order.log2_phases);
-  columns.add_above_one("dq_accumulators", int64_t{1} << plan.order.log2_sums);
+  columns.add_above_one("dq_accumulators", int64_t{1} << plan.order.log2_accumulators);
   columns.add_above_one("group_shares", plan.order.kv_group_shares);
   columns.add_if(sm90::kKeyStationaryConfigs[plan.row].pre_signals_dq, "pre_signals_dq");
   columns.add_if(sm90::kKeyStationaryConfigs[plan.row].adds_statistics, "adds_statistics");

@@ -97,7 +97,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
     plan.head_dim = sm80::kHeadsHeadDim;
     plan.score = ScoreMode::kScaleOnly;
     plan.nan_repair = NanRepair::kInKernel;
-    plan.persistent_ctas = sm80::kHeadsBlocks * limits.sms;
+    plan.persistent_ctas = sm80::kWholeHeadCtasPerSm * limits.sms;
     return plan;
   }
   plan.kernel = ForwardKernel::kStreaming;

@@ -217,7 +217,7 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks) {
       const int64_t phases = int64_t{1} << order.log2_phases;
       return 2 * phases * sharing <= at_once && phases * iterations < kMostSummedIterations * at_once;
     });
-    order.log2_sums = order.log2_phases;
+    order.log2_accumulators = order.log2_phases;
   } else if (order.cyclic) {
     // Neighbouring contributors of a query tile are as many iterations apart as in a causal call.
     constexpr int64_t kApart = LoopOrder::kKeys / LoopOrder::kQueries;
@@ -266,9 +266,9 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
   if (p.score_mod.mask.present()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));
-  parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_sums);
+  parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_accumulators);
   parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
-  parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_sums);
+  parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_accumulators);
   parts.key_tiles = append(parts.bytes, plan.order.num_work_tiles() * LoopOrder::kWorkBytes);
   parts.work_counter = append(parts.bytes, int64_t{sizeof(uint32_t)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * longest * 4);

@@ -63,13 +63,13 @@ struct LoopOrder {
   uint32_t head_group_pairs = 0;  // pairs of an L2 head group
   bool cyclic = false;
   bool split_kv = false;
-  uint32_t log2_sums = 0;  // accumulators of dQ for each query tile: one, or in split-KV one for each phase
+  uint32_t log2_accumulators = 0;  // accumulators of dQ for each query tile: one, or in split-KV one for each phase
 
   FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return (pairs * phase_tiles) << log2_phases; }
 
   // The number of the accumulator that a phase adds to, from the query tile's number.
-  FLASH_HOST_DEVICE int sums_of(int query_tile, int phase) const {
-    return split_kv ? (query_tile << log2_sums) + phase : query_tile;
+  FLASH_HOST_DEVICE int accumulator_of(int query_tile, int phase) const {
+    return split_kv ? (query_tile << log2_accumulators) + phase : query_tile;
   }
 
   // The work tile that is fetched index-th. The last phases and short sequences lack some of these tiles.

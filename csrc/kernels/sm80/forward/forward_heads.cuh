@@ -252,7 +252,7 @@ struct ForwardHeadsKernel {
 };
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, kHeadsBlocks)
+__global__ void __launch_bounds__(Kernel::kThreads, kWholeHeadCtasPerSm)
     forward_heads_kernel(const __grid_constant__ ForwardParams p, const __grid_constant__ Schedule schedule) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   Kernel{p, schedule, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)}.run();

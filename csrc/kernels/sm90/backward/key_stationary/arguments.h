@@ -37,9 +37,9 @@ struct alignas(16) KeyTileWork {
   int first;        // the first one of its loop
   int query_begin;  // of the sequence
   int key_begin;
-  int first_sums;  // the accumulator for the sequence's first query tile: its number in a head
-  int iterations;  // over all of its heads
-  int number;      // the key tile's number among those of all key heads
+  int first_accumulator;  // of the sequence's first query tile: its number in a head
+  int iterations;         // over all of its heads
+  int number;             // the key tile's number among those of all key heads
   LoopOrder::Contributor contributor;
   TileRange own[LoopOrder::kKeyWarpgroups];  // the query tiles that see a warpgroup's keys
 
@@ -103,7 +103,7 @@ struct KeyStationaryWorkspace {
   float* key_sums;  // of each key tile, share and warpgroup: partial dV, then dK / scale, in register order
   int* arrivals;    // of each key tile and warpgroup: how many shares have stored their partial dK and dV
   int tiles_of_head;
-  int sums_of_head;  // accumulators: as many, in split-KV times the phases
+  int accumulators_of_head;  // of dQ: as many, in split-KV times the phases
 
   __device__ __forceinline__ static int first_tile(const attention::AttentionParams& p,
                                                    const attention::Sequence& sequence) {

@@ -39,22 +39,22 @@ struct WholeDqEpilogue {
     InMemory::store(shared.dq[state.stage] + slice * Traits::kDqSliceFloats + InMemory::own(), dq);
   }
 
-  __device__ __forceinline__ void add_sums(Dq& dq, int sums, int rank, int slice) const {
+  __device__ __forceinline__ void add_sums(Dq& dq, int accumulator, int rank, int slice) const {
     if (rank <= 0) return;
     if (slice == 0) {
-      while (ptx::load_acquire(args.workspace.dq_semaphores + sums) < rank) {
+      while (ptx::load_acquire(args.workspace.dq_semaphores + accumulator) < rank) {
       }
       __syncwarp();
     }
     const float* const from =
-        args.workspace.dq_sums + (int64_t{sums} * Traits::kDqSlices + slice) * Traits::kDqSliceFloats;
+        args.workspace.dq_sums + (int64_t{accumulator} * Traits::kDqSlices + slice) * Traits::kDqSliceFloats;
     InMemory::template load<true>(dq, from + InMemory::own(), [](const float4* floats) { return __ldcg(floats); });
   }
 
-  __device__ __forceinline__ void finish(int sums, int rank, bool is_last) {
+  __device__ __forceinline__ void finish(int accumulator, int rank, bool is_last) {
     if (!is_last) {
       ptx::fence_stores();
-      publish(sums, rank);
+      publish(accumulator, rank);
     }
   }
 
@@ -67,8 +67,8 @@ struct WholeDqEpilogue {
   }
 
  private:
-  __device__ __forceinline__ void publish(int sums, int rank) {
-    if (InMemory::own() == 0) shared.pending[state.stage] = {sums, rank};
+  __device__ __forceinline__ void publish(int accumulator, int rank) {
+    if (InMemory::own() == 0) shared.pending[state.stage] = {accumulator, rank};
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.full[state.stage]);
     state.advance();
@@ -91,15 +91,15 @@ struct PreSignalledDqEpilogue {
   bool loads_sums = false;
   int fetched_parity = 0;  // of shared.dq_pipeline.fetched
 
-  __device__ __forceinline__ void begin(int sums, int rank, bool is_last) {
+  __device__ __forceinline__ void begin(int accumulator, int rank, bool is_last) {
     loads_sums = is_last && rank > 0;
-    if (loads_sums) fetch(sums, rank);
+    if (loads_sums) fetch(accumulator, rank);
   }
 
-  __device__ __forceinline__ void begin_slice(int sums, int rank, int slice, bool is_last) {
+  __device__ __forceinline__ void begin_slice(int accumulator, int rank, int slice, bool is_last) {
     if (is_last) return;
     shared.dq_pipeline.producer_acquire(state);
-    if (slice == 0) pre_signal(sums, rank);
+    if (slice == 0) pre_signal(accumulator, rank);
   }
 
   __device__ __forceinline__ void store_partial(const Dq& dq, int) {
@@ -131,24 +131,24 @@ struct PreSignalledDqEpilogue {
   // The stage of the iteration's first slice is empty, so the reducer has read its previous signal. All warps have
   // stored the slices of earlier iterations by then. So the parity for which the reducer waits next cannot be that of
   // an earlier phase.
-  __device__ __forceinline__ void pre_signal(int sums, int rank) {
+  __device__ __forceinline__ void pre_signal(int accumulator, int rank) {
     static_assert(kDqStages <= kDqReducers * kSlices);
-    if (InMemory::own() == 0) shared.pending[reducer] = {sums, rank};
+    if (InMemory::own() == 0) shared.pending[reducer] = {accumulator, rank};
     __syncwarp();
     if (tile::lane() == 0) ptx::arrive(shared.dq_pipeline.pre_signalled[reducer]);
     reducer ^= 1;
   }
 
   // Copies the accumulator into empty stages. It does not advance the pipeline state: the next slices are staged there.
-  __device__ __forceinline__ void fetch(int sums, int rank) {
+  __device__ __forceinline__ void fetch(int accumulator, int rank) {
     static_assert(kSlices <= kDqStages);
     sync_dq_warpgroup();  // no thread still reads what was fetched before
     if (InMemory::own() == 0) {
-      while (ptx::load_acquire(args.workspace.dq_semaphores + sums) < rank) {
+      while (ptx::load_acquire(args.workspace.dq_semaphores + accumulator) < rank) {
       }
       ptx::fence_global_copies();
       ptx::arrive_expecting(shared.dq_pipeline.fetched, kSlices * kSliceBytes);
-      const float* from = args.workspace.dq_sums + int64_t{sums} * kSlices * Traits::kDqSliceFloats;
+      const float* from = args.workspace.dq_sums + int64_t{accumulator} * kSlices * Traits::kDqSliceFloats;
       auto to = state;
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice, to.advance(), from += Traits::kDqSliceFloats) {

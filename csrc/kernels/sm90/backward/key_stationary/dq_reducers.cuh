@@ -30,11 +30,11 @@ struct WholeDqReducer {
 #pragma unroll 1
     for (int parity = 0;; parity ^= 1) {
       ptx::wait(shared.dq_pipeline.full[stage], parity);
-      const int number = shared.pending[stage].sums;
+      const int accumulator = shared.pending[stage].accumulator;
       const int rank = shared.pending[stage].rank;
-      if (number == PendingSum::kEnd) break;
-      float* const sums = args.workspace.dq_sums + int64_t{number} * kFloats;
-      int* const semaphore = args.workspace.dq_semaphores + number;
+      if (accumulator == PendingSum::kEnd) break;
+      float* const sums = args.workspace.dq_sums + int64_t{accumulator} * kFloats;
+      int* const semaphore = args.workspace.dq_semaphores + accumulator;
       if (rank == 0) {
         ptx::store_bytes(sums, shared.dq[stage], kBytes);
       } else {
@@ -66,11 +66,11 @@ struct PreSignalledDqReducer {
 #pragma unroll 1
     for (int parity = 0;; parity ^= 1) {
       ptx::wait(shared.dq_pipeline.pre_signalled[number], parity);
-      const int sums = shared.pending[number].sums;
+      const int accumulator = shared.pending[number].accumulator;
       const int rank = shared.pending[number].rank;
-      if (sums == PendingSum::kEnd) break;
-      float* to = args.workspace.dq_sums + int64_t{sums} * Traits::kDqSlices * Traits::kDqSliceFloats;
-      int* const semaphore = args.workspace.dq_semaphores + sums;
+      if (accumulator == PendingSum::kEnd) break;
+      float* to = args.workspace.dq_sums + int64_t{accumulator} * Traits::kDqSlices * Traits::kDqSliceFloats;
+      int* const semaphore = args.workspace.dq_semaphores + accumulator;
       if (rank > 0) {
         while (ptx::load_acquire(semaphore) < rank) {
         }

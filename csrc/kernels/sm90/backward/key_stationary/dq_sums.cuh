@@ -21,12 +21,12 @@ struct DqSums {
         args.order.contributor(args.params.visibility, sequence, 0, LoopDirection::kSplitKv).contributors(at.tile);
     if (contributors.end - contributors.begin < 2) return;  // dQ is 0 already, or the only contributor has written it
     const int number = args.workspace.number_of(args.params, sequence, at);
-    const int phases_of_all = 1 << args.order.log2_sums;
+    const int phases_of_all = 1 << args.order.log2_accumulators;
     const int phases = min(contributors.end - contributors.begin, phases_of_all);
     DqSlice slice;
     slice.add(DqSlice::warpgroup(), phases, DqSlice::kWarpgroups, [&](int contributor) {
-      const int sums = args.order.sums_of(number, contributors.begin + contributor & phases_of_all - 1);
-      return args.workspace.dq_sums + (int64_t{sums} * gridDim.y + blockIdx.y) * DqSlice::kFloats;
+      const int accumulator = args.order.accumulator_of(number, contributors.begin + contributor & phases_of_all - 1);
+      return args.workspace.dq_sums + (int64_t{accumulator} * gridDim.y + blockIdx.y) * DqSlice::kFloats;
     });
     slice.combine();
     if (DqSlice::warpgroup() == 0) store(slice);

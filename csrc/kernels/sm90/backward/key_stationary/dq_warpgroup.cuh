@@ -74,16 +74,16 @@ struct DqWarpgroup {
     Dq dq;
     issue_slice_gemm(dq, 0);
     // This overlaps with the GEMM.
-    const int sums = uniform(at.sums);
+    const int accumulator = uniform(at.accumulator);
     const int rank = uniform(at.rank);
     const bool is_last = uniform(at.is_last) != 0;
     const bool ends_tile = uniform(at.ends_tile) != 0;
     const int query_tile = uniform(at.query_tile);
     const int head = uniform(at.head);
-    dq_epilogue.begin(sums, rank, is_last);
+    dq_epilogue.begin(accumulator, rank, is_last);
 #pragma unroll 1
     for (int slice = 0;;) {
-      dq_epilogue.begin_slice(sums, rank, slice, is_last);
+      dq_epilogue.begin_slice(accumulator, rank, slice, is_last);
       ptx::wait_wgmma<0>();
       ptx::pin_registers(dq.c[0]);
       __syncwarp();
@@ -92,7 +92,7 @@ struct DqWarpgroup {
         if (ends_tile) ptx::arrive(shared.k_pipeline.empty[k_state.stage]);
       }
       if (is_last) {
-        dq_epilogue.add_sums(dq, sums, rank, slice);
+        dq_epilogue.add_sums(dq, accumulator, rank, slice);
         store(dq, work, query_tile, head, slice);
       } else {
         dq_epilogue.store_partial(dq, slice);
@@ -101,7 +101,7 @@ struct DqWarpgroup {
       if (++slice == Traits::kDqSlices) break;
       issue_slice_gemm(dq, slice);
     }
-    dq_epilogue.finish(sums, rank, is_last);
+    dq_epilogue.finish(accumulator, rank, is_last);
     dscore_state.advance();
   }
 

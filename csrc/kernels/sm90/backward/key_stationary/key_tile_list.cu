@@ -55,7 +55,8 @@ struct KeyTileList {
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
     work.contributor = args.order.contributor(p.visibility, sequence, work_tile.tile, work_tile.direction);
-    work.first_sums = args.order.sums_of(KeyStationaryWorkspace::first_tile(p, sequence), work.contributor.phase());
+    work.first_accumulator =
+        args.order.accumulator_of(KeyStationaryWorkspace::first_tile(p, sequence), work.contributor.phase());
     if (work_tile.tile >= LoopOrder::num_tiles(sequence.num_keys, LoopOrder::kKeys) || sequence.num_queries == 0) {
       return work;
     }

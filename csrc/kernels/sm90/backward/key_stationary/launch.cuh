@@ -85,7 +85,7 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
                     .key_sums = parts.key_sums.in<float>(workspace),
                     .arrivals = parts.arrivals.in<int>(workspace),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
-                    .sums_of_head = static_cast<int>(plan.query_tiles_of_head << plan.order.log2_sums)};
+                    .accumulators_of_head = static_cast<int>(plan.query_tiles_of_head << plan.order.log2_accumulators)};
   const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
   const int64_t query_blocks = query_tiles * p.num_heads_q * p.batch;
   if (query_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
@@ -98,7 +98,7 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
   if (error == cudaSuccess) error = prepare_key_stationary<Element>(args, grid, query_blocks, stream);
   if (error != cudaSuccess) return error;
   error = launch_planned<Element>(args, plan, stream);
-  if (error == cudaSuccess && args.order.log2_sums > 0) {
+  if (error == cudaSuccess && args.order.log2_accumulators > 0) {
     error = common::launch_early(
         sum_dq_kernel<Element>,
         {.blocks = query_blocks, .threads = DqSlice::kThreads, .slices = plan.dq_head_dim / DqSlice::kColumns}, stream,

@@ -145,14 +145,15 @@ struct KeyStationaryProducer {
       MaskedIteration& to = shared.iteration(q_state);
       to.query_tile = entry.query_tile;
       to.head = iterations.head;
-      to.sums = iterations.head * args.workspace.sums_of_head + work.first_sums + entry.query_tile;
+      to.accumulator =
+          iterations.head * args.workspace.accumulators_of_head + work.first_accumulator + entry.query_tile;
       to.rank = entry.rank;
       to.is_last = entry.is_last != 0;
       to.ends_tile = left == 1;
       for (int w = 0; w < LoopOrder::kKeyWarpgroups; ++w) to.is_partial[w] = !work.own[w].full(entry.query_tile);
       to.mask_tile = entry.mask_tile;
       if (entry.mask_tile != MaskIterations::Entry::kNothingMasked) iterations.fetch(entry.mask_tile);
-      load_queries(work, to.query_tile, to.head, to.sums);
+      load_queries(work, to.query_tile, to.head, to.accumulator);
       if (left > 1) iterations.advance();
       publish_iteration(work, to, left == work.iterations);
     }
@@ -172,13 +173,14 @@ struct KeyStationaryProducer {
       const LoopOrder::Tiles contributors = work.contributor.contributors(query_tile);
       const int rank = work.contributor.rank(query_tile, contributors);
       const int head = first_head + head_of_share;
-      const int sums = head * args.workspace.sums_of_head + work.first_sums + (query_tile << args.order.log2_sums);
+      const int accumulator = head * args.workspace.accumulators_of_head + work.first_accumulator +
+                              (query_tile << args.order.log2_accumulators);
       shared.q_pipeline.producer_acquire(q_state);
-      load_queries(work, query_tile, head, sums);
+      load_queries(work, query_tile, head, accumulator);
       QueryIteration& to = shared.iteration(q_state);
       to = {.query_tile = query_tile,
             .head = head,
-            .sums = sums,
+            .accumulator = accumulator,
             .rank = rank,
             .is_last = rank + 1 == contributors.end - contributors.begin,
             .ends_tile = left == 1,
@@ -199,11 +201,12 @@ struct KeyStationaryProducer {
   // The copies of an iteration's Q and statistics need not wait for its description. The barrier's phase lasts until
   // publish_iteration() arrives, and bytes that arrive before are counted below zero (PTX ISA, mbarrier: range of the
   // tx-count).
-  __device__ __forceinline__ void load_queries(const KeyTileWork& work, int query_tile, int head, int sums) {
+  __device__ __forceinline__ void load_queries(const KeyTileWork& work, int query_tile, int head, int accumulator) {
     ptx::Barrier& full = shared.q_pipeline.full[q_state.stage];
     const int row = work.query_begin + query_tile * Traits::kQueries;
     shared.q[q_state.stage].copy(args.q.map, full, {0, row, head * args.q.head_step, work.batch * args.q.batch_step});
-    ptx::copy_bytes(shared.statistics[q_state.stage], args.workspace.statistics_of(sums >> args.order.log2_sums),
+    ptx::copy_bytes(shared.statistics[q_state.stage],
+                    args.workspace.statistics_of(accumulator >> args.order.log2_accumulators),
                     sizeof(shared.statistics[0]), full);
   }
 

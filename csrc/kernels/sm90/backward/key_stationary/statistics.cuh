@@ -30,8 +30,8 @@ struct Statistics {
     const int tile = at.tile;
     const int head = at.head;
     const int number = args.workspace.number_of(p, sequence, at);
-    for (int i = static_cast<int>(threadIdx.x); i < 1 << args.order.log2_sums; i += kStatisticsThreads) {
-      args.workspace.dq_semaphores[(number << args.order.log2_sums) + i] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < 1 << args.order.log2_accumulators; i += kStatisticsThreads) {
+      args.workspace.dq_semaphores[(number << args.order.log2_accumulators) + i] = 0;
     }
     const int64_t first_row = sequence.query_begin + tile * kQueries;
     const int rows = static_cast<int>(min(sequence.num_queries - tile * kQueries, int64_t{kQueries}));

@@ -18,7 +18,7 @@ namespace flash_attn_ext::sm90 {
 struct alignas(16) QueryIteration {
   int query_tile;                              // of the sequence
   int head;                                    // query head
-  int sums;                                    // the accumulator's number in the workspace
+  int accumulator;                             // its number in the workspace
   int rank;                                    // how many contributors come before
   bool is_last;                                // whether the key tile is the last contributor
   bool ends_tile;                              // whether it is the key tile's last iteration
