@@ -31,14 +31,21 @@ BEGIN, END = "<!-- {}benchmarks/overview.py writes from here -->", "<!-- {}to he
 PEERS = ("cudnn", "fa4", "flash")
 TABLE_SEQLEN = 8192
 README_WORDS = (
-    "Times as fast as the fastest other kernel, on one H200, bfloat16: geometric mean, and worst point in brackets."
+    "Times as fast as the fastest other kernel, bfloat16, on one H200 or as said: geometric mean, worst point in brackets."
 )
 GRID_WORDS = (
     f"TFLOP/s at {TABLE_SEQLEN} tokens, with 16384 tokens in all and heads of 2048 columns together.\n"
     "FA2 and FA4 are FlashAttention-2 and FlashAttention-4."
 )
 PICTURE_HEAD_DIM = 128
-PICTURED = ("cpu_epyc_2_cores", "cpu_few_keys_epyc", "cuda_h200", "cuda_h200_sm80")
+PICTURED = (
+    "cpu_epyc_2_cores",
+    "cpu_few_keys_epyc",
+    "cuda_h200",
+    "cuda_h200_sm80",
+    "cuda_h100_workloads",
+    "cuda_h100_long",
+)
 
 Point = tuple[str, int, int]  # case, head dim, sequence length
 Figures = dict[Point, dict[str, float]]  # by name, ours among them
