@@ -148,6 +148,17 @@ def asm_only_under_ptx(sources: Sources) -> Iterator[str]:
                 yield f"{path}:{cpp_text.line_of(text, match.start())}: asm belongs under ptx/"
 
 
+def code_of_one_processor_is_guarded(sources: Sources) -> Iterator[str]:
+    """What has instructions of x86 in it asks for x86 first, so that every file compiles for other processors."""
+    for path, text in sources.items():
+        code = cpp_text.without_comments(text)
+        for match in re.finditer(
+            r"\b_mm\d*_\w+|\b__m\d+\w?\b|\b__builtin_ia32_\w+|\w+intrin\.h|\btarget_clones\b", code
+        ):
+            if "defined(__x86_64__)" not in code[: match.start()]:
+                yield f"{path}:{cpp_text.line_of(text, match.start())}: {match.group()} without #if defined(__x86_64__)"
+
+
 def files_are_short(sources: Sources) -> Iterator[str]:
     for path, text in sources.items():
         num_lines = len(text.splitlines())
@@ -201,6 +212,7 @@ RULES = (
     kernels_are_free_of_torch,
     cpu_builds_need_no_cuda,
     asm_only_under_ptx,
+    code_of_one_processor_is_guarded,
     files_are_short,
     functions_are_small,
     templates_are_small,

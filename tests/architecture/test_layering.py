@@ -12,6 +12,7 @@ CPP_RULES = [
     cpp_rules.kernels_are_free_of_torch,
     cpp_rules.cpu_builds_need_no_cuda,
     cpp_rules.asm_only_under_ptx,
+    cpp_rules.code_of_one_processor_is_guarded,
     cpp_rules.nothing_prints,
 ]
 PYTHON_RULES = [
@@ -81,6 +82,8 @@ def test_the_rules_see_the_sources():
             {"kernels/x/a.cu": '#include "kernels/b.h"', "kernels/b.h": "# include <torch/types.h>"},
         ),
         (cpp_rules.asm_only_under_ptx, {"tile/a.h": 'inline void f() { asm volatile("bar.sync 0;"); }'}),
+        (cpp_rules.code_of_one_processor_is_guarded, {"kernels/cpu/a.h": "#include <immintrin.h>"}),
+        (cpp_rules.code_of_one_processor_is_guarded, {"kernels/cpu/a.h": "__m256 x = _mm256_setzero_ps();"}),
         (cpp_rules.nothing_prints, {"kernels/a.cu": 'void f() { printf("x"); }'}),
     ],
 )
@@ -95,6 +98,10 @@ def test_a_planted_cpp_violation_is_found(rule, sources):
         (cpp_rules.rooms_of_kernels_are_layered, {"host/a.h": '#include "kernels/cpu/b.h"', "kernels/cpu/b.h": ""}),
         (cpp_rules.kernels_are_free_of_torch, {"host/a.h": "#include <ATen/ATen.h>"}),
         (cpp_rules.asm_only_under_ptx, {"ptx/a.h": 'asm("x");', "tile/b.h": "// asm is elsewhere"}),
+        (
+            cpp_rules.code_of_one_processor_is_guarded,
+            {"kernels/cpu/a.h": "#if defined(__x86_64__)\n#include <immintrin.h>\n#endif"},
+        ),
         (cpp_rules.nothing_prints, {"host/a.h": 'auto f = std::snprintf; const char* s = "printf(";'}),
     ],
 )

@@ -13,6 +13,7 @@ import torch
 import flash_attn_ext
 from build_support import plan
 from flash_attn_ext import _load
+from support.host_programs import run_host_program
 
 PACKAGE = Path(flash_attn_ext.__file__).parent
 LIBRARY = PACKAGE / _load.LIBRARY
@@ -40,6 +41,12 @@ def test_the_library_says_what_it_is():
     assert facts.interface == plan.interface_digest()
     assert facts.version == flash_attn_ext.__version__ == info["version"]
     assert facts[2:] == (info["compiler"], info["cuda_version"], info["cuda_archs"])
+
+
+def test_a_program_without_torch_runs_the_kernels(tmp_path):
+    """It links with the library alone."""
+    linked = (LIBRARY, f"-Wl,-rpath,{PACKAGE}")
+    run_host_program(Path(__file__).with_name("library_program.cpp"), tmp_path, *linked)
 
 
 @pytest.fixture

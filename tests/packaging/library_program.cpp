@@ -1,0 +1,190 @@
+// A program without PyTorch that runs the library's CPU kernels: causal attention with grouped heads and a softcap,
+// forward and backward, beside the definition in double precision. Its threads and GEMMs are the simplest there are.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/cpu/rows/narrow_float.h"
+#include "library/kernels.h"
+
+namespace {
+
+using namespace flash_attn_ext;
+using attention::ElementType;
+
+constexpr int64_t kBatch = 2, kHeadsQ = 4, kHeadsK = 2, kQueries = 70, kKeys = 150, kDim = 40, kDimV = 24;
+constexpr double kScale = 0.2, kSoftcap = 3.0;
+
+template <class Element, class Sum>
+void gemm(const cpu::GemmCall<Element, Sum>& call) {
+  for (int64_t i = 0; i < call.m; ++i) {
+    for (int64_t j = 0; j < call.n; ++j) {
+      Sum sum = call.adds ? call.c[i * call.ldc + j] : Sum(0);
+      for (int64_t t = 0; t < call.k; ++t) sum += Sum(call.a[i * call.lda + t]) * Sum(call.b[t * call.ldb + j]);
+      call.c[i * call.ldc + j] = sum;
+    }
+  }
+}
+
+constexpr cpu::Services kServices = {
+    .num_threads = [] { return int64_t{1}; },
+    .parallel_for = [](int64_t count, int64_t, void (*task)(void*, int64_t, int64_t),
+                       void* context) { task(context, 0, count); },
+    .gemm_f32 = gemm<float, float>,
+    .gemm_f64 = gemm<double, double>,
+    .has_tile_gemm_f32 = [] { return false; },
+    .has_tile_gemm_bf16 = [] { return false; },
+    .tile_gemm_f32 = gemm<float, float>,
+    .tile_gemm_bf16 = nullptr,
+    .release_tiles = [] {},
+};
+
+// A contiguous (batch, heads, rows, columns) tensor, and its values as doubles.
+template <class Element>
+struct Tensor {
+  int64_t heads, rows, columns;
+  std::vector<Element> elements = std::vector<Element>(kBatch * heads * rows * columns);
+
+  void fill(std::mt19937& random) {
+    std::normal_distribution<float> normal;
+    for (Element& element : elements) element = Element(normal(random));
+  }
+  attention::MatrixView view() { return {elements.data(), heads * rows * columns, rows * columns, columns, 1}; }
+  double at(int64_t batch, int64_t head, int64_t row, int64_t column) const {
+    return static_cast<double>(elements[((batch * heads + head) * rows + row) * columns + column]);
+  }
+};
+
+struct Sums {
+  explicit Sums(int64_t heads, int64_t rows, int64_t columns)
+      : heads(heads), rows(rows), columns(columns), values(kBatch * heads * rows * columns) {}
+  int64_t heads, rows, columns;
+  std::vector<double> values;
+  double& at(int64_t batch, int64_t head, int64_t row, int64_t column) {
+    return values[((batch * heads + head) * rows + row) * columns + column];
+  }
+};
+
+int num_wrong = 0;
+
+template <class Element>
+void expect_close(const char* name, const Tensor<Element>& found, const Sums& expected, double tolerance) {
+  double largest = 0.0, error = 0.0;
+  for (size_t i = 0; i < expected.values.size(); ++i) {
+    largest = std::fmax(largest, std::fabs(expected.values[i]));
+    const double difference = std::fabs(static_cast<double>(found.elements[i]) - expected.values[i]);
+    error = difference <= error ? error : difference;  // a NaN stays
+  }
+  if (error <= tolerance * largest) return;
+  std::fprintf(stderr, "%s, %zu bytes an element: off by %g of %g\n", name, sizeof(Element), error, largest);
+  ++num_wrong;
+}
+
+// The definition: P = softmax(S), O = P V, dS = P (dP - rowsum(dO O)), and the derivative of the softcap.
+template <class Element>
+struct Reference {
+  Tensor<Element>&q, &k, &v, &dout;
+  Sums out{kHeadsQ, kQueries, kDimV}, dq{kHeadsQ, kQueries, kDim}, dk{kHeadsK, kKeys, kDim}, dv{kHeadsK, kKeys, kDimV};
+
+  void run() {
+    for (int64_t b = 0; b < kBatch; ++b) {
+      for (int64_t h = 0; h < kHeadsQ; ++h) {
+        for (int64_t i = 0; i < kQueries; ++i) row(b, h, i);
+      }
+    }
+  }
+
+  void row(int64_t b, int64_t h, int64_t i) {
+    const int64_t hk = h / (kHeadsQ / kHeadsK), keys = i + kKeys - kQueries + 1;
+    std::vector<double> p(keys), slope(keys), dp(keys);
+    double sum = 0.0, delta = 0.0;
+    for (int64_t j = 0; j < keys; ++j) {
+      double product = 0.0;
+      for (int64_t d = 0; d < kDim; ++d) product += q.at(b, h, i, d) * k.at(b, hk, j, d);
+      const double t = std::tanh(kScale * product / kSoftcap);
+      slope[j] = kScale * (1.0 - t * t);
+      sum += p[j] = std::exp(kSoftcap * t);
+    }
+    for (int64_t j = 0; j < keys; ++j) {
+      p[j] /= sum;
+      for (int64_t d = 0; d < kDimV; ++d) {
+        out.at(b, h, i, d) += p[j] * v.at(b, hk, j, d);
+        dv.at(b, hk, j, d) += p[j] * dout.at(b, h, i, d);
+        dp[j] += dout.at(b, h, i, d) * v.at(b, hk, j, d);
+      }
+      delta += p[j] * dp[j];
+    }
+    for (int64_t j = 0; j < keys; ++j) {
+      const double ds = p[j] * (dp[j] - delta) * slope[j];
+      for (int64_t d = 0; d < kDim; ++d) {
+        dq.at(b, h, i, d) += ds * k.at(b, hk, j, d);
+        dk.at(b, hk, j, d) += ds * q.at(b, h, i, d);
+      }
+    }
+  }
+};
+
+template <class Element>
+void check(const library::Backend& cpu, ElementType type, double tolerance) {
+  std::mt19937 random(1);
+  Tensor<Element> q{kHeadsQ, kQueries, kDim}, k{kHeadsK, kKeys, kDim}, v{kHeadsK, kKeys, kDimV};
+  Tensor<Element> out{kHeadsQ, kQueries, kDimV}, dout = out, dq = q, dk = k, dv = v;
+  for (Tensor<Element>* tensor : {&q, &k, &v, &dout}) tensor->fill(random);
+  std::vector<double> lse(kBatch * kHeadsQ * kQueries);  // as wide as any accumulate type
+
+  attention::AppendingForwardParams forward;
+  forward.element = type;
+  forward.batch = kBatch;
+  forward.num_heads_q = kHeadsQ;
+  forward.num_heads_k = kHeadsK;
+  forward.head_dim_qk = kDim;
+  forward.head_dim_v = kDimV;
+  forward.sequences = {nullptr, nullptr, kQueries, kKeys, kQueries, kKeys};
+  forward.visibility.right = 0;
+  forward.score_mod.scale = kScale;
+  forward.score_mod.softcap = kSoftcap;
+  forward.q = q.view();
+  forward.k = k.view();
+  forward.v = v.view();
+  forward.out = out.view();
+  forward.lse = {lse.data(), kHeadsQ * kQueries, kQueries};
+  const plan::Limits limits;
+  cpu.forward(forward, cpu.plan_forward(forward, limits), nullptr, nullptr);
+
+  attention::BackwardParams backward;
+  static_cast<attention::AttentionParams&>(backward) = forward;
+  backward.out = out.view();
+  backward.dout = dout.view();
+  backward.lse = forward.lse;
+  backward.dq = dq.view();
+  backward.dk = dk.view();
+  backward.dv = dv.view();
+  const plan::BackwardPlan plan = cpu.plan_backward(backward, limits);
+  std::vector<char> workspace(plan.workspace.bytes);
+  cpu.backward(backward, plan, workspace.data(), nullptr);
+
+  Reference<Element> expected{q, k, v, dout};
+  expected.run();
+  expect_close("out", out, expected.out, tolerance);
+  expect_close("dq", dq, expected.dq, tolerance);
+  expect_close("dk", dk, expected.dk, tolerance);
+  expect_close("dv", dv, expected.dv, tolerance);
+}
+
+}  // namespace
+
+int main() {
+  const library::Kernels& kernels = *flash_attn_ext_kernels(&kServices);
+  for (const library::Backend& backend : kernels.backends) {
+    if (std::strcmp(backend.name, "cpu") != 0) continue;
+    check<float>(backend, ElementType::kFloat32, 1e-5);
+    check<double>(backend, ElementType::kFloat64, 1e-12);
+    check<cpu::BFloat16>(backend, ElementType::kBFloat16, 2e-2);
+    check<cpu::Float16>(backend, ElementType::kFloat16, 2e-3);
+    return num_wrong != 0;
+  }
+  return 1;
+}
