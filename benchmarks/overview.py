@@ -31,7 +31,7 @@ BEGIN, END = "<!-- {}benchmarks/overview.py writes from here -->", "<!-- {}to he
 PEERS = ("cudnn", "fa4", "flash")
 TABLE_SEQLEN = 8192
 README_WORDS = (
-    "Times as fast as the fastest other kernel, bfloat16, on one H200 or as said: geometric mean, worst point in brackets."
+    "Times as fast as the fastest other kernel, bfloat16, one H200 or as said: geometric mean, worst point in brackets."
 )
 GRID_WORDS = (
     f"TFLOP/s at {TABLE_SEQLEN} tokens, with 16384 tokens in all and heads of 2048 columns together.\n"
