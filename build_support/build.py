@@ -37,7 +37,8 @@ def build_library(plan: Plan) -> Path:
     objects = plans.library_objects(plan, shared_kernels or plans.KERNELS_DIR)
     names = [edge.output for edge in objects]
     library = plan.library_dir / plans.LIBRARY
-    _run_ninja(plan, plan.library_dir, [*objects, Edge("link", names, str(library), plans.library_link_flags(plan))])
+    link = Edge("link", names, str(library), plans.library_link_flags(plan), [plans.EXPORTS])
+    _run_ninja(plan, plan.library_dir, [*objects, link])
     if not shared_kernels and not plan.fast:
         prune_kernels(ROOT / plans.KERNELS_DIR, {Path(name).name for name in names})
     return ROOT / library

@@ -44,14 +44,15 @@ class Edge(NamedTuple):
     sources: Sequence[str]
     output: str
     flags: Sequence[str]
+    read: Sequence[str] = ()  # what flags name, besides the sources
 
 
 def ninja_text(edges: Iterable[Edge], build_dir: Path, cxx: str, nvcc: Nvcc | None) -> str:
     python, cxx, nvcc_path = (_shell([word]) for word in (sys.executable, cxx, str(nvcc.path) if nvcc else "nvcc"))
     blocks = [_RULES.format(build_dir=_escape(build_dir), cxx=cxx, nvcc=nvcc_path, python=python)]
-    for rule, sources, output, flags in edges:
+    for rule, sources, output, flags, read in edges:
         if rule:
-            inputs = " ".join(map(_escape, sources))
+            inputs = " ".join([*map(_escape, sources), *(["|", *map(_escape, read)] if read else [])])
             blocks.append(f"build {_escape(output)}: {rule} {inputs}\n  flags = {_shell(flags)}\n")
     return "\n".join(blocks)
 

@@ -45,7 +45,8 @@ OVERLAPPING_LAUNCHES = (
 # A symbol that is missing is an error at once: when the library is linked, and when the glue is loaded, whose Python is
 # not linked. Symbols of static libraries stay inside.
 LIBRARY_LINK_FLAGS = [f"-Wl,-soname,{LIBRARY}", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
-LIBRARY_LINK_FLAGS += [f"-Wl,--version-script={INCLUDE_ROOT}/library/exports.map"]
+EXPORTS = f"{INCLUDE_ROOT}/library/exports.map"
+LIBRARY_LINK_FLAGS += [f"-Wl,--version-script={EXPORTS}"]
 # libtorch.so brings CUDA's part of torch, where there is one, though no symbol here needs it.
 GLUE_LINK_FLAGS = ["-fopenmp", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
 

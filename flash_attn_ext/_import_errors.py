@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
 
 from flash_attn_ext import _load
@@ -33,9 +34,10 @@ def explain_missing_extension(error: ImportError, version: str, torch_version: s
 
 def _command(reuses_kernels: bool) -> str:
     """The kernels of a whole installation need no compiling again. A checkout knows what of it is up to date."""
-    install = f"{sys.executable} -m pip install --no-build-isolation"
+    install = f"{shlex.quote(sys.executable)} -m pip install --no-build-isolation"
     if (_load.PACKAGE.parent / "build_support").is_dir():
         return f"{install} -e ."
     library = _load.PACKAGE / _load.LIBRARY
-    kernels = f"FLASH_ATTN_EXT_KERNEL_OBJECTS={library} " if reuses_kernels and library.is_file() else ""
-    return f"{kernels}{install} ."
+    if not reuses_kernels or not library.is_file():
+        return f"{install} ."
+    return f"FLASH_ATTN_EXT_KERNEL_OBJECTS={shlex.quote(str(library))} {install} ."

@@ -29,7 +29,7 @@ FORMS = [
     (hopper(512, CAUSAL, d=96), True, True),
     (hopper(512, d=96), False, True),
     (hopper(64, sk=512, d=64), False, False),
-    (hopper(72, sk=513, d=64), False, True),  # 5 tiles of keys
+    (hopper(136, sk=513, d=64), False, True),  # 5 tiles of keys
     (hopper(512, d=64), False, False),
     (hopper(513, d=64), False, True),
     (hopper(512, CAUSAL, d=64), False, False),

@@ -48,8 +48,14 @@ TAKEN = [
     (hopper(16384, batch=1, key_heads=1), dict(launches=2, key_heads_per_launch=1, query_chunks=2)),
     (hopper(8192, key_heads=1, batch=1, heads=16), dict(launches=2, key_heads_per_launch=1, query_chunks=2)),
     (hopper(8192, key_heads=2, heads=32), dict(launches=8, key_heads_per_launch=4, query_chunks=8)),
-    (hopper(127040, batch=1, heads=1), dict(launches=31, key_heads_per_launch=1, query_chunks=31)),
-    (hopper(127041, batch=1, heads=1), dict(kernel=RECOMPUTE)),
+    # Where these fill less than three quarters of the SMs, its keys are divided too. 65536 tokens have 1024 rows of
+    # 1024 tiles; 4 chunks of 128 CTAs have 3 key chunks each. With 8 query heads for a key head, 16 rows have 128 CTAs.
+    (hopper(65536, batch=1, heads=1), dict(launches=12, query_chunks=4, key_chunks=True)),
+    (hopper(127041, batch=1, heads=1), dict(launches=32, key_heads_per_launch=1, query_chunks=8, key_chunks=True)),
+    (hopper(65536, batch=1, heads=8, key_heads=1), dict(query_chunks=32, key_chunks=True)),
+    (hopper(32768, batch=1, heads=1, options={"causal": "top_left"}), dict(key_chunks=False)),
+    # Not where a window hides keys before a query.
+    (hopper(1 << 18, batch=1, heads=1, options={"window": (130_000, 0)}), dict(kernel=RECOMPUTE)),
     # Scores that causal queries do not see are not materialised. So there is room for three heads of 16384 tokens, of
     # which two are taken, and for one of 32704.
     (hopper(16384, batch=1, heads=8, options={"causal": "top_left"}), dict(launches=4, key_heads_per_launch=2)),

@@ -276,9 +276,10 @@ PHASES = [
     (llama(128, key_heads=1), dict(phases=32, dq_accumulators=32)),
     (llama(512, key_heads=1), dict(phases=8, dq_accumulators=8)),
     (wide(513, 8192), dict(launches=1)),
+    (wide(32, 257, options=CAUSAL), dict(kernel=KEY_STATIONARY, cyclic=False)),
     # Few that are visible, too.
-    (wide(64, 1023), dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None)),
-    (wide(64, 513, d=64), dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic", dkdv_head_dim=64)),
+    (wide(31, 256), dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None)),
+    (wide(31, 256, d=64), dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic", dkdv_head_dim=64)),
     (
         wide(64, 4096, options={"window": (100, 30)}),
         dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None),

@@ -14,7 +14,14 @@ from flash_attn_ext.cli import info, progress
 FACTS = {
     "versions": {"flash_attn_ext": "1.2.3", "torch": "2.11.0", "torch_cuda": None},
     "machine": {"cpu": "a CPU", "cpu_capability": "AVX2", "cores": 2, "torch_threads": 1},
+    "installation": {
+        "library": "/package/kernels.so",
+        "extension": "/package/_C.so",
+        "torch_versions": ["2.11"],
+        "other_copies": [],
+    },
     "build": {
+        "version": "1.2.3",
         "compiler": "GCC",
         "torch_version": "2.11.0",
         "cuda_version": None,
