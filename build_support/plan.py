@@ -51,8 +51,8 @@ LIBRARY_LINK_FLAGS += [f"-Wl,--version-script={EXPORTS}"]
 GLUE_LINK_FLAGS = ["-fopenmp", "-Wl,-z,now", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
 
 
-# A fast build has bfloat16 and head dims up to 128: these sources are of other types, or of larger head dims.
-LEFT_OUT_OF_FAST_BUILDS = re.compile(r"_(f16|f32|wide|192|256|512)|/float64")
+# A fast build has bfloat16 and head dims up to 128: these sources are of other types, or of larger head dims alone.
+LEFT_OUT_OF_FAST_BUILDS = re.compile(r"_(f16|f32|wide)|/float64")
 
 
 class Plan(NamedTuple):

@@ -3,7 +3,8 @@
 // and what people read of them, are C++ objects: both sides use the layouts of libstdc++, which do not change.
 //
 // The library exports two functions and no other symbol. Facts::interface is a digest of this header and of all that it
-// includes, so that code that was compiled with another header is found out before it calls anything.
+// includes, the limits that the extension checks among them, so that code that was compiled with other headers is found
+// out before it calls anything.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +13,16 @@
 
 #include "attention/append.h"
 #include "attention/params.h"
+#include "kernels/config/sm90_forward.h"
 #include "kernels/cpu/services.h"
 #include "kernels/derivatives/plain_tile.h"
+#include "kernels/plan/materialised_scores.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/report.h"
 
 namespace flash_attn_ext::library {
 
+// `interface` and `version` stay first in every version: they are read before it is known which one the library has.
 struct Facts {
   const char* interface;
   const char* version;

@@ -279,7 +279,7 @@ PHASES = [
     (wide(32, 257, options=CAUSAL), dict(kernel=KEY_STATIONARY, cyclic=False)),
     # Few that are visible, too.
     (wide(31, 256), dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None)),
-    (wide(31, 256, d=64), dict(kernel=MATERIALISE_DS, dkdv_score_mode="generic", dkdv_head_dim=64)),
+    (wide(31, 256, d=64), dict(kernel="fused")),
     (
         wide(64, 4096, options={"window": (100, 30)}),
         dict(kernel=MATERIALISE_P_DS, dq_score_mode="generic", dq_head_dim=128, splits=None),

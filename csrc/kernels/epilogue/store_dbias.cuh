@@ -1,5 +1,5 @@
-// Sums tiles of dS, and writes the gradient of a bias in the type that its memory has (attention::BiasGradient): float32,
-// or the 16-bit Element.
+// Sums tiles of dS, and writes the gradient of a bias in the type that its memory has (attention::BiasGradient):
+// float32, or the 16-bit Element.
 #pragma once
 
 #include "attention/params.h"
