@@ -26,8 +26,8 @@ using BFloat16Gemm = GemmCall<uint16_t, float>;  // bits; rows of b are interlea
 
 struct Services {
   int64_t (*num_threads)();
-  // Calls task(context, first, last) on several threads, for disjoint ranges that make up [0, count). Ranges have at
-  // least `grain` items, but for the last.
+  // Calls task(context, first, last) on several threads, for disjoint ranges that make up [0, count). Ranges have
+  // about `grain` items or more.
   void (*parallel_for)(int64_t count, int64_t grain, void (*task)(void* context, int64_t first, int64_t last),
                        void* context);
   // GEMMs of any shape that is not empty.

@@ -145,7 +145,7 @@ class MaterialisedLaunches {
   // The key tiles of each key chunk, where these are about as wide.
   int equal_key_chunk_tiles(const MaterialisedTiles& chunk, int64_t matrices) const {
     const int seen = static_cast<int>(attention::ceil_div(chunk.seen_keys(), key_chunk_step_));
-    const int most = most_key_chunk_tiles(matrices, chunk.rows_of_chunk()) / key_chunk_step_;
+    const int most = std::max(most_key_chunk_tiles(matrices, chunk.rows_of_chunk()) / key_chunk_step_, 1);
     return static_cast<int>(attention::even_share(seen, most)) * key_chunk_step_;
   }
 

@@ -11,10 +11,10 @@
 namespace flash_attn_ext::sm90 {
 
 // A counter that no launch in flight uses, for forward kernels. It is 0 while no launch uses it: the CTA that fetches
-// last resets it. Counters of backward kernels lie in the workspace, and are cleared there. A
-// launch that is captured into a graph, which may be replayed at any time, keeps its counter. The others reuse counters
-// in rotation, and there are many more of these than launches that can be queued. Returns cudaErrorMemoryAllocation
-// when no counter is left for a captured launch.
+// last resets it. Counters of backward kernels lie in the workspace, and are cleared there. A launch that is captured
+// into a graph, which may be replayed at any time, keeps its counter. The others reuse counters in rotation, and there
+// are many more of these than launches that can be queued. Returns cudaErrorMemoryAllocation when no counter is left
+// for a captured launch.
 cudaError_t next_work_counter(uint32_t*& counter, cudaStream_t stream);
 
 // Fetches the number of a CTA's next work tile. Its first one has the number of the CTA.
