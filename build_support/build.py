@@ -28,7 +28,16 @@ def build_into(package: Path) -> list[Path]:
         sys.exit(f"\nflash_attn_ext cannot be built: {error}\n")
     for name, path in built.items():
         replace_if_different(path, package / name)
+    remove_unfit_glues(package, set(built))
     return [package / name for name in built]
+
+
+def remove_unfit_glues(package: Path, built: set[str]) -> None:
+    """Removes glues of earlier builds that the library would refuse, so that no wheel takes them along."""
+    interface = plans.interface_digest().encode()
+    for path in package.glob("_C*.so"):
+        if path.name not in built and interface not in path.read_bytes():
+            path.unlink()
 
 
 def build_library(plan: Plan) -> Path:

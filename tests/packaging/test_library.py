@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import flash_attn_ext
-from build_support import plan
+from build_support import build, plan
 from flash_attn_ext import _load
 from support.host_programs import run_host_program
 
@@ -109,3 +109,13 @@ def test_an_extension_with_the_library_of_another_version(installation):
     message = import_error(installation)
     assert "0123456789abcdef" in message and digest.decode() in message
     assert flash_attn_ext.__version__ in message and COMMAND in message
+
+
+def test_a_build_removes_glues_that_its_library_would_refuse(tmp_path):
+    """Those of earlier sources. One for another torch, of these sources, stays."""
+    names = ("_C.torch-2.11.so", "_C.torch-2.12.so", "_C.torch-2.13.so", "_C.cpython-311-x86_64-linux-gnu.so")
+    for name in names:
+        (tmp_path / name).write_bytes(b"an older interface")
+    (tmp_path / names[1]).write_bytes(b"..." + plan.interface_digest().encode())
+    build.remove_unfit_glues(tmp_path, {names[0]})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[:2])
