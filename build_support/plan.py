@@ -117,7 +117,12 @@ def reused_library() -> Path | None:
         return None
     if not path.is_file():
         raise BuildError(f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: there is no such library.")
-    interface = facts_of(path).interface
+    interface, _, _, cuda_version, _ = facts_of(path)
+    if cuda_version is None and toolchain.is_set("FLASH_ATTN_EXT_CUDA"):
+        problem = (
+            f"FLASH_ATTN_EXT_CUDA=1, and FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: the library has no kernels for "
+        )
+        raise BuildError(problem + "GPUs. Name another library, or unset FLASH_ATTN_EXT_CUDA.")
     if interface != interface_digest():
         problem = f"FLASH_ATTN_EXT_KERNEL_OBJECTS={str(path)!r}: the library has the interface {interface}, and these "
         problem += f"sources, of version {version()}, have {interface_digest()}. Take the sources of its version, or "

@@ -58,6 +58,15 @@ def test_kernels_of_a_library_need_no_nvcc(monkeypatch):
     assert made.nvcc is None and made.message == f"kernels of {LIBRARY}"
 
 
+def test_a_library_without_cuda_is_refused_where_cuda_is_asked_for(monkeypatch):
+    monkeypatch.setenv("FLASH_ATTN_EXT_KERNEL_OBJECTS", str(LIBRARY))
+    monkeypatch.setenv("FLASH_ATTN_EXT_CUDA", "1")
+    facts = plan.facts_of(LIBRARY)
+    monkeypatch.setattr(plan, "facts_of", lambda path: facts._replace(cuda_version=None))
+    with pytest.raises(BuildError, match="no kernels for GPUs"):
+        plan.make_plans()
+
+
 @pytest.mark.parametrize("contents", [b"", b"other"], ids=["missing", "not a library"])
 def test_what_is_no_library_is_refused(contents, monkeypatch, tmp_path):
     path = tmp_path / _load.LIBRARY
