@@ -102,13 +102,14 @@ class MaterialisedLaunches {
     const int64_t room = room_ * pairs_of_matrix_ / pairs;
     MaterialisedTiles tiles = tiles_;
     const int most = equal_rows(pairs);
+    const bool may_divide_keys = can_have_key_chunks();
     int64_t launches = 0;
     // Chunks are cut from the last row on. In causal calls its rows are the longest, and those of the remainder are
     // short.
     for (int end = tiles.rows; end > 0; end = tiles.chunk_begin) {
       tiles.choose_chunk(p_, end, room);
       const int rows = std::min(in_whole_waves(end - tiles.chunk_begin, pairs), most);
-      const int of_key_chunks = can_have_key_chunks() ? rows_with_key_chunks(end, pairs / pairs_of_matrix_) : 0;
+      const int of_key_chunks = may_divide_keys ? rows_with_key_chunks(end, pairs / pairs_of_matrix_) : 0;
       const bool has_key_chunks = 4 * rows < 3 * of_key_chunks;  // for less, a second launch costs as much as idle SMs
       tiles.set_chunk(p_, whole_blocks_before(end, has_key_chunks ? of_key_chunks : rows), end);
       const int key_chunk = has_key_chunks ? equal_key_chunk_tiles(tiles, pairs / pairs_of_matrix_) : 0;
