@@ -51,6 +51,7 @@ enum class ForwardKernel {
   kRows,             // float64: one warp per row, without tensor cores
   kStreaming,        // one CTA per query tile; key tiles stream past it
   kWholeHeads,       // persistent CTAs compute head after head, with all keys of a head at once
+  kBiasStationary,   // persistent CTAs compute one short sequence after the other; the bias of a head stays
   kSplit,            // few queries, or keys from a cache: persistent CTAs have stream-K ranges of all heads' keys
   kWarpSpecialised,  // Hopper: persistent CTAs fetch query tiles; one warpgroup is the producer, the others compute
   kSingleTile,       // the same, where one tile holds all keys of a sequence
@@ -64,7 +65,8 @@ struct ForwardPlan {
   int head_dim_v = 0;          // kWarpSpecialised, kSingleTile; elsewhere 0, and v has head_dim
   ScoreMode score = ScoreMode::kGeneric;
   // The row of the table of the kernel: sm80::kForwardConfigs (kStreaming), sm80::kSplitConfigs (kSplit),
-  // sm90::kForwardConfigs (kWarpSpecialised) or sm90::kSingleTileConfigs (kSingleTile).
+  // sm80::kBiasStationaryConfigs (kBiasStationary), sm90::kForwardConfigs (kWarpSpecialised) or
+  // sm90::kSingleTileConfigs (kSingleTile).
   int row = 0;
   TileShape tile{};  // kStreaming, kSplit, kWarpSpecialised, kSingleTile
   NanRepair nan_repair = NanRepair::kNone;
@@ -89,7 +91,7 @@ struct ForwardPlan {
     int64_t bytes = 0;
     WorkspacePart mask_tiles;    // flags of each tile of a boolean mask
     WorkspacePart nan_flags;     // one byte per warp
-    WorkspacePart mask_bits;     // kWarpSpecialised: a boolean mask, packed
+    WorkspacePart mask_bits;     // kWarpSpecialised, kBiasStationary: a boolean mask, packed
     WorkspacePart tile_list;     // kWarpSpecialised: which tiles a CTA has computed
     WorkspacePart split_rows;    // kSplit, kWarpSpecialised: partial O of the rows of splits
     WorkspacePart split_states;  // kSplit, kWarpSpecialised: their row maxima and sums
@@ -103,6 +105,7 @@ enum class BackwardKernels {
   kCpu,
   kRows,               // float64: as in the forward pass
   kFused,              // one kernel for dQ, dK and dV: five GEMMs per tile
+  kBiasStationary,     // the same and dBias, for one short sequence after the other; the bias of a head stays
   kRecompute,          // dQ, then dK and dV; each computes the scores: seven GEMMs per tile
   kMaterialiseInDkdv,  // dK and dV first, which materialise dS; dQ = dS K: five GEMMs per tile
   kMaterialiseInDq,    // dQ first, which materialises P and dS; dV = P^T dO and dK = dS^T Q
@@ -145,7 +148,8 @@ struct BackwardPlan {
   int dq_row = 0;     // of sm80::kDqConfigs
   int dkdv_row = 0;   // of sm80::kDkdvConfigs
   int fused_row = 0;  // of sm80::kFusedConfigs
-  // Of sm90::kKeyStationaryConfigs (kKeyStationary), sm90::kTwoPassConfigs or sm90::kQueryStationaryConfigs.
+  // Of sm80::kBiasStationaryConfigs (kBiasStationary), sm90::kKeyStationaryConfigs (kKeyStationary),
+  // sm90::kTwoPassConfigs or sm90::kQueryStationaryConfigs.
   int row = 0;
   LoopOrder order;  // kKeyStationary; its head dim is dkdv_head_dim
   int64_t persistent_ctas = 0;
@@ -179,8 +183,9 @@ struct BackwardPlan {
     WorkspacePart delta;
     WorkspacePart materialised_scores;
     WorkspacePart mask_tiles;
-    WorkspacePart mask_bits;  // of a boolean mask, packed: kKeyStationary and kTwoPass
+    WorkspacePart mask_bits;  // of a boolean mask, packed: kBiasStationary, kKeyStationary and kTwoPass
     WorkspacePart alibi_partials;
+    WorkspacePart dbias_parts;   // kBiasStationary: partial dBias of each CTA
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
     WorkspacePart

@@ -23,6 +23,8 @@ const char* name_of(ForwardKernel kernel) {
       return "streaming";
     case ForwardKernel::kWholeHeads:
       return "whole heads";
+    case ForwardKernel::kBiasStationary:
+      return "bias-stationary";
     case ForwardKernel::kSplit:
       return "split-KV";
     case ForwardKernel::kWarpSpecialised:
@@ -41,6 +43,8 @@ const char* name_of(BackwardKernels kernels) {
       return "one warp per row, without tensor cores";
     case BackwardKernels::kFused:
       return "fused";
+    case BackwardKernels::kBiasStationary:
+      return "bias-stationary";
     case BackwardKernels::kRecompute:
       return "recompute the scores";
     case BackwardKernels::kMaterialiseInDkdv:
@@ -141,6 +145,7 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
       columns.add("head_dims", head_dims(plan.head_dim));
       columns.add("tile", {sm80::kHeadsRows, sm80::kHeadsRows});
       break;
+    case ForwardKernel::kBiasStationary:
     case ForwardKernel::kSplit:
       columns.add("score_mode", name_of(plan.score));
       columns.add("head_dims", head_dims(plan.head_dim));
@@ -211,6 +216,11 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
     case BackwardKernels::kFused:
       columns.add("tile", {sm80::kFusedConfigs[plan.fused_row].queries, sm80::kFusedConfigs[plan.fused_row].keys});
       break;
+    case BackwardKernels::kBiasStationary:
+      columns.add("score_mode", name_of(plan.dkdv_score));
+      columns.add("head_dims", head_dims(plan.dkdv_head_dim));
+      columns.add("persistent_ctas", plan.persistent_ctas);
+      break;
     case BackwardKernels::kRecompute:
     case BackwardKernels::kMaterialiseInDkdv:
     case BackwardKernels::kMaterialiseInDq:
@@ -261,6 +271,7 @@ Report report(const BackwardPlan& plan) {
                  {"mask tiles", workspace.mask_tiles},
                  {"mask bits", workspace.mask_bits},
                  {"ALiBi partial sums", workspace.alibi_partials},
+                 {"partial dBias", workspace.dbias_parts},
                  {"dQ NaN flags", workspace.dq_nan_flags},
                  {"dK and dV NaN flags", workspace.dkdv_nan_flags},
                  {"partial dQ", workspace.dq_splits},

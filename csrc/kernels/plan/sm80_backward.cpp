@@ -258,6 +258,7 @@ BackwardPlan plan_rows(const BackwardParams& p) {
 
 BackwardPlan plan_backward_sm80(const BackwardParams& p, const Limits& limits) {
   if (p.element == attention::ElementType::kFloat64) return plan_rows(p);
+  if (takes_bias_stationary(p)) return plan_backward_bias_stationary(p, limits);
   BackwardPlan plan;
   plan.l2_bytes = limits.l2_bytes;
   plan_kernels(plan, p, limits);

@@ -89,6 +89,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
     plan.kernel = ForwardKernel::kRows;
     return plan;
   }
+  if (takes_bias_stationary(p)) return plan_forward_bias_stationary(p, limits);
   if (is_bound_by_keys(p) || leaves_sms_idle(p, kTileQueries, limits)) {
     return plan_split_forward(p, limits);
   }

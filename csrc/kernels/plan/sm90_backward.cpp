@@ -137,7 +137,7 @@ bool few_queries_take_portable_kernels(const BackwardParams& p) {
 // Whether the portable kernels run instead. Of a call's sizes, only lengths and head dims decide, unless the call is
 // short.
 bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
-  if (is_empty(p)) return true;
+  if (is_empty(p) || takes_bias_stationary(p)) return true;
   if (largest_head_dim(p) > sm90::kLargestTwoPassHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   if (has_precise_dbias(p)) return true;
   // Gradients that sum dS over queries, or need recomputed scores, have portable kernels only.

@@ -87,6 +87,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
 // Whether the portable kernels run instead. Only lengths, head dims and features decide, so that a result does not
 // depend on the rest of the batch.
 bool is_for_portable_kernels(const attention::ForwardParams& p) {
+  if (takes_bias_stationary(p)) return true;
   if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= kQueriesBoundByKeys)) return true;
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;

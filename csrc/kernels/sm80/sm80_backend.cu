@@ -87,6 +87,9 @@ cudaError_t matrix_gradients(const BackwardParams& p, const BackwardPlan& plan, 
     case BackwardKernels::kFused:
       if constexpr (sizeof(Element) == 2) return backward_fused<Element>(p, plan, stream);
       break;
+    case BackwardKernels::kBiasStationary:
+      if constexpr (sizeof(Element) == 2) return backward_bias_stationary<Element>(p, plan, stream);
+      break;
     case BackwardKernels::kMaterialiseInDkdv:
     case BackwardKernels::kMaterialiseInDq:
       if constexpr (!std::is_same_v<Element, tile::Tf32>) return in_launches<Element>(p, plan, stream);
@@ -121,6 +124,15 @@ cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, 
       [&] { return p.dq_splits.present() ? common::sum_dq_splits(p, p.dq_splits, stream) : cudaSuccess; },
       [&] { return recomputes_dbias ? sum_dscores(p, plan, DscoreSum::kBias, stream) : cudaSuccess; },
       [&] { return p.dalibi_slopes ? sum_dscores(p, plan, DscoreSum::kAlibi, stream) : cudaSuccess; });
+}
+
+// Writes what the kernels read of a mask: its bits, or flags of its tiles.
+template <class Plan>
+cudaError_t scan_mask(attention::AttentionParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
+  if (plan.workspace.mask_bits.present()) {
+    return common::pack_short_mask(p, plan.workspace.mask_bits.template in<void>(workspace), stream);
+  }
+  return common::scan_mask_tiles(p, plan.workspace.mask_tiles.template in<uint8_t>(workspace), stream);
 }
 
 cudaError_t run_rows(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
@@ -172,6 +184,7 @@ BackwardParams kernel_params(const attention::BackwardParams& params, const Back
   p.dq_nan_flags = plan.workspace.dq_nan_flags.in<uint8_t>(workspace);
   p.dkdv_nan_flags = plan.workspace.dkdv_nan_flags.in<uint8_t>(workspace);
   p.dq_splits = dq_splits_of(p, plan, workspace);
+  p.dbias_parts = plan.workspace.dbias_parts.in<float>(workspace);
   if (!plan.workspace.materialised_scores.present()) return p;
   p.materialised = {.ds = plan.workspace.materialised_scores.in<void>(workspace),
                     .rows_are_keys = plan.kernels == BackwardKernels::kMaterialiseInDkdv,
@@ -196,12 +209,14 @@ cudaError_t run_forward(const attention::AppendingForwardParams& params, const F
   ForwardParams p;
   static_cast<attention::ForwardParams&>(p) = params;
   p.nan_flags = plan.workspace.nan_flags.in<uint8_t>(workspace);
-  return in_order([&] { return common::scan_mask_tiles(p, plan.workspace.mask_tiles.in<uint8_t>(workspace), stream); },
+  return in_order([&] { return scan_mask(p, plan, workspace, stream); },
                   [&] {
                     return with_element(p.element, plan.tf32, [&](auto element) {
                       using Element = decltype(element);
                       if constexpr (sizeof(Element) == 2) {
                         if (plan.kernel == ForwardKernel::kWholeHeads) return forward_heads<Element>(p, plan, stream);
+                        if (plan.kernel == ForwardKernel::kBiasStationary)
+                          return forward_bias_stationary<Element>(p, plan, stream);
                       }
                       return with_head_dim<Element>(
                           plan.head_dim, [&](auto head_dim) { return forward<Element, head_dim()>(p, plan, stream); });
@@ -213,8 +228,7 @@ cudaError_t run_backward(const attention::BackwardParams& params, const Backward
                          cudaStream_t stream) {
   BackwardParams p = kernel_params(params, plan, workspace);
   return in_order(
-      [&] { return common::scan_mask_tiles(p, plan.workspace.mask_tiles.in<uint8_t>(workspace), stream); },
-      [&] { return compute_delta(p, plan, stream); },
+      [&] { return scan_mask(p, plan, workspace, stream); }, [&] { return compute_delta(p, plan, stream); },
       [&] {
         return plan.dbias == BiasGradientSource::kRowSums ? common::launch_dbias_from_rows(p, stream) : cudaSuccess;
       },

@@ -32,6 +32,7 @@ struct BackwardParams : attention::BackwardParams {
   uint8_t* dq_nan_flags = nullptr;    // one per warp of the dQ kernel: whether its rows have a NaN
   uint8_t* dkdv_nan_flags = nullptr;  // the same for the dK/dV kernel
   common::AlibiPartials alibi_partials;
+  float* dbias_parts = nullptr;  // of the CTAs of the bias-stationary kernel
 };
 
 using plan::BackwardPlan;
@@ -43,6 +44,8 @@ cudaError_t forward(const ForwardParams& params, const ForwardPlan& plan, cudaSt
 // 16-bit elements only.
 template <class Element>
 cudaError_t forward_heads(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
+template <class Element>
+cudaError_t forward_bias_stationary(const ForwardParams& params, const ForwardPlan& plan, cudaStream_t stream);
 
 // Split-KV and its combine kernel. New keys are written to the cache.
 template <class Element, int kHeadDim>
@@ -56,6 +59,10 @@ cudaError_t backward_dq(const BackwardParams& params, const BackwardPlan& plan, 
 // dQ, dK and dV in one kernel. 16-bit elements only.
 template <class Element>
 cudaError_t backward_fused(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
+
+// The same and dBias, for short sequences whose heads each have one bias for all batch entries.
+template <class Element>
+cudaError_t backward_bias_stationary(const BackwardParams& params, const BackwardPlan& plan, cudaStream_t stream);
 
 // Forward mode.
 template <class Element, int kHeadDim>

@@ -16,6 +16,10 @@ cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory,
 // The same; also writes the mask as bits, for which the plan has memory, too.
 cudaError_t pack_mask(attention::AttentionParams& params, uint8_t* tiles, void* bits, cudaStream_t stream);
 
+// Writes the mask as bits alone, where rows have at most kShortMaskKeys keys: the words of the first group of each row.
+inline constexpr int64_t kShortMaskKeys = 64;
+cudaError_t pack_short_mask(attention::AttentionParams& params, void* bits, cudaStream_t stream);
+
 // For a mask that hides the same keys from all queries and heads, which most of the time is padding.
 struct KeyMaskMemory {
   uint8_t* tiles;

@@ -1,0 +1,146 @@
+// Forward pass of many short sequences whose heads have one bias for all batch entries, such as the windows of Swin.
+//
+// Grid: persistent CTAs. Each has one head and a range of batch entries (BatchRange). Its tile holds all queries and
+// keys of a sequence, so there is one iteration for each sequence, and no loop over keys. The bias of the head is read
+// once, and stays in shared memory. Each warp owns 16 queries.
+// Shared memory: the bias, and two stages of Q, K, V and mask bits. The loads of the next sequence overlap the current
+// one, and one barrier for each sequence says both that its loads have arrived and that no warp reads the other stage
+// any more.
+#pragma once
+
+#include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/repair/repair.h"
+#include "kernels/sm80/forward/forward_rows.cuh"
+#include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/sm80_kernels.h"
+#include "kernels/sm80/stationary_bias.cuh"
+#include "ptx/dependent_launch.h"
+#include "tile/sm80/copy_rows.h"
+#include "tile/sm80/gemm.h"
+
+namespace flash_attn_ext::sm80 {
+
+template <class ElementType, BiasStationaryConfig kConfig>
+struct ForwardBiasStationaryKernel {
+  using Element = ElementType;
+  using WarpRows = ForwardRows<KernelTraits<Element, kConfig>>;
+  static constexpr TileShape kTile = kConfig.tile;
+  static constexpr int kThreads = kTile.warps * kWarpSize;
+  static constexpr int kRowsPerWarp = WarpRows::kRowsPerWarp;
+
+  using Tile = tile::SharedTile<Element, kBiasStationaryTokens, kConfig.head_dim>;
+  using Scores = tile::Accumulator<kRowsPerWarp / 16, kTile.keys / 8>;
+  using Bias = StationaryBias<Element, Scores, kThreads>;
+
+  struct Stage {
+    Tile q;
+    Tile k;
+    Tile v;
+    StagedMaskBits mask;
+  };
+  struct Shared {
+    Stage stages[2];
+    Bias bias;
+  };
+
+  const ForwardParams& p;
+  Shared& shared;
+
+  __device__ __forceinline__ void run() {
+    const BatchRange range = batch_range(p);
+    if (range.begin == range.end) return;
+    load(shared.stages[0], item_at(p, range.head, range.begin));
+    const bool stays = p.score_mod.bias.batch_stride == 0;  // the bias of the head
+    if (stays) load_bias(item_at(p, range.head, range.begin));
+    int current = 0;
+    for (int entry = range.begin; entry < range.end; ++entry) {
+      ptx::wait_copies<0>();
+      __syncthreads();  // the sequence has arrived, and no warp reads the other stage any more
+      if (entry + 1 < range.end) load(shared.stages[1 - current], item_at(p, range.head, entry + 1));
+      if (!stays) load_bias(item_at(p, range.head, entry));
+      compute(shared.stages[current], item_at(p, range.head, entry));
+      current = 1 - current;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static int warp_row() { return tile::warp() * kRowsPerWarp; }
+
+  __device__ __forceinline__ void load_bias(const WorkItem& item) {
+    shared.bias.load(ScoreTile<Rows::kQueries, Scores>{p, item, warp_row(), 0});
+  }
+
+  __device__ __forceinline__ void load(Stage& stage, const WorkItem& item) const {
+    const int64_t batch = item.sequence.batch;
+    const auto queries = static_cast<int>(item.sequence.num_queries);
+    const auto keys = static_cast<int>(item.sequence.num_keys);
+    const auto qk = static_cast<int>(p.head_dim_qk);
+    const auto dv = static_cast<int>(p.head_dim_v);
+    copy_sequence_async<kThreads>(stage.q, {p.q.row<const Element>(batch, item.head, 0), p.q.row_stride, qk}, queries);
+    copy_sequence_async<kThreads>(stage.k, {p.k.row<const Element>(batch, item.key_head, 0), p.k.row_stride, qk}, keys);
+    copy_sequence_async<kThreads>(stage.v, {p.v.row<const Element>(batch, item.key_head, 0), p.v.row_stride, dv}, keys);
+    stage.mask.load(p, item);
+    ptx::commit_copies();
+  }
+
+  __device__ __forceinline__ void compute(Stage& stage, const WorkItem& item) const {
+    Scores scores;
+    scores.clear();
+    tile::multiply_head_dims(scores, stage.q, warp_row(), stage.k);
+    WarpRows rows = {p};
+    add_bias(scores, rows.folds_scale() ? 1.0f : static_cast<float>(p.score_mod.scale));
+    if (p.score_mod.mask_bits.present()) hide_masked(scores, stage.mask);
+    rows.clear();
+    rows.softmax(scores);
+    tile::multiply_registers(rows.out, scores, stage.v);
+    rows.finish(item, 0, 0, stage.q);  // only this warp has read its rows of Q
+    flag_nan_in_order_of_heads<kTile.warps>(p.nan_flags, p, item, rows.out.has_nan());
+  }
+
+  // Selects -inf instead of adding it, since a NaN in a key that is hidden must not reach the row.
+  __device__ __forceinline__ void add_bias(Scores& scores, float factor) const {
+    shared.bias.for_each_pair([&](int r, int j, float low, float high) {
+      scores.at(r, j, 0) = low == -INFINITY ? low : fmaf(scores.at(r, j, 0), factor, low);
+      scores.at(r, j, 1) = high == -INFINITY ? high : fmaf(scores.at(r, j, 1), factor, high);
+    });
+  }
+
+  __device__ __forceinline__ static void hide_masked(Scores& scores, const StagedMaskBits& mask) {
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      const uint32_t word = mask.word(warp_row() + Scores::row(r), tile::lane() % 4);
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if ((word >> (2 * j + e) & 1) == 0) scores.at(r, j, e) = -INFINITY;
+        }
+      }
+    }
+  }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTile.ctas_per_sm)
+    forward_bias_stationary_kernel(const __grid_constant__ ForwardParams p) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  Kernel{p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)}.run();
+}
+
+template <class Element>
+cudaError_t forward_bias_stationary(const ForwardParams& p, const ForwardPlan& plan, cudaStream_t stream) {
+  return common::with_row<kBiasStationaryConfigs>(plan.row, [&](auto row) {
+    using Kernel = ForwardBiasStationaryKernel<Element, kBiasStationaryConfigs[row()]>;
+    static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
+    const cudaError_t error =
+        common::launch_blocks_early<Kernel>(forward_bias_stationary_kernel<Kernel>, plan.persistent_ctas, stream, p);
+    if (error != cudaSuccess) return error;
+    const common::FlaggedRows rows =
+        common::rows_in_order_of_heads(p, p.nan_flags, Rows::kQueries, Kernel::kTile.queries, Kernel::kRowsPerWarp);
+    return common::repair_forward<Element>(p, rows, stream);
+  });
+}
+
+}  // namespace flash_attn_ext::sm80

@@ -1,0 +1,141 @@
+// What the bias-stationary kernels of both passes share: the bias of a head, which stays in shared memory, the mask of
+// a sequence, and which batch entries a CTA has.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/config/bias_stationary.h"
+#include "kernels/score/score_tile.cuh"
+#include "kernels/sm80/launch.cuh"
+#include "ptx/cp_async.h"
+#include "ptx/shared_memory.h"
+#include "tile/element.h"
+#include "tile/sm80/copy_rows.h"
+
+namespace flash_attn_ext::sm80 {
+
+// The batch entries of a CTA: neighbouring ones, of one head. The CTAs of all heads of the same entries come together,
+// so that L2 serves what heads share, such as a mask.
+struct BatchRange {
+  int head;
+  int begin;
+  int end;
+};
+__device__ __forceinline__ BatchRange batch_range(const attention::AttentionParams& p) {
+  const auto heads = static_cast<unsigned>(p.num_heads_q);
+  const int64_t part = blockIdx.x / heads;
+  const int64_t parts = gridDim.x / heads;
+  return {static_cast<int>(blockIdx.x % heads), static_cast<int>(part * p.batch / parts),
+          static_cast<int>((part + 1) * p.batch / parts)};
+}
+
+// A batch entry of a head; there are no packed batches.
+__device__ __forceinline__ WorkItem item_at(const attention::AttentionParams& p, int head, int entry) {
+  return {{entry, 0, 0, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k}, head, head / p.queries_per_key_head()};
+}
+
+// Issues the copies of a sequence's rows into a tile, zero-padded. Every copy of the tile is unrolled, without a case
+// for whole tiles, since there are five tiles for a sequence.
+template <int kThreads, class Tile>
+__device__ __forceinline__ void copy_sequence_async(Tile& tile, const tile::GlobalRows<typename Tile::Element>& rows,
+                                                    int num_rows) {
+  using Place = tile::CopyPlace<kThreads, Tile>;
+  static_assert(Tile::kColumns == Tile::kGroup);
+  constexpr uint32_t kBytes = sizeof(typename Tile::Element);
+  const auto bytes = static_cast<uint32_t>(min(max(rows.columns - Place::column(), 0), Tile::kChunk)) * kBytes;
+  const auto* first = reinterpret_cast<const char*>(rows.data);
+  const uint32_t row_bytes = static_cast<uint32_t>(rows.stride) * kBytes;
+  const uint32_t target = tile.address(Place::row(), Place::column());
+#pragma unroll
+  for (int row = 0; row < Tile::kRows; row += Place::kRowStep) {
+    const uint32_t offset = (Place::row() + row) * row_bytes + Place::column() * kBytes;
+    ptx::copy_async_16(target + row * Tile::kRowBytes, first + offset, Place::row() + row < num_rows ? bytes : 0);
+  }
+}
+
+// The flags are in the order of heads (common/repair/repair.h), one for each warp of a sequence's tile.
+template <int kWarps>
+__device__ __forceinline__ void flag_nan_in_order_of_heads(uint8_t* flags, const attention::AttentionParams& p,
+                                                           const WorkItem& item, bool found) {
+  const bool any = __any_sync(0xFFFFFFFFu, found);
+  const int64_t group = p.queries_per_key_head();
+  const int64_t head = (item.key_head * p.batch + item.sequence.batch) * group + item.head - item.key_head * group;
+  if (tile::lane() == 0) flags[head * kWarps + tile::warp()] = any;
+}
+
+// A head's tile of the bias in 16 bits, in the order in which the threads of a CTA hold scores: what a thread reads, it
+// has written itself. It is -inf where position hides a key, so that visibility costs nothing in the loop over batch
+// entries. Without a bias it is 0 elsewhere.
+template <class Element, class Acc, int kThreads>
+struct StationaryBias {
+  static_assert(Acc::kRowTiles == 1 && Acc::kColumnTiles % 2 == 0);
+
+  uint4 data[Acc::kColumnTiles / 2][kThreads];  // two column tiles, and two rows of each
+
+  template <class Where>
+  __device__ __forceinline__ void load(const Where& where) {
+    const attention::AttentionParams& p = where.p;
+    const attention::BroadcastView& bias = p.score_mod.bias;
+    const auto element_at = [&](int r, int column) {
+      const int64_t query = where.query(Acc::row(r), column);
+      const int64_t key = where.key(Acc::row(r), column);
+      const attention::Sequence& sequence = where.item.sequence;
+      const attention::Interval seen = p.visibility.keys_of(query, sequence);
+      if (query >= sequence.num_queries || key < seen.begin || key >= seen.end) return -INFINITY;
+      if (!bias.present()) return 0.0f;
+      return static_cast<float>(
+          static_cast<const Element*>(bias.data)[bias.offset({sequence.batch, where.item.head, query, key})]);
+    };
+    const auto pair_at = [&](int r, int j) {
+      return ptx::pack(element_at(r, Acc::column(j, 0)), element_at(r, Acc::column(j, 1)), Element{});
+    };
+#pragma unroll 1
+    for (int j = 0; j < Acc::kColumnTiles; j += 2) {
+      data[j / 2][threadIdx.x] = {pair_at(0, j), pair_at(1, j), pair_at(0, j + 1), pair_at(1, j + 1)};
+    }
+  }
+
+  // Calls function(r, j, low, high) with each of the thread's pairs in column tiles kFirst + j.
+  template <int kFirst = 0, int kTiles = Acc::kColumnTiles, class Function>
+  __device__ __forceinline__ void for_each_pair(Function&& function) const {
+    static_assert(kFirst % 2 == 0 && kTiles % 2 == 0);
+#pragma unroll
+    for (int j = 0; j < kTiles; j += 2) {
+      const uint4 words = data[(kFirst + j) / 2][threadIdx.x];
+      call(function, 0, j, words.x);
+      call(function, 1, j, words.y);
+      call(function, 0, j + 1, words.z);
+      call(function, 1, j + 1, words.w);
+    }
+  }
+
+ private:
+  template <class Function>
+  __device__ __forceinline__ static void call(Function&& function, int r, int j, uint32_t pair) {
+    function(r, j, ptx::to_float(static_cast<uint16_t>(pair), Element{}),
+             ptx::to_float(static_cast<uint16_t>(pair >> 16), Element{}));
+  }
+};
+
+// The mask of a sequence's tile, as bits (attention::MaskBits): four words for each query, of which word t holds keys
+// 8 j + 2 t + e.
+struct StagedMaskBits {
+  uint4 queries[kBiasStationaryTokens];
+
+  // Issues the copies; the thread commits them with its others. The plan asks for bits where there is a mask.
+  __device__ __forceinline__ void load(const attention::AttentionParams& p, const WorkItem& item) {
+    const attention::MaskBits& bits = p.score_mod.mask_bits;
+    const auto query = static_cast<int>(threadIdx.x);
+    if (!bits.present() || query >= static_cast<int>(item.sequence.num_queries)) return;
+    const uint32_t* source =
+        bits.data + item.sequence.batch * bits.batch_stride + item.head * bits.head_stride + query * bits.query_stride;
+    ptx::copy_async_16(ptx::shared_address(&queries[query]), source, 16);
+  }
+
+  // Whether the query may attend to key 8 j + 2 t + e is bit 2 j + e.
+  __device__ __forceinline__ uint32_t word(int query, int t) const {
+    return reinterpret_cast<const uint32_t*>(queries)[4 * query + t];
+  }
+};
+
+}  // namespace flash_attn_ext::sm80
