@@ -55,6 +55,8 @@ struct ForwardConfig {
   constexpr int block_m() const { return 64 * warpgroups; }  // queries of a tile
   constexpr bool has_bias() const { return score == ScoreMode::kGeneric || score == ScoreMode::kBiasMask; }
   constexpr bool has_bias_or_mask() const { return has_bias() || score == ScoreMode::kMask; }
+  // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale.
+  constexpr bool modifies_scores() const { return has_bias() || score == ScoreMode::kSoftcap; }
   constexpr bool may_drop() const { return score == ScoreMode::kGeneric || score == ScoreMode::kDropout; }
 
   bool operator==(const ForwardConfig&) const = default;
@@ -120,6 +122,13 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {192, 192}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
     {.dims = {128, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
     {.dims = {256, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+
+    {.dims = {64, 64}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
+    {.dims = {256, 256}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 64, .early_lse = true,
+     .early_q_release = true, .rounded_sums = true},
 
     // Shared memory holds tiles of the bias beside one stage of Q.
     {.dims = {64, 64}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128},

@@ -12,6 +12,7 @@ enum class ScoreMode {
   kScaleOnly,               // a positive scale, and nothing else that changes a score
   kDropout,                 // scale and dropout
   kMask,                    // scale and a boolean mask
+  kSoftcap,                 // a scale of any sign and a softcap
   kBiasMask,                // scale and a bias, a mask or both
   kGenericWithoutBiasMask,  // everything but a bias and a mask
   kGeneric,                 // everything
@@ -25,6 +26,8 @@ constexpr const char* name_of(ScoreMode score) {
       return "dropout";
     case ScoreMode::kMask:
       return "mask";
+    case ScoreMode::kSoftcap:
+      return "softcap";
     case ScoreMode::kBiasMask:
       return "bias and mask";
     case ScoreMode::kGenericWithoutBiasMask:

@@ -185,11 +185,19 @@ int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
   return kNoRow;
 }
 
+// Of calls that need generic kernels in the backward pass, some need less here.
+ScoreMode score_mode(const attention::ForwardParams& p) {
+  const ScoreMode score = score_mode_sm90(p);
+  const attention::ScoreMod& mod = p.score_mod;
+  const bool has_more = mod.alibi.present() || mod.bias.present() || mod.mask.present() || p.dropout.enabled();
+  return score == ScoreMode::kGeneric && !has_more ? ScoreMode::kSoftcap : score;
+}
+
 int choose_row(const attention::ForwardParams& p, const Limits& limits) {
   const auto default_row = [&](ScoreMode score) {
     return find_row(p, [&](const ForwardConfig& row) { return row.score == score && !row.split_kv; });
   };
-  const ScoreMode score = score_mode_sm90(p);
+  const ScoreMode score = score_mode(p);
   int chosen = default_row(score);
   if (chosen == kNoRow) chosen = default_row(ScoreMode::kGeneric);
   // The backend refuses head dims that no generic row holds.

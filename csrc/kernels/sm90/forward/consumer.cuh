@@ -303,6 +303,9 @@ struct ForwardConsumer {
       modify<true>(scores, where, bias_mask, masked, folds_scale());
       if (has_next) bias_mask.prepare(where_of(work, next.tile), next.masked);
     }
+    if constexpr (Traits::kConfig.score == ScoreMode::kSoftcap) {
+      if (!folds_scale()) cap(scores, args.params.score_mod);
+    }
     if (!kFull && !own.full(n)) where.hide_invisible(scores);
   }
 
@@ -317,7 +320,7 @@ struct ForwardConsumer {
   }
 
   __device__ __forceinline__ bool folds_scale() const {
-    return !Traits::kConfig.has_bias() || args.params.score_mod.only_scales();
+    return !Traits::kConfig.modifies_scores() || args.params.score_mod.only_scales();
   }
   __device__ __forceinline__ Exponent exponent() const {
     const bool folded = folds_scale();

@@ -76,6 +76,8 @@ template <class Traits>
 struct ForwardEpilogue {
   using Element = typename Traits::Element;
   using Output = typename Traits::Output;
+  // Whether anything but a positive scale may change a score.
+  static constexpr bool kMayModify = Traits::kConfig.modifies_scores() || Traits::kConfig.has_bias_or_mask();
 
   const ForwardArguments& args;
   const typename ForwardShared<Traits>::Work& work;
@@ -92,7 +94,7 @@ struct ForwardEpilogue {
     const attention::ForwardParams& p = args.params;
     const attention::Sequence& sequence = work.item.sequence;
     const int rows = num_rows();
-    const bool folded = !Traits::kConfig.has_bias_or_mask() || p.score_mod.only_scales();
+    const bool folded = !kMayModify || p.score_mod.only_scales();
     const float scale = folded ? static_cast<float>(p.score_mod.scale) : 1.0f;
     const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
     attention::SoftmaxState<float> own_state;
@@ -119,7 +121,7 @@ struct ForwardEpilogue {
       const int64_t row = sequence.query_begin + query() + own_row;
       const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
       *p.lse.at<float>(sequence.batch, work.item.head, row) = result.value;
-      if (Traits::kConfig.has_bias_or_mask() && p.lse_residual.present()) {
+      if (kMayModify && p.lse_residual.present()) {
         *p.lse_residual.at<float>(sequence.batch, work.item.head, row) = result.residual;
       }
     }
