@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "kernels/config/bias_stationary.h"
 #include "kernels/config/key_stationary.h"
 #include "kernels/config/sm80_backward.h"
 #include "kernels/config/sm80_forward.h"
@@ -109,6 +110,18 @@ void print_sm80() {
                {"repairs_in_kernel", repairs_in_kernel},
                {"for_few_queries", for_few_queries},
                {"unmasked_by_warp", unmasked_by_warp}});
+  }
+  for (const sm80::BiasStationaryConfig& config : sm80::kBiasStationaryConfigs) {
+    const auto& [element_bytes, head_dim, score, tile, ctas_per_sm_backward] = config;
+    print_row("sm80 bias-stationary", score,
+              {{"element_bytes", element_bytes},
+               {"qk", head_dim},
+               {"block_m", tile.queries},
+               {"block_n", tile.keys},
+               {"warps", tile.warps},
+               {"stages", tile.stages},
+               {"ctas_per_sm", tile.ctas_per_sm},
+               {"ctas_per_sm_backward", ctas_per_sm_backward}});
   }
   for (const sm80::DqConfig& config : sm80::kDqConfigs) {
     const auto& [element_bytes, head_dim, score, tile, divides_keys, stores_scores] = config;

@@ -227,6 +227,16 @@ TABLES = {
             ),
         ),
     ),
+    "sm80 bias-stationary": Table(
+        {
+            "head dims": head_dim,
+            QUERIES_KEYS: tile,
+            "rows per warp": rows_per_warp,
+            "stages": number("stages"),
+            "CTAs per SM: forward": number("ctas_per_sm"),
+            "backward": number("ctas_per_sm_backward"),
+        },
+    ),
     "sm80 dQ": Table(
         PORTABLE | {QUERIES_KEYS: tile, "rows per warp": rows_per_warp},
         PORTABLE_MERGED,
@@ -285,12 +295,13 @@ def markdown(table: Table, table_rows: list[Row]) -> str:
     cells: list[Cells] = []
     for row in table_rows:
         said = ", ".join(note.name.format(**row) for note in notes if note.of_row(row))
-        shown = {name: cell(row) for name, cell in table.columns.items()} | {NOTES: said or NOTHING}
+        shown = {name: cell(row) for name, cell in table.columns.items()}
+        shown |= {NOTES: said or NOTHING} if table.notes else {}
         if shown not in cells:
             cells.append(shown)
     for column in table.merged:
         cells = merge(cells, column)
-    names = [*table.columns, NOTES]
+    names = [*table.columns, *([NOTES] if table.notes else [])]
     lines = [names, ["---"] * len(names)]
     above: list[str] = []
     for merged in cells:

@@ -37,6 +37,23 @@ FORWARD = [
     (Call(128, d=64, dv=63), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
     (Call(128, options={"window": (9, 9)}), dict(kernel="streaming", score_mode="scale only", tile=(128, 64))),
     (Call(128, options={"dropout_p": 0.1}), dict(kernel="streaming", score_mode="dropout")),
+    # Bias-stationary: a bias or a mask, up to 64 queries and keys, head dims up to 64.
+    (
+        Call(49, d=32, bias=(1, 16, 49, 49), mask=(8, 1, 49, 49)),
+        dict(
+            kernel="bias-stationary",
+            head_dims=(32, 32),
+            workspace={"mask bits": 8 * 49 * 32, "NaN flags": 8 * 16 * 4},
+        ),
+    ),
+    (Call(64, mask=(8, 1, 1, 64)), dict(kernel="bias-stationary", head_dims=(64, 64))),
+    (Call(64, d=33, bias=(8, 1, 64, 64)), dict(kernel="bias-stationary", head_dims=(64, 64))),
+    (Call(1, 64, key_heads=4, bias=(1, 16, 1, 64)), dict(kernel="bias-stationary")),
+    (Call(65, 64, bias=(1, 16, 65, 64)), dict(kernel="streaming", score_mode="bias and mask")),
+    (Call(64, 65, bias=(1, 16, 64, 65)), dict(kernel="streaming", score_mode="bias and mask")),
+    (Call(64, d=65, bias=(1, 16, 64, 64)), dict(kernel="streaming", score_mode="bias and mask")),
+    (Call(64, bias=(1, 16, 64, 64), bias_dtype=F32), dict(kernel="streaming", score_mode="generic")),
+    (Call(64, bias=(1, 16, 64, 64), options={"dropout_p": 0.1}), dict(kernel="streaming", score_mode="generic")),
     # Head dims: 64, 96, 128, 192, 256, 512; kernels that change scores skip 96.
     (Call(500, d=65), dict(score_mode="scale only", head_dims=(96, 96))),
     (Call(500, d=64, dv=96), dict(score_mode="scale only", head_dims=(96, 96))),
