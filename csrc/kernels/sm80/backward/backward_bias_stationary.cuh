@@ -145,20 +145,9 @@ struct BackwardBiasStationaryKernel {
     tile::multiply_head_dims(scores, stage.k, warp_row(), stage.q);
     tile::multiply_head_dims(gradients, stage.v, warp_row(), stage.dout);
     differentiate(scores, gradients, stage.mask);
-    dbias.add(gradients);
     store_dscores(gradients);
-    bool found_nan = false;
-    const auto scale = static_cast<float>(p.score_mod.scale);
-    __syncthreads();  // dS is complete
-    if (p.dbias.per_batch) store_dbias_of(item);
-    if (p.dq.data != nullptr) {
-      Gradients dq;
-      dq.clear();
-      multiply_dscores(dq, stage.k);
-      dq.scale(scale);
-      found_nan |= store_row_chunks(rows_of(p.dq, item, item.sequence.num_queries, p.head_dim_qk), dq);
-    }
     const int64_t keys = item.sequence.num_keys;
+    bool found_nan = false;
     const auto store_keys = [&](const attention::MatrixView& view, int64_t columns, const Scores& left,
                                 const Tile& right, float scale) {
       if (view.data == nullptr) return;
@@ -168,8 +157,19 @@ struct BackwardBiasStationaryKernel {
       gradient.scale(scale);
       found_nan |= store_row_chunks(rows_of(view, item, keys, columns), gradient);
     };
+    const auto scale = static_cast<float>(p.score_mod.scale);
     store_keys(p.dk, p.head_dim_qk, gradients, stage.q, scale);
     store_keys(p.dv, p.head_dim_v, scores, stage.dout, 1.0f);
+    dbias.add(gradients);
+    __syncthreads();  // dS is complete
+    if (p.dbias.per_batch) store_dbias_of(item);
+    if (p.dq.data != nullptr) {
+      Gradients dq;
+      dq.clear();
+      multiply_dscores(dq, stage.k);
+      dq.scale(scale);
+      found_nan |= store_row_chunks(rows_of(p.dq, item, item.sequence.num_queries, p.head_dim_qk), dq);
+    }
     flag_nan_in_order_of_heads<kTile.warps>(p.dq_nan_flags, p, item, found_nan);
   }
 
