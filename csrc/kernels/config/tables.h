@@ -12,7 +12,7 @@ enum class ScoreMode {
   kScaleOnly,               // a positive scale, and nothing else that changes a score
   kDropout,                 // scale and dropout
   kMask,                    // scale and a boolean mask
-  kSoftcap,                 // a scale of any sign and a softcap
+  kSoftcap,                 // a scale of any sign, then a softcap
   kBiasMask,                // scale and a bias, a mask or both
   kGenericWithoutBiasMask,  // everything but a bias and a mask
   kGeneric,                 // everything

@@ -190,7 +190,7 @@ ScoreMode score_mode(const attention::ForwardParams& p) {
   const ScoreMode score = score_mode_sm90(p);
   const attention::ScoreMod& mod = p.score_mod;
   const bool has_more = mod.alibi.present() || mod.bias.present() || mod.mask.present() || p.dropout.enabled();
-  return score == ScoreMode::kGeneric && !has_more ? ScoreMode::kSoftcap : score;
+  return mod.softcap != 0.0 && !has_more ? ScoreMode::kSoftcap : score;
 }
 
 int choose_row(const attention::ForwardParams& p, const Limits& limits) {

@@ -76,6 +76,11 @@ struct TmaBiasMask {
   }
 };
 
+// In kernels that cap no scores.
+struct NoSoftcap {
+  __device__ __forceinline__ explicit NoSoftcap(const attention::ScoreMod&) {}
+};
+
 template <class Traits>
 struct ForwardConsumer {
   using Element = typename Traits::Element;
@@ -98,6 +103,9 @@ struct ForwardConsumer {
   Shared& shared;
   const int warpgroup;
   BiasMask bias_mask;
+  // In registers, since converting the numbers of a call in each step takes longer than capping the scores.
+  [[no_unique_address]] std::conditional_t<Traits::kConfig.score == ScoreMode::kSoftcap, Softcap, NoSoftcap> softcap{
+      args.params.score_mod};
 
   Scores scores;
   typename Traits::Output out;
@@ -304,7 +312,8 @@ struct ForwardConsumer {
       if (has_next) bias_mask.prepare(where_of(work, next.tile), next.masked);
     }
     if constexpr (Traits::kConfig.score == ScoreMode::kSoftcap) {
-      if (!folds_scale()) cap(scores, args.params.score_mod);
+      for_each_element<Scores>(
+          [&](int r, int, int j, int e, int) { scores.at(r, j, e) = softcap(scores.at(r, j, e)); });
     }
     if (!kFull && !own.full(n)) where.hide_invisible(scores);
   }
@@ -320,6 +329,7 @@ struct ForwardConsumer {
   }
 
   __device__ __forceinline__ bool folds_scale() const {
+    if constexpr (Traits::kConfig.score == ScoreMode::kSoftcap) return false;
     return !Traits::kConfig.modifies_scores() || args.params.score_mod.only_scales();
   }
   __device__ __forceinline__ Exponent exponent() const {
