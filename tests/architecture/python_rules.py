@@ -37,6 +37,7 @@ ORDER = (
     "_frames",
     "_torch_private",
     "_C",
+    "masks",
     "reference",
     "types",
 )
