@@ -333,9 +333,7 @@ MASKS: dict[str, Callable[..., MaskMod]] = {
     ),
     "padding_left": lambda tokens, lengths: lambda b, h, i, j: j >= tokens - lengths[b],
     "padding_right": lambda tokens, lengths: lambda b, h, i, j: j < lengths[b],
-    "tree": lambda parents, prefix: (
-        lambda b, h, i, j: (j < prefix[b]) | ancestors(parents)[b, i, (j - prefix[b]).clamp(0, parents.shape[-1] - 1)]
-    ),
+    "tree": lambda parents, prefix: in_tree(ancestors(parents), prefix),
 }
 
 
@@ -366,6 +364,17 @@ def ancestors(parents: Tensor) -> Tensor:
         above = related.gather(1, parents[:, i].clamp(min=0)[:, None, None].expand(-1, 1, tokens))[:, 0]
         related[:, i] |= above & (parents[:, i, None] >= 0)
     return related
+
+
+def in_tree(related: Tensor, prefix: Tensor) -> MaskMod:
+    """What a token of a tree sees: the keys of the prefix, and those of the tree that are :func:`ancestors`."""
+    tokens = related.shape[-1]
+
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        token = j - prefix[b]
+        return (token < 0) | ((token < tokens) & related[b, i, token.clamp(0, tokens - 1)])
+
+    return sees
 
 
 def _softmax(score: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:

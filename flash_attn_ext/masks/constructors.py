@@ -72,7 +72,7 @@ def documents(ids: Tensor | None = None, *, cu_seqlens: Tensor | None = None, to
     """Documents packed in one sequence: query i sees key j where both are in the same document.
 
     A document is a run of tokens with the same id. Tokens with a negative id are padding, which sees nothing and is
-    seen by nothing. For causal documents, pass ``causal=`` to attention too, or use ``documents(...) & causal(tokens)``.
+    seen by nothing. For causal documents, pass ``causal=`` to attention, or use ``documents(...) & causal(tokens)``.
 
     Args:
         ids: integers, (tokens,) or (batch, tokens).
