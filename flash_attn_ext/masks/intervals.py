@@ -87,6 +87,37 @@ class Intervals:
             seen |= (positions >= begin) & (positions < end)
         return seen
 
+    def packed(self, cu_seqlens: Tensor, *, tokens: int | None = None) -> Intervals:
+        """The form for ``attention_varlen``: each sequence has the first rows of its batch entry, cut to its length.
+
+        Args:
+            cu_seqlens: integers, (batch + 1,), of as many queries as keys. A batch of 1 is that of each sequence.
+            tokens: the last entry of ``cu_seqlens``, which else is read. That waits for a GPU.
+
+        Returns:
+            (heads or 1, tokens, 2n).
+
+        Raises:
+            RuntimeError: dtypes or shapes; on the CPU also a sequence that is longer than there are rows. On a GPU what
+                is behind the last row sees nothing.
+        """
+        ends = integers("cu_seqlens", cu_seqlens, "(batch + 1,)", lambda dims: dims == 1)
+        batch = len(ends) - 1
+        if self.tensor.dim() != 4 or batch < 1 or self.tensor.shape[0] not in (1, batch):
+            raise RuntimeError(
+                f"packed takes intervals (batch or 1, heads or 1, queries, 2n) and cu_seqlens (batch + 1,), got "
+                f"{tuple(self.tensor.shape)} and {tuple(cu_seqlens.shape)}"
+            )
+        lengths, queries = ends.diff(), self.tensor.shape[2]
+        if not ends.is_cuda and int(lengths.max()) > queries:
+            raise RuntimeError(f"a sequence has {int(lengths.max())} tokens, and the intervals have {queries} rows")
+        at = torch.arange(int(ends[-1]) if tokens is None else count("tokens", tokens), device=ends.device)
+        sequence = torch.searchsorted(ends[1:], at, right=True).clamp(max=batch - 1)
+        row, length = at - ends[sequence], lengths[sequence]
+        length = torch.where(row < torch.clamp(length, max=queries), length, 0)
+        rows = self.tensor.expand(batch, -1, -1, -1)[sequence, :, row.clamp(max=queries - 1)]
+        return Intervals(rows.minimum(length[:, None, None]).transpose(0, 1).to(torch.int32))
+
     def merged(self) -> Intervals:
         """The same mask with as few intervals as its rows need. Waits for a GPU.
 

@@ -124,3 +124,21 @@ def test_other_values_are_left_to_python():
     for operation in (lambda: intervals & 3, lambda: intervals | torch.ones(2, 2, dtype=torch.bool)):
         with pytest.raises(TypeError):
             operation()
+
+
+@given(st.data())
+def test_packed_sequences(device, data):
+    """Each sequence has the square of its batch entry's mask; packed and dense masks are the same there."""
+    lengths = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))
+    rows = (data.draw(st.sampled_from([1, len(lengths)])), data.draw(st.sampled_from([1, 2])), 4)
+    table = data.draw(st.lists(numbers, min_size=(n := torch.Size(rows).numel() * 4), max_size=n))
+    intervals = Intervals(torch.tensor(table).int().view(*rows, 4).to(device))
+    ends = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    tokens = data.draw(st.sampled_from([None, sum(lengths)]))
+    packed = intervals.packed(ends, tokens=tokens)
+    assert packed.tensor.shape == (rows[1], sum(lengths), 4)
+    seen = intervals.dense(KEYS).expand(len(lengths), *rows[1:], KEYS)
+    for mine, length, begin in zip(seen, lengths, ends.tolist(), strict=False):
+        expected = mine[:, :length].clone()
+        expected[..., length:] = False
+        assert torch.equal(packed.rows(begin, begin + length).dense(KEYS), expected)
