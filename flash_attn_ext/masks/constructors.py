@@ -240,7 +240,7 @@ def global_and_window(tokens: int, num_global: int, window: Window, *, device: _
         device: where the intervals are made; by default PyTorch's default device.
 
     Returns:
-        (1, 1, tokens, 4): two intervals.
+        Two intervals for each query, (1, 1, tokens, 4).
 
     Raises:
         TypeError: ``tokens``, ``num_global`` or a side is no int. ValueError: one is negative, or there are not two
@@ -273,7 +273,7 @@ def shared_prefix(branches: Tensor) -> Intervals:
             Tokens with a negative number are padding, which sees nothing and is seen by nothing.
 
     Returns:
-        (batch or 1, 1, tokens, 4): two intervals, of the prefix and of the branch up to query i.
+        Two intervals for each query, (batch or 1, 1, tokens, 4).
 
     Raises:
         TypeError: ``branches`` is no tensor. RuntimeError: its dtype or shape.
@@ -311,7 +311,7 @@ def block_diffusion(tokens: int, size: int, *, device: _Device = None) -> Interv
         device: where the intervals are made; by default PyTorch's default device.
 
     Returns:
-        (1, 1, 2 * tokens, 4): two intervals.
+        Two intervals for each query, (1, 1, 2 * tokens, 4).
 
     Raises:
         TypeError: ``tokens`` or ``size`` is no int. ValueError: ``tokens`` is negative, ``size`` below 1.
@@ -384,7 +384,7 @@ def tree(parents: Tensor, *, prefix: int | Tensor = 0) -> Intervals:
         prefix: keys before the tree, all of them seen: an int, or integers (batch,).
 
     Returns:
-        (batch or 1, 1, tokens, 2n): query i is token i of the tree, which is key ``prefix + i``.
+        (batch or 1, 1, tokens, 2n). Query i is token i of the tree, which is key ``prefix + i``.
 
     Raises:
         ValueError: a token needs more than four intervals, with the number; a parent that does not come before its
@@ -465,4 +465,4 @@ def _of_batch(name: str, value: int | Tensor, device: _Device) -> tuple[Tensor, 
         values = integers(name, value, "an int or (batch,)", lambda dims: dims <= 1)
         device = values.device if device is None else device
         return values.to(device)[..., None], device
-    return torch.tensor([count(name, value)], device=device), device
+    return torch.full((1,), count(name, value), device=device), device
