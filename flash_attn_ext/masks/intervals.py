@@ -170,6 +170,8 @@ def merge(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     begin, end: (..., m). The results have the same shape; behind the last interval stand empty ones at its end.
     """
     is_empty = begin >= end
+    if begin.shape[-1] == 1:  # nothing to sort
+        return begin.masked_fill(is_empty, 0), end.masked_fill(is_empty, 0), (~is_empty).sum(-1)
     begin, order = begin.masked_fill(is_empty, _NOWHERE).sort(-1)
     is_empty = begin == _NOWHERE
     end = end.gather(-1, order)
