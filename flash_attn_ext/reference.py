@@ -307,6 +307,34 @@ def visible_pairs(distance: Tensor, causal: Causal | None, window: Window | None
     return visible
 
 
+def _softmax(score: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Softmax over the visible keys, and its log-sum-exp. Keys that are not visible get weight 0 and gradient 0."""
+    score = score.masked_fill(~visible, -torch.inf)
+    logits = score
+    if sink is not None:  # one more logit in every row, whose weight belongs to no key
+        sink_column = sink.to(score.dtype)[:, None, None].expand(*score.shape[:-1], 1)
+        logits = torch.cat([score, sink_column], dim=-1)
+    if logits.shape[-1] == 0:
+        return score, score.sum(-1) - torch.inf
+    largest = logits.detach().amax(-1, keepdim=True)
+    largest = largest.masked_fill(largest == -torch.inf, 0)  # a row that sees nothing: exp(-inf - 0) = 0
+    total = torch.exp(logits - largest).sum(-1, keepdim=True)
+    empty = total == 0
+    total = total.masked_fill(empty, 1)  # keeps 0 / 0 and log(0) out of the gradients
+    lse = (largest + total.log()).masked_fill(empty, -torch.inf)
+    return torch.exp(score - largest) / total, lse.squeeze(-1)
+
+
+def _of_sequence(table: Tensor | None, index: int, lengths: tuple[int, int]) -> Tensor | None:
+    """The (heads, queries, keys) part of a (batch, heads, queries, keys) table; broadcast dimensions stay 1."""
+    if table is None:
+        return None
+    table = table[(None,) * (4 - table.dim())]
+    table = table[index if table.shape[0] > 1 else 0]
+    num_queries, num_keys = (n if size > 1 else 1 for n, size in zip(lengths, table.shape[1:], strict=True))
+    return table[:, :num_queries, :num_keys]
+
+
 # The masks of flash_attn_ext.masks, by the names of its functions. Tensors have a dimension for the batch. What is
 # returned says whether query i of batch entry b and head h sees key j, and is a mask_mod of FlexAttention.
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -375,31 +403,3 @@ def in_tree(related: Tensor, prefix: Tensor) -> MaskMod:
         return (token < 0) | ((token < tokens) & related[b, i, token.clamp(0, tokens - 1)])
 
     return sees
-
-
-def _softmax(score: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Softmax over the visible keys, and its log-sum-exp. Keys that are not visible get weight 0 and gradient 0."""
-    score = score.masked_fill(~visible, -torch.inf)
-    logits = score
-    if sink is not None:  # one more logit in every row, whose weight belongs to no key
-        sink_column = sink.to(score.dtype)[:, None, None].expand(*score.shape[:-1], 1)
-        logits = torch.cat([score, sink_column], dim=-1)
-    if logits.shape[-1] == 0:
-        return score, score.sum(-1) - torch.inf
-    largest = logits.detach().amax(-1, keepdim=True)
-    largest = largest.masked_fill(largest == -torch.inf, 0)  # a row that sees nothing: exp(-inf - 0) = 0
-    total = torch.exp(logits - largest).sum(-1, keepdim=True)
-    empty = total == 0
-    total = total.masked_fill(empty, 1)  # keeps 0 / 0 and log(0) out of the gradients
-    lse = (largest + total.log()).masked_fill(empty, -torch.inf)
-    return torch.exp(score - largest) / total, lse.squeeze(-1)
-
-
-def _of_sequence(table: Tensor | None, index: int, lengths: tuple[int, int]) -> Tensor | None:
-    """The (heads, queries, keys) part of a (batch, heads, queries, keys) table; broadcast dimensions stay 1."""
-    if table is None:
-        return None
-    table = table[(None,) * (4 - table.dim())]
-    table = table[index if table.shape[0] > 1 else 0]
-    num_queries, num_keys = (n if size > 1 else 1 for n, size in zip(lengths, table.shape[1:], strict=True))
-    return table[:, :num_queries, :num_keys]
