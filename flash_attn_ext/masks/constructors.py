@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext.masks.intervals import Intervals, count, from_bounds, integers, merge
-from flash_attn_ext.types import Window
 
 _Device = torch.device | str | None
+_Window = int | tuple[int | None, int | None]  # that of flash_attn_ext.types, which may need Intervals
 _BATCHED = "(tokens,) or (batch, tokens)"
 
 
@@ -42,7 +42,7 @@ def causal(tokens: int, *, device: _Device = None) -> Intervals:
     return _intervals(0 * at, at + 1)
 
 
-def window(tokens: int, window: Window, *, device: _Device = None) -> Intervals:
+def window(tokens: int, window: _Window, *, device: _Device = None) -> Intervals:
     """Query i sees the keys from ``left`` before position i to ``right`` after it.
 
     Where a window is all, ``attention(window=)`` needs no intervals. This is for ``&`` and ``|``.
@@ -227,7 +227,7 @@ def block_causal(tokens: int, size: int, *, device: _Device = None) -> Intervals
     return _intervals(0 * at, ((at // size + 1) * size).clamp(max=at.numel()))
 
 
-def global_and_window(tokens: int, num_global: int, window: Window, *, device: _Device = None) -> Intervals:
+def global_and_window(tokens: int, num_global: int, window: _Window, *, device: _Device = None) -> Intervals:
     """A window, and the first tokens global, as in Longformer: they see every key, and every query sees them.
 
     Query i sees key j where i < num_global, or j < num_global, or j is in the window of i. With ``& causal(tokens)``
@@ -449,7 +449,7 @@ def _runs(ids: Tensor) -> tuple[Tensor, Tensor]:
     return begin, end
 
 
-def _window_bounds(at: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+def _window_bounds(at: Tensor, window: _Window) -> tuple[Tensor, Tensor]:
     sides: Any = window if isinstance(window, tuple | list) else (window, window)
     if len(sides) != 2:
         raise ValueError(f"window must be an int or (left, right), got {window!r}")
