@@ -6,6 +6,7 @@ depends on values reads it, which waits for a GPU; the docstrings say where.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -219,10 +220,12 @@ def check_needed(needed: Tensor, first_row: int = 0) -> int:
 
 def count(name: str, value: Any, least: int = 0) -> int:
     """A number of tokens, keys or the like, as an int."""
-    try:
-        number = operator.index(value) if not isinstance(value, bool) else None
-    except TypeError:
-        number = None
+    number: int | None = None
+    if type(value) is int or isinstance(value, torch.SymInt):
+        number = value  # type: ignore[assignment]  # of a symbol operator.index would make a constant
+    elif not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)
     if number is None:
         raise TypeError(f"{name} must be an int, got {value!r} of type {type(value).__name__}")
     if number < least:

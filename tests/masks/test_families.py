@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_mask
 
 from flash_attn_ext import masks, reference
@@ -80,11 +81,15 @@ def test_a_tree_says_how_many_intervals_it_needs():
         masks.tree(parents, prefix=3)
 
 
-def test_intervals_are_made_inside_compiled_functions(fresh_compiler):
-    def packed(ids):
-        return (masks.documents(ids) & masks.window(ids.shape[-1], (3, 0))).tensor
+def test_one_compiled_function_makes_intervals_of_any_length(fresh_compiler):
+    def local(ids):
+        tokens = ids.shape[-1]
+        packed = masks.documents(ids) & masks.window(tokens, (3, 0))
+        return (packed | masks.global_and_window(tokens, 2, 1)).tensor
 
-    compiled = torch.compile(packed, backend="aot_eager", fullgraph=True, dynamic=True)
-    for tokens in (9, 14):
+    compiler = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(local, backend=compiler, fullgraph=True, dynamic=True)
+    for tokens in (9, 14, 33):
         ids = torch.arange(tokens) // 4
-        assert torch.equal(compiled(ids), packed(ids))
+        assert torch.equal(compiled(ids), local(ids))
+    assert compiler.frame_count == 1
