@@ -69,9 +69,9 @@ class Intervals:
         sizes = ", ".join(f"{name} {size}" for name, size in zip(names, rows, strict=True))
         return f"Intervals({sizes}, {numbers // 2} intervals of keys each, on {self.tensor.device})"
 
-    def to(self, device: torch.device | str) -> Intervals:
-        """The same intervals on a device."""
-        return Intervals(self.tensor.to(device))
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Intervals:
+        """The same intervals on a device, as ``torch.Tensor.to`` moves them."""
+        return Intervals(self.tensor.to(device, non_blocking=non_blocking))
 
     def rows(self, begin: int, end: int | None = None) -> Intervals:
         """Those of the queries from ``begin`` to ``end``, as a slice takes them; ``rows(-1)`` is the last query's.
