@@ -17,6 +17,7 @@ section 3; grouped queries, Ainslie et al. 2023 ("GQA"), section 2; rotation, Su
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
@@ -332,3 +333,73 @@ def _of_sequence(table: Tensor | None, index: int, lengths: tuple[int, int]) -> 
     table = table[index if table.shape[0] > 1 else 0]
     num_queries, num_keys = (n if size > 1 else 1 for n, size in zip(lengths, table.shape[1:], strict=True))
     return table[:, :num_queries, :num_keys]
+
+
+# The masks of flash_attn_ext.masks, by the names of its functions. Tensors have a dimension for the batch. What is
+# returned says whether query i of batch entry b and head h sees key j, and is a mask_mod of FlexAttention.
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+MASKS: dict[str, Callable[..., MaskMod]] = {
+    "causal": lambda: lambda b, h, i, j: j <= i,
+    "window": lambda left, right: lambda b, h, i, j: (j >= i - left) & (j <= i + right),
+    "documents": lambda ids: lambda b, h, i, j: same_run(ids, b, i, j),
+    "prefix_lm": lambda lengths: lambda b, h, i, j: (j <= i) | (j < lengths[b]),
+    "chunked": lambda size, offset: lambda b, h, i, j: (j <= i) & ((j - offset[b]) // size == (i - offset[b]) // size),
+    "blocks_within_causal": lambda ids: lambda b, h, i, j: (j <= i) | same_run(ids, b, i, j),
+    "block_causal": lambda size: lambda b, h, i, j: j // size <= i // size,
+    "global_and_window": lambda num_global, left, right: (
+        lambda b, h, i, j: (i < num_global) | (j < num_global) | ((j >= i - left) & (j <= i + right))
+    ),
+    "shared_prefix": lambda branches: (
+        lambda b, h, i, j: (j <= i) & (same_run(branches, b, i, j) | in_prefix_of(branches, b, i, j))
+    ),
+    "block_diffusion": lambda tokens, size: (
+        lambda b, h, i, j: torch.where(
+            j < tokens,
+            (i < tokens) & (i // size == j // size),
+            (j - tokens) // size < (i % tokens) // size + i // tokens,
+        )
+    ),
+    "padding_left": lambda tokens, lengths: lambda b, h, i, j: j >= tokens - lengths[b],
+    "padding_right": lambda tokens, lengths: lambda b, h, i, j: j < lengths[b],
+    "tree": lambda parents, prefix: in_tree(ancestors(parents), prefix),
+}
+
+
+def run_numbers(ids: Tensor) -> Tensor:
+    """The number of each token's run of equal ids, for ids (batch, tokens)."""
+    return (ids.diff(dim=-1, prepend=ids[:, :1]) != 0).cumsum(-1)
+
+
+def same_run(ids: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Whether tokens i and j are in one run of equal ids, which are not negative."""
+    numbers = run_numbers(ids)
+    return (ids[b, i] >= 0) & (numbers[b, i] == numbers[b, j])
+
+
+def in_prefix_of(branches: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Whether token j is in the last run of zeros that begins at or before token i, which is no padding."""
+    is_zero = branches == 0
+    begins = torch.cat([is_zero[:, :1], is_zero[:, 1:] & ~is_zero[:, :-1]], dim=-1)
+    groups = begins.cumsum(-1)
+    return (branches[b, i] >= 0) & (branches[b, j] == 0) & (groups[b, i] == groups[b, j])
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """Whether token j is token i or an ancestor of it: bool (batch, tokens, tokens), for parents (batch, tokens)."""
+    tokens = parents.shape[-1]
+    related = torch.eye(tokens, dtype=torch.bool, device=parents.device).repeat(len(parents), 1, 1)
+    for i in range(tokens):
+        above = related.gather(1, parents[:, i].clamp(min=0)[:, None, None].expand(-1, 1, tokens))[:, 0]
+        related[:, i] |= above & (parents[:, i, None] >= 0)
+    return related
+
+
+def in_tree(related: Tensor, prefix: Tensor) -> MaskMod:
+    """What a token of a tree sees: the keys of the prefix, and those of the tree that are :func:`ancestors`."""
+    tokens = related.shape[-1]
+
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        token = j - prefix[b]
+        return (token < 0) | ((token < tokens) & related[b, i, token.clamp(0, tokens - 1)])
+
+    return sees

@@ -1,4 +1,4 @@
-"""Writes the drawings of docs/hopper.md, each from the module of its name:
+"""Writes the drawings of docs/hopper.md, each from the module of its name, and those of docs/which_mask.md:
 
 python docs/drawings
 """
@@ -8,6 +8,7 @@ from pathlib import Path
 import backward_roles
 import decisions
 import loop_order
+import mask_families
 import ping_pong
 import query_path
 import shared_memory
@@ -19,6 +20,7 @@ DRAWINGS = {
     "backward_roles.svg": backward_roles.draw,
     "loop_order.svg": loop_order.draw,
     "decisions.svg": decisions.draw,
+    **mask_families.drawings(),
 }
 
 if __name__ == "__main__":

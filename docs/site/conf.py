@@ -18,7 +18,15 @@ html_title = f"{project} {release}"
 # The menu: titles of its parts, and the pages of each. What is not here is no page of the site.
 MENU = {
     "Start": ("docs/install", "docs/quickstart", "docs/performance"),
-    "Use it": ("docs/recipes", "docs/many_gpus", "docs/migrating", "docs/faq", "docs/environment", "docs/tools"),
+    "Use it": (
+        "docs/recipes",
+        "docs/which_mask",
+        "docs/many_gpus",
+        "docs/migrating",
+        "docs/faq",
+        "docs/environment",
+        "docs/tools",
+    ),
     "Reference": ("docs/semantics", "docs/numerics", "docs/api"),
     "Ways in": ("docs/torch_backend", "docs/flash_attn", "docs/transformers"),
     "Figures": ("benchmarks/results/README",),
@@ -50,7 +58,11 @@ nitpicky = True
 # A type in signatures that has no page here.
 nitpick_ignore_regex = [("py:.*", r"(.*\.)?SdpaReplacement")]
 # Types of others. Their addresses are here, so that a build needs no inventory from the network.
-OF_PYTORCH = {"Tensor": "https://docs.pytorch.org/docs/stable/tensors.html#torch.Tensor"}
+OF_OTHERS = {
+    "Tensor": "https://docs.pytorch.org/docs/stable/tensors.html#torch.Tensor",
+    "device": "https://docs.pytorch.org/docs/stable/tensor_attributes.html#torch.device",
+    "Callable": "https://docs.python.org/3/library/collections.abc.html#collections.abc.Callable",
+}
 
 OVERLOADED_NAMES = [f"integrations.flash_attn.{name}" for name in ("functions", "packed_tensors", "kvcache")]
 
@@ -95,10 +107,10 @@ def name_pages_by_titles(app, page: str, source: list[str]) -> None:
 
 
 def link_types(app, environment, node, content):
-    """A reference to a type of PyTorch leads to PyTorch's documentation."""
+    """A reference to a type of PyTorch or Python leads to its documentation."""
     name = node.get("reftarget", "").rpartition(".")[2]
-    if node.get("refdomain") == "py" and name in OF_PYTORCH:
-        return nodes.reference("", "", content, internal=False, refuri=OF_PYTORCH[name])
+    if node.get("refdomain") == "py" and name in OF_OTHERS:
+        return nodes.reference("", "", content, internal=False, refuri=OF_OTHERS[name])
     return None
 
 

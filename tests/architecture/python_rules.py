@@ -12,7 +12,7 @@ PACKAGE = "flash_attn_ext"
 PRIVATE_NAMES_OF_TORCH = f"{PACKAGE}/_torch_private.py"
 
 # The package from top to bottom: a module imports only from what stands below it. The reference is the specification,
-# so it stands below the binding and imports nothing of the package but the types of options.
+# so it stands below the binding and imports nothing of the package but the types of options, and with them masks.
 ORDER = (
     "__main__",
     "cli",
@@ -39,6 +39,7 @@ ORDER = (
     "_C",
     "reference",
     "types",
+    "masks",
 )
 
 # These mirror the user's keywords or the binding's flat schema, whatever their number.

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import flash_attn_ext
+from flash_attn_ext import masks
 from support.caches import CacheCase, call_with_cache, make_cache_inputs
 from support.cases import Case, Inputs, make_inputs
 from support.packed import PackedCase, call_packed, cu_seqlens, make_packed
@@ -160,3 +161,24 @@ def test_the_sdpa_entry(gpu):
     train()
     with no_synchronisation():
         train()
+
+
+def test_masks_of_a_known_number_of_intervals(gpu):
+    """Each constructor whose docstring does not say otherwise, and what is combined of them."""
+    ids, lengths = torch.tensor([[0, 0, 1, -1], [0, 1, 1, 2]], device="cuda"), torch.tensor([3, 2], device="cuda")
+    ends = torch.tensor([0, 2, 4], dtype=torch.int32, device="cuda")
+
+    def make() -> None:
+        documents, window = masks.documents(ids), masks.window(4, (1, 0), device="cuda")
+        assert (documents & window).tensor.is_cuda and (documents | window).tensor.is_cuda
+        masks.documents(cu_seqlens=ends, tokens=4)
+        masks.prefix_lm(4, lengths) & masks.prefix_lm(4, 2, device="cuda")
+        masks.chunked(4, 2, offset=lengths) & masks.padding(4, lengths, "left")
+        masks.blocks_within_causal(ids) & masks.causal(4, device="cuda")
+        masks.global_and_window(4, 1, 1, device="cuda") & masks.block_causal(4, 2, device="cuda")
+        masks.shared_prefix(ids).packed(ends, tokens=4)
+        masks.block_diffusion(2, 1, device="cuda")
+
+    make()
+    with no_synchronisation():
+        make()

@@ -54,8 +54,14 @@ def test_the_example_of_a_function_runs(name):
     assert run(tests) == ""
 
 
-def test_the_example_of_the_options_runs():
-    assert run(examples_of("types", flash_attn_ext.types)) == ""
+@pytest.mark.parametrize(
+    "documented",
+    [flash_attn_ext.types, flash_attn_ext.masks, flash_attn_ext.masks.Intervals],
+    ids=lambda it: it.__name__,
+)
+def test_the_example_of_what_is_no_function_runs(documented):
+    tests = examples_of(documented.__name__, documented)
+    assert tests and run(tests) == ""
 
 
 def test_what_an_example_gets_wrong_is_found():
@@ -71,7 +77,8 @@ def test_what_an_example_gets_wrong_is_found():
 def test_every_public_function_has_a_line_in_the_reference():
     integrations = [f"flash_attn_ext.integrations.{name}" for name in ("flash_attn", "torch_backend", "transformers")]
     documented = [inspect.unwrap(function) for function in public_functions().values()]
-    for module in map(importlib.import_module, ["flash_attn_ext", "flash_attn_ext.reference", *integrations]):
+    own = ["flash_attn_ext", "flash_attn_ext.masks", "flash_attn_ext.reference"]
+    for module in map(importlib.import_module, [*own, *integrations]):
         for name in getattr(module, "__all__", ()):
             value = getattr(module, name)
             assert not inspect.isfunction(value) or value in documented, f"{module.__name__}.{name}"

@@ -1,4 +1,5 @@
-"""The drawings of docs/hopper.md: up to date, legible, and with the names and numbers of the code."""
+"""The drawings of docs/hopper.md and docs/which_mask.md: up to date, legible, and with the names, numbers and masks of
+the code."""
 
 import re
 import runpy
@@ -7,12 +8,28 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import torch
 
+from flash_attn_ext import masks
 from support.host_programs import run_host_program
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "drawings"
-NAMES = ("backward_roles", "decisions", "loop_order", "ping_pong", "query_path", "shared_memory")
+OF_HOPPER = ("backward_roles", "decisions", "loop_order", "ping_pong", "query_path", "shared_memory")
+# The masks of the pictures, by their names.
+OF_MASKS = {
+    "mask_block_causal": masks.block_causal(12, 3),
+    "mask_block_diffusion": masks.block_diffusion(6, 2),
+    "mask_blocks_within_causal": masks.blocks_within_causal(torch.tensor([-1, -1, 0, 0, 0, -1, -1, 1, 1, 1, -1, -1])),
+    "mask_chunked": masks.chunked(12, 4),
+    "mask_documents": masks.documents(torch.tensor([0] * 4 + [1] * 3 + [2] * 5)) & masks.causal(12),
+    "mask_global_and_window": masks.global_and_window(12, 2, 2),
+    "mask_padding": masks.padding(12, 9, "left"),
+    "mask_prefix_lm": masks.prefix_lm(12, 5),
+    "mask_shared_prefix": masks.shared_prefix(torch.tensor([0] * 4 + [1] * 3 + [2] * 3 + [3] * 2)),
+    "mask_tree": masks.tree(torch.tensor([-1, 0, 1, 1, 0, 4, 4, 6]), prefix=4),
+}
+NAMES = (*OF_HOPPER, *OF_MASKS)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -59,7 +76,20 @@ def test_text_fits_a_phone(name):
 def test_drawings_say_what_they_show(name):
     (title,) = elements(name, "title")
     assert len(title.text) > 20
-    assert f"drawings/{name}.svg" in (ROOT / "docs" / "hopper.md").read_text(encoding="utf-8")
+    page = "hopper.md" if name in OF_HOPPER else "which_mask.md"
+    assert f"drawings/{name}.svg" in (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", OF_MASKS)
+def test_masks_are_drawn_as_they_are(drawn, name):
+    """Cell by cell, and a bar for each interval."""
+    families = sys.modules["mask_families"]
+    rows = families.rows_of(families.PICTURES[name.removeprefix("mask_")])
+    shown = torch.tensor([[cell == "x" for cell in row] for row in rows])
+    assert torch.equal(OF_MASKS[name].dense(shown.shape[1])[0, 0], shown)
+    bars = [rect for rect in elements(name, "rect") if rect.get("class") in families.COLOURS]
+    intervals = OF_MASKS[name].merged().tensor[0, 0].unflatten(-1, (-1, 2))
+    assert len(bars) == int((intervals[..., 0] < intervals[..., 1]).sum())
 
 
 def luminance(colour: str) -> float:

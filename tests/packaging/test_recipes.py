@@ -56,6 +56,14 @@ assert torch.equal(ours, flash_attn_ext.scaled_dot_product_attention(*[
     x.unflatten(-1, (4, 16)).transpose(1, 2) for _ in range(3)], is_causal=True).transpose(1, 2).flatten(2))
 assert F.scaled_dot_product_attention.__module__ != "flash_attn_ext.functional" and (ours - theirs).abs().max() < 1e-5
 """,
+    "docs/which_mask.md": """
+exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=own.dense(12))
+torch.testing.assert_close(out, exact)
+assert torch.equal(packed.dense(12), masks.documents(cu_seqlens=torch.tensor([0, 4, 7, 12])).dense(12))
+assert str(own) == "Intervals(batch 1, heads 1, queries 12, 2 intervals of keys each, on cpu)"
+sinks = masks.from_mask_mod(lambda b, h, i, j: (j <= i) & ((i - j <= 2) | (j < 2) | (i < 2)), 1, 1, 12, 12)
+assert torch.equal(streaming.dense(12), sinks.dense(12))
+""",
     "docs/torch_backend.md": """
 assert losses[-1] < 0.1 * losses[0], losses
 assert torch.nn.attention.current_flash_attention_impl() is None

@@ -78,6 +78,17 @@ def options_of_a_model(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, causal: Ca
     fa.attention(q, k, v, **wrong)
 
 
+def structured_masks(ids: Tensor, mask: Tensor) -> None:
+    packed = fa.masks.documents(ids) & fa.masks.window(128, (16, 0), device="cpu")
+    assert_type(packed, fa.masks.Intervals)
+    assert_type(packed | fa.masks.from_mask(mask), fa.masks.Intervals)
+    assert_type(packed.rows(-1).to(ids.device).tensor, Tensor)
+    assert_type(packed.dense(128), Tensor)
+    fa.masks.from_mask_mod(lambda b, h, i, j: (i >= j) & (b == h), 1, 1, 128, 128)
+    fa.masks.padding(128, ids, "middle")  # type: ignore[arg-type]
+    packed & mask  # type: ignore[operator]
+
+
 def what_runs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> None:
     explanation = fa.explain(q, k, v, ends, ends, max_seqlen_k=8)
     assert_type(explanation, fa.Explanation)
