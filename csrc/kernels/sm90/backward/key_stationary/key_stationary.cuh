@@ -32,7 +32,7 @@ namespace flash_attn_ext::sm90 {
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
-    key_stationary_kernel(const __grid_constant__ KeyStationaryArguments args) {
+    key_stationary_kernel(const __grid_constant__ typename Traits::Arguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<KeyStationaryShared<Traits>*>(shared_memory);
   const int warpgroup = warpgroup_number();
