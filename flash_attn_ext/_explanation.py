@@ -56,9 +56,10 @@ class Plan:
     dkdv_head_dim: int | None = None
     """The head dim that this kernel is compiled for."""
     launches: int | None = None
-    """In how many launches a backward kernel materialises scores for another, so that they fit the workspace."""
+    """Into how many launches a backward pass is divided, so that materialised scores fit the workspace, or sums of dQ
+    fit L2."""
     key_heads_per_launch: int | None = None
-    """Pairs of a batch entry and a key head that such a launch computes."""
+    """Pairs of a batch entry and a key head that such a launch computes, at most."""
     query_chunks: int | None = None
     """Into how many query chunks such a pair is divided, if more than one. Each chunk has launches of its own."""
     key_chunks: bool = False

@@ -64,7 +64,7 @@ void print_sm90_forward() {
 
 void print_sm90_backward() {
   for (const sm90::KeyStationaryConfig& config : sm90::kKeyStationaryConfigs) {
-    const auto& [dims, tile, score, pre_signals_dq, adds_statistics] = config;
+    const auto& [dims, tile, score, pre_signals_dq, adds_statistics, chunks_queries] = config;
     const auto& [q_stages, kv_stages, keys_in_registers, dq_columns, producer_registers, key_registers, dq_registers] =
         tile;
     print_row("sm90 backward tiles", ScoreMode::kScaleOnly,
@@ -77,9 +77,12 @@ void print_sm90_backward() {
                {"producer_registers", producer_registers},
                {"key_registers", key_registers},
                {"dq_registers", dq_registers}});
-    print_row(
-        "sm90 backward", score,
-        {{"qk", dims.qk}, {"v", dims.v}, {"pre_signals_dq", pre_signals_dq}, {"adds_statistics", adds_statistics}});
+    print_row("sm90 backward", score,
+              {{"qk", dims.qk},
+               {"v", dims.v},
+               {"pre_signals_dq", pre_signals_dq},
+               {"adds_statistics", adds_statistics},
+               {"chunks_queries", chunks_queries}});
   }
   for (const sm90::TwoPassConfig& config : sm90::kTwoPassConfigs) {
     const auto& [dims, score, k_stages, v_stages, dp_ahead] = config;

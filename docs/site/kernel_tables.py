@@ -186,6 +186,7 @@ TABLES = {
                 "a reducer warp is signalled before a partial dQ is computed",
             ),
             Note("augmented columns", is_set("adds_statistics"), "the GEMMs S and dP add the LSE and delta"),
+            Note("query chunks", is_set("chunks_queries"), "a launch has some of a head's queries"),
         ),
     ),
     "sm90 two-pass": Table(

@@ -224,7 +224,8 @@ Problem random_problem(std::mt19937& random) {
   p.head_dim_qk = p.head_dim_v = pick(0, 1) ? 64 : 128;
   p.sequences = {nullptr, nullptr, longest_q, longest_k, longest_q * batch, longest_k * batch};
   p.visibility = problem.visibility;
-  problem.order = flash_attn_ext::plan::loop_order(p, problem.blocks);
+  problem.order =
+      flash_attn_ext::plan::loop_order(p, problem.blocks, LoopOrder::num_tiles(longest_q, LoopOrder::kQueries));
   problem.masked = !problem.order.split_kv && pick(0, 1) == 1;
   problem.hidden = pick(0, 15);
   return problem;

@@ -1,4 +1,5 @@
-"""The order in which key tiles add to dQ on Hopper, compiled for the host, is complete and free of deadlock."""
+"""The order in which key tiles add to dQ on Hopper, compiled for the host, is complete and free of deadlock.
+Launches of query chunks do together what one launch does."""
 
 from pathlib import Path
 
@@ -16,3 +17,7 @@ PLANS = [CSRC / "kernels" / "plan" / name for name in PLAN_FILES]
 
 def test_nobody_waits_for_ever(tmp_path):
     run_host_program(Path(__file__).with_name("loop_order.cpp"), tmp_path, *PLANS)
+
+
+def test_query_chunks(tmp_path):
+    run_host_program(Path(__file__).with_name("query_chunks.cpp"), tmp_path, *PLANS)

@@ -46,6 +46,9 @@ struct KeyStationaryConfig {
   // The GEMMs S and dP add the LSE and delta as augmented columns (tile/sm90/augmented_columns.h). Not where a bias is
   // added to S first, nor where dP is dropped before delta is subtracted.
   bool adds_statistics = false;
+  // Each launch has a chunk of a head's queries, and partial dK and dV are handed on from one to the next
+  // (schedule/query_chunks.h).
+  bool chunks_queries = false;
 
   bool operator==(const KeyStationaryConfig&) const = default;
 };
@@ -61,6 +64,18 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .pre_signals_dq = true, .adds_statistics = true},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .pre_signals_dq = true},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .pre_signals_dq = true, .adds_statistics = true},
+
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .adds_statistics = true, .chunks_queries = true},
+    {.dims = {96, 96},
+     .tile = kKeyStationaryTile96,
+     .pre_signals_dq = true,
+     .adds_statistics = true,
+     .chunks_queries = true},
+    {.dims = {128, 128},
+     .tile = kKeyStationaryTile128,
+     .pre_signals_dq = true,
+     .adds_statistics = true,
+     .chunks_queries = true},
 
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kMask, .adds_statistics = true},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kMask, .adds_statistics = true},

@@ -12,6 +12,7 @@
 #include "attention/params.h"
 #include "kernels/config/sm80.h"
 #include "kernels/schedule/loop_order.h"
+#include "kernels/schedule/query_chunks.h"
 
 namespace flash_attn_ext::plan {
 
@@ -151,7 +152,9 @@ struct BackwardPlan {
   // Of sm80::kBiasStationaryConfigs (kBiasStationary), sm90::kKeyStationaryConfigs (kKeyStationary),
   // sm90::kTwoPassConfigs or sm90::kQueryStationaryConfigs.
   int row = 0;
-  LoopOrder order;  // kKeyStationary; its head dim is dkdv_head_dim
+  LoopOrder order;                // kKeyStationary; its head dim is dkdv_head_dim
+  QueryChunks query_chunks;       // kKeyStationary
+  uint32_t pairs_per_launch = 0;  // kKeyStationary with query chunks: pairs of `order`
   int64_t persistent_ctas = 0;
   int64_t query_tiles_of_head = 0;  // in all sequences
   NanRepair nan_repair = NanRepair::kNone;
@@ -197,7 +200,7 @@ struct BackwardPlan {
     WorkspacePart dq_semaphores;
     WorkspacePart key_tiles;
     WorkspacePart work_counter;
-    WorkspacePart key_sums;    // partial dK and dV: of the shares of a KV group, or of earlier query chunks
+    WorkspacePart key_sums;    // partial dK and dV: of the shares of a KV group, of earlier query chunks, or of both
     WorkspacePart query_sums;  // partial dQ of earlier key chunks
     WorkspacePart arrivals;
   } workspace;

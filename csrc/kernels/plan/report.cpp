@@ -202,6 +202,11 @@ void add_key_stationary(Report& report, const BackwardPlan& plan) {
   columns.add("phases", int64_t{1} << plan.order.log2_phases);
   columns.add_above_one("dq_accumulators", int64_t{1} << plan.order.log2_accumulators);
   columns.add_above_one("group_shares", plan.order.kv_group_shares);
+  if (plan.query_chunks.present()) {
+    columns.add("launches", attention::ceil_div(plan.order.pairs, plan.pairs_per_launch) * plan.query_chunks.count);
+    columns.add("key_heads_per_launch", plan.pairs_per_launch / plan.order.kv_group_shares);
+    columns.add("query_chunks", plan.query_chunks.count);
+  }
   columns.add_if(sm90::kKeyStationaryConfigs[plan.row].pre_signals_dq, "pre_signals_dq");
   columns.add_if(sm90::kKeyStationaryConfigs[plan.row].adds_statistics, "adds_statistics");
 }

@@ -34,8 +34,8 @@ ForwardPlan plan_forward_single_tile(const attention::ForwardParams& params, con
 // The floats for each query that the key-stationary kernel reads.
 inline constexpr int kKeyStationaryStatistics = 8;
 
-// The order in which `blocks` persistent CTAs fetch key tiles.
-LoopOrder loop_order(const attention::BackwardParams& params, int64_t blocks);
+// The order in which `blocks` persistent CTAs fetch key tiles. query_tiles: of a head that a launch computes, at most.
+LoopOrder loop_order(const attention::BackwardParams& params, int64_t blocks, int64_t query_tiles);
 
 // Whether a backward call takes the query-stationary kernel, in which few queries stay and their keys stream past, and
 // the plan of such a call.

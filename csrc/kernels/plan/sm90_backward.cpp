@@ -55,17 +55,17 @@ constexpr int64_t kAddingQueryTiles = 9;
 constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
 
 // The row of the table for a call. query_tiles: of the longest sequence.
-int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles) {
+int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles, bool chunks_queries) {
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const ScoreMode score = score_mode_sm90(p);
-  // Other score modes have one row for each head dim.
+  // Other score modes, and query chunks, have one row for each head dim.
   const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
   const bool adds_statistics =
       dims.qk == 96 || query_tiles >= kAddingQueryTiles || (dims.qk <= 64 && order.tiles >= kAddingKeyTiles);
   int found = 0;
   for (int row = 0; row < static_cast<int>(std::size(sm90::kKeyStationaryConfigs)); ++row) {
     const sm90::KeyStationaryConfig& config = sm90::kKeyStationaryConfigs[row];
-    if (config.dims != dims || config.score != score) continue;
+    if (config.dims != dims || config.score != score || config.chunks_queries != chunks_queries) continue;
     found = row;
     if (config.pre_signals_dq == pre_signals_dq && config.adds_statistics == adds_statistics) break;
   }
@@ -184,10 +184,9 @@ uint32_t pairs_of_head_group(const LoopOrder& order, double tiles) {
 
 }  // namespace
 
-LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks) {
+LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t query_tiles) {
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const attention::SequenceTable& lengths = p.sequences;
-  const auto query_tiles = LoopOrder::num_tiles(lengths.max_seqlen_q, LoopOrder::kQueries);
   LoopOrder order;
   // Where key tiles see different numbers of queries, CTAs that loop over the heads of a KV group drift apart, and L2
   // does not hold what lies between them.
@@ -245,6 +244,48 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
   return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_materialised_bytes;
 }
 
+// Whether a call may be divided into query chunks. Where a window hides the keys before it, L2 holds the queries that
+// see the key tiles in flight. In split-KV there are few queries. Only kernels that scale scores alone have query
+// chunks.
+bool may_chunk_queries(const BackwardParams& p, const LoopOrder& order) {
+  return score_mode_sm90(p) == ScoreMode::kScaleOnly && !order.split_kv &&
+         p.visibility.left == attention::Visibility::kUnbounded;
+}
+
+// Divides the queries of a head into chunks whose float32 sums of dQ take a third of L2 at most, because Q and dO of
+// the chunk, which take as many bytes, share L2 with them (docs/kernels/log/sm90_backward.md, "Query chunks").
+// Sequences of a packed batch count with their average length, because each launch goes through the key tiles of all of
+// them.
+QueryChunks choose_query_chunks(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
+  if (!may_chunk_queries(p, order)) return {};
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  const int64_t bytes_of_tile = LoopOrder::kQueries * dims.qk * int64_t{sizeof(float)};
+  const int64_t most = std::max<int64_t>(limits.l2_bytes / 3 / bytes_of_tile, 1);
+  const int64_t longest = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
+  const int64_t average = is_packed(p) ? p.sequences.total_q / p.batch / LoopOrder::kQueries : longest;
+  if (average <= most) return {};
+  const int64_t tiles = attention::even_share(longest, most);
+  return {.tiles = static_cast<int>(tiles), .count = static_cast<int>(attention::ceil_div(longest, tiles))};
+}
+
+// The bytes of partial dK and dV of a pair.
+int64_t partial_sums_bytes(const LoopOrder& order, sm90::HeadDims dims) {
+  return int64_t{order.tiles} * LoopOrder::kKeys * (dims.qk + dims.v) * int64_t{sizeof(float)};
+}
+
+// The pairs of a launch with query chunks: as many as have room for partial dK and dV, in about equal launches. Shares
+// of a KV group belong to one launch, and so do two pairs of different directions. 0: there is no room.
+uint32_t count_pairs_per_launch(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  const int64_t shares = order.kv_group_shares;
+  const int64_t most = limits.max_materialised_bytes / (shares * partial_sums_bytes(order, dims));
+  if (most == 0) return 0;
+  const int64_t groups = order.pairs / shares;
+  const int64_t equal = attention::even_share(groups, most);
+  const bool in_twos = !order.cyclic && shares % 2 != 0 && equal > 1 && equal < groups;
+  return static_cast<uint32_t>((in_twos ? equal / 2 * 2 : equal) * shares);
+}
+
 BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
   BackwardPlan plan;
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
@@ -256,8 +297,17 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   plan.l2_bytes = limits.l2_bytes;
   plan.persistent_ctas = limits.sms;
   plan.order = order;
+  if (const QueryChunks chunks = choose_query_chunks(p, order, limits); chunks.present()) {
+    const LoopOrder of_chunks = loop_order(p, limits.sms, chunks.tiles);
+    plan.pairs_per_launch = count_pairs_per_launch(p, of_chunks, limits);
+    if (plan.pairs_per_launch > 0) {
+      plan.order = of_chunks;
+      plan.query_chunks = chunks;
+    }
+  }
+  const bool chunks_queries = plan.query_chunks.present();
   const int64_t longest = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
-  plan.row = choose_row(p, order, longest);
+  plan.row = choose_row(p, order, longest, chunks_queries);
   // A packed sequence begins at a tile of its own.
   plan.query_tiles_of_head = is_packed(p) ? p.sequences.total_q / LoopOrder::kQueries + p.batch : p.batch * longest;
   const int64_t query_tiles = p.num_heads_q * plan.query_tiles_of_head;
@@ -269,7 +319,8 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_accumulators);
   parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
   parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_accumulators);
-  parts.key_tiles = append(parts.bytes, plan.order.num_work_tiles() * LoopOrder::kWorkBytes);
+  parts.key_tiles = append(
+      parts.bytes, plan.order.num_work_tiles() * (chunks_queries ? QueryChunks::kWorkBytes : LoopOrder::kWorkBytes));
   parts.work_counter = append(parts.bytes, int64_t{sizeof(uint32_t)});
   parts.dq_nan_flags = append(parts.bytes, p.batch * p.num_heads_q * longest * 4);
   const int64_t key_tiles = p.batch * p.num_heads_k * plan.order.tiles;
@@ -279,7 +330,10 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
     const int64_t sums = is_packed(p) ? p.num_heads_k * (p.sequences.total_k / LoopOrder::kKeys + p.batch) : key_tiles;
     parts.arrivals = append(parts.bytes, sums * LoopOrder::kKeyWarpgroups * int64_t{sizeof(int)});
     const int64_t keys = sums * plan.order.kv_group_shares * LoopOrder::kKeys;
-    parts.key_sums = append(parts.bytes, keys * (dims.qk + dims.v) * kFloat);
+    if (!chunks_queries) parts.key_sums = append(parts.bytes, keys * (dims.qk + dims.v) * kFloat);
+  }
+  if (chunks_queries) {
+    parts.key_sums = append(parts.bytes, plan.pairs_per_launch * partial_sums_bytes(plan.order, dims));
   }
   return plan;
 }
@@ -288,7 +342,8 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
 std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const Limits& limits) {
   if (takes_query_stationary(p)) return plan_backward_query_stationary(p, limits);
   if (takes_key_stationary(p)) {
-    const LoopOrder order = loop_order(p, limits.sms);
+    const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
+    const LoopOrder order = loop_order(p, limits.sms, query_tiles);
     if (may_list_iterations(p, order, limits)) return plan_key_stationary(p, order, limits);
   }
   return plan_backward_two_pass(p, limits);

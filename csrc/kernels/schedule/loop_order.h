@@ -65,7 +65,17 @@ struct LoopOrder {
   bool split_kv = false;
   uint32_t log2_accumulators = 0;  // accumulators of dQ for each query tile: one, or in split-KV one for each phase
 
+  // Of how many key tiles, from the first one on, the pairs of a direction have work tiles.
+  struct KeyTiles {
+    uint32_t ascending;
+    uint32_t descending;
+  };
   FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return (pairs * phase_tiles) << log2_phases; }
+  // The same for the first `count` pairs, of which only some key tiles have work tiles.
+  FLASH_HOST_DEVICE uint32_t num_work_tiles(uint32_t count, const KeyTiles& of_direction) const {
+    if (cyclic || split_kv) return (count * phase_tiles) << log2_phases;
+    return (count + 1) / 2 * of_direction.ascending + count / 2 * of_direction.descending;
+  }
 
   // The number of the accumulator that a phase adds to, from the query tile's number.
   FLASH_HOST_DEVICE int accumulator_of(int query_tile, int phase) const {
@@ -79,12 +89,13 @@ struct LoopOrder {
     LoopDirection direction;
     uint32_t phase_end;  // cyclic: one past the last index of the pair and phase
   };
-  FLASH_HOST_DEVICE WorkTile work_tile(uint32_t index) const {
+  FLASH_HOST_DEVICE WorkTile work_tile(uint32_t index) const { return work_tile(index, {tiles, tiles}); }
+  FLASH_HOST_DEVICE WorkTile work_tile(uint32_t index, const KeyTiles& of_direction) const {
     if (split_kv) {
       const uint32_t tile = index / pairs;
       return {index - tile * pairs, static_cast<int>(tile), LoopDirection::kSplitKv, 0};
     }
-    const uint32_t of_head_group = (head_group_pairs * phase_tiles) << log2_phases;
+    const uint32_t of_head_group = num_work_tiles(head_group_pairs, of_direction);
     const uint32_t head_group = index / of_head_group;
     const uint32_t first_pair = head_group * head_group_pairs;
     const uint32_t count = pairs - first_pair < head_group_pairs ? pairs - first_pair : head_group_pairs;
@@ -98,13 +109,13 @@ struct LoopOrder {
               index - k + phase_tiles};
     }
     const uint32_t ascending = (count + 1) / 2;
-    if (in_head_group < ascending * tiles) {
+    if (in_head_group < ascending * of_direction.ascending) {
       const uint32_t k = in_head_group / ascending;
-      return {first_pair + 2 * (in_head_group - k * ascending), static_cast<int>(tiles - 1 - k),
+      return {first_pair + 2 * (in_head_group - k * ascending), static_cast<int>(of_direction.ascending - 1 - k),
               LoopDirection::kAscending, 0};
     }
     const uint32_t descending = count - ascending;
-    const uint32_t behind_ascending = in_head_group - ascending * tiles;
+    const uint32_t behind_ascending = in_head_group - ascending * of_direction.ascending;
     const uint32_t k = behind_ascending / descending;
     return {first_pair + 2 * (behind_ascending - k * descending) + 1, static_cast<int>(k), LoopDirection::kDescending,
             0};

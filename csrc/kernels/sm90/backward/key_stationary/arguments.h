@@ -16,6 +16,7 @@
 #include "kernels/plan/sm90.h"
 #include "kernels/schedule/loop_order.h"
 #include "kernels/schedule/mask_iterations.h"
+#include "kernels/schedule/query_chunks.h"
 #include "kernels/schedule/work_item.h"
 #include "kernels/sm90/tensor_map.h"
 #include "tile/sm90/augmented_columns.h"
@@ -49,6 +50,24 @@ struct alignas(16) KeyTileWork {
 };
 
 static_assert(sizeof(KeyTileWork) == LoopOrder::kWorkBytes);
+
+// The same where a launch has a query chunk. In cyclic order, query tiles are numbered as if the chunk were the
+// sequence.
+struct ChunkedKeyTileWork : KeyTileWork {
+  // What becomes of dK and dV when the key tile has iterated.
+  enum class Gradients : int {
+    kNone,     // there are none in this chunk
+    kPartial,  // they are stored as partial sums, for the next chunk
+    kWritten,
+  };
+
+  int first_query_tile;   // the one of the sequence that is number 0
+  int partial_sums;       // the number of the key tile's partial dK and dV
+  bool has_partial_sums;  // they hold those of earlier chunks
+  Gradients gradients;
+};
+
+static_assert(sizeof(ChunkedKeyTileWork) == QueryChunks::kWorkBytes);
 
 // Where P is kept in float16 for dS, it is multiplied by 2^shift, and dP - delta is divided by it. Otherwise P of many
 // keys would be smaller than float16's smallest normal number, which is 2^-14.
@@ -93,7 +112,7 @@ struct KeyStationaryWorkspace {
   template <class Element>
   using AugmentedColumns = tile::AugmentedColumns<Element, kQueries>;
 
-  KeyTileWork* table;  // in the order in which CTAs fetch work tiles
+  void* table;         // of KeyTileWork or ChunkedKeyTileWork, in the order in which CTAs fetch work tiles
   float* dq_sums;      // accumulators of each query tile, in split-KV of each phase: dQ / scale, in register order
   float* statistics;   // of each query tile
   int* dq_semaphores;  // of each accumulator: how many contributors have added to it
@@ -159,10 +178,24 @@ struct KeyStationaryArguments {
   float lse_factor;  // -1 / scale, from scale_log2e as it is rounded
   MaskIterations mask;
   float kept_factor;  // with dropout: 1 / (1 - p), divided by 2^weight_shift
+
+  FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return order.num_work_tiles(); }
+};
+
+// Of the kernels for query chunks. `order` has the pairs of the launch only.
+struct ChunkedKeyStationaryArguments : KeyStationaryArguments {
+  QueryChunks chunks;
+  LoopOrder::KeyTiles key_tiles;  // that take part in the launch
+  uint32_t first_pair;            // of the launch
+  int launch;                     // its number among those of the same pairs
+  bool is_first;                  // of all launches of the call
+
+  FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return order.num_work_tiles(order.pairs, key_tiles); }
 };
 
 // Launches the kernel that writes args.workspace.table, and clears the counters that CTAs of the backward kernel share.
 cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream);
+cudaError_t list_key_tiles(const ChunkedKeyStationaryArguments& args, cudaStream_t stream);
 
 // Launches the kernels that write args.mask. It launches nothing where there is no mask.
 cudaError_t list_mask_iterations(const KeyStationaryArguments& args, cudaStream_t stream);

@@ -13,6 +13,7 @@ template <class Traits>
 struct DqWarpgroup {
   using Element = typename Traits::Element;
   using Shared = KeyStationaryShared<Traits>;
+  using Work = typename Traits::Work;
   static constexpr int kColumns = Traits::kConfig.tile.dq_columns;
   using Dq = tile::WarpgroupAccumulator<kColumns>;
 
@@ -34,7 +35,7 @@ struct DqWarpgroup {
 #pragma unroll 1
     for (;;) {
       shared.work_pipeline.consumer_wait(work_state);
-      const KeyTileWork& work = shared.work[work_state.stage];
+      const Work& work = shared.work[work_state.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       const int iterations = uniform(work.iterations);
       // Dropout is drawn as many iterations ahead as there are stages, but never for the next key tile. The copies for
@@ -60,7 +61,7 @@ struct DqWarpgroup {
   }
 
  private:
-  __device__ __forceinline__ void add(const KeyTileWork& work, const QueryIteration& at) {
+  __device__ __forceinline__ void add(const Work& work, const QueryIteration& at) {
     shared.dscore_pipeline.consumer_wait(dscore_state);
     if constexpr (Traits::kConfig.pre_signals_dq) {
       // The GEMM of dQ is issued when the key warpgroups have completed dK of this iteration and S of the next one,
@@ -134,7 +135,7 @@ struct DqWarpgroup {
                                        tile::SmemOperand(shared.k[0]).after(k_state.stage), slice);
   }
 
-  __device__ __forceinline__ void store(Dq& dq, const KeyTileWork& work, int query_tile, int head, int slice) const {
+  __device__ __forceinline__ void store(Dq& dq, const Work& work, int query_tile, int head, int slice) const {
     const attention::BackwardParams& p = args.params;
     const int first_row = query_tile * Traits::kQueries + tile::warp() % 4 * 16;
     dq.scale(args.gradient_scale);
@@ -147,7 +148,15 @@ struct DqWarpgroup {
                                    .rows = work.contributor.num_queries - first_row,
                                    .columns = static_cast<int>(p.head_dim_qk) - slice * kColumns},
                                   dq);
-    if (needs_recompute) args.workspace.dq_nan_flag(p, {work.batch, head, query_tile}, tile::warp() % 4) = 1;
+    const QueryTile of_sequence = {work.batch, head, query_tile + first_query_tile_of(work)};
+    if (needs_recompute) args.workspace.dq_nan_flag(p, of_sequence, tile::warp() % 4) = 1;
+  }
+  __device__ __forceinline__ static int first_query_tile_of(const Work& work) {
+    if constexpr (Traits::kChunked) {
+      return work.first_query_tile;
+    } else {
+      return 0;
+    }
   }
 };
 

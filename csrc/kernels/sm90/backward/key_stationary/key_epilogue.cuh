@@ -1,7 +1,8 @@
-// The epilogue of key tiles: where dK and dV go, and their sums over the shares of a KV group.
+// The epilogue of key tiles: where dK and dV go, and their sums over query chunks and over the shares of a KV group.
 #pragma once
 
 #include "kernels/sm90/backward/key_stationary/traits.h"
+#include "kernels/sm90/backward/partial_sums.cuh"
 #include "kernels/sm90/staged_rows.cuh"
 #include "ptx/global_memory.h"
 #include "tile/sm90/register_order.h"
@@ -42,6 +43,38 @@ struct KeyGradientRows {
   }
 };
 
+// Partial dV and dK of a warpgroup's keys that one query chunk hands on to the next, in register order. Each share of a
+// KV group, which is a pair of its own, has such sums.
+template <class Traits>
+struct ChunkSums {
+  using Dk = tile::WarpgroupAccumulator<Traits::kDims.qk>;
+  using Dv = tile::WarpgroupAccumulator<Traits::kDims.v>;
+  static constexpr int kDvFloats = tile::RegisterOrder<Dv>::kFloats;
+  static constexpr int kFloats = kDvFloats + tile::RegisterOrder<Dk>::kFloats;
+
+  const KeyStationaryArguments& args;
+  const typename Traits::Work& work;
+  const int warpgroup;
+
+  __device__ __forceinline__ float* of_warpgroup() const { return of_share(work.kv_group_share); }
+  __device__ __forceinline__ float* of_share(int share) const {
+    const int64_t tile = work.partial_sums + int64_t{share - work.kv_group_share} * args.order.tiles;
+    return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats;
+  }
+
+  // Loads the sums of earlier chunks, or zeros where there are none.
+  __device__ __forceinline__ void load(Dk& dk, Dv& dv) const {
+    const float* const from = of_warpgroup();
+    PartialSums<Dv>::load(dv, from, work.has_partial_sums);
+    PartialSums<Dk>::load(dk, from + kDvFloats, work.has_partial_sums);
+  }
+  __device__ __forceinline__ void store(const Dk& dk, const Dv& dv) const {
+    float* const to = of_warpgroup();
+    PartialSums<Dv>::store(to, dv);
+    PartialSums<Dk>::store(to + kDvFloats, dk);
+  }
+};
+
 // dK and dV of key tiles where each share of the KV group's query heads is a work tile of its own
 // (LoopOrder::kv_group_shares). Each share stores its partial dK and dV in memory and counts itself. The last one to
 // arrive, whichever it is, adds all partials up in the order of heads. So no CTA waits, and the sums are bitwise
@@ -56,7 +89,7 @@ struct KvGroupShareSums {
   using Dv = tile::WarpgroupAccumulator<Traits::kDims.v>;
 
   const KeyStationaryArguments& args;
-  const KeyTileWork& work;
+  const typename Traits::Work& work;
   const int warpgroup;
 
   // True for the last share to arrive: dk and dv are then the sums, to be stored.
@@ -92,8 +125,12 @@ struct KvGroupShareSums {
   __device__ __forceinline__ void sync_warpgroup() const { sync_key_warpgroup(warpgroup); }
 
   __device__ __forceinline__ float* partial_of(int share) const {
-    const int64_t tile = int64_t{work.number} * args.order.kv_group_shares + share;
-    return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + DvInMemory::own();
+    if constexpr (Traits::kChunked) {
+      return ChunkSums<Traits>{args, work, warpgroup}.of_share(share) + DvInMemory::own();
+    } else {
+      const int64_t tile = int64_t{work.number} * args.order.kv_group_shares + share;
+      return args.workspace.key_sums + (tile * Traits::kWarpgroups + warpgroup) * kFloats + DvInMemory::own();
+    }
   }
 };
 

@@ -3,7 +3,8 @@
 //
 // Grid: persistent CTAs, one per SM. Each fetches work tiles (batch entry, key head, 128 keys) until none is left. For
 // each of them K, V, dK and dV stay, and the CTA iterates over the tiles of 64 queries that see the keys.
-// schedule/loop_order.h explains the loop order and the semaphores that make the sums of dQ deterministic.
+// schedule/loop_order.h explains the loop order and the semaphores that make the sums of dQ deterministic. Where L2 does
+// not hold the sums of dQ of a head, there is a launch for each of its query chunks (schedule/query_chunks.h).
 //
 //  Warpgroup 0         Producers: one thread fetches work tiles, and one issues the TMA copies (producer.cuh). Two more
 //                      are reducers, which add partial dQ to the accumulators in memory (dq_reducers.cuh).
@@ -32,7 +33,7 @@ namespace flash_attn_ext::sm90 {
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
-    key_stationary_kernel(const __grid_constant__ KeyStationaryArguments args) {
+    key_stationary_kernel(const __grid_constant__ typename Traits::Arguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<KeyStationaryShared<Traits>*>(shared_memory);
   const int warpgroup = warpgroup_number();

@@ -18,15 +18,22 @@ struct KeyTileList {
   __device__ __forceinline__ void run(uint32_t index) const {
     const KeyStationaryWorkspace& workspace = args.workspace;
     if (index == 0) *workspace.work_counter = 0;
+    clear_arrivals(index);
+    if (index >= args.order.num_work_tiles()) return;
+    static_cast<KeyTileWork*>(workspace.table)[index] = work_of(args.order.work_tile(index));
+    clear_nan_flags(index);
+  }
+
+  __device__ __forceinline__ void clear_arrivals(uint32_t index) const {
     if (index < num_sums(args)) {
       for (int warpgroup = 0; warpgroup < LoopOrder::kKeyWarpgroups; ++warpgroup)
-        workspace.arrivals[index * LoopOrder::kKeyWarpgroups + warpgroup] = 0;
+        args.workspace.arrivals[index * LoopOrder::kKeyWarpgroups + warpgroup] = 0;
     }
-    if (index >= args.order.num_work_tiles()) return;
-    workspace.table[index] = work_of(index);
+  }
+  __device__ __forceinline__ void clear_nan_flags(uint32_t index) const {
     static_assert(4 * LoopOrder::kKeyWarpgroups == sizeof(uint64_t));  // a flag per warp
-    if (index >= args.order.pairs / args.order.kv_group_shares * args.order.tiles) return;
-    reinterpret_cast<uint64_t*>(workspace.dkdv_nan_flags)[index] = 0;
+    if (index >= num_key_tiles(args)) return;
+    reinterpret_cast<uint64_t*>(args.workspace.dkdv_nan_flags)[index] = 0;
   }
 
   // How many key tiles have partial dK and dV of several shares.
@@ -35,11 +42,13 @@ struct KeyTileList {
     return static_cast<uint32_t>(args.params.num_heads_k) *
            static_cast<uint32_t>(KeyStationaryWorkspace::key_tiles_of_head(args.params));
   }
+  // The key tiles of all key heads, if all sequences have as many.
+  FLASH_HOST_DEVICE static uint32_t num_key_tiles(const KeyStationaryArguments& args) {
+    return static_cast<uint32_t>(args.params.batch) * static_cast<uint32_t>(args.params.num_heads_k) * args.order.tiles;
+  }
 
- private:
-  __device__ __forceinline__ KeyTileWork work_of(uint32_t index) const {
+  __device__ __forceinline__ KeyTileWork work_of(const LoopOrder::WorkTile& work_tile) const {
     const attention::BackwardParams& p = args.params;
-    const LoopOrder::WorkTile work_tile = args.order.work_tile(index);
     const auto heads = static_cast<uint32_t>(p.num_heads_k);
     const uint32_t key_pair = work_tile.pair / args.order.kv_group_shares;
     const uint32_t batch = key_pair / heads;
@@ -64,15 +73,26 @@ struct KeyTileList {
     work.begin = visible_query_tiles.begin;
     work.end = visible_query_tiles.end;
     work.iterations = count_iterations(work, visible_query_tiles);
-    work.first = work_tile.direction == LoopDirection::kCyclic       ? work.contributor.first_of_cycle()
-                 : work_tile.direction == LoopDirection::kDescending ? visible_query_tiles.end - 1
-                                                                     : visible_query_tiles.begin;
+    work.first = first_of(work);
     for (int w = 0; w < LoopOrder::kKeyWarpgroups; ++w) {
       work.own[w] = seen_by(sequence, work_tile.tile * LoopOrder::kKeys + w * kWarpgroupKeys);
     }
     return work;
   }
 
+  // The query tile at which the loop starts.
+  __device__ __forceinline__ static int first_of(const KeyTileWork& work) {
+    switch (work.contributor.direction) {
+      case LoopDirection::kCyclic:
+        return work.contributor.first_of_cycle();
+      case LoopDirection::kDescending:
+        return work.end - 1;
+      default:
+        return work.begin;
+    }
+  }
+
+ private:
   __device__ __forceinline__ int count_iterations(const KeyTileWork& work,
                                                   const LoopOrder::Tiles& visible_query_tiles) const {
     if (!args.mask.present())
@@ -99,20 +119,79 @@ struct KeyTileList {
   }
 };
 
+// The same for a launch of query chunks.
+struct ChunkedKeyTileList {
+  const ChunkedKeyStationaryArguments& args;
+
+  __device__ __forceinline__ void run(uint32_t index) const {
+    const KeyTileList list = {args};
+    if (index == 0) *args.workspace.work_counter = 0;
+    if (args.is_first) {
+      list.clear_arrivals(index);
+      list.clear_nan_flags(index);
+    }
+    if (index >= args.num_work_tiles()) return;
+    LoopOrder::WorkTile work_tile = args.order.work_tile(index, args.key_tiles);
+    const uint32_t partial_sums = work_tile.pair * args.order.tiles + static_cast<uint32_t>(work_tile.tile);
+    work_tile.pair += args.first_pair;
+    ChunkedKeyTileWork work = {list.work_of(work_tile)};
+    work.partial_sums = static_cast<int>(partial_sums);
+    const QueryChunks::Part part = args.chunks.part(args.launch, work.contributor, {work.begin, work.end});
+    work.has_partial_sums = part.has_partial_sums;
+    work.gradients = part.is_last  ? ChunkedKeyTileWork::Gradients::kWritten
+                     : part.exists ? ChunkedKeyTileWork::Gradients::kPartial
+                                   : ChunkedKeyTileWork::Gradients::kNone;
+    if (work.iterations > 0) iterate_over(part, work);
+    static_cast<ChunkedKeyTileWork*>(args.workspace.table)[index] = work;
+  }
+
+  static uint32_t num_threads(const ChunkedKeyStationaryArguments& args) {
+    const uint32_t entries = args.num_work_tiles();
+    return args.is_first ? std::max({entries, KeyTileList::num_sums(args), KeyTileList::num_key_tiles(args)}) : entries;
+  }
+
+ private:
+  __device__ __forceinline__ static void iterate_over(const QueryChunks::Part& part, ChunkedKeyTileWork& work) {
+    const int origin = part.first_query_tile;
+    work.contributor = part.contributor;
+    work.first_query_tile = origin;
+    work.query_begin += origin * LoopOrder::kQueries;
+    work.first_accumulator += origin;
+    work.begin = part.query_tiles.begin;
+    work.end = part.query_tiles.end;
+    work.iterations = part.query_tiles.empty() ? 0 : (work.end - work.begin) * work.heads;
+    work.first = KeyTileList::first_of(work);
+    for (TileRange& own : work.own) {
+      own = {max(own.begin - origin, work.begin), min(own.end - origin, work.end), own.full_begin - origin,
+             own.full_end - origin};
+    }
+  }
+};
+
 // The next kernel reads results of the kernels before this one as soon as it starts. So this kernel waits for those
 // before it allows the next one to start.
-__global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ KeyStationaryArguments args) {
+template <class List, class Arguments>
+__global__ void __launch_bounds__(kThreads) list_kernel(const __grid_constant__ Arguments args) {
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
-  KeyTileList{args}.run(blockIdx.x * kThreads + threadIdx.x);
+  List{args}.run(blockIdx.x * kThreads + threadIdx.x);
+}
+
+template <class List, class Arguments>
+cudaError_t launch_list(const Arguments& args, uint32_t entries, cudaStream_t stream) {
+  const unsigned blocks = (entries + kThreads - 1) / kThreads;
+  return common::launch_early(list_kernel<List, Arguments>, {.blocks = blocks, .threads = kThreads}, stream, args);
 }
 
 }  // namespace
 
 cudaError_t list_key_tiles(const KeyStationaryArguments& args, cudaStream_t stream) {
   const uint32_t entries = std::max(args.order.num_work_tiles(), KeyTileList::num_sums(args));
-  const unsigned blocks = (entries + kThreads - 1) / kThreads;
-  return common::launch_early(list_kernel, {.blocks = blocks, .threads = kThreads}, stream, args);
+  return launch_list<KeyTileList>(args, entries, stream);
+}
+
+cudaError_t list_key_tiles(const ChunkedKeyStationaryArguments& args, cudaStream_t stream) {
+  return launch_list<ChunkedKeyTileList>(args, ChunkedKeyTileList::num_threads(args), stream);
 }
 
 }  // namespace flash_attn_ext::sm90

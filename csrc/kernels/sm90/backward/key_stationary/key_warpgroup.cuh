@@ -19,6 +19,7 @@ template <class Traits>
 struct KeyWarpgroup {
   using Element = typename Traits::Element;
   using Shared = KeyStationaryShared<Traits>;
+  using Work = typename Traits::Work;
   using Scores = typename Traits::Scores;
   using Where = typename Traits::Where;
   using PackedScores = tile::PackedRows<Traits::kQueries>;
@@ -37,7 +38,7 @@ struct KeyWarpgroup {
   PackedScores dscores;
   tile::WarpgroupAccumulator<Traits::kDims.qk> dk;
   tile::WarpgroupAccumulator<Traits::kDims.v> dv;
-  bool is_empty = true;     // dK and dV hold nothing yet
+  bool is_empty = true;     // no iteration of the key tile has added to dK and dV yet
   bool is_partial = false;  // the iteration has scores that are masked by position
   std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.qk>, NotHeld> k;
   std::conditional_t<kInRegisters, tile::PackedRows<Traits::kDims.v>, NotHeld> v;
@@ -55,16 +56,22 @@ struct KeyWarpgroup {
 #pragma unroll 1
     for (;;) {
       shared.work_pipeline.consumer_wait(work_state);
-      const KeyTileWork& work = shared.work[work_state.stage];
+      const Work& work = shared.work[work_state.stage];
       if (uniform(work.batch) == KeyTileWork::kEnd) break;
       is_empty = true;
+      if constexpr (Traits::kChunked) ChunkSums<Traits>{args, work, warpgroup}.load(dk, dv);
       shared.k_pipeline.consumer_wait(k_state);
       if constexpr (!kAwaitsValuesLate) shared.v_pipeline.consumer_wait(k_state);
       const int iterations = uniform(work.iterations);
       if (iterations > 0) differentiate(work, iterations);
       consumer_release(shared.k_pipeline.empty[k_state.stage]);
       if (kAwaitsValuesLate && is_empty) shared.v_pipeline.consumer_wait(k_state);
-      if (is_empty && args.order.kv_group_shares == 1) {
+      if constexpr (Traits::kChunked) {
+        const auto gradients_of_chunk =
+            static_cast<typename Work::Gradients>(uniform(static_cast<int>(work.gradients)));
+        if (gradients_of_chunk == Work::Gradients::kPartial) ChunkSums<Traits>{args, work, warpgroup}.store(dk, dv);
+        if (gradients_of_chunk == Work::Gradients::kWritten) store(work);
+      } else if (is_empty && args.order.kv_group_shares == 1) {
         store_zeros(rows_of(work).dk());
         store_zeros(rows_of(work).dv());
       } else {
@@ -208,11 +215,13 @@ struct KeyWarpgroup {
     }
   }
   __device__ __forceinline__ void issue_dv_gemm() {
-    tile::issue_gemm(dv, p, tile::SmemOperand(shared.dout[0]).after(state.stage), !is_empty);
+    tile::issue_gemm(dv, p, tile::SmemOperand(shared.dout[0]).after(state.stage), accumulates());
   }
   __device__ __forceinline__ void issue_dk_gemm() {
-    tile::issue_gemm(dk, dscores, tile::SmemOperand(shared.q[0]).after(state.stage), !is_empty);
+    tile::issue_gemm(dk, dscores, tile::SmemOperand(shared.q[0]).after(state.stage), accumulates());
   }
+  // With query chunks, dK and dV hold the partial sums of earlier chunks, or zeros.
+  __device__ __forceinline__ bool accumulates() const { return Traits::kChunked || !is_empty; }
 
   // Scores that are masked by position, and those of keys that the sequence does not have, become -inf.
   __device__ __forceinline__ void hide(const KeyTileWork& work, int query_tile) {
@@ -274,9 +283,9 @@ struct KeyWarpgroup {
     for (int step = 0; step < Packed::kSteps; ++step) ptx::load_matrix_x4(packed.a[step], lane_address(tile, step));
   }
 
-  __device__ __forceinline__ void store(const KeyTileWork& work) {
+  __device__ __forceinline__ void store(const Work& work) {
     if (args.order.kv_group_shares > 1) {
-      if (is_empty) {
+      if (!accumulates()) {
         dk.clear();
         dv.clear();
       }

@@ -18,34 +18,69 @@
 
 namespace flash_attn_ext::sm90 {
 
+// A CTA for each query tile.
+inline int64_t num_blocks(const attention::AttentionParams& p) {
+  return LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries) * p.num_heads_q * p.batch;
+}
+
 // The kernels before the main one: the table of key tiles, then statistics, with a CTA for each query tile.
-template <class Element>
-cudaError_t prepare_key_stationary(const KeyStationaryArguments& args, const QueryTileGrid& grid, int64_t blocks,
-                                   cudaStream_t stream) {
+template <class Element, class Arguments>
+cudaError_t prepare_key_stationary(const Arguments& args, const QueryTileGrid& grid, cudaStream_t stream) {
   const cudaError_t error = list_key_tiles(args, stream);
   if (error != cudaSuccess) return error;
   const auto kernel = args.params.head_dim_v <= 64 ? statistics_kernel<Element, 8> : statistics_kernel<Element, 16>;
-  return common::launch_early(kernel, {.blocks = blocks, .threads = kStatisticsThreads}, stream, args, grid);
+  return common::launch_early(kernel, {.blocks = num_blocks(args.params), .threads = kStatisticsThreads}, stream,
+                              static_cast<const KeyStationaryArguments&>(args), grid);
 }
 
 template <class Traits>
-cudaError_t launch_main(const KeyStationaryArguments& args, int64_t blocks, cudaStream_t stream) {
+cudaError_t launch_main(const typename Traits::Arguments& args, int64_t persistent_ctas, cudaStream_t stream) {
   using Kernel = KernelShape<KeyStationaryShared, Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= kSharedBytes);
   const cudaError_t error = common::allow_shared_memory<Kernel>(key_stationary_kernel<Traits>);
   if (error != cudaSuccess) return error;
-  const common::EarlyLaunch launch = {.blocks = blocks,
+  const common::EarlyLaunch launch = {.blocks = std::min<int64_t>(args.num_work_tiles(), persistent_ctas),
                                       .threads = Kernel::kThreads,
                                       .shared_bytes = sizeof(typename Kernel::Shared),
                                       .together = args.order.cyclic};  // CTAs of a phase wait for each other
   return common::launch_early(key_stationary_kernel<Traits>, launch, stream, args);
 }
 
+// The launches of query chunks, and the kernels before each. prepare: launches those before the first one.
+template <class Traits, class Prepare>
+cudaError_t launch_chunks(const KeyStationaryArguments& args, const plan::BackwardPlan& plan, cudaStream_t stream,
+                          Prepare&& prepare) {
+  ChunkedKeyStationaryArguments launch = {args};
+  launch.chunks = plan.query_chunks;
+  launch.is_first = true;
+  cudaError_t error = cudaSuccess;
+  for (launch.first_pair = 0; launch.first_pair < args.order.pairs; launch.first_pair += plan.pairs_per_launch) {
+    launch.order.pairs = std::min(plan.pairs_per_launch, args.order.pairs - launch.first_pair);
+    for (launch.launch = 0; launch.launch < launch.chunks.count; ++launch.launch) {
+      launch.key_tiles = launch.chunks.key_tiles(args.order, args.params, launch.launch);
+      if (launch.num_work_tiles() == 0) continue;
+      error = launch.is_first ? prepare(launch) : list_key_tiles(launch, stream);
+      if (error == cudaSuccess) error = launch_main<Traits>(launch, plan.persistent_ctas, stream);
+      if (error != cudaSuccess) return error;
+      launch.is_first = false;
+    }
+  }
+  return error;
+}
+
+// The main kernel, and the kernels before it.
 template <class Element>
-cudaError_t launch_planned(const KeyStationaryArguments& args, const plan::BackwardPlan& plan, cudaStream_t stream) {
-  const int64_t blocks = std::min<int64_t>(args.order.num_work_tiles(), plan.persistent_ctas);
+cudaError_t launch_planned(const KeyStationaryArguments& args, const plan::BackwardPlan& plan,
+                           const QueryTileGrid& grid, cudaStream_t stream) {
+  const auto prepare = [&](const auto& launch) { return prepare_key_stationary<Element>(launch, grid, stream); };
   return common::with_row<kKeyStationaryConfigs>(plan.row, [&](auto row) {
-    return launch_main<KeyStationaryTraits<Element, kKeyStationaryConfigs[row()]>>(args, blocks, stream);
+    using Traits = KeyStationaryTraits<Element, kKeyStationaryConfigs[row()]>;
+    if constexpr (Traits::kChunked) {
+      return launch_chunks<Traits>(args, plan, stream, prepare);
+    } else {
+      const cudaError_t error = prepare(args);
+      return error == cudaSuccess ? launch_main<Traits>(args, plan.persistent_ctas, stream) : error;
+    }
   });
 }
 
@@ -75,7 +110,7 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
   args.lse_factor = -kLog2e / args.scale_log2e;
   args.gradient_scale = keeps_shift<Element>(config.adds_statistics) ? std::ldexp(args.scale, -shift) : args.scale;
   args.kept_factor = static_cast<float>(std::ldexp(p.dropout.rescale, -shift));
-  args.workspace = {.table = parts.key_tiles.in<KeyTileWork>(workspace),
+  args.workspace = {.table = parts.key_tiles.in<void>(workspace),
                     .dq_sums = parts.dq_sums.in<float>(workspace),
                     .statistics = parts.statistics.in<float>(workspace),
                     .dq_semaphores = parts.dq_semaphores.in<int>(workspace),
@@ -86,22 +121,19 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
                     .arrivals = parts.arrivals.in<int>(workspace),
                     .tiles_of_head = static_cast<int>(plan.query_tiles_of_head),
                     .accumulators_of_head = static_cast<int>(plan.query_tiles_of_head << plan.order.log2_accumulators)};
-  const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
-  const int64_t query_blocks = query_tiles * p.num_heads_q * p.batch;
-  if (query_blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (num_blocks(p) > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const int query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
   const QueryTileGrid grid = {attention::Divisor::of(static_cast<uint32_t>(query_tiles)),
                               attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
   if (parts.mask_bits.present()) args.mask = MaskIterations::in(parts.mask_bits.in<void>(workspace), p, plan.order);
   cudaError_t error = make_tma_descriptors(args, LoopOrder::kQueries, LoopOrder::kKeys);
   if (error == cudaSuccess && p.score_mod.bias.present()) error = make_bias_map(args.bias, p, LoopOrder::kQueries);
   if (error == cudaSuccess) error = list_mask_iterations(args, stream);
-  if (error == cudaSuccess) error = prepare_key_stationary<Element>(args, grid, query_blocks, stream);
-  if (error != cudaSuccess) return error;
-  error = launch_planned<Element>(args, plan, stream);
+  if (error == cudaSuccess) error = launch_planned<Element>(args, plan, grid, stream);
   if (error == cudaSuccess && args.order.log2_accumulators > 0) {
     error = common::launch_early(
         sum_dq_kernel<Element>,
-        {.blocks = query_blocks, .threads = DqSlice::kThreads, .slices = plan.dq_head_dim / DqSlice::kColumns}, stream,
+        {.blocks = num_blocks(p), .threads = DqSlice::kThreads, .slices = plan.dq_head_dim / DqSlice::kColumns}, stream,
         args, grid);
   }
   return error == cudaSuccess ? repair_key_stationary<Element>(args, stream) : error;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/sm90/backward/key_stationary/arguments.h"
+#include "kernels/sm90/backward/key_stationary/key_epilogue.cuh"
 #include "kernels/sm90/backward/key_stationary/traits.h"
 #include "kernels/sm90/tile_scheduler.cuh"
 #include "ptx/bulk_copy.h"
@@ -69,20 +70,21 @@ struct ListedIterations {
 template <class Traits>
 struct KeyStationaryScheduler {
   using Shared = KeyStationaryShared<Traits>;
+  using Work = typename Traits::Work;
 
-  const KeyStationaryArguments& args;
+  const typename Traits::Arguments& args;
   Shared& shared;
   typename decltype(Shared::work_pipeline)::State work_state{};
 
   __device__ __forceinline__ void run() {
-    const uint32_t count = args.order.num_work_tiles();
+    const uint32_t count = args.num_work_tiles();
     int parity = 0;
 #pragma unroll 1
     for (uint32_t index = blockIdx.x; index < count; index = fetch_work_tile(args.workspace.work_counter)) {
       shared.work_pipeline.producer_acquire(work_state);
-      ptx::arrive_expecting(shared.work_pipeline.full[work_state.stage], sizeof(KeyTileWork));
-      ptx::copy_bytes(&shared.work[work_state.stage], args.workspace.table + index, sizeof(KeyTileWork),
-                      shared.work_pipeline.full[work_state.stage]);
+      ptx::arrive_expecting(shared.work_pipeline.full[work_state.stage], sizeof(Work));
+      ptx::copy_bytes(&shared.work[work_state.stage], static_cast<const Work*>(args.workspace.table) + index,
+                      sizeof(Work), shared.work_pipeline.full[work_state.stage]);
       shared.work_pipeline.consumer_wait(work_state);
       const int phase_end = shared.work[work_state.stage].phase_end;
       work_state.advance();
@@ -116,8 +118,9 @@ struct KeyStationaryProducer {
 #pragma unroll 1
     for (;; work_state.advance()) {
       shared.work_pipeline.consumer_wait(work_state);
-      const KeyTileWork& work = shared.work[work_state.stage];
+      const typename Traits::Work& work = shared.work[work_state.stage];
       if (work.batch == KeyTileWork::kEnd) break;
+      if constexpr (Traits::kChunked) prefetch_partial_sums(work);
       send(work);
       ptx::arrive(shared.may_fetch_work);
       ptx::arrive(shared.work_pipeline.empty[work_state.stage]);
@@ -133,6 +136,13 @@ struct KeyStationaryProducer {
     } else {
       load_all(work);
     }
+  }
+
+  // The key warpgroups still iterate over the key tile before, and read the partial sums when they have finished it.
+  __device__ __forceinline__ void prefetch_partial_sums(const typename Traits::Work& work) const {
+    if (!work.has_partial_sums) return;
+    using Sums = ChunkSums<Traits>;
+    ptx::prefetch_bytes(Sums{args, work, 0}.of_warpgroup(), Traits::kWarpgroups * Sums::kFloats * sizeof(float));
   }
 
   // The iterations that a mask leaves.

@@ -39,6 +39,10 @@ struct KeyStationaryTraits {
   static constexpr bool kMasked = kConfig.score == ScoreMode::kMask;
   static constexpr bool kDrops = kConfig.score == ScoreMode::kDropout;
   static constexpr bool kBiased = kConfig.score == ScoreMode::kBiasMask;  // without a mask
+  static constexpr bool kChunked = kConfig.chunks_queries;
+  static_assert(!kChunked || kConfig.score == ScoreMode::kScaleOnly);
+  using Arguments = std::conditional_t<kChunked, ChunkedKeyStationaryArguments, KeyStationaryArguments>;
+  using Work = std::conditional_t<kChunked, ChunkedKeyTileWork, KeyTileWork>;
   static constexpr bool kKeepsShift = keeps_shift<Element>(kConfig.adds_statistics);
   // The last step runs the code of the others, and issues a wasted GEMM. Code of its own would have to be fetched for
   // each key tile (docs/kernels/log/sm90_backward.md, "Head dims up to 128").
@@ -106,7 +110,7 @@ struct KeyStationaryShared {
   typename Traits::DscoreTile dscores[kStages];
   alignas(128) float dq[kDqStages][Traits::kDqStageFloats];
   alignas(128) typename Traits::Statistics statistics[kStages];
-  KeyTileWork work[kWorkStages];
+  typename Traits::Work work[kWorkStages];
   typename Traits::Iteration iterations[kIterations];
   PendingSum pending[kDqReducers];
   tile::PipelineBarriers<kStages> q_pipeline;  // its empty barriers also stand for dO

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/epilogue/store_quads.cuh"
-#include "kernels/sm90/backward/two_pass/partial_sums.cuh"
+#include "kernels/sm90/backward/partial_sums.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 
 namespace flash_attn_ext::sm90 {

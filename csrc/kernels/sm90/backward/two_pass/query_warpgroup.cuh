@@ -10,7 +10,7 @@
 
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/schedule/materialised_tiles.h"
-#include "kernels/sm90/backward/two_pass/partial_sums.cuh"
+#include "kernels/sm90/backward/partial_sums.cuh"
 #include "kernels/sm90/backward/two_pass/query_scores.cuh"
 #include "kernels/sm90/backward/two_pass/traits.h"
 #include "tile/sm90/gemm.h"
