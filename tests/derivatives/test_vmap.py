@@ -14,7 +14,7 @@ from support.packed import PackedCase, cu_seqlens, make_packed
 from support.params import computes_in, over_cases, over_dtypes
 
 SIZE = 3
-TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink")
+TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "intervals")
 BATCH = dict(sq=5, sk=7, d=4, batch=2, heads=4, kv_heads=2)
 CASES = [
     Case(**BATCH),
@@ -22,11 +22,13 @@ CASES = [
     Case(**BATCH, bias="bhqk", mask="b1qk"),
     Case(**BATCH, bias="1hqk", mask="11qk"),  # a bias without a batch goes into the heads
     Case(**BATCH, bias="11q1", alibi="h", sink=True),
+    Case(**BATCH, intervals="1h", num_intervals=2, sink=True),
+    Case(**BATCH, intervals="b1", bias="11qk"),
     Case(**BATCH, bias="1h1k", alibi="bh", layout="bshd"),
     Case(**(BATCH | dict(batch=1)), bias="11qk", alibi="h", mask="1hqk"),
 ]
 # Which tensors are mapped: alone, and together.
-MAPPED = [("q",), ("k", "v"), ("q", "k", "v"), ("bias",), ("mask", "alibi_slopes"), ("sink",), TENSORS]
+MAPPED = [("q",), ("k", "v"), ("q", "k", "v"), ("bias",), ("mask", "alibi_slopes"), ("sink",), ("intervals",), TENSORS]
 
 
 def tensors_of(inputs: Inputs) -> dict[str, torch.Tensor]:

@@ -57,6 +57,40 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
   }
 }
 
+// Writes the tile of a mask that intervals stand for, or that they narrow: 8 keys of a query at a time.
+template <class Tile>
+__device__ __forceinline__ void stage_intervals(StagedTile<uint8_t, Tile>& target, const Tile& where) {
+  constexpr int kKeysAtOnce = 8;
+  constexpr int kGroups = Tile::kKeys / kKeysAtOnce;
+  static_assert(Tile::kKeys % kKeysAtOnce == 0);
+  const attention::BroadcastView& mask = where.p.score_mod.mask;
+  const attention::RowIntervals& intervals = where.p.score_mod.intervals;
+  const attention::Coordinate first = where.first();
+  const int queries = where.num_queries();
+  const int keys = where.num_keys();
+#pragma unroll 1
+  for (int i = tile::lane(); i < Tile::kQueries * kGroups; i += tile::kWarpSize) {
+    const int query = i / kGroups;
+    const int key = i % kGroups * kKeysAtOnce;
+    uint32_t seen = 0;
+    if (query < queries) {
+      const int32_t* row = intervals.row(where.item.sequence, first.head, first.query + query);
+      seen = intervals.word(row, static_cast<int>(first.key) + key) & 0xFFu;
+      if (mask.present()) {
+        const auto* bytes = static_cast<const uint8_t*>(mask.data) + mask.offset(first) + query * mask.query_stride;
+#pragma unroll 1
+        for (int n = 0; n < kKeysAtOnce; ++n) {
+          if (key + n >= keys || bytes[(key + n) * mask.key_stride] == 0) seen &= ~(1u << n);
+        }
+      }
+    }
+    // A byte for each bit.
+    const uint32_t low = (seen & 0xFu) * 0x00204081u & 0x01010101u;
+    const uint32_t high = (seen >> 4) * 0x00204081u & 0x01010101u;
+    *reinterpret_cast<uint2*>(target.data + query * StagedTile<uint8_t, Tile>::kRowBytes + key) = {low, high};
+  }
+}
+
 // Called when no lane of the warp reads the preceding tile any more.
 template <class Element, class Tile, bool kHasBias>
 __device__ __forceinline__ void stage(StagedBiasMask<Element, Tile, kHasBias>& target, const Tile& where,
@@ -65,7 +99,12 @@ __device__ __forceinline__ void stage(StagedBiasMask<Element, Tile, kHasBias>& t
   if constexpr (kHasBias) {
     if (target.stages(mod.bias)) stage(target.bias, mod.bias, where);
   }
-  if (with_mask) stage(target.mask, mod.mask, where);
+  if (!with_mask) return;
+  if (mod.intervals.present()) {
+    stage_intervals(target.mask, where);
+  } else {
+    stage(target.mask, mod.mask, where);
+  }
 }
 
 }  // namespace flash_attn_ext

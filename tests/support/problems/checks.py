@@ -13,7 +13,7 @@ from support.checks import check_drawn, check_packed_drawn
 from support.masks import attended
 from support.packed import PackedCase, make_packed, sequences
 from support.problems.draw import Problem
-from support.strides import with_strides
+from support.strides import with_strided_rows, with_strides
 
 ANOTHER_DRAW = 10**6  # of the same problem
 POISONS = (math.nan, math.inf, -math.inf)
@@ -22,7 +22,7 @@ POISONS = (math.nan, math.inf, -math.inf)
 def unattended(inputs: Inputs) -> torch.Tensor:
     """(B, Hk, Sk): keys that no query of their heads sees."""
     case = inputs.case
-    seen = attended(case, inputs.mask, inputs.k.device).any(2)
+    seen = attended(case, inputs.whole_mask, inputs.k.device).any(2)
     return ~seen.unflatten(1, (case.num_kv_heads, -1)).any(2)
 
 
@@ -39,8 +39,11 @@ def as_presented(problem: Problem, inputs: Inputs) -> Inputs:
     if not problem.is_strided:
         return inputs
     rng = random.Random(problem.number)
-    tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS}
-    return inputs.replace(**{name: with_strides(t, rng) for name, t in tensors.items() if t is not None})
+    tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS if name != "intervals"}
+    inputs = inputs.replace(**{name: with_strides(t, rng) for name, t in tensors.items() if t is not None})
+    if inputs.intervals is None:
+        return inputs
+    return inputs.replace(intervals=with_strided_rows(inputs.intervals, rng))
 
 
 def check_problem(problem: Problem, backend: Backend) -> None:

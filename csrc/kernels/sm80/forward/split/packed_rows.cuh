@@ -11,8 +11,8 @@
 
 namespace flash_attn_ext::sm80 {
 
-// The bias of a thread's scores, with -inf where a mask hides them, or the mask where there is no bias. The bits are
-// kept in the format of global memory, so that no instruction waits for the loads here.
+// The bias of a thread's scores, with -inf where a mask or intervals hide them. Without a bias, whether they are seen.
+// The bits are kept in the format of global memory, so that no instruction waits for the loads here.
 template <class Scores>
 struct FetchedBiasMask {
   uint32_t values[Scores::kThreadRows][Scores::kColumnTiles][2];
@@ -53,6 +53,11 @@ struct PackedRows {
     const attention::BroadcastView& mask = p.score_mod.mask;
     if (!bias.present()) {
       if (mask.present()) read<uint8_t>(bias_mask, mask, first_key);
+      if (!p.score_mod.intervals.present()) return;
+      if (!mask.present()) {
+        for_each_element<Scores>([&](int r, int, int j, int e, int) { bias_mask.values[r][j][e] = 1; });
+      }
+      hide_outside_intervals(bias_mask, first_key, 0);
       return;
     }
     if (has_float32_bias()) {
@@ -60,6 +65,7 @@ struct PackedRows {
     } else {
       read<uint16_t>(bias_mask, bias, first_key);
     }
+    if (p.score_mod.intervals.present()) hide_outside_intervals(bias_mask, first_key, bits_of(-INFINITY));
     if (!mask.present()) return;
     BiasMask attends;
     read<uint8_t>(attends, mask, first_key);
@@ -81,7 +87,7 @@ struct PackedRows {
       for_each_element<Scores>([&](int r, int, int j, int e, int) {
         scores.at(r, j, e) = fmaf(scores.at(r, j, e), factor, bias_of(bias_mask.values[r][j][e]));
       });
-    } else if (mod.mask.present()) {
+    } else if (mod.hides_keys()) {
       for_each_element<Scores>([&](int r, int, int j, int e, int) {
         if (bias_mask.values[r][j][e] == 0) scores.at(r, j, e) = -INFINITY;
       });
@@ -142,6 +148,26 @@ struct PackedRows {
     if (has_float32_bias()) return __float_as_uint(bias);
     if constexpr (sizeof(Element) == 2) return ptx::pack(bias, 0.0f, Element{});
     return 0;
+  }
+
+  // Keys that no interval of their row has get `hidden`.
+  __device__ __forceinline__ void hide_outside_intervals(BiasMask& bias_mask, int first_key, uint32_t hidden) const {
+    const attention::RowIntervals& intervals = p.score_mod.intervals;
+    const int first = first_key + Scores::column(0, 0);
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      if (end[r] <= begin[r]) continue;  // the row may not exist
+      const int32_t* row = intervals.row(sequence, at[r].head, at[r].query);
+      uint32_t seen = 0;  // of four column tiles
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+        if (j % 4 == 0) seen = intervals.word(row, first + 8 * j);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if ((seen >> (8 * (j % 4) + e) & 1u) == 0) bias_mask.values[r][j][e] = hidden;
+        }
+      }
+    }
   }
 
   // Reads 0 where a row sees nothing, since the bias or mask may not exist there.
