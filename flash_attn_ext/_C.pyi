@@ -10,7 +10,7 @@ One attention call in canonical form is a Problem (_problem.py), of which any tu
     mask               the same shapes, bool, True = attend
     alibi_slopes       (Hq,) or (B, Hq), accumulate dtype: float32, or float64 for float64 q
     sink               (Hq,), accumulate dtype
-    intervals          (B|1, Hq|1, Sq, 2 n), packed (Hq|1, Tq, 2 n), int32, n in 1...4, last dimension contiguous:
+    intervals          (B|1, Hq|1, Sq, 2 n), packed (Hq|1, Tq, 2 n), int32, n in 1...4:
                        a begin and an end (exclusive) for each interval of keys, by the position inside the sequence
     cu_seqlens_q, _k   (batch + 1,) int32
     rng_seed           (1,) int64 on q's device; given if and only if dropout_p > 0

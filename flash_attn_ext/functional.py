@@ -140,12 +140,12 @@ def attention(
         bias: float, broadcastable to (..., Hq, Sq, Sk) whatever the layout; float32 or q's dtype. Added to the scores;
             it may require grad, and its gradient is summed over broadcast dimensions in a fixed order.
         mask: bool, broadcastable as bias, True = attend.
-        intervals: (..., Hq or 1, Sq, 2 n) int32 with n up to 4, on q's device, contiguous in the last dimension; batch
-            dimensions may be 1 or missing. Query i sees key j where ``intervals[..., i, 2m] <= j < intervals[..., i,
-            2m + 1]`` for some m < n, and where causality, window and mask let it. It is a mask of O(Sq) memory: keys
-            that no interval has are skipped in whole tiles. Intervals may overlap, be empty and have any order. On the
-            CPU a value below 0 or above Sk raises ValueError. On a GPU values are not looked at before the kernels run,
-            and are clamped.
+        intervals: (..., Hq or 1, Sq, 2 n) int32 with n up to 4, on q's device; batch dimensions may be 1 or missing.
+            Query i sees key j where ``intervals[..., i, 2m] <= j < intervals[..., i, 2m + 1]`` for some m < n, and
+            where causality, window and mask let it. It is a mask that takes memory for each query, not for each pair,
+            and tiles of keys that no interval has are skipped. Intervals may overlap, be empty and have any order. On
+            the CPU a value below 0 or above Sk raises ValueError. On a GPU values are not looked at before the kernels
+            run, and are clamped. A last dimension that is not contiguous is copied.
         alibi_slopes: (Hq,) or ``(*batch, Hq)``, float32 (float64 for float64 q): the bias ``-slope * |key - (query +
             diagonal)|`` of ALiBi (Press et al. 2022, section 3). Differentiable.
         softcap: scores become softcap * tanh(score / softcap), > 0 (Gemma Team 2024, section 2). None: no cap.

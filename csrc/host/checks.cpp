@@ -133,8 +133,6 @@ void check_intervals(const at::Tensor& intervals, const AttentionInputs& in, con
   TORCH_CHECK(columns % 2 == 0 && columns > 0 && columns <= kMost, "intervals has ", columns,
               " columns, expected 2, 4, 6 or 8: a begin and an end for each of up to ", attention::RowIntervals::kMost,
               " intervals; a mask that needs more goes to mask=");
-  TORCH_CHECK(intervals.stride(-1) == 1, "intervals has stride ", intervals.stride(-1),
-              " in the last dimension, expected 1; pass intervals.contiguous()");
   if (!intervals.is_cpu()) return;  // reading it would stall the device; kernels clamp what they read
   if (!in.packed()) return check_positions(intervals, longest.keys);
   const auto queries = in.cu_seqlens_q->accessor<const int32_t, 1>();

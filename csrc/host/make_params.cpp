@@ -23,17 +23,6 @@ BroadcastView broadcast_view(const std::optional<at::Tensor>& tensor) {
           .key_stride = stride(3)};
 }
 
-attention::RowIntervals row_intervals(const std::optional<at::Tensor>& intervals) {
-  if (!intervals) return {};
-  const bool packed = intervals->dim() == 3;
-  const auto stride = [&](int64_t d) { return intervals->size(d) == 1 ? int64_t{0} : intervals->stride(d); };
-  return {.data = intervals->const_data_ptr<int32_t>(),
-          .batch_stride = packed ? 0 : stride(0),
-          .head_stride = stride(packed ? 0 : 1),
-          .query_stride = intervals->stride(-2),
-          .count = static_cast<int>(intervals->size(-1) / 2)};
-}
-
 attention::AlibiSlopes alibi_slopes(const std::optional<at::Tensor>& slopes) {
   if (!slopes) return {};
   return {.data = slopes->const_data_ptr(),
@@ -138,6 +127,16 @@ attention::BiasGradient describe_dbias(const at::Tensor& bias) {
   return dbias;
 }
 
+attention::RowIntervals row_intervals(const at::Tensor& intervals) {
+  const bool packed = intervals.dim() == 3;
+  const auto stride = [&](int64_t d) { return intervals.size(d) == 1 ? int64_t{0} : intervals.stride(d); };
+  return {.data = intervals.const_data_ptr<int32_t>(),
+          .batch_stride = packed ? 0 : stride(0),
+          .head_stride = stride(packed ? 0 : 1),
+          .query_stride = intervals.stride(-2),
+          .count = static_cast<int>(intervals.size(-1) / 2)};
+}
+
 attention::AttentionParams make_attention_params(const AttentionInputs& in) {
   attention::AttentionParams params;
   params.element = element_type(in.q.scalar_type());
@@ -156,7 +155,7 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
                       .mask = broadcast_view(in.mask),
                       .mask_tiles = {},
                       .mask_bits = {},
-                      .intervals = row_intervals(in.intervals)};
+                      .intervals = in.intervals ? row_intervals(*in.intervals) : attention::RowIntervals{}};
   params.dropout = make_dropout(in.dropout_p, in.rng_seed);
   params.sink = in.sink ? in.sink->const_data_ptr() : nullptr;
   params.q = matrix_view(in.q);

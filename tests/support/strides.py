@@ -23,17 +23,6 @@ def with_strides(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
     return view.copy_(tensor)
 
 
-def with_strided_rows(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    """The same for integers whose last dimension has to be contiguous: other dimensions in random order, and gaps."""
-    order = rng.sample(range(tensor.dim() - 1), tensor.dim() - 1)
-    sizes = [tensor.shape[dim] for dim in order]
-    storage = torch.full(
-        (*sizes, tensor.shape[-1] + rng.choice((0, 1, 3))), -1, dtype=tensor.dtype, device=tensor.device
-    )
-    view = storage.permute([*(order.index(dim) for dim in range(tensor.dim() - 1)), tensor.dim() - 1])
-    return view[..., : tensor.shape[-1]].copy_(tensor)
-
-
 def with_stride_zero(tensor: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """Index 0 of each of `dims`, expanded to its length without memory."""
     view = tensor

@@ -54,7 +54,7 @@ PACKED_CASES = [
     PackedCase((2, 1, 3), (4, 1, 3), Case(d=2, causal="bottom_right", alibi="bh", dv=3)),
     PackedCase((3, 1, 2), (2, 1, 3), Case(d=2, bias="bhqk", sink=True, window=(1, 1))),
     PackedCase((3, 1, 2), (2, 1, 3), Case(d=2, bias="11q1", dropout_p=0.3, sink=True)),
-    PackedCase((3, 1, 2), (4, 2, 3), Case(d=2, intervals="1h", num_intervals=2, causal="bottom_right")),
+    PackedCase((3, 1, 2), (4, 2, 3), Case(d=2, intervals="1h", num_intervals=2, window=(2, 1), sink=True)),
     PackedCase((3, 1), (2, 2), Case(d=2, heads=4, kv_heads=2, bias="1h1k", mask="b11k", sink=True)),
 ]
 

@@ -11,7 +11,7 @@ from support.caches import CacheCase, CacheInputs, call_with_cache, check_cache_
 from support.cases import DTYPES, Case
 from support.problems.draw import HEAD_DIMS, draw_head_dims, draw_intervals, draw_score_options, maybe
 from support.runners import Result, poisoned_memory
-from support.strides import bits_of_storage, with_strided_rows, with_strides
+from support.strides import bits_of_storage, with_strides
 
 NUM_QUERIES = (1, 1, 1, 1, 2, 3, 5, 8, 16, 17, 33, 64, 65, 70)
 NUM_NEW = (0, 0, 1, 1, 2, 5, 15, 16, 17, 40)
@@ -105,10 +105,7 @@ def _run(problem: CacheProblem, inputs: CacheInputs, backend: Backend) -> Result
     presented = dataclasses.replace(inputs, k_cache=caches[0], v_cache=caches[1])
     if problem.is_strided:
         presented.q = with_strides(inputs.q, rng)
-        presented.tensors = {
-            name: t if t is None else (with_strided_rows if name == "intervals" else with_strides)(t, rng)
-            for name, t in inputs.tensors.items()
-        }
+        presented.tensors = {name: t if t is None else with_strides(t, rng) for name, t in inputs.tensors.items()}
     given = [bits_of_storage(cache).clone() for cache in caches]
     with poisoned_memory():
         out, lse = call_with_cache(presented, backend)

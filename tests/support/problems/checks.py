@@ -13,7 +13,7 @@ from support.checks import check_drawn, check_packed_drawn
 from support.masks import attended
 from support.packed import PackedCase, make_packed, sequences
 from support.problems.draw import Problem
-from support.strides import with_strided_rows, with_strides
+from support.strides import with_strides
 
 ANOTHER_DRAW = 10**6  # of the same problem
 POISONS = (math.nan, math.inf, -math.inf)
@@ -39,11 +39,8 @@ def as_presented(problem: Problem, inputs: Inputs) -> Inputs:
     if not problem.is_strided:
         return inputs
     rng = random.Random(problem.number)
-    tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS if name != "intervals"}
-    inputs = inputs.replace(**{name: with_strides(t, rng) for name, t in tensors.items() if t is not None})
-    if inputs.intervals is None:
-        return inputs
-    return inputs.replace(intervals=with_strided_rows(inputs.intervals, rng))
+    tensors = {name: getattr(inputs, name) for name in Inputs.TENSORS}
+    return inputs.replace(**{name: with_strides(t, rng) for name, t in tensors.items() if t is not None})
 
 
 def check_problem(problem: Problem, backend: Backend) -> None:

@@ -11,7 +11,7 @@
 
 namespace flash_attn_ext::sm80 {
 
-// The bias of a thread's scores, with -inf where a mask or intervals hide them. Without a bias, whether they are seen.
+// The bias of a thread's scores, with -inf where a mask hides them, or the mask where there is no bias.
 // The bits are kept in the format of global memory, so that no instruction waits for the loads here.
 template <class Scores>
 struct FetchedBiasMask {
@@ -53,11 +53,6 @@ struct PackedRows {
     const attention::BroadcastView& mask = p.score_mod.mask;
     if (!bias.present()) {
       if (mask.present()) read<uint8_t>(bias_mask, mask, first_key);
-      if (!p.score_mod.intervals.present()) return;
-      if (!mask.present()) {
-        for_each_element<Scores>([&](int r, int, int j, int e, int) { bias_mask.values[r][j][e] = 1; });
-      }
-      hide_outside_intervals(bias_mask, first_key, 0);
       return;
     }
     if (has_float32_bias()) {
@@ -65,7 +60,6 @@ struct PackedRows {
     } else {
       read<uint16_t>(bias_mask, bias, first_key);
     }
-    if (p.score_mod.intervals.present()) hide_outside_intervals(bias_mask, first_key, bits_of(-INFINITY));
     if (!mask.present()) return;
     BiasMask attends;
     read<uint8_t>(attends, mask, first_key);
@@ -87,11 +81,12 @@ struct PackedRows {
       for_each_element<Scores>([&](int r, int, int j, int e, int) {
         scores.at(r, j, e) = fmaf(scores.at(r, j, e), factor, bias_of(bias_mask.values[r][j][e]));
       });
-    } else if (mod.hides_keys()) {
+    } else if (mod.mask.present()) {
       for_each_element<Scores>([&](int r, int, int j, int e, int) {
         if (bias_mask.values[r][j][e] == 0) scores.at(r, j, e) = -INFINITY;
       });
     }
+    if (mod.intervals.present()) hide_outside_intervals(scores, first_key);
   }
 
   // Sets the weights that dropout drops to 0. first_key: a multiple of the tile's keys, or of 32 if these are more.
@@ -150,8 +145,8 @@ struct PackedRows {
     return 0;
   }
 
-  // Keys that no interval of their row has get `hidden`.
-  __device__ __forceinline__ void hide_outside_intervals(BiasMask& bias_mask, int first_key, uint32_t hidden) const {
+  // Sets scores of keys that no interval of their row has to -inf.
+  __device__ __forceinline__ void hide_outside_intervals(Scores& scores, int first_key) const {
     const attention::RowIntervals& intervals = p.score_mod.intervals;
     const int first = first_key + Scores::column(0, 0);
 #pragma unroll
@@ -164,7 +159,7 @@ struct PackedRows {
         if (j % 4 == 0) seen = intervals.word(row, first + 8 * j);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          if ((seen >> (8 * (j % 4) + e) & 1u) == 0) bias_mask.values[r][j][e] = hidden;
+          if ((seen >> (8 * (j % 4) + e) & 1u) == 0) scores.at(r, j, e) = -INFINITY;
         }
       }
     }
