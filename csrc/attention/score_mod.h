@@ -54,6 +54,10 @@ struct MaskTiles {
   static constexpr int64_t kSize = 64;
   static constexpr uint8_t kSomeTrue = 1;
   static constexpr uint8_t kSomeFalse = 2;
+  // The other bits say how many of the tiles just before this one, with smaller keys, are known to be hidden. A scan of
+  // a mask does not find out. kAllBefore: all of them.
+  static constexpr int kHiddenBeforeShift = 2;
+  static constexpr int kAllBefore = 63;
 
   uint8_t* data = nullptr;
   int64_t batch_stride = 0;

@@ -62,7 +62,15 @@ struct IntervalRows {
     __syncthreads();
   }
 
-  // MaskTiles flags of keys [first, end), at most 128 that exist.
+  // Whether no interval has a key before this one.
+  __device__ __forceinline__ bool hide_all_before(int key) const {
+    bool hidden = true;
+#pragma unroll 1
+    for (int m = 0; m < count; ++m) hidden &= key <= extremes[m].first_begin;
+    return hidden;
+  }
+
+  // Whether queries see keys [first, end), as kSomeTrue and kSomeFalse of MaskTiles.
   __device__ __forceinline__ uint32_t flags(int first, int end) const {
     if (rows == 0 || first >= end) return 0;
     bool none = true;

@@ -12,6 +12,8 @@
 namespace flash_attn_ext::common {
 namespace {
 
+using attention::MaskTiles;
+
 constexpr int kThreads = 256;
 static_assert(kThreads / 32 >= IntervalRows::kMost);
 
@@ -29,9 +31,16 @@ __global__ void __launch_bounds__(kThreads)
   const auto tiles = static_cast<int>(counts.keys);
   const auto num_keys = static_cast<int>(sequence.num_keys);
   uint8_t* const flags = p.score_mod.mask_tiles.data + int64_t{blockIdx.x} * tiles;
-  constexpr int kKeys = static_cast<int>(attention::MaskTiles::kSize);
-  for (int tile = static_cast<int>(threadIdx.x); tile < tiles; tile += kThreads) {
-    flags[tile] = static_cast<uint8_t>(rows.flags(tile * kKeys, min((tile + 1) * kKeys, num_keys)));
+  constexpr int kKeys = static_cast<int>(MaskTiles::kSize);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int tile = static_cast<int>(threadIdx.x); tile - lane < tiles; tile += kThreads) {
+    const uint32_t found = tile < tiles ? rows.flags(tile * kKeys, min((tile + 1) * kKeys, num_keys)) : 0;
+    // Kernels that go through the keys in descending order skip hidden tiles together.
+    const uint32_t seen = __ballot_sync(0xFFFFFFFFu, (found & MaskTiles::kSomeTrue) != 0);
+    const uint32_t seen_before = seen & ((1u << lane) - 1);
+    const int hidden_before =
+        rows.hide_all_before(tile * kKeys) ? MaskTiles::kAllBefore : lane - (32 - __clz(static_cast<int>(seen_before)));
+    if (tile < tiles) flags[tile] = static_cast<uint8_t>(found | hidden_before << MaskTiles::kHiddenBeforeShift);
   }
 }
 
