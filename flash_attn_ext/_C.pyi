@@ -10,6 +10,8 @@ One attention call in canonical form is a Problem (_problem.py), of which any tu
     mask               the same shapes, bool, True = attend
     alibi_slopes       (Hq,) or (B, Hq), accumulate dtype: float32, or float64 for float64 q
     sink               (Hq,), accumulate dtype
+    intervals          (B|1, Hq|1, Sq, 2 n), packed (Hq|1, Tq, 2 n), int32, n in 1...4:
+                       a begin and an end (exclusive) for each interval of keys, by the position inside the sequence
     cu_seqlens_q, _k   (batch + 1,) int32
     rng_seed           (1,) int64 on q's device; given if and only if dropout_p > 0
     scale              finite; None: 1 / sqrt(D)
@@ -67,6 +69,7 @@ def direct_attention(
     window: object,
     bias: object,
     mask: object,
+    intervals: object,
     alibi_slopes: object,
     softcap: object,
     sink: object,
@@ -96,6 +99,7 @@ def direct_attention_with_kvcache(
     window: object,
     bias: object,
     mask: object,
+    intervals: object,
     alibi_slopes: object,
     softcap: object,
     sink: object,
@@ -119,7 +123,8 @@ def attention_with_kvcache(problem: _Problem, cache: _KvCache, /) -> tuple[Tenso
     """(out, lse) as attention_forward returns them, over a cache to which new keys and values are appended first.
 
     problem: dense and without dropout; k and v are the cache, (B_cache, Hk, rows, D) and (B_cache, Hk, rows, Dv), or
-    pages of `rows` keys. bias and mask: (B|1, Hq|1, Sq|1, capacity|1).
+    pages of `rows` keys. bias and mask: (B|1, Hq|1, Sq|1, capacity|1); intervals: as in a dense
+    call.
     cache_seqlens, cache_batch_idx (B,) and block_table (B, pages of a sequence): int32 on q's device.
     k_new, v_new: (B, Hk, Sn, D) and (B, Hk, Sn, Dv), Sn in 1...256, or both None. If given, k and v are written.
     rotary_cos, rotary_sin: (positions, rotary dim / 2), q's dtype, only with k_new.

@@ -31,6 +31,7 @@ class Names(NamedTuple):
     mask: str = "mask"
     alibi_slopes: str = "alibi_slopes"
     sink: str = "sink"
+    intervals: str = "intervals"
 
 
 class DenseForm(NamedTuple):
@@ -69,10 +70,10 @@ def dense_form(problem: Problem, operands: int, names: Names = OWN_NAMES) -> tup
     form = PLAIN_FORM
     if operands < CANONICAL:
         problem, form = _fold_batch(_cast_for_autocast(problem), names)
-    bias, mask, alibi_slopes, sink = problem[3:7]
-    if bias is None and mask is None and alibi_slopes is None and sink is None:
+    bias, mask, alibi_slopes, sink, intervals = problem[3:8]
+    if bias is None and mask is None and alibi_slopes is None and sink is None and intervals is None:
         return problem, form
-    require_tensors(names[3:], (bias, mask, alibi_slopes, sink), num_required=0)
+    require_tensors(names[3:], (bias, mask, alibi_slopes, sink, intervals), num_required=0)
     in_form: dict[str, Any] = {}
     if bias is not None:
         in_form["bias"] = _table_form(names.bias, bias, problem, form)
@@ -80,14 +81,18 @@ def dense_form(problem: Problem, operands: int, names: Names = OWN_NAMES) -> tup
         in_form["mask"] = _table_form(names.mask, mask, problem, form)
     if alibi_slopes is not None and alibi_slopes.dim() > 2:
         in_form["alibi_slopes"] = _slopes_form(alibi_slopes, form, problem.q.shape[:1])
+    if intervals is not None and (intervals.dim() != 4 or form.rank > 4):
+        in_form["intervals"] = _intervals_form(intervals, problem.q, form)
     return problem._replace(**in_form), form
 
 
 def packed_form(problem: Problem) -> Problem:
     """A packed problem in canonical form."""
-    require_tensors(Problem._fields, problem[:7])
+    require_tensors(Problem._fields, problem[:8])
     require_tensors(("cu_seqlens_q", "cu_seqlens_k"), (problem.cu_seqlens_q, problem.cu_seqlens_k), num_required=2)
     problem = _cast_for_autocast(problem)
+    if problem.intervals is not None and problem.intervals.dim() == 2:
+        problem = problem._replace(intervals=problem.intervals[None])
     if problem.bias is None and problem.mask is None:
         return problem
     lengths = "(batch, heads, max_seqlen_q, max_seqlen_k)"
@@ -241,6 +246,25 @@ def _slopes_form(alibi_slopes: Tensor, form: DenseForm, batch: tuple[int, ...]) 
             f"dimensions {tuple(lead)}"
         )
     return alibi_slopes.reshape(math.prod(lead), alibi_slopes.size(-1))
+
+
+def _intervals_form(intervals: Tensor, q: Tensor, form: DenseForm) -> Tensor:
+    """(..., Hq|1, Sq, 2 n) -> (B|1, Hq|1, Sq, 2 n); q is canonical. C++ checks the last two dimensions."""
+    lead = form.lead if form.rank > 4 else q.shape[:1]
+    full = (*lead, q.size(1))[-max(form.rank - 2, 0) :] if form.rank > 2 else ()
+    before = tuple(intervals.shape[:-2])
+    if intervals.dim() < 2 or len(before) > len(full) or not _broadcasts(before, full[len(full) - len(before) :]):
+        raise RuntimeError(
+            f"intervals has shape {tuple(intervals.shape)}, expected one that broadcasts to "
+            f"{(*full, q.size(2))} = (..., heads, queries) before its last dimension, which has a begin and an end for "
+            "each interval"
+        )
+    intervals = intervals[(None,) * (max(form.rank, 4) - intervals.dim())]
+    if form.rank <= 4:
+        return intervals
+    if all(n == 1 for n in intervals.shape[:-3]):
+        return intervals[(0,) * (form.rank - 4)]
+    return _fold(intervals, form.lead)
 
 
 def _at_least_3d(tensor: Tensor, rank: int, name: str) -> Tensor:

@@ -1,7 +1,8 @@
 """FLOPs of the operators, for ``torch.utils.flop_counter.FlopCounterMode`` and whatever else asks its registry.
 
 The formulas count GEMMs: 2 FLOPs for each column of each pair, which is a query and a key that it sees by causality,
-window and length. Pairs that masks and dropout hide count; the softmax does not. The forward pass has two GEMMs, the
+window, intervals and length. Pairs that masks and dropout hide count; the softmax does not. Where intervals have no
+values, as in traces, they count as if they hid nothing. The forward pass has two GEMMs, the
 backward pass five if q, k and v get gradients. Forward mode has five if all three have tangents, and a second
 derivative of all three has twelve.
 
@@ -33,7 +34,7 @@ _Size = Any  # int or torch.SymInt; releases of PyTorch disagree about the types
 def forward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     """The FLOPs of Q K^T and P V."""
     problem = Problem(*args[: len(Problem._fields)], **kwargs)
-    return _flops(problem, _pairs(problem), problem.q.shape[-1] + problem.v.shape[-1])
+    return _flops(_pairs(problem), problem.q.shape[-1] + problem.v.shape[-1])
 
 
 def backward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
@@ -42,7 +43,7 @@ def backward_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     problem, wanted = _problem_in(named), _wanted_in(named)
     columns = problem.q.shape[-1] * (1 + wanted["q"] + wanted["k"])
     columns += problem.v.shape[-1] * (_any_of_scores(wanted) + wanted["v"])
-    return _flops(problem, _pairs(problem), columns)
+    return _flops(_pairs(problem), columns)
 
 
 def tangents_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
@@ -51,7 +52,7 @@ def tangents_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     problem, given = _problem_in(named), _tangents_in(named)
     columns = problem.q.shape[-1] * (1 + given["q"] + given["k"])
     columns += problem.v.shape[-1] * (_any_of_scores(given) + given["v"])
-    return _flops(problem, _pairs(problem), columns)
+    return _flops(_pairs(problem), columns)
 
 
 def backward_tangents_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
@@ -65,7 +66,7 @@ def backward_tangents_flops(*args: Any, out_val: object = None, **kwargs: Any) -
     columns += problem.v.shape[-1] * (of_out * (_any_of_scores(given) + given["v"]))
     columns += problem.v.shape[-1] * (_any_of_scores(wanted) * (1 + given["v"]))
     columns += problem.v.shape[-1] * (wanted["v"] * (_any_of_scores(given) or given["sink"]))
-    return _flops(problem, _pairs(problem), columns)
+    return _flops(_pairs(problem), columns)
 
 
 def kvcache_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
@@ -79,11 +80,11 @@ def kvcache_flops(*args: Any, out_val: object = None, **kwargs: Any) -> int:
     before = _values(cache.cache_seqlens)
     num_queries = problem.q.shape[2]
     if before is None:
-        pairs = problem.q.shape[0] * num_visible_pairs(problem, num_queries, capacity)
+        pairs = problem.q.shape[1] * problem.q.shape[0] * num_visible_pairs(problem, num_queries, capacity)
     else:
-        after = (min(max(length, 0) + num_new, capacity) for length in before)
-        pairs = sum(num_visible_pairs(problem, num_queries, length) for length in after)
-    return _flops(problem, pairs, problem.q.shape[-1] + problem.v.shape[-1])
+        after = [min(max(length, 0) + num_new, capacity) for length in before]
+        pairs = sum(_pairs_of_sequence(problem, index, num_queries, length) for index, length in enumerate(after))
+    return _flops(pairs, problem.q.shape[-1] + problem.v.shape[-1])
 
 
 def _named(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -106,22 +107,65 @@ def _any_of_scores(of: dict[str, bool]) -> bool:
     return of["q"] or of["k"] or of["bias"] or of["alibi_slopes"]
 
 
-def _flops(problem: Problem, pairs: _Size, columns: int) -> int:
-    flops: int = 2 * problem.q.shape[1] * pairs * columns
+def _flops(pairs: _Size, columns: int) -> int:
+    flops: int = 2 * pairs * columns
     return flops
 
 
 def _pairs(problem: Problem) -> _Size:
-    """The pairs of one head, in all sequences."""
+    """The pairs of all heads, in all sequences."""
+    heads = problem.q.shape[1]
     if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
-        return problem.q.shape[0] * num_visible_pairs(problem, problem.q.shape[2], problem.k.shape[2])
+        batch, num_queries, num_keys = problem.q.shape[0], problem.q.shape[2], problem.k.shape[2]
+        if not _have_values(problem.intervals):
+            return heads * batch * num_visible_pairs(problem, num_queries, num_keys)
+        return sum(_pairs_of_sequence(problem, index, num_queries, num_keys) for index in range(batch))
     ends_q, ends_k = _values(problem.cu_seqlens_q), _values(problem.cu_seqlens_k)
     if ends_q is None or ends_k is None:
         batch = problem.cu_seqlens_q.shape[0] - 1
         mean_q, mean_k = ((tensor.shape[0] + batch - 1) // torch.sym_max(batch, 1) for tensor in (problem.q, problem.k))
-        return batch * num_visible_pairs(problem, mean_q, mean_k)
+        return heads * batch * num_visible_pairs(problem, mean_q, mean_k)
     lengths = ([end - begin for begin, end in itertools.pairwise(of_tensor)] for of_tensor in (ends_q, ends_k))
-    return sum(num_visible_pairs(problem, *of_sequence) for of_sequence in zip(*lengths, strict=True))
+    return sum(
+        _pairs_of_sequence(problem, index, num_queries, num_keys, ends_q[index])
+        for index, (num_queries, num_keys) in enumerate(zip(*lengths, strict=True))
+    )
+
+
+def _pairs_of_sequence(problem: Problem, index: int, num_queries: int, num_keys: int, first_query: int = 0) -> int:
+    """The pairs of all heads of a sequence whose tensors have values. first_query: its first token, if it is packed."""
+    heads = problem.q.shape[1]
+    intervals = problem.intervals
+    if intervals is None or not _have_values(intervals):
+        pairs: int = heads * num_visible_pairs(problem, num_queries, num_keys)
+        return pairs
+    if intervals.dim() == 3:
+        of_sequence = intervals[:, first_query : first_query + num_queries]
+    else:
+        of_sequence = intervals[index if intervals.shape[0] > 1 else 0]
+    begins, ends = _clip_to_visible(problem, of_sequence, num_keys)
+    order = begins.argsort(-1)
+    begins, ends = begins.gather(-1, order), ends.gather(-1, order)
+    counted = begins.new_zeros(begins.shape[:-1])  # where the keys end that earlier intervals have
+    total = counted.sum()
+    for begin, end in zip(begins.unbind(-1), ends.unbind(-1), strict=True):
+        total = total + (end - torch.maximum(begin, counted)).clamp(min=0).sum()
+        counted = torch.maximum(counted, end)
+    return int(total) * (heads // of_sequence.shape[0])
+
+
+def _clip_to_visible(problem: Problem, intervals: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+    """(heads, queries, 2 n) -> begins and ends (heads, queries, n) of what causality and the window leave."""
+    num_queries = intervals.shape[1]
+    diagonal = torch.arange(num_queries, device=intervals.device)[:, None]
+    diagonal = diagonal + (0 if problem.causal == "top_left" else num_keys - num_queries)
+    right = 0 if problem.causal is not None else problem.window_right
+    begins, ends = intervals[..., 0::2].long().clamp(min=0), intervals[..., 1::2].long().clamp(max=num_keys)
+    if problem.window_left is not None:
+        begins = torch.maximum(begins, diagonal - problem.window_left)
+    if right is not None:
+        ends = torch.minimum(ends, diagonal + right + 1)
+    return begins, ends
 
 
 def num_visible_pairs(problem: Problem, num_queries: _Size, num_keys: _Size) -> _Size:
@@ -149,12 +193,15 @@ def _sum_of_clamped(first: _Size, count: _Size, highest: _Size) -> _Size:
 
 
 def _values(lengths: Tensor) -> list[int] | None:
-    """The values of a tensor of lengths; this waits for a GPU. None in traces and CUDA graphs, which have no values."""
-    if type(lengths) is not Tensor or lengths.is_meta:
-        return None
-    if lengths.is_cuda and torch.cuda.is_current_stream_capturing():
-        return None
-    return lengths.tolist()
+    """The values of a tensor of lengths; this waits for a GPU. None where it has none."""
+    return lengths.tolist() if _have_values(lengths) else None
+
+
+def _have_values(tensor: Tensor | None) -> bool:
+    """Whether a tensor is there and may be read: in traces and CUDA graphs it has no values."""
+    if type(tensor) is not Tensor or tensor.is_meta:
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _register(module: Any) -> None:

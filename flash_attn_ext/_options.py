@@ -21,6 +21,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def problem_of(*, window: Window | None, **given: Any) -> Problem:
     """The user's arguments as a problem, with its options checked and spelled as the extension takes them."""
     given["window_left"], given["window_right"] = window_pair(window)
+    given["intervals"] = getattr(given.get("intervals"), "tensor", given.get("intervals"))  # of an object for masks
     check_causal(given["causal"])
     check_backend(given["backend"])
     given["allow_tf32"] = check_flag("allow_tf32", given["allow_tf32"])

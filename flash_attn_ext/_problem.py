@@ -25,6 +25,7 @@ class Problem(NamedTuple):
     mask: Tensor | None = None
     alibi_slopes: Tensor | None = None  # (Hq,) or (B, Hq)
     sink: Tensor | None = None  # (Hq,)
+    intervals: Tensor | None = None  # (B|1, Hq|1, Sq, 2 n) int32, packed: (Hq|1, Tq, 2 n)
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
     rng_seed: Tensor | None = None  # (1,) int64

@@ -103,6 +103,7 @@ def attention(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    intervals: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -115,7 +116,7 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention with every feature of the library. Everything combines with everything.
 
-    In order: scale, softcap, ALiBi, bias and mask, causality and window, softmax (with the sink), dropout::
+    In order: scale, softcap, ALiBi, bias, mask and intervals, causality and window, softmax (with the sink), dropout::
 
         scaled = scale * q k^T
         capped = softcap * tanh(scaled / softcap)
@@ -139,6 +140,12 @@ def attention(
         bias: float, broadcastable to (..., Hq, Sq, Sk) whatever the layout; float32 or q's dtype. Added to the scores;
             it may require grad, and its gradient is summed over broadcast dimensions in a fixed order.
         mask: bool, broadcastable as bias, True = attend.
+        intervals: (..., Hq or 1, Sq, 2 n) int32 with n up to 4, on q's device; batch dimensions may be 1 or missing.
+            Query i sees key j where ``intervals[..., i, 2m] <= j < intervals[..., i, 2m + 1]`` for some m < n, and
+            where causality, window and mask let it. It is a mask that takes memory for each query, not for each pair,
+            and tiles of keys that no interval has are skipped. Intervals may overlap, be empty and have any order. On
+            the CPU a value below 0 or above Sk raises ValueError. On a GPU values are not looked at before the kernels
+            run, and are clamped. A last dimension that is not contiguous is copied.
         alibi_slopes: (Hq,) or ``(*batch, Hq)``, float32 (float64 for float64 q): the bias ``-slope * |key - (query +
             diagonal)|`` of ALiBi (Press et al. 2022, section 3). Differentiable.
         softcap: scores become softcap * tanh(score / softcap), > 0 (Gemma Team 2024, section 2). None: no cap.
@@ -183,8 +190,8 @@ def attention(
     if not is_compiling():
         # fmt: off
         results = _C.direct_attention(
-            q, k, v, causal, window, bias, mask, alibi_slopes, softcap, sink, dropout_p, scale, layout, return_lse,
-            backend, allow_tf32,
+            q, k, v, causal, window, bias, mask, intervals, alibi_slopes, softcap, sink, dropout_p, scale, layout,
+            return_lse, backend, allow_tf32,
         )
         # fmt: on
         if results is not None:
@@ -196,6 +203,7 @@ def attention(
         v=v,
         bias=bias,
         mask=mask,
+        intervals=intervals,
         alibi_slopes=alibi_slopes,
         sink=sink,
         causal=causal,
@@ -228,6 +236,7 @@ def explain(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    intervals: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -269,6 +278,7 @@ def explain(
         **packing,
         bias=bias,
         mask=mask,
+        intervals=intervals,
         alibi_slopes=alibi_slopes,
         sink=sink,
         causal=causal,

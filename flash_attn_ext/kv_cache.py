@@ -68,6 +68,7 @@ def attention_with_kvcache(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    intervals: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -108,6 +109,7 @@ def attention_with_kvcache(
         window, alibi_slopes, softcap, sink, scale: as in :func:`attention`; diagonals end at the last key of a sequence
             unless causal="top_left".
         bias, mask: broadcastable to (B, Hq, Sq, capacity), indexed by a key's position in its sequence.
+        intervals: (B|1, Hq|1, Sq, 2 n) int32, as in :func:`attention`, of positions from 0 to the capacity.
         layout: "bhsd", or "bshd" where all of q, caches and new tokens have the sequence before the heads, as in
             flash_attn: (B, Sq, Hq, D), (num_pages, page_size, Hk, D). ``out`` has it too.
         return_lse: also return the log-sum-exp of each row's scores.
@@ -146,8 +148,8 @@ def attention_with_kvcache(
         # fmt: off
         results = _C.direct_attention_with_kvcache(
             q, k_cache, v_cache, k_new, v_new, cache_seqlens, block_table, cache_batch_idx, rotary_cos, rotary_sin,
-            rotary_interleaved, causal, window, bias, mask, alibi_slopes, softcap, sink, scale, layout, return_lse,
-            backend,
+            rotary_interleaved, causal, window, bias, mask, intervals, alibi_slopes, softcap, sink, scale, layout,
+            return_lse, backend,
         )
         # fmt: on
         if results is not None:
@@ -160,6 +162,7 @@ def attention_with_kvcache(
         v=v_cache,
         bias=bias,
         mask=mask,
+        intervals=intervals,
         alibi_slopes=alibi_slopes,
         sink=sink,
         causal=causal,
@@ -173,7 +176,7 @@ def attention_with_kvcache(
     operands = operands_of(q, k_cache, v_cache)
     if operands < PLAIN:
         require_tensors(tuple(_NAMES.values()), (q, k_cache, v_cache))
-    if bias is not None or mask is not None:
+    if bias is not None or mask is not None or intervals is not None:
         problem = _with_four_dimensional_tables(problem)
     if is_sequence_first(layout):
         q, k_cache, v_cache = map(_heads_first, _NAMES.values(), (q, k_cache, v_cache))
@@ -218,7 +221,7 @@ def _refuse_gradients(problem: Problem, cache: KvCache) -> None:
 
 
 def _with_four_dimensional_tables(problem: Problem) -> Problem:
-    require_tensors(("bias", "mask"), (problem.bias, problem.mask), num_required=0)
+    require_tensors(("bias", "mask", "intervals"), (problem.bias, problem.mask, problem.intervals), num_required=0)
     full = "(batch, heads, queries, capacity)"
     return problem._replace(
         bias=four_dimensional("bias", problem.bias, full), mask=four_dimensional("mask", problem.mask, full)

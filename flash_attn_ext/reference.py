@@ -50,6 +50,7 @@ def attention_reference(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    intervals: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -97,6 +98,8 @@ def attention_reference(
     visible = visible_pairs(distance, causal, window)
     if mask is not None:
         visible = visible & mask
+    if intervals is not None:
+        visible = visible & pairs_of_intervals(intervals, k.shape[-2])
 
     score = scale * (q @ k.mT)
     if softcap is not None:
@@ -130,6 +133,7 @@ def attention_varlen_reference(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    intervals: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -163,6 +167,7 @@ def attention_varlen_reference(
             window=window,
             bias=_of_sequence(bias, index, lengths),
             mask=_of_sequence(mask, index, lengths),
+            intervals=intervals if intervals is None else intervals[..., queries, :],
             alibi_slopes=slopes,
             softcap=softcap,
             sink=sink,
@@ -192,6 +197,7 @@ def attention_with_kvcache_reference(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    intervals: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -247,6 +253,7 @@ def attention_with_kvcache_reference(
             window=window,
             bias=_of_sequence(bias, b, (num_queries, len(positions))),
             mask=_of_sequence(mask, b, (num_queries, len(positions))),
+            intervals=intervals if intervals is None else intervals[b if intervals.shape[0] > 1 else 0],
             alibi_slopes=alibi_slopes[b] if alibi_slopes is not None and alibi_slopes.dim() == 2 else alibi_slopes,
             softcap=softcap,
             sink=sink,
@@ -305,6 +312,13 @@ def visible_pairs(distance: Tensor, causal: Causal | None, window: Window | None
     if right is not None:
         visible = visible & (distance <= right)
     return visible
+
+
+def pairs_of_intervals(intervals: Tensor, num_keys: int) -> Tensor:
+    """Which keys a query sees by its intervals: bool (..., Sq, Sk) from (..., Sq, 2 n), True = seen."""
+    keys = torch.arange(num_keys, device=intervals.device)
+    begins, ends = intervals[..., 0::2, None], intervals[..., 1::2, None]
+    return ((begins <= keys) & (keys < ends)).any(-2)
 
 
 def _softmax(score: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ class ScoreOptions(TypedDict, total=False):
     window: Window | None
     bias: Tensor | None
     mask: Tensor | None
+    intervals: Tensor | None
     alibi_slopes: Tensor | None
     softcap: float | None
     sink: Tensor | None

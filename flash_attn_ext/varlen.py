@@ -61,6 +61,7 @@ def attention_varlen(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    intervals: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -87,6 +88,8 @@ def attention_varlen(
         bias, mask: broadcastable to (batch, Hq, max_seqlen_q, max_seqlen_k), where each max_seqlen is the one given or
             else the longest length; indexed by the position inside the sequence. On a GPU, without a max_seqlen, their
             own size is trusted as a bound.
+        intervals: (Hq or 1, Tq, 2 n) int32: as in :func:`attention`, for each token of q, by the position of a key in
+            its sequence.
         alibi_slopes: (Hq,) or (batch, Hq).
 
     Returns:
@@ -113,6 +116,7 @@ def attention_varlen(
         max_seqlen_k=max_seqlen_k,
         bias=bias,
         mask=mask,
+        intervals=intervals,
         alibi_slopes=alibi_slopes,
         sink=sink,
         causal=causal,

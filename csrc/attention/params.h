@@ -39,6 +39,14 @@ struct StatisticView {
   }
 };
 
+// Along which dimensions it differs what the mask and the intervals hide.
+struct MaskDimensions {
+  bool batch;
+  bool heads;
+  bool queries;
+  bool keys;
+};
+
 struct AttentionParams {
   ElementType element = ElementType::kFloat32;  // of q, k, v, out and their gradients
   bool allow_tf32 = false;                      // products of float32 may be rounded to TF32
@@ -62,6 +70,16 @@ struct AttentionParams {
   // A GPU divides 32-bit numbers much faster than 64-bit ones.
   FLASH_HOST_DEVICE int64_t queries_per_key_head() const {
     return static_cast<uint32_t>(num_heads_q) / static_cast<uint32_t>(num_heads_k);
+  }
+
+  FLASH_HOST_DEVICE MaskDimensions mask_dimensions() const {
+    const BroadcastView& mask = score_mod.mask;
+    const RowIntervals& intervals = score_mod.intervals;
+    const bool of_sequences = intervals.present() && sequences.cu_seqlens_q != nullptr;
+    return {.batch = mask.batch_stride != 0 || intervals.batch_stride != 0 || of_sequences,
+            .heads = mask.head_stride != 0 || intervals.head_stride != 0,
+            .queries = mask.query_stride != 0 || intervals.present(),
+            .keys = mask.key_stride != 0 || intervals.present()};
   }
 
   // sequences.at(batch), but with as many keys as the cache holds if there is one; max_seqlen_k is then its capacity.

@@ -3,7 +3,8 @@
 //   product = q . k
 //   scaled  = scale * product
 //   capped  = softcap * tanh(scaled / softcap)
-//   score   = capped - slope * |key - (query + diagonal)| + bias,   or -inf where the mask is False
+//   score   = capped - slope * |key - (query + diagonal)| + bias,   or -inf where the mask is False or no interval has
+//             the key
 //
 // Visibility (visibility.h) is applied after that, then the softmax. A sink joins its denominator (online_softmax.h).
 #pragma once
@@ -14,6 +15,7 @@
 #include <limits>
 
 #include "attention/host_device.h"
+#include "attention/row_intervals.h"
 
 namespace flash_attn_ext::attention {
 
@@ -45,12 +47,17 @@ struct BroadcastView {
   }
 };
 
-// A summary of the mask, tile by tile, for backends that scan it before they use it. It has one byte for each tile of
-// kSize queries x kSize keys of each batch entry and head of the mask. A broadcast dimension has stride 0 and one tile.
+// A summary of the mask and the intervals, tile by tile, for backends that scan them before they use them. It has one
+// byte for each tile of kSize queries x kSize keys of each batch entry and head of these. A broadcast dimension has
+// stride 0 and one tile.
 struct MaskTiles {
   static constexpr int64_t kSize = 64;
   static constexpr uint8_t kSomeTrue = 1;
   static constexpr uint8_t kSomeFalse = 2;
+  // The other bits say how many of the tiles just before this one, with smaller keys, are known to be hidden. A scan of
+  // a mask does not find out. kAllBefore: all of them.
+  static constexpr int kHiddenBeforeShift = 2;
+  static constexpr int kAllBefore = 63;
 
   uint8_t* data = nullptr;
   int64_t batch_stride = 0;
@@ -61,9 +68,10 @@ struct MaskTiles {
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
 };
 
-// The mask packed into bits, for backends that pack it before they use it, in the order in which threads hold scores.
-// There is a word for each query, group of 128 keys and thread of a quad. Its bit 2 j + e stands for key
-// 8 j + 2 (thread of the quad) + e of the group. One extra group of four words follows those of each query.
+// The mask, and what intervals leave of it, packed into bits, for backends that pack it before they use it, in the
+// order in which threads hold scores. There is a word for each query, group of 128 keys and thread of a quad. Its bit 2
+// j + e stands for key 8 j + 2 (thread of the quad) + e of the group. One extra group of four words follows those of
+// each query.
 struct MaskBits {
   static constexpr int64_t kKeys = 128;
 
@@ -137,10 +145,14 @@ struct ScoreMod {
   BroadcastView mask;  // bool, one byte each: True = attend
   MaskTiles mask_tiles;
   MaskBits mask_bits;
+  RowIntervals intervals;
+
+  // Whether a mask or intervals hide keys.
+  FLASH_HOST_DEVICE bool hides_keys() const { return mask.present() || intervals.present(); }
 
   // Whether a score is scale only, as the fast kernels require.
   FLASH_HOST_DEVICE bool plain() const {
-    return softcap == 0.0 && !alibi.present() && !bias.present() && !mask.present();
+    return softcap == 0.0 && !alibi.present() && !bias.present() && !hides_keys();
   }
 
   // Whether every score is scale * q.k or masked, with a positive scale, which can then be folded into the exponent.

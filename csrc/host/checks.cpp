@@ -1,10 +1,12 @@
 #include "host/checks.h"
 
+#include <ATen/ops/aminmax.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
 #include <string>
 
+#include "attention/row_intervals.h"
 #include "attention/visibility.h"
 #include "host/call/fields.h"
 #include "host/hints.h"
@@ -101,6 +103,43 @@ void check_broadcastable(const char* name, const at::Tensor& tensor, const Atten
   TORCH_CHECK(broadcasts_to_scores(tensor, in, longest), name, " has shape ", tensor.sizes(),
               ", expected one that broadcasts to ", at::IntArrayRef(sizes_of_scores(in, longest)),
               " (batch, query heads, queries, keys)", hint_at_dimensions(name, tensor, in, longest));
+}
+
+// Checks that the begins and ends of a part of the intervals are positions of keys.
+void check_positions(const at::Tensor& intervals, int64_t num_keys) {
+  if (intervals.numel() == 0) return;
+  const auto [least, largest] = at::aminmax(intervals);
+  TORCH_CHECK_VALUE(least.item<int>() >= 0 && largest.item<int>() <= num_keys, "intervals has values from ",
+                    least.item<int>(), " to ", largest.item<int>(), ", expected positions from 0 to ", num_keys,
+                    ", the number of keys; clamp them with intervals.clamp(0, ", num_keys, ")");
+}
+
+void check_intervals(const at::Tensor& intervals, const AttentionInputs& in, const SequenceLengths& longest) {
+  check_dense("intervals", intervals);
+  check_device("intervals", intervals, in.q);
+  TORCH_CHECK(intervals.scalar_type() == at::kInt, "intervals has dtype ", dtype_name(intervals.scalar_type()),
+              ", expected int32; cast with intervals.to(torch.int32)");
+  const int64_t rank = in.packed() ? 3 : 4;
+  constexpr int64_t kMost = 2 * attention::RowIntervals::kMost;
+  const auto matches = [&](int64_t d, int64_t size) { return intervals.size(d) == 1 || intervals.size(d) == size; };
+  const bool fits = intervals.dim() == rank && (in.packed() || matches(0, in.batch())) &&
+                    matches(rank - 3, in.num_heads_q()) &&
+                    intervals.size(-2) == (in.packed() ? in.q.size(0) : longest.queries);
+  TORCH_CHECK(fits, "intervals has shape ", intervals.sizes(), ", expected ",
+              in.packed() ? "(heads or 1, tokens, 2 n)" : "(batch or 1, heads or 1, queries, 2 n)", " with ",
+              in.packed() ? "" : c10::str(in.batch(), " batch entries, "), in.num_heads_q(), " heads and ",
+              in.packed() ? in.q.size(0) : longest.queries, in.packed() ? " tokens" : " queries");
+  const int64_t columns = intervals.size(-1);
+  TORCH_CHECK(columns % 2 == 0 && columns > 0 && columns <= kMost, "intervals has ", columns,
+              " columns, expected 2, 4, 6 or 8: a begin and an end for each of up to ", attention::RowIntervals::kMost,
+              " intervals; a mask that needs more goes to mask=");
+  if (!intervals.is_cpu()) return;  // reading it would stall the device; kernels clamp what they read
+  if (!in.packed()) return check_positions(intervals, longest.keys);
+  const auto queries = in.cu_seqlens_q->accessor<const int32_t, 1>();
+  const auto keys = in.cu_seqlens_k->accessor<const int32_t, 1>();
+  for (int64_t b = 0; b < in.batch(); ++b) {
+    check_positions(intervals.narrow(1, queries[b], queries[b + 1] - queries[b]), keys[b + 1] - keys[b]);
+  }
 }
 
 void check_accumulate_type(const char* name, const at::Tensor& tensor, const AttentionInputs& in) {
@@ -211,6 +250,7 @@ void check_score_tensors(const AttentionInputs& in, const SequenceLengths& longe
                 hint_at_bias(dtype));
     check_broadcastable("mask", *in.mask, in, longest);
   }
+  if (in.intervals) check_intervals(*in.intervals, in, longest);
   if (in.alibi_slopes) {
     const at::Tensor& slopes = *in.alibi_slopes;
     check_accumulate_type("alibi_slopes", slopes, in);

@@ -127,6 +127,16 @@ attention::BiasGradient describe_dbias(const at::Tensor& bias) {
   return dbias;
 }
 
+attention::RowIntervals row_intervals(const at::Tensor& intervals) {
+  const bool packed = intervals.dim() == 3;
+  const auto stride = [&](int64_t d) { return intervals.size(d) == 1 ? int64_t{0} : intervals.stride(d); };
+  return {.data = intervals.const_data_ptr<int32_t>(),
+          .batch_stride = packed ? 0 : stride(0),
+          .head_stride = stride(packed ? 0 : 1),
+          .query_stride = intervals.stride(-2),
+          .count = static_cast<int>(intervals.size(-1) / 2)};
+}
+
 attention::AttentionParams make_attention_params(const AttentionInputs& in) {
   attention::AttentionParams params;
   params.element = element_type(in.q.scalar_type());
@@ -144,7 +154,8 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
                       .bias = broadcast_view(in.bias),
                       .mask = broadcast_view(in.mask),
                       .mask_tiles = {},
-                      .mask_bits = {}};
+                      .mask_bits = {},
+                      .intervals = in.intervals ? row_intervals(*in.intervals) : attention::RowIntervals{}};
   params.dropout = make_dropout(in.dropout_p, in.rng_seed);
   params.sink = in.sink ? in.sink->const_data_ptr() : nullptr;
   params.q = matrix_view(in.q);

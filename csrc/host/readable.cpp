@@ -70,6 +70,10 @@ InputCopies make_readable_except_keys(const Backend& backend, const AttentionInp
   if (in.sink) copies.sink = copy_unless_contiguous("sink", *in.sink);
   if (in.cu_seqlens_q) copies.cu_seqlens_q = copy_unless_contiguous("cu_seqlens_q", *in.cu_seqlens_q);
   if (in.cu_seqlens_k) copies.cu_seqlens_k = copy_unless_contiguous("cu_seqlens_k", *in.cu_seqlens_k);
+  if (in.intervals && in.intervals->stride(-1) != 1) {
+    copies.intervals = copy_unless_contiguous("intervals", *in.intervals);
+    params.score_mod.intervals = row_intervals(copies.intervals);
+  }
   if (copies.sink.defined()) params.sink = copies.sink.const_data_ptr();
   if (copies.cu_seqlens_q.defined()) params.sequences.cu_seqlens_q = copies.cu_seqlens_q.const_data_ptr<int32_t>();
   if (copies.cu_seqlens_k.defined()) params.sequences.cu_seqlens_k = copies.cu_seqlens_k.const_data_ptr<int32_t>();

@@ -40,8 +40,10 @@ class Fold(NamedTuple):
         tensor = tensor.expand(self.size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
         if kind == Kind.OFFSETS:
             return self._folded_offsets(tensor)
-        if kind == Kind.TABLE:
+        if kind == Kind.TABLE or (kind == Kind.INTERVALS and not self.is_packed):
             tensor = self._with_full_dimension(tensor)
+        if kind == Kind.INTERVALS and self.is_packed and self.into_heads:
+            tensor = tensor.expand(-1, self.heads, -1, -1)
         if kind == Kind.SLOPES and tensor.dim() == 2 and not self.into_heads:
             tensor = tensor[:, None].expand(-1, self.batch, -1)
         if self._comes_first(kind, tensor.dim() - 1):
@@ -67,14 +69,16 @@ class Fold(NamedTuple):
             return True
         if kind == Kind.SLOPES:
             return not self.into_heads or rank == 1
-        if kind == Kind.STATISTIC and self.is_packed:
+        if kind in (Kind.STATISTIC, Kind.INTERVALS) and self.is_packed:
             return self.into_heads
         return not self.into_heads
 
     def _broadcasts(self, kind: Kind, tensor: Tensor) -> bool:
         """Whether slices can share the tensor as it is."""
-        if kind == Kind.TABLE:
+        if kind == Kind.TABLE or (kind == Kind.INTERVALS and not self.is_packed):
             return tensor.size(1 if self.into_heads else 0) == 1
+        if kind == Kind.INTERVALS:
+            return self.into_heads and tensor.size(0) == 1
         if self.into_heads:
             return kind == Kind.OFFSETS
         return kind == Kind.SINK or (kind == Kind.SLOPES and tensor.dim() == 1)

@@ -16,6 +16,7 @@ class Kind(enum.Enum):
     TABLE = enum.auto()  # (B|1, Hq|1, Sq|1, Sk|1)
     SLOPES = enum.auto()  # (Hq,) or (B, Hq)
     SINK = enum.auto()  # (Hq,)
+    INTERVALS = enum.auto()  # (B|1, Hq|1, Sq, 2 n); (Hq|1, Tq, 2 n)
     OFFSETS = enum.auto()  # (B + 1,)
     SEED = enum.auto()  # (1,)
 
@@ -34,6 +35,7 @@ KINDS = dict(
     mask=Kind.TABLE,
     alibi_slopes=Kind.SLOPES,
     sink=Kind.SINK,
+    intervals=Kind.INTERVALS,
     cu_seqlens_q=Kind.OFFSETS,
     cu_seqlens_k=Kind.OFFSETS,
     rng_seed=Kind.SEED,

@@ -37,7 +37,9 @@ def are_plain(problem: Problem, others: dict[str, Tensor | None]) -> bool:
         return False
     if problem.softcap is not None or problem.dropout_p > 0:
         return False
-    if problem.bias is not None or problem.mask is not None or problem.alibi_slopes is not None:
+    if problem.bias is not None or problem.alibi_slopes is not None:
+        return False
+    if problem.mask is not None or problem.intervals is not None:
         return False
     tensors = [*operands, *(tensor for tensor in others.values() if tensor is not None)]
     return all(operands_of(tensor, k, v) != _C.SYMBOLIC for tensor in tensors)  # kernels read memory

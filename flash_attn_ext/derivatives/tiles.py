@@ -291,10 +291,24 @@ def hidden_scores(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
     if mask is not None:
         masked = ~of_block(mask, queries, keys)
         hidden = masked if hidden is None else hidden | masked
+    intervals = scores.subproblem.tensors["intervals"]
+    if intervals is not None:
+        masked = ~_in_intervals(intervals[:, :, queries], keys)
+        hidden = masked if hidden is None else hidden | masked
     if bias is not None:
         masked = of_block(bias, queries, keys) == -torch.inf
         hidden = masked if hidden is None else hidden | masked
     return hidden
+
+
+def _in_intervals(intervals: Tensor, keys: slice) -> Tensor:
+    """Which keys the intervals (..., queries, 2 n) have: (..., queries, keys)."""
+    positions = torch.arange(keys.start, keys.stop, device=intervals.device)
+    seen = torch.zeros((), dtype=torch.bool, device=intervals.device)
+    for column in range(0, intervals.size(-1), 2):
+        begin, end = intervals[..., column, None], intervals[..., column + 1, None]
+        seen = seen | ((begin <= positions) & (positions < end))
+    return seen
 
 
 def _kept(scores: Scores, queries: slice, keys: slice) -> Tensor | None:

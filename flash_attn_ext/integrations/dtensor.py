@@ -33,7 +33,7 @@ except ImportError as error:
     ) from error
 
 OPERATORS = torch.ops.flash_attn_ext
-_TABLES = ("bias", "mask")
+_TABLES = ("bias", "mask", "intervals")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")
 Placements = list[Any]  # None for arguments that are no tensors
 Rules = list[tuple[Placements, Placements]]
@@ -189,7 +189,7 @@ def _of_argument(name: str, tensor: Any, layout: str) -> Any:
         return Replicate() if layout == "batch" else Shard(0)
     if name == "alibi_slopes" and tensor.ndim == 1:
         return Replicate() if layout == "batch" else Shard(0)
-    dim = 0 if layout == "batch" else 1
+    dim = 0 if layout == "batch" or (name == "intervals" and tensor.ndim == 3) else 1  # packed ones begin with heads
     if name in _TABLES and tensor.shape[dim] == 1:
         return Replicate()
     return Shard(dim)

@@ -14,7 +14,8 @@ from support.packed import PackedCase, cu_seqlens, make_packed
 from support.params import computes_in, over_cases, over_dtypes
 
 SIZE = 3
-TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink")
+TENSORS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "intervals")
+HIDING = ("mask", "intervals")  # which have no gradients
 BATCH = dict(sq=5, sk=7, d=4, batch=2, heads=4, kv_heads=2)
 CASES = [
     Case(**BATCH),
@@ -22,11 +23,13 @@ CASES = [
     Case(**BATCH, bias="bhqk", mask="b1qk"),
     Case(**BATCH, bias="1hqk", mask="11qk"),  # a bias without a batch goes into the heads
     Case(**BATCH, bias="11q1", alibi="h", sink=True),
+    Case(**BATCH, intervals="1h", num_intervals=2, sink=True),
+    Case(**BATCH, intervals="b1", bias="11qk"),
     Case(**BATCH, bias="1h1k", alibi="bh", layout="bshd"),
     Case(**(BATCH | dict(batch=1)), bias="11qk", alibi="h", mask="1hqk"),
 ]
 # Which tensors are mapped: alone, and together.
-MAPPED = [("q",), ("k", "v"), ("q", "k", "v"), ("bias",), ("mask", "alibi_slopes"), ("sink",), TENSORS]
+MAPPED = [("q",), ("k", "v"), ("q", "k", "v"), ("bias",), ("mask", "alibi_slopes"), ("sink",), ("intervals",), TENSORS]
 
 
 def tensors_of(inputs: Inputs) -> dict[str, torch.Tensor]:
@@ -87,16 +90,15 @@ def test_per_sample_gradients(case, names, backend):
     tensors, dims = mapped_tensors(lambda seed: make_inputs(case, torch.float64, backend.device, seed), names, None)
     if all(dim is None for dim in dims.values()):
         return
-    mask, mask_dim = tensors.pop("mask", None), dims.pop("mask", None)
+    hiding = {name: tensors.pop(name) for name in HIDING if name in tensors}
+    hiding_dims = {name: dims.pop(name) for name in hiding}
 
-    def loss(tensors, mask):
-        given = tensors if mask is None else tensors | dict(mask=mask)
-        out, lse = attend(case, backend, **laid_out(case, given))
+    def loss(tensors, hiding):
+        out, lse = attend(case, backend, **laid_out(case, tensors | hiding))
         return out.square().sum() + lse.masked_fill(lse == -torch.inf, 0).sin().sum()
 
-    found = torch.vmap(torch.func.grad(loss), in_dims=(dims, mask_dim))(tensors, mask)
-    for index, slice_ in enumerate(slices(tensors, dims)):
-        of_slice = mask if mask_dim is None else mask.select(mask_dim, index)
+    found = torch.vmap(torch.func.grad(loss), in_dims=(dims, hiding_dims))(tensors, hiding)
+    for index, (slice_, of_slice) in enumerate(zip(slices(tensors, dims), slices(hiding, hiding_dims), strict=True)):
         expected = torch.func.grad(loss)(slice_, of_slice)
         for name in tensors:
             torch.testing.assert_close(found[name][index], expected[name], msg=name)

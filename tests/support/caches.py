@@ -85,7 +85,7 @@ def make_cache_inputs(case: CacheCase, dtype: torch.dtype, device: str, seed: in
     def normal(*shape: int, to: torch.dtype = dtype) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, to)
 
-    tensors = {name: getattr(inputs, name) for name in ("bias", "mask", "alibi_slopes", "sink")}
+    tensors = {name: getattr(inputs, name) for name in ("bias", "mask", "intervals", "alibi_slopes", "sink")}
     tensors["cache_seqlens"] = torch.tensor(case.lengths, dtype=torch.int32, device=device)
     if case.new:
         tensors["k_new"] = normal(dense.batch, dense.num_kv_heads, case.new, dense.d)

@@ -41,6 +41,9 @@ class Case:
     mask: str | None = None
     mask_keep: float = 0.7
     padding: bool = False  # the mask leaves an interval of the keys, in each of its rows
+    intervals: str | None = None  # a pattern of the first two dimensions: "bh", "1h", "b1" or "11"
+    num_intervals: int = 1
+    interval_rows: int = 1  # neighbouring queries with the same intervals
     alibi: str | None = None  # "h" or "bh"
     sink: bool = False
     dropout_p: float = 0.0
@@ -88,10 +91,19 @@ class Inputs:
     mask: torch.Tensor | None = None
     alibi_slopes: torch.Tensor | None = None
     sink: torch.Tensor | None = None
+    intervals: torch.Tensor | None = None
     dropout_seed: int = 1234
     differentiable: tuple[str, ...] = DIFFERENTIABLE  # of those that there are, which get gradients
 
-    TENSORS = ("q", "k", "v", "dout", "dlse", "bias", "mask", "alibi_slopes", "sink")
+    TENSORS = ("q", "k", "v", "dout", "dlse", "bias", "mask", "alibi_slopes", "sink", "intervals")
+
+    @property
+    def whole_mask(self) -> torch.Tensor | None:
+        """The mask and the intervals of a dense problem as one mask."""
+        if self.intervals is None:
+            return self.mask
+        seen = in_intervals(self.intervals, self.case.sk)
+        return seen if self.mask is None else seen & self.mask
 
     def replace(self, **changes) -> Inputs:
         return dataclasses.replace(self, **changes)
@@ -132,6 +144,31 @@ def intervals(numbers: torch.Tensor) -> torch.Tensor:
     return (position >= begin) & (position < end)
 
 
+def in_intervals(intervals: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """(..., Sq, 2 n) -> (..., Sq, Sk), True = seen."""
+    keys = torch.arange(num_keys, device=intervals.device)
+    seen = torch.zeros(*intervals.shape[:-1], num_keys, dtype=torch.bool, device=intervals.device)
+    for pair in intervals.split(2, -1):
+        seen |= (keys >= pair[..., :1]) & (keys < pair[..., 1:])
+    return seen
+
+
+def draw_intervals(numbers: torch.Tensor, num_keys: int | torch.Tensor) -> torch.Tensor:
+    """int32 intervals from uniform numbers of their shape. num_keys: a number, or (queries, 1) of them.
+
+    The first interval has two keys or more, where there are as many. The others may be empty. They overlap and have any
+    order.
+    """
+    most = torch.as_tensor(num_keys, dtype=numbers.dtype, device=numbers.device)
+    begin = (numbers[..., 0::2] * (most - 1)).floor()
+    length = (numbers[..., 1::2].square() * most).floor()
+    length = torch.where(numbers[..., 1::2] < 0.2, -3.0, length)
+    length[..., 0] = length[..., 0].clamp(min=0) + 2
+    begin[..., 0] = torch.minimum(begin, (most - 2).clamp(min=0))[..., 0]
+    bounds = torch.stack([begin, begin + length], -1).flatten(-2)
+    return torch.minimum(bounds.clamp(min=0), most).int()
+
+
 def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0, draw_on: str = "cpu") -> Inputs:
     """Drawn on the CPU in float64 from one seeded generator, so that every dtype and device rounds the same numbers.
 
@@ -167,4 +204,9 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int =
         inputs.alibi_slopes = (uniform(*shape) * 0.3 + 0.01).to(device=device, dtype=accumulate)
     if case.sink:
         inputs.sink = normal(h, to=accumulate) + math.log(max(case.sk, 1))  # about the weight of all keys together
+    if case.intervals is not None:
+        batch, heads = (size if letter != "1" else 1 for letter, size in zip(case.intervals, (b, h), strict=True))
+        numbers = uniform(batch, heads, -(-case.sq // case.interval_rows), 2 * case.num_intervals)
+        numbers = numbers.repeat_interleave(case.interval_rows, 2)[:, :, : case.sq]
+        inputs.intervals = draw_intervals(numbers, case.sk).to(device)
     return inputs

@@ -12,7 +12,7 @@ import torch
 import flash_attn_ext
 from flash_attn_ext.reference import attention_reference
 from support.backends import Backend
-from support.cases import Case, Inputs, accumulate_dtype, make_inputs
+from support.cases import Case, Inputs, accumulate_dtype, draw_intervals, make_inputs
 from support.runners import Result, gradients, poisoned_memory
 
 # (q, k, v, options with tensors) of one sequence, (1, H, S, D) -> out, lse
@@ -65,7 +65,19 @@ def make_packed(case: PackedCase, dtype: torch.dtype, device: str, seed: int = 0
     )
     if base.dlse:
         changes["dlse"] = normal(base.heads, total_q).to(accumulate_dtype(dtype))
+    if base.intervals is not None:
+        changes["intervals"] = _draw_intervals(case, generator).to(device)
     return inputs.replace(**changes)
+
+
+def _draw_intervals(case: PackedCase, generator: torch.Generator) -> torch.Tensor:
+    """(H|1, Tq, 2 n), of positions inside the sequences."""
+    heads = case.base.heads if case.base.intervals[1] == "h" else 1
+    device = generator.device
+    shape = (heads, sum(case.lengths_q), 2 * case.base.num_intervals)
+    numbers = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
+    lengths = torch.tensor(case.lengths_k, device=device).repeat_interleave(torch.tensor(case.lengths_q, device=device))
+    return draw_intervals(numbers, lengths[:, None])
 
 
 def call_packed(case: PackedCase, inputs: Inputs, tensors: dict[str, torch.Tensor], backend: Backend, **more):
@@ -82,6 +94,7 @@ def call_packed(case: PackedCase, inputs: Inputs, tensors: dict[str, torch.Tenso
         **case.base.options(),
         bias=tensors.get("bias"),
         mask=inputs.mask,
+        intervals=inputs.intervals,
         alibi_slopes=tensors.get("alibi_slopes"),
         sink=tensors.get("sink"),
         dropout_p=case.base.dropout_p,
@@ -111,6 +124,8 @@ def sequences(case: PackedCase, inputs: Inputs) -> Iterator[tuple[Inputs, slice,
             changes["dlse"] = inputs.dlse[:, queries].unsqueeze(0)
         for name in ("bias", "mask"):
             changes[name] = _of_sequence(getattr(inputs, name), index, length_q, length_k)
+        if inputs.intervals is not None:
+            changes["intervals"] = inputs.intervals[None, :, queries]
         if case.base.alibi == "bh":
             changes["alibi_slopes"] = inputs.alibi_slopes[index : index + 1]
         alone = dataclasses.replace(case.base, batch=1, sq=length_q, sk=length_k)
@@ -127,7 +142,7 @@ def run_by_sequence(
     leaves = inputs.leaves()
     outs, lses = [], []
     for index, (alone, _, _) in enumerate(sequences(case, inputs.replace(**leaves))):
-        options = {name: getattr(alone, name) for name in ("bias", "mask", "alibi_slopes", "sink")}
+        options = {name: getattr(alone, name) for name in ("bias", "mask", "intervals", "alibi_slopes", "sink")}
         if keep is not None:
             options |= dict(dropout_p=case.base.dropout_p)
             options["dropout_mask"] = keep[index : index + 1, :, : alone.case.sq, : alone.case.sk]

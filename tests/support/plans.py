@@ -38,6 +38,7 @@ class Call:
     bias: tuple | None = None
     bias_dtype: torch.dtype | None = None
     mask: tuple | None = None
+    intervals: tuple | None = None
     slopes: bool = False
     sink: bool = False
     wanted: tuple = ("q", "k", "v")
@@ -69,6 +70,8 @@ class Call:
             tensors[name].requires_grad_()
         if self.mask:
             tensors["mask"] = torch.ones(self.mask, dtype=torch.bool)
+        if self.intervals:
+            tensors["intervals"] = torch.zeros(self.intervals, dtype=torch.int32)
         return tensors | self.options
 
 

@@ -155,7 +155,7 @@ def _sdpa(inputs: Inputs, leaves: dict[str, torch.Tensor]) -> Result:
 
 def needs_mask(inputs: Inputs) -> bool:
     case = inputs.case
-    if inputs.bias is not None or inputs.alibi_slopes is not None or inputs.mask is not None:
+    if inputs.bias is not None or inputs.alibi_slopes is not None or inputs.whole_mask is not None:
         return True
     only_top_left = case.causal == "top_left" and case.window is None
     return not only_top_left and not bool(visible(case).all())
@@ -171,8 +171,8 @@ def float_mask(inputs: Inputs, bias: torch.Tensor | None) -> torch.Tensor:
     if inputs.alibi_slopes is not None:
         mask = mask - inputs.alibi_slopes[..., None, None] * offsets(case, device).abs()
     hidden = ~visible(case, device)
-    if inputs.mask is not None:
-        hidden = hidden | ~inputs.mask
+    if inputs.whole_mask is not None:
+        hidden = hidden | ~inputs.whole_mask
     return mask.masked_fill(hidden, -math.inf)
 
 
@@ -204,8 +204,10 @@ def rounding_of_the_mask(inputs: Inputs, exact: Result) -> Result:
     rounded = mask_in(dtype, asked)
     if torch.equal(asked, rounded.to(asked.dtype)):
         return {}
-    case = dataclasses.replace(inputs.case, causal=None, window=None, alibi=None, mask=None, bias="bhqk")
-    problem = inputs.replace(case=case, bias=rounded, mask=None, alibi_slopes=None)
+    case = dataclasses.replace(
+        inputs.case, causal=None, window=None, alibi=None, mask=None, intervals=None, bias="bhqk"
+    )
+    problem = inputs.replace(case=case, bias=rounded, mask=None, intervals=None, alibi_slopes=None)
     answer = run_reference(problem.to(torch.float64))
     if inputs.bias is None:
         del answer["dbias"]

@@ -41,6 +41,18 @@ def test_a_strided_sink(copied, backend):
     assert torch.equal(strided, attention(q, q, q, sink=sink.contiguous(), backend=backend.name))
 
 
+def test_strided_intervals(copied, backend):
+    dtype = torch.float32 if backend.is_cpu else torch.bfloat16
+    q = randn(backend.device, 2, 3, 8, 16, dtype=dtype)
+    rows = torch.tensor([[0, 5]] * 8, dtype=torch.int32, device=backend.device)
+    expected = attention(q, q, q, intervals=rows, backend=backend.name)
+    assert copied() == []
+    strided = attention(q, q, q, intervals=rows.T.contiguous().T, backend=backend.name)
+    (message,) = copied()
+    assert all(part in message for part in ("intervals", "contiguous", "(1, 1, 8, 2)")), message
+    assert torch.equal(strided, expected)
+
+
 def test_strided_cu_seqlens(copied, backend):
     dtype = torch.float32 if backend.is_cpu else torch.bfloat16
     q = randn(backend.device, 8, 3, 16, dtype=dtype)

@@ -11,6 +11,7 @@ from support.plans import F16, F32, KEY_STATIONARY, TWO_PASS, WARP_SPECIALISED, 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 LENGTH = 2048
 PAIRS, KEYS, OF_ENTRIES = (1, 1, LENGTH, LENGTH), (1, 1, 1, LENGTH), (8, 1, 1, LENGTH)
+INTERVALS = (1, 1, LENGTH, 2)
 WITH_BIAS, WITH_SLOPES, WITH_SINK = (("q", "k", "v", name) for name in ("bias", "alibi_slopes", "sink"))
 SOFTCAP, DROPOUT = {"options": {"softcap": 30.0}}, {"options": {"dropout_p": 0.1}}
 
@@ -25,6 +26,7 @@ CALLS = {
         {"sink": True, "wanted": WITH_SINK},
     ),
     "a mask of keys, or of queries and keys": ({"mask": OF_ENTRIES}, {"mask": PAIRS}),
+    "intervals": ({"intervals": INTERVALS}, {"intervals": (8, 16, LENGTH, 8)}),
     "dropout": (DROPOUT,),
     "a bias for each query and key, without gradient": ({"bias": PAIRS},),
     "a bias for each query and key, with gradient": ({"bias": PAIRS, "wanted": WITH_BIAS},),
@@ -32,6 +34,12 @@ CALLS = {
     "a softcap, or a scale that is not positive": (SOFTCAP, {"options": {"scale": -1.0}}),
     "ALiBi slopes without gradient": ({"slopes": True},),
     "dropout beside a mask, a softcap beside a mask": (DROPOUT | {"mask": PAIRS}, SOFTCAP | {"mask": OF_ENTRIES}),
+    "intervals beside a mask, dropout or a softcap": (
+        {"intervals": INTERVALS, "mask": PAIRS},
+        {"intervals": INTERVALS, "mask": OF_ENTRIES},
+        {"intervals": INTERVALS} | DROPOUT,
+        {"intervals": INTERVALS} | SOFTCAP,
+    ),
     "a bias that broadcasts over queries, without gradient": ({"bias": KEYS},),
     "a bias that broadcasts over queries, with gradient": ({"bias": KEYS, "wanted": WITH_BIAS},),
     "a bias that broadcasts over keys, with gradient": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS},),

@@ -18,7 +18,8 @@ from flash_attn_ext._flops import forward_flops
 from flash_attn_ext._problem import Problem
 from support.caches import CacheCase, call_with_cache, make_cache_inputs
 from support.cases import Case, make_inputs
-from support.packed import cu_seqlens
+from support.masks import attended
+from support.packed import PackedCase, cu_seqlens, make_packed, sequences
 from support.params import over_cases
 from support.runners import call_ours
 
@@ -67,6 +68,36 @@ def test_masks_and_dropout_change_nothing(device):
     inputs = make_inputs(case, torch.float32, device)
     leaves = inputs.leaves()
     assert counted(lambda: call_ours(inputs, leaves)[0].backward(inputs.dout)) == both_passes(pairs_of(case))
+
+
+@over_cases(
+    [
+        Case(sq=40, sk=50, intervals=pattern, num_intervals=count, causal=causal, window=window, **SHAPE)
+        for pattern, count in (("11", 1), ("b1", 3), ("bh", 4))
+        for causal, window in ((None, None), ("bottom_right", (9, None)), (None, (7, 3)))
+    ]
+)
+def test_pairs_of_intervals(case, device):
+    """Of those that overlap, each pair once."""
+    inputs = make_inputs(case, torch.float32, device)
+    leaves = inputs.leaves()
+    seen = int(attended(case, inputs.whole_mask, device).sum())
+    counts = counted(lambda: call_ours(inputs, leaves)[0].backward(inputs.dout))
+    assert counts[OPERATORS.attention_forward] == 2 * seen * (D + DV)
+    assert counts[OPERATORS.attention_backward] == 2 * seen * (3 * D + 2 * DV)
+
+
+def test_pairs_of_intervals_of_packed_sequences(device):
+    case = PackedCase((20, 0, 30), (25, 3, 7), Case(intervals="1h", num_intervals=2, causal="top_left", **SHAPE))
+    inputs = make_packed(case, torch.float32, device)
+    seen = sum(int(attended(alone.case, alone.whole_mask, device).sum()) for alone, _, _ in sequences(case, inputs))
+    lengths = [cu_seqlens(lengths, device) for lengths in (case.lengths_q, case.lengths_k)]
+
+    def run():
+        tensors = (inputs.q, inputs.k, inputs.v)
+        flash_attn_ext.attention_varlen(*tensors, *lengths, causal="top_left", intervals=inputs.intervals)
+
+    assert counted(run)[OPERATORS.attention_forward] == 2 * seen * (D + DV)
 
 
 @pytest.mark.parametrize(

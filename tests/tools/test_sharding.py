@@ -34,6 +34,8 @@ CASES = {
     "heads that do not divide": Case(sq=33, sk=49, d=16, heads=3),
     "a batch that does not divide": Case(batch=3, sq=33, sk=49, d=16),
     "tables": Case(sq=33, sk=49, d=16, bias="bhqk", mask="bhqk", alibi="bh", dlse=True, softcap=9.0),
+    "intervals": Case(sq=33, sk=49, d=16, intervals="bh", num_intervals=2),
+    "intervals that broadcast": Case(sq=33, sk=49, d=16, intervals="11", causal="top_left"),
     "tables that broadcast": Case(sq=33, sk=49, d=16, bias="11qk", mask="b11k", alibi="h", sink=True),
 }
 LAYOUTS = {"batch": Shard(0), "heads": Shard(1), "replicated": Replicate()}

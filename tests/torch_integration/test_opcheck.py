@@ -14,6 +14,7 @@ CASES = [
     Case(sq=5, sk=7, d=4),
     Case(sq=5, sk=7, d=4, dv=3, heads=4, kv_heads=2, causal="bottom_right", window=(3, None)),
     Case(sq=5, sk=7, d=4, bias="1hqk", mask="b11k", alibi="bh", sink=True, softcap=2.0, dropout_p=0.3),
+    Case(sq=5, sk=7, d=4, intervals="1h", num_intervals=3),
     Case(sq=5, sk=0, d=4, bias="bhqk"),
     Case(sq=5, sk=7, d=4, layout="bshd"),
 ]
@@ -22,12 +23,14 @@ BROADCAST_Q = Case(sq=5, sk=7, d=4)
 
 def arguments(case: Case, backend, differentiable: bool) -> tuple:
     inputs = make_inputs(case, torch.float32, backend.device)
-    tensors = {name: getattr(inputs, name) for name in ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink")}
+    tensors = {
+        name: getattr(inputs, name) for name in ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "intervals")
+    }
     if case.layout == "bshd":
         for name in "qkv":
             tensors[name] = tensors[name].transpose(1, 2).contiguous().transpose(1, 2)
     if differentiable:
-        tensors |= {name: t.requires_grad_() for name, t in tensors.items() if t is not None and name != "mask"}
+        tensors |= {name: t.requires_grad_() for name, t in tensors.items() if t is not None and t.is_floating_point()}
     options = dict(case.options(), dropout_p=case.dropout_p, scale=0.5, backend=backend.name)
     options["window_left"], options["window_right"] = options.pop("window") or (None, None)
     if case.dropout_p:

@@ -29,7 +29,7 @@ struct SdpaArguments {
 };
 
 struct ScoreArguments {
-  PyObject *causal, *window, *bias, *mask, *alibi_slopes, *softcap, *sink;
+  PyObject *causal, *window, *bias, *mask, *intervals, *alibi_slopes, *softcap, *sink;
 };
 
 struct AttentionArguments {
@@ -144,9 +144,9 @@ bool read_qkv(const PythonQkv& given, QkvKind least, AttentionInputs& in) {
 
 bool read_scores(const ScoreArguments& given, AttentionInputs& in) {
   return read_causal(given.causal, in.causal) && read_window(given.window, in) && read_table(given.bias, in.bias) &&
-         read_table(given.mask, in.mask) && read(given.alibi_slopes, in.alibi_slopes) &&
-         (!in.alibi_slopes || in.alibi_slopes->dim() <= 2) && read(given.softcap, in.softcap) &&
-         read(given.sink, in.sink);
+         read_table(given.mask, in.mask) && read_table(given.intervals, in.intervals) &&
+         read(given.alibi_slopes, in.alibi_slopes) && (!in.alibi_slopes || in.alibi_slopes->dim() <= 2) &&
+         read(given.softcap, in.softcap) && read(given.sink, in.sink);
 }
 
 // Reads a mask in PyTorch's sense, which is a bias unless it is boolean.

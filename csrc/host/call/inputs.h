@@ -24,6 +24,8 @@ struct AttentionInputs {
   std::optional<at::Tensor> mask;          // the same shapes, bool, True = attend
   std::optional<at::Tensor> alibi_slopes;  // (Hq,) or (B, Hq), accumulate type
   std::optional<at::Tensor> sink;          // (Hq,), accumulate type
+  // (B|1, Hq|1, Sq, 2 n) int32, packed (Hq|1, Tq, 2 n), n <= 4: the intervals of keys that a query sees
+  std::optional<at::Tensor> intervals;
   std::optional<at::Tensor> cu_seqlens_q;  // (B + 1,) int32
   std::optional<at::Tensor> cu_seqlens_k;
   std::optional<at::Tensor> rng_seed;  // (1,) int64

@@ -110,6 +110,10 @@ class BackwardWorker {
     gradient_.start(sequence_, head, queries);
     const RowRange rows = {sequence_.batch, head, sequence_.query_begin + queries.begin, queries.end - queries.begin};
     for_each_slice(seen, sequence_.num_keys, gradient_.clip(), [&](const StreamedSlice& keys) {
+      if (!gradient_.sees(keys)) {
+        if (dq_.stored_at_once()) store_no_dq(head, queries);
+        return;
+      }
       gradient_.multiply(keys, wants_ds());
       if (DbiasSums<Real>::shared_by_rows(p_.dbias)) wait_for_rank();
       gradient_.differentiate(keys, [&](const ScoreRun& run, const Real* dscore) {

@@ -31,6 +31,7 @@ class DeltaWorker {
     gradient_.start(sequence, head, queries);
     const Interval seen = p_.visibility.keys_of_tile(queries, sequence);
     for_each_slice(seen, sequence.num_keys, gradient_.clip(), [&](const StreamedSlice& keys) {
+      if (!gradient_.sees(keys)) return;
       gradient_.multiply(keys, /*with_dp=*/true);
       gradient_.differentiate(keys, [&](const ScoreRun& run, const float* p_dp) {
         sums_[run.first.query - queries.begin] += sum_row(p_dp, run.count);

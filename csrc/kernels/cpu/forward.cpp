@@ -15,6 +15,7 @@
 #include "kernels/cpu/forward_splits.h"
 #include "kernels/cpu/gemm/packed_operand.h"
 #include "kernels/cpu/gemm/row_gemm.h"
+#include "kernels/cpu/interval_tile.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/rows/score_row.h"
 #include "kernels/cpu/tiles.h"
@@ -66,6 +67,7 @@ class ForwardWorker {
         operands_(own_ ? *own_ : shared),
         transform_(params.score_mod.transform<Real, VectorMath>()),
         q_(operands_.qk),
+        intervals_(params),
         scores_(kStationaryRows * kStreamedRows),
         values_(operands_.in_place() ? kStreamedRows * params.head_dim_v : 0),
         added_(kStreamedRows),
@@ -105,6 +107,7 @@ class ForwardWorker {
     const Interval visible = {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
     if (visible.empty()) return;
     q_.load(rows.sequence, rows.heads, rows.queries);
+    intervals_.start(rows.sequence, rows.heads, rows.queries);
     for_each_slice(visible, rows.sequence.num_keys, operands_.qk.clip(),
                    [&](const StreamedSlice& slice) { step(slice); });
   }
@@ -116,6 +119,9 @@ class ForwardWorker {
   }
 
   void step(const StreamedSlice& keys) {
+    const TileCoverage by_intervals = intervals_.coverage({keys.first, keys.first + keys.count});
+    if (by_intervals == TileCoverage::kNone) return;
+    score_mod_ = &intervals_.score_mod(by_intervals);
     const ScoreRows<Real> scores = {scores_.data(), keys.width, rows_.count(), keys.count};
     q_.multiply(key_head(), keys, scores.data);
     softmax(keys, scores);
@@ -136,7 +142,7 @@ class ForwardWorker {
   void softmax(const StreamedSlice& keys, const ScoreRows<Real>& scores) {
     const Interval range = {keys.first, keys.first + keys.count};
     const bool full = p_.visibility.coverage(rows_.queries, range, rows_.sequence) == TileCoverage::kFull;
-    if (full && p_.score_mod.plain()) {
+    if (full && score_mod_->plain()) {
       scale_rows(scores, transform_.scale, maxima_.data());
     } else {
       for_each_row(keys, full, [&](int64_t i, const ScoreRun& run, int64_t offset) {
@@ -192,12 +198,13 @@ class ForwardWorker {
   }
 
   Real row_maximum(const ScoreRun& run, Real* scores) {
-    if (p_.score_mod.plain()) {
+    if (score_mod_->plain()) {
       Real maximum;
       scale_rows(ScoreRows<Real>{scores, run.count, 1, run.count}, transform_.scale, &maximum);
       return maximum;
     }
-    const Real* added = load_added(p_.score_mod, run, p_.visibility.diagonal(rows_.sequence), added_.data());
+    const Real* added =
+        load_added(*score_mod_, run, rows_.sequence, p_.visibility.diagonal(rows_.sequence), added_.data());
     return transform_row(scores, added, run.count, transform_);
   }
 
@@ -231,6 +238,8 @@ class ForwardWorker {
   const ForwardOperands<Real>& operands_;
   const Transform<Real> transform_;
   typename RowGemm<Real>::Rows q_;
+  IntervalTile intervals_;
+  const attention::ScoreMod* score_mod_ = nullptr;  // of the slice of keys
   Scratch<Real> scores_, values_, added_, keep_;
   Scratch<Real> maxima_, shifts_, sums_, factors_;  // one value for each row
   OutputTile<Real> tile_;

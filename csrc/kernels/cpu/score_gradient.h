@@ -7,6 +7,7 @@
 #include "attention/params.h"
 #include "kernels/config/cpu.h"
 #include "kernels/cpu/gemm/row_gemm.h"
+#include "kernels/cpu/interval_tile.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/rows/score_row.h"
 #include "kernels/cpu/tiles.h"
@@ -70,6 +71,7 @@ class ScoreGradient {
         clip_(operands.qk.clip()),
         q_(operands.qk),
         dout_(operands.dout_v),
+        intervals_(params),
         p_tile_(kStationaryRows * kStreamedRows),
         ds_tile_(kStationaryRows * kStreamedRows),
         added_(kStreamedRows),
@@ -83,7 +85,13 @@ class ScoreGradient {
     queries_ = queries;
     q_.load(sequence, {head, head + 1}, queries);
     dout_.load(sequence, {head, head + 1}, queries);
+    intervals_.start(sequence, {head, head + 1}, queries);
     statistics_.load(p_, sequence, head, queries.begin, num_queries());
+  }
+
+  // Whether the intervals leave any of the keys to a query.
+  bool sees(const StreamedSlice& keys) const {
+    return intervals_.coverage({keys.first, keys.first + keys.count}) != attention::TileCoverage::kNone;
   }
 
   // S = Q K^T, and dP = dO V^T where dS is wanted.
@@ -101,7 +109,8 @@ class ScoreGradient {
   void differentiate(const StreamedSlice& keys, Function&& function) {
     const attention::Interval key_range = {keys.first, keys.first + keys.count};
     const bool full = p_.visibility.coverage(queries_, key_range, sequence_) == attention::TileCoverage::kFull;
-    const bool whole = full && p_.score_mod.plain() && !p_.dropout.enabled();
+    score_mod_ = &intervals_.score_mod(intervals_.coverage(key_range));
+    const bool whole = full && score_mod_->plain() && !p_.dropout.enabled();
     if (whole) {
       const ScoreRows<Real> rows = {p_tile_.data(), keys.width, num_queries(), keys.count};
       gradient_rows_plain(rows, ds_tile_.data(), statistics_.lse(), statistics_.delta(), transform_.scale);
@@ -137,11 +146,11 @@ class ScoreGradient {
                              .lse = statistics_.lse(i),
                              .residual = statistics_.residual(i),
                              .delta = statistics_.delta(i)};
-    if (p_.score_mod.plain() && !p_.dropout.enabled()) {
+    if (score_mod_->plain() && !p_.dropout.enabled()) {
       gradient_row_plain(row, transform_.scale);
       return ds;
     }
-    row.added = load_added(p_.score_mod, run, p_.visibility.diagonal(sequence_), added_.data());
+    row.added = load_added(*score_mod_, run, sequence_, p_.visibility.diagonal(sequence_), added_.data());
     if (p_.dropout.enabled()) {
       load_keep(p_.dropout, run, keep_.data());
       row.keep = keep_.data();
@@ -155,6 +164,8 @@ class ScoreGradient {
   const Transform<Real> transform_;
   const int64_t clip_;
   typename RowGemm<Real>::Rows q_, dout_;
+  IntervalTile intervals_;
+  const attention::ScoreMod* score_mod_ = nullptr;  // of the slice of keys
   Scratch<Real> p_tile_, ds_tile_, added_, keep_, dscore_;
   QueryStatistics<Real> statistics_;
   attention::Sequence sequence_{};

@@ -1,4 +1,4 @@
-// How a boolean mask is cut into tiles (attention::MaskTiles).
+// How a boolean mask, or what intervals hide, is cut into tiles (attention::MaskTiles).
 #pragma once
 
 #include "attention/division.h"
@@ -16,15 +16,15 @@ struct MaskTileCounts {
 };
 
 inline MaskTileCounts count_mask_tiles(const attention::AttentionParams& p) {
-  const attention::BroadcastView& mask = p.score_mod.mask;
-  const auto tiles_along = [](int64_t stride, int64_t length) {
+  const attention::MaskDimensions differs = p.mask_dimensions();
+  const auto tiles_along = [](bool differs, int64_t length) {
     constexpr int64_t kSize = attention::MaskTiles::kSize;
-    return stride == 0 ? int64_t{1} : attention::ceil_div(length, kSize);
+    return differs ? attention::ceil_div(length, kSize) : int64_t{1};
   };
-  return {.batch = mask.batch_stride == 0 ? 1 : p.batch,
-          .heads = mask.head_stride == 0 ? 1 : p.num_heads_q,
-          .queries = tiles_along(mask.query_stride, p.sequences.max_seqlen_q),
-          .keys = tiles_along(mask.key_stride, p.sequences.max_seqlen_k)};
+  return {.batch = differs.batch ? p.batch : 1,
+          .heads = differs.heads ? p.num_heads_q : 1,
+          .queries = tiles_along(differs.queries, p.sequences.max_seqlen_q),
+          .keys = tiles_along(differs.keys, p.sequences.max_seqlen_k)};
 }
 
 // The table of a mask's tiles, in memory of count_mask_tiles(p).total() bytes.
@@ -43,7 +43,7 @@ inline attention::MaskBits mask_bits_in(void* memory, const attention::Attention
   constexpr int64_t kKeys = attention::MaskBits::kKeys;
   const MaskTileCounts counts = count_mask_tiles(p);
   const int64_t row = (attention::ceil_div(p.sequences.max_seqlen_k, kKeys) + 1) * 4;
-  const int64_t rows = p.score_mod.mask.query_stride == 0 ? 1 : p.sequences.max_seqlen_q;
+  const int64_t rows = p.mask_dimensions().queries ? p.sequences.max_seqlen_q : 1;
   return {.data = static_cast<uint32_t*>(memory),
           .batch_stride = counts.batch == 1 ? 0 : counts.heads * rows * row,
           .head_stride = counts.heads == 1 ? 0 : rows * row,

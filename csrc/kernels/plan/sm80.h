@@ -13,13 +13,13 @@ namespace flash_attn_ext::plan {
 // What changes a score between the QK GEMM and the softmax, apart from visibility.
 enum class ScoreKind {
   kScale,     // a positive scale, which can be folded into the exponent
-  kBiasMask,  // the same, then a bias in q's type, a mask or both
+  kBiasMask,  // the same, then a bias in q's type, a mask or intervals, or several of them
   kAny,
 };
 
 inline ScoreKind score_kind(const attention::ScoreMod& mod) {
   if (mod.scale <= 0.0 || mod.softcap != 0.0 || mod.alibi.present()) return ScoreKind::kAny;
-  if (!mod.bias.present() && !mod.mask.present()) return ScoreKind::kScale;
+  if (!mod.bias.present() && !mod.hides_keys()) return ScoreKind::kScale;
   return mod.bias.present() && mod.bias.element == attention::ElementType::kFloat32 ? ScoreKind::kAny
                                                                                     : ScoreKind::kBiasMask;
 }

@@ -110,7 +110,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
               plan.head_dim <= sm80::kLargestTf32HeadDim;
   plan.tile = config.tile;
   plan.nan_repair = config.repairs_in_kernel ? NanRepair::kInKernel : NanRepair::kOwnLaunch;
-  if (p.score_mod.mask.present()) {
+  if (p.score_mod.hides_keys()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
   }
   if (plan.nan_repair == NanRepair::kOwnLaunch) {

@@ -89,7 +89,7 @@ bool takes_key_stationary(const BackwardParams& p) {
     case ScoreMode::kMask:
       return !has_few_queries(p);
     case ScoreMode::kBiasMask:
-      return !has_few_queries(p) && !p.score_mod.mask.present() && !p.dbias.present();
+      return !has_few_queries(p) && !p.score_mod.hides_keys() && !p.dbias.present();
     default:
       return false;
   }
@@ -194,7 +194,7 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
     order.kv_group_shares = count_kv_group_shares(p.queries_per_key_head(), dims, query_tiles);
   // Heads with masks of their own have different iterations. In descending order all heads of a share iterate over the
   // query tiles together, and so need the same ones.
-  if (p.score_mod.mask.present() && p.score_mod.mask.head_stride != 0 && !p.visibility.unlimited()) {
+  if (p.mask_dimensions().heads && !p.visibility.unlimited()) {
     order.kv_group_shares = static_cast<uint32_t>(p.queries_per_key_head());
   }
   order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.kv_group_shares;
@@ -236,11 +236,13 @@ namespace {
 
 // Whether there is memory for the lists of iterations that a mask leaves. These grow with queries times keys, even
 // where the mask does not: if it is broadcast along queries, or over packed sequences, which have lists of their own.
+// The same holds for intervals.
 bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
   const attention::BroadcastView& mask = p.score_mod.mask;
-  if (!mask.present()) return true;
+  if (!p.score_mod.hides_keys()) return true;
   if (!MaskIterations::may_be_numbered(p, order)) return false;
-  const bool is_a_share_of_the_mask = mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
+  const bool is_a_share_of_the_mask =
+      mask.present() && mask.query_stride != 0 && (!is_packed(p) || mask.batch_stride != 0);
   return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_materialised_bytes;
 }
 
@@ -315,7 +317,7 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   constexpr int64_t kFloat = sizeof(float);
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
-  if (p.score_mod.mask.present()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));
+  if (p.score_mod.hides_keys()) parts.mask_bits = append(parts.bytes, MaskIterations::bytes(p, plan.order));
   parts.dq_sums = append(parts.bytes, (rows * dims.qk * kFloat) << plan.order.log2_accumulators);
   parts.statistics = append(parts.bytes, rows * kKeyStationaryStatistics * kFloat);
   parts.dq_semaphores = append(parts.bytes, (query_tiles * int64_t{sizeof(int)}) << plan.order.log2_accumulators);

@@ -218,7 +218,7 @@ int choose_row(const BackwardParams& p) {
   const ScoreMode score = score_mode_sm90(p);
   const int row = row_of(score);
   if (row != kNoRow || score == ScoreMode::kScaleOnly) return row;
-  const bool has_bias_or_mask = p.score_mod.bias.present() || p.score_mod.mask.present();
+  const bool has_bias_or_mask = p.score_mod.bias.present() || p.score_mod.hides_keys();
   const int without_bias_mask = has_bias_or_mask ? kNoRow : row_of(ScoreMode::kGenericWithoutBiasMask);
   return without_bias_mask != kNoRow ? without_bias_mask : row_of(ScoreMode::kGeneric);
 }
@@ -266,9 +266,10 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   parts.materialised_scores = append(parts.bytes, 2 * plan.materialised.bytes_of_matrices);
   parts.statistics = append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * MaterialisedTiles::kRows *
                                              MaterialisedTiles::kStatistics * int64_t{sizeof(float)});
-  if (p.score_mod.mask.present()) {
+  if (p.score_mod.hides_keys()) {
     parts.mask_tiles = append(parts.bytes, count_mask_tiles(p).total());
-    if (score != ScoreMode::kGeneric) parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
+    if (p.score_mod.mask.present() && score != ScoreMode::kGeneric)
+      parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }
   parts.work_counter = append(parts.bytes, plan.materialised.launches * kCounters * int64_t{sizeof(uint32_t)});
   if (!plan.materialised.chunks.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, gemm));

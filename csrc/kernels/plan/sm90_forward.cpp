@@ -243,7 +243,7 @@ bool takes_intervals(const ForwardPlan& plan) {
 bool may_have_intervals(const attention::ForwardParams& p) {
   const attention::BroadcastView& mask = p.score_mod.mask;
   const bool hides_keys = mask.head_stride == 0 && mask.query_stride == 0 && mask.key_stride != 0;
-  if (!hides_keys || is_packed(p)) return false;
+  if (!hides_keys || p.score_mod.intervals.present() || is_packed(p)) return false;
   return p.visibility.unlimited() || p.visibility.diagonal(p.sequences.at(0)) == 0;
 }
 
@@ -284,9 +284,9 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   plan.persistent_ctas = config.ctas_per_sm * limits.sms;
   plan.smaller_head_groups = smaller_head_groups(attention::ceil_div(p.sequences.max_seqlen_q, config.block_m()));
   plan.uneven_heads = uneven_heads(config, plan.persistent_ctas);
-  if (p.score_mod.mask.present()) {
+  if (p.score_mod.hides_keys()) {
     plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
-    if (config.score != ScoreMode::kGeneric) {
+    if (p.score_mod.mask.present() && config.score != ScoreMode::kGeneric) {
       plan.workspace.mask_bits = append(plan.workspace.bytes, mask_bits_bytes(p));
     }
   }

@@ -1,5 +1,5 @@
-// Which iterations of a LoopOrder a boolean mask leaves, and the mask's bits in the order in which the threads of an
-// iteration hold scores. This file says how much memory these take, and where each lies.
+// Which iterations of a LoopOrder a boolean mask leaves, or intervals leave, and a mask's bits in the order in which
+// the threads of an iteration hold scores. This file says how much memory these take, and where each lies.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace flash_attn_ext {
 
 // A mask tile has the keys and queries of one iteration. Each thread that computes scores of the iteration has a word
 // of it: bit 16 e + 8 r + j belongs to the thread's key 8 r and query 8 j + e. Keys and queries that do not exist have
-// zeros. Each tile has two flags beside its words: whether it has a bit that is set, and one that is not.
+// zeros. Each tile has two flags beside its words: whether it has a bit that is set, and one that is not. With
+// intervals there are no words: threads compute their bits.
 //
 // A list has the iterations of a key tile in its loop order, without those in which the mask hides everything. Ranks
 // count the contributors that are left. So a key tile waits for some of those for which it would wait without a mask,
@@ -37,6 +38,7 @@ struct MaskIterations {
   int mask_heads = 0;
   int mask_batches = 0;
   int list_batches = 0;
+  bool has_words = false;
   int directions = 0;  // loop orders of the pairs: one, or ascending and descending
 
   uint32_t* words = nullptr;
@@ -44,7 +46,7 @@ struct MaskIterations {
   int* counts = nullptr;     // iterations of each list
   uint8_t* tiles = nullptr;  // flags of each mask tile: kSomeTrue, kSomeFalse
 
-  FLASH_HOST_DEVICE bool present() const { return words != nullptr; }
+  FLASH_HOST_DEVICE bool present() const { return entries != nullptr; }
   FLASH_HOST_DEVICE int64_t num_tiles() const {
     return int64_t{mask_batches} * mask_heads * key_tiles * mask_query_tiles;
   }
@@ -64,7 +66,7 @@ struct MaskIterations {
   static MaskIterations in(void* memory, const attention::AttentionParams& p, const LoopOrder& order) {
     MaskIterations iterations = of(p, order);
     char* at = static_cast<char*>(memory);
-    iterations.words = reinterpret_cast<uint32_t*>(at);
+    if (iterations.has_words) iterations.words = reinterpret_cast<uint32_t*>(at);
     iterations.entries = reinterpret_cast<Entry*>(at += iterations.bytes_of_words());
     iterations.counts = reinterpret_cast<int*>(at += iterations.bytes_of_entries());
     iterations.tiles = reinterpret_cast<uint8_t*>(at + iterations.bytes_of_counts());
@@ -114,18 +116,19 @@ struct MaskIterations {
   }
 
  private:
-  int64_t bytes_of_words() const { return num_tiles() * kThreads * int64_t{sizeof(uint32_t)}; }
+  int64_t bytes_of_words() const { return has_words ? num_tiles() * kThreads * int64_t{sizeof(uint32_t)} : 0; }
   int64_t bytes_of_entries() const { return num_lists() * query_tiles * int64_t{sizeof(Entry)}; }
   int64_t bytes_of_counts() const { return num_lists() * int64_t{sizeof(int)}; }
 
   static MaskIterations of(const attention::AttentionParams& p, const LoopOrder& order) {
-    const attention::BroadcastView& mask = p.score_mod.mask;
+    const attention::MaskDimensions differs = p.mask_dimensions();
     MaskIterations iterations;
     iterations.key_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_k, LoopOrder::kKeys);
     iterations.query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
-    iterations.mask_query_tiles = mask.query_stride == 0 ? 1 : iterations.query_tiles;
-    iterations.mask_heads = mask.head_stride == 0 ? 1 : static_cast<int>(p.num_heads_q);
-    iterations.mask_batches = mask.batch_stride == 0 ? 1 : static_cast<int>(p.batch);
+    iterations.mask_query_tiles = differs.queries ? iterations.query_tiles : 1;
+    iterations.mask_heads = differs.heads ? static_cast<int>(p.num_heads_q) : 1;
+    iterations.mask_batches = differs.batch ? static_cast<int>(p.batch) : 1;
+    iterations.has_words = p.score_mod.mask.present();
     iterations.list_batches = p.sequences.cu_seqlens_q != nullptr ? static_cast<int>(p.batch) : iterations.mask_batches;
     iterations.directions = order.cyclic ? 1 : 2;
     return iterations;

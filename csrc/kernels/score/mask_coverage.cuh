@@ -1,4 +1,4 @@
-// Which tiles of scores a mask hides completely, in part or not at all.
+// Which tiles of scores a mask or intervals hide completely, in part or not at all.
 #pragma once
 
 #include "kernels/score/score_tile.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ MaskCoverage mask_coverage(const attention::Attention
                                                       const attention::Interval& keys) {
   using attention::MaskTiles;
   const MaskTiles& tiles = p.score_mod.mask_tiles;
-  if (!p.score_mod.mask.present()) return MaskCoverage::kAll;
+  if (!p.score_mod.hides_keys()) return MaskCoverage::kAll;
   if (!tiles.present()) return MaskCoverage::kMixed;
   const uint8_t* head = tiles.data + item.sequence.batch * tiles.batch_stride + item.head * tiles.head_stride;
   const int64_t query_end = min(queries.end, item.sequence.num_queries);

@@ -57,15 +57,83 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
   }
 }
 
-// Called when no lane of the warp reads the preceding tile any more.
+// What a tile reads of intervals.
+struct IntervalsOfTile {
+  attention::RowIntervals intervals;  // the first row is that of the tile's first query
+  int queries;                        // that exist
+  int first_key;
+};
+
+template <class Tile>
+__device__ __forceinline__ IntervalsOfTile intervals_of(const Tile& where) {
+  IntervalsOfTile of = {where.p.score_mod.intervals, where.num_queries(), static_cast<int>(where.key(0, 0))};
+  of.intervals.data = of.intervals.row(where.item.sequence, where.item.head, where.query(0, 0));
+  return of;
+}
+
+// Writes the tile of a mask that intervals stand for: 8 keys of a query at a time.
+template <class Tile>
+__device__ __forceinline__ void stage_intervals(StagedTile<uint8_t, Tile>& target, const IntervalsOfTile& of) {
+  constexpr int kKeysAtOnce = 8;
+  constexpr int kGroups = Tile::kKeys / kKeysAtOnce;
+  static_assert(Tile::kKeys % kKeysAtOnce == 0);
+#pragma unroll 1
+  for (int i = tile::lane(); i < Tile::kQueries * kGroups; i += tile::kWarpSize) {
+    const int query = i / kGroups;
+    const int key = i % kGroups * kKeysAtOnce;
+    uint32_t seen = 0;
+    if (query < of.queries) {
+      seen = of.intervals.word(of.intervals.data + query * of.intervals.query_stride, of.first_key + key);
+    }
+    // A byte for each bit.
+    const uint32_t low = (seen & 0xFu) * 0x00204081u & 0x01010101u;
+    const uint32_t high = (seen >> 4 & 0xFu) * 0x00204081u & 0x01010101u;
+    *reinterpret_cast<uint2*>(target.data + query * StagedTile<uint8_t, Tile>::kRowBytes + key) = {low, high};
+  }
+}
+
+// The same as a function that is called, since a mainloop that it is part of would spill registers.
+template <class Tile>
+__device__ __noinline__ void call_stage_intervals(StagedTile<uint8_t, Tile>* target, const IntervalsOfTile of) {
+  stage_intervals(*target, of);
+}
+
+// Clears the bytes of keys that the mask hides, too. Each lane has the bytes that stage_intervals() gave it.
+template <class Tile>
+__device__ __forceinline__ void narrow_by_mask(StagedTile<uint8_t, Tile>& target, const Tile& where) {
+  constexpr int kGroups = Tile::kKeys / 8;
+  const attention::BroadcastView& mask = where.p.score_mod.mask;
+  const auto* const origin = static_cast<const uint8_t*>(mask.data) + mask.offset(where.first());
+#pragma unroll 1
+  for (int i = tile::lane() * 8; i < Tile::kQueries * Tile::kKeys; i += i % 8 == 7 ? 8 * tile::kWarpSize - 7 : 1) {
+    const int query = i / 8 / kGroups;
+    const int key = i / 8 % kGroups * 8 + i % 8;
+    if (query >= where.num_queries() || key >= where.num_keys()) continue;
+    if (origin[query * mask.query_stride + key * mask.key_stride] != 0) continue;
+    target.data[query * StagedTile<uint8_t, Tile>::kRowBytes + key] = 0;
+  }
+}
+
+// Called when no lane of the warp reads the preceding tile any more. may_call: a constant that is false in kernels with
+// wgmma, whose instructions ptxas would serialise if the kernel called a function.
 template <class Element, class Tile, bool kHasBias>
 __device__ __forceinline__ void stage(StagedBiasMask<Element, Tile, kHasBias>& target, const Tile& where,
-                                      bool with_mask) {
+                                      bool with_mask, bool may_call = true) {
   const attention::ScoreMod& mod = where.p.score_mod;
   if constexpr (kHasBias) {
     if (target.stages(mod.bias)) stage(target.bias, mod.bias, where);
   }
-  if (with_mask) stage(target.mask, mod.mask, where);
+  if (!with_mask) return;
+  if (mod.intervals.present()) {
+    if (may_call) {
+      call_stage_intervals(&target.mask, intervals_of(where));
+    } else {
+      stage_intervals(target.mask, intervals_of(where));
+    }
+    if (mod.mask.present()) narrow_by_mask(target.mask, where);
+  } else {
+    stage(target.mask, mod.mask, where);
+  }
 }
 
 }  // namespace flash_attn_ext

@@ -56,7 +56,7 @@ struct PrefetchedBiasMask {
 
   __device__ __forceinline__ void prepare(const Where& where, bool masked) {
     __syncwarp();  // no lane still reads what was there
-    stage(own, where, masked);
+    stage(own, where, masked, /*may_call=*/false);
     ptx::commit_copies();
   }
 

@@ -27,6 +27,8 @@ LARGE_CASES = [
     Case(**LARGE, heads=6, kv_heads=2, bias="1hqk", mask="b1qk"),
     Case(**LARGE, heads=4, kv_heads=1, bias="b11k", alibi="h", softcap=2.0, dlse=True),
     Case(**LARGE, bias="bh1k", dropout_p=0.6, dv=5, sink=True, dlse=True),
+    Case(**LARGE, heads=4, kv_heads=2, intervals="bh", num_intervals=3, bias="11qk", causal="bottom_right"),
+    Case(**LARGE, intervals="11", interval_rows=40, dropout_p=0.3, dlse=True),
     Case(**LARGE, batch=3, heads=2, mask="bh1k", layout="bshd", scale=-0.4),
 ]
 # Scores that only a scale changes, and only causality and windows hide, which has kernels of its own on a GPU.
@@ -67,6 +69,7 @@ def reference(inputs: Inputs, keep: torch.Tensor | None) -> Attention:
             **case.options(),
             **options,
             mask=inputs.mask,
+            intervals=inputs.intervals,
             dropout_p=case.dropout_p,
             dropout_mask=keep,
         )

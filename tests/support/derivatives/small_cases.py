@@ -25,6 +25,7 @@ CASES = [
     Case(**SMALL, scale=0.0),
     Case(**SMALL, mask="11qk", sink=True),
     Case(**SMALL, mask="bh1k"),
+    Case(**SMALL, intervals="1h", num_intervals=2),
     Case(**SMALL, softcap=0.8),
     Case(**SMALL, sink=True),
     Case(**SMALL, alibi="h"),
@@ -53,6 +54,7 @@ PACKED_CASES = [
     PackedCase((2, 1, 3), (4, 1, 3), Case(d=2, causal="bottom_right", alibi="bh", dv=3)),
     PackedCase((3, 1, 2), (2, 1, 3), Case(d=2, bias="bhqk", sink=True, window=(1, 1))),
     PackedCase((3, 1, 2), (2, 1, 3), Case(d=2, bias="11q1", dropout_p=0.3, sink=True)),
+    PackedCase((3, 1, 2), (4, 2, 3), Case(d=2, intervals="1h", num_intervals=2, window=(2, 1), sink=True)),
     PackedCase((3, 1), (2, 2), Case(d=2, heads=4, kv_heads=2, bias="1h1k", mask="b11k", sink=True)),
 ]
 
@@ -82,4 +84,4 @@ def function_of(
 
 
 def has_finite_lse(case: Case, inputs: Inputs) -> bool:
-    return case.sink or bool(attended(case, inputs.mask).any(-1).all())
+    return case.sink or bool(attended(case, inputs.whole_mask).any(-1).all())

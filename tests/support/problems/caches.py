@@ -9,7 +9,7 @@ import torch
 from support.backends import Backend
 from support.caches import CacheCase, CacheInputs, call_with_cache, check_cache_drawn, make_cache_inputs
 from support.cases import DTYPES, Case
-from support.problems.draw import HEAD_DIMS, draw_head_dims, draw_score_options, maybe
+from support.problems.draw import HEAD_DIMS, draw_head_dims, draw_intervals, draw_score_options, maybe
 from support.runners import Result, poisoned_memory
 from support.strides import bits_of_storage, with_strides
 
@@ -48,6 +48,7 @@ def draw(number: int) -> CacheProblem:
         shared_pages = maybe(rng, rng.randint(1, pages), 0.3) or 0
         shared_pages = min(shared_pages, (capacity - new) // page_size)
     base = _draw_base(rng, dtype, capacity)
+    base = dataclasses.replace(base, **draw_intervals(random.Random(f"{number}, intervals")))
     # No sequence may append to what others have, so every sequence has at least the shared pages then.
     shortest = shared_pages * page_size if shared_pages and new else 0
     batch, step = rng.choice((1, 2, 3, 4)), page_size or 16

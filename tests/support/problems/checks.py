@@ -22,7 +22,7 @@ POISONS = (math.nan, math.inf, -math.inf)
 def unattended(inputs: Inputs) -> torch.Tensor:
     """(B, Hk, Sk): keys that no query of their heads sees."""
     case = inputs.case
-    seen = attended(case, inputs.mask, inputs.k.device).any(2)
+    seen = attended(case, inputs.whole_mask, inputs.k.device).any(2)
     return ~seen.unflatten(1, (case.num_kv_heads, -1)).any(2)
 
 

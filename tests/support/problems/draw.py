@@ -42,6 +42,7 @@ def draw(number: int) -> Problem:
     case = _draw_case(rng, dtype)
     rare = random.Random(f"{number}, rarely")  # which leaves the other draws what they are
     case = dataclasses.replace(case, **_draw_rare(rare, case))
+    case = dataclasses.replace(case, **draw_intervals(random.Random(f"{number}, intervals")))
     if case.mask is not None:
         case = dataclasses.replace(case, **_draw_padding(random.Random(f"{number}, padding"), case))
     # Where no query sees two keys, q and k have gradients of exactly 0, which the plain formula finds. In 16 bits a
@@ -69,6 +70,17 @@ def draw_score_options(rng: random.Random, sk: int) -> dict:
         mask_keep=rng.choice((0.7, 0.7, 0.05 if sk > 60 else 0.7)),
         alibi=maybe(rng, rng.choice(("h", "bh"))),
         sink=rng.random() < 0.35,
+    )
+
+
+def draw_intervals(rng: random.Random) -> dict:
+    """Often of many neighbouring queries together, so that whole tiles are hidden, or seen."""
+    if rng.random() < 0.7:
+        return {}
+    return dict(
+        intervals=rng.choice(("11", "11", "1h", "b1", "bh")),
+        num_intervals=rng.choice((1, 1, 2, 3, 4)),
+        interval_rows=rng.choice((1, 50, 64, 200)),
     )
 
 

@@ -35,6 +35,25 @@ __device__ __forceinline__ uint8_t look_at_vectors(const uint8_t* first, int64_t
   return flags;
 }
 
+// The flags of the lane's keys of a tile that begins at `first`, where intervals hide keys beside the mask.
+__device__ __forceinline__ uint8_t look_at_both(const attention::AttentionParams& p, const attention::Coordinate& first,
+                                                int lane) {
+  const attention::BroadcastView& mask = p.score_mod.mask;
+  const attention::Sequence sequence = p.sequence_of(first.batch);
+  const int64_t query_end = min(first.query + MaskTiles::kSize, sequence.num_queries);
+  const int64_t key_end = min(first.key + MaskTiles::kSize, sequence.num_keys);
+  uint8_t flags = 0;
+  for (attention::Coordinate at = first; at.query < query_end; ++at.query) {
+    const int32_t* row = p.score_mod.intervals.row(sequence, first.head, at.query);
+    for (at.key = first.key + lane; at.key < key_end; at.key += kWarpSize) {
+      const bool attend =
+          static_cast<const uint8_t*>(mask.data)[mask.offset(at)] != 0 && p.score_mod.intervals.sees(row, at.key);
+      flags |= attend ? MaskTiles::kSomeTrue : MaskTiles::kSomeFalse;
+    }
+  }
+  return flags;
+}
+
 __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
     mask_tiles_kernel(const __grid_constant__ attention::AttentionParams p, const MaskTileCounts counts) {
   ptx::wait_for_kernel_before();
@@ -48,17 +67,20 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
   const int64_t first_query = index % counts.queries * MaskTiles::kSize;
   index /= counts.queries;
   const attention::BroadcastView& mask = p.score_mod.mask;
+  const attention::RowIntervals& intervals = p.score_mod.intervals;
   const bool per_query = mask.query_stride != 0;
   const bool per_key = mask.key_stride != 0;
   const int rows = per_query ? static_cast<int>(min(p.sequences.max_seqlen_q - first_query, MaskTiles::kSize)) : 1;
   const int columns = per_key ? static_cast<int>(min(p.sequences.max_seqlen_k - first_key, MaskTiles::kSize)) : 1;
   const uint8_t* first = static_cast<const uint8_t*>(mask.data) +
                          mask.offset({index / counts.heads, index % counts.heads, first_query, first_key});
-  const bool vectors = mask.key_stride == 1 && columns == MaskTiles::kSize && mask.query_stride % kVectorBytes == 0 &&
-                       reinterpret_cast<uintptr_t>(first) % kVectorBytes == 0;
+  const bool vectors = !intervals.present() && mask.key_stride == 1 && columns == MaskTiles::kSize &&
+                       mask.query_stride % kVectorBytes == 0 && reinterpret_cast<uintptr_t>(first) % kVectorBytes == 0;
   uint8_t flags = 0;
   if (vectors) {
     flags = look_at_vectors(first, mask.query_stride, rows);
+  } else if (intervals.present()) {
+    flags = look_at_both(p, {index / counts.heads, index % counts.heads, first_query, first_key}, lane);
   } else {
     for (int row = 0; row < rows; ++row) {
       for (int column = lane; column < columns; column += kWarpSize) {
@@ -76,6 +98,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
 cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory, cudaStream_t stream) {
   if (memory == nullptr) return cudaSuccess;
   params.score_mod.mask_tiles = plan::mask_tiles_in(memory, params);
+  if (!params.score_mod.mask.present()) return scan_interval_tiles(params, stream);
   const MaskTileCounts counts = plan::count_mask_tiles(params);
   const int64_t blocks = attention::ceil_div(counts.total(), kWarpsPerBlock);
   return launch_early(mask_tiles_kernel, {.blocks = blocks, .threads = kWarpsPerBlock * kWarpSize}, stream, params,

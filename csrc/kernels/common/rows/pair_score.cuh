@@ -66,6 +66,10 @@ __device__ __forceinline__ Pair<Real> pair_at(const attention::AttentionParams& 
   pair.visible = seen.begin <= at.key && at.key < seen.end;
   const attention::BroadcastView& mask = p.score_mod.mask;
   if (pair.visible && mask.present()) pair.visible = static_cast<const uint8_t*>(mask.data)[mask.offset(at)] != 0;
+  const attention::RowIntervals& intervals = p.score_mod.intervals;
+  if (pair.visible && intervals.present()) {
+    pair.visible = intervals.sees(intervals.row(sequence, at.head, at.query), at.key);
+  }
   if (pair.visible && p.score_mod.bias.present()) {
     pair.bias = load_bias<Real>(p.score_mod.bias, at);
     pair.visible = pair.bias != minus_infinity<Real>();

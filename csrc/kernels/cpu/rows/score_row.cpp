@@ -1,6 +1,7 @@
 #include "kernels/cpu/rows/score_row.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <type_traits>
 
@@ -65,6 +66,29 @@ void apply_mask(const BroadcastView& mask, const ScoreRun& run, const Real* adde
   for (int64_t i = 0; i < run.count; ++i) masked[i] = source[i * mask.key_stride] != 0 ? added[i] : kMasked;
 }
 
+// hidden[i] = added[i], or -inf where no interval has the key.
+template <class Real>
+void apply_intervals(const attention::RowIntervals& intervals, const attention::Sequence& sequence, const ScoreRun& run,
+                     const Real* added, Real* hidden) {
+  constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
+  const int32_t* row = intervals.row(sequence, run.first.head, run.first.query);
+  std::array<attention::Interval, attention::RowIntervals::kMost> seen;
+  for (int m = 0; m < intervals.count; ++m) {
+    const auto within = [&](int64_t key) { return std::clamp<int64_t>(key - run.first.key, 0, run.count); };
+    seen[m] = {within(row[2 * m]), within(row[2 * m + 1])};
+  }
+  std::sort(seen.begin(), seen.begin() + intervals.count,
+            [](const attention::Interval& a, const attention::Interval& b) { return a.begin < b.begin; });
+  if (added != hidden) std::copy_n(added, run.count, hidden);
+  int64_t done = 0;
+  for (int m = 0; m < intervals.count; ++m) {
+    if (seen[m].empty()) continue;
+    if (done < seen[m].begin) std::fill(hidden + done, hidden + seen[m].begin, kHidden);
+    done = std::max(done, seen[m].end);
+  }
+  std::fill(hidden + done, hidden + run.count, kHidden);
+}
+
 // d score / d slope of the run's i-th score.
 int64_t alibi_derivative_at(const ScoreRun& run, int64_t diagonal, int64_t i) {
   return attention::alibi_derivative(run.first.query, run.first.key + i, diagonal);
@@ -73,7 +97,8 @@ int64_t alibi_derivative_at(const ScoreRun& run, int64_t diagonal, int64_t i) {
 }  // namespace
 
 template <class Real>
-const Real* load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, int64_t diagonal, Real* scratch) {
+const Real* load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, const attention::Sequence& sequence,
+                       int64_t diagonal, Real* scratch) {
   const Real* added = scratch;
   if (score_mod.alibi.present()) {
     const Real slope = score_mod.alibi.at<Real>(run.first.batch, run.first.head);
@@ -86,9 +111,15 @@ const Real* load_added(const attention::ScoreMod& score_mod, const ScoreRun& run
   } else {
     std::fill(scratch, scratch + run.count, Real(0));
   }
-  if (!score_mod.mask.present()) return added;
-  apply_mask(score_mod.mask, run, added, scratch);
-  return scratch;
+  if (score_mod.mask.present()) {
+    apply_mask(score_mod.mask, run, added, scratch);
+    added = scratch;
+  }
+  if (score_mod.intervals.present()) {
+    apply_intervals(score_mod.intervals, sequence, run, added, scratch);
+    added = scratch;
+  }
+  return added;
 }
 
 template <class Real>
@@ -117,9 +148,10 @@ void load_keep(const attention::Dropout& dropout, const ScoreRun& run, Real* kee
   }
 }
 
-#define FLASH_INSTANTIATE(Real)                                                                       \
-  template const Real* load_added<Real>(const attention::ScoreMod&, const ScoreRun&, int64_t, Real*); \
-  template double alibi_slope_gradient<Real>(const ScoreRun&, int64_t, const Real*);                  \
+#define FLASH_INSTANTIATE(Real)                                                                                  \
+  template const Real* load_added<Real>(const attention::ScoreMod&, const ScoreRun&, const attention::Sequence&, \
+                                        int64_t, Real*);                                                         \
+  template double alibi_slope_gradient<Real>(const ScoreRun&, int64_t, const Real*);                             \
   template void load_keep<Real>(const attention::Dropout&, const ScoreRun&, Real*);
 FLASH_INSTANTIATE(float)
 FLASH_INSTANTIATE(double)

@@ -19,7 +19,8 @@
 namespace flash_attn_ext::sm90 {
 
 // A bias in tiles and a mask as bits, for score/score_mod.cuh. In kernels for a mask, or for a bias and a mask, TMA
-// loads the bias beside K, and a thread reads the mask's bits one tile ahead.
+// loads the bias beside K, and a thread reads the mask's bits one tile ahead. If there are intervals in place of a
+// mask, it computes them.
 template <class Traits>
 struct TmaBiasMask {
   using Tile = typename Traits::BiasTile;
@@ -28,19 +29,24 @@ struct TmaBiasMask {
   static constexpr int kTilesOfWord = static_cast<int>(attention::MaskBits::kKeys) / kKeys;
   static_assert(kTilesOfWord * kKeys == attention::MaskBits::kKeys || !Traits::kHasBits);
 
-  const Tile* bias;          // in the current stage
-  const uint32_t* words[2];  // the mask's words for the thread's rows and the first tile of keys
-  uint32_t bits[2];          // the mask's bits for the next tile
+  const Tile* bias;  // in the current stage
+  // For the thread's rows: the mask's words for the first tile of keys, or the begins and ends of their intervals.
+  const uint32_t* words[2];
+  uint32_t bits[2];  // the mask's bits for the next tile
 
   // Prepares a work tile and its first tile of keys. The addresses of the words are cached, since computing them takes
   // many instructions.
   __device__ __forceinline__ void start(const Where& where, bool masked) {
     if (masked) find_words(where);
-    prepare(static_cast<int>(where.key(0, 0) / kKeys), masked);
+    prepare(where.p.score_mod, static_cast<int>(where.key(0, 0) / kKeys), masked);
   }
 
   // Reads the mask's bits for a tile of keys; all bits are set where the mask hides nothing.
-  __device__ __forceinline__ void prepare(int key_tile, bool masked) {
+  __device__ __forceinline__ void prepare(const attention::ScoreMod& mod, int key_tile, bool masked) {
+    if (masked && mod.intervals.present()) {
+      compute_bits(mod.intervals, key_tile * kKeys);
+      return;
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       bits[r] = masked ? words[r][key_tile / kTilesOfWord * 4] >> key_tile % kTilesOfWord * (32 / kTilesOfWord) : ~0u;
@@ -64,7 +70,24 @@ struct TmaBiasMask {
   }
 
  private:
+  __device__ __forceinline__ void compute_bits(const attention::RowIntervals& intervals, int first_key) {
+    const auto* const first = reinterpret_cast<const int32_t*>(words[0]);
+    const auto* const second = reinterpret_cast<const int32_t*>(words[1]);
+    bits[0] = intervals.quad_word(first, first_key, tile::lane() % 4);
+    bits[1] = intervals.quad_word(second, first_key, tile::lane() % 4);
+  }
+
   __device__ __forceinline__ void find_words(const Where& where) {
+    const attention::RowIntervals& intervals = where.p.score_mod.intervals;
+    if (intervals.present()) {
+      const attention::Sequence& sequence = where.item.sequence;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int64_t query = min(where.query(Traits::Scores::row(r), 0), sequence.num_queries - 1);
+        words[r] = reinterpret_cast<const uint32_t*>(intervals.row(sequence, where.item.head, query));
+      }
+      return;
+    }
     const attention::MaskBits& mask = where.p.score_mod.mask_bits;
     const uint32_t* const first = mask.data + where.item.sequence.batch * mask.batch_stride +
                                   where.item.head * mask.head_stride + tile::lane() % 4;
@@ -238,7 +261,7 @@ struct ForwardConsumer {
       sums.clear();
     }
     if constexpr (Traits::kConfig.has_bias_or_mask())
-      bias_mask.start(where_of(work, n), args.params.score_mod.mask.present());
+      bias_mask.start(where_of(work, n), args.params.score_mod.hides_keys());
     queries.wait();
     await_keys(n);
     const bool in_ping_pong = n + 1 != uniform(work.end);
@@ -304,7 +327,7 @@ struct ForwardConsumer {
       if (masked) bias_mask.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }
     if constexpr (Traits::kHasBits) {
-      if (has_next) bias_mask.prepare(next.tile, next.masked);
+      if (has_next) bias_mask.prepare(args.params.score_mod, next.tile, next.masked);
     }
     if constexpr (Traits::kGeneric) {
       bias_mask.await();

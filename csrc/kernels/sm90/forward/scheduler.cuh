@@ -10,40 +10,60 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Whether the mask hides all, some or nothing of a tile of keys. All its loads are in flight at once, since the
-// producer thread waits for them between two TMA loads.
+// Whether the mask hides all, some or nothing of a tile of keys.
+struct ScannedTile {
+  MaskCoverage coverage;
+  int next;  // of a hidden tile: the first one in descending order that may not be hidden, or -1
+};
+
+// All loads are in flight at once, since the producer thread waits for them between two TMA loads.
 template <class Traits>
-__device__ __forceinline__ MaskCoverage coverage_of(const attention::AttentionParams& p,
-                                                    const typename ForwardShared<Traits>::Work& work, int tile) {
+__device__ __forceinline__ ScannedTile scan_of(const attention::AttentionParams& p,
+                                               const typename ForwardShared<Traits>::Work& work, int tile) {
   using attention::MaskTiles;
   constexpr int kSize = static_cast<int>(MaskTiles::kSize);
   constexpr int kKeys = Traits::kConfig.block_n;
   static_assert(kSize == tile::kWarpgroupRows && (kKeys % 32 == 0 || !Traits::kConfig.has_bias_or_mask()));
   constexpr int kColumns = (kKeys + kSize - 1) / kSize;  // also where tiles of keys are not aligned to the mask's
-  if (!p.score_mod.mask_tiles.present()) return MaskCoverage::kAll;
+  if (!p.score_mod.mask_tiles.present()) return {MaskCoverage::kAll, -1};
   const attention::Sequence& sequence = work.item.sequence;
   const int last_row = (static_cast<int>(sequence.num_queries) - 1) / kSize;
   const int last_column = (min((tile + 1) * kKeys, static_cast<int>(sequence.num_keys)) - 1) / kSize;
   uint32_t found = 0;
+  uint32_t hidden_before = MaskTiles::kAllBefore;
 #pragma unroll
   for (int w = 0; w < Traits::kConfig.warpgroups; ++w) {
     const auto row = MaskTileRow::of(p.score_mod.mask_tiles, static_cast<int>(sequence.batch),
                                      static_cast<int>(work.item.head), min(work.first_query / kSize + w, last_row));
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      found |= __ldg(row.data + min(tile * kKeys / kSize + j, last_column) * row.key_stride);
+      const uint32_t flags = __ldg(row.data + min(tile * kKeys / kSize + j, last_column) * row.key_stride);
+      found |= flags;
+      if (j == 0) hidden_before = min(hidden_before, flags >> MaskTiles::kHiddenBeforeShift);
     }
   }
-  if ((found & MaskTiles::kSomeTrue) == 0) return MaskCoverage::kNone;
-  return (found & MaskTiles::kSomeFalse) == 0 ? MaskCoverage::kAll : MaskCoverage::kMixed;
+  if ((found & MaskTiles::kSomeTrue) == 0) {
+    const int first_hidden = tile * kKeys / kSize - static_cast<int>(hidden_before);  // of the mask's tiles
+    const bool all_before = hidden_before == MaskTiles::kAllBefore || first_hidden <= 0;
+    return {MaskCoverage::kNone, all_before ? -1 : (first_hidden * kSize + kKeys - 1) / kKeys - 1};
+  }
+  return {(found & MaskTiles::kSomeFalse) == 0 ? MaskCoverage::kAll : MaskCoverage::kMixed, -1};
 }
 
 // The first tile of keys, from n in descending order, that the mask does not hide completely.
 template <class Traits>
 __device__ __forceinline__ MainloopTile unmasked_from(const attention::AttentionParams& p,
                                                       const typename ForwardShared<Traits>::Work& work, int n) {
-  return next_unmasked<-1, Traits::kConfig.has_bias_or_mask()>(
-      n, work.begin - 1, [&](int tile) { return coverage_of<Traits>(p, work, tile); });
+  if constexpr (Traits::kConfig.has_bias_or_mask()) {
+#pragma unroll 1
+    while (n >= work.begin) {
+      const ScannedTile scanned = scan_of<Traits>(p, work, n);
+      if (scanned.coverage != MaskCoverage::kNone) return {n, scanned.coverage == MaskCoverage::kMixed};
+      n = scanned.next;
+    }
+    return {work.begin - 1, false};
+  }
+  return {n, false};
 }
 
 template <class Traits>

@@ -11,8 +11,8 @@
 
 namespace flash_attn_ext::sm80 {
 
-// The bias of a thread's scores, with -inf where a mask hides them, or the mask where there is no bias. The bits are
-// kept in the format of global memory, so that no instruction waits for the loads here.
+// The bias of a thread's scores, with -inf where a mask hides them, or the mask where there is no bias.
+// The bits are kept in the format of global memory, so that no instruction waits for the loads here.
 template <class Scores>
 struct FetchedBiasMask {
   uint32_t values[Scores::kThreadRows][Scores::kColumnTiles][2];
@@ -86,6 +86,7 @@ struct PackedRows {
         if (bias_mask.values[r][j][e] == 0) scores.at(r, j, e) = -INFINITY;
       });
     }
+    if (mod.intervals.present()) hide_outside_intervals(scores, first_key);
   }
 
   // Sets the weights that dropout drops to 0. first_key: a multiple of the tile's keys, or of 32 if these are more.
@@ -142,6 +143,26 @@ struct PackedRows {
     if (has_float32_bias()) return __float_as_uint(bias);
     if constexpr (sizeof(Element) == 2) return ptx::pack(bias, 0.0f, Element{});
     return 0;
+  }
+
+  // Sets scores of keys that no interval of their row has to -inf.
+  __device__ __forceinline__ void hide_outside_intervals(Scores& scores, int first_key) const {
+    const attention::RowIntervals& intervals = p.score_mod.intervals;
+    const int first = first_key + Scores::column(0, 0);
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      if (end[r] <= begin[r]) continue;  // the row may not exist
+      const int32_t* row = intervals.row(sequence, at[r].head, at[r].query);
+      uint32_t seen = 0;  // of four column tiles
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+        if (j % 4 == 0) seen = intervals.word(row, first + 8 * j);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if ((seen >> (8 * (j % 4) + e) & 1u) == 0) scores.at(r, j, e) = -INFINITY;
+        }
+      }
+    }
   }
 
   // Reads 0 where a row sees nothing, since the bias or mask may not exist there.

@@ -13,7 +13,7 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Which scores of an iteration are unmasked by the boolean mask, for a thread's keys and queries.
+// Which scores of an iteration are unmasked by the boolean mask, or by intervals, for a thread's keys and queries.
 // A bit for each score that a thread holds. It is read an iteration ahead, while GEMMs are in flight.
 struct UnmaskedScores {
   static constexpr uint32_t kAll = 0xFFFFFFFFu;
@@ -25,6 +25,26 @@ struct UnmaskedScores {
     bits = tile == MaskIterations::Entry::kNothingMasked
                ? kAll
                : mask.words[int64_t{tile} * MaskIterations::kThreads + thread];
+  }
+
+  // Computes the bits from the intervals of 64 queries, for a warp's 16 keys. A lane first has two queries and all of
+  // the keys.
+  __device__ __forceinline__ void compute(const attention::RowIntervals& intervals, const attention::Sequence& sequence,
+                                          const QueryIteration& iteration, int first_key) {
+    uint32_t of_queries = 0;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int query = iteration.query_tile * LoopOrder::kQueries + 2 * tile::lane() + e;
+      if (query >= static_cast<int>(sequence.num_queries)) continue;
+      const int32_t* row = intervals.row(sequence, iteration.head, query);
+      of_queries |= (intervals.word(row, first_key) & 0xFFFFu) << (16 * e);
+    }
+    bits = 0;
+#pragma unroll
+    for (int j = 0; j < LoopOrder::kQueries / 8; ++j) {
+      const uint32_t two = __shfl_sync(0xFFFFFFFFu, of_queries, 4 * j + tile::lane() % 4);
+      bits |= (two >> (tile::lane() / 4) & 0x01010101u) << j;
+    }
   }
 
   // Masked scores become -inf.

@@ -108,7 +108,7 @@ struct KeyWarpgroup {
     if (steps > 0) {
       drain(before);
       issue_qk_gemm(state, std::true_type{});
-      go_to(state, std::true_type{});
+      go_to(work, state, std::true_type{});
       ptx::wait_wgmma<0>();
       ptx::pin_registers(scores.c[0]);
       if constexpr (Traits::kOneStep) {
@@ -147,7 +147,7 @@ struct KeyWarpgroup {
     store_dscores();
     if constexpr (!std::is_same_v<HasNext, std::false_type>) issue_qk_gemm(next, has_next);
     const int done = state.stage;
-    go_to(next, has_next);
+    go_to(work, next, has_next);
     ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
     ptx::pin_registers(dk.c[0]);
@@ -158,14 +158,21 @@ struct KeyWarpgroup {
 
   // Reads the description of the next iteration while GEMMs are in flight. If there is none, it reads whatever lies
   // there. The stage is broadcast, because the descriptors of the GEMMs would not be in uniform registers otherwise.
-  __device__ __forceinline__ void go_to(const typename Shared::QueryState& next, bool is_there) {
+  __device__ __forceinline__ void go_to(const KeyTileWork& work, const typename Shared::QueryState& next,
+                                        bool is_there) {
     state = {uniform(next.stage), next.parity};
     is_partial = uniform(shared.iteration(state).is_partial[warpgroup]) != 0;
     if constexpr (Traits::kMasked) {
-      if (is_there) {
-        unmasked.read(args.mask, shared.iteration(state).mask_tile,
-                      static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
-      }
+      if (is_there) read_unmasked(work, shared.iteration(state));
+    }
+  }
+
+  __device__ __forceinline__ void read_unmasked(const KeyTileWork& work, const MaskedIteration& iteration) {
+    const attention::RowIntervals& intervals = args.params.score_mod.intervals;
+    if (intervals.present() && iteration.mask_tile != MaskIterations::Entry::kNothingMasked) {
+      unmasked.compute(intervals, work.sequence(), iteration, work.contributor.tile * Traits::kKeys + warp_row());
+    } else {
+      unmasked.read(args.mask, iteration.mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
     }
   }
 

@@ -1,7 +1,8 @@
-// Fills args.mask (schedule/mask_iterations.h): one kernel packs the mask's bits, the next one lists the iterations
-// that the mask leaves.
+// Fills args.mask (schedule/mask_iterations.h): one kernel packs the mask's bits, or looks at intervals, and the next
+// one lists the iterations that are left.
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
+#include "kernels/common/masks/interval_rows.cuh"
 #include "kernels/sm90/backward/key_stationary/arguments.h"
 #include "ptx/dependent_launch.h"
 
@@ -130,6 +131,51 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+cudaError_t pack_words(const KeyStationaryArguments& args, cudaStream_t stream) {
+  const MaskIterations& mask = args.mask;
+  const MaskGrid grid = {attention::Divisor::of(static_cast<uint32_t>(mask.mask_query_tiles)),
+                         attention::Divisor::of(static_cast<uint32_t>(mask.key_tiles)),
+                         attention::Divisor::of(static_cast<uint32_t>(mask.mask_heads))};
+  const attention::AttentionParams& params = args.params;
+  return common::launch_early(mask_words_kernel, {.blocks = mask.num_tiles(), .threads = kThreads}, stream, params,
+                              mask, grid);
+}
+
+// Grid: a CTA per query tile of each batch entry and head that has intervals of its own. A thread has every 256th tile
+// of keys.
+__global__ void __launch_bounds__(kThreads) interval_flags_kernel(const __grid_constant__ attention::AttentionParams p,
+                                                                  const __grid_constant__ MaskIterations iterations) {
+  __shared__ common::IntervalRows rows;
+  static_assert(common::IntervalRows::kQueries == kQueries && kThreads / kWarpSize >= common::IntervalRows::kMost);
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  const auto query_tiles = static_cast<uint32_t>(iterations.query_tiles);
+  const auto heads = static_cast<uint32_t>(iterations.mask_heads);
+  const uint32_t pair = blockIdx.x / query_tiles;
+  const auto query_tile = static_cast<int>(blockIdx.x % query_tiles);
+  const auto batch = static_cast<int>(pair / heads);
+  const auto head = static_cast<int>(pair % heads);
+  const attention::Sequence sequence = p.sequences.at(batch);
+  rows.load(p, sequence, head, query_tile * kQueries);
+  const auto num_keys = static_cast<int>(sequence.num_keys);
+  for (int tile = static_cast<int>(threadIdx.x); tile < iterations.key_tiles; tile += kThreads) {
+    uint32_t flags = rows.flags(tile * kKeys, min((tile + 1) * kKeys, num_keys));
+    // Queries and keys that do not exist are masked.
+    if (rows.rows < kQueries || (tile + 1) * kKeys > num_keys) flags |= MaskIterations::kSomeFalse;
+    iterations.tiles[iterations.tile(iterations.first_tile(batch, head, tile), query_tile)] =
+        static_cast<uint8_t>(flags);
+  }
+}
+static_assert(MaskIterations::kSomeTrue == attention::MaskTiles::kSomeTrue &&
+              MaskIterations::kSomeFalse == attention::MaskTiles::kSomeFalse);
+
+cudaError_t scan_intervals(const KeyStationaryArguments& args, cudaStream_t stream) {
+  const MaskIterations& mask = args.mask;
+  const int64_t blocks = int64_t{mask.mask_batches} * mask.mask_heads * mask.query_tiles;
+  const attention::AttentionParams& params = args.params;
+  return common::launch_early(interval_flags_kernel, {.blocks = blocks, .threads = kThreads}, stream, params, mask);
+}
+
 // The list of a key tile. It has a thread for each iteration, which looks at all contributors of its query tile.
 struct IterationList {
   const KeyStationaryArguments& args;
@@ -206,12 +252,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t list_mask_iterations(const KeyStationaryArguments& args, cudaStream_t stream) {
   const MaskIterations& mask = args.mask;
   if (!mask.present()) return cudaSuccess;
-  const MaskGrid grid = {attention::Divisor::of(static_cast<uint32_t>(mask.mask_query_tiles)),
-                         attention::Divisor::of(static_cast<uint32_t>(mask.key_tiles)),
-                         attention::Divisor::of(static_cast<uint32_t>(mask.mask_heads))};
-  const attention::AttentionParams& params = args.params;
-  const cudaError_t error = common::launch_early(mask_words_kernel, {.blocks = mask.num_tiles(), .threads = kThreads},
-                                                 stream, params, mask, grid);
+  const cudaError_t error = mask.has_words ? pack_words(args, stream) : scan_intervals(args, stream);
   if (error != cudaSuccess) return error;
   return common::launch_early(iteration_lists_kernel, {.blocks = mask.num_lists(), .threads = kThreads}, stream, args);
 }

@@ -43,6 +43,7 @@ struct ListedIterations {
 
   // Prefetches an iteration's bits to L2.
   __device__ __forceinline__ void fetch(int tile) const {
+    if (!args.mask.has_words) return;
     ptx::prefetch_bytes(args.mask.words + int64_t{tile} * MaskIterations::kThreads,
                         MaskIterations::kThreads * sizeof(uint32_t));
   }

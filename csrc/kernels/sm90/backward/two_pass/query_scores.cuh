@@ -68,7 +68,7 @@ struct ScaledScores {
   }
 };
 
-// Kernels for a mask: a thread reads its bits of the mask one tile ahead.
+// Kernels for a mask, or intervals: a thread reads its bits of the mask one tile ahead, or computes them.
 template <class Traits>
 struct MaskedScores : ScaledScores<Traits> {
   using Base = ScaledScores<Traits>;
@@ -86,6 +86,17 @@ struct MaskedScores : ScaledScores<Traits> {
   __device__ __forceinline__ void prepare(const Where& where, bool masked) {
     static_assert(attention::MaskBits::kKeys == 2 * Traits::kRows && Scores::kThreadRows == 2);
     if (!masked) return;
+    const attention::RowIntervals& intervals = this->args.params.score_mod.intervals;
+    if (intervals.present()) {
+      const attention::Sequence& sequence = where.item.sequence;
+      const auto word_of = [&](int r) {
+        const int64_t query = min(where.first_row + Scores::row(r), sequence.num_queries - 1);
+        return intervals.quad_word(intervals.row(sequence, where.item.head, query),
+                                   static_cast<int>(where.first_column), tile::lane() % 4);
+      };
+      bits = __byte_perm(word_of(0), word_of(1), 0x5410);
+      return;
+    }
     const attention::MaskBits& mask = this->args.params.score_mod.mask_bits;
     const auto tile = static_cast<int>(where.first_column) / Traits::kRows;
     const uint32_t* words = mask.data + where.item.sequence.batch * mask.batch_stride +
