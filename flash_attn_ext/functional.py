@@ -17,6 +17,7 @@ from flash_attn_ext._options import check_flag, dense_problem, problem_of
 from flash_attn_ext._sdpa import attend_or_decline, operands_to_ask
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
+from flash_attn_ext.masks import Intervals
 from flash_attn_ext.types import AttentionOptions, Backend, Causal, Layout, Window
 from flash_attn_ext.varlen import attention_varlen as attention_varlen
 
@@ -103,7 +104,7 @@ def attention(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    intervals: Tensor | None = None,
+    intervals: Tensor | Intervals | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -236,7 +237,7 @@ def explain(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    intervals: Tensor | None = None,
+    intervals: Tensor | Intervals | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,

@@ -12,6 +12,7 @@ from flash_attn_ext import _C
 from flash_attn_ext._canonical import four_dimensional, operands_of, require_tensors
 from flash_attn_ext._options import check_flag, check_integer, is_sequence_first, problem_of
 from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
+from flash_attn_ext.masks import Intervals
 from flash_attn_ext.types import Backend, Causal, KvCacheOptions, Layout, Window
 
 if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
@@ -68,7 +69,7 @@ def attention_with_kvcache(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    intervals: Tensor | None = None,
+    intervals: Tensor | Intervals | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,

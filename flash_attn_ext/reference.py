@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
+from flash_attn_ext.masks import Intervals
 from flash_attn_ext.types import Causal, Layout, ReferenceOptions, Window
 
 if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
@@ -50,7 +51,7 @@ def attention_reference(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    intervals: Tensor | None = None,
+    intervals: Tensor | Intervals | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -85,6 +86,7 @@ def attention_reference(
         >>> torch.allclose(flash_attn_ext.attention(q, k, v, causal="top_left"), out.float(), atol=1e-5)
         True
     """
+    intervals = intervals.tensor if isinstance(intervals, Intervals) else intervals
     one_head = q.dim() == 2
     if one_head:
         q, k, v = q[None], k[None], v[None]
@@ -133,7 +135,7 @@ def attention_varlen_reference(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    intervals: Tensor | None = None,
+    intervals: Tensor | Intervals | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -153,6 +155,7 @@ def attention_varlen_reference(
         >>> out.shape, lse.shape
         (torch.Size([8, 4, 64]), torch.Size([4, 8]))
     """
+    intervals = intervals.tensor if isinstance(intervals, Intervals) else intervals
     starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     outs, lses = [], []
     for index in range(len(starts_q) - 1):
@@ -197,7 +200,7 @@ def attention_with_kvcache_reference(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    intervals: Tensor | None = None,
+    intervals: Tensor | Intervals | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -216,6 +219,7 @@ def attention_with_kvcache_reference(
         >>> [tuple(result.shape) for result in results]
         [(4, 8, 1, 64), (4, 8, 1), (4, 2, 512, 64), (4, 2, 512, 64)]
     """
+    intervals = intervals.tensor if isinstance(intervals, Intervals) else intervals
     if (k_new is None) != (v_new is None) or (rotary_cos is None) != (rotary_sin is None):
         raise ValueError("k_new and v_new must be given both or neither, and so must rotary_cos and rotary_sin")
     if layout == "bshd":

@@ -20,6 +20,8 @@ from typing import Literal, TypedDict
 
 from torch import Tensor
 
+from flash_attn_ext.masks import Intervals
+
 Causal = Literal["top_left", "bottom_right"]
 Layout = Literal["bhsd", "bshd"]
 Backend = Literal["cpu", "sm80", "sm90"]
@@ -34,7 +36,7 @@ class ScoreOptions(TypedDict, total=False):
     window: Window | None
     bias: Tensor | None
     mask: Tensor | None
-    intervals: Tensor | None
+    intervals: Tensor | Intervals | None
     alibi_slopes: Tensor | None
     softcap: float | None
     sink: Tensor | None

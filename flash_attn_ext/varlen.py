@@ -9,6 +9,7 @@ from torch import Tensor
 from flash_attn_ext._canonical import operands_of, packed_form
 from flash_attn_ext._options import check_flag, problem_of
 from flash_attn_ext.autograd import attend
+from flash_attn_ext.masks import Intervals
 from flash_attn_ext.types import Backend, Causal, VarlenOptions, Window
 
 if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
@@ -61,7 +62,7 @@ def attention_varlen(
     window: Window | None = None,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    intervals: Tensor | None = None,
+    intervals: Tensor | Intervals | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,

@@ -189,7 +189,7 @@ int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
 ScoreMode score_mode(const attention::ForwardParams& p) {
   const ScoreMode score = score_mode_sm90(p);
   const attention::ScoreMod& mod = p.score_mod;
-  const bool has_more = mod.alibi.present() || mod.bias.present() || mod.mask.present() || p.dropout.enabled();
+  const bool has_more = mod.alibi.present() || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
   return mod.softcap != 0.0 && !has_more ? ScoreMode::kSoftcap : score;
 }
 
