@@ -51,7 +51,8 @@ def test_biases_and_masks(case, dtype, backend):
 @over_dtypes((torch.bfloat16,))
 @pytest.mark.parametrize("bias", ["1hqk", "bhqk"])
 def test_hidden_keys_reach_nothing(bias, dtype, backend):
-    """NaN and infinity in a key that a sequence's mask hides change nothing, in it or beside it."""
+    """NaN and infinity in a key that a sequence's mask hides change no bit of another sequence. Rows of its own are
+    computed again, with other roundings."""
     case = Case(sq=49, sk=49, batch=6, heads=2, bias=bias, mask="b1qk")
     inputs = make_inputs(case, dtype, backend.device)
     inputs.mask[3, :, :, 11] = False
@@ -60,11 +61,11 @@ def test_hidden_keys_reach_nothing(bias, dtype, backend):
     inputs.k[3, :, 11] = math.nan
     inputs.v[3, :, 11] = math.inf
     met = run_ours(inputs, backend)
-    for name in ("out", "lse", "dq", "dbias"):
-        assert torch.equal(met[name], clean[name]), name
-    others = torch.arange(49) != 11
-    for name in ("dk", "dv"):
-        assert torch.equal(met[name][:, :, others], clean[name][:, :, others]), name
+    others = torch.arange(6) != 3
+    for name in ("out", "lse", "dq", "dk", "dv"):
+        assert torch.equal(met[name][others], clean[name][others]), name
+        assert torch.allclose(met[name][3], clean[name][3], rtol=0.02, atol=0.02), name
+    assert torch.equal(met["dbias"], clean["dbias"])
 
 
 @over_dtypes((torch.bfloat16,))
