@@ -52,7 +52,7 @@ def test_biases_and_masks(case, dtype, backend):
 @pytest.mark.parametrize("bias", ["1hqk", "bhqk"])
 def test_hidden_keys_reach_nothing(bias, dtype, backend):
     """NaN and infinity in a key that a sequence's mask hides change no bit of another sequence. Rows of its own are
-    computed again, with other roundings."""
+    computed again, with other roundings, which reach the gradient of the bias."""
     case = Case(sq=49, sk=49, batch=6, heads=2, bias=bias, mask="b1qk")
     inputs = make_inputs(case, dtype, backend.device)
     inputs.mask[3, :, :, 11] = False
@@ -65,7 +65,7 @@ def test_hidden_keys_reach_nothing(bias, dtype, backend):
     for name in ("out", "lse", "dq", "dk", "dv"):
         assert torch.equal(met[name][others], clean[name][others]), name
         assert torch.allclose(met[name][3], clean[name][3], rtol=0.02, atol=0.02), name
-    assert torch.equal(met["dbias"], clean["dbias"])
+    assert torch.allclose(met["dbias"], clean["dbias"], rtol=0.02, atol=0.02)
 
 
 @over_dtypes((torch.bfloat16,))

@@ -135,7 +135,12 @@ FORWARD_SM90 = [
         dict(kernel="streaming", score_mode="generic"),
     ),  # sm80's, as in the backward pass
     (hopper(slopes=True), dict(score_mode="generic")),
-    (hopper({"softcap": 9.0}), dict(score_mode="generic")),
+    (hopper({"softcap": 9.0}), dict(score_mode="softcap", head_dims=(64, 64))),
+    (hopper({"softcap": 9.0}, d=65), dict(score_mode="softcap", head_dims=(128, 128))),
+    (hopper({"softcap": 9.0, "scale": -1.0}, d=256), dict(score_mode="softcap", head_dims=(256, 256))),
+    (hopper({"softcap": 9.0, "dropout_p": 0.1}), dict(score_mode="generic")),
+    (hopper({"softcap": 9.0}, slopes=True), dict(score_mode="generic")),
+    (hopper({"softcap": 9.0}, mask=(1, 1, LONG, LONG)), dict(score_mode="generic")),
     (hopper({"scale": -1.0}), dict(score_mode="generic")),
     # Head dims of q and of v.
     (hopper(d=1), dict(head_dims=(64, 64))),

@@ -83,6 +83,7 @@ INTERVALS = [
         dict(kernel=WARP_SPECIALISED, score_mode="dropout", head_dims=(192, 192)),
     ),
     (dict(mask=(8, 1, 1, 128), sq=128), dict(kernel=SINGLE_TILE, head_dims=(64, 64))),
+    (dict(mask=PADDING, options={"softcap": 9.0}), dict(kernel=WARP_SPECIALISED, score_mode="softcap")),
     (
         dict(mask=(1, 1, 1, 400), sq=400, batch=1),
         dict(kernel=WARP_SPECIALISED, score_mode="scale only", tile=(128, 128), head_dims=(64, 64)),
@@ -94,7 +95,6 @@ NO_INTERVALS = [
     dict(mask=(8, 1, LONG, 1)),
     dict(mask=(8, 1, 1, LONG), sq=LONG - 1, sk=LONG, options={"causal": "bottom_right"}),
     dict(mask=PADDING, options={"dropout_p": 0.1, "softcap": 9.0}, d=192),  # no kernel without a mask that is faster
-    dict(mask=PADDING, options={"softcap": 9.0}),
     dict(mask=PADDING, bias=(1, 1, LONG, LONG)),
     dict(mask=(8, 1, 1, 64), sq=64),  # the portable kernels'
     dict(mask=(1, 1, 1, LONG), sq=256, sk=LONG, batch=1, heads=2),  # split-KV

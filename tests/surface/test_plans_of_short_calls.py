@@ -152,9 +152,12 @@ BACKWARD = [
     (Call(129, batch=9), HOPPER),
     (Call(256, 257), HOPPER),
     (Call(257, 256), HOPPER),
-    (padded(16), HOPPER),
+    (padded(64), PORTABLE),  # bias-stationary
+    (padded(65), HOPPER),
     (Call(16, options=DROPOUT), HOPPER),
-    (Call(16, bias=(1, 16, 16, 16)), HOPPER),
+    (Call(64, bias=(1, 16, 64, 64)), PORTABLE),
+    (Call(72, bias=(1, 16, 72, 72)), HOPPER),
+    (Call(64, key_heads=8, bias=(1, 16, 64, 64)), HOPPER),  # heads would share dK and dV
     (Call(128, bias=(1, 16, 128, 128)), HOPPER),
     (Call(128, bias=(1, 16, 128, 128), mask=(1, 1, 1, 128)), PORTABLE),
     (Call(136, bias=(1, 16, 136, 136), mask=(1, 1, 1, 136)), HOPPER),

@@ -135,13 +135,7 @@ struct ChunkedKeyTileList {
     const uint32_t partial_sums = work_tile.pair * args.order.tiles + static_cast<uint32_t>(work_tile.tile);
     work_tile.pair += args.first_pair;
     ChunkedKeyTileWork work = {list.work_of(work_tile)};
-    work.partial_sums = static_cast<int>(partial_sums);
-    const QueryChunks::Part part = args.chunks.part(args.launch, work.contributor, {work.begin, work.end});
-    work.has_partial_sums = part.has_partial_sums;
-    work.gradients = part.is_last  ? ChunkedKeyTileWork::Gradients::kWritten
-                     : part.exists ? ChunkedKeyTileWork::Gradients::kPartial
-                                   : ChunkedKeyTileWork::Gradients::kNone;
-    if (work.iterations > 0) iterate_over(part, work);
+    if (work_tile.tile < static_cast<int>(args.order.tiles)) chunk(partial_sums, work);
     static_cast<ChunkedKeyTileWork*>(args.workspace.table)[index] = work;
   }
 
@@ -151,6 +145,17 @@ struct ChunkedKeyTileList {
   }
 
  private:
+  // Restricts a key tile to the chunk. Tiles that the last phases lack have no partial sums, and keep no gradients.
+  __device__ __forceinline__ void chunk(uint32_t partial_sums, ChunkedKeyTileWork& work) const {
+    work.partial_sums = static_cast<int>(partial_sums);
+    const QueryChunks::Part part = args.chunks.part(args.launch, work.contributor, {work.begin, work.end});
+    work.has_partial_sums = part.has_partial_sums;
+    work.gradients = part.is_last  ? ChunkedKeyTileWork::Gradients::kWritten
+                     : part.exists ? ChunkedKeyTileWork::Gradients::kPartial
+                                   : ChunkedKeyTileWork::Gradients::kNone;
+    if (work.iterations > 0) iterate_over(part, work);
+  }
+
   __device__ __forceinline__ static void iterate_over(const QueryChunks::Part& part, ChunkedKeyTileWork& work) {
     const int origin = part.first_query_tile;
     work.contributor = part.contributor;
