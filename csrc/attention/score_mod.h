@@ -49,7 +49,8 @@ struct BroadcastView {
 
 // A summary of the mask and the intervals, tile by tile, for backends that scan them before they use them. It has one
 // byte for each tile of kSize queries x kSize keys of each batch entry and head of these. A broadcast dimension has
-// stride 0 and one tile.
+// stride 0 and one tile. Packed sequences with intervals have batch stride 0, and their rows of tiles follow each
+// other.
 struct MaskTiles {
   static constexpr int64_t kSize = 64;
   static constexpr uint8_t kSomeTrue = 1;
@@ -64,14 +65,27 @@ struct MaskTiles {
   int64_t head_stride = 0;
   int64_t query_stride = 0;
   int64_t key_stride = 0;
+  const int32_t* first_queries = nullptr;  // of packed sequences with intervals
+  int64_t num_queries = 0;                 // of all these
 
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
+
+  // The row of tiles that has a batch entry's first queries. Offsets in a GPU's memory are not checked, but clamped.
+  FLASH_HOST_DEVICE int64_t first_row(int64_t batch) const {
+    if (first_queries == nullptr) return 0;
+    const int64_t first = first_queries[batch];
+    return (first < 0 ? 0 : first < num_queries ? first : num_queries) / kSize + batch;
+  }
+
+  // The flags of 64 queries, for the first tile of keys.
+  FLASH_HOST_DEVICE uint8_t* row(int64_t batch, int64_t head, int64_t query_tile) const {
+    return data + batch * batch_stride + head * head_stride + (first_row(batch) + query_tile) * query_stride;
+  }
 };
 
-// The mask, and what intervals leave of it, packed into bits, for backends that pack it before they use it, in the
-// order in which threads hold scores. There is a word for each query, group of 128 keys and thread of a quad. Its bit 2
-// j + e stands for key 8 j + 2 (thread of the quad) + e of the group. One extra group of four words follows those of
-// each query.
+// The mask packed into bits, for backends that pack it before they use it, in the order in which threads hold scores.
+// There is a word for each query, group of 128 keys and thread of a quad. Its bit 2 j + e stands for key 8 j + 2
+// (thread of the quad) + e of the group. One extra group of four words follows those of each query.
 struct MaskBits {
   static constexpr int64_t kKeys = 128;
 

@@ -19,6 +19,7 @@ CASES = [
     CacheCase((5, 0), capacity=32, base=Case(sq=1, d=8, causal="bottom_right")),
     CacheCase((5, 17), new=3, capacity=32, page_size=16, base=Case(sq=3, d=8, dv=16, heads=4, kv_heads=2)),
     CacheCase((5, 9), new=2, indexed=True, capacity=32, rotary_dim=8, base=Case(sq=2, d=8, causal="bottom_right")),
+    CacheCase((5, 9), new=2, capacity=32, base=Case(sq=2, d=8, intervals="b1", num_intervals=2)),
     CacheCase((5, 9), new=1, capacity=32, base=Case(sq=1, d=8, bias="b1qk", mask="1h1k", alibi="bh", sink=True)),
 ]
 OPERATOR = torch.ops.flash_attn_ext.attention_with_kvcache.default
@@ -32,7 +33,7 @@ def arguments(case: CacheCase, backend, sequence_first: bool = False) -> tuple:
     inputs.k_cache.nan_to_num_(0.0)  # opcheck compares what is written by value
     inputs.v_cache.nan_to_num_(0.0)
     tensors = dict(inputs.tensors)
-    scores = {name: tensors.pop(name) for name in ("bias", "mask", "alibi_slopes", "sink")}
+    scores = {name: tensors.pop(name) for name in ("bias", "mask", "intervals", "alibi_slopes", "sink")}
     q, k, v = inputs.q, inputs.k_cache, inputs.v_cache
     if sequence_first:
         q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))
@@ -57,7 +58,7 @@ def test_operator_equals_binding(case, backend):
     inputs = make_cache_inputs(case, torch.float32, backend.device)
     expected = run_with_cache(inputs, backend)
     tensors = dict(inputs.tensors)
-    scores = {name: tensors.pop(name) for name in ("bias", "mask", "alibi_slopes", "sink")}
+    scores = {name: tensors.pop(name) for name in ("bias", "mask", "intervals", "alibi_slopes", "sink")}
     call = problem(
         inputs.q, inputs.k_cache, inputs.v_cache, **scores, scale=None, causal=case.base.causal, backend=backend.name
     )

@@ -27,9 +27,33 @@ inline MaskTileCounts count_mask_tiles(const attention::AttentionParams& p) {
           .keys = tiles_along(differs.keys, p.sequences.max_seqlen_k)};
 }
 
-// The table of a mask's tiles, in memory of count_mask_tiles(p).total() bytes.
+// Whether the rows of tiles of packed sequences follow each other, so that they take no more memory than one sequence
+// of all tokens. A mask has the longest sequence's rows for each one anyway.
+inline bool packs_mask_tiles(const attention::AttentionParams& p) {
+  return p.score_mod.intervals.present() && p.sequences.cu_seqlens_q != nullptr;
+}
+
+// A packed sequence begins at a row of its own.
+inline int64_t rows_of_packed_tiles(const attention::AttentionParams& p) {
+  return p.sequences.total_q / attention::MaskTiles::kSize + p.batch;
+}
+
+inline int64_t mask_tiles_bytes(const attention::AttentionParams& p) {
+  const MaskTileCounts counts = count_mask_tiles(p);
+  return packs_mask_tiles(p) ? counts.heads * rows_of_packed_tiles(p) * counts.keys : counts.total();
+}
+
+// The table of the tiles of a mask or of intervals, in memory of mask_tiles_bytes(p).
 inline attention::MaskTiles mask_tiles_in(uint8_t* memory, const attention::AttentionParams& p) {
   const MaskTileCounts counts = count_mask_tiles(p);
+  if (packs_mask_tiles(p)) {
+    return {.data = memory,
+            .head_stride = counts.heads == 1 ? 0 : rows_of_packed_tiles(p) * counts.keys,
+            .query_stride = counts.keys,
+            .key_stride = 1,
+            .first_queries = p.sequences.cu_seqlens_q,
+            .num_queries = p.sequences.total_q};
+  }
   const auto stride = [](int64_t count, int64_t stride) { return count == 1 ? 0 : stride; };
   return {.data = memory,
           .batch_stride = stride(counts.batch, counts.heads * counts.queries * counts.keys),

@@ -212,7 +212,7 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
   plan.workspace.delta = append(total, statistic_bytes(p));
   const bool stores_p = plan.kernels == BackwardKernels::kMaterialiseInDq;
   plan.workspace.materialised_scores = append(total, plan.materialised.bytes_of_matrices * (stores_p ? 2 : 1));
-  if (p.score_mod.hides_keys()) plan.workspace.mask_tiles = append(total, count_mask_tiles(p).total());
+  if (p.score_mod.hides_keys()) plan.workspace.mask_tiles = append(total, mask_tiles_bytes(p));
   if (p.dalibi_slopes) {
     plan.alibi_partials_per_head =
         attention::ceil_div(p.sequences.max_seqlen_q, dq_config(p, ScoreMode::kGeneric).tile.queries);

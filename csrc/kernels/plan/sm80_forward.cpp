@@ -111,7 +111,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
   plan.tile = config.tile;
   plan.nan_repair = config.repairs_in_kernel ? NanRepair::kInKernel : NanRepair::kOwnLaunch;
   if (p.score_mod.hides_keys()) {
-    plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
+    plan.workspace.mask_tiles = append(plan.workspace.bytes, mask_tiles_bytes(p));
   }
   if (plan.nan_repair == NanRepair::kOwnLaunch) {
     const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(p.sequences.max_seqlen_q, plan.tile.queries) *

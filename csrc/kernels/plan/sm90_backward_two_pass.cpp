@@ -267,7 +267,7 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   parts.statistics = append(parts.bytes, p.num_heads_q * plan.query_tiles_of_head * MaterialisedTiles::kRows *
                                              MaterialisedTiles::kStatistics * int64_t{sizeof(float)});
   if (p.score_mod.hides_keys()) {
-    parts.mask_tiles = append(parts.bytes, count_mask_tiles(p).total());
+    parts.mask_tiles = append(parts.bytes, mask_tiles_bytes(p));
     if (p.score_mod.mask.present() && score != ScoreMode::kGeneric)
       parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }

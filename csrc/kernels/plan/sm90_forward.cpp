@@ -285,7 +285,7 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   plan.smaller_head_groups = smaller_head_groups(attention::ceil_div(p.sequences.max_seqlen_q, config.block_m()));
   plan.uneven_heads = uneven_heads(config, plan.persistent_ctas);
   if (p.score_mod.hides_keys()) {
-    plan.workspace.mask_tiles = append(plan.workspace.bytes, count_mask_tiles(p).total());
+    plan.workspace.mask_tiles = append(plan.workspace.bytes, mask_tiles_bytes(p));
     if (p.score_mod.mask.present() && config.score != ScoreMode::kGeneric) {
       plan.workspace.mask_bits = append(plan.workspace.bytes, mask_bits_bytes(p));
     }

@@ -15,7 +15,7 @@ __device__ __forceinline__ MaskCoverage mask_coverage(const attention::Attention
   const MaskTiles& tiles = p.score_mod.mask_tiles;
   if (!p.score_mod.hides_keys()) return MaskCoverage::kAll;
   if (!tiles.present()) return MaskCoverage::kMixed;
-  const uint8_t* head = tiles.data + item.sequence.batch * tiles.batch_stride + item.head * tiles.head_stride;
+  const uint8_t* head = tiles.row(item.sequence.batch, item.head, 0);
   const int64_t query_end = min(queries.end, item.sequence.num_queries);
   const int64_t key_end = min(keys.end, item.sequence.num_keys);
   uint8_t flags = 0;

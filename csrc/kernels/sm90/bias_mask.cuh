@@ -16,8 +16,7 @@ struct MaskTileRow {
   __device__ __forceinline__ static MaskTileRow of(const attention::MaskTiles& tiles, int batch, int head,
                                                    int query_tile) {
     if (!tiles.present()) return {nullptr, 0};
-    return {tiles.data + batch * tiles.batch_stride + head * tiles.head_stride + query_tile * tiles.query_stride,
-            tiles.key_stride};
+    return {tiles.row(batch, head, query_tile), tiles.key_stride};
   }
   __device__ __forceinline__ uint32_t flags(int key_tile) const {
     return data == nullptr ? attention::MaskTiles::kSomeTrue : data[key_tile * key_stride];

@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(kThreads)
   rows.load(p, sequence, static_cast<int>(pair % heads), first_query);
   const auto tiles = static_cast<int>(counts.keys);
   const auto num_keys = static_cast<int>(sequence.num_keys);
-  uint8_t* const flags = p.score_mod.mask_tiles.data + int64_t{blockIdx.x} * tiles;
+  if (rows.rows == 0) return;
+  uint8_t* const flags = p.score_mod.mask_tiles.row(sequence.batch, pair % heads, first_query / IntervalRows::kQueries);
   constexpr int kKeys = static_cast<int>(MaskTiles::kSize);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int tile = static_cast<int>(threadIdx.x); tile - lane < tiles; tile += kThreads) {

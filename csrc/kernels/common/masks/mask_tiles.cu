@@ -61,26 +61,27 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
   int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + threadIdx.x / kWarpSize;
   if (index >= counts.total()) return;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  uint8_t* result = p.score_mod.mask_tiles.data + index;
   const int64_t first_key = index % counts.keys * MaskTiles::kSize;
   index /= counts.keys;
   const int64_t first_query = index % counts.queries * MaskTiles::kSize;
   index /= counts.queries;
+  const int64_t batch = index / counts.heads;
+  const int64_t head = index % counts.heads;
   const attention::BroadcastView& mask = p.score_mod.mask;
   const attention::RowIntervals& intervals = p.score_mod.intervals;
   const bool per_query = mask.query_stride != 0;
   const bool per_key = mask.key_stride != 0;
   const int rows = per_query ? static_cast<int>(min(p.sequences.max_seqlen_q - first_query, MaskTiles::kSize)) : 1;
   const int columns = per_key ? static_cast<int>(min(p.sequences.max_seqlen_k - first_key, MaskTiles::kSize)) : 1;
-  const uint8_t* first = static_cast<const uint8_t*>(mask.data) +
-                         mask.offset({index / counts.heads, index % counts.heads, first_query, first_key});
+  const uint8_t* first = static_cast<const uint8_t*>(mask.data) + mask.offset({batch, head, first_query, first_key});
+  if (intervals.present() && first_query >= p.sequence_of(batch).num_queries) return;
   const bool vectors = !intervals.present() && mask.key_stride == 1 && columns == MaskTiles::kSize &&
                        mask.query_stride % kVectorBytes == 0 && reinterpret_cast<uintptr_t>(first) % kVectorBytes == 0;
   uint8_t flags = 0;
   if (vectors) {
     flags = look_at_vectors(first, mask.query_stride, rows);
   } else if (intervals.present()) {
-    flags = look_at_both(p, {index / counts.heads, index % counts.heads, first_query, first_key}, lane);
+    flags = look_at_both(p, {batch, head, first_query, first_key}, lane);
   } else {
     for (int row = 0; row < rows; ++row) {
       for (int column = lane; column < columns; column += kWarpSize) {
@@ -90,7 +91,10 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
     }
   }
   flags = static_cast<uint8_t>(__reduce_or_sync(0xFFFFFFFFu, flags));
-  if (lane == 0) *result = flags;
+  const attention::MaskTiles& tiles = p.score_mod.mask_tiles;
+  if (lane == 0) {
+    tiles.row(batch, head, first_query / MaskTiles::kSize)[first_key / MaskTiles::kSize * tiles.key_stride] = flags;
+  }
 }
 
 }  // namespace
