@@ -136,13 +136,13 @@ def test_materialised_scores_stay_under_their_limit(dtype, head_dim, matrices, g
 
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_a_head_beyond_the_limit(head_dim, gpu):
-    """dS of one head of 65536 tokens takes 8 GiB, so it is computed again; on Hopper, above head dim 128, as many
-    queries as fit are worked on at a time, and sums of dK and dV are kept."""
+    """dS of one head of 65536 tokens takes 8 GiB, so it is computed again. On Hopper, above head dim 128, as many
+    queries as fit are worked on at a time. Sums of dK and dV are kept from one chunk of queries to the next."""
     extra = extra_to_train(1, LENGTH, head_dim, torch.bfloat16, gpu)
     limit = 0
     if gpu == SM90:
         sums = sums_of_dq(1, LENGTH, head_dim)
-        limit = sums if head_dim <= 128 else most_for_materialised_scores() + 2 * sums
+        limit = 3 * sums if head_dim <= 128 else most_for_materialised_scores() + 2 * sums
     assert extra <= limit + 4 * ROUNDING, f"{extra / MIB:.1f} MiB"
 
 

@@ -225,6 +225,11 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
              leaves_blocks_over(order, dims, blocks);
     });
     order.head_group_pairs = static_cast<uint32_t>(std::max<int64_t>(blocks / order.phase_tiles, 1));
+  } else if (!p.visibility.one_sided() && p.queries_per_key_head() > 1) {
+    // All pairs are ascending. In descending order a key tile goes through all heads of its KV group at each query
+    // tile, so that L2 would have to hold the queries of all of them; and in a window key tiles are as long as each
+    // other.
+    order.head_group_pairs = 1;
   } else {
     order.head_group_pairs =
         pairs_of_head_group(order, head_group_waves(dims, query_tiles) * static_cast<double>(blocks));

@@ -158,8 +158,8 @@ struct BackwardBiasStationaryKernel {
       found_nan |= store_row_chunks(rows_of(view, item, keys, columns), gradient);
     };
     const auto scale = static_cast<float>(p.score_mod.scale);
-    store_keys(p.dk, p.head_dim_qk, gradients, stage.q, scale);
     store_keys(p.dv, p.head_dim_v, scores, stage.dout, 1.0f);
+    store_keys(p.dk, p.head_dim_qk, gradients, stage.q, scale);
     dbias.add(gradients);
     __syncthreads();  // dS is complete
     if (p.dbias.per_batch) store_dbias_of(item);
