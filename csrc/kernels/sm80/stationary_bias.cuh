@@ -14,19 +14,17 @@
 
 namespace flash_attn_ext::sm80 {
 
-// The batch entries of a CTA: neighbouring ones, of one head. The CTAs of all heads of the same entries come together,
-// so that L2 serves what heads share, such as a mask.
-struct BatchRange {
+// The batch entries of a CTA, all of one head: every step-th one from the first on. So what all CTAs read and write at
+// a time lies close together in memory, and the heads of an entry share in L2 what is the same for all, such as a mask.
+struct BatchEntries {
   int head;
-  int begin;
-  int end;
+  int first;
+  int step;
 };
-__device__ __forceinline__ BatchRange batch_range(const attention::AttentionParams& p) {
+__device__ __forceinline__ BatchEntries batch_entries(const attention::AttentionParams& p) {
   const auto heads = static_cast<unsigned>(p.num_heads_q);
-  const int64_t part = blockIdx.x / heads;
-  const int64_t parts = gridDim.x / heads;
-  return {static_cast<int>(blockIdx.x % heads), static_cast<int>(part * p.batch / parts),
-          static_cast<int>((part + 1) * p.batch / parts)};
+  return {static_cast<int>(blockIdx.x % heads), static_cast<int>(blockIdx.x / heads),
+          static_cast<int>(gridDim.x / heads)};
 }
 
 // A batch entry of a head; there are no packed batches.

@@ -1,14 +1,14 @@
 // dQ, dK, dV and dBias of many short sequences whose heads have one bias for all batch entries, such as the windows of
 // Swin.
 //
-// Grid: persistent CTAs. Each has one head and a range of batch entries (BatchRange), and one tile holds all queries
-// and keys of a sequence, as in forward_bias_stationary.cuh. Each warp owns 16 keys: its rows of S^T = K Q^T and
-// dP^T = V dO^T are accumulators, and dV += P^T dO and dK += dS^T Q read P and dS from there. dS also goes to shared
-// memory, from which each warp computes 16 rows of dQ = scale * dS K.
-// dBias is the sum of dS over batch entries. Each thread keeps the sums of its scores in registers, and writes them
-// once, at the end. sum_dbias_parts_kernel adds those of the CTAs of a head in a fixed order.
-// Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits, the statistics of the queries, and dS. There are
-// three barriers for each sequence: its loads have arrived, its statistics are complete, and its dS is complete.
+// Grid: persistent CTAs. Each has one head and a share of the batch entries (BatchEntries), and one tile holds all
+// queries and keys of a sequence, as in forward_bias_stationary.cuh. Each warp owns 16 keys: its rows of S^T = K Q^T
+// and dP^T = V dO^T are accumulators, and dV += P^T dO and dK += dS^T Q read P and dS from there. dS also goes to
+// shared memory, from which each warp computes 16 rows of dQ = scale * dS K. dBias is the sum of dS over batch entries.
+// Each thread keeps the sums of its scores in registers, and writes them once, at the end. sum_dbias_parts_kernel adds
+// those of the CTAs of a head in a fixed order. Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits,
+// the statistics of the queries, and dS. There are three barriers for each sequence: its loads have arrived, its
+// statistics are complete, and its dS is complete.
 #pragma once
 
 #include "attention/division.h"
@@ -74,9 +74,8 @@ struct BackwardBiasStationaryKernel {
   Scores dbias;
 
   __device__ __forceinline__ void run() {
-    const BatchRange range = batch_range(p);
     dbias.clear();
-    if (range.begin < range.end) iterate(range);
+    iterate(batch_entries(p));
     if (p.dbias_parts != nullptr) store_dbias_part();
   }
 
@@ -85,23 +84,24 @@ struct BackwardBiasStationaryKernel {
   static constexpr int kThreadsPerQuery = kThreads / kBiasStationaryTokens;
   __device__ __forceinline__ static int own_query() { return static_cast<int>(threadIdx.x) / kThreadsPerQuery; }
 
-  __device__ __forceinline__ void iterate(const BatchRange& range) {
-    load(shared.stages[0], item_at(p, range.head, range.begin));
-    Statistics next = load_statistics(item_at(p, range.head, range.begin));
+  __device__ __forceinline__ void iterate(const BatchEntries& entries) {
+    const auto end = static_cast<int>(p.batch);
+    load(shared.stages[0], item_at(p, entries.head, entries.first));
+    Statistics next = load_statistics(item_at(p, entries.head, entries.first));
     const bool stays = p.score_mod.bias.batch_stride == 0;  // the bias of the head
-    if (stays) load_bias(item_at(p, range.head, range.begin));
+    if (stays) load_bias(item_at(p, entries.head, entries.first));
     int current = 0;
-    for (int entry = range.begin; entry < range.end; ++entry) {
+    for (int entry = entries.first; entry < end; entry += entries.step) {
       const Statistics statistics = next;
       ptx::wait_copies<0>();
       __syncthreads();  // the sequence has arrived, and no warp reads the other stage, statistics or dS any more
-      if (entry + 1 < range.end) {
-        const WorkItem item = item_at(p, range.head, entry + 1);
+      if (entry + entries.step < end) {
+        const WorkItem item = item_at(p, entries.head, entry + entries.step);
         load(shared.stages[1 - current], item);
         next = load_statistics(item);
       }
-      if (!stays) load_bias(item_at(p, range.head, entry));
-      compute(shared.stages[current], statistics, item_at(p, range.head, entry));
+      if (!stays) load_bias(item_at(p, entries.head, entry));
+      compute(shared.stages[current], statistics, item_at(p, entries.head, entry));
       current = 1 - current;
     }
   }
@@ -158,8 +158,8 @@ struct BackwardBiasStationaryKernel {
       found_nan |= store_row_chunks(rows_of(view, item, keys, columns), gradient);
     };
     const auto scale = static_cast<float>(p.score_mod.scale);
-    store_keys(p.dv, p.head_dim_v, scores, stage.dout, 1.0f);
     store_keys(p.dk, p.head_dim_qk, gradients, stage.q, scale);
+    store_keys(p.dv, p.head_dim_v, scores, stage.dout, 1.0f);
     dbias.add(gradients);
     __syncthreads();  // dS is complete
     if (p.dbias.per_batch) store_dbias_of(item);

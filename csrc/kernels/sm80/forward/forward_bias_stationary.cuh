@@ -1,11 +1,10 @@
 // Forward pass of many short sequences whose heads have one bias for all batch entries, such as the windows of Swin.
 //
-// Grid: persistent CTAs. Each has one head and a range of batch entries (BatchRange). Its tile holds all queries and
-// keys of a sequence, so there is one iteration for each sequence, and no loop over keys. The bias of the head is read
-// once, and stays in shared memory. Each warp owns 16 queries.
-// Shared memory: the bias, and two stages of Q, K, V and mask bits. The loads of the next sequence overlap the current
-// one, and one barrier for each sequence says both that its loads have arrived and that no warp reads the other stage
-// any more.
+// Grid: persistent CTAs. Each has one head and a share of the batch entries (BatchEntries). Its tile holds all queries
+// and keys of a sequence, so there is one iteration for each sequence, and no loop over keys. The bias of the head is
+// read once, and stays in shared memory. Each warp owns 16 queries. Shared memory: the bias, and two stages of Q, K, V
+// and mask bits. The loads of the next sequence overlap the current one, and one barrier for each sequence says both
+// that its loads have arrived and that no warp reads the other stage any more.
 #pragma once
 
 #include "kernels/common/launch/launch_early.cuh"
@@ -47,18 +46,19 @@ struct ForwardBiasStationaryKernel {
   Shared& shared;
 
   __device__ __forceinline__ void run() {
-    const BatchRange range = batch_range(p);
-    if (range.begin == range.end) return;
-    load(shared.stages[0], item_at(p, range.head, range.begin));
+    const BatchEntries entries = batch_entries(p);
+    const auto end = static_cast<int>(p.batch);
+    load(shared.stages[0], item_at(p, entries.head, entries.first));
     const bool stays = p.score_mod.bias.batch_stride == 0;  // the bias of the head
-    if (stays) load_bias(item_at(p, range.head, range.begin));
+    if (stays) load_bias(item_at(p, entries.head, entries.first));
     int current = 0;
-    for (int entry = range.begin; entry < range.end; ++entry) {
+    for (int entry = entries.first; entry < end; entry += entries.step) {
       ptx::wait_copies<0>();
       __syncthreads();  // the sequence has arrived, and no warp reads the other stage any more
-      if (entry + 1 < range.end) load(shared.stages[1 - current], item_at(p, range.head, entry + 1));
-      if (!stays) load_bias(item_at(p, range.head, entry));
-      compute(shared.stages[current], item_at(p, range.head, entry));
+      const int next = entry + entries.step;
+      if (next < end) load(shared.stages[1 - current], item_at(p, entries.head, next));
+      if (!stays) load_bias(item_at(p, entries.head, entry));
+      compute(shared.stages[current], item_at(p, entries.head, entry));
       current = 1 - current;
     }
   }
