@@ -40,6 +40,7 @@ NVCC_FLAGS += ["-Werror=cross-execution-space-call", "-Xfatbin=-compress-all", f
 OVERLAPPING_LAUNCHES = (
     "kernels/sm80/forward/split/",
     "kernels/sm80/backward/instances/backward_fused",
+    *(f"kernels/sm80/{name}/instances/{name}_bias_stationary" for name in ("forward", "backward")),
     *(f"kernels/common/{name}" for name in ("sums/combine", "sums/delta", "sums/score_gradients", "masks/", "repair/")),
 )
 # A symbol that is missing is an error at once: when the library is linked, and when the glue is loaded, whose Python is

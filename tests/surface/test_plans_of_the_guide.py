@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.plans import F16, F32, KEY_STATIONARY, TWO_PASS, WARP_SPECIALISED, Call
+from support.plans import BF16, F16, F32, KEY_STATIONARY, TWO_PASS, WARP_SPECIALISED, Call
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 LENGTH = 2048
@@ -17,13 +17,19 @@ SOFTCAP, DROPOUT = {"options": {"softcap": 30.0}}, {"options": {"dropout_p": 0.1
 
 # The calls of each row, as arguments of Call.
 CALLS = {
-    "none, causal, a window, grouped heads, a sink with or without gradient": (
+    "none, causal, a window, grouped heads": (
         {},
         {"options": {"causal": "top_left"}},
         {"options": {"window": (256, 0)}},
         {"key_heads": 4},
-        {"sink": True},
-        {"sink": True, "wanted": WITH_SINK},
+    ),
+    "a sink, with or without gradient, up to head dim 64 or in float16": (
+        {"sink": True, "dtype": F16},
+        {"sink": True, "wanted": WITH_SINK, "dtype": F16},
+    ),
+    "a sink above head dim 64 in bfloat16": (
+        {"sink": True, "d": 128, "dtype": BF16},
+        {"sink": True, "d": 72, "dtype": BF16, "wanted": WITH_SINK},
     ),
     "a mask of keys, or of queries and keys": ({"mask": OF_ENTRIES}, {"mask": PAIRS}),
     "intervals": ({"intervals": INTERVALS}, {"intervals": (8, 16, LENGTH, 8)}),
@@ -65,7 +71,7 @@ def kernel_of(plan) -> str:
 
 
 def on_hopper(arguments: dict, **more) -> Call:
-    arguments = arguments | more
+    arguments = more | arguments
     return Call(LENGTH, **arguments | {"options": {"backend": "sm90"} | arguments.get("options", {})})
 
 
@@ -81,7 +87,8 @@ def test_kernels_of_an_option(option):
             found = tuple(map(kernel_of, on_hopper(arguments, **more).plans()))
             assert found == (forward, backward), (arguments, more)
         for d in (192, 256):
-            assert kernel_of(on_hopper(arguments, d=d).plans()[1]) == backward_of_large, (arguments, d)
+            of_large = {name: value for name, value in arguments.items() if name != "d"}
+            assert kernel_of(on_hopper(of_large, d=d).plans()[1]) == backward_of_large, (arguments, d)
 
 
 def test_the_names_of_kernels_are_told_apart():

@@ -35,8 +35,8 @@ struct TwoPassConfig {
 
 // The table of dQ kernels: each row is compiled once for bfloat16 and once for float16. The plan names a row. Rows
 // stand in the order of their head dims, the cheapest first, and a call takes the first head dims that hold its own. At
-// head dims up to 128, scale-only calls take the key-stationary kernel. Above, Q, dO, K and V leave no shared memory
-// for a bias.
+// head dims up to 128, scale-only calls take the key-stationary kernel, or generic rows where its weights may vanish.
+// Above, Q, dO, K and V leave no shared memory for a bias.
 inline constexpr TwoPassConfig kTwoPassConfigs[] = {
     {.dims = {64, 64}, .score = ScoreMode::kMask, .k_stages = 3, .v_stages = 2},
     {.dims = {64, 64}, .score = ScoreMode::kBiasMask, .k_stages = 3, .v_stages = 2},

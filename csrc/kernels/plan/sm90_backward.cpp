@@ -78,10 +78,16 @@ bool has_few_queries(const BackwardParams& p) {
   return p.sequences.max_seqlen_k > kMostKeysPerQuery * p.sequences.max_seqlen_q;
 }
 
+// Whether weights may vanish in the key-stationary kernel. Above head dim 64 it keeps those of bfloat16 calls in
+// float16. A sink may take so much of a row's weight that all others are smaller than float16's smallest number.
+bool weights_may_vanish(const BackwardParams& p) {
+  return p.sink != nullptr && p.element == attention::ElementType::kBFloat16 && largest_head_dim(p) > 64;
+}
+
 // Whether the key-stationary kernel computes all gradients. Calls with a mask and few queries take kernels without
 // semaphores.
 bool takes_key_stationary(const BackwardParams& p) {
-  if (largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim) return false;
+  if (largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim || weights_may_vanish(p)) return false;
   switch (score_mode_sm90(p)) {
     case ScoreMode::kScaleOnly:
     case ScoreMode::kDropout:

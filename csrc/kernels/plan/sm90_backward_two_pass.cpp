@@ -217,7 +217,7 @@ int choose_row(const BackwardParams& p) {
   };
   const ScoreMode score = score_mode_sm90(p);
   const int row = row_of(score);
-  if (row != kNoRow || score == ScoreMode::kScaleOnly) return row;
+  if (row != kNoRow) return row;
   const bool has_bias_or_mask = p.score_mod.bias.present() || p.score_mod.hides_keys();
   const int without_bias_mask = has_bias_or_mask ? kNoRow : row_of(ScoreMode::kGenericWithoutBiasMask);
   return without_bias_mask != kNoRow ? without_bias_mask : row_of(ScoreMode::kGeneric);

@@ -33,11 +33,7 @@ struct BackwardBiasStationaryKernel {
   using Element = ElementType;
   static constexpr TileShape kTile = kConfig.tile;
   static constexpr int kHeadDim = kConfig.head_dim;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  static constexpr int kCtasPerSm = 2;  // shared memory holds no more
-#else
   static constexpr int kCtasPerSm = kConfig.ctas_per_sm_backward;
-#endif
   static constexpr int kThreads = kTile.warps * kWarpSize;
   static constexpr int kRowsPerWarp = kTile.keys / kTile.warps;
 
@@ -145,6 +141,7 @@ struct BackwardBiasStationaryKernel {
     tile::multiply_head_dims(scores, stage.k, warp_row(), stage.q);
     tile::multiply_head_dims(gradients, stage.v, warp_row(), stage.dout);
     differentiate(scores, gradients, stage.mask);
+    dbias.add(gradients);
     store_dscores(gradients);
     const int64_t keys = item.sequence.num_keys;
     bool found_nan = false;
@@ -160,7 +157,6 @@ struct BackwardBiasStationaryKernel {
     const auto scale = static_cast<float>(p.score_mod.scale);
     store_keys(p.dk, p.head_dim_qk, gradients, stage.q, scale);
     store_keys(p.dv, p.head_dim_v, scores, stage.dout, 1.0f);
-    dbias.add(gradients);
     __syncthreads();  // dS is complete
     if (p.dbias.per_batch) store_dbias_of(item);
     if (p.dq.data != nullptr) {
