@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flash_attn_ext._canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
 from flash_attn_ext._problem import Problem
+from flash_attn_ext.masks import Intervals
 from flash_attn_ext.types import Causal, Layout, Window
 
 _CAUSALITIES: tuple[Causal, ...] = ("top_left", "bottom_right")
@@ -21,7 +22,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 def problem_of(*, window: Window | None, **given: Any) -> Problem:
     """The user's arguments as a problem, with its options checked and spelled as the extension takes them."""
     given["window_left"], given["window_right"] = window_pair(window)
-    given["intervals"] = getattr(given.get("intervals"), "tensor", given.get("intervals"))  # of an object for masks
+    if isinstance(given.get("intervals"), Intervals):
+        given["intervals"] = given["intervals"].tensor
     check_causal(given["causal"])
     check_backend(given["backend"])
     given["allow_tf32"] = check_flag("allow_tf32", given["allow_tf32"])

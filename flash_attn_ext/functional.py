@@ -188,6 +188,8 @@ def attention(
         >>> out.shape, lse.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
     """
+    if isinstance(intervals, Intervals):
+        intervals = intervals.tensor
     if not is_compiling():
         # fmt: off
         results = _C.direct_attention(

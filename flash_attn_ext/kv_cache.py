@@ -145,6 +145,8 @@ def attention_with_kvcache(
         >>> out.shape, torch.equal(k_cache[1, :, 7], k_new[1, :, 0])
         (torch.Size([4, 8, 1, 64]), True)
     """
+    if isinstance(intervals, Intervals):
+        intervals = intervals.tensor
     if not is_compiling():
         # fmt: off
         results = _C.direct_attention_with_kvcache(
@@ -225,7 +227,9 @@ def _with_four_dimensional_tables(problem: Problem) -> Problem:
     require_tensors(("bias", "mask", "intervals"), (problem.bias, problem.mask, problem.intervals), num_required=0)
     full = "(batch, heads, queries, capacity)"
     return problem._replace(
-        bias=four_dimensional("bias", problem.bias, full), mask=four_dimensional("mask", problem.mask, full)
+        bias=four_dimensional("bias", problem.bias, full),
+        mask=four_dimensional("mask", problem.mask, full),
+        intervals=four_dimensional("intervals", problem.intervals, "(batch, heads, queries, 2 n)"),
     )
 
 

@@ -39,7 +39,7 @@ struct StatisticView {
   }
 };
 
-// Along which dimensions it differs what the mask and the intervals hide.
+// The dimensions along which the mask or the intervals differ.
 struct MaskDimensions {
   bool batch;
   bool heads;

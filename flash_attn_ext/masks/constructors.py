@@ -1,6 +1,6 @@
 """The families of masks. Positions are those of self-attention: as many queries as keys, the first of each at 0.
 
-No function waits for a GPU unless its docstring says so. Sorted intervals that do not touch are left to ``merge``.
+No function waits for a GPU unless its docstring says so. ``merge`` sorts intervals and joins those that touch.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ PLAN_FILES = (
     "sm90_backward_query_stationary.cpp",
     "sm90_backward_two_pass.cpp",
     "sm90_score_mode.cpp",
-    "sm80_backward.cpp", "bias_stationary.cpp",
+    "sm80_backward.cpp",
+    "bias_stationary.cpp",
 )
 PLANS = [CSRC / "kernels" / "plan" / name for name in PLAN_FILES]
 

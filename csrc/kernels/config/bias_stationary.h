@@ -11,7 +11,7 @@ struct BiasStationaryConfig {
   int head_dim;
   ScoreMode score = ScoreMode::kBiasMask;
   TileShape tile;            // ctas_per_sm: those of the forward pass
-  int ctas_per_sm_backward;  // at least, where shared memory holds them
+  int ctas_per_sm_backward;  // at least; the shared memory of GPUs before Hopper holds fewer
 
   bool operator==(const BiasStationaryConfig&) const = default;
 };

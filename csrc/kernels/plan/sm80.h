@@ -73,8 +73,8 @@ inline bool launches_hold_sums_of_dbias(const attention::BackwardParams& p, int6
 inline constexpr int64_t kQueriesOfSmallTiles = 64;
 
 // Whether a call takes a bias-stationary kernel: each sequence is so short that one tile holds it, and its scores have
-// a bias or a mask. Only lengths, head dims and features decide, so that a result does not depend on the rest of the
-// batch.
+// a bias or a mask. Only lengths, head dims, features and strides decide, so that a result does not depend on the rest
+// of the batch.
 bool takes_bias_stationary(const attention::AttentionParams& params);
 bool takes_bias_stationary(const attention::BackwardParams& params);
 ForwardPlan plan_forward_bias_stationary(const attention::ForwardParams& params, const Limits& limits);

@@ -233,8 +233,8 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
     order.head_group_pairs = static_cast<uint32_t>(std::max<int64_t>(blocks / order.phase_tiles, 1));
   } else if (!p.visibility.one_sided() && p.queries_per_key_head() > 1) {
     // All pairs are ascending. In descending order a key tile goes through all heads of its KV group at each query
-    // tile, so that L2 would have to hold the queries of all of them; and in a window key tiles are as long as each
-    // other.
+    // tile, so that L2 would have to hold the queries of all of them; and in a window all key tiles have
+    // as many iterations, so that nothing is gained by it.
     order.head_group_pairs = 1;
   } else {
     order.head_group_pairs =
@@ -257,6 +257,9 @@ bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const 
   return is_a_share_of_the_mask || MaskIterations::bytes(p, order) <= limits.max_materialised_bytes;
 }
 
+// Launches of fewer query tiles would spend their time on partial dK and dV. No L2 of a Hopper GPU is that small.
+constexpr int64_t kLeastTilesOfChunk = 64;
+
 // Whether a call may be divided into query chunks. Where a window hides the keys before it, L2 holds the queries that
 // see the key tiles in flight. In split-KV there are few queries. Only kernels that scale scores alone have query
 // chunks.
@@ -273,7 +276,8 @@ QueryChunks choose_query_chunks(const BackwardParams& p, const LoopOrder& order,
   if (!may_chunk_queries(p, order)) return {};
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const int64_t bytes_of_tile = LoopOrder::kQueries * dims.qk * int64_t{sizeof(float)};
-  const int64_t most = std::max<int64_t>(limits.l2_bytes / 3 / bytes_of_tile, 1);
+  const int64_t most = limits.l2_bytes / 3 / bytes_of_tile;
+  if (most < kLeastTilesOfChunk) return {};
   const int64_t longest = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
   const int64_t average = is_packed(p) ? p.sequences.total_q / p.batch / LoopOrder::kQueries : longest;
   if (average <= most) return {};

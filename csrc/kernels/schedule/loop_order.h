@@ -31,7 +31,8 @@
 //              staggered.
 //  descending  From the last query tile to the first; the first key tile is fetched first. Causal key tiles start
 //              staggered and end together. Every second pair of an L2 head group is descending: its staggered start
-//              fills the SMs that the staggered end of the ascending pairs leaves idle.
+//              fills the SMs that the staggered end of the ascending pairs leaves idle. In windows of grouped heads
+//              no pair is.
 //  cyclic      Where every query sees every key: the key tiles of a phase start evenly spread over the query tiles and
 //              wrap around. More phases put neighbouring contributors of a query tile further apart.
 //  split-KV    For few queries that see many keys, where a query tile would have too many contributors at once for one
@@ -65,7 +66,7 @@ struct LoopOrder {
   bool split_kv = false;
   uint32_t log2_accumulators = 0;  // accumulators of dQ for each query tile: one, or in split-KV one for each phase
 
-  // Of how many key tiles, from the first one on, the pairs of a direction have work tiles.
+  // The number of leading key tiles that have work tiles, for each loop direction.
   struct KeyTiles {
     uint32_t ascending;
     uint32_t descending;

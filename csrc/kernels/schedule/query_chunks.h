@@ -3,8 +3,9 @@
 //
 // A key tile keeps dK and dV in registers during a launch, and in float32 memory until the next one. Pairs in ascending
 // order go from the first chunk to the last, and pairs in descending order from the last to the first. So a key tile
-// iterates over query tiles in the same order as without chunks, and all gradients have the same bits. In causal calls
-// all launches then have about as much to do.
+// iterates over query tiles in the same order as without chunks, and gradients have the same bits, unless a launch has
+// room for the partial sums of one pair only: then all pairs ascend. In causal calls all launches have about as much to
+// do.
 //
 // In cyclic order each chunk has a cycle of its own: a key tile wraps around in the chunk, and ranks follow from the
 // chunk's number of queries.
@@ -24,9 +25,9 @@ struct QueryChunks {
 
   // What a key tile does in a launch.
   struct Part {
-    bool exists;            // it takes part in the launch; gradients of keys that no query sees are written in one, too
-    bool has_partial_sums;  // an earlier launch has left dK and dV
-    bool is_last;           // dK and dV are complete
+    bool exists;  // it has work in this launch; a key tile that no query sees has some in one, where it writes 0
+    bool has_partial_sums;         // an earlier launch has left dK and dV
+    bool is_last;                  // dK and dV are complete
     LoopOrder::Tiles query_tiles;  // over which it iterates
     int first_query_tile;          // the one that is number 0: cyclic, the first one of the chunk
     LoopOrder::Contributor contributor;
@@ -57,7 +58,7 @@ struct QueryChunks {
     return part;
   }
 
-  // Of how many key tiles, from the first one on, a launch has work tiles.
+  // The number of leading key tiles that have work tiles in a launch.
   LoopOrder::KeyTiles key_tiles(const LoopOrder& order, const attention::AttentionParams& p, int launch) const {
     const auto of = [&](LoopDirection direction) {
       const int chunk = of_launch(launch, direction);

@@ -1,4 +1,5 @@
-// mask_tiles says whether the intervals show and whether they hide a key of each tile of 64 queries x 64 keys.
+// Scans intervals: mask_tiles has two flags for each tile of 64 queries x 64 keys, whether some pair is visible and
+// whether some pair is hidden.
 //
 // Grid: one CTA per 64 queries of each batch entry and head that has intervals of its own. A thread has every 256th
 // tile of keys. The kernel is bound by the latency of its first load, and by the bytes that it writes.

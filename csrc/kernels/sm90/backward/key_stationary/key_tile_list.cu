@@ -145,7 +145,7 @@ struct ChunkedKeyTileList {
   }
 
  private:
-  // Restricts a key tile to the chunk. Tiles that the last phases lack have no partial sums, and keep no gradients.
+  // Restricts a key tile to the chunk. Tiles past the last one, which fill the phases, have no partial sums.
   __device__ __forceinline__ void chunk(uint32_t partial_sums, ChunkedKeyTileWork& work) const {
     work.partial_sums = static_cast<int>(partial_sums);
     const QueryChunks::Part part = args.chunks.part(args.launch, work.contributor, {work.begin, work.end});
