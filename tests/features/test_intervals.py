@@ -252,6 +252,10 @@ def test_over_a_cache(dtype, num_queries, page_size, backend):
     intervals = torch.tensor([0, 3, 90, 310], dtype=torch.int32).repeat(1, 1, num_queries, 1).to(backend.device)
     intervals[..., -1, :] = torch.tensor([2, 250, 300, 320], dtype=torch.int32)
     out = flash_attn_ext.attention_with_kvcache(q, *caches, **options, intervals=intervals, backend=backend.name)
+    short = flash_attn_ext.attention_with_kvcache(
+        q, *caches, **options, intervals=intervals[0, 0], backend=backend.name
+    )
+    assert torch.equal(short, out)
     expected = flash_attn_ext.reference.attention_with_kvcache_reference(
         q.double(), *(cache.double() for cache in caches), **options, intervals=intervals
     )[0]
