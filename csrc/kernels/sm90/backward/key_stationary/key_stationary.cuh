@@ -3,8 +3,8 @@
 //
 // Grid: persistent CTAs, one per SM. Each fetches work tiles (batch entry, key head, 128 keys) until none is left. For
 // each of them K, V, dK and dV stay, and the CTA iterates over the tiles of 64 queries that see the keys.
-// schedule/loop_order.h explains the loop order and the semaphores that make the sums of dQ deterministic. Where L2 does
-// not hold the sums of dQ of a head, there is a launch for each of its query chunks (schedule/query_chunks.h).
+// schedule/loop_order.h explains the loop order and the semaphores that make the sums of dQ deterministic. Where L2
+// does not hold the sums of dQ of a head, there is a launch for each of its query chunks (schedule/query_chunks.h).
 //
 //  Warpgroup 0         Producers: one thread fetches work tiles, and one issues the TMA copies (producer.cuh). Two more
 //                      are reducers, which add partial dQ to the accumulators in memory (dq_reducers.cuh).
