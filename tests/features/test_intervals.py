@@ -227,12 +227,10 @@ def test_other_ranks(lead, backend):
         torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_an_object_with_a_tensor(backend):
-    class Intervals:
-        tensor = rows(0, torch.arange(30) + 1).to(backend.device)
-
+def test_an_object_of_masks(backend):
+    intervals = flash_attn_ext.masks.Intervals(rows(0, torch.arange(30) + 1).to(backend.device))
     q = torch.randn(1, 2, 30, 16, generator=torch.Generator().manual_seed(0)).to(backend.device)
-    out = flash_attn_ext.attention(q, q, q, intervals=Intervals(), backend=backend.name)
+    out = flash_attn_ext.attention(q, q, q, intervals=intervals, backend=backend.name)
     expected = flash_attn_ext.attention(q, q, q, causal="top_left", backend=backend.name)
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
 
