@@ -115,10 +115,9 @@ void print_sm80() {
                {"unmasked_by_warp", unmasked_by_warp}});
   }
   for (const sm80::BiasStationaryConfig& config : sm80::kBiasStationaryConfigs) {
-    const auto& [element_bytes, head_dim, score, tile, ctas_per_sm_backward] = config;
+    const auto& [head_dim, score, tile, ctas_per_sm_backward] = config;
     print_row("sm80 bias-stationary", score,
-              {{"element_bytes", element_bytes},
-               {"qk", head_dim},
+              {{"qk", head_dim},
                {"block_m", tile.queries},
                {"block_n", tile.keys},
                {"warps", tile.warps},

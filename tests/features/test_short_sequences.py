@@ -38,6 +38,7 @@ COMBINED = [
     Case(sq=49, sk=49, bias="1hqk", mask="b1qk", heads=6, kv_heads=2, sink=True, dlse=True),
     Case(sq=49, sk=49, bias="11qk", mask="b1qk", layout="bshd", scale=0.7),
     Case(sq=49, sk=49, bias="1hqk", mask="b1qk", batch=300, heads=2),
+    Case(sq=49, sk=49, bias="1hqk", mask="b1qk", batch=0),  # the gradient of the bias is 0
 ]
 SWIN = Case(sq=49, sk=49, batch=70, heads=3, bias="1hqk", mask="b1qk")
 

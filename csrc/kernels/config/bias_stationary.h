@@ -1,5 +1,5 @@
-// The table of the bias-stationary kernels: many short sequences, whose heads each have one bias for all batch entries,
-// as the windows of Swin have. One tile holds all queries and keys of a sequence.
+// The table of the bias-stationary kernels, for bfloat16 and float16: many short sequences, whose heads each have one
+// bias for all batch entries, as the windows of Swin have. One tile holds all queries and keys of a sequence.
 #pragma once
 
 #include "kernels/config/sm80.h"
@@ -7,7 +7,6 @@
 namespace flash_attn_ext::sm80 {
 
 struct BiasStationaryConfig {
-  int element_bytes = 2;
   int head_dim;
   ScoreMode score = ScoreMode::kBiasMask;
   TileShape tile;            // ctas_per_sm: those of the forward pass

@@ -27,7 +27,7 @@ int row_of(const attention::AttentionParams& p) {
 // As many CTAs as run at once on Hopper, each of which has a share of the batch entries of one head.
 int64_t count_ctas(const attention::AttentionParams& p, int ctas_per_sm, const Limits& limits) {
   const int64_t parts = ctas_per_sm * limits.sms / p.num_heads_q;
-  return std::min(std::max<int64_t>(parts, 1), p.batch) * p.num_heads_q;
+  return std::clamp<int64_t>(parts, 1, p.batch) * p.num_heads_q;
 }
 
 // One flag for each warp of a sequence's tile.

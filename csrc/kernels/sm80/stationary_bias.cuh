@@ -93,13 +93,12 @@ struct StationaryBias {
     }
   }
 
-  // Calls function(r, j, low, high) with each of the thread's pairs in column tiles kFirst + j.
-  template <int kFirst = 0, int kTiles = Acc::kColumnTiles, class Function>
+  // Calls function(r, j, low, high) with each of the thread's pairs.
+  template <class Function>
   __device__ __forceinline__ void for_each_pair(Function&& function) const {
-    static_assert(kFirst % 2 == 0 && kTiles % 2 == 0);
 #pragma unroll
-    for (int j = 0; j < kTiles; j += 2) {
-      const uint4 words = data[(kFirst + j) / 2][threadIdx.x];
+    for (int j = 0; j < Acc::kColumnTiles; j += 2) {
+      const uint4 words = data[j / 2][threadIdx.x];
       call(function, 0, j, words.x);
       call(function, 1, j, words.y);
       call(function, 0, j + 1, words.z);

@@ -4,11 +4,13 @@
 // Grid: persistent CTAs. Each has one head and a share of the batch entries (BatchEntries), and one tile holds all
 // queries and keys of a sequence, as in forward_bias_stationary.cuh. Each warp owns 16 keys: its rows of S^T = K Q^T
 // and dP^T = V dO^T are accumulators, and dV += P^T dO and dK += dS^T Q read P and dS from there. dS also goes to
-// shared memory, from which each warp computes 16 rows of dQ = scale * dS K. dBias is the sum of dS over batch entries.
-// Each thread keeps the sums of its scores in registers, and writes them once, at the end. sum_dbias_parts_kernel adds
-// those of the CTAs of a head in a fixed order. Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits,
-// the statistics of the queries, and dS. There are three barriers for each sequence: its loads have arrived, its
-// statistics are complete, and its dS is complete.
+// shared memory, from which each warp computes 16 rows of dQ = scale * dS K.
+//
+// dBias is the sum of dS over batch entries. Each thread keeps the sums of its scores in registers, and writes them
+// once, at the end. sum_dbias_parts_kernel adds those of the CTAs of a head in a fixed order.
+//
+// Shared memory: the bias, two stages of Q, K, V, O, dO and mask bits, the statistics of the queries, and dS. There are
+// three barriers for each sequence: its loads have arrived, its statistics are complete, and its dS is complete.
 #pragma once
 
 #include "attention/division.h"
