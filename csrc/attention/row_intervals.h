@@ -39,17 +39,23 @@ struct RowIntervals {
   // Bit i says whether the query sees key first + i, for 32 keys.
   FLASH_HOST_DEVICE uint32_t word(const int32_t* row, int first) const {
     uint32_t bits = 0;
-    for (int m = 0; m < count; ++m) bits |= from(after(row[2 * m], first)) & ~from(after(row[2 * m + 1], first));
+    for (int m = 0; m < count; ++m) bits |= word(row[2 * m], row[2 * m + 1], first);
     return bits;
+  }
+  // The same for one interval.
+  FLASH_HOST_DEVICE static uint32_t word(int32_t begin, int32_t end, int first) {
+    return from(after(begin, first)) & ~from(after(end, first));
   }
 
   // The same for 128 keys, in the order of MaskBits: the word of a thread of a quad.
   FLASH_HOST_DEVICE uint32_t quad_word(const int32_t* row, int first, int thread) const {
     uint32_t bits = 0;
-    for (int m = 0; m < count; ++m) {
-      bits |= quad_from(after(row[2 * m], first), thread) & ~quad_from(after(row[2 * m + 1], first), thread);
-    }
+    for (int m = 0; m < count; ++m) bits |= quad_word(row[2 * m], row[2 * m + 1], first, thread);
     return bits;
+  }
+  // The same for one interval.
+  FLASH_HOST_DEVICE static uint32_t quad_word(int32_t begin, int32_t end, int first, int thread) {
+    return quad_from(after(begin, first), thread) & ~quad_from(after(end, first), thread);
   }
 
  private:

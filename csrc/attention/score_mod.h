@@ -55,10 +55,19 @@ struct MaskTiles {
   static constexpr int64_t kSize = 64;
   static constexpr uint8_t kSomeTrue = 1;
   static constexpr uint8_t kSomeFalse = 2;
-  // The other bits say how many of the tiles just before this one, with smaller keys, are known to be hidden. A scan of
-  // a mask does not find out. kAllBefore: all of them.
-  static constexpr int kHiddenBeforeShift = 2;
-  static constexpr int kAllBefore = 63;
+  // The other bits say how many of the tiles just before this one, with smaller keys, are known to be hidden: numbers
+  // below kExact as they are, and larger ones in steps of kExact. A scan of a mask does not find out. kAllBefore: all
+  // of them.
+  static constexpr uint32_t kHiddenBeforeShift = 2;
+  static constexpr uint32_t kAllBefore = 63;
+  static constexpr uint32_t kExact = 32;
+  FLASH_HOST_DEVICE static uint32_t encode_hidden_before(uint32_t tiles) {
+    const uint32_t code = tiles < kExact ? tiles : kExact - 1 + tiles / kExact;
+    return code < kAllBefore ? code : kAllBefore - 1;
+  }
+  FLASH_HOST_DEVICE static uint32_t decode_hidden_before(uint32_t code) {
+    return code < kExact ? code : (code + 1 - kExact) * kExact;
+  }
 
   uint8_t* data = nullptr;
   int64_t batch_stride = 0;

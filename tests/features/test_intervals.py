@@ -42,6 +42,7 @@ LONG = [
     for d in (64, 96, 128, 192, 256)
     for sq, sk, causal, pattern, more in (
         (500, 500, "bottom_right", "11", dict(interval_rows=100)),
+        (500, 500, "bottom_right", "bh", dict(interval_rows=70)),
         (500, 730, None, "bh", dict(interval_rows=64, num_intervals=2)),
         (410, 640, None, "1h", dict(num_intervals=4)),
     )
@@ -127,6 +128,29 @@ def of_family(name: str, dtype: torch.dtype, device: str, d: int = 64) -> Inputs
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_of_masks(name, d, dtype, backend):
     check_inputs(of_family(name, dtype, backend.device, d), backend)
+
+
+@FOR_GPUS
+@computes_in(torch.bfloat16)
+@pytest.mark.parametrize("d", [64, 128])
+def test_many_tiles(d, backend):
+    """More key tiles than a warp has lanes. Some are seen by all queries, some by those of their document."""
+    s = 4700
+    query = torch.arange(s)
+    documents = query // 1500 * 1500
+    intervals = rows(0, torch.where(query < 2900, 20, 70), documents, query + 1)
+    inputs = make_inputs(Case(sq=s, sk=s, d=d, heads=3, kv_heads=1), torch.bfloat16, backend.device)
+    check_inputs(inputs.replace(intervals=intervals.to(backend.device)), backend)
+
+
+@FOR_GPUS
+@computes_in(torch.bfloat16)
+def test_far_apart(backend):
+    """Between intervals lie more hidden tiles than a tile's flags can count."""
+    keys, query = 140_000, torch.arange(150)
+    intervals = rows(query, query + 40, 3000 + query, 3040, 69_000, 69_001 + query, keys - 70, keys - query % 3)
+    inputs = make_inputs(Case(sq=150, sk=keys, d=64, heads=1), torch.bfloat16, backend.device)
+    check_inputs(inputs.replace(intervals=intervals.to(backend.device)), backend)
 
 
 @over_dtypes((torch.float32, torch.bfloat16))

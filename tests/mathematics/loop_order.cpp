@@ -5,6 +5,7 @@
 #include "kernels/schedule/loop_order.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <random>
 #include <set>
@@ -36,6 +37,13 @@ struct Problem {
     return !masked || (mixed >> 20) % 16 >= hidden;
   }
 
+  // A mask may turn a descending pair into an ascending one.
+  LoopOrder::WorkTile work_tile(uint32_t index) const {
+    const LoopOrder::WorkTile of_order = order.work_tile(index);
+    const bool is_turned = masked && (of_order.pair * 2654435761u >> 20) % 2 == 0;
+    return is_turned && of_order.direction == LoopDirection::kDescending ? order.ascending(of_order) : of_order;
+  }
+
   const Sequence& sequence_of(uint32_t pair) const { return sequences[pair / (heads * order.kv_group_shares)]; }
 };
 
@@ -62,9 +70,18 @@ std::vector<Iteration> iterations_of(const Problem& problem, const LoopOrder::Wo
     for (int i = 0; i < range.end - range.begin; ++i) {
       const int query_tile = MaskIterations::query_tile(contributor, range, i);
       if (!problem.is_left(work_tile.pair, work_tile.tile, query_tile)) continue;
-      const MaskIterations::Entry entry = MaskIterations::entry(
-          contributor, query_tile, [&](int tile) { return problem.is_left(work_tile.pair, tile, query_tile) ? 1 : 0; });
-      iterations.push_back({query_tile, 0, entry.rank, entry.is_last != 0});
+      const LoopOrder::Tiles contributors = contributor.contributors(query_tile);
+      int rank = 0;
+      int left = 0;
+      for (int rank_of_all = 0; rank_of_all < contributors.end - contributors.begin; ++rank_of_all) {
+        const int tile = contributor.key_tile_of_rank(query_tile, contributors, rank_of_all);
+        LoopOrder::Contributor other = contributor;
+        other.tile = tile;
+        if (other.rank(query_tile, contributors) != rank_of_all) std::abort();
+        if (tile == work_tile.tile) rank = left;
+        left += problem.is_left(work_tile.pair, tile, query_tile) ? 1 : 0;
+      }
+      iterations.push_back({query_tile, 0, rank, rank + 1 == left});
     }
     return iterations;
   }
@@ -97,7 +114,7 @@ bool ranks_are_right(const Problem& problem) {
   std::set<std::tuple<uint32_t, int, int>> last;
   std::set<std::pair<uint32_t, int>> fetched;
   for (uint32_t index = 0; index < problem.order.num_work_tiles(); ++index) {
-    const LoopOrder::WorkTile work_tile = problem.order.work_tile(index);
+    const LoopOrder::WorkTile work_tile = problem.work_tile(index);
     if (!fetched.insert({work_tile.pair, work_tile.tile}).second) return fails("a work tile twice", problem);
     for (const Iteration& iteration : iterations_of(problem, work_tile)) {
       if (!work_tile_of_rank[{work_tile.pair, iteration.query_tile, iteration.sums}]
@@ -129,7 +146,7 @@ bool ranks_are_right(const Problem& problem) {
         int rank = 0;
         for (const auto& [at, index] : found->second) {
           if (at != rank++) return fails("a rank is left out", problem);
-          const LoopOrder::WorkTile work_tile = problem.order.work_tile(index);
+          const LoopOrder::WorkTile work_tile = problem.work_tile(index);
           if (at > 0 && work_tile.direction != LoopDirection::kCyclic && before > index)
             return fails("waits for a work tile that is fetched later", problem);
           if (at > 0 && work_tile.direction == LoopDirection::kCyclic && before >= work_tile.phase_end) {
@@ -162,7 +179,7 @@ bool ends(const Problem& problem, std::mt19937& random) {
   std::vector<std::vector<Work>> blocks(problem.blocks);
   uint32_t fetched = 0;
   const auto work_tile = [&](std::vector<Work>& block) {
-    const LoopOrder::WorkTile next = problem.order.work_tile(fetched++);
+    const LoopOrder::WorkTile next = problem.work_tile(fetched++);
     block.push_back({next.pair, next.phase_end, iterations_of(problem, next)});
   };
   for (auto& block : blocks) {
@@ -224,9 +241,12 @@ Problem random_problem(std::mt19937& random) {
   p.head_dim_qk = p.head_dim_v = pick(0, 1) ? 64 : 128;
   p.sequences = {nullptr, nullptr, longest_q, longest_k, longest_q * batch, longest_k * batch};
   p.visibility = problem.visibility;
+  const int32_t no_interval[2] = {};
+  const bool has_intervals = pick(0, 2) == 0;
+  if (has_intervals) p.score_mod.intervals = {.data = no_interval, .count = 1};
   problem.order =
       flash_attn_ext::plan::loop_order(p, problem.blocks, LoopOrder::num_tiles(longest_q, LoopOrder::kQueries));
-  problem.masked = !problem.order.split_kv && pick(0, 1) == 1;
+  problem.masked = !problem.order.split_kv && (has_intervals || pick(0, 1) == 1);
   problem.hidden = pick(0, 15);
   return problem;
 }

@@ -68,10 +68,13 @@ def test_a_byte_for_each_tile_of_pairs(intervals, planes):
 
 
 def test_the_lists_of_the_backward_pass():
-    """16 bytes for each tile of 128 keys x 64 queries, in one loop order: no bits."""
+    """18 bytes for each tile of 128 keys x 64 queries and loop order, and the begins and ends once more: no bits."""
     _, backward = plans()
     tiles = TILES * TILES // 2
-    assert backward.workspace["mask bits"] == 16 * tiles + 4 * (TILES // 2) + tiles
+    lists = 18 * tiles + 4 * (TILES // 2)
+    assert backward.workspace["mask bits"] == 2 * lists + 8 * LONG + 1 + tiles
+    _, of_window = plans(options={"window": (99, 0)}, key_heads=4)  # in one loop order
+    assert of_window.workspace["mask bits"] == lists + 8 * LONG + 1 + tiles
 
 
 def test_intervals_of_heads_share_no_lists():

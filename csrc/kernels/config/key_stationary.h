@@ -79,7 +79,11 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
 
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kMask, .adds_statistics = true},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kMask, .adds_statistics = true},
-    {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kMask},
+    {.dims = {128, 128},
+     .tile = kKeyStationaryTile128,
+     .score = ScoreMode::kMask,
+     .pre_signals_dq = true,
+     .adds_statistics = true},
 
     // A bias alone: with a mask, or with the gradient of the bias, the two-pass kernels run.
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMask},

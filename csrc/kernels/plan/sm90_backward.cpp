@@ -196,17 +196,18 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
   LoopOrder order;
   // Where key tiles see different numbers of queries, CTAs that loop over the heads of a KV group drift apart, and L2
   // does not hold what lies between them.
-  if (p.visibility.one_sided())
+  const bool has_intervals = p.score_mod.intervals.present();
+  if (p.visibility.one_sided() || has_intervals)
     order.kv_group_shares = count_kv_group_shares(p.queries_per_key_head(), dims, query_tiles);
   // Heads with masks of their own have different iterations. In descending order all heads of a share iterate over the
   // query tiles together, and so need the same ones.
-  if (p.mask_dimensions().heads && !p.visibility.unlimited()) {
+  if (p.mask_dimensions().heads && (!p.visibility.unlimited() || has_intervals)) {
     order.kv_group_shares = static_cast<uint32_t>(p.queries_per_key_head());
   }
   order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.kv_group_shares;
   order.tiles = static_cast<uint32_t>(LoopOrder::num_tiles(lengths.max_seqlen_k, LoopOrder::kKeys));
   order.split_kv = has_few_queries(p);
-  order.cyclic = !order.split_kv && p.visibility.unlimited();
+  order.cyclic = !order.split_kv && p.visibility.unlimited() && !has_intervals;
   order.phase_tiles = order.tiles;
   const auto add_phases = [&](auto&& wants_more) {
     while (order.phase_tiles > 1 && wants_more()) {
@@ -231,7 +232,7 @@ LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t
              leaves_blocks_over(order, dims, blocks);
     });
     order.head_group_pairs = static_cast<uint32_t>(std::max<int64_t>(blocks / order.phase_tiles, 1));
-  } else if (!p.visibility.one_sided() && p.queries_per_key_head() > 1) {
+  } else if (!p.visibility.one_sided() && !p.visibility.unlimited() && p.queries_per_key_head() > 1) {
     // All pairs are ascending. In descending order a key tile goes through all heads of its KV group at each query
     // tile, so that L2 would have to hold the queries of all of them; and in a window all key tiles have
     // as many iterations, so that nothing is gained by it.

@@ -32,9 +32,11 @@
 //  descending  From the last query tile to the first; the first key tile is fetched first. Causal key tiles start
 //              staggered and end together. Every second pair of an L2 head group is descending: its staggered start
 //              fills the SMs that the staggered end of the ascending pairs leaves idle. In windows of grouped heads
-//              no pair is.
+//              no pair is, nor where a mask lets the last queries see few keys (mask_iterations.h): each group of key
+//              tiles that see the same queries would have a staggered start.
 //  cyclic      Where every query sees every key: the key tiles of a phase start evenly spread over the query tiles and
-//              wrap around. More phases put neighbouring contributors of a query tile further apart.
+//              wrap around. More phases put neighbouring contributors of a query tile further apart. Not with
+//              intervals, since a phase would take as long as the key tile that the most queries see.
 //  split-KV    For few queries that see many keys, where a query tile would have too many contributors at once for one
 //              semaphore (kSplitKv): each phase adds to an accumulator of its own, and dq_sums.cuh sums these in a
 //              fixed order. The tiles of all pairs alternate, so that contributors of a phase are fetched far apart.
@@ -78,6 +80,8 @@ struct LoopOrder {
     return (count + 1) / 2 * of_direction.ascending + count / 2 * of_direction.descending;
   }
 
+  FLASH_HOST_DEVICE bool has_descending_pairs() const { return !cyclic && !split_kv && head_group_pairs > 1; }
+
   // The number of the accumulator that a phase adds to, from the query tile's number.
   FLASH_HOST_DEVICE int accumulator_of(int query_tile, int phase) const {
     return split_kv ? (query_tile << log2_accumulators) + phase : query_tile;
@@ -91,6 +95,10 @@ struct LoopOrder {
     uint32_t phase_end;  // cyclic: one past the last index of the pair and phase
   };
   FLASH_HOST_DEVICE WorkTile work_tile(uint32_t index) const { return work_tile(index, {tiles, tiles}); }
+  // The work tile that a descending pair fetches in its place, if the pair is ascending.
+  FLASH_HOST_DEVICE WorkTile ascending(const WorkTile& descending) const {
+    return {descending.pair, static_cast<int>(tiles) - 1 - descending.tile, LoopDirection::kAscending, 0};
+  }
   FLASH_HOST_DEVICE WorkTile work_tile(uint32_t index, const KeyTiles& of_direction) const {
     if (split_kv) {
       const uint32_t tile = index / pairs;
@@ -172,11 +180,20 @@ struct LoopOrder {
       // The key tile that starts at this query tile, or at the nearest one before it, comes first. Those that start
       // further back follow, and wrap around.
       const int count = in_phase(contributors.end, phase);
-      const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
-      const auto started =
-          attention::ceil_div(static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count), queries);
-      const int behind = static_cast<int>(started) - 1 - (tile >> log2_phases);
+      const int behind = started(query_tile, count) - 1 - (tile >> log2_phases);
       return in_phases_before(contributors.end, phase) + (behind < 0 ? behind + count : behind);
+    }
+
+    // The contributor that has a rank, the inverse of rank(). Not in split-KV.
+    FLASH_HOST_DEVICE int key_tile_of_rank(int query_tile, const Tiles& contributors, int rank) const {
+      if (direction == LoopDirection::kAscending) return contributors.end - 1 - rank;
+      if (direction == LoopDirection::kDescending) return contributors.begin + rank;
+      int phase = 0;
+      while (in_phases_before(contributors.end, phase + 1) <= rank) ++phase;
+      const int count = in_phase(contributors.end, phase);
+      const int behind = rank - in_phases_before(contributors.end, phase);
+      const int in_phase = started(query_tile, count) - 1 - behind;
+      return ((in_phase < 0 ? in_phase + count : in_phase) << log2_phases) + phase;
     }
 
     // The query tile at which the cyclic loop starts.
@@ -187,6 +204,12 @@ struct LoopOrder {
     }
 
    private:
+    // How many of a phase's `count` key tiles start at this query tile or before it.
+    FLASH_HOST_DEVICE int started(int query_tile, int count) const {
+      const auto queries = static_cast<uint32_t>(num_tiles(num_queries, kQueries));
+      return static_cast<int>(
+          attention::ceil_div(static_cast<uint32_t>(query_tile + 1) * static_cast<uint32_t>(count), queries));
+    }
     FLASH_HOST_DEVICE int clamp(int key) const { return key < 0 ? 0 : key < num_keys ? key : num_keys; }
     // Of the key tiles [0, end): how many are in a phase, and how many in the phases before it.
     FLASH_HOST_DEVICE int in_phase(int end, int phase) const {

@@ -22,6 +22,7 @@ struct MaskIterations {
   static constexpr int kThreads = 256;  // that compute scores of an iteration
   static constexpr uint8_t kSomeTrue = 1;
   static constexpr uint8_t kSomeFalse = 2;
+  static constexpr uint16_t kIsLast = 1u << 15;
 
   struct alignas(16) Entry {
     static constexpr int kNothingMasked = -1;
@@ -38,27 +39,33 @@ struct MaskIterations {
   int mask_heads = 0;
   int mask_batches = 0;
   int list_batches = 0;
+  int intervals = 0;  // of each query
   bool has_words = false;
-  int directions = 0;  // loop orders of the pairs: one, or ascending and descending
+  int directions = 0;  // of the pairs' loops: one, or ascending and descending
 
   uint32_t* words = nullptr;
   Entry* entries = nullptr;
-  int* counts = nullptr;     // iterations of each list
-  uint8_t* tiles = nullptr;  // flags of each mask tile: kSomeTrue, kSomeFalse
+  int* counts = nullptr;        // iterations of each list
+  int32_t* bounds = nullptr;    // of intervals: for each query tile, begins and ends in turn, of all queries each
+  uint8_t* descends = nullptr;  // for each batch entry and head: whether its pairs may be descending
+  uint16_t* ranks = nullptr;    // of each list and query tile, if the iteration is left: its rank, and kIsLast
+  uint8_t* tiles = nullptr;     // flags of each mask tile: kSomeTrue, kSomeFalse
 
   FLASH_HOST_DEVICE bool present() const { return entries != nullptr; }
   FLASH_HOST_DEVICE int64_t num_tiles() const {
     return int64_t{mask_batches} * mask_heads * key_tiles * mask_query_tiles;
   }
   FLASH_HOST_DEVICE int64_t num_lists() const { return int64_t{list_batches} * mask_heads * directions * key_tiles; }
-  // Whether 32 bits hold the numbers of all tiles and entries.
+  // Whether 32 bits hold the numbers of all tiles and entries, and 15 bits hold ranks.
   static bool may_be_numbered(const attention::AttentionParams& p, const LoopOrder& order) {
     const MaskIterations iterations = of(p, order);
-    return iterations.num_tiles() <= INT32_MAX && iterations.num_lists() * iterations.query_tiles <= INT32_MAX;
+    return iterations.key_tiles <= kIsLast && iterations.num_tiles() <= INT32_MAX &&
+           iterations.num_lists() * iterations.query_tiles <= INT32_MAX;
   }
   static int64_t bytes(const attention::AttentionParams& p, const LoopOrder& order) {
     const MaskIterations iterations = of(p, order);
     return iterations.bytes_of_words() + iterations.bytes_of_entries() + iterations.bytes_of_counts() +
+           iterations.bytes_of_bounds() + iterations.bytes_of_ranks() + iterations.num_planes() +
            iterations.num_tiles();
   }
 
@@ -67,9 +74,12 @@ struct MaskIterations {
     MaskIterations iterations = of(p, order);
     char* at = static_cast<char*>(memory);
     if (iterations.has_words) iterations.words = reinterpret_cast<uint32_t*>(at);
-    iterations.entries = reinterpret_cast<Entry*>(at += iterations.bytes_of_words());
+    iterations.bounds = reinterpret_cast<int32_t*>(at += iterations.bytes_of_words());
+    iterations.entries = reinterpret_cast<Entry*>(at += iterations.bytes_of_bounds());
     iterations.counts = reinterpret_cast<int*>(at += iterations.bytes_of_entries());
-    iterations.tiles = reinterpret_cast<uint8_t*>(at + iterations.bytes_of_counts());
+    iterations.ranks = reinterpret_cast<uint16_t*>(at += iterations.bytes_of_counts());
+    iterations.descends = reinterpret_cast<uint8_t*>(at += iterations.bytes_of_ranks());
+    iterations.tiles = reinterpret_cast<uint8_t*>(at + iterations.num_planes());
     return iterations;
   }
 
@@ -82,9 +92,22 @@ struct MaskIterations {
     return mask_query_tiles == 1 ? first : first + query_tile;
   }
 
+  // The bounds of a query tile's intervals.
+  FLASH_HOST_DEVICE int32_t* bounds_of(int batch, int head, int query_tile) const {
+    const int64_t plane = int64_t{mask_batches == 1 ? 0 : batch} * mask_heads + (mask_heads == 1 ? 0 : head);
+    return bounds + (plane * query_tiles + query_tile) * (bytes_of_query_tile() / int64_t{sizeof(int32_t)});
+  }
+  FLASH_HOST_DEVICE uint32_t bytes_of_query_tile() const {
+    return static_cast<uint32_t>(2 * intervals * LoopOrder::kQueries) * static_cast<uint32_t>(sizeof(int32_t));
+  }
+
+  // The number of a batch entry and head that have lists of their own.
+  FLASH_HOST_DEVICE int64_t plane(int batch, int head) const {
+    return int64_t{list_batches == 1 ? 0 : batch} * mask_heads + (mask_heads == 1 ? 0 : head);
+  }
+  FLASH_HOST_DEVICE int64_t num_planes() const { return int64_t{list_batches} * mask_heads; }
   FLASH_HOST_DEVICE int64_t list(int batch, int head, LoopDirection direction, int key_tile) const {
-    const int plane = (list_batches == 1 ? 0 : batch) * mask_heads + (mask_heads == 1 ? 0 : head);
-    return (int64_t{plane} * directions + (direction == LoopDirection::kDescending ? 1 : 0)) * key_tiles + key_tile;
+    return (plane(batch, head) * directions + (direction == LoopDirection::kDescending ? 1 : 0)) * key_tiles + key_tile;
   }
   // The number of the list's first entry.
   FLASH_HOST_DEVICE uint32_t first_entry(int64_t list) const { return static_cast<uint32_t>(list * query_tiles); }
@@ -98,27 +121,12 @@ struct MaskIterations {
     return at < visible_query_tiles.end ? at : at - visible_query_tiles.end + visible_query_tiles.begin;
   }
 
-  // A contributor's rank among those that are left. is_left(key tile) is 1 for these and 0 for others.
-  template <class IsLeft>
-  FLASH_HOST_DEVICE static Entry entry(const LoopOrder::Contributor& contributor, int query_tile,
-                                       const IsLeft& is_left) {
-    const LoopOrder::Tiles contributors = contributor.contributors(query_tile);
-    const int own_place = contributor.rank(query_tile, contributors);
-    LoopOrder::Contributor other = contributor;
-    int before = 0;
-    int all = 0;
-    for (other.tile = contributors.begin; other.tile < contributors.end; ++other.tile) {
-      const int one = is_left(other.tile);
-      all += one;
-      before += other.rank(query_tile, contributors) < own_place ? one : 0;
-    }
-    return {query_tile, before, before + 1 == all ? 1 : 0, Entry::kNothingMasked};
-  }
-
  private:
   int64_t bytes_of_words() const { return has_words ? num_tiles() * kThreads * int64_t{sizeof(uint32_t)} : 0; }
+  int64_t bytes_of_bounds() const { return int64_t{mask_batches} * mask_heads * query_tiles * bytes_of_query_tile(); }
   int64_t bytes_of_entries() const { return num_lists() * query_tiles * int64_t{sizeof(Entry)}; }
   int64_t bytes_of_counts() const { return num_lists() * int64_t{sizeof(int)}; }
+  int64_t bytes_of_ranks() const { return num_lists() * query_tiles * int64_t{sizeof(uint16_t)}; }
 
   static MaskIterations of(const attention::AttentionParams& p, const LoopOrder& order) {
     const attention::MaskDimensions differs = p.mask_dimensions();
@@ -129,8 +137,9 @@ struct MaskIterations {
     iterations.mask_heads = differs.heads ? static_cast<int>(p.num_heads_q) : 1;
     iterations.mask_batches = differs.batch ? static_cast<int>(p.batch) : 1;
     iterations.has_words = p.score_mod.mask.present();
+    iterations.intervals = p.score_mod.intervals.count;
     iterations.list_batches = p.sequences.cu_seqlens_q != nullptr ? static_cast<int>(p.batch) : iterations.mask_batches;
-    iterations.directions = order.cyclic ? 1 : 2;
+    iterations.directions = order.has_descending_pairs() ? 2 : 1;
     return iterations;
   }
 };

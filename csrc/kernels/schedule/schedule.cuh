@@ -7,8 +7,8 @@
 // Pairs are counted head-major: pair = key head * batch + batch entry. CTAs that run together then use what a head's
 // batch entries share, such as a bias, and a launch can hold all of it. The heads of an L2 head group are worked on
 // together, all of them at one tile before any is at the next. One head at a time keeps what streams past its tiles in
-// L2. Where tiles differ in work (causality, windows, a last tile of fewer rows), a group has as many heads as L2
-// holds, so that a launch ends on the smallest tiles.
+// L2. Where tiles differ in work (causality, windows, intervals, a last tile of fewer rows), a group has as many heads
+// as L2 holds, so that a launch ends on the smallest tiles.
 #pragma once
 
 #include <algorithm>
@@ -108,7 +108,7 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
   // In a window only what a tile sees counts, because tiles that are worked on together see much the same.
   const int64_t streamed_rows = std::min(head_rows, p.visibility.left + p.visibility.right + of.tile_rows);
   const int64_t streamed = std::max<int64_t>(streamed_rows * (p.head_dim_qk + p.head_dim_v) * of.element_bytes, 1);
-  const bool all_see_the_same = p.visibility.unlimited();
+  const bool all_see_the_same = p.visibility.unlimited() && !p.score_mod.intervals.present();
   const bool ascends = all_see_the_same && !packed && of.uneven_heads > 1 && length % of.tile_rows != 0;
   const int64_t in_l2 = std::clamp(budget / streamed, int64_t{1}, heads);
   const int64_t most = !all_see_the_same ? in_l2 : ascends ? std::min(in_l2, of.uneven_heads) : 1;

@@ -62,12 +62,14 @@ struct IntervalRows {
     __syncthreads();
   }
 
-  // Whether no interval has a key before this one.
-  __device__ __forceinline__ bool hide_all_before(int key) const {
-    bool hidden = true;
+  // Of the keys before this one, the end of those that may be visible, or 0: all keys from there on are hidden.
+  __device__ __forceinline__ int end_before(int key) const {
+    int end = 0;
 #pragma unroll 1
-    for (int m = 0; m < count; ++m) hidden &= key <= extremes[m].first_begin;
-    return hidden;
+    for (int m = 0; m < count; ++m) {
+      if (extremes[m].first_begin < key) end = max(end, min(extremes[m].last_end, key));
+    }
+    return end;
   }
 
   // Whether queries see keys [first, end), as kSomeTrue and kSomeFalse of MaskTiles.

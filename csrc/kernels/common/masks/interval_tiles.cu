@@ -37,11 +37,16 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int tile = static_cast<int>(threadIdx.x); tile - lane < tiles; tile += kThreads) {
     const uint32_t found = tile < tiles ? rows.flags(tile * kKeys, min((tile + 1) * kKeys, num_keys)) : 0;
-    // Kernels that go through the keys in descending order skip hidden tiles together.
+    // Kernels that go through the keys in descending order skip hidden tiles together. Gaps between the visible tiles
+    // of a warp count, too.
     const uint32_t seen = __ballot_sync(0xFFFFFFFFu, (found & MaskTiles::kSomeTrue) != 0);
     const uint32_t seen_before = seen & ((1u << lane) - 1);
-    const int hidden_before =
-        rows.hide_all_before(tile * kKeys) ? MaskTiles::kAllBefore : lane - (32 - __clz(static_cast<int>(seen_before)));
+    const int in_warp = lane - (32 - __clz(static_cast<int>(seen_before)));
+    const int end = rows.end_before(tile * kKeys);
+    const int outside = tile - (end + kKeys - 1) / kKeys;
+    const uint32_t hidden_before = end == 0
+                                       ? MaskTiles::kAllBefore
+                                       : MaskTiles::encode_hidden_before(static_cast<uint32_t>(max(in_warp, outside)));
     if (tile < tiles) flags[tile] = static_cast<uint8_t>(found | hidden_before << MaskTiles::kHiddenBeforeShift);
   }
 }

@@ -32,13 +32,20 @@ struct TmaBiasMask {
   const Tile* bias;  // in the current stage
   // For the thread's rows: the mask's words for the first tile of keys, or the begins and ends of their intervals.
   const uint32_t* words[2];
+  int2 first[2];     // begin and end of these rows' first interval
   uint32_t bits[2];  // the mask's bits for the next tile
 
   // Prepares a work tile and its first tile of keys. The addresses of the words are cached, since computing them takes
   // many instructions.
   __device__ __forceinline__ void start(const Where& where, bool masked) {
     if (masked) find_words(where);
-    prepare(where.p.score_mod, static_cast<int>(where.key(0, 0) / kKeys), masked);
+    if (!where.p.score_mod.intervals.present())
+      prepare(where.p.score_mod, static_cast<int>(where.key(0, 0) / kKeys), masked);
+  }
+
+  // The bits of a work tile's first tile of keys, which are computed while the QK GEMM is in flight.
+  __device__ __forceinline__ void finish_start(const attention::ScoreMod& mod, int key_tile) {
+    if (mod.intervals.present()) compute_bits(mod.intervals, key_tile * kKeys);
   }
 
   // Reads the mask's bits for a tile of keys; all bits are set where the mask hides nothing.
@@ -71,10 +78,17 @@ struct TmaBiasMask {
 
  private:
   __device__ __forceinline__ void compute_bits(const attention::RowIntervals& intervals, int first_key) {
-    const auto* const first = reinterpret_cast<const int32_t*>(words[0]);
-    const auto* const second = reinterpret_cast<const int32_t*>(words[1]);
-    bits[0] = intervals.quad_word(first, first_key, tile::lane() % 4);
-    bits[1] = intervals.quad_word(second, first_key, tile::lane() % 4);
+    const int thread = tile::lane() % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) bits[r] = intervals.quad_word(first[r].x, first[r].y, first_key, thread);
+#pragma unroll 1
+    for (int m = 1; m < intervals.count; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const auto* const row = reinterpret_cast<const int32_t*>(words[r]) + 2 * m;
+        bits[r] |= intervals.quad_word(row[0], row[1], first_key, thread);
+      }
+    }
   }
 
   __device__ __forceinline__ void find_words(const Where& where) {
@@ -84,7 +98,9 @@ struct TmaBiasMask {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int64_t query = min(where.query(Traits::Scores::row(r), 0), sequence.num_queries - 1);
-        words[r] = reinterpret_cast<const uint32_t*>(intervals.row(sequence, where.item.head, query));
+        const int32_t* const row = intervals.row(sequence, where.item.head, query);
+        words[r] = reinterpret_cast<const uint32_t*>(row);
+        first[r] = {row[0], row[1]};
       }
       return;
     }
@@ -268,6 +284,7 @@ struct ForwardConsumer {
     if (in_ping_pong) ping_pong_sync<Traits>(warpgroup);
     issue_qk_gemm();
     if (in_ping_pong) ping_pong_arrive<Traits>(warpgroup);
+    if constexpr (Traits::kHasBits) bias_mask.finish_start(args.params.score_mod, n);
     ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);

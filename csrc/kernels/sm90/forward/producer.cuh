@@ -26,7 +26,11 @@ struct ForwardProducer {
       const Work& work = shared.work[work_state.stage];
       if (work.kind == WorkKind::kEnd) break;
       if (work.kind != WorkKind::kAllProcessed) {
-        load(work);
+        if constexpr (Traits::kConfig.has_bias_or_mask()) {
+          load_unmasked(work);
+        } else {
+          load(work);
+        }
       } else if (!shared.wait_for_flags()) {
         break;
       }
@@ -41,17 +45,43 @@ struct ForwardProducer {
       let_fetch_work(work);
       return;
     }
-    MainloopTile at = unmasked_from<Traits>(args.params, work, work.end - 1);
-    MainloopTile next = unmasked_from<Traits>(args.params, work, at.tile - 1);
+    MainloopTile at = {work.end - 1, false};
+    MainloopTile next = {at.tile - 1, false};
     if (next.tile <= work.begin) let_fetch_work(work);
-    load_k(work, {at, next});
+    load_k(work, at.tile);
     load_q(work);
 #pragma unroll 1
     while (next.tile >= work.begin) {
+      const MainloopTile after = {next.tile - 1, false};
+      if (next.tile > work.begin && after.tile <= work.begin) let_fetch_work(work);
+      load_k(work, next.tile);
+      load_v(work, at.tile);
+      at = next;
+      next = after;
+    }
+    load_v(work, at.tile);
+  }
+
+  // The same for the tiles that a mask does not hide completely. Which one is next is looked up while copies are in
+  // flight.
+  __device__ __forceinline__ void load_unmasked(const Work& work) {
+    if (work.begin == work.end) {
+      let_fetch_work(work);
+      return;
+    }
+    load_unpublished_k(work, work.end - 1);
+    load_q(work);
+    MainloopTile at = unmasked_from<Traits>(args.params, work, work.end - 1);
+    MainloopTile next = unmasked_from<Traits>(args.params, work, at.tile - 1);
+    if (next.tile <= work.begin) let_fetch_work(work);
+    publish_k({at, next});
+#pragma unroll 1
+    while (next.tile >= work.begin) {
+      load_unpublished_k(work, next.tile);
+      load_v(work, at.tile);
       const MainloopTile after = unmasked_from<Traits>(args.params, work, next.tile - 1);
       if (next.tile > work.begin && after.tile <= work.begin) let_fetch_work(work);
-      load_k(work, {next, after});
-      load_v(work, at.tile);
+      publish_k({next, after});
       at = next;
       next = after;
     }
@@ -80,19 +110,30 @@ struct ForwardProducer {
             .batch = static_cast<int>(work.item.sequence.batch) * operand.batch_step};
   }
 
-  __device__ __forceinline__ void load_k(const Work& work, const KeyIteration& iteration) {
+  __device__ __forceinline__ void load_k(const Work& work, int n) {
     using Tile = typename Traits::KTile;
     shared.k_pipeline.producer_acquire(k_state);
     ptx::Barrier& full = shared.k_pipeline.full[k_state.stage];
-    if constexpr (Traits::kConfig.has_bias_or_mask()) shared.iterations[k_state.stage] = iteration;
+    ptx::arrive_expecting(full, Tile::kBytes);
+    shared.k[k_state.stage].copy(args.k.map, full, key_origin(work, args.k, n, 0));
+    k_state.advance();
+  }
+
+  // Bytes that arrive before publish_k() are counted below zero, since the barrier's phase lasts until then (PTX ISA,
+  // mbarrier: range of the tx-count).
+  __device__ __forceinline__ void load_unpublished_k(const Work& work, int n) {
+    shared.k_pipeline.producer_acquire(k_state);
+    ptx::Barrier& full = shared.k_pipeline.full[k_state.stage];
     if constexpr (Traits::kHasBoxes) {
-      ptx::arrive_expecting(full, Tile::kBytes + sizeof(shared.bias[0]));
       copy_for_warpgroups(shared.bias[k_state.stage], args.bias, full,
-                          query_origin(work, args.bias, work.first_query, iteration.at.tile * Traits::kConfig.block_n));
-    } else {
-      ptx::arrive_expecting(full, Tile::kBytes);
+                          query_origin(work, args.bias, work.first_query, n * Traits::kConfig.block_n));
     }
-    shared.k[k_state.stage].copy(args.k.map, full, key_origin(work, args.k, iteration.at.tile, 0));
+    shared.k[k_state.stage].copy(args.k.map, full, key_origin(work, args.k, n, 0));
+  }
+  __device__ __forceinline__ void publish_k(const KeyIteration& iteration) {
+    constexpr int kBytes = Traits::KTile::kBytes + (Traits::kHasBoxes ? sizeof(shared.bias[0]) : 0);
+    shared.iterations[k_state.stage] = iteration;
+    ptx::arrive_expecting(shared.k_pipeline.full[k_state.stage], kBytes);
     k_state.advance();
   }
 

@@ -43,7 +43,8 @@ __device__ __forceinline__ ScannedTile scan_of(const attention::AttentionParams&
     }
   }
   if ((found & MaskTiles::kSomeTrue) == 0) {
-    const int first_hidden = tile * kKeys / kSize - static_cast<int>(hidden_before);  // of the mask's tiles
+    const int first_hidden =  // of the mask's tiles
+        tile * kKeys / kSize - static_cast<int>(MaskTiles::decode_hidden_before(hidden_before));
     const bool all_before = hidden_before == MaskTiles::kAllBefore || first_hidden <= 0;
     return {MaskCoverage::kNone, all_before ? -1 : (first_hidden * kSize + kKeys - 1) / kKeys - 1};
   }

@@ -29,15 +29,17 @@ struct UnmaskedScores {
 
   // Computes the bits from the intervals of 64 queries, for a warp's 16 keys. A lane first has two queries and all of
   // the keys.
-  __device__ __forceinline__ void compute(const attention::RowIntervals& intervals, const attention::Sequence& sequence,
-                                          const QueryIteration& iteration, int first_key) {
+  __device__ __forceinline__ void compute(const IntervalBounds& bounds, int intervals, int first_key) {
     uint32_t of_queries = 0;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int query = iteration.query_tile * LoopOrder::kQueries + 2 * tile::lane() + e;
-      if (query >= static_cast<int>(sequence.num_queries)) continue;
-      const int32_t* row = intervals.row(sequence, iteration.head, query);
-      of_queries |= (intervals.word(row, first_key) & 0xFFFFu) << (16 * e);
+#pragma unroll 1
+    for (int m = 0; m < intervals; ++m) {
+      const auto of_lane = [&](int which) {
+        return reinterpret_cast<const int2*>(bounds.of_queries[2 * m + which])[tile::lane()];
+      };
+      const int2 begins = of_lane(0);
+      const int2 ends = of_lane(1);
+      of_queries |= attention::RowIntervals::word(begins.x, ends.x, first_key) & 0xFFFFu;
+      of_queries |= attention::RowIntervals::word(begins.y, ends.y, first_key) << 16;
     }
     bits = 0;
 #pragma unroll

@@ -20,7 +20,7 @@ struct KeyTileList {
     if (index == 0) *workspace.work_counter = 0;
     clear_arrivals(index);
     if (index >= args.order.num_work_tiles()) return;
-    static_cast<KeyTileWork*>(workspace.table)[index] = work_of(args.order.work_tile(index));
+    static_cast<KeyTileWork*>(workspace.table)[index] = work_of(directed(args.order.work_tile(index)));
     clear_nan_flags(index);
   }
 
@@ -45,6 +45,18 @@ struct KeyTileList {
   // The key tiles of all key heads, if all sequences have as many.
   FLASH_HOST_DEVICE static uint32_t num_key_tiles(const KeyStationaryArguments& args) {
     return static_cast<uint32_t>(args.params.batch) * static_cast<uint32_t>(args.params.num_heads_k) * args.order.tiles;
+  }
+
+  // Turns a descending pair into an ascending one, where the mask asks for it.
+  __device__ __forceinline__ LoopOrder::WorkTile directed(const LoopOrder::WorkTile& work_tile) const {
+    if (!args.mask.present() || work_tile.direction != LoopDirection::kDescending) return work_tile;
+    const attention::BackwardParams& p = args.params;
+    const uint32_t shares = args.order.kv_group_shares;  // a pair is one of a key head
+    const uint32_t pairs = static_cast<uint32_t>(p.num_heads_k) * shares;
+    const uint32_t batch = work_tile.pair / pairs;
+    const uint32_t head = (work_tile.pair - batch * pairs) * (static_cast<uint32_t>(p.queries_per_key_head()) / shares);
+    const bool descends = args.mask.descends[args.mask.plane(static_cast<int>(batch), static_cast<int>(head))] != 0;
+    return descends ? work_tile : args.order.ascending(work_tile);
   }
 
   __device__ __forceinline__ KeyTileWork work_of(const LoopOrder::WorkTile& work_tile) const {

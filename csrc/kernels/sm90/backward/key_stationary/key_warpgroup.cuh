@@ -168,9 +168,9 @@ struct KeyWarpgroup {
   }
 
   __device__ __forceinline__ void read_unmasked(const KeyTileWork& work, const MaskedIteration& iteration) {
-    const attention::RowIntervals& intervals = args.params.score_mod.intervals;
-    if (intervals.present() && iteration.mask_tile != MaskIterations::Entry::kNothingMasked) {
-      unmasked.compute(intervals, work.sequence(), iteration, work.contributor.tile * Traits::kKeys + warp_row());
+    if (!args.mask.has_words && iteration.mask_tile != MaskIterations::Entry::kNothingMasked) {
+      unmasked.compute(shared.bounds[state.stage], args.mask.intervals,
+                       work.contributor.tile * Traits::kKeys + warp_row());
     } else {
       unmasked.read(args.mask, iteration.mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
     }

@@ -1,5 +1,5 @@
-// Fills args.mask (schedule/mask_iterations.h): one kernel packs the mask's bits, or looks at intervals, and the next
-// one lists the iterations that are left.
+// Fills args.mask (schedule/mask_iterations.h): one kernel packs the mask's bits, or looks at intervals, the next one
+// ranks the contributors that are left, and the last one lists the iterations.
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/masks/interval_rows.cuh"
@@ -157,6 +157,12 @@ __global__ void __launch_bounds__(kThreads) interval_flags_kernel(const __grid_c
   const auto head = static_cast<int>(pair % heads);
   const attention::Sequence sequence = p.sequences.at(batch);
   rows.load(p, sequence, head, query_tile * kQueries);
+  int32_t* const bounds = iterations.bounds_of(batch, head, query_tile);
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * iterations.intervals * kQueries; i += kThreads) {
+    const int row = i % kQueries;
+    const int m = i / kQueries;
+    bounds[i] = row >= rows.rows ? 0 : m % 2 == 0 ? rows.begins[m / 2][row] : rows.ends[m / 2][row];
+  }
   const auto num_keys = static_cast<int>(sequence.num_keys);
   for (int tile = static_cast<int>(threadIdx.x); tile < iterations.key_tiles; tile += kThreads) {
     uint32_t flags = rows.flags(tile * kKeys, min((tile + 1) * kKeys, num_keys));
@@ -176,16 +182,91 @@ cudaError_t scan_intervals(const KeyStationaryArguments& args, cudaStream_t stre
   return common::launch_early(interval_flags_kernel, {.blocks = blocks, .threads = kThreads}, stream, params, mask);
 }
 
-// The list of a key tile. It has a thread for each iteration, which looks at all contributors of its query tile.
+// A list's place: the lists of a plane have one loop direction, and belong to a batch entry and a head.
+struct ListPlane {
+  LoopDirection direction;
+  int batch;
+  int head;
+
+  __device__ __forceinline__ static ListPlane of(const KeyStationaryArguments& args, uint32_t plane) {
+    const MaskIterations& mask = args.mask;
+    const uint32_t pair = plane / static_cast<uint32_t>(mask.directions);
+    const bool descends = plane % static_cast<uint32_t>(mask.directions) == 1;
+    return {.direction = args.order.cyclic ? LoopDirection::kCyclic
+                         : descends        ? LoopDirection::kDescending
+                                           : LoopDirection::kAscending,
+            .batch = static_cast<int>(pair / static_cast<uint32_t>(mask.mask_heads)),
+            .head = static_cast<int>(pair % static_cast<uint32_t>(mask.mask_heads))};
+  }
+};
+
+// The flags of a plane's mask tiles.
+struct PlaneFlags {
+  const MaskIterations& mask;
+  const ListPlane& plane;
+
+  __device__ __forceinline__ int tile(int key_tile, int query_tile) const {
+    return mask.tile(mask.first_tile(plane.batch, plane.head, key_tile), query_tile);
+  }
+  __device__ __forceinline__ int flags(int key_tile, int query_tile) const {
+    return mask.tiles[tile(key_tile, query_tile)];
+  }
+  __device__ __forceinline__ bool is_left(int key_tile, int query_tile) const {
+    return (flags(key_tile, query_tile) & MaskIterations::kSomeTrue) != 0;
+  }
+};
+
+// Grid: a CTA per plane and kThreads / 32 query tiles. A warp goes through the contributors of a query tile in the
+// order of their ranks, and counts those that are left.
+__global__ void __launch_bounds__(kThreads) ranks_kernel(const __grid_constant__ KeyStationaryArguments args) {
+  constexpr int kWarps = kThreads / kWarpSize;
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  const MaskIterations& mask = args.mask;
+  const auto rounds = static_cast<uint32_t>(LoopOrder::num_tiles(mask.query_tiles, kWarps));
+  const uint32_t number = blockIdx.x / rounds;
+  const ListPlane plane = ListPlane::of(args, number);
+  const int query_tile = static_cast<int>(blockIdx.x % rounds) * kWarps + static_cast<int>(threadIdx.x) / kWarpSize;
+  const attention::Sequence sequence = args.params.sequences.at(plane.batch);
+  if (sequence.num_keys == 0 || query_tile >= LoopOrder::num_tiles(sequence.num_queries, kQueries)) return;
+  const PlaneFlags tiles = {mask, plane};
+  const LoopOrder::Contributor own = args.order.contributor(args.params.visibility, sequence, 0, plane.direction);
+  const LoopOrder::Tiles contributors = own.contributors(query_tile);
+  uint16_t* const ranks = mask.ranks + (int64_t{number} * mask.key_tiles) * mask.query_tiles + query_tile;
+  const int count = contributors.end - contributors.begin;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  int before = 0;
+  int last = -1;
+  for (int first = 0; first < count; first += kWarpSize) {
+    const int rank = first + lane;
+    const int key_tile = rank < count ? own.key_tile_of_rank(query_tile, contributors, rank) : 0;
+    const bool is_left = rank < count && tiles.is_left(key_tile, query_tile);
+    const uint32_t left = __ballot_sync(0xFFFFFFFFu, is_left);
+    if (is_left) {
+      last = key_tile;
+      ranks[int64_t{key_tile} * mask.query_tiles] = static_cast<uint16_t>(before + __popc(left & ((1u << lane) - 1)));
+    }
+    if (left != 0) last = __shfl_sync(0xFFFFFFFFu, last, 31 - __clz(static_cast<int>(left)));
+    before += __popc(left);
+  }
+  __syncwarp();
+  if (lane != 0) return;
+  // In a descending pair, key tiles wait for each other at the last query tile that they share.
+  if (query_tile + 1 == LoopOrder::num_tiles(sequence.num_queries, kQueries) &&
+      plane.direction != LoopDirection::kAscending)
+    mask.descends[mask.plane(plane.batch, plane.head)] = 2 * before >= LoopOrder::num_tiles(sequence.num_keys, kKeys);
+  if (last >= 0) ranks[int64_t{last} * mask.query_tiles] |= MaskIterations::kIsLast;
+}
+
+// The list of a key tile. It has a thread for each iteration.
 struct IterationList {
   const KeyStationaryArguments& args;
   const attention::Sequence sequence;
   const LoopOrder::Contributor own;
-  const int batch;
-  const int head;
+  const PlaneFlags tiles;
 
   // Returns how many iterations are left.
-  __device__ __forceinline__ int write(MaskIterations::Entry* entries) const {
+  __device__ __forceinline__ int write(MaskIterations::Entry* entries, const uint16_t* ranks) const {
     __shared__ int counts[kThreads / kWarpSize];
     if (own.tile >= LoopOrder::num_tiles(sequence.num_keys, kKeys) || sequence.num_queries == 0) return 0;
     const LoopOrder::Tiles visible_query_tiles =
@@ -197,7 +278,7 @@ struct IterationList {
     for (int first_of_round = 0; first_of_round < iterations; first_of_round += kThreads) {
       const int i = first_of_round + static_cast<int>(threadIdx.x);
       const int query_tile = MaskIterations::query_tile(own, visible_query_tiles, i);
-      const int flags = i < iterations ? flags_of(own.tile, query_tile) : 0;
+      const int flags = i < iterations ? tiles.flags(own.tile, query_tile) : 0;
       const bool is_left = (flags & MaskIterations::kSomeTrue) != 0;
       const uint32_t left = __ballot_sync(0xFFFFFFFFu, is_left);
       if (lane == 0) counts[warp] = __popc(left);
@@ -209,21 +290,15 @@ struct IterationList {
       }
       __syncthreads();
       if (!is_left) continue;
-      static_assert(MaskIterations::kSomeTrue == 1);
-      MaskIterations::Entry entry = MaskIterations::entry(
-          own, query_tile, [&](int tile) { return flags_of(tile, query_tile) & MaskIterations::kSomeTrue; });
-      if ((flags & MaskIterations::kSomeFalse) != 0) entry.mask_tile = mask_tile(own.tile, query_tile);
-      entries[index] = entry;
+      const uint16_t rank = ranks[query_tile];
+      const bool has_masked = (flags & MaskIterations::kSomeFalse) != 0;
+      entries[index] = {
+          .query_tile = query_tile,
+          .rank = rank & (MaskIterations::kIsLast - 1),
+          .is_last = (rank & MaskIterations::kIsLast) != 0 ? 1 : 0,
+          .mask_tile = has_masked ? tiles.tile(own.tile, query_tile) : MaskIterations::Entry::kNothingMasked};
     }
     return written;
-  }
-
- private:
-  __device__ __forceinline__ int flags_of(int key_tile, int query_tile) const {
-    return args.mask.tiles[mask_tile(key_tile, query_tile)];
-  }
-  __device__ __forceinline__ int mask_tile(int key_tile, int query_tile) const {
-    return args.mask.tile(args.mask.first_tile(batch, head, key_tile), query_tile);
   }
 };
 
@@ -233,17 +308,13 @@ __global__ void __launch_bounds__(kThreads)
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   const MaskIterations& mask = args.mask;
-  const uint32_t rest = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);
-  const auto tile = static_cast<int>(blockIdx.x - rest * static_cast<uint32_t>(mask.key_tiles));
-  const uint32_t plane = rest / static_cast<uint32_t>(mask.directions);
-  const LoopDirection direction = mask.directions == 1 ? LoopDirection::kCyclic
-                                  : rest % 2 == 0      ? LoopDirection::kAscending
-                                                       : LoopDirection::kDescending;
-  const auto batch = static_cast<int>(plane / static_cast<uint32_t>(mask.mask_heads));
-  const auto head = static_cast<int>(plane % static_cast<uint32_t>(mask.mask_heads));
-  const attention::Sequence sequence = args.params.sequences.at(batch);
-  const LoopOrder::Contributor own = args.order.contributor(args.params.visibility, sequence, tile, direction);
-  const int count = IterationList{args, sequence, own, batch, head}.write(mask.entries + mask.first_entry(blockIdx.x));
+  const uint32_t number = blockIdx.x / static_cast<uint32_t>(mask.key_tiles);
+  const auto tile = static_cast<int>(blockIdx.x - number * static_cast<uint32_t>(mask.key_tiles));
+  const ListPlane plane = ListPlane::of(args, number);
+  const attention::Sequence sequence = args.params.sequences.at(plane.batch);
+  const LoopOrder::Contributor own = args.order.contributor(args.params.visibility, sequence, tile, plane.direction);
+  const uint32_t first = mask.first_entry(blockIdx.x);
+  const int count = IterationList{args, sequence, own, {mask, plane}}.write(mask.entries + first, mask.ranks + first);
   if (threadIdx.x == 0) mask.counts[blockIdx.x] = count;
 }
 
@@ -252,7 +323,11 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t list_mask_iterations(const KeyStationaryArguments& args, cudaStream_t stream) {
   const MaskIterations& mask = args.mask;
   if (!mask.present()) return cudaSuccess;
-  const cudaError_t error = mask.has_words ? pack_words(args, stream) : scan_intervals(args, stream);
+  cudaError_t error = mask.has_words ? pack_words(args, stream) : scan_intervals(args, stream);
+  if (error != cudaSuccess) return error;
+  const int64_t planes = mask.num_lists() / mask.key_tiles;
+  const int64_t rounds = LoopOrder::num_tiles(mask.query_tiles, kThreads / kWarpSize);
+  error = common::launch_early(ranks_kernel, {.blocks = planes * rounds, .threads = kThreads}, stream, args);
   if (error != cudaSuccess) return error;
   return common::launch_early(iteration_lists_kernel, {.blocks = mask.num_lists(), .threads = kThreads}, stream, args);
 }

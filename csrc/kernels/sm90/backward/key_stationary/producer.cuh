@@ -165,6 +165,11 @@ struct KeyStationaryProducer {
       to.mask_tile = entry.mask_tile;
       if (entry.mask_tile != MaskIterations::Entry::kNothingMasked) iterations.fetch(entry.mask_tile);
       load_queries(work, to.query_tile, to.head, to.accumulator);
+      if (has_bounds(to)) {
+        ptx::copy_bytes(shared.bounds[q_state.stage].of_queries,
+                        args.mask.bounds_of(work.batch, to.head, to.query_tile), args.mask.bytes_of_query_tile(),
+                        shared.q_pipeline.full[q_state.stage]);
+      }
       if (left > 1) iterations.advance();
       publish_iteration(work, to, left == work.iterations);
     }
@@ -221,10 +226,18 @@ struct KeyStationaryProducer {
                     sizeof(shared.statistics[0]), full);
   }
 
+  // Whether an iteration needs the bounds of its queries' intervals.
+  __device__ __forceinline__ bool has_bounds(const MaskedIteration& iteration) const {
+    return !args.mask.has_words && iteration.mask_tile != MaskIterations::Entry::kNothingMasked;
+  }
+
   // K comes before dO, and V after it: the order in which the GEMMs need them.
-  __device__ __forceinline__ void publish_iteration(const KeyTileWork& work, const QueryIteration& to, bool is_first) {
+  __device__ __forceinline__ void publish_iteration(const KeyTileWork& work, const typename Traits::Iteration& to,
+                                                    bool is_first) {
     const int row = work.query_begin + to.query_tile * Traits::kQueries;
-    ptx::arrive_expecting(shared.q_pipeline.full[q_state.stage], Traits::QTile::kBytes + sizeof(shared.statistics[0]));
+    uint32_t bytes = Traits::QTile::kBytes + sizeof(shared.statistics[0]);
+    if constexpr (Traits::kMasked) bytes += has_bounds(to) ? args.mask.bytes_of_query_tile() : 0;
+    ptx::arrive_expecting(shared.q_pipeline.full[q_state.stage], bytes);
     if (is_first) {
       shared.k_pipeline.producer_acquire(k_state);
       load_keys(work, shared.k[k_state.stage], args.k, shared.k_pipeline.full[k_state.stage]);

@@ -30,6 +30,11 @@ struct MaskedIteration : QueryIteration {
   int mask_tile;  // MaskIterations::Entry
 };
 
+// The begins and ends of an iteration's intervals (MaskIterations::bounds).
+struct alignas(16) IntervalBounds {
+  int32_t of_queries[2 * attention::RowIntervals::kMost][LoopOrder::kQueries];
+};
+
 template <class ElementType, KeyStationaryConfig kConfigValue>
 struct KeyStationaryTraits {
   using Element = ElementType;
@@ -122,6 +127,8 @@ struct KeyStationaryShared {
   tile::PipelineBarriers<kWorkStages> work_pipeline;
   ptx::Barrier may_fetch_work;       // all copies of a key tile have been issued
   int arrived[Traits::kWarpgroups];  // KvGroupShareSums
+  struct NoBounds {};
+  [[no_unique_address]] std::conditional_t<Traits::kMasked, IntervalBounds[kStages], NoBounds> bounds;
 
   __device__ __forceinline__ typename Traits::Iteration& iteration(const QueryState& state) {
     return iterations[state.parity * kStages + state.stage];
