@@ -157,6 +157,9 @@ FORWARD_SM90 = [
     (hopper(d=193), dict(head_dims=(256, 256))),
     (hopper(d=129, dv=193), dict(head_dims=(256, 256))),
     (hopper(d=256, dv=512), dict(head_dims=(256, 256))),
+    (hopper(d=257), dict(kernel=WARP_SPECIALISED, head_dims=(512, 256))),
+    (hopper(d=512, dv=64), dict(kernel=WARP_SPECIALISED, head_dims=(512, 256))),
+    (hopper({"dropout_p": 0.1}, d=257), dict(kernel="streaming", head_dims=(512, 512))),
     # So are short sequences of small head dims, in kernels of their own; the shortest ones are portable kernels'.
     (Call(224, options={"backend": "sm90"}), dict(kernel=SINGLE_TILE, head_dims=(64, 64))),
     (

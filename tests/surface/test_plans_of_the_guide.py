@@ -113,6 +113,8 @@ PORTABLE = {
     "a bias that broadcasts over heads": ({"bias": (8, 1, LENGTH, LENGTH), "wanted": WITH_BIAS}, False, False),
     "a bias with a softcap": ({"bias": PAIRS, "wanted": WITH_BIAS} | SOFTCAP, False, True),
     "a head dim of v above 256": ({"dv": 320}, False, True),
+    "a head dim of q and k above 256": ({"d": 264}, False, True),
+    "a head dim of q and k above 256, with a mask": ({"d": 264, "mask": PAIRS}, True, True),
     "a head dim that is no multiple of 8": ({"d": 36}, False, True),
     "a mask that broadcasts over keys": ({"d": 192, "mask": (8, 1, LENGTH, 1)}, False, True),
     "more than 100k keys": ({"d": 256, "sq": 1 << 17, "batch": 1}, False, False),

@@ -11,7 +11,7 @@ namespace flash_attn_ext::sm90 {
 // Where the head dim of v is larger than this, several CTAs share a tile of queries, and each computes this many
 // columns of O.
 inline constexpr int kColumns = 256;
-inline constexpr int64_t kLargestHeadDimQk = 256;
+inline constexpr int64_t kLargestHeadDimQk = 512;
 inline constexpr int64_t kLargestHeadDimV = 2 * kColumns;
 
 // A CTA has 64 stationary queries per consumer warpgroup. Tiles of `block_n` keys stream through pipelines of K and V.
@@ -103,6 +103,9 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .rounded_sums = true},
     {.dims = {256, 256}, .warpgroups = 2, .block_n = 64, .early_lse = true, .early_q_release = true,
      .rounded_sums = true},
+    // Shared memory has no room for columns of ones beside Q. Other score modes take the portable kernels above head dim
+    // 256.
+    {.dims = {512, 256}, .warpgroups = 2, .block_n = 32, .early_lse = true, .early_q_release = true},
 
     // Dropout is drawn for 32 keys at a time.
     {.dims = {64, 64}, .score = ScoreMode::kDropout, .warpgroups = 2, .block_n = 128, .q_stages = 2,

@@ -200,8 +200,7 @@ int choose_row(const attention::ForwardParams& p, const Limits& limits) {
   const ScoreMode score = score_mode(p);
   int chosen = default_row(score);
   if (chosen == kNoRow) chosen = default_row(ScoreMode::kGeneric);
-  // The backend refuses head dims that no generic row holds.
-  if (chosen == kNoRow) return kNumRows - 1;
+  if (chosen == kNoRow) return kNoRow;
   if (sm90::kForwardConfigs[chosen].score != ScoreMode::kScaleOnly) return chosen;
   const int split_kv = find_row(p, [](const ForwardConfig& row) { return row.split_kv; });
   if (split_kv != kNoRow && leaves_sms_idle(p, sm90::kForwardConfigs[split_kv].block_m(), limits)) return split_kv;
@@ -266,9 +265,11 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p)) return plan_forward_sm80(p, limits);
   if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
+  const int row = choose_row(p, limits);
+  if (row == kNoRow) return plan_forward_sm80(p, limits);
   ForwardPlan plan;
   plan.kernel = ForwardKernel::kWarpSpecialised;
-  plan.row = choose_row(p, limits);
+  plan.row = row;
   const ForwardConfig& config = sm90::kForwardConfigs[plan.row];
   plan.score = config.score;
   plan.head_dim = config.dims.qk;
