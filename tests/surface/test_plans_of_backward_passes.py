@@ -93,6 +93,15 @@ BACKWARD_SM90 = [
     (hopper(sink=True, wanted=WITH_SINK, sq=64, batch=256), dict(kernel="fused", delta="within another kernel")),
     (hopper(d=136), dict(kernel=TWO_PASS, score_mode="scale only", head_dims=(192, 192))),
     (hopper(bias=SQUARE, mask=SQUARE), dict(workspace={"mask tiles": 16384, "mask bits": 8912896})),
+    *(
+        (hopper({"causal": "bottom_right"}, slopes=True, d=d), dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi"))
+        for d in (40, 64, 128)
+    ),
+    (hopper({"window": (99, 0)}, slopes=True), dict(kernel=KEY_STATIONARY, score_mode="causal ALiBi")),
+    (hopper({"window": (99, 1)}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper({"causal": "top_left", "softcap": 9.0}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper({"causal": "top_left"}, slopes=True, d=96), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper(slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(dbias="from the materialised dS")),
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=8, d=128), dict(launches=1, key_heads_per_launch=128)),  # what fits
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=16, d=128), dict(launches=2, key_heads_per_launch=128)),

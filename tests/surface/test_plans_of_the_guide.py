@@ -38,7 +38,8 @@ CALLS = {
     "a bias for each query and key, with gradient": ({"bias": PAIRS, "wanted": WITH_BIAS},),
     "a bias beside a mask": ({"bias": PAIRS, "mask": OF_ENTRIES},),
     "a softcap, or a scale that is not positive": (SOFTCAP, {"options": {"scale": -1.0}}),
-    "ALiBi slopes without gradient": ({"slopes": True},),
+    "ALiBi slopes without gradient, causal": ({"slopes": True, "options": {"causal": "bottom_right"}},),
+    "ALiBi slopes without gradient, not causal": ({"slopes": True}, {"slopes": True, "options": {"window": (256, 9)}}),
     "dropout beside a mask, a softcap beside a mask": (DROPOUT | {"mask": PAIRS}, SOFTCAP | {"mask": OF_ENTRIES}),
     "intervals beside a mask, dropout or a softcap": (
         {"intervals": INTERVALS, "mask": PAIRS},

@@ -85,6 +85,14 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .pre_signals_dq = true,
      .adds_statistics = true},
 
+    // Other calls with ALiBi slopes take the two-pass kernels.
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kCausalAlibi, .adds_statistics = true},
+    {.dims = {128, 128},
+     .tile = kKeyStationaryTile128,
+     .score = ScoreMode::kCausalAlibi,
+     .pre_signals_dq = true,
+     .adds_statistics = true},
+
     // A bias alone: with a mask, or with the gradient of the bias, the two-pass kernels run.
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMask},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kBiasMask},

@@ -13,6 +13,7 @@ enum class ScoreMode {
   kDropout,                 // scale and dropout
   kMask,                    // scale and a boolean mask
   kSoftcap,                 // a scale of any sign, then a softcap
+  kCausalAlibi,             // a positive scale and ALiBi slopes, where no query sees a later key
   kBiasMask,                // scale and a bias, a mask or both
   kGenericWithoutBiasMask,  // everything but a bias and a mask
   kGeneric,                 // everything
@@ -28,6 +29,8 @@ constexpr const char* name_of(ScoreMode score) {
       return "mask";
     case ScoreMode::kSoftcap:
       return "softcap";
+    case ScoreMode::kCausalAlibi:
+      return "causal ALiBi";
     case ScoreMode::kBiasMask:
       return "bias and mask";
     case ScoreMode::kGenericWithoutBiasMask:

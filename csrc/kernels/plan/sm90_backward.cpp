@@ -1,4 +1,5 @@
 // Plans Hopper's backward pass: which of its kernels runs, and the loop order of the key-stationary one.
+#include <algorithm>
 #include <iterator>
 
 #include "attention/division.h"
@@ -54,10 +55,32 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
 constexpr int64_t kAddingQueryTiles = 9;
 constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
 
+// Whether scores are scaled by a positive number and changed by ALiBi slopes alone, and no query sees a later key.
+// ALiBi is then linear in the key's and the query's position.
+bool has_causal_alibi(const BackwardParams& p) {
+  const attention::ScoreMod& mod = p.score_mod;
+  const bool has_more = mod.softcap != 0.0 || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
+  return mod.alibi.present() && !has_more && mod.scale > 0.0 && p.visibility.right == 0;
+}
+
+// The score mode of the key-stationary kernel for a call.
+ScoreMode key_stationary_score(const BackwardParams& p) {
+  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p);
+}
+
+// Whether the table has rows for a call's head dims and score mode.
+bool has_rows(const BackwardParams& p) {
+  const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
+  const ScoreMode score = key_stationary_score(p);
+  return std::any_of(
+      std::begin(sm90::kKeyStationaryConfigs), std::end(sm90::kKeyStationaryConfigs),
+      [&](const sm90::KeyStationaryConfig& config) { return config.dims == dims && config.score == score; });
+}
+
 // The row of the table for a call. query_tiles: of the longest sequence.
 int choose_row(const BackwardParams& p, const LoopOrder& order, int64_t query_tiles, bool chunks_queries) {
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
-  const ScoreMode score = score_mode_sm90(p);
+  const ScoreMode score = key_stationary_score(p);
   // Other score modes, and query chunks, have one row for each head dim.
   const bool pre_signals_dq = dims.qk > (order.cyclic ? 96 : 64);
   const bool adds_statistics =
@@ -87,11 +110,13 @@ bool weights_may_vanish(const BackwardParams& p) {
 // Whether the key-stationary kernel computes all gradients. Calls with a mask and few queries take kernels without
 // semaphores.
 bool takes_key_stationary(const BackwardParams& p) {
-  if (largest_head_dim(p) > sm90::kLargestKeyStationaryHeadDim || weights_may_vanish(p)) return false;
-  switch (score_mode_sm90(p)) {
+  if (!has_rows(p) || weights_may_vanish(p)) return false;
+  switch (key_stationary_score(p)) {
     case ScoreMode::kScaleOnly:
     case ScoreMode::kDropout:
       return true;
+    case ScoreMode::kCausalAlibi:
+      return !has_few_queries(p);
     case ScoreMode::kMask:
       return !has_few_queries(p);
     case ScoreMode::kBiasMask:
@@ -310,7 +335,7 @@ BackwardPlan plan_key_stationary(const BackwardParams& p, const LoopOrder& order
   plan.kernels = BackwardKernels::kKeyStationary;
   plan.delta = DeltaSource::kSharedKernel;
   plan.dq_head_dim = plan.dkdv_head_dim = dims.qk;
-  plan.dq_score = plan.dkdv_score = score_mode_sm90(p);
+  plan.dq_score = plan.dkdv_score = key_stationary_score(p);
   plan.nan_repair = NanRepair::kOwnLaunch;
   plan.l2_bytes = limits.l2_bytes;
   plan.persistent_ctas = limits.sms;

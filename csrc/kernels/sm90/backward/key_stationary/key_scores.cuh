@@ -78,8 +78,18 @@ struct KeyScores {
 
   const KeyStationaryArguments& args;
   const KeyStationaryShared<Traits>& shared;
-  std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;            // P in float16
-  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;  // of the iteration
+  std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;                     // P in float16
+  std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;           // of the iteration
+  std::conditional_t<Traits::kAlibi, float[Scores::kThreadRows], NotHeld> alibi;  // of the keys, and the shift
+
+  // ALiBi of an iteration is slope * (key - query - diagonal), since no query sees a later key. The part of the query's
+  // place in its tile is in the LSE (statistics.cuh). slope: times log2(e). distance: from the diagonal key of the
+  // tile's first query to the thread's first key.
+  __device__ __forceinline__ void add_alibi(float slope, int distance) {
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r)
+      alibi[r] = fmaf(slope, static_cast<float>(distance + Scores::row(r) - Scores::row(0)), args.shift);
+  }
 
   // S -> P, packed for dV. For dS, P stays as exact as registers allow: rounding it there would add as much error as
   // rounding dS does. own: where the bias is.
@@ -94,8 +104,8 @@ struct KeyScores {
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         float low, high;
         if constexpr (Traits::kConfig.adds_statistics) {
-          low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, args.shift));
-          high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, args.shift));
+          low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, shift(r)));
+          high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, shift(r)));
         } else if constexpr (Traits::kBiased) {
           const float2 lse = statistic(stage, 0, j);
           const float2 residual = statistic(stage, 2, j);
@@ -148,6 +158,14 @@ struct KeyScores {
   }
 
  private:
+  __device__ __forceinline__ float shift([[maybe_unused]] int r) const {
+    if constexpr (Traits::kAlibi) {
+      return alibi[r];
+    } else {
+      return args.shift;
+    }
+  }
+
   // dP - delta.
   __device__ __forceinline__ float2 less_delta(const Scores& gradients, int stage, int r, int j) const {
     const float2 dp = {gradients.at(r, j, 0), gradients.at(r, j, 1)};

@@ -132,6 +132,7 @@ struct KeyWarpgroup {
     next.advance();
     if (is_partial) hide(work, shared.iteration(state).query_tile);
     if constexpr (Traits::kMasked) unmasked.hide(scores);
+    if constexpr (Traits::kAlibi) add_alibi(work, shared.iteration(state));
     if constexpr (Traits::kBiased) wait_for_dout();  // and for the bias
     to_gradients.exponentiate(scores, p, state.stage, own_dscores());
     issue_dp_gemm();
@@ -165,6 +166,12 @@ struct KeyWarpgroup {
     if constexpr (Traits::kMasked) {
       if (is_there) read_unmasked(work, shared.iteration(state));
     }
+  }
+
+  // Read when S is there, since registers are short while it is in flight.
+  __device__ __forceinline__ void add_alibi(const KeyTileWork& work, const AlibiIteration& iteration) {
+    const int key = work.contributor.tile * Traits::kKeys + warp_row() + Scores::row(0);
+    to_gradients.add_alibi(iteration.slope, key - iteration.first_diagonal);
   }
 
   __device__ __forceinline__ void read_unmasked(const KeyTileWork& work, const MaskedIteration& iteration) {

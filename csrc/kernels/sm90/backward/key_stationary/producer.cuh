@@ -193,14 +193,15 @@ struct KeyStationaryProducer {
                               (query_tile << args.order.log2_accumulators);
       shared.q_pipeline.producer_acquire(q_state);
       load_queries(work, query_tile, head, accumulator);
-      QueryIteration& to = shared.iteration(q_state);
-      to = {.query_tile = query_tile,
-            .head = head,
-            .accumulator = accumulator,
-            .rank = rank,
-            .is_last = rank + 1 == contributors.end - contributors.begin,
-            .ends_tile = left == 1,
-            .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
+      typename Traits::Iteration& to = shared.iteration(q_state);
+      static_cast<QueryIteration&>(to) = {.query_tile = query_tile,
+                                          .head = head,
+                                          .accumulator = accumulator,
+                                          .rank = rank,
+                                          .is_last = rank + 1 == contributors.end - contributors.begin,
+                                          .ends_tile = left == 1,
+                                          .is_partial = {!work.own[0].full(query_tile), !work.own[1].full(query_tile)}};
+      if constexpr (Traits::kAlibi) describe_alibi(work, to);
       publish_iteration(work, to, left == work.iterations);
       if (heads_first) {
         if (++head_of_share == work.heads) {
@@ -212,6 +213,12 @@ struct KeyStationaryProducer {
         if (query_tile == work.first) ++head_of_share;
       }
     }
+  }
+
+  __device__ __forceinline__ void describe_alibi(const KeyTileWork& work, AlibiIteration& to) const {
+    const int diagonal = work.contributor.end_offset - static_cast<int>(args.params.visibility.right);
+    to.first_diagonal = to.query_tile * Traits::kQueries + diagonal;
+    to.slope = kLog2e * args.params.score_mod.alibi.at<float>(work.batch, to.head);
   }
 
   // The copies of an iteration's Q and statistics need not wait for its description. The barrier's phase lasts until

@@ -60,12 +60,18 @@ struct Statistics {
       if (p.dlse.present()) delta -= *p.dlse.at<const float>(sequence.batch, head, first_row + row);
       *p.delta.at<float>(sequence.batch, head, first_row + row) = delta;
     }
-    if (lane < kRows) store(number, row, lse, delta, exists);
+    if (lane < kRows) store(number, row, lse + alibi(row), delta, exists);
     if (!has_contributors()) clear_dq(first_row, rows);
   }
 
  private:
   static_assert(kRows <= kLanes);
+
+  // What a key's ALiBi lacks where it is computed for the tile's first query (KeyScores::add_alibi), subtracted.
+  __device__ __forceinline__ float alibi(int row) const {
+    const attention::AlibiSlopes& slopes = args.params.score_mod.alibi;
+    return slopes.present() ? slopes.at<float>(sequence.batch, at.head) * static_cast<float>(row) : 0.0f;
+  }
 
   // The statistics of a query that sees no key, or does not exist, make its P vanish without a branch.
   __device__ __forceinline__ void store(int number, int row, float lse, float delta, bool exists) const {

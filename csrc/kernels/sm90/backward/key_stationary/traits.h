@@ -30,6 +30,12 @@ struct MaskedIteration : QueryIteration {
   int mask_tile;  // MaskIterations::Entry
 };
 
+// The same with ALiBi.
+struct AlibiIteration : QueryIteration {
+  int first_diagonal;  // the diagonal key of the tile's first query
+  float slope;         // times log2(e)
+};
+
 // The begins and ends of an iteration's intervals (MaskIterations::bounds).
 struct alignas(16) IntervalBounds {
   int32_t of_queries[2 * attention::RowIntervals::kMost][LoopOrder::kQueries];
@@ -44,6 +50,8 @@ struct KeyStationaryTraits {
   static constexpr bool kMasked = kConfig.score == ScoreMode::kMask;
   static constexpr bool kDrops = kConfig.score == ScoreMode::kDropout;
   static constexpr bool kBiased = kConfig.score == ScoreMode::kBiasMask;  // without a mask
+  static constexpr bool kAlibi = kConfig.score == ScoreMode::kCausalAlibi;
+  static_assert(!kAlibi || kConfig.adds_statistics);
   static constexpr bool kChunked = kConfig.chunks_queries;
   static_assert(!kChunked || kConfig.score == ScoreMode::kScaleOnly);
   using Arguments = std::conditional_t<kChunked, ChunkedKeyStationaryArguments, KeyStationaryArguments>;
@@ -76,7 +84,8 @@ struct KeyStationaryTraits {
   using DqPipeline = std::conditional_t<kConfig.pre_signals_dq, PreSignalledDqPipeline, WholeDqPipeline>;
 
   using Where = ScoreTile<Rows::kKeys, Scores>;
-  using Iteration = std::conditional_t<kMasked, MaskedIteration, QueryIteration>;
+  using Iteration = std::conditional_t<kMasked, MaskedIteration,
+                                       std::conditional_t<kAlibi, AlibiIteration, QueryIteration>>;
 };
 
 // Named barriers. Barrier 0 is __syncthreads.

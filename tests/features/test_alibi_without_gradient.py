@@ -1,0 +1,67 @@
+"""ALiBi slopes that get no gradient, as models have them. On Hopper causal calls take kernels of their own."""
+
+import pytest
+import torch
+
+import flash_attn_ext
+from support.cases import Case, Inputs, make_inputs
+from support.checks import check_inputs
+from support.params import for_gpus, over_cases, over_dtypes
+from support.runners import run_ours
+
+CASES = [
+    Case(sq=sq, sk=sk, d=d, batch=1 + (d == 64), heads=4, kv_heads=kv_heads, alibi=alibi, **more)
+    for d in (40, 64, 128)
+    for sq, sk, kv_heads, alibi, more in (
+        (257, 257, 4, "h", dict(causal="top_left")),
+        (300, 700, 2, "bh", dict(causal="bottom_right", dlse=True)),
+        (700, 300, 1, "h", dict(causal="top_left")),
+        (700, 620, 2, "h", dict(causal="bottom_right")),
+        (520, 520, 1, "bh", dict(window=(100, 0))),
+        (300, 420, 4, "h", dict()),
+    )
+]
+
+
+def without_slopes(case: Case, dtype: torch.dtype, device: str) -> Inputs:
+    return make_inputs(case, dtype, device).replace(differentiable=("q", "k", "v"))
+
+
+@over_dtypes((torch.bfloat16, *for_gpus([torch.float16])))
+@over_cases(CASES)
+def test_gradients_of_matrices(case, dtype, backend):
+    check_inputs(without_slopes(case, dtype, backend.device), backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("slope", [0.0, 1e-4, 3.0, -0.01], ids=str)
+def test_slopes_of_any_size(slope, dtype, backend):
+    """Far keys of a steep slope have no weight, and with a negative slope they have the most."""
+    case = Case(sq=1300, sk=1300, d=64, heads=2, batch=1, alibi="h", causal="top_left")
+    inputs = without_slopes(case, dtype, backend.device)
+    check_inputs(inputs.replace(alibi_slopes=torch.full_like(inputs.alibi_slopes, slope)), backend)
+
+
+@over_dtypes((torch.bfloat16,))
+@pytest.mark.parametrize("d", [64, 128])
+def test_packed_sequences(d, dtype, backend):
+    lengths = (300, 0, 77, 520)
+    alone = [
+        without_slopes(
+            Case(sq=n, sk=n, d=d, heads=4, kv_heads=2, batch=1, alibi="h", causal="bottom_right"), dtype, backend.device
+        )
+        for n in lengths
+    ]
+    slopes = alone[0].alibi_slopes
+    q, k, v, dout = (
+        torch.cat([getattr(inputs, name)[0].transpose(0, 1) for inputs in alone]) for name in ("q", "k", "v", "dout")
+    )
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    ends = torch.tensor((0, *lengths), device=backend.device).cumsum(0).int()
+    options = dict(max_seqlen_q=520, max_seqlen_k=520, causal="bottom_right", backend=backend.name)
+    out = flash_attn_ext.attention_varlen(*leaves, ends, ends, alibi_slopes=slopes, **options)
+    found = [out, *torch.autograd.grad(out, leaves, dout)]
+    results = [run_ours(inputs.replace(alibi_slopes=slopes), backend) for inputs in alone]
+    for tensor, name in zip(found, ("out", "dq", "dk", "dv"), strict=True):
+        expected = torch.cat([result[name][0].transpose(0, 1) for result in results])
+        torch.testing.assert_close(tensor.float(), expected.float(), rtol=2e-2, atol=2e-2)
