@@ -8,6 +8,7 @@ from flash_attn_ext.integrations.transformers.private_names import (
     AND_MASK,
     AND_MASKS,
     BIDIRECTIONAL_WINDOW,
+    OR_MASKS,
     PACKED,
     REMAPPED,
     WINDOW,
@@ -58,6 +59,17 @@ def _intersection(patterns: list[Pattern | None]) -> Pattern | None:
     left = min((side for side in lefts if side is not None), default=None)
     right = min((side for side in rights if side is not None), default=None)
     return Pattern(left, right, any(packed), any(remapped))
+
+
+def builders_of(function: Any) -> set[str]:
+    """The names of all builders of transformers that take part in a mask function."""
+    built = built_of(function)
+    if built is None:
+        return set()
+    builder, given = built
+    inner = given.get(REMAPPED[1])
+    parts = [*given.get(AND_MASKS[1], ()), *given.get(OR_MASKS[1], ()), *([] if inner is None else [inner])]
+    return {builder}.union(*(builders_of(part) for part in parts))
 
 
 def traced_pattern(
