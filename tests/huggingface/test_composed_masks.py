@@ -7,6 +7,7 @@ import torch
 
 masking_utils = pytest.importorskip("transformers.masking_utils", reason="transformers is not installed")
 
+import transformers  # noqa: E402
 from transformers.masking_utils import (  # noqa: E402
     and_masks,
     bidirectional_mask_function,
@@ -21,9 +22,11 @@ from transformers.masking_utils import (  # noqa: E402
     sliding_window_causal_mask_function,
     sliding_window_overlay,
 )
+from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model  # noqa: E402
 
 from flash_attn_ext.integrations.transformers import composed, masks  # noqa: E402
 from flash_attn_ext.masks import converters  # noqa: E402
+from support.largest_tensor import largest_of  # noqa: E402
 from support.models.asked import BATCH, LENGTHS, PADDING, REMAPS, UNALIGNED, ask  # noqa: E402
 
 IMAGES = torch.tensor([[0, 0, -1, 1, 1, 1, -1, -1, 2, 2, 2, -1, 3, 3, 3, 3], [-1] * 5 + [0] * 9 + [-1] * 2])
@@ -100,6 +103,10 @@ INNER = {
     "chunks": chunked_causal_mask_function(2, torch.zeros(BATCH, dtype=torch.int64)),
     "both ways": bidirectional_mask_function,
     "a window both ways": sliding_window_bidirectional_mask_function(1),
+    "images": or_masks(causal_mask_function, blockwise_overlay(IMAGES)),
+    "images in a window": and_masks(
+        or_masks(causal_mask_function, blockwise_overlay(IMAGES)), sliding_window_overlay(2)
+    ),
     "chunks or a window": or_masks(
         chunked_causal_mask_function(3, torch.zeros(BATCH, dtype=torch.int64)),
         sliding_window_causal_mask_function(2),
@@ -178,3 +185,37 @@ def test_intervals_cannot_be_added_to_scores(keys):
         if mask.dtype == torch.uint32:
             with pytest.raises(RuntimeError):
                 torch.zeros(BATCH, 4, keys, keys) + mask
+
+
+LONG = 131072
+
+
+def long_masks(name: str, padding: torch.Tensor | None, positions: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """All masks of a forward pass over one row, by transformers' own functions."""
+    sizes = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=1)
+    given = dict(inputs_embeds=torch.zeros(1, LONG, 1), attention_mask=padding, past_key_values=None)
+    given["position_ids"] = positions
+    if name == "gemma3":
+        config = transformers.Gemma3TextConfig(**sizes, sliding_window=1024)
+        config._attn_implementation = "fused_ext"
+        images = torch.arange(LONG)[None] // 300
+        images = images.masked_fill(images % 3 > 0, -1)
+        return list(create_masks_for_vision_model(config, **given, block_sequence_ids=images).values())
+    config = transformers.Llama4TextConfig(**sizes, attention_chunk_size=8192)
+    config._attn_implementation = "fused_ext"
+    make = masking_utils.create_causal_mask, masking_utils.create_chunked_causal_mask
+    return [create(config, **given) for create in make]
+
+
+@pytest.mark.parametrize("form", ["plain", "padded", "packed"])
+@pytest.mark.parametrize("name", ["gemma3", "llama4"])
+def test_masks_of_131072_tokens_take_linear_memory(name, form):
+    padding = positions = None
+    if form == "padded":
+        padding = (torch.arange(LONG) >= 10000)[None]
+    if form == "packed":
+        positions = torch.arange(LONG)[None] % 30000
+    found = []
+    largest = largest_of(lambda: found.extend(long_masks(name, padding, positions)))
+    assert largest <= 8 * 8 * LONG  # eight int64 for a query; a boolean mask would take 16 GiB
+    assert any(mask is not None and mask.dtype == torch.uint32 and mask.shape[2] == LONG for mask in found)

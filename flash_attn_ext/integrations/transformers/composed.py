@@ -97,13 +97,15 @@ def _of_function(function: Any, row: _Row) -> Intervals | None:
     if builder == REMAPPED[0]:
         # Positions of another sequence may be the same, so this needs the intersection with its own.
         return _of_function(given[REMAPPED[1]], row._replace(positions=given[REMAPPED[2]])) if row.is_packed else None
-    if row.positions is not None:
-        return None  # what follows looks up tokens by their positions
-    if builder == PACKED[0]:
-        return _of_groups(given[PACKED[1]], row)
     if builder == BLOCKS[0]:
         ids = given[BLOCKS[1]]
-        return _of_groups(ids, row, is_in_none=ids < 0)
+        if row.positions is not None:
+            ids = _looked_up(ids, row.positions)
+        return None if ids is None else _of_groups(ids, row, is_in_none=ids < 0)
+    if row.positions is not None:
+        return None  # nothing else looks up tokens by their positions
+    if builder == PACKED[0]:
+        return _of_groups(given[PACKED[1]], row)
     if builder == PADDING[0]:
         return _of_keys(given[PADDING[1]][:, : row.tokens], row.tokens)
     return None
@@ -140,6 +142,17 @@ def _of_groups(ids: Tensor, row: _Row, is_in_none: Tensor | None = None) -> Inte
     groups = torch.where(ids < 0, -1 - torch.arange(row.tokens, device=ids.device), ids)
     num_runs, num_ids = ((each.diff() != 0).sum(-1) for each in (groups, groups.sort(-1).values))
     return masks.documents(ids) if bool((num_runs == num_ids).all()) else None
+
+
+def _looked_up(ids: Tensor, positions: Tensor) -> Tensor | None:
+    """The ids that tokens of packed sequences find at their positions, different from sequence to sequence. None where
+    a position has none."""
+    least, most = positions.aminmax()
+    if int(least) < 0 or int(most) >= ids.shape[1]:
+        return None
+    found = ids.expand(positions.shape[0], -1).gather(1, positions)
+    sequence = torch.nn.functional.pad(positions.diff() != 1, (1, 0)).cumsum(1)
+    return torch.where(found < 0, -1, found + sequence * (found.amax() + 1))
 
 
 def _of_keys(keep: Tensor, num_queries: int) -> Intervals:
