@@ -22,7 +22,6 @@ from transformers.masking_utils import (  # noqa: E402
     sliding_window_causal_mask_function,
     sliding_window_overlay,
 )
-from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model  # noqa: E402
 
 from flash_attn_ext.integrations.transformers import composed, masks  # noqa: E402
 from flash_attn_ext.masks import converters  # noqa: E402
@@ -193,18 +192,19 @@ LONG = 131072
 def long_masks(name: str, padding: torch.Tensor | None, positions: torch.Tensor | None) -> list[torch.Tensor | None]:
     """All masks of a forward pass over one row, by transformers' own functions."""
     sizes = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=1)
-    given = dict(inputs_embeds=torch.zeros(1, LONG, 1), attention_mask=padding, past_key_values=None)
-    given["position_ids"] = positions
     if name == "gemma3":
-        config = transformers.Gemma3TextConfig(**sizes, sliding_window=1024)
-        config._attn_implementation = "fused_ext"
-        images = torch.arange(LONG)[None] // 300
-        images = images.masked_fill(images % 3 > 0, -1)
-        return list(create_masks_for_vision_model(config, **given, block_sequence_ids=images).values())
-    config = transformers.Llama4TextConfig(**sizes, attention_chunk_size=8192)
+        config = transformers.Gemma3TextConfig(**sizes)
+    else:
+        config = transformers.Llama4TextConfig(**sizes, attention_chunk_size=8192)
     config._attn_implementation = "fused_ext"
-    make = masking_utils.create_causal_mask, masking_utils.create_chunked_causal_mask
-    return [create(config, **given) for create in make]
+    given = (config, torch.zeros(1, LONG, 1), padding, None, positions)  # None: there is no cache
+    plain = masking_utils.create_causal_mask
+    if name == "llama4":
+        return [plain(*given), masking_utils.create_chunked_causal_mask(*given)]
+    images = torch.arange(LONG)[None] // 300
+    images = images.masked_fill(images % 3 > 0, -1)
+    overlays = dict(or_mask_function=blockwise_overlay(images), and_mask_function=sliding_window_overlay(1024))
+    return [plain(*given, block_sequence_ids=images), plain(*given, **overlays)]
 
 
 @pytest.mark.parametrize("form", ["plain", "padded", "packed"])
