@@ -82,11 +82,12 @@ def traced_pattern(
         return Pattern()
     if function.__name__ != AND_MASK:
         return None  # blocks are no interval
-    if local_size is not None and (
-        local_size != getattr(config, "sliding_window", None)
-        or local_size == getattr(config, "attention_chunk_size", None)
-    ):
+    is_window = local_size == getattr(config, "sliding_window", None)
+    is_chunk = local_size == getattr(config, "attention_chunk_size", None)
+    if local_size is not None and is_window == is_chunk:
         return None
+    if local_size is not None and is_chunk:  # the chunks of a row, or of its packed sequences, are packed sequences too
+        return Pattern(None, 0, True, True) if can_be_packed and not is_bidirectional else None
     if is_bidirectional:
         return Pattern(local_size, local_size) if local_size is not None else None
     if local_size is None:
