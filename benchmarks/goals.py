@@ -35,6 +35,8 @@ WINDOW_SPEEDUPS = {
     for case, sides in (("window 512", 2), ("causal window 512", 1))
 }
 
+MASKS = ("documents of 4k", "image blocks", "prefix of 2k", "chunks of 8k", "global and window", "shared prefix")
+
 # Microseconds of a step with one query, by the number of sequences and their length. The floor is 1.1 times as long.
 DECODE_US = {"B1 4k": 11, "B1 32k": 36, "B1 128k": 122, "B16 8k": 118, "B64 8k": 460}
 DECODE = dict(head_dim=128, dtype="bfloat16")
@@ -67,6 +69,16 @@ GOALS = (
         for case in ("bool [S,S]", "bias [1,H,S,S]")
     ),
     Goal("mask", "backward", 2.5, 2.5, at={"case": "bias with grad"}),
+    *(
+        Goal("masks", pass_, bound, bound, against="flex", at={"case": case})
+        for pass_, bound in (("forward", 1.8), ("backward", 1.4))
+        for case in MASKS
+    ),
+    *(
+        Goal("masks", pass_, bound, bound, at={"case": case})
+        for pass_ in ("forward", "backward")
+        for case, bound in (("documents, packed", 0.92), ("secretly causal", 0.952))
+    ),
     Goal("float32", "forward", 2.0, 1.5),
     Goal("float32", "backward", 1.6, 1.2),
     Goal("dropout", "forward", 1.5, 1.5, against="cudnn"),

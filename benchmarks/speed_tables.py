@@ -58,6 +58,7 @@ WORKLOADS = (
     Workload("grouped heads, causal, up to 32768 tokens", "gqa"),
     Workload("packed sequences, causal", "varlen"),
     Workload("masks and biases", "mask"),
+    Workload("documents, images, prefixes and chunks, as intervals of keys", "masks"),
     Workload("dropout", "dropout"),
     Workload("softcap", "softcap"),
     Workload("ALiBi", "alibi"),
@@ -70,7 +71,7 @@ WORKLOADS = (
     Workload("the same, beside FlashAttention-4", "grid", "fa4"),
     Workload("the same, beside FlashAttention-2", "grid", "flash"),
 )
-ONLY_IN_THE_GUIDE = ("few_queries", "in_a_row", "softcap", "alibi", "sinks", "long", "varlen")
+ONLY_IN_THE_GUIDE = ("masks", "few_queries", "in_a_row", "softcap", "alibi", "sinks", "long", "varlen")
 IN_README = tuple(work for work in WORKLOADS if work.suite not in ONLY_IN_THE_GUIDE and work.peer != "flash")
 
 

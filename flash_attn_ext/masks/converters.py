@@ -47,7 +47,7 @@ def from_mask(mask: Tensor) -> Intervals:
     if mask.dim() not in (2, 3, 4):
         raise RuntimeError(f"mask must be (batch or 1, heads or 1, queries, keys), got {tuple(mask.shape)}")
     table = mask[(None,) * (4 - mask.dim())]
-    return _by_blocks(lambda begin, end: table[:, :, begin:end], tuple(table.shape), mask.device)
+    return by_blocks(lambda begin, end: table[:, :, begin:end], tuple(table.shape), mask.device)
 
 
 def from_mask_mod(
@@ -93,7 +93,7 @@ def from_mask_mod(
 
         return create_mask(of_block, batch, heads, end - begin, keys, str(device))
 
-    return _by_blocks(evaluate, shape, device)
+    return by_blocks(evaluate, shape, device)
 
 
 def from_flashmask(startend_row_indices: Tensor, *, causal: bool) -> Intervals:
@@ -148,7 +148,7 @@ def from_flashmask(startend_row_indices: Tensor, *, causal: bool) -> Intervals:
             seen = seen & ~is_hidden
         return seen.mT
 
-    return _by_blocks(evaluate, (batch, heads, keys, keys), table.device)
+    return by_blocks(evaluate, (batch, heads, keys, keys), table.device)
 
 
 def from_cudnn(mask_func: Tensor, *, batch: int | None = None) -> Intervals:
@@ -288,7 +288,7 @@ def _rows_of_lists(lists: Tensor, needed: Tensor, most: int) -> Tensor:
     return torch.where(is_behind, last_end, bounds).flatten(1)
 
 
-def _by_blocks(evaluate: Callable[[int, int], Tensor], shape: tuple[int, ...], device: torch.device) -> Intervals:
+def by_blocks(evaluate: Callable[[int, int], Tensor], shape: tuple[int, ...], device: torch.device) -> Intervals:
     """Of a mask (batch, heads, queries, keys), of which ``evaluate(begin, end)`` has the rows of these queries."""
     batch, heads, queries, keys = shape
     table = torch.zeros(batch, heads, queries, 2 * MAX_INTERVALS, dtype=torch.int32, device=device)

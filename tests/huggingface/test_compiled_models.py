@@ -9,7 +9,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.parametrize("side", [None, "left"])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert", "llama4"])
 def test_outputs_and_gradients(name, side):
     """Without a mask, compiled causal models see position_ids that may be packed: their values are unknown there."""
     inputs = MODELS[name].make_inputs(side)
@@ -22,6 +22,22 @@ def test_outputs_and_gradients(name, side):
     for output, tensor in given.items():
         scale = float(expected[output].abs().max())
         torch.testing.assert_close(tensor, expected[output], atol=2e-5 * scale, rtol=2e-5, msg=output)
+
+
+def test_chunks_of_packed_rows(monkeypatch):
+    """They are packed sequences, which takes no boolean mask."""
+    from flash_attn_ext.integrations.transformers import masks
+
+    def refuse(request):
+        raise AssertionError("a boolean mask")
+
+    monkeypatch.setattr(masks, "dense", refuse)
+    inputs = MODELS["llama4"].make_inputs()
+    inputs["position_ids"] = torch.cat([torch.arange(4), torch.arange(9)]).expand(3, -1)
+    expected = MODELS["llama4"].build("eager")(**inputs, use_cache=False).logits
+    model = MODELS["llama4"].build("fused_ext")
+    model.forward = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(model(**inputs, use_cache=False).logits, expected, atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])

@@ -31,6 +31,8 @@ def generate(name: str, implementation: str, side: str | None, cache: str | None
 @pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", GENERATING)
 def test_greedy_tokens_are_those_of_eager(name, cache, side):
+    if cache == "static" and not MODELS[name].takes_static_cache:
+        pytest.skip('"eager" itself fails in this release of transformers')
     theirs = generate(name, "eager", side, cache)
     ours = generate(name, "fused_ext", side, cache)
     assert ours.sequences.shape[1] >= NEW_TOKENS

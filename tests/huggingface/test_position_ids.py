@@ -275,7 +275,7 @@ def test_what_cannot_be_told_apart_is_refused(reason):
     if REFUSED[reason] == "gap":
         inputs["attention_mask"][0, 8] = 0
     if REFUSED[reason] == "chunks":
-        model = chunked_model()
+        model = MODELS["llama4"].build("fused_ext")
     if REFUSED[reason] == "encoder":
         model.config.is_causal = False
     with pytest.raises(ValueError, match=f"position_ids begin again at token 4 of row 0.*{reason}: leave out"):
@@ -285,23 +285,10 @@ def test_what_cannot_be_told_apart_is_refused(reason):
 def test_chunks_take_padding_on_the_left():
     inputs = PackedRows((((PADDING, 4), range(9)), (range(13),))).inputs() | {"use_cache": False}
     given, expected = (
-        outputs_and_gradients(chunked_model(implementation), inputs) for implementation in ("fused_ext", "eager")
+        outputs_and_gradients(MODELS["llama4"].build(implementation), inputs)
+        for implementation in ("fused_ext", "eager")
     )
     assert_same(given, expected)
-
-
-def chunked_model(implementation: str = "fused_ext"):
-    options = dict(
-        head_dim=8,
-        intermediate_size_mlp=48,
-        num_local_experts=2,
-        moe_layers=[],
-        attention_chunk_size=5,
-        layer_types=["chunked_attention", "full_attention"],
-        no_rope_layers=[1, 1],
-        use_qk_norm=False,
-    )
-    return TinyModel("Llama4ForCausalLM", "Llama4TextConfig", LLAMA | options).build(implementation)
 
 
 @pytest.mark.usefixtures("fresh_compiler")

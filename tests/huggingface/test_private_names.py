@@ -12,7 +12,7 @@ from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
 from transformers.modeling_utils import AttentionInterface  # noqa: E402
 
 from flash_attn_ext.integrations.transformers import private_names as names  # noqa: E402
-from flash_attn_ext.integrations.transformers.patterns import Pattern, pattern_of  # noqa: E402
+from flash_attn_ext.integrations.transformers.patterns import Pattern, builders_of, pattern_of  # noqa: E402
 from support.models.tiny import MODELS  # noqa: E402
 
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1]])
@@ -96,23 +96,53 @@ def test_windows_on_both_sides(monkeypatch):
     assert pattern_of(function) == Pattern(left=3, right=3)
 
 
-def builders(function) -> set[str]:
-    built = names.built_of(function)
-    if built is None:
-        return set()
-    builder, given = built
-    inner = [*given.get(names.AND_MASKS[1], ()), *filter(None, [given.get(names.REMAPPED[1])])]
-    return {builder}.union(*(builders(part) for part in inner))
-
-
 @of("PACKED")
-@of("REMAPPED")
 def test_packed_sequences(monkeypatch):
     function = caught(monkeypatch, "create_sliding_window_causal_mask", position_ids=POSITIONS)["mask_function"]
     expected = {names.AND_MASKS[0], names.PACKED[0], names.WINDOW[0]}
     is_remapped = hasattr(masking_utils, names.REMAPPED[0])
-    assert builders(function) == expected | ({names.REMAPPED[0]} if is_remapped else set())
+    assert builders_of(function) == expected | ({names.REMAPPED[0]} if is_remapped else set())
     assert pattern_of(function) == Pattern(left=2, right=0, is_packed=True, is_remapped=is_remapped)
+
+
+@of("REMAPPED")
+@pytest.mark.skipif(not hasattr(masking_utils, names.REMAPPED[0]), reason="before transformers 5.23")
+def test_positions_of_packed_sequences():
+    function = masking_utils.remap_positions_for_packed_sequence(names.causal_mask_function, POSITIONS)
+    inner, positions = names.REMAPPED[1:]
+    assert names.built_of(function) == (names.REMAPPED[0], {inner: names.causal_mask_function, positions: POSITIONS})
+
+
+@of("CHUNKS")
+def test_chunks(monkeypatch):
+    monkeypatch.setattr(transformers.LlamaConfig, "attention_chunk_size", 2, raising=False)
+    function = caught(monkeypatch, "create_chunked_causal_mask")["mask_function"]
+    builder, given = names.built_of(function)
+    assert builder == names.AND_MASKS[0]
+    overlay, plain = given[names.AND_MASKS[1]]
+    assert plain is names.causal_mask_function
+    builder, given = names.built_of(overlay)
+    size, left_padding = names.CHUNKS[1:]
+    assert builder == names.CHUNKS[0] and given.keys() == {size, left_padding}
+    assert given[size] == 2 and given[left_padding].tolist() == [0]
+
+
+@of("BLOCKS")
+@of("OR_MASKS")
+def test_blocks(monkeypatch):
+    ids = torch.tensor([[-1, 0, 0, -1, -1]])
+    function = caught(monkeypatch, "create_causal_mask", block_sequence_ids=ids)["mask_function"]
+    builder, given = names.built_of(function)
+    assert builder == names.OR_MASKS[0]
+    plain, overlay = given[names.OR_MASKS[1]]
+    assert plain is names.causal_mask_function
+    assert names.built_of(overlay) == (names.BLOCKS[0], {names.BLOCKS[1]: ids})
+
+
+@of("PADDING")
+def test_padding():
+    keep = torch.tensor([[True, False]])
+    assert names.built_of(masking_utils.padding_mask_function(keep)) == (names.PADDING[0], {names.PADDING[1]: keep})
 
 
 @of("AND_MASK")

@@ -75,7 +75,7 @@ def test_a_block_of_rows_has_a_bound(monkeypatch):
         return torch.ones(2, 3, end - begin, 50, dtype=torch.bool)
 
     monkeypatch.setattr(converters, "BLOCK_PAIRS", 1000)
-    result = converters._by_blocks(evaluate, (2, 3, 20, 50), torch.device("cpu"))
+    result = converters.by_blocks(evaluate, (2, 3, 20, 50), torch.device("cpu"))
     assert result.dense(50).all() and result.tensor.shape == (2, 3, 20, 2)
     assert max(end - begin for begin, end in evaluated) * 2 * 3 * 50 <= 1000
     assert [end for _, end in evaluated[:-1]] == [begin for begin, _ in evaluated[1:]] and evaluated[-1][1] == 20

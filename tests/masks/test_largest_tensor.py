@@ -2,34 +2,13 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from flash_attn_ext import masks
 from flash_attn_ext.masks import converters
+from support.largest_tensor import largest_of
 
 TOKENS = 2048
 BLOCK_PAIRS = 2**14
-
-
-class LargestTensor(TorchDispatchMode):
-    """The bytes of the largest memory that an operation returns, but for views of a tensor that was there."""
-
-    def __init__(self, given: torch.Tensor):
-        super().__init__()
-        self.given, self.largest = given.untyped_storage().data_ptr(), 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() != self.given:
-                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
-        return result
-
-
-def largest_of(make, given: torch.Tensor) -> int:
-    with LargestTensor(given) as mode:
-        make()
-    return mode.largest
 
 
 IDS = torch.arange(TOKENS) // 100

@@ -11,7 +11,7 @@ from flash_attn_ext.cli.bench.contestant import SDPA_BACKENDS
 from flash_attn_ext.cli.bench.workload import BATCH_MASK, HEAD_BIAS, PADDING_MASK, Workload, make_inputs
 
 SMALL = dict(batch=2, num_heads=4, seqlen=48, head_dim=16, dtype=torch.float32)
-NEW = ("softcap", "alibi", "sinks", "workloads")
+NEW = ("softcap", "alibi", "sinks", "masks", "workloads")
 ROWS = [load for name in NEW for load in suites.SUITES["cuda"][name]]
 GIB = 2**30
 
@@ -28,7 +28,7 @@ def tiny(load: Workload) -> Workload:
         small["lengths"] = (7, 32)
     if load.seqlen_k is not None:
         small["seqlen_k"] = 40
-    return dataclasses.replace(load, peers=(), **small)
+    return dataclasses.replace(load, peers=(), own=None, **small)
 
 
 @pytest.mark.parametrize("load", ROWS, ids=name_of)
@@ -59,7 +59,7 @@ def test_no_row_holds_more_than_a_gpu_does(load):
     assert (heads + entries + heads * entries) * square <= 8 * GIB
 
 
-@pytest.mark.parametrize("suite", ["workloads", "softcap", "alibi", "sinks"])
+@pytest.mark.parametrize("suite", ["workloads", "softcap", "alibi", "sinks", "masks"])
 def test_rows_have_places_of_their_own(suite):
     loads = suites.SUITES["cuda"][suite]
     places = {(load.case, load.head_dim, load.head_dim_v, load.seqlen, load.batch, load.num_heads) for load in loads}

@@ -67,7 +67,9 @@ def run(options: argparse.Namespace, bench: Bench | None = None) -> int:
         return 2
     print(f"{device}, random-normal data, calls alternate; {METHOD[device]}.")
     print("x NAME: times as fast as that peer. x own NAME: times as fast as our own call without the option, or with")
-    print("packed sequences instead of a mask. not distinguishable from 1: at the 5 % level, by both quartiles.")
+    print(
+        "packed sequences or causality instead of a mask. not distinguishable from 1: at the 5 % level, by quartiles."
+    )
     chosen = _chosen_suites(bench, options, device)
     progress = Progress("bench", sum(len(load.passes) for loads in chosen.values() for load in loads))
     settings = Settings(bench, device, options.backend, EFFORTS[device, options.quick], progress)

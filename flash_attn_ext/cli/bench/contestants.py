@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flash_attn_ext._explanation import Explanation
-from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant
+from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant, sequence_first
 from flash_attn_ext.cli.bench.flex import FLEX, flex_contestant
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_contestant
+from flash_attn_ext.cli.bench.structures import DOCUMENT, ends_of_documents
 from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
-from flash_attn_ext.cli.bench.workload import DIRECT, OWN_VARLEN, Inputs, Workload, make_inputs
+from flash_attn_ext.cli.bench.workload import DIRECT, OWN_CAUSAL, OWN_VARLEN, Inputs, Workload, make_inputs
 from flash_attn_ext.functional import attention, attention_varlen, explain, scaled_dot_product_attention
 from flash_attn_ext.integrations.torch_backend.switch import activate
 
@@ -57,8 +58,13 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
         found[workload.own] = found[OURS]
         forward = functools.partial(F.scaled_dot_product_attention, q, k, v)
         found[OURS] = Contestant(forward, leaves, surroundings=_operators_replaced)
+    elif workload.own == OWN_VARLEN and workload.structure is not None:
+        found[workload.own] = _own_documents(inputs, backend)
     elif workload.own == OWN_VARLEN:
         found[workload.own] = Contestant(_own_varlen(inputs, backend), ())
+    elif workload.own == OWN_CAUSAL:
+        causal = functools.partial(attention, q, k, v, causal="top_left", backend=backend)
+        found[workload.own] = Contestant(causal, (q, k, v), comparable=workload.against == OWN_CAUSAL)
     elif workload.own is not None:
         plain = functools.partial(attention, q, k, v, backend=backend)
         found[workload.own] = Contestant(plain, (q, k, v), comparable=False)
@@ -109,11 +115,31 @@ def _own_varlen(inputs: Inputs, backend: str | None) -> Callable[[], Tensor]:
     return forward
 
 
+def _own_documents(inputs: Inputs, backend: str | None) -> Contestant:
+    """The documents of a mask as packed sequences. Its tensors lie in memory as those of a packed call."""
+    tokens = inputs.q.shape[2]
+    ends = ends_of_documents(tokens, inputs.q.device)
+    longest = min(DOCUMENT, tokens)
+    options: dict[str, Any] = dict(max_seqlen_q=longest, max_seqlen_k=longest, causal="top_left", backend=backend)
+    leaves = tuple(
+        sequence_first(tensor.detach()).requires_grad_(tensor.requires_grad)
+        for tensor in (inputs.q, inputs.k, inputs.v)
+    )
+
+    def forward() -> Tensor:
+        q, k, v = (leaf[0].transpose(0, 1) for leaf in leaves)
+        out: Tensor = attention_varlen(q, k, v, ends, ends, **options)
+        return out.transpose(0, 1)[None]
+
+    return Contestant(forward, leaves, sequence_first=True)
+
+
 def _our_options(workload: Workload, inputs: Inputs, backend: str | None) -> dict:
     options = dict(
         causal="top_left" if workload.causal else None,
         window=workload.window,
         mask=inputs.mask,
+        intervals=inputs.intervals,
         bias=inputs.bias,
         alibi_slopes=inputs.alibi_slopes,
         softcap=workload.softcap,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext.cli.bench.contestant import Contestant
+from flash_attn_ext.cli.bench.structures import STRUCTURES
 from flash_attn_ext.cli.bench.workload import Inputs, Workload
 
 FLEX = "flex"
@@ -116,6 +117,9 @@ def _mask_rules(workload: Workload, inputs: Inputs) -> list[Callable[[Indices], 
         lengths = torch.tensor(workload.lengths)
         document = torch.arange(len(lengths)).repeat_interleave(lengths).to(inputs.q.device)
         rules.append(lambda at: document[at[2]] == document[at[3]])
+    if workload.structure is not None:
+        structure = STRUCTURES[workload.structure].rule(workload.seqlen, inputs.q.device)
+        rules.append(lambda at: structure(at[2], at[3]))
     if inputs.mask is not None:
         rules.append(_element(inputs.mask))
     return rules

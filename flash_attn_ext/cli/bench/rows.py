@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from flash_attn_ext.cli.bench.contestant import OURS
 from flash_attn_ext.cli.bench.spread import differ, spread_of
+from flash_attn_ext.cli.bench.structures import visible_pairs
 from flash_attn_ext.cli.bench.timing import Measurement
-from flash_attn_ext.cli.bench.workload import Workload
+from flash_attn_ext.cli.bench.workload import OWN_CAUSAL, Workload
 
 # Results further apart than this are not two roundings of one answer.
 MAX_DIFFERENCE = {torch.float32: 2e-3}
@@ -20,7 +22,7 @@ MAX_DIFFERENCE_16_BIT = 2e-2
 
 def make_row(workload: Workload, pass_: str, backend: str | None, measured: Measurement) -> dict:
     """TFLOP/s and ms of ours, the peers and our own other call, or microseconds and rates, as the workload says."""
-    row = {
+    row: dict[str, Any] = {
         "suite": workload.suite,
         "case": workload.case,
         "pass": pass_,
@@ -55,6 +57,9 @@ def make_row(workload: Workload, pass_: str, backend: str | None, measured: Meas
         row |= _figures("tflops", rates, workload)
         row |= _figures("ms", {name: round(time, 4) for name, time in milliseconds.items()}, workload)
         row["spread_ms"] = {name: spread_of(times, digits=4) for name, times in measured.times.items()}
+    if workload.structure is not None:
+        row["visible"] = _short(visible_pairs(workload.structure, workload.seqlen) / workload.seqlen**2)
+        row["share_of_causal"] = _share(row["ours_tflops"], row.get("own_tflops", {}).get(OWN_CAUSAL))
     row["against"] = workload.against
     row["ratio"] = ratio_to(row, workload.against)
     row["in_goal"] = workload.in_goal
@@ -160,9 +165,15 @@ def _is_own(row: dict, name: str) -> bool:
 
 def _flops(name: str, workload: Workload, pass_: str) -> float:
     """The FLOPs of a contestant. Our own call without options also does the work that the options save."""
-    if name == workload.own:
+    if name == workload.own == OWN_CAUSAL:
+        workload = dataclasses.replace(workload, causal=True, structure=None)
+    elif name == workload.own and workload.structure is None:
         workload = dataclasses.replace(workload, causal=False, window=None)
     return workload.flops(pass_)
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return round(part / whole, 4) if part and whole else None
 
 
 def _short(value: float) -> float:

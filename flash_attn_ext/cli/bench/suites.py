@@ -11,6 +11,7 @@ import torch
 
 from flash_attn_ext.cli.bench.decode_suites import decode, decode_host, decode_on_cpu
 from flash_attn_ext.cli.bench.feature_suites import alibi, alibi_on_cpu, sinks, softcap, softcap_on_cpu
+from flash_attn_ext.cli.bench.mask_suites import masks
 from flash_attn_ext.cli.bench.model_suites import long, workloads
 from flash_attn_ext.cli.bench.workload import (
     DIRECT,
@@ -235,6 +236,7 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
     "cuda": _named(
         grid,
         mask,
+        masks,
         float32,
         dropout,
         head_dims,
@@ -266,6 +268,7 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
 ABOUT = {
     "grid": "long sequences at head dims 64, 128 and 256, full and causal, in TFLOP/s",
     "mask": "boolean masks, padding masks and biases, with and without a gradient",
+    "masks": "documents, images, prefixes, chunks and the like, as intervals of keys",
     "float32": "float32 inputs, with GEMMs in float32 precision",
     "dropout": "dropout of 0.1",
     "head_dims": "head dims from 40 to 512, and different ones of q and v",

@@ -53,7 +53,11 @@ def _ratio_text(row: dict) -> str:
         elif is_distinct(row) is False:
             texts[0] += " (not distinguishable from 1)"
     own = times_as_fast_as_own(row)
-    if own is not None and not is_against_own(row):
+    if is_against_own(row):
+        own = None
+    if own is not None and row.get("share_of_causal"):  # says more than the time of a call with other work
+        texts.append(f"{row['share_of_causal']:.2f} of own causal's TFLOP/s")
+    elif own is not None:
         texts.append(f"{own[1]:.2f} {ratio_unit(row, own[0])}")
     if row.get("ours_tbs"):
         texts.append(f"{row['ours_tbs']:.3g} TB/s (a copy {row['copy_tbs']:.3g})")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flash_attn_ext.cli.bench.structures import STRUCTURES, visible_pairs
+
 # The FLOPs of a pass, by those of the forward pass: the backward pass has five GEMMs, the forward pass two.
 FLOPS_OF_PASS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 
@@ -15,7 +17,9 @@ SQUARE_BIAS, HEAD_BIAS = "bias [S,S]", "bias [1,H,S,S]"
 # The value of `own` for our function by its name. Our call is then PyTorch's function, with its operators replaced
 # through torch.nn.attention.
 DIRECT = "direct"
-OWN_VARLEN = "varlen"  # as `own` of a workload with a padding mask, forward only: packed sequences instead of the mask
+# As `own`: packed sequences instead of a mask, which is one of padding (forward only) or of documents.
+OWN_VARLEN = "varlen"
+OWN_CAUSAL = "causal"  # as `own` of a workload with a structure: our call with causality instead
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Workload:
     window: tuple[int, int] | None = None  # keys to the left and to the right of the query's own
     mask: str | None = None  # one of those named above
     bias: str | None = None  # one of those named above
+    structure: str | None = None  # a mask as intervals of keys: its name in structures.py
     softcap: float | None = None
     has_alibi: bool = False
     has_sink: bool = False
@@ -42,7 +47,7 @@ class Workload:
     dropout_p: float = 0.0
     lengths: tuple[int, ...] = ()  # of ragged sequences packed one after the other; seqlen is then the longest
     peers: tuple[str, ...] = ()  # their names in contestants.py
-    own: str | None = None  # OWN_VARLEN, or a name for our call without causality, window, mask and dropout
+    own: str | None = None  # OWN_…, DIRECT, or a name for our call without causality, window, mask and dropout
     against: str = ""  # what our ratio compares with: a peer, "best" of them, or `own`
     in_goal: bool = True  # whether the suite's mean counts it; else it is there for reference
     passes: tuple[str, ...] = ("forward", "backward")
@@ -81,11 +86,14 @@ class Workload:
         return {}
 
     def flops(self, pass_: str) -> float:
-        """FLOPs by convention: half for causal, the visible pairs of a window, and no saving from masks."""
+        """FLOPs by convention: half for causal, the visible pairs of a window or a structure, and no saving from other
+        masks."""
         pairs = sum(map(self._pairs, self.lengths)) if self.lengths else self.batch * self._pairs(self.seqlen)
         return FLOPS_OF_PASS[pass_] * 4 * self.num_heads * pairs * (self.head_dim + self.dim_v) / 2
 
     def _pairs(self, length: int) -> float:
+        if self.structure is not None:
+            return visible_pairs(self.structure, length)
         if self.seqlen_k is not None:
             return length * self.seqlen_k - (length * (length - 1) / 2 if self.causal else 0)
         if self.window is None:
@@ -106,6 +114,7 @@ class Inputs:
     bias: Tensor | None = None
     alibi_slopes: Tensor | None = None
     sink: Tensor | None = None
+    intervals: Tensor | None = None  # (1, 1, S, 2n)
     cu_seqlens: Tensor | None = None
 
     @property
@@ -147,6 +156,8 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
         inputs.bias = normal(*square)
     elif workload.bias == HEAD_BIAS:
         inputs.bias = normal(1, workload.num_heads, *square)
+    if workload.structure is not None:
+        inputs.intervals = STRUCTURES[workload.structure].intervals(workload.seqlen, q.device).tensor
     if workload.has_alibi:  # the slopes of Press et al. 2022, section 3, from steep to flat
         inputs.alibi_slopes = 2.0 ** (-8 * torch.arange(1, workload.num_heads + 1, device=device) / workload.num_heads)
     if workload.has_sink:

@@ -112,7 +112,7 @@ def fused_attention(
         lengths = _lengths(query, visible, packing, position_bias)
         return _call_packed(module, (query, key, value), lengths | options, others), None
     bias = position_bias if visible.bias is None or position_bias is None else position_bias + visible.bias
-    options |= dict(mask=visible.mask, bias=visible.bias if bias is None else bias)
+    options |= dict(mask=visible.mask, intervals=visible.intervals, bias=visible.bias if bias is None else bias)
     if not is_compiling():
         _say_once(module, (query, key, value), options, others)
     out: Tensor = attention(query, key, value, **options)
@@ -136,7 +136,14 @@ def _visible_by_arguments(
 
 
 def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int) -> None:
-    """Checks the shape of a mask of the user's own, because errors of ``attention`` would call it by another name."""
+    """Checks the shape of a mask, because errors of ``attention`` would call it by another name."""
+    if visible.intervals is not None:
+        batch, _, num_queries, _ = visible.intervals.shape
+        if batch not in (1, query_shape[0]) or num_queries != query_shape[2]:
+            raise ValueError(
+                f"attention_mask is made for {num_queries} queries in {batch} rows, but there are {query_shape[2]} in "
+                f"{query_shape[0]}: it is that of another call"
+            )
     given = visible.bias if visible.mask is None or visible.num_keys is not None else visible.mask
     expected = (*query_shape[:3], num_keys)
     if given is not None and any(size not in (1, full) for size, full in zip(given.shape, expected, strict=True)):
@@ -169,7 +176,7 @@ def _lengths(query: Tensor, visible: Visible, packing: Packing, position_bias: T
         raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given both or neither")
     if query.shape[0] != 1:
         raise ValueError(f"cu_seq_lens_q is for one row of packed sequences, but query has shape {tuple(query.shape)}")
-    if visible.mask is not None or visible.bias is not None:
+    if visible.mask is not None or visible.bias is not None or visible.intervals is not None:
         raise ValueError("cu_seq_lens_q does not go with an attention_mask: packed sequences have no padding")
     return dict(
         cu_seqlens_q=packing.cu_seq_lens_q.to(torch.int32),

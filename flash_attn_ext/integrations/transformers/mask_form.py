@@ -1,7 +1,7 @@
 """Encodes a mask as a plain 4-D tensor. transformers copies masks, passes them on and gives them to torch.compile, so
 an object of our own, or an attribute of a tensor, would be lost.
 
-There are three forms. Only the first may have the size of (queries, keys), if the pattern of a mask has no other form:
+There are four forms. Only the first may have the size of (queries, keys), if a mask has no other form:
 
 - bool or floating, (B | 1, H | 1, L | 1, S): an ordinary mask, True = attend, or one that is added to the scores.
 - uint8, (B | 0, 1, kind, keys + left + 1): **flags** and an interval. No query sees keys past the first ``keys``, and
@@ -10,10 +10,12 @@ There are three forms. Only the first may have the size of (queries, keys), if t
   a window, ``keys`` is the number of keys that the layer has, and ``left`` follows from the size.
 - uint32, (sequences + 1, blocks, 1, 1 | 2 + left): **packed** causal sequences. [:, 0, 0, 0] are the cumulative
   lengths, and none is longer than ``blocks`` times BLOCK.
+- uint32, (B | 1, 1, L, 2n | 2n + 1) with L above 1: **intervals** of keys, as ``attention`` takes them in int32. An odd
+  number at the end means nothing.
 
 Sizes are numbers on the host, so reading them does not wait for a GPU. Dimensions that only encode a number have a
 stride of 0, and are small enough for a copy to do no harm. A model that adds its mask to scores itself, instead of
-calling the attention function, fails because of the shape of flags, or because PyTorch cannot add uint32.
+calling the attention function, fails because of the shape.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from flash_attn_ext.masks import Intervals
+from flash_attn_ext.masks.intervals import MAX_INTERVALS
 from flash_attn_ext.types import Causal
 
 KEYS, CAUSAL, CAUSAL_WINDOW, WINDOW = 2, 3, 4, 5  # kinds of flags; not 1, which broadcasts
-FLAGS, PACKED = torch.uint8, torch.uint32
+FLAGS = torch.uint8
 BLOCK = 128
 
 
@@ -40,6 +44,7 @@ class Visible(NamedTuple):
     num_keys: int | None = None  # no query sees later keys; None: there are none
     mask: Tensor | None = None
     bias: Tensor | None = None
+    intervals: Tensor | None = None  # (B | 1, 1, L, 2n) int32
     cu_seqlens: Tensor | None = None  # (sequences + 1,) int32, of queries and keys
     max_seqlen: int | None = None
 
@@ -64,12 +69,19 @@ def flags_form(kind: int, num_keys: int, keep: Tensor | None, device: torch.devi
 
 
 def packed_form(cu_seqlens: Tensor, max_seqlen: int, left: int | None) -> Tensor:
-    cu_seqlens = cu_seqlens.view(PACKED)[:, None, None, None]
+    cu_seqlens = cu_seqlens.view(torch.uint32)[:, None, None, None]
     return cu_seqlens.expand(-1, -(-max_seqlen // BLOCK), 1, 1 if left is None else 2 + left)
 
 
+def intervals_form(intervals: Intervals, num_keys: int) -> Tensor:
+    bounds = intervals.tensor
+    if bounds.shape[3] == num_keys:  # the shape of scores
+        bounds = F.pad(bounds, (0, 1))
+    return bounds.contiguous().view(torch.uint32)
+
+
 def read(mask: Tensor, num_keys: int) -> Visible:
-    """Decodes a mask of one of the three forms, for a tensor of ``num_keys`` keys."""
+    """Decodes a mask of one of the four forms, for a tensor of ``num_keys`` keys."""
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         got = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"type {type(mask).__name__}"
         raise ValueError(
@@ -79,7 +91,9 @@ def read(mask: Tensor, num_keys: int) -> Visible:
         )
     if mask.dtype == FLAGS:
         return _read_flags(mask, num_keys)
-    if mask.dtype == PACKED:
+    if mask.dtype == torch.uint32 and mask.shape[2] > 1:
+        return Visible(intervals=_read_intervals(mask))
+    if mask.dtype == torch.uint32:
         left = mask.shape[3] - 2
         return Visible(
             is_causal=True,
@@ -99,6 +113,13 @@ def _of_unknown_form(mask: Tensor) -> ValueError:
         f"attention_mask has dtype {mask.dtype} and shape {tuple(mask.shape)}, expected torch.bool (True = attend) or "
         "a floating dtype: pass attention_mask.bool()"
     )
+
+
+def _read_intervals(mask: Tensor) -> Tensor:
+    if mask.shape[1] != 1 or not 2 <= mask.shape[3] <= 2 * MAX_INTERVALS + 1:
+        raise _of_unknown_form(mask)
+    bounds = mask.view(torch.int32)
+    return bounds if mask.shape[3] % 2 == 0 else bounds[..., :-1].contiguous()
 
 
 def _read_flags(mask: Tensor, num_keys: int) -> Visible:

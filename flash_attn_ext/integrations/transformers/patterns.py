@@ -8,6 +8,7 @@ from flash_attn_ext.integrations.transformers.private_names import (
     AND_MASK,
     AND_MASKS,
     BIDIRECTIONAL_WINDOW,
+    OR_MASKS,
     PACKED,
     REMAPPED,
     WINDOW,
@@ -60,6 +61,17 @@ def _intersection(patterns: list[Pattern | None]) -> Pattern | None:
     return Pattern(left, right, any(packed), any(remapped))
 
 
+def builders_of(function: Any) -> set[str]:
+    """The names of all builders of transformers that take part in a mask function."""
+    built = built_of(function)
+    if built is None:
+        return set()
+    builder, given = built
+    inner = given.get(REMAPPED[1])
+    parts = [*given.get(AND_MASKS[1], ()), *given.get(OR_MASKS[1], ()), *([] if inner is None else [inner])]
+    return {builder}.union(*(builders_of(part) for part in parts))
+
+
 def traced_pattern(
     function: Any, local_size: int | None, is_bidirectional: bool, can_be_packed: bool, config: Any
 ) -> Pattern | None:
@@ -70,11 +82,12 @@ def traced_pattern(
         return Pattern()
     if function.__name__ != AND_MASK:
         return None  # blocks are no interval
-    if local_size is not None and (
-        local_size != getattr(config, "sliding_window", None)
-        or local_size == getattr(config, "attention_chunk_size", None)
-    ):
+    is_window = local_size == getattr(config, "sliding_window", None)
+    is_chunk = local_size == getattr(config, "attention_chunk_size", None)
+    if local_size is not None and is_window == is_chunk:
         return None
+    if local_size is not None and is_chunk:  # the chunks of a row, or of its packed sequences, are packed sequences too
+        return Pattern(None, 0, True, True) if can_be_packed and not is_bidirectional else None
     if is_bidirectional:
         return Pattern(local_size, local_size) if local_size is not None else None
     if local_size is None:

@@ -22,7 +22,11 @@ __all__ = [
     "AND_MASK",
     "AND_MASKS",
     "BIDIRECTIONAL_WINDOW",
+    "BLOCKS",
+    "CHUNKS",
+    "OR_MASKS",
     "PACKED",
+    "PADDING",
     "REMAPPED",
     "WINDOW",
     "asks_for_an_implementation",
@@ -35,13 +39,17 @@ __all__ = [
     "table_of",
 ]
 
-# Builders of mask functions in masking_utils, which tell the pattern of a mask function, and the variable over which
+# Builders of mask functions in masking_utils, which tell the pattern of a mask function, and the variables over which
 # each one's mask function closes.
 WINDOW = ("sliding_window_overlay", "sliding_window")
 BIDIRECTIONAL_WINDOW = ("sliding_window_bidirectional_overlay", "sliding_window")
 PACKED = ("packed_sequence_mask_function", "packed_sequence_mask")
-REMAPPED = ("remap_positions_for_packed_sequence", "mask_function")  # since 5.23
+REMAPPED = ("remap_positions_for_packed_sequence", "mask_function", "position_ids")  # since 5.23
+CHUNKS = ("chunked_overlay", "chunk_size", "left_padding")
+BLOCKS = ("blockwise_overlay", "block_sequence_ids")
+PADDING = ("padding_mask_function", "padding_mask")
 AND_MASKS = ("and_masks", "mask_functions")
+OR_MASKS = ("or_masks", "mask_functions")
 # The name of functions that and_masks builds. torch.compile shows only the name of a mask function.
 AND_MASK = "and_mask"
 

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 BATCH, LENGTH, VOCAB = 3, 13, 61
 PADDING = (0, 4, 9)  # of each row
+BLOCKS = (((0, 7),), ((1, 3), (5, 11)), ())  # of each row, the tokens of each block
 TEXT = dict(vocab_size=VOCAB, pad_token_id=0, bos_token_id=None, eos_token_id=None)
 LLAMA = dict(
     **TEXT,
@@ -44,14 +45,21 @@ SLIDING = dict(sliding_window=5, layer_types=["sliding_attention", "full_attenti
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A class of transformers, how its configuration is made, and which inputs it takes: "text", "pair" (text in, text
-    out), "audio", "image", or "image and text"."""
+    """A class of transformers, how its configuration is made, and which inputs it takes: "text", "blocks" (text with
+    tokens of images or of a prefix), "pair" (text in, text out), "audio", "image", or "image and text"."""
 
     model: str
     config: str
     options: dict = field(default_factory=dict)
     inputs: str = "text"
     generates: bool = False
+    static_cache_since: tuple[int, int] = (0, 0)  # the release of transformers before which "eager" itself fails
+
+    @property
+    def takes_static_cache(self) -> bool:
+        import transformers
+
+        return tuple(map(int, transformers.__version__.split(".")[:2])) >= self.static_cache_since
 
     @property
     def has_text(self) -> bool:
@@ -96,6 +104,14 @@ def _text(_, generator) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(3, VOCAB, (BATCH, LENGTH), generator=generator)}
 
 
+def _blocks(_, generator) -> dict[str, Tensor]:
+    types = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+    for row, blocks in enumerate(BLOCKS):
+        for begin, end in blocks:
+            types[row, begin:end] = 1
+    return _text(_, generator) | {"token_type_ids": types}
+
+
 def _pair(_, generator) -> dict[str, Tensor]:
     return _text(_, generator) | {"decoder_input_ids": torch.randint(3, VOCAB, (BATCH, 7), generator=generator)}
 
@@ -117,6 +133,7 @@ def _image_and_text(_, generator) -> dict[str, Tensor]:
 
 MAKE_INPUTS: dict[str, Callable] = {
     "text": _text,
+    "blocks": _blocks,
     "pair": _pair,
     "audio": _audio,
     "image": _image,
@@ -138,6 +155,35 @@ MODELS = {
     "qwen3": _decoder("Qwen3", head_dim=8, use_sliding_window=True, **SLIDING),
     "gemma2": _decoder("Gemma2", head_dim=8, attn_logit_softcapping=2.0, query_pre_attn_scalar=3, **SLIDING),
     "gemma3": TinyModel("Gemma3ForCausalLM", "Gemma3TextConfig", LLAMA | dict(head_dim=8, **SLIDING), generates=True),
+    "gemma3 with images": TinyModel(
+        "Gemma3ForConditionalGeneration",
+        "Gemma3Config",
+        dict(text_config=LLAMA | dict(head_dim=8, **SLIDING), vision_config=VISION, mm_tokens_per_image=4),
+        inputs="blocks",
+        generates=True,
+        static_cache_since=(5, 20),
+    ),
+    "gemma3 both ways": TinyModel(
+        "Gemma3TextModel", "Gemma3TextConfig", LLAMA | dict(head_dim=8, use_bidirectional_attention=True, **SLIDING)
+    ),
+    "llama4": TinyModel(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        LLAMA
+        | dict(
+            head_dim=8,
+            intermediate_size_mlp=48,
+            num_local_experts=2,
+            moe_layers=[],
+            attention_chunk_size=5,
+            layer_types=["chunked_attention", "full_attention"],
+            no_rope_layers=[1, 1],
+            use_qk_norm=False,
+        ),
+        generates=True,
+        static_cache_since=(5, 20),
+    ),
+    "hrm_text": TinyModel("HrmTextForCausalLM", "HrmTextConfig", LLAMA, inputs="blocks", generates=True),
     "gpt_oss": _decoder("GptOss", head_dim=8, num_local_experts=2, num_experts_per_tok=1, **SLIDING),
     "deepseek_v3": _decoder(
         "DeepseekV3",
@@ -284,8 +330,9 @@ def outputs_of(model: nn.Module, inputs: dict) -> dict[str, Tensor]:
         if result.get(name) is not None:
             outputs[name] = result[name]
     mask = inputs.get("attention_mask")
-    if mask is not None and "logits" in outputs and outputs["logits"].shape[:2] == mask.shape:
-        outputs["logits"] = outputs["logits"][mask.bool()]
+    for name in ("logits", "last_hidden_state"):
+        if mask is not None and name in outputs and outputs[name].shape[:2] == mask.shape:
+            outputs[name] = outputs[name][mask.bool()]
     return outputs
 
 
