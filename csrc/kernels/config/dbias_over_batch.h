@@ -1,0 +1,19 @@
+// The tiles of the kernel that recomputes dS for a bias that all batch entries share.
+#pragma once
+
+#include "kernels/config/sm90.h"
+
+namespace flash_attn_ext::sm80 {
+
+// A CTA has this many queries, and keys, of the bias. It has 16 warps, each with 16 queries and half of the keys.
+inline constexpr int kDbiasTile = 128;
+inline constexpr int kDbiasWarps = 16;
+inline constexpr int64_t kLargestDbiasHeadDim = 64;
+
+// The kernel runs where Hopper's kernels do, so a CTA may have as much shared memory as theirs.
+inline constexpr int kDbiasSharedBytes = sm90::kSharedBytes;
+
+// The head dim that the kernel is compiled for.
+constexpr int dbias_head_dim(int64_t head_dim) { return head_dim <= 32 ? 32 : 64; }
+
+}  // namespace flash_attn_ext::sm80
