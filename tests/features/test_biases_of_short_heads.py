@@ -35,6 +35,7 @@ SHORT = [
     Case(sq=144, sk=136, bias="1hqk", mask="b11k", batch=37),
     Case(sq=136, sk=144, bias="11qk", mask="b11k", batch=7, heads=5, dlse=True),
     Case(sq=256, sk=248, bias="1hqk", mask="b11k", sink=True, dlse=True),
+    Case(sq=200, sk=256, bias="11qk", batch=5, heads=4, kv_heads=2, sink=True),
     Case(sq=200, sk=256, bias="1hqk", mask="b11k", layout="bshd", scale=0.7),
     Case(sq=200, sk=256, bias="1hqk", mask="b11k", heads=4, kv_heads=2),
     Case(sq=200, sk=256, bias="1hqk", mask="b1qk"),  # these take kernels of any mask, and of any lengths
@@ -48,7 +49,9 @@ LONGER = [
     Case(sq=384, sk=384, d=64, bias="1hqk", causal="top_left", batch=3, dlse=True),
     Case(sq=290, sk=400, d=32, bias="1hqk", causal="bottom_right", batch=2),
     Case(sq=400, sk=272, d=64, bias="11qk", window=(100, 30), heads=4, kv_heads=2),
-    Case(sq=272, sk=272, d=64, bias="1hqk", batch=1, sink=True),
+    Case(sq=272, sk=272, d=64, bias="1hqk", batch=1, sink=True),  # sums of dSink overwrite delta, which dBias reads
+    Case(sq=600, sk=264, d=64, bias="1hqk", batch=3, sink=True, dlse=True, heads=4, kv_heads=2),
+    Case(sq=300, sk=300, d=32, bias="11qk", batch=2, heads=3, sink=True, causal="top_left"),
 ]
 ROWS = Case(sq=256, sk=256, batch=40, heads=2, bias="1hqk", mask="b11k")
 

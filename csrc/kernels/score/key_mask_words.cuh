@@ -9,14 +9,15 @@
 
 namespace flash_attn_ext {
 
-// Whether a query may attend to the lane's key of the group that begins at first_key. There are no keys past the end.
-__device__ __forceinline__ bool attends_lane_key(const attention::AttentionParams& p, const WorkItem& item,
-                                                 int64_t first_key) {
+// The mask's byte of the lane's key, of the group that begins at first_key: whether queries may attend to it. It is not
+// compared with 0, so that nothing waits for the load. There are no keys past the end.
+__device__ __forceinline__ int attends_lane_key(const attention::AttentionParams& p, const WorkItem& item,
+                                                int64_t first_key) {
   const attention::BroadcastView& mask = p.score_mod.mask;
   const int64_t key = first_key + tile::lane();
-  if (key >= item.sequence.num_keys) return false;
-  if (!mask.present()) return true;
-  return static_cast<const uint8_t*>(mask.data)[mask.offset({item.sequence.batch, item.head, 0, key})] != 0;
+  if (key >= item.sequence.num_keys) return 0;
+  if (!mask.present()) return 1;
+  return static_cast<const uint8_t*>(mask.data)[mask.offset({item.sequence.batch, item.head, 0, key})];
 }
 
 // The bits of a word of 32 keys that belong to a thread's columns of a tile of scores: bit 8 j + e stands for key 8 j +

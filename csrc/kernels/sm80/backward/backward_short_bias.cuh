@@ -20,6 +20,7 @@
 #include "kernels/sm80/short_bias.h"
 #include "kernels/sm80/stationary_bias.cuh"
 #include "ptx/dependent_launch.h"
+#include "ptx/pin.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
 #include "tile/sm80/gemm_transposed.h"
@@ -49,6 +50,11 @@ struct BackwardShortBiasKernel {
   using QueryGradients = tile::Accumulator<1, 2>;
 
   struct alignas(16) Statistics : QueryStatistics {};
+  // What a thread copies of the next query tile: of the bias, and of Q or dO.
+  struct alignas(16) Sources {
+    const Element* bias;
+    const Element* rows;
+  };
   struct Stage {
     QueryTile q;
     QueryTile dout;
@@ -60,46 +66,53 @@ struct BackwardShortBiasKernel {
     Stage stages[kStages];
     DscoreTile dscores;
     Statistics statistics[kShortBiasTokens];
+    Sources sources[kThreads];
     uint32_t left[kWarps];  // of the mask's keys
+    bool found_nan;
   };
 
   const BackwardParams& p;
+  const float scale;  // a constant operand of the instructions that use it
   Shared& shared;
   const int batch;
   const int head;
   KeyGradients dk;
   KeyGradients dv;
-  bool found_nan;
 
   __device__ __forceinline__ void run() {
     const int tiles = attention::ceil_div(num_queries(), kQueries);
     load_keys();
+    begin_at_first_query();
 #pragma unroll
     for (int tile = 0; tile < kStages; ++tile) {
       if (tile < tiles) load_queries(tile);
     }
     ptx::commit_copies();
-    const uint32_t own = __ballot_sync(
-        0xFFFFFFFFu, attends_lane_key(p, {{batch, 0, 0, num_queries(), num_keys()}, head, head}, first_key()));
-    if (tile::lane() == 0) shared.left[tile::warp()] = own;
+    const int attends = attends_lane_key(p, {{batch, 0, 0, num_queries(), num_keys()}, head, head}, first_key());
     share_statistics();
+    const uint32_t own = __ballot_sync(0xFFFFFFFFu, attends);
+    if (tile::lane() == 0) shared.left[tile::warp()] = own;
+    if (threadIdx.x == 0) shared.found_nan = false;
     dk.clear();
     dv.clear();
-    found_nan = false;
-    iterate(tiles, own);
-    dk.scale(static_cast<float>(p.score_mod.scale));
+    iterate(tiles);
+    dk.scale(scale);
     store_keys(p.dv, dv, p.head_dim_v);
     store_keys(p.dk, dk, p.head_dim_qk);
     // A NaN may be a weight of 0 times a NaN or infinity: the rows of such a head are recomputed without tensor cores.
-    const bool any = __syncthreads_or(found_nan);
+    __syncthreads();
     const int64_t place = head * p.batch + batch;
-    if (tile::lane() == 0) p.dq_nan_flags[place * kWarps + tile::warp()] = any;
+    if (tile::lane() == 0) p.dq_nan_flags[place * kWarps + tile::warp()] = shared.found_nan;
   }
 
  private:
   __device__ __forceinline__ int num_keys() const { return static_cast<int>(p.sequences.max_seqlen_k); }
   __device__ __forceinline__ int num_queries() const { return static_cast<int>(p.sequences.max_seqlen_q); }
-  __device__ __forceinline__ static int first_key() { return tile::warp() * kKeysPerWarp; }  // of the warp
+  // The first key of the warp, and of the thread. Unsigned divisions leave more registers than signed ones.
+  __device__ __forceinline__ static int first_key() { return static_cast<int>(threadIdx.x / kWarpSize * kKeysPerWarp); }
+  __device__ __forceinline__ static int thread_key() {
+    return static_cast<int>(threadIdx.x / kWarpSize * kKeysPerWarp + threadIdx.x % kWarpSize / 4);
+  }
 
   template <class Tile>
   __device__ __forceinline__ void copy(Tile& tile, const attention::MatrixView& view, int first, int64_t columns,
@@ -113,82 +126,105 @@ struct BackwardShortBiasKernel {
     copy(shared.v, p.v, 0, p.head_dim_v, num_keys());
   }
 
-  // Issues the copies of a query tile, zero-padded. A warp copies rows of the bias, and half of the threads Q or dO.
-  __device__ __forceinline__ void load_queries(int tile) {
-    Stage& stage = shared.stages[tile % kStages];
-    constexpr auto kBytes = static_cast<uint32_t>(sizeof(Element));
-    const int first = tile * kQueries;
-    const auto bytes_of = [](int64_t columns, int column) {
-      return static_cast<uint32_t>(min(max(static_cast<int>(columns) - column, 0), BiasTile::kChunk)) * kBytes;
-    };
+  // What a thread copies of each query tile: a chunk of every kWarps-th row of the bias, and one of Q or dO. Its places
+  // are computed again for each tile, since dK and dV leave no registers for them.
+  struct Copies {
+    static constexpr int kRowChunks = kShortBiasHeadDim / QueryTile::kChunk;
+    static_assert(kThreads == 2 * kQueries * kRowChunks);
+
+    const uint32_t thread = static_cast<uint32_t>(ptx::pin(static_cast<int>(threadIdx.x)));
+    const int bias_row = static_cast<int>(thread / kWarpSize);
+    const int bias_column = static_cast<int>(thread % kWarpSize) * BiasTile::kChunk;
+    const bool are_of_dout = thread >= kThreads / 2;
+    const int row = static_cast<int>(thread % (kThreads / 2) / kRowChunks);
+    const int column = static_cast<int>(thread % kRowChunks) * QueryTile::kChunk;
+
+    __device__ __forceinline__ static uint32_t bytes(int64_t columns, int first) {
+      return static_cast<uint32_t>(min(max(static_cast<int>(columns) - first, 0), BiasTile::kChunk)) * sizeof(Element);
+    }
+  };
+
+  __device__ __forceinline__ void begin_at_first_query() {
+    const Copies own;
     const attention::BroadcastView& bias = p.score_mod.bias;
-    const int key = tile::lane() * BiasTile::kChunk;
-    const uint32_t bias_bytes = bytes_of(num_keys(), key);
-    const auto* source =
-        static_cast<const Element*>(bias.data) + bias.offset({batch, head, first + tile::warp(), 0}) + key;
-    const uint32_t target = stage.bias.address(tile::warp(), key);
+    const attention::MatrixView& view = own.are_of_dout ? p.dout : p.q;
+    shared.sources[own.thread] = {
+        static_cast<const Element*>(bias.data) + bias.offset({batch, head, own.bias_row, 0}) + own.bias_column,
+        view.row<const Element>(batch, head, own.row) + own.column};
+  }
+
+  // Issues the copies of the next query tile, zero-padded.
+  __device__ __forceinline__ void load_queries(int tile) {
+    const Copies own;
+    Stage& stage = shared.stages[tile % kStages];
+    Sources& sources = shared.sources[own.thread];
+    const Sources from = sources;
+    const int rows = num_queries() - tile * kQueries;
+    const int64_t stride = p.score_mod.bias.query_stride;
+    const uint32_t bias_bytes = Copies::bytes(num_keys(), own.bias_column);
+    const uint32_t target = stage.bias.address(own.bias_row, own.bias_column);
     static_assert(kWarps == 8 && kShortBiasTokens == kWarpSize * BiasTile::kChunk);  // the swizzle repeats
 #pragma unroll
     for (int row = 0; row < kQueries; row += kWarps) {
-      const bool exists = first + tile::warp() + row < num_queries();
-      ptx::copy_async_16(target + row * BiasTile::kRowBytes, source + row * bias.query_stride, exists ? bias_bytes : 0);
+      ptx::copy_async_16(target + row * BiasTile::kRowBytes, from.bias + row * stride,
+                         own.bias_row + row < rows ? bias_bytes : 0);
     }
-    constexpr int kChunks = kShortBiasHeadDim / QueryTile::kChunk;
-    static_assert(kThreads == 2 * kQueries * kChunks);
-    const bool is_dout = static_cast<int>(threadIdx.x) >= kThreads / 2;
-    const int row = static_cast<int>(threadIdx.x) % (kThreads / 2) / kChunks;
-    const int column = static_cast<int>(threadIdx.x) % kChunks * QueryTile::kChunk;
-    const attention::MatrixView& view = is_dout ? p.dout : p.q;
-    const uint32_t bytes = bytes_of(is_dout ? p.head_dim_v : p.head_dim_qk, column);
-    ptx::copy_async_16((is_dout ? stage.dout : stage.q).address(row, column),
-                       view.row<const Element>(batch, head, first + row) + column,
-                       first + row < num_queries() ? bytes : 0);
+    const uint32_t bytes = Copies::bytes(own.are_of_dout ? p.head_dim_v : p.head_dim_qk, own.column);
+    ptx::copy_async_16((own.are_of_dout ? stage.dout : stage.q).address(own.row, own.column), from.rows,
+                       own.row < rows ? bytes : 0);
+    sources = {from.bias + kQueries * stride, from.rows + kQueries * (own.are_of_dout ? p.dout : p.q).row_stride};
   }
 
-  // Each thread computes delta = rowsum(dO ∘ O) − dLSE of a query, and writes it for other kernels, too.
+  // Each thread computes delta = rowsum(dO ∘ O) − dLSE of a query, and writes it for other kernels, too. All loads are
+  // in flight together: threads past the end read the last query.
   __device__ __forceinline__ void share_statistics() {
     using Chunk = common::Chunk<Element>;
-    const auto query = static_cast<int>(threadIdx.x);
-    float lse = -INFINITY;
-    float residual = 0.0f;
-    float delta = 0.0f;
-    if (query < num_queries()) {
-      const auto* out = p.out.row<const Element>(batch, head, query);
-      const auto* dout = p.dout.row<const Element>(batch, head, query);
+    constexpr int kChunks = kShortBiasHeadDim / Chunk::kCount;
+    const bool exists = static_cast<int>(threadIdx.x) < num_queries();
+    const int query = exists ? static_cast<int>(threadIdx.x) : num_queries() - 1;
+    const auto* out = p.out.row<const Element>(batch, head, query);
+    const auto* dout = p.dout.row<const Element>(batch, head, query);
+    Chunk outs[kChunks] = {};
+    Chunk douts[kChunks] = {};
 #pragma unroll
-      for (int column = 0; column < kShortBiasHeadDim; column += Chunk::kCount) {
-        if (column >= p.head_dim_v) break;
-        delta = common::add_product(delta, *reinterpret_cast<const Chunk*>(out + column),
-                                    *reinterpret_cast<const Chunk*>(dout + column));
-      }
-      lse = *p.lse.at<const float>(batch, head, query);
-      if (p.lse_residual.present()) residual = *p.lse_residual.at<const float>(batch, head, query);
-      if (p.dlse.present()) delta -= *p.dlse.at<const float>(batch, head, query);
-      *p.delta.at<float>(batch, head, query) = delta;
+    for (int i = 0; i < kChunks; ++i) {
+      if (i * Chunk::kCount >= p.head_dim_v) continue;
+      outs[i] = reinterpret_cast<const Chunk*>(out)[i];
+      douts[i] = reinterpret_cast<const Chunk*>(dout)[i];
     }
-    shared.statistics[query] = {query_statistics<true>(lse, delta, residual)};
+    const float lse = *p.lse.at<const float>(batch, head, query);
+    const auto optional = [&](const attention::StatisticView& view) {
+      return view.present() ? *view.at<const float>(batch, head, query) : 0.0f;
+    };
+    const float residual = optional(p.lse_residual);
+    const float dlse = optional(p.dlse);
+    float delta = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) delta = common::add_product(delta, outs[i], douts[i]);
+    delta -= dlse;
+    if (exists) *p.delta.at<float>(batch, head, query) = delta;
+    shared.statistics[threadIdx.x] = {
+        query_statistics<true>(exists ? lse : -INFINITY, exists ? delta : 0.0f, residual)};
   }
 
   // The mainloop over query tiles, in ascending order.
-  __device__ __forceinline__ void iterate(int tiles, uint32_t own) {
-    uint32_t warps_with_keys = 0;
+  __device__ __forceinline__ void iterate(int tiles) {
     for (int tile = 0;; ++tile) {
       ptx::wait_copies<0>();
       __syncthreads();  // the tile has arrived, dS of the preceding one is complete, and no warp reads its stage
-      if (tile == 0) warps_with_keys = __ballot_sync(0xFFFFFFFFu, shared.left[tile::lane() % kWarps] != 0);
       if (tile > 0 && tile + 1 < tiles) load_queries(tile + 1);
       ptx::commit_copies();
       const bool begins_dq = tile * kQueries % kDqQueries == 0;
-      if (tile > 0 && (begins_dq || tile == tiles))
-        compute_dq((tile - 1) * kQueries / kDqQueries, tiles, warps_with_keys);
+      if (tile > 0 && (begins_dq || tile == tiles)) compute_dq((tile - 1) * kQueries / kDqQueries);
       if (tile == tiles) break;
-      add_queries(tile, own, /*waits=*/begins_dq && tile > 0);
+      add_queries(tile, /*waits=*/begins_dq && tile > 0);
     }
   }
 
   // Adds a query tile to dK and dV, and computes its dS. waits: until no warp reads dS of other queries any more. Warps
   // reach this barrier from different branches.
-  __device__ __forceinline__ void add_queries(int tile, uint32_t own, bool waits) {
+  __device__ __forceinline__ void add_queries(int tile, bool waits) {
+    const uint32_t own = shared.left[tile::warp()];
     if (own == 0) {
       if (waits) __syncthreads();
       return;
@@ -221,7 +257,6 @@ struct BackwardShortBiasKernel {
   template <bool kMasked>
   __device__ __forceinline__ void differentiate(Scores& scores, Scores& gradients, const BiasTile& bias,
                                                 int first_query, uint32_t own) const {
-    const auto scale = static_cast<float>(p.score_mod.scale);
     // ldmatrix transposes four blocks of 8 queries x 8 keys, one for each of the thread's rows.
     static_assert(Scores::kThreadRows == 4);
     const tile::LaneAddress<BiasTile> blocks(bias, tile::lane() % 8, first_key() + tile::lane() / 8 * 8);
@@ -239,17 +274,18 @@ struct BackwardShortBiasKernel {
           const float above = fmaf(scores.at(r, j, e), scale, e == 0 ? added.x : added.y) - query.lse;
           const float probability = ptx::exp2(above * kLog2e - query.residual);
           const float gradient = probability * (gradients.at(r, j, e) - query.delta);
-          // Selects 0 instead of multiplying by it, since a NaN must not reach what does not attend to it.
+          // Selects 0 instead of multiplying by it, since a NaN must not reach what does not attend to it. A NaN times
+          // a weight of 0 makes NaN of gradients, which are then recomputed.
           const bool hidden = kMasked && (own >> Scores::row(r) & 1) == 0;
           scores.at(r, j, e) = hidden ? 0.0f : probability;
-          gradients.at(r, j, e) = hidden || probability == 0.0f ? 0.0f : gradient;
+          gradients.at(r, j, e) = hidden ? 0.0f : gradient;
         }
       }
     }
   }
 
   __device__ __forceinline__ void store_dscores(const Scores& gradients, int first_column) {
-    const tile::LaneAddress<DscoreTile> own(shared.dscores, first_key() + Scores::row(0), Scores::column(0, 0));
+    const tile::LaneAddress<DscoreTile> own(shared.dscores, thread_key(), static_cast<int>(threadIdx.x % 4 * 2));
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r) {
 #pragma unroll
@@ -261,61 +297,63 @@ struct BackwardShortBiasKernel {
   }
 
   // Computes dQ of kDqQueries queries whose dS is complete.
-  __device__ __forceinline__ void compute_dq(int group, int tiles, uint32_t warps_with_keys) {
-    const int first_row = tile::warp() % kRowWarps * 16;
-    const int first_column = tile::warp() / kRowWarps * 16;
+  __device__ __forceinline__ void compute_dq(int group) {
+    const uint32_t warps_with_keys = __ballot_sync(0xFFFFFFFFu, shared.left[tile::lane() % kWarps] != 0);
+    const auto warp = static_cast<uint32_t>(ptx::pin(tile::warp()));  // what follows from it is not kept
+    const int first_row = static_cast<int>(warp % kRowWarps) * 16;
+    const int first_column = static_cast<int>(warp / kRowWarps) * 16;
     const int query = group * kDqQueries + first_row;
-    if (p.dq.data == nullptr || query >= tiles * kQueries) return;
+    if (p.dq.data == nullptr || query >= num_queries()) return;
     const tile::LeftOperandColumns<DscoreTile> dscores(shared.dscores, first_row);
     const tile::RightOperandColumns<KeyTile> k(shared.k, first_column);
     QueryGradients sums[2];  // of every second 16 keys, so that four accumulation chains are in flight
     for (QueryGradients& sum : sums) sum.clear();
 #pragma unroll 2
-    for (int warp = 0; warp < kWarps; ++warp) {
-      if ((warps_with_keys >> warp & 1) == 0) continue;
+    for (int other = 0; other < kWarps; ++other) {
+      if ((warps_with_keys >> other & 1) == 0) continue;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         uint32_t a[4];
         uint32_t b[4];
-        dscores.load(a, 0, warp * kKeysPerWarp + 16 * i);
-        k.load(b, warp * kKeysPerWarp + 16 * i, 0);
+        dscores.load(a, 0, other * kKeysPerWarp + 16 * i);
+        k.load(b, other * kKeysPerWarp + 16 * i, 0);
         tile::multiply_step<Element>(sums[i].c[0][0], a, b[0], b[1]);
         tile::multiply_step<Element>(sums[i].c[0][1], a, b[2], b[3]);
       }
     }
     QueryGradients& dq = sums[0];
     dq.add(sums[1]);
-    found_nan |= dq.has_nan();
-    dq.scale(static_cast<float>(p.score_mod.scale));
-    store_quads<Element>({.data = p.dq.row<Element>(batch, head, query) + first_column,
-                          .row_stride = p.dq.row_stride,
-                          .column_stride = p.dq.column_stride,
-                          .rows = num_queries() - query,
-                          .columns = static_cast<int>(p.head_dim_qk) - first_column},
-                         dq);
+    if (dq.has_nan()) shared.found_nan = true;
+    dq.scale(scale);
+    store_whole_quads<Element>({.data = p.dq.row<Element>(batch, head, query) + first_column,
+                                .row_stride = p.dq.row_stride,
+                                .column_stride = p.dq.column_stride,
+                                .rows = num_queries() - query,
+                                .columns = static_cast<int>(p.head_dim_qk) - first_column},
+                               dq);
   }
 
   __device__ __forceinline__ void store_keys(const attention::MatrixView& view, const KeyGradients& gradients,
                                              int64_t head_dim) {
     if (view.data == nullptr || first_key() >= num_keys()) return;
-    found_nan |= store_row_chunks<Element>({.data = view.row<Element>(batch, head, first_key()),
-                                            .row_stride = view.row_stride,
-                                            .column_stride = view.column_stride,
-                                            .rows = num_keys() - first_key(),
-                                            .columns = static_cast<int>(head_dim)},
-                                           gradients);
+    const OutputRows<Element> target = {.data = view.row<Element>(batch, head, first_key()),
+                                        .row_stride = view.row_stride,
+                                        .column_stride = view.column_stride,
+                                        .rows = num_keys() - first_key(),
+                                        .columns = static_cast<int>(head_dim)};
+    if (store_row_chunks(target, gradients)) shared.found_nan = true;
   }
 };
 
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, kShortBiasCtas)
-    backward_short_bias_kernel(const __grid_constant__ BackwardParams p) {
+    backward_short_bias_kernel(const __grid_constant__ BackwardParams p, const float scale) {
   extern __shared__ __align__(128) unsigned char shared_memory[];
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
   const auto heads = static_cast<unsigned>(p.num_heads_q);
-  Kernel kernel = {p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory), static_cast<int>(blockIdx.x / heads),
-                   static_cast<int>(blockIdx.x % heads)};
+  Kernel kernel = {p, scale, *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
+                   static_cast<int>(blockIdx.x / heads), static_cast<int>(blockIdx.x % heads)};
   kernel.run();
 }
 
@@ -323,8 +361,8 @@ template <class Element>
 cudaError_t backward_short_bias(const BackwardParams& p, cudaStream_t stream) {
   using Kernel = BackwardShortBiasKernel<Element>;
   static_assert(sizeof(typename Kernel::Shared) <= kShortBiasSharedBytes);
-  const cudaError_t error =
-      common::launch_blocks_early<Kernel>(backward_short_bias_kernel<Kernel>, p.batch * p.num_heads_q, stream, p);
+  const cudaError_t error = common::launch_blocks_early<Kernel>(
+      backward_short_bias_kernel<Kernel>, p.batch * p.num_heads_q, stream, p, static_cast<float>(p.score_mod.scale));
   if (error != cudaSuccess) return error;
   const auto flagged = [&](Rows rows) {
     return common::rows_in_order_of_heads(p, p.dq_nan_flags, rows, kShortBiasTokens, Kernel::kKeysPerWarp);

@@ -28,6 +28,8 @@ struct DbiasOverBatchParams {
   float* parts;  // null where there is one part of each tile, which is the result
   int num_parts;
   int entries;  // of the batch, and heads where the bias is the same for all of them
+  float scale;
+  attention::Divisor group;  // query heads of a key head
   attention::Divisor tiles;
   attention::Divisor key_tiles;
   attention::Divisor query_tiles;
@@ -120,9 +122,12 @@ struct DbiasOverBatchKernel {
   __device__ __forceinline__ static int warp_column() { return tile::warp() / kRowWarps * kKeysPerWarp; }
 
  private:
-  // What a thread has of each of its queries.
-  struct Statistics {
-    QueryStatistics rows[Sums::kThreadRows];
+  // What the forward pass and delta's kernel have stored of a query. It is converted an entry later, so that nothing
+  // waits for the loads.
+  struct StoredStatistics {
+    float lse;
+    float delta;
+    float residual;
   };
 
   __device__ __forceinline__ attention::Sequence sequence_of(int batch) const {
@@ -136,10 +141,14 @@ struct DbiasOverBatchKernel {
     return seen.begin < place.first_key + kDbiasTile && seen.end > place.first_key;
   }
 
-  __device__ __forceinline__ WorkItem item_at(int entry) const {
-    const auto batch = static_cast<int>(p.batch);
-    const int head = p.dbias.per_head ? place.head : entry / batch;
-    return {sequence_of(p.dbias.per_head ? entry : entry - head * batch), head, head / p.queries_per_key_head()};
+  // The batch entry, and the head, of one of the CTA's entries. Without a division, they are found one after the other.
+  struct Entry {
+    uint32_t batch;
+    uint32_t head;
+  };
+  __device__ __forceinline__ void advance(Entry& entry, int entries) const {
+    const auto batch = static_cast<uint32_t>(p.batch);
+    for (entry.batch += entries; entry.batch >= batch && !p.dbias.per_head; entry.batch -= batch) ++entry.head;
   }
 
   // The copies are committed with those of the first batch entry.
@@ -156,68 +165,85 @@ struct DbiasOverBatchKernel {
     return static_cast<int>(p.sequences.max_seqlen_k) - place.first_key;
   }
 
-  __device__ __forceinline__ void load(Stage& stage, const WorkItem& item) const {
-    const int64_t batch = item.sequence.batch;
-    const auto copy = [&](Tile& tile, const attention::MatrixView& view, int64_t head, int first, int64_t columns,
+  __device__ __forceinline__ void load(Stage& stage, const Entry& entry) const {
+    const auto copy = [&](Tile& tile, const attention::MatrixView& view, uint32_t head, int first, int64_t columns,
                           int rows) {
       copy_sequence_async<kThreads>(
-          tile, {view.row<const Element>(batch, head, first), view.row_stride, static_cast<int>(columns)}, rows);
+          tile, {view.row<const Element>(entry.batch, head, first), view.row_stride, static_cast<int>(columns)}, rows);
     };
-    copy(stage.q, p.q, item.head, place.first_query, p.head_dim_qk, num_queries());
-    copy(stage.dout, p.dout, item.head, place.first_query, p.head_dim_v, num_queries());
-    copy(stage.k, p.k, item.key_head, place.first_key, p.head_dim_qk, num_keys());
-    copy(stage.v, p.v, item.key_head, place.first_key, p.head_dim_v, num_keys());
+    const uint32_t key_head = params.group.quotient(entry.head);
+    copy(stage.q, p.q, entry.head, place.first_query, p.head_dim_qk, num_queries());
+    copy(stage.dout, p.dout, entry.head, place.first_query, p.head_dim_v, num_queries());
+    copy(stage.k, p.k, key_head, place.first_key, p.head_dim_qk, num_keys());
+    copy(stage.v, p.v, key_head, place.first_key, p.head_dim_v, num_keys());
     ptx::commit_copies();
   }
 
-  __device__ __forceinline__ Statistics load_rows(const WorkItem& item) const {
-    Statistics statistics;
+  // Sums of rows past the end are not stored. These have the statistics of the last one.
+  __device__ __forceinline__ void load_statistics(StoredStatistics (&rows)[Sums::kThreadRows],
+                                                  const Entry& entry) const {
 #pragma unroll
     for (int r = 0; r < Sums::kThreadRows; ++r) {
-      statistics.rows[r] = load_statistics<true>(p, item, place.first_query + warp_row() + Sums::row(r));
+      const int query = place.first_query + min(warp_row() + Sums::row(r), num_queries() - 1);
+      rows[r] = {*p.lse.at<const float>(entry.batch, entry.head, query),
+                 *p.delta.at<const float>(entry.batch, entry.head, query), 0.0f};
+      if (p.lse_residual.present()) rows[r].residual = *p.lse_residual.at<const float>(entry.batch, entry.head, query);
     }
-    return statistics;
   }
 
   static constexpr int kWords = kDbiasTile / 32;
-  __device__ __forceinline__ bool attends(const WorkItem& item) const {
-    return tile::warp() < kWords && attends_lane_key(p, item, place.first_key + 32 * tile::warp());
+  __device__ __forceinline__ int attends(const Entry& entry) const {
+    if (tile::warp() >= kWords) return 0;
+    return attends_lane_key(p, {sequence_of(entry.batch), entry.head, 0}, place.first_key + 32 * tile::warp());
   }
-  __device__ __forceinline__ static void store_word(Stage& stage, bool attends) {
+  __device__ __forceinline__ static void store_word(Stage& stage, int attends) {
     const uint32_t word = __ballot_sync(0xFFFFFFFFu, attends);
     if (tile::warp() < kWords && tile::lane() == 0) stage.left[tile::warp()] = word;
   }
 
   __device__ __forceinline__ void iterate() {
-    load(shared.stages[0], item_at(part));
-    store_word(shared.stages[0], attends(item_at(part)));
-    Statistics next = load_rows(item_at(part));
+    Entry entry = {0, static_cast<uint32_t>(place.head)};
+    advance(entry, part);
+    load(shared.stages[0], entry);
+    StoredStatistics next[Sums::kThreadRows];
+    load_statistics(next, entry);
+    store_word(shared.stages[0], attends(entry));
     int current = 0;
-    for (int entry = part; entry < params.entries; entry += params.num_parts) {
-      const Statistics statistics = next;
+    for (int number = part; number < params.entries; number += params.num_parts) {
+      QueryStatistics statistics[Sums::kThreadRows];
+#pragma unroll
+      for (int r = 0; r < Sums::kThreadRows; ++r)
+        statistics[r] = query_statistics<true>(next[r].lse, next[r].delta, next[r].residual);
       ptx::wait_copies<0>();
       __syncthreads();  // the entry's rows have arrived, and no warp reads the other stage any more
-      const bool has_next = entry + params.num_parts < params.entries;
-      bool attends_next = false;
+      const bool has_next = number + params.num_parts < params.entries;
+      int attends_next = 0;
       if (has_next) {
-        const WorkItem item = item_at(entry + params.num_parts);
-        load(shared.stages[1 - current], item);
-        attends_next = attends(item);
-        next = load_rows(item);
+        advance(entry, params.num_parts);
+        load(shared.stages[1 - current], entry);
+        load_statistics(next, entry);
+        attends_next = attends(entry);
       }
       const Stage& stage = shared.stages[current];
 #pragma unroll
-      for (int step = 0; step < kKeysPerWarp; step += kStepKeys) add(stage, statistics, step);
+      for (int step = 0; step < kKeysPerWarp; step += kStepKeys) {
+        const uint32_t word = stage.left[(warp_column() + step) / 32];
+        if (word == 0xFFFFFFFFu) {
+          add<false>(stage, statistics, step, word);
+        } else if (word != 0) {
+          add<true>(stage, statistics, step, word);
+        }
+      }
       if (has_next) store_word(shared.stages[1 - current], attends_next);
       current = 1 - current;
     }
   }
 
-  // Adds dS of kStepKeys keys.
-  __device__ __forceinline__ void add(const Stage& stage, const Statistics& statistics, int step) {
+  // Adds dS of kStepKeys keys, of which the mask leaves those in word.
+  template <bool kMasked>
+  __device__ __forceinline__ void add(const Stage& stage, const QueryStatistics (&statistics)[Sums::kThreadRows],
+                                      int step, uint32_t word) {
     const int first = warp_column() + step;
-    const uint32_t word = stage.left[first / 32];
-    if (word == 0) return;
     Scores scores;
     Scores gradients;
     scores.clear();
@@ -225,7 +251,6 @@ struct DbiasOverBatchKernel {
     tile::multiply_head_dims(scores, stage.q, warp_row(), stage.k.template rows_from<kStepKeys>(first));
     tile::multiply_head_dims(gradients, stage.dout, warp_row(), stage.v.template rows_from<kStepKeys>(first));
     const tile::LeftOperand<BiasTile> bias(shared.bias, warp_row());
-    const auto scale = static_cast<float>(p.score_mod.scale);
     const uint32_t own = own_columns(word);
 #pragma unroll
     for (int j = 0; j < Scores::kColumnTiles; j += 2) {
@@ -233,16 +258,17 @@ struct DbiasOverBatchKernel {
       bias.load(words, 0, first + 8 * j);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const QueryStatistics& query = statistics.rows[i % 2];
+        const QueryStatistics& query = statistics[i % 2];
         const float2 added = ptx::unpack(words[i], Element{});
         const int column_tile = j + i / 2;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const float above = fmaf(scores.at(i % 2, column_tile, e), scale, e == 0 ? added.x : added.y) - query.lse;
+          const float score = fmaf(scores.at(i % 2, column_tile, e), params.scale, e == 0 ? added.x : added.y);
+          const float above = score - query.lse;
           const float probability = ptx::exp2(above * kLog2e - query.residual);
           const float dscore = probability * (gradients.at(i % 2, column_tile, e) - query.delta);
           // Selects 0 instead of multiplying by it, since a NaN in a key that is hidden must not reach the sum.
-          const bool counts = attends_column(own, column_tile, e) && probability != 0.0f;
+          const bool counts = (!kMasked || attends_column(own, column_tile, e)) && probability != 0.0f;
           sums.at(i % 2, step / 8 + column_tile, e) += counts ? dscore : 0.0f;
         }
       }

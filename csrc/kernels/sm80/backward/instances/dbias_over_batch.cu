@@ -29,6 +29,8 @@ cudaError_t run_dbias_over_batch(const attention::BackwardParams& p, const plan:
       .parts = parts.in<float>(workspace),
       .num_parts = static_cast<int>(parts.present() ? parts.bytes / (tiles * kTileBytes) : 1),
       .entries = static_cast<int>(p.batch * (p.dbias.per_head ? 1 : p.num_heads_q)),
+      .scale = static_cast<float>(p.score_mod.scale),
+      .group = divisor(p.queries_per_key_head()),
       .tiles = divisor(tiles),
       .key_tiles = divisor(key_tiles),
       .query_tiles = divisor(query_tiles),
