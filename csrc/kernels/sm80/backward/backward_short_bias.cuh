@@ -5,7 +5,8 @@
 // dO^T are accumulators, and dV += P^T dO and dK += dS^T Q read P and dS from there, 16 queries at a time. dS also goes
 // to shared memory, from which the warps compute 64 rows of dQ = scale * dS K at a time. A warp whose keys are all
 // hidden skips its GEMMs, and dQ skips these keys. Shared memory: K, V, two stages of 32 rows of Q, dO and the bias, dS
-// of 64 queries, and the statistics of all queries. ldmatrix transposes the tile of the bias. Bound: shared memory.
+// of 64 queries, the statistics of all queries, and where threads copy from. ldmatrix transposes the tile of the bias.
+// Bound: shared memory.
 #pragma once
 
 #include "attention/division.h"
