@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "attention/division.h"
 #include "kernels/config/dbias_over_batch.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
@@ -39,8 +38,6 @@ bool has_bias_and_key_mask(const attention::AttentionParams& p) {
 int64_t nan_flag_bytes(const attention::AttentionParams& p) {
   return p.batch * p.num_heads_q * sm80::kShortBiasForward.tile.warps;
 }
-
-int64_t tiles_of(int64_t length) { return attention::ceil_div(length, int64_t{sm80::kDbiasTile}); }
 
 }  // namespace
 
@@ -93,16 +90,14 @@ bool takes_dbias_over_batch(const BackwardParams& p) {
 }
 
 void plan_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
-  const int64_t tiles =
-      (p.dbias.per_head ? p.num_heads_q : 1) * tiles_of(p.sequences.max_seqlen_q) * tiles_of(p.sequences.max_seqlen_k);
+  const int64_t tiles = (p.dbias.per_head ? p.num_heads_q : 1) * sm80::dbias_tiles(p.sequences.max_seqlen_q) *
+                        sm80::dbias_tiles(p.sequences.max_seqlen_k);
   const int64_t entries = p.batch * (p.dbias.per_head ? 1 : p.num_heads_q);
   const int64_t parts = std::clamp<int64_t>(limits.sms / tiles, 1, std::max<int64_t>(entries, 1));
   plan.dbias = BiasGradientSource::kRecomputed;
   plan.writes_dbias_once = true;
   plan.dscore_head_dim = sm80::dbias_head_dim(largest_head_dim(p));
-  if (parts == 1) return;
-  constexpr int64_t kTileBytes = int64_t{sm80::kDbiasTile} * sm80::kDbiasTile * int64_t{sizeof(float)};
-  plan.workspace.dbias_parts = append(plan.workspace.bytes, parts * tiles * kTileBytes);
+  if (parts > 1) plan.workspace.dbias_parts = append(plan.workspace.bytes, parts * tiles * sm80::kDbiasPartBytes);
 }
 
 }  // namespace flash_attn_ext::plan

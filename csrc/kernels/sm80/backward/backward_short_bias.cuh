@@ -82,7 +82,8 @@ struct BackwardShortBiasKernel {
 
   __device__ __forceinline__ void run() {
     const int tiles = attention::ceil_div(num_queries(), kQueries);
-    load_keys();
+    load_keys(shared.k, p.k, p.head_dim_qk);
+    load_keys(shared.v, p.v, p.head_dim_v);
     begin_at_first_query();
 #pragma unroll
     for (int tile = 0; tile < kStages; ++tile) {
@@ -115,16 +116,9 @@ struct BackwardShortBiasKernel {
     return static_cast<int>(threadIdx.x / kWarpSize * kKeysPerWarp + threadIdx.x % kWarpSize / 4);
   }
 
-  template <class Tile>
-  __device__ __forceinline__ void copy(Tile& tile, const attention::MatrixView& view, int first, int64_t columns,
-                                       int rows) const {
-    const auto* source = view.row<const Element>(batch, head, first);
-    copy_sequence_async<kThreads>(tile, {source, view.row_stride, static_cast<int>(columns)}, rows);
-  }
-
-  __device__ __forceinline__ void load_keys() {
-    copy(shared.k, p.k, 0, p.head_dim_qk, num_keys());
-    copy(shared.v, p.v, 0, p.head_dim_v, num_keys());
+  __device__ __forceinline__ void load_keys(KeyTile& tile, const attention::MatrixView& view, int64_t columns) const {
+    const auto* source = view.row<const Element>(batch, head, 0);
+    copy_sequence_async<kThreads>(tile, {source, view.row_stride, static_cast<int>(columns)}, num_keys());
   }
 
   // What a thread copies of each query tile: a chunk of every kWarps-th row of the bias, and one of Q or dO. Its places

@@ -5,8 +5,6 @@
 namespace flash_attn_ext::sm80 {
 namespace {
 
-int64_t tiles_of(int64_t length) { return attention::ceil_div(length, int64_t{kDbiasTile}); }
-
 // Whether two neighbouring keys of dBias lie in one aligned word.
 bool has_aligned_pairs(const attention::BackwardParams& p) {
   const attention::BiasGradient& g = p.dbias;
@@ -18,16 +16,15 @@ bool has_aligned_pairs(const attention::BackwardParams& p) {
 
 cudaError_t run_dbias_over_batch(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
                                  cudaStream_t stream) {
-  const int64_t query_tiles = tiles_of(p.sequences.max_seqlen_q);
-  const int64_t key_tiles = tiles_of(p.sequences.max_seqlen_k);
+  const int64_t query_tiles = dbias_tiles(p.sequences.max_seqlen_q);
+  const int64_t key_tiles = dbias_tiles(p.sequences.max_seqlen_k);
   const int64_t tiles = (p.dbias.per_head ? p.num_heads_q : 1) * query_tiles * key_tiles;
   const auto divisor = [](int64_t n) { return attention::Divisor::of(static_cast<uint32_t>(n)); };
   const plan::WorkspacePart& parts = plan.workspace.dbias_parts;
-  constexpr int64_t kTileBytes = int64_t{kDbiasTile} * kDbiasTile * sizeof(float);
   DbiasOverBatchParams params = {
       .p = p,
       .parts = parts.in<float>(workspace),
-      .num_parts = static_cast<int>(parts.present() ? parts.bytes / (tiles * kTileBytes) : 1),
+      .num_parts = static_cast<int>(parts.present() ? parts.bytes / (tiles * kDbiasPartBytes) : 1),
       .entries = static_cast<int>(p.batch * (p.dbias.per_head ? 1 : p.num_heads_q)),
       .scale = static_cast<float>(p.score_mod.scale),
       .group = divisor(p.queries_per_key_head()),
