@@ -91,7 +91,14 @@ Status sm90_forward(const attention::AppendingForwardParams& params, const plan:
 Status sm90_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                      void* stream) {
   if (!plan.is_warp_specialised()) return sm80_backward(params, plan, workspace, stream);
-  return sm90::run_backward(params, plan, workspace, cuda_stream(stream));
+  cudaError_t error = sm90::run_backward(params, plan, workspace, cuda_stream(stream));
+  if (error == cudaSuccess && plan.dbias == plan::BiasGradientSource::kRecomputed) {
+    error = sm80::run_dbias_over_batch(params, plan, workspace, cuda_stream(stream));
+  }
+  if (error != cudaSuccess || params.dsink == nullptr) return error;
+  attention::BackwardParams p = params;
+  p.delta = plan.workspace.delta.like(p.lse, workspace);
+  return common::launch_dsink(p, cuda_stream(stream));  // last, since it overwrites delta
 }
 #endif
 

@@ -120,6 +120,30 @@ FORWARD_SM90 = [
     (hopper({"dropout_p": 0.1}, d=96), dict(score_mode="dropout", head_dims=(128, 128))),
     (hopper({"dropout_p": 0.1}, d=192), dict(score_mode="dropout", head_dims=(192, 192), tile=(128, 64))),
     (hopper(d=64, bias=(1, 1, LONG, LONG)), dict(score_mode="bias and mask", head_dims=(64, 64))),
+    # Short heads with a bias, and a mask of keys, up to head dim 32.
+    *(
+        (hopper(sq=sq, sk=sk, d=d, bias=(1, 16, sq, sk), mask=mask), dict(kernel=kernel))
+        for sq, sk, d, mask, kernel in (
+            (256, 256, 32, None, "whole heads"),
+            (65, 136, 8, (8, 1, 1, 136), "whole heads"),
+            (64, 136, 32, None, WARP_SPECIALISED),
+            (256, 128, 32, None, WARP_SPECIALISED),
+            (256, 264, 32, None, WARP_SPECIALISED),
+            (257, 256, 32, None, WARP_SPECIALISED),
+            (256, 256, 33, None, WARP_SPECIALISED),
+            (256, 256, 32, (8, 1, 256, 256), WARP_SPECIALISED),
+        )
+    ),
+    (
+        hopper(sq=200, sk=136, d=24, bias=(1, 16, 200, 136)),
+        dict(
+            kernel="whole heads",
+            score_mode="bias and mask",
+            head_dims=(32, 32),
+            tile=(256, 32),
+            workspace={"NaN flags": 8 * 16 * 8},
+        ),
+    ),
     (hopper(d=128, mask=(1, 1, 1, LONG)), dict(score_mode="mask", head_dims=(128, 128))),
     (
         hopper(d=128, mask=(1, 1, LONG, LONG)),

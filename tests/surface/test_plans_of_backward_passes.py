@@ -102,7 +102,46 @@ BACKWARD_SM90 = [
     (hopper({"causal": "top_left", "softcap": 9.0}, slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper({"causal": "top_left"}, slopes=True, d=96), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper(slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
-    (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(dbias="from the materialised dS")),
+    # The gradient of a bias that all batch entries share takes a kernel of its own up to head dim 64.
+    (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY, dbias="from recomputed dS")),
+    (
+        hopper(sq=128, batch=64, bias=(1, 1, 128, 128), wanted=WITH_BIAS),
+        dict(dbias="from the materialised dS"),
+    ),  # few queries
+    (hopper(sq=136, batch=64, bias=(1, 1, 136, 136), wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY)),
+    (
+        hopper(sq=136, batch=64, bias=(1, 1, 136, 136), wanted=WITH_BIAS),
+        dict(workspace={"partial dBias": 33 * 4 * 128 * 128 * 4}),
+    ),
+    (hopper(bias=(8, 16, LONG, LONG), wanted=WITH_BIAS), dict(kernel=TWO_PASS, dbias="from the materialised dS")),
+    (
+        hopper(bias=SQUARE, mask=(1, 1, LONG, LONG), wanted=WITH_BIAS),
+        dict(kernel=TWO_PASS, dbias="from the materialised dS"),
+    ),
+    (hopper(bias=SQUARE, wanted=WITH_BIAS, d=128), dict(kernel=TWO_PASS, dbias="from the materialised dS")),
+    # Short heads with a bias, and a mask of keys, up to head dim 32.
+    *(
+        (hopper(sq=256, d=d, bias=(1, 16, 256, 256), wanted=WITH_BIAS, **more), dict(kernel=kernel))
+        for d, more, kernel in (
+            (32, {}, "fused"),
+            (8, {"mask": (8, 1, 1, 256)}, "fused"),
+            (40, {}, KEY_STATIONARY),
+            (32, {"mask": (8, 1, 256, 256)}, TWO_PASS),
+            (32, {"key_heads": 4}, KEY_STATIONARY),
+        )
+    ),
+    (hopper(sq=256, sk=264, d=32, bias=(1, 16, 256, 264), wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY)),
+    (
+        hopper(sq=256, d=32, bias=(1, 16, 256, 256), mask=(8, 1, 1, 256), wanted=WITH_BIAS),
+        dict(
+            kernel="fused",
+            score_mode="bias and mask",
+            head_dims=(32, 32),
+            delta="within another kernel",
+            dbias="from recomputed dS",
+            workspace={"partial dBias": 2 * 64 * 128 * 128 * 4, "dQ NaN flags": 8 * 16 * 8},
+        ),
+    ),
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=8, d=128), dict(launches=1, key_heads_per_launch=128)),  # what fits
     (hopper(bias=SQUARE, wanted=WITH_BIAS, batch=16, d=128), dict(launches=2, key_heads_per_launch=128)),
 ]

@@ -21,14 +21,11 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
   }
 }
 
-// For 16-bit elements. Rows of 16 columns are written as whole sectors of 32 bytes.
+// For 16-bit elements, and targets that are known to be in chunks. Rows of 16 columns are written as whole sectors of
+// 32 bytes.
 template <class Element, class Acc>
-__device__ __forceinline__ void store_quads(const OutputRows<Element>& target, const Acc& acc) {
+__device__ __forceinline__ void store_whole_quads(const OutputRows<Element>& target, const Acc& acc) {
   static_assert(sizeof(Element) == 2 && Acc::kColumnTiles % 2 == 0);
-  if (!target.in_chunks()) {
-    store_elements(target, acc);
-    return;
-  }
   const int own = tile::lane() % 4;  // the word that the thread will have
 #pragma unroll
   for (int i = 0; i < Acc::kRowTiles; ++i) {
@@ -47,6 +44,16 @@ __device__ __forceinline__ void store_quads(const OutputRows<Element>& target, c
       *reinterpret_cast<uint4*>(target.data + row * target.row_stride + column) =
           uint4{words[0], words[1], words[2], words[3]};
     }
+  }
+}
+
+// For any target.
+template <class Element, class Acc>
+__device__ __forceinline__ void store_quads(const OutputRows<Element>& target, const Acc& acc) {
+  if (target.in_chunks()) {
+    store_whole_quads(target, acc);
+  } else {
+    store_elements(target, acc);
   }
 }
 

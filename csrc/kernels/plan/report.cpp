@@ -142,8 +142,10 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
     case ForwardKernel::kRows:
       break;
     case ForwardKernel::kWholeHeads:
+      columns.add("score_mode", name_of(plan.score));
       columns.add("head_dims", head_dims(plan.head_dim));
-      columns.add("tile", {sm80::kHeadsRows, sm80::kHeadsRows});
+      columns.add("tile", plan.score == ScoreMode::kScaleOnly ? Sizes{sm80::kHeadsRows, sm80::kHeadsRows}
+                                                              : sizes_of(plan.tile));
       break;
     case ForwardKernel::kBiasStationary:
     case ForwardKernel::kSplit:
@@ -219,7 +221,12 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
     case BackwardKernels::kRows:
       break;
     case BackwardKernels::kFused:
-      columns.add("tile", {sm80::kFusedConfigs[plan.fused_row].queries, sm80::kFusedConfigs[plan.fused_row].keys});
+      columns.add("score_mode", name_of(plan.dkdv_score));
+      if (plan.dkdv_score == ScoreMode::kBiasMask) {
+        columns.add("head_dims", head_dims(plan.dkdv_head_dim));
+      } else {
+        columns.add("tile", {sm80::kFusedConfigs[plan.fused_row].queries, sm80::kFusedConfigs[plan.fused_row].keys});
+      }
       break;
     case BackwardKernels::kBiasStationary:
       columns.add("score_mode", name_of(plan.dkdv_score));

@@ -179,6 +179,7 @@ void plan_kernels(BackwardPlan& plan, const BackwardParams& p, const Limits& lim
   plan.dscore_head_dim = dq_config(p, ScoreMode::kGeneric).head_dim;
   if (takes_fused_kernel(p)) {
     plan.kernels = BackwardKernels::kFused;
+    plan.dq_score = plan.dkdv_score = ScoreMode::kScaleOnly;
     while (sm80::kFusedConfigs[plan.fused_row].keys < p.sequences.max_seqlen_k) ++plan.fused_row;
     plan.nan_repair = NanRepair::kInKernel;
     return;

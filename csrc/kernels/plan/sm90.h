@@ -26,6 +26,21 @@ inline constexpr int64_t kMostKeysPerQuery = 8;
 // generic kernels, and in the forward pass for the portable ones.
 ScoreMode score_mode_sm90(const attention::AttentionParams& params);
 
+// Whether TMA, and copies of 16 bytes, can read tiles of a bias.
+bool has_bias_boxes(const attention::BroadcastView& bias);
+
+// Whether a call takes the kernels of short heads with a bias and a mask of keys, and the plans of such a call. They
+// are portable kernels that are chosen on Hopper.
+bool takes_short_bias(const attention::AttentionParams& params);
+bool takes_short_bias(const attention::BackwardParams& params);
+ForwardPlan plan_forward_short_bias(const attention::ForwardParams& params);
+BackwardPlan plan_backward_short_bias(const attention::BackwardParams& params, const Limits& limits);
+
+// Whether the gradient of a bias that all batch entries share is computed tile by tile, from recomputed dS, beside
+// kernels of either backend that compute the other gradients, and what such a plan has for it.
+bool takes_dbias_over_batch(const attention::BackwardParams& params);
+void plan_dbias_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
+
 // Whether a forward call takes a single-tile kernel, whose key tile holds all keys of a sequence, and the plan of such
 // a call.
 bool takes_single_tile(const attention::ForwardParams& params);

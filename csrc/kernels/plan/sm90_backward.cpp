@@ -120,7 +120,7 @@ bool takes_key_stationary(const BackwardParams& p) {
     case ScoreMode::kMask:
       return !has_few_queries(p);
     case ScoreMode::kBiasMask:
-      return !has_few_queries(p) && !p.score_mod.hides_keys() && !p.dbias.present();
+      return !has_few_queries(p) && !p.score_mod.hides_keys() && (!p.dbias.present() || takes_dbias_over_batch(p));
     default:
       return false;
   }
@@ -149,7 +149,7 @@ bool is_short(const BackwardParams& p, const Limits& limits) {
     case ScoreMode::kDropout:
       return false;
     case ScoreMode::kBiasMask:
-      return !takes_key_stationary(p) && queries <= kPortableQueries;
+      return (!takes_key_stationary(p) || p.dbias.present()) && queries <= kPortableQueries;
     default:
       return true;
   }
@@ -387,7 +387,11 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
   if (takes_key_stationary(p)) {
     const int64_t query_tiles = LoopOrder::num_tiles(p.sequences.max_seqlen_q, LoopOrder::kQueries);
     const LoopOrder order = loop_order(p, limits.sms, query_tiles);
-    if (may_list_iterations(p, order, limits)) return plan_key_stationary(p, order, limits);
+    if (may_list_iterations(p, order, limits)) {
+      BackwardPlan plan = plan_key_stationary(p, order, limits);
+      if (p.dbias.present()) plan_dbias_over_batch(plan, p, limits);
+      return plan;
+    }
   }
   return plan_backward_two_pass(p, limits);
 }
@@ -395,6 +399,7 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
 }  // namespace
 
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
+  if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
   // A gradient that sums whole rows of dS needs no dS, so no kernel of the matrix gradients computes it.
   const bool sums_rows = dbias_is_row_sums(p);

@@ -263,6 +263,7 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
 }  // namespace
 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
+  if (takes_short_bias(p)) return plan_forward_short_bias(p);
   if (is_for_portable_kernels(p)) return plan_forward_sm80(p, limits);
   if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
   const int row = choose_row(p, limits);

@@ -5,18 +5,17 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-// Whether TMA can read tiles of a bias.
+// Whether a mask has about as many elements as its packed bits. One that is broadcast over keys has far fewer.
+bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
+
+}  // namespace
+
 bool has_bias_boxes(const attention::BroadcastView& bias) {
   constexpr int64_t kChunk = 8;  // elements of 16 bits in 16 bytes
   return bias.key_stride == 1 && bias.query_stride != 0 &&
          (bias.query_stride | bias.head_stride | bias.batch_stride) % kChunk == 0 &&
          reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
 }
-
-// Whether a mask has about as many elements as its packed bits. One that is broadcast over keys has far fewer.
-bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_stride != 0; }
-
-}  // namespace
 
 ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;

@@ -100,8 +100,7 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
   error = p.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(p, plan, workspace, stream)
                                                          : run_planned<__half>(p, plan, workspace, stream);
   p.dbias = params.dbias;
-  if (error == cudaSuccess && sums_rows) error = sum_rows(p, stream);
-  return error == cudaSuccess && p.dsink != nullptr ? common::launch_dsink(p, stream) : error;
+  return error == cudaSuccess && sums_rows ? sum_rows(p, stream) : error;
 }
 
 }  // namespace flash_attn_ext::sm90

@@ -12,7 +12,8 @@ namespace flash_attn_ext::sm90 {
 cudaError_t run_forward(const attention::ForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                         cudaStream_t stream);
 
-// For plans with warp-specialised kernels: key-stationary, query-stationary or two-pass.
+// For plans with warp-specialised kernels: key-stationary, query-stationary or two-pass. They leave dSink to be
+// computed from delta, and so dBias that recomputes dS.
 cudaError_t run_backward(const attention::BackwardParams& params, const plan::BackwardPlan& plan, void* workspace,
                          cudaStream_t stream);
 

@@ -1,0 +1,103 @@
+// Plans the kernels of short heads with a bias, and those of the gradient of a bias that all batch entries share. They
+// are for Hopper.
+#include "kernels/config/short_bias.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "kernels/config/dbias_over_batch.h"
+#include "kernels/plan/plan.h"
+#include "kernels/plan/sm80.h"
+#include "kernels/plan/sm90.h"
+#include "tile/sm80/strides.h"
+
+namespace flash_attn_ext::plan {
+namespace {
+
+using attention::BackwardParams;
+
+// With fewer keys, more than half of a CTA's warps would have none.
+constexpr int64_t kLeastShortBiasKeys = 129;
+
+// Within a tile, the bytes between rows are 32-bit numbers.
+bool has_short_strides(std::initializer_list<const attention::MatrixView*> views) {
+  return std::ranges::all_of(views, [](const auto* view) { return view->row_stride < tile::kLongStride; });
+}
+
+// Whether a bias with a value for each query and key changes the scores, and beside it at most a mask that hides the
+// same keys from all queries.
+bool has_bias_and_key_mask(const attention::AttentionParams& p) {
+  const attention::ScoreMod& mod = p.score_mod;
+  return attention::is_16_bit(p.element) && score_kind(mod) == ScoreKind::kBiasMask && mod.bias.present() &&
+         has_bias_boxes(mod.bias) && mod.mask.query_stride == 0 && !mod.intervals.present() && !p.dropout.enabled() &&
+         !is_packed(p) && !p.cache.present() && p.head_dim_qk > 0 && p.head_dim_v > 0 &&
+         has_short_strides({&p.q, &p.k, &p.v});
+}
+
+// One flag for each warp of a head.
+int64_t nan_flag_bytes(const attention::AttentionParams& p) {
+  return p.batch * p.num_heads_q * sm80::kShortBiasForward.tile.warps;
+}
+
+}  // namespace
+
+bool takes_short_bias(const attention::AttentionParams& p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  return has_bias_and_key_mask(p) && p.visibility.unlimited() && largest_head_dim(p) <= sm80::kShortBiasHeadDim &&
+         lengths.max_seqlen_q > kPortableQueries / 2 && lengths.max_seqlen_q <= sm80::kShortBiasTokens &&
+         lengths.max_seqlen_k >= kLeastShortBiasKeys && lengths.max_seqlen_k <= sm80::kShortBiasTokens;
+}
+
+bool takes_short_bias(const BackwardParams& p) {
+  constexpr int64_t kChunk = 8;  // the elements of 16 bytes
+  const auto has_chunks = [](const attention::MatrixView& view, int64_t columns) {
+    return view.data == nullptr || has_whole_chunks(view, columns, kChunk);
+  };
+  return takes_short_bias(static_cast<const attention::AttentionParams&>(p)) && p.queries_per_key_head() == 1 &&
+         (!p.dbias.present() || takes_dbias_over_batch(p)) && has_chunks(p.out, p.head_dim_v) &&
+         has_chunks(p.dout, p.head_dim_v) && has_chunks(p.dq, p.head_dim_qk) && has_chunks(p.dk, p.head_dim_qk) &&
+         has_chunks(p.dv, p.head_dim_v);
+}
+
+ForwardPlan plan_forward_short_bias(const attention::ForwardParams& p) {
+  ForwardPlan plan;
+  plan.kernel = ForwardKernel::kWholeHeads;
+  plan.score = sm80::kShortBiasForward.score;
+  plan.head_dim = sm80::kShortBiasForward.head_dim;
+  plan.tile = sm80::kShortBiasForward.tile;
+  plan.nan_repair = NanRepair::kOwnLaunch;
+  plan.workspace.nan_flags = append(plan.workspace.bytes, nan_flag_bytes(p));
+  return plan;
+}
+
+BackwardPlan plan_backward_short_bias(const BackwardParams& p, const Limits& limits) {
+  BackwardPlan plan;
+  plan.kernels = BackwardKernels::kFused;
+  plan.delta = DeltaSource::kSharedKernel;
+  plan.dq_score = plan.dkdv_score = ScoreMode::kBiasMask;
+  plan.dq_head_dim = plan.dkdv_head_dim = sm80::kShortBiasHeadDim;
+  plan.nan_repair = NanRepair::kOwnLaunch;
+  plan.workspace.delta = append(plan.workspace.bytes, statistic_bytes(p));
+  plan.workspace.dq_nan_flags = append(plan.workspace.bytes, nan_flag_bytes(p));
+  if (p.dbias.present()) plan_dbias_over_batch(plan, p, limits);
+  return plan;
+}
+
+bool takes_dbias_over_batch(const BackwardParams& p) {
+  const attention::BiasGradient& dbias = p.dbias;
+  return dbias.present() && dbias.per_query && dbias.per_key && !dbias.per_batch && has_bias_and_key_mask(p) &&
+         largest_head_dim(p) <= sm80::kLargestDbiasHeadDim && has_short_strides({&p.dout});
+}
+
+void plan_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
+  const int64_t tiles = (p.dbias.per_head ? p.num_heads_q : 1) * sm80::dbias_tiles(p.sequences.max_seqlen_q) *
+                        sm80::dbias_tiles(p.sequences.max_seqlen_k);
+  const int64_t entries = p.batch * (p.dbias.per_head ? 1 : p.num_heads_q);
+  const int64_t parts = std::clamp<int64_t>(limits.sms / tiles, 1, std::max<int64_t>(entries, 1));
+  plan.dbias = BiasGradientSource::kRecomputed;
+  plan.writes_dbias_once = true;
+  plan.dscore_head_dim = sm80::dbias_head_dim(largest_head_dim(p));
+  if (parts > 1) plan.workspace.dbias_parts = append(plan.workspace.bytes, parts * tiles * sm80::kDbiasPartBytes);
+}
+
+}  // namespace flash_attn_ext::plan

@@ -1,0 +1,46 @@
+#include "kernels/plan/plan.h"
+#include "kernels/sm80/backward/dbias_over_batch.cuh"
+#include "kernels/sm80/sm80_backend.h"
+
+namespace flash_attn_ext::sm80 {
+namespace {
+
+// Whether two neighbouring keys of dBias lie in one aligned word.
+bool has_aligned_pairs(const attention::BackwardParams& p) {
+  const attention::BiasGradient& g = p.dbias;
+  return g.key_stride == 1 && (g.head_stride | g.query_stride | p.sequences.max_seqlen_k) % 2 == 0 &&
+         reinterpret_cast<uintptr_t>(g.data) % 4 == 0;
+}
+
+}  // namespace
+
+cudaError_t run_dbias_over_batch(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                                 cudaStream_t stream) {
+  const int64_t query_tiles = dbias_tiles(p.sequences.max_seqlen_q);
+  const int64_t key_tiles = dbias_tiles(p.sequences.max_seqlen_k);
+  const int64_t tiles = (p.dbias.per_head ? p.num_heads_q : 1) * query_tiles * key_tiles;
+  const auto divisor = [](int64_t n) { return attention::Divisor::of(static_cast<uint32_t>(n)); };
+  const plan::WorkspacePart& parts = plan.workspace.dbias_parts;
+  DbiasOverBatchParams params = {
+      .p = p,
+      .parts = parts.in<float>(workspace),
+      .num_parts = static_cast<int>(parts.present() ? parts.bytes / (tiles * kDbiasPartBytes) : 1),
+      .entries = static_cast<int>(p.batch * (p.dbias.per_head ? 1 : p.num_heads_q)),
+      .scale = static_cast<float>(p.score_mod.scale),
+      .group = divisor(p.queries_per_key_head()),
+      .tiles = divisor(tiles),
+      .key_tiles = divisor(key_tiles),
+      .query_tiles = divisor(query_tiles),
+      .in_pairs = has_aligned_pairs(p)};
+  params.p.delta = plan.workspace.delta.like(p.lse, workspace);
+  return with_element(p.element, /*tf32=*/false, [&](auto element) {
+    using Element = decltype(element);
+    if constexpr (sizeof(Element) == 2) {
+      return plan.dscore_head_dim == 32 ? dbias_over_batch<Element, 32>(params, stream)
+                                        : dbias_over_batch<Element, 64>(params, stream);
+    }
+    return cudaErrorInvalidValue;
+  });
+}
+
+}  // namespace flash_attn_ext::sm80
