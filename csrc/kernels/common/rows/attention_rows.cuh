@@ -46,8 +46,11 @@ __device__ __forceinline__ HeadItem head_item(const attention::AttentionParams& 
   return {sequence, head, head / p.queries_per_key_head()};
 }
 
+// Whether a kernel writes ForwardParams::row_max where it is not null.
+enum class RowMax { kIgnored, kStored };
+
 // Keys: where the rows of K and V lie (key_rows.cuh).
-template <class Element, class Keys>
+template <class Element, class Keys, RowMax kRowMax>
 struct ForwardRow {
   using Real = tile::Accumulate<Element>;
 
@@ -56,6 +59,7 @@ struct ForwardRow {
   int64_t query;
   attention::SoftmaxState<Real> state;
   ColumnSums<Real> out;
+  Real largest = minus_infinity<Real>();  // score so far; state.m may be the sink
 
   __device__ __forceinline__ void run(const ColumnSlice& slice) {
     // At most two passes. In the first one an element may get its weight before a larger score makes that weight 0, and
@@ -85,7 +89,9 @@ struct ForwardRow {
       const Real product = multiply_rows(rows_from<Element>(p.q, item.query_row(query), p.head_dim_qk),
                                          rows_of(p.k, first, p.head_dim_qk), visible);
       const Real score = pair.visible ? score_of(p, sequence, pair, transform.cap(product)) : minus_infinity<Real>();
-      const Real factor = state.raise_maximum(maximum_over_warp(score));
+      const Real maximum = maximum_over_warp(score);
+      if (kRowMax == RowMax::kStored && maximum > largest) largest = maximum;
+      const Real factor = state.raise_maximum(maximum);
       if (factor != Real(1)) out.multiply(factor);
       Real weight = exponential(score - state.shift());
       state.l += sum_over_warp(weight);
@@ -106,7 +112,10 @@ struct ForwardRow {
     if (slice.begin != 0 || tile::lane() != 0) return;
     const attention::LogSumExp<Real> lse = state.log_sum_exp();
     *p.lse.at<Real>(place.batch, place.head, place.row) = lse.value;
-    if (p.lse_residual.present()) *p.lse_residual.at<Real>(place.batch, place.head, place.row) = lse.residual;
+    if (p.lse_residual) *p.like_lse<Real>(p.lse_residual, place.batch, place.head, place.row) = lse.residual;
+    if (kRowMax == RowMax::kStored && p.row_max) {
+      *p.like_lse<Real>(p.row_max, place.batch, place.head, place.row) = state.l != state.l ? state.l : largest;
+    }
   }
 };
 
@@ -176,11 +185,11 @@ struct KeyGradientRow {
 };
 
 // The three functions are inlined; `query` and `key` are positions inside the sequence.
-template <class Element, class Keys = OwnKeys>
+template <class Element, class Keys = OwnKeys, RowMax kRowMax = RowMax::kStored>
 __device__ __forceinline__ void compute_forward_row(const attention::ForwardParams& p, const HeadItem& item,
                                                     int64_t query, const ColumnRange& columns) {
   for_each_slice<tile::Accumulate<Element>>(columns, p.head_dim_v, [&](const ColumnSlice& slice) {
-    ForwardRow<Element, Keys>{p, item, query}.run(slice);
+    ForwardRow<Element, Keys, kRowMax>{p, item, query}.run(slice);
   });
 }
 

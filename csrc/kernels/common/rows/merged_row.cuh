@@ -102,7 +102,8 @@ __device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, co
   if (writes && tile::lane() == 0 && first_column == 0) {
     const attention::LogSumExp<float> lse = state.log_sum_exp();
     *p.lse.at<float>(place.batch, place.head, place.row) = lse.value;
-    if (p.lse_residual.present()) *p.lse_residual.at<float>(place.batch, place.head, place.row) = lse.residual;
+    if (p.lse_residual) *p.like_lse<float>(p.lse_residual, place.batch, place.head, place.row) = lse.residual;
+    if (p.row_max) *p.like_lse<float>(p.row_max, place.batch, place.head, place.row) = row.state.m;
   }
   return __any_sync(kAllLanes, has_nan);
 }

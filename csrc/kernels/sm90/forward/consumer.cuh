@@ -134,7 +134,7 @@ struct ForwardConsumer {
   typename Traits::Output out;
   typename Traits::RowSums sums;  // of the rounded P
   tile::PackedRows<kKeys> p;
-  RowSoftmax softmax;
+  typename Traits::Softmax softmax;
   RowEnds ends;
   bool out_is_empty = true;
   bool not_finite = false;  // whether a result of the warp's rows is not finite, even relative to the row maximum
@@ -217,7 +217,8 @@ struct ForwardConsumer {
     } else {
       out.clear();
       sums = {};
-      softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
+      softmax = {
+          .m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .largest = {}, .raised = false};
       if constexpr (Traits::kConfig.early_lse)
         ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled);
       stages.drain_values(ahead);
@@ -272,6 +273,7 @@ struct ForwardConsumer {
     ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);
     softmax.template begin<kRescale>(scores, exponent());
+    softmax.template track_largest<kRescale>(scores);
     queries.release_previous();
     drop(work, n);
     p.pack(scores, Element{});
@@ -301,6 +303,7 @@ struct ForwardConsumer {
     } else if constexpr (kOverlaps && !Traits::kConfig.late_pv_wait) {
       await_values();
     }
+    softmax.template track_largest<kRescale>(scores);
     if (Traits::kConfig.rounded_sums && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
     if constexpr (kRescale == Rescale::kAboveThreshold) softmax.rescale(out, sums);

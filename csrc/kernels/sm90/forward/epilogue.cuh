@@ -59,7 +59,8 @@ __device__ __forceinline__ void repair_flagged(const ForwardArguments& args, int
     const int first_column = static_cast<int>(at.slice) * kColumns;
     const int64_t query = first_query_of(args.schedule, at, Traits::kQueries) + first_row + row++;
     if (query >= sequence.num_queries) continue;
-    common::compute_forward_row<typename Traits::Element>(p, head, query, {first_column, first_column + kColumns});
+    common::compute_forward_row<typename Traits::Element, common::OwnKeys, Traits::kRowMax>(
+        p, head, query, {first_column, first_column + kColumns});
   }
 }
 
@@ -88,9 +89,9 @@ struct ForwardEpilogue {
     return static_cast<int>(min(work.item.sequence.num_queries - query(), int64_t{16}));
   }
 
-  // Writes the LSE, where stores are enabled.
-  template <Rescale kRescale, class Softmax>
-  __device__ __forceinline__ RowEnds end_rows(const Softmax& softmax, bool store_enabled) const {
+  // Writes the LSE and the row's largest score, where stores are enabled.
+  template <Rescale kRescale>
+  __device__ __forceinline__ RowEnds end_rows(const typename Traits::Softmax& softmax, bool store_enabled) const {
     const attention::ForwardParams& p = args.params;
     const attention::Sequence& sequence = work.item.sequence;
     const int rows = num_rows();
@@ -116,13 +117,21 @@ struct ForwardEpilogue {
       ends.total[r] = state.l;
       if (r == own) own_state = state;
     }
+    float own_largest = 0.0f;
+    if constexpr (Traits::kConfig.row_max) {
+      const float largest = softmax.template largest_score<kRescale>(scale);
+      own_largest = (own % 2 == 0 ? ends.l[0] : ends.l[1]) == 0.0f ? -INFINITY : largest;
+    }
     const int own_row = Output::row(own);
     if (store_enabled && own < 2 && own_row < rows && work.first_column == 0) {
       const int64_t row = sequence.query_begin + query() + own_row;
       const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
       *p.lse.at<float>(sequence.batch, work.item.head, row) = result.value;
-      if (kMayModify && p.lse_residual.present()) {
-        *p.lse_residual.at<float>(sequence.batch, work.item.head, row) = result.residual;
+      if (kMayModify && p.lse_residual) {
+        *p.like_lse<float>(p.lse_residual, sequence.batch, work.item.head, row) = result.residual;
+      }
+      if (Traits::kConfig.row_max && p.row_max) {
+        *p.like_lse<float>(p.row_max, sequence.batch, work.item.head, row) = own_largest;
       }
     }
     return ends;
@@ -177,8 +186,8 @@ struct ForwardEpilogue {
 
   // The same for one split of the rows' keys, which common/sums/combine.h combines. O is scaled so that the exact sums
   // are its divisor.
-  template <Rescale kRescale, class Softmax>
-  __device__ __forceinline__ bool store_partial(Output& out, const Softmax& softmax,
+  template <Rescale kRescale>
+  __device__ __forceinline__ bool store_partial(Output& out, const typename Traits::Softmax& softmax,
                                                 const typename Traits::RowSums& sums) const {
     const KvSplits& splits = args.kv_splits;
     const int rows = num_rows();

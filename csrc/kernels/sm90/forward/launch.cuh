@@ -80,11 +80,11 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   return error;
 }
 
-template <class Element, ScoreMode kScore>
+template <class Element, ScoreMode kScore, bool kRowMax>
 cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   return common::with_row<kForwardConfigs>(plan.row, [&](auto row) {
     constexpr ForwardConfig kConfig = kForwardConfigs[row()];
-    if constexpr (kConfig.score == kScore) {
+    if constexpr (kConfig.score == kScore && kConfig.row_max == kRowMax) {
       return launch_forward<ForwardTraits<Element, kConfig>>(call, plan, workspace, stream);
     }
     return cudaErrorInvalidValue;

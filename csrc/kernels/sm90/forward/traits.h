@@ -15,6 +15,7 @@
 #include "kernels/schedule/work_item.h"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/mask_coverage.cuh"
+#include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/tensor_map.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
@@ -69,6 +70,9 @@ struct ForwardTraits {
   static constexpr bool kAddsSums = kConfig.rounded_sums && kIsBfloat16 && kDims.v == 256;
   static constexpr bool kHasOnes = kConfig.rounded_sums && !kAddsSums;
   using RowSums = std::conditional_t<kAddsSums, tile::AddedRowSums, tile::RowSums>;
+  // With rounded sums the row maximum is stale, and the largest score is kept beside it.
+  using Softmax = RowSoftmax<kConfig.row_max && kConfig.rounded_sums>;
+  static constexpr common::RowMax kRowMax = kConfig.row_max ? common::RowMax::kStored : common::RowMax::kIgnored;
   static constexpr float kRescaleThresholdLog2 = kConfig.rounded_sums ? 8.0f : 0.0f;
 
   // Keeps the row maximum of the first tile of keys while the sums stay in range. float16 has no range to spare.
