@@ -160,12 +160,17 @@ def check_integer(name: str, value: Any, expected: str) -> int | None:
 
 def check_flag(name: str, value: Any) -> bool:
     """Returns Python's bool as it is, and NumPy's as a bool of Python."""
+    if not is_flag(value):
+        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+    return bool(value)
+
+
+def is_flag(value: Any) -> bool:
+    """Whether it is a bool of Python or of NumPy."""
     if isinstance(value, bool):
-        return value
+        return True
     kind = type(value)
-    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):  # of NumPy 2 and of NumPy 1
-        return bool(value)
-    raise TypeError(f"{name} must be True or False, got {value!r} of type {kind.__name__}")
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")  # of NumPy 2 and of NumPy 1
 
 
 def check_max_logit(value: Any) -> MaxLogit | None:
@@ -177,7 +182,11 @@ def check_max_logit(value: Any) -> MaxLogit | None:
             f"return_max_logit must be False, True, 'head' or 'row', got {value!r}: True and 'head' give the largest "
             "score of each head, 'row' that of each head and query"
         )
-    return "head" if check_flag("return_max_logit", value) else None
+    if not is_flag(value):
+        raise TypeError(
+            f"return_max_logit must be False, True, 'head' or 'row', got {value!r} of type {type(value).__name__}"
+        )
+    return "head" if value else None
 
 
 def results_of(
