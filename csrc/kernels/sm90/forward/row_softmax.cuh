@@ -68,7 +68,7 @@ struct RowSoftmax {
     exponentiate(scores, exponent, overlapped);
   }
 
-  // Keeps the largest P of a tile, before dropout. Called when no GEMM reads the P of the tile before any more, because
+  // Keeps the largest P of a tile. Called when no GEMM reads the P of the tile before any more, because
   // registers are short until then.
   template <Rescale kRescale, class Scores>
   __device__ __forceinline__ void track_largest(const Scores& weights) {

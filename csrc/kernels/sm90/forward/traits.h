@@ -71,7 +71,9 @@ struct ForwardTraits {
   static constexpr bool kHasOnes = kConfig.rounded_sums && !kAddsSums;
   using RowSums = std::conditional_t<kAddsSums, tile::AddedRowSums, tile::RowSums>;
   // With rounded sums the row maximum is stale, and the largest score is kept beside it.
-  using Softmax = RowSoftmax<kConfig.row_max && kConfig.rounded_sums>;
+  static constexpr bool kTracksLargest = kConfig.row_max && kConfig.rounded_sums;
+  static_assert(!kTracksLargest || !kConfig.may_drop(), "the largest P is asked for after dropout");
+  using Softmax = RowSoftmax<kTracksLargest>;
   static constexpr common::RowMax kRowMax = kConfig.row_max ? common::RowMax::kStored : common::RowMax::kIgnored;
   static constexpr float kRescaleThresholdLog2 = kConfig.rounded_sums ? 8.0f : 0.0f;
 
