@@ -48,7 +48,7 @@ FEATURES = [
 ]
 LONG = for_gpus(
     [
-        Case(sq=2100, sk=2100, d=64, batch=4, heads=16),
+        Case(sq=2100, sk=2100, d=64, batch=2, heads=16),
         Case(sq=2100, sk=2100, d=128, batch=2, heads=16, causal="top_left"),
         Case(sq=600, sk=5000, d=128, heads=16, kv_heads=4, batch=1),
         Case(sq=300, sk=9000, d=64, batch=1),
