@@ -93,18 +93,16 @@ struct AttentionParams {
   }
 };
 
-struct ForwardParams : AttentionParams {
-  MatrixView out;     // (batch, num_heads_q, queries, head_dim_v)
-  StatisticView lse;  // written
-  // Both are written where they are not null, one value for each of the LSE, in its order.
-  void* lse_residual = nullptr;
-  void* row_max = nullptr;  // the largest score of each row, without the sink; NaN where the LSE is
-  int64_t reserved = 0;     // keeps the offsets of what follows, and with them the machine code that reads neither
+// What is read by kernels that do not write row_max. They have no registers and instructions for it.
+struct BasicForwardParams : AttentionParams {
+  MatrixView out;              // (batch, num_heads_q, queries, head_dim_v)
+  StatisticView lse;           // written
+  StatisticView lse_residual;  // written where present
+};
 
-  template <class Real>
-  FLASH_HOST_DEVICE Real* like_lse(void* data, int64_t batch_entry, int64_t head, int64_t query) const {
-    return StatisticView{data, lse.batch_stride, lse.head_stride}.template at<Real>(batch_entry, head, query);
-  }
+struct ForwardParams : BasicForwardParams {
+  StatisticView
+      row_max;  // written where present: the largest score of each row, without the sink; NaN where the LSE is
 };
 
 // The gradient of a bias in the bias's own shape, contiguous. A broadcast dimension has extent 1, and its gradients are

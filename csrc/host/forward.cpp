@@ -22,8 +22,6 @@ attention::StatisticView lse_view(const attention::ForwardParams& params, void* 
   return {.data = data, .batch_stride = packed ? 0 : params.num_heads_q * queries, .head_stride = queries};
 }
 
-void* written_memory(const at::Tensor& tensor) { return tensor.defined() ? tensor.mutable_data_ptr() : nullptr; }
-
 }  // namespace
 
 ForwardOutputs allocate_outputs(const AttentionInputs& in, bool wants_lse) {
@@ -39,8 +37,8 @@ ForwardOutputs allocate_outputs(const AttentionInputs& in, bool wants_lse) {
 void run_forward(const Backend& backend, attention::AppendingForwardParams& params, const ForwardOutputs& outputs) {
   params.out = written_matrix_view(outputs.out);
   params.lse = written_statistic_view(outputs.lse);
-  params.lse_residual = written_memory(outputs.lse_residual);
-  params.row_max = written_memory(outputs.row_max);
+  params.lse_residual = written_statistic_view(outputs.lse_residual);
+  params.row_max = written_statistic_view(outputs.row_max);
   const int64_t lse_bytes = plan::statistic_bytes(params);
   if (lse_bytes == 0 && !params.append.present()) return;
   const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));

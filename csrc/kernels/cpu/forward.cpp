@@ -221,10 +221,9 @@ class ForwardWorker {
       const attention::LogSumExp<Real> lse = softmax.log_sum_exp();
       const int64_t row = sequence.query_begin + rows_.query(i);
       *p_.lse.at<Real>(sequence.batch, head, row) = lse.value;
-      if (p_.lse_residual) *p_.template like_lse<Real>(p_.lse_residual, sequence.batch, head, row) = lse.residual;
-      if (p_.row_max) {
-        *p_.template like_lse<Real>(p_.row_max, sequence.batch, head, row) =
-            softmax.l != softmax.l ? softmax.l : largest;
+      if (p_.lse_residual.present()) *p_.lse_residual.at<Real>(sequence.batch, head, row) = lse.residual;
+      if (p_.row_max.present()) {
+        *p_.row_max.at<Real>(sequence.batch, head, row) = softmax.l != softmax.l ? softmax.l : largest;
       }
     }
     const Operand target = {p_.out, p_.element, p_.head_dim_v};

@@ -88,7 +88,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
 bool wants_row_max_of_splits(const attention::ForwardParams& p, const Limits& limits) {
   constexpr int64_t kMostHeadDim = 128;  // of this backend's split-KV
   constexpr int kPortableTileQueries = 128;
-  return p.row_max != nullptr && score_mode_sm90(p) == ScoreMode::kScaleOnly && largest_head_dim(p) <= kMostHeadDim &&
+  return p.row_max.present() && score_mode_sm90(p) == ScoreMode::kScaleOnly && largest_head_dim(p) <= kMostHeadDim &&
          leaves_sms_idle(p, kPortableTileQueries, limits);
 }
 
@@ -187,7 +187,7 @@ static_assert(rows_are_grouped());
 // The first row of the table that holds the head dims, suits the call and is wanted.
 template <class Predicate>
 int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
-  const bool wants_row_max = p.row_max != nullptr;
+  const bool wants_row_max = p.row_max.present();
   for (int row = 0; row < kNumRows; ++row) {
     const ForwardConfig& config = sm90::kForwardConfigs[row];
     if (config.takes(p.head_dim_qk, p.head_dim_v) && config.suits(wants_row_max) && is_wanted(config)) return row;
@@ -276,7 +276,7 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
   if (is_for_portable_kernels(p, limits)) return plan_forward_sm80(p, limits);
   if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
-  ForwardPlan plan = {.row_max = p.row_max != nullptr};
+  ForwardPlan plan = {.row_max = p.row_max.present()};
   plan.kernel = ForwardKernel::kWarpSpecialised;
   plan.row = choose_row(p, limits);
   const ForwardConfig& config = sm90::kForwardConfigs[plan.row];

@@ -86,7 +86,7 @@ __device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, co
                                            MergedRow<kColumns>& row, int first_column, bool writes = true) {
   const bool writes_statistics = writes && tile::lane() == 0 && first_column == 0;
   attention::SoftmaxState<float> state = row.state;
-  if (writes_statistics && p.row_max) *p.like_lse<float>(p.row_max, place.batch, place.head, place.row) = state.m;
+  if (writes_statistics && p.row_max.present()) *p.row_max.at<float>(place.batch, place.head, place.row) = state.m;
   float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[place.head]);
   factor *= state.output_factor();
   if (p.dropout.enabled()) factor *= static_cast<float>(p.dropout.rescale);
@@ -104,7 +104,7 @@ __device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, co
   if (writes_statistics) {
     const attention::LogSumExp<float> lse = state.log_sum_exp();
     *p.lse.at<float>(place.batch, place.head, place.row) = lse.value;
-    if (p.lse_residual) *p.like_lse<float>(p.lse_residual, place.batch, place.head, place.row) = lse.residual;
+    if (p.lse_residual.present()) *p.lse_residual.at<float>(place.batch, place.head, place.row) = lse.residual;
   }
   return __any_sync(kAllLanes, has_nan);
 }

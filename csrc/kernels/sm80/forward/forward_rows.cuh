@@ -69,10 +69,10 @@ struct ForwardRows {
     if (own < Output::kThreadRows && own_row < rows && first_column == 0) {
       const attention::LogSumExp<float> result = own_state.log_sum_exp([](float x) { return ptx::log(x); });
       *p.lse.at<float>(item.sequence.batch, item.head, row + own_row) = result.value;
-      if (p.lse_residual) {
-        *p.like_lse<float>(p.lse_residual, item.sequence.batch, item.head, row + own_row) = result.residual;
+      if (p.lse_residual.present()) {
+        *p.lse_residual.at<float>(item.sequence.batch, item.head, row + own_row) = result.residual;
       }
-      if (p.row_max) *p.like_lse<float>(p.row_max, item.sequence.batch, item.head, row + own_row) = own_max;
+      if (p.row_max.present()) *p.row_max.at<float>(item.sequence.batch, item.head, row + own_row) = own_max;
     }
     Element* target = p.out.row<Element>(item.sequence.batch, item.head, row) + first_column * p.out.column_stride;
     store_rows<Element>({.data = target,

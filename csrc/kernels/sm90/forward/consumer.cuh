@@ -122,7 +122,7 @@ struct ForwardConsumer {
   using BiasMask = std::conditional_t<Traits::kHasBits, TmaBiasMask<Traits>,
                                       std::conditional_t<Traits::kGeneric, PrefetchedBiasMask<Traits>, NoBiasMask>>;
 
-  const ForwardArguments& args;
+  const typename Traits::Arguments& args;
   Shared& shared;
   const int warpgroup;
   BiasMask bias_mask;

@@ -37,13 +37,15 @@ struct KvSplits {
   common::SplitRows rows;  // a slot for each tile, slice and split
 };
 
+// Params: BasicForwardParams, or ForwardParams of kernels that write row_max.
+template <class Params>
 struct ForwardArguments {
   TmaDescriptor q;
   TmaDescriptor k;
   TmaDescriptor v;
   TmaDescriptor bias;  // only of kernels for a bias and a mask
   OutputMap out;
-  attention::ForwardParams params;
+  Params params;
   Schedule schedule;
   TileFlags flags;
   KvSplits kv_splits;
@@ -74,7 +76,8 @@ struct ForwardTraits {
   static constexpr bool kTracksLargest = kConfig.row_max && kConfig.rounded_sums;
   static_assert(!kTracksLargest || !kConfig.may_drop(), "the largest P is asked for after dropout");
   using Softmax = RowSoftmax<kTracksLargest>;
-  static constexpr common::RowMax kRowMax = kConfig.row_max ? common::RowMax::kStored : common::RowMax::kIgnored;
+  using Arguments =
+      ForwardArguments<std::conditional_t<kConfig.row_max, attention::ForwardParams, attention::BasicForwardParams>>;
   static constexpr float kRescaleThresholdLog2 = kConfig.rounded_sums ? 8.0f : 0.0f;
 
   // Keeps the row maximum of the first tile of keys while the sums stay in range. float16 has no range to spare.

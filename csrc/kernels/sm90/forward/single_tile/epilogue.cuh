@@ -65,7 +65,7 @@ __device__ __forceinline__ bool store_result(const SingleTileArguments& args, co
   if (own < 2 && own_row < rows.count) {
     *p.lse.at<float>(rows.batch, rows.head, rows.row + own_row) =
         own_state.log_sum_exp([](float x) { return ptx::log(x); }).value;
-    if (p.row_max) *p.like_lse<float>(p.row_max, rows.batch, rows.head, rows.row + own_row) = own_max;
+    if (p.row_max.present()) *p.row_max.at<float>(rows.batch, rows.head, rows.row + own_row) = own_max;
   }
   const OutputRows<Element> target = {.data = p.out.row<Element>(rows.batch, rows.head, rows.row),
                                       .row_stride = p.out.row_stride,
