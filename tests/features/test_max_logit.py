@@ -1,6 +1,11 @@
-"""return_max_logit: the largest score of each row or head, from the same pass."""
+"""return_max_logit: the largest score of each row or head, from the same pass.
+
+pytest tests/features/test_max_logit.py -k "random and sm90" --random-problems 2000
+"""
 
 import math
+import os
+from unittest import mock
 
 import pytest
 import torch
@@ -12,8 +17,12 @@ from support.caches import CacheCase, call_with_cache, make_cache_inputs
 from support.cases import Case, Inputs, accumulate_dtype, make_inputs
 from support.masks import with_empty_tiles
 from support.packed import PackedCase, call_packed, cu_seqlens, make_packed, sequences
-from support.params import for_gpus, over_cases, over_dtypes
+from support.params import computes_in, for_gpus, over_cases, over_dtypes, over_problems
+from support.problems.checks import as_presented
+from support.problems.draw import draw
 from support.runners import poisoned_memory
+
+pytest_generate_tests = over_problems
 
 HEAD_DIMS = [
     Case(sq=140, sk=600, d=d, dv=dv, causal=causal)
@@ -83,13 +92,15 @@ def tolerance(inputs: Inputs) -> float:
         return 1e-12
     case = inputs.case
     scale = case.d**-0.5 if case.scale is None else abs(case.scale)
-    terms = 0.0
-    if inputs.q.numel() and inputs.k.numel():
-        terms = scale * inputs.q.abs().double().sum(-1).max() * inputs.k.abs().double().max()
-    added = 0.0 if inputs.bias is None else inputs.bias.abs().double().max()
+    terms = scale * largest_of(inputs.q.double().abs().sum(-1)) * largest_of(inputs.k.double())
+    added = 0.0 if inputs.bias is None else largest_of(inputs.bias.double())
     if inputs.alibi_slopes is not None:
-        added += inputs.alibi_slopes.abs().double().max() * (case.sq + case.sk)
-    return float(1e-6 + 1e-6 * (terms + added))
+        added += largest_of(inputs.alibi_slopes.double()) * (case.sq + case.sk)
+    return 1e-6 + 1e-6 * (terms + added)
+
+
+def largest_of(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def check(inputs: Inputs, backend) -> None:
@@ -237,6 +248,37 @@ def test_packed(case, dtype, backend):
         torch.testing.assert_close(rows[:, queries].double(), expected, rtol=0, atol=tolerance(sequence))
     heads = call_packed(case, inputs, vars(inputs), backend, return_max_logit=True)[2]
     torch.testing.assert_close(heads, rows.amax(1), rtol=0, atol=0)
+
+
+@computes_in(None)
+def test_random_problem(number, backend):
+    """Of all features, with poison in keys that no query attends, and at random strides (test_combinations.py)."""
+    problem = draw(number)
+    if refusal := backend.refusal(problem.dtype, problem.case.d, problem.case.head_dim_v):
+        pytest.skip(refusal)
+    device, packed = backend.device, problem.packed
+    with mock.patch.dict(os.environ, problem.environment), poisoned_memory():
+        if packed is None:
+            inputs = make_inputs(problem.case, problem.dtype, device, number, device)
+            rows = call(as_presented(problem, inputs), backend)[2]
+            expected = [(rows, inputs)]
+        else:
+            inputs = make_packed(packed, problem.dtype, device, number, device)
+            presented = vars(as_presented(problem, inputs))
+            rows = call_packed(
+                packed,
+                inputs.replace(**{n: presented[n] for n in ("mask", "intervals")}),
+                presented,
+                backend,
+                return_max_logit="row",
+            )[2]
+            expected = [(rows[:, queries][None], alone) for alone, queries, _ in sequences(packed, inputs)]
+
+    def named(text: str) -> str:
+        return f"problem {number} ({problem}): {text}"
+
+    for found, alone in expected:
+        torch.testing.assert_close(found.double(), exact(alone), rtol=0, atol=tolerance(alone), msg=named)
 
 
 def test_packed_without_tokens(backend):
