@@ -166,19 +166,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "Exact attention: the compiled half of flash_attn_ext. Call it through flash_attn_ext.functional.";
   connect_library();
 
-  define_attention_function<>(module, "attention",
-                              "(out, lse) of one attention call in canonical form, differentiable.",
-                              [](const AttentionInputs& inputs) {
-                                ForwardOutputs outputs = attention(inputs, /*wants_lse=*/true);
-                                return std::make_pair(std::move(outputs.out), std::move(outputs.lse));
-                              });
+  define_attention_function<>(
+      module, "attention", "(out, lse, row_max) of one attention call in canonical form, differentiable.",
+      [](const AttentionInputs& inputs) {
+        ForwardOutputs outputs = attention(inputs, /*wants_lse=*/true);
+        return std::make_tuple(std::move(outputs.out), std::move(outputs.lse), std::move(outputs.row_max));
+      });
 
   define_attention_function<>(
       module, "attention_forward",
-      "(out, lse, lse_residual) of one attention call in canonical form; see flash_attn_ext/_C.pyi.",
+      "(out, lse, lse_residual, row_max) of one attention call in canonical form; see flash_attn_ext/_C.pyi.",
       [](const AttentionInputs& inputs) {
         ForwardOutputs outputs = attention_forward(inputs, /*wants_lse=*/true);
-        return std::make_tuple(std::move(outputs.out), std::move(outputs.lse), std::move(outputs.lse_residual));
+        return std::make_tuple(std::move(outputs.out), std::move(outputs.lse), std::move(outputs.lse_residual),
+                               std::move(outputs.row_max));
       });
 
   module.def(
@@ -188,9 +189,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         const KvCacheInputs cache_inputs = cache_of(cache.ptr());
         const py::gil_scoped_release release;
         ForwardOutputs outputs = attention_with_kvcache(inputs, cache_inputs, /*wants_lse=*/true);
-        return std::make_pair(std::move(outputs.out), std::move(outputs.lse));
+        return std::make_tuple(std::move(outputs.out), std::move(outputs.lse), std::move(outputs.row_max));
       },
-      "(out, lse) of one call with a cache, into which k_new and v_new go first; see flash_attn_ext/_C.pyi.");
+      "(out, lse, row_max) of one call with a cache, into which k_new and v_new go first; see flash_attn_ext/_C.pyi.");
 
   using OutputMask = decltype(BackwardInputs::output_mask);
   define_attention_function<at::Tensor, OptionalTensor, at::Tensor, at::Tensor, OptionalTensor, OutputMask>(

@@ -23,6 +23,7 @@ One attention call in canonical form is a Problem (_problem.py), of which any tu
     backend            None, or the name of one
     allow_tf32         float32 on a GPU: one TF32 product instead of three
     sequence_first     the caller has (B, S, H, D): out gets it where q's strides leave the order open; dense only
+    wants_row_max      the forward pass also returns the largest score of each row
 
 Wrong tensors raise RuntimeError, wrong option values ValueError.
 """
@@ -39,9 +40,10 @@ from flash_attn_ext.types import Backend
 _Problem: TypeAlias = Problem | tuple[Any, ...]
 _KvCache: TypeAlias = KvCache | tuple[Any, ...]
 
-def attention(problem: _Problem, /) -> tuple[Tensor, Tensor]:
-    """(out, lse) as attention_forward returns them, recorded by autograd in grad mode if q, k, v, bias, alibi_slopes or
-    sink requires grad. It is only for tensors that hold memory, outside of functorch and forward mode."""
+def attention(problem: _Problem, /) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(out, lse, row_max) as attention_forward returns them, recorded by autograd in grad mode if q, k, v, bias,
+    alibi_slopes or sink requires grad. It is only for tensors that hold memory, outside of functorch and forward mode.
+    """
 
 def direct_sdpa(
     query: object,
@@ -77,10 +79,11 @@ def direct_attention(
     scale: object,
     layout: object,
     return_lse: object,
+    return_max_logit: object,
     backend: object,
     allow_tf32: object,
     /,
-) -> Tensor | tuple[Tensor, Tensor] | None:
+) -> Tensor | tuple[Tensor, ...] | None:
     """``flash_attn_ext.attention`` in the same way."""
 
 def direct_attention_with_kvcache(
@@ -106,21 +109,24 @@ def direct_attention_with_kvcache(
     scale: object,
     layout: object,
     return_lse: object,
+    return_max_logit: object,
     backend: object,
     /,
-) -> Tensor | tuple[Tensor, Tensor] | None:
+) -> Tensor | tuple[Tensor, ...] | None:
     """``flash_attn_ext.attention_with_kvcache`` in the same way, for operands that are PLAIN."""
 
-def attention_forward(problem: _Problem, /) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(out, lse, lse_residual), never recorded by autograd.
+def attention_forward(problem: _Problem, /) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """(out, lse, lse_residual, row_max), never recorded by autograd.
 
     out: q's shape with Dv for D, q's dtype, in memory in the order of q's strides.
     lse: natural log, (B, Hq, Sq), packed (Hq, Tq), accumulate dtype.
     lse_residual: the rounding error of lse, in its shape, if there is a bias.
+    row_max: the largest score of each row, in the shape of lse, if the problem wants it. -inf for a row that sees no
+    key, NaN where lse is NaN.
     """
 
-def attention_with_kvcache(problem: _Problem, cache: _KvCache, /) -> tuple[Tensor, Tensor]:
-    """(out, lse) as attention_forward returns them, over a cache to which new keys and values are appended first.
+def attention_with_kvcache(problem: _Problem, cache: _KvCache, /) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(out, lse, row_max) as attention_forward returns them, over a cache to which new keys and values go first.
 
     problem: dense and without dropout; k and v are the cache, (B_cache, Hk, rows, D) and (B_cache, Hk, rows, Dv), or
     pages of `rows` keys. bias and mask: (B|1, Hq|1, Sq|1, capacity|1); intervals: as in a dense

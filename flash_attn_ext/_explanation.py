@@ -25,6 +25,8 @@ class Plan:
     """The bytes of all parts together. Each part begins at a multiple of 256 bytes."""
     portable: bool = False
     """Whether it is one of the portable kernels, for GPUs of compute capability 8.0 and later."""
+    row_max: bool = False
+    """Whether the kernel also writes the largest score of each row, for ``return_max_logit``."""
     score_mode: str | None = None
     """What the kernel can do to scores, such as "scale only", "mask" or "generic"."""
     head_dims: tuple[int, int] | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 from flash_attn_ext._canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
 from flash_attn_ext._problem import Problem
 from flash_attn_ext.masks import Intervals
-from flash_attn_ext.types import Causal, Layout, Window
+from flash_attn_ext.types import Causal, Layout, MaxLogit, Window
 
 _CAUSALITIES: tuple[Causal, ...] = ("top_left", "bottom_right")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -160,9 +160,49 @@ def check_integer(name: str, value: Any, expected: str) -> int | None:
 
 def check_flag(name: str, value: Any) -> bool:
     """Returns Python's bool as it is, and NumPy's as a bool of Python."""
+    if not is_flag(value):
+        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+    return bool(value)
+
+
+def is_flag(value: Any) -> bool:
+    """Whether it is a bool of Python or of NumPy."""
     if isinstance(value, bool):
-        return value
+        return True
     kind = type(value)
-    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):  # of NumPy 2 and of NumPy 1
-        return bool(value)
-    raise TypeError(f"{name} must be True or False, got {value!r} of type {kind.__name__}")
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")  # of NumPy 2 and of NumPy 1
+
+
+def check_max_logit(value: Any) -> MaxLogit | None:
+    """What ``return_max_logit`` asks for; None for nothing."""
+    if isinstance(value, str):
+        if value in ("head", "row"):
+            return value  # type: ignore[return-value]  # mypy does not narrow a str
+        raise ValueError(
+            f"return_max_logit must be False, True, 'head' or 'row', got {value!r}: True and 'head' give the largest "
+            "score of each head, 'row' that of each head and query"
+        )
+    if not is_flag(value):
+        raise TypeError(
+            f"return_max_logit must be False, True, 'head' or 'row', got {value!r} of type {type(value).__name__}"
+        )
+    return "head" if value else None
+
+
+def results_of(
+    results: tuple[Tensor, Tensor, Tensor | None], return_lse: bool, max_logit: MaxLogit | None
+) -> Tensor | tuple[Tensor, ...]:
+    """What a public function returns of (out, lse, row_max)."""
+    out, lse, row_max = results
+    wanted = (out, lse) if return_lse else (out,)
+    if max_logit is not None and row_max is not None:
+        wanted = (*wanted, row_max if max_logit == "row" else _largest_of_heads(row_max))
+    return wanted if len(wanted) > 1 else out
+
+
+def _largest_of_heads(row_max: Tensor) -> Tensor:
+    """(heads,) of (..., heads, queries), or () of (queries,)."""
+    dims = [dim for dim in range(row_max.dim()) if dim != row_max.dim() - 2]
+    if row_max.numel() == 0:
+        return row_max.new_full(row_max.shape[-2:-1], -torch.inf)
+    return row_max.amax(dims)

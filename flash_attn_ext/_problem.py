@@ -40,6 +40,7 @@ class Problem(NamedTuple):
     backend: Backend | None = None
     allow_tf32: bool = False
     sequence_first: bool = False  # the caller has (B, S, H, D), and out gets it where q's strides leave it open
+    wants_row_max: bool = False  # the forward pass also returns the largest score of each row
 
 
 class KvCache(NamedTuple):

@@ -69,7 +69,7 @@ def attend_or_decline(arguments: SdpaArguments | tuple[Any, ...]) -> Any:
     if (operands == SYMBOLIC or not (attn_mask is None or type(attn_mask) is Tensor)) and operands_to_ask(*arguments):
         return NotImplemented
     problem, form = _problem_of(arguments, operands)
-    out, _ = attend(problem, operands)
+    out, *_ = attend(problem, operands)
     return out if form.rank == 4 else form.restore_out(out)
 
 

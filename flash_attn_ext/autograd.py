@@ -27,6 +27,7 @@ from flash_attn_ext._torch_private import are_functorch_transforms_active
 from flash_attn_ext.derivatives.batching import Mapped
 from flash_attn_ext.derivatives.functions import AttentionTangents, gradients_of
 from flash_attn_ext.derivatives.named_functions import (
+    LEFT,
     DerivativeFunction,
     in_order,
     keep,
@@ -38,8 +39,9 @@ from flash_attn_ext.derivatives.named_functions import (
 PLAIN, SYMBOLIC = _C.PLAIN, _C.SYMBOLIC
 
 
-def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
-    """(out, lse) of a canonical problem, differentiable in both. Draws its seed if it has none yet.
+def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(out, lse, row_max) of a canonical problem, differentiable in out and lse. row_max is None where the problem does
+    not want it. Draws its seed if it has none yet.
 
     Plain tensors go straight to the extension, because every call pays this host time. Tensors without values of their
     own (torch.compile, export, FakeTensor, meta, tracing) go through the registered operator of ops.py. If a mode is
@@ -56,23 +58,23 @@ def attend(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
         results = torch.ops.flash_attn_ext.attention_forward(*problem)
     else:
         results = FlashAttentionFunction.apply(*problem)
-    out, lse, _ = results
-    return out, lse
+    out, lse, _, row_max = results
+    return out, lse, row_max if problem.wants_row_max else None
 
 
-def _with_everything_dropped(problem: Problem, operands: int) -> tuple[Tensor, Tensor]:
-    """(out, lse) where dropout drops every weight: out and its gradient are 0, and the LSE is unaffected by dropout. No
-    seed is drawn."""
-    out, lse = attend(problem._replace(dropout_p=0.0), operands)
-    return out.masked_fill(torch.ones((), dtype=torch.bool, device=out.device), 0.0), lse
+def _with_everything_dropped(problem: Problem, operands: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What ``attend`` returns where dropout drops every weight: out and its gradient are 0, and dropout affects nothing
+    else. No seed is drawn."""
+    out, lse, row_max = attend(problem._replace(dropout_p=0.0), operands)
+    return out.masked_fill(torch.ones((), dtype=torch.bool, device=out.device), 0.0), lse, row_max
 
 
 class FlashAttentionFunction(DerivativeFunction):
     """Attention forward and backward over ``_C`` (FlashAttention-2, Dao 2023, algorithms 1 and 2).
 
     It does what ``_C.attention`` does in C++, for ``torch.func`` and forward mode, which support only Python Functions.
-    Takes the fields of a ``Problem``. Returns (out, lse, lse_residual). Saves q, k, v, out, lse, the seed, and the
-    bias, mask, alibi_slopes, sink and cu_seqlens that were given. It saves nothing of size Sq x Sk of its own.
+    Takes the fields of a ``Problem``. Returns (out, lse, lse_residual, row_max). Saves q, k, v, out, lse, the seed, and
+    the bias, mask, alibi_slopes, sink and cu_seqlens that were given. It saves nothing of size Sq x Sk of its own.
     Gradients go to q, k, v, bias, alibi_slopes and sink, if they are asked for, and come from out, lse or both: the
     LSE's gradient enters through delta = rowsum(dout * out) - dlse.
     """
@@ -80,14 +82,14 @@ class FlashAttentionFunction(DerivativeFunction):
     NAMES = Problem._fields
 
     @staticmethod
-    def forward(*problem: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(*problem: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         if operands_of(*problem[:3]) != SYMBOLIC:
             return _C.attention_forward(problem)
         return FlashAttentionFunction.through_operator(*problem)
 
     @staticmethod
-    def through_operator(*problem: Any) -> tuple[Tensor, Tensor, Tensor]:
-        results: tuple[Tensor, Tensor, Tensor] = torch.ops.flash_attn_ext.attention_forward(*problem)
+    def through_operator(*problem: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        results: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.flash_attn_ext.attention_forward(*problem)
         return results
 
     @staticmethod
@@ -95,13 +97,13 @@ class FlashAttentionFunction(DerivativeFunction):
         save(ctx, inputs, output)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _dlse_residual: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_others: None) -> tuple[Tensor | None, ...]:
         return gradients_of_saved(ctx, dout, dlse, ctx.needs_input_grad)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         along = tangents_in(FlashAttentionFunction.named(tangents))
-        return (*AttentionTangents.call(**kept(ctx) | along), None)
+        return (*AttentionTangents.call(**kept(ctx) | along), None, None)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Mapped:
@@ -109,15 +111,15 @@ class FlashAttentionFunction(DerivativeFunction):
 
 
 def outputs_of(arguments: dict[str, Any]) -> tuple[str, ...]:
-    """The names of a forward pass's results; "" for an absent residual."""
-    return ("out", "lse", "lse_residual" if arguments["bias"] is not None else "")
+    """The names of a forward pass's results; "" for an absent one."""
+    residual = "lse_residual" if arguments["bias"] is not None else ""
+    return ("out", "lse", residual, "row_max" if arguments["wants_row_max"] else "")
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     """Saves what :func:`gradients_of_saved` needs: the fields of a :class:`Problem`, and (out, lse, lse_residual)."""
-    keep(ctx, (*Problem._fields, "out", "lse", "lse_residual"), (*inputs, *output))
-    if output[2] is not None:
-        ctx.mark_non_differentiable(output[2])
+    keep(ctx, (*Problem._fields, *LEFT), (*inputs, *output[: len(LEFT)]))
+    ctx.mark_non_differentiable(*(result for result in output[2:] if result is not None))
 
 
 def gradients_of_saved(

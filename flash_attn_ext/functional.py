@@ -13,12 +13,12 @@ from torch.overrides import handle_torch_function
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import packed_form
 from flash_attn_ext._explanation import Explanation, plans_of
-from flash_attn_ext._options import check_flag, dense_problem, problem_of
+from flash_attn_ext._options import check_flag, check_max_logit, dense_problem, problem_of, results_of
 from flash_attn_ext._sdpa import attend_or_decline, operands_to_ask
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
 from flash_attn_ext.masks import Intervals
-from flash_attn_ext.types import AttentionOptions, Backend, Causal, Layout, Window
+from flash_attn_ext.types import AttentionOptions, Backend, Causal, Layout, MaxLogit, Window
 from flash_attn_ext.varlen import attention_varlen as attention_varlen
 
 if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
@@ -85,16 +85,64 @@ def scaled_dot_product_attention(
 
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[AttentionOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    return_max_logit: Literal[True] | MaxLogit,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[True],
+    return_max_logit: Literal[True] | MaxLogit,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool,
+    return_max_logit: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool = False,
+    return_max_logit: bool | MaxLogit = False,
+    **options: Unpack[AttentionOptions],
+) -> Tensor | tuple[Tensor, ...]: ...
 def attention(
     q: Tensor,
     k: Tensor,
@@ -112,9 +160,10 @@ def attention(
     scale: float | None = None,
     layout: Layout = "bhsd",
     return_lse: bool = False,
+    return_max_logit: bool | MaxLogit = False,
     backend: Backend | None = None,
     allow_tf32: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, ...]:
     """Exact attention with every feature of the library. Everything combines with everything.
 
     In order: scale, softcap, ALiBi, bias, mask and intervals, causality and window, softmax (with the sink), dropout::
@@ -157,6 +206,10 @@ def attention(
         scale: 1 / sqrt(D) by default; any finite number.
         layout: where heads and sequence are: "bhsd" or "bshd". ``out`` has it too.
         return_lse: also return the log-sum-exp of each row's scores.
+        return_max_logit: also return the largest score, after the LSE: True or "head" for that of each head over the
+            whole batch, as QK-clip needs it (Kimi Team 2025, "Kimi K2", section 2.1), "row" for that of each row. It
+            is a score as it enters the softmax, of a key that the row sees; the sink does not count. The forward pass
+            computes it on the way.
         backend: None for the first that can run this call, or a name from ``explain`` to force one.
         allow_tf32: let float32 on a GPU multiply in single TF32 products, up to head dim 128. That is faster, and each
             product is within 2**-10 of the exact one instead of 2**-20. Nothing else changes: not other dtypes, not the
@@ -166,7 +219,8 @@ def attention(
         ``out``: (..., Hq, Sq, Dv) or (..., Sq, Hq, Dv), q's dtype, in memory in the order of q's strides. With
         ``return_lse``, ``(out, lse)``: ``lse`` (..., Hq, Sq) whatever the layout, natural log, float32 (float64 for
         float64 q), sink included, differentiable. A row that sees no key has out = 0, lse = -inf (lse = sink with a
-        sink) and zero gradients.
+        sink) and zero gradients. With ``return_max_logit`` the largest scores come last, in lse's dtype and without
+        gradient: (Hq,), or in lse's shape for "row". A row that sees no key has -inf, and one whose lse is NaN has NaN.
 
     Raises:
         RuntimeError: shapes, dtypes or devices that do not go together; more than 2^29 tokens in a sequence; a call
@@ -194,12 +248,12 @@ def attention(
         # fmt: off
         results = _C.direct_attention(
             q, k, v, causal, window, bias, mask, intervals, alibi_slopes, softcap, sink, dropout_p, scale, layout,
-            return_lse, backend, allow_tf32,
+            return_lse, return_max_logit, backend, allow_tf32,
         )
         # fmt: on
         if results is not None:
             return results
-    return_lse = check_flag("return_lse", return_lse)
+    return_lse, max_logit = check_flag("return_lse", return_lse), check_max_logit(return_max_logit)
     problem = problem_of(
         q=q,
         k=k,
@@ -216,14 +270,16 @@ def attention(
         scale=scale,
         backend=backend,
         allow_tf32=allow_tf32,
+        wants_row_max=max_logit is not None,
     )
     problem, form, operands = dense_problem(problem, layout)
-    out, lse = attend(problem, operands)
+    out, lse, row_max = attend(problem, operands)
     if form.rank != 4:
         out, lse = form.restore_out(out), form.restore_lse(lse)
+        row_max = None if row_max is None else form.restore_lse(row_max)
     if problem.sequence_first:
         out = out.transpose(-3, -2)
-    return (out, lse) if return_lse else out
+    return results_of((out, lse, row_max), return_lse, max_logit)
 
 
 def explain(
@@ -247,6 +303,7 @@ def explain(
     scale: float | None = None,
     layout: Layout = "bhsd",
     return_lse: bool = False,
+    return_max_logit: bool | MaxLogit = False,
     backend: Backend | None = None,
     allow_tf32: bool = False,
 ) -> Explanation:
@@ -268,6 +325,7 @@ def explain(
           ...  runs
     """
     check_flag("return_lse", return_lse)
+    max_logit = check_max_logit(return_max_logit)
     packing = dict(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
@@ -291,6 +349,7 @@ def explain(
         scale=scale,
         backend=backend,
         allow_tf32=allow_tf32,
+        wants_row_max=max_logit is not None,
     )
     if all(given is None for given in packing.values()):
         problem, _, _ = dense_problem(problem, layout)

@@ -10,10 +10,17 @@ from torch.compiler import is_compiling
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import four_dimensional, operands_of, require_tensors
-from flash_attn_ext._options import check_flag, check_integer, is_sequence_first, problem_of
+from flash_attn_ext._options import (
+    check_flag,
+    check_integer,
+    check_max_logit,
+    is_sequence_first,
+    problem_of,
+    results_of,
+)
 from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
 from flash_attn_ext.masks import Intervals
-from flash_attn_ext.types import Backend, Causal, KvCacheOptions, Layout, Window
+from flash_attn_ext.types import Backend, Causal, KvCacheOptions, Layout, MaxLogit, Window
 
 if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
     from typing_extensions import Unpack
@@ -30,6 +37,7 @@ def attention_with_kvcache(
     *,
     cache_seqlens: Tensor | int,
     return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[KvCacheOptions],
 ) -> Tensor: ...
 @overload
@@ -40,6 +48,7 @@ def attention_with_kvcache(
     *,
     cache_seqlens: Tensor | int,
     return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
     **options: Unpack[KvCacheOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -49,9 +58,43 @@ def attention_with_kvcache(
     v_cache: Tensor,
     *,
     cache_seqlens: Tensor | int,
+    return_lse: Literal[False] = False,
+    return_max_logit: Literal[True] | MaxLogit,
+    **options: Unpack[KvCacheOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_seqlens: Tensor | int,
+    return_lse: Literal[True],
+    return_max_logit: Literal[True] | MaxLogit,
+    **options: Unpack[KvCacheOptions],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def attention_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_seqlens: Tensor | int,
     return_lse: bool,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[KvCacheOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@overload
+def attention_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_seqlens: Tensor | int,
+    return_lse: bool = False,
+    return_max_logit: bool | MaxLogit = False,
+    **options: Unpack[KvCacheOptions],
+) -> Tensor | tuple[Tensor, ...]: ...
 def attention_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -76,8 +119,9 @@ def attention_with_kvcache(
     scale: float | None = None,
     layout: Layout = "bhsd",
     return_lse: bool = False,
+    return_max_logit: bool | MaxLogit = False,
     backend: Backend | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, ...]:
     """Attention over a cache of keys and values, after new ones were appended to it in place. Has no backward pass.
 
     Sequence b has ``cache_seqlens[b]`` keys in the cache, and after the call ``k_new``'s too. It attends to these and
@@ -114,12 +158,15 @@ def attention_with_kvcache(
         layout: "bhsd", or "bshd" where all of q, caches and new tokens have the sequence before the heads, as in
             flash_attn: (B, Sq, Hq, D), (num_pages, page_size, Hk, D). ``out`` has it too.
         return_lse: also return the log-sum-exp of each row's scores.
+        return_max_logit: also return the largest score of each head (True or "head") or row ("row"), as in
+            :func:`attention`.
         backend: None for the first that can run this call, or a name.
 
     Returns:
         ``out``: (B, Hq, Sq, Dv) or (B, Sq, Hq, Dv), q's dtype. With ``return_lse``, ``(out, lse)``: ``lse`` (B, Hq, Sq)
         whatever the layout, natural log, float32 (float64 for float64 q). A row that sees no key, such as each of a
-        sequence without any, has out = 0 and lse = -inf (lse = sink with a sink).
+        sequence without any, has out = 0 and lse = -inf (lse = sink with a sink). With ``return_max_logit`` the largest
+        scores come last: (Hq,), or (B, Hq, Sq) for "row".
 
     Raises:
         RuntimeError: shapes, dtypes, devices or memory that do not go together; a tensor that requires grad while
@@ -152,12 +199,12 @@ def attention_with_kvcache(
         results = _C.direct_attention_with_kvcache(
             q, k_cache, v_cache, k_new, v_new, cache_seqlens, block_table, cache_batch_idx, rotary_cos, rotary_sin,
             rotary_interleaved, causal, window, bias, mask, intervals, alibi_slopes, softcap, sink, scale, layout,
-            return_lse, backend,
+            return_lse, return_max_logit, backend,
         )
         # fmt: on
         if results is not None:
             return results
-    return_lse = check_flag("return_lse", return_lse)
+    return_lse, max_logit = check_flag("return_lse", return_lse), check_max_logit(return_max_logit)
     rotary_interleaved = check_flag("rotary_interleaved", rotary_interleaved)
     problem = problem_of(
         q=q,
@@ -175,6 +222,7 @@ def attention_with_kvcache(
         scale=scale,
         backend=backend,
         allow_tf32=False,
+        wants_row_max=max_logit is not None,
     )
     operands = operands_of(q, k_cache, v_cache)
     if operands < PLAIN:
@@ -191,13 +239,13 @@ def attention_with_kvcache(
     require_tensors(cache._fields[1:-1], cache[1:-1], num_required=0)
     if not isinstance(cache_seqlens, Tensor):
         cache = cache._replace(cache_seqlens=_equal_lengths(problem, cache))
-    out, lse = _attend(problem, cache, operands)
+    out, lse, row_max = _attend(problem, cache, operands)
     if problem.sequence_first:
         out = out.transpose(1, 2)
-    return (out, lse) if return_lse else out
+    return results_of((out, lse, row_max), return_lse, max_logit)
 
 
-def _attend(problem: Problem, cache: KvCache, operands: int) -> tuple[Tensor, Tensor]:
+def _attend(problem: Problem, cache: KvCache, operands: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """Plain tensors go straight to the extension, and those without values of their own through its operator."""
     if operands >= PLAIN:
         return _C.attention_with_kvcache(problem, cache)
@@ -208,7 +256,7 @@ def _attend(problem: Problem, cache: KvCache, operands: int) -> tuple[Tensor, Te
         )
     if torch.is_grad_enabled():
         _refuse_gradients(problem, cache)
-    results: tuple[Tensor, Tensor] = torch.ops.flash_attn_ext.attention_with_kvcache(*problem, *cache)
+    results: tuple[Tensor, Tensor, Tensor] = torch.ops.flash_attn_ext.attention_with_kvcache(*problem, *cache)
     return results
 
 

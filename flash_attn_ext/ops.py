@@ -44,9 +44,10 @@ _NUM_PROBLEM_FIELDS = len(Problem._fields)
 _SYMBOLS = (torch.SymFloat, torch.SymInt)
 
 
-def _forward(*problem: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, lse_residual = _C.attention_forward(problem)
-    return out, lse, lse.new_empty(0) if lse_residual is None else lse_residual
+def _forward(*problem: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out, lse, *others = _C.attention_forward(problem)
+    lse_residual, row_max = (lse.new_empty(0) if result is None else result for result in others)
+    return out, lse, lse_residual, row_max
 
 
 def _backward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -55,18 +56,19 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     return tuple(out.new_empty(0) if g is None else g for g in gradients)
 
 
-def _with_kvcache(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return _C.attention_with_kvcache(arguments[:_NUM_PROBLEM_FIELDS], arguments[_NUM_PROBLEM_FIELDS:])
+def _with_kvcache(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, row_max = _C.attention_with_kvcache(arguments[:_NUM_PROBLEM_FIELDS], arguments[_NUM_PROBLEM_FIELDS:])
+    return out, lse, lse.new_empty(0) if row_max is None else row_max
 
 
-def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(*arguments)
     _check_devices(problem._fields, arguments[:NUM_TENSORS])
-    out, lse = _empty_outputs(problem)
-    return out, lse, lse.new_empty(lse.shape if problem.bias is not None else (0,))
+    out, lse, row_max = _empty_outputs(problem)
+    return out, lse, lse.new_empty(lse.shape if problem.bias is not None else (0,)), row_max
 
 
-def _with_kvcache_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _with_kvcache_fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     problem, cache = Problem(*arguments[:_NUM_PROBLEM_FIELDS]), KvCache(*arguments[_NUM_PROBLEM_FIELDS:])
     _check_devices(problem._fields, arguments[:NUM_TENSORS])
     _check_devices(("q", *cache._fields), (problem.q, *cache[:-1]))
@@ -81,11 +83,12 @@ def _check_devices(names: tuple[str, ...], tensors: Sequence[Any]) -> None:
             raise RuntimeError(f"{name} is on {tensor.device}, but q is on {device}; move it with {name}.to(q.device)")
 
 
-def _empty_outputs(problem: Problem) -> tuple[Tensor, Tensor]:
+def _empty_outputs(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     q, v = problem.q, problem.v
     out = empty_in_order_of(q, (*q.shape[:-1], v.shape[-1]), sequence_first=problem.sequence_first)
     statistics = q.shape[:-1] if problem.cu_seqlens_q is None else (q.shape[1], q.shape[0])
-    return out, q.new_empty(statistics, dtype=accumulate_dtype(q.dtype))
+    lse = q.new_empty(statistics, dtype=accumulate_dtype(q.dtype))
+    return out, lse, lse.new_empty(lse.shape if problem.wants_row_max else (0,))
 
 
 def _backward_fake(*arguments: Any) -> tuple[Tensor, ...]:
@@ -168,14 +171,14 @@ def _with_tensors_for_symbols(mode: Any, operator: Any, types: Any, arguments: S
         return operator.overloadpacket.varying(*constants, *varying)
 
 
-_define(_FORWARD, SCHEMA, "(Tensor out, Tensor lse, Tensor lse_residual)", (_forward, _forward_fake))
+_define(_FORWARD, SCHEMA, "(Tensor out, Tensor lse, Tensor lse_residual, Tensor row_max)", (_forward, _forward_fake))
 _define(
     _BACKWARD,
     f"Tensor dout, Tensor? dlse, Tensor out, Tensor lse, Tensor? lse_residual, bool[6] output_mask, {SCHEMA}",
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dalibi_slopes, Tensor dsink)",
     (_backward, _backward_fake),
 )
-_define(_WITH_KVCACHE, CACHE_SCHEMA, "(Tensor out, Tensor lse)", (_with_kvcache, _with_kvcache_fake))
+_define(_WITH_KVCACHE, CACHE_SCHEMA, "(Tensor out, Tensor lse, Tensor row_max)", (_with_kvcache, _with_kvcache_fake))
 
 
 class _Forward(OperatorFunction):
@@ -188,7 +191,7 @@ class _Forward(OperatorFunction):
         save(ctx, inputs[1:], output)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _dlse_residual: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_others: None) -> tuple[Tensor | None, ...]:
         return (None, *gradients_of_saved(ctx, dout, dlse, ctx.needs_input_grad[1:]))
 
     @staticmethod

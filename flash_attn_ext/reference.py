@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext.masks import Intervals
-from flash_attn_ext.types import Causal, Layout, ReferenceOptions, Window
+from flash_attn_ext.types import Causal, Layout, MaxLogit, ReferenceOptions, Window
 
 if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
     from typing_extensions import Unpack
@@ -32,16 +32,64 @@ if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
 
 @overload
 def attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True] = True, **options: Unpack[ReferenceOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[True] = True,
+    return_max_logit: Literal[False] = False,
+    **options: Unpack[ReferenceOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False], **options: Unpack[ReferenceOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[False],
+    return_max_logit: Literal[False] = False,
+    **options: Unpack[ReferenceOptions],
 ) -> Tensor: ...
 @overload
 def attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[ReferenceOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[True] = True,
+    return_max_logit: Literal[True] | MaxLogit,
+    **options: Unpack[ReferenceOptions],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[False],
+    return_max_logit: Literal[True] | MaxLogit,
+    **options: Unpack[ReferenceOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool,
+    return_max_logit: Literal[False] = False,
+    **options: Unpack[ReferenceOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@overload
+def attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool = True,
+    return_max_logit: bool | MaxLogit = False,
+    **options: Unpack[ReferenceOptions],
+) -> Tensor | tuple[Tensor, ...]: ...
 def attention_reference(
     q: Tensor,
     k: Tensor,
@@ -60,7 +108,8 @@ def attention_reference(
     scale: float | None = None,
     layout: Layout = "bhsd",
     return_lse: bool = True,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_max_logit: bool | MaxLogit = False,
+) -> Tensor | tuple[Tensor, ...]:
     """Computes what :func:`flash_attn_ext.attention` does, with the same keywords. Those not named here mean the same.
 
     Args:
@@ -70,6 +119,7 @@ def attention_reference(
             PyTorch's default generator. The bits that a call drew are the signs that
             ``integrations.flash_attn.flash_attn_func(..., return_attn_probs=True)`` returns.
         return_lse: also return the log-sum-exp; True by default, unlike in ``attention``.
+        return_max_logit: also return the largest score of each head or row, last.
 
     Returns:
         ``out`` (..., Hq, Sq, Dv), or (..., Sq, Hq, Dv) for layout "bshd"; and ``lse`` (..., Hq, Sq), natural log.
@@ -117,10 +167,14 @@ def attention_reference(
         p = p.masked_fill(~dropout_mask, 0)
         p = p / (1 - dropout_p) if dropout_p < 1 else p * 0
     out = p.to(v.dtype) @ v
+    row_max = _largest(score.detach(), visible, lse)
     if one_head:
-        out, lse = out[0], lse[0]
+        out, lse, row_max = out[0], lse[0], row_max[0]
     elif layout == "bshd":
         out = out.transpose(-3, -2)
+    if return_max_logit:
+        largest = row_max if return_max_logit == "row" else _largest_of_heads(row_max)
+        return (out, lse, largest) if return_lse else (out, largest)
     return (out, lse) if return_lse else out
 
 
@@ -341,6 +395,19 @@ def _softmax(score: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tenso
     total = total.masked_fill(empty, 1)  # keeps 0 / 0 and log(0) out of the gradients
     lse = (largest + total.log()).masked_fill(empty, -torch.inf)
     return torch.exp(score - largest) / total, lse.squeeze(-1)
+
+
+def _largest(score: Tensor, visible: Tensor, lse: Tensor) -> Tensor:
+    """The largest score of the keys that each row sees; NaN where the LSE is NaN."""
+    nothing = score.new_full((*score.shape[:-1], 1), -torch.inf)
+    largest = torch.cat([score.masked_fill(~visible, -torch.inf), nothing], dim=-1).amax(-1)
+    return largest.masked_fill(lse.isnan(), torch.nan)
+
+
+def _largest_of_heads(row_max: Tensor) -> Tensor:
+    """(heads,) of (..., heads, queries), or () of (queries,)."""
+    dims = [dim for dim in range(row_max.dim()) if dim != row_max.dim() - 2]
+    return row_max.amax(dims) if row_max.numel() else row_max.new_full(row_max.shape[-2:-1], -torch.inf)
 
 
 def _of_sequence(table: Tensor | None, index: int, lengths: tuple[int, int]) -> Tensor | None:

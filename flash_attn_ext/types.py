@@ -1,6 +1,7 @@
 """The types of options, by name, for the annotations of your own code.
 
-``Causal``, ``Layout``, ``Backend`` and ``Fallback`` are the strings that an option takes, and ``Window`` is a window.
+``Causal``, ``Layout``, ``Backend``, ``Fallback`` and ``MaxLogit`` are the strings that an option takes, and ``Window``
+is a window.
 ``AttentionOptions``, ``VarlenOptions`` and ``KvCacheOptions`` are the keywords of ``attention``, ``attention_varlen``
 and ``attention_with_kvcache``, each with its type, for options that are kept and passed on:
 
@@ -26,6 +27,7 @@ Causal = Literal["top_left", "bottom_right"]
 Layout = Literal["bhsd", "bshd"]
 Backend = Literal["cpu", "sm80", "sm90"]
 Fallback = Literal["raise", "torch"]
+MaxLogit = Literal["head", "row"]
 Window = int | tuple[int | None, int | None]
 
 
@@ -44,7 +46,7 @@ class ScoreOptions(TypedDict, total=False):
 
 
 class AttentionOptions(ScoreOptions, total=False):
-    """The keywords of ``attention`` but ``return_lse``, which decides the type of the result."""
+    """The keywords of ``attention`` but ``return_lse`` and ``return_max_logit``, which decide the result's type."""
 
     dropout_p: float
     layout: Layout
@@ -53,7 +55,7 @@ class AttentionOptions(ScoreOptions, total=False):
 
 
 class VarlenOptions(ScoreOptions, total=False):
-    """The keywords of ``attention_varlen`` but ``return_lse``."""
+    """The keywords of ``attention_varlen`` but ``return_lse`` and ``return_max_logit``."""
 
     max_seqlen_q: int | None
     max_seqlen_k: int | None
@@ -63,7 +65,8 @@ class VarlenOptions(ScoreOptions, total=False):
 
 
 class KvCacheOptions(ScoreOptions, total=False):
-    """The keywords of ``attention_with_kvcache`` but ``return_lse`` and ``cache_seqlens``, which has no default."""
+    """The keywords of ``attention_with_kvcache`` but ``return_lse``, ``return_max_logit`` and ``cache_seqlens``, which
+    has no default."""
 
     k_new: Tensor | None
     v_new: Tensor | None
@@ -77,7 +80,7 @@ class KvCacheOptions(ScoreOptions, total=False):
 
 
 class ReferenceOptions(ScoreOptions, total=False):
-    """The keywords of ``reference.attention_reference`` but ``return_lse``."""
+    """The keywords of ``reference.attention_reference`` but ``return_lse`` and ``return_max_logit``."""
 
     dropout_p: float
     dropout_mask: Tensor | None

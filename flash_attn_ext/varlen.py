@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal, overload
 from torch import Tensor
 
 from flash_attn_ext._canonical import operands_of, packed_form
-from flash_attn_ext._options import check_flag, problem_of
+from flash_attn_ext._options import check_flag, check_max_logit, problem_of, results_of
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.masks import Intervals
-from flash_attn_ext.types import Backend, Causal, VarlenOptions, Window
+from flash_attn_ext.types import Backend, Causal, MaxLogit, VarlenOptions, Window
 
 if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
     from typing_extensions import Unpack
@@ -25,6 +25,7 @@ def attention_varlen(
     cu_seqlens_k: Tensor,
     *,
     return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[VarlenOptions],
 ) -> Tensor: ...
 @overload
@@ -36,6 +37,7 @@ def attention_varlen(
     cu_seqlens_k: Tensor,
     *,
     return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
     **options: Unpack[VarlenOptions],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -46,9 +48,46 @@ def attention_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     *,
+    return_lse: Literal[False] = False,
+    return_max_logit: Literal[True] | MaxLogit,
+    **options: Unpack[VarlenOptions],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    return_lse: Literal[True],
+    return_max_logit: Literal[True] | MaxLogit,
+    **options: Unpack[VarlenOptions],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
     return_lse: bool,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[VarlenOptions],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    return_lse: bool = False,
+    return_max_logit: bool | MaxLogit = False,
+    **options: Unpack[VarlenOptions],
+) -> Tensor | tuple[Tensor, ...]: ...
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -69,9 +108,10 @@ def attention_varlen(
     dropout_p: float = 0.0,
     scale: float | None = None,
     return_lse: bool = False,
+    return_max_logit: bool | MaxLogit = False,
     backend: Backend | None = None,
     allow_tf32: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, ...]:
     """Attention of sequences of different lengths, packed one after the other without padding.
 
     Sequence b has queries ``q[cu_seqlens_q[b]:cu_seqlens_q[b + 1]]`` and attends only to its own keys, exactly as a
@@ -94,7 +134,8 @@ def attention_varlen(
         alibi_slopes: (Hq,) or (batch, Hq).
 
     Returns:
-        ``out`` (Tq, Hq, Dv), and with ``return_lse`` also ``lse`` (Hq, Tq).
+        ``out`` (Tq, Hq, Dv), and with ``return_lse`` also ``lse`` (Hq, Tq). With ``return_max_logit`` the largest
+        scores come last: (Hq,), or (Hq, Tq) for "row".
 
     Raises:
         RuntimeError: on the CPU also for cu_seqlens that decrease, or do not begin at 0 or end at the number of
@@ -106,7 +147,7 @@ def attention_varlen(
         >>> flash_attn_ext.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, causal="bottom_right").shape
         torch.Size([8, 4, 64])
     """
-    return_lse = check_flag("return_lse", return_lse)
+    return_lse, max_logit = check_flag("return_lse", return_lse), check_max_logit(return_max_logit)
     problem = problem_of(
         q=q,
         k=k,
@@ -127,7 +168,7 @@ def attention_varlen(
         scale=scale,
         backend=backend,
         allow_tf32=allow_tf32,
+        wants_row_max=max_logit is not None,
     )
     problem = packed_form(problem)
-    out, lse = attend(problem, operands_of(*problem[:3]))
-    return (out, lse) if return_lse else out
+    return results_of(attend(problem, operands_of(*problem[:3])), return_lse, max_logit)

@@ -93,10 +93,16 @@ struct AttentionParams {
   }
 };
 
-struct ForwardParams : AttentionParams {
+// What is read by kernels that do not write row_max. They have no registers and instructions for it.
+struct BasicForwardParams : AttentionParams {
   MatrixView out;              // (batch, num_heads_q, queries, head_dim_v)
   StatisticView lse;           // written
   StatisticView lse_residual;  // written where present
+};
+
+struct ForwardParams : BasicForwardParams {
+  StatisticView
+      row_max;  // written where present: the largest score of each row, without the sink; NaN where the LSE is
 };
 
 // The gradient of a bias in the bias's own shape, contiguous. A broadcast dimension has extent 1, and its gradients are

@@ -30,6 +30,7 @@ ForwardOutputs allocate_outputs(const AttentionInputs& in, bool wants_lse) {
   ForwardOutputs outputs;
   outputs.out = empty_in_stride_order(in.q, out_sizes, in.sequence_first);
   if (wants_lse) outputs.lse = empty(in.lse_sizes(), in.accumulate_type(), in.q.device());
+  if (in.wants_row_max) outputs.row_max = empty(in.lse_sizes(), in.accumulate_type(), in.q.device());
   return outputs;
 }
 
@@ -37,6 +38,7 @@ void run_forward(const Backend& backend, attention::AppendingForwardParams& para
   params.out = written_matrix_view(outputs.out);
   params.lse = written_statistic_view(outputs.lse);
   params.lse_residual = written_statistic_view(outputs.lse_residual);
+  params.row_max = written_statistic_view(outputs.row_max);
   const int64_t lse_bytes = plan::statistic_bytes(params);
   if (lse_bytes == 0 && !params.append.present()) return;
   const plan::ForwardPlan plan = backend.plan_forward(params, limits_of(outputs.out.device()));

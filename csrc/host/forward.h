@@ -7,7 +7,7 @@
 
 namespace flash_attn_ext::host {
 
-// Allocates out and, if it is wanted, lse, both uninitialised.
+// Allocates out and, if they are wanted, lse and row_max, all uninitialised.
 ForwardOutputs allocate_outputs(const AttentionInputs& inputs, bool wants_lse);
 
 // Plans the pass, allocates its workspace and runs it. `params` has everything but the outputs, which are set here.

@@ -34,6 +34,12 @@ __device__ __forceinline__ float log(float x) {
   return x < INFINITY ? fmaf(exponent, kLn2, y * kLn2) : x;
 }
 
+// The largest of three numbers from 0 on, which are in the order of their bits. Hopper has one instruction for three
+// integers, but not for three floats.
+__device__ __forceinline__ float max_of_positive(float a, float b, float c) {
+  return __int_as_float(__vimax3_s32(__float_as_int(a), __float_as_int(b), __float_as_int(c)));
+}
+
 // PTX ISA 9.7.9.22 cvt.rn: two floats to two neighbouring elements, `low` in the lower half.
 __device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16) {
   uint32_t packed;

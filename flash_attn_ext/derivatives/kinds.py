@@ -42,6 +42,7 @@ KINDS = dict(
     out=Kind.QUERIES,
     lse=Kind.STATISTIC,
     lse_residual=Kind.STATISTIC,
+    row_max=Kind.STATISTIC,
     dout=Kind.QUERIES,
     dlse=Kind.STATISTIC,
 )

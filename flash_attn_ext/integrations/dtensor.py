@@ -79,7 +79,7 @@ def register() -> None:
 
 
 def _forward(*arguments: Any) -> Rules:
-    """Returns [(placements of out, lse and lse_residual, placements of the arguments)]."""
+    """Returns [(placements of out, lse, lse_residual and row_max, placements of the arguments)]."""
     problem = Problem(*arguments)
     _refuse_dropout(problem)
     return [(_of_forward_results(problem, layout), _of_arguments(problem, layout)) for layout in _layouts(problem)]
@@ -125,7 +125,7 @@ def _of_derivative(
     _refuse_dropout(problem)
     acceptable = []
     for layout in _layouts(problem):
-        out, lse, residual = _of_forward_results(problem, layout)
+        out, lse, residual, _ = _of_forward_results(problem, layout)
         arguments = _of_arguments(problem, layout)
         known = dict(out=out, dout=out, out_tangent=out, lse=lse, dlse=lse, lse_tangent=lse, lse_residual=residual)
         known |= {tangent_name(name): arguments[Problem._fields.index(name)] for name in DIFFERENTIABLE}
@@ -196,12 +196,14 @@ def _of_argument(name: str, tensor: Any, layout: str) -> Any:
 
 
 def _of_forward_results(problem: Problem, layout: str) -> Placements:
-    """The placements of out, lse and lse_residual, which is (0,) without a bias."""
+    """The placements of out, lse, lse_residual and row_max. The last two are (0,) where the call has none."""
     if layout == "replicate":
-        return [Replicate()] * 3
+        return [Replicate()] * 4
     dim = 0 if layout == "batch" else 1
     lse = Shard(0 if problem.cu_seqlens_q is not None else dim)
-    return [Shard(dim), lse, Replicate() if problem.bias is None else lse]
+    absent = Replicate()
+    residual = absent if problem.bias is None else lse
+    return [Shard(dim), lse, residual, lse if problem.wants_row_max else absent]
 
 
 def _of_gradients(problem: Problem, layout: str, arguments: Placements) -> Placements:

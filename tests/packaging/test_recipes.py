@@ -133,6 +133,7 @@ RECIPES = {
     "timm": "assert all(weight.grad is not None for weight in model.parameters())",
     "diffusers": "assert noise.shape == latents.shape",
     "A packing loop": "assert losses[-1] < 0.2 * losses[0], losses",
+    "QK-clip": "assert bool((model.max_logit <= 1.05 * THRESHOLD).all()), model.max_logit",
 }
 
 

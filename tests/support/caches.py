@@ -131,17 +131,17 @@ def _draw_table(case: CacheCase, rng: random.Random) -> tuple[list[list[int]], i
 
 
 def call_with_cache(inputs: CacheInputs, backend: Backend, **more):
-    """Returns (out, lse), in (B, H, S, Dv) whatever the layout; writes the caches of the inputs."""
+    """Returns (out, lse), and what `more` asks for, out in (B, H, S, Dv) whatever the layout; writes the caches."""
     q, k_cache, v_cache, keywords = inputs.q, inputs.k_cache, inputs.v_cache, inputs.keywords() | more
     layout = inputs.case.base.layout
     if layout == "bshd":
         q, k_cache, v_cache = (t.transpose(1, 2) for t in (q, k_cache, v_cache))
         new = {n: t.transpose(1, 2) for n in ("k_new", "v_new") if (t := keywords.get(n)) is not None}
         keywords |= new
-    out, lse = flash_attn_ext.attention_with_kvcache(
+    out, *others = flash_attn_ext.attention_with_kvcache(
         q, k_cache, v_cache, **keywords, layout=layout, return_lse=True, backend=backend.name
     )
-    return (out.transpose(1, 2) if layout == "bshd" else out), lse
+    return (out.transpose(1, 2) if layout == "bshd" else out), *others
 
 
 def run_with_cache(inputs: CacheInputs, backend: Backend) -> Result:

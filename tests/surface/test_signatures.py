@@ -20,6 +20,7 @@ KEYWORDS = dict(
     scale=None,
     layout="bhsd",
     return_lse=False,
+    return_max_logit=False,
     backend=None,
     allow_tf32=False,
 )

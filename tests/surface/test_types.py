@@ -46,7 +46,7 @@ def test_each_wrong_call_of_the_program_is_refused(tmp_path):
 def test_options_are_those_of_the_function(function):
     """By name and by type: overloads take options as a TypedDict, and the function lists them."""
     parameters = inspect.signature(function).parameters.values()
-    required = ("return_lse", "cache_seqlens")
+    required = ("return_lse", "return_max_logit", "cache_seqlens")
     names = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name not in required]
     hints = {name: hint for name, hint in typing.get_type_hints(function).items() if name in names}
     assert typing.get_type_hints(OPTIONS[function]) == hints

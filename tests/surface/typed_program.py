@@ -18,6 +18,8 @@ from flash_attn_ext.integrations.torch_sdpa import SdpaReplacement
 from flash_attn_ext.types import AttentionOptions, Backend, Causal, Fallback, KvCacheOptions, Layout, VarlenOptions
 
 WithLse = tuple[Tensor, Tensor]
+WithMaxLogit = tuple[Tensor, Tensor]
+WithBoth = tuple[Tensor, Tensor, Tensor]
 WithProbs = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -31,12 +33,19 @@ def plain_calls(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, flag: bool) -> No
     assert_type(out, Tensor)
     assert_type(lse, Tensor)
     assert_type(fa.attention(q, k, v).sum(), Tensor)  # no tuple in the way
+    assert_type(fa.attention(q, k, v, return_max_logit=True), WithMaxLogit)
+    assert_type(fa.attention(q, k, v, return_max_logit="row"), WithMaxLogit)
+    assert_type(fa.attention(q, k, v, return_lse=True, return_max_logit="head"), WithBoth)
+    assert_type(fa.attention(q, k, v, return_max_logit=flag), Tensor | tuple[Tensor, ...])
+    fa.attention(q, k, v, return_max_logit="rows")  # type: ignore[call-overload]
 
 
 def packed_calls(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, flag: bool) -> None:
     assert_type(fa.attention_varlen(q, k, v, ends, ends, max_seqlen_q=8), Tensor)
     assert_type(fa.attention_varlen(q, k, v, ends, ends, causal=None, return_lse=True), WithLse)
     assert_type(fa.attention_varlen(q, k, v, ends, ends, return_lse=flag), Tensor | WithLse)
+    assert_type(fa.attention_varlen(q, k, v, ends, ends, return_max_logit=True), WithMaxLogit)
+    assert_type(fa.attention_varlen(q, k, v, ends, ends, return_lse=True, return_max_logit="row"), WithBoth)
     fa.attention_varlen(q, k, v, ends, ends, layout="bshd")  # type: ignore[call-overload]
     fa.attention_varlen(q, k, v)  # type: ignore[call-overload]
 
@@ -45,6 +54,7 @@ def cache_calls(q: Tensor, cache: Tensor, lengths: Tensor, flag: bool) -> None:
     assert_type(fa.attention_with_kvcache(q, cache, cache, cache_seqlens=lengths), Tensor)
     assert_type(fa.attention_with_kvcache(q, cache, cache, k_new=q, v_new=q, cache_seqlens=3, return_lse=True), WithLse)
     assert_type(fa.attention_with_kvcache(q, cache, cache, cache_seqlens=3, return_lse=flag), Tensor | WithLse)
+    assert_type(fa.attention_with_kvcache(q, cache, cache, cache_seqlens=3, return_max_logit=True), WithMaxLogit)
     fa.attention_with_kvcache(q, cache, cache)  # type: ignore[call-overload]
     fa.attention_with_kvcache(q, cache, cache, cache_seqlens=3, dropout_p=0.1)  # type: ignore[call-overload]
 

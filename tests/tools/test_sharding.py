@@ -91,6 +91,24 @@ def all_sharded_as_alone(device: str) -> None:
             sharded_as_alone(device, case_name, layout)
 
 
+def largest_scores_as_alone(device: str) -> None:
+    """Of rows without communication; those of heads may be the largest of several processes' shares."""
+    dtensor.register()
+    mesh = init_device_mesh(device, (PROCESSES,))
+    inputs = make_inputs(CASES["grouped heads"], torch.float32, device)
+    for placement in LAYOUTS.values():
+        spread = [distribute_tensor(tensor, mesh, [placement]) for tensor in (inputs.q, inputs.k, inputs.v)]
+        with CommDebugMode() as communication:
+            rows = flash_attn_ext.attention(*spread, causal="bottom_right", return_max_logit="row")[1]
+        assert communication.get_total_counts() == 0 and rows.placements == (placement,)
+        heads = flash_attn_ext.attention(*spread, causal="bottom_right", return_max_logit="head")[1]
+        expected = flash_attn_ext.attention(
+            inputs.q, inputs.k, inputs.v, causal="bottom_right", return_max_logit="row"
+        )[1]
+        assert_close(rows.full_tensor(), expected)
+        assert_close(heads.full_tensor(), expected.amax((0, 2)))
+
+
 def second_derivatives_as_alone(device: str) -> None:
     """Of the inputs and of dout, without communication where the call has none."""
     dtensor.register()
@@ -258,6 +276,7 @@ def fully_sharded_training(device: str) -> None:
 TASKS = (
     without_rules,  # before another task registers them
     all_sharded_as_alone,
+    largest_scores_as_alone,
     second_derivatives_as_alone,
     packed_as_alone,
     two_dimensions_of_a_mesh,

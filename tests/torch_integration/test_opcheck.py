@@ -5,6 +5,7 @@ import torch
 
 import flash_attn_ext  # noqa: F401  (registers the operators)
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
+from flash_attn_ext.derivatives.named_functions import LEFT
 from support.binding import forward, problem
 from support.cases import Case, make_inputs
 from support.packed import PackedCase, cu_seqlens, make_packed
@@ -41,21 +42,23 @@ def arguments(case: Case, backend, differentiable: bool) -> tuple:
 
 @pytest.mark.parametrize("sequence_first", [False, True])
 def test_forward_of_a_broadcast_q(sequence_first, backend):
-    q, k, v, *options = arguments(BROADCAST_Q, backend, differentiable=False)
-    args = (q[:, :1, :1].expand_as(q), k, v, *options[:-1], sequence_first)
+    args = arguments(BROADCAST_Q, backend, differentiable=False)
+    args = args._replace(q=args.q[:, :1, :1].expand_as(args.q), sequence_first=sequence_first)
     torch.library.opcheck(torch.ops.flash_attn_ext.attention_forward.default, args)
 
 
 @over_cases(CASES)
-def test_forward(case, backend):
+@pytest.mark.parametrize("wants_row_max", [False, True])
+def test_forward(wants_row_max, case, backend):
     operator = torch.ops.flash_attn_ext.attention_forward.default
-    torch.library.opcheck(operator, arguments(case, backend, differentiable=True))
+    args = arguments(case, backend, differentiable=True)._replace(wants_row_max=wants_row_max)
+    torch.library.opcheck(operator, args)
 
 
 @over_cases(CASES)
 def test_backward(case, backend):
     args = arguments(case, backend, differentiable=False)
-    out, lse, residual = torch.ops.flash_attn_ext.attention_forward(*args)
+    out, lse, residual, _ = torch.ops.flash_attn_ext.attention_forward(*args)
     wanted = [True, True, True, case.bias is not None, case.alibi is not None, case.sink]
     operator = torch.ops.flash_attn_ext.attention_backward.default
     for dlse in (None, torch.ones_like(lse)):
@@ -75,7 +78,7 @@ def tangents(args: tuple, given: str) -> list[torch.Tensor | None]:
 @pytest.mark.parametrize("given", ["qkv", "k"])
 def test_tangents(given, case, backend):
     args = arguments(case, backend, differentiable=False)
-    left = torch.ops.flash_attn_ext.attention_forward(*args)
+    left = torch.ops.flash_attn_ext.attention_forward(*args)[: len(LEFT)]
     along = [t if t is None else t.requires_grad_() for t in tangents(args, given)]
     torch.library.opcheck(torch.ops.flash_attn_ext.attention_tangents.default, (*left, *along, *args))
 
@@ -84,7 +87,7 @@ def test_tangents(given, case, backend):
 @pytest.mark.parametrize("computes_out", [False, True])
 def test_backward_tangents(computes_out, case, backend):
     args = arguments(case, backend, differentiable=False)
-    out, lse, _ = left = torch.ops.flash_attn_ext.attention_forward(*args)
+    out, lse, _ = left = torch.ops.flash_attn_ext.attention_forward(*args)[: len(LEFT)]
     along = [t if t is None else t.requires_grad_() for t in tangents(args, "qkv")]
     of_left = (None, None) if computes_out else (torch.ones_like(out), torch.ones_like(lse))
     wanted = [True, False, True, case.bias is not None, case.alibi is not None, case.sink]
@@ -103,7 +106,7 @@ def test_numbers_as_tensors(case, backend):
     assert all(map(torch.equal, results, expected))
     torch.library.opcheck(torch.ops.flash_attn_ext.attention_forward.varying, (*args, *varying))
     wanted = [True, True, True, False, False, False]
-    leading = (torch.ones_like(results[0]), None, *results, wanted)
+    leading = (torch.ones_like(results[0]), None, *results[: len(LEFT)], wanted)
     torch.library.opcheck(torch.ops.flash_attn_ext.attention_backward.varying, (*leading, *args, *varying))
 
 

@@ -1,5 +1,6 @@
 #include "host/call/direct_calls.h"
 
+#include <ATen/ops/amax.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -7,6 +8,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -35,7 +37,7 @@ struct ScoreArguments {
 struct AttentionArguments {
   PythonQkv qkv;
   ScoreArguments scores;
-  PyObject *dropout_p, *scale, *layout, *return_lse, *backend, *allow_tf32;
+  PyObject *dropout_p, *scale, *layout, *return_lse, *return_max_logit, *backend, *allow_tf32;
 };
 
 struct CacheArguments {
@@ -43,7 +45,14 @@ struct CacheArguments {
   PyObject *k_new, *v_new, *cache_seqlens, *block_table, *cache_batch_idx, *rotary_cos, *rotary_sin,
       *rotary_interleaved;
   ScoreArguments scores;
-  PyObject *scale, *layout, *return_lse, *backend;
+  PyObject *scale, *layout, *return_lse, *return_max_logit, *backend;
+};
+
+// What a call returns besides out.
+struct WantedResults {
+  bool lse = false;
+  bool row_max = false;
+  bool head_max = false;  // in place of row_max
 };
 
 // Each of the following functions reads one argument. It returns false for an unusual one, which leaves the call to
@@ -115,6 +124,13 @@ bool read_layout(PyObject* given, bool& sequence_first) {
   return sequence_first || is(given, "bhsd");
 }
 
+bool read_wanted(PyObject* return_lse, PyObject* return_max_logit, WantedResults& wanted) {
+  wanted.head_max = return_max_logit == Py_True || is(return_max_logit, "head");
+  wanted.row_max = is(return_max_logit, "row");
+  const bool is_known = wanted.head_max || wanted.row_max || return_max_logit == Py_False;
+  return is_known && read(return_lse, wanted.lse);
+}
+
 // Whether a dropout probability is 0. With any other, a seed has to be drawn.
 bool is_zero(PyObject* given) {
   std::optional<double> number;
@@ -183,18 +199,28 @@ py::object to_python(at::Tensor tensor) {
   return py::reinterpret_steal<py::object>(object);
 }
 
+// The largest of each head's rows, from the (B, H, S) of all rows.
+at::Tensor head_max(const at::Tensor& row_max) {
+  constexpr double kNothing = -std::numeric_limits<double>::infinity();
+  if (row_max.numel() == 0) return at::full({row_max.size(1)}, kNothing, row_max.options());
+  return at::amax(row_max, {0, 2});
+}
+
 // `run` returns ForwardOutputs; it runs without the GIL. The caller destroys the inputs with the GIL, because a tensor
 // that Python also holds would otherwise acquire it by itself.
 template <class Run>
-py::object results_of(const AttentionInputs& in, bool return_lse, const Run& run) {
+py::object results_of(const AttentionInputs& in, const WantedResults& wanted, const Run& run) {
   ForwardOutputs outputs;
   {
     const py::gil_scoped_release release;
     outputs = run();
     if (in.sequence_first) outputs.out = outputs.out.transpose(1, 2);
+    if (wanted.head_max) outputs.row_max = head_max(outputs.row_max);
   }
   py::object out = to_python(std::move(outputs.out));
-  return return_lse ? py::make_tuple(std::move(out), to_python(std::move(outputs.lse))) : std::move(out);
+  if (!in.wants_row_max) return wanted.lse ? py::make_tuple(out, to_python(std::move(outputs.lse))) : std::move(out);
+  py::object largest = to_python(std::move(outputs.row_max));
+  return wanted.lse ? py::make_tuple(out, to_python(std::move(outputs.lse)), largest) : py::make_tuple(out, largest);
 }
 
 // Whether the shapes of q, k and v go together. If they do not, Python raises the error, with PyTorch's names.
@@ -215,21 +241,22 @@ py::object direct_sdpa(const SdpaArguments& given) {
   if (num_heads_q != num_heads_k && !is_shared) return py::none();
   if (is_causal) in.causal = "top_left";
   if (!read_attn_mask(given.attn_mask, in)) return py::none();
-  return results_of(in, /*return_lse=*/false, [&] { return attention(in, /*wants_lse=*/false); });
+  return results_of(in, {}, [&] { return attention(in, /*wants_lse=*/false); });
 }
 
 py::object direct_attention(const AttentionArguments& given) {
   AttentionInputs in;
-  bool return_lse = false;
+  WantedResults wanted;
   if (!read_qkv(given.qkv, QkvKind::kCanonical, in) || !read_scores(given.scores, in) || !is_zero(given.dropout_p) ||
       !read(given.scale, in.scale) || !read_layout(given.layout, in.sequence_first) ||
-      !read(given.return_lse, return_lse) || !read_backend(given.backend, in.backend) ||
+      !read_wanted(given.return_lse, given.return_max_logit, wanted) || !read_backend(given.backend, in.backend) ||
       !read(given.allow_tf32, in.allow_tf32)) {
     return py::none();
   }
   if (in.sequence_first && !(heads_first(in.q) && heads_first(in.k) && heads_first(in.v))) return py::none();
   if (!tables_fit(in)) return py::none();
-  return results_of(in, return_lse, [&] { return attention(in, return_lse); });
+  in.wants_row_max = wanted.row_max || wanted.head_max;
+  return results_of(in, wanted, [&] { return attention(in, wanted.lse); });
 }
 
 bool read_cache(const CacheArguments& given, KvCacheInputs& cache) {
@@ -260,10 +287,10 @@ bool read_lengths(PyObject* given, const AttentionInputs& in, KvCacheInputs& cac
 py::object direct_attention_with_kvcache(const CacheArguments& given) {
   AttentionInputs in;
   KvCacheInputs cache;
-  bool return_lse = false;
+  WantedResults wanted;
   if (!read_qkv(given.qkv, QkvKind::kPlain, in) || !read_cache(given, cache) || !read_scores(given.scores, in) ||
       !read(given.scale, in.scale) || !read_layout(given.layout, in.sequence_first) ||
-      !read(given.return_lse, return_lse) || !read_backend(given.backend, in.backend)) {
+      !read_wanted(given.return_lse, given.return_max_logit, wanted) || !read_backend(given.backend, in.backend)) {
     return py::none();
   }
   if (in.sequence_first && !(heads_first(in.q) && heads_first(in.k) && heads_first(in.v) && heads_first(cache.k_new) &&
@@ -271,7 +298,8 @@ py::object direct_attention_with_kvcache(const CacheArguments& given) {
     return py::none();
   }
   if (!read_lengths(given.cache_seqlens, in, cache)) return py::none();
-  return results_of(in, return_lse, [&] { return attention_with_kvcache(in, cache, return_lse); });
+  in.wants_row_max = wanted.row_max || wanted.head_max;
+  return results_of(in, wanted, [&] { return attention_with_kvcache(in, cache, wanted.lse); });
 }
 
 template <class Arguments, py::object (*kFunction)(const Arguments&)>

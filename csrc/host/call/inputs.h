@@ -40,6 +40,7 @@ struct AttentionInputs {
   std::optional<std::string> backend;
   bool allow_tf32 = false;      // for float32 on a GPU: one TF32 product instead of three
   bool sequence_first = false;  // the caller has (B, S, H, D), and out gets it where q's strides leave the order open
+  bool wants_row_max = false;   // the forward pass also returns the largest score of each row
 
   bool packed() const { return cu_seqlens_q.has_value(); }
   int64_t batch() const { return packed() ? cu_seqlens_q->size(0) - 1 : q.size(0); }
@@ -74,6 +75,7 @@ struct ForwardOutputs {
   at::Tensor out;
   at::Tensor lse;
   at::Tensor lse_residual;  // undefined when there is no bias
+  at::Tensor row_max;       // in the shape of lse; undefined when the call does not want it
 };
 
 }  // namespace flash_attn_ext::host

@@ -69,6 +69,7 @@ std::pair<plan::Report, plan::Report> report_plans(const AttentionInputs& in, co
   check_inputs(in);
   attention::ForwardParams params;
   static_cast<attention::AttentionParams&>(params) = make_attention_params(in);
+  params.row_max.data = in.wants_row_max ? some_memory : nullptr;
   const library::Backend& planner = planner_of(in, params);
   if (!in.has_heads()) {
     const plan::Report nothing = {.kernel = "nothing: there are no heads"};

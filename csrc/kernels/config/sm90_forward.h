@@ -47,6 +47,9 @@ struct ForwardConfig {
   // reaches O. With dropout the sums cover the kept weights, and the divisor is scaled by the ratio of all
   // weights to the kept ones.
   bool rounded_sums = false;
+  // Writes the largest score of each row where a call wants it. Kernels that read a bias always can. Other kernels have
+  // rows of their own for it, so that calls that do not want it pay nothing.
+  bool row_max = false;
 
   // Whether calls of these head dims can take the row. Smaller ones are zero-padded.
   constexpr bool takes(int64_t head_dim_qk, int64_t head_dim_v) const {
@@ -57,6 +60,8 @@ struct ForwardConfig {
   constexpr bool has_bias_or_mask() const { return has_bias() || score == ScoreMode::kMask; }
   // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale.
   constexpr bool modifies_scores() const { return has_bias() || score == ScoreMode::kSoftcap; }
+  // Whether calls that want the largest score of each row, or else all others, can take the row.
+  constexpr bool suits(bool wants_row_max) const { return row_max == wants_row_max || has_bias(); }
   constexpr bool may_drop() const { return score == ScoreMode::kGeneric || score == ScoreMode::kDropout; }
 
   bool operator==(const ForwardConfig&) const = default;
@@ -78,12 +83,20 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {64, 64}, .warpgroups = 2, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ctas_per_sm = 2,
      .ping_pong = false, .intra_overlap = false, .tma_store = true, .rounded_sums = true},
     {.dims = {64, 64}, .warpgroups = 3, .block_n = 128, .q_stages = 2, .split_kv = true, .rounded_sums = true},
+    {.dims = {64, 64}, .warpgroups = 3, .block_n = 128, .q_stages = 2, .tma_store = true, .rounded_sums = true,
+     .row_max = true},
+    {.dims = {64, 64}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true, .row_max = true},
+    {.dims = {64, 64}, .warpgroups = 2, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ctas_per_sm = 2,
+     .ping_pong = false, .intra_overlap = false, .tma_store = true, .rounded_sums = true, .row_max = true},
     // At head dim 96 the sums cannot be of rounded P: the tile of V has no room for columns of ones, and additions
     // instead are slower in float16 (docs/kernels/log/sm90.md, "Sums of rounded weights by additions").
     {.dims = {96, 96}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
      .unmasked_loop = true},
     // More queries for each load of K and V, where the loads bound a call.
     {.dims = {96, 96}, .warpgroups = 3, .block_n = 112, .q_stages = 2, .tma_store = true},
+    {.dims = {96, 96}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .unmasked_loop = true, .row_max = true},
     {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
      .unmasked_loop = true, .rounded_sums = true},
     // Small tiles of keys, and no ping-pong: a warpgroup whose rows are complete proceeds to the next work tile while
@@ -95,14 +108,25 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .tma_store = true, .early_lse = true, .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true},
     {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .split_kv = true, .unmasked_loop = true,
      .rounded_sums = true},
+    {.dims = {128, 128}, .warpgroups = 2, .block_n = 128, .q_stages = 2, .tma_store = true, .early_lse = true,
+     .unmasked_loop = true, .rounded_sums = true, .row_max = true},
+    {.dims = {128, 128}, .warpgroups = 3, .block_n = 64, .q_stages = 2, .kv_stages = 3, .ping_pong = false,
+     .tma_store = true, .late_pv_wait = true, .rounded_sums = true, .row_max = true},
+    {.dims = {128, 128}, .warpgroups = 2, .block_n = 64, .q_stages = 2, .kv_stages = 4, .ping_pong = false,
+     .tma_store = true, .early_lse = true, .late_pv_wait = true, .unmasked_loop = true, .rounded_sums = true,
+     .row_max = true},
     {.dims = {192, 128}, .warpgroups = 2, .block_n = 112, .early_lse = true, .early_q_release = true,
      .unmasked_loop = true, .rounded_sums = true},
+    {.dims = {192, 128}, .warpgroups = 2, .block_n = 112, .early_lse = true, .early_q_release = true,
+     .unmasked_loop = true, .rounded_sums = true, .row_max = true},
     {.dims = {192, 192}, .warpgroups = 2, .block_n = 96, .early_lse = true, .early_q_release = true,
      .rounded_sums = true},
     {.dims = {128, 256}, .warpgroups = 2, .block_n = 80, .early_lse = true, .early_q_release = true,
      .rounded_sums = true},
     {.dims = {256, 256}, .warpgroups = 2, .block_n = 64, .early_lse = true, .early_q_release = true,
      .rounded_sums = true},
+    {.dims = {256, 256}, .warpgroups = 2, .block_n = 64, .early_lse = true, .early_q_release = true,
+     .rounded_sums = true, .row_max = true},
     // Shared memory has no room for columns of ones beside Q. Other score modes take the portable kernels above head dim
     // 256.
     {.dims = {512, 256}, .warpgroups = 2, .block_n = 32, .early_lse = true, .early_q_release = true},
@@ -119,8 +143,12 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
 
     {.dims = {64, 64}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .rounded_sums = true},
+    {.dims = {64, 64}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true, .row_max = true},
     {.dims = {128, 128}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .rounded_sums = true},
+    {.dims = {128, 128}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
+     .rounded_sums = true, .row_max = true},
     {.dims = {192, 128}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
     {.dims = {192, 192}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
     {.dims = {128, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
@@ -134,17 +162,17 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
      .early_q_release = true, .rounded_sums = true},
 
     // Shared memory holds tiles of the bias beside one stage of Q.
-    {.dims = {64, 64}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128},
-    {.dims = {128, 128}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128},
+    {.dims = {64, 64}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128, .row_max = true},
+    {.dims = {128, 128}, .score = ScoreMode::kBiasMask, .warpgroups = 2, .block_n = 128, .row_max = true},
 
     // Biases and masks of any strides are staged in shared memory.
-    {.dims = {64, 64}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96},
-    {.dims = {96, 96}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96},
-    {.dims = {128, 128}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96},
-    {.dims = {192, 128}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64},
-    {.dims = {192, 192}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64},
-    {.dims = {128, 256}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64},
-    {.dims = {256, 256}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64},
+    {.dims = {64, 64}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96, .row_max = true},
+    {.dims = {96, 96}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96, .row_max = true},
+    {.dims = {128, 128}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 96, .row_max = true},
+    {.dims = {192, 128}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64, .row_max = true},
+    {.dims = {192, 192}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64, .row_max = true},
+    {.dims = {128, 256}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64, .row_max = true},
+    {.dims = {256, 256}, .score = ScoreMode::kGeneric, .warpgroups = 2, .block_n = 64, .row_max = true},
 };
 // clang-format on
 

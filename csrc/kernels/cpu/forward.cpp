@@ -214,6 +214,7 @@ class ForwardWorker {
     for (int64_t i = 0; i < rows_.count(); ++i) {
       attention::SoftmaxState<Real>& softmax = tile_.softmax(i);
       const int64_t head = rows_.head(i);
+      const Real largest = softmax.m;
       Real factor = Real(1);
       if (p_.sink != nullptr) factor = softmax.add_sink(static_cast<const Real*>(p_.sink)[head]);
       factors_.data()[i] = factor * softmax.output_factor();
@@ -221,6 +222,9 @@ class ForwardWorker {
       const int64_t row = sequence.query_begin + rows_.query(i);
       *p_.lse.at<Real>(sequence.batch, head, row) = lse.value;
       if (p_.lse_residual.present()) *p_.lse_residual.at<Real>(sequence.batch, head, row) = lse.residual;
+      if (p_.row_max.present()) {
+        *p_.row_max.at<Real>(sequence.batch, head, row) = softmax.l != softmax.l ? softmax.l : largest;
+      }
     }
     const Operand target = {p_.out, p_.element, p_.head_dim_v};
     for (int64_t head = rows_.heads.begin; head < rows_.heads.end; ++head) {

@@ -65,6 +65,7 @@ struct ForwardPlan {
   int head_dim = 0;            // that the kernel is compiled for
   int head_dim_v = 0;          // kWarpSpecialised, kSingleTile; elsewhere 0, and v has head_dim
   ScoreMode score = ScoreMode::kGeneric;
+  bool row_max = false;  // the call wants ForwardParams::row_max, which the kernel writes
   // The row of the table of the kernel: sm80::kForwardConfigs (kStreaming), sm80::kSplitConfigs (kSplit),
   // sm80::kBiasStationaryConfigs (kBiasStationary), sm90::kForwardConfigs (kWarpSpecialised) or
   // sm90::kSingleTileConfigs (kSingleTile).

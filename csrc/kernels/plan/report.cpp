@@ -135,6 +135,7 @@ bool is_portable(const BackwardPlan& plan) {
 void add_kernel(Report& report, const ForwardPlan& plan) {
   Columns columns(report);
   columns.add_if(is_portable(plan), "portable");
+  columns.add_if(plan.row_max, "row_max");
   switch (plan.kernel) {
     case ForwardKernel::kCpu:
       if (plan.keys_per_split > 0) columns.add("keys_per_split", plan.keys_per_split);

@@ -84,10 +84,19 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
   }
 }
 
+// Whether a call wants the largest score of each row and split-KV. No split-KV kernel of this backend writes it.
+bool wants_row_max_of_splits(const attention::ForwardParams& p, const Limits& limits) {
+  constexpr int64_t kMostHeadDim = 128;  // of this backend's split-KV
+  constexpr int kPortableTileQueries = 128;
+  return p.row_max.present() && score_mode_sm90(p) == ScoreMode::kScaleOnly && largest_head_dim(p) <= kMostHeadDim &&
+         leaves_sms_idle(p, kPortableTileQueries, limits);
+}
+
 // Whether the portable kernels run instead. Only lengths, head dims and features decide, so that a result does not
 // depend on the rest of the batch.
-bool is_for_portable_kernels(const attention::ForwardParams& p) {
+bool is_for_portable_kernels(const attention::ForwardParams& p, const Limits& limits) {
   if (takes_bias_stationary(p)) return true;
+  if (wants_row_max_of_splits(p, limits)) return true;
   if (p.cache.present() || (is_bound_by_keys(p) && p.sequences.max_seqlen_q <= kQueriesBoundByKeys)) return true;
   const attention::SequenceTable& lengths = p.sequences;
   const int64_t keys = is_packed(p) ? std::min(lengths.total_k, lengths.max_seqlen_k) : lengths.max_seqlen_k;
@@ -175,12 +184,13 @@ constexpr bool rows_are_grouped() {
 }
 static_assert(rows_are_grouped());
 
-// The first row of the table that holds the head dims and is wanted.
+// The first row of the table that holds the head dims, suits the call and is wanted.
 template <class Predicate>
 int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
+  const bool wants_row_max = p.row_max.present();
   for (int row = 0; row < kNumRows; ++row) {
     const ForwardConfig& config = sm90::kForwardConfigs[row];
-    if (config.takes(p.head_dim_qk, p.head_dim_v) && is_wanted(config)) return row;
+    if (config.takes(p.head_dim_qk, p.head_dim_v) && config.suits(wants_row_max) && is_wanted(config)) return row;
   }
   return kNoRow;
 }
@@ -211,7 +221,7 @@ int choose_row(const attention::ForwardParams& p, const Limits& limits) {
     for (int row = first; row < kNumRows; ++row) {
       const ForwardConfig& config = sm90::kForwardConfigs[row];
       if (config.dims != current.dims || config.score != current.score) break;
-      if (!config.split_kv && is_wanted(config, current)) return row;
+      if (config.row_max == current.row_max && !config.split_kv && is_wanted(config, current)) return row;
     }
     return kNoRow;
   };
@@ -263,12 +273,13 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
 }  // namespace
 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
-  if (takes_short_bias(p)) return plan_forward_short_bias(p);
-  if (is_for_portable_kernels(p)) return plan_forward_sm80(p, limits);
+  // No kernel of short heads writes the largest scores.
+  if (takes_short_bias(p) && !p.row_max.present()) return plan_forward_short_bias(p);
+  if (is_for_portable_kernels(p, limits)) return plan_forward_sm80(p, limits);
   if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
   const int row = choose_row(p, limits);
   if (row == kNoRow) return plan_forward_sm80(p, limits);
-  ForwardPlan plan;
+  ForwardPlan plan = {.row_max = p.row_max.present()};
   plan.kernel = ForwardKernel::kWarpSpecialised;
   plan.row = row;
   const ForwardConfig& config = sm90::kForwardConfigs[plan.row];

@@ -44,7 +44,7 @@ bool takes_single_tile(const attention::ForwardParams& p) {
 }
 
 ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Limits& limits) {
-  ForwardPlan plan;
+  ForwardPlan plan = {.row_max = p.row_max.present()};
   plan.kernel = ForwardKernel::kSingleTile;
   plan.score = ScoreMode::kScaleOnly;
   plan.head_dim = sm90::kSingleTileHeadDims.qk;

@@ -18,7 +18,8 @@ cudaError_t run_planned(const ForwardCall& call, const plan::ForwardPlan& plan, 
     return forward_single_tile<Element>(call, plan, workspace, stream);
   }
   return common::with_row<kForwardConfigs>(plan.row, [&](auto row) {
-    return forward<Element, kForwardConfigs[row()].score>(call, plan, workspace, stream);
+    constexpr ForwardConfig kConfig = kForwardConfigs[row()];
+    return forward<Element, kConfig.score, kConfig.row_max>(call, plan, workspace, stream);
   });
 }
 

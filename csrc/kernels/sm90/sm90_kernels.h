@@ -17,8 +17,9 @@ struct ForwardCall : attention::ForwardParams {
   KeyIntervals intervals;
 };
 
-// The forward pass of the rows of a score mode.
-template <class Element, ScoreMode kScore>
+// The forward pass of the rows of a score mode. Those that write the largest score of each row (ForwardConfig::row_max)
+// are instantiated apart from the others.
+template <class Element, ScoreMode kScore, bool kRowMax>
 cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream);
 
 // The forward pass where one tile has all keys of a sequence.

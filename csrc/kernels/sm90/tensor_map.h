@@ -61,7 +61,7 @@ cudaError_t make_tma_descriptors(Arguments& args, int query_rows, int key_rows) 
 }
 
 // Makes the descriptor of O. Where the TMA cannot write O, warps do.
-inline OutputMap make_output_map(const attention::ForwardParams& p) {
+inline OutputMap make_output_map(const attention::BasicForwardParams& p) {
   const bool packed = p.sequences.cu_seqlens_q != nullptr;
   const int64_t queries = packed ? p.sequences.total_q : p.sequences.max_seqlen_q;
   const OperandShape shape = {packed ? 1 : p.batch, p.num_heads_q, queries, p.head_dim_v, OutputMap::kRows};

@@ -264,7 +264,7 @@ def _attend_by_known_seed(problem: Problem, operands: int) -> tuple[Tensor, Tens
     """Calls ``attend`` with the seed that it would draw, and also returns the seed."""
     if 0 < problem.dropout_p < 1:
         problem = problem._replace(rng_seed=draw_seed(problem.q.device, operands))
-    out, lse = attend(problem, operands)
+    out, lse, _ = attend(problem, operands)
     return out, lse, problem.rng_seed
 
 

@@ -36,7 +36,7 @@ def masked(problem: Problem, attn_bias: Tensor | None) -> Problem:
 def forward(problem: Problem) -> tuple[Tensor, Tensor]:
     """Returns (out, lse). The rounding error of an lse is an attribute of it, because the schemas have no place for it.
     A copy without the attribute only gives less exact gradients."""
-    out, lse, residual = _C.attention_forward(problem)
+    out, lse, residual, _ = _C.attention_forward(problem)
     if residual is not None:
         setattr(lse, _RESIDUAL, residual)
     return out, lse

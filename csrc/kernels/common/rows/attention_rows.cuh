@@ -9,6 +9,8 @@
 // lanes striding over columns. Lane i then computes the score of the i-th one.
 #pragma once
 
+#include <type_traits>
+
 #include "attention/online_softmax.h"
 #include "kernels/common/rows/key_rows.cuh"
 #include "kernels/common/rows/pair_score.cuh"
@@ -46,16 +48,18 @@ __device__ __forceinline__ HeadItem head_item(const attention::AttentionParams& 
   return {sequence, head, head / p.queries_per_key_head()};
 }
 
-// Keys: where the rows of K and V lie (key_rows.cuh).
-template <class Element, class Keys>
+// Keys: where the rows of K and V lie (key_rows.cuh). Params: ForwardParams, or BasicForwardParams.
+template <class Element, class Keys, class Params>
 struct ForwardRow {
   using Real = tile::Accumulate<Element>;
+  static constexpr bool kHasRowMax = std::is_base_of_v<attention::ForwardParams, Params>;
 
-  const attention::ForwardParams& p;
+  const Params& p;
   const HeadItem item;
   int64_t query;
   attention::SoftmaxState<Real> state;
   ColumnSums<Real> out;
+  Real largest = minus_infinity<Real>();  // score so far; state.m may be the sink
 
   __device__ __forceinline__ void run(const ColumnSlice& slice) {
     // At most two passes. In the first one an element may get its weight before a larger score makes that weight 0, and
@@ -74,7 +78,7 @@ struct ForwardRow {
  private:
   __device__ __forceinline__ void add_keys(const ColumnSlice& slice) {
     const attention::Sequence& sequence = item.sequence;
-    const auto transform = p.score_mod.transform<Real, PreciseMath>();
+    const auto transform = p.score_mod.template transform<Real, PreciseMath>();
     const attention::Interval seen = p.visibility.keys_of(query, sequence);
 #pragma unroll 1
     for (int64_t first = Keys::first(seen.begin); first < seen.end; first += kWarpSize) {
@@ -85,7 +89,9 @@ struct ForwardRow {
       const Real product = multiply_rows(rows_from<Element>(p.q, item.query_row(query), p.head_dim_qk),
                                          rows_of(p.k, first, p.head_dim_qk), visible);
       const Real score = pair.visible ? score_of(p, sequence, pair, transform.cap(product)) : minus_infinity<Real>();
-      const Real factor = state.raise_maximum(maximum_over_warp(score));
+      const Real maximum = maximum_over_warp(score);
+      if (kHasRowMax && maximum > largest) largest = maximum;
+      const Real factor = state.raise_maximum(maximum);
       if (factor != Real(1)) out.multiply(factor);
       Real weight = exponential(score - state.shift());
       state.l += sum_over_warp(weight);
@@ -105,8 +111,12 @@ struct ForwardRow {
     store_columns<Element>(p.out, place, out, slice, p.head_dim_v);
     if (slice.begin != 0 || tile::lane() != 0) return;
     const attention::LogSumExp<Real> lse = state.log_sum_exp();
-    *p.lse.at<Real>(place.batch, place.head, place.row) = lse.value;
-    if (p.lse_residual.present()) *p.lse_residual.at<Real>(place.batch, place.head, place.row) = lse.residual;
+    *p.lse.template at<Real>(place.batch, place.head, place.row) = lse.value;
+    if (p.lse_residual.present()) *p.lse_residual.template at<Real>(place.batch, place.head, place.row) = lse.residual;
+    if constexpr (kHasRowMax) {
+      if (!p.row_max.present()) return;
+      *p.row_max.template at<Real>(place.batch, place.head, place.row) = state.l != state.l ? state.l : largest;
+    }
   }
 };
 
@@ -176,11 +186,11 @@ struct KeyGradientRow {
 };
 
 // The three functions are inlined; `query` and `key` are positions inside the sequence.
-template <class Element, class Keys = OwnKeys>
-__device__ __forceinline__ void compute_forward_row(const attention::ForwardParams& p, const HeadItem& item,
-                                                    int64_t query, const ColumnRange& columns) {
+template <class Element, class Keys = OwnKeys, class Params>
+__device__ __forceinline__ void compute_forward_row(const Params& p, const HeadItem& item, int64_t query,
+                                                    const ColumnRange& columns) {
   for_each_slice<tile::Accumulate<Element>>(columns, p.head_dim_v, [&](const ColumnSlice& slice) {
-    ForwardRow<Element, Keys>{p, item, query}.run(slice);
+    ForwardRow<Element, Keys, Params>{p, item, query}.run(slice);
   });
 }
 

@@ -84,7 +84,9 @@ struct MergedRow {
 template <class Element, int kColumns>
 __device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, const RowPlace& place,
                                            MergedRow<kColumns>& row, int first_column, bool writes = true) {
+  const bool writes_statistics = writes && tile::lane() == 0 && first_column == 0;
   attention::SoftmaxState<float> state = row.state;
+  if (writes_statistics && p.row_max.present()) *p.row_max.at<float>(place.batch, place.head, place.row) = state.m;
   float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[place.head]);
   factor *= state.output_factor();
   if (p.dropout.enabled()) factor *= static_cast<float>(p.dropout.rescale);
@@ -99,7 +101,7 @@ __device__ __forceinline__ bool finish_row(const attention::ForwardParams& p, co
     has_nan |= value != value;
     target[column * p.out.column_stride] = Element(value);
   }
-  if (writes && tile::lane() == 0 && first_column == 0) {
+  if (writes_statistics) {
     const attention::LogSumExp<float> lse = state.log_sum_exp();
     *p.lse.at<float>(place.batch, place.head, place.row) = lse.value;
     if (p.lse_residual.present()) *p.lse_residual.at<float>(place.batch, place.head, place.row) = lse.residual;

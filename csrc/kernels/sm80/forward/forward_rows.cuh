@@ -54,9 +54,11 @@ struct ForwardRows {
     // Each of the four lanes that share rows writes the LSE of one of them.
     const int own = tile::lane() % 4;
     attention::SoftmaxState<float> own_state;
+    float own_max = 0.0f;
 #pragma unroll
     for (int r = 0; r < Output::kThreadRows; ++r) {
       attention::SoftmaxState<float> state = running.state(r, scale);
+      if (r == own) own_max = state.m;
       float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[item.head]);
       factor *= kFillsRegisters ? state.output_factor() : state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l);
       if (drops()) factor *= static_cast<float>(p.dropout.rescale);
@@ -70,6 +72,7 @@ struct ForwardRows {
       if (p.lse_residual.present()) {
         *p.lse_residual.at<float>(item.sequence.batch, item.head, row + own_row) = result.residual;
       }
+      if (p.row_max.present()) *p.row_max.at<float>(item.sequence.batch, item.head, row + own_row) = own_max;
     }
     Element* target = p.out.row<Element>(item.sequence.batch, item.head, row) + first_column * p.out.column_stride;
     store_rows<Element>({.data = target,

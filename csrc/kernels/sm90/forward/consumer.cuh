@@ -138,7 +138,7 @@ struct ForwardConsumer {
   using BiasMask = std::conditional_t<Traits::kHasBits, TmaBiasMask<Traits>,
                                       std::conditional_t<Traits::kGeneric, PrefetchedBiasMask<Traits>, NoBiasMask>>;
 
-  const ForwardArguments& args;
+  const typename Traits::Arguments& args;
   Shared& shared;
   const int warpgroup;
   BiasMask bias_mask;
@@ -150,7 +150,7 @@ struct ForwardConsumer {
   typename Traits::Output out;
   typename Traits::RowSums sums;  // of the rounded P
   tile::PackedRows<kKeys> p;
-  RowSoftmax softmax;
+  typename Traits::Softmax softmax;
   RowEnds ends;
   bool out_is_empty = true;
   bool not_finite = false;  // whether a result of the warp's rows is not finite, even relative to the row maximum
@@ -233,7 +233,8 @@ struct ForwardConsumer {
     } else {
       out.clear();
       sums = {};
-      softmax = {.m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .raised = false};
+      softmax = {
+          .m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .largest = {}, .raised = false};
       if constexpr (Traits::kConfig.early_lse)
         ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled);
       stages.drain_values(ahead);
@@ -289,6 +290,7 @@ struct ForwardConsumer {
     ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);
     softmax.template begin<kRescale>(scores, exponent());
+    softmax.template track_largest<kRescale>(scores);
     queries.release_previous();
     drop(work, n);
     p.pack(scores, Element{});
@@ -318,6 +320,7 @@ struct ForwardConsumer {
     } else if constexpr (kOverlaps && !Traits::kConfig.late_pv_wait) {
       await_values();
     }
+    softmax.template track_largest<kRescale>(scores);
     if (Traits::kConfig.rounded_sums && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
     if constexpr (kRescale == Rescale::kAboveThreshold) softmax.rescale(out, sums);

@@ -42,9 +42,9 @@ __device__ __forceinline__ void flag_rows(const TileFlags& flags, int tile, bool
 // Recomputes the calling warp's flagged rows of all work tiles that its CTA had. last_tile: the last of these;
 // first_row: the warp's first row in a tile.
 template <class Traits>
-__device__ __forceinline__ void repair_flagged(const ForwardArguments& args, int last_tile, int first_row) {
+__device__ __forceinline__ void repair_flagged(const typename Traits::Arguments& args, int last_tile, int first_row) {
   constexpr int kRows = 16;
-  const attention::ForwardParams& p = args.params;
+  const attention::BasicForwardParams& p = args.params;
   // A single loop, so that what the rows of a tile share takes no registers while a row is computed.
 #pragma unroll 1
   for (int tile = last_tile, row = 0; tile >= 0;) {
@@ -59,7 +59,8 @@ __device__ __forceinline__ void repair_flagged(const ForwardArguments& args, int
     const int first_column = static_cast<int>(at.slice) * kColumns;
     const int64_t query = first_query_of(args.schedule, at, Traits::kQueries) + first_row + row++;
     if (query >= sequence.num_queries) continue;
-    common::compute_forward_row<typename Traits::Element>(p, head, query, {first_column, first_column + kColumns});
+    common::compute_forward_row<typename Traits::Element>(args.params, head, query,
+                                                          {first_column, first_column + kColumns});
   }
 }
 
@@ -79,7 +80,7 @@ struct ForwardEpilogue {
   // Whether anything but a positive scale may change a score.
   static constexpr bool kMayModify = Traits::kConfig.modifies_scores() || Traits::kConfig.has_bias_or_mask();
 
-  const ForwardArguments& args;
+  const typename Traits::Arguments& args;
   const typename ForwardShared<Traits>::Work& work;
   const int first_row;  // the warp's, in the tile of queries
 
@@ -88,10 +89,10 @@ struct ForwardEpilogue {
     return static_cast<int>(min(work.item.sequence.num_queries - query(), int64_t{16}));
   }
 
-  // Writes the LSE, where stores are enabled.
-  template <Rescale kRescale, class Softmax>
-  __device__ __forceinline__ RowEnds end_rows(const Softmax& softmax, bool store_enabled) const {
-    const attention::ForwardParams& p = args.params;
+  // Writes the LSE and the row's largest score, where stores are enabled.
+  template <Rescale kRescale>
+  __device__ __forceinline__ RowEnds end_rows(const typename Traits::Softmax& softmax, bool store_enabled) const {
+    const attention::BasicForwardParams& p = args.params;
     const attention::Sequence& sequence = work.item.sequence;
     const int rows = num_rows();
     const bool folded = !kMayModify || p.score_mod.only_scales();
@@ -116,6 +117,11 @@ struct ForwardEpilogue {
       ends.total[r] = state.l;
       if (r == own) own_state = state;
     }
+    float own_largest = 0.0f;
+    if constexpr (Traits::kConfig.row_max) {
+      const float largest = softmax.template largest_score<kRescale>(scale);
+      own_largest = (own % 2 == 0 ? ends.l[0] : ends.l[1]) == 0.0f ? -INFINITY : largest;
+    }
     const int own_row = Output::row(own);
     if (store_enabled && own < 2 && own_row < rows && work.first_column == 0) {
       const int64_t row = sequence.query_begin + query() + own_row;
@@ -123,6 +129,10 @@ struct ForwardEpilogue {
       *p.lse.at<float>(sequence.batch, work.item.head, row) = result.value;
       if (kMayModify && p.lse_residual.present()) {
         *p.lse_residual.at<float>(sequence.batch, work.item.head, row) = result.residual;
+      }
+      if constexpr (Traits::kConfig.row_max) {
+        const attention::StatisticView& row_max = args.params.row_max;
+        if (row_max.present()) *row_max.at<float>(sequence.batch, work.item.head, row) = own_largest;
       }
     }
     return ends;
@@ -133,7 +143,7 @@ struct ForwardEpilogue {
   // key is visible.
   __device__ __forceinline__ bool store(Output& out, const RowEnds& ends, const typename Traits::RowSums& sums,
                                         typename Traits::QTile* staging) const {
-    const attention::ForwardParams& p = args.params;
+    const attention::BasicForwardParams& p = args.params;
     const attention::Sequence& sequence = work.item.sequence;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -177,8 +187,8 @@ struct ForwardEpilogue {
 
   // The same for one split of the rows' keys, which common/sums/combine.h combines. O is scaled so that the exact sums
   // are its divisor.
-  template <Rescale kRescale, class Softmax>
-  __device__ __forceinline__ bool store_partial(Output& out, const Softmax& softmax,
+  template <Rescale kRescale>
+  __device__ __forceinline__ bool store_partial(Output& out, const typename Traits::Softmax& softmax,
                                                 const typename Traits::RowSums& sums) const {
     const KvSplits& splits = args.kv_splits;
     const int rows = num_rows();
@@ -220,7 +230,7 @@ struct ForwardEpilogue {
   __device__ __forceinline__ static bool exists(int r, int rows) { return Output::row(r) < rows; }
 
   __device__ __forceinline__ bool sees_nothing(int64_t query) const {
-    return args.params.visibility.keys_of<int>(query, work.item.sequence).empty();
+    return args.params.visibility.template keys_of<int>(query, work.item.sequence).empty();
   }
 };
 

@@ -19,7 +19,7 @@ namespace flash_attn_ext::sm90 {
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kConfig.ctas_per_sm)
-    forward_kernel(const __grid_constant__ ForwardArguments args) {
+    forward_kernel(const __grid_constant__ typename Traits::Arguments args) {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Traits>*>(shared_memory);
   const int warpgroup = warpgroup_number();

@@ -27,12 +27,12 @@ KvSplits kv_splits_of(const attention::ForwardParams& p, const plan::ForwardPlan
 }
 
 template <class Traits>
-cudaError_t combine_splits(const ForwardArguments& args, cudaStream_t stream) {
-  const attention::ForwardParams& params = args.params;
+cudaError_t combine_splits(const typename Traits::Arguments& args, cudaStream_t stream) {
+  const attention::BasicForwardParams& params = args.params;
   const auto divisor = [](int64_t n) { return attention::Divisor::of(static_cast<uint32_t>(n)); };
   const int64_t work_tiles_of_entry = params.num_heads_q * args.kv_splits.column_slices;
   common::CombineParams p;
-  static_cast<attention::ForwardParams&>(p) = params;
+  static_cast<attention::BasicForwardParams&>(p) = params;
   p.tiles = {.rows = Traits::kQueries,
              .tiles = divisor(args.kv_splits.tiles),
              .group = divisor(1),
@@ -49,7 +49,7 @@ template <class Traits>
 cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   using Kernel = KernelShape<ForwardShared, Traits>;
   static_assert(sizeof(typename Kernel::Shared) <= shared_bytes(Traits::kConfig.ctas_per_sm));
-  ForwardArguments args;
+  typename Traits::Arguments args;
   args.params = p;
   args.intervals = p.intervals;
   args.schedule = make_schedule(p, {.pairs = all_pairs(p),
@@ -80,11 +80,11 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   return error;
 }
 
-template <class Element, ScoreMode kScore>
+template <class Element, ScoreMode kScore, bool kRowMax>
 cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream) {
   return common::with_row<kForwardConfigs>(plan.row, [&](auto row) {
     constexpr ForwardConfig kConfig = kForwardConfigs[row()];
-    if constexpr (kConfig.score == kScore) {
+    if constexpr (kConfig.score == kScore && kConfig.row_max == kRowMax) {
       return launch_forward<ForwardTraits<Element, kConfig>>(call, plan, workspace, stream);
     }
     return cudaErrorInvalidValue;

@@ -12,7 +12,7 @@ struct ForwardProducer {
   using Work = typename Shared::Work;
   using State = typename decltype(Shared::k_pipeline)::State;
 
-  const ForwardArguments& args;
+  const typename Traits::Arguments& args;
   Shared& shared;
   typename decltype(Shared::q_pipeline)::State q_state{};
   State k_state{};

@@ -72,7 +72,7 @@ struct ForwardScheduler {
   using Shared = ForwardShared<Traits>;
   using Work = typename Shared::Work;
 
-  const ForwardArguments& args;
+  const typename Traits::Arguments& args;
   Shared& shared;
   typename decltype(Shared::work_pipeline)::State work_state{};
   int fetch_parity = 0;

@@ -15,6 +15,7 @@
 #include "kernels/schedule/work_item.h"
 #include "kernels/score/bias_mask.cuh"
 #include "kernels/score/mask_coverage.cuh"
+#include "kernels/sm90/forward/row_softmax.cuh"
 #include "kernels/sm90/tensor_map.h"
 #include "tile/sm90/gemm.h"
 #include "tile/sm90/pipeline.h"
@@ -36,13 +37,15 @@ struct KvSplits {
   common::SplitRows rows;  // a slot for each tile, slice and split
 };
 
+// Params: BasicForwardParams, or ForwardParams of kernels that write row_max.
+template <class Params>
 struct ForwardArguments {
   TmaDescriptor q;
   TmaDescriptor k;
   TmaDescriptor v;
   TmaDescriptor bias;  // only of kernels for a bias and a mask
   OutputMap out;
-  attention::ForwardParams params;
+  Params params;
   Schedule schedule;
   TileFlags flags;
   KvSplits kv_splits;
@@ -69,6 +72,12 @@ struct ForwardTraits {
   static constexpr bool kAddsSums = kConfig.rounded_sums && kIsBfloat16 && kDims.v == 256;
   static constexpr bool kHasOnes = kConfig.rounded_sums && !kAddsSums;
   using RowSums = std::conditional_t<kAddsSums, tile::AddedRowSums, tile::RowSums>;
+  // With rounded sums the row maximum is stale, and the largest score is kept beside it.
+  static constexpr bool kTracksLargest = kConfig.row_max && kConfig.rounded_sums;
+  static_assert(!kTracksLargest || !kConfig.may_drop(), "the largest P is asked for after dropout");
+  using Softmax = RowSoftmax<kTracksLargest>;
+  using Arguments =
+      ForwardArguments<std::conditional_t<kConfig.row_max, attention::ForwardParams, attention::BasicForwardParams>>;
   static constexpr float kRescaleThresholdLog2 = kConfig.rounded_sums ? 8.0f : 0.0f;
 
   // Keeps the row maximum of the first tile of keys while the sums stay in range. float16 has no range to spare.

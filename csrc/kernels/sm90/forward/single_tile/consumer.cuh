@@ -32,7 +32,7 @@ struct SingleTileConsumer {
   Scores scores;
   tile::PackedRows<Traits::kPartKeys> p;
   typename Traits::Output out;
-  RowSoftmax softmax;
+  RowSoftmax<false> softmax;
 
   __device__ __forceinline__ void run() {
     bool more = find();

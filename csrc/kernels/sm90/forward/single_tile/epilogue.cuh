@@ -44,16 +44,18 @@ __device__ __forceinline__ ResultRows result_rows(const SingleTileArguments& arg
 // Returns whether something in the warp's rows is not finite.
 template <class Traits>
 __device__ __forceinline__ bool store_result(const SingleTileArguments& args, const ResultRows& rows,
-                                             typename Traits::Output& out, const RowSoftmax& softmax,
+                                             typename Traits::Output& out, const RowSoftmax<false>& softmax,
                                              typename Traits::OutTile& staging) {
   using Element = typename Traits::Element;
   const attention::ForwardParams& p = args.params;
   const auto scale = static_cast<float>(p.score_mod.scale);
   const int own = tile::lane() % 4;  // the thread of a quad that writes the LSE of this row
   attention::SoftmaxState<float> own_state;
+  float own_max = 0.0f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     attention::SoftmaxState<float> state = softmax.state_of(r, scale);
+    if (r == own) own_max = state.m;
     float factor = p.sink == nullptr ? 1.0f : state.add_sink(static_cast<const float*>(p.sink)[rows.head]);
     factor *= state.l == 0.0f ? 0.0f : ptx::reciprocal(state.l);
     out.scale_row(r, factor);
@@ -63,6 +65,7 @@ __device__ __forceinline__ bool store_result(const SingleTileArguments& args, co
   if (own < 2 && own_row < rows.count) {
     *p.lse.at<float>(rows.batch, rows.head, rows.row + own_row) =
         own_state.log_sum_exp([](float x) { return ptx::log(x); }).value;
+    if (p.row_max.present()) *p.row_max.at<float>(rows.batch, rows.head, rows.row + own_row) = own_max;
   }
   const OutputRows<Element> target = {.data = p.out.row<Element>(rows.batch, rows.head, rows.row),
                                       .row_stride = p.out.row_stride,
