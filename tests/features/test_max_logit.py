@@ -39,6 +39,8 @@ FEATURES = [
     Case(sq=257, sk=600, d=128, mask="b11k", padding=True),
     Case(sq=257, sk=600, d=64, mask="11qk", causal="bottom_right"),
     Case(sq=257, sk=600, d=128, intervals="bh", num_intervals=3),
+    Case(sq=257, sk=600, d=192, dv=128, mask="bhqk"),
+    Case(sq=257, sk=600, d=256, intervals="1h"),
     Case(sq=257, sk=600, d=64, bias="bhqk"),
     Case(sq=257, sk=600, d=128, bias="1hq1", mask="b11k"),
     Case(sq=65, sk=97, bias="bhqk", bias_float32=True),

@@ -33,6 +33,8 @@ SAME = [  # on Hopper, the same tiles and workspace as without it
     Call(4096, mask=(8, 1, 4096, 4096)),
     Call(4096, d=128, mask=(8, 1, 1, 4096)),
     Call(4096, d=128, intervals=(8, 1, 4096, 4)),
+    Call(4096, d=192, dv=128, mask=(8, 1, 4096, 4096)),
+    Call(4096, d=256, intervals=(8, 1, 4096, 4)),
     Call(4096, bias=(1, 16, 4096, 4096)),
     Call(4096, d=128, slopes=True),
     Call(200),
@@ -58,7 +60,8 @@ def hopper(**expected) -> dict:
 OTHERS = [  # on Hopper, the kernels of calls that have more
     (Call(4096, options={"dropout_p": 0.1}), hopper(score_mode="generic", head_dims=(64, 64))),
     (Call(4096, d=128, options={"softcap": 9.0}), hopper(score_mode="generic", head_dims=(128, 128))),
-    (Call(4096, d=192, mask=(1, 1, 1, 4096)), hopper(score_mode="generic", head_dims=(192, 192))),
+    (Call(4096, d=192, mask=(1, 1, 1, 4096)), hopper(score_mode="mask", head_dims=(256, 256))),
+    (Call(4096, d=128, mask=(8, 1, 4096, 1)), hopper(score_mode="generic", head_dims=(128, 128))),
     (Call(4096, d=96, mask=(8, 1, 4096, 4096)), hopper(score_mode="mask", head_dims=(128, 128))),
     (Call(4096, d=192), hopper(score_mode="scale only", head_dims=(256, 256))),
     (Call(4096, d=128, dv=256), hopper(score_mode="scale only", head_dims=(256, 256))),

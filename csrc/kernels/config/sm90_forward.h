@@ -150,9 +150,13 @@ inline constexpr ForwardConfig kForwardConfigs[] = {
     {.dims = {128, 128}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .rounded_sums = true, .row_max = true},
     {.dims = {192, 128}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+    {.dims = {192, 128}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true,
+     .row_max = true},
     {.dims = {192, 192}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
     {.dims = {128, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
     {.dims = {256, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true},
+    {.dims = {256, 256}, .score = ScoreMode::kMask, .warpgroups = 2, .block_n = 64, .rounded_sums = true,
+     .row_max = true},
 
     {.dims = {64, 64}, .score = ScoreMode::kSoftcap, .warpgroups = 2, .block_n = 128, .q_stages = 2,
      .tma_store = true, .early_lse = true, .unmasked_loop = true, .rounded_sums = true},
