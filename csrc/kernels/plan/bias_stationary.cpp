@@ -67,7 +67,8 @@ bool takes_bias_stationary(const BackwardParams& p) {
 }
 
 ForwardPlan plan_forward_bias_stationary(const ForwardParams& p, const Limits& limits) {
-  ForwardPlan plan = {.row_max = p.row_max.present()};
+  ForwardPlan plan;
+  plan.row_max = p.row_max.present();
   plan.kernel = ForwardKernel::kBiasStationary;
   plan.row = row_of(p);
   const sm80::BiasStationaryConfig& config = sm80::kBiasStationaryConfigs[plan.row];

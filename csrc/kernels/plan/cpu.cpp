@@ -6,7 +6,8 @@
 namespace flash_attn_ext::plan {
 // The lengths alone decide, so that the sums are the same for any number of threads, heads and batch entries.
 ForwardPlan plan_forward_cpu(const attention::ForwardParams& p, const Limits&) {
-  ForwardPlan plan = {.row_max = p.row_max.present()};
+  ForwardPlan plan;
+  plan.row_max = p.row_max.present();
   const bool one_tile = p.sequences.max_seqlen_q <= cpu::kStationaryRows;
   if (one_tile && p.sequences.max_seqlen_k > cpu::kKeysPerSplit) plan.keys_per_split = cpu::kKeysPerSplit;
   return plan;

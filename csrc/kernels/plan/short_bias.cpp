@@ -9,19 +9,19 @@
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
-#include "tile/sm80/strides.h"
 
 namespace flash_attn_ext::plan {
 namespace {
 
 using attention::BackwardParams;
 
-// With fewer keys, more than half of a CTA's warps would have none.
+// With fewer keys, at least half of a backward CTA's warps would have none.
 constexpr int64_t kLeastShortBiasKeys = 129;
 
-// Within a tile, the bytes between rows are 32-bit numbers.
-bool has_short_strides(std::initializer_list<const attention::MatrixView*> views) {
-  return std::ranges::all_of(views, [](const auto* view) { return view->row_stride < tile::kLongStride; });
+// Within a tile of so many rows, offsets in bytes are 32-bit numbers.
+bool has_short_strides(int64_t rows, std::initializer_list<const attention::MatrixView*> views) {
+  const int64_t most = (int64_t{1} << 32) / (2 * rows);  // of 16-bit elements
+  return std::ranges::all_of(views, [&](const auto* view) { return view->row_stride < most; });
 }
 
 // Whether a bias with a value for each query and key changes the scores, and beside it at most a mask that hides the
@@ -30,8 +30,7 @@ bool has_bias_and_key_mask(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;
   return attention::is_16_bit(p.element) && score_kind(mod) == ScoreKind::kBiasMask && mod.bias.present() &&
          has_bias_boxes(mod.bias) && mod.mask.query_stride == 0 && !mod.intervals.present() && !p.dropout.enabled() &&
-         !is_packed(p) && !p.cache.present() && p.head_dim_qk > 0 && p.head_dim_v > 0 &&
-         has_short_strides({&p.q, &p.k, &p.v});
+         !is_packed(p) && !p.cache.present() && p.head_dim_qk > 0 && p.head_dim_v > 0;
 }
 
 // One flag for each warp of a head.
@@ -39,24 +38,27 @@ int64_t nan_flag_bytes(const attention::AttentionParams& p) {
   return p.batch * p.num_heads_q * sm80::kShortBiasForward.tile.warps;
 }
 
-}  // namespace
-
-bool takes_short_bias(const attention::AttentionParams& p) {
+// Whether a call has short heads with a bias.
+bool has_short_heads(const attention::AttentionParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   return has_bias_and_key_mask(p) && p.visibility.unlimited() && largest_head_dim(p) <= sm80::kShortBiasHeadDim &&
          lengths.max_seqlen_q > kPortableQueries / 2 && lengths.max_seqlen_q <= sm80::kShortBiasTokens &&
-         lengths.max_seqlen_k >= kLeastShortBiasKeys && lengths.max_seqlen_k <= sm80::kShortBiasTokens;
+         lengths.max_seqlen_k >= kLeastShortBiasKeys && lengths.max_seqlen_k <= sm80::kShortBiasTokens &&
+         has_short_strides(sm80::kShortBiasTokens, {&p.q, &p.k, &p.v});
 }
+
+}  // namespace
+
+bool takes_short_bias(const attention::ForwardParams& p) { return has_short_heads(p) && !p.row_max.present(); }
 
 bool takes_short_bias(const BackwardParams& p) {
   constexpr int64_t kChunk = 8;  // the elements of 16 bytes
   const auto has_chunks = [](const attention::MatrixView& view, int64_t columns) {
     return view.data == nullptr || has_whole_chunks(view, columns, kChunk);
   };
-  return takes_short_bias(static_cast<const attention::AttentionParams&>(p)) && p.queries_per_key_head() == 1 &&
-         (!p.dbias.present() || takes_dbias_over_batch(p)) && has_chunks(p.out, p.head_dim_v) &&
-         has_chunks(p.dout, p.head_dim_v) && has_chunks(p.dq, p.head_dim_qk) && has_chunks(p.dk, p.head_dim_qk) &&
-         has_chunks(p.dv, p.head_dim_v);
+  return has_short_heads(p) && p.queries_per_key_head() == 1 && (!p.dbias.present() || takes_dbias_over_batch(p)) &&
+         has_chunks(p.out, p.head_dim_v) && has_chunks(p.dout, p.head_dim_v) && has_chunks(p.dq, p.head_dim_qk) &&
+         has_chunks(p.dk, p.head_dim_qk) && has_chunks(p.dv, p.head_dim_v);
 }
 
 ForwardPlan plan_forward_short_bias(const attention::ForwardParams& p) {
@@ -86,7 +88,8 @@ BackwardPlan plan_backward_short_bias(const BackwardParams& p, const Limits& lim
 bool takes_dbias_over_batch(const BackwardParams& p) {
   const attention::BiasGradient& dbias = p.dbias;
   return dbias.present() && dbias.per_query && dbias.per_key && !dbias.per_batch && has_bias_and_key_mask(p) &&
-         largest_head_dim(p) <= sm80::kLargestDbiasHeadDim && has_short_strides({&p.dout});
+         largest_head_dim(p) <= sm80::kLargestDbiasHeadDim &&
+         has_short_strides(sm80::kDbiasTile, {&p.q, &p.k, &p.v, &p.dout});
 }
 
 void plan_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {

@@ -83,7 +83,8 @@ int choose_row(const attention::ForwardParams& p) {
 }  // namespace
 
 ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& limits) {
-  ForwardPlan plan = {.row_max = p.row_max.present()};
+  ForwardPlan plan;
+  plan.row_max = p.row_max.present();
   plan.l2_bytes = limits.l2_bytes;
   if (p.element == attention::ElementType::kFloat64) {
     plan.kernel = ForwardKernel::kRows;

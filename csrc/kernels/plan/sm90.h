@@ -31,7 +31,7 @@ bool has_bias_boxes(const attention::BroadcastView& bias);
 
 // Whether a call takes the kernels of short heads with a bias and a mask of keys, and the plans of such a call. They
 // are portable kernels that are chosen on Hopper.
-bool takes_short_bias(const attention::AttentionParams& params);
+bool takes_short_bias(const attention::ForwardParams& params);
 bool takes_short_bias(const attention::BackwardParams& params);
 ForwardPlan plan_forward_short_bias(const attention::ForwardParams& params);
 BackwardPlan plan_backward_short_bias(const attention::BackwardParams& params, const Limits& limits);

@@ -273,13 +273,13 @@ void plan_intervals(ForwardPlan& plan, const attention::ForwardParams& p, const 
 }  // namespace
 
 ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& limits) {
-  // No kernel of short heads writes the largest scores.
-  if (takes_short_bias(p) && !p.row_max.present()) return plan_forward_short_bias(p);
+  if (takes_short_bias(p)) return plan_forward_short_bias(p);
   if (is_for_portable_kernels(p, limits)) return plan_forward_sm80(p, limits);
   if (takes_single_tile(p)) return plan_forward_single_tile(p, limits);
   const int row = choose_row(p, limits);
   if (row == kNoRow) return plan_forward_sm80(p, limits);
-  ForwardPlan plan = {.row_max = p.row_max.present()};
+  ForwardPlan plan;
+  plan.row_max = p.row_max.present();
   plan.kernel = ForwardKernel::kWarpSpecialised;
   plan.row = row;
   const ForwardConfig& config = sm90::kForwardConfigs[plan.row];

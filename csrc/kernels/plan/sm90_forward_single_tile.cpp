@@ -44,7 +44,8 @@ bool takes_single_tile(const attention::ForwardParams& p) {
 }
 
 ForwardPlan plan_forward_single_tile(const attention::ForwardParams& p, const Limits& limits) {
-  ForwardPlan plan = {.row_max = p.row_max.present()};
+  ForwardPlan plan;
+  plan.row_max = p.row_max.present();
   plan.kernel = ForwardKernel::kSingleTile;
   plan.score = ScoreMode::kScaleOnly;
   plan.head_dim = sm90::kSingleTileHeadDims.qk;

@@ -100,7 +100,8 @@ int64_t kv_splits(const attention::ForwardParams& p, int64_t blocks, const Limit
 }
 
 ForwardPlan plan_split_forward(const attention::ForwardParams& p, const Limits& limits) {
-  ForwardPlan plan = {.row_max = p.row_max.present()};
+  ForwardPlan plan;
+  plan.row_max = p.row_max.present();
   const bool generic = score_kind(p.score_mod) != ScoreKind::kScale || p.dropout.enabled();
   plan.kernel = ForwardKernel::kSplit;
   plan.score = generic ? ScoreMode::kGeneric : ScoreMode::kScaleOnly;

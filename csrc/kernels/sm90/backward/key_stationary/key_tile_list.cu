@@ -54,6 +54,7 @@ struct KeyTileList {
     const uint32_t shares = args.order.kv_group_shares;  // a pair is one of a key head
     const uint32_t pairs = static_cast<uint32_t>(p.num_heads_k) * shares;
     const uint32_t batch = work_tile.pair / pairs;
+    if (p.sequences.at(batch).num_queries == 0) return work_tile;  // there is no last query tile that says
     const uint32_t head = (work_tile.pair - batch * pairs) * (static_cast<uint32_t>(p.queries_per_key_head()) / shares);
     const bool descends = args.mask.descends[args.mask.plane(static_cast<int>(batch), static_cast<int>(head))] != 0;
     return descends ? work_tile : args.order.ascending(work_tile);
