@@ -93,7 +93,7 @@ struct AttentionParams {
   }
 };
 
-// What is read by kernels that do not write row_max. They have no registers and instructions for it.
+// Without row_max: kernels that never write it take these, so that it costs them no registers or instructions.
 struct BasicForwardParams : AttentionParams {
   MatrixView out;              // (batch, num_heads_q, queries, head_dim_v)
   StatisticView lse;           // written

@@ -85,7 +85,7 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .pre_signals_dq = true,
      .adds_statistics = true},
 
-    // Other calls with ALiBi slopes take the two-pass kernels.
+    // Not at head dim 96. Other calls with ALiBi slopes take other kernels (plan/sm90_backward.cpp).
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kCausalAlibi, .adds_statistics = true},
     {.dims = {128, 128},
      .tile = kKeyStationaryTile128,
@@ -93,7 +93,8 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .pre_signals_dq = true,
      .adds_statistics = true},
 
-    // A bias alone: with a mask, or with the gradient of the bias, the two-pass kernels run.
+    // A bias alone. With a mask, or with a gradient that dbias_over_batch.cuh does not compute, the two-pass kernels
+    // run.
     {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kBiasMask},
     {.dims = {96, 96}, .tile = kKeyStationaryTile96, .score = ScoreMode::kBiasMask},
     {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kBiasMask},

@@ -60,7 +60,7 @@ struct ForwardConfig {
   constexpr bool has_bias_or_mask() const { return has_bias() || score == ScoreMode::kMask; }
   // Whether scores are final before the softmax. Elsewhere it multiplies q.k by the scale.
   constexpr bool modifies_scores() const { return has_bias() || score == ScoreMode::kSoftcap; }
-  // Whether calls that want the largest score of each row, or else all others, can take the row.
+  // Whether a call can take the row, given whether it wants row_max. Kernels that read a bias serve both.
   constexpr bool suits(bool wants_row_max) const { return row_max == wants_row_max || has_bias(); }
   constexpr bool may_drop() const { return score == ScoreMode::kGeneric || score == ScoreMode::kDropout; }
 

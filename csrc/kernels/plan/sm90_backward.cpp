@@ -107,8 +107,8 @@ bool weights_may_vanish(const BackwardParams& p) {
   return p.sink != nullptr && p.element == attention::ElementType::kBFloat16 && largest_head_dim(p) > 64;
 }
 
-// Whether the key-stationary kernel computes all gradients. Calls with a mask and few queries take kernels without
-// semaphores.
+// Whether the key-stationary kernel computes all gradients. Calls with few queries take other kernels, unless scores
+// are only scaled or dropped.
 bool takes_key_stationary(const BackwardParams& p) {
   if (!has_rows(p) || weights_may_vanish(p)) return false;
   switch (key_stationary_score(p)) {
@@ -116,7 +116,6 @@ bool takes_key_stationary(const BackwardParams& p) {
     case ScoreMode::kDropout:
       return true;
     case ScoreMode::kCausalAlibi:
-      return !has_few_queries(p);
     case ScoreMode::kMask:
       return !has_few_queries(p);
     case ScoreMode::kBiasMask:
@@ -218,10 +217,10 @@ uint32_t pairs_of_head_group(const LoopOrder& order, double tiles) {
 LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t query_tiles) {
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const attention::SequenceTable& lengths = p.sequences;
+  const bool has_intervals = p.score_mod.intervals.present();
   LoopOrder order;
   // Where key tiles see different numbers of queries, CTAs that loop over the heads of a KV group drift apart, and L2
   // does not hold what lies between them.
-  const bool has_intervals = p.score_mod.intervals.present();
   if (p.visibility.one_sided() || has_intervals)
     order.kv_group_shares = count_kv_group_shares(p.queries_per_key_head(), dims, query_tiles);
   // Heads with masks of their own have different iterations. In descending order all heads of a share iterate over the

@@ -84,7 +84,7 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
   }
 }
 
-// Whether a call wants the largest score of each row and split-KV. No split-KV kernel of this backend writes it.
+// Whether a call wants row_max and split-KV. No split-KV kernel of this backend writes row_max.
 bool wants_row_max_of_splits(const attention::ForwardParams& p, const Limits& limits) {
   constexpr int64_t kMostHeadDim = 128;  // of this backend's split-KV
   constexpr int kPortableTileQueries = 128;
@@ -93,7 +93,7 @@ bool wants_row_max_of_splits(const attention::ForwardParams& p, const Limits& li
 }
 
 // Whether the portable kernels run instead. Only lengths, head dims and features decide, so that a result does not
-// depend on the rest of the batch.
+// depend on the rest of the batch. Split-KV is the exception.
 bool is_for_portable_kernels(const attention::ForwardParams& p, const Limits& limits) {
   if (takes_bias_stationary(p)) return true;
   if (wants_row_max_of_splits(p, limits)) return true;

@@ -32,8 +32,8 @@
 //  descending  From the last query tile to the first; the first key tile is fetched first. Causal key tiles start
 //              staggered and end together. Every second pair of an L2 head group is descending: its staggered start
 //              fills the SMs that the staggered end of the ascending pairs leaves idle. In windows of grouped heads
-//              no pair is, nor where a mask lets the last queries see few keys (mask_iterations.h): each group of key
-//              tiles that see the same queries would have a staggered start.
+//              no pair is, because each group of key tiles that see the same queries would have a staggered start; nor
+//              is one where the last query tile sees few key tiles through a mask (KeyTileList::directed).
 //  cyclic      Where every query sees every key: the key tiles of a phase start evenly spread over the query tiles and
 //              wrap around. More phases put neighbouring contributors of a query tile further apart. Not with
 //              intervals, since a phase would take as long as the key tile that the most queries see.
@@ -192,8 +192,8 @@ struct LoopOrder {
       while (in_phases_before(contributors.end, phase + 1) <= rank) ++phase;
       const int count = in_phase(contributors.end, phase);
       const int behind = rank - in_phases_before(contributors.end, phase);
-      const int in_phase = started(query_tile, count) - 1 - behind;
-      return ((in_phase < 0 ? in_phase + count : in_phase) << log2_phases) + phase;
+      const int index = started(query_tile, count) - 1 - behind;
+      return ((index < 0 ? index + count : index) << log2_phases) + phase;
     }
 
     // The query tile at which the cyclic loop starts.

@@ -17,7 +17,8 @@ namespace flash_attn_ext {
 // A list has the iterations of a key tile in its loop order, without those in which the mask hides everything. Ranks
 // count the contributors that are left. So a key tile waits for some of those for which it would wait without a mask,
 // and the order stays free of deadlock. Batch entries and heads that share a mask share tiles and lists. Only packed
-// sequences have lists of their own, because their lengths differ.
+// sequences have lists of their own, because their lengths differ. A plane is a batch entry and head that have lists of
+// their own.
 struct MaskIterations {
   static constexpr int kThreads = 256;  // that compute scores of an iteration
   static constexpr uint8_t kSomeTrue = 1;
@@ -41,15 +42,18 @@ struct MaskIterations {
   int list_batches = 0;
   int intervals = 0;  // of each query
   bool has_words = false;
-  int directions = 0;  // of the pairs' loops: one, or ascending and descending
+  int directions = 0;  // that have lists: 1, or 2 where some pairs descend
 
   uint32_t* words = nullptr;
   Entry* entries = nullptr;
-  int* counts = nullptr;        // iterations of each list
-  int32_t* bounds = nullptr;    // of intervals: for each query tile, begins and ends in turn, of all queries each
-  uint8_t* descends = nullptr;  // for each batch entry and head: whether its pairs may be descending
-  uint16_t* ranks = nullptr;    // of each list and query tile, if the iteration is left: its rank, and kIsLast
-  uint8_t* tiles = nullptr;     // flags of each mask tile: kSomeTrue, kSomeFalse
+  int* counts = nullptr;  // iterations of each list
+  // Of each query tile: the begins of its 64 queries' first interval, then their ends, then those of the next.
+  int32_t* bounds = nullptr;
+  uint8_t* descends = nullptr;  // of each plane: whether its descending pairs stay so; unset without queries
+  // Of each list and query tile: the contributor's rank, with kIsLast on the last one; unset where the mask hides the
+  // iteration.
+  uint16_t* ranks = nullptr;
+  uint8_t* tiles = nullptr;  // flags of each mask tile: kSomeTrue, kSomeFalse
 
   FLASH_HOST_DEVICE bool present() const { return entries != nullptr; }
   FLASH_HOST_DEVICE int64_t num_tiles() const {
@@ -101,7 +105,7 @@ struct MaskIterations {
     return static_cast<uint32_t>(2 * intervals * LoopOrder::kQueries) * static_cast<uint32_t>(sizeof(int32_t));
   }
 
-  // The number of a batch entry and head that have lists of their own.
+  // The number of a plane.
   FLASH_HOST_DEVICE int64_t plane(int batch, int head) const {
     return int64_t{list_batches == 1 ? 0 : batch} * mask_heads + (mask_heads == 1 ? 0 : head);
   }

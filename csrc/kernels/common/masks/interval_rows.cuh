@@ -62,7 +62,7 @@ struct IntervalRows {
     __syncthreads();
   }
 
-  // Of the keys before this one, the end of those that may be visible, or 0: all keys from there on are hidden.
+  // No query sees a key of [end_before(key), key). 0: nor any key before these.
   __device__ __forceinline__ int end_before(int key) const {
     int end = 0;
 #pragma unroll 1

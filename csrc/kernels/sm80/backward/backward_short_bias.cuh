@@ -68,7 +68,7 @@ struct BackwardShortBiasKernel {
     DscoreTile dscores;
     Statistics statistics[kShortBiasTokens];
     Sources sources[kThreads];
-    uint32_t left[kWarps];  // of the mask's keys
+    uint32_t unmasked[kWarps];  // the bits of the mask's keys
     bool found_nan;
   };
 
@@ -90,10 +90,10 @@ struct BackwardShortBiasKernel {
       if (tile < tiles) load_queries(tile);
     }
     ptx::commit_copies();
-    const int attends = attends_lane_key(p, {{batch, 0, 0, num_queries(), num_keys()}, head, head}, first_key());
+    const int attends = lane_key_is_unmasked(p, {{batch, 0, 0, num_queries(), num_keys()}, head, head}, first_key());
     share_statistics();
     const uint32_t own = __ballot_sync(0xFFFFFFFFu, attends);
-    if (tile::lane() == 0) shared.left[tile::warp()] = own;
+    if (tile::lane() == 0) shared.unmasked[tile::warp()] = own;
     if (threadIdx.x == 0) shared.found_nan = false;
     dk.clear();
     dv.clear();
@@ -219,7 +219,7 @@ struct BackwardShortBiasKernel {
   // Adds a query tile to dK and dV, and computes its dS. waits: until no warp reads dS of other queries any more. Warps
   // reach this barrier from different branches.
   __device__ __forceinline__ void add_queries(int tile, bool waits) {
-    const uint32_t own = shared.left[tile::warp()];
+    const uint32_t own = shared.unmasked[tile::warp()];
     if (own == 0) {
       if (waits) __syncthreads();
       return;
@@ -293,7 +293,7 @@ struct BackwardShortBiasKernel {
 
   // Computes dQ of kDqQueries queries whose dS is complete.
   __device__ __forceinline__ void compute_dq(int group) {
-    const uint32_t warps_with_keys = __ballot_sync(0xFFFFFFFFu, shared.left[tile::lane() % kWarps] != 0);
+    const uint32_t warps_with_keys = __ballot_sync(0xFFFFFFFFu, shared.unmasked[tile::lane() % kWarps] != 0);
     const auto warp = static_cast<uint32_t>(ptx::pin(tile::warp()));  // what follows from it is not kept
     const int first_row = static_cast<int>(warp % kRowWarps) * 16;
     const int first_column = static_cast<int>(warp / kRowWarps) * 16;

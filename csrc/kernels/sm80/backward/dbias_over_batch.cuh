@@ -68,7 +68,7 @@ struct DbiasOverBatchKernel {
     Tile dout;
     Tile k;
     Tile v;
-    uint32_t left[kDbiasTile / 32];  // of the mask's keys
+    uint32_t unmasked[kDbiasTile / 32];  // the bits of the mask's keys
   };
   struct Shared {
     Stage stages[2];
@@ -194,11 +194,11 @@ struct DbiasOverBatchKernel {
   static constexpr int kWords = kDbiasTile / 32;
   __device__ __forceinline__ int attends(const Entry& entry) const {
     if (tile::warp() >= kWords) return 0;
-    return attends_lane_key(p, {sequence_of(entry.batch), entry.head, 0}, place.first_key + 32 * tile::warp());
+    return lane_key_is_unmasked(p, {sequence_of(entry.batch), entry.head, 0}, place.first_key + 32 * tile::warp());
   }
   __device__ __forceinline__ static void store_word(Stage& stage, int attends) {
     const uint32_t word = __ballot_sync(0xFFFFFFFFu, attends);
-    if (tile::warp() < kWords && tile::lane() == 0) stage.left[tile::warp()] = word;
+    if (tile::warp() < kWords && tile::lane() == 0) stage.unmasked[tile::warp()] = word;
   }
 
   __device__ __forceinline__ void iterate() {
@@ -227,7 +227,7 @@ struct DbiasOverBatchKernel {
       const Stage& stage = shared.stages[current];
 #pragma unroll
       for (int step = 0; step < kKeysPerWarp; step += kStepKeys) {
-        const uint32_t word = stage.left[(warp_column() + step) / 32];
+        const uint32_t word = stage.unmasked[(warp_column() + step) / 32];
         if (word == 0xFFFFFFFFu) {
           add<false>(stage, statistics, step, word);
         } else if (word != 0) {
@@ -268,7 +268,7 @@ struct DbiasOverBatchKernel {
           const float probability = ptx::exp2(above * kLog2e - query.residual);
           const float dscore = probability * (gradients.at(i % 2, column_tile, e) - query.delta);
           // Selects 0 instead of multiplying by it, since a NaN in a key that is hidden must not reach the sum.
-          const bool counts = (!kMasked || attends_column(own, column_tile, e)) && probability != 0.0f;
+          const bool counts = (!kMasked || column_is_unmasked(own, column_tile, e)) && probability != 0.0f;
           sums.at(i % 2, step / 8 + column_tile, e) += counts ? dscore : 0.0f;
         }
       }

@@ -40,7 +40,7 @@ struct ForwardShortBiasKernel {
     Tile k;
     Tile v;
     BiasTile bias[kTile.warps][kTile.stages];
-    uint32_t left[kKeyTiles];  // of the mask's keys
+    uint32_t unmasked[kKeyTiles];  // the bits of the mask's keys
   };
 
   const ForwardParams& p;
@@ -54,13 +54,13 @@ struct ForwardShortBiasKernel {
     copy(shared.k, p.k, key_head, p.head_dim_qk, num_keys());
     copy(shared.v, p.v, key_head, p.head_dim_v, num_keys());
     ptx::commit_copies();
-    const uint32_t own = __ballot_sync(0xFFFFFFFFu, attends_lane_key(p, item(), tile::warp() * kTile.keys));
-    if (tile::lane() == 0) shared.left[tile::warp()] = own;
+    const uint32_t own = __ballot_sync(0xFFFFFFFFu, lane_key_is_unmasked(p, item(), tile::warp() * kTile.keys));
+    if (tile::lane() == 0) shared.unmasked[tile::warp()] = own;
     __syncthreads();
     WarpRows rows = {p};
     rows.clear();
     const uint32_t tiles =
-        __ballot_sync(0xFFFFFFFFu, tile::lane() < kKeyTiles && shared.left[tile::lane() % kKeyTiles] != 0);
+        __ballot_sync(0xFFFFFFFFu, tile::lane() < kKeyTiles && shared.unmasked[tile::lane() % kKeyTiles] != 0);
     iterate(rows, warp_row() < num_queries() ? tiles : 0);
     rows.finish(item(), 0, 0, shared.q);  // only this warp has read its rows of Q
     const bool any = __any_sync(0xFFFFFFFFu, rows.out.has_nan());
@@ -130,7 +130,7 @@ struct ForwardShortBiasKernel {
       scores.clear();
       tile::multiply_head_dims(scores, shared.q, warp_row(), keys_of(shared.k, key_tile));
       add_bias(scores, shared.bias[tile::warp()][stage]);
-      const uint32_t word = shared.left[key_tile];
+      const uint32_t word = shared.unmasked[key_tile];
       if (word != 0xFFFFFFFFu) hide(scores, own_columns(word));
       rows.softmax(scores);
       tile::multiply_registers(rows.out, scores, keys_of(shared.v, key_tile));
@@ -168,7 +168,7 @@ struct ForwardShortBiasKernel {
     for (int j = 0; j < Scores::kColumnTiles; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const bool attends = attends_column(own, j, e);
+        const bool attends = column_is_unmasked(own, j, e);
 #pragma unroll
         for (int r = 0; r < Scores::kThreadRows; ++r) scores.at(r, j, e) = attends ? scores.at(r, j, e) : -INFINITY;
       }

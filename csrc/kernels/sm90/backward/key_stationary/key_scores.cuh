@@ -82,9 +82,9 @@ struct KeyScores {
   std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;           // of the iteration
   std::conditional_t<Traits::kAlibi, float[Scores::kThreadRows], NotHeld> alibi;  // of the keys, and the shift
 
-  // ALiBi of an iteration is slope * (key - query - diagonal), since no query sees a later key. The part of the query's
-  // place in its tile is in the LSE (statistics.cuh). slope: times log2(e). distance: from the diagonal key of the
-  // tile's first query to the thread's first key.
+  // ALiBi of an iteration is slope * (key - query - diagonal), since no query sees a later key. The part that depends
+  // on the query's row in its tile is in the LSE (statistics.cuh). slope: times log2(e). distance: from the diagonal
+  // key of the tile's first query to the thread's first key.
   __device__ __forceinline__ void add_alibi(float slope, int distance) {
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r)

@@ -67,7 +67,8 @@ struct Statistics {
  private:
   static_assert(kRows <= kLanes);
 
-  // What a key's ALiBi lacks where it is computed for the tile's first query (KeyScores::add_alibi), subtracted.
+  // KeyScores::add_alibi computes ALiBi as if all queries were the tile's first one. The LSE takes the rest: slope *
+  // row.
   __device__ __forceinline__ float alibi(int row) const {
     const attention::AlibiSlopes& slopes = args.params.score_mod.alibi;
     return slopes.present() ? slopes.at<float>(sequence.batch, at.head) * static_cast<float>(row) : 0.0f;
