@@ -138,7 +138,7 @@ TABLES = {
                 "tiles of keys without masked scores have a mainloop of their own",
             ),
             Note("rounded sums", is_set("rounded_sums"), "O is divided by the sums of P as it was rounded"),
-            Note("largest scores", is_set("row_max"), "the largest score of each row is written where a call wants it"),
+            Note("row_max", is_set("row_max"), "the largest score of each row is written where a call wants it"),
         ),
     ),
     "sm90 single tile": Table(

@@ -47,8 +47,8 @@ struct ForwardConfig {
   // reaches O. With dropout the sums cover the kept weights, and the divisor is scaled by the ratio of all
   // weights to the kept ones.
   bool rounded_sums = false;
-  // Writes the largest score of each row where a call wants it. Kernels that read a bias always can. Other kernels have
-  // rows of their own for it, so that calls that do not want it pay nothing.
+  // Writes row_max, the largest score of each row, where a call wants it. Kernels that read a bias always can. Other
+  // kernels have rows of their own for it, so that calls that do not want it pay nothing.
   bool row_max = false;
 
   // Whether calls of these head dims can take the row. Smaller ones are zero-padded.

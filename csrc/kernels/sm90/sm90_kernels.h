@@ -17,8 +17,7 @@ struct ForwardCall : attention::ForwardParams {
   KeyIntervals intervals;
 };
 
-// The forward pass of the rows of a score mode. Those that write the largest score of each row (ForwardConfig::row_max)
-// are instantiated apart from the others.
+// The forward pass of the rows of a score mode. Those that write row_max are instantiated apart from the others.
 template <class Element, ScoreMode kScore, bool kRowMax>
 cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream);
 

@@ -234,7 +234,7 @@ struct ForwardConsumer {
       out.clear();
       sums = {};
       softmax = {
-          .m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .largest = {}, .raised = false};
+          .m = {-INFINITY, -INFINITY}, .l = {}, .kept = {}, .factor = {1.0f, 1.0f}, .row_max = {}, .raised = false};
       if constexpr (Traits::kConfig.early_lse)
         ends = epilogue_of(work).template end_rows<kRescale>(softmax, store_enabled);
       stages.drain_values(ahead);
@@ -290,7 +290,7 @@ struct ForwardConsumer {
     ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);
     softmax.template begin<kRescale>(scores, exponent());
-    softmax.template track_largest<kRescale>(scores);
+    softmax.template track_row_max<kRescale>(scores);
     queries.release_previous();
     drop(work, n);
     p.pack(scores, Element{});
@@ -320,7 +320,7 @@ struct ForwardConsumer {
     } else if constexpr (kOverlaps && !Traits::kConfig.late_pv_wait) {
       await_values();
     }
-    softmax.template track_largest<kRescale>(scores);
+    softmax.template track_row_max<kRescale>(scores);
     if (Traits::kConfig.rounded_sums && n % kTilesOfSums == 0) sums.flush();
     p.pack(scores, Element{});
     if constexpr (kRescale == Rescale::kAboveThreshold) softmax.rescale(out, sums);

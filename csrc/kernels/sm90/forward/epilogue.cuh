@@ -89,7 +89,7 @@ struct ForwardEpilogue {
     return static_cast<int>(min(work.item.sequence.num_queries - query(), int64_t{16}));
   }
 
-  // Writes the LSE and the row's largest score, where stores are enabled.
+  // Writes the LSE and row_max, where stores are enabled.
   template <Rescale kRescale>
   __device__ __forceinline__ RowEnds end_rows(const typename Traits::Softmax& softmax, bool store_enabled) const {
     const attention::BasicForwardParams& p = args.params;
@@ -117,10 +117,10 @@ struct ForwardEpilogue {
       ends.total[r] = state.l;
       if (r == own) own_state = state;
     }
-    float own_largest = 0.0f;
+    float own_row_max = 0.0f;
     if constexpr (Traits::kConfig.row_max) {
-      const float largest = softmax.template largest_score<kRescale>(scale);
-      own_largest = (own % 2 == 0 ? ends.l[0] : ends.l[1]) == 0.0f ? -INFINITY : largest;
+      const float row_max = softmax.template own_row_max<kRescale>(scale);
+      own_row_max = (own % 2 == 0 ? ends.l[0] : ends.l[1]) == 0.0f ? -INFINITY : row_max;
     }
     const int own_row = Output::row(own);
     if (store_enabled && own < 2 && own_row < rows && work.first_column == 0) {
@@ -132,7 +132,7 @@ struct ForwardEpilogue {
       }
       if constexpr (Traits::kConfig.row_max) {
         const attention::StatisticView& row_max = args.params.row_max;
-        if (row_max.present()) *row_max.at<float>(sequence.batch, work.item.head, row) = own_largest;
+        if (row_max.present()) *row_max.at<float>(sequence.batch, work.item.head, row) = own_row_max;
       }
     }
     return ends;

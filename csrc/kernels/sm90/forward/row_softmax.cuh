@@ -25,8 +25,8 @@ struct NothingOverlapped {
   __device__ __forceinline__ void operator()(float) const {}
 };
 
-// kTracksLargest: whether it also keeps the largest score, which m is not under either policy.
-template <bool kTracksLargest>
+// kTracksRowMax: whether it also keeps row_max, the largest score, which m is not under either policy.
+template <bool kTracksRowMax>
 struct RowSoftmax {
   float m[2];       // the row maximum: of q.k where the scale is folded into the exponent, else of finished scores
   float l[2];       // this thread's share of the sum of exp
@@ -34,7 +34,7 @@ struct RowSoftmax {
   float factor[2];  // what O is multiplied by where `raised`
   // Of row lane % 2, since registers are short. kAboveThreshold: the largest score so far, in units of m. kNever: the
   // largest P so far of two threads' keys, since no maximum of scores is computed; P grows with its score.
-  float largest;
+  float row_max;
   bool raised;  // whether the maximum of some row of the warp has grown past the threshold
 
   // scores -> P for the first tile of keys.
@@ -50,7 +50,7 @@ struct RowSoftmax {
     for (int r = 0; r < 2; ++r) {
       m[r] = kRescale == Rescale::kNever && maximum[r] == -INFINITY ? 0.0f : maximum[r];
     }
-    if constexpr (kTracksLargest) largest = kRescale == Rescale::kNever ? 0.0f : of_own_row(maximum);
+    if constexpr (kTracksRowMax) row_max = kRescale == Rescale::kNever ? 0.0f : of_own_row(maximum);
     exponentiate(scores, exponent, NothingOverlapped{});
   }
 
@@ -62,7 +62,7 @@ struct RowSoftmax {
     if constexpr (kRescale == Rescale::kAboveThreshold) {
       float maximum[2];
       row_maxima(maximum, scores);
-      if constexpr (kTracksLargest) largest = fmaxf(largest, of_own_row(maximum));
+      if constexpr (kTracksRowMax) row_max = fmaxf(row_max, of_own_row(maximum));
       raise(maximum, exponent.c, rescale_threshold_log2);
     }
     exponentiate(scores, exponent, overlapped);
@@ -71,8 +71,8 @@ struct RowSoftmax {
   // Keeps the largest P of a tile. Called when no GEMM reads the P of the tile before any more, because
   // registers are short until then.
   template <Rescale kRescale, class Scores>
-  __device__ __forceinline__ void track_largest(const Scores& weights) {
-    if constexpr (kTracksLargest && kRescale == Rescale::kNever) {
+  __device__ __forceinline__ void track_row_max(const Scores& weights) {
+    if constexpr (kTracksRowMax && kRescale == Rescale::kNever) {
       float of_tile[2] = {0.0f, 0.0f};
 #pragma unroll
       for (int j = 0; j < Scores::kColumnTiles; ++j) {
@@ -82,7 +82,7 @@ struct RowSoftmax {
         }
       }
       const float of_neighbour = __shfl_xor_sync(0xFFFFFFFFu, tile::lane() % 2 == 0 ? of_tile[1] : of_tile[0], 1);
-      largest = ptx::max_of_positive(largest, of_own_row(of_tile), of_neighbour);
+      row_max = ptx::max_of_positive(row_max, of_own_row(of_tile), of_neighbour);
     }
   }
 
@@ -118,12 +118,12 @@ struct RowSoftmax {
     return {.m = sum == 0.0f ? -INFINITY : m[r] * scale, .l = sum};
   }
 
-  // The largest score of row lane % 2, which has seen a key. scale: as above.
+  // row_max of row lane % 2, which has seen a key. scale: as above.
   template <Rescale kRescale>
-  __device__ __forceinline__ float largest_score(float scale) const {
+  __device__ __forceinline__ float own_row_max(float scale) const {
     const float of_row = of_own_row(m) * scale;
-    if constexpr (!kTracksLargest) return of_row;
-    const float whole = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
+    if constexpr (!kTracksRowMax) return of_row;
+    const float whole = fmaxf(row_max, __shfl_xor_sync(0xFFFFFFFFu, row_max, 2));
     return kRescale == Rescale::kNever ? of_row + ptx::log(whole) : whole * scale;
   }
 

@@ -72,10 +72,10 @@ struct ForwardTraits {
   static constexpr bool kAddsSums = kConfig.rounded_sums && kIsBfloat16 && kDims.v == 256;
   static constexpr bool kHasOnes = kConfig.rounded_sums && !kAddsSums;
   using RowSums = std::conditional_t<kAddsSums, tile::AddedRowSums, tile::RowSums>;
-  // With rounded sums the row maximum is stale, and the largest score is kept beside it.
-  static constexpr bool kTracksLargest = kConfig.row_max && kConfig.rounded_sums;
-  static_assert(!kTracksLargest || !kConfig.may_drop(), "the largest P is asked for after dropout");
-  using Softmax = RowSoftmax<kTracksLargest>;
+  // With rounded sums the row maximum m is stale, and row_max is kept beside it.
+  static constexpr bool kTracksRowMax = kConfig.row_max && kConfig.rounded_sums;
+  static_assert(!kTracksRowMax || !kConfig.may_drop(), "the largest P is asked for after dropout");
+  using Softmax = RowSoftmax<kTracksRowMax>;
   using Arguments =
       ForwardArguments<std::conditional_t<kConfig.row_max, attention::ForwardParams, attention::BasicForwardParams>>;
   static constexpr float kRescaleThresholdLog2 = kConfig.rounded_sums ? 8.0f : 0.0f;
