@@ -96,11 +96,11 @@ void plan_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Li
   const int64_t tiles = (p.dbias.per_head ? p.num_heads_q : 1) * sm80::dbias_tiles(p.sequences.max_seqlen_q) *
                         sm80::dbias_tiles(p.sequences.max_seqlen_k);
   const int64_t entries = p.batch * (p.dbias.per_head ? 1 : p.num_heads_q);
-  const int64_t parts = std::clamp<int64_t>(limits.sms / tiles, 1, std::max<int64_t>(entries, 1));
+  const int64_t splits = std::clamp<int64_t>(limits.sms / tiles, 1, std::max<int64_t>(entries, 1));
   plan.dbias = BiasGradientSource::kRecomputed;
   plan.writes_dbias_once = true;
   plan.dscore_head_dim = sm80::dbias_head_dim(largest_head_dim(p));
-  if (parts > 1) plan.workspace.dbias_parts = append(plan.workspace.bytes, parts * tiles * sm80::kDbiasPartBytes);
+  if (splits > 1) plan.workspace.dbias_parts = append(plan.workspace.bytes, splits * tiles * sm80::kDbiasSplitBytes);
 }
 
 }  // namespace flash_attn_ext::plan

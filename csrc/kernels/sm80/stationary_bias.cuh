@@ -10,7 +10,6 @@
 #include "ptx/cp_async.h"
 #include "ptx/shared_memory.h"
 #include "tile/element.h"
-#include "tile/sm80/copy_rows.h"
 
 namespace flash_attn_ext::sm80 {
 
@@ -30,35 +29,6 @@ __device__ __forceinline__ BatchEntries batch_entries(const attention::Attention
 // A batch entry of a head; there are no packed batches.
 __device__ __forceinline__ WorkItem item_at(const attention::AttentionParams& p, int head, int entry) {
   return {{entry, 0, 0, p.sequences.max_seqlen_q, p.sequences.max_seqlen_k}, head, head / p.queries_per_key_head()};
-}
-
-// Issues the copies of a sequence's rows into a tile, zero-padded. Every copy of the tile is unrolled, without a case
-// for whole tiles, since there are five tiles for a sequence.
-template <int kThreads, class Tile>
-__device__ __forceinline__ void copy_sequence_async(Tile& tile, const tile::GlobalRows<typename Tile::Element>& rows,
-                                                    int num_rows) {
-  using Place = tile::CopyPlace<kThreads, Tile>;
-  static_assert(Tile::kColumns == Tile::kGroup);
-  constexpr uint32_t kBytes = sizeof(typename Tile::Element);
-  const auto bytes = static_cast<uint32_t>(min(max(rows.columns - Place::column(), 0), Tile::kChunk)) * kBytes;
-  const auto* first = reinterpret_cast<const char*>(rows.data);
-  const uint32_t row_bytes = static_cast<uint32_t>(rows.stride) * kBytes;
-  const uint32_t target = tile.address(Place::row(), Place::column());
-#pragma unroll
-  for (int row = 0; row < Tile::kRows; row += Place::kRowStep) {
-    const uint32_t offset = (Place::row() + row) * row_bytes + Place::column() * kBytes;
-    ptx::copy_async_16(target + row * Tile::kRowBytes, first + offset, Place::row() + row < num_rows ? bytes : 0);
-  }
-}
-
-// The flags are in the order of heads (common/repair/repair.h), one for each warp of a sequence's tile.
-template <int kWarps>
-__device__ __forceinline__ void flag_nan_in_order_of_heads(uint8_t* flags, const attention::AttentionParams& p,
-                                                           const WorkItem& item, bool found) {
-  const bool any = __any_sync(0xFFFFFFFFu, found);
-  const int64_t group = p.queries_per_key_head();
-  const int64_t head = (item.key_head * p.batch + item.sequence.batch) * group + item.head - item.key_head * group;
-  if (tile::lane() == 0) flags[head * kWarps + tile::warp()] = any;
 }
 
 // A head's tile of the bias in 16 bits, in the order in which the threads of a CTA hold scores: what a thread reads, it

@@ -21,6 +21,7 @@
 #include "kernels/epilogue/store_quads.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/nan_flags.cuh"
 #include "kernels/sm80/sm80_kernels.h"
 #include "kernels/sm80/stationary_bias.cuh"
 #include "ptx/dependent_launch.h"
@@ -111,7 +112,8 @@ struct BackwardBiasStationaryKernel {
   __device__ __forceinline__ void copy(Tile& tile, const attention::MatrixView& view, const WorkItem& item,
                                        int64_t head_dim, int64_t rows) const {
     const auto* first = view.row<const Element>(item.sequence.batch, item.head, 0);
-    copy_sequence_async<kThreads>(tile, {first, view.row_stride, static_cast<int>(head_dim)}, static_cast<int>(rows));
+    tile::copy_sequence_async<kThreads>(tile, {first, view.row_stride, static_cast<int>(head_dim)},
+                                        static_cast<int>(rows));
   }
 
   __device__ __forceinline__ void load(Stage& stage, const WorkItem& item) const {

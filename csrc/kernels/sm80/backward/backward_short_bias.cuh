@@ -19,7 +19,6 @@
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/launch.cuh"
 #include "kernels/sm80/short_bias.h"
-#include "kernels/sm80/stationary_bias.cuh"
 #include "ptx/dependent_launch.h"
 #include "ptx/pin.h"
 #include "tile/sm80/copy_rows.h"
@@ -118,7 +117,7 @@ struct BackwardShortBiasKernel {
 
   __device__ __forceinline__ void load_keys(KeyTile& tile, const attention::MatrixView& view, int64_t columns) const {
     const auto* source = view.row<const Element>(batch, head, 0);
-    copy_sequence_async<kThreads>(tile, {source, view.row_stride, static_cast<int>(columns)}, num_keys());
+    tile::copy_sequence_async<kThreads>(tile, {source, view.row_stride, static_cast<int>(columns)}, num_keys());
   }
 
   // What a thread copies of each query tile: a chunk of every kWarps-th row of the bias, and one of Q or dO. Its places

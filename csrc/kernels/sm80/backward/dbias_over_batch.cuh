@@ -1,9 +1,9 @@
 // dBias of a bias that has a value for each query and key, and is the same for all batch entries: dS is recomputed.
 //
-// Grid: one CTA for each (tile of the bias, part of the batch). The tile of the bias stays in shared memory, and the
+// Grid: one CTA for each (tile of the bias, batch split). The tile of the bias stays in shared memory, and the
 // sums of dS in registers, while the rows of one batch entry after the other stream past. A mask may hide keys, the
 // same ones from all queries. Position hides the same pairs of each batch entry, and so does a bias of -inf: their sums
-// become 0 at the end. Where a tile has several parts, sum_dbias_of_parts_kernel adds them in a fixed order.
+// become 0 at the end. Where a tile has several batch splits, combine_dbias_splits_kernel adds them in a fixed order.
 //
 // Shared memory: the tile of the bias, and two stages of Q, dO, K, V and the mask. There is one barrier for each batch
 // entry: its rows have arrived, and no warp reads the other stage any more.
@@ -16,7 +16,6 @@
 #include "kernels/score/key_mask_words.cuh"
 #include "kernels/score/score_gradient.cuh"
 #include "kernels/sm80/launch.cuh"
-#include "kernels/sm80/stationary_bias.cuh"
 #include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -25,8 +24,8 @@ namespace flash_attn_ext::sm80 {
 
 struct DbiasOverBatchParams {
   attention::BackwardParams p;
-  float* parts;  // null where there is one part of each tile, which is the result
-  int num_parts;
+  float* splits;  // partial dBias; null where each tile has one batch split, which is the result
+  int num_splits;
   int entries;  // of the batch, and heads where the bias is the same for all of them
   float scale;
   attention::Divisor group;  // query heads of a key head
@@ -79,7 +78,7 @@ struct DbiasOverBatchKernel {
   const attention::BackwardParams& p;
   Shared& shared;
   const DbiasPlace place;
-  const int part;
+  const int split;
   Sums sums;
 
   __device__ __forceinline__ void run() {
@@ -89,11 +88,11 @@ struct DbiasOverBatchKernel {
       iterate();
     }
     hide();
-    if (params.parts == nullptr) {
+    if (params.splits == nullptr) {
       for_each_pair(
           [&](int query, int key, float low, float high) { store(params, place.head, query, key, low, high); });
     } else {
-      auto* target = reinterpret_cast<float4*>(params.parts) + blockIdx.x * int64_t{Sums::kColumnTiles * kThreads};
+      auto* target = reinterpret_cast<float4*>(params.splits) + blockIdx.x * int64_t{Sums::kColumnTiles * kThreads};
 #pragma unroll
       for (int j = 0; j < Sums::kColumnTiles; ++j) {
         const float(&c)[4] = sums.c[0][j];
@@ -168,7 +167,7 @@ struct DbiasOverBatchKernel {
   __device__ __forceinline__ void load(Stage& stage, const Entry& entry) const {
     const auto copy = [&](Tile& tile, const attention::MatrixView& view, uint32_t head, int first, int64_t columns,
                           int rows) {
-      copy_sequence_async<kThreads>(
+      tile::copy_sequence_async<kThreads>(
           tile, {view.row<const Element>(entry.batch, head, first), view.row_stride, static_cast<int>(columns)}, rows);
     };
     const uint32_t key_head = params.group.quotient(entry.head);
@@ -203,23 +202,23 @@ struct DbiasOverBatchKernel {
 
   __device__ __forceinline__ void iterate() {
     Entry entry = {0, static_cast<uint32_t>(place.head)};
-    advance(entry, part);
+    advance(entry, split);
     load(shared.stages[0], entry);
     StoredStatistics next[Sums::kThreadRows];
     load_statistics(next, entry);
     store_word(shared.stages[0], attends(entry));
     int current = 0;
-    for (int number = part; number < params.entries; number += params.num_parts) {
+    for (int number = split; number < params.entries; number += params.num_splits) {
       QueryStatistics statistics[Sums::kThreadRows];
 #pragma unroll
       for (int r = 0; r < Sums::kThreadRows; ++r)
         statistics[r] = query_statistics<true>(next[r].lse, next[r].delta, next[r].residual);
       ptx::wait_copies<0>();
       __syncthreads();  // the entry's rows have arrived, and no warp reads the other stage any more
-      const bool has_next = number + params.num_parts < params.entries;
+      const bool has_next = number + params.num_splits < params.entries;
       int attends_next = 0;
       if (has_next) {
-        advance(entry, params.num_parts);
+        advance(entry, params.num_splits);
         load(shared.stages[1 - current], entry);
         load_statistics(next, entry);
         attends_next = attends(entry);
@@ -316,27 +315,27 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   ptx::wait_for_kernel_before();
   ptx::allow_dependent_launch();
-  const uint32_t part = params.tiles.quotient(blockIdx.x);
+  const uint32_t split = params.tiles.quotient(blockIdx.x);
   Kernel kernel = {params, params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory),
-                   dbias_place(params, blockIdx.x - part * params.tiles.divisor), static_cast<int>(part)};
+                   dbias_place(params, blockIdx.x - split * params.tiles.divisor), static_cast<int>(split)};
   kernel.run();
 }
 
-// Sums the parts. Grid: one CTA for each tile of the bias and column tile of a thread's sums. A thread adds its four
-// sums of all parts in order.
+// Combines the batch splits. Grid: one CTA for each tile of the bias and column tile of a thread's sums. A thread adds
+// its four sums of all splits in order.
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads)
-    sum_dbias_of_parts_kernel(const __grid_constant__ DbiasOverBatchParams params) {
+    combine_dbias_splits_kernel(const __grid_constant__ DbiasOverBatchParams params) {
   using Sums = typename Kernel::Sums;
   ptx::wait_for_kernel_before();
   const auto j = static_cast<int>(blockIdx.y);
   constexpr int64_t kTileSums = Sums::kColumnTiles * Kernel::kThreads;
   const auto* own =
-      reinterpret_cast<const float4*>(params.parts) + blockIdx.x * kTileSums + j * Kernel::kThreads + threadIdx.x;
+      reinterpret_cast<const float4*>(params.splits) + blockIdx.x * kTileSums + j * Kernel::kThreads + threadIdx.x;
   float4 sum = {};
 #pragma unroll 8
-  for (int part = 0; part < params.num_parts; ++part) {
-    const float4 value = own[int64_t{part} * params.tiles.divisor * kTileSums];
+  for (int split = 0; split < params.num_splits; ++split) {
+    const float4 value = own[int64_t{split} * params.tiles.divisor * kTileSums];
     sum = {sum.x + value.x, sum.y + value.y, sum.z + value.z, sum.w + value.w};
   }
   const DbiasPlace place = dbias_place(params, blockIdx.x);
@@ -352,10 +351,10 @@ cudaError_t dbias_over_batch(const DbiasOverBatchParams& params, cudaStream_t st
   static_assert(sizeof(typename Kernel::Shared) <= kDbiasSharedBytes);
   const int64_t tiles = params.tiles.divisor;
   const cudaError_t error =
-      common::launch_blocks_early<Kernel>(dbias_over_batch_kernel<Kernel>, tiles * params.num_parts, stream, params);
-  if (error != cudaSuccess || params.parts == nullptr) return error;
+      common::launch_blocks_early<Kernel>(dbias_over_batch_kernel<Kernel>, tiles * params.num_splits, stream, params);
+  if (error != cudaSuccess || params.splits == nullptr) return error;
   const common::EarlyLaunch sums = {.blocks = tiles, .threads = Kernel::kThreads, .slices = Kernel::Sums::kColumnTiles};
-  return common::launch_early(sum_dbias_of_parts_kernel<Kernel>, sums, stream, params);
+  return common::launch_early(combine_dbias_splits_kernel<Kernel>, sums, stream, params);
 }
 
 }  // namespace flash_attn_ext::sm80

@@ -11,6 +11,7 @@
 #include "kernels/common/repair/repair.h"
 #include "kernels/sm80/forward/forward_rows.cuh"
 #include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/nan_flags.cuh"
 #include "kernels/sm80/sm80_kernels.h"
 #include "kernels/sm80/stationary_bias.cuh"
 #include "ptx/dependent_launch.h"
@@ -76,9 +77,12 @@ struct ForwardBiasStationaryKernel {
     const auto keys = static_cast<int>(item.sequence.num_keys);
     const auto qk = static_cast<int>(p.head_dim_qk);
     const auto dv = static_cast<int>(p.head_dim_v);
-    copy_sequence_async<kThreads>(stage.q, {p.q.row<const Element>(batch, item.head, 0), p.q.row_stride, qk}, queries);
-    copy_sequence_async<kThreads>(stage.k, {p.k.row<const Element>(batch, item.key_head, 0), p.k.row_stride, qk}, keys);
-    copy_sequence_async<kThreads>(stage.v, {p.v.row<const Element>(batch, item.key_head, 0), p.v.row_stride, dv}, keys);
+    tile::copy_sequence_async<kThreads>(stage.q, {p.q.row<const Element>(batch, item.head, 0), p.q.row_stride, qk},
+                                        queries);
+    tile::copy_sequence_async<kThreads>(stage.k, {p.k.row<const Element>(batch, item.key_head, 0), p.k.row_stride, qk},
+                                        keys);
+    tile::copy_sequence_async<kThreads>(stage.v, {p.v.row<const Element>(batch, item.key_head, 0), p.v.row_stride, dv},
+                                        keys);
     stage.mask.load(p, item);
     ptx::commit_copies();
   }

@@ -13,8 +13,8 @@
 #include "kernels/score/key_mask_words.cuh"
 #include "kernels/sm80/forward/forward_rows.cuh"
 #include "kernels/sm80/launch.cuh"
+#include "kernels/sm80/nan_flags.cuh"
 #include "kernels/sm80/short_bias.h"
-#include "kernels/sm80/stationary_bias.cuh"
 #include "ptx/dependent_launch.h"
 #include "tile/sm80/copy_rows.h"
 #include "tile/sm80/gemm.h"
@@ -63,10 +63,9 @@ struct ForwardShortBiasKernel {
         __ballot_sync(0xFFFFFFFFu, tile::lane() < kKeyTiles && shared.unmasked[tile::lane() % kKeyTiles] != 0);
     iterate(rows, warp_row() < num_queries() ? tiles : 0);
     rows.finish(item(), 0, 0, shared.q);  // only this warp has read its rows of Q
-    const bool any = __any_sync(0xFFFFFFFFu, rows.out.has_nan());
-    const int64_t group = p.queries_per_key_head();
-    const int64_t place = (key_head * p.batch + batch) * group + head - key_head * group;
-    if (tile::lane() == 0) p.nan_flags[place * kTile.warps + tile::warp()] = any;
+    // Its key head is there already; item() would divide again.
+    const WorkItem work = {{batch, 0, 0, num_queries(), num_keys()}, head, key_head};
+    flag_nan_in_order_of_heads<kTile.warps>(p.nan_flags, p, work, rows.out.has_nan());
   }
 
  private:
@@ -80,7 +79,7 @@ struct ForwardShortBiasKernel {
   __device__ __forceinline__ void copy(Tile& tile, const attention::MatrixView& view, int from_head, int64_t columns,
                                        int rows) const {
     const auto* source = view.row<const Element>(batch, from_head, 0);
-    copy_sequence_async<kThreads>(tile, {source, view.row_stride, static_cast<int>(columns)}, rows);
+    tile::copy_sequence_async<kThreads>(tile, {source, view.row_stride, static_cast<int>(columns)}, rows);
   }
 
   // Issues the copies of the warp's bias for a key tile, zero-padded, and commits them. Without a tile the group is

@@ -20,11 +20,11 @@ cudaError_t run_dbias_over_batch(const attention::BackwardParams& p, const plan:
   const int64_t key_tiles = dbias_tiles(p.sequences.max_seqlen_k);
   const int64_t tiles = (p.dbias.per_head ? p.num_heads_q : 1) * query_tiles * key_tiles;
   const auto divisor = [](int64_t n) { return attention::Divisor::of(static_cast<uint32_t>(n)); };
-  const plan::WorkspacePart& parts = plan.workspace.dbias_parts;
+  const plan::WorkspacePart& splits = plan.workspace.dbias_parts;
   DbiasOverBatchParams params = {
       .p = p,
-      .parts = parts.in<float>(workspace),
-      .num_parts = static_cast<int>(parts.present() ? parts.bytes / (tiles * kDbiasPartBytes) : 1),
+      .splits = splits.in<float>(workspace),
+      .num_splits = static_cast<int>(splits.present() ? splits.bytes / (tiles * kDbiasSplitBytes) : 1),
       .entries = static_cast<int>(p.batch * (p.dbias.per_head ? 1 : p.num_heads_q)),
       .scale = static_cast<float>(p.score_mod.scale),
       .group = divisor(p.queries_per_key_head()),
