@@ -41,10 +41,9 @@ const sm80::DqConfig& dq_config(const BackwardParams& p, ScoreMode score) {
 // Whether query tiles leave SMs without a CTA of dQ, and there are keys to split. As in the forward pass, keys are not
 // split for more queries, so that a result does not depend on the rest of the batch there.
 bool splits_keys_of_dq(const BackwardParams& p, const Limits& limits) {
-  constexpr int kTileQueries = 128;  // as in the forward pass
   const attention::SequenceTable& lengths = p.sequences;
   if (p.dq.data == nullptr || !has_scores(p) || lengths.max_seqlen_q > kSplitQueries) return false;
-  const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(lengths.max_seqlen_q, kTileQueries);
+  const int64_t blocks = p.batch * p.num_heads_q * attention::ceil_div(lengths.max_seqlen_q, kSplitTileQueries);
   return blocks <= limits.sms && visible_keys(p) >= 2 * kSplitKeys && dq_config(p, ScoreMode::kGeneric).split_kv;
 }
 

@@ -13,9 +13,6 @@
 namespace flash_attn_ext::plan {
 namespace {
 
-// The queries of a tile of the kernel for long sequences.
-constexpr int kTileQueries = 128;
-
 // Up to this number of queries the kernel for few queries is faster.
 constexpr int64_t kFewQueries = 64;
 constexpr int64_t kFewCausalQueries = 448;  // causality hides more of larger tiles
@@ -91,7 +88,7 @@ ForwardPlan plan_forward_sm80(const attention::ForwardParams& p, const Limits& l
     return plan;
   }
   if (takes_bias_stationary(p)) return plan_forward_bias_stationary(p, limits);
-  if (is_bound_by_keys(p) || leaves_sms_idle(p, kTileQueries, limits)) {
+  if (is_bound_by_keys(p) || leaves_sms_idle(p, kSplitTileQueries, limits)) {
     return plan_split_forward(p, limits);
   }
   if (takes_whole_heads(p)) {

@@ -84,12 +84,20 @@ bool leaves_tiles_empty(const attention::ForwardParams& p) {
   }
 }
 
+// The largest head dim of this backend's split-KV kernels.
+constexpr int64_t largest_split_head_dim() {
+  int64_t largest = 0;
+  for (const ForwardConfig& config : sm90::kForwardConfigs) {
+    if (config.split_kv) largest = std::max<int64_t>(largest, config.dims.qk);
+  }
+  return largest;
+}
+
 // Whether a call wants row_max and split-KV. No split-KV kernel of this backend writes row_max.
 bool wants_row_max_of_splits(const attention::ForwardParams& p, const Limits& limits) {
-  constexpr int64_t kMostHeadDim = 128;  // of this backend's split-KV
-  constexpr int kPortableTileQueries = 128;
+  constexpr int64_t kMostHeadDim = largest_split_head_dim();
   return p.row_max.present() && score_mode_sm90(p) == ScoreMode::kScaleOnly && largest_head_dim(p) <= kMostHeadDim &&
-         leaves_sms_idle(p, kPortableTileQueries, limits);
+         leaves_sms_idle(p, kSplitTileQueries, limits);
 }
 
 // Whether the portable kernels run instead. Only lengths, head dims and features decide, so that a result does not

@@ -12,6 +12,9 @@ inline constexpr int64_t kLeastKeysOfCta = 128;
 // the rest of the batch.
 inline constexpr int64_t kSplitQueries = 512;
 
+// The queries of a portable tile, by which plans decide whether SMs would be idle without split-KV.
+inline constexpr int kSplitTileQueries = 128;
+
 // Whether few rows see so many keys that reading these bounds the call, or keys come from a cache, which only the
 // split-KV kernel reads.
 bool is_bound_by_keys(const attention::ForwardParams& params);
