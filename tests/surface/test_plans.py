@@ -7,7 +7,7 @@ import torch
 
 import flash_attn_ext
 from flash_attn_ext import _C
-from support.plans import F16, F32, F64, SINGLE_TILE, WARP_SPECIALISED, Call, label, mismatches
+from support.plans import F16, F32, F64, SHORT_BIAS, SINGLE_TILE, WARP_SPECIALISED, Call, label, mismatches
 
 
 def causal(**more) -> dict:
@@ -124,8 +124,8 @@ FORWARD_SM90 = [
     *(
         (hopper(sq=sq, sk=sk, d=d, bias=(1, 16, sq, sk), mask=mask), dict(kernel=kernel))
         for sq, sk, d, mask, kernel in (
-            (256, 256, 32, None, "whole heads"),
-            (65, 136, 8, (8, 1, 1, 136), "whole heads"),
+            (256, 256, 32, None, SHORT_BIAS),
+            (65, 136, 8, (8, 1, 1, 136), SHORT_BIAS),
             (64, 136, 32, None, WARP_SPECIALISED),
             (256, 128, 32, None, WARP_SPECIALISED),
             (256, 264, 32, None, WARP_SPECIALISED),
@@ -137,7 +137,7 @@ FORWARD_SM90 = [
     (
         hopper(sq=200, sk=136, d=24, bias=(1, 16, 200, 136)),
         dict(
-            kernel="whole heads",
+            kernel=SHORT_BIAS,
             score_mode="bias and mask",
             head_dims=(32, 32),
             tile=(256, 32),

@@ -11,6 +11,7 @@ from support.plans import (
     MATERIALISE_P_DS,
     QUERY_STATIONARY,
     RECOMPUTE,
+    SHORT_BIAS,
     TWO_PASS,
     Call,
     label,
@@ -103,7 +104,7 @@ BACKWARD_SM90 = [
     (hopper({"causal": "top_left"}, slopes=True, d=96), dict(kernel=TWO_PASS, score_mode="generic")),
     (hopper(slopes=True), dict(kernel=TWO_PASS, score_mode="generic")),
     # The gradient of a bias that all batch entries share takes a kernel of its own up to head dim 64.
-    (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY, dbias="from recomputed dS")),
+    (hopper(bias=SQUARE, wanted=WITH_BIAS), dict(kernel=KEY_STATIONARY, dbias="from dS recomputed over the batch")),
     (
         hopper(sq=128, batch=64, bias=(1, 1, 128, 128), wanted=WITH_BIAS),
         dict(dbias="from the materialised dS"),
@@ -123,8 +124,8 @@ BACKWARD_SM90 = [
     *(
         (hopper(sq=256, d=d, bias=(1, 16, 256, 256), wanted=WITH_BIAS, **more), dict(kernel=kernel))
         for d, more, kernel in (
-            (32, {}, "fused"),
-            (8, {"mask": (8, 1, 1, 256)}, "fused"),
+            (32, {}, SHORT_BIAS),
+            (8, {"mask": (8, 1, 1, 256)}, SHORT_BIAS),
             (40, {}, KEY_STATIONARY),
             (32, {"mask": (8, 1, 256, 256)}, TWO_PASS),
             (32, {"key_heads": 4}, KEY_STATIONARY),
@@ -134,11 +135,11 @@ BACKWARD_SM90 = [
     (
         hopper(sq=256, d=32, bias=(1, 16, 256, 256), mask=(8, 1, 1, 256), wanted=WITH_BIAS),
         dict(
-            kernel="fused",
+            kernel=SHORT_BIAS,
             score_mode="bias and mask",
             head_dims=(32, 32),
             delta="within another kernel",
-            dbias="from recomputed dS",
+            dbias="from dS recomputed over the batch",
             workspace={"partial dBias": 2 * 64 * 128 * 128 * 4, "dQ NaN flags": 8 * 16 * 8},
         ),
     ),

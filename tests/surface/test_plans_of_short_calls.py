@@ -4,9 +4,11 @@ are no whole sectors."""
 import dataclasses
 
 import pytest
+import torch
 
-from flash_attn_ext._explanation import Plan
-from support.plans import F16, SINGLE_TILE, WARP_SPECIALISED, Call, label, mismatches
+from flash_attn_ext._explanation import Plan, plans_of
+from flash_attn_ext._options import dense_problem, problem_of
+from support.plans import BF16, DEFAULTS, F16, SHORT_BIAS, SINGLE_TILE, WARP_SPECIALISED, Call, label, mismatches
 
 CAUSAL, LAST = {"causal": "top_left"}, {"causal": "bottom_right"}
 DROPOUT = {"dropout_p": 0.1}
@@ -187,3 +189,16 @@ def test_forward_backend(call, own):
 @pytest.mark.parametrize(("call", "own"), BACKWARD, ids=str)
 def test_backward_backend(call, own):
     assert (WARP_SPECIALISED in on_hopper(call)[1].kernel) == own
+
+
+@pytest.mark.parametrize(
+    ("row_stride", "takes_short_bias"), [((1 << 23) - 8, True), (1 << 23, False), ((1 << 23) + (1 << 16), False)]
+)
+def test_offsets_in_short_heads_with_a_bias_fit_32_bits(row_stride, takes_short_bias):
+    sq, sk, d = 65, 136, 32
+    call = Call(sq, sk, d=d, batch=1, heads=1, bias=(1, 1, sq, sk), options={"backend": "sm90"})
+    memory = torch.empty((sq - 1) * row_stride + d, dtype=BF16)  # nothing of it is touched
+    q = memory.as_strided((1, 1, sq, d), (sq * row_stride, sq * row_stride, row_stride, 1)).requires_grad_()
+    problem, _, _ = dense_problem(problem_of(**DEFAULTS | call.arguments() | {"q": q}), "bhsd")
+    kernels = [plan.kernel for plan in plans_of(problem)]
+    assert [kernel == SHORT_BIAS for kernel in kernels] == [takes_short_bias] * 2

@@ -7,7 +7,6 @@
 #include "kernels/plan/mask_tiles.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
-#include "tile/sm80/strides.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -16,7 +15,6 @@ using attention::BackwardParams;
 using attention::ForwardParams;
 
 constexpr int64_t kMostHeadDim = std::end(sm80::kBiasStationaryConfigs)[-1].head_dim;
-constexpr int64_t kChunk = 8;  // the elements of 16 bytes
 
 int row_of(const attention::AttentionParams& p) {
   int row = 0;
@@ -35,11 +33,6 @@ int64_t nan_flag_bytes(const attention::AttentionParams& p, const sm80::BiasStat
   return p.batch * p.num_heads_q * config.tile.warps;
 }
 
-// Within a tile, the bytes between rows are 32-bit numbers.
-bool has_short_strides(std::initializer_list<const attention::MatrixView*> views) {
-  return std::ranges::all_of(views, [](const auto* view) { return view->row_stride < tile::kLongStride; });
-}
-
 bool writes_dbias(const BackwardParams& p) {
   const attention::BiasGradient& dbias = p.dbias;
   return !dbias.present() || (dbias.per_query && dbias.per_key && (dbias.per_head || !dbias.per_batch));
@@ -52,18 +45,14 @@ bool takes_bias_stationary(const attention::AttentionParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   return attention::is_16_bit(p.element) && score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled() &&
          !p.score_mod.intervals.present() && !is_packed(p) && !p.cache.present() &&
-         largest_head_dim(p) <= kMostHeadDim && has_short_strides({&p.q, &p.k, &p.v}) &&
+         largest_head_dim(p) <= kMostHeadDim && has_short_strides(kTokens, {&p.q, &p.k, &p.v}) &&
          lengths.max_seqlen_q <= kTokens && lengths.max_seqlen_k <= kTokens && lengths.max_seqlen_k > 0;
 }
 
 bool takes_bias_stationary(const BackwardParams& p) {
-  const auto has_chunks = [](const attention::MatrixView& view, int64_t columns) {
-    return view.data == nullptr || has_whole_chunks(view, columns, kChunk);
-  };
   return takes_bias_stationary(static_cast<const attention::AttentionParams&>(p)) && p.queries_per_key_head() == 1 &&
-         p.dalibi_slopes == nullptr && writes_dbias(p) && has_short_strides({&p.out, &p.dout}) &&
-         has_chunks(p.out, p.head_dim_v) && has_chunks(p.dout, p.head_dim_v) && has_chunks(p.dq, p.head_dim_qk) &&
-         has_chunks(p.dk, p.head_dim_qk) && has_chunks(p.dv, p.head_dim_v);
+         p.dalibi_slopes == nullptr && writes_dbias(p) &&
+         has_short_strides(sm80::kBiasStationaryTokens, {&p.out, &p.dout}) && has_whole_chunks(p);
 }
 
 ForwardPlan plan_forward_bias_stationary(const ForwardParams& p, const Limits& limits) {

@@ -53,6 +53,7 @@ enum class ForwardKernel {
   kStreaming,        // one CTA per query tile; key tiles stream past it
   kWholeHeads,       // persistent CTAs compute head after head, with all keys of a head at once
   kBiasStationary,   // persistent CTAs compute one short sequence after the other; the bias of a head stays
+  kShortBias,        // one CTA per short head with a bias, with all keys of the head; on Hopper
   kSplit,            // few queries, or keys from a cache: persistent CTAs have stream-K ranges of all heads' keys
   kWarpSpecialised,  // Hopper: persistent CTAs fetch query tiles; one warpgroup is the producer, the others compute
   kSingleTile,       // the same, where one tile holds all keys of a sequence
@@ -70,7 +71,7 @@ struct ForwardPlan {
   // sm80::kBiasStationaryConfigs (kBiasStationary), sm90::kForwardConfigs (kWarpSpecialised) or
   // sm90::kSingleTileConfigs (kSingleTile).
   int row = 0;
-  TileShape tile{};  // kStreaming, kSplit, kWarpSpecialised, kSingleTile
+  TileShape tile{};  // kStreaming, kBiasStationary, kShortBias, kSplit, kWarpSpecialised, kSingleTile
   NanRepair nan_repair = NanRepair::kNone;
   // kWarpSpecialised: how many times smaller than the last L2 head group the others are.
   int64_t smaller_head_groups = 1;
@@ -108,6 +109,7 @@ enum class BackwardKernels {
   kRows,               // float64: as in the forward pass
   kFused,              // one kernel for dQ, dK and dV: five GEMMs per tile
   kBiasStationary,     // the same and dBias, for one short sequence after the other; the bias of a head stays
+  kShortBias,          // one kernel for dQ, dK and dV of short heads with a bias; on Hopper
   kRecompute,          // dQ, then dK and dV; each computes the scores: seven GEMMs per tile
   kMaterialiseInDkdv,  // dK and dV first, which materialise dS; dQ = dS K: five GEMMs per tile
   kMaterialiseInDq,    // dQ first, which materialises P and dS; dV = P^T dO and dK = dS^T Q
@@ -131,6 +133,7 @@ enum class BiasGradientSource {
   kSameDscores,   // the dS that dQ, dK and dV are computed from, at the same time
   kMaterialised,  // materialised dS
   kRecomputed,    // recomputed dS
+  kOverBatch,     // recomputed dS of all batch entries, which share the bias, tile by tile
 };
 
 struct BackwardPlan {
@@ -187,9 +190,10 @@ struct BackwardPlan {
     WorkspacePart delta;
     WorkspacePart materialised_scores;
     WorkspacePart mask_tiles;
-    WorkspacePart mask_bits;  // of a boolean mask, packed: kBiasStationary, kKeyStationary and kTwoPass
+    // kBiasStationary, kTwoPass: a boolean mask, packed. kKeyStationary: MaskIterations, of intervals too.
+    WorkspacePart mask_bits;
     WorkspacePart alibi_partials;
-    WorkspacePart dbias_parts;   // kBiasStationary: partial dBias of each CTA
+    WorkspacePart dbias_parts;   // partial dBias of each CTA (kBiasStationary) or batch split (kOverBatch)
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
     WorkspacePart

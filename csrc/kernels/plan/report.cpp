@@ -23,6 +23,8 @@ const char* name_of(ForwardKernel kernel) {
       return "streaming";
     case ForwardKernel::kWholeHeads:
       return "whole heads";
+    case ForwardKernel::kShortBias:
+      return "short heads with a bias";
     case ForwardKernel::kBiasStationary:
       return "bias-stationary";
     case ForwardKernel::kSplit:
@@ -43,6 +45,8 @@ const char* name_of(BackwardKernels kernels) {
       return "one warp per row, without tensor cores";
     case BackwardKernels::kFused:
       return "fused";
+    case BackwardKernels::kShortBias:
+      return "short heads with a bias";
     case BackwardKernels::kBiasStationary:
       return "bias-stationary";
     case BackwardKernels::kRecompute:
@@ -87,6 +91,8 @@ const char* name_of(BiasGradientSource source) {
       return "from the materialised dS";
     case BiasGradientSource::kRecomputed:
       return "from recomputed dS";
+    case BiasGradientSource::kOverBatch:
+      return "from dS recomputed over the batch";
   }
   return "?";
 }
@@ -145,8 +151,12 @@ void add_kernel(Report& report, const ForwardPlan& plan) {
     case ForwardKernel::kWholeHeads:
       columns.add("score_mode", name_of(plan.score));
       columns.add("head_dims", head_dims(plan.head_dim));
-      columns.add("tile", plan.score == ScoreMode::kScaleOnly ? Sizes{sm80::kHeadsRows, sm80::kHeadsRows}
-                                                              : sizes_of(plan.tile));
+      columns.add("tile", {sm80::kHeadsRows, sm80::kHeadsRows});
+      break;
+    case ForwardKernel::kShortBias:
+      columns.add("score_mode", name_of(plan.score));
+      columns.add("head_dims", head_dims(plan.head_dim));
+      columns.add("tile", sizes_of(plan.tile));
       break;
     case ForwardKernel::kBiasStationary:
     case ForwardKernel::kSplit:
@@ -223,11 +233,11 @@ void add_kernels(Report& report, const BackwardPlan& plan) {
       break;
     case BackwardKernels::kFused:
       columns.add("score_mode", name_of(plan.dkdv_score));
-      if (plan.dkdv_score == ScoreMode::kBiasMask) {
-        columns.add("head_dims", head_dims(plan.dkdv_head_dim));
-      } else {
-        columns.add("tile", {sm80::kFusedConfigs[plan.fused_row].queries, sm80::kFusedConfigs[plan.fused_row].keys});
-      }
+      columns.add("tile", {sm80::kFusedConfigs[plan.fused_row].queries, sm80::kFusedConfigs[plan.fused_row].keys});
+      break;
+    case BackwardKernels::kShortBias:
+      columns.add("score_mode", name_of(plan.dkdv_score));
+      columns.add("head_dims", head_dims(plan.dkdv_head_dim));
       break;
     case BackwardKernels::kBiasStationary:
       columns.add("score_mode", name_of(plan.dkdv_score));

@@ -3,8 +3,8 @@
 #include "kernels/config/short_bias.h"
 
 #include <algorithm>
-#include <initializer_list>
 
+#include "kernels/config/bias_stationary.h"
 #include "kernels/config/dbias_over_batch.h"
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
@@ -17,12 +17,6 @@ using attention::BackwardParams;
 
 // With fewer keys, at least half of a backward CTA's warps would have none.
 constexpr int64_t kLeastShortBiasKeys = 129;
-
-// Within a tile of so many rows, offsets in bytes are 32-bit numbers.
-bool has_short_strides(int64_t rows, std::initializer_list<const attention::MatrixView*> views) {
-  const int64_t most = (int64_t{1} << 32) / (2 * rows);  // of 16-bit elements
-  return std::ranges::all_of(views, [&](const auto* view) { return view->row_stride < most; });
-}
 
 // Whether a bias with a value for each query and key changes the scores, and beside it at most a mask that hides the
 // same keys from all queries.
@@ -38,11 +32,11 @@ int64_t nan_flag_bytes(const attention::AttentionParams& p) {
   return p.batch * p.num_heads_q * sm80::kShortBiasForward.tile.warps;
 }
 
-// Whether a call has short heads with a bias.
+// Whether a call has short heads with a bias, longer than what bias-stationary kernels take.
 bool has_short_heads(const attention::AttentionParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
   return has_bias_and_key_mask(p) && p.visibility.unlimited() && largest_head_dim(p) <= sm80::kShortBiasHeadDim &&
-         lengths.max_seqlen_q > kPortableQueries / 2 && lengths.max_seqlen_q <= sm80::kShortBiasTokens &&
+         lengths.max_seqlen_q > sm80::kBiasStationaryTokens && lengths.max_seqlen_q <= sm80::kShortBiasTokens &&
          lengths.max_seqlen_k >= kLeastShortBiasKeys && lengths.max_seqlen_k <= sm80::kShortBiasTokens &&
          has_short_strides(sm80::kShortBiasTokens, {&p.q, &p.k, &p.v});
 }
@@ -52,18 +46,13 @@ bool has_short_heads(const attention::AttentionParams& p) {
 bool takes_short_bias(const attention::ForwardParams& p) { return has_short_heads(p) && !p.row_max.present(); }
 
 bool takes_short_bias(const BackwardParams& p) {
-  constexpr int64_t kChunk = 8;  // the elements of 16 bytes
-  const auto has_chunks = [](const attention::MatrixView& view, int64_t columns) {
-    return view.data == nullptr || has_whole_chunks(view, columns, kChunk);
-  };
   return has_short_heads(p) && p.queries_per_key_head() == 1 && (!p.dbias.present() || takes_dbias_over_batch(p)) &&
-         has_chunks(p.out, p.head_dim_v) && has_chunks(p.dout, p.head_dim_v) && has_chunks(p.dq, p.head_dim_qk) &&
-         has_chunks(p.dk, p.head_dim_qk) && has_chunks(p.dv, p.head_dim_v);
+         has_whole_chunks(p);
 }
 
 ForwardPlan plan_forward_short_bias(const attention::ForwardParams& p) {
   ForwardPlan plan;
-  plan.kernel = ForwardKernel::kWholeHeads;
+  plan.kernel = ForwardKernel::kShortBias;
   plan.score = sm80::kShortBiasForward.score;
   plan.head_dim = sm80::kShortBiasForward.head_dim;
   plan.tile = sm80::kShortBiasForward.tile;
@@ -74,7 +63,7 @@ ForwardPlan plan_forward_short_bias(const attention::ForwardParams& p) {
 
 BackwardPlan plan_backward_short_bias(const BackwardParams& p, const Limits& limits) {
   BackwardPlan plan;
-  plan.kernels = BackwardKernels::kFused;
+  plan.kernels = BackwardKernels::kShortBias;
   plan.delta = DeltaSource::kSharedKernel;
   plan.dq_score = plan.dkdv_score = ScoreMode::kBiasMask;
   plan.dq_head_dim = plan.dkdv_head_dim = sm80::kShortBiasHeadDim;
@@ -97,7 +86,7 @@ void plan_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Li
                         sm80::dbias_tiles(p.sequences.max_seqlen_k);
   const int64_t entries = p.batch * (p.dbias.per_head ? 1 : p.num_heads_q);
   const int64_t splits = std::clamp<int64_t>(limits.sms / tiles, 1, std::max<int64_t>(entries, 1));
-  plan.dbias = BiasGradientSource::kRecomputed;
+  plan.dbias = BiasGradientSource::kOverBatch;
   plan.writes_dbias_once = true;
   plan.dscore_head_dim = sm80::dbias_head_dim(largest_head_dim(p));
   if (splits > 1) plan.workspace.dbias_parts = append(plan.workspace.bytes, splits * tiles * sm80::kDbiasSplitBytes);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "attention/division.h"
 #include "attention/params.h"
@@ -51,6 +52,21 @@ inline bool has_whole_chunks(const attention::MatrixView& view, int64_t columns,
   const int64_t strides = view.batch_stride | view.head_stride | view.row_stride;  // chunk is a power of 2
   return view.column_stride == 1 && (strides | columns) % chunk == 0 &&
          reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+}
+
+// The same for out, dout and the wanted gradients of a call with 16-bit elements.
+inline bool has_whole_chunks(const attention::BackwardParams& p) {
+  const auto has_chunks = [](const attention::MatrixView& view, int64_t columns) {
+    return view.data == nullptr || has_whole_chunks(view, columns, 8);
+  };
+  return has_chunks(p.out, p.head_dim_v) && has_chunks(p.dout, p.head_dim_v) && has_chunks(p.dq, p.head_dim_qk) &&
+         has_chunks(p.dk, p.head_dim_qk) && has_chunks(p.dv, p.head_dim_v);
+}
+
+// Whether offsets in bytes within a tile of `rows` rows are 32-bit numbers, with 16-bit elements.
+inline bool has_short_strides(int64_t rows, std::initializer_list<const attention::MatrixView*> views) {
+  const int64_t end = (int64_t{1} << 32) / (2 * rows);
+  return std::ranges::all_of(views, [&](const auto* view) { return view->row_stride < end; });
 }
 
 // Whether materialised dS is all that dBias needs. dBias must not be more precise than dS. It must have no sum over

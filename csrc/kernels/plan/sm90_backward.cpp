@@ -175,13 +175,9 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (p.dalibi_slopes != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
-  // These are read and written 16 bytes at a time. Results lie in memory in the order of q's, k's and v's strides.
-  constexpr int64_t kChunk = 8;
-  const auto in_chunks = [](const attention::MatrixView& view, int64_t columns) {
-    return view.data == nullptr || has_whole_chunks(view, columns, kChunk);
-  };
-  if (!in_chunks(p.out, p.head_dim_v) || !in_chunks(p.dout, p.head_dim_v)) return true;
-  if (!in_chunks(p.dq, p.head_dim_qk) || !in_chunks(p.dk, p.head_dim_qk) || !in_chunks(p.dv, p.head_dim_v)) return true;
+  // Out, dout and results are read and written 16 bytes at a time. Results lie in memory in the order of q's, k's and
+  // v's strides.
+  if (!has_whole_chunks(p)) return true;
   if (takes_query_stationary(p)) return false;
   return has_few_queries(p) ? few_queries_take_portable_kernels(p) : is_short(p, limits);
 }

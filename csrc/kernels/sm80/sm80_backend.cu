@@ -86,10 +86,10 @@ template <class Element>
 cudaError_t matrix_gradients(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   switch (plan.kernels) {
     case BackwardKernels::kFused:
-      if constexpr (sizeof(Element) == 2) {
-        return plan.dkdv_score == ScoreMode::kBiasMask ? backward_short_bias<Element>(p, stream)
-                                                       : backward_fused<Element>(p, plan, stream);
-      }
+      if constexpr (sizeof(Element) == 2) return backward_fused<Element>(p, plan, stream);
+      break;
+    case BackwardKernels::kShortBias:
+      if constexpr (sizeof(Element) == 2) return backward_short_bias<Element>(p, stream);
       break;
     case BackwardKernels::kBiasStationary:
       if constexpr (sizeof(Element) == 2) return backward_bias_stationary<Element>(p, plan, stream);
@@ -118,13 +118,8 @@ cudaError_t compute_delta(BackwardParams p, const BackwardPlan& plan, cudaStream
   return sum_dscores(p, plan, DscoreSum::kDelta, stream);
 }
 
-// Whether dBias has a kernel that recomputes dS over the batch. Other fused kernels have no bias.
-bool sums_dbias_over_batch(const BackwardPlan& plan) {
-  return plan.kernels == BackwardKernels::kFused && plan.dbias == BiasGradientSource::kRecomputed;
-}
-
 cudaError_t run_tensor_cores(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
-  const bool recomputes_dbias = plan.dbias == BiasGradientSource::kRecomputed && !sums_dbias_over_batch(plan);
+  const bool recomputes_dbias = plan.dbias == BiasGradientSource::kRecomputed;
   return in_order(
       [&] {
         return with_element(p.element, plan.tf32,
@@ -223,9 +218,8 @@ cudaError_t run_forward(const attention::AppendingForwardParams& params, const F
                     return with_element(p.element, plan.tf32, [&](auto element) {
                       using Element = decltype(element);
                       if constexpr (sizeof(Element) == 2) {
-                        if (plan.kernel == ForwardKernel::kWholeHeads)
-                          return plan.score == ScoreMode::kBiasMask ? forward_short_bias<Element>(p, stream)
-                                                                    : forward_heads<Element>(p, plan, stream);
+                        if (plan.kernel == ForwardKernel::kWholeHeads) return forward_heads<Element>(p, plan, stream);
+                        if (plan.kernel == ForwardKernel::kShortBias) return forward_short_bias<Element>(p, stream);
                         if (plan.kernel == ForwardKernel::kBiasStationary)
                           return forward_bias_stationary<Element>(p, plan, stream);
                       }
@@ -246,7 +240,10 @@ cudaError_t run_backward(const attention::BackwardParams& params, const Backward
       [&] {
         return plan.kernels == BackwardKernels::kRows ? run_rows(p, plan, stream) : run_tensor_cores(p, plan, stream);
       },
-      [&] { return sums_dbias_over_batch(plan) ? run_dbias_over_batch(params, plan, workspace, stream) : cudaSuccess; },
+      [&] {
+        return plan.dbias == BiasGradientSource::kOverBatch ? run_dbias_over_batch(params, plan, workspace, stream)
+                                                            : cudaSuccess;
+      },
       [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; },
       [&] { return p.dsink ? common::launch_dsink(p, stream) : cudaSuccess; });
 }
