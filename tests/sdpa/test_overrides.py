@@ -272,7 +272,25 @@ def test_under_compile(kind, replaced, device):
         return F.scaled_dot_product_attention(*tensors)
 
     with replaced():
-        compiled = torch.compile(attend, backend="eager")
+        compiled = torch.compile(attend, backend="eager", fullgraph=True)
+        out = compiled(*tensors)
+        assert_ours(lambda: compiled(*tensors))
+    assert type(out) is type(expected)
+    torch.testing.assert_close(out.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("kind", [Doubling, Inheriting])
+def test_under_compile_in_nested_contexts(kind, fallback, device):
+    """While a mode is active, Dynamo asks a class about attributes even where its overrides are off."""
+    tensors = [tensor.as_subclass(kind) for tensor in qkv(device)]
+    expected = F.scaled_dot_product_attention(*tensors)
+
+    def attend(*tensors):
+        return F.scaled_dot_product_attention(*tensors)
+
+    with flash_attn_ext.replace_sdpa(), flash_attn_ext.replace_sdpa(fallback):
+        compiled = torch.compile(attend, backend="eager", fullgraph=True)
         out = compiled(*tensors)
         assert_ours(lambda: compiled(*tensors))
     assert type(out) is type(expected)
