@@ -173,7 +173,7 @@ def test_compiled(compiler, compiled_before, fresh_compiler, device):
     assert_ours(compiled, *inputs, passes=BOTH)
 
 
-def test_compiled_with_a_mask(fresh_compiler, device):
+def test_inductor_with_a_mask(fresh_compiler, device):
     """Queries whose number is no multiple of 32, keys whose number is no multiple of 16."""
     mask = torch.randn(2, 1, 37, 21, device=device, dtype=dtype_of(device), requires_grad=device == "cuda")
     q, k, v = qkv(device)
@@ -185,7 +185,7 @@ def test_compiled_with_a_mask(fresh_compiler, device):
 
 
 @pytest.mark.parametrize("transposed", [True, False])
-def test_compiled_layouts(transposed, fresh_compiler, device):
+def test_layouts_in_inductor(transposed, fresh_compiler, device):
     """Of queries that were (B, L, H, D) and are (B, H, L, D)."""
 
     def function(x):
