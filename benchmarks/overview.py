@@ -1,10 +1,10 @@
-"""The pictures of benchmarks/results/, and the tables and the figures in the prose of README and docs/performance.md,
-from the reports there and nothing else.
+"""The pictures of benchmarks/results/, the tables and the figures in the prose of README and docs/performance.md, and
+the tables of docs/kernels/cpu.md, from the reports there and nothing else.
 
-    python benchmarks/overview.py    # after new results: draws all pictures, writes tables and figures into both pages
+    python benchmarks/overview.py    # after new results: draws all pictures, writes tables and figures into the pages
 
 Both passes of a table come from one run, so that they can be added. readme_figures.py says which results a passage
-quotes, and speed_tables.py has the tables of ratios.
+quotes, and speed_tables.py and cpu_tables.py have the tables of ratios.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from flash_attn_ext.cli.bench import plot
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import cpu_tables  # noqa: E402
 import readme_figures  # noqa: E402
 import speed_tables  # noqa: E402
 
@@ -26,6 +27,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 REPORT = RESULTS / "cuda_h200.json"
 PICTURE = RESULTS / "overview.png"
 README, GUIDE = readme_figures.PAGES
+CPU_PAGE = "docs/kernels/cpu.md"
 BEGIN, END = "<!-- {}benchmarks/overview.py writes from here -->", "<!-- {}to here -->"
 
 PEERS = ("cudnn", "fa4", "flash")
@@ -92,6 +94,8 @@ def generated(page: str, found: dict[str, Figures]) -> dict[str, str]:
     """What is generated of a page, by the name of the part as its marks have it."""
     if page == README:
         return {"": "\n\n".join([README_WORDS, speed_tables.times_as_fast_table(speed_tables.IN_README)])}
+    if page == CPU_PAGE:
+        return {"long sequences: ": cpu_tables.long_sequences(), "few keys: ": cpu_tables.few_keys()}
     parts = [speed_tables.times_as_fast_table(speed_tables.WORKLOADS), GRID_WORDS]
     parts += [f"**{pass_.capitalize()}**\n\n{rates_table(found[pass_])}" for pass_ in ("forward", "backward")]
     return {"": "\n\n".join(parts), "slow points: ": speed_tables.slow_points_table()}
@@ -165,7 +169,8 @@ if __name__ == "__main__":
     measured = figures()
     draw_overview(PICTURE)
     draw_reports()
-    for name in readme_figures.PAGES:
+    for name in (*readme_figures.PAGES, CPU_PAGE):
         write(ROOT / name, generated(name, measured))
-        write_figures(ROOT / name, name)
+        if name in readme_figures.PAGES:
+            write_figures(ROOT / name, name)
         print(name)

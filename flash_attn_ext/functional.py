@@ -253,6 +253,15 @@ def attention(
         # fmt: on
         if results is not None:
             return results
+    if asked := operands_to_ask(q, k, v, bias, mask, intervals, alibi_slopes, sink):
+        # fmt: off
+        theirs: Tensor = handle_torch_function(
+            attention, asked, q, k, v, causal=causal, window=window, bias=bias, mask=mask, intervals=intervals,
+            alibi_slopes=alibi_slopes, softcap=softcap, sink=sink, dropout_p=dropout_p, scale=scale, layout=layout,
+            return_lse=return_lse, return_max_logit=return_max_logit, backend=backend, allow_tf32=allow_tf32,
+        )
+        # fmt: on
+        return theirs
     return_lse, max_logit = check_flag("return_lse", return_lse), check_max_logit(return_max_logit)
     problem = problem_of(
         q=q,

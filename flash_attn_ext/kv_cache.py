@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.overrides import handle_torch_function
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import four_dimensional, operands_of, require_tensors
@@ -19,6 +20,7 @@ from flash_attn_ext._options import (
     results_of,
 )
 from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
+from flash_attn_ext._sdpa import operands_to_ask
 from flash_attn_ext.masks import Intervals
 from flash_attn_ext.types import Backend, Causal, KvCacheOptions, Layout, MaxLogit, Window
 
@@ -204,26 +206,27 @@ def attention_with_kvcache(
         # fmt: on
         if results is not None:
             return results
+    of_cache = (k_new, v_new, cache_seqlens, block_table, cache_batch_idx, rotary_cos, rotary_sin)
+    if asked := operands_to_ask(q, k_cache, v_cache, *of_cache, bias, mask, intervals, alibi_slopes, sink):
+        # fmt: off
+        theirs: Tensor = handle_torch_function(
+            attention_with_kvcache, asked, q, k_cache, v_cache, k_new=k_new, v_new=v_new, cache_seqlens=cache_seqlens,
+            block_table=block_table, cache_batch_idx=cache_batch_idx, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+            rotary_interleaved=rotary_interleaved, causal=causal, window=window, bias=bias, mask=mask,
+            intervals=intervals, alibi_slopes=alibi_slopes, softcap=softcap, sink=sink, scale=scale, layout=layout,
+            return_lse=return_lse, return_max_logit=return_max_logit, backend=backend,
+        )
+        # fmt: on
+        return theirs
     return_lse, max_logit = check_flag("return_lse", return_lse), check_max_logit(return_max_logit)
     rotary_interleaved = check_flag("rotary_interleaved", rotary_interleaved)
+    # fmt: off
     problem = problem_of(
-        q=q,
-        k=k_cache,
-        v=v_cache,
-        bias=bias,
-        mask=mask,
-        intervals=intervals,
-        alibi_slopes=alibi_slopes,
-        sink=sink,
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        dropout_p=0.0,
-        scale=scale,
-        backend=backend,
-        allow_tf32=False,
+        q=q, k=k_cache, v=v_cache, bias=bias, mask=mask, intervals=intervals, alibi_slopes=alibi_slopes, sink=sink,
+        causal=causal, window=window, softcap=softcap, dropout_p=0.0, scale=scale, backend=backend, allow_tf32=False,
         wants_row_max=max_logit is not None,
     )
+    # fmt: on
     operands = operands_of(q, k_cache, v_cache)
     if operands < PLAIN:
         require_tensors(tuple(_NAMES.values()), (q, k_cache, v_cache))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from flash_attn_ext._canonical import operands_of, packed_form
 from flash_attn_ext._options import check_flag, check_max_logit, problem_of, results_of
+from flash_attn_ext._sdpa import operands_to_ask
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.masks import Intervals
 from flash_attn_ext.types import Backend, Causal, MaxLogit, VarlenOptions, Window
@@ -147,6 +149,16 @@ def attention_varlen(
         >>> flash_attn_ext.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, causal="bottom_right").shape
         torch.Size([8, 4, 64])
     """
+    if asked := operands_to_ask(q, k, v, cu_seqlens_q, cu_seqlens_k, bias, mask, intervals, alibi_slopes, sink):
+        # fmt: off
+        theirs: Tensor = handle_torch_function(
+            attention_varlen, asked, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k, causal=causal, window=window, bias=bias, mask=mask, intervals=intervals,
+            alibi_slopes=alibi_slopes, softcap=softcap, sink=sink, dropout_p=dropout_p, scale=scale,
+            return_lse=return_lse, return_max_logit=return_max_logit, backend=backend, allow_tf32=allow_tf32,
+        )
+        # fmt: on
+        return theirs
     return_lse, max_logit = check_flag("return_lse", return_lse), check_max_logit(return_max_logit)
     problem = problem_of(
         q=q,

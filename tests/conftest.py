@@ -17,6 +17,8 @@ if WORKER := os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # What one worker compiles is no cache for another, which may clear it meanwhile.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/flash_attn_ext_{os.getuid()}_{WORKER}")
+# Or Inductor compiles six programs first, to see that the compiler knows the instructions of this CPU.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 import torch
@@ -90,6 +92,14 @@ def pytest_pycollect_makeitem():
     made = outcome.get_result()
     if isinstance(made, list):
         outcome.force_result(list(filter(is_collected, made)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """One worker runs what Inductor compiles: in a process its first call takes ten seconds more than others."""
+    for item in items:
+        if "inductor" in item.nodeid and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("inductor"))
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)

@@ -38,6 +38,7 @@ TRANSFORMS = {
     "jacfwd": lambda q, k, v: func.jacfwd(out_of_q(k, v))(q),
     "jvp of grad": lambda q, k, v: func.jvp(func.grad(loss), (q, k, v), (q, k, v)),
     "grad of jvp": lambda q, k, v: func.grad(lambda q: func.jvp(loss, (q, k, v), (q, k, v))[1])(q),
+    "hessian": lambda q, k, v: func.hessian(loss)(q, k, v),
     "grad of grad": lambda q, k, v: func.grad(lambda q: func.grad(loss)(q, k, v).square().sum())(q),
 }
 
@@ -53,10 +54,20 @@ def tensors(backend):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_compiled(name, tensors):
+def test_compiled(name, compiler, tensors):
     transform = TRANSFORMS[name]
-    torch.testing.assert_close(torch.compile(transform, backend="aot_eager")(*tensors), transform(*tensors))
+    torch.testing.assert_close(torch.compile(transform, backend=compiler)(*tensors), transform(*tensors))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_a_transform_that_is_compiled_itself(compiler, tensors):
+    """Not by a name within a function of the user's."""
+    for transform in (func.hessian, func.grad, lambda f: func.jacfwd(func.grad(f))):
+        transformed = transform(loss)
+        torch.testing.assert_close(torch.compile(transformed, backend=compiler)(*tensors), transformed(*tensors))
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

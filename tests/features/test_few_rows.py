@@ -19,7 +19,7 @@ LENGTHS = (2047, 2048, 2049, 4096, 4097, 8192)
 LONG = [Case(sq=1, sk=sk, d=64, batch=1, heads=4, kv_heads=2) for sk in LENGTHS] + [
     Case(sq=sq, sk=4097, d=d, dv=dv, batch=1, heads=heads, kv_heads=kv_heads)
     for sq, heads, kv_heads, d, dv in (
-        (1, 33, 1, 128, None),
+        (1, 33, 1, 24, None),
         (8, 8, 2, 128, None),
         (9, 8, 2, 72, 40),
         (32, 2, 2, 40, 64),
@@ -28,6 +28,7 @@ LONG = [Case(sq=1, sk=sk, d=64, batch=1, heads=4, kv_heads=2) for sk in LENGTHS]
         (65, 1, 1, 64, None),
     )
 ]
+LONG += for_gpus([Case(sq=1, sk=4097, d=128, batch=1, heads=33, kv_heads=1)])
 LONG_FEATURES = [
     Case(sq=sq, sk=4500, d=32, batch=2, heads=4, kv_heads=2, **features)
     for sq in (5, 40)
@@ -54,10 +55,9 @@ LONG_BACKWARD_FEATURES = [
     dict(mask="b11k"),
     dict(bias="1hqk", dropout_p=0.2),
 ]
-LONG_BACKWARD += [Case(sq=100, sk=4500, d=64, heads=4, kv_heads=2, **features) for features in LONG_BACKWARD_FEATURES]
 LONG_BACKWARD += for_gpus(
     Case(sq=sq, sk=4500, d=d, heads=4, kv_heads=2, **features)
-    for sq, d in ((20, 128), (129, 128), (70, 256))
+    for sq, d in ((100, 64), (20, 128), (129, 128), (70, 256))
     for features in LONG_BACKWARD_FEATURES
 )
 # Where a GPU divides the keys of all heads: edges of tiles of 64 keys, and of 64 and 128 queries.
@@ -141,7 +141,7 @@ def test_gradients_of_heads_with_long_keys(case, dtype, backend):
     check_case(case, dtype, backend)
 
 
-@pytest.mark.parametrize("mebibytes", ["0", "2"])
+@pytest.mark.parametrize("mebibytes", for_gpus(["0", "2"]))
 @over_dtypes((torch.float32, torch.bfloat16))
 @over_cases([Case(sq=100, sk=4500, d=128, batch=1, heads=4, kv_heads=2, causal="bottom_right")])
 def test_long_keys_in_a_small_workspace(case, dtype, mebibytes, monkeypatch, backend):

@@ -36,17 +36,22 @@ COMBINED = [
     Case(**SHAPE, dropout_p=0.3, causal="top_left"),
     Case(**SHAPE, dropout_p=0.2, bias="bhqk", alibi="h", softcap=3.0, sink=True, mask="b11k", dlse=True),
 ]
-# The kernels of a GPU for each head dim, with as many tiles as they loop over.
-LONG = [
-    Case(sq=sq, sk=sk, d=d, heads=4, kv_heads=2, causal=causal, dlse=d == 64, intervals=pattern, **more)
-    for d in (64, 96, 128, 192, 256)
-    for sq, sk, causal, pattern, more in (
-        (500, 500, "bottom_right", "11", dict(interval_rows=100)),
-        (500, 500, "bottom_right", "bh", dict(interval_rows=70)),
-        (500, 730, None, "bh", dict(interval_rows=64, num_intervals=2)),
-        (410, 640, None, "1h", dict(num_intervals=4)),
-    )
-]
+
+
+def long_cases(d: int) -> list[Case]:
+    return [
+        Case(sq=sq, sk=sk, d=d, heads=4, kv_heads=2, causal=causal, dlse=d == 64, intervals=pattern, **more)
+        for sq, sk, causal, pattern, more in (
+            (500, 500, "bottom_right", "11", dict(interval_rows=100)),
+            (500, 500, "bottom_right", "bh", dict(interval_rows=70)),
+            (500, 730, None, "bh", dict(interval_rows=64, num_intervals=2)),
+            (410, 640, None, "1h", dict(num_intervals=4)),
+        )
+    ]
+
+
+# The kernels of a GPU for each head dim, with as many tiles as they loop over. The CPU has the same tiles for all.
+LONG = [*long_cases(64), *for_gpus(case for d in (96, 128, 192, 256) for case in long_cases(d))]
 LONG_BIASED = [
     Case(sq=400, sk=640, d=d, intervals="11", interval_rows=64, num_intervals=2, bias=bias)
     for d in (64, 128)
@@ -124,7 +129,7 @@ def of_family(name: str, dtype: torch.dtype, device: str, d: int = 64) -> Inputs
 
 
 @over_dtypes((torch.float32, torch.bfloat16))
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, *for_gpus([128])])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_of_masks(name, d, dtype, backend):
     check_inputs(of_family(name, dtype, backend.device, d), backend)

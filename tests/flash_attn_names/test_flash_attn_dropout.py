@@ -94,7 +94,7 @@ def test_sixteen_bits(device):
     assert (out.dtype, lse.dtype, s_dmask.dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
 
 
-def test_compiled():
+def test_compiled_by_inductor():
     """Compiled code may draw other seeds; the mask is that of the call."""
     tensors = [t.detach() for t in dense("cpu")]
     compiled = torch.compile(flash_attn.flash_attn_func, backend="inductor")

@@ -300,10 +300,11 @@ def test_compiled_models_refuse_them_beside_a_mask(name, backend, device):
     forward = torch.compile(model.forward, backend=backend, fullgraph=True)
     plain = PackedRows((((PADDING, 4), range(9)), (range(13),))).inputs(device)
     kept = plain["attention_mask"].bool()
-    torch.testing.assert_close(forward(**plain).logits[kept], model(**plain).logits[kept], atol=1e-4, rtol=1e-4)
-    if device == "cpu":  # a GPU has to be left alone after an assertion
-        with pytest.raises(RuntimeError, match="position_ids begin again, as those of packed sequences do"):
-            forward(**PACKED["a mask of ones"].inputs(device))
+    with torch.set_grad_enabled(backend != "inductor"):  # which would compile a backward pass that nothing asks for
+        torch.testing.assert_close(forward(**plain).logits[kept], model(**plain).logits[kept], atol=1e-4, rtol=1e-4)
+        if device == "cpu":  # a GPU has to be left alone after an assertion
+            with pytest.raises(RuntimeError, match="position_ids begin again, as those of packed sequences do"):
+                forward(**PACKED["a mask of ones"].inputs(device))
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -24,7 +24,7 @@ def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "docs/kernels/cpu.md"])
 def test_a_page_has_what_was_measured(overview, page):
     for part, markdown in overview["generated"](page, overview["figures"]()).items():
         marks = (overview["BEGIN"].format(part), overview["END"].format(part))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from flash_attn_ext import replace_sdpa
 from flash_attn_ext.integrations.torch_sdpa import attention
+from support.frames import attention_ranges
 
 pytestmark = pytest.mark.usefixtures("every_reason_is_new")
 
@@ -90,6 +91,23 @@ def test_nor_is_what_an_allocator_says(device):
 def test_the_innermost_context_decides(device):
     with replace_sdpa(fallback="torch"), replace_sdpa(), pytest.raises((ValueError, RuntimeError)):
         call(device)
+    with replace_sdpa(), replace_sdpa(fallback="torch"), pytest.warns(UserWarning, match=REASON[device]):
+        call(device)
+    assert not attention.of_thread.is_left_to_torch
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_the_innermost_context_decides_in_compiled_code(device, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("refused")
+
+    def attend():
+        return F.scaled_dot_product_attention(*qkv(device))
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", refuse)  # by the inner one
+    with replace_sdpa(), replace_sdpa(fallback="torch"):
+        compiled = torch.compile(attend, backend="eager")
+        assert attention_ranges(compiled) == (0, 1)
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -257,6 +257,77 @@ def test_our_own_function_asks_about_itself(device):
     torch.testing.assert_close(out.as_subclass(torch.Tensor), F.scaled_dot_product_attention(q, k, v))
 
 
+def other_calls(device: str) -> list[tuple]:
+    """Each other function of ours, with tensors and options. All tensors are named, and two orders are told apart."""
+    q, k, v = qkv(device)
+    packed = [tensor[0].transpose(0, 1).contiguous() for tensor in (q, k, v)]
+    ends = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+    scores = dict(bias=torch.randn(5, 5, device=device), sink=torch.randn(3, device=device), return_lse=True)
+    cache = dict(
+        k_new=k[:, :, :1].clone(),
+        v_new=v[:, :, :1].clone(),
+        cache_seqlens=torch.tensor([1, 4], dtype=torch.int32, device=device),
+    )
+    return [
+        (flash_attn_ext.attention, dict(q=q, k=k, v=v), scores | dict(causal="top_left")),
+        (
+            flash_attn_ext.attention_varlen,
+            dict(q=packed[0], k=packed[1], v=packed[2], cu_seqlens_q=ends, cu_seqlens_k=ends),
+            dict(sink=scores["sink"], window=(1, 0), return_lse=True),
+        ),
+        (flash_attn_ext.attention_with_kvcache, dict(q=q, k_cache=k, v_cache=v), scores | cache),
+    ]
+
+
+@pytest.mark.parametrize("index", range(3), ids=["attention", "attention_varlen", "attention_with_kvcache"])
+def test_our_other_functions_ask_too(index, device):
+    """About themselves, with all that they were given."""
+    function, tensors, options = other_calls(device)[index]
+    asked = []
+
+    class Noting(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func is function:
+                given = dict(zip(tensors, args, strict=True)) | kwargs
+                asked.append({name: one for name, one in given.items() if name in tensors or name in options})
+                return "theirs"
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    for name, tensor in (tensors | options).items():
+        if isinstance(tensor, torch.Tensor):
+            given = tensors | options | {name: tensor.as_subclass(Noting)}
+            assert function(**given) == "theirs", name
+            assert all(one is given[name] for name, one in asked.pop().items())
+    expected = function(**copy.deepcopy(tensors), **options)
+    found = function(**{name: tensor.as_subclass(Doubling) for name, tensor in tensors.items()}, **options)
+    for one, other in zip(found, expected, strict=True):
+        assert type(one) is Doubling
+        torch.testing.assert_close(one.as_subclass(torch.Tensor), other, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("index", range(3), ids=["attention", "attention_varlen", "attention_with_kvcache"])
+def test_symbolic_trace_of_our_other_functions(index, device):
+    function, tensors, options = other_calls(device)[index]
+    traced = torch.fx.symbolic_trace(lambda q: function(q, **{n: t for n, t in tensors.items() if n != "q"}, **options))
+    assert function in [node.target for node in traced.graph.nodes]
+    for one, other in zip(traced(tensors["q"]), function(**tensors, **options), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("index", range(3), ids=["attention", "attention_varlen", "attention_with_kvcache"])
+def test_subclasses_in_our_other_functions_under_compile(index, device):
+    function, tensors, options = other_calls(device)[index]
+
+    def call(tensors):
+        return function(**tensors, **options)
+
+    given = {name: tensor.clone().as_subclass(Inheriting) for name, tensor in tensors.items()}
+    for one, other in zip(torch.compile(call, backend="eager")(given), call(tensors), strict=True):
+        torch.testing.assert_close(one.as_subclass(torch.Tensor), other)
+
+
 def test_a_pickle_of_the_name_needs_no_package_of_ours(installed):
     pickled = pickle.dumps(F.scaled_dot_product_attention)
     assert b"flash_attn_ext" not in pickled and pickle.loads(pickled) is F.scaled_dot_product_attention
@@ -272,7 +343,25 @@ def test_under_compile(kind, replaced, device):
         return F.scaled_dot_product_attention(*tensors)
 
     with replaced():
-        compiled = torch.compile(attend, backend="eager")
+        compiled = torch.compile(attend, backend="eager", fullgraph=True)
+        out = compiled(*tensors)
+        assert_ours(lambda: compiled(*tensors))
+    assert type(out) is type(expected)
+    torch.testing.assert_close(out.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("kind", [Doubling, Inheriting])
+def test_under_compile_in_nested_contexts(kind, fallback, device):
+    """While a mode is active, Dynamo asks a class about attributes even where its overrides are off."""
+    tensors = [tensor.as_subclass(kind) for tensor in qkv(device)]
+    expected = F.scaled_dot_product_attention(*tensors)
+
+    def attend(*tensors):
+        return F.scaled_dot_product_attention(*tensors)
+
+    with flash_attn_ext.replace_sdpa(), flash_attn_ext.replace_sdpa(fallback):
+        compiled = torch.compile(attend, backend="eager", fullgraph=True)
         out = compiled(*tensors)
         assert_ours(lambda: compiled(*tensors))
     assert type(out) is type(expected)

@@ -56,7 +56,7 @@ def test_flex_computes_what_our_call_does(options, traced):
         torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
 
 
-def test_flex_compiles_on_the_cpu():
+def test_inductor_compiles_flex_on_the_cpu():
     load = row_of(dict(causal=True, window=(9, 0), softcap=0.5, has_alibi=True))
     inputs = contestants.prepare(load, "forward", "cpu")
     entrants = contestants.contestants(load, inputs, None)

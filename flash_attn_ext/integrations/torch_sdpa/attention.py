@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,14 @@ from flash_attn_ext.types import Fallback
 TORCH_SDPA = F.scaled_dot_product_attention
 Sdpa = Callable[..., Any]
 AND_TORCH_RUNS = " and PyTorch's attention runs instead"  # in warnings
+
+
+class _OfThread(threading.local):
+    is_left_to_torch = False
+
+
+of_thread = _OfThread()
+"""Whether this thread is in a call that goes to PyTorch's attention, so that outer replacements let it pass."""
 
 
 def scaled_dot_product_attention(
@@ -48,7 +57,11 @@ def _attention_or_torch(*args: Any, **kwargs: Any) -> Any:
         reason = str(error)
     arguments = SdpaArguments(*args, **kwargs)
     warn_once("", reason, f"{AND_TORCH_RUNS}{_memory_of_scores(arguments)}", stacklevel=4)
-    return TORCH_SDPA(*_plain_mask(arguments)[:6], scale=arguments.scale, enable_gqa=arguments.enable_gqa)
+    before, of_thread.is_left_to_torch = of_thread.is_left_to_torch, True
+    try:
+        return TORCH_SDPA(*_plain_mask(arguments)[:6], scale=arguments.scale, enable_gqa=arguments.enable_gqa)
+    finally:
+        of_thread.is_left_to_torch = before
 
 
 attention_functions: dict[Fallback, Sdpa] = {"raise": scaled_dot_product_attention, "torch": _attention_or_torch}

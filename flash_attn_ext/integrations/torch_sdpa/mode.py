@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, overrides
 
 from flash_attn_ext._sdpa import operands_to_ask
-from flash_attn_ext._torch_private import function_mode_at, num_function_modes, run_by_dynamo
+from flash_attn_ext._torch_private import DisableTorchFunction, function_mode_at, num_function_modes, run_by_dynamo
 from flash_attn_ext.integrations._fused_inference import fused_inference
 from flash_attn_ext.integrations._warnings import warn_once
 from flash_attn_ext.integrations.torch_sdpa import backward_passes
@@ -19,6 +19,7 @@ from flash_attn_ext.integrations.torch_sdpa.attention import (
     Sdpa,
     attention_functions,
     attention_with,
+    of_thread,
 )
 from flash_attn_ext.integrations.torch_sdpa.multi_head_attention import multi_head_attention_with
 from flash_attn_ext.types import Fallback
@@ -83,9 +84,13 @@ class SdpaReplacement(overrides.TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _OVERRIDDEN:
+        if func in _OVERRIDDEN and not of_thread.is_left_to_torch:
             if types and operands_to_ask(*args, *kwargs.values()):
                 return ask_operands(self, func, args, kwargs)
+            if types and torch.compiler.is_dynamo_compiling():
+                # Dynamo asks a class about attributes though its overrides are off, once modes are active.
+                with DisableTorchFunction():
+                    return self.attention(*args, **kwargs)
             return self.attention(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             if types and operands_to_ask(*args, *kwargs.values()):
