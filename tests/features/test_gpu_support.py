@@ -145,11 +145,11 @@ def hopper() -> None:
 def test_what_sm90_does_not_take_goes_to_sm80(dtype, hopper):
     """And the explanation says why not sm90."""
     taken = qkv(dtype, 64)
-    calls = [(64, taken), (257, qkv(dtype, 257)), (64, [with_stride_zero(taken[0], (2,)), *taken[1:]])]
-    for head_dim, tensors in calls:
+    wide, strided = qkv(dtype, 257), [with_stride_zero(taken[0], (2,)), *taken[1:]]
+    for head_dim, tensors in ((64, taken), (257, wide), (64, strided)):
         if SM80.refusal(dtype, head_dim):
             continue
         explanation = flash_attn_ext.explain(*tensors)
-        first = SM90 if tensors is taken and SM90.refusal(dtype) is None else SM80
+        first = SM80 if tensors is strided or SM90.refusal(dtype, head_dim) else SM90
         assert explanation.backend == first.name, str(explanation)
         assert bool(explanation.reasons["sm90"]) == (first == SM80)

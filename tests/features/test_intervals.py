@@ -152,9 +152,9 @@ def test_many_tiles(d, backend):
 @computes_in(torch.bfloat16)
 def test_far_apart(backend):
     """Between intervals lie more hidden tiles than a tile's flags can count."""
-    keys, query = 140_000, torch.arange(150)
-    intervals = rows(query, query + 40, 3000 + query, 3040, 69_000, 69_001 + query, keys - 70, keys - query % 3)
-    inputs = make_inputs(Case(sq=150, sk=keys, d=64, heads=1), torch.bfloat16, backend.device)
+    keys, query = 70_000, torch.arange(150)
+    intervals = rows(query, query + 40, 3000 + query, 3040, 4000, 4001 + query, keys - 70, keys - query % 3)
+    inputs = make_inputs(Case(sq=150, sk=keys, d=64, heads=1, batch=1), torch.bfloat16, backend.device)
     check_inputs(inputs.replace(intervals=intervals.to(backend.device)), backend)
 
 
