@@ -146,6 +146,9 @@ def attention_varlen(
         >>> cu_seqlens = torch.tensor([0, 5, 8], dtype=torch.int32)
         >>> flash_attn_ext.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, causal="bottom_right").shape
         torch.Size([8, 4, 64])
+        >>> out, max_logit = flash_attn_ext.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, return_max_logit="row")
+        >>> max_logit.shape
+        torch.Size([4, 8])
     """
     return_lse, max_logit = check_flag("return_lse", return_lse), check_max_logit(return_max_logit)
     problem = problem_of(

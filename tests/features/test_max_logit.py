@@ -379,6 +379,13 @@ def test_errors(wrong, backend):
             run()
 
 
+@pytest.mark.parametrize("wrong", ["rows", "", None])
+def test_the_reference_refuses_what_it_does_not_know(wrong):
+    q = torch.randn(1, 2, 5, 16)
+    with pytest.raises(ValueError, match="return_max_logit must be False, True, 'head' or 'row'"):
+        attention_reference(q, q, q, return_max_logit=wrong)
+
+
 def test_explain_says_so():
     q = torch.randn(1, 2, 5, 16)
     assert flash_attn_ext.explain(q, q, q, return_max_logit=True, backend=CPU.name).forward.row_max
