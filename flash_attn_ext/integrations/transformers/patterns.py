@@ -17,6 +17,7 @@ from flash_attn_ext.integrations.transformers.private_names import (
     bidirectional_mask_function,
     built_of,
     causal_mask_function,
+    is_tracing,
 )
 
 
@@ -67,10 +68,14 @@ def sequences_of(parts: Any) -> Tensor | None:
 
 
 def begin_together(ids: Tensor, positions: Tensor) -> bool:
-    """Whether positions rise by one from token to token within each packed sequence. Waits for a GPU."""
+    """Whether positions rise by one from token to token within each packed sequence. Waits for a GPU. Where values
+    cannot be read, the positions are taken for those from which transformers made the ids."""
+    if is_tracing(positions):
+        return True
     if ids.dim() != 2 or positions.dim() != 2 or ids.shape[1] != positions.shape[1]:
         return False
-    return bool(((positions.diff() == 1) | (ids.diff() != 0)).all())
+    is_new = ids.diff().to(positions.device) != 0
+    return bool(((positions.diff() == 1) | is_new).all())
 
 
 def _intersection(patterns: list[Pattern | None]) -> Pattern | None:
