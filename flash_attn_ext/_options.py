@@ -195,7 +195,8 @@ def results_of(
     """What a public function returns of (out, lse, row_max)."""
     out, lse, row_max = results
     wanted = (out, lse) if return_lse else (out,)
-    if max_logit is not None and row_max is not None:
+    if max_logit is not None:
+        assert row_max is not None  # the problem wants it
         wanted = (*wanted, row_max if max_logit == "row" else _largest_of_heads(row_max))
     return wanted if len(wanted) > 1 else out
 

@@ -241,6 +241,9 @@ def attention(
         >>> out, lse = flash_attn_ext.attention(q, k, v, causal="bottom_right", window=(32, 0), return_lse=True)
         >>> out.shape, lse.shape
         (torch.Size([2, 8, 128, 64]), torch.Size([2, 8, 128]))
+        >>> out, max_logit = flash_attn_ext.attention(q, k, v, return_max_logit=True)
+        >>> max_logit.shape  # of each head
+        torch.Size([8])
     """
     if isinstance(intervals, Intervals):
         intervals = intervals.tensor

@@ -193,6 +193,11 @@ def attention_with_kvcache(
         ... )
         >>> out.shape, torch.equal(k_cache[1, :, 7], k_new[1, :, 0])
         (torch.Size([4, 8, 1, 64]), True)
+        >>> out, max_logit = flash_attn_ext.attention_with_kvcache(
+        ...     q, k_cache, v_cache, cache_seqlens=lengths + 1, return_max_logit="row"
+        ... )
+        >>> max_logit.shape
+        torch.Size([4, 8, 1])
     """
     if isinstance(intervals, Intervals):
         intervals = intervals.tensor

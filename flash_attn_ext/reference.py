@@ -123,11 +123,14 @@ def attention_reference(
 
     Returns:
         ``out`` (..., Hq, Sq, Dv), or (..., Sq, Hq, Dv) for layout "bshd"; and ``lse`` (..., Hq, Sq), natural log.
-        A query that sees no key has out = 0 and lse = -inf (or lse = sink), and zero gradients.
+        A query that sees no key has out = 0 and lse = -inf (or lse = sink), and zero gradients. With
+        ``return_max_logit`` the largest scores come last: (Hq,), or (..., Hq, Sq) for "row"; -inf where a query sees no
+        key, NaN where lse is NaN.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not go together, as PyTorch's own operations say it. Options are
-            not checked.
+        ValueError: ``return_max_logit`` is not False, True, "head" or "row".
+        RuntimeError: shapes, dtypes or devices that do not go together, as PyTorch's own operations say it. Other
+            options are not checked.
 
     Example:
         >>> exact = torch.randn(3, 2, 8, 30, 64, dtype=torch.float64)
@@ -137,6 +140,8 @@ def attention_reference(
         True
     """
     intervals = intervals.tensor if isinstance(intervals, Intervals) else intervals
+    if return_max_logit not in (False, True, "head", "row"):
+        raise ValueError(f"return_max_logit must be False, True, 'head' or 'row', got {return_max_logit!r}")
     one_head = q.dim() == 2
     if one_head:
         q, k, v = q[None], k[None], v[None]

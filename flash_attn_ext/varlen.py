@@ -148,6 +148,9 @@ def attention_varlen(
         >>> cu_seqlens = torch.tensor([0, 5, 8], dtype=torch.int32)
         >>> flash_attn_ext.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, causal="bottom_right").shape
         torch.Size([8, 4, 64])
+        >>> out, max_logit = flash_attn_ext.attention_varlen(q, k, v, cu_seqlens, cu_seqlens, return_max_logit="row")
+        >>> max_logit.shape
+        torch.Size([4, 8])
     """
     if asked := operands_to_ask(q, k, v, cu_seqlens_q, cu_seqlens_k, bias, mask, intervals, alibi_slopes, sink):
         # fmt: off

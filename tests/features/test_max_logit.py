@@ -3,6 +3,7 @@
 pytest tests/features/test_max_logit.py -k "random and sm90" --random-problems 2000
 """
 
+import dataclasses
 import math
 import os
 from unittest import mock
@@ -163,7 +164,7 @@ def test_scores_that_grow_from_tile_to_tile(step, d, dtype, backend):
     inputs.q[..., 0] = 1.0
     for order in (1, -1):
         growth = torch.arange(1000, device=backend.device).div(64, rounding_mode="floor") * step
-        inputs.k[..., 0] = growth[::1].to(dtype) if order == 1 else growth.flip(0).to(dtype)
+        inputs.k[..., 0] = (growth if order == 1 else growth.flip(0)).to(dtype)
         rows = call(inputs, backend)[2]
         torch.testing.assert_close(rows.double(), exact(inputs), rtol=1e-6, atol=1e-6)
 
@@ -301,16 +302,44 @@ CACHES = [
 @over_dtypes()
 @pytest.mark.parametrize("case", CACHES, ids=str)
 def test_with_a_cache(case, dtype, backend):
-    """One key of a row at a time would have its score as LSE; the largest is between what the LSE allows."""
+    """Each sequence has the largest scores of its own keys. The largest of n scores is between lse - log(n) and lse."""
     inputs = make_cache_inputs(case, dtype, backend.device)
-    _, lse, rows = call_with_cache(inputs, backend, return_max_logit="row", sink=None)
+    _, lse, rows = call_with_cache(inputs, backend, return_max_logit="row")
+    assert rows.shape == lse.shape
+    for index, alone in enumerate(sequences_of_a_cache(inputs)):
+        torch.testing.assert_close(rows[index].double(), exact(alone)[0], rtol=0, atol=tolerance(alone))
+    heads = call_with_cache(inputs, backend, return_max_logit=True)[2]
+    torch.testing.assert_close(heads, rows.amax((0, 2)), rtol=0, atol=0)
+    if case.base.sink:
+        lse = call_with_cache(inputs, backend, sink=None)[1]
     counts = torch.tensor(case.lengths, device=backend.device) + case.new
-    assert rows.shape == lse.shape and torch.equal(rows == -math.inf, lse == -math.inf)
     seen = lse > -math.inf
+    assert torch.equal(rows > -math.inf, seen)
     least = (lse - counts.clamp(min=1).log()[:, None, None])[seen]
     assert bool((rows[seen] <= lse[seen] + 1e-5).all()) and bool((rows[seen] >= least - 1e-5).all())
-    heads = call_with_cache(inputs, backend, return_max_logit=True, sink=None)[2]
-    torch.testing.assert_close(heads, rows.amax((0, 2)), rtol=0, atol=0)
+
+
+def sequences_of_a_cache(inputs):
+    """Each sequence of a call that has appended its new keys, as a dense problem of one batch entry."""
+    case, tensors = inputs.case, inputs.tensors
+    for index, length in enumerate(case.lengths):
+        end = length + case.new
+        if case.page_size is not None:
+            pages = tensors["block_table"][index, : -(-end // case.page_size)].long()
+            keys, values = (cache[pages].transpose(0, 1).flatten(1, 2) for cache in (inputs.k_cache, inputs.v_cache))
+        else:
+            entry = int(tensors["cache_batch_idx"][index]) if case.indexed else index
+            keys, values = inputs.k_cache[entry], inputs.v_cache[entry]
+        mask = tensors["mask"]
+        dense = dataclasses.replace(case.base, batch=1, sk=end)
+        alone = make_inputs(dense, inputs.q.dtype, inputs.q.device.type)
+        yield alone.replace(
+            q=inputs.q[index : index + 1],
+            k=keys[None, :, :end],
+            v=values[None, :, :end],
+            mask=None if mask is None else mask[index : index + 1, ..., :end],
+            sink=tensors["sink"],
+        )
 
 
 @over_dtypes()
@@ -348,6 +377,13 @@ def test_errors(wrong, backend):
     for run in calls:
         with pytest.raises((TypeError, ValueError), match="return_max_logit must be False, True, 'head' or 'row'"):
             run()
+
+
+@pytest.mark.parametrize("wrong", ["rows", "", None])
+def test_the_reference_refuses_what_it_does_not_know(wrong):
+    q = torch.randn(1, 2, 5, 16)
+    with pytest.raises(ValueError, match="return_max_logit must be False, True, 'head' or 'row'"):
+        attention_reference(q, q, q, return_max_logit=wrong)
 
 
 def test_explain_says_so():

@@ -52,3 +52,12 @@ def test_decoding_with_a_static_cache(name):
     tokens = model.generate(**options, cache_implementation="static", compile_config=compiled)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     assert torch.equal(tokens, expected)
+
+
+def test_rows_of_one_token():
+    """Whose positions may be packed, as far as a compiler can see."""
+    ids = torch.tensor([[5], [7]])
+    model = MODELS["llama"].build("fused_ext")
+    expected = model(input_ids=ids, use_cache=False).logits
+    model.forward = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, expected)

@@ -24,6 +24,7 @@ from transformers.masking_utils import (  # noqa: E402
 )
 
 from flash_attn_ext.integrations.transformers import composed, masks  # noqa: E402
+from flash_attn_ext.integrations.transformers.attention import fused_attention  # noqa: E402
 from flash_attn_ext.masks import converters  # noqa: E402
 from support.largest_tensor import largest_of  # noqa: E402
 from support.models.asked import BATCH, LENGTHS, PADDING, REMAPS, UNALIGNED, ask  # noqa: E402
@@ -71,8 +72,10 @@ def test_what_transformers_builds_is_intervals(name, padding, no_pairs):
             lengths = (q_length, kv_length, torch.tensor(q_offset), kv_offset)
         mask = ask(CACHED[name], lengths, padding)
         if q_length > 1:
+            if name == "padding inside" and kv_length <= 8:  # its four intervals take as many numbers
+                continue
             assert mask.dtype == torch.uint32
-            assert mask.shape[1:3] == (1, q_length) and mask.shape[3] <= 9
+            assert mask.shape[1:3] == (1, q_length) and mask.shape[3] <= 8
 
 
 @pytest.mark.parametrize("padding", PADDING)
@@ -140,21 +143,40 @@ def test_positions_alone_do_not_keep_sequences_apart():
     assert ask(function, (9, 9, 0, 0), allow_is_causal_skip=False).dtype == torch.bool
 
 
+@pytest.mark.skipif(not REMAPS, reason="5.23")
+@pytest.mark.parametrize("is_causal_alone", [True, False])
+@pytest.mark.parametrize("ids", [[[0] * 9, [1] * 9], [[0] * 5 + [1] * 4] * 2, [[0, 0, 0, 1, 1, 0, 0, 0, 0]] * 2])
+def test_positions_that_begin_again_within_a_users_sequence(ids, is_causal_alone):
+    """Position 0 of such a sequence's second part is seen by the first part too."""
+    inner = causal_mask_function if is_causal_alone else INNER["images"]
+    function = masking_utils.packed_sequence_compatibility_function(inner, POSITIONS, torch.tensor(ids))
+    for whole in (function, or_masks(function, blockwise_overlay(IMAGES[:, :9]))):
+        ask(whole, (9, 9, 0, 0), allow_is_causal_skip=False)
+
+
 def parity(b, h, q, kv):
-    return (q + kv) % 2 == 0
+    return (q // 2 + kv // 2) % 2 == 0
+
+
+def other_parity(b, h, q, kv):
+    return (q // 2 + kv // 2) % 2 == 1
 
 
 def test_a_mask_of_too_many_intervals_is_boolean_and_said_once(caplog):
     masks._said.clear()
     function = and_masks(causal_mask_function, parity)
     with caplog.at_level("WARNING", logger="flash_attn_ext"):
-        assert ask(function, (8, 8, 0, 0), use_vmap=True).dtype == torch.uint32
+        assert ask(function, (16, 16, 0, 0), use_vmap=True).dtype == torch.uint32
         assert not caplog.messages
         for _ in range(2):
-            mask = ask(function, (9, 9, 0, 0), use_vmap=True)
-    assert mask.dtype == torch.bool and mask.shape == (BATCH, 1, 9, 9)
+            mask = ask(function, (17, 17, 0, 0), use_vmap=True)
+    assert mask.dtype == torch.bool and mask.shape == (BATCH, 1, 17, 17)
     assert len(caplog.messages) == 1
-    assert "more than 4 intervals" in caplog.messages[0] and "shape (2, 1, 9, 9)" in caplog.messages[0]
+    assert "more than 4 intervals" in caplog.messages[0] and "shape (2, 1, 17, 17)" in caplog.messages[0]
+    assert "causal_mask_function and parity" in caplog.messages[0]
+    with caplog.at_level("WARNING", logger="flash_attn_ext"):
+        ask(or_masks(sliding_window_bidirectional_mask_function(0), other_parity), (19, 19, 0, 0), use_vmap=True)
+    assert len(caplog.messages) == 2 and "other_parity" in caplog.messages[1]
 
 
 def test_padding_that_a_chunk_hides_counts_for_no_interval():
@@ -176,9 +198,46 @@ def test_a_model_that_reads_its_chunks_gets_a_boolean_mask():
     assert mask.dtype == torch.bool
 
 
-@pytest.mark.parametrize("keys", range(2, 11))
+def call(mask, num_queries, num_keys):
+    query, key = torch.zeros(BATCH, 1, num_queries, 8), torch.zeros(BATCH, 1, num_keys, 8)
+    return fused_attention(torch.nn.Module(), query, key, key, mask)
+
+
+def test_intervals_of_another_layer_are_refused():
+    mask = ask(CACHED["chunks"], (7, 9, 2, 0))
+    call(mask, 7, 9)
+    with pytest.raises(ValueError, match="made for 9 keys, but there are 20: it is that of another layer"):
+        call(mask, 7, 20)
+    with pytest.raises(ValueError, match="made for 7 queries and a batch of 2, but query has 6 and 2"):
+        call(mask, 6, 9)
+
+
+def test_intervals_cut_to_one_query_are_refused():
+    """They have the shape of packed sequences."""
+    mask = ask(CACHED["images and a window"], (9, 9, 0, 0))
+    for cut in (mask[:, :, -1:], ask(packed(causal_mask_function, REMAPS), (9, 9, 0, 0))[:, :, -1:]):
+        with pytest.raises(ValueError, match=r"cut to one query.* make a mask for this call"):
+            call(cut, 1, 9)
+
+
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_intervals_cut_at_other_places_are_refused(size):
+    mask = torch.zeros(BATCH, 1, 9, size, dtype=torch.uint32)
+    with pytest.raises(ValueError, match=f"uint32 and shape \\(2, 1, 9, {size}\\), .* without slicing them"):
+        call(mask, 9, 9)
+
+
+@pytest.mark.parametrize("keys", range(2, 17))
+def test_intervals_cut_to_the_keys_lose_nothing(keys):
+    """As some models cut every mask."""
+    for function in (CACHED["chunks"], CACHED["images and a window"], and_masks(causal_mask_function, parity)):
+        mask = ask(function, (keys, keys, 0, 0), use_vmap=True)
+        assert torch.equal(mask[..., :keys], mask)
+
+
+@pytest.mark.parametrize("keys", range(2, 17))
 def test_intervals_cannot_be_added_to_scores(keys):
-    """Also where there are as many keys as numbers of intervals."""
+    """Also where there are few more keys than numbers of intervals."""
     for function in (CACHED["chunks"], CACHED["images and a window"], and_masks(causal_mask_function, parity)):
         mask = ask(function, (keys, keys, 0, 0))
         if mask.dtype == torch.uint32:

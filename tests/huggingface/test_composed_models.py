@@ -99,3 +99,24 @@ def test_packed_rows(name, device, no_boolean_mask):
     inputs = {name: given.to(device) if isinstance(given, torch.Tensor) else given for name, given in inputs.items()}
     theirs, ours = (MODELS[name].build(kind, device=device)(**inputs).logits for kind in ("eager", "fused_ext"))
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("has_padding", [False, True])
+def test_a_model_that_reads_its_composed_mask(has_padding, device):
+    """It asks for no boolean mask. "eager" takes its own additive mask for a boolean one, so "sdpa" is compared."""
+    if not hasattr(transformers, "NemotronAsrStreamingEncoder"):
+        pytest.skip("transformers has no such model")
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_mel_bins=16)
+    shapes = dict(subsampling_conv_channels=8, subsampling_factor=4, sliding_window=4, default_num_lookahead_tokens=2)
+    config = transformers.NemotronAsrStreamingEncoderConfig(**sizes, **shapes)
+    torch.manual_seed(0)
+    sound = torch.randn(2, 80, 16, device=device)
+    lengths = torch.tensor([80, 50 if has_padding else 80])
+    mask = (torch.arange(80) < lengths[:, None]).long().to(device)
+    outputs = []
+    for implementation in ("sdpa", "fused_ext"):
+        torch.manual_seed(1)
+        model = transformers.NemotronAsrStreamingEncoder._from_config(config, attn_implementation=implementation)
+        result = model.to(device).eval()(input_features=sound, attention_mask=mask)
+        outputs.append(result.last_hidden_state[result.attention_mask.bool()])
+    torch.testing.assert_close(*outputs, atol=2e-4, rtol=2e-4)

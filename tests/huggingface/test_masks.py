@@ -70,6 +70,16 @@ def test_packed_sequences_are_cumulative_lengths(window):
         assert mask[:, 0, 0, 0].view(torch.int32).tolist() == [0, 3, 4, 9, 11, 18]
 
 
+def test_packed_sequences_whose_values_cannot_be_read():
+    """As while a CUDA graph is captured."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        positions = mode.from_tensor(torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3, 4], [5, 6, 0, 1, 2, 3, 4, 5, 6]]))
+        mask = masks.fused_mask(BATCH, 9, 9, mask_function=packed_function(positions, None), allow_is_causal_skip=False)
+    assert mask.dtype == torch.uint32 and mask.shape[0] == BATCH * 9 + 1
+
+
 @pytest.mark.parametrize("function", [causal_mask_function, bidirectional_mask_function], ids=["causal", "both ways"])
 def test_a_model_that_looks_into_its_mask_gets_a_boolean_one(function):
     skips = {"allow_is_causal_skip": False} | (

@@ -1,9 +1,10 @@
 """Tiny models with our attention against transformers' "eager", under the error rule."""
 
 import pytest
+import torch
 
 from support.models.checks import check_model
-from support.models.tiny import MODELS
+from support.models.tiny import BATCH, LENGTH, MODELS, VOCAB
 
 CASES = [
     (name, side) for name, model in MODELS.items() for side in (None, "left", "right") if not side or model.has_text
@@ -15,3 +16,16 @@ CASES = [
 def test_outputs_and_gradients(name, side, is_training, device):
     model = MODELS[name]
     check_model(model, lambda seed: model.make_inputs(side, seed=seed), is_training, device)
+
+
+@pytest.mark.parametrize("padding", [None, "none", "left", "right"])
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_a_decoder_with_more_tokens_than_its_encoder(name, padding, device):
+    def make_inputs(seed):
+        inputs = MODELS[name].make_inputs(None if padding == "none" else padding, seed=seed)
+        if padding == "none":
+            inputs["attention_mask"] = torch.ones(BATCH, LENGTH, dtype=torch.long)
+        generator = torch.Generator().manual_seed(seed)
+        return inputs | {"decoder_input_ids": torch.randint(3, VOCAB, (BATCH, 20), generator=generator)}
+
+    check_model(MODELS[name], make_inputs, False, device)

@@ -80,51 +80,45 @@ def test_is_tracing_says_where_values_cannot_be_read():
 @of("WINDOW")
 def test_windows(monkeypatch):
     function = caught(monkeypatch, "create_sliding_window_causal_mask")["mask_function"]
-    builder, given = names.built_of(function)
-    assert builder == names.AND_MASKS[0] and names.AND_MASKS[1] in given
-    built = [names.built_of(part) for part in given[names.AND_MASKS[1]]]
-    assert (names.WINDOW[0], {names.WINDOW[1]: 3}) in built
+    builder, (parts,) = names.built_of(function)
+    assert builder == names.AND_MASKS
+    assert (names.WINDOW, (3,)) in [names.built_of(part) for part in parts]
     assert pattern_of(function) == Pattern(left=2, right=0)
 
 
 @of("BIDIRECTIONAL_WINDOW")
 def test_windows_on_both_sides(monkeypatch):
     function = caught(monkeypatch, "create_sliding_window_causal_mask", is_causal=False)["mask_function"]
-    _, given = names.built_of(function)
-    built = [names.built_of(part) for part in given[names.AND_MASKS[1]]]
-    assert (names.BIDIRECTIONAL_WINDOW[0], {names.BIDIRECTIONAL_WINDOW[1]: 3}) in built
+    _, (parts,) = names.built_of(function)
+    assert (names.BIDIRECTIONAL_WINDOW, (3,)) in [names.built_of(part) for part in parts]
     assert pattern_of(function) == Pattern(left=3, right=3)
 
 
 @of("PACKED")
 def test_packed_sequences(monkeypatch):
     function = caught(monkeypatch, "create_sliding_window_causal_mask", position_ids=POSITIONS)["mask_function"]
-    expected = {names.AND_MASKS[0], names.PACKED[0], names.WINDOW[0]}
-    is_remapped = hasattr(masking_utils, names.REMAPPED[0])
-    assert builders_of(function) == expected | ({names.REMAPPED[0]} if is_remapped else set())
-    assert pattern_of(function) == Pattern(left=2, right=0, is_packed=True, is_remapped=is_remapped)
+    expected = {names.AND_MASKS, names.PACKED, names.WINDOW}
+    is_remapped = hasattr(masking_utils, names.REMAPPED)
+    assert builders_of(function) == expected | ({names.REMAPPED} if is_remapped else set())
+    assert pattern_of(function) == Pattern(left=2, right=0, is_packed=True)
 
 
 @of("REMAPPED")
-@pytest.mark.skipif(not hasattr(masking_utils, names.REMAPPED[0]), reason="before transformers 5.23")
+@pytest.mark.skipif(not hasattr(masking_utils, names.REMAPPED), reason="before transformers 5.23")
 def test_positions_of_packed_sequences():
     function = masking_utils.remap_positions_for_packed_sequence(names.causal_mask_function, POSITIONS)
-    inner, positions = names.REMAPPED[1:]
-    assert names.built_of(function) == (names.REMAPPED[0], {inner: names.causal_mask_function, positions: POSITIONS})
+    assert names.built_of(function) == (names.REMAPPED, (names.causal_mask_function, POSITIONS))
 
 
 @of("CHUNKS")
 def test_chunks(monkeypatch):
     monkeypatch.setattr(transformers.LlamaConfig, "attention_chunk_size", 2, raising=False)
     function = caught(monkeypatch, "create_chunked_causal_mask")["mask_function"]
-    builder, given = names.built_of(function)
-    assert builder == names.AND_MASKS[0]
-    overlay, plain = given[names.AND_MASKS[1]]
+    builder, ((overlay, plain),) = names.built_of(function)
+    assert builder == names.AND_MASKS
     assert plain is names.causal_mask_function
-    builder, given = names.built_of(overlay)
-    size, left_padding = names.CHUNKS[1:]
-    assert builder == names.CHUNKS[0] and given.keys() == {size, left_padding}
-    assert given[size] == 2 and given[left_padding].tolist() == [0]
+    builder, (size, left_padding) = names.built_of(overlay)
+    assert builder == names.CHUNKS and size == 2 and left_padding.tolist() == [0]
 
 
 @of("BLOCKS")
@@ -132,23 +126,28 @@ def test_chunks(monkeypatch):
 def test_blocks(monkeypatch):
     ids = torch.tensor([[-1, 0, 0, -1, -1]])
     function = caught(monkeypatch, "create_causal_mask", block_sequence_ids=ids)["mask_function"]
-    builder, given = names.built_of(function)
-    assert builder == names.OR_MASKS[0]
-    plain, overlay = given[names.OR_MASKS[1]]
+    builder, ((plain, overlay),) = names.built_of(function)
+    assert builder == names.OR_MASKS
     assert plain is names.causal_mask_function
-    assert names.built_of(overlay) == (names.BLOCKS[0], {names.BLOCKS[1]: ids})
+    assert names.built_of(overlay) == (names.BLOCKS, (ids,))
 
 
 @of("PADDING")
 def test_padding():
     keep = torch.tensor([[True, False]])
-    assert names.built_of(masking_utils.padding_mask_function(keep)) == (names.PADDING[0], {names.PADDING[1]: keep})
+    assert names.built_of(masking_utils.padding_mask_function(keep)) == (names.PADDING, (keep,))
 
 
 @of("AND_MASK")
 def test_what_and_masks_builds_has_this_name():
     assert masking_utils.and_masks(names.causal_mask_function).__name__ == names.AND_MASK
     assert masking_utils.or_masks(names.causal_mask_function).__name__ != names.AND_MASK
+
+
+@of("READS_ITS_MASK")
+@pytest.mark.skipif(not hasattr(transformers, "NemotronAsrStreamingEncoder"), reason="transformers has no such model")
+def test_models_that_read_a_composed_mask_have_these_types():
+    assert {transformers.NemotronAsrStreamingEncoderConfig.model_type} == names.READS_ITS_MASK
 
 
 @of("built_of")

@@ -133,7 +133,15 @@ RECIPES = {
     "timm": "assert all(weight.grad is not None for weight in model.parameters())",
     "diffusers": "assert noise.shape == latents.shape",
     "A packing loop": "assert losses[-1] < 0.2 * losses[0], losses",
-    "QK-clip": "assert bool((model.max_logit <= 1.05 * THRESHOLD).all()), model.max_logit",
+    "QK-clip": """
+assert bool((model.max_logit <= 1.05 * THRESHOLD).all()), model.max_logit
+largest = model.max_logit.clone()
+model(x / 2)
+assert torch.equal(model.max_logit, largest), "only the last forward pass counts"
+model.max_logit[0] = torch.nan
+model.clip()
+assert bool(model.qkv.weight.isfinite().all()), "a NaN reaches the weights"
+""",
 }
 
 

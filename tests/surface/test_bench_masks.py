@@ -19,7 +19,6 @@ def small(monkeypatch):
     """The masks at sizes for a few tokens, of which several fit."""
     for name, size in (SIZES | dict(IMAGE_BEGIN=4, IMAGE_END=9)).items():
         monkeypatch.setattr(structures, name, size)
-    monkeypatch.setattr(contestants, "DOCUMENT", SIZES["DOCUMENT"])
     structures.visible_pairs.cache_clear()
     yield
     structures.visible_pairs.cache_clear()

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flash_attn_ext._explanation import Explanation
+from flash_attn_ext.cli.bench import structures
 from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant, sequence_first
 from flash_attn_ext.cli.bench.flex import FLEX, flex_contestant
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_contestant
-from flash_attn_ext.cli.bench.structures import DOCUMENT, ends_of_documents
 from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
 from flash_attn_ext.cli.bench.workload import DIRECT, OWN_CAUSAL, OWN_VARLEN, Inputs, Workload, make_inputs
 from flash_attn_ext.functional import attention, attention_varlen, explain, scaled_dot_product_attention
@@ -118,8 +118,8 @@ def _own_varlen(inputs: Inputs, backend: str | None) -> Callable[[], Tensor]:
 def _own_documents(inputs: Inputs, backend: str | None) -> Contestant:
     """The documents of a mask as packed sequences. Its tensors lie in memory as those of a packed call."""
     tokens = inputs.q.shape[2]
-    ends = ends_of_documents(tokens, inputs.q.device)
-    longest = min(DOCUMENT, tokens)
+    ends = structures.ends_of_documents(tokens, inputs.q.device)
+    longest = min(structures.DOCUMENT, tokens)
     options: dict[str, Any] = dict(max_seqlen_q=longest, max_seqlen_k=longest, causal="top_left", backend=backend)
     leaves = tuple(
         sequence_first(tensor.detach()).requires_grad_(tensor.requires_grad)

@@ -1,6 +1,6 @@
 """Structured masks as intervals of keys: suite `masks`.
 
-FLOPs are those of visible pairs, so the rate says how much of the plain causal kernel's a mask keeps.
+FLOPs count visible pairs, so a row also shows its TFLOP/s as a share of our causal call's.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from flash_attn_ext.masks import Intervals
 
 DOCUMENT, PREFIX, CHUNK = 4096, 2048, 8192
 SHARED_PREFIX, BRANCH = 8192, 2048
-NUM_GLOBAL, WINDOW = 64, 512  # of keys, the query's own among those of the window
+NUM_GLOBAL, WINDOW = 64, 512  # keys; WINDOW includes the query's own
 IMAGE_PERIOD, IMAGE_BEGIN, IMAGE_END = 1024, 256, 512  # an image of 256 tokens in every 1024
 Rule = Callable[[Tensor, Tensor], Tensor]  # of a query and a key
 

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from flash_attn_ext.functional import attention, attention_varlen, explain
 from flash_attn_ext.integrations.transformers.mask_form import Visible, read
-from flash_attn_ext.integrations.transformers.sequences import kept_apart
+from flash_attn_ext.integrations.transformers.sequences import kept_apart, made_here
 
 _LOGGER = logging.getLogger("flash_attn_ext")
 _said: set[tuple[Any, ...]] = set()
@@ -92,7 +92,8 @@ def fused_attention(
         visible = _visible_by_arguments(query, key, bool(is_causal), sliding_window, is_packed)
     else:
         visible = read(attention_mask, key.shape[2])
-        _check_shape(visible, query.shape, key.shape[2])
+        made = made_here(attention_mask)
+        _check_shape(visible, query.shape, key.shape[2], None if made is None else made.num_keys)
         _check_window(visible, sliding_window)
     if position_ids is not None and not is_packed and visible.cu_seqlens is None:
         visible = kept_apart(visible, attention_mask, position_ids, query.shape[0], query.shape[2], key.shape[2])
@@ -135,14 +136,26 @@ def _visible_by_arguments(
     return Visible(is_causal, None if sliding_window is None else sliding_window - 1)
 
 
-def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int) -> None:
-    """Checks the shape of a mask, because errors of ``attention`` would call it by another name."""
+def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int, made: int | None) -> None:
+    """Checks the shape of a mask, because errors of ``attention`` would call it by another name. ``made``: the number
+    of keys that it is made for, where that is known."""
+    if visible.cu_seqlens is not None and query_shape[2] == 1:
+        raise ValueError(
+            "attention_mask holds the intervals of several queries, cut to one query, or packed sequences: make a mask "
+            "for this call"
+        )
     if visible.intervals is not None:
         batch, _, num_queries, _ = visible.intervals.shape
         if batch not in (1, query_shape[0]) or num_queries != query_shape[2]:
             raise ValueError(
-                f"attention_mask is made for {num_queries} queries in {batch} rows, but there are {query_shape[2]} in "
-                f"{query_shape[0]}: it is that of another call"
+                f"attention_mask is made for {num_queries} queries and a batch of {batch}, but query has "
+                f"{query_shape[2]} and {query_shape[0]}: it is that of another call; let the model make one for each "
+                "call"
+            )
+        if made not in (None, num_keys):
+            raise ValueError(
+                f"attention_mask is made for {made} keys, but there are {num_keys}: it is that of another layer, or of "
+                "another kind of cache"
             )
     given = visible.bias if visible.mask is None or visible.num_keys is not None else visible.mask
     expected = (*query_shape[:3], num_keys)

@@ -1,6 +1,6 @@
-"""The intervals of keys of a mask function that is neither causality, a window nor packed sequences alone.
+"""Makes intervals of keys for mask functions that are more than causality, a window or packed sequences.
 
-transformers composes mask functions of a few builders with "and" and "or". What it has built so is made by
+transformers composes mask functions from a few builders with "and" and "or". Those are translated part by part into
 flash_attn_ext.masks. Any other function, such as the user's own, is evaluated for every pair, a block of rows at a
 time.
 """
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import masks
+from flash_attn_ext.integrations.transformers.patterns import begin_together, sequences_of
 from flash_attn_ext.integrations.transformers.private_names import (
     AND_MASKS,
     BIDIRECTIONAL_WINDOW,
@@ -37,8 +38,8 @@ from flash_attn_ext.masks.converters import by_blocks
 
 def intervals_of(request: Request) -> Intervals | None:
     """(batch or 1, 1, q_length, 2n), or None where a row needs more than four intervals. Waits for a GPU."""
-    # A part of a composed mask may need more intervals than the whole, which evaluating it finds out. What the mask
-    # function itself raises, it raises again for the boolean mask.
+    # Parts may need more intervals than the whole has, so the whole is evaluated if translating fails. An error of the
+    # user's own function is not lost: making the boolean mask raises it again.
     for make in (_built, _evaluated):
         with suppress(ValueError):
             intervals = make(request)
@@ -48,7 +49,7 @@ def intervals_of(request: Request) -> Intervals | None:
 
 
 def _built(request: Request) -> Intervals | None:
-    """Of what transformers has built; None where a part is anything else."""
+    """Translates what transformers has built; None if a part is anything else."""
     begin, end = int(request.q_offset), int(request.q_offset) + request.q_length
     tokens = max(end, request.kv_offset + request.kv_length)
     seen = _of_function(request.mask_function, _Row(tokens, torch.device(request.device)))
@@ -73,7 +74,7 @@ class _Row(NamedTuple):
 
     tokens: int
     device: torch.device
-    is_packed: bool = False  # queries see keys of their own packed sequence only
+    sequences: Tensor | None = None  # (batch, tokens), where queries see keys of their own packed sequence only
     positions: Tensor | None = None  # (batch, tokens), where a token's position is that in its packed sequence
 
 
@@ -85,37 +86,46 @@ def _of_function(function: Any, row: _Row) -> Intervals | None:
     built = built_of(function)
     if built is None:
         return None
-    builder, given = built
-    if builder == WINDOW[0]:
-        return masks.window(row.tokens, (given[WINDOW[1]] - 1, None), device=row.device)
-    if builder == BIDIRECTIONAL_WINDOW[0]:
-        return masks.window(row.tokens, given[BIDIRECTIONAL_WINDOW[1]], device=row.device)
-    if builder == CHUNKS[0]:
-        return _of_chunks(given[CHUNKS[1]], given[CHUNKS[2]], row)
-    if builder in (AND_MASKS[0], OR_MASKS[0]):
-        return _of_parts(builder, given, row)
-    if builder == REMAPPED[0]:
-        # Positions of another sequence may be the same, so this needs the intersection with its own.
-        return _of_function(given[REMAPPED[1]], row._replace(positions=given[REMAPPED[2]])) if row.is_packed else None
-    if builder == BLOCKS[0]:
-        ids = given[BLOCKS[1]]
+    builder, values = built
+    if builder == WINDOW:
+        return masks.window(row.tokens, (values[0] - 1, None), device=row.device)
+    if builder == BIDIRECTIONAL_WINDOW:
+        return masks.window(row.tokens, values[0], device=row.device)
+    if builder == CHUNKS:
+        size, left_padding = values
+        return _of_chunks(size, left_padding, row)
+    if builder in (AND_MASKS, OR_MASKS):
+        return _of_parts(builder, values[0], row)
+    if builder == REMAPPED:
+        inner, positions = values
+        return _of_positions(inner, positions, row)
+    if builder == BLOCKS:
+        ids = values[0]
         if row.positions is not None:
             ids = _looked_up(ids, row.positions)
         return None if ids is None else _of_groups(ids, row, is_in_none=ids < 0)
     if row.positions is not None:
         return None  # nothing else looks up tokens by their positions
-    if builder == PACKED[0]:
-        return _of_groups(given[PACKED[1]], row)
-    if builder == PADDING[0]:
-        return _of_keys(given[PADDING[1]][:, : row.tokens], row.tokens)
+    if builder == PACKED:
+        return _of_groups(values[0], row)
+    if builder == PADDING:
+        return _of_keys(values[0][:, : row.tokens], row.tokens)
     return None
 
 
-def _of_parts(builder: str, given: dict[str, Any], row: _Row) -> Intervals | None:
-    is_union = builder == OR_MASKS[0]
-    parts = given[OR_MASKS[1] if is_union else AND_MASKS[1]]
-    if not is_union and any((built_of(part) or ("",))[0] == PACKED[0] for part in parts):
-        row = row._replace(is_packed=True)
+def _of_positions(function: Any, positions: Tensor, row: _Row) -> Intervals | None:
+    """A mask function of positions instead of tokens. Those of other sequences may be the same, so this needs the
+    intersection with packed sequences, within which positions count the tokens."""
+    if row.sequences is None or positions.shape[-1] != row.tokens or not begin_together(row.sequences, positions):
+        return None
+    return _of_function(function, row._replace(positions=positions))
+
+
+def _of_parts(builder: str, parts: Any, row: _Row) -> Intervals | None:
+    is_union = builder == OR_MASKS
+    sequences = None if is_union else sequences_of(parts)
+    if sequences is not None:
+        row = row._replace(sequences=sequences)
     found = [_of_function(part, row) for part in parts]
     if not found or None in found:
         return None
@@ -123,7 +133,7 @@ def _of_parts(builder: str, given: dict[str, Any], row: _Row) -> Intervals | Non
 
 
 def _of_chunks(size: int, left_padding: Tensor, row: _Row) -> Intervals:
-    """Chunks of tokens whose positions are counted from behind the padding; each token sees its whole chunk."""
+    """A token sees its whole chunk; chunks are counted from behind the left padding."""
     at = torch.arange(row.tokens, device=row.device)[None] if row.positions is None else row.positions
     chunks = (at - left_padding.to(row.device)[:, None]).div(size, rounding_mode="floor")
     return masks.documents(chunks - chunks.amin(-1, keepdim=True))
@@ -156,6 +166,6 @@ def _looked_up(ids: Tensor, positions: Tensor) -> Tensor | None:
 
 
 def _of_keys(keep: Tensor, num_queries: int) -> Intervals:
-    """Of keys, (batch, keys) bool, that every query sees."""
+    """Every query sees the keys of ``keep``, (batch, keys) bool."""
     seen = masks.from_mask(keep[:, None, None, :])
     return Intervals(seen.tensor.expand(-1, -1, num_queries, -1))

@@ -10,8 +10,8 @@ There are four forms. Only the first may have the size of (queries, keys), if a 
   a window, ``keys`` is the number of keys that the layer has, and ``left`` follows from the size.
 - uint32, (sequences + 1, blocks, 1, 1 | 2 + left): **packed** causal sequences. [:, 0, 0, 0] are the cumulative
   lengths, and none is longer than ``blocks`` times BLOCK.
-- uint32, (B | 1, 1, L, 2n | 2n + 1) with L above 1: **intervals** of keys, as ``attention`` takes them in int32. An odd
-  number at the end means nothing.
+- uint32, (B | 1, 1, L, 2n) with L above 1: **intervals** of keys, as ``attention`` takes them in int32. There are more
+  keys than these 2n numbers, so the form neither has the shape of scores nor loses numbers when it is cut to the keys.
 
 Sizes are numbers on the host, so reading them does not wait for a GPU. Dimensions that only encode a number have a
 stride of 0, and are small enough for a copy to do no harm. A model that adds its mask to scores itself, instead of
@@ -73,11 +73,10 @@ def packed_form(cu_seqlens: Tensor, max_seqlen: int, left: int | None) -> Tensor
     return cu_seqlens.expand(-1, -(-max_seqlen // BLOCK), 1, 1 if left is None else 2 + left)
 
 
-def intervals_form(intervals: Intervals, num_keys: int) -> Tensor:
+def intervals_form(intervals: Intervals, num_keys: int) -> Tensor | None:
+    """None where there are so few keys that a boolean mask takes no more numbers."""
     bounds = intervals.tensor
-    if bounds.shape[3] == num_keys:  # the shape of scores
-        bounds = F.pad(bounds, (0, 1))
-    return bounds.contiguous().view(torch.uint32)
+    return bounds.contiguous().view(torch.uint32) if bounds.shape[3] < num_keys else None
 
 
 def read(mask: Tensor, num_keys: int) -> Visible:
@@ -116,10 +115,12 @@ def _of_unknown_form(mask: Tensor) -> ValueError:
 
 
 def _read_intervals(mask: Tensor) -> Tensor:
-    if mask.shape[1] != 1 or not 2 <= mask.shape[3] <= 2 * MAX_INTERVALS + 1:
-        raise _of_unknown_form(mask)
-    bounds = mask.view(torch.int32)
-    return bounds if mask.shape[3] % 2 == 0 else bounds[..., :-1].contiguous()
+    if mask.shape[1] != 1 or mask.shape[3] not in range(2, 2 * MAX_INTERVALS + 1, 2):
+        raise ValueError(
+            f"attention_mask has dtype uint32 and shape {tuple(mask.shape)}, which no mask function of fused_ext "
+            "makes: pass masks on as they are, without slicing them"
+        )
+    return mask.view(torch.int32)
 
 
 def _read_flags(mask: Tensor, num_keys: int) -> Visible:

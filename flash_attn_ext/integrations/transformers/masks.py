@@ -1,8 +1,8 @@
 """The mask function that transformers calls once for each pattern of a forward pass.
 
 Causality and windows become numbers, padding a row of flags for each sequence, packed sequences their cumulative
-lengths (mask_form.py). What is none of these becomes intervals of keys (composed.py), and a boolean mask of (queries,
-keys) only where a query needs more of them than there may be.
+lengths (mask_form.py). Any other mask becomes intervals of keys (composed.py), or a boolean mask if some query needs
+more than four.
 """
 
 from __future__ import annotations
@@ -26,16 +26,24 @@ from flash_attn_ext.integrations.transformers.mask_form import (
     packed_form,
 )
 from flash_attn_ext.integrations.transformers.own_attention import refuse_own_attention
-from flash_attn_ext.integrations.transformers.patterns import Pattern, builders_of, pattern_of, traced_pattern
+from flash_attn_ext.integrations.transformers.patterns import (
+    Pattern,
+    builders_of,
+    parts_of,
+    pattern_of,
+    traced_pattern,
+)
 from flash_attn_ext.integrations.transformers.private_names import (
     OR_MASKS,
     PACKED,
+    READS_ITS_MASK,
     causal_mask_function,
     is_tracing,
     position_ids_of_the_caller,
 )
 from flash_attn_ext.integrations.transformers.requests import Request, dense, kept_keys, kept_queries
 from flash_attn_ext.integrations.transformers.sequences import (
+    Made,
     Question,
     mark_as_made_here,
     packing_of,
@@ -83,14 +91,15 @@ def fused_mask(
         pattern = pattern_of(mask_function)
         position_ids = position_ids_of_the_caller(1)
         builders = builders_of(mask_function)
-        is_apart = PACKED[0] in builders
-        is_overlaid = use_vmap or is_apart or OR_MASKS[0] in builders
+        is_apart = PACKED in builders
+        is_overlaid = use_vmap or is_apart or OR_MASKS in builders
     if pattern is not None and pattern.is_packed and _is_plain_packing(request, pattern):
         return _packed(request, pattern)
-    if pattern is not None and (pattern.is_packed or pattern.is_remapped):
+    if pattern is not None and pattern.is_packed:
         pattern = None
     # transformers forbids to skip a mask with an overlay. Of any other, it is the model that reads it.
-    is_read = q_length > 1 and not may_skip and not is_overlaid
+    reads_any = getattr(config, "model_type", None) in READS_ITS_MASK
+    is_read = q_length > 1 and (reads_any or not (may_skip or is_overlaid))
     return _made(request, None if is_read else pattern, position_ids, is_read, is_apart)
 
 
@@ -99,9 +108,9 @@ def _is_causal(pattern: Pattern | None) -> bool:
 
 
 def _is_plain_packing(request: Request, pattern: Pattern) -> bool:
-    """Whether the packed form describes the sequences: causal ones without padding and a cache, which transformers has
-    found itself, so that each lies in one piece."""
-    is_whole = request.q_length == request.kv_length and request.padding is None
+    """Whether the packed form describes the sequences: causal, with neither padding nor a cache, and found by
+    transformers, so each sequence is contiguous. One query is no packed sequence."""
+    is_whole = 1 < request.q_length == request.kv_length and request.padding is None
     return _is_causal(pattern) and is_whole and not request.use_vmap
 
 
@@ -129,7 +138,7 @@ def _made(
     else:
         mask = _bidirectional(request, pattern.left) if pattern.left == pattern.right else _composed(request)
     if mask is not None and request.q_length > 1:
-        mark_as_made_here(mask, keep, position_ids)
+        mark_as_made_here(mask, Made(keep, position_ids, request.kv_length))
     return mask
 
 
@@ -190,12 +199,15 @@ def _packed(request: Request, pattern: Pattern) -> Tensor:
 
 
 def _composed(request: Request) -> Tensor:
-    """Intervals, or a boolean mask where they are too many, cannot be counted in a trace, or there is one query."""
+    """Intervals, or a boolean mask where they are too many, cannot be counted in a trace, or take as many numbers as
+    there are keys, and for one query."""
     if request.q_length > 1 and not is_compiling() and not is_tracing(torch.empty(0, device=request.device)):
         intervals = intervals_of(request)
-        if intervals is not None:
-            return intervals_form(intervals, request.kv_length)
-        _say_once(request)
+        if intervals is None:
+            _say_once(request)
+        form = None if intervals is None else intervals_form(intervals, request.kv_length)
+        if form is not None:
+            return form
     return dense(request)
 
 
@@ -213,14 +225,22 @@ def _dense_row(request: Request) -> Tensor:
     return _row(dense(request).flatten(0, 2))
 
 
+def _names(function: Any) -> list[str]:
+    """The names of the functions from which transformers composed a mask."""
+    parts = parts_of(function)
+    if parts:
+        return [name for part in parts for name in _names(part)]
+    return [getattr(function, "__qualname__", type(function).__name__)]
+
+
 def _say_once(request: Request) -> None:
-    name = getattr(request.mask_function, "__qualname__", type(request.mask_function).__name__)
+    name = " and ".join(_names(request.mask_function))
     if name in _said:
         return
     _said.add(name)
     shape = (request.batch_size, 1, request.q_length, request.kv_length)
     _LOGGER.warning(
-        "transformers: a query of the mask that %s makes needs more than %d intervals of keys, so it is held as a "
+        "transformers: a query of the mask that %s make needs more than %d intervals of keys, so it is held as a "
         "boolean mask of shape %s (%.1f MiB)",
         name,
         MAX_INTERVALS,

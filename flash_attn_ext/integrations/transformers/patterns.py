@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from flash_attn_ext.integrations.transformers.private_names import (
     AND_MASK,
     AND_MASKS,
@@ -15,6 +17,7 @@ from flash_attn_ext.integrations.transformers.private_names import (
     bidirectional_mask_function,
     built_of,
     causal_mask_function,
+    is_tracing,
 )
 
 
@@ -24,7 +27,6 @@ class Pattern(NamedTuple):
     left: int | None = None
     right: int | None = None
     is_packed: bool = False  # queries see keys of their own packed sequence only
-    is_remapped: bool = False  # the window counts position_ids, which makes no difference within a sequence
 
 
 def pattern_of(function: Any) -> Pattern | None:
@@ -36,29 +38,53 @@ def pattern_of(function: Any) -> Pattern | None:
     built = built_of(function)
     if built is None:
         return None
-    builder, given = built
-    if builder == WINDOW[0]:
-        return Pattern(left=given[WINDOW[1]] - 1)
-    if builder == BIDIRECTIONAL_WINDOW[0]:
-        size = given[BIDIRECTIONAL_WINDOW[1]]
-        return Pattern(size, size)
-    if builder == PACKED[0]:
+    builder, values = built
+    if builder == WINDOW:
+        return Pattern(left=values[0] - 1)
+    if builder == BIDIRECTIONAL_WINDOW:
+        return Pattern(values[0], values[0])
+    if builder == PACKED:
         return Pattern(is_packed=True)
-    if builder == REMAPPED[0]:
-        inner = pattern_of(given[REMAPPED[1]])
-        return inner and inner._replace(is_remapped=True)
-    if builder == AND_MASKS[0]:
-        return _intersection([pattern_of(part) for part in given[AND_MASKS[1]]])
+    if builder == AND_MASKS:
+        ids = sequences_of(values[0])
+        return _intersection([_within(part, ids) for part in values[0]])
     return None
+
+
+def _within(function: Any, ids: Tensor | None) -> Pattern | None:
+    """The pattern of a part that is intersected with packed sequences. Positions do not change it if they count the
+    tokens of each sequence."""
+    built = built_of(function)
+    if built is None or built.builder != REMAPPED:
+        return pattern_of(function)
+    inner, positions = built.values
+    return pattern_of(inner) if ids is not None and begin_together(ids, positions) else None
+
+
+def sequences_of(parts: Any) -> Tensor | None:
+    """(batch, tokens), the ids of the packed sequences that one of these mask functions keeps apart, or None."""
+    found = [built_of(part) for part in parts]
+    return next((built.values[0] for built in found if built is not None and built.builder == PACKED), None)
+
+
+def begin_together(ids: Tensor, positions: Tensor) -> bool:
+    """Whether positions rise by one from token to token within each packed sequence. Waits for a GPU. Where values
+    cannot be read, the positions are taken for those from which transformers made the ids."""
+    if is_tracing(positions):
+        return True
+    if ids.dim() != 2 or positions.dim() != 2 or ids.shape[1] != positions.shape[1]:
+        return False
+    is_new = ids.diff().to(positions.device) != 0
+    return bool(((positions.diff() == 1) | is_new).all())
 
 
 def _intersection(patterns: list[Pattern | None]) -> Pattern | None:
     if None in patterns:
         return None
-    lefts, rights, packed, remapped = zip(*patterns, strict=True)
+    lefts, rights, packed = zip(*patterns, strict=True)
     left = min((side for side in lefts if side is not None), default=None)
     right = min((side for side in rights if side is not None), default=None)
-    return Pattern(left, right, any(packed), any(remapped))
+    return Pattern(left, right, any(packed))
 
 
 def builders_of(function: Any) -> set[str]:
@@ -66,10 +92,15 @@ def builders_of(function: Any) -> set[str]:
     built = built_of(function)
     if built is None:
         return set()
-    builder, given = built
-    inner = given.get(REMAPPED[1])
-    parts = [*given.get(AND_MASKS[1], ()), *given.get(OR_MASKS[1], ()), *([] if inner is None else [inner])]
-    return {builder}.union(*(builders_of(part) for part in parts))
+    return {built.builder}.union(*(builders_of(part) for part in parts_of(function)))
+
+
+def parts_of(function: Any) -> tuple[Any, ...]:
+    """The mask functions from which transformers composed a mask function."""
+    built = built_of(function)
+    if built is None or built.builder not in (AND_MASKS, OR_MASKS, REMAPPED):
+        return ()
+    return built.values[:1] if built.builder == REMAPPED else tuple(built.values[0])
 
 
 def traced_pattern(
@@ -84,13 +115,13 @@ def traced_pattern(
         return None  # blocks are no interval
     is_window = local_size == getattr(config, "sliding_window", None)
     is_chunk = local_size == getattr(config, "attention_chunk_size", None)
-    if local_size is not None and is_window == is_chunk:
+    if local_size is not None and is_window == is_chunk:  # the size does not tell a window from chunks
         return None
-    if local_size is not None and is_chunk:  # the chunks of a row, or of its packed sequences, are packed sequences too
-        return Pattern(None, 0, True, True) if can_be_packed and not is_bidirectional else None
+    if local_size is not None and is_chunk:  # without padding, a chunk is a packed sequence of its own
+        return Pattern(None, 0, True) if can_be_packed and not is_bidirectional else None
     if is_bidirectional:
         return Pattern(local_size, local_size) if local_size is not None else None
     if local_size is None:
-        return Pattern(None, 0, True, True) if can_be_packed else None
+        return Pattern(None, 0, True) if can_be_packed else None
     # A window without packing has one sequence in each row, so the packed form describes it too.
-    return Pattern(local_size - 1, 0, can_be_packed, can_be_packed)
+    return Pattern(local_size - 1, 0, can_be_packed)

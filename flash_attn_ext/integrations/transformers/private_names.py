@@ -7,7 +7,7 @@ each name.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import masking_utils
@@ -27,6 +27,7 @@ __all__ = [
     "OR_MASKS",
     "PACKED",
     "PADDING",
+    "READS_ITS_MASK",
     "REMAPPED",
     "WINDOW",
     "asks_for_an_implementation",
@@ -39,17 +40,30 @@ __all__ = [
     "table_of",
 ]
 
-# Builders of mask functions in masking_utils, which tell the pattern of a mask function, and the variables over which
-# each one's mask function closes.
-WINDOW = ("sliding_window_overlay", "sliding_window")
-BIDIRECTIONAL_WINDOW = ("sliding_window_bidirectional_overlay", "sliding_window")
-PACKED = ("packed_sequence_mask_function", "packed_sequence_mask")
-REMAPPED = ("remap_positions_for_packed_sequence", "mask_function", "position_ids")  # since 5.23
-CHUNKS = ("chunked_overlay", "chunk_size", "left_padding")
-BLOCKS = ("blockwise_overlay", "block_sequence_ids")
-PADDING = ("padding_mask_function", "padding_mask")
-AND_MASKS = ("and_masks", "mask_functions")
-OR_MASKS = ("or_masks", "mask_functions")
+# Builders of mask functions in masking_utils, which tell the pattern of a mask function.
+WINDOW = "sliding_window_overlay"
+BIDIRECTIONAL_WINDOW = "sliding_window_bidirectional_overlay"
+PACKED = "packed_sequence_mask_function"
+REMAPPED = "remap_positions_for_packed_sequence"  # since 5.23
+CHUNKS = "chunked_overlay"
+BLOCKS = "blockwise_overlay"
+PADDING = "padding_mask_function"
+AND_MASKS = "and_masks"
+OR_MASKS = "or_masks"
+# The variables over which the mask function of each builder closes.
+_VARIABLES = {
+    WINDOW: ("sliding_window",),
+    BIDIRECTIONAL_WINDOW: ("sliding_window",),
+    PACKED: ("packed_sequence_mask",),
+    REMAPPED: ("mask_function", "position_ids"),
+    CHUNKS: ("chunk_size", "left_padding"),
+    BLOCKS: ("block_sequence_ids",),
+    PADDING: ("padding_mask",),
+    AND_MASKS: ("mask_functions",),
+    OR_MASKS: ("mask_functions",),
+}
+# Types of models that compute with a composed mask themselves, but do not ask transformers for a boolean one.
+READS_ITS_MASK = frozenset({"nemotron_asr_streaming_encoder"})
 # The name of functions that and_masks builds. torch.compile shows only the name of a mask function.
 AND_MASK = "and_mask"
 
@@ -61,14 +75,25 @@ def table_of(interface: Any) -> dict[str, Any]:
     return table
 
 
-def built_of(function: Any) -> tuple[str, dict[str, Any]] | None:
-    """The builder in masking_utils that made a mask function, and the variables over which that closes; None for the
-    user's own. transformers passes nothing else of the pattern."""
+class Built(NamedTuple):
+    """How transformers made a mask function."""
+
+    builder: str
+    values: tuple[Any, ...]  # of the builder's variables, in their order
+
+
+def built_of(function: Any) -> Built | None:
+    """How the builder in masking_utils made a mask function; None for the user's own, and for other builders.
+    transformers passes nothing else of the pattern."""
     builder, _, inner = getattr(function, "__qualname__", "").partition(".<locals>.")
     if not inner or getattr(function, "__globals__", None) is not vars(masking_utils):
         return None
     names = function.__code__.co_freevars
-    return builder, dict(zip(names, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
+    given = dict(zip(names, (cell.cell_contents for cell in function.__closure__ or ()), strict=True))
+    variables = _VARIABLES.get(builder, ())
+    return (
+        Built(builder, tuple(given[name] for name in variables)) if variables and given.keys() >= {*variables} else None
+    )
 
 
 def position_ids_of_the_caller(depth: int) -> Tensor | None:

@@ -42,8 +42,10 @@ def kept_queries(request: Request) -> Tensor | None:
     if request.padding is None or request.q_length == 1:
         return None
     index = torch.arange(request.q_length, device=request.padding.device) + request.q_offset
-    missing = request.kv_offset + request.kv_length - request.padding.shape[1]
-    return torch.nn.functional.pad(request.padding, (0, max(missing, 0)))[:, index]
+    behind = request.padding.shape[
+        1
+    ]  # tokens behind the mask, and decoder tokens beside an encoder's, count as padding
+    return torch.nn.functional.pad(request.padding, (0, 1))[:, index.clamp(max=behind)]
 
 
 def dense(request: Request) -> Tensor:

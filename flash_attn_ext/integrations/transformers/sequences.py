@@ -83,10 +83,23 @@ def _drop(held: list[_Answer], dead: weakref.ref[Tensor]) -> None:
 _answers = _Answers()
 
 
-def mark_as_made_here(mask: Any, keep: Tensor | None, position_ids: Tensor | None) -> None:
-    """Records a mask of the registered mask function, for the layers that get it. ``keep``: (batch, queries) bool,
-    False where a query is padding. ``position_ids``: those that it has read."""
-    mask._fused_ext_made = (keep, position_ids)
+class Made(NamedTuple):
+    """The facts about a mask of the registered mask function that its layers need."""
+
+    keep: Tensor | None  # (batch, queries) bool, False where a query is padding
+    position_ids: Tensor | None  # those that the mask function has read
+    num_keys: int
+
+
+def mark_as_made_here(mask: Any, made: Made) -> None:
+    """Records a mask of the registered mask function, for the layers that get it."""
+    mask._fused_ext_made = made
+
+
+def made_here(mask: Tensor | None) -> Made | None:
+    """What was recorded about a mask. Copies and slices of it have nothing recorded."""
+    made: Made | None = getattr(mask, "_fused_ext_made", None)
+    return made
 
 
 def speak_of_tokens(position_ids: Tensor | None, batch: int, num_queries: int) -> bool:
@@ -111,8 +124,8 @@ def kept_apart(
         ValueError: they begin again where the sequences cannot be told apart. A RuntimeError while values cannot be
             read (torch.compile): wherever they begin again.
     """
-    made: tuple[Tensor | None, Tensor | None] | None = getattr(mask, "_fused_ext_made", None)
-    is_seen = made is not None and made[1] is position_ids
+    made = made_here(mask)
+    is_seen = made is not None and made.position_ids is position_ids
     if is_seen or not speak_of_tokens(position_ids, batch, num_queries):
         return visible
     is_boolean = visible.num_keys is None and mask is not None
@@ -123,7 +136,7 @@ def kept_apart(
         return visible  # the keys come from elsewhere, such as an encoder
     keep = None if visible.mask is None else visible.mask[:, 0, 0, -num_queries:]
     if is_boolean and made is not None:
-        keep = made[0]
+        keep = made.keep
     if is_tracing(position_ids):
         assert_later(
             ~_begin_again(position_ids, keep).any(),

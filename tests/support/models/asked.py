@@ -51,7 +51,6 @@ def shown(mask: torch.Tensor | None, q_length: int, kv_length: int) -> torch.Ten
         token = torch.arange(BATCH * q_length).view(BATCH, q_length)
         sequence = torch.bucketize(token, visible.cu_seqlens[1:], right=True)
         seen = sequence[:, :, None] == sequence[:, None, :]
-        query = query + 0
     else:
         num_keys = kv_length if visible.num_keys is None else visible.num_keys
         query = query + (num_keys - q_length)

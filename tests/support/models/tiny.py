@@ -248,6 +248,27 @@ MODELS = {
         inputs="pair",
         generates=True,
     ),
+    "bart": TinyModel(
+        "BartForConditionalGeneration",
+        "BartConfig",
+        TEXT
+        | dict(
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            max_position_embeddings=64,
+            dropout=0.0,
+            eos_token_id=None,
+            forced_eos_token_id=None,
+            decoder_start_token_id=1,
+        ),
+        inputs="pair",
+        generates=True,
+    ),
     "whisper": TinyModel(
         "WhisperForConditionalGeneration",
         "WhisperConfig",
