@@ -47,6 +47,7 @@ PICTURED = (
     "cuda_h200_sm80",
     "cuda_h100_workloads",
     "cuda_h100_long",
+    "cuda_h100_masks",
 )
 
 Point = tuple[str, int, int]  # case, head dim, sequence length

@@ -58,7 +58,9 @@ WORKLOADS = (
     Workload("grouped heads, causal, up to 32768 tokens", "gqa"),
     Workload("packed sequences, causal", "varlen"),
     Workload("masks and biases", "mask"),
-    Workload("documents, images, prefixes and chunks, as intervals of keys", "masks"),
+    Workload(
+        "documents, images, prefixes and chunks, as intervals of keys, on an H100", "masks", report="cuda_h100_masks"
+    ),
     Workload("dropout", "dropout"),
     Workload("softcap", "softcap"),
     Workload("ALiBi", "alibi"),
@@ -83,6 +85,7 @@ WITH_SLOW_POINTS = (
     "cuda_h100_decode",
     "cuda_h100_workloads",
     "cuda_h100_long",
+    "cuda_h100_masks",
 )
 
 
