@@ -151,11 +151,14 @@ def test_many_tiles(d, backend):
 @FOR_GPUS
 @computes_in(torch.bfloat16)
 def test_far_apart(backend):
-    """Between intervals lie more hidden tiles than a tile's flags can count."""
+    """Between intervals lie more hidden tiles than a tile's flags can count. The results are those of a boolean mask."""
     keys, query = 70_000, torch.arange(150)
     intervals = rows(query, query + 40, 3000 + query, 3040, 4000, 4001 + query, keys - 70, keys - query % 3)
     inputs = make_inputs(Case(sq=150, sk=keys, d=64, heads=1, batch=1), torch.bfloat16, backend.device)
-    check_inputs(inputs.replace(intervals=intervals.to(backend.device)), backend)
+    inputs = inputs.replace(intervals=intervals.to(backend.device))
+    masked = run_ours(inputs.replace(mask=inputs.whole_mask, intervals=None), backend)
+    for result, found in run_ours(inputs, backend).items():
+        torch.testing.assert_close(found.float(), masked[result].float(), rtol=2e-2, atol=2e-2)
 
 
 @over_dtypes((torch.float32, torch.bfloat16))

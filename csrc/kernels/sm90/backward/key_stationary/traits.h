@@ -84,8 +84,8 @@ struct KeyStationaryTraits {
   using DqPipeline = std::conditional_t<kConfig.pre_signals_dq, PreSignalledDqPipeline, WholeDqPipeline>;
 
   using Where = ScoreTile<Rows::kKeys, Scores>;
-  using Iteration = std::conditional_t<kMasked, MaskedIteration,
-                                       std::conditional_t<kAlibi, AlibiIteration, QueryIteration>>;
+  using Iteration =
+      std::conditional_t<kMasked, MaskedIteration, std::conditional_t<kAlibi, AlibiIteration, QueryIteration>>;
 };
 
 // Named barriers. Barrier 0 is __syncthreads.
