@@ -151,7 +151,7 @@ def test_many_tiles(d, backend):
 @FOR_GPUS
 @computes_in(torch.bfloat16)
 def test_far_apart(backend):
-    """Between intervals lie more hidden tiles than a tile's flags can count. The results are those of a boolean mask."""
+    """More hidden tiles lie between intervals than a tile's flags can count. A boolean mask gives the same results."""
     keys, query = 70_000, torch.arange(150)
     intervals = rows(query, query + 40, 3000 + query, 3040, 4000, 4001 + query, keys - 70, keys - query % 3)
     inputs = make_inputs(Case(sq=150, sk=keys, d=64, heads=1, batch=1), torch.bfloat16, backend.device)
