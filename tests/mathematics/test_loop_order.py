@@ -12,6 +12,7 @@ PLAN_FILES = (
     "sm90_score_mode.cpp",
     "sm80_backward.cpp",
     "bias_stationary.cpp",
+    "short_bias.cpp",
 )
 PLANS = [CSRC / "kernels" / "plan" / name for name in PLAN_FILES]
 
