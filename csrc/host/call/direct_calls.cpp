@@ -220,7 +220,8 @@ py::object results_of(const AttentionInputs& in, const WantedResults& wanted, co
   py::object out = to_python(std::move(outputs.out));
   if (!in.wants_row_max) return wanted.lse ? py::make_tuple(out, to_python(std::move(outputs.lse))) : std::move(out);
   py::object largest = to_python(std::move(outputs.row_max));
-  return wanted.lse ? py::make_tuple(out, to_python(std::move(outputs.lse)), largest) : py::make_tuple(out, largest);
+  if (!wanted.lse) return py::make_tuple(out, largest);
+  return py::make_tuple(out, to_python(std::move(outputs.lse)), largest);
 }
 
 // Whether the shapes of q, k and v go together. If they do not, Python raises the error, with PyTorch's names.
