@@ -258,7 +258,7 @@ def attention(
             return results
     if asked := operands_to_ask(q, k, v, bias, mask, intervals, alibi_slopes, sink):
         # fmt: off
-        theirs: Tensor = handle_torch_function(
+        theirs: Tensor | tuple[Tensor, ...] = handle_torch_function(
             attention, asked, q, k, v, causal=causal, window=window, bias=bias, mask=mask, intervals=intervals,
             alibi_slopes=alibi_slopes, softcap=softcap, sink=sink, dropout_p=dropout_p, scale=scale, layout=layout,
             return_lse=return_lse, return_max_logit=return_max_logit, backend=backend, allow_tf32=allow_tf32,

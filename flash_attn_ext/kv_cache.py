@@ -214,7 +214,7 @@ def attention_with_kvcache(
     of_cache = (k_new, v_new, cache_seqlens, block_table, cache_batch_idx, rotary_cos, rotary_sin)
     if asked := operands_to_ask(q, k_cache, v_cache, *of_cache, bias, mask, intervals, alibi_slopes, sink):
         # fmt: off
-        theirs: Tensor = handle_torch_function(
+        theirs: Tensor | tuple[Tensor, ...] = handle_torch_function(
             attention_with_kvcache, asked, q, k_cache, v_cache, k_new=k_new, v_new=v_new, cache_seqlens=cache_seqlens,
             block_table=block_table, cache_batch_idx=cache_batch_idx, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
             rotary_interleaved=rotary_interleaved, causal=causal, window=window, bias=bias, mask=mask,

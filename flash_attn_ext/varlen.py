@@ -154,7 +154,7 @@ def attention_varlen(
     """
     if asked := operands_to_ask(q, k, v, cu_seqlens_q, cu_seqlens_k, bias, mask, intervals, alibi_slopes, sink):
         # fmt: off
-        theirs: Tensor = handle_torch_function(
+        theirs: Tensor | tuple[Tensor, ...] = handle_torch_function(
             attention_varlen, asked, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=max_seqlen_q,
             max_seqlen_k=max_seqlen_k, causal=causal, window=window, bias=bias, mask=mask, intervals=intervals,
             alibi_slopes=alibi_slopes, softcap=softcap, sink=sink, dropout_p=dropout_p, scale=scale,
