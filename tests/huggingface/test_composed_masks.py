@@ -149,8 +149,8 @@ def test_positions_alone_do_not_keep_sequences_apart():
 def test_positions_that_begin_again_within_a_users_sequence(ids, is_causal_alone):
     """Position 0 of such a sequence's second part is seen by the first part too."""
     inner = causal_mask_function if is_causal_alone else INNER["images"]
-    function = masking_utils.and_masks(
-        masking_utils.packed_sequence_mask_function(torch.tensor(ids)),
+    function = and_masks(
+        packed_sequence_mask_function(torch.tensor(ids)),
         masking_utils.remap_positions_for_packed_sequence(inner, POSITIONS),
     )
     for whole in (function, or_masks(function, blockwise_overlay(IMAGES[:, :9]))):
