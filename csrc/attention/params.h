@@ -101,8 +101,8 @@ struct BasicForwardParams : AttentionParams {
 };
 
 struct ForwardParams : BasicForwardParams {
-  StatisticView
-      row_max;  // written where present: the largest score of each row, without the sink; NaN where the LSE is
+  // Written where present: the largest score of each row, without the sink; NaN where the LSE is.
+  StatisticView row_max;
 };
 
 // The gradient of a bias in the bias's own shape, contiguous. A broadcast dimension has extent 1, and its gradients are
