@@ -134,6 +134,7 @@ enum class BiasGradientSource {
   kMaterialised,  // materialised dS
   kRecomputed,    // recomputed dS
   kOverBatch,     // recomputed dS of all batch entries, which share the bias, tile by tile
+  kDiagonals,     // recomputed dS of a bias with one number for each diagonal, band by band
 };
 
 struct BackwardPlan {
@@ -193,7 +194,8 @@ struct BackwardPlan {
     // kBiasStationary, kTwoPass: a boolean mask, packed. kKeyStationary: MaskIterations, of intervals too.
     WorkspacePart mask_bits;
     WorkspacePart alibi_partials;
-    WorkspacePart dbias_parts;   // partial dBias of each CTA (kBiasStationary) or batch split (kOverBatch)
+    // Partial dBias of each CTA (kBiasStationary), batch split (kOverBatch) or band of diagonals (kDiagonals).
+    WorkspacePart dbias_parts;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
     WorkspacePart

@@ -93,6 +93,8 @@ const char* name_of(BiasGradientSource source) {
       return "from recomputed dS";
     case BiasGradientSource::kOverBatch:
       return "from dS recomputed over the batch";
+    case BiasGradientSource::kDiagonals:
+      return "of diagonals, from recomputed dS";
   }
   return "?";
 }
