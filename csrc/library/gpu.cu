@@ -99,7 +99,7 @@ Status sm90_backward(const attention::BackwardParams& params, const plan::Backwa
   if (error == cudaSuccess && plan.dbias == plan::BiasGradientSource::kOverBatch) {
     error = sm80::run_dbias_over_batch(params, plan, workspace, cuda_stream(stream));
   }
-  if (error == cudaSuccess && plan.dbias == plan::BiasGradientSource::kDiagonals) {
+  if (error == cudaSuccess && plan.sums_diagonals()) {
     error = sm80::run_dbias_of_diagonals(params, plan, workspace, cuda_stream(stream));
   }
   if (error != cudaSuccess || params.dsink == nullptr) return error;

@@ -20,6 +20,19 @@ struct DiagonalBands {
   int splits;  // the CTAs that share the batch entries of a band
 
   FLASH_HOST_DEVICE int count() const { return query_blocks + key_blocks - 1; }
+  // Bands of many blocks come first, so that CTAs of few blocks fill the last wave.
+  FLASH_HOST_DEVICE int band(int number) const {
+    const int middle = (count() - 1) / 2;
+    return number % 2 == 0 ? middle - number / 2 : middle + (number + 1) / 2;
+  }
+  // The query blocks of a band, and its first key minus its first query.
+  FLASH_HOST_DEVICE int first_block(int band) const { return band < query_blocks ? query_blocks - 1 - band : 0; }
+  FLASH_HOST_DEVICE int end_block(int band) const {
+    const int end = key_blocks + query_blocks - 1 - band;
+    return end < query_blocks ? end : query_blocks;
+  }
+  FLASH_HOST_DEVICE int offset(int band) const { return (band - (query_blocks - 1)) * tile; }
+
   FLASH_HOST_DEVICE int64_t num_ctas() const { return int64_t{splits} * heads * count(); }
   // The sums of a CTA: one for each diagonal, and one that is not used.
   FLASH_HOST_DEVICE int64_t sums_of_cta() const { return 2 * int64_t{tile}; }

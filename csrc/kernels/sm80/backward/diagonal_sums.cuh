@@ -7,7 +7,7 @@
 // as in dscore_sums.cuh.
 #pragma once
 
-#include "kernels/schedule/diagonal_bands.h"
+#include "kernels/sm80/backward/combine_bands.cuh"
 #include "kernels/sm80/backward/dscore_sums.cuh"
 
 namespace flash_attn_ext::sm80 {
@@ -35,21 +35,20 @@ struct DiagonalSumsKernel : DscoreSumsKernel<Element, kHeadDim> {
 
   // Returns the thread's sum: of the diagonal key - query = threadIdx.x - (kBlock - 1) from the first diagonal of the
   // band's blocks.
-  __device__ __forceinline__ float run(const DiagonalBands& bands, int bias_head, int band, int split) {
-    const int first_block = max(0, bands.query_blocks - 1 - band);
-    const int end_block = min(bands.query_blocks, bands.key_blocks + bands.query_blocks - 1 - band);
+  __device__ __forceinline__ float run(const DiagonalBands& bands, const BandPlace& place) {
+    const int band = place.band;
     const bool per_head = p.dbias.per_head;
     const int64_t entries = p.batch * (per_head ? 1 : p.num_heads_q);
     float own = 0.0f;
     for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
       sums.clear();
-      for (int64_t entry = split; entry < entries; entry += bands.splits) {
+      for (int64_t entry = place.split; entry < entries; entry += bands.splits) {
         const attention::Sequence sequence = p.sequences.at(entry % p.batch);
-        const int64_t head = per_head ? bias_head : entry / p.batch;
+        const int64_t head = per_head ? place.head : entry / p.batch;
         const WorkItem item = {sequence, head, head / p.queries_per_key_head()};
-        for (int block = first_block; block < end_block; ++block) {
+        for (int block = bands.first_block(band); block < bands.end_block(band); ++block) {
           const int64_t query = int64_t{block} * kBlock;
-          const int64_t key = query + int64_t{band - (bands.query_blocks - 1)} * kBlock + key_tile * kTile.keys;
+          const int64_t key = query + bands.offset(band) + key_tile * kTile.keys;
           add_block(item, query, key);
         }
       }
@@ -102,37 +101,9 @@ __global__ void __launch_bounds__(Kernel::kThreads)
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const DiagonalBands& bands = params.bands;
   const auto cta = static_cast<int>(blockIdx.x);
-  const int band = cta % bands.count();
-  const int head = cta / bands.count() % bands.heads;
-  const int split = cta / bands.count() / bands.heads;
+  const BandPlace place = band_place(bands, cta);
   Kernel kernel = {{params, params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)}};
-  params.band_sums[cta * bands.sums_of_cta() + threadIdx.x] = kernel.run(bands, head, band, split);
-}
-
-// One thread for each diagonal of a head of the bias.
-template <class Element>
-__global__ void __launch_bounds__(128) combine_bands_kernel(const __grid_constant__ DiagonalParams params) {
-  const DiagonalBands& bands = params.bands;
-  const attention::SequenceTable& lengths = params.p.sequences;
-  const int64_t diagonals = lengths.max_seqlen_q + lengths.max_seqlen_k - 1;
-  const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t head = index / diagonals;
-  if (head >= bands.heads) return;
-  const int64_t from_zero = index % diagonals + (bands.query_blocks * int64_t{bands.tile} - lengths.max_seqlen_q);
-  // The diagonal lies this far from the first diagonal of the lower one of its bands' blocks.
-  const int64_t place = from_zero + 1 - bands.tile;
-  const int64_t lower = place >= 0 ? place / bands.tile : -1;
-  const int64_t within = place - lower * bands.tile;
-  float sum = 0.0f;
-  for (int split = 0; split < bands.splits; ++split) {
-    const float* of_head =
-        params.band_sums + (int64_t{split} * bands.heads + head) * bands.count() * bands.sums_of_cta();
-    if (lower >= 0) sum += of_head[lower * bands.sums_of_cta() + within + bands.tile - 1];
-    if (lower + 1 < bands.count() && within > 0) sum += of_head[(lower + 1) * bands.sums_of_cta() + within - 1];
-  }
-  const attention::BiasGradient& g = params.p.dbias;
-  const int64_t diagonal = index % diagonals - (lengths.max_seqlen_q - 1);
-  store_dbias<Element>(g, head * g.head_stride + diagonal * g.key_stride, sum);
+  params.band_sums[place.index(bands) * bands.sums_of_cta() + threadIdx.x] = kernel.run(bands, place);
 }
 
 template <class Element>
@@ -146,10 +117,7 @@ cudaError_t diagonal_sums(const BackwardParams& p, const BackwardPlan& plan, flo
       params.bands.splits = static_cast<int>(plan.workspace.dbias_parts.bytes / params.bands.bytes());
       const cudaError_t error = launch<Kernel>(diagonal_sums_kernel<Kernel>, params, params.bands.num_ctas(), stream);
       if (error != cudaSuccess) return error;
-      const int64_t diagonals = p.sequences.max_seqlen_q + p.sequences.max_seqlen_k - 1;
-      const int64_t blocks = attention::ceil_div(params.bands.heads * diagonals, 128);
-      combine_bands_kernel<Element><<<static_cast<unsigned>(blocks), 128, 0, stream>>>(params);
-      return cudaGetLastError();
+      return combine_bands<Element>({p, params.bands, band_sums}, stream);
     } else {
       return cudaErrorInvalidValue;
     }

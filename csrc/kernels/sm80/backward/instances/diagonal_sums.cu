@@ -11,8 +11,12 @@ cudaError_t run_dbias_of_diagonals(const attention::BackwardParams& params, cons
   p.delta = plan.workspace.delta.like(p.lse, workspace);
   auto* const band_sums = plan.workspace.dbias_parts.in<float>(workspace);
   if (band_sums == nullptr) return cudaSuccess;  // there are no scores
-  return with_element(p.element, /*tf32=*/false,
-                      [&](auto element) { return diagonal_sums<decltype(element)>(p, plan, band_sums, stream); });
+  if (plan.dbias == plan::BiasGradientSource::kDiagonalsOverBatch) {
+    return run_diagonals_over_batch(p, plan, band_sums, stream);
+  }
+  return with_element(p.element, /*tf32=*/false, [&](auto element) {
+    return diagonal_sums<InMemory<decltype(element)>>(p, plan, band_sums, stream);
+  });
 }
 
 }  // namespace flash_attn_ext::sm80
