@@ -55,6 +55,12 @@ CALLS = {
         {"intervals": INTERVALS} | DROPOUT,
         {"intervals": INTERVALS} | SOFTCAP,
     ),
+    "a bias table by distance, with or without gradient": (
+        {"diagonals": True},
+        {"diagonals": True, "wanted": WITH_BIAS, "options": {"causal": "top_left"}},
+        {"diagonals": True, "wanted": WITH_BIAS, "d": 128},
+    ),
+    "a bias table by distance beside a mask": ({"diagonals": True, "mask": KEYS, "wanted": WITH_BIAS},),
     "a bias that broadcasts over queries, without gradient": ({"bias": KEYS},),
     "a bias that broadcasts over queries, with gradient": ({"bias": KEYS, "wanted": WITH_BIAS},),
     "a bias that broadcasts over keys, with gradient": ({"bias": (1, 1, LENGTH, 1), "wanted": WITH_BIAS},),

@@ -41,6 +41,10 @@ BackwardPlan plan_backward_short_bias(const attention::BackwardParams& params, c
 bool takes_dbias_over_batch(const attention::BackwardParams& params);
 void plan_dbias_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
 
+// The same where the bias has one number for each diagonal.
+bool takes_diagonals_over_batch(const attention::BackwardParams& params);
+void plan_diagonals_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
+
 // Whether a forward call takes a single-tile kernel, whose key tile holds all keys of a sequence, and the plan of such
 // a call.
 bool takes_single_tile(const attention::ForwardParams& params);

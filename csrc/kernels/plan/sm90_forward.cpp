@@ -11,6 +11,7 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
+#include "kernels/schedule/diagonal_boxes.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -323,6 +324,9 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   }
   plan.workspace.nan_flags = append(plan.workspace.bytes, tiles * plan.tile.warps);
   plan.workspace.tile_list = append(plan.workspace.bytes, tiles * int64_t{sizeof(int)});
+  if (config.score == ScoreMode::kBiasMask && p.score_mod.bias.of_diagonals()) {
+    plan.workspace.bias_boxes = append(plan.workspace.bytes, diagonal_boxes(p).bytes());
+  }
   if (p.score_mod.mask.present()) plan_intervals(plan, p, limits);
   return plan;
 }

@@ -1,5 +1,6 @@
 #include <cudaTypedefs.h>
 
+#include "kernels/schedule/diagonal_boxes.h"
 #include "kernels/sm90/tensor_map.h"
 #include "tile/sm90/smem_tile.h"
 
@@ -56,7 +57,23 @@ cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixV
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-cudaError_t make_bias_map(TmaDescriptor& operand, const attention::AttentionParams& params, int box_rows) {
+cudaError_t make_bias_map(BiasDescriptor& operand, const attention::AttentionParams& params, void* boxes) {
+  constexpr int kRows = DiagonalBoxes::kRows;
+  if (params.score_mod.bias.of_diagonals()) {
+    if (boxes == nullptr) return cudaErrorInvalidValue;
+    const DiagonalBoxes of_diagonals = diagonal_boxes(params);
+    operand.first_column = of_diagonals.first_column;
+    operand.column_step = -1;
+    operand.row_step = 0;
+    const attention::MatrixView view = {.data = boxes,
+                                        .head_stride = of_diagonals.heads > 1 ? of_diagonals.head_stride() : 0,
+                                        .row_stride = of_diagonals.columns,
+                                        .column_stride = 1};
+    return make_tma_descriptor(operand, view, {1, of_diagonals.heads, kRows, of_diagonals.columns, kRows},
+                               params.element);
+  }
+  operand.first_column = operand.column_step = 0;
+  operand.row_step = 1;
   const attention::BroadcastView& bias = params.score_mod.bias;
   const attention::MatrixView view = {.data = const_cast<void*>(bias.data),
                                       .batch_stride = bias.batch_stride,
@@ -65,7 +82,7 @@ cudaError_t make_bias_map(TmaDescriptor& operand, const attention::AttentionPara
                                       .column_stride = 1};
   const attention::SequenceTable& lengths = params.sequences;
   return make_tma_descriptor(operand, view,
-                             {params.batch, params.num_heads_q, lengths.max_seqlen_q, lengths.max_seqlen_k, box_rows},
+                             {params.batch, params.num_heads_q, lengths.max_seqlen_q, lengths.max_seqlen_k, kRows},
                              params.element);
 }
 

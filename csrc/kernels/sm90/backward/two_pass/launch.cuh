@@ -25,12 +25,12 @@ struct TwoPassLaunch {
 
   TwoPassArguments args;
   const plan::BackwardPlan& plan;
+  void* boxes;  // of a bias with one number for each diagonal
   cudaStream_t stream;
 
   cudaError_t run() {
     cudaError_t error = make_tma_descriptors(args, MaterialisedTiles::kRows, MaterialisedTiles::kRows);
-    if (DqTraits::kHasBoxes && error == cudaSuccess)
-      error = make_bias_map(args.bias, args.params, MaterialisedTiles::kRows);
+    if (DqTraits::kHasBoxes && error == cudaSuccess) error = make_bias_map(args.bias, args.params, boxes);
     if (error == cudaSuccess) error = prepare();
     const attention::BackwardParams& p = args.params;
     const int64_t num_pairs = p.batch * p.num_heads_k;
@@ -174,7 +174,7 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
   args.scales_lse = !(DqTraits::kHasBoxes || DqTraits::kGeneric);
-  return TwoPassLaunch<DqTraits>{args, plan, stream}.run();
+  return TwoPassLaunch<DqTraits>{args, plan, parts.bias_boxes.in<void>(workspace), stream}.run();
 }
 
 // The rows of the table whose dQ comes from stored tiles (launch_wide.cuh). They are instantiated apart from the

@@ -234,8 +234,9 @@ struct QueryProducer {
   __device__ __forceinline__ void load_bias(const QueryTileWork& work, int tile, ptx::Barrier& full) const {
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      const int query = (work.tile + w) * Traits::kRows;
       shared.bias[k_state.stage][w].copy(args.bias.map, full,
-                                         {tile * Traits::kRows, (work.tile + w) * Traits::kRows,
+                                         {args.bias.column(query, tile * Traits::kRows), args.bias.row(query),
                                           work.head * args.bias.head_step, work.batch * args.bias.batch_step});
     }
   }

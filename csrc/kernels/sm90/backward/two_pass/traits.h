@@ -72,7 +72,7 @@ struct TwoPassArguments {
   TmaDescriptor k;
   TmaDescriptor v;
   TmaDescriptor dout;
-  TmaDescriptor bias;  // only of kernels for a bias and a mask
+  BiasDescriptor bias;  // only of kernels for a bias and a mask
   attention::BackwardParams params;
   TwoPassWorkspace workspace;
   MaterialisedTiles tiles;
