@@ -11,13 +11,14 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function
 
 from flash_attn_ext import _C
+from flash_attn_ext._blocks import tensors_of
 from flash_attn_ext._canonical import packed_form
 from flash_attn_ext._explanation import Explanation, plans_of
 from flash_attn_ext._options import check_flag, check_max_logit, dense_problem, problem_of, results_of
 from flash_attn_ext._sdpa import attend_or_decline, operands_to_ask
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
-from flash_attn_ext.masks import Intervals
+from flash_attn_ext.masks import BlockLists, Intervals
 from flash_attn_ext.types import AttentionOptions, Backend, Causal, Layout, MaxLogit, Window
 from flash_attn_ext.varlen import attention_varlen as attention_varlen
 
@@ -153,6 +154,7 @@ def attention(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     intervals: Tensor | Intervals | None = None,
+    block_lists: BlockLists | tuple[Tensor, Tensor] | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -166,7 +168,8 @@ def attention(
 ) -> Tensor | tuple[Tensor, ...]:
     """Exact attention with every feature of the library. Everything combines with everything.
 
-    In order: scale, softcap, ALiBi, bias, mask and intervals, causality and window, softmax (with the sink), dropout::
+    In order: scale, softcap, ALiBi, bias, mask, intervals and blocks, causality and window, softmax (with the sink),
+    dropout::
 
         scaled = scale * q k^T
         capped = softcap * tanh(scaled / softcap)
@@ -196,6 +199,13 @@ def attention(
             and tiles of keys that no interval has are skipped. Intervals may overlap, be empty and have any order. On
             the CPU a value below 0 or above Sk raises ValueError. On a GPU values are not looked at before the kernels
             run, and are clamped. A last dimension that is not contiguous is copied.
+        block_lists: the blocks of 64 or 128 keys that each block of 64 or 128 queries sees:
+            ``flash_attn_ext.masks.BlockLists``, or its ``(counts, indices)``, whose blocks have as many keys as queries
+            and a size that follows from the number of lists. (..., Hq, Hk or 1, query blocks) and another dimension for
+            the blocks of a list, int32 or int64, on q's device; batch dimensions may be 1 or missing. Query i sees key
+            j where its list has j's block, and where everything else lets it. Blocks that no list of a tile has are
+            skipped in both passes. Lists take memory for each pair of blocks, one byte. On the CPU a block that does
+            not exist raises ValueError, on a GPU and in traces it is ignored.
         alibi_slopes: (Hq,) or ``(*batch, Hq)``, float32 (float64 for float64 q): the bias ``-slope * |key - (query +
             diagonal)|`` of ALiBi (Press et al. 2022, section 3). Differentiable.
         softcap: scores become softcap * tanh(score / softcap), > 0 (Gemma Team 2024, section 2). None: no cap.
@@ -247,7 +257,7 @@ def attention(
     """
     if isinstance(intervals, Intervals):
         intervals = intervals.tensor
-    if not is_compiling():
+    if not is_compiling() and block_lists is None:
         # fmt: off
         results = _C.direct_attention(
             q, k, v, causal, window, bias, mask, intervals, alibi_slopes, softcap, sink, dropout_p, scale, layout,
@@ -256,12 +266,13 @@ def attention(
         # fmt: on
         if results is not None:
             return results
-    if asked := operands_to_ask(q, k, v, bias, mask, intervals, alibi_slopes, sink):
+    if asked := operands_to_ask(q, k, v, bias, mask, intervals, *tensors_of(block_lists), alibi_slopes, sink):
         # fmt: off
         theirs: Tensor | tuple[Tensor, ...] = handle_torch_function(
             attention, asked, q, k, v, causal=causal, window=window, bias=bias, mask=mask, intervals=intervals,
-            alibi_slopes=alibi_slopes, softcap=softcap, sink=sink, dropout_p=dropout_p, scale=scale, layout=layout,
-            return_lse=return_lse, return_max_logit=return_max_logit, backend=backend, allow_tf32=allow_tf32,
+            block_lists=block_lists, alibi_slopes=alibi_slopes, softcap=softcap, sink=sink, dropout_p=dropout_p,
+            scale=scale, layout=layout, return_lse=return_lse, return_max_logit=return_max_logit, backend=backend,
+            allow_tf32=allow_tf32,
         )
         # fmt: on
         return theirs
@@ -284,7 +295,7 @@ def attention(
         allow_tf32=allow_tf32,
         wants_row_max=max_logit is not None,
     )
-    problem, form, operands = dense_problem(problem, layout)
+    problem, form, operands = dense_problem(problem, layout, block_lists)
     out, lse, row_max = attend(problem, operands)
     if form.rank != 4:
         out, lse = form.restore_out(out), form.restore_lse(lse)
@@ -308,6 +319,7 @@ def explain(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     intervals: Tensor | Intervals | None = None,
+    block_lists: BlockLists | tuple[Tensor, Tensor] | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -364,8 +376,10 @@ def explain(
         wants_row_max=max_logit is not None,
     )
     if all(given is None for given in packing.values()):
-        problem, _, _ = dense_problem(problem, layout)
+        problem, _, _ = dense_problem(problem, layout, block_lists)
     else:
+        if block_lists is not None:
+            raise ValueError("block_lists does not go with cu_seqlens: pass intervals or a mask")
         if layout != "bhsd":
             raise ValueError(f"layout={layout!r} does not go with cu_seqlens: packed tensors are (tokens, heads, dim)")
         problem = packed_form(problem)

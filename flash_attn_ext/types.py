@@ -21,7 +21,7 @@ from typing import Literal, TypedDict
 
 from torch import Tensor
 
-from flash_attn_ext.masks import Intervals
+from flash_attn_ext.masks import BlockLists, Intervals
 
 Causal = Literal["top_left", "bottom_right"]
 Layout = Literal["bhsd", "bshd"]
@@ -48,6 +48,7 @@ class ScoreOptions(TypedDict, total=False):
 class AttentionOptions(ScoreOptions, total=False):
     """The keywords of ``attention`` but ``return_lse`` and ``return_max_logit``, which decide the result's type."""
 
+    block_lists: BlockLists | tuple[Tensor, Tensor] | None
     dropout_p: float
     layout: Layout
     backend: Backend | None
@@ -82,6 +83,7 @@ class KvCacheOptions(ScoreOptions, total=False):
 class ReferenceOptions(ScoreOptions, total=False):
     """The keywords of ``reference.attention_reference`` but ``return_lse`` and ``return_max_logit``."""
 
+    block_lists: BlockLists | None
     dropout_p: float
     dropout_mask: Tensor | None
     layout: Layout

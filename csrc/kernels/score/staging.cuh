@@ -98,6 +98,60 @@ __device__ __noinline__ void call_stage_intervals(StagedTile<uint8_t, Tile>* tar
   stage_intervals(*target, of);
 }
 
+// What a tile reads of blocks.
+struct BlocksOfTile {
+  attention::BlockMask blocks;  // of the tile's batch entry and head
+  int first_query;
+  int first_key;
+  bool narrows;  // whether the tile has what intervals leave
+};
+
+template <class Tile>
+__device__ __forceinline__ BlocksOfTile blocks_of(const Tile& where) {
+  const attention::ScoreMod& mod = where.p.score_mod;
+  const attention::Coordinate first = where.first();
+  BlocksOfTile of = {mod.blocks, static_cast<int>(first.query), static_cast<int>(first.key), mod.intervals.present()};
+  of.blocks.data += first.batch * of.blocks.batch_stride + first.head * of.blocks.head_stride;
+  return of;
+}
+
+// Writes the tile of a mask that blocks stand for, or clears the bytes of keys that no block has. Each lane has the
+// bytes that stage_intervals() gave it.
+template <class Tile>
+__device__ __forceinline__ void stage_blocks(StagedTile<uint8_t, Tile>& target, const BlocksOfTile& of) {
+  constexpr int kKeysAtOnce = 8;
+  constexpr int kGroups = Tile::kKeys / kKeysAtOnce;
+  constexpr uint32_t kFourTrue = 0x01010101u;
+#pragma unroll 1
+  for (int i = tile::lane(); i < Tile::kQueries * kGroups; i += tile::kWarpSize) {
+    const int query = i / kGroups;
+    const int key = i % kGroups * kKeysAtOnce;
+    const bool seen = of.blocks.sees(of.blocks.row(0, 0, of.first_query + query), of.first_key + key);
+    if (seen && of.narrows) continue;
+    const uint32_t four = seen ? kFourTrue : 0;
+    *reinterpret_cast<uint2*>(target.data + query * StagedTile<uint8_t, Tile>::kRowBytes + key) = {four, four};
+  }
+}
+
+// The same as a function that is called, for the reason above.
+template <class Tile>
+__device__ __noinline__ void call_stage_blocks(StagedTile<uint8_t, Tile>* target, const BlocksOfTile of) {
+  stage_blocks(*target, of);
+}
+
+// Writes the tile of a mask that intervals, blocks or both stand for. may_call: as in stage() below.
+template <class Tile>
+__device__ __forceinline__ void stage_selected(StagedTile<uint8_t, Tile>& target, const Tile& where, bool may_call) {
+  const attention::ScoreMod& mod = where.p.score_mod;
+  if (may_call) {
+    if (mod.intervals.present()) call_stage_intervals(&target, intervals_of(where));
+    if (mod.blocks.present()) call_stage_blocks(&target, blocks_of(where));
+  } else {
+    if (mod.intervals.present()) stage_intervals(target, intervals_of(where));
+    if (mod.blocks.present()) stage_blocks(target, blocks_of(where));
+  }
+}
+
 // Clears the bytes of keys that the mask hides, too. Each lane has the bytes that stage_intervals() gave it.
 template <class Tile>
 __device__ __forceinline__ void narrow_by_mask(StagedTile<uint8_t, Tile>& target, const Tile& where) {
@@ -124,12 +178,8 @@ __device__ __forceinline__ void stage(StagedBiasMask<Element, Tile, kHasBias>& t
     if (target.stages(mod.bias)) stage(target.bias, mod.bias, where);
   }
   if (!with_mask) return;
-  if (mod.intervals.present()) {
-    if (may_call) {
-      call_stage_intervals(&target.mask, intervals_of(where));
-    } else {
-      stage_intervals(target.mask, intervals_of(where));
-    }
+  if (mod.selects_keys()) {
+    stage_selected(target.mask, where, may_call);
     if (mod.mask.present()) narrow_by_mask(target.mask, where);
   } else {
     stage(target.mask, mod.mask, where);
