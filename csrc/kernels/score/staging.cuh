@@ -57,33 +57,52 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
   }
 }
 
-// What a tile reads of intervals.
-struct IntervalsOfTile {
-  attention::RowIntervals intervals;  // the first row is that of the tile's first query
-  int queries;                        // that exist
+// What a tile reads of intervals and blocks, in few registers.
+struct SelectedKeysOfTile {
+  const attention::ScoreMod* mod;
+  const int32_t* intervals;  // of the tile's first query, or null
+  int queries;               // that exist
+  int batch;
+  int head;
+  int first_query;
   int first_key;
 };
 
 template <class Tile>
-__device__ __forceinline__ IntervalsOfTile intervals_of(const Tile& where) {
-  IntervalsOfTile of = {where.p.score_mod.intervals, where.num_queries(), static_cast<int>(where.key(0, 0))};
-  of.intervals.data = of.intervals.row(where.item.sequence, where.item.head, where.query(0, 0));
-  return of;
+__device__ __forceinline__ SelectedKeysOfTile selected_keys_of(const Tile& where) {
+  const attention::ScoreMod& mod = where.p.score_mod;
+  const bool has_intervals = mod.intervals.present();
+  return {
+      .mod = &mod,
+      .intervals = has_intervals ? mod.intervals.row(where.item.sequence, where.item.head, where.query(0, 0)) : nullptr,
+      .queries = where.num_queries(),
+      .batch = static_cast<int>(where.item.sequence.batch),
+      .head = static_cast<int>(where.item.head),
+      .first_query = static_cast<int>(where.query(0, 0)),
+      .first_key = static_cast<int>(where.key(0, 0))};
 }
 
-// Writes the tile of a mask that intervals stand for: 8 keys of a query at a time.
+// Writes the tile of a mask that intervals, blocks or both stand for: 8 keys of a query at a time, which belong to one
+// block.
 template <class Tile>
-__device__ __forceinline__ void stage_intervals(StagedTile<uint8_t, Tile>& target, const IntervalsOfTile& of) {
+__device__ __forceinline__ void stage_selected(StagedTile<uint8_t, Tile>& target, const SelectedKeysOfTile& of) {
   constexpr int kKeysAtOnce = 8;
   constexpr int kGroups = Tile::kKeys / kKeysAtOnce;
   static_assert(Tile::kKeys % kKeysAtOnce == 0);
+  const attention::RowIntervals& intervals = of.mod->intervals;
+  const attention::BlockMask& blocks = of.mod->blocks;
 #pragma unroll 1
   for (int i = tile::lane(); i < Tile::kQueries * kGroups; i += tile::kWarpSize) {
     const int query = i / kGroups;
     const int key = i % kGroups * kKeysAtOnce;
     uint32_t seen = 0;
     if (query < of.queries) {
-      seen = of.intervals.word(of.intervals.data + query * of.intervals.query_stride, of.first_key + key);
+      seen = of.intervals == nullptr
+                 ? ~uint32_t{0}
+                 : intervals.word(of.intervals + query * intervals.query_stride, of.first_key + key);
+      if (blocks.present() && !blocks.sees(blocks.row(of.batch, of.head, of.first_query + query), of.first_key + key)) {
+        seen = 0;
+      }
     }
     // A byte for each bit.
     const uint32_t low = (seen & 0xFu) * 0x00204081u & 0x01010101u;
@@ -94,65 +113,11 @@ __device__ __forceinline__ void stage_intervals(StagedTile<uint8_t, Tile>& targe
 
 // The same as a function that is called, since a mainloop that it is part of would spill registers.
 template <class Tile>
-__device__ __noinline__ void call_stage_intervals(StagedTile<uint8_t, Tile>* target, const IntervalsOfTile of) {
-  stage_intervals(*target, of);
+__device__ __noinline__ void call_stage_selected(StagedTile<uint8_t, Tile>* target, const SelectedKeysOfTile of) {
+  stage_selected(*target, of);
 }
 
-// What a tile reads of blocks.
-struct BlocksOfTile {
-  attention::BlockMask blocks;  // of the tile's batch entry and head
-  int first_query;
-  int first_key;
-  bool narrows;  // whether the tile has what intervals leave
-};
-
-template <class Tile>
-__device__ __forceinline__ BlocksOfTile blocks_of(const Tile& where) {
-  const attention::ScoreMod& mod = where.p.score_mod;
-  const attention::Coordinate first = where.first();
-  BlocksOfTile of = {mod.blocks, static_cast<int>(first.query), static_cast<int>(first.key), mod.intervals.present()};
-  of.blocks.data += first.batch * of.blocks.batch_stride + first.head * of.blocks.head_stride;
-  return of;
-}
-
-// Writes the tile of a mask that blocks stand for, or clears the bytes of keys that no block has. Each lane has the
-// bytes that stage_intervals() gave it.
-template <class Tile>
-__device__ __forceinline__ void stage_blocks(StagedTile<uint8_t, Tile>& target, const BlocksOfTile& of) {
-  constexpr int kKeysAtOnce = 8;
-  constexpr int kGroups = Tile::kKeys / kKeysAtOnce;
-  constexpr uint32_t kFourTrue = 0x01010101u;
-#pragma unroll 1
-  for (int i = tile::lane(); i < Tile::kQueries * kGroups; i += tile::kWarpSize) {
-    const int query = i / kGroups;
-    const int key = i % kGroups * kKeysAtOnce;
-    const bool seen = of.blocks.sees(of.blocks.row(0, 0, of.first_query + query), of.first_key + key);
-    if (seen && of.narrows) continue;
-    const uint32_t four = seen ? kFourTrue : 0;
-    *reinterpret_cast<uint2*>(target.data + query * StagedTile<uint8_t, Tile>::kRowBytes + key) = {four, four};
-  }
-}
-
-// The same as a function that is called, for the reason above.
-template <class Tile>
-__device__ __noinline__ void call_stage_blocks(StagedTile<uint8_t, Tile>* target, const BlocksOfTile of) {
-  stage_blocks(*target, of);
-}
-
-// Writes the tile of a mask that intervals, blocks or both stand for. may_call: as in stage() below.
-template <class Tile>
-__device__ __forceinline__ void stage_selected(StagedTile<uint8_t, Tile>& target, const Tile& where, bool may_call) {
-  const attention::ScoreMod& mod = where.p.score_mod;
-  if (may_call) {
-    if (mod.intervals.present()) call_stage_intervals(&target, intervals_of(where));
-    if (mod.blocks.present()) call_stage_blocks(&target, blocks_of(where));
-  } else {
-    if (mod.intervals.present()) stage_intervals(target, intervals_of(where));
-    if (mod.blocks.present()) stage_blocks(target, blocks_of(where));
-  }
-}
-
-// Clears the bytes of keys that the mask hides, too. Each lane has the bytes that stage_intervals() gave it.
+// Clears the bytes of keys that the mask hides, too. Each lane has the bytes that stage_selected() gave it.
 template <class Tile>
 __device__ __forceinline__ void narrow_by_mask(StagedTile<uint8_t, Tile>& target, const Tile& where) {
   constexpr int kGroups = Tile::kKeys / 8;
@@ -179,7 +144,11 @@ __device__ __forceinline__ void stage(StagedBiasMask<Element, Tile, kHasBias>& t
   }
   if (!with_mask) return;
   if (mod.selects_keys()) {
-    stage_selected(target.mask, where, may_call);
+    if (may_call) {
+      call_stage_selected(&target.mask, selected_keys_of(where));
+    } else {
+      stage_selected(target.mask, selected_keys_of(where));
+    }
     if (mod.mask.present()) narrow_by_mask(target.mask, where);
   } else {
     stage(target.mask, mod.mask, where);
