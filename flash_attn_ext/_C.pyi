@@ -12,6 +12,8 @@ One attention call in canonical form is a Problem (_problem.py), of which any tu
     sink               (Hq,), accumulate dtype
     intervals          (B|1, Hq|1, Sq, 2 n), packed (Hq|1, Tq, 2 n), int32, n in 1...4:
                        a begin and an end (exclusive) for each interval of keys, by the position inside the sequence
+    blocks             (B|1, Hq|1, query blocks, key blocks), bool, True = attend: blocks of 64 or 128 queries, and of
+                       64 or 128 keys, as their numbers tell; dense only
     cu_seqlens_q, _k   (batch + 1,) int32
     rng_seed           (1,) int64 on q's device; given if and only if dropout_p > 0
     scale              finite; None: 1 / sqrt(D)

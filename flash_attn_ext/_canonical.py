@@ -32,6 +32,7 @@ class Names(NamedTuple):
     alibi_slopes: str = "alibi_slopes"
     sink: str = "sink"
     intervals: str = "intervals"
+    blocks: str = "block_lists"
 
 
 class DenseForm(NamedTuple):
@@ -70,10 +71,10 @@ def dense_form(problem: Problem, operands: int, names: Names = OWN_NAMES) -> tup
     form = PLAIN_FORM
     if operands < CANONICAL:
         problem, form = _fold_batch(_cast_for_autocast(problem), names)
-    bias, mask, alibi_slopes, sink, intervals = problem[3:8]
-    if bias is None and mask is None and alibi_slopes is None and sink is None and intervals is None:
+    bias, mask, alibi_slopes, _, intervals, blocks = of_scores = problem[3:9]
+    if all(tensor is None for tensor in of_scores):
         return problem, form
-    require_tensors(names[3:], (bias, mask, alibi_slopes, sink, intervals), num_required=0)
+    require_tensors(names[3:], of_scores, num_required=0)
     in_form: dict[str, Any] = {}
     if bias is not None:
         in_form["bias"] = _table_form(names.bias, bias, problem, form)
@@ -82,7 +83,11 @@ def dense_form(problem: Problem, operands: int, names: Names = OWN_NAMES) -> tup
     if alibi_slopes is not None and alibi_slopes.dim() > 2:
         in_form["alibi_slopes"] = _slopes_form(alibi_slopes, form, problem.q.shape[:1])
     if intervals is not None and (intervals.dim() != 4 or form.rank > 4):
-        in_form["intervals"] = _intervals_form(intervals, problem.q, form)
+        rows = f"{problem.q.size(2)}) = (..., heads, queries) before its last dimension, which has a begin and an end "
+        in_form["intervals"] = _rows_form("intervals", intervals, problem.q, form, f"{rows}for each interval")
+    if blocks is not None and (blocks.dim() != 4 or form.rank > 4):
+        rows = "query blocks, key blocks) = (..., heads, query blocks, key blocks) as a mask of blocks"
+        in_form["blocks"] = _rows_form(names.blocks, blocks, problem.q, form, rows)
     return problem._replace(**in_form), form
 
 
@@ -248,23 +253,22 @@ def _slopes_form(alibi_slopes: Tensor, form: DenseForm, batch: tuple[int, ...]) 
     return alibi_slopes.reshape(math.prod(lead), alibi_slopes.size(-1))
 
 
-def _intervals_form(intervals: Tensor, q: Tensor, form: DenseForm) -> Tensor:
-    """(..., Hq|1, Sq, 2 n) -> (B|1, Hq|1, Sq, 2 n); q is canonical. C++ checks the last two dimensions."""
+def _rows_form(name: str, rows: Tensor, q: Tensor, form: DenseForm, expected: str) -> Tensor:
+    """(..., Hq|1, R, C) -> (B|1, Hq|1, R, C); q is canonical. C++ checks the last two dimensions.
+
+    expected: the end of the error, from the dimension of rows on."""
     lead = form.lead if form.rank > 4 else q.shape[:1]
     full = (*lead, q.size(1))[-max(form.rank - 2, 0) :] if form.rank > 2 else ()
-    before = tuple(intervals.shape[:-2])
-    if intervals.dim() < 2 or len(before) > len(full) or not _broadcasts(before, full[len(full) - len(before) :]):
-        raise RuntimeError(
-            f"intervals has shape {tuple(intervals.shape)}, expected one that broadcasts to "
-            f"{(*full, q.size(2))} = (..., heads, queries) before its last dimension, which has a begin and an end for "
-            "each interval"
-        )
-    intervals = intervals[(None,) * (max(form.rank, 4) - intervals.dim())]
+    before = tuple(rows.shape[:-2])
+    if rows.dim() < 2 or len(before) > len(full) or not _broadcasts(before, full[len(full) - len(before) :]):
+        sizes = "".join(f"{size}, " for size in full)
+        raise RuntimeError(f"{name} has shape {tuple(rows.shape)}, expected one that broadcasts to ({sizes}{expected}")
+    rows = rows[(None,) * (max(form.rank, 4) - rows.dim())]
     if form.rank <= 4:
-        return intervals
-    if all(n == 1 for n in intervals.shape[:-3]):
-        return intervals[(0,) * (form.rank - 4)]
-    return _fold(intervals, form.lead)
+        return rows
+    if all(n == 1 for n in rows.shape[:-3]):
+        return rows[(0,) * (form.rank - 4)]
+    return _fold(rows, form.lead)
 
 
 def _at_least_3d(tensor: Tensor, rank: int, name: str) -> Tensor:

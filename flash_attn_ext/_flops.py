@@ -1,9 +1,9 @@
 """FLOPs of the operators, for ``torch.utils.flop_counter.FlopCounterMode`` and whatever else asks its registry.
 
 The formulas count GEMMs: 2 FLOPs for each column of each pair, which is a query and a key that it sees by causality,
-window, intervals and length. Pairs that masks and dropout hide count; the softmax does not. Where intervals have no
-values, as in traces, they count as if they hid nothing. The forward pass has two GEMMs, the
-backward pass five if q, k and v get gradients. Forward mode has five if all three have tangents, and a second
+window, intervals, blocks and length. Pairs that masks and dropout hide count; the softmax does not. Where intervals
+and blocks have no values, as in traces, they count as if they hid nothing. The forward pass has two GEMMs, the backward
+pass five if q, k and v get gradients. Forward mode has five if all three have tangents, and a second
 derivative of all three has twelve.
 
 The registry's module imports triton, which takes longer than all of this package. So the formulas are registered when
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import ops  # noqa: F401  (defines the operators)
-from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem
+from flash_attn_ext._problem import DIFFERENTIABLE, KvCache, Problem, block_size
 from flash_attn_ext.derivatives.kinds import tangent_name
 
 REGISTRY = "torch.utils.flop_counter"
@@ -117,7 +117,7 @@ def _pairs(problem: Problem) -> _Size:
     heads = problem.q.shape[1]
     if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
         batch, num_queries, num_keys = problem.q.shape[0], problem.q.shape[2], problem.k.shape[2]
-        if not _have_values(problem.intervals):
+        if not (_have_values(problem.intervals) or _have_values(problem.blocks)):
             return heads * batch * num_visible_pairs(problem, num_queries, num_keys)
         return sum(_pairs_of_sequence(problem, index, num_queries, num_keys) for index in range(batch))
     ends_q, ends_k = _values(problem.cu_seqlens_q), _values(problem.cu_seqlens_k)
@@ -135,23 +135,45 @@ def _pairs(problem: Problem) -> _Size:
 def _pairs_of_sequence(problem: Problem, index: int, num_queries: int, num_keys: int, first_query: int = 0) -> int:
     """The pairs of all heads of a sequence whose tensors have values. first_query: its first token, if it is packed."""
     heads = problem.q.shape[1]
-    intervals = problem.intervals
-    if intervals is None or not _have_values(intervals):
+    intervals, blocks = (table if _have_values(table) else None for table in (problem.intervals, problem.blocks))
+    if intervals is None and blocks is None:
         pairs: int = heads * num_visible_pairs(problem, num_queries, num_keys)
         return pairs
-    if intervals.dim() == 3:
+    if intervals is None:
+        of_sequence = torch.tensor([0, num_keys], device=problem.q.device).expand(1, num_queries, 2)
+    elif intervals.dim() == 3:
         of_sequence = intervals[:, first_query : first_query + num_queries]
     else:
         of_sequence = intervals[index if intervals.shape[0] > 1 else 0]
+    seen = None if blocks is None else blocks[index if blocks.shape[0] > 1 else 0]
     begins, ends = _clip_to_visible(problem, of_sequence, num_keys)
     order = begins.argsort(-1)
     begins, ends = begins.gather(-1, order), ends.gather(-1, order)
     counted = begins.new_zeros(begins.shape[:-1])  # where the keys end that earlier intervals have
     total = counted.sum()
     for begin, end in zip(begins.unbind(-1), ends.unbind(-1), strict=True):
-        total = total + (end - torch.maximum(begin, counted)).clamp(min=0).sum()
+        begin = torch.maximum(begin, counted)
         counted = torch.maximum(counted, end)
-    return int(total) * (heads // of_sequence.shape[0])
+        if seen is not None:
+            begin, end = (
+                _keys_before(seen, bound, num_queries, num_keys) for bound in (begin, torch.maximum(begin, end))
+            )
+        total = total + (end - begin).clamp(min=0).sum()
+    return int(total) * (heads // max(of_sequence.shape[0], 1 if seen is None else seen.shape[0]))
+
+
+def _keys_before(seen: Tensor, bounds: Tensor, num_queries: int, num_keys: int) -> Tensor:
+    """How many keys of the blocks that are seen, (heads, query blocks, key blocks), lie before (heads, queries)."""
+    size, width = block_size(seen.shape[2], num_keys), seen.shape[2]
+    if width == 0:
+        return torch.zeros_like(bounds)
+    before = torch.nn.functional.pad(seen.long().cumsum(-1) * size, (1, 0))[..., :width].flatten(1)
+    bounds = bounds.expand(max(len(seen), len(bounds)), -1).clamp(0, num_keys)
+    block = (bounds // size).clamp(max=width - 1)
+    row = torch.arange(num_queries, device=seen.device) // block_size(seen.shape[1], num_queries)
+    place = row * width + block
+    at = [table.expand(len(place), -1).gather(1, place) for table in (before, seen.flatten(1))]
+    return at[0] + at[1] * (bounds - block * size)
 
 
 def _clip_to_visible(problem: Problem, intervals: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:

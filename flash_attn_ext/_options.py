@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attn_ext._blocks import blocks_of
 from flash_attn_ext._canonical import CANONICAL, OWN_NAMES, DenseForm, dense_form, operands_of, require_tensors
 from flash_attn_ext._problem import Problem
 from flash_attn_ext.masks import Intervals
@@ -36,7 +37,7 @@ def problem_of(*, window: Window | None, **given: Any) -> Problem:
     return Problem(**given)
 
 
-def dense_problem(problem: Problem, layout: Layout) -> tuple[Problem, DenseForm, int]:
+def dense_problem(problem: Problem, layout: Layout, block_lists: Any = None) -> tuple[Problem, DenseForm, int]:
     """The problem in canonical form, how to restore the form of its results, and the kind of its operands."""
     q, k, v = problem[:3]
     operands = operands_of(q, k, v)
@@ -50,6 +51,8 @@ def dense_problem(problem: Problem, layout: Layout) -> tuple[Problem, DenseForm,
     if is_sequence_first(layout) and q.dim() > 2:
         q, k, v = q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
         problem = problem._replace(q=q, k=k, v=v, sequence_first=True)
+    if block_lists is not None:
+        problem = problem._replace(blocks=blocks_of(block_lists, q, k))
     return *dense_form(problem, operands), operands
 
 

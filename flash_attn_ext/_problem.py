@@ -26,6 +26,7 @@ class Problem(NamedTuple):
     alibi_slopes: Tensor | None = None  # (Hq,) or (B, Hq)
     sink: Tensor | None = None  # (Hq,)
     intervals: Tensor | None = None  # (B|1, Hq|1, Sq, 2 n) int32, packed: (Hq|1, Tq, 2 n)
+    blocks: Tensor | None = None  # (B|1, Hq|1, query blocks, key blocks) bool, of 64 or 128; dense only
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
     rng_seed: Tensor | None = None  # (1,) int64
@@ -59,6 +60,11 @@ class KvCache(NamedTuple):
     rotary_cos: Tensor | None = None  # (positions, rotary dim / 2)
     rotary_sin: Tensor | None = None
     rotary_interleaved: bool = False
+
+
+def block_size(count: int, length: int) -> int:
+    """The size of blocks of a length of which there are ``count``: 64 or 128."""
+    return 64 if count == -(-length // 64) else 128
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function
 
 from flash_attn_ext import _C
+from flash_attn_ext._blocks import tensors_of
 from flash_attn_ext._canonical import packed_form
 from flash_attn_ext._explanation import Explanation, plans_of
 from flash_attn_ext._options import check_flag, check_max_logit, dense_problem, problem_of, results_of
@@ -19,7 +20,7 @@ from flash_attn_ext._table_attention import attend_with_table, problem_to_explai
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.bias_tables import BiasIndex
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
-from flash_attn_ext.masks import Intervals
+from flash_attn_ext.masks import BlockLists, Intervals
 from flash_attn_ext.types import AttentionOptions, Backend, Causal, Layout, MaxLogit, Window
 from flash_attn_ext.varlen import attention_varlen as attention_varlen
 
@@ -157,6 +158,7 @@ def attention(
     bias_index: BiasIndex | None = None,
     mask: Tensor | None = None,
     intervals: Tensor | Intervals | None = None,
+    block_lists: BlockLists | tuple[Tensor, Tensor] | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -170,7 +172,8 @@ def attention(
 ) -> Tensor | tuple[Tensor, ...]:
     """Exact attention with every feature of the library. Everything combines with everything.
 
-    In order: scale, softcap, ALiBi, bias, mask and intervals, causality and window, softmax (with the sink), dropout::
+    In order: scale, softcap, ALiBi, bias, mask, intervals and blocks, causality and window, softmax (with the sink),
+    dropout::
 
         scaled = scale * q k^T
         capped = softcap * tanh(scaled / softcap)
@@ -209,6 +212,13 @@ def attention(
             and tiles of keys that no interval has are skipped. Intervals may overlap, be empty and have any order. On
             the CPU a value below 0 or above Sk raises ValueError. On a GPU values are not looked at before the kernels
             run, and are clamped. A last dimension that is not contiguous is copied.
+        block_lists: the blocks of 64 or 128 keys that each block of 64 or 128 queries sees:
+            ``flash_attn_ext.masks.BlockLists``, or its ``(counts, indices)``, whose blocks have as many keys as queries
+            and a size that follows from the number of lists. (..., Hq, Hk or 1, query blocks) and another dimension for
+            the blocks of a list, int32 or int64, on q's device; batch dimensions may be 1 or missing. Query i sees key
+            j where its list has j's block, and where everything else lets it. Blocks that no list of a tile has are
+            skipped in both passes. Lists take memory for each pair of blocks, one byte. On the CPU a block that does
+            not exist raises ValueError, on a GPU and in traces it is ignored.
         alibi_slopes: (Hq,) or ``(*batch, Hq)``, float32 (float64 for float64 q): the bias ``-slope * |key - (query +
             diagonal)|`` of ALiBi (Press et al. 2022, section 3). Differentiable.
         softcap: scores become softcap * tanh(score / softcap), > 0 (Gemma Team 2024, section 2). None: no cap.
@@ -261,7 +271,7 @@ def attention(
     if isinstance(intervals, Intervals):
         intervals = intervals.tensor
     has_table = bias_table is not None or bias_index is not None
-    if not has_table and not is_compiling():
+    if not has_table and block_lists is None and not is_compiling():
         # fmt: off
         results = _C.direct_attention(
             q, k, v, causal, window, bias, mask, intervals, alibi_slopes, softcap, sink, dropout_p, scale, layout,
@@ -270,12 +280,13 @@ def attention(
         # fmt: on
         if results is not None:
             return results
-    if asked := operands_to_ask(q, k, v, bias, bias_table, bias_index, mask, intervals, alibi_slopes, sink):
+    tensors = (bias, bias_table, bias_index, mask, intervals, *tensors_of(block_lists), alibi_slopes, sink)
+    if asked := operands_to_ask(q, k, v, *tensors):
         # fmt: off
         theirs: Tensor | tuple[Tensor, ...] = handle_torch_function(
             attention, asked, q, k, v, causal=causal, window=window, bias=bias, bias_table=bias_table,
-            bias_index=bias_index, mask=mask, intervals=intervals, alibi_slopes=alibi_slopes, softcap=softcap,
-            sink=sink, dropout_p=dropout_p, scale=scale, layout=layout, return_lse=return_lse,
+            bias_index=bias_index, mask=mask, intervals=intervals, block_lists=block_lists, alibi_slopes=alibi_slopes,
+            softcap=softcap, sink=sink, dropout_p=dropout_p, scale=scale, layout=layout, return_lse=return_lse,
             return_max_logit=return_max_logit, backend=backend, allow_tf32=allow_tf32,
         )
         # fmt: on
@@ -299,7 +310,7 @@ def attention(
         allow_tf32=allow_tf32,
         wants_row_max=max_logit is not None,
     )
-    problem, form, operands = dense_problem(problem, layout)
+    problem, form, operands = dense_problem(problem, layout, block_lists)
     if has_table:
         out, lse, row_max = attend_with_table(problem, bias_table, bias_index, operands)
     else:
@@ -328,6 +339,7 @@ def explain(
     bias_index: BiasIndex | None = None,
     mask: Tensor | None = None,
     intervals: Tensor | Intervals | None = None,
+    block_lists: BlockLists | tuple[Tensor, Tensor] | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -384,7 +396,7 @@ def explain(
         wants_row_max=max_logit is not None,
     )
     if all(given is None for given in packing.values()):
-        problem, _, operands = dense_problem(problem, layout)
+        problem, _, operands = dense_problem(problem, layout, block_lists)
         if bias_table is not None or bias_index is not None:
             problem = problem_to_explain(problem, bias_table, bias_index, operands)
     else:
@@ -392,6 +404,8 @@ def explain(
             raise ValueError(
                 "bias_table does not go with cu_seqlens: pad the sequences and pass a mask, or pass a bias"
             )
+        if block_lists is not None:
+            raise ValueError("block_lists does not go with cu_seqlens: pass intervals or a mask")
         if layout != "bhsd":
             raise ValueError(f"layout={layout!r} does not go with cu_seqlens: packed tensors are (tokens, heads, dim)")
         problem = packed_form(problem)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext.bias_tables import BiasIndex, entries_of_pairs
-from flash_attn_ext.masks import Intervals
+from flash_attn_ext.masks import BlockLists, Intervals
 from flash_attn_ext.types import Causal, Layout, MaxLogit, ReferenceOptions, Window
 
 if TYPE_CHECKING:  # at run time Python 3.10 has it in typing_extensions only
@@ -103,6 +103,7 @@ def attention_reference(
     bias_index: BiasIndex | None = None,
     mask: Tensor | None = None,
     intervals: Tensor | Intervals | None = None,
+    block_lists: BlockLists | None = None,
     alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     sink: Tensor | None = None,
@@ -160,6 +161,10 @@ def attention_reference(
         visible = visible & mask
     if intervals is not None:
         visible = visible & pairs_of_intervals(intervals, k.shape[-2])
+    if block_lists is not None:
+        listed = block_lists.dense(q.shape[-2], k.shape[-2])
+        group = q.shape[-3] // listed.shape[-3] if listed.dim() > 2 and listed.shape[-3] > 1 else 1
+        visible = visible & (listed if group == 1 else listed.repeat_interleave(group, dim=-3))
 
     score = scale * (q @ k.mT)
     if softcap is not None:

@@ -22,7 +22,7 @@ from typing import Literal, TypedDict
 from torch import Tensor
 
 from flash_attn_ext.bias_tables import BiasIndex as BiasIndex
-from flash_attn_ext.masks import Intervals
+from flash_attn_ext.masks import BlockLists, Intervals
 
 Causal = Literal["top_left", "bottom_right"]
 Layout = Literal["bhsd", "bshd"]
@@ -51,6 +51,7 @@ class AttentionOptions(ScoreOptions, total=False):
 
     bias_table: Tensor | None
     bias_index: BiasIndex | None
+    block_lists: BlockLists | tuple[Tensor, Tensor] | None
     dropout_p: float
     layout: Layout
     backend: Backend | None
@@ -87,6 +88,7 @@ class ReferenceOptions(ScoreOptions, total=False):
 
     bias_table: Tensor | None
     bias_index: BiasIndex | None
+    block_lists: BlockLists | None
     dropout_p: float
     dropout_mask: Tensor | None
     layout: Layout

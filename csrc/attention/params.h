@@ -39,7 +39,7 @@ struct StatisticView {
   }
 };
 
-// The dimensions along which the mask or the intervals differ.
+// The dimensions along which the mask, the intervals or the blocks differ.
 struct MaskDimensions {
   bool batch;
   bool heads;
@@ -75,11 +75,12 @@ struct AttentionParams {
   FLASH_HOST_DEVICE MaskDimensions mask_dimensions() const {
     const BroadcastView& mask = score_mod.mask;
     const RowIntervals& intervals = score_mod.intervals;
+    const BlockMask& blocks = score_mod.blocks;
     const bool of_sequences = intervals.present() && sequences.cu_seqlens_q != nullptr;
-    return {.batch = mask.batch_stride != 0 || intervals.batch_stride != 0 || of_sequences,
-            .heads = mask.head_stride != 0 || intervals.head_stride != 0,
-            .queries = mask.query_stride != 0 || intervals.present(),
-            .keys = mask.key_stride != 0 || intervals.present()};
+    return {.batch = mask.batch_stride != 0 || intervals.batch_stride != 0 || blocks.batch_stride != 0 || of_sequences,
+            .heads = mask.head_stride != 0 || intervals.head_stride != 0 || blocks.head_stride != 0,
+            .queries = mask.query_stride != 0 || score_mod.selects_keys(),
+            .keys = mask.key_stride != 0 || score_mod.selects_keys()};
   }
 
   // sequences.at(batch), but with as many keys as the cache holds if there is one; max_seqlen_k is then its capacity.

@@ -3,8 +3,8 @@
 //   product = q . k
 //   scaled  = scale * product
 //   capped  = softcap * tanh(scaled / softcap)
-//   score   = capped - slope * |key - (query + diagonal)| + bias,   or -inf where the mask is False or no interval has
-//             the key
+//   score   = capped - slope * |key - (query + diagonal)| + bias,   or -inf where the mask is False, no interval has
+//             the key, or no block that is seen has it
 //
 // Visibility (visibility.h) is applied after that, then the softmax. A sink joins its denominator (online_softmax.h).
 #pragma once
@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "attention/block_mask.h"
 #include "attention/host_device.h"
 #include "attention/row_intervals.h"
 
@@ -50,10 +51,10 @@ struct BroadcastView {
   }
 };
 
-// A summary of the mask and the intervals, tile by tile, for backends that scan them before they use them. It has one
-// byte for each tile of kSize queries x kSize keys of each batch entry and head of these. A broadcast dimension has
-// stride 0 and one tile. Packed sequences with intervals have batch stride 0, and their rows of tiles follow each
-// other.
+// A summary of the mask, the intervals and the blocks, tile by tile, for backends that scan them before they use them.
+// It has one byte for each tile of kSize queries x kSize keys of each batch entry and head of these. A broadcast
+// dimension has stride 0 and one tile. Packed sequences with intervals have batch stride 0, and their rows of tiles
+// follow each other.
 struct MaskTiles {
   static constexpr int64_t kSize = 64;
   static constexpr uint8_t kSomeTrue = 1;
@@ -172,9 +173,13 @@ struct ScoreMod {
   MaskTiles mask_tiles;
   MaskBits mask_bits;
   RowIntervals intervals;
+  BlockMask blocks;
 
-  // Whether a mask or intervals hide keys.
-  FLASH_HOST_DEVICE bool hides_keys() const { return mask.present() || intervals.present(); }
+  // Whether intervals or blocks say which keys each query sees.
+  FLASH_HOST_DEVICE bool selects_keys() const { return intervals.present() || blocks.present(); }
+
+  // Whether a mask, intervals or blocks hide keys.
+  FLASH_HOST_DEVICE bool hides_keys() const { return mask.present() || selects_keys(); }
 
   // Whether a score is scale only, as the fast kernels require.
   FLASH_HOST_DEVICE bool plain() const {

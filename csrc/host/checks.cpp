@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "attention/division.h"
 #include "attention/row_intervals.h"
 #include "attention/visibility.h"
 #include "host/call/fields.h"
@@ -156,6 +157,25 @@ void check_intervals(const at::Tensor& intervals, const AttentionInputs& in, con
   }
 }
 
+void check_blocks(const at::Tensor& blocks, const AttentionInputs& in, const SequenceLengths& longest) {
+  TORCH_CHECK(!in.packed(), "lists of blocks are not taken with cu_seqlens: pass intervals or a mask");
+  check_dense("block_lists", blocks);
+  check_device("block_lists", blocks, in.q);
+  TORCH_CHECK(blocks.scalar_type() == at::kBool, "block_lists is a mask of blocks of dtype ",
+              dtype_name(blocks.scalar_type()), ", expected bool, True = attend");
+  const auto counts = [&](int64_t d, int64_t length) {
+    return blocks.size(d) == attention::ceil_div(length, int64_t{64}) ||
+           blocks.size(d) == attention::ceil_div(length, int64_t{128});
+  };
+  const auto matches = [&](int64_t d, int64_t size) { return blocks.size(d) == 1 || blocks.size(d) == size; };
+  const bool fits = blocks.dim() == 4 && matches(0, in.batch()) && matches(1, in.num_heads_q()) &&
+                    counts(2, longest.queries) && counts(3, longest.keys);
+  TORCH_CHECK(fits, "block_lists is a mask of blocks of shape ", blocks.sizes(),
+              ", expected (batch or 1, heads or 1, query blocks, key blocks) with ", in.batch(), " batch entries, ",
+              in.num_heads_q(), " heads, and blocks of 64 or 128 of ", longest.queries, " queries and ", longest.keys,
+              " keys");
+}
+
 void check_accumulate_type(const char* name, const at::Tensor& tensor, const AttentionInputs& in) {
   check_dense(name, tensor);
   check_device(name, tensor, in.q);
@@ -270,6 +290,7 @@ void check_score_tensors(const AttentionInputs& in, const SequenceLengths& longe
     check_broadcastable("mask", *in.mask, in, longest);
   }
   if (in.intervals) check_intervals(*in.intervals, in, longest);
+  if (in.blocks) check_blocks(*in.blocks, in, longest);
   if (in.alibi_slopes) {
     const at::Tensor& slopes = *in.alibi_slopes;
     check_accumulate_type("alibi_slopes", slopes, in);

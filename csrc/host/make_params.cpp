@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/division.h"
 #include "host/sequence_lengths.h"
 
 namespace flash_attn_ext::host {
@@ -148,6 +149,28 @@ attention::RowIntervals row_intervals(const at::Tensor& intervals) {
           .count = static_cast<int>(intervals.size(-1) / 2)};
 }
 
+namespace {
+
+// log2 of the size of blocks of which there are `count`.
+int block_shift(int64_t count, int64_t length) {
+  constexpr int kSmallest = 6;
+  return count == attention::ceil_div(length, int64_t{1} << kSmallest) ? kSmallest : kSmallest + 1;
+}
+
+}  // namespace
+
+attention::BlockMask block_mask(const at::Tensor& blocks, int64_t num_queries, int64_t num_keys) {
+  const auto stride = [&](int64_t d) { return blocks.size(d) == 1 ? int64_t{0} : blocks.stride(d); };
+  return {.data = static_cast<const uint8_t*>(blocks.const_data_ptr()),
+          .batch_stride = stride(0),
+          .head_stride = stride(1),
+          .query_stride = stride(2),
+          .query_shift = block_shift(blocks.size(2), num_queries),
+          .key_shift = block_shift(blocks.size(3), num_keys),
+          .last_query_block = static_cast<int>(blocks.size(2)) - 1,
+          .last_key_block = static_cast<int>(blocks.size(3)) - 1};
+}
+
 attention::AttentionParams make_attention_params(const AttentionInputs& in) {
   attention::AttentionParams params;
   params.element = element_type(in.q.scalar_type());
@@ -159,15 +182,18 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
   params.head_dim_v = in.head_dim_v();
   params.sequences = sequence_table(in);
   params.visibility = make_visibility(in.causal, in.window_left, in.window_right);
-  params.score_mod = {.scale = in.scale_factor(),
-                      .softcap = in.softcap.value_or(0.0),
-                      .alibi = alibi_slopes(in.alibi_slopes),
-                      .bias = in.bias_of_diagonals ? view_of_diagonals(*in.bias, params.sequences.max_seqlen_q)
-                                                   : broadcast_view(in.bias),
-                      .mask = broadcast_view(in.mask),
-                      .mask_tiles = {},
-                      .mask_bits = {},
-                      .intervals = in.intervals ? row_intervals(*in.intervals) : attention::RowIntervals{}};
+  params.score_mod = {
+      .scale = in.scale_factor(),
+      .softcap = in.softcap.value_or(0.0),
+      .alibi = alibi_slopes(in.alibi_slopes),
+      .bias =
+          in.bias_of_diagonals ? view_of_diagonals(*in.bias, params.sequences.max_seqlen_q) : broadcast_view(in.bias),
+      .mask = broadcast_view(in.mask),
+      .mask_tiles = {},
+      .mask_bits = {},
+      .intervals = in.intervals ? row_intervals(*in.intervals) : attention::RowIntervals{},
+      .blocks = in.blocks ? block_mask(*in.blocks, params.sequences.max_seqlen_q, params.sequences.max_seqlen_k)
+                          : attention::BlockMask{}};
   params.dropout = make_dropout(in.dropout_p, in.rng_seed);
   params.sink = in.sink ? in.sink->const_data_ptr() : nullptr;
   params.q = matrix_view(in.q);

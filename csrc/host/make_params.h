@@ -28,6 +28,9 @@ attention::BiasGradient describe_dbias(const AttentionInputs& in);
 // The view of (B|1, H|1, S, 2 n) or packed (H|1, T, 2 n) intervals, whose last dimension is contiguous.
 attention::RowIntervals row_intervals(const at::Tensor& intervals);
 
+// The view of (B|1, H|1, query blocks, key blocks), whose last dimension is contiguous.
+attention::BlockMask block_mask(const at::Tensor& blocks, int64_t num_queries, int64_t num_keys);
+
 // The parameters that forward and backward share. The views are those of the inputs as given.
 attention::AttentionParams make_attention_params(const AttentionInputs& inputs);
 

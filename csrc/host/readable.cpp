@@ -74,6 +74,11 @@ InputCopies make_readable_except_keys(const Backend& backend, const AttentionInp
     copies.intervals = copy_unless_contiguous("intervals", *in.intervals);
     params.score_mod.intervals = row_intervals(copies.intervals);
   }
+  if (in.blocks && in.blocks->size(-1) > 1 && in.blocks->stride(-1) != 1) {
+    copies.blocks = copy_unless_contiguous("blocks", *in.blocks);
+    const attention::SequenceTable& lengths = params.sequences;
+    params.score_mod.blocks = block_mask(copies.blocks, lengths.max_seqlen_q, lengths.max_seqlen_k);
+  }
   if (copies.sink.defined()) params.sink = copies.sink.const_data_ptr();
   if (copies.cu_seqlens_q.defined()) params.sequences.cu_seqlens_q = copies.cu_seqlens_q.const_data_ptr<int32_t>();
   if (copies.cu_seqlens_k.defined()) params.sequences.cu_seqlens_k = copies.cu_seqlens_k.const_data_ptr<int32_t>();

@@ -23,7 +23,7 @@ at::Tensor readable_table(const char* name, const at::Tensor& table);
 // The copies that a call made of its inputs; they must outlive it.
 struct InputCopies {
   at::Tensor q, k, v;
-  at::Tensor sink, cu_seqlens_q, cu_seqlens_k, intervals;
+  at::Tensor sink, cu_seqlens_q, cu_seqlens_k, intervals, blocks;
 };
 
 // Points `params` at copies of those inputs that the backend cannot read in place.

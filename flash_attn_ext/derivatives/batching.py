@@ -40,7 +40,7 @@ class Fold(NamedTuple):
         tensor = tensor.expand(self.size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
         if kind == Kind.OFFSETS:
             return self._folded_offsets(tensor)
-        if kind == Kind.TABLE or (kind == Kind.INTERVALS and not self.is_packed):
+        if self._broadcasts_over_both(kind):
             tensor = self._with_full_dimension(tensor)
         if kind == Kind.INTERVALS and self.is_packed and self.into_heads:
             tensor = tensor.expand(-1, self.heads, -1, -1)
@@ -75,13 +75,17 @@ class Fold(NamedTuple):
 
     def _broadcasts(self, kind: Kind, tensor: Tensor) -> bool:
         """Whether slices can share the tensor as it is."""
-        if kind == Kind.TABLE or (kind == Kind.INTERVALS and not self.is_packed):
+        if self._broadcasts_over_both(kind):
             return tensor.size(1 if self.into_heads else 0) == 1
         if kind == Kind.INTERVALS:
             return self.into_heads and tensor.size(0) == 1
         if self.into_heads:
             return kind == Kind.OFFSETS
         return kind == Kind.SINK or (kind == Kind.SLOPES and tensor.dim() == 1)
+
+    def _broadcasts_over_both(self, kind: Kind) -> bool:
+        """Whether batch entries and heads of a tensor may each be 1."""
+        return kind in (Kind.TABLE, Kind.BLOCKS) or (kind == Kind.INTERVALS and not self.is_packed)
 
     def _with_full_dimension(self, table: Tensor) -> Tensor:
         """(N, B|1, Hq|1, ...) with all of the dimension that the mapped one joins."""

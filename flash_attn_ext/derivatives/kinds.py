@@ -17,6 +17,7 @@ class Kind(enum.Enum):
     SLOPES = enum.auto()  # (Hq,) or (B, Hq)
     SINK = enum.auto()  # (Hq,)
     INTERVALS = enum.auto()  # (B|1, Hq|1, Sq, 2 n); (Hq|1, Tq, 2 n)
+    BLOCKS = enum.auto()  # (B|1, Hq|1, query blocks, key blocks)
     OFFSETS = enum.auto()  # (B + 1,)
     SEED = enum.auto()  # (1,)
 
@@ -36,6 +37,7 @@ KINDS = dict(
     alibi_slopes=Kind.SLOPES,
     sink=Kind.SINK,
     intervals=Kind.INTERVALS,
+    blocks=Kind.BLOCKS,
     cu_seqlens_q=Kind.OFFSETS,
     cu_seqlens_k=Kind.OFFSETS,
     rng_seed=Kind.SEED,

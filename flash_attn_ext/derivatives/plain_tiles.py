@@ -39,7 +39,7 @@ def are_plain(problem: Problem, others: dict[str, Tensor | None]) -> bool:
         return False
     if problem.bias is not None or problem.alibi_slopes is not None:
         return False
-    if problem.mask is not None or problem.intervals is not None:
+    if problem.mask is not None or problem.intervals is not None or problem.blocks is not None:
         return False
     tensors = [*operands, *(tensor for tensor in others.values() if tensor is not None)]
     return all(operands_of(tensor, k, v) != _C.SYMBOLIC for tensor in tensors)  # kernels read memory

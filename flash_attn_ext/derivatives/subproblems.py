@@ -15,7 +15,7 @@ from flash_attn_ext._problem import Problem
 from flash_attn_ext.derivatives.kinds import KINDS, Kind
 
 RESULT = "result of "
-_CUT_FIELDS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "intervals")
+_CUT_FIELDS = ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "intervals", "blocks")
 
 
 class TileSize(NamedTuple):
@@ -62,7 +62,7 @@ class Selection(NamedTuple):
             return self._of_table(tensor)
         if kind == Kind.SLOPES:
             return tensor[None, self.heads] if tensor.dim() == 1 else tensor[self.batch, self.heads]
-        if kind == Kind.INTERVALS:
+        if kind in (Kind.INTERVALS, Kind.BLOCKS):
             by_head = tensor if self.queries is None else tensor[None, :, self.queries]
             per_batch, per_head = (size > 1 for size in by_head.shape[:2])
             return by_head[self.batch if per_batch else slice(None), self.heads if per_head else slice(None)]

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from flash_attn_ext._problem import Problem, accumulate_dtype
+from flash_attn_ext._problem import Problem, accumulate_dtype, block_size
 from flash_attn_ext.derivatives import dropout_bits
 from flash_attn_ext.derivatives.kinds import tangent_name
 from flash_attn_ext.derivatives.products import add_row_products, row_products
@@ -295,6 +295,10 @@ def hidden_scores(scores: Scores, queries: slice, keys: slice) -> Tensor | None:
     if intervals is not None:
         masked = ~_in_intervals(intervals[:, :, queries], keys)
         hidden = masked if hidden is None else hidden | masked
+    blocks = scores.subproblem.tensors["blocks"]
+    if blocks is not None:
+        masked = ~_in_blocks(scores, blocks, queries, keys)
+        hidden = masked if hidden is None else hidden | masked
     if bias is not None:
         masked = of_block(bias, queries, keys) == -torch.inf
         hidden = masked if hidden is None else hidden | masked
@@ -309,6 +313,16 @@ def _in_intervals(intervals: Tensor, keys: slice) -> Tensor:
         begin, end = intervals[..., column, None], intervals[..., column + 1, None]
         seen = seen | ((begin <= positions) & (positions < end))
     return seen
+
+
+def _in_blocks(scores: Scores, blocks: Tensor, queries: slice, keys: slice) -> Tensor:
+    """Which keys the blocks (..., query blocks, key blocks) have: (..., queries, keys)."""
+    lengths = scores.subproblem.num_queries, scores.subproblem.num_keys
+    for dim, of_dim, length in ((-2, queries, lengths[0]), (-1, keys, lengths[1])):
+        size = block_size(blocks.size(dim), length)
+        positions = torch.arange(of_dim.start, of_dim.stop, device=blocks.device)
+        blocks = blocks.index_select(dim, positions // size)
+    return blocks
 
 
 def _kept(scores: Scores, queries: slice, keys: slice) -> Tensor | None:

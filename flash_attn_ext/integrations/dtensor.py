@@ -33,7 +33,7 @@ except ImportError as error:
     ) from error
 
 OPERATORS = torch.ops.flash_attn_ext
-_TABLES = ("bias", "mask", "intervals")
+_TABLES = ("bias", "mask", "intervals", "blocks")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k")
 Placements = list[Any]  # None for arguments that are no tensors
 Rules = list[tuple[Placements, Placements]]

@@ -13,10 +13,13 @@ tensor([[1, 0, 0, 0, 0],
         [0, 0, 0, 1, 0],
         [0, 0, 0, 1, 1]], dtype=torch.int32)
 
+A mask that shows or hides whole blocks of keys, such as a router picks, is made of :class:`BlockLists` instead.
+
 In what follows, query i and key j are positions in a sequence. The definition of each family is a line of
 ``flash_attn_ext.reference.MASKS``.
 """
 
+from flash_attn_ext.masks.block_lists import BlockLists, BlocksAndIntervals, from_block_mask, from_blocks
 from flash_attn_ext.masks.constructors import (
     block_causal,
     block_diffusion,
@@ -35,6 +38,8 @@ from flash_attn_ext.masks.converters import from_cudnn, from_flashmask, from_mag
 from flash_attn_ext.masks.intervals import Intervals
 
 __all__ = [
+    "BlockLists",
+    "BlocksAndIntervals",
     "Intervals",
     "block_causal",
     "block_diffusion",
@@ -42,6 +47,8 @@ __all__ = [
     "causal",
     "chunked",
     "documents",
+    "from_block_mask",
+    "from_blocks",
     "from_cudnn",
     "from_flashmask",
     "from_magi",

@@ -30,6 +30,7 @@ ORDER = (
     "_seeds",
     "derivatives",
     "_options",
+    "_blocks",
     "_canonical",
     "_problem",
     "_import_errors",

@@ -1,5 +1,5 @@
 // What intervals leave of tiles, against brute force over all pairs: IntervalRows, as GPU kernels classify tiles of 64
-// queries, and IntervalTile of the CPU. A tile without a visible pair is always skipped, and one that is said to be
+// queries, and SelectedKeys of the CPU. A tile without a visible pair is always skipped, and one that is said to be
 // full always is. A full one is compared element by element only where a query sees it by several intervals together.
 #include <climits>
 #include <cstdio>
@@ -30,12 +30,12 @@ inline int __reduce_max_sync(uint32_t, int value) {
 inline void __syncthreads() {}
 
 #include "kernels/common/masks/interval_rows.cuh"
-#include "kernels/cpu/interval_tile.h"
+#include "kernels/cpu/selected_keys.h"
 
 namespace {
 
 using flash_attn_ext::common::IntervalRows;
-using flash_attn_ext::cpu::IntervalTile;
+using flash_attn_ext::cpu::SelectedKeys;
 using namespace flash_attn_ext::attention;
 
 class Problem {
@@ -175,7 +175,7 @@ bool gpu_agrees(Problem& problem) {
 
 bool cpu_agrees(Problem& problem) {
   const AttentionParams& params = problem.params;
-  IntervalTile tile(params);
+  SelectedKeys tile(params);
   const Interval heads = {0, params.num_heads_q};
   for (int64_t query = 0; query < params.sequences.max_seqlen_q;) {
     const Interval queries = {query, min<int64_t>(query + 1 + problem.below(40), params.sequences.max_seqlen_q)};

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from flash_attn_ext.masks import BlockLists
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 # A bias or mask shape is a pattern of the dimensions it has in full: "bhqk" is (B, H, Sq, Sk), "1h1k" (1, H, 1, Sk).
@@ -44,6 +46,9 @@ class Case:
     intervals: str | None = None  # a pattern of the first two dimensions: "bh", "1h", "b1" or "11"
     num_intervals: int = 1
     interval_rows: int = 1  # neighbouring queries with the same intervals
+    blocks: str | None = None  # a pattern of the first two dimensions, where "k" is a list for each key head
+    block_sizes: tuple[int, int] = (64, 64)  # queries and keys
+    block_keep: float = 0.4
     alibi: str | None = None  # "h" or "bh"
     sink: bool = False
     dropout_p: float = 0.0
@@ -92,18 +97,34 @@ class Inputs:
     alibi_slopes: torch.Tensor | None = None
     sink: torch.Tensor | None = None
     intervals: torch.Tensor | None = None
+    block_counts: torch.Tensor | None = None
+    block_indices: torch.Tensor | None = None
     dropout_seed: int = 1234
     differentiable: tuple[str, ...] = DIFFERENTIABLE  # of those that there are, which get gradients
 
     TENSORS = ("q", "k", "v", "dout", "dlse", "bias", "mask", "alibi_slopes", "sink", "intervals")
+    TENSORS += ("block_counts", "block_indices")
+
+    @property
+    def block_lists(self) -> BlockLists | None:
+        if self.block_counts is None:
+            return None
+        query_block, key_block = self.case.block_sizes
+        return BlockLists(self.block_counts, self.block_indices, query_block=query_block, key_block=key_block)
 
     @property
     def whole_mask(self) -> torch.Tensor | None:
-        """The mask and the intervals of a dense problem as one mask."""
-        if self.intervals is None:
-            return self.mask
-        seen = in_intervals(self.intervals, self.case.sk)
-        return seen if self.mask is None else seen & self.mask
+        """The mask, the intervals and the blocks of a dense problem as one mask."""
+        seen = self.mask
+        if self.intervals is not None:
+            of_intervals = in_intervals(self.intervals, self.case.sk)
+            seen = of_intervals if seen is None else seen & of_intervals
+        if self.block_counts is not None:
+            of_blocks = self.block_lists.dense(self.case.sq, self.case.sk)
+            if of_blocks.shape[1] > 1:
+                of_blocks = of_blocks.repeat_interleave(self.case.heads // of_blocks.shape[1], 1)
+            seen = of_blocks if seen is None else seen & of_blocks
+        return seen
 
     def replace(self, **changes) -> Inputs:
         return dataclasses.replace(self, **changes)
@@ -169,6 +190,18 @@ def draw_intervals(numbers: torch.Tensor, num_keys: int | torch.Tensor) -> torch
     return torch.minimum(bounds.clamp(min=0), most).int()
 
 
+def draw_blocks(numbers: torch.Tensor, keep: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unsorted lists of int32, from uniform numbers (..., key blocks). The last block is always listed, so that few
+    queries see nothing. The first of a list comes twice, and what follows a list is nonsense."""
+    wanted = numbers < keep
+    wanted[..., -1:] = True
+    order = torch.where(wanted, numbers, 2.0).argsort(-1)
+    counts = wanted.sum(-1) + 1
+    indices = torch.cat([order[..., :1], order], -1)
+    is_listed = torch.arange(indices.shape[-1], device=numbers.device) < counts[..., None]
+    return counts.int(), torch.where(is_listed, indices, -7).int()
+
+
 def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int = 0, draw_on: str = "cpu") -> Inputs:
     """Drawn on the CPU in float64 from one seeded generator, so that every dtype and device rounds the same numbers.
 
@@ -209,4 +242,10 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", seed: int =
         numbers = uniform(batch, heads, -(-case.sq // case.interval_rows), 2 * case.num_intervals)
         numbers = numbers.repeat_interleave(case.interval_rows, 2)[:, :, : case.sq]
         inputs.intervals = draw_intervals(numbers, case.sk).to(device)
+    if case.blocks is not None:
+        sizes = {"b": b, "h": h, "k": hk, "1": 1}
+        rows, width = (-(-length // size) for length, size in zip((case.sq, case.sk), case.block_sizes, strict=True))
+        numbers = uniform(*(sizes[letter] for letter in case.blocks), rows, width)
+        lists = draw_blocks(numbers, case.block_keep)
+        inputs.block_counts, inputs.block_indices = (of_list.to(device) for of_list in lists)
     return inputs

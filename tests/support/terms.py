@@ -56,5 +56,7 @@ def _weights(inputs: Inputs) -> torch.Tensor:
     case = inputs.case
     heads = case.num_kv_heads
     identity = torch.eye(case.sk, dtype=torch.float64, device=inputs.q.device).expand(case.batch, heads, -1, -1)
-    scores = {name: getattr(inputs, name) for name in ("bias", "mask", "intervals", "alibi_slopes", "sink")}
+    scores = {
+        name: getattr(inputs, name) for name in ("bias", "mask", "intervals", "block_lists", "alibi_slopes", "sink")
+    }
     return attention_reference(inputs.q, inputs.k, identity, **case.options(), **scores, return_lse=False)

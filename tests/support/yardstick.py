@@ -205,9 +205,9 @@ def rounding_of_the_mask(inputs: Inputs, exact: Result) -> Result:
     if torch.equal(asked, rounded.to(asked.dtype)):
         return {}
     case = dataclasses.replace(
-        inputs.case, causal=None, window=None, alibi=None, mask=None, intervals=None, bias="bhqk"
+        inputs.case, causal=None, window=None, alibi=None, mask=None, intervals=None, blocks=None, bias="bhqk"
     )
-    problem = inputs.replace(case=case, bias=rounded, mask=None, intervals=None, alibi_slopes=None)
+    problem = inputs.replace(case=case, bias=rounded, mask=None, intervals=None, block_counts=None, alibi_slopes=None)
     answer = run_reference(problem.to(torch.float64))
     if inputs.bias is None:
         del answer["dbias"]

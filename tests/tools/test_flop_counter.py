@@ -87,6 +87,26 @@ def test_pairs_of_intervals(case, device):
     assert counts[OPERATORS.attention_backward] == 2 * seen * (3 * D + 2 * DV)
 
 
+@over_cases(
+    [
+        Case(sq=300, sk=400, blocks=pattern, block_sizes=sizes, **options, **SHAPE)
+        for pattern, sizes in (("11", (64, 64)), ("bh", (128, 64)), ("1h", (64, 128)))
+        for options in (
+            dict(),
+            dict(causal="bottom_right", window=(90, None)),
+            dict(intervals="b1", num_intervals=3, causal="top_left"),
+        )
+    ]
+)
+def test_pairs_of_blocks(case, device):
+    inputs = make_inputs(case, torch.float32, device)
+    leaves = inputs.leaves()
+    seen = int(attended(case, inputs.whole_mask, device).sum())
+    counts = counted(lambda: call_ours(inputs, leaves)[0].backward(inputs.dout))
+    assert counts[OPERATORS.attention_forward] == 2 * seen * (D + DV)
+    assert counts[OPERATORS.attention_backward] == 2 * seen * (3 * D + 2 * DV)
+
+
 def test_pairs_of_intervals_of_packed_sequences(device):
     case = PackedCase((20, 0, 30), (25, 3, 7), Case(intervals="1h", num_intervals=2, causal="top_left", **SHAPE))
     inputs = make_packed(case, torch.float32, device)

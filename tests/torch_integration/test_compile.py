@@ -18,6 +18,7 @@ CASES = [
     Case(sq=40, sk=50, d=16, causal="bottom_right", window=(30, 3), heads=4, kv_heads=2, layout="bshd", dlse=True),
     Case(sq=40, sk=50, d=16, dv=8, bias="1hqk", mask="b11k", alibi="bh", sink=True, softcap=5.0, dlse=True),
     Case(sq=40, sk=50, d=16, intervals="b1", num_intervals=2, causal="top_left"),
+    Case(sq=140, sk=150, d=16, blocks="1k", heads=4, kv_heads=2),
 ]
 
 
@@ -42,6 +43,7 @@ def model_of(case: Case, inputs, backend):
             bias=bias,
             mask=inputs.mask,
             intervals=inputs.intervals,
+            block_lists=inputs.block_lists,
             alibi_slopes=alibi_slopes,
             sink=sink,
             layout=case.layout,

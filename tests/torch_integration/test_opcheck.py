@@ -16,6 +16,7 @@ CASES = [
     Case(sq=5, sk=7, d=4, dv=3, heads=4, kv_heads=2, causal="bottom_right", window=(3, None)),
     Case(sq=5, sk=7, d=4, bias="1hqk", mask="b11k", alibi="bh", sink=True, softcap=2.0, dropout_p=0.3),
     Case(sq=5, sk=7, d=4, intervals="1h", num_intervals=3),
+    Case(sq=70, sk=130, d=4, blocks="1h", block_sizes=(64, 128)),
     Case(sq=5, sk=0, d=4, bias="bhqk"),
     Case(sq=5, sk=7, d=4, layout="bshd"),
 ]
@@ -27,6 +28,8 @@ def arguments(case: Case, backend, differentiable: bool) -> tuple:
     tensors = {
         name: getattr(inputs, name) for name in ("q", "k", "v", "bias", "mask", "alibi_slopes", "sink", "intervals")
     }
+    if case.blocks is not None:
+        tensors["blocks"] = inputs.block_lists.blocks(case.sk)
     if case.layout == "bshd":
         for name in "qkv":
             tensors[name] = tensors[name].transpose(1, 2).contiguous().transpose(1, 2)

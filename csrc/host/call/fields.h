@@ -24,14 +24,15 @@ inline constexpr auto kFields = std::make_tuple(
     Field{"q", &AttentionInputs::q}, Field{"k", &AttentionInputs::k}, Field{"v", &AttentionInputs::v},
     Field{"bias", &AttentionInputs::bias}, Field{"mask", &AttentionInputs::mask},
     Field{"alibi_slopes", &AttentionInputs::alibi_slopes}, Field{"sink", &AttentionInputs::sink},
-    Field{"intervals", &AttentionInputs::intervals}, Field{"cu_seqlens_q", &AttentionInputs::cu_seqlens_q},
-    Field{"cu_seqlens_k", &AttentionInputs::cu_seqlens_k}, Field{"rng_seed", &AttentionInputs::rng_seed},
-    Field{"scale", &AttentionInputs::scale}, Field{"softcap", &AttentionInputs::softcap},
-    Field{"causal", &AttentionInputs::causal}, Field{"window_left", &AttentionInputs::window_left},
-    Field{"window_right", &AttentionInputs::window_right}, Field{"dropout_p", &AttentionInputs::dropout_p},
-    Field{"max_seqlen_q", &AttentionInputs::max_seqlen_q}, Field{"max_seqlen_k", &AttentionInputs::max_seqlen_k},
-    Field{"backend", &AttentionInputs::backend}, Field{"allow_tf32", &AttentionInputs::allow_tf32},
-    Field{"sequence_first", &AttentionInputs::sequence_first}, Field{"wants_row_max", &AttentionInputs::wants_row_max},
+    Field{"intervals", &AttentionInputs::intervals}, Field{"blocks", &AttentionInputs::blocks},
+    Field{"cu_seqlens_q", &AttentionInputs::cu_seqlens_q}, Field{"cu_seqlens_k", &AttentionInputs::cu_seqlens_k},
+    Field{"rng_seed", &AttentionInputs::rng_seed}, Field{"scale", &AttentionInputs::scale},
+    Field{"softcap", &AttentionInputs::softcap}, Field{"causal", &AttentionInputs::causal},
+    Field{"window_left", &AttentionInputs::window_left}, Field{"window_right", &AttentionInputs::window_right},
+    Field{"dropout_p", &AttentionInputs::dropout_p}, Field{"max_seqlen_q", &AttentionInputs::max_seqlen_q},
+    Field{"max_seqlen_k", &AttentionInputs::max_seqlen_k}, Field{"backend", &AttentionInputs::backend},
+    Field{"allow_tf32", &AttentionInputs::allow_tf32}, Field{"sequence_first", &AttentionInputs::sequence_first},
+    Field{"wants_row_max", &AttentionInputs::wants_row_max},
     Field{"bias_of_diagonals", &AttentionInputs::bias_of_diagonals});
 
 // The further fields of a call with a cache, in the order of KvCache (flash_attn_ext/_problem.py).

@@ -26,6 +26,8 @@ struct AttentionInputs {
   std::optional<at::Tensor> sink;          // (Hq,), accumulate type
   // (B|1, Hq|1, Sq, 2 n) int32, packed (Hq|1, Tq, 2 n), n <= 4: the intervals of keys that a query sees
   std::optional<at::Tensor> intervals;
+  // (B|1, Hq|1, query blocks, key blocks) bool, True = attend: blocks of 64 or 128 queries, and of 64 or 128 keys
+  std::optional<at::Tensor> blocks;
   std::optional<at::Tensor> cu_seqlens_q;  // (B + 1,) int32
   std::optional<at::Tensor> cu_seqlens_k;
   std::optional<at::Tensor> rng_seed;  // (1,) int64

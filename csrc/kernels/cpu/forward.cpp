@@ -15,9 +15,9 @@
 #include "kernels/cpu/forward_splits.h"
 #include "kernels/cpu/gemm/packed_operand.h"
 #include "kernels/cpu/gemm/row_gemm.h"
-#include "kernels/cpu/interval_tile.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/rows/score_row.h"
+#include "kernels/cpu/selected_keys.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
 
@@ -67,7 +67,7 @@ class ForwardWorker {
         operands_(own_ ? *own_ : shared),
         transform_(params.score_mod.transform<Real, VectorMath>()),
         q_(operands_.qk),
-        intervals_(params),
+        selected_keys_(params),
         scores_(kStationaryRows * kStreamedRows),
         values_(operands_.in_place() ? kStreamedRows * params.head_dim_v : 0),
         added_(kStreamedRows),
@@ -107,7 +107,7 @@ class ForwardWorker {
     const Interval visible = {std::max(seen.begin, keys.begin), std::min(seen.end, keys.end)};
     if (visible.empty()) return;
     q_.load(rows.sequence, rows.heads, rows.queries);
-    intervals_.start(rows.sequence, rows.heads, rows.queries);
+    selected_keys_.start(rows.sequence, rows.heads, rows.queries);
     for_each_slice(visible, rows.sequence.num_keys, operands_.qk.clip(),
                    [&](const StreamedSlice& slice) { step(slice); });
   }
@@ -119,9 +119,9 @@ class ForwardWorker {
   }
 
   void step(const StreamedSlice& keys) {
-    const TileCoverage by_intervals = intervals_.coverage({keys.first, keys.first + keys.count});
-    if (by_intervals == TileCoverage::kNone) return;
-    score_mod_ = &intervals_.score_mod(by_intervals);
+    const TileCoverage seen = selected_keys_.coverage({keys.first, keys.first + keys.count});
+    if (seen == TileCoverage::kNone) return;
+    score_mod_ = &selected_keys_.score_mod(seen);
     const ScoreRows<Real> scores = {scores_.data(), keys.width, rows_.count(), keys.count};
     q_.multiply(key_head(), keys, scores.data);
     softmax(keys, scores);
@@ -242,7 +242,7 @@ class ForwardWorker {
   const ForwardOperands<Real>& operands_;
   const Transform<Real> transform_;
   typename RowGemm<Real>::Rows q_;
-  IntervalTile intervals_;
+  SelectedKeys selected_keys_;
   const attention::ScoreMod* score_mod_ = nullptr;  // of the slice of keys
   Scratch<Real> scores_, values_, added_, keep_;
   Scratch<Real> maxima_, shifts_, sums_, factors_;  // one value for each row

@@ -7,9 +7,9 @@
 #include "attention/params.h"
 #include "kernels/config/cpu.h"
 #include "kernels/cpu/gemm/row_gemm.h"
-#include "kernels/cpu/interval_tile.h"
 #include "kernels/cpu/rows/row_ops.h"
 #include "kernels/cpu/rows/score_row.h"
+#include "kernels/cpu/selected_keys.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_queue.h"
 
@@ -71,7 +71,7 @@ class ScoreGradient {
         clip_(operands.qk.clip()),
         q_(operands.qk),
         dout_(operands.dout_v),
-        intervals_(params),
+        selected_keys_(params),
         p_tile_(kStationaryRows * kStreamedRows),
         ds_tile_(kStationaryRows * kStreamedRows),
         added_(kStreamedRows),
@@ -85,13 +85,13 @@ class ScoreGradient {
     queries_ = queries;
     q_.load(sequence, {head, head + 1}, queries);
     dout_.load(sequence, {head, head + 1}, queries);
-    intervals_.start(sequence, {head, head + 1}, queries);
+    selected_keys_.start(sequence, {head, head + 1}, queries);
     statistics_.load(p_, sequence, head, queries.begin, num_queries());
   }
 
-  // Whether the intervals leave any of the keys to a query.
+  // Whether intervals and blocks leave any of the keys to a query.
   bool sees(const StreamedSlice& keys) const {
-    return intervals_.coverage({keys.first, keys.first + keys.count}) != attention::TileCoverage::kNone;
+    return selected_keys_.coverage({keys.first, keys.first + keys.count}) != attention::TileCoverage::kNone;
   }
 
   // S = Q K^T, and dP = dO V^T where dS is wanted.
@@ -109,7 +109,7 @@ class ScoreGradient {
   void differentiate(const StreamedSlice& keys, Function&& function) {
     const attention::Interval key_range = {keys.first, keys.first + keys.count};
     const bool full = p_.visibility.coverage(queries_, key_range, sequence_) == attention::TileCoverage::kFull;
-    score_mod_ = &intervals_.score_mod(intervals_.coverage(key_range));
+    score_mod_ = &selected_keys_.score_mod(selected_keys_.coverage(key_range));
     const bool whole = full && score_mod_->plain() && !p_.dropout.enabled();
     if (whole) {
       const ScoreRows<Real> rows = {p_tile_.data(), keys.width, num_queries(), keys.count};
@@ -164,7 +164,7 @@ class ScoreGradient {
   const Transform<Real> transform_;
   const int64_t clip_;
   typename RowGemm<Real>::Rows q_, dout_;
-  IntervalTile intervals_;
+  SelectedKeys selected_keys_;
   const attention::ScoreMod* score_mod_ = nullptr;  // of the slice of keys
   Scratch<Real> p_tile_, ds_tile_, added_, keep_, dscore_;
   QueryStatistics<Real> statistics_;

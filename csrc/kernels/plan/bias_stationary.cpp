@@ -45,9 +45,9 @@ bool takes_bias_stationary(const attention::AttentionParams& p) {
   constexpr int64_t kTokens = sm80::kBiasStationaryTokens;
   const attention::SequenceTable& lengths = p.sequences;
   return attention::is_16_bit(p.element) && score_kind(p.score_mod) == ScoreKind::kBiasMask && !p.dropout.enabled() &&
-         !p.score_mod.intervals.present() && !is_packed(p) && !p.cache.present() &&
-         largest_head_dim(p) <= kMostHeadDim && has_short_strides(kTokens, {&p.q, &p.k, &p.v}) &&
-         lengths.max_seqlen_q <= kTokens && lengths.max_seqlen_k <= kTokens && lengths.max_seqlen_k > 0;
+         !p.score_mod.selects_keys() && !is_packed(p) && !p.cache.present() && largest_head_dim(p) <= kMostHeadDim &&
+         has_short_strides(kTokens, {&p.q, &p.k, &p.v}) && lengths.max_seqlen_q <= kTokens &&
+         lengths.max_seqlen_k <= kTokens && lengths.max_seqlen_k > 0;
 }
 
 bool takes_bias_stationary(const BackwardParams& p) {

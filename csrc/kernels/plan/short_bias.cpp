@@ -24,7 +24,7 @@ constexpr int64_t kLeastShortBiasKeys = 129;
 bool has_bias_and_key_mask(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;
   return attention::is_16_bit(p.element) && score_kind(mod) == ScoreKind::kBiasMask && mod.bias.present() &&
-         has_bias_boxes(mod.bias) && mod.mask.query_stride == 0 && !mod.intervals.present() && !p.dropout.enabled() &&
+         has_bias_boxes(mod.bias) && mod.mask.query_stride == 0 && !mod.selects_keys() && !p.dropout.enabled() &&
          !is_packed(p) && !p.cache.present() && p.head_dim_qk > 0 && p.head_dim_v > 0;
 }
 

@@ -215,21 +215,21 @@ uint32_t pairs_of_head_group(const LoopOrder& order, double tiles) {
 LoopOrder loop_order(const attention::BackwardParams& p, int64_t blocks, int64_t query_tiles) {
   const sm90::HeadDims dims = sm90::key_stationary_head_dims(p.head_dim_qk, p.head_dim_v);
   const attention::SequenceTable& lengths = p.sequences;
-  const bool has_intervals = p.score_mod.intervals.present();
+  const bool selects_keys = p.score_mod.selects_keys();
   LoopOrder order;
   // Where key tiles see different numbers of queries, CTAs that loop over the heads of a KV group drift apart, and L2
   // does not hold what lies between them.
-  if (p.visibility.one_sided() || has_intervals)
+  if (p.visibility.one_sided() || selects_keys)
     order.kv_group_shares = count_kv_group_shares(p.queries_per_key_head(), dims, query_tiles);
   // Heads with masks of their own have different iterations. In descending order all heads of a share iterate over the
   // query tiles together, and so need the same ones.
-  if (p.mask_dimensions().heads && (!p.visibility.unlimited() || has_intervals)) {
+  if (p.mask_dimensions().heads && (!p.visibility.unlimited() || selects_keys)) {
     order.kv_group_shares = static_cast<uint32_t>(p.queries_per_key_head());
   }
   order.pairs = static_cast<uint32_t>(p.batch * p.num_heads_k) * order.kv_group_shares;
   order.tiles = static_cast<uint32_t>(LoopOrder::num_tiles(lengths.max_seqlen_k, LoopOrder::kKeys));
   order.split_kv = has_few_queries(p);
-  order.cyclic = !order.split_kv && p.visibility.unlimited() && !has_intervals;
+  order.cyclic = !order.split_kv && p.visibility.unlimited() && !selects_keys;
   order.phase_tiles = order.tiles;
   const auto add_phases = [&](auto&& wants_more) {
     while (order.phase_tiles > 1 && wants_more()) {
@@ -270,7 +270,7 @@ namespace {
 
 // Whether there is memory for the lists of iterations that a mask leaves. These grow with queries times keys, even
 // where the mask does not: if it is broadcast along queries, or over packed sequences, which have lists of their own.
-// The same holds for intervals.
+// The same holds for intervals and blocks.
 bool may_list_iterations(const BackwardParams& p, const LoopOrder& order, const Limits& limits) {
   const attention::BroadcastView& mask = p.score_mod.mask;
   if (!p.score_mod.hides_keys()) return true;

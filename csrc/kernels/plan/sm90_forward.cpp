@@ -261,7 +261,7 @@ bool takes_intervals(const ForwardPlan& plan) {
 bool may_have_intervals(const attention::ForwardParams& p) {
   const attention::BroadcastView& mask = p.score_mod.mask;
   const bool hides_keys = mask.head_stride == 0 && mask.query_stride == 0 && mask.key_stride != 0;
-  if (!hides_keys || p.score_mod.intervals.present() || is_packed(p)) return false;
+  if (!hides_keys || p.score_mod.selects_keys() || is_packed(p)) return false;
   return p.visibility.unlimited() || p.visibility.diagonal(p.sequences.at(0)) == 0;
 }
 

@@ -25,7 +25,7 @@ ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
   if (kind == ScoreKind::kAny || p.dropout.enabled()) return ScoreMode::kGeneric;
   if (mod.mask.present() && !is_worth_packing(mod.mask)) return ScoreMode::kGeneric;
   // The bits of both would take as much memory as a mask for each pair, whatever the mask's own size.
-  if (mod.mask.present() && mod.intervals.present()) return ScoreMode::kGeneric;
+  if (mod.mask.present() && mod.selects_keys()) return ScoreMode::kGeneric;
   if (!mod.bias.present()) return ScoreMode::kMask;
   return has_bias_boxes(mod.bias) ? ScoreMode::kBiasMask : ScoreMode::kGeneric;
 }

@@ -1,5 +1,5 @@
-// Which iterations of a LoopOrder a boolean mask leaves, or intervals leave, and a mask's bits in the order in which
-// the threads of an iteration hold scores. This file says how much memory these take, and where each lies.
+// Which iterations of a LoopOrder a boolean mask leaves, or intervals or blocks leave, and a mask's bits in the order
+// in which the threads of an iteration hold scores. This file says how much memory these take, and where each lies.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ namespace flash_attn_ext {
 // A mask tile has the keys and queries of one iteration. Each thread that computes scores of the iteration has a word
 // of it: bit 16 e + 8 r + j belongs to the thread's key 8 r and query 8 j + e. Keys and queries that do not exist have
 // zeros. Each tile has two flags beside its words: whether it has a bit that is set, and one that is not. With
-// intervals there are no words: threads compute their bits.
+// intervals there are no words: threads compute their bits. Nor are there with blocks: they hide all or nothing of an
+// iteration from the 64 keys of a warpgroup.
 //
 // A list has the iterations of a key tile in its loop order, without those in which the mask hides everything. Ranks
 // count the contributors that are left. So a key tile waits for some of those for which it would wait without a mask,
@@ -29,10 +30,12 @@ struct MaskIterations {
     static constexpr int kNothingMasked = -1;
 
     int query_tile;
-    int rank;       // among the contributors that are left
-    int is_last;    // whether it is the last one of these
-    int mask_tile;  // kNothingMasked: the mask hides nothing of the tile
+    int rank;                                   // among the contributors that are left
+    bool is_last;                               // whether it is the last one of these
+    bool is_hidden[LoopOrder::kKeyWarpgroups];  // whether blocks hide all keys of the warpgroup
+    int mask_tile;                              // kNothingMasked: neither mask nor intervals hide anything of the tile
   };
+  static_assert(sizeof(Entry) == 16);
 
   int key_tiles = 0;  // of the longest sequence
   int query_tiles = 0;

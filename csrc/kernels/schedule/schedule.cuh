@@ -108,7 +108,7 @@ inline Schedule make_schedule(const attention::AttentionParams& p, const Divisio
   // In a window only what a tile sees counts, because tiles that are worked on together see much the same.
   const int64_t streamed_rows = std::min(head_rows, p.visibility.left + p.visibility.right + of.tile_rows);
   const int64_t streamed = std::max<int64_t>(streamed_rows * (p.head_dim_qk + p.head_dim_v) * of.element_bytes, 1);
-  const bool all_see_the_same = p.visibility.unlimited() && !p.score_mod.intervals.present();
+  const bool all_see_the_same = p.visibility.unlimited() && !p.score_mod.selects_keys();
   const bool ascends = all_see_the_same && !packed && of.uneven_heads > 1 && length % of.tile_rows != 0;
   const int64_t in_l2 = std::clamp(budget / streamed, int64_t{1}, heads);
   const int64_t most = !all_see_the_same ? in_l2 : ascends ? std::min(in_l2, of.uneven_heads) : 1;

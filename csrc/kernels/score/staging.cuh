@@ -57,33 +57,52 @@ __device__ __forceinline__ void stage(StagedTile<Element, Tile>& target, const a
   }
 }
 
-// What a tile reads of intervals.
-struct IntervalsOfTile {
-  attention::RowIntervals intervals;  // the first row is that of the tile's first query
-  int queries;                        // that exist
+// What a tile reads of intervals and blocks, in few registers.
+struct SelectedKeysOfTile {
+  const attention::ScoreMod* mod;
+  const int32_t* intervals;  // of the tile's first query, or null
+  int queries;               // that exist
+  int batch;
+  int head;
+  int first_query;
   int first_key;
 };
 
 template <class Tile>
-__device__ __forceinline__ IntervalsOfTile intervals_of(const Tile& where) {
-  IntervalsOfTile of = {where.p.score_mod.intervals, where.num_queries(), static_cast<int>(where.key(0, 0))};
-  of.intervals.data = of.intervals.row(where.item.sequence, where.item.head, where.query(0, 0));
-  return of;
+__device__ __forceinline__ SelectedKeysOfTile selected_keys_of(const Tile& where) {
+  const attention::ScoreMod& mod = where.p.score_mod;
+  const bool has_intervals = mod.intervals.present();
+  return {
+      .mod = &mod,
+      .intervals = has_intervals ? mod.intervals.row(where.item.sequence, where.item.head, where.query(0, 0)) : nullptr,
+      .queries = where.num_queries(),
+      .batch = static_cast<int>(where.item.sequence.batch),
+      .head = static_cast<int>(where.item.head),
+      .first_query = static_cast<int>(where.query(0, 0)),
+      .first_key = static_cast<int>(where.key(0, 0))};
 }
 
-// Writes the tile of a mask that intervals stand for: 8 keys of a query at a time.
+// Writes the tile of a mask that intervals, blocks or both stand for: 8 keys of a query at a time, which belong to one
+// block.
 template <class Tile>
-__device__ __forceinline__ void stage_intervals(StagedTile<uint8_t, Tile>& target, const IntervalsOfTile& of) {
+__device__ __forceinline__ void stage_selected(StagedTile<uint8_t, Tile>& target, const SelectedKeysOfTile& of) {
   constexpr int kKeysAtOnce = 8;
   constexpr int kGroups = Tile::kKeys / kKeysAtOnce;
   static_assert(Tile::kKeys % kKeysAtOnce == 0);
+  const attention::RowIntervals& intervals = of.mod->intervals;
+  const attention::BlockMask& blocks = of.mod->blocks;
 #pragma unroll 1
   for (int i = tile::lane(); i < Tile::kQueries * kGroups; i += tile::kWarpSize) {
     const int query = i / kGroups;
     const int key = i % kGroups * kKeysAtOnce;
     uint32_t seen = 0;
     if (query < of.queries) {
-      seen = of.intervals.word(of.intervals.data + query * of.intervals.query_stride, of.first_key + key);
+      seen = of.intervals == nullptr
+                 ? ~uint32_t{0}
+                 : intervals.word(of.intervals + query * intervals.query_stride, of.first_key + key);
+      if (blocks.present() && !blocks.sees(blocks.row(of.batch, of.head, of.first_query + query), of.first_key + key)) {
+        seen = 0;
+      }
     }
     // A byte for each bit.
     const uint32_t low = (seen & 0xFu) * 0x00204081u & 0x01010101u;
@@ -94,11 +113,11 @@ __device__ __forceinline__ void stage_intervals(StagedTile<uint8_t, Tile>& targe
 
 // The same as a function that is called, since a mainloop that it is part of would spill registers.
 template <class Tile>
-__device__ __noinline__ void call_stage_intervals(StagedTile<uint8_t, Tile>* target, const IntervalsOfTile of) {
-  stage_intervals(*target, of);
+__device__ __noinline__ void call_stage_selected(StagedTile<uint8_t, Tile>* target, const SelectedKeysOfTile of) {
+  stage_selected(*target, of);
 }
 
-// Clears the bytes of keys that the mask hides, too. Each lane has the bytes that stage_intervals() gave it.
+// Clears the bytes of keys that the mask hides, too. Each lane has the bytes that stage_selected() gave it.
 template <class Tile>
 __device__ __forceinline__ void narrow_by_mask(StagedTile<uint8_t, Tile>& target, const Tile& where) {
   constexpr int kGroups = Tile::kKeys / 8;
@@ -124,11 +143,11 @@ __device__ __forceinline__ void stage(StagedBiasMask<Element, Tile, kHasBias>& t
     if (target.stages(mod.bias)) stage(target.bias, mod.bias, where);
   }
   if (!with_mask) return;
-  if (mod.intervals.present()) {
+  if (mod.selects_keys()) {
     if (may_call) {
-      call_stage_intervals(&target.mask, intervals_of(where));
+      call_stage_selected(&target.mask, selected_keys_of(where));
     } else {
-      stage_intervals(target.mask, intervals_of(where));
+      stage_selected(target.mask, selected_keys_of(where));
     }
     if (mod.mask.present()) narrow_by_mask(target.mask, where);
   } else {

@@ -21,6 +21,7 @@ from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
 from flash_attn_ext.cli.bench.workload import DIRECT, OWN_CAUSAL, OWN_VARLEN, Inputs, Workload, make_inputs
 from flash_attn_ext.functional import attention, attention_varlen, explain, scaled_dot_product_attention
 from flash_attn_ext.integrations.torch_backend.switch import activate
+from flash_attn_ext.masks import BlockLists, from_blocks
 
 
 def prepare(workload: Workload, pass_: str, device: str) -> Inputs:
@@ -149,6 +150,7 @@ def _our_options(workload: Workload, inputs: Inputs, backend: str | None) -> dic
         window=workload.window,
         mask=inputs.mask,
         intervals=inputs.intervals,
+        block_lists=_block_lists(workload, inputs),
         bias=inputs.bias if inputs.table is None else None,
         alibi_slopes=inputs.alibi_slopes,
         softcap=workload.softcap,
@@ -160,7 +162,14 @@ def _our_options(workload: Workload, inputs: Inputs, backend: str | None) -> dic
         options |= dict(bias_table=inputs.table, bias_index=inputs.table_index)
     if workload.lengths:
         options |= dict(max_seqlen_q=workload.seqlen, max_seqlen_k=workload.seqlen)
+        del options["block_lists"]
     return options
+
+
+def _block_lists(workload: Workload, inputs: Inputs) -> BlockLists | None:
+    if workload.blocks is None or inputs.blocks is None:
+        return None
+    return from_blocks(inputs.blocks, query_block=workload.blocks.size, key_block=workload.blocks.size)
 
 
 def _sdpa(name: str, inputs: Inputs, arguments: dict) -> Callable[[], Tensor]:

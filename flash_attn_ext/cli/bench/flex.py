@@ -16,6 +16,7 @@ from torch import Tensor
 from flash_attn_ext.cli.bench.contestant import Contestant
 from flash_attn_ext.cli.bench.structures import STRUCTURES
 from flash_attn_ext.cli.bench.workload import Inputs, Workload
+from flash_attn_ext.masks import from_blocks
 
 FLEX = "flex"
 ON_THE_CPU = (
@@ -86,8 +87,15 @@ def _score_mod(workload: Workload, inputs: Inputs) -> Callable[..., Tensor] | No
 
 
 def _block_mask(workload: Workload, inputs: Inputs) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+    if workload.blocks is not None and inputs.blocks is not None:
+        lists = from_blocks(inputs.blocks)
+        partial = torch.zeros_like(lists.counts), torch.zeros_like(lists.indices)
+        lengths = (workload.seqlen, workload.seqlen)
+        return BlockMask.from_kv_blocks(
+            *partial, lists.counts, lists.indices, BLOCK_SIZE=workload.blocks.size, seq_lengths=lengths
+        )
     rules = _mask_rules(workload, inputs)
     if not rules:
         return None

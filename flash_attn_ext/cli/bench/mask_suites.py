@@ -1,6 +1,6 @@
-"""Structured masks as intervals of keys: suite `masks`.
+"""Structured masks as intervals of keys, and lists of blocks: suites `masks` and `blocks`.
 
-FLOPs count visible pairs, so a row also shows its TFLOP/s as a share of our causal call's.
+FLOPs count visible pairs, so a row also shows its TFLOP/s as a share of our causal, or of our dense call's.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flash_attn_ext.cli.bench.workload import OWN_CAUSAL, OWN_VARLEN, Workload
+from flash_attn_ext.cli.bench.block_patterns import BlockPattern
+from flash_attn_ext.cli.bench.workload import OWN_CAUSAL, OWN_DENSE, OWN_VARLEN, Workload
 
 _SHAPE: dict[str, Any] = dict(batch=1, num_heads=16, head_dim=128)
 
@@ -29,3 +30,18 @@ def masks() -> Iterator[Workload]:
         ("secretly causal", "causal", 8192, OWN_CAUSAL),
     ):
         yield Workload("masks", case, seqlen=seqlen, structure=structure, own=own, against=own, **_SHAPE)
+
+
+def blocks() -> Iterator[Workload]:
+    """A 64th of the keys is 512 of them: a block as routers pick it, listed as four blocks of 128."""
+    for head_dim in (64, 128):
+        shape: dict[str, Any] = dict(batch=1, num_heads=16, head_dim=head_dim, seqlen=32768)
+        for case, share, size, run in (
+            ("8 of 64, runs of 512", 8 / 64, 128, 512),
+            ("16 of 64, runs of 512", 16 / 64, 128, 512),
+            ("64 of 64", 1.0, 128, 512),
+            ("8 of 64, blocks of 128", 8 / 64, 128, 128),
+            ("8 of 64, blocks of 64", 8 / 64, 64, 64),
+        ):
+            options: dict[str, Any] = dict(peers=("flex",), own=OWN_DENSE, against="best")
+            yield Workload("blocks", case, blocks=BlockPattern(share, size, run), **options, **shape)

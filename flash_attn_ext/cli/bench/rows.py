@@ -13,7 +13,7 @@ from flash_attn_ext.cli.bench.contestant import OURS
 from flash_attn_ext.cli.bench.spread import differ, spread_of
 from flash_attn_ext.cli.bench.structures import visible_pairs
 from flash_attn_ext.cli.bench.timing import Measurement
-from flash_attn_ext.cli.bench.workload import OWN_CAUSAL, Workload
+from flash_attn_ext.cli.bench.workload import OWN_CAUSAL, OWN_DENSE, Workload
 
 # Results further apart than this are not two roundings of one answer.
 MAX_DIFFERENCE = {torch.float32: 2e-3}
@@ -60,6 +60,9 @@ def make_row(workload: Workload, pass_: str, backend: str | None, measured: Meas
     if workload.structure is not None:
         row["visible"] = _short(visible_pairs(workload.structure, workload.seqlen) / workload.seqlen**2)
         row["share_of_causal"] = _share(row["ours_tflops"], row.get("own_tflops", {}).get(OWN_CAUSAL))
+    if workload.blocks is not None:
+        row["visible"] = workload.blocks.share
+        row["share_of_dense"] = _share(row["ours_tflops"], row.get("own_tflops", {}).get(OWN_DENSE))
     row["against"] = workload.against
     row["ratio"] = ratio_to(row, workload.against)
     row["in_goal"] = workload.in_goal
@@ -168,7 +171,7 @@ def _flops(name: str, workload: Workload, pass_: str) -> float:
     if name == workload.own == OWN_CAUSAL:
         workload = dataclasses.replace(workload, causal=True, structure=None)
     elif name == workload.own and workload.structure is None:
-        workload = dataclasses.replace(workload, causal=False, window=None)
+        workload = dataclasses.replace(workload, causal=False, window=None, blocks=None)
     return workload.flops(pass_)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from flash_attn_ext.cli.bench.decode_suites import decode, decode_host, decode_on_cpu
 from flash_attn_ext.cli.bench.feature_suites import alibi, alibi_on_cpu, sinks, softcap, softcap_on_cpu
-from flash_attn_ext.cli.bench.mask_suites import masks
+from flash_attn_ext.cli.bench.mask_suites import blocks, masks
 from flash_attn_ext.cli.bench.model_suites import long, workloads
 from flash_attn_ext.cli.bench.table_suites import bias_table
 from flash_attn_ext.cli.bench.workload import (
@@ -238,6 +238,7 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
         grid,
         mask,
         masks,
+        blocks,
         float32,
         dropout,
         head_dims,
@@ -270,6 +271,8 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
 ABOUT = {
     "grid": "long sequences at head dims 64, 128 and 256, full and causal, in TFLOP/s",
     "mask": "boolean masks, padding masks and biases, with and without a gradient",
+    "blocks": "lists of blocks at 32768 tokens, of 8 of 64 blocks of keys and more; FLOPs count listed pairs, and rows "
+    "say which share of the TFLOP/s of our dense call that is",
     "masks": "documents, images, prefixes, chunks and the like, as intervals of keys; FLOPs count visible pairs, and "
     "TFLOP/s compare with those of our own causal call",
     "float32": "float32 inputs, with GEMMs in float32 precision",

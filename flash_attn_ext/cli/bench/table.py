@@ -57,6 +57,8 @@ def _ratio_text(row: dict) -> str:
         own = None
     if own is not None and row.get("share_of_causal"):  # says more than the time of a call with other work
         texts.append(f"{row['share_of_causal']:.2f} of own causal's TFLOP/s")
+    elif own is not None and row.get("share_of_dense"):
+        texts.append(f"{row['share_of_dense']:.2f} of own dense call's TFLOP/s")
     elif own is not None:
         texts.append(f"{own[1]:.2f} {ratio_unit(row, own[0])}")
     if row.get("ours_tbs"):

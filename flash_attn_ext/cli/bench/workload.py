@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flash_attn_ext.cli.bench.block_patterns import BlockPattern
 from flash_attn_ext.cli.bench.structures import STRUCTURES, visible_pairs
 
 # The FLOPs of a pass, by those of the forward pass: the backward pass has five GEMMs, the forward pass two.
@@ -22,6 +23,7 @@ DIRECT = "direct"
 # As `own`: packed sequences instead of a mask, which is one of padding (forward only) or of documents.
 OWN_VARLEN = "varlen"
 OWN_CAUSAL = "causal"  # as `own` of a workload with a structure: our call with causality instead
+OWN_DENSE = "dense"  # as `own` of a workload with lists of blocks: our call without them
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Workload:
     bias: str | None = None  # one of those named above
     table: str | None = None  # one of those named above, of which `bias` is looked up
     structure: str | None = None  # a mask as intervals of keys: its name in structures.py
+    blocks: BlockPattern | None = None  # lists of blocks, for each head its own
     softcap: float | None = None
     has_alibi: bool = False
     has_sink: bool = False
@@ -89,14 +92,16 @@ class Workload:
         return {}
 
     def flops(self, pass_: str) -> float:
-        """FLOPs by convention: half for causal, the visible pairs of a window or a structure, and no saving from other
-        masks."""
+        """FLOPs by convention: half for causal, the visible pairs of a window, a structure or lists of blocks, and no
+        saving from other masks."""
         pairs = sum(map(self._pairs, self.lengths)) if self.lengths else self.batch * self._pairs(self.seqlen)
         return FLOPS_OF_PASS[pass_] * 4 * self.num_heads * pairs * (self.head_dim + self.dim_v) / 2
 
     def _pairs(self, length: int) -> float:
         if self.structure is not None:
             return visible_pairs(self.structure, length)
+        if self.blocks is not None:
+            return length * length * self.blocks.share
         if self.seqlen_k is not None:
             return length * self.seqlen_k - (length * (length - 1) / 2 if self.causal else 0)
         if self.window is None:
@@ -121,6 +126,7 @@ class Inputs:
     alibi_slopes: Tensor | None = None
     sink: Tensor | None = None
     intervals: Tensor | None = None  # (1, 1, S, 2n)
+    blocks: Tensor | None = None  # (1, H, query blocks, key blocks)
     cu_seqlens: Tensor | None = None
 
     @property
@@ -172,6 +178,8 @@ def make_inputs(workload: Workload, device: str) -> Inputs:
         inputs.bias = normal(1, workload.num_heads, *square)
     if workload.structure is not None:
         inputs.intervals = STRUCTURES[workload.structure].intervals(workload.seqlen, q.device).tensor
+    if workload.blocks is not None:
+        inputs.blocks = workload.blocks.table(workload.seqlen, workload.num_heads, q.device)
     if workload.has_alibi:  # the slopes of Press et al. 2022, section 3, from steep to flat
         inputs.alibi_slopes = 2.0 ** (-8 * torch.arange(1, workload.num_heads + 1, device=device) / workload.num_heads)
     if workload.has_sink:

@@ -29,6 +29,8 @@ LARGE_CASES = [
     Case(**LARGE, bias="bh1k", dropout_p=0.6, dv=5, sink=True, dlse=True),
     Case(**LARGE, heads=4, kv_heads=2, intervals="bh", num_intervals=3, bias="11qk", causal="bottom_right"),
     Case(**LARGE, intervals="11", interval_rows=40, dropout_p=0.3, dlse=True),
+    Case(**LARGE, heads=4, kv_heads=2, blocks="bk", block_sizes=(64, 128), causal="bottom_right"),
+    Case(**LARGE, blocks="11", intervals="1h", num_intervals=2, bias="11qk"),
     Case(**LARGE, batch=3, heads=2, mask="bh1k", layout="bshd", scale=-0.4),
 ]
 # Scores that only a scale changes, and only causality and windows hide, which has kernels of its own on a GPU.
@@ -70,6 +72,7 @@ def reference(inputs: Inputs, keep: torch.Tensor | None) -> Attention:
             **options,
             mask=inputs.mask,
             intervals=inputs.intervals,
+            block_lists=inputs.block_lists,
             dropout_p=case.dropout_p,
             dropout_mask=keep,
         )

@@ -26,6 +26,7 @@ CASES = [
     Case(**SMALL, mask="11qk", sink=True),
     Case(**SMALL, mask="bh1k"),
     Case(**SMALL, intervals="1h", num_intervals=2),
+    Case(**(SMALL | dict(sk=66, d=1)), blocks="1h"),
     Case(**SMALL, softcap=0.8),
     Case(**SMALL, sink=True),
     Case(**SMALL, alibi="h"),

@@ -43,6 +43,8 @@ def draw(number: int) -> Problem:
     rare = random.Random(f"{number}, rarely")  # which leaves the other draws what they are
     case = dataclasses.replace(case, **_draw_rare(rare, case))
     case = dataclasses.replace(case, **draw_intervals(random.Random(f"{number}, intervals")))
+    if number % 5 != 4:  # packed sequences take no lists of blocks
+        case = dataclasses.replace(case, **_draw_blocks(random.Random(f"{number}, blocks"), case))
     if case.mask is not None:
         case = dataclasses.replace(case, **_draw_padding(random.Random(f"{number}, padding"), case))
     # Where no query sees two keys, q and k have gradients of exactly 0, which the plain formula finds. In 16 bits a
@@ -81,6 +83,16 @@ def draw_intervals(rng: random.Random) -> dict:
         intervals=rng.choice(("11", "11", "1h", "b1", "bh")),
         num_intervals=rng.choice((1, 1, 2, 3, 4)),
         interval_rows=rng.choice((1, 50, 64, 200)),
+    )
+
+
+def _draw_blocks(rng: random.Random, case: Case) -> dict:
+    if rng.random() < 0.8 or case.sq == 0 or case.sk == 0:
+        return {}
+    return dict(
+        blocks=rng.choice(("11", "1h", "bh", "1k", "bk")),
+        block_sizes=(rng.choice((64, 128)), rng.choice((64, 128))),
+        block_keep=rng.choice((0.2, 0.5, 0.9)),
     )
 
 

@@ -35,19 +35,23 @@ __device__ __forceinline__ uint8_t look_at_vectors(const uint8_t* first, int64_t
   return flags;
 }
 
-// The flags of the lane's keys of a tile that begins at `first`, where intervals hide keys beside the mask.
+// The flags of the lane's keys of a tile that begins at `first`, where intervals or blocks hide keys beside the mask.
 __device__ __forceinline__ uint8_t look_at_both(const attention::AttentionParams& p, const attention::Coordinate& first,
                                                 int lane) {
   const attention::BroadcastView& mask = p.score_mod.mask;
   const attention::Sequence sequence = p.sequence_of(first.batch);
   const int64_t query_end = min(first.query + MaskTiles::kSize, sequence.num_queries);
   const int64_t key_end = min(first.key + MaskTiles::kSize, sequence.num_keys);
+  const attention::RowIntervals& intervals = p.score_mod.intervals;
+  const attention::BlockMask& blocks = p.score_mod.blocks;
+  if (blocks.present() && !blocks.sees(blocks.row(first.batch, first.head, first.query), first.key))
+    return MaskTiles::kSomeFalse;
   uint8_t flags = 0;
   for (attention::Coordinate at = first; at.query < query_end; ++at.query) {
-    const int32_t* row = p.score_mod.intervals.row(sequence, first.head, at.query);
+    const int32_t* row = intervals.present() ? intervals.row(sequence, first.head, at.query) : nullptr;
     for (at.key = first.key + lane; at.key < key_end; at.key += kWarpSize) {
-      const bool attend =
-          static_cast<const uint8_t*>(mask.data)[mask.offset(at)] != 0 && p.score_mod.intervals.sees(row, at.key);
+      const bool attend = static_cast<const uint8_t*>(mask.data)[mask.offset(at)] != 0 &&
+                          (row == nullptr || intervals.sees(row, at.key));
       flags |= attend ? MaskTiles::kSomeTrue : MaskTiles::kSomeFalse;
     }
   }
@@ -68,19 +72,19 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
   const int64_t batch = index / counts.heads;
   const int64_t head = index % counts.heads;
   const attention::BroadcastView& mask = p.score_mod.mask;
-  const attention::RowIntervals& intervals = p.score_mod.intervals;
+  const bool selects_keys = p.score_mod.selects_keys();
   const bool per_query = mask.query_stride != 0;
   const bool per_key = mask.key_stride != 0;
   const int rows = per_query ? static_cast<int>(min(p.sequences.max_seqlen_q - first_query, MaskTiles::kSize)) : 1;
   const int columns = per_key ? static_cast<int>(min(p.sequences.max_seqlen_k - first_key, MaskTiles::kSize)) : 1;
   const uint8_t* first = static_cast<const uint8_t*>(mask.data) + mask.offset({batch, head, first_query, first_key});
-  if (intervals.present() && first_query >= p.sequence_of(batch).num_queries) return;
-  const bool vectors = !intervals.present() && mask.key_stride == 1 && columns == MaskTiles::kSize &&
+  if (selects_keys && first_query >= p.sequence_of(batch).num_queries) return;
+  const bool vectors = !selects_keys && mask.key_stride == 1 && columns == MaskTiles::kSize &&
                        mask.query_stride % kVectorBytes == 0 && reinterpret_cast<uintptr_t>(first) % kVectorBytes == 0;
   uint8_t flags = 0;
   if (vectors) {
     flags = look_at_vectors(first, mask.query_stride, rows);
-  } else if (intervals.present()) {
+  } else if (selects_keys) {
     flags = look_at_both(p, {batch, head, first_query, first_key}, lane);
   } else {
     for (int row = 0; row < rows; ++row) {
@@ -102,7 +106,9 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarpSize)
 cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory, cudaStream_t stream) {
   if (memory == nullptr) return cudaSuccess;
   params.score_mod.mask_tiles = plan::mask_tiles_in(memory, params);
-  if (!params.score_mod.mask.present()) return scan_interval_tiles(params, stream);
+  if (!params.score_mod.mask.present()) {
+    return params.score_mod.blocks.present() ? make_block_tiles(params, stream) : scan_interval_tiles(params, stream);
+  }
   const MaskTileCounts counts = plan::count_mask_tiles(params);
   const int64_t blocks = attention::ceil_div(counts.total(), kWarpsPerBlock);
   return launch_early(mask_tiles_kernel, {.blocks = blocks, .threads = kWarpsPerBlock * kWarpSize}, stream, params,

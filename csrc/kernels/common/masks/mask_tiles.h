@@ -9,14 +9,17 @@
 
 namespace flash_attn_ext::common {
 
-// Writes the flags of each tile of the mask and the intervals to memory that the plan has reserved, and its address to
-// params. Does nothing where memory is null.
+// Writes the flags of each tile of the mask, the intervals and the blocks to memory that the plan has reserved, and its
+// address to params. Does nothing where memory is null.
 cudaError_t scan_mask_tiles(attention::AttentionParams& params, uint8_t* memory, cudaStream_t stream);
 
 // The same for intervals without a mask, where params has the address.
 cudaError_t scan_interval_tiles(const attention::AttentionParams& params, cudaStream_t stream);
 
-// The same for a mask without intervals; also writes the mask as bits, for which the plan has memory, too.
+// The same for blocks, or blocks and intervals, without a mask.
+cudaError_t make_block_tiles(const attention::AttentionParams& params, cudaStream_t stream);
+
+// The same for a mask without intervals and blocks; also writes the mask as bits, for which the plan has memory, too.
 cudaError_t pack_mask(attention::AttentionParams& params, uint8_t* tiles, void* bits, cudaStream_t stream);
 
 // Writes the mask as bits alone, where rows have at most kShortMaskKeys keys: the words of the first group of each row.

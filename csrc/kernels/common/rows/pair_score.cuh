@@ -70,6 +70,8 @@ __device__ __forceinline__ Pair<Real> pair_at(const attention::AttentionParams& 
   if (pair.visible && intervals.present()) {
     pair.visible = intervals.sees(intervals.row(sequence, at.head, at.query), at.key);
   }
+  const attention::BlockMask& blocks = p.score_mod.blocks;
+  if (pair.visible && blocks.present()) pair.visible = blocks.sees(blocks.row(at.batch, at.head, at.query), at.key);
   if (pair.visible && p.score_mod.bias.present()) {
     pair.bias = load_bias<Real>(p.score_mod.bias, at);
     pair.visible = pair.bias != minus_infinity<Real>();

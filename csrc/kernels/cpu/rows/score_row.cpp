@@ -89,6 +89,21 @@ void apply_intervals(const attention::RowIntervals& intervals, const attention::
   std::fill(hidden + done, hidden + run.count, kHidden);
 }
 
+// hidden[i] = added[i], or -inf where no block that the query sees has the key.
+template <class Real>
+void apply_blocks(const attention::BlockMask& blocks, const ScoreRun& run, const Real* added, Real* hidden) {
+  constexpr Real kHidden = -std::numeric_limits<Real>::infinity();
+  const uint8_t* row = blocks.row(run.first.batch, run.first.head, run.first.query);
+  if (added != hidden) std::copy_n(added, run.count, hidden);
+  const int64_t block = int64_t{1} << blocks.key_shift;
+  const int64_t end = run.first.key + run.count;
+  for (int64_t key = run.first.key / block * block; key < end; key += block) {
+    if (blocks.sees(row, key)) continue;
+    const int64_t first = std::max(key, run.first.key);
+    std::fill(hidden + (first - run.first.key), hidden + (std::min(key + block, end) - run.first.key), kHidden);
+  }
+}
+
 // d score / d slope of the run's i-th score.
 int64_t alibi_derivative_at(const ScoreRun& run, int64_t diagonal, int64_t i) {
   return attention::alibi_derivative(run.first.query, run.first.key + i, diagonal);
@@ -117,6 +132,10 @@ const Real* load_added(const attention::ScoreMod& score_mod, const ScoreRun& run
   }
   if (score_mod.intervals.present()) {
     apply_intervals(score_mod.intervals, sequence, run, added, scratch);
+    added = scratch;
+  }
+  if (score_mod.blocks.present()) {
+    apply_blocks(score_mod.blocks, run, added, scratch);
     added = scratch;
   }
   return added;

@@ -13,8 +13,8 @@ struct ScoreRun {
   int64_t count;
 };
 
-// ALiBi + bias of the run's scores, or -inf where the mask is False or no interval has the key. The result is in
-// scratch, or in the bias itself.
+// ALiBi + bias of the run's scores, or -inf where the mask is False, or no interval or block has the key. The result is
+// in scratch, or in the bias itself.
 template <class Real>
 const Real* load_added(const attention::ScoreMod& score_mod, const ScoreRun& run, const attention::Sequence& sequence,
                        int64_t diagonal, Real* scratch);

@@ -19,8 +19,8 @@
 namespace flash_attn_ext::sm90 {
 
 // A bias in tiles and a mask as bits, for score/score_mod.cuh. In kernels for a mask, or for a bias and a mask, TMA
-// loads the bias beside K, and a thread reads the mask's bits one tile ahead. If there are intervals in place of a
-// mask, it computes them.
+// loads the bias beside K, and a thread reads the mask's bits one tile ahead. If there are intervals or blocks in place
+// of a mask, it computes them.
 template <class Traits>
 struct TmaBiasMask {
   using Tile = typename Traits::BiasTile;
@@ -39,21 +39,21 @@ struct TmaBiasMask {
   // many instructions.
   __device__ __forceinline__ void start(const Where& where, bool masked) {
     if (masked) find_words(where);
-    if (!where.p.score_mod.intervals.present())
-      prepare(where.p.score_mod, static_cast<int>(where.key(0, 0) / kKeys), masked);
+    if (!where.p.score_mod.selects_keys()) prepare(where, masked);
   }
 
   // The bits of a work tile's first tile of keys, which are computed while the QK GEMM is in flight.
-  __device__ __forceinline__ void finish_start(const attention::ScoreMod& mod, int key_tile) {
-    if (mod.intervals.present()) compute_bits(mod.intervals, key_tile * kKeys);
+  __device__ __forceinline__ void finish_start(const Where& where) {
+    if (where.p.score_mod.selects_keys()) compute_bits(where);
   }
 
   // Reads the mask's bits for a tile of keys; all bits are set where the mask hides nothing.
-  __device__ __forceinline__ void prepare(const attention::ScoreMod& mod, int key_tile, bool masked) {
-    if (masked && mod.intervals.present()) {
-      compute_bits(mod.intervals, key_tile * kKeys);
+  __device__ __forceinline__ void prepare(const Where& where, bool masked) {
+    if (masked && where.p.score_mod.selects_keys()) {
+      compute_bits(where);
       return;
     }
+    const auto key_tile = static_cast<int>(where.key(0, 0)) / kKeys;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       bits[r] = masked ? words[r][key_tile / kTilesOfWord * 4] >> key_tile % kTilesOfWord * (32 / kTilesOfWord) : ~0u;
@@ -77,6 +77,19 @@ struct TmaBiasMask {
   }
 
  private:
+  __device__ __forceinline__ void compute_bits(const Where& where) {
+    const attention::ScoreMod& mod = where.p.score_mod;
+    const auto first_key = static_cast<int>(where.key(0, 0));
+    bits[0] = bits[1] = ~0u;
+    if (mod.intervals.present()) compute_bits(mod.intervals, first_key);
+    if (mod.blocks.present()) {  // the warpgroup's 64 queries belong to one block
+      const uint8_t* const row = mod.blocks.row(where.item.sequence.batch, where.item.head, where.query(0, 0));
+      const uint32_t of_blocks = mod.blocks.quad_word(row, first_key, kKeys);
+      bits[0] &= of_blocks;
+      bits[1] &= of_blocks;
+    }
+  }
+
   __device__ __forceinline__ void compute_bits(const attention::RowIntervals& intervals, int first_key) {
     const int thread = tile::lane() % 4;
 #pragma unroll
@@ -104,7 +117,7 @@ struct TmaBiasMask {
       }
       return;
     }
-    const attention::MaskBits& mask = where.p.score_mod.mask_bits;
+    const attention::MaskBits& mask = where.p.score_mod.mask_bits;  // absent with blocks, and then not read
     const uint32_t* const first = mask.data + where.item.sequence.batch * mask.batch_stride +
                                   where.item.head * mask.head_stride + tile::lane() % 4;
     const int64_t last = where.p.sequences.max_seqlen_q - 1;
@@ -154,7 +167,7 @@ struct ForwardConsumer {
   RowEnds ends;
   bool out_is_empty = true;
   bool not_finite = false;  // whether a result of the warp's rows is not finite, even relative to the row maximum
-  bool masked = false;      // whether the boolean mask hides something of the current tile of keys
+  bool masked = false;      // whether the mask hides something of the current tile of keys
   MainloopTile next{};      // the next tile of keys
   QueryStages<Traits> queries{shared};
   KeyStages<Traits> stages{shared, warpgroup};
@@ -285,7 +298,7 @@ struct ForwardConsumer {
     if (in_ping_pong) ping_pong_sync<Traits>(warpgroup);
     issue_qk_gemm();
     if (in_ping_pong) ping_pong_arrive<Traits>(warpgroup);
-    if constexpr (Traits::kHasBits) bias_mask.finish_start(args.params.score_mod, n);
+    if constexpr (Traits::kHasBits) bias_mask.finish_start(where_of(work, n));
     ptx::wait_wgmma<0>();
     ptx::pin_registers(scores.c[0]);
     modify_scores<false>(work, n, own);
@@ -347,7 +360,7 @@ struct ForwardConsumer {
       if (masked) bias_mask.for_each_masked([&](int r, int j, int e) { scores.at(r, j, e) = -INFINITY; });
     }
     if constexpr (Traits::kHasBits) {
-      if (has_next) bias_mask.prepare(args.params.score_mod, next.tile, next.masked);
+      if (has_next) bias_mask.prepare(where_of(work, next.tile), next.masked);
     }
     if constexpr (Traits::kGeneric) {
       bias_mask.await();

@@ -87,6 +87,7 @@ struct PackedRows {
       });
     }
     if (mod.intervals.present()) hide_outside_intervals(scores, first_key);
+    if (mod.blocks.present()) hide_outside_blocks(scores, first_key);
   }
 
   // Sets the weights that dropout drops to 0. first_key: a multiple of the tile's keys, or of 32 if these are more.
@@ -161,6 +162,23 @@ struct PackedRows {
         for (int e = 0; e < 2; ++e) {
           if ((seen >> (8 * (j % 4) + e) & 1u) == 0) scores.at(r, j, e) = -INFINITY;
         }
+      }
+    }
+  }
+
+  // Sets scores of keys that no block of their row has to -inf.
+  __device__ __forceinline__ void hide_outside_blocks(Scores& scores, int first_key) const {
+    const attention::BlockMask& blocks = p.score_mod.blocks;
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      if (end[r] <= begin[r]) continue;  // the row may not exist
+      const uint8_t* row = blocks.row(sequence.batch, at[r].head, at[r].query);
+      bool seen = true;  // four column tiles, which belong to one block
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+        if (j % 4 == 0) seen = blocks.sees(row, first_key + 8 * j);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) scores.at(r, j, e) = seen ? scores.at(r, j, e) : -INFINITY;
       }
     }
   }

@@ -13,8 +13,8 @@
 
 namespace flash_attn_ext::sm90 {
 
-// Which scores of an iteration are unmasked by the boolean mask, or by intervals, for a thread's keys and queries.
-// A bit for each score that a thread holds. It is read an iteration ahead, while GEMMs are in flight.
+// Which scores of an iteration are unmasked by the boolean mask, or by intervals and blocks, for a thread's keys and
+// queries. A bit for each score that a thread holds. It is read an iteration ahead, while GEMMs are in flight.
 struct UnmaskedScores {
   static constexpr uint32_t kAll = 0xFFFFFFFFu;
 

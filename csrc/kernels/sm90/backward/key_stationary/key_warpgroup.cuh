@@ -181,6 +181,7 @@ struct KeyWarpgroup {
     } else {
       unmasked.read(args.mask, iteration.mask_tile, static_cast<int>(threadIdx.x) - tile::kWarpgroupSize);
     }
+    if (iteration.is_hidden[warpgroup]) unmasked.bits = 0;
   }
 
   // P of dropped weights becomes 0 while dP is in flight. The draws come when dQ of an earlier iteration is done, so

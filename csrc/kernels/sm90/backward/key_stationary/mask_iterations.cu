@@ -1,5 +1,5 @@
-// Fills args.mask (schedule/mask_iterations.h): one kernel packs the mask's bits, or looks at intervals, the next one
-// ranks the contributors that are left, and the last one lists the iterations.
+// Fills args.mask (schedule/mask_iterations.h): one kernel packs the mask's bits, or looks at intervals and blocks, the
+// next one ranks the contributors that are left, and the last one lists the iterations.
 #include "attention/division.h"
 #include "kernels/common/launch/launch_early.cuh"
 #include "kernels/common/masks/interval_rows.cuh"
@@ -141,8 +141,35 @@ cudaError_t pack_words(const KeyStationaryArguments& args, cudaStream_t stream) 
                               mask, grid);
 }
 
-// Grid: a CTA per query tile of each batch entry and head that has intervals of its own. A thread has every 256th tile
-// of keys.
+// The flags of a tile of keys, from what intervals and blocks leave of it.
+struct SelectedKeys {
+  const common::IntervalRows& rows;
+  const attention::BlockMask& blocks;
+  const uint8_t* block_row;  // of the queries
+  int num_keys;
+
+  __device__ __forceinline__ uint32_t flags(int tile) const {
+    const int first = tile * kKeys;
+    const int end = min(first + kKeys, num_keys);
+    if (!blocks.present()) return by_intervals(first, end);
+    const int middle = min(first + kWarpgroupKeys, end);
+    const bool sees_low = blocks.sees(block_row, first);
+    const bool sees_high = middle < end && blocks.sees(block_row, middle);
+    if (sees_low && (sees_high || middle == end)) return by_intervals(first, end);
+    if (!sees_low && !sees_high) return MaskIterations::kSomeFalse;
+    return by_intervals(sees_low ? first : middle, sees_low ? middle : end) | MaskIterations::kSomeFalse;
+  }
+
+ private:
+  static constexpr int kWarpgroupKeys = kKeys / LoopOrder::kKeyWarpgroups;
+
+  __device__ __forceinline__ uint32_t by_intervals(int first, int end) const {
+    return rows.count == 0 && first < end ? MaskIterations::kSomeTrue : rows.flags(first, end);
+  }
+};
+
+// Grid: a CTA per query tile of each batch entry and head that has intervals or blocks of its own. A thread has every
+// 256th tile of keys.
 __global__ void __launch_bounds__(kThreads) interval_flags_kernel(const __grid_constant__ attention::AttentionParams p,
                                                                   const __grid_constant__ MaskIterations iterations) {
   __shared__ common::IntervalRows rows;
@@ -164,8 +191,11 @@ __global__ void __launch_bounds__(kThreads) interval_flags_kernel(const __grid_c
     bounds[i] = row >= rows.rows ? 0 : m % 2 == 0 ? rows.begins[m / 2][row] : rows.ends[m / 2][row];
   }
   const auto num_keys = static_cast<int>(sequence.num_keys);
+  const attention::BlockMask& blocks = p.score_mod.blocks;
+  const SelectedKeys keys = {rows, blocks, blocks.present() ? blocks.row(batch, head, query_tile * kQueries) : nullptr,
+                             num_keys};
   for (int tile = static_cast<int>(threadIdx.x); tile < iterations.key_tiles; tile += kThreads) {
-    uint32_t flags = rows.flags(tile * kKeys, min((tile + 1) * kKeys, num_keys));
+    uint32_t flags = keys.flags(tile);
     // Queries and keys that do not exist are masked.
     if (rows.rows < kQueries || (tile + 1) * kKeys > num_keys) flags |= MaskIterations::kSomeFalse;
     iterations.tiles[iterations.tile(iterations.first_tile(batch, head, tile), query_tile)] =
@@ -291,14 +321,32 @@ struct IterationList {
       __syncthreads();
       if (!is_left) continue;
       const uint16_t rank = ranks[query_tile];
-      const bool has_masked = (flags & MaskIterations::kSomeFalse) != 0;
-      entries[index] = {
+      // Without a mask or intervals there are no bits to look at.
+      const bool has_masked = (flags & MaskIterations::kSomeFalse) != 0 && (mask().has_words || mask().intervals > 0);
+      MaskIterations::Entry entry = {
           .query_tile = query_tile,
           .rank = rank & (MaskIterations::kIsLast - 1),
-          .is_last = (rank & MaskIterations::kIsLast) != 0 ? 1 : 0,
+          .is_last = (rank & MaskIterations::kIsLast) != 0,
+          .is_hidden = {},
           .mask_tile = has_masked ? tiles.tile(own.tile, query_tile) : MaskIterations::Entry::kNothingMasked};
+      hide_by_blocks(entry);
+      entries[index] = entry;
     }
     return written;
+  }
+
+ private:
+  __device__ __forceinline__ const MaskIterations& mask() const { return tiles.mask; }
+
+  __device__ __forceinline__ void hide_by_blocks(MaskIterations::Entry& entry) const {
+    const attention::BlockMask& blocks = args.params.score_mod.blocks;
+    if (!blocks.present()) return;
+    const uint8_t* const row = blocks.row(tiles.plane.batch, tiles.plane.head, int64_t{entry.query_tile} * kQueries);
+    constexpr int kWarpgroupKeys = kKeys / LoopOrder::kKeyWarpgroups;
+#pragma unroll
+    for (int w = 0; w < LoopOrder::kKeyWarpgroups; ++w) {
+      entry.is_hidden[w] = !blocks.sees(row, own.tile * kKeys + w * kWarpgroupKeys);
+    }
   }
 };
 

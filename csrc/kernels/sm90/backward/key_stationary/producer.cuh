@@ -159,9 +159,12 @@ struct KeyStationaryProducer {
       to.accumulator =
           iterations.head * args.workspace.accumulators_of_head + work.first_accumulator + entry.query_tile;
       to.rank = entry.rank;
-      to.is_last = entry.is_last != 0;
+      to.is_last = entry.is_last;
       to.ends_tile = left == 1;
-      for (int w = 0; w < LoopOrder::kKeyWarpgroups; ++w) to.is_partial[w] = !work.own[w].full(entry.query_tile);
+      for (int w = 0; w < LoopOrder::kKeyWarpgroups; ++w) {
+        to.is_partial[w] = !work.own[w].full(entry.query_tile);
+        to.is_hidden[w] = entry.is_hidden[w];
+      }
       to.mask_tile = entry.mask_tile;
       if (entry.mask_tile != MaskIterations::Entry::kNothingMasked) iterations.fetch(entry.mask_tile);
       load_queries(work, to.query_tile, to.head, to.accumulator);

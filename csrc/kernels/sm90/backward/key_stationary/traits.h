@@ -27,7 +27,8 @@ struct alignas(16) QueryIteration {
 
 // The same where a mask leaves iterations out.
 struct MaskedIteration : QueryIteration {
-  int mask_tile;  // MaskIterations::Entry
+  int mask_tile;  // MaskIterations::Entry, and so is_hidden
+  bool is_hidden[LoopOrder::kKeyWarpgroups];
 };
 
 // The same with ALiBi.
