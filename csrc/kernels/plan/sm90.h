@@ -26,6 +26,10 @@ inline constexpr int64_t kMostKeysPerQuery = 8;
 // generic kernels, and in the forward pass for the portable ones.
 ScoreMode score_mode_sm90(const attention::AttentionParams& params);
 
+// Whether scores are scaled by a positive number and changed by ALiBi slopes alone, and no query sees a later key.
+// ALiBi is then linear in the key's and the query's position.
+bool has_causal_alibi(const attention::AttentionParams& params);
+
 // Whether TMA, and copies of 16 bytes, can read tiles of a bias.
 bool has_bias_boxes(const attention::BroadcastView& bias);
 

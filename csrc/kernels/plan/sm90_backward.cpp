@@ -56,14 +56,6 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
 constexpr int64_t kAddingQueryTiles = 9;
 constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
 
-// Whether scores are scaled by a positive number and changed by ALiBi slopes alone, and no query sees a later key.
-// ALiBi is then linear in the key's and the query's position.
-bool has_causal_alibi(const BackwardParams& p) {
-  const attention::ScoreMod& mod = p.score_mod;
-  const bool has_more = mod.softcap != 0.0 || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
-  return mod.alibi.present() && !has_more && mod.scale > 0.0 && p.visibility.right == 0;
-}
-
 // The score mode of the key-stationary kernel for a call.
 ScoreMode key_stationary_score(const BackwardParams& p) {
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p);

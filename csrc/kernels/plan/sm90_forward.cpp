@@ -209,7 +209,8 @@ ScoreMode score_mode(const attention::ForwardParams& p) {
   const ScoreMode score = score_mode_sm90(p);
   const attention::ScoreMod& mod = p.score_mod;
   const bool has_more = mod.alibi.present() || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
-  return mod.softcap != 0.0 && !has_more ? ScoreMode::kSoftcap : score;
+  if (mod.softcap != 0.0 && !has_more) return ScoreMode::kSoftcap;
+  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score;
 }
 
 int choose_row(const attention::ForwardParams& p, const Limits& limits) {

@@ -18,6 +18,12 @@ bool has_bias_boxes(const attention::BroadcastView& bias) {
          reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
 }
 
+bool has_causal_alibi(const attention::AttentionParams& p) {
+  const attention::ScoreMod& mod = p.score_mod;
+  const bool has_more = mod.softcap != 0.0 || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
+  return mod.alibi.present() && !has_more && mod.scale > 0.0 && p.visibility.right == 0;
+}
+
 ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;
   const ScoreKind kind = score_kind(mod);
