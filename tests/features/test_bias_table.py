@@ -16,8 +16,9 @@ from flash_attn_ext.bias_tables import T5Buckets
 from flash_attn_ext.reference import attention_reference
 from support import checks
 from support.cases import Case, Inputs, make_inputs
+from support.device_memory import extra_memory
 from support.errors import assert_rule_over_draws, compare
-from support.params import computes_in, for_gpus, over_cases, over_dtypes, over_problems
+from support.params import FOR_GPUS, computes_in, for_gpus, over_cases, over_dtypes, over_problems
 from support.problems.checks import as_presented
 from support.problems.draw import draw
 from support.refusals import assert_says
@@ -271,6 +272,18 @@ def test_heads_in_parts(backend, monkeypatch):
     assert made == [2] * 6  # three parts, in each pass
     for name, result in whole.items():
         torch.testing.assert_close(in_parts[name], result, rtol=1e-5, atol=1e-5)
+
+
+@FOR_GPUS
+@computes_in(torch.bfloat16)
+@over_relative
+def test_no_bias_of_all_pairs_in_memory(kind, backend, monkeypatch):
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
+    case = Case(sq=4096, sk=4096, d=64, batch=1, heads=16, kv_heads=16)
+    inputs = make_inputs(case, torch.bfloat16, backend.device)
+    table = make_table(case, kind, torch.bfloat16, backend.device)
+    pairs = case.heads * case.sq * case.sk
+    assert extra_memory(lambda: run_table(inputs, table, backend)) < pairs
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
