@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 import torch
@@ -14,10 +16,15 @@ from flash_attn_ext.bias_tables import T5Buckets
 from flash_attn_ext.reference import attention_reference
 from support import checks
 from support.cases import Case, Inputs, make_inputs
+from support.device_memory import extra_memory
 from support.errors import assert_rule_over_draws, compare
-from support.params import for_gpus, over_cases, over_dtypes
+from support.params import FOR_GPUS, computes_in, for_gpus, over_cases, over_dtypes, over_problems
+from support.problems.checks import as_presented
+from support.problems.draw import draw
 from support.refusals import assert_says
 from support.runners import dropout_bits, poisoned_memory
+
+pytest_generate_tests = over_problems
 
 INDICES = ("clip", "t5", "t5 of a decoder", "pairs", "pairs of int16")
 ENTRIES = {"clip": 33, "t5": 32, "t5 of a decoder": 32, "pairs": 29, "pairs of int16": 29}
@@ -89,13 +96,14 @@ def run_definition(inputs: Inputs, table: Table, keep: torch.Tensor | None) -> d
     return run(attention_reference, inputs, table, **options)
 
 
-def check_table(case: Case, kind: str, dtype: torch.dtype, backend, float32_table: bool = False) -> None:
-    """Ours against the exact answer, by the errors of the formula in the same dtype."""
+def check_table(case: Case, kind: str, dtype: torch.dtype, backend, float32_table=False, present=lambda x: x) -> None:
+    """Ours against the exact answer, by the errors of the formula in the same dtype. `present` gives the inputs as ours
+    gets them."""
 
     def compare_draw(seed: int) -> dict:
         inputs = make_inputs(case, dtype, backend.device, seed)
         table = make_table(case, kind, torch.float32 if float32_table else dtype, backend.device, seed)
-        ours = run_table(inputs, table, backend)
+        ours = run_table(present(inputs), table, backend)
         if checks.run_only:
             return {}
         keep = dropout_bits(inputs, backend) if case.dropout_p else None
@@ -178,6 +186,21 @@ def test_float32_table_beside_16_bits(kind, dtype, backend):
     check_table(Case(sq=140, sk=100, d=32), kind, dtype, backend, float32_table=True)
 
 
+@computes_in(None)
+def test_random_problem(number, backend):
+    """The dense problems of test_combinations.py, with a table for a bias."""
+    problem = draw(number)
+    case = dataclasses.replace(problem.case, bias=None, layout="bhsd")
+    if refusal := backend.refusal(problem.dtype, case.d, case.head_dim_v):
+        pytest.skip(refusal)
+    kind, float32_table = INDICES[number % len(INDICES)], problem.dtype.itemsize == 2 and number % 4 == 0
+    problem = dataclasses.replace(problem, case=case, packed=None)
+    with mock.patch.dict(os.environ, problem.environment):
+        check_table(
+            case, kind, problem.dtype, backend, float32_table, present=lambda inputs: as_presented(problem, inputs)
+        )
+
+
 @over_dtypes((torch.float32, torch.bfloat16))
 @over_indices
 def test_same_as_the_bias_itself(kind, dtype, backend):
@@ -249,6 +272,18 @@ def test_heads_in_parts(backend, monkeypatch):
     assert made == [2] * 6  # three parts, in each pass
     for name, result in whole.items():
         torch.testing.assert_close(in_parts[name], result, rtol=1e-5, atol=1e-5)
+
+
+@FOR_GPUS
+@computes_in(torch.bfloat16)
+@over_relative
+def test_no_bias_of_all_pairs_in_memory(kind, backend, monkeypatch):
+    monkeypatch.setenv("FLASH_ATTN_EXT_WORKSPACE_MIB", "0")
+    case = Case(sq=4096, sk=4096, d=64, batch=1, heads=16, kv_heads=16)
+    inputs = make_inputs(case, torch.bfloat16, backend.device)
+    table = make_table(case, kind, torch.bfloat16, backend.device)
+    pairs = case.heads * case.sq * case.sk
+    assert extra_memory(lambda: run_table(inputs, table, backend)) < pairs
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

@@ -57,33 +57,37 @@ cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixV
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-cudaError_t make_bias_map(BiasDescriptor& operand, const attention::AttentionParams& params, void* boxes) {
-  constexpr int kRows = DiagonalBoxes::kRows;
-  if (params.score_mod.bias.of_diagonals()) {
-    if (boxes == nullptr) return cudaErrorInvalidValue;
-    const DiagonalBoxes of_diagonals = diagonal_boxes(params);
-    operand.first_column = of_diagonals.first_column;
-    operand.column_step = -1;
-    operand.row_step = 0;
-    const attention::MatrixView view = {.data = boxes,
-                                        .head_stride = of_diagonals.heads > 1 ? of_diagonals.head_stride() : 0,
-                                        .row_stride = of_diagonals.columns,
-                                        .column_stride = 1};
-    return make_tma_descriptor(operand, view, {1, of_diagonals.heads, kRows, of_diagonals.columns, kRows},
-                               params.element);
-  }
-  operand.first_column = operand.column_step = 0;
-  operand.row_step = 1;
-  const attention::BroadcastView& bias = params.score_mod.bias;
-  const attention::MatrixView view = {.data = const_cast<void*>(bias.data),
-                                      .batch_stride = bias.batch_stride,
-                                      .head_stride = bias.head_stride,
-                                      .row_stride = bias.query_stride,
-                                      .column_stride = 1};
+cudaError_t make_bias_map(BiasDescriptor& bias, const attention::AttentionParams& params, void* boxes) {
+  const attention::BroadcastView& view = params.score_mod.bias;
   const attention::SequenceTable& lengths = params.sequences;
-  return make_tma_descriptor(operand, view,
-                             {params.batch, params.num_heads_q, lengths.max_seqlen_q, lengths.max_seqlen_k, kRows},
-                             params.element);
+  const bool of_diagonals = view.of_diagonals();
+  attention::MatrixView rows = {.data = const_cast<void*>(view.data),
+                                .batch_stride = view.batch_stride,
+                                .head_stride = view.head_stride,
+                                .row_stride = view.query_stride,
+                                .column_stride = 1};
+  OperandShape shape = {params.batch, params.num_heads_q, lengths.max_seqlen_q, lengths.max_seqlen_k,
+                        DiagonalBoxes::kRows};
+  int first_column = 0;
+  if (of_diagonals) {
+    if (boxes == nullptr) return cudaErrorInvalidValue;
+    const DiagonalBoxes written = diagonal_boxes(params);
+    first_column = written.first_column;
+    rows = {.data = boxes,
+            .head_stride = written.heads > 1 ? written.head_stride() : 0,
+            .row_stride = written.columns,
+            .column_stride = 1};
+    shape = {1, written.heads, DiagonalBoxes::kRows, written.columns, DiagonalBoxes::kRows};
+  }
+  TmaDescriptor operand;
+  const cudaError_t error = make_tma_descriptor(operand, rows, shape, params.element);
+  bias = {.map = operand.map,
+          .head_step = operand.head_step,
+          .batch_step = operand.batch_step,
+          .first_column = first_column,
+          .column_step = of_diagonals ? -1 : 0,
+          .row_step = of_diagonals ? 0 : 1};
+  return error;
 }
 
 }  // namespace flash_attn_ext::sm90

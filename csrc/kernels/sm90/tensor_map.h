@@ -15,8 +15,11 @@ struct TmaDescriptor {
   int batch_step;  // 0 where all batch entries are the same, and in a packed batch
 };
 
-// A bias as the TMA reads it, in boxes of 64 queries.
-struct BiasDescriptor : TmaDescriptor {
+// A bias as the TMA reads it, in boxes of 64 queries. It is as large as a TmaDescriptor, whose fields come first.
+struct BiasDescriptor {
+  CUtensorMap map;
+  int head_step;
+  int batch_step;
   int first_column;  // of key 0
   int column_step;   // from a query to the next one: -1 for boxes of diagonals
   int row_step;      // 0 for boxes of diagonals
@@ -27,6 +30,8 @@ struct BiasDescriptor : TmaDescriptor {
   }
   __device__ __forceinline__ int row(int first_query) const { return first_query * row_step; }
 };
+
+static_assert(sizeof(BiasDescriptor) == sizeof(TmaDescriptor));
 
 // A result as the TMA writes it, a warp's rows at a time.
 struct OutputMap {
@@ -51,7 +56,7 @@ cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixV
 
 // The descriptor of a bias that has a value for each query and key, or of the boxes that write_boxes has written of one
 // with a number for each diagonal.
-cudaError_t make_bias_map(BiasDescriptor& operand, const attention::AttentionParams& params, void* boxes);
+cudaError_t make_bias_map(BiasDescriptor& bias, const attention::AttentionParams& params, void* boxes);
 
 // Makes the descriptors of Q, K and V, and of dO in a backward pass. Arguments has `params` and a descriptor for each.
 template <class Arguments>

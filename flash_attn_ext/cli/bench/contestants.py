@@ -61,9 +61,8 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
             found[name] = package_contestant(name, workload, inputs)
         else:
             arguments = arguments or _sdpa_arguments(workload, inputs)
-            found[name] = Contestant(
-                _sdpa(name, inputs, arguments), leaves, SDPA_BACKENDS[name], comparable and leaves == of_table
-            )
+            same_leaves = comparable and inputs.table is None
+            found[name] = Contestant(_sdpa(name, inputs, arguments), leaves, SDPA_BACKENDS[name], same_leaves)
     if workload.own == DIRECT:
         found[workload.own] = found[OURS]
         forward = functools.partial(F.scaled_dot_product_attention, q, k, v)

@@ -22,7 +22,6 @@ def bias_table() -> Iterator[Workload]:
     trained: dict[str, Any] = dict(extras_need_grad=True, peers=("efficient", "flex"), against="efficient")
     for batch, seqlen in ((8, 512), (2, 2048)):
         yield Workload("bias_table", "T5-XL", batch, 32, seqlen, 64, table=T5_TABLE, **trained)
-        yield Workload("bias_table", "T5-XL, causal", batch, 32, seqlen, 64, table=T5_TABLE, causal=True, **trained)
     yield Workload("bias_table", "Swin windows", 4096, 6, 49, 32, table=SWIN_TABLE, mask=BATCH_MASK, **trained)
 
 

@@ -103,7 +103,8 @@ struct ForwardProducer {
             .batch = static_cast<int>(work.item.sequence.batch) * operand.batch_step};
   }
   // The TMA coordinate of a tile of queries.
-  __device__ __forceinline__ static ptx::TmaCoordinate query_origin(const Work& work, const TmaDescriptor& operand,
+  template <class Descriptor>
+  __device__ __forceinline__ static ptx::TmaCoordinate query_origin(const Work& work, const Descriptor& operand,
                                                                     int row, int column) {
     return {.column = column,
             .row = row,
