@@ -196,8 +196,8 @@ def _size(name: str, value: Any) -> int:
 
 
 def _table_of(counts: Tensor, indices: Tensor, width: int) -> Tensor:
-    """bool (..., query blocks, width). What follows a list, and blocks that do not exist, go to a column before the first
-    or behind the last one, which are cut off."""
+    """bool (..., query blocks, width). What follows a list goes to a column before the first one, and a block that does
+    not exist to that or to one behind the last. Both columns are cut off."""
     position = torch.arange(indices.shape[-1], device=indices.device)
     column = torch.where(position < counts[..., None], indices.clamp(-1, width), -1).long() + 1
     empty = torch.zeros((*indices.shape[:-1], width + 2), dtype=torch.bool, device=indices.device)
