@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flash_attn_ext import _C
+from flash_attn_ext._canonical import operands_of
 from flash_attn_ext.masks import BlockLists
 
 
@@ -68,7 +69,7 @@ def _lists_of(block_lists: Any, num_queries: int, num_keys: int) -> BlockLists:
 def _check_values(lists: BlockLists, num_keys: int) -> None:
     """On the CPU, where values can be looked at: in traces and transforms they cannot."""
     counts, indices = lists.counts, lists.indices
-    if not counts.is_cpu or not counts.numel() or _C.operands_of(counts, indices, indices) < _C.PLAIN:
+    if not counts.is_cpu or not counts.numel() or operands_of(counts, indices, indices) < _C.PLAIN:
         return
     most = indices.shape[-1]
     if int(counts.min()) < 0 or int(counts.max()) > most:

@@ -22,6 +22,7 @@ class Picture(NamedTuple):
     keys: str
     seen: str  # rows of x and .
     says: tuple[str, ...]  # beside the rows
+    axes: tuple[str, ...] = ("down: queries", "across: keys", "a bar: an interval")
 
 
 PICTURES = {
@@ -221,6 +222,27 @@ PICTURES = {
         """,
         ("p: keys of a cache", "1, 4: children of 0", "2, 3: children of 1", "5, 6: children of 4", "7: a child of 6"),
     ),
+    "blocks": Picture(
+        "Chosen blocks of keys for each block of queries",
+        "............",
+        "............",
+        """
+        x...........
+        xx..........
+        xxx.........
+        x.xx........
+        .x.xx.......
+        x..x.x......
+        ..x.x.x.....
+        x....x.x....
+        ...x..x.x...
+        x...x....x..
+        .x.....x..x.
+        ..x..x.....x
+        """,
+        ("each its own block,", "and the best two", "before it"),
+        ("down: query blocks", "across: key blocks", "a block: 64 or 128"),
+    ),
 }
 
 
@@ -241,7 +263,7 @@ def draw(picture: Picture) -> str:
             drawing.block(Box(LEFT + CELL * bar.start(), y + 1, CELL * len(bar.group()), CELL - 2), colour, [])
     x = LEFT + CELL * len(picture.keys) + 12
     y = TOP
-    for text in ("down: queries", "across: keys", "a bar: an interval", "", *picture.says):
+    for text in (*picture.axes, "", *picture.says):
         y += LINE if text else LINE / 2
         if text:
             drawing.text(x, y, text)

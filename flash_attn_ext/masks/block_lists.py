@@ -196,13 +196,12 @@ def _size(name: str, value: Any) -> int:
 
 
 def _table_of(counts: Tensor, indices: Tensor, width: int) -> Tensor:
-    """bool (..., query blocks, width). Entries behind a list's count, and blocks that do not exist, go to a column more
-    than there are, which is cut off."""
+    """bool (..., query blocks, width). What follows a list goes to a column before the first one, and a block that does
+    not exist to that or to one behind the last. Both columns are cut off."""
     position = torch.arange(indices.shape[-1], device=indices.device)
-    exists = (position < counts[..., None]) & (indices >= 0) & (indices < width)
-    column = torch.where(exists, indices, width).long()
-    empty = torch.zeros((*indices.shape[:-1], width + 1), dtype=torch.bool, device=indices.device)
-    return empty.scatter(-1, column, True)[..., :width]
+    column = torch.where(position < counts[..., None], indices.clamp(-1, width), -1).long() + 1
+    empty = torch.zeros((*indices.shape[:-1], width + 2), dtype=torch.bool, device=indices.device)
+    return empty.scatter(-1, column, True)[..., 1 : width + 1]
 
 
 def _divide(blocks: Tensor, sizes: tuple[int, ...], queries: int, keys: int) -> BlockLists:

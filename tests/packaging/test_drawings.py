@@ -21,6 +21,19 @@ OF_MASKS = {
     "mask_block_causal": masks.block_causal(12, 3),
     "mask_block_diffusion": masks.block_diffusion(6, 2),
     "mask_blocks_within_causal": masks.blocks_within_causal(torch.tensor([-1, -1, 0, 0, 0, -1, -1, 1, 1, 1, -1, -1])),
+    "mask_blocks": masks.from_mask(
+        masks.BlockLists(
+            torch.tensor([[[1, 2] + 10 * [3]]]),
+            torch.tensor(
+                [
+                    [
+                        [[0, 0, 0], [0, 1, 1], [0, 1, 2], [0, 2, 3], [4, 3, 1], [5, 0, 3], [2, 6, 4], [7, 5, 0]]
+                        + [[8, 3, 6], [9, 0, 4], [1, 10, 7], [2, 5, 11]]
+                    ]
+                ]
+            ),
+        ).blocks(12 * 128)
+    ),
     "mask_chunked": masks.chunked(12, 4),
     "mask_documents": masks.documents(torch.tensor([0] * 4 + [1] * 3 + [2] * 5)) & masks.causal(12),
     "mask_global_and_window": masks.global_and_window(12, 2, 2),

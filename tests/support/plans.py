@@ -6,6 +6,7 @@ import torch
 
 from flash_attn_ext._explanation import Plan, plans_of
 from flash_attn_ext._options import dense_problem, problem_of
+from flash_attn_ext.masks import BlockLists
 
 # Names of kernels.
 WARP_SPECIALISED = "warp-specialised"
@@ -41,6 +42,7 @@ class Call:
     diagonals: bool = False  # a bias with one number for each diagonal of the scores
     mask: tuple | None = None
     intervals: tuple | None = None
+    block_lists: tuple | None = None  # of the counts, of blocks of 128
     slopes: bool = False
     sink: bool = False
     wanted: tuple = ("q", "k", "v")
@@ -48,7 +50,7 @@ class Call:
 
     def plans(self) -> tuple[Plan, Plan]:
         problem = problem_of(**DEFAULTS | self.arguments())
-        problem, _, _ = dense_problem(problem, "bhsd")
+        problem, _, _ = dense_problem(problem, "bhsd", self.lists())
         if self.diagonals:
             shape = (1, self.heads, 1, problem.q.shape[2] + problem.k.shape[2] - 1)
             bias = torch.empty(shape, dtype=self.bias_dtype or self.dtype, requires_grad="bias" in self.wanted)
@@ -56,6 +58,11 @@ class Call:
         if problem.dropout_p > 0:
             problem = problem._replace(rng_seed=torch.zeros(1, dtype=torch.int64))
         return plans_of(problem)
+
+    def lists(self) -> BlockLists | None:
+        if self.block_lists is None:
+            return None
+        return BlockLists(torch.ones(self.block_lists).int(), torch.zeros(*self.block_lists, 1).int())
 
     def arguments(self) -> dict:
         sk = self.sq if self.sk is None else self.sk

@@ -11,7 +11,7 @@ from support.plans import BF16, F16, F32, KEY_STATIONARY, TWO_PASS, WARP_SPECIAL
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 LENGTH = 2048
 PAIRS, KEYS, OF_ENTRIES = (1, 1, LENGTH, LENGTH), (1, 1, 1, LENGTH), (8, 1, 1, LENGTH)
-INTERVALS = (1, 1, LENGTH, 2)
+INTERVALS, LISTS = (1, 1, LENGTH, 2), (1, 1, LENGTH // 128)
 WITH_BIAS, WITH_SLOPES, WITH_SINK = (("q", "k", "v", name) for name in ("bias", "alibi_slopes", "sink"))
 SOFTCAP, DROPOUT = {"options": {"softcap": 30.0}}, {"options": {"dropout_p": 0.1}}
 
@@ -32,7 +32,13 @@ CALLS = {
         {"sink": True, "d": 72, "dtype": BF16, "wanted": WITH_SINK},
     ),
     "a mask of keys, or of queries and keys": ({"mask": OF_ENTRIES}, {"mask": PAIRS}),
-    "intervals": ({"intervals": INTERVALS}, {"intervals": (8, 16, LENGTH, 8)}),
+    "intervals, lists of blocks": (
+        {"intervals": INTERVALS},
+        {"intervals": (8, 16, LENGTH, 8)},
+        {"block_lists": LISTS},
+        {"block_lists": (8, 4, LENGTH // 128), "key_heads": 4},
+        {"block_lists": LISTS, "intervals": INTERVALS},
+    ),
     "dropout": (DROPOUT,),
     "a bias for each query and key, without gradient": ({"bias": PAIRS},),
     "a bias for each query and key, with gradient, the same for all batch entries, up to head dim 64": (
@@ -49,7 +55,10 @@ CALLS = {
     "ALiBi slopes without gradient, causal": ({"slopes": True, "options": {"causal": "bottom_right"}},),
     "ALiBi slopes without gradient, not causal": ({"slopes": True}, {"slopes": True, "options": {"window": (256, 9)}}),
     "dropout beside a mask, a softcap beside a mask": (DROPOUT | {"mask": PAIRS}, SOFTCAP | {"mask": OF_ENTRIES}),
-    "intervals beside a mask, dropout or a softcap": (
+    "intervals or lists of blocks beside a mask, dropout or a softcap": (
+        {"block_lists": LISTS, "mask": PAIRS},
+        {"block_lists": LISTS} | DROPOUT,
+        {"block_lists": LISTS} | SOFTCAP,
         {"intervals": INTERVALS, "mask": PAIRS},
         {"intervals": INTERVALS, "mask": OF_ENTRIES},
         {"intervals": INTERVALS} | DROPOUT,

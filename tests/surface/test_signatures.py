@@ -13,6 +13,7 @@ KEYWORDS = dict(
     bias=None,
     mask=None,
     intervals=None,
+    block_lists=None,
     alibi_slopes=None,
     softcap=None,
     sink=None,
@@ -25,6 +26,7 @@ KEYWORDS = dict(
     allow_tf32=False,
 )
 OF_TABLES = dict(bias_table=None, bias_index=None)  # of dense calls alone
+DENSE_ONLY = ("block_lists",)
 
 
 def keyword_only(function) -> dict:
@@ -37,12 +39,16 @@ def test_attention():
 
 
 def test_attention_varlen():
-    expected = dict(max_seqlen_q=None, max_seqlen_k=None) | {n: v for n, v in KEYWORDS.items() if n != "layout"}
+    expected = dict(max_seqlen_q=None, max_seqlen_k=None) | {
+        n: v for n, v in KEYWORDS.items() if n not in ("layout", *DENSE_ONLY)
+    }
     assert keyword_only(flash_attn_ext.attention_varlen) == expected
 
 
 def test_attention_with_kvcache():
-    shared = {name: default for name, default in KEYWORDS.items() if name not in ("dropout_p", "allow_tf32")}
+    shared = {
+        name: default for name, default in KEYWORDS.items() if name not in ("dropout_p", "allow_tf32", *DENSE_ONLY)
+    }
     tensors = ("k_new", "v_new", "block_table", "cache_batch_idx", "rotary_cos", "rotary_sin")
     expected = shared | dict.fromkeys(tensors) | dict(causal="bottom_right", rotary_interleaved=False)
     expected["cache_seqlens"] = inspect.Parameter.empty
@@ -72,6 +78,12 @@ def options_of(device: str) -> dict[str, dict]:
         "bias": dict(bias=normal(5, 9)),
         "mask": dict(mask=normal(5, 9) > -0.5),
         "intervals": dict(intervals=torch.tensor([[1, 4, 6, 8]] * 5, dtype=torch.int32, device=device)),
+        "block_lists": dict(
+            block_lists=(
+                torch.zeros(1, dtype=torch.int32, device=device),
+                torch.zeros(1, 1, dtype=torch.int32, device=device),
+            )
+        ),
         "alibi_slopes": dict(alibi_slopes=normal(2).abs()),
         "softcap": dict(softcap=0.5),
         "sink": dict(sink=normal(2)),
@@ -80,8 +92,10 @@ def options_of(device: str) -> dict[str, dict]:
     }
 
 
-@pytest.mark.parametrize("name", options_of("cpu"))
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("packed", "name"),
+    [(packed, name) for packed in (False, True) for name in options_of("cpu") if not (packed and name in DENSE_ONLY)],
+)
 def test_every_option_has_an_effect(packed, name, backend):
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 2, n, 8, generator=generator).to(backend.device) for n in (5, 9))

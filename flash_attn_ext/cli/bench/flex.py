@@ -87,15 +87,10 @@ def _score_mod(workload: Workload, inputs: Inputs) -> Callable[..., Tensor] | No
 
 
 def _block_mask(workload: Workload, inputs: Inputs) -> Any:
-    from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+    from torch.nn.attention.flex_attention import create_block_mask
 
     if workload.blocks is not None and inputs.blocks is not None:
-        lists = from_blocks(inputs.blocks)
-        partial = torch.zeros_like(lists.counts), torch.zeros_like(lists.indices)
-        lengths = (workload.seqlen, workload.seqlen)
-        return BlockMask.from_kv_blocks(
-            *partial, lists.counts, lists.indices, BLOCK_SIZE=workload.blocks.size, seq_lengths=lengths
-        )
+        return _block_mask_of_lists(inputs.blocks, workload.blocks.size, workload.seqlen)
     rules = _mask_rules(workload, inputs)
     if not rules:
         return None
@@ -112,6 +107,21 @@ def _block_mask(workload: Workload, inputs: Inputs) -> Any:
     # Uncompiled, this would form the mask of all queries and keys, with their indices.
     create = torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
     return create(mask_mod, batch, None, *lengths, device=device)
+
+
+def _block_mask_of_lists(seen: Tensor, size: int, tokens: int) -> Any:
+    """All blocks are full. Only PyTorch's uncompiled form asks the rule."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    lists = from_blocks(seen)
+    partial = torch.zeros_like(lists.counts), torch.zeros_like(lists.indices)
+
+    def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return seen[0, h, i // size, j // size]
+
+    return BlockMask.from_kv_blocks(
+        *partial, lists.counts, lists.indices, BLOCK_SIZE=size, mask_mod=rule, seq_lengths=(tokens, tokens)
+    )
 
 
 def _mask_rules(workload: Workload, inputs: Inputs) -> list[Callable[[Indices], Tensor]]:
