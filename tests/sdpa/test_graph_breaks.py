@@ -114,7 +114,10 @@ def run(model: nn.Module, function, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:Support for mismatched")
-@pytest.mark.parametrize(("compiler", "training"), [("eager", False), ("aot_eager", True)])
+# Every compiler has every fallback in the tests of functions below.
+@pytest.mark.parametrize(
+    ("compiler", "training", "fallback"), [("eager", False, "torch"), ("aot_eager", True, "raise")]
+)
 @pytest.mark.parametrize("kind", MODELS)
 def test_models(kind, compiler, training, replaced, device):
     model = MODELS[kind]().to(device).train(training)

@@ -60,8 +60,13 @@ def _server(preloaded: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         text=True,
     )
-    atexit.register(server.kill)
+    atexit.register(_end, server)
     return server
+
+
+def _end(server: subprocess.Popen) -> None:
+    server.stdin.close()
+    server.wait()
 
 
 def run_forked(
