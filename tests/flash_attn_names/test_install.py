@@ -1,4 +1,4 @@
-"""install() and uninstall(), each case in a Python of its own, where nothing is imported yet."""
+"""install() and uninstall(), each case in a Python of its own, where nothing of ours is imported yet."""
 
 import importlib.util
 import textwrap

@@ -32,7 +32,7 @@ print(*sorted(set(sys.modules) - before))
 
 
 def measure() -> tuple[float, set[str]]:
-    """Milliseconds, and what was imported. The first process leaves bytecode to the others, as an installation does."""
+    """Milliseconds, and what was imported. The first program leaves bytecode to the others, as an installation does."""
     process = run_forked(MEASURE)
     assert process.returncode == 0, process.stderr
     milliseconds, modules = process.stdout.splitlines()

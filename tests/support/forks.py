@@ -52,7 +52,7 @@ for line in sys.stdin:
 @functools.cache
 def _server(preloaded: str) -> subprocess.Popen:
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the first program leaves bytecode to the others
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER, preloaded],
         env=environment,
