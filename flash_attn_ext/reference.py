@@ -188,7 +188,7 @@ def attention_reference(
     elif layout == "bshd":
         out = out.transpose(-3, -2)
     if return_max_logit:
-        largest = row_max if return_max_logit == "row" else _largest_of_heads(row_max)
+        largest = row_max if return_max_logit == "row" else largest_of_heads(row_max)
         return (out, lse, largest) if return_lse else (out, largest)
     return (out, lse) if return_lse else out
 
@@ -419,7 +419,7 @@ def _largest(score: Tensor, visible: Tensor, lse: Tensor) -> Tensor:
     return largest.masked_fill(lse.isnan(), torch.nan)
 
 
-def _largest_of_heads(row_max: Tensor) -> Tensor:
+def largest_of_heads(row_max: Tensor) -> Tensor:
     """(heads,) of (..., heads, queries), or () of (queries,)."""
     dims = [dim for dim in range(row_max.dim()) if dim != row_max.dim() - 2]
     return row_max.amax(dims) if row_max.numel() else row_max.new_full(row_max.shape[-2:-1], -torch.inf)

@@ -65,14 +65,18 @@ def errors_of(result: Tensor, exact: Tensor) -> Errors:
     if exact.numel() == 0:
         return Errors(0.0, 0.0)
     error = (result - exact).abs()
-    error = torch.where(result == exact, 0.0, error).nan_to_num(nan=float("inf"))
+    if not bool(error.max().isfinite()):
+        error = torch.where(result == exact, 0.0, error).nan_to_num(nan=float("inf"))
     return Errors(float(error.max()), float(error.mean()))
 
 
 def scale_of(exact: Tensor) -> float:
     """The largest finite magnitude."""
-    finite = exact.detach()[torch.isfinite(exact)]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    magnitudes = exact.detach().abs()
+    if magnitudes.numel() > 0 and bool(magnitudes.max().isfinite()):
+        return float(magnitudes.max())
+    finite = magnitudes[torch.isfinite(magnitudes)]
+    return float(finite.max()) if finite.numel() else 0.0
 
 
 def slack_share(result: Tensor) -> float:

@@ -1,9 +1,10 @@
 """Peaks of forward mode and of double backward on the CPU, in linear memory. GPUs: cuda/test_derivative_memory.py."""
 
-import subprocess
 import sys
 
 import pytest
+
+from support.forks import run_forked
 
 # As surface/test_memory.py: VmHWM is the peak of the whole process, and is reset once everything is loaded and warm.
 PEAK = """
@@ -53,6 +54,6 @@ def test_peak_of_grouped_heads(function):
 
 def peak_in_mb(function, **shape):
     script = PEAK.format(function=function, requires_grad=function == "double_backward", **shape)
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    process = run_forked(script)
     assert process.returncode == 0, process.stderr
     return float(process.stdout)

@@ -4,19 +4,19 @@ import torch
 
 from support.cases import Case, make_inputs
 from support.checks import check_case
-from support.params import over_cases, over_dtypes
+from support.params import for_gpus, over_cases, over_dtypes
 from support.runners import run_ours
 
 CASES = [
     Case(sq=140, sk=270, d=16, heads=heads, kv_heads=kv_heads, causal=causal)
     for heads, kv_heads in ((4, 2), (3, 1), (6, 3))
     for causal in (None, "bottom_right")
-]
+] + [Case(sq=70, sk=90, d=40, batch=3, heads=6, kv_heads=2, causal="bottom_right", dlse=True)]
 # So many key heads that a kernel may give each a CTA, which then loops over all heads of the group.
-MANY = [
+MANY = for_gpus(
     Case(sq=70, sk=sk, d=40, batch=64, heads=6, kv_heads=2, causal=causal, dlse=True)
     for sk, causal in ((50, None), (90, "bottom_right"), (200, None))
-]
+)
 EVERYTHING = Case(
     sq=140,
     sk=270,

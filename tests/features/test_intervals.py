@@ -128,7 +128,7 @@ def of_family(name: str, dtype: torch.dtype, device: str, d: int = 64) -> Inputs
     return inputs.replace(intervals=FAMILIES[name].to(device))
 
 
-@over_dtypes((torch.float32, torch.bfloat16))
+@over_dtypes((torch.float32, *for_gpus([torch.bfloat16])))
 @pytest.mark.parametrize("d", [64, *for_gpus([128])])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_of_masks(name, d, dtype, backend):

@@ -84,7 +84,7 @@ BLOCK_SPARSE = [
 ]
 
 
-@over_dtypes()
+@over_dtypes((torch.float32, torch.bfloat16, *for_gpus([torch.float16, torch.float64])))
 @pytest.mark.parametrize("size", [64, 160])
 @over_cases(BLOCK_SPARSE)
 def test_block_sparse(case, size, dtype, backend):

@@ -41,31 +41,35 @@ def case(sq: int, sk: int, **features) -> Case:
     return Case(sq=sq, sk=sk, mask="b11k", **(dict(batch=len(KINDS), heads=2) | features))
 
 
-# Around the tiles of each kernel, and in those that keep all keys of a sequence at once.
-CASES = [case(size, size, d=64) for size in (65, 97, 128, 130, 193, 209, 256, 257)]
-CASES += [case(sq, sk, d=d) for d in (64, 128) for sq, sk in ((63, 300), (300, 63), (129, 385), (260, 511))]
-CASES += [case(200, 330, d=d) for d in (40, 72, 96, 160, 192, 256)]
-CASES += [
+# Around the tiles of each kernel, and in those that keep all keys of a sequence at once. The CPU has one kernel.
+CASES = [case(size, size, d=64) for size in (65, 128, 257)]
+CASES += [case(sq, sk, d=64) for sq, sk in ((63, 300), (300, 63), (129, 385), (260, 511))]
+CASES += [case(200, 330, d=d) for d in (40, 256)]
+CASES += for_gpus(case(size, size, d=64) for size in (97, 130, 193, 209, 256))
+CASES += for_gpus(case(sq, sk, d=128) for sq, sk in ((63, 300), (300, 63), (129, 385), (260, 511)))
+CASES += for_gpus(case(200, 330, d=d) for d in (72, 96, 160, 192))
+CAUSAL = [
     case(size, size, d=d, causal=causal)
     for size, d, causal in (
-        (100, 64, "top_left"),
-        (160, 64, "bottom_right"),
         (300, 64, "bottom_right"),
         (257, 128, "top_left"),
+        (100, 64, "top_left"),
+        (160, 64, "bottom_right"),
         (400, 128, "bottom_right"),
         (200, 192, "top_left"),
         (200, 256, "bottom_right"),
     )
 ]
-CASES += [
+WINDOWS = [
     case(size, size, d=d, window=window)
     for size, d, window in (
-        (150, 64, (30, 9)),
-        (300, 128, (70, 40)),
         (300, 96, (0, 50)),
         (600, 64, (500, 599)),
+        (150, 64, (30, 9)),
+        (300, 128, (70, 40)),
     )
 ]
+CASES += [*CAUSAL[:2], *for_gpus(CAUSAL[2:]), *WINDOWS[:2], *for_gpus(WINDOWS[2:])]
 CASES += [case(170, 300, d=d, causal="top_left") for d in (64, 128)] + [case(300, 170, d=64, causal="top_left")]
 CASES += [case(150, 290, d=d, dv=dv) for d, dv in ((192, 128), (128, 256))]
 CASES += [

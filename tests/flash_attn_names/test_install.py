@@ -1,11 +1,11 @@
-"""install() and uninstall(), each case in a Python of its own, where nothing is imported yet."""
+"""install() and uninstall(), each case in a Python of its own, where nothing of ours is imported yet."""
 
 import importlib.util
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from support.forks import run_forked
 
 REAL = {
     "flash_attn/__init__.py": "__version__ = '1.2.3'\nfrom flash_attn.layers import name\n",
@@ -39,7 +39,7 @@ def run(code: str, folder=None) -> None:
             (folder / name).write_text(text, encoding="utf-8")
         path = f"import sys\nsys.path.insert(0, {str(folder)!r})\n"
     program = path + PROLOGUE + textwrap.dedent(code)
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = run_forked(program)
     assert result.returncode == 0, result.stderr
 
 
@@ -51,11 +51,9 @@ def test_importing_ours_installs_nothing():
 
 
 def test_our_package_does_not_import_it():
-    run("""
-        import subprocess
-        program = "import flash_attn_ext, sys; assert 'flash_attn_ext.integrations.flash_attn' not in sys.modules"
-        assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-    """)
+    program = "import flash_attn_ext, sys; assert 'flash_attn_ext.integrations.flash_attn' not in sys.modules"
+    result = run_forked(program)
+    assert result.returncode == 0, result.stderr
 
 
 def test_every_way_to_import():

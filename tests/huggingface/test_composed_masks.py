@@ -75,7 +75,7 @@ def test_what_transformers_builds_is_intervals(name, padding, no_pairs):
             if name == "padding inside" and kv_length <= 8:  # its four intervals take as many numbers
                 continue
             assert mask.dtype == torch.uint32
-            assert mask.shape[1:3] == (1, q_length) and mask.shape[3] <= 8
+            assert mask.shape[1:3] == (1, q_length + 1) and mask.shape[3] <= 8
 
 
 @pytest.mark.parametrize("padding", PADDING)
@@ -215,6 +215,23 @@ def test_intervals_of_another_layer_are_refused():
         call(mask, 6, 9)
 
 
+@pytest.mark.parametrize("num_keys", [8, 10, 20])
+def test_copies_of_intervals_of_another_layer_are_refused(num_keys):
+    """Where nothing is recorded about a mask, as behind a copy to another device."""
+    copy = ask(CACHED["chunks"], (7, 9, 2, 0)).clone()
+    call(copy, 7, 9)
+    with pytest.raises(ValueError, match=f"made for 9 keys, but there are {num_keys}: it is that of another layer"):
+        call(copy, 7, num_keys)
+
+
+def test_compiled_layers_refuse_intervals_of_another_layer(fresh_compiler):
+    copy = ask(CACHED["chunks"], (7, 9, 2, 0)).clone()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    compiled(copy, 7, 9)
+    with pytest.raises(RuntimeError, match="made for another number of keys than there are"):
+        compiled(copy, 7, 20)
+
+
 def test_intervals_cut_to_one_query_are_refused():
     """They have the shape of packed sequences."""
     mask = ask(CACHED["images and a window"], (9, 9, 0, 0))
@@ -225,8 +242,8 @@ def test_intervals_cut_to_one_query_are_refused():
 
 @pytest.mark.parametrize("size", [1, 3, 10])
 def test_intervals_cut_at_other_places_are_refused(size):
-    mask = torch.zeros(BATCH, 1, 9, size, dtype=torch.uint32)
-    with pytest.raises(ValueError, match=f"uint32 and shape \\(2, 1, 9, {size}\\), .* without slicing them"):
+    mask = torch.zeros(BATCH, 1, 10, size, dtype=torch.uint32)
+    with pytest.raises(ValueError, match=f"uint32 and shape \\(2, 1, 10, {size}\\), .* without slicing them"):
         call(mask, 9, 9)
 
 
@@ -280,4 +297,4 @@ def test_masks_of_131072_tokens_take_linear_memory(name, form):
     found = []
     largest = largest_of(lambda: found.extend(long_masks(name, padding, positions)))
     assert largest <= 8 * 8 * LONG  # eight int64 for a query; a boolean mask would take 16 GiB
-    assert any(mask is not None and mask.dtype == torch.uint32 and mask.shape[2] == LONG for mask in found)
+    assert any(mask is not None and mask.dtype == torch.uint32 and mask.shape[2] == LONG + 1 for mask in found)

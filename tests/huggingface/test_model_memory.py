@@ -1,11 +1,11 @@
 """Nothing of (length, length) in a whole training step of a model, at 32768 tokens, and at 131072 where masks are
 intervals; on a GPU and on the CPU."""
 
-import os
-import subprocess
 import sys
 
 import pytest
+
+from support.forks import run_forked
 
 # A boolean mask of (L, S) would take 1024 MiB at 32768 tokens and 16384 MiB at 131072, a float one four times that.
 LIMITS_MIB = {32768: 512, 131072: 1024}
@@ -18,6 +18,9 @@ FORMS = [
     ("llama4", "padded", 131072),
     ("llama4", "packed", 131072),
 ]
+
+MODELLING = (f"transformers.models.{name}.modeling_{name}" for name in ("qwen3", "gemma3", "llama4"))
+PRELOADED = " ".join(["torch", "transformers", *MODELLING])
 
 # In a process of its own: VmHWM is the peak of the whole process, and is reset once everything is loaded and warm.
 STEP = """
@@ -83,13 +86,11 @@ else:
 """
 
 
+@pytest.mark.xdist_group("model_memory")  # what is preloaded takes longer than a step
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 @pytest.mark.parametrize(("name", "form", "length"), FORMS, ids=str)
 def test_peak_of_a_training_step(name, form, length, device):
     options = dict(FLASH_ATTN_EXT_WORKSPACE_MIB="0")  # scores that a GPU's backward pass may keep are not at issue
-    environment = dict(os.environ, **options, PYTHONPATH=os.pathsep.join(sys.path))
-    process = subprocess.run(
-        [sys.executable, "-c", STEP, device, name, form, str(length)], capture_output=True, text=True, env=environment
-    )
+    process = run_forked(STEP, device, name, form, length, environment=options, preloaded=PRELOADED)
     assert process.returncode == 0, process.stderr
     assert float(process.stdout) < LIMITS_MIB[length]

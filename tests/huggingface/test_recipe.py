@@ -1,12 +1,11 @@
 """The recipe of docs/transformers.md runs as it stands, and the model learns."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.forks import run_forked
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "transformers.md"
 
@@ -20,8 +19,5 @@ losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entr
 assert losses[-1] < 0.3 * losses[0], losses
 assert model.config._attn_implementation == "fused_ext"
 """
-    environment = dict(os.environ, HF_HUB_OFFLINE="1", PYTHONPATH=os.pathsep.join(sys.path))
-    process = subprocess.run(
-        [sys.executable, "-c", recipe + check], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    process = run_forked(recipe + check, folder=tmp_path, environment={"HF_HUB_OFFLINE": "1"})
     assert process.returncode == 0, process.stderr

@@ -2,13 +2,13 @@
 
 import logging
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from support.forks import run_forked
 from support.models.tiny import MODELS, outputs_of
 
 
@@ -156,12 +156,12 @@ try:
 except ImportError as error:
     print(error)
 """
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    process = run_forked(code)
     assert "needs transformers 5.15 or later, which cannot be imported" in process.stdout, process.stderr
     assert "pip install 'transformers>=5.15'" in process.stdout
 
 
 def test_importing_the_package_imports_nothing_of_transformers():
     code = "import sys, flash_attn_ext.integrations.transformers; print('transformers' in sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    process = run_forked(code)
     assert process.stdout == "False\n", process.stderr

@@ -3,7 +3,11 @@ Launches of query chunks do together what one launch does."""
 
 from pathlib import Path
 
-from support.host_programs import CSRC, run_host_program
+import pytest
+
+from support.host_programs import CSRC, compile_for_host_programs, run_host_program
+
+pytestmark = pytest.mark.xdist_group("loop_order")  # they share objects
 
 PLAN_FILES = (
     "sm90_backward.cpp",
@@ -17,9 +21,14 @@ PLAN_FILES = (
 PLANS = [CSRC / "kernels" / "plan" / name for name in PLAN_FILES]
 
 
-def test_nobody_waits_for_ever(tmp_path):
-    run_host_program(Path(__file__).with_name("loop_order.cpp"), tmp_path, *PLANS)
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory) -> list[Path]:
+    return compile_for_host_programs(PLANS, tmp_path_factory.mktemp("plans"))
 
 
-def test_query_chunks(tmp_path):
-    run_host_program(Path(__file__).with_name("query_chunks.cpp"), tmp_path, *PLANS)
+def test_nobody_waits_for_ever(plans, tmp_path):
+    run_host_program(Path(__file__).with_name("loop_order.cpp"), tmp_path, *plans)
+
+
+def test_query_chunks(plans, tmp_path):
+    run_host_program(Path(__file__).with_name("query_chunks.cpp"), tmp_path, *plans)

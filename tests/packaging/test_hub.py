@@ -3,7 +3,6 @@
 import json
 import platform
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import flash_attn_ext
 from build_support import hub, plan
 from build_support.toolchain import BuildError
 from flash_attn_ext import _load
+from support.forks import run_forked
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ spec.loader.exec_module(module)
 
 
 def run(program: str, argument: Path, folder: Path) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", program, argument], cwd=folder, capture_output=True, text=True)
+    return run_forked(program, argument, folder=folder)
 
 
 def test_a_variant_is_imported_under_any_name(repository, tmp_path):

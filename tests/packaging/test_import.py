@@ -1,9 +1,8 @@
 """What `import flash_attn_ext` costs a program that has torch: time, and modules that it did not ask for."""
 
-import os
 import statistics
-import subprocess
-import sys
+
+from support.forks import run_forked
 
 OPTIONAL = {
     "accelerate",
@@ -33,11 +32,9 @@ print(*sorted(set(sys.modules) - before))
 
 
 def measure() -> tuple[float, set[str]]:
-    """Milliseconds, and what was imported. The first process leaves bytecode to the others, as an installation does."""
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    command = [sys.executable, "-c", MEASURE]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    """Milliseconds, and what was imported. The first program leaves bytecode to the others, as an installation does."""
+    process = run_forked(MEASURE)
+    assert process.returncode == 0, process.stderr
     milliseconds, modules = process.stdout.splitlines()
     return float(milliseconds), set(modules.split())
 

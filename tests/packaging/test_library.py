@@ -13,6 +13,7 @@ import torch
 import flash_attn_ext
 from build_support import build, plan
 from flash_attn_ext import _load
+from support.forks import run_forked
 from support.host_programs import run_host_program
 
 PACKAGE = Path(flash_attn_ext.__file__).parent
@@ -61,7 +62,7 @@ def installation(tmp_path) -> Path:
 
 def import_error(installation: Path) -> str:
     program = f"import sys; sys.path.insert(0, {str(installation.parent)!r}); import flash_attn_ext"
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    process = run_forked(program)
     assert process.returncode != 0
     return process.stderr[process.stderr.rindex("ImportError: ") :]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import libraries
+from support.forks import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,12 +93,14 @@ def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def run(code: str, folder: Path, *launcher: str) -> None:
+def write_program(code: str, folder: Path) -> Path:
     program = folder / "program.py"
     program.write_text(code, encoding="utf-8")
-    environment = dict(os.environ, HF_HUB_OFFLINE="1", PYTHONPATH=os.pathsep.join(sys.path))
-    command = [sys.executable, *launcher, program]
-    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return program
+
+
+def run(code: str, folder: Path) -> None:
+    process = run_forked(write_program(code, folder), folder=folder, environment={"HF_HUB_OFFLINE": "1"})
     assert process.returncode == 0, process.stderr
 
 
@@ -114,7 +117,10 @@ def test_python_of_a_page_runs(name, tmp_path):
 
 def test_the_program_for_many_gpus_runs_in_two_processes(tmp_path):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    run(code_of(page("docs/many_gpus.md")), tmp_path, *launcher)
+    command = [sys.executable, *launcher, write_program(code_of(page("docs/many_gpus.md")), tmp_path)]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 # Counts calls that reach this library, and after a recipe says whether there were any.

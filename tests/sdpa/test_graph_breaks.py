@@ -10,6 +10,7 @@ import flash_attn_ext
 from flash_attn_ext import replace_sdpa
 from flash_attn_ext.integrations._fused_inference import fused_inference
 from support.frames import attention_ranges, compiled_inner_functions, given_up
+from support.params import for_gpus
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -114,7 +115,15 @@ def run(model: nn.Module, function, x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:Support for mismatched")
-@pytest.mark.parametrize(("compiler", "training"), [("eager", False), ("aot_eager", True)])
+# On the CPU, all calls of a model are taken, with either fallback. Every way of replacing has both in the tests below.
+@pytest.mark.parametrize(
+    ("compiler", "training", "fallback"),
+    [
+        ("eager", False, "torch"),
+        ("aot_eager", True, "raise"),
+        *for_gpus([("eager", False, "raise"), ("aot_eager", True, "torch")]),
+    ],
+)
 @pytest.mark.parametrize("kind", MODELS)
 def test_models(kind, compiler, training, replaced, device):
     model = MODELS[kind]().to(device).train(training)

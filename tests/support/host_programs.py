@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,27 @@ DEVICE = CSRC.parent / "tests" / "mathematics" / "device"
 def run_host_program(source: Path, folder: Path, *others: Path, options: tuple = ()) -> None:
     """Compiles `source`, with the `others` that it needs, into `folder`: the program has to end with 0 and without a
     word of the sanitizer. Skips without a compiler."""
+    program = folder / source.stem
+    _compile(*options, source, *others, "-o", program)
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+
+
+def compile_for_host_programs(sources: Iterable[Path], folder: Path) -> list[Path]:
+    """Objects that several programs need, among the `others` of run_host_program."""
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    for source, target in zip(sources, objects, strict=True):
+        _compile("-c", source, "-o", target)
+    return objects
+
+
+def _compile(*arguments: object) -> None:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         pytest.skip("no C++ compiler")
-    program = folder / source.stem
-    options = ["-std=c++20", "-O1", "-fsanitize=undefined", *options, "-I", CSRC]
-    subprocess.run([compiler, *options, source, *others, "-o", program], check=True)
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    options = ["-std=c++20", "-O1", "-fsanitize=undefined"]
+    # A device program's own headers are found before those that they stand for.
+    subprocess.run([compiler, *options, *arguments, "-I", CSRC], check=True)
 
 
 def run_device_program(source: Path, folder: Path) -> None:

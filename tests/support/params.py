@@ -22,8 +22,9 @@ def over_dtypes(dtypes: Iterable[torch.dtype] = DTYPES):
 
 
 def for_gpus(values: Iterable) -> list:
-    """Cases or dtypes beside others that differ in what only GPU kernels distinguish: the CPU does not run them."""
-    return [pytest.param(value, marks=FOR_GPUS) for value in values]
+    """Cases or dtypes beside others that differ in what only GPU kernels distinguish: the CPU does not run them. Tuples
+    are values of several parameters."""
+    return [pytest.param(*(value if type(value) is tuple else (value,)), marks=FOR_GPUS) for value in values]
 
 
 def over_problems(metafunc) -> None:
@@ -43,7 +44,7 @@ def is_collected(item: pytest.Item) -> bool:
     the CPU."""
     if needs_gpu(item):
         return collects_gpu(item.config)
-    return not (item.get_closest_marker("for_gpus") and CPU in _params(item).values())
+    return not (item.get_closest_marker("for_gpus") and _is_on_cpu(item))
 
 
 def collects_gpu(config: pytest.Config) -> bool:
@@ -59,6 +60,11 @@ def needs_gpu(item: pytest.Item) -> bool:
         or params.get("device") == "cuda"
         or any(not backend.is_cpu for backend in backends)
     )
+
+
+def _is_on_cpu(item: pytest.Item) -> bool:
+    params = _params(item)
+    return params.get("device") == "cpu" or CPU in params.values()
 
 
 def _params(item: pytest.Item) -> dict:

@@ -12,8 +12,10 @@ from torch import multiprocessing
 
 def run_processes(task, size: int, device: str, *arguments) -> None:
     """task(device, *arguments) in each of `size` processes of one group. A function of a module's top level."""
+    multiprocessing.set_forkserver_preload(["torch"])  # which takes longer to import than most tasks run
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_run, args=(task, size, device, Path(folder) / "store", arguments), nprocs=size)
+        of_all = (task, size, device, Path(folder) / "store", arguments)
+        multiprocessing.start_processes(_run, args=of_all, nprocs=size, start_method="forkserver")
 
 
 def _run(rank: int, task, size: int, device: str, store: Path, arguments: tuple) -> None:

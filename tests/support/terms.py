@@ -52,11 +52,12 @@ def largest_terms_packed(
 
 
 def _weights(inputs: Inputs) -> torch.Tensor:
-    """The softmax weights before dropout, as the output for an identity V."""
+    """The softmax weights before dropout, as the gradient of the LSE with respect to a bias. As the output for an
+    identity V they would take (keys, keys) numbers for each head."""
     case = inputs.case
-    heads = case.num_kv_heads
-    identity = torch.eye(case.sk, dtype=torch.float64, device=inputs.q.device).expand(case.batch, heads, -1, -1)
-    scores = {
-        name: getattr(inputs, name) for name in ("bias", "mask", "intervals", "block_lists", "alibi_slopes", "sink")
-    }
-    return attention_reference(inputs.q, inputs.k, identity, **case.options(), **scores, return_lse=False)
+    shape = (case.batch, case.heads, case.sq, case.sk)
+    bias = torch.zeros(shape, dtype=torch.float64, device=inputs.q.device, requires_grad=True)
+    scores = {name: getattr(inputs, name) for name in ("mask", "intervals", "block_lists", "alibi_slopes", "sink")}
+    scores["bias"] = bias if inputs.bias is None else bias + inputs.bias
+    _, lse = attention_reference(inputs.q, inputs.k, inputs.v, **case.options(), **scores)
+    return torch.autograd.grad(lse, bias, torch.ones_like(lse))[0]

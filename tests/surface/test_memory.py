@@ -1,12 +1,12 @@
 """No memory of size N x N: peaks of a long sequence on the CPU, and what autograd keeps. GPUs: cuda/test_peaks.py."""
 
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from support.cases import Case, make_inputs
+from support.forks import run_forked
 from support.runners import call_ours
 
 LIMIT_MB = 150
@@ -41,7 +41,7 @@ print(status("VmHWM") - before)
 def test_peak_at_16384(causal):
     """float32, one head of 64: the score matrix alone would be 1024 MB."""
     script = PEAK_OF_LONG_SEQUENCE.format(causal=causal)
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    process = run_forked(script)
     assert process.returncode == 0, process.stderr
     assert float(process.stdout) < LIMIT_MB
 

@@ -1,9 +1,5 @@
 """FlopCounterMode counts the products of the pairs that are visible, wherever the operators are called from."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,6 +14,7 @@ from flash_attn_ext._flops import forward_flops
 from flash_attn_ext._problem import Problem
 from support.caches import CacheCase, call_with_cache, make_cache_inputs
 from support.cases import Case, make_inputs
+from support.forks import run_forked
 from support.masks import attended
 from support.packed import PackedCase, cu_seqlens, make_packed, sequences
 from support.params import over_cases
@@ -276,8 +273,8 @@ import flash_attn_ext, torch.utils.flop_counter as counter
 assert torch.ops.flash_attn_ext.attention_with_kvcache in counter.flop_registry
 assert not any("flash_attn_ext" in type(finder).__module__ for finder in sys.meta_path)
 """
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
-    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    process = run_forked(script)
+    assert process.returncode == 0, process.stderr
 
 
 def test_numbers_that_vary_count_nothing():

@@ -1,10 +1,9 @@
 """The examples of docs/tools.md run as they stand, one after the other."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from support.forks import run_forked
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tools.md"
 # Compiling takes half a minute: test_aot_inductor.py does it once, for more than the example has.
@@ -21,16 +20,11 @@ def examples() -> str:
 
 def test_examples(device, tmp_path):
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    environment = {
-        **os.environ,
-        **hidden,
-        # A group of one process for the section about DTensor.
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"},
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+    # A group of one process for the section about DTensor.
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
     script = tmp_path / "examples.py"  # a file: functions of an example are looked up by their source
     script.write_text(examples(), encoding="utf-8")
-    process = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    process = run_forked(script, environment=hidden | group)
     assert process.returncode == 0, process.stderr
     printed = process.stdout.splitlines()
     assert "flash_attn_ext.attention_backward" in printed[0]

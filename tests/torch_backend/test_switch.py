@@ -1,8 +1,6 @@
 """torch.nn.attention's switch: what it replaces and restores, whom it reaches, and what it leaves to PyTorch."""
 
 import inspect
-import subprocess
-import sys
 import threading
 import warnings
 
@@ -15,6 +13,7 @@ import flash_attn_ext
 from flash_attn_ext.integrations import torch_backend
 from flash_attn_ext.integrations.torch_backend import flash, operands, switch
 from support import aten
+from support.forks import run_forked
 
 CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -55,7 +54,8 @@ def test_imports_activate_nothing():
         "assert not switch._libraries and torch.nn.attention.current_flash_attention_impl() is None;"
         "assert 'torch_backend' not in torch._C._dispatch_dump('aten::_scaled_dot_product_flash_attention')"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    process = run_forked(program)
+    assert process.returncode == 0, process.stderr
 
 
 def test_every_operator_is_replaced_and_restored():

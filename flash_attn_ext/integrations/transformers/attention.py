@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from flash_attn_ext._torch_private import assert_later
 from flash_attn_ext.functional import attention, attention_varlen, explain
-from flash_attn_ext.integrations.transformers.mask_form import Visible, read
+from flash_attn_ext.integrations.transformers.mask_form import Visible, num_keys_of_intervals, read
+from flash_attn_ext.integrations.transformers.private_names import is_tracing
 from flash_attn_ext.integrations.transformers.sequences import kept_apart, made_here
 
 _LOGGER = logging.getLogger("flash_attn_ext")
@@ -92,8 +94,9 @@ def fused_attention(
         visible = _visible_by_arguments(query, key, bool(is_causal), sliding_window, is_packed)
     else:
         visible = read(attention_mask, key.shape[2])
-        made = made_here(attention_mask)
-        _check_shape(visible, query.shape, key.shape[2], None if made is None else made.num_keys)
+        _check_shape(visible, query.shape, key.shape[2])
+        if visible.intervals is not None:
+            _check_num_keys(attention_mask, key.shape[2])
         _check_window(visible, sliding_window)
     if position_ids is not None and not is_packed and visible.cu_seqlens is None:
         visible = kept_apart(visible, attention_mask, position_ids, query.shape[0], query.shape[2], key.shape[2])
@@ -136,9 +139,8 @@ def _visible_by_arguments(
     return Visible(is_causal, None if sliding_window is None else sliding_window - 1)
 
 
-def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int, made: int | None) -> None:
-    """Checks the shape of a mask, because errors of ``attention`` would call it by another name. ``made``: the number
-    of keys that it is made for, where that is known."""
+def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int) -> None:
+    """Checks the shape of a mask, because errors of ``attention`` would call it by another name."""
     if visible.cu_seqlens is not None and query_shape[2] == 1:
         raise ValueError(
             "attention_mask holds the intervals of several queries, cut to one query, or packed sequences: make a mask "
@@ -152,11 +154,6 @@ def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int, made:
                 f"{query_shape[2]} and {query_shape[0]}: it is that of another call; let the model make one for each "
                 "call"
             )
-        if made not in (None, num_keys):
-            raise ValueError(
-                f"attention_mask is made for {made} keys, but there are {num_keys}: it is that of another layer, or of "
-                "another kind of cache"
-            )
     given = visible.bias if visible.mask is None or visible.num_keys is not None else visible.mask
     expected = (*query_shape[:3], num_keys)
     if given is not None and any(size not in (1, full) for size, full in zip(given.shape, expected, strict=True)):
@@ -164,6 +161,19 @@ def _check_shape(visible: Visible, query_shape: torch.Size, num_keys: int, made:
             f"attention_mask has shape {tuple(given.shape)}, expected {expected} = (batch, heads, queries, keys), or 1 "
             "in place of any of them: make it for these queries and for all keys, those of a cache included"
         )
+
+
+def _check_num_keys(mask: Tensor, num_keys: int) -> None:
+    """Checks for how many keys intervals are made. A copy tells only by its values, so it waits for a GPU."""
+    made = made_here(mask)
+    advice = "it is that of another layer, or of another kind of cache"
+    if made is None and is_tracing(mask):
+        is_right = (num_keys_of_intervals(mask) == num_keys).all()
+        assert_later(is_right, f"attention_mask is made for another number of keys than there are: {advice}")
+        return
+    for found in num_keys_of_intervals(mask).tolist() if made is None else [made.num_keys]:
+        if found != num_keys:
+            raise ValueError(f"attention_mask is made for {found} keys, but there are {num_keys}: {advice}")
 
 
 def _check_window(visible: Visible, sliding_window: int | None) -> None:

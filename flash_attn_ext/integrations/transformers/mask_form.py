@@ -10,8 +10,9 @@ There are four forms. Only the first may have the size of (queries, keys), if a 
   a window, ``keys`` is the number of keys that the layer has, and ``left`` follows from the size.
 - uint32, (sequences + 1, blocks, 1, 1 | 2 + left): **packed** causal sequences. [:, 0, 0, 0] are the cumulative
   lengths, and none is longer than ``blocks`` times BLOCK.
-- uint32, (B | 1, 1, L, 2n) with L above 1: **intervals** of keys, as ``attention`` takes them in int32. There are more
-  keys than these 2n numbers, so the form neither has the shape of scores nor loses numbers when it is cut to the keys.
+- uint32, (B | 1, 1, L + 1, 2n) with L above 1: **intervals** of keys, as ``attention`` takes them in int32, and a last
+  row, each number of which is the number of keys. There are more keys than these 2n numbers, so the form loses none
+  when it is cut to the keys.
 
 Sizes are numbers on the host, so reading them does not wait for a GPU. Dimensions that only encode a number have a
 stride of 0, and are small enough for a copy to do no harm. A model that adds its mask to scores itself, instead of
@@ -76,7 +77,12 @@ def packed_form(cu_seqlens: Tensor, max_seqlen: int, left: int | None) -> Tensor
 def intervals_form(intervals: Intervals, num_keys: int) -> Tensor | None:
     """None where there are so few keys that a boolean mask takes no more numbers."""
     bounds = intervals.tensor
-    return bounds.contiguous().view(torch.uint32) if bounds.shape[3] < num_keys else None
+    return F.pad(bounds, (0, 0, 0, 1), value=num_keys).view(torch.uint32) if bounds.shape[3] < num_keys else None
+
+
+def num_keys_of_intervals(mask: Tensor) -> Tensor:
+    """(1,) int32, or (0,) without batch entries: the number of keys that a mask in the form of intervals is for."""
+    return mask.view(torch.int32)[:1, 0, -1, 0]
 
 
 def read(mask: Tensor, num_keys: int) -> Visible:
@@ -120,7 +126,7 @@ def _read_intervals(mask: Tensor) -> Tensor:
             f"attention_mask has dtype uint32 and shape {tuple(mask.shape)}, which no mask function of fused_ext "
             "makes: pass masks on as they are, without slicing them"
         )
-    return mask.view(torch.int32)
+    return mask.view(torch.int32)[:, :, :-1]
 
 
 def _read_flags(mask: Tensor, num_keys: int) -> Visible:
