@@ -28,7 +28,7 @@ def grid(report: str, pass_: str) -> str:
 
 def _rates(row: dict, peers: Sequence[str]) -> str:
     rates = [row["ours_tflops"], *(row["peer_tflops"].get(name) for name in peers)]
-    return " / ".join("–" if rate is None else f"{rate:.0f}" for rate in rates)
+    return " / ".join("-" if rate is None else f"{rate:.0f}" for rate in rates)
 
 
 def _means(found: list[dict], peers: Sequence[str]) -> list[str]:
@@ -49,7 +49,7 @@ def suites(report: str, passes: Sequence[str], names: Sequence[str]) -> str:
     for row in found:
         call = f"{SUITES.get(row['suite'], row['suite'])}: {_call(row)}"
         cells = [call, *([row["pass"]] if len(passes) > 1 else []), f"{row['ours_tflops']:.3g}"]
-        cells += ["–" if (rate := row["peer_tflops"].get(name)) is None else f"{rate:.3g}" for name in peers]
+        cells += ["-" if (rate := row["peer_tflops"].get(name)) is None else f"{rate:.3g}" for name in peers]
         lines.append(_line([*cells, _against(row)]))
     return "\n".join(lines)
 
@@ -84,7 +84,7 @@ def decode(report: str) -> str:
         details += ["padding mask"] * ("masked" in row["case"])
         call = ", ".join([f"{row['seqlen_q']}, {row['batch']} x {row['seqlen_k']}", *details])
         times = [row["ours_us"], *(row["peer_us"].get(name) for name in peers)]
-        cells = ["–" if time is None else f"{time:.1f}" for time in times]
+        cells = ["-" if time is None else f"{time:.1f}" for time in times]
         lines.append(_line([call, *cells, f"{times_as_fast([row]):.2f}", f"{row['ours_tbs']:.2f}"]))
     (copy,) = {row["copy_tbs"] for row in found}
     return "\n".join([*lines, "", f"In the same run a copy moved {copy:.2f} TB/s."])
@@ -125,7 +125,7 @@ def generate(report: str) -> str:
     for pass_, case in dict.fromkeys((row["pass"], row["case"]) for row in found):
         of = {row["seqlen_q"]: row["ratio"] for row in found if (row["pass"], row["case"]) == (pass_, case)}
         what = "prompt" if pass_ == "prefill" else "each token after it"
-        lines.append(_line([f"{what}, {case}", *(f"{of[length]:.2f}" if length in of else "–" for length in lengths)]))
+        lines.append(_line([f"{what}, {case}", *(f"{of[length]:.2f}" if length in of else "-" for length in lengths)]))
     return "\n".join(lines)
 
 

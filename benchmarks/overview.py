@@ -41,14 +41,12 @@ CPU_PAGE, FORWARD_PAGE, BACKWARD_PAGE, FEW_QUERIES_PAGE, PORTABLE_PAGE, SPLIT_PA
 )
 BEGIN, END = "<!-- {}benchmarks/overview.py writes from here -->", "<!-- {}to here -->"
 
-PEERS = ("cudnn", "fa4", "flash")
+PEERS = ("cudnn", "fa4", "fa3", "flash")
 TABLE_SEQLEN = 8192
-README_WORDS = (
-    "Times as fast as the fastest other kernel, bfloat16, one H100: geometric mean, worst point in brackets."
-)
+README_WORDS = "Times as fast as the fastest other kernel, bfloat16, one H100: geometric mean, worst point in brackets."
 GRID_WORDS = (
     f"TFLOP/s at {TABLE_SEQLEN} tokens, with 16384 tokens in all and heads of 2048 columns together.\n"
-    "FA2 and FA4 are FlashAttention-2 and FlashAttention-4."
+    "FA2, FA3 and FA4 are FlashAttention-2, 3 and 4."
 )
 PICTURE_HEAD_DIM = 128
 PICTURED = (
@@ -97,7 +95,7 @@ def rates_table(found: Figures) -> str:
     for case, head_dim, seqlen in sorted(found, key=lambda point: (point[1], point[0] == "causal")):
         if seqlen == TABLE_SEQLEN:
             point = found[case, head_dim, seqlen]
-            cells = [f"**{point['ours']:.0f}**", *(f"{point[name]:.0f}" for name in PEERS)]
+            cells = [f"**{point['ours']:.0f}**", *(f"{point[name]:.0f}" if name in point else "none" for name in PEERS)]
             lines.append(f"| {head_dim} {case} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -160,7 +158,7 @@ def draw_overview(path: Path) -> None:
 
     report = load(REPORT)
     rows = [
-        row | {"peer_tflops": {name: row["peer_tflops"][name] for name in PEERS}}
+        row | {"peer_tflops": {name: row["peer_tflops"].get(name) for name in PEERS}}
         for row in report["rows"]
         if (row["suite"], row["case"], row["head_dim"]) == ("grid", "causal", PICTURE_HEAD_DIM)
     ]
@@ -170,7 +168,7 @@ def draw_overview(path: Path) -> None:
         axes.set_title(f"{pass_}, causal, head dim {PICTURE_HEAD_DIM}", fontsize="large")
         axes.set_xlabel("tokens of a sequence", fontsize="large")
     figure.axes[0].set_ylabel("TFLOP/s", fontsize="large")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="large")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="large")
     figure.suptitle(plot.caption(report, rows), fontsize="medium")
     figure.savefig(path, dpi=120)
 
@@ -185,7 +183,7 @@ def draw_reports() -> None:
 
 
 def _short(name: str) -> str:
-    return {"fa4": "FA4", "flash": "FA2"}.get(name, plot.TITLES[name])
+    return gpu_tables.SHORT.get(name, plot.TITLES[name])
 
 
 def write(page: Path, parts: dict[str, str]) -> None:

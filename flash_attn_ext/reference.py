@@ -465,14 +465,9 @@ MASKS: dict[str, Callable[..., MaskMod]] = {
 }
 
 
-def run_numbers(ids: Tensor) -> Tensor:
-    """The number of each token's run of equal ids, for ids (batch, tokens)."""
-    return (ids.diff(dim=-1, prepend=ids[:, :1]) != 0).cumsum(-1)
-
-
 def same_run(ids: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """Whether tokens i and j are in one run of equal ids, which are not negative."""
-    numbers = run_numbers(ids)
+    numbers = (ids.diff(dim=-1, prepend=ids[:, :1]) != 0).cumsum(-1)  # of each token's run
     return (ids[b, i] >= 0) & (numbers[b, i] == numbers[b, j])
 
 

@@ -24,7 +24,7 @@ def test_every_file_stands_in_the_table():
 def own_commit(path: Path) -> str | None:
     if path.suffix == ".json":
         return json.loads(path.read_text()).get("commit")
-    found = re.search(rf"^commit: ({COMMIT}\S*)", path.read_text(), re.MULTILINE)
+    found = re.search(rf"^commit: ({COMMIT}[\w-]*)", path.read_text(), re.MULTILINE)
     return found and found.group(1)
 
 
