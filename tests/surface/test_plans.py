@@ -159,6 +159,12 @@ FORWARD_SM90 = [
         dict(kernel="streaming", score_mode="generic"),
     ),  # sm80's, as in the backward pass
     (hopper(slopes=True), dict(score_mode="generic")),
+    (hopper({"causal": "top_left"}, slopes=True), dict(score_mode="causal ALiBi", head_dims=(64, 64))),
+    (hopper({"window": (99, 0)}, slopes=True, d=65), dict(score_mode="causal ALiBi", head_dims=(128, 128))),
+    (hopper({"window": (99, 1)}, slopes=True), dict(score_mode="generic")),
+    (hopper({"causal": "top_left", "scale": -1.0}, slopes=True), dict(score_mode="generic")),
+    (hopper({"causal": "top_left"}, slopes=True, d=129), dict(score_mode="generic")),
+    (hopper({"causal": "top_left"}, slopes=True, mask=(1, 1, LONG, LONG)), dict(score_mode="generic")),
     (hopper({"softcap": 9.0}), dict(score_mode="softcap", head_dims=(64, 64))),
     (hopper({"softcap": 9.0}, d=65), dict(score_mode="softcap", head_dims=(128, 128))),
     (hopper({"softcap": 9.0, "scale": -1.0}, d=256), dict(score_mode="softcap", head_dims=(256, 256))),
