@@ -79,7 +79,8 @@ struct KeyScores {
 
   const KeyStationaryArguments& args;
   const KeyStationaryShared<Traits>& shared;
-  std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;                     // of dP in dS, in float16: P
+  // The factor of dP - delta in dS, in float16: P, times the derivative of a softcap.
+  std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;
   std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;           // of the iteration
   std::conditional_t<Traits::kAlibi, float[Scores::kThreadRows], NotHeld> alibi;  // of the keys, and the shift
 
