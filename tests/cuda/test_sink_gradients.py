@@ -49,7 +49,7 @@ KERNELS = {
             (256, dict(causal="bottom_right", dlse=True)),
             (192, dict(window=(100, 30))),
             (256, dict(mask="bhqk", dlse=True)),
-            (64, dict(softcap=8.0)),
+            (64, dict(softcap=8.0, dropout_p=0.1)),
             (128, dict(alibi="h", dlse=True)),
             (64, dict(bias="1hqk", mask="b11k")),
         )

@@ -113,7 +113,7 @@ KEY_CHUNKS = [
         (700, 2, dict(d=192, dv=128), dict()),
         (650, 2, dict(d=136, dv=256), dict(mask="b1qk")),
         (700, 1, dict(d=192), dict(softcap=8.0, dropout_p=0.2)),
-        (1200, 1, dict(d=128), dict(softcap=8.0, causal="bottom_right")),
+        (1200, 1, dict(d=128), dict(scale=-0.1, causal="bottom_right")),
         (1200, 2, dict(d=64), dict(bias="1hqk", mask="b11k")),
     )
 ]
@@ -181,7 +181,7 @@ PACKED = [
     PackedCase(lengths_q, lengths_k, Case(d=d, heads=4, kv_heads=2, **options))
     for d in (64, 128)
     for lengths_q, lengths_k in (((300, 0, 65, 700, 64), (300, 40, 129, 500, 0)),)
-    for options in (dict(softcap=9.0, dropout_p=0.1), dict(softcap=6.0, causal="bottom_right"))
+    for options in (dict(softcap=9.0, dropout_p=0.1), dict(scale=-0.2, causal="bottom_right"))
 ]
 
 

@@ -68,7 +68,15 @@ BACKWARD_SM90 = [
         dict(score_mode="generic"),
     ),  # which TMA does not address
     (hopper(bias=SQUARE, bias_dtype=F32), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(64, 64))),
-    (hopper({"softcap": 9.0}, d=128), dict(score_mode="generic", head_dims=(128, 128))),
+    *((hopper({"softcap": 9.0}, d=d), dict(kernel=KEY_STATIONARY, score_mode="softcap")) for d in (40, 64, 104, 128)),
+    (hopper({"softcap": 9.0, "causal": "top_left", "scale": -1.0}), dict(kernel=KEY_STATIONARY, score_mode="softcap")),
+    (hopper({"softcap": 9.0}, d=96), dict(kernel=TWO_PASS, score_mode="generic", head_dims=(128, 128))),
+    (hopper({"softcap": 9.0, "dropout_p": 0.1}), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper({"softcap": 9.0}, mask=SQUARE), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper({"softcap": 9.0}, sk=8 * LONG + 8), dict(kernel=TWO_PASS, score_mode="generic")),  # few queries
+    # Caps whose scores the kernel would not hide, or would round too much.
+    *((hopper({"softcap": cap}), dict(kernel=TWO_PASS, score_mode="generic")) for cap in (2.0**-11, 2.0**9)),
+    *((hopper({"softcap": cap}), dict(kernel=KEY_STATIONARY)) for cap in (2.0**-10, 2.0**8)),
     (hopper({"scale": -1.0}), dict(score_mode="generic")),
     (hopper(slopes=True), dict(score_mode="generic")),
     (
@@ -86,7 +94,8 @@ BACKWARD_SM90 = [
     (hopper(sink=True, d=128), dict(kernel=TWO_PASS)),
     (hopper(sink=True, d=128, dtype=F16), dict(kernel=KEY_STATIONARY)),
     (hopper(sink=True, wanted=WITH_SINK, d=256), dict(kernel=TWO_PASS, score_mode="scale only")),
-    (hopper({"softcap": 9.0}, sink=True, wanted=WITH_SINK), dict(kernel=TWO_PASS, score_mode="generic")),
+    (hopper({"softcap": 9.0}, sink=True, wanted=WITH_SINK), dict(kernel=KEY_STATIONARY, score_mode="softcap")),
+    (hopper({"softcap": 9.0}, sink=True, d=128), dict(kernel=TWO_PASS, score_mode="generic")),
     (
         hopper(sink=True, wanted=WITH_SINK, sq=128, sk=LONG, heads=2, batch=1),
         dict(kernel=QUERY_STATIONARY, delta="by its own kernel"),

@@ -58,7 +58,8 @@ PLANS = [
     # Other scores.
     (hopper(131072, options={"dropout_p": 0.1}), dict(WHOLE, score_mode="dropout")),
     (hopper(65536, mask=(1, 1, 1, 65536)), dict(WHOLE, score_mode="mask")),
-    (hopper(65536, options={"softcap": 9.0}), dict(kernel=TWO_PASS)),
+    (hopper(65536, options={"softcap": 9.0}), dict(WHOLE, score_mode="softcap")),
+    (hopper(65536, options={"scale": -1.0}), dict(kernel=TWO_PASS)),
 ]
 
 

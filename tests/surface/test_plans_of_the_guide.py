@@ -53,7 +53,8 @@ CALLS = {
         {"bias": (8, 1, LENGTH, LENGTH), "wanted": WITH_BIAS},
     ),
     "a bias beside a mask": ({"bias": PAIRS, "mask": OF_ENTRIES},),
-    "a softcap, or a scale that is not positive": (SOFTCAP, {"options": {"scale": -1.0}}),
+    "a softcap": (SOFTCAP,),
+    "a scale that is not positive": ({"options": {"scale": -1.0}},),
     "ALiBi slopes without gradient, causal": ({"slopes": True, "options": {"causal": "bottom_right"}},),
     "ALiBi slopes without gradient, not causal": ({"slopes": True}, {"slopes": True, "options": {"window": (256, 9)}}),
     "dropout beside a mask, a softcap beside a mask": (DROPOUT | {"mask": PAIRS}, SOFTCAP | {"mask": OF_ENTRIES}),
@@ -180,7 +181,7 @@ def test_what_takes_portable_kernels(name):
     assert are_portable(Call(**{"sq": LENGTH, "d": 128} | arguments | options)) == (forward, backward)
 
 
-@pytest.mark.parametrize("arguments", [{"d": 256}, SOFTCAP, {"mask": OF_ENTRIES}], ids=str)
+@pytest.mark.parametrize("arguments", [{"d": 256}, {"options": {"scale": -1.0}}, {"mask": OF_ENTRIES}], ids=str)
 def test_what_takes_portable_kernels_without_a_workspace(arguments, monkeypatch):
     call = on_hopper(arguments)
     assert are_portable(call) == (False, False)

@@ -44,7 +44,7 @@ struct KeyStationaryConfig {
   // for late.
   bool pre_signals_dq = false;
   // The GEMMs S and dP add the LSE and delta as augmented columns (tile/sm90/augmented_columns.h). Not where a bias is
-  // added to S first, nor where dP is dropped before delta is subtracted.
+  // added to S first or S is capped, nor where dP is dropped before delta is subtracted.
   bool adds_statistics = false;
   // Each launch has a chunk of a head's queries, and partial dK and dV are handed on from one to the next
   // (schedule/query_chunks.h).
@@ -92,6 +92,10 @@ inline constexpr KeyStationaryConfig kKeyStationaryConfigs[] = {
      .score = ScoreMode::kCausalAlibi,
      .pre_signals_dq = true,
      .adds_statistics = true},
+
+    // A softcap alone, not at head dim 96. With anything else that changes scores, the two-pass kernels run.
+    {.dims = {64, 64}, .tile = kKeyStationaryTile64, .score = ScoreMode::kSoftcap},
+    {.dims = {128, 128}, .tile = kKeyStationaryTile128, .score = ScoreMode::kSoftcap, .pre_signals_dq = true},
 
     // A bias alone. With a mask, or with a gradient that dbias_over_batch.cuh does not compute, the two-pass kernels
     // run.

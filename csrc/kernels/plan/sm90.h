@@ -30,6 +30,9 @@ ScoreMode score_mode_sm90(const attention::AttentionParams& params);
 // ALiBi is then linear in the key's and the query's position.
 bool has_causal_alibi(const attention::AttentionParams& params);
 
+// Whether scores are scaled by any number and changed by a softcap alone.
+bool has_softcap_alone(const attention::AttentionParams& params);
+
 // Whether TMA, and copies of 16 bytes, can read tiles of a bias.
 bool has_bias_boxes(const attention::BroadcastView& bias);
 

@@ -56,8 +56,16 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
 constexpr int64_t kAddingQueryTiles = 9;
 constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
 
+// The kernel with a softcap takes those between these. Below, what it multiplies masked scores by might be too small to
+// hide them; above, the rounding of a capped score would be as large as that of weights in float16.
+constexpr double kLeastSoftcap = 0x1p-10;
+constexpr double kMostSoftcap = 0x1p8;
+
 // The score mode of the key-stationary kernel for a call.
 ScoreMode key_stationary_score(const BackwardParams& p) {
+  if (has_softcap_alone(p) && p.score_mod.softcap >= kLeastSoftcap && p.score_mod.softcap <= kMostSoftcap) {
+    return ScoreMode::kSoftcap;
+  }
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score_mode_sm90(p);
 }
 
@@ -109,6 +117,7 @@ bool takes_key_stationary(const BackwardParams& p) {
     case ScoreMode::kDropout:
       return true;
     case ScoreMode::kCausalAlibi:
+    case ScoreMode::kSoftcap:
     case ScoreMode::kMask:
       return !has_few_queries(p);
     case ScoreMode::kBiasMask:

@@ -207,9 +207,7 @@ int find_row(const attention::ForwardParams& p, Predicate&& is_wanted) {
 // Of calls that need generic kernels in the backward pass, some need less here.
 ScoreMode score_mode(const attention::ForwardParams& p) {
   const ScoreMode score = score_mode_sm90(p);
-  const attention::ScoreMod& mod = p.score_mod;
-  const bool has_more = mod.alibi.present() || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
-  if (mod.softcap != 0.0 && !has_more) return ScoreMode::kSoftcap;
+  if (has_softcap_alone(p)) return ScoreMode::kSoftcap;
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score;
 }
 

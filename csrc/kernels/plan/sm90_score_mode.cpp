@@ -24,6 +24,12 @@ bool has_causal_alibi(const attention::AttentionParams& p) {
   return mod.alibi.present() && !has_more && mod.scale > 0.0 && p.visibility.right == 0;
 }
 
+bool has_softcap_alone(const attention::AttentionParams& p) {
+  const attention::ScoreMod& mod = p.score_mod;
+  const bool has_more = mod.alibi.present() || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
+  return mod.softcap != 0.0 && !has_more;
+}
+
 ScoreMode score_mode_sm90(const attention::AttentionParams& p) {
   const attention::ScoreMod& mod = p.score_mod;
   const ScoreKind kind = score_kind(mod);

@@ -175,9 +175,15 @@ struct KeyStationaryArguments {
   float shift;           // weight_shift
   float gradient_scale;  // of dK and dQ: scale, divided by 2^weight_shift where keeps_shift
   bool adds_statistics;
-  float lse_factor;  // -1 / scale, from scale_log2e as it is rounded
+  union {
+    float lse_factor;  // -1 / scale, from scale_log2e as it is rounded
+    float cap_factor;  // with a softcap: 2 * scale / softcap * log2(e)
+  };
   MaskIterations mask;
-  float kept_factor;  // with dropout: 1 / (1 - p), divided by 2^weight_shift
+  union {
+    float kept_factor;  // with dropout: 1 / (1 - p), divided by 2^weight_shift
+    float cap_log2e;    // with a softcap: it times log2(e)
+  };
 
   FLASH_HOST_DEVICE uint32_t num_work_tiles() const { return order.num_work_tiles(); }
 };

@@ -71,14 +71,16 @@ struct KeyScores {
   using Scores = typename Traits::Scores;
   using Packed = tile::PackedRows<Traits::kQueries>;
   static constexpr bool kInRegisters = Traits::kConfig.tile.keys_in_registers;
-  static constexpr bool kKeepsWeights = !kInRegisters && (Traits::kDrops || !std::is_same_v<Element, __half>);
+  static constexpr bool kKeepsWeights =
+      !kInRegisters && (Traits::kDrops || Traits::kCapped || !std::is_same_v<Element, __half>);
   static constexpr float kUnshift = 1.0f / (1 << weight_shift(Traits::kConfig));
   static constexpr float kUnshiftGradients = Traits::kKeepsShift ? 1.0f : kUnshift;
   struct NotHeld {};
 
   const KeyStationaryArguments& args;
   const KeyStationaryShared<Traits>& shared;
-  std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;                     // P in float16
+  // The factor of dP - delta in dS, in float16: P, times the derivative of a softcap.
+  std::conditional_t<kKeepsWeights, Packed, NotHeld> weights;
   std::conditional_t<Traits::kDrops, KeptScores<Traits>, NotHeld> kept;           // of the iteration
   std::conditional_t<Traits::kAlibi, float[Scores::kThreadRows], NotHeld> alibi;  // of the keys, and the shift
 
@@ -89,6 +91,37 @@ struct KeyScores {
 #pragma unroll
     for (int r = 0; r < Scores::kThreadRows; ++r)
       alibi[r] = fmaf(slope, static_cast<float>(distance + Scores::row(r) - Scores::row(0)), args.shift);
+  }
+
+  // With a softcap, c tanh(scale s / c) = c (1 + y), where y = -2 / (1 + exp(2 scale s / c)). S -> y.
+  __device__ __forceinline__ void cap(Scores& scores) const {
+    const float factor = args.cap_factor;
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          scores.at(r, j, e) = ptx::reciprocal(-0.5f - ptx::exp2(fmaf(scores.at(r, j, e), factor, -1.0f)));
+        }
+      }
+    }
+  }
+
+  // Makes y of masked scores finite, so that their P, which is 0, may be multiplied by the derivative.
+  __device__ __forceinline__ static void bound(Scores& scores) {
+    constexpr float kLowest = -0x1p63f;
+#pragma unroll
+    for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+      for (int r = 0; r < Scores::kThreadRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& y = scores.at(r, j, e);
+          y = y < kLowest ? kLowest : y;  // NaN stays
+        }
+      }
+    }
   }
 
   // S -> P, packed for dV. For dS, P stays as exact as registers allow: rounding it there would add as much error as
@@ -103,7 +136,14 @@ struct KeyScores {
 #pragma unroll
       for (int r = 0; r < Scores::kThreadRows; ++r) {
         float low, high;
-        if constexpr (Traits::kConfig.adds_statistics) {
+        [[maybe_unused]] float2 derivative;  // of the softcap: 1 - tanh^2 = -y (2 + y)
+        if constexpr (Traits::kCapped) {
+          const float2 lse = statistic(stage, 0, j);
+          const float2 y = {scores.at(r, j, 0), scores.at(r, j, 1)};
+          low = ptx::exp2(fmaf(y.x, args.cap_log2e, args.cap_log2e - lse.x));
+          high = ptx::exp2(fmaf(y.y, args.cap_log2e, args.cap_log2e - lse.y));
+          derivative = {-y.x * (2.0f + y.x), -y.y * (2.0f + y.y)};
+        } else if constexpr (Traits::kConfig.adds_statistics) {
           low = ptx::exp2(fmaf(scores.at(r, j, 0), args.scale_log2e, shift(r)));
           high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, shift(r)));
         } else if constexpr (Traits::kBiased) {
@@ -119,6 +159,10 @@ struct KeyScores {
           high = ptx::exp2(fmaf(scores.at(r, j, 1), args.scale_log2e, -lse.y));
         }
         p.a[j / 2][j % 2 * 2 + r] = ptx::pack_in_order(low, high, Element{});
+        if constexpr (Traits::kCapped) {
+          low *= derivative.x;
+          high *= derivative.y;
+        }
         if constexpr (kInRegisters) {
           scores.at(r, j, 0) = low;
           scores.at(r, j, 1) = high;

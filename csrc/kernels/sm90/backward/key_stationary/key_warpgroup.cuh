@@ -130,7 +130,11 @@ struct KeyWarpgroup {
   __device__ __forceinline__ void step(const KeyTileWork& work, HasNext has_next) {
     typename Shared::QueryState next = state;
     next.advance();
-    if (is_partial) hide(work, shared.iteration(state).query_tile);
+    if constexpr (Traits::kCapped) to_gradients.cap(scores);
+    if (is_partial) {
+      hide(work, shared.iteration(state).query_tile);
+      if constexpr (Traits::kCapped) to_gradients.bound(scores);
+    }
     if constexpr (Traits::kMasked) unmasked.hide(scores);
     if constexpr (Traits::kAlibi) add_alibi(work, shared.iteration(state));
     if constexpr (Traits::kBiased) wait_for_dout();  // and for the bias

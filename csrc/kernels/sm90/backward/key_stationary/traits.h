@@ -53,6 +53,8 @@ struct KeyStationaryTraits {
   static constexpr bool kBiased = kConfig.score == ScoreMode::kBiasMask;  // without a mask
   static constexpr bool kAlibi = kConfig.score == ScoreMode::kCausalAlibi;
   static_assert(!kAlibi || kConfig.adds_statistics);
+  static constexpr bool kCapped = kConfig.score == ScoreMode::kSoftcap;
+  static_assert(!kCapped || !kConfig.adds_statistics);
   static constexpr bool kChunked = kConfig.chunks_queries;
   static_assert(!kChunked || kConfig.score == ScoreMode::kScaleOnly);
   using Arguments = std::conditional_t<kChunked, ChunkedKeyStationaryArguments, KeyStationaryArguments>;
