@@ -1,5 +1,6 @@
 // Autograd's nodes of a table that is looked up in, and of sums by entries. Each is the other's derivative.
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/index_add.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
@@ -27,6 +28,14 @@ at::Tensor recorded_sums(const at::Tensor& values, const at::Tensor& entries, in
 bool takes_kernels(const at::Tensor& gradient) {
   return !is_watched() && !is_transformed() && holds_memory(gradient) &&
          !gradient.key_set().has(c10::DispatchKey::Batched);
+}
+
+// What compilers and traces see instead of the kernel.
+at::Tensor operator_sums(const at::Tensor& values, const at::Tensor& entries, int64_t num_entries) {
+  static const auto sums = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("flash_attn_ext::table_sums", "")
+                               .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt)>();
+  return sums.call(values, entries, num_entries);
 }
 
 class TableNode : public torch::autograd::Node {
@@ -68,6 +77,7 @@ class TableLookUpBackward : public TableNode {
     const at::Tensor entries = entries_.unpack();
     const at::Tensor& gradient = gradients[0];
     if (takes_kernels(gradient)) return {recorded_sums(gradient, entries, num_entries_, dtype_)};
+    if (is_watched() || !holds_memory(gradient)) return {operator_sums(gradient, entries, num_entries_).to(dtype_)};
     const at::ScalarType accumulate = accumulate_type(gradient);
     const at::Tensor zeros = at::zeros({gradient.size(0), num_entries_}, gradient.options().dtype(accumulate));
     return {at::index_add(zeros, 1, entries, gradient.to(accumulate)).to(dtype_)};
