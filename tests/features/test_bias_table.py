@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 
 import flash_attn_ext
 from flash_attn_ext import _table_attention
@@ -393,6 +394,19 @@ def test_compiled(kind, backend, fresh_compiler):
     ours = run_table(inputs.replace(dlse=None), table, backend)
     torch.testing.assert_close(out, ours["out"], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(gradient, ours["dtable"], rtol=1e-3, atol=1e-3)
+
+
+@over_indices
+def test_compiled_autograd(kind, backend):
+    case = Case(sq=33, sk=40, d=8, heads=2, kv_heads=2)
+    inputs = make_inputs(case, torch.float32, backend.device)
+    table = make_table(case, kind, torch.float32, backend.device)
+    eager = run_table(inputs, table, backend)["dtable"]
+    rows = table.leaf().rows
+    out = flash_attn_ext.attention(inputs.q, inputs.k, inputs.v, bias_table=rows, bias_index=table.index)
+    with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        out.backward(inputs.dout)
+    torch.testing.assert_close(rows.grad, eager, rtol=1e-4, atol=1e-5)
 
 
 def test_other_layouts_and_ranks(backend):
