@@ -68,9 +68,17 @@ void define_sums(py::module_& module) {
              "rowsum(dout * out) - dlse, the first stage of the backward pass.",
              py::call_guard<py::gil_scoped_release>());
 
-  module.def("table_sums", &table_sums, py::arg("values"), py::arg("entries"), py::arg("num_entries"),
-             "(rows, num_entries): sums of the columns of each entry, in a fixed order.",
+  module.def("look_up", &look_up, py::arg("table"), py::arg("entries"), "(rows, columns): the entry of each column.",
              py::call_guard<py::gil_scoped_release>());
+
+  module.def(
+      "table_sums",
+      [](const at::Tensor& values, const at::Tensor& entries, int64_t num_entries) {
+        return table_sums(values, entries, num_entries, accumulate_type(values));
+      },
+      py::arg("values"), py::arg("entries"), py::arg("num_entries"),
+      "(rows, num_entries): sums of the columns of each entry, in a fixed order.",
+      py::call_guard<py::gil_scoped_release>());
 }
 
 // Functions by which users and tests inspect what a call computes.

@@ -86,9 +86,12 @@ def direct_attention(
     return_max_logit: object,
     backend: object,
     allow_tf32: object,
+    bias_table: object,
+    bias_entries: object,
     /,
 ) -> Tensor | tuple[Tensor, ...] | None:
-    """``flash_attn_ext.attention`` in the same way."""
+    """``flash_attn_ext.attention`` in the same way. bias_entries: int32, of each diagonal of the scores or of each
+    pair."""
 
 def direct_attention_with_kvcache(
     q: object,
@@ -181,6 +184,9 @@ def attention_plan(output_mask: Sequence[bool], problem: _Problem, /) -> tuple[d
     """The plans of both passes: the fields of ``_explanation.Plan`` that apply, by name. They are those of the backend
     that the problem names, which need not be able to run here, or else of the one that runs it. output_mask: the
     gradients asked for, as in ``attention_backward``."""
+
+def look_up(table: Tensor, entries: Tensor) -> Tensor:
+    """(rows, columns) of a table (rows, entries): of each column the entry that it has, int32 (columns,)."""
 
 def table_sums(values: Tensor, entries: Tensor, num_entries: int) -> Tensor:
     """(rows, num_entries) in the accumulate dtype of values (rows, columns): for each entry of a table, the sum of the

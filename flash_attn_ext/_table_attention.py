@@ -23,6 +23,24 @@ from flash_attn_ext.derivatives.table_entries import look_up
 
 MOST_BYTES = 64 << 20
 _INTEGERS = (torch.int16, torch.int32)
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def direct_entries(operands: tuple[Any, Any], causal: Any, layout: Any, table: Any, index: Any) -> Tensor | None:
+    """The entries of diagonals or of pairs for ``_C.direct_attention``; None where a call is none for it."""
+    q, k = operands
+    if type(table) not in _PLAIN_TYPES or table.dim() != 2 or _C.operands_of(q, k, k) < _C.CANONICAL:
+        return None
+    if isinstance(index, Tensor):  # on the CPU its values are checked
+        return index if index.is_cuda and index.dtype == torch.int32 else None
+    queries_dim, heads_dim = (1, 2) if layout == "bshd" else (2, 1)
+    if not isinstance(index, str | T5Buckets) or table.shape[0] != q.shape[heads_dim]:
+        return None
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    num_queries, num_keys = q.shape[queries_dim], k.shape[queries_dim]
+    diagonal = 0 if causal == "top_left" else num_keys - num_queries
+    return _kept_entries(index, table.shape[1], (num_queries, num_keys, diagonal), q.device)
 
 
 def attend_with_table(
@@ -103,7 +121,7 @@ def _attend_to_heads(
     cut: dict[str, Any] = dict(
         q=problem.q[:, of_heads], k=problem.k[:, of_key_heads], v=problem.v[:, of_key_heads], rng_seed=None
     )
-    for name in ("mask", "intervals"):
+    for name in ("mask", "intervals", "blocks"):
         tensor = getattr(problem, name)
         cut[name] = tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, of_heads]
     for name in ("alibi_slopes", "sink"):

@@ -16,7 +16,7 @@ from flash_attn_ext._canonical import packed_form
 from flash_attn_ext._explanation import Explanation, plans_of
 from flash_attn_ext._options import check_flag, check_max_logit, dense_problem, problem_of, results_of
 from flash_attn_ext._sdpa import attend_or_decline, operands_to_ask
-from flash_attn_ext._table_attention import attend_with_table, problem_to_explain
+from flash_attn_ext._table_attention import attend_with_table, direct_entries, problem_to_explain
 from flash_attn_ext.autograd import attend
 from flash_attn_ext.bias_tables import BiasIndex
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
@@ -271,11 +271,14 @@ def attention(
     if isinstance(intervals, Intervals):
         intervals = intervals.tensor
     has_table = bias_table is not None or bias_index is not None
-    if not has_table and block_lists is None and not is_compiling():
+    entries = None
+    if has_table and block_lists is None and not is_compiling():
+        entries = direct_entries((q, k), causal, layout, bias_table, bias_index)
+    if (entries is not None or not has_table) and block_lists is None and not is_compiling():
         # fmt: off
         results = _C.direct_attention(
             q, k, v, causal, window, bias, mask, intervals, alibi_slopes, softcap, sink, dropout_p, scale, layout,
-            return_lse, return_max_logit, backend, allow_tf32,
+            return_lse, return_max_logit, backend, allow_tf32, bias_table, entries,
         )
         # fmt: on
         if results is not None:

@@ -185,8 +185,7 @@ def attention_reference(
     row_max = _largest(score.detach(), visible, lse)
     if one_head:
         out, lse, row_max = out[0], lse[0], row_max[0]
-    elif layout == "bshd":
-        out = out.transpose(-3, -2)
+    out = out.transpose(-3, -2) if layout == "bshd" and not one_head else out
     if return_max_logit:
         largest = row_max if return_max_logit == "row" else largest_of_heads(row_max)
         return (out, lse, largest) if return_lse else (out, largest)
@@ -377,9 +376,8 @@ def key_distance(num_queries: int, num_keys: int, causal: Causal | None, device:
 def visible_pairs(distance: Tensor, causal: Causal | None, window: Window | None) -> Tensor:
     """Which keys a query sees by causality and window: bool (Sq, Sk) from :func:`key_distance`, True = seen."""
     left, right = window if isinstance(window, tuple | list) else (window, window)
+    right = right if causal is None else 0
     visible = torch.ones_like(distance, dtype=torch.bool)
-    if causal is not None:
-        visible = visible & (distance <= 0)
     if left is not None:
         visible = visible & (distance >= -left)
     if right is not None:
@@ -399,8 +397,7 @@ def _softmax(score: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tenso
     score = score.masked_fill(~visible, -torch.inf)
     logits = score
     if sink is not None:  # one more logit in every row, whose weight belongs to no key
-        sink_column = sink.to(score.dtype)[:, None, None].expand(*score.shape[:-1], 1)
-        logits = torch.cat([score, sink_column], dim=-1)
+        logits = torch.cat([score, sink.to(score.dtype)[:, None, None].expand(*score.shape[:-1], 1)], dim=-1)
     if logits.shape[-1] == 0:
         return score, score.sum(-1) - torch.inf
     largest = logits.detach().amax(-1, keepdim=True)
@@ -474,8 +471,7 @@ def same_run(ids: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
 def in_prefix_of(branches: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """Whether token j is in the last run of zeros that begins at or before token i, which is no padding."""
     is_zero = branches == 0
-    begins = torch.cat([is_zero[:, :1], is_zero[:, 1:] & ~is_zero[:, :-1]], dim=-1)
-    groups = begins.cumsum(-1)
+    groups = torch.cat([is_zero[:, :1], is_zero[:, 1:] & ~is_zero[:, :-1]], dim=-1).cumsum(-1)
     return (branches[b, i] >= 0) & (branches[b, j] == 0) & (groups[b, i] == groups[b, j])
 
 

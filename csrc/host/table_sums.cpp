@@ -2,9 +2,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "host/library.h"
@@ -33,28 +35,59 @@ void add_on_cpu(const at::Tensor& values, const at::Tensor& entries, const at::T
   });
 }
 
+void check_entries(const at::Tensor& entries, const at::Tensor& of) {
+  check_holds_memory("entries", entries);
+  TORCH_CHECK(entries.scalar_type() == at::kInt && entries.dim() == 1 && entries.is_contiguous() &&
+                  entries.device() == of.device(),
+              "entries has dtype ", dtype_name(entries.scalar_type()), " and shape ", entries.sizes(),
+              ", expected contiguous int32 of shape (columns,) on ", of.device());
+}
+
 }  // namespace
 
-at::Tensor table_sums(const at::Tensor& values, const at::Tensor& entries, int64_t num_entries) {
+at::ScalarType accumulate_type(const at::Tensor& values) {
+  return values.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+at::Tensor look_up(const at::Tensor& table, const at::Tensor& entries) {
+  check_holds_memory("table", table);
+  check_rank("table", table, 2, "(rows, entries)");
+  check_entries(entries, table);
+  if (table.is_cpu()) return at::index_select(table, 1, entries);
+  check_element_type("table", table, "the table");
+  TORCH_CHECK(table.size(1) > 0, "table has shape ", table.sizes(), ", expected at least one entry");
+  const c10::DeviceGuard guard(table.device());
+  const at::Tensor to = at::empty({table.size(0), entries.size(0)}, table.options());
+  check_launch(kernels().gpu.look_up({.table = table.const_data_ptr(),
+                                      .element_bytes = table.element_size(),
+                                      .rows = table.size(0),
+                                      .num_entries = table.size(1),
+                                      .row_stride = table.stride(0),
+                                      .entry_stride = table.stride(1),
+                                      .entries = entries.const_data_ptr<int32_t>(),
+                                      .columns = entries.size(0),
+                                      .to = to.mutable_data_ptr()},
+                                     current_stream(table.device())));
+  return to;
+}
+
+at::Tensor table_sums(const at::Tensor& values, const at::Tensor& entries, int64_t num_entries, at::ScalarType dtype) {
   check_holds_memory("values", values);
-  check_holds_memory("entries", entries);
   check_rank("values", values, 2, "(rows, columns)");
-  check_rank("entries", entries, 1, "(columns,)");
-  TORCH_CHECK(entries.scalar_type() == at::kInt && entries.size(0) == values.size(1) && entries.is_contiguous() &&
-                  entries.device() == values.device(),
-              "entries has dtype ", dtype_name(entries.scalar_type()), " and shape ", entries.sizes(),
-              ", expected contiguous int32 of shape (", values.size(1), ",) on ", values.device());
-  TORCH_CHECK(num_entries >= 0, "num_entries is ", num_entries, ", expected 0 or more");
   check_element_type("values", values, "the values");
-  const bool in_float64 = values.scalar_type() == at::kDouble;
-  const at::TensorOptions options = values.options().dtype(in_float64 ? at::kDouble : at::kFloat);
-  const at::Tensor sums = at::empty({values.size(0), num_entries}, options);
+  check_entries(entries, values);
+  check_size("entries", "number of columns", entries.size(0), values.size(1), "values");
+  TORCH_CHECK(num_entries >= 0, "num_entries is ", num_entries, ", expected 0 or more");
+  const at::ScalarType accumulate = accumulate_type(values);
   if (values.is_cpu()) {
-    in_float64 ? add_on_cpu<double>(values, entries, sums) : add_on_cpu<float>(values.to(at::kFloat), entries, sums);
-    return sums;
+    const at::Tensor sums = at::empty({values.size(0), num_entries}, values.options().dtype(accumulate));
+    accumulate == at::kDouble ? add_on_cpu<double>(values, entries, sums)
+                              : add_on_cpu<float>(values.to(at::kFloat), entries, sums);
+    return sums.to(dtype);
   }
   const at::Tensor rows = values.stride(1) == 1 ? values : values.contiguous();
   const c10::DeviceGuard guard(values.device());
+  const at::Tensor sums = at::empty({values.size(0), num_entries}, values.options().dtype(dtype));
   common::TableSums params = {.values = rows.const_data_ptr(),
                               .element = element_type(rows.scalar_type()),
                               .rows = rows.size(0),
@@ -62,8 +95,10 @@ at::Tensor table_sums(const at::Tensor& values, const at::Tensor& entries, int64
                               .row_stride = rows.stride(0),
                               .entries = entries.const_data_ptr<int32_t>(),
                               .num_entries = num_entries,
-                              .sums = sums.mutable_data_ptr()};
-  const at::Tensor parts = at::empty({params.num_parts(), rows.size(0), num_entries}, options);
+                              .sums = sums.mutable_data_ptr(),
+                              .sums_element = element_type(dtype)};
+  const at::Tensor parts =
+      at::empty({params.num_parts(), rows.size(0), num_entries}, values.options().dtype(accumulate));
   params.parts = parts.mutable_data_ptr();
   check_launch(kernels().gpu.table_sums(params, current_stream(values.device())));
   return sums;

@@ -71,6 +71,10 @@ Status plain_gradients(const derivatives::PlainTile& tile, const derivatives::Pl
   return derivatives::plain_gradients(tile, gradients, cuda_stream(stream));
 }
 
+Status look_up(const common::TableLookUp& table, void* stream) {
+  return common::launch_look_up(table, cuda_stream(stream));
+}
+
 Status table_sums(const common::TableSums& table, void* stream) {
   return common::launch_table_sums(table, cuda_stream(stream));
 }
@@ -117,6 +121,7 @@ void add_gpu_kernels(Kernels& table) {
                .tangents = tangents,
                .plain_weights = plain_weights,
                .plain_gradients = plain_gradients,
+               .look_up = look_up,
                .table_sums = table_sums};
   Backend& sm80 = row_of("sm80", table);
   sm80.append = append;

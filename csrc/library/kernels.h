@@ -75,6 +75,7 @@ struct GpuFunctions {
   Status (*plain_weights)(const derivatives::PlainTile& tile, const derivatives::PlainWeights& results, void* stream);
   Status (*plain_gradients)(const derivatives::PlainTile& tile, const derivatives::PlainGradients& gradients,
                             void* stream);
+  Status (*look_up)(const common::TableLookUp& table, void* stream);
   Status (*table_sums)(const common::TableSums& table, void* stream);
 };
 

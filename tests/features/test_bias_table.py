@@ -9,20 +9,23 @@ from unittest import mock
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 
 import flash_attn_ext
 from flash_attn_ext import _table_attention
-from flash_attn_ext.bias_tables import T5Buckets
+from flash_attn_ext.bias_tables import T5Buckets, entries_of_pairs
 from flash_attn_ext.reference import attention_reference
 from support import checks
 from support.cases import Case, Inputs, make_inputs
 from support.device_memory import extra_memory
+from support.direct import ATTENTION, directly
 from support.errors import assert_rule_over_draws, compare
 from support.params import FOR_GPUS, computes_in, for_gpus, over_cases, over_dtypes, over_problems
 from support.problems.checks import as_presented
 from support.problems.draw import draw
 from support.refusals import assert_says
 from support.runners import dropout_bits, poisoned_memory
+from support.terms import largest_terms
 
 pytest_generate_tests = over_problems
 
@@ -67,6 +70,7 @@ def run(function, inputs: Inputs, table: Table, **more) -> dict[str, torch.Tenso
         bias_index=table.index,
         mask=inputs.mask,
         intervals=inputs.intervals,
+        block_lists=inputs.block_lists,
         alibi_slopes=tensors.get("alibi_slopes"),
         sink=tensors.get("sink"),
         return_lse=True,
@@ -112,13 +116,25 @@ def check_table(case: Case, kind: str, dtype: torch.dtype, backend, float32_tabl
         seen = {name: torch.isfinite(exact[name]) for name in ours}
         for name, result in ours.items():
             assert torch.equal(torch.isfinite(result), seen[name]), f"{name} is not finite where it should be"
+        terms = terms_of(inputs, table, exact, keep)
         return {
-            name: compare(result[seen[name]], of_formula[name][seen[name]], exact[name][seen[name]])
+            name: compare(
+                result[seen[name]], of_formula[name][seen[name]], exact[name][seen[name]], terms.get(name, 0.0)
+            )
             for name, result in ours.items()
             if bool(seen[name].any())
         }
 
     assert_rule_over_draws(compare_draw)
+
+
+def terms_of(inputs: Inputs, table: Table, exact: dict, keep: torch.Tensor | None) -> dict[str, float]:
+    """The largest sums of absolute terms, of which those of the table are at least those of a bias for each pair."""
+    case, rows = inputs.case, table.rows.double()
+    distance = flash_attn_ext.reference.key_distance(case.sq, case.sk, case.causal, rows.device)
+    bias = rows[:, entries_of_pairs(table.index, distance, rows.shape[1])][None]
+    terms = largest_terms(inputs.to(torch.float64).replace(bias=bias), exact, keep)
+    return terms | dict(dtable=terms["dbias"])
 
 
 over_indices = pytest.mark.parametrize("kind", INDICES)
@@ -332,6 +348,34 @@ def test_transforms(kind, backend):
     torch.testing.assert_close(tangent, expected, rtol=1e-4, atol=1e-4)
 
 
+@over_relative
+def test_plain_calls_go_directly_to_the_extension(kind, backend):
+    case = Case(sq=33, sk=40, d=8, heads=2, kv_heads=2)
+    inputs, table = (
+        make_inputs(case, torch.float32, backend.device),
+        make_table(case, kind, torch.float32, backend.device),
+    )
+    options = dict(bias_table=table.rows, bias_index=table.index)
+    assert directly(ATTENTION, (inputs.q, inputs.k, inputs.v), options) is not None
+    first = tuple(t.transpose(1, 2).contiguous() for t in (inputs.q, inputs.k, inputs.v))
+    assert directly(ATTENTION, first, options | dict(layout="bshd")) is not None
+
+
+@over_indices
+def test_gradients_of_several_cotangents_at_once(kind, backend):
+    case = Case(sq=33, sk=40, d=8, heads=2, kv_heads=2)
+    inputs, table = (
+        make_inputs(case, torch.float32, backend.device),
+        make_table(case, kind, torch.float32, backend.device),
+    )
+    rows = table.leaf().rows
+    out = flash_attn_ext.attention(inputs.q, inputs.k, inputs.v, bias_table=rows, bias_index=table.index)
+    cotangents = torch.stack([inputs.dout, 2 * inputs.dout, -inputs.dout])
+    (together,) = torch.autograd.grad(out, rows, cotangents, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(out, rows, each, retain_graph=True)[0] for each in cotangents]
+    torch.testing.assert_close(together, torch.stack(one_by_one), rtol=1e-4, atol=1e-5)
+
+
 @over_indices
 def test_compiled(kind, backend, fresh_compiler):
     case = Case(sq=65, sk=70, d=32, heads=2, kv_heads=2)
@@ -350,6 +394,19 @@ def test_compiled(kind, backend, fresh_compiler):
     ours = run_table(inputs.replace(dlse=None), table, backend)
     torch.testing.assert_close(out, ours["out"], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(gradient, ours["dtable"], rtol=1e-3, atol=1e-3)
+
+
+@over_indices
+def test_compiled_autograd(kind, backend):
+    case = Case(sq=33, sk=40, d=8, heads=2, kv_heads=2)
+    inputs = make_inputs(case, torch.float32, backend.device)
+    table = make_table(case, kind, torch.float32, backend.device)
+    eager = run_table(inputs, table, backend)["dtable"]
+    rows = table.leaf().rows
+    out = flash_attn_ext.attention(inputs.q, inputs.k, inputs.v, bias_table=rows, bias_index=table.index)
+    with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        out.backward(inputs.dout)
+    torch.testing.assert_close(rows.grad, eager, rtol=1e-4, atol=1e-5)
 
 
 def test_other_layouts_and_ranks(backend):

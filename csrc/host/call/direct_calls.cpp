@@ -17,6 +17,8 @@
 #include "host/call/cache_inputs.h"
 #include "host/call/python_call.h"
 #include "host/checks.h"
+#include "host/table_sums.h"
+#include "host/tensor_checks.h"
 
 namespace flash_attn_ext::host {
 namespace {
@@ -38,6 +40,7 @@ struct AttentionArguments {
   PythonQkv qkv;
   ScoreArguments scores;
   PyObject *dropout_p, *scale, *layout, *return_lse, *return_max_logit, *backend, *allow_tf32;
+  PyObject *bias_table, *bias_entries;
 };
 
 struct CacheArguments {
@@ -245,6 +248,32 @@ py::object direct_sdpa(const SdpaArguments& given) {
   return results_of(in, {}, [&] { return attention(in, /*wants_lse=*/false); });
 }
 
+// Looks the bias up in a table, by the entries of all diagonals or of all pairs. A bias of pairs is made only up to
+// this size.
+constexpr int64_t kMostBiasBytes = int64_t{64} << 20;
+
+bool look_bias_up(const AttentionArguments& given, AttentionInputs& in) {
+  std::optional<at::Tensor> table, entries;
+  if (!read(given.bias_table, table) || !read(given.bias_entries, entries)) return false;
+  if (!table || !entries) return !table && !entries;
+  const int64_t heads = in.num_heads_q(), queries = in.q.size(2), keys = in.k.size(2);
+  const at::ScalarType dtype = table->scalar_type();
+  const bool takes_table = !in.bias && table->dim() == 2 && table->size(0) == heads && table->size(1) > 0 &&
+                           table->device() == in.q.device() && (dtype == in.q.scalar_type() || dtype == at::kFloat);
+  const bool of_diagonals = entries->dim() == 1;
+  const bool takes_entries =
+      entries->scalar_type() == at::kInt && entries->device() == in.q.device() && entries->is_contiguous() &&
+      queries > 0 && keys > 0 &&
+      (of_diagonals ? entries->size(0) == queries + keys - 1
+                    : entries->dim() == 2 && entries->size(0) == queries && entries->size(1) == keys &&
+                          heads * queries * keys * table->element_size() <= kMostBiasBytes);
+  if (!takes_table || !takes_entries || !holds_memory(*table)) return false;
+  const at::Tensor bias = recorded_look_up(*table, entries->view({-1}));
+  in.bias = of_diagonals ? bias.view({1, heads, 1, -1}) : bias.view({1, heads, queries, keys});
+  in.bias_of_diagonals = of_diagonals;
+  return true;
+}
+
 py::object direct_attention(const AttentionArguments& given) {
   AttentionInputs in;
   WantedResults wanted;
@@ -255,7 +284,7 @@ py::object direct_attention(const AttentionArguments& given) {
     return py::none();
   }
   if (in.sequence_first && !(heads_first(in.q) && heads_first(in.k) && heads_first(in.v))) return py::none();
-  if (!tables_fit(in)) return py::none();
+  if (!tables_fit(in) || !look_bias_up(given, in)) return py::none();
   in.wants_row_max = wanted.row_max || wanted.head_max;
   return results_of(in, wanted, [&] { return attention(in, wanted.lse); });
 }

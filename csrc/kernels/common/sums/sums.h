@@ -32,7 +32,8 @@ cudaError_t launch_dalibi(const attention::BackwardParams& params, const AlibiPa
 // params.delta is rowsum(dout * out); the kernel also subtracts dlse from it. Every element of params.dbias is written.
 cudaError_t launch_dbias_from_rows(const attention::BackwardParams& params, cudaStream_t stream);
 
-// Gradients of tables (table_sums.h).
+// Biases that are looked up in tables, and gradients of tables (table_sums.h).
+cudaError_t launch_look_up(const TableLookUp& table, cudaStream_t stream);
 cudaError_t launch_table_sums(const TableSums& table, cudaStream_t stream);
 
 // Split-KV dQ, for few queries that see many keys: CTAs share the keys of a query tile, each stores a partial dQ in

@@ -20,6 +20,30 @@ constexpr int kRange = 1024;  // entries of a CTA
 template <class Element>
 using Sum = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 
+// Adds a value of each lane to the sum of its entry; -1 for none. If lanes have few entries, the warp sums the values
+// of one entry after the other. Otherwise lanes with the same entry add in order.
+template <class Real>
+__device__ __forceinline__ void add_columns(Real* sums, int entry, Real value) {
+  constexpr unsigned kAll = 0xFFFFFFFFu;
+  const unsigned equal = __match_any_sync(kAll, entry);
+  const int before = entry < 0 ? -1 : __popc(equal & ((1u << tile::lane()) - 1));
+  unsigned first_lanes = __ballot_sync(kAll, before == 0);
+  constexpr int kFew = 4;
+  if (__popc(first_lanes) <= kFew) {
+    for (; first_lanes != 0; first_lanes &= first_lanes - 1) {
+      const int of = __shfl_sync(kAll, entry, __ffs(static_cast<int>(first_lanes)) - 1);
+      const Real sum = tile::sum_over_lanes<tile::kWarpSize>(entry == of ? value : Real(0));
+      if (tile::lane() == 0) sums[of] += sum;
+    }
+    __syncwarp();
+    return;
+  }
+  for (int rank = 0; __any_sync(kAll, before >= rank); ++rank) {
+    if (before == rank) sums[entry] += value;
+    __syncwarp();
+  }
+}
+
 template <class Element>
 __global__ void __launch_bounds__(kThreads) table_sums_kernel(const __grid_constant__ TableSums t, int num_parts) {
   using Real = Sum<Element>;
@@ -36,19 +60,14 @@ __global__ void __launch_bounds__(kThreads) table_sums_kernel(const __grid_const
   const auto* values = static_cast<const Element*>(t.values) + row * t.row_stride;
   for (int64_t first = begin; first < end; first += tile::kWarpSize) {
     const int64_t column = first + tile::lane();
-    int64_t entry = -1;
+    int entry = -1;
     Real value = Real(0);
     if (column < end) {
-      entry = t.entries[column] - first_entry;
+      const int64_t clamped = min(max(t.entries[column], 0), static_cast<int>(t.num_entries) - 1) - first_entry;
+      if (clamped >= 0 && clamped < kRange) entry = static_cast<int>(clamped);
       value = static_cast<Real>(values[column]);
     }
-    const bool counts = entry >= 0 && entry < kRange;
-    const unsigned equal = __match_any_sync(0xFFFFFFFFu, counts ? static_cast<int>(entry) : -1);
-    const int before = counts ? __popc(equal & ((1u << tile::lane()) - 1)) : -1;
-    for (int rank = 0; __any_sync(0xFFFFFFFFu, before >= rank); ++rank) {
-      if (before == rank) own[entry] += value;
-      __syncwarp();
-    }
+    add_columns(own, entry, value);
   }
   __syncthreads();
   auto* parts = static_cast<Real*>(t.parts) + (part * t.rows + row) * t.num_entries + first_entry;
@@ -67,7 +86,29 @@ __global__ void __launch_bounds__(kThreads) add_parts_kernel(const __grid_consta
   const auto* parts = static_cast<const Real*>(t.parts);
   Real sum = parts[i];
   for (int64_t part = 1; part < num_parts; ++part) sum += parts[part * size + i];
-  static_cast<Real*>(t.sums)[i] = sum;
+  switch (t.sums_element) {
+    case attention::ElementType::kBFloat16:
+      static_cast<__nv_bfloat16*>(t.sums)[i] = __float2bfloat16(static_cast<float>(sum));
+      break;
+    case attention::ElementType::kFloat16:
+      static_cast<__half*>(t.sums)[i] = __float2half(static_cast<float>(sum));
+      break;
+    case attention::ElementType::kFloat64:
+      static_cast<double*>(t.sums)[i] = static_cast<double>(sum);
+      break;
+    default:
+      static_cast<float*>(t.sums)[i] = static_cast<float>(sum);
+  }
+}
+
+template <class Bits>
+__global__ void __launch_bounds__(kThreads) look_up_kernel(const __grid_constant__ TableLookUp t, int blocks_of_row) {
+  const int64_t row = blockIdx.x / blocks_of_row;
+  const int64_t column = int64_t{blockIdx.x} % blocks_of_row * kThreads + threadIdx.x;
+  if (column >= t.columns) return;
+  const int entry = min(max(t.entries[column], 0), static_cast<int>(t.num_entries) - 1);
+  static_cast<Bits*>(t.to)[row * t.columns + column] =
+      static_cast<const Bits*>(t.table)[row * t.row_stride + entry * t.entry_stride];
 }
 
 template <class Element>
@@ -97,6 +138,18 @@ cudaError_t launch_table_sums(const TableSums& t, cudaStream_t stream) {
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+cudaError_t launch_look_up(const TableLookUp& t, cudaStream_t stream) {
+  const int64_t blocks_of_row = attention::ceil_div(t.columns, int64_t{kThreads});
+  const int64_t blocks = blocks_of_row * t.rows;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  const auto kernel = t.element_bytes == 2   ? look_up_kernel<uint16_t>
+                      : t.element_bytes == 4 ? look_up_kernel<uint32_t>
+                                             : look_up_kernel<uint64_t>;
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(t, static_cast<int>(blocks_of_row));
+  return cudaGetLastError();
 }
 
 }  // namespace flash_attn_ext::common

@@ -7,8 +7,21 @@
 
 namespace flash_attn_ext::common {
 
-// sums[row][e] = the sum of values[row][c] over the columns c with entries[c] = e, in an order that the shapes alone
-// decide. Columns whose entry the table does not have are left out.
+// to[row][c] = table[row][entries[c]]. An entry that the table lacks is clamped, here and below.
+struct TableLookUp {
+  const void* table = nullptr;
+  int64_t element_bytes = 0;
+  int64_t rows = 0;
+  int64_t num_entries = 0;
+  int64_t row_stride = 0;
+  int64_t entry_stride = 0;
+  const int32_t* entries = nullptr;
+  int64_t columns = 0;
+  void* to = nullptr;  // contiguous
+};
+
+// sums[row][e] = the sum of values[row][c] over the columns c with entries[c] = e, in an order that shapes and entries
+// alone decide.
 struct TableSums {
   const void* values = nullptr;
   attention::ElementType element = attention::ElementType::kFloat32;  // of values
@@ -18,11 +31,12 @@ struct TableSums {
   const int32_t* entries = nullptr;
   int64_t num_entries = 0;
   void* parts = nullptr;  // (num_parts(), rows, num_entries) of the accumulate type
-  void* sums = nullptr;   // (rows, num_entries) of the accumulate type
+  void* sums = nullptr;   // (rows, num_entries)
+  attention::ElementType sums_element = attention::ElementType::kFloat32;
 
   // CTAs share the columns of a row. Each has enough of them.
   int64_t num_parts() const {
-    constexpr int64_t kColumnsOfPart = 2048;
+    constexpr int64_t kColumnsOfPart = 512;
     constexpr int64_t kMost = 64;
     const int64_t parts = (columns + kColumnsOfPart - 1) / kColumnsOfPart;
     return parts < 1 ? 1 : parts < kMost ? parts : kMost;
