@@ -115,7 +115,7 @@ def attention_reference(
 
     Args:
         q, k, v: (..., H, S, D) as for ``attention``: ``q`` has Hq heads, ``k`` and ``v`` have Hk, and Hk divides Hq.
-            Any floating dtype, which is that of the computation too.
+            Any floating dtype, which is that of the computation too. ``block_lists`` is a ``masks.BlockLists``.
         dropout_mask: bool, broadcastable to (..., Hq, Sq, Sk), True = kept. Without it ``dropout_p > 0`` draws from
             PyTorch's default generator. The bits that a call drew are the signs that
             ``integrations.flash_attn.flash_attn_func(..., return_attn_probs=True)`` returns.
