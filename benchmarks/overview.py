@@ -1,10 +1,11 @@
 """The pictures of benchmarks/results/, the tables and the figures in the prose of README and docs/performance.md, and
-the tables of docs/kernels/cpu.md, from the reports there and nothing else.
+the tables of the kernels' pages, from the reports there and nothing else.
 
     python benchmarks/overview.py    # after new results: draws all pictures, writes tables and figures into the pages
 
 Both passes of a table come from one run, so that they can be added. readme_figures.py says which results a passage
-quotes, and speed_tables.py and cpu_tables.py have the tables of ratios.
+quotes. speed_tables.py has the tables of README and the guide, cpu_tables.py and gpu_tables.py those of the kernels'
+pages.
 """
 
 from __future__ import annotations
@@ -20,20 +21,30 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import cpu_tables  # noqa: E402
+import gpu_tables  # noqa: E402
 import readme_figures  # noqa: E402
 import speed_tables  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-REPORT = RESULTS / "cuda_h200.json"
+REPORT = RESULTS / "cuda_h100.json"
+PORTABLE, DECODING, GENERATION = "cuda_h100_sm80", "cuda_h100_decode", "cuda_h100_generate"
 PICTURE = RESULTS / "overview.png"
 README, GUIDE = readme_figures.PAGES
-CPU_PAGE = "docs/kernels/cpu.md"
+CPU_PAGE, FORWARD_PAGE, BACKWARD_PAGE, FEW_QUERIES_PAGE, PORTABLE_PAGE, SPLIT_PAGE, SWITCH_PAGE = TABLE_PAGES = (
+    "docs/kernels/cpu.md",
+    "docs/kernels/sm90.md",
+    "docs/kernels/sm90_backward.md",
+    "docs/kernels/sm90_backward_query_stationary.md",
+    "docs/kernels/sm80.md",
+    "docs/kernels/split.md",
+    "docs/torch_backend.md",
+)
 BEGIN, END = "<!-- {}benchmarks/overview.py writes from here -->", "<!-- {}to here -->"
 
 PEERS = ("cudnn", "fa4", "flash")
 TABLE_SEQLEN = 8192
 README_WORDS = (
-    "Times as fast as the fastest other kernel, bfloat16, one H200 or as said: geometric mean, worst point in brackets."
+    "Times as fast as the fastest other kernel, bfloat16, one H100: geometric mean, worst point in brackets."
 )
 GRID_WORDS = (
     f"TFLOP/s at {TABLE_SEQLEN} tokens, with 16384 tokens in all and heads of 2048 columns together.\n"
@@ -43,8 +54,8 @@ PICTURE_HEAD_DIM = 128
 PICTURED = (
     "cpu_epyc_2_cores",
     "cpu_few_keys_epyc",
-    "cuda_h200",
-    "cuda_h200_sm80",
+    "cuda_h100",
+    "cuda_h100_sm80",
     "cuda_h100_workloads",
     "cuda_h100_long",
     "cuda_h100_masks",
@@ -97,9 +108,38 @@ def generated(page: str, found: dict[str, Figures]) -> dict[str, str]:
         return {"": "\n\n".join([README_WORDS, speed_tables.times_as_fast_table(speed_tables.IN_README)])}
     if page == CPU_PAGE:
         return {"long sequences: ": cpu_tables.long_sequences(), "few keys: ": cpu_tables.few_keys()}
+    if page in TABLE_PAGES:
+        return _of_a_kernel(page)
     parts = [speed_tables.times_as_fast_table(speed_tables.WORKLOADS), GRID_WORDS]
     parts += [f"**{pass_.capitalize()}**\n\n{rates_table(found[pass_])}" for pass_ in ("forward", "backward")]
     return {"": "\n\n".join(parts), "slow points: ": speed_tables.slow_points_table()}
+
+
+OTHER_SUITES = ("mask", "dropout", "head_dims", "gqa", "varlen", "window", "softcap", "alibi", "sinks")
+SHORT_SUITES = ("short", "in_a_row", "encoders", "few_queries")
+PORTABLE_SUITES = ("mask", "float32", "dropout", "head_dims", "short", "varlen", "gqa", "window")
+
+
+def _of_a_kernel(page: str) -> dict[str, str]:
+    measured = REPORT.stem
+    if page in (FORWARD_PAGE, BACKWARD_PAGE):
+        pass_ = "forward" if page == FORWARD_PAGE else "backward"
+        others = gpu_tables.suites(measured, (pass_,), OTHER_SUITES + SHORT_SUITES)
+        return {"grid: ": gpu_tables.grid(measured, pass_), "other calls: ": others}
+    if page == FEW_QUERIES_PAGE:
+        return {"": gpu_tables.suites(measured, ("backward",), ("few_queries",))}
+    if page == PORTABLE_PAGE:
+        grids = [f"{pass_.capitalize()}:\n\n{gpu_tables.grid(PORTABLE, pass_)}" for pass_ in gpu_tables.PASSES]
+        others = gpu_tables.suites(PORTABLE, gpu_tables.PASSES, PORTABLE_SUITES)
+        return {"grid: ": "\n\n".join(grids), "other calls: ": others, "host: ": gpu_tables.host(PORTABLE, ("host",))}
+    if page == SWITCH_PAGE:
+        return {"": gpu_tables.host(DECODING, ("switch",))}
+    return {
+        "steps: ": gpu_tables.decode(DECODING),
+        "pages: ": gpu_tables.pages(DECODING),
+        "host: ": gpu_tables.host(DECODING, ("decode_host",)),
+        "generation: ": gpu_tables.generate(GENERATION),
+    }
 
 
 def commit_of(name: str) -> str | None:
@@ -170,7 +210,7 @@ if __name__ == "__main__":
     measured = figures()
     draw_overview(PICTURE)
     draw_reports()
-    for name in (*readme_figures.PAGES, CPU_PAGE):
+    for name in (*readme_figures.PAGES, *TABLE_PAGES):
         write(ROOT / name, generated(name, measured))
         if name in readme_figures.PAGES:
             write_figures(ROOT / name, name)

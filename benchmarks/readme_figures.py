@@ -91,10 +91,10 @@ def quotes() -> Iterator[Quote]:
 
 def _grid() -> Quote:
     means = [
-        geometric_mean(times_as_fast([row], "cudnn") for row in rows("cuda_h200", suite="grid", **{"pass": name}))
+        geometric_mean(times_as_fast([row], "cudnn") for row in rows("cuda_h100", suite="grid", **{"pass": name}))
         for name in ("forward", "backward")
     ]
-    count = len(rows("cuda_h200", suite="grid", **{"pass": "forward"}))
+    count = len(rows("cuda_h100", suite="grid", **{"pass": "forward"}))
     return Quote(
         "is {} times as fast as cuDNN forward and {} times backward, in the geometric mean over {} bfloat16 shapes",
         (*ratio(*means), str(count)),
@@ -103,16 +103,16 @@ def _grid() -> Quote:
 
 
 def _training() -> Quote:
-    tokens = [found_in("training_h200.txt", rf"^{name} +([\d,]+) tokens/s") for name in ("flash_attn_ext", "torch")]
+    tokens = [found_in("training_h100.txt", rf"^{name} +([\d,]+) tokens/s") for name in ("flash_attn_ext", "torch")]
     thousands = tuple(f"{round(int(number.replace(',', '')) / 1000)},000" for number in tokens)
     return Quote("trains at {} tokens/s, and at {} with PyTorch's default attention", thousands, PAGES)
 
 
 def _short_calls() -> Iterator[Quote]:
-    in_a_row = [forward("cuda_h200", suite="in_a_row", seqlen_q=tokens) for tokens in (128, 197)]
+    in_a_row = [forward("cuda_h100", suite="in_a_row", seqlen_q=tokens) for tokens in (128, 197)]
     yield Quote("128 and 197 tokens are {} and {} times as fast back to back", ratio(*in_a_row))
     worst = [
-        min(times_as_fast([row]) for row in rows("cuda_h200", suite=suite, **{"pass": "forward"}))
+        min(times_as_fast([row]) for row in rows("cuda_h100", suite=suite, **{"pass": "forward"}))
         for suite in ("short", "head_dims")
     ]
     yield Quote(
@@ -121,35 +121,26 @@ def _short_calls() -> Iterator[Quote]:
 
 
 def _decoding() -> Iterator[Quote]:
-    spans = []
-    for report in ("cuda_h200_decode", "cuda_h100_decode"):
-        compared = [row for row in rows(report, suite="decode") if row["against"] == "best"]
-        spans += span([times_as_fast([row]) for row in compared if row["seqlen_q"] == 1])
-        spans += span([times_as_fast([row]) for row in compared if row["seqlen_q"] > 1], 1)
+    compared = [row for row in rows("cuda_h100_decode", suite="decode") if row["against"] == "best"]
+    one = span([times_as_fast([row]) for row in compared if row["seqlen_q"] == 1])
+    several = span([times_as_fast([row]) for row in compared if row["seqlen_q"] > 1], 1)
     yield Quote(
         "With one new token a call is {} to {} times as fast as the fastest other kernel, with 8 to 256 new tokens {} "
-        "to {} times. On an H100 it is {} to {} and {} to {}",
-        tuple(spans),
+        "to {} times",
+        (*one, *several),
     )
-    steps = {name: rows(name, **{"pass": "decode"}) for name in ("cuda_h200_generate", "cuda_h100_generate")}
-    compiled = "static cache, compiled"
-    eager = [row["ratio"] for row in steps["cuda_h200_generate"] if row["case"] != compiled]
-    (on_h100,) = (row["ratio"] for row in steps["cuda_h100_generate"] if row["case"] == compiled)
+    steps = rows("cuda_h100_generate", **{"pass": "decode"})
     yield Quote(
-        "A Llama of 1B parameters decoded one sequence {} to {} times as fast as with PyTorch's attention", span(eager)
+        "A Llama of 1B parameters decodes one sequence {} to {} times as fast as with PyTorch's attention",
+        span([row["ratio"] for row in steps]),
     )
-    static = found_in("generate_static_h200.txt", r"^static cache, compiled .* decode .* (\d\.\d\d) x torch sdpa$")
-    yield Quote("Compiled, with a static cache, it was {} times as fast", (static,))
-    yield Quote("and with later kernels on an H100 {} times", ratio(on_h100))
 
 
 def _other_gpus() -> Iterator[Quote]:
-    copies = [rows(name, suite="decode")[0]["copy_tbs"] for name in ("cuda_h100_decode", "cuda_h200_decode")]
-    yield Quote("An H100's memory is {} times as fast as an H200's", (f"{copies[0] / copies[1]:.1f}",))
-    grid = rows("cuda_h200_sm80", suite="grid")
+    grid = rows("cuda_h100_sm80", suite="grid")
     of_peer = {name: [times_as_fast([row], name) for row in grid] for name in ("cudnn", "flash")}
     mean = f"{geometric_mean(of_peer['cudnn']):.2f}"
-    yield Quote("On an H200 they are {} times as fast as cuDNN in the geometric mean", (mean,), (README,))
+    yield Quote("On an H100 they are {} times as fast as cuDNN in the geometric mean", (mean,), (README,))
     yield Quote(
         "the portable backend is {} to {} times as fast as cuDNN ({} in the geometric mean of both passes) and {} to "
         "{} times as fast as FlashAttention-2",
@@ -164,7 +155,7 @@ def _odd_head_dims() -> Quote:
     ]
     return Quote(
         "At head dim 72, forward and backward together are {} to {} times as fast",
-        span([both("cuda_h200", **point) for point in points]),
+        span([both("cuda_h100", **point) for point in points]),
     )
 
 

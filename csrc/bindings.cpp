@@ -18,6 +18,7 @@
 #include "host/report/explain.h"
 #include "host/report/inspect.h"
 #include "host/report/log.h"
+#include "host/table_sums.h"
 
 namespace py = pybind11;
 
@@ -60,6 +61,16 @@ void define_attention_function(py::module_& module, const char* name, const char
         return function(leading..., inputs);
       },
       doc);
+}
+
+void define_sums(py::module_& module) {
+  module.def("delta", &compute_delta, py::arg("out"), py::arg("dout"), py::arg("dlse") = py::none(),
+             "rowsum(dout * out) - dlse, the first stage of the backward pass.",
+             py::call_guard<py::gil_scoped_release>());
+
+  module.def("table_sums", &table_sums, py::arg("values"), py::arg("entries"), py::arg("num_entries"),
+             "(rows, num_entries): sums of the columns of each entry, in a fixed order.",
+             py::call_guard<py::gil_scoped_release>());
 }
 
 // Functions by which users and tests inspect what a call computes.
@@ -216,10 +227,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       "(forward, backward): what the backend that the call names would run. Needs no device of its kind.",
       [](std::array<bool, 6> output_mask, const AttentionInputs& inputs) { return report_plans(inputs, output_mask); });
 
-  module.def("delta", &compute_delta, py::arg("out"), py::arg("dout"), py::arg("dlse") = py::none(),
-             "rowsum(dout * out) - dlse, the first stage of the backward pass.",
-             py::call_guard<py::gil_scoped_release>());
-
+  define_sums(module);
   define_inspection(module);
 
   define_derivatives(module);

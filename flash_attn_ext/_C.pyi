@@ -26,6 +26,8 @@ One attention call in canonical form is a Problem (_problem.py), of which any tu
     allow_tf32         float32 on a GPU: one TF32 product instead of three
     sequence_first     the caller has (B, S, H, D): out gets it where q's strides leave the order open; dense only
     wants_row_max      the forward pass also returns the largest score of each row
+    bias_of_diagonals  bias is (1, Hq|1, 1, Sq + Sk - 1), stride 1 in the last dimension: a number for each diagonal
+                       of the scores, that of key - query = 1 - Sq first; dense only
 
 Wrong tensors raise RuntimeError, wrong option values ValueError.
 """
@@ -179,6 +181,10 @@ def attention_plan(output_mask: Sequence[bool], problem: _Problem, /) -> tuple[d
     """The plans of both passes: the fields of ``_explanation.Plan`` that apply, by name. They are those of the backend
     that the problem names, which need not be able to run here, or else of the one that runs it. output_mask: the
     gradients asked for, as in ``attention_backward``."""
+
+def table_sums(values: Tensor, entries: Tensor, num_entries: int) -> Tensor:
+    """(rows, num_entries) in the accumulate dtype of values (rows, columns): for each entry of a table, the sum of the
+    columns whose entry it is, in a fixed order. entries: (columns,) int32."""
 
 def delta(out: Tensor, dout: Tensor, dlse: Tensor | None = None) -> Tensor:
     """rowsum(dout * out) - dlse, accumulate dtype: (B, H, S) for (B, H, S, D), (H, T) for (T, H, D)."""

@@ -19,7 +19,7 @@ except ImportError as error:
     message = _import_errors.explain_missing_extension(error, __version__, torch.__version__)
     raise ImportError(message) from error
 
-from flash_attn_ext import _copy_log, _flops, _frames, masks, ops, reference, types
+from flash_attn_ext import _copy_log, _flops, _frames, bias_tables, masks, ops, reference, types
 from flash_attn_ext._explanation import Explanation, Plan
 from flash_attn_ext.autograd import FlashAttentionFunction
 from flash_attn_ext.functional import (

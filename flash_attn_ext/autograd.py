@@ -25,6 +25,7 @@ from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from flash_attn_ext._seeds import draw_seed
 from flash_attn_ext._torch_private import are_functorch_transforms_active
 from flash_attn_ext.derivatives.batching import Mapped
+from flash_attn_ext.derivatives.diagonals import with_all_pairs
 from flash_attn_ext.derivatives.functions import AttentionTangents, gradients_of
 from flash_attn_ext.derivatives.named_functions import (
     LEFT,
@@ -102,8 +103,10 @@ class FlashAttentionFunction(DerivativeFunction):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        along = tangents_in(FlashAttentionFunction.named(tangents))
-        return (*AttentionTangents.call(**kept(ctx) | along), None, None)
+        arguments = kept(ctx) | tangents_in(FlashAttentionFunction.named(tangents))
+        if arguments["bias_of_diagonals"]:
+            arguments = with_all_pairs(arguments, ("bias", "bias_tangent"))
+        return (*AttentionTangents.call(**arguments), None, None)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Mapped:

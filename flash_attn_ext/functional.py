@@ -16,7 +16,9 @@ from flash_attn_ext._canonical import packed_form
 from flash_attn_ext._explanation import Explanation, plans_of
 from flash_attn_ext._options import check_flag, check_max_logit, dense_problem, problem_of, results_of
 from flash_attn_ext._sdpa import attend_or_decline, operands_to_ask
+from flash_attn_ext._table_attention import attend_with_table, problem_to_explain
 from flash_attn_ext.autograd import attend
+from flash_attn_ext.bias_tables import BiasIndex
 from flash_attn_ext.kv_cache import attention_with_kvcache as attention_with_kvcache
 from flash_attn_ext.masks import BlockLists, Intervals
 from flash_attn_ext.types import AttentionOptions, Backend, Causal, Layout, MaxLogit, Window
@@ -152,6 +154,8 @@ def attention(
     causal: Causal | None = None,
     window: Window | None = None,
     bias: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_index: BiasIndex | None = None,
     mask: Tensor | None = None,
     intervals: Tensor | Intervals | None = None,
     block_lists: BlockLists | tuple[Tensor, Tensor] | None = None,
@@ -192,6 +196,15 @@ def attention(
             side is 0 whatever is given.
         bias: float, broadcastable to (..., Hq, Sq, Sk) whatever the layout; float32 or q's dtype. Added to the scores;
             it may require grad, and its gradient is summed over broadcast dimensions in a fixed order.
+        bias_table: (Hq, entries), q's dtype or float32: the bias of each pair is an entry of its head's row, which
+            ``bias_index`` names. No (Hq, Sq, Sk) bias is made, and the table's gradient is summed in a fixed order. Not
+            together with ``bias``. Fastest in q's dtype.
+        bias_index: the entry of each pair. By the distance d = key - (query + diagonal), with the diagonal of
+            ``window``: "clip" for entry ``m + min(max(d, -m), m)`` of 2 m + 1; "t5" or a
+            :class:`~flash_attn_ext.bias_tables.T5Buckets` for the buckets of T5. Or an int32 or int16 tensor (Sq, Sk)
+            of entries, the same for all batch entries and heads. Then the bias of some heads at a time is made, in 64
+            MiB at most or what one head takes. On the CPU an entry that the table lacks raises ValueError. On a GPU
+            entries are not looked at, and are clamped.
         mask: bool, broadcastable as bias, True = attend.
         intervals: (..., Hq or 1, Sq, 2 n) int32 with n up to 4, on q's device; batch dimensions may be 1 or missing.
             Query i sees key j where ``intervals[..., i, 2m] <= j < intervals[..., i, 2m + 1]`` for some m < n, and
@@ -257,7 +270,8 @@ def attention(
     """
     if isinstance(intervals, Intervals):
         intervals = intervals.tensor
-    if not is_compiling() and block_lists is None:
+    has_table = bias_table is not None or bias_index is not None
+    if not has_table and block_lists is None and not is_compiling():
         # fmt: off
         results = _C.direct_attention(
             q, k, v, causal, window, bias, mask, intervals, alibi_slopes, softcap, sink, dropout_p, scale, layout,
@@ -266,13 +280,14 @@ def attention(
         # fmt: on
         if results is not None:
             return results
-    if asked := operands_to_ask(q, k, v, bias, mask, intervals, *tensors_of(block_lists), alibi_slopes, sink):
+    tensors = (bias, bias_table, bias_index, mask, intervals, *tensors_of(block_lists), alibi_slopes, sink)
+    if asked := operands_to_ask(q, k, v, *tensors):
         # fmt: off
         theirs: Tensor | tuple[Tensor, ...] = handle_torch_function(
-            attention, asked, q, k, v, causal=causal, window=window, bias=bias, mask=mask, intervals=intervals,
-            block_lists=block_lists, alibi_slopes=alibi_slopes, softcap=softcap, sink=sink, dropout_p=dropout_p,
-            scale=scale, layout=layout, return_lse=return_lse, return_max_logit=return_max_logit, backend=backend,
-            allow_tf32=allow_tf32,
+            attention, asked, q, k, v, causal=causal, window=window, bias=bias, bias_table=bias_table,
+            bias_index=bias_index, mask=mask, intervals=intervals, block_lists=block_lists, alibi_slopes=alibi_slopes,
+            softcap=softcap, sink=sink, dropout_p=dropout_p, scale=scale, layout=layout, return_lse=return_lse,
+            return_max_logit=return_max_logit, backend=backend, allow_tf32=allow_tf32,
         )
         # fmt: on
         return theirs
@@ -296,7 +311,10 @@ def attention(
         wants_row_max=max_logit is not None,
     )
     problem, form, operands = dense_problem(problem, layout, block_lists)
-    out, lse, row_max = attend(problem, operands)
+    if has_table:
+        out, lse, row_max = attend_with_table(problem, bias_table, bias_index, operands)
+    else:
+        out, lse, row_max = attend(problem, operands)
     if form.rank != 4:
         out, lse = form.restore_out(out), form.restore_lse(lse)
         row_max = None if row_max is None else form.restore_lse(row_max)
@@ -317,6 +335,8 @@ def explain(
     causal: Causal | None = None,
     window: Window | None = None,
     bias: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_index: BiasIndex | None = None,
     mask: Tensor | None = None,
     intervals: Tensor | Intervals | None = None,
     block_lists: BlockLists | tuple[Tensor, Tensor] | None = None,
@@ -376,8 +396,14 @@ def explain(
         wants_row_max=max_logit is not None,
     )
     if all(given is None for given in packing.values()):
-        problem, _, _ = dense_problem(problem, layout, block_lists)
+        problem, _, operands = dense_problem(problem, layout, block_lists)
+        if bias_table is not None or bias_index is not None:
+            problem = problem_to_explain(problem, bias_table, bias_index, operands)
     else:
+        if bias_table is not None or bias_index is not None:
+            raise ValueError(
+                "bias_table does not go with cu_seqlens: pad the sequences and pass a mask, or pass a bias"
+            )
         if block_lists is not None:
             raise ValueError("block_lists does not go with cu_seqlens: pass intervals or a mask")
         if layout != "bhsd":

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
+from flash_attn_ext.bias_tables import BiasIndex, entries_of_pairs
 from flash_attn_ext.masks import BlockLists, Intervals
 from flash_attn_ext.types import Causal, Layout, MaxLogit, ReferenceOptions, Window
 
@@ -98,6 +99,8 @@ def attention_reference(
     causal: Causal | None = None,
     window: Window | None = None,
     bias: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_index: BiasIndex | None = None,
     mask: Tensor | None = None,
     intervals: Tensor | Intervals | None = None,
     block_lists: BlockLists | None = None,
@@ -170,6 +173,8 @@ def attention_reference(
         score = score - alibi_slopes[..., None, None].to(score.dtype) * distance.abs()
     if bias is not None:
         score = score + bias
+    if bias_table is not None:
+        score = score + bias_table[:, entries_of_pairs(bias_index, distance, bias_table.shape[1])]
     p, lse = _softmax(score, visible, sink)
     if dropout_p > 0:
         if dropout_mask is None:

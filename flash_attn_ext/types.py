@@ -1,7 +1,7 @@
 """The types of options, by name, for the annotations of your own code.
 
-``Causal``, ``Layout``, ``Backend``, ``Fallback`` and ``MaxLogit`` are the strings that an option takes, and ``Window``
-is a window.
+``Causal``, ``Layout``, ``Backend``, ``Fallback`` and ``MaxLogit`` are the strings that an option takes, ``BiasIndex``
+what ``bias_index`` may be, and ``Window`` is a window.
 ``AttentionOptions``, ``VarlenOptions`` and ``KvCacheOptions`` are the keywords of ``attention``, ``attention_varlen``
 and ``attention_with_kvcache``, each with its type, for options that are kept and passed on:
 
@@ -21,6 +21,7 @@ from typing import Literal, TypedDict
 
 from torch import Tensor
 
+from flash_attn_ext.bias_tables import BiasIndex as BiasIndex
 from flash_attn_ext.masks import BlockLists, Intervals
 
 Causal = Literal["top_left", "bottom_right"]
@@ -48,6 +49,8 @@ class ScoreOptions(TypedDict, total=False):
 class AttentionOptions(ScoreOptions, total=False):
     """The keywords of ``attention`` but ``return_lse`` and ``return_max_logit``, which decide the result's type."""
 
+    bias_table: Tensor | None
+    bias_index: BiasIndex | None
     block_lists: BlockLists | tuple[Tensor, Tensor] | None
     dropout_p: float
     layout: Layout
@@ -83,6 +86,8 @@ class KvCacheOptions(ScoreOptions, total=False):
 class ReferenceOptions(ScoreOptions, total=False):
     """The keywords of ``reference.attention_reference`` but ``return_lse`` and ``return_max_logit``."""
 
+    bias_table: Tensor | None
+    bias_index: BiasIndex | None
     block_lists: BlockLists | None
     dropout_p: float
     dropout_mask: Tensor | None

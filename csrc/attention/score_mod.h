@@ -33,7 +33,9 @@ struct Coordinate {  // positions inside the sequence, whatever the tile
   int64_t key;
 };
 
-// A bias or mask of shape (batch, heads, queries, keys) in which a broadcast dimension has stride 0.
+// A bias or mask of shape (batch, heads, queries, keys) in which a broadcast dimension has stride 0. A bias that
+// follows from key - query alone has one number for each diagonal of the scores. Its query stride is -1, its key stride
+// is 1, and data is the number of the diagonal 0.
 struct BroadcastView {
   const void* data = nullptr;
   ElementType element = ElementType::kFloat32;
@@ -43,6 +45,7 @@ struct BroadcastView {
   int64_t key_stride = 0;
 
   FLASH_HOST_DEVICE bool present() const { return data != nullptr; }
+  FLASH_HOST_DEVICE bool of_diagonals() const { return query_stride < 0; }
   FLASH_HOST_DEVICE int64_t offset(const Coordinate& at) const {
     return at.batch * batch_stride + at.head * head_stride + at.query * query_stride + at.key * key_stride;
   }

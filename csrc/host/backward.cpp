@@ -55,6 +55,11 @@ at::Tensor allocate_dbias(const AttentionInputs& in, bool written_once, attentio
   dbias.head_stride = stride(1);
   dbias.query_stride = stride(2);
   dbias.key_stride = stride(3);
+  if (in.bias_of_diagonals && gradient.numel() > 0) {
+    dbias.data = static_cast<char*>(dbias.data) + (in.q.size(2) - 1) * gradient.element_size();
+    dbias.query_stride = -1;
+    dbias.key_stride = 1;
+  }
   return gradient;
 }
 
@@ -102,7 +107,7 @@ std::vector<at::Tensor> attention_backward(const AttentionInputs& in, const Back
   const Backend& backend = choose_backend(in, params);
   Gradients gradients = allocate_gradients(in, backward.output_mask);
   set_gradients(params, gradients);
-  if (backward.output_mask[kDbias]) params.dbias = describe_dbias(*in.bias);
+  if (backward.output_mask[kDbias]) params.dbias = describe_dbias(in);
   if (in.has_heads()) {
     run_backward(backend, in, backward, params, gradients.dbias);
   } else {  // k, v and a bias may have elements even then

@@ -24,6 +24,16 @@ BroadcastView broadcast_view(const std::optional<at::Tensor>& tensor) {
           .key_stride = stride(3)};
 }
 
+BroadcastView view_of_diagonals(const at::Tensor& bias, int64_t queries) {
+  const auto* first = static_cast<const char*>(bias.const_data_ptr());
+  return {.data = first + std::max<int64_t>(queries - 1, 0) * bias.element_size(),
+          .element = element_type(bias.scalar_type()),
+          .batch_stride = 0,
+          .head_stride = bias.size(1) == 1 ? 0 : bias.stride(1),
+          .query_stride = -1,
+          .key_stride = 1};
+}
+
 attention::AlibiSlopes alibi_slopes(const std::optional<at::Tensor>& slopes) {
   if (!slopes) return {};
   return {.data = slopes->const_data_ptr(),
@@ -117,8 +127,9 @@ attention::StatisticView written_statistic_view(const at::Tensor& tensor) {
   return statistic_view_of(tensor, tensor.mutable_data_ptr());
 }
 
-attention::BiasGradient describe_dbias(const at::Tensor& bias) {
-  const auto split = [&](int64_t d) { return bias.size(d) != 1; };
+attention::BiasGradient describe_dbias(const AttentionInputs& in) {
+  // A bias of diagonals differs along queries and keys, whatever its shape.
+  const auto split = [&](int64_t d) { return in.bias->size(d) != 1 || (d > 1 && in.bias_of_diagonals); };
   attention::BiasGradient dbias;
   dbias.wanted = true;
   dbias.per_batch = split(0);
@@ -175,7 +186,8 @@ attention::AttentionParams make_attention_params(const AttentionInputs& in) {
       .scale = in.scale_factor(),
       .softcap = in.softcap.value_or(0.0),
       .alibi = alibi_slopes(in.alibi_slopes),
-      .bias = broadcast_view(in.bias),
+      .bias =
+          in.bias_of_diagonals ? view_of_diagonals(*in.bias, params.sequences.max_seqlen_q) : broadcast_view(in.bias),
       .mask = broadcast_view(in.mask),
       .mask_tiles = {},
       .mask_bits = {},

@@ -23,7 +23,7 @@ attention::StatisticView written_statistic_view(const at::Tensor& tensor);
 
 // Describes the gradient of a bias for a plan: which dimensions the bias has in full. Its memory is allocated after the
 // plan is made.
-attention::BiasGradient describe_dbias(const at::Tensor& bias);
+attention::BiasGradient describe_dbias(const AttentionInputs& in);
 
 // The view of (B|1, H|1, S, 2 n) or packed (H|1, T, 2 n) intervals, whose last dimension is contiguous.
 attention::RowIntervals row_intervals(const at::Tensor& intervals);

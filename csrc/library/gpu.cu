@@ -71,6 +71,10 @@ Status plain_gradients(const derivatives::PlainTile& tile, const derivatives::Pl
   return derivatives::plain_gradients(tile, gradients, cuda_stream(stream));
 }
 
+Status table_sums(const common::TableSums& table, void* stream) {
+  return common::launch_table_sums(table, cuda_stream(stream));
+}
+
 Status sm80_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                     void* stream) {
   return sm80::run_forward(params, plan, workspace, cuda_stream(stream));
@@ -95,6 +99,9 @@ Status sm90_backward(const attention::BackwardParams& params, const plan::Backwa
   if (error == cudaSuccess && plan.dbias == plan::BiasGradientSource::kOverBatch) {
     error = sm80::run_dbias_over_batch(params, plan, workspace, cuda_stream(stream));
   }
+  if (error == cudaSuccess && plan.sums_diagonals()) {
+    error = sm80::run_dbias_of_diagonals(params, plan, workspace, cuda_stream(stream));
+  }
   if (error != cudaSuccess || params.dsink == nullptr) return error;
   attention::BackwardParams p = params;
   p.delta = plan.workspace.delta.like(p.lse, workspace);
@@ -109,7 +116,8 @@ void add_gpu_kernels(Kernels& table) {
                .take_error = take_error,
                .tangents = tangents,
                .plain_weights = plain_weights,
-               .plain_gradients = plain_gradients};
+               .plain_gradients = plain_gradients,
+               .table_sums = table_sums};
   Backend& sm80 = row_of("sm80", table);
   sm80.append = append;
   sm80.forward = sm80_forward;

@@ -13,6 +13,7 @@
 
 #include "attention/append.h"
 #include "attention/params.h"
+#include "kernels/common/sums/table_sums.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/cpu/services.h"
 #include "kernels/derivatives/plain_tile.h"
@@ -74,6 +75,7 @@ struct GpuFunctions {
   Status (*plain_weights)(const derivatives::PlainTile& tile, const derivatives::PlainWeights& results, void* stream);
   Status (*plain_gradients)(const derivatives::PlainTile& tile, const derivatives::PlainGradients& gradients,
                             void* stream);
+  Status (*table_sums)(const common::TableSums& table, void* stream);
 };
 
 struct Kernels {

@@ -86,13 +86,14 @@ void print_sm90_backward() {
                {"chunks_queries", chunks_queries}});
   }
   for (const sm90::TwoPassConfig& config : sm90::kTwoPassConfigs) {
-    const auto& [dims, score, k_stages, v_stages, dp_ahead] = config;
+    const auto& [dims, score, k_stages, v_stages, dp_ahead, dq_from_tiles] = config;
     print_row("sm90 two-pass", score,
               {{"qk", dims.qk},
                {"v", dims.v},
                {"k_stages", k_stages},
                {"v_stages", v_stages},
                {"dp_ahead", dp_ahead},
+               {"dq_from_tiles", dq_from_tiles},
                {"producer_registers", config.producer_registers()},
                {"registers", config.consumer_registers()}});
   }

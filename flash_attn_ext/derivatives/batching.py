@@ -156,7 +156,8 @@ def _choose(size: int, dims: dict[str, int | None], arguments: Named, names: tup
             into_heads = True
         if KINDS[name] == Kind.TABLE:
             shape = _slice_shape(arguments, dims, name)
-            into_heads = into_heads or (shape[0] == 1 < batch and shape[1] == heads)
+            of_diagonals = name == "bias" and arguments["bias_of_diagonals"]
+            into_heads = into_heads or (shape[0] == 1 < batch and shape[1] == heads) or of_diagonals
     if into_heads and is_packed and (dims["cu_seqlens_q"] is not None or dims["cu_seqlens_k"] is not None):
         return None
     return Fold(size, into_heads, is_packed, batch, heads)

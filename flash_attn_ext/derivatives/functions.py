@@ -15,6 +15,7 @@ from torch import Tensor
 from flash_attn_ext import _C
 from flash_attn_ext._problem import DIFFERENTIABLE, Problem
 from flash_attn_ext.derivatives.backward_tangents import backward_tangents
+from flash_attn_ext.derivatives.diagonals import of_diagonals, with_all_pairs
 from flash_attn_ext.derivatives.forward_tangents import forward_tangents
 from flash_attn_ext.derivatives.kinds import TANGENTS, tangent_name
 from flash_attn_ext.derivatives.named_functions import (
@@ -112,6 +113,9 @@ def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, 
     if all(cotangent is None for cotangent in along.values()):
         return in_order(AttentionBackward, {})
     arguments |= tangents_in(along)
+    has_diagonals = arguments["bias_of_diagonals"]
+    if has_diagonals:
+        arguments = with_all_pairs(arguments, ("bias", "bias_tangent"))
     wanted = [needed[name] for name in DIFFERENTIABLE]
     if torch.is_grad_enabled() or not any(wanted):  # the tangents of out and lse may be differentiated once more
         out_tangent, lse_tangent = AttentionTangents.call(**arguments)
@@ -119,6 +123,8 @@ def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, 
         gradients = tangents_of_gradients(arguments | left, wanted)
     else:
         out_tangent, lse_tangent, gradients = tangents_of_everything(arguments, wanted)
+    if has_diagonals:
+        gradients = of_diagonals(gradients, "bias")
     of_cotangents = dict(dout=out_tangent, dlse=lse_tangent if arguments["dlse"] is not None else None)
     return in_order(AttentionBackward, gradients | of_cotangents)
 
@@ -126,10 +132,15 @@ def double_backward(ctx, along: dict, needs_input_grad) -> tuple[Tensor | None, 
 def _tangents_along(arguments: dict, along: dict, wanted) -> dict[str, Tensor]:
     """The tangents of the gradients, for tangents of the problem only."""
     arguments |= tangents_in(along)
+    has_diagonals = arguments["bias_of_diagonals"]
+    if has_diagonals:
+        arguments = with_all_pairs(arguments, ("bias", "bias_tangent"))
     if along["out"] is None or along["lse"] is None:
-        return tangents_of_everything(arguments, wanted)[2]
-    # Forward mode has computed the tangents of out and lse in the forward pass.
-    return tangents_of_gradients(arguments | dict(out_tangent=along["out"], lse_tangent=along["lse"]), wanted)
+        tangents = tangents_of_everything(arguments, wanted)[2]
+    else:  # forward mode has computed the tangents of out and lse in the forward pass
+        arguments |= dict(out_tangent=along["out"], lse_tangent=along["lse"])
+        tangents = tangents_of_gradients(arguments, wanted)
+    return of_diagonals(tangents, "bias") if has_diagonals else tangents
 
 
 class AttentionTangents(DerivativeFunction):

@@ -24,6 +24,7 @@ ORDER = (
     "_explanation",
     "_sdpa",
     "_flops",
+    "_table_attention",
     "ops",
     "autograd",
     "_seeds",
@@ -40,6 +41,7 @@ ORDER = (
     "_C",
     "reference",
     "types",
+    "bias_tables",
     "masks",
 )
 

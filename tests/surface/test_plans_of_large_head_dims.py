@@ -1,4 +1,4 @@
-"""Which backward kernels calls of head dims from 129 to 256 take on Hopper. Plans need no GPU (test_plans.py)."""
+"""Which backward kernels calls of head dims from 129 to 512 take on Hopper. Plans need no GPU (test_plans.py)."""
 
 import pytest
 
@@ -75,6 +75,26 @@ def test_calls_that_only_scale(call, expected):
     assert mismatches(call.plans()[1], expected) == {}
 
 
+# Above head dim 256, where scores are only scaled.
+WIDE = [
+    (hopper(d=512), dict(kernel=TWO_PASS, score_mode="scale only", head_dims=(512, 512), launches=1)),
+    (hopper(d=264, dtype=F16), dict(kernel=TWO_PASS, head_dims=(512, 512))),
+    (hopper(d=320, dv=64), dict(kernel=TWO_PASS, head_dims=(512, 512))),
+    (hopper(d=64, dv=384), dict(kernel=TWO_PASS, head_dims=(512, 512))),
+    (hopper(d=512, options={"causal": "bottom_right"}), dict(kernel=TWO_PASS)),
+    (hopper(d=512, options={"window": (100, 0)}, key_heads=1), dict(kernel=TWO_PASS)),
+    (hopper(d=512, wanted=("q", "k")), dict(kernel=TWO_PASS)),
+    # Each column part of dK and dV is a work tile of a GEMM: 86 key tiles have 344 of them, which fill the SMs.
+    (hopper(16384, d=512, batch=1, key_heads=1), dict(launches=2, key_heads_per_launch=1, query_chunks=2)),
+    (hopper(65536, d=512, batch=1, heads=1), dict(launches=12, query_chunks=4, key_chunks=True)),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), WIDE, ids=label)
+def test_calls_above_head_dim_256(call, expected):
+    assert mismatches(call.plans()[1], expected) == {}
+
+
 MASK = (1, 1, LONG, LONG)
 CHANGED = [
     (
@@ -119,6 +139,12 @@ PORTABLE = {
     "few queries": {"sq": 200, "sk": 2048},
     "few queries of a softcap": {"sq": 200, "sk": 2048, "options": {"softcap": 9.0}},
     "head dims that are no multiples of 8": {"d": 132},
+    "a mask above head dim 256": {"d": 512, "mask": MASK},
+    "a bias above head dim 256": {"d": 512, "bias": MASK},
+    "a softcap above head dim 256": {"d": 512, "options": {"softcap": 9.0}},
+    "dropout above head dim 256": {"d": 512, "options": {"dropout_p": 0.1}},
+    "a negative scale above head dim 256": {"d": 512, "options": {"scale": -1.0}},
+    "few queries above head dim 256": {"d": 512, "sq": 200, "sk": 2048},
     "only dQ": {"wanted": ("q",)},
     "no dQ": {"wanted": ("k", "v")},
 }
@@ -142,6 +168,18 @@ def test_what_the_workspace_holds():
         "work counters": 8,
     }
     assert expected.items() <= workspace.items()
+
+
+def test_what_the_workspace_of_wide_heads_holds():
+    """As above; and a third counter, of the work tiles of dQ."""
+    workspace = hopper(300, 200, d=512, batch=1, heads=2).plans()[1].workspace
+    assert {"materialised scores": 2 * 2 * 5 * 4 * 8192, "work counters": 12}.items() <= workspace.items()
+
+
+def test_partial_sums_of_wide_heads():
+    """A key head of 16384 tokens in chunks hands on dK and dV, of 86 key tiles of 192 keys and 2 column parts each."""
+    workspace = hopper(16384, d=512, batch=1, key_heads=1).plans()[1].workspace
+    assert workspace["partial dK and dV"] == 86 * 192 * 2 * 512 * 4
 
 
 # The last of 300 queries sees 200 keys, the first hundred none.

@@ -32,7 +32,8 @@ inline constexpr auto kFields = std::make_tuple(
     Field{"dropout_p", &AttentionInputs::dropout_p}, Field{"max_seqlen_q", &AttentionInputs::max_seqlen_q},
     Field{"max_seqlen_k", &AttentionInputs::max_seqlen_k}, Field{"backend", &AttentionInputs::backend},
     Field{"allow_tf32", &AttentionInputs::allow_tf32}, Field{"sequence_first", &AttentionInputs::sequence_first},
-    Field{"wants_row_max", &AttentionInputs::wants_row_max});
+    Field{"wants_row_max", &AttentionInputs::wants_row_max},
+    Field{"bias_of_diagonals", &AttentionInputs::bias_of_diagonals});
 
 // The further fields of a call with a cache, in the order of KvCache (flash_attn_ext/_problem.py).
 inline constexpr auto kCacheFields = std::make_tuple(

@@ -37,7 +37,7 @@ attention::BackwardParams planned_backward(const AttentionInputs& in, const std:
   if (output_mask[0]) params.dq = planned_result(in.q, in.q.size(-1));
   if (output_mask[1]) params.dk = planned_result(in.k, in.k.size(-1));
   if (output_mask[2]) params.dv = planned_result(in.v, in.v.size(-1));
-  if (in.bias && output_mask[3]) params.dbias = describe_dbias(*in.bias);
+  if (in.bias && output_mask[3]) params.dbias = describe_dbias(in);
   params.dalibi_slopes = in.alibi_slopes ? wanted(4) : nullptr;
   params.dsink = in.sink ? wanted(5) : nullptr;
   return params;

@@ -115,7 +115,7 @@ class BackwardWorker {
         return;
       }
       gradient_.multiply(keys, wants_ds());
-      if (DbiasSums<Real>::shared_by_rows(p_.dbias)) wait_for_rank();
+      if (DbiasSums<Real>::shared_by_rows(p_)) wait_for_rank();
       gradient_.differentiate(keys, [&](const ScoreRun& run, const Real* dscore) {
         dbias_.add(run, dscore);
         if (alibi_partials_) add_slope_gradient(run, dscore);

@@ -19,7 +19,9 @@ class DbiasSums {
     return dbias.present() && !(dbias.per_batch && dbias.per_head);
   }
   // Whether add() adds to shared elements; otherwise only finish() does.
-  static bool shared_by_rows(const attention::BiasGradient& dbias) { return shared(dbias) && dbias.per_query; }
+  static bool shared_by_rows(const attention::BackwardParams& p) {
+    return shared(p.dbias) && p.dbias.per_query && !p.score_mod.bias.of_diagonals();
+  }
 
   void start(int64_t key_head, int64_t first_key);
   void add(const ScoreRun& run, const Real* dscore);
@@ -27,11 +29,16 @@ class DbiasSums {
 
  private:
   Real* target(const attention::Coordinate& at) const;
+  // Whether rows of the item add to the same elements: of a bias without queries, or with one number for a diagonal.
+  bool has_local_sums() const { return p_.dbias.present() && (!p_.dbias.per_query || of_diagonals_); }
+  int64_t local_column(const attention::Coordinate& at) const;
   int64_t num_local_rows() const { return p_.dbias.per_head ? p_.queries_per_key_head() : 1; }
 
   const attention::BackwardParams& p_;
-  // The sums of one item, where the bias has no dimension of queries: for each query head, a row of the item's keys.
-  // They are added to the gradient when the item ends.
+  bool of_diagonals_ = false;
+  // The sums of one item: for each query head, a row of the item's keys, or of the diagonals that have these keys. They
+  // are added to the gradient when the item ends.
+  int64_t local_columns_ = 0;
   Scratch<Real> local_;
   int64_t first_head_ = 0;
   int64_t first_key_ = 0;

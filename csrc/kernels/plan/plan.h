@@ -101,6 +101,7 @@ struct ForwardPlan {
     WorkspacePart split_list;    // kSplit: which splits a tile of rows has
     WorkspacePart intervals;     // of keys, which a mask leaves of each batch entry
     WorkspacePart of_intervals;  // the workspace of the plan for these
+    WorkspacePart bias_boxes;    // kWarpSpecialised: of a bias with one number for each diagonal (DiagonalBoxes)
   } workspace;
 };
 
@@ -129,11 +130,13 @@ enum class DeltaSource {
 
 enum class BiasGradientSource {
   kNone,
-  kRowSums,       // of dS, without dS (attention/dscore_row_sums.h); their kernel also subtracts dlse from delta
-  kSameDscores,   // the dS that dQ, dK and dV are computed from, at the same time
-  kMaterialised,  // materialised dS
-  kRecomputed,    // recomputed dS
-  kOverBatch,     // recomputed dS of all batch entries, which share the bias, tile by tile
+  kRowSums,             // of dS, without dS (attention/dscore_row_sums.h); their kernel also subtracts dlse from delta
+  kSameDscores,         // the dS that dQ, dK and dV are computed from, at the same time
+  kMaterialised,        // materialised dS
+  kRecomputed,          // recomputed dS
+  kOverBatch,           // recomputed dS of all batch entries, which share the bias, tile by tile
+  kDiagonals,           // recomputed dS of a bias with one number for each diagonal, band by band
+  kDiagonalsOverBatch,  // the same with the tiles of kOverBatch
 };
 
 struct BackwardPlan {
@@ -193,7 +196,8 @@ struct BackwardPlan {
     // kBiasStationary, kTwoPass: a boolean mask, packed. kKeyStationary: MaskIterations, of intervals too.
     WorkspacePart mask_bits;
     WorkspacePart alibi_partials;
-    WorkspacePart dbias_parts;   // partial dBias of each CTA (kBiasStationary) or batch split (kOverBatch)
+    // Partial dBias of each CTA (kBiasStationary), batch split (kOverBatch) or band of diagonals.
+    WorkspacePart dbias_parts;
     WorkspacePart dq_nan_flags;  // one byte per warp of a launch
     WorkspacePart dkdv_nan_flags;
     WorkspacePart
@@ -208,8 +212,12 @@ struct BackwardPlan {
     WorkspacePart key_sums;    // partial dK and dV: of the shares of a KV group, of earlier query chunks, or of both
     WorkspacePart query_sums;  // partial dQ of earlier key chunks
     WorkspacePart arrivals;
+    WorkspacePart bias_boxes;  // kKeyStationary, kTwoPass: as in the forward pass
   } workspace;
 
+  bool sums_diagonals() const {
+    return dbias == BiasGradientSource::kDiagonals || dbias == BiasGradientSource::kDiagonalsOverBatch;
+  }
   bool is_warp_specialised() const {
     return kernels == BackwardKernels::kKeyStationary || kernels == BackwardKernels::kTwoPass ||
            kernels == BackwardKernels::kQueryStationary;

@@ -93,6 +93,10 @@ const char* name_of(BiasGradientSource source) {
       return "from recomputed dS";
     case BiasGradientSource::kOverBatch:
       return "from dS recomputed over the batch";
+    case BiasGradientSource::kDiagonals:
+      return "of diagonals, from recomputed dS";
+    case BiasGradientSource::kDiagonalsOverBatch:
+      return "of diagonals, from dS recomputed over the batch";
   }
   return "?";
 }
@@ -279,7 +283,8 @@ Report report(const ForwardPlan& plan) {
                  {"row maxima and sums", workspace.split_states},
                  {"split list", workspace.split_list},
                  {"key intervals", workspace.intervals},
-                 {"plan of key intervals", workspace.of_intervals}});
+                 {"plan of key intervals", workspace.of_intervals},
+                 {"boxes of diagonals", workspace.bias_boxes}});
   if (plan.of_intervals) report.intervals = std::make_shared<const Report>(plan::report(*plan.of_intervals));
   return report;
 }
@@ -295,6 +300,7 @@ Report report(const BackwardPlan& plan) {
                  {"mask bits", workspace.mask_bits},
                  {"ALiBi partial sums", workspace.alibi_partials},
                  {"partial dBias", workspace.dbias_parts},
+                 {"boxes of diagonals", workspace.bias_boxes},
                  {"dQ NaN flags", workspace.dq_nan_flags},
                  {"dK and dV NaN flags", workspace.dkdv_nan_flags},
                  {"partial dQ", workspace.dq_splits},

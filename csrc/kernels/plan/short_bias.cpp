@@ -9,6 +9,7 @@
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
+#include "kernels/schedule/diagonal_bands.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -35,10 +36,17 @@ int64_t nan_flag_bytes(const attention::AttentionParams& p) {
 // Whether a call has short heads with a bias, longer than what bias-stationary kernels take.
 bool has_short_heads(const attention::AttentionParams& p) {
   const attention::SequenceTable& lengths = p.sequences;
-  return has_bias_and_key_mask(p) && p.visibility.unlimited() && largest_head_dim(p) <= sm80::kShortBiasHeadDim &&
-         lengths.max_seqlen_q > sm80::kBiasStationaryTokens && lengths.max_seqlen_q <= sm80::kShortBiasTokens &&
-         lengths.max_seqlen_k >= kLeastShortBiasKeys && lengths.max_seqlen_k <= sm80::kShortBiasTokens &&
+  return has_bias_and_key_mask(p) && !p.score_mod.bias.of_diagonals() && p.visibility.unlimited() &&
+         largest_head_dim(p) <= sm80::kShortBiasHeadDim && lengths.max_seqlen_q > sm80::kBiasStationaryTokens &&
+         lengths.max_seqlen_q <= sm80::kShortBiasTokens && lengths.max_seqlen_k >= kLeastShortBiasKeys &&
+         lengths.max_seqlen_k <= sm80::kShortBiasTokens &&
          has_short_strides(sm80::kShortBiasTokens, {&p.q, &p.k, &p.v});
+}
+
+// Whether the kernels that recompute tiles of dS for a bias take a call.
+bool recomputes_by_tiles(const BackwardParams& p) {
+  return has_bias_and_key_mask(p) && largest_head_dim(p) <= sm80::kLargestDbiasHeadDim &&
+         has_short_strides(sm80::kDbiasTile, {&p.q, &p.k, &p.v, &p.dout});
 }
 
 }  // namespace
@@ -76,9 +84,12 @@ BackwardPlan plan_backward_short_bias(const BackwardParams& p, const Limits& lim
 
 bool takes_dbias_over_batch(const BackwardParams& p) {
   const attention::BiasGradient& dbias = p.dbias;
-  return dbias.present() && dbias.per_query && dbias.per_key && !dbias.per_batch && has_bias_and_key_mask(p) &&
-         largest_head_dim(p) <= sm80::kLargestDbiasHeadDim &&
-         has_short_strides(sm80::kDbiasTile, {&p.q, &p.k, &p.v, &p.dout});
+  return dbias.present() && dbias.per_query && dbias.per_key && !dbias.per_batch && !p.score_mod.bias.of_diagonals() &&
+         recomputes_by_tiles(p);
+}
+
+bool takes_diagonals_over_batch(const BackwardParams& p) {
+  return p.dbias.present() && p.score_mod.bias.of_diagonals() && recomputes_by_tiles(p);
 }
 
 void plan_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
@@ -90,6 +101,17 @@ void plan_dbias_over_batch(BackwardPlan& plan, const BackwardParams& p, const Li
   plan.writes_dbias_once = true;
   plan.dscore_head_dim = sm80::dbias_head_dim(largest_head_dim(p));
   if (splits > 1) plan.workspace.dbias_parts = append(plan.workspace.bytes, splits * tiles * sm80::kDbiasSplitBytes);
+}
+
+// How many CTAs there are for each SM, so that those of long bands do not end last.
+constexpr int64_t kBandCtas = 4;
+
+void plan_diagonals_over_batch(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
+  plan.dbias = BiasGradientSource::kDiagonalsOverBatch;
+  plan.writes_dbias_once = true;
+  plan.dscore_head_dim = sm80::dbias_head_dim(largest_head_dim(p));
+  const DiagonalBands bands = diagonal_bands(p, sm80::kDbiasTile, kBandCtas * limits.sms);
+  plan.workspace.dbias_parts = append(plan.workspace.bytes, bands.bytes());
 }
 
 }  // namespace flash_attn_ext::plan

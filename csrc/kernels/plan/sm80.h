@@ -70,11 +70,11 @@ inline bool has_short_strides(int64_t rows, std::initializer_list<const attentio
 }
 
 // Whether materialised dS is all that dBias needs. dBias must not be more precise than dS. It must have no sum over
-// rows, in which the rounding of dS would add up. And dS must be that of the score itself, so there must be no softcap.
-// There are kernels for 16-bit scores.
+// rows or diagonals, in which the rounding of dS would add up. And dS must be that of the score itself, so there must
+// be no softcap. There are kernels for 16-bit scores.
 inline bool dbias_may_read_materialised(const attention::BackwardParams& p) {
   return attention::is_16_bit(p.element) && p.score_mod.bias.element != attention::ElementType::kFloat32 &&
-         p.dbias.per_query && p.dbias.per_key && p.score_mod.softcap == 0.0;
+         p.dbias.per_query && p.dbias.per_key && !p.score_mod.bias.of_diagonals() && p.score_mod.softcap == 0.0;
 }
 
 // Whether each launch has all heads and batch entries that an element of dBias sums.
@@ -84,6 +84,9 @@ inline bool launches_hold_sums_of_dbias(const attention::BackwardParams& p, int6
   return pairs_per_launch >= p.batch * p.num_heads_k ||
          (!over_heads && (!over_batch || pairs_per_launch % p.batch == 0));
 }
+
+// Plans the gradient of a bias with one number for each diagonal, on any GPU.
+void plan_dbias_of_diagonals(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
 
 // Sequences of up to this number of queries fill the smaller tiles of a generic kernel.
 inline constexpr int64_t kQueriesOfSmallTiles = 64;

@@ -8,6 +8,7 @@
 #include "kernels/plan/plan.h"
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/split.h"
+#include "kernels/schedule/diagonal_bands.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -142,6 +143,7 @@ void plan_dbias(BackwardPlan& plan, const BackwardParams& p) {
     plan.writes_dbias_once = true;
     return;
   }
+  if (p.score_mod.bias.of_diagonals()) return;  // planned with the workspace
   const bool materialised = plan.materialised.launches > 0 && dbias_may_read_materialised(p);
   plan.dbias = materialised ? BiasGradientSource::kMaterialised : BiasGradientSource::kRecomputed;
   // Without scores there are no CTAs that would write it.
@@ -207,7 +209,7 @@ int64_t count_blocks(const BackwardParams& p, int64_t heads, int64_t length, int
   return p.batch * heads * attention::ceil_div(length, tile_rows);
 }
 
-void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
+void plan_workspace(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
   int64_t& total = plan.workspace.bytes;
   plan.workspace.delta = append(total, statistic_bytes(p));
   const bool stores_p = plan.kernels == BackwardKernels::kMaterialiseInDq;
@@ -224,6 +226,7 @@ void plan_workspace(BackwardPlan& plan, const BackwardParams& p) {
     const int64_t row_bytes = common::dq_split_columns(p.head_dim_qk) * int64_t{sizeof(float)};
     plan.workspace.dq_splits = append(total, plan.dq_splits * rows * row_bytes);
   }
+  if (p.dbias.present() && p.score_mod.bias.of_diagonals()) plan_dbias_of_diagonals(plan, p, limits);
   if (plan.nan_repair != NanRepair::kOwnLaunch) return;
   // The kernel that sums partial dQ recomputes rows itself.
   if (p.dq.data != nullptr && plan.kernels != BackwardKernels::kMaterialiseInDkdv && plan.dq_splits == 1) {
@@ -243,7 +246,10 @@ BackwardPlan plan_rows(const BackwardParams& p) {
   plan.kernels = BackwardKernels::kRows;
   plan.delta = DeltaSource::kOwnKernel;
   if (p.dbias.present()) {
-    plan.dbias = dbias_is_row_sums(p) ? BiasGradientSource::kRowSums : BiasGradientSource::kRecomputed;
+    const bool of_diagonals = p.score_mod.bias.of_diagonals();
+    plan.dbias = of_diagonals           ? BiasGradientSource::kDiagonals
+                 : dbias_is_row_sums(p) ? BiasGradientSource::kRowSums
+                                        : BiasGradientSource::kRecomputed;
   }
   plan.workspace.delta = append(plan.workspace.bytes, statistic_bytes(p));
   if (p.dalibi_slopes) {
@@ -256,6 +262,16 @@ BackwardPlan plan_rows(const BackwardParams& p) {
 
 }  // namespace
 
+void plan_dbias_of_diagonals(BackwardPlan& plan, const BackwardParams& p, const Limits& limits) {
+  const sm80::DqConfig& config = dq_config(p, ScoreMode::kGeneric);
+  plan.dbias = BiasGradientSource::kDiagonals;
+  plan.dscore_head_dim = config.head_dim;
+  plan.writes_dbias_once = has_scores(p);
+  if (!has_scores(p)) return;
+  const DiagonalBands bands = diagonal_bands(p, config.tile.queries, kDqCtas * limits.sms);
+  plan.workspace.dbias_parts = append(plan.workspace.bytes, bands.bytes());
+}
+
 BackwardPlan plan_backward_sm80(const BackwardParams& p, const Limits& limits) {
   if (p.element == attention::ElementType::kFloat64) return plan_rows(p);
   if (takes_bias_stationary(p)) return plan_backward_bias_stationary(p, limits);
@@ -264,7 +280,7 @@ BackwardPlan plan_backward_sm80(const BackwardParams& p, const Limits& limits) {
   plan_kernels(plan, p, limits);
   plan.delta = choose_delta(p, plan.kernels);
   plan_dbias(plan, p);
-  plan_workspace(plan, p);
+  plan_workspace(plan, p, limits);
   return plan;
 }
 

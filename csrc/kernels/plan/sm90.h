@@ -26,6 +26,10 @@ inline constexpr int64_t kMostKeysPerQuery = 8;
 // generic kernels, and in the forward pass for the portable ones.
 ScoreMode score_mode_sm90(const attention::AttentionParams& params);
 
+// Whether scores are scaled by a positive number and changed by ALiBi slopes alone, and no query sees a later key.
+// ALiBi is then linear in the key's and the query's position.
+bool has_causal_alibi(const attention::AttentionParams& params);
+
 // Whether TMA, and copies of 16 bytes, can read tiles of a bias.
 bool has_bias_boxes(const attention::BroadcastView& bias);
 
@@ -40,6 +44,10 @@ BackwardPlan plan_backward_short_bias(const attention::BackwardParams& params, c
 // kernels of either backend that compute the other gradients, and what such a plan has for it.
 bool takes_dbias_over_batch(const attention::BackwardParams& params);
 void plan_dbias_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
+
+// The same where the bias has one number for each diagonal.
+bool takes_diagonals_over_batch(const attention::BackwardParams& params);
+void plan_diagonals_over_batch(BackwardPlan& plan, const attention::BackwardParams& params, const Limits& limits);
 
 // Whether a forward call takes a single-tile kernel, whose key tile holds all keys of a sequence, and the plan of such
 // a call.

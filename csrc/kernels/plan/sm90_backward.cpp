@@ -9,6 +9,7 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
+#include "kernels/schedule/diagonal_boxes.h"
 #include "kernels/schedule/mask_iterations.h"
 
 namespace flash_attn_ext::plan {
@@ -54,14 +55,6 @@ double head_group_waves(sm90::HeadDims dims, int64_t query_tiles) {
 // dims other than 96. They take four times the bytes of the statistics, which short calls would wait for.
 constexpr int64_t kAddingQueryTiles = 9;
 constexpr int64_t kAddingKeyTiles = 5;  // at head dim 64
-
-// Whether scores are scaled by a positive number and changed by ALiBi slopes alone, and no query sees a later key.
-// ALiBi is then linear in the key's and the query's position.
-bool has_causal_alibi(const BackwardParams& p) {
-  const attention::ScoreMod& mod = p.score_mod;
-  const bool has_more = mod.softcap != 0.0 || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
-  return mod.alibi.present() && !has_more && mod.scale > 0.0 && p.visibility.right == 0;
-}
 
 // The score mode of the key-stationary kernel for a call.
 ScoreMode key_stationary_score(const BackwardParams& p) {
@@ -171,7 +164,8 @@ bool is_for_portable_kernels(const BackwardParams& p, const Limits& limits) {
   if (largest_head_dim(p) > sm90::kLargestTwoPassHeadDim || p.head_dim_qk == 0 || p.head_dim_v == 0) return true;
   if (has_precise_dbias(p)) return true;
   // Gradients that sum dS over queries, or need recomputed scores, have portable kernels only.
-  if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p)) return true;
+  const bool of_diagonals = p.score_mod.bias.of_diagonals();
+  if (p.dbias.present() && !dbias_may_read_materialised(p) && !dbias_is_row_sums(p) && !of_diagonals) return true;
   if (p.dalibi_slopes != nullptr) return true;
   if (p.dq.data == nullptr || (p.dk.data == nullptr && p.dv.data == nullptr)) return true;
   if (p.dout.row_stride == 0) return true;  // TMA cannot read it
@@ -396,12 +390,21 @@ std::optional<BackwardPlan> plan_matrix_gradients(const BackwardParams& p, const
 BackwardPlan plan_backward_sm90(const BackwardParams& p, const Limits& limits) {
   if (takes_short_bias(p)) return plan_backward_short_bias(p, limits);
   if (is_for_portable_kernels(p, limits)) return plan_backward_sm80(p, limits);
-  // A gradient that sums whole rows of dS needs no dS, so no kernel of the matrix gradients computes it.
+  // A gradient that sums whole rows of dS needs no dS, and one that sums diagonals computes it again. So no kernel of
+  // the matrix gradients computes them.
   const bool sums_rows = dbias_is_row_sums(p);
+  const bool of_diagonals = p.score_mod.bias.of_diagonals();
   BackwardParams of_matrices = p;
-  if (sums_rows) of_matrices.dbias = {};
+  if (sums_rows || of_diagonals) of_matrices.dbias = {};
   std::optional<BackwardPlan> plan = plan_matrix_gradients(of_matrices, limits);
   if (!plan) return plan_backward_sm80(p, limits);
+  if (of_diagonals && plan->dkdv_score == ScoreMode::kBiasMask) {
+    plan->workspace.bias_boxes = append(plan->workspace.bytes, diagonal_boxes(p).bytes());
+  }
+  if (of_diagonals && p.dbias.present()) {
+    takes_diagonals_over_batch(p) ? plan_diagonals_over_batch(*plan, p, limits)
+                                  : plan_dbias_of_diagonals(*plan, p, limits);
+  }
   if (sums_rows) {
     plan->dbias = BiasGradientSource::kRowSums;
     plan->writes_dbias_once = true;

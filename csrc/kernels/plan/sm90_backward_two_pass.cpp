@@ -31,7 +31,7 @@ class MaterialisedLaunches {
         key_chunk_step_(gemm.warpgroups),
         key_tiles_(is_packed(p) ? p.sequences.total_k / gemm.keys() + p.batch
                                 : attention::ceil_div(p.sequences.max_seqlen_k, gemm.keys())),
-        gemm_ctas_(std::max<int64_t>(count_gradients(p) * key_tiles_, 1)) {}
+        gemm_ctas_(std::max<int64_t>(count_parts(p) * key_tiles_, 1)) {}
 
   // Returns no launches where the call is for other kernels.
   BackwardPlan::Materialised divide() const {
@@ -44,7 +44,11 @@ class MaterialisedLaunches {
     return materialised;
   }
 
-  static int64_t count_gradients(const BackwardParams& p) { return (p.dk.data != nullptr) + (p.dv.data != nullptr); }
+  // The column parts of dK and dV, each of which takes a work tile of the GEMM kernel.
+  static int64_t count_parts(const BackwardParams& p) {
+    return (p.dk.data != nullptr ? sm90::num_column_parts(p.head_dim_qk) : 0) +
+           (p.dv.data != nullptr ? sm90::num_column_parts(p.head_dim_v) : 0);
+  }
 
  private:
   // How many rows of each of `matrices` matrices fit the memory, if every row sees `width` tiles.
@@ -82,7 +86,7 @@ class MaterialisedLaunches {
       return false;
     }
     const int most = most_key_chunk_tiles(1, rows_of_wave(1));
-    return most * MaterialisedTiles::kRows >= kKeys && most / key_chunk_step_ * count_gradients(p_) >= sms_;
+    return most * MaterialisedTiles::kRows >= kKeys && most / key_chunk_step_ * count_parts(p_) >= sms_;
   }
 
   // As many matrices as let the GEMM kernel fill the SMs more than once. A chunk must have enough queries to make
@@ -227,8 +231,9 @@ int choose_row(const BackwardParams& p) {
 int64_t key_sums_bytes(const BackwardParams& p, const BackwardPlan& plan, const sm90::GemmTile& tile) {
   const int64_t matrices = plan.materialised.pairs_per_launch / (is_packed(p) ? p.batch : 1);
   const int64_t sums =
-      matrices * plan.materialised.key_tiles_of_matrix * MaterialisedLaunches::count_gradients(p) * tile.keys();
-  return sums * std::max(plan.dkdv_head_dim, plan.head_dim_v) * int64_t{sizeof(float)};
+      matrices * plan.materialised.key_tiles_of_matrix * MaterialisedLaunches::count_parts(p) * tile.keys();
+  const int columns = std::min(std::max(plan.dkdv_head_dim, plan.head_dim_v), sm90::kColumnsOfPart);
+  return sums * columns * int64_t{sizeof(float)};
 }
 
 }  // namespace
@@ -260,7 +265,8 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
   plan.persistent_ctas = limits.sms;
   const int64_t query_flags = 4 * attention::ceil_div(p.sequences.max_seqlen_q, MaterialisedTiles::kRows);
   const int64_t key_flags = gemm.flags() * attention::ceil_div(p.sequences.max_seqlen_k, gemm.keys());
-  constexpr int64_t kCounters = 2;  // for each launch: of query tiles, then of key tiles
+  // For each launch: of query tiles, then of key tiles, then of those of dQ where it is a GEMM of its own.
+  const int64_t counters = sm90::kTwoPassConfigs[row].dq_from_tiles ? 3 : 2;
   BackwardPlan::Workspace& parts = plan.workspace;
   parts.delta = append(parts.bytes, statistic_bytes(p));
   parts.materialised_scores = append(parts.bytes, 2 * plan.materialised.bytes_of_matrices);
@@ -271,7 +277,7 @@ std::optional<BackwardPlan> plan_backward_two_pass(const BackwardParams& p, cons
     if (p.score_mod.mask.present() && score != ScoreMode::kGeneric)
       parts.mask_bits = append(parts.bytes, mask_bits_bytes(p));
   }
-  parts.work_counter = append(parts.bytes, plan.materialised.launches * kCounters * int64_t{sizeof(uint32_t)});
+  parts.work_counter = append(parts.bytes, plan.materialised.launches * counters * int64_t{sizeof(uint32_t)});
   if (!plan.materialised.chunks.empty()) parts.key_sums = append(parts.bytes, key_sums_bytes(p, plan, gemm));
   parts.query_sums = append(parts.bytes, plan.materialised.rows_with_key_chunks * MaterialisedTiles::kRows * dims.qk *
                                              int64_t{sizeof(float)});

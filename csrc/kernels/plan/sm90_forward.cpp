@@ -11,6 +11,7 @@
 #include "kernels/plan/sm80.h"
 #include "kernels/plan/sm90.h"
 #include "kernels/plan/split.h"
+#include "kernels/schedule/diagonal_boxes.h"
 
 namespace flash_attn_ext::plan {
 namespace {
@@ -208,7 +209,8 @@ ScoreMode score_mode(const attention::ForwardParams& p) {
   const ScoreMode score = score_mode_sm90(p);
   const attention::ScoreMod& mod = p.score_mod;
   const bool has_more = mod.alibi.present() || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
-  return mod.softcap != 0.0 && !has_more ? ScoreMode::kSoftcap : score;
+  if (mod.softcap != 0.0 && !has_more) return ScoreMode::kSoftcap;
+  return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score;
 }
 
 // The row whose tiles have as many keys as blocks have, in place of `chosen`, so that no tile is seen in part. Tiles of
@@ -335,6 +337,9 @@ ForwardPlan plan_forward_sm90(const attention::ForwardParams& p, const Limits& l
   }
   plan.workspace.nan_flags = append(plan.workspace.bytes, tiles * plan.tile.warps);
   plan.workspace.tile_list = append(plan.workspace.bytes, tiles * int64_t{sizeof(int)});
+  if (config.score == ScoreMode::kBiasMask && p.score_mod.bias.of_diagonals()) {
+    plan.workspace.bias_boxes = append(plan.workspace.bytes, diagonal_boxes(p).bytes());
+  }
   if (p.score_mod.mask.present()) plan_intervals(plan, p, limits);
   return plan;
 }

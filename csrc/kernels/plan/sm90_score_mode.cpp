@@ -11,10 +11,17 @@ bool is_worth_packing(const attention::BroadcastView& mask) { return mask.key_st
 }  // namespace
 
 bool has_bias_boxes(const attention::BroadcastView& bias) {
-  constexpr int64_t kChunk = 8;  // elements of 16 bits in 16 bytes
+  if (bias.of_diagonals()) return true;  // the boxes are written first
+  constexpr int64_t kChunk = 8;          // elements of 16 bits in 16 bytes
   return bias.key_stride == 1 && bias.query_stride != 0 &&
          (bias.query_stride | bias.head_stride | bias.batch_stride) % kChunk == 0 &&
          reinterpret_cast<uintptr_t>(bias.data) % 16 == 0;
+}
+
+bool has_causal_alibi(const attention::AttentionParams& p) {
+  const attention::ScoreMod& mod = p.score_mod;
+  const bool has_more = mod.softcap != 0.0 || mod.bias.present() || mod.hides_keys() || p.dropout.enabled();
+  return mod.alibi.present() && !has_more && mod.scale > 0.0 && p.visibility.right == 0;
 }
 
 ScoreMode score_mode_sm90(const attention::AttentionParams& p) {

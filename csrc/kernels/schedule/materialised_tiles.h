@@ -1,4 +1,4 @@
-// Materialised P and dS: the dQ kernel of the two-pass backward on Hopper stores them in tiles, for the GEMMs that
+// Materialised P and dS: the first kernel of the two-pass backward on Hopper stores them in tiles, for the GEMMs that
 // compute dV and dK from them. This file says how many tiles there are, and where each lies.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace flash_attn_ext {
 // In a tile, a line of 128 bytes holds a query's 64 keys, in 16-byte chunks that are swizzled as the GEMMs read them
 // from shared memory: chunk i of query r is at position i ^ (r % 8). In each half of a line the keys are in the order
 // in which a thread holds them in an accumulator, so that it writes whole chunks: key 8 j + 2 t + e (j, t < 4, e < 2)
-// is at position 8 t + 2 j + e.
+// is at position 8 t + 2 j + e. Above head dim 256 they are in their own order, because dQ is then computed from them.
 struct MaterialisedTiles {
   static constexpr int kRows = 64;
   static constexpr int kElements = kRows * kRows;

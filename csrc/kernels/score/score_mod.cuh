@@ -63,6 +63,42 @@ __device__ __forceinline__ void add_alibi(typename Tile::Accumulator& scores, co
   });
 }
 
+// q.k -> score where no query sees a later key: ALiBi is then linear in the key, which costs two FMAs for each score.
+// Keys behind the diagonal get a score that the caller replaces.
+struct CausalAlibi {
+  float scale;
+  float slope = 0.0f;
+  int diagonal_key = 0;  // of the thread's first row, before its first column
+
+  __device__ __forceinline__ explicit CausalAlibi(const attention::ScoreMod& mod)
+      : scale(static_cast<float>(mod.scale)) {}
+
+  // Prepares the rows of a work tile.
+  template <class Tile>
+  __device__ __forceinline__ void start(const Tile& where) {
+    slope = where.p.score_mod.alibi.template at<float>(where.item.sequence.batch, where.item.head);
+    diagonal_key =
+        static_cast<int>(where.query(Tile::Accumulator::row(0), 0) + where.p.visibility.diagonal(where.item.sequence)) -
+        Tile::Accumulator::column(0, 0);
+  }
+
+  template <class Acc>
+  __device__ __forceinline__ void apply(Acc& scores, int first_key) const {
+#pragma unroll
+    for (int r = 0; r < Acc::kThreadRows; ++r) {
+      const float of_first = slope * static_cast<float>(first_key - diagonal_key - (Acc::row(r) - Acc::row(0)));
+#pragma unroll
+      for (int j = 0; j < Acc::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const auto column = static_cast<float>(Acc::column(j, e) - Acc::column(0, 0));
+          scores.at(r, j, e) = fmaf(scores.at(r, j, e), scale, fmaf(slope, column, of_first));
+        }
+      }
+    }
+  }
+};
+
 // q.k -> score, for the softmax. kGeneric: any feature may change it; otherwise only a bias or mask. folds_scale: the
 // softmax multiplies by the scale.
 template <bool kGeneric, class Tile, class BiasMask>

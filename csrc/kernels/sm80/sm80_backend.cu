@@ -141,13 +141,17 @@ cudaError_t scan_mask(attention::AttentionParams& p, const Plan& plan, void* wor
 
 cudaError_t run_rows(const BackwardParams& p, const BackwardPlan& plan, cudaStream_t stream) {
   const bool recomputes_dbias = plan.dbias == BiasGradientSource::kRecomputed;
-  return in_order([&] { return p.dk.data || p.dv.data ? common::launch_dkdv_float64(p, stream) : cudaSuccess; },
-                  [&] { return p.dq.data ? common::launch_dq_float64(p, stream) : cudaSuccess; },
-                  [&] { return recomputes_dbias ? common::launch_dbias_float64(p, stream) : cudaSuccess; },
-                  [&] {
-                    return p.dalibi_slopes ? common::launch_dalibi_partials_float64(p, p.alibi_partials, stream)
-                                           : cudaSuccess;
-                  });
+  return in_order(
+      [&] { return p.dk.data || p.dv.data ? common::launch_dkdv_float64(p, stream) : cudaSuccess; },
+      [&] { return p.dq.data ? common::launch_dq_float64(p, stream) : cudaSuccess; },
+      [&] { return recomputes_dbias ? common::launch_dbias_float64(p, stream) : cudaSuccess; },
+      [&] {
+        return plan.dbias == BiasGradientSource::kDiagonals ? common::launch_dbias_of_diagonals_float64(p, stream)
+                                                            : cudaSuccess;
+      },
+      [&] {
+        return p.dalibi_slopes ? common::launch_dalibi_partials_float64(p, p.alibi_partials, stream) : cudaSuccess;
+      });
 }
 
 cudaError_t run_split(const attention::AppendingForwardParams& p, const ForwardPlan& plan, void* workspace,
@@ -243,6 +247,12 @@ cudaError_t run_backward(const attention::BackwardParams& params, const Backward
       [&] {
         return plan.dbias == BiasGradientSource::kOverBatch ? run_dbias_over_batch(params, plan, workspace, stream)
                                                             : cudaSuccess;
+      },
+      [&] {
+        const bool of_diagonals = plan.dbias == BiasGradientSource::kDiagonals;
+        return of_diagonals && plan.kernels != BackwardKernels::kRows
+                   ? run_dbias_of_diagonals(p, plan, workspace, stream)
+                   : cudaSuccess;
       },
       [&] { return p.dalibi_slopes ? common::launch_dalibi(p, p.alibi_partials, stream) : cudaSuccess; },
       [&] { return p.dsink ? common::launch_dsink(p, stream) : cudaSuccess; });

@@ -17,6 +17,9 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
 // dBias of a plan of any GPU backend, from recomputed dS, where all batch entries share the bias. Delta must be there.
 cudaError_t run_dbias_over_batch(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
                                  void* workspace, cudaStream_t stream);
+// The same of a bias with one number for each diagonal of the scores. Tiles of masks need not have been scanned.
+cudaError_t run_dbias_of_diagonals(const attention::BackwardParams& params, const plan::BackwardPlan& plan,
+                                   void* workspace, cudaStream_t stream);
 // Forward mode, if the plan has a kernel for it.
 cudaError_t run_tangents(const attention::TangentParams& params, const plan::TangentPlan& plan, cudaStream_t stream);
 

@@ -78,6 +78,10 @@ enum class DscoreSum {
 template <class Element>
 cudaError_t dscore_sums(const BackwardParams& params, const BackwardPlan& plan, DscoreSum sum, cudaStream_t stream);
 
+// The gradient of a bias with one number for each diagonal, by the tiles of dbias_over_batch.cuh. 16-bit elements only.
+cudaError_t run_diagonals_over_batch(const BackwardParams& params, const BackwardPlan& plan, float* band_sums,
+                                     cudaStream_t stream);
+
 // From params.materialised: dQ = scale * dS K, dV = P^T dO, dK = scale * dS^T Q. 16-bit elements; float32 has dQ only.
 enum class MatrixGradient { kDq, kDk, kDv };
 template <class Element>

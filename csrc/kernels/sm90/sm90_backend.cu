@@ -35,6 +35,14 @@ cudaError_t run_planned(const attention::BackwardParams& params, const plan::Bac
   return backward_two_pass<Element>(params, plan, workspace, stream);
 }
 
+// Writes the boxes of a bias with one number for each diagonal, if the plan has them.
+template <class Plan>
+cudaError_t write_boxes_of(const Plan& plan, const attention::AttentionParams& p, void* workspace,
+                           cudaStream_t stream) {
+  void* const boxes = plan.workspace.bias_boxes.template in<void>(workspace);
+  return boxes == nullptr ? cudaSuccess : write_boxes(p, boxes, stream);
+}
+
 // Writes what the kernels read of a mask.
 template <class Plan>
 cudaError_t scan_mask(attention::AttentionParams& p, const Plan& plan, void* workspace, cudaStream_t stream) {
@@ -79,8 +87,10 @@ cudaError_t run_forward(const attention::ForwardParams& params, const plan::Forw
     return call.element == attention::ElementType::kBFloat16 ? run_planned<__nv_bfloat16>(call, plan, workspace, stream)
                                                              : run_planned<__half>(call, plan, workspace, stream);
   };
-  cudaError_t error =
-      plan.of_intervals ? scan_key_mask(call, plan, workspace, stream) : scan_mask(call, plan, workspace, stream);
+  cudaError_t error = write_boxes_of(plan, call, workspace, stream);
+  if (error == cudaSuccess) {
+    error = plan.of_intervals ? scan_key_mask(call, plan, workspace, stream) : scan_mask(call, plan, workspace, stream);
+  }
   if (error == cudaSuccess && plan.of_intervals) {
     error = run(*plan.of_intervals, plan.workspace.of_intervals.in<void>(workspace));
   }
@@ -91,9 +101,10 @@ cudaError_t run_backward(const attention::BackwardParams& params, const plan::Ba
                          cudaStream_t stream) {
   const bool sums_rows = plan.dbias == plan::BiasGradientSource::kRowSums;
   attention::BackwardParams p = params;
-  if (sums_rows) p.dbias = {};
+  if (sums_rows || plan.sums_diagonals()) p.dbias = {};
   p.delta = plan.workspace.delta.like(p.lse, workspace);
-  cudaError_t error = cudaSuccess;
+  cudaError_t error = write_boxes_of(plan, p, workspace, stream);
+  if (error != cudaSuccess) return error;
   if (plan.kernels != plan::BackwardKernels::kKeyStationary) {  // these pack bits of their own
     error = scan_mask(p, plan, workspace, stream);
     if (error != cudaSuccess) return error;

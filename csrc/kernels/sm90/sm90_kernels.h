@@ -17,6 +17,9 @@ struct ForwardCall : attention::ForwardParams {
   KeyIntervals intervals;
 };
 
+// Writes DiagonalBoxes.
+cudaError_t write_boxes(const attention::AttentionParams& params, void* to, cudaStream_t stream);
+
 // The forward pass of the rows of a score mode. Those that write row_max are instantiated apart from the others.
 template <class Element, ScoreMode kScore, bool kRowMax>
 cudaError_t forward(const ForwardCall& call, const plan::ForwardPlan& plan, void* workspace, cudaStream_t stream);

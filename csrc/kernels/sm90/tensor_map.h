@@ -15,6 +15,24 @@ struct TmaDescriptor {
   int batch_step;  // 0 where all batch entries are the same, and in a packed batch
 };
 
+// A bias as the TMA reads it, in boxes of 64 queries. It is as large as a TmaDescriptor, whose fields come first.
+struct BiasDescriptor {
+  CUtensorMap map;
+  int head_step;
+  int batch_step;
+  int first_column;  // of key 0
+  int column_step;   // from a query to the next one: -1 for boxes of diagonals
+  int row_step;      // 0 for boxes of diagonals
+
+  // The place of a box. first_query is a multiple of 64.
+  __device__ __forceinline__ int column(int first_query, int first_key) const {
+    return first_column + first_key + first_query * column_step;
+  }
+  __device__ __forceinline__ int row(int first_query) const { return first_query * row_step; }
+};
+
+static_assert(sizeof(BiasDescriptor) == sizeof(TmaDescriptor));
+
 // A result as the TMA writes it, a warp's rows at a time.
 struct OutputMap {
   static constexpr int kRows = 16;
@@ -36,8 +54,9 @@ struct OperandShape {
 cudaError_t make_tma_descriptor(TmaDescriptor& operand, const attention::MatrixView& view, const OperandShape& shape,
                                 attention::ElementType element);
 
-// The descriptor of a bias that has a value for each query and key, in boxes of `box_rows` queries.
-cudaError_t make_bias_map(TmaDescriptor& operand, const attention::AttentionParams& params, int box_rows);
+// The descriptor of a bias that has a value for each query and key, or of the boxes that write_boxes has written of one
+// with a number for each diagonal.
+cudaError_t make_bias_map(BiasDescriptor& bias, const attention::AttentionParams& params, void* boxes);
 
 // Makes the descriptors of Q, K and V, and of dO in a backward pass. Arguments has `params` and a descriptor for each.
 template <class Arguments>

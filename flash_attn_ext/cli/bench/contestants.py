@@ -16,6 +16,7 @@ from flash_attn_ext.cli.bench import structures
 from flash_attn_ext.cli.bench.contestant import OURS, SDPA_BACKENDS, Contestant, sequence_first
 from flash_attn_ext.cli.bench.flex import FLEX, flex_contestant
 from flash_attn_ext.cli.bench.peers import PACKAGES, package_contestant
+from flash_attn_ext.cli.bench.table_suites import table_of
 from flash_attn_ext.cli.bench.timing import Stopwatch, stopwatch_for
 from flash_attn_ext.cli.bench.workload import DIRECT, OWN_CAUSAL, OWN_VARLEN, Inputs, Workload, make_inputs
 from flash_attn_ext.functional import attention, attention_varlen, explain, scaled_dot_product_attention
@@ -29,6 +30,11 @@ def prepare(workload: Workload, pass_: str, device: str) -> Inputs:
     inputs = make_inputs(workload, device)
     for tensor in (inputs.q, inputs.k, inputs.v):
         tensor.requires_grad_(pass_ != "forward")
+    if workload.table is not None:
+        inputs.table_index, inputs.table_entries, num_entries = table_of(workload, inputs.q.device)
+        inputs.table = torch.randn(workload.num_heads, num_entries, device=device, dtype=workload.dtype)
+        inputs.bias = inputs.table[:, inputs.table_entries][None]
+        inputs.table.requires_grad_(workload.extras_need_grad)
     for tensor in inputs.extras:
         tensor.requires_grad_(workload.extras_need_grad)
     return inputs
@@ -43,7 +49,8 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
     q, k, v = inputs.q, inputs.k, inputs.v
     leaves = inputs.leaves
     comparable = workload.dropout_p == 0  # with dropout, each contestant drops other weights
-    found = {OURS: Contestant(_ours(workload, inputs, backend), leaves, comparable=comparable)}
+    of_table = inputs.leaves_of_table
+    found = {OURS: Contestant(_ours(workload, inputs, backend), of_table, comparable=comparable)}
     arguments: dict[str, Any] = {}  # of PyTorch's function; all its kernels share one mask
     for name in workload.peers:
         if name == "varlen_attn":
@@ -54,7 +61,8 @@ def contestants(workload: Workload, inputs: Inputs, backend: str | None) -> dict
             found[name] = package_contestant(name, workload, inputs)
         else:
             arguments = arguments or _sdpa_arguments(workload, inputs)
-            found[name] = Contestant(_sdpa(name, inputs, arguments), leaves, SDPA_BACKENDS[name], comparable)
+            same_leaves = comparable and inputs.table is None
+            found[name] = Contestant(_sdpa(name, inputs, arguments), leaves, SDPA_BACKENDS[name], same_leaves)
     if workload.own == DIRECT:
         found[workload.own] = found[OURS]
         forward = functools.partial(F.scaled_dot_product_attention, q, k, v)
@@ -142,13 +150,15 @@ def _our_options(workload: Workload, inputs: Inputs, backend: str | None) -> dic
         mask=inputs.mask,
         intervals=inputs.intervals,
         block_lists=_block_lists(workload, inputs),
-        bias=inputs.bias,
+        bias=inputs.bias if inputs.table is None else None,
         alibi_slopes=inputs.alibi_slopes,
         softcap=workload.softcap,
         sink=inputs.sink,
         dropout_p=workload.dropout_p,
         backend=backend,
     )
+    if inputs.table is not None:
+        options |= dict(bias_table=inputs.table, bias_index=inputs.table_index)
     if workload.lengths:
         options |= dict(max_seqlen_q=workload.seqlen, max_seqlen_k=workload.seqlen)
         del options["block_lists"]

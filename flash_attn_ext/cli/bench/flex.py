@@ -41,7 +41,7 @@ def flex_contestant(workload: Workload, inputs: Inputs) -> Contestant:
         torch.compiler.reset()
         return torch.compile(_call(workload, inputs), dynamic=False)
 
-    return Contestant(lambda: compiled()(q, k, v, inputs.sink), inputs.leaves, compiles=True)
+    return Contestant(lambda: compiled()(q, k, v, inputs.sink), inputs.leaves_of_table, compiles=True)
 
 
 def _call(workload: Workload, inputs: Inputs) -> Callable[..., Tensor]:
@@ -72,6 +72,9 @@ def _score_mod(workload: Workload, inputs: Inputs) -> Callable[..., Tensor] | No
     if softcap is None and slopes is None and bias is None:
         return None
     bias_at = None if bias is None else _element(bias)
+    if inputs.table is not None and inputs.table_entries is not None:
+        table, entries = inputs.table, inputs.table_entries
+        bias_at = lambda at: table[at[1], entries[at[2], at[3]]]  # noqa: E731
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if softcap is not None:

@@ -13,6 +13,7 @@ from flash_attn_ext.cli.bench.decode_suites import decode, decode_host, decode_o
 from flash_attn_ext.cli.bench.feature_suites import alibi, alibi_on_cpu, sinks, softcap, softcap_on_cpu
 from flash_attn_ext.cli.bench.mask_suites import blocks, masks
 from flash_attn_ext.cli.bench.model_suites import long, workloads
+from flash_attn_ext.cli.bench.table_suites import bias_table
 from flash_attn_ext.cli.bench.workload import (
     DIRECT,
     HEAD_BIAS,
@@ -255,6 +256,7 @@ SUITES: dict[str, dict[str, tuple[Workload, ...]]] = {
         softcap,
         alibi,
         sinks,
+        bias_table,
         workloads,
         long,
     ),
@@ -290,6 +292,7 @@ ABOUT = {
     "softcap": "scores capped by tanh, causal",
     "alibi": "ALiBi, causal, also with a gradient of the slopes",
     "sinks": "attention sinks, causal and with a window, also with a gradient of the sinks",
+    "bias_table": "relative biases of T5 and Swin from a trained table",
     "workloads": "workloads as models have them",
     "long": "one sequence of 16384 to 131072 tokens",
     "cpu": "2048 tokens in float32 and bfloat16, with masks, a bias and a window",

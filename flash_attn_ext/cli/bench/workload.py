@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from flash_attn_ext.cli.bench.structures import STRUCTURES, visible_pairs
 FLOPS_OF_PASS = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
 
 SQUARE_MASK, PADDING_MASK, BATCH_MASK = "mask [S,S]", "mask [B,1,1,S]", "mask [B,1,S,S]"
+T5_TABLE, SWIN_TABLE = "table of T5", "table of Swin"
 SQUARE_BIAS, HEAD_BIAS = "bias [S,S]", "bias [1,H,S,S]"
 # The value of `own` for our function by its name. Our call is then PyTorch's function, with its operators replaced
 # through torch.nn.attention.
@@ -41,6 +43,7 @@ class Workload:
     window: tuple[int, int] | None = None  # keys to the left and to the right of the query's own
     mask: str | None = None  # one of those named above
     bias: str | None = None  # one of those named above
+    table: str | None = None  # one of those named above, of which `bias` is looked up
     structure: str | None = None  # a mask as intervals of keys: its name in structures.py
     blocks: BlockPattern | None = None  # lists of blocks, for each head its own
     softcap: float | None = None
@@ -117,6 +120,9 @@ class Inputs:
     dout: Tensor
     mask: Tensor | None = None
     bias: Tensor | None = None
+    table: Tensor | None = None  # (H, entries), of which the bias is looked up
+    table_index: Any = None  # as our call takes it
+    table_entries: Tensor | None = None  # (S, S), of each pair
     alibi_slopes: Tensor | None = None
     sink: Tensor | None = None
     intervals: Tensor | None = None  # (1, 1, S, 2n)
@@ -132,6 +138,14 @@ class Inputs:
     def leaves(self) -> tuple[Tensor, ...]:
         """The tensors by which a backward pass differentiates."""
         return (self.q, self.k, self.v, *(tensor for tensor in self.extras if tensor.requires_grad))
+
+    @property
+    def leaves_of_table(self) -> tuple[Tensor, ...]:
+        """The same for contestants that take a table instead of a bias."""
+        if self.table is None:
+            return self.leaves
+        others = tuple(tensor for tensor in self.leaves if tensor is not self.bias)
+        return (*others, self.table) if self.table.requires_grad else others
 
 
 def make_inputs(workload: Workload, device: str) -> Inputs:

@@ -151,6 +151,32 @@ __global__ void __launch_bounds__(kThreads) dbias_kernel(const __grid_constant__
   }
 }
 
+// A warp for each 32 diagonals of a head of the bias, in a bias of diagonals. It adds their dS query by query.
+__global__ void __launch_bounds__(kThreads)
+    dbias_of_diagonals_kernel(const __grid_constant__ attention::BackwardParams p) {
+  const attention::SequenceTable& lengths = p.sequences;
+  const int64_t diagonals = lengths.max_seqlen_q + lengths.max_seqlen_k - 1;
+  const int64_t groups = attention::ceil_div(diagonals, kWarpSize);
+  const int64_t num_heads = p.dbias.per_head ? p.num_heads_q : 1;
+  const int64_t step = int64_t{gridDim.x} * kWarpsPerBlock;
+  for (int64_t index = int64_t{blockIdx.x} * kWarpsPerBlock + tile::warp(); index < num_heads * groups; index += step) {
+    const int64_t bias_head = index / groups;
+    const int64_t first = index % groups * kWarpSize - (lengths.max_seqlen_q - 1);
+    double sum = 0.0;
+    for (int64_t entry = 0; entry < p.batch * (p.dbias.per_head ? 1 : p.num_heads_q); ++entry) {
+      const int64_t head = p.dbias.per_head ? bias_head : entry / p.batch;
+      const int64_t end = min(lengths.max_seqlen_q, lengths.max_seqlen_k - first);
+      for (int64_t query = max(int64_t{0}, 1 - kWarpSize - first); query < end; ++query) {
+        sum += dscore_of_query(p, {entry % p.batch, head, query, first + query});
+      }
+    }
+    const int64_t diagonal = first + tile::lane();
+    if (diagonal < lengths.max_seqlen_k) {
+      static_cast<double*>(p.dbias.data)[bias_head * p.dbias.head_stride + diagonal] = sum;
+    }
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_forward_float64(const attention::ForwardParams& params, cudaStream_t stream) {
@@ -174,6 +200,14 @@ cudaError_t launch_dbias_float64(const attention::BackwardParams& params, cudaSt
   dbias_kernel<<<static_cast<unsigned>(std::min<int64_t>(owners, INT32_MAX)), static_cast<unsigned>(warps * kWarpSize),
                  0, stream>>>(params);
   return cudaGetLastError();
+}
+
+cudaError_t launch_dbias_of_diagonals_float64(const attention::BackwardParams& params, cudaStream_t stream) {
+  const attention::SequenceTable& lengths = params.sequences;
+  if (lengths.max_seqlen_q == 0 || lengths.max_seqlen_k == 0) return cudaSuccess;
+  const int64_t groups = attention::ceil_div(lengths.max_seqlen_q + lengths.max_seqlen_k - 1, int64_t{kWarpSize});
+  return launch_rows(dbias_of_diagonals_kernel, (params.dbias.per_head ? params.num_heads_q : 1) * groups, stream,
+                     params);
 }
 
 cudaError_t launch_dalibi_partials_float64(const attention::BackwardParams& params, const AlibiPartials& partials,

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "attention/params.h"
+#include "kernels/common/sums/table_sums.h"
 
 namespace flash_attn_ext::common {
 
@@ -30,6 +31,9 @@ cudaError_t launch_dalibi(const attention::BackwardParams& params, const AlibiPa
 // The gradient of a bias that is broadcast along keys: sums of one number per row (attention/dscore_row_sums.h).
 // params.delta is rowsum(dout * out); the kernel also subtracts dlse from it. Every element of params.dbias is written.
 cudaError_t launch_dbias_from_rows(const attention::BackwardParams& params, cudaStream_t stream);
+
+// Gradients of tables (table_sums.h).
+cudaError_t launch_table_sums(const TableSums& table, cudaStream_t stream);
 
 // Split-KV dQ, for few queries that see many keys: CTAs share the keys of a query tile, each stores a partial dQ in
 // float32, and one kernel sums these splits. A split holds the sum of dS K over its keys, unscaled, and is laid out

@@ -77,7 +77,7 @@ struct DbiasOverBatchKernel {
   const DbiasOverBatchParams& params;
   const attention::BackwardParams& p;
   Shared& shared;
-  const DbiasPlace place;
+  DbiasPlace place;
   const int split;
   Sums sums;
 
@@ -120,7 +120,7 @@ struct DbiasOverBatchKernel {
   __device__ __forceinline__ static int warp_row() { return tile::warp() % kRowWarps * kRowsPerWarp; }
   __device__ __forceinline__ static int warp_column() { return tile::warp() / kRowWarps * kKeysPerWarp; }
 
- private:
+ protected:
   // What the forward pass and delta's kernel have stored of a query. It is converted an entry later, so that nothing
   // waits for the loads.
   struct StoredStatistics {

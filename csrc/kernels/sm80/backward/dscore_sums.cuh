@@ -106,7 +106,7 @@ struct DscoreSumsKernel {
     sum_tile(ranges);
   }
 
- private:
+ protected:
   // Adds the tiles that have visible scores in ascending order, queries in the outer loop.
   __device__ __forceinline__ void add_head(const WorkItem& item, const DscoreRanges& ranges) {
     const int64_t query_end = min(ranges.queries.end, item.sequence.num_queries);

@@ -128,9 +128,9 @@ struct TmaBiasMask {
   }
 };
 
-// In kernels that cap no scores.
-struct NoSoftcap {
-  __device__ __forceinline__ explicit NoSoftcap(const attention::ScoreMod&) {}
+// In kernels that do not change scores in this way.
+struct Unchanged {
+  __device__ __forceinline__ explicit Unchanged(const attention::ScoreMod&) {}
 };
 
 template <class Traits>
@@ -156,8 +156,10 @@ struct ForwardConsumer {
   const int warpgroup;
   BiasMask bias_mask;
   // In registers, since converting the numbers of a call in each step takes longer than capping the scores.
-  [[no_unique_address]] std::conditional_t<Traits::kConfig.score == ScoreMode::kSoftcap, Softcap, NoSoftcap> softcap{
+  [[no_unique_address]] std::conditional_t<Traits::kConfig.score == ScoreMode::kSoftcap, Softcap, Unchanged> softcap{
       args.params.score_mod};
+  static constexpr bool kAlibi = Traits::kConfig.score == ScoreMode::kCausalAlibi;
+  [[no_unique_address]] std::conditional_t<kAlibi, CausalAlibi, Unchanged> alibi{args.params.score_mod};
 
   Scores scores;
   typename Traits::Output out;
@@ -292,6 +294,7 @@ struct ForwardConsumer {
     }
     if constexpr (Traits::kConfig.has_bias_or_mask())
       bias_mask.start(where_of(work, n), args.params.score_mod.hides_keys());
+    if constexpr (kAlibi) alibi.start(where_of(work, n));
     queries.wait();
     await_keys(n);
     const bool in_ping_pong = n + 1 != uniform(work.end);
@@ -371,6 +374,7 @@ struct ForwardConsumer {
       for_each_element<Scores>(
           [&](int r, int, int j, int e, int) { scores.at(r, j, e) = softcap(scores.at(r, j, e)); });
     }
+    if constexpr (kAlibi) alibi.apply(scores, n * kKeys);
     if (!kFull && !own.full(n)) where.hide_invisible(scores);
   }
 
@@ -386,6 +390,7 @@ struct ForwardConsumer {
 
   __device__ __forceinline__ bool folds_scale() const {
     if constexpr (Traits::kConfig.score == ScoreMode::kSoftcap) return false;
+    if constexpr (kAlibi) return false;
     return !Traits::kConfig.modifies_scores() || args.params.score_mod.only_scales();
   }
   __device__ __forceinline__ Exponent exponent() const {

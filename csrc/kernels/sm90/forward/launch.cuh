@@ -68,7 +68,7 @@ cudaError_t launch_forward(const ForwardCall& p, const plan::ForwardPlan& plan, 
   cudaError_t error = make_tma_descriptors(args, tile::kWarpgroupRows, Traits::kConfig.block_n);
   if constexpr (Traits::kConfig.tma_store) args.out = make_output_map(p);
   if (Traits::kHasBoxes && error == cudaSuccess) {
-    error = make_bias_map(args.bias, p, tile::kWarpgroupRows);
+    error = make_bias_map(args.bias, p, plan.workspace.bias_boxes.template in<void>(workspace));
   }
   if (error == cudaSuccess) error = next_work_counter(args.work_counter, stream);
   if (error != cudaSuccess) return error;

@@ -103,7 +103,8 @@ struct ForwardProducer {
             .batch = static_cast<int>(work.item.sequence.batch) * operand.batch_step};
   }
   // The TMA coordinate of a tile of queries.
-  __device__ __forceinline__ static ptx::TmaCoordinate query_origin(const Work& work, const TmaDescriptor& operand,
+  template <class Descriptor>
+  __device__ __forceinline__ static ptx::TmaCoordinate query_origin(const Work& work, const Descriptor& operand,
                                                                     int row, int column) {
     return {.column = column,
             .row = row,
@@ -126,8 +127,7 @@ struct ForwardProducer {
     shared.k_pipeline.producer_acquire(k_state);
     ptx::Barrier& full = shared.k_pipeline.full[k_state.stage];
     if constexpr (Traits::kHasBoxes) {
-      copy_for_warpgroups(shared.bias[k_state.stage], args.bias, full,
-                          query_origin(work, args.bias, work.first_query, n * Traits::kConfig.block_n));
+      load_bias(work, n, full);
     }
     shared.k[k_state.stage].copy(args.k.map, full, key_origin(work, args.k, n, 0));
   }
@@ -154,6 +154,16 @@ struct ForwardProducer {
         shared.q[q_state.stage], args.q, full,
         query_origin(work, args.q, static_cast<int>(work.item.sequence.query_begin) + work.first_query, 0));
     q_state.advance();
+  }
+
+  __device__ __forceinline__ void load_bias(const Work& work, int n, ptx::Barrier& full) {
+#pragma unroll 1
+    for (int w = 0; w < Shared::kWarpgroups; ++w) {
+      const int query = work.first_query + w * tile::kWarpgroupRows;
+      shared.bias[k_state.stage][w].copy(
+          args.bias.map, full,
+          query_origin(work, args.bias, args.bias.row(query), args.bias.column(query, n * Traits::kConfig.block_n)));
+    }
   }
 
   // Loads one tile for each warpgroup's queries.

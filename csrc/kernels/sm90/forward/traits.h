@@ -43,7 +43,7 @@ struct ForwardArguments {
   TmaDescriptor q;
   TmaDescriptor k;
   TmaDescriptor v;
-  TmaDescriptor bias;  // only of kernels for a bias and a mask
+  BiasDescriptor bias;  // only of kernels for a bias and a mask
   OutputMap out;
   Params params;
   Schedule schedule;

@@ -166,7 +166,7 @@ struct KeyStationaryArguments {
   TmaDescriptor k;
   TmaDescriptor v;
   TmaDescriptor dout;
-  TmaDescriptor bias;
+  BiasDescriptor bias;
   attention::BackwardParams params;
   LoopOrder order;
   KeyStationaryWorkspace workspace;

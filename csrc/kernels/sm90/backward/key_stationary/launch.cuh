@@ -127,7 +127,8 @@ cudaError_t backward_key_stationary(const attention::BackwardParams& p, const pl
                               attention::Divisor::of(static_cast<uint32_t>(p.num_heads_q))};
   if (parts.mask_bits.present()) args.mask = MaskIterations::in(parts.mask_bits.in<void>(workspace), p, plan.order);
   cudaError_t error = make_tma_descriptors(args, LoopOrder::kQueries, LoopOrder::kKeys);
-  if (error == cudaSuccess && p.score_mod.bias.present()) error = make_bias_map(args.bias, p, LoopOrder::kQueries);
+  if (error == cudaSuccess && p.score_mod.bias.present())
+    error = make_bias_map(args.bias, p, parts.bias_boxes.in<void>(workspace));
   if (error == cudaSuccess) error = list_mask_iterations(args, stream);
   if (error == cudaSuccess) error = launch_planned<Element>(args, plan, grid, stream);
   if (error == cudaSuccess && args.order.log2_accumulators > 0) {

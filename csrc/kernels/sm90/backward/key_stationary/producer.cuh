@@ -264,9 +264,11 @@ struct KeyStationaryProducer {
     if constexpr (Traits::kBiased) {
       // The bias lies where the iteration's dS will be. That stage is empty soon after the one of Q.
       shared.dscore_pipeline.producer_acquire(q_state);
-      shared.dscores[q_state.stage].copy(args.bias.map, dout_full,
-                                         {work.contributor.tile * Traits::kKeys, to.query_tile * Traits::kQueries,
-                                          to.head * args.bias.head_step, work.batch * args.bias.batch_step});
+      const int query = to.query_tile * Traits::kQueries;
+      shared.dscores[q_state.stage].copy(
+          args.bias.map, dout_full,
+          {args.bias.column(query, work.contributor.tile * Traits::kKeys), args.bias.row(query),
+           to.head * args.bias.head_step, work.batch * args.bias.batch_step});
     }
     q_state.advance();
   }

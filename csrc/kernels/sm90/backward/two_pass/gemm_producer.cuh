@@ -49,7 +49,7 @@ struct GemmProducer {
     if (first < 0 || tile < args.tiles.key_chunk_begin || tile >= args.tiles.key_chunk_end) return false;
     work.batch = static_cast<int>(at.batch);
     work.key_head = static_cast<int>(at.key_head);
-    work.is_dk = args.wanted.dk && at.slice == 0;
+    choose_result(work, at);
     work.query_begin = static_cast<int>(sequence.query_begin);
     work.key_begin = static_cast<int>(sequence.key_begin);
     work.seen = SeenTiles::of(p.visibility, sequence, args.tiles);
@@ -58,7 +58,7 @@ struct GemmProducer {
     const int64_t number = common::flag_index(pair, static_cast<int>(args.schedule.tiles), static_cast<int>(at.tile));
     work.flags = static_cast<int>(number) * Traits::kTile.flags();
     const int key_tile = first_key_tile(work, sequence) + first / Traits::kKeys;
-    work.partial = key_tile * args.wanted.count() + static_cast<int>(at.slice);
+    work.partial = key_tile * count_results() + static_cast<int>(at.slice);
     work.stored = args.tiles.first_of_head(p, sequence, work.key_head, 0);
     work.row = MaterialisedTiles::first_row(p, sequence);
     const int begin = args.tiles.begin_of(work.row);
@@ -75,6 +75,22 @@ struct GemmProducer {
     work.begin = all.begin;
     work.end = all.end;
     return true;
+  }
+
+  // Which gradient the work tile computes, and which column part of it.
+  __device__ __forceinline__ void choose_result(Work& work, const Place& at) const {
+    if constexpr (Traits::kHasParts) {
+      const int parts_of_dk = args.wanted.dk ? num_column_parts(args.params.head_dim_qk) : 0;
+      const auto slice = static_cast<int>(at.slice);
+      work.is_dk = slice < parts_of_dk;
+      work.first_column = (work.is_dk ? slice : slice - parts_of_dk) * kColumnsOfPart;
+    } else {
+      work.is_dk = args.wanted.dk && at.slice == 0;
+    }
+  }
+  // The work tiles of a key tile.
+  __device__ __forceinline__ int count_results() const {
+    return Traits::kHasParts ? static_cast<int>(args.schedule.slices.divisor) : args.wanted.count();
   }
 
   // The sequence's first key tile among those of key_sums. A packed sequence begins at a tile of its own.
@@ -209,7 +225,8 @@ struct GemmProducer {
     const int head = work.key_head * static_cast<int>(args.params.queries_per_key_head()) + head_of_group;
     reinterpret_cast<RightTile<kWidth>&>(shared.right[state.stage])
         .copy(operand.map, shared.pipeline.full[state.stage],
-              {0, work.query_begin + tile * Traits::kRows, head * operand.head_step, work.batch * operand.batch_step});
+              {work.first_column, work.query_begin + tile * Traits::kRows, head * operand.head_step,
+               work.batch * operand.batch_step});
   }
 };
 

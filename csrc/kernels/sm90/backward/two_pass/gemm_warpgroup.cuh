@@ -122,7 +122,7 @@ struct GemmWarpgroup {
   }
 
   // The rows of the sums are keys in the order of stored tiles (MaterialisedTiles). Two warps share 32 neighbouring
-  // keys, and each of them has every second group of four.
+  // keys, and each of them has every second group of four, or where tiles have keys in order 16 neighbouring ones.
   static constexpr int kHalf = MaterialisedTiles::kRows / 2;
   __device__ __forceinline__ static int warp_in_half() { return tile::warp() % 2; }
   __device__ __forceinline__ int first_of_half() const {
@@ -130,6 +130,7 @@ struct GemmWarpgroup {
   }
   __device__ __forceinline__ static int key_in_half(int r) {
     const int place = tile::lane() / 4;
+    if (Traits::kKeysInOrder) return kHalf / 2 * warp_in_half() + 8 * r + place;
     return 8 * (place / 2) + 4 * warp_in_half() + 2 * r + place % 2;
   }
 
@@ -142,13 +143,13 @@ struct GemmWarpgroup {
     const int rows = work.seen.num_keys - first_key;
     if (rows <= 0) return;
     if (is_dk) sums.scale(static_cast<float>(p.score_mod.scale));
-    const bool needs_recompute =
-        store_row_chunks<Element>({.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key),
-                                   .row_stride = to.row_stride,
-                                   .column_stride = to.column_stride,
-                                   .rows = rows,
-                                   .columns = static_cast<int>(is_dk ? p.head_dim_qk : p.head_dim_v)},
-                                  sums, [](int r) { return key_in_half(r); });
+    const bool needs_recompute = store_row_chunks<Element>(
+        {.data = to.row<Element>(work.batch, work.key_head, work.key_begin + first_key) + work.first_column,
+         .row_stride = to.row_stride,
+         .column_stride = to.column_stride,
+         .rows = rows,
+         .columns = static_cast<int>(is_dk ? p.head_dim_qk : p.head_dim_v) - work.first_column},
+        sums, [](int r) { return key_in_half(r); });
     if (needs_recompute) args.workspace.dkdv_nan_flags[work.flags + first_of_half() / kHalf] = 1;
   }
 };

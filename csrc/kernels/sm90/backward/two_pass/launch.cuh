@@ -10,11 +10,13 @@
 #include "kernels/sm90/backward/two_pass/dbias_from_tiles.cuh"
 #include "kernels/sm90/backward/two_pass/prepare.cuh"
 #include "kernels/sm90/backward/two_pass/two_pass.cuh"
+#include "kernels/sm90/backward/two_pass/two_pass_wide.cuh"
 #include "kernels/sm90/sm90_kernels.h"
 #include "kernels/sm90/tensor_map.h"
 
 namespace flash_attn_ext::sm90 {
 
+// DqTraitsType: of the dQ kernel, or of the score kernel.
 template <class DqTraitsType>
 struct TwoPassLaunch {
   using DqTraits = DqTraitsType;
@@ -23,12 +25,12 @@ struct TwoPassLaunch {
 
   TwoPassArguments args;
   const plan::BackwardPlan& plan;
+  void* boxes;  // of a bias with one number for each diagonal
   cudaStream_t stream;
 
   cudaError_t run() {
     cudaError_t error = make_tma_descriptors(args, MaterialisedTiles::kRows, MaterialisedTiles::kRows);
-    if (DqTraits::kHasBoxes && error == cudaSuccess)
-      error = make_bias_map(args.bias, args.params, MaterialisedTiles::kRows);
+    if (DqTraits::kHasBoxes && error == cudaSuccess) error = make_bias_map(args.bias, args.params, boxes);
     if (error == cudaSuccess) error = prepare();
     const attention::BackwardParams& p = args.params;
     const int64_t num_pairs = p.batch * p.num_heads_k;
@@ -64,11 +66,15 @@ struct TwoPassLaunch {
   cudaError_t differentiate(const Pairs& pairs, uint32_t*& work_counters) {
     cudaError_t error = store_scores(pairs, work_counters++);
     if (error == cudaSuccess) error = multiply(pairs, work_counters++);
+    if constexpr (kDqFromTiles) {
+      if (error == cudaSuccess) error = multiply_by_keys(pairs, work_counters++);
+    }
     if (error == cudaSuccess && args.params.dbias.present()) error = add_to_dbias(pairs);
     return error;
   }
 
   static constexpr int kRows = MaterialisedTiles::kRows;
+  static constexpr bool kDqFromTiles = DqTraits::kConfig.dq_from_tiles;
 
   Schedule schedule_of(const Pairs& pairs, Rows rows, int tile_rows, int slices) const {
     return make_schedule(args.params, {.pairs = pairs,
@@ -101,13 +107,34 @@ struct TwoPassLaunch {
   }
 
   cudaError_t store_scores(const Pairs& pairs, uint32_t* work_counters) {
-    args.schedule = schedule_of(pairs, Rows::kQueries, DqTraits::kQueries, 1);
-    return launch<KernelShape<TwoPassDqShared, DqTraits>>(two_pass_dq_kernel<DqTraits>, work_counters);
+    if constexpr (kDqFromTiles) {
+      args.schedule = schedule_of(pairs, Rows::kQueries, DqTraits::kQueries, count_spans());
+      return launch<KernelShape<TwoPassScoreShared, DqTraits>>(two_pass_score_kernel<DqTraits>, work_counters);
+    } else {
+      args.schedule = schedule_of(pairs, Rows::kQueries, DqTraits::kQueries, 1);
+      return launch<KernelShape<TwoPassDqShared, DqTraits>>(two_pass_dq_kernel<DqTraits>, work_counters);
+    }
+  }
+
+  // The most spans of keys that the queries of a work tile of the score kernel see. The second row of queries may see
+  // one stored tile after those of the first.
+  int count_spans() const {
+    const int seen = std::min(args.tiles.width + MaterialisedTiles::kBlockRows - 1,
+                              MaterialisedTiles::num_tiles(args.params.sequences.max_seqlen_k));
+    return attention::ceil_div(seen, DqTraits::kSpanTiles);
   }
 
   cudaError_t multiply(const Pairs& pairs, uint32_t* work_counters) {
-    args.schedule = schedule_of(pairs, Rows::kKeys, Traits::kKeys, args.wanted.count());
+    const int results = Traits::kHasParts ? args.wanted.count_parts(args.params) : args.wanted.count();
+    args.schedule = schedule_of(pairs, Rows::kKeys, Traits::kKeys, results);
     return launch<KernelShape<TwoPassGemmShared, Traits>>(two_pass_gemm_kernel<Traits>, work_counters);
+  }
+
+  // Computes dQ from stored tiles of dS and K.
+  cudaError_t multiply_by_keys(const Pairs& pairs, uint32_t* work_counters) {
+    using GemmTraits = DqGemmTraits<Element, DqTraits::kDims>;
+    args.schedule = schedule_of(pairs, Rows::kQueries, GemmTraits::kQueries, num_column_parts(args.params.head_dim_qk));
+    return launch<KernelShape<DqGemmShared, GemmTraits>>(two_pass_dq_gemm_kernel<GemmTraits>, work_counters);
   }
 
   cudaError_t add_to_dbias(const Pairs& pairs) const {
@@ -147,17 +174,27 @@ cudaError_t launch_two_pass(const attention::BackwardParams& p, const plan::Back
   args.wanted = {.dk = p.dk.data != nullptr, .dv = p.dv.data != nullptr};
   args.scale_log2e = static_cast<float>(p.score_mod.scale) * kLog2e;
   args.scales_lse = !(DqTraits::kHasBoxes || DqTraits::kGeneric);
-  return TwoPassLaunch<DqTraits>{args, plan, stream}.run();
+  return TwoPassLaunch<DqTraits>{args, plan, parts.bias_boxes.in<void>(workspace), stream}.run();
 }
+
+// The rows of the table whose dQ comes from stored tiles (launch_wide.cuh). They are instantiated apart from the
+// others.
+template <class Element>
+cudaError_t backward_two_pass_wide(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
+                                   cudaStream_t stream);
 
 template <class Element>
 cudaError_t backward_two_pass(const attention::BackwardParams& p, const plan::BackwardPlan& plan, void* workspace,
                               cudaStream_t stream) {
   return common::with_row<kTwoPassConfigs>(plan.row, [&](auto row) {
     constexpr TwoPassConfig kConfig = kTwoPassConfigs[row()];
-    return plan.materialised.rows_with_key_chunks > 0
-               ? launch_two_pass<TwoPassDqTraits<Element, kConfig, true>>(p, plan, workspace, stream)
-               : launch_two_pass<TwoPassDqTraits<Element, kConfig, false>>(p, plan, workspace, stream);
+    if constexpr (kConfig.dq_from_tiles) {
+      return backward_two_pass_wide<Element>(p, plan, workspace, stream);
+    } else {
+      return plan.materialised.rows_with_key_chunks > 0
+                 ? launch_two_pass<TwoPassDqTraits<Element, kConfig, true>>(p, plan, workspace, stream)
+                 : launch_two_pass<TwoPassDqTraits<Element, kConfig, false>>(p, plan, workspace, stream);
+    }
   });
 }
 

@@ -77,6 +77,45 @@ class UnmaskedKeys {
   uint32_t mixed_[Traits::kWarpgroups] = {};
 };
 
+// Describes a work tile of queries to the consumers. Returns false if the sequence has no such tile.
+template <class Traits>
+__device__ __forceinline__ bool describe_queries(QueryTileWork& work, const TwoPassArguments& args, const Place& at) {
+  const attention::BackwardParams& p = args.params;
+  const attention::Sequence sequence = p.sequences.at(at.batch);
+  const auto first = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
+  const int first_row = MaterialisedTiles::first_row(p, sequence);
+  const int tile = first / Traits::kRows;
+  if (first >= sequence.num_queries || tile < args.tiles.begin_of(first_row) || tile >= args.tiles.end_of(first_row)) {
+    return false;
+  }
+  work.batch = static_cast<int>(at.batch);
+  work.key_head = static_cast<int>(at.key_head);
+  work.head_of_group = static_cast<int>(at.head_of_group);
+  work.head = static_cast<int>(at.key_head * args.schedule.group + at.head_of_group);
+  work.query_begin = static_cast<int>(sequence.query_begin);
+  work.key_begin = static_cast<int>(sequence.key_begin);
+  work.num_queries = static_cast<int>(sequence.num_queries);
+  work.num_keys = static_cast<int>(sequence.num_keys);
+  work.tile = tile;
+  work.statistics = work.head * args.workspace.tiles_of_head + TwoPassWorkspace::first_tile(p, sequence) + work.tile;
+  const int stored = args.tiles.first_of_head(p, sequence, work.key_head, work.head_of_group);
+  const int head_of_launch =
+      args.tiles.matrix(p, sequence, work.key_head) * static_cast<int>(args.schedule.group) + work.head_of_group;
+  work.sums = args.tiles.number_of_row(head_of_launch, first_row + tile);
+  const SeenTiles seen = SeenTiles::of(p.visibility, sequence, args.tiles);
+  TileRange all = {0, 0, 0, 0};
+#pragma unroll 1
+  for (int w = 0; w < Traits::kWarpgroups; ++w) {
+    const TileRange own = seen.keys_of(work.tile + w);
+    work.own[w] = own;
+    work.stored[w] = stored + args.tiles.before(first_row + tile + w);
+    all = joined(all, own);
+  }
+  work.begin = all.begin;
+  work.end = all.end;
+  return true;
+}
+
 template <class Traits>
 struct QueryProducer {
   using Shared = TwoPassDqShared<Traits>;
@@ -94,7 +133,7 @@ struct QueryProducer {
     for (uint32_t index = blockIdx.x; index < args.schedule.num_blocks; index = fetch_work_tile(args.work_counters)) {
       shared.work_pipeline.producer_acquire(work_state);
       QueryTileWork& work = shared.work[work_state.stage];
-      if (!describe(work, index)) continue;
+      if (!describe_queries<Traits>(work, args, args.schedule.place(index))) continue;
       if constexpr (Traits::kSkipsTiles) {
         UnmaskedKeys<Traits> keys(args, work);
         const Found first = keys.next();
@@ -111,46 +150,6 @@ struct QueryProducer {
   }
 
  private:
-  // Returns false if the sequence has no such tile.
-  __device__ __forceinline__ bool describe(QueryTileWork& work, uint32_t index) const {
-    const attention::BackwardParams& p = args.params;
-    const Place at = args.schedule.place(index);
-    const attention::Sequence sequence = p.sequences.at(at.batch);
-    const auto first = static_cast<int>(first_query_of(args.schedule, at, Traits::kQueries));
-    const int first_row = MaterialisedTiles::first_row(p, sequence);
-    const int tile = first / Traits::kRows;
-    if (first >= sequence.num_queries || tile < args.tiles.begin_of(first_row) ||
-        tile >= args.tiles.end_of(first_row)) {
-      return false;
-    }
-    work.batch = static_cast<int>(at.batch);
-    work.key_head = static_cast<int>(at.key_head);
-    work.head_of_group = static_cast<int>(at.head_of_group);
-    work.head = static_cast<int>(at.key_head * args.schedule.group + at.head_of_group);
-    work.query_begin = static_cast<int>(sequence.query_begin);
-    work.key_begin = static_cast<int>(sequence.key_begin);
-    work.num_queries = static_cast<int>(sequence.num_queries);
-    work.num_keys = static_cast<int>(sequence.num_keys);
-    work.tile = tile;
-    work.statistics = work.head * args.workspace.tiles_of_head + TwoPassWorkspace::first_tile(p, sequence) + work.tile;
-    const int stored = args.tiles.first_of_head(p, sequence, work.key_head, work.head_of_group);
-    const int head_of_launch =
-        args.tiles.matrix(p, sequence, work.key_head) * static_cast<int>(args.schedule.group) + work.head_of_group;
-    work.sums = args.tiles.number_of_row(head_of_launch, first_row + tile);
-    const SeenTiles seen = SeenTiles::of(p.visibility, sequence, args.tiles);
-    TileRange all = {0, 0, 0, 0};
-#pragma unroll 1
-    for (int w = 0; w < Traits::kWarpgroups; ++w) {
-      const TileRange own = seen.keys_of(work.tile + w);
-      work.own[w] = own;
-      work.stored[w] = stored + args.tiles.before(first_row + tile + w);
-      all = joined(all, own);
-    }
-    work.begin = all.begin;
-    work.end = all.end;
-    return true;
-  }
-
   // Loads K before dO and V after it, in the order in which the GEMMs need them.
   __device__ __forceinline__ void send(const QueryTileWork& work) {
     if (work.begin >= work.end) return;
@@ -235,8 +234,9 @@ struct QueryProducer {
   __device__ __forceinline__ void load_bias(const QueryTileWork& work, int tile, ptx::Barrier& full) const {
 #pragma unroll 1
     for (int w = 0; w < Traits::kWarpgroups; ++w) {
+      const int query = (work.tile + w) * Traits::kRows;
       shared.bias[k_state.stage][w].copy(args.bias.map, full,
-                                         {tile * Traits::kRows, (work.tile + w) * Traits::kRows,
+                                         {args.bias.column(query, tile * Traits::kRows), args.bias.row(query),
                                           work.head * args.bias.head_step, work.batch * args.bias.batch_step});
     }
   }

@@ -2,6 +2,7 @@
 // these kernels hand results on, what they are compiled for, and what their shared memory holds.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -60,6 +61,10 @@ struct WantedGradients {
   bool dk;
   bool dv;
   FLASH_HOST_DEVICE int count() const { return dk + dv; }
+  // The column parts of all of them.
+  int count_parts(const attention::BackwardParams& p) const {
+    return (dk ? num_column_parts(p.head_dim_qk) : 0) + (dv ? num_column_parts(p.head_dim_v) : 0);
+  }
 };
 
 struct TwoPassArguments {
@@ -67,7 +72,7 @@ struct TwoPassArguments {
   TmaDescriptor k;
   TmaDescriptor v;
   TmaDescriptor dout;
-  TmaDescriptor bias;  // only of kernels for a bias and a mask
+  BiasDescriptor bias;  // only of kernels for a bias and a mask
   attention::BackwardParams params;
   TwoPassWorkspace workspace;
   MaterialisedTiles tiles;
@@ -178,7 +183,10 @@ struct TwoPassDqShared {
 template <class ElementType, HeadDims kDimsValue, bool kSkipsTilesValue>
 struct TwoPassGemmTraits {
   using Element = ElementType;
-  static constexpr HeadDims kDims = kDimsValue;
+  // Of a work tile, which has a column part of the result where that is wider.
+  static constexpr HeadDims kDims = {std::min(kDimsValue.qk, kColumnsOfPart), std::min(kDimsValue.v, kColumnsOfPart)};
+  static constexpr bool kHasParts = kDims != kDimsValue;
+  static constexpr bool kKeysInOrder = kHasParts;  // stored tiles come from the score kernel
   static constexpr bool kSkipsTiles = kSkipsTilesValue;
   static constexpr int kRows = MaterialisedTiles::kRows;  // keys of a warpgroup, and queries of a step
   static constexpr GemmTile kTile = gemm_tile(kDims);
@@ -193,9 +201,19 @@ struct TwoPassGemmTraits {
   using RightTile = tile::SmemTile<Element, kRows, kWidth>;  // of dO or Q
 };
 
+// Which columns of the result a work tile computes, where a result has several column parts.
+template <bool kHasParts>
+struct ColumnPart {
+  static constexpr int first_column = 0;
+};
+template <>
+struct ColumnPart<true> {
+  int first_column;
+};
+
 // What the producer of the GEMM kernel tells the consumers about a work tile.
-template <int kWarpgroups>
-struct GemmWork {
+template <int kWarpgroups, bool kHasParts>
+struct GemmWork : ColumnPart<kHasParts> {
   static constexpr int kEnd = -1;
 
   int batch;  // kEnd: there are no more work tiles
@@ -220,7 +238,7 @@ struct TwoPassGemmShared {
   static constexpr int kWorkStages = 2;
   static constexpr int kStages = Traits::kTile.stages;
   static constexpr int kEnd = 1 << Traits::kWarpgroups;  // the work tile has no more iterations; the stage is empty
-  using Work = GemmWork<Traits::kWarpgroups>;
+  using Work = GemmWork<Traits::kWarpgroups, Traits::kHasParts>;
   using RightTile = typename Traits::template RightTile<Traits::kColumns>;
 
   typename Traits::LeftTile left[kStages][Traits::kWarpgroups];

@@ -1,0 +1,127 @@
+// The gradient of a bias that follows from key - query alone: dS, which is recomputed, summed along diagonals.
+//
+// Grid: one CTA for each (split, head of the bias, band of blocks). All blocks of a band have the same diagonals
+// (schedule/diagonal_bands.h). So the sums of dS over the blocks of a band, and over the batch entries of a split, stay
+// in registers, one for each element of a block. At the end the CTA sums these along diagonals, one thread for each,
+// and stores them. A second kernel adds the splits, and the two bands that share a diagonal, in order. Shared memory:
+// as in dscore_sums.cuh.
+#pragma once
+
+#include "kernels/sm80/backward/combine_bands.cuh"
+#include "kernels/sm80/backward/dscore_sums.cuh"
+
+namespace flash_attn_ext::sm80 {
+
+struct DiagonalParams : DscoreParams {
+  DiagonalBands bands;
+  float* band_sums;
+};
+
+template <class Element, int kHeadDim>
+struct DiagonalSumsKernel : DscoreSumsKernel<Element, kHeadDim> {
+  using Base = DscoreSumsKernel<Element, kHeadDim>;
+  using Base::kRowsPerWarp;
+  using Base::kThreads;
+  using Base::kTile;
+  using Base::p;
+  using Base::shared;
+  using Base::sums;
+  using typename Base::Scores;
+  using typename Base::Where;
+
+  static constexpr int kBlock = kTile.queries;
+  static constexpr int kKeyTiles = kBlock / kTile.keys;
+  static_assert(kTile.queries % kTile.keys == 0 && kThreads == 2 * kBlock);
+
+  // Returns the thread's sum: of the diagonal key - query = threadIdx.x - (kBlock - 1) from the first diagonal of the
+  // band's blocks.
+  __device__ __forceinline__ float run(const DiagonalBands& bands, const BandPlace& place) {
+    const int band = place.band;
+    const bool per_head = p.dbias.per_head;
+    const int64_t entries = p.batch * (per_head ? 1 : p.num_heads_q);
+    float own = 0.0f;
+    for (int key_tile = 0; key_tile < kKeyTiles; ++key_tile) {
+      sums.clear();
+      for (int64_t entry = place.split; entry < entries; entry += bands.splits) {
+        const attention::Sequence sequence = p.sequences.at(entry % p.batch);
+        const int64_t head = per_head ? place.head : entry / p.batch;
+        const WorkItem item = {sequence, head, head / p.queries_per_key_head()};
+        for (int block = bands.first_block(band); block < bands.end_block(band); ++block) {
+          const int64_t query = int64_t{block} * kBlock;
+          const int64_t key = query + bands.offset(band) + key_tile * kTile.keys;
+          add_block(item, query, key);
+        }
+      }
+      own += sum_diagonal(key_tile);
+    }
+    return own;
+  }
+
+ private:
+  __device__ __forceinline__ void add_block(const WorkItem& item, int64_t query, int64_t key) {
+    if (query >= item.sequence.num_queries || key >= item.sequence.num_keys) return;
+    const attention::Interval queries = {query, min(query + kTile.queries, item.sequence.num_queries)};
+    const attention::Interval keys = {key, min(key + kTile.keys, item.sequence.num_keys)};
+    const attention::Interval seen = p.visibility.keys_of_tile(queries, item.sequence);
+    if (seen.begin >= keys.end || seen.end <= keys.begin) return;
+    const MaskCoverage attended = mask_coverage(p, item, queries, keys);
+    if (attended == MaskCoverage::kNone) return;
+    const Where where = {p, item, query + tile::warp() * kRowsPerWarp, key};
+    const bool masked = attended == MaskCoverage::kMixed;
+    this->load(where, masked, queries, keys);
+    this->add(this->compute(where, masked), where);
+  }
+
+  // Elements of queries that do not exist are 0, and so are those of keys that do not, since no query sees them.
+  __device__ __forceinline__ float sum_diagonal(int key_tile) {
+    __syncthreads();  // no warp reads the preceding tile any more
+#pragma unroll
+    for (int r = 0; r < Scores::kThreadRows; ++r) {
+      float* row = shared.sums[tile::warp() * kRowsPerWarp + Scores::row(r)];
+#pragma unroll
+      for (int j = 0; j < Scores::kColumnTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) row[Scores::column(j, e)] = sums.at(r, j, e);
+      }
+    }
+    __syncthreads();
+    const int first = static_cast<int>(threadIdx.x) - (kBlock - 1) - key_tile * kTile.keys;
+    float sum = 0.0f;
+    for (int query = 0; query < kBlock; ++query) {
+      const int key = first + query;
+      if (key >= 0 && key < kTile.keys) sum += shared.sums[query][key];
+    }
+    return sum;
+  }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads)
+    diagonal_sums_kernel(const __grid_constant__ DiagonalParams params) {
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  const DiagonalBands& bands = params.bands;
+  const auto cta = static_cast<int>(blockIdx.x);
+  const BandPlace place = band_place(bands, cta);
+  Kernel kernel = {{params, params.p, *reinterpret_cast<typename Kernel::Shared*>(shared_memory)}};
+  params.band_sums[place.index(bands) * bands.sums_of_cta() + threadIdx.x] = kernel.run(bands, place);
+}
+
+template <class Element>
+cudaError_t diagonal_sums(const BackwardParams& p, const BackwardPlan& plan, float* band_sums, cudaStream_t stream) {
+  return with_head_dim<Element>(plan.dscore_head_dim, [&](auto head_dim) {
+    constexpr int kRow = find_row(kDqConfigs, sizeof(Element), head_dim(), ScoreMode::kGeneric);
+    if constexpr (kDqConfigs[kRow].head_dim == head_dim()) {
+      using Kernel = DiagonalSumsKernel<Element, head_dim()>;
+      DiagonalParams params = {Kernel::make_params(p, DscoreSum::kBias), diagonal_bands(p, Kernel::kBlock, 0),
+                               band_sums};
+      params.bands.splits = static_cast<int>(plan.workspace.dbias_parts.bytes / params.bands.bytes());
+      const cudaError_t error = launch<Kernel>(diagonal_sums_kernel<Kernel>, params, params.bands.num_ctas(), stream);
+      if (error != cudaSuccess) return error;
+      return combine_bands<Element>({p, params.bands, band_sums}, stream);
+    } else {
+      return cudaErrorInvalidValue;
+    }
+  });
+}
+
+}  // namespace flash_attn_ext::sm80

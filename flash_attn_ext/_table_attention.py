@@ -1,0 +1,173 @@
+"""Attention with a bias that is looked up in a table (``bias_table``), with the gradient of the table.
+
+An index by distance makes one number for each diagonal of the scores, of each head: ``Problem.bias_of_diagonals``.
+Kernels read these, and their gradient is summed by the entries of the diagonals. An index that is a tensor makes a bias
+of all pairs, of as many heads at a time as fit ``MOST_BYTES``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from flash_attn_ext import _C
+from flash_attn_ext._canonical import autocast_dtype, cast, require_tensors
+from flash_attn_ext._problem import Problem
+from flash_attn_ext.autograd import attend
+from flash_attn_ext.bias_tables import T5Buckets, entries_of_distances
+from flash_attn_ext.derivatives.table_entries import look_up
+
+MOST_BYTES = 64 << 20
+_INTEGERS = (torch.int16, torch.int32)
+
+
+def attend_with_table(
+    problem: Problem, table: Tensor | None, index: Any, operands: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``attend`` of a canonical problem without a bias, to whose scores entries of the table are added."""
+    rows = _checked_table(problem, table, index)
+    if not isinstance(index, Tensor):
+        return attend(_with_diagonals(problem, rows, index, operands), operands)
+    entries = _checked_entries(problem, rows, index, operands)
+    heads, num_pairs = rows.shape[0], max(entries.numel(), 1)
+    group = problem.q.shape[1] // max(problem.k.shape[1], 1) or 1
+    if operands < _C.PLAIN or heads * num_pairs * rows.element_size() <= MOST_BYTES:
+        return attend(problem._replace(bias=_bias_of(rows, entries)), operands)
+    at_once = max(MOST_BYTES // (num_pairs * rows.element_size() * group), 1) * group
+    parts = [_attend_to_heads(problem, rows, entries, (h, min(h + at_once, heads))) for h in range(0, heads, at_once)]
+    out, lse, row_max = zip(*parts, strict=True)
+    return torch.cat(out, 1), torch.cat(lse, 1), torch.cat(row_max, 1) if problem.wants_row_max else None
+
+
+def problem_to_explain(problem: Problem, table: Tensor | None, index: Any, operands: int) -> Problem:
+    """The problem as the kernels get it: of all heads, or of those that are computed together."""
+    rows = _checked_table(problem, table, index)
+    if not isinstance(index, Tensor):
+        return _with_diagonals(problem, rows, index, operands)
+    return problem._replace(bias=_bias_of(rows, _checked_entries(problem, rows, index, operands)))
+
+
+def _with_diagonals(problem: Problem, table: Tensor, index: Any, operands: int) -> Problem:
+    num_queries, num_keys = problem.q.shape[2], problem.k.shape[2]
+    diagonal = 0 if problem.causal == "top_left" else num_keys - num_queries
+    entries = _entries_of_diagonals(
+        index, table.shape[1], (num_queries, num_keys, diagonal), problem.q.device, operands
+    )
+    return problem._replace(bias=look_up(table, entries)[None, :, None], bias_of_diagonals=True)
+
+
+def _entries_of_diagonals(
+    index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device, operands: int
+) -> Tensor:
+    may_keep = operands >= _C.PLAIN and not is_compiling() and isinstance(index, str | T5Buckets)
+    if not may_keep or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return _entries(index, num_entries, shape, device)
+    return _kept_entries(index, num_entries, shape, device)
+
+
+def _entries(index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device) -> Tensor:
+    """The entry of each diagonal, of that of key - query = 1 - num_queries first."""
+    num_queries, num_keys, diagonal = shape
+    count = max(num_queries + num_keys - 1, 0)
+    distance = torch.arange(count, device=device) - (num_queries - 1) - diagonal
+    return entries_of_distances(index, distance, num_entries).int()
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_entries(index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device) -> Tensor:
+    """The same, kept, because its operations take longer than a call."""
+    with torch.inference_mode(False), torch.no_grad():
+        entries = _entries(index, num_entries, shape, device)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # other streams will read it
+    return entries
+
+
+def _bias_of(table: Tensor, entries: Tensor) -> Tensor:
+    """(1, heads, queries, keys)."""
+    bias: Tensor = look_up(table, entries.flatten()).unflatten(1, entries.shape)[None]
+    return bias
+
+
+def _attend_to_heads(
+    problem: Problem, table: Tensor, entries: Tensor, heads: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """``attend`` for some of the heads. Autograd keeps no bias of all pairs: the backward pass looks it up again."""
+    of_heads = slice(*heads)
+    group = problem.q.shape[1] // problem.k.shape[1]
+    of_key_heads = slice(heads[0] // group, heads[1] // group)
+    cut: dict[str, Any] = dict(
+        q=problem.q[:, of_heads], k=problem.k[:, of_key_heads], v=problem.v[:, of_key_heads], rng_seed=None
+    )
+    for name in ("mask", "intervals"):
+        tensor = getattr(problem, name)
+        cut[name] = tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, of_heads]
+    for name in ("alibi_slopes", "sink"):
+        tensor = getattr(problem, name)
+        cut[name] = tensor if tensor is None else tensor[..., of_heads]
+    rows = table[of_heads]
+    bias = _bias_of(rows, entries)
+    place = bias.data_ptr()
+
+    def pack(tensor: Tensor) -> Tensor | None:
+        return None if tensor.shape == bias.shape and tensor.data_ptr() == place else tensor
+
+    def unpack(kept: Tensor | None) -> Tensor:
+        if kept is not None:
+            return kept
+        with torch.no_grad():
+            return _bias_of(rows, entries)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return attend(problem._replace(bias=bias, **cut), _C.PLAIN)
+
+
+def _checked_table(problem: Problem, table: Tensor | None, index: Any) -> Tensor:
+    if problem.bias is not None:
+        raise ValueError("bias and bias_table are both given, expected one of them: add the bias into the table's rows")
+    if table is None or index is None:
+        given, missing = ("bias_table", "bias_index") if index is None else ("bias_index", "bias_table")
+        raise ValueError(f"{given} is given without {missing}, expected both or neither: pass {missing}=, too")
+    require_tensors(("bias_table",), (table,), num_required=1)
+    if (dtype := autocast_dtype(problem.q)) is not None and table.dtype != torch.float32:
+        table = cast(table, dtype)
+    q, heads = problem.q, problem.q.shape[1]
+    if table.dim() != 2 or table.shape[0] != heads or table.shape[1] < 1:
+        raise RuntimeError(
+            f"bias_table has shape {tuple(table.shape)}, expected ({heads}, entries): a row for each query head"
+            + (f"; pass bias_table.T where it is (entries, {heads})" if tuple(table.shape[1:]) == (heads,) else "")
+        )
+    if table.dtype not in (q.dtype, torch.float32):
+        raise RuntimeError(
+            f"bias_table has dtype {table.dtype}, expected q's dtype ({q.dtype}) or torch.float32; cast it with "
+            f"bias_table.to({q.dtype})"
+        )
+    if table.device != q.device:
+        raise RuntimeError(f"bias_table is on {table.device}, but q is on {q.device}; move it with .to(q.device)")
+    return table
+
+
+def _checked_entries(problem: Problem, table: Tensor, index: Tensor, operands: int) -> Tensor:
+    """The index as int32, within the table. On a GPU values are not looked at, but clamped."""
+    pairs = (problem.q.shape[2], problem.k.shape[2])
+    if index.dtype not in _INTEGERS or tuple(index.shape) != pairs:
+        raise RuntimeError(
+            f"bias_index has shape {tuple(index.shape)} and dtype {index.dtype}, expected {pairs} = (queries, keys) of "
+            "torch.int32 or torch.int16: an entry for each pair, the same for all batch entries and heads"
+        )
+    if index.device != table.device:
+        raise RuntimeError(f"bias_index is on {index.device}, but q is on {table.device}; move it with .to(q.device)")
+    num_entries = table.shape[1]
+    if index.device.type == "cpu" and operands >= _C.PLAIN and index.numel():
+        least, largest = (int(value) for value in index.aminmax())
+        if least < 0 or largest >= num_entries:
+            raise ValueError(
+                f"bias_index has values from {least} to {largest}, expected entries of bias_table from 0 to "
+                f"{num_entries - 1}"
+            )
+        return index.int()
+    return index.int().clamp(0, num_entries - 1)
