@@ -5,6 +5,7 @@
 #include "host/aten/front.h"
 #include "host/attention.h"
 #include "host/backends.h"
+#include "host/block_table.h"
 #include "host/cache/kv_cache.h"
 #include "host/call/autograd.h"
 #include "host/call/direct_calls.h"
@@ -79,6 +80,10 @@ void define_sums(py::module_& module) {
       py::arg("values"), py::arg("entries"), py::arg("num_entries"),
       "(rows, num_entries): sums of the columns of each entry, in a fixed order.",
       py::call_guard<py::gil_scoped_release>());
+
+  module.def("block_table", &block_table, py::arg("counts"), py::arg("indices"), py::arg("width"),
+             "(..., query blocks, width) bool: which blocks of keys lists on a GPU have.",
+             py::call_guard<py::gil_scoped_release>());
 }
 
 // Functions by which users and tests inspect what a call computes.

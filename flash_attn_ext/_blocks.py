@@ -25,7 +25,7 @@ def blocks_of(block_lists: Any, q: Tensor, k: Tensor) -> Tensor:
             "queries"
         )
     _check_values(lists, num_keys)
-    blocks = lists.blocks(num_keys)
+    blocks = _table_of(lists, num_keys)
     heads, key_heads = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
     given = counts.shape[-2] if counts.dim() > 1 else 1
     if given not in (1, heads, key_heads):
@@ -64,6 +64,16 @@ def _lists_of(block_lists: Any, num_queries: int, num_keys: int) -> BlockLists:
             "does not follow: pass flash_attn_ext.masks.BlockLists(counts, indices, query_block=..., key_block=...)"
         )
     return BlockLists(lists.counts, lists.indices, query_block=sizes[0], key_block=sizes[0])
+
+
+def _table_of(lists: BlockLists, num_keys: int) -> Tensor:
+    """On a GPU one kernel makes the table. In traces and transforms, PyTorch's operations do."""
+    counts, indices = lists.counts, lists.indices
+    if not counts.is_cuda or counts.device != indices.device or counts.dtype != indices.dtype:
+        return lists.blocks(num_keys)
+    if operands_of(counts, indices, indices) < _C.PLAIN:
+        return lists.blocks(num_keys)
+    return _C.block_table(counts, indices, -(-num_keys // lists.key_block))
 
 
 def _check_values(lists: BlockLists, num_keys: int) -> None:

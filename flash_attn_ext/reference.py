@@ -118,7 +118,7 @@ def attention_reference(
 
     Args:
         q, k, v: (..., H, S, D) as for ``attention``: ``q`` has Hq heads, ``k`` and ``v`` have Hk, and Hk divides Hq.
-            Any floating dtype, which is that of the computation too.
+            Any floating dtype, which is that of the computation too. ``block_lists`` is a ``masks.BlockLists``.
         dropout_mask: bool, broadcastable to (..., Hq, Sq, Sk), True = kept. Without it ``dropout_p > 0`` draws from
             PyTorch's default generator. The bits that a call drew are the signs that
             ``integrations.flash_attn.flash_attn_func(..., return_attn_probs=True)`` returns.
@@ -153,8 +153,7 @@ def attention_reference(
         q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
     # Query head h uses key head h // (Hq / Hk).
     k, v = (t.repeat_interleave(q.shape[-3] // max(t.shape[-3], 1), dim=-3) for t in (k, v))
-    if scale is None:
-        scale = q.shape[-1] ** -0.5 if q.shape[-1] > 0 else 1.0
+    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
     distance = key_distance(q.shape[-2], k.shape[-2], causal, q.device)
     visible = visible_pairs(distance, causal, window)
     if mask is not None:
@@ -162,10 +161,7 @@ def attention_reference(
     if intervals is not None:
         visible = visible & pairs_of_intervals(intervals, k.shape[-2])
     if block_lists is not None:
-        listed = block_lists.dense(q.shape[-2], k.shape[-2])
-        group = q.shape[-3] // listed.shape[-3] if listed.dim() > 2 and listed.shape[-3] > 1 else 1
-        visible = visible & (listed if group == 1 else listed.repeat_interleave(group, dim=-3))
-
+        visible = visible & block_lists.dense(q.shape[-2], k.shape[-2], heads=q.shape[-3])
     score = scale * (q @ k.mT)
     if softcap is not None:
         score = softcap * torch.tanh(score / softcap)
@@ -177,9 +173,8 @@ def attention_reference(
         score = score + bias_table[:, entries_of_pairs(bias_index, distance, bias_table.shape[1])]
     p, lse = _softmax(score, visible, sink)
     if dropout_p > 0:
-        if dropout_mask is None:
-            dropout_mask = torch.rand(p.shape, device=p.device) >= dropout_p
-        p = p.masked_fill(~dropout_mask, 0)
+        kept = torch.rand(p.shape, device=p.device) >= dropout_p if dropout_mask is None else dropout_mask
+        p = p.masked_fill(~kept, 0)
         p = p / (1 - dropout_p) if dropout_p < 1 else p * 0
     out = p.to(v.dtype) @ v
     row_max = _largest(score.detach(), visible, lse)

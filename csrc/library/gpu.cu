@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "kernels/common/cache/append_kv.h"
+#include "kernels/common/masks/mask_tiles.h"
 #include "kernels/common/sums/sums.h"
 #include "kernels/derivatives/plain_tiles.h"
 #include "kernels/sm80/sm80_backend.h"
@@ -79,6 +80,10 @@ Status table_sums(const common::TableSums& table, void* stream) {
   return common::launch_table_sums(table, cuda_stream(stream));
 }
 
+Status block_table(const common::BlockTable& table, void* stream) {
+  return common::launch_block_table(table, cuda_stream(stream));
+}
+
 Status sm80_forward(const attention::AppendingForwardParams& params, const plan::ForwardPlan& plan, void* workspace,
                     void* stream) {
   return sm80::run_forward(params, plan, workspace, cuda_stream(stream));
@@ -122,7 +127,8 @@ void add_gpu_kernels(Kernels& table) {
                .plain_weights = plain_weights,
                .plain_gradients = plain_gradients,
                .look_up = look_up,
-               .table_sums = table_sums};
+               .table_sums = table_sums,
+               .block_table = block_table};
   Backend& sm80 = row_of("sm80", table);
   sm80.append = append;
   sm80.forward = sm80_forward;

@@ -13,6 +13,7 @@
 
 #include "attention/append.h"
 #include "attention/params.h"
+#include "kernels/common/masks/block_table.h"
 #include "kernels/common/sums/table_sums.h"
 #include "kernels/config/sm90_forward.h"
 #include "kernels/cpu/services.h"
@@ -77,6 +78,7 @@ struct GpuFunctions {
                             void* stream);
   Status (*look_up)(const common::TableLookUp& table, void* stream);
   Status (*table_sums)(const common::TableSums& table, void* stream);
+  Status (*block_table)(const common::BlockTable& table, void* stream);
 };
 
 struct Kernels {

@@ -76,9 +76,13 @@ class BlockLists:
         exist are left out."""
         return _table_of(self.counts, self.indices, -(-count("keys", keys) // self.key_block))
 
-    def dense(self, queries: int, keys: int) -> Tensor:
-        """The boolean mask, (..., queries, keys), True = seen: for inspection and tests, since it has every pair."""
-        pairs = self.blocks(keys).repeat_interleave(self.query_block, -2).repeat_interleave(self.key_block, -1)
+    def dense(self, queries: int, keys: int, *, heads: int | None = None) -> Tensor:
+        """The boolean mask, (..., queries, keys), True = seen: for inspection and tests, since it has every pair. With
+        ``heads``, that of so many query heads: lists of key heads are those of their query heads."""
+        blocks = self.blocks(keys)
+        if heads is not None and blocks.dim() > 2 and blocks.shape[-3] > 1:
+            blocks = blocks.repeat_interleave(heads // blocks.shape[-3], -3)
+        pairs = blocks.repeat_interleave(self.query_block, -2).repeat_interleave(self.key_block, -1)
         return pairs[..., : count("queries", queries), :keys]
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import flash_attn_ext
+from flash_attn_ext import _C
 from flash_attn_ext.masks import BlockLists, from_blocks
 from flash_attn_ext.reference import attention_reference
 from support.cases import Case, Inputs, make_inputs
@@ -260,6 +261,20 @@ def test_blocks_that_do_not_exist_are_ignored_on_a_gpu(dtype, backend):
     results = (run_ours(of, backend) for of in (wild, tame))
     for found, expected in zip(*(result.values() for result in results), strict=True):
         assert torch.equal(found, expected)
+
+
+@FOR_GPUS
+@computes_in(torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_one_kernel_makes_the_table(dtype, backend):
+    generator = torch.Generator().manual_seed(0)
+    for shape, most, width in (((2, 3, 5), 4, 7), ((1, 1, 300), 200, 513), ((4,), 1, 1), ((2, 0), 3, 4), ((3,), 0, 5)):
+        counts = torch.randint(-2, most + 3, shape, generator=generator).to(backend.device, dtype)
+        indices = torch.randint(-3, width + 3, (*shape, most), generator=generator).to(backend.device, dtype)
+        strided = indices.mT.contiguous().mT if indices.dim() > 1 else indices
+        expected = BlockLists(counts, indices).blocks(128 * width)
+        for given in (indices, strided):
+            assert torch.equal(_C.block_table(counts, given, width), expected)
 
 
 def small(device: str, heads: int = 2) -> tuple[torch.Tensor, ...]:

@@ -120,9 +120,7 @@ class Inputs:
             of_intervals = in_intervals(self.intervals, self.case.sk)
             seen = of_intervals if seen is None else seen & of_intervals
         if self.block_counts is not None:
-            of_blocks = self.block_lists.dense(self.case.sq, self.case.sk)
-            if of_blocks.shape[1] > 1:
-                of_blocks = of_blocks.repeat_interleave(self.case.heads // of_blocks.shape[1], 1)
+            of_blocks = self.block_lists.dense(self.case.sq, self.case.sk, heads=self.case.heads)
             seen = of_blocks if seen is None else seen & of_blocks
         return seen
 

@@ -42,7 +42,8 @@ class Call:
     diagonals: bool = False  # a bias with one number for each diagonal of the scores
     mask: tuple | None = None
     intervals: tuple | None = None
-    block_lists: tuple | None = None  # of the counts, of blocks of 128
+    block_lists: tuple | None = None  # of the counts
+    block_sizes: tuple[int, int] = (128, 128)
     slopes: bool = False
     sink: bool = False
     wanted: tuple = ("q", "k", "v")
@@ -62,7 +63,8 @@ class Call:
     def lists(self) -> BlockLists | None:
         if self.block_lists is None:
             return None
-        return BlockLists(torch.ones(self.block_lists).int(), torch.zeros(*self.block_lists, 1).int())
+        lists = torch.ones(self.block_lists).int(), torch.zeros(*self.block_lists, 1).int()
+        return BlockLists(*lists, query_block=self.block_sizes[0], key_block=self.block_sizes[1])
 
     def arguments(self) -> dict:
         sk = self.sq if self.sk is None else self.sk

@@ -211,6 +211,18 @@ ScoreMode score_mode(const attention::ForwardParams& p) {
   return has_causal_alibi(p) ? ScoreMode::kCausalAlibi : score;
 }
 
+// The row whose tiles have as many keys as blocks have, in place of `chosen`, so that no tile is seen in part. Tiles of
+// 128 keys show blocks of 128.
+int row_of_blocks(const attention::ForwardParams& p, int chosen) {
+  const attention::BlockMask& blocks = p.score_mod.blocks;
+  const ForwardConfig& current = sm90::kForwardConfigs[chosen];
+  if (!blocks.present() || current.block_n <= 1 << blocks.key_shift) return chosen;
+  const int found = find_row(p, [&](const ForwardConfig& row) {
+    return row.dims == current.dims && row.score == current.score && row.block_n == 1 << blocks.key_shift;
+  });
+  return found == kNoRow ? chosen : found;
+}
+
 int choose_row(const attention::ForwardParams& p, const Limits& limits) {
   const auto default_row = [&](ScoreMode score) {
     return find_row(p, [&](const ForwardConfig& row) { return row.score == score && !row.split_kv; });
@@ -219,7 +231,7 @@ int choose_row(const attention::ForwardParams& p, const Limits& limits) {
   int chosen = default_row(score);
   if (chosen == kNoRow) chosen = default_row(ScoreMode::kGeneric);
   if (chosen == kNoRow) return kNoRow;
-  if (sm90::kForwardConfigs[chosen].score != ScoreMode::kScaleOnly) return chosen;
+  if (sm90::kForwardConfigs[chosen].score != ScoreMode::kScaleOnly) return row_of_blocks(p, chosen);
   const int split_kv = find_row(p, [](const ForwardConfig& row) { return row.split_kv; });
   if (split_kv != kNoRow && leaves_sms_idle(p, sm90::kForwardConfigs[split_kv].block_m(), limits)) return split_kv;
   // Rows of the same head dims and score mode follow each other.

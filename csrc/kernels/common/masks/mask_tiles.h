@@ -6,6 +6,7 @@
 
 #include "attention/key_interval.h"
 #include "attention/params.h"
+#include "kernels/common/masks/block_table.h"
 
 namespace flash_attn_ext::common {
 
@@ -21,6 +22,9 @@ cudaError_t make_block_tiles(const attention::AttentionParams& params, cudaStrea
 
 // The same for a mask without intervals and blocks; also writes the mask as bits, for which the plan has memory, too.
 cudaError_t pack_mask(attention::AttentionParams& params, uint8_t* tiles, void* bits, cudaStream_t stream);
+
+// Writes the table of lists of blocks.
+cudaError_t launch_block_table(const BlockTable& table, cudaStream_t stream);
 
 // Writes the mask as bits alone, where rows have at most kShortMaskKeys keys: the words of the first group of each row.
 inline constexpr int64_t kShortMaskKeys = 64;

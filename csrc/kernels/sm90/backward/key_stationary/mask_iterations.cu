@@ -163,10 +163,39 @@ struct SelectedKeys {
  private:
   static constexpr int kWarpgroupKeys = kKeys / LoopOrder::kKeyWarpgroups;
 
-  __device__ __forceinline__ uint32_t by_intervals(int first, int end) const {
-    return rows.count == 0 && first < end ? MaskIterations::kSomeTrue : rows.flags(first, end);
-  }
+  __device__ __forceinline__ uint32_t by_intervals(int first, int end) const { return rows.flags(first, end); }
 };
+
+constexpr int kKeyTilesAtOnce = 16;
+
+// The same where there are blocks alone. Grid: a CTA per plane, kThreads query tiles and kKeyTilesAtOnce key tiles. A
+// thread has a query tile, so that neighbouring threads write neighbouring flags.
+__global__ void __launch_bounds__(kThreads) block_flags_kernel(const __grid_constant__ attention::AttentionParams p,
+                                                               const __grid_constant__ MaskIterations iterations) {
+  ptx::wait_for_kernel_before();
+  ptx::allow_dependent_launch();
+  const auto query_groups = static_cast<uint32_t>(LoopOrder::num_tiles(iterations.query_tiles, kThreads));
+  const auto key_groups = static_cast<uint32_t>(LoopOrder::num_tiles(iterations.key_tiles, kKeyTilesAtOnce));
+  const uint32_t rest = blockIdx.x / query_groups;
+  const auto plane = static_cast<int>(rest / key_groups);
+  const int batch = plane / iterations.mask_heads;
+  const int head = plane % iterations.mask_heads;
+  const int query_tile = static_cast<int>(blockIdx.x % query_groups) * kThreads + static_cast<int>(threadIdx.x);
+  if (query_tile >= iterations.query_tiles) return;
+  const attention::BlockMask& blocks = p.score_mod.blocks;
+  const uint8_t* const row = blocks.row(batch, head, query_tile * kQueries);
+  const auto num_keys = static_cast<int>(p.sequences.at(batch).num_keys);
+  const int first_tile = static_cast<int>(rest % key_groups) * kKeyTilesAtOnce;
+  for (int tile = first_tile; tile < min(first_tile + kKeyTilesAtOnce, iterations.key_tiles); ++tile) {
+    const int first = tile * kKeys;
+    const int middle = first + kKeys / LoopOrder::kKeyWarpgroups;
+    const bool sees_low = blocks.sees(row, first);
+    const bool sees_high = middle < num_keys ? blocks.sees(row, middle) : sees_low;
+    iterations.tiles[iterations.tile(iterations.first_tile(batch, head, tile), query_tile)] =
+        static_cast<uint8_t>((sees_low || sees_high ? MaskIterations::kSomeTrue : 0) |
+                             (sees_low && sees_high ? 0 : MaskIterations::kSomeFalse));
+  }
+}
 
 // Grid: a CTA per query tile of each batch entry and head that has intervals or blocks of its own. A thread has every
 // 256th tile of keys.
@@ -205,10 +234,17 @@ __global__ void __launch_bounds__(kThreads) interval_flags_kernel(const __grid_c
 static_assert(MaskIterations::kSomeTrue == attention::MaskTiles::kSomeTrue &&
               MaskIterations::kSomeFalse == attention::MaskTiles::kSomeFalse);
 
-cudaError_t scan_intervals(const KeyStationaryArguments& args, cudaStream_t stream) {
+cudaError_t scan_selected_keys(const KeyStationaryArguments& args, cudaStream_t stream) {
   const MaskIterations& mask = args.mask;
-  const int64_t blocks = int64_t{mask.mask_batches} * mask.mask_heads * mask.query_tiles;
   const attention::AttentionParams& params = args.params;
+  const int64_t planes = int64_t{mask.mask_batches} * mask.mask_heads;
+  if (mask.intervals == 0) {
+    const int64_t groups = int64_t{LoopOrder::num_tiles(mask.query_tiles, kThreads)} *
+                           LoopOrder::num_tiles(mask.key_tiles, kKeyTilesAtOnce);
+    return common::launch_early(block_flags_kernel, {.blocks = planes * groups, .threads = kThreads}, stream, params,
+                                mask);
+  }
+  const int64_t blocks = planes * mask.query_tiles;
   return common::launch_early(interval_flags_kernel, {.blocks = blocks, .threads = kThreads}, stream, params, mask);
 }
 
@@ -371,7 +407,7 @@ __global__ void __launch_bounds__(kThreads)
 cudaError_t list_mask_iterations(const KeyStationaryArguments& args, cudaStream_t stream) {
   const MaskIterations& mask = args.mask;
   if (!mask.present()) return cudaSuccess;
-  cudaError_t error = mask.has_words ? pack_words(args, stream) : scan_intervals(args, stream);
+  cudaError_t error = mask.has_words ? pack_words(args, stream) : scan_selected_keys(args, stream);
   if (error != cudaSuccess) return error;
   const int64_t planes = mask.num_lists() / mask.key_tiles;
   const int64_t rounds = LoopOrder::num_tiles(mask.query_tiles, kThreads / kWarpSize);
