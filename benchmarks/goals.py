@@ -1,4 +1,4 @@
-"""Goals for the figures on our own H200, and the floors below which a suite is not done.
+"""Goals for the figures on an H200, and the floors below which a suite is not done.
 
 `python benchmarks/bench.py --device cuda --goals benchmarks/goals.py` reads GOALS. They are for Hopper's own kernels,
 and those of float32 are for sm80's.

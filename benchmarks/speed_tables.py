@@ -97,14 +97,19 @@ def slow_points_table() -> str:
             if round(ratio, 2) < 1:
                 found.append((f"{ratio:.2f}", _problem(row)))
     lines = ["| times as fast | problem |", "| --- | --- |"]
-    lines += [f"| {ratio} | {problem} |" for ratio, problem in sorted(found, key=lambda point: point[0])]
+    lines += [f"| {ratio} | {problem} |" for ratio, problem in sorted(set(found), key=lambda point: point[0])]
     return "\n".join(lines)
+
+
+OPTIONS = {"softcap": "softcap", "sinks": "sinks", "alibi": "ALiBi", "mask": "a mask or bias", "dropout": "dropout"}
 
 
 def _problem(row: dict) -> str:
     heads, key_heads, queries, keys = (row[name] for name in ("num_heads", "num_key_heads", "seqlen_q", "seqlen_k"))
-    words = [row["pass"], *(word for word in ("causal", "masked") if word in row["case"])]
-    words += ["with a cache"] * (row["suite"] == "decode") + [row["dtype"]] * (row["dtype"] != "bfloat16")
+    words = [row["pass"], *["causal"] * (row["causal"] and queries > 1)]
+    words += [OPTIONS[row["suite"]]] if row["suite"] in OPTIONS else []
+    words += [kind for kind in ("masked", "window", "cache", "page") if kind in row["case"]]
+    words += [row["dtype"]] * (row["dtype"] != "bfloat16")
     words.append(f"{row['batch']} x {heads} heads" + f" ({key_heads} of keys)" * (key_heads != heads))
     words.append(
         f"{queries} tokens" if queries == keys else f"{queries} quer{'y' if queries == 1 else 'ies'}, {keys} keys"

@@ -2,7 +2,7 @@
 
 An index by distance makes one number for each diagonal of the scores, of each head: ``Problem.bias_of_diagonals``.
 Kernels read these, and their gradient is summed by the entries of the diagonals. An index that is a tensor makes a bias
-of all pairs, of as many heads at a time as fit ``MOST_BYTES``.
+of all pairs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from flash_attn_ext.autograd import attend
 from flash_attn_ext.bias_tables import T5Buckets, entries_of_distances
 from flash_attn_ext.derivatives.table_entries import look_up
 
-MOST_BYTES = 64 << 20
 _INTEGERS = (torch.int16, torch.int32)
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
@@ -50,19 +49,11 @@ def attend_with_table(
     rows = _checked_table(problem, table, index)
     if not isinstance(index, Tensor):
         return attend(_with_diagonals(problem, rows, index, operands), operands)
-    entries = _checked_entries(problem, rows, index, operands)
-    heads, num_pairs = rows.shape[0], max(entries.numel(), 1)
-    group = problem.q.shape[1] // max(problem.k.shape[1], 1) or 1
-    if operands < _C.PLAIN or heads * num_pairs * rows.element_size() <= MOST_BYTES:
-        return attend(problem._replace(bias=_bias_of(rows, entries)), operands)
-    at_once = max(MOST_BYTES // (num_pairs * rows.element_size() * group), 1) * group
-    parts = [_attend_to_heads(problem, rows, entries, (h, min(h + at_once, heads))) for h in range(0, heads, at_once)]
-    out, lse, row_max = zip(*parts, strict=True)
-    return torch.cat(out, 1), torch.cat(lse, 1), torch.cat(row_max, 1) if problem.wants_row_max else None
+    return attend(problem._replace(bias=_bias_of(rows, _checked_entries(problem, rows, index, operands))), operands)
 
 
 def problem_to_explain(problem: Problem, table: Tensor | None, index: Any, operands: int) -> Problem:
-    """The problem as the kernels get it: of all heads, or of those that are computed together."""
+    """The problem as the kernels get it."""
     rows = _checked_table(problem, table, index)
     if not isinstance(index, Tensor):
         return _with_diagonals(problem, rows, index, operands)
@@ -95,14 +86,26 @@ def _entries(index: Any, num_entries: int, shape: tuple[int, int, int], device: 
     return entries_of_distances(index, distance, num_entries).int()
 
 
-@functools.lru_cache(maxsize=64)
 def _kept_entries(index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device) -> Tensor:
     """The same, kept, because its operations take longer than a call."""
+    entries, made, by = _entries_and_their_event(index, num_entries, shape, device)
+    if made is not None and (stream := torch.cuda.current_stream(device)) != by:
+        stream.wait_event(made)
+        entries.record_stream(stream)
+    return entries
+
+
+@functools.lru_cache(maxsize=64)
+def _entries_and_their_event(
+    index: Any, num_entries: int, shape: tuple[int, int, int], device: torch.device
+) -> tuple[Tensor, torch.cuda.Event | None, torch.cuda.Stream | None]:
+    """The entries, and on a GPU when and by which stream they are made, for the other streams."""
     with torch.inference_mode(False), torch.no_grad():
         entries = _entries(index, num_entries, shape, device)
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()  # other streams will read it
-    return entries
+    if device.type != "cuda":
+        return entries, None, None
+    stream = torch.cuda.current_stream(device)
+    return entries, stream.record_event(), stream
 
 
 def _bias_of(table: Tensor, entries: Tensor) -> Tensor:
@@ -111,42 +114,9 @@ def _bias_of(table: Tensor, entries: Tensor) -> Tensor:
     return bias
 
 
-def _attend_to_heads(
-    problem: Problem, table: Tensor, entries: Tensor, heads: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """``attend`` for some of the heads. Autograd keeps no bias of all pairs: the backward pass looks it up again."""
-    of_heads = slice(*heads)
-    group = problem.q.shape[1] // problem.k.shape[1]
-    of_key_heads = slice(heads[0] // group, heads[1] // group)
-    cut: dict[str, Any] = dict(
-        q=problem.q[:, of_heads], k=problem.k[:, of_key_heads], v=problem.v[:, of_key_heads], rng_seed=None
-    )
-    for name in ("mask", "intervals", "blocks"):
-        tensor = getattr(problem, name)
-        cut[name] = tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, of_heads]
-    for name in ("alibi_slopes", "sink"):
-        tensor = getattr(problem, name)
-        cut[name] = tensor if tensor is None else tensor[..., of_heads]
-    rows = table[of_heads]
-    bias = _bias_of(rows, entries)
-    place = bias.data_ptr()
-
-    def pack(tensor: Tensor) -> Tensor | None:
-        return None if tensor.shape == bias.shape and tensor.data_ptr() == place else tensor
-
-    def unpack(kept: Tensor | None) -> Tensor:
-        if kept is not None:
-            return kept
-        with torch.no_grad():
-            return _bias_of(rows, entries)
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        return attend(problem._replace(bias=bias, **cut), _C.PLAIN)
-
-
 def _checked_table(problem: Problem, table: Tensor | None, index: Any) -> Tensor:
     if problem.bias is not None:
-        raise ValueError("bias and bias_table are both given, expected one of them: add the bias into the table's rows")
+        raise ValueError("bias and bias_table are both given, expected one of them: pass their sum as bias")
     if table is None or index is None:
         given, missing = ("bias_table", "bias_index") if index is None else ("bias_index", "bias_table")
         raise ValueError(f"{given} is given without {missing}, expected both or neither: pass {missing}=, too")
@@ -171,6 +141,7 @@ def _checked_table(problem: Problem, table: Tensor | None, index: Any) -> Tensor
 
 def _checked_entries(problem: Problem, table: Tensor, index: Tensor, operands: int) -> Tensor:
     """The index as int32, within the table. On a GPU values are not looked at, but clamped."""
+    require_tensors(("bias_index",), (index,), num_required=1)
     pairs = (problem.q.shape[2], problem.k.shape[2])
     if index.dtype not in _INTEGERS or tuple(index.shape) != pairs:
         raise RuntimeError(

@@ -19,9 +19,9 @@ class T5Buckets:
     """The buckets of T5's relative positions (Raffel et al. 2020, "T5", section 2.1), for ``bias_index``.
 
     The entries of a table are buckets of ``key - query``. Half of the buckets of a direction hold one distance each.
-    The others hold ranges that grow with the distance up to ``max_distance``, and the last one all beyond. An encoder's
-    buckets are bidirectional; a decoder's are not, and put every later key into bucket 0. Buckets are those of
-    ``T5Attention._relative_position_bucket`` of transformers, bit for bit, on the same device.
+    The others hold ranges that grow with the distance, and the last one every distance from ``max_distance`` on. An
+    encoder's buckets are bidirectional; a decoder's are not, and put every later key into bucket 0. Buckets are those
+    of ``T5Attention._relative_position_bucket`` of transformers, bit for bit, on the same device.
 
     Example:
         >>> buckets = flash_attn_ext.bias_tables.T5Buckets(bidirectional=False)
@@ -31,6 +31,10 @@ class T5Buckets:
 
     bidirectional: bool = True
     max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        if type(self.bidirectional) is not bool or type(self.max_distance) is not int:
+            raise TypeError(f"{self}: expected a bool for bidirectional and an int for max_distance")
 
     def of(self, distance: Tensor, num_buckets: int) -> Tensor:
         """The bucket of each ``key - query``, int64 in the shape of ``distance``.
@@ -63,7 +67,7 @@ def entries_of_pairs(index: BiasIndex | None, distance: Tensor, num_entries: int
 
 def entries_of_distances(index: str | T5Buckets | None, distance: Tensor, num_entries: int) -> Tensor:
     """The entry of each ``key - query``, int64, by an index that is no tensor."""
-    if index == "clip":
+    if isinstance(index, str) and index == "clip":
         if num_entries % 2 == 0:
             raise ValueError(
                 f"bias_table has {num_entries} entries, expected an odd number for bias_index='clip': 2 m + 1, of the "
@@ -71,7 +75,7 @@ def entries_of_distances(index: str | T5Buckets | None, distance: Tensor, num_en
             )
         most = num_entries // 2
         return distance.clamp(-most, most) + most
-    buckets = T5Buckets() if index == "t5" else index
+    buckets = T5Buckets() if isinstance(index, str) and index == "t5" else index
     if not isinstance(buckets, T5Buckets):
         raise ValueError(
             f"bias_index must be 'clip', 't5', a flash_attn_ext.bias_tables.T5Buckets, or an int16 or int32 tensor "

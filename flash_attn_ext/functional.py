@@ -197,14 +197,14 @@ def attention(
         bias: float, broadcastable to (..., Hq, Sq, Sk) whatever the layout; float32 or q's dtype. Added to the scores;
             it may require grad, and its gradient is summed over broadcast dimensions in a fixed order.
         bias_table: (Hq, entries), q's dtype or float32: the bias of each pair is an entry of its head's row, which
-            ``bias_index`` names. No (Hq, Sq, Sk) bias is made, and the table's gradient is summed in a fixed order. Not
-            together with ``bias``. Fastest in q's dtype.
+            ``bias_index`` names. With an index by distance no (Hq, Sq, Sk) bias is made. The table's gradient is summed
+            in a fixed order. Not together with ``bias``. Fastest in q's dtype.
         bias_index: the entry of each pair. By the distance d = key - (query + diagonal), with the diagonal of
             ``window``: "clip" for entry ``m + min(max(d, -m), m)`` of 2 m + 1; "t5" or a
             :class:`~flash_attn_ext.bias_tables.T5Buckets` for the buckets of T5. Or an int32 or int16 tensor (Sq, Sk)
-            of entries, the same for all batch entries and heads. Then the bias of some heads at a time is made, in 64
-            MiB at most or what one head takes. On the CPU an entry that the table lacks raises ValueError. On a GPU
-            entries are not looked at, and are clamped.
+            of entries, the same for all batch entries and heads: then a bias of (Hq, Sq, Sk) is made and kept for the
+            backward pass. On the CPU an entry that the table lacks raises ValueError. On a GPU, in traces and in
+            transforms entries are not looked at, and are clamped.
         mask: bool, broadcastable as bias, True = attend.
         intervals: (..., Hq or 1, Sq, 2 n) int32 with n up to 4, on q's device; batch dimensions may be 1 or missing.
             Query i sees key j where ``intervals[..., i, 2m] <= j < intervals[..., i, 2m + 1]`` for some m < n, and

@@ -169,6 +169,8 @@ def attention_reference(
         score = score - alibi_slopes[..., None, None].to(score.dtype) * distance.abs()
     if bias is not None:
         score = score + bias
+    if (bias_table is None) != (bias_index is None) or (bias is not None and bias_table is not None):
+        raise ValueError("bias_table and bias_index go together, and not with bias")
     if bias_table is not None:
         score = score + bias_table[:, entries_of_pairs(bias_index, distance, bias_table.shape[1])]
     p, lse = _softmax(score, visible, sink)

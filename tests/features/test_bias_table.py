@@ -12,7 +12,6 @@ import torch
 from torch._dynamo import compiled_autograd
 
 import flash_attn_ext
-from flash_attn_ext import _table_attention
 from flash_attn_ext.bias_tables import T5Buckets, entries_of_pairs
 from flash_attn_ext.reference import attention_reference
 from support import checks
@@ -267,27 +266,27 @@ def test_any_number_of_threads(kind):
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
-def test_heads_in_parts(backend, monkeypatch):
-    """A bias of all pairs that does not fit is made for some heads at a time, and autograd does not keep it."""
-    case = Case(
-        sq=130, sk=140, d=16, heads=6, kv_heads=3, alibi="bh", sink=True, mask="bhqk", intervals="1h", dlse=True
-    )
-    inputs = make_inputs(case, torch.float32, backend.device)
-    table = make_table(case, "pairs", torch.float32, backend.device)
-    whole = run_table(inputs, table, backend)
-    made = []
-    look_up = _table_attention._bias_of
-
-    def counting(rows, entries):
-        made.append(rows.shape[0])
-        return look_up(rows, entries)
-
-    monkeypatch.setattr(_table_attention, "MOST_BYTES", 2 * 130 * 140 * 4)
-    monkeypatch.setattr(_table_attention, "_bias_of", counting)
-    in_parts = run_table(inputs, table, backend)
-    assert made == [2] * 6  # three parts, in each pass
-    for name, result in whole.items():
-        torch.testing.assert_close(in_parts[name], result, rtol=1e-5, atol=1e-5)
+def test_a_tensor_is_the_bias_that_it_looks_up(backend):
+    """Bits, layout and dropout of a large call; and autograd notices a table that changes before the backward pass."""
+    device = backend.device
+    q, k, v = (torch.randn(1, 700, heads, 16, device=device).requires_grad_() for heads in (8, 2, 2))
+    table = torch.randn(8, 9, device=device, requires_grad=True)
+    index = torch.randint(0, 9, (700, 700), dtype=torch.int32, device=device)
+    counts = torch.randint(1, 4, (1, 8, 11), dtype=torch.int32, device=device)
+    lists = (counts, torch.randint(0, 11, (1, 8, 11, 4), dtype=torch.int32, device=device))
+    options = dict(layout="bshd", block_lists=lists, dropout_p=0.3, backend=backend.name)
+    found = []
+    for bias in (dict(bias_table=table, bias_index=index), dict(bias=table[None, :, index.long()])):
+        torch.manual_seed(3)
+        out = flash_attn_ext.attention(q, k, v, **bias, **options)
+        assert out.is_contiguous()
+        found.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    out = flash_attn_ext.attention(q, k, v, bias_table=table, bias_index=index, layout="bshd", backend=backend.name)
+    with torch.no_grad():
+        index.fill_(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 @FOR_GPUS
