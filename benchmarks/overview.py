@@ -54,6 +54,7 @@ PICTURED = (
     "cpu_few_keys_epyc",
     "cuda_h100",
     "cuda_h100_sm80",
+    "cuda_h100_blocks",
     "cuda_h100_workloads",
     "cuda_h100_long",
     "cuda_h100_masks",
@@ -140,16 +141,8 @@ def _of_a_kernel(page: str) -> dict[str, str]:
     }
 
 
-def commit_of(name: str) -> str | None:
-    """Of a report that does not name it itself: what the table of benchmarks/results/README.md says."""
-    table = (RESULTS / "README.md").read_text(encoding="utf-8")
-    found = re.search(rf"^\| `{re.escape(name)}` \|.*\| (\w+) \|$", table, re.MULTILINE)
-    return found and found.group(1)
-
-
 def load(path: Path) -> dict:
-    report = json.loads(path.read_text())
-    return {"commit": commit_of(path.name)} | report
+    return json.loads(path.read_text())
 
 
 def draw_overview(path: Path) -> None:

@@ -87,6 +87,7 @@ def quotes() -> Iterator[Quote]:
     yield from _decoding()
     yield from _other_gpus()
     yield _odd_head_dims()
+    yield _lists_of_blocks()
 
 
 def _grid() -> Quote:
@@ -156,6 +157,17 @@ def _odd_head_dims() -> Quote:
     return Quote(
         "At head dim 72, forward and backward together are {} to {} times as fast",
         span([both("cuda_h100", **point) for point in points]),
+    )
+
+
+def _lists_of_blocks() -> Quote:
+    cases = ("8 of 64, blocks of 128", "64 of 64", "8 of 64, blocks of 64")
+    found = [rows("cuda_h100_blocks", suite="blocks", case=case) for case in cases]
+    shares = [[row["ours_tflops"] / row["own_tflops"]["dense"] for row in of_case] for of_case in found]
+    return Quote(
+        "in blocks of 128 drawn at random, it has {} to {} of a plain call's TFLOP/s. With all of the keys it has {} to "
+        "{}, and with an eighth in blocks of 64 only {} to {}",
+        tuple(figure for of_case in shares for figure in span(of_case)),
     )
 
 

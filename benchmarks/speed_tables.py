@@ -63,7 +63,10 @@ WORKLOADS = (
     Workload("documents, images, prefixes and chunks, as intervals of keys", "masks", report="cuda_h100_masks"),
     Workload("dropout", "dropout"),
     Workload("softcap", "softcap"),
-    Workload("ALiBi", "alibi", keep=may_count),
+    Workload("softcap, 8 x 32 heads of 2048 tokens", "softcap", report="cuda_h100_softcap"),
+    Workload("lists of blocks, 32768 tokens", "blocks", report="cuda_h100_blocks"),
+    Workload("bias tables of T5-XL and Swin", "bias_table", report="cuda_h100_blocks"),
+    Workload("ALiBi, 8 x 32 heads of 2048 tokens", "alibi", report="cuda_h100_alibi", keep=may_count),
     Workload("attention sinks", "sinks"),
     Workload("head dims from 40 to 512", "head_dims"),
     Workload("few queries, many keys", "few_queries"),
@@ -74,7 +77,19 @@ WORKLOADS = (
     Workload("the same, beside FlashAttention-3", "grid", "fa3"),
     Workload("the same, beside FlashAttention-2", "grid", "flash"),
 )
-ONLY_IN_THE_GUIDE = ("masks", "dropout", "few_queries", "in_a_row", "softcap", "alibi", "sinks", "long", "varlen")
+ONLY_IN_THE_GUIDE = (
+    "masks",
+    "dropout",
+    "few_queries",
+    "in_a_row",
+    "softcap",
+    "alibi",
+    "sinks",
+    "long",
+    "varlen",
+    "blocks",
+    "bias_table",
+)
 IN_README = tuple(work for work in WORKLOADS if work.suite not in ONLY_IN_THE_GUIDE and work.peer != "flash")
 
 
@@ -85,6 +100,9 @@ WITH_SLOW_POINTS = (
     "cuda_h100_workloads",
     "cuda_h100_long",
     "cuda_h100_masks",
+    "cuda_h100_softcap",
+    "cuda_h100_alibi",
+    "cuda_h100_blocks",
 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flash_attn_ext import _C
 from flash_attn_ext._canonical import operands_of
-from flash_attn_ext.masks import BlockLists
+from flash_attn_ext.masks import BlockLists, BlocksAndIntervals
 
 
 def blocks_of(block_lists: Any, q: Tensor, k: Tensor) -> Tensor:
@@ -23,6 +23,12 @@ def blocks_of(block_lists: Any, q: Tensor, k: Tensor) -> Tensor:
             f"block_lists has counts {tuple(counts.shape)}: {counts.shape[-1]} lists, expected "
             f"{-(-num_queries // lists.query_block)}, one for each block of {lists.query_block} of the {num_queries} "
             "queries"
+        )
+    batch, batch_of_q = counts.shape[:-2], q.shape[:-3]
+    if any(given not in (1, size) for given, size in zip(reversed(batch), reversed(batch_of_q), strict=False)):
+        raise RuntimeError(
+            f"block_lists has counts {tuple(counts.shape)}, expected batch dimensions that are 1 or as those of q "
+            f"{tuple(batch_of_q)}, before heads and query blocks"
         )
     _check_values(lists, num_keys)
     blocks = _table_of(lists, num_keys)
@@ -48,15 +54,18 @@ def tensors_of(block_lists: Any) -> tuple[Any, ...]:
 def _lists_of(block_lists: Any, num_queries: int, num_keys: int) -> BlockLists:
     if isinstance(block_lists, BlockLists):
         return block_lists
+    if isinstance(block_lists, BlocksAndIntervals):
+        raise TypeError("block_lists is what from_block_mask returns, lists and intervals: pass **mask._asdict()")
     if not isinstance(block_lists, tuple) or len(block_lists) != 2:
+        kind = type(block_lists).__name__
+        remedy = ": pass **flash_attn_ext.masks.from_block_mask(block_mask)._asdict()" * (kind == "BlockMask")
         raise TypeError(
-            "block_lists must be flash_attn_ext.masks.BlockLists or a pair (counts, indices), got "
-            f"{type(block_lists).__name__}"
+            f"block_lists must be flash_attn_ext.masks.BlockLists or a pair (counts, indices), got {kind}{remedy}"
         )
     counts, indices = block_lists
     lists = BlockLists(counts, indices)
     sizes = [size for size in (64, 128) if counts.shape[-1] == -(-num_queries // size)]
-    if len(sizes) == 2 and num_keys <= 64:  # all blocks are the only one
+    if len(sizes) == 2 and (num_keys <= 64 or num_queries == 0):  # all blocks are the only one, or there is none
         sizes = sizes[:1]
     if len(sizes) != 1:
         raise RuntimeError(
@@ -87,7 +96,7 @@ def _check_values(lists: BlockLists, num_keys: int) -> None:
             f"block_lists has counts from {int(counts.min())} to {int(counts.max())}, expected 0 to {most}, the blocks "
             "that a list has room for"
         )
-    listed = indices[torch.arange(most) < counts[..., None]]
+    listed = indices[torch.arange(most, device=indices.device) < counts[..., None]]
     width = -(-num_keys // lists.key_block)
     if listed.numel() and (int(listed.min()) < 0 or int(listed.max()) >= width):
         raise ValueError(

@@ -24,7 +24,7 @@ class BlockLists:
     Args:
         counts: int32 or int64, (batch or 1, heads or 1, query blocks), with leading dimensions as those of q. Heads are
             those of queries, or those of keys: then the query heads of a key head share a list.
-        indices: the same dtype and dimensions, and a last one for the blocks of a list.
+        indices: int32 or int64, the same dimensions, and a last one for the blocks of a list.
         query_block, key_block: the queries and the keys of a block, each 64 or 128.
 
     Raises:
@@ -49,9 +49,13 @@ class BlockLists:
     def __init__(self, counts: Tensor, indices: Tensor, *, query_block: int = 128, key_block: int = 128) -> None:
         for name, tensor in (("counts", counts), ("indices", indices)):
             if not isinstance(tensor, Tensor):
-                raise TypeError(f"{name} of block lists must be an int32 tensor, got {type(tensor).__name__}")
+                raise TypeError(f"{name} of block lists must be an int32 or int64 tensor, got {type(tensor).__name__}")
             if tensor.dtype not in (torch.int32, torch.int64):
                 raise RuntimeError(f"{name} of block lists must be int32 or int64, got {tensor.dtype}")
+            if tensor.is_nested or tensor.layout != torch.strided:
+                raise RuntimeError(f"{name} of block lists must be dense, got {tensor.layout}: pass its to_dense()")
+        if counts.device != indices.device:
+            raise RuntimeError(f"counts of block lists are on {counts.device}, but indices on {indices.device}")
         if counts.dim() < 1 or indices.dim() != counts.dim() + 1 or indices.shape[:-1] != counts.shape:
             raise RuntimeError(
                 "block lists must be counts (..., query blocks) and indices (..., query blocks, blocks of a list), got "

@@ -385,7 +385,7 @@ WRONG = [
         "3 lists, expected 4, one for each block of 64 of",
     ),
     ((ones(3, 4), ones(3, 4, 2), SMALL_BLOCKS), RuntimeError, "with 3 heads, expected 1, 4 as q has, or 2 as k has"),
-    ((ones(3, 4, 4), ones(3, 4, 4, 2)), RuntimeError, r"a mask of blocks of shape \[3, 4, 4, 4\], expected"),
+    ((ones(3, 4, 4), ones(3, 4, 4, 2)), RuntimeError, r"counts \(3, 4, 4\), expected batch dimensions"),
     ((ones(1, 4), ones(1, 4, 2), dict(query_block=32)), ValueError, "query_block must be 64 or 128, got 32"),
     ((ones(1, 4), ones(1, 4, 2), dict(key_block=256)), ValueError, "key_block must be 64 or 128, got 256"),
     ((3 * ones(1, 4), ones(1, 4, 2)), ValueError, "counts from 3 to 3, expected 0 to 2, the blocks that a list has"),
@@ -404,7 +404,7 @@ def test_something_else_is_refused():
     q = torch.randn(1, 1, 70, 16)
     with pytest.raises(TypeError, match=r"block_lists must be .*BlockLists or a pair"):
         flash_attn_ext.attention(q, q, q, block_lists=torch.ones(1, 1, 2, dtype=torch.int32))
-    with pytest.raises(TypeError, match="counts of block lists must be an int32 tensor, got list"):
+    with pytest.raises(TypeError, match="counts of block lists must be an int32 or int64 tensor, got list"):
         flash_attn_ext.attention(q, q, q, block_lists=([1], [0]))
 
 

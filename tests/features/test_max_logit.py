@@ -70,13 +70,16 @@ LONG = for_gpus(
 )
 
 
+TENSORS = ("bias", "mask", "intervals", "block_lists", "alibi_slopes", "sink")
+
+
 def call(inputs: Inputs, backend, what="row", **more):
     """attention on a case, with the LSE and its largest scores."""
     case = inputs.case
     q, k, v = (t.transpose(1, 2) if case.layout == "bshd" else t for t in (inputs.q, inputs.k, inputs.v))
     if case.dropout_p > 0:
         torch.manual_seed(inputs.dropout_seed)
-    tensors = {name: getattr(inputs, name) for name in ("bias", "mask", "intervals", "alibi_slopes", "sink")}
+    tensors = {name: getattr(inputs, name) for name in TENSORS}
     options = dict(case.options(), dropout_p=case.dropout_p, layout=case.layout, backend=backend.name) | tensors | more
     return flash_attn_ext.attention(q, k, v, **options, return_lse=True, return_max_logit=what)
 
@@ -84,7 +87,7 @@ def call(inputs: Inputs, backend, what="row", **more):
 def exact(inputs: Inputs) -> torch.Tensor:
     """The largest scores of all rows, in float64."""
     given = inputs.to(torch.float64)
-    tensors = {name: getattr(given, name) for name in ("bias", "mask", "intervals", "alibi_slopes", "sink")}
+    tensors = {name: getattr(given, name) for name in TENSORS}
     options = given.case.options()
     return attention_reference(given.q, given.k, given.v, **options, **tensors, return_max_logit="row")[2]
 
