@@ -43,7 +43,9 @@ BEGIN, END = "<!-- {}benchmarks/overview.py writes from here -->", "<!-- {}to he
 
 PEERS = ("cudnn", "fa4", "fa3", "flash")
 TABLE_SEQLEN = 8192
-README_WORDS = "Times as fast as the fastest other kernel, bfloat16, H100s: geometric mean, worst point in brackets."
+README_WORDS = (
+    "Times as fast as the fastest other kernel, bfloat16, on an H100: geometric mean, worst point in brackets."
+)
 GRID_WORDS = (
     f"TFLOP/s at {TABLE_SEQLEN} tokens, with 16384 tokens in all and heads of 2048 columns together.\n"
     "FA2, FA3 and FA4 are FlashAttention-2, 3 and 4."

@@ -165,8 +165,8 @@ def _lists_of_blocks() -> Quote:
     found = [rows("cuda_h100_blocks", suite="blocks", case=case) for case in cases]
     shares = [[row["ours_tflops"] / row["own_tflops"]["dense"] for row in of_case] for of_case in found]
     return Quote(
-        "in blocks of 128 drawn at random, it has {} to {} of a plain call's TFLOP/s. With all of the keys it has {} to "
-        "{}, and with an eighth in blocks of 64 only {} to {}",
+        "in blocks of 128 drawn at random, it has {} to {} of a plain call's TFLOP/s. With all of the keys it has {} "
+        "to {}, and with an eighth in blocks of 64 only {} to {}",
         tuple(figure for of_case in shares for figure in span(of_case)),
     )
 

@@ -115,7 +115,7 @@ def slow_points_table() -> str:
             if round(ratio, 2) < 1:
                 found.append((f"{ratio:.2f}", _problem(row)))
     lines = ["| times as fast | problem |", "| --- | --- |"]
-    lines += [f"| {ratio} | {problem} |" for ratio, problem in sorted(set(found), key=lambda point: point[0])]
+    lines += [f"| {ratio} | {problem} |" for ratio, problem in sorted(set(found))]
     return "\n".join(lines)
 
 
